@@ -1,0 +1,28 @@
+# Every find_package, with the least version and who needs it. Debian 12 has them all
+# (scripts/install-deps); nothing is downloaded.
+find_package(Threads REQUIRED)
+find_package(fmt 9 REQUIRED)              # messages, everywhere in src/
+find_package(spdlog 1.10 REQUIRED)        # core/log.cpp
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy>=1.0.3)  # quant, cpu: run-time SIMD dispatch
+find_package(nlohmann_json 3.11 REQUIRED) # io: config.json, safetensors headers; cli: reports
+
+set(SWITCHYARD_HAS_ONEDNN OFF)
+if(NOT SWITCHYARD_WITH_ONEDNN STREQUAL "OFF")
+  find_package(oneDNN 2.6 MODULE QUIET)   # moe: the fast CPU expert GEMM
+  if(oneDNN_FOUND)
+    set(SWITCHYARD_HAS_ONEDNN ON)
+  elseif(SWITCHYARD_WITH_ONEDNN STREQUAL "ON")
+    message(FATAL_ERROR "SWITCHYARD_WITH_ONEDNN is ON, but oneDNN was not found")
+  endif()
+endif()
+
+if(SWITCHYARD_BUILD_CLI)
+  find_package(CLI11 2.1 REQUIRED)
+endif()
+if(SWITCHYARD_BUILD_TESTS)
+  find_package(GTest 1.12 REQUIRED)
+endif()
+if(SWITCHYARD_BUILD_BENCH)
+  find_package(benchmark 1.7 REQUIRED)
+endif()

@@ -1,0 +1,15 @@
+include(GoogleTest)
+
+# switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow [TIMEOUT s])
+# One executable; each gtest case becomes a ctest case. A test labelled tsan also runs under ThreadSanitizer.
+function(switchyard_add_test)
+  cmake_parse_arguments(ARG "" "NAME;LABEL;TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${ARG_NAME} ${ARG_SOURCES})
+  target_link_libraries(${ARG_NAME} PRIVATE switchyard_internal switchyard_test_support GTest::gmock GTest::gtest_main
+                                            ${ARG_LIBRARIES})
+  gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 60
+                       PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()

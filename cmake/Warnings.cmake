@@ -1,0 +1,15 @@
+# Flags of our own targets: warnings, the arithmetic promise, sanitizers. Nothing here is exported.
+add_library(switchyard_flags INTERFACE)
+target_compile_features(switchyard_flags INTERFACE cxx_std_20)
+# A fused multiply-add happens only where the source says fma; no fast-math, no flush to zero.
+target_compile_options(switchyard_flags INTERFACE -ffp-contract=off)
+target_compile_options(switchyard_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                                                  -Wsign-conversion -Wnon-virtual-dtor)
+if(SWITCHYARD_WARNINGS_AS_ERRORS)
+  target_compile_options(switchyard_flags INTERFACE -Werror)
+endif()
+if(SWITCHYARD_SANITIZE)
+  target_compile_options(switchyard_flags INTERFACE -fsanitize=${SWITCHYARD_SANITIZE} -fno-omit-frame-pointer
+                                                    -fno-sanitize-recover=all)
+  target_link_options(switchyard_flags INTERFACE -fsanitize=${SWITCHYARD_SANITIZE})
+endif()

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// log.h: where the library's messages go. One line each, on stderr unless a callback takes them:
+//   2026-11-21 03:04:05.678 rank 2 warn  shm: ...
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "switchyard/export.h"
+
+namespace switchyard {
+
+enum class LogLevel { kError, kWarn, kInfo, kDebug, kTrace, kOff };
+
+/// Receives one message without a line end. `rank` is -1 outside any group. Called from any thread.
+using LogCallback =
+    std::function<void(LogLevel level, int rank, std::string_view subsystem, std::string_view text)>;
+
+/// Sends messages to `callback` instead of stderr; an empty callback restores stderr.
+SWITCHYARD_API void set_log_callback(LogCallback callback);
+
+/// Messages above `level` are dropped. The default comes from SWITCHYARD_LOG_LEVEL, else kWarn.
+SWITCHYARD_API void set_log_level(LogLevel level);
+
+}  // namespace switchyard

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/aligned_buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/bytes.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kMapFrom = std::size_t{1} << 20;  // mapped from this size up
+
+}  // namespace
+
+std::byte* allocate_zeroed(std::size_t bytes) {
+  if (bytes >= kMapFrom) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    require(data != MAP_FAILED, Errc::kOutOfMemory, "buffer: {} bytes could not be mapped", bytes);
+    madvise(data, bytes, MADV_HUGEPAGE);  // advice only: no harm where it is refused
+    return static_cast<std::byte*>(data);
+  }
+  const std::size_t rounded = align_up(bytes == 0 ? std::size_t{1} : bytes, kAlignment);
+  void* data = std::aligned_alloc(kAlignment, rounded);
+  require(data != nullptr, Errc::kOutOfMemory, "buffer: {} bytes could not be allocated", bytes);
+  std::memset(data, 0, rounded);
+  return static_cast<std::byte*>(data);
+}
+
+void release_zeroed(std::byte* data, std::size_t bytes) noexcept {
+  if (data == nullptr) return;
+  if (bytes >= kMapFrom) {
+    munmap(data, bytes);
+  } else {
+    std::free(data);
+  }
+}
+
+}  // namespace switchyard

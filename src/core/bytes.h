@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bytes.h: size arithmetic that cannot overflow in silence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/fail.h"
+
+namespace switchyard {
+
+template <typename T>
+constexpr T cdiv(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+template <typename T>
+constexpr T align_up(T value, T alignment) {
+  return cdiv(value, alignment) * alignment;
+}
+
+template <typename T>
+T checked_mul(T a, T b) {
+  T result{};
+  require(!__builtin_mul_overflow(a, b, &result), Errc::kInvalidArgument,
+          "size: {} x {} overflows 64 bits", a, b);
+  return result;
+}
+
+template <typename T>
+T checked_add(T a, T b) {
+  T result{};
+  require(!__builtin_add_overflow(a, b, &result), Errc::kInvalidArgument,
+          "size: {} + {} overflows 64 bits", a, b);
+  return result;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/settings.h"
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::array<SettingInfo, 5> kSettings{{
+    {"SWITCHYARD_ENGINE", "auto", "how ranks reach each other: auto, local (threads), shm (processes)"},
+    {"SWITCHYARD_TIMEOUT_MS", "30000", "longest wait for a peer, in milliseconds, from 1 to 86400000"},
+    {"SWITCHYARD_LOG_LEVEL", "warn", "error, warn, info, debug, trace or off"},
+    {"SWITCHYARD_STORE", "", "where ranks meet: tcp://host:port or unix:@name; empty: from the launcher"},
+    {"SWITCHYARD_SECRET", "", "shared by the ranks of a job; the store refuses whoever lacks it"},
+}};
+
+std::mutex program_mutex;
+std::map<std::string, std::string, std::less<>>& program_values() {
+  static std::map<std::string, std::string, std::less<>> values;
+  return values;
+}
+
+const SettingInfo& find_setting(std::string_view name) {
+  for (const SettingInfo& info : kSettings) {
+    if (name == info.name) return info;
+  }
+  fail(Errc::kInternal, "setting: \"{}\" is not in the table", name);
+}
+
+}  // namespace
+
+std::span<const SettingInfo> all_settings() { return kSettings; }
+
+const char* name_of(SettingOrigin origin) noexcept {
+  switch (origin) {
+    case SettingOrigin::kDefault: return "default";
+    case SettingOrigin::kEnvironment: return "environment";
+    case SettingOrigin::kProgram: return "program";
+  }
+  return "unknown";
+}
+
+SettingValue setting(std::string_view name) {
+  const SettingInfo& info = find_setting(name);
+  {
+    const std::lock_guard lock(program_mutex);
+    const auto found = program_values().find(name);
+    if (found != program_values().end()) return {found->second, SettingOrigin::kProgram};
+  }
+  const char* text = std::getenv(info.name);
+  if (text != nullptr && *text != '\0') return {text, SettingOrigin::kEnvironment};
+  return {info.default_text, SettingOrigin::kDefault};
+}
+
+std::int64_t setting_integer(std::string_view name, std::int64_t min, std::int64_t max) {
+  const std::string text = setting(name).text;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(error == std::errc{} && end == text.data() + text.size() && value >= min && value <= max,
+          Errc::kInvalidArgument, "setting {} is \"{}\", want a whole number from {} to {}", name,
+          text, min, max);
+  return value;
+}
+
+void set_setting(std::string_view name, std::string text) {
+  find_setting(name);
+  const std::lock_guard lock(program_mutex);
+  program_values()[std::string(name)] = std::move(text);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "switchyard/dtype.h"
+#include "switchyard/error.h"
+#include "switchyard/log.h"
+#include "switchyard/tensor.h"
+#include "switchyard/version.h"
+
+#include "core/aligned_buffer.h"
+#include "core/bytes.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/random.h"
+#include "core/settings.h"
+
+namespace switchyard {
+namespace {
+
+TEST(ErrorTest, CarriesCodeAndSentence) {
+  try {
+    fail(Errc::kTimeout, "combine: no answer from rank {}", 3);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::kTimeout);
+    EXPECT_STREQ(error.what(), "combine: no answer from rank 3");
+    EXPECT_STREQ(name_of(error.code()), "timeout");
+  }
+}
+
+TEST(BytesTest, OverflowIsAnError) {
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
+  EXPECT_EQ(checked_mul<std::int64_t>(3, 4), 12);
+  EXPECT_THROW(checked_mul(kHuge, std::int64_t{3}), Error);
+  EXPECT_THROW(checked_add(kHuge, kHuge + 2), Error);
+  EXPECT_EQ(align_up(130, 128), 256);
+  EXPECT_EQ(cdiv(7, 2), 4);
+}
+
+TEST(DTypeTest, NamesRoundTrip) {
+  for (int i = 0; i <= static_cast<int>(DType::kI64); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    EXPECT_EQ(dtype_from_name(name_of(dtype)), dtype);
+  }
+  EXPECT_EQ(dtype_from_name("bf17"), std::nullopt);
+  EXPECT_EQ(bits_of(DType::kE2M1), 4);
+  EXPECT_EQ(bits_of(DType::kBF16), 16);
+}
+
+TEST(TensorTest, KnowsShapeStridesAndBytes) {
+  const float data[6] = {};
+  const TensorView view = TensorView::of(data, {2, 3});
+  EXPECT_TRUE(view.is_contiguous());
+  EXPECT_EQ(view.stride(0), 3);
+  EXPECT_EQ(view.num_bytes(), 24u);
+  EXPECT_EQ(view.describe(), "f32 [2, 3]");
+  EXPECT_FALSE(TensorView().has_value());
+  EXPECT_EQ(TensorView(data, DType::kE2M1, {3, 3}).num_bytes(), 5u);
+
+  const TensorView column(data, DType::kF32, {3, 2}, {1, 3});
+  EXPECT_FALSE(column.is_contiguous());
+  EXPECT_THAT(column.describe(), ::testing::HasSubstr("strides [1, 3]"));
+}
+
+TEST(TensorTest, RefusesImpossibleShapes) {
+  EXPECT_THROW(TensorView(nullptr, DType::kF32, {-1}), Error);
+  EXPECT_THROW(TensorView(nullptr, DType::kF32, {1LL << 40, 1LL << 40}), Error);
+  EXPECT_THROW(TensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1, 1}), Error);
+}
+
+TEST(TensorTest, OwnedMemoryIsZeroAndAligned) {
+  for (const std::int64_t size : {0, 1, 77, 3'000'000}) {
+    const Tensor tensor(DType::kI8, {size});
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data()) % 64, 0u);
+    for (std::int64_t i = 0; i < size; ++i) ASSERT_EQ(tensor.as<std::int8_t>()[i], 0);
+  }
+}
+
+TEST(SettingsTest, ProgramWinsOverEnvironmentWinsOverDefault) {
+  ::unsetenv("SWITCHYARD_TIMEOUT_MS");
+  EXPECT_EQ(setting("SWITCHYARD_TIMEOUT_MS").origin, SettingOrigin::kDefault);
+  ::setenv("SWITCHYARD_TIMEOUT_MS", "30s", 1);
+  EXPECT_EQ(setting("SWITCHYARD_TIMEOUT_MS").origin, SettingOrigin::kEnvironment);
+  try {
+    setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("is \"30s\", want a whole number"));
+  }
+  set_setting("SWITCHYARD_TIMEOUT_MS", "500");
+  EXPECT_EQ(setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000), 500);
+  EXPECT_THROW(setting("SWITCHYARD_NO_SUCH"), Error);
+}
+
+TEST(LogTest, CallbackGetsRankAndText) {
+  std::vector<std::string> lines;
+  set_log_callback([&](LogLevel, int rank, std::string_view subsystem, std::string_view text) {
+    lines.push_back(fmt::format("{} {} {}", rank, subsystem, text));
+  });
+  set_log_level(LogLevel::kInfo);
+  set_log_rank(2);
+  log(LogLevel::kInfo, "test", "seen {}", 1);
+  log(LogLevel::kDebug, "test", "dropped");
+  set_log_rank(-1);
+  set_log_callback({});
+  EXPECT_THAT(lines, ::testing::ElementsAre("2 test seen 1"));
+}
+
+TEST(RandomTest, ValueDependsOnSeedAndCounterOnly) {
+  EXPECT_EQ(random_bits(1, 5), random_bits(1, 5));
+  EXPECT_NE(random_bits(1, 5), random_bits(2, 5));
+  double sum = 0;
+  double squares = 0;
+  for (std::uint64_t i = 0; i < 20'000; ++i) {
+    const double x = random_normal(7, i);
+    sum += x;
+    squares += x * x;
+  }
+  EXPECT_NEAR(sum / 20'000, 0.0, 0.03);
+  EXPECT_NEAR(squares / 20'000, 1.0, 0.05);
+}
+
+TEST(VersionTest, MatchesTheHeader) {
+  EXPECT_STREQ(version(), "0.1.0");
+  EXPECT_THAT(build_summary(), ::testing::StartsWith("0.1.0 ("));
+}
+
+TEST(DeadlineTest, Expires) {
+  EXPECT_TRUE(Deadline::after_ms(0).expired());
+  EXPECT_FALSE(Deadline::after_ms(10'000).expired());
+  EXPECT_GT(Deadline::after_ms(10'000).remaining_ms(), 9'000);
+}
+
+}  // namespace
+}  // namespace switchyard
