@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// router.h: from router logits to chosen experts and their weights.
+//
+// Letters used for shapes in this header:
+//   T  tokens     E  experts     K  experts chosen per token     H  elements per token
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/export.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+enum class Scoring : std::uint8_t { kSoftmax, kSigmoid };
+
+/// How experts are restricted to the best groups before the top-k.
+enum class GroupSelection : std::uint8_t {
+  kNone,
+  kMax,       ///< a group counts as its best expert (DeepSeek-V2, group_limited_greedy)
+  kTop2Sum,   ///< a group counts as the sum of its two best biased scores (DeepSeek-V3, noaux_tc)
+};
+
+struct RouterConfig {
+  std::int32_t num_experts = 0;  ///< E
+  std::int32_t num_topk = 0;     ///< K, from 1 to 64 and at most E
+  Scoring scoring = Scoring::kSoftmax;
+  bool norm_topk_prob = false;         ///< divide the chosen weights by their sum
+  float routed_scaling_factor = 1.0f;  ///< multiplies the weights, after the norm
+  GroupSelection group_selection = GroupSelection::kNone;
+  std::int32_t num_groups = 1;   ///< must divide E
+  std::int32_t topk_groups = 1;  ///< groups that stay
+};
+
+/// logits = hidden x gate^T in f32: one chain a logit, h ascending, fma, from +0.
+///
+///   hidden  [T, H]  bf16, f16 or f32, rows contiguous
+///   gate    [E, H]  bf16, f16 or f32, contiguous
+///   logits  [T, E]  f32, contiguous; written
+SWITCHYARD_API void router_logits(const TensorView& hidden, const TensorView& gate,
+                                  const TensorView& logits);
+
+/// Chooses experts. Ties go to the lower id; NaN scores rank last. Experts are listed best first.
+///
+///   logits        [T, E]  f32, contiguous
+///   bias          [E] f32 or absent: added to the scores for the choice only (e_score_correction_bias);
+///                 weights always come from unbiased scores
+///   topk_ids      [T, K]  i32 or i64, contiguous; written
+///   topk_weights  [T, K]  f32, contiguous; written
+///
+/// With kTop2Sum and norm_topk_prob the divisor is sum + 1e-20. softmax, sigmoid use the library's
+/// own exp, so the bits are the same on every machine.
+/// Errors: kInvalidArgument (shapes, a config that cannot be).
+/// Source: Hugging Face DeepSeek-V2/V3, Qwen2-MoE and Mixtral routers.
+SWITCHYARD_API void select_experts(const RouterConfig& config, const TensorView& logits,
+                                   const TensorView& bias, const TensorView& topk_ids,
+                                   const TensorView& topk_weights);
+
+}  // namespace switchyard

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// engine.h: how ranks reach each other's memory. An engine gives symmetric windows, a store to agree
+// through, and a wait that has a deadline and ends when the group is aborted or a peer is lost.
+//
+// Every engine keeps one ControlBlock that all ranks (and our launcher) map: an abort line and one
+// line a rank. A rank sleeps on the doorbell of its own line (an event count: read the doorbell,
+// look again, sleep unless it moved); a peer that changed something the rank may wait for rings it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "switchyard/error.h"
+
+#include "core/clock.h"
+#include "core/fence.h"
+#include "transport/control_block.h"
+#include "transport/store.h"
+
+namespace switchyard {
+
+/// One region of equal size on each rank, mapped on every rank, zero-filled. Offsets in it come from
+/// the layout structs of plan.
+class Window {
+ public:
+  Window() = default;
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+  virtual ~Window() = default;
+
+  std::byte* base(int rank) const { return bases_[static_cast<std::size_t>(rank)]; }
+  std::size_t size_bytes() const { return size_bytes_; }
+
+ protected:
+  std::vector<std::byte*> bases_;
+  std::size_t size_bytes_ = 0;
+};
+
+/// What a rank waits for; the words of the error when it does not come.
+struct WaitSite {
+  Phase phase = Phase::kIdle;
+  std::uint64_t call = 0;  ///< epoch of the operation
+  int peer = -1;           ///< the rank that must act; -1: any
+};
+
+class Engine {
+ public:
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  virtual ~Engine() = default;
+
+  virtual const char* name() const = 0;
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::int64_t timeout_ms() const { return timeout_ms_; }
+
+  /// Collective: every rank passes the same size. Errors: kOutOfMemory, kTimeout, kPeerLost.
+  virtual std::unique_ptr<Window> make_window(std::size_t bytes) = 0;
+
+  /// Small texts that ranks agree through at set-up; never on the hot path.
+  Store& store() { return *store_; }
+
+  /// Collective. Publishes `text` and returns every rank's, by rank. Set-up only.
+  std::vector<std::string> all_gather_text(const std::string& text);
+
+  /// Collective, by the doorbells. Errors: kTimeout, kPeerLost, kAborted.
+  void barrier();
+
+  /// Tells `peer` that something it may wait for has changed. Call after the release store.
+  void notify(int peer) noexcept;
+  void notify_all() noexcept;
+
+  /// Records where this rank is, for the messages of its peers.
+  void enter(Phase phase, std::uint64_t call) noexcept;
+
+  /// Returns when `ready()` is true. `ready` only loads (acquire) and compares. Spins first, when
+  /// each rank can have a core of its own.
+  ///
+  /// Errors: kTimeout, kPeerLost, kAborted: the message names this rank, the phase, the call and the
+  /// peer; kTimeout also aborts the group, so that the others learn of it at once.
+  template <typename Ready>
+  void wait(const WaitSite& site, Ready&& ready);
+
+  /// Ends every wait of every rank. The first caller's cause is kept.
+  void abort(Errc code, int culprit, const std::string& reason) noexcept;
+
+  /// Throws when the group was aborted; the cheap check at the start of each operation.
+  void check_alive(const WaitSite& site);
+
+ protected:
+  Engine(int rank, int size, std::int64_t timeout_ms, std::shared_ptr<Store> store);
+  void attach(ControlBlock control) { control_ = control; }
+
+  /// A peer whose process or thread is known to be gone, or -1. Called every slice of a sleep.
+  virtual int find_lost_peer() { return -1; }
+
+ private:
+  /// Sleeps until the doorbell moves from `seen`, a slice of the deadline passes, or the group is
+  /// aborted; throws when it was, when a peer is lost, or when the deadline is over.
+  void sleep(const WaitSite& site, std::uint32_t seen, const Deadline& deadline);
+
+  int rank_;
+  int size_;
+  std::int64_t timeout_ms_;
+  int num_spins_;  ///< 0 when there are more ranks than cores
+  std::shared_ptr<Store> store_;
+  ControlBlock control_;
+  std::uint64_t num_gathers_ = 0;
+  std::uint64_t num_barriers_ = 0;
+};
+
+template <typename Ready>
+void Engine::wait(const WaitSite& site, Ready&& ready) {
+  if (ready()) return;
+  for (int spin = 0; spin < num_spins_; ++spin) {
+    spin_pause();
+    if (ready()) return;
+  }
+  const Deadline deadline = Deadline::after_ms(timeout_ms_);
+  RankLine& line = control_.line(rank_);
+  for (;;) {
+    const std::uint32_t seen = line.doorbell.load(std::memory_order_seq_cst);
+    if (ready()) return;
+    sleep(site, seen, deadline);
+  }
+}
+
+}  // namespace switchyard

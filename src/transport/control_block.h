@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// control_block.h: the few words that all ranks of a group and their launcher share. Lives in plain
+// memory (threads) or in a memfd (processes); zero-filled memory is a valid fresh block.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace switchyard {
+
+/// Where a rank is in an operation; for messages.
+enum class Phase : std::uint32_t {
+  kIdle,
+  kSetup,
+  kBarrier,
+  kDispatchSend,
+  kDispatchReceive,
+  kCombineSend,
+  kCombineReceive,
+};
+
+const char* name_of(Phase phase) noexcept;
+
+/// Why the group was aborted. Written once by whoever wins `claimed`, then published by `code`.
+struct alignas(128) AbortLine {
+  std::atomic<std::uint32_t> claimed;
+  std::atomic<std::uint32_t> code;  ///< 0: not aborted; else Errc + 1
+  std::int32_t culprit;             ///< the rank that is to blame, or -1
+  char reason[112];                 ///< zero-terminated
+};
+
+/// One rank's line. `doorbell` and `sleepers` are touched by peers, the rest only by its owner.
+struct alignas(128) RankLine {
+  std::atomic<std::uint32_t> doorbell;  ///< futex word; moves whenever a peer rings
+  std::atomic<std::uint32_t> sleepers;  ///< threads asleep on it
+  std::atomic<std::uint32_t> phase;
+  std::atomic<std::uint32_t> joined;  ///< 1 after the rank mapped the block, 2 after it left
+  std::atomic<std::uint64_t> call;
+  std::atomic<std::uint64_t> barrier;  ///< barriers this rank has entered
+};
+
+/// A view of the block: one AbortLine, then a RankLine a rank.
+class ControlBlock {
+ public:
+  ControlBlock() = default;
+  ControlBlock(std::byte* data, int num_ranks) : data_(data), num_ranks_(num_ranks) {}
+
+  static std::size_t size_bytes(int num_ranks) {
+    return sizeof(AbortLine) + static_cast<std::size_t>(num_ranks) * sizeof(RankLine);
+  }
+  int num_ranks() const { return num_ranks_; }
+  AbortLine& abort_line() const { return *reinterpret_cast<AbortLine*>(data_); }
+  RankLine& line(int rank) const {
+    return reinterpret_cast<RankLine*>(data_ + sizeof(AbortLine))[rank];
+  }
+
+  /// Moves the doorbell of `rank` and wakes it if it sleeps.
+  void ring(int rank) const noexcept;
+
+  /// Publishes the cause, unless there is one already, and wakes everybody. True for the first.
+  bool abort(std::uint32_t code, int culprit, const char* reason) const noexcept;
+
+ private:
+  std::byte* data_ = nullptr;
+  int num_ranks_ = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// store.h: key-value rendezvous, for set-up only. Model: Gloo's rendezvous::Store.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/clock.h"
+
+namespace switchyard {
+
+class Store {
+ public:
+  Store() = default;
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  virtual ~Store() = default;
+
+  virtual void set(const std::string& key, const std::string& value) = 0;
+
+  /// Waits until the key exists. Nothing when the deadline passes first.
+  /// Errors: kPeerLost when the server is gone.
+  virtual std::optional<std::string> get(const std::string& key, const Deadline& deadline) = 0;
+};
+
+}  // namespace switchyard
