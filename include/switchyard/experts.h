@@ -13,21 +13,12 @@
 #include <span>
 #include <string_view>
 
+#include "switchyard/expert_rows.h"
 #include "switchyard/export.h"
 #include "switchyard/quant.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
-
-/// Rows grouped by local expert. `batched` and `expanded` layouts differ only in first_row: there is
-/// one code path for both.
-struct ExpertRows {
-  TensorView rows;                          ///< [N, H] bf16, or scheme.dtype when quantized
-  TensorView scales;                        ///< [N, S]; [1] for one scale a tensor; else absent
-  QuantScheme scheme;                       ///< how rows are quantized; kNone: bf16
-  std::span<const std::int64_t> first_row;  ///< [L] first row of each expert
-  std::span<const std::int32_t> num_rows;   ///< [L] valid rows of each; the rest is undefined
-};
 
 /// Weights of the local experts. down( silu(gate(x)) * up(x) ).
 struct ExpertWeights {

@@ -15,9 +15,9 @@ namespace switchyard {
 class Engine;
 
 struct GroupOptions {
-  /// "auto", "local" (threads of this process) or "shm" (processes of this host). Empty: the setting
-  /// SWITCHYARD_ENGINE.
-  std::string engine;
+  /// "auto", "local" (threads of this process) or "shm" (processes of this host). Empty: the
+  /// setting SWITCHYARD_ENGINE.
+  std::string engine{};
   /// Longest wait for a peer. 0: the setting SWITCHYARD_TIMEOUT_MS (30000).
   std::int64_t timeout_ms = 0;
 };

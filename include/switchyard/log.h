@@ -14,8 +14,8 @@ namespace switchyard {
 enum class LogLevel { kError, kWarn, kInfo, kDebug, kTrace, kOff };
 
 /// Receives one message without a line end. `rank` is -1 outside any group. Called from any thread.
-using LogCallback =
-    std::function<void(LogLevel level, int rank, std::string_view subsystem, std::string_view text)>;
+using LogCallback = std::function<void(LogLevel level, int rank, std::string_view subsystem,
+                                       std::string_view text)>;
 
 /// Sends messages to `callback` instead of stderr; an empty callback restores stderr.
 SWITCHYARD_API void set_log_callback(LogCallback callback);

@@ -83,7 +83,8 @@ SWITCHYARD_API std::int64_t num_scales(const QuantScheme& scheme, std::int64_t h
 SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
                              const TensorView& scales, const TensorView& static_scale = {});
 
-/// The inverse map: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or f32).
+/// The inverse map: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or
+/// f32).
 SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,
                                const QuantScheme& scheme, const TensorView& y);
 

@@ -18,8 +18,8 @@ enum class Scoring : std::uint8_t { kSoftmax, kSigmoid };
 /// How experts are restricted to the best groups before the top-k.
 enum class GroupSelection : std::uint8_t {
   kNone,
-  kMax,       ///< a group counts as its best expert (DeepSeek-V2, group_limited_greedy)
-  kTop2Sum,   ///< a group counts as the sum of its two best biased scores (DeepSeek-V3, noaux_tc)
+  kMax,      ///< a group counts as its best expert (DeepSeek-V2, group_limited_greedy)
+  kTop2Sum,  ///< a group counts as the sum of its two best biased scores (DeepSeek-V3, noaux_tc)
 };
 
 struct RouterConfig {
@@ -44,7 +44,8 @@ SWITCHYARD_API void router_logits(const TensorView& hidden, const TensorView& ga
 /// Chooses experts. Ties go to the lower id; NaN scores rank last. Experts are listed best first.
 ///
 ///   logits        [T, E]  f32, contiguous
-///   bias          [E] f32 or absent: added to the scores for the choice only (e_score_correction_bias);
+///   bias          [E] f32 or absent: added to the scores for the choice only
+///   (e_score_correction_bias);
 ///                 weights always come from unbiased scores
 ///   topk_ids      [T, K]  i32 or i64, contiguous; written
 ///   topk_weights  [T, K]  f32, contiguous; written

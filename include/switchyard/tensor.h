@@ -22,12 +22,30 @@ inline constexpr int kMaxDims = 6;
 /// handled as their bits, and name their dtype when a view is made.
 template <typename T>
 struct dtype_of;
-template <> struct dtype_of<float> { static constexpr DType value = DType::kF32; };
-template <> struct dtype_of<std::int8_t> { static constexpr DType value = DType::kI8; };
-template <> struct dtype_of<std::uint8_t> { static constexpr DType value = DType::kU8; };
-template <> struct dtype_of<std::uint16_t> { static constexpr DType value = DType::kU16; };
-template <> struct dtype_of<std::int32_t> { static constexpr DType value = DType::kI32; };
-template <> struct dtype_of<std::int64_t> { static constexpr DType value = DType::kI64; };
+template <>
+struct dtype_of<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct dtype_of<std::int8_t> {
+  static constexpr DType value = DType::kI8;
+};
+template <>
+struct dtype_of<std::uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
+template <>
+struct dtype_of<std::uint16_t> {
+  static constexpr DType value = DType::kU16;
+};
+template <>
+struct dtype_of<std::int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
+struct dtype_of<std::int64_t> {
+  static constexpr DType value = DType::kI64;
+};
 
 /// Pointer, dtype, shape and strides of host memory that somebody else owns. A plain value.
 ///

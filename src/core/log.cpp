@@ -35,8 +35,8 @@ struct Sink {
   std::mutex mutex;
   LogCallback callback;
   std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "switchyard", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>("switchyard",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%Y-%m-%d %H:%M:%S.%e %v");
     made->set_level(spdlog::level::trace);
     return made;

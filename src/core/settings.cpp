@@ -13,12 +13,17 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 5> kSettings{{
-    {"SWITCHYARD_ENGINE", "auto", "how ranks reach each other: auto, local (threads), shm (processes)"},
-    {"SWITCHYARD_TIMEOUT_MS", "30000", "longest wait for a peer, in milliseconds, from 1 to 86400000"},
+constexpr std::array<SettingInfo, 6> kSettings{{
+    {"SWITCHYARD_ENGINE", "auto",
+     "how ranks reach each other: auto, local (threads), shm (processes)"},
+    {"SWITCHYARD_TIMEOUT_MS", "30000",
+     "longest wait for a peer, in milliseconds, from 1 to 86400000"},
     {"SWITCHYARD_LOG_LEVEL", "warn", "error, warn, info, debug, trace or off"},
-    {"SWITCHYARD_STORE", "", "where ranks meet: tcp://host:port or unix:@name; empty: from the launcher"},
+    {"SWITCHYARD_STORE", "",
+     "where ranks meet: tcp://host:port or unix:@name; empty: from the launcher"},
     {"SWITCHYARD_SECRET", "", "shared by the ranks of a job; the store refuses whoever lacks it"},
+    {"SWITCHYARD_CONTROL_FD", "",
+     "descriptor of the memory shared with our launcher; set by our launcher"},
 }};
 
 std::mutex program_mutex;

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// modular_kernel.h: joins prepare, experts, shared experts and finalize into one MoE layer call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "switchyard/experts.h"
+#include "switchyard/export.h"
+#include "switchyard/prepare_finalize.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+/// An expert that every token visits, on its own rank.
+struct SharedExpert {
+  std::unique_ptr<Experts> experts;  ///< one expert
+  /// [H] or [1, H], bf16, f16 or f32: the row is multiplied by sigmoid(x . gate) (Qwen2-MoE).
+  /// Absent: 1. Kept by the caller.
+  TensorView gate;
+};
+
+/// Nanoseconds of the last call, by stage. Waiting for peers is part of the stage that waits.
+struct StageTimes {
+  std::int64_t dispatch_ns = 0;  ///< quantize and send
+  std::int64_t place_ns = 0;     ///< receive and lay out
+  std::int64_t experts_ns = 0;
+  std::int64_t combine_ns = 0;  ///< both phases
+  std::int64_t shared_ns = 0;   ///< shared expert, between the phases of combine
+};
+
+/// prepare -> experts -> finalize. The shared expert runs between the send and the receive part of
+/// combine, while results travel. Model: vLLM's FusedMoEKernelModularImpl.apply.
+class SWITCHYARD_API ModularKernel {
+ public:
+  /// Memory for the expert stage is taken here, once. Errors: kInvalidArgument, kOutOfMemory.
+  ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize, std::unique_ptr<Experts> experts,
+                SharedExpert shared = {});
+  ~ModularKernel();
+
+  /// Collective. `arguments` as for prepare.
+  ///
+  ///   output  [T, H] bf16: routed result, rounded; plus the shared row, rounded again
+  void apply(const PrepareArguments& arguments, const TensorView& output);
+
+  const PrepareFinalize& prepare_finalize() const { return *prepare_finalize_; }
+  const Experts& experts() const { return *experts_; }
+  /// Expert output plus the experts' scratch.
+  std::size_t workspace_bytes() const;
+  const StageTimes& times() const { return times_; }
+
+  /// Called once a call, between experts and finalize, with what the experts received and returned.
+  using Inspector = std::function<void(const Prepared& prepared, const TensorView& expert_output)>;
+  void set_inspector(Inspector inspector) { inspector_ = std::move(inspector); }
+
+ private:
+  struct Scratch;
+  void run_shared(const TensorView& hidden);
+  void add_shared(const TensorView& output);
+
+  std::unique_ptr<PrepareFinalize> prepare_finalize_;
+  std::unique_ptr<Experts> experts_;
+  SharedExpert shared_;
+  std::unique_ptr<Scratch> scratch_;
+  StageTimes times_;
+  Inspector inspector_;
+};
+
+}  // namespace switchyard

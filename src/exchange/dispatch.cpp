@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dispatch: publish routing, publish rows, read the peers' routing, plan, place.
+// Cost a rank: T rows written once, then for each arrived token one read and a write per local
+// expert. The routing goes out before the rows, so that peers plan while rows are still quantized.
+
+#include <algorithm>
+#include <cstring>
+
+#include "exchange/one_sided.h"
+#include "exchange/streaming.h"
+#include "quant/rows.h"
+
+namespace switchyard {
+namespace {
+
+// Rows between two announcements: enough work to be worth a wake-up of the readers.
+constexpr std::size_t kAnnounceBytes = std::size_t{1} << 20;
+
+void check_tokens(const ExchangeConfig& config, const TensorView& tokens) {
+  require(tokens.has_value() && tokens.num_dims() == 2 && tokens.dtype() == DType::kBF16 &&
+              tokens.shape(1) == config.hidden,
+          Errc::kInvalidArgument, "dispatch: tokens is {}, must be bf16 [T, {}]", tokens.describe(),
+          config.hidden);
+  require(tokens.shape(0) <= config.max_tokens_per_rank, Errc::kInvalidArgument,
+          "dispatch: tokens has {} rows, but max_tokens_per_rank is {}", tokens.shape(0),
+          config.max_tokens_per_rank);
+  require(tokens.shape(0) == 0 || (tokens.stride(1) == 1 && tokens.stride(0) >= config.hidden),
+          Errc::kInvalidArgument,
+          "dispatch: tokens is {}, its rows must be contiguous and must not overlap",
+          tokens.describe());
+  require(reinterpret_cast<std::uintptr_t>(tokens.data()) % 2 == 0, Errc::kInvalidArgument,
+          "dispatch: tokens starts at {}, must be a multiple of 2", fmt::ptr(tokens.data()));
+}
+
+void check_topk(const char* name, const TensorView& view, std::int64_t num_tokens,
+                std::int64_t num_topk, bool dtype_fits, const char* dtypes) {
+  require(view.has_value() && view.num_dims() == 2 && view.shape(0) == num_tokens &&
+              view.shape(1) == num_topk && dtype_fits && view.is_contiguous(),
+          Errc::kInvalidArgument, "dispatch: {} is {}, must be {} [{}, {}], contiguous", name,
+          view.describe(), dtypes, num_tokens, num_topk);
+}
+
+template <typename Id>
+void narrow_ids(const Id* ids, std::int64_t num_tokens, int num_topk, int num_experts,
+                std::uint16_t* narrow) {
+  for (std::int64_t i = 0; i < num_tokens * num_topk; ++i) {
+    require(ids[i] >= -1 && ids[i] < num_experts, Errc::kInvalidArgument,
+            "dispatch: topk_ids[{}, {}] is {}, must be -1 or an expert from 0 to {}", i / num_topk,
+            i % num_topk, ids[i], num_experts - 1);
+    narrow[i] = ids[i] < 0 ? kNoExpert : static_cast<std::uint16_t>(ids[i]);
+  }
+}
+
+// The batched layout has room for each token once an expert.
+void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::size_t token = i / static_cast<std::size_t>(num_topk);
+    for (std::size_t j = token * static_cast<std::size_t>(num_topk); j < i; ++j) {
+      require(ids[i] == kNoExpert || ids[i] != ids[j], Errc::kInvalidArgument,
+              "dispatch: token {} names expert {} twice, layout batched has room for it once; use "
+              "layout expanded",
+              token, ids[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void OneSidedExchange::load_routing(Slot& slot, const TensorView& topk_ids,
+                                    const TensorView& topk_weights) const {
+  const std::int64_t num_tokens = slot.tokens.shape(0);
+  const int num_topk = config_.num_topk;
+  check_topk("topk_ids", topk_ids, num_tokens, num_topk,
+             topk_ids.dtype() == DType::kI32 || topk_ids.dtype() == DType::kI64, "i32 or i64");
+  slot.num_tokens = num_tokens;
+  slot.topk_ids.resize(static_cast<std::size_t>(num_tokens * num_topk));
+  if (topk_ids.dtype() == DType::kI32) {
+    narrow_ids(topk_ids.as<std::int32_t>(), num_tokens, num_topk, config_.num_experts,
+               slot.topk_ids.data());
+  } else {
+    narrow_ids(topk_ids.as<std::int64_t>(), num_tokens, num_topk, config_.num_experts,
+               slot.topk_ids.data());
+  }
+  if (config_.layout == Layout::kBatched) require_distinct(slot.topk_ids, num_topk);
+
+  slot.topk_weights.clear();
+  if (!topk_weights.has_value()) return;
+  check_topk("topk_weights", topk_weights, num_tokens, num_topk,
+             topk_weights.dtype() == DType::kF32, "f32");
+  slot.topk_weights.assign(topk_weights.as<float>(),
+                           topk_weights.as<float>() + num_tokens * num_topk);
+}
+
+DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                                               const TensorView& topk_weights) {
+  Slot& slot = free_slot();
+  check_tokens(config_, tokens);
+  slot.tokens = tokens;
+  load_routing(slot, topk_ids, topk_weights);
+
+  slot.epoch = begin("dispatch", Phase::kDispatchSend);
+  slot.id = next_id_++;
+  slot.stage = Stage::kSent;
+  const RankRouting own{slot.num_tokens, slot.topk_ids.data(),
+                        slot.topk_weights.empty() ? nullptr : slot.topk_weights.data()};
+  publish_routing(slot);
+  slot.send.build(shape_.ownership, config_.num_topk, own);
+  publish_rows(slot);
+
+  DispatchHandle handle;
+  handle.slot_ = static_cast<std::int32_t>(&slot - slots_.data());
+  handle.id_ = slot.id;
+  return handle;
+}
+
+void OneSidedExchange::publish_routing(const Slot& slot) {
+  std::byte* base = window_->base(rank_);
+  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
+  const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
+  header.rows_ready.store(0, std::memory_order_relaxed);
+  header.num_tokens = slot.num_tokens;
+  header.has_weights = has_weights ? 1 : 0;
+  std::memcpy(base + shape_.window.ids(slot.epoch), slot.topk_ids.data(),
+              slot.topk_ids.size() * sizeof(std::uint16_t));
+  if (has_weights) {
+    std::memcpy(base + shape_.window.weights(slot.epoch), slot.topk_weights.data(),
+                slot.topk_weights.size() * sizeof(float));
+  }
+  // Pairs with the acquire in receive_routing().
+  header.epoch.store(slot.epoch, std::memory_order_release);
+  engine_.notify_all();
+}
+
+// A row that only this rank reads, and reads as it is, need not be copied.
+bool OneSidedExchange::is_published(const Slot& slot, std::int64_t token) const {
+  const auto ranks = slot.send.ranks_of(token);
+  if (config_.scheme.is_quantized()) return !ranks.empty();
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const TokenRank& r) { return r.rank != rank_; });
+}
+
+void OneSidedExchange::publish_rows(const Slot& slot) {
+  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
+  const std::size_t row_bytes = shape_.window.row_stride;
+  const bool streaming =
+      wants_streaming(row_bytes * static_cast<std::size_t>(slot.num_tokens)) && num_ranks_ > 1;
+  const auto rows_per_announcement =
+      static_cast<std::int64_t>(std::max<std::size_t>(1, kAnnounceBytes / row_bytes));
+  for (std::int64_t t = 0; t < slot.num_tokens; ++t) {
+    if (is_published(slot, t)) {
+      const std::uint16_t* from = slot.tokens.as<std::uint16_t>() + t * slot.tokens.stride(0);
+      std::byte* row = window_->base(rank_) + shape_.window.row(slot.epoch, t);
+      if (config_.scheme.is_quantized()) {
+        quantize_row(config_.scheme, from, DType::kBF16, config_.hidden, row,
+                     row + shape_.window.scales_in_row);
+      } else {
+        std::byte* const to[] = {row};
+        copy_row(reinterpret_cast<const std::byte*>(from), to, shape_.payload_bytes, streaming);
+      }
+    }
+    if ((t + 1) % rows_per_announcement != 0 && t + 1 != slot.num_tokens) continue;
+    if (streaming) streaming_store_fence();
+    // Pairs with the acquire in place_rows_of().
+    header.rows_ready.store(t + 1, std::memory_order_release);
+    engine_.notify_all();
+  }
+}
+
+std::vector<RankRouting> OneSidedExchange::receive_routing(const Slot& slot) const {
+  std::vector<RankRouting> table(static_cast<std::size_t>(num_ranks_));
+  for (int source = 0; source < num_ranks_; ++source) {
+    RankRouting& routing = table[static_cast<std::size_t>(source)];
+    if (source == rank_) {
+      const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
+      routing = {slot.num_tokens, slot.topk_ids.data(),
+                 has_weights ? slot.topk_weights.data() : nullptr};
+      continue;
+    }
+    const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
+    // Pairs with the release in publish_routing().
+    engine_.wait({Phase::kDispatchReceive, slot.epoch, source},
+                 [&] { return header.epoch.load(std::memory_order_acquire) == slot.epoch; });
+    const std::byte* base = window_->base(source);
+    routing.num_tokens = header.num_tokens;
+    routing.topk_ids = reinterpret_cast<const std::uint16_t*>(base + shape_.window.ids(slot.epoch));
+    if (header.has_weights != 0) {
+      routing.topk_weights =
+          reinterpret_cast<const float*>(base + shape_.window.weights(slot.epoch));
+    }
+  }
+  return table;
+}
+
+Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
+  Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
+  engine_.enter(Phase::kDispatchReceive, slot.epoch);
+  slot.receive.build(rank_, shape_.ownership, config_.num_topk, shape_.receive,
+                     receive_routing(slot));
+  const bool streaming = wants_streaming(slot.receive.placements.size() * shape_.payload_bytes);
+  for (int i = 0; i < num_ranks_; ++i) place_rows_of(slot, (rank_ + i) % num_ranks_, streaming);
+  if (streaming) streaming_store_fence();
+  slot.stage = Stage::kReceived;
+  finish(slot.epoch);
+
+  Dispatched result;
+  const std::int64_t num_buffer_rows = slot.receive.num_buffer_rows;
+  result.handle = handle;
+  result.experts.scheme = config_.scheme;
+  result.experts.rows =
+      TensorView(slot.rows.data(), config_.scheme.dtype, {num_buffer_rows, config_.hidden});
+  if (config_.scheme.is_quantized()) {
+    const bool packed = config_.scheme.scale_format == ScaleFormat::kE8M0Packed;
+    result.experts.scales = TensorView(slot.scales.data(), packed ? DType::kI32 : DType::kF32,
+                                       {num_buffer_rows, shape_.num_scales});
+  }
+  result.experts.first_row = slot.receive.first_row;
+  result.experts.num_rows = slot.receive.num_rows;
+  result.num_rows = static_cast<std::int64_t>(slot.receive.placements.size());
+  result.expert_load = slot.receive.expert_load;
+  return result;
+}
+
+void OneSidedExchange::place_rows_of(Slot& slot, int source, bool streaming) const {
+  const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
+  const bool in_place = source == rank_ && !config_.scheme.is_quantized();
+  const std::size_t scale_bytes = shape_.window.shape.scale_bytes;
+  const auto first =
+      static_cast<std::size_t>(slot.receive.first_arrival[static_cast<std::size_t>(source)]);
+  const auto last =
+      static_cast<std::size_t>(slot.receive.first_arrival[static_cast<std::size_t>(source) + 1]);
+  std::vector<std::byte*> to(static_cast<std::size_t>(config_.num_topk));
+  std::int64_t rows_ready = in_place ? slot.num_tokens : 0;
+  for (std::size_t a = first; a < last; ++a) {
+    const Arrival& arrival = slot.receive.arrivals[a];
+    const std::byte* from = window_->base(source) + shape_.window.row(slot.epoch, arrival.token);
+    if (in_place) {
+      from = slot.tokens.as<std::byte>() + arrival.token * slot.tokens.stride(0) * 2;
+    } else if (arrival.token >= rows_ready) {
+      // Pairs with the release in publish_rows().
+      engine_.wait({Phase::kDispatchReceive, slot.epoch, source}, [&] {
+        rows_ready = header.rows_ready.load(std::memory_order_acquire);
+        return arrival.token < rows_ready;
+      });
+    }
+    const Placement* placements = slot.receive.placements.data() + arrival.first;
+    const auto count = static_cast<std::size_t>(arrival.count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto row = static_cast<std::size_t>(placements[i].row);
+      to[i] = slot.rows.data() + row * shape_.payload_bytes;
+      std::memcpy(slot.scales.data() + row * scale_bytes, from + shape_.window.scales_in_row,
+                  scale_bytes);
+    }
+    copy_row(from, {to.data(), count}, shape_.payload_bytes, streaming);
+  }
+}
+
+}  // namespace switchyard

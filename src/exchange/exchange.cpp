@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/exchange.h"
+
+#include "exchange/one_sided.h"
+
+namespace switchyard {
+
+Exchange::Exchange(const Group& group, const ExchangeConfig& config)
+    : impl_(std::make_unique<OneSidedExchange>(group, config)) {}
+Exchange::Exchange(Exchange&&) noexcept = default;
+Exchange& Exchange::operator=(Exchange&&) noexcept = default;
+Exchange::~Exchange() = default;
+
+const ExchangeConfig& Exchange::config() const { return impl_->config(); }
+
+std::int64_t Exchange::max_buffer_rows() const { return impl_->max_buffer_rows(); }
+
+DispatchHandle Exchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                                       const TensorView& topk_weights) {
+  return impl_->dispatch_send(tokens, topk_ids, topk_weights);
+}
+
+Dispatched Exchange::dispatch_receive(const DispatchHandle& handle) {
+  return impl_->dispatch_receive(handle);
+}
+
+Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
+                              const TensorView& topk_weights) {
+  return dispatch_receive(dispatch_send(tokens, topk_ids, topk_weights));
+}
+
+void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows) {
+  impl_->combine_send(handle, rows);
+}
+
+void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
+                               const CombineOptions& options) {
+  impl_->combine_receive(handle, output, options);
+}
+
+void Exchange::combine(const DispatchHandle& handle, const TensorView& rows,
+                       const TensorView& output, const CombineOptions& options) {
+  combine_send(handle, rows);
+  combine_receive(handle, output, options);
+}
+
+void Exchange::release(const DispatchHandle& handle) { impl_->release(handle); }
+
+std::vector<RowOrigin> Exchange::row_origins(const DispatchHandle& handle) const {
+  return impl_->row_origins(handle);
+}
+
+WireBytes Exchange::wire_bytes(const DispatchHandle& handle) const {
+  return impl_->wire_bytes(handle);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// one_sided.h: the exchange over windows that every rank can address (engines local and shm).
+//
+// A rank publishes its routing and its rows in its own window; whoever needs a row reads it there,
+// so a row is written once however many ranks want it. From the routing of all ranks each receiver
+// derives counts and places without a further message. Results are written into the owner's window,
+// at a slot that follows from (token, choice) alone. No barrier, no counters, no atomics for slots.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "switchyard/exchange.h"
+
+#include "core/aligned_buffer.h"
+#include "engine/engine.h"
+#include "exchange/exchange_shape.h"
+#include "plan/epoch_ledger.h"
+
+namespace switchyard {
+
+/// First line of a rank's window: the newest epoch up to which it has read everything it wanted.
+struct alignas(kLineBytes) ConsumedLine {
+  std::atomic<std::uint64_t> epoch;
+};
+
+/// First line of a slot set. `epoch` is stored last; the rest is valid once it matches.
+struct alignas(kLineBytes) OperationHeader {
+  std::atomic<std::uint64_t> epoch;
+  std::atomic<std::int64_t> rows_ready;  ///< rows [0, rows_ready) may be read
+  std::int64_t num_tokens;
+  std::int32_t has_weights;
+};
+
+/// Line of one peer in a slot set of the owner: the peer's results of this epoch are all there.
+struct alignas(kLineBytes) ArrivalLine {
+  std::atomic<std::uint64_t> epoch;
+};
+
+class OneSidedExchange {
+ public:
+  OneSidedExchange(const Group& group, const ExchangeConfig& config);
+
+  const ExchangeConfig& config() const { return config_; }
+  std::int64_t max_buffer_rows() const { return shape_.max_buffer_rows; }
+  DispatchHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                               const TensorView& topk_weights);
+  Dispatched dispatch_receive(const DispatchHandle& handle);
+  void combine_send(const DispatchHandle& handle, const TensorView& rows);
+  void combine_receive(const DispatchHandle& handle, const TensorView& output,
+                       const CombineOptions& options);
+  void release(const DispatchHandle& handle);
+  std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const;
+  WireBytes wire_bytes(const DispatchHandle& handle) const;
+
+ private:
+  enum class Stage { kFree, kSent, kReceived, kReturned };
+
+  /// What is behind a handle.
+  struct Slot {
+    Stage stage = Stage::kFree;
+    std::uint64_t id = 0;
+    std::uint64_t epoch = 0;              ///< of the operation that was sent last
+    TensorView tokens;                    ///< the caller's, until dispatch_receive
+    std::vector<std::uint16_t> topk_ids;  ///< own tokens, [T, K]
+    std::vector<float> topk_weights;      ///< own tokens, [T, K]; empty when absent
+    std::int64_t num_tokens = 0;
+    SendPlan send;
+    ReceivePlan receive;
+    AlignedBuffer rows;
+    AlignedBuffer scales;
+    TensorView results;  ///< the caller's, until combine_receive
+  };
+
+  template <typename T>
+  T& in_window(int rank, std::size_t offset) const {
+    return *reinterpret_cast<T*>(window_->base(rank) + offset);
+  }
+  Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
+  const Slot& find(const DispatchHandle& handle, const char* operation) const;
+  Slot& free_slot();
+
+  void load_routing(Slot& slot, const TensorView& topk_ids, const TensorView& topk_weights) const;
+  std::uint64_t begin(const char* operation, Phase phase);
+  void finish(std::uint64_t epoch);
+  void publish_routing(const Slot& slot);
+  void publish_rows(const Slot& slot);
+  bool is_published(const Slot& slot, std::int64_t token) const;
+  std::vector<RankRouting> receive_routing(const Slot& slot) const;
+  void place_rows_of(Slot& slot, int source, bool streaming) const;
+  const void* result_row(const Slot& slot, std::int64_t row) const;
+  void return_rows_to(const Slot& slot, int owner, bool streaming) const;
+  void sum_rows(const Slot& slot, const TensorView& output, const TensorView& topk_weights,
+                const std::vector<TensorView>& bias) const;
+
+  Group group_;
+  Engine& engine_;
+  ExchangeConfig config_;
+  ExchangeShape shape_;
+  int rank_;
+  int num_ranks_;
+  EpochLedger ledger_;
+  std::unique_ptr<Window> window_;
+  std::vector<Slot> slots_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// streaming.h: copies of rows, past the caches where that pays.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "cpu/copy_rows.h"
+#include "plan/window_layout.h"
+
+namespace switchyard {
+
+/// Rows that together exceed what the last-level cache keeps until they are read are better written
+/// past it: no line is fetched only to be overwritten.
+inline bool wants_streaming(std::size_t bytes) { return bytes > (std::size_t{8} << 20); }
+
+/// One row to several places. Streaming stores want aligned rows; others are copied as usual. The
+/// caller fences before it announces the rows.
+inline void copy_row(const std::byte* from, std::span<std::byte* const> to, std::size_t bytes,
+                     bool streaming) {
+  const bool aligned = std::all_of(to.begin(), to.end(), [](const std::byte* row) {
+    return reinterpret_cast<std::uintptr_t>(row) % kRowAlignment == 0;
+  });
+  if (streaming && aligned) {
+    copy_row_to_many(from, to.data(), static_cast<int>(to.size()), bytes);
+    return;
+  }
+  for (std::byte* row : to) std::memcpy(row, from, bytes);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/layout.h"
+
+#include <array>
+
+namespace switchyard {
+namespace {
+
+constexpr std::array<const char*, 4> kLayoutNames{"batched", "expanded", "compact", "by_rank"};
+constexpr std::array<const char*, 2> kReduceNames{"per_expert", "per_rank"};
+
+template <typename Enum, std::size_t N>
+std::optional<Enum> find_name(const std::array<const char*, N>& names, std::string_view name) {
+  for (std::size_t i = 0; i < N; ++i) {
+    if (name == names[i]) return static_cast<Enum>(i);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+const char* name_of(Layout layout) noexcept {
+  return kLayoutNames[static_cast<std::size_t>(layout)];
+}
+const char* name_of(Reduce reduce) noexcept {
+  return kReduceNames[static_cast<std::size_t>(reduce)];
+}
+std::optional<Layout> layout_from_name(std::string_view name) noexcept {
+  return find_name<Layout>(kLayoutNames, name);
+}
+std::optional<Reduce> reduce_from_name(std::string_view name) noexcept {
+  return find_name<Reduce>(kReduceNames, name);
+}
+
+}  // namespace switchyard

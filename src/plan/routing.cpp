@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two passes over the ids. The first counts rows of each expert; prefix sums over the counts give
+// where each expert starts. The second walks (source, token, k) in ascending order and hands out
+// the next row of the expert, which is exactly the promised row order. No sort, no atomics.
+
+#include "plan/routing.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+
+namespace switchyard {
+namespace {
+
+void count_load(std::span<const RankRouting> table, int num_topk, std::vector<std::int64_t>& load) {
+  for (const RankRouting& routing : table) {
+    const std::int64_t num_ids = routing.num_tokens * num_topk;
+    for (std::int64_t i = 0; i < num_ids; ++i) {
+      const std::uint16_t id = routing.topk_ids[i];
+      if (id != kNoExpert) ++load[id];
+    }
+  }
+}
+
+bool places_each_choice(Layout layout) {
+  return layout == Layout::kBatched || layout == Layout::kExpanded;
+}
+
+}  // namespace
+
+void ReceivePlan::build(int rank, const ExpertOwnership& ownership, int num_topk,
+                        const ReceiveShape& shape, std::span<const RankRouting> table) {
+  const int first_expert = ownership.first(rank);
+  const int num_local = ownership.count(rank);
+  const auto num_local_size = static_cast<std::size_t>(num_local);
+  arrivals.clear();
+  placements.clear();
+  expert_load.assign(static_cast<std::size_t>(ownership.num_experts), 0);
+  count_load(table, num_topk, expert_load);
+
+  num_rows.resize(num_local_size);
+  first_row.resize(num_local_size);
+  std::int64_t next_start = 0;
+  for (int e = 0; e < num_local; ++e) {
+    const auto i = static_cast<std::size_t>(e);
+    const std::int64_t rows = expert_load[static_cast<std::size_t>(first_expert + e)];
+    num_rows[i] = static_cast<std::int32_t>(rows);
+    first_row[i] = shape.layout == Layout::kBatched ? e * shape.capacity : next_start;
+    next_start += align_up(rows, shape.alignment);
+  }
+
+  std::vector<std::int64_t>& next_row = cursor_;
+  next_row.assign(first_row.begin(), first_row.end());
+  first_arrival.assign(table.size() + 1, 0);
+  for (std::size_t s = 0; s < table.size(); ++s) {
+    for (std::int64_t t = 0; t < table[s].num_tokens; ++t) {
+      const std::uint16_t* ids = table[s].topk_ids + t * num_topk;
+      const auto first = static_cast<std::int32_t>(placements.size());
+      for (int k = 0; k < num_topk; ++k) {
+        const int local = int{ids[k]} - first_expert;
+        if (ids[k] == kNoExpert || local < 0 || local >= num_local) continue;
+        const float weight =
+            table[s].topk_weights == nullptr ? 1.0f : table[s].topk_weights[t * num_topk + k];
+        placements.push_back({next_row[static_cast<std::size_t>(local)]++, local, k, weight});
+      }
+      const auto count = static_cast<std::int32_t>(placements.size()) - first;
+      if (count == 0) continue;
+      arrivals.push_back(
+          {static_cast<std::int32_t>(s), static_cast<std::int32_t>(t), first, count});
+    }
+    first_arrival[s + 1] = static_cast<std::int64_t>(arrivals.size());
+  }
+
+  if (places_each_choice(shape.layout)) {
+    num_buffer_rows = shape.layout == Layout::kBatched ? num_local * shape.capacity : next_start;
+    return;
+  }
+  place_once(shape);
+}
+
+void ReceivePlan::place_once(const ReceiveShape& shape) {
+  for (std::size_t a = 0; a < arrivals.size(); ++a) {
+    const Arrival& arrival = arrivals[a];
+    std::int64_t row = static_cast<std::int64_t>(a);
+    if (shape.layout == Layout::kByRank) {
+      row += arrival.source * shape.max_tokens -
+             first_arrival[static_cast<std::size_t>(arrival.source)];
+    }
+    for (std::int32_t i = 0; i < arrival.count; ++i) {
+      placements[static_cast<std::size_t>(arrival.first + i)].row = row;
+    }
+  }
+  const auto num_sources = static_cast<std::int64_t>(first_arrival.size()) - 1;
+  num_buffer_rows = shape.layout == Layout::kByRank ? num_sources * shape.max_tokens
+                                                    : static_cast<std::int64_t>(arrivals.size());
+}
+
+std::int64_t max_buffer_rows(int rank, const ExpertOwnership& ownership, int num_topk,
+                             const ReceiveShape& shape, std::int64_t max_tokens) {
+  const std::int64_t num_local = ownership.count(rank);
+  const std::int64_t all_tokens = checked_mul<std::int64_t>(ownership.num_ranks, max_tokens);
+  switch (shape.layout) {
+    case Layout::kBatched: return checked_mul(num_local, shape.capacity);
+    case Layout::kExpanded: {
+      // A token may name one expert K times, so min(K, L) is no bound on its rows here.
+      const std::int64_t rows =
+          num_local == 0 ? 0 : checked_mul<std::int64_t>(all_tokens, num_topk);
+      const std::int64_t started = std::min(num_local, rows);
+      return checked_add(rows, checked_mul(started, shape.alignment - 1));
+    }
+    case Layout::kCompact:
+    case Layout::kByRank: return all_tokens;
+  }
+  return 0;
+}
+
+void SendPlan::build(const ExpertOwnership& ownership, int num_topk, const RankRouting& own) {
+  tokens_to.resize(static_cast<std::size_t>(ownership.num_ranks));
+  for (auto& tokens : tokens_to) tokens.clear();
+  ranks.clear();
+  first_rank.assign(1, 0);
+  for (std::int64_t t = 0; t < own.num_tokens; ++t) {
+    const auto begin = ranks.size();
+    // Downwards, so that the first time a rank is met is its highest k.
+    for (int k = num_topk - 1; k >= 0; --k) {
+      const std::uint16_t id = own.topk_ids[t * num_topk + k];
+      if (id == kNoExpert) continue;
+      const int rank = ownership.owner(id);
+      const bool seen = std::any_of(ranks.begin() + static_cast<std::ptrdiff_t>(begin), ranks.end(),
+                                    [&](const TokenRank& r) { return r.rank == rank; });
+      if (seen) continue;
+      ranks.push_back({rank, k});
+      tokens_to[static_cast<std::size_t>(rank)].push_back(static_cast<std::int32_t>(t));
+    }
+    std::reverse(ranks.begin() + static_cast<std::ptrdiff_t>(begin), ranks.end());
+    first_rank.push_back(static_cast<std::int64_t>(ranks.size()));
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// window_layout.h: every byte offset in a rank's window, for both processors.
+//
+// A rank publishes in its own window and its peers read there: a token's row is written once,
+// however many ranks want it, and always at slot t of the slot set of its epoch (identity slots, no
+// counters). Combined rows come back into the owner's window, at the slot of (token, column).
+//
+//   line 0                         {consumed}: the newest epoch up to which this rank has read all
+//   then num_sets slot sets, each: header line {epoch, ...}, written by this rank
+//                                  P arrival lines {epoch}, one written by each peer (combine)
+//                                  ids [T, K] u16, weights [T, K] f32          (dispatch)
+//                                  rows [T] or partial rows [T, columns]       (dispatch / combine)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/host_device.h"
+
+namespace switchyard {
+
+inline constexpr std::size_t kLineBytes = 128;
+inline constexpr std::size_t kRowAlignment = 16;
+
+/// What sizes a window. Equal on every rank.
+struct WindowShape {
+  std::int64_t max_tokens = 0;
+  std::int32_t num_ranks = 1;
+  std::int32_t num_topk = 1;
+  std::int32_t num_sets = 2;
+  bool sends_weights = true;
+  bool keeps_every_choice = false;    ///< partial rows by k (per_expert), else by rank where fewer
+  std::size_t payload_bytes = 0;      ///< elements of one dispatched row
+  std::size_t scale_bytes = 0;        ///< scales of one dispatched row
+  std::size_t combine_row_bytes = 0;  ///< one returned row
+};
+
+struct WindowLayout {
+  WindowShape shape;
+  std::size_t ids_offset = 0;  ///< within a set, as the next three
+  std::size_t weights_offset = 0;
+  std::size_t rows_offset = 0;
+  std::size_t set_bytes = 0;
+  std::size_t row_stride = 0;
+  std::size_t scales_in_row = 0;  ///< offset of a row's scales, a multiple of 4
+  std::size_t combine_row_stride = 0;
+  std::size_t total_bytes = 0;
+
+  SWITCHYARD_HOST_DEVICE std::size_t set(std::uint64_t epoch) const {
+    return kLineBytes +
+           static_cast<std::size_t>(epoch % static_cast<std::uint64_t>(shape.num_sets)) * set_bytes;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t consumed() const { return 0; }
+  SWITCHYARD_HOST_DEVICE std::size_t header(std::uint64_t epoch) const { return set(epoch); }
+  SWITCHYARD_HOST_DEVICE std::size_t arrived(std::uint64_t epoch, int peer) const {
+    return set(epoch) + kLineBytes * static_cast<std::size_t>(1 + peer);
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t ids(std::uint64_t epoch) const {
+    return set(epoch) + ids_offset;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t weights(std::uint64_t epoch) const {
+    return set(epoch) + weights_offset;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t epoch, std::int64_t token) const {
+    return set(epoch) + rows_offset + static_cast<std::size_t>(token) * row_stride;
+  }
+  /// Partial rows of a token: by k, or by rank when there are fewer ranks than choices.
+  SWITCHYARD_HOST_DEVICE std::int32_t num_columns() const {
+    return !shape.keeps_every_choice && shape.num_ranks < shape.num_topk ? shape.num_ranks
+                                                                         : shape.num_topk;
+  }
+  SWITCHYARD_HOST_DEVICE std::int32_t column(std::int32_t rank, std::int32_t k) const {
+    return !shape.keeps_every_choice && shape.num_ranks < shape.num_topk ? rank : k;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t partial(std::uint64_t epoch, std::int64_t token,
+                                             std::int32_t column) const {
+    return set(epoch) + rows_offset +
+           static_cast<std::size_t>(token * num_columns() + column) * combine_row_stride;
+  }
+};
+
+/// Errors: kInvalidArgument when a size overflows.
+WindowLayout make_window_layout(const WindowShape& shape);
+
+}  // namespace switchyard

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every argument error: the code, the words, and that the exchange works on afterwards.
+
+#include <array>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "switchyard/exchange.h"
+
+#include "support/ranks.h"
+
+namespace switchyard {
+namespace {
+
+using test::error_of;
+using test::run_ranks;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kHidden = 8;
+
+ExchangeConfig small_config() {
+  ExchangeConfig config;
+  config.num_experts = 4;
+  config.num_topk = 2;
+  config.hidden = kHidden;
+  config.max_tokens_per_rank = 3;
+  return config;
+}
+
+void expect_invalid(const Error& error, const char* words) {
+  EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
+  EXPECT_THAT(error.what(), HasSubstr(words));
+}
+
+struct Inputs {
+  std::array<std::uint16_t, 4 * kHidden + 1> token_values{};
+  std::array<std::int32_t, 8> id_values{0, 1, 2, 3, -1, 0, 1, 2};
+  std::array<float, 8> weight_values{1, 1, 1, 1, 1, 1, 1, 1};
+
+  TensorView tokens(std::int64_t t = 2) const {
+    return TensorView(token_values.data(), DType::kBF16, {t, kHidden});
+  }
+  TensorView ids(std::int64_t t = 2) const { return TensorView::of(id_values.data(), {t, 2}); }
+  TensorView weights(std::int64_t t = 2) const {
+    return TensorView::of(weight_values.data(), {t, 2});
+  }
+};
+
+TEST(ExchangeErrorsTest, DispatchArgumentsAreNamedAndNothingIsLost) {
+  run_ranks(1, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    Inputs in;
+    const auto dispatch = [&](const TensorView& tokens, const TensorView& ids,
+                              const TensorView& weights) {
+      return error_of([&] { exchange.dispatch(tokens, ids, weights); });
+    };
+    expect_invalid(dispatch(in.tokens(4), in.ids(4), in.weights(4)),
+                   "tokens has 4 rows, but max_tokens_per_rank is 3");
+    expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kF16, {2, kHidden}), in.ids(),
+                            in.weights()),
+                   "tokens is f16 [2, 8], must be bf16 [T, 8]");
+    expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kBF16, {2, 7}), in.ids(),
+                            in.weights()),
+                   "tokens is bf16 [2, 7]");
+    expect_invalid(dispatch({}, in.ids(), in.weights()), "tokens is absent");
+    expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kBF16, {2, kHidden}, {1, 2}),
+                            in.ids(), in.weights()),
+                   "its rows must be contiguous and must not overlap");
+    const auto* odd = reinterpret_cast<const std::byte*>(in.token_values.data()) + 1;
+    expect_invalid(dispatch(TensorView(odd, DType::kBF16, {2, kHidden}), in.ids(), in.weights()),
+                   "must be a multiple of 2");
+    expect_invalid(dispatch(in.tokens(), in.ids(3), in.weights()),
+                   "topk_ids is i32 [3, 2], must be i32 or i64 [2, 2]");
+    expect_invalid(dispatch(in.tokens(), in.weights(), in.weights()), "topk_ids is f32 [2, 2]");
+    expect_invalid(dispatch(in.tokens(), in.ids(), in.ids()), "topk_weights is i32 [2, 2]");
+    in.id_values[3] = 4;
+    expect_invalid(dispatch(in.tokens(), in.ids(), in.weights()),
+                   "topk_ids[1, 1] is 4, must be -1 or an expert from 0 to 3");
+    in.id_values[3] = -2;
+    expect_invalid(dispatch(in.tokens(), in.ids(), in.weights()), "topk_ids[1, 1] is -2");
+    in.id_values[3] = 3;
+
+    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    EXPECT_EQ(got.num_rows, 4);
+  });
+}
+
+TEST(ExchangeErrorsTest, BatchedLayoutRefusesAnExpertTwice) {
+  run_ranks(1, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.layout = Layout::kBatched;
+    Exchange exchange(group, config);
+    Inputs in;
+    in.id_values[3] = in.id_values[2];
+    expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
+                   "token 1 names expert 2 twice");
+    in.id_values = {-1, -1, -1, -1};
+    EXPECT_EQ(exchange.dispatch(in.tokens(), in.ids(), in.weights()).num_rows, 0);
+  });
+}
+
+TEST(ExchangeErrorsTest, CombineArgumentsAndHandlesAreChecked) {
+  run_ranks(1, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Tensor rows(DType::kBF16, {4, kHidden});
+    const Tensor output(DType::kBF16, {2, kHidden});
+
+    expect_invalid(error_of([&] { exchange.combine_send(DispatchHandle(), rows); }),
+                   "the handle is not alive");
+    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output); }),
+                   "was received from dispatch last, must have been sent by combine");
+    expect_invalid(error_of([&] { exchange.combine_send(got.handle, output); }),
+                   "rows is bf16 [2, 8], must be bf16 [4, 8]");
+    expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
+                   "1 handles are alive, max_in_flight is 1");
+    exchange.combine_send(got.handle, rows);
+    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, rows); }),
+                   "output is bf16 [4, 8], must be bf16, f16 or f32 [2, 8]");
+    CombineOptions options;
+    options.topk_weights = in.weights();
+    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output, options); }),
+                   "topk_weights is given, but reduce is per_rank");
+    options = {};
+    options.bias = {rows.view()};
+    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output, options); }),
+                   "bias[0] is bf16 [4, 8]");
+    exchange.combine_receive(got.handle, output);
+    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output); }),
+                   "the handle is not alive");
+  });
+}
+
+TEST(ExchangeErrorsTest, ReleaseGivesTheSlotBack) {
+  run_ranks(2, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    for (int i = 0; i < 5; ++i) {
+      exchange.release(exchange.dispatch(in.tokens(), in.ids(), in.weights()).handle);
+    }
+  });
+}
+
+TEST(ExchangeErrorsTest, ImpossibleConfigurationsAreRefused) {
+  run_ranks(1, [](const Group& group) {
+    const auto refuse = [&](auto&& change, const char* words, Errc code = Errc::kInvalidArgument) {
+      ExchangeConfig config = small_config();
+      change(config);
+      const Error error = error_of([&] { const Exchange exchange(group, config); });
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr(words));
+    };
+    refuse([](auto& c) { c.num_experts = 0; }, "num_experts is 0, must be from 1 to 65535");
+    refuse([](auto& c) { c.num_topk = 65; }, "num_topk is 65, must be from 1 to 64");
+    refuse([](auto& c) { c.hidden = 0; }, "hidden is 0");
+    refuse([](auto& c) { c.max_tokens_per_rank = -1; }, "max_tokens_per_rank is -1");
+    refuse([](auto& c) { c.max_in_flight = 0; }, "max_in_flight is 0");
+    refuse([](auto& c) { c.layout = Layout::kByRank; }, "layout by_rank", Errc::kNotSupported);
+    refuse([](auto& c) { c.scheme = schemes::kFp8Tensor; }, "quantize what arrived",
+           Errc::kNotSupported);
+    refuse(
+        [](auto& c) {
+          c.layout = Layout::kBatched;
+          c.expert_alignment = 8;
+        },
+        "expert_alignment is 8, must be 1 for layout batched");
+  });
+}
+
+// Each field in turn differs on rank 1.
+TEST(ExchangeErrorsTest, RanksThatDisagreeAreNamed) {
+  const auto disagree = [](auto&& change, const char* words) {
+    const Error error = error_of([&] {
+      run_ranks(3, [&](const Group& group) {
+        ExchangeConfig config = small_config();
+        if (group.rank() == 1) change(config);
+        const Exchange exchange(group, config);
+      });
+    });
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr(words));
+  };
+  disagree([](auto& c) { c.num_experts = 8; }, "rank 1 has num_experts 8, but rank 0 has 4");
+  disagree([](auto& c) { c.hidden = 16; }, "rank 1 has hidden 16, but rank 0 has 8");
+  disagree([](auto& c) { c.num_topk = 3; }, "rank 1 has num_topk 3, but rank 0 has 2");
+  disagree([](auto& c) { c.scheme = schemes::kFp8Block; },
+           "rank 1 has scheme fp8_block, but rank 0 has none");
+  disagree([](auto& c) { c.reduce = Reduce::kPerExpert; },
+           "rank 1 has reduce per_expert, but rank 0 has per_rank");
+}
+
+// A rank that stops calling ends the others' wait with an error that says who, where and when.
+TEST(ExchangeErrorsTest, ARankThatDoesNotCallIsNamed) {
+  const Error error = error_of([] {
+    run_ranks(
+        2,
+        [](const Group& group) {
+          Exchange exchange(group, small_config());
+          const Inputs in;
+          if (group.rank() == 1) return;
+          exchange.dispatch(in.tokens(), in.ids(), in.weights());
+        },
+        300);
+  });
+  EXPECT_THAT(error.code(), ::testing::AnyOf(Errc::kTimeout, Errc::kPeerLost));
+  EXPECT_THAT(error.what(), HasSubstr("dispatch"));
+  EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+  EXPECT_THAT(error.what(), HasSubstr("call 1"));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Explores every interleaving of a few ranks that run the exchange's operations over real
+// EpochLedgers and a model of their windows. A cell of memory remembers the epoch that wrote it; a
+// reader that finds another epoch has seen a slot set reused too early.
+//
+// A program is a sequence of steps "start operation i" and "finish operation i". A dispatch is
+// written in the own window and read by every peer, a combine is written into every peer's window
+// and read there: both lie in the same bytes of a slot set, as in WindowLayout.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "plan/epoch_ledger.h"
+
+namespace switchyard {
+namespace {
+
+struct Operation {
+  bool is_dispatch = true;
+  bool has_rows = true;  // false: T = 0, or nothing for any peer; header and report only
+};
+
+struct Step {
+  bool is_start;
+  std::uint64_t epoch;
+  Operation operation;
+};
+using Program = std::vector<Step>;
+
+struct Rules {
+  int ledger_sets = 2;        // n of the rule
+  int memory_sets = 2;        // slot sets that really exist
+  bool waits_for_all = true;  // every peer, not only the one written to
+};
+
+struct Rank {
+  EpochLedger ledger{2};
+  std::size_t step = 0;
+  int micro = 0;  // progress within the step
+  std::uint64_t consumed = 0;
+};
+
+class Explorer {
+ public:
+  Explorer(std::vector<Program> programs, Rules rules)
+      : programs_(std::move(programs)),
+        rules_(rules),
+        num_ranks_(static_cast<int>(programs_.size())) {}
+
+  // True when some interleaving reads a cell of the wrong epoch.
+  bool finds_overwrite() {
+    State start;
+    start.ranks.assign(programs_.size(), Rank{EpochLedger(rules_.ledger_sets)});
+    const auto cells = static_cast<std::size_t>(num_ranks_ * rules_.memory_sets * num_ranks_);
+    start.memory.assign(cells, 0);
+    start.headers.assign(cells, 0);
+    explore(start);
+    return overwritten_;
+  }
+  int num_deadlocks() const { return deadlocks_; }
+  int num_completed() const { return completed_; }
+  std::size_t num_states() const { return seen_.size(); }
+
+ private:
+  struct State {
+    std::vector<Rank> ranks;
+    std::vector<std::uint64_t> memory;   // [owner][set][column]
+    std::vector<std::uint64_t> headers;  // [owner][set][writer]
+  };
+
+  std::size_t cell(int owner, std::uint64_t epoch, int column) const {
+    const int set = static_cast<int>(epoch % static_cast<std::uint64_t>(rules_.memory_sets));
+    return static_cast<std::size_t>((owner * rules_.memory_sets + set) * num_ranks_ + column);
+  }
+
+  // Partial rows of one peer lie where rows for another may have been.
+  int partial_column(int writer) const { return (writer + 1) % num_ranks_; }
+
+  bool may_write(const State& state, int r, int peer, std::uint64_t epoch) const {
+    const Rank& rank = state.ranks[static_cast<std::size_t>(r)];
+    const std::uint64_t needed = rank.ledger.needed(epoch);
+    for (int p = 0; p < num_ranks_; ++p) {
+      if (!rules_.waits_for_all && p != peer) continue;
+      if (state.ranks[static_cast<std::size_t>(p)].consumed < needed) return false;
+    }
+    return true;
+  }
+
+  // One atomic action of rank r. False when it must wait.
+  bool advance(State& state, int r) {
+    Rank& rank = state.ranks[static_cast<std::size_t>(r)];
+    const Step& step = programs_[static_cast<std::size_t>(r)][rank.step];
+    const bool done = step.is_start ? start(state, r, step) : finish(state, r, step);
+    return done;
+  }
+
+  // Start: begin; then for each peer write (after the wait) and announce.
+  bool start(State& state, int r, const Step& step) {
+    Rank& rank = state.ranks[static_cast<std::size_t>(r)];
+    if (rank.micro == 0) {
+      rank.ledger.begin("test");
+      ++rank.micro;
+      return true;
+    }
+    const int peer = (rank.micro - 1) / 2;
+    if (peer == num_ranks_) {
+      ++rank.step;
+      rank.micro = 0;
+      return true;
+    }
+    const bool writes = (rank.micro - 1) % 2 == 0;
+    const int owner = step.operation.is_dispatch ? r : peer;
+    if (writes) {
+      if (!may_write(state, r, peer, step.epoch)) return false;
+      const int column = step.operation.is_dispatch ? peer : partial_column(r);
+      if (step.operation.has_rows) state.memory[cell(owner, step.epoch, column)] = step.epoch;
+    } else {
+      const int writer = step.operation.is_dispatch ? peer : r;
+      state.headers[cell(owner, step.epoch, writer)] = step.epoch;
+    }
+    ++rank.micro;
+    return true;
+  }
+
+  // Finish: for each peer wait for its announcement, then read; then report.
+  bool finish(State& state, int r, const Step& step) {
+    Rank& rank = state.ranks[static_cast<std::size_t>(r)];
+    const int peer = rank.micro / 2;
+    if (peer == num_ranks_) {
+      rank.ledger.finish(step.epoch);
+      rank.consumed = rank.ledger.consumed();
+      ++rank.step;
+      rank.micro = 0;
+      return true;
+    }
+    const int owner = step.operation.is_dispatch ? peer : r;
+    if (rank.micro % 2 == 0) {
+      const int writer = step.operation.is_dispatch ? r : peer;
+      if (state.headers[cell(owner, step.epoch, writer)] != step.epoch) return false;
+    } else if (step.operation.has_rows) {
+      const int column = step.operation.is_dispatch ? r : partial_column(peer);
+      if (state.memory[cell(owner, step.epoch, column)] != step.epoch) overwritten_ = true;
+    }
+    ++rank.micro;
+    return true;
+  }
+
+  static std::string key(const State& state) {
+    std::string text;
+    for (const Rank& rank : state.ranks) {
+      text += std::to_string(rank.step) + "." + std::to_string(rank.micro) + "." +
+              std::to_string(rank.consumed) + "." + std::to_string(rank.ledger.consumed()) + " ";
+    }
+    for (const std::uint64_t value : state.memory) text += std::to_string(value) + ",";
+    for (const std::uint64_t value : state.headers) text += std::to_string(value) + ",";
+    return text;
+  }
+
+  void explore(const State& first) {
+    std::vector<State> stack{first};
+    while (!stack.empty()) {
+      const State state = stack.back();
+      stack.pop_back();
+      if (!seen_.insert(key(state)).second) continue;
+      bool moved = false;
+      bool all_done = true;
+      for (int r = 0; r < num_ranks_; ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        if (state.ranks[i].step == programs_[i].size()) continue;
+        all_done = false;
+        State next = state;
+        if (!advance(next, r)) continue;
+        moved = true;
+        stack.push_back(std::move(next));
+      }
+      if (all_done) ++completed_;
+      if (!moved && !all_done) ++deadlocks_;
+    }
+  }
+
+  std::vector<Program> programs_;
+  Rules rules_;
+  int num_ranks_;
+  std::set<std::string> seen_;
+  bool overwritten_ = false;
+  int deadlocks_ = 0;
+  int completed_ = 0;
+};
+
+using Operations = std::vector<Operation>;
+
+// S1 R1 S2 R2 ...: the blocking calls.
+Program blocking(const Operations& operations) {
+  Program program;
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    program.push_back({true, i + 1, operations[i]});
+    program.push_back({false, i + 1, operations[i]});
+  }
+  return program;
+}
+
+// S1 S2 R1 R2 ...: two operations outstanding; `swapped` receives each pair in the other order.
+Program split(const Operations& operations, bool swapped) {
+  Program program;
+  for (std::size_t i = 0; i + 1 < operations.size(); i += 2) {
+    const std::size_t first = swapped ? i + 1 : i;
+    const std::size_t second = swapped ? i : i + 1;
+    program.push_back({true, i + 1, operations[i]});
+    program.push_back({true, i + 2, operations[i + 1]});
+    program.push_back({false, first + 1, operations[first]});
+    program.push_back({false, second + 1, operations[second]});
+  }
+  return program;
+}
+
+// Six operations each: layer after layer, dispatches that are released, micro-batches, empty ones.
+std::vector<Operations> sequences() {
+  constexpr Operation kDispatch{true, true};
+  constexpr Operation kCombine{false, true};
+  constexpr Operation kNothingSent{true, false};
+  constexpr Operation kNothingReturned{false, false};
+  return {
+      {kDispatch, kCombine, kDispatch, kCombine, kDispatch, kCombine},
+      {kDispatch, kDispatch, kDispatch, kDispatch, kDispatch, kDispatch},
+      {kDispatch, kDispatch, kCombine, kCombine, kDispatch, kDispatch},
+      {kDispatch, kNothingReturned, kNothingSent, kCombine, kDispatch, kCombine},
+      {kNothingSent, kNothingReturned, kDispatch, kNothingReturned, kDispatch, kCombine},
+  };
+}
+
+TEST(EpochInterleavingTest, TwoSetsServeBlockingCalls) {
+  for (const Operations& operations : sequences()) {
+    Explorer explorer({blocking(operations), blocking(operations)}, {2, 2, true});
+    EXPECT_FALSE(explorer.finds_overwrite());
+    EXPECT_EQ(explorer.num_deadlocks(), 0);
+    EXPECT_GT(explorer.num_completed(), 0);
+    EXPECT_GT(explorer.num_states(), 100u);
+  }
+}
+
+TEST(EpochInterleavingTest, ThreeSetsServeTwoOutstandingOperations) {
+  for (const Operations& operations : sequences()) {
+    for (const Program& other :
+         {split(operations, false), split(operations, true), blocking(operations)}) {
+      Explorer explorer({split(operations, false), other}, {3, 3, true});
+      EXPECT_FALSE(explorer.finds_overwrite());
+      EXPECT_EQ(explorer.num_deadlocks(), 0);
+      EXPECT_GT(explorer.num_completed(), 0);
+    }
+  }
+}
+
+// The twin: with one slot set fewer than the rule counts on, some interleaving must read rows of a
+// later operation. Consecutive dispatches show it; an alternation hides it behind its own order.
+TEST(EpochInterleavingTest, OneSetFewerIsCaught) {
+  const Operations dispatches = sequences()[1];
+  EXPECT_TRUE(
+      Explorer({blocking(dispatches), blocking(dispatches)}, {2, 1, true}).finds_overwrite());
+  EXPECT_TRUE(Explorer({split(dispatches, false), split(dispatches, true)}, {3, 2, true})
+                  .finds_overwrite());
+}
+
+// A combine writes into the owner's window, where a third rank may still read the owner's rows of
+// an earlier dispatch. Waiting for the owner alone is the twin that must fail.
+TEST(EpochInterleavingTest, ThreeRanksMustWaitForEveryPeer) {
+  const Operation dispatch{true, true};
+  const Operation combine{false, true};
+  const std::vector<Program> programs(3, split({dispatch, dispatch, combine, combine}, false));
+  Explorer all(programs, {3, 3, true});
+  EXPECT_FALSE(all.finds_overwrite());
+  EXPECT_EQ(all.num_deadlocks(), 0);
+  EXPECT_GT(all.num_completed(), 0);
+  EXPECT_TRUE(Explorer(programs, {3, 3, false}).finds_overwrite());
+}
+
+TEST(EpochLedgerTest, OneUnreceivedOperationTooManyIsAnError) {
+  EpochLedger ledger(3);
+  EXPECT_EQ(ledger.begin("dispatch"), 1u);
+  EXPECT_EQ(ledger.begin("dispatch"), 2u);
+  EXPECT_EQ(ledger.consumed(), 0u);
+  ledger.finish(2);
+  EXPECT_EQ(ledger.consumed(), 0u);
+  EXPECT_EQ(ledger.begin("combine"), 3u);
+  try {
+    ledger.begin("dispatch");
+    FAIL() << "call 1 is still open";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_STREQ(error.what(),
+                 "dispatch: call 1 was sent but not received, it must be before call 4; receive it "
+                 "first or raise max_in_flight");
+  }
+  ledger.finish(1);
+  EXPECT_EQ(ledger.consumed(), 2u);
+  EXPECT_EQ(ledger.begin("dispatch"), 4u);
+}
+
+}  // namespace
+}  // namespace switchyard
