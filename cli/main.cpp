@@ -1,2 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-int main() { return 0; }
+//
+// The switchyard command. Exit codes: 0 fine, 1 wrong data, 2 usage or malformed file,
+// 3 environment, 4 timeout or lost peer.
+
+#include <cstdio>
+#include <exception>
+
+#include <CLI/CLI.hpp>
+
+#include "switchyard/error.h"
+#include "switchyard/version.h"
+
+#include "run.h"
+
+namespace {
+
+using switchyard::Errc;
+
+int exit_code_of(Errc code) {
+  switch (code) {
+    case Errc::kInvalidArgument:
+    case Errc::kWorkspaceTooSmall:
+    case Errc::kMalformedFile:
+    case Errc::kNotSupported: return 2;
+    case Errc::kNotAvailable:
+    case Errc::kOutOfMemory:
+    case Errc::kSystem:
+    case Errc::kInternal: return 3;
+    case Errc::kTimeout:
+    case Errc::kPeerLost:
+    case Errc::kAborted: return 4;
+  }
+  return 3;
+}
+
+int usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  // CLI11 has codes of its own; help and version are no errors.
+  return app.exit(error) == 0 ? 0 : 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Expert-parallel dispatch and combine for Mixture-of-Experts layers"};
+  app.set_version_flag("--version", switchyard::build_summary());
+  app.require_subcommand(1);
+  app.footer(
+      "exit codes: 0 fine, 1 wrong data, 2 usage or malformed file, 3 environment, "
+      "4 timeout or lost peer");
+  switchyard::cli::RunOptions run_options;
+  switchyard::cli::add_run(app, run_options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return usage_error(app, error);
+  }
+  try {
+    return switchyard::cli::run(run_options, argv);
+  } catch (const switchyard::Error& error) {
+    std::fprintf(stderr, "switchyard: %s: %s\n", name_of(error.code()), error.what());
+    return exit_code_of(error.code());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "switchyard: internal: %s; please report it with: %s\n", error.what(),
+                 switchyard::build_summary());
+    return 3;
+  }
+}

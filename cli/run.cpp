@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "run.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "switchyard/group.h"
+
+#include "core/fail.h"
+#include "run_rank.h"
+#include "run_report.h"
+#include "transport/env.h"
+#include "transport/launcher.h"
+
+namespace switchyard::cli {
+namespace {
+
+// The job of one rank; rank 0 also reports. The exit code is rank 0's.
+int run_rank(const Group& group, const RunOptions& options) {
+  const RankResult result = run_layer(group, options);
+  const RunReport report = gather_report(group, options, result);
+  if (group.rank() != 0) return 0;
+  if (!options.output.empty()) write_output(options.output, report);
+  const std::string text = options.json ? to_json(report) : to_text(report);
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+  return report.is_ok() ? 0 : 1;
+}
+
+int run_as_threads(int num_ranks, const RunOptions& options) {
+  int exit_code = 0;
+  run_local_ranks(num_ranks,
+                  [&](const Group& group) {
+                    const int code = run_rank(group, options);
+                    if (group.rank() == 0) exit_code = code;
+                  },
+                  {.engine = "local", .timeout_ms = options.timeout_ms});
+  return exit_code;
+}
+
+int run_as_processes(int num_ranks, char** argv) {
+  LaunchOptions launch_options;
+  launch_options.num_ranks = num_ranks;
+  launch_options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  for (char** argument = argv + 1; *argument != nullptr; ++argument) {
+    launch_options.command.emplace_back(*argument);
+  }
+  const LaunchResult result = launch(launch_options);
+  if (result.culprit >= 0) {
+    std::fprintf(stderr, "switchyard: rank %d of %d: %s\n", result.culprit, num_ranks,
+                 result.reason.c_str());
+  }
+  return result.exit_code;
+}
+
+}  // namespace
+
+CLI::App* add_run(CLI::App& app, RunOptions& options) {
+  CLI::App* verb = app.add_subcommand("run", "run one MoE layer of a model over N ranks");
+  verb->add_option("--model", options.model, "folder with config.json and safetensors")->required();
+  verb->add_option("--layer", options.layer, "layer number; default: the first MoE layer present");
+  verb->add_option("--input", options.input,
+                   "safetensors with hidden_states, and topk_ids with topk_weights if wanted; "
+                   "default: MODEL/activations.safetensors if there, else random");
+  verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 1")
+      ->check(CLI::Range(1, 1024));
+  verb->add_option("--engine", options.engine,
+                   "how ranks reach each other: auto, local (threads), shm (processes)")
+      ->check(CLI::IsMember({"auto", "local", "shm"}))
+      ->capture_default_str();
+  verb->add_option("--prepare", options.prepare, "prepare/finalize class")
+      ->check(CLI::IsMember({"low_latency", "local"}))
+      ->capture_default_str();
+  verb->add_option("--scheme", options.scheme, "quantization of activations")
+      ->check(CLI::IsMember({"none", "fp8_block", "fp8_token", "fp8_tensor"}))
+      ->capture_default_str();
+  verb->add_option("--reduce", options.reduce, "where weighted sums happen")
+      ->check(CLI::IsMember({"per_expert", "per_rank"}))
+      ->capture_default_str();
+  verb->add_option("--experts", options.experts, "expert GEMM: exact (fixed order) or onednn")
+      ->check(CLI::IsMember({"exact", "onednn"}))
+      ->capture_default_str();
+  verb->add_option("--split", options.split, "tokens of each rank: even, uneven or N,N,...")
+      ->capture_default_str();
+  verb->add_option("--tokens", options.tokens,
+                   "tokens of all ranks; default: all of the input, or 1024")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
+  verb->add_option("--seed", options.seed, "of random inputs")->capture_default_str();
+  verb->add_option("--repeat", options.repeat, "times the layer runs")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->capture_default_str();
+  verb->add_option("--timeout", options.timeout_ms,
+                   "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
+  verb->add_option(
+      "--dump", options.dump,
+      "folder for rank<r>.safetensors: what each rank's experts received and returned");
+  verb->add_option("--output", options.output, "safetensors file for the layer's output");
+  verb->add_flag("--json", options.json, "print one JSON object and nothing else");
+  return verb;
+}
+
+int run(const RunOptions& options, char** argv) {
+  const RankInfo info = discover_ranks();
+  if (info.source != "none") {
+    require(options.ranks == 0 || options.ranks == info.size, Errc::kInvalidArgument,
+            "run: --ranks is {}, but {} started {} ranks; leave --ranks out", options.ranks,
+            info.source, info.size);
+    return run_rank(Group::from_environment({options.engine, options.timeout_ms}), options);
+  }
+  const int num_ranks = std::max(1, options.ranks);
+  const bool threads = options.engine == "local" || (options.engine == "auto" && num_ranks == 1);
+  return threads ? run_as_threads(num_ranks, options) : run_as_processes(num_ranks, argv);
+}
+
+}  // namespace switchyard::cli

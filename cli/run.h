@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// run.h: `switchyard run`, one MoE layer over N ranks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+namespace switchyard::cli {
+
+struct RunOptions {
+  std::string model;
+  int layer = -1;
+  std::string input;
+  int ranks = 0;  ///< 0: from the launcher's variables, else 1
+  std::string engine = "auto";
+  std::string prepare = "low_latency";
+  std::string scheme = "none";
+  std::string reduce = "per_expert";
+  std::string experts = "exact";
+  std::string split = "even";
+  std::int64_t tokens = 0;  ///< 0: all of the input, or 1024 random ones
+  std::uint64_t seed = 1;
+  std::int64_t repeat = 1;
+  std::int64_t timeout_ms = 0;
+  std::string dump;
+  std::string output;
+  bool json = false;
+};
+
+/// Declares the verb and its options.
+CLI::App* add_run(CLI::App& app, RunOptions& options);
+
+/// Returns the exit code: 0, or 1 when the result is off by more than the scheme's bound. `argv` is
+/// what the ranks are started with, when they are processes.
+int run(const RunOptions& options, char** argv);
+
+}  // namespace switchyard::cli

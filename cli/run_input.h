@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// run_input.h: the tokens that `run` feeds to a layer, and which rank gets which.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "switchyard/tensor.h"
+
+#include "io/model_config.h"
+#include "run.h"
+
+namespace switchyard::cli {
+
+/// All tokens of the run, on every rank; each takes its slice.
+struct RunInput {
+  std::string source;   ///< a file, or "random, seed 1"
+  Tensor hidden;        ///< [T, H] bf16
+  Tensor topk_ids;      ///< [T, K] i32; absent: the router runs
+  Tensor topk_weights;  ///< [T, K] f32
+  Tensor reference;     ///< [T, H] f32: routed + shared output; absent: unknown
+
+  std::int64_t num_tokens() const { return hidden.shape(0); }
+};
+
+/// Errors: kInvalidArgument, kMalformedFile (shapes that do not fit the model, missing tensors).
+RunInput load_run_input(const RunOptions& options, const ModelConfig& config);
+
+/// First token of each rank, and the end: P + 1 numbers.
+///   even    as equal as possible, earlier ranks one more
+///   uneven  rank r gets a share proportional to r: the first none
+///   N,N,... as told; the sum must be the number of tokens
+/// Errors: kInvalidArgument.
+std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t num_tokens,
+                                       int num_ranks);
+
+/// Rows [begin, end) of a tensor of two dimensions; absent stays absent.
+TensorView slice_rows(const TensorView& tensor, std::int64_t begin, std::int64_t end);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "run_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <nlohmann/json.hpp>
+
+#include "switchyard/version.h"
+
+#include "core/fail.h"
+#include "engine/engine.h"
+#include "io/safetensors.h"
+#include "quant/bf16.h"
+
+namespace switchyard::cli {
+namespace {
+
+// What a rank leaves in its window for rank 0; rows of experts and the output follow.
+struct RankRecord {
+  std::int64_t num_rows;
+  std::int64_t dispatch_bytes;
+  std::int64_t combine_bytes;
+  std::int64_t window_bytes;
+  std::int64_t workspace_bytes;
+  std::array<std::int64_t, kNumStages> stage_ns;
+};
+
+struct RecordLayout {
+  std::size_t experts = 0;  ///< offset of [E] i64
+  std::size_t output = 0;   ///< offset of [T, H] bf16
+  std::size_t bytes = 0;
+};
+
+RecordLayout record_layout(const RankResult& result) {
+  std::int64_t most = 0;
+  for (std::size_t r = 1; r < result.first_token.size(); ++r) {
+    most = std::max(most, result.first_token[r] - result.first_token[r - 1]);
+  }
+  RecordLayout layout;
+  layout.experts = sizeof(RankRecord);
+  layout.output = layout.experts + result.expert_rows.size() * sizeof(std::int64_t);
+  layout.bytes = layout.output + static_cast<std::size_t>(most * result.config.hidden) * 2;
+  return layout;
+}
+
+void leave_record(std::byte* to, const RecordLayout& layout, const RankResult& result) {
+  const RankRecord record{result.num_rows,     result.dispatch_bytes,  result.combine_bytes,
+                          result.window_bytes, result.workspace_bytes, result.stage_ns};
+  std::memcpy(to, &record, sizeof(record));
+  std::memcpy(to + layout.experts, result.expert_rows.data(),
+              result.expert_rows.size() * sizeof(std::int64_t));
+  std::memcpy(to + layout.output, result.output.data(), result.output.view().num_bytes());
+}
+
+Spread spread_of(std::vector<std::int64_t> ns) {
+  std::sort(ns.begin(), ns.end());
+  const auto us = [](std::int64_t value) { return static_cast<double>(value) * 1e-3; };
+  const std::size_t half = ns.size() / 2;
+  const double median = ns.size() % 2 == 1 ? us(ns[half]) : (us(ns[half - 1]) + us(ns[half])) / 2;
+  return {us(ns.front()), median, us(ns.back())};
+}
+
+void compare_with_reference(RunReport& report, const Tensor& reference) {
+  if (!reference.view().has_value() || reference.view().num_elements() == 0) return;
+  double error = 0;
+  double norm = 0;
+  double max_abs = 0;
+  for (std::int64_t i = 0; i < reference.view().num_elements(); ++i) {
+    const double want = reference.as<float>()[i];
+    const double off = f32_from_bf16(report.output.as<std::uint16_t>()[i]) - want;
+    error += off * off;
+    norm += want * want;
+    max_abs = std::isnan(off) ? off : std::max(max_abs, std::abs(off));
+  }
+  report.rel_l2 = std::sqrt(error / norm);
+  report.max_abs = max_abs;
+}
+
+void take_record(RunReport& report, const std::byte* from, const RecordLayout& layout,
+                 std::int64_t first_token, std::int64_t num_tokens,
+                 std::array<std::vector<std::int64_t>, kNumStages>& stage_ns) {
+  RankRecord record{};
+  std::memcpy(&record, from, sizeof(record));
+  report.tokens_per_rank.push_back(num_tokens);
+  report.rows_per_rank.push_back(record.num_rows);
+  report.window_bytes = std::max(report.window_bytes, record.window_bytes);
+  report.workspace_bytes = std::max(report.workspace_bytes, record.workspace_bytes);
+  for (std::size_t s = 0; s < kNumStages; ++s) stage_ns[s].push_back(record.stage_ns[s]);
+  report.stages[1].wire_bytes += record.dispatch_bytes;
+  report.stages[4].wire_bytes += record.combine_bytes;
+  for (std::size_t e = 0; e < report.rows_per_expert.size(); ++e) {
+    std::int64_t rows = 0;
+    std::memcpy(&rows, from + layout.experts + e * sizeof(rows), sizeof(rows));
+    report.rows_per_expert[e] += rows;
+  }
+  const std::int64_t hidden = report.config.hidden;
+  std::memcpy(report.output.as<std::uint16_t>() + first_token * hidden, from + layout.output,
+              static_cast<std::size_t>(num_tokens * hidden) * 2);
+}
+
+}  // namespace
+
+double rel_l2_bound(const std::string& scheme) {
+  if (scheme == "none") return 5e-3;
+  return scheme == "fp8_tensor" ? 8e-2 : 5e-2;
+}
+
+bool RunReport::is_ok() const {
+  return !rel_l2.has_value() || *rel_l2 <= rel_l2_bound(options.scheme);
+}
+
+RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result) {
+  const RecordLayout layout = record_layout(result);
+  const std::unique_ptr<Window> window = group.engine().make_window(layout.bytes);
+  leave_record(window->base(group.rank()), layout, result);
+  group.barrier();
+  RunReport report;
+  if (group.rank() == 0) {
+    report.options = options;
+    report.config = result.config;
+    report.layer = result.layer;
+    report.engine = group.engine_name();
+    report.input_source = result.input.source;
+    report.has_routing = result.input.topk_ids.view().has_value();
+    report.num_ranks = group.size();
+    report.num_tokens = result.input.num_tokens();
+    report.output = Tensor(DType::kBF16, {report.num_tokens, std::int64_t{result.config.hidden}});
+    report.rows_per_expert.assign(result.expert_rows.size(), 0);
+    for (const char* name : kStageNames) report.stages.push_back({name, {}, 0});
+    std::array<std::vector<std::int64_t>, kNumStages> stage_ns;
+    for (int r = 0; r < group.size(); ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      take_record(report, window->base(r), layout, result.first_token[i],
+                  result.first_token[i + 1] - result.first_token[i], stage_ns);
+    }
+    for (std::size_t s = 0; s < kNumStages; ++s) report.stages[s].us = spread_of(stage_ns[s]);
+    compare_with_reference(report, result.input.reference);
+  }
+  group.barrier();  // the windows live until rank 0 has read them
+  return report;
+}
+
+std::string to_json(const RunReport& report) {
+  const auto number = [](const std::optional<double>& value) {
+    return value && std::isfinite(*value) ? nlohmann::ordered_json(*value)
+                                          : nlohmann::ordered_json();
+  };
+  nlohmann::ordered_json json;
+  json["ok"] = report.is_ok();
+  json["version"] = version();
+  json["engine"] = report.engine;
+  json["ranks"] = report.num_ranks;
+  json["tokens"] = report.num_tokens;
+  json["hidden"] = report.config.hidden;
+  json["experts"] = report.config.num_experts();
+  json["topk"] = report.config.num_topk();
+  json["layer"] = report.layer;
+  json["prepare"] = report.options.prepare;
+  json["scheme"] = report.options.scheme;
+  json["reduce"] = report.options.reduce;
+  json["experts_impl"] = report.options.experts;
+  json["rel_l2"] = number(report.rel_l2);
+  json["max_abs"] = number(report.max_abs);
+  json["window_bytes"] = report.window_bytes;
+  json["workspace_bytes"] = report.workspace_bytes;
+  json["stages"] = nlohmann::ordered_json::array();
+  for (const StageReport& stage : report.stages) {
+    json["stages"].push_back(
+        {{"name", stage.name},
+         {"us", {{"min", stage.us.min}, {"median", stage.us.median}, {"max", stage.us.max}}},
+         {"wire_bytes", stage.wire_bytes}});
+  }
+  json["rows_per_rank"] = report.rows_per_rank;
+  json["rows_per_expert"] = report.rows_per_expert;
+  return json.dump() + "\n";
+}
+
+void write_output(const std::string& path, const RunReport& report) {
+  const NamedTensor tensor{"output", report.output};
+  write_safetensors(path, {&tensor, 1});
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// run_report.h: what `run` says: the ranks' results in one place, as text, JSON or a file.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "switchyard/group.h"
+#include "switchyard/tensor.h"
+
+#include "run.h"
+#include "run_rank.h"
+
+namespace switchyard::cli {
+
+struct Spread {
+  double min = 0;
+  double median = 0;
+  double max = 0;
+};
+
+struct StageReport {
+  std::string name;
+  Spread us;
+  std::int64_t wire_bytes = 0;  ///< of all ranks
+};
+
+/// Filled on rank 0.
+struct RunReport {
+  RunOptions options;
+  ModelConfig config;
+  int layer = 0;
+  std::string engine;
+  std::string input_source;
+  bool has_routing = false;  ///< ids came with the input
+  int num_ranks = 1;
+  std::int64_t num_tokens = 0;
+  Tensor output;  ///< [T, H] bf16, input order
+  std::vector<StageReport> stages;
+  std::vector<std::int64_t> tokens_per_rank;
+  std::vector<std::int64_t> rows_per_rank;
+  std::vector<std::int64_t> rows_per_expert;
+  std::int64_t window_bytes = 0;     ///< the most of any rank
+  std::int64_t workspace_bytes = 0;  ///< likewise
+  std::optional<double> rel_l2;      ///< ||out - reference|| / ||reference||
+  std::optional<double> max_abs;
+
+  bool is_ok() const;
+};
+
+/// Largest rel_l2 that a correct run shows on real activations; documented in docs/schemes.md.
+double rel_l2_bound(const std::string& scheme);
+
+/// Collective. Rank 0's is complete, the others' is empty.
+RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result);
+
+std::string to_text(const RunReport& report);
+std::string to_json(const RunReport& report);
+void write_output(const std::string& path, const RunReport& report);
+
+}  // namespace switchyard::cli

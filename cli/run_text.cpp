@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The report that a person reads.
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string_view>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "switchyard/version.h"
+
+#include "run_report.h"
+
+namespace switchyard::cli {
+namespace {
+
+constexpr std::int64_t kBarWidth = 40;
+
+// What a terminal or file can show.
+struct Glyphs {
+  const char* full;
+  std::array<const char*, 8> levels;
+};
+
+Glyphs glyphs() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    const std::string_view text(value);
+    if (text.find("UTF-8") == text.npos && text.find("utf8") == text.npos) break;
+    return {"█", {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"}};
+  }
+  return {"#", {".", ":", "-", "=", "+", "*", "%", "#"}};
+}
+
+std::string machine() {
+  std::string model = "unknown processor";
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) != 0 || colon == line.npos) continue;
+    model = line.substr(colon + 2);
+    break;
+  }
+  const unsigned cores = std::thread::hardware_concurrency();
+  return fmt::format("{}, {} core{}", model, cores, cores == 1 ? "" : "s");
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  constexpr std::array<const char*, 4> kUnits{"B", "KiB", "MiB", "GiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string header(const RunReport& report) {
+  const ModelConfig& config = report.config;
+  std::string text = fmt::format("switchyard {} on {}\n", version(), machine());
+  text += fmt::format(
+      "model    {} ({}) layer {}: hidden {}, {} experts, top-{}, intermediate {}{}\n",
+      report.options.model, name_of(config.family), report.layer, config.hidden,
+      config.num_experts(), config.num_topk(), config.moe_intermediate,
+      config.shared_intermediate > 0 ? fmt::format(", shared {}", config.shared_intermediate) : "");
+  text += fmt::format("input    {}: {} tokens, routing {}\n", report.input_source,
+                      report.num_tokens, report.has_routing ? "from the file" : "by the router");
+  text += fmt::format("engine   {}, {} rank{}\n", report.engine, report.num_ranks,
+                      report.num_ranks == 1 ? "" : "s");
+  text += fmt::format("layer    prepare {}, scheme {}, reduce {}, experts {}, {} run{}\n",
+                      report.options.prepare, report.options.scheme, report.options.reduce,
+                      report.options.experts, report.options.repeat,
+                      report.options.repeat == 1 ? "" : "s");
+  text += fmt::format("memory   {} of windows and {} of workspace a rank\n\n",
+                      bytes_text(report.window_bytes), bytes_text(report.workspace_bytes));
+  return text;
+}
+
+std::string stage_table(const RunReport& report) {
+  std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}{:>14}\n", "stage, us over ranks", "min",
+                                 "median", "max", "wire bytes");
+  for (const StageReport& stage : report.stages) {
+    text += fmt::format("{:<20}{:>12.1f}{:>12.1f}{:>12.1f}{:>14}\n", stage.name, stage.us.min,
+                        stage.us.median, stage.us.max, stage.wire_bytes);
+  }
+  return text + "\n";
+}
+
+std::string rank_bars(const RunReport& report, const Glyphs& glyphs) {
+  const std::int64_t most = std::max<std::int64_t>(
+      1, *std::max_element(report.rows_per_rank.begin(), report.rows_per_rank.end()));
+  std::string text = "rows received by each rank's experts\n";
+  for (std::size_t r = 0; r < report.rows_per_rank.size(); ++r) {
+    const std::int64_t rows = report.rows_per_rank[r];
+    text += fmt::format("rank {:>3}  {:>8}  ", r, rows);
+    for (std::int64_t i = 0; i < (kBarWidth * rows + most / 2) / most; ++i) text += glyphs.full;
+    text += "\n";
+  }
+  return text + "\n";
+}
+
+std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
+  constexpr std::size_t kExpertsPerLine = 64;
+  const std::vector<std::int64_t>& rows = report.rows_per_expert;
+  std::int64_t sum = 0;
+  for (const std::int64_t count : rows) sum += count;
+  const auto [least, most] = std::minmax_element(rows.begin(), rows.end());
+  const double mean = static_cast<double>(sum) / static_cast<double>(rows.size());
+  std::string text = fmt::format("expert load: {} rows, {} to {} an expert, mean {:.1f}", sum,
+                                 *least, *most, mean);
+  if (sum > 0) text += fmt::format(", busiest {:.2f}x the mean", static_cast<double>(*most) / mean);
+  text += "\n";
+  for (std::size_t e = 0; e < rows.size(); ++e) {
+    if (e % kExpertsPerLine == 0) text += fmt::format("{}{:>5}  ", e == 0 ? "" : "\n", e);
+    const std::int64_t top = std::max<std::int64_t>(1, *most);
+    const std::int64_t level = rows[e] == 0 ? 0 : 1 + (rows[e] * 7 - 1) / top;
+    text += rows[e] == 0
+                ? " "
+                : glyphs.levels[static_cast<std::size_t>(std::min<std::int64_t>(7, level))];
+  }
+  return text + "\n\n";
+}
+
+std::string accuracy(const RunReport& report) {
+  if (!report.rel_l2) return "accuracy: the input has no reference output\n";
+  return fmt::format(
+      "accuracy: ||out - ref|| / ||ref|| = {:.3e}, bound {:.0e} for scheme {}; "
+      "max |out - ref| = {:.3e}: {}\n",
+      *report.rel_l2, rel_l2_bound(report.options.scheme), report.options.scheme, *report.max_abs,
+      report.is_ok() ? "ok" : "WRONG");
+}
+
+}  // namespace
+
+std::string to_text(const RunReport& report) {
+  const Glyphs shown = glyphs();
+  return header(report) + stage_table(report) + rank_bars(report, shown) +
+         expert_histogram(report, shown) + accuracy(report);
+}
+
+}  // namespace switchyard::cli
