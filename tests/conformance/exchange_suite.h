@@ -31,8 +31,8 @@ struct ExchangeCase {
   std::string describe() const;
 };
 
-/// Up to three dispatch + combine rounds on one rank, with other tokens each time: blocking, split, and
-/// blocking with i64 ids. Throws a std::runtime_error that says what differs.
+/// Up to three dispatch + combine rounds on one rank, with other tokens each time: blocking, split,
+/// and blocking with i64 ids. Throws a std::runtime_error that says what differs.
 void check_exchange(const Group& group, const ExchangeCase& test);
 
 /// Two handles alive at once, combined in the other order; and one handle too many.
