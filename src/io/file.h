@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// file.h: read-only files, mapped or read whole. Only regular files are accepted, so that a pipe or
+// a device given by mistake is an error and not an endless wait.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace switchyard {
+
+/// A file mapped for reading. Pages are read when they are touched.
+///
+/// NOTE: a file that another process truncates while it is mapped raises SIGBUS, as with every
+/// memory-mapped reader. Replace checkpoints by rename, as write_safetensors does.
+class MappedFile {
+ public:
+  /// Errors: kSystem (open), kMalformedFile when it is not a regular file, kOutOfMemory.
+  explicit MappedFile(const std::string& path);
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+/// The whole file. Errors: as MappedFile; kMalformedFile when it has more than `max_bytes`.
+std::string read_text_file(const std::string& path, std::size_t max_bytes);
+
+}  // namespace switchyard

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "io/json.h"
+
+#include <functional>
+#include <unordered_set>
+#include <vector>
+
+#include "core/fail.h"
+#include "io/text.h"
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+
+// Follows the parser and stops it as soon as a limit is passed or a key comes twice.
+class Watcher {
+ public:
+  Watcher(const std::string& file, const JsonLimits& limits) : file_(file), limits_(limits) {}
+
+  bool operator()(int, json::parse_event_t event, json& parsed) {
+    switch (event) {
+      case json::parse_event_t::object_start:
+      case json::parse_event_t::array_start:
+        count();
+        keys_.emplace_back();
+        require(keys_.size() <= limits_.max_depth, Errc::kMalformedFile,
+                "json: {} nests deeper than {} levels", file_, limits_.max_depth);
+        break;
+      case json::parse_event_t::object_end:
+      case json::parse_event_t::array_end: keys_.pop_back(); break;
+      case json::parse_event_t::key: {
+        count();
+        const auto& key = parsed.get_ref<const std::string&>();
+        if (!keys_.back().insert(key).second) {
+          fail(Errc::kMalformedFile, "json: {} has the key {} twice in one object", file_,
+               quote(key));
+        }
+        break;
+      }
+      case json::parse_event_t::value: count(); break;
+    }
+    return true;
+  }
+
+ private:
+  void count() {
+    require(++num_values_ <= limits_.max_values, Errc::kMalformedFile,
+            "json: {} has more than {} values", file_, limits_.max_values);
+  }
+
+  const std::string& file_;
+  const JsonLimits& limits_;
+  std::size_t num_values_ = 0;
+  std::vector<std::unordered_set<std::string>> keys_;
+};
+
+}  // namespace
+
+json parse_json(std::string_view text, const std::string& file, const JsonLimits& limits) {
+  // The parser would take a NUL for the end of the text and ignore the rest.
+  require(text.find('\0') == std::string_view::npos, Errc::kMalformedFile,
+          "json: {} contains a NUL byte at offset {}, want text", file, text.find('\0'));
+  Watcher watcher(file, limits);
+  try {
+    return json::parse(text.begin(), text.end(), std::ref(watcher));
+  } catch (const json::exception& error) {
+    fail(Errc::kMalformedFile, "json: {}: {}", file, error.what());
+  }
+}
+
+std::string describe_json(const json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return "an array";
+  const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  return text.size() > 160 ? text.substr(0, 160) + "..." : text;
+}
+
+JsonObject::JsonObject(const json& value, const std::string& file, const char* function)
+    : object_(value), file_(file), function_(function) {
+  if (!value.is_object()) {
+    fail(Errc::kMalformedFile, "{}: {} holds {}, want an object", function, file,
+         describe_json(value));
+  }
+}
+
+bool JsonObject::has(const char* key) const {
+  const auto found = object_.find(key);
+  return found != object_.end() && !found->is_null();
+}
+
+const json& JsonObject::value(const char* key) const {
+  const auto found = object_.find(key);
+  require(found != object_.end() && !found->is_null(), Errc::kMalformedFile, "{}: {} has no key {}",
+          function_, file_, key);
+  return *found;
+}
+
+void JsonObject::refuse(const char* key, const std::string& want) const {
+  fail(Errc::kMalformedFile, "{}: {}: {} is {}, want {}", function_, file_, key,
+       describe_json(value(key)), want);
+}
+
+std::int32_t JsonObject::integer(const char* key, std::int32_t min, std::int32_t max) const {
+  const json& number = value(key);
+  if (number.is_number_unsigned()) {
+    const auto whole = number.get<std::uint64_t>();
+    if (whole <= static_cast<std::uint64_t>(max) &&
+        static_cast<std::int64_t>(whole) >= std::int64_t{min}) {
+      return static_cast<std::int32_t>(whole);
+    }
+  } else if (number.is_number_integer()) {
+    const auto whole = number.get<std::int64_t>();
+    if (whole >= min && whole <= max) return static_cast<std::int32_t>(whole);
+  }
+  refuse(key, fmt::format("a whole number from {} to {}", min, max));
+}
+
+std::int32_t JsonObject::integer_or(const char* key, std::int32_t absent, std::int32_t min,
+                                    std::int32_t max) const {
+  return has(key) ? integer(key, min, max) : absent;
+}
+
+bool JsonObject::boolean_or(const char* key, bool absent) const {
+  if (!has(key)) return absent;
+  if (!value(key).is_boolean()) refuse(key, "true or false");
+  return value(key).get<bool>();
+}
+
+double JsonObject::number_or(const char* key, double absent) const {
+  if (!has(key)) return absent;
+  if (!value(key).is_number()) refuse(key, "a number");
+  return value(key).get<double>();
+}
+
+std::string JsonObject::text_or(const char* key, std::string absent) const {
+  if (!has(key)) return absent;
+  if (!value(key).is_string()) refuse(key, "text");
+  return value(key).get<std::string>();
+}
+
+}  // namespace switchyard

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// json.h: strict JSON for files that strangers wrote: bounded depth and count, no duplicate keys,
+// every failure a kMalformedFile error. Include it from .cpp files only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+namespace switchyard {
+
+struct JsonLimits {
+  std::size_t max_depth = 32;
+  std::size_t max_values = 1'000'000;  ///< values and keys, over the whole document
+};
+
+/// `file` goes into messages. Errors: kMalformedFile.
+nlohmann::json parse_json(std::string_view text, const std::string& file,
+                          const JsonLimits& limits = {});
+
+/// The value for a message: one line, at most 160 bytes.
+std::string describe_json(const nlohmann::json& value);
+
+/// Typed reads out of one JSON object. Messages name file, key, value and what it should be. A key
+/// that is null counts as absent, as in Python. Keeps references: a local helper only.
+class JsonObject {
+ public:
+  /// `function` begins every message. Errors: kMalformedFile when `value` is not an object.
+  JsonObject(const nlohmann::json& value, const std::string& file, const char* function);
+
+  bool has(const char* key) const;
+  /// Also true for null.
+  bool has_key(const char* key) const { return object_.contains(key); }
+  const nlohmann::json& value(const char* key) const;
+
+  std::int32_t integer(const char* key, std::int32_t min, std::int32_t max) const;
+  std::int32_t integer_or(const char* key, std::int32_t absent, std::int32_t min,
+                          std::int32_t max) const;
+  bool boolean_or(const char* key, bool absent) const;
+  double number_or(const char* key, double absent) const;
+  std::string text_or(const char* key, std::string absent) const;
+
+  /// kMalformedFile: "FUNCTION: FILE: KEY is VALUE, want ...".
+  [[noreturn]] void refuse(const char* key, const std::string& want) const;
+
+ private:
+  const nlohmann::json& object_;
+  const std::string& file_;
+  const char* function_;
+};
+
+}  // namespace switchyard

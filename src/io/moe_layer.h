@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// moe_layer.h: the weights of one MoE layer out of a checkpoint: the experts of one rank, stacked
+// as the expert kernels want them, the router, and the shared experts. Only the bytes of these
+// tensors are read.
+//
+// Letters used for shapes in this header:
+//   L  local experts     H  hidden     I  intermediate elements     E  experts of the layer
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "switchyard/experts.h"
+#include "switchyard/tensor.h"
+
+#include "io/checkpoint.h"
+#include "io/model_config.h"
+
+namespace switchyard {
+
+/// Owned weights in the shapes of ExpertWeights; scales are absent unless the weights are e4m3.
+struct ExpertTensors {
+  Tensor gate;        ///< [L, I, H] bf16, f16, f32 or e4m3
+  Tensor up;          ///< [L, I, H]
+  Tensor down;        ///< [L, H, I]
+  Tensor gate_scale;  ///< [L, cdiv(I, 128), cdiv(H, 128)] f32
+  Tensor up_scale;
+  Tensor down_scale;  ///< [L, cdiv(H, 128), cdiv(I, 128)] f32
+
+  bool has_value() const noexcept { return gate.view().has_value(); }
+  /// Views that live as long as the tensors.
+  ExpertWeights view() const;
+};
+
+struct MoeLayerWeights {
+  std::int32_t layer = 0;
+  ExpertTensors experts;  ///< in the order that was asked for
+  ExpertTensors shared;   ///< L = 1, I = config.shared_intermediate; absent without shared experts
+  Tensor router_gate;     ///< [E, H] bf16, f16 or f32
+  Tensor router_bias;     ///< [E] f32 (e_score_correction_bias), or absent
+  Tensor shared_gate;     ///< [1, H] (Qwen2-MoE): shared output times sigmoid of this; or absent
+};
+
+/// First MoE layer that the checkpoint really holds. Errors: kInvalidArgument when there is none.
+std::int32_t first_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config);
+
+/// `layer` -1 means first_moe_layer(). `expert_ids` may be empty and may repeat an id.
+///
+/// Errors: kInvalidArgument when the layer is dense (naming the MoE layers), not in the checkpoint
+/// or out of range, or an id is; kMalformedFile when a tensor is missing or has another shape or
+/// dtype than config.json says, naming tensor, file and both shapes; kOutOfMemory.
+MoeLayerWeights load_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config,
+                               std::int32_t layer, std::span<const std::int32_t> expert_ids);
+
+/// Experts first_expert to first_expert + num_local_experts - 1.
+MoeLayerWeights load_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config,
+                               std::int32_t layer, std::int32_t first_expert,
+                               std::int32_t num_local_experts);
+
+}  // namespace switchyard

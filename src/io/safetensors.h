@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// safetensors.h: reader and writer of the safetensors format: 8 bytes of header length, a JSON
+// header, then the tensors' bytes. The reader trusts nothing: a file is mapped, its header checked
+// against the size of the file, and only then are views handed out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/tensor.h"
+
+#include "core/aligned_buffer.h"
+
+namespace switchyard {
+
+/// One tensor of a header, already checked against the size of the file.
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype_name;           ///< as in the file, for example "BF16"
+  std::optional<DType> dtype;       ///< absent for a dtype that this library does not compute with
+  std::vector<std::int64_t> shape;  ///< products of sizes and bits fit into 64 bits
+  std::uint64_t begin = 0;          ///< bytes from the start of the file
+  std::uint64_t end = 0;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  ///< by name
+  std::map<std::string, std::string> metadata;
+};
+
+/// Checks the header of a whole file image: `bytes` are all bytes of the file, but only the header
+/// is read. `file` goes into messages.
+///
+/// As the reference reader (huggingface/safetensors, Metadata::validate): tensors cover the data
+/// without holes or overlaps, sizes match shape and dtype, the header has at most 100 MB. Stricter:
+/// duplicate names, unknown dtypes and unknown fields are refused.
+/// Errors: kMalformedFile.
+SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
+                                           const std::string& file);
+
+/// A mapped file. Views stay valid as long as the file does; all calls may come from any thread.
+class SafetensorsFile {
+ public:
+  /// Errors: kSystem (open), kMalformedFile.
+  static std::shared_ptr<const SafetensorsFile> open(const std::string& path);
+  /// The image of a file. Errors: kMalformedFile.
+  static std::shared_ptr<const SafetensorsFile> from_bytes(std::vector<std::byte> bytes,
+                                                           const std::string& name);
+
+  const std::string& path() const noexcept { return path_; }
+  std::span<const SafetensorsEntry> entries() const noexcept { return header_.entries; }
+  std::vector<std::string> names() const;
+  const std::map<std::string, std::string>& metadata() const noexcept { return header_.metadata; }
+
+  const SafetensorsEntry* find_entry(std::string_view name) const noexcept;
+
+  /// Nothing when the file has no such tensor. A tensor that does not lie at a multiple of its
+  /// element size is copied once, so that views can always be read through typed pointers.
+  ///
+  /// Errors: kNotSupported for a dtype or a number of dimensions outside of this library.
+  std::optional<TensorView> find(std::string_view name) const;
+
+  /// Errors: as find; kMalformedFile, with the nearest names, when the file has no such tensor.
+  TensorView tensor(std::string_view name) const;
+
+ private:
+  SafetensorsFile(std::string path, std::shared_ptr<const void> owner,
+                  std::span<const std::byte> bytes);
+  const std::byte* aligned_data(const SafetensorsEntry& entry) const;
+
+  std::string path_;
+  std::shared_ptr<const void> owner_;
+  std::span<const std::byte> bytes_;
+  SafetensorsHeader header_;
+  mutable std::mutex copies_mutex_;
+  mutable std::map<const SafetensorsEntry*, AlignedBuffer> copies_;
+};
+
+struct NamedTensor {
+  std::string name;
+  TensorView tensor;  ///< contiguous
+};
+
+/// Writes a file that the reference reader accepts. The file appears whole or not at all: it is
+/// written beside `path` and renamed. Tensors are ordered by element size, then name, so that every
+/// one is aligned.
+///
+/// Errors: kInvalidArgument (a name twice, "__metadata__", text that is not UTF-8, a tensor that is
+/// absent or not contiguous, packed elements that do not fill bytes), kSystem.
+void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+/// The format's name of a dtype, for example "F8_E4M3".
+const char* safetensors_name_of(DType dtype) noexcept;
+
+}  // namespace switchyard

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "io/text.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace switchyard {
+namespace {
+
+constexpr std::size_t kMaxQuoted = 160;
+constexpr std::size_t kMaxCompared = 256;  // longer names are never offered
+
+// Levenshtein distance, one row at a time.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string quote(std::string_view name) {
+  std::string text = "\"";
+  for (const char c : name.substr(0, kMaxQuoted)) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += byte < 0x20 || byte == 0x7F ? '?' : c;
+  }
+  text += name.size() > kMaxQuoted ? "...\"" : "\"";
+  return text;
+}
+
+std::string nearest_names(std::string_view wanted, std::span<const std::string_view> names) {
+  if (wanted.empty() || wanted.size() > kMaxCompared) return "";
+  const std::size_t limit = std::max<std::size_t>(3, wanted.size() / 4);
+  std::vector<std::pair<std::size_t, std::string_view>> near;
+  for (const std::string_view name : names) {
+    const std::size_t gap = std::max(name.size(), wanted.size()) -  //
+                            std::min(name.size(), wanted.size());
+    if (gap > limit) continue;
+    const std::size_t distance = edit_distance(wanted, name);
+    if (distance <= limit) near.emplace_back(distance, name);
+  }
+  std::sort(near.begin(), near.end());
+  if (near.empty()) return "";
+  std::string text = "; nearest:";
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, near.size()); ++i) {
+    text += (i == 0 ? " " : ", ") + quote(near[i].second);
+  }
+  return text;
+}
+
+std::string format_ranges(std::span<const std::int32_t> numbers) {
+  if (numbers.empty()) return "none";
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    if (!text.empty()) text += ", ";
+    text +=
+        last == i ? fmt::format("{}", numbers[i]) : fmt::format("{}-{}", numbers[i], numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// layer.cpp: route, dispatch, experts, combine, shared expert; with ranks, and without.
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/fail.h"
+#include "quant/exp.h"
+#include "reference/reference.h"
+
+namespace switchyard::reference {
+namespace {
+
+Routing route(const Layer& layer, const Table<float>& hidden) {
+  return select_experts(layer.router, router_logits(hidden, layer.router_gate), layer.router_bias);
+}
+
+// What the experts of one rank see. Rows and blocks have scales of their own, so that quantizing on
+// arrival is quantizing before sending.
+Table<float> delivered(const Layer& layer, const Batch& batch, const ExpertMajor& placed) {
+  const Table<float> rows = receive(batch, placed.rows, placed.num_rows);
+  if (!layer.dispatch.is_quantized()) return rows;
+  return dequantize(layer.dispatch, quantize(layer.dispatch, rows, layer.static_scale));
+}
+
+std::vector<Table<float>> combine(const Batch& batch, std::span<const ExpertMajor> placed,
+                                  std::span<const Table<float>> rows, Reduce reduce) {
+  std::vector<Table<float>> partials;
+  for (int rank = 0; reduce == Reduce::kPerRank && rank < batch.num_ranks(); ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    partials.push_back(reduce_on_rank(batch, rank, placed[r], rows[r], true));
+  }
+  std::vector<Table<float>> outputs;
+  for (int rank = 0; rank < batch.num_ranks(); ++rank) {
+    outputs.push_back(reduce == Reduce::kPerRank
+                          ? sum_partials(batch, rank, partials, {}, DType::kBF16)
+                          : combine_per_expert(batch, rank, placed, rows, DType::kBF16));
+  }
+  return outputs;
+}
+
+void add_shared(const Layer& layer, const Table<float>& hidden, Table<float>& output) {
+  if (!layer.shared) return;
+  const Table<float> shared = shared_rows(layer, hidden);
+  for (std::size_t i = 0; i < output.data.size(); ++i) {
+    output.data[i] = round_to(DType::kBF16, output.data[i] + shared.data[i]);
+  }
+}
+
+}  // namespace
+
+Table<float> shared_rows(const Layer& layer, const Table<float>& hidden) {
+  Table<float> rows = expert_mlp(*layer.shared, 0, hidden, {});
+  if (layer.shared_gate.empty()) return rows;
+  const Table<float> gate(1, hidden.cols, layer.shared_gate);
+  const Table<float> logits = router_logits(hidden, gate);
+  for (std::int64_t t = 0; t < rows.rows; ++t) {
+    const float factor = sigmoid(logits(t, 0));
+    for (float& value : rows.row(t)) value = round_to(DType::kBF16, factor * value);
+  }
+  return rows;
+}
+
+std::vector<Table<float>> run_layer(const Layer& layer, std::span<const Table<float>> hidden,
+                                    Reduce reduce) {
+  Batch batch{layer.router.num_experts, {}};
+  for (const Table<float>& tokens : hidden) {
+    Routing routing = route(layer, tokens);
+    batch.ranks.push_back({tokens, std::move(routing.topk_ids), std::move(routing.topk_weights)});
+  }
+  std::vector<ExpertMajor> placed;
+  std::vector<Table<float>> rows;
+  for (int rank = 0; rank < batch.num_ranks(); ++rank) {
+    placed.push_back(dispatch_expanded(batch, rank, 1));
+    rows.push_back(
+        apply_experts(layer.experts, first_expert(batch.num_experts, batch.num_ranks(), rank),
+                      placed.back(), delivered(layer, batch, placed.back()), layer.intermediate));
+  }
+  std::vector<Table<float>> outputs = combine(batch, placed, rows, reduce);
+  for (std::size_t r = 0; r < outputs.size(); ++r) add_shared(layer, hidden[r], outputs[r]);
+  return outputs;
+}
+
+Table<float> run_layer(const Layer& layer, const Table<float>& hidden) {
+  const Routing routing = route(layer, hidden);
+  const Table<float> tokens =
+      layer.dispatch.is_quantized()
+          ? dequantize(layer.dispatch, quantize(layer.dispatch, hidden, layer.static_scale))
+          : hidden;
+  // Row t * K + k is what the expert in slot k says about token t.
+  const std::int64_t num_topk = routing.topk_ids.cols;
+  Table<float> rows(hidden.rows * num_topk, hidden.cols);
+  for (std::int32_t e = 0; e < layer.router.num_experts; ++e) {
+    std::vector<std::int64_t> wanted;
+    Table<float> input(0, hidden.cols);
+    for (std::int64_t i = 0; i < rows.rows; ++i) {
+      if (routing.topk_ids(i / num_topk, i % num_topk) != e) continue;
+      wanted.push_back(i);
+      const auto token = tokens.row(i / num_topk);
+      input.data.insert(input.data.end(), token.begin(), token.end());
+      ++input.rows;
+    }
+    const Table<float> result = expert_mlp(layer.experts, e, input, layer.intermediate);
+    for (std::int64_t n = 0; n < result.rows; ++n) {
+      std::ranges::copy(result.row(n), rows.row(wanted[static_cast<std::size_t>(n)]).begin());
+    }
+  }
+  Table<float> output(hidden.rows, hidden.cols);
+  for (std::int64_t t = 0; t < hidden.rows; ++t) {
+    for (std::int64_t h = 0; h < hidden.cols; ++h) {
+      float sum = 0.0f;
+      for (std::int64_t k = 0; k < num_topk; ++k) {
+        sum = std::fma(routing.topk_weights(t, k), rows(t * num_topk + k, h), sum);
+      }
+      output(t, h) = round_to(DType::kBF16, sum);
+    }
+  }
+  add_shared(layer, hidden, output);
+  return output;
+}
+
+}  // namespace switchyard::reference

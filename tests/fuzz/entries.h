@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// entries.h: what the fuzz targets do with an input. The corpus test calls the same functions, so
+// every input that was ever of interest also runs in ordinary builds.
+//
+// An entry lets only the documented errors pass and checks what a reader promises; anything else
+// ends the process, which is how a fuzzer sees it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace switchyard::fuzz {
+
+void safetensors(const std::uint8_t* data, std::size_t size);
+void model_config(const std::uint8_t* data, std::size_t size);
+void index(const std::uint8_t* data, std::size_t size);
+
+}  // namespace switchyard::fuzz

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ranks.h: ranks as threads of a test, with a deadline that suits one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "switchyard/error.h"
+#include "switchyard/group.h"
+
+namespace switchyard::test {
+
+/// Long enough for sanitizers on a busy machine, short enough for ctest.
+inline constexpr std::int64_t kRanksTimeoutMs = 30'000;
+
+/// Runs `body` on each rank over engine "local"; the first failure is thrown here.
+inline void run_ranks(int num_ranks, const std::function<void(const Group&)>& body,
+                      std::int64_t timeout_ms = kRanksTimeoutMs) {
+  run_local_ranks(num_ranks, body, {.engine = "local", .timeout_ms = timeout_ms});
+}
+
+/// The Error that `call` throws; the test fails when it throws none.
+template <typename Call>
+Error error_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return Error(Errc::kInternal, "no error was thrown");
+}
+
+}  // namespace switchyard::test

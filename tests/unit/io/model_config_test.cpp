@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "io/model_config.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/errors.h"
+#include "support/published_configs.h"
+#include "support/temp_folder.h"
+
+namespace switchyard {
+namespace {
+
+using test::expect_error;
+using test::kKimiK2;
+using test::kMixtral;
+using test::kQwen2;
+using test::kQwen3;
+using test::kV2;
+using test::kV2Lite;
+using test::kV3;
+using test::replaced;
+using test::TempFolder;
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+ModelConfig parse(const std::string& text) { return parse_model_config(text, "dir/config.json"); }
+
+TEST(ModelConfigTest, ReadsDeepSeekV2) {
+  const ModelConfig lite = parse(kV2Lite);
+  EXPECT_EQ(lite.family, ModelFamily::kDeepSeekV2);
+  EXPECT_EQ(lite.hidden, 2048);
+  EXPECT_EQ(lite.moe_intermediate, 1408);
+  EXPECT_EQ(lite.shared_intermediate, 2816);
+  EXPECT_EQ(lite.num_experts(), 64);
+  EXPECT_EQ(lite.num_topk(), 6);
+  EXPECT_EQ(lite.router.group_selection, GroupSelection::kNone);
+  EXPECT_FALSE(lite.is_moe_layer(0));
+  EXPECT_TRUE(lite.is_moe_layer(1));
+  EXPECT_TRUE(lite.is_moe_layer(26));
+  EXPECT_THAT(lite.moe_layers, SizeIs(26));
+
+  const ModelConfig full = parse(kV2);
+  EXPECT_EQ(full.router.scoring, Scoring::kSoftmax);
+  EXPECT_EQ(full.router.group_selection, GroupSelection::kMax);
+  EXPECT_EQ(full.router.num_groups, 8);
+  EXPECT_EQ(full.router.topk_groups, 3);
+  EXPECT_FALSE(full.router.norm_topk_prob);
+  EXPECT_EQ(full.router.routed_scaling_factor, 16.0f);
+  EXPECT_FALSE(full.has_router_bias);
+  EXPECT_FALSE(full.has_fp8_weights);
+}
+
+TEST(ModelConfigTest, DeepSeekV2NormsOrScalesButV3DoesBoth) {
+  const ModelConfig v2 =
+      parse(replaced(kV2, "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"));
+  EXPECT_TRUE(v2.router.norm_topk_prob);
+  EXPECT_EQ(v2.router.routed_scaling_factor, 1.0f);
+  // One expert a token is scaled even when the norm is on.
+  const ModelConfig top1 =
+      parse(replaced(replaced(kV2, "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"),
+                     "_tok\": 6", "_tok\": 1"));
+  EXPECT_FALSE(top1.router.norm_topk_prob);
+  EXPECT_EQ(top1.router.routed_scaling_factor, 16.0f);
+
+  const ModelConfig v3 = parse(kV3);
+  EXPECT_TRUE(v3.router.norm_topk_prob);
+  EXPECT_EQ(v3.router.routed_scaling_factor, 2.5f);
+}
+
+TEST(ModelConfigTest, ReadsDeepSeekV3) {
+  const ModelConfig config = parse(kV3);
+  EXPECT_EQ(config.family, ModelFamily::kDeepSeekV3);
+  EXPECT_EQ(config.router.scoring, Scoring::kSigmoid);
+  EXPECT_EQ(config.router.group_selection, GroupSelection::kTop2Sum);
+  EXPECT_EQ(config.router.num_groups, 8);
+  EXPECT_EQ(config.router.topk_groups, 4);
+  EXPECT_TRUE(config.has_router_bias);
+  EXPECT_TRUE(config.has_fp8_weights);
+  EXPECT_EQ(config.shared_intermediate, 2048);
+  EXPECT_EQ(config.moe_layers.front(), 3);
+  EXPECT_EQ(config.moe_layers.back(), 60);
+
+  const ModelConfig kimi = parse(kKimiK2);
+  EXPECT_EQ(kimi.family, ModelFamily::kDeepSeekV3);
+  EXPECT_EQ(kimi.num_experts(), 384);
+  EXPECT_EQ(kimi.router.num_groups, 1);
+}
+
+TEST(ModelConfigTest, AbsentKeysTakeTheDefaultsOfTheFamily) {
+  const std::string sizes =
+      R"("n_routed_experts": 256, "hidden_size": 64, "moe_intermediate_size": 32,
+ "num_experts_per_tok": 8, "num_hidden_layers": 5})";
+  const ModelConfig v3 = parse(R"({"model_type": "deepseek_v3", )" + sizes);
+  EXPECT_EQ(v3.router.scoring, Scoring::kSigmoid);
+  EXPECT_EQ(v3.router.group_selection, GroupSelection::kTop2Sum);
+  EXPECT_EQ(v3.router.num_groups, 8);
+  EXPECT_EQ(v3.router.topk_groups, 4);
+  EXPECT_EQ(v3.router.routed_scaling_factor, 2.5f);
+  EXPECT_TRUE(v3.router.norm_topk_prob);
+  EXPECT_EQ(v3.shared_intermediate, 32);
+  EXPECT_THAT(v3.moe_layers, ElementsAre(3, 4));
+
+  const ModelConfig v2 = parse(R"({"model_type": "deepseek_v2", )" + sizes);
+  EXPECT_EQ(v2.router.scoring, Scoring::kSoftmax);
+  EXPECT_EQ(v2.router.group_selection, GroupSelection::kNone);
+  EXPECT_EQ(v2.router.routed_scaling_factor, 1.0f);
+  EXPECT_FALSE(v2.router.norm_topk_prob);
+  EXPECT_THAT(v2.moe_layers, SizeIs(5));
+  // null is a statement: no shared experts.
+  EXPECT_EQ(parse(R"({"model_type": "deepseek_v2", "n_shared_experts": null, )" + sizes)
+                .shared_intermediate,
+            0);
+}
+
+TEST(ModelConfigTest, ReadsQwen) {
+  const ModelConfig qwen2 = parse(kQwen2);
+  EXPECT_EQ(qwen2.family, ModelFamily::kQwen2Moe);
+  EXPECT_EQ(qwen2.shared_intermediate, 20480);
+  EXPECT_TRUE(qwen2.has_shared_gate);
+  EXPECT_FALSE(qwen2.router.norm_topk_prob);
+  EXPECT_THAT(qwen2.moe_layers, SizeIs(28));
+
+  const ModelConfig qwen3 = parse(kQwen3);
+  EXPECT_EQ(qwen3.family, ModelFamily::kQwen3Moe);
+  EXPECT_EQ(qwen3.shared_intermediate, 0);
+  EXPECT_FALSE(qwen3.has_shared_gate);
+  EXPECT_TRUE(qwen3.router.norm_topk_prob);
+  EXPECT_EQ(qwen3.router.scoring, Scoring::kSoftmax);
+  // Newer writers call the count num_local_experts.
+  EXPECT_EQ(parse(replaced(kQwen3, "\"num_experts\"", "\"num_local_experts\"")).num_experts(), 128);
+}
+
+TEST(ModelConfigTest, DenseLayersOfEachRule) {
+  const std::string qwen =
+      R"({"model_type": "qwen3_moe", "hidden_size": 8, "moe_intermediate_size": 8,
+ "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 8, )";
+  EXPECT_THAT(parse(qwen + R"("decoder_sparse_step": 2})").moe_layers, ElementsAre(1, 3, 5, 7));
+  EXPECT_THAT(parse(qwen + R"("decoder_sparse_step": 3, "mlp_only_layers": [5, 99]})").moe_layers,
+              ElementsAre(2));
+  EXPECT_THAT(parse(qwen + R"("mlp_only_layers": [7, 0, 1]})").moe_layers,
+              ElementsAre(2, 3, 4, 5, 6));
+  const std::string deepseek = R"({"model_type": "deepseek_v2", "hidden_size": 8,
+ "moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 8, )";
+  EXPECT_THAT(parse(deepseek + R"("first_k_dense_replace": 3, "moe_layer_freq": 2})").moe_layers,
+              ElementsAre(4, 6));
+}
+
+TEST(ModelConfigTest, ReadsMixtral) {
+  const ModelConfig config = parse(kMixtral);
+  EXPECT_EQ(config.family, ModelFamily::kMixtral);
+  EXPECT_EQ(config.num_experts(), 8);
+  EXPECT_EQ(config.moe_intermediate, 14336);
+  EXPECT_TRUE(config.router.norm_topk_prob);
+  EXPECT_EQ(config.shared_intermediate, 0);
+  EXPECT_THAT(config.moe_layers, SizeIs(32));
+}
+
+TEST(ModelConfigTest, ReadsTinyMoeFromItsFolder) {
+  const ModelConfig config = read_model_config(SWITCHYARD_DATA_DIR "/tiny-moe");
+  EXPECT_EQ(config.family, ModelFamily::kTinyMoe);
+  EXPECT_EQ(config.path, SWITCHYARD_DATA_DIR "/tiny-moe/config.json");
+  EXPECT_EQ(config.hidden, 256);
+  EXPECT_EQ(config.moe_intermediate, 128);
+  EXPECT_EQ(config.shared_intermediate, 256);
+  EXPECT_EQ(config.num_experts(), 32);
+  EXPECT_EQ(config.num_topk(), 4);
+  EXPECT_TRUE(config.router.norm_topk_prob);
+  EXPECT_EQ(config.router.scoring, Scoring::kSoftmax);
+  EXPECT_THAT(config.moe_layers, ElementsAre(0, 1, 2, 3));
+}
+
+TEST(ModelConfigTest, MissingFileIsASystemError) {
+  const TempFolder folder;
+  expect_error(Errc::kSystem, "config.json: No such file",
+               [&] { read_model_config(folder.path()); });
+}
+
+}  // namespace
+}  // namespace switchyard
