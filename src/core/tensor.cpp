@@ -2,6 +2,8 @@
 
 #include "switchyard/tensor.h"
 
+#include <algorithm>
+
 #include "core/aligned_buffer.h"
 #include "core/bytes.h"
 
@@ -31,7 +33,7 @@ TensorView::TensorView(const void* data, DType dtype, std::span<const std::int64
   std::int64_t stride = 1;
   for (std::size_t dim = shape.size(); dim-- > 0;) {
     strides_[dim] = stride;
-    stride *= shape[dim] == 0 ? 1 : shape[dim];
+    stride = checked_mul(stride, std::max<std::int64_t>(1, shape[dim]));
   }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// engine.h: how ranks reach each other's memory. An engine gives symmetric windows, a store to agree
-// through, and a wait that has a deadline and ends when the group is aborted or a peer is lost.
+// engine.h: how ranks reach each other's memory. An engine gives symmetric windows, a store to
+// agree through, and a wait that has a deadline and ends when the group is aborted or a peer is
+// lost.
 //
 // Every engine keeps one ControlBlock that all ranks (and our launcher) map: an abort line and one
 // line a rank. A rank sleeps on the doorbell of its own line (an event count: read the doorbell,
@@ -11,8 +12,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "switchyard/error.h"
@@ -24,8 +27,8 @@
 
 namespace switchyard {
 
-/// One region of equal size on each rank, mapped on every rank, zero-filled. Offsets in it come from
-/// the layout structs of plan.
+/// One region of equal size on each rank, mapped on every rank, zero-filled. Offsets in it come
+/// from the layout structs of plan.
 class Window {
  public:
   Window() = default;
@@ -81,8 +84,8 @@ class Engine {
   /// Returns when `ready()` is true. `ready` only loads (acquire) and compares. Spins first, when
   /// each rank can have a core of its own.
   ///
-  /// Errors: kTimeout, kPeerLost, kAborted: the message names this rank, the phase, the call and the
-  /// peer; kTimeout also aborts the group, so that the others learn of it at once.
+  /// Errors: kTimeout, kPeerLost, kAborted: the message names this rank, the phase, the call and
+  /// the peer; kTimeout also aborts the group, so that the others learn of it at once.
   template <typename Ready>
   void wait(const WaitSite& site, Ready&& ready);
 
@@ -92,17 +95,49 @@ class Engine {
   /// Throws when the group was aborted; the cheap check at the start of each operation.
   void check_alive(const WaitSite& site);
 
+  /// True once this rank threw an error whose cause another rank, or the launcher, had published.
+  bool has_seen_abort() const { return has_seen_abort_; }
+
  protected:
   Engine(int rank, int size, std::int64_t timeout_ms, std::shared_ptr<Store> store);
-  void attach(ControlBlock control) { control_ = control; }
+  /// Takes part from here on; `leave` tells the peers that this rank waits for nobody any more.
+  void attach(ControlBlock control);
+  void leave() noexcept;
+  bool has_left(int peer) const noexcept;
 
-  /// A peer whose process or thread is known to be gone, or -1. Called every slice of a sleep.
+  /// For make_window: throws on every rank, naming the first, when sizes differ or a rank could not
+  /// get its memory (`own_error`: why this one could not, else empty).
+  void agree_on_window(std::size_t bytes, const std::string& own_error);
+
+  /// For set-up, where what is awaited rings no doorbell: calls `attempt` with short deadlines
+  /// until it is true. Errors as wait.
+  void wait_in_slices(const WaitSite& site, const std::function<bool(const Deadline&)>& attempt);
+
+  /// A peer that died without leaving, or -1. Called every slice of a sleep.
   virtual int find_lost_peer() { return -1; }
 
+  /// The rank that serves the store, or -1.
+  virtual int store_rank() const { return -1; }
+
  private:
+  static constexpr int kSpinsPerYield = 64;
+
+  /// One wait that has begun to sleep.
+  struct WaitState {
+    explicit WaitState(std::int64_t timeout_ms);
+    Deadline deadline;
+    std::int64_t next_look_ns;  ///< when to look for lost peers again
+    bool is_last_look = false;  ///< an error is due unless ready() turns true once more
+  };
+
   /// Sleeps until the doorbell moves from `seen`, a slice of the deadline passes, or the group is
   /// aborted; throws when it was, when a peer is lost, or when the deadline is over.
-  void sleep(const WaitSite& site, std::uint32_t seen, const Deadline& deadline);
+  void sleep(const WaitSite& site, std::uint32_t seen, WaitState& state);
+  void look_for_trouble(const WaitSite& site, WaitState& state);
+  [[noreturn]] void fail_lost(const WaitSite& site, int peer, const char* reason);
+  [[noreturn]] void fail_timeout(const WaitSite& site);
+  std::string get_from_peer(const WaitSite& site, const std::string& key);
+  void put_to_store(const WaitSite& site, const std::string& key, const std::string& text);
 
   int rank_;
   int size_;
@@ -110,6 +145,7 @@ class Engine {
   int num_spins_;  ///< 0 when there are more ranks than cores
   std::shared_ptr<Store> store_;
   ControlBlock control_;
+  bool has_seen_abort_ = false;
   std::uint64_t num_gathers_ = 0;
   std::uint64_t num_barriers_ = 0;
 };
@@ -120,13 +156,15 @@ void Engine::wait(const WaitSite& site, Ready&& ready) {
   for (int spin = 0; spin < num_spins_; ++spin) {
     spin_pause();
     if (ready()) return;
+    // The peer may be queued for this very core, when other programs use the rest.
+    if (spin % kSpinsPerYield == kSpinsPerYield - 1) std::this_thread::yield();
   }
-  const Deadline deadline = Deadline::after_ms(timeout_ms_);
+  WaitState state(timeout_ms_);
   RankLine& line = control_.line(rank_);
   for (;;) {
     const std::uint32_t seen = line.doorbell.load(std::memory_order_seq_cst);
     if (ready()) return;
-    sleep(site, seen, deadline);
+    sleep(site, seen, state);
   }
 }
 

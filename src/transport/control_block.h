@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "switchyard/error.h"
+
 namespace switchyard {
 
 /// Where a rank is in an operation; for messages.
@@ -23,12 +25,16 @@ enum class Phase : std::uint32_t {
 
 const char* name_of(Phase phase) noexcept;
 
+/// AbortLine::code; 0 is "not aborted".
+inline std::uint32_t abort_code(Errc code) noexcept { return static_cast<std::uint32_t>(code) + 1; }
+inline Errc errc_of(std::uint32_t code) noexcept { return static_cast<Errc>(code - 1); }
+
 /// Why the group was aborted. Written once by whoever wins `claimed`, then published by `code`.
 struct alignas(128) AbortLine {
   std::atomic<std::uint32_t> claimed;
-  std::atomic<std::uint32_t> code;  ///< 0: not aborted; else Errc + 1
+  std::atomic<std::uint32_t> code;  ///< 0: not aborted; else abort_code()
   std::int32_t culprit;             ///< the rank that is to blame, or -1
-  char reason[112];                 ///< zero-terminated
+  char reason[244];                 ///< zero-terminated
 };
 
 /// One rank's line. `doorbell` and `sleepers` are touched by peers, the rest only by its owner.
@@ -40,6 +46,9 @@ struct alignas(128) RankLine {
   std::atomic<std::uint64_t> call;
   std::atomic<std::uint64_t> barrier;  ///< barriers this rank has entered
 };
+
+static_assert(sizeof(AbortLine) == 256 && sizeof(RankLine) == 128,
+              "other processes map these lines");
 
 /// A view of the block: one AbortLine, then a RankLine a rank.
 class ControlBlock {

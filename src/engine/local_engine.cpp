@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/local_engine.h"
+
+#include <map>
+#include <mutex>
+
+#include "core/aligned_buffer.h"
+#include "core/fail.h"
+#include "transport/hash_store.h"
+
+namespace switchyard {
+namespace {
+
+// Every rank's buffer of one window.
+using Buffers = std::vector<AlignedBuffer>;
+
+// What the ranks of one group share.
+struct LocalGroup {
+  explicit LocalGroup(int num_ranks)
+      : control_memory(ControlBlock::size_bytes(num_ranks) + alignof(AbortLine)) {
+    const auto address = reinterpret_cast<std::uintptr_t>(control_memory.data());
+    const std::uintptr_t past = address % alignof(AbortLine);
+    control = ControlBlock(control_memory.data() + (past == 0 ? 0 : alignof(AbortLine) - past),
+                           num_ranks);
+  }
+
+  AlignedBuffer control_memory;
+  ControlBlock control;
+
+  struct PendingWindow {
+    std::shared_ptr<Buffers> buffers;
+    int num_taken = 0;
+  };
+  std::mutex mutex;
+  std::map<std::uint64_t, PendingWindow> windows;  // by number, until every rank has taken it
+};
+
+class LocalWindow final : public Window {
+ public:
+  LocalWindow(std::shared_ptr<Buffers> buffers, std::size_t bytes) : buffers_(std::move(buffers)) {
+    for (const AlignedBuffer& buffer : *buffers_) bases_.push_back(buffer.data());
+    size_bytes_ = bytes;
+  }
+
+ private:
+  std::shared_ptr<Buffers> buffers_;
+};
+
+class LocalEngine final : public Engine {
+ public:
+  LocalEngine(int rank, int size, std::int64_t timeout_ms, std::shared_ptr<Store> store,
+              std::shared_ptr<LocalGroup> group)
+      : Engine(rank, size, timeout_ms, std::move(store)), group_(std::move(group)) {
+    attach(group_->control);
+  }
+  ~LocalEngine() override { leave(); }
+
+  const char* name() const override { return "local"; }
+  std::unique_ptr<Window> make_window(std::size_t bytes) override;
+
+ private:
+  std::shared_ptr<Buffers> place_own_buffer(std::uint64_t number, std::size_t bytes);
+
+  std::shared_ptr<LocalGroup> group_;
+  std::uint64_t num_windows_ = 0;
+};
+
+// Each rank allocates its own buffer, so that its pages are near the core that uses them.
+std::shared_ptr<Buffers> LocalEngine::place_own_buffer(std::uint64_t number, std::size_t bytes) {
+  AlignedBuffer own(bytes);
+  const std::lock_guard lock(group_->mutex);
+  LocalGroup::PendingWindow& pending = group_->windows[number];
+  if (!pending.buffers)
+    pending.buffers = std::make_shared<Buffers>(static_cast<std::size_t>(size()));
+  (*pending.buffers)[static_cast<std::size_t>(rank())] = std::move(own);
+  std::shared_ptr<Buffers> buffers = pending.buffers;
+  if (++pending.num_taken == size()) group_->windows.erase(number);
+  return buffers;
+}
+
+std::unique_ptr<Window> LocalEngine::make_window(std::size_t bytes) {
+  std::shared_ptr<Buffers> buffers;
+  std::string error;
+  try {
+    buffers = place_own_buffer(++num_windows_, bytes);
+  } catch (const Error& failure) {
+    error = failure.what();
+  }
+  agree_on_window(bytes, error);
+  return std::make_unique<LocalWindow>(std::move(buffers), bytes);
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms) {
+  require(num_ranks >= 1 && num_ranks <= 4096, Errc::kInvalidArgument,
+          "run_local_ranks: {} ranks, want from 1 to 4096", num_ranks);
+  const auto group = std::make_shared<LocalGroup>(num_ranks);
+  const auto store = std::make_shared<HashStore>();
+  std::vector<std::shared_ptr<Engine>> engines;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    engines.push_back(std::make_shared<LocalEngine>(rank, num_ranks, timeout_ms, store, group));
+  }
+  return engines;
+}
+
+}  // namespace switchyard

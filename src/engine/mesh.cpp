@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/mesh.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <list>
+#include <sstream>
+
+#include "switchyard/version.h"
+
+#include "core/fail.h"
+#include "core/log.h"
+#include "transport/store_server.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kSliceMs = 50;
+constexpr std::size_t kMaxStrangers = 64;
+
+// First packet on a connection; the connecting end sends it.
+struct Hello {
+  std::array<char, 32> nonce{};
+  std::int32_t rank = -1;
+  std::int32_t size = 0;
+};
+
+std::span<std::byte> bytes_of(Hello& hello) { return std::as_writable_bytes(std::span(&hello, 1)); }
+
+Hello make_hello(const std::string& nonce, int rank, int size) {
+  Hello hello;
+  std::memcpy(hello.nonce.data(), nonce.data(), std::min(nonce.size(), hello.nonce.size()));
+  hello.rank = rank;
+  hello.size = size;
+  return hello;
+}
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+Fd open_process(const Fd& socket) {
+  const std::optional<PeerIdentity> identity = peer_identity(socket);
+  if (!identity || identity->pid <= 0) return Fd();  // of another pid namespace
+#ifdef SYS_pidfd_open
+  return Fd(static_cast<int>(syscall(SYS_pidfd_open, identity->pid, 0)));
+#else
+  return Fd();
+#endif
+}
+
+PeerLink make_link(Fd socket) {
+  Fd process = open_process(socket);
+  return {std::move(socket), std::move(process)};
+}
+
+// The ranks above this one, as they come. Strangers may connect too: they are read without waiting
+// for them, and dropped when what they say is no hello of this group.
+class Acceptor {
+ public:
+  Acceptor(int rank, int size, const std::string& nonce, const Fd& listener,
+           std::vector<PeerLink>& links)
+      : rank_(rank), wanted_(make_hello(nonce, rank, size)), listener_(listener), links_(links) {}
+
+  int num_missing() const {
+    int missing = 0;
+    for (std::size_t peer = first(); peer < links_.size(); ++peer) {
+      missing += links_[peer].socket.has_value() ? 0 : 1;
+    }
+    return missing;
+  }
+
+  std::string missing_ranks() const {
+    std::string text;
+    for (std::size_t peer = first(); peer < links_.size(); ++peer) {
+      if (links_[peer].socket.has_value()) continue;
+      text += fmt::format("{}{}", text.empty() ? "" : ", ", peer);
+    }
+    return text;
+  }
+
+  void turn() {
+    std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
+    for (const Fd& socket : strangers_) entries.push_back({socket.get(), POLLIN, 0});
+    poll(entries.data(), entries.size(), kSliceMs);
+    std::size_t next = 1;
+    for (Fd& socket : strangers_) {
+      if (entries[next++].revents != 0) greet(socket);
+    }
+    strangers_.remove_if([](const Fd& socket) { return !socket.has_value(); });
+    if (entries[0].revents == 0) return;
+    std::optional<Fd> socket = accept_one(listener_, Deadline::after_ms(0));
+    const auto identity = socket ? peer_identity(*socket) : std::nullopt;
+    if (!identity || identity->uid != geteuid()) return;
+    if (strangers_.size() >= kMaxStrangers) strangers_.pop_front();
+    strangers_.push_back(std::move(*socket));
+  }
+
+ private:
+  std::size_t first() const { return static_cast<std::size_t>(rank_) + 1; }
+
+  // Leaves `socket` empty: it has become a link, or it is dropped.
+  void greet(Fd& socket) {
+    Fd taken = std::move(socket);
+    Hello hello;
+    try {
+      if (!receive_packet(taken, bytes_of(hello), Deadline::after_ms(0))) return;
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, "shm", "drops a stranger: {}", error.what());
+      return;
+    }
+    if (hello.nonce != wanted_.nonce || hello.size != wanted_.size) return;
+    require(hello.rank > rank_ && hello.rank < hello.size, Errc::kInvalidArgument,
+            "group: rank {} got a call from rank {} of {}; are two processes the same rank?", rank_,
+            hello.rank, hello.size);
+    PeerLink& link = links_[static_cast<std::size_t>(hello.rank)];
+    require(!link.socket.has_value(), Errc::kInvalidArgument,
+            "group: two processes say that they are rank {}", hello.rank);
+    link = make_link(std::move(taken));
+  }
+
+  int rank_;
+  Hello wanted_;
+  const Fd& listener_;
+  std::vector<PeerLink>& links_;
+  std::list<Fd> strangers_;
+};
+
+}  // namespace
+
+bool PeerLink::is_dead() const noexcept {
+  std::array<pollfd, 2> entries{{{socket.get(), POLLRDHUP, 0}, {process.get(), POLLIN, 0}}};
+  if (poll(entries.data(), entries.size(), 0) <= 0) return false;
+  return (entries[0].revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0 || entries[1].revents != 0;
+}
+
+Introduction Introduction::of_this_process(int size, const std::string& socket) {
+  Introduction own;
+  own.version = switchyard::version();
+  own.host_id = first_line("/proc/sys/kernel/random/boot_id");
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  own.host = host.data();
+  own.socket = socket;
+  own.nonce = make_secret();
+  own.size = size;
+  return own;
+}
+
+std::string Introduction::text() const {
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}", version, host_id, host, socket, nonce, size);
+}
+
+Introduction Introduction::parse(const std::string& text) {
+  std::istringstream lines(text);
+  Introduction peer;
+  for (std::string* field : {&peer.version, &peer.host_id, &peer.host, &peer.socket, &peer.nonce}) {
+    std::getline(lines, *field);
+  }
+  lines >> peer.size;
+  require(!lines.fail(), Errc::kSystem, "group: the store has a text that no rank wrote: \"{}\"",
+          text.substr(0, 64));
+  return peer;
+}
+
+void require_one_job(const std::vector<Introduction>& ranks) {
+  const Introduction& first = ranks[0];
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    const Introduction& other = ranks[rank];
+    require(other.size == first.size, Errc::kInvalidArgument,
+            "group: rank 0 says that there are {} ranks, but rank {} says {}", first.size, rank,
+            other.size);
+    require(other.version == first.version, Errc::kInvalidArgument,
+            "group: rank 0 has version {} of the library, but rank {} has {}", first.version, rank,
+            other.version);
+    require(other.host_id == first.host_id, Errc::kNotSupported,
+            "group: rank 0 runs on host {}, but rank {} on host {}; engine \"shm\" serves ranks of "
+            "one host",
+            first.host, rank, other.host);
+  }
+}
+
+std::vector<PeerLink> connect_mesh(int rank, const std::vector<Introduction>& ranks,
+                                   const Fd& listener, const Deadline& deadline,
+                                   const std::function<void()>& check) {
+  const auto own = static_cast<std::size_t>(rank);
+  const int size = static_cast<int>(ranks.size());
+  std::vector<PeerLink> links(ranks.size());
+  for (std::size_t peer = 0; peer < own; ++peer) {
+    std::optional<Fd> socket = connect_for_packets(ranks[peer].socket, deadline);
+    require(socket.has_value(), Errc::kPeerLost,
+            "group: rank {} was lost (nobody listens on its socket) while rank {} waited in set-up",
+            peer, rank);
+    Hello hello = make_hello(ranks[0].nonce, rank, size);
+    send_packet(*socket, bytes_of(hello), -1, deadline);
+    links[peer] = make_link(*std::move(socket));
+  }
+  Acceptor acceptor(rank, size, ranks[0].nonce, listener, links);
+  while (acceptor.num_missing() > 0) {
+    check();
+    require(!deadline.expired(), Errc::kTimeout,
+            "group: no connection from rank {} within the timeout (rank {} of {})",
+            acceptor.missing_ranks(), rank, size);
+    acceptor.turn();
+  }
+  return links;
+}
+
+}  // namespace switchyard

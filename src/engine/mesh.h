@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// mesh.h: one packet socket between each two ranks of a host.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "transport/socket.h"
+
+namespace switchyard {
+
+/// This rank's end of what joins it to a peer. Empty for the rank itself.
+struct PeerLink {
+  Fd socket;
+  Fd process;  ///< pidfd, where the system has it: sees death also when a fork keeps the socket
+
+  bool is_dead() const noexcept;
+};
+
+/// What a rank tells the others before they connect; goes through the store.
+struct Introduction {
+  std::string version;  ///< of the library
+  std::string host_id;  ///< the same for processes of one running kernel
+  std::string host;
+  std::string socket;  ///< where the rank listens
+  std::string nonce;   ///< rank 0's counts for the group
+  int size = 0;
+
+  static Introduction of_this_process(int size, const std::string& socket);
+  std::string text() const;
+  /// Errors: kSystem.
+  static Introduction parse(const std::string& text);
+};
+
+/// Throws unless all are of one job and one host; names the first rank that differs.
+/// Errors: kInvalidArgument, kNotSupported.
+void require_one_job(const std::vector<Introduction>& ranks);
+
+/// Connects to all lower ranks and accepts all higher ones. `check` is called between short waits
+/// and throws when the set-up should end. Errors: kTimeout, kPeerLost, kInvalidArgument, kSystem.
+std::vector<PeerLink> connect_mesh(int rank, const std::vector<Introduction>& ranks,
+                                   const Fd& listener, const Deadline& deadline,
+                                   const std::function<void()>& check);
+
+}  // namespace switchyard

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// registry.h: the engines by name.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "engine/engine.h"
+#include "transport/env.h"
+
+namespace switchyard {
+
+/// What a process knows when it joins a group.
+struct JoinRequest {
+  RankInfo ranks;
+  std::int64_t timeout_ms = 0;
+  std::string store;    ///< address; empty: from the job's id
+  std::string secret;   ///< may be empty with a Unix address
+  int control_fd = -1;  ///< the control block of our launcher; -1: there is none
+};
+
+struct EngineInfo {
+  const char* name;
+  const char* description;
+  std::shared_ptr<Engine> (*join)(const JoinRequest& request);
+};
+
+std::span<const EngineInfo> all_engines();
+
+/// Collective. `name` may be "auto": local for one rank, else shm.
+/// Errors: kInvalidArgument for an unknown name, and those of the engine.
+std::shared_ptr<Engine> join_engine(const std::string& name, const JoinRequest& request);
+
+}  // namespace switchyard

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// shm_engine.cpp: how processes become a group. Through the store each rank says where it listens;
+// each two ranks then connect a Unix packet socket; over it travel the descriptors of the control
+// block (unless our launcher made it) and later of windows. P ranks cost P * (P - 1) / 2 sockets.
+
+#include "engine/shm_engine.h"
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <array>
+#include <atomic>
+#include <optional>
+#include <utility>
+
+#include "core/aligned_buffer.h"
+#include "core/fail.h"
+#include "engine/mesh.h"
+#include "transport/prefix_store.h"
+#include "transport/shared_memory.h"
+#include "transport/socket_store.h"
+#include "transport/store_server.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kSliceMs = 50;
+constexpr std::int64_t kLauncherGraceNs = 250'000'000;  // the launcher knows why a rank died
+
+// With a descriptor, over a link.
+struct Parcel {
+  std::uint64_t number = 0;  // 0: the control block; else the window's number
+  std::uint64_t bytes = 0;
+};
+
+class ShmWindow final : public Window {
+ public:
+  ShmWindow(std::vector<Mapping> regions, std::size_t bytes) : regions_(std::move(regions)) {
+    for (const Mapping& region : regions_) bases_.push_back(region.data());
+    size_bytes_ = bytes;
+  }
+
+ private:
+  std::vector<Mapping> regions_;
+};
+
+// The store of one group, and its server when this rank runs it.
+struct StoreAccess {
+  std::unique_ptr<StoreServer> server;
+  std::shared_ptr<Store> store;
+};
+
+// Groups that this process has joined. Collective calls come in one order, so ranks agree on it.
+std::atomic<int> num_groups = 0;
+
+StoreAccess open_store(const JoinRequest& request) {
+  const RankInfo& ranks = request.ranks;
+  const int group = num_groups;
+  Address address = Address::parse(request.store.empty() ? meeting_address(ranks) : request.store);
+  const bool has_launcher = request.control_fd >= 0;
+  // Rank 0 takes the server of an earlier group along when it ends; the next group has its own.
+  if (!has_launcher && address.kind == Address::Kind::kUnix && group > 0) {
+    address.host += fmt::format("-{}", group);
+  }
+  StoreAccess access;
+  if (!has_launcher && ranks.rank == 0) access.server = StoreServer::start(address, request.secret);
+  try {
+    access.store = std::make_shared<PrefixStore>(
+        fmt::format("group/{}/", group),
+        std::make_shared<SocketStore>(address, request.secret, request.timeout_ms));
+  } catch (const Error& error) {
+    if (error.code() != Errc::kTimeout || has_launcher) throw;
+    fail(Errc::kTimeout, "group: no sign of rank 0, which serves the store (rank {} of {}); {}",
+         ranks.rank, ranks.size, error.what());
+  }
+  return access;
+}
+
+class ShmEngine final : public Engine {
+ public:
+  ShmEngine(const JoinRequest& request, StoreAccess access)
+      : Engine(request.ranks.rank, request.ranks.size, request.timeout_ms, access.store),
+        server_(std::move(access.server)),
+        deadline_(Deadline::after_ms(request.timeout_ms)),
+        is_served_by_rank_0_(request.control_fd < 0) {}
+  ~ShmEngine() override {
+    if (control_memory_.data() != nullptr) leave();
+  }
+
+  const char* name() const override { return "shm"; }
+  std::unique_ptr<Window> make_window(std::size_t bytes) override;
+
+  void join(int launcher_fd);
+
+ private:
+  int find_lost_peer() override;
+  int store_rank() const override { return is_served_by_rank_0_ ? 0 : -1; }
+  void map_control(const Fd& memory);
+  std::vector<Introduction> meet(const std::string& socket);
+  [[noreturn]] void fail_missing(const std::vector<int>& missing);
+  void share_control();
+  Fd receive_parcel(const WaitSite& site, const Parcel& wanted);
+  std::vector<Fd> swap_windows(const Fd& own, std::uint64_t number, std::size_t bytes);
+
+  std::unique_ptr<StoreServer> server_;
+  Deadline deadline_;  // of the set-up
+  Mapping control_memory_;
+  std::vector<PeerLink> links_;
+  bool has_launcher_ = false;
+  bool is_served_by_rank_0_ = false;
+  std::int64_t lost_since_ns_ = 0;
+  std::uint64_t num_windows_ = 0;
+};
+
+void ShmEngine::map_control(const Fd& memory) {
+  const std::size_t bytes = ControlBlock::size_bytes(size());
+  check_shared_memory(memory, bytes);
+  control_memory_ = Mapping(memory, bytes);
+  attach(ControlBlock(control_memory_.data(), size()));
+  enter(Phase::kSetup, 0);
+}
+
+// With our launcher the control block is there first: a rank that dies meanwhile ends the set-up.
+void ShmEngine::join(int launcher_fd) {
+  if (launcher_fd >= 0) {
+    const Fd memory(fcntl(launcher_fd, F_DUPFD_CLOEXEC, 3));
+    if (!memory.has_value()) fail_errno("SWITCHYARD_CONTROL_FD", std::to_string(launcher_fd));
+    fcntl(launcher_fd, F_SETFD, FD_CLOEXEC);  // it is for this process, not for its children
+    map_control(memory);
+    has_launcher_ = true;
+  }
+  auto [listener, socket] = listen_for_packets();
+  const std::vector<Introduction> ranks = meet(socket);
+  require_one_job(ranks);
+  const auto check = [&] {
+    if (has_launcher_) check_alive({Phase::kSetup, 0, -1});
+  };
+  links_ = connect_mesh(rank(), ranks, listener, deadline_, check);
+  if (!has_launcher_) share_control();
+  barrier();
+  enter(Phase::kIdle, 0);
+}
+
+// Each rank's introduction; or the error that names who is missing.
+std::vector<Introduction> ShmEngine::meet(const std::string& socket) {
+  const auto key = [](int rank) { return fmt::format("join/{}", rank); };
+  store().set(key(rank()), Introduction::of_this_process(size(), socket).text());
+  std::vector<Introduction> ranks;
+  for (int peer = 0; peer < size(); ++peer) {
+    std::optional<std::string> text;
+    while (!text) {
+      if (has_launcher_) check_alive({Phase::kSetup, 0, peer});
+      const int slice_ms = std::min(kSliceMs, deadline_.remaining_ms());
+      text = store().get(key(peer), Deadline::after_ms(slice_ms));
+      if (text || !deadline_.expired()) continue;
+      std::vector<int> missing;
+      for (int other = peer; other < size(); ++other) {
+        if (!store().get(key(other), Deadline::after_ms(0))) missing.push_back(other);
+      }
+      if (!missing.empty()) fail_missing(missing);
+    }
+    ranks.push_back(Introduction::parse(*text));
+  }
+  return ranks;
+}
+
+void ShmEngine::fail_missing(const std::vector<int>& missing) {
+  std::string names;
+  for (const int peer : missing) names += fmt::format("{}{}", names.empty() ? "" : ", ", peer);
+  const std::string message =
+      fmt::format("no sign of rank{} {} within {:.1f} s", missing.size() == 1 ? "" : "s", names,
+                  static_cast<double>(timeout_ms()) * 1e-3);
+  if (has_launcher_) abort(Errc::kTimeout, missing[0], message);
+  fail(Errc::kTimeout, "group: {} (rank {} of {}); did they start?", message, rank(), size());
+}
+
+// Rank 0 makes the block and hands it out.
+void ShmEngine::share_control() {
+  const Parcel parcel{0, ControlBlock::size_bytes(size())};
+  if (rank() == 0) {
+    const Fd memory = make_shared_memory("switchyard control", parcel.bytes);
+    map_control(memory);
+    for (int peer = 1; peer < size(); ++peer) {
+      send_packet(links_[static_cast<std::size_t>(peer)].socket,
+                  std::as_bytes(std::span(&parcel, 1)), memory.get(), deadline_);
+    }
+    return;
+  }
+  Parcel got;
+  std::optional<Fd> memory =
+      receive_packet(links_[0].socket, std::as_writable_bytes(std::span(&got, 1)), deadline_);
+  require(memory.has_value(), Errc::kTimeout,
+          "group: no control block from rank 0 within {:.1f} s (rank {} of {})",
+          static_cast<double>(timeout_ms()) * 1e-3, rank(), size());
+  map_control(*memory);
+}
+
+int ShmEngine::find_lost_peer() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank() || links_.empty()) continue;
+    if (!links_[static_cast<std::size_t>(peer)].is_dead() || has_left(peer)) continue;
+    if (!has_launcher_) return peer;
+    if (lost_since_ns_ == 0) lost_since_ns_ = now_ns();
+    return now_ns() - lost_since_ns_ > kLauncherGraceNs ? peer : -1;
+  }
+  return -1;
+}
+
+std::unique_ptr<Window> ShmEngine::make_window(std::size_t bytes) {
+  Fd own;
+  std::string error;
+  try {
+    require_memory(bytes, size());
+    own = make_shared_memory("switchyard window", bytes);
+  } catch (const Error& failure) {
+    error = failure.what();
+  }
+  agree_on_window(bytes, error);
+  const std::vector<Fd> memories = swap_windows(own, ++num_windows_, bytes);
+  std::vector<Mapping> regions;
+  try {
+    for (int peer = 0; peer < size(); ++peer) {
+      const Fd& memory = peer == rank() ? own : memories[static_cast<std::size_t>(peer)];
+      check_shared_memory(memory, bytes);
+      regions.emplace_back(memory, bytes);
+    }
+  } catch (const Error& failure) {
+    error = failure.what();
+  }
+  agree_on_window(bytes, error);
+  return std::make_unique<ShmWindow>(std::move(regions), bytes);
+}
+
+// In rounds of one parcel each way, so that few descriptors are in flight: the kernel limits them.
+std::vector<Fd> ShmEngine::swap_windows(const Fd& own, std::uint64_t number, std::size_t bytes) {
+  const Parcel parcel{number, bytes};
+  std::vector<Fd> memories(static_cast<std::size_t>(size()));
+  for (int round = 1; round < size(); ++round) {
+    const int to = (rank() + round) % size();
+    const int from = (rank() - round + size()) % size();
+    wait_in_slices({Phase::kSetup, number, to}, [&](const Deadline& slice) {
+      try {
+        send_packet(links_[static_cast<std::size_t>(to)].socket,
+                    std::as_bytes(std::span(&parcel, 1)), own.get(), slice);
+        return true;
+      } catch (const Error& error) {
+        if (error.code() != Errc::kTimeout && error.code() != Errc::kPeerLost) throw;
+        poll(nullptr, 0, 5);
+        return false;  // the look at the links between slices says who is lost
+      }
+    });
+    memories[static_cast<std::size_t>(from)] =
+        receive_parcel({Phase::kSetup, number, from}, parcel);
+  }
+  return memories;
+}
+
+Fd ShmEngine::receive_parcel(const WaitSite& site, const Parcel& wanted) {
+  Parcel got;
+  Fd memory;
+  wait_in_slices(site, [&](const Deadline& slice) {
+    try {
+      std::optional<Fd> came = receive_packet(links_[static_cast<std::size_t>(site.peer)].socket,
+                                              std::as_writable_bytes(std::span(&got, 1)), slice);
+      if (came) memory = *std::move(came);
+      return came.has_value();
+    } catch (const Error& error) {
+      if (error.code() != Errc::kPeerLost) throw;
+      poll(nullptr, 0, 5);
+      return false;
+    }
+  });
+  require(got.number == wanted.number && got.bytes == wanted.bytes && memory.has_value(),
+          Errc::kInternal, "window: rank {} sent number {} of {} bytes, want number {} of {}",
+          site.peer, got.number, got.bytes, wanted.number, wanted.bytes);
+  return memory;
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> join_shm(const JoinRequest& request) {
+  auto engine = std::make_shared<ShmEngine>(request, open_store(request));
+  // The launcher's block serves one group; a later one of the same processes makes its own.
+  try {
+    engine->join(num_groups == 0 ? request.control_fd : -1);
+  } catch (const Error& error) {
+    // Without our launcher only rank 0's end closes the store, or its socket, this early.
+    const std::string_view text = error.what();
+    const bool is_raw = text.substr(0, 6) == "store:" || text.substr(0, 7) == "socket:";
+    if (error.code() != Errc::kPeerLost || !is_raw || request.control_fd >= 0) throw;
+    fail(Errc::kPeerLost, "group: rank 0 was lost ({}) while rank {} waited in set-up", text,
+         request.ranks.rank);
+  }
+  ++num_groups;
+  return engine;
+}
+
+}  // namespace switchyard

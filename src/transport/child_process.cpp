@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/child_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <system_error>
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::size_t kMaxLine = 65536;  // longer ones are cut
+constexpr int kFirstFree = 3;            // above stdin, stdout and stderr
+
+std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// Between fork and exec only async-signal-safe calls are allowed: nothing here allocates.
+[[noreturn]] void become(const ChildSpec& spec, char* const* arguments, char* const* environment,
+                         int null_fd, int report_fd, pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);  // it died before prctl
+  const bool is_set = (spec.has_input || dup2(null_fd, STDIN_FILENO) >= 0) &&
+                      dup2(spec.output_fd, STDOUT_FILENO) >= 0 &&
+                      dup2(spec.error_fd, STDERR_FILENO) >= 0 &&
+                      (spec.kept_fd < 0 || fcntl(spec.kept_fd, F_SETFD, 0) == 0) &&
+                      sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr) == 0;
+  if (is_set) execvpe(arguments[0], arguments, environment);
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = write(report_fd, &error, sizeof(error));
+  _exit(127);
+}
+
+// The errno that the child reports; 0 when its exec closed the pipe.
+int read_report(const Fd& report) {
+  int error = 0;
+  ssize_t size = 0;
+  do {
+    size = read(report.get(), &error, sizeof(error));
+  } while (size < 0 && errno == EINTR);
+  return size == static_cast<ssize_t>(sizeof(error)) ? error : 0;
+}
+
+void write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t size = write(fd, bytes.data(), bytes.size());
+    if (size >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(size));
+    } else if (errno == EAGAIN) {  // somebody made the terminal non-blocking
+      pollfd entry{fd, POLLOUT, 0};
+      poll(&entry, 1, 100);
+    } else if (errno != EINTR) {
+      return;  // nobody reads: the output is lost, the job goes on
+    }
+  }
+}
+
+}  // namespace
+
+Fd above_stdio(Fd fd) {
+  if (fd.get() >= kFirstFree) return fd;
+  Fd moved(fcntl(fd.get(), F_DUPFD_CLOEXEC, kFirstFree));
+  if (!moved.has_value()) fail_errno("fcntl", "descriptor");
+  return moved;
+}
+
+std::pair<Fd, Fd> make_pipe() {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) fail_errno("pipe", "output of a rank");
+  Fd read_end(ends[0]);
+  Fd write_end(ends[1]);
+  return {above_stdio(std::move(read_end)), above_stdio(std::move(write_end))};
+}
+
+ChildProcess start_process(const ChildSpec& spec) {
+  require(!spec.command.empty(), Errc::kInvalidArgument, "launch: the command is empty");
+  const std::vector<char*> arguments = pointers_to(spec.command);
+  const std::vector<char*> environment = pointers_to(spec.environment);
+  const Fd null = above_stdio(Fd(open("/dev/null", O_RDWR | O_CLOEXEC)));
+  auto [report, report_end] = make_pipe();
+  const pid_t parent = getpid();
+  ChildProcess child;
+  child.pid = fork();
+  if (child.pid < 0) fail_errno("fork", spec.command[0]);
+  if (child.pid == 0) {
+    become(spec, arguments.data(), environment.data(), null.get(), report_end.get(), parent);
+  }
+  report_end.reset();
+  if (const int error = read_report(report); error != 0) {
+    waitpid(child.pid, nullptr, 0);
+    fail(Errc::kInvalidArgument, "launch: {}: {}", spec.command[0],
+         std::error_code(error, std::system_category()).message());
+  }
+#ifdef SYS_pidfd_open
+  child.handle = Fd(static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0)));
+#endif
+  return child;
+}
+
+LineForwarder::LineForwarder(Fd source, int target_fd, std::string prefix)
+    : source_(std::move(source)), target_fd_(target_fd), prefix_(std::move(prefix)) {
+  fcntl(source_.get(), F_SETFL, O_NONBLOCK);
+}
+
+void LineForwarder::forward() {
+  std::array<char, 65536> bytes;
+  const ssize_t size = read(source_.get(), bytes.data(), bytes.size());
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (size <= 0) return finish();
+  pending_.append(bytes.data(), static_cast<std::size_t>(size));
+  std::size_t start = 0;
+  for (std::size_t end = pending_.find('\n'); end != pending_.npos;
+       end = pending_.find('\n', start)) {
+    write_line(pending_.data() + start, end - start);
+    start = end + 1;
+  }
+  pending_.erase(0, start);
+  if (pending_.size() < kMaxLine) return;
+  write_line(pending_.data(), pending_.size());
+  pending_.clear();
+}
+
+void LineForwarder::finish() {
+  if (!pending_.empty()) write_line(pending_.data(), pending_.size());
+  pending_.clear();
+  source_.reset();
+}
+
+void LineForwarder::write_line(const char* data, std::size_t size) {
+  std::string line = prefix_;
+  line.append(data, size);
+  line += '\n';
+  write_all(target_fd_, line);
+}
+
+}  // namespace switchyard

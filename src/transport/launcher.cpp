@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// launcher.cpp: one thread and one poll(2) over signals (signalfd), ends of ranks (pidfd) and their
+// output. The first failure, or a signal to stop, begins an end in three steps: the control block
+// tells, SIGTERM asks, SIGKILL ends; a grace time lies between.
+
+#include "transport/launcher.h"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <memory>
+#include <signal.h>
+
+#include "switchyard/error.h"
+
+#include "core/clock.h"
+#include "core/fail.h"
+#include "transport/child_process.h"
+#include "transport/control_block.h"
+#include "transport/env.h"
+#include "transport/shared_memory.h"
+#include "transport/store_server.h"
+
+extern char** environ;  // NOLINT: POSIX wants this declaration
+
+namespace switchyard {
+namespace {
+
+constexpr int kMaxRanks = 4096;
+constexpr int kNoHandlePollMs = 50;             // where the system has no pidfd
+constexpr std::int64_t kDrainNs = 500'000'000;  // for output, after the last rank ended
+
+struct Rank {
+  ChildProcess process;
+  bool is_running = false;
+  std::list<LineForwarder> streams;
+};
+
+bool is_rank_variable(const char* entry) {
+  for (const char* name : rank_variables()) {
+    const std::size_t length = std::strlen(name);
+    if (std::strncmp(entry, name, length) == 0 && entry[length] == '=') return true;
+  }
+  return false;
+}
+
+// Signals that stop the launcher, as a descriptor; unblocked again at the end.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+    pthread_sigmask(SIG_BLOCK, &set, &before_);
+    fd_ = Fd(signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+  ~StopSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+  const Fd& fd() const { return fd_; }
+  const sigset_t& mask_before() const { return before_; }
+
+ private:
+  sigset_t before_{};
+  Fd fd_;
+};
+
+class Launcher {
+ public:
+  explicit Launcher(const LaunchOptions& options);
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+  ~Launcher();
+
+  LaunchResult run();
+
+ private:
+  enum class Step { kRunning, kTold, kAsked, kKilled };
+
+  std::vector<std::string> environment_of(int rank) const;
+  void start_rank(int rank);
+  bool turn();
+  int poll_timeout_ms() const;
+  void reap(int rank);
+  void record_failure(int rank, const std::string& reason, int exit_code);
+  void take_signal();
+  void advance_end();
+  void send_to_all(int signal);
+  bool is_any_running() const;
+  bool is_any_stream_open() const;
+
+  LaunchOptions options_;
+  StopSignals signals_;
+  Fd control_fd_;
+  Mapping control_memory_;
+  ControlBlock control_;
+  std::string secret_;
+  std::unique_ptr<StoreServer> store_;
+  std::vector<Rank> ranks_;
+  LaunchResult result_;
+  Step step_ = Step::kRunning;
+  std::int64_t next_step_ns_ = 0;
+  std::int64_t drain_end_ns_ = 0;
+};
+
+Launcher::Launcher(const LaunchOptions& options) : options_(options) {
+  require(options.num_ranks >= 1 && options.num_ranks <= kMaxRanks, Errc::kInvalidArgument,
+          "launch: {} ranks, want from 1 to {}", options.num_ranks, kMaxRanks);
+  if (options_.command.empty()) options_.command = {"/proc/self/exe"};
+  const std::size_t bytes = ControlBlock::size_bytes(options.num_ranks);
+  control_fd_ = above_stdio(make_shared_memory("switchyard control", bytes));
+  control_memory_ = Mapping(control_fd_, bytes);
+  control_ = ControlBlock(control_memory_.data(), options.num_ranks);
+  secret_ = make_secret();
+  store_ = StoreServer::start(Address::parse("unix:@switchyard-" + make_secret()), secret_);
+  require(store_ != nullptr, Errc::kInternal, "launch: the address of the store is taken");
+  ranks_.resize(static_cast<std::size_t>(options.num_ranks));
+}
+
+// Only after an error there is somebody left.
+Launcher::~Launcher() {
+  send_to_all(SIGKILL);
+  for (const Rank& rank : ranks_) {
+    if (rank.is_running) waitpid(rank.process.pid, nullptr, 0);
+  }
+}
+
+std::vector<std::string> Launcher::environment_of(int rank) const {
+  std::vector<std::string> entries;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (!is_rank_variable(*entry)) entries.emplace_back(*entry);
+  }
+  const auto add = [&](const std::string& name, const std::string& value) {
+    std::erase_if(entries, [&](const std::string& old) {
+      return old.compare(0, name.size() + 1, name + "=") == 0;
+    });
+    entries.push_back(name + "=" + value);
+  };
+  const std::string size = std::to_string(options_.num_ranks);
+  for (const auto& [name, value] : options_.variables) add(name, value);
+  add("RANK", std::to_string(rank));
+  add("WORLD_SIZE", size);
+  add("LOCAL_RANK", std::to_string(rank));
+  add("LOCAL_WORLD_SIZE", size);
+  add("SWITCHYARD_STORE", store_->address().text());
+  add("SWITCHYARD_SECRET", secret_);
+  add("SWITCHYARD_CONTROL_FD", std::to_string(control_fd_.get()));
+  return entries;
+}
+
+void Launcher::start_rank(int rank) {
+  Rank& target = ranks_[static_cast<std::size_t>(rank)];
+  const std::string prefix = fmt::format("[rank {}] ", rank);
+  ChildSpec spec;
+  spec.command = options_.command;
+  spec.environment = environment_of(rank);
+  spec.has_input = rank == 0;
+  spec.kept_fd = control_fd_.get();
+  spec.signal_mask = signals_.mask_before();
+  auto [error, error_end] = make_pipe();
+  target.streams.emplace_back(std::move(error), options_.error_fd, prefix);
+  spec.error_fd = error_end.get();
+  Fd output_end;
+  if (rank == 0 && !options_.prefix_all) {
+    spec.output_fd = options_.output_fd;
+  } else {
+    auto [output, end] = make_pipe();
+    target.streams.emplace_back(std::move(output), options_.error_fd, prefix);
+    output_end = std::move(end);
+    spec.output_fd = output_end.get();
+  }
+  target.process = start_process(spec);
+  target.is_running = true;
+}
+
+LaunchResult Launcher::run() {
+  for (int rank = 0; rank < options_.num_ranks; ++rank) start_rank(rank);
+  while (turn()) {
+  }
+  for (Rank& rank : ranks_) {
+    for (LineForwarder& stream : rank.streams) stream.finish();
+  }
+  return result_;
+}
+
+// False when all is over.
+bool Launcher::turn() {
+  std::vector<pollfd> entries{{signals_.fd().get(), POLLIN, 0}};
+  for (const Rank& rank : ranks_) {
+    entries.push_back({rank.is_running ? rank.process.handle.get() : -1, POLLIN, 0});
+    for (const LineForwarder& stream : rank.streams) {
+      entries.push_back({stream.source().get(), POLLIN, 0});
+    }
+  }
+  if (poll(entries.data(), entries.size(), poll_timeout_ms()) < 0 && errno != EINTR) {
+    fail_errno("poll", "launch");
+  }
+  if (entries[0].revents != 0) take_signal();
+  std::size_t next = 1;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ++next;
+    for (LineForwarder& stream : ranks_[rank].streams) {
+      if (entries[next++].revents != 0) stream.forward();
+    }
+    if (ranks_[rank].is_running) reap(static_cast<int>(rank));
+  }
+  advance_end();
+  if (is_any_running()) return true;
+  if (drain_end_ns_ == 0) drain_end_ns_ = now_ns() + kDrainNs;
+  return is_any_stream_open() && now_ns() < drain_end_ns_;
+}
+
+int Launcher::poll_timeout_ms() const {
+  std::int64_t end = drain_end_ns_;
+  if (end == 0 && step_ != Step::kRunning && step_ != Step::kKilled) end = next_step_ns_;
+  bool has_handles = true;
+  for (const Rank& rank : ranks_) {
+    has_handles = has_handles && (!rank.is_running || rank.process.handle.has_value());
+  }
+  const int limit = has_handles ? -1 : kNoHandlePollMs;
+  if (end == 0) return limit;
+  const auto left = static_cast<int>(std::max<std::int64_t>((end - now_ns()) / 1'000'000 + 1, 0));
+  return limit < 0 ? left : std::min(left, limit);
+}
+
+void Launcher::reap(int rank) {
+  Rank& target = ranks_[static_cast<std::size_t>(rank)];
+  int status = 0;
+  const pid_t ended = waitpid(target.process.pid, &status, WNOHANG);
+  if (ended == 0 || (ended < 0 && errno == EINTR)) return;
+  target.is_running = false;
+  target.process.handle.reset();
+  if (ended < 0) {
+    record_failure(rank, "ended, but this program ignores SIGCHLD and so lost its exit code", 1);
+  } else if (WIFSIGNALED(status)) {
+    record_failure(rank, fmt::format("killed by signal {}", WTERMSIG(status)), kRankLostExitCode);
+  } else if (WEXITSTATUS(status) != 0) {
+    record_failure(rank, fmt::format("exited with code {}", WEXITSTATUS(status)),
+                   WEXITSTATUS(status));
+  }
+}
+
+// The first failure counts; but when the ranks had agreed on a cause before, that is the reason.
+void Launcher::record_failure(int rank, const std::string& reason, int exit_code) {
+  if (step_ != Step::kRunning) return;
+  result_ = {exit_code, rank, reason};
+  const AbortLine& cause = control_.abort_line();
+  if (!control_.abort(abort_code(Errc::kPeerLost), rank, reason.c_str()) &&
+      cause.code.load(std::memory_order_acquire) != 0) {
+    result_.culprit = cause.culprit;
+    result_.reason = fmt::format("{} (rank {} {})", cause.reason, rank, reason);
+  }
+  step_ = Step::kTold;
+  next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
+}
+
+void Launcher::take_signal() {
+  signalfd_siginfo info{};
+  while (read(signals_.fd().get(), &info, sizeof(info)) == sizeof(info)) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    // What the terminal sends goes to the whole foreground group: the ranks have it already.
+    if (info.ssi_code != SI_KERNEL) send_to_all(signal);
+    if (step_ != Step::kRunning) continue;
+    result_ = {128 + signal, -1, fmt::format("the launcher got signal {}", signal)};
+    step_ = Step::kTold;
+    next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
+  }
+}
+
+void Launcher::advance_end() {
+  if (step_ == Step::kRunning || step_ == Step::kKilled || now_ns() < next_step_ns_) return;
+  send_to_all(step_ == Step::kTold ? SIGTERM : SIGKILL);
+  step_ = step_ == Step::kTold ? Step::kAsked : Step::kKilled;
+  next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
+}
+
+// A pid is ours until it is reaped, so this hits no stranger.
+void Launcher::send_to_all(int signal) {
+  for (const Rank& rank : ranks_) {
+    if (rank.is_running) kill(rank.process.pid, signal);
+  }
+}
+
+bool Launcher::is_any_running() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.is_running; });
+}
+
+bool Launcher::is_any_stream_open() const {
+  for (const Rank& rank : ranks_) {
+    for (const LineForwarder& stream : rank.streams) {
+      if (stream.source().has_value()) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+LaunchResult launch(const LaunchOptions& options) { return Launcher(options).run(); }
+
+}  // namespace switchyard

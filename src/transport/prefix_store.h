@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// prefix_store.h: a part of another store, so that groups of one job do not meet each other's keys.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "transport/store.h"
+
+namespace switchyard {
+
+class PrefixStore final : public Store {
+ public:
+  PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+      : prefix_(std::move(prefix)), store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(prefix_ + key, value);
+  }
+  std::optional<std::string> get(const std::string& key, const Deadline& deadline) override {
+    return store_->get(prefix_ + key, deadline);
+  }
+
+ private:
+  std::string prefix_;
+  std::shared_ptr<Store> store_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <netdb.h>
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kSocketFlags = SOCK_NONBLOCK | SOCK_CLOEXEC;
+constexpr int kBacklog = 1024;
+
+// The bytes of a socket address of any family.
+struct RawAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+RawAddress abstract_address(std::string_view name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  require(name.size() + 1 <= sizeof(address.sun_path), Errc::kInvalidArgument,
+          "socket: the name \"{}\" has {} characters, at most {}", name, name.size(),
+          sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  RawAddress raw;
+  std::memcpy(&raw.storage, &address, sizeof(address));
+  raw.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return raw;
+}
+
+RawAddress tcp_address(const Address& address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error =
+      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  require(error == 0, Errc::kSystem, "socket: host \"{}\": {}", address.host, gai_strerror(error));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  RawAddress raw;
+  std::memcpy(&raw.storage, found->ai_addr, found->ai_addrlen);
+  raw.size = found->ai_addrlen;
+  return raw;
+}
+
+RawAddress resolve(const Address& address) {
+  return address.kind == Address::Kind::kUnix ? abstract_address(address.host)
+                                              : tcp_address(address);
+}
+
+Fd open_socket(int family, int type) {
+  Fd socket(::socket(family, type | kSocketFlags, 0));
+  if (!socket.has_value()) fail_errno("socket", "open");
+  return socket;
+}
+
+// True when `events` (or a hang-up) came before the deadline.
+bool wait_for(const Fd& socket, short events, const Deadline& deadline) {
+  pollfd entry{socket.get(), events, 0};
+  for (;;) {
+    const int count = poll(&entry, 1, deadline.remaining_ms());
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) fail_errno("poll", "socket");
+    if (deadline.expired()) return false;
+  }
+}
+
+bool is_peer_gone(int error) { return error == EPIPE || error == ECONNRESET; }
+
+// After a send that did not go through: waits for room or throws.
+void wait_to_send(const Fd& socket, const Deadline& deadline) {
+  if (errno == EINTR) return;
+  if (is_peer_gone(errno)) fail(Errc::kPeerLost, "socket: the other end closed the connection");
+  if (errno != EAGAIN && errno != EWOULDBLOCK) fail_errno("sendmsg", "socket");
+  require(wait_for(socket, POLLOUT, deadline), Errc::kTimeout,
+          "socket: the other end does not read");
+}
+
+std::optional<Fd> connect_raw(RawAddress& address, int type, const std::string& text,
+                              const Deadline& deadline) {
+  Fd socket = open_socket(address.storage.ss_family, type);
+  for (;;) {
+    if (connect(socket.get(), address.get(), address.size) == 0 || errno == EISCONN) return socket;
+    if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) {  // Unix: the backlog of the listener is full
+      poll(nullptr, 0, 10);
+    } else if (errno == EINPROGRESS || errno == EALREADY) {
+      wait_for(socket, POLLOUT, deadline);
+    } else {
+      fail_errno("connect", text);
+    }
+    require(!deadline.expired(), Errc::kTimeout, "connect: {} does not answer", text);
+  }
+}
+
+}  // namespace
+
+Fd::~Fd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Address Address::parse(std::string_view text) {
+  constexpr std::string_view kTcp = "tcp://";
+  constexpr std::string_view kUnix = "unix:@";
+  Address address;
+  if (text.substr(0, kUnix.size()) == kUnix && text.size() > kUnix.size()) {
+    address.host = text.substr(kUnix.size());
+    abstract_address(address.host);  // refuses names that are too long
+    return address;
+  }
+  const std::size_t colon = text.rfind(':');
+  if (text.substr(0, kTcp.size()) == kTcp && colon > kTcp.size() && colon != text.npos) {
+    address.kind = Kind::kTcp;
+    address.host = text.substr(kTcp.size(), colon - kTcp.size());
+    if (address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']') {
+      address.host = address.host.substr(1, address.host.size() - 2);
+    }
+    const char* end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data() + colon + 1, end, address.port);
+    if (error == std::errc{} && last == end && address.port >= 0 && address.port <= 65535) {
+      return address;
+    }
+  }
+  fail(Errc::kInvalidArgument, "store: address \"{}\", want tcp://host:port or unix:@name", text);
+}
+
+std::string Address::text() const {
+  if (kind == Kind::kUnix) return "unix:@" + host;
+  const bool is_v6 = host.find(':') != host.npos;
+  return fmt::format("tcp://{}{}{}:{}", is_v6 ? "[" : "", host, is_v6 ? "]" : "", port);
+}
+
+std::optional<PeerIdentity> peer_identity(const Fd& socket) {
+  int family = 0;
+  socklen_t size = sizeof(family);
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_DOMAIN, &family, &size) != 0 || family != AF_UNIX) {
+    return std::nullopt;
+  }
+  ucred credentials{};
+  size = sizeof(credentials);
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+    return std::nullopt;
+  }
+  return PeerIdentity{credentials.uid, credentials.pid};
+}
+
+Fd listen_on(const Address& address, bool* is_taken) {
+  RawAddress raw = resolve(address);
+  Fd socket = open_socket(raw.storage.ss_family, SOCK_STREAM);
+  if (address.kind == Address::Kind::kTcp) {
+    const int on = 1;
+    setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  }
+  if (bind(socket.get(), raw.get(), raw.size) != 0 || listen(socket.get(), kBacklog) != 0) {
+    if (errno != EADDRINUSE || is_taken == nullptr) fail_errno("bind", address.text());
+    *is_taken = true;
+    return Fd();
+  }
+  return socket;
+}
+
+Address bound_address(const Fd& listener, const Address& asked) {
+  if (asked.kind == Address::Kind::kUnix) return asked;
+  RawAddress raw;
+  raw.size = sizeof(raw.storage);
+  if (getsockname(listener.get(), raw.get(), &raw.size) != 0) fail_errno("getsockname", "store");
+  Address address = asked;
+  std::array<char, NI_MAXSERV> port{};
+  getnameinfo(raw.get(), raw.size, nullptr, 0, port.data(), port.size(), NI_NUMERICSERV);
+  address.port = std::atoi(port.data());
+  return address;
+}
+
+std::optional<Fd> connect_to(const Address& address, const Deadline& deadline) {
+  RawAddress raw = resolve(address);
+  std::optional<Fd> socket = connect_raw(raw, SOCK_STREAM, address.text(), deadline);
+  if (socket && address.kind == Address::Kind::kTcp) {
+    const int on = 1;
+    setsockopt(socket->get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  }
+  return socket;
+}
+
+std::pair<Fd, std::string> listen_for_packets() {
+  Fd socket = open_socket(AF_UNIX, SOCK_SEQPACKET);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // An address without a name: the kernel chooses an abstract one (autobind, unix(7)).
+  if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
+      listen(socket.get(), kBacklog) != 0) {
+    fail_errno("bind", "unix socket");
+  }
+  socklen_t size = sizeof(address);
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    fail_errno("getsockname", "unix socket");
+  }
+  const std::size_t length = size - offsetof(sockaddr_un, sun_path) - 1;
+  return {std::move(socket), std::string(address.sun_path + 1, length)};
+}
+
+std::optional<Fd> connect_for_packets(const std::string& name, const Deadline& deadline) {
+  RawAddress raw = abstract_address(name);
+  return connect_raw(raw, SOCK_SEQPACKET, "unix:@" + name, deadline);
+}
+
+std::optional<Fd> accept_one(const Fd& listener, const Deadline& deadline) {
+  for (;;) {
+    Fd socket(accept4(listener.get(), nullptr, nullptr, kSocketFlags));
+    if (socket.has_value()) return socket;
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED) {
+      fail_errno("accept", "unix socket");
+    }
+    if (!wait_for(listener, POLLIN, deadline)) return std::nullopt;
+  }
+}
+
+bool wait_readable(const Fd& socket, const Deadline& deadline) {
+  return wait_for(socket, POLLIN, deadline);
+}
+
+void send_all(const Fd& socket, std::span<const std::byte> bytes, const Deadline& deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent >= 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(sent));
+    } else {
+      wait_to_send(socket, deadline);
+    }
+  }
+}
+
+void send_packet(const Fd& socket, std::span<const std::byte> packet, int fd,
+                 const Deadline& deadline) {
+  iovec part{const_cast<std::byte*>(packet.data()), packet.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+  }
+  while (sendmsg(socket.get(), &message, MSG_NOSIGNAL) < 0) wait_to_send(socket, deadline);
+}
+
+std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
+                                 const Deadline& deadline) {
+  iovec part{packet.data(), packet.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  ssize_t size = -1;
+  while (size < 0) {
+    message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    size = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+    if (size >= 0) break;
+    if (is_peer_gone(errno)) fail(Errc::kPeerLost, "socket: the other end closed the connection");
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) fail_errno("recvmsg", "socket");
+    if (!wait_for(socket, POLLIN, deadline)) return std::nullopt;
+  }
+  Fd fd;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
+    int raw = -1;
+    std::memcpy(&raw, CMSG_DATA(header), sizeof(int));
+    fd = Fd(raw);
+  }
+  require(size != 0, Errc::kPeerLost, "socket: the other end closed the connection");
+  require(static_cast<std::size_t>(size) == packet.size() && (message.msg_flags & MSG_TRUNC) == 0,
+          Errc::kSystem, "socket: a packet of {} bytes, want {}", size, packet.size());
+  return fd;
+}
+
+bool is_hung_up(const Fd& socket) noexcept {
+  pollfd entry{socket.get(), POLLRDHUP, 0};
+  return poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// socket.h: stream and packet sockets with deadlines. All sockets are non-blocking and closed on
+// exec. Unix sockets have abstract names only: they leave no file and vanish with their process.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/clock.h"
+
+namespace switchyard {
+
+/// An owned file descriptor; -1 is none.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) noexcept : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+
+  int get() const noexcept { return fd_; }
+  bool has_value() const noexcept { return fd_ >= 0; }
+  void reset() noexcept { Fd().swap(*this); }
+  void swap(Fd& other) noexcept { std::swap(fd_, other.fd_); }
+
+ private:
+  int fd_ = -1;
+};
+
+/// Where a store listens: "tcp://host:port", "tcp://[::1]:port" or "unix:@name".
+struct Address {
+  enum class Kind { kTcp, kUnix };
+  Kind kind = Kind::kUnix;
+  std::string host;  ///< tcp: name or number; unix: the abstract name without '@'
+  int port = 0;      ///< tcp only; 0: the system chooses
+
+  /// Errors: kInvalidArgument.
+  static Address parse(std::string_view text);
+  std::string text() const;
+};
+
+/// Who is at the other end of a Unix socket, as the kernel vouches. Nothing for TCP.
+struct PeerIdentity {
+  uid_t uid = 0;
+  pid_t pid = 0;
+};
+std::optional<PeerIdentity> peer_identity(const Fd& socket);
+
+/// A listening stream socket. Errors: kSystem; `is_taken`, if given, is set instead when somebody
+/// listens there already, and no socket is returned.
+Fd listen_on(const Address& address, bool* is_taken = nullptr);
+/// The address that a listening socket got, for port 0.
+Address bound_address(const Fd& listener, const Address& asked);
+
+/// Nothing when nobody listens there (yet). Errors: kSystem, kTimeout.
+std::optional<Fd> connect_to(const Address& address, const Deadline& deadline);
+
+/// A packet socket (SOCK_SEQPACKET) under a name that the kernel chose; returns it without '@'.
+std::pair<Fd, std::string> listen_for_packets();
+/// Nothing when nobody listens there.
+std::optional<Fd> connect_for_packets(const std::string& name, const Deadline& deadline);
+/// Nothing when nobody came before the deadline.
+std::optional<Fd> accept_one(const Fd& listener, const Deadline& deadline);
+
+/// False when the deadline passed first.
+bool wait_readable(const Fd& socket, const Deadline& deadline);
+
+/// Sends all bytes. Errors: kPeerLost (the other end closed), kTimeout, kSystem.
+void send_all(const Fd& socket, std::span<const std::byte> bytes, const Deadline& deadline);
+
+/// One packet and, unless `fd` is -1, a descriptor (SCM_RIGHTS). Errors as send_all.
+void send_packet(const Fd& socket, std::span<const std::byte> packet, int fd,
+                 const Deadline& deadline);
+
+/// What came in one packet of exactly `packet.size()` bytes, and the descriptor that was with it.
+/// Nothing when the deadline passed first. Errors: kPeerLost, kSystem, also for another size.
+std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
+                                 const Deadline& deadline);
+
+/// True once the other end is closed; data may still be unread.
+bool is_hung_up(const Fd& socket) noexcept;
+
+}  // namespace switchyard

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// socket_store.h: the store as a client of a StoreServer sees it.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "transport/socket.h"
+#include "transport/store.h"
+#include "transport/store_protocol.h"
+
+namespace switchyard {
+
+class SocketStore final : public Store {
+ public:
+  /// Tries until somebody serves at `address`. `timeout_ms` holds for this and for each `set`.
+  /// Errors: kTimeout, kInvalidArgument (the secret was refused), kPeerLost, kSystem.
+  SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms);
+
+  void set(const std::string& key, const std::string& value) override;
+  std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;
+
+ private:
+  std::optional<store_protocol::Reply> ask(store_protocol::Request request,
+                                           const Deadline& deadline);
+  bool receive(const Deadline& deadline);
+
+  std::mutex mutex_;
+  Address address_;
+  std::int64_t timeout_ms_;
+  Fd socket_;
+  store_protocol::FrameBuffer received_;
+  std::uint32_t num_requests_ = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/store_server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <limits>
+#include <list>
+#include <signal.h>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "core/fail.h"
+#include "core/log.h"
+#include "transport/store_protocol.h"
+
+namespace switchyard {
+namespace {
+
+namespace protocol = store_protocol;
+
+constexpr std::int64_t kHelloNs = 10'000'000'000;     // a client must say hello within
+constexpr std::int64_t kAcceptPauseNs = 100'000'000;  // after accept ran out of descriptors
+constexpr std::size_t kMaxClients = 8192;
+constexpr std::size_t kMaxUnsentBytes = std::size_t{8} << 20;
+constexpr std::size_t kMaxStoredBytes = std::size_t{256} << 20;
+constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
+
+// A get whose key does not exist yet.
+struct Waiter {
+  std::string key;
+  std::uint32_t id = 0;
+  std::int64_t end_ns = 0;
+};
+
+struct Client {
+  Fd socket;
+  protocol::FrameBuffer received;
+  std::string unsent;
+  std::vector<Waiter> waiters;
+  std::int64_t hello_end_ns = kForever;  // kForever once the secret was right
+  bool is_known = false;
+  bool is_closing = false;  // after a refusal: closed once it was sent
+  bool is_gone = false;
+};
+
+bool is_transient(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+class StoreServer::Loop {
+ public:
+  Loop(Fd listener, Fd stop, std::string secret)
+      : listener_(std::move(listener)), stop_(std::move(stop)), secret_(std::move(secret)) {}
+  ~Loop() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void start();
+
+ private:
+  void run();
+  bool turn();
+  int poll_timeout_ms() const;
+  void accept_clients();
+  void admit(Fd socket);
+  void receive(Client& client);
+  void take_frames(Client& client);
+  void serve(Client& client, const protocol::Request& request);
+  void serve_hello(Client& client, const protocol::Request& request);
+  void serve_set(Client& client, const protocol::Request& request);
+  void serve_get(Client& client, const protocol::Request& request);
+  void reply(Client& client, const protocol::Reply& answer);
+  void flush(Client& client);
+  void end_waits();
+
+  Fd listener_;
+  Fd stop_;
+  std::string secret_;
+  std::list<Client> clients_;
+  std::unordered_map<std::string, std::string> values_;
+  std::size_t stored_bytes_ = 0;
+  std::int64_t accept_from_ns_ = 0;
+  std::thread thread_;
+};
+
+// The thread takes no signals: they belong to the program.
+void StoreServer::Loop::start() {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void StoreServer::Loop::run() {
+  try {
+    while (turn()) {
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::kError, "store", "the server ends: {}", error.what());
+    clients_.clear();
+    listener_.reset();
+  }
+}
+
+bool StoreServer::Loop::turn() {
+  const bool may_accept = clients_.size() < kMaxClients && now_ns() >= accept_from_ns_;
+  std::vector<pollfd> entries{{stop_.get(), POLLIN, 0},
+                              {may_accept ? listener_.get() : -1, POLLIN, 0}};
+  for (const Client& client : clients_) {
+    const auto events = static_cast<short>(POLLIN | (client.unsent.empty() ? 0 : POLLOUT));
+    entries.push_back({client.socket.get(), events, 0});
+  }
+  if (poll(entries.data(), entries.size(), poll_timeout_ms()) < 0 && errno != EINTR) {
+    fail_errno("poll", "store");
+  }
+  if (entries[0].revents != 0) return false;
+  std::size_t next = 2;
+  for (Client& client : clients_) {
+    const short events = entries[next++].revents;
+    if ((events & POLLOUT) != 0) flush(client);
+    if ((events & ~POLLOUT) != 0) receive(client);
+  }
+  end_waits();
+  clients_.remove_if([](const Client& client) { return client.is_gone; });
+  if (entries[1].revents != 0) accept_clients();
+  return true;
+}
+
+int StoreServer::Loop::poll_timeout_ms() const {
+  const std::int64_t now = now_ns();
+  std::int64_t end = accept_from_ns_ > now ? accept_from_ns_ : kForever;
+  for (const Client& client : clients_) {
+    end = std::min(end, client.hello_end_ns);
+    for (const Waiter& waiter : client.waiters) end = std::min(end, waiter.end_ns);
+  }
+  if (end == kForever) return -1;
+  return static_cast<int>(std::clamp<std::int64_t>((end - now) / 1'000'000 + 1, 0, 60'000));
+}
+
+void StoreServer::Loop::accept_clients() {
+  while (clients_.size() < kMaxClients) {
+    Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.has_value()) {
+      admit(std::move(socket));
+      continue;
+    }
+    if (errno == ECONNABORTED) continue;
+    if (!is_transient(errno)) {
+      log(LogLevel::kWarn, "store", "accept: errno {}; pauses", errno);
+      accept_from_ns_ = now_ns() + kAcceptPauseNs;
+    }
+    return;
+  }
+}
+
+void StoreServer::Loop::admit(Fd socket) {
+  const std::optional<PeerIdentity> identity = peer_identity(socket);
+  if (identity && identity->uid != geteuid()) {
+    log(LogLevel::kWarn, "store", "refuses a client of user {}", identity->uid);
+    return;
+  }
+  Client& client = clients_.emplace_back();
+  client.socket = std::move(socket);
+  client.hello_end_ns = now_ns() + kHelloNs;
+}
+
+// One read a turn, so that a client which sends without end cannot hold the loop.
+void StoreServer::Loop::receive(Client& client) {
+  std::array<char, 65536> bytes;
+  const ssize_t size = recv(client.socket.get(), bytes.data(), bytes.size(), 0);
+  if (size > 0) {
+    client.received.append({bytes.data(), static_cast<std::size_t>(size)});
+    take_frames(client);
+  } else if (size == 0 || !is_transient(errno)) {
+    client.is_gone = true;
+  }
+}
+
+void StoreServer::Loop::take_frames(Client& client) {
+  while (!client.is_gone && !client.is_closing) {
+    const std::uint32_t limit =
+        client.is_known ? protocol::kMaxFrameBytes : protocol::kMaxHelloBytes;
+    const bool is_oversized = client.received.is_oversized(limit);
+    const auto payload = is_oversized ? std::nullopt : client.received.take_frame();
+    if (!payload && !is_oversized) return;
+    const auto request = payload ? protocol::decode_request(*payload) : std::nullopt;
+    if (request) {
+      serve(client, *request);
+    } else {
+      log(LogLevel::kWarn, "store", "drops a client that does not speak the protocol");
+      client.is_gone = true;
+    }
+  }
+}
+
+void StoreServer::Loop::serve(Client& client, const protocol::Request& request) {
+  if (!client.is_known) return serve_hello(client, request);
+  switch (request.operation) {
+    case protocol::Operation::kHello: client.is_gone = true; return;
+    case protocol::Operation::kSet: return serve_set(client, request);
+    case protocol::Operation::kGet: return serve_get(client, request);
+  }
+}
+
+void StoreServer::Loop::serve_hello(Client& client, const protocol::Request& request) {
+  const bool is_hello =
+      request.operation == protocol::Operation::kHello && request.key == protocol::kMagic;
+  if (is_hello && secrets_equal(request.value, secret_)) {
+    client.is_known = true;
+    client.hello_end_ns = kForever;
+    return reply(client, {protocol::Status::kOk, request.id, {}});
+  }
+  log(LogLevel::kWarn, "store", "refuses a client with a wrong {}", is_hello ? "secret" : "hello");
+  client.is_closing = true;
+  reply(client, {protocol::Status::kRefused, request.id, {}});
+}
+
+void StoreServer::Loop::serve_set(Client& client, const protocol::Request& request) {
+  const auto old = values_.find(request.key);
+  const std::size_t old_bytes = old == values_.end() ? 0 : old->first.size() + old->second.size();
+  const std::size_t bytes = stored_bytes_ - old_bytes + request.key.size() + request.value.size();
+  if (bytes > kMaxStoredBytes) {
+    return reply(client, {protocol::Status::kFull, request.id, {}});
+  }
+  stored_bytes_ = bytes;
+  const std::string& value = values_[request.key] = request.value;
+  reply(client, {protocol::Status::kOk, request.id, {}});
+  for (Client& other : clients_) {
+    const auto is_answered = [&](const Waiter& waiter) {
+      if (waiter.key != request.key) return false;
+      reply(other, {protocol::Status::kOk, waiter.id, value});
+      return true;
+    };
+    std::erase_if(other.waiters, is_answered);
+  }
+}
+
+void StoreServer::Loop::serve_get(Client& client, const protocol::Request& request) {
+  const auto found = values_.find(request.key);
+  if (found != values_.end()) {
+    return reply(client, {protocol::Status::kOk, request.id, found->second});
+  }
+  if (client.waiters.size() >= 1024) {  // a client of ours has one
+    client.is_gone = true;
+    return;
+  }
+  client.waiters.push_back(
+      {request.key, request.id, now_ns() + std::int64_t{request.wait_ms} * 1'000'000});
+}
+
+void StoreServer::Loop::reply(Client& client, const protocol::Reply& answer) {
+  if (client.is_gone) return;
+  client.unsent += protocol::encode(answer);
+  flush(client);
+  if (client.unsent.size() > kMaxUnsentBytes) client.is_gone = true;  // it never reads
+}
+
+void StoreServer::Loop::flush(Client& client) {
+  while (!client.unsent.empty()) {
+    const ssize_t sent =
+        send(client.socket.get(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (!is_transient(errno)) client.is_gone = true;
+      return;
+    }
+    client.unsent.erase(0, static_cast<std::size_t>(sent));
+  }
+  if (client.is_closing) client.is_gone = true;
+}
+
+// Gets whose time is over, and clients that never said hello.
+void StoreServer::Loop::end_waits() {
+  const std::int64_t now = now_ns();
+  for (Client& client : clients_) {
+    if (now >= client.hello_end_ns) client.is_gone = true;
+    std::erase_if(client.waiters, [&](const Waiter& waiter) {
+      if (now < waiter.end_ns) return false;
+      reply(client, {protocol::Status::kNothing, waiter.id, {}});
+      return true;
+    });
+  }
+}
+
+StoreServer::StoreServer(Address address, std::unique_ptr<Loop> loop)
+    : address_(std::move(address)), loop_(std::move(loop)) {}
+
+StoreServer::~StoreServer() = default;
+
+std::unique_ptr<StoreServer> StoreServer::start(const Address& address, std::string secret) {
+  require_secret(address, secret);
+  bool is_taken = false;
+  Fd listener = listen_on(address, &is_taken);
+  if (is_taken) return nullptr;
+  const Address bound = bound_address(listener, address);
+  Fd stop(eventfd(0, EFD_CLOEXEC));
+  if (!stop.has_value()) fail_errno("eventfd", "store");
+  auto loop = std::make_unique<Loop>(std::move(listener), std::move(stop), std::move(secret));
+  loop->start();
+  return std::unique_ptr<StoreServer>(new StoreServer(bound, std::move(loop)));
+}
+
+bool secrets_equal(const std::string& given, const std::string& wanted) noexcept {
+  // Every byte of `given` is visited; only lengths show.
+  unsigned difference = given.size() == wanted.size() ? 0 : 1;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const char other = wanted.empty() ? '\0' : wanted[i % wanted.size()];
+    difference |= static_cast<unsigned>(static_cast<unsigned char>(given[i] ^ other));
+  }
+  return difference == 0;
+}
+
+std::string make_secret() {
+  std::array<unsigned char, 16> bytes{};
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    fail_errno("getrandom", "secret");
+  }
+  std::string text;
+  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+void require_secret(const Address& address, const std::string& secret) {
+  require(address.kind == Address::Kind::kUnix || !secret.empty(), Errc::kInvalidArgument,
+          "store: {} needs a secret; set SWITCHYARD_SECRET to the same text on every rank",
+          address.text());
+  constexpr std::size_t kMaxSecretBytes = 1024;
+  require(secret.size() <= kMaxSecretBytes, Errc::kInvalidArgument,
+          "store: the secret has {} characters, at most {}", secret.size(), kMaxSecretBytes);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Groups that processes join by environment variables, as under torchrun or mpirun.
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <dirent.h>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/settings.h"
+#include "engine/engine.h"
+#include "engine/mesh.h"
+#include "engine/registry.h"
+#include "support/processes.h"
+#include "support/ranks.h"
+
+namespace switchyard {
+namespace {
+
+using test::error_of;
+using test::run_processes;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+void set_variable(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
+
+void set_torchrun_variables(int rank, int size, const std::string& run) {
+  set_variable("RANK", std::to_string(rank));
+  set_variable("WORLD_SIZE", std::to_string(size));
+  set_variable("MASTER_ADDR", "127.0.0.1");
+  set_variable("MASTER_PORT", "29500");
+  set_variable("TORCHELASTIC_RUN_ID", run + std::to_string(getppid()));
+}
+
+int num_open_files() {
+  DIR* directory = opendir("/proc/self/fd");
+  int count = 0;
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+std::string text_of(const char* path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(EnvironmentTest, WithoutALauncherThereIsOneRank) {
+  for (const char* engine : {"", "auto", "local"}) {
+    const Group group = Group::from_environment({.engine = engine});
+    EXPECT_EQ(group.rank(), 0);
+    EXPECT_EQ(group.size(), 1);
+    EXPECT_STREQ(group.engine_name(), "local");
+    EXPECT_EQ(group.timeout_ms(), 30'000);
+    group.barrier();
+  }
+  EXPECT_THAT(error_of([] { Group::from_environment({.engine = "nccl"}); }).what(),
+              HasSubstr("engine \"nccl\" is not in this build; built with: local, shm"));
+  EXPECT_THAT(error_of([] { Group::from_environment({.timeout_ms = -1}); }).what(),
+              HasSubstr("timeout_ms is -1"));
+}
+
+TEST(EnvironmentTest, ProcessesMeetByTheirJobAgainAndAgain) {
+  run_processes(3, [](const Group& outer) {
+    set_torchrun_variables(outer.rank(), 3, "again");
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      const Group group = Group::from_environment();
+      EXPECT_EQ(group.rank(), outer.rank());
+      EXPECT_EQ(group.size(), 3);
+      EXPECT_STREQ(group.engine_name(), "shm");
+      group.barrier();
+    }
+  });
+}
+
+TEST(EnvironmentTest, ProcessesMeetOverTcp) {
+  run_processes(3, [](const Group& outer) {
+    set_torchrun_variables(outer.rank(), 3, "tcp");
+    const std::string port = std::to_string(20'000 + getppid() % 20'000);
+    set_variable("SWITCHYARD_STORE", "tcp://127.0.0.1:" + port);
+    EXPECT_THAT(error_of([] { Group::from_environment(); }).what(), HasSubstr("needs a secret"));
+    set_variable("SWITCHYARD_SECRET", "sesame");
+    Group::from_environment().barrier();
+    outer.barrier();
+  });
+}
+
+TEST(EnvironmentTest, DestroyedGroupLeavesNothing) {
+  run_processes(3, [](const Group& outer) {
+    set_torchrun_variables(outer.rank(), 3, "leak");
+    const int files_before = num_open_files();
+    {
+      const Group group = Group::from_environment();
+      const auto window = group.engine().make_window(8192);
+      EXPECT_GT(num_open_files(), files_before);
+      EXPECT_THAT(text_of("/proc/self/maps"), HasSubstr("switchyard window"));
+      group.barrier();
+    }
+    EXPECT_EQ(num_open_files(), files_before);
+    EXPECT_THAT(text_of("/proc/self/maps"), Not(HasSubstr("switchyard window")));
+    outer.barrier();
+  });
+}
+
+TEST(EnvironmentTest, SizesThatDisagreeAreNamed) {
+  run_processes(2, [](const Group& outer) {
+    set_torchrun_variables(outer.rank(), outer.rank() == 0 ? 2 : 3, "sizes");
+    const Error error = error_of([] { Group::from_environment({.timeout_ms = 1500}); });
+    // Rank 1 waits for a rank 2 that nobody starts, or sees rank 0 leave.
+    EXPECT_TRUE(error.code() == Errc::kInvalidArgument || error.code() == Errc::kTimeout ||
+                error.code() == Errc::kPeerLost);
+    if (outer.rank() == 0) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 0 says that there are 2 ranks, but rank 1 says 3"));
+    }
+  });
+}
+
+TEST(EnvironmentTest, LocalEngineRefusesOtherProcesses) {
+  run_processes(1, [](const Group&) {
+    set_torchrun_variables(0, 2, "local");
+    EXPECT_THAT(error_of([] { Group::from_environment({.engine = "local"}); }).what(),
+                HasSubstr("torchrun started 2; use engine \"shm\""));
+  });
+}
+
+TEST(EnvironmentTest, RankThatNeverComesIsNamed) {
+  run_processes(1, [](const Group&) {
+    set_torchrun_variables(1, 2, "alone");
+    const Error no_server = error_of([] { Group::from_environment({.timeout_ms = 200}); });
+    EXPECT_EQ(no_server.code(), Errc::kTimeout);
+    EXPECT_THAT(no_server.what(), HasSubstr("no sign of rank 0"));
+    set_torchrun_variables(0, 2, "alone");
+    const Error no_peer = error_of([] { Group::from_environment({.timeout_ms = 200}); });
+    EXPECT_EQ(no_peer.code(), Errc::kTimeout);
+    EXPECT_THAT(no_peer.what(), HasSubstr("no sign of rank 1 within 0.2 s (rank 0 of 2)"));
+  });
+}
+
+TEST(EnvironmentTest, ControlDescriptorThatIsNoneIsAnError) {
+  run_processes(1, [](const Group& outer) {
+    set_torchrun_variables(0, 2, "fd");
+    set_variable("SWITCHYARD_STORE", "unix:@switchyard-nobody");
+    for (const char* fd : {"777", "0", "x"}) {
+      set_variable("SWITCHYARD_CONTROL_FD", fd);
+      const Error error = error_of([] { Group::from_environment({.timeout_ms = 100}); });
+      EXPECT_NE(error.code(), Errc::kInternal) << fd;
+    }
+    outer.barrier();
+  });
+}
+
+std::vector<Introduction> introductions(int num_ranks) {
+  std::vector<Introduction> ranks;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    ranks.push_back(Introduction::of_this_process(num_ranks, "socket"));
+  }
+  return ranks;
+}
+
+TEST(IntroductionTest, SurvivesTheStore) {
+  const Introduction own = Introduction::of_this_process(5, "0001f");
+  const Introduction read = Introduction::parse(own.text());
+  EXPECT_EQ(read.text(), own.text());
+  EXPECT_EQ(read.size, 5);
+  EXPECT_EQ(read.socket, "0001f");
+  EXPECT_EQ(error_of([] { Introduction::parse("nonsense"); }).code(), Errc::kSystem);
+}
+
+TEST(IntroductionTest, RanksOfOtherHostsVersionsAndSizesAreNamed) {
+  require_one_job(introductions(3));
+  auto ranks = introductions(3);
+  ranks[2].host_id = "other";
+  ranks[2].host = "far";
+  const Error host = error_of([&] { require_one_job(ranks); });
+  EXPECT_EQ(host.code(), Errc::kNotSupported);
+  EXPECT_THAT(host.what(), HasSubstr("but rank 2 on host far"));
+  ranks = introductions(3);
+  ranks[1].version = "9.9.9";
+  EXPECT_THAT(error_of([&] { require_one_job(ranks); }).what(), HasSubstr("rank 1 has 9.9.9"));
+  ranks = introductions(3);
+  ranks[1].size = 4;
+  EXPECT_THAT(error_of([&] { require_one_job(ranks); }).what(), HasSubstr("rank 1 says 4"));
+}
+
+TEST(RegistryTest, ListsItsEngines) {
+  std::vector<std::string> names;
+  for (const EngineInfo& engine : all_engines()) names.emplace_back(engine.name);
+  EXPECT_THAT(names, ::testing::ElementsAre("local", "shm"));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/launcher.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <dirent.h>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <signal.h>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/clock.h"
+#include "support/ranks.h"
+#include "transport/socket.h"
+
+namespace switchyard {
+namespace {
+
+using test::error_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+double seconds_since(std::int64_t start_ns) {
+  return static_cast<double>(now_ns() - start_ns) * 1e-9;
+}
+
+// A file without a name that takes output.
+class Capture {
+ public:
+  Capture() : file_(memfd_create("capture", MFD_CLOEXEC)) {}
+  int fd() const { return file_.get(); }
+  std::string text() const {
+    std::ifstream file("/proc/self/fd/" + std::to_string(file_.get()));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+ private:
+  Fd file_;
+};
+
+struct Finished {
+  LaunchResult result;
+  std::string output;
+  std::string errors;
+};
+
+LaunchOptions options_for(int num_ranks, const std::string& task, int special = -1) {
+  LaunchOptions options;
+  options.num_ranks = num_ranks;
+  options.command = {SWITCHYARD_RANK_PROGRAM, task, std::to_string(special)};
+  options.variables = {{"SWITCHYARD_TIMEOUT_MS", "20000"}};
+  return options;
+}
+
+Finished run(LaunchOptions options) {
+  const Capture output;
+  const Capture errors;
+  options.output_fd = output.fd();
+  options.error_fd = errors.fd();
+  const LaunchResult result = launch(options);
+  return {result, output.text(), errors.text()};
+}
+
+std::set<std::string> files_in(const char* path) {
+  std::set<std::string> names;
+  DIR* directory = opendir(path);
+  if (directory == nullptr) return names;
+  while (const dirent* entry = readdir(directory)) names.insert(entry->d_name);
+  closedir(directory);
+  return names;
+}
+
+std::string unix_sockets() {
+  std::ifstream file("/proc/net/unix");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(LauncherTest, Rank0WritesToStdoutOthersWithPrefixToStderr) {
+  const Finished got = run(options_for(3, "hello"));
+  EXPECT_EQ(got.result.exit_code, 0) << got.errors;
+  EXPECT_EQ(got.result.culprit, -1);
+  EXPECT_EQ(got.output, "out 0 of 3\n");
+  for (const char* line : {"[rank 0] err 0\n", "[rank 0] no line end\n", "[rank 1] out 1 of 3\n",
+                           "[rank 1] err 1\n", "[rank 2] out 2 of 3\n", "[rank 2] no line end\n"}) {
+    EXPECT_THAT(got.errors, HasSubstr(line));
+  }
+  EXPECT_THAT(got.errors, Not(HasSubstr("out 0")));
+}
+
+TEST(LauncherTest, PrefixAllTakesRank0sStdoutToo) {
+  LaunchOptions options = options_for(2, "hello");
+  options.prefix_all = true;
+  const Finished got = run(options);
+  EXPECT_EQ(got.output, "");
+  EXPECT_THAT(got.errors, HasSubstr("[rank 0] out 0 of 2\n"));
+}
+
+TEST(LauncherTest, RanksGetTheirVariablesAndNoOthersRank) {
+  setenv("SLURM_PROCID", "5", 1);
+  setenv("RANK", "77", 1);
+  LaunchOptions options = options_for(1, "variables");
+  options.variables = {{"COLOUR", "blue"}};
+  const Finished got = run(options);
+  unsetenv("SLURM_PROCID");
+  unsetenv("RANK");
+  EXPECT_EQ(got.output,
+            "RANK=0\nLOCAL_RANK=0\nLOCAL_WORLD_SIZE=1\nSLURM_PROCID=(none)\nCOLOUR=blue\n");
+}
+
+TEST(LauncherTest, RanksMeet) {
+  for (const int size : {1, 2, 5}) {
+    const Finished got = run(options_for(size, "meet"));
+    EXPECT_EQ(got.result.exit_code, 0) << got.errors;
+    EXPECT_EQ(got.output,
+              std::string(size == 1 ? "local" : "shm") + " sum " + std::to_string(size) + "\n");
+  }
+}
+
+TEST(LauncherTest, KilledRankEndsAllWithinASecondAndIsNamed) {
+  const Finished got = run(options_for(4, "die", 2));
+  const std::size_t mark = got.errors.find("dies at ");
+  ASSERT_NE(mark, got.errors.npos) << got.errors;
+  EXPECT_LT(seconds_since(std::stoll(got.errors.substr(mark + 8))), 1.0);
+  EXPECT_EQ(got.result.exit_code, 4);
+  EXPECT_EQ(got.result.culprit, 2);
+  EXPECT_EQ(got.result.reason, "killed by signal 9");
+  for (const char* rank : {"0", "1", "3"}) {
+    EXPECT_THAT(
+        got.errors,
+        HasSubstr(std::string("[rank ") + rank +
+                  "] peer_lost: dispatch: rank 2 was lost (killed by signal 9) while rank " + rank +
+                  " waited in dispatch receive, call 17\n"));
+  }
+}
+
+TEST(LauncherTest, ExitCodeOfTheFirstThatFailsIsReturned) {
+  const Finished got = run(options_for(3, "exit3", 1));
+  EXPECT_EQ(got.result.exit_code, 3);
+  EXPECT_EQ(got.result.culprit, 1);
+  EXPECT_THAT(got.errors, HasSubstr("rank 1 was lost (exited with code 3) while rank 0 waited"));
+}
+
+TEST(LauncherTest, StoppedRankIsBlamedNotTheOneThatWaited) {
+  LaunchOptions options = options_for(3, "stop", 1);
+  options.variables = {{"SWITCHYARD_TIMEOUT_MS", "400"}};
+  options.grace_ms = 200;
+  const std::int64_t start = now_ns();
+  const Finished got = run(options);
+  EXPECT_LT(seconds_since(start), 5.0);
+  EXPECT_EQ(got.result.culprit, 1) << got.errors;
+  EXPECT_THAT(got.result.reason, HasSubstr("had no answer from rank 1 within 0.4 s"));
+}
+
+TEST(LauncherTest, RankThatIgnoresTheEndIsKilledAfterTheGrace) {
+  LaunchOptions options = options_for(3, "hang_or_fail", 1);
+  options.grace_ms = 300;
+  const std::int64_t start = now_ns();
+  const Finished got = run(options);
+  EXPECT_GE(seconds_since(start), 0.6);
+  EXPECT_LT(seconds_since(start), 5.0);
+  EXPECT_EQ(got.result.exit_code, 3);
+  EXPECT_EQ(got.result.culprit, 1);
+}
+
+TEST(LauncherTest, RankThatEndsBeforeItJoinsIsNamed) {
+  LaunchOptions options = options_for(3, "absent", 2);
+  options.variables = {{"SWITCHYARD_TIMEOUT_MS", "500"}};
+  const Finished got = run(options);
+  EXPECT_EQ(got.result.exit_code, 7);
+  EXPECT_EQ(got.result.culprit, 2);
+  EXPECT_THAT(got.errors, HasSubstr("timeout: group: no sign of rank 2 within 0.5 s"));
+}
+
+TEST(LauncherTest, CommandThatIsNotThereIsAnError) {
+  LaunchOptions options;
+  options.num_ranks = 2;
+  options.command = {"/no/such/program"};
+  const Error error = error_of([&] { launch(options); });
+  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("launch: /no/such/program: No such file"));
+  options.num_ranks = 0;
+  EXPECT_THAT(error_of([&] { launch(options); }).what(), HasSubstr("0 ranks"));
+}
+
+TEST(LauncherTest, NothingIsLeftBehind) {
+  (void)run(options_for(2, "meet"));  // descriptors that libraries keep are open now
+  const auto files = files_in("/proc/self/fd");
+  const auto named_memory = files_in("/dev/shm");
+  (void)run(options_for(3, "meet"));
+  (void)run(options_for(3, "die", 0));
+  EXPECT_EQ(files_in("/proc/self/fd").size(), files.size());
+  EXPECT_EQ(files_in("/dev/shm"), named_memory);
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+  EXPECT_THAT(unix_sockets(), Not(HasSubstr("@switchyard-")));
+}
+
+// A launcher in a process of its own, and the pids that its ranks tell.
+struct RemoteLauncher {
+  RemoteLauncher(int num_ranks, const std::string& task) {
+    std::fflush(nullptr);
+    pid = fork();
+    if (pid != 0) return;
+    LaunchOptions options = options_for(num_ranks, task);
+    options.grace_ms = 200;
+    options.error_fd = errors.fd();
+    _exit(launch(options).exit_code);
+  }
+  ~RemoteLauncher() {
+    if (pid > 0) kill(pid, SIGKILL);
+  }
+
+  std::vector<pid_t> rank_pids(std::size_t num_wanted) const {
+    std::vector<pid_t> pids;
+    for (const Deadline end = Deadline::after_ms(20'000); !end.expired(); usleep(5000)) {
+      pids.clear();
+      std::istringstream words(errors.text());
+      for (std::string word; words >> word;) {
+        if (word == "pid" && words >> word) pids.push_back(std::atoi(word.c_str()));
+      }
+      if (pids.size() == num_wanted) break;
+    }
+    return pids;
+  }
+
+  Capture errors;
+  pid_t pid = -1;
+};
+
+// True once none of them runs; a zombie that init has yet to reap counts as ended.
+bool are_gone(const std::vector<pid_t>& pids, int within_ms) {
+  for (const Deadline end = Deadline::after_ms(within_ms); !end.expired(); usleep(5000)) {
+    int num_alive = 0;
+    for (const pid_t pid : pids) {
+      std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+      std::string word;
+      if (file >> word >> word >> word && word != "Z" && word != "X") ++num_alive;
+    }
+    if (num_alive == 0) return true;
+  }
+  return false;
+}
+
+TEST(LauncherTest, RanksDieWithAKilledLauncher) {
+  RemoteLauncher launcher(3, "hang");
+  const std::vector<pid_t> pids = launcher.rank_pids(3);
+  ASSERT_EQ(pids.size(), 3u) << launcher.errors.text();
+  kill(launcher.pid, SIGKILL);
+  int status = 0;
+  waitpid(launcher.pid, &status, 0);
+  launcher.pid = -1;
+  EXPECT_TRUE(are_gone(pids, 1000));
+  EXPECT_THAT(unix_sockets(), Not(HasSubstr("@switchyard-")));
+}
+
+TEST(LauncherTest, SignalToTheLauncherEndsTheRanks) {
+  RemoteLauncher launcher(3, "hang");
+  const std::vector<pid_t> pids = launcher.rank_pids(3);
+  ASSERT_EQ(pids.size(), 3u) << launcher.errors.text();
+  kill(launcher.pid, SIGTERM);
+  int status = 0;
+  waitpid(launcher.pid, &status, 0);
+  launcher.pid = -1;
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
+  EXPECT_TRUE(are_gone(pids, 1000));
+}
+
+}  // namespace
+}  // namespace switchyard

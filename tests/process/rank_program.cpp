@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// rank_program.cpp: what the launcher's tests start. The first argument says what to do, the second
+// is a rank that behaves differently.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <signal.h>
+#include <string>
+
+#include "switchyard/error.h"
+#include "switchyard/group.h"
+
+#include "core/clock.h"
+#include "engine/engine.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kErrorExitCode = 7;
+
+std::string variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "(none)" : text;
+}
+
+int say_hello() {
+  std::printf("out %s of %s\n", variable("RANK").c_str(), variable("WORLD_SIZE").c_str());
+  std::fprintf(stderr, "err %s\nno line end", variable("RANK").c_str());
+  return 0;
+}
+
+int show_variables() {
+  for (const char* name : {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "COLOUR"}) {
+    std::printf("%s=%s\n", name, variable(name).c_str());
+  }
+  return 0;
+}
+
+int meet() {
+  const Group group = Group::from_environment();
+  const auto window = group.engine().make_window(4096);
+  window->base(0)[group.rank()] = std::byte{1};
+  group.barrier();
+  int sum = 0;
+  for (int rank = 0; rank < group.size(); ++rank) sum += static_cast<int>(window->base(0)[rank]);
+  group.barrier();
+  if (group.rank() == 0) std::printf("%s sum %d\n", group.engine_name(), sum);
+  return 0;
+}
+
+// All wait for `special`, which never rings: it does something else.
+int wait_for_nothing(int special, void (*act)()) {
+  const Group group = Group::from_environment();
+  group.barrier();
+  group.engine().enter(Phase::kDispatchReceive, 17);
+  if (group.rank() == special) act();
+  const int peer = group.rank() == special ? (special + 1) % group.size() : special;
+  group.engine().wait({Phase::kDispatchReceive, 17, peer}, [] { return false; });
+  return 0;
+}
+
+void die() {
+  std::fprintf(stderr, "dies at %lld\n", static_cast<long long>(now_ns()));
+  raise(SIGKILL);
+}
+
+// Deaf to SIGTERM, so that only SIGKILL ends it.
+[[noreturn]] void hang() {
+  signal(SIGTERM, SIG_IGN);
+  std::fprintf(stderr, "pid %d\n", getpid());
+  for (;;) pause();
+}
+
+int run(const std::string& task, int special) {
+  const int rank = std::atoi(variable("RANK").c_str());
+  if (task == "hello") return say_hello();
+  if (task == "variables") return show_variables();
+  if (task == "meet") return meet();
+  if (task == "die") return wait_for_nothing(special, die);
+  if (task == "exit3") return wait_for_nothing(special, [] { _exit(3); });
+  if (task == "stop") return wait_for_nothing(special, [] { raise(SIGSTOP); });
+  if (task == "hang") hang();
+  if (task == "hang_or_fail") return rank == special ? 3 : (hang(), 0);
+  if (task == "absent") return rank == special ? 0 : meet();
+  return 99;
+}
+
+}  // namespace
+}  // namespace switchyard
+
+int main(int argc, char** argv) {
+  try {
+    return switchyard::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atoi(argv[2]) : -1);
+  } catch (const switchyard::Error& error) {
+    std::fprintf(stderr, "%s: %s\n", switchyard::name_of(error.code()), error.what());
+    return switchyard::kErrorExitCode;
+  }
+}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Stores: the same behaviour in process, over TCP and over Unix sockets; then a hostile world.
+
+#include "transport/store.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "switchyard/log.h"
+
+#include "support/ranks.h"
+#include "transport/hash_store.h"
+#include "transport/prefix_store.h"
+#include "transport/socket_store.h"
+#include "transport/store_protocol.h"
+#include "transport/store_server.h"
+
+namespace switchyard {
+namespace {
+
+using test::error_of;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kTimeoutMs = 10'000;
+
+Deadline soon() { return Deadline::after_ms(kTimeoutMs); }
+
+Address fresh_unix_address() {
+  static int number = 0;
+  return Address::parse("unix:@switchyard-store-test-" + std::to_string(getpid()) + "-" +
+                        std::to_string(number++));
+}
+
+// A server, where the kind has one, and clients of it.
+class World {
+ public:
+  explicit World(const std::string& kind) {
+    if (kind == "hash") {
+      hash_ = std::make_shared<HashStore>();
+    } else {
+      const bool is_tcp = kind == "tcp";
+      server = StoreServer::start(
+          is_tcp ? Address::parse("tcp://127.0.0.1:0") : fresh_unix_address(), "sesame");
+    }
+  }
+
+  std::shared_ptr<Store> client() const {
+    if (hash_) return hash_;
+    return std::make_shared<SocketStore>(server->address(), "sesame", kTimeoutMs);
+  }
+
+  std::unique_ptr<StoreServer> server;
+
+ private:
+  std::shared_ptr<HashStore> hash_;
+};
+
+class StoreTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(StoreTest, ReturnsWhatWasSet) {
+  const World world(GetParam());
+  const auto first = world.client();
+  const auto second = world.client();
+  first->set("key", "value");
+  EXPECT_EQ(second->get("key", soon()), "value");
+  second->set("key", std::string("with \0 and \n", 12));
+  EXPECT_EQ(first->get("key", Deadline::after_ms(0)), std::string("with \0 and \n", 12));
+  first->set("", "");
+  EXPECT_EQ(second->get("", soon()), "");
+}
+
+TEST_P(StoreTest, MissingKeyIsNothingAtTheDeadline) {
+  const World world(GetParam());
+  const auto client = world.client();
+  const std::int64_t start = now_ns();
+  EXPECT_EQ(client->get("missing", Deadline::after_ms(100)), std::nullopt);
+  EXPECT_GE(now_ns() - start, 95'000'000);
+  EXPECT_EQ(client->get("missing", Deadline::after_ms(0)), std::nullopt);
+  client->set("missing", "no more");
+  EXPECT_EQ(client->get("missing", soon()), "no more");
+}
+
+TEST_P(StoreTest, GetWaitsForSet) {
+  const World world(GetParam());
+  const auto reader = world.client();
+  std::jthread writer([&] {
+    const auto client = world.client();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    client->set("late", "but here");
+  });
+  EXPECT_EQ(reader->get("late", soon()), "but here");
+}
+
+TEST_P(StoreTest, ManyClientsAtOnce) {
+  constexpr int kClients = 8;
+  constexpr int kKeys = 50;
+  const World world(GetParam());
+  std::vector<std::jthread> threads;
+  std::atomic<int> num_right = 0;
+  for (int client = 0; client < kClients; ++client) {
+    threads.emplace_back([&, client] {
+      const auto store = world.client();
+      const auto key = [](int who, int i) { return std::to_string(who) + "/" + std::to_string(i); };
+      for (int i = 0; i < kKeys; ++i) {
+        store->set(key(client, i), std::to_string(client * i));
+        const int peer = (client + 1) % kClients;
+        num_right += store->get(key(peer, i), soon()) == std::to_string(peer * i) ? 1 : 0;
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(num_right, kClients * kKeys);
+}
+
+TEST_P(StoreTest, PrefixesAreApart) {
+  const World world(GetParam());
+  const auto base = world.client();
+  PrefixStore first("a/", base);
+  PrefixStore second("b/", base);
+  first.set("key", "1");
+  EXPECT_EQ(second.get("key", Deadline::after_ms(0)), std::nullopt);
+  EXPECT_EQ(base->get("a/key", soon()), "1");
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest, ::testing::Values("hash", "tcp", "unix"));
+
+class SocketStoreTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    set_log_callback([](LogLevel, int, std::string_view, std::string_view) {});  // refusals warn
+  }
+  void TearDown() override { set_log_callback({}); }
+
+  Fd raw_client(const World& world) { return *connect_to(world.server->address(), soon()); }
+  void send_text(const Fd& socket, const std::string& text) {
+    send_all(socket, std::as_bytes(std::span(text)), soon());
+  }
+  // True when the server closes the connection, after whatever it says.
+  bool is_dropped(const Fd& socket) {
+    std::array<char, 1024> bytes;
+    while (wait_readable(socket, Deadline::after_ms(5000))) {
+      if (recv(socket.get(), bytes.data(), bytes.size(), 0) <= 0) return true;
+    }
+    return false;
+  }
+  void expect_serving(const World& world) {
+    const auto client = world.client();
+    client->set("alive", "yes");
+    EXPECT_EQ(client->get("alive", soon()), "yes");
+  }
+};
+
+TEST_P(SocketStoreTest, WrongSecretIsRefused) {
+  const World world(GetParam());
+  for (const char* secret : {"Sesame", "sesam", "sesamesesame", "x"}) {
+    const Error error = error_of([&] { SocketStore(world.server->address(), secret, kTimeoutMs); });
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("refused the secret"));
+  }
+  expect_serving(world);
+}
+
+TEST_P(SocketStoreTest, RequestsBeforeTheSecretAreRefused) {
+  const World world(GetParam());
+  const Fd client = raw_client(world);
+  send_text(client, encode(store_protocol::Request{store_protocol::Operation::kSet, 1, 0, "alive",
+                                                   "hacked"}));
+  EXPECT_TRUE(is_dropped(client));
+  const auto honest = world.client();
+  EXPECT_EQ(honest->get("alive", Deadline::after_ms(0)), std::nullopt);
+}
+
+TEST_P(SocketStoreTest, GarbageAndOversizedFramesAreDropped) {
+  const World world(GetParam());
+  std::string length_of_4_gib(4, '\xFF');
+  std::string bad_key_length = encode(store_protocol::Request{});
+  bad_key_length[4 + 9] = '\x7F';
+  for (const std::string& text :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), length_of_4_gib + "x", std::string(100'000, '\0'),
+        bad_key_length, std::string("\x01\x00\x00\x00\x09", 5)}) {
+    const Fd client = raw_client(world);
+    try {
+      send_text(client, text);
+    } catch (const Error&) {  // dropped while it still sent
+    }
+    EXPECT_TRUE(is_dropped(client));
+  }
+  expect_serving(world);
+}
+
+TEST_P(SocketStoreTest, OversizedFrameOfAKnownClientIsDroppedAndNeverSentByOurs) {
+  const World world(GetParam());
+  const Fd raw = raw_client(world);
+  send_text(raw, encode(store_protocol::Request{store_protocol::Operation::kHello, 1, 0,
+                                                std::string(store_protocol::kMagic), "sesame"}));
+  std::string header;
+  store_protocol::put_u32(header, store_protocol::kMaxFrameBytes + 1);
+  send_text(raw, header);
+  EXPECT_TRUE(is_dropped(raw));
+  const auto client = world.client();
+  const Error error = error_of([&] { client->set("big", std::string(2 << 20, 'x')); });
+  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("at most 1048576"));
+  client->set("fits", std::string(1'000'000, 'x'));
+  EXPECT_EQ(client->get("fits", soon())->size(), 1'000'000u);
+}
+
+TEST_P(SocketStoreTest, SilentAndSlowClientsDelayNobody) {
+  const World world(GetParam());
+  std::vector<Fd> silent;
+  for (int i = 0; i < 20; ++i) silent.push_back(raw_client(world));
+  const Fd slow = raw_client(world);
+  const std::string hello = encode(store_protocol::Request{
+      store_protocol::Operation::kHello, 1, 0, std::string(store_protocol::kMagic), "sesame"});
+  for (const char byte : hello) {  // one byte at a time, and everybody else is served
+    send_text(slow, std::string(1, byte));
+    if (byte == hello[10]) expect_serving(world);
+  }
+  EXPECT_TRUE(wait_readable(slow, soon()));  // its hello was understood
+}
+
+TEST_P(SocketStoreTest, ClientThatNeverReadsIsDropped) {
+  const World world(GetParam());
+  world.client()->set("big", std::string(1'000'000, 'x'));
+  const Fd greedy = raw_client(world);
+  send_text(greedy, encode(store_protocol::Request{store_protocol::Operation::kHello, 1, 0,
+                                                   std::string(store_protocol::kMagic), "sesame"}));
+  try {
+    for (std::uint32_t i = 0; i < 100; ++i) {
+      send_text(greedy,
+                encode(store_protocol::Request{store_protocol::Operation::kGet, i, 0, "big", {}}));
+    }
+  } catch (const Error&) {  // dropped while it still asked
+  }
+  expect_serving(world);
+  const Deadline end = soon();
+  while (!is_hung_up(greedy) && !end.expired()) usleep(1000);
+  EXPECT_TRUE(is_hung_up(greedy));
+}
+
+TEST_P(SocketStoreTest, ServerThatEndsIsAPeerLost) {
+  World world(GetParam());
+  const auto client = world.client();
+  std::jthread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    world.server.reset();
+  });
+  const Error error = error_of([&] { client->get("never", soon()); });
+  EXPECT_EQ(error.code(), Errc::kPeerLost);
+  EXPECT_THAT(error.what(), HasSubstr("closed the connection"));
+  killer.join();
+  EXPECT_EQ(error_of([&] { client->set("a", "b"); }).code(), Errc::kPeerLost);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, SocketStoreTest, ::testing::Values("tcp", "unix"));
+
+TEST(StoreServerTest, TcpNeedsASecret) {
+  const Address address = Address::parse("tcp://127.0.0.1:0");
+  const Error error = error_of([&] { StoreServer::start(address, ""); });
+  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("SWITCHYARD_SECRET"));
+  EXPECT_EQ(error_of([&] { SocketStore(address, "", 100); }).code(), Errc::kInvalidArgument);
+}
+
+TEST(StoreServerTest, UnixNeedsNone) {
+  const auto server = StoreServer::start(fresh_unix_address(), "");
+  SocketStore(server->address(), "", kTimeoutMs).set("a", "b");
+}
+
+TEST(StoreServerTest, SecondServerFindsTheAddressTaken) {
+  const Address address = fresh_unix_address();
+  auto first = StoreServer::start(address, "");
+  EXPECT_EQ(StoreServer::start(address, ""), nullptr);
+  first.reset();
+  EXPECT_NE(StoreServer::start(address, ""), nullptr);
+}
+
+TEST(StoreServerTest, ClientWaitsForAServerToCome) {
+  const Address address = fresh_unix_address();
+  std::unique_ptr<StoreServer> server;
+  std::jthread starter([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    server = StoreServer::start(address, "");
+  });
+  SocketStore(address, "", kTimeoutMs).set("a", "b");
+  starter.join();
+}
+
+TEST(StoreServerTest, NoServerIsATimeout) {
+  const Error error = error_of([] { SocketStore(fresh_unix_address(), "", 100); });
+  EXPECT_EQ(error.code(), Errc::kTimeout);
+  EXPECT_THAT(error.what(), HasSubstr("nobody serves at unix:@switchyard-store-test"));
+}
+
+TEST(SecretTest, EqualOnlyToItself) {
+  EXPECT_TRUE(secrets_equal("", ""));
+  EXPECT_TRUE(secrets_equal("abc", "abc"));
+  EXPECT_FALSE(secrets_equal("abd", "abc"));
+  EXPECT_FALSE(secrets_equal("abcabc", "abc"));
+  EXPECT_FALSE(secrets_equal("ab", "abc"));
+  EXPECT_FALSE(secrets_equal("abc", ""));
+  EXPECT_FALSE(secrets_equal("", "abc"));
+  EXPECT_FALSE(secrets_equal(std::string(1, '\0'), ""));
+  EXPECT_EQ(make_secret().size(), 32u);
+  EXPECT_NE(make_secret(), make_secret());
+}
+
+}  // namespace
+}  // namespace switchyard
