@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a user sees when a rank dies, stops, differs or never starts.
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/clock.h"
+#include "support/command.h"
+
+namespace switchyard::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kModel = SWITCHYARD_DATA_DIR "/tiny-moe";
+
+// Waits until the ranks have started and run for a moment.
+std::vector<pid_t> started_ranks(const Command& command, std::size_t num_ranks) {
+  std::vector<pid_t> ranks;
+  for (int i = 0; i < 200 && ranks.size() < num_ranks; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ranks = command.children();
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  return ranks;
+}
+
+bool is_running(pid_t pid) { return kill(pid, 0) == 0; }
+
+TEST(FaultTest, KillingARankEndsTheRunWithinASecond) {
+  Command command(
+      {SWITCHYARD_CLI, "run", "--model", kModel, "--ranks", "4", "--repeat", "10000000"});
+  const std::vector<pid_t> ranks = started_ranks(command, 4);
+  ASSERT_EQ(ranks.size(), 4u);
+  const std::int64_t start = now_ns();
+  kill(ranks[2], SIGKILL);
+  const CommandResult result = command.wait(20);
+  EXPECT_LT(static_cast<double>(now_ns() - start) * 1e-9, 1.0 * SWITCHYARD_SLOWDOWN);
+  EXPECT_EQ(result.exit_code, 4) << result.error;
+  // The survivors name the dead rank, the phase and the call; the launcher says how it died.
+  EXPECT_THAT(result.error, HasSubstr("rank 2"));
+  EXPECT_THAT(result.error, HasSubstr("killed by signal 9"));
+  EXPECT_THAT(result.error, HasSubstr("peer_lost"));
+  EXPECT_THAT(result.error, HasSubstr("call "));
+  for (const pid_t pid : ranks) EXPECT_FALSE(is_running(pid));
+}
+
+TEST(FaultTest, AStoppedRankIsATimeout) {
+  Command command({SWITCHYARD_CLI, "run", "--model", kModel, "--ranks", "3", "--repeat", "10000000",
+                   "--timeout", "1500"});
+  const std::vector<pid_t> ranks = started_ranks(command, 3);
+  ASSERT_EQ(ranks.size(), 3u);
+  kill(ranks[1], SIGSTOP);
+  const CommandResult result = command.wait(30);
+  EXPECT_EQ(result.exit_code, 4) << result.error;
+  EXPECT_THAT(result.error, HasSubstr("timeout"));
+  EXPECT_THAT(result.error, HasSubstr("rank 1"));
+  for (const pid_t pid : ranks) EXPECT_FALSE(is_running(pid));
+}
+
+TEST(FaultTest, KillingTheLauncherLeavesNothingBehind) {
+  std::vector<pid_t> ranks;
+  {
+    Command command(
+        {SWITCHYARD_CLI, "run", "--model", kModel, "--ranks", "3", "--repeat", "10000000"});
+    ranks = started_ranks(command, 3);
+    ASSERT_EQ(ranks.size(), 3u);
+    kill(command.pid(), SIGKILL);
+    command.wait(5);
+  }
+  for (int i = 0; i < 100; ++i) {
+    if (std::none_of(ranks.begin(), ranks.end(), is_running)) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  for (const pid_t pid : ranks) EXPECT_FALSE(is_running(pid));
+}
+
+// Ranks that somebody else started, by torchrun's variables.
+Command start_rank(int rank, int size, std::vector<std::string> extra) {
+  std::vector<std::string> arguments{"env",
+                                     "RANK=" + std::to_string(rank),
+                                     "WORLD_SIZE=" + std::to_string(size),
+                                     "LOCAL_RANK=" + std::to_string(rank),
+                                     "LOCAL_WORLD_SIZE=" + std::to_string(size),
+                                     "TORCHELASTIC_RUN_ID=fault-test-" + std::to_string(getpid()),
+                                     "MASTER_ADDR=127.0.0.1",
+                                     "MASTER_PORT=29500",
+                                     SWITCHYARD_CLI,
+                                     "run",
+                                     "--model",
+                                     kModel};
+  arguments.insert(arguments.end(), extra.begin(), extra.end());
+  return Command(arguments);
+}
+
+TEST(FaultTest, ARankWithAnotherConfigurationIsRefused) {
+  Command first = start_rank(0, 2, {"--scheme", "none"});
+  Command second = start_rank(1, 2, {"--scheme", "fp8_block"});
+  for (Command* command : {&first, &second}) {
+    const CommandResult result = command->wait(30);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.error, HasSubstr("rank 1 has scheme fp8_block, but rank 0 has none"));
+  }
+}
+
+TEST(FaultTest, ARankThatNeverStartsIsNamed) {
+  Command first = start_rank(0, 3, {"--timeout", "1500"});
+  Command second = start_rank(2, 3, {"--timeout", "1500"});
+  for (Command* command : {&first, &second}) {
+    const CommandResult result = command->wait(30);
+    EXPECT_EQ(result.exit_code, 4);
+    EXPECT_THAT(result.error, HasSubstr("rank 1"));
+  }
+}
+
+TEST(FaultTest, TorchrunsVariablesStartAGroup) {
+  Command first = start_rank(0, 2, {"--json"});
+  Command second = start_rank(1, 2, {"--json"});
+  const CommandResult result = first.wait(30);
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("\"ranks\":2"));
+  EXPECT_EQ(second.wait(30).exit_code, 0);
+}
+
+TEST(FaultTest, MpirunStartsAGroup) {
+  if (run_command({"sh", "-c", "command -v mpirun"}).exit_code != 0) {
+    GTEST_SKIP() << "mpirun is not installed";
+  }
+  const CommandResult result =
+      run_command({"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
+                   "3", SWITCHYARD_CLI, "run", "--model", kModel, "--json"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("\"ranks\":3"));
+}
+
+}  // namespace
+}  // namespace switchyard::test

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `switchyard run` as a user sees it: results, bits, files, usage errors.
+
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "io/safetensors.h"
+#include "support/command.h"
+#include "support/synthetic_checkpoint.h"
+#include "support/temp_folder.h"
+
+namespace switchyard::test {
+namespace {
+
+using ::testing::HasSubstr;
+using Arguments = std::vector<std::string>;
+
+CommandResult run(Arguments extra, const std::string& model = SWITCHYARD_DATA_DIR "/tiny-moe") {
+  Arguments arguments{SWITCHYARD_CLI, "run", "--model", model};
+  arguments.insert(arguments.end(), extra.begin(), extra.end());
+  return run_command(arguments);
+}
+
+nlohmann::json run_json(Arguments extra,
+                        const std::string& model = SWITCHYARD_DATA_DIR "/tiny-moe") {
+  extra.push_back("--json");
+  const CommandResult result = run(std::move(extra), model);
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  return nlohmann::json::parse(result.output);
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+TEST(RunTest, ReportsWhatItDid) {
+  const nlohmann::json json = run_json({"--ranks", "4"});
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(json["engine"], "shm");
+  EXPECT_EQ(json["ranks"], 4);
+  EXPECT_EQ(json["tokens"], 1024);
+  EXPECT_EQ(json["experts"], 32);
+  EXPECT_LE(json["rel_l2"], 5e-3);
+  EXPECT_GT(json["rel_l2"], 1e-5);
+  EXPECT_EQ(json["rows_per_rank"].size(), 4u);
+  EXPECT_EQ(json["rows_per_expert"].size(), 32u);
+  std::int64_t sum = 0;
+  for (const auto& rows : json["rows_per_expert"]) sum += rows.get<std::int64_t>();
+  EXPECT_EQ(sum, 1024 * 4);
+  EXPECT_EQ(json["stages"].size(), 6u);
+  EXPECT_EQ(json["stages"][1]["name"], "quantize+dispatch");
+  EXPECT_GT(json["stages"][1]["wire_bytes"], 0);
+  EXPECT_GE(json["stages"][3]["us"]["max"], json["stages"][3]["us"]["min"]);
+}
+
+TEST(RunTest, EverySchemeStaysWithinItsBound) {
+  for (const char* scheme : {"none", "fp8_block", "fp8_token", "fp8_tensor"}) {
+    for (const char* experts : {"exact", "onednn"}) {
+      if (std::string(experts) == "onednn" && !SWITCHYARD_HAS_ONEDNN) continue;
+      const nlohmann::json json =
+          run_json({"--ranks", "4", "--scheme", scheme, "--experts", experts});
+      EXPECT_EQ(json["ok"], true) << scheme << " " << experts << " " << json["rel_l2"];
+    }
+  }
+}
+
+// The promise: with per_expert and exact experts the same bits for every number of ranks, engine,
+// split and run.
+TEST(RunTest, PerExpertGivesTheSameBitsForEveryRankCountAndEngine) {
+  const TempFolder folder;
+  for (const char* scheme : {"none", "fp8_block", "fp8_token"}) {
+    std::string first;
+    for (const char* engine : {"local", "shm"}) {
+      for (const char* ranks : {"1", "2", "3", "4", "7", "8"}) {
+        const std::string path = folder.file("out.safetensors");
+        const nlohmann::json json =
+            run_json({"--ranks", ranks, "--engine", engine, "--scheme", scheme, "--output", path,
+                      "--split", std::string(ranks) == "3" ? "uneven" : "even"});
+        EXPECT_EQ(json["engine"], engine);
+        const std::string bytes = read_file(path);
+        ASSERT_FALSE(bytes.empty());
+        if (first.empty()) first = bytes;
+        EXPECT_EQ(bytes, first) << scheme << " " << engine << " " << ranks;
+      }
+    }
+  }
+}
+
+TEST(RunTest, PerRankGivesTheSameBitsOnBothEngines) {
+  const TempFolder folder;
+  for (const char* scheme : {"none", "fp8_block", "fp8_tensor"}) {
+    for (const char* ranks : {"1", "3", "4", "8"}) {
+      std::string first;
+      for (const char* engine : {"local", "shm", "shm"}) {
+        const std::string path = folder.file("out.safetensors");
+        run_json({"--ranks", ranks, "--engine", engine, "--scheme", scheme, "--reduce", "per_rank",
+                  "--output", path});
+        const std::string bytes = read_file(path);
+        if (first.empty()) first = bytes;
+        EXPECT_EQ(bytes, first) << scheme << " " << ranks;
+      }
+    }
+  }
+}
+
+TEST(RunTest, OutputHoldsOneTensorInInputOrder) {
+  const TempFolder folder;
+  const std::string path = folder.file("out.safetensors");
+  run_json({"--ranks", "3", "--tokens", "50", "--split", "0,49,1", "--output", path});
+  const auto file = SafetensorsFile::open(path);
+  EXPECT_THAT(file->names(), ::testing::ElementsAre("output"));
+  EXPECT_EQ(file->tensor("output").describe(), "bf16 [50, 256]");
+}
+
+TEST(RunTest, DumpHoldsWhatEachRankReceivedAndReturned) {
+  const TempFolder folder;
+  const std::string dump = folder.file("dump");
+  const nlohmann::json json =
+      run_json({"--ranks", "2", "--tokens", "10", "--scheme", "fp8_block", "--dump", dump});
+  std::int64_t rows = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto file = SafetensorsFile::open(dump + "/rank" + std::to_string(rank) + ".safetensors");
+    EXPECT_THAT(file->names(), ::testing::UnorderedElementsAre(
+                                   "recv_x", "scales", "expert_num_tokens", "row_source",
+                                   "topk_ids", "topk_weights", "output"));
+    const TensorView recv = file->tensor("recv_x");
+    EXPECT_EQ(recv.dtype(), DType::kE4M3);
+    EXPECT_EQ(recv.shape(0), json["rows_per_rank"][static_cast<std::size_t>(rank)]);
+    EXPECT_EQ(file->tensor("scales").shape(1), 2);
+    rows += recv.shape(0);
+    // Sources ascend by (expert, rank, token, k).
+    const TensorView sources = file->tensor("row_source");
+    for (std::int64_t i = 1; i < sources.shape(0); ++i) {
+      const auto* now = sources.as<std::int32_t>() + i * 4;
+      EXPECT_TRUE(std::lexicographical_compare(now - 4, now, now, now + 4));
+    }
+  }
+  EXPECT_EQ(rows, 40);
+}
+
+TEST(RunTest, LocalClassServesItsOwnTokens) {
+  const nlohmann::json json = run_json({"--ranks", "2", "--prepare", "local"});
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(json["rows_per_rank"], (std::vector<int>{2048, 2048}));
+  EXPECT_EQ(json["stages"][1]["wire_bytes"], 0);
+}
+
+TEST(RunTest, TextReportNamesEverything) {
+  const CommandResult result = run({"--ranks", "4", "--scheme", "fp8_block"});
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* words :
+       {"switchyard 0.1.0", "engine   shm, 4 ranks", "scheme fp8_block", "reduce per_expert",
+        "quantize+dispatch", "rank   3", "expert load", "||out - ref||", ": ok"}) {
+    EXPECT_THAT(result.output, HasSubstr(words));
+  }
+  EXPECT_EQ(result.error, "");
+}
+
+// The input of a synthetic checkpoint with its independently computed output.
+void write_input(const std::string& path, const SyntheticCheckpoint& made) {
+  const auto table = [&](const std::vector<double>& values) {
+    Tensor tensor(DType::kF32, {made.num_tokens, made.hidden});
+    std::transform(values.begin(), values.end(), tensor.as<float>(),
+                   [](double value) { return static_cast<float>(value); });
+    return tensor;
+  };
+  const Tensor routed = table(made.routed_output);
+  const Tensor shared = table(made.shared_output);
+  const TensorView hidden(made.hidden_states.data(), DType::kBF16, {made.num_tokens, made.hidden});
+  const std::vector<NamedTensor> tensors{
+      {"hidden_states", hidden}, {"routed_output", routed}, {"shared_output", shared}};
+  write_safetensors(path, tensors);
+}
+
+// Every family and weight format: the router runs, the result is compared with a computation in
+// double that shares nothing with the library.
+TEST(RunTest, EveryModelFamilyRuns) {
+  for (int family = 0; family <= static_cast<int>(ModelFamily::kTinyMoe); ++family) {
+    for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
+      SyntheticOptions options;
+      options.family = static_cast<ModelFamily>(family);
+      options.dtype = dtype;
+      options.num_shards = family % 2 + 1;
+      const bool has_fp8 = options.family == ModelFamily::kDeepSeekV3;
+      if (dtype == DType::kE4M3 && !has_fp8) continue;
+      const TempFolder folder;
+      write_input(folder.file("activations.safetensors"),
+                  write_synthetic_checkpoint(folder.path(), options));
+      for (const char* ranks : {"1", "3"}) {
+        const nlohmann::json json = run_json({"--ranks", ranks}, folder.path());
+        EXPECT_EQ(json["ok"], true) << name_of(options.family) << " " << json["rel_l2"];
+        EXPECT_FALSE(json["rel_l2"].is_null());
+      }
+    }
+  }
+}
+
+struct BadCall {
+  Arguments arguments;
+  int exit_code;
+  const char* words;
+};
+
+TEST(RunTest, UsageErrorsAreNamed) {
+  const std::vector<BadCall> calls{
+      {{"--ranks", "0"}, 2, "--ranks"},
+      {{"--scheme", "fp7"}, 2, "--scheme"},
+      {{"--split", "1,2"}, 2, "--split names 2 ranks, but there are 1"},
+      {{"--split", "1,x"}, 2, "want even, uneven or N,N,..."},
+      {{"--ranks", "2", "--engine", "local", "--split", "1,2"},
+       2,
+       "adds up to 3 tokens, but the input has 1024"},
+      {{"--tokens", "2000"}, 2, "--tokens is 2000, but"},
+      {{"--layer", "0"}, 2, "layer 0"},
+      {{"--layer", "99"}, 2, "layer 99"},
+      {{"--input", "/no/such/file"}, 3, "/no/such/file"},
+      {{"--no-such-option"}, 2, "--no-such-option"},
+  };
+  for (const BadCall& call : calls) {
+    const CommandResult result = run(call.arguments);
+    EXPECT_EQ(result.exit_code, call.exit_code) << call.words << result.error;
+    EXPECT_THAT(result.error + result.output, HasSubstr(call.words));
+  }
+  EXPECT_EQ(run({}, "/no/such/model").exit_code, 3);
+  EXPECT_EQ(run_command({SWITCHYARD_CLI}).exit_code, 2);
+  EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
+  EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
+}
+
+TEST(RunTest, MalformedFilesAreExitCodeTwo) {
+  const TempFolder folder;
+  std::filesystem::copy(SWITCHYARD_DATA_DIR "/tiny-moe", folder.path(),
+                        std::filesystem::copy_options::recursive);
+  const auto model = folder.file("model.safetensors");
+  std::filesystem::permissions(model, std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add);
+  std::filesystem::resize_file(model, 100'000);
+  for (const char* engine : {"local", "shm"}) {
+    const CommandResult result = run({"--ranks", "2", "--engine", engine}, folder.path());
+    EXPECT_EQ(result.exit_code, 2) << result.error;
+    EXPECT_THAT(result.error, HasSubstr("malformed_file"));
+    EXPECT_THAT(result.error, HasSubstr("model.safetensors"));
+  }
+}
+
+// NaN and infinities stay in their rows; nothing crashes.
+TEST(RunTest, NaNAndInfinityStayInTheirRows) {
+  const TempFolder folder;
+  constexpr std::int64_t kTokens = 12;
+  const Tensor hidden(DType::kBF16, {kTokens, 256});
+  for (std::int64_t i = 0; i < hidden.view().num_elements(); ++i) {
+    hidden.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(0x3C00 + i % 64);
+  }
+  hidden.as<std::uint16_t>()[3 * 256 + 5] = 0x7FC0;  // NaN in token 3
+  hidden.as<std::uint16_t>()[7 * 256] = 0x7F80;      // infinity in token 7
+  const std::string input = folder.file("in.safetensors");
+  const NamedTensor tensor{"hidden_states", hidden};
+  write_safetensors(input, {&tensor, 1});
+  for (const char* scheme : {"none", "fp8_block", "fp8_token"}) {
+    const std::string path = folder.file("out.safetensors");
+    run_json({"--ranks", "3", "--input", input, "--scheme", scheme, "--output", path});
+    const auto file = SafetensorsFile::open(path);
+    const auto* out = file->tensor("output").as<std::uint16_t>();
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      if (t == 3 || t == 7) continue;
+      for (std::int64_t h = 0; h < 256; ++h) {
+        ASSERT_LT(out[t * 256 + h] & 0x7FFF, 0x7F80) << scheme << " token " << t;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::test
