@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dispatch and combine of engines shm and local beside two yardsticks of the same run: the time to
+// copy all bytes that the exchange must write, by as many threads as ranks, and Open MPI moving the
+// same de-duplicated rows. One iteration is one call, timed on the slowest rank.
+//   of_floor  floor / time, both medians     vs_mpi  MPI's time / time, both medians
+// Needs memory for the largest shape; shapes over 60 % of what is available are left out, by name.
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include "exchange_case.h"
+
+namespace switchyard::bench {
+namespace {
+
+using Times = std::map<std::string, std::vector<double>>;
+
+std::string folder;  // of this program: the jobs lie beside it
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Times read_lines(const std::string& command) {
+  Times times;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return times;
+  std::array<char, 65536> line{};
+  while (std::fgets(line.data(), static_cast<int>(line.size()), pipe) != nullptr) {
+    std::istringstream words(line.data());
+    std::string name;
+    words >> name;
+    for (double value = 0; words >> value;) times[name].push_back(value);
+  }
+  pclose(pipe);
+  return times;
+}
+
+std::string joined(const ExchangeCase& test) {
+  std::string text;
+  for (const std::string& argument : test.arguments()) text += " " + argument;
+  return text;
+}
+
+const Times& measured(const ExchangeCase& test) {
+  static std::map<std::string, Times> results;
+  const std::string key = joined(test);
+  const auto found = results.find(key);
+  if (found != results.end()) return found->second;
+  std::string command = folder + "/exchange_job" + key;
+  if (test.engine == "shm")
+    command = fmt::format("{}/exchange_launch {} {}", folder, test.num_ranks, command);
+  if (test.engine == "mpi") {
+    command = fmt::format(
+        "mpirun --allow-run-as-root --oversubscribe --bind-to none -n {} {}/mpi_job{} 2>/dev/null",
+        test.num_ranks, folder, key);
+  }
+  return results[key] = read_lines(command);
+}
+
+ExchangeCase mpi_twin(ExchangeCase test) {
+  test.engine = "mpi";
+  test.layout = Layout::kExpanded;
+  return test;
+}
+
+void report(benchmark::State& state, const ExchangeCase& test, const std::string& operation) {
+  const Times& times = measured(test);
+  const auto found = times.find(operation);
+  if (found == times.end()) {
+    state.SkipWithError("the job printed no times");
+    return;
+  }
+  std::size_t next = 0;
+  for (auto _ : state) state.SetIterationTime(found->second[next++ % found->second.size()] * 1e-6);
+  const double us = median(found->second);
+  const auto [least, most] = std::minmax_element(found->second.begin(), found->second.end());
+  state.counters["median_us"] = us;
+  state.counters["min_us"] = *least;
+  state.counters["max_us"] = *most;
+  state.counters["us_per_token"] = us / static_cast<double>(test.num_tokens);
+  state.counters["bytes_per_rank"] = times.at(operation + "_bytes")[0];
+  state.counters["floor_us"] = median(times.at(operation + "_floor"));
+  state.counters["of_floor"] = median(times.at(operation + "_floor")) / us;
+  if (test.scheme != "none" || test.reduce != Reduce::kPerRank) return;
+  const Times& mpi = measured(mpi_twin(test));
+  if (mpi.count(operation) == 0) return;
+  state.counters["mpi_us"] = median(mpi.at(operation));
+  state.counters["vs_mpi"] = median(mpi.at(operation)) / us;
+}
+
+std::int64_t available_bytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string name; meminfo >> name;) {
+    std::int64_t kib = 0;
+    meminfo >> kib;
+    if (name == "MemAvailable:") return kib * 1024;
+    meminfo.ignore(64, '\n');
+  }
+  return 0;
+}
+
+// Touched memory of all ranks: tokens, output, windows' rows, arrived rows, floor buffers.
+std::int64_t needed_bytes(const ExchangeCase& test) {
+  const std::int64_t row = test.hidden * 2;
+  const std::int64_t tokens = test.num_ranks * test.num_tokens;
+  const std::int64_t columns = std::min(test.num_ranks, test.num_topk);
+  const std::int64_t exchange = tokens * row * (2 + 2 * columns + test.num_topk);
+  const std::int64_t floor = 2 * tokens * row * (1 + test.num_topk);
+  return exchange + floor;
+}
+
+std::vector<ExchangeCase> cases() {
+  std::vector<ExchangeCase> list;
+  for (const char* engine : {"shm", "local"}) {
+    for (const Layout layout : {Layout::kBatched, Layout::kExpanded}) {
+      for (const int num_ranks : {2, 4, 8}) {
+        for (const int num_tokens : {1, 32, 128}) {
+          list.push_back({.engine = engine,
+                          .num_ranks = num_ranks,
+                          .num_tokens = num_tokens,
+                          .layout = layout});
+        }
+      }
+    }
+    for (const int num_tokens : {2048, 4096, 8192}) {
+      list.push_back({.engine = engine, .num_ranks = 2, .num_tokens = num_tokens});
+    }
+  }
+  for (const int num_tokens : {128, 4096}) {
+    list.push_back({.num_ranks = 2, .num_tokens = num_tokens, .scheme = "fp8_block"});
+    list.push_back({.num_ranks = 2, .num_tokens = num_tokens, .reduce = Reduce::kPerExpert});
+  }
+  return list;
+}
+
+void register_all() {
+  const std::int64_t available = available_bytes();
+  for (const ExchangeCase& test : cases()) {
+    const std::string shape =
+        fmt::format("{}/{}/{}/{}/ranks:{}/tokens:{}", test.engine, name_of(test.layout),
+                    test.scheme, name_of(test.reduce), test.num_ranks, test.num_tokens);
+    const std::int64_t needed = needed_bytes(test);
+    const bool fits = needed < available / 10 * 6;
+    std::cerr << fmt::format("{:<60} {:>7.1f} MiB{}\n", shape,
+                             static_cast<double>(needed) / (1 << 20),
+                             fits ? "" : "  left out: over 60 % of the available memory");
+    if (!fits) continue;
+    for (const char* operation : {"dispatch", "combine"}) {
+      benchmark::RegisterBenchmark(
+          (std::string(operation) + "/" + shape).c_str(),
+          [test, operation](benchmark::State& state) { report(state, test, operation); })
+          ->Iterations(test.num_runs)
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::bench
+
+int main(int argc, char** argv) {
+  switchyard::bench::folder =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
+  switchyard::bench::register_all();
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

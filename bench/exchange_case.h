@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// exchange_case.h: one measured shape, and the text in which jobs report it. The jobs run as their
+// own processes (started by our launcher or by mpirun) and print a few lines "name value value
+// ...".
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "switchyard/exchange.h"
+
+#include "core/aligned_buffer.h"
+#include "core/clock.h"
+#include "core/random.h"
+#include "plan/routing.h"
+
+namespace switchyard::bench {
+
+struct ExchangeCase {
+  std::string engine = "shm";  ///< shm, local; mpi for the baseline
+  int num_ranks = 2;
+  std::int64_t num_tokens = 128;  ///< of each rank
+  Layout layout = Layout::kExpanded;
+  std::string scheme = "none";
+  Reduce reduce = Reduce::kPerRank;
+  std::int64_t hidden = 7168;
+  int num_topk = 8;
+  int num_experts = 256;
+  int num_runs = 21;
+
+  ExchangeConfig config() const {
+    ExchangeConfig config;
+    config.num_experts = num_experts;
+    config.num_topk = num_topk;
+    config.hidden = hidden;
+    config.max_tokens_per_rank = num_tokens;
+    config.layout = layout;
+    config.scheme = *scheme_from_name(scheme);
+    config.reduce = reduce;
+    return config;
+  }
+
+  std::vector<std::string> arguments() const {
+    return {engine,
+            std::to_string(num_ranks),
+            std::to_string(num_tokens),
+            name_of(layout),
+            scheme,
+            name_of(reduce),
+            std::to_string(hidden),
+            std::to_string(num_topk),
+            std::to_string(num_experts),
+            std::to_string(num_runs)};
+  }
+
+  /// Inverse of arguments(), from argv[1] on.
+  static ExchangeCase parse(char** argv) {
+    ExchangeCase result;
+    result.engine = argv[1];
+    result.num_ranks = std::stoi(argv[2]);
+    result.num_tokens = std::stoll(argv[3]);
+    result.layout = *layout_from_name(argv[4]);
+    result.scheme = argv[5];
+    result.reduce = *reduce_from_name(argv[6]);
+    result.hidden = std::stoll(argv[7]);
+    result.num_topk = std::stoi(argv[8]);
+    result.num_experts = std::stoi(argv[9]);
+    result.num_runs = std::stoi(argv[10]);
+    return result;
+  }
+};
+
+/// Uniform random routing: distinct experts, the same for every engine.
+inline std::vector<std::int32_t> random_ids(const ExchangeCase& test, int rank) {
+  std::vector<std::int32_t> ids;
+  std::uint64_t counter = 0;
+  const auto seed = 100 + static_cast<std::uint64_t>(rank);
+  for (std::int64_t t = 0; t < test.num_tokens; ++t) {
+    const auto begin = static_cast<std::ptrdiff_t>(ids.size());
+    while (static_cast<std::ptrdiff_t>(ids.size()) < begin + test.num_topk) {
+      const auto id = static_cast<std::int32_t>(random_bits(seed, counter++) %
+                                                static_cast<std::uint64_t>(test.num_experts));
+      if (std::find(ids.begin() + begin, ids.end(), id) == ids.end()) ids.push_back(id);
+    }
+  }
+  return ids;
+}
+
+/// bf16 values of N(0, 1), cheap to make.
+inline void fill_tokens(std::uint16_t* tokens, std::int64_t num_elements) {
+  for (std::int64_t i = 0; i < num_elements; ++i) {
+    const std::uint64_t bits = random_bits(7, static_cast<std::uint64_t>(i) % 65'521);
+    tokens[i] = static_cast<std::uint16_t>(0x3C00 + (bits & 0x83FF));
+  }
+}
+
+/// Bytes that one rank must write, whatever the method: rows that others read, then rows in place.
+struct WrittenBytes {
+  std::int64_t dispatch = 0;
+  std::int64_t combine = 0;
+};
+
+inline WrittenBytes written_bytes(const ExchangeCase& test, int rank, std::int64_t wire_row_bytes) {
+  std::vector<std::vector<std::uint16_t>> ids(static_cast<std::size_t>(test.num_ranks));
+  std::vector<RankRouting> table;
+  for (int r = 0; r < test.num_ranks; ++r) {
+    const std::vector<std::int32_t> wide = random_ids(test, r);
+    ids[static_cast<std::size_t>(r)].assign(wide.begin(), wide.end());
+    table.push_back({test.num_tokens, ids[static_cast<std::size_t>(r)].data(), nullptr});
+  }
+  const ExpertOwnership ownership{test.num_experts, test.num_ranks};
+  SendPlan send;
+  send.build(ownership, test.num_topk, table[static_cast<std::size_t>(rank)]);
+  ReceivePlan receive;
+  receive.build(rank, ownership, test.num_topk, {Layout::kExpanded, 1, 0, 0}, table);
+  std::int64_t remote_tokens = 0;
+  for (std::int64_t t = 0; t < test.num_tokens; ++t) {
+    const auto ranks = send.ranks_of(t);
+    remote_tokens +=
+        std::any_of(ranks.begin(), ranks.end(), [&](const TokenRank& r) { return r.rank != rank; });
+  }
+  std::int64_t returned = 0;
+  for (const Arrival& a : receive.arrivals) {
+    if (a.source != rank) returned += test.reduce == Reduce::kPerRank ? 1 : a.count;
+  }
+  WrittenBytes bytes;
+  bytes.dispatch =
+      (remote_tokens + static_cast<std::int64_t>(receive.placements.size())) * wire_row_bytes;
+  bytes.combine = (returned + test.num_tokens) * test.hidden * 2;
+  return bytes;
+}
+
+/// Copies `bytes` in memory of its own: what the machine can do on this core.
+class CopyFloor {
+ public:
+  explicit CopyFloor(std::int64_t bytes)
+      : from_(static_cast<std::size_t>(bytes)), to_(static_cast<std::size_t>(bytes)) {
+    std::memset(from_.data(), 1, from_.size_bytes());
+    std::memset(to_.data(), 2, to_.size_bytes());
+  }
+  void run() { std::memcpy(to_.data(), from_.data(), from_.size_bytes()); }
+
+ private:
+  AlignedBuffer from_;
+  AlignedBuffer to_;
+};
+
+inline void print_times(const char* name, const std::vector<double>& us) {
+  std::printf("%s", name);
+  for (const double value : us) std::printf(" %.3f", value);
+  std::printf("\n");
+}
+
+}  // namespace switchyard::bench

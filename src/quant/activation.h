@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// activation.h: exp and the gated activation over arrays, the same bits as exp.h element by element
+// on every processor. Without fma in hardware the scalar functions do the work.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard {
+
+/// y = exp(x). x and y may be the same array.
+void exp_f32(const float* x, std::int64_t num_elements, float* y);
+
+/// y = silu(gate) * up, NaN as 7FC00000. y may be gate or up.
+void silu_mul(const float* gate, const float* up, std::int64_t num_elements, float* y);
+
+}  // namespace switchyard

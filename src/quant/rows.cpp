@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// rows.cpp: which wide function serves which scheme and dtype.
+
+#include "quant/rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/fail.h"
+#include "quant/simd.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::int64_t kChunk = 1024;  // f32 elements between two conversions: stays in L1
+
+[[noreturn]] void fail_dtype(const char* function, DType dtype) {
+  fail(Errc::kInvalidArgument, "{}: elements are {}, want bf16, f16 or f32", function,
+       name_of(dtype));
+}
+
+std::size_t bytes_of(DType dtype, std::int64_t num_elements) {
+  return static_cast<std::size_t>(num_elements) * static_cast<std::size_t>(bits_of(dtype) / 8);
+}
+
+void copy(const void* x, std::size_t num_bytes, void* y) {
+  if (num_bytes > 0) std::memcpy(y, x, num_bytes);
+}
+
+void widen(const void* x, DType dtype, std::int64_t num_elements, float* y) {
+  switch (dtype) {
+    case DType::kBF16: return bf16_to_f32(static_cast<const std::uint16_t*>(x), num_elements, y);
+    case DType::kF16: return f16_to_f32(static_cast<const std::uint16_t*>(x), num_elements, y);
+    case DType::kF32: return copy(x, bytes_of(dtype, num_elements), y);
+    default: fail_dtype("dequantize_row", dtype);
+  }
+}
+
+void narrow(const float* x, std::int64_t num_elements, DType dtype, void* y) {
+  switch (dtype) {
+    case DType::kBF16: return f32_to_bf16(x, num_elements, static_cast<std::uint16_t*>(y));
+    case DType::kF16: return f32_to_f16(x, num_elements, static_cast<std::uint16_t*>(y));
+    case DType::kF32: return copy(x, bytes_of(dtype, num_elements), y);
+    default: fail_dtype("quantize_row", dtype);
+  }
+}
+
+// A row without scales: the same bytes, or one rounding where the dtypes differ.
+void convert_row(const void* x, DType from, std::int64_t hidden, DType to, std::byte* q) {
+  if (from == to) {
+    copy(x, bytes_of(from, hidden), q);
+    return;
+  }
+  std::array<float, kChunk> wide;
+  for (std::int64_t begin = 0; begin < hidden; begin += kChunk) {
+    const std::int64_t count = std::min(kChunk, hidden - begin);
+    widen(static_cast<const std::byte*>(x) + bytes_of(from, begin), from, count, wide.data());
+    narrow(wide.data(), count, to, q + bytes_of(to, begin));
+  }
+}
+
+}  // namespace
+
+void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
+                  std::byte* q, void* scales) {
+  if (!scheme.is_quantized()) {
+    convert_row(x, dtype, hidden, scheme.dtype, q);
+    return;
+  }
+  if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32) {
+    fail_dtype("quantize_row", dtype);
+  }
+  simd::quantize_row(scheme, x, dtype, hidden, reinterpret_cast<std::uint8_t*>(q), scales);
+}
+
+void dequantize_row(const QuantScheme& scheme, const std::byte* q, const void* scales, DType dtype,
+                    std::int64_t hidden, float* y) {
+  if (!scheme.is_quantized()) {
+    widen(q, dtype, hidden, y);
+    return;
+  }
+  const auto* codes = reinterpret_cast<const std::uint8_t*>(q);
+  const std::int64_t group = scalar::elements_per_scale(scheme, hidden);
+  for (std::int64_t begin = 0, b = 0; begin < hidden; begin += group, ++b) {
+    const float scale = scalar::load_scale(scheme.scale_format, scales, b);
+    simd::dequantize(codes + begin, std::min(group, hidden - begin), scale, y + begin);
+  }
+}
+
+float max_magnitude(const void* x, DType dtype, std::int64_t hidden) {
+  if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32) {
+    fail_dtype("max_magnitude", dtype);
+  }
+  return simd::max_magnitude(x, dtype, hidden);
+}
+
+}  // namespace switchyard

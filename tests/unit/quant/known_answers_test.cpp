@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Values computed by hand from the formulas of vLLM's and DeepEP's kernels.
+
+#include <array>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "quant/rows.h"
+#include "quant/scalar.h"
+#include "unit/quant/targets.h"
+
+namespace switchyard {
+namespace {
+
+struct ScaleCase {
+  float amax;
+  std::uint32_t divide_bits;
+  std::uint8_t divide_byte;
+  std::uint32_t multiply_bits;
+  std::uint32_t factor_bits;
+  std::uint8_t multiply_byte;
+};
+
+// The rows 0 and 1e-5 show the floors: 1e-10 of vLLM, 1e-4 of DeepEP.
+constexpr std::array<ScaleCase, 10> kScales{
+    {{0.0f, 0x2A7B5123, 94, 0x346FACAD, 0x4A88B800, 105},
+     {1e-5f, 0x32BFBD57, 102, 0x346FACAD, 0x4A88B800, 105},
+     {1e-4f, 0x346FACAD, 105, 0x346FACAD, 0x4A88B800, 105},
+     {0.5f, 0x3A924925, 118, 0x3A924925, 0x44600000, 118},
+     {1.0f, 0x3B124925, 119, 0x3B124925, 0x43E00000, 119},
+     {3.0f, 0x3BDB6DB7, 120, 0x3BDB6DB8, 0x43155555, 120},
+     {6.0f, 0x3C5B6DB7, 121, 0x3C5B6DB8, 0x42955555, 121},
+     {448.0f, 0x3F800000, 127, 0x3F800000, 0x3F800000, 127},
+     {1000.0f, 0x400EDB6E, 129, 0x400EDB6E, 0x3EE56042, 129},
+     {65504.0f, 0x431236DB, 135, 0x431236DC, 0x3BE01C04, 135}}};
+
+TEST(KnownAnswersTest, BlockScales) {
+  for (const ScaleCase& c : kScales) {
+    const ScaleAndMap divide = divide_rule(c.amax, false);
+    EXPECT_EQ(bits_from_f32(divide.scale), c.divide_bits) << c.amax;
+    EXPECT_TRUE(divide.map.divides);
+    EXPECT_EQ(e8m0_ceil(divide_rule(c.amax, true).scale), c.divide_byte) << c.amax;
+    const ScaleAndMap multiply = multiply_rule(c.amax, false);
+    EXPECT_EQ(bits_from_f32(multiply.scale), c.multiply_bits) << c.amax;
+    EXPECT_EQ(bits_from_f32(multiply.map.factor), c.factor_bits) << c.amax;
+    EXPECT_FALSE(multiply.map.divides);
+    EXPECT_EQ(e8m0_ceil(multiply_rule(c.amax, true).scale), c.multiply_byte) << c.amax;
+  }
+}
+
+std::vector<std::uint8_t> quantized(const QuantScheme& scheme, const std::vector<float>& x,
+                                    std::vector<std::uint32_t>& scales) {
+  std::vector<std::uint8_t> q(x.size());
+  scales.assign(static_cast<std::size_t>(num_scales(scheme, static_cast<std::int64_t>(x.size()))),
+                0);
+  quantize_row(scheme, x.data(), DType::kF32, static_cast<std::int64_t>(x.size()),
+               reinterpret_cast<std::byte*>(q.data()), scales.data());
+  return q;
+}
+
+TEST(KnownAnswersTest, BlockCodes) {
+  std::vector<float> x{1.0f, -1.0f, 0.5f, 0.3125f, -0.69921875f, 2.0f, 3.0f, -3.0f};
+  x.resize(128);
+  std::vector<std::uint8_t> plain{0x71, 0xF1, 0x69, 0x64, 0xED, 0x79, 0x7E, 0xFE};
+  std::vector<std::uint8_t> rounded{0x70, 0xF0, 0x68, 0x62, 0xEB, 0x78, 0x7C, 0xFC};
+  plain.resize(128);
+  rounded.resize(128);
+  std::vector<std::uint32_t> scales;
+  for (QuantScheme scheme : {schemes::kFp8Block, schemes::kFp8BlockDeepEp}) {
+    EXPECT_EQ(quantized(scheme, x, scales), plain);
+    scheme.scale_format = ScaleFormat::kF32PowerOfTwo;
+    EXPECT_EQ(quantized(scheme, x, scales), rounded);
+    EXPECT_EQ(scales, std::vector<std::uint32_t>{bits_from_f32(0x1p-7f)});
+    scheme.scale_format = ScaleFormat::kE8M0Packed;
+    EXPECT_EQ(quantized(scheme, x, scales), rounded);
+    EXPECT_EQ(scales, std::vector<std::uint32_t>{120});
+  }
+}
+
+TEST(KnownAnswersTest, PackedExponentsAreLittleEndianAndMissingGroupsZero) {
+  QuantScheme scheme = schemes::kFp8Block;
+  scheme.scale_format = ScaleFormat::kE8M0Packed;
+  std::vector<float> x(5 * 128);
+  for (std::size_t b = 0; b < 5; ++b) x[b * 128] = std::array{1.0f, 3.0f, 6.0f, 448.0f, 1000.0f}[b];
+  std::vector<std::uint32_t> scales;
+  quantized(scheme, x, scales);
+  EXPECT_EQ(scales, (std::vector<std::uint32_t>{119u | 120u << 8 | 121u << 16 | 127u << 24, 129u}));
+}
+
+TEST(KnownAnswersTest, NaNFollowsTheClampOrderOfEachKernel) {
+  const float nan = f32_from_bits(0xFFC00000u);
+  const std::vector<float> x{nan, 2.0f, -2.0f};
+  std::vector<std::uint32_t> scales;
+  EXPECT_EQ(quantized(schemes::kFp8Block, x, scales),
+            (std::vector<std::uint8_t>{0xFE, 0x7E, 0xFE}));
+  EXPECT_EQ(scales[0], bits_from_f32(2.0f / 448.0f));  // NaN does not reach the scale
+  EXPECT_EQ(quantized(schemes::kFp8BlockDeepEp, x, scales),
+            (std::vector<std::uint8_t>{0x7F, 0x7E, 0xFE}));
+  EXPECT_EQ(quantized(schemes::kFp8Token, x, scales),
+            (std::vector<std::uint8_t>{0x7E, 0x7E, 0xFE}));
+}
+
+TEST(KnownAnswersTest, InfinityMakesTheScaleInfinite) {
+  const std::vector<float> x{f32_from_bits(kF32Infinity), 2.0f, -2.0f};
+  std::vector<std::uint32_t> scales;
+  EXPECT_EQ(quantized(schemes::kFp8Block, x, scales),
+            (std::vector<std::uint8_t>{0xFE, 0x00, 0x80}));
+  EXPECT_EQ(scales[0], kF32Infinity);
+  EXPECT_EQ(quantized(schemes::kFp8BlockDeepEp, x, scales),
+            (std::vector<std::uint8_t>{0x7F, 0x00, 0x80}));
+  EXPECT_EQ(quantized(schemes::kFp8Token, x, scales),
+            (std::vector<std::uint8_t>{0x7E, 0x00, 0x80}));
+  QuantScheme packed = schemes::kFp8Block;
+  packed.scale_format = ScaleFormat::kE8M0Packed;
+  quantized(packed, x, scales);
+  EXPECT_EQ(scales[0], 255u);
+}
+
+TEST(KnownAnswersTest, TokenScaleHasALowerBound) {
+  std::vector<std::uint32_t> scales;
+  EXPECT_EQ(quantized(schemes::kFp8Token, {0.0f, -0.0f}, scales),
+            (std::vector<std::uint8_t>{0x00, 0x80}));
+  EXPECT_EQ(scales[0], 0x36924925u);
+  quantized(schemes::kFp8Token, {3.0f}, scales);
+  EXPECT_EQ(scales[0], 0x3BDB6DB7u);
+}
+
+TEST(KnownAnswersTest, StaticTensorScaleMultipliesByTheReciprocal) {
+  const std::vector<float> x{1.0f, -1000.0f, 1e30f, f32_from_bits(kF32Infinity), 0.3f};
+  std::vector<std::uint8_t> q(x.size());
+  const float scale = 0.7f;
+  quantize_row(schemes::kFp8Tensor, x.data(), DType::kF32, 5,
+               reinterpret_cast<std::byte*>(q.data()), const_cast<float*>(&scale));
+  EXPECT_EQ(q, (std::vector<std::uint8_t>{e4m3_from_f32(1.0f / 0.7f), 0xFE, 0x7E, 0x7E,
+                                          e4m3_from_f32(0.3f * (1.0f / 0.7f))}));
+}
+
+}  // namespace
+}  // namespace switchyard

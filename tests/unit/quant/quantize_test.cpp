@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "switchyard/error.h"
+#include "switchyard/quant.h"
+
+#include "core/random.h"
+#include "quant/scalar.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kT = 5;
+constexpr std::int64_t kH = 600;  // four blocks of 128 and a partial one of 88
+
+Tensor random_rows(DType dtype) {
+  Tensor x(dtype, {kT, kH});
+  for (std::int64_t i = 0; i < kT * kH; ++i) {
+    scalar::store(x.data(), dtype, i,
+                  static_cast<float>(random_normal(11, static_cast<std::uint64_t>(i))));
+  }
+  return x;
+}
+
+void expect_refused(const std::function<void()>& call, const std::string& phrase) {
+  try {
+    call();
+    FAIL() << "accepted, want: " << phrase;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr(phrase));
+  }
+}
+
+QuantScheme packed_scheme() {
+  QuantScheme scheme = schemes::kFp8Block;
+  scheme.scale_format = ScaleFormat::kE8M0Packed;
+  return scheme;
+}
+
+TEST(SchemeTest, NamesRoundTrip) {
+  for (const char* name : {"none", "fp8_block", "fp8_block_deepep", "fp8_token", "fp8_tensor"}) {
+    const auto scheme = scheme_from_name(name);
+    ASSERT_TRUE(scheme.has_value()) << name;
+    EXPECT_EQ(name_of(*scheme), name);
+  }
+  EXPECT_EQ(scheme_from_name("fp8"), std::nullopt);
+  EXPECT_EQ(scheme_from_name("fp8_block_deepep")->rule, Fp8Rule::kMultiply);
+  EXPECT_EQ(name_of(packed_scheme()),
+            "e4m3, one scale a block of 128, divide rule, packed e8m0 scales");
+}
+
+TEST(SchemeTest, CountsScales) {
+  EXPECT_EQ(num_scales(schemes::kNone, 7168), 0);
+  EXPECT_EQ(num_scales(schemes::kFp8Tensor, 7168), 1);
+  EXPECT_EQ(num_scales(schemes::kFp8Token, 7168), 1);
+  EXPECT_EQ(num_scales(schemes::kFp8Block, 7168), 56);
+  EXPECT_EQ(num_scales(schemes::kFp8Block, kH), 5);
+  EXPECT_EQ(num_scales(packed_scheme(), 7168), 14);
+  EXPECT_EQ(num_scales(packed_scheme(), kH), 2);
+  EXPECT_EQ(num_scales(schemes::kFp8Block, 0), 0);
+  EXPECT_EQ(num_scales(schemes::kFp8Block, std::numeric_limits<std::int64_t>::max()),
+            std::int64_t{1} << 56);
+  expect_refused([] { (void)num_scales(schemes::kFp8Block, -1); }, "hidden is -1");
+}
+
+TEST(SchemeTest, RefusesContradictions) {
+  QuantScheme scheme = packed_scheme();
+  scheme.block = 64;
+  expect_refused([&] { (void)num_scales(scheme, 128); }, "packed e8m0 scales with block 64");
+  scheme = schemes::kFp8Block;
+  scheme.block = 0;
+  expect_refused([&] { (void)num_scales(scheme, 128); }, "block is 0");
+  scheme = schemes::kFp8Token;
+  scheme.rule = Fp8Rule::kMultiply;
+  expect_refused([&] { (void)num_scales(scheme, 128); }, "one scale a token has rule kMultiply");
+  scheme = schemes::kFp8Token;
+  scheme.dtype = DType::kI8;
+  expect_refused([&] { (void)num_scales(scheme, 128); }, "elements are i8, want e4m3");
+  scheme = schemes::kNone;
+  scheme.dtype = DType::kE4M3;
+  expect_refused([&] { (void)num_scales(scheme, 128); }, "elements are e4m3 without scales");
+}
+
+TEST(QuantizeTest, ScalesGoWhereTheStridesSay) {
+  const Tensor x = random_rows(DType::kBF16);
+  const Tensor q(DType::kE4M3, {kT, kH});
+  const Tensor scales(DType::kF32, {kT, 5});
+  quantize(x, schemes::kFp8Block, q, scales);
+  // Column major with columns padded to 8 rows, as TMA wants them.
+  std::vector<float> columns(8 * 5, -1.0f);
+  const Tensor q2(DType::kE4M3, {kT, kH});
+  const TensorView strided(columns.data(), DType::kF32, {kT, 5}, {1, 8});
+  quantize(x, schemes::kFp8Block, q2, strided);
+  for (std::int64_t t = 0; t < 8; ++t) {
+    for (std::int64_t b = 0; b < 5; ++b) {
+      const float want = t < kT ? scales.as<float>()[t * 5 + b] : -1.0f;
+      EXPECT_EQ(columns[static_cast<std::size_t>(b * 8 + t)], want) << t << " " << b;
+    }
+  }
+  const Tensor back(DType::kF32, {kT, kH});
+  const Tensor back2(DType::kF32, {kT, kH});
+  dequantize(q, scales, schemes::kFp8Block, back);
+  dequantize(q2, strided, schemes::kFp8Block, back2);
+  for (std::int64_t i = 0; i < kT * kH; ++i) {
+    ASSERT_EQ(q.as<std::uint8_t>()[i], q2.as<std::uint8_t>()[i]);
+    ASSERT_EQ(back.as<float>()[i], back2.as<float>()[i]);
+  }
+}
+
+// Half a step of e4m3 is 1/16 of the value, or half of 2^-9 scales near zero.
+TEST(QuantizeTest, RoundTripStaysWithinHalfAStep) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    const Tensor x = random_rows(dtype);
+    for (const QuantScheme& scheme :
+         {schemes::kFp8Block, schemes::kFp8BlockDeepEp, schemes::kFp8Token, packed_scheme()}) {
+      const Tensor q(DType::kE4M3, {kT, kH});
+      const bool is_packed = scheme.scale_format == ScaleFormat::kE8M0Packed;
+      const Tensor scales(is_packed ? DType::kI32 : DType::kF32, {kT, num_scales(scheme, kH)});
+      const Tensor y(DType::kF32, {kT, kH});
+      quantize(x, scheme, q, scales);
+      dequantize(q, scales, scheme, y);
+      for (std::int64_t i = 0; i < kT * kH; ++i) {
+        const float want = scalar::load(x.data(), dtype, i);
+        const float step = std::max(std::abs(want) / 16, 0x1p-10f * 5.0f / 224.0f);
+        ASSERT_NEAR(y.as<float>()[i], want, step * 1.001f) << name_of(scheme) << " " << i;
+      }
+    }
+  }
+}
+
+TEST(QuantizeTest, TensorScaleIsDynamicOrGiven) {
+  const std::vector<float> data{1.0f, -3.0f, 2.0f, 0.5f};
+  const TensorView x = TensorView::of(data.data(), {2, 2});
+  const Tensor q(DType::kE4M3, {2, 2});
+  const Tensor scale(DType::kF32, {1});
+  quantize(x, schemes::kFp8Tensor, q, scale);
+  EXPECT_EQ(bits_from_f32(*scale.as<float>()), 0x3BDB6DB7u);
+  EXPECT_EQ(q.as<std::uint8_t>()[1], 0xFE);
+  const float given = 0.5f;
+  quantize(x, schemes::kFp8Tensor, q, scale, TensorView::of(&given, {1}));
+  EXPECT_EQ(*scale.as<float>(), 0.5f);
+  EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(2.0f));
+}
+
+TEST(QuantizeTest, AllZeroTensorHasScaleZeroAndMaximalCodes) {
+  const Tensor x(DType::kBF16, {2, 40});
+  const Tensor q(DType::kE4M3, {2, 40});
+  const Tensor scale(DType::kF32, {1});
+  const Tensor y(DType::kF32, {2, 40});
+  quantize(x, schemes::kFp8Tensor, q, scale);
+  dequantize(q, scale, schemes::kFp8Tensor, y);
+  EXPECT_EQ(*scale.as<float>(), 0.0f);
+  for (int i = 0; i < 80; ++i) {
+    ASSERT_EQ(q.as<std::uint8_t>()[i], 0x7E);
+    ASSERT_EQ(y.as<float>()[i], 0.0f);
+  }
+}
+
+TEST(QuantizeTest, WithoutScalesRowsAreCopiedOrRoundedOnce) {
+  const std::vector<float> data{1.0f, 1.00390625f, -2.5f};
+  const TensorView x = TensorView::of(data.data(), {1, 3});
+  const Tensor q(DType::kBF16, {1, 3});
+  quantize(x, schemes::kNone, q, {});
+  EXPECT_EQ(q.as<std::uint16_t>()[0], 0x3F80);
+  EXPECT_EQ(q.as<std::uint16_t>()[1], 0x3F80);  // a tie goes to even
+  EXPECT_EQ(q.as<std::uint16_t>()[2], 0xC020);
+  const Tensor y(DType::kF16, {1, 3});
+  dequantize(q, {}, schemes::kNone, y);
+  EXPECT_EQ(y.as<std::uint16_t>()[2], 0xC100);
+  q.as<std::uint16_t>()[0] = 0xFFFF;  // the same dtype: the same bytes, NaN too
+  const Tensor copy(DType::kBF16, {1, 3});
+  dequantize(q, {}, schemes::kNone, copy);
+  EXPECT_EQ(copy.as<std::uint16_t>()[0], 0xFFFF);
+}
+
+TEST(QuantizeTest, RowsMayBePartsOfWiderRows) {
+  const Tensor whole = random_rows(DType::kBF16);
+  const TensorView part(whole.data(), DType::kBF16, {kT, 200}, {kH, 1});
+  const Tensor q(DType::kE4M3, {kT, 200});
+  const Tensor scales(DType::kF32, {kT, 1});
+  quantize(part, schemes::kFp8Token, q, scales);
+  for (std::int64_t t = 0; t < kT; ++t) {
+    std::vector<std::uint8_t> want(200);
+    float scale = 0.0f;
+    scalar::quantize_row(schemes::kFp8Token, whole.as<std::uint16_t>() + t * kH, DType::kBF16, 200,
+                         want.data(), &scale);
+    EXPECT_EQ(scales.as<float>()[t], scale);
+    for (std::int64_t h = 0; h < 200; ++h) {
+      ASSERT_EQ(q.as<std::uint8_t>()[t * 200 + h], want[static_cast<std::size_t>(h)]);
+    }
+  }
+}
+
+TEST(QuantizeTest, EmptyTensorsAreFine) {
+  for (const std::int64_t hidden : {0, 128}) {
+    const Tensor x(DType::kBF16, {0, hidden});
+    const Tensor q(DType::kE4M3, {0, hidden});
+    const Tensor scales(DType::kF32, {0, num_scales(schemes::kFp8Block, hidden)});
+    EXPECT_NO_THROW(quantize(x, schemes::kFp8Block, q, scales));
+    EXPECT_NO_THROW(dequantize(q, scales, schemes::kFp8Block, x));
+  }
+  const Tensor x(DType::kBF16, {3, 0});
+  const Tensor q(DType::kE4M3, {3, 0});
+  const Tensor scale(DType::kF32, {1});
+  quantize(x, schemes::kFp8Tensor, q, scale);
+  EXPECT_EQ(*scale.as<float>(), 0.0f);
+}
+
+TEST(QuantizeTest, RefusesWrongTensorsAndWritesNothing) {
+  const Tensor x = random_rows(DType::kBF16);
+  const Tensor q(DType::kE4M3, {kT, kH});
+  const Tensor scales(DType::kF32, {kT, 5});
+  const Tensor narrow(DType::kF32, {kT, 4});
+  const Tensor integers(DType::kI32, {kT, kH});
+  const QuantScheme& scheme = schemes::kFp8Block;
+  expect_refused([&] { quantize(x, scheme, q, narrow); },
+                 "scales is f32 [5, 4], want f32 [5, 5] for fp8_block");
+  expect_refused([&] { quantize(x, scheme, q, {}); }, "scales is absent");
+  expect_refused([&] { quantize(x, packed_scheme(), q, scales); }, "want i32 [5, 2]");
+  expect_refused([&] { quantize(x, scheme, scales, scales); }, "want contiguous e4m3 [5, 600]");
+  expect_refused([&] { quantize(integers, scheme, q, scales); }, "want bf16, f16 or f32");
+  expect_refused([&] { quantize({}, scheme, q, scales); }, "x is absent, want 2 dimensions");
+  expect_refused([&] { quantize(x, schemes::kFp8Tensor, q, scales); }, "want f32 [1]");
+  expect_refused([&] { quantize(x, scheme, q, scales, scales); },
+                 "static_scale is given for fp8_block");
+  const TensorView columns(x.data(), DType::kBF16, {kT, 2}, {1, kT});
+  expect_refused([&] { quantize(columns, scheme, q, scales); }, "want contiguous rows");
+  expect_refused([&] { dequantize(q, scales, scheme, integers); }, "y is i32 [5, 600]");
+  for (std::int64_t i = 0; i < kT * kH; ++i) ASSERT_EQ(q.as<std::uint8_t>()[i], 0);
+}
+
+}  // namespace
+}  // namespace switchyard
