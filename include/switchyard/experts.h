@@ -31,6 +31,7 @@ struct ExpertWeights {
   TensorView down_scale;  ///< [L, cdiv(H, 128), cdiv(I, 128)] f32
 };
 
+/// Serves one thread at a time.
 class SWITCHYARD_API Experts {
  public:
   Experts() = default;

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A block of elements is summed over all rows in registers, then rounded from a buffer in L1. Each
+// row is read once and nothing but the result is written.
+#include "cpu/weigh_reduce.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+#include "core/fail.h"
+#include "quant/rows.h"
+
+// A padded copy of a vector needs its size at compile time.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/weigh_reduce.cpp"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include "cpu/simd-inl.h"
+
+#ifndef SWITCHYARD_CPU_WEIGH_REDUCE_ONCE
+#define SWITCHYARD_CPU_WEIGH_REDUCE_ONCE
+namespace switchyard {
+
+struct WeighReduceRows {
+  const void* const* rows;
+  const float* weights;  // null: plain sum
+  int num_rows;
+};
+
+}  // namespace switchyard
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace switchyard {
+namespace HWY_NAMESPACE {
+
+using Floats = hn::ScalableTag<float>;
+using V = hn::Vec<Floats>;
+
+struct LoadF32 {
+  using Element = float;
+  static HWY_INLINE V load(Floats d, const float* x) { return hn::LoadU(d, x); }
+};
+struct LoadBF16 {
+  using Element = std::uint16_t;
+  static HWY_INLINE V load(Floats d, const std::uint16_t* x) { return load_bf16(d, x); }
+};
+struct LoadF16 {
+  using Element = std::uint16_t;
+  static HWY_INLINE V load(Floats d, const std::uint16_t* x) { return load_f16(d, x); }
+};
+
+HWY_INLINE V add_row(Floats d, const float* weight, V row, V acc) {
+  return weight == nullptr ? hn::Add(acc, row) : fused_mul_add(d, hn::Set(d, *weight), row, acc);
+}
+
+HWY_INLINE void store_canonical(Floats d, V acc, float* sum) {
+  const V nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
+  hn::StoreU(hn::IfThenElse(hn::IsNaN(acc), nan, acc), d, sum);
+}
+
+// Four vectors a step, so that the additions of one row hide the latency of each other.
+template <typename Load>
+HWY_INLINE void sum_four(Floats d, const WeighReduceRows& in, std::int64_t at, float* sum) {
+  const auto lanes = static_cast<std::ptrdiff_t>(hn::Lanes(d));
+  V a = hn::Zero(d), b = a, c = a, e = a;
+  for (int i = 0; i < in.num_rows; ++i) {
+    const auto* x = static_cast<const typename Load::Element*>(in.rows[i]) + at;
+    const float* weight = in.weights == nullptr ? nullptr : in.weights + i;
+    a = add_row(d, weight, Load::load(d, x), a);
+    b = add_row(d, weight, Load::load(d, x + lanes), b);
+    c = add_row(d, weight, Load::load(d, x + 2 * lanes), c);
+    e = add_row(d, weight, Load::load(d, x + 3 * lanes), e);
+  }
+  store_canonical(d, a, sum);
+  store_canonical(d, b, sum + lanes);
+  store_canonical(d, c, sum + 2 * lanes);
+  store_canonical(d, e, sum + 3 * lanes);
+}
+
+// The last elements, fewer than a vector, go through a padded copy.
+template <typename Load>
+HWY_INLINE void sum_one(Floats d, const WeighReduceRows& in, std::int64_t at, std::size_t count,
+                        float* sum) {
+  using Element = typename Load::Element;
+  V acc = hn::Zero(d);
+  for (int i = 0; i < in.num_rows; ++i) {
+    HWY_ALIGN Element padded[hn::MaxLanes(Floats())] = {};
+    std::memcpy(padded, static_cast<const Element*>(in.rows[i]) + at, count * sizeof(Element));
+    const float* weight = in.weights == nullptr ? nullptr : in.weights + i;
+    acc = add_row(d, weight, Load::load(d, padded), acc);
+  }
+  HWY_ALIGN float padded_sum[hn::MaxLanes(Floats())];
+  store_canonical(d, acc, padded_sum);
+  std::memcpy(sum, padded_sum, count * sizeof(float));
+}
+
+template <typename Load>
+HWY_ATTR void sum_block(const WeighReduceRows& in, std::int64_t first, std::int64_t count,
+                        float* sum) {
+  const Floats d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t at = 0;
+  for (; at + 4 * lanes <= count; at += 4 * lanes) sum_four<Load>(d, in, first + at, sum + at);
+  for (; at < count; at += lanes) {
+    const std::int64_t left = std::min(lanes, count - at);
+    sum_one<Load>(d, in, first + at, static_cast<std::size_t>(left), sum + at);
+  }
+}
+
+HWY_ATTR void sum_f32(const WeighReduceRows& in, std::int64_t first, std::int64_t n, float* sum) {
+  sum_block<LoadF32>(in, first, n, sum);
+}
+HWY_ATTR void sum_bf16(const WeighReduceRows& in, std::int64_t first, std::int64_t n, float* sum) {
+  sum_block<LoadBF16>(in, first, n, sum);
+}
+HWY_ATTR void sum_f16(const WeighReduceRows& in, std::int64_t first, std::int64_t n, float* sum) {
+  sum_block<LoadF16>(in, first, n, sum);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace switchyard
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace switchyard {
+namespace {
+
+HWY_EXPORT(sum_f32);
+HWY_EXPORT(sum_bf16);
+HWY_EXPORT(sum_f16);
+
+void sum_rows(DType dtype, const WeighReduceRows& in, std::int64_t first, std::int64_t count,
+              float* sum) {
+  switch (dtype) {
+    case DType::kF32: return HWY_DYNAMIC_DISPATCH(sum_f32)(in, first, count, sum);
+    case DType::kBF16: return HWY_DYNAMIC_DISPATCH(sum_bf16)(in, first, count, sum);
+    case DType::kF16: return HWY_DYNAMIC_DISPATCH(sum_f16)(in, first, count, sum);
+    default:
+      fail(Errc::kInvalidArgument, "weigh_reduce_row: rows are {}, want bf16, f16 or f32",
+           name_of(dtype));
+  }
+}
+
+void round_to(DType dtype, const float* sum, std::int64_t first, std::int64_t count, void* out) {
+  switch (dtype) {
+    case DType::kF32: std::copy(sum, sum + count, static_cast<float*>(out) + first); return;
+    case DType::kBF16: return f32_to_bf16(sum, count, static_cast<std::uint16_t*>(out) + first);
+    case DType::kF16: return f32_to_f16(sum, count, static_cast<std::uint16_t*>(out) + first);
+    default:
+      fail(Errc::kInvalidArgument, "weigh_reduce_row: out is {}, want bf16, f16 or f32",
+           name_of(dtype));
+  }
+}
+
+}  // namespace
+
+void weigh_reduce_row(const void* const* rows, DType row_dtype, const float* weights, int num_rows,
+                      std::int64_t hidden, void* out, DType out_dtype) {
+  constexpr std::int64_t kBlock = 1024;
+  HWY_ALIGN_MAX float sum[kBlock];
+  for (std::int64_t first = 0; first < hidden; first += kBlock) {
+    const std::int64_t count = std::min(kBlock, hidden - first);
+    sum_rows(row_dtype, {rows, weights, num_rows}, first, count, sum);
+    round_to(out_dtype, sum, first, count, out);
+  }
+}
+
+}  // namespace switchyard
+#endif  // HWY_ONCE

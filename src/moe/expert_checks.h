@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// expert_checks.h: what make_*_experts and apply demand of their arguments, for every kind of
+// experts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "switchyard/experts.h"
+
+namespace switchyard {
+
+/// L, H and I of the weights.
+struct ExpertShape {
+  std::int64_t num_experts = 0;
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+};
+
+/// Errors: kInvalidArgument; messages start with `function`.
+ExpertShape check_weights(const char* function, const ExpertWeights& weights);
+void check_options(const char* function, const ExpertOptions& options);
+
+/// Errors: kInvalidArgument, kWorkspaceTooSmall.
+void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
+                 std::size_t workspace_bytes, std::size_t needed_bytes);
+
+}  // namespace switchyard

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What all experts share: names, refusals, workspace; and "onednn" against "exact".
+
+#include "switchyard/experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "switchyard/error.h"
+
+#include "expert_problem.h"
+#include "reference/reference.h"
+
+namespace switchyard {
+namespace {
+
+using test::naive_experts;
+using test::Problem;
+using test::run_experts;
+using ::testing::HasSubstr;
+
+template <typename Call>
+void expect_error(Errc code, const std::string& phrase, const Call& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error, want " << phrase;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(phrase));
+  }
+}
+
+// The fast experts, or nothing in a build without oneDNN.
+std::unique_ptr<Experts> onednn_or_null(const Problem& problem, const ExpertOptions& options = {}) {
+  try {
+    return make_onednn_experts(problem.weights(), options);
+  } catch (const Error& error) {
+    if (error.code() == Errc::kNotAvailable) return nullptr;
+    throw;
+  }
+}
+
+TEST(ExpertsTest, AreMadeByName) {
+  const Problem problem(8, 4, {1});
+  EXPECT_EQ(make_experts("exact", problem.weights())->name(), "exact");
+  expect_error(Errc::kInvalidArgument, "experts are \"cublas\"",
+               [&] { make_experts("cublas", problem.weights()); });
+  if (onednn_or_null(problem) != nullptr) {
+    EXPECT_EQ(make_experts("onednn", problem.weights())->name(), "onednn");
+  }
+}
+
+TEST(ExpertsTest, AgreeWithTheReference) {
+  const Problem problem(96, 40, {9, 0, 3});
+  reference::MlpWeights weights;
+  weights.num_experts = 3;
+  weights.hidden = 96;
+  weights.intermediate = 40;
+  weights.gate = {3 * 40, 96, problem.gate.wide};
+  weights.up = {3 * 40, 96, problem.up.wide};
+  weights.down = {3 * 96, 40, problem.down.wide};
+  for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
+    const auto out = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
+    for (const std::int32_t e : {0, 2}) {
+      const auto at = static_cast<std::size_t>(e);
+      const auto first = problem.first_row[at] * 96;
+      const std::int64_t count = problem.num_rows[at];
+      const reference::Table<float> rows(
+          count, 96,
+          std::vector<float>(problem.x.begin() + first, problem.x.begin() + first + count * 96));
+      const reference::Table<float> expected = reference::expert_mlp(weights, e, rows, scheme);
+      for (std::int64_t i = 0; i < count * 96; ++i) {
+        ASSERT_EQ(f32_from_bf16(out[static_cast<std::size_t>(first + i)]),
+                  expected.data[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+}
+
+TEST(ExpertsTest, NoRowsIsNoWork) {
+  const Problem problem(8, 4, {1, 1});
+  const auto experts = make_exact_experts(problem.weights());
+  const std::vector<std::int64_t> first_row(2, 0);
+  const std::vector<std::int32_t> num_rows(2, 0);
+  EXPECT_EQ(experts->workspace_bytes(0), 0U);
+  experts->apply(
+      {TensorView(nullptr, DType::kBF16, {0, 8}), {}, schemes::kNone, first_row, num_rows},
+      TensorView(nullptr, DType::kBF16, {0, 8}), {});
+}
+
+TEST(ExpertsTest, WorkspaceStopsGrowingWithTheBatch) {
+  const Problem problem(64, 32, {1});
+  const auto experts = make_exact_experts(problem.weights());
+  EXPECT_LT(experts->workspace_bytes(1), experts->workspace_bytes(96));
+  EXPECT_EQ(experts->workspace_bytes(96), experts->workspace_bytes(1 << 20));
+  // One scale for all rows of an expert keeps them all: 4 * I bytes more for each row.
+  const auto whole = make_exact_experts(problem.weights(), {schemes::kFp8Tensor});
+  EXPECT_EQ(whole->workspace_bytes(2000) - whole->workspace_bytes(1000), 1000U * 4 * 32);
+  expect_error(Errc::kInvalidArgument, "-1 rows", [&] { experts->workspace_bytes(-1); });
+}
+
+TEST(ExpertsTest, AWorkspaceMayStartAnywhereAndIsNeverOverrun) {
+  const Problem problem(33, 17, {40}, DType::kBF16, schemes::kFp8Block);
+  for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
+    const auto experts = make_exact_experts(problem.weights(), {scheme});
+    const auto expected = naive_experts(problem, scheme);
+    const std::size_t bytes = experts->workspace_bytes(problem.total_rows);
+    for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{63}}) {
+      std::vector<std::byte> memory(bytes + 128, std::byte{0x5A});
+      std::vector<std::uint16_t> out(expected.size(), test::kUntouchedBits);
+      experts->apply(problem.input(),
+                     TensorView(out.data(), DType::kBF16, {problem.total_rows, 33}),
+                     {memory.data() + shift, bytes});
+      EXPECT_EQ(out, expected);
+      for (std::size_t i = 0; i < memory.size(); ++i) {
+        const bool outside = i < shift || i >= shift + bytes;
+        ASSERT_TRUE(!outside || memory[i] == std::byte{0x5A}) << i;
+      }
+    }
+  }
+}
+
+TEST(ExpertsTest, BadWeightsAreNamed) {
+  const Problem good(130, 40, {1, 1}, DType::kE4M3);
+  const Problem other(131, 40, {1, 1}, DType::kE4M3);
+  const Problem plain(130, 40, {1, 1});
+  struct Case {
+    const char* phrase;
+    std::function<void(ExpertWeights&)> spoil;
+  };
+  const Case cases[] = {
+      {"gate is absent", [](ExpertWeights& w) { w.gate = {}; }},
+      {"gate is e4m3 [0, 0, 0]",
+       [](ExpertWeights& w) {
+         w.gate = TensorView(nullptr, DType::kE4M3, {0, 0, 0});
+       }},
+      {"up is e4m3 [2, 40, 131], want [2, 40, 130]",
+       [&](ExpertWeights& w) { w.up = other.up.values; }},
+      {"down is e4m3 [2, 40, 130], want [2, 130, 40]",
+       [&](ExpertWeights& w) { w.down = good.gate.values; }},
+      {"up is i8",
+       [&](ExpertWeights& w) {
+         w.up = TensorView(nullptr, DType::kI8, {2, 40, 130});
+       }},
+      {"gate_scale is absent, want f32 [2, 1, 2]", [](ExpertWeights& w) { w.gate_scale = {}; }},
+      {"down_scale is f32 [2, 1, 2], want f32 [2, 2, 1]",
+       [&](ExpertWeights& w) { w.down_scale = good.gate.scales; }},
+      {"up_scale is f32 [2, 1, 2], but up is bf16",
+       [&](ExpertWeights& w) { w.up = plain.up.values; }},
+  };
+  for (const Case& bad : cases) {
+    ExpertWeights weights = good.weights();
+    bad.spoil(weights);
+    expect_error(Errc::kInvalidArgument, bad.phrase, [&] { make_exact_experts(weights); });
+  }
+  expect_error(Errc::kInvalidArgument, "intermediate is f16",
+               [&] { make_exact_experts(good.weights(), {QuantScheme{DType::kF16}}); });
+  expect_error(Errc::kInvalidArgument, "want e4m3", [&] {
+    make_exact_experts(good.weights(), {QuantScheme{DType::kI8, ScaleGroup::kToken}});
+  });
+}
+
+// Every bad call leaves the output as it was.
+TEST(ExpertsTest, BadCallsAreNamed) {
+  const Problem good(130, 8, {3, 2}, DType::kBF16, schemes::kFp8Block);
+  const std::int64_t total = good.total_rows;  // 9: rows 0-2 and 5-6 have owners
+  const auto experts = make_exact_experts(good.weights());
+  std::vector<std::uint16_t> out(static_cast<std::size_t>(total * 130), test::kUntouchedBits);
+  const std::vector<std::uint16_t> untouched = out;
+  std::vector<std::byte> memory(experts->workspace_bytes(total));
+  const std::int64_t outside[] = {0, 8};
+  const std::int64_t before[] = {-1, 5};
+  const std::int32_t negative[] = {3, -2};
+  struct Call {
+    ExpertRows input;
+    TensorView output;
+    std::span<std::byte> workspace;
+  };
+  struct Case {
+    const char* phrase;
+    std::function<void(Call&)> spoil;
+  };
+  const Case cases[] = {
+      {"rows is absent", [](Call& c) { c.input.rows = {}; }},
+      {"rows is e4m3 [9, 129]",
+       [&](Call& c) {
+         c.input.rows = TensorView(out.data(), DType::kE4M3, {9, 129});
+       }},
+      {"rows is bf16 [9, 130], want e4m3",
+       [&](Call& c) {
+         c.input.rows = TensorView(out.data(), DType::kBF16, {9, 130});
+       }},
+      {"contiguous rows",
+       [&](Call& c) {
+         c.input.rows = TensorView(out.data(), DType::kE4M3, {9, 130}, {1, 9});
+       }},
+      {"rows is e4m3 [9, 130], want bf16", [](Call& c) { c.input.scheme = schemes::kNone; }},
+      {"scales is absent, want f32 [9, 2]", [](Call& c) { c.input.scales = {}; }},
+      {"scales is f32 [9, 2], want f32 [9, 1]",
+       [](Call& c) { c.input.scheme = schemes::kFp8Token; }},
+      {"scales is f32 [9, 2], want f32 [1]", [](Call& c) { c.input.scheme = schemes::kFp8Tensor; }},
+      {"first_row has 1 entries", [](Call& c) { c.input.first_row = c.input.first_row.first(1); }},
+      {"num_rows 1, want 2", [](Call& c) { c.input.num_rows = c.input.num_rows.first(1); }},
+      {"expert 1 has 2 rows from row 8, but the buffer has 9",
+       [&](Call& c) { c.input.first_row = outside; }},
+      {"expert 0 has 3 rows from row -1", [&](Call& c) { c.input.first_row = before; }},
+      {"expert 1 has -2 rows", [&](Call& c) { c.input.num_rows = negative; }},
+      {"output is absent", [](Call& c) { c.output = {}; }},
+      {"output is f16 [9, 130], want bf16",
+       [&](Call& c) {
+         c.output = TensorView(out.data(), DType::kF16, {9, 130});
+       }},
+      {"output is bf16 [8, 130], want bf16 [9, 130]",
+       [&](Call& c) {
+         c.output = TensorView(out.data(), DType::kBF16, {8, 130});
+       }},
+      {"workspace has", [](Call& c) { c.workspace = c.workspace.first(c.workspace.size() - 1); }},
+  };
+  for (const Case& bad : cases) {
+    Call call{good.input(), TensorView(out.data(), DType::kBF16, {total, 130}), memory};
+    bad.spoil(call);
+    const bool is_memory = call.workspace.size() < memory.size();
+    expect_error(is_memory ? Errc::kWorkspaceTooSmall : Errc::kInvalidArgument, bad.phrase,
+                 [&] { experts->apply(call.input, call.output, call.workspace); });
+    ASSERT_EQ(out, untouched) << bad.phrase;
+  }
+}
+
+// The largest |out - expected| / |expected| of a row, Euclidean norms.
+double worst_row_error(const std::vector<std::uint16_t>& out,
+                       const std::vector<std::uint16_t>& expected, std::size_t hidden) {
+  double worst = 0;
+  for (std::size_t first = 0; first < out.size(); first += hidden) {
+    double error = 0;
+    double size = 0;
+    for (std::size_t i = first; i < first + hidden; ++i) {
+      const double wanted = f32_from_bf16(expected[i]);
+      error += std::pow(f32_from_bf16(out[i]) - wanted, 2);
+      size += wanted * wanted;
+    }
+    worst = std::max(worst, std::sqrt(error / size));
+  }
+  return worst;
+}
+
+TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
+  // Every piece of a tile, more than a tile, and an expert without rows.
+  const std::vector<std::int32_t> counts = {1, 0, 15, 17, 111, 255, 300};
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
+    for (const QuantScheme& input : {schemes::kNone, schemes::kFp8Block}) {
+      const Problem problem(136, 72, counts, dtype, input);
+      const auto fast = onednn_or_null(problem);
+      if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
+      EXPECT_FALSE(fast->is_batch_invariant());
+      const auto out = run_experts(*fast, problem);
+      const auto expected = run_experts(*make_exact_experts(problem.weights()), problem);
+      // Quantized rows and weights are rounded to bf16 after their scale, 2^-9 for each element.
+      EXPECT_LT(worst_row_error(out, expected, 136), 1e-2)
+          << name_of(dtype) << " weights, input " << name_of(input);
+    }
+  }
+}
+
+TEST(OneDnnExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
+  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token, schemes::kFp8Tensor}) {
+    const Problem problem(136, 72, {300, 5});
+    const auto fast = onednn_or_null(problem, {scheme});
+    if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
+    const auto out = run_experts(*fast, problem);
+    const auto expected = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
+    // A sum that lands on the other side of an e4m3 rounding moves one of 72 terms by up to 2^-3.
+    EXPECT_LT(worst_row_error(out, expected, 136), 4e-2) << name_of(scheme);
+  }
+}
+
+TEST(OneDnnExpertsTest, BadArgumentsAreRefusedAsByExact) {
+  const Problem problem(8, 4, {1});
+  if (onednn_or_null(problem) == nullptr) {
+    expect_error(Errc::kNotAvailable, "no oneDNN", [&] { make_onednn_experts(problem.weights()); });
+    return;
+  }
+  ExpertWeights weights = problem.weights();
+  weights.up = {};
+  expect_error(Errc::kInvalidArgument, "make_onednn_experts: up is absent",
+               [&] { make_onednn_experts(weights); });
+}
+
+}  // namespace
+}  // namespace switchyard
