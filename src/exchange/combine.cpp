@@ -58,17 +58,62 @@ void check_options(const ExchangeConfig& config, const CombineOptions& options,
 
 }  // namespace
 
+// Rows of a token as terms of a sum, in order.
+struct OneSidedExchange::Terms {
+  explicit Terms(std::size_t most) : rows(most), weights(most, 1.0f) {}
+
+  void clear() { count = 0; }
+  void add(const void* row, float weight) {
+    rows[count] = row;
+    weights[count++] = weight;
+  }
+  void sum(std::int64_t hidden, void* to, DType dtype) const {
+    weigh_reduce_row(rows.data(), DType::kBF16, weights.data(), static_cast<int>(count), hidden, to,
+                     dtype);
+  }
+
+  std::vector<const void*> rows;
+  std::vector<float> weights;
+  std::size_t count = 0;
+};
+
+const void* OneSidedExchange::result_row(const Slot& slot, const Placement& placement) const {
+  return slot.results.as<std::uint16_t>() + placement.row * config_.hidden;
+}
+
+std::span<const Arrival> OneSidedExchange::arrivals_of(const Slot& slot, int source) const {
+  const auto s = static_cast<std::size_t>(source);
+  const auto first = static_cast<std::size_t>(slot.receive.first_arrival[s]);
+  const auto last = static_cast<std::size_t>(slot.receive.first_arrival[s + 1]);
+  return std::span(slot.receive.arrivals).subspan(first, last - first);
+}
+
+std::span<const Placement> OneSidedExchange::placements_of(const Slot& slot,
+                                                           const Arrival& arrival) const {
+  return std::span(slot.receive.placements)
+      .subspan(static_cast<std::size_t>(arrival.first), static_cast<std::size_t>(arrival.count));
+}
+
+// This rank's share of a token under per_rank: its rows, k ascending, rounded to the wire type.
+void OneSidedExchange::reduce_here(const Slot& slot, const Arrival& arrival, Terms& terms,
+                                   std::byte* to) const {
+  terms.clear();
+  for (const Placement& placement : placements_of(slot, arrival)) {
+    terms.add(result_row(slot, placement), placement.weight);
+  }
+  terms.sum(config_.hidden, to, DType::kBF16);
+}
+
 void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows) {
   Slot& slot = find(handle, Stage::kReceived, "combine");
   check_results(config_, rows, slot.receive.num_buffer_rows);
   slot.epoch = begin("combine", Phase::kCombineSend);
   slot.stage = Stage::kReturned;
   slot.results = rows;
-  const bool streaming = wants_streaming(slot.receive.arrivals.size() * shape_.payload_bytes);
-  for (int i = 1; i <= num_ranks_; ++i) {
+  // Rows for this rank's own tokens stay where they are: combine_receive reads them in place.
+  for (int i = 1; i < num_ranks_; ++i) {
     const int owner = (rank_ + i) % num_ranks_;
-    return_rows_to(slot, owner, streaming);
-    if (streaming) streaming_store_fence();
+    return_rows_to(slot, owner);
     // Pairs with the acquire in combine_receive().
     in_window<ArrivalLine>(owner, shape_.window.arrived(slot.epoch, rank_))
         .epoch.store(slot.epoch, std::memory_order_release);
@@ -76,39 +121,28 @@ void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorVi
   }
 }
 
-const void* OneSidedExchange::result_row(const Slot& slot, std::int64_t row) const {
-  return slot.results.as<std::uint16_t>() + row * config_.hidden;
-}
-
-void OneSidedExchange::return_rows_to(const Slot& slot, int owner, bool streaming) const {
-  const bool every_choice = config_.reduce == Reduce::kPerExpert;
-  if (every_choice && owner == rank_) return;  // read in place by combine_receive
-  const auto first =
-      static_cast<std::size_t>(slot.receive.first_arrival[static_cast<std::size_t>(owner)]);
-  const auto last =
-      static_cast<std::size_t>(slot.receive.first_arrival[static_cast<std::size_t>(owner) + 1]);
-  std::vector<const void*> rows(static_cast<std::size_t>(config_.num_topk));
-  std::vector<float> weights(rows.size());
-  for (std::size_t a = first; a < last; ++a) {
-    const Arrival& arrival = slot.receive.arrivals[a];
-    const Placement* placements = slot.receive.placements.data() + arrival.first;
-    for (std::int32_t i = 0; i < arrival.count; ++i) {
-      const auto index = static_cast<std::size_t>(i);
-      rows[index] = result_row(slot, placements[i].row);
-      weights[index] = placements[i].weight;
-      if (!every_choice) continue;
-      std::byte* const to[] = {window_->base(owner) +
-                               shape_.window.partial(slot.epoch, arrival.token, placements[i].k)};
-      copy_row(static_cast<const std::byte*>(rows[index]), to,
-               shape_.window.shape.combine_row_bytes, streaming);
+void OneSidedExchange::return_rows_to(const Slot& slot, int owner) const {
+  const std::span<const Arrival> arrivals = arrivals_of(slot, owner);
+  const std::size_t row_bytes = shape_.window.shape.combine_row_bytes;
+  const bool streaming = wants_streaming(arrivals.size() * row_bytes, num_ranks_);
+  Terms terms(static_cast<std::size_t>(config_.num_topk));
+  const auto send = [&](const void* row, std::int64_t token, std::int32_t column) {
+    std::byte* const to[] = {window_->base(owner) +
+                             shape_.window.partial(slot.epoch, token, column)};
+    copy_row(static_cast<const std::byte*>(row), to, row_bytes, streaming);
+  };
+  AlignedBuffer reduced(row_bytes);
+  for (const Arrival& arrival : arrivals) {
+    const std::span<const Placement> placements = placements_of(slot, arrival);
+    if (config_.reduce == Reduce::kPerExpert) {
+      for (const Placement& p : placements) send(result_row(slot, p), arrival.token, p.k);
+      continue;
     }
-    if (every_choice) continue;
-    const std::int32_t column = shape_.window.column(rank_, placements[arrival.count - 1].k);
-    weigh_reduce_row(
-        rows.data(), DType::kBF16, weights.data(), arrival.count, config_.hidden,
-        window_->base(owner) + shape_.window.partial(slot.epoch, arrival.token, column),
-        DType::kBF16);
+    // By way of a row in cache, so that the window is written past the caches, and once.
+    reduce_here(slot, arrival, terms, reduced.data());
+    send(reduced.data(), arrival.token, shape_.window.column(rank_, placements.back().k));
   }
+  if (streaming) streaming_store_fence();
 }
 
 void OneSidedExchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
@@ -124,59 +158,69 @@ void OneSidedExchange::combine_receive(const DispatchHandle& handle, const Tenso
     engine_.wait({Phase::kCombineReceive, slot.epoch, peer},
                  [&] { return arrived.epoch.load(std::memory_order_acquire) == slot.epoch; });
   }
-  sum_rows(slot, output, options.topk_weights, options.bias);
+  sum_tokens(slot, output, options);
   slot.stage = Stage::kFree;
   finish(slot.epoch);
 }
 
-void OneSidedExchange::sum_rows(const Slot& slot, const TensorView& output,
-                                const TensorView& topk_weights,
-                                const std::vector<TensorView>& bias) const {
-  const bool every_choice = config_.reduce == Reduce::kPerExpert;
-  const auto num_topk = static_cast<std::size_t>(config_.num_topk);
-  const float* weights_of = topk_weights.has_value()    ? topk_weights.as<float>()
-                            : slot.topk_weights.empty() ? nullptr
-                                                        : slot.topk_weights.data();
-  const std::size_t element_bytes = static_cast<std::size_t>(bits_of(output.dtype()) / 8);
-  std::size_t own = static_cast<std::size_t>(
-      every_choice ? slot.receive.first_arrival[static_cast<std::size_t>(rank_)] : 0);
-  const std::byte* window = window_->base(rank_);
-  std::vector<const void*> rows(bias.size() + num_topk);
-  std::vector<float> weights(rows.size(), 1.0f);
-
+void OneSidedExchange::sum_tokens(const Slot& slot, const TensorView& output,
+                                  const CombineOptions& options) const {
+  const auto element_bytes = static_cast<std::size_t>(bits_of(output.dtype()) / 8);
+  const std::size_t row_bytes = static_cast<std::size_t>(config_.hidden) * element_bytes;
+  const bool streaming =
+      wants_streaming(static_cast<std::size_t>(slot.num_tokens) * row_bytes, num_ranks_);
+  const std::size_t most = options.bias.size() + static_cast<std::size_t>(config_.num_topk);
+  Terms terms(most);
+  Terms own_terms(most);
+  AlignedBuffer own_share(shape_.window.shape.combine_row_bytes);
+  AlignedBuffer sum(row_bytes);
+  // Own tokens arrive in order too, so their arrivals are met in step with the tokens.
+  std::span<const Arrival> own = arrivals_of(slot, rank_);
   for (std::int64_t t = 0; t < slot.num_tokens; ++t) {
-    std::size_t count = 0;
-    for (const TensorView& term : bias) {
-      rows[count++] = term.as<std::uint16_t>() + t * config_.hidden;
+    const Arrival* arrival = !own.empty() && own.front().token == t ? &own.front() : nullptr;
+    if (arrival != nullptr) own = own.subspan(1);
+    terms.clear();
+    for (const TensorView& bias : options.bias) {
+      terms.add(bias.as<std::uint16_t>() + t * config_.hidden, 1.0f);
     }
-    const auto partial = [&](std::int32_t column) -> const void* {
-      return window + shape_.window.partial(slot.epoch, t, column);
-    };
-    if (!every_choice) {
-      for (const TokenRank& r : slot.send.ranks_of(t)) {
-        rows[count++] = partial(shape_.window.column(r.rank, r.highest_k));
-      }
+    if (config_.reduce == Reduce::kPerExpert) {
+      add_choices(slot, t, arrival, options.topk_weights, terms);
     } else {
-      const std::uint16_t* ids = slot.topk_ids.data() + static_cast<std::size_t>(t) * num_topk;
-      // Own tokens arrive in order as well, so their placements are met in step with the choices.
-      const Placement* placement = nullptr;
-      if (own < slot.receive.arrivals.size() && slot.receive.arrivals[own].source == rank_ &&
-          slot.receive.arrivals[own].token == t) {
-        placement = slot.receive.placements.data() + slot.receive.arrivals[own++].first;
-      }
-      for (std::size_t k = 0; k < num_topk; ++k) {
-        if (ids[k] == kNoExpert) continue;
-        const bool is_own = shape_.ownership.owner(ids[k]) == rank_;
-        rows[count] =
-            is_own ? result_row(slot, (placement++)->row) : partial(static_cast<std::int32_t>(k));
-        weights[count++] =
-            weights_of == nullptr ? 1.0f : weights_of[static_cast<std::size_t>(t) * num_topk + k];
+      if (arrival != nullptr) reduce_here(slot, *arrival, own_terms, own_share.data());
+      for (const TokenRank& r : slot.send.ranks_of(t)) {
+        const void* row = own_share.data();
+        if (r.rank != rank_) {
+          const std::int32_t column = shape_.window.column(r.rank, r.highest_k);
+          row = window_->base(rank_) + shape_.window.partial(slot.epoch, t, column);
+        }
+        terms.add(row, 1.0f);
       }
     }
     std::byte* to =
         output.as<std::byte>() + static_cast<std::size_t>(t * output.stride(0)) * element_bytes;
-    weigh_reduce_row(rows.data(), DType::kBF16, weights.data(), static_cast<int>(count),
-                     config_.hidden, to, output.dtype());
+    terms.sum(config_.hidden, streaming ? sum.data() : to, output.dtype());
+    if (streaming) copy_row(sum.data(), {&to, 1}, row_bytes, streaming);
+  }
+  if (streaming) streaming_store_fence();
+}
+
+// per_expert: every valid choice of a token, k ascending; own rows are read where they are.
+void OneSidedExchange::add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
+                                   const TensorView& topk_weights, Terms& terms) const {
+  const auto num_topk = static_cast<std::size_t>(config_.num_topk);
+  const std::size_t first = static_cast<std::size_t>(token) * num_topk;
+  const float* weights = topk_weights.has_value()    ? topk_weights.as<float>()
+                         : slot.topk_weights.empty() ? nullptr
+                                                     : slot.topk_weights.data();
+  const Placement* placement =
+      own == nullptr ? nullptr : slot.receive.placements.data() + own->first;
+  for (std::size_t k = 0; k < num_topk; ++k) {
+    const std::uint16_t id = slot.topk_ids[first + k];
+    if (id == kNoExpert) continue;
+    const void* row = window_->base(rank_) +
+                      shape_.window.partial(slot.epoch, token, static_cast<std::int32_t>(k));
+    if (shape_.ownership.owner(id) == rank_) row = result_row(slot, *placement++);
+    terms.add(row, weights == nullptr ? 1.0f : weights[first + k]);
   }
 }
 

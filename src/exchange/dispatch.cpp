@@ -144,7 +144,7 @@ void OneSidedExchange::publish_rows(const Slot& slot) {
   auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
   const std::size_t row_bytes = shape_.window.row_stride;
   const bool streaming =
-      wants_streaming(row_bytes * static_cast<std::size_t>(slot.num_tokens)) && num_ranks_ > 1;
+      wants_streaming(row_bytes * static_cast<std::size_t>(slot.num_tokens), num_ranks_);
   const auto rows_per_announcement =
       static_cast<std::int64_t>(std::max<std::size_t>(1, kAnnounceBytes / row_bytes));
   for (std::int64_t t = 0; t < slot.num_tokens; ++t) {
@@ -197,7 +197,8 @@ Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
   engine_.enter(Phase::kDispatchReceive, slot.epoch);
   slot.receive.build(rank_, shape_.ownership, config_.num_topk, shape_.receive,
                      receive_routing(slot));
-  const bool streaming = wants_streaming(slot.receive.placements.size() * shape_.payload_bytes);
+  const bool streaming =
+      wants_streaming(slot.receive.placements.size() * shape_.payload_bytes, num_ranks_);
   for (int i = 0; i < num_ranks_; ++i) place_rows_of(slot, (rank_ + i) % num_ranks_, streaming);
   if (streaming) streaming_store_fence();
   slot.stage = Stage::kReceived;
@@ -225,14 +226,9 @@ void OneSidedExchange::place_rows_of(Slot& slot, int source, bool streaming) con
   const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
   const bool in_place = source == rank_ && !config_.scheme.is_quantized();
   const std::size_t scale_bytes = shape_.window.shape.scale_bytes;
-  const auto first =
-      static_cast<std::size_t>(slot.receive.first_arrival[static_cast<std::size_t>(source)]);
-  const auto last =
-      static_cast<std::size_t>(slot.receive.first_arrival[static_cast<std::size_t>(source) + 1]);
   std::vector<std::byte*> to(static_cast<std::size_t>(config_.num_topk));
   std::int64_t rows_ready = in_place ? slot.num_tokens : 0;
-  for (std::size_t a = first; a < last; ++a) {
-    const Arrival& arrival = slot.receive.arrivals[a];
+  for (const Arrival& arrival : arrivals_of(slot, source)) {
     const std::byte* from = window_->base(source) + shape_.window.row(slot.epoch, arrival.token);
     if (in_place) {
       from = slot.tokens.as<std::byte>() + arrival.token * slot.tokens.stride(0) * 2;
@@ -243,11 +239,10 @@ void OneSidedExchange::place_rows_of(Slot& slot, int source, bool streaming) con
         return arrival.token < rows_ready;
       });
     }
-    const Placement* placements = slot.receive.placements.data() + arrival.first;
-    const auto count = static_cast<std::size_t>(arrival.count);
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto row = static_cast<std::size_t>(placements[i].row);
-      to[i] = slot.rows.data() + row * shape_.payload_bytes;
+    std::size_t count = 0;
+    for (const Placement& placement : placements_of(slot, arrival)) {
+      const auto row = static_cast<std::size_t>(placement.row);
+      to[count++] = slot.rows.data() + row * shape_.payload_bytes;
       std::memcpy(slot.scales.data() + row * scale_bytes, from + shape_.window.scales_in_row,
                   scale_bytes);
     }

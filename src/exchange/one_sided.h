@@ -90,10 +90,15 @@ class OneSidedExchange {
   bool is_published(const Slot& slot, std::int64_t token) const;
   std::vector<RankRouting> receive_routing(const Slot& slot) const;
   void place_rows_of(Slot& slot, int source, bool streaming) const;
-  const void* result_row(const Slot& slot, std::int64_t row) const;
-  void return_rows_to(const Slot& slot, int owner, bool streaming) const;
-  void sum_rows(const Slot& slot, const TensorView& output, const TensorView& topk_weights,
-                const std::vector<TensorView>& bias) const;
+  struct Terms;
+  std::span<const Arrival> arrivals_of(const Slot& slot, int source) const;
+  std::span<const Placement> placements_of(const Slot& slot, const Arrival& arrival) const;
+  const void* result_row(const Slot& slot, const Placement& placement) const;
+  void reduce_here(const Slot& slot, const Arrival& arrival, Terms& terms, std::byte* to) const;
+  void return_rows_to(const Slot& slot, int owner) const;
+  void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options) const;
+  void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
+                   const TensorView& topk_weights, Terms& terms) const;
 
   Group group_;
   Engine& engine_;

@@ -3,6 +3,8 @@
 // streaming.h: copies of rows, past the caches where that pays.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,9 +16,17 @@
 
 namespace switchyard {
 
-/// Rows that together exceed what the last-level cache keeps until they are read are better written
-/// past it: no line is fetched only to be overwritten.
-inline bool wants_streaming(std::size_t bytes) { return bytes > (std::size_t{8} << 20); }
+/// Rows that the last-level cache cannot keep until they are read are better written past it: no
+/// line is fetched only to be overwritten. `bytes` is what one of `num_ranks` ranks of this host
+/// writes in an operation.
+inline bool wants_streaming(std::size_t bytes, int num_ranks) {
+  static const std::size_t cache_bytes = [] {
+    constexpr long kUnknown = 32L << 20;
+    const long bytes_of_cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return static_cast<std::size_t>(bytes_of_cache > 0 ? bytes_of_cache : kUnknown);
+  }();
+  return bytes * static_cast<std::size_t>(num_ranks) > cache_bytes;
+}
 
 /// One row to several places. Streaming stores want aligned rows; others are copied as usual. The
 /// caller fences before it announces the rows.

@@ -15,16 +15,6 @@ TEST(ExchangeLocalTest, EqualsTheOracleBitForBit) {
   }
 }
 
-TEST(ExchangeLocalTest, LargeRowsTakeTheStreamingPath) {
-  ExchangeCase test;
-  test.shape = {.num_experts = 4, .num_topk = 2, .hidden = 4096};
-  test.num_tokens = 1500;  // the larger rank has 9 MB of rows, over the streaming threshold
-  test.num_rounds = 1;
-  ASSERT_NO_THROW(run_ranks(2, [&](const Group& group) { check_exchange(group, test); }));
-  test.reduce = Reduce::kPerRank;
-  ASSERT_NO_THROW(run_ranks(2, [&](const Group& group) { check_exchange(group, test); }));
-}
-
 TEST(ExchangeLocalTest, TwoHandlesMayBeAlive) {
   ExchangeCase test;
   test.num_ranks = 3;

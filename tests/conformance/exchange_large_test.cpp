@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sizes beyond the last-level cache; apart from the other cases because thread sanitizers are slow.
+
+#include <gtest/gtest.h>
+
+#include "conformance/exchange_suite.h"
+#include "support/ranks.h"
+
+namespace switchyard::test {
+namespace {
+
+TEST(ExchangeLargeTest, RowsTakeTheStreamingPath) {
+  ExchangeCase test;
+  test.shape = {.num_experts = 4, .num_topk = 2, .hidden = 4096};
+  test.num_tokens = 3000;  // 49 MB of rows in place, over what caches keep
+  test.num_rounds = 1;
+  ASSERT_NO_THROW(run_ranks(2, [&](const Group& group) { check_exchange(group, test); }));
+  test.reduce = Reduce::kPerRank;
+  ASSERT_NO_THROW(run_ranks(2, [&](const Group& group) { check_exchange(group, test); }));
+}
+
+}  // namespace
+}  // namespace switchyard::test
