@@ -81,8 +81,8 @@ class Engine {
   /// Records where this rank is, for the messages of its peers.
   void enter(Phase phase, std::uint64_t call) noexcept;
 
-  /// Returns when `ready()` is true. `ready` only loads (acquire) and compares. Spins first, when
-  /// each rank can have a core of its own.
+  /// Returns when `ready()` is true. `ready` only loads (acquire) and compares. Spins first when
+  /// each rank can have a core of its own, else gives its core away a few times; then sleeps.
   ///
   /// Errors: kTimeout, kPeerLost, kAborted: the message names this rank, the phase, the call and
   /// the peer; kTimeout also aborts the group, so that the others learn of it at once.
@@ -121,6 +121,7 @@ class Engine {
 
  private:
   static constexpr int kSpinsPerYield = 64;
+  static constexpr int kYields = 16;
 
   /// One wait that has begun to sleep.
   struct WaitState {
@@ -158,6 +159,11 @@ void Engine::wait(const WaitSite& site, Ready&& ready) {
     if (ready()) return;
     // The peer may be queued for this very core, when other programs use the rest.
     if (spin % kSpinsPerYield == kSpinsPerYield - 1) std::this_thread::yield();
+  }
+  // Ranks that share cores: the peer may only need this core for a moment.
+  for (int turn = 0; num_spins_ == 0 && turn < kYields; ++turn) {
+    std::this_thread::yield();
+    if (ready()) return;
   }
   WaitState state(timeout_ms_);
   RankLine& line = control_.line(rank_);
