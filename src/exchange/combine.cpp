@@ -58,24 +58,10 @@ void check_options(const ExchangeConfig& config, const CombineOptions& options,
 
 }  // namespace
 
-// Rows of a token as terms of a sum, in order.
-struct OneSidedExchange::Terms {
-  explicit Terms(std::size_t most) : rows(most), weights(most, 1.0f) {}
-
-  void clear() { count = 0; }
-  void add(const void* row, float weight) {
-    rows[count] = row;
-    weights[count++] = weight;
-  }
-  void sum(std::int64_t hidden, void* to, DType dtype) const {
-    weigh_reduce_row(rows.data(), DType::kBF16, weights.data(), static_cast<int>(count), hidden, to,
-                     dtype);
-  }
-
-  std::vector<const void*> rows;
-  std::vector<float> weights;
-  std::size_t count = 0;
-};
+void OneSidedExchange::Terms::sum(std::int64_t hidden, void* to, DType dtype) const {
+  weigh_reduce_row(rows.data(), DType::kBF16, weights.data(), static_cast<int>(rows.size()), hidden,
+                   to, dtype);
+}
 
 const void* OneSidedExchange::result_row(const Slot& slot, const Placement& placement) const {
   return slot.results.as<std::uint16_t>() + placement.row * config_.hidden;
@@ -94,14 +80,14 @@ std::span<const Placement> OneSidedExchange::placements_of(const Slot& slot,
       .subspan(static_cast<std::size_t>(arrival.first), static_cast<std::size_t>(arrival.count));
 }
 
-// This rank's share of a token under per_rank: its rows, k ascending, rounded to the wire type.
-void OneSidedExchange::reduce_here(const Slot& slot, const Arrival& arrival, Terms& terms,
-                                   std::byte* to) const {
-  terms.clear();
+// This rank's share of a token under per_rank, into share_: its rows, k ascending, rounded to the
+// wire type.
+void OneSidedExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
+  own_terms_.clear();
   for (const Placement& placement : placements_of(slot, arrival)) {
-    terms.add(result_row(slot, placement), placement.weight);
+    own_terms_.add(result_row(slot, placement), placement.weight);
   }
-  terms.sum(config_.hidden, to, DType::kBF16);
+  own_terms_.sum(config_.hidden, share_.data(), DType::kBF16);
 }
 
 void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows) {
@@ -121,17 +107,15 @@ void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorVi
   }
 }
 
-void OneSidedExchange::return_rows_to(const Slot& slot, int owner) const {
+void OneSidedExchange::return_rows_to(const Slot& slot, int owner) {
   const std::span<const Arrival> arrivals = arrivals_of(slot, owner);
   const std::size_t row_bytes = shape_.window.shape.combine_row_bytes;
   const bool streaming = wants_streaming(arrivals.size() * row_bytes, num_ranks_);
-  Terms terms(static_cast<std::size_t>(config_.num_topk));
   const auto send = [&](const void* row, std::int64_t token, std::int32_t column) {
     std::byte* const to[] = {window_->base(owner) +
                              shape_.window.partial(slot.epoch, token, column)};
     copy_row(static_cast<const std::byte*>(row), to, row_bytes, streaming);
   };
-  AlignedBuffer reduced(row_bytes);
   for (const Arrival& arrival : arrivals) {
     const std::span<const Placement> placements = placements_of(slot, arrival);
     if (config_.reduce == Reduce::kPerExpert) {
@@ -139,8 +123,8 @@ void OneSidedExchange::return_rows_to(const Slot& slot, int owner) const {
       continue;
     }
     // By way of a row in cache, so that the window is written past the caches, and once.
-    reduce_here(slot, arrival, terms, reduced.data());
-    send(reduced.data(), arrival.token, shape_.window.column(rank_, placements.back().k));
+    reduce_here(slot, arrival);
+    send(share_.data(), arrival.token, shape_.window.column(rank_, placements.back().k));
   }
   if (streaming) streaming_store_fence();
 }
@@ -164,49 +148,47 @@ void OneSidedExchange::combine_receive(const DispatchHandle& handle, const Tenso
 }
 
 void OneSidedExchange::sum_tokens(const Slot& slot, const TensorView& output,
-                                  const CombineOptions& options) const {
+                                  const CombineOptions& options) {
   const auto element_bytes = static_cast<std::size_t>(bits_of(output.dtype()) / 8);
   const std::size_t row_bytes = static_cast<std::size_t>(config_.hidden) * element_bytes;
   const bool streaming =
       wants_streaming(static_cast<std::size_t>(slot.num_tokens) * row_bytes, num_ranks_);
-  const std::size_t most = options.bias.size() + static_cast<std::size_t>(config_.num_topk);
-  Terms terms(most);
-  Terms own_terms(most);
-  AlignedBuffer own_share(shape_.window.shape.combine_row_bytes);
-  AlignedBuffer sum(row_bytes);
   // Own tokens arrive in order too, so their arrivals are met in step with the tokens.
   std::span<const Arrival> own = arrivals_of(slot, rank_);
   for (std::int64_t t = 0; t < slot.num_tokens; ++t) {
     const Arrival* arrival = !own.empty() && own.front().token == t ? &own.front() : nullptr;
     if (arrival != nullptr) own = own.subspan(1);
-    terms.clear();
+    terms_.clear();
     for (const TensorView& bias : options.bias) {
-      terms.add(bias.as<std::uint16_t>() + t * config_.hidden, 1.0f);
+      terms_.add(bias.as<std::uint16_t>() + t * config_.hidden, 1.0f);
     }
     if (config_.reduce == Reduce::kPerExpert) {
-      add_choices(slot, t, arrival, options.topk_weights, terms);
+      add_choices(slot, t, arrival, options.topk_weights);
     } else {
-      if (arrival != nullptr) reduce_here(slot, *arrival, own_terms, own_share.data());
-      for (const TokenRank& r : slot.send.ranks_of(t)) {
-        const void* row = own_share.data();
-        if (r.rank != rank_) {
-          const std::int32_t column = shape_.window.column(r.rank, r.highest_k);
-          row = window_->base(rank_) + shape_.window.partial(slot.epoch, t, column);
-        }
-        terms.add(row, 1.0f);
-      }
+      add_partials(slot, t, arrival);
     }
     std::byte* to =
         output.as<std::byte>() + static_cast<std::size_t>(t * output.stride(0)) * element_bytes;
-    terms.sum(config_.hidden, streaming ? sum.data() : to, output.dtype());
-    if (streaming) copy_row(sum.data(), {&to, 1}, row_bytes, streaming);
+    terms_.sum(config_.hidden, streaming ? sum_.data() : to, output.dtype());
+    if (streaming) copy_row(sum_.data(), {&to, 1}, row_bytes, streaming);
   }
   if (streaming) streaming_store_fence();
 }
 
+// per_rank: one row of each rank concerned, by its highest k; this rank's own share is made here.
+void OneSidedExchange::add_partials(const Slot& slot, std::int64_t token, const Arrival* own) {
+  if (own != nullptr) reduce_here(slot, *own);
+  for (const TokenRank& r : slot.send.ranks_of(token)) {
+    const std::int32_t column = shape_.window.column(r.rank, r.highest_k);
+    const std::byte* partial =
+        window_->base(rank_) + shape_.window.partial(slot.epoch, token, column);
+    terms_.add(r.rank == rank_ ? share_.data() : partial, 1.0f);
+  }
+}
+
 // per_expert: every valid choice of a token, k ascending; own rows are read where they are.
 void OneSidedExchange::add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
-                                   const TensorView& topk_weights, Terms& terms) const {
+                                   const TensorView& topk_weights) {
   const auto num_topk = static_cast<std::size_t>(config_.num_topk);
   const std::size_t first = static_cast<std::size_t>(token) * num_topk;
   const float* weights = topk_weights.has_value()    ? topk_weights.as<float>()
@@ -220,7 +202,7 @@ void OneSidedExchange::add_choices(const Slot& slot, std::int64_t token, const A
     const void* row = window_->base(rank_) +
                       shape_.window.partial(slot.epoch, token, static_cast<std::int32_t>(k));
     if (shape_.ownership.owner(id) == rank_) row = result_row(slot, *placement++);
-    terms.add(row, weights == nullptr ? 1.0f : weights[first + k]);
+    terms_.add(row, weights == nullptr ? 1.0f : weights[first + k]);
   }
 }
 

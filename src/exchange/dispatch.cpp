@@ -167,10 +167,10 @@ void OneSidedExchange::publish_rows(const Slot& slot) {
   }
 }
 
-std::vector<RankRouting> OneSidedExchange::receive_routing(const Slot& slot) const {
-  std::vector<RankRouting> table(static_cast<std::size_t>(num_ranks_));
+void OneSidedExchange::receive_routing(const Slot& slot) {
+  table_.assign(static_cast<std::size_t>(num_ranks_), {});
   for (int source = 0; source < num_ranks_; ++source) {
-    RankRouting& routing = table[static_cast<std::size_t>(source)];
+    RankRouting& routing = table_[static_cast<std::size_t>(source)];
     if (source == rank_) {
       const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
       routing = {slot.num_tokens, slot.topk_ids.data(),
@@ -189,14 +189,13 @@ std::vector<RankRouting> OneSidedExchange::receive_routing(const Slot& slot) con
           reinterpret_cast<const float*>(base + shape_.window.weights(slot.epoch));
     }
   }
-  return table;
 }
 
 Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
   engine_.enter(Phase::kDispatchReceive, slot.epoch);
-  slot.receive.build(rank_, shape_.ownership, config_.num_topk, shape_.receive,
-                     receive_routing(slot));
+  receive_routing(slot);
+  slot.receive.build(rank_, shape_.ownership, config_.num_topk, shape_.receive, table_);
   const bool streaming =
       wants_streaming(slot.receive.placements.size() * shape_.payload_bytes, num_ranks_);
   for (int i = 0; i < num_ranks_; ++i) place_rows_of(slot, (rank_ + i) % num_ranks_, streaming);
@@ -222,11 +221,10 @@ Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
   return result;
 }
 
-void OneSidedExchange::place_rows_of(Slot& slot, int source, bool streaming) const {
+void OneSidedExchange::place_rows_of(Slot& slot, int source, bool streaming) {
   const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
   const bool in_place = source == rank_ && !config_.scheme.is_quantized();
   const std::size_t scale_bytes = shape_.window.shape.scale_bytes;
-  std::vector<std::byte*> to(static_cast<std::size_t>(config_.num_topk));
   std::int64_t rows_ready = in_place ? slot.num_tokens : 0;
   for (const Arrival& arrival : arrivals_of(slot, source)) {
     const std::byte* from = window_->base(source) + shape_.window.row(slot.epoch, arrival.token);
@@ -239,14 +237,14 @@ void OneSidedExchange::place_rows_of(Slot& slot, int source, bool streaming) con
         return arrival.token < rows_ready;
       });
     }
-    std::size_t count = 0;
+    places_.clear();
     for (const Placement& placement : placements_of(slot, arrival)) {
       const auto row = static_cast<std::size_t>(placement.row);
-      to[count++] = slot.rows.data() + row * shape_.payload_bytes;
+      places_.push_back(slot.rows.data() + row * shape_.payload_bytes);
       std::memcpy(slot.scales.data() + row * scale_bytes, from + shape_.window.scales_in_row,
                   scale_bytes);
     }
-    copy_row(from, {to.data(), count}, shape_.payload_bytes, streaming);
+    copy_row(from, places_, shape_.payload_bytes, streaming);
   }
 }
 

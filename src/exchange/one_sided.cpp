@@ -15,6 +15,8 @@ OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& con
   require_agreement(engine_, "exchange", agreed_fields(config));
   window_ = engine_.make_window(shape_.window.total_bytes);
   slots_.resize(static_cast<std::size_t>(config.max_in_flight));
+  share_ = AlignedBuffer(shape_.window.shape.combine_row_bytes);
+  sum_ = AlignedBuffer(static_cast<std::size_t>(config.hidden) * sizeof(float));
   const auto num_rows = static_cast<std::size_t>(shape_.max_buffer_rows);
   for (Slot& slot : slots_) {
     slot.rows = AlignedBuffer(num_rows * shape_.payload_bytes);

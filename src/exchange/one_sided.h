@@ -74,6 +74,22 @@ class OneSidedExchange {
     TensorView results;  ///< the caller's, until combine_receive
   };
 
+  /// Rows of a token as terms of a sum, in order. Keeps its memory from sum to sum.
+  struct Terms {
+    std::vector<const void*> rows;
+    std::vector<float> weights;
+
+    void clear() {
+      rows.clear();
+      weights.clear();
+    }
+    void add(const void* row, float weight) {
+      rows.push_back(row);
+      weights.push_back(weight);
+    }
+    void sum(std::int64_t hidden, void* to, DType dtype) const;
+  };
+
   template <typename T>
   T& in_window(int rank, std::size_t offset) const {
     return *reinterpret_cast<T*>(window_->base(rank) + offset);
@@ -88,17 +104,17 @@ class OneSidedExchange {
   void publish_routing(const Slot& slot);
   void publish_rows(const Slot& slot);
   bool is_published(const Slot& slot, std::int64_t token) const;
-  std::vector<RankRouting> receive_routing(const Slot& slot) const;
-  void place_rows_of(Slot& slot, int source, bool streaming) const;
-  struct Terms;
+  void receive_routing(const Slot& slot);
+  void place_rows_of(Slot& slot, int source, bool streaming);
   std::span<const Arrival> arrivals_of(const Slot& slot, int source) const;
   std::span<const Placement> placements_of(const Slot& slot, const Arrival& arrival) const;
   const void* result_row(const Slot& slot, const Placement& placement) const;
-  void reduce_here(const Slot& slot, const Arrival& arrival, Terms& terms, std::byte* to) const;
-  void return_rows_to(const Slot& slot, int owner) const;
-  void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options) const;
+  void reduce_here(const Slot& slot, const Arrival& arrival);
+  void return_rows_to(const Slot& slot, int owner);
+  void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);
+  void add_partials(const Slot& slot, std::int64_t token, const Arrival* own);
   void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
-                   const TensorView& topk_weights, Terms& terms) const;
+                   const TensorView& topk_weights);
 
   Group group_;
   Engine& engine_;
@@ -110,6 +126,14 @@ class OneSidedExchange {
   std::unique_ptr<Window> window_;
   std::vector<Slot> slots_;
   std::uint64_t next_id_ = 1;
+
+  // Scratch of one call, kept so that calls allocate nothing once they have seen their sizes.
+  std::vector<RankRouting> table_;
+  std::vector<std::byte*> places_;
+  Terms terms_;
+  Terms own_terms_;
+  AlignedBuffer share_;  ///< one row: this rank's share of a token
+  AlignedBuffer sum_;    ///< one row of output, up to f32
 };
 
 }  // namespace switchyard
