@@ -43,8 +43,8 @@ struct ExchangeConfig {
 struct ExchangeMemory {
   /// 128 + n * up(128 * (1 + P) + up(2 T K, 128) + up(4 T K, 128)
   ///              + max(T * row, T * columns * 2 up(H, 8)), 128)
-  /// with T the declared maximum, n = max(2, max_in_flight + 1), row = a row with its scales
-  /// rounded up to 16 bytes, columns = K, or min(P, K) for per_rank.
+  /// with 4 T K only where weights travel, T the declared maximum, n = max(2, max_in_flight + 1),
+  /// row = a row with its scales rounded up to 16 bytes, columns = K, or min(P, K) for per_rank.
   std::size_t window_bytes = 0;
   /// max_in_flight * N * (row + scales), N the most rows that can arrive.
   std::size_t receive_bytes = 0;
@@ -126,8 +126,8 @@ class SWITCHYARD_API Exchange {
   ///   tokens        [T, H]  bf16, rows contiguous; T from 0 to max_tokens_per_rank, its own on
   ///   each
   ///                         rank
-  ///   topk_ids      [T, K]  i32 or i64, contiguous; from 0 to E - 1, or -1 for "none". A token may
-  ///                         name an expert twice; each counts.
+  ///   topk_ids      [T, K]  i32 or i64, contiguous; from 0 to E - 1, or -1 for "none". With
+  ///                         kExpanded a token may name an expert twice; each counts.
   ///   topk_weights  [T, K]  f32, contiguous; absent: all 1
   DispatchHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                const TensorView& topk_weights = {});
@@ -137,6 +137,10 @@ class SWITCHYARD_API Exchange {
 
   Dispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                       const TensorView& topk_weights = {});
+
+  /// Throws what combine_receive would throw for these arguments. Sends nothing, changes nothing.
+  void check_output(const DispatchHandle& handle, const TensorView& output,
+                    const CombineOptions& options = {}) const;
 
   /// Sends expert results home.
   ///

@@ -36,12 +36,14 @@ struct StageTimes {
 /// combine, while results travel. Model: vLLM's FusedMoEKernelModularImpl.apply.
 class SWITCHYARD_API ModularKernel {
  public:
-  /// Memory for the expert stage is taken here, once. Errors: kInvalidArgument, kOutOfMemory.
+  /// Memory of the routed experts is taken here, once; the shared expert's grows with T.
+  /// Errors: kInvalidArgument, kOutOfMemory.
   ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize, std::unique_ptr<Experts> experts,
                 SharedExpert shared = {});
   ~ModularKernel();
 
-  /// Collective. `arguments` as for prepare.
+  /// Collective. `arguments` as for prepare. When the experts throw, the group is aborted, because
+  /// the peers wait for their rows; argument errors before that leave everything as it was.
   ///
   ///   output  [T, H] bf16: routed result, rounded; plus the shared row, rounded again
   void apply(const PrepareArguments& arguments, const TensorView& output);
@@ -58,6 +60,7 @@ class SWITCHYARD_API ModularKernel {
 
  private:
   struct Scratch;
+  TensorView run_experts(const Prepared& prepared, int micro_batch);
   void run_shared(const TensorView& hidden);
   void add_shared(const TensorView& output);
 

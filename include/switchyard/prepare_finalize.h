@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -94,6 +95,11 @@ class SWITCHYARD_API PrepareFinalize {
   virtual Pending<void> finalize_async(const TensorView& output, const TensorView& expert_output,
                                        int micro_batch = 0) = 0;
   void finalize(const TensorView& output, const TensorView& expert_output, int micro_batch = 0);
+
+  /// Gives a prepared micro-batch up whose results will never come, because the experts failed.
+  /// Alone, the micro-batch is free again; with peers, who wait for the results, the group is
+  /// aborted.
+  virtual void abandon(int micro_batch, const std::string& reason) = 0;
 
   /// For reports: where each row came from, and bytes that left this rank. After prepare.
   virtual std::vector<RowOrigin> row_origins(int micro_batch = 0) const = 0;

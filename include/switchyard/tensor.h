@@ -106,7 +106,7 @@ struct ReleaseMemory {
 };
 }  // namespace detail
 
-/// A contiguous tensor that owns its memory: zero-filled, 64-byte aligned. Move-only.
+/// A contiguous tensor that owns its memory: zero-filled, 128-byte aligned. Move-only.
 class SWITCHYARD_API Tensor {
  public:
   Tensor() = default;

@@ -5,54 +5,27 @@
 //   per_rank    rows of a token are summed here first, k ascending, and rounded to the wire type;
 //               the owner adds its bias, then the partial rows by ascending highest k of each rank
 
-#include <cstring>
+#include <string>
 
 #include "cpu/weigh_reduce.h"
+#include "exchange/check_matrix.h"
 #include "exchange/one_sided.h"
 #include "exchange/streaming.h"
 
 namespace switchyard {
 namespace {
 
-void check_results(const ExchangeConfig& config, const TensorView& rows, std::int64_t num_rows) {
-  require(rows.has_value() && rows.dtype() == DType::kBF16 && rows.num_dims() == 2 &&
-              rows.shape(0) == num_rows && rows.shape(1) == config.hidden && rows.is_contiguous(),
-          Errc::kInvalidArgument, "combine: rows is {}, must be bf16 [{}, {}], contiguous",
-          rows.describe(), num_rows, config.hidden);
-}
-
-void check_output(const ExchangeConfig& config, const TensorView& output, std::int64_t num_tokens) {
-  const bool dtype_fits = output.dtype() == DType::kBF16 || output.dtype() == DType::kF16 ||
-                          output.dtype() == DType::kF32;
-  require(output.has_value() && dtype_fits && output.num_dims() == 2 &&
-              output.shape(0) == num_tokens && output.shape(1) == config.hidden,
-          Errc::kInvalidArgument, "combine: output is {}, must be bf16, f16 or f32 [{}, {}]",
-          output.describe(), num_tokens, config.hidden);
-  require(num_tokens == 0 || (output.stride(1) == 1 && output.stride(0) >= config.hidden),
-          Errc::kInvalidArgument,
-          "combine: output is {}, its rows must be contiguous and must not overlap",
-          output.describe());
-}
-
 void check_options(const ExchangeConfig& config, const CombineOptions& options,
                    std::int64_t num_tokens) {
-  const TensorView& weights = options.topk_weights;
-  if (weights.has_value()) {
+  if (options.topk_weights.has_value()) {
     require(config.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
             "combine: topk_weights is given, but reduce is per_rank; pass the weights to dispatch");
-    require(weights.dtype() == DType::kF32 && weights.num_dims() == 2 &&
-                weights.shape(0) == num_tokens && weights.shape(1) == config.num_topk &&
-                weights.is_contiguous(),
-            Errc::kInvalidArgument, "combine: topk_weights is {}, must be f32 [{}, {}], contiguous",
-            weights.describe(), num_tokens, config.num_topk);
+    check_matrix(options.topk_weights,
+                 {"combine", "topk_weights", {DType::kF32}, num_tokens, config.num_topk});
   }
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
-    const TensorView& bias = options.bias[i];
-    require(bias.has_value() && bias.dtype() == DType::kBF16 && bias.num_dims() == 2 &&
-                bias.shape(0) == num_tokens && bias.shape(1) == config.hidden &&
-                bias.is_contiguous(),
-            Errc::kInvalidArgument, "combine: bias[{}] is {}, must be bf16 [{}, {}], contiguous", i,
-            bias.describe(), num_tokens, config.hidden);
+    const std::string name = fmt::format("bias[{}]", i);
+    check_matrix(options.bias[i], {"combine", name, {DType::kBF16}, num_tokens, config.hidden});
   }
 }
 
@@ -90,9 +63,22 @@ void OneSidedExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
   own_terms_.sum(config_.hidden, share_.data(), DType::kBF16);
 }
 
+void OneSidedExchange::check_output(const DispatchHandle& handle, const TensorView& output,
+                                    const CombineOptions& options) const {
+  const Slot& slot = slots_[index_of(handle, "combine")];
+  check_matrix(output, {"combine",
+                        "output",
+                        {DType::kBF16, DType::kF16, DType::kF32},
+                        slot.num_tokens,
+                        config_.hidden,
+                        true});
+  check_options(config_, options, slot.num_tokens);
+}
+
 void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows) {
   Slot& slot = find(handle, Stage::kReceived, "combine");
-  check_results(config_, rows, slot.receive.num_buffer_rows);
+  check_matrix(rows,
+               {"combine", "rows", {DType::kBF16}, slot.receive.num_buffer_rows, config_.hidden});
   slot.epoch = begin("combine", Phase::kCombineSend);
   slot.stage = Stage::kReturned;
   slot.results = rows;
@@ -132,8 +118,8 @@ void OneSidedExchange::return_rows_to(const Slot& slot, int owner) {
 void OneSidedExchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
                                        const CombineOptions& options) {
   Slot& slot = find(handle, Stage::kReturned, "combine_receive");
-  check_output(config_, output, slot.num_tokens);
-  check_options(config_, options, slot.num_tokens);
+  check_output(handle, output, options);
+  engine_.check_alive({Phase::kCombineReceive, slot.epoch, -1});
   engine_.enter(Phase::kCombineReceive, slot.epoch);
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (peer == rank_ || slot.send.tokens_to[static_cast<std::size_t>(peer)].empty()) continue;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "exchange/check_matrix.h"
 #include "exchange/one_sided.h"
 #include "exchange/streaming.h"
 #include "quant/rows.h"
@@ -18,27 +19,10 @@ namespace {
 constexpr std::size_t kAnnounceBytes = std::size_t{1} << 20;
 
 void check_tokens(const ExchangeConfig& config, const TensorView& tokens) {
-  require(tokens.has_value() && tokens.num_dims() == 2 && tokens.dtype() == DType::kBF16 &&
-              tokens.shape(1) == config.hidden,
-          Errc::kInvalidArgument, "dispatch: tokens is {}, must be bf16 [T, {}]", tokens.describe(),
-          config.hidden);
+  check_matrix(tokens, {"dispatch", "tokens", {DType::kBF16}, kAnyRows, config.hidden, true});
   require(tokens.shape(0) <= config.max_tokens_per_rank, Errc::kInvalidArgument,
           "dispatch: tokens has {} rows, but max_tokens_per_rank is {}", tokens.shape(0),
           config.max_tokens_per_rank);
-  require(tokens.shape(0) == 0 || (tokens.stride(1) == 1 && tokens.stride(0) >= config.hidden),
-          Errc::kInvalidArgument,
-          "dispatch: tokens is {}, its rows must be contiguous and must not overlap",
-          tokens.describe());
-  require(reinterpret_cast<std::uintptr_t>(tokens.data()) % 2 == 0, Errc::kInvalidArgument,
-          "dispatch: tokens starts at {}, must be a multiple of 2", fmt::ptr(tokens.data()));
-}
-
-void check_topk(const char* name, const TensorView& view, std::int64_t num_tokens,
-                std::int64_t num_topk, bool dtype_fits, const char* dtypes) {
-  require(view.has_value() && view.num_dims() == 2 && view.shape(0) == num_tokens &&
-              view.shape(1) == num_topk && dtype_fits && view.is_contiguous(),
-          Errc::kInvalidArgument, "dispatch: {} is {}, must be {} [{}, {}], contiguous", name,
-          view.describe(), dtypes, num_tokens, num_topk);
 }
 
 template <typename Id>
@@ -71,8 +55,8 @@ void OneSidedExchange::load_routing(Slot& slot, const TensorView& topk_ids,
                                     const TensorView& topk_weights) const {
   const std::int64_t num_tokens = slot.tokens.shape(0);
   const int num_topk = config_.num_topk;
-  check_topk("topk_ids", topk_ids, num_tokens, num_topk,
-             topk_ids.dtype() == DType::kI32 || topk_ids.dtype() == DType::kI64, "i32 or i64");
+  check_matrix(topk_ids,
+               {"dispatch", "topk_ids", {DType::kI32, DType::kI64}, num_tokens, num_topk});
   slot.num_tokens = num_tokens;
   slot.topk_ids.resize(static_cast<std::size_t>(num_tokens * num_topk));
   if (topk_ids.dtype() == DType::kI32) {
@@ -86,8 +70,10 @@ void OneSidedExchange::load_routing(Slot& slot, const TensorView& topk_ids,
 
   slot.topk_weights.clear();
   if (!topk_weights.has_value()) return;
-  check_topk("topk_weights", topk_weights, num_tokens, num_topk,
-             topk_weights.dtype() == DType::kF32, "f32");
+  check_matrix(topk_weights, {"dispatch", "topk_weights", {DType::kF32}, num_tokens, num_topk});
+  require(config_.sends_weights || config_.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
+          "dispatch: topk_weights is given, but sends_weights is false and reduce per_rank weighs "
+          "where the experts are; set sends_weights");
   slot.topk_weights.assign(topk_weights.as<float>(),
                            topk_weights.as<float>() + num_tokens * num_topk);
 }
@@ -102,10 +88,8 @@ DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const T
   slot.epoch = begin("dispatch", Phase::kDispatchSend);
   slot.id = next_id_++;
   slot.stage = Stage::kSent;
-  const RankRouting own{slot.num_tokens, slot.topk_ids.data(),
-                        slot.topk_weights.empty() ? nullptr : slot.topk_weights.data()};
   publish_routing(slot);
-  slot.send.build(shape_.ownership, config_.num_topk, own);
+  slot.send.build(shape_.ownership, config_.num_topk, own_routing(slot));
   publish_rows(slot);
 
   DispatchHandle handle;
@@ -114,10 +98,16 @@ DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const T
   return handle;
 }
 
+// What this rank's routing is to everybody: without weights where they do not travel.
+RankRouting OneSidedExchange::own_routing(const Slot& slot) const {
+  const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
+  return {slot.num_tokens, slot.topk_ids.data(), has_weights ? slot.topk_weights.data() : nullptr};
+}
+
 void OneSidedExchange::publish_routing(const Slot& slot) {
   std::byte* base = window_->base(rank_);
   auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
-  const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
+  const bool has_weights = own_routing(slot).topk_weights != nullptr;
   header.rows_ready.store(0, std::memory_order_relaxed);
   header.num_tokens = slot.num_tokens;
   header.has_weights = has_weights ? 1 : 0;
@@ -172,9 +162,7 @@ void OneSidedExchange::receive_routing(const Slot& slot) {
   for (int source = 0; source < num_ranks_; ++source) {
     RankRouting& routing = table_[static_cast<std::size_t>(source)];
     if (source == rank_) {
-      const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
-      routing = {slot.num_tokens, slot.topk_ids.data(),
-                 has_weights ? slot.topk_weights.data() : nullptr};
+      routing = own_routing(slot);
       continue;
     }
     const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
@@ -183,6 +171,9 @@ void OneSidedExchange::receive_routing(const Slot& slot) {
                  [&] { return header.epoch.load(std::memory_order_acquire) == slot.epoch; });
     const std::byte* base = window_->base(source);
     routing.num_tokens = header.num_tokens;
+    require(routing.num_tokens >= 0 && routing.num_tokens <= config_.max_tokens_per_rank,
+            Errc::kInternal, "dispatch: rank {} announces {} tokens, max_tokens_per_rank is {}",
+            source, routing.num_tokens, config_.max_tokens_per_rank);
     routing.topk_ids = reinterpret_cast<const std::uint16_t*>(base + shape_.window.ids(slot.epoch));
     if (header.has_weights != 0) {
       routing.topk_weights =
@@ -193,6 +184,7 @@ void OneSidedExchange::receive_routing(const Slot& slot) {
 
 Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
+  engine_.check_alive({Phase::kDispatchReceive, slot.epoch, -1});
   engine_.enter(Phase::kDispatchReceive, slot.epoch);
   receive_routing(slot);
   slot.receive.build(rank_, shape_.ownership, config_.num_topk, shape_.receive, table_);

@@ -30,6 +30,11 @@ Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_i
   return dispatch_receive(dispatch_send(tokens, topk_ids, topk_weights));
 }
 
+void Exchange::check_output(const DispatchHandle& handle, const TensorView& output,
+                            const CombineOptions& options) const {
+  impl_->check_output(handle, output, options);
+}
+
 void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows) {
   impl_->combine_send(handle, rows);
 }
@@ -41,6 +46,7 @@ void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& o
 
 void Exchange::combine(const DispatchHandle& handle, const TensorView& rows,
                        const TensorView& output, const CombineOptions& options) {
+  check_output(handle, output, options);
   combine_send(handle, rows);
   combine_receive(handle, output, options);
 }

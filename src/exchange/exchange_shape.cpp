@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/bytes.h"
+#include "quant/scheme.h"
 
 namespace switchyard {
 namespace {
@@ -29,6 +30,12 @@ void check(const ExchangeConfig& config, int num_ranks) {
                 kMaxInt / (std::int64_t{num_ranks} * config.num_topk));
   require_range("expert_alignment", config.expert_alignment, 1, kMaxInt);
   require_range("max_in_flight", config.max_in_flight, 1, kMaxInFlight);
+  check_scheme("exchange", config.scheme);
+  require(config.scheme.is_quantized() || config.scheme.dtype == DType::kBF16, Errc::kNotSupported,
+          "exchange: unquantized rows are {}, must be bf16", name_of(config.scheme.dtype));
+  require(config.reduce == Reduce::kPerExpert || config.reduce == Reduce::kPerRank,
+          Errc::kInvalidArgument, "exchange: reduce is {}, must be per_expert or per_rank",
+          static_cast<int>(config.reduce));
   require(config.layout == Layout::kBatched || config.layout == Layout::kExpanded,
           Errc::kNotSupported, "exchange: layout {} is not served, use batched or expanded",
           name_of(config.layout));

@@ -2,6 +2,8 @@
 
 #include "exchange/one_sided.h"
 
+#include "core/bytes.h"
+
 namespace switchyard {
 
 OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& config)
@@ -19,8 +21,8 @@ OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& con
   sum_ = AlignedBuffer(static_cast<std::size_t>(config.hidden) * sizeof(float));
   const auto num_rows = static_cast<std::size_t>(shape_.max_buffer_rows);
   for (Slot& slot : slots_) {
-    slot.rows = AlignedBuffer(num_rows * shape_.payload_bytes);
-    slot.scales = AlignedBuffer(num_rows * shape_.window.shape.scale_bytes);
+    slot.rows = AlignedBuffer(checked_mul(num_rows, shape_.payload_bytes));
+    slot.scales = AlignedBuffer(checked_mul(num_rows, shape_.window.shape.scale_bytes));
   }
 }
 
@@ -33,26 +35,25 @@ OneSidedExchange::Slot& OneSidedExchange::free_slot() {
        slots_.size(), config_.max_in_flight);
 }
 
-const OneSidedExchange::Slot& OneSidedExchange::find(const DispatchHandle& handle,
-                                                     const char* operation) const {
+std::size_t OneSidedExchange::index_of(const DispatchHandle& handle, const char* operation) const {
   const auto index = static_cast<std::size_t>(handle.slot_);
   require(handle.slot_ >= 0 && index < slots_.size() && slots_[index].id == handle.id_ &&
               slots_[index].stage != Stage::kFree,
           Errc::kInvalidArgument,
           "{}: the handle is not alive, it ends with its combine or release; dispatch first",
           operation);
-  return slots_[index];
+  return index;
 }
 
 OneSidedExchange::Slot& OneSidedExchange::find(const DispatchHandle& handle, Stage wanted,
                                                const char* operation) {
   static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
                                           "sent by combine"};
-  const Slot& slot = find(handle, operation);
+  Slot& slot = slots_[index_of(handle, operation)];
   require(slot.stage == wanted, Errc::kInvalidArgument,
           "{}: the handle was {} last, must have been {}", operation,
           kDone[static_cast<int>(slot.stage)], kDone[static_cast<int>(wanted)]);
-  return const_cast<Slot&>(slot);
+  return slot;
 }
 
 std::uint64_t OneSidedExchange::begin(const char* operation, Phase phase) {
@@ -84,7 +85,7 @@ void OneSidedExchange::release(const DispatchHandle& handle) {
 }
 
 std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handle) const {
-  const Slot& slot = find(handle, "row_origins");
+  const Slot& slot = slots_[index_of(handle, "row_origins")];
   require(slot.stage != Stage::kSent, Errc::kInvalidArgument,
           "row_origins: the handle was sent by dispatch, must have been received");
   std::vector<RowOrigin> origins(slot.receive.placements.size());
@@ -106,11 +107,12 @@ std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handl
 }
 
 WireBytes OneSidedExchange::wire_bytes(const DispatchHandle& handle) const {
-  const Slot& slot = find(handle, "wire_bytes");
+  const Slot& slot = slots_[index_of(handle, "wire_bytes")];
   const std::int64_t row_bytes =
       static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
-  const std::int64_t routing_bytes = slot.num_tokens * config_.num_topk *
-                                     (slot.topk_weights.empty() ? 2 : 6);  // u16 id, f32 weight
+  const std::int64_t routing_bytes =
+      slot.num_tokens * config_.num_topk *
+      (own_routing(slot).topk_weights == nullptr ? 2 : 6);  // u16 id, f32 weight
   WireBytes bytes;
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (peer == rank_) continue;

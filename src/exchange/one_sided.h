@@ -48,6 +48,8 @@ class OneSidedExchange {
   DispatchHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                const TensorView& topk_weights);
   Dispatched dispatch_receive(const DispatchHandle& handle);
+  void check_output(const DispatchHandle& handle, const TensorView& output,
+                    const CombineOptions& options) const;
   void combine_send(const DispatchHandle& handle, const TensorView& rows);
   void combine_receive(const DispatchHandle& handle, const TensorView& output,
                        const CombineOptions& options);
@@ -95,12 +97,13 @@ class OneSidedExchange {
     return *reinterpret_cast<T*>(window_->base(rank) + offset);
   }
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
-  const Slot& find(const DispatchHandle& handle, const char* operation) const;
+  std::size_t index_of(const DispatchHandle& handle, const char* operation) const;
   Slot& free_slot();
 
   void load_routing(Slot& slot, const TensorView& topk_ids, const TensorView& topk_weights) const;
   std::uint64_t begin(const char* operation, Phase phase);
   void finish(std::uint64_t epoch);
+  RankRouting own_routing(const Slot& slot) const;
   void publish_routing(const Slot& slot);
   void publish_rows(const Slot& slot);
   bool is_published(const Slot& slot, std::int64_t token) const;

@@ -12,6 +12,7 @@
 
 #include "core/aligned_buffer.h"
 #include "core/fail.h"
+#include "core/format.h"
 #include "engine/local_engine.h"
 #include "quant/bf16.h"
 #include "quant/rows.h"
@@ -42,6 +43,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
       : name_(name),
         config_(config),
         layout_(layout),
+        group_(group),
         num_ranks_(group.size()),
         exchange_(group, exchange_config(config, layout)),
         batches_(static_cast<std::size_t>(config.num_micro_batches)) {
@@ -69,6 +71,12 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   Pending<Prepared> prepare_async(const PrepareArguments& arguments) override;
   Pending<void> finalize_async(const TensorView& output, const TensorView& expert_output,
                                int micro_batch) override;
+  void abandon(int micro_batch, const std::string& reason) override {
+    MicroBatch& batch = batch_of(micro_batch);
+    if (num_ranks_ > 1) return group_.abort(reason);
+    exchange_.release(batch.handle);
+    batch.is_busy = false;
+  }
   std::vector<RowOrigin> row_origins(int micro_batch) const override {
     return exchange_.row_origins(batch_of(micro_batch).handle);
   }
@@ -78,6 +86,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
 
  private:
   struct MicroBatch {
+    bool is_busy = false;  ///< prepared and not finalized
     DispatchHandle handle;
     Dispatched dispatched;
     Tensor weighted;  ///< hidden x weight, when the weight goes onto the input
@@ -105,6 +114,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   std::string name_;
   PrepareFinalizeConfig config_;
   Layout layout_;
+  Group group_;
   int num_ranks_;
   Exchange exchange_;
   std::vector<MicroBatch> batches_;
@@ -122,8 +132,8 @@ void ExchangePrepareFinalize::weigh_input(MicroBatch& batch,
               weights.dtype() == DType::kF32 && weights.is_contiguous() &&
               weights.num_elements() == hidden.shape(0),
           Errc::kInvalidArgument,
-          "{}: hidden is {} and topk_weights {}, must be bf16 [T, H] and f32 [T, 1]", name_,
-          hidden.describe(), weights.describe());
+          "{}: hidden is {} and topk_weights {}, must be bf16 [T, H] and f32 [T, 1]", name_, hidden,
+          weights);
   batch.weighted = Tensor(DType::kBF16, {hidden.shape(0), hidden.shape(1)});
   batch.ones = Tensor(DType::kF32, {hidden.shape(0), 1});
   const std::int64_t width = hidden.shape(1);
@@ -137,11 +147,15 @@ void ExchangePrepareFinalize::weigh_input(MicroBatch& batch,
 
 Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments) {
   MicroBatch& batch = batch_of(arguments.micro_batch);
+  require(!batch.is_busy, Errc::kInvalidArgument,
+          "{}: micro_batch {} was prepared and not finalized; finalize it first", name_,
+          arguments.micro_batch);
   const bool on_input = arguments.apply_router_weight_on_input;
   if (on_input) weigh_input(batch, arguments);
   batch.handle = exchange_.dispatch_send(on_input ? batch.weighted.view() : arguments.hidden,
                                          arguments.topk_ids,
                                          on_input ? batch.ones.view() : arguments.topk_weights);
+  batch.is_busy = true;
   const auto received = std::make_shared<bool>(false);
   Pending<Prepared> pending;
   pending.hook = [this, &batch, received] {
@@ -185,11 +199,13 @@ Pending<void> ExchangePrepareFinalize::finalize_async(const TensorView& output,
                                                       const TensorView& expert_output,
                                                       int micro_batch) {
   MicroBatch& batch = batch_of(micro_batch);
+  exchange_.check_output(batch.handle, output);
   exchange_.combine_send(batch.handle, expert_output);
   const auto received = std::make_shared<bool>(false);
   Pending<void> pending;
   pending.hook = [this, &batch, received, output] {
     exchange_.combine_receive(batch.handle, output);
+    batch.is_busy = false;
     *received = true;
   };
   pending.receiver = [hook = pending.hook, received] {

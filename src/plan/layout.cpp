@@ -21,10 +21,12 @@ std::optional<Enum> find_name(const std::array<const char*, N>& names, std::stri
 }  // namespace
 
 const char* name_of(Layout layout) noexcept {
-  return kLayoutNames[static_cast<std::size_t>(layout)];
+  const auto index = static_cast<std::size_t>(layout);
+  return index < kLayoutNames.size() ? kLayoutNames[index] : "unknown";
 }
 const char* name_of(Reduce reduce) noexcept {
-  return kReduceNames[static_cast<std::size_t>(reduce)];
+  const auto index = static_cast<std::size_t>(reduce);
+  return index < kReduceNames.size() ? kReduceNames[index] : "unknown";
 }
 std::optional<Layout> layout_from_name(std::string_view name) noexcept {
   return find_name<Layout>(kLayoutNames, name);

@@ -13,12 +13,18 @@
 namespace switchyard {
 namespace {
 
+// Ids of other ranks come from their memory: they are trusted to be what those ranks checked, but
+// never as an index.
 void count_load(std::span<const RankRouting> table, int num_topk, std::vector<std::int64_t>& load) {
-  for (const RankRouting& routing : table) {
-    const std::int64_t num_ids = routing.num_tokens * num_topk;
+  for (std::size_t source = 0; source < table.size(); ++source) {
+    const std::int64_t num_ids = table[source].num_tokens * num_topk;
     for (std::int64_t i = 0; i < num_ids; ++i) {
-      const std::uint16_t id = routing.topk_ids[i];
-      if (id != kNoExpert) ++load[id];
+      const std::uint16_t id = table[source].topk_ids[i];
+      if (id == kNoExpert) continue;
+      if (id >= load.size()) {
+        fail(Errc::kInternal, "dispatch: rank {} names expert {} of {}", source, id, load.size());
+      }
+      ++load[id];
     }
   }
 }
@@ -50,6 +56,16 @@ void ReceivePlan::build(int rank, const ExpertOwnership& ownership, int num_topk
     next_start += align_up(rows, shape.alignment);
   }
 
+  place_each_choice(first_expert, num_topk, table);
+  if (places_each_choice(shape.layout)) {
+    num_buffer_rows = shape.layout == Layout::kBatched ? num_local * shape.capacity : next_start;
+    return;
+  }
+  place_once(shape);
+}
+
+void ReceivePlan::place_each_choice(int first_expert, int num_topk,
+                                    std::span<const RankRouting> table) {
   std::vector<std::int64_t>& next_row = cursor_;
   next_row.assign(first_row.begin(), first_row.end());
   first_arrival.assign(table.size() + 1, 0);
@@ -59,7 +75,8 @@ void ReceivePlan::build(int rank, const ExpertOwnership& ownership, int num_topk
       const auto first = static_cast<std::int32_t>(placements.size());
       for (int k = 0; k < num_topk; ++k) {
         const int local = int{ids[k]} - first_expert;
-        if (ids[k] == kNoExpert || local < 0 || local >= num_local) continue;
+        if (ids[k] == kNoExpert || local < 0 || local >= static_cast<int>(num_rows.size()))
+          continue;
         const float weight =
             table[s].topk_weights == nullptr ? 1.0f : table[s].topk_weights[t * num_topk + k];
         placements.push_back({next_row[static_cast<std::size_t>(local)]++, local, k, weight});
@@ -71,12 +88,6 @@ void ReceivePlan::build(int rank, const ExpertOwnership& ownership, int num_topk
     }
     first_arrival[s + 1] = static_cast<std::int64_t>(arrivals.size());
   }
-
-  if (places_each_choice(shape.layout)) {
-    num_buffer_rows = shape.layout == Layout::kBatched ? num_local * shape.capacity : next_start;
-    return;
-  }
-  place_once(shape);
 }
 
 void ReceivePlan::place_once(const ReceiveShape& shape) {

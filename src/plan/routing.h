@@ -68,6 +68,7 @@ struct ReceivePlan {
              std::span<const RankRouting> table);
 
  private:
+  void place_each_choice(int first_expert, int num_topk, std::span<const RankRouting> table);
   void place_once(const ReceiveShape& shape);
   std::vector<std::int64_t> cursor_;  ///< next free row of each expert, while building
 };

@@ -44,7 +44,7 @@ void add_shared(const Layer& layer, const Table<float>& hidden, Table<float>& ou
   if (!layer.shared) return;
   const Table<float> shared = shared_rows(layer, hidden);
   for (std::size_t i = 0; i < output.data.size(); ++i) {
-    output.data[i] = round_to(DType::kBF16, output.data[i] + shared.data[i]);
+    output.data[i] = round_to(DType::kBF16, 0.0f + output.data[i] + shared.data[i]);
   }
 }
 
@@ -57,7 +57,7 @@ Table<float> shared_rows(const Layer& layer, const Table<float>& hidden) {
   const Table<float> logits = router_logits(hidden, gate);
   for (std::int64_t t = 0; t < rows.rows; ++t) {
     const float factor = sigmoid(logits(t, 0));
-    for (float& value : rows.row(t)) value = round_to(DType::kBF16, factor * value);
+    for (float& value : rows.row(t)) value = round_to(DType::kBF16, std::fma(factor, value, 0.0f));
   }
   return rows;
 }

@@ -62,9 +62,9 @@ TEST(ExchangeErrorsTest, DispatchArgumentsAreNamedAndNothingIsLost) {
     expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kF16, {2, kHidden}), in.ids(),
                             in.weights()),
                    "tokens is f16 [2, 8], must be bf16 [T, 8]");
-    expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kBF16, {2, 7}), in.ids(),
-                            in.weights()),
-                   "tokens is bf16 [2, 7]");
+    expect_invalid(
+        dispatch(TensorView(in.token_values.data(), DType::kBF16, {2, 7}), in.ids(), in.weights()),
+        "tokens is bf16 [2, 7]");
     expect_invalid(dispatch({}, in.ids(), in.weights()), "tokens is absent");
     expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kBF16, {2, kHidden}, {1, 2}),
                             in.ids(), in.weights()),
@@ -135,6 +135,54 @@ TEST(ExchangeErrorsTest, CombineArgumentsAndHandlesAreChecked) {
   });
 }
 
+// The blocking combine refuses before it sends, so the same handle still works.
+TEST(ExchangeErrorsTest, ARefusedCombineSendsNothing) {
+  run_ranks(2, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Tensor wrong(DType::kBF16, {5, kHidden});
+    const Tensor output(DType::kBF16, {2, kHidden});
+    expect_invalid(error_of([&] { exchange.combine(got.handle, got.experts.rows, wrong); }),
+                   "output is bf16 [5, 8]");
+    exchange.combine(got.handle, got.experts.rows, output);
+  });
+}
+
+TEST(ExchangeErrorsTest, WeightsThatCannotTravelAreRefused) {
+  run_ranks(1, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.sends_weights = false;
+    Exchange exchange(group, config);
+    const Inputs in;
+    expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
+                   "sends_weights is false");
+    EXPECT_EQ(exchange.dispatch(in.tokens(), in.ids()).num_rows, 4);
+  });
+}
+
+TEST(ExchangeErrorsTest, NullPointersAreRefused) {
+  run_ranks(1, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    const TensorView null(nullptr, DType::kBF16, {2, kHidden});
+    expect_invalid(error_of([&] { exchange.dispatch(null, in.ids(), in.weights()); }), "not null");
+  });
+}
+
+// After an abort every later call ends with it, also one whose data has arrived.
+TEST(ExchangeErrorsTest, AbortEndsLaterCalls) {
+  run_ranks(1, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    const DispatchHandle handle = exchange.dispatch_send(in.tokens(), in.ids(), in.weights());
+    group.abort("the test says so");
+    const Error error = error_of([&] { exchange.dispatch_receive(handle); });
+    EXPECT_EQ(error.code(), Errc::kAborted);
+    EXPECT_THAT(error.what(), HasSubstr("the test says so"));
+  });
+}
+
 TEST(ExchangeErrorsTest, ReleaseGivesTheSlotBack) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -160,6 +208,9 @@ TEST(ExchangeErrorsTest, ImpossibleConfigurationsAreRefused) {
     refuse([](auto& c) { c.max_tokens_per_rank = -1; }, "max_tokens_per_rank is -1");
     refuse([](auto& c) { c.max_in_flight = 0; }, "max_in_flight is 0");
     refuse([](auto& c) { c.layout = Layout::kByRank; }, "layout by_rank", Errc::kNotSupported);
+    refuse([](auto& c) { c.scheme.dtype = DType::kF32; }, "unquantized rows are f32, must be bf16",
+           Errc::kNotSupported);
+    refuse([](auto& c) { c.reduce = static_cast<Reduce>(9); }, "reduce is 9");
     refuse([](auto& c) { c.scheme = schemes::kFp8Tensor; }, "quantize what arrived",
            Errc::kNotSupported);
     refuse(

@@ -19,8 +19,8 @@ std::size_t stated_window(const ExchangeConfig& c, std::size_t num_ranks, std::s
   const auto topk = static_cast<std::size_t>(c.num_topk);
   const std::size_t n = std::max<std::size_t>(2, static_cast<std::size_t>(c.max_in_flight) + 1);
   const std::size_t columns = c.reduce == Reduce::kPerRank ? std::min(num_ranks, topk) : topk;
-  const std::size_t rows = std::max(tokens * up(row_bytes, 16),
-                                    tokens * columns * 2 * up(static_cast<std::size_t>(c.hidden), 8));
+  const std::size_t rows = std::max(
+      tokens * up(row_bytes, 16), tokens * columns * 2 * up(static_cast<std::size_t>(c.hidden), 8));
   return 128 + n * up(128 * (1 + num_ranks) + up(2 * tokens * topk, 128) +
                           (c.sends_weights ? up(4 * tokens * topk, 128) : 0) + rows,
                       128);

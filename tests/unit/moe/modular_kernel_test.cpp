@@ -224,6 +224,74 @@ TEST(PrepareFinalizeTest, SaysWhatItIs) {
   EXPECT_EQ(make_local(small_config(1))->activation_format(), ActivationFormat::kStandard);
 }
 
+TEST(PrepareFinalizeTest, AMicroBatchIsPreparedOnce) {
+  const auto one = make_local(small_config(1));
+  const Tensor hidden(DType::kBF16, {1, 4});
+  const Tensor ids(DType::kI32, {1, 1});
+  const Tensor weights(DType::kF32, {1, 1});
+  const Prepared prepared = one->prepare({hidden, ids, weights});
+  const Error error = error_of([&] { one->prepare({hidden, ids, weights}); });
+  EXPECT_THAT(error.what(), HasSubstr("micro_batch 0 was prepared and not finalized"));
+  one->finalize(hidden, prepared.experts.rows);
+  one->prepare({hidden, ids, weights});
+}
+
+// Experts that fail on one rank: that rank throws its own error, the other learns of it at once.
+class FailingExperts final : public Experts {
+ public:
+  explicit FailingExperts(bool fails) : fails_(fails) {}
+  std::string_view name() const override { return "failing"; }
+  bool is_batch_invariant() const override { return true; }
+  std::size_t workspace_bytes(std::int64_t) const override { return 0; }
+  void apply(const ExpertRows&, const TensorView&, std::span<std::byte>) override {
+    if (fails_) throw Error(Errc::kOutOfMemory, "no memory for rows");
+  }
+
+ private:
+  bool fails_;
+};
+
+TEST(ModularKernelTest, ExpertsThatFailEndThePeersWait) {
+  const Error error = error_of([] {
+    run_ranks(2, [](const Group& group) {
+      ModularKernel kernel(make_low_latency(group, small_config(1)),
+                           std::make_unique<FailingExperts>(group.rank() == 1));
+      const Tensor hidden(DType::kBF16, {1, 4});
+      const Tensor ids(DType::kI32, {1, 1});
+      ids.as<std::int32_t>()[0] = 1;  // on rank 1
+      const Tensor weights(DType::kF32, {1, 1});
+      const Tensor output(DType::kBF16, {1, 4});
+      if (group.rank() == 0) {
+        const Error seen = error_of([&] { kernel.apply({hidden, ids, weights}, output); });
+        EXPECT_THAT(seen.what(), HasSubstr("no memory for rows"));
+        return;
+      }
+      kernel.apply({hidden, ids, weights}, output);
+    });
+  });
+  EXPECT_EQ(error.code(), Errc::kOutOfMemory);
+}
+
+TEST(ModularKernelTest, ArgumentsAreChecked) {
+  const auto make = [](SharedExpert shared) {
+    return ModularKernel(make_local(small_config(1)), std::make_unique<FailingExperts>(false),
+                         std::move(shared));
+  };
+  const Tensor gate(DType::kF32, {3});
+  EXPECT_THAT(error_of([&] { make({nullptr, gate}); }).what(), HasSubstr("shared gate is f32 [3]"));
+  ModularKernel kernel(make_local(small_config(1)), std::make_unique<FailingExperts>(false));
+  const Tensor hidden(DType::kBF16, {1, 4});
+  const Tensor ids(DType::kI32, {1, 1});
+  const Tensor weights(DType::kF32, {1, 1});
+  const Tensor wrong(DType::kF32, {1, 4});
+  EXPECT_THAT(error_of([&] {
+                kernel.apply({hidden, ids, weights}, wrong);
+              }).what(),
+              HasSubstr("output is f32 [1, 4], must be bf16 [1, 4]"));
+  const Tensor output(DType::kBF16, {1, 4});
+  kernel.apply({hidden, ids, weights}, output);
+}
+
 // The hook of one micro-batch runs after the other has been sent; both results are right.
 TEST(PrepareFinalizeTest, MicroBatchesInterleave) {
   run_ranks(2, [](const Group& group) {
