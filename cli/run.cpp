@@ -9,6 +9,7 @@
 #include "switchyard/group.h"
 
 #include "core/fail.h"
+#include "core/settings.h"
 #include "run_rank.h"
 #include "run_report.h"
 #include "transport/env.h"
@@ -67,9 +68,9 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 1")
       ->check(CLI::Range(1, 1024));
   verb->add_option("--engine", options.engine,
-                   "how ranks reach each other: auto, local (threads), shm (processes)")
-      ->check(CLI::IsMember({"auto", "local", "shm"}))
-      ->capture_default_str();
+                   "how ranks reach each other: auto, local (threads), shm (processes); default: "
+                   "SWITCHYARD_ENGINE or auto")
+      ->check(CLI::IsMember({"auto", "local", "shm"}));
   verb->add_option("--prepare", options.prepare, "prepare/finalize class")
       ->check(CLI::IsMember({"low_latency", "local"}))
       ->capture_default_str();
@@ -111,7 +112,11 @@ int run(const RunOptions& options, char** argv) {
     return run_rank(Group::from_environment({options.engine, options.timeout_ms}), options);
   }
   const int num_ranks = std::max(1, options.ranks);
-  const bool threads = options.engine == "local" || (options.engine == "auto" && num_ranks == 1);
+  const std::string engine =
+      options.engine.empty() ? setting("SWITCHYARD_ENGINE").text : options.engine;
+  require(engine == "auto" || engine == "local" || engine == "shm", Errc::kInvalidArgument,
+          "run: SWITCHYARD_ENGINE is \"{}\", must be auto, local or shm", engine);
+  const bool threads = engine == "local" || (engine == "auto" && num_ranks == 1);
   return threads ? run_as_threads(num_ranks, options) : run_as_processes(num_ranks, argv);
 }
 

@@ -15,7 +15,7 @@ struct RunOptions {
   int layer = -1;
   std::string input;
   int ranks = 0;  ///< 0: from the launcher's variables, else 1
-  std::string engine = "auto";
+  std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
   std::string prepare = "low_latency";
   std::string scheme = "none";
   std::string reduce = "per_expert";

@@ -12,6 +12,11 @@ function(switchyard_add_test)
                                             ${ARG_LIBRARIES})
   # g++ 12 at -O3 takes the length of a std::vector::assign for boundless.
   target_compile_options(${ARG_NAME} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overread>)
+  # Tests with processes look at the whole machine (sockets, deadlines): one at a time.
+  set(is_serial FALSE)
+  if(ARG_LABEL STREQUAL "process")
+    set(is_serial TRUE)
+  endif()
   gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+                       PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${is_serial})
 endfunction()

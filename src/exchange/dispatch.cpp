@@ -111,11 +111,12 @@ void OneSidedExchange::publish_routing(const Slot& slot) {
   header.rows_ready.store(0, std::memory_order_relaxed);
   header.num_tokens = slot.num_tokens;
   header.has_weights = has_weights ? 1 : 0;
-  std::memcpy(base + shape_.window.ids(slot.epoch), slot.topk_ids.data(),
-              slot.topk_ids.size() * sizeof(std::uint16_t));
+  // std::copy: without tokens there is no address to copy from.
+  std::copy(slot.topk_ids.begin(), slot.topk_ids.end(),
+            reinterpret_cast<std::uint16_t*>(base + shape_.window.ids(slot.epoch)));
   if (has_weights) {
-    std::memcpy(base + shape_.window.weights(slot.epoch), slot.topk_weights.data(),
-                slot.topk_weights.size() * sizeof(float));
+    std::copy(slot.topk_weights.begin(), slot.topk_weights.end(),
+              reinterpret_cast<float*>(base + shape_.window.weights(slot.epoch)));
   }
   // Pairs with the acquire in receive_routing().
   header.epoch.store(slot.epoch, std::memory_order_release);

@@ -116,7 +116,7 @@ class Round {
     Tensor rows(DType::kBF16, {got.experts.rows.shape(0), test_.shape.hidden});
     const std::vector<std::uint16_t> bits = bf16_bits(outputs);
     expect(got.experts.rows.shape(0) <= outputs.rows, "rows of the buffer");
-    std::memcpy(rows.data(), bits.data(), rows.view().num_bytes());
+    std::copy_n(bits.begin(), rows.view().num_elements(), rows.as<std::uint16_t>());
     return rows;
   }
 

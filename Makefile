@@ -1,0 +1,51 @@
+# Short names for what people do most. CMakePresets.json has the rest.
+.PHONY: help demo test bench format lint clean release
+
+JOBS ?= $(shell nproc)
+SOURCES = $(shell find include src cli tests examples bench -name '*.h' -o -name '*.cpp')
+
+help:
+	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks'
+	@echo 'make test     build everything and run every test'
+	@echo 'make bench    build and run the developer benchmarks'
+	@echo 'make format   clang-format over our files'
+	@echo 'make lint     include order, file sizes, clang-tidy'
+	@echo 'make clean    remove build/'
+
+# Everything, tests included. The first run of demo does with less, so that there is less to install.
+release:
+	@scripts/install-deps all
+	cmake --preset release -DSWITCHYARD_BUILD_TESTS=ON -DSWITCHYARD_BUILD_EXAMPLES=ON
+
+demo:
+	@scripts/install-deps run
+	@test -f build/CMakeCache.txt || \
+	  cmake --preset release -DSWITCHYARD_BUILD_TESTS=OFF -DSWITCHYARD_BUILD_EXAMPLES=OFF
+	cmake --build build --parallel $(JOBS) --target switchyard_cli
+	@echo
+	build/bin/switchyard run --model data/tiny-moe --ranks 4
+	@echo
+	@echo 'go on with:'
+	@echo '  build/bin/switchyard run --model data/tiny-moe --ranks 8 --scheme fp8_block --split uneven'
+	@echo '  build/bin/switchyard run --help'
+	@echo '  docs/index.md'
+
+test: release
+	cmake --build build --parallel $(JOBS)
+	ctest --preset release --parallel $(JOBS)
+
+bench:
+	@scripts/install-deps all
+	cmake --preset bench
+	cmake --build build/bench --parallel $(JOBS)
+	@set -e; for bench in build/bench/bin/*_bench; do echo "== $$bench"; $$bench; done
+
+format:
+	clang-format-14 -i $(SOURCES)
+
+lint: release
+	tools/layers.py
+	tools/lint.sh --tidy build
+
+clean:
+	rm -rf build

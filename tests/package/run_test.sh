@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs the library, moves the folder (nothing in it may remember where it was), and builds a
+# program of somebody else against it: by find_package, then by pkg-config.
+#
+# usage: run_test.sh BUILD_FOLDER WORK_FOLDER COMPILER
+set -euo pipefail
+build=$1 work=$2 compiler=$3
+consumer=$(cd "$(dirname "$0")" && pwd)/consumer
+
+rm -rf "$work"
+mkdir -p "$work"
+cmake --install "$build" --prefix "$work/installed" > "$work/install.log"
+mv "$work/installed" "$work/moved"
+prefix=$work/moved
+"$prefix/bin/switchyard" --version
+
+echo "== find_package"
+cmake -S "$consumer" -B "$work/consumer" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=Release \
+      -DCMAKE_PREFIX_PATH="$prefix" > "$work/configure.log"
+cmake --build "$work/consumer"
+"$work/consumer/consumer"
+
+echo "== pkg-config"
+pc_folder=$(dirname "$(find "$prefix" -name switchyard.pc)")
+export PKG_CONFIG_PATH=$pc_folder${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+pkg-config --modversion switchyard
+# shellcheck disable=SC2046
+"$compiler" -std=c++20 -O1 $(pkg-config --cflags switchyard) "$consumer/main.cpp" -o "$work/by_pkg_config" \
+            $(pkg-config --libs switchyard)
+LD_LIBRARY_PATH=$(dirname "$pc_folder") "$work/by_pkg_config"

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation against the source: names that must be in both, code that must be the same."""
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")),
+         *sorted((ROOT / "examples").glob("*/README.md"))]
+
+
+def read(path):
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def strings(source):
+    """C++ text with neighbouring string literals joined, as the compiler does."""
+    return re.sub(r'"\s*\n\s*"', "", source)
+
+
+def table_rows(page):
+    """Cells of every table row of a page, without code marks."""
+    lines = [line for line in read(page).splitlines() if line.startswith("|")]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+class DocsTest(unittest.TestCase):
+    def test_settings_are_those_of_the_source(self):
+        source = re.findall(r'\{"(SWITCHYARD_\w+)",\s*"([^"]*)",\s*"([^"]*)"\}', strings(read("src/core/settings.cpp")))
+        self.assertGreaterEqual(len(source), 6)
+        page = [tuple(row) for row in table_rows("docs/settings.md") if row[0].startswith("SWITCHYARD_")]
+        self.assertEqual(sorted(page), sorted(source))
+
+    def test_run_options_are_those_of_the_source(self):
+        source = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read("cli/run.cpp")))
+        self.assertGreaterEqual(len(source), 10)
+        page = {row[0].split()[0] for row in table_rows("docs/run.md") if re.match("--[a-z]", row[0])}
+        self.assertEqual(page, source)
+
+    def test_json_fields_are_those_of_the_source(self):
+        source = set(re.findall(r'json\["(\w+)"\]', read("cli/run_report.cpp")))
+        self.assertGreaterEqual(len(source), 10)
+        text = read("docs/run.md").split("## JSON")[1].split("## Files")[0]
+        page = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in text.splitlines() if "|" in line)))
+        self.assertEqual(page, source)
+
+    def test_error_codes_are_those_of_the_source(self):
+        enum = read("include/switchyard/error.h").split("enum class Errc {")[1].split("};")[0]
+        source = re.findall(r"^\s*(k\w+),", enum, re.MULTILINE)
+        page = [row[0] for row in table_rows("docs/errors.md") if re.fullmatch(r"k[A-Z]\w+", row[0])]
+        self.assertEqual(page, source)
+
+    def test_schemes_and_bounds_are_those_of_the_source(self):
+        source = re.findall(r'\{"(\w+)", schemes::\w+\}', read("src/quant/scheme.cpp"))
+        page = [row[0] for row in table_rows("docs/schemes.md")]
+        for name in source:
+            self.assertIn(name, page)
+
+    def test_code_of_the_readme_is_the_example(self):
+        block = re.search(r"```cpp\n(.*?)```", read("README.md"), re.DOTALL)[1]
+        example = read("examples/00_smallest/main.cpp").split("\n", 1)[1].lstrip("\n")
+        self.assertEqual(block, example)
+
+    def test_links_lead_somewhere(self):
+        for page in PAGES:
+            prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+            for link in re.findall(r"\]\(([^)#\s]+)", prose):
+                if not link.startswith("http"):
+                    self.assertTrue((page.parent / link).exists(), f"{page}: {link}")
+
+
+if __name__ == "__main__":
+    unittest.main()
