@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// aligned_buffer.h: owned host memory. Zero-filled, 64-byte aligned; large buffers are mapped, so
+// aligned_buffer.h: owned host memory. Zero-filled, 128-byte aligned; large buffers are mapped, so
 // that pages which are never touched cost nothing, and use huge pages where the system has them.
 #pragma once
 

@@ -8,6 +8,9 @@
 
 namespace switchyard {
 
+/// Long waits are cut into slices; between two of them the waiter looks for peers that are lost.
+inline constexpr int kSliceMs = 50;
+
 inline std::int64_t now_ns() noexcept {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);

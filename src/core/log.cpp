@@ -43,8 +43,9 @@ struct Sink {
   }();
 };
 
+// Never destroyed: a thread may log while the process ends.
 Sink& sink() {
-  static Sink instance;
+  static Sink& instance = *new Sink;
   return instance;
 }
 

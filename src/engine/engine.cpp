@@ -19,7 +19,6 @@
 namespace switchyard {
 namespace {
 
-constexpr int kSliceMs = 50;
 constexpr std::int64_t kSliceNs = kSliceMs * std::int64_t{1'000'000};
 constexpr int kNumSpins = 4000;  // some 100 us
 constexpr std::uint32_t kHere = 1;
@@ -45,11 +44,11 @@ const char* function_of(Phase phase) {
   return "group";
 }
 
-std::string place_of(const RankLine& line) {
-  const auto phase = static_cast<Phase>(line.phase.load(std::memory_order_relaxed));
+std::string place_of(const RankLines& lines) {
+  const auto phase = static_cast<Phase>(lines.phase.load(std::memory_order_relaxed));
   if (phase == Phase::kIdle) return "is idle";
   return fmt::format("last reached {}, call {}", name_of(phase),
-                     line.call.load(std::memory_order_relaxed));
+                     lines.call.load(std::memory_order_relaxed));
 }
 
 }  // namespace
@@ -63,15 +62,15 @@ Engine::Engine(int rank, int size, std::int64_t timeout_ms, std::shared_ptr<Stor
 
 void Engine::attach(ControlBlock control) {
   control_ = control;
-  control_.line(rank_).joined.store(kHere, std::memory_order_release);
+  control_.lines(rank_).joined.store(kHere, std::memory_order_release);
 }
 
 void Engine::leave() noexcept {
-  control_.line(rank_).joined.store(kLeft, std::memory_order_release);
+  control_.lines(rank_).joined.store(kLeft, std::memory_order_release);
 }
 
 bool Engine::has_left(int peer) const noexcept {
-  return control_.line(peer).joined.load(std::memory_order_acquire) == kLeft;
+  return control_.lines(peer).joined.load(std::memory_order_acquire) == kLeft;
 }
 
 void Engine::notify(int peer) noexcept { control_.ring(peer); }
@@ -83,9 +82,9 @@ void Engine::notify_all() noexcept {
 }
 
 void Engine::enter(Phase phase, std::uint64_t call) noexcept {
-  RankLine& line = control_.line(rank_);
-  line.call.store(call, std::memory_order_relaxed);
-  line.phase.store(static_cast<std::uint32_t>(phase), std::memory_order_relaxed);
+  RankLines& lines = control_.lines(rank_);
+  lines.call.store(call, std::memory_order_relaxed);
+  lines.phase.store(static_cast<std::uint32_t>(phase), std::memory_order_relaxed);
 }
 
 Engine::WaitState::WaitState(std::int64_t timeout_ms)
@@ -100,11 +99,11 @@ void Engine::sleep(const WaitSite& site, std::uint32_t seen, WaitState& state) {
     if (state.is_last_look) return;
   }
   const std::int64_t slice = std::min(state.next_look_ns - now, state.deadline.remaining_ns());
-  RankLine& line = control_.line(rank_);
-  line.sleepers.fetch_add(1,
-                          std::memory_order_seq_cst);  // pairs with the load in ControlBlock::ring
-  futex_wait(line.doorbell, seen, slice);
-  line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  RankLines& lines = control_.lines(rank_);
+  lines.sleepers.fetch_add(1,
+                           std::memory_order_seq_cst);  // pairs with the load in ControlBlock::ring
+  futex_wait(lines.doorbell, seen, slice);
+  lines.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void Engine::look_for_trouble(const WaitSite& site, WaitState& state) {
@@ -134,7 +133,7 @@ void Engine::fail_timeout(const WaitSite& site) {
     if (peer != rank_) culprit = peer;
   }
   const auto seconds = static_cast<double>(timeout_ms_) * 1e-3;
-  const std::string place = place_of(control_.line(culprit));
+  const std::string place = place_of(control_.lines(culprit));
   abort(Errc::kTimeout, culprit,
         fmt::format("rank {} had no answer from rank {} within {:.1f} s in {}, call {}; rank {} {}",
                     rank_, culprit, seconds, name_of(site.phase), site.call, culprit, place));
@@ -163,20 +162,21 @@ void Engine::check_alive(const WaitSite& site) {
     fail(code, "{}: {} (rank {} of {} stopped in {}, call {})", function, cause.reason, rank_,
          size_, phase, site.call);
   }
-  fail(code, "{}: the group was aborted by rank {}: {} (rank {} of {} stopped in {}, call {})",
-       function, cause.culprit, cause.reason, rank_, size_, phase, site.call);
+  const std::string author = cause.culprit < 0 ? "" : fmt::format(" by rank {}", cause.culprit);
+  fail(code, "{}: the group was aborted{}: {} (rank {} of {} stopped in {}, call {})", function,
+       author, cause.reason, rank_, size_, phase, site.call);
 }
 
 void Engine::barrier() {
   const std::uint64_t number = ++num_barriers_;
   enter(Phase::kBarrier, number);
   check_alive({Phase::kBarrier, number, -1});
-  control_.line(rank_).barrier.store(number, std::memory_order_release);
+  control_.lines(rank_).barrier.store(number, std::memory_order_release);
   notify_all();
   for (int peer = 0; peer < size_; ++peer) {
-    const RankLine& line = control_.line(peer);
+    const RankLines& lines = control_.lines(peer);
     wait({Phase::kBarrier, number, peer},
-         [&] { return line.barrier.load(std::memory_order_acquire) >= number; });
+         [&] { return lines.barrier.load(std::memory_order_acquire) >= number; });
   }
 }
 

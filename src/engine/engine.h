@@ -4,8 +4,8 @@
 // agree through, and a wait that has a deadline and ends when the group is aborted or a peer is
 // lost.
 //
-// Every engine keeps one ControlBlock that all ranks (and our launcher) map: an abort line and one
-// line a rank. A rank sleeps on the doorbell of its own line (an event count: read the doorbell,
+// Every engine keeps one ControlBlock that all ranks (and our launcher) map: an abort line and two
+// lines a rank. A rank sleeps on its own doorbell (an event count: read the doorbell,
 // look again, sleep unless it moved); a peer that changed something the rank may wait for rings it.
 #pragma once
 
@@ -166,9 +166,9 @@ void Engine::wait(const WaitSite& site, Ready&& ready) {
     if (ready()) return;
   }
   WaitState state(timeout_ms_);
-  RankLine& line = control_.line(rank_);
+  RankLines& lines = control_.lines(rank_);
   for (;;) {
-    const std::uint32_t seen = line.doorbell.load(std::memory_order_seq_cst);
+    const std::uint32_t seen = lines.doorbell.load(std::memory_order_seq_cst);
     if (ready()) return;
     sleep(site, seen, state);
   }

@@ -18,12 +18,8 @@ using Buffers = std::vector<AlignedBuffer>;
 // What the ranks of one group share.
 struct LocalGroup {
   explicit LocalGroup(int num_ranks)
-      : control_memory(ControlBlock::size_bytes(num_ranks) + alignof(AbortLine)) {
-    const auto address = reinterpret_cast<std::uintptr_t>(control_memory.data());
-    const std::uintptr_t past = address % alignof(AbortLine);
-    control = ControlBlock(control_memory.data() + (past == 0 ? 0 : alignof(AbortLine) - past),
-                           num_ranks);
-  }
+      : control_memory(ControlBlock::size_bytes(num_ranks)),
+        control(control_memory.data(), num_ranks) {}
 
   AlignedBuffer control_memory;
   ControlBlock control;
@@ -61,6 +57,7 @@ class LocalEngine final : public Engine {
 
  private:
   std::shared_ptr<Buffers> place_own_buffer(std::uint64_t number, std::size_t bytes);
+  void drop_pending(std::uint64_t number);
 
   std::shared_ptr<LocalGroup> group_;
   std::uint64_t num_windows_ = 0;
@@ -79,15 +76,27 @@ std::shared_ptr<Buffers> LocalEngine::place_own_buffer(std::uint64_t number, std
   return buffers;
 }
 
+// After a failure: a rank that could not allocate never takes the window, so it would stay.
+void LocalEngine::drop_pending(std::uint64_t number) {
+  const std::lock_guard lock(group_->mutex);
+  group_->windows.erase(number);
+}
+
 std::unique_ptr<Window> LocalEngine::make_window(std::size_t bytes) {
+  const std::uint64_t number = ++num_windows_;
   std::shared_ptr<Buffers> buffers;
   std::string error;
   try {
-    buffers = place_own_buffer(++num_windows_, bytes);
+    buffers = place_own_buffer(number, bytes);
   } catch (const Error& failure) {
     error = failure.what();
   }
-  agree_on_window(bytes, error);
+  try {
+    agree_on_window(bytes, error);
+  } catch (...) {
+    drop_pending(number);
+    throw;
+  }
   return std::make_unique<LocalWindow>(std::move(buffers), bytes);
 }
 

@@ -22,7 +22,6 @@
 namespace switchyard {
 namespace {
 
-constexpr int kSliceMs = 50;
 constexpr std::size_t kMaxStrangers = 64;
 
 // First packet on a connection; the connecting end sends it.
@@ -72,21 +71,12 @@ class Acceptor {
            std::vector<PeerLink>& links)
       : rank_(rank), wanted_(make_hello(nonce, rank, size)), listener_(listener), links_(links) {}
 
-  int num_missing() const {
-    int missing = 0;
-    for (std::size_t peer = first(); peer < links_.size(); ++peer) {
-      missing += links_[peer].socket.has_value() ? 0 : 1;
+  std::vector<std::size_t> missing_ranks() const {
+    std::vector<std::size_t> missing;
+    for (std::size_t peer = static_cast<std::size_t>(rank_) + 1; peer < links_.size(); ++peer) {
+      if (!links_[peer].socket.has_value()) missing.push_back(peer);
     }
     return missing;
-  }
-
-  std::string missing_ranks() const {
-    std::string text;
-    for (std::size_t peer = first(); peer < links_.size(); ++peer) {
-      if (links_[peer].socket.has_value()) continue;
-      text += fmt::format("{}{}", text.empty() ? "" : ", ", peer);
-    }
-    return text;
   }
 
   void turn() {
@@ -107,8 +97,6 @@ class Acceptor {
   }
 
  private:
-  std::size_t first() const { return static_cast<std::size_t>(rank_) + 1; }
-
   // Leaves `socket` empty: it has become a link, or it is dropped.
   void greet(Fd& socket) {
     Fd taken = std::move(socket);
@@ -135,6 +123,23 @@ class Acceptor {
   std::vector<PeerLink>& links_;
   std::list<Fd> strangers_;
 };
+
+// Nothing is sent before the kernel has vouched that a rank of the same user listens there:
+// somebody else may have taken the name of a rank that is gone.
+PeerLink call_rank(int rank, int peer, const std::vector<Introduction>& ranks,
+                   const Deadline& deadline) {
+  std::optional<Fd> socket =
+      connect_for_packets(ranks[static_cast<std::size_t>(peer)].socket, deadline);
+  require(socket.has_value(), Errc::kPeerLost, "nobody listens on its socket");
+  const std::optional<PeerIdentity> identity = peer_identity(*socket);
+  require(identity && identity->uid == geteuid(), Errc::kInvalidArgument,
+          "group: the socket of rank {} is of user {}, but rank {} is of user {}; all ranks of a "
+          "group must be of one user",
+          peer, identity ? std::to_string(identity->uid) : "(unknown)", rank, geteuid());
+  Hello hello = make_hello(ranks[0].nonce, rank, static_cast<int>(ranks.size()));
+  send_packet(*socket, bytes_of(hello), -1, deadline);
+  return make_link(*std::move(socket));
+}
 
 }  // namespace
 
@@ -190,30 +195,37 @@ void require_one_job(const std::vector<Introduction>& ranks) {
   }
 }
 
+void fail_with_peer(int rank, int peer, const Error& error) {
+  if (error.code() == Errc::kPeerLost) {
+    fail(Errc::kPeerLost, "group: rank {} was lost ({}) while rank {} waited in set-up", peer,
+         error.what(), rank);
+  }
+  if (error.code() == Errc::kTimeout) {
+    fail(Errc::kTimeout, "group: rank {} does not answer ({}) while rank {} waits in set-up", peer,
+         error.what(), rank);
+  }
+  throw error;
+}
+
 std::vector<PeerLink> connect_mesh(int rank, const std::vector<Introduction>& ranks,
                                    const Fd& listener, const Deadline& deadline,
                                    const std::function<void()>& check) {
-  const auto own = static_cast<std::size_t>(rank);
   const int size = static_cast<int>(ranks.size());
   std::vector<PeerLink> links(ranks.size());
-  for (std::size_t peer = 0; peer < own; ++peer) {
-    std::optional<Fd> socket = connect_for_packets(ranks[peer].socket, deadline);
-    require(socket.has_value(), Errc::kPeerLost,
-            "group: rank {} was lost (nobody listens on its socket) while rank {} waited in set-up",
-            peer, rank);
-    Hello hello = make_hello(ranks[0].nonce, rank, size);
-    send_packet(*socket, bytes_of(hello), -1, deadline);
-    links[peer] = make_link(*std::move(socket));
+  for (int peer = 0; peer < rank; ++peer) {
+    links[static_cast<std::size_t>(peer)] =
+        with_peer(rank, peer, [&] { return call_rank(rank, peer, ranks, deadline); });
   }
   Acceptor acceptor(rank, size, ranks[0].nonce, listener, links);
-  while (acceptor.num_missing() > 0) {
+  for (;;) {
+    const std::vector<std::size_t> missing = acceptor.missing_ranks();
+    if (missing.empty()) return links;
     check();
     require(!deadline.expired(), Errc::kTimeout,
-            "group: no connection from rank {} within the timeout (rank {} of {})",
-            acceptor.missing_ranks(), rank, size);
+            "group: no connection from rank{} {} within the timeout (rank {} of {})",
+            missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), rank, size);
     acceptor.turn();
   }
-  return links;
 }
 
 }  // namespace switchyard

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "switchyard/error.h"
+
 #include "transport/socket.h"
 
 namespace switchyard {
@@ -38,6 +40,20 @@ struct Introduction {
 /// Throws unless all are of one job and one host; names the first rank that differs.
 /// Errors: kInvalidArgument, kNotSupported.
 void require_one_job(const std::vector<Introduction>& ranks);
+
+/// Throws `error`, which sending to `peer` or receiving from it gave during set-up, in words that
+/// name the peer when that is lost or does not answer.
+[[noreturn]] void fail_with_peer(int rank, int peer, const Error& error);
+
+/// What `action` returns; it sends to `peer` or receives from it. Errors: as fail_with_peer.
+template <typename Action>
+auto with_peer(int rank, int peer, Action&& action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    fail_with_peer(rank, peer, error);
+  }
+}
 
 /// Connects to all lower ranks and accepts all higher ones. `check` is called between short waits
 /// and throws when the set-up should end. Errors: kTimeout, kPeerLost, kInvalidArgument, kSystem.

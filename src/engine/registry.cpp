@@ -3,6 +3,7 @@
 #include "engine/registry.h"
 
 #include <array>
+#include <vector>
 
 #include "core/fail.h"
 #include "engine/local_engine.h"
@@ -30,13 +31,13 @@ std::span<const EngineInfo> all_engines() { return kEngines; }
 
 std::shared_ptr<Engine> join_engine(const std::string& name, const JoinRequest& request) {
   const std::string chosen = name != "auto" ? name : request.ranks.size == 1 ? "local" : "shm";
-  std::string names;
+  std::vector<const char*> names;
   for (const EngineInfo& engine : kEngines) {
     if (chosen == engine.name) return engine.join(request);
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", engine.name);
+    names.push_back(engine.name);
   }
   fail(Errc::kInvalidArgument, "group: engine \"{}\" is not in this build; built with: {}", name,
-       names);
+       fmt::join(names, ", "));
 }
 
 }  // namespace switchyard

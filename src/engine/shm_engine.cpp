@@ -9,24 +9,24 @@
 #include <fcntl.h>
 #include <poll.h>
 
-#include <array>
 #include <atomic>
 #include <optional>
 #include <utility>
 
-#include "core/aligned_buffer.h"
 #include "core/fail.h"
 #include "engine/mesh.h"
-#include "transport/prefix_store.h"
+#include "engine/rendezvous.h"
 #include "transport/shared_memory.h"
-#include "transport/socket_store.h"
-#include "transport/store_server.h"
 
 namespace switchyard {
 namespace {
 
-constexpr int kSliceMs = 50;
 constexpr std::int64_t kLauncherGraceNs = 250'000'000;  // the launcher knows why a rank died
+
+constexpr int kWithdrawnPollMs = 10;
+constexpr char kFailed = '!';  // in place of an introduction: why the group will not be
+
+std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
 
 // With a descriptor, over a link.
 struct Parcel {
@@ -45,37 +45,8 @@ class ShmWindow final : public Window {
   std::vector<Mapping> regions_;
 };
 
-// The store of one group, and its server when this rank runs it.
-struct StoreAccess {
-  std::unique_ptr<StoreServer> server;
-  std::shared_ptr<Store> store;
-};
-
 // Groups that this process has joined. Collective calls come in one order, so ranks agree on it.
 std::atomic<int> num_groups = 0;
-
-StoreAccess open_store(const JoinRequest& request) {
-  const RankInfo& ranks = request.ranks;
-  const int group = num_groups;
-  Address address = Address::parse(request.store.empty() ? meeting_address(ranks) : request.store);
-  const bool has_launcher = request.control_fd >= 0;
-  // Rank 0 takes the server of an earlier group along when it ends; the next group has its own.
-  if (!has_launcher && address.kind == Address::Kind::kUnix && group > 0) {
-    address.host += fmt::format("-{}", group);
-  }
-  StoreAccess access;
-  if (!has_launcher && ranks.rank == 0) access.server = StoreServer::start(address, request.secret);
-  try {
-    access.store = std::make_shared<PrefixStore>(
-        fmt::format("group/{}/", group),
-        std::make_shared<SocketStore>(address, request.secret, request.timeout_ms));
-  } catch (const Error& error) {
-    if (error.code() != Errc::kTimeout || has_launcher) throw;
-    fail(Errc::kTimeout, "group: no sign of rank 0, which serves the store (rank {} of {}); {}",
-         ranks.rank, ranks.size, error.what());
-  }
-  return access;
-}
 
 class ShmEngine final : public Engine {
  public:
@@ -98,12 +69,21 @@ class ShmEngine final : public Engine {
   int store_rank() const override { return is_served_by_rank_0_ ? 0 : -1; }
   void map_control(const Fd& memory);
   std::vector<Introduction> meet(const std::string& socket);
+  template <typename Action>
+  auto with_store(Action&& action) {
+    return is_served_by_rank_0_ ? with_peer(rank(), 0, action) : action();
+  }
+  std::optional<std::string> look_up(const std::string& key, int within_ms);
+  void tell_in_place_of(const std::vector<int>& missing, const std::string& message);
+  [[noreturn]] void fail_unmet(const std::string& message) {
+    fail(Errc::kTimeout, "group: {} (rank {} of {}); did they start?", message, rank(), size());
+  }
   [[noreturn]] void fail_missing(const std::vector<int>& missing);
   void share_control();
   Fd receive_parcel(const WaitSite& site, const Parcel& wanted);
   std::vector<Fd> swap_windows(const Fd& own, std::uint64_t number, std::size_t bytes);
 
-  std::unique_ptr<StoreServer> server_;
+  std::shared_ptr<StoreServer> server_;
   Deadline deadline_;  // of the set-up
   Mapping control_memory_;
   std::vector<PeerLink> links_;
@@ -142,21 +122,30 @@ void ShmEngine::join(int launcher_fd) {
   enter(Phase::kIdle, 0);
 }
 
+std::optional<std::string> ShmEngine::look_up(const std::string& key, int within_ms) {
+  return with_store([&] { return store().get(key, Deadline::after_ms(within_ms)); });
+}
+
 // Each rank's introduction; or the error that names who is missing.
 std::vector<Introduction> ShmEngine::meet(const std::string& socket) {
-  const auto key = [](int rank) { return fmt::format("join/{}", rank); };
-  store().set(key(rank()), Introduction::of_this_process(size(), socket).text());
+  const std::string own = Introduction::of_this_process(size(), socket).text();
+  with_store([&] { store().set(introduction_key(rank()), own); });
   std::vector<Introduction> ranks;
   for (int peer = 0; peer < size(); ++peer) {
     std::optional<std::string> text;
     while (!text) {
       if (has_launcher_) check_alive({Phase::kSetup, 0, peer});
       const int slice_ms = std::min(kSliceMs, deadline_.remaining_ms());
-      text = store().get(key(peer), Deadline::after_ms(slice_ms));
+      text = look_up(introduction_key(peer), slice_ms);
+      if (text && text->empty()) {  // withdrawn
+        text.reset();
+        poll(nullptr, 0, std::min(kWithdrawnPollMs, slice_ms));
+      }
+      if (text && text->front() == kFailed) fail_unmet(text->substr(1));
       if (text || !deadline_.expired()) continue;
       std::vector<int> missing;
       for (int other = peer; other < size(); ++other) {
-        if (!store().get(key(other), Deadline::after_ms(0))) missing.push_back(other);
+        if (look_up(introduction_key(other), 0).value_or("").empty()) missing.push_back(other);
       }
       if (!missing.empty()) fail_missing(missing);
     }
@@ -165,14 +154,21 @@ std::vector<Introduction> ShmEngine::meet(const std::string& socket) {
   return ranks;
 }
 
+// The store goes with rank 0: who still waits should learn whom it missed, not that it is gone.
+void ShmEngine::tell_in_place_of(const std::vector<int>& missing, const std::string& message) {
+  for (const int peer : missing) store().set(introduction_key(peer), kFailed + message);
+  poll(nullptr, 0, 2 * kSliceMs);  // each asks at least once a slice
+  for (const int peer : missing) store().set(introduction_key(peer), "");
+  store().set(introduction_key(rank()), "");
+}
+
 void ShmEngine::fail_missing(const std::vector<int>& missing) {
-  std::string names;
-  for (const int peer : missing) names += fmt::format("{}{}", names.empty() ? "" : ", ", peer);
   const std::string message =
-      fmt::format("no sign of rank{} {} within {:.1f} s", missing.size() == 1 ? "" : "s", names,
-                  static_cast<double>(timeout_ms()) * 1e-3);
+      fmt::format("no sign of rank{} {} within {:.1f} s", missing.size() == 1 ? "" : "s",
+                  fmt::join(missing, ", "), static_cast<double>(timeout_ms()) * 1e-3);
   if (has_launcher_) abort(Errc::kTimeout, missing[0], message);
-  fail(Errc::kTimeout, "group: {} (rank {} of {}); did they start?", message, rank(), size());
+  if (server_) tell_in_place_of(missing, message);
+  fail_unmet(message);
 }
 
 // Rank 0 makes the block and hands it out.
@@ -182,14 +178,17 @@ void ShmEngine::share_control() {
     const Fd memory = make_shared_memory("switchyard control", parcel.bytes);
     map_control(memory);
     for (int peer = 1; peer < size(); ++peer) {
-      send_packet(links_[static_cast<std::size_t>(peer)].socket,
-                  std::as_bytes(std::span(&parcel, 1)), memory.get(), deadline_);
+      with_peer(rank(), peer, [&] {
+        send_packet(links_[static_cast<std::size_t>(peer)].socket,
+                    std::as_bytes(std::span(&parcel, 1)), memory.get(), deadline_);
+      });
     }
     return;
   }
   Parcel got;
-  std::optional<Fd> memory =
-      receive_packet(links_[0].socket, std::as_writable_bytes(std::span(&got, 1)), deadline_);
+  const std::optional<Fd> memory = with_peer(rank(), 0, [&] {
+    return receive_packet(links_[0].socket, std::as_writable_bytes(std::span(&got, 1)), deadline_);
+  });
   require(memory.has_value(), Errc::kTimeout,
           "group: no control block from rank 0 within {:.1f} s (rank {} of {})",
           static_cast<double>(timeout_ms()) * 1e-3, rank(), size());
@@ -280,20 +279,16 @@ Fd ShmEngine::receive_parcel(const WaitSite& site, const Parcel& wanted) {
 }  // namespace
 
 std::shared_ptr<Engine> join_shm(const JoinRequest& request) {
-  auto engine = std::make_shared<ShmEngine>(request, open_store(request));
-  // The launcher's block serves one group; a later one of the same processes makes its own.
   try {
+    auto engine = std::make_shared<ShmEngine>(request, open_store(request, num_groups));
+    // The launcher's block serves one group; a later one of the same processes makes its own.
     engine->join(num_groups == 0 ? request.control_fd : -1);
-  } catch (const Error& error) {
-    // Without our launcher only rank 0's end closes the store, or its socket, this early.
-    const std::string_view text = error.what();
-    const bool is_raw = text.substr(0, 6) == "store:" || text.substr(0, 7) == "socket:";
-    if (error.code() != Errc::kPeerLost || !is_raw || request.control_fd >= 0) throw;
-    fail(Errc::kPeerLost, "group: rank 0 was lost ({}) while rank {} waited in set-up", text,
-         request.ranks.rank);
+    ++num_groups;
+    return engine;
+  } catch (...) {
+    close_store(request);
+    throw;
   }
-  ++num_groups;
-  return engine;
 }
 
 }  // namespace switchyard

@@ -22,7 +22,7 @@ const char* name_of(Phase phase) noexcept {
 }
 
 void ControlBlock::ring(int rank) const noexcept {
-  RankLine& target = line(rank);
+  RankLines& target = lines(rank);
   // seq_cst twice: either this load sees the sleeper, or the sleeper's futex call sees the new
   // value.
   target.doorbell.fetch_add(1, std::memory_order_seq_cst);

@@ -37,32 +37,32 @@ struct alignas(128) AbortLine {
   char reason[244];                 ///< zero-terminated
 };
 
-/// One rank's line. `doorbell` and `sleepers` are touched by peers, the rest only by its owner.
-struct alignas(128) RankLine {
+/// What belongs to one rank: a line that peers write when they ring, and one that only the rank
+/// itself writes, so that its own steps and the rings of its peers do not disturb each other.
+struct alignas(128) RankLines {
   std::atomic<std::uint32_t> doorbell;  ///< futex word; moves whenever a peer rings
   std::atomic<std::uint32_t> sleepers;  ///< threads asleep on it
-  std::atomic<std::uint32_t> phase;
+  alignas(128) std::atomic<std::uint32_t> phase;
   std::atomic<std::uint32_t> joined;  ///< 1 after the rank mapped the block, 2 after it left
   std::atomic<std::uint64_t> call;
   std::atomic<std::uint64_t> barrier;  ///< barriers this rank has entered
 };
 
-static_assert(sizeof(AbortLine) == 256 && sizeof(RankLine) == 128,
+static_assert(sizeof(AbortLine) == 256 && sizeof(RankLines) == 256,
               "other processes map these lines");
 
-/// A view of the block: one AbortLine, then a RankLine a rank.
+/// A view of the block: one AbortLine, then RankLines a rank.
 class ControlBlock {
  public:
   ControlBlock() = default;
   ControlBlock(std::byte* data, int num_ranks) : data_(data), num_ranks_(num_ranks) {}
 
   static std::size_t size_bytes(int num_ranks) {
-    return sizeof(AbortLine) + static_cast<std::size_t>(num_ranks) * sizeof(RankLine);
+    return sizeof(AbortLine) + static_cast<std::size_t>(num_ranks) * sizeof(RankLines);
   }
-  int num_ranks() const { return num_ranks_; }
   AbortLine& abort_line() const { return *reinterpret_cast<AbortLine*>(data_); }
-  RankLine& line(int rank) const {
-    return reinterpret_cast<RankLine*>(data_ + sizeof(AbortLine))[rank];
+  RankLines& lines(int rank) const {
+    return reinterpret_cast<RankLines*>(data_ + sizeof(AbortLine))[rank];
   }
 
   /// Moves the doorbell of `rank` and wakes it if it sleeps.

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
@@ -96,14 +97,21 @@ std::vector<Claim> read_claims(const Lookup& lookup) {
   return claims;
 }
 
-// One process of a launcher may start a launcher of its own; the inner one counts.
+// One process of a launcher may start a launcher of its own; the inner one counts. What the outer
+// one says of the rank in variables without a size (PMIX_RANK) goes with it.
 void drop_single_steps(std::vector<Claim>& claims) {
-  bool has_more = false;
-  for (const Claim& claim : claims) has_more = has_more || claim.size > 1;
-  if (has_more) std::erase_if(claims, [](const Claim& claim) { return claim.size == 1; });
+  const auto is_single = [](const Claim& claim) { return claim.size == 1; };
+  const auto outer = std::find_if(claims.begin(), claims.end(), is_single);
+  const bool has_more =
+      std::any_of(claims.begin(), claims.end(), [](const Claim& claim) { return claim.size > 1; });
+  if (outer == claims.end() || !has_more) return;
+  const int rank = outer->rank;
+  std::erase_if(claims, [&](const Claim& claim) {
+    return is_single(claim) || (claim.size < 0 && claim.rank == rank);
+  });
 }
 
-void require_agreement(const std::vector<Claim>& claims) {
+void require_one_answer(const std::vector<Claim>& claims) {
   for (const Claim& first : claims) {
     for (const Claim& other : claims) {
       require(first.rank == other.rank, Errc::kInvalidArgument,
@@ -134,7 +142,7 @@ RankInfo discover_ranks(const Lookup& lookup) {
   std::vector<Claim> claims = read_claims(lookup);
   if (claims.empty()) return {};
   drop_single_steps(claims);
-  require_agreement(claims);
+  require_one_answer(claims);
   RankInfo info;
   info.source = claims[0].source->name;
   info.rank = claims[0].rank;

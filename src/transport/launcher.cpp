@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <list>
 #include <memory>
 #include <signal.h>
@@ -50,7 +51,8 @@ bool is_rank_variable(const char* entry) {
   return false;
 }
 
-// Signals that stop the launcher, as a descriptor; unblocked again at the end.
+// Signals that stop the launcher, as a descriptor; unblocked again at the end. SIGPIPE is held off
+// too: when nobody reads the output of the ranks any more, the job goes on.
 class StopSignals {
  public:
   StopSignals() {
@@ -59,16 +61,38 @@ class StopSignals {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
     pthread_sigmask(SIG_BLOCK, &set, &before_);
     fd_ = Fd(signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
+    had_pipe_ = is_pipe_pending();
+    const sigset_t pipe = pipe_set();
+    pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   }
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  ~StopSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~StopSignals() {
+    const sigset_t pipe = pipe_set();
+    const timespec at_once{};
+    if (!had_pipe_ && is_pipe_pending()) sigtimedwait(&pipe, nullptr, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
 
   const Fd& fd() const { return fd_; }
   const sigset_t& mask_before() const { return before_; }
 
  private:
+  static sigset_t pipe_set() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    return set;
+  }
+  static bool is_pipe_pending() {
+    sigset_t pending;
+    sigemptyset(&pending);
+    sigpending(&pending);
+    return sigismember(&pending, SIGPIPE) == 1;
+  }
+
   sigset_t before_{};
+  bool had_pipe_ = false;  // the caller had blocked it, and one waits: it is the caller's
   Fd fd_;
 };
 
@@ -91,6 +115,7 @@ class Launcher {
   void reap(int rank);
   void record_failure(int rank, const std::string& reason, int exit_code);
   void take_signal();
+  void begin_end();
   void advance_end();
   void send_to_all(int signal);
   bool is_any_running() const;
@@ -257,21 +282,28 @@ void Launcher::record_failure(int rank, const std::string& reason, int exit_code
     result_.culprit = cause.culprit;
     result_.reason = fmt::format("{} (rank {} {})", cause.reason, rank, reason);
   }
-  step_ = Step::kTold;
-  next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
+  begin_end();
 }
 
+// The first one is told, so that ranks which wait end with an error; who sends more is in a hurry.
 void Launcher::take_signal() {
   signalfd_siginfo info{};
   while (read(signals_.fd().get(), &info, sizeof(info)) == sizeof(info)) {
     const int signal = static_cast<int>(info.ssi_signo);
-    // What the terminal sends goes to the whole foreground group: the ranks have it already.
-    if (info.ssi_code != SI_KERNEL) send_to_all(signal);
-    if (step_ != Step::kRunning) continue;
+    if (step_ != Step::kRunning) {
+      // What the terminal sends goes to the whole foreground group: the ranks have it already.
+      if (info.ssi_code != SI_KERNEL) send_to_all(signal);
+      continue;
+    }
     result_ = {128 + signal, -1, fmt::format("the launcher got signal {}", signal)};
-    step_ = Step::kTold;
-    next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
+    control_.abort(abort_code(Errc::kAborted), -1, result_.reason.c_str());
+    begin_end();
   }
+}
+
+void Launcher::begin_end() {
+  step_ = Step::kTold;
+  next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
 }
 
 void Launcher::advance_end() {

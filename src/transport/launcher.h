@@ -22,7 +22,7 @@ struct LaunchOptions {
   /// Rank 0's stdout is the launcher's own, untouched. Every other line goes to `error_fd` with a
   /// prefix, "[rank 2] ". True: rank 0's stdout too.
   bool prefix_all = false;
-  int grace_ms = 2000;  ///< from the first failure to SIGTERM, and from there to SIGKILL
+  int grace_ms = 2000;  ///< from the first failure or signal to SIGTERM, from there to SIGKILL
   int output_fd = STDOUT_FILENO;
   int error_fd = STDERR_FILENO;
 };
@@ -37,8 +37,10 @@ struct LaunchResult {
 
 inline constexpr int kRankLostExitCode = 4;
 
-/// Returns when all ranks have ended. Takes over SIGINT, SIGTERM and SIGHUP of the calling thread
-/// meanwhile, which must be the only one that has them unblocked, and must live as long.
+/// Returns when all ranks have ended, or are ended: SIGINT, SIGTERM and SIGHUP to this program are
+/// first told to the ranks, as a failure is; a second signal is passed on at once. The calling
+/// thread must be the only one that has them unblocked, and must live as long. Output that nobody
+/// reads is dropped, and no SIGPIPE comes of it.
 ///
 /// Errors: kInvalidArgument (number of ranks, a command that cannot be started), kSystem.
 LaunchResult launch(const LaunchOptions& options);

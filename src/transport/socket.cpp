@@ -296,9 +296,4 @@ std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
   return fd;
 }
 
-bool is_hung_up(const Fd& socket) noexcept {
-  pollfd entry{socket.get(), POLLRDHUP, 0};
-  return poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
-}
-
 }  // namespace switchyard

@@ -88,7 +88,4 @@ void send_packet(const Fd& socket, std::span<const std::byte> packet, int fd,
 std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
                                  const Deadline& deadline);
 
-/// True once the other end is closed; data may still be unread.
-bool is_hung_up(const Fd& socket) noexcept;
-
 }  // namespace switchyard

@@ -67,6 +67,19 @@ TEST(EnvironmentTest, WithoutALauncherThereIsOneRank) {
               HasSubstr("timeout_ms is -1"));
 }
 
+TEST(EnvironmentTest, OneRankOverSharedMemoryNeedsNoStore) {
+  run_processes(1, [](const Group&) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const Group group = Group::from_environment({.engine = "shm"});
+      EXPECT_EQ(group.size(), 1);
+      EXPECT_STREQ(group.engine_name(), "shm");
+      const auto window = group.engine().make_window(4096);
+      EXPECT_EQ(window->base(0)[0], std::byte{0});
+      group.barrier();
+    }
+  });
+}
+
 TEST(EnvironmentTest, ProcessesMeetByTheirJobAgainAndAgain) {
   run_processes(3, [](const Group& outer) {
     set_torchrun_variables(outer.rank(), 3, "again");
@@ -92,10 +105,55 @@ TEST(EnvironmentTest, ProcessesMeetOverTcp) {
   });
 }
 
+// A rank that is ahead meets the server that the last group of rank 0 used.
+TEST(EnvironmentTest, GroupsFollowEachOtherOverOneAddress) {
+  for (const char* kind : {"unix", "tcp"}) {
+    run_processes(3, [&](const Group& outer) {
+      set_torchrun_variables(outer.rank(), 3, "follow");
+      if (kind == std::string("tcp")) {
+        const std::string port = std::to_string(20'000 + (getppid() + 1) % 20'000);
+        set_variable("SWITCHYARD_STORE", "tcp://127.0.0.1:" + port);
+        set_variable("SWITCHYARD_SECRET", "sesame");
+      }
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        Group group = Group::from_environment();
+        group.barrier();
+        if (outer.rank() == 0) usleep(50'000);
+        group = Group();
+        if (outer.rank() == 0) usleep(50'000);
+      }
+      outer.barrier();
+    });
+  }
+}
+
+TEST(EnvironmentTest, FailedGroupTakesItsServerAlongButNotThatOfOthers) {
+  run_processes(2, [](const Group& outer) {
+    set_torchrun_variables(outer.rank(), 2, "failed");
+    if (outer.rank() == 0) {
+      EXPECT_EQ(error_of([] { Group::from_environment({.timeout_ms = 100}); }).code(),
+                Errc::kTimeout);
+    }
+    outer.barrier();
+    const Group first = Group::from_environment();
+    if (outer.rank() == 0) {
+      EXPECT_EQ(error_of([] { Group::from_environment({.timeout_ms = 100}); }).code(),
+                Errc::kTimeout);
+    }
+    outer.barrier();
+    (void)first.engine().all_gather_text("still served");
+    Group::from_environment().barrier();  // nothing of the failed one is in the way
+  });
+}
+
 TEST(EnvironmentTest, DestroyedGroupLeavesNothing) {
   run_processes(3, [](const Group& outer) {
     set_torchrun_variables(outer.rank(), 3, "leak");
+    Group::from_environment().barrier();  // rank 0 keeps its store's server
+    outer.barrier();
+    usleep(100'000);  // the server closes what its clients have closed
     const int files_before = num_open_files();
+    outer.barrier();  // nobody is ahead and connects again before it is counted
     {
       const Group group = Group::from_environment();
       const auto window = group.engine().make_window(8192);
@@ -103,8 +161,11 @@ TEST(EnvironmentTest, DestroyedGroupLeavesNothing) {
       EXPECT_THAT(text_of("/proc/self/maps"), HasSubstr("switchyard window"));
       group.barrier();
     }
-    EXPECT_EQ(num_open_files(), files_before);
     EXPECT_THAT(text_of("/proc/self/maps"), Not(HasSubstr("switchyard window")));
+    outer.barrier();
+    const Deadline end = Deadline::after_ms(5000);
+    while (num_open_files() != files_before && !end.expired()) usleep(1000);
+    EXPECT_EQ(num_open_files(), files_before);
     outer.barrier();
   });
 }

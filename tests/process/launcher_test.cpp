@@ -22,6 +22,7 @@
 
 #include "core/clock.h"
 #include "support/ranks.h"
+#include "transport/child_process.h"
 #include "transport/socket.h"
 
 namespace switchyard {
@@ -182,6 +183,35 @@ TEST(LauncherTest, RankThatEndsBeforeItJoinsIsNamed) {
   EXPECT_THAT(got.errors, HasSubstr("timeout: group: no sign of rank 2 within 0.5 s"));
 }
 
+bool is_sigpipe(int (*get)(sigset_t*)) {
+  sigset_t set;
+  sigemptyset(&set);
+  get(&set);
+  return sigismember(&set, SIGPIPE) == 1;
+}
+
+TEST(LauncherTest, OutputThatNobodyReadsEndsNeitherJobNorLauncher) {
+  LaunchOptions options = options_for(3, "hello");
+  const Capture output;
+  options.output_fd = output.fd();
+  auto [reader, writer] = make_pipe();
+  reader.reset();
+  options.error_fd = writer.get();
+  EXPECT_EQ(launch(options).exit_code, 0);
+  EXPECT_EQ(output.text(), "out 0 of 3\n");
+  EXPECT_FALSE(is_sigpipe(sigpending));
+  EXPECT_FALSE(is_sigpipe([](sigset_t* set) { return pthread_sigmask(SIG_BLOCK, nullptr, set); }));
+}
+
+TEST(LauncherTest, RanksGetTheSignalMaskOfTheCaller) {
+  LaunchOptions options = options_for(1, "");
+  options.command = {"grep", "SigBlk", "/proc/self/status"};
+  std::ifstream status("/proc/self/status");
+  std::string own;
+  while (own.substr(0, 7) != "SigBlk:") ASSERT_TRUE(std::getline(status, own));
+  EXPECT_EQ(run(options).output, own + "\n");
+}
+
 TEST(LauncherTest, CommandThatIsNotThereIsAnError) {
   LaunchOptions options;
   options.num_ranks = 2;
@@ -208,17 +238,19 @@ TEST(LauncherTest, NothingIsLeftBehind) {
 
 // A launcher in a process of its own, and the pids that its ranks tell.
 struct RemoteLauncher {
-  RemoteLauncher(int num_ranks, const std::string& task) {
+  RemoteLauncher(int num_ranks, const std::string& task, int grace_ms = 200) {
     std::fflush(nullptr);
     pid = fork();
     if (pid != 0) return;
     LaunchOptions options = options_for(num_ranks, task);
-    options.grace_ms = 200;
+    options.grace_ms = grace_ms;
     options.error_fd = errors.fd();
     _exit(launch(options).exit_code);
   }
   ~RemoteLauncher() {
-    if (pid > 0) kill(pid, SIGKILL);
+    if (pid <= 0) return;
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
   }
 
   std::vector<pid_t> rank_pids(std::size_t num_wanted) const {
@@ -275,6 +307,35 @@ TEST(LauncherTest, SignalToTheLauncherEndsTheRanks) {
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
   EXPECT_TRUE(are_gone(pids, 1000));
+}
+
+TEST(LauncherTest, SignalToTheLauncherIsToldToTheRanksFirst) {
+  constexpr int kGraceMs = 20'000;
+  RemoteLauncher launcher(3, "wait", kGraceMs);
+  ASSERT_EQ(launcher.rank_pids(3).size(), 3u) << launcher.errors.text();
+  const std::int64_t start = now_ns();
+  kill(launcher.pid, SIGINT);
+  int status = 0;
+  waitpid(launcher.pid, &status, 0);
+  launcher.pid = -1;
+  EXPECT_LT(seconds_since(start), 10.0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
+  for (const char* rank : {"0", "1", "2"}) {
+    EXPECT_THAT(launcher.errors.text(), HasSubstr(std::string("[rank ") + rank + "] aborted: "));
+  }
+  EXPECT_THAT(launcher.errors.text(),
+              HasSubstr(": the group was aborted: the launcher got signal 2 (rank "));
+}
+
+TEST(LauncherTest, SecondSignalToTheLauncherIsPassedOnAtOnce) {
+  RemoteLauncher launcher(2, "sleep", 20'000);
+  const std::vector<pid_t> pids = launcher.rank_pids(2);
+  ASSERT_EQ(pids.size(), 2u) << launcher.errors.text();
+  kill(launcher.pid, SIGTERM);
+  EXPECT_FALSE(are_gone(pids, 300));  // told, which they do not hear
+  kill(launcher.pid, SIGTERM);
+  EXPECT_TRUE(are_gone(pids, 5000));
 }
 
 }  // namespace

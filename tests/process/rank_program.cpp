@@ -67,11 +67,23 @@ void die() {
   raise(SIGKILL);
 }
 
+// Never looks at the group; SIGTERM ends it.
+[[noreturn]] void sleep_on() {
+  std::fprintf(stderr, "pid %d\n", getpid());
+  for (;;) pause();
+}
+
 // Deaf to SIGTERM, so that only SIGKILL ends it.
 [[noreturn]] void hang() {
   signal(SIGTERM, SIG_IGN);
+  sleep_on();
+}
+
+// Waits in the library, so that whatever ends the group ends it.
+void wait_for_abort() {
+  const Group group = Group::from_environment();
   std::fprintf(stderr, "pid %d\n", getpid());
-  for (;;) pause();
+  group.engine().wait({Phase::kDispatchReceive, 17, -1}, [] { return false; });
 }
 
 int run(const std::string& task, int special) {
@@ -83,6 +95,8 @@ int run(const std::string& task, int special) {
   if (task == "exit3") return wait_for_nothing(special, [] { _exit(3); });
   if (task == "stop") return wait_for_nothing(special, [] { raise(SIGSTOP); });
   if (task == "hang") hang();
+  if (task == "sleep") sleep_on();
+  if (task == "wait") return wait_for_abort(), 0;
   if (task == "hang_or_fail") return rank == special ? 3 : (hang(), 0);
   if (task == "absent") return rank == special ? 0 : meet();
   return 99;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -97,6 +98,30 @@ TEST(LocalEngineTest, WindowThatDoesNotFitFailsOnAllRanks) {
   });
   EXPECT_EQ(error.code(), Errc::kOutOfMemory);
   EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2"));
+}
+
+// Of this process, as in /proc/self/statm.
+std::size_t num_mapped_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t num_pages = 0;
+  file >> num_pages;
+  return num_pages * 4096;
+}
+
+TEST(LocalEngineTest, WindowThatOneRankCannotGetKeepsNothingOfTheOthers) {
+  constexpr std::size_t kBytes = std::size_t{1} << 30;
+  run_ranks(2, [](const Group& group) {
+    group.barrier();
+    const std::size_t before = num_mapped_bytes();
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      const std::size_t bytes = group.rank() == 1 ? std::size_t{1} << 60 : kBytes;
+      const Error error = error_of([&] { (void)group.engine().make_window(bytes); });
+      EXPECT_EQ(error.code(), Errc::kOutOfMemory);
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 of 2"));
+    }
+    group.barrier();
+    EXPECT_LT(num_mapped_bytes(), before + kBytes);
+  });
 }
 
 TEST(LocalEngineTest, AllGatherTextReturnsByRank) {

@@ -29,12 +29,12 @@ struct Block {
 };
 
 TEST(ControlBlockTest, LinesDoNotOverlap) {
-  EXPECT_EQ(ControlBlock::size_bytes(3), 256u + 3 * 128u);
+  EXPECT_EQ(ControlBlock::size_bytes(3), 256u + 3 * 256u);
   const Block block(3);
   block.control.ring(1);
-  EXPECT_EQ(block.control.line(0).doorbell, 0u);
-  EXPECT_EQ(block.control.line(1).doorbell, 1u);
-  EXPECT_EQ(block.control.line(2).doorbell, 0u);
+  EXPECT_EQ(block.control.lines(0).doorbell, 0u);
+  EXPECT_EQ(block.control.lines(1).doorbell, 1u);
+  EXPECT_EQ(block.control.lines(2).doorbell, 0u);
   EXPECT_EQ(block.control.abort_line().code, 0u);
 }
 
@@ -62,16 +62,16 @@ TEST(ControlBlockTest, ReasonIsCutToItsPlace) {
   const Block block(1);
   block.control.abort(1, 0, std::string(1000, 'x').c_str());
   EXPECT_EQ(std::strlen(block.control.abort_line().reason), sizeof(AbortLine::reason) - 1);
-  EXPECT_EQ(block.control.line(0).joined, 0u);  // nothing ran over
+  EXPECT_EQ(block.control.lines(0).joined, 0u);  // nothing ran over
 }
 
 TEST(FutexTest, WakesOnARingAndNotBefore) {
   const Block block(1);
-  RankLine& line = block.control.line(0);
+  RankLines& lines = block.control.lines(0);
   std::atomic<bool> is_awake = false;
   std::jthread sleeper([&] {
-    line.sleepers.fetch_add(1);
-    while (line.doorbell.load() == 0) futex_wait(line.doorbell, 0, 20'000'000'000);
+    lines.sleepers.fetch_add(1);
+    while (lines.doorbell.load() == 0) futex_wait(lines.doorbell, 0, 20'000'000'000);
     is_awake = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));

@@ -108,9 +108,7 @@ TEST(PacketTest, OtherSizeIsAnError) {
 
 TEST(PacketTest, ClosedEndIsLost) {
   Pair pair = packet_pair();
-  EXPECT_FALSE(is_hung_up(pair.server));
   pair.client.reset();
-  EXPECT_TRUE(is_hung_up(pair.server));
   std::string got(1, ' ');
   EXPECT_EQ(error_of([&] {
               receive_packet(pair.server, std::as_writable_bytes(std::span(got)), soon());
