@@ -14,7 +14,7 @@ struct RunOptions {
   std::string model;
   int layer = -1;
   std::string input;
-  int ranks = 0;  ///< 0: from the launcher's variables, else 1
+  int ranks = 0;       ///< 0: from the launcher's variables, else 1
   std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
   std::string prepare = "low_latency";
   std::string scheme = "none";
