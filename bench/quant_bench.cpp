@@ -143,7 +143,7 @@ void gated_silu(benchmark::State& state) {
           [&] { silu_mul(gate.as<float>(), up.as<float>(), count, y.as<float>()); });
 }
 
-constexpr QuantScheme kPacked{DType::kE4M3, ScaleGroup::kBlock, 128, Fp8Rule::kDivide,
+constexpr QuantScheme kPacked{DType::kE4M3, ScaleGroup::kBlock, 128, ScaleRule::kDivide,
                               ScaleFormat::kE8M0Packed};
 
 void shapes(benchmark::internal::Benchmark* bench) {

@@ -16,11 +16,12 @@ namespace switchyard {
 /// Rows grouped by local expert. `batched` and `expanded` layouts differ only in first_row: there
 /// is one code path for both.
 struct ExpertRows {
-  TensorView rows;                          ///< [N, H] bf16, or scheme.dtype when quantized
+  TensorView rows;                          ///< [N, H] bf16, or as stored_dtype() says
   TensorView scales;                        ///< [N, S]; [1] for one scale a tensor; else absent
   QuantScheme scheme;                       ///< how rows are quantized; kNone: bf16
   std::span<const std::int64_t> first_row;  ///< [L] first row of each expert
   std::span<const std::int32_t> num_rows;   ///< [L] valid rows of each; the rest is undefined
+  TensorView tensor_scale{};                ///< [1] f32: the global scale of nvfp4; else absent
 };
 
 }  // namespace switchyard

@@ -13,11 +13,19 @@ namespace switchyard {
 
 /// Receive layouts. Rows of an expert are always ordered by (source rank, token, k).
 enum class Layout : std::uint8_t {
-  kBatched,   ///< [L, capacity, H] and counts; expert-major (DeepEP low latency)
-  kExpanded,  ///< a row for each (token, local expert), experts contiguous (ElasticBuffer
-              ///< do_expand)
-  kCompact,   ///< a row for each (token, rank) with local expert ids (DeepEP high throughput)
-  kByRank,    ///< [P, Tmax, ...]: row n of source s at (s, n) (TRT-LLM all-to-all)
+  kBatched,    ///< [L, capacity, H] and counts; expert-major (DeepEP low latency)
+  kExpanded,   ///< a row for each (token, local expert), experts contiguous (ElasticBuffer
+               ///< do_expand)
+  kCompact,    ///< a row for each (token, rank) with local expert ids (DeepEP high throughput)
+  kByRank,     ///< [P, Tmax, ...]: row n of source s at (s, n) (TRT-LLM all-to-all)
+  kAllGather,  ///< every token of every rank, by (source rank, token)
+};
+
+/// What happens when more rows want an expert than its capacity. Decided from the routing of all
+/// ranks before rows move, alike on every rank.
+enum class Overflow : std::uint8_t {
+  kError,  ///< dispatch fails on every rank and nothing is lost
+  kDrop,   ///< rows of the lowest weight are dropped; ties: those of the later (rank, token, k)
 };
 
 /// Where the weighted sum of a token's expert rows happens.

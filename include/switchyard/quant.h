@@ -25,12 +25,14 @@ enum class ScaleGroup : std::uint8_t {
   kBlock,   ///< one scale for each `block` consecutive elements of a row; the last may be partial
 };
 
-/// How a dynamic block scale comes from the largest magnitude. The two never give the same bits for
-/// every input, so they are two names (semantics: vLLM's per_token_group_quant_fp8; DeepEP's cast
-/// inside low-latency dispatch).
-enum class Fp8Rule : std::uint8_t {
-  kDivide,    ///< scale = max(amax, 1e-10) / 448, element = x / scale  (vLLM)
-  kMultiply,  ///< amax floor 1e-4; element = x * (448 / amax), scale = amax * (1 / 448)  (DeepEP)
+/// How a scale follows from the largest magnitude of the elements that share it, and how an element
+/// becomes its code. The originals never agree in every last bit, so each is a name of its own;
+/// docs/schemes.md has the formulas.
+enum class ScaleRule : std::uint8_t {
+  kDivide,    ///< vLLM: scale = max(amax, 1e-10) / largest, element = x / scale (int8 as in vLLM)
+  kMultiply,  ///< DeepEP, fp8 blocks: amax floor 1e-4; element = x * (448 / amax)
+  kMx,        ///< OCP MX: a power of two by the exponent bits of amax, no floor
+  kTwoLevel,  ///< nvfp4: an e4m3 scale a block, relative to one f32 scale for the tensor
 };
 
 /// How scales are stored.
@@ -38,17 +40,34 @@ enum class ScaleFormat : std::uint8_t {
   kF32,
   kF32PowerOfTwo,  ///< f32 whose value is a power of two, rounded up (UE8M0 kept as float)
   kE8M0Packed,     ///< biased exponent bytes, four to an int32, group 4p + j in byte j of word p
+  kE8M0,           ///< a biased exponent byte
+  kE4M3,           ///< an e4m3 byte, never negative
+};
+
+/// How the scales of many rows lie in memory. Rows of a batch [L, C, H] are laid out an expert at a
+/// time.
+enum class ScaleLayout : std::uint8_t {
+  kRowMajor,            ///< [N, S], strides (S, 1)
+  kColumnMajor,         ///< [N, S], strides (1, N)
+  kColumnMajorAligned,  ///< [N, S], strides (1, up(N, 4)): columns start at 16 bytes, for TMA
+  kSwizzled,            ///< one-byte scales, tiles of 128 rows x 4 scales: [up(N, 128) / 128,
+                        ///< cdiv(S, 4), 32, 4, 4], padding 0; tensor cores' block-scale layout
 };
 
 /// A quantization scheme. A plain value; compare with ==.
 struct QuantScheme {
-  DType dtype = DType::kBF16;
+  DType dtype = DType::kBF16;  ///< of an element
   ScaleGroup group = ScaleGroup::kNone;
   std::int32_t block = 0;  ///< elements that share a scale; for kBlock only
-  Fp8Rule rule = Fp8Rule::kDivide;
+  ScaleRule rule = ScaleRule::kDivide;
   ScaleFormat scale_format = ScaleFormat::kF32;
 
   bool is_quantized() const { return group != ScaleGroup::kNone; }
+  /// Elements are rounded to what the format can hold and kept in the dtype of the input, without
+  /// scales: mxfp6, which no memory format stores (as in vLLM and Quark).
+  bool is_simulated() const { return dtype == DType::kE2M3 || dtype == DType::kE3M2; }
+  /// The caller must give the f32 scale of the tensor: nvfp4.
+  bool needs_tensor_scale() const { return rule == ScaleRule::kTwoLevel; }
   friend bool operator==(const QuantScheme&, const QuantScheme&) = default;
 };
 
@@ -56,19 +75,45 @@ namespace schemes {
 inline constexpr QuantScheme kNone{};
 inline constexpr QuantScheme kFp8Block{DType::kE4M3, ScaleGroup::kBlock, 128};
 inline constexpr QuantScheme kFp8BlockDeepEp{DType::kE4M3, ScaleGroup::kBlock, 128,
-                                             Fp8Rule::kMultiply};
+                                             ScaleRule::kMultiply};
+inline constexpr QuantScheme kFp8Ue8m0{DType::kE4M3, ScaleGroup::kBlock, 128, ScaleRule::kDivide,
+                                       ScaleFormat::kE8M0Packed};
+inline constexpr QuantScheme kFp8Ue8m0DeepEp{DType::kE4M3, ScaleGroup::kBlock, 128,
+                                             ScaleRule::kMultiply, ScaleFormat::kE8M0Packed};
 inline constexpr QuantScheme kFp8Token{DType::kE4M3, ScaleGroup::kToken};
 inline constexpr QuantScheme kFp8Tensor{DType::kE4M3, ScaleGroup::kTensor};
+inline constexpr QuantScheme kInt8Token{DType::kI8, ScaleGroup::kToken};
+inline constexpr QuantScheme kInt8Tensor{DType::kI8, ScaleGroup::kTensor};
+inline constexpr QuantScheme kInt8Block{DType::kI8, ScaleGroup::kBlock, 128};
+inline constexpr QuantScheme kNvfp4{DType::kE2M1, ScaleGroup::kBlock, 16, ScaleRule::kTwoLevel,
+                                    ScaleFormat::kE4M3};
+inline constexpr QuantScheme kMxfp4{DType::kE2M1, ScaleGroup::kBlock, 32, ScaleRule::kMx,
+                                    ScaleFormat::kE8M0};
+inline constexpr QuantScheme kMxfp6E3M2{DType::kE3M2, ScaleGroup::kBlock, 32, ScaleRule::kMx,
+                                        ScaleFormat::kE8M0};
+inline constexpr QuantScheme kMxfp6E2M3{DType::kE2M3, ScaleGroup::kBlock, 32, ScaleRule::kMx,
+                                        ScaleFormat::kE8M0};
+inline constexpr QuantScheme kMxfp8{DType::kE4M3, ScaleGroup::kBlock, 32, ScaleRule::kMx,
+                                    ScaleFormat::kE8M0};
 }  // namespace schemes
 
-/// "none", "fp8_block", "fp8_block_deepep", "fp8_token", "fp8_tensor"; nothing when unknown.
+/// "none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token",
+/// "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2",
+/// "mxfp6_e2m3", "mxfp8"; nothing when unknown.
 SWITCHYARD_API std::optional<QuantScheme> scheme_from_name(std::string_view name);
 
 /// Inverse of scheme_from_name; a scheme without a name of its own is described in words.
 SWITCHYARD_API std::string name_of(const QuantScheme& scheme);
 
-/// S: scales that one row of `hidden` elements has (words, for kE8M0Packed); 0 when not quantized.
+/// S: scales that one row of `hidden` elements has (words, for kE8M0Packed); 0 when not quantized
+/// or simulated.
 SWITCHYARD_API std::int64_t num_scales(const QuantScheme& scheme, std::int64_t hidden);
+
+/// Dtype of a stored scale: f32, i32 for packed words, e8m0 or e4m3.
+SWITCHYARD_API DType scale_dtype(const QuantScheme& scheme);
+
+/// Dtype of stored elements: the scheme's, or `input` when it is simulated.
+SWITCHYARD_API DType stored_dtype(const QuantScheme& scheme, DType input = DType::kBF16);
 
 /// Quantizes rows.
 ///

@@ -43,12 +43,12 @@ void round_intermediate(const QuantScheme& scheme, std::int64_t num_rows, std::i
     return;
   }
   auto* scales = reinterpret_cast<float*>(scratch + row_bytes(scheme, width));
-  if (scheme.group == ScaleGroup::kTensor) {
-    scales[0] = tensor_scale(max_magnitude(h, DType::kF32, num_rows * width));
-  }
+  const float whole = scheme.group == ScaleGroup::kTensor
+                          ? tensor_scale(max_magnitude(h, DType::kF32, num_rows * width))
+                          : 1.0f;
   for (float* row = h; row < h + num_rows * width; row += width) {
-    quantize_row(scheme, row, DType::kF32, width, scratch, scales);
-    dequantize_row(scheme, scratch, scales, scheme.dtype, width, row);
+    quantize_row(scheme, row, DType::kF32, width, scratch, scales, whole);
+    dequantize_row(scheme, scratch, scales, scheme.dtype, width, row, whole);
   }
 }
 

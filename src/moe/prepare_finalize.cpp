@@ -188,7 +188,7 @@ void ExchangePrepareFinalize::quantize_received(MicroBatch& batch) const {
   });
   for_each_row([&](std::int64_t row) {
     quantize_row(config_.scheme, rows.as<std::uint16_t>() + row * hidden, DType::kBF16, hidden,
-                 batch.quantized.data() + row * hidden, &batch.tensor_scale);
+                 batch.quantized.data() + row * hidden, nullptr, batch.tensor_scale);
   });
   experts.scheme = config_.scheme;
   experts.rows = TensorView(batch.quantized.data(), config_.scheme.dtype, {rows.shape(0), hidden});

@@ -54,6 +54,11 @@ const void* row_scales(const TensorView& scales, const QuantScheme& scheme, std:
   return copy;
 }
 
+float tensor_scale_of(const ExpertRows& input) {
+  if (input.scheme.group == ScaleGroup::kTensor) return *input.scales.as<float>();
+  return input.tensor_scale.has_value() ? *input.tensor_scale.as<float>() : 1.0f;
+}
+
 }  // namespace
 
 struct TiledExperts::Scratch {
@@ -148,7 +153,7 @@ void TiledExperts::load_rows(const ExpertRows& input, const RowRange& tile,
     const std::byte* elements = input.rows.as<const std::byte>() + row * row_bytes;
     const void* scales = row_scales(input.scales, input.scheme, row, scratch.scales);
     dequantize_row(input.scheme, elements, scales, input.rows.dtype(), shape_.hidden,
-                   scratch.x + r * shape_.hidden);
+                   scratch.x + r * shape_.hidden, tensor_scale_of(input));
   }
 }
 

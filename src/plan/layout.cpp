@@ -7,7 +7,8 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<const char*, 4> kLayoutNames{"batched", "expanded", "compact", "by_rank"};
+constexpr std::array<const char*, 5> kLayoutNames{"batched", "expanded", "compact", "by_rank",
+                                                  "all_gather"};
 constexpr std::array<const char*, 2> kReduceNames{"per_expert", "per_rank"};
 
 template <typename Enum, std::size_t N>

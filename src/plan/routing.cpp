@@ -121,7 +121,8 @@ std::int64_t max_buffer_rows(int rank, const ExpertOwnership& ownership, int num
       return checked_add(rows, checked_mul(started, shape.alignment - 1));
     }
     case Layout::kCompact:
-    case Layout::kByRank: return all_tokens;
+    case Layout::kByRank:
+    case Layout::kAllGather: return all_tokens;
   }
   return 0;
 }

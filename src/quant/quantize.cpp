@@ -125,6 +125,10 @@ float scale_of_tensor(const TensorView& x, const Rows& rows) {
   return tensor_scale(amax);
 }
 
+float tensor_scale_of(const TensorView& scales, const QuantScheme& scheme) {
+  return scheme.group == ScaleGroup::kTensor ? *scales.as<float>() : 1.0f;
+}
+
 void check_static_scale(const TensorView& static_scale, const QuantScheme& scheme) {
   if (!static_scale.has_value()) return;
   require(scheme.group == ScaleGroup::kTensor, Errc::kInvalidArgument,
@@ -151,7 +155,8 @@ void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& 
   ScaleRow scale_row(scales, scheme);
   std::byte* codes = q.as<std::byte>();
   for (std::int64_t t = 0; t < rows.num_rows; ++t) {
-    quantize_row(scheme, row_of(x, t), x.dtype(), rows.hidden, codes, scale_row.target(t));
+    quantize_row(scheme, row_of(x, t), x.dtype(), rows.hidden, codes, scale_row.target(t),
+                 tensor_scale_of(scales, scheme));
     scale_row.finish(t);
     codes += rows.hidden * (bits_of(scheme.dtype) / 8);
   }
@@ -173,7 +178,8 @@ void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme
       quantize_row(output, row_of(q, t), q.dtype(), rows.hidden, row, nullptr);
       continue;
     }
-    dequantize_row(scheme, row_of(q, t), scale_row.source(t), q.dtype(), rows.hidden, wide.data());
+    dequantize_row(scheme, row_of(q, t), scale_row.source(t), q.dtype(), rows.hidden, wide.data(),
+                   tensor_scale_of(scales, scheme));
     quantize_row(output, wide.data(), DType::kF32, rows.hidden, row, nullptr);
   }
 }

@@ -64,7 +64,7 @@ void convert_row(const void* x, DType from, std::int64_t hidden, DType to, std::
 }  // namespace
 
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
-                  std::byte* q, void* scales) {
+                  std::byte* q, void* scales, float tensor_scale) {
   if (!scheme.is_quantized()) {
     convert_row(x, dtype, hidden, scheme.dtype, q);
     return;
@@ -72,15 +72,17 @@ void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::in
   if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32) {
     fail_dtype("quantize_row", dtype);
   }
+  if (scheme.group == ScaleGroup::kTensor) scales = &tensor_scale;
   simd::quantize_row(scheme, x, dtype, hidden, reinterpret_cast<std::uint8_t*>(q), scales);
 }
 
 void dequantize_row(const QuantScheme& scheme, const std::byte* q, const void* scales, DType dtype,
-                    std::int64_t hidden, float* y) {
+                    std::int64_t hidden, float* y, float tensor_scale) {
   if (!scheme.is_quantized()) {
     widen(q, dtype, hidden, y);
     return;
   }
+  if (scheme.group == ScaleGroup::kTensor) scales = &tensor_scale;
   const auto* codes = reinterpret_cast<const std::uint8_t*>(q);
   const std::int64_t group = scalar::elements_per_scale(scheme, hidden);
   for (std::int64_t begin = 0, b = 0; begin < hidden; begin += group, ++b) {

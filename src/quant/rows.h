@@ -12,15 +12,16 @@
 namespace switchyard {
 
 /// Quantizes one row of `hidden` elements of `dtype` (bf16, f16 or f32).
-///   q       hidden elements of scheme.dtype
-///   scales  num_scales(scheme, hidden) words of 4 bytes: f32, or packed E8M0
-/// For kTensor the scale is an input: scales[0] is read, not written.
+///   q             row_bytes(scheme, hidden, dtype) bytes
+///   scales        scale_row_bytes(scheme, hidden) bytes; not touched for kTensor
+///   tensor_scale  the scale of the whole tensor: for kTensor, and for nvfp4 its global scale
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
-                  std::byte* q, void* scales);
+                  std::byte* q, void* scales, float tensor_scale = 1.0f);
 
-/// One row back to f32: element * scale. For an unquantized row of bf16, f16 or f32: widening only.
+/// One row back to f32: element * scale. For an unquantized or simulated row of `dtype` (bf16, f16
+/// or f32): widening only.
 void dequantize_row(const QuantScheme& scheme, const std::byte* q, const void* scales, DType dtype,
-                    std::int64_t hidden, float* y);
+                    std::int64_t hidden, float* y, float tensor_scale = 1.0f);
 
 /// Largest magnitude of a row, NaN ignored; +0 for an empty row.
 float max_magnitude(const void* x, DType dtype, std::int64_t hidden);

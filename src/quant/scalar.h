@@ -58,11 +58,11 @@ SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap multiply_rule(float amax, bool is_p
   return {scale, {factor, false, kE4M3NaN}};
 }
 
-SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap block_rule(Fp8Rule rule, ScaleFormat format,
+SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap block_rule(ScaleRule rule, ScaleFormat format,
                                                         float amax) {
   const bool is_power_of_two = format != ScaleFormat::kF32;
-  return rule == Fp8Rule::kDivide ? divide_rule(amax, is_power_of_two)
-                                  : multiply_rule(amax, is_power_of_two);
+  return rule == ScaleRule::kDivide ? divide_rule(amax, is_power_of_two)
+                                    : multiply_rule(amax, is_power_of_two);
 }
 
 /// vLLM, dynamic_per_token_scaled_fp8_quant: true division; max(-448, min(x, 448)) turns NaN into

@@ -3,6 +3,9 @@
 // scheme.h: which schemes exist, and refusal of the others.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "switchyard/quant.h"
 
 namespace switchyard {
@@ -11,5 +14,11 @@ namespace switchyard {
 ///
 /// Errors: kInvalidArgument; the message starts with `function`.
 void check_scheme(const char* function, const QuantScheme& scheme);
+
+/// Bytes of the elements of one stored row; `input` is the dtype of simulated elements.
+std::size_t row_bytes(const QuantScheme& scheme, std::int64_t hidden, DType input = DType::kBF16);
+
+/// Bytes of the scales of one row; for kTensor the one scale.
+std::size_t scale_row_bytes(const QuantScheme& scheme, std::int64_t hidden);
 
 }  // namespace switchyard

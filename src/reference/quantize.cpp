@@ -77,7 +77,7 @@ QuantizedRows quantize_blocks(const QuantScheme& scheme, const Table<float>& x) 
       const auto count =
           static_cast<std::size_t>(std::min<std::int64_t>(scheme.block, x.cols - b * scheme.block));
       const auto quantize_block =
-          scheme.rule == Fp8Rule::kDivide ? quantize_block_divide : quantize_block_multiply;
+          scheme.rule == ScaleRule::kDivide ? quantize_block_divide : quantize_block_multiply;
       float& scale = out.scales(t, b);
       quantize_block(x.row(t).subspan(begin, count), is_power_of_two,
                      out.elements.row(t).subspan(begin, count), scale);

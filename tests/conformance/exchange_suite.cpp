@@ -299,7 +299,7 @@ void check_two_in_flight(const Group& group, const ExchangeCase& test) {
 }
 
 std::vector<ExchangeCase> exchange_cases(std::vector<int> rank_counts) {
-  const QuantScheme packed{DType::kE4M3, ScaleGroup::kBlock, 128, Fp8Rule::kDivide,
+  const QuantScheme packed{DType::kE4M3, ScaleGroup::kBlock, 128, ScaleRule::kDivide,
                            ScaleFormat::kE8M0Packed};
   const std::vector<QuantScheme> formats{schemes::kNone, schemes::kFp8Block,
                                          schemes::kFp8BlockDeepEp, schemes::kFp8Token, packed};

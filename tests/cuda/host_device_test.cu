@@ -31,8 +31,8 @@ SWITCHYARD_HOST_DEVICE inline Converted convert(std::uint64_t index) {
   const float x = f32_from_bits(static_cast<std::uint32_t>(index * kStride));
   const float magnitude = f32_from_bits(bits_from_f32(x) & ~kF32SignBit);
   const float amax = magnitude == magnitude ? magnitude : 0.0f;
-  const ScaleAndMap divided = block_rule(Fp8Rule::kDivide, ScaleFormat::kF32, amax);
-  const ScaleAndMap multiplied = block_rule(Fp8Rule::kMultiply, ScaleFormat::kE8M0Packed, amax);
+  const ScaleAndMap divided = block_rule(ScaleRule::kDivide, ScaleFormat::kF32, amax);
+  const ScaleAndMap multiplied = block_rule(ScaleRule::kMultiply, ScaleFormat::kE8M0Packed, amax);
   return {bf16_from_f32(x),
           f16_from_f32(x),
           e4m3_from_f32(x),

@@ -15,7 +15,7 @@ using test::naive_experts;
 using test::Problem;
 using test::run_experts;
 
-constexpr QuantScheme kPacked{DType::kE4M3, ScaleGroup::kBlock, 128, Fp8Rule::kDivide,
+constexpr QuantScheme kPacked{DType::kE4M3, ScaleGroup::kBlock, 128, ScaleRule::kDivide,
                               ScaleFormat::kE8M0Packed};
 constexpr QuantScheme kSchemes[] = {schemes::kNone,           schemes::kFp8Block,
                                     schemes::kFp8BlockDeepEp, schemes::kFp8Token,

@@ -132,7 +132,7 @@ TEST(KnownAnswersTest, StaticTensorScaleMultipliesByTheReciprocal) {
   std::vector<std::uint8_t> q(x.size());
   const float scale = 0.7f;
   quantize_row(schemes::kFp8Tensor, x.data(), DType::kF32, 5,
-               reinterpret_cast<std::byte*>(q.data()), const_cast<float*>(&scale));
+               reinterpret_cast<std::byte*>(q.data()), nullptr, scale);
   EXPECT_EQ(q, (std::vector<std::uint8_t>{e4m3_from_f32(1.0f / 0.7f), 0xFE, 0x7E, 0x7E,
                                           e4m3_from_f32(0.3f * (1.0f / 0.7f))}));
 }

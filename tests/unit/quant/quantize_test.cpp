@@ -55,7 +55,7 @@ TEST(SchemeTest, NamesRoundTrip) {
     EXPECT_EQ(name_of(*scheme), name);
   }
   EXPECT_EQ(scheme_from_name("fp8"), std::nullopt);
-  EXPECT_EQ(scheme_from_name("fp8_block_deepep")->rule, Fp8Rule::kMultiply);
+  EXPECT_EQ(scheme_from_name("fp8_block_deepep")->rule, ScaleRule::kMultiply);
   EXPECT_EQ(name_of(packed_scheme()),
             "e4m3, one scale a block of 128, divide rule, packed e8m0 scales");
 }
@@ -82,7 +82,7 @@ TEST(SchemeTest, RefusesContradictions) {
   scheme.block = 0;
   expect_refused([&] { (void)num_scales(scheme, 128); }, "block is 0");
   scheme = schemes::kFp8Token;
-  scheme.rule = Fp8Rule::kMultiply;
+  scheme.rule = ScaleRule::kMultiply;
   expect_refused([&] { (void)num_scales(scheme, 128); }, "one scale a token has rule kMultiply");
   scheme = schemes::kFp8Token;
   scheme.dtype = DType::kI8;

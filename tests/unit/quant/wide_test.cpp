@@ -19,13 +19,13 @@ namespace {
 constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
 constexpr std::int64_t kHiddens[] = {0, 1, 7, 17, 127, 128, 129, 255, 256, 1000, 7168};
 
-QuantScheme block_scheme(std::int32_t block, Fp8Rule rule, ScaleFormat format) {
+QuantScheme block_scheme(std::int32_t block, ScaleRule rule, ScaleFormat format) {
   return {DType::kE4M3, ScaleGroup::kBlock, block, rule, format};
 }
 
 std::vector<QuantScheme> all_schemes() {
   std::vector<QuantScheme> all{schemes::kFp8Token, schemes::kFp8Tensor};
-  for (const Fp8Rule rule : {Fp8Rule::kDivide, Fp8Rule::kMultiply}) {
+  for (const ScaleRule rule : {ScaleRule::kDivide, ScaleRule::kMultiply}) {
     for (const ScaleFormat format :
          {ScaleFormat::kF32, ScaleFormat::kF32PowerOfTwo, ScaleFormat::kE8M0Packed}) {
       all.push_back(block_scheme(128, rule, format));
@@ -99,7 +99,7 @@ void expect_equal(const QuantScheme& scheme, const void* x, DType dtype, std::in
   Quantized got = want;
   scalar::quantize_row(scheme, x, dtype, hidden, want.q.data(), want.scales.data());
   quantize_row(scheme, x, dtype, hidden, reinterpret_cast<std::byte*>(got.q.data()),
-               got.scales.data());
+               got.scales.data(), tensor_scale);
   ASSERT_TRUE(got == want) << name_of(scheme) << " of " << name_of(dtype) << ", hidden " << hidden;
 }
 
@@ -218,7 +218,7 @@ TEST(WideTest, RowsDequantizeToElementTimesScale) {
         std::vector<float> got(size + 1, 9.0f);
         scalar::dequantize_row(scheme, row_q.q.data(), row_q.scales.data(), hidden, want.data());
         dequantize_row(scheme, reinterpret_cast<const std::byte*>(row_q.q.data()),
-                       row_q.scales.data(), DType::kE4M3, hidden, got.data());
+                       row_q.scales.data(), DType::kE4M3, hidden, got.data(), 0.01f);
         ASSERT_EQ(got, want) << name_of(scheme) << " hidden " << hidden;
       }
     }
