@@ -3,11 +3,14 @@
 // exchange_shape.h: what follows from an ExchangeConfig alone: sizes, layouts, what ranks compare.
 #pragma once
 
-#include "switchyard/exchange.h"
+#include <vector>
+
+#include "switchyard/exchange_config.h"
 
 #include "exchange/agree.h"
 #include "plan/routing.h"
 #include "plan/window_layout.h"
+#include "quant/scale_layout.h"
 
 namespace switchyard {
 
@@ -15,13 +18,30 @@ struct ExchangeShape {
   ExpertOwnership ownership;
   ReceiveShape receive;
   WindowLayout window;
-  std::size_t payload_bytes = 0;     ///< elements of one row
-  std::int64_t num_scales = 0;       ///< of one row, 4 bytes each
-  std::int64_t max_buffer_rows = 0;  ///< N, on this rank
+  std::size_t payload_bytes = 0;           ///< elements of one row
+  std::int64_t num_scales = 0;             ///< of one row
+  std::vector<std::size_t> extras_in_row;  ///< offset of each further payload in a row
+  std::size_t combine_payload_bytes = 0;   ///< elements of one returned row
+  std::size_t combine_scales_in_row = 0;   ///< offset of its scales
+  std::int64_t max_buffer_rows = 0;        ///< N, on this rank
 };
 
 /// Errors: kInvalidArgument, kNotSupported.
 ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank);
+
+/// Scales of a receive buffer of `num_rows` rows: one block, or with kBatched one for each expert.
+struct ScaleBlocks {
+  ScaleGeometry block;
+  std::int64_t num_blocks = 1;
+  bool is_batched = false;
+
+  std::size_t num_bytes() const { return block.num_bytes() * static_cast<std::size_t>(num_blocks); }
+};
+ScaleBlocks scale_blocks(const ExchangeConfig& config, const ExchangeShape& shape, int rank,
+                         std::int64_t num_rows);
+
+/// Bytes of the ids and weights that belong to a received row.
+std::size_t routing_row_bytes(const ExchangeConfig& config);
 
 /// The fields that every rank must pass alike.
 NamedValues agreed_fields(const ExchangeConfig& config);
