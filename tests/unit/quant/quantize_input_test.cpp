@@ -3,6 +3,7 @@
 #include "switchyard/quantize_input.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 #include <vector>
@@ -112,10 +113,9 @@ TEST(QuantizeInputTest, StaticFp8ScalesMayBeOneForEachRowOrPart) {
   const QuantizedInput parts = quantize_input(view, TensorView::of(by_part.data(), {2, 2}), config);
   EXPECT_EQ(bytes_of(parts.values),
             (std::vector<std::uint8_t>{0x38, 0x40, 0x4C, 0x50, 0x40, 0x48, 0x44, 0x48}));
-  for (const auto& [m, s] : {std::pair{1, 2}, {2, 3}, {3, 1}}) {
-    expect_error(kInvalid, "want f32 [1], [2, 1], or [2, a divisor of 4] for fp8_e4m3", [&] {
-      (void)quantize_input(view, Tensor(DType::kF32, {m, s}), config);
-    });
+  for (const auto& shape : {std::array<std::int64_t, 2>{1, 2}, {2, 3}, {3, 1}}) {
+    expect_error(kInvalid, "want f32 [1], [2, 1], or [2, a divisor of 4] for fp8_e4m3",
+                 [&] { (void)quantize_input(view, Tensor(DType::kF32, shape), config); });
   }
 }
 
