@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize_batched.h: quantization of rows by expert with a count of each, and of the gated
+// activation between the two expert GEMMs, which is never written out in between.
+//
+// Letters used for shapes in this header:
+//   L  experts of a batch    C  rows of each (capacity)    T  rows    H  elements of a row
+//   I  elements of an activated row (half of what the first GEMM returns)    S  scales of a row
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/export.h"
+#include "switchyard/quant.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+/// Quantizes the first counts[e] rows of each expert. Rows beyond them are neither read nor, in
+/// `q`, written; their scales become 0.
+///
+///   x             [L, C, H]  bf16, f16 or f32; rows contiguous
+///   counts        [L] i32, from 0 to C
+///   q             [L, C, H]  stored_dtype(scheme), contiguous; written
+///   scales        scale_dtype(scheme), any layout of scale_layout.h (tiles: one-byte scales):
+///                 [L, C, S]; [L, 1, 1] for kTensor, one scale an expert; absent without scales
+///   static_scale  as quantize takes it: [1], or [L] with one scale an expert
+///
+/// Errors: kInvalidArgument (shape, dtype, count); nothing was written then. Mirrors vLLM's
+/// batched_moe_kernel_quantize_input outside graph capture; within it vLLM ignores the counts.
+SWITCHYARD_API void quantize_batched(const TensorView& x, const TensorView& counts,
+                                     const QuantScheme& scheme, const TensorView& q,
+                                     const TensorView& scales, const TensorView& static_scale = {});
+
+/// Where the scale of an activated row comes from.
+enum class ActivationScale : std::uint8_t {
+  kScheme,  ///< the scheme's own rule, as quantize of silu(gate) * up in f32
+  kFused,   ///< vLLM's fused kernel: scale = max(amax, 1e-10) * (1 / 448), rounded up where the
+            ///< scheme wants powers of two, element = e4m3(y * (1 / scale)), NaN as -448; for e4m3
+            ///< blocks of any size with rule kDivide
+};
+
+/// q, scales = quantization of silu(gate) * up, computed in f32.
+///
+///   x             [T, 2I]  bf16, f16 or f32; gate first, then up; rows contiguous
+///   q             [T, I]  scheme.dtype, contiguous; written
+///   scales        [T, S] in any layout of scale_layout.h (tiles: one-byte scales); written;
+///                 absent for kTensor and without scales
+///   tensor_scale  [1] f32: the static scale of kTensor, the global scale of nvfp4; else absent
+///
+/// A dynamic scale of the tensor is not served: no row knows the largest magnitude of all. mxfp6,
+/// which is only simulated, is refused.
+/// Errors: kInvalidArgument; nothing was written then.
+SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme,
+                                      const TensorView& q, const TensorView& scales,
+                                      ActivationScale activation_scale = ActivationScale::kScheme,
+                                      const TensorView& tensor_scale = {});
+
+/// The same for the first counts[e] rows of each expert: x [L, T, 2I], q [L, T, I], scales
+/// [L, T, S]. Rows beyond the count are not read; their scales become 0, q stays.
+/// Mirrors vLLM's persistent_masked_m_silu_mul_quant (with kFused), except that y is not rounded to
+/// bf16 on the way.
+SWITCHYARD_API void silu_mul_quantize_batched(
+    const TensorView& x, const TensorView& counts, const QuantScheme& scheme, const TensorView& q,
+    const TensorView& scales, ActivationScale activation_scale = ActivationScale::kScheme,
+    const TensorView& tensor_scale = {});
+
+}  // namespace switchyard

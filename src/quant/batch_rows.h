@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// batch_rows.h: rows by expert with a count of each. A matrix is a batch of one expert whose rows
+// all count.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "switchyard/quant.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+struct BatchRows {
+  TensorView x;
+  std::int64_t num_experts = 1;
+  std::int64_t capacity = 0;
+  std::int64_t hidden = 0;
+  const std::int32_t* counts = nullptr;  ///< absent: all rows
+
+  std::int64_t num_rows(std::int64_t e) const {
+    return counts == nullptr ? capacity : std::int64_t{counts[e]};
+  }
+  const std::byte* row(std::int64_t e, std::int64_t n) const {
+    const int rows_dim = x.num_dims() - 2;
+    const std::int64_t first = x.num_dims() == 3 ? e * x.stride(0) : 0;
+    return x.as<std::byte>() + (first + n * x.stride(rows_dim)) * (bits_of(x.dtype()) / 8);
+  }
+};
+
+/// Errors, here and below: kInvalidArgument; the message starts with `function`.
+BatchRows check_matrix_rows(const char* function, const TensorView& x);
+BatchRows check_batch_rows(const char* function, const TensorView& x, const TensorView& counts);
+
+/// q is contiguous, of `dtype`, and has the rows of `rows` with `hidden` elements in whole bytes.
+void check_batch_codes(const char* function, const TensorView& q, DType dtype,
+                       const BatchRows& rows, std::int64_t hidden);
+
+}  // namespace switchyard

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize_batched.cpp: an expert at a time through quantize. Scales in tiles are made in rows
+// first and moved: they are a small part of what is written.
+
+#include "switchyard/quantize_batched.h"
+
+#include "core/fail.h"
+#include "quant/batch_rows.h"
+#include "quant/scale_plane.h"
+#include "quant/scheme.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kName = "quantize_batched";
+
+void check_static_scale(const TensorView& scale, const QuantScheme& scheme,
+                        std::int64_t num_experts) {
+  if (!scale.has_value()) {
+    require(!scheme.needs_tensor_scale(), Errc::kInvalidArgument,
+            "{}: static_scale is absent, want the scale of the tensor for {}", kName,
+            name_of(scheme));
+    return;
+  }
+  require(scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale(),
+          Errc::kInvalidArgument, "{}: static_scale is given, want none for {}", kName,
+          name_of(scheme));
+  const bool is_one = scale.num_elements() == 1;
+  require(scale.dtype() == DType::kF32 && scale.is_contiguous() &&
+              (is_one || (scale.num_dims() == 1 && scale.shape(0) == num_experts)),
+          Errc::kInvalidArgument, "{}: static_scale is {}, want f32 [1] or [{}]", kName,
+          scale.describe(), num_experts);
+}
+
+TensorView static_scale_of(const TensorView& scale, std::int64_t e) {
+  if (!scale.has_value()) return {};
+  return TensorView::of(scale.as<float>() + (scale.num_elements() == 1 ? 0 : e), {1});
+}
+
+// Scales of the first rows of an expert as quantize takes them.
+TensorView scales_of(const TensorView& scales, const QuantScheme& scheme, std::int64_t e,
+                     std::int64_t num_rows) {
+  if (!scales.has_value()) return {};
+  const ScalePlane plane = plane_of(scales, e);
+  if (scheme.group == ScaleGroup::kTensor) return TensorView(plane.data, scales.dtype(), {1});
+  return TensorView(plane.data, scales.dtype(), {num_rows, plane.num_scales},
+                    {plane.row_stride, plane.step});
+}
+
+}  // namespace
+
+void quantize_batched(const TensorView& x, const TensorView& counts, const QuantScheme& scheme,
+                      const TensorView& q, const TensorView& scales,
+                      const TensorView& static_scale) {
+  check_scheme(kName, scheme);
+  const BatchRows rows = check_batch_rows(kName, x, counts);
+  const std::int64_t width = num_scales(scheme, rows.hidden);
+  const bool is_tensor = scheme.group == ScaleGroup::kTensor;
+  check_batch_codes(kName, q, stored_dtype(scheme, x.dtype()), rows, rows.hidden);
+  if (scales.has_value() || (scheme.is_quantized() && !scheme.is_simulated())) {
+    check_scales_for(kName, scales, scale_dtype(scheme), rows.num_experts,
+                     is_tensor ? 1 : rows.capacity, width);
+  }
+  check_static_scale(static_scale, scheme, rows.num_experts);
+
+  const std::size_t q_row_bytes = row_bytes(scheme, rows.hidden, x.dtype());
+  Tensor linear;
+  if (is_swizzled(scales)) linear = Tensor(scales.dtype(), {1, rows.capacity, width});
+  for (std::int64_t e = 0; e < rows.num_experts; ++e) {
+    const std::int64_t n = rows.num_rows(e);
+    if (scales.has_value()) clear_scales(plane_of(scales, e));
+    if (n == 0) continue;
+    const TensorView x_rows(rows.row(e, 0), x.dtype(), {n, rows.hidden}, {x.stride(1), 1});
+    const TensorView q_rows(
+        q.as<std::byte>() + q_row_bytes * static_cast<std::size_t>(e * rows.capacity), q.dtype(),
+        {n, rows.hidden});
+    const bool is_moved = is_swizzled(scales);
+    const TensorView target =
+        is_moved ? scales_of(linear, scheme, 0, n) : scales_of(scales, scheme, e, n);
+    quantize(x_rows, scheme, q_rows, target, static_scale_of(static_scale, e));
+    for (std::int64_t t = 0; is_moved && t < n; ++t) {
+      copy_scale_row(plane_of(linear), t, plane_of(scales, e), t, width);
+    }
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// silu_mul_quantize.cpp: the gated activation and its quantization, a row at a time: silu(gate) *
+// up lives in one row of f32 scratch, which stays in cache, so memory is read and written once.
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "switchyard/quantize_batched.h"
+
+#include "core/aligned_buffer.h"
+#include "core/fail.h"
+#include "quant/activation.h"
+#include "quant/batch_rows.h"
+#include "quant/rows.h"
+#include "quant/scalar.h"
+#include "quant/scale_plane.h"
+#include "quant/scheme.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::int64_t kChunk = 1024;  // f32 elements of gate and up on the stack: stays in L1
+
+struct Job {
+  const char* name;
+  BatchRows rows;
+  QuantScheme scheme;
+  ActivationScale activation_scale;
+  std::int64_t intermediate = 0;
+  std::int64_t num_scales = 0;
+  float tensor_scale = 1.0f;
+};
+
+void check_fused(const char* name, const QuantScheme& scheme) {
+  require(scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock &&
+              scheme.rule == ScaleRule::kDivide,
+          Errc::kInvalidArgument, "{}: kFused with scheme {}, want e4m3 blocks of rule kDivide",
+          name, name_of(scheme));
+}
+
+float check_tensor_scale(const char* name, const QuantScheme& scheme, const TensorView& scale) {
+  const bool is_wanted = scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale();
+  require(scale.has_value() == is_wanted, Errc::kInvalidArgument,
+          "{}: tensor_scale is {}, want {} for {}", name, scale.describe(),
+          is_wanted ? "f32 [1]" : "none", name_of(scheme));
+  if (!is_wanted) return 1.0f;
+  require(scale.dtype() == DType::kF32 && scale.num_elements() == 1, Errc::kInvalidArgument,
+          "{}: tensor_scale is {}, want f32 [1]", name, scale.describe());
+  return *scale.as<float>();
+}
+
+Job check(const char* name, const BatchRows& rows, const QuantScheme& scheme, const TensorView& q,
+          const TensorView& scales, ActivationScale activation_scale,
+          const TensorView& tensor_scale) {
+  check_scheme(name, scheme);
+  require(!scheme.is_simulated(), Errc::kInvalidArgument,
+          "{}: scheme is {}, want one with a memory format", name, name_of(scheme));
+  if (activation_scale == ActivationScale::kFused) check_fused(name, scheme);
+  require(rows.hidden % 2 == 0, Errc::kInvalidArgument,
+          "{}: x has rows of {} elements, want an even number: gate, then up", name, rows.hidden);
+  Job job{name, rows, scheme, activation_scale, rows.hidden / 2};
+  check_batch_codes(name, q, scheme.dtype, rows, job.intermediate);
+  job.tensor_scale = check_tensor_scale(name, scheme, tensor_scale);
+  // The scale of a tensor is given: it needs no place.
+  const bool has_scales = scheme.is_quantized() && scheme.group != ScaleGroup::kTensor;
+  require(has_scales || !scales.has_value(), Errc::kInvalidArgument,
+          "{}: scales is {}, want none for {}", name, scales.describe(), name_of(scheme));
+  if (has_scales) {
+    job.num_scales = num_scales(scheme, job.intermediate);
+    const bool is_batch = rows.x.num_dims() == 3;
+    check_scales_for(name, scales, scale_dtype(scheme), is_batch ? rows.num_experts : kNoExperts,
+                     rows.capacity, job.num_scales);
+  }
+  return job;
+}
+
+// y = silu(gate) * up of one row.
+void activate(const std::byte* x, DType dtype, std::int64_t intermediate, float* y) {
+  if (dtype == DType::kF32) {
+    const auto* gate = reinterpret_cast<const float*>(x);
+    silu_mul(gate, gate + intermediate, intermediate, y);
+    return;
+  }
+  std::array<float, kChunk> gate;
+  std::array<float, kChunk> up;
+  const std::int64_t bytes = bits_of(dtype) / 8;
+  for (std::int64_t begin = 0; begin < intermediate; begin += kChunk) {
+    const std::int64_t count = std::min(kChunk, intermediate - begin);
+    dequantize_row(schemes::kNone, x + bytes * begin, nullptr, dtype, count, gate.data());
+    dequantize_row(schemes::kNone, x + bytes * (intermediate + begin), nullptr, dtype, count,
+                   up.data());
+    silu_mul(gate.data(), up.data(), count, y + begin);
+  }
+}
+
+// kTensor's rule makes NaN +448, the fused kernel makes it -448: NaN hides among the codes of +448.
+void mark_nan(const float* y, std::int64_t count, float scale, std::uint8_t* q) {
+  const float factor = 1.0f / scale;
+  std::uint8_t* end = q + count;
+  for (std::uint8_t* at = q; at != end; ++at) {
+    at = static_cast<std::uint8_t*>(
+        std::memchr(at, kE4M3MaxCode, static_cast<std::size_t>(end - at)));
+    if (at == nullptr) return;
+    const float product = y[at - q] * factor;
+    if (product != product) *at = kE4M3MinCode;
+  }
+}
+
+// Each block as a tensor of its own, whose scale is given.
+void quantize_fused(const QuantScheme& scheme, const float* y, std::int64_t intermediate,
+                    std::byte* q, void* scales) {
+  for (std::int64_t begin = 0, b = 0; begin < intermediate; begin += scheme.block, ++b) {
+    const std::int64_t count = std::min<std::int64_t>(scheme.block, intermediate - begin);
+    const float amax = std::max(max_magnitude(y + begin, DType::kF32, count), 1e-10f);
+    float scale = amax * (1.0f / kE4M3Max);
+    if (scheme.scale_format != ScaleFormat::kF32) scale = power_of_two_ceil(scale);
+    quantize_row(schemes::kFp8Tensor, y + begin, DType::kF32, count, q + begin, nullptr, scale);
+    mark_nan(y + begin, count, scale, reinterpret_cast<std::uint8_t*>(q + begin));
+    scalar::store_scale(scheme.scale_format, scales, b, scale);
+  }
+}
+
+void run(const Job& job, const TensorView& q, const TensorView& scales) {
+  const std::size_t q_row_bytes = row_bytes(job.scheme, job.intermediate, DType::kF32);
+  const AlignedBuffer activated(sizeof(float) * static_cast<std::size_t>(job.intermediate));
+  const AlignedBuffer scale_row(scale_row_bytes(job.scheme, job.intermediate));
+  auto* y = activated.as<float>();
+  for (std::int64_t e = 0; e < job.rows.num_experts; ++e) {
+    std::byte* codes =
+        q.as<std::byte>() + q_row_bytes * static_cast<std::size_t>(e * job.rows.capacity);
+    const ScalePlane target = scales.has_value() ? plane_of(scales, e) : ScalePlane{};
+    const ScalePlane made = plane_of_row(scale_row.data(), job.num_scales, target.element_bytes);
+    if (scales.has_value()) clear_scales(target);
+    for (std::int64_t n = 0; n < job.rows.num_rows(e); ++n, codes += q_row_bytes) {
+      activate(job.rows.row(e, n), job.rows.x.dtype(), job.intermediate, y);
+      if (job.activation_scale == ActivationScale::kFused) {
+        quantize_fused(job.scheme, y, job.intermediate, codes, scale_row.data());
+      } else {
+        quantize_row(job.scheme, y, DType::kF32, job.intermediate, codes, scale_row.data(),
+                     job.tensor_scale);
+      }
+      if (scales.has_value()) copy_scale_row(made, 0, target, n, job.num_scales);
+    }
+  }
+}
+
+}  // namespace
+
+void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
+                       const TensorView& scales, ActivationScale activation_scale,
+                       const TensorView& tensor_scale) {
+  constexpr const char* kName = "silu_mul_quantize";
+  run(check(kName, check_matrix_rows(kName, x), scheme, q, scales, activation_scale, tensor_scale),
+      q, scales);
+}
+
+void silu_mul_quantize_batched(const TensorView& x, const TensorView& counts,
+                               const QuantScheme& scheme, const TensorView& q,
+                               const TensorView& scales, ActivationScale activation_scale,
+                               const TensorView& tensor_scale) {
+  constexpr const char* kName = "silu_mul_quantize_batched";
+  run(check(kName, check_batch_rows(kName, x, counts), scheme, q, scales, activation_scale,
+            tensor_scale),
+      q, scales);
+}
+
+}  // namespace switchyard
