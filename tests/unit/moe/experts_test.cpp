@@ -10,32 +10,19 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "switchyard/error.h"
-
 #include "expert_problem.h"
-#include "reference/reference.h"
+#include "support/errors.h"
 
 namespace switchyard {
 namespace {
 
+using test::expect_error;
 using test::naive_experts;
+using test::oracle_experts;
 using test::Problem;
 using test::run_experts;
-using ::testing::HasSubstr;
-
-template <typename Call>
-void expect_error(Errc code, const std::string& phrase, const Call& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error, want " << phrase;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(phrase));
-  }
-}
 
 // The fast experts, or nothing in a build without oneDNN.
 std::unique_ptr<Experts> onednn_or_null(const Problem& problem, const ExpertOptions& options = {}) {
@@ -59,28 +46,9 @@ TEST(ExpertsTest, AreMadeByName) {
 
 TEST(ExpertsTest, AgreeWithTheReference) {
   const Problem problem(96, 40, {9, 0, 3});
-  reference::MlpWeights weights;
-  weights.num_experts = 3;
-  weights.hidden = 96;
-  weights.intermediate = 40;
-  weights.gate = {3 * 40, 96, problem.gate.wide};
-  weights.up = {3 * 40, 96, problem.up.wide};
-  weights.down = {3 * 96, 40, problem.down.wide};
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
-    const auto out = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
-    for (const std::int32_t e : {0, 2}) {
-      const auto at = static_cast<std::size_t>(e);
-      const auto first = problem.first_row[at] * 96;
-      const std::int64_t count = problem.num_rows[at];
-      const reference::Table<float> rows(
-          count, 96,
-          std::vector<float>(problem.x.begin() + first, problem.x.begin() + first + count * 96));
-      const reference::Table<float> expected = reference::expert_mlp(weights, e, rows, scheme);
-      for (std::int64_t i = 0; i < count * 96; ++i) {
-        ASSERT_EQ(f32_from_bf16(out[static_cast<std::size_t>(first + i)]),
-                  expected.data[static_cast<std::size_t>(i)]);
-      }
-    }
+    EXPECT_EQ(run_experts(*make_exact_experts(problem.weights(), {scheme}), problem),
+              oracle_experts(problem, {scheme}));
   }
 }
 
@@ -266,6 +234,22 @@ TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
       EXPECT_LT(worst_row_error(out, expected, 136), 1e-2)
           << name_of(dtype) << " weights, input " << name_of(input);
     }
+  }
+}
+
+TEST(OneDnnExpertsTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATolerance) {
+  const test::WeightFormat formats[] = {{DType::kI8, DType::kF32, weight_blocks::kChannel},
+                                        {DType::kE2M1, DType::kE4M3, weight_blocks::kNvfp4, true},
+                                        {DType::kE2M1, DType::kE8M0, weight_blocks::kMxfp4}};
+  for (const test::WeightFormat& format : formats) {
+    Problem problem(136, 72, {1, 0, 40, 257}, format);
+    problem.add_biases(DType::kF32);
+    const ExpertOptions options{schemes::kNone, activations::kGptOss};
+    const auto fast = onednn_or_null(problem, options);
+    if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
+    const auto out = run_experts(*fast, problem);
+    const auto expected = run_experts(*make_exact_experts(problem.weights(), options), problem);
+    EXPECT_LT(worst_row_error(out, expected, 136), 1e-2) << name_of(format.dtype);
   }
 }
 
