@@ -143,7 +143,8 @@ PackedWeights::PackedWeights(std::span<const WeightTensor> tensors) {
   const TensorView& first = tensors.front().values;
   const std::int64_t num_experts = first.shape(0);
   depth_ = first.shape(2);
-  const auto panel_bytes = checked_mul(static_cast<std::size_t>(depth_ * kPanel), bytes_of(dtype_));
+  const auto panel_bytes =
+      checked_mul(static_cast<std::size_t>(checked_mul(depth_, kPanel)), bytes_of(dtype_));
   expert_bytes_ = checked_mul(static_cast<std::size_t>(num_panels_), panel_bytes);
   memory_ = AlignedBuffer(checked_mul(static_cast<std::size_t>(num_experts), expert_bytes_));
   for (std::int64_t expert = 0; expert < num_experts; ++expert) {
