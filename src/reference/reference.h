@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "switchyard/activation.h"
 #include "switchyard/layout.h"
 #include "switchyard/quant.h"
 #include "switchyard/router.h"
@@ -144,26 +145,31 @@ Table<float> receive(const Batch& batch, std::span<const Position> rows, std::in
 QuantizedRows receive(std::span<const QuantizedRows> sent, std::span<const Position> rows,
                       std::int64_t num_rows);
 
-// ---- experts.cpp: down( silu(gate x) * up x ) --------------------------------------------------
+// ---- experts.cpp: down( activation(gate x, up x) ) -------------------------------------------
 
 struct MlpWeights {
   std::int32_t num_experts = 0;
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
-  Table<float> gate;  ///< [experts * I, H]
-  Table<float> up;    ///< [experts * I, H]
-  Table<float> down;  ///< [experts * H, I]
+  Table<float> gate;         ///< [experts * I, H]
+  Table<float> up;           ///< [experts * I, H]
+  Table<float> down;         ///< [experts * H, I]
+  Table<float> gate_bias{};  ///< [experts, I], or empty
+  Table<float> up_bias{};    ///< [experts, I], or empty
+  Table<float> down_bias{};  ///< [experts, H], or empty
 };
 
 /// All rows of one expert: [N, H] to [N, H], rounded to bf16. Every dot product is one f32 chain,
-/// ascending, fma, from +0. silu is that of quant/exp.h; silu(g) * u is rounded to bf16, or
-/// requantized by `intermediate`.
+/// ascending, fma, from +0; then its bias is added. exp is that of quant/exp.h; the activation is
+/// rounded to bf16, or requantized by `intermediate`, with `static_scale` if it has one.
 Table<float> expert_mlp(const MlpWeights& weights, std::int32_t expert, const Table<float>& rows,
-                        const QuantScheme& intermediate);
+                        const QuantScheme& intermediate, const Activation& activation = {},
+                        std::optional<float> static_scale = {});
 
 /// expert_mlp over a receive buffer. Local expert e uses weights of expert `first + e`.
 Table<float> apply_experts(const MlpWeights& weights, std::int32_t first, const ExpertMajor& placed,
-                           const Table<float>& rows, const QuantScheme& intermediate);
+                           const Table<float>& rows, const QuantScheme& intermediate,
+                           const Activation& activation = {});
 
 // ---- combine.cpp: the way back -----------------------------------------------------------------
 
@@ -208,6 +214,7 @@ struct Layer {
   QuantScheme dispatch;
   QuantScheme intermediate;           ///< see expert_mlp
   std::optional<float> static_scale;  ///< for dispatch.group == kTensor
+  Activation activation{};            ///< of the routed experts; shared ones use silu(g) * u
 };
 
 /// Rows of the shared expert, [T, H] bf16: the MLP's rows, times the sigmoid in f32, rounded again.
