@@ -162,8 +162,10 @@ ScaleBlocks scale_blocks(const ExchangeConfig& config, const ExchangeShape& shap
   (void)checked_mul(checked_mul(align_up<std::int64_t>(num_rows, 128) + 128 * num_blocks,
                                 align_up<std::int64_t>(shape.num_scales, 4)),
                     std::int64_t{4});
-  return {{config.scale_layout, is_batched ? shape.receive.capacity : num_rows, shape.num_scales,
-           bits_of(scale_dtype(config.scheme)) / 8},
+  const DType dtype = scale_dtype(config.scheme);
+  const std::int64_t block_rows = is_batched ? shape.receive.capacity : num_rows;
+  return {{config.scale_layout, block_rows, shape.num_scales, bits_of(dtype) / 8},
+          dtype,
           num_blocks,
           is_batched};
 }

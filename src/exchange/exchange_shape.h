@@ -8,9 +8,9 @@
 #include "switchyard/exchange_config.h"
 
 #include "exchange/agree.h"
+#include "exchange/scale_blocks.h"
 #include "plan/routing.h"
 #include "plan/window_layout.h"
-#include "quant/scale_layout.h"
 
 namespace switchyard {
 
@@ -29,14 +29,7 @@ struct ExchangeShape {
 /// Errors: kInvalidArgument, kNotSupported.
 ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank);
 
-/// Scales of a receive buffer of `num_rows` rows: one block, or with kBatched one for each expert.
-struct ScaleBlocks {
-  ScaleGeometry block;
-  std::int64_t num_blocks = 1;
-  bool is_batched = false;
-
-  std::size_t num_bytes() const { return block.num_bytes() * static_cast<std::size_t>(num_blocks); }
-};
+/// The scales of a receive buffer of `num_rows` rows.
 ScaleBlocks scale_blocks(const ExchangeConfig& config, const ExchangeShape& shape, int rank,
                          std::int64_t num_rows);
 

@@ -161,7 +161,6 @@ class OneSidedExchange {
   void gather_weights(Slot& slot) const;
   void place_rows_of(Slot& slot, int source, const Placing& placing);
   void place_extras(Slot& slot, const std::byte* from, std::int64_t row, const Placing& placing);
-  void place_scales(Slot& slot, const std::byte* from, std::int64_t row, const Placing& placing);
   void place_routing(Slot& slot) const;
   void clear_padding(Slot& slot, const Placing& placing) const;
   Dispatched describe(const Slot& slot, const Placing& placing) const;

@@ -6,36 +6,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/bytes.h"
 #include "core/format.h"
 #include "exchange/one_sided.h"
 #include "exchange/streaming.h"
 #include "plan/overflow.h"
 
 namespace switchyard {
-namespace {
-
-// The scales of a receive buffer as a tensor; a batch that is not row-major has its experts apart.
-TensorView view_scales(void* data, DType dtype, const ScaleBlocks& scales) {
-  const ScaleGeometry& block = scales.block;
-  const std::int64_t rows = block.num_rows;
-  const std::int64_t columns = block.num_scales;
-  const std::int64_t blocks = scales.num_blocks;
-  const std::int64_t tiles = block.tiles_in_row();
-  if (block.layout == ScaleLayout::kRowMajor) {
-    return TensorView(data, dtype, {blocks * rows, columns});
-  }
-  if (block.layout == ScaleLayout::kSwizzled) {
-    const std::int64_t bands = cdiv(rows, ScaleGeometry::kTileRows);
-    if (scales.is_batched) return TensorView(data, dtype, {blocks, bands, tiles, 32, 4, 4});
-    return TensorView(data, dtype, {bands, tiles, 32, 4, 4});
-  }
-  const std::int64_t stride = block.column_stride();
-  if (!scales.is_batched) return TensorView(data, dtype, {rows, columns}, {1, stride});
-  return TensorView(data, dtype, {blocks, rows, columns}, {block.num_elements(), 1, stride});
-}
-
-}  // namespace
 
 Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
@@ -247,30 +223,13 @@ void OneSidedExchange::place_rows_of(Slot& slot, int source, const Placing& plac
 // Scales and further payloads of one row.
 void OneSidedExchange::place_extras(Slot& slot, const std::byte* from, std::int64_t row,
                                     const Placing& placing) {
-  if (shape_.num_scales > 0) place_scales(slot, from + shape_.window.scales_in_row, row, placing);
+  if (shape_.num_scales > 0) {
+    placing.scales.place(from + shape_.window.scales_in_row, row, slot.scales.data());
+  }
   for (std::size_t i = 0; i < slot.payloads.size(); ++i) {
     const auto bytes = static_cast<std::size_t>(config_.payload_bytes[i]);
     std::memcpy(slot.payloads[i].data() + static_cast<std::size_t>(row) * bytes,
                 from + shape_.extras_in_row[i], bytes);
-  }
-}
-
-void OneSidedExchange::place_scales(Slot& slot, const std::byte* from, std::int64_t row,
-                                    const Placing& placing) {
-  const ScaleGeometry& block = placing.scales.block;
-  if (block.layout == ScaleLayout::kRowMajor) {
-    const std::size_t bytes = shape_.window.shape.scale_bytes;
-    std::memcpy(slot.scales.data() + static_cast<std::size_t>(row) * bytes, from, bytes);
-    return;
-  }
-  const bool is_batched = config_.layout == Layout::kBatched;
-  const std::int64_t number = is_batched ? row / block.num_rows : 0;
-  const std::int64_t row_in_block = row - number * block.num_rows;
-  std::byte* to = slot.scales.data() + static_cast<std::size_t>(number) * block.num_bytes();
-  const std::int64_t bytes = block.element_bytes;
-  for (std::int64_t s = 0; s < block.num_scales; ++s) {
-    std::memcpy(to + block.index(row_in_block, s) * bytes, from + s * bytes,
-                static_cast<std::size_t>(bytes));
   }
 }
 
@@ -317,8 +276,8 @@ Dispatched OneSidedExchange::describe(const Slot& slot, const Placing& placing) 
   if (config_.scheme.group == ScaleGroup::kTensor) {
     result.experts.scales = TensorView::of(&slot.input.tensor_scale, {1});
   } else if (shape_.num_scales > 0) {
-    result.experts.scales =
-        view_scales(slot.scales.data(), scale_dtype(config_.scheme), placing.scales);
+    result.experts.scales = placing.scales.view(slot.scales.data());
+    result.experts.scale_layout = config_.scale_layout;
   }
   if (config_.scheme.needs_tensor_scale()) {
     result.experts.tensor_scale = TensorView::of(&slot.input.tensor_scale, {1});
