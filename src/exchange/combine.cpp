@@ -7,10 +7,10 @@
 
 #include <string>
 
+#include "cpu/streaming.h"
 #include "cpu/weigh_reduce.h"
 #include "exchange/check_matrix.h"
 #include "exchange/one_sided.h"
-#include "exchange/streaming.h"
 
 namespace switchyard {
 namespace {

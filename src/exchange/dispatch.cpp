@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/streaming.h"
 #include "exchange/check_matrix.h"
 #include "exchange/one_sided.h"
-#include "exchange/streaming.h"
 #include "quant/rows.h"
 
 namespace switchyard {
