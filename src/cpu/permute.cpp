@@ -32,17 +32,6 @@ void check_output_rows(const char* function, const TensorView& x, const TensorVi
           name_of(x.dtype()), x.shape(1));
 }
 
-// Rows without a token lie between an expert's last row and the next expert.
-void zero_padding(const ScaleScatter& scales, std::span<const std::int32_t> counts,
-                  std::span<const std::int64_t> first_row, std::int64_t num_rows) {
-  std::int64_t begin = 0;
-  for (std::size_t e = 0; e < counts.size(); ++e) {
-    scales.zero(begin, first_row[e]);
-    begin = first_row[e] + counts[e];
-  }
-  scales.zero(begin, num_rows);
-}
-
 // What both entry points do once there is a plan. The constructors check, so that nothing is
 // written before everything is known to be right.
 struct Mover {
@@ -56,12 +45,9 @@ struct Mover {
     scale_scatter.emplace(function, scales, out_scales);
   }
 
-  void run(std::span<const std::int32_t> counts, std::span<const std::int64_t> first_row,
-           const Destinations& destinations) const {
+  void run(const Destinations& destinations) const {
     scatter_rows(from, destinations, to);
-    if (!scale_scatter) return;
-    scale_scatter->run(destinations);
-    zero_padding(*scale_scatter, counts, first_row, to.num_rows);
+    if (scale_scatter) scale_scatter->run(destinations);
   }
 
   ByteRows from;
@@ -117,8 +103,7 @@ void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView&
   copy(plan.m_indices.as<std::int32_t>(), plan.num_rows(), outputs.m_indices);
   copy(plan.inv_perm.as<std::int32_t>(), topk_ids.num_elements(), outputs.inv_perm);
   copy(plan.first_row.data(), num_local, outputs.first_row);
-  mover.run(plan.expert_num_tokens, plan.first_row,
-            {plan.inv_perm.as<std::int32_t>(), ids.num_topk});
+  mover.run({plan.inv_perm.as<std::int32_t>(), ids.num_topk});
 }
 
 Permuted permute(const TensorView& x, const TensorView& scales, const TensorView& topk_ids,
@@ -141,8 +126,7 @@ Permuted permute(const TensorView& x, const TensorView& scales, const TensorView
     permuted.x = permuted.x_memory;
   }
   const Mover mover(kFunction, x, row_scales, permuted.x, permuted.scales);
-  mover.run(permuted.plan.expert_num_tokens, permuted.plan.first_row,
-            {permuted.plan.inv_perm.as<std::int32_t>(), ids.num_topk});
+  mover.run({permuted.plan.inv_perm.as<std::int32_t>(), ids.num_topk});
   return permuted;
 }
 

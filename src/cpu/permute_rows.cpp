@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Both walk the tokens, not the destinations: a row is read once and written to up to K places,
-// past the caches when all of them together are more than the last cache holds. Scales of a token
-// are first gathered side by side, which makes any input stride and packing one case.
+// Rows walk the tokens: a row is read once and written to up to K places, past the caches when all
+// of them together are more than the last cache holds. Scales walk the destinations, so that
+// padding is written on the way. Columns of a column-major output are far apart, often by a
+// multiple of 4 KiB, where caches hold a few lines only: a tile of rows is turned in L1 first.
 
 #include "cpu/permute_rows.h"
 
@@ -65,7 +66,7 @@ void scatter_rows(const ByteRows& from, const Destinations& destinations, const 
 }
 
 ScaleScatter::ScaleScatter(const char* function, const TensorView& from, const TensorView& to)
-    : from_(from), to_(to), word_bits_(bits_of(to.dtype())) {
+    : from_(from), to_(to) {
   require(from.num_dims() == 2, Errc::kInvalidArgument, "{}: scales is {}, want [T, S]", function,
           from);
   const bool packs = packs_scales(from, to.dtype());
@@ -82,56 +83,66 @@ ScaleScatter::ScaleScatter(const char* function, const TensorView& from, const T
           "{}: output scales is {}, want elements that do not overlap", function, to);
 }
 
+// The scales of one token, or zeros without a token, to words that lie `step` apart. Packed: group
+// 4p + j is byte j of word p, counted from the least significant.
 template <typename Word>
-void ScaleScatter::scatter(const Destinations& destinations) const {
+void ScaleScatter::collect(std::int64_t token, Word* words, std::int64_t step) const {
   const std::int64_t num_words = to_.shape(1);
-  const std::int64_t element_bytes = bits_of(from_.dtype()) / 8;
-  // Bytes beyond the last group stay 0. Little endian: byte j of a word is group 4p + j.
-  std::vector<Word> words(static_cast<std::size_t>(num_words));
-  auto* bytes = reinterpret_cast<std::byte*>(words.data());
-  for (std::int64_t t = 0; t < from_.shape(0); ++t) {
-    const std::byte* source = from_.as<std::byte>() + t * from_.stride(0) * element_bytes;
-    for (std::int64_t s = 0; s < from_.shape(1); ++s) {
-      const std::byte* scale = source + s * from_.stride(1) * element_bytes;
-      if (element_bytes == sizeof(Word)) {
-        std::memcpy(bytes + s * static_cast<std::int64_t>(sizeof(Word)), scale, sizeof(Word));
-      } else {
-        bytes[s] = *scale;
-      }
+  if (token < 0) {
+    for (std::int64_t w = 0; w < num_words; ++w) words[w * step] = 0;
+    return;
+  }
+  if (from_.dtype() == to_.dtype()) {
+    const Word* scales = from_.as<Word>() + token * from_.stride(0);
+    for (std::int64_t w = 0; w < num_words; ++w) words[w * step] = scales[w * from_.stride(1)];
+    return;
+  }
+  const std::uint8_t* scales = from_.as<std::uint8_t>() + token * from_.stride(0);
+  for (std::int64_t w = 0; w < num_words; ++w) {
+    std::uint64_t word = 0;
+    for (std::int64_t s = 4 * w; s < std::min(4 * w + 4, from_.shape(1)); ++s) {
+      word |= std::uint64_t{scales[s * from_.stride(1)]} << (s % 4 * 8);
     }
-    for (const std::int32_t row : destinations.of(t)) {
-      if (row < 0) continue;
-      Word* to = to_.as<Word>() + row * to_.stride(0);
-      for (std::int64_t w = 0; w < num_words; ++w) {
-        to[w * to_.stride(1)] = words[static_cast<std::size_t>(w)];
-      }
+    words[w * step] = static_cast<Word>(word);
+  }
+}
+
+template <typename Word>
+void ScaleScatter::scatter_columns(const std::vector<std::int64_t>& token_of_row) const {
+  constexpr std::int64_t kTileRows = 256 / sizeof(Word);  // four cache lines of a column
+  std::vector<Word> tile(static_cast<std::size_t>(kTileRows * to_.shape(1)));
+  for (std::int64_t first = 0; first < to_.shape(0); first += kTileRows) {
+    const std::int64_t count = std::min(kTileRows, to_.shape(0) - first);
+    for (std::int64_t i = 0; i < count; ++i) {
+      collect(token_of_row[static_cast<std::size_t>(first + i)], tile.data() + i, kTileRows);
+    }
+    for (std::int64_t w = 0; w < to_.shape(1); ++w) {
+      std::copy_n(tile.data() + w * kTileRows, count, to_.as<Word>() + first + w * to_.stride(1));
     }
   }
 }
 
 template <typename Word>
-void ScaleScatter::clear(std::int64_t begin, std::int64_t end) const {
-  for (std::int64_t w = 0; w < to_.shape(1); ++w) {
-    Word* column = to_.as<Word>() + w * to_.stride(1);
-    for (std::int64_t n = begin; n < end; ++n) column[n * to_.stride(0)] = 0;
+void ScaleScatter::scatter(const std::vector<std::int64_t>& token_of_row) const {
+  if (to_.stride(0) == 1) return scatter_columns<Word>(token_of_row);
+  for (std::int64_t n = 0; n < to_.shape(0); ++n) {
+    collect(token_of_row[static_cast<std::size_t>(n)], to_.as<Word>() + n * to_.stride(0),
+            to_.stride(1));
   }
 }
 
 void ScaleScatter::run(const Destinations& destinations) const {
-  switch (word_bits_) {
-    case 8: return scatter<std::uint8_t>(destinations);
-    case 16: return scatter<std::uint16_t>(destinations);
-    case 32: return scatter<std::uint32_t>(destinations);
-    default: return scatter<std::uint64_t>(destinations);
+  std::vector<std::int64_t> token_of_row(static_cast<std::size_t>(to_.shape(0)), -1);
+  for (std::int64_t t = 0; t < from_.shape(0); ++t) {
+    for (const std::int32_t row : destinations.of(t)) {
+      if (row >= 0) token_of_row[static_cast<std::size_t>(row)] = t;
+    }
   }
-}
-
-void ScaleScatter::zero(std::int64_t begin, std::int64_t end) const {
-  switch (word_bits_) {
-    case 8: return clear<std::uint8_t>(begin, end);
-    case 16: return clear<std::uint16_t>(begin, end);
-    case 32: return clear<std::uint32_t>(begin, end);
-    default: return clear<std::uint64_t>(begin, end);
+  switch (bits_of(to_.dtype())) {
+    case 8: return scatter<std::uint8_t>(token_of_row);
+    case 16: return scatter<std::uint16_t>(token_of_row);
+    case 32: return scatter<std::uint32_t>(token_of_row);
+    default: return scatter<std::uint64_t>(token_of_row);
   }
 }
 

@@ -44,20 +44,19 @@ class ScaleScatter {
  public:
   ScaleScatter(const char* function, const TensorView& from, const TensorView& to);
 
+  /// Writes every row of the output; rows that no token goes to become 0.
   void run(const Destinations& destinations) const;
-
-  /// Zeroes rows [begin, end) of `to`.
-  void zero(std::int64_t begin, std::int64_t end) const;
 
  private:
   template <typename Word>
-  void scatter(const Destinations& destinations) const;
+  void scatter(const std::vector<std::int64_t>& token_of_row) const;
   template <typename Word>
-  void clear(std::int64_t begin, std::int64_t end) const;
+  void scatter_columns(const std::vector<std::int64_t>& token_of_row) const;
+  template <typename Word>
+  void collect(std::int64_t token, Word* words, std::int64_t step) const;
 
   TensorView from_;
   TensorView to_;
-  int word_bits_ = 0;
 };
 
 /// Whether e8m0 or u8 scales become four to an i32.
