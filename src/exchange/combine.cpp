@@ -8,9 +8,9 @@
 #include <string>
 
 #include "core/format.h"
+#include "cpu/streaming.h"
 #include "exchange/check_matrix.h"
 #include "exchange/one_sided.h"
-#include "exchange/streaming.h"
 #include "quant/rows.h"
 
 namespace switchyard {

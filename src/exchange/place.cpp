@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "core/format.h"
+#include "cpu/streaming.h"
 #include "exchange/one_sided.h"
-#include "exchange/streaming.h"
 #include "plan/overflow.h"
 
 namespace switchyard {
