@@ -91,6 +91,9 @@ struct CombineOptions {
   TensorView returned_weights{};
 };
 
+/// Whether the rows given to combine have their topk weights in them already.
+enum class RowsAre : std::uint8_t { kUnweighted, kWeighted };
+
 /// Bytes that left this rank for other ranks, its own share excluded.
 struct WireBytes {
   std::int64_t dispatch = 0;  ///< rows with scales, ids and weights
@@ -163,8 +166,10 @@ class SWITCHYARD_API Exchange {
   ///   rows         [N, H]  bf16, f16 or f32, contiguous: a row for each row of the receive buffer;
   ///                        layouts with a row a token: already the sum over this rank's experts
   ///   row_weights  [N], or [N, K] in layouts with a row a token, f32: carried home, not applied
+  ///   rows_are     kWeighted: per_rank sums the rows as they are. (The sums of per_expert happen
+  ///                at the owner, by CombineOptions.)
   void combine_send(const DispatchHandle& handle, const TensorView& rows,
-                    const TensorView& row_weights = {});
+                    const TensorView& row_weights = {}, RowsAre rows_are = RowsAre::kUnweighted);
 
   /// Waits for the results of this rank's tokens, sums them in fixed order and ends the handle.
   ///

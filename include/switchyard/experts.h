@@ -75,6 +75,13 @@ class SWITCHYARD_API Experts {
   /// True when a row's result never depends on the other rows of the batch.
   virtual bool is_batch_invariant() const = 0;
 
+  /// True when rows quantized to fp8 blocks of 128 may come with packed UE8M0 scales: LowLatency
+  /// then sends them so (vLLM's supports_packed_ue8m0_act_scales).
+  virtual bool supports_packed_ue8m0_act_scales() const { return false; }
+
+  /// True when the experts want rows as the model has them, and quantize by themselves.
+  virtual bool expects_unquantized_inputs() const { return false; }
+
   /// Scratch that `apply` wants for a receive buffer of `num_rows` rows.
   virtual std::size_t workspace_bytes(std::int64_t num_rows) const = 0;
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "switchyard/experts.h"
 #include "switchyard/export.h"
@@ -32,11 +33,14 @@ struct StageTimes {
   std::int64_t shared_ns = 0;   ///< shared expert, between the phases of combine
 };
 
-/// prepare -> experts -> finalize. The shared expert runs between the send and the receive part of
-/// combine, while results travel. Model: vLLM's FusedMoEKernelModularImpl.apply.
+/// prepare -> experts -> finalize. Rows that arrive one a token are permuted for the experts and
+/// weighed and summed after them, in the order in which combine sums. The shared expert runs
+/// between the send and the receive part of combine, while results travel. Model: vLLM's
+/// FusedMoEKernelModularImpl.apply.
 class SWITCHYARD_API ModularKernel {
  public:
-  /// Memory of the routed experts is taken here, once; the shared expert's grows with T.
+  /// Memory of the routed experts is taken here, once, for each micro-batch; the shared expert's
+  /// grows with T. Collective, because it introduces the experts to prepare_finalize.
   /// Errors: kInvalidArgument, kOutOfMemory.
   ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize, std::unique_ptr<Experts> experts,
                 SharedExpert shared = {});
@@ -60,14 +64,17 @@ class SWITCHYARD_API ModularKernel {
 
  private:
   struct Scratch;
-  TensorView run_experts(const Prepared& prepared, int micro_batch);
-  void run_shared(const TensorView& hidden);
-  void add_shared(const TensorView& output);
+  struct Returned;
+  Returned run_experts(const PrepareArguments& arguments, const Prepared& prepared);
+  TensorView run_grouped(const ExpertRows& rows, Scratch& scratch);
+  TensorView run_permuted(const Prepared& prepared, Scratch& scratch);
+  void run_shared(const TensorView& hidden, Scratch& scratch);
+  void add_shared(const TensorView& output, const Scratch& scratch);
 
   std::unique_ptr<PrepareFinalize> prepare_finalize_;
   std::unique_ptr<Experts> experts_;
   SharedExpert shared_;
-  std::unique_ptr<Scratch> scratch_;
+  std::vector<Scratch> scratch_;  ///< [micro-batches]
   StageTimes times_;
   Inspector inspector_;
 };

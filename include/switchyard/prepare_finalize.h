@@ -18,19 +18,37 @@
 
 #include "switchyard/exchange.h"
 #include "switchyard/expert_rows.h"
+#include "switchyard/experts.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
 #include "switchyard/quant.h"
 #include "switchyard/tensor.h"
+#include "switchyard/weight_and_reduce.h"
 
 namespace switchyard {
 
-/// Which experts fit: rows grouped without gaps or with alignment gaps, or a fixed capacity an
-/// expert.
+/// Which experts fit.
 enum class ActivationFormat : std::uint8_t {
-  kStandard,  ///< experts contiguous
+  kStandard,  ///< [M, H]: experts contiguous, or a row a token with its ids
   kBatched,   ///< [L, capacity, H]
 };
+
+/// The classes. Each is an Exchange with a layout and a rule for where rows are quantized.
+enum class PrepareKind : std::uint8_t {
+  kLowLatency,        ///< batched; DeepEP's low-latency calls (vLLM: DeepEPLLPrepareAndFinalize)
+  kElasticDecode,     ///< compact, fixed shapes; DeepEP V2 without expansion, and its V1
+                      ///< high-throughput calls (DeepEPV2PrepareAndFinalize, DeepEPHT...)
+  kElasticPrefill,    ///< expanded, exact shapes; DeepEP V2 with expansion
+  kAllGather,         ///< every token everywhere, reduce-scatter (MoEPrepareAndFinalizeNaiveDPEP)
+  kAllToAll,          ///< compact, [P x Tmax] rows; FlashInfer's two-sided all-to-all
+  kAllToAllOneSided,  ///< [P, Tmax] rows; FlashInfer's one-sided all-to-all
+  kLocal,             ///< no exchange; this rank holds every expert (...NoDPEP)
+};
+
+/// "low_latency", "elastic_decode", "elastic_prefill", "all_gather", "all_to_all",
+/// "all_to_all_one_sided", "local".
+SWITCHYARD_API const char* name_of(PrepareKind kind) noexcept;
+SWITCHYARD_API std::optional<PrepareKind> prepare_kind_from_name(std::string_view name) noexcept;
 
 /// A split call. `hook` performs the receive part and is called exactly once, before `receiver`;
 /// `receiver` returns the result. Without a hook, `receiver` does both.
@@ -40,20 +58,58 @@ struct Pending {
   std::function<Result()> receiver;
 };
 
+/// Rows of each local expert, as in vLLM's ExpertTokensMetadata. On CPUs both tensors of the
+/// original are this one.
+struct ExpertTokensMetadata {
+  std::vector<std::int32_t> expert_num_tokens;  ///< [L]
+
+  static ExpertTokensMetadata make_from_list(std::span<const std::int32_t> list) {
+    return {{list.begin(), list.end()}};
+  }
+};
+
 /// What prepare hands to the experts. Valid until finalize of the same micro-batch has returned.
 struct Prepared {
+  /// Activations and scales. kBatched and kElasticPrefill and kLocal: where each expert's rows lie;
+  /// else a row a token and first_row empty.
   ExpertRows experts;
-  std::int64_t num_rows = 0;                  ///< valid rows
-  std::span<const std::int64_t> expert_load;  ///< [E] rows of each expert over the whole group
+  std::int64_t num_rows = 0;                     ///< valid rows
+  std::span<const std::int64_t> expert_load;     ///< [E] rows of each expert over the whole group
+  std::optional<ExpertTokensMetadata> metadata;  ///< kLowLatency: real counts; kElasticPrefill:
+                                                 ///< counts rounded up to the alignment
+  /// [M, K], kElasticPrefill [M, 1]: physical ids, -1 for no expert and in rows without a token.
+  /// kElasticDecode and kAllToAll: only this rank's experts; kAllToAll writes E instead of -1. i64
+  /// for the elastic classes, else i32. Absent: the caller's own hold.
+  TensorView topk_ids;
+  TensorView topk_weights;  ///< f32, as topk_ids; 0 in rows without a token
 };
 
 struct PrepareArguments {
-  TensorView hidden;        ///< [T, H] bf16
+  TensorView hidden;        ///< [T, H] bf16, f16 or f32
   TensorView topk_ids;      ///< [T, K] i32 or i64; -1: none
   TensorView topk_weights;  ///< [T, K] f32
   /// Multiplies each row by its weight before dispatch and uses 1 afterwards; K must be 1.
   bool apply_router_weight_on_input = false;
   int micro_batch = 0;  ///< from 0 to num_micro_batches - 1: each has a handle of its own
+  /// The experts quantize by themselves: rows arrive as they were given.
+  bool defer_input_quant = false;
+  /// apply_router_weight_on_input writes into `hidden` instead of a copy.
+  bool weighs_in_place = false;
+  /// The largest T of all ranks in this call, the same on each; 0: max_tokens_per_rank. Sizes of
+  /// the classes with fixed shapes follow it; kElasticDecode rounds it up to a power of two.
+  std::int64_t max_tokens = 0;
+};
+
+struct FinalizeArguments {
+  TensorView output;  ///< [T, H] bf16, f16 or f32; the receive part writes it
+  /// Rows at the places of Prepared::experts, [N, H] or [L, C, H], bf16, f16 or f32; unchanged
+  /// until received. With a row a token: [M, H], weighted and summed over this rank's experts
+  /// (no_op), or [M, K, H] (delegate, contiguous).
+  TensorView expert_output;
+  /// delegate: the class weighs rows and sums them. Grouped by expert no_op says that rows are
+  /// weighted already; the other policies are refused there.
+  WeightAndReduce weight_and_reduce{};
+  int micro_batch = 0;
 };
 
 /// The shape follows vLLM's FusedMoEPrepareAndFinalizeModular, so that its users find their
@@ -70,6 +126,7 @@ class SWITCHYARD_API PrepareFinalize {
   virtual ~PrepareFinalize() = default;
 
   virtual std::string_view name() const = 0;
+  virtual PrepareKind kind() const = 0;
   virtual ActivationFormat activation_format() const = 0;
   /// The dtype that topk_ids must have; nothing: i32 or i64.
   virtual std::optional<DType> topk_indices_dtype() const = 0;
@@ -82,19 +139,27 @@ class SWITCHYARD_API PrepareFinalize {
   virtual bool supports_async() const = 0;
   /// H.
   virtual std::int64_t hidden() const = 0;
+  /// K.
+  virtual std::int32_t num_topk() const = 0;
+  virtual int num_micro_batches() const = 0;
   /// Rows of the receive buffer that experts must be ready for.
   virtual std::int64_t max_buffer_rows() const = 0;
+
+  /// Experts of this rank, L.
+  virtual std::int32_t num_local_experts() const = 0;
+  /// i32 [E + 1]: local index of each physical expert or -1; the last entry, of no expert, is -1.
+  virtual const TensorView& expert_map() const = 0;
+
+  /// Called once by the kernel before the first prepare, with the experts that will serve: with
+  /// packed UE8M0 scales LowLatency then sends them. Collective.
+  virtual void post_init_setup(const Experts& experts) = 0;
 
   virtual Pending<Prepared> prepare_async(const PrepareArguments& arguments) = 0;
   Prepared prepare(const PrepareArguments& arguments);
 
-  /// Sends expert results home; the receive part writes `output`.
-  ///
-  ///   expert_output  [N, H]  bf16, rows at the places of Prepared::experts; unchanged until
-  ///   received output         [T, H]  bf16, f16 or f32
-  virtual Pending<void> finalize_async(const TensorView& output, const TensorView& expert_output,
-                                       int micro_batch = 0) = 0;
-  void finalize(const TensorView& output, const TensorView& expert_output, int micro_batch = 0);
+  /// Sends expert results home; the receive part writes the output.
+  virtual Pending<void> finalize_async(const FinalizeArguments& arguments) = 0;
+  void finalize(const FinalizeArguments& arguments);
 
   /// Gives a prepared micro-batch up whose results will never come, because the experts failed.
   /// Alone, the micro-batch is free again; with peers, who wait for the results, the group is
@@ -111,26 +176,48 @@ struct PrepareFinalizeConfig {
   std::int32_t num_topk = 0;
   std::int64_t hidden = 0;
   std::int64_t max_tokens_per_rank = 0;
-  /// How the experts get their rows. Schemes with one scale a row or a block are applied while
-  /// sending; one scale for the whole tensor is taken over the rows that arrived (valid rows only).
+  /// How the experts get their rows.
   QuantScheme scheme = schemes::kNone;
-  Reduce reduce = Reduce::kPerExpert;
+  /// How rows travel. Absent: as `scheme` where a sender can apply it, else unquantized; a dynamic
+  /// scale of a whole tensor is taken over the rows that arrived, valid rows only. A wire scheme
+  /// other than `scheme` is dequantized on arrival, rounded to bf16 and quantized again.
+  std::optional<QuantScheme> wire_scheme{};
+  /// The static scale of schemes with one scale a tensor (vLLM's a1_scale), the global scale of
+  /// nvfp4 (a1_gscale). The same on every rank.
+  std::optional<float> static_scale{};
+  ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of what experts get
+  std::optional<Reduce> reduce{};  ///< absent: per_expert for kLowLatency and kLocal, else per_rank
+  QuantScheme combine_scheme = schemes::kNone;  ///< of rows on the way back
+  std::int64_t expert_alignment = 1;            ///< kElasticPrefill
   std::int32_t num_micro_batches = 1;
+  /// [E] physical id of each expert id, for placements other than linear; negative ids stay. Empty:
+  /// ids are physical.
+  std::vector<std::int32_t> global_to_physical{};
+  /// Refuses what the originals refuse: hidden sizes, K, divisibility, id dtypes.
+  bool strict = false;
 };
 
-/// Decode: the batched layout; weights are applied in combine. Mirrors vLLM's
-/// DeepEPLLPrepareAndFinalize over DeepEP's low-latency calls. Collective.
+/// Collective, except for kLocal, which ignores the group.
+/// Errors: kInvalidArgument, kNotSupported, kOutOfMemory.
+SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_prepare_finalize(
+    PrepareKind kind, const Group& group, const PrepareFinalizeConfig& config);
+
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_low_latency(
     const Group& group, const PrepareFinalizeConfig& config);
-
-/// No exchange: this rank holds every expert and serves its own tokens. Mirrors vLLM's
-/// MoEPrepareAndFinalizeNoDPEP. Not collective.
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_local(const PrepareFinalizeConfig& config);
 
-/// Memory of one rank, in bytes, by the class's name ("low_latency" or "local"). Pure.
-/// Errors: kInvalidArgument.
-SWITCHYARD_API ExchangeMemory prepare_finalize_memory(std::string_view name,
+/// Memory of one rank, in bytes. Pure. Errors: kInvalidArgument.
+SWITCHYARD_API ExchangeMemory prepare_finalize_memory(PrepareKind kind,
                                                       const PrepareFinalizeConfig& config,
                                                       int num_ranks, int rank);
+
+/// The smallest hidden size that DeepEP's low-latency kernels are compiled for and that is not
+/// below `hidden`: 2048, 2560, 3072, 4096, 5120, 6144, 7168 or 8192. Ours take any; for code that
+/// pads as vLLM does. Errors: kInvalidArgument above 8192.
+SWITCHYARD_API std::int64_t round_up_hidden_low_latency(std::int64_t hidden);
+
+/// The smallest hidden size not below `hidden` whose rows are a multiple of 512 bytes (DeepEP's
+/// high-throughput and V2 buffers, as vLLM pads for them).
+SWITCHYARD_API std::int64_t round_up_hidden_512_bytes(std::int64_t hidden, DType dtype);
 
 }  // namespace switchyard

@@ -126,7 +126,7 @@ void OneSidedExchange::check_row_weights(const Slot& slot, const TensorView& row
 }
 
 void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
-                                    const TensorView& row_weights) {
+                                    const TensorView& row_weights, RowsAre rows_are) {
   Slot& slot = find(handle, Stage::kReceived, "combine");
   check_matrix(rows, {"combine",
                       "rows",
@@ -134,6 +134,7 @@ void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorVi
                       slot.receive().num_buffer_rows,
                       config_.hidden});
   check_row_weights(slot, row_weights);
+  if (rows_are == RowsAre::kWeighted) slot.placement_weights.clear();
   slot.epoch = begin("combine", Phase::kCombineSend);
   slot.stage = Stage::kReturned;
   slot.results = rows;

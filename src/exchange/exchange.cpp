@@ -52,8 +52,8 @@ void Exchange::check_output(const DispatchHandle& handle, const TensorView& outp
 }
 
 void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
-                            const TensorView& row_weights) {
-  impl_->combine_send(handle, rows, row_weights);
+                            const TensorView& row_weights, RowsAre rows_are) {
+  impl_->combine_send(handle, rows, row_weights, rows_are);
 }
 
 void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& output,

@@ -74,7 +74,7 @@ class OneSidedExchange {
   void check_output(const DispatchHandle& handle, const TensorView& output,
                     const CombineOptions& options) const;
   void combine_send(const DispatchHandle& handle, const TensorView& rows,
-                    const TensorView& row_weights);
+                    const TensorView& row_weights, RowsAre rows_are);
   void combine_receive(const DispatchHandle& handle, const TensorView& output,
                        const CombineOptions& options);
   void release(const DispatchHandle& handle);

@@ -5,7 +5,9 @@
 #include <array>
 #include <exception>
 
+#include "switchyard/permute.h"
 #include "switchyard/router.h"
+#include "switchyard/scale_layout.h"
 
 #include "core/aligned_buffer.h"
 #include "core/bytes.h"
@@ -17,10 +19,11 @@
 
 namespace switchyard {
 
-/// Memory of the expert stage: what the experts return, their scratch, and the shared rows, which
-/// grow to the largest T seen.
+/// Memory of one micro-batch. What depends on T grows to the largest seen.
 struct ModularKernel::Scratch {
-  AlignedBuffer expert_output;
+  AlignedBuffer permuted;       ///< [M, H] as stored, where rows arrive one a token
+  AlignedBuffer expert_output;  ///< [N or M, H] bf16
+  AlignedBuffer reduced;        ///< [N, H] bf16, where rows arrive one a token
   AlignedBuffer expert_workspace;
   AlignedBuffer shared_workspace;
   AlignedBuffer shared_rows;    ///< [T, H] bf16
@@ -28,7 +31,18 @@ struct ModularKernel::Scratch {
   std::int64_t shared_capacity = 0;
 };
 
+/// What goes to finalize.
+struct ModularKernel::Returned {
+  TensorView rows;
+  WeightAndReduce weight_and_reduce;
+};
+
 namespace {
+
+bool has_row_a_token(PrepareKind kind) {
+  return kind != PrepareKind::kLowLatency && kind != PrepareKind::kElasticPrefill &&
+         kind != PrepareKind::kLocal;
+}
 
 void check_gate(const TensorView& gate, std::int64_t hidden) {
   if (!gate.has_value()) return;
@@ -47,74 +61,130 @@ ModularKernel::ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize,
                              std::unique_ptr<Experts> experts, SharedExpert shared)
     : prepare_finalize_(std::move(prepare_finalize)),
       experts_(std::move(experts)),
-      shared_(std::move(shared)),
-      scratch_(std::make_unique<Scratch>()) {
+      shared_(std::move(shared)) {
   require(prepare_finalize_ != nullptr && experts_ != nullptr, Errc::kInvalidArgument,
           "modular_kernel: prepare_finalize and experts must both be given");
-  check_gate(shared_.gate, prepare_finalize_->hidden());
-  const std::int64_t num_rows = prepare_finalize_->max_buffer_rows();
-  scratch_->expert_output = AlignedBuffer(checked_mul(
-      static_cast<std::size_t>(num_rows * prepare_finalize_->hidden()), sizeof(std::uint16_t)));
-  scratch_->expert_workspace = AlignedBuffer(experts_->workspace_bytes(num_rows));
+  const PrepareFinalize& prepare = *prepare_finalize_;
+  check_gate(shared_.gate, prepare.hidden());
+  prepare_finalize_->post_init_setup(*experts_);
+  const bool is_permuted = has_row_a_token(prepare.kind());
+  const std::int64_t arrived = prepare.max_buffer_rows();
+  const std::int64_t grouped =
+      is_permuted ? checked_mul<std::int64_t>(arrived, prepare.num_topk()) : arrived;
+  const auto row_bytes = static_cast<std::size_t>(prepare.hidden()) * sizeof(std::uint16_t);
+  for (int i = 0; i < prepare.num_micro_batches(); ++i) {
+    Scratch& scratch = scratch_.emplace_back();
+    scratch.expert_output =
+        AlignedBuffer(checked_mul(static_cast<std::size_t>(grouped), row_bytes));
+    scratch.expert_workspace = AlignedBuffer(experts_->workspace_bytes(grouped));
+    if (!is_permuted) continue;
+    // Rows may arrive in any dtype of up to 4 bytes; pages that stay unused cost nothing.
+    scratch.permuted = AlignedBuffer(checked_mul(static_cast<std::size_t>(grouped), 2 * row_bytes));
+    scratch.reduced = AlignedBuffer(checked_mul(static_cast<std::size_t>(arrived), row_bytes));
+  }
 }
 
 ModularKernel::~ModularKernel() = default;
 
 std::size_t ModularKernel::workspace_bytes() const {
-  return scratch_->expert_output.size_bytes() + scratch_->expert_workspace.size_bytes();
+  std::size_t bytes = 0;
+  for (const Scratch& scratch : scratch_) {
+    bytes += scratch.permuted.size_bytes() + scratch.expert_output.size_bytes() +
+             scratch.reduced.size_bytes() + scratch.expert_workspace.size_bytes();
+  }
+  return bytes;
 }
 
-void ModularKernel::apply(const PrepareArguments& arguments, const TensorView& output) {
+void ModularKernel::apply(const PrepareArguments& given, const TensorView& output) {
   require(output.dtype() == DType::kBF16 && output.num_dims() == 2 &&
-              output.shape(0) == arguments.hidden.shape(0) &&
+              output.shape(0) == given.hidden.shape(0) &&
               output.shape(1) == prepare_finalize_->hidden() && output.stride(1) == 1,
           Errc::kInvalidArgument, "modular_kernel: output is {}, must be bf16 [{}, {}]", output,
-          arguments.hidden.shape(0), prepare_finalize_->hidden());
+          given.hidden.shape(0), prepare_finalize_->hidden());
+  PrepareArguments arguments = given;
+  arguments.defer_input_quant |= experts_->expects_unquantized_inputs();
   const std::int64_t start = now_ns();
   Pending<Prepared> prepare = prepare_finalize_->prepare_async(arguments);
+  Scratch& scratch = scratch_[static_cast<std::size_t>(arguments.micro_batch)];
   const std::int64_t sent = now_ns();
   if (prepare.hook) prepare.hook();
   const Prepared prepared = prepare.receiver();
   const std::int64_t placed = now_ns();
-  const TensorView expert_output = run_experts(prepared, arguments.micro_batch);
+  const Returned expert_output = run_experts(arguments, prepared);
 
   const std::int64_t returning = now_ns();
-  Pending<void> finalize =
-      prepare_finalize_->finalize_async(output, expert_output, arguments.micro_batch);
+  Pending<void> finalize = prepare_finalize_->finalize_async(
+      {output, expert_output.rows, expert_output.weight_and_reduce, arguments.micro_batch});
   const std::int64_t returned = now_ns();
-  run_shared(arguments.hidden);
+  run_shared(arguments.hidden, scratch);
   const std::int64_t shared = now_ns();
   if (finalize.hook) finalize.hook();
   finalize.receiver();
-  add_shared(output);
+  add_shared(output, scratch);
   times_.dispatch_ns = sent - start;
   times_.place_ns = placed - sent;
+  times_.experts_ns = returning - placed;
   times_.combine_ns = (returned - returning) + (now_ns() - shared);
   times_.shared_ns = shared - returned;
 }
 
 // Peers wait for these rows: when the experts fail they must learn of it.
-TensorView ModularKernel::run_experts(const Prepared& prepared, int micro_batch) try {
-  const std::int64_t start = now_ns();
-  const TensorView& rows = prepared.experts.rows;
-  const TensorView expert_output(scratch_->expert_output.data(), DType::kBF16,
-                                 {rows.shape(0), rows.shape(1)});
-  experts_->apply(prepared.experts, expert_output,
-                  {scratch_->expert_workspace.data(), scratch_->expert_workspace.size_bytes()});
-  times_.experts_ns = now_ns() - start;
-  if (inspector_) inspector_(prepared, expert_output);
-  return expert_output;
+ModularKernel::Returned ModularKernel::run_experts(const PrepareArguments& arguments,
+                                                   const Prepared& prepared) try {
+  Scratch& scratch = scratch_[static_cast<std::size_t>(arguments.micro_batch)];
+  Returned returned;
+  if (has_row_a_token(prepare_finalize_->kind())) {
+    returned = {run_permuted(prepared, scratch), WeightAndReduce::no_op()};
+  } else {
+    returned.rows = run_grouped(prepared.experts, scratch);
+  }
+  if (inspector_) inspector_(prepared, returned.rows);
+  return returned;
 } catch (const std::exception& error) {
-  prepare_finalize_->abandon(micro_batch, fmt::format("its experts ended with: {}", error.what()));
+  prepare_finalize_->abandon(arguments.micro_batch,
+                             fmt::format("its experts ended with: {}", error.what()));
   throw;
 }
 
+TensorView ModularKernel::run_grouped(const ExpertRows& rows, Scratch& scratch) {
+  const TensorView output(scratch.expert_output.data(), DType::kBF16,
+                          {rows.rows.shape(0), rows.rows.shape(1)});
+  experts_->apply(rows, output,
+                  {scratch.expert_workspace.data(), scratch.expert_workspace.size_bytes()});
+  return output;
+}
+
+// A row a token: each row to this rank's experts that want it, and their weighted sum back.
+TensorView ModularKernel::run_permuted(const Prepared& prepared, Scratch& scratch) {
+  const ExpertRows& arrived = prepared.experts;
+  const std::int64_t num_rows = arrived.rows.shape(0);
+  const std::int64_t width = arrived.rows.shape(1);
+  const TensorView& ids = prepared.topk_ids;
+  PermuteOptions options;
+  options.expert_map = prepare_finalize_->expert_map();
+  options.alignment = 1;
+  PermuteMemory memory;
+  memory.x =
+      TensorView(scratch.permuted.data(), arrived.rows.dtype(), {num_rows * ids.shape(1), width});
+  Tensor linear_scales;
+  if (arrived.scale_layout == ScaleLayout::kSwizzled) {
+    linear_scales = unswizzle_scales(arrived.scales, num_rows, num_scales(arrived.scheme, width));
+  }
+  const Permuted permuted =
+      permute(arrived.rows, linear_scales.view().has_value() ? linear_scales : arrived.scales, ids,
+              prepare_finalize_->num_local_experts(), options, memory);
+  const TensorView output =
+      run_grouped(permuted.expert_rows(arrived.scheme, arrived.tensor_scale), scratch);
+  const TensorView reduced(scratch.reduced.data(), DType::kBF16, {num_rows, width});
+  unpermute_and_reduce(output, permuted.plan, prepared.topk_weights, reduced);
+  return reduced;
+}
+
 // The expert's rows; where there is a gate times sigmoid(x . gate), in f32, rounded again.
-void ModularKernel::run_shared(const TensorView& hidden) {
+void ModularKernel::run_shared(const TensorView& hidden, Scratch& scratch) {
   if (shared_.experts == nullptr) return;
   const std::int64_t num_tokens = hidden.shape(0);
   const std::int64_t width = hidden.shape(1);
-  Scratch& scratch = *scratch_;
   if (num_tokens > scratch.shared_capacity) {
     scratch.shared_capacity = num_tokens;
     scratch.shared_rows = AlignedBuffer(static_cast<std::size_t>(num_tokens * width) * 2);
@@ -138,12 +208,12 @@ void ModularKernel::run_shared(const TensorView& hidden) {
   }
 }
 
-void ModularKernel::add_shared(const TensorView& output) {
+void ModularKernel::add_shared(const TensorView& output, const Scratch& scratch) {
   if (shared_.experts == nullptr) return;
   const std::int64_t width = output.shape(1);
   for (std::int64_t t = 0; t < output.shape(0); ++t) {
     std::uint16_t* to = output.as<std::uint16_t>() + t * output.stride(0);
-    const void* const terms[] = {to, scratch_->shared_rows.as<std::uint16_t>() + t * width};
+    const void* const terms[] = {to, scratch.shared_rows.as<std::uint16_t>() + t * width};
     weigh_reduce_row(terms, DType::kBF16, nullptr, 2, width, to, DType::kBF16);
   }
 }

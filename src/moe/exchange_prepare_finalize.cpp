@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "moe/exchange_prepare_finalize.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "switchyard/permute.h"
+
+#include "core/fail.h"
+#include "core/format.h"
+
+namespace switchyard {
+
+ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, const Group& group,
+                                                 const PrepareFinalizeConfig& config)
+    : recipe_(recipe),
+      config_(config),
+      group_(group),
+      rank_(group.rank()),
+      num_ranks_(group.size()),
+      ownership_{config.num_experts, group.size()} {
+  check_prepare_config(recipe, config, num_ranks_);
+  batches_.resize(static_cast<std::size_t>(config.num_micro_batches));
+  max_buffer_rows_ = exchange(false).max_buffer_rows();
+  expert_map_ = Tensor(DType::kI32, {std::int64_t{config.num_experts} + 1});
+  std::fill_n(expert_map_.as<std::int32_t>(), config.num_experts + 1, -1);
+  std::iota(expert_map_.as<std::int32_t>() + ownership_.first(rank_),
+            expert_map_.as<std::int32_t>() + ownership_.first(rank_) + ownership_.count(rank_), 0);
+}
+
+Exchange& ExchangePrepareFinalize::exchange(bool defers) {
+  std::unique_ptr<Exchange>& exchange = exchanges_[defers];
+  if (exchange != nullptr) return *exchange;
+  exchange = std::make_unique<Exchange>(group_, exchange_config_of(recipe_, config_, defers));
+  if (!defers && exchange->config().scheme != config_.scheme) {
+    for (MicroBatch& batch : batches_) {
+      batch.quantizer = std::make_unique<ArrivedRows>(
+          config_.scheme, config_.hidden, config_.scale_layout, config_.static_scale,
+          exchange->max_buffer_rows(), std::max(1, ownership_.count(rank_)));
+    }
+  }
+  return *exchange;
+}
+
+const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
+    int micro_batch) const {
+  require(micro_batch >= 0 && micro_batch < config_.num_micro_batches, Errc::kInvalidArgument,
+          "{}: micro_batch is {}, must be from 0 to {}", name(), micro_batch,
+          config_.num_micro_batches - 1);
+  return batches_[static_cast<std::size_t>(micro_batch)];
+}
+
+// Experts that take packed UE8M0 scales get them from the senders.
+void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
+  QuantScheme& scheme = config_.scheme;
+  const bool is_fp8_block = scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock &&
+                            scheme.block == 128 && !config_.wire_scheme.has_value();
+  if (recipe_.kind != PrepareKind::kLowLatency || !is_fp8_block ||
+      !experts.supports_packed_ue8m0_act_scales() ||
+      scheme.scale_format == ScaleFormat::kE8M0Packed) {
+    return;
+  }
+  for (const MicroBatch& batch : batches_) {
+    require(!batch.is_busy, Errc::kInvalidArgument,
+            "{}: post_init_setup comes after prepare; call it before the first one", name());
+  }
+  scheme.scale_format = ScaleFormat::kE8M0Packed;
+  exchanges_[0].reset();
+  exchange(false);
+}
+
+Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments) {
+  MicroBatch& batch = batch_of(arguments.micro_batch);
+  require(!batch.is_busy, Errc::kInvalidArgument,
+          "{}: micro_batch {} was prepared and not finalized; finalize it first", name(),
+          arguments.micro_batch);
+  check_ids(arguments.topk_ids);
+  batch.is_weighted = arguments.apply_router_weight_on_input;
+  batch.is_deferred = arguments.defer_input_quant && config_.scheme.is_quantized();
+  const TensorView hidden = batch.is_weighted ? weigh_input(batch, arguments) : arguments.hidden;
+  DispatchOptions options;
+  options.max_tokens = rounded_max_tokens(arguments.max_tokens);
+  if (config_.static_scale.has_value()) {
+    options.tensor_scale = TensorView::of(&*config_.static_scale, {1});
+  }
+  batch.handle =
+      exchange(batch.is_deferred)
+          .dispatch_send(hidden, to_physical(batch, arguments.topk_ids),
+                         batch.is_weighted ? batch.ones.view() : arguments.topk_weights, options);
+  batch.is_busy = true;
+  const auto received = std::make_shared<bool>(false);
+  Pending<Prepared> pending;
+  pending.hook = [this, &batch, received] {
+    receive(batch);
+    *received = true;
+  };
+  pending.receiver = [this, &batch, received] {
+    if (!*received) receive(batch);
+    return batch.prepared;
+  };
+  return pending;
+}
+
+void ExchangePrepareFinalize::receive(MicroBatch& batch) try {
+  batch.dispatched = exchange(batch.is_deferred).dispatch_receive(batch.handle);
+  if (!batch.is_deferred && batch.quantizer != nullptr) {
+    batch.quantizer->quantize(recipe_.layout, batch.dispatched);
+  }
+  describe(batch);
+} catch (const Error& error) {
+  // The call is over on every rank and nothing moved.
+  const bool is_harmless =
+      error.code() == Errc::kCapacityExceeded || error.code() == Errc::kInvalidArgument;
+  batch.is_busy = !is_harmless;
+  throw;
+}
+
+// What the original hands out beside the rows.
+void ExchangePrepareFinalize::describe(MicroBatch& batch) const {
+  const Dispatched& from = batch.dispatched;
+  Prepared& to = batch.prepared;
+  to = Prepared{from.experts, from.num_rows, from.expert_load, std::nullopt, {}, {}};
+  const std::span<const std::int32_t> counts = from.experts.num_rows;
+  switch (recipe_.kind) {
+    case PrepareKind::kLowLatency:
+      to.metadata = ExpertTokensMetadata::make_from_list(counts);
+      return;
+    case PrepareKind::kElasticPrefill: {
+      ExpertTokensMetadata aligned = ExpertTokensMetadata::make_from_list(counts);
+      const std::int64_t alignment = config_.expert_alignment;
+      for (std::int32_t& count : aligned.expert_num_tokens) {
+        count = static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
+      }
+      to.metadata = std::move(aligned);
+      to.topk_ids = prefill_ids(batch);
+      if (from.topk_weights.has_value()) {
+        to.topk_weights =
+            TensorView(from.topk_weights.data(), DType::kF32, {from.topk_weights.shape(0), 1});
+      }
+      return;
+    }
+    case PrepareKind::kElasticDecode:
+    case PrepareKind::kAllToAll: to.topk_ids = physical_ids(batch); break;
+    case PrepareKind::kAllGather:
+    case PrepareKind::kAllToAllOneSided: to.topk_ids = from.topk_ids; break;
+    case PrepareKind::kLocal: return;
+  }
+  to.topk_weights = from.topk_weights;
+}
+
+// Rows of expert e, alignment gaps included, all name e.
+TensorView ExchangePrepareFinalize::prefill_ids(MicroBatch& batch) const {
+  const ExpertRows& experts = batch.dispatched.experts;
+  const std::int64_t num_rows = experts.rows.shape(0);
+  batch.topk_ids = Tensor(DType::kI64, {num_rows, 1});
+  auto* ids = batch.topk_ids.as<std::int64_t>();
+  for (std::size_t e = 0; e < experts.first_row.size(); ++e) {
+    const std::int64_t end = e + 1 < experts.first_row.size() ? experts.first_row[e + 1] : num_rows;
+    std::fill(ids + experts.first_row[e], ids + end,
+              ownership_.first(rank_) + static_cast<std::int64_t>(e));
+  }
+  return batch.topk_ids;
+}
+
+// Local ids back to physical ones. "None" stays -1, or is E where the original fills with its
+// number of slots.
+TensorView ExchangePrepareFinalize::physical_ids(MicroBatch& batch) const {
+  const TensorView& local = batch.dispatched.topk_ids;
+  const bool is_elastic = recipe_.kind == PrepareKind::kElasticDecode;
+  const std::int32_t none = is_elastic ? -1 : config_.num_experts;
+  const std::int32_t first = ownership_.first(rank_);
+  batch.topk_ids = Tensor(is_elastic ? DType::kI64 : DType::kI32, {local.shape(0), local.shape(1)});
+  for (std::int64_t i = 0; i < local.num_elements(); ++i) {
+    const std::int32_t id = local.as<std::int32_t>()[i];
+    const std::int32_t physical = id < 0 ? none : id + first;
+    if (is_elastic) {
+      batch.topk_ids.as<std::int64_t>()[i] = physical;
+    } else {
+      batch.topk_ids.as<std::int32_t>()[i] = physical;
+    }
+  }
+  return batch.topk_ids;
+}
+
+// The rows that combine takes; with [M, K, H] this rank's choices of each row are summed first.
+TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch,
+                                            const FinalizeArguments& arguments) const {
+  const TensorView& rows = arguments.expert_output;
+  const WeightAndReduceKind kind = arguments.weight_and_reduce.kind;
+  const std::int64_t num_rows = batch.dispatched.experts.rows.shape(0);
+  const auto is_rows = [&](const TensorView& view) {
+    return view.has_value() && view.is_contiguous() &&
+           view.num_elements() == num_rows * config_.hidden;
+  };
+  if (is_expert_major(recipe_.layout)) {
+    require(kind == WeightAndReduceKind::kDelegate ||
+                (kind == WeightAndReduceKind::kNoOp && !config_.strict),
+            Errc::kInvalidArgument,
+            "{}: weight_and_reduce is {}, must be delegate: the weights are applied in combine",
+            name(), name_of(kind));
+    return is_rows(rows) ? TensorView(rows.data(), rows.dtype(), {num_rows, config_.hidden}) : rows;
+  }
+  if (kind == WeightAndReduceKind::kNoOp) return rows;
+  require(kind != WeightAndReduceKind::kNaiveBatched, Errc::kInvalidArgument,
+          "{}: weight_and_reduce is naive_batched, must be delegate, no_op or contiguous", name());
+  const std::int64_t num_topk = config_.num_topk;
+  require(rows.has_value() && rows.is_contiguous() &&
+              rows.num_elements() == num_rows * num_topk * config_.hidden,
+          Errc::kInvalidArgument,
+          "{}: expert_output is {}, must be [{}, {}, {}], contiguous, for {}; pass no_op for rows "
+          "that are summed",
+          name(), rows, num_rows, num_topk, config_.hidden, name_of(kind));
+  batch.reduced = Tensor(rows.dtype(), {num_rows, config_.hidden});
+  const TensorView weights = batch.is_weighted ? TensorView() : batch.dispatched.topk_weights;
+  if (kind == WeightAndReduceKind::kContiguous) {
+    const TensorView cubes(rows.data(), rows.dtype(), {num_rows, num_topk, config_.hidden});
+    weight_and_reduce(arguments.weight_and_reduce,
+                      {cubes, batch.dispatched.topk_weights, batch.prepared.topk_ids, expert_map_,
+                       batch.is_weighted},
+                      batch.reduced);
+    return batch.reduced;
+  }
+  // delegate: one chain in f32, rounded once, as everywhere in this library.
+  const Tensor identity(DType::kI32, {num_rows, num_topk});
+  std::iota(identity.as<std::int32_t>(), identity.as<std::int32_t>() + num_rows * num_topk, 0);
+  ep_gather(TensorView(rows.data(), rows.dtype(), {num_rows * num_topk, config_.hidden}),
+            batch.prepared.topk_ids, weights, identity, expert_map_, batch.reduced);
+  return batch.reduced;
+}
+
+Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& arguments) {
+  MicroBatch& batch = batch_of(arguments.micro_batch);
+  Exchange& exchange = *exchanges_[batch.is_deferred];
+  const TensorView output = arguments.output;
+  CombineOptions options;
+  const bool is_weighted = arguments.weight_and_reduce.kind == WeightAndReduceKind::kNoOp;
+  if (is_weighted && exchange.config().reduce == Reduce::kPerExpert) {
+    batch.ones = Tensor(DType::kF32, {output.shape(0), std::int64_t{config_.num_topk}});
+    std::fill_n(batch.ones.as<float>(), batch.ones.view().num_elements(), 1.0f);
+    options.topk_weights = batch.ones;
+  }
+  exchange.check_output(batch.handle, output, options);
+  exchange.combine_send(batch.handle, to_send(batch, arguments), {},
+                        is_weighted ? RowsAre::kWeighted : RowsAre::kUnweighted);
+  const auto received = std::make_shared<bool>(false);
+  Pending<void> pending;
+  pending.hook = [&exchange, &batch, received, output, options] {
+    exchange.combine_receive(batch.handle, output, options);
+    batch.is_busy = false;
+    *received = true;
+  };
+  pending.receiver = [hook = pending.hook, received] {
+    if (!*received) hook();
+  };
+  return pending;
+}
+
+void ExchangePrepareFinalize::abandon(int micro_batch, const std::string& reason) {
+  MicroBatch& batch = batch_of(micro_batch);
+  if (num_ranks_ > 1) return group_.abort(reason);
+  exchanges_[batch.is_deferred]->release(batch.handle);
+  batch.is_busy = false;
+}
+
+std::vector<RowOrigin> ExchangePrepareFinalize::row_origins(int micro_batch) const {
+  const MicroBatch& batch = batch_of(micro_batch);
+  return exchange_of(batch).row_origins(batch.handle);
+}
+
+WireBytes ExchangePrepareFinalize::wire_bytes(int micro_batch) const {
+  const MicroBatch& batch = batch_of(micro_batch);
+  return exchange_of(batch).wire_bytes(batch.handle);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What goes into dispatch: weights on the input, ids in physical numbering, the size of the call.
+
+#include <algorithm>
+#include <bit>
+
+#include "core/fail.h"
+#include "core/format.h"
+#include "moe/exchange_prepare_finalize.h"
+#include "quant/rows.h"
+
+namespace switchyard {
+namespace {
+
+bool is_float(DType dtype) {
+  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+}
+
+template <typename Id>
+void map_ids(const Id* ids, std::int64_t count, const std::vector<std::int32_t>& table,
+             std::int32_t* mapped) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool is_expert = ids[i] >= 0;
+    require(!is_expert || ids[i] < static_cast<Id>(table.size()), Errc::kInvalidArgument,
+            "prepare: topk_ids[{}] is {}, must be -1 or an expert from 0 to {}", i, ids[i],
+            table.size() - 1);
+    mapped[i] = is_expert ? table[static_cast<std::size_t>(ids[i])]
+                          : static_cast<std::int32_t>(std::max<Id>(ids[i], -2));
+  }
+}
+
+}  // namespace
+
+void ExchangePrepareFinalize::check_ids(const TensorView& topk_ids) const {
+  const std::optional<DType> wanted = topk_indices_dtype();
+  require(!wanted.has_value() || topk_ids.dtype() == *wanted, Errc::kInvalidArgument,
+          "{}: topk_ids is {}, strict wants {}", name(), topk_ids, name_of(*wanted));
+}
+
+// The product is f32, rounded once to the dtype of the row.
+TensorView ExchangePrepareFinalize::weigh_input(MicroBatch& batch,
+                                                const PrepareArguments& arguments) const {
+  require(config_.num_topk == 1, Errc::kInvalidArgument,
+          "{}: apply_router_weight_on_input is set with {} experts a token, must be 1", name(),
+          config_.num_topk);
+  const TensorView& hidden = arguments.hidden;
+  const TensorView& weights = arguments.topk_weights;
+  require(hidden.num_dims() == 2 && is_float(hidden.dtype()) && hidden.is_contiguous() &&
+              weights.dtype() == DType::kF32 && weights.is_contiguous() &&
+              weights.num_elements() == hidden.shape(0),
+          Errc::kInvalidArgument,
+          "{}: hidden is {} and topk_weights {}, must be bf16, f16 or f32 [T, H], contiguous, and "
+          "f32 [T, 1]",
+          name(), hidden, weights);
+  const std::int64_t num_tokens = hidden.shape(0);
+  const std::int64_t width = hidden.shape(1);
+  if (!arguments.weighs_in_place) batch.weighted = Tensor(hidden.dtype(), {num_tokens, width});
+  const TensorView to = arguments.weighs_in_place ? hidden : batch.weighted.view();
+  std::vector<float> row(static_cast<std::size_t>(width));
+  const QuantScheme plain{hidden.dtype()};
+  const std::int64_t row_bytes = width * bits_of(hidden.dtype()) / 8;
+  for (std::int64_t t = 0; t < num_tokens; ++t) {
+    dequantize_row(plain, hidden.as<std::byte>() + t * row_bytes, nullptr, hidden.dtype(), width,
+                   row.data());
+    for (float& value : row) value *= weights.as<float>()[t];
+    quantize_row(plain, row.data(), DType::kF32, width, to.as<std::byte>() + t * row_bytes,
+                 nullptr);
+  }
+  batch.ones = Tensor(DType::kF32, {num_tokens, 1});
+  std::fill_n(batch.ones.as<float>(), num_tokens, 1.0f);
+  return to;
+}
+
+TensorView ExchangePrepareFinalize::to_physical(MicroBatch& batch,
+                                                const TensorView& topk_ids) const {
+  const std::vector<std::int32_t>& table = config_.global_to_physical;
+  const bool is_id = topk_ids.dtype() == DType::kI32 || topk_ids.dtype() == DType::kI64;
+  if (table.empty() || topk_ids.num_dims() != 2 || !is_id || !topk_ids.is_contiguous()) {
+    return topk_ids;  // what is wrong with them is for dispatch to say
+  }
+  batch.physical_ids = Tensor(DType::kI32, {topk_ids.shape(0), topk_ids.shape(1)});
+  auto* mapped = batch.physical_ids.as<std::int32_t>();
+  if (topk_ids.dtype() == DType::kI32) {
+    map_ids(topk_ids.as<std::int32_t>(), topk_ids.num_elements(), table, mapped);
+  } else {
+    map_ids(topk_ids.as<std::int64_t>(), topk_ids.num_elements(), table, mapped);
+  }
+  return batch.physical_ids;
+}
+
+// Decode sizes grow in powers of two, so that few shapes occur (as vLLM does for its graphs).
+std::int64_t ExchangePrepareFinalize::rounded_max_tokens(std::int64_t max_tokens) const {
+  if (max_tokens <= 0 || recipe_.kind != PrepareKind::kElasticDecode) return max_tokens;
+  if (max_tokens >= config_.max_tokens_per_rank) return max_tokens;
+  const auto rounded = std::bit_ceil(static_cast<std::uint64_t>(max_tokens));
+  return std::min(static_cast<std::int64_t>(rounded), config_.max_tokens_per_rank);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// prepare_recipe.h: what makes one prepare/finalize class differ from another, as data: its layout,
+// where rows are quantized, and what it reports. The work is done by one class for all.
+#pragma once
+
+#include "switchyard/prepare_finalize.h"
+
+namespace switchyard {
+
+struct PrepareRecipe {
+  PrepareKind kind = PrepareKind::kLowLatency;
+  Layout layout = Layout::kBatched;
+  Reduce reduce = Reduce::kPerExpert;  ///< unless the configuration says another
+  bool has_fixed_shapes = false;       ///< receive tensors of the largest size
+  bool output_is_reduced = true;
+  bool supports_async = true;
+  std::optional<DType> strict_ids;  ///< dtype of topk_ids that the original demands
+
+  ActivationFormat format() const {
+    return layout == Layout::kBatched ? ActivationFormat::kBatched : ActivationFormat::kStandard;
+  }
+};
+
+const PrepareRecipe& recipe_of(PrepareKind kind);
+
+/// Refuses what no class serves, and with `strict` what the mirrored one does not.
+/// Errors: kInvalidArgument, kNotSupported.
+void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                          int num_ranks);
+
+/// What travels: nothing that a sender cannot apply.
+QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config);
+
+/// The exchange behind a class. `defers`: rows travel unquantized.
+ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                                  bool defers);
+
+}  // namespace switchyard
