@@ -142,8 +142,9 @@ inline void naive_round(const QuantScheme& scheme, std::int64_t width, std::vect
     scales[0] = tensor_scale(scalar::max_magnitude(h.data(), DType::kF32, 0, total));
   }
   for (std::int64_t at = 0; at < total; at += width) {
-    scalar::quantize_row(scheme, h.data() + at, DType::kF32, width, q.data(), scales.data());
-    scalar::dequantize_row(scheme, q.data(), scales.data(), width, h.data() + at);
+    scalar::quantize_row(scheme, h.data() + at, DType::kF32, width, q.data(), scales.data(),
+                         scales[0]);
+    scalar::dequantize_row(scheme, q.data(), scales.data(), width, h.data() + at, scales[0]);
   }
 }
 
