@@ -22,7 +22,7 @@ float scale_of_rows(const QuantScheme& scheme, const float* h, std::int64_t num_
                     std::optional<float> static_scale) {
   if (static_scale.has_value()) return *static_scale;
   if (scheme.group != ScaleGroup::kTensor) return 1.0f;
-  return tensor_scale(max_magnitude(h, DType::kF32, num_elements));
+  return tensor_scale(max_magnitude(h, DType::kF32, num_elements), scheme.dtype);
 }
 
 }  // namespace

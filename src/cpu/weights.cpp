@@ -31,16 +31,6 @@ const std::byte* contiguous_row(const TensorView& tensor, std::int64_t matrix, s
   return copy;
 }
 
-float value_of_code(DType dtype, std::uint8_t code) {
-  switch (dtype) {
-    case DType::kE4M3: return f32_from_e4m3(code);
-    case DType::kI8: return static_cast<float>(static_cast<std::int8_t>(code));
-    default: break;
-  }
-  const float magnitude = widen_magnitude<1, 1>(code & 7u);  // e2m1
-  return (code & 8u) != 0 ? -magnitude : magnitude;
-}
-
 float load_scale(const TensorView& scales, std::int64_t element) {
   switch (scales.dtype()) {
     case DType::kE8M0: return f32_from_e8m0(scales.as<const std::uint8_t>()[element]);
@@ -97,8 +87,9 @@ WeightReader::WeightReader(const WeightTensor& tensor) : tensor_(tensor) {
   const DType dtype = tensor.values.dtype();
   row_.resize(static_cast<std::size_t>(tensor.values.shape(2)) * bytes_of(dtype));
   if (!is_quantized_weight(dtype)) return;
-  for (std::size_t code = 0; code < value_.size(); ++code) {
-    value_[code] = value_of_code(dtype, static_cast<std::uint8_t>(code));
+  const std::size_t num_codes = std::size_t{1} << bits_of(dtype);
+  for (std::size_t code = 0; code < num_codes; ++code) {
+    value_[code] = switchyard::decode(dtype, static_cast<std::uint8_t>(code));
   }
 }
 

@@ -130,7 +130,7 @@ TEST(ExpertsTest, BadWeightsAreNamed) {
   }
   expect_error(Errc::kInvalidArgument, "intermediate is f16",
                [&] { make_exact_experts(good.weights(), {QuantScheme{DType::kF16}}); });
-  expect_error(Errc::kInvalidArgument, "elements are u8", [&] {
+  expect_error(Errc::kInvalidArgument, "scheme is u8", [&] {
     make_exact_experts(good.weights(), {QuantScheme{DType::kU8, ScaleGroup::kToken}});
   });
 }
