@@ -43,7 +43,8 @@ struct QuantizedInput {
   Tensor scales_memory;
 };
 
-/// Quantizes `x` [M, H] (bf16, f16 or f32; rows contiguous) by the table of docs/scale_layouts.md.
+/// Quantizes `x` [M, H] (bf16, f16 or f32, rows contiguous; none: any tensor) by the table of
+/// docs/scale_layouts.md.
 ///
 /// `scale`, f32, is the static scale of fp8_e4m3 ([1], [M, 1], or [M, S] where S divides H), int8
 /// and fp8 ([1]), or nvfp4's global scale ([1], mandatory); where the scales are taken per block,
