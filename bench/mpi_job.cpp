@@ -42,13 +42,14 @@ class MpiExchange {
       table.push_back(
           {test_.num_tokens, all_ids_.data() + static_cast<std::size_t>(r) * ids.size(), nullptr});
     }
-    send_plan_.build(ownership_, test_.num_topk, table[static_cast<std::size_t>(rank_)]);
-    receive_plan_.build(rank_, ownership_, test_.num_topk, {Layout::kExpanded, 1, 0, 0}, table);
-    std::byte* to = send_.data();
-    for (const auto& list : send_plan_.tokens_to) {
-      for (const std::int32_t t : list) {
-        std::memcpy(to, tokens + t * test_.hidden, row_bytes_);
-        to += row_bytes_;
+    send_plan_.build(ownership_, test_.num_topk, Layout::kExpanded,
+                     table[static_cast<std::size_t>(rank_)]);
+    receive_plan_.build(rank_, ownership_, test_.num_topk, {}, table);
+    std::vector<std::int64_t> next = first_row_to();
+    for (std::int64_t t = 0; t < test_.num_tokens; ++t) {
+      for (const TokenRank& r : send_plan_.ranks_of(t)) {
+        const auto row = static_cast<std::size_t>(next[static_cast<std::size_t>(r.rank)]++);
+        std::memcpy(send_.data() + row * row_bytes_, tokens + t * test_.hidden, row_bytes_);
       }
     }
     all_to_all(true);
@@ -74,14 +75,13 @@ class MpiExchange {
                        receive_.data() + a * row_bytes_, DType::kBF16);
     }
     all_to_all(false);
-    std::vector<std::size_t> next(static_cast<std::size_t>(test_.num_ranks), 0);
-    for (std::size_t r = 1; r < next.size(); ++r)
-      next[r] = next[r - 1] + send_plan_.tokens_to[r - 1].size();
+    std::vector<std::int64_t> next = first_row_to();
     for (std::int64_t t = 0; t < test_.num_tokens; ++t) {
       int count = 0;
       for (const TokenRank& r : send_plan_.ranks_of(t)) {
         terms[static_cast<std::size_t>(count++)] =
-            send_.data() + next[static_cast<std::size_t>(r.rank)]++ * row_bytes_;
+            send_.data() +
+            static_cast<std::size_t>(next[static_cast<std::size_t>(r.rank)]++) * row_bytes_;
       }
       weigh_reduce_row(terms.data(), DType::kBF16, nullptr, count, test_.hidden,
                        output + t * test_.hidden, DType::kBF16);
@@ -94,15 +94,25 @@ class MpiExchange {
     return rows_.data() + static_cast<std::size_t>(p.row) * row_bytes_;
   }
 
-  // Rows of tokens_to go out and rows of arrivals come in; combine is the way back.
+  // Where the rows for each rank begin among those that go out.
+  std::vector<std::int64_t> first_row_to() const {
+    std::vector<std::int64_t> first(static_cast<std::size_t>(test_.num_ranks), 0);
+    for (std::size_t r = 1; r < first.size(); ++r) {
+      first[r] = first[r - 1] + send_plan_.num_tokens_to[r - 1];
+    }
+    return first;
+  }
+
+  // Rows of own tokens go out and rows of arrivals come in; combine is the way back.
   void all_to_all(bool is_dispatch) {
     const auto size = static_cast<std::size_t>(test_.num_ranks);
     std::vector<int> out(size), out_at(size), in(size), in_at(size);
+    const std::vector<std::int64_t> first = first_row_to();
     for (std::size_t r = 0; r < size; ++r) {
-      out[r] = static_cast<int>(send_plan_.tokens_to[r].size());
+      out[r] = static_cast<int>(send_plan_.num_tokens_to[r]);
       in[r] = static_cast<int>(receive_plan_.first_arrival[r + 1] - receive_plan_.first_arrival[r]);
       in_at[r] = static_cast<int>(receive_plan_.first_arrival[r]);
-      if (r > 0) out_at[r] = out_at[r - 1] + out[r - 1];
+      out_at[r] = static_cast<int>(first[r]);
     }
     if (is_dispatch) {
       MPI_Alltoallv(send_.data(), out.data(), out_at.data(), row_type_, receive_.data(), in.data(),

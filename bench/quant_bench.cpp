@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // quant_bench.cpp: one core's rate of the row formats, beside the floor that memory sets: a memcpy
-// whose reads and writes together are as many bytes as the format reads and writes. The floor of
-// each case is measured next to it; the counter "of_floor" is floor time / time.
+// whose reads and writes together are as many bytes as the format reads and writes (copy_floor.h).
 //
 // Shapes: 128 x 7168 (a decode batch, in cache) and 8192 x 7168 (a prefill batch, out of cache).
-
-#include <algorithm>
-#include <chrono>
-#include <cstring>
-#include <vector>
 
 #include <benchmark/benchmark.h>
 
 #include "switchyard/quant.h"
 
-#include "core/aligned_buffer.h"
+#include "copy_floor.h"
 #include "core/random.h"
 #include "quant/activation.h"
 #include "quant/bf16.h"
@@ -25,29 +19,6 @@ namespace switchyard {
 namespace {
 
 constexpr std::int64_t kHidden = 7168;
-
-double seconds_of(const auto& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// A memcpy that reads and writes `num_bytes` together.
-class Floor {
- public:
-  explicit Floor(std::size_t num_bytes) : from_(num_bytes / 2), to_(num_bytes / 2) {
-    std::memset(from_.data(), 1, from_.size_bytes());
-    std::memset(to_.data(), 1, to_.size_bytes());
-  }
-  void run() {
-    std::memcpy(to_.data(), from_.data(), from_.size_bytes());
-    benchmark::ClobberMemory();
-  }
-
- private:
-  AlignedBuffer from_;
-  AlignedBuffer to_;
-};
 
 Tensor normal_tensor(DType dtype, std::int64_t num_rows) {
   Tensor x(dtype, {num_rows, kHidden});
@@ -61,28 +32,6 @@ Tensor normal_tensor(DType dtype, std::int64_t num_rows) {
     }
   }
   return x;
-}
-
-// Runs `body`, which moves `num_bytes`, in turn with the floor, so that a busy machine slows both;
-// the counters are of the best run of each. Twice in a row, for warm caches where they are large
-// enough.
-void measure(benchmark::State& state, std::size_t num_bytes, const auto& body) {
-  Floor floor(num_bytes);
-  double best = 1e9;
-  double best_floor = 1e9;
-  for (auto _ : state) {
-    floor.run();
-    best_floor = std::min(best_floor, seconds_of([&] { floor.run(); }));
-    body();
-    const double seconds = seconds_of(body);
-    best = std::min(best, seconds);
-    state.SetIterationTime(seconds);
-    benchmark::ClobberMemory();
-  }
-  const auto bytes = static_cast<double>(num_bytes);
-  state.counters["GB/s"] = bytes / best * 1e-9;
-  state.counters["floor_GB/s"] = bytes / best_floor * 1e-9;
-  state.counters["of_floor"] = best_floor / best;
 }
 
 void quantize_scheme(benchmark::State& state, const QuantScheme& scheme) {

@@ -21,6 +21,7 @@ int exit_code_of(Errc code) {
   switch (code) {
     case Errc::kInvalidArgument:
     case Errc::kWorkspaceTooSmall:
+    case Errc::kCapacityExceeded:
     case Errc::kMalformedFile:
     case Errc::kNotSupported: return 2;
     case Errc::kNotAvailable:

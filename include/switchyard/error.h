@@ -14,6 +14,7 @@ namespace switchyard {
 enum class Errc {
   kInvalidArgument,    ///< a shape, dtype, id or option is wrong; nothing was written
   kWorkspaceTooSmall,  ///< memory given by the caller is too small; the message says what is needed
+  kCapacityExceeded,   ///< an expert was sent more rows than its capacity; nothing was moved
   kMalformedFile,      ///< a file is truncated, hostile or not of the format it claims
   kNotSupported,       ///< a valid request that this library does not serve
   kNotAvailable,       ///< an optional part is missing in this build or on this machine

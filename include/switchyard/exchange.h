@@ -14,47 +14,16 @@
 #include <span>
 #include <vector>
 
+#include "switchyard/exchange_config.h"
 #include "switchyard/expert_rows.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
-#include "switchyard/layout.h"
-#include "switchyard/quant.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
 
-/// Fixed for the life of an Exchange. Every rank passes equal values; the constructor checks this
-/// and names the first rank and field that differ.
-struct ExchangeConfig {
-  std::int32_t num_experts = 0;          ///< E, from 1 to 65535; need not be a multiple of P
-  std::int32_t num_topk = 0;             ///< K, from 1 to 64
-  std::int64_t hidden = 0;               ///< H, at least 1
-  std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, over all ranks
-  Layout layout = Layout::kExpanded;     ///< kBatched or kExpanded
-  QuantScheme scheme = schemes::kNone;   ///< of rows on the wire; quantized once, while sending
-  Reduce reduce = Reduce::kPerRank;
-  bool sends_weights = true;          ///< topk_weights travel with dispatch (f32)
-  std::int64_t expert_alignment = 1;  ///< kExpanded: experts start at multiples of it
-  std::int32_t max_in_flight = 1;     ///< handles that may be alive at once, from 1 to 64
-};
-
-/// Memory that one rank takes, in bytes. Windows are shared with the peers; receive buffers are
-/// private. Both are reserved whole and become real page by page, as rows really arrive.
-struct ExchangeMemory {
-  /// 128 + n * up(128 * (1 + P) + up(2 T K, 128) + up(4 T K, 128)
-  ///              + max(T * row, T * columns * 2 up(H, 8)), 128)
-  /// with 4 T K only where weights travel, T the declared maximum, n = max(2, max_in_flight + 1),
-  /// row = a row with its scales rounded up to 16 bytes, columns = K, or min(P, K) for per_rank.
-  std::size_t window_bytes = 0;
-  /// max_in_flight * N * (row + scales), N the most rows that can arrive.
-  std::size_t receive_bytes = 0;
-};
-
-/// Pure: no communication, no allocation. Errors: kInvalidArgument, kNotSupported.
-SWITCHYARD_API ExchangeMemory exchange_memory(const ExchangeConfig& config, int num_ranks,
-                                              int rank);
-
-/// Ties a combine to its dispatch. A small value; the exchange owns what is behind it.
+/// Ties a combine to its dispatch. It also keeps the routing, so after its combine it can still be
+/// given to dispatch_again and reopen. Copies are the same handle.
 class DispatchHandle {
  public:
   DispatchHandle() = default;
@@ -63,25 +32,52 @@ class DispatchHandle {
   friend class OneSidedExchange;
   std::int32_t slot_ = -1;
   std::uint64_t id_ = 0;
+  std::shared_ptr<struct CachedRouting> routing_;
+};
+
+/// What dispatch takes besides tokens and routing.
+struct DispatchOptions {
+  /// [T, S]: tokens are already quantized by the configured scheme, with these scales.
+  TensorView scales{};
+  /// [1] f32, the same on every rank: the scale of all tokens for schemes with one scale a tensor,
+  /// the global scale for nvfp4. Needed by these, ignored by the others.
+  TensorView tensor_scale{};
+  /// [T, ...] each, rows contiguous, of the configured number of bytes.
+  std::vector<TensorView> payloads{};
+  /// Upper bound on T over all ranks for this call, the same on every rank: sizes of kByRank and of
+  /// worst_case_rows follow it. 0: the configured one.
+  std::int64_t max_tokens = 0;
 };
 
 /// Where a received row comes from.
 struct RowOrigin {
   std::int64_t row = 0;     ///< index in the receive buffer
-  std::int32_t expert = 0;  ///< local index
+  std::int32_t expert = 0;  ///< local index; -1 in layouts with a row a token
   std::int32_t rank = 0;    ///< source rank
   std::int32_t token = 0;   ///< token on that rank
-  std::int32_t k = 0;       ///< which of the token's choices
-  float weight = 1.0f;      ///< its topk weight; 1 when weights do not travel
+  std::int32_t k = 0;       ///< which of its choices; a row a token: the highest here, or -1
+  float weight = 1.0f;      ///< weight of that choice; 1 where weights do not travel
 };
 
 /// Received rows. Everything in here is valid until the handle's combine has been received or the
 /// handle is released.
 struct Dispatched {
   DispatchHandle handle;
-  ExpertRows experts;                         ///< rows, scales, and where each expert's rows lie
-  std::int64_t num_rows = 0;                  ///< valid rows
-  std::span<const std::int64_t> expert_load;  ///< [E] rows of each expert over the whole group
+  /// Rows and scales. kBatched, kExpanded: where each expert's rows lie. The other layouts: rows by
+  /// (source rank, token), first_row empty, num_rows [L] tokens that want each local expert.
+  ExpertRows experts;
+  std::int64_t num_rows = 0;  ///< valid rows
+  /// [N, K] i32, kCompact, kByRank and kAllGather. kCompact: local index, -1 for experts of other
+  /// ranks; the others: ids as sent. -1 in rows without a token.
+  TensorView topk_ids;
+  /// f32 where weights travel: [N, K] as sent; kBatched, kExpanded: [N], that of (token, expert). 0
+  /// in rows without a token.
+  TensorView topk_weights;
+  std::vector<TensorView> payloads;             ///< [N, bytes] u8 each
+  std::span<const std::int64_t> rows_per_rank;  ///< [P] tokens placed here of each rank
+  std::span<const std::int64_t> expert_load;    ///< [E] rows of each expert over the whole group
+  std::span<const std::int64_t> wait_ns;        ///< [P] time spent waiting for each rank's rows
+  std::int64_t num_dropped = 0;                 ///< choices of this rank's tokens lost to capacity
 };
 
 struct CombineOptions {
@@ -90,6 +86,9 @@ struct CombineOptions {
   TensorView topk_weights;
   /// [T, H] bf16 each, added first, in the order given.
   std::vector<TensorView> bias;
+  /// [T, K] f32, written: what each choice's rank passed as row_weights to combine_send; 0 where
+  /// there is none.
+  TensorView returned_weights{};
 };
 
 /// Bytes that left this rank for other ranks, its own share excluded.
@@ -123,20 +122,37 @@ class SWITCHYARD_API Exchange {
 
   /// Quantizes and publishes this rank's tokens.
   ///
-  ///   tokens        [T, H]  bf16, rows contiguous; T from 0 to max_tokens_per_rank, its own on
-  ///   each
-  ///                         rank
-  ///   topk_ids      [T, K]  i32 or i64, contiguous; from 0 to E - 1, or -1 for "none". With
-  ///                         kExpanded a token may name an expert twice; each counts.
+  ///   tokens        [T, H]  bf16, f16 or f32, or quantized by the configured scheme (with
+  ///                         options.scales); rows contiguous; T from 0 to max_tokens_per_rank, its
+  ///                         own on each rank
+  ///   topk_ids      [T, K]  i32 or i64, contiguous; from 0 to E - 1, or -1 for "none". A token may
+  ///                         name an expert twice, except with kBatched; each counts.
   ///   topk_weights  [T, K]  f32, contiguous; absent: all 1
   DispatchHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                               const TensorView& topk_weights = {});
+                               const TensorView& topk_weights = {},
+                               const DispatchOptions& options = {});
+
+  /// The same with the routing of an earlier handle, which every rank has received: rows land where
+  /// they landed then, and only a header line travels with them.
+  DispatchHandle dispatch_again_send(const DispatchHandle& earlier, const TensorView& tokens,
+                                     const TensorView& topk_weights = {},
+                                     const DispatchOptions& options = {});
 
   /// Waits for the peers' rows and places them.
+  ///
+  /// Errors also, on every rank and with nothing lost: kInvalidArgument when ranks passed other
+  /// max_tokens, tensor_scale or routing, kCapacityExceeded.
   Dispatched dispatch_receive(const DispatchHandle& handle);
 
   Dispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
-                      const TensorView& topk_weights = {});
+                      const TensorView& topk_weights = {}, const DispatchOptions& options = {});
+  Dispatched dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
+                            const TensorView& topk_weights = {},
+                            const DispatchOptions& options = {});
+
+  /// A handle for one more combine with the routing of an earlier one, without a dispatch; weights
+  /// are 1. No communication. Combine is the gradient of dispatch, and dispatch_again of combine.
+  DispatchHandle reopen(const DispatchHandle& earlier);
 
   /// Throws what combine_receive would throw for these arguments. Sends nothing, changes nothing.
   void check_output(const DispatchHandle& handle, const TensorView& output,
@@ -144,8 +160,11 @@ class SWITCHYARD_API Exchange {
 
   /// Sends expert results home.
   ///
-  ///   rows  [N, H]  bf16, contiguous: a row for each row of the receive buffer
-  void combine_send(const DispatchHandle& handle, const TensorView& rows);
+  ///   rows         [N, H]  bf16, f16 or f32, contiguous: a row for each row of the receive buffer;
+  ///                        layouts with a row a token: already the sum over this rank's experts
+  ///   row_weights  [N], or [N, K] in layouts with a row a token, f32: carried home, not applied
+  void combine_send(const DispatchHandle& handle, const TensorView& rows,
+                    const TensorView& row_weights = {});
 
   /// Waits for the results of this rank's tokens, sums them in fixed order and ends the handle.
   ///
@@ -161,7 +180,7 @@ class SWITCHYARD_API Exchange {
   /// the same.
   void release(const DispatchHandle& handle);
 
-  /// Origin of every valid row, by (expert, rank, token, k).
+  /// Origin of every valid row, by (expert, rank, token, k) or, with a row a token, (rank, token).
   std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const;
 
   /// Of a received handle: what its dispatch sent, and what its combine does send.

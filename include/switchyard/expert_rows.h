@@ -14,14 +14,23 @@
 namespace switchyard {
 
 /// Rows grouped by local expert. `batched` and `expanded` layouts differ only in first_row: there
-/// is one code path for both.
+/// is one code path for both. Row n of a buffer [B, R, ...] is row n % R of block n / R: in the
+/// `batched` layout B = L and R is the capacity.
+///
+/// Shapes of scales, by their number of dimensions:
+///   [N, S]                                    any strides
+///   [B, R, S]                                 any strides: blocks laid out one by one
+///   [cdiv(N, 128), cdiv(S, 4), 32, 4, 4]      kSwizzled, contiguous
+///   [B, cdiv(R, 128), cdiv(S, 4), 32, 4, 4]   kSwizzled, contiguous
+///   [1] or [L]                                one scale a tensor, or an expert's rows
 struct ExpertRows {
   TensorView rows;                          ///< [N, H] bf16, or as stored_dtype() says
-  TensorView scales;                        ///< [N, S]; [1] for one scale a tensor; else absent
+  TensorView scales;                        ///< see above; absent without scales
   QuantScheme scheme;                       ///< how rows are quantized; kNone: bf16
   std::span<const std::int64_t> first_row;  ///< [L] first row of each expert
   std::span<const std::int32_t> num_rows;   ///< [L] valid rows of each; the rest is undefined
-  TensorView tensor_scale{};                ///< [1] f32: the global scale of nvfp4; else absent
+  TensorView tensor_scale{};  ///< [1] or [L] f32: the global scale of nvfp4; else absent
+  ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< only kSwizzled changes what is read
 };
 
 }  // namespace switchyard

@@ -13,6 +13,7 @@
 #include <span>
 #include <string_view>
 
+#include "switchyard/activation.h"
 #include "switchyard/expert_rows.h"
 #include "switchyard/export.h"
 #include "switchyard/quant.h"
@@ -20,15 +21,45 @@
 
 namespace switchyard {
 
-/// Weights of the local experts. down( silu(gate(x)) * up(x) ).
+/// The block of a quantized weight whose elements share a scale; -1: all of that dimension. Mirrors
+/// vLLM's GroupShape.
+struct WeightBlock {
+  std::int32_t outputs = 128;
+  std::int32_t inputs = 128;
+
+  friend bool operator==(const WeightBlock&, const WeightBlock&) = default;
+};
+
+namespace weight_blocks {
+inline constexpr WeightBlock k128x128{};       ///< DeepSeek's fp8 checkpoints
+inline constexpr WeightBlock kTensor{-1, -1};  ///< one scale for each expert's matrix
+inline constexpr WeightBlock kChannel{1, -1};  ///< one scale an output
+inline constexpr WeightBlock kNvfp4{1, 16};
+inline constexpr WeightBlock kMxfp4{1, 32};
+}  // namespace weight_blocks
+
+/// Weights of the local experts: down( activation(gate(x), up(x)) ). Any strides, so that gate and
+/// up may be halves, or every other row, of one tensor; e2m1 is packed in pairs along its last
+/// dimension, which is even and contiguous.
+///
+/// A weight of e4m3, i8 or e2m1 is element * scale, in f32; with an alpha, element * (scale *
+/// alpha). Scales are f32, bf16, f16, e8m0 (mxfp4) or e4m3 (nvfp4); those of other weights are
+/// absent.
 struct ExpertWeights {
-  TensorView gate;  ///< [L, I, H] bf16, f16, f32, or e4m3 with scales
+  TensorView gate;  ///< [L, I, H] bf16, f16, f32, e4m3, i8 or e2m1
   TensorView up;    ///< [L, I, H]
   TensorView down;  ///< [L, H, I]
-  /// Inverse scales of e4m3 weights, one for each 128 x 128 block, else absent.
-  TensorView gate_scale;  ///< [L, cdiv(I, 128), cdiv(H, 128)] f32
-  TensorView up_scale;    ///< as gate_scale
-  TensorView down_scale;  ///< [L, cdiv(H, 128), cdiv(I, 128)] f32
+  /// One scale for each block, of which the last may be partial.
+  TensorView gate_scale;    ///< [L, cdiv(I, block.outputs), cdiv(H, block.inputs)]
+  TensorView up_scale;      ///< as gate_scale
+  TensorView down_scale;    ///< [L, cdiv(H, block.outputs), cdiv(I, block.inputs)]
+  WeightBlock block{};      ///< of every quantized weight
+  TensorView gate_alpha{};  ///< [L] f32, what nvfp4 scales are multiplied by; or absent, for 1
+  TensorView up_alpha{};    ///< [L] f32
+  TensorView down_alpha{};  ///< [L] f32
+  TensorView gate_bias{};   ///< [L, I] bf16, f16 or f32; or absent
+  TensorView up_bias{};     ///< [L, I]
+  TensorView down_bias{};   ///< [L, H]
 };
 
 /// Serves one thread at a time.
@@ -48,7 +79,7 @@ class SWITCHYARD_API Experts {
   virtual std::size_t workspace_bytes(std::int64_t num_rows) const = 0;
 
   /// Writes output [N, H] bf16 at the places of the valid rows; other rows stay as they are.
-  /// `workspace` holds at least workspace_bytes(N) bytes.
+  /// `workspace` holds at least workspace_bytes(N) bytes. Rows are dequantized to f32 first.
   ///
   /// Errors: kInvalidArgument (shape, dtype, scheme), kWorkspaceTooSmall.
   virtual void apply(const ExpertRows& input, const TensorView& output,
@@ -59,10 +90,15 @@ struct ExpertOptions {
   /// Requantizes the activation between the two GEMMs, as fp8 pipelines do; kNone: stays f32 in
   /// registers, rounded once to bf16. For one scale a tensor: one scale for each expert's rows.
   QuantScheme intermediate = schemes::kNone;
+  Activation activation{};
+  /// [1] or [L] f32, read once. One scale a tensor: used instead of a dynamic one; nvfp4: its
+  /// global scale, which must be there; other schemes: absent.
+  TensorView intermediate_scale{};
 };
 
-/// "exact": every output is one f32 chain, k ascending, fma, so results are the same bits for every
-/// batch, rank count and machine. Weights are repacked once, here.
+/// "exact": every output is one f32 chain, k ascending, fma, from +0, to which its bias is added,
+/// so results are the same bits for every batch, rank count and machine. Weights are repacked once,
+/// here: bf16 keeps its 2 bytes, all else takes 4.
 ///
 /// Errors: kInvalidArgument.
 SWITCHYARD_API std::unique_ptr<Experts> make_exact_experts(const ExpertWeights& weights,

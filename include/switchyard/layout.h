@@ -38,6 +38,12 @@ enum class Reduce : std::uint8_t {
   kPerRank,
 };
 
+/// True when each expert's rows are together, a row for each (token, expert); else there is a row
+/// for each token.
+constexpr bool is_expert_major(Layout layout) {
+  return layout == Layout::kBatched || layout == Layout::kExpanded;
+}
+
 SWITCHYARD_API const char* name_of(Layout layout) noexcept;
 SWITCHYARD_API const char* name_of(Reduce reduce) noexcept;
 SWITCHYARD_API std::optional<Layout> layout_from_name(std::string_view name) noexcept;

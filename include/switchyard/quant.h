@@ -117,20 +117,31 @@ SWITCHYARD_API DType stored_dtype(const QuantScheme& scheme, DType input = DType
 
 /// Quantizes rows.
 ///
-///   x       [T, H]  bf16, f16 or f32; rows contiguous
-///   q       [T, H]  scheme.dtype, contiguous; written
-///   scales  [T, S]  f32 (i32 for kE8M0Packed), any strides, so that column-major and TMA-aligned
-///                   layouts are a choice of the caller; [1] for kTensor; written
-///   static_scale    [1] f32 for kTensor: used instead of the largest magnitude; absent: dynamic
+///   x             [T, H]  bf16, f16 or f32; rows contiguous; H is even for e2m1
+///   q             [T, H]  stored_dtype(scheme, x.dtype()), contiguous; written. e2m1: H / 2 bytes
+///                         a row, the first element of a byte in its low nibble
+///   scales        [T, S]  scale_dtype(scheme), any strides, so that column-major and TMA-aligned
+///                         layouts are a choice of the caller; f32 [1] for kTensor; written. Not
+///                         looked at for schemes without scales or simulated ones
+///   static_scale  f32. [1] for kTensor and [T, 1] for fp8_token: used instead of the largest
+///                 magnitude; absent: dynamic. [1] for nvfp4, where it is mandatory and positive:
+///                 the global scale, by convention 448 * 6 / largest magnitude of the tensor
+///   scale_ub      bound of the largest magnitude of a row, above 0; for dynamic fp8_token
 ///
-/// NaN never changes a scale; as an element it becomes what semantics of the scheme's original do.
-/// Errors: kInvalidArgument (shape, dtype); nothing was written then.
+/// NaN never changes a scale; as an element it becomes what docs/schemes.md says of the scheme.
+/// Errors: kInvalidArgument (scheme, shape, dtype, scale); nothing was written then.
+/// Mirrors vLLM's ops.scaled_fp8_quant, scaled_int8_quant, scaled_fp4_quant and
+/// per_token_group_quant_fp8.
 SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
-                             const TensorView& scales, const TensorView& static_scale = {});
+                             const TensorView& scales, const TensorView& static_scale = {},
+                             std::optional<float> scale_ub = {});
 
 /// The inverse map: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or
-/// f32).
+/// f32). For nvfp4 the scale is that of the block / tensor_scale, by its IEEE reciprocal.
+///
+///   tensor_scale  f32 [1]: what nvfp4 was quantized with; not looked at for other schemes
 SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,
-                               const QuantScheme& scheme, const TensorView& y);
+                               const QuantScheme& scheme, const TensorView& y,
+                               const TensorView& tensor_scale = {});
 
 }  // namespace switchyard

@@ -13,6 +13,7 @@ const char* name_of(Errc code) noexcept {
   switch (code) {
     case Errc::kInvalidArgument: return "invalid_argument";
     case Errc::kWorkspaceTooSmall: return "workspace_too_small";
+    case Errc::kCapacityExceeded: return "capacity_exceeded";
     case Errc::kMalformedFile: return "malformed_file";
     case Errc::kNotSupported: return "not_supported";
     case Errc::kNotAvailable: return "not_available";

@@ -8,29 +8,45 @@
 #include "core/bytes.h"
 #include "quant/bf16.h"
 #include "quant/rows.h"
+#include "quant/scalar.h"
 
 namespace switchyard {
 namespace {
 
-// One scale for 128 elements of a row: what a row of a block-scaled matrix looks like.
-constexpr QuantScheme kWeightRow{DType::kE4M3, ScaleGroup::kBlock,
-                                 static_cast<std::int32_t>(kWeightBlock)};
-
 std::size_t bytes_of(DType dtype) { return static_cast<std::size_t>(bits_of(dtype)) / 8; }
 
 // Row `row` of matrix `matrix` of a 3-dimensional tensor, contiguous: in place, or copied to
-// `copy`.
+// `copy`. e2m1 is contiguous already and its rows begin at whole bytes.
 const std::byte* contiguous_row(const TensorView& tensor, std::int64_t matrix, std::int64_t row,
                                 std::byte* copy) {
-  const auto bytes = static_cast<std::int64_t>(bytes_of(tensor.dtype()));
-  const std::byte* from =
-      tensor.as<const std::byte>() + (matrix * tensor.stride(0) + row * tensor.stride(1)) * bytes;
-  if (tensor.stride(2) == 1) return from;
+  const std::int64_t bits = bits_of(tensor.dtype());
+  const std::byte* from = tensor.as<const std::byte>() +
+                          (matrix * tensor.stride(0) + row * tensor.stride(1)) * bits / 8;
+  if (tensor.stride(2) == 1 || tensor.shape(2) == 1) return from;
+  const std::int64_t bytes = bits / 8;
   for (std::int64_t i = 0; i < tensor.shape(2); ++i) {
     std::memcpy(copy + i * bytes, from + i * tensor.stride(2) * bytes,
                 static_cast<std::size_t>(bytes));
   }
   return copy;
+}
+
+float value_of_code(DType dtype, std::uint8_t code) {
+  switch (dtype) {
+    case DType::kE4M3: return f32_from_e4m3(code);
+    case DType::kI8: return static_cast<float>(static_cast<std::int8_t>(code));
+    default: break;
+  }
+  const float magnitude = widen_magnitude<1, 1>(code & 7u);  // e2m1
+  return (code & 8u) != 0 ? -magnitude : magnitude;
+}
+
+float load_scale(const TensorView& scales, std::int64_t element) {
+  switch (scales.dtype()) {
+    case DType::kE8M0: return f32_from_e8m0(scales.as<const std::uint8_t>()[element]);
+    case DType::kE4M3: return f32_from_e4m3(scales.as<const std::uint8_t>()[element]);
+    default: return scalar::load(scales.data(), scales.dtype(), element);
+  }
 }
 
 // kPanel rows of `depth` floats, in order, to [depth][kPanel].
@@ -65,24 +81,58 @@ void pack_matrix(const WeightTensor& tensor, std::int64_t expert, DType dtype, s
 
 }  // namespace
 
+bool is_quantized_weight(DType dtype) {
+  return dtype == DType::kE4M3 || dtype == DType::kI8 || dtype == DType::kE2M1;
+}
+
+std::int64_t WeightTensor::block_outputs() const {
+  return block.outputs == -1 ? values.shape(1) : block.outputs;
+}
+
+std::int64_t WeightTensor::block_inputs() const {
+  return block.inputs == -1 ? values.shape(2) : block.inputs;
+}
+
 WeightReader::WeightReader(const WeightTensor& tensor) : tensor_(tensor) {
-  row_.resize(static_cast<std::size_t>(tensor.values.shape(2)) * bytes_of(tensor.values.dtype()));
-  if (tensor.scales.has_value()) {
-    scale_row_.resize(static_cast<std::size_t>(tensor.scales.shape(2)));
+  const DType dtype = tensor.values.dtype();
+  row_.resize(static_cast<std::size_t>(tensor.values.shape(2)) * bytes_of(dtype));
+  if (!is_quantized_weight(dtype)) return;
+  for (std::size_t code = 0; code < value_.size(); ++code) {
+    value_[code] = value_of_code(dtype, static_cast<std::uint8_t>(code));
+  }
+}
+
+// Elements without their scale.
+void WeightReader::decode(const std::byte* row, float* y) const {
+  const std::int64_t depth = tensor_.values.shape(2);
+  const auto* codes = reinterpret_cast<const std::uint8_t*>(row);
+  if (tensor_.values.dtype() == DType::kE2M1) {
+    for (std::int64_t i = 0; i < depth; ++i) y[i] = value_[codes[i / 2] >> (4 * (i % 2)) & 15];
+  } else {
+    for (std::int64_t i = 0; i < depth; ++i) y[i] = value_[codes[i]];
   }
 }
 
 void WeightReader::read(std::int64_t expert, std::int64_t output, float* y) {
   const TensorView& values = tensor_.values;
+  const TensorView& scales = tensor_.scales;
   const std::int64_t depth = values.shape(2);
   const std::byte* row = contiguous_row(values, expert, output, row_.data());
-  if (values.dtype() != DType::kE4M3) {
+  if (!is_quantized_weight(values.dtype())) {
     dequantize_row(schemes::kNone, row, nullptr, values.dtype(), depth, y);
     return;
   }
-  const std::byte* scales = contiguous_row(tensor_.scales, expert, output / kWeightBlock,
-                                           reinterpret_cast<std::byte*>(scale_row_.data()));
-  dequantize_row(kWeightRow, row, scales, DType::kE4M3, depth, y);
+  decode(row, y);
+  const std::int64_t group = tensor_.block_inputs();
+  std::int64_t at = expert * scales.stride(0) + output / tensor_.block_outputs() * scales.stride(1);
+  for (std::int64_t begin = 0; begin < depth; begin += group, at += scales.stride(2)) {
+    float scale = load_scale(scales, at);
+    if (tensor_.alpha.has_value()) {
+      scale *= tensor_.alpha.as<const float>()[expert * tensor_.alpha.stride(0)];
+    }
+    const std::int64_t end = std::min(begin + group, depth);
+    for (std::int64_t i = begin; i < end; ++i) y[i] = canonical_f32(y[i] * scale);
+  }
 }
 
 PackedWeights::PackedWeights(std::span<const WeightTensor> tensors) {
@@ -93,7 +143,8 @@ PackedWeights::PackedWeights(std::span<const WeightTensor> tensors) {
   const TensorView& first = tensors.front().values;
   const std::int64_t num_experts = first.shape(0);
   depth_ = first.shape(2);
-  const auto panel_bytes = checked_mul(static_cast<std::size_t>(depth_ * kPanel), bytes_of(dtype_));
+  const auto panel_bytes =
+      checked_mul(static_cast<std::size_t>(checked_mul(depth_, kPanel)), bytes_of(dtype_));
   expert_bytes_ = checked_mul(static_cast<std::size_t>(num_panels_), panel_bytes);
   memory_ = AlignedBuffer(checked_mul(static_cast<std::size_t>(num_experts), expert_bytes_));
   for (std::int64_t expert = 0; expert < num_experts; ++expert) {

@@ -3,11 +3,13 @@
 // weights.h: weight tensors as models store them, read row by row, and their packed form for gemm.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "switchyard/experts.h"
 #include "switchyard/tensor.h"
 
 #include "core/aligned_buffer.h"
@@ -15,18 +17,22 @@
 
 namespace switchyard {
 
-/// Side of the square of e4m3 weights that share an inverse scale.
-inline constexpr std::int64_t kWeightBlock = 128;
+/// bf16, f16 and f32 have no scales; e4m3, i8 and e2m1 have.
+bool is_quantized_weight(DType dtype);
 
-/// A weight tensor [experts, outputs, depth] of bf16, f16, f32 or e4m3, any strides, so that gate
-/// and up may be halves of one tensor. e4m3 has `scales`, f32 [experts, cdiv(outputs, 128),
-/// cdiv(depth, 128)]; else they are absent.
+/// A weight tensor [experts, outputs, depth], quantized or not, as ExpertWeights describes it.
 struct WeightTensor {
   TensorView values;
   TensorView scales;
+  WeightBlock block{};
+  TensorView alpha{};
+
+  /// Outputs and inputs that share a scale: `block`, with -1 replaced.
+  std::int64_t block_outputs() const;
+  std::int64_t block_inputs() const;
 };
 
-/// Reads rows of a WeightTensor as f32, which is exact; e4m3: element * scale, one f32 multiply.
+/// Reads rows of a WeightTensor as f32: element * scale, one f32 multiply, where there are scales.
 class WeightReader {
  public:
   explicit WeightReader(const WeightTensor& tensor);
@@ -35,9 +41,11 @@ class WeightReader {
   void read(std::int64_t expert, std::int64_t output, float* y);
 
  private:
+  void decode(const std::byte* row, float* y) const;
+
   WeightTensor tensor_;
-  std::vector<std::byte> row_;  // contiguous copies, for tensors with strides
-  std::vector<float> scale_row_;
+  std::vector<std::byte> row_;      // contiguous copy, for tensors with strides
+  std::array<float, 256> value_{};  // of each code
 };
 
 /// The weights of all experts in the order gemm reads them. bf16 stays bf16; all else becomes f32.

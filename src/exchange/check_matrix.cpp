@@ -43,7 +43,7 @@ void check_matrix(const TensorView& view, const MatrixRule& rule) {
           "{}: {} is {}, its rows must be contiguous and must not overlap", rule.function,
           rule.name, view);
   const auto address = reinterpret_cast<std::uintptr_t>(view.data());
-  const int alignment = bits_of(view.dtype()) / 8;
+  const int alignment = std::max(1, bits_of(view.dtype()) / 8);
   require(address != 0 && address % static_cast<std::uintptr_t>(alignment) == 0,
           Errc::kInvalidArgument, "{}: {} starts at {}, must be a multiple of {} and not null",
           rule.function, rule.name, fmt::ptr(view.data()), alignment);

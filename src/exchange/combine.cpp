@@ -7,10 +7,11 @@
 
 #include <string>
 
-#include "cpu/weigh_reduce.h"
+#include "core/format.h"
+#include "cpu/streaming.h"
 #include "exchange/check_matrix.h"
 #include "exchange/one_sided.h"
-#include "exchange/streaming.h"
+#include "quant/rows.h"
 
 namespace switchyard {
 namespace {
@@ -23,6 +24,12 @@ void check_options(const ExchangeConfig& config, const CombineOptions& options,
     check_matrix(options.topk_weights,
                  {"combine", "topk_weights", {DType::kF32}, num_tokens, config.num_topk});
   }
+  if (options.returned_weights.has_value()) {
+    require(config.sends_weights && config.num_topk > 0, Errc::kInvalidArgument,
+            "combine: returned_weights is given, but weights do not travel; set sends_weights");
+    check_matrix(options.returned_weights,
+                 {"combine", "returned_weights", {DType::kF32}, num_tokens, config.num_topk});
+  }
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
     const std::string name = fmt::format("bias[{}]", i);
     check_matrix(options.bias[i], {"combine", name, {DType::kBF16}, num_tokens, config.hidden});
@@ -31,36 +38,65 @@ void check_options(const ExchangeConfig& config, const CombineOptions& options,
 
 }  // namespace
 
-void OneSidedExchange::Terms::sum(std::int64_t hidden, void* to, DType dtype) const {
-  weigh_reduce_row(rows.data(), DType::kBF16, weights.data(), static_cast<int>(rows.size()), hidden,
-                   to, dtype);
-}
-
-const void* OneSidedExchange::result_row(const Slot& slot, const Placement& placement) const {
-  return slot.results.as<std::uint16_t>() + placement.row * config_.hidden;
-}
-
 std::span<const Arrival> OneSidedExchange::arrivals_of(const Slot& slot, int source) const {
+  const ReceivePlan& receive = slot.receive();
   const auto s = static_cast<std::size_t>(source);
-  const auto first = static_cast<std::size_t>(slot.receive.first_arrival[s]);
-  const auto last = static_cast<std::size_t>(slot.receive.first_arrival[s + 1]);
-  return std::span(slot.receive.arrivals).subspan(first, last - first);
+  const auto first = static_cast<std::size_t>(receive.first_arrival[s]);
+  const auto last = static_cast<std::size_t>(receive.first_arrival[s + 1]);
+  return std::span(receive.arrivals).subspan(first, last - first);
 }
 
 std::span<const Placement> OneSidedExchange::placements_of(const Slot& slot,
                                                            const Arrival& arrival) const {
-  return std::span(slot.receive.placements)
+  return std::span(slot.receive().placements)
       .subspan(static_cast<std::size_t>(arrival.first), static_cast<std::size_t>(arrival.count));
 }
 
-// This rank's share of a token under per_rank, into share_: its rows, k ascending, rounded to the
-// wire type.
-void OneSidedExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
+const std::byte* OneSidedExchange::result_row(const Slot& slot, std::int64_t row) const {
+  return slot.results.as<std::byte>() + row * config_.hidden * bits_of(slot.results.dtype()) / 8;
+}
+
+// Where a token's row of this rank goes in the owner's window.
+std::int32_t OneSidedExchange::column_of(const Slot& slot, const Arrival& arrival) const {
+  const std::int32_t k = arrival.count == 0 ? -1 : placements_of(slot, arrival).back().k;
+  return shape_.window.column(rank_, k);
+}
+
+bool OneSidedExchange::is_in_wire_form(const Slot& slot) const {
+  return !config_.combine_scheme.is_quantized() &&
+         slot.results.dtype() == config_.combine_scheme.dtype;
+}
+
+// A result row in the form in which it travels: where it is, or in share_.
+const std::byte* OneSidedExchange::to_wire(const Slot& slot, std::int64_t row) {
+  const std::byte* from = result_row(slot, row);
+  if (is_in_wire_form(slot)) return from;
+  quantize_row(config_.combine_scheme, from, slot.results.dtype(), config_.hidden, share_.data(),
+               share_.data() + shape_.combine_scales_in_row);
+  return share_.data();
+}
+
+// The sum of a token's rows here, k ascending, in the form in which it travels, in share_.
+const std::byte* OneSidedExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
   own_terms_.clear();
-  for (const Placement& placement : placements_of(slot, arrival)) {
-    own_terms_.add(result_row(slot, placement), placement.weight);
+  for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
+    const Placement& p = slot.receive().placements[static_cast<std::size_t>(i)];
+    own_terms_.add(result_row(slot, p.row), slot.results.dtype(), slot.weight(i));
   }
-  own_terms_.sum(config_.hidden, share_.data(), DType::kBF16);
+  const QuantScheme& wire = config_.combine_scheme;
+  if (!wire.is_quantized()) {
+    own_terms_.sum(share_.data(), wire.dtype);
+    return share_.data();
+  }
+  own_terms_.sum(sum_.data(), DType::kF32);
+  quantize_row(wire, sum_.data(), DType::kF32, config_.hidden, share_.data(),
+               share_.data() + shape_.combine_scales_in_row);
+  return share_.data();
+}
+
+// This rank's share of a token under per_rank.
+const std::byte* OneSidedExchange::share_of(const Slot& slot, const Arrival& arrival) {
+  return is_expert_major(config_.layout) ? reduce_here(slot, arrival) : to_wire(slot, arrival.row);
 }
 
 void OneSidedExchange::check_output(const DispatchHandle& handle, const TensorView& output,
@@ -69,26 +105,47 @@ void OneSidedExchange::check_output(const DispatchHandle& handle, const TensorVi
   check_matrix(output, {"combine",
                         "output",
                         {DType::kBF16, DType::kF16, DType::kF32},
-                        slot.num_tokens,
+                        slot.num_tokens(),
                         config_.hidden,
                         true});
-  check_options(config_, options, slot.num_tokens);
+  check_options(config_, options, slot.num_tokens());
 }
 
-void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows) {
+void OneSidedExchange::check_row_weights(const Slot& slot, const TensorView& row_weights) const {
+  if (!row_weights.has_value()) return;
+  const bool is_major = is_expert_major(config_.layout);
+  const std::int64_t columns = is_major ? 1 : config_.num_topk;
+  const std::int64_t num_rows = slot.receive().num_buffer_rows;
+  require(config_.sends_weights && columns > 0, Errc::kInvalidArgument,
+          "combine: row_weights is given, but weights do not travel; set sends_weights");
+  require(row_weights.dtype() == DType::kF32 && row_weights.is_contiguous() &&
+              row_weights.num_dims() >= 1 && row_weights.shape(0) == num_rows &&
+              row_weights.num_elements() == num_rows * columns,
+          Errc::kInvalidArgument, "combine: row_weights is {}, must be f32 [{}, {}], contiguous",
+          row_weights, num_rows, columns);
+}
+
+void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
+                                    const TensorView& row_weights) {
   Slot& slot = find(handle, Stage::kReceived, "combine");
-  check_matrix(rows,
-               {"combine", "rows", {DType::kBF16}, slot.receive.num_buffer_rows, config_.hidden});
+  check_matrix(rows, {"combine",
+                      "rows",
+                      {DType::kBF16, DType::kF16, DType::kF32},
+                      slot.receive().num_buffer_rows,
+                      config_.hidden});
+  check_row_weights(slot, row_weights);
   slot.epoch = begin("combine", Phase::kCombineSend);
   slot.stage = Stage::kReturned;
   slot.results = rows;
   // Rows for this rank's own tokens stay where they are: combine_receive reads them in place.
-  for (int i = 1; i < num_ranks_; ++i) {
+  for (int i = 0; i < num_ranks_; ++i) {
     const int owner = (rank_ + i) % num_ranks_;
-    return_rows_to(slot, owner);
+    if (owner != rank_) return_rows_to(slot, owner);
+    return_weights_to(slot, owner, row_weights);
+    auto& line = in_window<ArrivalLine>(owner, shape_.window.arrived(slot.epoch, rank_));
+    line.has_weights = row_weights.has_value() ? 1 : 0;
     // Pairs with the acquire in combine_receive().
-    in_window<ArrivalLine>(owner, shape_.window.arrived(slot.epoch, rank_))
-        .epoch.store(slot.epoch, std::memory_order_release);
+    line.epoch.store(slot.epoch, std::memory_order_release);
     engine_.notify(owner);
   }
 }
@@ -97,22 +154,36 @@ void OneSidedExchange::return_rows_to(const Slot& slot, int owner) {
   const std::span<const Arrival> arrivals = arrivals_of(slot, owner);
   const std::size_t row_bytes = shape_.window.shape.combine_row_bytes;
   const bool streaming = wants_streaming(arrivals.size() * row_bytes, num_ranks_);
-  const auto send = [&](const void* row, std::int64_t token, std::int32_t column) {
+  const auto send = [&](const std::byte* row, std::int64_t token, std::int32_t column) {
     std::byte* const to[] = {window_->base(owner) +
                              shape_.window.partial(slot.epoch, token, column)};
-    copy_row(static_cast<const std::byte*>(row), to, row_bytes, streaming);
+    copy_row(row, to, row_bytes, streaming);
   };
   for (const Arrival& arrival : arrivals) {
-    const std::span<const Placement> placements = placements_of(slot, arrival);
     if (config_.reduce == Reduce::kPerExpert) {
-      for (const Placement& p : placements) send(result_row(slot, p), arrival.token, p.k);
-      continue;
+      for (const Placement& p : placements_of(slot, arrival)) {
+        send(to_wire(slot, p.row), arrival.token, p.k);
+      }
+    } else if (returns_row(arrival)) {
+      // By way of a row in cache, so that the window is written past the caches, and once.
+      send(share_of(slot, arrival), arrival.token, column_of(slot, arrival));
     }
-    // By way of a row in cache, so that the window is written past the caches, and once.
-    reduce_here(slot, arrival);
-    send(share_.data(), arrival.token, shape_.window.column(rank_, placements.back().k));
   }
   if (streaming) streaming_store_fence();
+}
+
+// One f32 for each choice that this rank serves, where dispatch has the weights of its own epochs.
+void OneSidedExchange::return_weights_to(const Slot& slot, int owner,
+                                         const TensorView& row_weights) const {
+  if (!row_weights.has_value()) return;
+  auto* home = reinterpret_cast<float*>(window_->base(owner) + shape_.window.weights(slot.epoch));
+  const bool is_major = is_expert_major(config_.layout);
+  for (const Arrival& arrival : arrivals_of(slot, owner)) {
+    for (const Placement& p : placements_of(slot, arrival)) {
+      const std::int64_t from = is_major ? p.row : p.row * config_.num_topk + p.k;
+      home[std::int64_t{arrival.token} * config_.num_topk + p.k] = row_weights.as<float>()[from];
+    }
+  }
 }
 
 void OneSidedExchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
@@ -122,31 +193,51 @@ void OneSidedExchange::combine_receive(const DispatchHandle& handle, const Tenso
   engine_.check_alive({Phase::kCombineReceive, slot.epoch, -1});
   engine_.enter(Phase::kCombineReceive, slot.epoch);
   for (int peer = 0; peer < num_ranks_; ++peer) {
-    if (peer == rank_ || slot.send.tokens_to[static_cast<std::size_t>(peer)].empty()) continue;
+    const bool is_concerned = slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)] > 0;
+    if (peer == rank_ || !is_concerned) continue;
     const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.epoch, peer));
     // Pairs with the release in combine_send().
     engine_.wait({Phase::kCombineReceive, slot.epoch, peer},
                  [&] { return arrived.epoch.load(std::memory_order_acquire) == slot.epoch; });
   }
+  if (options.returned_weights.has_value()) take_weights(slot, options.returned_weights);
   sum_tokens(slot, output, options);
   slot.stage = Stage::kFree;
   finish(slot.epoch);
+}
+
+void OneSidedExchange::take_weights(const Slot& slot, const TensorView& returned) const {
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.epoch, peer));
+    const bool is_concerned = slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)] > 0;
+    require(!is_concerned || arrived.has_weights != 0, Errc::kInvalidArgument,
+            "combine: returned_weights is wanted, but rank {} passed no row_weights to "
+            "combine_send; pass them on every rank, or ask without",
+            peer);
+  }
+  const auto* home =
+      reinterpret_cast<const float*>(window_->base(rank_) + shape_.window.weights(slot.epoch));
+  const std::vector<std::uint16_t>& ids = slot.routing->topk_ids;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    returned.as<float>()[i] = ids[i] == kNoExpert ? 0.0f : home[i];
+  }
 }
 
 void OneSidedExchange::sum_tokens(const Slot& slot, const TensorView& output,
                                   const CombineOptions& options) {
   const auto element_bytes = static_cast<std::size_t>(bits_of(output.dtype()) / 8);
   const std::size_t row_bytes = static_cast<std::size_t>(config_.hidden) * element_bytes;
+  const std::int64_t num_tokens = slot.num_tokens();
   const bool streaming =
-      wants_streaming(static_cast<std::size_t>(slot.num_tokens) * row_bytes, num_ranks_);
+      wants_streaming(static_cast<std::size_t>(num_tokens) * row_bytes, num_ranks_);
   // Own tokens arrive in order too, so their arrivals are met in step with the tokens.
   std::span<const Arrival> own = arrivals_of(slot, rank_);
-  for (std::int64_t t = 0; t < slot.num_tokens; ++t) {
+  for (std::int64_t t = 0; t < num_tokens; ++t) {
     const Arrival* arrival = !own.empty() && own.front().token == t ? &own.front() : nullptr;
     if (arrival != nullptr) own = own.subspan(1);
     terms_.clear();
     for (const TensorView& bias : options.bias) {
-      terms_.add(bias.as<std::uint16_t>() + t * config_.hidden, 1.0f);
+      terms_.add(bias.as<std::uint16_t>() + t * config_.hidden, DType::kBF16, 1.0f);
     }
     if (config_.reduce == Reduce::kPerExpert) {
       add_choices(slot, t, arrival, options.topk_weights);
@@ -155,20 +246,19 @@ void OneSidedExchange::sum_tokens(const Slot& slot, const TensorView& output,
     }
     std::byte* to =
         output.as<std::byte>() + static_cast<std::size_t>(t * output.stride(0)) * element_bytes;
-    terms_.sum(config_.hidden, streaming ? sum_.data() : to, output.dtype());
+    terms_.sum(streaming ? sum_.data() : to, output.dtype());
     if (streaming) copy_row(sum_.data(), {&to, 1}, row_bytes, streaming);
   }
   if (streaming) streaming_store_fence();
 }
 
-// per_rank: one row of each rank concerned, by its highest k; this rank's own share is made here.
+// per_rank: one row of each rank concerned, in the layout's order; this rank's own is made here.
 void OneSidedExchange::add_partials(const Slot& slot, std::int64_t token, const Arrival* own) {
-  if (own != nullptr) reduce_here(slot, *own);
-  for (const TokenRank& r : slot.send.ranks_of(token)) {
+  for (const TokenRank& r : slot.routing->send.ranks_of(token)) {
     const std::int32_t column = shape_.window.column(r.rank, r.highest_k);
     const std::byte* partial =
         window_->base(rank_) + shape_.window.partial(slot.epoch, token, column);
-    terms_.add(r.rank == rank_ ? share_.data() : partial, 1.0f);
+    add_wire(r.rank == rank_ ? share_of(slot, *own) : partial, 1.0f);
   }
 }
 
@@ -181,14 +271,21 @@ void OneSidedExchange::add_choices(const Slot& slot, std::int64_t token, const A
                          : slot.topk_weights.empty() ? nullptr
                                                      : slot.topk_weights.data();
   const Placement* placement =
-      own == nullptr ? nullptr : slot.receive.placements.data() + own->first;
+      own == nullptr ? nullptr : slot.receive().placements.data() + own->first;
   for (std::size_t k = 0; k < num_topk; ++k) {
-    const std::uint16_t id = slot.topk_ids[first + k];
+    const std::uint16_t id = slot.routing->topk_ids[first + k];
     if (id == kNoExpert) continue;
-    const void* row = window_->base(rank_) +
-                      shape_.window.partial(slot.epoch, token, static_cast<std::int32_t>(k));
-    if (shape_.ownership.owner(id) == rank_) row = result_row(slot, *placement++);
-    terms_.add(row, weights == nullptr ? 1.0f : weights[first + k]);
+    const float weight = weights == nullptr ? 1.0f : weights[first + k];
+    if (shape_.ownership.owner(id) != rank_) {
+      add_wire(window_->base(rank_) +
+                   shape_.window.partial(slot.epoch, token, static_cast<std::int32_t>(k)),
+               weight);
+    } else if (is_in_wire_form(slot)) {
+      add_wire(result_row(slot, (placement++)->row), weight);
+    } else {
+      const std::byte* wire = to_wire(slot, (placement++)->row);
+      terms_.add_copy(config_.combine_scheme, wire, wire + shape_.combine_scales_in_row, weight);
+    }
   }
 }
 

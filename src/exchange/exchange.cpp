@@ -17,8 +17,16 @@ const ExchangeConfig& Exchange::config() const { return impl_->config(); }
 std::int64_t Exchange::max_buffer_rows() const { return impl_->max_buffer_rows(); }
 
 DispatchHandle Exchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                                       const TensorView& topk_weights) {
-  return impl_->dispatch_send(tokens, topk_ids, topk_weights);
+                                       const TensorView& topk_weights,
+                                       const DispatchOptions& options) {
+  return impl_->dispatch_send(tokens, topk_ids, topk_weights, options);
+}
+
+DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
+                                             const TensorView& tokens,
+                                             const TensorView& topk_weights,
+                                             const DispatchOptions& options) {
+  return impl_->dispatch_again_send(earlier, tokens, topk_weights, options);
 }
 
 Dispatched Exchange::dispatch_receive(const DispatchHandle& handle) {
@@ -26,17 +34,26 @@ Dispatched Exchange::dispatch_receive(const DispatchHandle& handle) {
 }
 
 Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
-                              const TensorView& topk_weights) {
-  return dispatch_receive(dispatch_send(tokens, topk_ids, topk_weights));
+                              const TensorView& topk_weights, const DispatchOptions& options) {
+  return dispatch_receive(dispatch_send(tokens, topk_ids, topk_weights, options));
 }
+
+Dispatched Exchange::dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
+                                    const TensorView& topk_weights,
+                                    const DispatchOptions& options) {
+  return dispatch_receive(dispatch_again_send(earlier, tokens, topk_weights, options));
+}
+
+DispatchHandle Exchange::reopen(const DispatchHandle& earlier) { return impl_->reopen(earlier); }
 
 void Exchange::check_output(const DispatchHandle& handle, const TensorView& output,
                             const CombineOptions& options) const {
   impl_->check_output(handle, output, options);
 }
 
-void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows) {
-  impl_->combine_send(handle, rows);
+void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
+                            const TensorView& row_weights) {
+  impl_->combine_send(handle, rows, row_weights);
 }
 
 void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& output,

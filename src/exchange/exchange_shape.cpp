@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "core/bytes.h"
 #include "quant/scheme.h"
@@ -14,40 +15,111 @@ namespace {
 constexpr std::int64_t kMaxExperts = 65535;
 constexpr std::int64_t kMaxTopk = 64;
 constexpr std::int64_t kMaxInFlight = 64;
+constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 
 void require_range(const char* name, std::int64_t value, std::int64_t min, std::int64_t max) {
   require(value >= min && value <= max, Errc::kInvalidArgument,
           "exchange: {} is {}, must be from {} to {}", name, value, min, max);
 }
 
-void check(const ExchangeConfig& config, int num_ranks) {
-  constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
-  require_range("num_experts", config.num_experts, 1, kMaxExperts);
-  require_range("num_topk", config.num_topk, 1, kMaxTopk);
-  require_range("hidden", config.hidden, 1, kMaxInt);
+void check_routing(const ExchangeConfig& config, int num_ranks) {
+  const bool has_routing = config.num_topk != 0 || config.layout != Layout::kAllGather;
+  if (has_routing) {
+    require_range("num_experts", config.num_experts, 1, kMaxExperts);
+    require_range("num_topk", config.num_topk, 1, kMaxTopk);
+  } else {
+    require_range("num_experts without num_topk", config.num_experts, 0, 0);
+  }
   // Placements are counted in 32 bits.
   require_range("max_tokens_per_rank", config.max_tokens_per_rank, 0,
-                kMaxInt / (std::int64_t{num_ranks} * config.num_topk));
+                kMaxInt / (std::int64_t{num_ranks} * std::max(1, config.num_topk)));
+  require_range("capacity", config.capacity, 0, kMaxInt);
   require_range("expert_alignment", config.expert_alignment, 1, kMaxInt);
   require_range("max_in_flight", config.max_in_flight, 1, kMaxInFlight);
-  check_scheme("exchange", config.scheme);
-  require(config.scheme.is_quantized() || config.scheme.dtype == DType::kBF16, Errc::kNotSupported,
-          "exchange: unquantized rows are {}, must be bf16", name_of(config.scheme.dtype));
+}
+
+void check_enums(const ExchangeConfig& config) {
+  require_range("layout", static_cast<std::int64_t>(config.layout), 0, 4);
+  require_range("scale_layout", static_cast<std::int64_t>(config.scale_layout), 0, 3);
+  require_range("overflow", static_cast<std::int64_t>(config.overflow), 0, 1);
   require(config.reduce == Reduce::kPerExpert || config.reduce == Reduce::kPerRank,
           Errc::kInvalidArgument, "exchange: reduce is {}, must be per_expert or per_rank",
           static_cast<int>(config.reduce));
-  require(config.layout == Layout::kBatched || config.layout == Layout::kExpanded,
-          Errc::kNotSupported, "exchange: layout {} is not served, use batched or expanded",
-          name_of(config.layout));
-  require(config.layout == Layout::kExpanded || config.expert_alignment == 1,
+}
+
+void check_layout(const ExchangeConfig& config) {
+  const char* layout = name_of(config.layout);
+  const bool is_expanded = config.layout == Layout::kExpanded;
+  require(is_expanded || config.expert_alignment == 1, Errc::kInvalidArgument,
+          "exchange: expert_alignment is {}, must be 1 for layout {}: only expanded aligns experts",
+          config.expert_alignment, layout);
+  require(is_expanded || !config.zero_padding, Errc::kInvalidArgument,
+          "exchange: zero_padding is set for layout {}, only expanded has alignment gaps", layout);
+  require(config.reduce == Reduce::kPerRank || is_expert_major(config.layout),
           Errc::kInvalidArgument,
-          "exchange: expert_alignment is {}, must be 1 for layout batched (experts start at "
-          "multiples of its capacity)",
-          config.expert_alignment);
-  require(config.scheme.group != ScaleGroup::kTensor, Errc::kNotSupported,
-          "exchange: scheme {} has one scale for all rows, which no rank knows while it sends; "
-          "dispatch bf16 and quantize what arrived",
+          "exchange: reduce is per_expert for layout {}, which has one row a token; use per_rank, "
+          "or layout batched or expanded",
+          layout);
+}
+
+void check_schemes(const ExchangeConfig& config) {
+  check_scheme("exchange", config.scheme);
+  check_scheme("exchange", config.combine_scheme);
+  const QuantScheme& back = config.combine_scheme;
+  require(back.group != ScaleGroup::kTensor && !back.needs_tensor_scale() && !back.is_simulated(),
+          Errc::kNotSupported,
+          "exchange: combine_scheme is {}, must be bf16, f16, f32 or have scales of its own in "
+          "each row",
+          name_of(back));
+  require((config.hidden * bits_of(config.scheme.dtype)) % 8 == 0 || config.scheme.is_simulated(),
+          Errc::kInvalidArgument, "exchange: hidden is {} with {} elements, must be even",
+          config.hidden, name_of(config.scheme.dtype));
+  const bool is_rowwise = config.scheme.is_quantized() && !config.scheme.is_simulated() &&
+                          config.scheme.group != ScaleGroup::kTensor;
+  require(config.scale_layout == ScaleLayout::kRowMajor || is_rowwise, Errc::kInvalidArgument,
+          "exchange: scale_layout is {} for {}, which has no scales in its rows",
+          static_cast<int>(config.scale_layout), name_of(config.scheme));
+  require(config.scale_layout != ScaleLayout::kSwizzled || bits_of(scale_dtype(config.scheme)) == 8,
+          Errc::kInvalidArgument,
+          "exchange: scale_layout is swizzled for {}, must be one-byte scales",
           name_of(config.scheme));
+}
+
+void check(const ExchangeConfig& config, int num_ranks) {
+  require_range("hidden", config.hidden, 1, kMaxInt);
+  check_enums(config);
+  check_routing(config, num_ranks);
+  check_layout(config);
+  check_schemes(config);
+  for (const std::int64_t bytes : config.payload_bytes) {
+    require_range("payload_bytes", bytes, 1, kMaxInt);
+  }
+}
+
+// Offsets of the further payloads, relative to the first; `end` is where they end.
+std::vector<std::size_t> place_extras(const ExchangeConfig& config, std::size_t& end) {
+  std::vector<std::size_t> offsets;
+  end = 0;
+  for (const std::int64_t bytes : config.payload_bytes) {
+    offsets.push_back(end);
+    end = checked_add(end, align_up(static_cast<std::size_t>(bytes), sizeof(float)));
+  }
+  return offsets;
+}
+
+WindowShape window_shape(const ExchangeConfig& config, int num_ranks) {
+  WindowShape window;
+  window.max_tokens = config.max_tokens_per_rank;
+  window.num_ranks = num_ranks;
+  window.num_topk = config.num_topk;
+  window.num_sets = std::max(2, config.max_in_flight + 1);
+  window.sends_weights = config.sends_weights;
+  window.keeps_every_choice = config.reduce == Reduce::kPerExpert;
+  window.payload_bytes = row_bytes(config.scheme, config.hidden);
+  window.scale_bytes = config.scheme.group == ScaleGroup::kTensor
+                           ? 0
+                           : scale_row_bytes(config.scheme, config.hidden);
+  return window;
 }
 
 }  // namespace
@@ -59,47 +131,83 @@ ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, i
   shape.receive.layout = config.layout;
   shape.receive.alignment = config.expert_alignment;
   shape.receive.max_tokens = config.max_tokens_per_rank;
-  shape.receive.capacity = checked_mul<std::int64_t>(num_ranks, config.max_tokens_per_rank);
-  shape.payload_bytes =
-      static_cast<std::size_t>(cdiv<std::int64_t>(config.hidden * bits_of(config.scheme.dtype), 8));
-  shape.num_scales = num_scales(config.scheme, config.hidden);
-  shape.max_buffer_rows = max_buffer_rows(rank, shape.ownership, config.num_topk, shape.receive,
-                                          config.max_tokens_per_rank);
+  shape.receive.is_worst_case = config.worst_case_rows;
+  shape.receive.capacity = config.capacity;
+  if (config.layout == Layout::kBatched && config.capacity == 0) {
+    shape.receive.capacity = checked_mul<std::int64_t>(num_ranks, config.max_tokens_per_rank);
+  }
+  shape.max_buffer_rows = max_buffer_rows(rank, shape.ownership, config.num_topk, shape.receive);
 
-  WindowShape window;
-  window.max_tokens = config.max_tokens_per_rank;
-  window.num_ranks = num_ranks;
-  window.num_topk = config.num_topk;
-  window.num_sets = std::max(2, config.max_in_flight + 1);
-  window.sends_weights = config.sends_weights;
-  window.keeps_every_choice = config.reduce == Reduce::kPerExpert;
-  window.payload_bytes = shape.payload_bytes;
-  window.scale_bytes = static_cast<std::size_t>(shape.num_scales) * sizeof(float);
-  window.combine_row_bytes = static_cast<std::size_t>(config.hidden) * sizeof(std::uint16_t);
+  WindowShape window = window_shape(config, num_ranks);
+  shape.payload_bytes = window.payload_bytes;
+  shape.num_scales =
+      config.scheme.group == ScaleGroup::kTensor ? 0 : num_scales(config.scheme, config.hidden);
+  shape.extras_in_row = place_extras(config, window.extra_bytes);
+  shape.combine_payload_bytes = row_bytes(config.combine_scheme, config.hidden);
+  shape.combine_scales_in_row = align_up(shape.combine_payload_bytes, sizeof(float));
+  window.combine_row_bytes =
+      config.combine_scheme.is_quantized()
+          ? shape.combine_scales_in_row + scale_row_bytes(config.combine_scheme, config.hidden)
+          : shape.combine_payload_bytes;
   shape.window = make_window_layout(window);
+  for (std::size_t& offset : shape.extras_in_row) offset += shape.window.extras_in_row;
   return shape;
+}
+
+ScaleBlocks scale_blocks(const ExchangeConfig& config, const ExchangeShape& shape, int rank,
+                         std::int64_t num_rows) {
+  const bool is_batched = config.layout == Layout::kBatched;
+  const std::int64_t num_blocks = is_batched ? shape.ownership.count(rank) : 1;
+  // Tiles of 128 rows x 4 scales are the largest padding; refuse what would overflow with it.
+  (void)checked_mul(checked_mul(align_up<std::int64_t>(num_rows, 128) + 128 * num_blocks,
+                                align_up<std::int64_t>(shape.num_scales, 4)),
+                    std::int64_t{4});
+  const DType dtype = scale_dtype(config.scheme);
+  const std::int64_t block_rows = is_batched ? shape.receive.capacity : num_rows;
+  return {{config.scale_layout, block_rows, shape.num_scales, bits_of(dtype) / 8},
+          dtype,
+          num_blocks,
+          is_batched};
 }
 
 ExchangeMemory exchange_memory(const ExchangeConfig& config, int num_ranks, int rank) {
   require(num_ranks >= 1 && rank >= 0 && rank < num_ranks, Errc::kInvalidArgument,
           "exchange_memory: rank {} of {}, must be from 0 to {}", rank, num_ranks, num_ranks - 1);
   const ExchangeShape shape = make_exchange_shape(config, num_ranks, rank);
-  const std::size_t row = shape.payload_bytes + shape.window.shape.scale_bytes;
+  std::size_t row = shape.payload_bytes;
+  for (const std::int64_t bytes : config.payload_bytes) {
+    row = checked_add(row, static_cast<std::size_t>(bytes));
+  }
+  row = checked_add(row, routing_row_bytes(config));
   const std::size_t rows = checked_mul(static_cast<std::size_t>(shape.max_buffer_rows), row);
+  const std::size_t scales = scale_blocks(config, shape, rank, shape.max_buffer_rows).num_bytes();
   return {shape.window.total_bytes,
-          checked_mul(rows, static_cast<std::size_t>(config.max_in_flight))};
+          checked_mul(checked_add(rows, scales), static_cast<std::size_t>(config.max_in_flight))};
+}
+
+std::size_t routing_row_bytes(const ExchangeConfig& config) {
+  const std::size_t weight = config.sends_weights ? sizeof(float) : 0;
+  if (is_expert_major(config.layout)) return weight;
+  return static_cast<std::size_t>(config.num_topk) * (sizeof(std::int32_t) + weight);
 }
 
 NamedValues agreed_fields(const ExchangeConfig& config) {
+  std::string payloads;
+  for (const std::int64_t bytes : config.payload_bytes) payloads += fmt::format("{} ", bytes);
+  const auto flag = [](bool value) { return value ? "true" : "false"; };
   return {{"num_experts", std::to_string(config.num_experts)},
           {"num_topk", std::to_string(config.num_topk)},
           {"hidden", std::to_string(config.hidden)},
           {"max_tokens_per_rank", std::to_string(config.max_tokens_per_rank)},
           {"layout", name_of(config.layout)},
           {"scheme", name_of(config.scheme)},
+          {"payload_bytes", payloads},
           {"reduce", name_of(config.reduce)},
-          {"sends_weights", config.sends_weights ? "true" : "false"},
+          {"combine_scheme", name_of(config.combine_scheme)},
+          {"sends_weights", flag(config.sends_weights)},
           {"expert_alignment", std::to_string(config.expert_alignment)},
+          {"capacity", std::to_string(config.capacity)},
+          {"overflow", config.overflow == Overflow::kDrop ? "drop" : "error"},
           {"max_in_flight", std::to_string(config.max_in_flight)}};
 }
 

@@ -3,9 +3,12 @@
 // exchange_shape.h: what follows from an ExchangeConfig alone: sizes, layouts, what ranks compare.
 #pragma once
 
-#include "switchyard/exchange.h"
+#include <vector>
+
+#include "switchyard/exchange_config.h"
 
 #include "exchange/agree.h"
+#include "exchange/scale_blocks.h"
 #include "plan/routing.h"
 #include "plan/window_layout.h"
 
@@ -15,13 +18,23 @@ struct ExchangeShape {
   ExpertOwnership ownership;
   ReceiveShape receive;
   WindowLayout window;
-  std::size_t payload_bytes = 0;     ///< elements of one row
-  std::int64_t num_scales = 0;       ///< of one row, 4 bytes each
-  std::int64_t max_buffer_rows = 0;  ///< N, on this rank
+  std::size_t payload_bytes = 0;           ///< elements of one row
+  std::int64_t num_scales = 0;             ///< of one row
+  std::vector<std::size_t> extras_in_row;  ///< offset of each further payload in a row
+  std::size_t combine_payload_bytes = 0;   ///< elements of one returned row
+  std::size_t combine_scales_in_row = 0;   ///< offset of its scales
+  std::int64_t max_buffer_rows = 0;        ///< N, on this rank
 };
 
 /// Errors: kInvalidArgument, kNotSupported.
 ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank);
+
+/// The scales of a receive buffer of `num_rows` rows.
+ScaleBlocks scale_blocks(const ExchangeConfig& config, const ExchangeShape& shape, int rank,
+                         std::int64_t num_rows);
+
+/// Bytes of the ids and weights that belong to a received row.
+std::size_t routing_row_bytes(const ExchangeConfig& config);
 
 /// The fields that every rank must pass alike.
 NamedValues agreed_fields(const ExchangeConfig& config);

@@ -2,6 +2,8 @@
 
 #include "exchange/one_sided.h"
 
+#include <algorithm>
+
 #include "core/bytes.h"
 
 namespace switchyard {
@@ -13,26 +15,85 @@ OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& con
       shape_(make_exchange_shape(config, group.size(), group.rank())),
       rank_(group.rank()),
       num_ranks_(group.size()),
-      ledger_(shape_.window.shape.num_sets) {
+      ledger_(shape_.window.shape.num_sets),
+      terms_(config.hidden),
+      own_terms_(config.hidden) {
   require_agreement(engine_, "exchange", agreed_fields(config));
   window_ = engine_.make_window(shape_.window.total_bytes);
   slots_.resize(static_cast<std::size_t>(config.max_in_flight));
-  share_ = AlignedBuffer(shape_.window.shape.combine_row_bytes);
+  share_ = AlignedBuffer(shape_.window.combine_row_stride);
   sum_ = AlignedBuffer(static_cast<std::size_t>(config.hidden) * sizeof(float));
+  for (Slot& slot : slots_) allocate(slot);
+}
+
+void OneSidedExchange::allocate(Slot& slot) const {
   const auto num_rows = static_cast<std::size_t>(shape_.max_buffer_rows);
-  for (Slot& slot : slots_) {
-    slot.rows = AlignedBuffer(checked_mul(num_rows, shape_.payload_bytes));
-    slot.scales = AlignedBuffer(checked_mul(num_rows, shape_.window.shape.scale_bytes));
+  const auto num_topk = static_cast<std::size_t>(config_.num_topk);
+  const bool is_major = is_expert_major(config_.layout);
+  slot.rows = AlignedBuffer(checked_mul(num_rows, shape_.payload_bytes));
+  slot.scales =
+      AlignedBuffer(scale_blocks(config_, shape_, rank_, shape_.max_buffer_rows).num_bytes());
+  if (!is_major) slot.topk_ids = AlignedBuffer(num_rows * num_topk * sizeof(std::int32_t));
+  if (config_.sends_weights) {
+    slot.weights = AlignedBuffer(num_rows * (is_major ? 1 : num_topk) * sizeof(float));
+  }
+  for (const std::int64_t bytes : config_.payload_bytes) {
+    slot.payloads.emplace_back(checked_mul(num_rows, static_cast<std::size_t>(bytes)));
   }
 }
 
-OneSidedExchange::Slot& OneSidedExchange::free_slot() {
+OneSidedExchange::Slot& OneSidedExchange::free_slot(const char* operation) {
   for (Slot& slot : slots_) {
     if (slot.stage == Stage::kFree) return slot;
   }
   fail(Errc::kInvalidArgument,
-       "dispatch: {} handles are alive, max_in_flight is {}; combine or release one first",
+       "{}: {} handles are alive, max_in_flight is {}; combine or release one first", operation,
        slots_.size(), config_.max_in_flight);
+}
+
+DispatchHandle OneSidedExchange::handle_of(const Slot& slot) const {
+  DispatchHandle handle;
+  handle.slot_ = static_cast<std::int32_t>(&slot - slots_.data());
+  handle.id_ = slot.id;
+  handle.routing_ = slot.routing;
+  return handle;
+}
+
+// One that no slot and no handle needs any more, with its memory, or a new one.
+std::shared_ptr<CachedRouting> OneSidedExchange::new_routing() {
+  for (Slot& slot : slots_) {
+    if (slot.stage == Stage::kFree) slot.routing.reset();
+  }
+  for (const auto& routing : routings_) {
+    if (routing.use_count() > 1) continue;
+    routing->num_dropped = 0;
+    routing->is_received = false;
+    routing->topk_ids.clear();
+    return routing;
+  }
+  return routings_.emplace_back(std::make_shared<CachedRouting>());
+}
+
+void OneSidedExchange::require_received(const DispatchHandle& earlier,
+                                        const char* operation) const {
+  const bool is_own =
+      std::find(routings_.begin(), routings_.end(), earlier.routing_) != routings_.end();
+  require(is_own && earlier.routing_->is_received, Errc::kInvalidArgument,
+          "{}: the handle {}; pass one whose dispatch was received", operation,
+          earlier.routing_ == nullptr ? "is empty"
+          : is_own                    ? "was sent by dispatch and not received"
+                                      : "is of another Exchange");
+}
+
+DispatchHandle OneSidedExchange::reopen(const DispatchHandle& earlier) {
+  require_received(earlier, "reopen");
+  Slot& slot = free_slot("reopen");
+  slot.routing = earlier.routing_;
+  slot.topk_weights.clear();
+  slot.placement_weights.clear();
+  slot.id = next_id_++;
+  slot.stage = Stage::kReceived;
+  return handle_of(slot);
 }
 
 std::size_t OneSidedExchange::index_of(const DispatchHandle& handle, const char* operation) const {
@@ -88,19 +149,26 @@ std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handl
   const Slot& slot = slots_[index_of(handle, "row_origins")];
   require(slot.stage != Stage::kSent, Errc::kInvalidArgument,
           "row_origins: the handle was sent by dispatch, must have been received");
-  std::vector<RowOrigin> origins(slot.receive.placements.size());
-  // Rows of an expert are consecutive, so a row's place in the list follows from its number.
-  std::vector<std::int64_t> first(slot.receive.num_rows.size(), 0);
-  for (std::size_t e = 1; e < first.size(); ++e) {
-    first[e] = first[e - 1] + slot.receive.num_rows[e - 1];
+  const ReceivePlan& receive = slot.receive();
+  std::vector<RowOrigin> origins;
+  if (!is_expert_major(config_.layout)) {
+    for (const Arrival& a : receive.arrivals) {
+      const std::int32_t k = a.count == 0 ? -1 : placements_of(slot, a).back().k;
+      origins.push_back({a.row, -1, a.source, a.token, k, 1.0f});
+    }
+    return origins;
   }
-  for (const Arrival& arrival : slot.receive.arrivals) {
-    for (std::int32_t i = 0; i < arrival.count; ++i) {
-      const Placement& p = slot.receive.placements[static_cast<std::size_t>(arrival.first + i)];
+  origins.resize(receive.placements.size());
+  // Rows of an expert are consecutive, so a row's place in the list follows from its number.
+  std::vector<std::int64_t> first(receive.num_rows.size(), 0);
+  for (std::size_t e = 1; e < first.size(); ++e) first[e] = first[e - 1] + receive.num_rows[e - 1];
+  for (const Arrival& arrival : receive.arrivals) {
+    for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
+      const Placement& p = receive.placements[static_cast<std::size_t>(i)];
       const auto e = static_cast<std::size_t>(p.expert);
-      const std::int64_t place = first[e] + p.row - slot.receive.first_row[e];
+      const std::int64_t place = first[e] + p.row - receive.first_row[e];
       origins[static_cast<std::size_t>(place)] = {p.row,         p.expert, arrival.source,
-                                                  arrival.token, p.k,      p.weight};
+                                                  arrival.token, p.k,      slot.weight(i)};
     }
   }
   return origins;
@@ -108,22 +176,26 @@ std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handl
 
 WireBytes OneSidedExchange::wire_bytes(const DispatchHandle& handle) const {
   const Slot& slot = slots_[index_of(handle, "wire_bytes")];
-  const std::int64_t row_bytes =
+  std::int64_t row_bytes =
       static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
+  for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
   const std::int64_t routing_bytes =
-      slot.num_tokens * config_.num_topk *
+      slot.num_tokens() * config_.num_topk *
       (own_routing(slot).topk_weights == nullptr ? 2 : 6);  // u16 id, f32 weight
   WireBytes bytes;
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (peer == rank_) continue;
-    const auto sent = slot.send.tokens_to[static_cast<std::size_t>(peer)].size();
-    bytes.dispatch += static_cast<std::int64_t>(sent) * row_bytes + routing_bytes;
+    const std::int64_t sent =
+        config_.layout == Layout::kAllGather
+            ? slot.num_tokens()
+            : slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)];
+    bytes.dispatch += sent * row_bytes + routing_bytes;
   }
   if (slot.stage == Stage::kSent) return bytes;
-  for (const Arrival& arrival : slot.receive.arrivals) {
-    if (arrival.source == rank_) continue;
+  for (const Arrival& arrival : slot.receive().arrivals) {
+    if (arrival.source == rank_ || !returns_row(arrival)) continue;
     const std::int64_t rows = config_.reduce == Reduce::kPerExpert ? arrival.count : 1;
-    bytes.combine += rows * config_.hidden * 2;
+    bytes.combine += rows * static_cast<std::int64_t>(shape_.window.shape.combine_row_bytes);
   }
   return bytes;
 }

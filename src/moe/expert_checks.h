@@ -9,6 +9,8 @@
 
 #include "switchyard/experts.h"
 
+#include "cpu/weights.h"
+
 namespace switchyard {
 
 /// L, H and I of the weights.
@@ -18,9 +20,14 @@ struct ExpertShape {
   std::int64_t intermediate = 0;
 };
 
+/// Each matrix with its scales.
+WeightTensor gate_of(const ExpertWeights& weights);
+WeightTensor up_of(const ExpertWeights& weights);
+WeightTensor down_of(const ExpertWeights& weights);
+
 /// Errors: kInvalidArgument; messages start with `function`.
 ExpertShape check_weights(const char* function, const ExpertWeights& weights);
-void check_options(const char* function, const ExpertOptions& options);
+void check_options(const char* function, const ExpertShape& shape, const ExpertOptions& options);
 
 /// Errors: kInvalidArgument, kWorkspaceTooSmall.
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // onednn_experts.cpp: "onednn" experts: both GEMMs by oneDNN's matmul, f32 sums. Elements are bf16
-// where the processor multiplies bf16 and every weight is bf16 or e4m3 (whose 3 fraction bits times
-// a scale lose 2^-9 at most, far below their own rounding); else f32, as f16 and f32 weights
+// where the processor multiplies bf16 and the weights are bf16 or quantized (an element times its
+// scale loses 2^-9 at most, below the rounding of its own format); else f32, as f16 and f32 weights
 // deserve.
 //
 // Weights are reordered once to the layout that oneDNN prefers. A matmul is compiled for a number
@@ -65,31 +65,40 @@ bool multiplies_bf16() {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kWanted) == kWanted;
 }
 
-memory::data_type element_type(const ExpertWeights& weights) {
-  for (const TensorView* tensor : {&weights.gate, &weights.up, &weights.down}) {
-    if (tensor->dtype() == DType::kF16 || tensor->dtype() == DType::kF32) {
-      return memory::data_type::f32;
-    }
+memory::data_type element_type(std::span<const WeightTensor> tensors) {
+  for (const WeightTensor& tensor : tensors) {
+    const DType dtype = tensor.values.dtype();
+    if (dtype == DType::kF16 || dtype == DType::kF32) return memory::data_type::f32;
   }
   return multiplies_bf16() ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
 // y [rows, n] = x [rows, k] * w^T for one of several matrices w [n, k] of equal shape.
-class Matmul {
+class OneDnnGemm final : public ExpertGemm {
  public:
-  Matmul(const dnnl::engine& engine, memory::data_type type, std::span<const WeightTensor> tensors)
-      : engine_(engine), stream_(engine), type_(type), k_(tensors.front().values.shape(2)) {
+  explicit OneDnnGemm(std::span<const WeightTensor> tensors)
+      : engine_(dnnl::engine::kind::cpu, 0),
+        stream_(engine_),
+        type_(element_type(tensors)),
+        k_(tensors.front().values.shape(2)) {
     for (const WeightTensor& tensor : tensors) n_ += tensor.values.shape(1);
     weights_desc_ = describe(kTileRows, {{k_, n_}, type_, memory::format_tag::any}).weights_desc();
     for (std::int64_t e = 0; e < tensors.front().values.shape(0); ++e) add_expert(tensors, e);
   }
 
-  std::int64_t num_columns() const { return n_; }
-  std::int64_t depth() const { return k_; }
-
-  // x is f32; scratch holds rows * k elements of 2 bytes when the element type is bf16.
+  std::int64_t num_columns() const override { return n_; }
+  std::size_t scratch_bytes(std::int64_t num_rows) const override {
+    return type_ == memory::data_type::bf16 ? static_cast<std::size_t>(num_rows * k_) * 2 : 0;
+  }
   void run(std::int64_t expert, const float* x, std::int64_t num_rows, float* y,
-           std::byte* scratch) {
+           std::byte* scratch) override {
+    on_this_thread([&] { run_rows(expert, x, num_rows, y, scratch); });
+  }
+
+ private:
+  // `scratch` takes x as bf16 when that is the element type.
+  void run_rows(std::int64_t expert, const float* x, std::int64_t num_rows, float* y,
+                std::byte* scratch) {
     const void* elements = x;
     std::int64_t row_bytes = k_ * 4;
     if (type_ == memory::data_type::bf16) {
@@ -108,7 +117,6 @@ class Matmul {
     stream_.wait();
   }
 
- private:
   static std::int64_t piece_of(std::int64_t num_rows) {
     if (num_rows < 16) return num_rows;
     std::int64_t piece = kTileRows;
@@ -178,49 +186,15 @@ class Matmul {
   std::map<std::int64_t, Piece> pieces_;
 };
 
-class OneDnnGemms final : public ExpertGemms {
- public:
-  explicit OneDnnGemms(const ExpertWeights& weights)
-      : engine_(dnnl::engine::kind::cpu, 0),
-        gate_up_(engine_, element_type(weights),
-                 std::array<WeightTensor, 2>{
-                     {{weights.gate, weights.gate_scale}, {weights.up, weights.up_scale}}}),
-        down_(engine_, element_type(weights),
-              std::array<WeightTensor, 1>{{{weights.down, weights.down_scale}}}) {}
-
-  std::int64_t max_tile_rows() const override { return kTileRows; }
-  std::int64_t gate_up_stride() const override { return gate_up_.num_columns(); }
-  std::int64_t down_stride() const override { return down_.num_columns(); }
-  std::int64_t up_column() const override { return gate_up_.num_columns() / 2; }
-
-  std::size_t scratch_bytes(std::int64_t tile_rows) const override {
-    const std::int64_t depth = std::max(gate_up_.depth(), down_.depth());
-    return static_cast<std::size_t>(tile_rows * depth) * sizeof(std::uint16_t);
-  }
-
-  void gate_up(std::int64_t expert, const float* x, std::int64_t num_rows, float* y,
-               std::byte* scratch) override {
-    on_this_thread([&] { gate_up_.run(expert, x, num_rows, y, scratch); });
-  }
-  void down(std::int64_t expert, const float* h, std::int64_t num_rows, float* y,
-            std::byte* scratch) override {
-    on_this_thread([&] { down_.run(expert, h, num_rows, y, scratch); });
-  }
-
- private:
-  dnnl::engine engine_;
-  Matmul gate_up_;
-  Matmul down_;
-};
-
 }  // namespace
 
 std::unique_ptr<Experts> make_onednn_experts(const ExpertWeights& weights,
                                              const ExpertOptions& options) {
-  const ExpertShape shape = check_weights("make_onednn_experts", weights);
-  check_options("make_onednn_experts", options);
-  auto gemms = on_this_thread([&] { return std::make_unique<OneDnnGemms>(weights); });
-  return std::make_unique<TiledExperts>("onednn", false, shape, options, std::move(gemms));
+  const auto make_gemm = [](std::span<const WeightTensor> tensors) {
+    return on_this_thread([&] { return std::make_unique<OneDnnGemm>(tensors); });
+  };
+  return make_tiled_experts({"onednn", "make_onednn_experts", false, kTileRows, make_gemm}, weights,
+                            options);
 }
 
 }  // namespace switchyard

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scratch, for a tile of T rows: x and the second result share T x max(H, down_stride) floats, the
-// first result has T x gate_up_stride, the activation T x I; then what the GEMMs and the rounding
-// want. With one intermediate scale a tensor the activation is kept for all rows of an expert,
-// because the scale is known only after the last of them.
+// Scratch, for a tile of T rows: x and the second result share T x max(H, its columns) floats, the
+// first result has T x its columns, the activation T x I; then what the GEMMs and the rounding
+// want. With one dynamic intermediate scale a tensor the activation is kept for all rows of an
+// expert, because the scale is known only after the last of them.
 #include "moe/tiled_experts.h"
 
 #include <algorithm>
-#include <cstring>
-#include <utility>
+#include <array>
 
 #include "core/bytes.h"
-#include "cpu/swiglu.h"
+#include "cpu/intermediate.h"
 #include "quant/rows.h"
+#include "quant/scalar.h"
 
 namespace switchyard {
 namespace {
@@ -40,66 +40,109 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-// Scales of a row, contiguous: in place, or copied.
-const void* row_scales(const TensorView& scales, const QuantScheme& scheme, std::int64_t row,
-                       std::uint32_t* copy) {
-  if (!scales.has_value()) return nullptr;
-  const auto* words = scales.as<const std::uint32_t>();
-  if (scheme.group == ScaleGroup::kTensor) return words;
-  words += row * scales.stride(0);
-  if (scales.shape(1) == 1 || scales.stride(1) == 1) return words;
-  for (std::int64_t s = 0; s < scales.shape(1); ++s) {
-    std::memcpy(copy + s, words + s * scales.stride(1), sizeof(std::uint32_t));
+// A bias of all experts as f32; empty when absent.
+std::vector<float> widen_bias(const TensorView& bias) {
+  std::vector<float> wide;
+  if (!bias.has_value()) return wide;
+  for (std::int64_t e = 0; e < bias.shape(0); ++e) {
+    for (std::int64_t i = 0; i < bias.shape(1); ++i) {
+      const std::int64_t at = e * bias.stride(0) + i * bias.stride(1);
+      wide.push_back(scalar::load(bias.data(), bias.dtype(), at));
+    }
   }
-  return copy;
+  return wide;
 }
 
-float tensor_scale_of(const ExpertRows& input) {
-  if (input.scheme.group == ScaleGroup::kTensor) return *input.scales.as<float>();
-  return input.tensor_scale.has_value() ? *input.tensor_scale.as<float>() : 1.0f;
-}
+class TiledExperts final : public Experts {
+ public:
+  TiledExperts(const ExpertKind& kind, const ExpertShape& shape, const ExpertWeights& weights,
+               const ExpertOptions& options);
 
-}  // namespace
+  std::string_view name() const override { return name_; }
+  bool is_batch_invariant() const override { return has_fixed_order_ && !rounds_together(); }
+  std::size_t workspace_bytes(std::int64_t num_rows) const override;
+  void apply(const ExpertRows& input, const TensorView& output,
+             std::span<std::byte> workspace) override;
 
-struct TiledExperts::Scratch {
-  float* x = nullptr;  // [tile, H]; later the second result, [tile, down_stride]
-  float* gate_up = nullptr;
-  float* h = nullptr;
-  std::byte* gemm = nullptr;
-  std::byte* rounding = nullptr;
-  std::uint32_t* scales = nullptr;  // of one input row
-  std::size_t bytes = 0;
+ private:
+  struct Scratch {
+    float* x = nullptr;  // [tile, H]; later the second result
+    float* gate_up = nullptr;
+    float* h = nullptr;
+    std::byte* gemm = nullptr;
+    std::byte* rounding = nullptr;
+    std::byte* scales = nullptr;  // of one input row
+    std::size_t bytes = 0;
+  };
+  struct RowRange {
+    std::int64_t expert;
+    std::int64_t first;
+    std::int64_t count;
+  };
+
+  Scratch carve(std::int64_t num_rows, std::byte* base) const;
+  /// The rounding of a row depends on the expert's other rows.
+  bool rounds_together() const;
+  /// Rows of an expert whose activations are rounded together.
+  std::int64_t group_rows(std::int64_t num_rows) const;
+  void run(const InputReader& input, const RowRange& group, const TensorView& output,
+           const Scratch& scratch);
+  void first_half(const InputReader& input, const RowRange& tile, float* h, const Scratch& scratch);
+  void second_half(const TensorView& output, const RowRange& tile, const float* h,
+                   const Scratch& scratch);
+
+  const char* name_;
+  bool has_fixed_order_;
+  std::int64_t max_tile_rows_;
+  ExpertShape shape_;
+  QuantScheme intermediate_;
+  Activation activation_;
+  std::vector<float> intermediate_scale_;  // empty, or [L]
+  std::vector<float> gate_bias_;           // empty, or [L, I]
+  std::vector<float> up_bias_;
+  std::vector<float> down_bias_;  // empty, or [L, H]
+  std::unique_ptr<ExpertGemm> gate_up_;
+  std::unique_ptr<ExpertGemm> down_;
 };
 
-TiledExperts::TiledExperts(std::string name, bool has_fixed_order, const ExpertShape& shape,
-                           const ExpertOptions& options, std::unique_ptr<ExpertGemms> gemms)
-    : name_(std::move(name)),
-      has_fixed_order_(has_fixed_order),
+TiledExperts::TiledExperts(const ExpertKind& kind, const ExpertShape& shape,
+                           const ExpertWeights& weights, const ExpertOptions& options)
+    : name_(kind.name),
+      has_fixed_order_(kind.has_fixed_order),
+      max_tile_rows_(kind.max_tile_rows),
       shape_(shape),
-      options_(options),
-      gemms_(std::move(gemms)) {}
+      intermediate_(options.intermediate),
+      activation_(options.activation),
+      gate_bias_(widen_bias(weights.gate_bias)),
+      up_bias_(widen_bias(weights.up_bias)),
+      down_bias_(widen_bias(weights.down_bias)),
+      gate_up_(kind.make_gemm(std::array{gate_of(weights), up_of(weights)})),
+      down_(kind.make_gemm(std::array{down_of(weights)})) {
+  if (!options.intermediate_scale.has_value()) return;
+  for (std::int64_t e = 0; e < shape.num_experts; ++e) {
+    intermediate_scale_.push_back(expert_scalar(options.intermediate_scale, e));
+  }
+}
 
-bool TiledExperts::is_batch_invariant() const {
-  return has_fixed_order_ && options_.intermediate.group != ScaleGroup::kTensor;
+bool TiledExperts::rounds_together() const {
+  return intermediate_.group == ScaleGroup::kTensor && intermediate_scale_.empty();
 }
 
 std::int64_t TiledExperts::group_rows(std::int64_t num_rows) const {
-  if (options_.intermediate.group == ScaleGroup::kTensor) return num_rows;
-  return std::min(num_rows, gemms_->max_tile_rows());
+  return rounds_together() ? num_rows : std::min(num_rows, max_tile_rows_);
 }
 
 TiledExperts::Scratch TiledExperts::carve(std::int64_t num_rows, std::byte* base) const {
-  const std::int64_t tile = std::min(num_rows, gemms_->max_tile_rows());
+  const std::int64_t tile = std::min(num_rows, max_tile_rows_);
   Carver carver(base);
   Scratch scratch;
-  scratch.x = carver.take_floats(tile, std::max(shape_.hidden, gemms_->down_stride()));
-  scratch.gate_up = carver.take_floats(tile, gemms_->gate_up_stride());
+  scratch.x = carver.take_floats(tile, std::max(shape_.hidden, down_->num_columns()));
+  scratch.gate_up = carver.take_floats(tile, gate_up_->num_columns());
   scratch.h = carver.take_floats(group_rows(num_rows), shape_.intermediate);
-  scratch.gemm = carver.take(gemms_->scratch_bytes(tile));
-  scratch.rounding =
-      carver.take(intermediate_scratch_bytes(options_.intermediate, shape_.intermediate));
-  // A scale for every element is the most that any scheme has.
-  scratch.scales = reinterpret_cast<std::uint32_t*>(carver.take_floats(1, shape_.hidden));
+  scratch.gemm = carver.take(std::max(gate_up_->scratch_bytes(tile), down_->scratch_bytes(tile)));
+  scratch.rounding = carver.take(intermediate_scratch_bytes(intermediate_, shape_.intermediate));
+  // A scale of 4 bytes for every element is the most that any scheme has.
+  scratch.scales = reinterpret_cast<std::byte*>(carver.take_floats(1, shape_.hidden));
   scratch.bytes = carver.used_bytes();
   return scratch;
 }
@@ -113,66 +156,80 @@ std::size_t TiledExperts::workspace_bytes(std::int64_t num_rows) const {
 
 void TiledExperts::apply(const ExpertRows& input, const TensorView& output,
                          std::span<std::byte> workspace) {
-  const std::int64_t num_rows = input.rows.has_value() ? input.rows.shape(0) : 0;
+  const std::int64_t num_rows = input.rows.num_dims() == 2 ? input.rows.shape(0) : 0;
   check_apply(shape_, input, output, workspace.size(), workspace_bytes(num_rows));
   if (num_rows == 0) return;
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
   const Scratch scratch =
       carve(num_rows, workspace.data() + (align_up(address, kAlignment) - address));
+  const InputReader reader(input);
   for (std::int64_t expert = 0; expert < shape_.num_experts; ++expert) {
     const std::int64_t first = input.first_row[static_cast<std::size_t>(expert)];
     const std::int64_t count = input.num_rows[static_cast<std::size_t>(expert)];
     const std::int64_t step = group_rows(num_rows);
     for (std::int64_t at = 0; at < count; at += step) {
-      run(input, {expert, first + at, std::min(step, count - at)}, output, scratch);
+      run(reader, {expert, first + at, std::min(step, count - at)}, output, scratch);
     }
   }
 }
 
-void TiledExperts::run(const ExpertRows& input, const RowRange& group, const TensorView& output,
+void TiledExperts::run(const InputReader& input, const RowRange& group, const TensorView& output,
                        const Scratch& scratch) {
-  const std::int64_t step = gemms_->max_tile_rows();
   const auto for_each_tile = [&](const auto& body) {
-    for (std::int64_t at = 0; at < group.count; at += step) {
-      const RowRange tile{group.expert, group.first + at, std::min(step, group.count - at)};
-      body(tile, scratch.h + at * shape_.intermediate);
+    for (std::int64_t at = 0; at < group.count; at += max_tile_rows_) {
+      const std::int64_t count = std::min(max_tile_rows_, group.count - at);
+      body(RowRange{group.expert, group.first + at, count}, scratch.h + at * shape_.intermediate);
     }
   };
+  std::optional<float> scale;
+  if (!intermediate_scale_.empty()) {
+    scale = intermediate_scale_[static_cast<std::size_t>(group.expert)];
+  }
   for_each_tile([&](const RowRange& tile, float* h) { first_half(input, tile, h, scratch); });
-  round_intermediate(options_.intermediate, group.count, shape_.intermediate, scratch.h,
-                     scratch.rounding);
+  round_intermediate(intermediate_, group.count, shape_.intermediate, scratch.h, scratch.rounding,
+                     scale);
   for_each_tile([&](const RowRange& tile, float* h) { second_half(output, tile, h, scratch); });
 }
 
-void TiledExperts::load_rows(const ExpertRows& input, const RowRange& tile,
-                             const Scratch& scratch) const {
-  const auto row_bytes =
-      input.rows.stride(0) * static_cast<std::int64_t>(bits_of(input.rows.dtype())) / 8;
-  for (std::int64_t r = 0; r < tile.count; ++r) {
-    const std::int64_t row = tile.first + r;
-    const std::byte* elements = input.rows.as<const std::byte>() + row * row_bytes;
-    const void* scales = row_scales(input.scales, input.scheme, row, scratch.scales);
-    dequantize_row(input.scheme, elements, scales, input.rows.dtype(), shape_.hidden,
-                   scratch.x + r * shape_.hidden, tensor_scale_of(input));
-  }
-}
-
-void TiledExperts::first_half(const ExpertRows& input, const RowRange& tile, float* h,
+void TiledExperts::first_half(const InputReader& input, const RowRange& tile, float* h,
                               const Scratch& scratch) {
-  load_rows(input, tile, scratch);
-  gemms_->gate_up(tile.expert, scratch.x, tile.count, scratch.gate_up, scratch.gemm);
-  swiglu(scratch.gate_up, scratch.gate_up + gemms_->up_column(), gemms_->gate_up_stride(),
-         tile.count, shape_.intermediate, h);
+  const std::int64_t width = shape_.intermediate;
+  const std::int64_t stride = gate_up_->num_columns();
+  float* gate = scratch.gate_up;
+  float* up = gate + stride / 2;
+  input.read(tile.expert, tile.first, tile.count, scratch.x, scratch.scales);
+  gate_up_->run(tile.expert, scratch.x, tile.count, gate, scratch.gemm);
+  if (!gate_bias_.empty()) {
+    add_bias(gate_bias_.data() + tile.expert * width, width, tile.count, gate, stride);
+  }
+  if (!up_bias_.empty()) {
+    add_bias(up_bias_.data() + tile.expert * width, width, tile.count, up, stride);
+  }
+  activate_rows(activation_, gate, up, stride, tile.count, width, h);
 }
 
 void TiledExperts::second_half(const TensorView& output, const RowRange& tile, const float* h,
                                const Scratch& scratch) {
+  const std::int64_t hidden = shape_.hidden;
+  const std::int64_t stride = down_->num_columns();
   float* y = scratch.x;
-  gemms_->down(tile.expert, h, tile.count, y, scratch.gemm);
+  down_->run(tile.expert, h, tile.count, y, scratch.gemm);
+  if (!down_bias_.empty()) {
+    add_bias(down_bias_.data() + tile.expert * hidden, hidden, tile.count, y, stride);
+  }
   for (std::int64_t r = 0; r < tile.count; ++r) {
-    f32_to_bf16(y + r * gemms_->down_stride(), shape_.hidden,
+    f32_to_bf16(y + r * stride, hidden,
                 output.as<std::uint16_t>() + (tile.first + r) * output.stride(0));
   }
+}
+
+}  // namespace
+
+std::unique_ptr<Experts> make_tiled_experts(const ExpertKind& kind, const ExpertWeights& weights,
+                                            const ExpertOptions& options) {
+  const ExpertShape shape = check_weights(kind.function, weights);
+  check_options(kind.function, shape, options);
+  return std::make_unique<TiledExperts>(kind, shape, weights, options);
 }
 
 }  // namespace switchyard

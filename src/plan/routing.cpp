@@ -29,10 +29,6 @@ void count_load(std::span<const RankRouting> table, int num_topk, std::vector<st
   }
 }
 
-bool places_each_choice(Layout layout) {
-  return layout == Layout::kBatched || layout == Layout::kExpanded;
-}
-
 }  // namespace
 
 void ReceivePlan::build(int rank, const ExpertOwnership& ownership, int num_topk,
@@ -56,16 +52,17 @@ void ReceivePlan::build(int rank, const ExpertOwnership& ownership, int num_topk
     next_start += align_up(rows, shape.alignment);
   }
 
-  place_each_choice(first_expert, num_topk, table);
-  if (places_each_choice(shape.layout)) {
+  place_choices(first_expert, num_topk, shape.layout == Layout::kAllGather, table);
+  if (is_expert_major(shape.layout)) {
     num_buffer_rows = shape.layout == Layout::kBatched ? num_local * shape.capacity : next_start;
-    return;
+  } else {
+    place_tokens(shape);
   }
-  place_once(shape);
+  if (shape.is_worst_case) num_buffer_rows = max_buffer_rows(rank, ownership, num_topk, shape);
 }
 
-void ReceivePlan::place_each_choice(int first_expert, int num_topk,
-                                    std::span<const RankRouting> table) {
+void ReceivePlan::place_choices(int first_expert, int num_topk, bool takes_every_token,
+                                std::span<const RankRouting> table) {
   std::vector<std::int64_t>& next_row = cursor_;
   next_row.assign(first_row.begin(), first_row.end());
   first_arrival.assign(table.size() + 1, 0);
@@ -77,29 +74,28 @@ void ReceivePlan::place_each_choice(int first_expert, int num_topk,
         const int local = int{ids[k]} - first_expert;
         if (ids[k] == kNoExpert || local < 0 || local >= static_cast<int>(num_rows.size()))
           continue;
-        const float weight =
-            table[s].topk_weights == nullptr ? 1.0f : table[s].topk_weights[t * num_topk + k];
-        placements.push_back({next_row[static_cast<std::size_t>(local)]++, local, k, weight});
+        placements.push_back({next_row[static_cast<std::size_t>(local)]++, local, k});
       }
       const auto count = static_cast<std::int32_t>(placements.size()) - first;
-      if (count == 0) continue;
+      if (count == 0 && !takes_every_token) continue;
       arrivals.push_back(
-          {static_cast<std::int32_t>(s), static_cast<std::int32_t>(t), first, count});
+          {0, static_cast<std::int32_t>(s), static_cast<std::int32_t>(t), first, count});
     }
     first_arrival[s + 1] = static_cast<std::int64_t>(arrivals.size());
   }
 }
 
-void ReceivePlan::place_once(const ReceiveShape& shape) {
+void ReceivePlan::place_tokens(const ReceiveShape& shape) {
+  first_row.clear();
   for (std::size_t a = 0; a < arrivals.size(); ++a) {
-    const Arrival& arrival = arrivals[a];
-    std::int64_t row = static_cast<std::int64_t>(a);
+    Arrival& arrival = arrivals[a];
+    arrival.row = static_cast<std::int64_t>(a);
     if (shape.layout == Layout::kByRank) {
-      row += arrival.source * shape.max_tokens -
-             first_arrival[static_cast<std::size_t>(arrival.source)];
+      arrival.row += arrival.source * shape.max_tokens -
+                     first_arrival[static_cast<std::size_t>(arrival.source)];
     }
     for (std::int32_t i = 0; i < arrival.count; ++i) {
-      placements[static_cast<std::size_t>(arrival.first + i)].row = row;
+      placements[static_cast<std::size_t>(arrival.first + i)].row = arrival.row;
     }
   }
   const auto num_sources = static_cast<std::int64_t>(first_arrival.size()) - 1;
@@ -108,44 +104,44 @@ void ReceivePlan::place_once(const ReceiveShape& shape) {
 }
 
 std::int64_t max_buffer_rows(int rank, const ExpertOwnership& ownership, int num_topk,
-                             const ReceiveShape& shape, std::int64_t max_tokens) {
+                             const ReceiveShape& shape) {
   const std::int64_t num_local = ownership.count(rank);
-  const std::int64_t all_tokens = checked_mul<std::int64_t>(ownership.num_ranks, max_tokens);
-  switch (shape.layout) {
-    case Layout::kBatched: return checked_mul(num_local, shape.capacity);
-    case Layout::kExpanded: {
-      // A token may name one expert K times, so min(K, L) is no bound on its rows here.
-      const std::int64_t rows =
-          num_local == 0 ? 0 : checked_mul<std::int64_t>(all_tokens, num_topk);
-      const std::int64_t started = std::min(num_local, rows);
-      return checked_add(rows, checked_mul(started, shape.alignment - 1));
-    }
-    case Layout::kCompact:
-    case Layout::kByRank:
-    case Layout::kAllGather: return all_tokens;
-  }
-  return 0;
+  const std::int64_t all_tokens = checked_mul<std::int64_t>(ownership.num_ranks, shape.max_tokens);
+  if (shape.layout == Layout::kBatched) return checked_mul(num_local, shape.capacity);
+  if (shape.layout != Layout::kExpanded) return all_tokens;
+  // A token may name one expert K times, so min(K, L) is no bound on its rows here.
+  std::int64_t rows = num_local == 0 ? 0 : checked_mul<std::int64_t>(all_tokens, num_topk);
+  if (shape.capacity > 0) rows = std::min(rows, checked_mul(num_local, shape.capacity));
+  const std::int64_t started = std::min(num_local, rows);
+  return checked_add(rows, checked_mul(started, shape.alignment - 1));
 }
 
-void SendPlan::build(const ExpertOwnership& ownership, int num_topk, const RankRouting& own) {
-  tokens_to.resize(static_cast<std::size_t>(ownership.num_ranks));
-  for (auto& tokens : tokens_to) tokens.clear();
+void SendPlan::build(const ExpertOwnership& ownership, int num_topk, Layout layout,
+                     const RankRouting& own) {
+  num_tokens_to.assign(static_cast<std::size_t>(ownership.num_ranks), 0);
   ranks.clear();
   first_rank.assign(1, 0);
   for (std::int64_t t = 0; t < own.num_tokens; ++t) {
-    const auto begin = ranks.size();
+    const auto begin = static_cast<std::ptrdiff_t>(ranks.size());
     // Downwards, so that the first time a rank is met is its highest k.
     for (int k = num_topk - 1; k >= 0; --k) {
       const std::uint16_t id = own.topk_ids[t * num_topk + k];
       if (id == kNoExpert) continue;
       const int rank = ownership.owner(id);
-      const bool seen = std::any_of(ranks.begin() + static_cast<std::ptrdiff_t>(begin), ranks.end(),
+      const bool seen = std::any_of(ranks.begin() + begin, ranks.end(),
                                     [&](const TokenRank& r) { return r.rank == rank; });
-      if (seen) continue;
-      ranks.push_back({rank, k});
-      tokens_to[static_cast<std::size_t>(rank)].push_back(static_cast<std::int32_t>(t));
+      if (!seen) ranks.push_back({rank, k});
     }
-    std::reverse(ranks.begin() + static_cast<std::ptrdiff_t>(begin), ranks.end());
+    for (int rank = 0; num_topk == 0 && rank < ownership.num_ranks; ++rank) {
+      ranks.push_back({rank, -1});
+    }
+    const auto by_order = [&](const TokenRank& a, const TokenRank& b) {
+      return layout == Layout::kAllGather ? a.rank < b.rank : a.highest_k < b.highest_k;
+    };
+    std::sort(ranks.begin() + begin, ranks.end(), by_order);
+    for (auto r = ranks.begin() + begin; r != ranks.end(); ++r) {
+      ++num_tokens_to[static_cast<std::size_t>(r->rank)];
+    }
     first_rank.push_back(static_cast<std::int64_t>(ranks.size()));
   }
 }

@@ -26,39 +26,38 @@ struct RankRouting {
   const float* topk_weights = nullptr;      ///< [T, K], or null when weights do not travel
 };
 
-/// A copy of an arrived token: the row it fills and which choice of the token it is.
+/// A choice of an arrived token that names a local expert.
 struct Placement {
-  std::int64_t row = 0;
+  std::int64_t row = 0;     ///< that it fills, or, with a row a token, the token's
   std::int32_t expert = 0;  ///< local index
   std::int32_t k = 0;
-  float weight = 1.0f;  ///< 1 when weights do not travel
 };
 
-/// A token that has experts here: placements [first, first + count), k ascending.
+/// A token that is placed here: placements [first, first + count), k ascending.
 struct Arrival {
+  std::int64_t row = 0;  ///< of the token, in layouts with a row a token
   std::int32_t source = 0;
   std::int32_t token = 0;
   std::int32_t first = 0;
-  std::int32_t count = 0;
+  std::int32_t count = 0;  ///< 0 only with kAllGather
 };
 
 struct ReceiveShape {
   Layout layout = Layout::kExpanded;
   std::int64_t alignment = 1;   ///< experts start at multiples of it (kExpanded)
-  std::int64_t capacity = 0;    ///< rows of an expert (kBatched)
-  std::int64_t max_tokens = 0;  ///< rows of a source (kByRank)
+  std::int64_t capacity = 0;    ///< rows of an expert; 0: any number (not with kBatched)
+  std::int64_t max_tokens = 0;  ///< upper bound on the tokens of a rank
+  bool is_worst_case = false;   ///< num_buffer_rows is the most that there can be
 };
 
 /// What one rank receives. Arrivals are ordered by (source, token), so that they can be walked as
-/// they come; rows of an expert are ordered by (source, token, k).
-///
-/// kCompact and kByRank place a token once: row `arrival index`, or source * max_tokens + its place
-/// among that source's arrivals; every placement of the token names that row.
+/// they come; rows of an expert are ordered by (source, token, k). Layouts with a row a token place
+/// it at row `arrival index`, or source * max_tokens + its place among that source's arrivals.
 struct ReceivePlan {
   std::vector<Arrival> arrivals;
   std::vector<Placement> placements;
   std::vector<std::int32_t> num_rows;       ///< [L] rows of each local expert
-  std::vector<std::int64_t> first_row;      ///< [L] kBatched, kExpanded
+  std::vector<std::int64_t> first_row;      ///< [L]; empty in layouts with a row a token
   std::vector<std::int64_t> first_arrival;  ///< [P + 1] prefix sums of arrivals by source
   std::vector<std::int64_t> expert_load;    ///< [E] tokens of the whole group for each expert
   std::int64_t num_buffer_rows = 0;         ///< rows of the receive buffer in use, gaps included
@@ -68,28 +67,30 @@ struct ReceivePlan {
              std::span<const RankRouting> table);
 
  private:
-  void place_each_choice(int first_expert, int num_topk, std::span<const RankRouting> table);
-  void place_once(const ReceiveShape& shape);
+  void place_choices(int first_expert, int num_topk, bool takes_every_token,
+                     std::span<const RankRouting> table);
+  void place_tokens(const ReceiveShape& shape);
   std::vector<std::int64_t> cursor_;  ///< next free row of each expert, while building
 };
 
 /// The most rows that a receive buffer of this shape can need.
 std::int64_t max_buffer_rows(int rank, const ExpertOwnership& ownership, int num_topk,
-                             const ReceiveShape& shape, std::int64_t max_tokens);
+                             const ReceiveShape& shape);
 
 /// The ranks that one token concerns, in the order in which their partial rows are summed.
 struct TokenRank {
   std::int32_t rank = 0;
-  std::int32_t highest_k = 0;
+  std::int32_t highest_k = 0;  ///< -1 without routing
 };
 
-/// What one rank sends, and to whom each of its tokens goes.
+/// To whom each of one rank's tokens goes.
 struct SendPlan {
-  std::vector<std::vector<std::int32_t>> tokens_to;  ///< [P] tokens for each rank, ascending
-  std::vector<TokenRank> ranks;                      ///< of all tokens, highest_k ascending
-  std::vector<std::int64_t> first_rank;              ///< [T + 1] into ranks
+  std::vector<TokenRank> ranks;             ///< of all tokens
+  std::vector<std::int64_t> first_rank;     ///< [T + 1] into ranks
+  std::vector<std::int64_t> num_tokens_to;  ///< [P] tokens that concern each rank
 
-  void build(const ExpertOwnership& ownership, int num_topk, const RankRouting& own);
+  /// Ranks of a token are ordered by the highest k that they hold, or by rank for kAllGather.
+  void build(const ExpertOwnership& ownership, int num_topk, Layout layout, const RankRouting& own);
 
   std::span<const TokenRank> ranks_of(std::int64_t token) const {
     const auto t = static_cast<std::size_t>(token);

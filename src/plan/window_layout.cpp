@@ -12,7 +12,9 @@ WindowLayout make_window_layout(const WindowShape& shape) {
   WindowLayout layout;
   layout.shape = shape;
   layout.scales_in_row = align_up(shape.payload_bytes, sizeof(float));
-  layout.row_stride = align_up(layout.scales_in_row + shape.scale_bytes, kRowAlignment);
+  layout.extras_in_row =
+      align_up(checked_add(layout.scales_in_row, shape.scale_bytes), sizeof(float));
+  layout.row_stride = align_up(checked_add(layout.extras_in_row, shape.extra_bytes), kRowAlignment);
   layout.combine_row_stride = align_up(shape.combine_row_bytes, kRowAlignment);
 
   const auto tokens = static_cast<std::size_t>(shape.max_tokens);

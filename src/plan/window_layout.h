@@ -9,8 +9,9 @@
 //   line 0                         {consumed}: the newest epoch up to which this rank has read all
 //   then num_sets slot sets, each: header line {epoch, ...}, written by this rank
 //                                  P arrival lines {epoch}, one written by each peer (combine)
-//                                  ids [T, K] u16, weights [T, K] f32          (dispatch)
-//                                  rows [T] or partial rows [T, columns]       (dispatch / combine)
+//                                  ids [T, K] u16, weights [T, K] f32          (dispatch; combine:
+//                                  weights) rows [T] or partial rows [T, columns]       (dispatch /
+//                                  combine)
 #pragma once
 
 #include <cstddef>
@@ -33,7 +34,8 @@ struct WindowShape {
   bool keeps_every_choice = false;    ///< partial rows by k (per_expert), else by rank where fewer
   std::size_t payload_bytes = 0;      ///< elements of one dispatched row
   std::size_t scale_bytes = 0;        ///< scales of one dispatched row
-  std::size_t combine_row_bytes = 0;  ///< one returned row
+  std::size_t extra_bytes = 0;        ///< further payloads of one dispatched row
+  std::size_t combine_row_bytes = 0;  ///< one returned row, scales included
 };
 
 struct WindowLayout {
@@ -44,6 +46,7 @@ struct WindowLayout {
   std::size_t set_bytes = 0;
   std::size_t row_stride = 0;
   std::size_t scales_in_row = 0;  ///< offset of a row's scales, a multiple of 4
+  std::size_t extras_in_row = 0;  ///< offset of its further payloads, a multiple of 4
   std::size_t combine_row_stride = 0;
   std::size_t total_bytes = 0;
 
@@ -65,13 +68,16 @@ struct WindowLayout {
   SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t epoch, std::int64_t token) const {
     return set(epoch) + rows_offset + static_cast<std::size_t>(token) * row_stride;
   }
-  /// Partial rows of a token: by k, or by rank when there are fewer ranks than choices.
+  /// Partial rows of a token: by k, or by rank when there are fewer ranks than choices or no
+  /// choices at all.
+  SWITCHYARD_HOST_DEVICE bool has_rank_columns() const {
+    return shape.num_topk == 0 || (!shape.keeps_every_choice && shape.num_ranks < shape.num_topk);
+  }
   SWITCHYARD_HOST_DEVICE std::int32_t num_columns() const {
-    return !shape.keeps_every_choice && shape.num_ranks < shape.num_topk ? shape.num_ranks
-                                                                         : shape.num_topk;
+    return has_rank_columns() ? shape.num_ranks : shape.num_topk;
   }
   SWITCHYARD_HOST_DEVICE std::int32_t column(std::int32_t rank, std::int32_t k) const {
-    return !shape.keeps_every_choice && shape.num_ranks < shape.num_topk ? rank : k;
+    return has_rank_columns() ? rank : k;
   }
   SWITCHYARD_HOST_DEVICE std::size_t partial(std::uint64_t epoch, std::int64_t token,
                                              std::int32_t column) const {

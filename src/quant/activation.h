@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "switchyard/activation.h"
+
 namespace switchyard {
 
 /// y = exp(x). x and y may be the same array.
@@ -13,5 +15,9 @@ void exp_f32(const float* x, std::int64_t num_elements, float* y);
 
 /// y = silu(gate) * up, NaN as 7FC00000. y may be gate or up.
 void silu_mul(const float* gate, const float* up, std::int64_t num_elements, float* y);
+
+/// y = activation(gate, up), as silu_mul and clamped_swiglu of exp.h. y may be gate or up.
+void activate(const Activation& activation, const float* gate, const float* up,
+              std::int64_t num_elements, float* y);
 
 }  // namespace switchyard

@@ -61,4 +61,18 @@ SWITCHYARD_HOST_DEVICE inline float silu(float x) {
   return canonical_f32(x / (1.0f + exp_f32(-x)));
 }
 
+/// silu(gate) * up.
+SWITCHYARD_HOST_DEVICE inline float silu_mul(float gate, float up) {
+  return canonical_f32(silu(gate) * up);
+}
+
+/// g / (1 + exp(-(alpha * g))) * (u + beta), with g = min(gate, limit) and u = up between -limit
+/// and limit: one division, every step rounded, NaN stays NaN.
+SWITCHYARD_HOST_DEVICE inline float clamped_swiglu(float gate, float up, float alpha, float beta,
+                                                   float limit) {
+  const float g = gate > limit ? limit : gate;
+  const float u = up > limit ? limit : (up < -limit ? -limit : up);
+  return canonical_f32(g / (1.0f + exp_f32(-(alpha * g))) * (u + beta));
+}
+
 }  // namespace switchyard

@@ -72,23 +72,24 @@ void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::in
   if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32) {
     fail_dtype("quantize_row", dtype);
   }
-  if (scheme.group == ScaleGroup::kTensor) scales = &tensor_scale;
-  simd::quantize_row(scheme, x, dtype, hidden, reinterpret_cast<std::uint8_t*>(q), scales);
+  auto* codes = reinterpret_cast<std::uint8_t*>(q);
+  if (scheme.is_simulated()) {
+    scalar::quantize_row(scheme, x, dtype, hidden, codes, scales, tensor_scale);
+  } else if (scheme.rule == ScaleRule::kMx || scheme.rule == ScaleRule::kTwoLevel) {
+    simd::quantize_small_blocks(scheme, x, dtype, hidden, codes, scales, tensor_scale);
+  } else {
+    simd::quantize_row(scheme, x, dtype, hidden, codes, scales, tensor_scale);
+  }
 }
 
 void dequantize_row(const QuantScheme& scheme, const std::byte* q, const void* scales, DType dtype,
                     std::int64_t hidden, float* y, float tensor_scale) {
-  if (!scheme.is_quantized()) {
+  if (!scheme.is_quantized() || scheme.is_simulated()) {
     widen(q, dtype, hidden, y);
     return;
   }
-  if (scheme.group == ScaleGroup::kTensor) scales = &tensor_scale;
-  const auto* codes = reinterpret_cast<const std::uint8_t*>(q);
-  const std::int64_t group = scalar::elements_per_scale(scheme, hidden);
-  for (std::int64_t begin = 0, b = 0; begin < hidden; begin += group, ++b) {
-    const float scale = scalar::load_scale(scheme.scale_format, scales, b);
-    simd::dequantize(codes + begin, std::min(group, hidden - begin), scale, y + begin);
-  }
+  simd::dequantize_row(scheme, reinterpret_cast<const std::uint8_t*>(q), scales, hidden, y,
+                       tensor_scale);
 }
 
 float max_magnitude(const void* x, DType dtype, std::int64_t hidden) {

@@ -4,8 +4,8 @@
 // and must give the same bits; tests compare the two.
 //
 // A scheme is two decisions: the scale that follows from the largest magnitude of the elements that
-// share it, and the map from an element to its code under that scale. Infinity among the elements
-// makes the scale infinite: finite elements then become 0, and infinite ones NaN / the NaN's code.
+// share it (scale_rules.h), and the format of an element under that scale (codec.h). What is left
+// here is memory: how elements, codes and scales lie in a row.
 #pragma once
 
 #include <cstddef>
@@ -14,76 +14,10 @@
 #include "switchyard/quant.h"
 
 #include "quant/bf16.h"
-#include "quant/e8m0.h"
 #include "quant/f16.h"
-#include "quant/fp8.h"
+#include "quant/scale_rules.h"
 
-namespace switchyard {
-
-/// Element to e4m3: x / factor or x * factor, rounded, saturating; a NaN result becomes nan_code.
-struct ElementMap {
-  float factor;
-  bool divides;
-  std::uint8_t nan_code;
-};
-
-struct ScaleAndMap {
-  float scale;  ///< what dequantization multiplies by
-  ElementMap map;
-};
-
-SWITCHYARD_HOST_DEVICE constexpr std::uint8_t quantize_element(float x, const ElementMap& map) {
-  const float y = map.divides ? x / map.factor : x * map.factor;
-  return y != y ? map.nan_code : e4m3_from_f32(y);
-}
-
-/// vLLM, per_token_group_quant_fp8: the accumulator of the largest magnitude starts at 1e-10; the
-/// clamp min(max(x, -448), 448) turns NaN into -448. A power-of-two scale is at least 2^-33.
-SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap divide_rule(float amax, bool is_power_of_two) {
-  float scale = (amax > 1e-10f ? amax : 1e-10f) / kE4M3Max;
-  if (is_power_of_two) scale = power_of_two_ceil(scale > 1e-10f ? scale : 1e-10f);
-  return {scale, {scale, true, kE4M3MinCode}};
-}
-
-/// DeepEP, calculate_fp8_scales: floor 1e-4, multiplication by 448 / amax, a saturating conversion
-/// without a clamp before it, so NaN stays NaN.
-SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap multiply_rule(float amax, bool is_power_of_two) {
-  const float floored = amax > 1e-4f ? amax : 1e-4f;
-  float scale = floored * (1.0f / kE4M3Max);
-  float factor = kE4M3Max / floored;
-  if (is_power_of_two) {
-    scale = power_of_two_ceil(scale);
-    factor = 1.0f / scale;
-  }
-  return {scale, {factor, false, kE4M3NaN}};
-}
-
-SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap block_rule(ScaleRule rule, ScaleFormat format,
-                                                        float amax) {
-  const bool is_power_of_two = format != ScaleFormat::kF32;
-  return rule == ScaleRule::kDivide ? divide_rule(amax, is_power_of_two)
-                                    : multiply_rule(amax, is_power_of_two);
-}
-
-/// vLLM, dynamic_per_token_scaled_fp8_quant: true division; max(-448, min(x, 448)) turns NaN into
-/// +448.
-SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap token_rule(float amax) {
-  constexpr float kMinScale = 1.0f / (kE4M3Max * 512.0f);
-  const float dynamic = amax / kE4M3Max;
-  const float scale = dynamic > kMinScale ? dynamic : kMinScale;
-  return {scale, {scale, true, kE4M3MaxCode}};
-}
-
-/// vLLM, static_scaled_fp8_quant: multiplication by the reciprocal. Scale 0 (a dynamic scale of
-/// zeros has no lower bound) makes 0 * Inf = NaN, which becomes +448 and dequantizes to 0.
-SWITCHYARD_HOST_DEVICE constexpr ElementMap tensor_rule(float scale) {
-  return {1.0f / scale, false, kE4M3MaxCode};
-}
-
-/// The scale of a whole tensor from its largest magnitude.
-SWITCHYARD_HOST_DEVICE constexpr float tensor_scale(float amax) { return amax / kE4M3Max; }
-
-namespace scalar {
+namespace switchyard::scalar {
 
 /// Element i of bf16, f16 or f32 memory.
 SWITCHYARD_HOST_DEVICE inline float load(const void* x, DType dtype, std::int64_t i) {
@@ -113,28 +47,68 @@ SWITCHYARD_HOST_DEVICE inline float max_magnitude(const void* x, DType dtype, st
   return amax;
 }
 
+/// Code i of a row: a byte, or for e2m1 a nibble, low one first. Nibbles are stored in order.
+SWITCHYARD_HOST_DEVICE inline void store_code(Codec codec, std::uint8_t* q, std::int64_t i,
+                                              std::uint8_t code) {
+  if (codec != Codec::kE2M1) {
+    q[i] = code;
+  } else {
+    q[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? code : q[i / 2] | code << 4);
+  }
+}
+
+SWITCHYARD_HOST_DEVICE inline std::uint8_t load_code(DType dtype, const std::uint8_t* q,
+                                                     std::int64_t i) {
+  if (dtype != DType::kE2M1) return q[i];
+  return static_cast<std::uint8_t>(q[i / 2] >> (4 * (i % 2)) & 0xF);
+}
+
+/// Elements begin to end - 1 to their codes.
 SWITCHYARD_HOST_DEVICE inline void encode(const void* x, DType dtype, std::int64_t begin,
                                           std::int64_t end, const ElementMap& map,
                                           std::uint8_t* q) {
-  for (std::int64_t i = begin; i < end; ++i) q[i] = quantize_element(load(x, dtype, i), map);
+  for (std::int64_t i = begin; i < end; ++i) {
+    store_code(map.codec, q, i, quantize_element(load(x, dtype, i), map));
+  }
+}
+
+/// Elements rounded to what codes and scale can hold, in the dtype of the input.
+SWITCHYARD_HOST_DEVICE inline void simulate(DType format, const void* x, DType dtype,
+                                            std::int64_t begin, std::int64_t end,
+                                            const ScaleAndMap& block, void* y) {
+  for (std::int64_t i = begin; i < end; ++i) {
+    const std::uint8_t code = quantize_element(load(x, dtype, i), block.map);
+    store(y, dtype, i, decode(format, code) * block.scale);
+  }
 }
 
 /// Scale b of a row. Packed words are cleared before, by their block 0, 4, 8, ...
 SWITCHYARD_HOST_DEVICE inline void store_scale(ScaleFormat format, void* scales, std::int64_t b,
                                                float scale) {
-  if (format != ScaleFormat::kE8M0Packed) {
+  const std::uint32_t exponent = bits_from_f32(scale) >> 23;
+  if (format == ScaleFormat::kE8M0Packed) {
+    std::uint32_t& word = static_cast<std::uint32_t*>(scales)[b / 4];
+    word = (b % 4 == 0 ? 0u : word) | exponent << (8 * (b % 4));
+  } else if (format == ScaleFormat::kE8M0) {
+    static_cast<std::uint8_t*>(scales)[b] = static_cast<std::uint8_t>(exponent);
+  } else if (format == ScaleFormat::kE4M3) {
+    static_cast<std::uint8_t*>(scales)[b] = e4m3_from_f32(scale);
+  } else {
     static_cast<float*>(scales)[b] = scale;
-    return;
   }
-  std::uint32_t& word = static_cast<std::uint32_t*>(scales)[b / 4];
-  word = (b % 4 == 0 ? 0u : word) | bits_from_f32(scale) >> 23 << (8 * (b % 4));
 }
 
 SWITCHYARD_HOST_DEVICE inline float load_scale(ScaleFormat format, const void* scales,
                                                std::int64_t b) {
-  if (format != ScaleFormat::kE8M0Packed) return static_cast<const float*>(scales)[b];
-  const std::uint32_t word = static_cast<const std::uint32_t*>(scales)[b / 4];
-  return f32_from_e8m0(static_cast<std::uint8_t>(word >> (8 * (b % 4))));
+  if (format == ScaleFormat::kE8M0Packed) {
+    const std::uint32_t word = static_cast<const std::uint32_t*>(scales)[b / 4];
+    return f32_from_e8m0(static_cast<std::uint8_t>(word >> (8 * (b % 4))));
+  }
+  if (format == ScaleFormat::kE8M0)
+    return f32_from_e8m0(static_cast<const std::uint8_t*>(scales)[b]);
+  if (format == ScaleFormat::kE4M3)
+    return f32_from_e4m3(static_cast<const std::uint8_t*>(scales)[b]);
+  return static_cast<const float*>(scales)[b];
 }
 
 /// Elements of a row that share a scale.
@@ -143,11 +117,12 @@ SWITCHYARD_HOST_DEVICE inline std::int64_t elements_per_scale(const QuantScheme&
   return scheme.group == ScaleGroup::kBlock ? scheme.block : hidden;
 }
 
-/// As quantize_row and dequantize_row of rows.h, for quantized schemes.
+/// As quantize_row and dequantize_row of rows.h, for quantized schemes; `dtype` of dequantize_row
+/// is of simulated elements.
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
-                  std::uint8_t* q, void* scales);
+                  std::uint8_t* q, void* scales, float tensor_scale = 1.0f);
 void dequantize_row(const QuantScheme& scheme, const std::uint8_t* q, const void* scales,
-                    std::int64_t hidden, float* y);
+                    std::int64_t hidden, float* y, float tensor_scale = 1.0f,
+                    DType dtype = DType::kBF16);
 
-}  // namespace scalar
-}  // namespace switchyard
+}  // namespace switchyard::scalar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scheme.cpp: the table of named schemes. A new format is one row here, its scalar definition in
-// scalar.h and its wide version behind rows.h.
+// scheme.cpp: the tables of named schemes and of meaningful ones. A new format is a row in each,
+// its element in codec.h, its rule in scale_rules.h and its wide version behind rows.h.
 
 #include "quant/scheme.h"
 
@@ -35,13 +35,24 @@ constexpr std::array<NamedScheme, 15> kSchemes{{{"none", schemes::kNone},
                                                 {"mxfp6_e2m3", schemes::kMxfp6E2M3},
                                                 {"mxfp8", schemes::kMxfp8}}};
 
-constexpr std::array<DType, 1> kQuantizedDTypes{DType::kE4M3};
-constexpr std::array<DType, 3> kPlainDTypes{DType::kBF16, DType::kF16, DType::kF32};
-
-template <std::size_t kCount>
-bool contains(const std::array<DType, kCount>& choices, DType dtype) {
-  return std::find(choices.begin(), choices.end(), dtype) != choices.end();
-}
+// Every combination that means something; a block of 0 stands for any.
+constexpr std::array<QuantScheme, 16> kMeanings{
+    {{DType::kE4M3, ScaleGroup::kTensor},
+     {DType::kE4M3, ScaleGroup::kToken},
+     {DType::kE4M3, ScaleGroup::kBlock},
+     {DType::kE4M3, ScaleGroup::kBlock, 0, ScaleRule::kMultiply},
+     {DType::kE4M3, ScaleGroup::kBlock, 0, ScaleRule::kDivide, ScaleFormat::kF32PowerOfTwo},
+     {DType::kE4M3, ScaleGroup::kBlock, 0, ScaleRule::kMultiply, ScaleFormat::kF32PowerOfTwo},
+     schemes::kFp8Ue8m0,
+     schemes::kFp8Ue8m0DeepEp,
+     schemes::kMxfp8,
+     {DType::kI8, ScaleGroup::kTensor},
+     {DType::kI8, ScaleGroup::kToken},
+     {DType::kI8, ScaleGroup::kBlock},
+     schemes::kNvfp4,
+     schemes::kMxfp4,
+     schemes::kMxfp6E3M2,
+     schemes::kMxfp6E2M3}};
 
 std::string describe_group(const QuantScheme& scheme) {
   switch (scheme.group) {
@@ -51,6 +62,16 @@ std::string describe_group(const QuantScheme& scheme) {
     case ScaleGroup::kBlock: return fmt::format("one scale a block of {}", scheme.block);
   }
   return "unknown scale group";
+}
+
+const char* describe_rule(ScaleRule rule) {
+  switch (rule) {
+    case ScaleRule::kDivide: return "divide rule";
+    case ScaleRule::kMultiply: return "multiply rule";
+    case ScaleRule::kMx: return "mx rule";
+    case ScaleRule::kTwoLevel: return "two-level rule";
+  }
+  return "unknown rule";
 }
 
 const char* describe_format(ScaleFormat format) {
@@ -64,43 +85,52 @@ const char* describe_format(ScaleFormat format) {
   return "unknown scales";
 }
 
-void check_block_scheme(const char* function, const QuantScheme& scheme) {
-  require(scheme.block > 0, Errc::kInvalidArgument, "{}: block is {}, want at least 1 element",
-          function, scheme.block);
-  require(scheme.rule == ScaleRule::kDivide || scheme.rule == ScaleRule::kMultiply,
-          Errc::kInvalidArgument, "{}: rule is {}, want kDivide or kMultiply", function,
-          static_cast<int>(scheme.rule));
-  require(scheme.scale_format <= ScaleFormat::kE8M0Packed, Errc::kInvalidArgument,
-          "{}: scale format is {}, want from 0 to 2", function,
-          static_cast<int>(scheme.scale_format));
-  require(scheme.scale_format == ScaleFormat::kF32 || scheme.block == 128, Errc::kInvalidArgument,
-          "{}: {} with block {}, want block 128", function, describe_format(scheme.scale_format),
-          scheme.block);
+std::string describe(const QuantScheme& scheme) {
+  return fmt::format("{}, {}, {}, {}", name_of(scheme.dtype), describe_group(scheme),
+                     describe_rule(scheme.rule), describe_format(scheme.scale_format));
+}
+
+bool is_alike(const QuantScheme& a, const QuantScheme& b) {
+  return a.dtype == b.dtype && a.group == b.group && a.rule == b.rule &&
+         a.scale_format == b.scale_format;
+}
+
+[[noreturn]] void refuse(const char* function, const QuantScheme& scheme) {
+  std::string choices;
+  for (const QuantScheme& known : kMeanings) {
+    if (known.dtype == scheme.dtype) choices += (choices.empty() ? "" : "; or ") + describe(known);
+  }
+  fail(Errc::kInvalidArgument, "{}: scheme is {}, want {}", function, describe(scheme),
+       choices.empty() ? "elements of e4m3, i8, e2m1, e2m3 or e3m2" : choices);
 }
 
 }  // namespace
 
 void check_scheme(const char* function, const QuantScheme& scheme) {
-  require(scheme.group <= ScaleGroup::kBlock, Errc::kInvalidArgument,
-          "{}: scale group is {}, want from 0 to 3", function, static_cast<int>(scheme.group));
   if (scheme.group == ScaleGroup::kNone) {
-    require(contains(kPlainDTypes, scheme.dtype), Errc::kInvalidArgument,
+    const bool is_plain =
+        scheme.dtype == DType::kBF16 || scheme.dtype == DType::kF16 || scheme.dtype == DType::kF32;
+    require(is_plain, Errc::kInvalidArgument,
             "{}: elements are {} without scales, want bf16, f16 or f32", function,
             name_of(scheme.dtype));
     return;
   }
-  require(contains(kQuantizedDTypes, scheme.dtype), Errc::kInvalidArgument,
-          "{}: elements are {}, want e4m3; other formats have no quantizer yet", function,
-          name_of(scheme.dtype));
-  if (scheme.group == ScaleGroup::kBlock) {
-    check_block_scheme(function, scheme);
-    return;
-  }
-  require(scheme.rule == ScaleRule::kDivide && scheme.scale_format == ScaleFormat::kF32,
-          Errc::kInvalidArgument, "{}: {} has rule {} and {}, want rule kDivide and f32 scales",
-          function, describe_group(scheme),
-          scheme.rule == ScaleRule::kDivide ? "kDivide" : "kMultiply",
-          describe_format(scheme.scale_format));
+  const auto known = std::find_if(kMeanings.begin(), kMeanings.end(),
+                                  [&](const QuantScheme& each) { return is_alike(each, scheme); });
+  if (known == kMeanings.end()) refuse(function, scheme);
+  if (scheme.group != ScaleGroup::kBlock) return;
+  require(scheme.block > 0, Errc::kInvalidArgument, "{}: block is {}, want at least 1 element",
+          function, scheme.block);
+  require(known->block == 0 || known->block == scheme.block, Errc::kInvalidArgument,
+          "{}: block is {} for {} with {}, want {}", function, scheme.block, name_of(scheme.dtype),
+          describe_format(scheme.scale_format), known->block);
+}
+
+void check_hidden(const char* function, const QuantScheme& scheme, std::int64_t hidden) {
+  require(hidden >= 0, Errc::kInvalidArgument, "{}: hidden is {}, want at least 0", function,
+          hidden);
+  require(scheme.dtype != DType::kE2M1 || hidden % 2 == 0, Errc::kInvalidArgument,
+          "{}: hidden is {}, want an even number for e2m1, which shares bytes", function, hidden);
 }
 
 std::optional<QuantScheme> scheme_from_name(std::string_view name) {
@@ -115,14 +145,12 @@ std::string name_of(const QuantScheme& scheme) {
     if (scheme == known.scheme) return known.name;
   }
   if (!scheme.is_quantized()) return fmt::format("{}, not quantized", name_of(scheme.dtype));
-  const char* rule = scheme.rule == ScaleRule::kDivide ? "divide rule" : "multiply rule";
-  return fmt::format("{}, {}, {}, {}", name_of(scheme.dtype), describe_group(scheme), rule,
-                     describe_format(scheme.scale_format));
+  return describe(scheme);
 }
 
 std::int64_t num_scales(const QuantScheme& scheme, std::int64_t hidden) {
   check_scheme("num_scales", scheme);
-  require(hidden >= 0, Errc::kInvalidArgument, "num_scales: hidden is {}, want at least 0", hidden);
+  check_hidden("num_scales", scheme, hidden);
   if (!scheme.is_quantized() || scheme.is_simulated()) return 0;
   if (scheme.group != ScaleGroup::kBlock) return 1;
   const std::int64_t blocks = hidden / scheme.block + (hidden % scheme.block != 0 ? 1 : 0);
@@ -145,12 +173,14 @@ DType stored_dtype(const QuantScheme& scheme, DType input) {
 }
 
 std::size_t row_bytes(const QuantScheme& scheme, std::int64_t hidden, DType input) {
+  check_hidden("row_bytes", scheme, hidden);
   const std::int64_t bits = checked_mul<std::int64_t>(hidden, bits_of(stored_dtype(scheme, input)));
   return static_cast<std::size_t>(cdiv<std::int64_t>(bits, 8));
 }
 
 std::size_t scale_row_bytes(const QuantScheme& scheme, std::int64_t hidden) {
-  return static_cast<std::size_t>(num_scales(scheme, hidden) * bits_of(scale_dtype(scheme)) / 8);
+  const std::int64_t bytes = bits_of(scale_dtype(scheme)) / 8;
+  return static_cast<std::size_t>(checked_mul(num_scales(scheme, hidden), bytes));
 }
 
 }  // namespace switchyard

@@ -10,10 +10,15 @@
 
 namespace switchyard {
 
-/// Refuses a scheme whose fields contradict each other or whose dtype has no quantizer.
+/// Refuses a scheme whose fields contradict each other; the message lists those of its dtype.
 ///
 /// Errors: kInvalidArgument; the message starts with `function`.
 void check_scheme(const char* function, const QuantScheme& scheme);
+
+/// Refuses a negative `hidden` and, for e2m1, an odd one.
+///
+/// Errors: kInvalidArgument; the message starts with `function`.
+void check_hidden(const char* function, const QuantScheme& scheme, std::int64_t hidden);
 
 /// Bytes of the elements of one stored row; `input` is the dtype of simulated elements.
 std::size_t row_bytes(const QuantScheme& scheme, std::int64_t hidden, DType input = DType::kBF16);

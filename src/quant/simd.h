@@ -10,12 +10,18 @@
 
 namespace switchyard::simd {
 
-/// As scalar::quantize_row, same bits.
+/// As scalar::quantize_row, same bits, for e4m3 and int8 with one scale a tensor, token or block of
+/// any size.
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
-                  std::uint8_t* q, void* scales);
+                  std::uint8_t* q, void* scales, float tensor_scale);
 
-/// y = e4m3 element * scale, for elements that share the scale.
-void dequantize(const std::uint8_t* q, std::int64_t num_elements, float scale, float* y);
+/// As scalar::quantize_row, same bits, for small blocks with one-byte scales: nvfp4, mxfp4, mxfp8.
+void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype,
+                           std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale);
+
+/// As scalar::dequantize_row, same bits, for schemes that are not simulated.
+void dequantize_row(const QuantScheme& scheme, const std::uint8_t* q, const void* scales,
+                    std::int64_t hidden, float* y, float tensor_scale);
 
 /// As scalar::max_magnitude from element 0.
 float max_magnitude(const void* x, DType dtype, std::int64_t num_elements);

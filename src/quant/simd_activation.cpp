@@ -76,9 +76,33 @@ HWY_INLINE std::int64_t silu_mul_vectors(const float* gate, const float* up, std
   }
   return i;
 }
+
+HWY_INLINE std::int64_t clamped_swiglu_vectors(const Activation& a, const float* gate,
+                                               const float* up, std::int64_t n, float* y) {
+  const auto step = static_cast<std::int64_t>(hn::Lanes(kF32));
+  const VecF32 limit = set(a.limit);
+  const VecF32 minus_limit = set(-a.limit);
+  std::int64_t i = 0;
+  for (; i + step <= n; i += step) {
+    VecF32 g = hn::LoadU(kF32, gate + i);
+    VecF32 u = hn::LoadU(kF32, up + i);
+    g = hn::IfThenElse(hn::Gt(g, limit), limit, g);  // Min would lose NaN
+    u = hn::IfThenElse(hn::Gt(u, limit), limit, u);
+    u = hn::IfThenElse(hn::Lt(u, minus_limit), minus_limit, u);
+    const VecF32 x = hn::Mul(set(a.alpha), g);
+    const VecF32 denominator = hn::Add(set(1.0f), exp_of_number(hn::Neg(x)));
+    const VecF32 result = hn::Mul(hn::Div(g, denominator), hn::Add(u, set(a.beta)));
+    hn::StoreU(canonical(hn::IfThenElse(hn::IsNaN(x), x, result)), kF32, y + i);
+  }
+  return i;
+}
 #else
 std::int64_t exp_vectors(const float*, std::int64_t, float*) { return 0; }
 std::int64_t silu_mul_vectors(const float*, const float*, std::int64_t, float*) { return 0; }
+std::int64_t clamped_swiglu_vectors(const Activation&, const float*, const float*, std::int64_t,
+                                    float*) {
+  return 0;
+}
 #endif
 
 void exp_array(const float* x, std::int64_t n, float* y) {
@@ -87,7 +111,14 @@ void exp_array(const float* x, std::int64_t n, float* y) {
 
 void silu_mul_array(const float* gate, const float* up, std::int64_t n, float* y) {
   for (std::int64_t i = silu_mul_vectors(gate, up, n, y); i < n; ++i) {
-    y[i] = canonical_f32(silu(gate[i]) * up[i]);
+    y[i] = silu_mul(gate[i], up[i]);
+  }
+}
+
+void clamped_swiglu_array(const Activation& a, const float* gate, const float* up, std::int64_t n,
+                          float* y) {
+  for (std::int64_t i = clamped_swiglu_vectors(a, gate, up, n, y); i < n; ++i) {
+    y[i] = clamped_swiglu(gate[i], up[i], a.alpha, a.beta, a.limit);
   }
 }
 
@@ -100,11 +131,17 @@ namespace switchyard {
 namespace simd {
 HWY_EXPORT(exp_array);
 HWY_EXPORT(silu_mul_array);
+HWY_EXPORT(clamped_swiglu_array);
 
 void run_exp(const float* x, std::int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(exp_array)(x, n, y); }
 
 void run_silu_mul(const float* gate, const float* up, std::int64_t n, float* y) {
   HWY_DYNAMIC_DISPATCH(silu_mul_array)(gate, up, n, y);
+}
+
+void run_clamped_swiglu(const Activation& a, const float* gate, const float* up, std::int64_t n,
+                        float* y) {
+  HWY_DYNAMIC_DISPATCH(clamped_swiglu_array)(a, gate, up, n, y);
 }
 }  // namespace simd
 
@@ -114,6 +151,15 @@ void exp_f32(const float* x, std::int64_t num_elements, float* y) {
 
 void silu_mul(const float* gate, const float* up, std::int64_t num_elements, float* y) {
   simd::run_silu_mul(gate, up, num_elements, y);
+}
+
+void activate(const Activation& activation, const float* gate, const float* up,
+              std::int64_t num_elements, float* y) {
+  if (activation.kind == ActivationKind::kClampedSwiGlu) {
+    simd::run_clamped_swiglu(activation, gate, up, num_elements, y);
+  } else {
+    simd::run_silu_mul(gate, up, num_elements, y);
+  }
 }
 
 }  // namespace switchyard

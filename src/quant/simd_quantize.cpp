@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd_quantize.cpp: rows to e4m3, wide. The largest magnitude is an integer maximum over bit
-// patterns. When it shows NaN or infinity, or the scale is no ordinary number, the scalar
+// simd_quantize.cpp: rows to bytes, e4m3 or int8, wide. The largest magnitude is an integer maximum
+// over bit patterns. When it shows NaN or infinity, or the scale is no ordinary number, the scalar
 // definition does the work; so the wide code sees finite elements only.
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <hwy/highway.h>
 
 #include "core/bytes.h"
-#include "quant/e4m3-inl.h"
+#include "quant/codes-inl.h"
 #include "quant/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,7 +25,7 @@ namespace HWY_NAMESPACE {
 // and overlap, which they do not when each block's elements wait for its scale.
 constexpr std::int64_t kChunk = 64;
 
-template <typename Source>
+template <typename Source, typename Coder>
 void quantize_chunk(const QuantScheme& scheme, const typename Source::Element* x, std::int64_t n,
                     std::uint8_t* q, std::array<ScaleAndMap, kChunk>& blocks) {
   std::array<bool, kChunk> is_finite;
@@ -34,30 +34,30 @@ void quantize_chunk(const QuantScheme& scheme, const typename Source::Element* x
     const std::int64_t count = std::min<std::int64_t>(scheme.block, n - begin);
     const std::uint32_t bits = max_bits(x + begin, count);
     is_finite[b] = bits < Source::kInfinity;
-    const float amax = is_finite[b] ? Source::widen(bits)
+    const float amax = is_finite[b] ? Source::widen_one(bits)
                                     : scalar::max_magnitude(x + begin, Source::kDType, 0, count);
-    blocks[b] = block_rule(scheme.rule, scheme.scale_format, amax);
+    blocks[b] = block_rule(scheme, amax, 1.0f);
   }
   b = 0;
   for (std::int64_t begin = 0; begin < n; begin += scheme.block, ++b) {
     const std::int64_t count = std::min<std::int64_t>(scheme.block, n - begin);
     prefetch_ahead(x + begin, count, n);
     if (is_finite[b]) {
-      encode<Source>(x + begin, count, blocks[b].map, q + begin);
+      encode<Source, Coder>(x + begin, count, blocks[b].map, q + begin);
     } else {
       scalar::encode(x + begin, Source::kDType, 0, count, blocks[b].map, q + begin);
     }
   }
 }
 
-template <typename Source>
+template <typename Source, typename Coder>
 void quantize_blocks(const QuantScheme& scheme, const typename Source::Element* x,
                      std::int64_t hidden, std::uint8_t* q, void* scales) {
   std::array<ScaleAndMap, kChunk> blocks;
   std::int64_t b = 0;
   for (std::int64_t begin = 0; begin < hidden; begin += kChunk * scheme.block) {
     const std::int64_t n = std::min<std::int64_t>(kChunk * scheme.block, hidden - begin);
-    quantize_chunk<Source>(scheme, x + begin, n, q + begin, blocks);
+    quantize_chunk<Source, Coder>(scheme, x + begin, n, q + begin, blocks);
     const std::int64_t end = b + cdiv(n, std::int64_t{scheme.block});
     for (std::size_t i = 0; b < end; ++b, ++i) {
       scalar::store_scale(scheme.scale_format, scales, b, blocks[i].scale);
@@ -67,49 +67,62 @@ void quantize_blocks(const QuantScheme& scheme, const typename Source::Element* 
 
 constexpr std::int64_t kStride = 256;  // elements between two rounds of prefetching
 
-template <typename Source>
-void quantize_source(const QuantScheme& scheme, const void* data, std::int64_t hidden,
-                     std::uint8_t* q, void* scales) {
-  const auto* x = static_cast<const typename Source::Element*>(data);
-  if (scheme.group == ScaleGroup::kBlock) {
-    quantize_blocks<Source>(scheme, x, hidden, q, scales);
-    return;
-  }
+// One scale for the row: its own, or that of the tensor.
+template <typename Source, typename Coder>
+void quantize_whole(const QuantScheme& scheme, const typename Source::Element* x,
+                    std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale) {
   const std::uint32_t bits = max_bits(x, hidden);
-  auto* scale = static_cast<float*>(scales);
   const bool is_token = scheme.group == ScaleGroup::kToken;
-  const ScaleAndMap row =
-      is_token ? token_rule(Source::widen(bits)) : ScaleAndMap{*scale, tensor_rule(*scale)};
+  const ScaleAndMap row = scale_rule(scheme, Source::widen_one(bits), tensor_scale);
   const bool is_ordinary = row.map.factor > 0.0f && row.map.factor < f32_from_bits(kF32Infinity);
   if (bits >= Source::kInfinity || !is_ordinary) {
-    scalar::quantize_row(scheme, x, Source::kDType, hidden, q, scales);
+    scalar::quantize_row(scheme, x, Source::kDType, hidden, q, scales, tensor_scale);
     return;
   }
   for (std::int64_t begin = 0; begin < hidden; begin += kStride) {
     const std::int64_t count = std::min(kStride, hidden - begin);
     prefetch_ahead(x + begin, count, hidden);
     if (is_token) {
-      encode<Source>(x + begin, count, row.map, q + begin);
+      encode<Source, Coder>(x + begin, count, row.map, q + begin);
     } else {
-      encode_clamped<Source>(x + begin, count, row.map, q + begin);
+      encode_clamped<Source, Coder>(x + begin, count, row.map, q + begin);
     }
   }
-  *scale = row.scale;
+  if (is_token) *static_cast<float*>(scales) = row.scale;
+}
+
+template <typename Source>
+void quantize_source(const QuantScheme& scheme, const void* data, std::int64_t hidden,
+                     std::uint8_t* q, void* scales, float tensor_scale) {
+  const auto* x = static_cast<const typename Source::Element*>(data);
+  switch (codec_of(scheme)) {
+    case Codec::kI8HalfAway:
+      return quantize_whole<Source, I8Coder<HalfAway>>(scheme, x, hidden, q, scales, tensor_scale);
+    case Codec::kI8HalfEven:
+      return quantize_whole<Source, I8Coder<HalfEven>>(scheme, x, hidden, q, scales, tensor_scale);
+    case Codec::kI8Truncate:
+      return quantize_blocks<Source, I8Coder<Truncation>>(scheme, x, hidden, q, scales);
+    default: break;
+  }
+  if (scheme.group == ScaleGroup::kBlock) {
+    return quantize_blocks<Source, E4M3Coder>(scheme, x, hidden, q, scales);
+  }
+  quantize_whole<Source, E4M3Coder>(scheme, x, hidden, q, scales, tensor_scale);
 }
 
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
-                  std::uint8_t* q, void* scales) {
+                  std::uint8_t* q, void* scales, float tensor_scale) {
   switch (dtype) {
-    case DType::kBF16: return quantize_source<Bf16>(scheme, x, hidden, q, scales);
-    case DType::kF16: return quantize_source<F16>(scheme, x, hidden, q, scales);
-    default: return quantize_source<F32>(scheme, x, hidden, q, scales);
+    case DType::kBF16: return quantize_source<Bf16>(scheme, x, hidden, q, scales, tensor_scale);
+    case DType::kF16: return quantize_source<F16>(scheme, x, hidden, q, scales, tensor_scale);
+    default: return quantize_source<F32>(scheme, x, hidden, q, scales, tensor_scale);
   }
 }
 
 template <typename Source>
 float max_magnitude_of(const void* data, std::int64_t n) {
   const std::uint32_t bits = max_bits(static_cast<const typename Source::Element*>(data), n);
-  return bits <= Source::kInfinity ? Source::widen(bits)
+  return bits <= Source::kInfinity ? Source::widen_one(bits)
                                    : scalar::max_magnitude(data, Source::kDType, 0, n);
 }
 
@@ -124,8 +137,8 @@ float max_magnitude(const void* x, DType dtype, std::int64_t num_elements) {
 #else  // no vectors: the definition
 
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
-                  std::uint8_t* q, void* scales) {
-  scalar::quantize_row(scheme, x, dtype, hidden, q, scales);
+                  std::uint8_t* q, void* scales, float tensor_scale) {
+  scalar::quantize_row(scheme, x, dtype, hidden, q, scales, tensor_scale);
 }
 
 float max_magnitude(const void* x, DType dtype, std::int64_t num_elements) {
@@ -145,8 +158,8 @@ HWY_EXPORT(quantize_row);
 HWY_EXPORT(max_magnitude);
 
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
-                  std::uint8_t* q, void* scales) {
-  HWY_DYNAMIC_DISPATCH(quantize_row)(scheme, x, dtype, hidden, q, scales);
+                  std::uint8_t* q, void* scales, float tensor_scale) {
+  HWY_DYNAMIC_DISPATCH(quantize_row)(scheme, x, dtype, hidden, q, scales, tensor_scale);
 }
 
 float max_magnitude(const void* x, DType dtype, std::int64_t num_elements) {

@@ -145,7 +145,8 @@ QuantizedRows receive(std::span<const QuantizedRows> sent, std::span<const Posit
                       std::int64_t num_rows) {
   QuantizedRows received{Table<std::uint8_t>(num_rows, sent.front().elements.cols),
                          Table<float>(num_rows, sent.front().scales.cols),
-                         Table<std::uint32_t>(num_rows, sent.front().packed_scales.cols)};
+                         Table<std::uint32_t>(num_rows, sent.front().packed_scales.cols),
+                         sent.front().tensor_scale};
   const auto copy_row = [](auto& to, std::int64_t to_row, const auto& from, std::int64_t from_row) {
     if (from.cols == 0) return;
     // A scale of a whole tensor belongs to each of its rows.

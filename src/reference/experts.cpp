@@ -18,37 +18,53 @@ float dot(std::span<const float> weight, std::span<const float> x) {
   return sum;
 }
 
+float bias_of(const Table<float>& bias, std::int64_t expert, std::int64_t i, float sum) {
+  return bias.data.empty() ? sum : sum + bias(expert, i);
+}
+
+float activate(const Activation& activation, float gate, float up) {
+  if (activation.kind == ActivationKind::kSiluMul) return silu(gate) * up;
+  const float limit = activation.limit;
+  const float g = std::min(gate, limit);
+  const float u = std::max(std::min(up, limit), -limit);
+  const float scaled = activation.alpha * g;
+  return g / (1.0f + exp_f32(-scaled)) * (u + activation.beta);
+}
+
 }  // namespace
 
 Table<float> expert_mlp(const MlpWeights& weights, std::int32_t expert, const Table<float>& rows,
-                        const QuantScheme& intermediate) {
+                        const QuantScheme& intermediate, const Activation& activation,
+                        std::optional<float> static_scale) {
   const std::int64_t first_inner = expert * weights.intermediate;
   const std::int64_t first_outer = expert * weights.hidden;
-  Table<float> activation(rows.rows, weights.intermediate);
+  Table<float> h(rows.rows, weights.intermediate);
   for (std::int64_t n = 0; n < rows.rows; ++n) {
     for (std::int64_t i = 0; i < weights.intermediate; ++i) {
       const float gate = dot(weights.gate.row(first_inner + i), rows.row(n));
       const float up = dot(weights.up.row(first_inner + i), rows.row(n));
-      activation(n, i) = silu(gate) * up;
+      h(n, i) = activate(activation, bias_of(weights.gate_bias, expert, i, gate),
+                         bias_of(weights.up_bias, expert, i, up));
     }
   }
   if (intermediate.is_quantized()) {
-    activation = dequantize(intermediate, quantize(intermediate, activation));
+    h = dequantize(intermediate, quantize(intermediate, h, static_scale));
   } else {
-    for (float& value : activation.data) value = round_to(DType::kBF16, value);
+    for (float& value : h.data) value = round_to(DType::kBF16, value);
   }
   Table<float> output(rows.rows, weights.hidden);
   for (std::int64_t n = 0; n < rows.rows; ++n) {
-    for (std::int64_t h = 0; h < weights.hidden; ++h) {
-      output(n, h) =
-          round_to(DType::kBF16, dot(weights.down.row(first_outer + h), activation.row(n)));
+    for (std::int64_t i = 0; i < weights.hidden; ++i) {
+      const float sum = dot(weights.down.row(first_outer + i), h.row(n));
+      output(n, i) = round_to(DType::kBF16, bias_of(weights.down_bias, expert, i, sum));
     }
   }
   return output;
 }
 
 Table<float> apply_experts(const MlpWeights& weights, std::int32_t first, const ExpertMajor& placed,
-                           const Table<float>& rows, const QuantScheme& intermediate) {
+                           const Table<float>& rows, const QuantScheme& intermediate,
+                           const Activation& activation) {
   Table<float> output(rows.rows, weights.hidden);
   for (std::size_t e = 0; e < placed.counts.size(); ++e) {
     Table<float> input(placed.counts[e], weights.hidden);
@@ -56,7 +72,7 @@ Table<float> apply_experts(const MlpWeights& weights, std::int32_t first, const 
       std::ranges::copy(rows.row(placed.first_row[e] + n), input.row(n).begin());
     }
     const Table<float> result =
-        expert_mlp(weights, first + static_cast<std::int32_t>(e), input, intermediate);
+        expert_mlp(weights, first + static_cast<std::int32_t>(e), input, intermediate, activation);
     for (std::int64_t n = 0; n < input.rows; ++n) {
       std::ranges::copy(result.row(n), output.row(placed.first_row[e] + n).begin());
     }

@@ -101,7 +101,8 @@ Table<float> run_layer(const Layer& layer, const Table<float>& hidden) {
       input.data.insert(input.data.end(), token.begin(), token.end());
       ++input.rows;
     }
-    const Table<float> result = expert_mlp(layer.experts, e, input, layer.intermediate);
+    const Table<float> result =
+        expert_mlp(layer.experts, e, input, layer.intermediate, layer.activation);
     for (std::int64_t n = 0; n < result.rows; ++n) {
       std::ranges::copy(result.row(n), rows.row(wanted[static_cast<std::size_t>(n)]).begin());
     }

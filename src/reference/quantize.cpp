@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize.cpp: formats by their definitions: the nearest representable value, found in double
-// precision or by trying every code, rather than by moving bits.
+// quantize.cpp: scales by the formulas of each scheme, in f32 where the originals are, and powers
+// of two by their exponents; elements by formats.cpp.
 
 #include <algorithm>
 #include <bit>
@@ -15,16 +15,7 @@ namespace switchyard::reference {
 namespace {
 
 constexpr float kLargest = 448.0f;
-
-// Nearest multiple of the spacing of the format at x; both are exact in double.
-float round_to_format(float x, int mantissa_bits, int min_exponent, double largest) {
-  if (std::isinf(x) || x == 0.0f) return x;
-  const int exponent = std::max(std::ilogb(x), min_exponent);
-  const double spacing = std::ldexp(1.0, exponent - mantissa_bits);
-  const double rounded = std::nearbyint(static_cast<double>(x) / spacing) * spacing;
-  if (std::abs(rounded) > largest) return std::copysign(std::numeric_limits<float>::infinity(), x);
-  return static_cast<float>(rounded);
-}
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // Smallest power of two that is not below a positive x.
 float power_of_two_ceil(float x) {
@@ -41,23 +32,130 @@ float max_magnitude(std::span<const float> values) {
   return amax;
 }
 
-void quantize_block_divide(std::span<const float> x, bool is_power_of_two,
-                           std::span<std::uint8_t> q, float& scale) {
-  scale = std::max(max_magnitude(x), 1e-10f) / kLargest;
-  if (is_power_of_two) scale = power_of_two_ceil(std::max(scale, 1e-10f));
-  for (std::size_t i = 0; i < x.size(); ++i) q[i] = e4m3_from_f32(x[i] / scale, 0xFE);
+// The elements that share a scale, where their codes go, and the result beside them.
+struct Group {
+  std::span<const float> x;
+  std::span<std::uint8_t> codes;
+  float amax = 0.0f;
+};
+
+template <typename Code>
+void for_each_code(const Group& group, Code code) {
+  for (std::size_t i = 0; i < group.x.size(); ++i) group.codes[i] = code(group.x[i]);
 }
 
-void quantize_block_multiply(std::span<const float> x, bool is_power_of_two,
-                             std::span<std::uint8_t> q, float& scale) {
-  const float amax = std::max(max_magnitude(x), 1e-4f);
-  scale = amax * (1.0f / kLargest);
+// Each of the following writes the codes and returns the scale.
+
+float fp8_divide(const Group& group, bool is_power_of_two) {
+  float scale = std::max(group.amax, 1e-10f) / kLargest;
+  if (is_power_of_two) scale = power_of_two_ceil(std::max(scale, 1e-10f));
+  for_each_code(group, [&](float x) { return e4m3_from_f32(x / scale, 0xFE); });
+  return scale;
+}
+
+float fp8_multiply(const Group& group, bool is_power_of_two) {
+  const float amax = std::max(group.amax, 1e-4f);
+  float scale = amax * (1.0f / kLargest);
   float factor = kLargest / amax;
   if (is_power_of_two) {
     scale = power_of_two_ceil(scale);
     factor = 1.0f / scale;
   }
-  for (std::size_t i = 0; i < x.size(); ++i) q[i] = e4m3_from_f32(x[i] * factor, 0x7F);
+  for_each_code(group, [&](float x) { return e4m3_from_f32(x * factor, 0x7F); });
+  return scale;
+}
+
+float fp8_token(const Group& group) {
+  const float scale = std::max(group.amax / kLargest, 1.0f / (kLargest * 512.0f));
+  for_each_code(group, [&](float x) { return e4m3_from_f32(x / scale, 0x7E); });
+  return scale;
+}
+
+float fp8_tensor(const Group& group, float scale) {
+  const float inverse = 1.0f / scale;
+  for_each_code(group, [&](float x) { return e4m3_from_f32(x * inverse, 0x7E); });
+  return scale;
+}
+
+float int8_token(const Group& group) {
+  const float amax = std::max(group.amax, 1e-10f);
+  const float factor = 127.0f / amax;
+  for_each_code(group, [&](float x) { return int8_code(std::round(x * factor)); });
+  return amax / 127.0f;
+}
+
+float int8_tensor(const Group& group, float scale) {
+  for_each_code(group, [&](float x) { return int8_code(std::nearbyint(x / scale)); });
+  return scale;
+}
+
+float int8_block(const Group& group) {
+  const float scale = std::max(group.amax, 1e-10f) / 127.0f;
+  for_each_code(group, [&](float x) { return int8_code(std::trunc(x / scale)); });
+  return scale;
+}
+
+// Exponent of the largest magnitude once it is rounded to the element's mantissa, less the exponent
+// of the element's largest value.
+int mx_exponent(DType dtype, float amax) {
+  const int mantissa_bits = dtype == DType::kE2M1 ? 1 : dtype == DType::kE3M2 ? 2 : 3;
+  const int max_exponent = dtype == DType::kE3M2 ? 4 : 2;
+  if (amax == 0.0f) return -127;
+  if (std::isinf(amax)) return 128 - max_exponent;
+  const int exponent = std::ilogb(amax);
+  const double significand = std::ldexp(static_cast<double>(amax), -exponent);
+  const bool rounds_to_two = significand >= 2.0 - std::ldexp(1.0, -mantissa_bits - 1);
+  return std::clamp(exponent + (rounds_to_two ? 1 : 0) - max_exponent, -127, 127);
+}
+
+int mxfp8_exponent(float amax) {
+  const float quotient = amax / kLargest;
+  if (quotient == 0.0f) return -127;
+  if (std::isinf(quotient)) return 127;
+  return std::clamp(std::ilogb(power_of_two_ceil(quotient)), -126, 127);
+}
+
+float mx(const Group& group, DType dtype) {
+  const bool is_fp8 = dtype == DType::kE4M3;
+  const int exponent = is_fp8 ? mxfp8_exponent(group.amax) : mx_exponent(dtype, group.amax);
+  const std::uint8_t nan_code = is_fp8 ? 0x7F : dtype == DType::kE2M1 ? 0x07 : 0x1F;
+  for_each_code(group, [&](float x) {
+    // In double, so that no quotient over- or underflows.
+    const double y = std::ldexp(static_cast<double>(x), -exponent);
+    return nearest_code(dtype, static_cast<float>(std::clamp(y, -1e9, 1e9)), nan_code);
+  });
+  return std::ldexp(1.0f, exponent);
+}
+
+float nvfp4(const Group& group, float global_scale) {
+  const float wanted = global_scale * (group.amax * (1.0f / 6.0f));
+  const float scale = f32_from_e4m3(e4m3_from_f32(wanted, 0x7F));
+  const float factor = scale == 0.0f ? 0.0f : 1.0f / (scale * (1.0f / global_scale));
+  for_each_code(group, [&](float x) { return nearest_code(DType::kE2M1, x * factor, 0x07); });
+  return scale;
+}
+
+float quantize_block(const QuantScheme& scheme, const Group& group, float tensor_scale) {
+  const bool is_power_of_two = scheme.scale_format != ScaleFormat::kF32;
+  switch (scheme.rule) {
+    case ScaleRule::kMx: return mx(group, scheme.dtype);
+    case ScaleRule::kTwoLevel: return nvfp4(group, tensor_scale);
+    case ScaleRule::kMultiply: return fp8_multiply(group, is_power_of_two);
+    case ScaleRule::kDivide: break;
+  }
+  return scheme.dtype == DType::kI8 ? int8_block(group) : fp8_divide(group, is_power_of_two);
+}
+
+float quantize_group(const QuantScheme& scheme, const Group& group, float tensor_scale) {
+  const bool is_i8 = scheme.dtype == DType::kI8;
+  switch (scheme.group) {
+    case ScaleGroup::kBlock: return quantize_block(scheme, group, tensor_scale);
+    case ScaleGroup::kToken: return is_i8 ? int8_token(group) : fp8_token(group);
+    case ScaleGroup::kTensor:
+      return is_i8 ? int8_tensor(group, tensor_scale) : fp8_tensor(group, tensor_scale);
+    case ScaleGroup::kNone: break;
+  }
+  fail(Errc::kNotSupported, "reference: scheme without scales, want block, token or tensor");
 }
 
 std::uint32_t exponent_byte(float power_of_two) {
@@ -65,103 +163,57 @@ std::uint32_t exponent_byte(float power_of_two) {
                                   : static_cast<std::uint32_t>(std::ilogb(power_of_two) + 127);
 }
 
-QuantizedRows quantize_blocks(const QuantScheme& scheme, const Table<float>& x) {
-  const std::int64_t num_blocks = (x.cols + scheme.block - 1) / scheme.block;
-  const bool is_packed = scheme.scale_format == ScaleFormat::kE8M0Packed;
-  const bool is_power_of_two = scheme.scale_format != ScaleFormat::kF32;
-  QuantizedRows out{Table<std::uint8_t>(x.rows, x.cols), Table<float>(x.rows, num_blocks),
-                    Table<std::uint32_t>(x.rows, is_packed ? (num_blocks + 3) / 4 : 0)};
-  for (std::int64_t t = 0; t < x.rows; ++t) {
-    for (std::int64_t b = 0; b < num_blocks; ++b) {
-      const auto begin = static_cast<std::size_t>(b * scheme.block);
-      const auto count =
-          static_cast<std::size_t>(std::min<std::int64_t>(scheme.block, x.cols - b * scheme.block));
-      const auto quantize_block =
-          scheme.rule == ScaleRule::kDivide ? quantize_block_divide : quantize_block_multiply;
-      float& scale = out.scales(t, b);
-      quantize_block(x.row(t).subspan(begin, count), is_power_of_two,
-                     out.elements.row(t).subspan(begin, count), scale);
-      if (!is_packed) continue;
-      out.packed_scales(t, b / 4) |= exponent_byte(scale) << (8 * (b % 4));
-      if (std::isinf(scale)) scale = std::numeric_limits<float>::quiet_NaN();  // byte 255
+// Packs the scales of each row four to a word. Byte 255 means NaN.
+void pack_scales(QuantizedRows& rows) {
+  rows.packed_scales = Table<std::uint32_t>(rows.scales.rows, (rows.scales.cols + 3) / 4);
+  for (std::int64_t t = 0; t < rows.scales.rows; ++t) {
+    for (std::int64_t b = 0; b < rows.scales.cols; ++b) {
+      float& scale = rows.scales(t, b);
+      rows.packed_scales(t, b / 4) |= exponent_byte(scale) << (8 * (b % 4));
+      if (std::isinf(scale)) scale = kNan;
     }
   }
-  return out;
 }
 
-QuantizedRows quantize_tokens(const Table<float>& x) {
-  QuantizedRows out{Table<std::uint8_t>(x.rows, x.cols), Table<float>(x.rows, 1), {}};
-  for (std::int64_t t = 0; t < x.rows; ++t) {
-    const float scale = std::max(max_magnitude(x.row(t)) / kLargest, 1.0f / (kLargest * 512.0f));
-    out.scales(t, 0) = scale;
-    for (std::int64_t h = 0; h < x.cols; ++h) {
-      out.elements(t, h) = e4m3_from_f32(x(t, h) / scale, 0x7E);
-    }
-  }
-  return out;
-}
-
-QuantizedRows quantize_tensor(const Table<float>& x, std::optional<float> static_scale) {
-  const float scale = static_scale ? *static_scale : max_magnitude(x.data) / kLargest;
-  const float inverse = 1.0f / scale;
-  QuantizedRows out{Table<std::uint8_t>(x.rows, x.cols), Table<float>(1, 1, scale), {}};
-  for (std::size_t i = 0; i < x.data.size(); ++i) {
-    out.elements.data[i] = e4m3_from_f32(x.data[i] * inverse, 0x7E);
-  }
-  return out;
+float dynamic_tensor_scale(const QuantScheme& scheme, const Table<float>& x) {
+  const float amax = max_magnitude(x.data);
+  return scheme.dtype == DType::kI8 ? std::max(amax / 127.0f, 1e-10f) : amax / kLargest;
 }
 
 }  // namespace
 
-float round_to(DType dtype, float x) {
-  if (std::isnan(x)) return std::bit_cast<float>(0x7FC00000u);
-  switch (dtype) {
-    case DType::kF32: return x;
-    case DType::kBF16: return round_to_format(x, 7, -126, std::ldexp(2.0 - 0x1p-7, 127));
-    case DType::kF16: return round_to_format(x, 10, -14, 65504.0);
-    default:
-      fail(Errc::kNotSupported, "reference: output is {}, want bf16, f16 or f32", name_of(dtype));
-  }
-}
-
-float f32_from_e4m3(std::uint8_t code) {
-  const int exponent = (code >> 3) & 15;
-  const int mantissa = code & 7;
-  if ((code & 0x7F) == 0x7F) return std::bit_cast<float>(0x7FC00000u);
-  const double magnitude =
-      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
-  return static_cast<float>((code & 0x80) != 0 ? -magnitude : magnitude);
-}
-
-std::uint8_t e4m3_from_f32(float x, std::uint8_t nan_code) {
-  if (std::isnan(x)) return nan_code;
-  const double magnitude = std::min(std::abs(static_cast<double>(x)), 448.0);
-  std::uint8_t best = 0;
-  double best_distance = magnitude;
-  for (std::uint8_t code = 1; code <= 0x7E; ++code) {
-    const double distance = std::abs(magnitude - static_cast<double>(f32_from_e4m3(code)));
-    const bool wins_tie = distance == best_distance && code % 2 == 0;
-    if (distance < best_distance || wins_tie) {
-      best = code;
-      best_distance = distance;
-    }
-  }
-  return static_cast<std::uint8_t>(best | (std::signbit(x) ? 0x80 : 0));
-}
-
 QuantizedRows quantize(const QuantScheme& scheme, const Table<float>& x,
                        std::optional<float> static_scale) {
-  require(scheme.dtype == DType::kE4M3, Errc::kNotSupported, "reference: scheme of {}, want e4m3",
+  require(scheme.dtype == DType::kE4M3 || scheme.dtype == DType::kI8 ||
+              scheme.rule == ScaleRule::kMx || scheme.rule == ScaleRule::kTwoLevel,
+          Errc::kNotSupported, "reference: scheme of {}, want e4m3, i8 or a block format",
           name_of(scheme.dtype));
   require(scheme.group == ScaleGroup::kBlock || scheme.scale_format == ScaleFormat::kF32,
           Errc::kNotSupported, "reference: power-of-two scales want blocks");
-  switch (scheme.group) {
-    case ScaleGroup::kBlock: return quantize_blocks(scheme, x);
-    case ScaleGroup::kToken: return quantize_tokens(x);
-    case ScaleGroup::kTensor: return quantize_tensor(x, static_scale);
-    case ScaleGroup::kNone: break;
+  require(static_scale.has_value() || !scheme.needs_tensor_scale(), Errc::kInvalidArgument,
+          "reference: {} without a global scale", name_of(scheme));
+  const bool is_tensor = scheme.group == ScaleGroup::kTensor;
+  const std::int64_t block = scheme.group == ScaleGroup::kBlock ? scheme.block : x.cols;
+  const std::int64_t num_groups =
+      scheme.group == ScaleGroup::kBlock ? (x.cols + block - 1) / block : 1;
+  QuantizedRows out{Table<std::uint8_t>(x.rows, x.cols),
+                    Table<float>(is_tensor ? 1 : x.rows, num_groups),
+                    {},
+                    static_scale.value_or(1.0f)};
+  if (is_tensor) out.scales(0, 0) = static_scale.value_or(dynamic_tensor_scale(scheme, x));
+  for (std::int64_t t = 0; t < x.rows; ++t) {
+    for (std::int64_t b = 0; b < num_groups; ++b) {
+      const auto begin = static_cast<std::size_t>(b * block);
+      const auto count = static_cast<std::size_t>(std::min(block, x.cols - b * block));
+      Group group{x.row(t).subspan(begin, count), out.elements.row(t).subspan(begin, count)};
+      group.amax = max_magnitude(group.x);
+      const float whole = is_tensor ? out.scales(0, 0) : out.tensor_scale;
+      const float scale = quantize_group(scheme, group, whole);
+      if (!is_tensor) out.scales(t, b) = scale;
+    }
   }
-  fail(Errc::kNotSupported, "reference: scheme without scales, want block, token or tensor");
+  if (scheme.scale_format == ScaleFormat::kE8M0Packed) pack_scales(out);
+  return out;
 }
 
 Table<float> dequantize(const QuantScheme& scheme, const QuantizedRows& rows) {
@@ -170,11 +222,49 @@ Table<float> dequantize(const QuantScheme& scheme, const QuantizedRows& rows) {
   Table<float> x(q.rows, q.cols);
   for (std::int64_t t = 0; t < q.rows; ++t) {
     for (std::int64_t h = 0; h < q.cols; ++h) {
-      const float scale = rows.scales(rows.scales.rows == 1 ? 0 : t, h / block);
-      x(t, h) = round_to(DType::kF32, f32_from_e4m3(q(t, h)) * scale);
+      float scale = rows.scales(rows.scales.rows == 1 ? 0 : t, h / block);
+      if (scheme.needs_tensor_scale()) scale *= 1.0f / rows.tensor_scale;
+      x(t, h) = round_to(DType::kF32, value_of_code(scheme.dtype, q(t, h)) * scale);
     }
   }
   return x;
+}
+
+Table<std::uint8_t> stored_elements(const QuantScheme& scheme, const QuantizedRows& rows) {
+  if (scheme.dtype != DType::kE2M1) return rows.elements;
+  Table<std::uint8_t> bytes(rows.elements.rows, rows.elements.cols / 2);
+  for (std::size_t i = 0; i < bytes.data.size(); ++i) {
+    bytes.data[i] =
+        static_cast<std::uint8_t>(rows.elements.data[2 * i] + 16 * rows.elements.data[2 * i + 1]);
+  }
+  return bytes;
+}
+
+Table<std::uint8_t> stored_scales(const QuantScheme& scheme, const QuantizedRows& rows) {
+  const bool is_packed = scheme.scale_format == ScaleFormat::kE8M0Packed;
+  const bool is_byte =
+      scheme.scale_format == ScaleFormat::kE8M0 || scheme.scale_format == ScaleFormat::kE4M3;
+  const std::int64_t size = is_byte ? 1 : 4;
+  const std::int64_t cols = is_packed ? rows.packed_scales.cols : rows.scales.cols;
+  Table<std::uint8_t> bytes(rows.scales.rows, cols * size);
+  for (std::int64_t t = 0; t < rows.scales.rows; ++t) {
+    for (std::int64_t b = 0; b < cols; ++b) {
+      std::uint32_t word = 0;
+      if (is_packed) {
+        word = rows.packed_scales(t, b);
+      } else if (scheme.scale_format == ScaleFormat::kE8M0) {
+        word = exponent_byte(rows.scales(t, b));
+      } else if (scheme.scale_format == ScaleFormat::kE4M3) {
+        word = e4m3_from_f32(rows.scales(t, b), 0x7F);
+      } else {
+        word = std::bit_cast<std::uint32_t>(rows.scales(t, b));
+      }
+      for (std::int64_t i = 0; i < size; ++i) {
+        bytes(t, b * size + i) = static_cast<std::uint8_t>(word >> (8 * i));
+      }
+    }
+  }
+  return bytes;
 }
 
 Table<float> dequantize_weight(const Table<std::uint8_t>& codes, const Table<float>& block_scales) {

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "switchyard/activation.h"
 #include "switchyard/layout.h"
 #include "switchyard/quant.h"
 #include "switchyard/router.h"
@@ -110,29 +111,47 @@ RankMajor dispatch_compact(const Batch& batch, int rank);
 /// `by_rank`, [P, max_tokens]: the n-th row of source s is row s * max_tokens + n.
 RankMajor dispatch_by_rank(const Batch& batch, int rank, std::int64_t max_tokens);
 
-// ---- quantize.cpp: formats ---------------------------------------------------------------------
+// ---- formats.cpp: elements ---------------------------------------------------------------------
 
 /// `x` rounded to bf16, f16 or f32 and widened again; NaN becomes the canonical quiet NaN.
 float round_to(DType dtype, float x);
 
-float f32_from_e4m3(std::uint8_t code);
+/// The value of a code of e4m3, e2m1, e2m3, e3m2 or i8 (two's complement).
+float value_of_code(DType dtype, std::uint8_t code);
 
-/// To nearest, ties to even, saturating at 448; NaN becomes `nan_code`.
+/// Code of e4m3, e2m1, e2m3 or e3m2: to nearest, ties to even, saturating; NaN becomes `nan_code`.
+/// Minus zero keeps its sign but in e2m3 and e3m2.
+std::uint8_t nearest_code(DType dtype, float x, std::uint8_t nan_code);
+
+/// Code of i8 of a rounded value: saturating; NaN becomes 0.
+std::uint8_t int8_code(float rounded);
+
+float f32_from_e4m3(std::uint8_t code);
 std::uint8_t e4m3_from_f32(float x, std::uint8_t nan_code);
 
+// ---- quantize.cpp: rows ------------------------------------------------------------------------
+
 struct QuantizedRows {
-  Table<std::uint8_t> elements;        ///< [N, H]
+  Table<std::uint8_t> elements;        ///< [N, H] codes, one to a byte in every format
   Table<float> scales;                 ///< [N, S]; kTensor: [1, 1], or [N, 1] after receive
   Table<std::uint32_t> packed_scales;  ///< [N, cdiv(S, 4)] for kE8M0Packed: exponent bytes
+  float tensor_scale = 1.0f;           ///< nvfp4: the global scale
 };
 
-/// The definition behind switchyard::quantize for e4m3. `static_scale` is for kTensor.
-/// Errors: kNotSupported for any other scheme.
+/// The definition behind switchyard::quantize. Simulated schemes give codes and scales too.
+/// `static_scale` is for kTensor, and the global scale of nvfp4.
+/// Errors: kNotSupported for a scheme without scales or without a meaning.
 QuantizedRows quantize(const QuantScheme& scheme, const Table<float>& x,
                        std::optional<float> static_scale = {});
 
 /// element * scale in f32, one rounding.
 Table<float> dequantize(const QuantScheme& scheme, const QuantizedRows& rows);
+
+/// Bytes of the elements as they are stored: [N, H], or [N, H / 2] for e2m1.
+Table<std::uint8_t> stored_elements(const QuantScheme& scheme, const QuantizedRows& rows);
+
+/// Bytes of the scales as they are stored: [N, S or words * bytes of a scale].
+Table<std::uint8_t> stored_scales(const QuantScheme& scheme, const QuantizedRows& rows);
 
 /// Weights stored as e4m3 codes [M, C] with one scale for each 128 x 128 block.
 Table<float> dequantize_weight(const Table<std::uint8_t>& codes, const Table<float>& block_scales);
@@ -144,26 +163,31 @@ Table<float> receive(const Batch& batch, std::span<const Position> rows, std::in
 QuantizedRows receive(std::span<const QuantizedRows> sent, std::span<const Position> rows,
                       std::int64_t num_rows);
 
-// ---- experts.cpp: down( silu(gate x) * up x ) --------------------------------------------------
+// ---- experts.cpp: down( activation(gate x, up x) ) -------------------------------------------
 
 struct MlpWeights {
   std::int32_t num_experts = 0;
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
-  Table<float> gate;  ///< [experts * I, H]
-  Table<float> up;    ///< [experts * I, H]
-  Table<float> down;  ///< [experts * H, I]
+  Table<float> gate;         ///< [experts * I, H]
+  Table<float> up;           ///< [experts * I, H]
+  Table<float> down;         ///< [experts * H, I]
+  Table<float> gate_bias{};  ///< [experts, I], or empty
+  Table<float> up_bias{};    ///< [experts, I], or empty
+  Table<float> down_bias{};  ///< [experts, H], or empty
 };
 
 /// All rows of one expert: [N, H] to [N, H], rounded to bf16. Every dot product is one f32 chain,
-/// ascending, fma, from +0. silu is that of quant/exp.h; silu(g) * u is rounded to bf16, or
-/// requantized by `intermediate`.
+/// ascending, fma, from +0; then its bias is added. exp is that of quant/exp.h; the activation is
+/// rounded to bf16, or requantized by `intermediate`, with `static_scale` if it has one.
 Table<float> expert_mlp(const MlpWeights& weights, std::int32_t expert, const Table<float>& rows,
-                        const QuantScheme& intermediate);
+                        const QuantScheme& intermediate, const Activation& activation = {},
+                        std::optional<float> static_scale = {});
 
 /// expert_mlp over a receive buffer. Local expert e uses weights of expert `first + e`.
 Table<float> apply_experts(const MlpWeights& weights, std::int32_t first, const ExpertMajor& placed,
-                           const Table<float>& rows, const QuantScheme& intermediate);
+                           const Table<float>& rows, const QuantScheme& intermediate,
+                           const Activation& activation = {});
 
 // ---- combine.cpp: the way back -----------------------------------------------------------------
 
@@ -208,6 +232,7 @@ struct Layer {
   QuantScheme dispatch;
   QuantScheme intermediate;           ///< see expert_mlp
   std::optional<float> static_scale;  ///< for dispatch.group == kTensor
+  Activation activation{};            ///< of the routed experts; shared ones use silu(g) * u
 };
 
 /// Rows of the shared expert, [T, H] bf16: the MLP's rows, times the sigmoid in f32, rounded again.

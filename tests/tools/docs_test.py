@@ -56,6 +56,18 @@ class DocsTest(unittest.TestCase):
         for name in source:
             self.assertIn(name, page)
 
+    def test_builders_and_backends_are_those_of_the_source(self):
+        rows = table_rows("docs/configuration.md")
+        cells = {name for row in rows for name in row[0].split(", ")}
+        header = read("include/switchyard/quant_config.h")
+        builders = set(re.findall(r"static QuantConfig (\w+)\(", header)) - {"make"}
+        self.assertGreaterEqual(len(builders), 16)
+        self.assertEqual(builders - cells, set())
+        backends = re.findall(r'\{"(\w+)", \{k(?:Standard|Batched)', read("src/moe/all2all_backend.cpp"))
+        self.assertGreaterEqual(len(backends), 12)
+        predicate = re.compile(r"use_\w+_kernels")
+        self.assertEqual([row[0] for row in rows if len(row) == 6 and predicate.match(row[1])], backends)
+
     def test_code_of_the_readme_is_the_example(self):
         block = re.search(r"```cpp\n(.*?)```", read("README.md"), re.DOTALL)[1]
         example = read("examples/00_smallest/main.cpp").split("\n", 1)[1].lstrip("\n")

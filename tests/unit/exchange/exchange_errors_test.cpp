@@ -59,9 +59,9 @@ TEST(ExchangeErrorsTest, DispatchArgumentsAreNamedAndNothingIsLost) {
     };
     expect_invalid(dispatch(in.tokens(4), in.ids(4), in.weights(4)),
                    "tokens has 4 rows, but max_tokens_per_rank is 3");
-    expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kF16, {2, kHidden}), in.ids(),
+    expect_invalid(dispatch(TensorView(in.token_values.data(), DType::kI32, {2, kHidden}), in.ids(),
                             in.weights()),
-                   "tokens is f16 [2, 8], must be bf16 [T, 8]");
+                   "tokens is i32 [2, 8], must be bf16, f16 or f32 [T, 8]");
     expect_invalid(
         dispatch(TensorView(in.token_values.data(), DType::kBF16, {2, 7}), in.ids(), in.weights()),
         "tokens is bf16 [2, 7]");
@@ -115,7 +115,7 @@ TEST(ExchangeErrorsTest, CombineArgumentsAndHandlesAreChecked) {
     expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output); }),
                    "was received from dispatch last, must have been sent by combine");
     expect_invalid(error_of([&] { exchange.combine_send(got.handle, output); }),
-                   "rows is bf16 [2, 8], must be bf16 [4, 8]");
+                   "rows is bf16 [2, 8], must be bf16, f16 or f32 [4, 8]");
     expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
                    "1 handles are alive, max_in_flight is 1");
     exchange.combine_send(got.handle, rows);
@@ -207,12 +207,26 @@ TEST(ExchangeErrorsTest, ImpossibleConfigurationsAreRefused) {
     refuse([](auto& c) { c.hidden = 0; }, "hidden is 0");
     refuse([](auto& c) { c.max_tokens_per_rank = -1; }, "max_tokens_per_rank is -1");
     refuse([](auto& c) { c.max_in_flight = 0; }, "max_in_flight is 0");
-    refuse([](auto& c) { c.layout = Layout::kByRank; }, "layout by_rank", Errc::kNotSupported);
-    refuse([](auto& c) { c.scheme.dtype = DType::kF32; }, "unquantized rows are f32, must be bf16",
+    refuse([](auto& c) { c.layout = static_cast<Layout>(5); }, "layout is 5");
+    refuse([](auto& c) { c.capacity = -1; }, "capacity is -1");
+    refuse([](auto& c) { c.payload_bytes = {4, 0}; }, "payload_bytes is 0");
+    refuse([](auto& c) { c.scheme.dtype = DType::kI32; }, "i32 without scales");
+    refuse([](auto& c) { c.scale_layout = ScaleLayout::kColumnMajor; }, "has no scales");
+    refuse([](auto& c) { c.combine_scheme = schemes::kFp8Tensor; }, "combine_scheme is fp8_tensor",
            Errc::kNotSupported);
+    refuse(
+        [](auto& c) {
+          c.layout = Layout::kCompact;
+          c.reduce = Reduce::kPerExpert;
+        },
+        "reduce is per_expert for layout compact");
+    refuse(
+        [](auto& c) {
+          c.layout = Layout::kCompact;
+          c.zero_padding = true;
+        },
+        "only expanded has alignment gaps");
     refuse([](auto& c) { c.reduce = static_cast<Reduce>(9); }, "reduce is 9");
-    refuse([](auto& c) { c.scheme = schemes::kFp8Tensor; }, "quantize what arrived",
-           Errc::kNotSupported);
     refuse(
         [](auto& c) {
           c.layout = Layout::kBatched;

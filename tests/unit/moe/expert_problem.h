@@ -1,55 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_problem.h: random weights and rows of every dtype and scheme, and the expert MLP written
-// once more as plainly as possible: scalar loops over std::fma.
+// expert_problem.h: random weights and rows of every dtype and scheme, and what experts should make
+// of them: by scalar loops over std::fma, and by the oracle.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <numeric>
+#include <optional>
 #include <vector>
 
 #include "switchyard/experts.h"
 
 #include "core/aligned_buffer.h"
 #include "core/random.h"
+#include "expert_weight.h"
 #include "quant/exp.h"
+#include "quant/rows.h"
 #include "quant/scalar.h"
+#include "reference/reference.h"
 
 namespace switchyard::test {
-
-/// A weight tensor, its scales when it is e4m3, and its values as f32.
-struct Weight {
-  Tensor values;
-  Tensor scales;
-  std::vector<float> wide;
-
-  Weight(DType dtype, std::int64_t experts, std::int64_t n, std::int64_t k, std::uint64_t seed)
-      : values(dtype, {experts, n, k}), wide(static_cast<std::size_t>(experts * n * k)) {
-    const std::int64_t blocks_n = (n + 127) / 128;
-    const std::int64_t blocks_k = (k + 127) / 128;
-    if (dtype == DType::kE4M3) scales = Tensor(DType::kF32, {experts, blocks_n, blocks_k});
-    const double spread = 1.0 / std::sqrt(static_cast<double>(k));
-    for (std::int64_t i = 0; i < experts * n * k; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      const double normal = random_normal(seed, at) * spread;
-      if (dtype != DType::kE4M3) {
-        scalar::store(values.data(), dtype, i, static_cast<float>(normal));
-        wide[at] = scalar::load(values.data(), dtype, i);
-        continue;
-      }
-      const std::uint8_t code = e4m3_from_f32(static_cast<float>(normal * 256));
-      const std::int64_t block =
-          (i / (n * k) * blocks_n + i / k % n / 128) * blocks_k + i % k / 128;
-      float& scale = scales.as<float>()[block];
-      scale = static_cast<float>(
-          (1.0 + 0.25 * random_uniform(seed + 1, static_cast<std::size_t>(block))) / 256);
-      values.as<std::uint8_t>()[i] = code;
-      wide[at] = f32_from_e4m3(code) * scale;
-    }
-  }
-};
 
 struct Problem {
   std::int64_t hidden;
@@ -58,21 +28,24 @@ struct Problem {
   QuantScheme scheme;
   std::vector<std::int64_t> first_row;
   std::int64_t total_rows = 0;
+  WeightBlock block;
   Weight gate, up, down;
-  Tensor rows, scales;
+  Tensor gate_bias, up_bias, down_bias;
+  Tensor rows, scales, tensor_scale;
   std::vector<float> x;  // the rows as f32
 
   /// Two rows that nobody owns stand between experts.
   Problem(std::int64_t hidden_size, std::int64_t intermediate_size,
-          std::vector<std::int32_t> counts, DType weight_dtype = DType::kBF16,
+          std::vector<std::int32_t> counts, const WeightFormat& format = DType::kBF16,
           QuantScheme input_scheme = schemes::kNone)
       : hidden(hidden_size),
         intermediate(intermediate_size),
         num_rows(std::move(counts)),
         scheme(input_scheme),
-        gate(weight_dtype, num_experts(), intermediate, hidden, 1),
-        up(weight_dtype, num_experts(), intermediate, hidden, 3),
-        down(weight_dtype, num_experts(), hidden, intermediate, 5) {
+        block(format.block),
+        gate(format, num_experts(), intermediate, hidden, 1),
+        up(format, num_experts(), intermediate, hidden, 3),
+        down(format, num_experts(), hidden, intermediate, 5) {
     for (const std::int32_t count : num_rows) {
       first_row.push_back(total_rows);
       total_rows += count + 2;
@@ -88,32 +61,57 @@ struct Problem {
 
   void set_rows(const std::vector<float>& values) {
     x.resize(values.size());
-    Tensor wide(DType::kF32, {total_rows, hidden});
-    std::memcpy(wide.data(), values.data(), values.size() * sizeof(float));
-    const Tensor back(DType::kF32, {total_rows, hidden});
-    if (scheme.is_quantized()) {
-      const DType word =
-          scheme.scale_format == ScaleFormat::kE8M0Packed ? DType::kI32 : DType::kF32;
-      rows = Tensor(scheme.dtype, {total_rows, hidden});
-      scales = scheme.group == ScaleGroup::kTensor
-                   ? Tensor(word, {1})
-                   : Tensor(word, {total_rows, num_scales(scheme, hidden)});
-      quantize(wide, scheme, rows, scales);
-      dequantize(rows, scales, scheme, back);
-      std::memcpy(x.data(), back.data(), x.size() * sizeof(float));
-      return;
+    const DType stored = stored_dtype(scheme);
+    const std::int64_t per_row = num_scales(scheme, hidden);
+    rows = Tensor(stored, {total_rows, hidden});
+    float whole = 1.0f;
+    if (scheme.group == ScaleGroup::kTensor) {
+      whole = 0.0125f;
+      scales = Tensor(DType::kF32, {1});
+      scales.as<float>()[0] = whole;
+    } else if (per_row > 0) {
+      scales = Tensor(scale_dtype(scheme), {total_rows, per_row});
     }
-    rows = Tensor(DType::kBF16, {total_rows, hidden});
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      rows.as<std::uint16_t>()[i] = bf16_from_f32(values[i]);
-      x[i] = f32_from_bf16(rows.as<std::uint16_t>()[i]);
+    if (scheme.needs_tensor_scale()) {
+      whole = 700.0f;
+      tensor_scale = Tensor(DType::kF32, {1});
+      tensor_scale.as<float>()[0] = whole;
+    }
+    for (std::int64_t n = 0; n < total_rows; ++n) {
+      std::byte* row = rows.as<std::byte>() + n * (hidden * bits_of(stored) / 8);
+      std::byte* scale = scales.as<std::byte>();
+      if (scheme.group != ScaleGroup::kTensor) {
+        scale += n * (per_row * bits_of(scale_dtype(scheme)) / 8);
+      }
+      std::vector<std::uint16_t> narrow(static_cast<std::size_t>(hidden));
+      for (std::size_t h = 0; h < narrow.size(); ++h) {
+        narrow[h] = bf16_from_f32(values[static_cast<std::size_t>(n * hidden) + h]);
+      }
+      quantize_row(scheme, narrow.data(), DType::kBF16, hidden, row, scale, whole);
+      dequantize_row(scheme, row, scale, stored, hidden, x.data() + n * hidden, whole);
     }
   }
 
-  ExpertWeights weights() const {
-    return {gate.values, up.values, down.values, gate.scales, up.scales, down.scales};
+  /// Biases of about 1.
+  void add_biases(DType dtype) {
+    const auto make = [&](std::int64_t width, std::uint64_t seed) {
+      Tensor bias(dtype, {num_experts(), width});
+      for (std::int64_t i = 0; i < num_experts() * width; ++i) {
+        scalar::store(bias.data(), dtype, i,
+                      static_cast<float>(random_normal(seed, static_cast<std::uint64_t>(i))));
+      }
+      return bias;
+    };
+    gate_bias = make(intermediate, 11);
+    up_bias = make(intermediate, 12);
+    down_bias = make(hidden, 13);
   }
-  ExpertRows input() const { return {rows, scales, scheme, first_row, num_rows}; }
+
+  ExpertWeights weights() const {
+    return {gate.values, up.values, down.values, gate.scales, up.scales, down.scales, block,
+            gate.alpha,  up.alpha,  down.alpha,  gate_bias,   up_bias,   down_bias};
+  }
+  ExpertRows input() const { return {rows, scales, scheme, first_row, num_rows, tensor_scale}; }
 };
 
 inline std::vector<float> naive_gemm(const std::vector<float>& x, const float* w, std::int64_t rows,
@@ -144,8 +142,9 @@ inline void naive_round(const QuantScheme& scheme, std::int64_t width, std::vect
     scales[0] = tensor_scale(scalar::max_magnitude(h.data(), DType::kF32, 0, total));
   }
   for (std::int64_t at = 0; at < total; at += width) {
-    scalar::quantize_row(scheme, h.data() + at, DType::kF32, width, q.data(), scales.data());
-    scalar::dequantize_row(scheme, q.data(), scales.data(), width, h.data() + at);
+    scalar::quantize_row(scheme, h.data() + at, DType::kF32, width, q.data(), scales.data(),
+                         scales[0]);
+    scalar::dequantize_row(scheme, q.data(), scales.data(), width, h.data() + at, scales[0]);
   }
 }
 
@@ -171,6 +170,48 @@ inline std::vector<std::uint16_t> naive_experts(const Problem& problem,
     const auto y = naive_gemm(h, problem.down.wide.data() + at, count, hidden, width);
     for (std::size_t i = 0; i < y.size(); ++i) {
       out[static_cast<std::size_t>(first) + i] = bf16_from_f32(y[i]);
+    }
+  }
+  return out;
+}
+
+/// The same by the oracle.
+inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
+                                                 const ExpertOptions& options = {}) {
+  const std::int64_t hidden = problem.hidden;
+  const std::int64_t width = problem.intermediate;
+  const std::int64_t experts = problem.num_experts();
+  const auto widen = [&](const Tensor& bias, std::int64_t columns) {
+    if (!bias.view().has_value()) return reference::Table<float>{};
+    reference::Table<float> wide(experts, columns);
+    for (std::size_t i = 0; i < wide.data.size(); ++i) {
+      wide.data[i] = scalar::load(bias.data(), bias.dtype(), static_cast<std::int64_t>(i));
+    }
+    return wide;
+  };
+  const reference::MlpWeights weights{static_cast<std::int32_t>(experts),
+                                      hidden,
+                                      width,
+                                      {experts * width, hidden, problem.gate.wide},
+                                      {experts * width, hidden, problem.up.wide},
+                                      {experts * hidden, width, problem.down.wide},
+                                      widen(problem.gate_bias, width),
+                                      widen(problem.up_bias, width),
+                                      widen(problem.down_bias, hidden)};
+  std::optional<float> scale;
+  if (options.intermediate_scale.has_value()) scale = *options.intermediate_scale.as<float>();
+  std::vector<std::uint16_t> out(problem.x.size(), kUntouchedBits);
+  for (std::int32_t e = 0; e < weights.num_experts; ++e) {
+    const auto at = static_cast<std::size_t>(e);
+    const std::int64_t first = problem.first_row[at] * hidden;
+    const std::int64_t count = problem.num_rows[at];
+    const reference::Table<float> rows(
+        count, hidden,
+        std::vector<float>(problem.x.begin() + first, problem.x.begin() + first + count * hidden));
+    const auto y =
+        reference::expert_mlp(weights, e, rows, options.intermediate, options.activation, scale);
+    for (std::size_t i = 0; i < y.data.size(); ++i) {
+      out[static_cast<std::size_t>(first) + i] = bf16_from_f32(y.data[i]);
     }
   }
   return out;

@@ -10,32 +10,19 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "switchyard/error.h"
-
 #include "expert_problem.h"
-#include "reference/reference.h"
+#include "support/errors.h"
 
 namespace switchyard {
 namespace {
 
+using test::expect_error;
 using test::naive_experts;
+using test::oracle_experts;
 using test::Problem;
 using test::run_experts;
-using ::testing::HasSubstr;
-
-template <typename Call>
-void expect_error(Errc code, const std::string& phrase, const Call& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error, want " << phrase;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(phrase));
-  }
-}
 
 // The fast experts, or nothing in a build without oneDNN.
 std::unique_ptr<Experts> onednn_or_null(const Problem& problem, const ExpertOptions& options = {}) {
@@ -59,28 +46,9 @@ TEST(ExpertsTest, AreMadeByName) {
 
 TEST(ExpertsTest, AgreeWithTheReference) {
   const Problem problem(96, 40, {9, 0, 3});
-  reference::MlpWeights weights;
-  weights.num_experts = 3;
-  weights.hidden = 96;
-  weights.intermediate = 40;
-  weights.gate = {3 * 40, 96, problem.gate.wide};
-  weights.up = {3 * 40, 96, problem.up.wide};
-  weights.down = {3 * 96, 40, problem.down.wide};
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
-    const auto out = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
-    for (const std::int32_t e : {0, 2}) {
-      const auto at = static_cast<std::size_t>(e);
-      const auto first = problem.first_row[at] * 96;
-      const std::int64_t count = problem.num_rows[at];
-      const reference::Table<float> rows(
-          count, 96,
-          std::vector<float>(problem.x.begin() + first, problem.x.begin() + first + count * 96));
-      const reference::Table<float> expected = reference::expert_mlp(weights, e, rows, scheme);
-      for (std::int64_t i = 0; i < count * 96; ++i) {
-        ASSERT_EQ(f32_from_bf16(out[static_cast<std::size_t>(first + i)]),
-                  expected.data[static_cast<std::size_t>(i)]);
-      }
-    }
+    EXPECT_EQ(run_experts(*make_exact_experts(problem.weights(), {scheme}), problem),
+              oracle_experts(problem, {scheme}));
   }
 }
 
@@ -145,12 +113,12 @@ TEST(ExpertsTest, BadWeightsAreNamed) {
        [&](ExpertWeights& w) { w.up = other.up.values; }},
       {"down is e4m3 [2, 40, 130], want [2, 130, 40]",
        [&](ExpertWeights& w) { w.down = good.gate.values; }},
-      {"up is i8",
+      {"up is u8",
        [&](ExpertWeights& w) {
-         w.up = TensorView(nullptr, DType::kI8, {2, 40, 130});
+         w.up = TensorView(nullptr, DType::kU8, {2, 40, 130});
        }},
-      {"gate_scale is absent, want f32 [2, 1, 2]", [](ExpertWeights& w) { w.gate_scale = {}; }},
-      {"down_scale is f32 [2, 1, 2], want f32 [2, 2, 1]",
+      {"gate_scale is absent, want [2, 1, 2]", [](ExpertWeights& w) { w.gate_scale = {}; }},
+      {"down_scale is f32 [2, 1, 2], want [2, 2, 1]",
        [&](ExpertWeights& w) { w.down_scale = good.gate.scales; }},
       {"up_scale is f32 [2, 1, 2], but up is bf16",
        [&](ExpertWeights& w) { w.up = plain.up.values; }},
@@ -162,8 +130,8 @@ TEST(ExpertsTest, BadWeightsAreNamed) {
   }
   expect_error(Errc::kInvalidArgument, "intermediate is f16",
                [&] { make_exact_experts(good.weights(), {QuantScheme{DType::kF16}}); });
-  expect_error(Errc::kInvalidArgument, "want e4m3", [&] {
-    make_exact_experts(good.weights(), {QuantScheme{DType::kI8, ScaleGroup::kToken}});
+  expect_error(Errc::kInvalidArgument, "elements are u8", [&] {
+    make_exact_experts(good.weights(), {QuantScheme{DType::kU8, ScaleGroup::kToken}});
   });
 }
 
@@ -205,7 +173,8 @@ TEST(ExpertsTest, BadCallsAreNamed) {
       {"scales is absent, want f32 [9, 2]", [](Call& c) { c.input.scales = {}; }},
       {"scales is f32 [9, 2], want f32 [9, 1]",
        [](Call& c) { c.input.scheme = schemes::kFp8Token; }},
-      {"scales is f32 [9, 2], want f32 [1]", [](Call& c) { c.input.scheme = schemes::kFp8Tensor; }},
+      {"scales is f32 [9, 2], want f32 [1] or [2]",
+       [](Call& c) { c.input.scheme = schemes::kFp8Tensor; }},
       {"first_row has 1 entries", [](Call& c) { c.input.first_row = c.input.first_row.first(1); }},
       {"num_rows 1, want 2", [](Call& c) { c.input.num_rows = c.input.num_rows.first(1); }},
       {"expert 1 has 2 rows from row 8, but the buffer has 9",
@@ -265,6 +234,22 @@ TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
       EXPECT_LT(worst_row_error(out, expected, 136), 1e-2)
           << name_of(dtype) << " weights, input " << name_of(input);
     }
+  }
+}
+
+TEST(OneDnnExpertsTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATolerance) {
+  const test::WeightFormat formats[] = {{DType::kI8, DType::kF32, weight_blocks::kChannel},
+                                        {DType::kE2M1, DType::kE4M3, weight_blocks::kNvfp4, true},
+                                        {DType::kE2M1, DType::kE8M0, weight_blocks::kMxfp4}};
+  for (const test::WeightFormat& format : formats) {
+    Problem problem(136, 72, {1, 0, 40, 257}, format);
+    problem.add_biases(DType::kF32);
+    const ExpertOptions options{schemes::kNone, activations::kGptOss};
+    const auto fast = onednn_or_null(problem, options);
+    if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
+    const auto out = run_experts(*fast, problem);
+    const auto expected = run_experts(*make_exact_experts(problem.weights(), options), problem);
+    EXPECT_LT(worst_row_error(out, expected, 136), 1e-2) << name_of(format.dtype);
   }
 }
 

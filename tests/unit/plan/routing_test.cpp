@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "plan/overflow.h"
 #include "plan/routing.h"
 
 #include <algorithm>
@@ -77,9 +78,7 @@ TEST_F(ReceivePlanTest, ExpandedOrdersRowsByExpertSourceToken) {
   EXPECT_THAT(rows(plan), ElementsAre(0, 4, 1, 2));
   EXPECT_THAT(plan.expert_load, ElementsAre(1, 0, 3, 1));
   EXPECT_THAT(plan.first_arrival, ElementsAre(0, 2, 3));
-  EXPECT_EQ(plan.placements[1].weight, 0.75f);
   EXPECT_EQ(plan.placements[2].k, 1);
-  EXPECT_EQ(plan.placements[3].weight, 1.5f);
 }
 
 TEST_F(ReceivePlanTest, BatchedStartsExpertsAtMultiplesOfTheCapacity) {
@@ -96,18 +95,58 @@ TEST_F(ReceivePlanTest, CompactAndByRankPlaceATokenOnce) {
   const ReceivePlan by_rank = build({Layout::kByRank, 1, 0, 5});
   EXPECT_THAT(rows(by_rank), ElementsAre(0, 1, 1, 5));
   EXPECT_EQ(by_rank.num_buffer_rows, 10);
+  EXPECT_THAT(by_rank.num_rows, ElementsAre(3, 1));
+}
+
+TEST_F(ReceivePlanTest, AllGatherPlacesEveryToken) {
+  const ReceivePlan plan = build({Layout::kAllGather, 1, 0, 5}, 0);
+  ASSERT_EQ(plan.arrivals.size(), 3u);
+  EXPECT_EQ(plan.num_buffer_rows, 3);
+  EXPECT_EQ(plan.arrivals[1].count, 0);  // rank 0, token {3, 2} wants nothing of rank 0
+  EXPECT_EQ(plan.arrivals[2].row, 2);
+  EXPECT_THAT(plan.num_rows, ElementsAre(1, 0));
+}
+
+TEST_F(ReceivePlanTest, WorstCaseRowsDoNotDependOnTheRouting) {
+  EXPECT_EQ(build({Layout::kExpanded, 4, 0, 5, true}).num_buffer_rows, 2 * 5 * 2 + 2 * 3);
+  EXPECT_EQ(build({Layout::kCompact, 1, 0, 5, true}).num_buffer_rows, 10);
+}
+
+// Expert 2 is wanted by (0, token 0) with 0.5, (0, token 1) with 0.125, (1, token 0) with 1.5.
+TEST_F(ReceivePlanTest, OverflowDropsTheLowestWeights) {
+  const ReceivePlan plan = build({Layout::kExpanded, 1, 0, 0});
+  EXPECT_EQ(find_overflow(plan.expert_load, 3), -1);
+  EXPECT_EQ(find_overflow(plan.expert_load, 2), 2);
+  std::vector<RankRouting> kept = table;
+  std::vector<std::vector<std::uint16_t>> ids;
+  drop_overflow(2, 1, plan.expert_load, kept, ids);
+  EXPECT_THAT(ids[0], ElementsAre(kNoExpert, 0, 3, kNoExpert));
+  EXPECT_TRUE(ids[1].empty());
+  EXPECT_EQ(kept[1].topk_ids, ids1.data());
+}
+
+TEST_F(ReceivePlanTest, OverflowTiesGoToTheEarlierToken) {
+  std::vector<RankRouting> unweighted{{2, ids0.data(), nullptr}, {1, ids1.data(), nullptr}};
+  const ReceivePlan plan = build({Layout::kExpanded, 1, 0, 0});
+  std::vector<std::vector<std::uint16_t>> ids;
+  drop_overflow(2, 2, plan.expert_load, unweighted, ids);
+  EXPECT_TRUE(ids[0].empty());
+  EXPECT_THAT(ids[1], ElementsAre(kNoExpert, kNoExpert));
 }
 
 TEST_F(ReceivePlanTest, SendPlanOrdersRanksByTheirHighestChoice) {
   SendPlan plan;
-  plan.build(ownership, 2, table[0]);
-  EXPECT_THAT(plan.tokens_to[0], ElementsAre(0));
-  EXPECT_THAT(plan.tokens_to[1], ElementsAre(0, 1));
+  plan.build(ownership, 2, Layout::kExpanded, table[0]);
+  EXPECT_THAT(plan.num_tokens_to, ElementsAre(1, 2));
   ASSERT_EQ(plan.ranks_of(0).size(), 2u);
   EXPECT_EQ(plan.ranks_of(0)[0].rank, 1);  // expert 2 is choice 0
   EXPECT_EQ(plan.ranks_of(0)[1].rank, 0);  // expert 0 is choice 1
   ASSERT_EQ(plan.ranks_of(1).size(), 1u);
   EXPECT_EQ(plan.ranks_of(1)[0].highest_k, 1);
+  plan.build(ownership, 2, Layout::kAllGather, table[0]);
+  EXPECT_EQ(plan.ranks_of(0)[0].rank, 0);
+  plan.build(ownership, 0, Layout::kAllGather, {2, nullptr, nullptr});
+  EXPECT_THAT(plan.num_tokens_to, ElementsAre(2, 2));
 }
 
 // Random tables over odd sizes: rows are a permutation in the promised order, and what all ranks
@@ -132,10 +171,9 @@ TEST(RoutingPropertyTest, PlansAreConsistent) {
         std::size_t sent = 0;
         for (const RankRouting& own : table) {
           SendPlan plan;
-          plan.build(ownership, num_topk, own);
-          for (const auto& tokens : plan.tokens_to) {
-            sent += tokens.size();
-            EXPECT_TRUE(std::is_sorted(tokens.begin(), tokens.end()));
+          plan.build(ownership, num_topk, Layout::kExpanded, own);
+          for (const std::int64_t tokens : plan.num_tokens_to) {
+            sent += static_cast<std::size_t>(tokens);
           }
         }
         std::size_t arrived = 0;
@@ -160,7 +198,7 @@ TEST(RoutingPropertyTest, PlansAreConsistent) {
             ASSERT_LT(std::get<0>(order[i - 1]), std::get<0>(order[i]));
           }
           const std::int64_t most =
-              max_buffer_rows(rank, ownership, num_topk, {Layout::kExpanded, 3, 0, 0}, 12);
+              max_buffer_rows(rank, ownership, num_topk, {Layout::kExpanded, 3, 0, 12});
           EXPECT_LE(align_up<std::int64_t>(plan.num_buffer_rows, 1), most);
         }
         EXPECT_EQ(sent, arrived);

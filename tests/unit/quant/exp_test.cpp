@@ -67,6 +67,29 @@ TEST(ExpTest, ActivationsFollowTheirFormulas) {
   }
 }
 
+// gate 7 and up 7 are the limits: 7 / (1 + exp(-11.914)) * 8.
+TEST(ExpTest, ClampedSwigluKnownAnswers) {
+  const auto gpt_oss = [](float gate, float up) {
+    return clamped_swiglu(gate, up, 1.702f, 1.0f, 7.0f);
+  };
+  EXPECT_EQ(gpt_oss(0.0f, 5.0f), 0.0f);
+  EXPECT_EQ(gpt_oss(3.0f, -1.0f), 0.0f);
+  EXPECT_NEAR(gpt_oss(1.0f, 0.0f), 0.8457957659, 1e-7);
+  EXPECT_NEAR(gpt_oss(7.0f, 7.0f), 55.99962503, 1e-5);
+  EXPECT_EQ(gpt_oss(100.0f, 100.0f), gpt_oss(7.0f, 7.0f));
+  EXPECT_EQ(gpt_oss(kInfinity, kInfinity), gpt_oss(7.0f, 7.0f));
+  EXPECT_EQ(gpt_oss(2.0f, -100.0f), gpt_oss(2.0f, -7.0f));
+  // The gate has no lower limit.
+  EXPECT_NEAR(gpt_oss(-8.0f, 1.0f), -16.0 / (1.0 + std::exp(13.616)), 1e-10);
+  EXPECT_EQ(bits_from_f32(gpt_oss(f32_from_bits(0xFFC00001u), 1.0f)), kF32NaN);
+  EXPECT_EQ(bits_from_f32(gpt_oss(1.0f, f32_from_bits(0x7F800001u))), kF32NaN);
+  EXPECT_EQ(bits_from_f32(gpt_oss(-kInfinity, 1.0f)), kF32NaN);
+  // Without limits it is silu_mul.
+  for (float x = -20.0f; x <= 20.0f; x += 0.37f) {
+    EXPECT_EQ(clamped_swiglu(x, 3.0f, 1.0f, 0.0f, kInfinity), silu_mul(x, 3.0f));
+  }
+}
+
 std::vector<float> inputs() {
   std::vector<float> x{0.0f,  -0.0f,  kInfinity, -kInfinity, 88.72283f,
                        88.8f, -87.4f, -103.5f,   -104.1f};
@@ -104,6 +127,29 @@ TEST(ExpTest, WideGatedSiluIsBitEqualOnEveryTarget) {
         ASSERT_EQ(bits_from_f32(y[i]), bits_from_f32(want)) << gate[i] << " " << up[i];
       }
       EXPECT_EQ(y[count], 7.0f);
+    }
+  });
+}
+
+TEST(ExpTest, WideClampedSwigluIsBitEqualOnEveryTarget) {
+  const std::vector<float> gate = inputs();
+  std::vector<float> up(gate.rbegin(), gate.rend());
+  const Activation choices[] = {
+      activations::kGptOss,
+      {ActivationKind::kClampedSwiGlu, 0.0f, -1.5f, 3.0f},  // 0 * -Inf is NaN
+      {ActivationKind::kClampedSwiGlu, -2.0f, 0.0f, kInfinity},
+  };
+  test::for_each_target([&] {
+    for (const Activation& a : choices) {
+      for (const std::size_t count : {std::size_t{1}, std::size_t{33}, gate.size()}) {
+        std::vector<float> y(count + 1, 7.0f);
+        activate(a, gate.data(), up.data(), static_cast<std::int64_t>(count), y.data());
+        for (std::size_t i = 0; i < count; ++i) {
+          const float want = clamped_swiglu(gate[i], up[i], a.alpha, a.beta, a.limit);
+          ASSERT_EQ(bits_from_f32(y[i]), bits_from_f32(want)) << gate[i] << " " << up[i];
+        }
+        EXPECT_EQ(y[count], 7.0f);
+      }
     }
   });
 }

@@ -42,56 +42,6 @@ void expect_refused(const std::function<void()>& call, const std::string& phrase
   }
 }
 
-QuantScheme packed_scheme() {
-  QuantScheme scheme = schemes::kFp8Block;
-  scheme.scale_format = ScaleFormat::kE8M0Packed;
-  return scheme;
-}
-
-TEST(SchemeTest, NamesRoundTrip) {
-  for (const char* name : {"none", "fp8_block", "fp8_block_deepep", "fp8_token", "fp8_tensor"}) {
-    const auto scheme = scheme_from_name(name);
-    ASSERT_TRUE(scheme.has_value()) << name;
-    EXPECT_EQ(name_of(*scheme), name);
-  }
-  EXPECT_EQ(scheme_from_name("fp8"), std::nullopt);
-  EXPECT_EQ(scheme_from_name("fp8_block_deepep")->rule, ScaleRule::kMultiply);
-  EXPECT_EQ(name_of(packed_scheme()),
-            "e4m3, one scale a block of 128, divide rule, packed e8m0 scales");
-}
-
-TEST(SchemeTest, CountsScales) {
-  EXPECT_EQ(num_scales(schemes::kNone, 7168), 0);
-  EXPECT_EQ(num_scales(schemes::kFp8Tensor, 7168), 1);
-  EXPECT_EQ(num_scales(schemes::kFp8Token, 7168), 1);
-  EXPECT_EQ(num_scales(schemes::kFp8Block, 7168), 56);
-  EXPECT_EQ(num_scales(schemes::kFp8Block, kH), 5);
-  EXPECT_EQ(num_scales(packed_scheme(), 7168), 14);
-  EXPECT_EQ(num_scales(packed_scheme(), kH), 2);
-  EXPECT_EQ(num_scales(schemes::kFp8Block, 0), 0);
-  EXPECT_EQ(num_scales(schemes::kFp8Block, std::numeric_limits<std::int64_t>::max()),
-            std::int64_t{1} << 56);
-  expect_refused([] { (void)num_scales(schemes::kFp8Block, -1); }, "hidden is -1");
-}
-
-TEST(SchemeTest, RefusesContradictions) {
-  QuantScheme scheme = packed_scheme();
-  scheme.block = 64;
-  expect_refused([&] { (void)num_scales(scheme, 128); }, "packed e8m0 scales with block 64");
-  scheme = schemes::kFp8Block;
-  scheme.block = 0;
-  expect_refused([&] { (void)num_scales(scheme, 128); }, "block is 0");
-  scheme = schemes::kFp8Token;
-  scheme.rule = ScaleRule::kMultiply;
-  expect_refused([&] { (void)num_scales(scheme, 128); }, "one scale a token has rule kMultiply");
-  scheme = schemes::kFp8Token;
-  scheme.dtype = DType::kI8;
-  expect_refused([&] { (void)num_scales(scheme, 128); }, "elements are i8, want e4m3");
-  scheme = schemes::kNone;
-  scheme.dtype = DType::kE4M3;
-  expect_refused([&] { (void)num_scales(scheme, 128); }, "elements are e4m3 without scales");
-}
-
 TEST(QuantizeTest, ScalesGoWhereTheStridesSay) {
   const Tensor x = random_rows(DType::kBF16);
   const Tensor q(DType::kE4M3, {kT, kH});
@@ -123,7 +73,7 @@ TEST(QuantizeTest, RoundTripStaysWithinHalfAStep) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     const Tensor x = random_rows(dtype);
     for (const QuantScheme& scheme :
-         {schemes::kFp8Block, schemes::kFp8BlockDeepEp, schemes::kFp8Token, packed_scheme()}) {
+         {schemes::kFp8Block, schemes::kFp8BlockDeepEp, schemes::kFp8Token, schemes::kFp8Ue8m0}) {
       const Tensor q(DType::kE4M3, {kT, kH});
       const bool is_packed = scheme.scale_format == ScaleFormat::kE8M0Packed;
       const Tensor scales(is_packed ? DType::kI32 : DType::kF32, {kT, num_scales(scheme, kH)});
@@ -227,7 +177,7 @@ TEST(QuantizeTest, RefusesWrongTensorsAndWritesNothing) {
   expect_refused([&] { quantize(x, scheme, q, narrow); },
                  "scales is f32 [5, 4], want f32 [5, 5] for fp8_block");
   expect_refused([&] { quantize(x, scheme, q, {}); }, "scales is absent");
-  expect_refused([&] { quantize(x, packed_scheme(), q, scales); }, "want i32 [5, 2]");
+  expect_refused([&] { quantize(x, schemes::kFp8Ue8m0, q, scales); }, "want i32 [5, 2]");
   expect_refused([&] { quantize(x, scheme, scales, scales); }, "want contiguous e4m3 [5, 600]");
   expect_refused([&] { quantize(integers, scheme, q, scales); }, "want bf16, f16 or f32");
   expect_refused([&] { quantize({}, scheme, q, scales); }, "x is absent, want 2 dimensions");

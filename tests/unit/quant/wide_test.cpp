@@ -11,20 +11,25 @@
 #include "core/random.h"
 #include "quant/rows.h"
 #include "quant/scalar.h"
+#include "quant/scheme.h"
 #include "unit/quant/targets.h"
 
 namespace switchyard {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
-constexpr std::int64_t kHiddens[] = {0, 1, 7, 17, 127, 128, 129, 255, 256, 1000, 7168};
+constexpr std::int64_t kHiddens[] = {0,   1,   2,   7,   17,   30,   32,   127,
+                                     128, 129, 255, 256, 1000, 1024, 1070, 7168};
 
 QuantScheme block_scheme(std::int32_t block, ScaleRule rule, ScaleFormat format) {
   return {DType::kE4M3, ScaleGroup::kBlock, block, rule, format};
 }
 
 std::vector<QuantScheme> all_schemes() {
-  std::vector<QuantScheme> all{schemes::kFp8Token, schemes::kFp8Tensor};
+  std::vector<QuantScheme> all{schemes::kFp8Token,   schemes::kFp8Tensor, schemes::kInt8Token,
+                               schemes::kInt8Tensor, schemes::kInt8Block, schemes::kNvfp4,
+                               schemes::kMxfp4,      schemes::kMxfp8,     schemes::kMxfp6E3M2,
+                               schemes::kMxfp6E2M3};
   for (const ScaleRule rule : {ScaleRule::kDivide, ScaleRule::kMultiply}) {
     for (const ScaleFormat format :
          {ScaleFormat::kF32, ScaleFormat::kF32PowerOfTwo, ScaleFormat::kE8M0Packed}) {
@@ -79,27 +84,30 @@ class Row {
   std::vector<std::byte> bytes_;
 };
 
+// Bytes in words, so that any element and scale is aligned; one word more than is written.
 struct Quantized {
-  std::vector<std::uint8_t> q;
+  std::vector<std::uint32_t> q;
   std::vector<std::uint32_t> scales;
+
+  Quantized(const QuantScheme& scheme, DType dtype, std::int64_t hidden)
+      : q(row_bytes(scheme, hidden, dtype) / 4 + 2, 0xA5A5A5A5u),
+        scales(scale_row_bytes(scheme, hidden) / 4 + 2, 0xDEADBEEFu) {}
+  std::uint8_t* codes() { return reinterpret_cast<std::uint8_t*>(q.data()); }
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(q.data()); }
   bool operator==(const Quantized&) const = default;
 };
 
-Quantized make_output(const QuantScheme& scheme, std::int64_t hidden, float tensor_scale) {
-  Quantized out{std::vector<std::uint8_t>(static_cast<std::size_t>(hidden) + 3, 0xA5),
-                std::vector<std::uint32_t>(static_cast<std::size_t>(num_scales(scheme, hidden)) + 1,
-                                           0xDEADBEEFu)};
-  if (scheme.group == ScaleGroup::kTensor) out.scales[0] = bits_from_f32(tensor_scale);
-  return out;
+bool can_have(const QuantScheme& scheme, std::int64_t hidden) {
+  return scheme.dtype != DType::kE2M1 || hidden % 2 == 0;
 }
 
 void expect_equal(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
                   float tensor_scale = 0.01f) {
-  Quantized want = make_output(scheme, hidden, tensor_scale);
+  if (!can_have(scheme, hidden)) return;
+  Quantized want(scheme, dtype, hidden);
   Quantized got = want;
-  scalar::quantize_row(scheme, x, dtype, hidden, want.q.data(), want.scales.data());
-  quantize_row(scheme, x, dtype, hidden, reinterpret_cast<std::byte*>(got.q.data()),
-               got.scales.data(), tensor_scale);
+  scalar::quantize_row(scheme, x, dtype, hidden, want.codes(), want.scales.data(), tensor_scale);
+  quantize_row(scheme, x, dtype, hidden, got.bytes(), got.scales.data(), tensor_scale);
   ASSERT_TRUE(got == want) << name_of(scheme) << " of " << name_of(dtype) << ", hidden " << hidden;
 }
 
@@ -120,15 +128,19 @@ TEST(WideTest, RowsAreBitEqualForEverySchemeDTypeAndSize) {
 }
 
 TEST(WideTest, AnyTensorScaleIsBitEqual) {
-  const std::uint32_t scales[] = {0x00000000, 0x80000000, 0x00000001, 0x00200000, 0x3F800000,
-                                  0xBF800000, 0x7E800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000};
+  const std::uint32_t scales[] = {0x00000000, 0x80000000, 0x00000001, 0x00200000,
+                                  0x3F800000, 0xBF800000, 0x44600000, 0x5D800000,
+                                  0x7E800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000};
   test::for_each_target([&] {
     for (const Data data : {Data::kNormal, Data::kZeros, Data::kHuge, Data::kWithSpecials}) {
       for (const DType dtype : kDTypes) {
         Row row(data, dtype, 17, 1000);
         for (const std::uint32_t bits : scales) {
-          expect_equal(schemes::kFp8Tensor, row.data(), dtype, 1000, f32_from_bits(bits));
-          if (HasFatalFailure()) return;
+          for (const QuantScheme& scheme :
+               {schemes::kFp8Tensor, schemes::kInt8Tensor, schemes::kNvfp4}) {
+            expect_equal(scheme, row.data(), dtype, 1000, f32_from_bits(bits));
+            if (HasFatalFailure()) return;
+          }
         }
       }
     }
@@ -163,6 +175,8 @@ TEST(WideTest, EverySignificandOfBf16AndScaleDividesExactly) {
     try_all_significands(DType::kBF16, 7, schemes::kFp8Block);
     try_all_significands(DType::kBF16, 7, schemes::kFp8BlockDeepEp);
     try_all_significands(DType::kBF16, 7, schemes::kFp8Token);
+    try_all_significands(DType::kBF16, 7, schemes::kInt8Token);
+    try_all_significands(DType::kBF16, 7, schemes::kInt8Block);
   });
 }
 
@@ -205,21 +219,26 @@ TEST(WideTest, LargestMagnitudeIsEqualAndIgnoresNaN) {
   });
 }
 
+// Any byte is a code here, and any scale may come: NaN and infinity too.
 TEST(WideTest, RowsDequantizeToElementTimesScale) {
   test::for_each_target([] {
     for (const std::int64_t hidden : kHiddens) {
-      Row row(Data::kNormal, DType::kBF16, 0, hidden);
       for (const QuantScheme& scheme : all_schemes()) {
-        Quantized row_q = make_output(scheme, hidden, 0.01f);
-        scalar::quantize_row(scheme, row.data(), DType::kBF16, hidden, row_q.q.data(),
-                             row_q.scales.data());
+        if (!can_have(scheme, hidden)) continue;
+        Quantized row(scheme, DType::kBF16, hidden);
+        std::uint64_t i = 0;
+        for (std::uint32_t& word : row.q) word = static_cast<std::uint32_t>(random_bits(9, i++));
+        for (std::uint32_t& word : row.scales) {
+          word = static_cast<std::uint32_t>(random_bits(11, i++));
+        }
         const auto size = static_cast<std::size_t>(hidden);
         std::vector<float> want(size + 1, 9.0f);
         std::vector<float> got(size + 1, 9.0f);
-        scalar::dequantize_row(scheme, row_q.q.data(), row_q.scales.data(), hidden, want.data());
-        dequantize_row(scheme, reinterpret_cast<const std::byte*>(row_q.q.data()),
-                       row_q.scales.data(), DType::kE4M3, hidden, got.data(), 0.01f);
-        ASSERT_EQ(got, want) << name_of(scheme) << " hidden " << hidden;
+        scalar::dequantize_row(scheme, row.codes(), row.scales.data(), hidden, want.data(), 0.37f);
+        dequantize_row(scheme, row.bytes(), row.scales.data(), DType::kBF16, hidden, got.data(),
+                       0.37f);
+        ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
+            << name_of(scheme) << " hidden " << hidden;
       }
     }
   });

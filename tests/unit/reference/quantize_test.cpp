@@ -183,13 +183,13 @@ TEST(ReferenceQuantizeTest, WeightsHaveOneScaleABlock) {
 
 TEST(ReferenceQuantizeTest, OtherFormatsAreRefused) {
   QuantScheme scheme = schemes::kFp8Block;
-  scheme.dtype = DType::kI8;
+  scheme.dtype = DType::kE5M2;
   try {
     quantize(scheme, Table<float>(1, 1));
-    FAIL() << "i8 was accepted";
+    FAIL() << "e5m2 was accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Errc::kNotSupported);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("scheme of i8"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("scheme of e5m2"));
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "cpu/swiglu.h"
+#include "cpu/intermediate.h"
 
 #include <vector>
 
@@ -26,16 +26,29 @@ std::vector<float> rounded(const QuantScheme& scheme, std::int64_t width, std::v
   return h;
 }
 
-TEST(SwigluTest, IsSiluTimesUpOverRowsThatAreApart) {
+TEST(ActivateRowsTest, WorksOnRowsThatAreApart) {
   constexpr std::int64_t kWidth = 37;
   constexpr std::int64_t kStride = 80;
   const std::vector<float> gate_up = normal_values(3 * kStride, 1);
-  std::vector<float> h(3 * kWidth);
-  swiglu(gate_up.data(), gate_up.data() + 40, kStride, 3, kWidth, h.data());
-  for (std::size_t i = 0; i < h.size(); ++i) {
-    const std::size_t at = i / kWidth * kStride + i % kWidth;
-    EXPECT_EQ(h[i], silu(gate_up[at]) * gate_up[at + 40]);
+  for (const Activation& a : {activations::kSiluMul, activations::kGptOss}) {
+    std::vector<float> h(3 * kWidth);
+    activate_rows(a, gate_up.data(), gate_up.data() + 40, kStride, 3, kWidth, h.data());
+    for (std::size_t i = 0; i < h.size(); ++i) {
+      const std::size_t at = i / kWidth * kStride + i % kWidth;
+      const float gate = gate_up[at];
+      const float up = gate_up[at + 40];
+      EXPECT_EQ(h[i], a == activations::kSiluMul
+                          ? silu(gate) * up
+                          : clamped_swiglu(gate, up, a.alpha, a.beta, a.limit));
+    }
   }
+}
+
+TEST(AddBiasTest, AddsOnceToEachRowAndNothingBetweenRows) {
+  const float bias[] = {1.0f, -2.0f, 0x1p-24f};
+  std::vector<float> y = {1, 2, 1, 9, 3, 4, 0, 9};
+  add_bias(bias, 3, 2, y.data(), 4);
+  EXPECT_EQ(y, (std::vector<float>{2, 0, 1, 9, 4, 2, 0x1p-24f, 9}));
 }
 
 TEST(RoundIntermediateTest, NoneRoundsToBF16) {
@@ -53,6 +66,13 @@ TEST(RoundIntermediateTest, ScaleIsThatOfTheTensorOrOfTheRow) {
   const std::vector<float> token = rounded(schemes::kFp8Token, 2, h);
   EXPECT_EQ(token[0], 448.0f);
   EXPECT_NEAR(token[2], 0x1.11p-2f, 1e-7);  // the largest of its row
+}
+
+TEST(RoundIntermediateTest, AStaticScaleIsUsedAsGiven) {
+  std::vector<float> h = {3.0f, 1000.0f};
+  std::vector<std::byte> scratch(intermediate_scratch_bytes(schemes::kFp8Tensor, 2));
+  round_intermediate(schemes::kFp8Tensor, 1, 2, h.data(), scratch.data(), 0.5f);
+  EXPECT_EQ(h, (std::vector<float>{3.0f, 224.0f}));  // 448 * 0.5 at most
 }
 
 TEST(RoundIntermediateTest, EqualsTheScalarDefinition) {

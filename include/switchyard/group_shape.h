@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// group_shape.h: which elements of a matrix share a quantization scale, as a pair of extents.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard {
+
+/// Rows and columns of the tile that shares a scale; -1 is the full extent. Mirrors vLLM's
+/// GroupShape.
+///
+/// Row 0 occurs only where a weight-only builder of QuantConfig was given the block {0, g}.
+struct GroupShape {
+  std::int32_t row = -1;
+  std::int32_t col = -1;
+
+  constexpr bool is_per_tensor() const { return row == -1 && col == -1; }
+  constexpr bool is_per_token() const { return row == 1 && col == -1; }
+  constexpr bool is_per_channel() const { return row == -1 && col == 1; }
+  constexpr bool is_per_group() const { return row == 1 && col >= 1; }
+  friend constexpr bool operator==(const GroupShape&, const GroupShape&) = default;
+};
+
+namespace group_shapes {
+inline constexpr GroupShape kPerTensor{-1, -1};
+inline constexpr GroupShape kPerToken{1, -1};
+inline constexpr GroupShape kPerChannel{-1, 1};
+}  // namespace group_shapes
+
+}  // namespace switchyard

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// moe_config.h: sizes of one MoE layer on one rank, with what follows from them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "switchyard/dtype.h"
+#include "switchyard/export.h"
+#include "switchyard/parallel_config.h"
+
+namespace switchyard {
+
+/// Tokens of a rank in one call, unless the program says otherwise (vLLM: the DP chunk size).
+inline constexpr std::int64_t kDefaultMaxNumTokens = 256;
+
+/// What stands between the two GEMMs. Gated activations take pairs, gate and up.
+enum class MoEActivation : std::uint8_t {
+  kSilu,
+  kGelu,
+  kSwigluOai,
+  kSiluNoMul,
+  kGeluNoMul,
+  kRelu2NoMul,
+};
+
+/// "silu", "gelu", "swigluoai", "silu_no_mul", "gelu_no_mul", "relu2_no_mul".
+SWITCHYARD_API const char* name_of(MoEActivation activation) noexcept;
+SWITCHYARD_API std::optional<MoEActivation> moe_activation_from_name(
+    std::string_view name) noexcept;
+SWITCHYARD_API bool is_gated(MoEActivation activation) noexcept;
+
+/// Mirrors vLLM's FusedMoEConfig. Fill in the fields and pass them through make().
+struct SWITCHYARD_API MoEConfig {
+  std::int32_t num_experts = 0;  ///< E, physical: with redundant experts
+  std::int32_t num_topk = 0;     ///< K (vLLM: experts_per_token)
+  std::int64_t hidden = 0;       ///< H, with padding
+  ParallelConfig parallel{};
+  DType in_dtype = DType::kBF16;
+  std::int64_t max_num_tokens = kDefaultMaxNumTokens;  ///< equal on all ranks
+  bool has_bias = false;
+  std::int64_t intermediate = 0;  ///< of the whole layer; 0: not known
+  MoEActivation activation = MoEActivation::kSilu;
+
+  // Filled in by make() where absent.
+  std::optional<std::int32_t> num_local_experts{};    ///< E split over ep_size, the first hold more
+  std::optional<std::int32_t> num_logical_experts{};  ///< num_experts
+  std::optional<DType> router_logits_dtype{};         ///< in_dtype
+  std::optional<std::int64_t> hidden_unpadded{};      ///< hidden
+  std::optional<std::int64_t> intermediate_per_partition_unpadded{};
+
+  /// Errors: kInvalidArgument: E not from 1 to 65535, K not from 1 to min(64, E), H, max_num_tokens
+  /// below 1, intermediate not a multiple of tp_size, counts above E, dtypes that are no
+  /// activations, a parallel configuration that contradicts itself.
+  static MoEConfig make(MoEConfig fields);
+
+  std::int64_t intermediate_per_partition() const { return intermediate / parallel.tp_size; }
+  bool is_act_and_mul() const { return is_gated(activation); }
+  /// Matrices in the first GEMM's weights: gate and up, or up.
+  int w13_num_shards() const { return is_act_and_mul() ? 2 : 1; }
+
+  std::int32_t tp_size() const { return parallel.tp_size; }
+  std::int32_t tp_rank() const { return parallel.tp_rank; }
+  std::int32_t dp_size() const { return parallel.dp_size; }
+  std::int32_t dp_rank() const { return parallel.dp_rank; }
+  std::int32_t pcp_size() const { return parallel.pcp_size; }
+  std::int32_t pcp_rank() const { return parallel.pcp_rank; }
+  std::int32_t ep_size() const { return parallel.ep_size; }
+  std::int32_t ep_rank() const { return parallel.ep_rank; }
+  std::int32_t sp_size() const { return parallel.sp_size; }
+  bool use_ep() const { return parallel.use_ep; }
+  bool is_sequence_parallel() const { return parallel.is_sequence_parallel(); }
+  bool use_all2all_kernels() const { return parallel.use_all2all_kernels(); }
+  bool use_deepep_ht_kernels() const { return parallel.use_deepep_ht_kernels(); }
+  bool use_deepep_ll_kernels() const { return parallel.use_deepep_ll_kernels(); }
+  bool use_deepep_v2_kernels() const { return parallel.use_deepep_v2_kernels(); }
+  bool use_fi_nvl_two_sided_kernels() const { return parallel.use_fi_nvl_two_sided_kernels(); }
+  bool use_fi_nvl_one_sided_kernels() const { return parallel.use_fi_nvl_one_sided_kernels(); }
+  bool use_ag_rs_all2all_kernels() const { return parallel.use_ag_rs_all2all_kernels(); }
+  bool use_naive_all2all_kernels() const { return parallel.use_naive_all2all_kernels(); }
+  bool use_mori_kernels() const { return parallel.use_mori_kernels(); }
+  bool use_nixl_ep_kernels() const { return parallel.use_nixl_ep_kernels(); }
+  bool use_pplx_kernels() const { return parallel.use_pplx_kernels(); }
+  bool use_batched_activation_format() const { return parallel.use_batched_activation_format(); }
+  bool needs_round_robin_routing_tables() const {
+    return parallel.needs_round_robin_routing_tables();
+  }
+
+  /// Setting SWITCHYARD_USE_FLASHINFER_MOE_FP4 is 1, SWITCHYARD_FLASHINFER_MOE_BACKEND is
+  /// "throughput", and the caller has such kernels. Errors: kInvalidArgument: a setting that cannot
+  /// be read.
+  bool use_flashinfer_cutlass_kernels(bool has_kernels = true) const;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// parallel_config.h: how the ranks of a job share a MoE layer: tensor, data, context and expert
+// parallelism, and which backend moves tokens.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "switchyard/all2all_backend.h"
+#include "switchyard/export.h"
+
+namespace switchyard {
+
+/// A rank counts only where its size is above 1; elsewhere it is taken as 0.
+struct ParallelOptions {
+  std::int32_t tp_size = 1;  ///< tensor parallel
+  std::int32_t tp_rank = 0;
+  std::int32_t dp_size = 1;  ///< data parallel
+  std::int32_t dp_rank = 0;
+  std::int32_t pcp_size = 1;  ///< prefill context parallel; counts as data parallel
+  std::int32_t pcp_rank = 0;
+  std::int32_t sp_size = 1;  ///< ranks that split the tokens of a data-parallel rank
+  bool enable_expert_parallel = false;
+  bool enable_eplb = false;
+  /// Absent: setting SWITCHYARD_ALL2ALL_BACKEND.
+  std::optional<All2AllBackend> all2all_backend{};
+};
+
+/// Sizes and ranks as the MoE layer sees them. Mirrors vLLM's FusedMoEParallelConfig.
+///
+/// All ranks of the job are flattened, flat_rank = (dp_rank * pcp_size + pcp_rank) * tp_size +
+/// tp_rank. With expert parallelism they hold whole experts (ep), without it slices of each (tp).
+struct SWITCHYARD_API ParallelConfig {
+  std::int32_t tp_size = 1;
+  std::int32_t tp_rank = 0;
+  std::int32_t pcp_size = 1;
+  std::int32_t pcp_rank = 0;
+  std::int32_t dp_size = 1;
+  std::int32_t dp_rank = 0;
+  std::int32_t ep_size = 1;
+  std::int32_t ep_rank = 0;
+  std::int32_t sp_size = 1;
+  bool use_ep = false;
+  All2AllBackend all2all_backend = All2AllBackend::kAllGatherReduceScatter;
+  bool enable_eplb = false;
+
+  /// Expert parallelism is used when it is enabled and there is more than one rank.
+  ///
+  /// Errors: kInvalidArgument: a size below 1, a rank that is not below its size, more than 2^31 -
+  /// 1 ranks, an unknown name in the setting.
+  static ParallelConfig make(const ParallelOptions& options);
+  static ParallelConfig make_no_parallel() { return {}; }
+
+  bool is_sequence_parallel() const { return sp_size > 1; }
+  bool use_all2all_kernels() const {
+    return use_ep && (dp_size > 1 || pcp_size > 1 || is_sequence_parallel());
+  }
+  /// use_all2all_kernels() and exactly this name.
+  bool uses(All2AllBackend backend) const {
+    return use_all2all_kernels() && all2all_backend == backend;
+  }
+
+  bool use_deepep_ht_kernels() const { return uses(All2AllBackend::kDeepEpHighThroughput); }
+  bool use_deepep_ll_kernels() const { return uses(All2AllBackend::kDeepEpLowLatency); }
+  bool use_deepep_v2_kernels() const { return uses(All2AllBackend::kDeepEpV2); }
+  bool use_fi_nvl_two_sided_kernels() const {
+    return uses(All2AllBackend::kFlashInferNvlinkTwoSided) ||
+           uses(All2AllBackend::kFlashInferAll2AllV);
+  }
+  bool use_fi_nvl_one_sided_kernels() const {
+    return uses(All2AllBackend::kFlashInferNvlinkOneSided);
+  }
+  bool use_ag_rs_all2all_kernels() const { return uses(All2AllBackend::kAllGatherReduceScatter); }
+  bool use_naive_all2all_kernels() const { return uses(All2AllBackend::kNaive); }
+  bool use_mori_kernels() const {
+    return uses(All2AllBackend::kMoriHighThroughput) || uses(All2AllBackend::kMoriLowLatency);
+  }
+  bool use_nixl_ep_kernels() const { return uses(All2AllBackend::kNixlEp); }
+  bool use_pplx_kernels() const { return uses(All2AllBackend::kPplx); }
+
+  bool use_batched_activation_format() const {
+    return use_deepep_ll_kernels() || use_nixl_ep_kernels();
+  }
+  bool needs_round_robin_routing_tables() const { return use_batched_activation_format(); }
+
+  friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
+};
+
+}  // namespace switchyard

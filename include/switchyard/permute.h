@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// permute.h: rows grouped by expert for contiguous grouped GEMMs, and the weighted sum back. Every
+// expert's rows begin at a multiple of an alignment, so that no GEMM tile has rows of two experts.
+// Mirrors vLLM's deep_gemm_utils (deepgemm_moe_permute, ep_scatter, ep_gather); docs/permute.md.
+//
+// Letters used for shapes in this header:
+//   T  tokens     K  experts chosen per token     H  elements per row     S  scales per row
+//   L  local experts     E  global experts     M  rows of the permuted buffer, padding included
+//
+// Everywhere: topk_ids are i32 or i64. A negative id is "no expert" and never an index. With an
+// expert_map (i32 [E]: global id to local index, or negative) ids are global, without one local.
+// No function is collective. kInvalidArgument means that nothing was written.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "switchyard/expert_rows.h"
+#include "switchyard/export.h"
+#include "switchyard/quant.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+/// Rows of a tile of DeepGEMM's contiguous grouped layout.
+inline constexpr std::int64_t kDeepGemmAlignment = 128;
+
+struct BlockShape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  friend bool operator==(const BlockShape&, const BlockShape&) = default;
+};
+
+/// The block of elements that shares a scale, [alignment, alignment].
+/// Source: vLLM, deep_gemm_block_shape.
+SWITCHYARD_API BlockShape deep_gemm_block_shape(std::int64_t alignment = kDeepGemmAlignment);
+
+/// How many ids name each local expert. Ids that name none are not counted, also without a map.
+///
+///   topk_ids           any shape; contiguous unless [T, K]
+///   expert_num_tokens  i32 [L], contiguous; written
+///
+/// Errors: kInvalidArgument (shape, dtype, an id that expert_map has no entry for).
+/// Source: vLLM, count_expert_num_tokens.
+SWITCHYARD_API void count_expert_num_tokens(const TensorView& topk_ids,
+                                            const TensorView& expert_num_tokens,
+                                            const TensorView& expert_map = {});
+
+/// local_ids[i] = expert_map[topk_ids[i]]; negative ids stay as they are.
+///
+///   local_ids  shape and dtype of topk_ids; written; may be topk_ids itself
+///
+/// Errors: as count_expert_num_tokens.
+SWITCHYARD_API void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
+                                     const TensorView& local_ids);
+
+/// Sum of the counts, each rounded up to the alignment.
+///
+///   expert_num_tokens  i32 [L]
+///
+/// Errors: kInvalidArgument (a negative count, alignment below 1, overflow).
+SWITCHYARD_API std::int64_t expert_num_tokens_round_up_and_sum(
+    const TensorView& expert_num_tokens, std::int64_t alignment = kDeepGemmAlignment);
+
+/// M: the sum above where counts are known, otherwise the most rows that any routing can need,
+/// up(T K + min(T K, L) (alignment - 1), alignment).
+///
+/// Errors: kInvalidArgument (negative sizes, alignment below 1, overflow).
+/// Source: vLLM, compute_aligned_M.
+SWITCHYARD_API std::int64_t compute_aligned_m(std::int64_t num_tokens, std::int64_t num_topk,
+                                              std::int64_t num_local_experts,
+                                              std::int64_t alignment = kDeepGemmAlignment,
+                                              const TensorView& expert_num_tokens = {});
+
+/// What m_indices holds in rows without a token.
+enum class CompatPadding : std::uint8_t {
+  kNone,   ///< -1
+  kOwner,  ///< as vLLM until October 2025: the expert whose tile it is; 0 after the last expert
+};
+
+struct PermuteOptions {
+  TensorView expert_map{};                      ///< i32 [E], or absent
+  TensorView expert_num_tokens{};               ///< i32 [L] if known: must equal the count of ids
+  std::int64_t alignment = kDeepGemmAlignment;  ///< from 1
+  CompatPadding compat_padding = CompatPadding::kNone;
+};
+
+/// Where every (token, choice) goes. Rows of an expert are ordered by token, then choice.
+struct PermutePlan {
+  std::vector<std::int32_t> expert_num_tokens;  ///< [L] rows of each expert
+  std::vector<std::int64_t> first_row;          ///< [L] where they begin, multiples of alignment
+  Tensor m_indices;                             ///< i32 [M] local expert of each row
+  Tensor inv_perm;                              ///< i32 [T, K] row of each choice, -1 for none
+
+  std::int64_t num_rows() const { return m_indices.shape(0); }  ///< M
+};
+
+/// The plan alone, in two passes over the ids.
+///
+///   topk_ids   [T, K], any strides
+///   max_rows   rows of the buffer, at least what is needed; -1: exactly what is needed
+///
+/// Errors: kInvalidArgument (shape, dtype, an id past the last expert, given counts that are not
+/// those of the ids, more than 2^31 - 1 rows).
+SWITCHYARD_API PermutePlan plan_permute(const TensorView& topk_ids, std::int32_t num_local_experts,
+                                        const PermuteOptions& options = {},
+                                        std::int64_t max_rows = -1);
+
+/// Memory of the caller that ep_scatter fills.
+struct ScatterOutputs {
+  TensorView x;          ///< [M, H] dtype of x, rows contiguous; rows without a token stay
+  TensorView scales{};   ///< [M, S], any strides; 0 in rows without a token. Absent: no scales
+  TensorView m_indices;  ///< i32 [M], contiguous
+  TensorView inv_perm;   ///< i32 [T, K], contiguous
+  TensorView first_row;  ///< i64 [L], contiguous
+};
+
+/// Copies each row, with its scales, to the experts that it wants. M may be larger than needed.
+///
+///   x         [T, H]  any dtype, rows contiguous and of whole bytes (e2m1: H even), any row stride
+///   scales    [T, S]  any dtype and strides, or absent
+///   topk_ids  [T, K]  any strides
+///
+/// Scales keep their dtype, or are packed: e8m0 or u8 [T, S] into i32 [M, cdiv(S, 4)], scale
+/// 4p + j in byte j of word p. Strides of the outputs choose the layout: (S, 1) row-major, (1, M)
+/// column-major, (1, up(M, 4)) column-major for TMA. Inputs and outputs must not overlap.
+///
+/// Errors: as plan_permute; kInvalidArgument (shapes, dtypes, strides that let elements of an
+/// output overlap); kWorkspaceTooSmall when M is below what the ids need.
+/// Source: vLLM, ep_scatter, with a fixed order instead of that of atomics.
+SWITCHYARD_API void ep_scatter(const TensorView& x, const TensorView& scales,
+                               const TensorView& topk_ids, const PermuteOptions& options,
+                               const ScatterOutputs& outputs);
+
+/// A permuted batch. Views stay valid as long as it lives, also after it is moved.
+struct Permuted {
+  TensorView x;       ///< [M, H]
+  TensorView scales;  ///< [M, S], or as it was given when it is one scale for the tensor; or absent
+  PermutePlan plan;
+  Tensor x_memory;       ///< owns x, unless the caller gave the memory
+  Tensor scales_memory;  ///< owns scales
+
+  /// What Experts::apply takes: the way from layouts with a row for each token (compact, by_rank,
+  /// all_gather) to experts that want rows grouped. Views of this object.
+  ///
+  ///   tensor_scale  [1] f32: the global scale of nvfp4; else absent
+  SWITCHYARD_API ExpertRows expert_rows(const QuantScheme& scheme = schemes::kNone,
+                                        const TensorView& tensor_scale = {}) const;
+};
+
+/// How `permute` stores scales, and memory of the caller for rows.
+struct PermuteMemory {
+  ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< any but kSwizzled
+  bool packs_scales = false;                          ///< e8m0 or u8 scales, four to an i32
+  TensorView x{};                                     ///< [M, H] for the rows; absent: allocated
+};
+
+/// ep_scatter into memory of its own, exactly as large as needed unless `memory.x` has more rows:
+/// M (H + S) elements for rows and scales, 4 (M + T K) + 12 L bytes for the plan.
+///
+///   scales  as ep_scatter, or [1]: one scale for the tensor, passed on as it is
+///
+/// Errors: as ep_scatter; kOutOfMemory.
+/// Source: vLLM, deepgemm_moe_permute.
+SWITCHYARD_API Permuted permute(const TensorView& x, const TensorView& scales,
+                                const TensorView& topk_ids, std::int32_t num_local_experts,
+                                const PermuteOptions& options = {},
+                                const PermuteMemory& memory = {});
+
+/// output[t] = round(sum over k ascending, where the mapped id is not negative, of
+/// fma(topk_weights[t, k], expert_output[inv_perm[t, k]], sum)), in f32 from +0, rounded once. A
+/// token without experts gives +0. Same bits on every machine.
+///
+///   expert_output  [M, H]  bf16, f16 or f32; rows contiguous, any row stride
+///   topk_ids       [T, K]  only its sign after the map matters; any strides
+///   topk_weights   [T, K]  f32, any strides; absent: 1 (the weights were applied to the input)
+///   inv_perm       [T, K]  i32, any strides; entries of dropped choices are never read
+///   output         [T, H]  bf16, f16 or f32; rows contiguous; must not overlap expert_output
+///
+/// Errors: kInvalidArgument (shapes, dtypes, an entry of inv_perm outside 0 to M - 1).
+/// Source: vLLM, ep_gather.
+SWITCHYARD_API void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
+                              const TensorView& topk_weights, const TensorView& inv_perm,
+                              const TensorView& expert_map, const TensorView& output);
+
+/// ep_gather by a plan, which already knows the dropped choices.
+/// Source: vLLM, deepgemm_unpermute_and_reduce.
+SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output, const PermutePlan& plan,
+                                         const TensorView& topk_weights, const TensorView& output);
+
+}  // namespace switchyard

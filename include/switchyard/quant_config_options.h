@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quant_config_options.h: arguments of QuantConfig's builders. All tensors are optional: a rank
+// that only moves rows has no weights.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <variant>
+
+#include "switchyard/quant.h"
+#include "switchyard/quant_dtype.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+/// Rows and columns of a block: {128, 128} for weights.
+using BlockShape = std::array<std::int32_t, 2>;
+
+/// Scales, or an object that only the user's own experts understand, kept alive with its own
+/// deleter (vLLM: the PrecisionConfig of Triton kernels). Absent by default.
+using ScaleSource = std::variant<TensorView, std::shared_ptr<void>>;
+
+/// What only some formats and experts look at.
+struct QuantExtras {
+  bool is_scale_swizzled = true;  ///< scales of nvfp4 and mxfp8 lie in tiles (ScaleLayout)
+  std::optional<float> gemm1_alpha{};
+  std::optional<float> gemm1_beta{};
+  std::optional<float> gemm1_clamp_limit{};
+  std::int32_t mx_alignment = 0;  ///< mxfp8 pads rows up to a multiple of it; 0: not
+  /// How fp8 block scales of activations are stored. kF32PowerOfTwo and kE8M0Packed (UE8M0) want
+  /// blocks of 128 columns.
+  ScaleFormat scale_format = ScaleFormat::kF32;
+};
+
+struct MakeQuantOptions {
+  QuantDType quant_dtype = QuantDType::kNone;  ///< of activations
+  bool per_act_token_quant = false;            ///< one scale a row
+  bool per_out_ch_quant = false;               ///< weights: one scale an output channel
+  std::optional<BlockShape> block_shape{};     ///< excludes both flags
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView a1_scale{};  ///< static scales; absent: dynamic
+  TensorView a2_scale{};
+  TensorView g1_alphas{};  ///< nvfp4: global; int4 with fp8: per channel; fp8: w_scale * a_scale
+  TensorView g2_alphas{};
+  TensorView a1_gscale{};  ///< 1 / a1_scale
+  TensorView a2_gscale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  TensorView w1_zp{};
+  TensorView w2_zp{};
+  std::optional<QuantDType> weight_dtype{};  ///< absent: quant_dtype
+  QuantExtras extras{};
+  /// Refuses int8 activations with one scale for the tensor, as vLLM of 2025 did.
+  bool strict = false;
+};
+
+struct Fp8W8A8Options {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView a1_scale{};
+  TensorView a2_scale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  bool per_act_token_quant = false;
+  bool per_out_ch_quant = false;
+  std::optional<BlockShape> block_shape{};
+  TensorView a1_gscale{};
+  TensorView a2_gscale{};
+  TensorView g1_alphas{};
+  TensorView g2_alphas{};
+  QuantExtras extras{};
+};
+
+struct Int8W8A8Options {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView a1_scale{};
+  TensorView a2_scale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  bool per_act_token_quant = false;
+  bool strict = false;  ///< wants per_act_token_quant
+};
+
+/// Activations as they are: mxfp4_w4a16 (no block) and fp8_w8a16.
+struct WeightOnlyOptions {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  std::optional<BlockShape> block_shape{};
+  QuantExtras extras{};
+};
+
+/// int4_w4a16 and int8_w8a16. The block may be {0, g}, groups along the input only.
+struct IntWeightOptions {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView w1_zp{};
+  TensorView w2_zp{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  std::optional<BlockShape> block_shape{};
+  TensorView a1_gscale{};
+  TensorView a2_gscale{};
+  QuantExtras extras{};
+};
+
+struct OcpMxOptions {
+  QuantDType quant_dtype = QuantDType::kMxfp4;  ///< of the OCP set
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  std::optional<QuantDType> weight_dtype{};
+  TensorView a1_scale{};
+  TensorView a2_scale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  std::optional<BlockShape> block_shape{};
+  QuantExtras extras{};
+};
+
+struct Nvfp4Options {
+  TensorView g1_alphas{};
+  TensorView g2_alphas{};
+  TensorView a1_gscale{};
+  TensorView a2_gscale{};
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  QuantExtras extras{};
+};
+
+struct Nvfp4W4A16Options {
+  TensorView g1_alphas{};
+  TensorView g2_alphas{};
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  QuantExtras extras{};
+};
+
+struct BiasedOptions {
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  QuantExtras extras{};
+};
+
+struct GptqMarlinOptions {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  std::int32_t weight_bits = 4;  ///< 4 or 8
+  std::int32_t group_size = -1;  ///< inputs that share a scale; -1: all
+  TensorView w1_zp{};
+  TensorView w2_zp{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+};
+
+/// Scales of mxfp8 activations follow from the rows, so there are none to give.
+struct Mxfp4Mxfp8Options {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  QuantExtras extras{};
+};
+
+struct Mxfp4W4A8Options {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView a1_scale{};
+  TensorView a2_scale{};
+  TensorView w1_bias{};
+  TensorView w2_bias{};
+  QuantExtras extras{};
+};
+
+struct Mxfp4Options {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+};
+
+struct Int4W4AFp8Options {
+  ScaleSource w1_scale{};
+  ScaleSource w2_scale{};
+  TensorView g1_alphas{};
+  TensorView g2_alphas{};
+  bool per_act_token_quant = false;
+  bool per_out_ch_quant = false;
+  std::optional<BlockShape> block_shape{};
+};
+
+}  // namespace switchyard

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weight_and_reduce.h: who applies topk_weights and sums a token's expert rows when experts return
+// them un-reduced. Mirrors vLLM's TopKWeightAndReduce classes as values of one type.
+//
+// Letters used for shapes in this header:
+//   T  tokens     K  experts chosen per token     H  elements per row     L  local experts
+//   C  capacity: rows of an expert
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/export.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+enum class WeightAndReduceKind : std::uint8_t {
+  kDelegate,      ///< the prepare/finalize object chooses; apply is an error
+  kNoOp,          ///< rows are final already
+  kContiguous,    ///< [T, K, H]: row (t, k) belongs to choice k of token t
+  kNaiveBatched,  ///< [L, C, H]: the tokens of an expert, ascending, fill its first rows
+};
+
+/// Name in messages and JSON: "delegate", "no_op", "contiguous", "naive_batched".
+SWITCHYARD_API const char* name_of(WeightAndReduceKind kind) noexcept;
+
+/// A policy. A plain value; compare with ==. Default-made: Delegate.
+struct WeightAndReduce {
+  WeightAndReduceKind kind = WeightAndReduceKind::kDelegate;
+  std::int32_t rank = 0;       ///< kNaiveBatched: local expert e is expert rank * L + e
+  bool skips_padding = false;  ///< kContiguous: choices without a local expert are left out
+
+  friend bool operator==(const WeightAndReduce&, const WeightAndReduce&) = default;
+
+  static constexpr WeightAndReduce delegate() { return {}; }
+  static constexpr WeightAndReduce no_op() { return {WeightAndReduceKind::kNoOp}; }
+  static constexpr WeightAndReduce contiguous(bool skips_padding = false) {
+    return {WeightAndReduceKind::kContiguous, 0, skips_padding};
+  }
+  static constexpr WeightAndReduce naive_batched(std::int32_t rank) {
+    return {WeightAndReduceKind::kNaiveBatched, rank};
+  }
+
+  /// This policy, or `fallback` when it delegates: how a prepare/finalize object chooses.
+  constexpr WeightAndReduce or_else(const WeightAndReduce& fallback) const {
+    return kind == WeightAndReduceKind::kDelegate ? fallback : *this;
+  }
+};
+
+struct WeightAndReduceArguments {
+  TensorView expert_output;  ///< bf16, f16 or f32; shape by kind; contiguous rows
+  TensorView topk_weights;   ///< [T, K] f32, contiguous; not read when already applied, or by kNoOp
+  TensorView topk_ids;       ///< [T, K] i32 or i64; not read by kNoOp
+  TensorView expert_map{};   ///< i32 [E] or absent; kContiguous with skips_padding only
+  bool apply_router_weight_on_input = false;  ///< weights were applied before the experts
+};
+
+/// Applies a policy. Returns the tensor that holds the result, [T, H].
+///
+///   kDelegate       kInvalidArgument, always.
+///   kNoOp           `output` absent, or the very tensor of expert_output: returns expert_output
+///                   and moves nothing. Otherwise copies into `output` of the same shape and dtype.
+///   kContiguous     [T, K, H], or [T K, H] of the same bytes. Row (t, k) becomes
+///                   round(row * weight) IN PLACE, a product in f32 rounded to the row's dtype;
+///                   then output[t] = round(sum of its rows), in f32 from +0, k ascending. So bf16
+///                   rows are rounded twice, as in vLLM. With apply_router_weight_on_input rows
+///                   stay as they are. With skips_padding, rows of choices whose id is negative, or
+///                   becomes so by the map, are neither read nor written.
+///   kNaiveBatched   output[t] = round(sum over local experts ascending that t chose of
+///                   fma(weight, row, sum)), in f32 from +0, rounded once; weight is the f32 sum
+///                   of t's weights for that expert, k ascending, or 1 when already applied. vLLM
+///                   rounds weight, product and every sum to the row's dtype. Tokens without local
+///                   experts give +0.
+///
+///   output  [T, H]  dtype of expert_output, contiguous rows; written; must not overlap
+///
+/// Errors: kInvalidArgument (shapes, dtypes, an id without an entry in the map, an expert with more
+/// tokens than C); nothing was written then. Not collective.
+/// Source: vLLM, topk_weight_and_reduce.py; moe_sum.
+SWITCHYARD_API TensorView weight_and_reduce(const WeightAndReduce& policy,
+                                            const WeightAndReduceArguments& arguments,
+                                            const TensorView& output = {});
+
+}  // namespace switchyard

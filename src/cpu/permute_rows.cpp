@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows walk the tokens: a row is read once and written to up to K places, past the caches when all
+// of them together are more than the last cache holds. Scales walk the destinations, so that
+// padding is written on the way. Columns of a column-major output are far apart, often by a
+// multiple of 4 KiB, where caches hold a few lines only: a tile of rows is turned in L1 first.
+
+#include "cpu/permute_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/bytes.h"
+#include "core/fence.h"
+#include "core/format.h"
+#include "cpu/streaming.h"
+
+namespace switchyard {
+namespace {
+
+// Whether distinct elements surely have distinct memory: one stride steps over the whole extent of
+// the other.
+bool is_injective(const TensorView& tensor) {
+  std::int64_t extents[2];
+  for (int dim = 0; dim < 2; ++dim) {
+    const bool is_single = tensor.shape(dim) <= 1;
+    if (!is_single && tensor.stride(dim) < 1) return false;
+    extents[dim] = is_single ? 0 : checked_mul(tensor.shape(dim) - 1, tensor.stride(dim));
+  }
+  checked_mul<std::int64_t>(checked_add(extents[0], extents[1]), bits_of(tensor.dtype()));
+  return tensor.shape(0) <= 1 || tensor.shape(1) <= 1 || tensor.stride(0) > extents[1] ||
+         tensor.stride(1) > extents[0];
+}
+
+}  // namespace
+
+ByteRows byte_rows(const char* function, const char* name, const TensorView& tensor,
+                   bool is_output) {
+  require(tensor.num_dims() == 2 && (tensor.shape(1) <= 1 || tensor.stride(1) == 1),
+          Errc::kInvalidArgument, "{}: {} is {}, want [rows, hidden] with contiguous rows",
+          function, name, tensor);
+  const std::int64_t bits = bits_of(tensor.dtype());
+  const std::int64_t row_bits = checked_mul(tensor.shape(1), bits);
+  const std::int64_t stride_bits = checked_mul(tensor.stride(0), bits);
+  const bool is_single = tensor.shape(0) <= 1;
+  require(row_bits % 8 == 0 && (is_single || stride_bits % 8 == 0), Errc::kInvalidArgument,
+          "{}: {} is {}, want rows of whole bytes", function, name, tensor);
+  checked_mul(std::max<std::int64_t>(0, tensor.shape(0) - 1), stride_bits);
+  require(!is_output || is_single || stride_bits >= row_bits, Errc::kInvalidArgument,
+          "{}: {} is {}, want rows that do not overlap", function, name, tensor);
+  return {tensor.as<std::byte>(), tensor.shape(0), static_cast<std::size_t>(row_bits / 8),
+          stride_bits / 8};
+}
+
+void scatter_rows(const ByteRows& from, const Destinations& destinations, const ByteRows& to) {
+  const bool streaming = wants_streaming(static_cast<std::size_t>(to.num_rows) * to.row_bytes, 1);
+  std::vector<std::byte*> places;
+  for (std::int64_t t = 0; t < from.num_rows; ++t) {
+    places.clear();
+    for (const std::int32_t row : destinations.of(t)) {
+      if (row >= 0) places.push_back(to.row(row));
+    }
+    if (!places.empty()) copy_row(from.row(t), places, from.row_bytes, streaming);
+  }
+  if (streaming) streaming_store_fence();
+}
+
+ScaleScatter::ScaleScatter(const char* function, const TensorView& from, const TensorView& to)
+    : from_(from), to_(to) {
+  require(from.num_dims() == 2, Errc::kInvalidArgument, "{}: scales is {}, want [T, S]", function,
+          from);
+  const bool packs = packs_scales(from, to.dtype());
+  require(to.num_dims() == 2 && (packs || to.dtype() == from.dtype()), Errc::kInvalidArgument,
+          "{}: output scales is {}, want {} [rows, {}], or i32 for e8m0 scales", function, to,
+          name_of(from.dtype()), from.shape(1));
+  const std::int64_t num_words = packs ? cdiv<std::int64_t>(from.shape(1), 4) : from.shape(1);
+  require(to.shape(1) == num_words, Errc::kInvalidArgument,
+          "{}: output scales is {}, want {} [rows, {}]", function, to, name_of(to.dtype()),
+          num_words);
+  require(bits_of(from.dtype()) % 8 == 0, Errc::kInvalidArgument,
+          "{}: scales is {}, want elements of whole bytes", function, from);
+  require(is_injective(to), Errc::kInvalidArgument,
+          "{}: output scales is {}, want elements that do not overlap", function, to);
+}
+
+// The scales of one token, or zeros without a token, to words that lie `step` apart. Packed: group
+// 4p + j is byte j of word p, counted from the least significant.
+template <typename Word>
+void ScaleScatter::collect(std::int64_t token, Word* words, std::int64_t step) const {
+  const std::int64_t num_words = to_.shape(1);
+  if (token < 0) {
+    for (std::int64_t w = 0; w < num_words; ++w) words[w * step] = 0;
+    return;
+  }
+  if (from_.dtype() == to_.dtype()) {
+    const Word* scales = from_.as<Word>() + token * from_.stride(0);
+    for (std::int64_t w = 0; w < num_words; ++w) words[w * step] = scales[w * from_.stride(1)];
+    return;
+  }
+  const std::uint8_t* scales = from_.as<std::uint8_t>() + token * from_.stride(0);
+  for (std::int64_t w = 0; w < num_words; ++w) {
+    std::uint64_t word = 0;
+    for (std::int64_t s = 4 * w; s < std::min(4 * w + 4, from_.shape(1)); ++s) {
+      word |= std::uint64_t{scales[s * from_.stride(1)]} << (s % 4 * 8);
+    }
+    words[w * step] = static_cast<Word>(word);
+  }
+}
+
+template <typename Word>
+void ScaleScatter::scatter_columns(const std::vector<std::int64_t>& token_of_row) const {
+  constexpr std::int64_t kTileRows = 256 / sizeof(Word);  // four cache lines of a column
+  std::vector<Word> tile(static_cast<std::size_t>(kTileRows * to_.shape(1)));
+  for (std::int64_t first = 0; first < to_.shape(0); first += kTileRows) {
+    const std::int64_t count = std::min(kTileRows, to_.shape(0) - first);
+    for (std::int64_t i = 0; i < count; ++i) {
+      collect(token_of_row[static_cast<std::size_t>(first + i)], tile.data() + i, kTileRows);
+    }
+    for (std::int64_t w = 0; w < to_.shape(1); ++w) {
+      std::copy_n(tile.data() + w * kTileRows, count, to_.as<Word>() + first + w * to_.stride(1));
+    }
+  }
+}
+
+template <typename Word>
+void ScaleScatter::scatter(const std::vector<std::int64_t>& token_of_row) const {
+  if (to_.stride(0) == 1) return scatter_columns<Word>(token_of_row);
+  for (std::int64_t n = 0; n < to_.shape(0); ++n) {
+    collect(token_of_row[static_cast<std::size_t>(n)], to_.as<Word>() + n * to_.stride(0),
+            to_.stride(1));
+  }
+}
+
+void ScaleScatter::run(const Destinations& destinations) const {
+  std::vector<std::int64_t> token_of_row(static_cast<std::size_t>(to_.shape(0)), -1);
+  for (std::int64_t t = 0; t < from_.shape(0); ++t) {
+    for (const std::int32_t row : destinations.of(t)) {
+      if (row >= 0) token_of_row[static_cast<std::size_t>(row)] = t;
+    }
+  }
+  switch (bits_of(to_.dtype())) {
+    case 8: return scatter<std::uint8_t>(token_of_row);
+    case 16: return scatter<std::uint16_t>(token_of_row);
+    case 32: return scatter<std::uint32_t>(token_of_row);
+    default: return scatter<std::uint64_t>(token_of_row);
+  }
+}
+
+}  // namespace switchyard

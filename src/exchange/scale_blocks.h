@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// scale_blocks.h: the scales of a receive buffer: one block for all rows, or, in a batch, one block
+// for each expert, so that an expert's scales lie as its GEMM wants them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "switchyard/tensor.h"
+
+#include "quant/scale_layout.h"
+
+namespace switchyard {
+
+struct ScaleBlocks {
+  ScaleGeometry block;
+  DType dtype = DType::kF32;
+  std::int64_t num_blocks = 1;
+  bool is_batched = false;
+
+  std::size_t num_bytes() const { return block.num_bytes() * static_cast<std::size_t>(num_blocks); }
+
+  /// Copies the scales of one row, given side by side, to their places in `memory`.
+  void place(const std::byte* scales, std::int64_t row, std::byte* memory) const;
+
+  /// [N, S] or, in a batch, [L, C, S]; tiles where swizzled (switchyard/scale_layout.h).
+  TensorView view(const void* memory) const;
+};
+
+}  // namespace switchyard

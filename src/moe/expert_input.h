@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// expert_input.h: the rows that experts are given, of any scheme and with scales in any layout, and
+// how they become f32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "switchyard/expert_rows.h"
+
+#include "quant/scale_layout.h"
+
+namespace switchyard {
+
+/// Refuses rows, scales, ranges and tensor scale that contradict the scheme or each other.
+///
+/// Errors: kInvalidArgument.
+void check_input(std::int64_t num_experts, std::int64_t hidden, const ExpertRows& input);
+
+/// True for absent, or f32 [1] or [num_experts].
+bool is_optional_expert_scalar(const TensorView& tensor, std::int64_t num_experts);
+
+/// Entry `expert` of a tensor [1] or [L].
+float expert_scalar(const TensorView& tensor, std::int64_t expert);
+
+/// Reads rows of a checked input.
+class InputReader {
+ public:
+  explicit InputReader(const ExpertRows& input);
+
+  /// Writes [num_rows][H] floats to x. `scale_copy` has scale_row_bytes() of the scheme.
+  void read(std::int64_t expert, std::int64_t first_row, std::int64_t num_rows, float* x,
+            std::byte* scale_copy) const;
+
+ private:
+  const std::byte* scales_of(std::int64_t row, std::byte* copy) const;
+  std::int64_t scale_index(std::int64_t row, std::int64_t s) const;
+
+  const ExpertRows& input_;
+  std::int64_t row_bytes_ = 0;
+  bool has_row_scales_ = false;
+  std::int64_t block_rows_ = 1;  // R: scales of so many rows are laid out together
+  ScaleGeometry geometry_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// id_tensor.h: tensors of expert ids, of either width, read and written through i64.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "switchyard/tensor.h"
+
+#include "core/fail.h"
+#include "core/format.h"
+
+namespace switchyard {
+
+class IdTensor {
+ public:
+  /// Errors: kInvalidArgument unless `view` is i32 or i64 and contiguous.
+  IdTensor(const char* function, const char* name, const TensorView& view)
+      : data_(static_cast<std::byte*>(view.data())), is_wide_(view.dtype() == DType::kI64) {
+    require(view.has_value() && (is_wide_ || view.dtype() == DType::kI32) && view.is_contiguous(),
+            Errc::kInvalidArgument, "{}: {} is {}, want i32 or i64, contiguous", function, name,
+            view);
+    require(data_ != nullptr || view.num_elements() == 0, Errc::kInvalidArgument,
+            "{}: {} is {} at a null pointer, want memory", function, name, view);
+  }
+
+  // By memcpy: no alignment is asked for.
+  std::int64_t operator[](std::int64_t i) const {
+    return is_wide_ ? load<std::int64_t>(i) : load<std::int32_t>(i);
+  }
+  void set(std::int64_t i, std::int64_t value) const {
+    is_wide_ ? store(i, value) : store(i, static_cast<std::int32_t>(value));
+  }
+  bool can_hold(std::int64_t value) const {
+    return is_wide_ || (value >= std::numeric_limits<std::int32_t>::min() &&
+                        value <= std::numeric_limits<std::int32_t>::max());
+  }
+
+ private:
+  template <typename T>
+  T load(std::int64_t i) const {
+    T value{};
+    std::memcpy(&value, data_ + i * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
+    return value;
+  }
+  template <typename T>
+  void store(std::int64_t i, T value) const {
+    std::memcpy(data_ + i * static_cast<std::int64_t>(sizeof(T)), &value, sizeof(T));
+  }
+
+  std::byte* data_;
+  bool is_wide_;
+};
+
+/// out[i] = map(i, ids[i]) for ids that are not negative; the others are kept. The first pass finds
+/// every error, so that nothing is written before one.
+///
+/// Errors: kInvalidArgument: shapes, dtypes, an id of num_ids or more, a result that does not fit.
+template <typename Map>
+void map_ids(const char* function, const TensorView& ids, std::int64_t num_ids,
+             const TensorView& out, Map map) {
+  const IdTensor from(function, "ids", ids);
+  const IdTensor to(function, "out", out);
+  bool is_same_shape = ids.num_dims() == out.num_dims();
+  for (int d = 0; is_same_shape && d < ids.num_dims(); ++d) {
+    is_same_shape = ids.shape(d) == out.shape(d);
+  }
+  require(is_same_shape, Errc::kInvalidArgument, "{}: out is {}, want the shape of ids, {}",
+          function, out, ids);
+  const std::int64_t count = ids.num_elements();
+  const bool is_widened_in_place = ids.data() == out.data() && ids.dtype() != out.dtype();
+  require(!is_widened_in_place || count == 0, Errc::kInvalidArgument,
+          "{}: ids and out share memory as {} and {}, want one dtype", function,
+          name_of(ids.dtype()), name_of(out.dtype()));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t id = from[i];
+    require(id < num_ids, Errc::kInvalidArgument,
+            "{}: element {} of ids is {}, want below {}, or negative for none", function, i, id,
+            num_ids);
+    require(to.can_hold(id < 0 ? id : map(i, id)), Errc::kInvalidArgument,
+            "{}: element {} of ids becomes a value that i32 cannot hold; use i64", function, i);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t id = from[i];
+    to.set(i, id < 0 ? id : map(i, id));
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// permute_views.h: from the tensors of a caller to what plan/permute.h computes with. Messages
+// start with `function`; all errors are kInvalidArgument.
+#pragma once
+
+#include "switchyard/permute.h"
+
+#include "plan/permute.h"
+
+namespace switchyard {
+
+/// i32 or i64 [T, K].
+IdTable id_table(const char* function, const TensorView& topk_ids);
+
+/// i32 [E], or absent.
+ExpertLookup expert_lookup(const char* function, const TensorView& expert_map);
+
+/// A contiguous tensor with this dtype and number of elements.
+void check_flat(const char* function, const char* name, const TensorView& tensor, DType dtype,
+                std::int64_t num_elements);
+
+/// The definition behind plan_permute.
+PermutePlan build_plan(const char* function, const IdTable& ids, std::int64_t num_local_experts,
+                       const PermuteOptions& options, std::int64_t max_rows);
+
+}  // namespace switchyard

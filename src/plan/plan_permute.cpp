@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plan_permute.cpp: the public functions that compute with ids and counts only.
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/format.h"
+#include "plan/permute_views.h"
+
+namespace switchyard {
+namespace {
+
+bool is_id_dtype(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
+
+// Ids of any shape as a table with one choice a token; two-dimensional ones as they are.
+IdTable any_id_table(const char* function, const TensorView& topk_ids) {
+  if (topk_ids.num_dims() == 2) return id_table(function, topk_ids);
+  require(topk_ids.has_value() && is_id_dtype(topk_ids.dtype()) && topk_ids.is_contiguous(),
+          Errc::kInvalidArgument, "{}: topk_ids is {}, want contiguous i32 or i64", function,
+          topk_ids);
+  return id_table(function,
+                  TensorView(topk_ids.data(), topk_ids.dtype(), {topk_ids.num_elements(), 1}));
+}
+
+template <typename Id>
+void map_ids(const IdTable& ids, const ExpertLookup& lookup, const IdTable& local) {
+  auto* to = static_cast<Id*>(const_cast<void*>(local.data));
+  for (std::int64_t t = 0; t < ids.num_tokens; ++t) {
+    for (std::int64_t k = 0; k < ids.num_topk; ++k) {
+      to[t * local.token_stride + k * local.choice_stride] =
+          static_cast<Id>(lookup.local(ids.at(t, k)));
+    }
+  }
+}
+
+}  // namespace
+
+BlockShape deep_gemm_block_shape(std::int64_t alignment) {
+  require(alignment >= 1, Errc::kInvalidArgument,
+          "deep_gemm_block_shape: alignment is {}, must be at least 1", alignment);
+  return {alignment, alignment};
+}
+
+void count_expert_num_tokens(const TensorView& topk_ids, const TensorView& expert_num_tokens,
+                             const TensorView& expert_map) {
+  constexpr const char* kFunction = "count_expert_num_tokens";
+  const IdTable ids = any_id_table(kFunction, topk_ids);
+  const std::int64_t num_local = expert_num_tokens.num_elements();
+  check_flat(kFunction, "expert_num_tokens", expert_num_tokens, DType::kI32, num_local);
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(num_local));
+  count_experts(kFunction, ids, expert_lookup(kFunction, expert_map), false, counts);
+  std::copy(counts.begin(), counts.end(), expert_num_tokens.as<std::int32_t>());
+}
+
+void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
+                      const TensorView& local_ids) {
+  constexpr const char* kFunction = "apply_expert_map";
+  const IdTable ids = any_id_table(kFunction, topk_ids);
+  require(expert_map.has_value(), Errc::kInvalidArgument,
+          "apply_expert_map: expert_map is absent, want i32 [experts]");
+  const ExpertLookup lookup = expert_lookup(kFunction, expert_map);
+  bool is_alike =
+      local_ids.num_dims() == topk_ids.num_dims() && local_ids.dtype() == topk_ids.dtype();
+  for (int dim = 0; is_alike && dim < topk_ids.num_dims(); ++dim) {
+    is_alike = local_ids.shape(dim) == topk_ids.shape(dim);
+  }
+  require(is_alike, Errc::kInvalidArgument,
+          "apply_expert_map: local_ids is {}, want the shape and dtype of topk_ids, {}", local_ids,
+          topk_ids);
+  check_ids(kFunction, ids, lookup);
+  const IdTable local = any_id_table(kFunction, local_ids);
+  return ids.is_64_bit ? map_ids<std::int64_t>(ids, lookup, local)
+                       : map_ids<std::int32_t>(ids, lookup, local);
+}
+
+std::int64_t expert_num_tokens_round_up_and_sum(const TensorView& expert_num_tokens,
+                                                std::int64_t alignment) {
+  constexpr const char* kFunction = "expert_num_tokens_round_up_and_sum";
+  const std::int64_t num_local = expert_num_tokens.num_elements();
+  check_flat(kFunction, "expert_num_tokens", expert_num_tokens, DType::kI32, num_local);
+  return start_experts(kFunction,
+                       {expert_num_tokens.as<std::int32_t>(), static_cast<std::size_t>(num_local)},
+                       alignment, {});
+}
+
+std::int64_t compute_aligned_m(std::int64_t num_tokens, std::int64_t num_topk,
+                               std::int64_t num_local_experts, std::int64_t alignment,
+                               const TensorView& expert_num_tokens) {
+  constexpr const char* kFunction = "compute_aligned_m";
+  require(num_tokens >= 0 && num_topk >= 0 && num_local_experts >= 0, Errc::kInvalidArgument,
+          "compute_aligned_m: {} tokens, {} choices, {} local experts, none may be negative",
+          num_tokens, num_topk, num_local_experts);
+  if (expert_num_tokens.has_value()) {
+    check_flat(kFunction, "expert_num_tokens", expert_num_tokens, DType::kI32, num_local_experts);
+    return expert_num_tokens_round_up_and_sum(expert_num_tokens, alignment);
+  }
+  checked_align_up(kFunction, 0, alignment);  // refuses the alignment
+  const std::int64_t num_ids = checked_mul(num_tokens, num_topk);
+  const std::int64_t gaps = checked_mul(std::min(num_ids, num_local_experts), alignment - 1);
+  return checked_align_up(kFunction, checked_add(num_ids, gaps), alignment);
+}
+
+PermutePlan plan_permute(const TensorView& topk_ids, std::int32_t num_local_experts,
+                         const PermuteOptions& options, std::int64_t max_rows) {
+  return build_plan("plan_permute", id_table("plan_permute", topk_ids), num_local_experts, options,
+                    max_rows);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// simd_small_blocks.cpp: nvfp4, mxfp4 and mxfp8 rows, wide: one-byte scales for blocks of 16 or 32
+// elements, which are shorter than some vectors.
+//
+// A chunk of a row is taken in three passes: the largest magnitudes of all its blocks, by maxima of
+// de-interleaved vectors, four to one each time; scales and factors, a lane a block; codes, each
+// lane with the factor of its block. Chunks with NaN or infinity are left to the definition. The
+// end of a row is padded with zeros, which change no maximum.
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quant/simd_small_blocks.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "core/bytes.h"
+#include "quant/codes-inl.h"
+#include "quant/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace switchyard::simd {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET != HWY_SCALAR
+
+constexpr std::int64_t kChunk = 1024;
+constexpr std::size_t kMaxBlocks = kChunk / 16;
+constexpr std::size_t kMaxLanes = 64;  // read past the last factor, never used
+
+struct Blocks {
+  alignas(64) std::array<std::uint8_t, kMaxBlocks + kMaxLanes> scales;
+  alignas(64) std::array<float, kMaxBlocks + kMaxLanes> factors;
+};
+
+template <typename Bits>
+using Maxima = std::array<Bits, kChunk / 4>;
+
+// y[i] = the largest bit pattern without sign among x[4i] to x[4i + 3]; y may be x. num_outputs is
+// a multiple of 64 bytes.
+template <typename Element, typename Bits>
+HWY_INLINE void max_of_four(const Element* x, std::int64_t num_outputs, Bits* y) {
+  constexpr hn::CappedTag<Element, 64 / sizeof(Element)> d{};
+  constexpr hn::RebindToUnsigned<decltype(d)> du{};
+  constexpr hn::RebindToSigned<decltype(d)> di{};
+  const auto mask = hn::Set(du, static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1));
+  const auto magnitude = [&](auto v) { return hn::BitCast(di, hn::And(hn::BitCast(du, v), mask)); };
+  for (std::int64_t i = 0; i < num_outputs; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+    hn::Vec<decltype(d)> v0, v1, v2, v3;
+    hn::LoadInterleaved4(d, x + 4 * i, v0, v1, v2, v3);
+    const auto largest =
+        hn::Max(hn::Max(magnitude(v0), magnitude(v1)), hn::Max(magnitude(v2), magnitude(v3)));
+    hn::StoreU(hn::BitCast(du, largest), du, y + i);
+  }
+}
+
+// The same of two patterns without signs, in place.
+template <typename Bits>
+HWY_INLINE void max_of_two(std::int64_t num_outputs, Bits* x) {
+  constexpr hn::CappedTag<Bits, 64 / sizeof(Bits)> d{};
+  constexpr hn::RebindToSigned<decltype(d)> di{};
+  for (std::int64_t i = 0; i < num_outputs; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+    hn::Vec<decltype(d)> v0, v1;
+    hn::LoadInterleaved2(d, x + 2 * i, v0, v1);
+    const auto largest = hn::Max(hn::BitCast(di, v0), hn::BitCast(di, v1));
+    hn::StoreU(hn::BitCast(d, largest), d, x + i);
+  }
+}
+
+HWY_INLINE VecU32 load_bits(const std::uint16_t* bits) {
+  constexpr hn::Rebind<std::uint16_t, decltype(kU32)> d16{};
+  return hn::PromoteTo(kU32, hn::LoadU(d16, bits));
+}
+HWY_INLINE VecU32 load_bits(const std::uint32_t* bits) { return hn::LoadU(kU32, bits); }
+
+// The rules of scale_rules.h for many blocks: exponents or codes of the scales, and the factors.
+struct RuleResult {
+  VecU32 codes;
+  VecF32 factors;
+};
+
+HWY_INLINE RuleResult mx_result(VecU32 exponents) {
+  const VecU32 inverse = hn::Sub(hn::Set(kU32, 254u), exponents);
+  return {exponents, hn::BitCast(kF32, hn::ShiftLeft<23>(inverse))};
+}
+
+struct Mxfp4Rule {
+  HWY_INLINE RuleResult operator()(VecF32 amax) const {
+    const VecU32 rounded = hn::Add(hn::BitCast(kU32, amax), hn::Set(kU32, 1u << 21));
+    const VecI32 exponent = hn::BitCast(kI32, hn::ShiftRight<23>(rounded));
+    return mx_result(
+        hn::BitCast(kU32, hn::Sub(hn::Max(exponent, hn::Set(kI32, 2)), hn::Set(kI32, 2))));
+  }
+};
+
+struct Mxfp8Rule {
+  HWY_INLINE RuleResult operator()(VecF32 amax) const {
+    const VecF32 quotient = hn::Div(amax, hn::Set(kF32, kE4M3Max));
+    return mx_result(
+        hn::ShiftRight<23>(hn::Add(hn::BitCast(kU32, quotient), hn::Set(kU32, 0x7FFFFFu))));
+  }
+};
+
+struct Nvfp4Rule {
+  float global_scale;
+  HWY_INLINE RuleResult operator()(VecF32 amax) const {
+    const VecF32 sixth = hn::Mul(amax, hn::Set(kF32, 1.0f / kE2M1Max));
+    const VecF32 wanted = hn::Mul(hn::Set(kF32, global_scale), sixth);
+    const VecU32 code =
+        hn::And(E4M3Coder::one(hn::Min(wanted, hn::Set(kF32, kE4M3Max))), hn::Set(kU32, 0xFFu));
+    const VecF32 normal = hn::BitCast(
+        kF32, hn::Add(hn::ShiftLeft<20>(code), hn::Set(kU32, std::uint32_t{120} << 23)));
+    const VecI32 number = hn::BitCast(kI32, code);
+    const VecF32 subnormal = hn::Mul(hn::ConvertTo(kF32, number), hn::Set(kF32, 0x1p-9f));
+    const auto is_subnormal = hn::RebindMask(kF32, hn::Lt(number, hn::Set(kI32, 8)));
+    const VecF32 stored = hn::IfThenElse(is_subnormal, subnormal, normal);
+    const VecF32 scale = hn::Mul(stored, hn::Set(kF32, 1.0f / global_scale));
+    const auto is_zero = hn::RebindMask(kF32, hn::Eq(number, hn::Zero(kI32)));
+    return {code, hn::IfThenZeroElse(is_zero, hn::Div(hn::Set(kF32, 1.0f), scale))};
+  }
+};
+
+// Scales and factors of all blocks; false when an element is NaN or infinite.
+template <typename Source, typename Bits, typename Rule>
+HWY_INLINE bool make_scales(const Maxima<Bits>& maxima, std::int64_t num_blocks, const Rule& rule,
+                            Blocks& blocks) {
+  constexpr hn::Rebind<std::uint8_t, decltype(kU32)> d8{};
+  VecI32 largest = hn::Zero(kI32);
+  for (std::size_t b = 0; b < static_cast<std::size_t>(num_blocks); b += hn::Lanes(kU32)) {
+    const VecU32 bits = load_bits(maxima.data() + b);
+    largest = hn::Max(largest, hn::BitCast(kI32, bits));
+    const RuleResult result = rule(Source::widen(bits));
+    hn::StoreU(hn::TruncateTo(d8, result.codes), d8, blocks.scales.data() + b);
+    hn::StoreU(result.factors, kF32, blocks.factors.data() + b);
+  }
+  const auto most = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(kI32, largest)));
+  return most < Source::kInfinity;
+}
+
+// Two elements share a lane, so a block of 16 has 8 lanes: less than a vector of 512 bits.
+template <typename Source, typename Coder, std::int64_t kBlock>
+HWY_INLINE void encode_chunk(const typename Source::Element* x, const Blocks& blocks,
+                             std::uint8_t* q) {
+  const auto step = static_cast<std::int64_t>(2 * hn::Lanes(kU32));
+  const auto block_of_lane =
+      hn::IndicesFromVec(kF32, hn::ShiftRight<(kBlock == 16 ? 3 : 4)>(hn::Iota(kI32, 0)));
+  for (std::int64_t i = 0; i < kChunk; i += step) {
+    const float* factors = blocks.factors.data() + i / kBlock;
+    const VecF32 lanes = step <= kBlock
+                             ? hn::Set(kF32, *factors)
+                             : hn::TableLookupLanes(hn::LoadU(kF32, factors), block_of_lane);
+    store_codes<Coder::kBits>(
+        Coder::template codes<Source>(Source::load(x + i), MultiplyLanes{lanes}),
+        q + i * Coder::kBits / 16);
+  }
+}
+
+// False when the chunk is not finite; nothing was written then.
+template <typename Source, typename Coder, std::int64_t kBlock, typename Rule>
+HWY_INLINE bool quantize_chunk(const typename Source::Element* x, const Rule& rule, std::uint8_t* q,
+                               std::uint8_t* scales) {
+  using Bits = std::conditional_t<Source::kDType == DType::kF32, std::uint32_t, std::uint16_t>;
+  Maxima<Bits> maxima;
+  max_of_four(x, kChunk / 4, maxima.data());
+  max_of_four(maxima.data(), kChunk / 16, maxima.data());
+  if (kBlock == 32) max_of_two(kChunk / 32, maxima.data());
+  Blocks blocks;
+  if (!make_scales<Source>(maxima, kChunk / kBlock, rule, blocks)) return false;
+  encode_chunk<Source, Coder, kBlock>(x, blocks, q);
+  std::memcpy(scales, blocks.scales.data(), kChunk / kBlock);
+  return true;
+}
+
+template <typename Source, typename Coder, std::int64_t kBlock, typename Rule>
+void quantize_chunks(const QuantScheme& scheme, const void* data, std::int64_t hidden,
+                     const Rule& rule, std::uint8_t* q, std::uint8_t* scales, float tensor_scale) {
+  using Element = typename Source::Element;
+  const auto* x = static_cast<const Element*>(data);
+  const auto code_bytes = [](std::int64_t n) { return n * Coder::kBits / 16; };
+  for (std::int64_t begin = 0; begin < hidden; begin += kChunk) {
+    const std::int64_t n = std::min(kChunk, hidden - begin);
+    std::uint8_t* codes = q + code_bytes(begin);
+    std::uint8_t* block_scales = scales + begin / kBlock;
+    bool is_done = false;
+    if (n == kChunk) {
+      prefetch_ahead(x + begin, n, hidden);
+      is_done = quantize_chunk<Source, Coder, kBlock>(x + begin, rule, codes, block_scales);
+    } else {
+      std::array<Element, kChunk> padded{};
+      std::array<std::uint8_t, kChunk> padded_codes;
+      std::array<std::uint8_t, kMaxBlocks> padded_scales;
+      std::copy_n(x + begin, n, padded.data());
+      is_done = quantize_chunk<Source, Coder, kBlock>(padded.data(), rule, padded_codes.data(),
+                                                      padded_scales.data());
+      if (is_done) {
+        std::copy_n(padded_codes.data(), code_bytes(n), codes);
+        std::copy_n(padded_scales.data(), cdiv(n, kBlock), block_scales);
+      }
+    }
+    if (!is_done) {
+      scalar::quantize_row(scheme, x + begin, Source::kDType, n, codes, block_scales, tensor_scale);
+    }
+  }
+}
+
+template <typename Source>
+void quantize_source(const QuantScheme& scheme, const void* x, std::int64_t hidden, std::uint8_t* q,
+                     void* scales, float tensor_scale) {
+  auto* bytes = static_cast<std::uint8_t*>(scales);
+  if (scheme.dtype == DType::kE4M3) {
+    quantize_chunks<Source, E4M3Coder, 32>(scheme, x, hidden, Mxfp8Rule{}, q, bytes, tensor_scale);
+  } else if (scheme.rule == ScaleRule::kMx) {
+    quantize_chunks<Source, E2M1Coder, 32>(scheme, x, hidden, Mxfp4Rule{}, q, bytes, tensor_scale);
+  } else if (tensor_scale > 0x1p-60f && tensor_scale < 0x1p60f) {
+    // So factors are neither zero by underflow nor infinite.
+    quantize_chunks<Source, E2M1Coder, 16>(scheme, x, hidden, Nvfp4Rule{tensor_scale}, q, bytes,
+                                           tensor_scale);
+  } else {
+    scalar::quantize_row(scheme, x, Source::kDType, hidden, q, scales, tensor_scale);
+  }
+}
+
+void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype,
+                           std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale) {
+  switch (dtype) {
+    case DType::kBF16: return quantize_source<Bf16>(scheme, x, hidden, q, scales, tensor_scale);
+    case DType::kF16: return quantize_source<F16>(scheme, x, hidden, q, scales, tensor_scale);
+    default: return quantize_source<F32>(scheme, x, hidden, q, scales, tensor_scale);
+  }
+}
+
+#else  // no vectors: the definition
+
+void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype,
+                           std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale) {
+  scalar::quantize_row(scheme, x, dtype, hidden, q, scales, tensor_scale);
+}
+
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace switchyard::simd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace switchyard::simd {
+
+HWY_EXPORT(quantize_small_blocks);
+
+void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype,
+                           std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale) {
+  HWY_DYNAMIC_DISPATCH(quantize_small_blocks)(scheme, x, dtype, hidden, q, scales, tensor_scale);
+}
+
+}  // namespace switchyard::simd
+#endif

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/expert_placement.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "support/errors.h"
+
+namespace switchyard {
+namespace {
+
+using test::expect_error;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+constexpr auto kLinear = PlacementStrategy::kLinear;
+constexpr auto kRoundRobin = PlacementStrategy::kRoundRobin;
+
+TEST(ExpertMapTest, LinearSplitsNineOverFour) {
+  // 0 1 2 | 3 4 | 5 6 | 7 8
+  const ExpertMap first = determine_expert_map(4, 0, 9, kLinear);
+  EXPECT_EQ(first.num_local_experts, 3);
+  EXPECT_THAT(first.expert_map, ElementsAre(0, 1, 2, -1, -1, -1, -1, -1, -1));
+  const ExpertMap third = determine_expert_map(4, 2, 9, kLinear);
+  EXPECT_EQ(third.num_local_experts, 2);
+  EXPECT_THAT(third.expert_map, ElementsAre(-1, -1, -1, -1, -1, 0, 1, -1, -1));
+  EXPECT_THAT(third.global_ids, ElementsAre(5, 6));
+}
+
+TEST(ExpertMapTest, RoundRobinDealsNineToFour) {
+  const ExpertMap first = determine_expert_map(4, 0, 9, kRoundRobin);
+  EXPECT_THAT(first.expert_map, ElementsAre(0, -1, -1, -1, 1, -1, -1, -1, 2));
+  const ExpertMap last = determine_expert_map(4, 3, 9, kRoundRobin);
+  EXPECT_THAT(last.expert_map, ElementsAre(-1, -1, -1, 0, -1, -1, -1, 1, -1));
+  EXPECT_THAT(last.global_ids, ElementsAre(3, 7));
+}
+
+TEST(ExpertMapTest, OneRankHasNoMap) {
+  for (const auto strategy : {kLinear, kRoundRobin}) {
+    const ExpertMap map = determine_expert_map(1, 0, 3, strategy);
+    EXPECT_EQ(map.num_local_experts, 3);
+    EXPECT_TRUE(map.expert_map.empty());
+    EXPECT_THAT(map.global_ids, ElementsAre(0, 1, 2));
+  }
+}
+
+void expect_each_expert_once(int num_ranks, int num_experts, PlacementStrategy strategy) {
+  std::vector<int> owners(static_cast<std::size_t>(num_experts));
+  for (int r = 0; r < num_ranks; ++r) {
+    const ExpertMap map = determine_expert_map(num_ranks, r, num_experts, strategy);
+    EXPECT_EQ(map.num_local_experts, num_experts / num_ranks + (r < num_experts % num_ranks));
+    ASSERT_EQ(map.global_ids.size(), static_cast<std::size_t>(map.num_local_experts));
+    for (int g = 0; g < num_experts; ++g) {
+      const auto i = static_cast<std::size_t>(g);
+      const int local = num_ranks == 1 ? g : map.expert_map[i];
+      if (local < 0) continue;
+      ++owners[i];
+      EXPECT_EQ(map.global_ids[static_cast<std::size_t>(local)], g);
+      if (strategy == kRoundRobin) {
+        EXPECT_EQ(g % num_ranks, r);
+        EXPECT_EQ(g / num_ranks, local);
+      }
+    }
+  }
+  EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), num_experts);
+}
+
+// Sizes of vLLM's test_expert_placement, and odd ones: fewer experts than ranks, primes, the most.
+TEST(ExpertMapTest, EveryExpertHasOneOwner) {
+  for (const auto strategy : {kLinear, kRoundRobin}) {
+    for (const int num_experts : {4, 8, 9, 16, 17})
+      expect_each_expert_once(2, num_experts, strategy);
+    for (const int num_experts : {8, 16, 18, 32, 33}) {
+      expect_each_expert_once(4, num_experts, strategy);
+    }
+    for (const int num_experts : {1, 2, 7, 61}) expect_each_expert_once(8, num_experts, strategy);
+    expect_each_expert_once(1, 5, strategy);
+    expect_each_expert_once(7, 65535, strategy);
+  }
+}
+
+TEST(ExpertMapTest, RefusesWhatCannotBe) {
+  constexpr auto kMax = std::numeric_limits<std::int32_t>::max();
+  const auto refuses = [](const char* phrase, int ranks, int rank, int experts,
+                          PlacementStrategy strategy) {
+    expect_error(Errc::kInvalidArgument, phrase,
+                 [&] { (void)determine_expert_map(ranks, rank, experts, strategy); });
+  };
+  refuses("rank is 0 of 0 ranks", 0, 0, 8, kLinear);
+  refuses("rank is 2 of 2 ranks", 2, 2, 8, kLinear);
+  refuses("rank is -1", 2, -1, 8, kLinear);
+  refuses("num_experts is 0", 2, 0, 0, kLinear);
+  refuses("num_experts is 2147483647", 2, 0, kMax, kRoundRobin);
+  refuses("strategy is 2, want linear or round_robin", 2, 0, 8, static_cast<PlacementStrategy>(2));
+  EXPECT_EQ(determine_expert_map(kMax, kMax - 1, 8, kRoundRobin).num_local_experts, 0);
+}
+
+TEST(PlacementStrategyTest, NamesGoBothWays) {
+  for (const auto strategy : {kLinear, kRoundRobin}) {
+    EXPECT_EQ(placement_strategy_from_name(name_of(strategy)), strategy);
+  }
+  EXPECT_EQ(placement_strategy_from_name("random"), std::nullopt);
+}
+
+TEST(ChoosePlacementTest, RoundRobinNeedsGroupsAndTables) {
+  const PlacementFacts good{.num_expert_groups = 4};
+  EXPECT_EQ(choose_placement(kRoundRobin, good).strategy, kRoundRobin);
+  EXPECT_EQ(choose_placement(kRoundRobin, good).reason, "");
+  EXPECT_EQ(choose_placement(kLinear, {}).strategy, kLinear);
+  EXPECT_EQ(choose_placement(kLinear, {}).reason, "");
+
+  const auto falls_back = [&](const char* phrase, const PlacementFacts& facts) {
+    const PlacementChoice choice = choose_placement(kRoundRobin, facts);
+    EXPECT_EQ(choice.strategy, kLinear);
+    EXPECT_THAT(choice.reason, HasSubstr(phrase));
+  };
+  falls_back("one expert group", {.num_expert_groups = 1});
+  falls_back("one expert group", {.num_expert_groups = 0});
+  falls_back("3 redundant experts", {.num_expert_groups = 4, .num_redundant_experts = 3});
+  falls_back("load balancing is on", {.num_expert_groups = 4, .enable_eplb = true});
+  falls_back("no routing tables", {.num_expert_groups = 4, .use_all2all_kernels = true});
+  PlacementFacts low_latency{.num_expert_groups = 4, .use_all2all_kernels = true};
+  low_latency.needs_round_robin_routing_tables = true;
+  EXPECT_EQ(choose_placement(kRoundRobin, low_latency).strategy, kRoundRobin);
+  expect_error(Errc::kInvalidArgument, "-1 redundant experts", [] {
+    (void)choose_placement(kRoundRobin, {.num_expert_groups = 4, .num_redundant_experts = -1});
+  });
+}
+
+TEST(RoutingTablesTest, KnownAnswers) {
+  const RoutingTables even = round_robin_routing_tables(2, 1, 8);
+  EXPECT_THAT(even.global_to_physical, ElementsAre(0, 4, 1, 5, 2, 6, 3, 7));
+  EXPECT_THAT(even.physical_to_global, ElementsAre(0, 2, 4, 6, 1, 3, 5, 7));
+  EXPECT_THAT(even.local_expert_global_ids, ElementsAre(1, 3, 5, 7));
+  const std::vector<std::vector<std::int64_t>> local{{0, 4, 8}, {1, 5}, {2, 6}, {3, 7}};
+  for (int r = 0; r < 4; ++r) {
+    const RoutingTables uneven = round_robin_routing_tables(4, r, 9);
+    EXPECT_THAT(uneven.global_to_physical, ElementsAre(0, 3, 5, 7, 1, 4, 6, 8, 2));
+    EXPECT_THAT(uneven.physical_to_global, ElementsAre(0, 4, 8, 1, 5, 2, 6, 3, 7));
+    EXPECT_EQ(uneven.local_expert_global_ids, local[static_cast<std::size_t>(r)]);
+  }
+  expect_error(Errc::kInvalidArgument, "round_robin_routing_tables: rank is 4 of 4 ranks",
+               [] { (void)round_robin_routing_tables(4, 4, 9); });
+}
+
+// A physical id lies where linear ownership puts it, and is the expert that round robin put there.
+TEST(RoutingTablesTest, PhysicalIdsAreLinear) {
+  for (const int num_ranks : {1, 2, 3, 8}) {
+    for (const int num_experts : {1, 7, 9, 64}) {
+      for (int r = 0; r < num_ranks; ++r) {
+        const auto tables = round_robin_routing_tables(num_ranks, r, num_experts);
+        const auto physical = determine_expert_map(num_ranks, r, num_experts, kLinear).global_ids;
+        std::vector<std::int64_t> globals;
+        for (const std::int64_t p : physical) {
+          globals.push_back(tables.physical_to_global[static_cast<std::size_t>(p)]);
+          EXPECT_EQ(tables.global_to_physical[static_cast<std::size_t>(globals.back())], p);
+        }
+        EXPECT_EQ(globals, tables.local_expert_global_ids);
+      }
+    }
+  }
+}
+
+TEST(MapExpertIdsTest, NegativeIdsAreKeptAndWidthsMayDiffer) {
+  const RoutingTables tables = round_robin_routing_tables(2, 0, 8);
+  const std::vector<std::int32_t> ids{1, -1, 7, 2, -5, 0};
+  std::vector<std::int64_t> wide(6, 99);
+  map_expert_ids(TensorView::of(ids.data(), {3, 2}), tables.global_to_physical,
+                 TensorView::of(wide.data(), {3, 2}));
+  EXPECT_THAT(wide, ElementsAre(4, -1, 7, 1, -5, 0));
+  std::vector<std::int32_t> back(6, 99);
+  map_expert_ids(TensorView::of(wide.data(), {3, 2}), tables.physical_to_global,
+                 TensorView::of(back.data(), {3, 2}));
+  EXPECT_EQ(back, ids);
+  const TensorView same = TensorView::of(wide.data(), {6});
+  map_expert_ids(same, tables.physical_to_global, same);
+  EXPECT_THAT(wide, ElementsAre(1, -1, 7, 2, -5, 0));
+  map_expert_ids(TensorView(nullptr, DType::kI32, {0, 4}), tables.physical_to_global,
+                 TensorView(nullptr, DType::kI64, {0, 4}));
+}
+
+TEST(MapExpertIdsTest, LocalAndGlobalIds) {
+  const ExpertMap map = determine_expert_map(4, 1, 9, kRoundRobin);  // holds 1, 5
+  const std::vector<std::int64_t> ids{5, 0, -1, 1};
+  std::vector<std::int64_t> local(4, 99);
+  global_to_local_ids(TensorView::of(ids.data(), {4}), map, TensorView::of(local.data(), {4}));
+  EXPECT_THAT(local, ElementsAre(1, -1, -1, 0));
+  local_to_global_ids(TensorView::of(local.data(), {4}), map, TensorView::of(local.data(), {4}));
+  EXPECT_THAT(local, ElementsAre(5, -1, -1, 1));
+  const ExpertMap alone = determine_expert_map(1, 0, 6, kLinear);
+  global_to_local_ids(TensorView::of(ids.data(), {4}), alone, TensorView::of(local.data(), {4}));
+  EXPECT_EQ(local, ids);
+}
+
+TEST(MapExpertIdsTest, AnErrorWritesNothing) {
+  const std::vector<std::int64_t> table{3, std::int64_t{1} << 40};
+  const std::vector<std::int64_t> ids{0, 2};
+  std::vector<std::int64_t> out{77, 77};
+  const TensorView ids_view = TensorView::of(ids.data(), {2});
+  const TensorView out_view = TensorView::of(out.data(), {2});
+  const auto refuses = [&](const char* phrase, const TensorView& from, const TensorView& to) {
+    expect_error(Errc::kInvalidArgument, phrase, [&] { map_expert_ids(from, table, to); });
+    EXPECT_THAT(out, ElementsAre(77, 77));
+  };
+  refuses("element 1 of ids is 2, want below 2", ids_view, out_view);
+  refuses("ids is f32 [2], want i32 or i64", TensorView(ids.data(), DType::kF32, {2}), out_view);
+  refuses("out is i64 [2], want the shape of ids, i64 [1, 2]", TensorView::of(ids.data(), {1, 2}),
+          out_view);
+  refuses("want i32 or i64, contiguous", TensorView(ids.data(), DType::kI64, {1, 2}, {1, 3}),
+          TensorView(out.data(), DType::kI64, {1, 2}, {1, 3}));
+  refuses("null pointer", TensorView(nullptr, DType::kI64, {2}), out_view);
+  const std::vector<std::int32_t> narrow{0, 1};
+  refuses("element 1 of ids becomes a value that i32 cannot hold",
+          TensorView::of(narrow.data(), {2}), TensorView(out.data(), DType::kI32, {2}));
+  refuses("share memory as i32 and i64", TensorView(out.data(), DType::kI32, {1}),
+          TensorView(out.data(), DType::kI64, {1}));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Counts, sizes and plans: everything about the permute that is integers only.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "switchyard/permute.h"
+
+#include "core/random.h"
+#include "reference/permute.h"
+#include "support/errors.h"
+
+namespace switchyard {
+namespace {
+
+using reference::Table;
+using test::expect_error;
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+
+constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+
+TensorView view(const Table<std::int64_t>& ids) {
+  return TensorView::of(ids.data.data(), {ids.rows, ids.cols});
+}
+
+std::vector<std::int32_t> values(const Tensor& tensor) {
+  return {tensor.as<std::int32_t>(), tensor.as<std::int32_t>() + tensor.view().num_elements()};
+}
+
+std::vector<std::int32_t> counts(const TensorView& ids, std::int64_t num_local,
+                                 const TensorView& map = {}) {
+  const Tensor out(DType::kI32, {num_local});
+  count_expert_num_tokens(ids, out, map);
+  return values(out);
+}
+
+/// Linear placement of E experts over `size` ranks, as seen by `rank`.
+std::vector<std::int32_t> linear_map(std::int32_t num_experts, std::int32_t size,
+                                     std::int32_t rank) {
+  const std::int32_t num_local = num_experts / size;
+  std::vector<std::int32_t> map;
+  for (std::int32_t e = 0; e < num_experts; ++e) {
+    map.push_back(e / num_local == rank ? e % num_local : -1);
+  }
+  return map;
+}
+
+Table<std::int64_t> random_ids(std::int64_t num_tokens, std::int64_t num_topk,
+                               std::int64_t num_experts) {
+  Table<std::int64_t> ids(num_tokens, num_topk);
+  std::uint64_t i = 0;
+  for (std::int64_t& id : ids.data) {
+    const std::uint64_t bits = random_bits(3, i++);
+    const auto expert = static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(num_experts));
+    id = (bits >> 40) % 8 == 0 ? -1 : expert;
+  }
+  return ids;
+}
+
+// Three experts, alignment 4. Expert 0: (0, 0), (2, 1). Expert 1: none. Expert 2: five choices.
+const Table<std::int64_t> kIds(4, 2, {0, 2, 2, -1, 2, 0, 2, 2});
+
+TEST(PermutePlanTest, KnownAnswer) {
+  const PermutePlan plan = plan_permute(view(kIds), 3, {.alignment = 4});
+  EXPECT_THAT(plan.expert_num_tokens, ElementsAre(2, 0, 5));
+  EXPECT_THAT(plan.first_row, ElementsAre(0, 4, 4));
+  EXPECT_EQ(plan.num_rows(), 12);
+  EXPECT_THAT(values(plan.inv_perm), ElementsAre(0, 4, 5, -1, 6, 1, 7, 8));
+  EXPECT_THAT(values(plan.m_indices), ElementsAre(0, 0, -1, -1, 2, 2, 2, 2, 2, -1, -1, -1));
+}
+
+TEST(PermutePlanTest, OwnerPaddingFillsTilesAndLeavesZeroBehind) {
+  const PermuteOptions options{.alignment = 4, .compat_padding = CompatPadding::kOwner};
+  const PermutePlan exact = plan_permute(view(kIds), 3, options);
+  EXPECT_THAT(values(exact.m_indices), ElementsAre(0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2));
+  const PermutePlan larger = plan_permute(view(kIds), 3, options, 15);
+  EXPECT_THAT(values(larger.m_indices), ElementsAre(0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0, 0, 0));
+  const PermutePlan without = plan_permute(view(kIds), 3, {.alignment = 4}, 13);
+  EXPECT_EQ(values(without.m_indices).back(), -1);
+}
+
+// vLLM's test of padding: two tokens, one expert each, tiles of 128.
+TEST(PermutePlanTest, TwoTokensInTwoTilesLeavePadding) {
+  const PermutePlan plan = plan_permute(view(Table<std::int64_t>(2, 1, {0, 1})), 2);
+  EXPECT_EQ(plan.num_rows(), 256);
+  EXPECT_THAT(values(plan.inv_perm), ElementsAre(0, 128));
+  const std::vector<std::int32_t> rows = values(plan.m_indices);
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), -1), 254);
+}
+
+// What rank `rank` of `num_ranks` plans for these ids.
+void expect_plan_of_oracle(const Table<std::int64_t>& ids, std::int32_t num_experts,
+                           std::int32_t num_ranks, std::int32_t rank, std::int64_t alignment) {
+  const std::vector<std::int32_t> map = linear_map(num_experts, num_ranks, rank);
+  const TensorView map_view = TensorView::of(map.data(), {num_experts});
+  const std::int32_t num_local = num_experts / num_ranks;
+  const reference::AlignedRows want = reference::permute(ids, map, num_local, alignment);
+  const PermutePlan plan =
+      plan_permute(view(ids), num_local, {.expert_map = map_view, .alignment = alignment});
+  ASSERT_THAT(plan.expert_num_tokens, ElementsAreArray(want.counts));
+  ASSERT_EQ(plan.expert_num_tokens, counts(view(ids), num_local, map_view));
+  ASSERT_EQ(plan.first_row, want.first_row);
+  ASSERT_EQ(values(plan.inv_perm), want.inv_perm.data);
+  std::vector<std::int32_t> experts;
+  for (const reference::RowSource& row : want.rows) {
+    experts.push_back(row.token < 0 ? -1 : row.expert);
+  }
+  ASSERT_EQ(values(plan.m_indices), experts);
+  ASSERT_LE(plan.num_rows(), compute_aligned_m(ids.rows, ids.cols, num_local, alignment));
+}
+
+// Sizes of vLLM's test_moe_permute_unpermute.
+TEST(PermutePlanTest, EqualsTheOracleOnFirstAndLastRank) {
+  for (const std::int64_t num_tokens : {0, 1, 33, 1024}) {
+    for (const std::int32_t num_experts : {16, 64, 256}) {
+      for (const std::int64_t num_topk : {2, 6, 8}) {
+        const Table<std::int64_t> ids = random_ids(num_tokens, num_topk, num_experts);
+        for (const std::int32_t num_ranks : {1, 4, 16}) {
+          SCOPED_TRACE(::testing::Message() << "T " << num_tokens << ", E " << num_experts << ", K "
+                                            << num_topk << ", P " << num_ranks);
+          for (const std::int64_t alignment : {1, 7, 128}) {
+            expect_plan_of_oracle(ids, num_experts, num_ranks, 0, alignment);
+            expect_plan_of_oracle(ids, num_experts, num_ranks, num_ranks - 1, alignment);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PermutePlanTest, NoChoiceAtAll) {
+  const PermutePlan plan = plan_permute(view(Table<std::int64_t>(3, 2, -1)), 4);
+  EXPECT_EQ(plan.num_rows(), 0);
+  EXPECT_THAT(plan.expert_num_tokens, ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(values(plan.inv_perm), ElementsAre(-1, -1, -1, -1, -1, -1));
+}
+
+TEST(PermutePlanTest, StridedAndNarrowIdsArePlannedAlike) {
+  const std::vector<std::int32_t> columns = {0, 2, 2, 2, 9, 2, -1, 0, 2, 9};  // [K, T + 1]
+  const TensorView ids(columns.data(), DType::kI32, {4, 2}, {1, 5});
+  const PermutePlan plan = plan_permute(ids, 3, {.alignment = 4});
+  EXPECT_THAT(values(plan.inv_perm), ElementsAre(0, 4, 5, -1, 6, 1, 7, 8));
+}
+
+// Sizes of vLLM's test: any number of ids, 32 experts on two ranks.
+TEST(CountExpertTokensTest, EveryRankCountsItsOwn) {
+  for (const std::int64_t num_ids : {1, 112, 1111, 8103}) {
+    const Table<std::int64_t> ids = random_ids(num_ids, 1, 32);
+    const TensorView flat = TensorView::of(ids.data.data(), {num_ids});
+    for (const std::int32_t rank : {0, 1}) {
+      const std::vector<std::int32_t> map = linear_map(32, 2, rank);
+      const auto got = counts(flat, 16, TensorView::of(map.data(), {32}));
+      const auto want = reference::permute(ids, map, 16, 1).counts;
+      EXPECT_THAT(got, ElementsAreArray(want));
+    }
+  }
+}
+
+TEST(CountExpertTokensTest, IdsOfNobodyAreNotCounted) {
+  const std::vector<std::int32_t> ids = {0, 1, 7, -1, -9, 1};
+  EXPECT_THAT(counts(TensorView::of(ids.data(), {2, 3, 1}), 2), ElementsAre(1, 2));
+}
+
+TEST(ApplyExpertMapTest, NegativeIdsStay) {
+  std::vector<std::int64_t> ids = {0, -1, 3, -7, 2};
+  const std::vector<std::int32_t> map = {-1, -1, 0, 1};
+  const TensorView both = TensorView::of(ids.data(), {5});
+  apply_expert_map(both, TensorView::of(map.data(), {4}), both);
+  EXPECT_THAT(ids, ElementsAre(-1, -1, 1, -7, 0));
+  ids[0] = 4;
+  expect_error(Errc::kInvalidArgument, "topk_ids[0, 0] is 4, but expert_map has 4 entries",
+               [&] { apply_expert_map(both, TensorView::of(map.data(), {4}), both); });
+  expect_error(Errc::kInvalidArgument, "expert_map is absent",
+               [&] { apply_expert_map(both, {}, both); });
+}
+
+TEST(AlignedSizeTest, KnownAnswers) {
+  const std::vector<std::int32_t> known = {0, 1, 128, 129};
+  const TensorView tokens = TensorView::of(known.data(), {4});
+  EXPECT_EQ(expert_num_tokens_round_up_and_sum(tokens), 0 + 128 + 128 + 256);
+  EXPECT_EQ(expert_num_tokens_round_up_and_sum(tokens, 10), 0 + 10 + 130 + 130);
+  EXPECT_EQ(compute_aligned_m(129, 2, 4, 128, tokens), 512);
+  // Unknown: up(258 + min(258, 4) * 127, 128), and few ids start few experts.
+  EXPECT_EQ(compute_aligned_m(129, 2, 4), 768);  // 766, rounded up
+  EXPECT_EQ(compute_aligned_m(1, 2, 256), 256);
+  EXPECT_EQ(compute_aligned_m(0, 8, 256), 0);
+  EXPECT_EQ(deep_gemm_block_shape(), (BlockShape{128, 128}));
+}
+
+TEST(AlignedSizeTest, HostileSizesAreErrors) {
+  const std::vector<std::int32_t> negative = {1, -1};
+  const TensorView tokens = TensorView::of(negative.data(), {2});
+  expect_error(Errc::kInvalidArgument, "a count is -1",
+               [&] { (void)expert_num_tokens_round_up_and_sum(tokens); });
+  expect_error(Errc::kInvalidArgument, "alignment is 0",
+               [&] { (void)expert_num_tokens_round_up_and_sum(tokens, 0); });
+  expect_error(Errc::kInvalidArgument, "alignment is -128",
+               [] { (void)compute_aligned_m(1, 1, 1, -128); });
+  expect_error(Errc::kInvalidArgument, "none may be negative",
+               [] { (void)compute_aligned_m(-1, 1, 1); });
+  expect_error(Errc::kInvalidArgument, "overflows", [] { (void)compute_aligned_m(kHuge, 2, 1); });
+  expect_error(Errc::kInvalidArgument, "overflows", [] { (void)compute_aligned_m(kHuge, 1, 1); });
+  expect_error(Errc::kInvalidArgument, "overflows",
+               [] { (void)compute_aligned_m(4, 1, 4, kHuge); });
+  expect_error(Errc::kInvalidArgument, "deep_gemm_block_shape: alignment is 0",
+               [] { (void)deep_gemm_block_shape(0); });
+}
+
+TEST(PermutePlanTest, WrongArgumentsAreErrors) {
+  const auto plan = [](const TensorView& ids, std::int32_t num_local,
+                       const PermuteOptions& options = {}, std::int64_t max_rows = -1) {
+    return [=] { (void)plan_permute(ids, num_local, options, max_rows); };
+  };
+  const TensorView ids = view(kIds);
+  expect_error(Errc::kInvalidArgument, "topk_ids[0, 1] is 2, which is local expert 2",
+               plan(ids, 2));
+  expect_error(Errc::kInvalidArgument, "num_local_experts is -1", plan(ids, -1));
+  expect_error(Errc::kInvalidArgument, "num_local_experts is 2147483647, must be from 0 to 65535",
+               plan(ids, std::numeric_limits<std::int32_t>::max()));
+  expect_error(Errc::kInvalidArgument, "alignment is 0", plan(ids, 3, {.alignment = 0}));
+  expect_error(Errc::kInvalidArgument, "overflows", plan(ids, 3, {.alignment = kHuge}));
+  expect_error(Errc::kInvalidArgument, "32-bit indices", plan(ids, 3, {.alignment = 1 << 30}));
+  expect_error(Errc::kWorkspaceTooSmall, "has 11 rows, needs 12",
+               plan(ids, 3, {.alignment = 4}, 11));
+  expect_error(Errc::kInvalidArgument, "topk_ids is absent", plan({}, 3));
+
+  const std::vector<float> floats(8);
+  expect_error(Errc::kInvalidArgument, "want i32 or i64 [T, K]",
+               plan(TensorView::of(floats.data(), {4, 2}), 3));
+  const std::vector<std::int32_t> map = {0, 1};
+  expect_error(Errc::kInvalidArgument, "topk_ids[0, 1] is 2, but expert_map has 2 entries",
+               plan(ids, 3, {.expert_map = TensorView::of(map.data(), {2})}));
+  const std::vector<std::int32_t> wrong = {2, 0, 4};
+  expect_error(Errc::kInvalidArgument, "expert_num_tokens[2] is 4, but topk_ids name this expert 5",
+               plan(ids, 3, {.expert_num_tokens = TensorView::of(wrong.data(), {3})}));
+}
+
+}  // namespace
+}  // namespace switchyard
