@@ -75,9 +75,9 @@ SWITCHYARD_API QuantizedInput quantize_input(const TensorView& x, const QuantSch
 /// Rounds `x` [M, H] to what `scheme` can hold and back: quantize, then dequantize.
 ///
 ///   y             [M, H], dtype of x, contiguous; written
-///   static_scale  [1] f32, for kTensor only
+///   static_scale  that of quantize
 ///
-/// Errors: kInvalidArgument; also for nvfp4, whose global scale does not come back.
+/// Errors: kInvalidArgument, as quantize.
 SWITCHYARD_API void fake_quantize(const TensorView& x, const QuantScheme& scheme,
                                   const TensorView& y, const TensorView& static_scale = {});
 

@@ -242,14 +242,12 @@ void fake_quantize(const TensorView& x, const QuantScheme& scheme, const TensorV
   check_scheme(kFunction, scheme);
   const BatchRows rows = check_matrix_rows(kFunction, x);
   check_batch_codes(kFunction, y, x.dtype(), rows, rows.hidden);
-  require(!scheme.needs_tensor_scale(), Errc::kInvalidArgument,
-          "{}: scheme is {}, want one without a scale of the tensor", kFunction, name_of(scheme));
   if (scheme.is_simulated()) {
     quantize(x, scheme, y, {}, static_scale);
     return;
   }
   const QuantizedInput made = quantize_input(x, scheme, ScaleLayout::kRowMajor, static_scale);
-  dequantize(made.values, made.scales, scheme, y);
+  dequantize(made.values, made.scales, scheme, y, static_scale);
 }
 
 }  // namespace switchyard
