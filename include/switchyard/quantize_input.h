@@ -43,7 +43,8 @@ struct QuantizedInput {
   Tensor scales_memory;
 };
 
-/// Quantizes `x` [M, H] (bf16, f16 or f32; rows contiguous) by the table of docs/scale_layouts.md.
+/// Quantizes `x` [M, H] (bf16, f16 or f32, rows contiguous; none: any tensor) by the table of
+/// docs/scale_layouts.md.
 ///
 /// `scale`, f32, is the static scale of fp8_e4m3 ([1], [M, 1], or [M, S] where S divides H), int8
 /// and fp8 ([1]), or nvfp4's global scale ([1], mandatory); where the scales are taken per block,
@@ -74,9 +75,9 @@ SWITCHYARD_API QuantizedInput quantize_input(const TensorView& x, const QuantSch
 /// Rounds `x` [M, H] to what `scheme` can hold and back: quantize, then dequantize.
 ///
 ///   y             [M, H], dtype of x, contiguous; written
-///   static_scale  [1] f32, for kTensor only
+///   static_scale  that of quantize
 ///
-/// Errors: kInvalidArgument; also for nvfp4, whose global scale does not come back.
+/// Errors: kInvalidArgument, as quantize.
 SWITCHYARD_API void fake_quantize(const TensorView& x, const QuantScheme& scheme,
                                   const TensorView& y, const TensorView& static_scale = {});
 

@@ -192,7 +192,6 @@ QuantizedInput simulate_fp8(const TensorView& x, const TensorView& scale,
 
 QuantizedInput quantize_input(const TensorView& x, const TensorView& scale,
                               const QuantizeInputConfig& config) {
-  check_matrix_rows(kName, x);
   const std::string& dtype = config.quant_dtype;
   if (dtype.empty() || dtype == "none") {
     QuantizedInput out;
@@ -200,6 +199,7 @@ QuantizedInput quantize_input(const TensorView& x, const TensorView& scale,
     out.scales = scale;
     return out;
   }
+  check_matrix_rows(kName, x);
   if (dtype == "fp8_e4m3") {
     return quantize_plain(x, scale, config, schemes::kFp8Token, schemes::kFp8Tensor);
   }
@@ -226,7 +226,7 @@ QuantizedInput quantize_input(const TensorView& x, const QuantScheme& scheme, Sc
   if (scheme.is_simulated()) return simulate(x, scheme, static_scale);
   const bool is_aligned = layout == ScaleLayout::kColumnMajorAligned;
   const std::int64_t memory_rows =
-      is_aligned ? align_up(rows.capacity, std::int64_t{4}) : rows.capacity;
+      is_aligned ? checked_add(rows.capacity, std::int64_t{3}) / 4 * 4 : rows.capacity;
   QuantizedInput out;
   out.values_memory = make_rows(scheme.dtype, memory_rows, rows.hidden);
   out.values = TensorView(out.values_memory.data(), scheme.dtype, {rows.capacity, rows.hidden});
@@ -242,14 +242,12 @@ void fake_quantize(const TensorView& x, const QuantScheme& scheme, const TensorV
   check_scheme(kFunction, scheme);
   const BatchRows rows = check_matrix_rows(kFunction, x);
   check_batch_codes(kFunction, y, x.dtype(), rows, rows.hidden);
-  require(!scheme.needs_tensor_scale(), Errc::kInvalidArgument,
-          "{}: scheme is {}, want one without a scale of the tensor", kFunction, name_of(scheme));
   if (scheme.is_simulated()) {
     quantize(x, scheme, y, {}, static_scale);
     return;
   }
   const QuantizedInput made = quantize_input(x, scheme, ScaleLayout::kRowMajor, static_scale);
-  dequantize(made.values, made.scales, scheme, y);
+  dequantize(made.values, made.scales, scheme, y, static_scale);
 }
 
 }  // namespace switchyard

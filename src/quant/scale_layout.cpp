@@ -127,11 +127,12 @@ void relayout_scales(const TensorView& from, const TensorView& to) {
               fits_in(small.num_scales, large.num_scales, scale_slack),
           Errc::kInvalidArgument, "relayout_scales: to is {}, want the rows and scales of {}",
           to.describe(), from.describe());
+  const std::int64_t num_rows = small.num_scales == 0 ? 0 : small.num_rows;
   for (std::int64_t e = 0; e < num_planes(from); ++e) {
     const ScalePlane source = plane_of(from, e);
     const ScalePlane target = plane_of(to, e);
     if (target.is_swizzled) clear_scales(target);
-    for (std::int64_t n = 0; n < small.num_rows; ++n) {
+    for (std::int64_t n = 0; n < num_rows; ++n) {
       copy_scale_row(source, n, target, n, small.num_scales);
     }
   }

@@ -120,6 +120,7 @@ void copy_scale_row(const ScalePlane& from, std::int64_t from_row, const ScalePl
 }
 
 void clear_scales(const ScalePlane& plane) {
+  if (plane.num_scales == 0) return;
   const std::int64_t bytes = plane.element_bytes;
   if (plane.is_swizzled) return clear(plane.data, plane.num_rows * plane.num_scales, bytes);
   if (plane.step != 1 && plane.row_stride == 1) {

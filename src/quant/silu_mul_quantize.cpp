@@ -123,6 +123,7 @@ void quantize_fused(const QuantScheme& scheme, const float* y, std::int64_t inte
 }
 
 void run(const Job& job, const TensorView& q, const TensorView& scales) {
+  if (job.intermediate == 0 && job.num_scales == 0) return;
   const std::size_t q_row_bytes = row_bytes(job.scheme, job.intermediate, DType::kF32);
   const AlignedBuffer activated(sizeof(float) * static_cast<std::size_t>(job.intermediate));
   const AlignedBuffer scale_row(scale_row_bytes(job.scheme, job.intermediate));

@@ -32,7 +32,9 @@ Shape check_sides(const char* function, const TensorView& scales, const TensorVi
   const std::int64_t num_experts = is_batched(scales) ? scales.shape(0) : kNoExperts;
   check_scales_for(function, words, DType::kI32, num_experts, plane.num_rows,
                    cdiv(plane.num_scales, kBytesOfWord));
-  return {num_experts == kNoExperts ? 1 : num_experts, plane.num_rows, plane.num_scales};
+  const bool is_empty = plane.num_scales == 0;
+  return {num_experts == kNoExperts ? 1 : num_experts, is_empty ? 0 : plane.num_rows,
+          plane.num_scales};
 }
 
 // Exponent byte, or -1 for an f32 that is no power of two, 0, Inf or NaN.

@@ -175,6 +175,14 @@ TEST(ScaleLayoutTest, RelayoutIsAPermutation) {
   }
 }
 
+// Rows without scales have no memory, however many they are.
+TEST(ScaleLayoutTest, RowsWithoutScalesCostNothing) {
+  const TensorView none(nullptr, DType::kU8, {std::int64_t{1} << 58, 0});
+  relayout_scales(none, none);
+  EXPECT_EQ(swizzle_scales(none).shape(0), 0);
+  pack_ue8m0(none, TensorView(nullptr, DType::kI32, {std::int64_t{1} << 58, 0}));
+}
+
 TEST(ScaleLayoutTest, RefusesWrongShapesAndHostileSizes) {
   const Errc code = Errc::kInvalidArgument;
   const Tensor rows(DType::kU8, {3, 5});
