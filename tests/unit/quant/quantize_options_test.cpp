@@ -99,7 +99,8 @@ TEST(QuantizeOptionsTest, ByteScalesGoWhereTheStridesSay) {
   for (std::int64_t i = 0; i < 3 * hidden; ++i) {
     ASSERT_EQ(y.as<std::uint16_t>()[i], y2.as<std::uint16_t>()[i]);
     const float want = scalar::load(x.data(), DType::kBF16, i);
-    ASSERT_NEAR(scalar::load(y.data(), DType::kBF16, i), want, 9.77f / 6) << i;
+    // Magnitudes stay below 12, so no scale is above 2, and the widest step is from 4 to 6.
+    ASSERT_NEAR(scalar::load(y.data(), DType::kBF16, i), want, 2.0f) << i;
   }
 }
 
