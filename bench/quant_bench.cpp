@@ -14,6 +14,7 @@
 #include "quant/activation.h"
 #include "quant/bf16.h"
 #include "quant/rows.h"
+#include "quant/scheme.h"
 
 namespace switchyard {
 namespace {
@@ -34,35 +35,45 @@ Tensor normal_tensor(DType dtype, std::int64_t num_rows) {
   return x;
 }
 
-void quantize_scheme(benchmark::State& state, const QuantScheme& scheme) {
-  const std::int64_t num_rows = state.range(0);
-  const Tensor x = normal_tensor(DType::kBF16, num_rows);
-  const Tensor q(scheme.dtype, {num_rows, kHidden});
-  const bool is_tensor = scheme.group == ScaleGroup::kTensor;
-  const DType scale_dtype =
-      scheme.scale_format == ScaleFormat::kE8M0Packed ? DType::kI32 : DType::kF32;
-  const Tensor scales(scale_dtype,
-                      {is_tensor ? 1 : num_rows, is_tensor ? 1 : num_scales(scheme, kHidden)});
-  const std::size_t num_bytes =
-      x.view().num_bytes() + q.view().num_bytes() + scales.view().num_bytes();
-  measure(state, num_bytes, [&] { quantize(x, scheme, q, scales); });
+// 448 * 6 over the largest magnitude that normal_tensor has, about.
+constexpr float kGlobalScale = 600.0f;
+
+// Elements and scales of a scheme, for `num_rows` rows of bf16.
+struct Stored {
+  Tensor q;
+  Tensor scales;
+
+  Stored(const QuantScheme& scheme, std::int64_t num_rows)
+      : q(stored_dtype(scheme), {num_rows, kHidden}),
+        scales(scale_dtype(scheme),
+               {scheme.group == ScaleGroup::kTensor ? 1 : num_rows, num_scales(scheme, kHidden)}) {}
+  std::size_t num_bytes() const { return q.view().num_bytes() + scales.view().num_bytes(); }
+};
+
+TensorView global_scale(const QuantScheme& scheme) {
+  return scheme.needs_tensor_scale() ? TensorView::of(&kGlobalScale, {1}) : TensorView{};
 }
 
-void dequantize_block(benchmark::State& state) {
+void quantize_scheme(benchmark::State& state, const QuantScheme& scheme) {
+  const Tensor x = normal_tensor(DType::kBF16, state.range(0));
+  const Stored to(scheme, state.range(0));
+  measure(state, x.view().num_bytes() + to.num_bytes(),
+          [&] { quantize(x, scheme, to.q, to.scales, global_scale(scheme)); });
+}
+
+void dequantize_scheme(benchmark::State& state, const QuantScheme& scheme) {
   const std::int64_t num_rows = state.range(0);
-  const QuantScheme scheme = schemes::kFp8Block;
   const Tensor x = normal_tensor(DType::kBF16, num_rows);
-  const Tensor q(DType::kE4M3, {num_rows, kHidden});
-  const Tensor scales(DType::kF32, {num_rows, num_scales(scheme, kHidden)});
+  const Stored from(scheme, num_rows);
   const Tensor y(DType::kF32, {num_rows, kHidden});
-  quantize(x, scheme, q, scales);
-  const std::size_t num_bytes =
-      q.view().num_bytes() + scales.view().num_bytes() + y.view().num_bytes();
-  measure(state, num_bytes, [&] {
+  quantize(x, scheme, from.q, from.scales, global_scale(scheme));
+  const auto row_stride = static_cast<std::int64_t>(row_bytes(scheme, kHidden));
+  const auto scale_stride = static_cast<std::int64_t>(scale_row_bytes(scheme, kHidden));
+  measure(state, from.num_bytes() + y.view().num_bytes(), [&] {
     for (std::int64_t t = 0; t < num_rows; ++t) {
-      dequantize_row(scheme, q.as<std::byte>() + t * kHidden,
-                     scales.as<float>() + t * scales.shape(1), DType::kE4M3, kHidden,
-                     y.as<float>() + t * kHidden);
+      dequantize_row(scheme, from.q.as<std::byte>() + t * row_stride,
+                     from.scales.as<std::byte>() + t * scale_stride, DType::kBF16, kHidden,
+                     y.as<float>() + t * kHidden, kGlobalScale);
     }
   });
 }
@@ -92,19 +103,27 @@ void gated_silu(benchmark::State& state) {
           [&] { silu_mul(gate.as<float>(), up.as<float>(), count, y.as<float>()); });
 }
 
-constexpr QuantScheme kPacked{DType::kE4M3, ScaleGroup::kBlock, 128, ScaleRule::kDivide,
-                              ScaleFormat::kE8M0Packed};
-
 void shapes(benchmark::internal::Benchmark* bench) {
   bench->ArgName("rows")->Arg(128)->Arg(8192)->UseManualTime()->Unit(benchmark::kMicrosecond);
 }
 
 BENCHMARK_CAPTURE(quantize_scheme, fp8_block, schemes::kFp8Block)->Apply(shapes);
 BENCHMARK_CAPTURE(quantize_scheme, fp8_block_deepep, schemes::kFp8BlockDeepEp)->Apply(shapes);
-BENCHMARK_CAPTURE(quantize_scheme, fp8_block_e8m0, kPacked)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, fp8_ue8m0, schemes::kFp8Ue8m0)->Apply(shapes);
 BENCHMARK_CAPTURE(quantize_scheme, fp8_token, schemes::kFp8Token)->Apply(shapes);
 BENCHMARK_CAPTURE(quantize_scheme, fp8_tensor, schemes::kFp8Tensor)->Apply(shapes);
-BENCHMARK(dequantize_block)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, int8_token, schemes::kInt8Token)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, int8_tensor, schemes::kInt8Tensor)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, int8_block, schemes::kInt8Block)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, nvfp4, schemes::kNvfp4)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, mxfp4, schemes::kMxfp4)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, mxfp6_e3m2, schemes::kMxfp6E3M2)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, mxfp8, schemes::kMxfp8)->Apply(shapes);
+BENCHMARK_CAPTURE(dequantize_scheme, fp8_block, schemes::kFp8Block)->Apply(shapes);
+BENCHMARK_CAPTURE(dequantize_scheme, int8_block, schemes::kInt8Block)->Apply(shapes);
+BENCHMARK_CAPTURE(dequantize_scheme, nvfp4, schemes::kNvfp4)->Apply(shapes);
+BENCHMARK_CAPTURE(dequantize_scheme, mxfp4, schemes::kMxfp4)->Apply(shapes);
+BENCHMARK_CAPTURE(dequantize_scheme, mxfp8, schemes::kMxfp8)->Apply(shapes);
 BENCHMARK(widen_bf16)->Apply(shapes);
 BENCHMARK(narrow_bf16)->Apply(shapes);
 BENCHMARK(gated_silu)->Apply(shapes);

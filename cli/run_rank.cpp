@@ -109,8 +109,9 @@ void LayerRun::make_kernel(int rank) {
         std::max(config.max_tokens_per_rank, first_token_[r] - first_token_[r - 1]);
   }
   config.scheme = *scheme_from_name(options_.scheme);
-  config.reduce = *reduce_from_name(options_.reduce);
-  memory_ = prepare_finalize_memory(options_.prepare, config, ownership_.num_ranks, rank);
+  if (!options_.reduce.empty()) config.reduce = *reduce_from_name(options_.reduce);
+  const PrepareKind kind = *prepare_kind_from_name(options_.prepare);
+  memory_ = prepare_finalize_memory(kind, config, ownership_.num_ranks, rank);
 
   const ExpertOptions expert_options{config.scheme};
   SharedExpert shared;
@@ -119,10 +120,8 @@ void LayerRun::make_kernel(int rank) {
     shared.experts = make_experts(options_.experts, weights_.shared.view(), {});
     shared.gate = weights_.shared_gate.view();
   }
-  auto prepare_finalize =
-      options_.prepare == "local" ? make_local(config) : make_low_latency(group_, config);
   kernel_ = std::make_unique<ModularKernel>(
-      std::move(prepare_finalize),
+      make_prepare_finalize(kind, group_, config),
       make_experts(options_.experts, weights_.experts.view(), expert_options), std::move(shared));
 }
 

@@ -24,27 +24,44 @@ constexpr std::uint64_t kNumValues = (std::uint64_t{1} << 32) / kStride;
 struct Converted {
   std::uint16_t bf16, f16;
   std::uint8_t e4m3, e5m2, divided, multiplied, by_token, by_tensor;
-  std::uint32_t exp, silu, scale, rounded_scale;
+  std::uint8_t i8_token, i8_tensor, i8_block, nvfp4, mxfp4, e3m2, e2m3, mxfp8;
+  std::uint32_t exp, silu, scale, rounded_scale, nvfp4_scale, mxfp4_scale, mxfp8_scale;
 };
 
 SWITCHYARD_HOST_DEVICE inline Converted convert(std::uint64_t index) {
   const float x = f32_from_bits(static_cast<std::uint32_t>(index * kStride));
   const float magnitude = f32_from_bits(bits_from_f32(x) & ~kF32SignBit);
   const float amax = magnitude == magnitude ? magnitude : 0.0f;
-  const ScaleAndMap divided = block_rule(ScaleRule::kDivide, ScaleFormat::kF32, amax);
-  const ScaleAndMap multiplied = block_rule(ScaleRule::kMultiply, ScaleFormat::kE8M0Packed, amax);
+  constexpr float kGlobalScale = 600.0f;
+  const auto code = [&](const ScaleAndMap& rule) { return quantize_element(x * 0.7f, rule.map); };
+  const ScaleAndMap divided = divide_rule(amax, false);
+  const ScaleAndMap multiplied = multiply_rule(amax, true);
+  const ScaleAndMap two_level = two_level_rule(amax, kGlobalScale);
+  const ScaleAndMap mxfp4 = mx_rule(Codec::kE2M1, amax);
+  const ScaleAndMap mxfp8 = mx_rule(Codec::kE4M3, amax);
   return {bf16_from_f32(x),
           f16_from_f32(x),
           e4m3_from_f32(x),
           e5m2_from_f32(x),
-          quantize_element(x * 0.7f, divided.map),
-          quantize_element(x * 0.7f, multiplied.map),
+          code(divided),
+          code(multiplied),
           quantize_element(x * 0.3f, token_rule(amax).map),
           quantize_element(x, tensor_rule(0.37f)),
+          code(int8_token_rule(amax)),
+          quantize_element(x, int8_tensor_rule(0.37f)),
+          code(int8_block_rule(amax)),
+          code(two_level),
+          code(mxfp4),
+          code(mx_rule(Codec::kE3M2, amax)),
+          code(mx_rule(Codec::kE2M3, amax)),
+          code(mxfp8),
           bits_from_f32(exp_f32(x)),
           bits_from_f32(silu(x)),
           bits_from_f32(divided.scale),
-          bits_from_f32(multiplied.scale)};
+          bits_from_f32(multiplied.scale),
+          bits_from_f32(two_level.scale),
+          bits_from_f32(mxfp4.scale),
+          bits_from_f32(mxfp8.scale)};
 }
 
 __global__ void convert_all(Converted* out, std::uint64_t begin, std::uint64_t count) {
@@ -96,6 +113,17 @@ TEST(HostDeviceTest, ConversionsAndRulesGiveTheSameBits) {
       ASSERT_EQ(got.silu, want.silu) << std::hex << bits;
       ASSERT_EQ(got.scale, want.scale) << std::hex << bits;
       ASSERT_EQ(got.rounded_scale, want.rounded_scale) << std::hex << bits;
+      ASSERT_EQ(got.i8_token, want.i8_token) << std::hex << bits;
+      ASSERT_EQ(got.i8_tensor, want.i8_tensor) << std::hex << bits;
+      ASSERT_EQ(got.i8_block, want.i8_block) << std::hex << bits;
+      ASSERT_EQ(got.nvfp4, want.nvfp4) << std::hex << bits;
+      ASSERT_EQ(got.mxfp4, want.mxfp4) << std::hex << bits;
+      ASSERT_EQ(got.e3m2, want.e3m2) << std::hex << bits;
+      ASSERT_EQ(got.e2m3, want.e2m3) << std::hex << bits;
+      ASSERT_EQ(got.mxfp8, want.mxfp8) << std::hex << bits;
+      ASSERT_EQ(got.nvfp4_scale, want.nvfp4_scale) << std::hex << bits;
+      ASSERT_EQ(got.mxfp4_scale, want.mxfp4_scale) << std::hex << bits;
+      ASSERT_EQ(got.mxfp8_scale, want.mxfp8_scale) << std::hex << bits;
       ++num_checked;
     }
   }
