@@ -102,7 +102,8 @@ struct PermutePlan {
 ///   max_rows   rows of the buffer, at least what is needed; -1: exactly what is needed
 ///
 /// Errors: kInvalidArgument (shape, dtype, an id past the last expert, given counts that are not
-/// those of the ids, more than 2^31 - 1 rows).
+/// those of the ids, more than 65535 experts or 2^31 - 1 rows); kWorkspaceTooSmall when max_rows is
+/// below what is needed.
 SWITCHYARD_API PermutePlan plan_permute(const TensorView& topk_ids, std::int32_t num_local_experts,
                                         const PermuteOptions& options = {},
                                         std::int64_t max_rows = -1);

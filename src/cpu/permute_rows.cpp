@@ -53,7 +53,10 @@ ByteRows byte_rows(const char* function, const char* name, const TensorView& ten
 }
 
 void scatter_rows(const ByteRows& from, const Destinations& destinations, const ByteRows& to) {
-  const bool streaming = wants_streaming(static_cast<std::size_t>(to.num_rows) * to.row_bytes, 1);
+  const std::int32_t* all = destinations.inv_perm;
+  const auto num_copies = std::count_if(all, all + from.num_rows * destinations.num_topk,
+                                        [](std::int32_t row) { return row >= 0; });
+  const bool streaming = wants_streaming(static_cast<std::size_t>(num_copies) * to.row_bytes, 1);
   std::vector<std::byte*> places;
   for (std::int64_t t = 0; t < from.num_rows; ++t) {
     places.clear();
@@ -113,8 +116,11 @@ void ScaleScatter::scatter_columns(const std::vector<std::int64_t>& token_of_row
   std::vector<Word> tile(static_cast<std::size_t>(kTileRows * to_.shape(1)));
   for (std::int64_t first = 0; first < to_.shape(0); first += kTileRows) {
     const std::int64_t count = std::min(kTileRows, to_.shape(0) - first);
-    for (std::int64_t i = 0; i < count; ++i) {
-      collect(token_of_row[static_cast<std::size_t>(first + i)], tile.data() + i, kTileRows);
+    const std::int64_t* tokens = token_of_row.data() + first;
+    if (std::all_of(tokens, tokens + count, [](std::int64_t token) { return token < 0; })) {
+      std::fill(tile.begin(), tile.end(), Word{0});
+    } else {
+      for (std::int64_t i = 0; i < count; ++i) collect(tokens[i], tile.data() + i, kTileRows);
     }
     for (std::int64_t w = 0; w < to_.shape(1); ++w) {
       std::copy_n(tile.data() + w * kTileRows, count, to_.as<Word>() + first + w * to_.stride(1));

@@ -12,15 +12,10 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kMaxExperts = 65535;
-
 // Checks ids, counts them and compares with counts that the caller knew.
 std::vector<std::int32_t> counts_of(const char* function, const IdTable& ids,
                                     std::int64_t num_local_experts, const PermuteOptions& options) {
-  require(num_local_experts >= 0 && num_local_experts <= kMaxExperts, Errc::kInvalidArgument,
-          "{}: num_local_experts is {}, must be from 0 to {}", function, num_local_experts,
-          kMaxExperts);
-  std::vector<std::int32_t> counts(static_cast<std::size_t>(num_local_experts));
+  std::vector<std::int32_t> counts(checked_num_experts(function, num_local_experts));
   count_experts(function, ids, expert_lookup(function, options.expert_map), true, counts);
   const TensorView& known = options.expert_num_tokens;
   if (!known.has_value()) return counts;
@@ -68,6 +63,14 @@ void check_flat(const char* function, const char* name, const TensorView& tensor
               tensor.num_elements() == num_elements,
           Errc::kInvalidArgument, "{}: {} is {}, want {} with {} contiguous elements", function,
           name, tensor, name_of(dtype), num_elements);
+}
+
+std::size_t checked_num_experts(const char* function, std::int64_t num_local_experts) {
+  constexpr std::int64_t kMaxExperts = 65535;
+  require(num_local_experts >= 0 && num_local_experts <= kMaxExperts, Errc::kInvalidArgument,
+          "{}: num_local_experts is {}, must be from 0 to {}", function, num_local_experts,
+          kMaxExperts);
+  return static_cast<std::size_t>(num_local_experts);
 }
 
 PermutePlan build_plan(const char* function, const IdTable& ids, std::int64_t num_local_experts,

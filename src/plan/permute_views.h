@@ -20,6 +20,9 @@ ExpertLookup expert_lookup(const char* function, const TensorView& expert_map);
 void check_flat(const char* function, const char* name, const TensorView& tensor, DType dtype,
                 std::int64_t num_elements);
 
+/// A number of local experts from 0 to 65535, as a size.
+std::size_t checked_num_experts(const char* function, std::int64_t num_local_experts);
+
 /// The definition behind plan_permute.
 PermutePlan build_plan(const char* function, const IdTable& ids, std::int64_t num_local_experts,
                        const PermuteOptions& options, std::int64_t max_rows);

@@ -48,7 +48,7 @@ void count_expert_num_tokens(const TensorView& topk_ids, const TensorView& exper
   const IdTable ids = any_id_table(kFunction, topk_ids);
   const std::int64_t num_local = expert_num_tokens.num_elements();
   check_flat(kFunction, "expert_num_tokens", expert_num_tokens, DType::kI32, num_local);
-  std::vector<std::int32_t> counts(static_cast<std::size_t>(num_local));
+  std::vector<std::int32_t> counts(checked_num_experts(kFunction, num_local));
   count_experts(kFunction, ids, expert_lookup(kFunction, expert_map), false, counts);
   std::copy(counts.begin(), counts.end(), expert_num_tokens.as<std::int32_t>());
 }

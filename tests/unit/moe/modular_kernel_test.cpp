@@ -204,7 +204,7 @@ TEST(PrepareFinalizeTest, WeightOnTheInputIsAppliedOnce) {
   const Prepared prepared = one->prepare({hidden, ids, weights, true});
   EXPECT_EQ(prepared.experts.rows.as<std::uint16_t>()[0], 0x4040);  // 3.0
   const Tensor output(DType::kF32, {1, 4});
-  one->finalize(output, prepared.experts.rows);
+  one->finalize({output, prepared.experts.rows});
   EXPECT_EQ(output.as<float>()[0], 3.0f);
   EXPECT_EQ(hidden.as<std::uint16_t>()[0], 0x3F80);
 }
@@ -232,7 +232,7 @@ TEST(PrepareFinalizeTest, AMicroBatchIsPreparedOnce) {
   const Prepared prepared = one->prepare({hidden, ids, weights});
   const Error error = error_of([&] { one->prepare({hidden, ids, weights}); });
   EXPECT_THAT(error.what(), HasSubstr("micro_batch 0 was prepared and not finalized"));
-  one->finalize(hidden, prepared.experts.rows);
+  one->finalize({hidden, prepared.experts.rows});
   one->prepare({hidden, ids, weights});
 }
 
@@ -324,8 +324,8 @@ TEST(PrepareFinalizeTest, MicroBatchesInterleave) {
       const Prepared prepared1 = second.receiver();
       const Tensor output0(DType::kBF16, {2, 4});
       const Tensor output1(DType::kBF16, {2, 4});
-      auto back0 = prepare_finalize->finalize_async(output0, prepared0.experts.rows, 0);
-      auto back1 = prepare_finalize->finalize_async(output1, prepared1.experts.rows, 1);
+      auto back0 = prepare_finalize->finalize_async({output0, prepared0.experts.rows, {}, 0});
+      auto back1 = prepare_finalize->finalize_async({output1, prepared1.experts.rows, {}, 1});
       back0.hook();
       back0.receiver();
       back1.receiver();  // without its hook: does both

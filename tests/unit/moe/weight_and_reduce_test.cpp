@@ -153,7 +153,7 @@ TEST(WeightAndReduceTest, PaddingIsLeftOut) {
 }
 
 TEST(WeightAndReduceTest, NegativeZeroStaysInPlace) {
-  const Tensor rows = bf16_tensor({1, 1, {-0.0f}}, {1, 1});
+  const Tensor rows = bf16_tensor(Table<float>(1, 1, -0.0f), {1, 1});
   const Table<float> weights(1, 1, 1.0f);
   const Table<std::int32_t> ids(1, 1, 0);
   const Tensor out(DType::kBF16, {1, 1});

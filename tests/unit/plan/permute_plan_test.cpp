@@ -168,6 +168,25 @@ TEST(CountExpertTokensTest, IdsOfNobodyAreNotCounted) {
   EXPECT_THAT(counts(TensorView::of(ids.data(), {2, 3, 1}), 2), ElementsAre(1, 2));
 }
 
+TEST(CountExpertTokensTest, WrongArgumentsAreErrors) {
+  const std::vector<std::int32_t> ids = {0, 5};
+  const TensorView ids_view = TensorView::of(ids.data(), {2});
+  std::vector<std::int32_t> out(2, 7);
+  const TensorView out_view = TensorView::of(out.data(), {2});
+  expect_error(Errc::kInvalidArgument, "topk_ids[1, 0] is 5, but expert_map has 2 entries",
+               [&] { count_expert_num_tokens(ids_view, out_view, ids_view); });
+  EXPECT_THAT(out, ElementsAre(7, 7));
+  const TensorView hostile(out.data(), DType::kI32, {std::int64_t{1} << 40});
+  expect_error(Errc::kInvalidArgument, "num_local_experts is 1099511627776",
+               [&] { count_expert_num_tokens(ids_view, hostile); });
+  const TensorView strided(ids.data(), DType::kI32, {1}, {-4});
+  count_expert_num_tokens(strided, out_view);  // one element has no stride
+  EXPECT_THAT(out, ElementsAre(1, 0));
+  const std::vector<float> floats(2);
+  expect_error(Errc::kInvalidArgument, "expert_num_tokens is f32 [2]",
+               [&] { count_expert_num_tokens(ids_view, TensorView::of(floats.data(), {2})); });
+}
+
 TEST(ApplyExpertMapTest, NegativeIdsStay) {
   std::vector<std::int64_t> ids = {0, -1, 3, -7, 2};
   const std::vector<std::int32_t> map = {-1, -1, 0, 1};
