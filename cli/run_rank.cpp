@@ -187,8 +187,14 @@ void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
   const std::vector<RowOrigin> origins = kernel_->prepare_finalize().row_origins();
   const auto num_rows = static_cast<std::int64_t>(origins.size());
   const TensorView& rows = prepared.experts.rows;
-  const TensorView& scales = prepared.experts.scales;
-  const bool has_row_scales = scales.has_value() && scales.num_dims() == 2;
+  const QuantScheme& scheme = prepared.experts.scheme;
+  const std::int64_t num_row_scales = num_scales(scheme, config_.hidden);
+  const bool has_row_scales = scheme.group != ScaleGroup::kTensor && num_row_scales > 0;
+  // Row-major, whether or not experts have blocks of their own.
+  const TensorView scales =
+      has_row_scales ? TensorView(prepared.experts.scales.data(), prepared.experts.scales.dtype(),
+                                  {rows.shape(0), num_row_scales})
+                     : prepared.experts.scales;
   const Tensor recv_x(rows.dtype(), {num_rows, rows.shape(1)});
   const Tensor row_scales(has_row_scales ? scales.dtype() : DType::kF32,
                           {num_rows, has_row_scales ? scales.shape(1) : 1});

@@ -86,9 +86,9 @@ void check_schemes(const ExchangeConfig& config) {
 }
 
 void check(const ExchangeConfig& config, int num_ranks) {
-  require_range("hidden", config.hidden, 1, kMaxInt);
   check_enums(config);
   check_routing(config, num_ranks);
+  require_range("hidden", config.hidden, 1, kMaxInt);
   check_layout(config);
   check_schemes(config);
   for (const std::int64_t bytes : config.payload_bytes) {

@@ -24,7 +24,8 @@ struct ScaleBlocks {
   /// Copies the scales of one row, given side by side, to their places in `memory`.
   void place(const std::byte* scales, std::int64_t row, std::byte* memory) const;
 
-  /// [N, S] or, in a batch, [L, C, S]; tiles where swizzled (switchyard/scale_layout.h).
+  /// [N, S] or, in a batch that is not row-major, [L, C, S]; tiles where swizzled
+  /// (switchyard/scale_layout.h).
   TensorView view(const void* memory) const;
 };
 
