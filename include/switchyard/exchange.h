@@ -174,7 +174,7 @@ class SWITCHYARD_API Exchange {
                        const CombineOptions& options = {});
 
   void combine(const DispatchHandle& handle, const TensorView& rows, const TensorView& output,
-               const CombineOptions& options = {});
+               const CombineOptions& options = {}, const TensorView& row_weights = {});
 
   /// Gives a received handle up without a combine. Not collective in itself, but every rank must do
   /// the same.

@@ -43,12 +43,8 @@ void combine(Exchange& exchange, const ExchangeCase& test, const Round& round,
   const Outputs outputs(test, round);
   const Tensor rows = round.results();
   const CombineOptions options = outputs.options(round);
-  if (test.returns_weights) {
-    exchange.combine_send(handle, rows, round.row_weights());
-    exchange.combine_receive(handle, outputs.output(), options);
-  } else {
-    exchange.combine(handle, rows, outputs.output(), options);
-  }
+  const Tensor weights = test.returns_weights ? round.row_weights() : Tensor();
+  exchange.combine(handle, rows, outputs.output(), options, weights);
   outputs.check(round);
 }
 
