@@ -17,8 +17,8 @@ using reference::Table;
 
 template <typename T>
 void append(Bytes& bytes, T value) {
-  const auto* begin = reinterpret_cast<const std::byte*>(&value);
-  bytes.insert(bytes.end(), begin, begin + sizeof(T));
+  bytes.resize(bytes.size() + sizeof(T));
+  std::memcpy(bytes.data() + bytes.size() - sizeof(T), &value, sizeof(T));
 }
 
 void append_float(Bytes& bytes, DType dtype, float value) {
@@ -35,6 +35,8 @@ Bytes encode(DType dtype, const Table<float>& table, std::int64_t stride) {
   Bytes bytes;
   const auto gap =
       static_cast<std::size_t>(std::max<std::int64_t>(0, stride - table.cols) * bits_of(dtype) / 8);
+  bytes.reserve(table.data.size() * static_cast<std::size_t>(bits_of(dtype) / 8) +
+                static_cast<std::size_t>(table.rows) * gap);
   for (std::int64_t r = 0; r < table.rows; ++r) {
     for (const float value : table.row(r)) append_float(bytes, dtype, value);
     bytes.insert(bytes.end(), gap, std::byte{0x5A});
@@ -43,7 +45,11 @@ Bytes encode(DType dtype, const Table<float>& table, std::int64_t stride) {
 }
 
 Table<float> rounded(DType dtype, Table<float> table) {
-  for (float& value : table.data) value = reference::round_to(dtype, value);
+  for (float& value : table.data) {
+    // Rounding by definition is slow, and most values are bf16 already.
+    const bool is_exact = (std::bit_cast<std::uint32_t>(value) & 0xFFFF) == 0;
+    if (dtype != DType::kBF16 || !is_exact) value = reference::round_to(dtype, value);
+  }
   return table;
 }
 
