@@ -44,7 +44,9 @@ Round::Round(const Group& group, const ExchangeCase& test, int number)
   const auto seed = test.seed * 1000 + static_cast<std::uint64_t>(number) * 10;
   const std::int64_t num_tokens =
       number == 3 ? 1 : std::max<std::int64_t>(0, test.num_tokens - number);
-  wanted_ = split(random_tokens(test.shape, num_tokens, seed), test.shape.num_experts, num_ranks_);
+  BatchShape ids_only = test.shape;
+  ids_only.hidden = 0;  // make_tokens() brings the elements
+  wanted_ = split(random_tokens(ids_only, num_tokens, seed), test.shape.num_experts, num_ranks_);
   make_tokens(seed);
   batch_ = test.capacity == 0
                ? wanted_
