@@ -5,6 +5,8 @@
 #include "conformance/exchange_round.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 
 namespace switchyard::test {
 
@@ -16,6 +18,8 @@ using reference::Table;
 namespace {
 
 constexpr float kTensorScale = 0.03f;
+constexpr float kSpecial[] = {std::numeric_limits<float>::quiet_NaN(), -0.0f, 0x1p-20f,
+                              -std::numeric_limits<float>::infinity(), 0x1p15f};
 
 Table<std::uint8_t> random_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
   Table<std::uint8_t> table(rows, cols);
@@ -74,6 +78,9 @@ void Round::make_tokens(std::uint64_t seed) {
     if (test_->input != DType::kBF16) {
       for (float& x : input.tokens.data)
         x = reference::round_to(test_->input, x * (1 + 3 * 0x1p-9f));
+    }
+    if (test_->seed % 3 == 0 && input.tokens.data.size() >= std::size(kSpecial)) {
+      std::copy(std::begin(kSpecial), std::end(kSpecial), input.tokens.data.begin());
     }
     std::uint64_t counter = 0;
     for (float& weight : input.topk_weights.data) {
