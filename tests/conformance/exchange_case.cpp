@@ -177,6 +177,24 @@ class Pairs {
       std::vector<bool>(kNumFactors * kMostLevels * kNumFactors * kMostLevels, false);
 };
 
+// The order of a sum shows only where three terms are kept in f32.
+void add_long_sums(const std::vector<int>& rank_counts, std::vector<ExchangeCase>& cases) {
+  for (const int num_ranks : rank_counts) {
+    for (int layout = 0; layout < 5 && num_ranks > 2; ++layout) {
+      ExchangeCase test;
+      test.num_ranks = num_ranks;
+      test.shape = {.num_experts = 13, .num_topk = 5, .hidden = 33};
+      test.layout = static_cast<Layout>(layout);
+      test.reduce = Reduce::kPerRank;
+      test.combine_scheme.dtype = test.results = test.output = DType::kF32;
+      test.num_bias = 1;
+      test.is_long = false;
+      test.seed = 1000 + cases.size();
+      cases.push_back(test);
+    }
+  }
+}
+
 }  // namespace
 
 ExchangeConfig ExchangeCase::config() const {
@@ -236,6 +254,7 @@ std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts) {
     pairs.add(best);
     cases.push_back(make_case(best, rank_counts, cases.size() + 1));
   }
+  add_long_sums(rank_counts, cases);
   std::stable_sort(cases.begin(), cases.end(), [](const ExchangeCase& a, const ExchangeCase& b) {
     return a.num_ranks < b.num_ranks;
   });
