@@ -9,7 +9,7 @@
 
 #include "conformance/exchange_round.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 using reference::Position;
 using reference::Table;
@@ -82,8 +82,7 @@ void Round::check_rows(const Dispatched& got) const {
   Bytes want;
   if (scheme.is_quantized()) {
     const auto rows = reference::receive(sent_, positions(rank_), num_rows(rank_));
-    want.resize(rows.elements.data.size());
-    if (!want.empty()) std::memcpy(want.data(), rows.elements.data.data(), want.size());
+    want = element_bytes(scheme, rows);
   } else {
     want = encode(scheme.dtype, reference::receive(batch_, positions(rank_), num_rows(rank_)));
   }
@@ -100,7 +99,10 @@ void Round::check_scale_shape(const TensorView& scales, std::int64_t num_scales)
       reference::num_local_experts(test_->shape.num_experts, num_ranks_, rank_);
   const std::int64_t rows = is_batched ? capacity() : num_rows(rank_);
   std::vector<std::int64_t> shape;
-  if (test_->scale_layout == ScaleLayout::kRowMajor) {
+  // A rank without experts has no blocks to lay out.
+  const bool is_plain =
+      test_->scale_layout == ScaleLayout::kRowMajor || (is_batched && local == 0);
+  if (is_plain) {
     shape = {num_rows(rank_), num_scales};
   } else {
     if (is_batched) shape.push_back(local);
@@ -120,7 +122,7 @@ void Round::check_scale_shape(const TensorView& scales, std::int64_t num_scales)
   }
   const bool is_column_major = test_->scale_layout == ScaleLayout::kColumnMajor ||
                                test_->scale_layout == ScaleLayout::kColumnMajorAligned;
-  if (!is_column_major) return expect(scales.is_contiguous(), "scales are {}", scales.describe());
+  if (is_plain || !is_column_major) return expect(scales.is_contiguous(), "scales are {}", scales.describe());
   const int d = is_batched ? 1 : 0;
   const std::int64_t column =
       scale_index(test_->scale_layout, std::max<std::int64_t>(rows, 1), 2, 0, 1);
@@ -239,4 +241,4 @@ void Round::check_padding(const Dispatched& got) const {
   }
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

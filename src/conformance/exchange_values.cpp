@@ -3,13 +3,12 @@
 #include "conformance/exchange_values.h"
 
 #include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "quant/bf16.h"
 #include "quant/f16.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 namespace {
 
 using reference::QuantizedRows;
@@ -19,6 +18,11 @@ template <typename T>
 void append(Bytes& bytes, T value) {
   bytes.resize(bytes.size() + sizeof(T));
   std::memcpy(bytes.data() + bytes.size() - sizeof(T), &value, sizeof(T));
+}
+
+Bytes as_bytes(const Table<std::uint8_t>& table) {
+  const auto* begin = reinterpret_cast<const std::byte*>(table.data.data());
+  return {begin, begin + table.data.size()};
 }
 
 void append_float(Bytes& bytes, DType dtype, float value) {
@@ -62,23 +66,13 @@ std::size_t element_row_bytes(const QuantScheme& scheme, std::int64_t hidden) {
   return static_cast<std::size_t>((hidden * bits_of(scheme.dtype) + 7) / 8);
 }
 
+Bytes element_bytes(const QuantScheme& scheme, const QuantizedRows& rows) {
+  return as_bytes(reference::stored_elements(scheme, rows));
+}
+
 Bytes scale_bytes(const QuantScheme& scheme, const QuantizedRows& rows) {
-  Bytes bytes;
-  if (scheme.group == ScaleGroup::kTensor) return bytes;
-  if (scheme.scale_format == ScaleFormat::kE8M0Packed) {
-    for (const std::uint32_t word : rows.packed_scales.data) append(bytes, word);
-    return bytes;
-  }
-  for (const float scale : rows.scales.data) {
-    switch (scheme.scale_format) {
-      case ScaleFormat::kE8M0:
-        append(bytes, static_cast<std::uint8_t>(std::isnan(scale) ? 255 : std::ilogb(scale) + 127));
-        break;
-      case ScaleFormat::kE4M3: append(bytes, reference::e4m3_from_f32(scale, 0x7F)); break;
-      default: append(bytes, scale);
-    }
-  }
-  return bytes;
+  if (scheme.group == ScaleGroup::kTensor) return {};
+  return as_bytes(reference::stored_scales(scheme, rows));
 }
 
 std::int64_t scale_index(ScaleLayout layout, std::int64_t block_rows, std::int64_t num_scales,
@@ -103,4 +97,4 @@ Tensor poisoned(DType dtype, std::int64_t num_rows, std::int64_t num_columns) {
   return tensor;
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance
