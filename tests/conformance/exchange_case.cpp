@@ -22,14 +22,17 @@ const std::vector<QuantScheme>& wire_schemes() {
   static const std::vector<QuantScheme> kSchemes{
       schemes::kNone,           QuantScheme{DType::kF16}, QuantScheme{DType::kF32},
       schemes::kFp8Block,       schemes::kFp8BlockDeepEp, schemes::kFp8Ue8m0,
-      schemes::kFp8Ue8m0DeepEp, schemes::kFp8Token,       schemes::kFp8Tensor};
+      schemes::kFp8Ue8m0DeepEp, schemes::kFp8Token,       schemes::kFp8Tensor,
+      schemes::kInt8Token,      schemes::kInt8Tensor,     schemes::kInt8Block,
+      schemes::kNvfp4,          schemes::kMxfp4,          schemes::kMxfp6E3M2,
+      schemes::kMxfp6E2M3,      schemes::kMxfp8};
   return kSchemes;
 }
 
 const std::vector<QuantScheme>& return_schemes() {
-  static const std::vector<QuantScheme> kSchemes{schemes::kNone, QuantScheme{DType::kF16},
-                                                 QuantScheme{DType::kF32}, schemes::kFp8Block,
-                                                 schemes::kFp8Ue8m0};
+  static const std::vector<QuantScheme> kSchemes{
+      schemes::kNone,     QuantScheme{DType::kF16}, QuantScheme{DType::kF32}, schemes::kFp8Block,
+      schemes::kFp8Ue8m0, schemes::kInt8Token,      schemes::kMxfp8};
   return kSchemes;
 }
 
@@ -113,9 +116,13 @@ void make_possible(Levels& levels) {
   if (!is_expert_major(layout)) levels[kReduceOf] = 0;
   if (layout != Layout::kExpanded) levels[kAlignment] = levels[kZeroPadding] = 0;
 
+  const bool is_pair = wire_schemes()[levels[kScheme]].dtype == DType::kE2M1;
+  if (is_pair && shapes()[levels[kShape]].hidden % 2 != 0) levels[kScheme] = 0;
   const QuantScheme& scheme = wire_schemes()[levels[kScheme]];
+  if (scheme.is_simulated()) levels[kInput] = 0;
   const auto scale_layout = static_cast<ScaleLayout>(levels[kScaleLayoutOf]);
-  const bool has_scales = scheme.is_quantized() && scheme.group != ScaleGroup::kTensor;
+  const bool has_scales =
+      scheme.is_quantized() && scheme.group != ScaleGroup::kTensor && !scheme.is_simulated();
   const bool has_bytes = has_scales && bits_of(scale_dtype(scheme)) == 8;
   const bool is_swizzled = scale_layout == ScaleLayout::kSwizzled;
   if (!has_scales || (is_swizzled && !has_bytes)) levels[kScaleLayoutOf] = 0;

@@ -81,9 +81,7 @@ void Round::check_rows(const Dispatched& got) const {
   const std::size_t width = element_row_bytes(scheme, test_->shape.hidden);
   Bytes want;
   if (scheme.is_quantized()) {
-    const auto rows = reference::receive(sent_, positions(rank_), num_rows(rank_));
-    want.resize(rows.elements.data.size());
-    if (!want.empty()) std::memcpy(want.data(), rows.elements.data.data(), want.size());
+    want = stored_bytes(scheme, reference::receive(sent_, positions(rank_), num_rows(rank_)));
   } else {
     want = encode(scheme.dtype, reference::receive(batch_, positions(rank_), num_rows(rank_)));
   }
@@ -135,7 +133,9 @@ void Round::check_scales(const Dispatched& got) const {
   const TensorView& scales = got.experts.scales;
   const bool has_tensor_scale = got.experts.tensor_scale.has_value();
   expect(has_tensor_scale == scheme.needs_tensor_scale(), "a tensor scale where none belongs");
-  if (!scheme.is_quantized()) return expect(!scales.has_value(), "scales without a scheme");
+  if (!scheme.is_quantized() || scheme.is_simulated()) {
+    return expect(!scales.has_value(), "scales without a scheme");
+  }
   const auto rows = reference::receive(sent_, positions(rank_), num_rows(rank_));
   if (scheme.group == ScaleGroup::kTensor) {
     expect(scales.num_elements() == 1 && *scales.as<float>() == sent_[0].scales(0, 0),

@@ -29,6 +29,12 @@ void append_float(Bytes& bytes, DType dtype, float value) {
   }
 }
 
+Bytes to_bytes(const Table<std::uint8_t>& table) {
+  Bytes bytes(table.data.size());
+  if (!bytes.empty()) std::memcpy(bytes.data(), table.data.data(), bytes.size());
+  return bytes;
+}
+
 }  // namespace
 
 Bytes encode(DType dtype, const Table<float>& table, std::int64_t stride) {
@@ -59,26 +65,17 @@ Table<float> through_wire(const QuantScheme& scheme, const Table<float>& table) 
 }
 
 std::size_t element_row_bytes(const QuantScheme& scheme, std::int64_t hidden) {
-  return static_cast<std::size_t>((hidden * bits_of(scheme.dtype) + 7) / 8);
+  return static_cast<std::size_t>((hidden * bits_of(stored_dtype(scheme)) + 7) / 8);
+}
+
+Bytes stored_bytes(const QuantScheme& scheme, const QuantizedRows& rows) {
+  if (scheme.is_simulated()) return encode(DType::kBF16, reference::dequantize(scheme, rows));
+  return to_bytes(reference::stored_elements(scheme, rows));
 }
 
 Bytes scale_bytes(const QuantScheme& scheme, const QuantizedRows& rows) {
-  Bytes bytes;
-  if (scheme.group == ScaleGroup::kTensor) return bytes;
-  if (scheme.scale_format == ScaleFormat::kE8M0Packed) {
-    for (const std::uint32_t word : rows.packed_scales.data) append(bytes, word);
-    return bytes;
-  }
-  for (const float scale : rows.scales.data) {
-    switch (scheme.scale_format) {
-      case ScaleFormat::kE8M0:
-        append(bytes, static_cast<std::uint8_t>(std::isnan(scale) ? 255 : std::ilogb(scale) + 127));
-        break;
-      case ScaleFormat::kE4M3: append(bytes, reference::e4m3_from_f32(scale, 0x7F)); break;
-      default: append(bytes, scale);
-    }
-  }
-  return bytes;
+  if (scheme.group == ScaleGroup::kTensor || scheme.is_simulated()) return {};
+  return to_bytes(reference::stored_scales(scheme, rows));
 }
 
 std::int64_t scale_index(ScaleLayout layout, std::int64_t block_rows, std::int64_t num_scales,
