@@ -36,7 +36,8 @@ void expect_same_bytes(std::string_view what, std::span<const std::byte> got,
   const std::size_t i = static_cast<std::size_t>(at - got.begin()) / unit;
   const std::size_t num = std::max<std::size_t>(1, columns);
   throw Difference(fmt::format("{}[{}, {}] has the bits {}, want {}", what, i / num, i % num,
-                               hex(got.subspan(i * unit, unit)), hex(want.subspan(i * unit, unit))));
+                               hex(got.subspan(i * unit, unit)),
+                               hex(want.subspan(i * unit, unit))));
 }
 
 void expect_same_bits(std::string_view what, const TensorView& got,

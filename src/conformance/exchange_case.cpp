@@ -22,15 +22,15 @@ const std::vector<QuantScheme>& wire_schemes() {
       schemes::kFp8Block,       schemes::kFp8BlockDeepEp, schemes::kFp8Ue8m0,
       schemes::kFp8Ue8m0DeepEp, schemes::kFp8Token,       schemes::kFp8Tensor,
       schemes::kInt8Token,      schemes::kInt8Tensor,     schemes::kInt8Block,
-      schemes::kNvfp4,          schemes::kMxfp4,          schemes::kMxfp8};
+      schemes::kNvfp4,          schemes::kMxfp4,          schemes::kMxfp6E3M2,
+      schemes::kMxfp6E2M3,      schemes::kMxfp8};
   return kSchemes;
 }
 
 const std::vector<QuantScheme>& return_schemes() {
-  static const std::vector<QuantScheme> kSchemes{schemes::kNone, QuantScheme{DType::kF16},
-                                                 QuantScheme{DType::kF32}, schemes::kFp8Block,
-                                                 schemes::kFp8Ue8m0, schemes::kInt8Token,
-                                                 schemes::kMxfp8};
+  static const std::vector<QuantScheme> kSchemes{
+      schemes::kNone,     QuantScheme{DType::kF16}, QuantScheme{DType::kF32}, schemes::kFp8Block,
+      schemes::kFp8Ue8m0, schemes::kInt8Token,      schemes::kMxfp8};
   return kSchemes;
 }
 
@@ -111,11 +111,13 @@ void make_possible(Levels& levels) {
   if (!is_expert_major(layout)) levels[kReduceOf] = 0;
   if (layout != Layout::kExpanded) levels[kAlignment] = levels[kZeroPadding] = 0;
 
-  const bool is_odd = shapes()[levels[kShape]].hidden % 2 != 0;
-  if (is_odd && wire_schemes()[levels[kScheme]].dtype == DType::kE2M1) levels[kScheme] = 0;
+  const bool is_pair = wire_schemes()[levels[kScheme]].dtype == DType::kE2M1;
+  if (is_pair && shapes()[levels[kShape]].hidden % 2 != 0) levels[kScheme] = 0;
   const QuantScheme& scheme = wire_schemes()[levels[kScheme]];
+  if (scheme.is_simulated()) levels[kInput] = 0;
   const auto scale_layout = static_cast<ScaleLayout>(levels[kScaleLayoutOf]);
-  const bool has_scales = scheme.is_quantized() && scheme.group != ScaleGroup::kTensor;
+  const bool has_scales =
+      scheme.is_quantized() && scheme.group != ScaleGroup::kTensor && !scheme.is_simulated();
   const bool has_bytes = has_scales && bits_of(scale_dtype(scheme)) == 8;
   const bool is_swizzled = scale_layout == ScaleLayout::kSwizzled;
   if (!has_scales || (is_swizzled && !has_bytes)) levels[kScaleLayoutOf] = 0;
@@ -151,6 +153,24 @@ ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std
   test.limits_calls = l[kLimits] == 1;
   test.seed = seed;
   return test;
+}
+
+// The order of a sum shows only where three terms are kept in f32.
+void add_long_sums(const std::vector<int>& rank_counts, std::vector<ExchangeCase>& cases) {
+  for (const int num_ranks : rank_counts) {
+    for (int layout = 0; layout < 5 && num_ranks > 2; ++layout) {
+      ExchangeCase test;
+      test.num_ranks = num_ranks;
+      test.shape = {.num_experts = 13, .num_topk = 5, .hidden = 33};
+      test.layout = static_cast<Layout>(layout);
+      test.reduce = Reduce::kPerRank;
+      test.combine_scheme.dtype = test.results = test.output = DType::kF32;
+      test.num_bias = 1;
+      test.is_long = false;
+      test.seed = 1000 + cases.size();
+      cases.push_back(test);
+    }
+  }
 }
 
 }  // namespace
@@ -194,6 +214,7 @@ std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts) {
   for (const Levels& levels : cover_pairs(num_levels(rank_counts.size()), make_possible)) {
     cases.push_back(make_case(levels, rank_counts, cases.size() + 1));
   }
+  add_long_sums(rank_counts, cases);
   std::stable_sort(cases.begin(), cases.end(), [](const ExchangeCase& a, const ExchangeCase& b) {
     return a.num_ranks < b.num_ranks;
   });

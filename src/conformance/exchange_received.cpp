@@ -81,8 +81,7 @@ void Round::check_rows(const Dispatched& got) const {
   const std::size_t width = element_row_bytes(scheme, test_->shape.hidden);
   Bytes want;
   if (scheme.is_quantized()) {
-    const auto rows = reference::receive(sent_, positions(rank_), num_rows(rank_));
-    want = element_bytes(scheme, rows);
+    want = stored_bytes(scheme, reference::receive(sent_, positions(rank_), num_rows(rank_)));
   } else {
     want = encode(scheme.dtype, reference::receive(batch_, positions(rank_), num_rows(rank_)));
   }
@@ -99,10 +98,7 @@ void Round::check_scale_shape(const TensorView& scales, std::int64_t num_scales)
       reference::num_local_experts(test_->shape.num_experts, num_ranks_, rank_);
   const std::int64_t rows = is_batched ? capacity() : num_rows(rank_);
   std::vector<std::int64_t> shape;
-  // A rank without experts has no blocks to lay out.
-  const bool is_plain =
-      test_->scale_layout == ScaleLayout::kRowMajor || (is_batched && local == 0);
-  if (is_plain) {
+  if (test_->scale_layout == ScaleLayout::kRowMajor) {
     shape = {num_rows(rank_), num_scales};
   } else {
     if (is_batched) shape.push_back(local);
@@ -122,7 +118,7 @@ void Round::check_scale_shape(const TensorView& scales, std::int64_t num_scales)
   }
   const bool is_column_major = test_->scale_layout == ScaleLayout::kColumnMajor ||
                                test_->scale_layout == ScaleLayout::kColumnMajorAligned;
-  if (is_plain || !is_column_major) return expect(scales.is_contiguous(), "scales are {}", scales.describe());
+  if (!is_column_major) return expect(scales.is_contiguous(), "scales are {}", scales.describe());
   const int d = is_batched ? 1 : 0;
   const std::int64_t column =
       scale_index(test_->scale_layout, std::max<std::int64_t>(rows, 1), 2, 0, 1);
@@ -137,7 +133,9 @@ void Round::check_scales(const Dispatched& got) const {
   const TensorView& scales = got.experts.scales;
   const bool has_tensor_scale = got.experts.tensor_scale.has_value();
   expect(has_tensor_scale == scheme.needs_tensor_scale(), "a tensor scale where none belongs");
-  if (!scheme.is_quantized()) return expect(!scales.has_value(), "scales without a scheme");
+  if (!scheme.is_quantized() || scheme.is_simulated()) {
+    return expect(!scales.has_value(), "scales without a scheme");
+  }
   const auto rows = reference::receive(sent_, positions(rank_), num_rows(rank_));
   if (scheme.group == ScaleGroup::kTensor) {
     expect(scales.num_elements() == 1 && *scales.as<float>() == sent_[0].scales(0, 0),

@@ -118,7 +118,7 @@ void Round::send() {
   }
   if (test_->is_quantized_input) {
     const reference::QuantizedRows& rows = sent_[static_cast<std::size_t>(rank_)];
-    token_bytes_ = element_bytes(scheme, rows);
+    token_bytes_ = stored_bytes(scheme, rows);
     token_stride_ = test_->shape.hidden;
     // Transposed: scales of a caller may have any strides.
     const Bytes in_rows = scale_bytes(scheme, rows);

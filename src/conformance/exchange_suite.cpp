@@ -121,8 +121,7 @@ void with_description(const Group& group, const ExchangeCase& test, Check check)
 } catch (const Error& error) {
   throw Error(error.code(), fmt::format("{} ({})", error.what(), test.describe()));
 } catch (const std::exception& error) {
-  throw Difference(
-      fmt::format("rank {}: {} ({})", group.rank(), error.what(), test.describe()));
+  throw Difference(fmt::format("rank {}: {} ({})", group.rank(), error.what(), test.describe()));
 }
 
 }  // namespace

@@ -20,17 +20,18 @@ void append(Bytes& bytes, T value) {
   std::memcpy(bytes.data() + bytes.size() - sizeof(T), &value, sizeof(T));
 }
 
-Bytes as_bytes(const Table<std::uint8_t>& table) {
-  const auto* begin = reinterpret_cast<const std::byte*>(table.data.data());
-  return {begin, begin + table.data.size()};
-}
-
 void append_float(Bytes& bytes, DType dtype, float value) {
   switch (dtype) {
     case DType::kBF16: return append(bytes, bf16_from_f32(value));
     case DType::kF16: return append(bytes, f16_from_f32(value));
     default: return append(bytes, value);
   }
+}
+
+Bytes to_bytes(const Table<std::uint8_t>& table) {
+  Bytes bytes(table.data.size());
+  if (!bytes.empty()) std::memcpy(bytes.data(), table.data.data(), bytes.size());
+  return bytes;
 }
 
 }  // namespace
@@ -63,16 +64,17 @@ Table<float> through_wire(const QuantScheme& scheme, const Table<float>& table) 
 }
 
 std::size_t element_row_bytes(const QuantScheme& scheme, std::int64_t hidden) {
-  return static_cast<std::size_t>((hidden * bits_of(scheme.dtype) + 7) / 8);
+  return static_cast<std::size_t>((hidden * bits_of(stored_dtype(scheme)) + 7) / 8);
 }
 
-Bytes element_bytes(const QuantScheme& scheme, const QuantizedRows& rows) {
-  return as_bytes(reference::stored_elements(scheme, rows));
+Bytes stored_bytes(const QuantScheme& scheme, const QuantizedRows& rows) {
+  if (scheme.is_simulated()) return encode(DType::kBF16, reference::dequantize(scheme, rows));
+  return to_bytes(reference::stored_elements(scheme, rows));
 }
 
 Bytes scale_bytes(const QuantScheme& scheme, const QuantizedRows& rows) {
-  if (scheme.group == ScaleGroup::kTensor) return {};
-  return as_bytes(reference::stored_scales(scheme, rows));
+  if (scheme.group == ScaleGroup::kTensor || scheme.is_simulated()) return {};
+  return to_bytes(reference::stored_scales(scheme, rows));
 }
 
 std::int64_t scale_index(ScaleLayout layout, std::int64_t block_rows, std::int64_t num_scales,

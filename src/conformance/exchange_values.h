@@ -30,8 +30,9 @@ reference::Table<float> through_wire(const QuantScheme& scheme,
 /// Elements of one row as the scheme stores them.
 std::size_t element_row_bytes(const QuantScheme& scheme, std::int64_t hidden);
 /// Stored elements, row after row.
-Bytes element_bytes(const QuantScheme& scheme, const reference::QuantizedRows& rows);
-/// Stored scales, row after row; none where one scale serves the tensor.
+Bytes stored_bytes(const QuantScheme& scheme, const reference::QuantizedRows& rows);
+
+/// Stored scales, row after row.
 Bytes scale_bytes(const QuantScheme& scheme, const reference::QuantizedRows& rows);
 
 /// Where scale `s` of row `row` lies, in scales; `block_rows` rows are laid out together.
