@@ -2,6 +2,7 @@
 
 #include "switchyard/modular_kernel.h"
 
+#include <algorithm>
 #include <array>
 #include <exception>
 
@@ -101,6 +102,9 @@ void ModularKernel::apply(const PrepareArguments& given, const TensorView& outpu
               output.shape(1) == prepare_finalize_->hidden() && output.stride(1) == 1,
           Errc::kInvalidArgument, "modular_kernel: output is {}, must be bf16 [{}, {}]", output,
           given.hidden.shape(0), prepare_finalize_->hidden());
+  require(!given.weighs_in_place || shared_.experts == nullptr, Errc::kInvalidArgument,
+          "modular_kernel: weighs_in_place is set, must not be with a shared expert, which reads "
+          "the same rows");
   PrepareArguments arguments = given;
   arguments.defer_input_quant |= experts_->expects_unquantized_inputs();
   const std::int64_t start = now_ns();
@@ -116,7 +120,12 @@ void ModularKernel::apply(const PrepareArguments& given, const TensorView& outpu
   Pending<void> finalize = prepare_finalize_->finalize_async(
       {output, expert_output.rows, expert_output.weight_and_reduce, arguments.micro_batch});
   const std::int64_t returned = now_ns();
-  run_shared(arguments.hidden, scratch);
+  try {
+    run_shared(arguments.hidden, scratch);
+  } catch (...) {
+    finalize.receiver();  // every rank's results are under way: the call ends as on the peers
+    throw;
+  }
   const std::int64_t shared = now_ns();
   if (finalize.hook) finalize.hook();
   finalize.receiver();
@@ -149,6 +158,8 @@ ModularKernel::Returned ModularKernel::run_experts(const PrepareArguments& argum
 TensorView ModularKernel::run_grouped(const ExpertRows& rows, Scratch& scratch) {
   const TensorView output(scratch.expert_output.data(), DType::kBF16,
                           {rows.rows.shape(0), rows.rows.shape(1)});
+  const auto is_empty = [](std::int32_t count) { return count == 0; };
+  if (std::all_of(rows.num_rows.begin(), rows.num_rows.end(), is_empty)) return output;
   experts_->apply(rows, output,
                   {scratch.expert_workspace.data(), scratch.expert_workspace.size_bytes()});
   return output;
