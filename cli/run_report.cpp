@@ -158,6 +158,7 @@ std::string to_json(const RunReport& report) {
   json["experts"] = report.config.num_experts();
   json["topk"] = report.config.num_topk();
   json["layer"] = report.layer;
+  json["micro_batches"] = report.options.micro_batches;
   json["prepare"] = report.options.prepare;
   json["scheme"] = report.options.scheme;
   json["reduce"] = report.options.reduce;

@@ -33,6 +33,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   std::optional<std::int64_t> max_num_tokens_per_rank() const override {
     return config_.max_tokens_per_rank;
   }
+  const Group& group() const override { return group_; }
   int num_dispatchers() const override { return num_ranks_; }
   bool output_is_reduced() const override { return recipe_.output_is_reduced; }
   bool supports_async() const override { return recipe_.supports_async; }
