@@ -48,14 +48,15 @@ std::optional<float> input_scale(const RunOptions& options, const QuantScheme& s
   const bool is_global = scheme.needs_tensor_scale();
   require(is_global || options.global_scale.empty(), Errc::kInvalidArgument,
           "run: --global-scale is given with --scheme {}, must be nvfp4", options.scheme);
+  require(scheme.group == ScaleGroup::kTensor || options.static_scale.empty(),
+          Errc::kInvalidArgument,
+          "run: --static-scale is given with --scheme {}, must be fp8_tensor or int8_tensor",
+          options.scheme);
   if (is_global && (options.global_scale.empty() || options.global_scale == "auto")) {
     return global_scale(largest_magnitude(input.hidden));
   }
   if (is_global) return parse_scale("--global-scale", options.global_scale);
   if (options.static_scale.empty()) return std::nullopt;
-  require(scheme.group == ScaleGroup::kTensor, Errc::kInvalidArgument,
-          "run: --static-scale is given with --scheme {}, must be fp8_tensor or int8_tensor",
-          options.scheme);
   if (options.static_scale != "auto") return parse_scale("--static-scale", options.static_scale);
   return tensor_scale(largest_magnitude(input.hidden), scheme.dtype);
 }
