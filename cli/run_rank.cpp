@@ -89,6 +89,7 @@ class LayerRun {
   ExpertOwnership ownership_;
   int first_expert_ = 0;
   MoeLayerWeights weights_;
+  RunConfig run_config_;
   ExchangeMemory memory_;
   std::unique_ptr<ModularKernel> kernel_;
   std::int64_t begin_ = 0;
@@ -101,21 +102,19 @@ class LayerRun {
 };
 
 void LayerRun::make_kernel(int rank) {
-  PrepareFinalizeConfig config;
-  config.num_experts = config_.num_experts();
-  config.num_topk = config_.num_topk();
-  config.hidden = config_.hidden;
-  config.num_micro_batches = options_.micro_batches;
+  std::int64_t max_tokens = 0;
   for (std::size_t r = 1; r < first_token_.size(); ++r) {
-    config.max_tokens_per_rank =
-        std::max(config.max_tokens_per_rank, first_token_[r] - first_token_[r - 1]);
+    max_tokens = std::max(max_tokens, first_token_[r] - first_token_[r - 1]);
   }
-  config.scheme = *scheme_from_name(options_.scheme);
-  if (!options_.reduce.empty()) config.reduce = *reduce_from_name(options_.reduce);
-  const PrepareKind kind = *prepare_kind_from_name(options_.prepare);
+  run_config_ = make_run_config(options_, config_, input_, max_tokens);
+  run_config_.config.num_micro_batches = options_.micro_batches;
+  const auto& [kind, config, intermediate_scale] = run_config_;
   memory_ = prepare_finalize_memory(kind, config, ownership_.num_ranks, rank);
 
-  const ExpertOptions expert_options{config.scheme};
+  ExpertOptions expert_options{config.scheme};
+  if (intermediate_scale) {
+    expert_options.intermediate_scale = TensorView::of(&*intermediate_scale, {1});
+  }
   SharedExpert shared;
   if (weights_.shared.has_value()) {
     // Shared experts are not dispatched, so nothing of theirs is quantized.
@@ -185,6 +184,7 @@ RankResult LayerRun::run() {
   result_.stage_ns = samples.medians();
   result_.config = config_;
   result_.layer = weights_.layer;
+  result_.run_config = run_config_;
   result_.input = std::move(input_);
   result_.first_token = first_token_;
   result_.output = std::move(output_);
@@ -194,7 +194,8 @@ RankResult LayerRun::run() {
   return std::move(result_);
 }
 
-// Valid rows only, by (expert, source rank, token, k), whatever the layout.
+// Valid rows only: by (expert, source rank, token, k), or by (source rank, token) in layouts with a
+// row a token, whose expert is -1.
 void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
   const std::vector<RowOrigin> origins = kernel_->prepare_finalize().row_origins();
   const auto num_rows = static_cast<std::int64_t>(origins.size());
@@ -224,7 +225,7 @@ void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
     if (has_row_scales) copy_row(scales, origin.row, row_scales, i);
     if (scales.has_value() && !has_row_scales) row_scales.as<float>()[i] = *scales.as<float>();
     std::int32_t* source = sources.as<std::int32_t>() + i * 4;
-    source[0] = first_expert_ + origin.expert;
+    source[0] = origin.expert < 0 ? -1 : first_expert_ + origin.expert;
     source[1] = origin.rank;
     source[2] = origin.token;
     source[3] = origin.k;
@@ -239,6 +240,16 @@ void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
                                    {"topk_weights", arguments_.topk_weights},
                                    {"output", returned}};
   if (scales.has_value()) tensors.push_back({"scales", row_scales});
+  const TensorView& tensor_scale = prepared.experts.tensor_scale;
+  if (tensor_scale.has_value()) tensors.push_back({"tensor_scale", tensor_scale});
+  Tensor recv_ids;
+  if (prepared.topk_ids.has_value()) {
+    recv_ids = Tensor(prepared.topk_ids.dtype(), {num_rows, prepared.topk_ids.shape(1)});
+    for (std::int64_t i = 0; i < num_rows; ++i) {
+      copy_row(prepared.topk_ids, origins[static_cast<std::size_t>(i)].row, recv_ids, i);
+    }
+    tensors.push_back({"recv_topk_ids", recv_ids});
+  }
   std::filesystem::create_directories(options_.dump);
   const auto path =
       std::filesystem::path(options_.dump) / fmt::format("rank{}.safetensors", group_.rank());
