@@ -21,6 +21,7 @@ namespace {
 // Whether distinct elements surely have distinct memory: one stride steps over the whole extent of
 // the other.
 bool is_injective(const TensorView& tensor) {
+  if (tensor.num_elements() == 0) return true;
   std::int64_t extents[2];
   for (int dim = 0; dim < 2; ++dim) {
     const bool is_single = tensor.shape(dim) <= 1;
@@ -28,8 +29,8 @@ bool is_injective(const TensorView& tensor) {
     extents[dim] = is_single ? 0 : checked_mul(tensor.shape(dim) - 1, tensor.stride(dim));
   }
   checked_mul<std::int64_t>(checked_add(extents[0], extents[1]), bits_of(tensor.dtype()));
-  return tensor.num_elements() == 0 || tensor.shape(0) <= 1 || tensor.shape(1) <= 1 ||
-         tensor.stride(0) > extents[1] || tensor.stride(1) > extents[0];
+  return tensor.shape(0) <= 1 || tensor.shape(1) <= 1 || tensor.stride(0) > extents[1] ||
+         tensor.stride(1) > extents[0];
 }
 
 }  // namespace

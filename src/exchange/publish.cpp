@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/fail.h"
 #include "core/format.h"
 #include "cpu/streaming.h"
 #include "exchange/check_matrix.h"
@@ -24,22 +25,25 @@ template <typename Id>
 void narrow_ids(const Id* ids, std::int64_t num_tokens, int num_topk, int num_experts,
                 std::uint16_t* narrow) {
   for (std::int64_t i = 0; i < num_tokens * num_topk; ++i) {
-    require(ids[i] >= -1 && ids[i] < num_experts, Errc::kInvalidArgument,
-            "dispatch: topk_ids[{}, {}] is {}, must be -1 or an expert from 0 to {}", i / num_topk,
-            i % num_topk, ids[i], num_experts - 1);
+    if (ids[i] < -1 || ids[i] >= num_experts) {
+      fail(Errc::kInvalidArgument,
+           "dispatch: topk_ids[{}, {}] is {}, must be -1 or an expert from 0 to {}", i / num_topk,
+           i % num_topk, ids[i], num_experts - 1);
+    }
     narrow[i] = ids[i] < 0 ? kNoExpert : static_cast<std::uint16_t>(ids[i]);
   }
 }
 
 // The batched layout has room for each token once an expert.
 void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const std::size_t token = i / static_cast<std::size_t>(num_topk);
-    for (std::size_t j = token * static_cast<std::size_t>(num_topk); j < i; ++j) {
-      require(ids[i] == kNoExpert || ids[i] != ids[j], Errc::kInvalidArgument,
-              "dispatch: token {} names expert {} twice, layout batched has room for it once; use "
-              "layout expanded",
-              token, ids[i]);
+  const auto width = static_cast<std::ptrdiff_t>(num_topk);
+  for (auto token = ids.begin(); token != ids.end(); token += width) {
+    for (auto id = token; id != token + width; ++id) {
+      if (*id == kNoExpert || std::find(token, id, *id) == id) continue;
+      fail(Errc::kInvalidArgument,
+           "dispatch: token {} names expert {} twice, layout batched has room for it once; use "
+           "layout expanded",
+           (token - ids.begin()) / width, *id);
     }
   }
 }

@@ -55,6 +55,10 @@ class DocsTest(unittest.TestCase):
         page = [row[0] for row in table_rows("docs/schemes.md")]
         for name in source:
             self.assertIn(name, page)
+        bounds = re.findall(r'\{"(\w+)", ([\d.]+e-\d)\}', read("cli/run_report.cpp"))
+        self.assertEqual([name for name, _ in bounds], source)
+        page = [tuple(row[:2]) for row in table_rows("docs/schemes.md") if len(row) == 9 and row[0] in source]
+        self.assertEqual(page, bounds)
 
     def test_builders_and_backends_are_those_of_the_source(self):
         rows = table_rows("docs/configuration.md")
