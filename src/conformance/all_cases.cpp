@@ -12,6 +12,8 @@ std::vector<CheckCase> all_cases() {
   add_quantize_cases(cases);
   add_permute_cases(cases);
   add_exchange_cases(cases);
+  add_class_cases(cases);
+  add_layer_cases(cases);
   // Processes start once for each number of ranks.
   std::stable_sort(cases.begin(), cases.end(), [](const CheckCase& a, const CheckCase& b) {
     return std::tie(a.engine, a.num_ranks) < std::tie(b.engine, b.num_ranks);
