@@ -51,8 +51,27 @@ std::string cell_text(const Cell& cell) {
   if (cell.is_exact) {
     return fmt::format("{} bit-equal, {}", cell.num_cases, time_text(cell.ns));
   }
-  return fmt::format("{} off <= {:.2g} of {:.2g}, {}", cell.num_cases, cell.max_error, cell.bound,
+  return fmt::format("{} err {:.2g}/{:.2g}, {}", cell.num_cases, cell.max_error, cell.bound,
                      time_text(cell.ns));
+}
+
+// Numbers in names by their value: EP2 before EP16.
+bool precedes(const std::string& a, const std::string& b) {
+  const auto padded = [](const std::string& text) {
+    constexpr std::size_t kDigits = 8;
+    std::string result;
+    for (std::size_t i = 0; i < text.size();) {
+      const std::size_t end = std::min(text.find_first_not_of("0123456789", i), text.size());
+      if (end == i) {
+        result += text[i++];
+        continue;
+      }
+      result.append(kDigits - std::min(kDigits, end - i), '0').append(text, i, end - i);
+      i = end;
+    }
+    return result;
+  };
+  return padded(a) < padded(b);
 }
 
 std::vector<std::string> in_order(const CheckReport& report, const std::string& group,
@@ -62,6 +81,7 @@ std::vector<std::string> in_order(const CheckReport& report, const std::string& 
     if (test.group != group) continue;
     if (std::ranges::find(names, test.*member) == names.end()) names.push_back(test.*member);
   }
+  std::ranges::sort(names, precedes);
   return names;
 }
 
@@ -83,17 +103,16 @@ std::string table(const CheckReport& report, const std::string& group) {
     widths.push_back(columns[c].size());
     for (const auto& row : cells) widths[c] = std::max(widths[c], cell_text(row[c]).size());
   }
-  std::string text = fmt::format("{:<{}}", group, first);
-  for (std::size_t c = 0; c < columns.size(); ++c) {
-    text += fmt::format("  {:<{}}", columns[c], widths[c]);
-  }
-  text += "\n";
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    std::string line = fmt::format("{:<{}}", rows[r], first);
+  const auto line = [&](const std::string& name, auto cell) {
+    std::string text = fmt::format("{:<{}}", name, first);
     for (std::size_t c = 0; c < columns.size(); ++c) {
-      line += fmt::format("  {:<{}}", cell_text(cells[r][c]), widths[c]);
+      text += fmt::format("  {:<{}}", cell(c), widths[c]);
     }
-    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    return text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+  };
+  std::string text = line(group, [&](std::size_t c) { return columns[c]; });
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    text += line(rows[r], [&](std::size_t c) { return cell_text(cells[r][c]); });
   }
   return text + "\n";
 }
@@ -156,10 +175,9 @@ bool CheckReport::is_ok() const {
 
 std::string to_text(const CheckReport& report) {
   std::string text = fmt::format(
-      "switchyard {} on {} cores: what was tried, against a slow oracle in the same program.\n"
-      "Cells: number of cases, how they agree, time. off <= e of b: |got - want| / (1 + |want|) "
-      "is\n"
-      "e at most and may be b.\n\n",
+      "switchyard {} on {} cores, every case against a slow oracle in this program\n"
+      "cells: cases, how they agree, time; err e/b: |got - want| / (1 + |want|) reached e, may reach "
+      "b\n\n",
       version(), std::thread::hardware_concurrency());
   std::vector<std::string> groups;
   for (const CheckCase& test : report.cases) {

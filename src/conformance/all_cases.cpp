@@ -11,6 +11,8 @@ std::vector<CheckCase> all_cases() {
   Cases cases;
   add_quantize_cases(cases);
   add_permute_cases(cases);
+  add_config_cases(cases);
+  add_placement_cases(cases);
   add_exchange_cases(cases);
   add_class_cases(cases);
   add_layer_cases(cases);
