@@ -37,6 +37,24 @@ class DocsTest(unittest.TestCase):
         page = {row[0].split()[0] for row in table_rows("docs/run.md") if re.match("--[a-z]", row[0])}
         self.assertEqual(page, source)
 
+    def test_options_of_check_and_quantize_are_those_of_the_source(self):
+        hidden = {"--results"}
+        for verb in ("check", "quantize"):
+            source = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read(f"cli/{verb}.cpp"))) - hidden
+            self.assertGreaterEqual(len(source), 7)
+            page = {row[0].split()[0] for row in table_rows(f"docs/{verb}.md") if re.match("--[a-z]", row[0])}
+            self.assertEqual(page, source)
+
+    def test_groups_and_json_of_check_are_those_of_the_source(self):
+        sources = "".join(read(path) for path in sorted((ROOT / "src/conformance").glob("*_cases.cpp")))
+        groups = set(re.findall(r'result\.group = (?:is_split \? )?"(\w+)"(?: : "(\w+)")?', sources))
+        groups = {name for pair in groups for name in pair if name}
+        text = read("docs/check.md")
+        page = text.split("## Groups")[1].split("## JSON")[0]
+        self.assertEqual(set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)), groups)
+        source = set(re.findall(r'(?:json|one)\["(\w+)"\]', read("cli/check_report.cpp")))
+        self.assertEqual(set(re.findall(r"`(\w+)`", text.split("## JSON")[1])), source)
+
     def test_json_fields_are_those_of_the_source(self):
         source = set(re.findall(r'json\["(\w+)"\]', read("cli/run_report.cpp")))
         self.assertGreaterEqual(len(source), 10)
