@@ -179,6 +179,7 @@ WireBytes OneSidedExchange::wire_bytes(const DispatchHandle& handle) const {
   std::int64_t row_bytes =
       static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
   for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
+  if (slot.input.options.routing_only) row_bytes = 0;
   const std::int64_t routing_bytes =
       slot.num_tokens() * config_.num_topk *
       (own_routing(slot).topk_weights == nullptr ? 2 : 6);  // u16 id, f32 weight
