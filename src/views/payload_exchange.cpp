@@ -48,11 +48,14 @@ ReceivedPayloads dispatch_payloads(const char* function, ExchangePool& pool,
 
 void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const TensorView& rows,
                   const TensorView& output) {
+  const DType dtype = output.dtype();
+  require(dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32,
+          Errc::kInvalidArgument, "combine: rows are {}, must be bf16, f16 or f32", name_of(dtype));
   ExchangeConfig config = routing.config;
   config.hidden = output.shape(1);
   config.sends_weights = false;
-  config.scheme.dtype = output.dtype();
-  config.combine_scheme.dtype = output.dtype();
+  config.scheme.dtype = dtype;
+  config.combine_scheme.dtype = dtype;
   DispatchOptions options;
   options.max_tokens = routing.max_tokens;
   options.routing_only = true;
