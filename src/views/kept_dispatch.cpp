@@ -60,7 +60,17 @@ void KeptDispatch::combine_send(const TensorView& rows, const TensorView& row_we
 }
 
 void KeptDispatch::combine_receive(const TensorView& output, const CombineOptions& options) {
-  exchange_->combine_receive(handle_, output, options);
+  try {
+    exchange_->combine_receive(handle_, output, options);
+  } catch (const Error& error) {
+    if (error.code() != Errc::kInvalidArgument || !options.returned_weights.has_value()) throw;
+    // A rank sent no weights: the rows are taken, so that the handle ends here as everywhere.
+    CombineOptions rest = options;
+    rest.returned_weights = {};
+    exchange_->combine_receive(handle_, output, rest);
+    stage_ = Stage::kClosed;
+    throw;
+  }
   stage_ = Stage::kClosed;
 }
 

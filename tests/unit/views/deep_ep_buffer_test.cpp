@@ -168,6 +168,21 @@ TEST(DeepEpBufferTest, AHandleServesAgainAlsoForRowsOfAnotherFormat) {
   });
 }
 
+TEST(DeepEpBufferTest, WeightsThatOneRankKeepsEndTheHandleToo) {
+  run_ranks(2, [](const Group& group) {
+    Rank r(group, {});
+    const BufferDispatched got = r.dispatch();
+    if (group.rank() == 0) {
+      test::expect_error(Errc::kInvalidArgument, "rank 1 passed no row_weights",
+                         [&] { r.buffer.combine(got.recv_x, got.handle, got.recv_topk_weights); });
+    } else {
+      check_combined(r, r.buffer.combine(got.recv_x, got.handle).combined_x, {});
+    }
+    const BufferCombined again = r.buffer.combine(got.recv_x, got.handle, got.recv_topk_weights);
+    check_weights(r, again.combined_topk_weights);
+  });
+}
+
 TEST(DeepEpBufferTest, BadArgumentsAreNamed) {
   run_ranks(1, [](const Group& group) {
     Rank r(group, {1, 4, 2, 5, 256});

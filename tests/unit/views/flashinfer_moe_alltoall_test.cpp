@@ -64,7 +64,7 @@ TEST(FlashInferMoeAlltoAllTest, PayloadsArriveByRankAndSumsComeHome) {
         for (std::int64_t i = 0; i < out.view().num_elements(); ++i) {
           const auto num_ranks = static_cast<float>(own.ranks_of(i / shape.hidden).size());
           EXPECT_EQ(out.as<std::uint16_t>()[i],
-                    bf16_from_f32(test::bf16_at(own.x(), i) * num_ranks));
+                    bf16_from_f32(0.0f + test::bf16_at(own.x(), i) * num_ranks));
         }
       }
     });
