@@ -108,6 +108,10 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--repeat", options.repeat, "times the layer runs")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
+  verb->add_option("--micro-batches", options.micro_batches,
+                   "parts of each rank's tokens that run overlapped")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   verb->add_option("--timeout", options.timeout_ms,
                    "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
@@ -120,6 +124,9 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
 }
 
 int run(const RunOptions& options, char** argv) {
+  require(options.dump.empty() || options.micro_batches == 1, Errc::kInvalidArgument,
+          "run: --dump with --micro-batches {}, must be 1: a dump shows one batch",
+          options.micro_batches);
   const RankInfo info = discover_ranks();
   if (info.source != "none") {
     require(options.ranks == 0 || options.ranks == info.size, Errc::kInvalidArgument,

@@ -28,6 +28,7 @@ struct RunOptions {
   std::int64_t tokens = 0;  ///< 0: all of the input, or 1024 random ones
   std::uint64_t seed = 1;
   std::int64_t repeat = 1;
+  int micro_batches = 1;
   std::int64_t timeout_ms = 0;
   std::string dump;
   std::string output;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "switchyard/micro_batches.h"
 #include "switchyard/modular_kernel.h"
 #include "switchyard/router.h"
 
@@ -106,6 +107,7 @@ void LayerRun::make_kernel(int rank) {
     max_tokens = std::max(max_tokens, first_token_[r] - first_token_[r - 1]);
   }
   run_config_ = make_run_config(options_, config_, input_, max_tokens);
+  run_config_.config.num_micro_batches = options_.micro_batches;
   const auto& [kind, config, intermediate_scale] = run_config_;
   memory_ = prepare_finalize_memory(kind, config, ownership_.num_ranks, rank);
 
@@ -151,22 +153,32 @@ RankResult LayerRun::run() {
     const std::int64_t route_ns = route();
     if (is_last) {
       kernel_->set_inspector([this](const Prepared& prepared, const TensorView& expert_output) {
-        result_.num_rows = prepared.num_rows;
-        result_.expert_rows.assign(static_cast<std::size_t>(config_.num_experts()), 0);
+        // Once for each micro-batch.
+        result_.num_rows += prepared.num_rows;
+        result_.expert_rows.resize(static_cast<std::size_t>(config_.num_experts()));
         for (std::size_t e = 0; e < prepared.experts.num_rows.size(); ++e) {
-          result_.expert_rows[static_cast<std::size_t>(first_expert_) + e] =
+          result_.expert_rows[static_cast<std::size_t>(first_expert_) + e] +=
               prepared.experts.num_rows[e];
         }
-        const WireBytes bytes = kernel_->prepare_finalize().wire_bytes();
-        result_.dispatch_bytes = bytes.dispatch;
-        result_.combine_bytes = bytes.combine;
+        const WireBytes bytes = kernel_->prepare_finalize().wire_bytes(dbo_current_micro_batch());
+        result_.dispatch_bytes += bytes.dispatch;
+        result_.combine_bytes += bytes.combine;
         if (!options_.dump.empty()) dump(prepared, expert_output);
       });
     }
-    kernel_->apply(arguments_, output_);
-    const StageTimes& times = kernel_->times();
-    samples.add({route_ns, times.dispatch_ns, times.place_ns, times.experts_ns, times.combine_ns,
-                 times.shared_ns});
+    apply_overlapped(*kernel_, arguments_, output_, options_.micro_batches);
+    std::array<std::int64_t, kNumStages> sample{route_ns};
+    for (int m = 0; m < options_.micro_batches; ++m) {
+      const StageTimes& times = kernel_->times(m);
+      const std::array<std::int64_t, kNumStages> part{0,
+                                                      times.dispatch_ns,
+                                                      times.place_ns,
+                                                      times.experts_ns,
+                                                      times.combine_ns,
+                                                      times.shared_ns};
+      for (std::size_t stage = 0; stage < kNumStages; ++stage) sample[stage] += part[stage];
+    }
+    samples.add(sample);
     progress.update(i + 1);
   }
   result_.stage_ns = samples.medians();

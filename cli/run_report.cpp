@@ -188,6 +188,7 @@ std::string to_json(const RunReport& report) {
   json["experts"] = report.config.num_experts();
   json["topk"] = report.config.num_topk();
   json["layer"] = report.layer;
+  json["micro_batches"] = report.options.micro_batches;
   json["prepare"] = report.options.prepare;
   json["scheme"] = report.options.scheme;
   json["wire_scheme"] = report.wire_scheme;

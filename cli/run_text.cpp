@@ -68,8 +68,11 @@ std::string header(const RunReport& report) {
       report.options.model, name_of(config.family), report.layer, config.hidden,
       config.num_experts(), config.num_topk(), config.moe_intermediate,
       config.shared_intermediate > 0 ? fmt::format(", shared {}", config.shared_intermediate) : "");
-  text += fmt::format("input    {}: {} tokens, routing {}\n", report.input_source,
-                      report.num_tokens, report.has_routing ? "from the file" : "by the router");
+  const int parts = report.options.micro_batches;
+  text +=
+      fmt::format("input    {}: {} tokens{}, routing {}\n", report.input_source, report.num_tokens,
+                  parts == 1 ? "" : fmt::format(" in {} micro-batches a rank", parts),
+                  report.has_routing ? "from the file" : "by the router");
   text += fmt::format("engine   {}, {} rank{}\n", report.engine, report.num_ranks,
                       report.num_ranks == 1 ? "" : "s");
   const std::string scale =

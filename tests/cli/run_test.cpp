@@ -87,6 +87,35 @@ TEST(RunTest, OutputHoldsOneTensorInInputOrder) {
   EXPECT_EQ(file->tensor("output").describe(), "bf16 [50, 256]");
 }
 
+TEST(RunTest, MicroBatchesGiveTheSameBytesRowsAndFile) {
+  const TempFolder folder;
+  const Arguments common{"--ranks", "3", "--split", "uneven", "--tokens", "100", "--output"};
+  std::string first;
+  nlohmann::json whole;
+  for (const char* count : {"1", "2", "5"}) {
+    const std::string path = folder.file("out.safetensors");
+    Arguments arguments = common;
+    arguments.insert(arguments.end(), {path, "--micro-batches", count, "--repeat", "2"});
+    const nlohmann::json json = run_json(arguments);
+    EXPECT_EQ(json["micro_batches"], std::stoi(count));
+    if (first.empty()) {
+      first = read_file(path);
+      whole = json;
+    }
+    EXPECT_EQ(read_file(path), first) << count;
+    EXPECT_EQ(json["rows_per_rank"], whole["rows_per_rank"]);
+    EXPECT_EQ(json["rows_per_expert"], whole["rows_per_expert"]);
+    for (const std::size_t stage : {1u, 4u}) {
+      EXPECT_EQ(json["stages"][stage]["wire_bytes"], whole["stages"][stage]["wire_bytes"]);
+    }
+  }
+  EXPECT_THAT(run({"--tokens", "10", "--micro-batches", "3"}).output,
+              HasSubstr("10 tokens in 3 micro-batches a rank"));
+  const CommandResult dump = run({"--micro-batches", "2", "--dump", folder.file("dump")});
+  EXPECT_EQ(dump.exit_code, 2);
+  EXPECT_THAT(dump.error, HasSubstr("--dump with --micro-batches 2, must be 1"));
+}
+
 TEST(RunTest, DumpHoldsWhatEachRankReceivedAndReturned) {
   const TempFolder folder;
   const std::string dump = folder.file("dump");

@@ -16,11 +16,7 @@ TEST(ExchangeLocalTest, EqualsTheOracleBitForBit) {
 }
 
 TEST(ExchangeLocalTest, TwoHandlesMayBeAlive) {
-  ExchangeCase test;
-  test.num_ranks = 3;
-  test.shape = {.num_experts = 9, .num_topk = 4, .hidden = 72, .none_share = 0.2};
-  for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
-    test.reduce = reduce;
+  for (const ExchangeCase& test : two_in_flight_cases(3)) {
     ASSERT_NO_THROW(run_ranks(3, [&](const Group& group) { check_two_in_flight(group, test); }));
   }
 }
