@@ -107,7 +107,7 @@ void LayerRun::make_kernel(int rank) {
     max_tokens = std::max(max_tokens, first_token_[r] - first_token_[r - 1]);
   }
   run_config_ = make_run_config(options_, config_, input_, max_tokens);
-  run_config_.config.num_micro_batches = options_.micro_batches;
+  run_config_.prepare.num_micro_batches = options_.micro_batches;
   const auto& [kind, config, intermediate_scale] = run_config_;
   memory_ = prepare_finalize_memory(kind, config, ownership_.num_ranks, rank);
 
