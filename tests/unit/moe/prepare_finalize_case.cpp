@@ -22,8 +22,6 @@ namespace {
 
 using reference::Table;
 
-constexpr std::int64_t kMaxTokens = 6;
-
 class ScalingExperts final : public Experts {
  public:
   explicit ScalingExperts(std::int32_t first) : first_(first) {}
@@ -175,7 +173,7 @@ PrepareFinalizeConfig ClassCase::config() const {
   config.num_experts = num_experts;
   config.num_topk = num_topk;
   config.hidden = hidden;
-  config.max_tokens_per_rank = kMaxTokens;
+  config.max_tokens_per_rank = max_tokens_per_rank;
   config.scheme = scheme;
   config.wire_scheme = wire_scheme;
   config.static_scale = static_scale;
@@ -226,12 +224,12 @@ std::vector<Bits> check_class(const ClassCase& test) {
   const reference::Batch batch = random_batch_of(test);
   ClassCase large = test;
   large.none_share = 0.0;
-  large.num_tokens.assign(test.num_tokens.size(), kMaxTokens);
+  large.num_tokens.assign(test.num_tokens.size(), test.max_tokens_per_rank);
   reference::Batch earlier = random_batch_of(large);
   for (reference::RankInput& input : earlier.ranks) {
     for (float& x : input.tokens.data) x *= 1024.0f;
   }
-  const ClassOracle oracle(test, kMaxTokens, batch);
+  const ClassOracle oracle(test, batch);
   std::vector<Bits> outputs(test.num_tokens.size());
   run_ranks(test.num_ranks(), [&](const Group& group) {
     SCOPED_TRACE(fmt::format("{}, rank {}", test.describe(), group.rank()));

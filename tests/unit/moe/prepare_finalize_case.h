@@ -27,6 +27,7 @@ struct ClassCase {
   std::int32_t num_experts = 7;
   std::int32_t num_topk = 3;
   std::int64_t hidden = 136;
+  std::int64_t max_tokens_per_rank = 6;
   double none_share = 0.2;
   QuantScheme scheme{};
   std::optional<QuantScheme> wire_scheme{};
@@ -37,7 +38,7 @@ struct ClassCase {
   std::vector<std::int32_t> global_to_physical{};
   DType input = DType::kBF16;
   bool defers = false;
-  /// As PrepareArguments::max_tokens; 0: the configured one, 6.
+  /// As PrepareArguments::max_tokens; 0: the configured one.
   std::int64_t max_tokens = 0;
   std::uint64_t seed = 1;
 

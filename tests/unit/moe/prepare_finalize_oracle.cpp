@@ -44,8 +44,7 @@ std::vector<std::int32_t> narrow(const std::vector<std::int64_t>& counts) {
 
 }  // namespace
 
-ClassOracle::ClassOracle(const ClassCase& test, std::int64_t max_tokens, const Batch& batch)
-    : test_(test), max_tokens_(max_tokens), batch_(batch) {
+ClassOracle::ClassOracle(const ClassCase& test, const Batch& batch) : test_(test), batch_(batch) {
   for (reference::RankInput& input : batch_.ranks) {
     for (std::int32_t& id : input.topk_ids.data) {
       if (id >= 0 && !test.global_to_physical.empty()) {
@@ -86,7 +85,7 @@ Table<float> ClassOracle::travelled(const Batch& batch, const std::vector<Positi
 }
 
 RankMajor ClassOracle::tokens_of(const Batch& batch, int rank) const {
-  std::int64_t size = test_.max_tokens == 0 ? max_tokens_ : test_.max_tokens;
+  std::int64_t size = test_.max_tokens == 0 ? test_.max_tokens_per_rank : test_.max_tokens;
   if (test_.kind == PrepareKind::kAllToAllOneSided) {
     return reference::dispatch_by_rank(batch, rank, size);
   }
@@ -94,7 +93,7 @@ RankMajor ClassOracle::tokens_of(const Batch& batch, int rank) const {
   if (test_.kind != PrepareKind::kAllGather) {
     placed = reference::dispatch_compact(batch, rank);
     if (test_.kind == PrepareKind::kElasticDecode) {
-      size = std::min(max_tokens_,
+      size = std::min(test_.max_tokens_per_rank,
                       static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(size))));
     }
     placed.num_rows = batch.num_ranks() * size;
@@ -141,8 +140,9 @@ void ClassOracle::place(const Batch& batch, int rank, ExpectedRows& want) const 
   if (!is_expert_major_class(test_.kind)) return place_tokens(batch, rank, want);
   const bool is_batched = test_.kind == PrepareKind::kLowLatency;
   const ExpertMajor placed =
-      is_batched ? reference::dispatch_batched(batch, rank, batch.num_ranks() * max_tokens_)
-                 : reference::dispatch_expanded(batch, rank, test_.expert_alignment);
+      is_batched
+          ? reference::dispatch_batched(batch, rank, batch.num_ranks() * test_.max_tokens_per_rank)
+          : reference::dispatch_expanded(batch, rank, test_.expert_alignment);
   want.positions = placed.rows;
   want.num_rows = placed.num_rows;
   want.counts = narrow(placed.counts);

@@ -27,7 +27,7 @@ struct ExpectedRows {
 class ClassOracle {
  public:
   /// `batch`: ids before mapping.
-  ClassOracle(const ClassCase& test, std::int64_t max_tokens, const reference::Batch& batch);
+  ClassOracle(const ClassCase& test, const reference::Batch& batch);
 
   ExpectedRows received(int rank) const;
   reference::Table<float> output(int rank) const;
@@ -44,7 +44,6 @@ class ClassOracle {
   reference::RankMajor tokens_of(const reference::Batch& batch, int rank) const;
 
   ClassCase test_;
-  std::int64_t max_tokens_;
   reference::Batch batch_;               ///< physical ids
   std::vector<reference::Batch> alone_;  ///< kLocal: each rank by itself
 };

@@ -108,10 +108,9 @@ TEST(PrepareFinalizeSchemesTest, SwizzledScalesOfMoreThanOneTile) {
   for (const PrepareKind kind : kAllClasses) {
     for (const bool is_late : {false, true}) {
       ClassCase test = case_of(kind, {schemes::kNvfp4, kNvfp4Scale, ScaleLayout::kSwizzled});
-      test.num_tokens = {6};
-      test.num_tokens.resize(is_late ? 1 : 13, 6);
-      test.num_experts = 29;
-      test.num_topk = 22;
+      test.num_tokens = {47};
+      if (!is_late) test.num_tokens = {47, 3, 40};
+      test.max_tokens_per_rank = 47;
       test.hidden = 80;
       if (is_late) test.wire_scheme = schemes::kNone;
       check_class(test);
