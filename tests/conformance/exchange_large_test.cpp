@@ -7,7 +7,9 @@
 #include "conformance/exchange_suite.h"
 #include "support/ranks.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
+using test::run_ranks;
+
 namespace {
 
 TEST(ExchangeLargeTest, RowsTakeTheStreamingPath) {
@@ -21,4 +23,4 @@ TEST(ExchangeLargeTest, RowsTakeTheStreamingPath) {
 }
 
 }  // namespace
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

@@ -5,7 +5,9 @@
 #include "conformance/exchange_suite.h"
 #include "support/ranks.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
+using test::run_ranks;
+
 namespace {
 
 TEST(ExchangeLocalTest, EqualsTheOracleBitForBit) {
@@ -22,4 +24,4 @@ TEST(ExchangeLocalTest, TwoHandlesMayBeAlive) {
 }
 
 }  // namespace
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

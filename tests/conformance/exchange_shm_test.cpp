@@ -5,7 +5,9 @@
 #include "conformance/exchange_suite.h"
 #include "support/processes.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
+using test::run_processes;
+
 namespace {
 
 // One group of processes for each number of ranks runs all its cases.
@@ -28,4 +30,4 @@ TEST(ExchangeShmTest, TwoHandlesMayBeAlive) {
 }
 
 }  // namespace
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

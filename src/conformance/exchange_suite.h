@@ -8,14 +8,13 @@
 
 #include "conformance/exchange_case.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 /// Rounds of dispatch and combine with other tokens each: blocking, split into phases, with a kept
-/// routing, with a reopened handle, and with one token in all. Throws a std::runtime_error that
-/// says what differs.
+/// routing, with a reopened handle, and with one token in all. Throws a Difference.
 void check_exchange(const Group& group, const ExchangeCase& test);
 
 /// Two handles alive at once, combined in the other order, one of them with the other's routing.
 void check_two_in_flight(const Group& group, const ExchangeCase& test);
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

@@ -10,9 +10,9 @@
 
 #include "switchyard/exchange.h"
 
-#include "support/random_batch.h"
+#include "conformance/random_batch.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 struct ExchangeCase {
   int num_ranks = 2;
@@ -57,4 +57,4 @@ std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts);
 /// Every layout with both contracts, for two handles at once.
 std::vector<ExchangeCase> two_in_flight_cases(int num_ranks);
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

@@ -9,7 +9,7 @@
 
 #include "conformance/exchange_round.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 namespace {
 
 // What one combine writes.
@@ -121,8 +121,7 @@ void with_description(const Group& group, const ExchangeCase& test, Check check)
 } catch (const Error& error) {
   throw Error(error.code(), fmt::format("{} ({})", error.what(), test.describe()));
 } catch (const std::exception& error) {
-  throw std::runtime_error(
-      fmt::format("rank {}: {} ({})", group.rank(), error.what(), test.describe()));
+  throw Difference(fmt::format("rank {}: {} ({})", group.rank(), error.what(), test.describe()));
 }
 
 }  // namespace
@@ -135,4 +134,4 @@ void check_two_in_flight(const Group& group, const ExchangeCase& test) {
   with_description(group, test, check_both);
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

@@ -8,7 +8,7 @@
 
 #include "conformance/exchange_round.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 using reference::Position;
 using reference::Table;
@@ -155,4 +155,4 @@ void Round::check_returned_weights(const TensorView& got) const {
   }
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

@@ -9,7 +9,7 @@
 
 #include "conformance/exchange_round.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 using reference::Position;
 using reference::Table;
@@ -239,4 +239,4 @@ void Round::check_padding(const Dispatched& got) const {
   }
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

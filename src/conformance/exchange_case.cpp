@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cases are chosen greedily: of some random ones the one with the most pairs that no earlier case
-// has, until none has any.
+// The factors of an exchange, their values, and which of them cannot go together.
 
 #include "conformance/exchange_case.h"
 
@@ -10,14 +9,13 @@
 
 #include <fmt/format.h>
 
-#include "core/random.h"
+#include "conformance/pairwise.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 namespace {
 
 constexpr std::int64_t kSlack = 3;  // room beyond the tokens that come
 
-// A format that gets its quantizer is added here.
 const std::vector<QuantScheme>& wire_schemes() {
   static const std::vector<QuantScheme> kSchemes{
       schemes::kNone,           QuantScheme{DType::kF16}, QuantScheme{DType::kF32},
@@ -76,11 +74,8 @@ enum Factor : std::size_t {
   kBias,
   kReturnsWeights,
   kLimits,
-  kNumTokens,
-  kNumFactors
+  kNumTokens
 };
-constexpr std::size_t kMostLevels = 12;
-using Levels = std::array<std::size_t, kNumFactors>;
 
 Levels num_levels(std::size_t num_rank_counts) {
   return {num_rank_counts,
@@ -160,30 +155,6 @@ ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std
   return test;
 }
 
-class Pairs {
- public:
-  template <typename Visit>
-  static void for_each(const Levels& l, Visit visit) {
-    for (std::size_t a = 0; a < kNumFactors; ++a) {
-      for (std::size_t b = 0; b < a; ++b) {
-        visit(((a * kMostLevels + l[a]) * kNumFactors + b) * kMostLevels + l[b]);
-      }
-    }
-  }
-  std::size_t num_new(const Levels& l) const {
-    std::size_t count = 0;
-    for_each(l, [&](std::size_t pair) { count += seen_[pair] ? 0u : 1u; });
-    return count;
-  }
-  void add(const Levels& l) {
-    for_each(l, [&](std::size_t pair) { seen_[pair] = true; });
-  }
-
- private:
-  std::vector<bool> seen_ =
-      std::vector<bool>(kNumFactors * kMostLevels * kNumFactors * kMostLevels, false);
-};
-
 // The order of a sum shows only where three terms are kept in f32.
 void add_long_sums(const std::vector<int>& rank_counts, std::vector<ExchangeCase>& cases) {
   for (const int num_ranks : rank_counts) {
@@ -239,27 +210,9 @@ std::string ExchangeCase::describe() const {
 }
 
 std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts) {
-  constexpr int kCandidates = 100;
-  const Levels counts = num_levels(rank_counts.size());
   std::vector<ExchangeCase> cases;
-  Pairs pairs;
-  std::uint64_t counter = 0;
-  for (;;) {
-    Levels best{};
-    std::size_t most = 0;
-    for (int i = 0; i < kCandidates; ++i) {
-      Levels levels;
-      for (std::size_t f = 0; f < kNumFactors; ++f)
-        levels[f] = random_bits(1, counter++) % counts[f];
-      make_possible(levels);
-      const std::size_t count = pairs.num_new(levels);
-      if (count <= most) continue;
-      most = count;
-      best = levels;
-    }
-    if (most == 0) break;
-    pairs.add(best);
-    cases.push_back(make_case(best, rank_counts, cases.size() + 1));
+  for (const Levels& levels : cover_pairs(num_levels(rank_counts.size()), make_possible)) {
+    cases.push_back(make_case(levels, rank_counts, cases.size() + 1));
   }
   add_long_sums(rank_counts, cases);
   std::stable_sort(cases.begin(), cases.end(), [](const ExchangeCase& a, const ExchangeCase& b) {
@@ -287,4 +240,4 @@ std::vector<ExchangeCase> two_in_flight_cases(int num_ranks) {
   return cases;
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

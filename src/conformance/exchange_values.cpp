@@ -3,13 +3,12 @@
 #include "conformance/exchange_values.h"
 
 #include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "quant/bf16.h"
 #include "quant/f16.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 namespace {
 
 using reference::QuantizedRows;
@@ -100,4 +99,4 @@ Tensor poisoned(DType dtype, std::int64_t num_rows, std::int64_t num_columns) {
   return tensor;
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

@@ -5,25 +5,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "switchyard/quant.h"
 #include "switchyard/tensor.h"
 
+#include "conformance/compare.h"
 #include "reference/reference.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 using Bytes = std::vector<std::byte>;
-
-/// Throws what differs. Arguments are formatted only then.
-template <typename... Args>
-void expect(bool condition, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) throw std::runtime_error(fmt::format(format, std::forward<Args>(args)...));
-}
 
 /// Elements as bf16, f16 or f32, which must hold them exactly; rows `stride` elements apart, what
 /// is between them filled with 5A. 0: contiguous.
@@ -50,4 +42,4 @@ std::int64_t scale_index(ScaleLayout layout, std::int64_t block_rows, std::int64
 /// A tensor in which an element that nobody writes is noticed.
 Tensor poisoned(DType dtype, std::int64_t num_rows, std::int64_t num_columns);
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

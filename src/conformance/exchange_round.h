@@ -10,7 +10,7 @@
 #include "conformance/exchange_values.h"
 #include "reference/reference.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 class Round {
  public:
@@ -86,4 +86,4 @@ class Round {
   std::vector<Bytes> bias_bytes_;
 };
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <limits>
 
-namespace switchyard::test {
+namespace switchyard::conformance {
 
 using reference::Batch;
 using reference::Position;
@@ -235,4 +235,4 @@ std::int64_t Round::num_rows(int rank) const {
   return rows + std::min(local, rows) * (test_->alignment - 1);
 }
 
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance
