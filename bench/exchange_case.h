@@ -117,9 +117,9 @@ inline WrittenBytes written_bytes(const ExchangeCase& test, int rank, std::int64
   }
   const ExpertOwnership ownership{test.num_experts, test.num_ranks};
   SendPlan send;
-  send.build(ownership, test.num_topk, table[static_cast<std::size_t>(rank)]);
+  send.build(ownership, test.num_topk, Layout::kExpanded, table[static_cast<std::size_t>(rank)]);
   ReceivePlan receive;
-  receive.build(rank, ownership, test.num_topk, {Layout::kExpanded, 1, 0, 0}, table);
+  receive.build(rank, ownership, test.num_topk, {}, table);
   std::int64_t remote_tokens = 0;
   for (std::int64_t t = 0; t < test.num_tokens; ++t) {
     const auto ranks = send.ranks_of(t);

@@ -11,6 +11,7 @@
 #include "switchyard/error.h"
 #include "switchyard/version.h"
 
+#include "check.h"
 #include "run.h"
 
 namespace {
@@ -51,12 +52,15 @@ int main(int argc, char** argv) {
       "4 timeout or lost peer");
   switchyard::cli::RunOptions run_options;
   switchyard::cli::add_run(app, run_options);
+  switchyard::cli::CheckOptions check_options;
+  const CLI::App* check_verb = switchyard::cli::add_check(app, check_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return usage_error(app, error);
   }
   try {
+    if (check_verb->parsed()) return switchyard::cli::check(check_options, argv);
     return switchyard::cli::run(run_options, argv);
   } catch (const switchyard::Error& error) {
     std::fprintf(stderr, "switchyard: %s: %s\n", name_of(error.code()), error.what());

@@ -72,13 +72,29 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "SWITCHYARD_ENGINE or auto")
       ->check(CLI::IsMember({"auto", "local", "shm"}));
   verb->add_option("--prepare", options.prepare, "prepare/finalize class")
-      ->check(CLI::IsMember({"low_latency", "local"}))
+      ->check(CLI::IsMember({"low_latency", "elastic_decode", "elastic_prefill", "all_gather",
+                             "all_to_all", "all_to_all_one_sided", "local"}))
       ->capture_default_str();
   verb->add_option("--scheme", options.scheme, "quantization of activations")
-      ->check(CLI::IsMember({"none", "fp8_block", "fp8_token", "fp8_tensor"}))
+      ->check(
+          CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                         "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block",
+                         "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}))
       ->capture_default_str();
-  verb->add_option("--reduce", options.reduce, "where weighted sums happen")
-      ->check(CLI::IsMember({"per_expert", "per_rank"}))
+  verb->add_option("--reduce", options.reduce, "where weighted sums happen; default: by the class")
+      ->check(CLI::IsMember({"per_expert", "per_rank"}));
+  verb->add_option("--global-scale", options.global_scale,
+                   "of nvfp4: a number or auto, 2688 / largest magnitude of the input; default: "
+                   "auto");
+  verb->add_option("--static-scale", options.static_scale,
+                   "of fp8_tensor and int8_tensor: a number or auto, by the largest magnitude of "
+                   "the input; default: taken from the rows that arrive");
+  verb->add_option("--intermediate-scale", options.intermediate_scale,
+                   "the same between the two GEMMs, a number; default: 4 for nvfp4, else taken "
+                   "from each expert's rows");
+  verb->add_option("--alignment", options.alignment,
+                   "elastic_prefill: experts start at multiples of so many rows")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
   verb->add_option("--experts", options.experts, "expert GEMM: exact (fixed order) or onednn")
       ->check(CLI::IsMember({"exact", "onednn"}))
@@ -92,6 +108,10 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--repeat", options.repeat, "times the layer runs")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
+  verb->add_option("--micro-batches", options.micro_batches,
+                   "parts of each rank's tokens that run overlapped")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   verb->add_option("--timeout", options.timeout_ms,
                    "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
@@ -104,6 +124,9 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
 }
 
 int run(const RunOptions& options, char** argv) {
+  require(options.dump.empty() || options.micro_batches == 1, Errc::kInvalidArgument,
+          "run: --dump with --micro-batches {}, must be 1: a dump shows one batch",
+          options.micro_batches);
   const RankInfo info = discover_ranks();
   if (info.source != "none") {
     require(options.ranks == 0 || options.ranks == info.size, Errc::kInvalidArgument,

@@ -18,12 +18,17 @@ struct RunOptions {
   std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
   std::string prepare = "low_latency";
   std::string scheme = "none";
-  std::string reduce = "per_expert";
+  std::string reduce;  ///< empty: that of the class
   std::string experts = "exact";
+  std::string global_scale;        ///< nvfp4: auto or a number; empty: auto
+  std::string static_scale;        ///< one scale a tensor: auto or a number; empty: dynamic
+  std::string intermediate_scale;  ///< a number; empty: see run_config.h
+  std::int64_t alignment = 1;
   std::string split = "even";
   std::int64_t tokens = 0;  ///< 0: all of the input, or 1024 random ones
   std::uint64_t seed = 1;
   std::int64_t repeat = 1;
+  int micro_batches = 1;
   std::int64_t timeout_ms = 0;
   std::string dump;
   std::string output;

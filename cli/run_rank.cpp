@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "switchyard/micro_batches.h"
 #include "switchyard/modular_kernel.h"
 #include "switchyard/router.h"
 
@@ -88,6 +89,7 @@ class LayerRun {
   ExpertOwnership ownership_;
   int first_expert_ = 0;
   MoeLayerWeights weights_;
+  RunConfig run_config_;
   ExchangeMemory memory_;
   std::unique_ptr<ModularKernel> kernel_;
   std::int64_t begin_ = 0;
@@ -100,20 +102,19 @@ class LayerRun {
 };
 
 void LayerRun::make_kernel(int rank) {
-  PrepareFinalizeConfig config;
-  config.num_experts = config_.num_experts();
-  config.num_topk = config_.num_topk();
-  config.hidden = config_.hidden;
+  std::int64_t max_tokens = 0;
   for (std::size_t r = 1; r < first_token_.size(); ++r) {
-    config.max_tokens_per_rank =
-        std::max(config.max_tokens_per_rank, first_token_[r] - first_token_[r - 1]);
+    max_tokens = std::max(max_tokens, first_token_[r] - first_token_[r - 1]);
   }
-  config.scheme = *scheme_from_name(options_.scheme);
-  if (!options_.reduce.empty()) config.reduce = *reduce_from_name(options_.reduce);
-  const PrepareKind kind = *prepare_kind_from_name(options_.prepare);
+  run_config_ = make_run_config(options_, config_, input_, max_tokens);
+  run_config_.prepare.num_micro_batches = options_.micro_batches;
+  const auto& [kind, config, intermediate_scale] = run_config_;
   memory_ = prepare_finalize_memory(kind, config, ownership_.num_ranks, rank);
 
-  const ExpertOptions expert_options{config.scheme};
+  ExpertOptions expert_options{config.scheme};
+  if (intermediate_scale) {
+    expert_options.intermediate_scale = TensorView::of(&*intermediate_scale, {1});
+  }
   SharedExpert shared;
   if (weights_.shared.has_value()) {
     // Shared experts are not dispatched, so nothing of theirs is quantized.
@@ -152,27 +153,38 @@ RankResult LayerRun::run() {
     const std::int64_t route_ns = route();
     if (is_last) {
       kernel_->set_inspector([this](const Prepared& prepared, const TensorView& expert_output) {
-        result_.num_rows = prepared.num_rows;
-        result_.expert_rows.assign(static_cast<std::size_t>(config_.num_experts()), 0);
+        // Once for each micro-batch.
+        result_.num_rows += prepared.num_rows;
+        result_.expert_rows.resize(static_cast<std::size_t>(config_.num_experts()));
         for (std::size_t e = 0; e < prepared.experts.num_rows.size(); ++e) {
-          result_.expert_rows[static_cast<std::size_t>(first_expert_) + e] =
+          result_.expert_rows[static_cast<std::size_t>(first_expert_) + e] +=
               prepared.experts.num_rows[e];
         }
-        const WireBytes bytes = kernel_->prepare_finalize().wire_bytes();
-        result_.dispatch_bytes = bytes.dispatch;
-        result_.combine_bytes = bytes.combine;
+        const WireBytes bytes = kernel_->prepare_finalize().wire_bytes(dbo_current_micro_batch());
+        result_.dispatch_bytes += bytes.dispatch;
+        result_.combine_bytes += bytes.combine;
         if (!options_.dump.empty()) dump(prepared, expert_output);
       });
     }
-    kernel_->apply(arguments_, output_);
-    const StageTimes& times = kernel_->times();
-    samples.add({route_ns, times.dispatch_ns, times.place_ns, times.experts_ns, times.combine_ns,
-                 times.shared_ns});
+    apply_overlapped(*kernel_, arguments_, output_, options_.micro_batches);
+    std::array<std::int64_t, kNumStages> sample{route_ns};
+    for (int m = 0; m < options_.micro_batches; ++m) {
+      const StageTimes& times = kernel_->times(m);
+      const std::array<std::int64_t, kNumStages> part{0,
+                                                      times.dispatch_ns,
+                                                      times.place_ns,
+                                                      times.experts_ns,
+                                                      times.combine_ns,
+                                                      times.shared_ns};
+      for (std::size_t stage = 0; stage < kNumStages; ++stage) sample[stage] += part[stage];
+    }
+    samples.add(sample);
     progress.update(i + 1);
   }
   result_.stage_ns = samples.medians();
   result_.config = config_;
   result_.layer = weights_.layer;
+  result_.run_config = run_config_;
   result_.input = std::move(input_);
   result_.first_token = first_token_;
   result_.output = std::move(output_);
@@ -182,7 +194,8 @@ RankResult LayerRun::run() {
   return std::move(result_);
 }
 
-// Valid rows only, by (expert, source rank, token, k), whatever the layout.
+// Valid rows only: by (expert, source rank, token, k), or by (source rank, token) in layouts with a
+// row a token, whose expert is -1.
 void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
   const std::vector<RowOrigin> origins = kernel_->prepare_finalize().row_origins();
   const auto num_rows = static_cast<std::int64_t>(origins.size());
@@ -212,7 +225,7 @@ void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
     if (has_row_scales) copy_row(scales, origin.row, row_scales, i);
     if (scales.has_value() && !has_row_scales) row_scales.as<float>()[i] = *scales.as<float>();
     std::int32_t* source = sources.as<std::int32_t>() + i * 4;
-    source[0] = first_expert_ + origin.expert;
+    source[0] = origin.expert < 0 ? -1 : first_expert_ + origin.expert;
     source[1] = origin.rank;
     source[2] = origin.token;
     source[3] = origin.k;
@@ -227,6 +240,16 @@ void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
                                    {"topk_weights", arguments_.topk_weights},
                                    {"output", returned}};
   if (scales.has_value()) tensors.push_back({"scales", row_scales});
+  const TensorView& tensor_scale = prepared.experts.tensor_scale;
+  if (tensor_scale.has_value()) tensors.push_back({"tensor_scale", tensor_scale});
+  Tensor recv_ids;
+  if (prepared.topk_ids.has_value()) {
+    recv_ids = Tensor(prepared.topk_ids.dtype(), {num_rows, prepared.topk_ids.shape(1)});
+    for (std::int64_t i = 0; i < num_rows; ++i) {
+      copy_row(prepared.topk_ids, origins[static_cast<std::size_t>(i)].row, recv_ids, i);
+    }
+    tensors.push_back({"recv_topk_ids", recv_ids});
+  }
   std::filesystem::create_directories(options_.dump);
   const auto path =
       std::filesystem::path(options_.dump) / fmt::format("rank{}.safetensors", group_.rank());

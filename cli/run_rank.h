@@ -13,6 +13,7 @@
 
 #include "io/model_config.h"
 #include "run.h"
+#include "run_config.h"
 #include "run_input.h"
 
 namespace switchyard::cli {
@@ -29,6 +30,7 @@ struct RankResult {
   RunInput input;                         ///< of all ranks
   std::vector<std::int64_t> first_token;  ///< P + 1
   Tensor output;                          ///< [T, H] bf16, this rank's tokens
+  RunConfig run_config;
   std::int64_t num_rows = 0;              ///< rows its experts received
   std::vector<std::int64_t> expert_rows;  ///< [E] rows of each expert that this rank served
   std::array<std::int64_t, kNumStages> stage_ns{};  ///< median over the repeats

@@ -104,8 +104,35 @@ void take_record(RunReport& report, const std::byte* from, const RecordLayout& l
 }  // namespace
 
 double rel_l2_bound(const std::string& scheme) {
-  if (scheme == "none") return 5e-3;
-  return scheme == "fp8_tensor" ? 8e-2 : 5e-2;
+  struct Bound {
+    const char* scheme;
+    double rel_l2;
+  };
+  constexpr std::array<Bound, 15> kBounds{{{"none", 5e-3},
+                                           {"fp8_block", 3.3e-2},
+                                           {"fp8_block_deepep", 3.3e-2},
+                                           {"fp8_ue8m0", 3.8e-2},
+                                           {"fp8_ue8m0_deepep", 3.8e-2},
+                                           {"fp8_token", 3.3e-2},
+                                           {"fp8_tensor", 3.8e-2},
+                                           {"int8_token", 1.9e-2},
+                                           {"int8_tensor", 4.9e-2},
+                                           {"int8_block", 5.4e-2},
+                                           {"nvfp4", 1.3e-1},
+                                           {"mxfp4", 1.9e-1},
+                                           {"mxfp6_e3m2", 7.5e-2},
+                                           {"mxfp6_e2m3", 4.9e-2},
+                                           {"mxfp8", 3.8e-2}}};
+  const auto* found = std::find_if(kBounds.begin(), kBounds.end(),
+                                   [&](const Bound& bound) { return scheme == bound.scheme; });
+  require(found != kBounds.end(), Errc::kInternal, "rel_l2_bound: no bound for scheme {}", scheme);
+  return found->rel_l2;
+}
+
+std::int64_t RunReport::wire_bytes() const {
+  std::int64_t bytes = 0;
+  for (const StageReport& stage : stages) bytes += stage.wire_bytes;
+  return bytes;
 }
 
 bool RunReport::is_ok() const {
@@ -123,6 +150,9 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     report.config = result.config;
     report.layer = result.layer;
     report.engine = group.engine_name();
+    report.wire_scheme = name_of(result.run_config.wire_scheme());
+    report.reduce = name_of(result.run_config.reduce());
+    report.tensor_scale = result.run_config.prepare.static_scale;
     report.input_source = result.input.source;
     report.has_routing = result.input.topk_ids.view().has_value();
     report.num_ranks = group.size();
@@ -158,11 +188,16 @@ std::string to_json(const RunReport& report) {
   json["experts"] = report.config.num_experts();
   json["topk"] = report.config.num_topk();
   json["layer"] = report.layer;
+  json["micro_batches"] = report.options.micro_batches;
   json["prepare"] = report.options.prepare;
   json["scheme"] = report.options.scheme;
-  json["reduce"] = report.options.reduce;
+  json["wire_scheme"] = report.wire_scheme;
+  json["tensor_scale"] = number(report.tensor_scale);
+  json["reduce"] = report.reduce;
   json["experts_impl"] = report.options.experts;
+  json["wire_bytes"] = report.wire_bytes();
   json["rel_l2"] = number(report.rel_l2);
+  json["bound"] = rel_l2_bound(report.options.scheme);
   json["max_abs"] = number(report.max_abs);
   json["window_bytes"] = report.window_bytes;
   json["workspace_bytes"] = report.workspace_bytes;

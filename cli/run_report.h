@@ -36,7 +36,10 @@ struct RunReport {
   int layer = 0;
   std::string engine;
   std::string input_source;
-  bool has_routing = false;  ///< ids came with the input
+  std::string wire_scheme;            ///< how rows travel
+  std::string reduce;                 ///< the one that holds
+  std::optional<float> tensor_scale;  ///< of the input, for all ranks
+  bool has_routing = false;           ///< ids came with the input
   int num_ranks = 1;
   std::int64_t num_tokens = 0;
   Tensor output;  ///< [T, H] bf16, input order
@@ -50,6 +53,7 @@ struct RunReport {
   std::optional<double> max_abs;
 
   bool is_ok() const;
+  std::int64_t wire_bytes() const;  ///< of all stages and ranks
 };
 
 /// Largest rel_l2 that a correct run shows on real activations; documented in docs/schemes.md.

@@ -68,14 +68,21 @@ std::string header(const RunReport& report) {
       report.options.model, name_of(config.family), report.layer, config.hidden,
       config.num_experts(), config.num_topk(), config.moe_intermediate,
       config.shared_intermediate > 0 ? fmt::format(", shared {}", config.shared_intermediate) : "");
-  text += fmt::format("input    {}: {} tokens, routing {}\n", report.input_source,
-                      report.num_tokens, report.has_routing ? "from the file" : "by the router");
+  const int parts = report.options.micro_batches;
+  text +=
+      fmt::format("input    {}: {} tokens{}, routing {}\n", report.input_source, report.num_tokens,
+                  parts == 1 ? "" : fmt::format(" in {} micro-batches a rank", parts),
+                  report.has_routing ? "from the file" : "by the router");
   text += fmt::format("engine   {}, {} rank{}\n", report.engine, report.num_ranks,
                       report.num_ranks == 1 ? "" : "s");
-  text += fmt::format("layer    prepare {}, scheme {}, reduce {}, experts {}, {} run{}\n",
-                      report.options.prepare, report.options.scheme, report.options.reduce,
+  const std::string scale =
+      report.tensor_scale ? fmt::format(", scale {:g}", *report.tensor_scale) : "";
+  text += fmt::format("layer    prepare {}, scheme {}{}, reduce {}, experts {}, {} run{}\n",
+                      report.options.prepare, report.options.scheme, scale, report.reduce,
                       report.options.experts, report.options.repeat,
                       report.options.repeat == 1 ? "" : "s");
+  text += fmt::format("wire     rows as {}, {} from rank to rank\n", report.wire_scheme,
+                      bytes_text(report.wire_bytes()));
   text += fmt::format("memory   {} of windows and {} of workspace a rank\n\n",
                       bytes_text(report.window_bytes), bytes_text(report.workspace_bytes));
   return text;
@@ -129,7 +136,7 @@ std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
 std::string accuracy(const RunReport& report) {
   if (!report.rel_l2) return "accuracy: the input has no reference output\n";
   return fmt::format(
-      "accuracy: ||out - ref|| / ||ref|| = {:.3e}, bound {:.0e} for scheme {}; "
+      "accuracy: ||out - ref|| / ||ref|| = {:.3e}, bound {:.1e} for scheme {}; "
       "max |out - ref| = {:.3e}: {}\n",
       *report.rel_l2, rel_l2_bound(report.options.scheme), report.options.scheme, *report.max_abs,
       report.is_ok() ? "ok" : "WRONG");

@@ -21,6 +21,7 @@ LAYERS = [  # lowest first; the number is the place in this list, from 1
     {"exchange"},
     {"moe", "views"},
     {"capi"},
+    {"conformance"},
     {"cli"},
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS, 1) for folder in folders}

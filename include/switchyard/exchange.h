@@ -79,7 +79,7 @@ struct Dispatched {
   TensorView topk_weights;
   std::vector<TensorView> payloads;             ///< [N, bytes] u8 each
   std::span<const std::int64_t> rows_per_rank;  ///< [P] tokens placed here of each rank
-  std::span<const std::int64_t> expert_load;    ///< [E] rows of each expert over the whole group
+  std::span<const std::int64_t> expert_load;    ///< [E] rows wanted of each expert by all ranks
   std::span<const std::int64_t> wait_ns;        ///< [P] time spent waiting for each rank's rows
   std::int64_t num_dropped = 0;                 ///< choices of this rank's tokens lost to capacity
 };
@@ -182,8 +182,9 @@ class SWITCHYARD_API Exchange {
   void combine_receive(const DispatchHandle& handle, const TensorView& output,
                        const CombineOptions& options = {});
 
+  /// Both phases; what either would refuse of these arguments is refused before anything is sent.
   void combine(const DispatchHandle& handle, const TensorView& rows, const TensorView& output,
-               const CombineOptions& options = {});
+               const CombineOptions& options = {}, const TensorView& row_weights = {});
 
   /// Gives a received handle up without a combine. Not collective in itself, but every rank must do
   /// the same.

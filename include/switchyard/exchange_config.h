@@ -62,7 +62,8 @@ struct ExchangeMemory {
   /// back = the same of a returned row, columns = K, or min(P, K) for per_rank (P without routing).
   std::size_t window_bytes = 0;
   /// max_in_flight * (N * (row + payloads + routing) + scales), N the most rows that can arrive,
-  /// scales as scale_layout wants them, routing = 8 K bytes, or 4 where experts are apart.
+  /// scales as scale_layout wants them, routing = 8 K bytes, or 4 where experts are apart; without
+  /// weights 4 K, or 0.
   std::size_t receive_bytes = 0;
 };
 

@@ -115,9 +115,9 @@ struct FinalizeArguments {
 /// The shape follows vLLM's FusedMoEPrepareAndFinalizeModular, so that its users find their
 /// methods.
 ///
-/// All calls are collective over the group; one thread of each rank makes them, in the same order.
-/// Errors of every call: kInvalidArgument at once, with nothing sent; kTimeout, kPeerLost,
-/// kAborted.
+/// All calls are collective over the group; one thread of a rank at a time makes them, in the same
+/// order on every rank. Errors of every call: kInvalidArgument at once, with nothing sent;
+/// kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API PrepareFinalize {
  public:
   PrepareFinalize() = default;
@@ -132,6 +132,8 @@ class SWITCHYARD_API PrepareFinalize {
   virtual std::optional<DType> topk_indices_dtype() const = 0;
   /// Upper bound on T; nothing: none.
   virtual std::optional<std::int64_t> max_num_tokens_per_rank() const = 0;
+  /// The ranks; with kLocal this one alone.
+  virtual const Group& group() const = 0;
   /// Ranks that may send to this one.
   virtual int num_dispatchers() const = 0;
   /// True when finalize has summed over all ranks that hold parts of a token.

@@ -21,6 +21,7 @@ namespace {
 // Whether distinct elements surely have distinct memory: one stride steps over the whole extent of
 // the other.
 bool is_injective(const TensorView& tensor) {
+  if (tensor.num_elements() == 0) return true;
   std::int64_t extents[2];
   for (int dim = 0; dim < 2; ++dim) {
     const bool is_single = tensor.shape(dim) <= 1;

@@ -42,11 +42,16 @@ void check_matrix(const TensorView& view, const MatrixRule& rule) {
   require(view.stride(1) == 1 && view.stride(0) >= view.shape(1), Errc::kInvalidArgument,
           "{}: {} is {}, its rows must be contiguous and must not overlap", rule.function,
           rule.name, view);
+  check_address(view, rule.function, rule.name);
+}
+
+void check_address(const TensorView& view, const char* function, std::string_view name) {
+  if (view.num_elements() == 0) return;
   const auto address = reinterpret_cast<std::uintptr_t>(view.data());
   const int alignment = std::max(1, bits_of(view.dtype()) / 8);
   require(address != 0 && address % static_cast<std::uintptr_t>(alignment) == 0,
           Errc::kInvalidArgument, "{}: {} starts at {}, must be a multiple of {} and not null",
-          rule.function, rule.name, fmt::ptr(view.data()), alignment);
+          function, name, fmt::ptr(view.data()), alignment);
 }
 
 }  // namespace switchyard

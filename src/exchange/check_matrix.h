@@ -26,4 +26,7 @@ struct MatrixRule {
 /// Errors: kInvalidArgument, with what the tensor is and what it must be.
 void check_matrix(const TensorView& view, const MatrixRule& rule);
 
+/// Elements, if there are any, must be somewhere, aligned to their size.
+void check_address(const TensorView& view, const char* function, std::string_view name);
+
 }  // namespace switchyard

@@ -123,6 +123,7 @@ void OneSidedExchange::check_row_weights(const Slot& slot, const TensorView& row
               row_weights.num_elements() == num_rows * columns,
           Errc::kInvalidArgument, "combine: row_weights is {}, must be f32 [{}, {}], contiguous",
           row_weights, num_rows, columns);
+  check_address(row_weights, "combine", "row_weights");
 }
 
 void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows,

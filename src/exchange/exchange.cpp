@@ -2,6 +2,7 @@
 
 #include "switchyard/exchange.h"
 
+#include "core/fail.h"
 #include "exchange/one_sided.h"
 
 namespace switchyard {
@@ -62,9 +63,13 @@ void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& o
 }
 
 void Exchange::combine(const DispatchHandle& handle, const TensorView& rows,
-                       const TensorView& output, const CombineOptions& options) {
+                       const TensorView& output, const CombineOptions& options,
+                       const TensorView& row_weights) {
   check_output(handle, output, options);
-  combine_send(handle, rows);
+  require(row_weights.has_value() || !options.returned_weights.has_value(), Errc::kInvalidArgument,
+          "combine: returned_weights is wanted, but no row_weights are given; every rank must pass "
+          "them");
+  combine_send(handle, rows, row_weights);
   combine_receive(handle, output, options);
 }
 

@@ -71,9 +71,11 @@ void check_schemes(const ExchangeConfig& config) {
           "exchange: combine_scheme is {}, must be bf16, f16, f32 or have scales of its own in "
           "each row",
           name_of(back));
-  require((config.hidden * bits_of(config.scheme.dtype)) % 8 == 0 || config.scheme.is_simulated(),
-          Errc::kInvalidArgument, "exchange: hidden is {} with {} elements, must be even",
-          config.hidden, name_of(config.scheme.dtype));
+  for (const QuantScheme& scheme : {config.scheme, config.combine_scheme}) {
+    require((config.hidden * bits_of(scheme.dtype)) % 8 == 0 || scheme.is_simulated(),
+            Errc::kInvalidArgument, "exchange: hidden is {} with {} elements, must be even",
+            config.hidden, name_of(scheme.dtype));
+  }
   const bool is_rowwise = config.scheme.is_quantized() && !config.scheme.is_simulated() &&
                           config.scheme.group != ScaleGroup::kTensor;
   require(config.scale_layout == ScaleLayout::kRowMajor || is_rowwise, Errc::kInvalidArgument,
@@ -201,11 +203,14 @@ NamedValues agreed_fields(const ExchangeConfig& config) {
           {"max_tokens_per_rank", std::to_string(config.max_tokens_per_rank)},
           {"layout", name_of(config.layout)},
           {"scheme", name_of(config.scheme)},
+          {"scale_layout", std::to_string(static_cast<int>(config.scale_layout))},
           {"payload_bytes", payloads},
           {"reduce", name_of(config.reduce)},
           {"combine_scheme", name_of(config.combine_scheme)},
           {"sends_weights", flag(config.sends_weights)},
           {"expert_alignment", std::to_string(config.expert_alignment)},
+          {"worst_case_rows", flag(config.worst_case_rows)},
+          {"zero_padding", flag(config.zero_padding)},
           {"capacity", std::to_string(config.capacity)},
           {"overflow", config.overflow == Overflow::kDrop ? "drop" : "error"},
           {"max_in_flight", std::to_string(config.max_in_flight)}};

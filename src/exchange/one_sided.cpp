@@ -89,6 +89,7 @@ DispatchHandle OneSidedExchange::reopen(const DispatchHandle& earlier) {
   require_received(earlier, "reopen");
   Slot& slot = free_slot("reopen");
   slot.routing = earlier.routing_;
+  slot.dispatch_epoch = 0;
   slot.topk_weights.clear();
   slot.placement_weights.clear();
   slot.id = next_id_++;
@@ -99,9 +100,9 @@ DispatchHandle OneSidedExchange::reopen(const DispatchHandle& earlier) {
 std::size_t OneSidedExchange::index_of(const DispatchHandle& handle, const char* operation) const {
   const auto index = static_cast<std::size_t>(handle.slot_);
   require(handle.slot_ >= 0 && index < slots_.size() && slots_[index].id == handle.id_ &&
-              slots_[index].stage != Stage::kFree,
+              slots_[index].routing == handle.routing_ && slots_[index].stage != Stage::kFree,
           Errc::kInvalidArgument,
-          "{}: the handle is not alive, it ends with its combine or release; dispatch first",
+          "{}: the handle is not alive here, it ends with its combine or release; dispatch first",
           operation);
   return index;
 }
@@ -179,13 +180,14 @@ WireBytes OneSidedExchange::wire_bytes(const DispatchHandle& handle) const {
   std::int64_t row_bytes =
       static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
   for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
+  const bool sends_ids = slot.routing->epoch == slot.dispatch_epoch;
+  const bool sends_weights = own_routing(slot).topk_weights != nullptr;
   if (slot.input.options.routing_only) row_bytes = 0;
   const std::int64_t routing_bytes =
-      slot.num_tokens() * config_.num_topk *
-      (own_routing(slot).topk_weights == nullptr ? 2 : 6);  // u16 id, f32 weight
+      slot.num_tokens() * config_.num_topk * ((sends_ids ? 2 : 0) + (sends_weights ? 4 : 0));
   WireBytes bytes;
   for (int peer = 0; peer < num_ranks_; ++peer) {
-    if (peer == rank_) continue;
+    if (peer == rank_ || slot.dispatch_epoch == 0) continue;
     const std::int64_t sent =
         config_.layout == Layout::kAllGather
             ? slot.num_tokens()

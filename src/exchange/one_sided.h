@@ -97,7 +97,8 @@ class OneSidedExchange {
   struct Slot {
     Stage stage = Stage::kFree;
     std::uint64_t id = 0;
-    std::uint64_t epoch = 0;  ///< of the operation that was sent last
+    std::uint64_t epoch = 0;           ///< of the operation that was sent last
+    std::uint64_t dispatch_epoch = 0;  ///< of its dispatch; 0 when it was reopened
     std::shared_ptr<CachedRouting> routing;
     Input input;
     std::vector<float> topk_weights;       ///< own tokens, [T, K]; empty when absent

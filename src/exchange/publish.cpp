@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/fail.h"
 #include "core/format.h"
 #include "cpu/streaming.h"
 #include "exchange/check_matrix.h"
@@ -24,22 +25,25 @@ template <typename Id>
 void narrow_ids(const Id* ids, std::int64_t num_tokens, int num_topk, int num_experts,
                 std::uint16_t* narrow) {
   for (std::int64_t i = 0; i < num_tokens * num_topk; ++i) {
-    require(ids[i] >= -1 && ids[i] < num_experts, Errc::kInvalidArgument,
-            "dispatch: topk_ids[{}, {}] is {}, must be -1 or an expert from 0 to {}", i / num_topk,
-            i % num_topk, ids[i], num_experts - 1);
+    if (ids[i] < -1 || ids[i] >= num_experts) {
+      fail(Errc::kInvalidArgument,
+           "dispatch: topk_ids[{}, {}] is {}, must be -1 or an expert from 0 to {}", i / num_topk,
+           i % num_topk, ids[i], num_experts - 1);
+    }
     narrow[i] = ids[i] < 0 ? kNoExpert : static_cast<std::uint16_t>(ids[i]);
   }
 }
 
 // The batched layout has room for each token once an expert.
 void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const std::size_t token = i / static_cast<std::size_t>(num_topk);
-    for (std::size_t j = token * static_cast<std::size_t>(num_topk); j < i; ++j) {
-      require(ids[i] == kNoExpert || ids[i] != ids[j], Errc::kInvalidArgument,
-              "dispatch: token {} names expert {} twice, layout batched has room for it once; use "
-              "layout expanded",
-              token, ids[i]);
+  const auto width = static_cast<std::ptrdiff_t>(num_topk);
+  for (auto token = ids.begin(); token != ids.end(); token += width) {
+    for (auto id = token; id != token + width; ++id) {
+      if (*id == kNoExpert || std::find(token, id, *id) == id) continue;
+      fail(Errc::kInvalidArgument,
+           "dispatch: token {} names expert {} twice, layout batched has room for it once; use "
+           "layout expanded",
+           (token - ids.begin()) / width, *id);
     }
   }
 }
@@ -53,12 +57,12 @@ void check_payloads(const ExchangeConfig& config, const std::vector<TensorView>&
     const TensorView& payload = payloads[i];
     const bool has_rows = payload.has_value() && payload.num_dims() >= 1 &&
                           payload.shape(0) == num_tokens && payload.is_contiguous();
-    const std::int64_t bytes = !has_rows || num_tokens == 0
-                                   ? config.payload_bytes[i]
-                                   : static_cast<std::int64_t>(payload.num_bytes()) / num_tokens;
-    require(has_rows && bytes == config.payload_bytes[i], Errc::kInvalidArgument,
+    const auto bytes = static_cast<std::uint64_t>(num_tokens) *
+                       static_cast<std::uint64_t>(config.payload_bytes[i]);
+    require(has_rows && payload.num_bytes() == bytes, Errc::kInvalidArgument,
             "dispatch: payloads[{}] is {}, must be contiguous, {} rows of {} bytes", i, payload,
             num_tokens, config.payload_bytes[i]);
+    check_address(payload, "dispatch", fmt::format("payloads[{}]", i));
   }
 }
 
@@ -70,10 +74,11 @@ float checked_tensor_scale(const QuantScheme& scheme, const TensorView& tensor_s
           "dispatch: tensor_scale is {}, must be f32 [1] for {}: the scale of all tokens, which no "
           "rank can know alone",
           tensor_scale, name_of(scheme));
+  check_address(tensor_scale, "dispatch", "options.tensor_scale");
   return *tensor_scale.as<float>();
 }
 
-// Bytes from row to row; fp4 strides are even because rows are contiguous and H is even.
+// Bytes from row to row; whole ones, as make_input() made sure.
 std::int64_t row_stride_bytes(const TensorView& rows) {
   return rows.stride(0) * bits_of(rows.dtype()) / 8;
 }
@@ -106,11 +111,15 @@ OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
             "dispatch: tokens are {} already, options.scales is {}, must be {} [{}, {}]",
             name_of(tokens.dtype()), scales, name_of(scale_dtype(scheme)), tokens.shape(0),
             shape_.num_scales);
+    check_address(scales, "dispatch", "options.scales");
   } else {
     require(!options.scales.has_value(), Errc::kInvalidArgument,
             "dispatch: options.scales is {}, must be absent for tokens {} under scheme {}",
             options.scales, tokens, name_of(scheme));
   }
+  require(tokens.stride(0) * bits_of(tokens.dtype()) % 8 == 0, Errc::kInvalidArgument,
+          "dispatch: rows of tokens are {} elements of {} apart, must be whole bytes",
+          tokens.stride(0), name_of(tokens.dtype()));
   if (!options.routing_only) check_payloads(config_, options.payloads, tokens.shape(0));
   input.tensor_scale = checked_tensor_scale(scheme, options.tensor_scale);
   input.is_stored = is_quantized || (!scheme.is_quantized() && tokens.dtype() == scheme.dtype);
@@ -175,7 +184,7 @@ DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const T
   load_weights(slot, routing->num_tokens, topk_weights);
 
   slot.epoch = begin("dispatch", Phase::kDispatchSend);
-  routing->epoch = slot.epoch;
+  routing->epoch = slot.dispatch_epoch = slot.epoch;
   slot.routing = routing;
   slot.id = next_id_++;
   slot.stage = Stage::kSent;
@@ -203,6 +212,7 @@ DispatchHandle OneSidedExchange::dispatch_again_send(const DispatchHandle& earli
   load_weights(slot, routing.num_tokens, topk_weights);
 
   slot.epoch = begin("dispatch_again", Phase::kDispatchSend);
+  slot.dispatch_epoch = slot.epoch;
   slot.routing = earlier.routing_;
   slot.id = next_id_++;
   slot.stage = Stage::kSent;

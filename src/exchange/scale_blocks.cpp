@@ -25,8 +25,8 @@ void ScaleBlocks::place(const std::byte* scales, std::int64_t row, std::byte* me
 }
 
 TensorView ScaleBlocks::view(const void* memory) const {
-  // Row-major blocks follow one another as one would; a rank without experts has none.
-  if (block.layout == ScaleLayout::kRowMajor || num_blocks == 0) {
+  // Row-major blocks follow one another as the rows of one would.
+  if (block.layout == ScaleLayout::kRowMajor) {
     return TensorView(memory, dtype, {num_blocks * block.num_rows, block.num_scales});
   }
   return is_batched ? view_batched_scales(memory, dtype, block.layout, num_blocks, block.num_rows,

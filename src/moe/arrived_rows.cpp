@@ -46,6 +46,8 @@ ArrivedRows::ArrivedRows(const QuantScheme& scheme, std::int64_t hidden, ScaleLa
       static_scale_(static_scale),
       rows_(checked_mul(static_cast<std::size_t>(max_rows), row_bytes(scheme, hidden))),
       row_scales_(scale_row_bytes(scheme, hidden)),
+      // Scales of the wire side by side: no format has more than f32 each.
+      wire_scales_(static_cast<std::size_t>(hidden) * sizeof(float)),
       wide_(static_cast<std::size_t>(hidden) * sizeof(float)),
       narrow_(static_cast<std::size_t>(hidden) * sizeof(std::uint16_t)) {
   // Every block of a batch may end in a padded tile of its own.
@@ -66,21 +68,24 @@ ScaleBlocks ArrivedRows::scale_blocks(Layout layout, const ExpertRows& from) con
           is_batched};
 }
 
-// bf16 as it arrived, or what its form on the wire stands for, rounded to bf16.
-const std::byte* ArrivedRows::input_row(const ExpertRows& from, std::int64_t row) {
-  if (!from.scheme.is_quantized() && from.rows.dtype() == DType::kBF16) {
-    return from.rows.as<std::byte>() + row * hidden_ * 2;
+// As it arrived, or what its quantized form stands for, rounded to bf16, in which simulated formats
+// stay.
+ArrivedRows::Row ArrivedRows::input_row(const ExpertRows& from, std::int64_t row) {
+  const DType dtype = from.rows.dtype();
+  if (!from.scheme.is_quantized() && (dtype == DType::kBF16 || !scheme_.is_simulated())) {
+    return {from.rows.as<std::byte>() + row * hidden_ * bits_of(dtype) / 8, dtype};
   }
-  InputReader(from).read(0, row, 1, wide_.as<float>(), row_scales_.data());
+  InputReader(from).read(0, row, 1, wide_.as<float>(), wire_scales_.data());
   f32_to_bf16(wide_.as<float>(), hidden_, narrow_.as<std::uint16_t>());
-  return narrow_.data();
+  return {narrow_.data(), DType::kBF16};
 }
 
 float ArrivedRows::largest_magnitude(const ExpertRows& from,
                                      const std::vector<std::int64_t>& rows) {
   float amax = 0.0f;
   for (const std::int64_t row : rows) {
-    amax = std::max(amax, max_magnitude(input_row(from, row), DType::kBF16, hidden_));
+    const Row input = input_row(from, row);
+    amax = std::max(amax, max_magnitude(input.data, input.dtype, hidden_));
   }
   return amax;
 }
@@ -100,8 +105,8 @@ void ArrivedRows::quantize(Layout layout, Dispatched& dispatched) {
   const std::size_t stored_bytes = row_bytes(scheme_, hidden_);
   const bool has_scales = !is_tensor && blocks.block.num_scales > 0;
   for (const std::int64_t row : rows) {
-    const std::byte* from = input_row(experts, row);
-    quantize_row(scheme_, from, DType::kBF16, hidden_,
+    const Row from = input_row(experts, row);
+    quantize_row(scheme_, from.data, from.dtype, hidden_,
                  rows_.data() + static_cast<std::size_t>(row) * stored_bytes, row_scales_.data(),
                  tensor_scale_);
     if (has_scales) blocks.place(row_scales_.data(), row, scales_.data());

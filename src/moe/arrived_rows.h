@@ -21,14 +21,20 @@ class ArrivedRows {
               std::optional<float> static_scale, std::int64_t max_rows, std::int64_t max_blocks);
 
   /// Replaces what `dispatched` says about rows and scales by rows quantized here. Rows that are
-  /// quantized already are dequantized and rounded to bf16 first. A dynamic scale of a whole tensor
+  /// quantized already are dequantized and rounded to bf16 first; so are f16 and f32 rows for
+  /// simulated schemes. A dynamic scale of a whole tensor
   /// is taken over all valid rows.
   void quantize(Layout layout, Dispatched& dispatched);
 
  private:
+  struct Row {
+    const std::byte* data;
+    DType dtype;
+  };
+
   ScaleBlocks scale_blocks(Layout layout, const ExpertRows& from) const;
   float largest_magnitude(const ExpertRows& from, const std::vector<std::int64_t>& rows);
-  const std::byte* input_row(const ExpertRows& from, std::int64_t row);
+  Row input_row(const ExpertRows& from, std::int64_t row);
 
   QuantScheme scheme_;
   std::int64_t hidden_;
@@ -37,9 +43,10 @@ class ArrivedRows {
   float tensor_scale_ = 1.0f;
   AlignedBuffer rows_;
   AlignedBuffer scales_;
-  AlignedBuffer row_scales_;  ///< of one row, side by side
-  AlignedBuffer wide_;        ///< one row in f32
-  AlignedBuffer narrow_;      ///< one row in bf16
+  AlignedBuffer row_scales_;   ///< of one row, side by side
+  AlignedBuffer wire_scales_;  ///< of one row as it arrived
+  AlignedBuffer wide_;         ///< one row in f32
+  AlignedBuffer narrow_;       ///< one row in bf16
 };
 
 }  // namespace switchyard

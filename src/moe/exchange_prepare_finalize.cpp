@@ -11,6 +11,27 @@
 #include "core/format.h"
 
 namespace switchyard {
+namespace {
+
+// `receive` runs once: in the hook, or in the receiver when the hook was not called.
+template <typename Result>
+Pending<Result> split(std::function<void()> receive, std::function<Result()> result) {
+  const auto is_received = std::make_shared<bool>(false);
+  Pending<Result> pending;
+  pending.hook = [receive = std::move(receive), is_received] {
+    require(!*is_received, Errc::kInvalidArgument,
+            "hook: was called already, or its receiver was; call it once");
+    *is_received = true;
+    receive();
+  };
+  pending.receiver = [hook = pending.hook, is_received, result = std::move(result)] {
+    if (!*is_received) hook();
+    return result();
+  };
+  return pending;
+}
+
+}  // namespace
 
 ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, const Group& group,
                                                  const PrepareFinalizeConfig& config)
@@ -29,11 +50,11 @@ ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, co
             expert_map_.as<std::int32_t>() + ownership_.first(rank_) + ownership_.count(rank_), 0);
 }
 
-Exchange& ExchangePrepareFinalize::exchange(bool defers) {
-  std::unique_ptr<Exchange>& exchange = exchanges_[defers];
+Exchange& ExchangePrepareFinalize::exchange(bool is_plain) {
+  std::unique_ptr<Exchange>& exchange = exchanges_[is_plain];
   if (exchange != nullptr) return *exchange;
-  exchange = std::make_unique<Exchange>(group_, exchange_config_of(recipe_, config_, defers));
-  if (!defers && exchange->config().scheme != config_.scheme) {
+  exchange = std::make_unique<Exchange>(group_, exchange_config_of(recipe_, config_, is_plain));
+  if (!is_plain && exchange->config().scheme != config_.scheme) {
     for (MicroBatch& batch : batches_) {
       batch.quantizer = std::make_unique<ArrivedRows>(
           config_.scheme, config_.hidden, config_.scale_layout, config_.static_scale,
@@ -41,6 +62,12 @@ Exchange& ExchangePrepareFinalize::exchange(bool defers) {
     }
   }
   return *exchange;
+}
+
+const Exchange& ExchangePrepareFinalize::exchange_of(const MicroBatch& batch) const {
+  require(batch.exchange != nullptr, Errc::kInvalidArgument,
+          "{}: nothing was prepared in this micro-batch; prepare first", name());
+  return *batch.exchange;
 }
 
 const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
@@ -53,7 +80,7 @@ const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
 
 // Experts that take packed UE8M0 scales get them from the senders.
 void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
-  QuantScheme& scheme = config_.scheme;
+  const QuantScheme& scheme = config_.scheme;
   const bool is_fp8_block = scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock &&
                             scheme.block == 128 && !config_.wire_scheme.has_value();
   if (recipe_.kind != PrepareKind::kLowLatency || !is_fp8_block ||
@@ -62,12 +89,14 @@ void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
     return;
   }
   for (const MicroBatch& batch : batches_) {
-    require(!batch.is_busy, Errc::kInvalidArgument,
+    require(batch.exchange == nullptr, Errc::kInvalidArgument,
             "{}: post_init_setup comes after prepare; call it before the first one", name());
   }
-  scheme.scale_format = ScaleFormat::kE8M0Packed;
-  exchanges_[0].reset();
-  exchange(false);
+  PrepareFinalizeConfig packed = config_;
+  packed.scheme.scale_format = ScaleFormat::kE8M0Packed;
+  exchanges_[0] =
+      std::make_unique<Exchange>(group_, exchange_config_of(recipe_, packed, /*is_plain=*/false));
+  config_ = std::move(packed);
 }
 
 Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments) {
@@ -84,26 +113,19 @@ Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments&
   if (config_.static_scale.has_value()) {
     options.tensor_scale = TensorView::of(&*config_.static_scale, {1});
   }
-  batch.handle =
-      exchange(batch.is_deferred)
-          .dispatch_send(hidden, to_physical(batch, arguments.topk_ids),
-                         batch.is_weighted ? batch.ones.view() : arguments.topk_weights, options);
+  Exchange& carrier = exchange(batch.is_deferred && wire_scheme_of(config_).is_quantized());
+  batch.handle = carrier.dispatch_send(
+      hidden, to_physical(batch, arguments.topk_ids),
+      batch.is_weighted ? batch.ones.view() : arguments.topk_weights, options);
+  batch.exchange = &carrier;
+  batch.num_tokens = hidden.shape(0);
   batch.is_busy = true;
-  const auto received = std::make_shared<bool>(false);
-  Pending<Prepared> pending;
-  pending.hook = [this, &batch, received] {
-    receive(batch);
-    *received = true;
-  };
-  pending.receiver = [this, &batch, received] {
-    if (!*received) receive(batch);
-    return batch.prepared;
-  };
-  return pending;
+  if (batch.is_weighted && arguments.weighs_in_place) write_weighted(batch, arguments.hidden);
+  return split<Prepared>([this, &batch] { receive(batch); }, [&batch] { return batch.prepared; });
 }
 
 void ExchangePrepareFinalize::receive(MicroBatch& batch) try {
-  batch.dispatched = exchange(batch.is_deferred).dispatch_receive(batch.handle);
+  batch.dispatched = batch.exchange->dispatch_receive(batch.handle);
   if (!batch.is_deferred && batch.quantizer != nullptr) {
     batch.quantizer->quantize(recipe_.layout, batch.dispatched);
   }
@@ -229,37 +251,40 @@ TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch,
   return batch.reduced;
 }
 
+// Rows that are weighted already count as they are.
+CombineOptions ExchangePrepareFinalize::combine_options(MicroBatch& batch, bool is_weighted) const {
+  CombineOptions options;
+  if (!is_weighted || batch.exchange->config().reduce != Reduce::kPerExpert) return options;
+  batch.ones = Tensor(DType::kF32, {batch.num_tokens, std::int64_t{config_.num_topk}});
+  std::fill_n(batch.ones.as<float>(), batch.ones.view().num_elements(), 1.0f);
+  options.topk_weights = batch.ones;
+  return options;
+}
+
 Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& arguments) {
   MicroBatch& batch = batch_of(arguments.micro_batch);
-  Exchange& exchange = *exchanges_[batch.is_deferred];
+  require(batch.is_busy, Errc::kInvalidArgument,
+          "{}: nothing is prepared in micro_batch {}; prepare first", name(),
+          arguments.micro_batch);
   const TensorView output = arguments.output;
-  CombineOptions options;
   const bool is_weighted = arguments.weight_and_reduce.kind == WeightAndReduceKind::kNoOp;
-  if (is_weighted && exchange.config().reduce == Reduce::kPerExpert) {
-    batch.ones = Tensor(DType::kF32, {output.shape(0), std::int64_t{config_.num_topk}});
-    std::fill_n(batch.ones.as<float>(), batch.ones.view().num_elements(), 1.0f);
-    options.topk_weights = batch.ones;
-  }
-  exchange.check_output(batch.handle, output, options);
-  exchange.combine_send(batch.handle, to_send(batch, arguments), {},
-                        is_weighted ? RowsAre::kWeighted : RowsAre::kUnweighted);
-  const auto received = std::make_shared<bool>(false);
-  Pending<void> pending;
-  pending.hook = [&exchange, &batch, received, output, options] {
-    exchange.combine_receive(batch.handle, output, options);
+  const CombineOptions options = combine_options(batch, is_weighted);
+  batch.exchange->check_output(batch.handle, output, options);
+  batch.exchange->combine_send(batch.handle, to_send(batch, arguments), {},
+                               is_weighted ? RowsAre::kWeighted : RowsAre::kUnweighted);
+  const auto receive_rows = [&batch, output, options] {
+    batch.exchange->combine_receive(batch.handle, output, options);
     batch.is_busy = false;
-    *received = true;
   };
-  pending.receiver = [hook = pending.hook, received] {
-    if (!*received) hook();
-  };
-  return pending;
+  return split<void>(receive_rows, [] {});
 }
 
 void ExchangePrepareFinalize::abandon(int micro_batch, const std::string& reason) {
   MicroBatch& batch = batch_of(micro_batch);
   if (num_ranks_ > 1) return group_.abort(reason);
-  exchanges_[batch.is_deferred]->release(batch.handle);
+  require(batch.is_busy, Errc::kInvalidArgument,
+          "{}: nothing is prepared in micro_batch {} to abandon", name(), micro_batch);
+  batch.exchange->release(batch.handle);
   batch.is_busy = false;
 }
 

@@ -33,6 +33,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   std::optional<std::int64_t> max_num_tokens_per_rank() const override {
     return config_.max_tokens_per_rank;
   }
+  const Group& group() const override { return group_; }
   int num_dispatchers() const override { return num_ranks_; }
   bool output_is_reduced() const override { return recipe_.output_is_reduced; }
   bool supports_async() const override { return recipe_.supports_async; }
@@ -52,9 +53,11 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
 
  private:
   struct MicroBatch {
-    bool is_busy = false;  ///< prepared and not finalized
-    bool is_deferred = false;
-    bool is_weighted = false;  ///< the weights went onto the input
+    bool is_busy = false;          ///< prepared and not finalized
+    bool is_deferred = false;      ///< the experts quantize
+    bool is_weighted = false;      ///< the weights went onto the input
+    Exchange* exchange = nullptr;  ///< that of the last prepare
+    std::int64_t num_tokens = 0;   ///< T of the last prepare
     DispatchHandle handle;
     Dispatched dispatched;
     Prepared prepared;
@@ -66,10 +69,8 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
     std::unique_ptr<ArrivedRows> quantizer;
   };
 
-  Exchange& exchange(bool defers);
-  const Exchange& exchange_of(const MicroBatch& batch) const {
-    return *exchanges_[batch.is_deferred];
-  }
+  Exchange& exchange(bool is_plain);
+  const Exchange& exchange_of(const MicroBatch& batch) const;
   const MicroBatch& batch_of(int micro_batch) const;
   MicroBatch& batch_of(int micro_batch) {
     return const_cast<MicroBatch&>(std::as_const(*this).batch_of(micro_batch));
@@ -78,10 +79,12 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   // prepare_input.cpp: what goes into dispatch
   void check_ids(const TensorView& topk_ids) const;
   TensorView weigh_input(MicroBatch& batch, const PrepareArguments& arguments) const;
+  void write_weighted(const MicroBatch& batch, const TensorView& hidden) const;
   TensorView to_physical(MicroBatch& batch, const TensorView& topk_ids) const;
   std::int64_t rounded_max_tokens(std::int64_t max_tokens) const;
 
   void receive(MicroBatch& batch);
+  CombineOptions combine_options(MicroBatch& batch, bool is_weighted) const;
   void describe(MicroBatch& batch) const;
   TensorView prefill_ids(MicroBatch& batch) const;
   TensorView physical_ids(MicroBatch& batch) const;
@@ -95,7 +98,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   ExpertOwnership ownership_;
   std::int64_t max_buffer_rows_ = 0;
   Tensor expert_map_;  ///< [E + 1] physical id to local index or -1; the last entry is "none"
-  std::unique_ptr<Exchange> exchanges_[2];  ///< by "defers": made when first wanted
+  std::unique_ptr<Exchange> exchanges_[2];  ///< as configured; unquantized, made when first wanted
   std::vector<MicroBatch> batches_;
 };
 

@@ -2,9 +2,13 @@
 
 #include "switchyard/modular_kernel.h"
 
+#include <algorithm>
 #include <array>
 #include <exception>
+#include <memory>
+#include <utility>
 
+#include "switchyard/micro_batches.h"
 #include "switchyard/permute.h"
 #include "switchyard/router.h"
 #include "switchyard/scale_layout.h"
@@ -29,6 +33,7 @@ struct ModularKernel::Scratch {
   AlignedBuffer shared_rows;    ///< [T, H] bf16
   AlignedBuffer shared_logits;  ///< [T, 1] f32
   std::int64_t shared_capacity = 0;
+  StageTimes times;
 };
 
 /// What goes to finalize.
@@ -55,6 +60,36 @@ void check_gate(const TensorView& gate, std::int64_t hidden) {
           hidden, hidden);
 }
 
+/// Nanoseconds since the last look.
+class Stopwatch {
+ public:
+  std::int64_t lap() {
+    const std::int64_t now = now_ns();
+    return now - std::exchange(start_, now);
+  }
+
+ private:
+  std::int64_t start_ = now_ns();
+};
+
+// The receive part of a call: left to the next micro-batch, which runs it before it sends; without
+// micro-batches run at once. Returns the nanoseconds that it took, wherever that was.
+std::int64_t receive_later(std::function<void()> hook) {
+  if (!hook) return 0;
+  const auto ns = std::make_shared<std::int64_t>(-1);
+  const auto once = [hook = std::move(hook), ns] {
+    if (*ns >= 0) return;
+    *ns = 0;
+    Stopwatch watch;
+    hook();
+    *ns = watch.lap();
+  };
+  dbo_register_recv_hook(once);
+  dbo_yield();
+  once();  // the next one may have yielded without a send
+  return *ns;
+}
+
 }  // namespace
 
 ModularKernel::ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize,
@@ -64,6 +99,10 @@ ModularKernel::ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize,
       shared_(std::move(shared)) {
   require(prepare_finalize_ != nullptr && experts_ != nullptr, Errc::kInvalidArgument,
           "modular_kernel: prepare_finalize and experts must both be given");
+  require(shared_.experts == nullptr || shared_.order != SharedExpertsOrder::kNone,
+          Errc::kInvalidArgument,
+          "modular_kernel: a shared expert is given with order none, must be no_overlap or "
+          "mk_internal_overlapped");
   const PrepareFinalize& prepare = *prepare_finalize_;
   check_gate(shared_.gate, prepare.hidden());
   prepare_finalize_->post_init_setup(*experts_);
@@ -95,37 +134,66 @@ std::size_t ModularKernel::workspace_bytes() const {
   return bytes;
 }
 
+ModularKernel::Scratch& ModularKernel::scratch_of(int micro_batch) {
+  require(micro_batch >= 0 && micro_batch < prepare_finalize_->num_micro_batches(),
+          Errc::kInvalidArgument, "modular_kernel: micro_batch is {}, must be from 0 to {}",
+          micro_batch, prepare_finalize_->num_micro_batches() - 1);
+  return scratch_[static_cast<std::size_t>(micro_batch)];
+}
+
+const StageTimes& ModularKernel::times(int micro_batch) const {
+  return const_cast<ModularKernel*>(this)->scratch_of(micro_batch).times;
+}
+
 void ModularKernel::apply(const PrepareArguments& given, const TensorView& output) {
   require(output.dtype() == DType::kBF16 && output.num_dims() == 2 &&
               output.shape(0) == given.hidden.shape(0) &&
               output.shape(1) == prepare_finalize_->hidden() && output.stride(1) == 1,
           Errc::kInvalidArgument, "modular_kernel: output is {}, must be bf16 [{}, {}]", output,
           given.hidden.shape(0), prepare_finalize_->hidden());
+  require(!given.weighs_in_place || shared_.experts == nullptr, Errc::kInvalidArgument,
+          "modular_kernel: weighs_in_place is set, must not be with a shared expert, which reads "
+          "the same rows");
   PrepareArguments arguments = given;
   arguments.defer_input_quant |= experts_->expects_unquantized_inputs();
-  const std::int64_t start = now_ns();
+  Scratch& scratch = scratch_of(arguments.micro_batch);
+  StageTimes times;
+  Stopwatch watch;
+  if (shared_experts_order() == SharedExpertsOrder::kNoOverlap) {
+    run_shared(arguments.hidden, scratch);
+    times.shared_ns = watch.lap();
+  }
+  dbo_maybe_run_recv_hook();
+  watch.lap();
   Pending<Prepared> prepare = prepare_finalize_->prepare_async(arguments);
-  Scratch& scratch = scratch_[static_cast<std::size_t>(arguments.micro_batch)];
-  const std::int64_t sent = now_ns();
-  if (prepare.hook) prepare.hook();
+  times.dispatch_ns = watch.lap();
+  times.place_ns = receive_later(std::move(prepare.hook));
+  watch.lap();
   const Prepared prepared = prepare.receiver();
-  const std::int64_t placed = now_ns();
+  times.place_ns += watch.lap();
   const Returned expert_output = run_experts(arguments, prepared);
+  times.experts_ns = watch.lap();
 
-  const std::int64_t returning = now_ns();
+  dbo_maybe_run_recv_hook();
+  watch.lap();
   Pending<void> finalize = prepare_finalize_->finalize_async(
       {output, expert_output.rows, expert_output.weight_and_reduce, arguments.micro_batch});
-  const std::int64_t returned = now_ns();
-  run_shared(arguments.hidden, scratch);
-  const std::int64_t shared = now_ns();
-  if (finalize.hook) finalize.hook();
+  times.combine_ns = watch.lap();
+  if (shared_experts_order() == SharedExpertsOrder::kMkInternalOverlapped) {
+    try {
+      run_shared(arguments.hidden, scratch);
+    } catch (...) {
+      finalize.receiver();  // every rank's results are under way: the call ends as on the peers
+      throw;
+    }
+    times.shared_ns = watch.lap();
+  }
+  times.combine_ns += receive_later(std::move(finalize.hook));
+  watch.lap();
   finalize.receiver();
   add_shared(output, scratch);
-  times_.dispatch_ns = sent - start;
-  times_.place_ns = placed - sent;
-  times_.experts_ns = returning - placed;
-  times_.combine_ns = (returned - returning) + (now_ns() - shared);
-  times_.shared_ns = shared - returned;
+  times.combine_ns += watch.lap();
+  scratch.times = times;
 }
 
 // Peers wait for these rows: when the experts fail they must learn of it.
@@ -149,6 +217,8 @@ ModularKernel::Returned ModularKernel::run_experts(const PrepareArguments& argum
 TensorView ModularKernel::run_grouped(const ExpertRows& rows, Scratch& scratch) {
   const TensorView output(scratch.expert_output.data(), DType::kBF16,
                           {rows.rows.shape(0), rows.rows.shape(1)});
+  const auto is_empty = [](std::int32_t count) { return count == 0; };
+  if (std::all_of(rows.num_rows.begin(), rows.num_rows.end(), is_empty)) return output;
   experts_->apply(rows, output,
                   {scratch.expert_workspace.data(), scratch.expert_workspace.size_bytes()});
   return output;
@@ -182,7 +252,6 @@ TensorView ModularKernel::run_permuted(const Prepared& prepared, Scratch& scratc
 
 // The expert's rows; where there is a gate times sigmoid(x . gate), in f32, rounded again.
 void ModularKernel::run_shared(const TensorView& hidden, Scratch& scratch) {
-  if (shared_.experts == nullptr) return;
   const std::int64_t num_tokens = hidden.shape(0);
   const std::int64_t width = hidden.shape(1);
   if (num_tokens > scratch.shared_capacity) {

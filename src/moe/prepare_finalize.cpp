@@ -22,8 +22,9 @@ std::unique_ptr<PrepareFinalize> make_prepare_finalize(PrepareKind kind, const G
   if (kind != PrepareKind::kLocal) {
     return std::make_unique<ExchangePrepareFinalize>(recipe, group, config);
   }
-  constexpr std::int64_t kNobodyToWaitForMs = 1000;
-  const Group alone(make_local_engines(1, kNobodyToWaitForMs).front());
+  // Nobody to wait for: it only bounds how long one of several micro-batches may compute.
+  constexpr std::int64_t kDayMs = 86'400'000;
+  const Group alone(make_local_engines(1, kDayMs).front());
   return std::make_unique<ExchangePrepareFinalize>(recipe, alone, config);
 }
 

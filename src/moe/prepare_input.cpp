@@ -35,7 +35,8 @@ void map_ids(const Id* ids, std::int64_t count, const std::vector<std::int32_t>&
 void ExchangePrepareFinalize::check_ids(const TensorView& topk_ids) const {
   const std::optional<DType> wanted = topk_indices_dtype();
   require(!wanted.has_value() || topk_ids.dtype() == *wanted, Errc::kInvalidArgument,
-          "{}: topk_ids is {}, strict wants {}", name(), topk_ids, name_of(*wanted));
+          "{}: topk_ids is {}, strict wants {}", name(), topk_ids,
+          name_of(wanted.value_or(topk_ids.dtype())));
 }
 
 // The product is f32, rounded once to the dtype of the row.
@@ -55,8 +56,7 @@ TensorView ExchangePrepareFinalize::weigh_input(MicroBatch& batch,
           name(), hidden, weights);
   const std::int64_t num_tokens = hidden.shape(0);
   const std::int64_t width = hidden.shape(1);
-  if (!arguments.weighs_in_place) batch.weighted = Tensor(hidden.dtype(), {num_tokens, width});
-  const TensorView to = arguments.weighs_in_place ? hidden : batch.weighted.view();
+  batch.weighted = Tensor(hidden.dtype(), {num_tokens, width});
   std::vector<float> row(static_cast<std::size_t>(width));
   const QuantScheme plain{hidden.dtype()};
   const std::int64_t row_bytes = width * bits_of(hidden.dtype()) / 8;
@@ -64,12 +64,19 @@ TensorView ExchangePrepareFinalize::weigh_input(MicroBatch& batch,
     dequantize_row(plain, hidden.as<std::byte>() + t * row_bytes, nullptr, hidden.dtype(), width,
                    row.data());
     for (float& value : row) value *= weights.as<float>()[t];
-    quantize_row(plain, row.data(), DType::kF32, width, to.as<std::byte>() + t * row_bytes,
-                 nullptr);
+    quantize_row(plain, row.data(), DType::kF32, width,
+                 batch.weighted.as<std::byte>() + t * row_bytes, nullptr);
   }
   batch.ones = Tensor(DType::kF32, {num_tokens, 1});
   std::fill_n(batch.ones.as<float>(), num_tokens, 1.0f);
-  return to;
+  return batch.weighted;
+}
+
+// After dispatch took the rows: arguments that it refuses leave the caller's memory as it was.
+void ExchangePrepareFinalize::write_weighted(const MicroBatch& batch,
+                                             const TensorView& hidden) const {
+  const auto* from = batch.weighted.as<std::byte>();
+  std::copy(from, from + batch.weighted.view().num_bytes(), hidden.as<std::byte>());
 }
 
 TensorView ExchangePrepareFinalize::to_physical(MicroBatch& batch,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "core/bytes.h"
 #include "core/fail.h"
@@ -50,9 +51,27 @@ void check_low_latency(const PrepareFinalizeConfig& config, int num_ranks) {
   require(config.num_experts % num_ranks == 0, Errc::kInvalidArgument,
           "low_latency: {} experts over {} ranks, strict wants the same number on each",
           config.num_experts, num_ranks);
-  require(num_ranks * config.max_tokens_per_rank % 4 == 0, Errc::kInvalidArgument,
+  require(num_ranks % 4 * (config.max_tokens_per_rank % 4) % 4 == 0, Errc::kInvalidArgument,
           "low_latency: {} ranks x {} tokens, strict wants a multiple of 4", num_ranks,
           config.max_tokens_per_rank);
+}
+
+// What DeepEP's ElasticBuffer and FlashInfer's two-sided all-to-all have in common: rows move in
+// units of 16 bytes, and every rank owns as many experts.
+void check_wide_rows(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                     int num_ranks) {
+  constexpr std::size_t kUnit = 16;
+  constexpr std::int32_t kMaxTopk = 32;
+  const QuantScheme wire = wire_scheme_of(config);
+  const std::size_t bytes = row_bytes(wire, config.hidden);
+  require(bytes % kUnit == 0, Errc::kInvalidArgument,
+          "{}: a row of {} elements, {}, has {} bytes, strict wants a multiple of {}",
+          name_of(recipe.kind), config.hidden, name_of(wire), bytes, kUnit);
+  require(config.num_topk <= kMaxTopk && config.num_experts % num_ranks == 0,
+          Errc::kInvalidArgument,
+          "{}: num_topk {} and {} experts over {} ranks, strict wants at most {} and the same "
+          "number on each",
+          name_of(recipe.kind), config.num_topk, config.num_experts, num_ranks, kMaxTopk);
 }
 
 void check_one_sided(const PrepareFinalizeConfig& config, int num_ranks) {
@@ -67,10 +86,50 @@ void check_one_sided(const PrepareFinalizeConfig& config, int num_ranks) {
 }
 
 void check_two_sided(const PrepareFinalizeConfig& config) {
-  constexpr std::int32_t kMaxTopk = 32;
-  require(config.num_experts % 4 == 0 && config.num_topk <= kMaxTopk, Errc::kInvalidArgument,
-          "all_to_all: {} experts and num_topk {}, strict wants a multiple of 4 and at most {}",
-          config.num_experts, config.num_topk, kMaxTopk);
+  require(config.num_experts % 4 == 0, Errc::kInvalidArgument,
+          "all_to_all: {} experts, strict wants a multiple of 4", config.num_experts);
+}
+
+void check_strict(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config, int num_ranks) {
+  switch (recipe.kind) {
+    case PrepareKind::kLowLatency: return check_low_latency(config, num_ranks);
+    case PrepareKind::kAllToAll: check_two_sided(config); [[fallthrough]];
+    case PrepareKind::kElasticDecode:
+    case PrepareKind::kElasticPrefill: return check_wide_rows(recipe, config, num_ranks);
+    case PrepareKind::kAllToAllOneSided: return check_one_sided(config, num_ranks);
+    case PrepareKind::kAllGather:
+    case PrepareKind::kLocal: return;
+  }
+}
+
+// Schemes on the wire and of the experts, which share one static scale.
+void check_schemes(const PrepareFinalizeConfig& config) {
+  const QuantScheme wire = wire_scheme_of(config);
+  for (const QuantScheme& scheme : {config.scheme, wire}) {
+    check_scheme("prepare_finalize", scheme);
+    check_hidden("prepare_finalize", scheme, config.hidden);
+  }
+  require(config.static_scale.has_value() ||
+              !(config.scheme.needs_tensor_scale() || wire.needs_tensor_scale()),
+          Errc::kInvalidArgument,
+          "prepare_finalize: static_scale is absent, nvfp4 needs one: the scale of all tokens");
+  require(wire == config.scheme || !wants_static_scale(wire) || !wants_static_scale(config.scheme),
+          Errc::kInvalidArgument,
+          "prepare_finalize: wire_scheme is {} and scheme {}, must not both take static_scale",
+          name_of(wire), name_of(config.scheme));
+}
+
+void check_scale_layout(const PrepareFinalizeConfig& config) {
+  if (config.scale_layout == ScaleLayout::kRowMajor) return;
+  const QuantScheme& scheme = config.scheme;
+  const bool has_rows =
+      scheme.group != ScaleGroup::kTensor && num_scales(scheme, config.hidden) > 0;
+  const bool is_byte = bits_of(scale_dtype(scheme)) == 8;
+  require(
+      has_rows && (config.scale_layout != ScaleLayout::kSwizzled || is_byte),
+      Errc::kInvalidArgument, "prepare_finalize: scale_layout is {} for {}, must be row_major{}",
+      static_cast<int>(config.scale_layout), name_of(scheme),
+      has_rows ? " or column_major: swizzled scales are one byte" : ": its rows have no scales");
 }
 
 void check_placement(const PrepareFinalizeConfig& config) {
@@ -110,27 +169,16 @@ const PrepareRecipe& recipe_of(PrepareKind kind) {
 
 void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
                           int num_ranks) {
-  check_scheme("prepare_finalize", config.scheme);
-  const QuantScheme wire = wire_scheme_of(config);
-  check_scheme("prepare_finalize", wire);
-  require(config.static_scale.has_value() ||
-              !(config.scheme.needs_tensor_scale() || wants_static_scale(wire)),
-          Errc::kInvalidArgument,
-          "prepare_finalize: static_scale is absent, {} needs one: the scale of all tokens",
-          name_of(config.scheme));
-  require(config.wire_scheme.value_or(config.scheme) == config.scheme || !wire.is_quantized() ||
-              wire.scale_format != ScaleFormat::kE8M0Packed || wire.block == 128,
-          Errc::kInvalidArgument,
-          "prepare_finalize: wire_scheme has packed UE8M0 scales of blocks of {}, must be 128",
-          wire.block);
-  require(config.num_micro_batches >= 1, Errc::kInvalidArgument,
-          "prepare_finalize: num_micro_batches is {}, must be at least 1",
-          config.num_micro_batches);
+  require(num_ranks >= 1, Errc::kInvalidArgument, "prepare_finalize: {} ranks, must be at least 1",
+          num_ranks);
+  check_schemes(config);
+  check_scale_layout(config);
+  constexpr std::int32_t kMaxMicroBatches = 64;
+  require(config.num_micro_batches >= 1 && config.num_micro_batches <= kMaxMicroBatches,
+          Errc::kInvalidArgument, "prepare_finalize: num_micro_batches is {}, must be from 1 to {}",
+          config.num_micro_batches, kMaxMicroBatches);
   check_placement(config);
-  if (!config.strict) return;
-  if (recipe.kind == PrepareKind::kLowLatency) check_low_latency(config, num_ranks);
-  if (recipe.kind == PrepareKind::kAllToAll) check_two_sided(config);
-  if (recipe.kind == PrepareKind::kAllToAllOneSided) check_one_sided(config, num_ranks);
+  if (config.strict) check_strict(recipe, config, num_ranks);
 }
 
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config) {
@@ -152,8 +200,9 @@ ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFina
   if (arrives_as_wanted) result.scale_layout = config.scale_layout;
   result.reduce = config.reduce.value_or(recipe.reduce);
   result.combine_scheme = config.combine_scheme;
-  // With per_expert the owner knows the weights, and experts grouped by expert need none.
-  result.sends_weights = result.reduce == Reduce::kPerRank;
+  // With per_expert the owner knows the weights, and batched experts need none.
+  result.sends_weights =
+      result.reduce == Reduce::kPerRank || recipe.kind == PrepareKind::kElasticPrefill;
   result.worst_case_rows = recipe.has_fixed_shapes && recipe.layout == Layout::kCompact;
   if (recipe.layout == Layout::kExpanded) result.expert_alignment = config.expert_alignment;
   result.max_in_flight = config.num_micro_batches;
@@ -170,12 +219,10 @@ std::int64_t round_up_hidden_low_latency(std::int64_t hidden) {
 
 std::int64_t round_up_hidden_512_bytes(std::int64_t hidden, DType dtype) {
   constexpr std::int64_t kRowBits = 512 * 8;
+  const std::int64_t unit = kRowBits / std::gcd<std::int64_t>(kRowBits, bits_of(dtype));
   require(hidden > 0, Errc::kInvalidArgument,
           "round_up_hidden_512_bytes: hidden is {}, must be at least 1", hidden);
-  const std::int64_t bits = checked_mul<std::int64_t>(hidden, bits_of(dtype));
-  const std::int64_t rounded = checked_mul(bits / kRowBits + (bits % kRowBits != 0), kRowBits);
-  // 6-bit elements: the next multiple that whole elements fill.
-  return cdiv<std::int64_t>(rounded, bits_of(dtype));
+  return checked_mul(hidden / unit + (hidden % unit != 0 ? 1 : 0), unit);
 }
 
 }  // namespace switchyard

@@ -119,4 +119,21 @@ Table<float> sum_partials(const Batch& batch, int owner, std::span<const Table<f
   return sum;
 }
 
+Table<float> reduce_scatter(const Batch& batch, int owner, std::span<const Table<float>> rows,
+                            std::span<const Table<float>> bias, DType output) {
+  std::int64_t first = 0;
+  for (int rank = 0; rank < owner; ++rank) {
+    first += batch.ranks[static_cast<std::size_t>(rank)].num_tokens();
+  }
+  Table<float> sum(batch.ranks[static_cast<std::size_t>(owner)].num_tokens(), batch.hidden());
+  for (std::int64_t t = 0; t < sum.rows; ++t) {
+    add_bias(bias, t, sum);
+    for (const Table<float>& of_rank : rows) {
+      for (std::int64_t h = 0; h < sum.cols; ++h) sum(t, h) += of_rank(first + t, h);
+    }
+  }
+  round_all(sum, output);
+  return sum;
+}
+
 }  // namespace switchyard::reference

@@ -48,8 +48,8 @@ void add_first_rows(ExpertMajor& placed) {
   }
 }
 
-// `index` counts up inside each source rank, from 0.
-RankMajor collect_by_rank(const Batch& batch, int rank) {
+// `index` counts up inside each source rank, from 0. Tokens that want nothing here only if all do.
+RankMajor collect_by_rank(const Batch& batch, int rank, bool takes_all = false) {
   check_batch(batch);
   RankMajor placed;
   for (int source = 0; source < batch.num_ranks(); ++source) {
@@ -61,7 +61,7 @@ RankMajor collect_by_rank(const Batch& batch, int rank) {
         const std::int32_t id = ids(t, k);
         if (id >= 0 && owner_of(batch.num_experts, batch.num_ranks(), id) == rank) highest = k;
       }
-      if (highest >= 0) placed.rows.push_back({source, t, highest, -1, count++});
+      if (highest >= 0 || takes_all) placed.rows.push_back({source, t, highest, -1, count++});
     }
     placed.source_counts.push_back(count);
   }
@@ -130,6 +130,42 @@ RankMajor dispatch_by_rank(const Batch& batch, int rank, std::int64_t max_tokens
   placed.num_rows = batch.num_ranks() * max_tokens;
   fill_tables(batch, rank, placed);
   return placed;
+}
+
+RankMajor dispatch_all_gather(const Batch& batch, int rank) {
+  RankMajor placed = collect_by_rank(batch, rank, true);
+  for (Position& row : placed.rows) row.index = placed.num_rows++;
+  fill_tables(batch, rank, placed);
+  return placed;
+}
+
+Batch drop_overflow(const Batch& batch, std::int64_t capacity, bool is_weighted) {
+  struct Choice {
+    float weight;
+    std::size_t rank;
+    std::size_t index;  // token * K + slot
+    std::int32_t expert;
+  };
+  std::vector<Choice> choices;  // by (rank, token, slot)
+  for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
+    const RankInput& input = batch.ranks[r];
+    for (std::size_t i = 0; i < input.topk_ids.data.size(); ++i) {
+      const float weight = is_weighted ? input.topk_weights.data[i] : 1.0f;
+      if (input.topk_ids.data[i] >= 0) choices.push_back({weight, r, i, input.topk_ids.data[i]});
+    }
+  }
+  Batch kept = batch;
+  for (std::size_t c = 0; c < choices.size(); ++c) {
+    std::int64_t num_before = 0;
+    for (std::size_t other = 0; other < choices.size(); ++other) {
+      if (choices[other].expert != choices[c].expert) continue;
+      const bool is_heavier = choices[other].weight > choices[c].weight;
+      const bool wins_tie = choices[other].weight == choices[c].weight && other < c;
+      if (is_heavier || wins_tie) ++num_before;
+    }
+    if (num_before >= capacity) kept.ranks[choices[c].rank].topk_ids.data[choices[c].index] = -1;
+  }
+  return kept;
 }
 
 Table<float> receive(const Batch& batch, std::span<const Position> rows, std::int64_t num_rows) {

@@ -71,7 +71,7 @@ Routing select_experts(const RouterConfig& config, const Table<float>& logits,
 struct Position {
   int source = 0;            ///< rank that sent it
   std::int64_t token = 0;    ///< its row there
-  std::int32_t slot = 0;     ///< k; rank-major layouts: the highest k that this rank holds
+  std::int32_t slot = 0;     ///< k; rank-major layouts: the highest k that this rank holds, or -1
   std::int32_t expert = -1;  ///< local expert; rank-major layouts: -1
   std::int64_t index = 0;    ///< row of the receive buffer
 
@@ -88,7 +88,8 @@ struct ExpertMajor {
   std::int64_t num_rows = 0;            ///< N, with padding
 };
 
-/// Layouts `compact` and `by_rank`: one row per token that wants any expert of this rank.
+/// Layouts `compact` and `by_rank`: one row per token that wants any expert of this rank;
+/// `all_gather`: one row per token.
 struct RankMajor {
   std::vector<Position> rows;               ///< by (source rank, token)
   std::vector<std::int64_t> source_counts;  ///< [P]
@@ -110,6 +111,14 @@ RankMajor dispatch_compact(const Batch& batch, int rank);
 
 /// `by_rank`, [P, max_tokens]: the n-th row of source s is row s * max_tokens + n.
 RankMajor dispatch_by_rank(const Batch& batch, int rank, std::int64_t max_tokens);
+
+/// `all_gather`: every token of every rank, without gaps. K may be 0.
+RankMajor dispatch_all_gather(const Batch& batch, int rank);
+
+/// The batch as it is served when an expert accepts `capacity` rows: -1 for each choice that at
+/// least `capacity` others of its expert precede, by larger weight, then by (rank, token, slot).
+/// Without `is_weighted` all weights count as 1.
+Batch drop_overflow(const Batch& batch, std::int64_t capacity, bool is_weighted);
 
 // ---- formats.cpp: elements ---------------------------------------------------------------------
 
@@ -218,6 +227,12 @@ enum class PartialOrder : std::uint8_t {
 Table<float> sum_partials(const Batch& batch, int owner, std::span<const Table<float>> partials,
                           std::span<const Table<float>> bias, DType output,
                           PartialOrder order = PartialOrder::kHighestSlot);
+
+/// The way back without routing: token t of `owner` is the sum, from +0, of `bias` rows and of its
+/// row on each rank, ascending by rank, rounded once.
+///   rows  one entry a rank, [N, H] in the order of dispatch_all_gather
+Table<float> reduce_scatter(const Batch& batch, int owner, std::span<const Table<float>> rows,
+                            std::span<const Table<float>> bias, DType output);
 
 // ---- layer.cpp: everything together ------------------------------------------------------------
 

@@ -5,7 +5,9 @@
 #include "conformance/exchange_suite.h"
 #include "support/ranks.h"
 
-namespace switchyard::test {
+namespace switchyard::conformance {
+using test::run_ranks;
+
 namespace {
 
 TEST(ExchangeLocalTest, EqualsTheOracleBitForBit) {
@@ -16,14 +18,10 @@ TEST(ExchangeLocalTest, EqualsTheOracleBitForBit) {
 }
 
 TEST(ExchangeLocalTest, TwoHandlesMayBeAlive) {
-  ExchangeCase test;
-  test.num_ranks = 3;
-  test.shape = {.num_experts = 9, .num_topk = 4, .hidden = 72, .none_share = 0.2};
-  for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
-    test.reduce = reduce;
+  for (const ExchangeCase& test : two_in_flight_cases(3)) {
     ASSERT_NO_THROW(run_ranks(3, [&](const Group& group) { check_two_in_flight(group, test); }));
   }
 }
 
 }  // namespace
-}  // namespace switchyard::test
+}  // namespace switchyard::conformance

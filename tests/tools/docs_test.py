@@ -55,6 +55,10 @@ class DocsTest(unittest.TestCase):
         page = [row[0] for row in table_rows("docs/schemes.md")]
         for name in source:
             self.assertIn(name, page)
+        bounds = re.findall(r'\{"(\w+)", ([\d.]+e-\d)\}', read("cli/run_report.cpp"))
+        self.assertEqual([name for name, _ in bounds], source)
+        page = [tuple(row[:2]) for row in table_rows("docs/schemes.md") if len(row) == 9 and row[0] in source]
+        self.assertEqual(page, bounds)
 
     def test_builders_and_backends_are_those_of_the_source(self):
         rows = table_rows("docs/configuration.md")
@@ -74,7 +78,7 @@ class DocsTest(unittest.TestCase):
         self.assertEqual(block, example)
 
     def test_code_of_coming_from_is_the_example(self):
-        example = read("examples/04_coming_from/main.cpp")
+        example = read("examples/05_coming_from/main.cpp")
         blocks = re.findall(r"```cpp\n(.*?)```", read("docs/coming_from.md"), re.DOTALL)
         self.assertGreaterEqual(len(blocks), 5)
         for function in "".join(blocks).split("\n}\n")[:-1]:

@@ -138,6 +138,18 @@ TEST(PermuteTest, OneExpertGetsAllAndNobodyGetsAny) {
   }
 }
 
+// Columns of no rows have the stride 0.
+TEST(PermuteTest, NoRowsNeedNoPlaceForScales) {
+  const Table<std::int64_t> ids(3, 2, -1);
+  const Tensor x = random_tensor(DType::kE4M3, {3, 256});
+  const Tensor scales = random_tensor(DType::kF32, {3, 2});
+  for (const ScaleLayout layout : {ScaleLayout::kColumnMajor, ScaleLayout::kColumnMajorAligned}) {
+    const Permuted permuted = permute(x, scales, view(ids), 2, {}, {.scale_layout = layout});
+    EXPECT_EQ(permuted.x.shape(0), 0);
+    EXPECT_EQ(permuted.scales.shape(1), 2);
+  }
+}
+
 TEST(PermuteTest, ScalesOfEveryLayoutAndDType) {
   const Table<std::int64_t> ids = random_ids(33, 6, 16);
   const AlignedRows want = reference::permute(ids, {}, 16, 5);

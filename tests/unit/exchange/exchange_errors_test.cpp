@@ -2,7 +2,6 @@
 //
 // Every argument error: the code, the words, and that the exchange works on afterwards.
 
-#include <array>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,44 +9,13 @@
 
 #include "switchyard/exchange.h"
 
-#include "support/ranks.h"
+#include "unit/exchange/small_exchange.h"
 
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::run_ranks;
+using namespace test;
 using ::testing::HasSubstr;
-
-constexpr std::int64_t kHidden = 8;
-
-ExchangeConfig small_config() {
-  ExchangeConfig config;
-  config.num_experts = 4;
-  config.num_topk = 2;
-  config.hidden = kHidden;
-  config.max_tokens_per_rank = 3;
-  return config;
-}
-
-void expect_invalid(const Error& error, const char* words) {
-  EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
-  EXPECT_THAT(error.what(), HasSubstr(words));
-}
-
-struct Inputs {
-  std::array<std::uint16_t, 4 * kHidden + 1> token_values{};
-  std::array<std::int32_t, 8> id_values{0, 1, 2, 3, -1, 0, 1, 2};
-  std::array<float, 8> weight_values{1, 1, 1, 1, 1, 1, 1, 1};
-
-  TensorView tokens(std::int64_t t = 2) const {
-    return TensorView(token_values.data(), DType::kBF16, {t, kHidden});
-  }
-  TensorView ids(std::int64_t t = 2) const { return TensorView::of(id_values.data(), {t, 2}); }
-  TensorView weights(std::int64_t t = 2) const {
-    return TensorView::of(weight_values.data(), {t, 2});
-  }
-};
 
 TEST(ExchangeErrorsTest, DispatchArgumentsAreNamedAndNothingIsLost) {
   run_ranks(1, [](const Group& group) {

@@ -1,59 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <algorithm>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "switchyard/exchange.h"
-
-#include "exchange/exchange_shape.h"
 
 namespace switchyard {
 namespace {
 
 std::size_t up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
 
+struct RowSizes {
+  std::size_t elements = 0;
+  std::size_t scales = 0;
+};
+RowSizes sizes_of(const QuantScheme& scheme, std::int64_t hidden) {
+  const auto h = static_cast<std::size_t>(hidden);
+  if (!scheme.is_quantized()) return {h * (scheme.dtype == DType::kF32 ? 4 : 2), 0};
+  if (scheme == schemes::kFp8Tensor) return {h, 0};
+  if (scheme == schemes::kFp8Ue8m0) return {h, up(h, 512) / 512 * 4};
+  return {h, up(h, 128) / 128 * 4};
+}
+
 // The formula of the public header, written again.
-std::size_t stated_window(const ExchangeConfig& c, std::size_t num_ranks, std::size_t row_bytes) {
+std::size_t stated_window(const ExchangeConfig& c, std::size_t num_ranks) {
   const auto tokens = static_cast<std::size_t>(c.max_tokens_per_rank);
   const auto topk = static_cast<std::size_t>(c.num_topk);
   const std::size_t n = std::max<std::size_t>(2, static_cast<std::size_t>(c.max_in_flight) + 1);
-  const std::size_t columns = c.reduce == Reduce::kPerRank ? std::min(num_ranks, topk) : topk;
-  const std::size_t rows = std::max(
-      tokens * up(row_bytes, 16), tokens * columns * 2 * up(static_cast<std::size_t>(c.hidden), 8));
+  std::size_t columns = c.reduce == Reduce::kPerRank ? std::min(num_ranks, topk) : topk;
+  if (topk == 0) columns = num_ranks;
+  const RowSizes sizes = sizes_of(c.scheme, c.hidden);
+  std::size_t row = up(sizes.elements, 4) + sizes.scales;
+  for (const std::int64_t bytes : c.payload_bytes) row += up(static_cast<std::size_t>(bytes), 4);
+  const RowSizes returned = sizes_of(c.combine_scheme, c.hidden);
+  const std::size_t back = up(up(returned.elements, 4) + returned.scales, 16);
+  const std::size_t rows = std::max(tokens * up(row, 16), tokens * columns * back);
   return 128 + n * up(128 * (1 + num_ranks) + up(2 * tokens * topk, 128) +
                           (c.sends_weights ? up(4 * tokens * topk, 128) : 0) + rows,
                       128);
 }
 
+// The most rows that can arrive on rank 0, counted anew for each layout.
+std::size_t stated_rows(const ExchangeConfig& c, std::size_t num_ranks) {
+  const std::size_t tokens = num_ranks * static_cast<std::size_t>(c.max_tokens_per_rank);
+  if (!is_expert_major(c.layout)) return tokens;
+  const std::size_t local = (static_cast<std::size_t>(c.num_experts) + num_ranks - 1) / num_ranks;
+  const auto capacity = static_cast<std::size_t>(c.capacity);
+  if (c.layout == Layout::kBatched) return local * (capacity > 0 ? capacity : tokens);
+  std::size_t rows = tokens * static_cast<std::size_t>(c.num_topk);
+  if (capacity > 0) rows = std::min(rows, local * capacity);
+  return rows + std::min(local, rows) * (static_cast<std::size_t>(c.expert_alignment) - 1);
+}
+
+std::size_t stated_receive(const ExchangeConfig& c, std::size_t num_ranks) {
+  const std::size_t rows = stated_rows(c, num_ranks);
+  const RowSizes sizes = sizes_of(c.scheme, c.hidden);
+  const auto topk = static_cast<std::size_t>(c.num_topk);
+  std::size_t row = sizes.elements;
+  for (const std::int64_t bytes : c.payload_bytes) row += static_cast<std::size_t>(bytes);
+  if (is_expert_major(c.layout)) {
+    row += c.sends_weights ? 4 : 0;
+  } else {
+    row += topk * (c.sends_weights ? 8 : 4);
+  }
+  std::size_t scales = rows * sizes.scales;
+  if (c.scale_layout == ScaleLayout::kColumnMajorAligned) {
+    const std::size_t local = (static_cast<std::size_t>(c.num_experts) + num_ranks - 1) / num_ranks;
+    const std::size_t blocks = c.layout == Layout::kBatched ? local : 1;
+    scales = blocks * up(rows / blocks, 4) * sizes.scales;
+  }
+  return static_cast<std::size_t>(c.max_in_flight) * (rows * row + scales);
+}
+
+// Sizes, layouts and formats against each other; the other fields by turns.
 TEST(ExchangeMemoryTest, EqualsTheStatedFormula) {
+  const std::vector<QuantScheme> formats{schemes::kNone, QuantScheme{DType::kF32},
+                                         schemes::kFp8Block, schemes::kFp8Ue8m0,
+                                         schemes::kFp8Tensor};
+  std::size_t turn = 0;
   for (const int num_ranks : {1, 2, 7, 8}) {
     for (const std::int64_t hidden : {1, 257, 7168}) {
       for (const std::int64_t tokens : {0, 1, 128}) {
-        for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
-          ExchangeConfig config;
-          config.num_experts = 256;
-          config.num_topk = 8;
-          config.hidden = hidden;
-          config.max_tokens_per_rank = tokens;
-          config.reduce = reduce;
-          config.max_in_flight = 2;
-          const auto size = static_cast<std::size_t>(num_ranks);
-          EXPECT_EQ(exchange_memory(config, num_ranks, 0).window_bytes,
-                    stated_window(config, size, static_cast<std::size_t>(hidden) * 2));
-
-          config.scheme = schemes::kFp8Block;
-          config.sends_weights = false;
-          const std::size_t scales = (static_cast<std::size_t>(hidden) + 127) / 128 * 4;
-          const std::size_t payload = up(static_cast<std::size_t>(hidden), 4);
-          EXPECT_EQ(exchange_memory(config, num_ranks, 0).window_bytes,
-                    stated_window(config, size, payload + scales));
-
-          config.layout = Layout::kBatched;
-          const std::size_t experts = 256 / size + (256 % size != 0 ? 1 : 0);
-          EXPECT_EQ(exchange_memory(config, num_ranks, 0).receive_bytes,
-                    2 * experts * size * static_cast<std::size_t>(tokens) *
-                        (static_cast<std::size_t>(hidden) + scales));
+        for (int layout = 0; layout < 5; ++layout) {
+          for (std::size_t format = 0; format < formats.size(); ++format, ++turn) {
+            ExchangeConfig config;
+            config.layout = static_cast<Layout>(layout);
+            config.num_experts = 256;
+            config.num_topk = 8;
+            if (config.layout == Layout::kAllGather && turn % 2 == 0) {
+              config.num_experts = config.num_topk = 0;
+            }
+            config.hidden = hidden;
+            config.max_tokens_per_rank = tokens;
+            config.scheme = formats[format];
+            config.combine_scheme = formats[turn % 4];
+            const bool may_be_exact = is_expert_major(config.layout);
+            config.reduce = may_be_exact && turn % 3 == 0 ? Reduce::kPerExpert : Reduce::kPerRank;
+            config.sends_weights = turn % 7 < 4;
+            config.capacity = turn % 4 == 3 ? 5 : 0;
+            config.expert_alignment = config.layout == Layout::kExpanded && turn % 2 == 1 ? 16 : 1;
+            if (turn % 3 == 1) config.payload_bytes = {5, 8};
+            if (format == 2 && turn % 2 == 0) {
+              config.scale_layout = ScaleLayout::kColumnMajorAligned;
+            }
+            config.max_in_flight = 1 + static_cast<int>(turn % 3);
+            const auto size = static_cast<std::size_t>(num_ranks);
+            const ExchangeMemory memory = exchange_memory(config, num_ranks, 0);
+            ASSERT_EQ(memory.window_bytes, stated_window(config, size)) << turn;
+            ASSERT_EQ(memory.receive_bytes, stated_receive(config, size)) << turn;
+          }
         }
       }
     }

@@ -3,6 +3,7 @@
 #include "plan/window_layout.h"
 
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -78,6 +79,17 @@ TEST(WindowLayoutTest, OverflowIsAnError) {
   WindowShape shape = small_shape();
   shape.max_tokens = std::numeric_limits<std::int64_t>::max() / 2;
   EXPECT_THROW(make_window_layout(shape), Error);
+  // Rounding up, too: the last bytes of the address space.
+  for (std::size_t less = 1; less < 400; ++less) {
+    shape = small_shape();
+    shape.max_tokens = 1;
+    shape.payload_bytes = std::numeric_limits<std::size_t>::max() - less;
+    EXPECT_THROW(make_window_layout(shape), Error) << less;
+    std::swap(shape.payload_bytes, shape.extra_bytes);
+    EXPECT_THROW(make_window_layout(shape), Error) << less;
+    std::swap(shape.extra_bytes, shape.combine_row_bytes);
+    EXPECT_THROW(make_window_layout(shape), Error) << less;
+  }
 }
 
 TEST(WindowLayoutTest, NoTokensNeedNoRows) {

@@ -186,6 +186,22 @@ TEST(ReferenceCombineTest, PerExpertHasTheSameBitsForEveryRankCount) {
   }
 }
 
+TEST(ReferenceCombineTest, ReduceScatterByHand) {
+  Batch batch{0, {}};
+  for (const std::int64_t num_tokens : {1, 0, 2}) {
+    batch.ranks.push_back({Table<float>(num_tokens, 1), Table<std::int32_t>(num_tokens, 0),
+                           Table<float>(num_tokens, 0)});
+  }
+  // 2^24 + 1 is not a float: the order of the ranks decides.
+  const std::vector<Table<float>> rows{Table<float>(3, 1, std::vector<float>{1, 0x1p24f, 1}),
+                                       Table<float>(3, 1, std::vector<float>{2, 1, 1}),
+                                       Table<float>(3, 1, std::vector<float>{3, 1, 0x1p24f})};
+  EXPECT_THAT(reduce_scatter(batch, 0, rows, {}, DType::kF32).data, ::testing::ElementsAre(6));
+  EXPECT_THAT(reduce_scatter(batch, 1, rows, {}, DType::kF32).data, ::testing::ElementsAre());
+  EXPECT_THAT(reduce_scatter(batch, 2, rows, {}, DType::kF32).data,
+              ::testing::ElementsAre(0x1p24f, 0x1p24f + 2));
+}
+
 TEST(ReferenceCombineTest, PerRankStaysCloseToPerExpert) {
   const test::BatchShape shape{.num_experts = 16, .num_topk = 6, .hidden = 32};
   const Batch batch = test::split(test::random_tokens(shape, 23, 5), 16, 4);

@@ -72,6 +72,27 @@ TEST(ReferenceDispatchTest, ByRankByHand) {
   EXPECT_THAT(receive(batch, placed.rows, placed.num_rows).data, ElementsAre(1, 0, 11, 0));
 }
 
+TEST(ReferenceDispatchTest, AllGatherByHand) {
+  const RankMajor placed = dispatch_all_gather(two_ranks(), 1);
+  EXPECT_THAT(placed.rows, ElementsAre(Position{0, 0, 1, -1, 0}, Position{0, 1, 1, -1, 1},
+                                       Position{1, 0, 0, -1, 2}, Position{1, 1, -1, -1, 3}));
+  EXPECT_THAT(placed.source_counts, ElementsAre(2, 2));
+  EXPECT_THAT(placed.topk_ids.data, ElementsAre(2, 3, 0, 2, 3, -1, 1, 1));
+  EXPECT_THAT(placed.local_ids.data, ElementsAre(0, 1, -1, 0, 1, -1, -1, -1));
+}
+
+TEST(ReferenceDispatchTest, OverflowKeepsTheLargestWeights) {
+  // Expert 1 is chosen with 16 and 32, expert 2 with 0.5 and 2, expert 3 with 0.25 and 4.
+  const Batch one = drop_overflow(two_ranks(), 1, true);
+  EXPECT_THAT(one.ranks[0].topk_ids.data, ElementsAre(-1, -1, 0, 2));
+  EXPECT_THAT(one.ranks[1].topk_ids.data, ElementsAre(3, -1, -1, 1));
+  // All weights alike: the earlier (rank, token, slot) stays.
+  const Batch tied = drop_overflow(two_ranks(), 1, false);
+  EXPECT_THAT(tied.ranks[0].topk_ids.data, ElementsAre(2, 3, 0, -1));
+  EXPECT_THAT(tied.ranks[1].topk_ids.data, ElementsAre(-1, -1, 1, -1));
+  EXPECT_EQ(drop_overflow(two_ranks(), 2, true).ranks[1].topk_ids, two_ranks().ranks[1].topk_ids);
+}
+
 TEST(ReferenceDispatchTest, OverfullExpertIsNamed) {
   try {
     dispatch_batched(two_ranks(), 0, 1);

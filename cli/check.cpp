@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "check.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string_view>
+
+#include "check_report.h"
+#include "check_run.h"
+#include "core/clock.h"
+#include "core/fail.h"
+#include "transport/env.h"
+
+namespace switchyard::cli {
+namespace {
+
+using conformance::CheckCase;
+
+bool matches_glob(std::string_view pattern, std::string_view name) {
+  std::size_t p = 0;
+  std::size_t n = 0;
+  std::size_t star = pattern.npos;
+  std::size_t resume = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = n;
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p;
+      ++n;
+    } else if (star != pattern.npos) {
+      p = star + 1;
+      n = ++resume;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == pattern.npos;
+}
+
+bool is_wanted(const CheckOptions& options, const CheckCase& test) {
+  if (options.quick && !test.is_quick) return false;
+  if (options.engine != "all" && !test.engine.empty() && test.engine != options.engine)
+    return false;
+  return matches(options.filter, test.name);
+}
+
+void write_json(const CheckReport& report) {
+  const std::string text = to_json(report);
+  if (report.options.json == "-") {
+    std::fputs(text.c_str(), stdout);
+    return;
+  }
+  std::ofstream file(report.options.json);
+  file << text << std::flush;
+  require(file.good(), Errc::kSystem, "check: cannot write {}", report.options.json);
+}
+
+}  // namespace
+
+bool matches(const std::string& pattern, const std::string& name) {
+  if (pattern.find('*') == pattern.npos) return name.find(pattern) != name.npos;
+  return matches_glob(pattern, name);
+}
+
+CLI::App* add_check(CLI::App& app, CheckOptions& options) {
+  CLI::App* verb = app.add_subcommand(
+      "check", "try every engine, layout, class and scheme against a slow, exact oracle");
+  verb->add_option("--engine", options.engine,
+                   "which cases with ranks: local (threads), shm (processes) or all")
+      ->check(CLI::IsMember({"local", "shm", "all"}))
+      ->capture_default_str();
+  verb->add_option("--filter", options.filter,
+                   "only cases whose name has this text; with *, that are this pattern");
+  verb->add_flag("--quick", options.quick, "the small cases: at most two minutes on two cores");
+  verb->add_flag("--list", options.list, "print the names of the cases and run nothing");
+  verb->add_option("--json", options.json, "one JSON object into this file; - for stdout, alone");
+  verb->add_option("--seed", options.seed, "of all random values")->capture_default_str();
+  verb->add_option("--timeout", options.timeout_ms,
+                   "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
+  verb->add_option("--results", options.results)->group("");  // hidden: for the ranks of check
+  return verb;
+}
+
+int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases) {
+  std::erase_if(cases, [&](const CheckCase& test) { return !is_wanted(options, test); });
+  require(!cases.empty(), Errc::kInvalidArgument,
+          "check: no case is left by --filter \"{}\" and --engine {}; see check --list",
+          options.filter, options.engine);
+  if (options.list) {
+    std::fputs(list_text(cases).c_str(), stdout);
+    return 0;
+  }
+  CheckPlan plan{std::move(cases), options.seed, options.timeout_ms, options.json != "-"};
+  const RankInfo info = discover_ranks();
+  if (!options.results.empty()) return run_as_rank(plan, options.results);
+  require(info.source == "none", Errc::kInvalidArgument,
+          "check: {} started {} ranks, must be started once; it starts its ranks itself",
+          info.source, info.size);
+  const std::int64_t start = now_ns();
+  CheckReport report{options, plan.cases, run_plan(plan, argv), 0};
+  report.seconds = static_cast<double>(now_ns() - start) * 1e-9;
+  if (!options.json.empty()) write_json(report);
+  if (options.json != "-") std::fputs(to_text(report).c_str(), stdout);
+  std::fflush(stdout);
+  return report.is_ok() ? 0 : 1;
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads run a case at a time. Processes start once for each number of ranks and run all its
+// cases: every rank appends a line for each to one file without a name, which also says where to go
+// on when a case has ended the group and processes start anew.
+
+#include "check_run.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include <nlohmann/json.hpp>
+
+#include "core/clock.h"
+#include "core/fail.h"
+#include "progress.h"
+#include "transport/env.h"
+#include "transport/launcher.h"
+
+namespace switchyard::cli {
+namespace {
+
+using conformance::Agreement;
+using conformance::CheckCase;
+
+// What this rank's part of a case came to; a failure is thrown on.
+CheckResult run_part(const CheckCase& test, const Group& group, std::uint64_t seed) {
+  CheckResult result;
+  const std::int64_t start = now_ns();
+  result.agreement = test.body(group, seed);
+  result.ns = now_ns() - start;
+  result.is_done = true;
+  return result;
+}
+
+void merge(CheckResult& result, const CheckResult& part) {
+  result.is_done = true;
+  result.ns = std::max(result.ns, part.ns);
+  result.agreement.is_exact = result.agreement.is_exact && part.agreement.is_exact;
+  result.agreement.max_error = std::max(result.agreement.max_error, part.agreement.max_error);
+  result.agreement.bound = std::max(result.agreement.bound, part.agreement.bound);
+}
+
+CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
+  CheckResult result;
+  try {
+    if (test.engine.empty()) return run_part(test, Group(), plan.seed);
+    std::mutex mutex;
+    run_local_ranks(test.num_ranks,
+                    [&](const Group& group) {
+                      const CheckResult part = run_part(test, group, plan.seed);
+                      const std::lock_guard lock(mutex);
+                      merge(result, part);
+                    },
+                    {.engine = "local", .timeout_ms = plan.timeout_ms});
+  } catch (const std::exception& error) {
+    result.failure = error.what();
+  }
+  result.is_done = true;
+  return result;
+}
+
+// ---- processes ---------------------------------------------------------------------------------
+
+// Lines of {case, rank, failure or agreement, ns}. A file in memory that the ranks open by its
+// place in the launcher's descriptors; it is gone when the launcher is.
+class ResultLog {
+ public:
+  ResultLog() : fd_(memfd_create("switchyard-check", MFD_CLOEXEC)) {
+    require(fd_ >= 0, Errc::kSystem, "check: cannot make a file in memory");
+  }
+  ResultLog(const ResultLog&) = delete;
+  ResultLog& operator=(const ResultLog&) = delete;
+  ~ResultLog() { close(fd_); }
+
+  std::string path() const { return fmt::format("/proc/{}/fd/{}", getpid(), fd_); }
+
+ private:
+  int fd_;
+};
+
+struct LogLine {
+  std::size_t number = 0;
+  int rank = 0;
+  bool is_secondary = false;  ///< a failure that only says that another rank failed
+  CheckResult result;
+};
+
+void append(const std::string& path, const LogLine& line) {
+  nlohmann::json json;
+  json["case"] = line.number;
+  json["rank"] = line.rank;
+  json["failure"] = line.result.failure;
+  json["secondary"] = line.is_secondary;
+  json["exact"] = line.result.agreement.is_exact;
+  json["error"] = line.result.agreement.max_error;
+  json["bound"] = line.result.agreement.bound;
+  json["ns"] = line.result.ns;
+  const std::string text =
+      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  require(fd >= 0, Errc::kSystem, "check: cannot open {}", path);
+  const ssize_t written = write(fd, text.data(), text.size());
+  close(fd);
+  require(written == static_cast<ssize_t>(text.size()), Errc::kSystem, "check: cannot write {}",
+          path);
+}
+
+std::vector<LogLine> read_log(const std::string& path) {
+  std::vector<LogLine> lines;
+  std::ifstream file(path);
+  for (std::string text; std::getline(file, text);) {
+    const nlohmann::json json = nlohmann::json::parse(text);
+    LogLine line;
+    line.number = json["case"];
+    line.rank = json["rank"];
+    line.is_secondary = json["secondary"];
+    line.result.failure = json["failure"];
+    line.result.agreement = {json["exact"], json["error"], json["bound"]};
+    line.result.ns = json["ns"];
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+// Takes over what the ranks wrote. A case counts when it failed anywhere or passed everywhere.
+void collect(const std::string& path, const CheckPlan& plan, std::vector<CheckResult>& results) {
+  std::vector<int> num_passed(plan.cases.size(), 0);
+  for (CheckResult& result : results) {
+    if (!result.is_done) result = {};
+  }
+  std::vector<bool> is_secondary(plan.cases.size(), true);
+  for (const LogLine& line : read_log(path)) {
+    CheckResult& result = results[line.number];
+    if (line.result.failure.empty()) {
+      CheckResult merged = result;
+      merge(merged, line.result);
+      merged.is_done = ++num_passed[line.number] == plan.cases[line.number].num_ranks;
+      if (result.failure.empty()) result = merged;
+    } else if (is_secondary[line.number]) {
+      is_secondary[line.number] = line.is_secondary;
+      result.failure = line.result.failure;
+      result.is_done = true;
+    }
+  }
+}
+
+bool is_of(const CheckCase& test, int num_ranks) {
+  return test.engine == "shm" && test.num_ranks == num_ranks;
+}
+
+std::size_t first_open(const CheckPlan& plan, const std::vector<CheckResult>& results,
+                       int num_ranks) {
+  std::size_t i = 0;
+  while (i < results.size() && (results[i].is_done || !is_of(plan.cases[i], num_ranks))) ++i;
+  return i;
+}
+
+void run_processes(int num_ranks, const CheckPlan& plan, char** argv,
+                   std::vector<CheckResult>& results) {
+  LaunchOptions options;
+  options.num_ranks = num_ranks;
+  options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  for (char** argument = argv + 1; *argument != nullptr; ++argument) {
+    options.command.emplace_back(*argument);
+  }
+  const ResultLog log;
+  options.command.push_back("--results=" + log.path());
+  // What a failing rank says of itself is in the log.
+  const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  options.error_fd = plan.shows_progress ? STDERR_FILENO : null;
+  for (std::size_t next = first_open(plan, results, num_ranks); next < results.size();
+       next = first_open(plan, results, num_ranks)) {
+    const LaunchResult launched = launch(options);
+    collect(log.path(), plan, results);
+    if (first_open(plan, results, num_ranks) == next) {
+      results[next].failure = launched.reason.empty() ? "the ranks ended early" : launched.reason;
+      results[next].is_done = true;
+      append(log.path(), {next, 0, false, results[next]});
+    }
+    if (launched.exit_code > 128) break;  // interrupted
+  }
+  if (null >= 0) close(null);
+}
+
+}  // namespace
+
+std::vector<CheckResult> run_plan(const CheckPlan& plan, char** argv) {
+  std::vector<CheckResult> results(plan.cases.size());
+  std::vector<int> rank_counts;
+  {
+    Progress progress("check", static_cast<std::int64_t>(plan.cases.size()), plan.shows_progress);
+    for (std::size_t i = 0; i < plan.cases.size(); ++i) {
+      const CheckCase& test = plan.cases[i];
+      if (test.engine == "shm") {
+        if (std::ranges::find(rank_counts, test.num_ranks) == rank_counts.end()) {
+          rank_counts.push_back(test.num_ranks);
+        }
+        continue;
+      }
+      results[i] = run_here(test, plan);
+      progress.update(static_cast<std::int64_t>(i) + 1);
+    }
+  }
+  for (const int num_ranks : rank_counts) run_processes(num_ranks, plan, argv, results);
+  return results;
+}
+
+int run_as_rank(const CheckPlan& plan, const std::string& results) {
+  const RankInfo info = discover_ranks();
+  std::vector<bool> is_done(plan.cases.size(), false);
+  // Of a case that ended the ranks before these, one line is enough.
+  for (const LogLine& line : read_log(results)) is_done[line.number] = true;
+  const Group group = Group::from_environment({.engine = "shm", .timeout_ms = plan.timeout_ms});
+  group.barrier();  // all have read the log
+  Progress progress(fmt::format("check, {} processes", info.size),
+                    static_cast<std::int64_t>(plan.cases.size()),
+                    plan.shows_progress && info.rank == 0);
+  for (std::size_t i = 0; i < plan.cases.size(); ++i) {
+    if (is_done[i] || !is_of(plan.cases[i], info.size)) continue;
+    LogLine line{i, info.rank, false, {}};
+    try {
+      line.result = run_part(plan.cases[i], group, plan.seed);
+    } catch (const Error& error) {
+      line.is_secondary = error.code() == Errc::kAborted || error.code() == Errc::kPeerLost;
+      line.result.failure = error.what();
+    } catch (const std::exception& error) {
+      line.result.failure = error.what();
+    }
+    append(results, line);
+    // The others may wait in the middle of a call: this group is over.
+    if (!line.result.failure.empty()) {
+      group.abort("a case failed");
+      return 1;
+    }
+    progress.update(static_cast<std::int64_t>(i) + 1);
+  }
+  return 0;
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// check_run.h: starts the ranks of cases and keeps what came out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "conformance/check_case.h"
+
+namespace switchyard::cli {
+
+struct CheckResult {
+  bool is_done = false;
+  std::string failure;  ///< empty: the case passed
+  conformance::Agreement agreement;
+  std::int64_t ns = 0;
+
+  bool has_passed() const { return is_done && failure.empty(); }
+};
+
+struct CheckPlan {
+  std::vector<conformance::CheckCase> cases;
+  std::uint64_t seed = 1;
+  std::int64_t timeout_ms = 0;
+  bool shows_progress = true;
+};
+
+/// Runs every case and returns a result for each. A case that fails does not stop the others.
+std::vector<CheckResult> run_plan(const CheckPlan& plan, char** argv);
+
+/// The part of one process among those that run_plan started: the cases of this many ranks, from
+/// the first that has no result yet. Returns the exit code.
+int run_as_rank(const CheckPlan& plan, const std::string& results);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "run_config.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "core/fail.h"
+#include "moe/prepare_recipe.h"
+#include "quant/bf16.h"
+#include "quant/scale_rules.h"
+
+namespace switchyard::cli {
+namespace {
+
+// NaN and infinity aside. Magnitudes of bf16 are ordered as their bits.
+float largest_magnitude(const Tensor& hidden) {
+  constexpr std::uint16_t kInfinity = 0x7F80;
+  std::uint16_t largest = 0;
+  for (std::int64_t i = 0; i < hidden.view().num_elements(); ++i) {
+    const auto magnitude = static_cast<std::uint16_t>(hidden.as<std::uint16_t>()[i] & 0x7FFF);
+    if (magnitude < kInfinity) largest = std::max(largest, magnitude);
+  }
+  return f32_from_bf16(largest);
+}
+
+// By vLLM's convention: the largest element becomes the largest e2m1 times the largest e4m3.
+float global_scale(float amax) {
+  constexpr float kLargest = 448.0f * 6.0f;
+  if (amax == 0.0f) return 1.0f;
+  return std::min(kLargest / amax, std::numeric_limits<float>::max());
+}
+
+float parse_scale(const char* option, const std::string& text) {
+  float scale = 0;
+  const char* end = text.data() + text.size();
+  const auto [next, error] = std::from_chars(text.data(), end, scale);
+  require(error == std::errc{} && next == end && std::isfinite(scale) && scale > 0,
+          Errc::kInvalidArgument, "run: {} is \"{}\", must be a number above 0{}", option, text,
+          std::string(option) == "--intermediate-scale" ? "" : ", or auto");
+  return scale;
+}
+
+std::optional<float> input_scale(const RunOptions& options, const QuantScheme& scheme,
+                                 const RunInput& input) {
+  const bool is_global = scheme.needs_tensor_scale();
+  require(is_global || options.global_scale.empty(), Errc::kInvalidArgument,
+          "run: --global-scale is given with --scheme {}, must be nvfp4", options.scheme);
+  require(scheme.group == ScaleGroup::kTensor || options.static_scale.empty(),
+          Errc::kInvalidArgument,
+          "run: --static-scale is given with --scheme {}, must be fp8_tensor or int8_tensor",
+          options.scheme);
+  if (is_global && (options.global_scale.empty() || options.global_scale == "auto")) {
+    return global_scale(largest_magnitude(input.hidden));
+  }
+  if (is_global) return parse_scale("--global-scale", options.global_scale);
+  if (options.static_scale.empty()) return std::nullopt;
+  if (options.static_scale != "auto") return parse_scale("--static-scale", options.static_scale);
+  return tensor_scale(largest_magnitude(input.hidden), scheme.dtype);
+}
+
+std::optional<float> intermediate_scale(const RunOptions& options, const QuantScheme& scheme) {
+  if (options.intermediate_scale.empty()) {
+    return scheme.needs_tensor_scale() ? std::optional(kIntermediateGlobalScale) : std::nullopt;
+  }
+  require(scheme.needs_tensor_scale() || scheme.group == ScaleGroup::kTensor,
+          Errc::kInvalidArgument,
+          "run: --intermediate-scale is given with --scheme {}, must be nvfp4, fp8_tensor or "
+          "int8_tensor",
+          options.scheme);
+  return parse_scale("--intermediate-scale", options.intermediate_scale);
+}
+
+}  // namespace
+
+Reduce RunConfig::reduce() const { return prepare.reduce.value_or(recipe_of(kind).reduce); }
+
+QuantScheme RunConfig::wire_scheme() const { return wire_scheme_of(prepare); }
+
+RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
+                          const RunInput& input, std::int64_t max_tokens_per_rank) {
+  RunConfig config;
+  config.kind = *prepare_kind_from_name(options.prepare);
+  PrepareFinalizeConfig& prepare = config.prepare;
+  prepare.num_experts = model.num_experts();
+  prepare.num_topk = model.num_topk();
+  prepare.hidden = model.hidden;
+  prepare.max_tokens_per_rank = max_tokens_per_rank;
+  prepare.scheme = *scheme_from_name(options.scheme);
+  if (!options.reduce.empty()) prepare.reduce = *reduce_from_name(options.reduce);
+  require(options.alignment == 1 || config.kind == PrepareKind::kElasticPrefill,
+          Errc::kInvalidArgument,
+          "run: --alignment is {} with --prepare {}, must be elastic_prefill", options.alignment,
+          options.prepare);
+  prepare.expert_alignment = options.alignment;
+  prepare.static_scale = input_scale(options, prepare.scheme, input);
+  config.intermediate_scale = intermediate_scale(options, prepare.scheme);
+  return config;
+}
+
+}  // namespace switchyard::cli

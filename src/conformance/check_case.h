@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// check_case.h: what `switchyard check` tries: named cases, each a call of the library on one or
+// more ranks whose result is judged by the oracle.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "switchyard/group.h"
+
+#include "conformance/compare.h"
+
+namespace switchyard::conformance {
+
+struct CheckCase {
+  std::string group;  ///< the table that reports it
+  std::string name;   ///< group/..., unique, the same in every run
+  std::string row;    ///< its place in the table
+  std::string column;
+  std::string engine;  ///< "local" or "shm"; empty: no ranks
+  int num_ranks = 0;
+  bool is_quick = true;  ///< part of check --quick
+  /// Collective over `group`, which is empty without ranks. Every seed is another set of values.
+  /// Throws Difference, or the Error of a call that must not fail.
+  std::function<Agreement(const Group& group, std::uint64_t seed)> body;
+};
+
+/// Everything, in the order in which it is run: cases without ranks first, then by engine and
+/// number of ranks.
+std::vector<CheckCase> all_cases();
+
+// ---- the groups --------------------------------------------------------------------------------
+
+using Cases = std::vector<CheckCase>;
+
+void add_quantize_cases(Cases& cases);   ///< every scheme, dtype, scale layout
+void add_permute_cases(Cases& cases);    ///< rows by expert and back
+void add_config_cases(Cases& cases);     ///< tables of the configuration
+void add_placement_cases(Cases& cases);  ///< which rank holds which expert
+void add_exchange_cases(Cases& cases);   ///< dispatch and combine
+void add_class_cases(Cases& cases);      ///< prepare/finalize around exact experts
+void add_layer_cases(Cases& cases);      ///< layers of published sizes, by tolerance
+
+}  // namespace switchyard::conformance

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The factors of an exchange, their values, and which of them cannot go together.
+
+#include "conformance/exchange_case.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "conformance/pairwise.h"
+
+namespace switchyard::conformance {
+namespace {
+
+constexpr std::int64_t kSlack = 3;  // room beyond the tokens that come
+
+const std::vector<QuantScheme>& wire_schemes() {
+  static const std::vector<QuantScheme> kSchemes{
+      schemes::kNone,           QuantScheme{DType::kF16}, QuantScheme{DType::kF32},
+      schemes::kFp8Block,       schemes::kFp8BlockDeepEp, schemes::kFp8Ue8m0,
+      schemes::kFp8Ue8m0DeepEp, schemes::kFp8Token,       schemes::kFp8Tensor,
+      schemes::kInt8Token,      schemes::kInt8Tensor,     schemes::kInt8Block,
+      schemes::kNvfp4,          schemes::kMxfp4,          schemes::kMxfp6E3M2,
+      schemes::kMxfp6E2M3,      schemes::kMxfp8};
+  return kSchemes;
+}
+
+const std::vector<QuantScheme>& return_schemes() {
+  static const std::vector<QuantScheme> kSchemes{
+      schemes::kNone,     QuantScheme{DType::kF16}, QuantScheme{DType::kF32}, schemes::kFp8Block,
+      schemes::kFp8Ue8m0, schemes::kInt8Token,      schemes::kMxfp8};
+  return kSchemes;
+}
+
+const std::vector<BatchShape>& shapes() {
+  static const std::vector<BatchShape> kShapes{
+      {.num_experts = 8, .num_topk = 2, .hidden = 16},
+      {.num_experts = 7, .num_topk = 3, .hidden = 136, .none_share = 0.3},
+      {.num_experts = 13, .num_topk = 5, .hidden = 257, .none_share = 0.1},
+      {.num_experts = 4, .num_topk = 1, .hidden = 1},
+      {.num_experts = 5, .num_topk = 2, .hidden = 40, .none_share = 1.0},
+      {.num_experts = 6, .num_topk = 1, .hidden = 24, .only_expert = 4},
+      {.num_experts = 2, .num_topk = 2, .hidden = 130},
+      {.num_experts = 0, .num_topk = 0, .hidden = 144},
+  };
+  return kShapes;
+}
+
+constexpr std::array kFloats{DType::kBF16, DType::kF16, DType::kF32};
+constexpr std::array<std::int64_t, 3> kAlignments{1, 7, 16};
+constexpr std::array<std::int64_t, 3> kCapacities{0, 1, 3};
+constexpr std::array<std::int64_t, 4> kTokens{23, 9, 1, 0};
+
+enum Factor : std::size_t {
+  kRanks,
+  kShape,
+  kLayoutOf,
+  kScheme,
+  kScaleLayoutOf,
+  kReduceOf,
+  kReturn,
+  kSendsWeights,
+  kLacksWeights,
+  kAlignment,
+  kWorstCase,
+  kZeroPadding,
+  kCapacity,
+  kPayloads,
+  kInput,
+  kResults,
+  kOutput,
+  kBias,
+  kReturnsWeights,
+  kLimits,
+  kNumTokens
+};
+
+Levels num_levels(std::size_t num_rank_counts) {
+  return {num_rank_counts,
+          shapes().size(),
+          5,
+          wire_schemes().size(),
+          4,
+          2,
+          return_schemes().size(),
+          2,
+          2,
+          3,
+          2,
+          2,
+          3,
+          3,
+          4,
+          3,
+          3,
+          3,
+          2,
+          2,
+          4};
+}
+
+// Levels that cannot go together give way, in this order.
+void make_possible(Levels& levels) {
+  if (shapes()[levels[kShape]].num_topk == 0) {
+    levels[kLayoutOf] = static_cast<std::size_t>(Layout::kAllGather);
+    levels[kCapacity] = levels[kReturnsWeights] = 0;
+  }
+  const auto layout = static_cast<Layout>(levels[kLayoutOf]);
+  if (!is_expert_major(layout)) levels[kReduceOf] = 0;
+  if (layout != Layout::kExpanded) levels[kAlignment] = levels[kZeroPadding] = 0;
+
+  const bool is_pair = wire_schemes()[levels[kScheme]].dtype == DType::kE2M1;
+  if (is_pair && shapes()[levels[kShape]].hidden % 2 != 0) levels[kScheme] = 0;
+  const QuantScheme& scheme = wire_schemes()[levels[kScheme]];
+  if (scheme.is_simulated()) levels[kInput] = 0;
+  const auto scale_layout = static_cast<ScaleLayout>(levels[kScaleLayoutOf]);
+  const bool has_scales =
+      scheme.is_quantized() && scheme.group != ScaleGroup::kTensor && !scheme.is_simulated();
+  const bool has_bytes = has_scales && bits_of(scale_dtype(scheme)) == 8;
+  const bool is_swizzled = scale_layout == ScaleLayout::kSwizzled;
+  if (!has_scales || (is_swizzled && !has_bytes)) levels[kScaleLayoutOf] = 0;
+  if (!scheme.is_quantized() && levels[kInput] == 3) levels[kInput] = 0;
+  if (levels[kSendsWeights] == 1) levels[kReturnsWeights] = levels[kLacksWeights] = 0;
+}
+
+ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std::uint64_t seed) {
+  ExchangeCase test;
+  test.num_ranks = rank_counts[l[kRanks]];
+  test.shape = shapes()[l[kShape]];
+  test.layout = static_cast<Layout>(l[kLayoutOf]);
+  test.shape.has_duplicates = test.layout != Layout::kBatched && seed % 3 == 0;
+  test.num_tokens = kTokens[l[kNumTokens]];
+  test.scheme = wire_schemes()[l[kScheme]];
+  test.scale_layout = static_cast<ScaleLayout>(l[kScaleLayoutOf]);
+  test.reduce = l[kReduceOf] == 0 ? Reduce::kPerRank : Reduce::kPerExpert;
+  test.combine_scheme = return_schemes()[l[kReturn]];
+  test.sends_weights = l[kSendsWeights] == 0;
+  test.lacks_weights = l[kLacksWeights] == 1;
+  test.alignment = kAlignments[l[kAlignment]];
+  test.worst_case_rows = l[kWorstCase] == 1;
+  test.zero_padding = l[kZeroPadding] == 1;
+  test.capacity = kCapacities[l[kCapacity]];
+  if (l[kPayloads] == 1) test.payload_bytes = {3};
+  if (l[kPayloads] == 2) test.payload_bytes = {8, 1};
+  test.is_quantized_input = l[kInput] == 3;
+  test.input = kFloats[l[kInput] % 3];
+  test.results = kFloats[l[kResults]];
+  test.output = kFloats[l[kOutput]];
+  test.num_bias = static_cast<int>(l[kBias]);
+  test.returns_weights = l[kReturnsWeights] == 1;
+  test.limits_calls = l[kLimits] == 1;
+  test.seed = seed;
+  return test;
+}
+
+// The order of a sum shows only where three terms are kept in f32.
+void add_long_sums(const std::vector<int>& rank_counts, std::vector<ExchangeCase>& cases) {
+  for (const int num_ranks : rank_counts) {
+    for (int layout = 0; layout < 5 && num_ranks > 2; ++layout) {
+      ExchangeCase test;
+      test.num_ranks = num_ranks;
+      test.shape = {.num_experts = 13, .num_topk = 5, .hidden = 33};
+      test.layout = static_cast<Layout>(layout);
+      test.reduce = Reduce::kPerRank;
+      test.combine_scheme.dtype = test.results = test.output = DType::kF32;
+      test.num_bias = 1;
+      test.is_long = false;
+      test.seed = 1000 + cases.size();
+      cases.push_back(test);
+    }
+  }
+}
+
+}  // namespace
+
+ExchangeConfig ExchangeCase::config() const {
+  ExchangeConfig config;
+  config.num_experts = shape.num_experts;
+  config.num_topk = shape.num_topk;
+  config.hidden = shape.hidden;
+  config.max_tokens_per_rank = num_tokens + kSlack;
+  config.layout = layout;
+  config.scheme = scheme;
+  config.scale_layout = scale_layout;
+  config.payload_bytes = payload_bytes;
+  config.reduce = reduce;
+  config.combine_scheme = combine_scheme;
+  config.sends_weights = sends_weights;
+  config.expert_alignment = alignment;
+  config.worst_case_rows = worst_case_rows;
+  config.zero_padding = zero_padding;
+  config.capacity = capacity;
+  config.overflow = Overflow::kDrop;
+  return config;
+}
+
+std::string ExchangeCase::describe() const {
+  return fmt::format(
+      "P {} E {} K {} H {} T {} layout {} scheme {} scales {} reduce {} combine {} weights {} "
+      "lacking {} alignment {} worst {} zero {} capacity {} payloads {} input {}{} results {} "
+      "output {} bias {} returns {} limits {} none {} duplicates {} only {} seed {}",
+      num_ranks, shape.num_experts, shape.num_topk, shape.hidden, num_tokens, name_of(layout),
+      name_of(scheme), static_cast<int>(scale_layout), name_of(reduce), name_of(combine_scheme),
+      sends_weights, lacks_weights, alignment, worst_case_rows, zero_padding, capacity,
+      payload_bytes.size(), name_of(input), is_quantized_input ? ", quantized" : "",
+      name_of(results), name_of(output), num_bias, returns_weights, limits_calls, shape.none_share,
+      shape.has_duplicates, shape.only_expert, seed);
+}
+
+std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts) {
+  std::vector<ExchangeCase> cases;
+  for (const Levels& levels : cover_pairs(num_levels(rank_counts.size()), make_possible)) {
+    cases.push_back(make_case(levels, rank_counts, cases.size() + 1));
+  }
+  add_long_sums(rank_counts, cases);
+  std::stable_sort(cases.begin(), cases.end(), [](const ExchangeCase& a, const ExchangeCase& b) {
+    return a.num_ranks < b.num_ranks;
+  });
+  return cases;
+}
+
+std::vector<ExchangeCase> two_in_flight_cases(int num_ranks) {
+  std::vector<ExchangeCase> cases;
+  for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
+                              Layout::kByRank, Layout::kAllGather}) {
+    for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
+      if (reduce == Reduce::kPerExpert && !is_expert_major(layout)) continue;
+      ExchangeCase test;
+      test.num_ranks = num_ranks;
+      test.shape = {.num_experts = 9, .num_topk = 4, .hidden = 72, .none_share = 0.2};
+      test.layout = layout;
+      test.reduce = reduce;
+      test.returns_weights = true;
+      test.seed = cases.size() + 1;
+      cases.push_back(test);
+    }
+  }
+  return cases;
+}
+
+}  // namespace switchyard::conformance

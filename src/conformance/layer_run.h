@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// layer_run.h: a whole MoE layer on one rank through a prepare/finalize class, and what the oracle
+// says that it gives.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "switchyard/modular_kernel.h"
+#include "switchyard/prepare_finalize.h"
+
+#include "conformance/compare.h"
+#include "conformance/random_batch.h"
+
+namespace switchyard::conformance {
+
+struct LayerCase {
+  PrepareKind kind = PrepareKind::kLowLatency;
+  QuantScheme scheme = schemes::kNone;
+  Reduce reduce = Reduce::kPerExpert;
+  int num_ranks = 2;
+  BatchShape shape;
+  std::int64_t intermediate = 40;
+  std::int64_t num_tokens = 23;  ///< of all ranks, split unevenly
+  ScaleLayout scale_layout = ScaleLayout::kRowMajor;
+  bool weighs_input = false;         ///< apply_router_weight_on_input; wants num_topk 1
+  bool has_static_scale = false;     ///< for schemes with one scale a tensor
+  bool quantizes_activation = true;  ///< between the two GEMMs too
+  int num_micro_batches = 1;
+  bool has_wide_ids = false;  ///< i64
+  std::string experts = "exact";
+  float magnitude = 1.0f;  ///< of tokens; weights are N(0, 1) / 10
+};
+
+class LayerRun {
+ public:
+  LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed);
+
+  /// The output of this rank by the library. Collective.
+  Tensor run(const Group& group) const;
+
+  /// The oracle's, from every rank's tokens: the same bits.
+  reference::Table<float> exact() const;
+
+  /// The oracle's, of this rank's tokens alone, with unquantized activations between the GEMMs.
+  reference::Table<float> plain() const;
+
+ private:
+  reference::Table<float> quantized(const reference::Table<float>& rows) const;
+
+  const LayerCase& test_;
+  int rank_ = 0;             ///< among those that share the experts
+  int num_ranks_ = 1;        ///< of them
+  reference::Batch batch_;   ///< their tokens
+  reference::Batch served_;  ///< the same after apply_router_weight_on_input
+  reference::MlpWeights weights_;
+  std::optional<float> static_scale_;
+};
+
+/// Whether this build has the experts "onednn".
+bool has_onednn();
+
+}  // namespace switchyard::conformance

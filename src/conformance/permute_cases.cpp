@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows grouped by expert and the weighted sum back: counts, starts, tile owners, inverse indices,
+// rows, scales and sums, for every share of the experts that a rank can have.
+
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "switchyard/permute.h"
+
+#include "conformance/check_case.h"
+#include "conformance/exchange_values.h"
+#include "conformance/pairwise.h"
+#include "conformance/random_batch.h"
+#include "conformance/scheme_list.h"
+#include "core/random.h"
+#include "reference/permute.h"
+
+namespace switchyard::conformance {
+namespace {
+
+using reference::AlignedRows;
+using reference::Table;
+
+enum class Ids : std::uint8_t { kRandom, kSomeNone, kDuplicates, kAllNone, kOneExpert };
+constexpr std::array<const char*, 5> kIdNames{"random", "some_none", "duplicates", "all_none",
+                                              "one_expert"};
+
+struct PermuteCase {
+  std::int64_t num_tokens = 0;
+  std::int64_t hidden = 0;
+  std::int32_t num_experts = 0;
+  std::int64_t num_topk = 0;
+  std::int32_t num_shares = 1;  ///< expert parallelism: this rank has the last share
+  std::int64_t alignment = 1;
+  Ids ids = Ids::kRandom;
+  DType dtype = DType::kBF16;
+  ScaleLayout layout = ScaleLayout::kRowMajor;
+};
+
+Table<std::int64_t> make_ids(const PermuteCase& test, std::uint64_t seed) {
+  Table<std::int64_t> ids(test.num_tokens, test.num_topk, -1);
+  for (std::size_t i = 0; i < ids.data.size(); ++i) {
+    const std::uint64_t bits = random_bits(seed, i);
+    const auto num = static_cast<std::uint64_t>(test.num_experts);
+    const auto t = static_cast<std::uint64_t>(i) / static_cast<std::uint64_t>(test.num_topk);
+    switch (test.ids) {
+      case Ids::kRandom:  // distinct: steps from a random first expert
+        ids.data[i] = static_cast<std::int64_t>((random_bits(seed + 1, t) + i) % num);
+        break;
+      case Ids::kSomeNone:
+        if ((bits >> 40) % 4 == 0) break;
+        [[fallthrough]];
+      case Ids::kDuplicates: ids.data[i] = static_cast<std::int64_t>(bits % num); break;
+      case Ids::kAllNone: break;
+      case Ids::kOneExpert: ids.data[i] = test.num_experts - 1; break;
+    }
+  }
+  return ids;
+}
+
+void check_plan(const PermutePlan& plan, const AlignedRows& want) {
+  for (std::size_t e = 0; e < want.counts.size(); ++e) {
+    expect(plan.expert_num_tokens[e] == want.counts[e], "{} rows of expert {}, want {}",
+           plan.expert_num_tokens[e], e, want.counts[e]);
+    expect(plan.first_row[e] == want.first_row[e], "expert {} starts at row {}, want {}", e,
+           plan.first_row[e], want.first_row[e]);
+  }
+  expect(plan.num_rows() == static_cast<std::int64_t>(want.rows.size()), "{} rows, want {}",
+         plan.num_rows(), want.rows.size());
+  for (std::size_t n = 0; n < want.rows.size(); ++n) {
+    const std::int32_t owner = want.rows[n].token < 0 ? -1 : want.rows[n].expert;
+    expect(plan.m_indices.as<std::int32_t>()[n] == owner, "m_indices[{}] is {}, want {}", n,
+           plan.m_indices.as<std::int32_t>()[n], owner);
+  }
+  for (std::size_t i = 0; i < want.inv_perm.data.size(); ++i) {
+    expect(plan.inv_perm.as<std::int32_t>()[i] == want.inv_perm.data[i],
+           "inv_perm, entry {}, is {}, want {}", i, plan.inv_perm.as<std::int32_t>()[i],
+           want.inv_perm.data[i]);
+  }
+}
+
+void check_rows(const Permuted& got, const AlignedRows& want, const Bytes& rows,
+                const Table<float>& scales) {
+  const auto row_bytes = static_cast<std::size_t>(got.x.shape(1) * bits_of(got.x.dtype()) / 8);
+  for (std::size_t n = 0; n < want.rows.size(); ++n) {
+    const auto row = static_cast<std::int64_t>(n);
+    const std::int64_t token = want.rows[n].token;
+    if (token >= 0) {
+      const std::size_t from = static_cast<std::size_t>(token) * row_bytes;
+      expect_same_bytes(fmt::format("row {}", n),
+                        {got.x.as<std::byte>() + n * row_bytes, row_bytes},
+                        std::span(rows).subspan(from, row_bytes), 1, row_bytes);
+    }
+    for (std::int64_t s = 0; s < scales.cols; ++s) {
+      const float found =
+          got.scales.as<float>()[row * got.scales.stride(0) + s * got.scales.stride(1)];
+      const float wanted = token < 0 ? 0.0f : scales(token, s);
+      expect(found == wanted, "scale {} of row {} is {}, want {}", s, n, found, wanted);
+    }
+  }
+}
+
+Agreement check(const PermuteCase& test, std::uint64_t seed) {
+  const Table<std::int64_t> ids = make_ids(test, seed);
+  const std::int32_t num_local = test.num_experts / test.num_shares;
+  std::vector<std::int32_t> map(static_cast<std::size_t>(test.num_experts), -1);
+  for (std::int32_t e = 0; e < num_local; ++e) {
+    map[static_cast<std::size_t>(test.num_experts - num_local + e)] = e;
+  }
+  const bool has_map = test.num_shares > 1;
+  const AlignedRows want = reference::permute(ids, has_map ? std::optional(map) : std::nullopt,
+                                              num_local, test.alignment);
+  const Table<float> tokens = random_table(test.num_tokens, test.hidden, seed + 2);
+  const Table<float> scales = random_table(test.num_tokens, (test.hidden + 127) / 128, seed + 3);
+  const TensorView id_view = TensorView::of(ids.data.data(), {ids.rows, ids.cols});
+  Bytes rows = encode(test.dtype == DType::kE4M3 ? DType::kBF16 : test.dtype, tokens);
+  if (test.dtype == DType::kE4M3) rows.resize(rows.size() / 2);  // any bytes will do
+  PermuteOptions options{.alignment = test.alignment};
+  if (has_map) options.expert_map = TensorView::of(map.data(), {test.num_experts});
+  const Permuted got = permute(TensorView(rows.data(), test.dtype, {test.num_tokens, test.hidden}),
+                               TensorView::of(scales.data.data(), {scales.rows, scales.cols}),
+                               id_view, num_local, options, {.scale_layout = test.layout});
+  check_plan(got.plan, want);
+  check_rows(got, want, rows, scales);
+
+  const Tensor counts(DType::kI32, {num_local});
+  count_expert_num_tokens(id_view, counts, options.expert_map);
+  for (std::int32_t e = 0; e < num_local; ++e) {
+    const auto wanted = want.counts[static_cast<std::size_t>(e)];
+    expect(counts.as<std::int32_t>()[e] == wanted, "count of expert {} is {}, want {}", e,
+           counts.as<std::int32_t>()[e], wanted);
+  }
+  const auto num_rows = static_cast<std::int64_t>(want.rows.size());
+  const Table<float> results = random_table(num_rows, test.hidden, seed + 4);
+  const Table<float> weights = random_table(ids.rows, ids.cols, seed + 5);
+  const Bytes result_bytes = encode(DType::kBF16, results);
+  const Tensor sum = poisoned(DType::kBF16, test.num_tokens, test.hidden);
+  unpermute_and_reduce(TensorView(result_bytes.data(), DType::kBF16, {num_rows, test.hidden}),
+                       got.plan, TensorView::of(weights.data.data(), {ids.rows, ids.cols}), sum);
+  expect_same_bits("sum", sum,
+                   reference::unpermute_and_reduce(want, results, weights, DType::kBF16));
+  return {};
+}
+
+void add(Cases& cases, const PermuteCase& test, bool is_quick) {
+  const char* ids = kIdNames[static_cast<std::size_t>(test.ids)];
+  CheckCase result;
+  result.group = "permute";
+  result.name = fmt::format("permute/{}/T{}xH{}/E{}/K{}/EP{}/align{}/{}/{}", ids, test.num_tokens,
+                            test.hidden, test.num_experts, test.num_topk, test.num_shares,
+                            test.alignment, switchyard::name_of(test.dtype), name_of(test.layout));
+  result.row = ids;
+  result.column = fmt::format("EP{}", test.num_shares);
+  result.is_quick = is_quick;
+  result.body = [test](const Group&, std::uint64_t seed) { return check(test, seed); };
+  cases.push_back(std::move(result));
+}
+
+constexpr std::array<std::int64_t, 6> kTokens{0, 1, 2, 33, 127, 301};
+constexpr std::array<std::int64_t, 5> kHidden{1, 17, 128, 200, 1024};
+constexpr std::array<std::int32_t, 3> kExperts{16, 32, 64};
+constexpr std::array<std::int64_t, 4> kTopk{1, 2, 6, 8};
+constexpr std::array<std::int32_t, 5> kShares{1, 2, 4, 8, 16};
+constexpr std::array<std::int64_t, 3> kAlignments{1, 8, 128};
+constexpr std::array kDTypes{DType::kBF16, DType::kE4M3, DType::kF32};
+constexpr std::array kLayouts{ScaleLayout::kRowMajor, ScaleLayout::kColumnMajor,
+                              ScaleLayout::kColumnMajorAligned};
+
+}  // namespace
+
+void add_permute_cases(Cases& cases) {
+  const Levels num_levels{kTokens.size(),  kHidden.size(), kExperts.size(),
+                          kTopk.size(),    kShares.size(), kAlignments.size(),
+                          kIdNames.size(), kDTypes.size(), kLayouts.size()};
+  for (const Levels& l : cover_pairs(num_levels)) {
+    add(cases,
+        {kTokens[l[0]], kHidden[l[1]], kExperts[l[2]], kTopk[l[3]], kShares[l[4]],
+         kAlignments[l[5]], static_cast<Ids>(l[6]), kDTypes[l[7]], kLayouts[l[8]]},
+        true);
+  }
+  add(cases, {700, 7168, 64, 8, 1, 128, Ids::kSomeNone, DType::kBF16, ScaleLayout::kRowMajor},
+      false);
+}
+
+}  // namespace switchyard::conformance

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `switchyard run` with every class and scheme: accuracy, what the report says, scales, files.
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+
+#include "cli/run_layer.h"
+#include "io/safetensors.h"
+#include "quant/bf16.h"
+#include "support/temp_folder.h"
+
+namespace switchyard::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::array kClasses{"low_latency", "elastic_decode", "elastic_prefill",
+                              "all_gather",  "all_to_all",     "all_to_all_one_sided",
+                              "local"};
+constexpr std::array kSchemes{
+    "none",      "fp8_block",  "fp8_block_deepep", "fp8_ue8m0",   "fp8_ue8m0_deepep",
+    "fp8_token", "fp8_tensor", "int8_token",       "int8_tensor", "int8_block",
+    "nvfp4",     "mxfp4",      "mxfp6_e3m2",       "mxfp6_e2m3",  "mxfp8"};
+
+bool is_tensor_scheme(const std::string& scheme) {
+  return scheme == "fp8_tensor" || scheme == "int8_tensor";
+}
+
+// Bounds are about 1.5 times what a correct run shows: an error of half that is no accident.
+TEST(RunSchemesTest, EveryClassAndSchemeStaysWithinItsBound) {
+  for (const std::string prepare : kClasses) {
+    for (const std::string scheme : kSchemes) {
+      const nlohmann::json json = run_json({"--ranks", "3", "--engine", "local", "--tokens", "100",
+                                            "--prepare", prepare, "--scheme", scheme});
+      SCOPED_TRACE(prepare + " " + scheme);
+      EXPECT_EQ(json["ok"], true) << json["rel_l2"];
+      EXPECT_LE(json["rel_l2"], json["bound"]);
+      EXPECT_GT(json["rel_l2"].get<double>(), json["bound"].get<double>() / 4);
+      EXPECT_EQ(json["prepare"], prepare);
+      EXPECT_EQ(json["scheme"], scheme);
+      EXPECT_EQ(json["wire_scheme"], is_tensor_scheme(scheme) ? "none" : scheme);
+      const bool is_exact = prepare == "low_latency" || prepare == "local";
+      EXPECT_EQ(json["reduce"], is_exact ? "per_expert" : "per_rank");
+      EXPECT_EQ(json["wire_bytes"].get<std::int64_t>() == 0, prepare == "local");
+    }
+  }
+}
+
+TEST(RunSchemesTest, BothExpertsStayWithinTheBound) {
+  if (!SWITCHYARD_HAS_ONEDNN) GTEST_SKIP() << "built without oneDNN";
+  for (const std::string scheme : kSchemes) {
+    const nlohmann::json json =
+        run_json({"--ranks", "4", "--engine", "local", "--scheme", scheme, "--experts", "onednn"});
+    EXPECT_EQ(json["ok"], true) << scheme << " " << json["rel_l2"];
+  }
+}
+
+// An error above the bound is exit code 1: a global scale so large that every block saturates.
+TEST(RunSchemesTest, WrongDataIsExitCodeOne) {
+  const CommandResult result = run({"--scheme", "nvfp4", "--global-scale", "1e6"});
+  EXPECT_EQ(result.exit_code, 1) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("WRONG"));
+}
+
+TEST(RunSchemesTest, TheGlobalScaleIsThatOfTheWholeInput) {
+  const auto file = SafetensorsFile::open(SWITCHYARD_DATA_DIR "/tiny-moe/activations.safetensors");
+  const TensorView hidden = file->tensor("hidden_states");
+  ASSERT_EQ(hidden.dtype(), DType::kBF16);
+  float amax = 0;
+  for (std::int64_t i = 0; i < hidden.num_elements(); ++i) {
+    amax = std::max(amax, std::abs(f32_from_bf16(hidden.as<std::uint16_t>()[i])));
+  }
+  for (const char* ranks : {"1", "4"}) {
+    const nlohmann::json json = run_json({"--ranks", ranks, "--scheme", "nvfp4"});
+    EXPECT_FLOAT_EQ(json["tensor_scale"].get<float>(), 2688.0f / amax);
+  }
+  const nlohmann::json json = run_json({"--scheme", "fp8_tensor", "--static-scale", "auto"});
+  EXPECT_FLOAT_EQ(json["tensor_scale"].get<float>(), amax / 448.0f);
+  EXPECT_TRUE(run_json({"--scheme", "fp8_tensor"})["tensor_scale"].is_null());
+  EXPECT_EQ(run_json({"--scheme", "nvfp4", "--global-scale", "512"})["tensor_scale"], 512.0);
+}
+
+// With a given scale rows are quantized by the senders, and no result depends on the ranks.
+TEST(RunSchemesTest, AGivenScaleTravelsAndGivesTheSameBitsForEveryRankCount) {
+  const TempFolder folder;
+  const std::string path = folder.file("out.safetensors");
+  for (const std::string scheme : {"fp8_tensor", "int8_tensor"}) {
+    std::string first;
+    for (const char* ranks : {"1", "3", "8"}) {
+      const nlohmann::json json = run_json({"--ranks", ranks, "--engine", "local", "--scheme",
+                                            scheme, "--static-scale", "auto", "--output", path});
+      EXPECT_EQ(json["wire_scheme"], scheme);
+      const std::string bytes = read_file(path);
+      if (first.empty()) first = bytes;
+      EXPECT_EQ(bytes, first) << scheme << " " << ranks;
+    }
+  }
+}
+
+TEST(RunSchemesTest, TheScaleBetweenTheGemmsCounts) {
+  const auto error_with = [](const std::string& scheme, const std::string& scale) {
+    return run_json({"--scheme", scheme, "--intermediate-scale", scale})["rel_l2"].get<double>();
+  };
+  const double without = run_json({"--scheme", "nvfp4"})["rel_l2"];
+  EXPECT_EQ(error_with("nvfp4", "4"), without);
+  EXPECT_NE(error_with("nvfp4", "64"), without);
+  EXPECT_NE(error_with("fp8_tensor", "0.25"), error_with("fp8_tensor", "0.2"));
+}
+
+TEST(RunSchemesTest, PerExpertGivesTheSameBitsForEveryRankCountAndScheme) {
+  const TempFolder folder;
+  const std::string path = folder.file("out.safetensors");
+  for (const std::string scheme : kSchemes) {
+    if (is_tensor_scheme(scheme)) continue;
+    std::string first;
+    for (const Arguments& arguments : {Arguments{"--ranks", "1"},
+                                       {"--ranks", "3", "--prepare", "elastic_prefill"},
+                                       {"--ranks", "2", "--prepare", "local"}}) {
+      Arguments all{"--engine", "local",    "--tokens",   "100",      "--scheme",
+                    scheme,     "--reduce", "per_expert", "--output", path};
+      all.insert(all.end(), arguments.begin(), arguments.end());
+      run_json(all);
+      const std::string bytes = read_file(path);
+      if (first.empty()) first = bytes;
+      EXPECT_EQ(bytes, first) << scheme << " " << arguments.back();
+    }
+  }
+}
+
+TEST(RunSchemesTest, AlignmentChangesNoBits) {
+  const TempFolder folder;
+  std::string first;
+  for (const char* alignment : {"1", "7", "128"}) {
+    const std::string path = folder.file("out.safetensors");
+    run_json({"--ranks", "3", "--engine", "local", "--prepare", "elastic_prefill", "--scheme",
+              "fp8_ue8m0", "--alignment", alignment, "--output", path});
+    const std::string bytes = read_file(path);
+    if (first.empty()) first = bytes;
+    EXPECT_EQ(bytes, first) << alignment;
+  }
+}
+
+// Every class and kind of scale can be dumped; the rows of a rank are those of the report.
+TEST(RunSchemesTest, EveryClassAndSchemeCanBeDumped) {
+  const TempFolder folder;
+  const std::string dump = folder.file("dump");
+  for (const std::string prepare : kClasses) {
+    for (const std::string scheme : {"none", "fp8_ue8m0", "int8_tensor", "nvfp4", "mxfp6_e3m2"}) {
+      const nlohmann::json json =
+          run_json({"--ranks", "2", "--engine", "local", "--tokens", "10", "--prepare", prepare,
+                    "--scheme", scheme, "--dump", dump});
+      SCOPED_TRACE(prepare + " " + scheme);
+      for (std::size_t rank = 0; rank < 2; ++rank) {
+        const auto file =
+            SafetensorsFile::open(dump + "/rank" + std::to_string(rank) + ".safetensors");
+        EXPECT_EQ(file->tensor("recv_x").shape(0), json["rows_per_rank"][rank]);
+        EXPECT_EQ(file->tensor("recv_x").shape(1), 256);
+        EXPECT_EQ(file->find("tensor_scale").has_value(), scheme == "nvfp4");
+        EXPECT_EQ(file->find("scales").has_value(), scheme != "none" && scheme != "mxfp6_e3m2");
+        const bool is_grouped = prepare == "low_latency" || prepare == "local";
+        EXPECT_EQ(file->find("recv_topk_ids").has_value(), !is_grouped);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::test

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ranks must pass alike in each call, and capacities: every rank gets the same error, names
+// who differs, and goes on with the same exchange.
+
+#include <functional>
+
+#include "unit/exchange/small_exchange.h"
+
+namespace switchyard {
+namespace {
+
+using namespace test;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kNumRanks = 3;
+constexpr int kOddRank = 1;
+
+// The odd rank is named on every rank: as the peer, or as this one.
+std::string named(int rank, const std::string& odd, const std::string& others) {
+  return rank == kOddRank ? "rank 0 " + others + ", rank 1 " + odd
+                          : "rank 1 " + odd + ", rank " + std::to_string(rank) + " " + others;
+}
+
+TEST(ExchangeAgreementTest, MaxTokensMustBeAlike) {
+  run_ranks(kNumRanks, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    DispatchOptions options;
+    for (int i = 0; i < 3; ++i) {
+      options.max_tokens = group.rank() == kOddRank ? 2 : 3;
+      expect_invalid(
+          error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
+          named(group.rank(), group.rank() == kOddRank ? "2" : "passed max_tokens 2",
+                group.rank() == kOddRank ? "passed max_tokens 3" : "3"));
+      options.max_tokens = 2;
+      expect_works(exchange, options);
+    }
+  });
+}
+
+TEST(ExchangeAgreementTest, TensorScalesMustBeAlike) {
+  run_ranks(kNumRanks, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.scheme = schemes::kFp8Tensor;
+    Exchange exchange(group, config);
+    const Inputs in;
+    const float scale = group.rank() == kOddRank ? 0.25f : 0.5f;
+    const float alike = 1.0f;
+    DispatchOptions options;
+    options.tensor_scale = TensorView::of(&scale, {1});
+    expect_invalid(
+        error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
+        named(group.rank(), group.rank() == kOddRank ? "0.25" : "passed tensor_scale 0.25",
+              group.rank() == kOddRank ? "passed tensor_scale 0.5" : "0.5"));
+    options.tensor_scale = TensorView::of(&alike, {1});
+    expect_works(exchange, options);
+  });
+}
+
+TEST(ExchangeAgreementTest, HandlesMustBeOfTheSameDispatch) {
+  run_ranks(kNumRanks, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.max_in_flight = 3;
+    Exchange exchange(group, config);
+    const Inputs in;
+    const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched second = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const DispatchHandle mine = group.rank() == kOddRank ? second.handle : first.handle;
+    const Error error = error_of([&] { exchange.dispatch_again(mine, in.tokens()); });
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 "), HasSubstr("call 1"),
+                                    HasSubstr("uses the routing of call")))
+        << group.rank();
+    exchange.release(exchange.dispatch_again(second.handle, in.tokens()).handle);
+    exchange.release(first.handle);
+    expect_works(exchange);
+  });
+}
+
+TEST(ExchangeAgreementTest, NewAndKeptRoutingDoNotMix) {
+  run_ranks(kNumRanks, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    exchange.release(first.handle);
+    expect_invalid(error_of([&] {
+                     if (group.rank() == kOddRank) {
+                       exchange.dispatch(in.tokens(), in.ids(), in.weights());
+                     } else {
+                       exchange.dispatch_again(first.handle, in.tokens());
+                     }
+                   }),
+                   "every rank must pass the handle of the same dispatch");
+    exchange.release(exchange.dispatch_again(first.handle, in.tokens()).handle);
+    expect_works(exchange);
+  });
+}
+
+// Expert 1 is sent a row by each rank.
+TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
+  for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
+                              Layout::kByRank, Layout::kAllGather}) {
+    run_ranks(kNumRanks, [&](const Group& group) {
+      ExchangeConfig config = small_config();
+      config.layout = layout;
+      config.capacity = 2;
+      config.max_in_flight = 2;
+      Exchange exchange(group, config);
+      const Inputs in;
+      // Only rank 0 sends what fits; it stays alive meanwhile.
+      const std::int64_t alone = group.rank() == 0 ? 2 : 0;
+      const Dispatched before =
+          exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));
+      DispatchHandle failed;
+      expect_refused(error_of([&] {
+                       failed = exchange.dispatch_send(in.tokens(), in.ids(), in.weights());
+                       exchange.dispatch_receive(failed);
+                     }),
+                     Errc::kCapacityExceeded, "expert 0 is sent 3 rows, its capacity is 2");
+      expect_invalid(error_of([&] { exchange.dispatch_receive(failed); }), "not alive");
+      expect_invalid(error_of([&] { exchange.dispatch_again(failed, in.tokens()); }),
+                     "whose dispatch was received");
+      const Dispatched after =
+          exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));
+      EXPECT_EQ(after.num_dropped, 0);
+      const Tensor rows(DType::kBF16, {after.experts.rows.shape(0), kHidden});
+      const Tensor output(DType::kBF16, {alone, kHidden});
+      exchange.combine(after.handle, rows, output);
+      exchange.combine(before.handle, rows, output);
+    });
+  }
+}
+
+TEST(ExchangeAgreementTest, EveryFieldOfTheConfigurationIsCompared) {
+  const auto disagree = [](const std::function<void(ExchangeConfig&)>& change,
+                           const std::string& words) {
+    const Error error = error_of([&] {
+      run_ranks(2, [&](const Group& group) {
+        ExchangeConfig config = small_config();
+        config.scheme = schemes::kFp8Block;
+        if (group.rank() == 1) change(config);
+        const Exchange exchange(group, config);
+      });
+    });
+    expect_invalid(error, words);
+  };
+  disagree([](auto& c) { c.max_tokens_per_rank = 4; }, "rank 1 has max_tokens_per_rank 4");
+  disagree([](auto& c) { c.layout = Layout::kCompact; }, "rank 1 has layout compact");
+  disagree([](auto& c) { c.scale_layout = ScaleLayout::kColumnMajor; }, "rank 1 has scale_layout");
+  disagree([](auto& c) { c.payload_bytes = {4}; }, "rank 1 has payload_bytes 4");
+  disagree([](auto& c) { c.combine_scheme.dtype = DType::kF32; }, "rank 1 has combine_scheme f32");
+  disagree([](auto& c) { c.sends_weights = false; }, "rank 1 has sends_weights false");
+  disagree([](auto& c) { c.expert_alignment = 2; }, "rank 1 has expert_alignment 2");
+  disagree([](auto& c) { c.worst_case_rows = true; }, "rank 1 has worst_case_rows true");
+  disagree([](auto& c) { c.zero_padding = true; }, "rank 1 has zero_padding true");
+  disagree([](auto& c) { c.capacity = 9; }, "rank 1 has capacity 9");
+  disagree([](auto& c) { c.overflow = Overflow::kDrop; }, "rank 1 has overflow drop");
+  disagree([](auto& c) { c.max_in_flight = 2; }, "rank 1 has max_in_flight 2");
+}
+
+}  // namespace
+}  // namespace switchyard

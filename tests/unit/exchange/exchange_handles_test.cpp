@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Handles: which may be used again, and that one exchange does not take another's.
+
+#include <optional>
+
+#include "unit/exchange/small_exchange.h"
+
+namespace switchyard {
+namespace {
+
+using namespace test;
+
+TEST(ExchangeHandlesTest, OnlyReceivedHandlesCanBeUsedAgain) {
+  run_ranks(1, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.max_in_flight = 2;
+    Exchange exchange(group, config);
+    const Inputs in;
+    const auto refused = [&](const DispatchHandle& handle, const char* words) {
+      expect_invalid(error_of([&] { exchange.dispatch_again(handle, in.tokens()); }), words);
+      expect_invalid(error_of([&] { exchange.reopen(handle); }), words);
+    };
+    refused(DispatchHandle(), "the handle is empty");
+    const DispatchHandle sent = exchange.dispatch_send(in.tokens(), in.ids(), in.weights());
+    refused(sent, "was sent by dispatch and not received");
+    exchange.dispatch_receive(sent);
+    exchange.release(exchange.reopen(sent));
+    exchange.release(exchange.dispatch_again(sent, in.tokens()).handle);
+    exchange.release(sent);
+    exchange.release(exchange.reopen(sent));
+    expect_works(exchange);
+  });
+}
+
+// Both have the same slot and number; only what they belong to differs.
+TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
+  run_ranks(2, [](const Group& group) {
+    std::optional<Exchange> other(std::in_place, group, small_config());
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    const Dispatched theirs = other->dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched ours = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Tensor rows(DType::kBF16, {ours.experts.rows.shape(0), kHidden});
+    const Tensor output(DType::kBF16, {2, kHidden});
+    expect_invalid(error_of([&] { exchange.combine(theirs.handle, rows, output); }), "not alive");
+    expect_invalid(error_of([&] { exchange.combine_send(theirs.handle, rows); }), "not alive");
+    expect_invalid(error_of([&] { exchange.release(theirs.handle); }), "not alive");
+    expect_invalid(error_of([&] { exchange.row_origins(theirs.handle); }), "not alive");
+    expect_invalid(error_of([&] { exchange.wire_bytes(theirs.handle); }), "not alive");
+    expect_invalid(error_of([&] { exchange.dispatch_again(theirs.handle, in.tokens()); }),
+                   "of another Exchange");
+    expect_invalid(error_of([&] { exchange.reopen(theirs.handle); }), "of another Exchange");
+    other.reset();
+    expect_invalid(error_of([&] { exchange.reopen(theirs.handle); }), "of another Exchange");
+    exchange.combine(ours.handle, rows, output);
+  });
+}
+
+TEST(ExchangeHandlesTest, OneHandleTooMany) {
+  run_ranks(1, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.max_in_flight = 2;
+    Exchange exchange(group, config);
+    const Inputs in;
+    const DispatchHandle first = exchange.dispatch(in.tokens(), in.ids(), in.weights()).handle;
+    const DispatchHandle second = exchange.reopen(first);
+    const char* words = "2 handles are alive, max_in_flight is 2";
+    expect_invalid(error_of([&] { exchange.reopen(first); }), words);
+    expect_invalid(error_of([&] { exchange.dispatch_again(first, in.tokens()); }), words);
+    expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
+                   words);
+    exchange.release(first);
+    exchange.release(exchange.dispatch_again(second, in.tokens()).handle);
+    exchange.release(second);
+    expect_works(exchange);
+  });
+}
+
+TEST(ExchangeHandlesTest, KeptRoutingHasItsNumberOfTokens) {
+  run_ranks(1, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    DispatchOptions options;
+    options.max_tokens = 2;
+    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights(), options);
+    exchange.release(got.handle);
+    expect_invalid(error_of([&] { exchange.dispatch_again(got.handle, in.tokens(3)); }),
+                   "tokens has 3 rows, must be 2 as in the earlier dispatch");
+    expect_invalid(
+        error_of([&] { exchange.dispatch_again(got.handle, in.tokens(), in.weights(1)); }),
+        "topk_weights is f32 [1, 2]");
+    options.max_tokens = 3;
+    expect_invalid(error_of([&] { exchange.dispatch_again(got.handle, in.tokens(), {}, options); }),
+                   "options.max_tokens is 3, must be 2 as in the earlier dispatch");
+    options.max_tokens = 2;
+    exchange.release(exchange.dispatch_again(got.handle, in.tokens(), {}, options).handle);
+  });
+}
+
+// A kept handle keeps its routing, however many dispatches follow; the others' memory is reused.
+TEST(ExchangeHandlesTest, KeptHandlesOutliveManyDispatches) {
+  run_ranks(2, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    Inputs in;
+    const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const std::int64_t num_rows = first.num_rows;
+    exchange.release(first.handle);
+    in.id_values = {-1, -1, -1, 3, 0, 0, 0, 0};
+    for (int i = 0; i < 5; ++i) {
+      exchange.release(exchange.dispatch(in.tokens(), in.ids(), in.weights()).handle);
+      const Dispatched again = exchange.dispatch_again(first.handle, in.tokens());
+      EXPECT_EQ(again.num_rows, num_rows);
+      exchange.release(again.handle);
+    }
+  });
+}
+
+// Ids travel once; a reopened handle has sent nothing.
+TEST(ExchangeHandlesTest, WireBytesOfKeptRouting) {
+  run_ranks(2, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;  // each token has both its experts on one rank: 0 and 1 here, 2 and 3 there
+    const std::int64_t row = 2 * kHidden;
+    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    EXPECT_EQ(exchange.wire_bytes(got.handle).dispatch, row + 2 * 2 * 6);
+    EXPECT_EQ(exchange.wire_bytes(got.handle).combine, row);
+    exchange.release(got.handle);
+    const Dispatched weighted = exchange.dispatch_again(got.handle, in.tokens(), in.weights());
+    EXPECT_EQ(exchange.wire_bytes(weighted.handle).dispatch, row + 2 * 2 * 4);
+    exchange.release(weighted.handle);
+    const Dispatched plain = exchange.dispatch_again(got.handle, in.tokens());
+    EXPECT_EQ(exchange.wire_bytes(plain.handle).dispatch, row);
+    exchange.release(plain.handle);
+    const DispatchHandle reopened = exchange.reopen(got.handle);
+    EXPECT_EQ(exchange.wire_bytes(reopened).dispatch, 0);
+    EXPECT_EQ(exchange.wire_bytes(reopened).combine, row);
+    exchange.release(reopened);
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ring: whose turn it is, who runs which hook, and how errors end it.
+
+#include "switchyard/micro_batches.h"
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/ranks.h"
+
+namespace switchyard {
+namespace {
+
+using test::error_of;
+using test::run_ranks;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using Events = std::vector<std::string>;
+
+std::string event(const std::string& what) {
+  return what + "@" + std::to_string(dbo_current_micro_batch());
+}
+
+TEST(MicroBatchesTest, TheTurnGoesRoundInARing) {
+  run_ranks(1, [](const Group& group) {
+    Events events;  // no lock: only one runs at a time, and ThreadSanitizer watches
+    run_micro_batches(group, 3, [&](int m) {
+      EXPECT_TRUE(dbo_enabled());
+      EXPECT_EQ(dbo_current_micro_batch(), m);
+      for (const char* what : {"a", "b"}) {
+        events.push_back(event(what));
+        dbo_yield();
+      }
+    });
+    EXPECT_THAT(events, ElementsAre("a@0", "a@1", "a@2", "b@0", "b@1", "b@2"));
+    EXPECT_FALSE(dbo_enabled());
+  });
+}
+
+TEST(MicroBatchesTest, OnlyOneRunsAtATime) {
+  run_ranks(2, [](const Group& group) {
+    std::atomic<int> num_running = 0;
+    run_micro_batches(group, 4, [&](int m) {
+      for (int turn = 0; turn < 20 * (m + 1); ++turn) {
+        EXPECT_EQ(num_running.fetch_add(1), 0);
+        std::this_thread::yield();
+        num_running.fetch_sub(1);
+        dbo_yield();
+      }
+    });
+  });
+}
+
+TEST(MicroBatchesTest, TheNextOneRunsTheHook) {
+  run_ranks(1, [](const Group& group) {
+    Events events;
+    run_micro_batches(group, 3, [&](int m) {
+      dbo_register_recv_hook([&, m] { events.push_back(event("hook " + std::to_string(m))); });
+      dbo_yield();
+      events.push_back(event("run"));
+      dbo_maybe_run_recv_hook();
+      dbo_maybe_run_recv_hook();  // it is gone
+    });
+    EXPECT_THAT(events, ElementsAre("run@0", "hook 2@0", "run@1", "hook 0@1", "run@2", "hook 1@2"));
+  });
+}
+
+TEST(MicroBatchesTest, AHookThatIsLeftRunsWhenTheBodyReturns) {
+  run_ranks(1, [](const Group& group) {
+    Events events;
+    run_micro_batches(group, 2, [&](int m) {
+      if (m == 1) return events.push_back(event("end"));
+      dbo_register_recv_hook([&] { events.push_back(event("first")); });
+      dbo_register_recv_hook([&] { events.push_back(event("second")); });
+      dbo_yield();
+      dbo_register_recv_hook([&] { events.push_back(event("nobody is left")); });
+      dbo_yield();
+    });
+    EXPECT_THAT(events, ElementsAre("end@1", "first@1", "second@1", "nobody is left@0"));
+  });
+}
+
+TEST(MicroBatchesTest, OutsideAHookRunsAtOnce) {
+  int num_calls = 0;
+  dbo_register_recv_hook([&] { ++num_calls; });
+  dbo_yield();
+  dbo_maybe_run_recv_hook();
+  EXPECT_EQ(num_calls, 1);
+  run_ranks(1, [&](const Group& group) {
+    run_micro_batches(group, 1, [&](int m) {
+      EXPECT_FALSE(dbo_enabled());
+      dbo_register_recv_hook([&] { num_calls += 10 + m; });
+    });
+  });
+  EXPECT_EQ(num_calls, 11);
+}
+
+// Says when it is destroyed.
+struct Witness {
+  Events& events;
+  const char* what;
+  ~Witness() { events.push_back(event(what)); }
+};
+
+TEST(MicroBatchesTest, TheFirstErrorEndsTheOthersOneAfterTheOther) {
+  run_ranks(1, [](const Group& group) {
+    Events events;
+    std::string seen;
+    const auto run = [&] {
+      run_micro_batches(group, 3, [&](int m) {
+        const Witness witness{events, "unwound"};
+        dbo_register_recv_hook([&] { events.push_back(event("dropped")); });
+        if (m == 1) throw std::out_of_range("no such row");
+        try {
+          dbo_yield();
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), Errc::kAborted);
+          seen = error.what();
+          throw;
+        }
+      });
+    };
+    EXPECT_THROW(run(), std::out_of_range);
+    EXPECT_EQ(seen,
+              "run_micro_batches: micro-batch 0 was ended, because micro-batch 1 ended with: "
+              "no such row");
+    // 2 had not begun.
+    EXPECT_THAT(events, ElementsAre("unwound@1", "unwound@0"));
+    EXPECT_FALSE(dbo_enabled());
+    EXPECT_THAT(error_of([&] { group.barrier(); }).what(),
+                HasSubstr("its micro-batch 1 ended with: no such row"));
+  });
+}
+
+TEST(MicroBatchesTest, AHookThatThrowsIsAnErrorOfWhoRunsIt) {
+  run_ranks(1, [](const Group& group) {
+    const Error error = error_of([&] {
+      run_micro_batches(group, 2, [&](int m) {
+        if (m == 0) {
+          dbo_register_recv_hook([] { throw Error(Errc::kCapacityExceeded, "too many rows"); });
+          dbo_yield();
+          ADD_FAILURE() << "went on";
+        }
+      });
+    });
+    EXPECT_EQ(error.code(), Errc::kCapacityExceeded);
+    EXPECT_THAT(error_of([&] { group.barrier(); }).what(), HasSubstr("its micro-batch 1"));
+  });
+}
+
+TEST(MicroBatchesTest, PeersLearnOfAnError) {
+  run_ranks(2, [](const Group& group) {
+    const Error error = error_of([&] {
+      run_micro_batches(group, 2, [&](int m) {
+        if (group.rank() == 1 && m == 1) throw Error(Errc::kOutOfMemory, "no memory for rows");
+        dbo_yield();
+        if (group.rank() == 0) group.barrier();
+      });
+    });
+    EXPECT_EQ(error.code(), group.rank() == 1 ? Errc::kOutOfMemory : Errc::kAborted);
+    EXPECT_THAT(error.what(), HasSubstr("no memory for rows"));
+  });
+}
+
+TEST(MicroBatchesTest, ATurnHasADeadline) {
+  constexpr std::int64_t kTimeoutMs = 50;
+  const auto body = [](const Group& group) {
+    const Error error = error_of([&] {
+      run_micro_batches(group, 2, [](int m) {
+        if (m == 0) std::this_thread::sleep_for(std::chrono::milliseconds(12 * kTimeoutMs));
+      });
+    });
+    EXPECT_EQ(error.code(), Errc::kTimeout);
+    EXPECT_THAT(error.what(), HasSubstr("micro-batch 0 has not yielded for 0.1 s, twice"));
+  };
+  run_ranks(1, body, kTimeoutMs);
+}
+
+TEST(MicroBatchesTest, WrongCallsAreRefused) {
+  run_ranks(1, [](const Group& group) {
+    for (const int count : {-1, 0, 65}) {
+      const Error error = error_of([&] { run_micro_batches(group, count, [](int) {}); });
+      EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+      EXPECT_THAT(error.what(),
+                  HasSubstr("num_micro_batches is " + std::to_string(count) + ", must be from 1"));
+    }
+    run_micro_batches(group, 2, [&](int m) {
+      const Error error = error_of([&] { run_micro_batches(group, 2, [](int) {}); });
+      EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("called inside micro-batch " + std::to_string(m)));
+    });
+  });
+}
+
+}  // namespace
+}  // namespace switchyard
