@@ -5,40 +5,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <string_view>
 
 #include "check_report.h"
 #include "check_run.h"
 #include "core/clock.h"
 #include "core/fail.h"
+#include "pattern.h"
 #include "transport/env.h"
 
 namespace switchyard::cli {
 namespace {
 
 using conformance::CheckCase;
-
-bool matches_glob(std::string_view pattern, std::string_view name) {
-  std::size_t p = 0;
-  std::size_t n = 0;
-  std::size_t star = pattern.npos;
-  std::size_t resume = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = n;
-    } else if (p < pattern.size() && pattern[p] == name[n]) {
-      ++p;
-      ++n;
-    } else if (star != pattern.npos) {
-      p = star + 1;
-      n = ++resume;
-    } else {
-      return false;
-    }
-  }
-  return pattern.find_first_not_of('*', p) == pattern.npos;
-}
 
 bool is_wanted(const CheckOptions& options, const CheckCase& test) {
   if (options.quick && !test.is_quick) return false;
@@ -62,7 +40,7 @@ void write_json(const CheckReport& report) {
 
 bool matches(const std::string& pattern, const std::string& name) {
   if (pattern.find('*') == pattern.npos) return name.find(pattern) != name.npos;
-  return matches_glob(pattern, name);
+  return matches_pattern(pattern, name);
 }
 
 CLI::App* add_check(CLI::App& app, CheckOptions& options) {

@@ -176,7 +176,8 @@ bool CheckReport::is_ok() const {
 std::string to_text(const CheckReport& report) {
   std::string text = fmt::format(
       "switchyard {} on {} cores, every case against a slow oracle in this program\n"
-      "cells: cases, how they agree, time; err e/b: |got - want| / (1 + |want|) reached e, may reach "
+      "cells: cases, how they agree, time; err e/b: |got - want| / (1 + |want|) reached e, may "
+      "reach "
       "b\n\n",
       version(), std::thread::hardware_concurrency());
   std::vector<std::string> groups;

@@ -12,6 +12,7 @@
 #include "switchyard/version.h"
 
 #include "check.h"
+#include "quantize.h"
 #include "run.h"
 
 namespace {
@@ -54,6 +55,8 @@ int main(int argc, char** argv) {
   switchyard::cli::add_run(app, run_options);
   switchyard::cli::CheckOptions check_options;
   const CLI::App* check_verb = switchyard::cli::add_check(app, check_options);
+  switchyard::cli::QuantizeOptions quantize_options;
+  const CLI::App* quantize_verb = switchyard::cli::add_quantize(app, quantize_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -61,6 +64,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (check_verb->parsed()) return switchyard::cli::check(check_options, argv);
+    if (quantize_verb->parsed()) return switchyard::cli::quantize(quantize_options);
     return switchyard::cli::run(run_options, argv);
   } catch (const switchyard::Error& error) {
     std::fprintf(stderr, "switchyard: %s: %s\n", name_of(error.code()), error.what());

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// pattern.h: names chosen by a pattern in which * stands for any text.
+#pragma once
+
+#include <string_view>
+
+namespace switchyard::cli {
+
+bool matches_pattern(std::string_view pattern, std::string_view name);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "quantize.h"
+
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "core/fail.h"
+
+namespace switchyard::cli {
+
+CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
+  CLI::App* verb =
+      app.add_subcommand("quantize", "quantize the matrices of a safetensors file, or go back");
+  verb->add_option("--in", options.input, "safetensors file to read")->required();
+  verb->add_option("--out", options.output, "safetensors file to write")->required();
+  verb->add_option("--scheme", options.scheme, "format, by its name in docs/schemes.md");
+  verb->add_flag("--dequantize", options.dequantize,
+                 "go back: the file says how it was quantized, so no other option but --dtype");
+  verb->add_option("--names", options.names,
+                   "which matrices: text with * for any; the others are copied")
+      ->capture_default_str();
+  verb->add_option("--scale-layout", options.scale_layout, "how scales lie")
+      ->check(CLI::IsMember({"row", "column", "column_aligned", "swizzled"}))
+      ->capture_default_str();
+  verb->add_flag("--pack-ue8m0", options.pack_ue8m0,
+                 "scales of mxfp4 and mxfp8: four exponents to an i32");
+  verb->add_option("--static-scale", options.static_scale,
+                   "schemes with one scale a tensor: this one, instead of the largest magnitude's");
+  verb->add_option("--global-scale", options.global_scale,
+                   "nvfp4: this one for all; default: 448 * 6 / largest magnitude of each");
+  verb->add_option("--dtype", options.dtype,
+                   "of dequantized matrices: bf16, f16 or f32; default: what they were")
+      ->check(CLI::IsMember({"bf16", "f16", "f32"}));
+  return verb;
+}
+
+int quantize(const QuantizeOptions& options) {
+  require(options.dequantize || options.dtype.empty(), Errc::kInvalidArgument,
+          "quantize: --dtype is {}, but it goes with --dequantize only", options.dtype);
+  require(!options.dequantize || options.scheme.empty(), Errc::kInvalidArgument,
+          "quantize: --scheme is {}, but with --dequantize the file says it; leave it out",
+          options.scheme);
+  const QuantizeSummary summary =
+      options.dequantize ? dequantize_file(options) : quantize_file(options);
+  fmt::print("{}: {} {} {} {}, {} tensors copied, {} -> {} bytes\n", options.output,
+             summary.num_converted, summary.num_converted == 1 ? "matrix" : "matrices",
+             options.dequantize ? "dequantized from" : "quantized to", summary.scheme,
+             summary.num_copied, summary.input_bytes, summary.output_bytes);
+  return 0;
+}
+
+}  // namespace switchyard::cli

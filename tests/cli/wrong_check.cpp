@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `switchyard check` with a list of cases in which some expect something wrong: it must see it.
+
+#include <unistd.h>
+
+#include "check.h"
+
+namespace {
+
+using switchyard::Group;
+using namespace switchyard::conformance;
+
+// Each rank sends its number around; the expected sum may have one wrong bit.
+CheckCase sum_case(const char* engine, int num_ranks, const char* name, std::uint32_t wrong_bits) {
+  CheckCase result;
+  result.group = "sums";
+  result.name = std::string("sums/") + engine + "/" + name;
+  result.row = name;
+  result.column = engine;
+  result.engine = num_ranks > 0 ? engine : "";
+  result.num_ranks = num_ranks;
+  result.body = [=](const Group& group, std::uint64_t seed) {
+    if (num_ranks > 0) group.barrier();
+    const std::uint32_t got = 0x3F800000;
+    const bool is_last = num_ranks == 0 || group.rank() == num_ranks - 1;
+    const std::uint32_t want = got ^ (is_last ? wrong_bits : 0u);
+    expect_same_bytes("sum", std::as_bytes(std::span(&got, 1)), std::as_bytes(std::span(&want, 1)),
+                      4, 1);
+    if (num_ranks > 0) group.barrier();
+    return Agreement{seed != 9, 0.25, 0.5};
+  };
+  return result;
+}
+
+CheckCase dying_case() {
+  CheckCase result = sum_case("shm", 2, "dies", 0);
+  result.body = [](const Group& group, std::uint64_t) {
+    if (group.rank() == 1) _exit(7);
+    group.barrier();
+    return Agreement{};
+  };
+  return result;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app;
+  switchyard::cli::CheckOptions options;
+  switchyard::cli::add_check(app, options);
+  CLI11_PARSE(app, argc, argv);
+  return switchyard::cli::check(
+      options, argv,
+      {sum_case("none", 0, "right", 0), sum_case("none", 0, "wrong", 1),
+       sum_case("local", 3, "right", 0), sum_case("local", 3, "wrong", 1u << 31),
+       sum_case("local", 3, "after", 0), sum_case("shm", 2, "right", 0),
+       sum_case("shm", 2, "wrong", 1u << 7), dying_case(), sum_case("shm", 2, "after", 0)});
+}
