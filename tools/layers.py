@@ -19,7 +19,7 @@ LAYERS = [  # lowest first; the number is the place in this list, from 1
     {"cpu", "cuda"},
     {"engine"},
     {"exchange"},
-    {"moe"},
+    {"moe", "views"},
     {"capi"},
     {"conformance"},
     {"cli"},

@@ -47,6 +47,10 @@ struct DispatchOptions {
   /// Upper bound on T over all ranks for this call, the same on every rank: sizes of kByRank and of
   /// worst_case_rows follow it. 0: the configured one.
   std::int64_t max_tokens = 0;
+  /// Only routing and weights travel, the same on every rank: of `tokens` only the shape counts, no
+  /// payloads are given, and received rows are undefined. For a combine without a dispatch before
+  /// it, or a dispatch_again after it.
+  bool routing_only = false;
 };
 
 /// Where a received row comes from.

@@ -48,6 +48,8 @@ struct ExchangeConfig {
   std::int64_t capacity = 0;
   Overflow overflow = Overflow::kError;
   std::int32_t max_in_flight = 1;  ///< handles that may be alive at once, from 1 to 64
+
+  friend bool operator==(const ExchangeConfig&, const ExchangeConfig&) = default;
 };
 
 /// Memory that one rank takes, in bytes. Windows are shared with the peers; receive buffers are

@@ -182,6 +182,7 @@ WireBytes OneSidedExchange::wire_bytes(const DispatchHandle& handle) const {
   for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
   const bool sends_ids = slot.routing->epoch == slot.dispatch_epoch;
   const bool sends_weights = own_routing(slot).topk_weights != nullptr;
+  if (slot.input.options.routing_only) row_bytes = 0;
   const std::int64_t routing_bytes =
       slot.num_tokens() * config_.num_topk * ((sends_ids ? 2 : 0) + (sends_weights ? 4 : 0));
   WireBytes bytes;

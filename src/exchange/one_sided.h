@@ -36,6 +36,7 @@ struct alignas(kLineBytes) OperationHeader {
   std::int64_t max_tokens;
   float tensor_scale;
   std::int32_t has_weights;
+  std::int32_t routing_only;
 };
 
 /// Line of one peer in a slot set of the owner: the peer's results of this epoch are all there.

@@ -35,9 +35,11 @@ Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
   const Placing placing{
       scale_blocks(config_, shape_, rank_, slot.receive().num_buffer_rows),
       wants_streaming(slot.receive().placements.size() * shape_.payload_bytes, num_ranks_)};
-  clear_padding(slot, placing);
-  for (int i = 0; i < num_ranks_; ++i) place_rows_of(slot, (rank_ + i) % num_ranks_, placing);
-  if (placing.streaming) streaming_store_fence();
+  if (!slot.input.options.routing_only) {
+    clear_padding(slot, placing);
+    for (int i = 0; i < num_ranks_; ++i) place_rows_of(slot, (rank_ + i) % num_ranks_, placing);
+    if (placing.streaming) streaming_store_fence();
+  }
   place_routing(slot);
   slot.stage = Stage::kReceived;
   finish(slot.epoch);
@@ -84,6 +86,9 @@ void OneSidedExchange::require_alike(const Slot& slot, int source,
   require(header.max_tokens == own.max_tokens, Errc::kInvalidArgument,
           "dispatch: rank {} passed max_tokens {}, rank {} {}; every rank must pass the same",
           source, header.max_tokens, rank_, own.max_tokens);
+  require((header.routing_only != 0) == slot.input.options.routing_only, Errc::kInvalidArgument,
+          "dispatch: rank {} passed routing_only {}, rank {} {}; every rank must pass the same",
+          source, header.routing_only != 0, rank_, slot.input.options.routing_only);
   require(std::memcmp(&header.tensor_scale, &slot.input.tensor_scale, sizeof(float)) == 0,
           Errc::kInvalidArgument,
           "dispatch: rank {} passed tensor_scale {}, rank {} {}; every rank must pass the same",

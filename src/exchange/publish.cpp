@@ -120,7 +120,7 @@ OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
   require(tokens.stride(0) * bits_of(tokens.dtype()) % 8 == 0, Errc::kInvalidArgument,
           "dispatch: rows of tokens are {} elements of {} apart, must be whole bytes",
           tokens.stride(0), name_of(tokens.dtype()));
-  check_payloads(config_, options.payloads, tokens.shape(0));
+  if (!options.routing_only) check_payloads(config_, options.payloads, tokens.shape(0));
   input.tensor_scale = checked_tensor_scale(scheme, options.tensor_scale);
   input.is_stored = is_quantized || (!scheme.is_quantized() && tokens.dtype() == scheme.dtype);
   return input;
@@ -239,6 +239,7 @@ void OneSidedExchange::publish_header(const Slot& slot) {
   header.max_tokens = routing.max_tokens;
   header.tensor_scale = slot.input.tensor_scale;
   header.has_weights = has_weights ? 1 : 0;
+  header.routing_only = slot.input.options.routing_only ? 1 : 0;
   // std::copy: without tokens there is no address to copy from.
   if (routing.epoch == slot.epoch) {
     std::copy(routing.topk_ids.begin(), routing.topk_ids.end(),
@@ -296,6 +297,7 @@ void OneSidedExchange::write_row(const Slot& slot, std::int64_t token, bool stre
 }
 
 void OneSidedExchange::publish_rows(const Slot& slot) {
+  if (slot.input.options.routing_only) return;
   auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
   const std::size_t row_bytes = shape_.window.row_stride;
   const std::int64_t num_tokens = slot.num_tokens();

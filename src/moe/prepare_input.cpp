@@ -35,7 +35,8 @@ void map_ids(const Id* ids, std::int64_t count, const std::vector<std::int32_t>&
 void ExchangePrepareFinalize::check_ids(const TensorView& topk_ids) const {
   const std::optional<DType> wanted = topk_indices_dtype();
   require(!wanted.has_value() || topk_ids.dtype() == *wanted, Errc::kInvalidArgument,
-          "{}: topk_ids is {}, strict wants {}", name(), topk_ids, name_of(*wanted));
+          "{}: topk_ids is {}, strict wants {}", name(), topk_ids,
+          name_of(wanted.value_or(topk_ids.dtype())));
 }
 
 // The product is f32, rounded once to the dtype of the row.

@@ -50,12 +50,10 @@ TEST(RunSchemesTest, EveryClassAndSchemeStaysWithinItsBound) {
 
 TEST(RunSchemesTest, BothExpertsStayWithinTheBound) {
   if (!SWITCHYARD_HAS_ONEDNN) GTEST_SKIP() << "built without oneDNN";
-  for (const std::string prepare : {"low_latency", "elastic_decode"}) {
-    for (const std::string scheme : kSchemes) {
-      const nlohmann::json json = run_json({"--ranks", "4", "--engine", "local", "--prepare",
-                                            prepare, "--scheme", scheme, "--experts", "onednn"});
-      EXPECT_EQ(json["ok"], true) << prepare << " " << scheme << " " << json["rel_l2"];
-    }
+  for (const std::string scheme : kSchemes) {
+    const nlohmann::json json =
+        run_json({"--ranks", "4", "--engine", "local", "--scheme", scheme, "--experts", "onednn"});
+    EXPECT_EQ(json["ok"], true) << scheme << " " << json["rel_l2"];
   }
 }
 
@@ -117,14 +115,16 @@ TEST(RunSchemesTest, PerExpertGivesTheSameBitsForEveryRankCountAndScheme) {
   for (const std::string scheme : kSchemes) {
     if (is_tensor_scheme(scheme)) continue;
     std::string first;
-    for (const std::string prepare : {"low_latency", "elastic_prefill", "local"}) {
-      for (const char* ranks : {"1", "3"}) {
-        run_json({"--ranks", ranks, "--engine", "local", "--tokens", "100", "--scheme", scheme,
-                  "--prepare", prepare, "--reduce", "per_expert", "--output", path});
-        const std::string bytes = read_file(path);
-        if (first.empty()) first = bytes;
-        EXPECT_EQ(bytes, first) << scheme << " " << prepare << " " << ranks;
-      }
+    for (const Arguments& arguments : {Arguments{"--ranks", "1"},
+                                       {"--ranks", "3", "--prepare", "elastic_prefill"},
+                                       {"--ranks", "2", "--prepare", "local"}}) {
+      Arguments all{"--engine", "local",    "--tokens",   "100",      "--scheme",
+                    scheme,     "--reduce", "per_expert", "--output", path};
+      all.insert(all.end(), arguments.begin(), arguments.end());
+      run_json(all);
+      const std::string bytes = read_file(path);
+      if (first.empty()) first = bytes;
+      EXPECT_EQ(bytes, first) << scheme << " " << arguments.back();
     }
   }
 }

@@ -20,6 +20,7 @@ struct OverlapCase {
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerExpert;
   int num_micro_batches = 2;
+  bool has_even_tokens = false;  ///< 9 on every rank
 };
 
 inline Tensor bf16_tensor(std::initializer_list<std::int64_t> shape, std::uint64_t seed,
@@ -34,8 +35,8 @@ inline Tensor bf16_tensor(std::initializer_list<std::int64_t> shape, std::uint64
   return tensor;
 }
 
-/// Seven experts over the ranks of a group, a shared one, and this rank's tokens: 9, none on
-/// rank 1, one on rank 2.
+/// Seven experts over the ranks of a group, a shared one, and this rank's tokens: 9; unless they
+/// are even, none on rank 1 and one on rank 2.
 class OverlappedLayer {
  public:
   static constexpr std::int32_t kExperts = 7;
@@ -45,9 +46,10 @@ class OverlappedLayer {
   static constexpr std::int64_t kMaxTokens = 11;
 
   OverlappedLayer(const Group& group, const OverlapCase& test)
-      : num_tokens_(group.rank() == 1   ? 0
-                    : group.rank() == 2 ? 1
-                                        : 9),
+      : num_tokens_(test.has_even_tokens ? 9
+                    : group.rank() == 1  ? 0
+                    : group.rank() == 2  ? 1
+                                         : 9),
         hidden_(bf16_tensor({num_tokens_, kHidden}, seed_of(group, 50), 1.0f)),
         topk_ids_(DType::kI32, {num_tokens_, kTopk}),
         topk_weights_(DType::kF32, {num_tokens_, kTopk}) {

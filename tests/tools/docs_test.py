@@ -95,6 +95,13 @@ class DocsTest(unittest.TestCase):
         example = read("examples/00_smallest/main.cpp").split("\n", 1)[1].lstrip("\n")
         self.assertEqual(block, example)
 
+    def test_code_of_coming_from_is_the_example(self):
+        example = read("examples/05_coming_from/main.cpp")
+        blocks = re.findall(r"```cpp\n(.*?)```", read("docs/coming_from.md"), re.DOTALL)
+        self.assertGreaterEqual(len(blocks), 5)
+        for function in "".join(blocks).split("\n}\n")[:-1]:
+            self.assertIn(function.strip("\n") + "\n}\n", example)
+
     def test_links_lead_somewhere(self):
         for page in PAGES:
             prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

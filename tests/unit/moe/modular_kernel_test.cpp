@@ -60,11 +60,13 @@ reference::MlpWeights random_mlp(std::int32_t num_experts, std::int64_t hidden,
 
 struct LayerCase {
   int num_ranks = 2;
-  bool is_local_class = false;
+  PrepareKind kind = PrepareKind::kLowLatency;
   QuantScheme scheme;
   Reduce reduce = Reduce::kPerExpert;
   bool has_shared_gate = false;
   std::int32_t num_experts = 7;
+
+  bool is_local() const { return kind == PrepareKind::kLocal; }
 };
 
 reference::Layer random_layer(const LayerCase& test) {
@@ -89,8 +91,8 @@ reference::Layer random_layer(const LayerCase& test) {
 std::vector<std::uint16_t> run_kernel(const Group& group, const LayerCase& test,
                                       const reference::Layer& layer, const Table<float>& hidden,
                                       std::int64_t max_tokens) {
-  const ExpertOwnership ownership{test.num_experts, test.is_local_class ? 1 : group.size()};
-  const int rank = test.is_local_class ? 0 : group.rank();
+  const ExpertOwnership ownership{test.num_experts, test.is_local() ? 1 : group.size()};
+  const int rank = test.is_local() ? 0 : group.rank();
   PrepareFinalizeConfig config;
   config.num_experts = test.num_experts;
   config.num_topk = layer.router.num_topk;
@@ -108,7 +110,7 @@ std::vector<std::uint16_t> run_kernel(const Group& group, const LayerCase& test,
     std::memcpy(shared_gate.data(), layer.shared_gate.data(), layer.shared_gate.size() * 4);
     shared.gate = shared_gate;
   }
-  ModularKernel kernel(test.is_local_class ? make_local(config) : make_low_latency(group, config),
+  ModularKernel kernel(make_prepare_finalize(test.kind, group, config),
                        make_exact_experts(weights.view(), {test.scheme}), std::move(shared));
 
   const reference::Routing routing = reference::select_experts(
@@ -135,7 +137,7 @@ void check_layer(const LayerCase& test) {
     max_tokens = std::max(max_tokens, num_tokens);
   }
   std::vector<Table<float>> want;
-  if (test.is_local_class) {
+  if (test.is_local()) {
     for (const Table<float>& tokens : hidden) {
       want.push_back(reference::run_layer(layer, std::span(&tokens, 1), Reduce::kPerExpert)[0]);
     }
@@ -146,7 +148,7 @@ void check_layer(const LayerCase& test) {
     const auto r = static_cast<std::size_t>(group.rank());
     EXPECT_EQ(run_kernel(group, test, layer, hidden[r], max_tokens), bf16_bits(want[r]))
         << "P " << test.num_ranks << " rank " << r << " " << name_of(test.scheme) << " "
-        << name_of(test.reduce);
+        << name_of(test.reduce) << " " << name_of(test.kind);
   });
 }
 
@@ -155,7 +157,7 @@ TEST(ModularKernelTest, LowLatencyEqualsTheOracle) {
     for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8BlockDeepEp,
                                       schemes::kFp8Token, schemes::kFp8Tensor}) {
       for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
-        check_layer({num_ranks, false, scheme, reduce, num_ranks == 3, 7});
+        check_layer({num_ranks, PrepareKind::kLowLatency, scheme, reduce, num_ranks == 3, 7});
       }
     }
   }
@@ -164,14 +166,32 @@ TEST(ModularKernelTest, LowLatencyEqualsTheOracle) {
 TEST(ModularKernelTest, LocalEqualsTheOracleOfOneRank) {
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
     for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
-      check_layer({2, true, scheme, reduce, true, 5});
+      check_layer({2, PrepareKind::kLocal, scheme, reduce, true, 5});
     }
   }
 }
 
 TEST(ModularKernelTest, RanksWithoutExpertsTakePart) {
-  check_layer({5, false, schemes::kNone, Reduce::kPerExpert, false, 3});
-  check_layer({5, false, schemes::kFp8Block, Reduce::kPerRank, false, 3});
+  check_layer({5, PrepareKind::kLowLatency, schemes::kNone, Reduce::kPerExpert, false, 3});
+  check_layer({5, PrepareKind::kLowLatency, schemes::kFp8Block, Reduce::kPerRank, false, 3});
+}
+
+// All ranks' partial rows are summed in the order of the oracle's layer; all_gather's own order is
+// the same for two terms, and its dynamic tensor scale is that of every token.
+TEST(ModularKernelTest, EveryClassEqualsTheOracle) {
+  for (const PrepareKind kind :
+       {PrepareKind::kElasticDecode, PrepareKind::kElasticPrefill, PrepareKind::kAllGather,
+        PrepareKind::kAllToAll, PrepareKind::kAllToAllOneSided}) {
+    const bool is_all_gather = kind == PrepareKind::kAllGather;
+    for (const int num_ranks : {2, 9}) {
+      if (is_all_gather && num_ranks > 2) continue;
+      for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Token,
+                                        schemes::kFp8Tensor, schemes::kInt8Token}) {
+        if (is_all_gather && scheme == schemes::kFp8Tensor) continue;
+        check_layer({num_ranks, kind, scheme, Reduce::kPerRank, num_ranks == 2, 7});
+      }
+    }
+  }
 }
 
 PrepareFinalizeConfig small_config(std::int32_t num_topk) {
@@ -234,105 +254,6 @@ TEST(PrepareFinalizeTest, AMicroBatchIsPreparedOnce) {
   EXPECT_THAT(error.what(), HasSubstr("micro_batch 0 was prepared and not finalized"));
   one->finalize({hidden, prepared.experts.rows});
   one->prepare({hidden, ids, weights});
-}
-
-// Experts that fail on one rank: that rank throws its own error, the other learns of it at once.
-class FailingExperts final : public Experts {
- public:
-  explicit FailingExperts(bool fails) : fails_(fails) {}
-  std::string_view name() const override { return "failing"; }
-  bool is_batch_invariant() const override { return true; }
-  std::size_t workspace_bytes(std::int64_t) const override { return 0; }
-  void apply(const ExpertRows&, const TensorView&, std::span<std::byte>) override {
-    if (fails_) throw Error(Errc::kOutOfMemory, "no memory for rows");
-  }
-
- private:
-  bool fails_;
-};
-
-TEST(ModularKernelTest, ExpertsThatFailEndThePeersWait) {
-  const Error error = error_of([] {
-    run_ranks(2, [](const Group& group) {
-      ModularKernel kernel(make_low_latency(group, small_config(1)),
-                           std::make_unique<FailingExperts>(group.rank() == 1));
-      const Tensor hidden(DType::kBF16, {1, 4});
-      const Tensor ids(DType::kI32, {1, 1});
-      ids.as<std::int32_t>()[0] = 1;  // on rank 1
-      const Tensor weights(DType::kF32, {1, 1});
-      const Tensor output(DType::kBF16, {1, 4});
-      if (group.rank() == 0) {
-        const Error seen = error_of([&] { kernel.apply({hidden, ids, weights}, output); });
-        EXPECT_THAT(seen.what(), HasSubstr("no memory for rows"));
-        return;
-      }
-      kernel.apply({hidden, ids, weights}, output);
-    });
-  });
-  EXPECT_EQ(error.code(), Errc::kOutOfMemory);
-}
-
-TEST(ModularKernelTest, ArgumentsAreChecked) {
-  const auto make = [](SharedExpert shared) {
-    return ModularKernel(make_local(small_config(1)), std::make_unique<FailingExperts>(false),
-                         std::move(shared));
-  };
-  const Tensor gate(DType::kF32, {3});
-  EXPECT_THAT(error_of([&] { make({nullptr, gate}); }).what(), HasSubstr("shared gate is f32 [3]"));
-  ModularKernel kernel(make_local(small_config(1)), std::make_unique<FailingExperts>(false));
-  const Tensor hidden(DType::kBF16, {1, 4});
-  const Tensor ids(DType::kI32, {1, 1});
-  const Tensor weights(DType::kF32, {1, 1});
-  const Tensor wrong(DType::kF32, {1, 4});
-  EXPECT_THAT(error_of([&] {
-                kernel.apply({hidden, ids, weights}, wrong);
-              }).what(),
-              HasSubstr("output is f32 [1, 4], must be bf16 [1, 4]"));
-  const Tensor output(DType::kBF16, {1, 4});
-  kernel.apply({hidden, ids, weights}, output);
-}
-
-// The hook of one micro-batch runs after the other has been sent; both results are right.
-TEST(PrepareFinalizeTest, MicroBatchesInterleave) {
-  run_ranks(2, [](const Group& group) {
-    PrepareFinalizeConfig config = small_config(1);
-    config.num_micro_batches = 2;
-    const auto prepare_finalize = make_low_latency(group, config);
-    std::vector<Tensor> hidden;
-    std::vector<Tensor> ids;
-    const Tensor weights(DType::kF32, {2, 1});
-    weights.as<float>()[0] = weights.as<float>()[1] = 1.0f;
-    for (int m = 0; m < 2; ++m) {
-      hidden.emplace_back(DType::kBF16, std::initializer_list<std::int64_t>{2, 4});
-      ids.emplace_back(DType::kI32, std::initializer_list<std::int64_t>{2, 1});
-      for (int i = 0; i < 8; ++i) {
-        hidden.back().as<std::uint16_t>()[i] = static_cast<std::uint16_t>(0x3F80 + 16 * m + i);
-      }
-      ids.back().as<std::int32_t>()[0] = m;
-      ids.back().as<std::int32_t>()[1] = 1 - m;
-    }
-    const auto arguments = [&](int m) {
-      const auto i = static_cast<std::size_t>(m);
-      return PrepareArguments{hidden[i], ids[i], weights, false, m};
-    };
-    for (int repeat = 0; repeat < 4; ++repeat) {
-      auto first = prepare_finalize->prepare_async(arguments(0));
-      auto second = prepare_finalize->prepare_async(arguments(1));
-      first.hook();
-      second.hook();
-      const Prepared prepared0 = first.receiver();
-      const Prepared prepared1 = second.receiver();
-      const Tensor output0(DType::kBF16, {2, 4});
-      const Tensor output1(DType::kBF16, {2, 4});
-      auto back0 = prepare_finalize->finalize_async({output0, prepared0.experts.rows, {}, 0});
-      auto back1 = prepare_finalize->finalize_async({output1, prepared1.experts.rows, {}, 1});
-      back0.hook();
-      back0.receiver();
-      back1.receiver();  // without its hook: does both
-      EXPECT_EQ(std::memcmp(output0.data(), hidden[0].data(), 16), 0);
-      EXPECT_EQ(std::memcmp(output1.data(), hidden[1].data(), 16), 0);
-    }
-  });
 }
 
 }  // namespace

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of backends and the three rules by which they send rows:
+//   kAll         quantize, then send (all-gather, all-to-all, pplx)
+//   kBlocks      quantize first where blocks of a row have scales of their own, else send 16 bits
+//                and quantize what arrived, with one scale (DeepEP high throughput and V2)
+//   kLowLatency  DeepEP's kernels quantize fp8 blocks of 128 by themselves; all else travels in 16
+//                bits and is quantized on arrival
+// Source: vLLM's all2all_utils.py and its prepare_finalize classes.
+
+#include "switchyard/prepare_finalize_factory.h"
+
+#include <array>
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kFunction = "choose_prepare_finalize";
+
+enum class WireRule : std::uint8_t { kAll, kBlocks, kLowLatency };
+
+struct BackendRule {
+  PrepareKind kind;
+  WireRule wire;
+};
+
+// In the order of All2AllBackend. MoRI, NIXL-EP and pplx are served by the class that is nearest.
+constexpr std::array<BackendRule, 12> kBackendRules{{
+    {PrepareKind::kAllGather, WireRule::kAll},          // allgather_reducescatter
+    {PrepareKind::kAllGather, WireRule::kAll},          // naive
+    {PrepareKind::kElasticDecode, WireRule::kBlocks},   // deepep_high_throughput
+    {PrepareKind::kLowLatency, WireRule::kLowLatency},  // deepep_low_latency
+    {PrepareKind::kElasticDecode, WireRule::kBlocks},   // deepep_v2
+    {PrepareKind::kAllToAll, WireRule::kAll},           // flashinfer_nvlink_two_sided
+    {PrepareKind::kAllToAll, WireRule::kAll},           // flashinfer_all2allv
+    {PrepareKind::kAllToAllOneSided, WireRule::kAll},   // flashinfer_nvlink_one_sided
+    {PrepareKind::kAllToAll, WireRule::kAll},           // mori_high_throughput
+    {PrepareKind::kAllToAll, WireRule::kAll},           // mori_low_latency
+    {PrepareKind::kLowLatency, WireRule::kLowLatency},  // nixl_ep
+    {PrepareKind::kLowLatency, WireRule::kAll},         // pplx
+}};
+
+BackendRule rule_of(All2AllBackend backend) {
+  const auto index = static_cast<std::size_t>(backend);
+  require(index < kBackendRules.size(), Errc::kInvalidArgument, "{}: backend is {}, want 0 to {}",
+          kFunction, index, kBackendRules.size() - 1);
+  return kBackendRules[index];
+}
+
+// vLLM's use_fp8_dispatch.
+bool is_cast_by_deepep(const QuantConfig& quant) {
+  return quant.use_fp8_w8a8() && quant.block_shape() == BlockShape{128, 128};
+}
+
+void quantize_on_arrival(PrepareFinalizeConfig& config) {
+  if (config.scheme.is_quantized()) config.wire_scheme = schemes::kNone;
+}
+
+void apply_blocks_rule(PrepareFinalizeConfig& config, const QuantConfig& quant, bool sends_mxfp8) {
+  const bool is_mxfp8 = config.scheme == schemes::kMxfp8;
+  if (quant.is_block_quantized() || (is_mxfp8 && sends_mxfp8)) return;
+  quantize_on_arrival(config);
+  // The originals quantize what arrived with per_act_token_quant off.
+  if (config.scheme.group == ScaleGroup::kToken) config.scheme.group = ScaleGroup::kTensor;
+}
+
+void apply_low_latency_rule(PrepareFinalizeConfig& config, const QuantConfig& quant,
+                            bool nvfp4_dispatch) {
+  if (is_cast_by_deepep(quant)) {
+    config.scheme.rule = ScaleRule::kMultiply;
+  } else if (!quant.use_nvfp4_w4a4()) {
+    quantize_on_arrival(config);
+  } else if (!nvfp4_dispatch) {
+    config.scheme = schemes::kNone;
+  }
+}
+
+// vLLM's low-latency class takes no scales by row, whatever they are for.
+void check_low_latency_scales(const QuantConfig& quant) {
+  if (quant.use_nvfp4_w4a4()) return;
+  const TensorView first = quant.a1_scale().has_value() ? quant.a1_scale() : quant.a1_gscale();
+  const TensorView scale = first.has_value() ? first : quant.a2_scale();
+  require(!scale.has_value() || scale.num_elements() == 1, Errc::kNotSupported,
+          "{}: low_latency with a static scale of {} elements, must be 1: it takes no scales by "
+          "token",
+          kFunction, scale.num_elements());
+}
+
+// One number that holds for all tokens, as every sender needs it.
+float only_value(const char* name, const TensorView& scale) {
+  require(scale.dtype() == DType::kF32 && scale.is_contiguous() && scale.num_elements() > 0,
+          Errc::kInvalidArgument, "{}: {} is {}, must be f32, contiguous, not empty", kFunction,
+          name, scale.describe());
+  const float value = *scale.as<float>();
+  for (std::int64_t i = 1; i < scale.num_elements(); ++i) {
+    require(scale.as<float>()[i] == value, Errc::kNotSupported,
+            "{}: {}[{}] is {} and {}[0] {}, must be equal: rows are quantized before they meet "
+            "their expert; pass one scale",
+            kFunction, name, i, scale.as<float>()[i], name, value);
+  }
+  return value;
+}
+
+// A static scale wins over per_act_token_quant of fp8; scales by block or by token of int8 are
+// dynamic, and what is given is not looked at (vLLM's moe_kernel_quantize_input).
+void apply_static_scale(PrepareFinalizeConfig& config, const QuantConfig& quant) {
+  if (config.scheme.needs_tensor_scale()) {
+    require(quant.a1_gscale().has_value(), Errc::kInvalidArgument,
+            "{}: a1_gscale is absent, nvfp4 needs it: 448 * 6 / largest magnitude", kFunction);
+    config.static_scale = only_value("a1_gscale", quant.a1_gscale());
+    return;
+  }
+  const bool is_fp8_token = config.scheme == schemes::kFp8Token;
+  if (!is_fp8_token && config.scheme.group != ScaleGroup::kTensor) return;
+  if (!quant.a1_scale().has_value()) return;
+  config.static_scale = only_value("a1_scale", quant.a1_scale());
+  config.scheme.group = ScaleGroup::kTensor;
+}
+
+ScaleLayout scale_layout_of(const QuantScheme& scheme, const QuantConfig& quant) {
+  const bool can_be_tiles = scheme == schemes::kNvfp4 || scheme == schemes::kMxfp8;
+  return can_be_tiles && quant.is_scale_swizzled() ? ScaleLayout::kSwizzled
+                                                   : ScaleLayout::kRowMajor;
+}
+
+PrepareFinalizeConfig sizes_of(const MoEConfig& moe, const PrepareFinalizeOptions& options) {
+  PrepareFinalizeConfig config;
+  config.num_experts = moe.num_experts;
+  config.num_topk = moe.num_topk;
+  config.hidden = moe.hidden;
+  config.max_tokens_per_rank = moe.max_num_tokens;
+  config.reduce = options.reduce;
+  config.num_micro_batches = options.num_micro_batches;
+  config.strict = options.strict;
+  return config;
+}
+
+void apply_placement(PrepareFinalizeConfig& config, std::span<const std::int64_t> table) {
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    require(table[i] >= 0 && table[i] < config.num_experts, Errc::kInvalidArgument,
+            "{}: global_to_physical[{}] is {}, must be from 0 to {}", kFunction, i, table[i],
+            config.num_experts - 1);
+    config.global_to_physical.push_back(static_cast<std::int32_t>(table[i]));
+  }
+  require(table.empty() ||
+              config.global_to_physical.size() == static_cast<std::size_t>(config.num_experts),
+          Errc::kInvalidArgument,
+          "{}: global_to_physical has {} entries, must have one for each of {} experts", kFunction,
+          table.size(), config.num_experts);
+}
+
+PrepareFinalizeChoice finish(PrepareFinalizeChoice choice, const QuantConfig& quant,
+                             const PrepareFinalizeOptions& options) {
+  apply_static_scale(choice.config, quant);
+  choice.config.scale_layout = scale_layout_of(choice.config.scheme, quant);
+  if (choice.kind == PrepareKind::kElasticPrefill) {
+    choice.config.expert_alignment = options.expert_alignment;
+  }
+  if (choice.kind != PrepareKind::kLocal) {
+    apply_placement(choice.config, options.global_to_physical);
+  }
+  return choice;
+}
+
+PrepareFinalizeChoice choose_local(const MoEConfig& moe, const QuantConfig& quant,
+                                   const PrepareFinalizeOptions& options) {
+  PrepareFinalizeChoice choice{PrepareKind::kLocal, sizes_of(moe, options)};
+  if (moe.ep_size() > 1) {
+    choice.config.num_experts = moe.num_local_experts.value_or(moe.num_experts);
+  }
+  choice.config.scheme = activation_scheme(quant);
+  return finish(std::move(choice), quant, options);
+}
+
+void check_one_sided(const QuantConfig& quant, const PrepareFinalizeOptions& options) {
+  const QuantDType dtype = quant.quant_dtype();
+  require(!options.strict || dtype == QuantDType::kNone || dtype == QuantDType::kNvfp4 ||
+              dtype == QuantDType::kMxfp8,
+          Errc::kNotSupported,
+          "{}: flashinfer_nvlink_one_sided with activations of {}, strict wants none, nvfp4 or "
+          "mxfp8",
+          kFunction, name_of(dtype));
+}
+
+void check_group(const Group& group, const MoEConfig& moe) {
+  require(group.size() == moe.ep_size() && group.rank() == moe.ep_rank(), Errc::kInvalidArgument,
+          "make_prepare_finalize: rank {} of a group of {}, but the configuration says rank {} of "
+          "{} that hold the experts",
+          group.rank(), group.size(), moe.ep_rank(), moe.ep_size());
+}
+
+std::unique_ptr<PrepareFinalize> make_choice(const Group& group, const MoEConfig& moe,
+                                             const PrepareFinalizeChoice& choice) {
+  if (choice.kind != PrepareKind::kLocal) check_group(group, moe);
+  return make_prepare_finalize(choice.kind, group, choice.config);
+}
+
+}  // namespace
+
+PrepareFinalizeChoice choose_prepare_finalize(const MoEConfig& moe, const QuantConfig& quant,
+                                              const PrepareFinalizeOptions& options) {
+  if (!moe.use_all2all_kernels()) {
+    require(moe.dp_size() == 1 && moe.pcp_size() == 1 && !moe.is_sequence_parallel(),
+            Errc::kNotSupported,
+            "{}: dp_size {}, pcp_size {}, sp_size {} without expert parallelism: every rank has a "
+            "slice of each expert, which no class here serves; set enable_expert_parallel",
+            kFunction, moe.dp_size(), moe.pcp_size(), moe.sp_size());
+    return choose_local(moe, quant, options);
+  }
+  const All2AllBackend backend = moe.parallel.all2all_backend;
+  const BackendRule rule = rule_of(backend);
+  PrepareFinalizeChoice choice{rule.kind, sizes_of(moe, options)};
+  const bool is_v2 = backend == All2AllBackend::kDeepEpV2;
+  if (is_v2 && !options.use_cudagraph) choice.kind = PrepareKind::kElasticPrefill;
+  if (rule.kind == PrepareKind::kAllToAllOneSided) check_one_sided(quant, options);
+  choice.config.scheme = activation_scheme(quant);
+  switch (rule.wire) {
+    case WireRule::kAll: break;
+    case WireRule::kBlocks: apply_blocks_rule(choice.config, quant, is_v2); break;
+    case WireRule::kLowLatency:
+      check_low_latency_scales(quant);
+      apply_low_latency_rule(choice.config, quant, options.nvfp4_dispatch);
+      break;
+  }
+  return finish(std::move(choice), quant, options);
+}
+
+std::unique_ptr<PrepareFinalize> make_prepare_finalize(const Group& group, const MoEConfig& moe,
+                                                       const QuantConfig& quant,
+                                                       const PrepareFinalizeOptions& options) {
+  return make_choice(group, moe, choose_prepare_finalize(moe, quant, options));
+}
+
+PrepareFinalizeChoice choose_flashinfer_prepare_finalize(const FlashInferFlags& flags,
+                                                         const MoEConfig& moe,
+                                                         const QuantConfig& quant,
+                                                         const PrepareFinalizeOptions& options) {
+  require(flags.use_nvfp4 == quant.use_nvfp4_w4a4(), Errc::kInvalidArgument,
+          "choose_flashinfer_prepare_finalize: use_nvfp4 is {}, but activations are {}",
+          flags.use_nvfp4, name_of(quant.quant_dtype()));
+  if (!flags.use_dp) return choose_local(moe, quant, options);
+  const bool is_all_to_all = flags.use_nvfp4 && flags.enable_alltoallv;
+  PrepareFinalizeChoice choice{is_all_to_all ? PrepareKind::kAllToAll : PrepareKind::kAllGather,
+                               sizes_of(moe, options)};
+  choice.config.scheme = activation_scheme(quant);
+  return finish(std::move(choice), quant, options);
+}
+
+std::unique_ptr<PrepareFinalize> make_flashinfer_prepare_finalize(
+    const Group& group, const FlashInferFlags& flags, const MoEConfig& moe,
+    const QuantConfig& quant, const PrepareFinalizeOptions& options) {
+  return make_choice(group, moe, choose_flashinfer_prepare_finalize(flags, moe, quant, options));
+}
+
+}  // namespace switchyard

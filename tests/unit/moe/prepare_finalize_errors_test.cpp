@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is refused: configurations, and calls on one rank, after which the group works on.
+
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "switchyard/modular_kernel.h"
+
+#include "prepare_finalize_case.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace switchyard {
+namespace {
+
+using test::CallInput;
+using test::ClassCase;
+using test::expect_error;
+using test::kAllClasses;
+using test::run_ranks;
+
+void expect_config(PrepareKind kind, const PrepareFinalizeConfig& config, const std::string& words,
+                   int num_ranks = 2) {
+  expect_error(Errc::kInvalidArgument, words,
+               [&] { prepare_finalize_memory(kind, config, num_ranks, 0); });
+}
+
+PrepareFinalizeConfig strict_config() {
+  PrepareFinalizeConfig config;
+  config.num_experts = 8;
+  config.num_topk = 8;
+  config.hidden = 2048;
+  config.max_tokens_per_rank = 4;
+  config.strict = true;
+  return config;
+}
+
+TEST(PrepareFinalizeErrorsTest, ConfigurationsThatNoClassServes) {
+  for (const PrepareKind kind : kAllClasses) {
+    const auto refuse = [&](const std::string& words, auto&& change) {
+      PrepareFinalizeConfig config = ClassCase{}.config();
+      change(config);
+      expect_config(kind, config, words);
+    };
+    refuse("num_micro_batches is 0", [](auto& c) { c.num_micro_batches = 0; });
+    refuse("num_micro_batches is 2147483647, must be from 1 to 64",
+           [](auto& c) { c.num_micro_batches = std::numeric_limits<std::int32_t>::max(); });
+    refuse("static_scale is absent, nvfp4 needs one", [](auto& c) { c.scheme = schemes::kNvfp4; });
+    refuse("static_scale is absent", [](auto& c) { c.wire_scheme = schemes::kNvfp4; });
+    refuse("must not both take static_scale", [](auto& c) {
+      c.wire_scheme = schemes::kNvfp4;
+      c.scheme = schemes::kFp8Tensor;
+      c.static_scale = 1.0f;
+    });
+    refuse("hidden is 7, want an even number", [](auto& c) {
+      c.hidden = 7;
+      c.scheme = schemes::kMxfp4;
+      c.wire_scheme = schemes::kNone;
+    });
+    refuse("its rows have no scales", [](auto& c) { c.scale_layout = ScaleLayout::kColumnMajor; });
+    refuse("swizzled scales are one byte", [](auto& c) {
+      c.scheme = schemes::kFp8Token;
+      c.wire_scheme = schemes::kNone;
+      c.scale_layout = ScaleLayout::kSwizzled;
+    });
+    refuse("elements are e4m3 without scales", [](auto& c) { c.scheme.dtype = DType::kE4M3; });
+    refuse("block is 64", [](auto& c) {  // packed UE8M0 scales are of 128
+      c.wire_scheme = schemes::kFp8Ue8m0;
+      c.wire_scheme->block = 64;
+    });
+    refuse("global_to_physical has 2 entries", [](auto& c) { c.global_to_physical = {0, 1}; });
+    refuse("global_to_physical[6] is 7, must be from 0 to 6",
+           [](auto& c) { c.global_to_physical = {0, 1, 2, 3, 4, 5, 7}; });
+    refuse("global_to_physical[1] is -1",
+           [](auto& c) { c.global_to_physical = {0, -1, 2, 3, 4, 5, 6}; });
+    refuse("hidden", [](auto& c) { c.hidden = 0; });
+    refuse("hidden", [](auto& c) { c.hidden = -5; });
+    refuse("", [](auto& c) { c.hidden = std::numeric_limits<std::int64_t>::max(); });
+    refuse("", [](auto& c) { c.max_tokens_per_rank = std::numeric_limits<std::int64_t>::max(); });
+    refuse("max_tokens_per_rank", [](auto& c) { c.max_tokens_per_rank = -1; });
+    refuse("num_topk", [](auto& c) { c.num_topk = 65; });
+    refuse("num_experts", [](auto& c) { c.num_experts = 65536; });
+  }
+  expect_config(PrepareKind::kLowLatency, strict_config(), "0 ranks", 0);
+  expect_error(Errc::kInvalidArgument, "kind is 7",
+               [] { prepare_finalize_memory(static_cast<PrepareKind>(7), strict_config(), 1, 0); });
+}
+
+TEST(PrepareFinalizeErrorsTest, StrictRefusesWhatTheOriginalsRefuse) {
+  const auto refuse = [](PrepareKind kind, const std::string& words, auto&& change) {
+    PrepareFinalizeConfig config = strict_config();
+    prepare_finalize_memory(kind, config, 2, 0);
+    change(config);
+    expect_config(kind, config, words);
+    config.strict = false;
+    prepare_finalize_memory(kind, config, 2, 0);
+  };
+  const auto experts = [](std::int32_t n) { return [n](auto& c) { c.num_experts = n; }; };
+  const auto topk = [](std::int32_t n) {
+    return [n](auto& c) { c.num_topk = n, c.num_experts = 64; };
+  };
+  using K = PrepareKind;
+  refuse(K::kLowLatency, "hidden is 2304", [](auto& c) { c.hidden = 2304; });
+  refuse(K::kLowLatency, "num_topk is 12, strict wants at most 11", topk(12));
+  refuse(K::kLowLatency, "9 experts over 2 ranks", experts(9));
+  refuse(K::kLowLatency, "2 ranks x 3 tokens", [](auto& c) { c.max_tokens_per_rank = 3; });
+  for (const K kind : {K::kElasticDecode, K::kElasticPrefill, K::kAllToAll}) {
+    refuse(kind, "num_topk 33", topk(33));
+    refuse(kind, "has 2052 bytes", [](auto& c) { c.hidden = 1026; });
+    refuse(kind, "has 1028 bytes", [](auto& c) {
+      c.hidden = 1028;
+      c.scheme = schemes::kFp8Block;
+    });
+  }
+  refuse(K::kElasticDecode, "9 experts over 2 ranks", experts(9));
+  refuse(K::kAllToAll, "10 experts, strict wants a multiple of 4", experts(10));
+  refuse(K::kAllToAllOneSided, "num_topk 3", topk(3));
+  refuse(K::kAllToAllOneSided, "1 experts", [](auto& c) { c.num_experts = 1, c.num_topk = 1; });
+}
+
+TEST(PrepareFinalizeErrorsTest, StrictClassesWantTheirDtypeOfIds) {
+  for (const PrepareKind kind : kAllClasses) {
+    run_ranks(1, [&](const Group& group) {
+      PrepareFinalizeConfig config = strict_config();
+      const auto object = make_prepare_finalize(kind, group, config);
+      const Tensor hidden(DType::kBF16, {1, 2048});
+      const Tensor weights(DType::kF32, {1, 8});
+      for (const DType dtype : {DType::kI32, DType::kI64}) {
+        const Tensor ids(dtype, {1, 8});
+        for (int k = 0; k < 8; ++k) {
+          if (dtype == DType::kI32) ids.as<std::int32_t>()[k] = k;
+          if (dtype == DType::kI64) ids.as<std::int64_t>()[k] = k;
+        }
+        if (object->topk_indices_dtype().value_or(dtype) == dtype) {
+          const Prepared prepared = object->prepare({hidden, ids, weights});
+          const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), 2048});
+          if (kind == PrepareKind::kLowLatency) {
+            expect_error(Errc::kInvalidArgument, "weight_and_reduce is no_op, must be delegate",
+                         [&] {
+                           object->finalize({hidden, rows, WeightAndReduce::no_op()});
+                         });
+          }
+          object->abandon(0, "enough");
+          continue;
+        }
+        expect_error(Errc::kInvalidArgument, "strict wants", [&] {
+          object->prepare({hidden, ids, weights});
+        });
+      }
+    });
+  }
+}
+
+// One rank makes every mistake while the other waits for it; then the call goes through.
+TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
+  for (const PrepareKind kind : kAllClasses) {
+    ClassCase test{.kind = kind, .num_tokens = {4, 3}, .num_topk = 1};
+    PrepareFinalizeConfig config = test.config();
+    config.global_to_physical = {6, 5, 4, 3, 2, 1, 0};
+    const reference::Batch batch = test::random_batch_of(test);
+    run_ranks(2, [&](const Group& group) {
+      const auto object = make_prepare_finalize(kind, group, config);
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      const Tensor output(DType::kBF16, {input.hidden.shape(0), test.hidden});
+      const auto refuse = [&](const std::string& words, auto&& change) {
+        PrepareArguments arguments = input.arguments();
+        change(arguments);
+        expect_error(Errc::kInvalidArgument, words, [&] { object->prepare(arguments); });
+      };
+      if (group.rank() == 1) {
+        const Tensor bad_ids(DType::kI64, {3, 1});
+        bad_ids.as<std::int64_t>()[2] = 7;
+        const Tensor negative(DType::kI32, {3, 1});
+        negative.as<std::int32_t>()[1] = -2;
+        const Tensor narrow(DType::kBF16, {3, 8});
+        const Tensor two(DType::kF32, {3, 2});
+        refuse("is 7", [&](auto& a) { a.topk_ids = bad_ids; });
+        refuse("is -2", [&](auto& a) { a.topk_ids = negative; });
+        refuse("topk_ids", [&](auto& a) { a.topk_ids = {}; });
+        refuse("topk_ids", [&](auto& a) { a.topk_ids = two; });
+        refuse("tokens", [&](auto& a) { a.hidden = narrow; });
+        refuse("tokens", [&](auto& a) { a.hidden = {}; });
+        refuse("topk_weights", [&](auto& a) { a.topk_weights = two; });
+        refuse("max_tokens is -1", [&](auto& a) { a.max_tokens = -1; });
+        refuse("max_tokens is 7", [&](auto& a) { a.max_tokens = 7; });
+        refuse("max_tokens", [&](auto& a) { a.max_tokens = 1; });
+        refuse("micro_batch is 1", [&](auto& a) { a.micro_batch = 1; });
+        refuse("micro_batch is -1", [&](auto& a) { a.micro_batch = -1; });
+        refuse("f32 [T, 1]", [&](auto& a) {
+          a.apply_router_weight_on_input = true;
+          a.topk_weights = two;
+        });
+        const Tensor copy(DType::kBF16, {3, test.hidden});
+        std::copy_n(input.hidden.as<std::uint16_t>(), 3 * test.hidden, copy.as<std::uint16_t>());
+        refuse("is 7", [&](auto& a) {
+          a.hidden = copy;
+          a.topk_ids = bad_ids;
+          a.apply_router_weight_on_input = a.weighs_in_place = true;
+        });
+        EXPECT_TRUE(std::equal(copy.as<std::uint16_t>(), copy.as<std::uint16_t>() + 3 * test.hidden,
+                               input.hidden.as<std::uint16_t>()));
+        expect_error(Errc::kInvalidArgument, "nothing was prepared",
+                     [&] { object->row_origins(); });
+        expect_error(Errc::kInvalidArgument, "nothing is prepared in micro_batch 0", [&] {
+          object->finalize({output, output});
+        });
+      }
+      const Prepared prepared = object->prepare(input.arguments());
+      const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), test.hidden});
+      if (group.rank() == 1) {
+        const Tensor short_output(DType::kBF16, {2, test.hidden});
+        const Tensor short_rows(DType::kBF16, {1, 8});
+        const auto no_op = WeightAndReduce::no_op();
+        const auto refuse_end = [&](const std::string& words, const FinalizeArguments& a) {
+          expect_error(Errc::kInvalidArgument, words, [&] { object->finalize(a); });
+        };
+        refuse_end("output is bf16 [2", {short_output, rows, no_op});
+        refuse_end("output", {{}, rows, no_op});
+        refuse_end("rows", {output, short_rows, no_op});
+        refuse_end("rows", {output, {}, no_op});
+        refuse_end("micro_batch is 9", {output, rows, no_op, 9});
+      }
+      object->finalize({output, rows, WeightAndReduce::no_op()});
+      EXPECT_EQ(output.as<std::uint16_t>()[0], 0);
+    });
+  }
+}
+
+// Each rank learns of it, and the next call goes through.
+TEST(PrepareFinalizeErrorsTest, RanksThatDisagreeOnMaxTokensAreToldAndGoOn) {
+  for (const PrepareKind kind : kAllClasses) {
+    if (kind == PrepareKind::kLocal) continue;
+    ClassCase test{.kind = kind, .num_tokens = {2, 2}, .max_tokens_per_rank = 16};
+    const reference::Batch batch = test::random_batch_of(test);
+    run_ranks(2, [&](const Group& group) {
+      const auto object = make_prepare_finalize(kind, group, test.config());
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      PrepareArguments arguments = input.arguments();
+      arguments.max_tokens = group.rank() == 0 ? 2 : 5;
+      expect_error(Errc::kInvalidArgument, "max_tokens", [&] { object->prepare(arguments); });
+      arguments.max_tokens = 5;
+      const Prepared prepared = object->prepare(arguments);
+      const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), test.hidden});
+      object->finalize({input.hidden, rows, WeightAndReduce::no_op()});
+    });
+  }
+}
+
+TEST(PrepareFinalizeErrorsTest, HiddenSizesAreRoundedAsTheOriginalsDo) {
+  EXPECT_EQ(round_up_hidden_low_latency(1), 2048);
+  EXPECT_EQ(round_up_hidden_low_latency(2049), 2560);
+  EXPECT_EQ(round_up_hidden_low_latency(8192), 8192);
+  EXPECT_EQ(round_up_hidden_512_bytes(2880, DType::kBF16), 3072);
+  EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kF32), 128);
+  EXPECT_EQ(round_up_hidden_512_bytes(513, DType::kE4M3), 1024);
+  EXPECT_EQ(round_up_hidden_512_bytes(1024, DType::kE2M1), 1024);
+  EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kE2M3), 2048);  // 6 bits: 1536 bytes
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(round_up_hidden_512_bytes(kMost - 1100, DType::kBF16), kMost - 1023);
+  for (const std::int64_t hidden : {std::int64_t{0}, std::int64_t{-1}, -kMost - 1}) {
+    expect_error(Errc::kInvalidArgument, "hidden is", [&] { round_up_hidden_low_latency(hidden); });
+    expect_error(Errc::kInvalidArgument, "hidden is",
+                 [&] { round_up_hidden_512_bytes(hidden, DType::kBF16); });
+  }
+  expect_error(Errc::kInvalidArgument, "hidden is 8193", [] { round_up_hidden_low_latency(8193); });
+  expect_error(Errc::kInvalidArgument, "overflows",
+               [&] { round_up_hidden_512_bytes(kMost, DType::kBF16); });
+}
+
+}  // namespace
+}  // namespace switchyard
