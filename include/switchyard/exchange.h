@@ -186,8 +186,7 @@ class SWITCHYARD_API Exchange {
   void combine(const DispatchHandle& handle, const TensorView& rows, const TensorView& output,
                const CombineOptions& options = {}, const TensorView& row_weights = {});
 
-  /// Gives a received handle up without a combine. Not collective in itself, but every rank must do
-  /// the same.
+  /// Gives a handle up, at any stage. Not collective in itself, but every rank must do the same.
   void release(const DispatchHandle& handle);
 
   /// Origin of every valid row, by (expert, rank, token, k) or, with a row a token, (rank, token).

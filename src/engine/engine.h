@@ -146,7 +146,7 @@ class Engine {
   int num_spins_;  ///< 0 when there are more ranks than cores
   std::shared_ptr<Store> store_;
   ControlBlock control_;
-  bool has_seen_abort_ = false;
+  std::atomic<bool> has_seen_abort_ = false;
   std::uint64_t num_gathers_ = 0;
   std::uint64_t num_barriers_ = 0;
 };

@@ -202,21 +202,28 @@ void OneSidedExchange::combine_receive(const DispatchHandle& handle, const Tenso
     engine_.wait({Phase::kCombineReceive, slot.epoch, peer},
                  [&] { return arrived.epoch.load(std::memory_order_acquire) == slot.epoch; });
   }
-  if (options.returned_weights.has_value()) take_weights(slot, options.returned_weights);
+  const bool wants_weights = options.returned_weights.has_value();
+  const int lacking = wants_weights ? rank_without_weights(slot) : -1;
+  if (wants_weights && lacking < 0) take_weights(slot, options.returned_weights);
   sum_tokens(slot, output, options);
   slot.stage = Stage::kFree;
   finish(slot.epoch);
+  require(lacking < 0, Errc::kInvalidArgument,
+          "combine: returned_weights is wanted, but rank {} passed no row_weights to combine_send; "
+          "pass them on every rank. The output is written and the handle has ended",
+          lacking);
+}
+
+int OneSidedExchange::rank_without_weights(const Slot& slot) const {
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    const bool is_concerned = slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)] > 0;
+    const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.epoch, peer));
+    if (is_concerned && arrived.has_weights == 0) return peer;
+  }
+  return -1;
 }
 
 void OneSidedExchange::take_weights(const Slot& slot, const TensorView& returned) const {
-  for (int peer = 0; peer < num_ranks_; ++peer) {
-    const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.epoch, peer));
-    const bool is_concerned = slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)] > 0;
-    require(!is_concerned || arrived.has_weights != 0, Errc::kInvalidArgument,
-            "combine: returned_weights is wanted, but rank {} passed no row_weights to "
-            "combine_send; pass them on every rank, or ask without",
-            peer);
-  }
   const auto* home =
       reinterpret_cast<const float*>(window_->base(rank_) + shape_.window.weights(slot.epoch));
   const std::vector<std::uint16_t>& ids = slot.routing->topk_ids;

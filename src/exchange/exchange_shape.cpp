@@ -138,6 +138,8 @@ ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, i
   if (config.layout == Layout::kBatched && config.capacity == 0) {
     shape.receive.capacity = checked_mul<std::int64_t>(num_ranks, config.max_tokens_per_rank);
   }
+  // Rank 0 has the most experts: what overflows there is refused on every rank.
+  (void)max_buffer_rows(0, shape.ownership, config.num_topk, shape.receive);
   shape.max_buffer_rows = max_buffer_rows(rank, shape.ownership, config.num_topk, shape.receive);
 
   WindowShape window = window_shape(config, num_ranks);

@@ -19,11 +19,26 @@ OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& con
       terms_(config.hidden),
       own_terms_(config.hidden) {
   require_agreement(engine_, "exchange", agreed_fields(config));
-  window_ = engine_.make_window(shape_.window.total_bytes);
   slots_.resize(static_cast<std::size_t>(config.max_in_flight));
-  share_ = AlignedBuffer(shape_.window.combine_row_stride);
-  sum_ = AlignedBuffer(static_cast<std::size_t>(config.hidden) * sizeof(float));
-  for (Slot& slot : slots_) allocate(slot);
+  allocate_buffers();
+  window_ = engine_.make_window(shape_.window.total_bytes);
+}
+
+// Ranks may need different amounts: that one of them has too little memory must end all of them.
+void OneSidedExchange::allocate_buffers() {
+  std::string error;
+  try {
+    share_ = AlignedBuffer(shape_.window.combine_row_stride);
+    sum_ = AlignedBuffer(static_cast<std::size_t>(config_.hidden) * sizeof(float));
+    for (Slot& slot : slots_) allocate(slot);
+  } catch (const Error& cause) {
+    error = cause.what();
+  }
+  const std::vector<std::string> errors = engine_.all_gather_text(error);
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+    require(errors[rank].empty(), Errc::kOutOfMemory, "exchange: rank {} of {}: {}", rank,
+            errors.size(), errors[rank]);
+  }
 }
 
 void OneSidedExchange::allocate(Slot& slot) const {
@@ -43,6 +58,7 @@ void OneSidedExchange::allocate(Slot& slot) const {
 }
 
 OneSidedExchange::Slot& OneSidedExchange::free_slot(const char* operation) {
+  engine_.check_alive({Phase::kIdle, ledger_.next(), -1});
   for (Slot& slot : slots_) {
     if (slot.stage == Stage::kFree) return slot;
   }
@@ -143,7 +159,10 @@ void OneSidedExchange::finish(std::uint64_t epoch) {
 }
 
 void OneSidedExchange::release(const DispatchHandle& handle) {
-  find(handle, Stage::kReceived, "release").stage = Stage::kFree;
+  Slot& slot = slots_[index_of(handle, "release")];
+  const bool is_open = slot.stage != Stage::kReceived;
+  slot.stage = Stage::kFree;
+  if (is_open) finish(slot.epoch);
 }
 
 std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handle) const {
@@ -154,8 +173,10 @@ std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handl
   std::vector<RowOrigin> origins;
   if (!is_expert_major(config_.layout)) {
     for (const Arrival& a : receive.arrivals) {
-      const std::int32_t k = a.count == 0 ? -1 : placements_of(slot, a).back().k;
-      origins.push_back({a.row, -1, a.source, a.token, k, 1.0f});
+      const bool is_wanted = a.count > 0;
+      const std::int32_t k = is_wanted ? placements_of(slot, a).back().k : -1;
+      const float weight = is_wanted ? slot.weight(a.first + a.count - 1) : 1.0f;
+      origins.push_back({a.row, -1, a.source, a.token, k, weight});
     }
     return origins;
   }

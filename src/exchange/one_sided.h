@@ -135,6 +135,7 @@ class OneSidedExchange {
   // one_sided.cpp: handles and epochs
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
   std::size_t index_of(const DispatchHandle& handle, const char* operation) const;
+  void allocate_buffers();
   void allocate(Slot& slot) const;
   Slot& free_slot(const char* operation);
   DispatchHandle handle_of(const Slot& slot) const;
@@ -182,6 +183,7 @@ class OneSidedExchange {
   void return_rows_to(const Slot& slot, int owner);
   void return_weights_to(const Slot& slot, int owner, const TensorView& row_weights) const;
   void check_row_weights(const Slot& slot, const TensorView& row_weights) const;
+  int rank_without_weights(const Slot& slot) const;
   void take_weights(const Slot& slot, const TensorView& returned) const;
   void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);
   void add_partials(const Slot& slot, std::int64_t token, const Arrival* own);

@@ -13,19 +13,24 @@
 namespace switchyard {
 namespace {
 
+enum class Receipt { kOpen, kBegun, kDone };
+
 // `receive` runs once: in the hook, or in the receiver when the hook was not called.
 template <typename Result>
 Pending<Result> split(std::function<void()> receive, std::function<Result()> result) {
-  const auto is_received = std::make_shared<bool>(false);
+  const auto receipt = std::make_shared<Receipt>(Receipt::kOpen);
   Pending<Result> pending;
-  pending.hook = [receive = std::move(receive), is_received] {
-    require(!*is_received, Errc::kInvalidArgument,
+  pending.hook = [receive = std::move(receive), receipt] {
+    require(*receipt == Receipt::kOpen, Errc::kInvalidArgument,
             "hook: was called already, or its receiver was; call it once");
-    *is_received = true;
+    *receipt = Receipt::kBegun;
     receive();
+    *receipt = Receipt::kDone;
   };
-  pending.receiver = [hook = pending.hook, is_received, result = std::move(result)] {
-    if (!*is_received) hook();
+  pending.receiver = [hook = pending.hook, receipt, result = std::move(result)] {
+    if (*receipt == Receipt::kOpen) hook();
+    require(*receipt == Receipt::kDone, Errc::kInvalidArgument,
+            "receiver: its hook ended with an error, there is nothing to give");
     return result();
   };
   return pending;

@@ -19,6 +19,8 @@
 #include "core/fail.h"
 #include "core/format.h"
 #include "cpu/weigh_reduce.h"
+#include "exchange/check_matrix.h"
+#include "moe/prepare_recipe.h"
 #include "quant/exp.h"
 
 namespace switchyard {
@@ -44,10 +46,7 @@ struct ModularKernel::Returned {
 
 namespace {
 
-bool has_row_a_token(PrepareKind kind) {
-  return kind != PrepareKind::kLowLatency && kind != PrepareKind::kElasticPrefill &&
-         kind != PrepareKind::kLocal;
-}
+bool has_row_a_token(PrepareKind kind) { return !is_expert_major(recipe_of(kind).layout); }
 
 void check_gate(const TensorView& gate, std::int64_t hidden) {
   if (!gate.has_value()) return;
@@ -146,11 +145,12 @@ const StageTimes& ModularKernel::times(int micro_batch) const {
 }
 
 void ModularKernel::apply(const PrepareArguments& given, const TensorView& output) {
-  require(output.dtype() == DType::kBF16 && output.num_dims() == 2 &&
-              output.shape(0) == given.hidden.shape(0) &&
-              output.shape(1) == prepare_finalize_->hidden() && output.stride(1) == 1,
-          Errc::kInvalidArgument, "modular_kernel: output is {}, must be bf16 [{}, {}]", output,
-          given.hidden.shape(0), prepare_finalize_->hidden());
+  check_matrix(output, {"modular_kernel",
+                        "output",
+                        {DType::kBF16},
+                        given.hidden.shape(0),
+                        prepare_finalize_->hidden(),
+                        true});
   require(!given.weighs_in_place || shared_.experts == nullptr, Errc::kInvalidArgument,
           "modular_kernel: weighs_in_place is set, must not be with a shared expert, which reads "
           "the same rows");
@@ -176,7 +176,7 @@ void ModularKernel::apply(const PrepareArguments& given, const TensorView& outpu
 
   dbo_maybe_run_recv_hook();
   watch.lap();
-  Pending<void> finalize = prepare_finalize_->finalize_async(
+  Pending<void> finalize = send_home(
       {output, expert_output.rows, expert_output.weight_and_reduce, arguments.micro_batch});
   times.combine_ns = watch.lap();
   if (shared_experts_order() == SharedExpertsOrder::kMkInternalOverlapped) {
@@ -211,6 +211,17 @@ ModularKernel::Returned ModularKernel::run_experts(const PrepareArguments& argum
 } catch (const std::exception& error) {
   prepare_finalize_->abandon(arguments.micro_batch,
                              fmt::format("its experts ended with: {}", error.what()));
+  throw;
+} catch (...) {
+  prepare_finalize_->abandon(arguments.micro_batch, "its experts ended with an unknown exception");
+  throw;
+}
+
+Pending<void> ModularKernel::send_home(const FinalizeArguments& arguments) try {
+  return prepare_finalize_->finalize_async(arguments);
+} catch (const std::exception& error) {
+  prepare_finalize_->abandon(arguments.micro_batch,
+                             fmt::format("its finalize ended with: {}", error.what()));
   throw;
 }
 

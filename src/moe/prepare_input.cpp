@@ -7,6 +7,7 @@
 
 #include "core/fail.h"
 #include "core/format.h"
+#include "exchange/check_matrix.h"
 #include "moe/exchange_prepare_finalize.h"
 #include "quant/rows.h"
 
@@ -21,12 +22,12 @@ template <typename Id>
 void map_ids(const Id* ids, std::int64_t count, const std::vector<std::int32_t>& table,
              std::int32_t* mapped) {
   for (std::int64_t i = 0; i < count; ++i) {
-    const bool is_expert = ids[i] >= 0;
-    require(!is_expert || ids[i] < static_cast<Id>(table.size()), Errc::kInvalidArgument,
-            "prepare: topk_ids[{}] is {}, must be -1 or an expert from 0 to {}", i, ids[i],
-            table.size() - 1);
-    mapped[i] = is_expert ? table[static_cast<std::size_t>(ids[i])]
-                          : static_cast<std::int32_t>(std::max<Id>(ids[i], -2));
+    if (ids[i] < -1 || ids[i] >= static_cast<Id>(table.size())) {
+      fail(Errc::kInvalidArgument,
+           "prepare: topk_ids[{}] is {}, must be -1 or an expert from 0 to {}", i, ids[i],
+           table.size() - 1);
+    }
+    mapped[i] = ids[i] < 0 ? -1 : table[static_cast<std::size_t>(ids[i])];
   }
 }
 
@@ -54,6 +55,8 @@ TensorView ExchangePrepareFinalize::weigh_input(MicroBatch& batch,
           "{}: hidden is {} and topk_weights {}, must be bf16, f16 or f32 [T, H], contiguous, and "
           "f32 [T, 1]",
           name(), hidden, weights);
+  check_address(hidden, "prepare", "hidden");
+  check_address(weights, "prepare", "topk_weights");
   const std::int64_t num_tokens = hidden.shape(0);
   const std::int64_t width = hidden.shape(1);
   batch.weighted = Tensor(hidden.dtype(), {num_tokens, width});
@@ -86,6 +89,7 @@ TensorView ExchangePrepareFinalize::to_physical(MicroBatch& batch,
   if (table.empty() || topk_ids.num_dims() != 2 || !is_id || !topk_ids.is_contiguous()) {
     return topk_ids;  // what is wrong with them is for dispatch to say
   }
+  check_address(topk_ids, "prepare", "topk_ids");
   batch.physical_ids = Tensor(DType::kI32, {topk_ids.shape(0), topk_ids.shape(1)});
   auto* mapped = batch.physical_ids.as<std::int32_t>();
   if (topk_ids.dtype() == DType::kI32) {

@@ -60,22 +60,13 @@ void KeptDispatch::combine_send(const TensorView& rows, const TensorView& row_we
 }
 
 void KeptDispatch::combine_receive(const TensorView& output, const CombineOptions& options) {
-  try {
-    exchange_->combine_receive(handle_, output, options);
-  } catch (const Error& error) {
-    if (error.code() != Errc::kInvalidArgument || !options.returned_weights.has_value()) throw;
-    // A rank sent no weights: the rows are taken, so that the handle ends here as everywhere.
-    CombineOptions rest = options;
-    rest.returned_weights = {};
-    exchange_->combine_receive(handle_, output, rest);
-    stage_ = Stage::kClosed;
-    throw;
-  }
+  // Arguments were checked before the rows went out: whatever happens, the handle ends here.
   stage_ = Stage::kClosed;
+  exchange_->combine_receive(handle_, output, options);
 }
 
 void KeptDispatch::release() noexcept {
-  if (stage_ != Stage::kReceived) return;
+  if (stage_ == Stage::kClosed) return;
   stage_ = Stage::kClosed;
   try {
     exchange_->release(handle_);

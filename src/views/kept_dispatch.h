@@ -5,6 +5,7 @@
 // handles may be used again, or dropped, where those of an Exchange end with a combine.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -77,7 +78,12 @@ template <typename List>
 Tensor to_i32(const List& list) {
   Tensor tensor(DType::kI32, {static_cast<std::int64_t>(list.size())});
   std::int64_t i = 0;
-  for (const auto value : list) tensor.as<std::int32_t>()[i++] = static_cast<std::int32_t>(value);
+  for (const std::int64_t value : list) {
+    require(value >= std::numeric_limits<std::int32_t>::min() &&
+                value <= std::numeric_limits<std::int32_t>::max(),
+            Errc::kInvalidArgument, "dispatch: entry {} is {}, must fit in 32 bits", i, value);
+    tensor.as<std::int32_t>()[i++] = static_cast<std::int32_t>(value);
+  }
   return tensor;
 }
 

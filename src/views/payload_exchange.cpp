@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/format.h"
+#include "exchange/check_matrix.h"
 
 namespace switchyard {
 namespace {
@@ -60,9 +61,18 @@ void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const Tenso
   options.max_tokens = routing.max_tokens;
   options.routing_only = true;
   KeptDispatch kept(pool.get(config));
+  check_matrix(rows, {"combine", "rows", {dtype}, kAnyRows, config.hidden});
   // The output has the shape of the tokens, which do not travel.
   kept.send(output, routing.topk_ids, {}, options);
-  (void)kept.receive();
+  const std::int64_t wanted = kept.receive().experts.rows.shape(0);
+  if (rows.shape(0) != wanted) {
+    // Only now it is known, and the peers wait for these rows.
+    const std::string reason =
+        fmt::format("its combine has {} rows, {} are wanted", rows.shape(0), wanted);
+    pool.group().abort(reason);
+    fail(Errc::kInvalidArgument, "combine: rows is {}, must have {} rows; the group has ended",
+         rows, wanted);
+  }
   kept.combine_send(rows, {}, output, {});
   kept.combine_receive(output, {});
 }
