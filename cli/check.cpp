@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 
 #include "check_report.h"
 #include "check_run.h"
@@ -60,7 +61,7 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   verb->add_flag("--list", options.list, "print the names of the cases and run nothing");
   verb->add_option("--json", options.json, "one JSON object into this file; - for stdout, alone");
   verb->add_option("--seed", options.seed, "of all random values")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
   verb->add_option("--timeout", options.timeout_ms,
                    "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 
 #include "switchyard/group.h"
 
@@ -143,7 +144,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "tokens of all ranks; default: all of the input, or 1024")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
   verb->add_option("--seed", options.seed, "of random inputs")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
   verb->add_option("--repeat", options.repeat, "times the layer runs")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))

@@ -137,6 +137,7 @@ std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
 }
 
 std::string accuracy(const RunReport& report) {
+  if (report.num_tokens == 0) return "accuracy: no tokens, nothing to compare\n";
   if (!report.rel_l2) return "accuracy: the input has no reference output\n";
   return fmt::format(
       "accuracy: ||out - ref|| / ||ref|| = {:.3e}, bound {:.1e} for scheme {}; "
