@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 
 #include "check_report.h"
 #include "check_run.h"
@@ -46,6 +47,10 @@ bool matches(const std::string& pattern, const std::string& name) {
 CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   CLI::App* verb = app.add_subcommand(
       "check", "try every engine, layout, class and scheme against a slow, exact oracle");
+  // Hidden: for the ranks of check. Its group comes first, or help ends with an empty line.
+  verb->set_help_flag();
+  verb->add_option("--results", options.results)->group("");
+  verb->set_help_flag("-h,--help", "Print this help message and exit");
   verb->add_option("--engine", options.engine,
                    "which cases with ranks: local (threads), shm (processes) or all")
       ->check(CLI::IsMember({"local", "shm", "all"}))
@@ -55,18 +60,20 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   verb->add_flag("--quick", options.quick, "the small cases: at most two minutes on two cores");
   verb->add_flag("--list", options.list, "print the names of the cases and run nothing");
   verb->add_option("--json", options.json, "one JSON object into this file; - for stdout, alone");
-  verb->add_option("--seed", options.seed, "of all random values")->capture_default_str();
+  verb->add_option("--seed", options.seed, "of all random values")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->capture_default_str();
   verb->add_option("--timeout", options.timeout_ms,
                    "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
-  verb->add_option("--results", options.results)->group("");  // hidden: for the ranks of check
   return verb;
 }
 
 int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases) {
   std::erase_if(cases, [&](const CheckCase& test) { return !is_wanted(options, test); });
   require(!cases.empty(), Errc::kInvalidArgument,
-          "check: no case is left by --filter \"{}\" and --engine {}; see check --list",
+          "check: no case is left by --filter \"{}\" and --engine {}; see check --list, "
+          "and use * for any text, as in 'layers/*low_latency*'",
           options.filter, options.engine);
   if (options.list) {
     std::fputs(list_text(cases).c_str(), stdout);

@@ -216,8 +216,7 @@ std::string to_json(const CheckReport& report) {
 
 std::string list_text(const std::vector<CheckCase>& cases) {
   std::string text;
-  int number = 0;
-  for (const CheckCase& test : cases) text += fmt::format("{:>5}  {}\n", ++number, test.name);
+  for (const CheckCase& test : cases) text += test.name + "\n";
   return text;
 }
 

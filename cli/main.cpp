@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The switchyard command. Exit codes: 0 fine, 1 wrong data, 2 usage or malformed file,
-// 3 environment, 4 timeout or lost peer.
+// The switchyard command. Exit codes: 0 fine, 1 result outside its bound or a case of check that
+// disagrees, 2 usage or malformed file, 3 environment, 4 timeout or lost peer.
 
 #include <cstdio>
 #include <exception>
@@ -42,6 +42,17 @@ int usage_error(const CLI::App& app, const CLI::ParseError& error) {
   return app.exit(error) == 0 ? 0 : 2;
 }
 
+// CLI11 would only say that a subcommand is required.
+bool is_known_verb(const CLI::App& app, const std::string& word) {
+  std::string names;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (verb->get_name() == word) return true;
+    names += (names.empty() ? "" : ", ") + verb->get_name();
+  }
+  std::fprintf(stderr, "switchyard: no verb \"%s\"; there are %s\n", word.c_str(), names.c_str());
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -49,14 +60,15 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", switchyard::build_summary());
   app.require_subcommand(1);
   app.footer(
-      "exit codes: 0 fine, 1 wrong data, 2 usage or malformed file, 3 environment, "
-      "4 timeout or lost peer");
+      "exit codes: 0 fine, 1 result outside its bound, or a case of check that disagrees, "
+      "2 usage or malformed file, 3 environment, 4 timeout or lost peer");
   switchyard::cli::RunOptions run_options;
   switchyard::cli::add_run(app, run_options);
   switchyard::cli::CheckOptions check_options;
   const CLI::App* check_verb = switchyard::cli::add_check(app, check_options);
   switchyard::cli::QuantizeOptions quantize_options;
   const CLI::App* quantize_verb = switchyard::cli::add_quantize(app, quantize_options);
+  if (argc > 1 && argv[1][0] != '-' && !is_known_verb(app, argv[1])) return 2;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -64,7 +76,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (check_verb->parsed()) return switchyard::cli::check(check_options, argv);
-    if (quantize_verb->parsed()) return switchyard::cli::quantize(quantize_options);
+    if (quantize_verb->parsed()) return switchyard::cli::quantize(*quantize_verb, quantize_options);
     return switchyard::cli::run(run_options, argv);
   } catch (const switchyard::Error& error) {
     std::fprintf(stderr, "switchyard: %s: %s\n", name_of(error.code()), error.what());

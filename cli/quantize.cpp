@@ -13,13 +13,21 @@ namespace switchyard::cli {
 CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
   CLI::App* verb =
       app.add_subcommand("quantize", "quantize the matrices of a safetensors file, or go back");
+  verb->footer(
+      "Scales lie along rows, as of activations. The result is for kernels and tests; it is no fp8 "
+      "checkpoint, and `switchyard run` does not read it.");
   verb->add_option("--in", options.input, "safetensors file to read")->required();
   verb->add_option("--out", options.output, "safetensors file to write")->required();
-  verb->add_option("--scheme", options.scheme, "format, by its name in docs/schemes.md");
+  verb->add_option("--scheme", options.scheme, "format of the matrices")
+      ->check(CLI::IsMember({"fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                             "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block",
+                             "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}));
   verb->add_flag("--dequantize", options.dequantize,
                  "go back: the file says how it was quantized, so no other option but --dtype");
-  verb->add_option("--names", options.names,
-                   "which matrices: text with * for any; the others are copied")
+  verb->add_option(
+          "--names", options.names,
+          "which tensors of two dimensions, for example '*experts*_proj.weight'; the default * "
+          "takes the router too; the others are copied")
       ->capture_default_str();
   verb->add_option("--scale-layout", options.scale_layout, "how scales lie")
       ->check(CLI::IsMember({"row", "column", "column_aligned", "swizzled"}))
@@ -36,12 +44,19 @@ CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
   return verb;
 }
 
-int quantize(const QuantizeOptions& options) {
+int quantize(const CLI::App& verb, const QuantizeOptions& options) {
+  require(options.dequantize || !options.scheme.empty(), Errc::kInvalidArgument,
+          "quantize: give --scheme or --dequantize");
   require(options.dequantize || options.dtype.empty(), Errc::kInvalidArgument,
           "quantize: --dtype is {}, but it goes with --dequantize only", options.dtype);
   require(!options.dequantize || options.scheme.empty(), Errc::kInvalidArgument,
           "quantize: --scheme is {}, but with --dequantize the file says it; leave it out",
           options.scheme);
+  for (const char* name :
+       {"--names", "--scale-layout", "--pack-ue8m0", "--static-scale", "--global-scale"}) {
+    require(!options.dequantize || verb.count(name) == 0, Errc::kInvalidArgument,
+            "quantize: {} goes with --scheme, not with --dequantize", name);
+  }
   const QuantizeSummary summary =
       options.dequantize ? dequantize_file(options) : quantize_file(options);
   fmt::print("{}: {} {} {} {}, {} tensors copied, {} -> {} bytes\n", options.output,

@@ -12,7 +12,8 @@ namespace switchyard::cli {
 /// Declares the verb and its options.
 CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options);
 
-/// Returns the exit code, 0.
-int quantize(const QuantizeOptions& options);
+/// Returns the exit code, 0. `verb` is the parsed one. Errors: kInvalidArgument: options that do
+/// not go together; further those of quantize_file.
+int quantize(const CLI::App& verb, const QuantizeOptions& options);
 
 }  // namespace switchyard::cli

@@ -20,7 +20,6 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr const char* kSchemeKey = "switchyard.scheme";
 constexpr const char* kLayoutKey = "switchyard.scale_layout";
 constexpr const char* kPackedKey = "switchyard.pack_ue8m0";
 constexpr const char* kTensorsKey = "switchyard.quantized";
@@ -146,10 +145,17 @@ void quantize_tensor(const QuantizeOptions& options, const Format& format, const
   output.add(name + ".global_scale", global);
 }
 
+void check_scale(const char* option, const std::optional<float>& scale) {
+  require(!scale || (std::isfinite(*scale) && *scale > 0.0f), Errc::kInvalidArgument,
+          "quantize: {} is {}, must be a number above 0", option, scale.value_or(0.0f));
+}
+
 Format format_of(const QuantizeOptions& options) {
   const auto scheme = scheme_from_name(options.scheme);
   require(scheme && scheme->is_quantized(), Errc::kInvalidArgument,
           "quantize: --scheme is \"{}\", must be a format of docs/schemes.md", options.scheme);
+  check_scale("--static-scale", options.static_scale);
+  check_scale("--global-scale", options.global_scale);
   const Format format{*scheme, layout_from_name(options.scale_layout).value(), options.pack_ue8m0};
   require(!format.packs || (format.has_scales() && scheme->scale_format == ScaleFormat::kE8M0),
           Errc::kInvalidArgument,

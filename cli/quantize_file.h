@@ -11,6 +11,9 @@
 
 namespace switchyard::cli {
 
+/// Metadata of quantized files: their scheme.
+inline constexpr const char* kSchemeKey = "switchyard.scheme";
+
 struct QuantizeOptions {
   std::string scheme;
   std::string input;

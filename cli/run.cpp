@@ -5,11 +5,17 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 
 #include "switchyard/group.h"
 
 #include "core/fail.h"
 #include "core/settings.h"
+#include "io/checkpoint.h"
+#include "io/safetensors.h"
+#include "quantize_file.h"
+#include "run_config.h"
+#include "run_input.h"
 #include "run_rank.h"
 #include "run_report.h"
 #include "transport/env.h"
@@ -54,6 +60,39 @@ int run_as_processes(int num_ranks, char** argv) {
                  result.reason.c_str());
   }
   return result.exit_code;
+}
+
+// quantize writes one file, which is then all of the model.
+void check_is_not_quantized(const std::string& model) {
+  const Checkpoint checkpoint(model);
+  const std::vector<std::string> names = checkpoint.names();
+  if (names.empty()) return;
+  const auto file = SafetensorsFile::open(checkpoint.file_of(names.front()));
+  require(!file->metadata().contains(kSchemeKey), Errc::kInvalidArgument,
+          "run: {} was written by switchyard quantize; dequantize it first", file->path());
+}
+
+void check_places(const RunOptions& options) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder = fs::absolute(options.output, error).parent_path();
+  require(options.output.empty() || fs::is_directory(folder, error), Errc::kInvalidArgument,
+          "run: --output is {}, but there is no folder {}", options.output, folder.string());
+  if (options.dump.empty()) return;
+  error.clear();
+  fs::create_directories(options.dump, error);
+  require(!error, Errc::kSystem, "run: --dump is {}, which cannot be made: {}", options.dump,
+          error.message());
+}
+
+// What every rank would refuse is refused once, before there are ranks.
+void check_before(const RunOptions& options, int num_ranks) {
+  check_run_options(options);
+  require(std::filesystem::is_directory(options.model), Errc::kInvalidArgument,
+          "run: --model is {}, no such folder", options.model);
+  split_tokens(options.split, count_tokens(options), num_ranks);
+  check_is_not_quantized(options.model);
+  check_places(options);
 }
 
 }  // namespace
@@ -104,7 +143,9 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--tokens", options.tokens,
                    "tokens of all ranks; default: all of the input, or 1024")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
-  verb->add_option("--seed", options.seed, "of random inputs")->capture_default_str();
+  verb->add_option("--seed", options.seed, "of random inputs")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->capture_default_str();
   verb->add_option("--repeat", options.repeat, "times the layer runs")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
@@ -124,14 +165,12 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
 }
 
 int run(const RunOptions& options, char** argv) {
-  require(options.dump.empty() || options.micro_batches == 1, Errc::kInvalidArgument,
-          "run: --dump with --micro-batches {}, must be 1: a dump shows one batch",
-          options.micro_batches);
   const RankInfo info = discover_ranks();
   if (info.source != "none") {
     require(options.ranks == 0 || options.ranks == info.size, Errc::kInvalidArgument,
             "run: --ranks is {}, but {} started {} ranks; leave --ranks out", options.ranks,
             info.source, info.size);
+    check_before(options, info.size);
     return run_rank(Group::from_environment({options.engine, options.timeout_ms}), options);
   }
   const int num_ranks = std::max(1, options.ranks);
@@ -139,6 +178,7 @@ int run(const RunOptions& options, char** argv) {
       options.engine.empty() ? setting("SWITCHYARD_ENGINE").text : options.engine;
   require(engine == "auto" || engine == "local" || engine == "shm", Errc::kInvalidArgument,
           "run: SWITCHYARD_ENGINE is \"{}\", must be auto, local or shm", engine);
+  check_before(options, num_ranks);
   const bool threads = engine == "local" || (engine == "auto" && num_ranks == 1);
   return threads ? run_as_threads(num_ranks, options) : run_as_processes(num_ranks, argv);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -25,7 +26,7 @@ struct RunOptions {
   std::string intermediate_scale;  ///< a number; empty: see run_config.h
   std::int64_t alignment = 1;
   std::string split = "even";
-  std::int64_t tokens = 0;  ///< 0: all of the input, or 1024 random ones
+  std::optional<std::int64_t> tokens;  ///< absent: all of the input, or 1024 random ones
   std::uint64_t seed = 1;
   std::int64_t repeat = 1;
   int micro_batches = 1;

@@ -46,12 +46,6 @@ float parse_scale(const char* option, const std::string& text) {
 std::optional<float> input_scale(const RunOptions& options, const QuantScheme& scheme,
                                  const RunInput& input) {
   const bool is_global = scheme.needs_tensor_scale();
-  require(is_global || options.global_scale.empty(), Errc::kInvalidArgument,
-          "run: --global-scale is given with --scheme {}, must be nvfp4", options.scheme);
-  require(scheme.group == ScaleGroup::kTensor || options.static_scale.empty(),
-          Errc::kInvalidArgument,
-          "run: --static-scale is given with --scheme {}, must be fp8_tensor or int8_tensor",
-          options.scheme);
   if (is_global && (options.global_scale.empty() || options.global_scale == "auto")) {
     return global_scale(largest_magnitude(input.hidden));
   }
@@ -65,12 +59,15 @@ std::optional<float> intermediate_scale(const RunOptions& options, const QuantSc
   if (options.intermediate_scale.empty()) {
     return scheme.needs_tensor_scale() ? std::optional(kIntermediateGlobalScale) : std::nullopt;
   }
-  require(scheme.needs_tensor_scale() || scheme.group == ScaleGroup::kTensor,
-          Errc::kInvalidArgument,
-          "run: --intermediate-scale is given with --scheme {}, must be nvfp4, fp8_tensor or "
-          "int8_tensor",
-          options.scheme);
   return parse_scale("--intermediate-scale", options.intermediate_scale);
+}
+
+void check_scale(const char* option, const std::string& text, const RunOptions& options, bool fits,
+                 const char* schemes) {
+  if (text.empty()) return;
+  require(fits, Errc::kInvalidArgument, "run: {} is given with --scheme {}, must be {}", option,
+          options.scheme, schemes);
+  if (text != "auto" || std::string(option) == "--intermediate-scale") parse_scale(option, text);
 }
 
 }  // namespace
@@ -78,6 +75,31 @@ std::optional<float> intermediate_scale(const RunOptions& options, const QuantSc
 Reduce RunConfig::reduce() const { return prepare.reduce.value_or(recipe_of(kind).reduce); }
 
 QuantScheme RunConfig::wire_scheme() const { return wire_scheme_of(prepare); }
+
+void check_run_options(const RunOptions& options) {
+  const PrepareKind kind = *prepare_kind_from_name(options.prepare);
+  const QuantScheme scheme = *scheme_from_name(options.scheme);
+  const Layout layout = recipe_of(kind).layout;
+  require(
+      options.reduce != "per_expert" || layout == Layout::kBatched || layout == Layout::kExpanded,
+      Errc::kInvalidArgument,
+      "run: --reduce per_expert is for low_latency, elastic_prefill and local; --prepare {} "
+      "sums per_rank",
+      options.prepare);
+  require(options.alignment == 1 || kind == PrepareKind::kElasticPrefill, Errc::kInvalidArgument,
+          "run: --alignment is {} with --prepare {}, must be elastic_prefill", options.alignment,
+          options.prepare);
+  require(options.dump.empty() || options.micro_batches == 1, Errc::kInvalidArgument,
+          "run: --dump with --micro-batches {}, must be 1: a dump shows one batch",
+          options.micro_batches);
+  const bool is_global = scheme.needs_tensor_scale();
+  const bool is_tensor = scheme.group == ScaleGroup::kTensor;
+  check_scale("--global-scale", options.global_scale, options, is_global, "nvfp4");
+  check_scale("--static-scale", options.static_scale, options, is_tensor,
+              "fp8_tensor or int8_tensor");
+  check_scale("--intermediate-scale", options.intermediate_scale, options, is_global || is_tensor,
+              "nvfp4, fp8_tensor or int8_tensor");
+}
 
 RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
                           const RunInput& input, std::int64_t max_tokens_per_rank) {
@@ -90,10 +112,6 @@ RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
   prepare.max_tokens_per_rank = max_tokens_per_rank;
   prepare.scheme = *scheme_from_name(options.scheme);
   if (!options.reduce.empty()) prepare.reduce = *reduce_from_name(options.reduce);
-  require(options.alignment == 1 || config.kind == PrepareKind::kElasticPrefill,
-          Errc::kInvalidArgument,
-          "run: --alignment is {} with --prepare {}, must be elastic_prefill", options.alignment,
-          options.prepare);
   prepare.expert_alignment = options.alignment;
   prepare.static_scale = input_scale(options, prepare.scheme, input);
   config.intermediate_scale = intermediate_scale(options, prepare.scheme);

@@ -28,8 +28,11 @@ struct RunConfig {
   QuantScheme wire_scheme() const;
 };
 
-/// The same on every rank, because all of them read the whole input. Errors: kInvalidArgument:
-/// options that do not belong together, a scale that is no number above 0.
+/// Errors: kInvalidArgument: options that do not belong together, a scale that is no number above
+/// 0.
+void check_run_options(const RunOptions& options);
+
+/// The same on every rank, because all of them read the whole input. The options must be checked.
 RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
                           const RunInput& input, std::int64_t max_tokens_per_rank);
 

@@ -69,16 +69,30 @@ void load_reference(RunInput& input, const SafetensorsFile& file, const ModelCon
   }
 }
 
+// Tokens in a file; zero where the shape is wrong, which is said later.
+std::int64_t tokens_in(const SafetensorsFile& file, const RunOptions& options) {
+  const TensorView hidden = file.tensor("hidden_states");
+  const std::int64_t file_tokens = hidden.num_dims() == 2 ? hidden.shape(0) : 0;
+  require(options.tokens.value_or(0) <= file_tokens, Errc::kInvalidArgument,
+          "run: --tokens is {}, but {} has {}", options.tokens.value_or(0), file.path(),
+          file_tokens);
+  return file_tokens;
+}
+
+// Empty: the input is random.
+std::string input_file(const RunOptions& options) {
+  if (!options.input.empty()) return options.input;
+  const std::string beside =
+      (std::filesystem::path(options.model) / "activations.safetensors").string();
+  return std::filesystem::exists(beside) ? beside : "";
+}
+
 RunInput load_file(const std::string& path, const RunOptions& options, const ModelConfig& config) {
   const auto file = SafetensorsFile::open(path);
-  const TensorView hidden = file->tensor("hidden_states");
-  const std::int64_t file_tokens = hidden.num_dims() == 2 ? hidden.shape(0) : 0;
-  require(options.tokens <= file_tokens, Errc::kInvalidArgument,
-          "run: --tokens is {}, but {} has {}", options.tokens, path, file_tokens);
+  const std::int64_t file_tokens = tokens_in(*file, options);
   RunInput input;
   input.source = path;
-  input.hidden =
-      load_hidden(*file, config.hidden, options.tokens > 0 ? options.tokens : file_tokens);
+  input.hidden = load_hidden(*file, config.hidden, options.tokens.value_or(file_tokens));
   load_topk(input, *file, config, file_tokens);
   load_reference(input, *file, config, file_tokens);
   return input;
@@ -87,7 +101,7 @@ RunInput load_file(const std::string& path, const RunOptions& options, const Mod
 RunInput make_random(const RunOptions& options, const ModelConfig& config) {
   RunInput input;
   input.source = fmt::format("random, seed {}", options.seed);
-  const std::int64_t num_tokens = options.tokens > 0 ? options.tokens : kDefaultRandomTokens;
+  const std::int64_t num_tokens = options.tokens.value_or(kDefaultRandomTokens);
   input.hidden = Tensor(DType::kBF16, {num_tokens, std::int64_t{config.hidden}});
   for (std::int64_t i = 0; i < input.hidden.view().num_elements(); ++i) {
     const double x = random_normal(options.seed, static_cast<std::uint64_t>(i));
@@ -115,11 +129,14 @@ std::vector<std::int64_t> parse_counts(const std::string& text) {
 }  // namespace
 
 RunInput load_run_input(const RunOptions& options, const ModelConfig& config) {
-  if (!options.input.empty()) return load_file(options.input, options, config);
-  const std::string beside =
-      (std::filesystem::path(options.model) / "activations.safetensors").string();
-  if (std::filesystem::exists(beside)) return load_file(beside, options, config);
-  return make_random(options, config);
+  const std::string path = input_file(options);
+  return path.empty() ? make_random(options, config) : load_file(path, options, config);
+}
+
+std::int64_t count_tokens(const RunOptions& options) {
+  const std::string path = input_file(options);
+  if (path.empty()) return options.tokens.value_or(kDefaultRandomTokens);
+  return options.tokens.value_or(tokens_in(*SafetensorsFile::open(path), options));
 }
 
 std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t num_tokens,

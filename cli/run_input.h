@@ -26,6 +26,10 @@ struct RunInput {
   std::int64_t num_tokens() const { return hidden.shape(0); }
 };
 
+/// Tokens of the run, without reading them. Errors: kInvalidArgument when the input has fewer than
+/// --tokens, kSystem, kMalformedFile.
+std::int64_t count_tokens(const RunOptions& options);
+
 /// Errors: kInvalidArgument, kMalformedFile (shapes that do not fit the model, missing tensors).
 RunInput load_run_input(const RunOptions& options, const ModelConfig& config);
 

@@ -250,7 +250,6 @@ void LayerRun::dump(const Prepared& prepared, const TensorView& expert_output) {
     }
     tensors.push_back({"recv_topk_ids", recv_ids});
   }
-  std::filesystem::create_directories(options_.dump);
   const auto path =
       std::filesystem::path(options_.dump) / fmt::format("rank{}.safetensors", group_.rank());
   write_safetensors(path.string(), tensors,

@@ -81,8 +81,11 @@ std::string header(const RunReport& report) {
                       report.options.prepare, report.options.scheme, scale, report.reduce,
                       report.options.experts, report.options.repeat,
                       report.options.repeat == 1 ? "" : "s");
-  text += fmt::format("wire     rows as {}, {} from rank to rank\n", report.wire_scheme,
-                      bytes_text(report.wire_bytes()));
+  text += report.options.prepare == "local"
+              ? "wire     nothing travels\n"
+              : fmt::format("wire     rows as {}, {} from rank to rank\n",
+                            report.wire_scheme == "none" ? "bf16" : report.wire_scheme,
+                            bytes_text(report.wire_bytes()));
   text += fmt::format("memory   {} of windows and {} of workspace a rank\n\n",
                       bytes_text(report.window_bytes), bytes_text(report.workspace_bytes));
   return text;
@@ -134,6 +137,7 @@ std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
 }
 
 std::string accuracy(const RunReport& report) {
+  if (report.num_tokens == 0) return "accuracy: no tokens, nothing to compare\n";
   if (!report.rel_l2) return "accuracy: the input has no reference output\n";
   return fmt::format(
       "accuracy: ||out - ref|| / ||ref|| = {:.3e}, bound {:.1e} for scheme {}; "

@@ -167,6 +167,15 @@ TEST_F(QuantizeFileTest, RefusesWhatDoesNotFit) {
   QuantizeOptions scale = options("fp8_token");
   scale.static_scale = 1.0f;
   EXPECT_THAT(refusal(scale), HasSubstr("--static-scale is for schemes with one scale a tensor"));
+  for (const float wrong : {NAN, INFINITY, 0.0f, -1.0f}) {
+    scale = options("fp8_tensor");
+    scale.static_scale = wrong;
+    EXPECT_THAT(refusal(scale), HasSubstr("quantize: --static-scale is "));
+    EXPECT_THAT(refusal(scale), HasSubstr(", must be a number above 0"));
+    scale = options("nvfp4");
+    scale.global_scale = wrong;
+    EXPECT_THAT(refusal(scale), HasSubstr("quantize: --global-scale is "));
+  }
   write("in", std::vector<NamedTensor>{{"w", TensorView::of(x.data(), {1, 6})}});
   EXPECT_THAT(refusal(options("nvfp4")), HasSubstr("largest magnitude of w is inf"));
   cli::quantize_file(options("fp8_token"));
@@ -204,6 +213,31 @@ TEST_F(QuantizeFileTest, HostileMetadataIsAMalformedFile) {
   expect_malformed("switchyard.scheme", "fp8_token", "must be a matrix quantized to fp8_token");
   expect_malformed("author", "x", "w.scale is u8 [5], must be 2 elements of e8m0");
   EXPECT_FALSE(std::filesystem::exists(path("never")));
+}
+
+TEST_F(QuantizeFileTest, OptionsThatDoNotGoTogetherAreNamed) {
+  const std::vector<float> x{1, 2, 3, 4};
+  write("in", std::vector<NamedTensor>{{"w", TensorView::of(x.data(), {2, 2})}});
+  const auto error_with = [&](std::vector<std::string> extra) {
+    std::vector<std::string> arguments{SWITCHYARD_CLI, "quantize", "--in",
+                                       path("in"),     "--out",    path("never")};
+    arguments.insert(arguments.end(), extra.begin(), extra.end());
+    const CommandResult result = run_command(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    return result.error + result.output;
+  };
+  EXPECT_THAT(error_with({}), HasSubstr("quantize: give --scheme or --dequantize"));
+  EXPECT_THAT(error_with({"--scheme", "fp9"}), HasSubstr("mxfp6_e3m2"));
+  for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--names", "*"},
+                                                {"--scale-layout", "row"},
+                                                {"--pack-ue8m0"},
+                                                {"--static-scale", "1"},
+                                                {"--global-scale", "1"}}) {
+    std::vector<std::string> arguments{"--dequantize"};
+    arguments.insert(arguments.end(), wrong.begin(), wrong.end());
+    EXPECT_THAT(error_with(arguments),
+                HasSubstr("quantize: " + wrong[0] + " goes with --scheme, not with --dequantize"));
+  }
 }
 
 TEST_F(QuantizeFileTest, TheCommandSaysWhatItDid) {

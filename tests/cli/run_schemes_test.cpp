@@ -99,6 +99,34 @@ TEST(RunSchemesTest, AGivenScaleTravelsAndGivesTheSameBitsForEveryRankCount) {
   }
 }
 
+// Where the rows of an expert differ, the scale between the GEMMs must be given too.
+TEST(RunSchemesTest, BothScalesGivenGiveTheSameBitsInMicroBatchesAndLocally) {
+  const TempFolder folder;
+  const std::string path = folder.file("out.safetensors");
+  for (const std::string scheme : {"fp8_tensor", "int8_tensor"}) {
+    std::string first;
+    for (const Arguments& arguments : {Arguments{"--ranks", "1"},
+                                       {"--ranks", "3", "--prepare", "local"},
+                                       {"--ranks", "3", "--micro-batches", "2"}}) {
+      Arguments all{"--engine",
+                    "local",
+                    "--scheme",
+                    scheme,
+                    "--static-scale",
+                    "auto",
+                    "--intermediate-scale",
+                    "0.2",
+                    "--output",
+                    path};
+      all.insert(all.end(), arguments.begin(), arguments.end());
+      run_json(all);
+      const std::string bytes = read_file(path);
+      if (first.empty()) first = bytes;
+      EXPECT_EQ(bytes, first) << scheme << " " << arguments.back();
+    }
+  }
+}
+
 TEST(RunSchemesTest, TheScaleBetweenTheGemmsCounts) {
   const auto error_with = [](const std::string& scheme, const std::string& scale) {
     return run_json({"--scheme", scheme, "--intermediate-scale", scale})["rel_l2"].get<double>();

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -158,6 +159,8 @@ TEST(RunTest, TextReportNamesEverything) {
     EXPECT_THAT(result.output, HasSubstr(words));
   }
   EXPECT_EQ(result.error, "");
+  EXPECT_THAT(run({"--ranks", "2"}).output, HasSubstr("wire     rows as bf16, "));
+  EXPECT_THAT(run({"--prepare", "local"}).output, HasSubstr("wire     nothing travels\n"));
 }
 
 // The input of a synthetic checkpoint with its independently computed output.
@@ -217,7 +220,13 @@ TEST(RunTest, UsageErrorsAreNamed) {
       {{"--scheme", "mxfp8", "--intermediate-scale", "2"}, 2, "--intermediate-scale is given with"},
       {{"--scheme", "nvfp4", "--intermediate-scale", "x"}, 2, "must be a number above 0"},
       {{"--alignment", "128"}, 2, "--alignment is 128 with --prepare low_latency"},
-      {{"--prepare", "all_gather", "--reduce", "per_expert"}, 2, "use per_rank"},
+      {{"--prepare", "all_gather", "--reduce", "per_expert"},
+       2,
+       "--prepare all_gather sums per_rank"},
+      {{"--seed", "-1"}, 2, "--seed"},
+      {{"--tokens", "-1"}, 2, "--tokens"},
+      {{"--dump", "/proc/x"}, 3, "--dump is /proc/x, which cannot be made"},
+      {{"--output", "/no/such/file"}, 2, "there is no folder /no/such"},
       {{"--split", "1,2"}, 2, "--split names 2 ranks, but there are 1"},
       {{"--split", "1,x"}, 2, "want even, uneven or N,N,..."},
       {{"--ranks", "2", "--engine", "local", "--split", "1,2"},
@@ -234,10 +243,57 @@ TEST(RunTest, UsageErrorsAreNamed) {
     EXPECT_EQ(result.exit_code, call.exit_code) << call.words << result.error;
     EXPECT_THAT(result.error + result.output, HasSubstr(call.words));
   }
-  EXPECT_EQ(run({}, "/no/such/model").exit_code, 3);
+  const CommandResult no_model = run({}, "/no/such/model");
+  EXPECT_EQ(no_model.exit_code, 2);
+  EXPECT_THAT(no_model.error, HasSubstr("run: --model is /no/such/model, no such folder"));
   EXPECT_EQ(run_command({SWITCHYARD_CLI}).exit_code, 2);
+  const CommandResult no_verb = run_command({SWITCHYARD_CLI, "bench"});
+  EXPECT_EQ(no_verb.exit_code, 2);
+  EXPECT_EQ(no_verb.error, "switchyard: no verb \"bench\"; there are run, check, quantize\n");
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
+}
+
+// The launcher refuses what every rank would.
+TEST(RunTest, AWrongOptionIsSaidOnce) {
+  for (const Arguments& wrong : {Arguments{"--split", "foo"}, Arguments{"--tokens", "2000"},
+                                 Arguments{"--scheme", "nvfp4", "--global-scale", "x"},
+                                 Arguments{"--prepare", "all_to_all", "--reduce", "per_expert"}}) {
+    Arguments arguments{"--ranks", "8"};
+    arguments.insert(arguments.end(), wrong.begin(), wrong.end());
+    const CommandResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
+  }
+}
+
+TEST(RunTest, ZeroTokensAreARun) {
+  for (const char* prepare : {"low_latency", "elastic_decode", "elastic_prefill", "all_gather",
+                              "all_to_all", "all_to_all_one_sided", "local"}) {
+    for (const char* scheme : {"none", "nvfp4"}) {
+      const nlohmann::json json =
+          run_json({"--ranks", "2", "--engine", "local", "--tokens", "0", "--split", "0,0",
+                    "--prepare", prepare, "--scheme", scheme});
+      EXPECT_EQ(json["tokens"], 0) << prepare;
+      EXPECT_EQ(json["wire_bytes"], 0) << prepare;
+      EXPECT_EQ(json["rows_per_rank"], (std::vector<int>{0, 0})) << prepare;
+      EXPECT_TRUE(json["rel_l2"].is_null());
+    }
+  }
+}
+
+// What quantize writes is no checkpoint.
+TEST(RunTest, AQuantizedFileIsRefused) {
+  const TempFolder folder;
+  const std::string tiny = SWITCHYARD_DATA_DIR "/tiny-moe";
+  std::filesystem::copy(tiny + "/config.json", folder.path());
+  const CommandResult made =
+      run_command({SWITCHYARD_CLI, "quantize", "--scheme", "fp8_block", "--in",
+                   tiny + "/model.safetensors", "--out", folder.file("model.safetensors")});
+  ASSERT_EQ(made.exit_code, 0) << made.error;
+  const CommandResult result = run({"--ranks", "2"}, folder.path());
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error, HasSubstr("was written by switchyard quantize; dequantize it first"));
 }
 
 TEST(RunTest, MalformedFilesAreExitCodeTwo) {
