@@ -60,7 +60,7 @@ struct RowOrigin {
   std::int32_t rank = 0;    ///< source rank
   std::int32_t token = 0;   ///< token on that rank
   std::int32_t k = 0;       ///< which of its choices; a row a token: the highest here, or -1
-  float weight = 1.0f;      ///< weight of that choice; 1 where weights do not travel
+  float weight = 1.0f;      ///< of that choice; 1 where weights do not travel, or a row a token
 };
 
 /// Received rows. Everything in here is valid until the handle's combine has been received or the

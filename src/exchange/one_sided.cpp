@@ -173,10 +173,8 @@ std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handl
   std::vector<RowOrigin> origins;
   if (!is_expert_major(config_.layout)) {
     for (const Arrival& a : receive.arrivals) {
-      const bool is_wanted = a.count > 0;
-      const std::int32_t k = is_wanted ? placements_of(slot, a).back().k : -1;
-      const float weight = is_wanted ? slot.weight(a.first + a.count - 1) : 1.0f;
-      origins.push_back({a.row, -1, a.source, a.token, k, weight});
+      const std::int32_t k = a.count == 0 ? -1 : placements_of(slot, a).back().k;
+      origins.push_back({a.row, -1, a.source, a.token, k, 1.0f});
     }
     return origins;
   }

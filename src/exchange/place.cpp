@@ -151,6 +151,7 @@ void OneSidedExchange::keep_received(CachedRouting& routing) const {
 
 void OneSidedExchange::gather_weights(Slot& slot) const {
   slot.placement_weights.clear();
+  if (!is_expert_major(config_.layout)) return;  // the caller weighs these rows
   const bool any = std::any_of(table_.begin(), table_.end(),
                                [](const RankRouting& r) { return r.topk_weights != nullptr; });
   if (!any) return;
