@@ -33,6 +33,22 @@ TEST(ExchangeHandlesTest, OnlyReceivedHandlesCanBeUsedAgain) {
   });
 }
 
+// Sent and not received, and returned and not collected: more often than there are slots.
+TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
+  run_ranks(2, [](const Group& group) {
+    Exchange exchange(group, small_config());
+    const Inputs in;
+    for (int i = 0; i < 5; ++i) {
+      exchange.release(exchange.dispatch_send(in.tokens(), in.ids(), in.weights()));
+      const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+      const Tensor rows(DType::kBF16, {got.experts.rows.shape(0), kHidden});
+      exchange.combine_send(got.handle, rows);
+      exchange.release(got.handle);
+    }
+    expect_works(exchange);
+  });
+}
+
 // Both have the same slot and number; only what they belong to differs.
 TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
   run_ranks(2, [](const Group& group) {

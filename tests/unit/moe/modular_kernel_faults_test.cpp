@@ -190,5 +190,57 @@ TEST(ModularKernelFaultsTest, ArgumentsAreChecked) {
   kernel.apply(call.arguments(), call.output);
 }
 
+// Refused before anything is sent: the other rank, too, goes on.
+TEST(ModularKernelFaultsTest, AnOutputThatCombineRefusesIsRefusedAtOnce) {
+  run_ranks(2, [](const Group& group) {
+    bool fails = false;
+    ModularKernel kernel(make_low_latency(group, small_config()),
+                         std::make_unique<FailingExperts>(fails));
+    const Call call(0);
+    if (group.rank() == 0) {
+      const TensorView overlapping(call.output.data(), DType::kBF16, {1, 4}, {2, 1});
+      const TensorView nowhere(nullptr, DType::kBF16, {1, 4});
+      for (const TensorView& output : {overlapping, nowhere}) {
+        const Error error = error_of([&] {
+          kernel.apply({call.hidden, call.ids, call.weights}, output);
+        });
+        EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
+      }
+    }
+    kernel.apply({call.hidden, call.ids, call.weights}, call.output);
+  });
+}
+
+TEST(ModularKernelFaultsTest, NullArgumentsAreRefusedAlsoWhereTheyAreReadFirst) {
+  PrepareFinalizeConfig config = small_config();
+  config.global_to_physical = {1, 0};
+  const auto local = make_local(config);
+  const Call call(0);
+  const TensorView no_rows(nullptr, DType::kBF16, {1, 4});
+  const TensorView no_ids(nullptr, DType::kI32, {1, 1});
+  expect_error(Errc::kInvalidArgument, "hidden", [&] {
+    local->prepare({no_rows, call.ids, call.weights, true});
+  });
+  expect_error(Errc::kInvalidArgument, "topk_ids", [&] {
+    local->prepare({call.hidden, no_ids, call.weights});
+  });
+}
+
+// Anything may be thrown by experts of somebody else.
+TEST(ModularKernelFaultsTest, ExpertsMayThrowAnything) {
+  class Throwing final : public Experts {
+   public:
+    std::string_view name() const override { return "throwing"; }
+    bool is_batch_invariant() const override { return true; }
+    std::size_t workspace_bytes(std::int64_t) const override { return 0; }
+    void apply(const ExpertRows&, const TensorView&, std::span<std::byte>) override { throw 7; }
+  };
+  ModularKernel kernel(make_local(small_config()), std::make_unique<Throwing>());
+  const Call call(0);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THROW(kernel.apply({call.hidden, call.ids, call.weights}, call.output), int);
+  }
+}
+
 }  // namespace
 }  // namespace switchyard

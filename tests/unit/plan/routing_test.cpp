@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "plan/overflow.h"
 #include "plan/routing.h"
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "core/bytes.h"
 #include "core/random.h"
+#include "plan/overflow.h"
 
 namespace switchyard {
 namespace {
