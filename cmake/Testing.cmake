@@ -1,4 +1,5 @@
 include(GoogleTest)
+add_custom_target(tsan_tests COMMENT "What ThreadSanitizer is to see")
 
 # switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow [TIMEOUT s])
 # One executable; each gtest case becomes a ctest case. A test labelled tsan also runs under ThreadSanitizer.
@@ -16,6 +17,9 @@ function(switchyard_add_test)
   set(is_serial FALSE)
   if(ARG_LABEL STREQUAL "process")
     set(is_serial TRUE)
+  endif()
+  if(ARG_LABEL STREQUAL "tsan")
+    add_dependencies(tsan_tests ${ARG_NAME})
   endif()
   gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${is_serial})
