@@ -5,7 +5,8 @@ option(SWITCHYARD_BUILD_BENCH "Build the developer benchmarks" OFF)
 option(SWITCHYARD_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(SWITCHYARD_BUILD_FUZZ "Build the fuzz targets (clang only)" OFF)
 option(SWITCHYARD_WARNINGS_AS_ERRORS "Fail on a compiler warning" OFF)
-option(SWITCHYARD_WITH_CUDA "Build what needs nvcc: the tests that compare GPU bits with CPU bits" OFF)
+option(SWITCHYARD_WITH_CUDA "Build the CUDA module and its tests; needs nvcc" OFF)
+option(SWITCHYARD_CUDA_STATIC "Link the CUDA module into the library instead of loading it" OFF)
 option(BUILD_SHARED_LIBS "Build a shared library" OFF)
 
 # AUTO takes what is found, ON fails if it is absent, OFF does without.

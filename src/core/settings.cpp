@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 9> kSettings{{
+constexpr std::array<SettingInfo, 10> kSettings{{
     {"SWITCHYARD_ENGINE", "auto",
      "how ranks reach each other: auto, local (threads), shm (processes)"},
     {"SWITCHYARD_TIMEOUT_MS", "30000",
@@ -24,6 +24,8 @@ constexpr std::array<SettingInfo, 9> kSettings{{
     {"SWITCHYARD_SECRET", "", "shared by the ranks of a job; the store refuses whoever lacks it"},
     {"SWITCHYARD_CONTROL_FD", "",
      "descriptor of the memory shared with our launcher; set by our launcher"},
+    {"SWITCHYARD_CUDA_MODULE", "",
+     "path of libswitchyard_cuda.so; empty: beside the library, then where the system looks"},
     {"SWITCHYARD_ALL2ALL_BACKEND", "allgather_reducescatter",
      "how a ParallelConfig moves tokens: a backend's name of configuration.md"},
     {"SWITCHYARD_USE_FLASHINFER_MOE_FP4", "0", "1: a MoEConfig asks for FlashInfer's fp4 kernels"},

@@ -1,0 +1,15 @@
+# All sources that need CUDA, compiled once: for the module, for its tests and for a static build.
+add_library(switchyard_cuda_objects OBJECT)
+set_target_properties(
+  switchyard_cuda_objects PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+                                     CUDA_STANDARD 20)
+target_include_directories(switchyard_cuda_objects PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(switchyard_cuda_objects PUBLIC switchyard_flags fmt::fmt Threads::Threads CUDA::cudart_static)
+foreach(folder cuda p2p module)
+  add_subdirectory(${folder})
+endforeach()
+
+set(linked_cuda_objects "")
+if(SWITCHYARD_CUDA_STATIC)
+  set(linked_cuda_objects $<TARGET_OBJECTS:switchyard_cuda_objects>)
+endif()

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_module.h: the part of the library that needs CUDA, as one table of functions. The library
+// loads it at the first use of a GPU; without it everything else works.
+#pragma once
+
+#include <string>
+
+#include "switchyard/error.h"
+
+namespace switchyard {
+
+/// Filled by the module. Each function is the GPU version of the public function of its name, and
+/// throws the same errors.
+struct CudaModule {
+  const char* version = nullptr;  ///< of the library it was built with
+  int (*device_count)() = nullptr;
+};
+
+/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the message
+/// says which.
+const CudaModule& cuda_module();
+
+/// Empty, or why cuda_module() would throw.
+std::string why_no_cuda();
+
+/// The entry point of the module.
+extern "C" const CudaModule* switchyard_cuda_module();
+
+}  // namespace switchyard
