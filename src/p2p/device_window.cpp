@@ -46,6 +46,9 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
   facts.device = device;
   facts.gpu = gpu_uuid(device);
   facts.obstacles = heap_obstacles(device);
+  if (facts.wanted == name_of(HeapKind::kNccl)) {
+    facts.obstacles[static_cast<std::size_t>(HeapKind::kNccl)] = nccl_obstacle();
+  }
   std::string& vmm = facts.obstacles[static_cast<std::size_t>(HeapKind::kVmm)];
   if (vmm.empty() && !engine.can_swap_descriptors()) {
     vmm = fmt::format("engine \"{}\" cannot pass descriptors", engine.name());

@@ -7,7 +7,6 @@
 #include "core/fail.h"
 #include "cuda/check.h"
 #include "p2p/driver_api.h"
-#include "p2p/nccl_heap.h"
 
 namespace switchyard {
 namespace {
@@ -36,7 +35,6 @@ std::array<std::string, kNumHeapKinds> heap_obstacles(int device) {
     return obstacles[static_cast<std::size_t>(kind)];
   };
   of(HeapKind::kVmm) = vmm_obstacle(device);
-  of(HeapKind::kNccl) = nccl_obstacle();
   if (attribute(cudaDevAttrUnifiedAddressing, device) == 0) {
     of(HeapKind::kSameProcess) = of(HeapKind::kIpc) = "the GPU has no unified addressing";
   } else if (attribute(cudaDevAttrIpcEventSupport, device) == 0) {

@@ -10,7 +10,8 @@
 
 namespace switchyard {
 
-/// By HeapKind: empty, or why this machine cannot use it. Errors: kNotAvailable (no such device),
+/// By HeapKind: empty, or why this machine cannot use it; without NCCL, which is loaded only when
+/// asked for (nccl_obstacle). Errors: kNotAvailable (no such device),
 /// kSystem.
 std::array<std::string, kNumHeapKinds> heap_obstacles(int device);
 
