@@ -87,7 +87,7 @@ std::unique_ptr<DeviceWindow> share(HeapKind kind, const HeapRequest& request) {
   Engine& engine = request.engine;
   std::unique_ptr<Heap> heap = make_heap(kind, request);
   const std::vector<std::string> texts = gather_or_fail(engine, [&] { return heap->place(); });
-  gather_or_fail(engine, [&] { return heap->swap(), std::string(); });
+  gather_or_fail(engine, [&] { return heap->swap(texts), std::string(); });
   gather_or_fail(engine, [&] { return heap->map(texts), std::string(); });
   const std::uint64_t nonce = std::hash<std::string>{}(gather_or_fail(engine, make_secret)[0]);
   gather_or_fail(engine,

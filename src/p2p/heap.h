@@ -33,7 +33,7 @@ class Heap : public DeviceWindow {
   /// Takes this rank's memory. Returns what the peers must know about it.
   virtual std::string place() = 0;
   /// Collective; called when every rank has placed. For what does not travel as text.
-  virtual void swap() {}
+  virtual void swap(const std::vector<std::string>& /*texts*/) {}
   /// Fills bases_. `texts`: what place returned on each rank.
   virtual void map(const std::vector<std::string>& texts) = 0;
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <dirent.h>
+#include <functional>
 #include <signal.h>
 
 #include <gmock/gmock.h>
@@ -19,6 +20,7 @@
 #include "gpus.h"
 #include "p2p/device_window.h"
 #include "p2p/heap_support.h"
+#include "p2p/nccl_heap.h"
 #include "support/errors.h"
 #include "support/processes.h"
 
@@ -72,21 +74,18 @@ std::size_t free_bytes() {
   return available;
 }
 
-// Why this machine cannot use the heap; it is asked in a child.
-std::string why_not(const char* heap) {
-  std::string why;
-  for (const RankOutcome& outcome :
-       RankProcesses(1, [&](const Group&) {
-         const auto obstacles = heap_obstacles(0);
-         for (std::size_t kind = 0; kind < obstacles.size(); ++kind) {
-           if (std::string(heap) == name_of(static_cast<HeapKind>(kind)) &&
-               !obstacles[kind].empty())
-             throw Error(Errc::kNotAvailable, obstacles[kind]);
-         }
-       }).wait()) {
-    if (outcome.error) why = outcome.error->what();
-  }
-  return why;
+// What `ask` returns in a child: why this machine cannot use a heap.
+std::string ask_a_child(const std::function<std::string()>& ask) {
+  RankProcesses child(1, [&](const Group&) { throw Error(Errc::kNotAvailable, ask()); });
+  return child.wait()[0].error->what();
+}
+
+std::string why_not(const std::string& heap) {
+  return ask_a_child([&]() -> std::string {
+    if (heap == "nccl") return nccl_obstacle();
+    return heap_obstacles(
+        0)[static_cast<std::size_t>(heap == "vmm" ? HeapKind::kVmm : HeapKind::kIpc)];
+  });
 }
 
 class DeviceWindowProcessTest : public ::testing::TestWithParam<const char*> {
@@ -203,6 +202,48 @@ TEST(DeviceWindowAutoTest, ProcessesTakeAHeapThatWorks) {
         exchange_values(group.engine(), *window);
       },
       kSlow);
+}
+
+class NcclWindowTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    num_gpus_ = test::num_gpus_of_a_child();
+    SWITCHYARD_REQUIRE_GPU(num_gpus_);
+    const std::string why = why_not("nccl");
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+  int num_gpus_ = 0;
+};
+
+TEST_F(NcclWindowTest, EveryRankReachesEveryWindow) {
+  run_processes(
+      std::min(num_gpus_, 4),
+      [](const Group& group) {
+        const DeviceGuard guard(group.rank());
+        for (const std::size_t bytes : {std::size_t{64}, std::size_t{5} << 20}) {
+          const auto window = make_device_window(group.engine(), group.rank(), bytes, "nccl");
+          EXPECT_EQ(window->kind(), HeapKind::kNccl);
+          exchange_values(group.engine(), *window);
+        }
+      },
+      kSlow);
+}
+
+TEST_F(NcclWindowTest, RankThatDiesBeforeItJoinsEndsTheWait) {
+  if (num_gpus_ < 2) GTEST_SKIP() << "one GPU, needs two";
+  RankProcesses ranks(
+      2,
+      [](const Group& group) {
+        const DeviceGuard guard(group.rank());
+        (void)make_device_window(group.engine(), group.rank(), 64, "nccl");
+        group.barrier();
+        if (group.rank() == 1) raise(SIGKILL);
+        (void)make_device_window(group.engine(), group.rank(), 64, "nccl");
+      },
+      kSlow);
+  const std::vector<RankOutcome> outcomes = ranks.wait();
+  ASSERT_TRUE(outcomes[0].error) << outcomes[0].output;
+  EXPECT_EQ(outcomes[0].error->code(), Errc::kPeerLost) << outcomes[0].error->what();
 }
 
 TEST(DeviceWindowAutoTest, WhatProcessesCannotUseIsRefused) {
