@@ -26,9 +26,9 @@ __global__ void __launch_bounds__(kExchangeThreads, 1)
 
 template <DType kWire>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  const bool sends = phases != Phases::kReceive;
-  const int ctas =
-      (sends ? args.num_senders : 0) + (phases != Phases::kSend ? args.num_receivers : 0);
+  const bool sends = phases == Phases::kSend || phases == Phases::kBoth;
+  const bool receives = phases == Phases::kReceive || phases == Phases::kBoth;
+  const int ctas = (sends ? args.num_senders : 0) + (receives ? args.num_receivers : 0);
   launch_kernel(combine_kernel<kWire>, {ctas, kExchangeThreads, 0, programmatic, stream}, "combine",
                 args, sends);
 }

@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kExchangeThreads, 1)
 
 template <class Form>
 void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  const bool sends = phases != Phases::kReceive;
-  const bool receives = phases != Phases::kSend;
+  const bool sends = phases == Phases::kSend || phases == Phases::kBoth;
+  const bool receives = phases == Phases::kReceive || phases == Phases::kBoth;
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
   const auto experts = static_cast<std::size_t>(args.ownership.num_experts);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));

@@ -24,7 +24,7 @@
 namespace switchyard {
 
 /// Which halves of an operation one launch does.
-enum class Phases : std::uint8_t { kSend = 1, kReceive = 2, kBoth = 3 };
+enum class Phases : std::uint8_t { kNone = 0, kSend = 1, kReceive = 2, kBoth = 3 };
 
 /// What a call leaves in device memory for its combine. Arrays are as large as a call can be.
 struct CallState {
@@ -121,7 +121,8 @@ struct CombineArgs : ExchangeBase {
 inline constexpr int kExchangeThreads = 512;
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
-/// Errors: kNotSupported when there is no kernel for the format, kSystem.
+/// With Phases::kNone the kernel is loaded, not launched: a later launch then never has to wait for
+/// kernels that run, which may be waiting for it. Errors: kSystem.
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
 void launch_combine(const CombineArgs& args, Phases phases, bool programmatic,

@@ -13,7 +13,7 @@
 namespace switchyard {
 
 struct LaunchShape {
-  int ctas = 1;
+  int ctas = 1;  ///< 0: only load the kernel
   int threads = 1;
   std::size_t shared_bytes = 0;
   bool programmatic = false;
@@ -30,6 +30,11 @@ void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const ch
                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shape.shared_bytes)),
                name);
+  }
+  if (shape.ctas == 0) {
+    cudaFuncAttributes loaded{};
+    check_cuda(cudaFuncGetAttributes(&loaded, kernel), name);
+    return;
   }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -4,9 +4,13 @@
 // loads it at the first use of a GPU; without it everything else works.
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "switchyard/device_exchange.h"
 #include "switchyard/error.h"
+
+#include "device/device_exchange_backend.h"
 
 namespace switchyard {
 
@@ -15,6 +19,9 @@ namespace switchyard {
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
+  std::unique_ptr<DeviceExchangeBackend> (*make_exchange)(
+      const Group& group, const ExchangeConfig& config,
+      const DeviceExchangeOptions& options) = nullptr;
 };
 
 /// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the message
