@@ -73,7 +73,6 @@ __device__ __forceinline__ bool sum_strip(const CombineArgs& a, std::uint64_t ca
   const int num_terms = a.state.num_terms[token];
   const bool has_term = lane < num_terms;
   const int column = has_term ? a.state.columns[at] : 0;
-  const int peer = has_term ? a.state.term_ranks[at] : 0;
   float own_weight = 1.0f;
   if (a.reduce == Reduce::kPerExpert && has_term) {
     own_weight = a.topk_weights == nullptr
@@ -88,26 +87,45 @@ __device__ __forceinline__ bool sum_strip(const CombineArgs& a, std::uint64_t ca
   for (int begin = 0; begin < num_terms; begin += kTermsAtOnce) {
     std::uint32_t words[kTermsAtOnce][kUnits][4];
     std::size_t rows[kTermsAtOnce];
+    unsigned missing = 0;
 #pragma unroll
     for (int i = 0; i < kTermsAtOnce; ++i) {
-      rows[i] = a.layout.returned(call, token, __shfl_sync(0xFFFFFFFFu, column, begin + i));
-      if (begin + i >= num_terms || !is_there) continue;
+      rows[i] = return_unit<kWords>(
+          a.layout.returned(call, token, __shfl_sync(0xFFFFFFFFu, column, begin + i)), strip, 0, lane);
+      if (begin + i < num_terms && is_there) missing |= ((1u << kUnits) - 1) << (i * kUnits);
+    }
+    const unsigned present = missing;
+    Spin spin;
+    while (missing != 0) {
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        load_words(own + return_unit<kWords>(rows[i], strip, u, lane), words[i][u]);
+      for (int i = 0; i < kTermsAtOnce * kUnits; ++i) {
+        const std::size_t at = rows[i / kUnits] + (i % kUnits) * kLanes * kUnitBytes;
+        if ((missing >> i & 1) != 0) load_words(own + at, words[i / kUnits][i % kUnits]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTermsAtOnce * kUnits; ++i) {
+        if (has_arrived(words[i / kUnits][i % kUnits])) missing &= ~(1u << i);
+      }
+      if (missing == 0) break;
+      const int late = begin + (__ffs(missing) - 1) / kUnits;
+      if (!spin.again(a.watch, {WaitPlace::kReturnedRow,
+                                a.state.term_ranks[std::int64_t{token} * a.num_topk + late], token,
+                                call})) {
+        is_good = false;
+        break;
       }
     }
+    __syncwarp();
+    if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
 #pragma unroll
     for (int i = 0; i < kTermsAtOnce; ++i) {
       const float weight = __shfl_sync(0xFFFFFFFFu, own_weight, begin + i);
-      const int from = __shfl_sync(0xFFFFFFFFu, peer, begin + i);
-      if (begin + i >= num_terms || !is_there) continue;
+      if ((present >> (i * kUnits) & 1) == 0) continue;
       std::uint32_t grain[kWords];
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        const std::size_t unit = return_unit<kWords>(rows[i], strip, u, lane);
-        is_good &= take_unit(own + unit, own + a.layout.mark(call, unit), a.watch,
-                             {WaitPlace::kReturnedRow, from, token, call}, words[i][u]);
+        is_good &= empty_unit(own, rows[i] + u * kLanes * kUnitBytes, a.layout, a.watch,
+                              {WaitPlace::kReturnedRow, -1, token, call}, words[i][u]);
 #pragma unroll
         for (int w = 0; w < 4; ++w) grain[4 * u + w] = words[i][u][w];
       }

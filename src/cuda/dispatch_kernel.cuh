@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
   begin_kernel();
+  stamp(a, 0);
   const std::uint64_t call = next_call(a.state);
   const int num_sending = sends ? 1 + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1)
       send_tokens<Form>(a, call, cta - 1, shared, counts);
     }
   }
+  stamp(a, 7);
   if (!receives) return;
   __syncthreads();
   count_call(a.state);

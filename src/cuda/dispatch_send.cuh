@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/row_form.cuh"
+#include "cuda/stamps.cuh"
 #include "cuda/wire.cuh"
 
 namespace switchyard {
@@ -41,32 +42,55 @@ struct SenderShared {
   alignas(16) std::uint32_t details[kExchangeWarps][4 * kMaxDetailUnits];
 };
 
+/// Units of the details of a token.
+__device__ __forceinline__ int num_detail_units(int num_topk) {
+  return (1 + (num_topk + 1) / 2 + num_topk + 3) / 4;
+}
+
+/// An id as given; a number that no expert has stays what it is, cut to 32 bits.
 __device__ __forceinline__ std::int32_t load_id(const DispatchArgs& a, std::int64_t index) {
-  const std::int64_t id = a.ids_are_64_bits ? __ldg(static_cast<const long long*>(a.topk_ids) + index)
-                                            : __ldg(static_cast<const int*>(a.topk_ids) + index);
-  return id >= 0 && id < a.ownership.num_experts ? static_cast<std::int32_t>(id) : -1;
+  if (!a.ids_are_64_bits) return __ldg(static_cast<const int*>(a.topk_ids) + index);
+  const long long id = __ldg(static_cast<const long long*>(a.topk_ids) + index);
+  return id < -1 || id > 0x7FFFFFFF ? 0x7FFFFFFF : static_cast<std::int32_t>(id);
 }
 
-__device__ __forceinline__ bool is_valid_id(const DispatchArgs& a, std::int64_t index) {
-  const std::int64_t id = a.ids_are_64_bits ? __ldg(static_cast<const long long*>(a.topk_ids) + index)
-                                            : __ldg(static_cast<const int*>(a.topk_ids) + index);
-  return id >= -1 && id < a.ownership.num_experts;
+__device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
+  return id >= 0 && id < a.ownership.num_experts;
 }
 
-/// Adds the tokens of [begin, end) to the counts: rows of each expert, tokens for each rank.
-__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int begin, int end,
-                                             std::uint32_t* expert_counts,
-                                             std::uint32_t* rank_counts) {
-  for (int t = begin + static_cast<int>(threadIdx.x); t < end; t += kExchangeThreads) {
-    std::uint64_t ranks = 0;
-    for (int k = 0; k < a.num_topk; ++k) {
-      const std::int32_t id = load_id(a, std::int64_t{t} * a.num_topk + k);
-      if (id < 0) continue;
-      atomicAdd(expert_counts + id, 1u);
-      ranks |= std::uint64_t{1} << a.ownership.owner(id);
-    }
-    for (; ranks != 0; ranks &= ranks - 1) atomicAdd(rank_counts + __ffsll(ranks) - 1, 1u);
+/// Walks tokens [begin, end) with a lane for each choice, as many whole tokens a warp as fit.
+struct ChoiceWalk {
+  int per_warp;  ///< tokens
+  int token;     ///< of this lane, or beyond the end
+  int k;
+
+  __device__ __forceinline__ ChoiceWalk(const DispatchArgs& a, int begin, int end) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    per_warp = kLanes / a.num_topk;
+    const int in_warp = lane / a.num_topk;
+    k = lane - in_warp * a.num_topk;
+    token = in_warp < per_warp
+                ? begin + static_cast<int>(threadIdx.x) / kLanes * per_warp + in_warp
+                : end;
   }
+  __device__ __forceinline__ void step() { token += kExchangeWarps * per_warp; }
+};
+
+/// Adds a warp's choices to the counts: rows of each expert, tokens for each rank. True for choices
+/// of an expert that the token has named before.
+__device__ __forceinline__ bool count_choices(const DispatchArgs& a, int token, std::int32_t id,
+                                              std::uint32_t* expert_counts,
+                                              std::uint32_t* rank_counts) {
+  const bool is_valid = names_expert(a, id);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int rank = is_valid ? a.ownership.owner(id) : kMaxPushRanks;
+  const unsigned same_rank = __match_any_sync(0xFFFFFFFFu, token * 128 + rank);
+  if (is_valid) atomicAdd(expert_counts + id, 1u);
+  if (is_valid && (same_rank & ((1u << lane) - 1)) == 0) atomicAdd(rank_counts + rank, 1u);
+  if (a.rows_layout != Layout::kBatched) return false;
+  const unsigned same_token = __match_any_sync(0xFFFFFFFFu, token);
+  const unsigned same_id = __match_any_sync(0xFFFFFFFFu, id);
+  return is_valid && (same_token & same_id & ((1u << lane) - 1)) != 0;
 }
 
 __device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_t* counts) {
@@ -75,27 +99,31 @@ __device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_
   __syncthreads();
 }
 
-/// What ids may not be, found by the announcer, once.
-__device__ __forceinline__ void check_ids(const DispatchArgs& a, std::uint64_t call) {
-  const bool wants_distinct = a.rows_layout == Layout::kBatched;
-  for (int t = static_cast<int>(threadIdx.x); t < a.num_tokens; t += kExchangeThreads) {
-    for (int k = 0; k < a.num_topk; ++k) {
-      const std::int64_t at = std::int64_t{t} * a.num_topk;
-      bool is_good = is_valid_id(a, at + k);
-      const std::int32_t id = load_id(a, at + k);
-      for (int j = 0; wants_distinct && id >= 0 && j < k; ++j) is_good &= load_id(a, at + j) != id;
-      if (!is_good) give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, t, call}, k, id, 0);
-    }
-  }
-}
-
 /// Tells every peer what comes: rows for it, tokens of this rank, rows for each of its experts.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
                                          std::uint32_t* counts) {
+  ChoiceWalk walk(a, 0, a.num_tokens);
+  const auto id_here = [&] {
+    return walk.token < a.num_tokens
+               ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k)
+               : -1;
+  };
+  std::int32_t id = id_here();
   clear_counts(a, counts);
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
-  count_tokens(a, 0, a.num_tokens, counts, rank_counts);
+  const int warp_step = kExchangeWarps * walk.per_warp;
+  for (int round = 0; round < a.num_tokens; round += warp_step) {
+    const bool is_twice = count_choices(a, walk.token, id, counts, rank_counts);
+    const bool is_bad = is_twice || id < -1 || id >= a.ownership.num_experts;
+    if (is_bad) {
+      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, walk.token, call}, walk.k,
+              id, 0);
+    }
+    walk.step();
+    id = id_here();
+  }
   __syncthreads();
+  stamp(a, 1);
   const std::size_t at = a.layout.announcement(call, a.rank);
   const std::uint32_t tag = tag_of(call);
   for (int i = static_cast<int>(threadIdx.x); i < a.ownership.num_experts; i += kExchangeThreads) {
@@ -108,7 +136,7 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
     store_record(a.windows.base[r] + at, rank_counts[r], tag);
     store_record(a.windows.base[r] + at + 8, static_cast<std::uint32_t>(a.num_tokens), tag);
   }
-  check_ids(a, call);
+  stamp(a, 2);
 }
 
 /// Exclusive sum over the lanes.
@@ -125,20 +153,20 @@ __device__ __forceinline__ int sum_before(int value, int lane) {
 /// Plans one token, by one warp; lane k is choice k. The highest choice of each rank leads it:
 /// returned rows are summed in that order.
 __device__ __forceinline__ void plan_token(const DispatchArgs& a, int token, int lane,
-                                           std::uint32_t* expert_counts, std::uint32_t* rank_counts,
-                                           bool keeps_terms, TokenPlan& plan) {
+                                           std::int32_t id, std::uint32_t* expert_counts,
+                                           std::uint32_t* rank_counts, bool keeps_terms,
+                                           TokenPlan& plan) {
   const std::int64_t index = std::int64_t{token} * a.num_topk + lane;
-  const std::int32_t id = lane < a.num_topk ? load_id(a, index) : -1;
-  const bool is_valid = id >= 0;
+  const bool is_valid = names_expert(a, id);
   const int rank = is_valid ? a.ownership.owner(id) : -1;
   const unsigned below = (1u << lane) - 1;
-  const unsigned same_expert = __match_any_sync(0xFFFFFFFFu, id);
+  const unsigned same_expert = __match_any_sync(0xFFFFFFFFu, is_valid ? id : -1);
   const unsigned same_rank = __match_any_sync(0xFFFFFFFFu, rank);
   const int leader = 31 - __clz(same_rank);
   const bool leads = is_valid && leader == lane;
   const unsigned leaders = __ballot_sync(0xFFFFFFFFu, leads);
   const int first = __shfl_sync(0xFFFFFFFFu, sum_before(leads ? __popc(same_rank) : 0, lane), leader);
-  if (lane < a.num_topk) plan.ids[lane] = id;
+  if (lane < a.num_topk) plan.ids[lane] = is_valid ? id : -1;
   if (is_valid) {
     const auto place = static_cast<std::int32_t>(expert_counts[id]) + __popc(same_expert & below);
     plan.routes[first + __popc(same_rank & below)] = {id - a.ownership.first(rank), place};
@@ -172,7 +200,7 @@ __device__ __forceinline__ void send_details(const DispatchArgs& a, std::uint64_
                                              std::uint32_t* words) {
   const int num_id_words = (a.num_topk + 1) / 2;
   const int num_words = 1 + num_id_words + a.num_topk;
-  const int num_units = (num_words + 3) / 4;
+  const int num_units = num_detail_units(a.num_topk);
   if (lane == 0) words[0] = static_cast<std::uint32_t>(token);
   if (lane < num_id_words) {
     const auto id = [&](int k) {
@@ -334,23 +362,41 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
   };
 
   if (lane < 16) reinterpret_cast<std::uint32_t*>(shared.scratch[warp].scales)[lane] = 0;
-  // The first piece is on its way from memory while the CTA counts.
+  // The first piece and the ids are on their way from memory while the CTA counts.
   std::uint32_t raw[kStripsPerPiece][Form::kRawWords];
   if (token_of(range.begin, warp) < range.end) {
     load_piece<Form>(a, token_of(range.begin, warp), piece_of(warp), lane, raw);
   }
+  const auto id_of = [&](int token) {
+    return token < range.end && lane < a.num_topk
+               ? load_id(a, std::int64_t{token} * a.num_topk + lane)
+               : -1;
+  };
+  std::int32_t id = warp == 0 ? id_of(range.begin) : -1;
   clear_counts(a, counts);
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
-  count_tokens(a, 0, range.begin, counts, rank_counts);
+  ChoiceWalk walk(a, 0, range.begin);
+  const int warp_step = kExchangeWarps * walk.per_warp;
+  for (int round = 0; round < range.begin; round += warp_step) {
+    const bool is_there = walk.token < range.begin;
+    const std::int32_t earlier =
+        is_there ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k) : -1;
+    count_choices(a, walk.token, earlier, counts, rank_counts);
+    walk.step();
+  }
   __syncthreads();
+  stamp(a, 1);
   for (int batch = range.begin; batch < range.end; batch += kBatchTokens) {
     const int size = min(kBatchTokens, range.end - batch);
     if (warp == 0) {
       for (int i = 0; i < size; ++i) {
-        plan_token(a, batch + i, lane, counts, rank_counts, range.part == 0, shared.plans[i]);
+        const std::int32_t next = id_of(batch + i + 1);
+        plan_token(a, batch + i, lane, id, counts, rank_counts, range.part == 0, shared.plans[i]);
+        id = next;
       }
     }
     __syncthreads();
+    stamp(a, 2);
     for (int item = warp; item < size * range.pieces; item += kExchangeWarps) {
       const int token = token_of(batch, item);
       const int piece = piece_of(item);
@@ -359,6 +405,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
       send_piece<Form>(a, call, token, piece, lane, raw, plan, shared.scratch[warp]);
       if (piece == 0) send_details(a, call, token, lane, plan, shared.details[warp]);
     }
+    stamp(a, 3);
     __syncthreads();
   }
 }

@@ -57,6 +57,7 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
+  std::uint64_t* stamps = nullptr;  ///< see cuda/stamps.cuh
 };
 
 struct DispatchArgs : ExchangeBase {

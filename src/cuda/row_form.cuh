@@ -13,6 +13,16 @@
 
 namespace switchyard {
 
+/// The rare way: the end of a row, or rows at crooked addresses.
+template <int kWords>
+__device__ __noinline__ void load_bytes(const std::byte* from, int num_bytes,
+                                        std::uint32_t* words) {
+  for (int w = 0; w < kWords; ++w) words[w] = 0;
+  for (int b = 0; b < num_bytes; ++b) {
+    words[b / 4] |= static_cast<std::uint32_t>(from[b]) << (8 * (b % 4));
+  }
+}
+
 /// 16 elements of kBits each from `first` on; 0 beyond `hidden`.
 template <int kBits>
 __device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t first,
@@ -35,16 +45,10 @@ __device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t fi
     return;
   }
   const std::int64_t left = hidden - first < kGrainElements ? hidden - first : kGrainElements;
-  const std::int64_t num_bytes = left > 0 ? left * kBits / 8 : 0;
+  std::uint32_t copy[kWords];  // the words themselves stay in registers
+  load_bytes<kWords>(from, left > 0 ? static_cast<int>(left * kBits / 8) : 0, copy);
 #pragma unroll
-  for (int w = 0; w < kWords; ++w) {
-    words[w] = 0;
-#pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      const int at = 4 * w + b;
-      if (at < num_bytes) words[w] |= static_cast<std::uint32_t>(from[at]) << (8 * b);
-    }
-  }
+  for (int w = 0; w < kWords; ++w) words[w] = copy[w];
 }
 
 /// 16 elements as f32, canonical. 16-bit ones may have been loaded before.
@@ -65,6 +69,15 @@ __device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::by
   load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = canonical_f32(f32_from_bits(words[i]));
+}
+
+/// Four elements by the definition.
+__device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, const float* x) {
+  std::uint32_t codes = 0;
+  for (int i = 0; i < 4; ++i) {
+    codes |= static_cast<std::uint32_t>(quantize_element(x[i], map)) << (8 * i);
+  }
+  return codes;
 }
 
 /// What the lanes of a warp share while they make a piece.
@@ -202,9 +215,17 @@ struct QuantizedForm : HalfInput {
       words[0] = quantize8_e2m1(map, x);
       words[1] = quantize8_e2m1(map, x + 8);
     } else {
+      if (!map.is_exact) [[unlikely]] {
+        float copy[16];
+        for (int i = 0; i < 16; ++i) copy[i] = x[i];
+        for (int i = 0; i < 4; ++i) words[i] = quantize4_defined(map.map, copy + 4 * i);
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        words[i] = quantize4(map, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+        words[i] = encode4(map.map.codec, map.map.nan_code, scaled(map, x[4 * i]),
+                           scaled(map, x[4 * i + 1]), scaled(map, x[4 * i + 2]),
+                           scaled(map, x[4 * i + 3]));
       }
     }
   }

@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "cuda/watch.h"
+#include "plan/push_layout.h"
 
 namespace switchyard {
 
@@ -202,25 +203,22 @@ __device__ __forceinline__ bool has_arrived(const std::uint32_t (&w)[N]) {
   return largest(w) != kEmpty;
 }
 
-/// Waits until the unit at `from`, of which `w` is a first look, is there; leaves the slot empty.
+/// Empties the slot at `at` that `w` was taken from, and gives words that were escaped their value
+/// back. False: gave up.
 template <int N>
-__device__ __forceinline__ bool take_unit(std::byte* from, std::byte* mark, const Watch& watch,
-                                          const WaitFor& what, std::uint32_t (&w)[N]) {
-  Spin spin;
-  while (!has_arrived(w)) {
-    if (!spin.again(watch, what)) return false;
-    load_words(from, w);
-  }
+__device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
+                                           const PushLayout& layout, const Watch& watch,
+                                           const WaitFor& what, std::uint32_t (&w)[N]) {
   std::uint32_t empty[N];
-  for (int i = 0; i < N; ++i) empty[i] = kEmpty;
-  store_words(from, empty);
-  if (largest(w) == kEscaped) [[unlikely]] {
-    const std::uint32_t which = take_mark(mark, watch, what);
-    if (which == kNoMark) return false;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if ((which >> i & 1) != 0) w[i] = kEmpty;
-    }
+  for (int i = 0; i < N; ++i) empty[i] = kEmpty;
+  store_words(window + at, empty);
+  if (largest(w) != kEscaped) [[likely]] return true;
+  const std::uint32_t which = take_mark(window + layout.mark(what.call, at), watch, what);
+  if (which == kNoMark) return false;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if ((which >> i & 1) != 0) w[i] = kEmpty;
   }
   return true;
 }

@@ -28,7 +28,8 @@ inline constexpr int kStripsPerPiece = 2;
 inline constexpr int kPieceElements = kStripsPerPiece * kStripElements;
 inline constexpr std::size_t kUnitBytes = 16;
 inline constexpr int kMaxPushRanks = 64;
-inline constexpr int kMaxPushTopk = 32;
+/// A lane each for the scales, routes and details of a piece.
+inline constexpr int kMaxPushTopk = 30;
 
 /// What sizes a push window. Equal on every rank.
 struct PushShape {
