@@ -8,6 +8,8 @@
 
 #include "switchyard/error.h"
 
+#include "device/device_facts.h"
+
 namespace switchyard {
 
 /// Filled by the module. Each function is the GPU version of the public function of its name, and
@@ -15,10 +17,12 @@ namespace switchyard {
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
+  /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
+  DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
 };
 
-/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the message
-/// says which.
+/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the
+/// message says which.
 const CudaModule& cuda_module();
 
 /// Empty, or why cuda_module() would throw.

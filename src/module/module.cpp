@@ -7,6 +7,7 @@
 
 #include "cuda/check.h"
 #include "device/cuda_module.h"
+#include "module/describe_devices.h"
 
 namespace switchyard {
 namespace {
@@ -22,6 +23,7 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
+      .describe_devices = describe_devices,
   };
   return &module;
 }
