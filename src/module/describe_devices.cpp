@@ -76,7 +76,8 @@ std::vector<ReachRow> imagined_reach(const std::vector<RankFacts>& ranks) {
   return rows;
 }
 
-std::string reason_of(HeapKind kind, const std::string& wanted, const RankFacts& first) {
+std::string reason_of(HeapKind kind, const std::string& wanted,
+                      const std::vector<RankFacts>& ranks) {
   if (wanted != "auto") return "SWITCHYARD_HEAP asks for it";
   switch (kind) {
     case HeapKind::kSameProcess: return "threads share addresses";
@@ -84,7 +85,11 @@ std::string reason_of(HeapKind kind, const std::string& wanted, const RankFacts&
     case HeapKind::kNccl:
     case HeapKind::kIpc: break;
   }
-  return "vmm: " + first.obstacles[static_cast<std::size_t>(HeapKind::kVmm)];
+  for (const RankFacts& one : ranks) {
+    const std::string& why = one.obstacles[static_cast<std::size_t>(HeapKind::kVmm)];
+    if (!why.empty()) return "no vmm: " + why;
+  }
+  return {};
 }
 
 HeapPlan plan_heap(const DeviceFacts& facts, const std::string& wanted, bool are_threads) {
@@ -92,7 +97,7 @@ HeapPlan plan_heap(const DeviceFacts& facts, const std::string& wanted, bool are
     const std::vector<RankFacts> ranks = imagined_ranks(facts, wanted, are_threads);
     const HeapKind kind = heaps_to_try(ranks)[0];
     require_reach(ranks, imagined_reach(ranks));
-    return {name_of(kind), reason_of(kind, wanted, ranks[0])};
+    return {name_of(kind), reason_of(kind, wanted, ranks)};
   } catch (const Error& error) {
     return {"", error.what()};
   }

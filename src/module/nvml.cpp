@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Declared here because the toolkit does not always bring nvml.h; this part of it has not changed
-// since 2013 and may not: its functions carry versions in their names.
+// Declared here because the toolkit does not always bring nvml.h. Where NVML changes a function, it
+// gives it a new name with a version, so these stay what they are.
 
 #include "module/nvml.h"
 
