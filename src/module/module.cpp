@@ -7,7 +7,11 @@
 
 #include "cuda/check.h"
 #include "device/cuda_module.h"
+<<<<<<< HEAD
 #include "p2p/p2p_exchange.h"
+=======
+#include "module/describe_devices.h"
+>>>>>>> heap
 
 namespace switchyard {
 namespace {
@@ -29,7 +33,11 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
+<<<<<<< HEAD
       .make_exchange = make_exchange,
+=======
+      .describe_devices = describe_devices,
+>>>>>>> heap
   };
   return &module;
 }
