@@ -10,11 +10,8 @@
 #include "switchyard/device_exchange.h"
 #include "switchyard/error.h"
 
-<<<<<<< HEAD
 #include "device/device_exchange_backend.h"
-=======
 #include "device/device_facts.h"
->>>>>>> heap
 
 namespace switchyard {
 
@@ -23,14 +20,11 @@ namespace switchyard {
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
-<<<<<<< HEAD
   std::unique_ptr<DeviceExchangeBackend> (*make_exchange)(
       const Group& group, const ExchangeConfig& config,
       const DeviceExchangeOptions& options) = nullptr;
-=======
   /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
->>>>>>> heap
 };
 
 /// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the

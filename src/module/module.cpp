@@ -7,11 +7,8 @@
 
 #include "cuda/check.h"
 #include "device/cuda_module.h"
-<<<<<<< HEAD
-#include "p2p/p2p_exchange.h"
-=======
 #include "module/describe_devices.h"
->>>>>>> heap
+#include "p2p/p2p_exchange.h"
 
 namespace switchyard {
 namespace {
@@ -33,11 +30,8 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
-<<<<<<< HEAD
       .make_exchange = make_exchange,
-=======
       .describe_devices = describe_devices,
->>>>>>> heap
   };
   return &module;
 }
