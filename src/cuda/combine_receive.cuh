@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-inline constexpr int kTermsAtOnce = 4;  // loads in flight
+inline constexpr int kTermsAtOnce = 2;  // loads in flight
 
 template <DType kDType>
 __device__ __forceinline__ void put_sums(const CombineArgs& a, int token, std::int64_t first,

@@ -244,20 +244,46 @@ __device__ __forceinline__ void keep_details(const DispatchArgs& a, const Arrivi
   if (a.row_weights != nullptr) a.row_weights[to] = weight;
 }
 
+/// A lane's part of a piece: its elements, and one further unit.
+template <int kWords>
+struct PieceUnits {
+  static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
+  static constexpr int kUnits = kWords / kUnitWords;
+  static constexpr std::size_t kLaneBytes = kUnitWords * 4;
+  static constexpr unsigned kMore = 1u << kUnits;
+
+  std::uint32_t words[kUnits][kUnitWords];
+  std::uint32_t more[4];
+
+  /// Loads the units of `wanted`; returns those that have not arrived.
+  __device__ __forceinline__ unsigned look(const std::byte* own, std::size_t at,
+                                           std::size_t more_at, unsigned wanted) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if ((wanted >> u & 1) != 0) load_words(own + at + u * kLanes * kLaneBytes, words[u]);
+    }
+    if ((wanted & kMore) != 0) load_words(own + more_at, more);
+    unsigned missing = wanted;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if (has_arrived(words[u])) missing &= ~(1u << u);
+    }
+    if (has_arrived(more)) missing &= ~kMore;
+    return missing;
+  }
+};
+
 /// Takes a piece and puts it at every row that wants it. False: gave up.
 template <int kWords>
 __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64_t call,
                                               const Arriving& in, int lane,
                                               const ReceiverShared& block, PieceShared& shared,
                                               const ReceivePlaces& places) {
-  constexpr int kUnitWords = kWords < 4 ? kWords : 4;
-  constexpr int kUnits = kWords / kUnitWords;
-  constexpr std::size_t kLaneBytes = kUnitWords * 4;
-  constexpr unsigned kMore = 1u << kUnits;
+  using Units = PieceUnits<kWords>;
   std::byte* own = a.windows.base[a.rank];
   const bool has_routes = a.layout.shape.sends_routes;
   const std::int32_t first = in.piece * kPieceElements + lane * kGrainElements;
-  const std::size_t lane_at = in.at + static_cast<std::size_t>(lane) * kLaneBytes;
+  const std::size_t lane_at = in.at + static_cast<std::size_t>(lane) * Units::kLaneBytes;
 
   // The lane's further unit. Of routes but the first it is known later whether there are any.
   const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
@@ -270,30 +296,19 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
                     : route >= 0 ? route == 0
                                  : in.piece * per_piece + lane < a.scale_units_per_row;
   const bool is_there = first < a.layout.shape.hidden;
-  unsigned missing = (is_there ? kMore - 1 : 0) | (wants_more ? kMore : 0);
+  unsigned missing = (is_there ? Units::kMore - 1 : 0) | (wants_more ? Units::kMore : 0);
   int num_targets = has_routes ? 0 : 1;  // 0: not known yet
-  std::uint32_t words[kUnits][kUnitWords];
-  std::uint32_t more[4] = {};
+  Units units{};
   const WaitFor what{WaitPlace::kRow, in.source, in.slot, call};
   Spin spin;
-#pragma unroll 1
   for (;;) {
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if ((missing >> u & 1) != 0) load_words(own + lane_at + u * kLanes * kLaneBytes, words[u]);
-    }
-    if ((missing & kMore) != 0) load_words(own + more_at, more);
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if (has_arrived(words[u])) missing &= ~(1u << u);
-    }
-    if (has_arrived(more)) missing &= ~kMore;
+    missing = units.look(own, lane_at, more_at, missing);
     if (num_targets == 0) {
-      const std::uint32_t count = (missing & kMore) != 0 ? 0 : more[0] >> 16;
+      const std::uint32_t count = (missing & Units::kMore) != 0 ? 0 : units.more[0] >> 16;
       num_targets = static_cast<int>(__shfl_sync(0xFFFFFFFFu, count, per_piece));
       if (route > 0 && detail < 0 && 2 * route < num_targets) {
         wants_more = true;
-        missing |= kMore;
+        missing |= Units::kMore;
       }
     }
     if (__all_sync(0xFFFFFFFFu, missing == 0 && num_targets != 0)) break;
@@ -303,25 +318,28 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   // The slots are empty again for the call after the next.
   bool is_good = true;
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
+  for (int u = 0; u < Units::kUnits; ++u) {
     if (!is_there) break;
-    is_good &= empty_unit(own, lane_at + u * kLanes * kLaneBytes, a.layout, a.watch, what, words[u]);
+    is_good &= empty_unit(own, lane_at + u * kLanes * Units::kLaneBytes, a.layout, a.watch, what,
+                          units.words[u]);
   }
   if (wants_more) {
-    is_good &= empty_unit(own, more_at, a.layout, a.watch, what, more);
+    is_good &= empty_unit(own, more_at, a.layout, a.watch, what, units.more);
     uint4* to = route < 0 ? reinterpret_cast<uint4*>(shared.scales) + lane
                           : reinterpret_cast<uint4*>(shared.details) + detail;
-    if (route < 0 || detail >= 0) *to = {more[0], more[1], more[2], more[3]};
+    if (route < 0 || detail >= 0) {
+      *to = {units.more[0], units.more[1], units.more[2], units.more[3]};
+    }
   }
   if (route >= 0 && detail < 0) {
     const std::int32_t* before = places.before + in.source * a.ownership.count(a.rank);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (2 * route + i >= num_targets) break;
-      const auto expert = static_cast<std::int32_t>(more[2 * i] & 0xFFFFu);
-      shared.targets[2 * route + i] = {
-          places.first_row[expert] + before[expert] + static_cast<std::int32_t>(more[2 * i + 1]),
-          expert};
+      const auto expert = static_cast<std::int32_t>(units.more[2 * i] & 0xFFFFu);
+      shared.targets[2 * route + i] = {places.first_row[expert] + before[expert] +
+                                           static_cast<std::int32_t>(units.more[2 * i + 1]),
+                                       expert};
     }
   }
   if (!has_routes && lane == 0) shared.targets[0] = {block.rows_before[in.source] + in.slot, 0};
@@ -330,7 +348,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   if (is_there) {
     std::uint32_t grain[kWords];
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) grain[i] = words[i / kUnitWords][i % kUnitWords];
+    for (int i = 0; i < kWords; ++i) grain[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
     const std::int32_t offset = first * kWords / 4;
     const bool is_whole = a.aligned_rows && first + kGrainElements <= a.layout.shape.hidden;
 #pragma unroll 1

@@ -38,6 +38,7 @@ struct TokenPlan {
 /// In dynamic shared memory, after it: counts of experts [E], then of ranks [P].
 struct SenderShared {
   TokenPlan plans[kBatchTokens];
+  std::int32_t ids[kBatchTokens * kMaxPushTopk];
   alignas(16) std::uint8_t scales[kExchangeWarps][kMaxPieceScaleBytes];
   alignas(16) std::uint32_t details[kExchangeWarps][4 * kMaxDetailUnits];
 };
@@ -157,10 +158,10 @@ __device__ __forceinline__ int sum_before(int value, int lane) {
 /// Plans one token, by one warp; lane k is choice k. The highest choice of each rank leads it:
 /// returned rows are summed in that order.
 __device__ __forceinline__ void plan_token(const DispatchArgs& a, int token, int lane,
-                                           std::uint32_t* expert_counts, std::uint32_t* rank_counts,
-                                           bool keeps_terms, TokenPlan& plan) {
+                                           std::int32_t id, std::uint32_t* expert_counts,
+                                           std::uint32_t* rank_counts, bool keeps_terms,
+                                           TokenPlan& plan) {
   const std::int64_t index = std::int64_t{token} * a.num_topk + lane;
-  const std::int32_t id = lane < a.num_topk ? load_id(a, index) : -1;
   const bool is_valid = names_expert(a, id);
   const int rank = is_valid ? a.ownership.owner(id) : -1;
   const unsigned below = (1u << lane) - 1;
@@ -319,6 +320,14 @@ __device__ __forceinline__ void count_earlier(const DispatchArgs& a, int end,
   }
 }
 
+/// Ids of a batch, by all threads.
+__device__ __forceinline__ void load_ids(const DispatchArgs& a, int batch, int size,
+                                         std::int32_t* ids) {
+  const auto i = static_cast<int>(threadIdx.x);
+  static_assert(kBatchTokens * kMaxPushTopk <= kExchangeThreads);
+  if (i < size * a.num_topk) ids[i] = load_id(a, std::int64_t{batch} * a.num_topk + i);
+}
+
 /// The last warp plans a batch of tokens while the others make their first pieces.
 template <class Form>
 __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t call, int sender,
@@ -331,6 +340,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   std::uint8_t* scales = shared.scales[warp];
   if (lane < kMaxPieceScaleBytes) scales[lane] = 0;
+  load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
   clear_counts(a, counts);
   count_earlier(a, range.begin, counts, rank_counts);
   __syncthreads();
@@ -354,7 +364,9 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
         if (plans) {
 #pragma unroll 1
           for (int i = 0; i < size; ++i) {
-            plan_token(a, batch + i, lane, counts, rank_counts, range.part == 0, shared.plans[i]);
+            const std::int32_t id = lane < a.num_topk ? shared.ids[i * a.num_topk + lane] : -1;
+            plan_token(a, batch + i, lane, id, counts, rank_counts, range.part == 0,
+                       shared.plans[i]);
           }
         }
         __syncthreads();
@@ -371,6 +383,9 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
       }
     }
     stamp(a, 3);
+    const int next = batch + kBatchTokens;
+    if (next >= range.end) return;
+    load_ids(a, next, min(kBatchTokens, range.end - next), shared.ids);
     __syncthreads();
   }
 }

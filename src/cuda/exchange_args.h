@@ -128,6 +128,7 @@ struct CombineArgs : ExchangeBase {
 };
 
 inline constexpr int kExchangeThreads = 512;
+inline constexpr int kExchangeCtasPerSm = 2;
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 /// With Phases::kNone the kernel is loaded, not launched: a later launch then never has to wait for

@@ -108,7 +108,7 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   int num_sms = 0;
   check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
              "cudaDeviceGetAttribute");
-  num_ctas_ = std::max(3, num_sms / window_->ranks_on_gpu());
+  num_ctas_ = std::max(3, kExchangeCtasPerSm * num_sms / window_->ranks_on_gpu());
   if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(3, options.num_ctas));
 
   host_ = PinnedBuffer(sizeof(WaitRecord) + sizeof(std::uint32_t));
