@@ -210,8 +210,8 @@ struct BadCall {
 
 TEST(RunTest, UsageErrorsAreNamed) {
   const std::vector<BadCall> calls{
-      {{"--ranks", "0"}, 2, "--ranks"},
-      {{"--scheme", "fp7"}, 2, "--scheme"},
+      {{"--ranks", "0"}, 2, "switchyard: invalid_argument: run: --ranks: Value 0 not in range"},
+      {{"--scheme", "fp7"}, 2, "fp8_block,"},
       {{"--prepare", "pplx"}, 2, "--prepare"},
       {{"--global-scale", "2"}, 2, "--global-scale is given with --scheme none, must be nvfp4"},
       {{"--scheme", "nvfp4", "--global-scale", "-1"}, 2, "--global-scale is \"-1\""},
@@ -236,7 +236,7 @@ TEST(RunTest, UsageErrorsAreNamed) {
       {{"--layer", "0"}, 2, "layer 0"},
       {{"--layer", "99"}, 2, "layer 99"},
       {{"--input", "/no/such/file"}, 3, "/no/such/file"},
-      {{"--no-such-option"}, 2, "--no-such-option"},
+      {{"--no-such-option"}, 2, "--no-such-option; see switchyard run --help\n"},
   };
   for (const BadCall& call : calls) {
     const CommandResult result = run(call.arguments);
@@ -246,7 +246,12 @@ TEST(RunTest, UsageErrorsAreNamed) {
   const CommandResult no_model = run({}, "/no/such/model");
   EXPECT_EQ(no_model.exit_code, 2);
   EXPECT_THAT(no_model.error, HasSubstr("run: --model is /no/such/model, no such folder"));
-  EXPECT_EQ(run_command({SWITCHYARD_CLI}).exit_code, 2);
+  const CommandResult nothing = run_command({SWITCHYARD_CLI});
+  EXPECT_EQ(nothing.exit_code, 2);
+  EXPECT_EQ(nothing.output, "");
+  EXPECT_THAT(nothing.error,
+              HasSubstr("switchyard: no verb is given; there are run, check, quantize\n"));
+  EXPECT_THAT(nothing.error, HasSubstr("run one MoE layer of a model over N ranks"));
   const CommandResult no_verb = run_command({SWITCHYARD_CLI, "bench"});
   EXPECT_EQ(no_verb.exit_code, 2);
   EXPECT_EQ(no_verb.error, "switchyard: no verb \"bench\"; there are run, check, quantize\n");
