@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -270,6 +271,30 @@ TEST(RunTest, AWrongOptionIsSaidOnce) {
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
   }
+}
+
+TEST(RunTest, AWrongModelIsSaidOnce) {
+  const TempFolder folder;
+  std::filesystem::copy(SWITCHYARD_DATA_DIR "/tiny-moe", folder.path());
+  std::filesystem::permissions(folder.file("config.json"), std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add);
+  const std::string config = read_file(folder.file("config.json"));
+  const auto refuses = [&](const std::string& text, const std::string& words) {
+    std::ofstream(folder.file("config.json")) << text << std::flush;
+    const CommandResult result = run({"--ranks", "3"}, folder.path());
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
+    EXPECT_THAT(result.error, HasSubstr(words));
+  };
+  const auto with_hidden = [&](const std::string& hidden) {
+    const std::string name = "\"hidden_size\": ";
+    std::string text = config;
+    const std::size_t at = text.find(name) + name.size();
+    return text.replace(at, text.find_first_not_of("0123456789", at) - at, hidden);
+  };
+  refuses(with_hidden("2147483648"), "hidden_size is 2147483648, want a whole number");
+  refuses(with_hidden("512"), "hidden_states is bf16 [1024, 256], must be bf16 or f32 [1024, 512]");
+  refuses("{", "config.json: parse error at line 1");
 }
 
 TEST(RunTest, ZeroTokensAreARun) {
