@@ -11,6 +11,7 @@
 #include "check_run.h"
 #include "core/clock.h"
 #include "core/fail.h"
+#include "output_path.h"
 #include "pattern.h"
 #include "transport/env.h"
 
@@ -85,6 +86,8 @@ int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases
   require(info.source == "none", Errc::kInvalidArgument,
           "check: {} started {} ranks, must be started once; it starts its ranks itself",
           info.source, info.size);
+  if (!options.json.empty() && options.json != "-")
+    check_output_folder("check: --json", options.json);
   const std::int64_t start = now_ns();
   CheckReport report{options, plan.cases, run_plan(plan, argv), 0};
   report.seconds = static_cast<double>(now_ns() - start) * 1e-9;

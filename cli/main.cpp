@@ -3,8 +3,11 @@
 // The switchyard command. Exit codes: 0 fine, 1 result outside its bound or a case of check that
 // disagrees, 2 usage or malformed file, 3 environment, 4 timeout or lost peer.
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -38,26 +41,40 @@ int exit_code_of(Errc code) {
   return 3;
 }
 
-int usage_error(const CLI::App& app, const CLI::ParseError& error) {
-  // CLI11 has codes of its own; help and version are no errors.
-  return app.exit(error) == 0 ? 0 : 2;
+std::vector<std::string> names_of_verbs(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(verb->get_name());
+  }
+  return names;
 }
 
 // CLI11 would only say that a subcommand is required.
-bool is_known_verb(const CLI::App& app, const std::string& word) {
-  std::string names;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (verb->get_name() == word) return true;
-    names += (names.empty() ? "" : ", ") + verb->get_name();
+int no_verb_error(const CLI::App& app, const std::string& word) {
+  const std::string names = CLI::detail::join(names_of_verbs(app), ", ");
+  if (word.empty()) {
+    std::fprintf(stderr, "switchyard: no verb is given; there are %s\n\n%s", names.c_str(),
+                 app.help().c_str());
+  } else {
+    std::fprintf(stderr, "switchyard: no verb \"%s\"; there are %s\n", word.c_str(), names.c_str());
   }
-  std::fprintf(stderr, "switchyard: no verb \"%s\"; there are %s\n", word.c_str(), names.c_str());
-  return false;
+  return 2;
+}
+
+// CLI11 has messages and codes of its own; help and version are no errors.
+int usage_error(const CLI::App& app, const std::string& verb, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);
+  if (verb.empty()) return no_verb_error(app, verb);
+  std::fprintf(stderr, "switchyard: invalid_argument: %s: %s; see switchyard %s --help\n",
+               verb.c_str(), error.what(), verb.c_str());
+  return 2;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Expert-parallel dispatch and combine for Mixture-of-Experts layers"};
+  CLI::App app{"Expert-parallel dispatch and combine for Mixture-of-Experts layers", "switchyard"};
+  app.get_formatter()->label("SUBCOMMAND", "VERB");
   app.set_version_flag("--version", switchyard::build_summary());
   app.require_subcommand(1);
   app.footer(
@@ -71,11 +88,14 @@ int main(int argc, char** argv) {
   const CLI::App* quantize_verb = switchyard::cli::add_quantize(app, quantize_options);
   switchyard::cli::DoctorOptions doctor_options;
   const CLI::App* doctor_verb = switchyard::cli::add_doctor(app, doctor_options);
-  if (argc > 1 && argv[1][0] != '-' && !is_known_verb(app, argv[1])) return 2;
+  const std::string word = argc > 1 && argv[1][0] != '-' ? argv[1] : "";
+  const std::vector<std::string> verbs = names_of_verbs(app);
+  const bool is_verb = std::find(verbs.begin(), verbs.end(), word) != verbs.end();
+  if (argc < 2 || (argv[1][0] != '-' && !is_verb)) return no_verb_error(app, word);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return usage_error(app, error);
+    return usage_error(app, word, error);
   }
   try {
     if (check_verb->parsed()) return switchyard::cli::check(check_options, argv);

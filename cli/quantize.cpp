@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/fail.h"
+#include "output_path.h"
 
 namespace switchyard::cli {
 
@@ -57,12 +58,14 @@ int quantize(const CLI::App& verb, const QuantizeOptions& options) {
     require(!options.dequantize || verb.count(name) == 0, Errc::kInvalidArgument,
             "quantize: {} goes with --scheme, not with --dequantize", name);
   }
+  check_output_folder("quantize: --out", options.output);
   const QuantizeSummary summary =
       options.dequantize ? dequantize_file(options) : quantize_file(options);
-  fmt::print("{}: {} {} {} {}, {} tensors copied, {} -> {} bytes\n", options.output,
+  fmt::print("{}: {} {} {} {}, {} {} copied, {} -> {} bytes\n", options.output,
              summary.num_converted, summary.num_converted == 1 ? "matrix" : "matrices",
              options.dequantize ? "dequantized from" : "quantized to", summary.scheme,
-             summary.num_copied, summary.input_bytes, summary.output_bytes);
+             summary.num_copied, summary.num_copied == 1 ? "tensor" : "tensors",
+             summary.input_bytes, summary.output_bytes);
   return 0;
 }
 

@@ -12,7 +12,9 @@
 #include "core/fail.h"
 #include "core/settings.h"
 #include "io/checkpoint.h"
+#include "io/model_config.h"
 #include "io/safetensors.h"
+#include "output_path.h"
 #include "quantize_file.h"
 #include "run_config.h"
 #include "run_input.h"
@@ -73,14 +75,10 @@ void check_is_not_quantized(const std::string& model) {
 }
 
 void check_places(const RunOptions& options) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path folder = fs::absolute(options.output, error).parent_path();
-  require(options.output.empty() || fs::is_directory(folder, error), Errc::kInvalidArgument,
-          "run: --output is {}, but there is no folder {}", options.output, folder.string());
+  if (!options.output.empty()) check_output_folder("run: --output", options.output);
   if (options.dump.empty()) return;
-  error.clear();
-  fs::create_directories(options.dump, error);
+  std::error_code error;
+  std::filesystem::create_directories(options.dump, error);
   require(!error, Errc::kSystem, "run: --dump is {}, which cannot be made: {}", options.dump,
           error.message());
 }
@@ -90,7 +88,8 @@ void check_before(const RunOptions& options, int num_ranks) {
   check_run_options(options);
   require(std::filesystem::is_directory(options.model), Errc::kInvalidArgument,
           "run: --model is {}, no such folder", options.model);
-  split_tokens(options.split, count_tokens(options), num_ranks);
+  const ModelConfig config = read_model_config(options.model);
+  split_tokens(options.split, count_tokens(options, config), num_ranks);
   check_is_not_quantized(options.model);
   check_places(options);
 }

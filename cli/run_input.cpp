@@ -30,13 +30,12 @@ Tensor copy_rows_of(const TensorView& view, std::int64_t num_rows) {
   return copy;
 }
 
-Tensor load_hidden(const SafetensorsFile& file, std::int64_t hidden, std::int64_t num_tokens) {
+// tokens_in() has checked the tensor.
+Tensor load_hidden(const SafetensorsFile& file, std::int64_t num_tokens) {
   const TensorView view = file.tensor("hidden_states");
-  check_tensor(file, "hidden_states", view, view.num_dims() == 2 ? view.shape(0) : 0, hidden,
-               view.dtype() == DType::kBF16 || view.dtype() == DType::kF32, "bf16 or f32");
   if (view.dtype() == DType::kBF16) return copy_rows_of(view, num_tokens);
-  Tensor rounded(DType::kBF16, {num_tokens, hidden});
-  f32_to_bf16(view.as<float>(), num_tokens * hidden, rounded.as<std::uint16_t>());
+  Tensor rounded(DType::kBF16, {num_tokens, view.shape(1)});
+  f32_to_bf16(view.as<float>(), rounded.view().num_elements(), rounded.as<std::uint16_t>());
   return rounded;
 }
 
@@ -69,10 +68,13 @@ void load_reference(RunInput& input, const SafetensorsFile& file, const ModelCon
   }
 }
 
-// Tokens in a file; zero where the shape is wrong, which is said later.
-std::int64_t tokens_in(const SafetensorsFile& file, const RunOptions& options) {
+// Tokens in a file whose hidden_states fit the model.
+std::int64_t tokens_in(const SafetensorsFile& file, const RunOptions& options,
+                       const ModelConfig& config) {
   const TensorView hidden = file.tensor("hidden_states");
   const std::int64_t file_tokens = hidden.num_dims() == 2 ? hidden.shape(0) : 0;
+  check_tensor(file, "hidden_states", hidden, file_tokens, config.hidden,
+               hidden.dtype() == DType::kBF16 || hidden.dtype() == DType::kF32, "bf16 or f32");
   require(options.tokens.value_or(0) <= file_tokens, Errc::kInvalidArgument,
           "run: --tokens is {}, but {} has {}", options.tokens.value_or(0), file.path(),
           file_tokens);
@@ -89,10 +91,10 @@ std::string input_file(const RunOptions& options) {
 
 RunInput load_file(const std::string& path, const RunOptions& options, const ModelConfig& config) {
   const auto file = SafetensorsFile::open(path);
-  const std::int64_t file_tokens = tokens_in(*file, options);
+  const std::int64_t file_tokens = tokens_in(*file, options, config);
   RunInput input;
   input.source = path;
-  input.hidden = load_hidden(*file, config.hidden, options.tokens.value_or(file_tokens));
+  input.hidden = load_hidden(*file, options.tokens.value_or(file_tokens));
   load_topk(input, *file, config, file_tokens);
   load_reference(input, *file, config, file_tokens);
   return input;
@@ -133,10 +135,10 @@ RunInput load_run_input(const RunOptions& options, const ModelConfig& config) {
   return path.empty() ? make_random(options, config) : load_file(path, options, config);
 }
 
-std::int64_t count_tokens(const RunOptions& options) {
+std::int64_t count_tokens(const RunOptions& options, const ModelConfig& config) {
   const std::string path = input_file(options);
   if (path.empty()) return options.tokens.value_or(kDefaultRandomTokens);
-  return options.tokens.value_or(tokens_in(*SafetensorsFile::open(path), options));
+  return options.tokens.value_or(tokens_in(*SafetensorsFile::open(path), options, config));
 }
 
 std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t num_tokens,

@@ -27,8 +27,8 @@ struct RunInput {
 };
 
 /// Tokens of the run, without reading them. Errors: kInvalidArgument when the input has fewer than
-/// --tokens, kSystem, kMalformedFile.
-std::int64_t count_tokens(const RunOptions& options);
+/// --tokens, kSystem, kMalformedFile (also hidden_states that do not fit the model).
+std::int64_t count_tokens(const RunOptions& options, const ModelConfig& config);
 
 /// Errors: kInvalidArgument, kMalformedFile (shapes that do not fit the model, missing tensors).
 RunInput load_run_input(const RunOptions& options, const ModelConfig& config);

@@ -21,8 +21,12 @@ namespace switchyard {
 ///
 /// All members are collective. `sizes` [P] are the rows of each rank, the same list on every rank;
 /// 0 is a size. Empty: every rank has as many rows.
-/// Errors: kInvalidArgument (shape, dtype, sizes that are not those of the ranks); kTimeout,
-/// kPeerLost, kAborted.
+/// Errors: kInvalidArgument (shape, dtype, sizes); kTimeout, kPeerLost, kAborted.
+///
+/// A list that contradicts the rank's own rows is refused before anything is sent. One that
+/// contradicts another rank's shows when rows have arrived: all_gatherv then throws
+/// kInvalidArgument on the ranks whose list is wrong, the others have their result, and the group
+/// goes on. reduce_scatterv also aborts the group, because the rows for the others are not known.
 class SWITCHYARD_API Collectives {
  public:
   /// max_rows_per_rank: upper bound of every size, the same on every rank.

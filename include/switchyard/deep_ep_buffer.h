@@ -73,8 +73,14 @@ struct BufferCombined {
   EventOverlap event;
 };
 
-/// Mirrors deep_ep.Buffer without its low-latency calls. Collective, as dispatch and combine are.
-/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
+/// Mirrors deep_ep.Buffer without its low-latency calls. Every distinct set of (H, K, E, format of
+/// x, with num_worst_tokens or without) has an Exchange of its own, made at first use and kept:
+/// memory grows with the number of sets, each by what exchange_memory() says.
+///
+/// Collective, as dispatch and combine are: sizes but T, options, and which tensors are given must
+/// be the same on every rank.
+/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. Ranks that pass other sizes or
+/// options get kInvalidArgument where an Exchange is made for them, else kTimeout.
 class SWITCHYARD_API Buffer {
  public:
   Buffer(const Group& group, const BufferOptions& options);

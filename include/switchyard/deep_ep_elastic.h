@@ -66,7 +66,7 @@ struct EPHandle {
   std::shared_ptr<struct ElasticState> state;  ///< for code of the library
 };
 
-/// Every rank passes equal values, but for the tensors.
+/// Every rank passes equal values, and the same tensors are given.
 struct ElasticDispatchOptions {
   TensorView sf{};                           ///< [T, S] f32 or i32, any strides, for x e4m3
   TensorView topk_weights{};                 ///< [T, K] f32; also with a handle that is expanded
@@ -94,8 +94,15 @@ struct ElasticCombined {
   EventOverlap event;
 };
 
-/// Mirrors deep_ep.ElasticBuffer. Collective, as dispatch and combine are.
-/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
+/// Mirrors deep_ep.ElasticBuffer. Every distinct set of (H, K, E, format of x, do_expand,
+/// do_cpu_sync, do_zero_padding, layout of sf; expanded also expert_alignment) has an Exchange of
+/// its own, made at first use and kept: memory grows with the number of sets, each by what
+/// exchange_memory() says.
+///
+/// Collective, as dispatch and combine are: sizes but T, options, and which tensors are given must
+/// be the same on every rank.
+/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. Ranks that pass other sizes or
+/// options get kInvalidArgument where an Exchange is made for them, else kTimeout.
 class SWITCHYARD_API ElasticBuffer {
  public:
   ElasticBuffer(const Group& group, const ElasticBufferOptions& options);

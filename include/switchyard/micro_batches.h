@@ -41,7 +41,7 @@ SWITCHYARD_API bool dbo_enabled() noexcept;
 SWITCHYARD_API int dbo_current_micro_batch() noexcept;
 
 /// Hands the turn to the next micro-batch that has not ended and returns when it is back. Outside,
-/// or when no other is left, at once. Errors: kAborted, kTimeout.
+/// or when no other is left, at once. Errors: kAborted, when another micro-batch failed.
 SWITCHYARD_API void dbo_yield();
 
 /// Leaves `hook`, the receive part of a call, to the next micro-batch that has not ended; it is

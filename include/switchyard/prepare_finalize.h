@@ -91,7 +91,8 @@ struct PrepareArguments {
   /// Multiplies each row by its weight before dispatch and uses 1 afterwards; K must be 1.
   bool apply_router_weight_on_input = false;
   int micro_batch = 0;  ///< from 0 to num_micro_batches - 1: each has a handle of its own
-  /// The experts quantize by themselves: rows arrive as they were given.
+  /// The experts quantize by themselves: rows arrive unquantized. The same on every rank; takes
+  /// memory of its own, see prepare_finalize_memory.
   bool defer_input_quant = false;
   /// apply_router_weight_on_input writes into `hidden` instead of a copy.
   bool weighs_in_place = false;
@@ -209,6 +210,10 @@ SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_low_latency(
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_local(const PrepareFinalizeConfig& config);
 
 /// Memory of one rank, in bytes. Pure. Errors: kInvalidArgument.
+///
+/// The first prepare with defer_input_quant makes a second exchange, for unquantized rows, unless
+/// rows travel so anyway. It is kept and not counted here: it takes what this function says for
+/// scheme none.
 SWITCHYARD_API ExchangeMemory prepare_finalize_memory(PrepareKind kind,
                                                       const PrepareFinalizeConfig& config,
                                                       int num_ranks, int rank);

@@ -44,9 +44,8 @@ SWITCHYARD_API void router_logits(const TensorView& hidden, const TensorView& ga
 /// Chooses experts. Ties go to the lower id; NaN scores rank last. Experts are listed best first.
 ///
 ///   logits        [T, E]  f32, contiguous
-///   bias          [E] f32 or absent: added to the scores for the choice only
-///   (e_score_correction_bias);
-///                 weights always come from unbiased scores
+///   bias          [E] f32 or absent (e_score_correction_bias): added to the scores for the choice
+///                 only; weights always come from unbiased scores
 ///   topk_ids      [T, K]  i32 or i64, contiguous; written
 ///   topk_weights  [T, K]  f32, contiguous; written
 ///

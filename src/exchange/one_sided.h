@@ -91,6 +91,11 @@ class OneSidedExchange {
     DispatchOptions options;
     float tensor_scale = 1.0f;
     bool is_stored = false;  ///< tokens have the form in which they travel
+
+    /// Rows are whole bytes apart: make_input() made sure.
+    const std::byte* row(std::int64_t token) const {
+      return tokens.as<std::byte>() + token * (tokens.stride(0) * bits_of(tokens.dtype()) / 8);
+    }
   };
 
   /// What is behind a handle.

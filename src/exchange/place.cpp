@@ -197,15 +197,13 @@ void OneSidedExchange::clear_padding(Slot& slot, const Placing& placing) const {
 
 void OneSidedExchange::place_rows_of(Slot& slot, int source, const Placing& placing) {
   const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
-  const TensorView& tokens = slot.input.tokens;
   const bool in_place = source == rank_ && is_in_place() && slot.input.is_stored;
-  const std::int64_t stride = tokens.stride(0) * bits_of(tokens.dtype()) / 8;
   const bool is_major = is_expert_major(config_.layout);
   std::int64_t rows_ready = in_place ? slot.num_tokens() : 0;
   for (const Arrival& arrival : arrivals_of(slot, source)) {
     const std::byte* from = window_->base(source) + shape_.window.row(slot.epoch, arrival.token);
     if (in_place) {
-      from = tokens.as<std::byte>() + arrival.token * stride;
+      from = slot.input.row(arrival.token);
     } else if (arrival.token >= rows_ready) {
       // Pairs with the release in publish_rows().
       wait_for(slot, source, [&] {

@@ -78,11 +78,6 @@ float checked_tensor_scale(const QuantScheme& scheme, const TensorView& tensor_s
   return *tensor_scale.as<float>();
 }
 
-// Bytes from row to row; whole ones, as make_input() made sure.
-std::int64_t row_stride_bytes(const TensorView& rows) {
-  return rows.stride(0) * bits_of(rows.dtype()) / 8;
-}
-
 }  // namespace
 
 OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
@@ -273,7 +268,7 @@ void OneSidedExchange::write_row(const Slot& slot, std::int64_t token, bool stre
   const Input& input = slot.input;
   std::byte* row = window_->base(rank_) + shape_.window.row(slot.epoch, token);
   std::byte* scales = row + shape_.window.scales_in_row;
-  const std::byte* from = input.tokens.as<std::byte>() + token * row_stride_bytes(input.tokens);
+  const std::byte* from = input.row(token);
   if (input.is_stored) {
     std::byte* const to[] = {row};
     copy_row(from, to, shape_.payload_bytes, streaming);

@@ -66,7 +66,11 @@ json parse_json(std::string_view text, const std::string& file, const JsonLimits
   try {
     return json::parse(text.begin(), text.end(), std::ref(watcher));
   } catch (const json::exception& error) {
-    fail(Errc::kMalformedFile, "json: {}: {}", file, error.what());
+    // "[json.exception.parse_error.101] parse error at line 1, ..."
+    const std::string_view what = error.what();
+    const std::size_t name_end = what.find("] ");
+    fail(Errc::kMalformedFile, "json: {}: {}", file,
+         name_end == what.npos ? what : what.substr(name_end + 2));
   }
 }
 

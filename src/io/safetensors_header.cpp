@@ -291,8 +291,9 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
     header_bytes |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);
   }
   require(header_bytes <= kMaxHeaderBytes, Errc::kMalformedFile,
-          "safetensors: {} states a header of {} bytes, at most {} are allowed", file, header_bytes,
-          kMaxHeaderBytes);
+          "safetensors: {} states a header of {} bytes, at most {} are allowed; is it a "
+          "safetensors file?",
+          file, header_bytes, kMaxHeaderBytes);
   require(header_bytes <= bytes.size() - kLengthBytes, Errc::kMalformedFile,
           "safetensors: {} states a header of {} bytes, but has {} after the length", file,
           header_bytes, bytes.size() - kLengthBytes);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A ring of threads of which one has the turn. Only that one runs, also while an error unwinds the
-// others, so nothing but the turn itself needs a lock: handing it over orders all the rest.
+// others, so nothing but the turn itself needs a lock: handing it over orders all the rest. Who
+// waits too long says so and aborts the group, but unwinds no sooner than it has the turn.
 
 #include "switchyard/micro_batches.h"
 
@@ -58,6 +59,7 @@ class Ring {
   void wait_for_turn(Context& self);
   void end(Context& self);
   void record(const Context& self, const std::string& what);
+  void record_late_turn(const Context& self, int holder);
 
   const Group& group_;
   const std::chrono::milliseconds turn_limit_;
@@ -150,16 +152,28 @@ void Ring::pass_turn(const Context& self) {
   at(turn_).has_turn.notify_one();
 }
 
+void Ring::record_late_turn(const Context& self, int holder) {
+  try {
+    fail(Errc::kTimeout,
+         "run_micro_batches: micro-batch {} has not yielded for {:.1f} s, twice the group's "
+         "timeout (micro-batch {} of rank {} waited for its turn)",
+         holder, std::chrono::duration<double>(turn_limit_).count(), self.id, group_.rank());
+  } catch (const Error& late) {
+    record(self, late.what());
+  }
+}
+
 void Ring::wait_for_turn(Context& self) {
   std::unique_lock lock(mutex_);
   while (turn_ != self.id) {
     const std::uint64_t seen = num_turns_;
     const bool is_turn =
         self.has_turn.wait_for(lock, turn_limit_, [&] { return turn_ == self.id; });
-    require(is_turn || num_turns_ != seen, Errc::kTimeout,
-            "run_micro_batches: micro-batch {} has not yielded for {:.1f} s, twice the group's "
-            "timeout (micro-batch {} of rank {} waited for its turn)",
-            turn_, std::chrono::duration<double>(turn_limit_).count(), self.id, group_.rank());
+    if (is_turn || num_turns_ != seen || error_) continue;
+    const int holder = turn_;
+    lock.unlock();
+    record_late_turn(self, holder);
+    lock.lock();
   }
   if (error_) {
     fail(Errc::kAborted, "run_micro_batches: micro-batch {} was ended, because {}", self.id,

@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "plan/one_sided_limits.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
@@ -74,17 +75,6 @@ void check_wide_rows(const PrepareRecipe& recipe, const PrepareFinalizeConfig& c
           name_of(recipe.kind), config.num_topk, config.num_experts, num_ranks, kMaxTopk);
 }
 
-void check_one_sided(const PrepareFinalizeConfig& config, int num_ranks) {
-  constexpr std::array<std::int32_t, 11> kTopks{1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 22};
-  constexpr int kMaxRanks = 64;
-  require(std::find(kTopks.begin(), kTopks.end(), config.num_topk) != kTopks.end() &&
-              num_ranks <= kMaxRanks && config.num_experts >= num_ranks,
-          Errc::kInvalidArgument,
-          "all_to_all_one_sided: num_topk {}, {} ranks, {} experts; strict wants an even num_topk "
-          "up to 18, 1 or 22, at most {} ranks and an expert for each",
-          config.num_topk, num_ranks, config.num_experts, kMaxRanks);
-}
-
 void check_two_sided(const PrepareFinalizeConfig& config) {
   require(config.num_experts % 4 == 0, Errc::kInvalidArgument,
           "all_to_all: {} experts, strict wants a multiple of 4", config.num_experts);
@@ -96,7 +86,9 @@ void check_strict(const PrepareRecipe& recipe, const PrepareFinalizeConfig& conf
     case PrepareKind::kAllToAll: check_two_sided(config); [[fallthrough]];
     case PrepareKind::kElasticDecode:
     case PrepareKind::kElasticPrefill: return check_wide_rows(recipe, config, num_ranks);
-    case PrepareKind::kAllToAllOneSided: return check_one_sided(config, num_ranks);
+    case PrepareKind::kAllToAllOneSided:
+      return check_one_sided_limits(name_of(recipe.kind), config.num_topk, num_ranks,
+                                    config.num_experts);
     case PrepareKind::kAllGather:
     case PrepareKind::kLocal: return;
   }

@@ -108,7 +108,7 @@ Tensor CollectivesImpl::reduce_scatterv(const TensorView& x, std::span<const std
   }
   Tensor output(x.dtype(), shape);
   combine_rows(pool_, routing_of(wanted[rank()]), reshaped(x, x.dtype(), {x.shape(0), row}),
-               reshaped(output, x.dtype(), {wanted[rank()], row}));
+               reshaped(output, x.dtype(), {wanted[rank()], row}), wanted);
   return output;
 }
 

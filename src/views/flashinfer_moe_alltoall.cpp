@@ -3,25 +3,14 @@
 #include "switchyard/flashinfer_moe_alltoall.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/fail.h"
 #include "core/format.h"
+#include "plan/one_sided_limits.h"
 #include "views/payload_exchange.h"
 
 namespace switchyard::flashinfer {
 namespace {
-
-void check_strict(const MoeAlltoAllOptions& options, int num_ranks) {
-  constexpr std::array<std::int32_t, 11> kTopks{1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 22};
-  constexpr int kMaxRanks = 64;
-  require(std::find(kTopks.begin(), kTopks.end(), options.top_k) != kTopks.end() &&
-              num_ranks <= kMaxRanks && options.num_experts >= num_ranks,
-          Errc::kInvalidArgument,
-          "moe_alltoall: top_k {}, {} ranks, {} experts; strict wants an even top_k up to 18, 1 or "
-          "22, at most {} ranks and an expert for each",
-          options.top_k, num_ranks, options.num_experts, kMaxRanks);
-}
 
 // Negative ids, whatever their value, are "none" to the exchange.
 Tensor known_ids(const TensorView& ids) {
@@ -57,7 +46,9 @@ class MoeAlltoAllImpl {
  public:
   MoeAlltoAllImpl(const Group& group, const MoeAlltoAllOptions& options)
       : pool_(group), options_(options) {
-    if (options.strict) check_strict(options, group.size());
+    if (options.strict) {
+      check_one_sided_limits("moe_alltoall", options.top_k, group.size(), options.num_experts);
+    }
     routing_.config.num_experts = options.num_experts;
     routing_.config.num_topk = options.top_k;
     routing_.config.max_tokens_per_rank = options.max_num_tokens;

@@ -2,6 +2,7 @@
 
 #include "views/payload_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/fail.h"
@@ -48,7 +49,7 @@ ReceivedPayloads dispatch_payloads(const char* function, ExchangePool& pool,
 }
 
 void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const TensorView& rows,
-                  const TensorView& output) {
+                  const TensorView& output, std::span<const std::int64_t> rows_per_rank) {
   const DType dtype = output.dtype();
   require(dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32,
           Errc::kInvalidArgument, "combine: rows are {}, must be bf16, f16 or f32", name_of(dtype));
@@ -64,14 +65,19 @@ void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const Tenso
   check_matrix(rows, {"combine", "rows", {dtype}, kAnyRows, config.hidden});
   // The output has the shape of the tokens, which do not travel.
   kept.send(output, routing.topk_ids, {}, options);
-  const std::int64_t wanted = kept.receive().experts.rows.shape(0);
-  if (rows.shape(0) != wanted) {
+  const Dispatched received = kept.receive();
+  const std::int64_t wanted = received.experts.rows.shape(0);
+  const bool is_as_said = rows_per_rank.empty() ||
+                          std::equal(rows_per_rank.begin(), rows_per_rank.end(),
+                                     received.rows_per_rank.begin(), received.rows_per_rank.end());
+  if (rows.shape(0) != wanted || !is_as_said) {
     // Only now it is known, and the peers wait for these rows.
     const std::string reason =
-        fmt::format("its combine has {} rows, {} are wanted", rows.shape(0), wanted);
+        fmt::format("its combine has {} rows, the ranks {} together{}", rows.shape(0), wanted,
+                    is_as_said ? "" : ", and its sizes are not theirs");
     pool.group().abort(reason);
-    fail(Errc::kInvalidArgument, "combine: rows is {}, must have {} rows; the group has ended",
-         rows, wanted);
+    fail(Errc::kInvalidArgument, "combine: rows is {}, must have {} rows{}; the group has ended",
+         rows, wanted, is_as_said ? "" : ", and every rank must pass the same sizes");
   }
   kept.combine_send(rows, {}, output, {});
   kept.combine_receive(output, {});

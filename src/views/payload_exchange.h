@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "views/kept_dispatch.h"
@@ -33,8 +34,10 @@ ReceivedPayloads dispatch_payloads(const char* function, ExchangePool& pool,
                                    const TensorView& topk_weights = {});
 
 /// Collective. output [T, H] = sums of `rows` [N, H], both bf16, f16 or f32 alike.
+///   rows_per_rank  [P] how many of the rows the caller takes for each rank's; empty: not said
+/// Errors: kInvalidArgument; when the routing contradicts N or rows_per_rank the group is aborted.
 void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const TensorView& rows,
-                  const TensorView& output);
+                  const TensorView& output, std::span<const std::int64_t> rows_per_rank = {});
 
 /// Row `payload` number `index` of what was received, with the shape of a row of `like`:
 /// [num_rows, ...], a copy of the first rows.

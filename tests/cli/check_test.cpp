@@ -57,6 +57,12 @@ TEST(CheckTest, CasesOfEveryEngineAgree) {
   EXPECT_GE(num_processes, 2);
 }
 
+TEST(CheckTest, AMissingFolderIsSaidBeforeAnythingRuns) {
+  const CommandResult result = check(SWITCHYARD_CLI, {"--json", "/no/such/file"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error, HasSubstr("check: --json is /no/such/file, but there is no folder"));
+}
+
 TEST(CheckTest, NothingLeftByTheFilterIsAUsageError) {
   const CommandResult result = check(SWITCHYARD_CLI, {"--filter", "no such case"});
   EXPECT_EQ(result.exit_code, 2);

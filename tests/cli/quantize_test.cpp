@@ -228,6 +228,10 @@ TEST_F(QuantizeFileTest, OptionsThatDoNotGoTogetherAreNamed) {
   };
   EXPECT_THAT(error_with({}), HasSubstr("quantize: give --scheme or --dequantize"));
   EXPECT_THAT(error_with({"--scheme", "fp9"}), HasSubstr("mxfp6_e3m2"));
+  const CommandResult nowhere = run_command({SWITCHYARD_CLI, "quantize", "--scheme", "mxfp8",
+                                             "--in", path("in"), "--out", "/no/such/file"});
+  EXPECT_EQ(nowhere.exit_code, 2);
+  EXPECT_THAT(nowhere.error, HasSubstr("--out is /no/such/file, but there is no folder /no/such"));
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--names", "*"},
                                                 {"--scale-layout", "row"},
                                                 {"--pack-ue8m0"},

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -210,8 +211,8 @@ struct BadCall {
 
 TEST(RunTest, UsageErrorsAreNamed) {
   const std::vector<BadCall> calls{
-      {{"--ranks", "0"}, 2, "--ranks"},
-      {{"--scheme", "fp7"}, 2, "--scheme"},
+      {{"--ranks", "0"}, 2, "switchyard: invalid_argument: run: --ranks: Value 0 not in range"},
+      {{"--scheme", "fp7"}, 2, "fp8_block,"},
       {{"--prepare", "pplx"}, 2, "--prepare"},
       {{"--global-scale", "2"}, 2, "--global-scale is given with --scheme none, must be nvfp4"},
       {{"--scheme", "nvfp4", "--global-scale", "-1"}, 2, "--global-scale is \"-1\""},
@@ -236,7 +237,7 @@ TEST(RunTest, UsageErrorsAreNamed) {
       {{"--layer", "0"}, 2, "layer 0"},
       {{"--layer", "99"}, 2, "layer 99"},
       {{"--input", "/no/such/file"}, 3, "/no/such/file"},
-      {{"--no-such-option"}, 2, "--no-such-option"},
+      {{"--no-such-option"}, 2, "--no-such-option; see switchyard run --help\n"},
   };
   for (const BadCall& call : calls) {
     const CommandResult result = run(call.arguments);
@@ -246,7 +247,12 @@ TEST(RunTest, UsageErrorsAreNamed) {
   const CommandResult no_model = run({}, "/no/such/model");
   EXPECT_EQ(no_model.exit_code, 2);
   EXPECT_THAT(no_model.error, HasSubstr("run: --model is /no/such/model, no such folder"));
-  EXPECT_EQ(run_command({SWITCHYARD_CLI}).exit_code, 2);
+  const CommandResult nothing = run_command({SWITCHYARD_CLI});
+  EXPECT_EQ(nothing.exit_code, 2);
+  EXPECT_EQ(nothing.output, "");
+  EXPECT_THAT(nothing.error,
+              HasSubstr("switchyard: no verb is given; there are run, check, quantize\n"));
+  EXPECT_THAT(nothing.error, HasSubstr("run one MoE layer of a model over N ranks"));
   const CommandResult no_verb = run_command({SWITCHYARD_CLI, "bench"});
   EXPECT_EQ(no_verb.exit_code, 2);
   EXPECT_EQ(no_verb.error,
@@ -266,6 +272,30 @@ TEST(RunTest, AWrongOptionIsSaidOnce) {
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
   }
+}
+
+TEST(RunTest, AWrongModelIsSaidOnce) {
+  const TempFolder folder;
+  std::filesystem::copy(SWITCHYARD_DATA_DIR "/tiny-moe", folder.path());
+  std::filesystem::permissions(folder.file("config.json"), std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add);
+  const std::string config = read_file(folder.file("config.json"));
+  const auto refuses = [&](const std::string& text, const std::string& words) {
+    std::ofstream(folder.file("config.json")) << text << std::flush;
+    const CommandResult result = run({"--ranks", "3"}, folder.path());
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
+    EXPECT_THAT(result.error, HasSubstr(words));
+  };
+  const auto with_hidden = [&](const std::string& hidden) {
+    const std::string name = "\"hidden_size\": ";
+    std::string text = config;
+    const std::size_t at = text.find(name) + name.size();
+    return text.replace(at, text.find_first_not_of("0123456789", at) - at, hidden);
+  };
+  refuses(with_hidden("2147483648"), "hidden_size is 2147483648, want a whole number");
+  refuses(with_hidden("512"), "hidden_states is bf16 [1024, 256], must be bf16 or f32 [1024, 512]");
+  refuses("{", "config.json: parse error at line 1");
 }
 
 TEST(RunTest, ZeroTokensAreARun) {

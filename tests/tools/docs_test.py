@@ -37,6 +37,16 @@ class DocsTest(unittest.TestCase):
         page = {row[0].split()[0] for row in table_rows("docs/run.md") if re.match("--[a-z]", row[0])}
         self.assertEqual(page, source)
 
+    def test_names_for_people_coming_from_elsewhere_are_in_the_headers(self):
+        headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "include").rglob("*.h"))
+        known = set(re.findall(r"\w+", headers)) | set(re.findall(r"SWITCHYARD_\w+", read("src/core/settings.cpp")))
+        lines = read("docs/coming_from.md").splitlines()
+        rows = [line.strip("|").split("|")[-1] for line in lines if line.startswith("|")]
+        ours = [re.split(r"\b(?:without|but)\b", row)[0] for row in rows]  # behind it: what of theirs is missing
+        names = {name for row in ours for code in re.findall(r"`([^`]+)`", row) for name in re.findall(r"\w{3,}", code)}
+        self.assertGreaterEqual(len(names), 100)
+        self.assertEqual(sorted(names - known), [])
+
     def test_options_of_check_and_quantize_are_those_of_the_source(self):
         hidden = {"--results"}
         for verb in ("check", "quantize"):

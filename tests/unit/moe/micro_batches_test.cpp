@@ -185,6 +185,34 @@ TEST(MicroBatchesTest, ATurnHasADeadline) {
   run_ranks(1, body, kTimeoutMs);
 }
 
+// Who waited in vain unwinds only when the turn is there: bodies never run side by side.
+TEST(MicroBatchesTest, AfterALateTurnStillOneRunsAtATime) {
+  constexpr std::int64_t kTimeoutMs = 50;
+  run_ranks(
+      1,
+      [](const Group& group) {
+        bool is_running = false;  // without a lock: ThreadSanitizer sees a second runner
+        bool was_alone = false;
+        const Error error = error_of([&] {
+          run_micro_batches(group, 2, [&](int m) {
+            if (m == 1) {
+              const Error late = error_of([] { dbo_yield(); });
+              EXPECT_EQ(late.code(), Errc::kAborted);
+              was_alone = !is_running;
+              throw late;
+            }
+            dbo_yield();  // lets 1 start
+            is_running = true;
+            std::this_thread::sleep_for(std::chrono::milliseconds(6 * kTimeoutMs));
+            is_running = false;
+          });
+        });
+        EXPECT_EQ(error.code(), Errc::kTimeout);
+        EXPECT_TRUE(was_alone);
+      },
+      kTimeoutMs);
+}
+
 TEST(MicroBatchesTest, WrongCallsAreRefused) {
   run_ranks(1, [](const Group& group) {
     for (const int count : {-1, 0, 65}) {

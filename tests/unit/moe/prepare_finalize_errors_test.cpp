@@ -117,7 +117,7 @@ TEST(PrepareFinalizeErrorsTest, StrictRefusesWhatTheOriginalsRefuse) {
   }
   refuse(K::kElasticDecode, "9 experts over 2 ranks", experts(9));
   refuse(K::kAllToAll, "10 experts, strict wants a multiple of 4", experts(10));
-  refuse(K::kAllToAllOneSided, "num_topk 3", topk(3));
+  refuse(K::kAllToAllOneSided, "all_to_all_one_sided: top-3, ", topk(3));
   refuse(K::kAllToAllOneSided, "1 experts", [](auto& c) { c.num_experts = 1, c.num_topk = 1; });
 }
 

@@ -104,5 +104,20 @@ TEST(CollectivesTest, WrongSizesAreNamed) {
   });
 }
 
+// Every list adds up, and so do the ranks' own sizes: rank 1 means other rows than its peers.
+TEST(CollectivesTest, AReduceScatterOfOtherSizesEndsTheGroup) {
+  run_ranks(3, [](const Group& group) {
+    Collectives collectives(group, 2);
+    const bool is_wrong = group.rank() == 1;
+    const std::vector<std::int64_t> sizes =
+        is_wrong ? std::vector<std::int64_t>{1, 1, 2} : std::vector<std::int64_t>{2, 1, 1};
+    test::expect_error(is_wrong ? Errc::kInvalidArgument : Errc::kAborted,
+                       is_wrong ? "every rank must pass the same sizes" : "sizes are not theirs",
+                       [&] {
+                         collectives.reduce_scatterv(Tensor(DType::kF32, {4, 2}), sizes);
+                       });
+  });
+}
+
 }  // namespace
 }  // namespace switchyard

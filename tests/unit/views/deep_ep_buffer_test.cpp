@@ -205,5 +205,25 @@ TEST(DeepEpBufferTest, BadArgumentsAreNamed) {
   });
 }
 
+// What differs is named while memory is made for it; afterwards the ranks wait for each other.
+TEST(DeepEpBufferTest, RanksThatPassOtherSizesGetAnError) {
+  constexpr std::int64_t kTimeoutMs = 100;
+  run_ranks(
+      2,
+      [](const Group& group) {
+        Buffer buffer(group, {.max_tokens_per_rank = 2});
+        const Tensor ids(DType::kI64, {2, 1});
+        const auto dispatch = [&](std::int64_t hidden) {
+          return buffer.dispatch(Tensor(DType::kBF16, {2, hidden}), ids, 2);
+        };
+        test::expect_error(Errc::kInvalidArgument, "rank 1 has hidden 32, but rank 0 has 16",
+                           [&] { dispatch(16 * (group.rank() + 1)); });
+        EXPECT_EQ(dispatch(16).recv_x.shape(1), 16);
+        test::expect_error(Errc::kTimeout, "within 0.1 s",
+                           [&] { dispatch(16 * (group.rank() + 1)); });
+      },
+      kTimeoutMs);
+}
+
 }  // namespace
 }  // namespace switchyard::deep_ep

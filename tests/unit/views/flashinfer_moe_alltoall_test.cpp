@@ -97,7 +97,7 @@ TEST(FlashInferMoeAlltoAllTest, LimitsHoldOnlyWithStrict) {
     MoeAlltoAll lenient(group, odd);
     MoeAlltoAllOptions strict = odd;
     strict.strict = true;
-    test::expect_error(Errc::kInvalidArgument, "top_k 3",
+    test::expect_error(Errc::kInvalidArgument, "moe_alltoall: top-3, ",
                        [&] { MoeAlltoAll refused(group, strict); });
     strict.top_k = 4;
     MoeAlltoAll moe(group, strict);
