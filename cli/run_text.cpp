@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <string_view>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "switchyard/version.h"
 
+#include "measure/machine.h"
 #include "run_report.h"
 
 namespace switchyard::cli {
@@ -36,19 +35,6 @@ Glyphs glyphs() {
   return {"#", {".", ":", "-", "=", "+", "*", "%", "#"}};
 }
 
-std::string machine() {
-  std::string model = "unknown processor";
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; std::getline(cpuinfo, line);) {
-    const std::size_t colon = line.find(": ");
-    if (line.rfind("model name", 0) != 0 || colon == line.npos) continue;
-    model = line.substr(colon + 2);
-    break;
-  }
-  const unsigned cores = std::thread::hardware_concurrency();
-  return fmt::format("{}, {} core{}", model, cores, cores == 1 ? "" : "s");
-}
-
 std::string bytes_text(std::int64_t bytes) {
   constexpr std::array<const char*, 4> kUnits{"B", "KiB", "MiB", "GiB"};
   double value = static_cast<double>(bytes);
@@ -62,7 +48,7 @@ std::string bytes_text(std::int64_t bytes) {
 
 std::string header(const RunReport& report) {
   const ModelConfig& config = report.config;
-  std::string text = fmt::format("switchyard {} on {}\n", version(), machine());
+  std::string text = fmt::format("switchyard {} on {}\n", version(), measure::processor());
   text += fmt::format(
       "model    {} ({}) layer {}: hidden {}, {} experts, top-{}, intermediate {}{}\n",
       report.options.model, name_of(config.family), report.layer, config.hidden,

@@ -135,6 +135,10 @@ std::int64_t BenchOracle::count_wrong_received(const TensorView& rows, const Ten
   for (std::size_t e = 0; e < counts_.size(); ++e) {
     if (e >= num_rows.size() || num_rows[e] != counts_[e]) ++wrong;
   }
+  if (shape_.scheme.group == ScaleGroup::kTensor &&
+      (!scales.has_value() || *scales.as<float>() != tensor_scale_of(shape_.scheme))) {
+    ++wrong;
+  }
   const std::size_t unit = shape_.scheme.is_quantized() ? 1 : 2;
   Rows want(shape_, iteration_);
   const Position* loaded = nullptr;
@@ -145,7 +149,7 @@ std::int64_t BenchOracle::count_wrong_received(const TensorView& rows, const Ten
     }
     const auto at = static_cast<std::size_t>(p.index);
     wrong += count_different(rows.as<std::byte>() + at * want.bytes().size(), want.bytes(), unit);
-    if (want.scales().empty()) continue;
+    if (want.scales().empty() || shape_.scheme.group == ScaleGroup::kTensor) continue;
     wrong += count_different(scales.as<std::byte>() + at * want.scales().size(), want.scales(),
                              scale_bytes(shape_.scheme));
   }

@@ -31,7 +31,8 @@ class BenchOracle {
               ExpertFunction experts = scale_by_expert);
 
   /// Rows and scales as they must have arrived, bit by bit: [N, ...] contiguous each, scales
-  /// row-major; absent scales where the scheme has none. `num_rows`: [L] rows of each expert.
+  /// row-major; absent where the scheme has none, [1] for one a tensor. `num_rows`: [L] rows of
+  /// each expert.
   std::int64_t count_wrong_received(const TensorView& rows, const TensorView& scales,
                                     std::span<const std::int32_t> num_rows) const;
 

@@ -20,7 +20,8 @@ namespace switchyard::measure {
 namespace {
 
 constexpr int kNumTrips = 400;
-constexpr int kNumSamples = 15;
+constexpr int kNumSamples = 30;
+constexpr double kFast = 0.1;
 
 double us_since(std::int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-3; }
 
@@ -51,7 +52,7 @@ double hop_us(const Group& group) {
     trips[static_cast<std::size_t>(call - 1)] = us_since(start);
   }
   group.barrier();
-  const double own = rank == 0 ? median(trips) / 2 : 0;
+  const double own = rank == 0 ? percentile(trips, kFast) / 2 : 0;
   return slowest_of(group, {own}).front();
 }
 
@@ -73,7 +74,7 @@ double copy_rate(const Group& group, std::size_t bytes) {
     }
     if (sample >= 0) us.push_back(us_since(start));
   }
-  const double slowest = median(slowest_of(group, us));
+  const double slowest = percentile(slowest_of(group, us), kFast);
   return static_cast<double>(bytes * times) / slowest * 1e-3;
 }
 
