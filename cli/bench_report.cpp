@@ -18,6 +18,11 @@ std::string time_text(double us) {
   return us < 1000 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
 }
 
+// Of times: small ones with a digit, not as 0.00.
+std::string ratio_text(double ratio) {
+  return ratio < 0.1 ? fmt::format("{:.1g}x", ratio) : fmt::format("{:.2f}x", ratio);
+}
+
 std::string operation_text(const BenchOptions& options) {
   const std::string what =
       options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
@@ -136,8 +141,8 @@ std::string row_text(const BenchReport& report, const BenchRow& row) {
                       time_text(row.p99_us), row.wire_gb_per_second(), time_text(row.floor_us),
                       100 * row.of_floor(), row.num_wrong, row.method);
   if (row.baseline) {
-    text += fmt::format("{:>13}{:>7.2f}x  {}", time_text(row.baseline->us),
-                        row.baseline->us / row.p50_us, row.baseline->name);
+    text += fmt::format("{:>13}{:>8}  {}", time_text(row.baseline->us),
+                        ratio_text(row.baseline->us / row.p50_us), row.baseline->name);
   }
   return text + "\n";
 }

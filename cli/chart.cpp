@@ -11,10 +11,10 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr double kWidth = 760;
+constexpr double kWidth = 800;
 constexpr double kHeight = 360;
 constexpr double kLeft = 64;
-constexpr double kRight = 190;  // names of lines
+constexpr double kRight = 226;  // names of lines
 constexpr double kTop = 16;
 constexpr double kBottom = 48;
 constexpr double kLineHeight = 15;
@@ -112,6 +112,11 @@ std::string polyline(const ChartSeries& series, const Scale& x, const Scale& y) 
                      series.color, points, dots);
 }
 
+std::string shortened(const std::string& text) {
+  constexpr std::size_t kLongest = 32;
+  return text.size() <= kLongest ? text : text.substr(0, kLongest - 3) + "...";
+}
+
 // Names beside the ends of lines, pushed apart where lines end close to each other.
 std::string line_names(const std::vector<ChartSeries>& series, const Scale& x, const Scale& y) {
   struct Name {
@@ -143,7 +148,7 @@ std::string line_names(const std::vector<ChartSeries>& series, const Scale& x, c
         "<text class=\"name{}\" x=\"{:.1f}\" y=\"{:.1f}\" style=\"fill:var({})\">{}</text>\n",
         x(end.x) + 6, name.from, kWidth - kRight + 10, name.at,
         name.series->is_strong ? " strong" : "", kWidth - kRight + 14, name.at + 4,
-        name.series->color, escaped(name.series->name));
+        name.series->color, escaped(shortened(name.series->name)));
   }
   return svg;
 }

@@ -52,6 +52,12 @@ void check_shape(const BenchShape& shape) {
       shape.num_tokens >= 1 && shape.num_runs >= 1 && shape.num_layers >= 1 && shape.num_ranks >= 1,
       Errc::kInvalidArgument, "bench: {} tokens, {} runs, {} layers, {} ranks, want at least 1",
       shape.num_tokens, shape.num_runs, shape.num_layers, shape.num_ranks);
+  require(shape.routing.num_experts() == shape.workload.num_experts &&
+              shape.routing.num_topk() == shape.workload.num_topk,
+          Errc::kInvalidArgument,
+          "bench: routing is for {} experts and top-{}, workload has {} and {}",
+          shape.routing.num_experts(), shape.routing.num_topk(), shape.workload.num_experts,
+          shape.workload.num_topk);
   require(shape.layout != Layout::kAllGather, Errc::kNotSupported,
           "bench: layout all_gather is not measured; want batched, expanded, compact or by_rank");
   require(!shape.scheme.is_simulated(), Errc::kNotSupported,

@@ -34,6 +34,8 @@ class RoutingPattern {
 
   RoutingKind kind() const { return kind_; }
   const std::string& text() const { return text_; }
+  std::int32_t num_experts() const { return num_experts_; }
+  std::int32_t num_topk() const { return num_topk_; }
 
   /// [T, K]: the choices of `num_tokens` tokens of one rank out of `num_ranks`.
   std::vector<std::int32_t> ids(std::uint64_t seed, std::int64_t iteration, int rank, int num_ranks,
