@@ -171,7 +171,7 @@ std::string budget_section(const BenchReport& report) {
     if (line.points.size() < 2) continue;
     std::sort(line.points.begin(), line.points.end(),
               [](const ChartPoint& a, const ChartPoint& b) { return a.x < b.x; });
-    line.name = fmt::format("{} tokens", tokens);
+    line.name = fmt::format("{} token{}", tokens, tokens == 1 ? "" : "s");
     line.color = kColors[series.size() % kColors.size()];
     series.push_back(line);
   }

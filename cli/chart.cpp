@@ -191,8 +191,9 @@ std::string line_chart(const ChartAxes& axes, const std::vector<ChartSeries>& se
     last = x(value);
     svg += x_tick(last, number_text(value));
   }
+  svg += line_names(series, x, y);  // lines go over what leads to their names
   for (const ChartSeries& one : series) svg += polyline(one, x, y);
-  return svg + line_names(series, x, y) + "</svg>\n";
+  return svg + "</svg>\n";
 }
 
 std::string percent_chart(const ChartAxes& axes, const ChartSeries& bars,

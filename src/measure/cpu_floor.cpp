@@ -22,6 +22,7 @@ namespace {
 constexpr int kNumTrips = 400;
 constexpr int kNumSamples = 30;
 constexpr double kFast = 0.1;
+constexpr std::size_t kMostCopied = std::size_t{1} << 30;  // of all ranks
 
 double us_since(std::int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-3; }
 
@@ -92,6 +93,9 @@ FloorModel measure_cpu_floor(const Group& group) {
   floor.constants.push_back({"hop", floor.start_us, "us"});
   for (const std::size_t bytes : {std::size_t{16} << 10, std::size_t{256} << 10,
                                   std::size_t{4} << 20, std::size_t{32} << 20}) {
+    // The smallest always; others while they fit into any machine that holds so many ranks.
+    const std::size_t all = 2 * bytes * static_cast<std::size_t>(group.size());
+    if (!floor.rate.empty() && all > kMostCopied) break;
     const double rate = copy_rate(group, bytes);
     floor.rate.push_back({static_cast<double>(bytes), rate});
     floor.constants.push_back({"copy of " + size_text(bytes), rate, "GB/s"});
