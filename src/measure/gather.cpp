@@ -20,7 +20,7 @@ std::string packed(const std::vector<T>& values) {
 template <typename T>
 std::vector<T> unpacked(const std::string& text) {
   std::vector<T> values(text.size() / sizeof(T));
-  std::memcpy(values.data(), text.data(), values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), text.data(), values.size() * sizeof(T));
   return values;
 }
 

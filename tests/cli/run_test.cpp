@@ -247,9 +247,9 @@ TEST(RunTest, UsageErrorsAreNamed) {
   EXPECT_EQ(no_model.exit_code, 2);
   EXPECT_THAT(no_model.error, HasSubstr("run: --model is /no/such/model, no such folder"));
   EXPECT_EQ(run_command({SWITCHYARD_CLI}).exit_code, 2);
-  const CommandResult no_verb = run_command({SWITCHYARD_CLI, "bench"});
+  const CommandResult no_verb = run_command({SWITCHYARD_CLI, "simulate"});
   EXPECT_EQ(no_verb.exit_code, 2);
-  EXPECT_EQ(no_verb.error, "switchyard: no verb \"bench\"; there are run, check, quantize\n");
+  EXPECT_EQ(no_verb.error, "switchyard: no verb \"simulate\"; there are run, check, bench, quantize\n");
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
 }
