@@ -249,7 +249,8 @@ TEST(RunTest, UsageErrorsAreNamed) {
   EXPECT_EQ(run_command({SWITCHYARD_CLI}).exit_code, 2);
   const CommandResult no_verb = run_command({SWITCHYARD_CLI, "simulate"});
   EXPECT_EQ(no_verb.exit_code, 2);
-  EXPECT_EQ(no_verb.error, "switchyard: no verb \"simulate\"; there are run, check, bench, quantize\n");
+  EXPECT_EQ(no_verb.error,
+            "switchyard: no verb \"simulate\"; there are run, check, bench, quantize\n");
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
 }
