@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <signal.h>
 #include <sstream>
@@ -17,7 +16,7 @@
 #include "bench_baseline.h"
 #include "core/clock.h"
 #include "core/fail.h"
-#include "measure/machine.h"
+#include "machine.h"
 #include "measure/statistics.h"
 #include "measure/traffic.h"
 #include "memory_file.h"
@@ -42,14 +41,11 @@ std::string job_program() {
 }
 
 std::string find_mpirun() {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string program = folder + "/mpirun";
-    if (!folder.empty() && access(program.c_str(), X_OK) == 0) return program;
-  }
-  fail(Errc::kNotAvailable,
-       "bench: --baseline mpi, but there is no mpirun in PATH; install Open MPI, or give a file");
+  const std::string mpirun = describe_machine().mpirun;
+  require(
+      !mpirun.empty(), Errc::kNotAvailable,
+      "bench: --baseline mpi, but there is no mpirun in PATH; install Open MPI, or give a file");
+  return mpirun;
 }
 
 // Ours, and what lets Open MPI 4 and 5 start more ranks than cores, also as root.
@@ -130,7 +126,7 @@ Baseline measure_mpi(const std::vector<measure::BenchShape>& shapes) {
   const std::string mpirun = find_mpirun();
   const measure::BenchShape& first = shapes.front();
   Baseline baseline;
-  baseline.machine = measure::processor();
+  baseline.machine = processor_text();
   baseline.source = "MPI_Alltoallv of the same bytes, measured before this run by " + mpirun;
   baseline.hidden = first.workload.hidden;
   baseline.num_experts = first.workload.num_experts;

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "machine.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
 #include "progress.h"
@@ -64,6 +65,8 @@ class BenchRun {
     report_.num_ranks = group_.size();
     report_.workload = shapes.front().workload;
     report_.machine = target_->machine();
+    report_.machine.emplace_back("processor", processor_text());
+    report_.machine.emplace_back("system", describe_machine().system);
     if (!options_.baseline_file.empty()) report_.baseline = read_baseline(options_.baseline_file);
     for (const measure::BenchShape& shape : shapes) {
       if (!report_.floors.empty() && report_.floors.back().num_sms == shape.num_sms) continue;

@@ -14,6 +14,7 @@
 
 #include "bench.h"
 #include "check.h"
+#include "doctor.h"
 #include "quantize.h"
 #include "run.h"
 
@@ -73,6 +74,8 @@ int main(int argc, char** argv) {
   const CLI::App* bench_verb = switchyard::cli::add_bench(app, bench_options);
   switchyard::cli::QuantizeOptions quantize_options;
   const CLI::App* quantize_verb = switchyard::cli::add_quantize(app, quantize_options);
+  switchyard::cli::DoctorOptions doctor_options;
+  const CLI::App* doctor_verb = switchyard::cli::add_doctor(app, doctor_options);
   if (argc > 1 && argv[1][0] != '-' && !is_known_verb(app, argv[1])) return 2;
   try {
     app.parse(argc, argv);
@@ -82,6 +85,7 @@ int main(int argc, char** argv) {
   try {
     if (check_verb->parsed()) return switchyard::cli::check(check_options, argv);
     if (bench_verb->parsed()) return switchyard::cli::bench(bench_options, argv);
+    if (doctor_verb->parsed()) return switchyard::cli::doctor(doctor_options);
     if (quantize_verb->parsed()) return switchyard::cli::quantize(*quantize_verb, quantize_options);
     return switchyard::cli::run(run_options, argv);
   } catch (const switchyard::Error& error) {

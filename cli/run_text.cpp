@@ -10,7 +10,7 @@
 
 #include "switchyard/version.h"
 
-#include "measure/machine.h"
+#include "machine.h"
 #include "run_report.h"
 
 namespace switchyard::cli {
@@ -35,20 +35,9 @@ Glyphs glyphs() {
   return {"#", {".", ":", "-", "=", "+", "*", "%", "#"}};
 }
 
-std::string bytes_text(std::int64_t bytes) {
-  constexpr std::array<const char*, 4> kUnits{"B", "KiB", "MiB", "GiB"};
-  double value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
-
 std::string header(const RunReport& report) {
   const ModelConfig& config = report.config;
-  std::string text = fmt::format("switchyard {} on {}\n", version(), measure::processor());
+  std::string text = fmt::format("switchyard {} on {}\n", version(), processor_text());
   text += fmt::format(
       "model    {} ({}) layer {}: hidden {}, {} experts, top-{}, intermediate {}{}\n",
       report.options.model, name_of(config.family), report.layer, config.hidden,

@@ -10,7 +10,7 @@ option(SWITCHYARD_CUDA_STATIC "Link the CUDA module into the library instead of 
 option(BUILD_SHARED_LIBS "Build a shared library" OFF)
 
 # AUTO takes what is found, ON fails if it is absent, OFF does without.
-foreach(part ONEDNN)
+foreach(part ONEDNN NCCL)
   set(SWITCHYARD_WITH_${part} AUTO CACHE STRING "Use ${part}: AUTO, ON or OFF")
   set_property(CACHE SWITCHYARD_WITH_${part} PROPERTY STRINGS AUTO ON OFF)
 endforeach()

@@ -13,9 +13,9 @@ function(switchyard_add_test)
                                             ${ARG_LIBRARIES})
   # g++ 12 at -O3 takes the length of a std::vector::assign for boundless.
   target_compile_options(${ARG_NAME} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overread>)
-  # Tests with processes look at the whole machine (sockets, deadlines): one at a time.
+  # Tests with processes or GPUs look at the whole machine (sockets, deadlines, free memory): one at a time.
   set(is_serial FALSE)
-  if(ARG_LABEL STREQUAL "process")
+  if(ARG_LABEL MATCHES "^(process|cuda)$")
     set(is_serial TRUE)
   endif()
   if(ARG_LABEL STREQUAL "tsan")

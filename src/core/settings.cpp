@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 10> kSettings{{
+constexpr std::array<SettingInfo, 11> kSettings{{
     {"SWITCHYARD_ENGINE", "auto",
      "how ranks reach each other: auto, local (threads), shm (processes)"},
     {"SWITCHYARD_TIMEOUT_MS", "30000",
@@ -26,6 +26,8 @@ constexpr std::array<SettingInfo, 10> kSettings{{
      "descriptor of the memory shared with our launcher; set by our launcher"},
     {"SWITCHYARD_CUDA_MODULE", "",
      "path of libswitchyard_cuda.so; empty: beside the library, then where the system looks"},
+    {"SWITCHYARD_HEAP", "auto",
+     "how GPUs of one host share memory: auto, same_process (threads), vmm, ipc or nccl"},
     {"SWITCHYARD_ALL2ALL_BACKEND", "allgather_reducescatter",
      "how a ParallelConfig moves tokens: a backend's name of configuration.md"},
     {"SWITCHYARD_USE_FLASHINFER_MOE_FP4", "0", "1: a MoEConfig asks for FlashInfer's fp4 kernels"},

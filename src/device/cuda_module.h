@@ -4,9 +4,14 @@
 // loads it at the first use of a GPU; without it everything else works.
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "switchyard/device_exchange.h"
 #include "switchyard/error.h"
+
+#include "device/device_exchange_backend.h"
+#include "device/device_facts.h"
 
 namespace switchyard {
 
@@ -15,10 +20,15 @@ namespace switchyard {
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
+  std::unique_ptr<DeviceExchangeBackend> (*make_exchange)(
+      const Group& group, const ExchangeConfig& config,
+      const DeviceExchangeOptions& options) = nullptr;
+  /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
+  DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
 };
 
-/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the message
-/// says which.
+/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the
+/// message says which.
 const CudaModule& cuda_module();
 
 /// Empty, or why cuda_module() would throw.

@@ -167,6 +167,10 @@ void Engine::check_alive(const WaitSite& site) {
        author, cause.reason, rank_, size_, phase, site.call);
 }
 
+std::vector<Fd> Engine::swap_descriptors(const Fd& /*own*/, std::size_t /*bytes*/) {
+  fail(Errc::kNotSupported, "group: engine \"{}\" has no sockets to pass descriptors over", name());
+}
+
 void Engine::barrier() {
   const std::uint64_t number = ++num_barriers_;
   enter(Phase::kBarrier, number);

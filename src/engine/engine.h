@@ -23,6 +23,7 @@
 #include "core/clock.h"
 #include "core/fence.h"
 #include "transport/control_block.h"
+#include "transport/socket.h"
 #include "transport/store.h"
 
 namespace switchyard {
@@ -64,6 +65,14 @@ class Engine {
 
   /// Collective: every rank passes the same size. Errors: kOutOfMemory, kTimeout, kPeerLost.
   virtual std::unique_ptr<Window> make_window(std::size_t bytes) = 0;
+
+  /// True when ranks are processes that can hand descriptors to each other.
+  virtual bool can_swap_descriptors() const { return false; }
+
+  /// Collective, set-up only: each rank gives every peer a descriptor of `own` and gets theirs, by
+  /// rank (its own place is empty). `bytes`, equal on all ranks, is compared with what comes.
+  /// Errors: kNotSupported (see can_swap_descriptors), kTimeout, kPeerLost, kSystem.
+  virtual std::vector<Fd> swap_descriptors(const Fd& own, std::size_t bytes);
 
   /// Small texts that ranks agree through at set-up; never on the hot path.
   Store& store() { return *store_; }

@@ -30,7 +30,7 @@ std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
 
 // With a descriptor, over a link.
 struct Parcel {
-  std::uint64_t number = 0;  // 0: the control block; else the window's number
+  std::uint64_t number = 0;  // 0: the control block; else which swap it belongs to
   std::uint64_t bytes = 0;
 };
 
@@ -61,6 +61,8 @@ class ShmEngine final : public Engine {
 
   const char* name() const override { return "shm"; }
   std::unique_ptr<Window> make_window(std::size_t bytes) override;
+  bool can_swap_descriptors() const override { return true; }
+  std::vector<Fd> swap_descriptors(const Fd& own, std::size_t bytes) override;
 
   void join(int launcher_fd);
 
@@ -81,7 +83,6 @@ class ShmEngine final : public Engine {
   [[noreturn]] void fail_missing(const std::vector<int>& missing);
   void share_control();
   Fd receive_parcel(const WaitSite& site, const Parcel& wanted);
-  std::vector<Fd> swap_windows(const Fd& own, std::uint64_t number, std::size_t bytes);
 
   std::shared_ptr<StoreServer> server_;
   Deadline deadline_;  // of the set-up
@@ -90,7 +91,7 @@ class ShmEngine final : public Engine {
   bool has_launcher_ = false;
   bool is_served_by_rank_0_ = false;
   std::int64_t lost_since_ns_ = 0;
-  std::uint64_t num_windows_ = 0;
+  std::uint64_t num_swaps_ = 0;
 };
 
 void ShmEngine::map_control(const Fd& memory) {
@@ -216,7 +217,7 @@ std::unique_ptr<Window> ShmEngine::make_window(std::size_t bytes) {
     error = failure.what();
   }
   agree_on_window(bytes, error);
-  const std::vector<Fd> memories = swap_windows(own, ++num_windows_, bytes);
+  const std::vector<Fd> memories = swap_descriptors(own, bytes);
   std::vector<Mapping> regions;
   try {
     for (int peer = 0; peer < size(); ++peer) {
@@ -232,7 +233,8 @@ std::unique_ptr<Window> ShmEngine::make_window(std::size_t bytes) {
 }
 
 // In rounds of one parcel each way, so that few descriptors are in flight: the kernel limits them.
-std::vector<Fd> ShmEngine::swap_windows(const Fd& own, std::uint64_t number, std::size_t bytes) {
+std::vector<Fd> ShmEngine::swap_descriptors(const Fd& own, std::size_t bytes) {
+  const std::uint64_t number = ++num_swaps_;
   const Parcel parcel{number, bytes};
   std::vector<Fd> memories(static_cast<std::size_t>(size()));
   for (int round = 1; round < size(); ++round) {
@@ -270,9 +272,13 @@ Fd ShmEngine::receive_parcel(const WaitSite& site, const Parcel& wanted) {
       return false;
     }
   });
-  require(got.number == wanted.number && got.bytes == wanted.bytes && memory.has_value(),
-          Errc::kInternal, "window: rank {} sent number {} of {} bytes, want number {} of {}",
-          site.peer, got.number, got.bytes, wanted.number, wanted.bytes);
+  require(got.number == wanted.number && got.bytes == wanted.bytes, Errc::kInternal,
+          "window: rank {} sent number {} of {} bytes, want number {} of {}", site.peer, got.number,
+          got.bytes, wanted.number, wanted.bytes);
+  require(memory.has_value(), Errc::kSystem,
+          "window: no descriptor came from rank {}, the system kept it; raise ulimit -n, or the "
+          "sandbox does not pass it on",
+          site.peer);
   return memory;
 }
 

@@ -34,7 +34,8 @@ class BenchTarget {
   BenchTarget& operator=(const BenchTarget&) = delete;
   virtual ~BenchTarget() = default;
 
-  /// For the report: names and values, such as {"gpu", "NVIDIA H200"}. The first is the machine.
+  /// For the report, before processor and system: names and values, such as {"gpu", "8x NVIDIA
+  /// H200"}, driver and NCCL; the first names the machine. May be empty.
   virtual std::vector<std::pair<std::string, std::string>> machine() const = 0;
 
   /// Collective. Measures the floor's constants for a budget of `num_sms`; 0: none. The slowest

@@ -11,8 +11,8 @@
 #include "core/fail.h"
 #include "measure/bench_batch.h"
 #include "measure/bench_oracle.h"
-#include "measure/machine.h"
 #include "plan/expert_ownership.h"
+#include "transport/shared_memory.h"
 
 namespace switchyard::measure {
 namespace {
@@ -142,14 +142,12 @@ class CpuTarget : public BenchTarget {
  public:
   explicit CpuTarget(const Group& group) : group_(group) {}
 
-  std::vector<std::pair<std::string, std::string>> machine() const override {
-    return {{"processor", processor()}, {"system", operating_system()}};
-  }
+  std::vector<std::pair<std::string, std::string>> machine() const override { return {}; }
 
   FloorModel measure_floor(int) override { return measure_cpu_floor(group_); }
 
   std::string why_left_out(const BenchShape& shape) override {
-    const std::int64_t available = available_bytes();
+    const auto available = static_cast<std::int64_t>(available_memory_bytes());
     const std::int64_t needed = cpu_bytes_needed(shape);
     if (available == 0 || needed <= available / 10 * 6) return {};
     constexpr double kGib = 1024.0 * 1024.0 * 1024.0;

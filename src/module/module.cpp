@@ -7,6 +7,8 @@
 
 #include "cuda/check.h"
 #include "device/cuda_module.h"
+#include "module/describe_devices.h"
+#include "p2p/p2p_exchange.h"
 
 namespace switchyard {
 namespace {
@@ -16,12 +18,20 @@ int device_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
+std::unique_ptr<DeviceExchangeBackend> make_exchange(const Group& group,
+                                                     const ExchangeConfig& config,
+                                                     const DeviceExchangeOptions& options) {
+  return std::make_unique<P2pExchange>(group, config, options);
+}
+
 }  // namespace
 
 extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
+      .make_exchange = make_exchange,
+      .describe_devices = describe_devices,
   };
   return &module;
 }

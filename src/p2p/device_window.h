@@ -23,7 +23,8 @@ enum class HeapKind {
 
 const char* name_of(HeapKind kind) noexcept;
 
-/// Pointers in it are for this rank's GPU. All memory is released with the window.
+/// Pointers in it are for this rank's GPU. All memory is released with the window: before that, no
+/// rank may use it any more (a barrier). It does not need its engine any more.
 class DeviceWindow {
  public:
   virtual ~DeviceWindow() = default;
@@ -45,12 +46,13 @@ class DeviceWindow {
   int ranks_on_gpu_ = 1;
 };
 
-/// Collective: every rank passes the same size and the GPU it will launch on. Each mapping is probed
-/// with a pattern that names the rank, through every pair. Contents are undefined.
+/// Collective: every rank passes the same size and the GPU it will launch on. Each mapping is
+/// probed with a pattern that names the rank, through every pair. Contents are undefined.
 ///
-/// `wanted`: a name of HeapKind in words, or "auto". Errors, alike on every rank: kNotAvailable (no
-/// way to share, or not the wanted one; names the pair that cannot reach each other), kOutOfMemory,
-/// kInvalidArgument (sizes differ), kTimeout, kPeerLost.
+/// `wanted`: a name of HeapKind in words, or "auto": the setting SWITCHYARD_HEAP; when that is
+/// "auto", too, threads take plain pointers, processes VMM or else IPC. Errors, alike on every
+/// rank: kNotAvailable (no way to share, or not the wanted one; names the pair that cannot reach
+/// each other), kOutOfMemory, kInvalidArgument (sizes differ), kTimeout, kPeerLost.
 std::unique_ptr<DeviceWindow> make_device_window(Engine& engine, int device, std::size_t bytes,
                                                  const std::string& wanted = "auto");
 

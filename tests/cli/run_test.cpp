@@ -250,7 +250,7 @@ TEST(RunTest, UsageErrorsAreNamed) {
   const CommandResult no_verb = run_command({SWITCHYARD_CLI, "simulate"});
   EXPECT_EQ(no_verb.exit_code, 2);
   EXPECT_EQ(no_verb.error,
-            "switchyard: no verb \"simulate\"; there are run, check, bench, quantize\n");
+            "switchyard: no verb \"simulate\"; there are run, check, bench, quantize, doctor\n");
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
 }

@@ -19,6 +19,7 @@
 #include "engine/engine.h"
 #include "support/processes.h"
 #include "support/ranks.h"
+#include "transport/shared_memory.h"
 
 namespace switchyard {
 namespace {
@@ -113,6 +114,29 @@ TEST(ShmEngineTest, WindowBeyondMemoryIsRefusedWithNumbers) {
     EXPECT_THAT(error.what(), HasSubstr("1048576.0 MiB on each of 2 ranks are 2097152.0 MiB"));
     group.barrier();
   });
+}
+
+TEST(ShmEngineTest, DescriptorsReachEveryRank) {
+  for (const int size : kSizes) {
+    run_processes(size, [&](const Group& group) {
+      ASSERT_TRUE(group.engine().can_swap_descriptors());
+      for (int round = 0; round < 3; ++round) {
+        const std::size_t bytes = 4096;
+        const Fd own = make_shared_memory("switchyard test", bytes);
+        const Mapping mine(own, bytes);
+        mine.data()[0] = static_cast<std::byte>(10 * round + group.rank());
+        const std::vector<Fd> all = group.engine().swap_descriptors(own, bytes);
+        ASSERT_EQ(all.size(), static_cast<std::size_t>(size));
+        for (int peer = 0; peer < size; ++peer) {
+          const Fd& theirs = all[static_cast<std::size_t>(peer)];
+          EXPECT_EQ(theirs.has_value(), peer != group.rank());
+          if (!theirs.has_value()) continue;
+          EXPECT_EQ(Mapping(theirs, bytes).data()[0], static_cast<std::byte>(10 * round + peer));
+        }
+        group.barrier();
+      }
+    });
+  }
 }
 
 TEST(ShmEngineTest, AllGatherTextReturnsByRank) {

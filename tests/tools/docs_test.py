@@ -55,6 +55,16 @@ class DocsTest(unittest.TestCase):
         source = set(re.findall(r'(?:json|one)\["(\w+)"\]', read("cli/check_report.cpp")))
         self.assertEqual(set(re.findall(r"`(\w+)`", text.split("## JSON")[1])), source)
 
+    def test_options_and_json_of_doctor_are_those_of_the_source(self):
+        text = read("docs/doctor.md")
+        for option in re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read("cli/doctor.cpp")):
+            self.assertIn(f"| `{option}`", text)
+        source = read("cli/doctor_json.cpp")
+        rows = [line.split("|")[1] for line in text.split("## JSON")[1].splitlines() if line.startswith("| `")]
+        self.assertEqual(set(re.findall(r"`(\w+)`", "".join(rows))), set(re.findall(r'json\["(\w+)"\]', source)))
+        for heap in re.findall(r'return "(\w+)";', read("src/p2p/rank_facts.cpp").split("name_of(HeapKind")[1][:400])[:4]:
+            self.assertIn(f"| `{heap}` |", text)
+
     def test_json_fields_are_those_of_the_source(self):
         source = set(re.findall(r'json\["(\w+)"\]', read("cli/run_report.cpp")))
         self.assertGreaterEqual(len(source), 10)

@@ -57,6 +57,15 @@ TEST(LocalEngineTest, WindowIsZeroAndVisibleToAll) {
   }
 }
 
+TEST(LocalEngineTest, ThreadsHaveNoSocketsForDescriptors) {
+  run_ranks(2, [](const Group& group) {
+    EXPECT_FALSE(group.engine().can_swap_descriptors());
+    const Error error = error_of([&] { (void)group.engine().swap_descriptors(Fd(), 64); });
+    EXPECT_EQ(error.code(), Errc::kNotSupported);
+    EXPECT_THAT(error.what(), HasSubstr("engine \"local\" has no sockets"));
+  });
+}
+
 TEST(LocalEngineTest, ManyWindowsOfOddSizes) {
   run_ranks(3, [](const Group& group) {
     std::vector<std::unique_ptr<Window>> windows;

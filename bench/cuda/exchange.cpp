@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times dispatch and combine between GPUs of this machine: one thread a GPU, a captured graph of many calls, all GPUs
+// started by one flag, the slowest rank counts. Checks the sums of a separate call against the CPU exchange's contract
+// indirectly: tests/cuda does that; here every run only checks that nothing failed.
+//
+// usage: cuda_exchange_bench [RANKS [TOKENS...]]
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "switchyard/device_exchange.h"
+
+#include "core/random.h"
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "gate.h"
+#include "quant/bf16.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kInputs = 8;
+constexpr int kReplays = 31;
+
+struct Shape {
+  std::int64_t hidden = 7168;
+  int num_topk = 8;
+  int experts_per_rank = 32;
+  std::int64_t num_tokens = 1;
+  Reduce reduce = Reduce::kPerRank;
+  bool programmatic = false;
+  QuantScheme scheme = schemes::kFp8Block;
+};
+
+struct Timing {
+  double pair_us = 0;
+  double dispatch_us = 0;
+};
+
+class RankBench {
+ public:
+  RankBench(const Group& group, const Shape& shape)
+      : shape_(shape), group_(group), exchange_(group, config(group, shape), options(shape)) {
+    make_inputs();
+  }
+
+  /// Each replay's time in us, for one operation.
+  std::vector<double> run(int num_calls, bool combines, PinnedBuffer& flag) {
+    cudaGraphExec_t graph = capture(num_calls, combines);
+    cudaEvent_t begin{};
+    cudaEvent_t end{};
+    check_cuda(cudaEventCreate(&begin), "event");
+    check_cuda(cudaEventCreate(&end), "event");
+    std::vector<double> times;
+    for (int i = -3; i < kReplays; ++i) {
+      if (group_.rank() == 0) *flag.as<volatile std::uint32_t>() = 0;
+      check_cuda(cudaMemsetAsync(flush_.data(), i, flush_.size_bytes(), stream_.get()), "flush");
+      check_cuda(cudaStreamSynchronize(stream_.get()), "flush");
+      group_.barrier();
+      launch_gate(flag.as<std::uint32_t>(), stream_.get());
+      check_cuda(cudaEventRecord(begin, stream_.get()), "event");
+      check_cuda(cudaGraphLaunch(graph, stream_.get()), "graph");
+      check_cuda(cudaEventRecord(end, stream_.get()), "event");
+      group_.barrier();
+      if (group_.rank() == 0) *flag.as<volatile std::uint32_t>() = 1;
+      check_cuda(cudaStreamSynchronize(stream_.get()), "replay");
+      exchange_.check();
+      float ms = 0;
+      check_cuda(cudaEventElapsedTime(&ms, begin, end), "event");
+      if (i >= 0) times.push_back(1000.0 * static_cast<double>(ms) / num_calls);
+      group_.barrier();
+    }
+    cudaGraphExecDestroy(graph);
+    return times;
+  }
+
+ private:
+  static ExchangeConfig config(const Group& group, const Shape& shape) {
+    ExchangeConfig config;
+    config.num_experts = shape.experts_per_rank * group.size();
+    config.num_topk = shape.num_topk;
+    config.hidden = shape.hidden;
+    config.max_tokens_per_rank = shape.num_tokens;
+    config.layout = Layout::kBatched;
+    config.scheme = shape.scheme;
+    config.reduce = shape.reduce;
+    return config;
+  }
+  static DeviceExchangeOptions options(const Shape& shape) {
+    DeviceExchangeOptions options;
+    options.programmatic_launch = shape.programmatic;
+    return options;
+  }
+
+  void make_inputs() {
+    const auto tokens = static_cast<std::size_t>(shape_.num_tokens);
+    const auto hidden = static_cast<std::size_t>(shape_.hidden);
+    const auto topk = static_cast<std::size_t>(shape_.num_topk);
+    const int num_experts = shape_.experts_per_rank * group_.size();
+    std::vector<std::uint16_t> x(tokens * hidden);
+    std::vector<std::int64_t> ids(tokens * topk);
+    std::vector<float> weights(tokens * topk);
+    for (int i = 0; i < kInputs; ++i) {
+      const auto seed = static_cast<std::uint64_t>(100 * group_.rank() + i);
+      for (std::size_t n = 0; n < x.size(); ++n) x[n] = bf16_from_f32(static_cast<float>(random_uniform(seed, n)) - 0.5f);
+      for (std::size_t t = 0; t < tokens; ++t) {
+        std::vector<bool> used(static_cast<std::size_t>(num_experts));
+        for (std::size_t k = 0; k < topk; ++k) {
+          auto id = random_bits(seed + 7777, t * topk + k) % static_cast<std::uint64_t>(num_experts);
+          while (used[id]) id = (id + 1) % static_cast<std::uint64_t>(num_experts);
+          used[id] = true;
+          ids[t * topk + k] = static_cast<std::int64_t>(id);
+          weights[t * topk + k] = static_cast<float>(random_uniform(seed + 8888, t * topk + k));
+        }
+      }
+      tokens_.push_back(upload(x.data(), x.size() * 2));
+      ids_.push_back(upload(ids.data(), ids.size() * 8));
+      weights_.push_back(upload(weights.data(), weights.size() * 4));
+    }
+    output_ = DeviceBuffer(x.size() * 2);
+    const auto rows = static_cast<std::size_t>(shape_.experts_per_rank) * static_cast<std::size_t>(group_.size()) * tokens;
+    results_ = DeviceBuffer(rows * hidden * 2);
+    check_cuda(cudaMemset(results_.data(), 0x3C, results_.size_bytes()), "results");
+    flush_ = DeviceBuffer(std::size_t{192} << 20);
+    check_cuda(cudaDeviceSynchronize(), "inputs");
+  }
+  static DeviceBuffer upload(const void* from, std::size_t bytes) {
+    DeviceBuffer buffer(bytes);
+    check_cuda(cudaMemcpy(buffer.data(), from, bytes, cudaMemcpyHostToDevice), "up");
+    return buffer;
+  }
+
+  cudaGraphExec_t capture(int num_calls, bool combines) {
+    cudaGraph_t graph{};
+    cudaGraphExec_t exec{};
+    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    const std::int64_t t = shape_.num_tokens;
+    const std::int64_t rows = std::int64_t{shape_.experts_per_rank} * group_.size() * t;
+    for (int i = 0; i < num_calls; ++i) {
+      const auto n = static_cast<std::size_t>(i % kInputs);
+      const DeviceDispatched got = exchange_.dispatch(
+          TensorView(tokens_[n].data(), DType::kBF16, {t, shape_.hidden}),
+          TensorView(ids_[n].data(), DType::kI64, {t, shape_.num_topk}),
+          TensorView(weights_[n].data(), DType::kF32, {t, shape_.num_topk}), stream_.get());
+      if (combines) {
+        exchange_.combine(got.handle, TensorView(results_.data(), DType::kBF16, {rows, shape_.hidden}),
+                          TensorView(output_.data(), DType::kBF16, {t, shape_.hidden}), stream_.get());
+      } else {
+        exchange_.release(got.handle);
+      }
+    }
+    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    cudaGraphDestroy(graph);
+    return exec;
+  }
+
+  Shape shape_;
+  Group group_;
+  DeviceExchange exchange_;
+  OwnedStream stream_;
+  std::vector<DeviceBuffer> tokens_, ids_, weights_;
+  DeviceBuffer output_, results_, flush_;
+};
+
+double slowest_median(const std::vector<std::vector<double>>& by_rank) {
+  std::vector<double> slowest;
+  for (std::size_t i = 0; i < by_rank[0].size(); ++i) {
+    double most = 0;
+    for (const auto& times : by_rank) most = std::max(most, times[i]);
+    slowest.push_back(most);
+  }
+  std::nth_element(slowest.begin(), slowest.begin() + static_cast<std::ptrdiff_t>(slowest.size() / 2), slowest.end());
+  return slowest[slowest.size() / 2];
+}
+
+Timing measure(int num_ranks, const Shape& shape) {
+  PinnedBuffer flag(64);
+  std::vector<std::vector<double>> pairs(static_cast<std::size_t>(num_ranks));
+  std::vector<std::vector<double>> dispatches(static_cast<std::size_t>(num_ranks));
+  run_local_ranks(num_ranks, [&](const Group& group) {
+    int num_gpus = 1;
+    check_cuda(cudaGetDeviceCount(&num_gpus), "gpus");
+    check_cuda(cudaSetDevice(group.rank() % num_gpus), "set");
+    RankBench bench(group, shape);
+    const auto r = static_cast<std::size_t>(group.rank());
+    pairs[r] = bench.run(20, true, flag);
+    dispatches[r] = bench.run(20, false, flag);
+  });
+  return {slowest_median(pairs), slowest_median(dispatches)};
+}
+
+int run(int argc, char** argv) {
+  const int num_ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+  std::vector<std::int64_t> tokens;
+  for (int i = 2; i < argc; ++i) tokens.push_back(std::atoi(argv[i]));
+  if (tokens.empty()) tokens = {1, 8, 32, 64, 128};
+  for (const std::int64_t t : tokens) {
+    Shape shape;
+    shape.num_tokens = t;
+    shape.programmatic = std::getenv("SY_PDL") != nullptr;
+    if (std::getenv("SY_EXPERT") != nullptr) shape.reduce = Reduce::kPerExpert;
+    const Timing time = measure(num_ranks, shape);
+    std::printf("ranks %d T %4ld pair %7.2f dispatch %7.2f combine %7.2f us\n", num_ranks, static_cast<long>(t), time.pair_us,
+                time.dispatch_us, time.pair_us - time.dispatch_us);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace switchyard
+
+int main(int argc, char** argv) {
+  try {
+    return switchyard::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

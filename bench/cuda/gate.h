@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// gate.h: holds a stream until the host opens a flag, so that all GPUs start together.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace switchyard {
+
+void launch_gate(const std::uint32_t* flag, cudaStream_t stream);
+
+}  // namespace switchyard

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "doctor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "switchyard/error.h"
+#include "switchyard/version.h"
+
+#include "core/settings.h"
+#include "device/cuda_module.h"
+#include "engine/registry.h"
+#include "transport/env.h"
+
+namespace switchyard::cli {
+namespace {
+
+constexpr std::string_view kPrefix = "SWITCHYARD_";
+
+// The summary of the build says "oneDNN 2.6" or "no oneDNN".
+std::string onednn_version() {
+  const std::string_view summary = build_summary();
+  constexpr std::string_view kName = "oneDNN ";
+  const std::size_t at = summary.find(kName);
+  if (at == summary.npos || summary.find("no oneDNN") != summary.npos) return {};
+  const std::size_t begin = at + kName.size();
+  return std::string(summary.substr(begin, summary.find_first_of(",)", begin) - begin));
+}
+
+std::string launcher() {
+  try {
+    return discover_ranks().source;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::vector<DoctorSetting> settings() {
+  std::vector<DoctorSetting> result;
+  for (const SettingInfo& info : all_settings()) {
+    const SettingValue value = setting(info.name);
+    const bool is_secret = std::string_view(info.name) == "SWITCHYARD_SECRET";
+    result.push_back({info.name, is_secret && !value.text.empty() ? "(set)" : value.text,
+                      switchyard::name_of(value.origin)});
+  }
+  return result;
+}
+
+std::vector<std::string> unknown_variables() {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::string name(text.substr(0, text.find('=')));
+    if (name.rfind(kPrefix, 0) != 0) continue;
+    const auto known = all_settings();
+    if (std::ranges::none_of(known, [&](const SettingInfo& one) { return name == one.name; })) {
+      names.push_back(name);
+    }
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+DoctorReport examine() {
+  DoctorReport report;
+  report.machine = describe_machine();
+  report.why_no_cuda = why_no_cuda();
+  if (report.why_no_cuda.empty()) {
+    try {
+      report.devices = cuda_module().describe_devices(setting("SWITCHYARD_HEAP").text);
+    } catch (const Error& error) {
+      report.why_no_cuda = error.what();
+    }
+  }
+  report.onednn = onednn_version();
+  for (const EngineInfo& engine : all_engines()) report.engines.emplace_back(engine.name);
+  report.launcher = launcher();
+  report.settings = settings();
+  report.unknown_variables = unknown_variables();
+  report.findings = find_missing(report);
+  return report;
+}
+
+}  // namespace
+
+CLI::App* add_doctor(CLI::App& app, DoctorOptions& options) {
+  CLI::App* verb = app.add_subcommand(
+      "doctor", "what this machine and this build offer, and how to get what is missing");
+  verb->add_flag("--json", options.json, "one JSON object on stdout and nothing else");
+  verb->footer("Nothing is changed. The exit code is 0, whatever is missing.");
+  return verb;
+}
+
+int doctor(const DoctorOptions& options) {
+  const DoctorReport report = examine();
+  const std::string text = options.json ? to_json(report) : to_text(report);
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+  return 0;
+}
+
+}  // namespace switchyard::cli

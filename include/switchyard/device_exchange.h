@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// device_exchange.h: dispatch and combine between GPUs of one host. The same configuration, the
+// same rows, places and bits as Exchange; everything is ordered in a stream, nothing waits on the
+// host, and what the host does not know (how many rows came) stays in device memory.
+//
+// Letters used for shapes in this header:
+//   T  tokens on this rank     K  experts chosen per token (num_topk)   H  elements per token
+//   P  ranks                   L  experts this rank holds               N  rows of a receive buffer
+//   S  scales per row
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "switchyard/exchange_config.h"
+#include "switchyard/export.h"
+#include "switchyard/group.h"
+#include "switchyard/stream.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+struct DeviceExchangeOptions {
+  /// Most CTAs of a kernel, of 512 threads, one a multiprocessor. 0: as many as the GPU has, shared
+  /// fairly when several ranks use it.
+  std::int32_t num_ctas = 0;
+  /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
+  /// it before they touch anything (programmatic dependent launch).
+  bool programmatic_launch = false;
+  /// How windows are shared: "auto", "same_process", "vmm", "ipc" or "nccl"; empty: the setting
+  /// SWITCHYARD_HEAP.
+  std::string heap{};
+};
+
+/// Ties a combine to its dispatch. Copies are the same handle.
+class DeviceHandle {
+ public:
+  DeviceHandle() = default;
+
+ private:
+  friend class P2pExchange;
+  std::int32_t channel_ = -1;
+  std::uint64_t id_ = 0;
+};
+
+struct DeviceDispatchOptions {
+  /// [T, S]: tokens are already quantized by the configured scheme, with these scales.
+  TensorView scales{};
+  /// [1] f32: as DispatchOptions::tensor_scale.
+  TensorView tensor_scale{};
+};
+
+/// Received rows: device memory of the exchange, filled when the stream gets there, valid until the
+/// handle's combine or release. Tensors have their largest shape; counts say what is in them.
+struct DeviceDispatched {
+  DeviceHandle handle;
+  /// kBatched: [L, C, H]. Other layouts: [N, H], N the most rows there can be.
+  TensorView rows;
+  TensorView scales;         ///< as ExpertRows::scales
+  TensorView num_rows;       ///< [L] i32: rows of each local expert, or tokens that want it
+  TensorView first_row;      ///< [L] i64: kBatched and kExpanded
+  TensorView total_rows;     ///< [1] i32
+  TensorView topk_ids;       ///< [N, K] i32: kCompact, kByRank; as Dispatched::topk_ids
+  TensorView topk_weights;   ///< f32 where weights travel; as Dispatched::topk_weights
+};
+
+struct DeviceCombineOptions {
+  TensorView topk_weights{};        ///< as CombineOptions
+  std::vector<TensorView> bias{};   ///< as CombineOptions; at most 4
+  bool rows_are_weighted = false;   ///< per_rank sums the rows as they are
+};
+
+/// All members are collective in the sense of Exchange: every rank calls them in the same order.
+/// Nothing but the constructor, release of the object and check waits for the GPU; all the rest may
+/// be captured in a CUDA graph and replayed.
+///
+/// Tensors are memory of the GPU that was current when the object was made. ids that are out of
+/// range, peers that do not come and capacities that are exceeded are found by kernels: check, and
+/// the next call, throw what they found. After that the group can only be destroyed.
+///
+/// Supported: layouts kBatched, kExpanded and kCompact, K up to 32, P up to 64, no further payloads,
+/// Overflow::kError, combine_scheme bf16, f16 or f32. Errors of what is not: kNotSupported.
+class SWITCHYARD_API DeviceExchange {
+ public:
+  /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),
+  /// kOutOfMemory.
+  DeviceExchange(const Group& group, const ExchangeConfig& config,
+                 const DeviceExchangeOptions& options = {});
+  DeviceExchange(DeviceExchange&&) noexcept;
+  DeviceExchange& operator=(DeviceExchange&&) noexcept;
+  ~DeviceExchange();
+
+  const ExchangeConfig& config() const;
+  /// "same_process", "vmm", "ipc" or "nccl".
+  const char* heap() const;
+  /// Several ranks use this rank's GPU: for correctness only, waits get 20 times the timeout.
+  bool is_shared_gpu() const;
+
+  /// Quantizes and sends this rank's tokens. Arguments as Exchange::dispatch_send; they must stay
+  /// unchanged until the stream has passed.
+  DeviceHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                             const TensorView& topk_weights, Stream stream,
+                             const DeviceDispatchOptions& options = {});
+  /// Takes the rows that come.
+  DeviceDispatched dispatch_receive(const DeviceHandle& handle, Stream stream);
+  /// Both in one kernel.
+  DeviceDispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
+                            const TensorView& topk_weights, Stream stream,
+                            const DeviceDispatchOptions& options = {});
+
+  /// Sends expert results home.
+  ///
+  ///   rows  [N, H] or [L, C, H]  bf16, f16 or f32, contiguous: a row for each of the receive buffer
+  void combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
+                    const DeviceCombineOptions& options = {});
+  /// Sums what comes back and ends the handle.
+  ///
+  ///   output  [T, H]  bf16, f16 or f32, rows contiguous; written
+  void combine_receive(const DeviceHandle& handle, const TensorView& output, Stream stream,
+                       const DeviceCombineOptions& options = {});
+  /// Both in one kernel.
+  void combine(const DeviceHandle& handle, const TensorView& rows, const TensorView& output,
+               Stream stream, const DeviceCombineOptions& options = {});
+
+  /// Ends a received handle without a combine. Every rank must do the same.
+  void release(const DeviceHandle& handle);
+
+  /// Throws what kernels that have ended found. Errors: kTimeout, kAborted, kInvalidArgument,
+  /// kCapacityExceeded.
+  void check() const;
+
+ private:
+  std::unique_ptr<class DeviceExchangeBackend> impl_;
+};
+
+}  // namespace switchyard

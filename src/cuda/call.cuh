@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// call.cuh: how the kernels of an exchange know which call they belong to, without the host.
+#pragma once
+
+#include "cuda/exchange_args.h"
+
+namespace switchyard {
+
+inline constexpr std::uint64_t kCallUnit = 65536;
+
+/// The number of the call that a dispatch begins, or that it has just had (for its combine).
+__device__ __forceinline__ std::uint64_t next_call(const CallState& state) {
+  return (*const_cast<volatile std::uint64_t*>(state.counter)) / kCallUnit;
+}
+
+/// Every CTA of a launch adds its share as it ends; with the last one the sum is one call. Right
+/// for CTAs that start late: they still read the old number.
+__device__ __forceinline__ void count_call(const CallState& state) {
+  if (threadIdx.x != 0) return;
+  const std::uint64_t others = gridDim.x - 1;
+  const std::uint64_t share = blockIdx.x == 0 ? kCallUnit - others : 1;
+  atomicAdd(reinterpret_cast<unsigned long long*>(state.counter),
+            static_cast<unsigned long long>(share));
+}
+
+__device__ __forceinline__ void begin_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace switchyard

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/dispatch_forms.h"
+#include "cuda/dispatch_kernel.cuh"
+
+namespace switchyard {
+
+void dispatch_fp8_block(const DispatchArgs& args, Phases phases, bool programmatic,
+                        cudaStream_t stream) {
+  const auto launch = [&]<QuantScheme kScheme>() {
+    launch_form<QuantizedForm<kScheme>>(args, phases, programmatic, stream);
+  };
+  if (args.scheme == schemes::kFp8Block) return launch.operator()<schemes::kFp8Block>();
+  if (args.scheme == schemes::kFp8BlockDeepEp) return launch.operator()<schemes::kFp8BlockDeepEp>();
+  if (args.scheme == schemes::kFp8Ue8m0) return launch.operator()<schemes::kFp8Ue8m0>();
+  launch.operator()<schemes::kFp8Ue8m0DeepEp>();
+}
+
+}  // namespace switchyard

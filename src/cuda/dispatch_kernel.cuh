@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dispatch_kernel.cuh: the dispatch kernel of one form. CTAs have roles by their number: 0
+// announces, then come the senders, then the receivers. The hardware starts CTAs in order, and
+// senders never wait, so every rank's rows are on their way before any CTA of it waits for others:
+// a grid that runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
+#pragma once
+
+#include "cuda/check.h"
+#include "cuda/call.cuh"
+#include "cuda/dispatch_receive.cuh"
+#include "cuda/launch.h"
+
+namespace switchyard {
+
+template <class Form>
+__global__ void __launch_bounds__(kExchangeThreads, 1)
+    dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
+  extern __shared__ std::byte memory[];
+  begin_kernel();
+  stamp(a, 0);
+  const std::uint64_t call = next_call(a.state);
+  const int num_sending = sends ? 1 + a.num_senders : 0;
+  const int cta = static_cast<int>(blockIdx.x);
+  if (cta >= num_sending) {
+    auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
+    receive_tokens<Form::kWords>(a, call, cta - num_sending, shared,
+                                 reinterpret_cast<std::int32_t*>(&shared + 1));
+  } else {
+    auto& shared = *reinterpret_cast<SenderShared*>(memory);
+    auto* counts = reinterpret_cast<std::uint32_t*>(&shared + 1);
+    if (cta == 0) {
+      announce(a, call, counts);
+    } else {
+      send_tokens<Form>(a, call, cta - 1, shared, counts);
+    }
+  }
+  stamp(a, 7);
+  if (!receives) return;
+  __syncthreads();
+  count_call(a.state);
+}
+
+template <class Form>
+void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
+  const bool sends = phases == Phases::kSend || phases == Phases::kBoth;
+  const bool receives = phases == Phases::kReceive || phases == Phases::kBoth;
+  const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
+  const auto experts = static_cast<std::size_t>(args.ownership.num_experts);
+  const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
+  const std::size_t shared = std::max(sizeof(SenderShared) + (experts + ranks) * sizeof(std::uint32_t),
+                                      sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
+  const int ctas = (sends ? 1 + args.num_senders : 0) + (receives ? args.num_receivers : 0);
+  launch_kernel(dispatch_kernel<Form>, {ctas, kExchangeThreads, shared, programmatic, stream},
+                "dispatch", args, sends, receives);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dispatch_send.cuh: the send part of dispatch. One CTA announces how many rows each peer gets for
+// each expert; the others send rows. Where a row lands, and at which place of its expert, follows
+// from the rank's own ids alone: how often earlier tokens chose the same expert, or the same rank.
+#pragma once
+
+#include "cuda/row_form.cuh"
+#include "cuda/stamps.cuh"
+#include "cuda/wire.cuh"
+
+namespace switchyard {
+
+inline constexpr int kBatchTokens = 16;  // planned at once by the warps of a CTA
+inline constexpr int kMaxDetailUnits = (1 + kMaxPushTopk / 2 + kMaxPushTopk + 3) / 4;
+
+/// A rank that a token goes to.
+struct Destination {
+  std::int32_t rank;
+  std::int32_t slot;   ///< the token is this rank's slot-th one for it
+  std::int32_t first;  ///< its routes of the token: [first, first + count)
+  std::int32_t count;
+};
+
+/// A row of an expert: the index of the token among this rank's tokens for that expert.
+struct Route {
+  std::int32_t expert;  ///< local index at the destination
+  std::int32_t place;
+};
+
+struct TokenPlan {
+  std::int32_t num_destinations;
+  Destination destinations[kMaxPushTopk];
+  Route routes[kMaxPushTopk];
+  std::int32_t ids[kMaxPushTopk];
+};
+
+/// In dynamic shared memory, after it: counts of experts [E], then of ranks [P].
+struct SenderShared {
+  TokenPlan plans[kBatchTokens];
+  PieceScratch scratch[kExchangeWarps];
+  alignas(16) std::uint32_t details[kExchangeWarps][4 * kMaxDetailUnits];
+};
+
+/// Units of the details of a token.
+__device__ __forceinline__ int num_detail_units(int num_topk) {
+  return (1 + (num_topk + 1) / 2 + num_topk + 3) / 4;
+}
+
+/// An id as given; a number that no expert has stays what it is, cut to 32 bits.
+__device__ __forceinline__ std::int32_t load_id(const DispatchArgs& a, std::int64_t index) {
+  if (!a.ids_are_64_bits) return __ldg(static_cast<const int*>(a.topk_ids) + index);
+  const long long id = __ldg(static_cast<const long long*>(a.topk_ids) + index);
+  return id < -1 || id > 0x7FFFFFFF ? 0x7FFFFFFF : static_cast<std::int32_t>(id);
+}
+
+__device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
+  return id >= 0 && id < a.ownership.num_experts;
+}
+
+/// Walks tokens [begin, end) with a lane for each choice, as many whole tokens a warp as fit.
+struct ChoiceWalk {
+  int per_warp;  ///< tokens
+  int token;     ///< of this lane, or beyond the end
+  int k;
+
+  __device__ __forceinline__ ChoiceWalk(const DispatchArgs& a, int begin, int end) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    per_warp = kLanes / a.num_topk;
+    const int in_warp = lane / a.num_topk;
+    k = lane - in_warp * a.num_topk;
+    token = in_warp < per_warp
+                ? begin + static_cast<int>(threadIdx.x) / kLanes * per_warp + in_warp
+                : end;
+  }
+  __device__ __forceinline__ void step() { token += kExchangeWarps * per_warp; }
+};
+
+/// Adds a warp's choices to the counts: rows of each expert, tokens for each rank. True for choices
+/// of an expert that the token has named before.
+__device__ __forceinline__ bool count_choices(const DispatchArgs& a, int token, std::int32_t id,
+                                              std::uint32_t* expert_counts,
+                                              std::uint32_t* rank_counts) {
+  const bool is_valid = names_expert(a, id);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int rank = is_valid ? a.ownership.owner(id) : kMaxPushRanks;
+  const unsigned same_rank = __match_any_sync(0xFFFFFFFFu, token * 128 + rank);
+  if (is_valid) atomicAdd(expert_counts + id, 1u);
+  if (is_valid && (same_rank & ((1u << lane) - 1)) == 0) atomicAdd(rank_counts + rank, 1u);
+  if (a.rows_layout != Layout::kBatched) return false;
+  const unsigned same_token = __match_any_sync(0xFFFFFFFFu, token);
+  const unsigned same_id = __match_any_sync(0xFFFFFFFFu, id);
+  return is_valid && (same_token & same_id & ((1u << lane) - 1)) != 0;
+}
+
+__device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_t* counts) {
+  const int size = a.ownership.num_experts + a.ownership.num_ranks;
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) counts[i] = 0;
+  __syncthreads();
+}
+
+/// Tells every peer what comes: rows for it, tokens of this rank, rows for each of its experts.
+__device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
+                                         std::uint32_t* counts) {
+  ChoiceWalk walk(a, 0, a.num_tokens);
+  const auto id_here = [&] {
+    return walk.token < a.num_tokens
+               ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k)
+               : -1;
+  };
+  std::int32_t id = id_here();
+  clear_counts(a, counts);
+  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
+  const int warp_step = kExchangeWarps * walk.per_warp;
+  for (int round = 0; round < a.num_tokens; round += warp_step) {
+    const bool is_twice = count_choices(a, walk.token, id, counts, rank_counts);
+    const bool is_bad = is_twice || id < -1 || id >= a.ownership.num_experts;
+    if (is_bad) {
+      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, walk.token, call}, walk.k,
+              id, 0);
+    }
+    walk.step();
+    id = id_here();
+  }
+  __syncthreads();
+  stamp(a, 1);
+  const std::size_t at = a.layout.announcement(call, a.rank);
+  const std::uint32_t tag = tag_of(call);
+  for (int i = static_cast<int>(threadIdx.x); i < a.ownership.num_experts; i += kExchangeThreads) {
+    const int owner = a.ownership.owner(i);
+    const int local = i - a.ownership.first(owner);
+    store_record(a.windows.base[owner] + at + (2 + static_cast<std::size_t>(local)) * 8, counts[i],
+                 tag);
+  }
+  for (int r = static_cast<int>(threadIdx.x); r < a.ownership.num_ranks; r += kExchangeThreads) {
+    store_record(a.windows.base[r] + at, rank_counts[r], tag);
+    store_record(a.windows.base[r] + at + 8, static_cast<std::uint32_t>(a.num_tokens), tag);
+  }
+  stamp(a, 2);
+}
+
+/// Exclusive sum over the lanes.
+__device__ __forceinline__ int sum_before(int value, int lane) {
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+    if (lane >= step) sum += other;
+  }
+  return sum - value;
+}
+
+/// Plans one token, by one warp; lane k is choice k. The highest choice of each rank leads it:
+/// returned rows are summed in that order.
+__device__ __forceinline__ void plan_token(const DispatchArgs& a, int token, int lane,
+                                           std::int32_t id, std::uint32_t* expert_counts,
+                                           std::uint32_t* rank_counts, bool keeps_terms,
+                                           TokenPlan& plan) {
+  const std::int64_t index = std::int64_t{token} * a.num_topk + lane;
+  const bool is_valid = names_expert(a, id);
+  const int rank = is_valid ? a.ownership.owner(id) : -1;
+  const unsigned below = (1u << lane) - 1;
+  const unsigned same_expert = __match_any_sync(0xFFFFFFFFu, is_valid ? id : -1);
+  const unsigned same_rank = __match_any_sync(0xFFFFFFFFu, rank);
+  const int leader = 31 - __clz(same_rank);
+  const bool leads = is_valid && leader == lane;
+  const unsigned leaders = __ballot_sync(0xFFFFFFFFu, leads);
+  const int first = __shfl_sync(0xFFFFFFFFu, sum_before(leads ? __popc(same_rank) : 0, lane), leader);
+  if (lane < a.num_topk) plan.ids[lane] = is_valid ? id : -1;
+  if (is_valid) {
+    const auto place = static_cast<std::int32_t>(expert_counts[id]) + __popc(same_expert & below);
+    plan.routes[first + __popc(same_rank & below)] = {id - a.ownership.first(rank), place};
+  }
+  const int order = __popc(leaders & below);
+  if (leads) {
+    const auto slot = static_cast<std::int32_t>(rank_counts[rank]++);
+    plan.destinations[order] = {rank, slot, first, __popc(same_rank)};
+  }
+  if (lane == 0) plan.num_destinations = __popc(leaders);
+  __syncwarp();
+  if (is_valid && (same_expert & below) == 0) {
+    expert_counts[id] += static_cast<std::uint32_t>(__popc(same_expert));
+  }
+  __syncwarp();
+  if (!keeps_terms) return;
+  const bool by_choice = a.reduce == Reduce::kPerExpert;
+  const unsigned terms = by_choice ? __ballot_sync(0xFFFFFFFFu, is_valid) : leaders;
+  if (by_choice ? is_valid : leads) {
+    const std::int64_t to = std::int64_t{token} * a.num_topk + __popc(terms & below);
+    a.state.columns[to] = a.layout.column(rank, lane);
+    a.state.term_ranks[to] = rank;
+    a.state.term_weights[to] = a.topk_weights == nullptr ? 1.0f : __ldg(a.topk_weights + index);
+  }
+  if (lane == 0) a.state.num_terms[token] = __popc(terms);
+}
+
+/// Token, ids two by two (as id + 1, so that "none" is 0), weights: to every destination.
+__device__ __forceinline__ void send_details(const DispatchArgs& a, std::uint64_t call, int token,
+                                             int lane, const TokenPlan& plan,
+                                             std::uint32_t* words) {
+  const int num_id_words = (a.num_topk + 1) / 2;
+  const int num_words = 1 + num_id_words + a.num_topk;
+  const int num_units = num_detail_units(a.num_topk);
+  if (lane == 0) words[0] = static_cast<std::uint32_t>(token);
+  if (lane < num_id_words) {
+    const auto id = [&](int k) {
+      return k < a.num_topk ? static_cast<std::uint32_t>(plan.ids[k] + 1) & 0xFFFFu : 0u;
+    };
+    words[1 + lane] = id(2 * lane) | id(2 * lane + 1) << 16;
+  }
+  if (lane < a.num_topk) {
+    const std::int64_t index = std::int64_t{token} * a.num_topk + lane;
+    const bool has_weight = a.sends_weights && a.topk_weights != nullptr;
+    words[1 + num_id_words + lane] = bits_from_f32(has_weight ? __ldg(a.topk_weights + index) : 1.0f);
+  }
+  if (lane < 4 * num_units - num_words) words[num_words + lane] = 0;
+  __syncwarp();
+  if (lane < num_units) {
+    std::uint32_t unit[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) unit[i] = words[4 * lane + i];
+    for (int d = 0; d < plan.num_destinations; ++d) {
+      const Destination& to = plan.destinations[d];
+      const std::size_t at = a.layout.row(call, a.rank, to.slot) +
+                             static_cast<std::size_t>(lane) * kUnitBytes;
+      std::byte* base = a.windows.base[to.rank];
+      send_unit(base + at, base + a.layout.mark(call, at), unit);
+    }
+  }
+  __syncwarp();
+}
+
+/// One unit with two routes: {expert, place, expert, place}; the first also counts them.
+__device__ __forceinline__ void route_unit(const TokenPlan& plan, const Destination& to, int unit,
+                                           std::uint32_t (&words)[4]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = 2 * unit + i;
+    const bool is_there = r < to.count;
+    const Route route = is_there ? plan.routes[to.first + r] : Route{0, 0};
+    words[2 * i] = static_cast<std::uint32_t>(route.expert);
+    words[2 * i + 1] = static_cast<std::uint32_t>(route.place);
+  }
+  if (unit == 0) words[0] |= static_cast<std::uint32_t>(to.count) << 16;
+}
+
+/// Words of a strip to every destination, as units that the lanes lay side by side.
+template <int kWords>
+__device__ __forceinline__ void send_strip(std::byte* base, const PushLayout& layout,
+                                           std::uint64_t call, std::size_t at, int lane,
+                                           const std::uint32_t (&words)[kWords]) {
+  constexpr int kUnitWords = kWords < 4 ? kWords : 4;
+  constexpr std::size_t kLaneBytes = kUnitWords * 4;
+#pragma unroll
+  for (int u = 0; u < kWords / kUnitWords; ++u) {
+    std::uint32_t unit[kUnitWords];
+#pragma unroll
+    for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i];
+    const std::size_t offset = at + static_cast<std::size_t>(u * kLanes + lane) * kLaneBytes;
+    send_unit(base + offset, base + layout.mark(call, offset), unit);
+  }
+}
+
+/// Quantizes a piece of a token and sends it to every rank that wants the token.
+template <class Form>
+__device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t call, int token,
+                                           int piece, int lane,
+                                           const std::uint32_t (&raw)[kStripsPerPiece][Form::kRawWords],
+                                           const TokenPlan& plan, PieceScratch& scratch) {
+  if (plan.num_destinations == 0) return;
+  const std::byte* row = a.tokens + token * a.token_stride;
+  float magnitude = 0.0f;
+  if constexpr (Form::kNeedsRowMagnitude) magnitude = row_magnitude(a, row, lane);
+  std::uint32_t words[kStripsPerPiece][Form::kWords];
+#pragma unroll
+  for (int s = 0; s < kStripsPerPiece; ++s) {
+    const std::int64_t first =
+        std::int64_t{piece} * kPieceElements + s * kStripElements + lane * kGrainElements;
+    Form::make(a, row, first, raw[s], magnitude, lane, words[s], scratch.scales[s]);
+  }
+  __syncwarp();
+  const int scale_units = a.layout.shape.strip_scale_bytes / static_cast<int>(kUnitBytes);
+  std::uint32_t scales[4] = {};
+  bool sends_scales = false;
+  if (Form::kScaleUnits > 0 && lane < kStripsPerPiece * scale_units) {
+    const int strip = lane / scale_units;
+    const int unit = lane % scale_units;
+    const int per_unit = static_cast<int>(kUnitBytes / static_cast<unsigned>(a.scale_block.element_bytes));
+    sends_scales = (std::int64_t{piece} * kStripsPerPiece + strip) * scales_per_strip(a.scheme) +
+                       unit * per_unit < a.scale_block.num_scales;
+    const auto* from = reinterpret_cast<const std::uint32_t*>(scratch.scales[strip]) + 4 * unit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scales[i] = from[i];
+  }
+  constexpr std::size_t kStripBytes = kLanes * Form::kWords * 4;
+  for (int d = 0; d < plan.num_destinations; ++d) {
+    const Destination to = plan.destinations[d];
+    const std::size_t at = a.layout.piece(a.layout.row(call, a.rank, to.slot), piece);
+    std::byte* base = a.windows.base[to.rank];
+#pragma unroll
+    for (int s = 0; s < kStripsPerPiece; ++s) {
+      const std::int64_t first =
+          std::int64_t{piece} * kPieceElements + s * kStripElements + lane * kGrainElements;
+      if (first < a.layout.shape.hidden) {
+        send_strip(base, a.layout, call, at + s * kStripBytes, lane, words[s]);
+      }
+    }
+    if (sends_scales) {
+      const std::size_t offset =
+          at + a.layout.scales_in_piece + static_cast<std::size_t>(lane) * kUnitBytes;
+      send_unit(base + offset, base + a.layout.mark(call, offset), scales);
+    }
+    if (a.layout.shape.sends_routes && lane < (to.count + 1) / 2) {
+      std::uint32_t routes[4];
+      route_unit(plan, to, lane, routes);
+      const std::size_t offset =
+          at + a.layout.routes_in_piece + static_cast<std::size_t>(lane) * kUnitBytes;
+      send_unit(base + offset, base + a.layout.mark(call, offset), routes);
+    }
+  }
+  __syncwarp();
+}
+
+/// What the senders of a CTA do: a run of tokens, or with few tokens a share of one token's pieces.
+struct SendRange {
+  int begin;
+  int end;
+  int part;
+  int pieces;  ///< of a token, for this CTA
+};
+
+__device__ __forceinline__ SendRange send_range(const DispatchArgs& a, int sender) {
+  const int groups = a.num_senders / a.ctas_per_token;
+  const int per_group = (a.num_tokens + groups - 1) / groups;
+  const int begin = sender / a.ctas_per_token * per_group;
+  const int end = min(begin + per_group, a.num_tokens);
+  const int part = sender % a.ctas_per_token;
+  return {begin, end, part, (a.layout.num_pieces - part + a.ctas_per_token - 1) / a.ctas_per_token};
+}
+
+template <class Form>
+__device__ __forceinline__ void load_piece(const DispatchArgs& a, int token, int piece, int lane,
+                                           std::uint32_t (&raw)[kStripsPerPiece][Form::kRawWords]) {
+#pragma unroll
+  for (int s = 0; s < kStripsPerPiece; ++s) {
+    const std::int64_t first =
+        std::int64_t{piece} * kPieceElements + s * kStripElements + lane * kGrainElements;
+    Form::load(a, a.tokens + token * a.token_stride, first, raw[s]);
+  }
+}
+
+template <class Form>
+__device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t call, int sender,
+                                            SenderShared& shared, std::uint32_t* counts) {
+  const SendRange range = send_range(a, sender);
+  if (range.begin >= range.end || range.pieces <= 0) return;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const auto token_of = [&](int batch, int item) { return batch + item / range.pieces; };
+  const auto piece_of = [&](int item) {
+    return range.part + item % range.pieces * a.ctas_per_token;
+  };
+
+  if (lane < 16) reinterpret_cast<std::uint32_t*>(shared.scratch[warp].scales)[lane] = 0;
+  // The first piece and the ids are on their way from memory while the CTA counts.
+  std::uint32_t raw[kStripsPerPiece][Form::kRawWords];
+  if (token_of(range.begin, warp) < range.end) {
+    load_piece<Form>(a, token_of(range.begin, warp), piece_of(warp), lane, raw);
+  }
+  const auto id_of = [&](int token) {
+    return token < range.end && lane < a.num_topk
+               ? load_id(a, std::int64_t{token} * a.num_topk + lane)
+               : -1;
+  };
+  std::int32_t id = warp == 0 ? id_of(range.begin) : -1;
+  clear_counts(a, counts);
+  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
+  ChoiceWalk walk(a, 0, range.begin);
+  const int warp_step = kExchangeWarps * walk.per_warp;
+  for (int round = 0; round < range.begin; round += warp_step) {
+    const bool is_there = walk.token < range.begin;
+    const std::int32_t earlier =
+        is_there ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k) : -1;
+    count_choices(a, walk.token, earlier, counts, rank_counts);
+    walk.step();
+  }
+  __syncthreads();
+  stamp(a, 1);
+  for (int batch = range.begin; batch < range.end; batch += kBatchTokens) {
+    const int size = min(kBatchTokens, range.end - batch);
+    if (warp == 0) {
+      for (int i = 0; i < size; ++i) {
+        const std::int32_t next = id_of(batch + i + 1);
+        plan_token(a, batch + i, lane, id, counts, rank_counts, range.part == 0, shared.plans[i]);
+        id = next;
+      }
+    }
+    __syncthreads();
+    stamp(a, 2);
+    for (int item = warp; item < size * range.pieces; item += kExchangeWarps) {
+      const int token = token_of(batch, item);
+      const int piece = piece_of(item);
+      if (batch != range.begin || item != warp) load_piece<Form>(a, token, piece, lane, raw);
+      const TokenPlan& plan = shared.plans[token - batch];
+      send_piece<Form>(a, call, token, piece, lane, raw, plan, shared.scratch[warp]);
+      if (piece == 0) send_details(a, call, token, lane, plan, shared.details[warp]);
+    }
+    stamp(a, 3);
+    __syncthreads();
+  }
+}
+
+}  // namespace switchyard

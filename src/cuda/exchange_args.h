@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// exchange_args.h: what the dispatch and combine kernels are given. Plain values and device
+// pointers; everything that changes from call to call without the host (the call's number, counts)
+// is in device memory, so that a captured graph can be replayed.
+//
+// Letters: P ranks, T tokens at most, K choices, L local experts.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "switchyard/dtype.h"
+#include "switchyard/layout.h"
+#include "switchyard/quant.h"
+
+#include "cuda/watch.h"
+#include "plan/expert_ownership.h"
+#include "plan/push_layout.h"
+#include "quant/scale_layout.h"
+
+namespace switchyard {
+
+/// Which halves of an operation one launch does.
+enum class Phases : std::uint8_t { kNone = 0, kSend = 1, kReceive = 2, kBoth = 3 };
+
+/// What a call leaves in device memory for its combine. Arrays are as large as a call can be.
+struct CallState {
+  /// Calls so far, times 65536; the low half counts CTAs that have ended.
+  std::uint64_t* counter = nullptr;
+  // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
+  // order.
+  std::int32_t* num_terms = nullptr;  ///< [T]
+  std::int32_t* columns = nullptr;    ///< [T, K]
+  float* term_weights = nullptr;      ///< [T, K]; per_expert only
+  std::int32_t* term_ranks = nullptr;  ///< [T, K]: who returns it
+  // Of arrived rows, written by the receive part.
+  std::int32_t* num_arrivals = nullptr;    ///< [P]
+  std::int32_t* arrival_token = nullptr;   ///< [P, T]
+  std::int32_t* arrival_rows = nullptr;    ///< [P, T, K] row of each choice, -1: not here
+  float* arrival_weights = nullptr;        ///< [P, T, K]
+};
+
+struct PeerTable {
+  std::byte* base[kMaxPushRanks];
+};
+
+struct ExchangeBase {
+  PushLayout layout;
+  ExpertOwnership ownership;
+  PeerTable windows;
+  std::int32_t rank = 0;
+  std::int32_t num_topk = 0;
+  Layout rows_layout = Layout::kBatched;
+  Reduce reduce = Reduce::kPerRank;
+  CallState state;
+  Watch watch;
+  std::uint64_t* stamps = nullptr;  ///< see cuda/stamps.cuh
+};
+
+struct DispatchArgs : ExchangeBase {
+  // This rank's tokens.
+  const std::byte* tokens = nullptr;
+  std::int64_t token_stride = 0;  ///< bytes
+  std::int32_t num_tokens = 0;
+  DType token_dtype = DType::kBF16;
+  QuantScheme scheme;
+  const std::byte* given_scales = nullptr;  ///< of tokens that are quantized already
+  std::int64_t given_scale_stride[2] = {};  ///< elements
+  const float* tensor_scale = nullptr;
+  const void* topk_ids = nullptr;
+  bool ids_are_64_bits = false;
+  const float* topk_weights = nullptr;  ///< null: all 1
+  bool sends_weights = false;
+  bool aligned_tokens = false;  ///< rows start and end at 16 bytes
+
+  // What is received.
+  std::byte* rows = nullptr;
+  std::int64_t row_bytes = 0;
+  bool aligned_rows = false;
+  std::int64_t capacity = 0;       ///< rows of an expert; expanded: all rows
+  std::int64_t row_alignment = 1;  ///< expanded
+  std::byte* scales = nullptr;
+  ScaleGeometry scale_block;
+  std::size_t scale_block_bytes = 0;  ///< from expert to expert in a batch, else 0
+  std::int32_t* num_rows = nullptr;   ///< [L]
+  std::int64_t* first_row = nullptr;  ///< [L]; null in layouts with a row a token
+  std::int32_t* total_rows = nullptr;  ///< [1]
+  std::int32_t* row_ids = nullptr;    ///< [N, K], layouts with a row a token
+  float* row_weights = nullptr;       ///< [N] or [N, K]; null without weights
+
+  // The grid: announcer, then senders, then receivers.
+  std::int32_t num_senders = 0;
+  std::int32_t ctas_per_token = 1;  ///< that share the pieces of a token
+  std::int32_t num_receivers = 0;
+};
+
+struct CombineArgs : ExchangeBase {
+  const std::byte* rows = nullptr;  ///< results, one for each row of the receive buffer
+  std::int64_t row_stride = 0;      ///< bytes
+  DType row_dtype = DType::kBF16;
+  DType wire_dtype = DType::kBF16;
+  bool applies_weights = true;  ///< per_rank: rows are not weighted yet
+  bool aligned_rows = false;
+
+  std::int32_t num_tokens = 0;
+  const float* topk_weights = nullptr;  ///< per_expert: instead of those given to dispatch
+  const std::uint16_t* bias[4] = {};
+  std::int64_t bias_stride[4] = {};  ///< elements
+  std::int32_t num_bias = 0;
+  std::byte* output = nullptr;
+  std::int64_t output_stride = 0;  ///< bytes
+  DType output_dtype = DType::kBF16;
+  bool aligned_output = false;
+
+  std::int32_t num_senders = 0;
+  std::int32_t num_receivers = 0;
+};
+
+inline constexpr int kExchangeThreads = 512;
+inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
+
+/// With Phases::kNone the kernel is loaded, not launched: a later launch then never has to wait for
+/// kernels that run, which may be waiting for it. Errors: kSystem.
+void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
+                     cudaStream_t stream);
+void launch_combine(const CombineArgs& args, Phases phases, bool programmatic,
+                    cudaStream_t stream);
+
+}  // namespace switchyard

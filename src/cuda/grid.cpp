@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/grid.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace switchyard {
+namespace {
+
+int cdiv_int(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+// For experiments.
+int env_or(const char* name, int value) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? value : std::atoi(text);
+}
+
+}  // namespace
+
+void choose_grid(const GridWish& wish, DispatchArgs& args) {
+  const int pieces = args.layout.num_pieces;
+  const int most = std::max(1, wish.receives ? wish.max_ctas - 1 : wish.max_ctas - 1);
+  const int for_sending = wish.receives ? env_or("SY_DS", std::max(1, most / 3)) : most;
+  const auto tokens = std::max(1, args.num_tokens);
+  // Few tokens: several CTAs share one.
+  args.ctas_per_token = std::clamp(for_sending / tokens, 1, std::max(1, pieces));
+  const int groups = std::clamp(for_sending / args.ctas_per_token, 1, tokens);
+  args.num_senders = groups * args.ctas_per_token;
+  const int items = args.ownership.num_ranks * tokens * pieces;
+  const int for_receiving = wish.sends ? most - args.num_senders : wish.max_ctas;
+  args.num_receivers = std::clamp(cdiv_int(items, env_or("SY_DR", 4)), 1, std::max(1, for_receiving));
+}
+
+void choose_grid(const GridWish& wish, CombineArgs& args) {
+  const std::int64_t strips = cdiv_int(args.layout.shape.hidden, kStripElements);
+  const std::int64_t items = std::max(1, args.num_tokens) * strips;
+  const int half = std::max(1, env_or("SY_CS", wish.max_ctas / 2));
+  const int per_cta = env_or("SY_CI", 4);
+  args.num_senders =
+      std::clamp(cdiv_int(items * args.num_topk, per_cta), 1, wish.receives ? half : wish.max_ctas);
+  args.num_receivers =
+      std::clamp(cdiv_int(items, per_cta), 1,
+                 std::max(1, wish.sends ? wish.max_ctas - args.num_senders : wish.max_ctas));
+}
+
+}  // namespace switchyard

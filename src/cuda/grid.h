@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// grid.h: how many CTAs of a kernel do what. Measured choices live here and nowhere else.
+#pragma once
+
+#include "cuda/exchange_args.h"
+
+namespace switchyard {
+
+/// What decides a grid.
+struct GridWish {
+  int max_ctas = 1;  ///< of 512 threads
+  bool sends = true;
+  bool receives = true;
+};
+
+void choose_grid(const GridWish& wish, DispatchArgs& args);
+void choose_grid(const GridWish& wish, CombineArgs& args);
+
+}  // namespace switchyard

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// launch.h: one way to launch a kernel: with as much shared memory as it wants, and, when the
+// caller asks, before the kernel ahead of it has ended (programmatic dependent launch).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "cuda/check.h"
+
+namespace switchyard {
+
+struct LaunchShape {
+  int ctas = 1;  ///< 0: only load the kernel
+  int threads = 1;
+  std::size_t shared_bytes = 0;
+  bool programmatic = false;
+  cudaStream_t stream = nullptr;
+};
+
+inline constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
+
+template <typename... Params, typename... Args>
+void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const char* name,
+                   const Args&... args) {
+  if (shape.shared_bytes > kSharedWithoutAsking) {
+    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shape.shared_bytes)),
+               name);
+  }
+  if (shape.ctas == 0) {
+    cudaFuncAttributes loaded{};
+    check_cuda(cudaFuncGetAttributes(&loaded, kernel), name);
+    return;
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.ctas));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = shape.stream;
+  config.attrs = &attribute;
+  config.numAttrs = shape.programmatic ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, args...), name);
+}
+
+}  // namespace switchyard

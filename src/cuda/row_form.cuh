@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// row_form.cuh: how a lane's 16 elements of a token become words for the wire. A form is one way:
+// as they are, converted, or quantized by a scheme.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "cuda/encode.cuh"
+#include "cuda/exchange_args.h"
+#include "cuda/wire_form.h"
+
+namespace switchyard {
+
+/// The rare way: the end of a row, or rows at crooked addresses.
+template <int kWords>
+__device__ __noinline__ void load_bytes(const std::byte* from, int num_bytes,
+                                        std::uint32_t* words) {
+  for (int w = 0; w < kWords; ++w) words[w] = 0;
+  for (int b = 0; b < num_bytes; ++b) {
+    words[b / 4] |= static_cast<std::uint32_t>(from[b]) << (8 * (b % 4));
+  }
+}
+
+/// 16 elements of kBits each from `first` on; 0 beyond `hidden`.
+template <int kBits>
+__device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t first,
+                                           std::int64_t hidden, bool aligned,
+                                           std::uint32_t (&words)[kBits / 2]) {
+  constexpr int kWords = kBits / 2;
+  const std::byte* from = row + first * kBits / 8;
+  if (aligned && first + kGrainElements <= hidden) {
+    if constexpr (kWords >= 4) {
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) {
+        const uint4 four = __ldg(reinterpret_cast<const uint4*>(from) + i);
+        words[4 * i] = four.x, words[4 * i + 1] = four.y;
+        words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+      }
+    } else {
+      const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+      words[0] = two.x, words[1] = two.y;
+    }
+    return;
+  }
+  const std::int64_t left = hidden - first < kGrainElements ? hidden - first : kGrainElements;
+  std::uint32_t copy[kWords];  // the words themselves stay in registers
+  load_bytes<kWords>(from, left > 0 ? static_cast<int>(left * kBits / 8) : 0, copy);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = copy[w];
+}
+
+/// 16 elements as f32, canonical. 16-bit ones may have been loaded before.
+__device__ __forceinline__ void widen_grain(DType dtype, const std::uint32_t (&raw)[8], float* x) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 two = canonical2(dtype == DType::kBF16 ? widen2_bf16(raw[i]) : widen2_f16(raw[i]));
+    x[2 * i] = two.x;
+    x[2 * i + 1] = two.y;
+  }
+}
+
+__device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::byte* row,
+                                            std::int64_t first, const std::uint32_t (&raw)[8],
+                                            float (&x)[16]) {
+  if (a.token_dtype != DType::kF32) return widen_grain(a.token_dtype, raw, x);
+  std::uint32_t words[16];
+  load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) x[i] = canonical_f32(f32_from_bits(words[i]));
+}
+
+/// Four elements by the definition.
+__device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, const float* x) {
+  std::uint32_t codes = 0;
+  for (int i = 0; i < 4; ++i) {
+    codes |= static_cast<std::uint32_t>(quantize_element(x[i], map)) << (8 * i);
+  }
+  return codes;
+}
+
+/// What the lanes of a warp share while they make a piece.
+struct PieceScratch {
+  alignas(16) std::uint8_t scales[kStripsPerPiece][32];
+};
+
+/// Rows of 16-bit elements that other forms start from.
+struct HalfInput {
+  static constexpr int kRawWords = 8;
+  __device__ static void load(const DispatchArgs& a, const std::byte* row, std::int64_t first,
+                              std::uint32_t (&raw)[8]) {
+    if (a.token_dtype == DType::kF32) return;  // taken when they are needed: too many registers
+    load_grain<16>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
+  }
+};
+
+/// bf16, f16 or f32 on the wire, converted where the tokens have another dtype.
+template <DType kWire>
+struct PlainForm : HalfInput {
+  static constexpr int kWords = wire_bits(kWire) / 2;
+  static constexpr int kScaleUnits = 0;
+  static constexpr bool kNeedsRowMagnitude = false;
+
+  __device__ static void make(const DispatchArgs& a, const std::byte* row, std::int64_t first,
+                              const std::uint32_t (&raw)[8], float, int,
+                              std::uint32_t (&words)[kWords], std::uint8_t*) {
+    if constexpr (kWire == DType::kF32) {
+      if (a.token_dtype == DType::kF32) {
+        load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
+        return;
+      }
+      float x[16];
+      load_floats(a, row, first, raw, x);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) words[i] = bits_from_f32(x[i]);
+    } else {
+      if (a.token_dtype == kWire) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) words[i] = raw[i];
+        return;
+      }
+      float x[16];
+      load_floats(a, row, first, raw, x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) words[i] = narrow2<kWire>(x[2 * i], x[2 * i + 1]);
+    }
+  }
+};
+
+/// Tokens that are codes already, with scales in memory.
+template <int kBits>
+struct StoredForm {
+  static constexpr int kRawWords = kBits / 2;
+  static constexpr int kWords = kBits / 2;
+  static constexpr int kScaleUnits = 2;  // at most; the launch says how many
+  static constexpr bool kNeedsRowMagnitude = false;
+
+  __device__ static void load(const DispatchArgs& a, const std::byte* row, std::int64_t first,
+                              std::uint32_t (&raw)[kRawWords]) {
+    load_grain<kBits>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
+  }
+  __device__ static void make(const DispatchArgs& a, const std::byte* row, std::int64_t first,
+                              const std::uint32_t (&raw)[kRawWords], float, int lane,
+                              std::uint32_t (&words)[kWords], std::uint8_t* scales) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = raw[i];
+    if (a.given_scales == nullptr) return;
+    const int bytes = static_cast<int>(a.scale_block.element_bytes);
+    const int per_strip = scales_per_strip(a.scheme);
+    const std::int64_t token = (row - a.tokens) / (a.token_stride > 0 ? a.token_stride : 1);
+    const std::int64_t strip = first / kStripElements;
+    const std::int64_t s = strip * per_strip + lane;
+    const bool is_given = lane < per_strip && s < a.scale_block.num_scales;
+    if (lane >= 32 / bytes) return;
+    const std::int64_t at = token * a.given_scale_stride[0] + s * a.given_scale_stride[1];
+    for (int b = 0; b < bytes; ++b) {
+      scales[lane * bytes + b] =
+          is_given ? static_cast<std::uint8_t>(a.given_scales[at * bytes + b]) : std::uint8_t{0};
+    }
+  }
+};
+
+/// Quantized while it is sent.
+template <QuantScheme kScheme>
+struct QuantizedForm : HalfInput {
+  static constexpr bool kIsSimulated =
+      kScheme.dtype == DType::kE2M3 || kScheme.dtype == DType::kE3M2;
+  static constexpr bool kIsBlock = kScheme.group == ScaleGroup::kBlock;
+  static constexpr int kWords = kIsSimulated ? 8 : wire_bits(kScheme.dtype) / 2;
+  static constexpr int kScaleUnits = strip_scale_bytes(kScheme) / static_cast<int>(kUnitBytes);
+  static constexpr bool kNeedsRowMagnitude = kScheme.group == ScaleGroup::kToken;
+  static constexpr int kLanesPerBlock = kIsBlock ? kScheme.block / kGrainElements : kLanes;
+
+  /// `row_magnitude` is of the whole row, for one scale a token.
+  __device__ static void make(const DispatchArgs& a, const std::byte* row, std::int64_t first,
+                              const std::uint32_t (&raw)[8], float row_magnitude, int lane,
+                              std::uint32_t (&words)[kWords], std::uint8_t* scales) {
+    float x[16];
+    load_floats(a, row, first, raw, x);
+    float amax = row_magnitude;
+    if constexpr (kIsBlock) {
+      amax = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
+#pragma unroll
+      for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
+        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
+      }
+    }
+    const float tensor_scale = a.tensor_scale == nullptr ? 1.0f : __ldg(a.tensor_scale);
+    const ScaleAndMap rule = scale_rule(kScheme, amax, tensor_scale);
+    encode(rule, kScheme.group == ScaleGroup::kTensor ? std::numeric_limits<float>::infinity()
+                                                      : amax,
+           x, words);
+    const bool is_there = first < a.layout.shape.hidden;
+    if (kScaleUnits > 0 && lane % kLanesPerBlock == 0) {
+      keep_scale(is_there ? rule.scale : 0.0f, is_there, lane / kLanesPerBlock, scales);
+    }
+  }
+
+ private:
+  __device__ static void encode(const ScaleAndMap& rule, float amax, const float (&x)[16],
+                                std::uint32_t (&words)[kWords]) {
+    const PreparedMap map = prepare_map(rule.map, amax);
+    if constexpr (kIsSimulated) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const auto value = [&](float v) {
+          return decode(kScheme.dtype, quantize_element(v, rule.map)) * rule.scale;
+        };
+        words[i] = narrow2<DType::kBF16>(value(x[2 * i]), value(x[2 * i + 1]));
+      }
+    } else if constexpr (kScheme.dtype == DType::kE2M1) {
+      words[0] = quantize8_e2m1(map, x);
+      words[1] = quantize8_e2m1(map, x + 8);
+    } else {
+      if (!map.is_exact) [[unlikely]] {
+        float copy[16];
+        for (int i = 0; i < 16; ++i) copy[i] = x[i];
+        for (int i = 0; i < 4; ++i) words[i] = quantize4_defined(map.map, copy + 4 * i);
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[i] = encode4(map.map.codec, map.map.nan_code, scaled(map, x[4 * i]),
+                           scaled(map, x[4 * i + 1]), scaled(map, x[4 * i + 2]),
+                           scaled(map, x[4 * i + 3]));
+      }
+    }
+  }
+  __device__ static void keep_scale(float scale, bool is_there, int index, std::uint8_t* scales) {
+    if constexpr (kScheme.scale_format == ScaleFormat::kF32 ||
+                  kScheme.scale_format == ScaleFormat::kF32PowerOfTwo) {
+      reinterpret_cast<float*>(scales)[index] = scale;
+    } else if constexpr (kScheme.scale_format == ScaleFormat::kE4M3) {
+      scales[index] = e4m3_from_f32(scale);
+    } else {
+      scales[index] = is_there ? static_cast<std::uint8_t>(bits_from_f32(scale) >> 23) : 0;
+    }
+  }
+};
+
+/// Largest magnitude of a whole row, by one warp; NaN ignored.
+__device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std::byte* row,
+                                               int lane) {
+  float amax = 0.0f;
+  for (std::int64_t first = lane * kGrainElements; first < a.layout.shape.hidden;
+       first += kStripElements) {
+    std::uint32_t raw[8];
+    float x[16];
+    HalfInput::load(a, row, first, raw);
+    load_floats(a, row, first, raw, x);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
+  }
+  return amax;
+}
+
+}  // namespace switchyard

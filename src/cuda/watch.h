@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// watch.h: what a kernel that waits for a peer looks at while it waits, and what it leaves behind
+// when the wait failed. No kernel waits without it, and none traps: it writes a record and ends.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard {
+
+/// Why kernels of a rank gave up. The first one stays.
+enum class WaitFailure : std::uint32_t {
+  kNone,
+  kTimeout,           ///< a peer's words did not come
+  kAborted,           ///< the group was aborted
+  kInvalidId,         ///< topk_ids has an id out of range, or, in a batch, one twice in a token
+  kCapacityExceeded,  ///< an expert was sent more rows than its capacity
+  kDisagreement,      ///< a peer announced what cannot be
+};
+
+enum class WaitPlace : std::uint32_t {
+  kAnnouncement,
+  kRow,
+  kReturnedRow,
+  kInput,
+};
+
+/// In host memory that the GPU can write. `failure` is written last.
+struct WaitRecord {
+  std::uint32_t failure;  ///< WaitFailure
+  std::uint32_t place;    ///< WaitPlace
+  std::int32_t peer;
+  std::int32_t token;  ///< or row of the peer; -1: none
+  std::int32_t expected;
+  std::int32_t seen;
+  std::uint64_t call;
+  std::uint64_t waited_ns;
+};
+
+/// All in memory that the GPU can address.
+struct Watch {
+  WaitRecord* record = nullptr;               ///< host
+  const std::uint32_t* abort_word = nullptr;  ///< host; not 0: give up
+  std::uint32_t* failed = nullptr;            ///< device; not 0: some warp of this rank gave up
+  std::uint64_t timeout_ns = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// wire.cuh: how words cross NVLink without flags or fences.
+//
+// Bulk data certifies itself: slots are filled with kEmpty while nobody uses them, a sender stores
+// words that are never kEmpty, and a reader that no longer sees kEmpty has the word. Nothing is
+// assumed of stores wider than 4 bytes: each word is its own arrival. The one reader of a slot
+// fills it with kEmpty again. (The idea is that of the "Lamport" buffers of TensorRT-LLM's
+// all-reduce, which reserve negative zero.)
+//
+// Words may have any value: kEmpty itself travels as kEscaped, and so that both can be told apart,
+// 8 bytes with one of them also send a mark byte: which of the two words stand for kEmpty. This
+// takes marks only where data is all ones.
+//
+// Announcements have many readers and are not cleared: a record is one 64-bit word {value, tag},
+// and the tag says of which call it is.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/watch.h"
+#include "plan/push_layout.h"
+
+namespace switchyard {
+
+inline constexpr std::uint32_t kEmpty = 0xFFFFFFFFu;
+inline constexpr std::uint32_t kEscaped = 0xFFFFFFFEu;
+inline constexpr std::uint32_t kNoMark = 0xFFu;
+
+// ---- loads and stores that the peers see: relaxed, system scope, never cached in L1
+
+__device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[4]) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]),
+               "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[2]) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1])
+               : "memory");
+}
+__device__ __forceinline__ void load_words(const void* from, std::uint32_t (&w)[4]) {
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void load_words(const void* from, std::uint32_t (&w)[2]) {
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(w[0]), "=r"(w[1])
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void store_byte(void* to, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u8 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ std::uint32_t load_byte(const void* from) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_record(void* to, std::uint32_t value, std::uint32_t tag) {
+  const std::uint64_t record = std::uint64_t{tag} << 32 | value;
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(record) : "memory");
+}
+__device__ __forceinline__ std::uint64_t load_record(const void* from) {
+  std::uint64_t record;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(record) : "l"(from) : "memory");
+  return record;
+}
+
+/// Never the value of memory that was filled with ones.
+__device__ __forceinline__ std::uint32_t tag_of(std::uint64_t call) {
+  return static_cast<std::uint32_t>(call) & 0x7FFFFFFFu;
+}
+
+// ---- waiting
+
+__device__ __forceinline__ std::uint64_t now_on_gpu_ns() {
+  std::uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+struct WaitFor {
+  WaitPlace place;
+  std::int32_t peer;
+  std::int32_t token;
+  std::uint64_t call;
+};
+
+/// Leaves the first failure of this rank in the host's record.
+__device__ __noinline__ inline void give_up(const Watch& watch, WaitFailure failure, WaitFor what,
+                                            std::int32_t expected, std::int32_t seen,
+                                            std::uint64_t waited_ns) {
+  if (atomicExch(watch.failed, 1u) != 0) return;
+  WaitRecord& record = *watch.record;
+  record.place = static_cast<std::uint32_t>(what.place);
+  record.peer = what.peer;
+  record.token = what.token;
+  record.expected = expected;
+  record.seen = seen;
+  record.call = what.call;
+  record.waited_ns = waited_ns;
+  __threadfence_system();
+  *const_cast<volatile std::uint32_t*>(&record.failure) = static_cast<std::uint32_t>(failure);
+}
+
+/// One look of a wait at the world. Returns when the wait began, or 0 to end it without success: a
+/// record was left, the kernel should end. (Registers only: waiting warps keep what they hold.)
+__device__ __noinline__ inline std::uint64_t look_around(const Watch& watch, WaitFor what,
+                                                         std::uint32_t look,
+                                                         std::uint64_t start_ns) {
+  constexpr std::uint32_t kLooksPerAbortLook = 16;
+  const std::uint64_t now = now_on_gpu_ns();
+  if (start_ns == 0) start_ns = now;
+  if (*const_cast<volatile std::uint32_t*>(watch.failed) != 0) return 0;
+  const bool asks_host = look % kLooksPerAbortLook == 0;
+  if (asks_host && *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0) {
+    give_up(watch, WaitFailure::kAborted, what, 0, 0, now - start_ns);
+    return 0;
+  }
+  if (now - start_ns > watch.timeout_ns) {
+    give_up(watch, WaitFailure::kTimeout, what, 0, 0, now - start_ns);
+    return 0;
+  }
+  return start_ns;
+}
+
+/// Counts the spins of one wait; looks around now and then.
+struct Spin {
+  static constexpr std::uint32_t kSpinsPerLook = 256;
+  std::uint32_t num_spins = 0;
+  std::uint64_t start_ns = 0;
+
+  /// False when the wait is over without success.
+  __device__ __forceinline__ bool again(const Watch& watch, const WaitFor& what) {
+    ++num_spins;
+    if (num_spins % kSpinsPerLook != 0) return true;
+    start_ns = look_around(watch, what, num_spins / kSpinsPerLook, start_ns);
+    return start_ns != 0;
+  }
+};
+
+/// Waits for the record of `call` at `from`. False: gave up.
+__device__ __forceinline__ bool wait_record(const void* from, const Watch& watch,
+                                            const WaitFor& what, std::uint32_t& value) {
+  Spin spin;
+  for (;;) {
+    const std::uint64_t record = load_record(from);
+    value = static_cast<std::uint32_t>(record);
+    if (static_cast<std::uint32_t>(record >> 32) == tag_of(what.call)) return true;
+    if (!spin.again(watch, what)) return false;
+  }
+}
+
+// ---- units of N words: 4, or 2
+
+template <int N>
+__device__ __forceinline__ std::uint32_t largest(const std::uint32_t (&w)[N]) {
+  std::uint32_t most = max(w[0], w[1]);
+  if constexpr (N == 4) most = max(most, max(w[2], w[3]));
+  return most;
+}
+
+/// Which of the words are kEmpty, as bits.
+template <int N>
+__device__ __forceinline__ std::uint32_t empty_words(const std::uint32_t (&w)[N]) {
+  std::uint32_t which = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) which |= w[i] == kEmpty ? 1u << i : 0u;
+  return which;
+}
+
+/// Sends N words to an empty slot. `mark` is the slot's mark byte.
+template <int N>
+__device__ __forceinline__ void send_unit(std::byte* to, std::byte* mark,
+                                          const std::uint32_t (&w)[N]) {
+  std::uint32_t sent[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) sent[i] = min(w[i], kEscaped);
+  if (largest(w) >= kEscaped) [[unlikely]] store_byte(mark, empty_words(w));
+  store_words(to, sent);
+}
+
+/// Waits for a mark byte and clears it. kNoMark: gave up.
+__device__ __noinline__ inline std::uint32_t take_mark(std::byte* mark, const Watch& watch,
+                                                       WaitFor what) {
+  Spin spin;
+  std::uint32_t which = load_byte(mark);
+  while (which == kNoMark) {
+    if (!spin.again(watch, what)) return kNoMark;
+    which = load_byte(mark);
+  }
+  store_byte(mark, kNoMark);
+  return which;
+}
+
+/// What was loaded from a slot: has it arrived whole?
+template <int N>
+__device__ __forceinline__ bool has_arrived(const std::uint32_t (&w)[N]) {
+  return largest(w) != kEmpty;
+}
+
+/// Empties the slot at `at` that `w` was taken from, and gives words that were escaped their value
+/// back. False: gave up.
+template <int N>
+__device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
+                                           const PushLayout& layout, const Watch& watch,
+                                           const WaitFor& what, std::uint32_t (&w)[N]) {
+  std::uint32_t empty[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) empty[i] = kEmpty;
+  store_words(window + at, empty);
+  if (largest(w) != kEscaped) [[likely]] return true;
+  const std::uint32_t which = take_mark(window + layout.mark(what.call, at), watch, what);
+  if (which == kNoMark) return false;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if ((which >> i & 1) != 0) w[i] = kEmpty;
+  }
+  return true;
+}
+
+}  // namespace switchyard

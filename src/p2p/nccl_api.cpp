@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "p2p/nccl_api.h"
+
+#include <dlfcn.h>
+
+#include "core/fail.h"
+#include "p2p/nccl_heap.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kLibrary = "libnccl.so.2";
+constexpr int kFirstWithWindows = NCCL_VERSION(2, 28, 0);
+constexpr int kFirstWithHostPointers = NCCL_VERSION(2, 29, 2);
+
+std::string version_text(int version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+template <typename Function>
+void find(void* library, Function& function, const char* name) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  require(function != nullptr, Errc::kNotAvailable, "{} has no {}", kLibrary, name);
+}
+
+// It stays loaded: communicators of the program itself may live in it.
+NcclApi load() {
+  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  require(library != nullptr, Errc::kNotAvailable,
+          "{} cannot be loaded; install NCCL 2.28 or newer, or put its folder into LD_LIBRARY_PATH",
+          kLibrary);
+  NcclApi api;
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  find(library, get_version, "ncclGetVersion");
+  get_version(&api.version);
+  require(api.version >= kFirstWithWindows, Errc::kNotAvailable,
+          "{} is version {}, windows need 2.28 or newer", kLibrary, version_text(api.version));
+  const bool has_host_pointers = api.version >= kFirstWithHostPointers;
+  require(has_host_pointers || api.is_of_our_headers(), Errc::kNotAvailable,
+          "{} is version {}, this build knows the windows of {} and of 2.29.2 and newer", kLibrary,
+          version_text(api.version), version_text(NCCL_VERSION_CODE));
+  find(library, api.get_unique_id, "ncclGetUniqueId");
+  find(library, api.comm_init_rank, "ncclCommInitRank");
+  find(library, api.comm_abort, "ncclCommAbort");
+  find(library, api.mem_alloc, "ncclMemAlloc");
+  find(library, api.mem_free, "ncclMemFree");
+  find(library, api.window_register, "ncclCommWindowRegister");
+  find(library, api.window_deregister, "ncclCommWindowDeregister");
+  find(library, api.get_error_string, "ncclGetErrorString");
+  find(library, api.get_last_error, "ncclGetLastError");
+  if (has_host_pointers) {
+    find(library, api.get_peer_device_pointer, "ncclGetPeerDevicePointer");
+  } else {
+    find(library, api.dev_comm_create, "ncclDevCommCreate");
+    find(library, api.dev_comm_destroy, "ncclDevCommDestroy");
+  }
+  return api;
+}
+
+}  // namespace
+
+const NcclApi& nccl_api() {
+  static const NcclApi api = load();
+  return api;
+}
+
+int nccl_version() {
+  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return 0;
+  const auto get_version =
+      reinterpret_cast<decltype(&::ncclGetVersion)>(dlsym(library, "ncclGetVersion"));
+  int version = 0;
+  if (get_version != nullptr) get_version(&version);
+  return version;
+}
+
+std::string nccl_obstacle() {
+  try {
+    (void)nccl_api();
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void check_nccl(ncclResult_t result, const char* what) {
+  if (result == ncclSuccess) return;
+  const NcclApi& api = nccl_api();
+  const char* detail = api.get_last_error(nullptr);
+  fail(Errc::kSystem, "{}: NCCL says {}: {}", what, api.get_error_string(result),
+       detail == nullptr || *detail == '\0' ? "nothing more; NCCL_DEBUG=INFO does" : detail);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// nccl_api.h: the functions of libnccl.so.2 that a window needs, loaded at the first use.
+#pragma once
+
+#include <nccl.h>
+
+#include <nccl_device/core.h>
+
+namespace switchyard {
+
+struct NcclApi {
+  int version = 0;  ///< for example 22809
+  decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&::ncclCommInitRank) comm_init_rank = nullptr;
+  decltype(&::ncclCommAbort) comm_abort = nullptr;
+  decltype(&::ncclMemAlloc) mem_alloc = nullptr;
+  decltype(&::ncclMemFree) mem_free = nullptr;
+  decltype(&::ncclCommWindowRegister) window_register = nullptr;
+  decltype(&::ncclCommWindowDeregister) window_deregister = nullptr;
+  decltype(&::ncclGetErrorString) get_error_string = nullptr;
+  decltype(&::ncclGetLastError) get_last_error = nullptr;
+  /// Only of the version of our headers: its structs have no size field.
+  decltype(&::ncclDevCommCreate) dev_comm_create = nullptr;
+  decltype(&::ncclDevCommDestroy) dev_comm_destroy = nullptr;
+  /// From 2.29.2 on.
+  ncclResult_t (*get_peer_device_pointer)(ncclWindow_t window, std::size_t offset, int peer,
+                                          void** pointer) = nullptr;
+
+  /// The loaded library is the one whose structs our headers describe.
+  bool is_of_our_headers() const { return version == NCCL_VERSION_CODE; }
+};
+
+/// Errors: kNotAvailable: no library, one without windows, or one whose pointers cannot be had.
+const NcclApi& nccl_api();
+
+/// Throws unless `result` is ncclSuccess. Errors: kSystem.
+void check_nccl(ncclResult_t result, const char* what);
+
+}  // namespace switchyard

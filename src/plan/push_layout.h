@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// push_layout.h: every byte offset in the window that GPUs push into, for both processors.
+//
+// A sender writes each row into the window of every rank that wants it, at slot (sender, n): it is
+// the sender's n-th row for that rank. Nothing is counted at the receiver. Rows travel in pieces of
+// 1024 elements, each the work of one warp and complete in itself: elements, scales, and where the
+// receiver is to put them. Returned rows go to slot (token, column) of the token's owner.
+//
+// Two slot sets alternate from call to call; a call is a dispatch with its combine.
+//   set:  P announcements   {rows for you, tokens, rows for each of your experts}
+//         P x T rows        details of the token, then pieces
+//         T x columns       returned rows
+//         marks             one byte for 8 bytes of the rows above, see cuda/wire.cuh
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/host_device.h"
+
+namespace switchyard {
+
+inline constexpr int kLanes = 32;
+inline constexpr int kGrainElements = 16;                       ///< of one lane
+inline constexpr int kStripElements = kLanes * kGrainElements;  ///< of one warp, once
+inline constexpr int kStripsPerPiece = 2;
+inline constexpr int kPieceElements = kStripsPerPiece * kStripElements;
+inline constexpr std::size_t kUnitBytes = 16;
+inline constexpr int kMaxPushRanks = 64;
+/// A lane each for the scales, routes and details of a piece.
+inline constexpr int kMaxPushTopk = 30;
+
+/// What sizes a push window. Equal on every rank.
+struct PushShape {
+  std::int64_t max_tokens = 0;
+  std::int64_t hidden = 0;
+  std::int32_t num_ranks = 1;
+  std::int32_t num_topk = 1;
+  std::int32_t max_local_experts = 1;
+  std::int32_t element_bits = 16;         ///< of a dispatched row
+  std::int32_t strip_scale_bytes = 0;     ///< scales of 512 elements, a multiple of 16
+  std::int32_t return_element_bits = 16;  ///< of a returned row
+  bool sends_routes = true;               ///< rows are placed by expert
+  bool keeps_every_choice = false;        ///< returned rows by k (per_expert)
+};
+
+struct PushLayout {
+  PushShape shape;
+  std::int32_t num_pieces = 0;        ///< of a row
+  std::size_t announcement_bytes = 0;
+  std::size_t details_bytes = 0;
+  std::size_t scales_in_piece = 0;
+  std::size_t routes_in_piece = 0;
+  std::size_t piece_stride = 0;
+  std::size_t row_stride = 0;
+  std::size_t return_stride = 0;
+  std::size_t rows_offset = 0;  ///< within a set, as the next two
+  std::size_t returns_offset = 0;
+  std::size_t marks_offset = 0;
+  std::size_t set_bytes = 0;
+  std::size_t total_bytes = 0;
+
+  SWITCHYARD_HOST_DEVICE std::size_t set(std::uint64_t call) const {
+    return static_cast<std::size_t>(call & 1) * set_bytes;
+  }
+  /// 64-bit records {value, tag}: rows for the reader, tokens of the source, rows for each of the
+  /// reader's experts.
+  SWITCHYARD_HOST_DEVICE std::size_t announcement(std::uint64_t call, int source) const {
+    return set(call) + static_cast<std::size_t>(source) * announcement_bytes;
+  }
+  /// Words: token, ids two by two, weights.
+  SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t call, int source, std::int64_t n) const {
+    return set(call) + rows_offset +
+           static_cast<std::size_t>(source * shape.max_tokens + n) * row_stride;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t piece(std::size_t row, int index) const {
+    return row + details_bytes + static_cast<std::size_t>(index) * piece_stride;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t returned(std::uint64_t call, std::int64_t token,
+                                              int column) const {
+    return set(call) + returns_offset +
+           static_cast<std::size_t>(token * num_columns() + column) * return_stride;
+  }
+  /// The mark of the 8 bytes at `offset`, which lie in a set.
+  SWITCHYARD_HOST_DEVICE std::size_t mark(std::uint64_t call, std::size_t offset) const {
+    return set(call) + marks_offset + (offset - set(call)) / 8;
+  }
+
+  SWITCHYARD_HOST_DEVICE bool has_rank_columns() const {
+    return !shape.keeps_every_choice && shape.num_ranks < shape.num_topk;
+  }
+  SWITCHYARD_HOST_DEVICE int num_columns() const {
+    return has_rank_columns() ? shape.num_ranks : shape.num_topk;
+  }
+  SWITCHYARD_HOST_DEVICE int column(int rank, int k) const {
+    return has_rank_columns() ? rank : k;
+  }
+};
+
+/// Errors: kInvalidArgument when a size overflows.
+PushLayout make_push_layout(const PushShape& shape);
+
+}  // namespace switchyard

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `switchyard doctor` as a user sees it, on a machine with or without GPUs, and what it says of
+// machines that are not here.
+
+#include "doctor.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "support/command.h"
+
+namespace switchyard::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+CommandResult doctor(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {SWITCHYARD_CLI, "doctor"});
+  return run_command(arguments, 60 * SWITCHYARD_SLOWDOWN);
+}
+
+// A machine with two GPUs that lacks nothing.
+cli::DoctorReport two_gpus() {
+  cli::DoctorReport report;
+  report.machine.host = "box";
+  report.machine.num_cores = report.machine.num_usable_cores = 16;
+  report.machine.max_open_files = 4096;
+  report.machine.available_bytes = std::int64_t{64} << 30;
+  report.machine.mpirun = "/usr/bin/mpirun";
+  report.onednn = "2.6.0";
+  report.engines = {"local", "shm"};
+  report.launcher = "none";
+  DeviceFacts devices;
+  devices.driver_version = "580.65.06";
+  devices.driver_cuda = 13000;
+  devices.runtime_cuda = 13000;
+  for (int i = 0; i < 2; ++i) {
+    GpuFacts gpu;
+    gpu.name = "NVIDIA H200";
+    gpu.memory_bytes = std::int64_t{140} << 30;
+    gpu.num_sms = 132;
+    gpu.compute_major = 9;
+    gpu.num_nvlinks = 18;
+    gpu.pci = "0000:1" + std::to_string(i) + ":00.0";
+    devices.gpus.push_back(gpu);
+  }
+  devices.links = {{GpuLink::kSelf, GpuLink::kNvlink}, {GpuLink::kNvlink, GpuLink::kSelf}};
+  devices.nccl_version = 22809;
+  devices.threads = {"same_process", "threads share addresses"};
+  devices.processes = {"vmm", "the driver gives descriptors for memory of every GPU"};
+  report.devices = devices;
+  return report;
+}
+
+std::string whats(const std::vector<cli::Finding>& findings) {
+  std::string text;
+  for (const cli::Finding& one : findings) {
+    EXPECT_FALSE(one.costs.empty()) << one.what;
+    EXPECT_FALSE(one.remedy.empty()) << one.what;
+    text += one.what + "\n";
+  }
+  return text;
+}
+
+TEST(DoctorTest, GoodReportOnThisMachine) {
+  const CommandResult result = doctor({});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, ::testing::StartsWith("switchyard "));
+  for (const char* section : {"\nmachine\n", "\nGPUs\n", "\nparts\n", "\nsettings\n"}) {
+    EXPECT_THAT(result.output, HasSubstr(section));
+  }
+  EXPECT_THAT(result.output, HasSubstr("SWITCHYARD_HEAP "));
+  EXPECT_THAT(result.output, HasSubstr("works (memfd)"));
+  EXPECT_THAT(result.output, Not(HasSubstr(" \n")));  // no blanks at line ends
+}
+
+TEST(DoctorTest, JsonIsOneObjectAlone) {
+  const CommandResult result = doctor({"--json"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  const nlohmann::json json = nlohmann::json::parse(result.output);
+  EXPECT_GE(json["machine"]["num_cores"], 1);
+  EXPECT_GT(json["machine"]["memory_bytes"], 1 << 20);
+  EXPECT_EQ(json["cuda"].is_null(), json["why_no_cuda"] != "");
+  EXPECT_EQ(json["engines"][0], "local");
+  for (const auto& one : json["missing"]) {
+    EXPECT_FALSE(one["what"].get<std::string>().empty());
+    EXPECT_FALSE(one["costs"].get<std::string>().empty());
+    EXPECT_FALSE(one["get_it"].get<std::string>().empty());
+  }
+}
+
+TEST(DoctorTest, SettingsComeWithTheirOriginAndSecretsStaySecret) {
+  setenv("SWITCHYARD_TIMEOUT_MS", "soon", 1);
+  setenv("SWITCHYARD_SECRET", "hush", 1);
+  setenv("SWITCHYARD_TIMEOUT", "5", 1);
+  const CommandResult result = doctor({"--json"});
+  const CommandResult text = doctor({});
+  unsetenv("SWITCHYARD_TIMEOUT_MS");
+  unsetenv("SWITCHYARD_SECRET");
+  unsetenv("SWITCHYARD_TIMEOUT");
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  const nlohmann::json json = nlohmann::json::parse(result.output);
+  const auto find = [&](const std::string& name) {
+    const auto found = std::ranges::find_if(json["settings"],
+                                            [&](const auto& one) { return one["name"] == name; });
+    return found == json["settings"].end() ? nlohmann::json() : *found;
+  };
+  EXPECT_EQ(find("SWITCHYARD_TIMEOUT_MS")["value"], "soon");
+  EXPECT_EQ(find("SWITCHYARD_TIMEOUT_MS")["origin"], "environment");
+  EXPECT_EQ(find("SWITCHYARD_SECRET")["value"], "(set)");
+  EXPECT_EQ(find("SWITCHYARD_ENGINE")["origin"], "default");
+  EXPECT_EQ(json["unknown_variables"], nlohmann::json::array({"SWITCHYARD_TIMEOUT"}));
+  EXPECT_THAT(text.output, HasSubstr("setting SWITCHYARD_TIMEOUT_MS is \"soon\", want a whole"));
+  EXPECT_THAT(text.output, HasSubstr("SWITCHYARD_TIMEOUT is set, but there is no such setting"));
+  EXPECT_THAT(result.output + text.output, Not(HasSubstr("hush")));
+}
+
+TEST(DoctorTest, MachineThatLacksNothing) {
+  cli::DoctorReport report = two_gpus();
+  report.findings = cli::find_missing(report);
+  EXPECT_EQ(whats(report.findings), "");
+  const std::string text = cli::to_text(report);
+  EXPECT_THAT(text, HasSubstr("nothing is missing\n"));
+  EXPECT_THAT(text, HasSubstr("  GPU  name         memory     free  SMs  compute  NVLinks  PCI\n"
+                              "  0    NVIDIA H200  140.0 GiB  ?     132  9.0      18       "
+                              "0000:10:00.0\n"));
+  EXPECT_THAT(text, HasSubstr("  from \\ to  0       1\n"
+                              "  0          self    nvlink\n"
+                              "  1          nvlink  self\n"));
+  EXPECT_THAT(text, HasSubstr("driver             580.65.06, up to CUDA 13.0\n"));
+  EXPECT_THAT(text, HasSubstr("NCCL               2.28.9\n"));
+  EXPECT_THAT(text, HasSubstr("heap of processes  vmm: the driver gives descriptors"));
+  const nlohmann::json json = nlohmann::json::parse(cli::to_json(report));
+  EXPECT_EQ(json["cuda"]["gpus"].size(), 2u);
+  EXPECT_EQ(json["cuda"]["links"][0][1], "nvlink");
+  EXPECT_EQ(json["cuda"]["heap_of_processes"]["kind"], "vmm");
+  EXPECT_TRUE(json["cuda"]["gpus"][0]["free_bytes"].is_null());
+}
+
+TEST(DoctorTest, EveryLackIsNamed) {
+  cli::DoctorReport report = two_gpus();
+  report.devices->processes = {"", "GPU 0 of rank 0 cannot address the memory of GPU 1 of rank 1"};
+  report.devices->nccl_obstacle = "libnccl.so.2 cannot be loaded";
+  report.devices->driver_cuda = 12020;
+  report.machine.shared_memory_obstacle = "memfd_create: Operation not permitted";
+  report.machine.num_usable_cores = 1;
+  report.machine.max_open_files = 64;
+  report.machine.available_bytes = 1 << 20;
+  report.machine.mpirun.clear();
+  report.onednn.clear();
+  report.settings = {{"SWITCHYARD_ENGINE", "sm", "environment"}};
+  const std::string text = whats(cli::find_missing(report));
+  for (const char* phrase :
+       {"GPUs of processes cannot share memory: GPU 0", "no NCCL windows: libnccl.so.2",
+        "the driver is of CUDA 12.2, this build of CUDA 13.0", "memfd_create", "one core",
+        "64 open files allowed", "1.0 MiB of memory are left", "no mpirun", "oneDNN is not",
+        "setting SWITCHYARD_ENGINE is \"sm\", want auto, local, shm"}) {
+    EXPECT_THAT(text, HasSubstr(phrase));
+  }
+}
+
+TEST(DoctorTest, RemedyDependsOnWhyThereIsNoGpu) {
+  cli::DoctorReport report = two_gpus();
+  report.devices.reset();
+  const auto remedy = [&] { return cli::find_missing(report).at(0).remedy; };
+  report.why_no_cuda = "the CUDA module is not there (...)";
+  EXPECT_THAT(remedy(), HasSubstr("-DSWITCHYARD_WITH_CUDA=ON"));
+  report.why_no_cuda = "no NVIDIA driver or no GPU on this machine";
+  EXPECT_THAT(remedy(), HasSubstr("install its driver"));
+  report.machine.nvidia_driver = "470.82.01";
+  EXPECT_THAT(remedy(), HasSubstr("the kernel has driver 470.82.01, but CUDA sees no GPU"));
+}
+
+TEST(DoctorTest, UnknownOptionIsAUsageError) {
+  const CommandResult result = doctor({"--jsn"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error, HasSubstr("--jsn"));
+}
+
+}  // namespace
+}  // namespace switchyard::test

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Windows of ranks that are processes, through every kind of heap. The test itself never uses CUDA:
+// its ranks are forked from it. With fewer GPUs than ranks some share one.
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <dirent.h>
+#include <functional>
+#include <signal.h>
+
+#include <gmock/gmock.h>
+
+#include "core/clock.h"
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "engine/engine.h"
+#include "gpus.h"
+#include "p2p/device_window.h"
+#include "p2p/heap_support.h"
+#include "p2p/nccl_heap.h"
+#include "support/errors.h"
+#include "support/processes.h"
+
+namespace switchyard {
+namespace {
+
+using test::expect_error;
+using test::RankOutcome;
+using test::RankProcesses;
+using test::run_processes;
+using ::testing::HasSubstr;
+
+constexpr std::array<const char*, 2> kHandleHeaps{"vmm", "ipc"};
+constexpr test::ProcessOptions kSlow{.timeout_ms = 60'000, .deadline_ms = 110'000};
+
+int device_of(int rank) { return rank % test::num_gpus(); }
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  check_cuda(cudaDeviceSynchronize(), "copy");
+}
+
+void exchange_values(Engine& engine, const DeviceWindow& window) {
+  for (int peer = 0; peer < engine.size(); ++peer) {
+    const int value = 1000 * engine.rank() + peer;
+    copy(reinterpret_cast<int*>(window.base(peer)) + engine.rank(), &value, sizeof(value));
+  }
+  engine.barrier();
+  for (int peer = 0; peer < engine.size(); ++peer) {
+    int came = -1;  // from peer to this rank; then from this rank to peer, loaded over the link
+    copy(&came, reinterpret_cast<int*>(window.base(engine.rank())) + peer, sizeof(came));
+    EXPECT_EQ(came, 1000 * peer + engine.rank());
+    copy(&came, reinterpret_cast<int*>(window.base(peer)) + engine.rank(), sizeof(came));
+    EXPECT_EQ(came, 1000 * engine.rank() + peer);
+  }
+  engine.barrier();
+}
+
+int num_open_files() {
+  DIR* directory = opendir("/proc/self/fd");
+  int count = 0;
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+std::size_t free_bytes() {
+  std::size_t available = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+  return available;
+}
+
+// What `ask` returns in a child: why this machine cannot use a heap.
+std::string ask_a_child(const std::function<std::string()>& ask) {
+  RankProcesses child(1, [&](const Group&) { throw Error(Errc::kNotAvailable, ask()); });
+  return child.wait()[0].error->what();
+}
+
+std::string why_not(const std::string& heap) {
+  return ask_a_child([&]() -> std::string {
+    if (heap == "nccl") return nccl_obstacle();
+    return heap_obstacles(
+        0)[static_cast<std::size_t>(heap == "vmm" ? HeapKind::kVmm : HeapKind::kIpc)];
+  });
+}
+
+class DeviceWindowProcessTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
+    const std::string why = why_not(GetParam());
+    if (!why.empty()) GTEST_SKIP() << GetParam() << ": " << why;
+  }
+};
+
+TEST_P(DeviceWindowProcessTest, EveryRankReachesEveryWindow) {
+  for (const int size : {2, 3, 4}) {
+    run_processes(
+        size,
+        [](const Group& group) {
+          const int device = device_of(group.rank());
+          const DeviceGuard guard(device);
+          for (const std::size_t bytes : {std::size_t{64}, std::size_t{5} << 20}) {
+            const auto window = make_device_window(group.engine(), device, bytes, GetParam());
+            EXPECT_STREQ(name_of(window->kind()), GetParam());
+            exchange_values(group.engine(), *window);
+          }
+        },
+        kSlow);
+  }
+}
+
+TEST_P(DeviceWindowProcessTest, WindowsLeaveNoMemoryAndNoDescriptorBehind) {
+  run_processes(
+      2,
+      [](const Group& group) {
+        constexpr std::size_t kBytes = std::size_t{256} << 20;
+        const int device = device_of(group.rank());
+        const DeviceGuard guard(device);
+        const auto make = [&] {
+          const auto window = make_device_window(group.engine(), device, kBytes, GetParam());
+          group.barrier();
+        };
+        make();  // contexts, kernels and descriptors of the driver stay
+        group.barrier();
+        const std::size_t before = free_bytes();
+        const int files = num_open_files();
+        group.barrier();
+        for (int i = 0; i < 10; ++i) make();
+        group.barrier();
+        EXPECT_GT(free_bytes() + kBytes, before);
+        EXPECT_EQ(num_open_files(), files);
+        group.barrier();
+      },
+      kSlow);
+}
+
+// Windows of the others stay what they are; vmm keeps the memory of the dead rank, too.
+TEST_P(DeviceWindowProcessTest, KilledRankIsLostAndTheOthersKeepTheirMemory) {
+  test::Shared<std::atomic<int>> num_ready;
+  RankProcesses ranks(
+      3,
+      [&](const Group& group) {
+        const int device = device_of(group.rank());
+        const DeviceGuard guard(device);
+        const auto window = make_device_window(group.engine(), device, 1 << 20, GetParam());
+        exchange_values(group.engine(), *window);
+        ++*num_ready;
+        try {
+          group.engine().wait({Phase::kDispatchReceive, 17, 1}, [] { return false; });
+        } catch (const Error&) {
+          const bool is_vmm = window->kind() == HeapKind::kVmm;
+          for (const int owner : {group.rank(), is_vmm ? 1 : group.rank()}) {
+            int value = -1;
+            copy(&value, reinterpret_cast<int*>(window->base(owner)) + group.rank(), sizeof(value));
+            EXPECT_EQ(value, 1000 * group.rank() + owner);
+          }
+          if (::testing::Test::HasFailure()) throw Error(Errc::kInternal, "memory is gone");
+          throw;
+        }
+      },
+      kSlow);
+  const Deadline deadline = Deadline::after_ms(90'000);
+  while (*num_ready < 3 && !deadline.expired()) usleep(1000);
+  ASSERT_EQ(*num_ready, 3);
+  ranks.send_signal(1, SIGKILL);
+  const std::vector<RankOutcome> outcomes = ranks.wait();
+  for (const std::size_t rank : {0u, 2u}) {
+    ASSERT_TRUE(outcomes[rank].error) << outcomes[rank].output;
+    EXPECT_EQ(outcomes[rank].error->code(), Errc::kPeerLost);
+    EXPECT_THAT(outcomes[rank].error->what(), HasSubstr("rank 1 was lost"));
+  }
+}
+
+TEST_P(DeviceWindowProcessTest, RankKilledWhileWindowsAreMadeIsLost) {
+  test::Shared<std::atomic<int>> num_ready;
+  RankProcesses ranks(
+      3,
+      [&](const Group& group) {
+        const int device = device_of(group.rank());
+        const DeviceGuard guard(device);
+        (void)make_device_window(group.engine(), device, 1 << 20, GetParam());
+        ++*num_ready;
+        for (;;) (void)make_device_window(group.engine(), device, 1 << 20, GetParam());
+      },
+      kSlow);
+  const Deadline deadline = Deadline::after_ms(90'000);
+  while (*num_ready < 3 && !deadline.expired()) usleep(1000);
+  ranks.send_signal(2, SIGKILL);
+  const std::vector<RankOutcome> outcomes = ranks.wait();
+  for (const std::size_t rank : {0u, 1u}) {
+    ASSERT_TRUE(outcomes[rank].error) << outcomes[rank].output;
+    EXPECT_EQ(outcomes[rank].error->code(), Errc::kPeerLost) << outcomes[rank].error->what();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Heaps, DeviceWindowProcessTest, ::testing::ValuesIn(kHandleHeaps),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST(DeviceWindowAutoTest, ProcessesTakeAHeapThatWorks) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
+  run_processes(
+      4,
+      [](const Group& group) {
+        const int device = device_of(group.rank());
+        const DeviceGuard guard(device);
+        const auto window = make_device_window(group.engine(), device, 1 << 20);
+        EXPECT_NE(window->kind(), HeapKind::kSameProcess);
+        EXPECT_EQ(window->is_shared_gpu(), test::num_gpus() < group.size());
+        exchange_values(group.engine(), *window);
+      },
+      kSlow);
+}
+
+class NcclWindowTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    num_gpus_ = test::num_gpus_of_a_child();
+    SWITCHYARD_REQUIRE_GPU(num_gpus_);
+    if (num_gpus_ < 2) GTEST_SKIP() << "one GPU, needs two";
+    const std::string why = why_not("nccl");
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+  int num_gpus_ = 0;
+};
+
+TEST_F(NcclWindowTest, EveryRankReachesEveryWindow) {
+  run_processes(
+      std::min(num_gpus_, 4),
+      [](const Group& group) {
+        const DeviceGuard guard(group.rank());
+        for (const std::size_t bytes : {std::size_t{64}, std::size_t{5} << 20}) {
+          const auto window = make_device_window(group.engine(), group.rank(), bytes, "nccl");
+          EXPECT_EQ(window->kind(), HeapKind::kNccl);
+          exchange_values(group.engine(), *window);
+        }
+      },
+      kSlow);
+}
+
+TEST_F(NcclWindowTest, RankThatDiesBeforeItJoinsEndsTheWait) {
+  RankProcesses ranks(
+      2,
+      [](const Group& group) {
+        const DeviceGuard guard(group.rank());
+        (void)make_device_window(group.engine(), group.rank(), 64, "nccl");
+        group.barrier();
+        if (group.rank() == 1) raise(SIGKILL);
+        (void)make_device_window(group.engine(), group.rank(), 64, "nccl");
+      },
+      kSlow);
+  const std::vector<RankOutcome> outcomes = ranks.wait();
+  ASSERT_TRUE(outcomes[0].error) << outcomes[0].output;
+  EXPECT_EQ(outcomes[0].error->code(), Errc::kPeerLost) << outcomes[0].error->what();
+}
+
+TEST(DeviceWindowAutoTest, WhatProcessesCannotUseIsRefused) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
+  run_processes(
+      2,
+      [](const Group& group) {
+        expect_error(Errc::kNotAvailable, "same_process: ranks 0 and 1 are of two processes",
+                     [&] { (void)make_device_window(group.engine(), 0, 64, "same_process"); });
+        expect_error(Errc::kNotAvailable, "nccl: ", [&] {  // both ranks on one GPU
+          (void)make_device_window(group.engine(), 0, 64, "nccl");
+        });
+        expect_error(Errc::kOutOfMemory, "rank 0 of 2",
+                     [&] { (void)make_device_window(group.engine(), 0, std::size_t{1} << 50); });
+        const auto window = make_device_window(group.engine(), 0, 64);
+        group.barrier();
+      },
+      kSlow);
+}
+
+}  // namespace
+}  // namespace switchyard
