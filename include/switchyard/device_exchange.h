@@ -24,7 +24,7 @@
 namespace switchyard {
 
 struct DeviceExchangeOptions {
-  /// Most CTAs of a kernel, of 512 threads, one a multiprocessor. 0: as many as the GPU has, shared
+  /// Most CTAs of a kernel, of 512 threads, two a multiprocessor. 0: as many as the GPU has, shared
   /// fairly when several ranks use it.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for

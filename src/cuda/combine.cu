@@ -11,7 +11,7 @@ namespace switchyard {
 namespace {
 
 template <DType kWire>
-__global__ void __launch_bounds__(kExchangeThreads, 1)
+__global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
   begin_kernel();
   const std::uint64_t call = next_call(a.state) - 1;

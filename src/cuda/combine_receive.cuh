@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-inline constexpr int kTermsAtOnce = 4;  // loads in flight
+inline constexpr int kTermsAtOnce = 2;  // loads in flight
 
 template <DType kDType>
 __device__ __forceinline__ void put_sums(const CombineArgs& a, int token, std::int64_t first,
@@ -26,20 +26,16 @@ __device__ __forceinline__ void put_sums(const CombineArgs& a, int token, std::i
     }
     return;
   }
+  std::uint32_t copy[kWords];  // the words themselves stay in registers
 #pragma unroll
-  for (int i = 0; i < kGrainElements; ++i) {
-    if (first + i >= a.layout.shape.hidden) break;
-    if constexpr (kBytes == 4) {
-      reinterpret_cast<std::uint32_t*>(to)[i] = words[i];
-    } else {
-      reinterpret_cast<std::uint16_t*>(to)[i] =
-          static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)));
-    }
-  }
+  for (int i = 0; i < kWords; ++i) copy[i] = words[i];
+  const std::int64_t left = (a.layout.shape.hidden - first) * kBytes;
+  put_bytes(to, left < 4 * kWords ? static_cast<int>(left) : 4 * kWords, copy);
 }
 
 __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::int64_t first,
                                          float (&sum)[16]) {
+#pragma unroll 1
   for (int b = 0; b < a.num_bias; ++b) {
     const auto* row = reinterpret_cast<const std::byte*>(a.bias[b] + token * a.bias_stride[b]);
     std::uint32_t words[8];
@@ -62,10 +58,10 @@ __device__ __forceinline__ void widen_words(const std::uint32_t (&words)[wire_bi
   }
 }
 
-/// One strip of one own token, by one warp. Lane i knows term i. False: gave up.
+/// One piece of one own token, by one warp. Lane i knows term i. False: gave up.
 template <DType kWire>
-__device__ __forceinline__ bool sum_strip(const CombineArgs& a, std::uint64_t call, int token,
-                                          int strip, int lane) {
+__device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call, int token,
+                                          int piece, int lane) {
   constexpr int kWords = wire_bits(kWire) / 2;
   constexpr int kUnits = kWords / 4;
   std::byte* own = a.windows.base[a.rank];
@@ -79,11 +75,12 @@ __device__ __forceinline__ bool sum_strip(const CombineArgs& a, std::uint64_t ca
                      ? a.state.term_weights[at]
                      : __ldg(a.topk_weights + std::int64_t{token} * a.num_topk + column);
   }
-  const std::int64_t first = std::int64_t{strip} * kStripElements + lane * kGrainElements;
+  const std::int64_t first = std::int64_t{piece} * kPieceElements + lane * kGrainElements;
   const bool is_there = first < a.layout.shape.hidden;
   float sum[16] = {};
   if (is_there) add_bias(a, token, first, sum);
   bool is_good = true;
+#pragma unroll 1
   for (int begin = 0; begin < num_terms; begin += kTermsAtOnce) {
     std::uint32_t words[kTermsAtOnce][kUnits][4];
     std::size_t rows[kTermsAtOnce];
@@ -91,7 +88,7 @@ __device__ __forceinline__ bool sum_strip(const CombineArgs& a, std::uint64_t ca
 #pragma unroll
     for (int i = 0; i < kTermsAtOnce; ++i) {
       rows[i] = return_unit<kWords>(
-          a.layout.returned(call, token, __shfl_sync(0xFFFFFFFFu, column, begin + i)), strip, 0, lane);
+          a.layout.returned(call, token, __shfl_sync(0xFFFFFFFFu, column, begin + i)), piece, 0, lane);
       if (begin + i < num_terms && is_there) missing |= ((1u << kUnits) - 1) << (i * kUnits);
     }
     const unsigned present = missing;
@@ -150,11 +147,12 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint64_t c
   const int warp = receiver * kExchangeWarps + static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * kExchangeWarps;
-  const auto num_strips = static_cast<int>((a.layout.shape.hidden + kStripElements - 1) / kStripElements);
-  const std::int64_t num_items = std::int64_t{a.num_tokens} * num_strips;
-  for (std::int64_t item = warp; item < num_items; item += num_warps) {
-    const auto token = static_cast<int>(item / num_strips);
-    if (!sum_strip<kWire>(a, call, token, static_cast<int>(item % num_strips), lane)) return;
+  const int num_pieces = a.layout.num_pieces;
+  const int num_items = a.num_tokens * num_pieces;
+#pragma unroll 1
+  for (int item = warp; item < num_items; item += num_warps) {
+    const int token = a.by_pieces.quotient(item);
+    if (!sum_piece<kWire>(a, call, token, item - token * num_pieces, lane)) return;
   }
 }
 

@@ -28,30 +28,49 @@ __device__ __forceinline__ void load_result(const CombineArgs& a, std::int64_t r
   }
 }
 
-/// 16 sums to words of the wire: rounded once, NaN canonical.
-template <DType kWire>
+/// The rare way: NaN among 16 values becomes the canonical one.
+template <DType kDType>
+__device__ __noinline__ void narrow_with_nan(const float* x, std::uint32_t* words) {
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) words[i] = narrow2<kDType>(x[2 * i], x[2 * i + 1]);
+}
+
+/// 16 sums to memory words: rounded once, NaN canonical.
+template <DType kDType>
 __device__ __forceinline__ void narrow_grain(const float (&x)[16],
-                                             std::uint32_t (&words)[wire_bits(kWire) / 2]) {
-  if constexpr (kWire == DType::kF32) {
+                                             std::uint32_t (&words)[wire_bits(kDType) / 2]) {
+  if constexpr (kDType == DType::kF32) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
   } else {
+    bool has_nan = false;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) words[i] = narrow2<kWire>(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < 8; ++i) has_nan |= isunordered(x[2 * i], x[2 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) words[i] = narrow2_finite<kDType>(x[2 * i], x[2 * i + 1]);
+    if (has_nan) [[unlikely]] {
+      float from[16];
+      std::uint32_t to[8];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) from[i] = x[i];
+      narrow_with_nan<kDType>(from, to);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) words[i] = to[i];
+    }
   }
 }
 
-/// A lane's unit u of a strip in a returned row.
+/// A lane's unit u of a piece in a returned row.
 template <int kWords>
-__device__ __forceinline__ std::size_t return_unit(std::size_t row, int strip, int unit, int lane) {
-  constexpr std::size_t kStripBytes = kLanes * kWords * 4;
-  return row + static_cast<std::size_t>(strip) * kStripBytes +
+__device__ __forceinline__ std::size_t return_unit(std::size_t row, int piece, int unit, int lane) {
+  constexpr std::size_t kPieceBytes = kLanes * kWords * 4;
+  return row + static_cast<std::size_t>(piece) * kPieceBytes +
          static_cast<std::size_t>(unit * kLanes + lane) * kUnitBytes;
 }
 
 template <int kWords>
 __device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t call, int owner,
-                                            int token, int column, int strip, int lane,
+                                            int token, int column, int piece, int lane,
                                             const std::uint32_t (&words)[kWords]) {
   std::byte* base = a.windows.base[owner];
   const std::size_t row = a.layout.returned(call, token, column);
@@ -59,58 +78,59 @@ __device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t 
   for (int u = 0; u < kWords / 4; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    const std::size_t at = return_unit<kWords>(row, strip, u, lane);
-    send_unit(base + at, base + a.layout.mark(call, at), unit);
+    const std::size_t at = return_unit<kWords>(row, piece, u, lane);
+    send_unit(base, at, a.layout, call, unit);
   }
 }
 
-/// One strip of one arrived token, by one warp. Lane k has the row and weight of choice k.
+/// What a lane knows of an arrived token: row and weight of choice k.
+struct ArrivedToken {
+  std::int32_t row;
+  float weight;
+  std::int32_t token;
+
+  __device__ __forceinline__ ArrivedToken(const CombineArgs& a, std::int32_t arrival, int lane) {
+    const std::int64_t at = std::int64_t{arrival} * a.num_topk + lane;
+    row = lane < a.num_topk ? a.state.arrival_rows[at] : -1;
+    weight = lane < a.num_topk && a.applies_weights ? a.state.arrival_weights[at] : 1.0f;
+    token = a.state.arrival_token[arrival];
+  }
+};
+
+/// One piece of one arrived token, by one warp.
 template <DType kWire>
-__device__ __forceinline__ void return_strip(const CombineArgs& a, std::uint64_t call, int owner,
-                                             std::int64_t arrival, int strip, int lane) {
+__device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t call, int owner,
+                                             const ArrivedToken& from, int piece, int lane) {
   constexpr int kWords = wire_bits(kWire) / 2;
-  const std::int64_t at = arrival * a.num_topk + lane;
-  const std::int32_t own_row = lane < a.num_topk ? a.state.arrival_rows[at] : -1;
-  const float own_weight = lane < a.num_topk ? a.state.arrival_weights[at] : 0.0f;
-  const std::int32_t token = a.state.arrival_token[arrival];
-  const std::int64_t first = std::int64_t{strip} * kStripElements + lane * kGrainElements;
+  const std::int32_t first = piece * kPieceElements + lane * kGrainElements;
   const bool is_there = first < a.layout.shape.hidden;
-  unsigned choices = __ballot_sync(0xFFFFFFFFu, own_row >= 0);
-  if (choices == 0) return;
+  unsigned choices = __ballot_sync(0xFFFFFFFFu, from.row >= 0);
   const int highest = 31 - __clz(choices);
-  float x[16];
-  std::uint32_t words[kWords];
-  if (a.reduce == Reduce::kPerExpert) {
-    for (; choices != 0; choices &= choices - 1) {
-      const int k = __ffs(choices) - 1;
-      const std::int32_t row = __shfl_sync(0xFFFFFFFFu, own_row, k);
-      if (!is_there) continue;
-      load_result(a, row, first, x);
-      narrow_grain<kWire>(x, words);
-      send_return<kWords>(a, call, owner, token, a.layout.column(a.rank, k), strip, lane, words);
-    }
-    return;
-  }
+  const bool by_choice = a.reduce == Reduce::kPerExpert;
+  // A row a token: the caller has summed it.
+  if (!a.layout.shape.sends_routes) choices &= 1u << highest;
   float sum[16] = {};
-  if (!a.layout.shape.sends_routes) {
-    // A row a token: the caller has summed it.
-    const std::int32_t row = __shfl_sync(0xFFFFFFFFu, own_row, highest);
-    if (is_there) load_result(a, row, first, sum);
-    choices = 0;
-  }
+#pragma unroll 1
   while (choices != 0) {
     const int k = __ffs(choices) - 1;
     choices &= choices - 1;
-    const std::int32_t row = __shfl_sync(0xFFFFFFFFu, own_row, k);
-    const float weight = a.applies_weights ? __shfl_sync(0xFFFFFFFFu, own_weight, k) : 1.0f;
-    if (!is_there) continue;
-    load_result(a, row, first, x);
+    const std::int32_t row = __shfl_sync(0xFFFFFFFFu, from.row, k);
+    float weight = __shfl_sync(0xFFFFFFFFu, from.weight, k);
+    if (by_choice || !a.layout.shape.sends_routes) weight = 1.0f;
+    if (is_there) {
+      float x[16];
+      load_result(a, row, first, x);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) sum[i] = __fmaf_rn(weight, x[i], sum[i]);
+      for (int i = 0; i < 16; ++i) sum[i] = by_choice ? x[i] : __fmaf_rn(weight, x[i], sum[i]);
+    }
+    if (choices != 0 && !by_choice) continue;
+    if (is_there) {
+      std::uint32_t words[kWords];
+      narrow_grain<kWire>(sum, words);
+      const int column = a.layout.column(a.rank, by_choice ? k : highest);
+      send_return<kWords>(a, call, owner, from.token, column, piece, lane, words);
+    }
   }
-  if (!is_there) return;
-  narrow_grain<kWire>(sum, words);
-  send_return<kWords>(a, call, owner, token, a.layout.column(a.rank, highest), strip, lane, words);
 }
 
 template <DType kWire>
@@ -119,22 +139,28 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_senders * kExchangeWarps;
   const int num_ranks = a.ownership.num_ranks;
-  const auto num_strips = static_cast<int>((a.layout.shape.hidden + kStripElements - 1) / kStripElements);
+  const int num_pieces = a.layout.num_pieces;
   // Lane s knows how many rows came of ranks s and s + 32.
   const std::int32_t low = lane < num_ranks ? a.state.num_arrivals[lane] : 0;
   const std::int32_t high = lane + kLanes < num_ranks ? a.state.num_arrivals[lane + kLanes] : 0;
-  const int most = __reduce_max_sync(0xFFFFFFFFu, max(low, high));
-  const int per_slot = num_ranks * num_strips;
-  const std::int64_t num_items = std::int64_t{most} * per_slot;
-  for (std::int64_t item = warp; item < num_items; item += num_warps) {
-    const auto slot = static_cast<std::int32_t>(item / per_slot);
-    const auto rest = static_cast<int>(item % per_slot);
-    const int owner = (rest / num_strips + a.rank) % num_ranks;
+  const int per_slot = num_ranks * num_pieces;
+  const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
+#pragma unroll 1
+  for (int item = warp;; item += num_warps) {
+    const int slot = a.by_slot.quotient(item);
+    if (slot >= max_tokens) return;
+    const int rest = item - slot * per_slot;
+    const int nth = a.by_pieces.quotient(rest);
+    const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
+    // Before it is known whether there is such a token: loads of one wait are one wait.
+    const ArrivedToken from(a, owner * max_tokens + slot, lane);
     const std::int32_t from_low = __shfl_sync(0xFFFFFFFFu, low, owner % kLanes);
     const std::int32_t from_high = __shfl_sync(0xFFFFFFFFu, high, owner % kLanes);
-    if (slot >= (owner < kLanes ? from_low : from_high)) continue;
-    return_strip<kWire>(a, call, owner, owner * a.layout.shape.max_tokens + slot,
-                        rest % num_strips, lane);
+    if (slot < (owner < kLanes ? from_low : from_high)) {
+      return_piece<kWire>(a, call, owner, from, rest - nth * num_pieces, lane);
+    } else if (slot >= __reduce_max_sync(0xFFFFFFFFu, max(low, high))) {
+      return;
+    }
   }
 }
 

@@ -14,7 +14,7 @@
 namespace switchyard {
 
 template <class Form>
-__global__ void __launch_bounds__(kExchangeThreads, 1)
+__global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
   begin_kernel();

@@ -20,7 +20,7 @@ struct Target {
 struct PieceShared {
   Target targets[kMaxPushTopk];
   alignas(16) std::uint32_t details[4 * kMaxDetailUnits];
-  alignas(16) std::uint8_t scales[kStripsPerPiece * 32];
+  alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
 };
 
 /// In dynamic shared memory, after it: first place of each source's rows of each expert [P, L], then
@@ -42,23 +42,28 @@ __device__ __forceinline__ void take_announcements(const DispatchArgs& a, std::u
                                                    ReceiverShared& shared,
                                                    const ReceivePlaces& places) {
   const int num_local = a.ownership.count(a.rank);
-  const std::byte* own = a.windows.base[a.rank];
-  const int per_source = 1 + num_local;
-  for (int i = static_cast<int>(threadIdx.x); i < a.ownership.num_ranks * per_source;
-       i += kExchangeThreads) {
-    const int source = i / per_source;
-    const int field = i - source * per_source;
-    const auto record = static_cast<std::size_t>(field == 0 ? 0 : field + 1);
-    std::uint32_t value = 0;
-    if (!wait_record(own + a.layout.announcement(call, source) + record * 8, a.watch,
-                     {WaitPlace::kAnnouncement, source, -1, call}, value)) {
-      shared.failed = 1;
-      value = 0;
-    }
-    if (field == 0) {
-      shared.num_from[source] = static_cast<std::int32_t>(value);
-    } else {
-      places.before[source * num_local + field - 1] = static_cast<std::int32_t>(value);
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  // The last warp takes how many rows come of each source, the others how many of each expert.
+  const bool takes_totals = warp == kExchangeWarps - 1;
+  const int num_outer = takes_totals ? 1 : a.ownership.num_ranks;
+  const int num_inner = takes_totals ? a.ownership.num_ranks : num_local;
+#pragma unroll 1
+  for (int outer = takes_totals ? 0 : warp; outer < num_outer; outer += kExchangeWarps - 1) {
+#pragma unroll 1
+    for (int inner = lane; inner < num_inner; inner += kLanes) {
+      const int source = takes_totals ? inner : outer;
+      const std::size_t at = a.layout.announcement(call, source) +
+                             (takes_totals ? 0 : 2 + static_cast<std::size_t>(inner)) * 8;
+      std::uint32_t value = 0;
+      if (!wait_record(a.windows.base[a.rank] + at, a.watch,
+                       {WaitPlace::kAnnouncement, source, -1, call}, value)) {
+        shared.failed = 1;
+        value = 0;
+      }
+      std::int32_t* to = takes_totals ? shared.num_from + source
+                                      : places.before + source * num_local + inner;
+      *to = static_cast<std::int32_t>(value);
     }
   }
 }
@@ -69,6 +74,7 @@ __device__ __forceinline__ void find_sources(const DispatchArgs& a, int lane,
   const int num_ranks = a.ownership.num_ranks;
   std::int32_t next = 0;
   std::int32_t most = 0;
+#pragma unroll 1
   for (int base = 0; base < num_ranks; base += kLanes) {
     const int s = base + lane;
     const std::int32_t count = s < num_ranks ? shared.num_from[s] : 0;
@@ -86,6 +92,7 @@ __device__ __forceinline__ void find_first_rows(const DispatchArgs& a, int lane,
   const int num_local = a.ownership.count(a.rank);
   const auto alignment = static_cast<std::uint32_t>(a.row_alignment);
   std::int32_t next = 0;
+#pragma unroll 1
   for (int base = 0; base < num_local; base += kLanes) {
     const int e = base + lane;
     const std::uint32_t count = e < num_local ? static_cast<std::uint32_t>(places.first_row[e]) : 0;
@@ -113,8 +120,10 @@ __device__ __forceinline__ void find_places(const DispatchArgs& a, std::uint64_t
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const bool is_batched = a.rows_layout == Layout::kBatched;
+#pragma unroll 1
   for (int e = static_cast<int>(threadIdx.x); e < num_local; e += kExchangeThreads) {
     std::int32_t sum = 0;
+#pragma unroll 1
     for (int s = 0; s < a.ownership.num_ranks; ++s) {
       const std::int32_t count = places.before[s * num_local + e];
       places.before[s * num_local + e] = sum;
@@ -135,9 +144,11 @@ __device__ __forceinline__ void report_totals(const DispatchArgs& a, const Recei
                                               const ReceivePlaces& places) {
   const int num_local = a.ownership.count(a.rank);
   const bool has_routes = a.layout.shape.sends_routes;
+#pragma unroll 1
   for (int e = static_cast<int>(threadIdx.x); e < num_local; e += kExchangeThreads) {
     if (has_routes) a.first_row[e] = places.first_row[e];
   }
+#pragma unroll 1
   for (int s = static_cast<int>(threadIdx.x); s < a.ownership.num_ranks; s += kExchangeThreads) {
     a.state.num_arrivals[s] = shared.num_from[s];
   }
@@ -145,8 +156,10 @@ __device__ __forceinline__ void report_totals(const DispatchArgs& a, const Recei
   const int lane = static_cast<int>(threadIdx.x);
   std::int32_t total = 0;
   if (has_routes) {
+#pragma unroll 1
     for (int e = lane; e < num_local; e += kLanes) total += a.num_rows[e];
   } else {
+#pragma unroll 1
     for (int s = lane; s < a.ownership.num_ranks; s += kLanes) total += shared.num_from[s];
   }
   total = __reduce_add_sync(0xFFFFFFFFu, total);
@@ -159,41 +172,11 @@ struct Arriving {
   std::int32_t source;
   std::int32_t slot;
   std::int32_t piece;
-  std::size_t row;       ///< in the window
-  std::size_t at;        ///< of the piece
-  int num_scale_units;   ///< these are known before anything has come
-  int num_detail_units;
+  std::size_t row;  ///< in the window
+  std::size_t at;   ///< of the piece
 };
 
-__device__ __forceinline__ Arriving arriving(const DispatchArgs& a, std::uint64_t call, int source,
-                                             int slot, int piece) {
-  Arriving in{source, slot, piece, a.layout.row(call, source, slot), 0, 0, 0};
-  in.at = a.layout.piece(in.row, piece);
-  const int per_strip = a.layout.shape.strip_scale_bytes / static_cast<int>(kUnitBytes);
-  if (per_strip > 0) {
-    const auto bytes = static_cast<int>(a.scale_block.element_bytes);
-    const auto left = static_cast<int>(a.scale_block.num_scales) -
-                      piece * kStripsPerPiece * scales_per_strip(a.scheme);
-    const int per_unit = static_cast<int>(kUnitBytes) / bytes;
-    in.num_scale_units = kStripsPerPiece == 1 || left > scales_per_strip(a.scheme)
-                             ? per_strip + min(per_strip, (left - scales_per_strip(a.scheme) +
-                                                           per_unit - 1) / per_unit)
-                             : min(per_strip, (left + per_unit - 1) / per_unit);
-    in.num_scale_units = max(in.num_scale_units, 0);
-  }
-  in.num_detail_units = piece == 0 ? num_detail_units(a.num_topk) : 0;
-  return in;
-}
-
-/// 16 elements to a row: whole units, or bytes at the end of a row and in crooked ones.
-template <int kWords>
-__device__ __noinline__ void put_bytes(std::byte* to, std::int64_t left,
-                                       const std::uint32_t* words) {
-  for (int b = 0; b < 4 * kWords && b < left; ++b) {
-    to[b] = static_cast<std::byte>(words[b / 4] >> (8 * (b % 4)));
-  }
-}
-
+/// 16 elements to a row, as whole units.
 template <int kWords>
 __device__ __forceinline__ void put_grain(std::byte* to, const std::uint32_t (&words)[kWords]) {
   if constexpr (kWords >= 4) {
@@ -207,29 +190,25 @@ __device__ __forceinline__ void put_grain(std::byte* to, const std::uint32_t (&w
   }
 }
 
-/// The scales of a piece to their places in the consumer's layout.
+/// The scales of a piece to their places in the consumer's layout, a lane for each.
 __device__ __forceinline__ void put_scales(const DispatchArgs& a, const Arriving& in, int lane,
                                            int num_targets, const PieceShared& shared) {
-  const int per_strip = scales_per_strip(a.scheme);
+  const int s = in.piece * a.scales_per_piece + lane;
+  if (lane >= a.scales_per_piece || s >= a.scale_block.num_scales) return;
   const bool is_wide = a.scale_block.element_bytes == 4;
-  const int strip_bytes = a.layout.shape.strip_scale_bytes;
-  for (int i = lane; i < kStripsPerPiece * per_strip; i += kLanes) {
-    const int s = in.piece * kStripsPerPiece * per_strip + i;
-    if (s >= a.scale_block.num_scales) break;
-    const int strip = i / per_strip;
-    const int index = i - strip * per_strip;
-    const std::uint8_t* from = shared.scales + strip * strip_bytes;
-    for (int r = 0; r < num_targets; ++r) {
-      const Target target = shared.targets[r];
-      const bool is_batched = a.scale_block_bytes != 0;
-      const std::int32_t first = is_batched ? target.expert * static_cast<std::int32_t>(a.capacity) : 0;
-      std::byte* to = a.scales + (is_batched ? static_cast<std::size_t>(target.expert) * a.scale_block_bytes : 0);
-      const std::int64_t at = a.scale_block.index(target.row - first, s);
-      if (is_wide) {
-        reinterpret_cast<std::uint32_t*>(to)[at] = reinterpret_cast<const std::uint32_t*>(from)[index];
-      } else {
-        to[at] = static_cast<std::byte>(from[index]);
-      }
+  const bool is_batched = a.scale_block_bytes != 0;
+#pragma unroll 1
+  for (int r = 0; r < num_targets; ++r) {
+    const Target target = shared.targets[r];
+    const std::int32_t first =
+        is_batched ? target.expert * static_cast<std::int32_t>(a.capacity) : 0;
+    std::byte* to = a.scales + (is_batched ? static_cast<std::size_t>(target.expert) * a.scale_block_bytes : 0);
+    const std::int64_t at = a.scale_block.index(target.row - first, s);
+    if (is_wide) {
+      reinterpret_cast<std::uint32_t*>(to)[at] =
+          reinterpret_cast<const std::uint32_t*>(shared.scales)[lane];
+    } else {
+      to[at] = static_cast<std::byte>(shared.scales[lane]);
     }
   }
 }
@@ -265,120 +244,115 @@ __device__ __forceinline__ void keep_details(const DispatchArgs& a, const Arrivi
   if (a.row_weights != nullptr) a.row_weights[to] = weight;
 }
 
+/// A lane's part of a piece: its elements, and one further unit.
+template <int kWords>
+struct PieceUnits {
+  static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
+  static constexpr int kUnits = kWords / kUnitWords;
+  static constexpr std::size_t kLaneBytes = kUnitWords * 4;
+  static constexpr unsigned kMore = 1u << kUnits;
+
+  std::uint32_t words[kUnits][kUnitWords];
+  std::uint32_t more[4];
+
+  /// Loads the units of `wanted`; returns those that have not arrived.
+  __device__ __forceinline__ unsigned look(const std::byte* own, std::size_t at,
+                                           std::size_t more_at, unsigned wanted) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if ((wanted >> u & 1) != 0) load_words(own + at + u * kLanes * kLaneBytes, words[u]);
+    }
+    if ((wanted & kMore) != 0) load_words(own + more_at, more);
+    unsigned missing = wanted;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if (has_arrived(words[u])) missing &= ~(1u << u);
+    }
+    if (has_arrived(more)) missing &= ~kMore;
+    return missing;
+  }
+};
+
 /// Takes a piece and puts it at every row that wants it. False: gave up.
 template <int kWords>
 __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64_t call,
                                               const Arriving& in, int lane,
                                               const ReceiverShared& block, PieceShared& shared,
                                               const ReceivePlaces& places) {
-  constexpr int kUnitWords = kWords < 4 ? kWords : 4;
-  constexpr int kUnits = kStripsPerPiece * kWords / kUnitWords;
-  constexpr std::size_t kLaneBytes = kUnitWords * 4;
+  using Units = PieceUnits<kWords>;
   std::byte* own = a.windows.base[a.rank];
   const bool has_routes = a.layout.shape.sends_routes;
-  const std::int64_t first = std::int64_t{in.piece} * kPieceElements + lane * kGrainElements;
+  const std::int32_t first = in.piece * kPieceElements + lane * kGrainElements;
+  const std::size_t lane_at = in.at + static_cast<std::size_t>(lane) * Units::kLaneBytes;
 
-  // The lane's further unit.
-  const int route = lane - in.num_scale_units;
+  // The lane's further unit. Of routes but the first it is known later whether there are any.
+  const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
   const int most_routes = has_routes ? (a.num_topk + 1) / 2 : 0;
+  const int route = lane - per_piece;
   const int detail = route - most_routes;
-  std::size_t more_at = in.at + a.layout.scales_in_piece;
-  bool wants_more = true;
-  if (route < 0) {
-    more_at += static_cast<std::size_t>(lane) * kUnitBytes;
-  } else if (detail < 0) {
-    more_at = in.at + a.layout.routes_in_piece + static_cast<std::size_t>(route) * kUnitBytes;
-    wants_more = route == 0;  // of the others once it is known how many there are
-  } else {
-    more_at = in.row + static_cast<std::size_t>(detail) * kUnitBytes;
-    wants_more = detail < in.num_detail_units;
-  }
-  std::uint32_t words[kUnits][kUnitWords];
-  std::uint32_t more[4] = {};
-  unsigned missing = 0;  // units of elements, then the further one
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const int strip = u / (kUnits / kStripsPerPiece);
-    if (first + strip * kStripElements < a.layout.shape.hidden) missing |= 1u << u;
-  }
-  const unsigned present = missing;
-  if (wants_more) missing |= 1u << kUnits;
-  int num_targets = 1;
-  bool knows_targets = !has_routes;
+  const std::size_t more_at = (detail < 0 ? in.at + a.layout.scales_in_piece : in.row) +
+                              static_cast<std::size_t>(detail < 0 ? lane : detail) * kUnitBytes;
+  bool wants_more = detail >= 0 ? in.piece == 0 && detail < num_detail_units(a.num_topk)
+                    : route >= 0 ? route == 0
+                                 : in.piece * per_piece + lane < a.scale_units_per_row;
+  const bool is_there = first < a.layout.shape.hidden;
+  unsigned missing = (is_there ? Units::kMore - 1 : 0) | (wants_more ? Units::kMore : 0);
+  int num_targets = has_routes ? 0 : 1;  // 0: not known yet
+  Units units{};
   const WaitFor what{WaitPlace::kRow, in.source, in.slot, call};
   Spin spin;
   for (;;) {
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const std::size_t at = in.at + static_cast<std::size_t>(u * kLanes + lane) * kLaneBytes;
-      if ((missing >> u & 1) != 0) load_words(own + at, words[u]);
-    }
-    if ((missing >> kUnits & 1) != 0) load_words(own + more_at, more);
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if ((missing >> u & 1) != 0 && has_arrived(words[u])) missing &= ~(1u << u);
-    }
-    if ((missing >> kUnits & 1) != 0 && has_arrived(more)) missing &= ~(1u << kUnits);
-    if (!knows_targets) {
-      const bool has_come = __shfl_sync(0xFFFFFFFFu, missing >> kUnits & 1, in.num_scale_units) == 0;
-      if (has_come) {
-        num_targets = static_cast<int>(__shfl_sync(0xFFFFFFFFu, more[0] >> 16, in.num_scale_units));
-        knows_targets = true;
-        wants_more |= route > 0 && detail < 0 && 2 * route < num_targets;
-        if (wants_more && route > 0 && detail < 0) missing |= 1u << kUnits;
+    missing = units.look(own, lane_at, more_at, missing);
+    if (num_targets == 0) {
+      const std::uint32_t count = (missing & Units::kMore) != 0 ? 0 : units.more[0] >> 16;
+      num_targets = static_cast<int>(__shfl_sync(0xFFFFFFFFu, count, per_piece));
+      if (route > 0 && detail < 0 && 2 * route < num_targets) {
+        wants_more = true;
+        missing |= Units::kMore;
       }
     }
-    if (__all_sync(0xFFFFFFFFu, missing == 0 && knows_targets)) break;
-    const bool goes_on = spin.again(a.watch, what);
-    if (__any_sync(0xFFFFFFFFu, !goes_on)) return false;
+    if (__all_sync(0xFFFFFFFFu, missing == 0 && num_targets != 0)) break;
+    if (__any_sync(0xFFFFFFFFu, !spin.again(a.watch, what))) return false;
   }
 
-  // The slot is empty again for the call after the next.
+  // The slots are empty again for the call after the next.
   bool is_good = true;
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const std::size_t at = in.at + static_cast<std::size_t>(u * kLanes + lane) * kLaneBytes;
-    if ((present >> u & 1) != 0) {
-      is_good &= empty_unit(own, at, a.layout, a.watch, what, words[u]);
+  for (int u = 0; u < Units::kUnits; ++u) {
+    if (!is_there) break;
+    is_good &= empty_unit(own, lane_at + u * kLanes * Units::kLaneBytes, a.layout, a.watch, what,
+                          units.words[u]);
+  }
+  if (wants_more) {
+    is_good &= empty_unit(own, more_at, a.layout, a.watch, what, units.more);
+    uint4* to = route < 0 ? reinterpret_cast<uint4*>(shared.scales) + lane
+                          : reinterpret_cast<uint4*>(shared.details) + detail;
+    if (route < 0 || detail >= 0) {
+      *to = {units.more[0], units.more[1], units.more[2], units.more[3]};
     }
   }
-  if (wants_more) is_good &= empty_unit(own, more_at, a.layout, a.watch, what, more);
-
-  // Lanes with further units hand them on.
-  if (route < 0) {
-    reinterpret_cast<uint4*>(shared.scales)[lane] = {more[0], more[1], more[2], more[3]};
-  } else if (detail < 0) {
-    const int num_local = a.ownership.count(a.rank);
+  if (route >= 0 && detail < 0) {
+    const std::int32_t* before = places.before + in.source * a.ownership.count(a.rank);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int r = 2 * route + i;
-      if (r >= num_targets) break;
-      const auto expert = static_cast<std::int32_t>(more[2 * i] & 0xFFFFu);
-      const std::int32_t row = places.first_row[expert] + places.before[in.source * num_local + expert] +
-                               static_cast<std::int32_t>(more[2 * i + 1]);
-      shared.targets[r] = {row, expert};
+      if (2 * route + i >= num_targets) break;
+      const auto expert = static_cast<std::int32_t>(units.more[2 * i] & 0xFFFFu);
+      shared.targets[2 * route + i] = {places.first_row[expert] + before[expert] +
+                                           static_cast<std::int32_t>(units.more[2 * i + 1]),
+                                       expert};
     }
-  } else if (wants_more) {
-    reinterpret_cast<uint4*>(shared.details)[detail] = {more[0], more[1], more[2], more[3]};
   }
-  if (!has_routes && lane == 0) {
-    const bool is_by_rank = a.rows_layout == Layout::kByRank;
-    const std::int32_t before = is_by_rank ? in.source * static_cast<std::int32_t>(a.layout.shape.max_tokens)
-                                           : block.rows_before[in.source];
-    shared.targets[0] = {before + in.slot, 0};
-  }
+  if (!has_routes && lane == 0) shared.targets[0] = {block.rows_before[in.source] + in.slot, 0};
   __syncwarp();
-  constexpr int kStripUnits = kUnits / kStripsPerPiece;
-#pragma unroll
-  for (int s = 0; s < kStripsPerPiece; ++s) {
-    const std::int64_t begin = first + s * kStripElements;
-    if (begin >= a.layout.shape.hidden) break;
+
+  if (is_there) {
     std::uint32_t grain[kWords];
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) grain[i] = words[s * kStripUnits + i / kUnitWords][i % kUnitWords];
-    const bool is_whole = a.aligned_rows && begin + kGrainElements <= a.layout.shape.hidden;
+    for (int i = 0; i < kWords; ++i) grain[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
+    const std::int32_t offset = first * kWords / 4;
+    const bool is_whole = a.aligned_rows && first + kGrainElements <= a.layout.shape.hidden;
+#pragma unroll 1
     for (int r = 0; r < num_targets; ++r) {
-      const std::int64_t offset = begin * kWords / 4;
       std::byte* to = a.rows + shared.targets[r].row * a.row_bytes + offset;
       if (is_whole) {
         put_grain(to, grain);
@@ -386,11 +360,12 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
         std::uint32_t copy[kWords];  // the grain itself stays in registers
 #pragma unroll
         for (int i = 0; i < kWords; ++i) copy[i] = grain[i];
-        put_bytes<kWords>(to, a.row_bytes - offset, copy);
+        const auto left = static_cast<int>(a.row_bytes) - offset;
+        put_bytes(to, left < 4 * kWords ? left : 4 * kWords, copy);
       }
     }
   }
-  if (in.num_scale_units > 0) put_scales(a, in, lane, num_targets, shared);
+  if (per_piece > 0) put_scales(a, in, lane, num_targets, shared);
   if (in.piece == 0) keep_details(a, in, lane, shared);
   __syncwarp();
   return __all_sync(0xFFFFFFFFu, is_good);
@@ -419,15 +394,16 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
   const int num_pieces = a.layout.num_pieces;
   const int per_slot = a.ownership.num_ranks * num_pieces;
   const int num_items = shared.most_from * per_slot;
+#pragma unroll 1
   for (int item = receiver * kExchangeWarps + warp; item < num_items; item += num_warps) {
-    const int slot = item / per_slot;
+    const int slot = a.by_slot.quotient(item);
     const int rest = item - slot * per_slot;
-    const int nth = rest / num_pieces;
-    const int piece = rest - nth * num_pieces;
+    const int nth = a.by_pieces.quotient(rest);
     const int turned = nth + a.rank;
     const int source = turned < a.ownership.num_ranks ? turned : turned - a.ownership.num_ranks;
     if (slot >= shared.num_from[source]) continue;
-    const Arriving in = arriving(a, call, source, slot, piece);
+    Arriving in{source, slot, rest - nth * num_pieces, a.layout.row(call, source, slot), 0};
+    in.at = a.layout.piece(in.row, in.piece);
     if (!receive_piece<kWords>(a, call, in, lane, shared, shared.pieces[warp], places)) return;
   }
   stamp(a, 4);

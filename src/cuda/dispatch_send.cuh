@@ -38,7 +38,8 @@ struct TokenPlan {
 /// In dynamic shared memory, after it: counts of experts [E], then of ranks [P].
 struct SenderShared {
   TokenPlan plans[kBatchTokens];
-  PieceScratch scratch[kExchangeWarps];
+  std::int32_t ids[kBatchTokens * kMaxPushTopk];
+  alignas(16) std::uint8_t scales[kExchangeWarps][kMaxPieceScaleBytes];
   alignas(16) std::uint32_t details[kExchangeWarps][4 * kMaxDetailUnits];
 };
 
@@ -66,8 +67,8 @@ struct ChoiceWalk {
 
   __device__ __forceinline__ ChoiceWalk(const DispatchArgs& a, int begin, int end) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    per_warp = kLanes / a.num_topk;
-    const int in_warp = lane / a.num_topk;
+    per_warp = a.by_topk.quotient(kLanes);
+    const int in_warp = a.by_topk.quotient(lane);
     k = lane - in_warp * a.num_topk;
     token = in_warp < per_warp
                 ? begin + static_cast<int>(threadIdx.x) / kLanes * per_warp + in_warp
@@ -95,6 +96,7 @@ __device__ __forceinline__ bool count_choices(const DispatchArgs& a, int token, 
 
 __device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_t* counts) {
   const int size = a.ownership.num_experts + a.ownership.num_ranks;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) counts[i] = 0;
   __syncthreads();
 }
@@ -112,6 +114,7 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
   clear_counts(a, counts);
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   const int warp_step = kExchangeWarps * walk.per_warp;
+#pragma unroll 1
   for (int round = 0; round < a.num_tokens; round += warp_step) {
     const bool is_twice = count_choices(a, walk.token, id, counts, rank_counts);
     const bool is_bad = is_twice || id < -1 || id >= a.ownership.num_experts;
@@ -126,12 +129,14 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
   stamp(a, 1);
   const std::size_t at = a.layout.announcement(call, a.rank);
   const std::uint32_t tag = tag_of(call);
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < a.ownership.num_experts; i += kExchangeThreads) {
     const int owner = a.ownership.owner(i);
     const int local = i - a.ownership.first(owner);
     store_record(a.windows.base[owner] + at + (2 + static_cast<std::size_t>(local)) * 8, counts[i],
                  tag);
   }
+#pragma unroll 1
   for (int r = static_cast<int>(threadIdx.x); r < a.ownership.num_ranks; r += kExchangeThreads) {
     store_record(a.windows.base[r] + at, rank_counts[r], tag);
     store_record(a.windows.base[r] + at + 8, static_cast<std::uint32_t>(a.num_tokens), tag);
@@ -199,32 +204,26 @@ __device__ __forceinline__ void send_details(const DispatchArgs& a, std::uint64_
                                              int lane, const TokenPlan& plan,
                                              std::uint32_t* words) {
   const int num_id_words = (a.num_topk + 1) / 2;
-  const int num_words = 1 + num_id_words + a.num_topk;
-  const int num_units = num_detail_units(a.num_topk);
   if (lane == 0) words[0] = static_cast<std::uint32_t>(token);
   if (lane < num_id_words) {
-    const auto id = [&](int k) {
-      return k < a.num_topk ? static_cast<std::uint32_t>(plan.ids[k] + 1) & 0xFFFFu : 0u;
-    };
-    words[1 + lane] = id(2 * lane) | id(2 * lane + 1) << 16;
+    const std::uint32_t odd = 2 * lane + 1 < a.num_topk ? static_cast<std::uint32_t>(plan.ids[2 * lane + 1] + 1) : 0;
+    words[1 + lane] = (static_cast<std::uint32_t>(plan.ids[2 * lane] + 1) & 0xFFFFu) | odd << 16;
   }
   if (lane < a.num_topk) {
     const std::int64_t index = std::int64_t{token} * a.num_topk + lane;
     const bool has_weight = a.sends_weights && a.topk_weights != nullptr;
-    words[1 + num_id_words + lane] = bits_from_f32(has_weight ? __ldg(a.topk_weights + index) : 1.0f);
+    words[1 + num_id_words + lane] =
+        has_weight ? __float_as_uint(__ldg(a.topk_weights + index)) : __float_as_uint(1.0f);
   }
-  if (lane < 4 * num_units - num_words) words[num_words + lane] = 0;
   __syncwarp();
-  if (lane < num_units) {
-    std::uint32_t unit[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) unit[i] = words[4 * lane + i];
+  if (lane < num_detail_units(a.num_topk)) {
+    const std::uint32_t unit[4] = {words[4 * lane], words[4 * lane + 1], words[4 * lane + 2],
+                                   words[4 * lane + 3]};
+#pragma unroll 1
     for (int d = 0; d < plan.num_destinations; ++d) {
-      const Destination& to = plan.destinations[d];
-      const std::size_t at = a.layout.row(call, a.rank, to.slot) +
+      const std::size_t at = a.layout.row(call, a.rank, plan.destinations[d].slot) +
                              static_cast<std::size_t>(lane) * kUnitBytes;
-      std::byte* base = a.windows.base[to.rank];
-      send_unit(base + at, base + a.layout.mark(call, at), unit);
+      send_unit(a.windows.base[plan.destinations[d].rank], at, a.layout, call, unit);
     }
   }
   __syncwarp();
@@ -244,78 +243,46 @@ __device__ __forceinline__ void route_unit(const TokenPlan& plan, const Destinat
   if (unit == 0) words[0] |= static_cast<std::uint32_t>(to.count) << 16;
 }
 
-/// Words of a strip to every destination, as units that the lanes lay side by side.
-template <int kWords>
-__device__ __forceinline__ void send_strip(std::byte* base, const PushLayout& layout,
-                                           std::uint64_t call, std::size_t at, int lane,
-                                           const std::uint32_t (&words)[kWords]) {
-  constexpr int kUnitWords = kWords < 4 ? kWords : 4;
-  constexpr std::size_t kLaneBytes = kUnitWords * 4;
-#pragma unroll
-  for (int u = 0; u < kWords / kUnitWords; ++u) {
-    std::uint32_t unit[kUnitWords];
-#pragma unroll
-    for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i];
-    const std::size_t offset = at + static_cast<std::size_t>(u * kLanes + lane) * kLaneBytes;
-    send_unit(base + offset, base + layout.mark(call, offset), unit);
-  }
-}
-
-/// Quantizes a piece of a token and sends it to every rank that wants the token.
+/// Sends a piece to every rank that wants the token: elements, then, by the first lanes, its scales
+/// and routes.
 template <class Form>
-__device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t call, int token,
-                                           int piece, int lane,
-                                           const std::uint32_t (&raw)[kStripsPerPiece][Form::kRawWords],
-                                           const TokenPlan& plan, PieceScratch& scratch) {
-  if (plan.num_destinations == 0) return;
-  const std::byte* row = a.tokens + token * a.token_stride;
-  float magnitude = 0.0f;
-  if constexpr (Form::kNeedsRowMagnitude) magnitude = row_magnitude(a, row, lane);
-  std::uint32_t words[kStripsPerPiece][Form::kWords];
-#pragma unroll
-  for (int s = 0; s < kStripsPerPiece; ++s) {
-    const std::int64_t first =
-        std::int64_t{piece} * kPieceElements + s * kStripElements + lane * kGrainElements;
-    Form::make(a, row, first, raw[s], magnitude, lane, words[s], scratch.scales[s]);
-  }
-  __syncwarp();
-  const int scale_units = a.layout.shape.strip_scale_bytes / static_cast<int>(kUnitBytes);
-  std::uint32_t scales[4] = {};
-  bool sends_scales = false;
-  if (Form::kScaleUnits > 0 && lane < kStripsPerPiece * scale_units) {
-    const int strip = lane / scale_units;
-    const int unit = lane % scale_units;
-    const int per_unit = static_cast<int>(kUnitBytes / static_cast<unsigned>(a.scale_block.element_bytes));
-    sends_scales = (std::int64_t{piece} * kStripsPerPiece + strip) * scales_per_strip(a.scheme) +
-                       unit * per_unit < a.scale_block.num_scales;
-    const auto* from = reinterpret_cast<const std::uint32_t*>(scratch.scales[strip]) + 4 * unit;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scales[i] = from[i];
-  }
-  constexpr std::size_t kStripBytes = kLanes * Form::kWords * 4;
+__device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t call, int piece,
+                                           int lane, const std::uint32_t (&words)[Form::kWords],
+                                           const TokenPlan& plan, const std::uint8_t* scales) {
+  constexpr int kUnitWords = Form::kWords < 4 ? Form::kWords : 4;
+  const bool is_there = piece * kPieceElements + lane * kGrainElements < a.layout.shape.hidden;
+  const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
+  const bool has_scales = lane < per_piece && piece * per_piece + lane < a.scale_units_per_row;
+  const bool has_routes = a.layout.shape.sends_routes;
+#pragma unroll 1
   for (int d = 0; d < plan.num_destinations; ++d) {
     const Destination to = plan.destinations[d];
     const std::size_t at = a.layout.piece(a.layout.row(call, a.rank, to.slot), piece);
     std::byte* base = a.windows.base[to.rank];
+    if (is_there) {
 #pragma unroll
-    for (int s = 0; s < kStripsPerPiece; ++s) {
-      const std::int64_t first =
-          std::int64_t{piece} * kPieceElements + s * kStripElements + lane * kGrainElements;
-      if (first < a.layout.shape.hidden) {
-        send_strip(base, a.layout, call, at + s * kStripBytes, lane, words[s]);
+      for (int u = 0; u < Form::kWords / kUnitWords; ++u) {
+        std::uint32_t unit[kUnitWords];
+#pragma unroll
+        for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i];
+        send_unit(base, at + static_cast<std::size_t>(u * kLanes + lane) * kUnitWords * 4, a.layout,
+                  call, unit);
       }
     }
-    if (sends_scales) {
-      const std::size_t offset =
-          at + a.layout.scales_in_piece + static_cast<std::size_t>(lane) * kUnitBytes;
-      send_unit(base + offset, base + a.layout.mark(call, offset), scales);
-    }
-    if (a.layout.shape.sends_routes && lane < (to.count + 1) / 2) {
-      std::uint32_t routes[4];
-      route_unit(plan, to, lane, routes);
-      const std::size_t offset =
-          at + a.layout.routes_in_piece + static_cast<std::size_t>(lane) * kUnitBytes;
-      send_unit(base + offset, base + a.layout.mark(call, offset), routes);
+    const int route = lane - per_piece;
+    if (has_scales || (route >= 0 && has_routes && 2 * route < to.count)) {
+      std::uint32_t unit[4];
+      std::size_t offset = at + static_cast<std::size_t>(lane) * kUnitBytes;
+      if (route < 0) {
+        const auto* from = reinterpret_cast<const std::uint32_t*>(scales) + 4 * lane;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) unit[i] = from[i];
+        offset += a.layout.scales_in_piece;
+      } else {
+        route_unit(plan, to, route, unit);
+        offset += a.layout.scales_in_piece;  // routes follow the scales
+      }
+      send_unit(base, offset, a.layout, call, unit);
     }
   }
   __syncwarp();
@@ -326,86 +293,99 @@ struct SendRange {
   int begin;
   int end;
   int part;
-  int pieces;  ///< of a token, for this CTA
+  int items;  ///< of a token, for this CTA: pieces, and one for the details
 };
 
 __device__ __forceinline__ SendRange send_range(const DispatchArgs& a, int sender) {
-  const int groups = a.num_senders / a.ctas_per_token;
-  const int per_group = (a.num_tokens + groups - 1) / groups;
-  const int begin = sender / a.ctas_per_token * per_group;
-  const int end = min(begin + per_group, a.num_tokens);
-  const int part = sender % a.ctas_per_token;
-  return {begin, end, part, (a.layout.num_pieces - part + a.ctas_per_token - 1) / a.ctas_per_token};
+  const int group = sender / a.ctas_per_token;
+  const int part = sender - group * a.ctas_per_token;
+  const int begin = group * a.tokens_per_group;
+  const int pieces = (a.layout.num_pieces - part + a.ctas_per_token - 1) / a.ctas_per_token;
+  return {begin, min(begin + a.tokens_per_group, a.num_tokens), part, pieces + (part == 0 ? 1 : 0)};
 }
 
-template <class Form>
-__device__ __forceinline__ void load_piece(const DispatchArgs& a, int token, int piece, int lane,
-                                           std::uint32_t (&raw)[kStripsPerPiece][Form::kRawWords]) {
-#pragma unroll
-  for (int s = 0; s < kStripsPerPiece; ++s) {
-    const std::int64_t first =
-        std::int64_t{piece} * kPieceElements + s * kStripElements + lane * kGrainElements;
-    Form::load(a, a.tokens + token * a.token_stride, first, raw[s]);
+/// Counts what tokens before `end` chose.
+__device__ __forceinline__ void count_earlier(const DispatchArgs& a, int end,
+                                              std::uint32_t* expert_counts,
+                                              std::uint32_t* rank_counts) {
+  ChoiceWalk walk(a, 0, end);
+  const int step = kExchangeWarps * walk.per_warp;
+#pragma unroll 1
+  for (int round = 0; round < end; round += step) {
+    const std::int32_t id = walk.token < end
+                                ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k)
+                                : -1;
+    count_choices(a, walk.token, id, expert_counts, rank_counts);
+    walk.step();
   }
 }
 
+/// Ids of a batch, by all threads.
+__device__ __forceinline__ void load_ids(const DispatchArgs& a, int batch, int size,
+                                         std::int32_t* ids) {
+  const auto i = static_cast<int>(threadIdx.x);
+  static_assert(kBatchTokens * kMaxPushTopk <= kExchangeThreads);
+  if (i < size * a.num_topk) ids[i] = load_id(a, std::int64_t{batch} * a.num_topk + i);
+}
+
+/// The last warp plans a batch of tokens while the others make their first pieces.
 template <class Form>
 __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t call, int sender,
                                             SenderShared& shared, std::uint32_t* counts) {
   const SendRange range = send_range(a, sender);
-  if (range.begin >= range.end || range.pieces <= 0) return;
+  if (range.begin >= range.end || range.items <= 0) return;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const auto token_of = [&](int batch, int item) { return batch + item / range.pieces; };
-  const auto piece_of = [&](int item) {
-    return range.part + item % range.pieces * a.ctas_per_token;
-  };
-
-  if (lane < 16) reinterpret_cast<std::uint32_t*>(shared.scratch[warp].scales)[lane] = 0;
-  // The first piece and the ids are on their way from memory while the CTA counts.
-  std::uint32_t raw[kStripsPerPiece][Form::kRawWords];
-  if (token_of(range.begin, warp) < range.end) {
-    load_piece<Form>(a, token_of(range.begin, warp), piece_of(warp), lane, raw);
-  }
-  const auto id_of = [&](int token) {
-    return token < range.end && lane < a.num_topk
-               ? load_id(a, std::int64_t{token} * a.num_topk + lane)
-               : -1;
-  };
-  std::int32_t id = warp == 0 ? id_of(range.begin) : -1;
-  clear_counts(a, counts);
+  const bool plans = warp == kExchangeWarps - 1;
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
-  ChoiceWalk walk(a, 0, range.begin);
-  const int warp_step = kExchangeWarps * walk.per_warp;
-  for (int round = 0; round < range.begin; round += warp_step) {
-    const bool is_there = walk.token < range.begin;
-    const std::int32_t earlier =
-        is_there ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k) : -1;
-    count_choices(a, walk.token, earlier, counts, rank_counts);
-    walk.step();
-  }
+  std::uint8_t* scales = shared.scales[warp];
+  if (lane < kMaxPieceScaleBytes) scales[lane] = 0;
+  load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
+  clear_counts(a, counts);
+  count_earlier(a, range.begin, counts, rank_counts);
   __syncthreads();
   stamp(a, 1);
+#pragma unroll 1
   for (int batch = range.begin; batch < range.end; batch += kBatchTokens) {
     const int size = min(kBatchTokens, range.end - batch);
-    if (warp == 0) {
-      for (int i = 0; i < size; ++i) {
-        const std::int32_t next = id_of(batch + i + 1);
-        plan_token(a, batch + i, lane, id, counts, rank_counts, range.part == 0, shared.plans[i]);
-        id = next;
+    bool is_planned = false;
+#pragma unroll 1
+    for (int item = warp;; item += kExchangeWarps) {
+      const bool is_item = item < size * range.items;
+      const int nth = item / range.items;
+      const int in_token = item - nth * range.items;
+      const int piece = range.part + in_token * a.ctas_per_token;
+      const bool is_piece = is_item && piece < a.layout.num_pieces;
+      std::uint32_t words[Form::kWords];
+      if (is_piece && (is_planned || !plans)) {
+        Form::make(a, batch + nth, piece, lane, words, scales);
+      }
+      if (!is_planned) {
+        if (plans) {
+#pragma unroll 1
+          for (int i = 0; i < size; ++i) {
+            const std::int32_t id = lane < a.num_topk ? shared.ids[i * a.num_topk + lane] : -1;
+            plan_token(a, batch + i, lane, id, counts, rank_counts, range.part == 0,
+                       shared.plans[i]);
+          }
+        }
+        __syncthreads();
+        stamp(a, 2);
+        is_planned = true;
+        if (plans && is_piece) Form::make(a, batch + nth, piece, lane, words, scales);
+      }
+      if (!is_item) break;
+      const TokenPlan& plan = shared.plans[nth];
+      if (is_piece) {
+        send_piece<Form>(a, call, piece, lane, words, plan, scales);
+      } else {
+        send_details(a, call, batch + nth, lane, plan, shared.details[warp]);
       }
     }
-    __syncthreads();
-    stamp(a, 2);
-    for (int item = warp; item < size * range.pieces; item += kExchangeWarps) {
-      const int token = token_of(batch, item);
-      const int piece = piece_of(item);
-      if (batch != range.begin || item != warp) load_piece<Form>(a, token, piece, lane, raw);
-      const TokenPlan& plan = shared.plans[token - batch];
-      send_piece<Form>(a, call, token, piece, lane, raw, plan, shared.scratch[warp]);
-      if (piece == 0) send_details(a, call, token, lane, plan, shared.details[warp]);
-    }
     stamp(a, 3);
+    const int next = batch + kBatchTokens;
+    if (next >= range.end) return;
+    load_ids(a, next, min(kBatchTokens, range.end - next), shared.ids);
     __syncthreads();
   }
 }

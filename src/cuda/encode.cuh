@@ -193,17 +193,23 @@ __device__ __forceinline__ float2 widen2(std::uint32_t pair) {
   return canonical2(kDType == DType::kBF16 ? widen2_bf16(pair) : widen2_f16(pair));
 }
 
-/// bf16_from_f32 and f16_from_f32 of two, the first in the low half. The hardware's NaN is 7FFF.
+/// bf16_from_f32 and f16_from_f32 of two that are not NaN, the first in the low half.
 template <DType kDType>
-__device__ __forceinline__ std::uint32_t narrow2(float a, float b) {
-  constexpr bool kIsBf16 = kDType == DType::kBF16;
-  constexpr std::uint32_t kNaN = kIsBf16 ? 0x7FC0u : 0x7E00u;
+__device__ __forceinline__ std::uint32_t narrow2_finite(float a, float b) {
   std::uint32_t pair;
-  if constexpr (kIsBf16) {
+  if constexpr (kDType == DType::kBF16) {
     asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(a), "f"(b));
   } else {
     asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(a), "f"(b));
   }
+  return pair;
+}
+
+/// bf16_from_f32 and f16_from_f32 of two. The hardware's NaN is 7FFF.
+template <DType kDType>
+__device__ __forceinline__ std::uint32_t narrow2(float a, float b) {
+  constexpr std::uint32_t kNaN = kDType == DType::kBF16 ? 0x7FC0u : 0x7E00u;
+  std::uint32_t pair = narrow2_finite<kDType>(a, b);
   if (isunordered(a, b)) {
     if (a != a) pair = (pair & 0xFFFF0000u) | kNaN;
     if (b != b) pair = (pair & 0xFFFFu) | kNaN << 16;

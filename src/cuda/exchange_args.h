@@ -16,8 +16,8 @@
 #include "switchyard/layout.h"
 #include "switchyard/quant.h"
 
+#include "cuda/kernel_math.h"
 #include "cuda/watch.h"
-#include "plan/expert_ownership.h"
 #include "plan/push_layout.h"
 #include "quant/scale_layout.h"
 
@@ -49,7 +49,7 @@ struct PeerTable {
 
 struct ExchangeBase {
   PushLayout layout;
-  ExpertOwnership ownership;
+  KernelOwnership ownership;
   PeerTable windows;
   std::int32_t rank = 0;
   std::int32_t num_topk = 0;
@@ -84,6 +84,8 @@ struct DispatchArgs : ExchangeBase {
   std::int64_t row_alignment = 1;  ///< expanded
   std::byte* scales = nullptr;
   ScaleGeometry scale_block;
+  std::int32_t scales_per_piece = 1;
+  std::int32_t scale_units_per_row = 0;  ///< of 16 bytes
   std::size_t scale_block_bytes = 0;  ///< from expert to expert in a batch, else 0
   std::int32_t* num_rows = nullptr;   ///< [L]
   std::int64_t* first_row = nullptr;  ///< [L]; null in layouts with a row a token
@@ -94,7 +96,11 @@ struct DispatchArgs : ExchangeBase {
   // The grid: announcer, then senders, then receivers.
   std::int32_t num_senders = 0;
   std::int32_t ctas_per_token = 1;  ///< that share the pieces of a token
+  std::int32_t tokens_per_group = 1;  ///< of the CTAs that share tokens
   std::int32_t num_receivers = 0;
+  FastDivisor by_topk;      ///< num_topk
+  FastDivisor by_pieces;    ///< pieces of a row
+  FastDivisor by_slot;      ///< pieces of a row of every rank
 };
 
 struct CombineArgs : ExchangeBase {
@@ -117,9 +123,12 @@ struct CombineArgs : ExchangeBase {
 
   std::int32_t num_senders = 0;
   std::int32_t num_receivers = 0;
+  FastDivisor by_pieces;
+  FastDivisor by_slot;
 };
 
 inline constexpr int kExchangeThreads = 512;
+inline constexpr int kExchangeCtasPerSm = 2;
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 /// With Phases::kNone the kernel is loaded, not launched: a later launch then never has to wait for

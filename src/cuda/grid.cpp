@@ -27,14 +27,20 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   args.ctas_per_token = std::clamp(for_sending / tokens, 1, std::max(1, pieces));
   const int groups = std::clamp(for_sending / args.ctas_per_token, 1, tokens);
   args.num_senders = groups * args.ctas_per_token;
+  args.tokens_per_group = cdiv_int(tokens, groups);
   const int items = args.ownership.num_ranks * tokens * pieces;
   const int for_receiving = wish.sends ? most - args.num_senders : wish.max_ctas;
+  args.by_topk = FastDivisor(args.num_topk);
+  args.by_pieces = FastDivisor(pieces);
+  args.by_slot = FastDivisor(std::int64_t{pieces} * args.ownership.num_ranks);
   args.num_receivers = std::clamp(cdiv_int(items, env_or("SY_DR", 4)), 1, std::max(1, for_receiving));
 }
 
 void choose_grid(const GridWish& wish, CombineArgs& args) {
-  const std::int64_t strips = cdiv_int(args.layout.shape.hidden, kStripElements);
-  const std::int64_t items = std::max(1, args.num_tokens) * strips;
+  const int pieces = args.layout.num_pieces;
+  args.by_pieces = FastDivisor(pieces);
+  args.by_slot = FastDivisor(std::int64_t{pieces} * args.ownership.num_ranks);
+  const std::int64_t items = std::int64_t{std::max(1, args.num_tokens)} * pieces;
   const int half = std::max(1, env_or("SY_CS", wish.max_ctas / 2));
   const int per_cta = env_or("SY_CI", 4);
   args.num_senders =

@@ -18,8 +18,17 @@ template <int kWords>
 __device__ __noinline__ void load_bytes(const std::byte* from, int num_bytes,
                                         std::uint32_t* words) {
   for (int w = 0; w < kWords; ++w) words[w] = 0;
+#pragma unroll 1
   for (int b = 0; b < num_bytes; ++b) {
     words[b / 4] |= static_cast<std::uint32_t>(from[b]) << (8 * (b % 4));
+  }
+}
+
+__device__ __noinline__ inline void put_bytes(std::byte* to, int num_bytes,
+                                              const std::uint32_t* words) {
+#pragma unroll 1
+  for (int b = 0; b < num_bytes; ++b) {
+    to[b] = static_cast<std::byte>(words[b / 4] >> (8 * (b % 4)));
   }
 }
 
@@ -51,24 +60,47 @@ __device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t fi
   for (int w = 0; w < kWords; ++w) words[w] = copy[w];
 }
 
-/// 16 elements as f32, canonical. 16-bit ones may have been loaded before.
+/// 16 elements of 16 bits as f32. NaN keeps its bits: what is made of them is canonical.
 __device__ __forceinline__ void widen_grain(DType dtype, const std::uint32_t (&raw)[8], float* x) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float2 two = canonical2(dtype == DType::kBF16 ? widen2_bf16(raw[i]) : widen2_f16(raw[i]));
+    const float2 two = dtype == DType::kBF16 ? widen2_bf16(raw[i]) : widen2_f16(raw[i]);
     x[2 * i] = two.x;
     x[2 * i + 1] = two.y;
   }
 }
 
+/// 16 elements of a token as f32; 0 beyond its end.
 __device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::byte* row,
-                                            std::int64_t first, const std::uint32_t (&raw)[8],
-                                            float (&x)[16]) {
-  if (a.token_dtype != DType::kF32) return widen_grain(a.token_dtype, raw, x);
-  std::uint32_t words[16];
-  load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
+                                            std::int64_t first, float (&x)[16]) {
+  if (a.token_dtype == DType::kF32) {
+    std::uint32_t words[16];
+    load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) x[i] = canonical_f32(f32_from_bits(words[i]));
+    for (int i = 0; i < 16; ++i) x[i] = f32_from_bits(words[i]);
+    return;
+  }
+  std::uint32_t raw[8];
+  load_grain<16>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
+  widen_grain(a.token_dtype, raw, x);
+}
+
+/// Largest magnitude of a whole row, by one warp; NaN ignored.
+__device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std::byte* row,
+                                               int lane) {
+  float amax = 0.0f;
+#pragma unroll 1
+  for (int first = lane * kGrainElements; first < a.layout.shape.hidden; first += kPieceElements) {
+    float x[16];
+    load_floats(a, row, first, x);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
+  }
+  return amax;
 }
 
 /// Four elements by the definition.
@@ -80,48 +112,37 @@ __device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, c
   return codes;
 }
 
-/// What the lanes of a warp share while they make a piece.
-struct PieceScratch {
-  alignas(16) std::uint8_t scales[kStripsPerPiece][32];
-};
+inline constexpr int kMaxPieceScaleBytes = 32;
 
-/// Rows of 16-bit elements that other forms start from.
-struct HalfInput {
-  static constexpr int kRawWords = 8;
-  __device__ static void load(const DispatchArgs& a, const std::byte* row, std::int64_t first,
-                              std::uint32_t (&raw)[8]) {
-    if (a.token_dtype == DType::kF32) return;  // taken when they are needed: too many registers
-    load_grain<16>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
-  }
+/// Where a lane's elements are.
+struct GrainSource {
+  const std::byte* row;
+  std::int32_t first;  ///< element
+
+  __device__ __forceinline__ GrainSource(const DispatchArgs& a, int token, int piece, int lane)
+      : row(a.tokens + token * a.token_stride),
+        first(piece * kPieceElements + lane * kGrainElements) {}
 };
 
 /// bf16, f16 or f32 on the wire, converted where the tokens have another dtype.
 template <DType kWire>
-struct PlainForm : HalfInput {
+struct PlainForm {
   static constexpr int kWords = wire_bits(kWire) / 2;
-  static constexpr int kScaleUnits = 0;
-  static constexpr bool kNeedsRowMagnitude = false;
 
-  __device__ static void make(const DispatchArgs& a, const std::byte* row, std::int64_t first,
-                              const std::uint32_t (&raw)[8], float, int,
+  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t*) {
+    const GrainSource from(a, token, piece, lane);
+    if (a.token_dtype == kWire) {
+      load_grain<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens,
+                                   words);
+      return;
+    }
+    float x[16];
+    load_floats(a, from.row, from.first, x);
     if constexpr (kWire == DType::kF32) {
-      if (a.token_dtype == DType::kF32) {
-        load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
-        return;
-      }
-      float x[16];
-      load_floats(a, row, first, raw, x);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) words[i] = bits_from_f32(x[i]);
+      for (int i = 0; i < 16; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
     } else {
-      if (a.token_dtype == kWire) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) words[i] = raw[i];
-        return;
-      }
-      float x[16];
-      load_floats(a, row, first, raw, x);
 #pragma unroll
       for (int i = 0; i < 8; ++i) words[i] = narrow2<kWire>(x[2 * i], x[2 * i + 1]);
     }
@@ -131,54 +152,43 @@ struct PlainForm : HalfInput {
 /// Tokens that are codes already, with scales in memory.
 template <int kBits>
 struct StoredForm {
-  static constexpr int kRawWords = kBits / 2;
   static constexpr int kWords = kBits / 2;
-  static constexpr int kScaleUnits = 2;  // at most; the launch says how many
-  static constexpr bool kNeedsRowMagnitude = false;
 
-  __device__ static void load(const DispatchArgs& a, const std::byte* row, std::int64_t first,
-                              std::uint32_t (&raw)[kRawWords]) {
-    load_grain<kBits>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
-  }
-  __device__ static void make(const DispatchArgs& a, const std::byte* row, std::int64_t first,
-                              const std::uint32_t (&raw)[kRawWords], float, int lane,
+  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = raw[i];
-    if (a.given_scales == nullptr) return;
+    const GrainSource from(a, token, piece, lane);
+    load_grain<kBits>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens, words);
     const int bytes = static_cast<int>(a.scale_block.element_bytes);
-    const int per_strip = scales_per_strip(a.scheme);
-    const std::int64_t token = (row - a.tokens) / (a.token_stride > 0 ? a.token_stride : 1);
-    const std::int64_t strip = first / kStripElements;
-    const std::int64_t s = strip * per_strip + lane;
-    const bool is_given = lane < per_strip && s < a.scale_block.num_scales;
-    if (lane >= 32 / bytes) return;
+    if (a.given_scales == nullptr || lane >= kMaxPieceScaleBytes / bytes) return;
+    const std::int64_t s = std::int64_t{piece} * a.scales_per_piece + lane;
+    const bool is_given = lane < a.scales_per_piece && s < a.scale_block.num_scales;
     const std::int64_t at = token * a.given_scale_stride[0] + s * a.given_scale_stride[1];
+#pragma unroll 1
     for (int b = 0; b < bytes; ++b) {
       scales[lane * bytes + b] =
           is_given ? static_cast<std::uint8_t>(a.given_scales[at * bytes + b]) : std::uint8_t{0};
     }
+    __syncwarp(__activemask());
   }
 };
 
 /// Quantized while it is sent.
 template <QuantScheme kScheme>
-struct QuantizedForm : HalfInput {
+struct QuantizedForm {
   static constexpr bool kIsSimulated =
       kScheme.dtype == DType::kE2M3 || kScheme.dtype == DType::kE3M2;
   static constexpr bool kIsBlock = kScheme.group == ScaleGroup::kBlock;
   static constexpr int kWords = kIsSimulated ? 8 : wire_bits(kScheme.dtype) / 2;
-  static constexpr int kScaleUnits = strip_scale_bytes(kScheme) / static_cast<int>(kUnitBytes);
-  static constexpr bool kNeedsRowMagnitude = kScheme.group == ScaleGroup::kToken;
+  static constexpr bool kHasScales = piece_scale_bytes(kScheme) > 0;
   static constexpr int kLanesPerBlock = kIsBlock ? kScheme.block / kGrainElements : kLanes;
 
-  /// `row_magnitude` is of the whole row, for one scale a token.
-  __device__ static void make(const DispatchArgs& a, const std::byte* row, std::int64_t first,
-                              const std::uint32_t (&raw)[8], float row_magnitude, int lane,
+  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
+    const GrainSource from(a, token, piece, lane);
     float x[16];
-    load_floats(a, row, first, raw, x);
-    float amax = row_magnitude;
+    load_floats(a, from.row, from.first, x);
+    float amax = std::numeric_limits<float>::infinity();
+    if constexpr (kScheme.group == ScaleGroup::kToken) amax = row_magnitude(a, from.row, lane);
     if constexpr (kIsBlock) {
       amax = 0.0f;
 #pragma unroll
@@ -190,13 +200,11 @@ struct QuantizedForm : HalfInput {
     }
     const float tensor_scale = a.tensor_scale == nullptr ? 1.0f : __ldg(a.tensor_scale);
     const ScaleAndMap rule = scale_rule(kScheme, amax, tensor_scale);
-    encode(rule, kScheme.group == ScaleGroup::kTensor ? std::numeric_limits<float>::infinity()
-                                                      : amax,
-           x, words);
-    const bool is_there = first < a.layout.shape.hidden;
-    if (kScaleUnits > 0 && lane % kLanesPerBlock == 0) {
-      keep_scale(is_there ? rule.scale : 0.0f, is_there, lane / kLanesPerBlock, scales);
+    encode(rule, amax, x, words);
+    if (kHasScales && lane % kLanesPerBlock == 0) {
+      keep_scale(rule.scale, from.first < a.layout.shape.hidden, lane / kLanesPerBlock, scales);
     }
+    __syncwarp();
   }
 
  private:
@@ -240,25 +248,5 @@ struct QuantizedForm : HalfInput {
     }
   }
 };
-
-/// Largest magnitude of a whole row, by one warp; NaN ignored.
-__device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std::byte* row,
-                                               int lane) {
-  float amax = 0.0f;
-  for (std::int64_t first = lane * kGrainElements; first < a.layout.shape.hidden;
-       first += kStripElements) {
-    std::uint32_t raw[8];
-    float x[16];
-    HalfInput::load(a, row, first, raw);
-    load_floats(a, row, first, raw, x);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
-  }
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
-  }
-  return amax;
-}
 
 }  // namespace switchyard

@@ -173,20 +173,32 @@ __device__ __forceinline__ std::uint32_t empty_words(const std::uint32_t (&w)[N]
   return which;
 }
 
-/// Sends N words to an empty slot. `mark` is the slot's mark byte.
+/// The rare way of sending: says which words stand for kEmpty.
+__device__ __noinline__ inline void store_mark(std::byte* window, std::size_t at,
+                                               const PushLayout& layout, std::uint64_t call,
+                                               std::uint32_t which) {
+  store_byte(window + layout.mark(call, at), which);
+}
+
+/// Sends N words to the empty slot at `at` of a window.
 template <int N>
-__device__ __forceinline__ void send_unit(std::byte* to, std::byte* mark,
+__device__ __forceinline__ void send_unit(std::byte* window, std::size_t at,
+                                          const PushLayout& layout, std::uint64_t call,
                                           const std::uint32_t (&w)[N]) {
   std::uint32_t sent[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) sent[i] = min(w[i], kEscaped);
-  if (largest(w) >= kEscaped) [[unlikely]] store_byte(mark, empty_words(w));
-  store_words(to, sent);
+  if (largest(w) >= kEscaped) [[unlikely]] {
+    store_mark(window, at, layout, call, empty_words(w));
+  }
+  store_words(window + at, sent);
 }
 
-/// Waits for a mark byte and clears it. kNoMark: gave up.
-__device__ __noinline__ inline std::uint32_t take_mark(std::byte* mark, const Watch& watch,
+/// Waits for the mark of a slot and clears it. kNoMark: gave up.
+__device__ __noinline__ inline std::uint32_t take_mark(std::byte* window, std::size_t at,
+                                                       const PushLayout& layout, const Watch& watch,
                                                        WaitFor what) {
+  std::byte* mark = window + layout.mark(what.call, at);
   Spin spin;
   std::uint32_t which = load_byte(mark);
   while (which == kNoMark) {
@@ -214,7 +226,7 @@ __device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
   for (int i = 0; i < N; ++i) empty[i] = kEmpty;
   store_words(window + at, empty);
   if (largest(w) != kEscaped) [[likely]] return true;
-  const std::uint32_t which = take_mark(window + layout.mark(what.call, at), watch, what);
+  const std::uint32_t which = take_mark(window, at, layout, watch, what);
   if (which == kNoMark) return false;
 #pragma unroll
   for (int i = 0; i < N; ++i) {

@@ -22,20 +22,20 @@ SWITCHYARD_HOST_DEVICE constexpr int wire_bits(DType dtype) {
 }
 
 /// Bytes of the scales of 512 elements, in whole units; one scale a token takes a unit too.
-SWITCHYARD_HOST_DEVICE constexpr int strip_scale_bytes(const QuantScheme& scheme) {
+SWITCHYARD_HOST_DEVICE constexpr int piece_scale_bytes(const QuantScheme& scheme) {
   const bool is_simulated = scheme.dtype == DType::kE2M3 || scheme.dtype == DType::kE3M2;
   if (scheme.group == ScaleGroup::kToken) return static_cast<int>(kUnitBytes);
   if (scheme.group != ScaleGroup::kBlock || is_simulated) return 0;
   const bool is_f32 = scheme.scale_format == ScaleFormat::kF32 ||
                       scheme.scale_format == ScaleFormat::kF32PowerOfTwo;
-  const int bytes = kStripElements / scheme.block * (is_f32 ? 4 : 1);
+  const int bytes = kPieceElements / scheme.block * (is_f32 ? 4 : 1);
   return (bytes + 15) / 16 * 16;
 }
 
 /// Stored scales of 512 elements: words where they are packed.
-SWITCHYARD_HOST_DEVICE constexpr int scales_per_strip(const QuantScheme& scheme) {
+SWITCHYARD_HOST_DEVICE constexpr int scales_per_piece(const QuantScheme& scheme) {
   if (scheme.group != ScaleGroup::kBlock) return 1;
-  const int scales = kStripElements / scheme.block;
+  const int scales = kPieceElements / scheme.block;
   return scheme.scale_format == ScaleFormat::kE8M0Packed ? scales / 4 : scales;
 }
 

@@ -75,7 +75,7 @@ PushLayout make_layout(const ExchangeConfig& config, const ExchangeShape& shape,
   push.max_local_experts = shape.ownership.max_count();
   push.element_bits =
       config.scheme.is_simulated() ? bits_of(DType::kBF16) : bits_of(config.scheme.dtype);
-  push.strip_scale_bytes = strip_scale_bytes(config.scheme);
+  push.piece_scale_bytes = piece_scale_bytes(config.scheme);
   push.return_element_bits = bits_of(config.combine_scheme.dtype);
   push.sends_routes = is_expert_major(config.layout);
   push.keeps_every_choice = config.reduce == Reduce::kPerExpert;
@@ -108,7 +108,7 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   int num_sms = 0;
   check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
              "cudaDeviceGetAttribute");
-  num_ctas_ = std::max(3, num_sms / window_->ranks_on_gpu());
+  num_ctas_ = std::max(3, kExchangeCtasPerSm * num_sms / window_->ranks_on_gpu());
   if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(3, options.num_ctas));
 
   host_ = PinnedBuffer(sizeof(WaitRecord) + sizeof(std::uint32_t));
@@ -191,7 +191,7 @@ void P2pExchange::allocate(Channel& channel, std::size_t index) {
 void P2pExchange::set_base(Channel& channel, std::size_t index) {
   ExchangeBase base;
   base.layout = layout_;
-  base.ownership = shape_.ownership;
+  base.ownership = KernelOwnership(shape_.ownership);
   for (int r = 0; r < group_.size(); ++r) {
     base.windows.base[r] = window_->base(r) + index * layout_.total_bytes;
   }
@@ -213,6 +213,12 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   dispatch.capacity = is_batched ? shape_.receive.capacity : shape_.max_buffer_rows;
   dispatch.row_alignment = config_.expert_alignment;
   dispatch.scale_block = scales.block;
+  dispatch.scales_per_piece = scales_per_piece(config_.scheme);
+  const std::int64_t units_per_piece = layout_.shape.piece_scale_bytes / 16;
+  const std::int64_t last = shape_.num_scales % dispatch.scales_per_piece;
+  dispatch.scale_units_per_row = static_cast<std::int32_t>(
+      shape_.num_scales / dispatch.scales_per_piece * units_per_piece +
+      cdiv<std::int64_t>(last * scales.block.element_bytes, 16));
   dispatch.scale_block_bytes = is_batched ? scales.block.num_bytes() : 0;
   channel.combine.wire_dtype = config_.combine_scheme.dtype;
 }

@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-std::size_t strip_bytes(std::int32_t bits) {
-  return static_cast<std::size_t>(kStripElements * bits / 8);
+std::size_t piece_bytes(std::int32_t bits) {
+  return static_cast<std::size_t>(kPieceElements * bits / 8);
 }
 
 std::size_t lines(std::size_t bytes) { return align_up(bytes, kLineBytes); }
@@ -28,14 +28,14 @@ PushLayout make_push_layout(const PushShape& shape) {
   layout.announcement_bytes =
       lines((2 + static_cast<std::size_t>(shape.max_local_experts)) * sizeof(std::uint64_t));
   layout.details_bytes = lines((1 + cdiv<std::size_t>(topk, 2) + topk) * sizeof(std::uint32_t));
-  layout.scales_in_piece = kStripsPerPiece * strip_bytes(shape.element_bits);
+  layout.scales_in_piece = piece_bytes(shape.element_bits);
   layout.routes_in_piece =
-      layout.scales_in_piece + static_cast<std::size_t>(kStripsPerPiece * shape.strip_scale_bytes);
+      layout.scales_in_piece + static_cast<std::size_t>(shape.piece_scale_bytes);
   layout.piece_stride = lines(layout.routes_in_piece +
                               (shape.sends_routes ? cdiv<std::size_t>(topk, 2) * kUnitBytes : 0));
   layout.row_stride = checked_add(layout.details_bytes, checked_mul(pieces, layout.piece_stride));
   layout.return_stride =
-      checked_mul(pieces, kStripsPerPiece * strip_bytes(shape.return_element_bits));
+      checked_mul(pieces, piece_bytes(shape.return_element_bits));
 
   layout.rows_offset = checked_mul(ranks, layout.announcement_bytes);
   layout.returns_offset = checked_add(

@@ -4,7 +4,7 @@
 //
 // A sender writes each row into the window of every rank that wants it, at slot (sender, n): it is
 // the sender's n-th row for that rank. Nothing is counted at the receiver. Rows travel in pieces of
-// 1024 elements, each the work of one warp and complete in itself: elements, scales, and where the
+// 512 elements, each the work of one warp and complete in itself: elements, scales, and where the
 // receiver is to put them. Returned rows go to slot (token, column) of the token's owner.
 //
 // Two slot sets alternate from call to call; a call is a dispatch with its combine.
@@ -23,9 +23,7 @@ namespace switchyard {
 
 inline constexpr int kLanes = 32;
 inline constexpr int kGrainElements = 16;                       ///< of one lane
-inline constexpr int kStripElements = kLanes * kGrainElements;  ///< of one warp, once
-inline constexpr int kStripsPerPiece = 2;
-inline constexpr int kPieceElements = kStripsPerPiece * kStripElements;
+inline constexpr int kPieceElements = kLanes * kGrainElements;  ///< of one warp
 inline constexpr std::size_t kUnitBytes = 16;
 inline constexpr int kMaxPushRanks = 64;
 /// A lane each for the scales, routes and details of a piece.
@@ -39,7 +37,7 @@ struct PushShape {
   std::int32_t num_topk = 1;
   std::int32_t max_local_experts = 1;
   std::int32_t element_bits = 16;         ///< of a dispatched row
-  std::int32_t strip_scale_bytes = 0;     ///< scales of 512 elements, a multiple of 16
+  std::int32_t piece_scale_bytes = 0;     ///< scales of a piece, a multiple of 16
   std::int32_t return_element_bits = 16;  ///< of a returned row
   bool sends_routes = true;               ///< rows are placed by expert
   bool keeps_every_choice = false;        ///< returned rows by k (per_expert)

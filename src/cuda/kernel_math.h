@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// kernel_math.h: integer divisions by numbers that the host knows, without dividing in a kernel.
+// Kernels of a few microseconds mostly wait for their own instructions to come from memory: what is
+// not in them is what makes them fast.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "plan/expert_ownership.h"
+
+namespace switchyard {
+
+/// n / divisor for 0 <= n < 2^31 as a product (Granlund and Montgomery, Division by invariant
+/// integers using multiplication, 1994).
+struct FastDivisor {
+  std::uint32_t divisor = 1;
+  std::uint32_t factor = 0;
+  std::uint32_t shift = 0;
+
+  FastDivisor() = default;
+  explicit FastDivisor(std::int64_t by) : divisor(static_cast<std::uint32_t>(by)) {
+    while ((std::uint64_t{1} << shift) < divisor) ++shift;
+    const std::uint64_t power = std::uint64_t{1} << (32 + shift);
+    // For numerators below 2^31 the factor rounded up and cut to 32 bits after one halving is exact.
+    factor = divisor == 1 ? 0 : static_cast<std::uint32_t>((power / 2 + divisor - 1) / divisor);
+  }
+
+  SWITCHYARD_HOST_DEVICE std::int32_t quotient(std::int32_t n) const {
+    if (divisor == 1) return n;
+    const std::uint64_t product = std::uint64_t{static_cast<std::uint32_t>(n)} * factor;
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(product >> 32) >> (shift - 1));
+  }
+};
+
+/// ExpertOwnership with its quotients made before.
+struct KernelOwnership {
+  std::int32_t num_experts = 0;
+  std::int32_t num_ranks = 1;
+  std::int32_t base = 0;       ///< experts of a rank, at least
+  std::int32_t extra = 0;      ///< ranks with one more
+  std::int32_t in_larger = 0;  ///< experts of those ranks
+  FastDivisor by_base;
+  FastDivisor by_larger;
+
+  KernelOwnership() = default;
+  explicit KernelOwnership(const ExpertOwnership& of)
+      : num_experts(of.num_experts),
+        num_ranks(of.num_ranks),
+        base(of.base()),
+        extra(of.extra()),
+        in_larger(of.extra() * (of.base() + 1)),
+        by_base(of.base() > 0 ? of.base() : 1),
+        by_larger(of.base() + 1) {}
+
+  SWITCHYARD_HOST_DEVICE std::int32_t count(std::int32_t rank) const {
+    return base + (rank < extra ? 1 : 0);
+  }
+  SWITCHYARD_HOST_DEVICE std::int32_t first(std::int32_t rank) const {
+    return rank * base + (rank < extra ? rank : extra);
+  }
+  SWITCHYARD_HOST_DEVICE std::int32_t owner(std::int32_t expert) const {
+    if (expert < in_larger) return by_larger.quotient(expert);
+    return extra + by_base.quotient(expert - in_larger);
+  }
+};
+
+}  // namespace switchyard
