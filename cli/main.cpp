@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The switchyard command. Exit codes: 0 fine, 1 result outside its bound or a case of check that
-// disagrees, 2 usage or malformed file, 3 environment, 4 timeout or lost peer.
+// The switchyard command. Exit codes: 0 fine, 1 result outside its bound, a case of check that
+// disagrees or a wrong element of bench, 2 usage or malformed file, 3 environment, 4 timeout or
+// lost peer.
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include "switchyard/error.h"
 #include "switchyard/version.h"
 
+#include "bench.h"
 #include "check.h"
 #include "doctor.h"
 #include "quantize.h"
@@ -78,12 +80,15 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", switchyard::build_summary());
   app.require_subcommand(1);
   app.footer(
-      "exit codes: 0 fine, 1 result outside its bound, or a case of check that disagrees, "
+      "exit codes: 0 fine, 1 result outside its bound, or a case of check that disagrees, or a "
+      "wrong element of bench, "
       "2 usage or malformed file, 3 environment, 4 timeout or lost peer");
   switchyard::cli::RunOptions run_options;
   switchyard::cli::add_run(app, run_options);
   switchyard::cli::CheckOptions check_options;
   const CLI::App* check_verb = switchyard::cli::add_check(app, check_options);
+  switchyard::cli::BenchOptions bench_options;
+  const CLI::App* bench_verb = switchyard::cli::add_bench(app, bench_options);
   switchyard::cli::QuantizeOptions quantize_options;
   const CLI::App* quantize_verb = switchyard::cli::add_quantize(app, quantize_options);
   switchyard::cli::DoctorOptions doctor_options;
@@ -99,6 +104,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (check_verb->parsed()) return switchyard::cli::check(check_options, argv);
+    if (bench_verb->parsed()) return switchyard::cli::bench(bench_options, argv);
     if (doctor_verb->parsed()) return switchyard::cli::doctor(doctor_options);
     if (quantize_verb->parsed()) return switchyard::cli::quantize(*quantize_verb, quantize_options);
     return switchyard::cli::run(run_options, argv);

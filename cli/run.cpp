@@ -2,7 +2,6 @@
 
 #include "run.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
@@ -10,7 +9,6 @@
 #include "switchyard/group.h"
 
 #include "core/fail.h"
-#include "core/settings.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
@@ -20,8 +18,7 @@
 #include "run_input.h"
 #include "run_rank.h"
 #include "run_report.h"
-#include "transport/env.h"
-#include "transport/launcher.h"
+#include "start_ranks.h"
 
 namespace switchyard::cli {
 namespace {
@@ -36,32 +33,6 @@ int run_rank(const Group& group, const RunOptions& options) {
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
   return report.is_ok() ? 0 : 1;
-}
-
-int run_as_threads(int num_ranks, const RunOptions& options) {
-  int exit_code = 0;
-  run_local_ranks(num_ranks,
-                  [&](const Group& group) {
-                    const int code = run_rank(group, options);
-                    if (group.rank() == 0) exit_code = code;
-                  },
-                  {.engine = "local", .timeout_ms = options.timeout_ms});
-  return exit_code;
-}
-
-int run_as_processes(int num_ranks, char** argv) {
-  LaunchOptions launch_options;
-  launch_options.num_ranks = num_ranks;
-  launch_options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
-  for (char** argument = argv + 1; *argument != nullptr; ++argument) {
-    launch_options.command.emplace_back(*argument);
-  }
-  const LaunchResult result = launch(launch_options);
-  if (result.culprit >= 0) {
-    std::fprintf(stderr, "switchyard: rank %d of %d: %s\n", result.culprit, num_ranks,
-                 result.reason.c_str());
-  }
-  return result.exit_code;
 }
 
 // quantize writes one file, which is then all of the model.
@@ -164,22 +135,14 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
 }
 
 int run(const RunOptions& options, char** argv) {
-  const RankInfo info = discover_ranks();
-  if (info.source != "none") {
-    require(options.ranks == 0 || options.ranks == info.size, Errc::kInvalidArgument,
-            "run: --ranks is {}, but {} started {} ranks; leave --ranks out", options.ranks,
-            info.source, info.size);
-    check_before(options, info.size);
-    return run_rank(Group::from_environment({options.engine, options.timeout_ms}), options);
-  }
-  const int num_ranks = std::max(1, options.ranks);
-  const std::string engine =
-      options.engine.empty() ? setting("SWITCHYARD_ENGINE").text : options.engine;
-  require(engine == "auto" || engine == "local" || engine == "shm", Errc::kInvalidArgument,
-          "run: SWITCHYARD_ENGINE is \"{}\", must be auto, local or shm", engine);
-  check_before(options, num_ranks);
-  const bool threads = engine == "local" || (engine == "auto" && num_ranks == 1);
-  return threads ? run_as_threads(num_ranks, options) : run_as_processes(num_ranks, argv);
+  RankStart start;
+  start.verb = "run";
+  start.num_ranks = options.ranks;
+  start.engine = options.engine;
+  start.timeout_ms = options.timeout_ms;
+  start.check = [&](int num_ranks) { check_before(options, num_ranks); };
+  start.body = [&](const Group& group) { return run_rank(group, options); };
+  return start_ranks(start, argv);
 }
 
 }  // namespace switchyard::cli

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <string_view>
-#include <thread>
 
 #include <fmt/format.h>
 

@@ -23,7 +23,7 @@ LAYERS = [  # lowest first; the number is the place in this list, from 1
     {"p2p"},
     {"moe", "views", "module"},
     {"capi"},
-    {"conformance"},
+    {"conformance", "measure"},
     {"cli"},
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS, 1) for folder in folders}

@@ -251,12 +251,12 @@ TEST(RunTest, UsageErrorsAreNamed) {
   EXPECT_EQ(nothing.exit_code, 2);
   EXPECT_EQ(nothing.output, "");
   EXPECT_THAT(nothing.error,
-              HasSubstr("switchyard: no verb is given; there are run, check, quantize\n"));
+              HasSubstr("switchyard: no verb is given; there are run, check, bench, quantize, doctor\n"));
   EXPECT_THAT(nothing.error, HasSubstr("run one MoE layer of a model over N ranks"));
-  const CommandResult no_verb = run_command({SWITCHYARD_CLI, "bench"});
+  const CommandResult no_verb = run_command({SWITCHYARD_CLI, "simulate"});
   EXPECT_EQ(no_verb.exit_code, 2);
   EXPECT_EQ(no_verb.error,
-            "switchyard: no verb \"bench\"; there are run, check, quantize, doctor\n");
+            "switchyard: no verb \"simulate\"; there are run, check, bench, quantize, doctor\n");
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
 }

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bench.h"
+
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <optional>
+
+#include "bench_html.h"
+#include "bench_report.h"
+#include "bench_run.h"
+#include "core/fail.h"
+#include "memory_file.h"
+#include "start_ranks.h"
+#include "transport/env.h"
+
+namespace switchyard::cli {
+namespace {
+
+constexpr int kDefaultRanks = 2;
+constexpr std::int64_t kMaxTokens = 1 << 24;
+constexpr std::int64_t kMaxSms = 4096;
+
+// "1,8,32": numbers from 1 to `most`.
+std::vector<std::int64_t> parse_list(const char* option, const std::string& text,
+                                     std::int64_t most) {
+  std::vector<std::int64_t> numbers;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  for (;;) {
+    std::int64_t number = 0;
+    const auto [next, error] = std::from_chars(at, end, number);
+    const bool is_over = next == end || *next == ',';
+    require(error == std::errc{} && is_over && number >= 1 && number <= most,
+            Errc::kInvalidArgument,
+            "bench: {} is \"{}\", must be numbers from 1 to {} with commas between", option, text,
+            most);
+    numbers.push_back(number);
+    if (next == end) return numbers;
+    at = next + 1;
+  }
+}
+
+bool is_baseline_file(const BenchOptions& options) {
+  return !options.baseline.empty() && options.baseline != "nccl" && options.baseline != "mpi";
+}
+
+void check_device(const BenchOptions& options) {
+  if (options.device == "cuda") {
+    require(options.baseline != "mpi", Errc::kInvalidArgument,
+            "bench: --baseline mpi with --device cuda, must be nccl or a file: it moves host "
+            "memory");
+    return;
+  }
+  require(!options.graph, Errc::kInvalidArgument,
+          "bench: --graph with --device cpu, must be --device cuda: graphs are of a GPU");
+  require(options.sms.empty(), Errc::kInvalidArgument,
+          "bench: --sms {} with --device cpu, must be --device cuda: SMs are of a GPU",
+          options.sms);
+  require(options.baseline != "nccl", Errc::kInvalidArgument,
+          "bench: --baseline nccl with --device cpu, must be mpi or a file");
+}
+
+void check_place(const char* option, const std::string& path) {
+  if (path.empty() || path == "-") return;
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder = fs::absolute(path, error).parent_path();
+  require(fs::is_directory(folder, error), Errc::kInvalidArgument,
+          "bench: {} is {}, but there is no folder {}", option, path, folder.string());
+}
+
+// What every rank would refuse is refused once, before there are ranks.
+void check_before(const BenchOptions& options, int num_ranks) {
+  check_device(options);
+  check_bench_device(options.device);
+  check_place("--json", options.json);
+  check_place("--html", options.html);
+  require(options.html != "-", Errc::kInvalidArgument, "bench: --html is -, must be a file");
+  const auto shapes = bench_shapes(options, num_ranks);
+  if (is_baseline_file(options)) read_baseline(options.baseline);
+  if (options.baseline != "mpi") return;
+  require(options.op != "layer", Errc::kInvalidArgument,
+          "bench: --baseline mpi with --op layer, must be dispatch, combine or pair");
+  require(discover_ranks().source == "none" || !options.baseline_file.empty(),
+          Errc::kInvalidArgument,
+          "bench: --baseline mpi starts ranks of its own, must be run without a launcher");
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::flush;
+  require(file.good(), Errc::kSystem, "bench: cannot write {}", path);
+}
+
+int run_rank(const Group& group, const BenchOptions& options) {
+  const bool speaks = options.json != "-";
+  const BenchReport report = run_bench(group, options, [&](const std::string& text) {
+    if (speaks) std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  });
+  if (group.rank() != 0) return 0;
+  if (!speaks) std::fputs(to_json(report).c_str(), stdout);
+  if (speaks && !options.json.empty()) write_file(options.json, to_json(report));
+  if (!options.html.empty()) write_file(options.html, to_html(report));
+  std::fflush(stdout);
+  return report.is_ok() ? 0 : 1;
+}
+
+void add_shape_options(CLI::App* verb, BenchOptions& options) {
+  verb->add_option(
+          "--workload", options.workload,
+          "sizes of a model: " + measure::workload_names() + "; or a config.json or its folder")
+      ->capture_default_str();
+  verb->add_option("--tokens", options.tokens, "of each rank: N,N,..., a line each")
+      ->capture_default_str();
+  verb->add_option("--op", options.op, "what is timed; layer: with experts between")
+      ->check(CLI::IsMember({"dispatch", "combine", "pair", "layer"}))
+      ->capture_default_str();
+  verb->add_option("--layout", options.layout, "how received rows lie")
+      ->check(CLI::IsMember({"batched", "expanded", "compact", "by_rank"}))
+      ->capture_default_str();
+  verb->add_option("--scheme", options.scheme, "quantization of rows on the wire")
+      ->check(CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0",
+                             "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_token",
+                             "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
+      ->capture_default_str();
+  verb->add_option("--reduce", options.reduce, "where weighted sums happen")
+      ->check(CLI::IsMember({"per_expert", "per_rank"}))
+      ->capture_default_str();
+  verb->add_option("--layers", options.layers, "so many in a row make one iteration")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  verb->add_option("--routing", options.routing,
+                   "uniform; zipf:A, expert i as 1/(i+1)^A; hot, all tokens to one expert; "
+                   "trace:FILE, topk_ids of a safetensors file")
+      ->capture_default_str();
+}
+
+void add_other_options(CLI::App* verb, BenchOptions& options) {
+  verb->add_flag("--graph", options.graph, "cuda: replay CUDA graphs");
+  verb->add_option("--sms", options.sms,
+                   "cuda: SMs that an operation may take; N,N,... for a chart");
+  verb->add_option("--runs", options.runs, "timed iterations of a shape")
+      ->check(CLI::Range(std::int64_t{30}, std::int64_t{1} << 20))
+      ->capture_default_str();
+  verb->add_option("--baseline", options.baseline,
+                   "beside it: mpi (MPI_Alltoallv of the same bytes, cpu), nccl (cuda), or a file "
+                   "of measured numbers such as bench/peers/*.json");
+  verb->add_option("--seed", options.seed, "of routing and weights")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->capture_default_str();
+  verb->add_option("--timeout", options.timeout_ms,
+                   "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
+  verb->add_option("--json", options.json, "one JSON object into this file; - for stdout, alone");
+  verb->add_option("--html", options.html, "a page with charts into this file");
+  verb->footer(
+      "examples:\n"
+      "  switchyard bench --ranks 2 --tokens 1,8,64,512 --html bench.html\n"
+      "  switchyard bench --workload mixtral-8x7b --op dispatch --scheme none --baseline mpi\n"
+      "  switchyard bench --workload data/tiny-moe --op layer "
+      "--routing trace:data/tiny-moe/routing.safetensors");
+}
+
+}  // namespace
+
+std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int num_ranks) {
+  measure::BenchShape shape;
+  shape.workload = measure::find_workload(options.workload);
+  shape.routing = measure::RoutingPattern::parse(options.routing, shape.workload.num_experts,
+                                                 shape.workload.num_topk);
+  shape.num_ranks = num_ranks;
+  shape.operation = *measure::operation_from_name(options.op);
+  shape.layout = *layout_from_name(options.layout);
+  shape.scheme = *scheme_from_name(options.scheme);
+  shape.reduce = *reduce_from_name(options.reduce);
+  shape.num_layers = options.layers;
+  shape.num_runs = options.runs;
+  shape.uses_graph = options.graph;
+  shape.seed = options.seed;
+  std::vector<std::int64_t> budgets{0};
+  if (!options.sms.empty()) budgets = parse_list("--sms", options.sms, kMaxSms);
+  std::vector<measure::BenchShape> shapes;
+  for (const std::int64_t budget : budgets) {
+    for (const std::int64_t tokens : parse_list("--tokens", options.tokens, kMaxTokens)) {
+      shape.num_sms = static_cast<int>(budget);
+      shape.num_tokens = tokens;
+      check_shape(shape);
+      shapes.push_back(shape);
+    }
+  }
+  return shapes;
+}
+
+CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
+  CLI::App* verb = app.add_subcommand(
+      "bench", "time dispatch and combine against this machine's limits and against others");
+  // Hidden: for the ranks of bench. Its group comes first, or help ends with an empty line.
+  verb->set_help_flag();
+  verb->add_option("--baseline-file", options.baseline_file)->group("");
+  verb->set_help_flag("-h,--help", "Print this help message and exit");
+  verb->add_option("--device", options.device, "where the rows are")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 2")
+      ->check(CLI::Range(1, 1024));
+  verb->add_option("--engine", options.engine,
+                   "how ranks reach each other: auto, local (threads), shm (processes); default: "
+                   "SWITCHYARD_ENGINE or auto")
+      ->check(CLI::IsMember({"auto", "local", "shm"}));
+  add_shape_options(verb, options);
+  add_other_options(verb, options);
+  return verb;
+}
+
+int bench(const BenchOptions& given, char** argv) {
+  BenchOptions options = given;
+  if (is_baseline_file(options)) options.baseline_file = options.baseline;
+  std::optional<MemoryFile> measured;
+  RankStart start;
+  start.verb = "bench";
+  start.num_ranks = options.ranks;
+  start.default_ranks = kDefaultRanks;
+  start.engine = options.engine;
+  start.timeout_ms = options.timeout_ms;
+  start.check = [&](int num_ranks) { check_before(options, num_ranks); };
+  start.before = [&](int num_ranks) -> std::vector<std::string> {
+    std::vector<std::string> more;
+    if (options.baseline != "mpi") return more;
+    measured.emplace("bench", to_json(measure_mpi(bench_shapes(options, num_ranks))));
+    options.baseline_file = measured->path();
+    more.push_back("--baseline-file=" + options.baseline_file);
+    return more;
+  };
+  start.body = [&](const Group& group) { return run_rank(group, options); };
+  return start_ranks(start, argv);
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bench_html.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "switchyard/version.h"
+
+#include "chart.h"
+
+namespace switchyard::cli {
+namespace {
+
+constexpr const char* kStyle = R"(
+:root { color-scheme: light dark; --page: #fbfbfa; --card: #ffffff; --ink: #1c1e21; --muted: #667079;
+  --edge: #e3e6e8; --grid: #eceef0; --ours: #1261c9; --floor: #8a949c; --bad: #b3261e;
+  --c0: #b8560f; --c1: #2a7d4f; --c2: #7b4bc4; --c3: #b02a6b; --c4: #0f7c86; --c5: #8a6d00; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #14171a; --card: #1b1f23; --ink: #e7eaec; --muted: #98a2ab; --edge: #2c3238;
+    --grid: #272c31; --ours: #5aa2ff; --floor: #7e8a94; --bad: #ff8a80; --c0: #f0964e; --c1: #5cc48c;
+    --c2: #b794f4; --c3: #f07fb0; --c4: #4fc3cf; --c5: #d8bb4a; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 880px; margin: 0 auto; padding: 32px 20px 56px; }
+h1 { font-size: 25px; line-height: 1.25; margin: 0 0 4px; letter-spacing: -0.01em; }
+h2 { font-size: 17px; margin: 0 0 2px; }
+p { margin: 0 0 14px; color: var(--muted); }
+section { background: var(--card); border: 1px solid var(--edge); border-radius: 10px;
+  padding: 18px 20px; margin-top: 18px; overflow-x: auto; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; margin: 8px 0 0; }
+dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { padding: 5px 10px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--edge); }
+th { color: var(--muted); font-weight: 500; } tr:last-child td { border-bottom: 0; }
+td.text, th.text { text-align: left; white-space: normal; }
+.bad { color: var(--bad); font-weight: 600; }
+svg { display: block; width: 100%; min-width: 560px; height: auto; }
+svg text { font-family: inherit; fill: var(--ink); }
+.tick, .axis { font-size: 12px; } svg .tick, svg .axis { fill: var(--muted); }
+.name { font-size: 12.5px; } .name.strong { font-weight: 650; } .value { font-size: 12px; }
+.grid { stroke: var(--grid); } .limit { stroke: var(--floor); stroke-dasharray: 5 4; }
+.line { fill: none; stroke-width: 1.6; stroke-linejoin: round; } .line.strong { stroke-width: 2.8; }
+.line.dashed { stroke-dasharray: 6 5; } .lead { stroke: var(--edge); fill: none; }
+.dot { stroke: var(--card); stroke-width: 1.2; }
+)";
+
+constexpr std::array<const char*, 6> kColors{"--c0", "--c1", "--c2", "--c3", "--c4", "--c5"};
+
+std::string time_text(double us) {
+  if (us >= 1e5) return fmt::format("{:.1f} ms", us * 1e-3);
+  return us < 100 ? fmt::format("{:.1f} us", us) : fmt::format("{:.0f} us", us);
+}
+
+std::string label_of(std::int64_t tokens, double us) {
+  return fmt::format("{} token{}: {}", tokens, tokens == 1 ? "" : "s", time_text(us));
+}
+
+// Measured rows, the fastest budget of each number of tokens, by tokens.
+std::vector<const BenchRow*> fastest_rows(const BenchReport& report) {
+  std::map<std::int64_t, const BenchRow*> best;
+  for (const BenchRow& row : report.rows) {
+    if (!row.left_out.empty() || row.p50_us <= 0) continue;
+    const BenchRow*& place = best[row.shape.num_tokens];
+    if (place == nullptr || row.p50_us < place->p50_us) place = &row;
+  }
+  std::vector<const BenchRow*> rows;
+  for (const auto& [tokens, row] : best) rows.push_back(row);
+  return rows;
+}
+
+// A line for each name and mode that the baseline has for this operation; the first few.
+std::vector<ChartSeries> peer_lines(const BenchReport& report) {
+  std::map<std::string, ChartSeries> lines;
+  std::vector<std::string> order;
+  for (const BenchRow* row : fastest_rows(report)) {
+    if (!report.baseline && row->baseline) {
+      ChartSeries& line = lines[row->baseline->name];
+      if (line.points.empty()) order.push_back(row->baseline->name);
+      line.points.push_back({static_cast<double>(row->shape.num_tokens), row->baseline->us,
+                             label_of(row->shape.num_tokens, row->baseline->us)});
+    }
+    if (!report.baseline || !is_comparable(*report.baseline, row->shape)) continue;
+    for (const BaselineRow& peer : report.baseline->rows) {
+      if (peer.operation != row->shape.operation || peer.num_tokens != row->shape.num_tokens)
+        continue;
+      ChartSeries& line = lines[peer.name];
+      if (line.points.empty()) order.push_back(peer.name);
+      const double us = peer.us * row->shape.num_layers;
+      const auto tokens = static_cast<double>(peer.num_tokens);
+      // Several modes at one place: the fastest.
+      if (!line.points.empty() && line.points.back().x == tokens) {
+        if (line.points.back().y <= us) continue;
+        line.points.pop_back();
+      }
+      line.points.push_back(
+          {tokens, us,
+           fmt::format("{}, {}: {}", peer.name, peer.mode, label_of(peer.num_tokens, us))});
+    }
+  }
+  std::vector<ChartSeries> result;
+  for (const std::string& name : order) {
+    if (result.size() == kColors.size()) break;
+    ChartSeries line = std::move(lines[name]);
+    line.name = name;
+    line.color = kColors[result.size()];
+    result.push_back(std::move(line));
+  }
+  return result;
+}
+
+std::string latency_section(const BenchReport& report) {
+  ChartSeries ours{"switchyard", "--ours", false, true, {}};
+  ChartSeries floor{"floor of the machine", "--floor", true, false, {}};
+  for (const BenchRow* row : fastest_rows(report)) {
+    const auto tokens = static_cast<double>(row->shape.num_tokens);
+    ours.points.push_back({tokens, row->p50_us,
+                           fmt::format("{}, p99 {}", label_of(row->shape.num_tokens, row->p50_us),
+                                       time_text(row->p99_us))});
+    if (row->floor_us > 0) floor.points.push_back({tokens, row->floor_us, ""});
+  }
+  std::vector<ChartSeries> series = peer_lines(report);
+  series.push_back(floor);
+  series.push_back(ours);
+  const std::string chart =
+      line_chart({"time against tokens", "tokens of each rank", "microseconds, median"}, series);
+  if (chart.empty()) return {};
+  return fmt::format(
+      "<section><h2>Time against tokens</h2><p>One {}, the slowest rank, median of {} iterations. "
+      "Both axes are logarithmic; lower is better.</p>{}</section>\n",
+      escaped(report.options.op), report.options.runs, chart);
+}
+
+std::string fraction_section(const BenchReport& report) {
+  ChartSeries ours{"", "--ours", false, true, {}};
+  ChartSeries peers{"", "--c0", false, false, {}};
+  for (const BenchRow* row : fastest_rows(report)) {
+    const auto tokens = static_cast<double>(row->shape.num_tokens);
+    ours.points.push_back(
+        {tokens, 100 * row->of_floor(),
+         fmt::format("floor {}, measured {}", time_text(row->floor_us), time_text(row->p50_us))});
+    if (!row->baseline) continue;
+    peers.points.push_back(
+        {tokens, 100 * row->floor_us / row->baseline->us,
+         fmt::format("{}: {}", row->baseline->name, time_text(row->baseline->us))});
+  }
+  const std::string chart =
+      percent_chart({"share of the floor", "tokens of each rank", "floor / time"}, ours, peers);
+  if (chart.empty()) return {};
+  return fmt::format(
+      "<section><h2>Share of the floor</h2><p>Least time that the measured constants allow, over "
+      "the time taken; 100 % is the limit.{}</p>{}</section>\n",
+      peers.points.empty() ? "" : " Dots: the fastest baseline.", chart);
+}
+
+std::string budget_section(const BenchReport& report) {
+  std::map<std::int64_t, ChartSeries> lines;
+  for (const BenchRow& row : report.rows) {
+    if (row.shape.num_sms == 0 || !row.left_out.empty()) continue;
+    ChartSeries& line = lines[row.shape.num_tokens];
+    line.points.push_back(
+        {static_cast<double>(row.shape.num_sms), row.p50_us,
+         fmt::format("{} SMs, {}", row.shape.num_sms, label_of(row.shape.num_tokens, row.p50_us))});
+  }
+  std::vector<ChartSeries> series;
+  for (auto& [tokens, line] : lines) {
+    if (line.points.size() < 2) continue;
+    std::sort(line.points.begin(), line.points.end(),
+              [](const ChartPoint& a, const ChartPoint& b) { return a.x < b.x; });
+    line.name = fmt::format("{} token{}", tokens, tokens == 1 ? "" : "s");
+    line.color = kColors[series.size() % kColors.size()];
+    series.push_back(line);
+  }
+  const std::string chart =
+      line_chart({"time against SMs", "SMs of an operation", "microseconds, median"}, series);
+  if (chart.empty()) return {};
+  return "<section><h2>Time against SMs</h2><p>How much of the GPU a given speed costs.</p>" +
+         chart + "</section>\n";
+}
+
+std::string table_row(const BenchReport& report, const BenchRow& row) {
+  std::string html = "<tr>";
+  if (report.has_budgets()) html += fmt::format("<td>{}</td>", row.shape.num_sms);
+  html += fmt::format("<td>{}</td>", row.shape.num_tokens);
+  if (!row.left_out.empty()) {
+    return html + fmt::format("<td class=\"text\" colspan=\"8\">left out: {}</td></tr>\n",
+                              escaped(row.left_out));
+  }
+  html += fmt::format(
+      "<td>{}</td><td>{}</td><td>{:.2f}</td><td>{}</td><td>{:.0f} %</td><td{}>{}</td><td>{}</td>",
+      time_text(row.p50_us), time_text(row.p99_us), row.wire_gb_per_second(),
+      time_text(row.floor_us), 100 * row.of_floor(), row.num_wrong == 0 ? "" : " class=\"bad\"",
+      row.num_wrong, escaped(row.method));
+  html += row.baseline
+              ? fmt::format("<td class=\"text\">{} {} ({:.2f}x)</td>", escaped(row.baseline->name),
+                            time_text(row.baseline->us), row.baseline->us / row.p50_us)
+              : std::string("<td class=\"text\"></td>");
+  return html + "</tr>\n";
+}
+
+std::string table_section(const BenchReport& report) {
+  std::string html = "<section><h2>All lines</h2><table><thead><tr>";
+  if (report.has_budgets()) html += "<th>SMs</th>";
+  for (const char* name :
+       {"tokens", "p50", "p99", "wire GB/s", "floor", "of floor", "wrong", "method"}) {
+    html += fmt::format("<th>{}</th>", name);
+  }
+  html += "<th class=\"text\">baseline</th></tr></thead><tbody>\n";
+  for (const BenchRow& row : report.rows) html += table_row(report, row);
+  return html + "</tbody></table></section>\n";
+}
+
+std::string entry(const std::string& name, const std::string& value) {
+  return fmt::format("<dt>{}</dt><dd>{}</dd>\n", escaped(name), escaped(value));
+}
+
+std::string machine_section(const BenchReport& report) {
+  std::string html = "<section><h2>Where and how</h2><dl>\n";
+  for (const auto& [name, value] : report.machine) html += entry(name, value);
+  html += entry("library", build_summary());
+  html += entry("routing", report.options.routing);
+  for (const BudgetFloor& floor : report.floors) {
+    std::string text;
+    for (const measure::Constant& constant : floor.model.constants) {
+      text += fmt::format("{}{} {:.3g} {}", text.empty() ? "" : ", ", constant.name, constant.value,
+                          constant.unit);
+    }
+    html += entry(floor.num_sms == 0 ? "floor" : fmt::format("floor, {} SMs", floor.num_sms), text);
+  }
+  if (report.baseline) {
+    html += entry("baseline", report.baseline->source);
+    html += entry("its machine", report.baseline->machine);
+  }
+  return html + "</dl></section>\n";
+}
+
+}  // namespace
+
+std::string to_html(const BenchReport& report) {
+  const BenchOptions& options = report.options;
+  const std::string title = fmt::format("{} on {} ranks", report.workload.name, report.num_ranks);
+  std::string html = fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<title>switchyard bench: {}</title>\n<style>{}</style></head>\n<body><main>\n",
+      escaped(title), kStyle);
+  html += fmt::format(
+      "<h1>{}</h1>\n<p>switchyard {} bench, {}. Hidden {}, {} experts, top-{}; {} on {}, {}, {}, "
+      "{}{}.</p>\n",
+      escaped(title), version(), escaped(report.date), report.workload.hidden,
+      report.workload.num_experts, report.workload.num_topk, escaped(options.op),
+      escaped(report.engine), escaped(options.layout),
+      options.scheme == "none" ? "bf16" : escaped(options.scheme), escaped(options.reduce),
+      options.layers == 1 ? "" : fmt::format(", {} layers", options.layers));
+  if (!report.is_ok()) html += "<p class=\"bad\">Some elements were wrong: see the table.</p>\n";
+  return html + latency_section(report) + fraction_section(report) + budget_section(report) +
+         table_section(report) + machine_section(report) + "</main></body></html>\n";
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bench_report.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "switchyard/version.h"
+
+namespace switchyard::cli {
+namespace {
+
+using measure::Operation;
+
+std::string time_text(double us) {
+  return us < 1000 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
+}
+
+// Of times: small ones with a digit, not as 0.00.
+std::string ratio_text(double ratio) {
+  return ratio < 0.1 ? fmt::format("{:.1g}x", ratio) : fmt::format("{:.2f}x", ratio);
+}
+
+std::string operation_text(const BenchOptions& options) {
+  const std::string what =
+      options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
+  return fmt::format(
+      "{}: median of {} iterations, slowest rank of each, new routing and poisoned outputs each",
+      what, options.runs);
+}
+
+std::string floor_text(const BudgetFloor& floor) {
+  std::string text = floor.num_sms == 0 ? "" : fmt::format("{} SMs: ", floor.num_sms);
+  for (std::size_t i = 0; i < floor.model.constants.size(); ++i) {
+    const measure::Constant& constant = floor.model.constants[i];
+    text += fmt::format("{}{} {:.3g} {}", i == 0 ? "" : ", ", constant.name, constant.value,
+                        constant.unit);
+  }
+  return text;
+}
+
+bool has_baseline(const BenchReport& report) {
+  return report.baseline.has_value() || report.options.baseline == "nccl";
+}
+
+nlohmann::ordered_json json_of(const BudgetFloor& floor) {
+  nlohmann::ordered_json json;
+  json["sms"] = floor.num_sms;
+  json["bytes"] = floor.model.bytes == measure::FloorBytes::kWritten ? "written" : "wire";
+  json["start_us"] = floor.model.start_us;
+  json["rate"] = nlohmann::ordered_json::array();
+  for (const measure::RatePoint& point : floor.model.rate) {
+    json["rate"].push_back({{"bytes", point.bytes}, {"gb_per_second", point.gb_per_second}});
+  }
+  json["constants"] = nlohmann::ordered_json::array();
+  for (const measure::Constant& constant : floor.model.constants) {
+    json["constants"].push_back(
+        {{"name", constant.name}, {"value", constant.value}, {"unit", constant.unit}});
+  }
+  return json;
+}
+
+nlohmann::ordered_json json_of(const BenchRow& row) {
+  nlohmann::ordered_json json;
+  json["tokens"] = row.shape.num_tokens;
+  json["sms"] = row.shape.num_sms;
+  if (!row.left_out.empty()) {
+    json["left_out"] = row.left_out;
+    return json;
+  }
+  json["p50_us"] = row.p50_us;
+  json["p99_us"] = row.p99_us;
+  json["min_us"] = row.min_us;
+  json["wire_bytes"] = row.wire_bytes;
+  json["wire_gb_per_second"] = row.wire_gb_per_second();
+  json["floor_us"] = row.floor_us;
+  json["of_floor"] = row.of_floor();
+  json["wrong"] = row.num_wrong;
+  json["method"] = row.method;
+  json["baseline"] = nullptr;
+  if (row.baseline) {
+    json["baseline"] = {{"name", row.baseline->name},
+                        {"mode", row.baseline->mode},
+                        {"us", row.baseline->us},
+                        {"ratio", row.baseline->us / row.p50_us}};
+  }
+  return json;
+}
+
+nlohmann::ordered_json settings_of(const BenchOptions& options) {
+  return {{"op", options.op},           {"layout", options.layout}, {"scheme", options.scheme},
+          {"reduce", options.reduce},   {"layers", options.layers}, {"graph", options.graph},
+          {"routing", options.routing}, {"runs", options.runs},     {"seed", options.seed}};
+}
+
+}  // namespace
+
+bool BenchReport::is_ok() const {
+  return std::all_of(rows.begin(), rows.end(),
+                     [](const BenchRow& row) { return row.num_wrong == 0; });
+}
+
+bool BenchReport::has_budgets() const { return !options.sms.empty(); }
+
+std::string header_text(const BenchReport& report) {
+  const BenchOptions& options = report.options;
+  std::string text = fmt::format("switchyard {} on {}\n", version(),
+                                 report.machine.empty() ? "" : report.machine.front().second);
+  for (std::size_t i = 1; i < report.machine.size(); ++i) {
+    text += fmt::format("{:<9}{}\n", report.machine[i].first, report.machine[i].second);
+  }
+  text += fmt::format("workload {}: hidden {}, {} experts, top-{}; routing {}\n",
+                      report.workload.name, report.workload.hidden, report.workload.num_experts,
+                      report.workload.num_topk, options.routing);
+  text += fmt::format("exchange {} on {} ranks, {}, {}, {}\n", report.engine, report.num_ranks,
+                      options.layout, options.scheme == "none" ? "bf16" : options.scheme,
+                      options.reduce);
+  text += fmt::format("timing   {}\n", operation_text(options));
+  for (const BudgetFloor& floor : report.floors) {
+    text += fmt::format("floor    {}\n", floor_text(floor));
+  }
+  if (report.baseline) {
+    text += fmt::format("baseline {}; on {}\n", report.baseline->source, report.baseline->machine);
+  }
+  text += "\n";
+  if (report.has_budgets()) text += fmt::format("{:>4}", "SMs");
+  text += fmt::format("{:>8}{:>12}{:>12}{:>11}{:>12}{:>10}{:>7}  {:<7}", "tokens", "p50 us",
+                      "p99 us", "wire GB/s", "floor us", "of floor", "wrong", "method");
+  if (has_baseline(report)) text += fmt::format("{:>13}{:>8}", "baseline us", "ratio");
+  return text + "\n";
+}
+
+std::string row_text(const BenchReport& report, const BenchRow& row) {
+  std::string text;
+  if (report.has_budgets()) text += fmt::format("{:>4}", row.shape.num_sms);
+  text += fmt::format("{:>8}", row.shape.num_tokens);
+  if (!row.left_out.empty()) return text + "  left out: " + row.left_out + "\n";
+  text += fmt::format("{:>12}{:>12}{:>11.2f}{:>12}{:>8.0f} %{:>7}  {:<7}", time_text(row.p50_us),
+                      time_text(row.p99_us), row.wire_gb_per_second(), time_text(row.floor_us),
+                      100 * row.of_floor(), row.num_wrong, row.method);
+  if (row.baseline) {
+    text += fmt::format("{:>13}{:>8}  {}", time_text(row.baseline->us),
+                        ratio_text(row.baseline->us / row.p50_us), row.baseline->name);
+  }
+  return text + "\n";
+}
+
+std::string footer_text(const BenchReport& report) {
+  std::string text;
+  const bool compares = report.baseline && !report.rows.empty();
+  if (compares && !is_comparable(*report.baseline, report.rows.front().shape)) {
+    const Baseline& base = *report.baseline;
+    text += fmt::format(
+        "\nbaseline: its numbers are for hidden {}, {} experts, top-{}, {} ranks, must be those of "
+        "this run to stand beside it\n",
+        base.hidden, base.num_experts, base.num_topk, base.num_ranks);
+  } else if (compares && std::none_of(report.rows.begin(), report.rows.end(),
+                                      [](const BenchRow& r) { return r.baseline.has_value(); })) {
+    text += fmt::format("\nbaseline: it has no {} of these numbers of tokens\n", report.options.op);
+  }
+  if (!report.is_ok()) text += "\nWRONG: elements differ from what they must be\n";
+  return text;
+}
+
+std::string to_json(const BenchReport& report) {
+  nlohmann::ordered_json json;
+  json["ok"] = report.is_ok();
+  json["version"] = version();
+  json["build"] = build_summary();
+  json["date"] = report.date;
+  json["device"] = report.options.device;
+  json["engine"] = report.engine;
+  json["ranks"] = report.num_ranks;
+  json["machine"] = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : report.machine) json["machine"][name] = value;
+  json["workload"] = {{"name", report.workload.name},
+                      {"hidden", report.workload.hidden},
+                      {"experts", report.workload.num_experts},
+                      {"topk", report.workload.num_topk},
+                      {"intermediate", report.workload.intermediate}};
+  json["settings"] = settings_of(report.options);
+  json["floors"] = nlohmann::ordered_json::array();
+  for (const BudgetFloor& floor : report.floors) json["floors"].push_back(json_of(floor));
+  json["baseline"] = nullptr;
+  if (report.baseline) {
+    json["baseline"] = {{"machine", report.baseline->machine}, {"source", report.baseline->source}};
+  }
+  json["rows"] = nlohmann::ordered_json::array();
+  for (const BenchRow& row : report.rows) json["rows"].push_back(json_of(row));
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bench_run.h"
+
+#include <ctime>
+
+#include <fmt/format.h>
+
+#include "machine.h"
+#include "measure/gather.h"
+#include "measure/statistics.h"
+#include "progress.h"
+
+namespace switchyard::cli {
+namespace {
+
+constexpr std::int64_t kCountedIterations = 16;  // whose bytes are counted
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+void add_traffic(BenchRow& row, const measure::FloorModel& floor) {
+  std::vector<double> floors;
+  std::vector<double> bytes;
+  for (std::int64_t i = 0; i < std::min(kCountedIterations, row.shape.num_runs); ++i) {
+    const measure::Traffic traffic = measure::traffic_of(row.shape, i);
+    floors.push_back(measure::floor_us(floor, row.shape, traffic));
+    bytes.push_back(static_cast<double>(measure::wire_bytes(row.shape, traffic)));
+  }
+  row.floor_us = measure::median(floors);
+  row.wire_bytes = static_cast<std::int64_t>(measure::median(bytes));
+}
+
+class BenchRun {
+ public:
+  BenchRun(const Group& group, const BenchOptions& options,
+           const std::function<void(const std::string&)>& say)
+      : group_(group),
+        options_(options),
+        say_(say),
+        target_(make_bench_target(options.device, group)) {}
+
+  BenchReport run() {
+    const std::vector<measure::BenchShape> shapes = bench_shapes(options_, group_.size());
+    start(shapes);
+    for (const measure::BenchShape& shape : shapes) {
+      report_.rows.push_back(measure(shape));
+      if (is_first()) say_(row_text(report_, report_.rows.back()));
+    }
+    if (is_first()) say_(footer_text(report_));
+    return std::move(report_);
+  }
+
+ private:
+  bool is_first() const { return group_.rank() == 0; }
+
+  void start(const std::vector<measure::BenchShape>& shapes) {
+    report_.options = options_;
+    report_.engine = group_.engine_name();
+    report_.date = today();
+    report_.num_ranks = group_.size();
+    report_.workload = shapes.front().workload;
+    report_.machine = target_->machine();
+    report_.machine.emplace_back("processor", processor_text());
+    report_.machine.emplace_back("system", describe_machine().system);
+    if (!options_.baseline_file.empty()) report_.baseline = read_baseline(options_.baseline_file);
+    for (const measure::BenchShape& shape : shapes) {
+      if (!report_.floors.empty() && report_.floors.back().num_sms == shape.num_sms) continue;
+      report_.floors.push_back({shape.num_sms, target_->measure_floor(shape.num_sms)});
+    }
+    if (is_first()) say_(header_text(report_));
+  }
+
+  const measure::FloorModel& floor_of(const measure::BenchShape& shape) const {
+    for (const BudgetFloor& floor : report_.floors) {
+      if (floor.num_sms == shape.num_sms) return floor.model;
+    }
+    return report_.floors.front().model;
+  }
+
+  BenchRow measure(const measure::BenchShape& shape) {
+    BenchRow row;
+    row.shape = shape;
+    row.left_out = measure::first_text(group_, target_->why_left_out(shape));
+    if (!row.left_out.empty()) return row;
+    measure::ShapeResult result;
+    {
+      Progress progress(fmt::format("bench, {} tokens", shape.num_tokens), shape.num_runs,
+                        is_first());
+      std::int64_t done = 0;
+      const std::string asked = options_.baseline == "nccl" ? options_.baseline : "";
+      result = target_->measure(shape, asked, [&] { progress.update(++done); });
+    }
+    const std::vector<double> us = measure::slowest_of(group_, result.us);
+    row.p50_us = measure::median(us);
+    row.p99_us = measure::percentile(us, 0.99);
+    row.min_us = measure::percentile(us, 0);
+    row.num_wrong = measure::sum_of(group_, result.num_wrong);
+    row.method = result.method;
+    add_baseline(row, result.baseline_us);
+    if (is_first()) add_traffic(row, floor_of(shape));
+    return row;
+  }
+
+  void add_baseline(BenchRow& row, const std::vector<double>& own_us) {
+    const std::vector<double> us = measure::slowest_of(group_, own_us);
+    if (!us.empty()) {
+      row.baseline = {options_.baseline, row.method, row.shape.operation, row.shape.num_tokens,
+                      measure::median(us)};
+    } else if (report_.baseline) {
+      row.baseline = best_of(*report_.baseline, row.shape);
+    }
+  }
+
+  Group group_;
+  const BenchOptions& options_;
+  const std::function<void(const std::string&)>& say_;
+  std::unique_ptr<measure::BenchTarget> target_;
+  BenchReport report_;
+};
+
+}  // namespace
+
+BenchReport run_bench(const Group& group, const BenchOptions& options,
+                      const std::function<void(const std::string&)>& say) {
+  return BenchRun(group, options, say).run();
+}
+
+}  // namespace switchyard::cli

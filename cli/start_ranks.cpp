@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "start_ranks.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "core/fail.h"
+#include "core/settings.h"
+#include "transport/env.h"
+#include "transport/launcher.h"
+
+namespace switchyard::cli {
+namespace {
+
+int run_as_threads(const RankStart& start, int num_ranks) {
+  int exit_code = 0;
+  run_local_ranks(num_ranks,
+                  [&](const Group& group) {
+                    const int code = start.body(group);
+                    if (group.rank() == 0) exit_code = code;
+                  },
+                  {.engine = "local", .timeout_ms = start.timeout_ms});
+  return exit_code;
+}
+
+int run_as_processes(int num_ranks, char** argv, const std::vector<std::string>& more) {
+  LaunchOptions options;
+  options.num_ranks = num_ranks;
+  options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  for (char** argument = argv + 1; *argument != nullptr; ++argument) {
+    options.command.emplace_back(*argument);
+  }
+  options.command.insert(options.command.end(), more.begin(), more.end());
+  const LaunchResult result = launch(options);
+  if (result.culprit >= 0) {
+    std::fprintf(stderr, "switchyard: rank %d of %d: %s\n", result.culprit, num_ranks,
+                 result.reason.c_str());
+  }
+  return result.exit_code;
+}
+
+}  // namespace
+
+int start_ranks(const RankStart& start, char** argv) {
+  const RankInfo info = discover_ranks();
+  if (info.source != "none") {
+    require(start.num_ranks == 0 || start.num_ranks == info.size, Errc::kInvalidArgument,
+            "{}: --ranks is {}, but {} started {} ranks; leave --ranks out", start.verb,
+            start.num_ranks, info.source, info.size);
+    start.check(info.size);
+    return start.body(Group::from_environment({start.engine, start.timeout_ms}));
+  }
+  const int num_ranks = start.num_ranks > 0 ? start.num_ranks : start.default_ranks;
+  const std::string engine =
+      start.engine.empty() ? setting("SWITCHYARD_ENGINE").text : start.engine;
+  require(engine == "auto" || engine == "local" || engine == "shm", Errc::kInvalidArgument,
+          "{}: SWITCHYARD_ENGINE is \"{}\", must be auto, local or shm", start.verb, engine);
+  start.check(num_ranks);
+  std::vector<std::string> more;
+  if (start.before) more = start.before(num_ranks);
+  const bool threads = engine == "local" || (engine == "auto" && num_ranks == 1);
+  return threads ? run_as_threads(start, num_ranks) : run_as_processes(num_ranks, argv, more);
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bench_batch.h: what ranks feed into one iteration. Every value is a function of seed, iteration,
+// rank and place, so that a rank can judge what it got from another without being told.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "switchyard/exchange.h"
+#include "switchyard/tensor.h"
+
+#include "measure/bench_shape.h"
+
+namespace switchyard::measure {
+
+/// bf16 elements of one rank: magnitudes from 2^-7 to 2, both signs. Up to 65521 rows differ.
+class TokenValues {
+ public:
+  TokenValues(std::int64_t hidden, int rank);
+  void copy_row(std::int64_t row, std::uint16_t* to) const;
+
+ private:
+  std::int64_t hidden_;
+  std::vector<std::uint16_t> values_;
+};
+
+/// Iterations take other rows of a buffer that is larger than a batch, so that caches do not keep
+/// them. The first row of an iteration's tokens:
+std::int64_t first_row_of(std::int64_t iteration);
+
+/// [T, K] from 1/16 to 1.
+std::vector<float> topk_weights_of(const BenchShape& shape, std::int64_t iteration, int rank);
+
+/// One rank's inputs, in host memory; a device target copies them.
+class BenchBatch {
+ public:
+  BenchBatch(const BenchShape& shape, int rank);
+
+  /// Goes to another iteration: new ids and weights, other rows.
+  void make(std::int64_t iteration);
+
+  TensorView all_tokens() const { return all_tokens_; }  ///< [T + spare, H] bf16, for one upload
+  TensorView tokens() const;                             ///< [T, H] bf16, rows of all_tokens()
+  TensorView topk_ids() const;                           ///< [T, K] i32
+  TensorView topk_weights() const;                       ///< [T, K] f32
+  DispatchOptions dispatch_options() const;              ///< the scale of the tensor, if wanted
+
+ private:
+  BenchShape shape_;
+  int rank_;
+  Tensor all_tokens_;
+  std::int64_t first_row_ = 0;
+  float tensor_scale_;
+  std::vector<std::int32_t> ids_;
+  std::vector<float> weights_;
+};
+
+}  // namespace switchyard::measure

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "measure/bench_shape.h"
+
+#include <array>
+
+#include "core/fail.h"
+
+namespace switchyard::measure {
+namespace {
+
+constexpr std::array<const char*, 4> kOperations{"dispatch", "combine", "pair", "layer"};
+
+}  // namespace
+
+const char* name_of(Operation operation) noexcept {
+  return kOperations[static_cast<std::size_t>(operation)];
+}
+
+std::optional<Operation> operation_from_name(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < kOperations.size(); ++i) {
+    if (name == kOperations[i]) return static_cast<Operation>(i);
+  }
+  return std::nullopt;
+}
+
+ExchangeConfig BenchShape::exchange_config() const {
+  ExchangeConfig config;
+  config.num_experts = workload.num_experts;
+  config.num_topk = workload.num_topk;
+  config.hidden = workload.hidden;
+  config.max_tokens_per_rank = num_tokens;
+  config.layout = layout;
+  config.scheme = scheme;
+  config.reduce = reduce;
+  return config;
+}
+
+bool wants_tensor_scale(const QuantScheme& scheme) noexcept {
+  return scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale();
+}
+
+float tensor_scale_of(const QuantScheme& scheme) noexcept {
+  constexpr float kLargestValue = 2.0f;  // of BenchBatch
+  if (scheme.needs_tensor_scale()) return 448.0f * 6.0f / kLargestValue;
+  if (scheme.group != ScaleGroup::kTensor) return 1.0f;
+  return kLargestValue / (scheme.dtype == DType::kI8 ? 127.0f : 448.0f);
+}
+
+void check_shape(const BenchShape& shape) {
+  require(
+      shape.num_tokens >= 1 && shape.num_runs >= 1 && shape.num_layers >= 1 && shape.num_ranks >= 1,
+      Errc::kInvalidArgument, "bench: {} tokens, {} runs, {} layers, {} ranks, want at least 1",
+      shape.num_tokens, shape.num_runs, shape.num_layers, shape.num_ranks);
+  require(shape.routing.num_experts() == shape.workload.num_experts &&
+              shape.routing.num_topk() == shape.workload.num_topk,
+          Errc::kInvalidArgument,
+          "bench: routing is for {} experts and top-{}, workload has {} and {}",
+          shape.routing.num_experts(), shape.routing.num_topk(), shape.workload.num_experts,
+          shape.workload.num_topk);
+  require(shape.layout != Layout::kAllGather, Errc::kNotSupported,
+          "bench: layout all_gather is not measured; want batched, expanded, compact or by_rank");
+  require(!shape.scheme.is_simulated(), Errc::kNotSupported,
+          "bench: scheme {} is a simulation, it saves no bytes; want another",
+          name_of(shape.scheme));
+  require(shape.reduce == Reduce::kPerRank || is_expert_major(shape.layout), Errc::kInvalidArgument,
+          "bench: --reduce per_expert with --layout {}, must be batched or expanded; the others "
+          "sum per_rank",
+          name_of(shape.layout));
+  require(shape.num_layers == 1 || shape.operation == Operation::kPair ||
+              shape.operation == Operation::kLayer,
+          Errc::kInvalidArgument, "bench: --layers is {} with --op {}, must be pair or layer",
+          shape.num_layers, name_of(shape.operation));
+}
+
+}  // namespace switchyard::measure

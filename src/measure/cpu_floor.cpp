@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two constants of ranks that share memory. A hop: rank 0 writes a word, tells rank 1, which
+// answers likewise; half of the median round trip. Copies: memcpy of all ranks at once in memory of
+// their own, the slowest rank, the median, for sizes that caches hold and that they do not.
+
+#include <atomic>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "core/aligned_buffer.h"
+#include "core/clock.h"
+#include "engine/engine.h"
+#include "measure/cpu_target.h"
+#include "measure/gather.h"
+#include "measure/statistics.h"
+
+namespace switchyard::measure {
+namespace {
+
+constexpr int kNumTrips = 400;
+constexpr int kNumSamples = 30;
+constexpr double kFast = 0.1;
+constexpr std::size_t kMostCopied = std::size_t{1} << 30;  // of all ranks
+
+double us_since(std::int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-3; }
+
+std::atomic<std::uint64_t>& word_of(const Window& window, int rank) {
+  return *reinterpret_cast<std::atomic<std::uint64_t>*>(window.base(rank));
+}
+
+double hop_us(const Group& group) {
+  if (group.size() == 1) return 0;
+  Engine& engine = group.engine();
+  const std::unique_ptr<Window> window = engine.make_window(128);
+  std::vector<double> trips(static_cast<std::size_t>(kNumTrips), 0.0);
+  const int rank = group.rank();
+  for (std::uint64_t call = 1; rank < 2 && call <= trips.size(); ++call) {
+    const int peer = 1 - rank;
+    const std::int64_t start = now_ns();
+    const auto tell = [&] {
+      word_of(*window, rank).store(call, std::memory_order_release);
+      engine.notify(peer);
+    };
+    const auto await = [&] {
+      engine.wait({Phase::kSetup, call, peer},
+                  [&] { return word_of(*window, peer).load(std::memory_order_acquire) >= call; });
+    };
+    if (rank == 0) tell();
+    await();
+    if (rank == 1) tell();
+    trips[static_cast<std::size_t>(call - 1)] = us_since(start);
+  }
+  group.barrier();
+  const double own = rank == 0 ? percentile(trips, kFast) / 2 : 0;
+  return slowest_of(group, {own}).front();
+}
+
+// GB/s of each rank.
+double copy_rate(const Group& group, std::size_t bytes) {
+  constexpr std::size_t kLeast = std::size_t{1} << 20;  // a sample is long enough for the clock
+  const std::size_t times = std::max<std::size_t>(1, kLeast / bytes);
+  AlignedBuffer from(bytes);
+  AlignedBuffer to(bytes);
+  std::memset(from.data(), 1, bytes);
+  std::memset(to.data(), 2, bytes);
+  std::vector<double> us;
+  for (int sample = -1; sample < kNumSamples; ++sample) {
+    group.barrier();
+    const std::int64_t start = now_ns();
+    for (std::size_t i = 0; i < times; ++i) {
+      std::memcpy(to.data(), from.data(), bytes);
+      asm volatile("" : : "r"(to.data()) : "memory");  // each copy is wanted
+    }
+    if (sample >= 0) us.push_back(us_since(start));
+  }
+  const double slowest = percentile(slowest_of(group, us), kFast);
+  return static_cast<double>(bytes * times) / slowest * 1e-3;
+}
+
+std::string size_text(std::size_t bytes) {
+  return bytes >= (1u << 20) ? fmt::format("{} MiB", bytes >> 20)
+                             : fmt::format("{} KiB", bytes >> 10);
+}
+
+}  // namespace
+
+FloorModel measure_cpu_floor(const Group& group) {
+  FloorModel floor;
+  floor.bytes = FloorBytes::kWritten;
+  floor.start_us = hop_us(group);
+  floor.constants.push_back({"hop", floor.start_us, "us"});
+  for (const std::size_t bytes : {std::size_t{16} << 10, std::size_t{256} << 10,
+                                  std::size_t{4} << 20, std::size_t{32} << 20}) {
+    // The smallest always; others while they fit into any machine that holds so many ranks.
+    const std::size_t all = 2 * bytes * static_cast<std::size_t>(group.size());
+    if (!floor.rate.empty() && all > kMostCopied) break;
+    const double rate = copy_rate(group, bytes);
+    floor.rate.push_back({static_cast<double>(bytes), rate});
+    floor.constants.push_back({"copy of " + size_text(bytes), rate, "GB/s"});
+  }
+  return floor;
+}
+
+}  // namespace switchyard::measure

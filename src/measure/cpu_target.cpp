@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "measure/cpu_target.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "switchyard/exchange.h"
+
+#include "core/clock.h"
+#include "core/fail.h"
+#include "measure/bench_batch.h"
+#include "measure/bench_oracle.h"
+#include "plan/expert_ownership.h"
+#include "transport/shared_memory.h"
+
+namespace switchyard::measure {
+namespace {
+
+double us_between(std::int64_t start_ns, std::int64_t end_ns) {
+  return static_cast<double>(end_ns - start_ns) * 1e-3;
+}
+
+// What experts return in timed iterations, where the received rows are no bf16: rows that are real
+// memory, or combine would read one page of zeros over and over.
+class ResultRows {
+ public:
+  ResultRows(const BenchShape& shape, int rank, std::int64_t max_rows)
+      : shape_(shape),
+        rank_(rank),
+        rows_(DType::kBF16, {max_rows, shape.workload.hidden}),
+        touched_(static_cast<std::size_t>(ownership().count(rank) + 1), 0) {}
+
+  TensorView first(std::int64_t num_rows) const {
+    return TensorView(rows_.data(), DType::kBF16, {num_rows, shape_.workload.hidden});
+  }
+
+  /// Makes those rows real that an iteration fills.
+  void cover(std::int64_t iteration) {
+    std::vector<std::int64_t> counts(touched_.size(), 0);
+    for (int r = 0; r < shape_.num_ranks; ++r) {
+      for (const std::int32_t id :
+           shape_.routing.ids(shape_.seed, iteration, r, shape_.num_ranks, shape_.num_tokens)) {
+        if (id < 0 || ownership().owner(id) != rank_) continue;
+        ++counts[static_cast<std::size_t>(ownership().local_index(id))];
+        ++counts.back();
+      }
+    }
+    const std::int64_t capacity = shape_.num_ranks * shape_.num_tokens;
+    if (shape_.layout == Layout::kBatched) {
+      for (std::size_t e = 0; e + 1 < counts.size(); ++e) {
+        touch(static_cast<std::int64_t>(e) * capacity, counts[e], touched_[e]);
+      }
+    } else {
+      touch(0, shape_.layout == Layout::kExpanded ? counts.back() : capacity, touched_.back());
+    }
+  }
+
+ private:
+  ExpertOwnership ownership() const { return {shape_.workload.num_experts, shape_.num_ranks}; }
+
+  void touch(std::int64_t first, std::int64_t count, std::int64_t& touched) {
+    count = std::min(count, rows_.shape(0) - first);
+    constexpr std::uint16_t kOne = 0x3F80;
+    const std::int64_t hidden = shape_.workload.hidden;
+    for (; touched < count; ++touched) {
+      std::fill_n(rows_.as<std::uint16_t>() + (first + touched) * hidden, hidden, kOne);
+    }
+  }
+
+  const BenchShape& shape_;
+  int rank_;
+  Tensor rows_;
+  std::vector<std::int64_t> touched_;  ///< [L + 1] rows of each expert, and of all
+};
+
+class ExchangeRun {
+ public:
+  ExchangeRun(const Group& group, const BenchShape& shape)
+      : group_(group),
+        shape_(shape),
+        exchange_(group, shape.exchange_config()),
+        batch_(shape, group.rank()),
+        results_(shape, group.rank(),
+                 shape.scheme.is_quantized() ? exchange_.max_buffer_rows() : 0),
+        output_(DType::kBF16, {shape.num_tokens, shape.workload.hidden}) {}
+
+  /// Microseconds of this rank.
+  double time(std::int64_t iteration) {
+    prepare(iteration);
+    Dispatched got;
+    if (shape_.operation == Operation::kCombine) got = dispatch();
+    group_.barrier();
+    const std::int64_t start = now_ns();
+    for (int layer = 0; layer < shape_.num_layers; ++layer) {
+      if (shape_.operation != Operation::kCombine) got = dispatch();
+      if (shape_.operation != Operation::kDispatch) combine(got);
+    }
+    const std::int64_t end = now_ns();
+    if (shape_.operation == Operation::kDispatch) exchange_.release(got.handle);
+    return us_between(start, end);
+  }
+
+  std::int64_t count_wrong(std::int64_t iteration) {
+    prepare(iteration);
+    const BenchOracle oracle(shape_, iteration, group_.rank());
+    group_.barrier();
+    const Dispatched got = dispatch();
+    std::int64_t wrong =
+        oracle.count_wrong_received(got.experts.rows, got.experts.scales, got.experts.num_rows);
+    exchange_.combine(got.handle, oracle.results(got.experts.rows.shape(0)), output_);
+    return wrong + oracle.count_wrong_output(output_);
+  }
+
+ private:
+  void prepare(std::int64_t iteration) {
+    batch_.make(iteration);
+    if (shape_.scheme.is_quantized()) results_.cover(iteration);
+    std::memset(output_.data(), 0xFF, output_.view().num_bytes());
+  }
+
+  Dispatched dispatch() {
+    return exchange_.dispatch(batch_.tokens(), batch_.topk_ids(), batch_.topk_weights(),
+                              batch_.dispatch_options());
+  }
+
+  void combine(const Dispatched& got) {
+    const TensorView& rows = got.experts.rows;
+    exchange_.combine(got.handle,
+                      shape_.scheme.is_quantized() ? results_.first(rows.shape(0)) : rows, output_);
+  }
+
+  Group group_;
+  const BenchShape& shape_;
+  Exchange exchange_;
+  BenchBatch batch_;
+  ResultRows results_;
+  Tensor output_;
+};
+
+class CpuTarget : public BenchTarget {
+ public:
+  explicit CpuTarget(const Group& group) : group_(group) {}
+
+  std::vector<std::pair<std::string, std::string>> machine() const override { return {}; }
+
+  FloorModel measure_floor(int) override { return measure_cpu_floor(group_); }
+
+  std::string why_left_out(const BenchShape& shape) override {
+    const auto available = static_cast<std::int64_t>(available_memory_bytes());
+    const std::int64_t needed = cpu_bytes_needed(shape);
+    if (available == 0 || needed <= available / 10 * 6) return {};
+    constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+    return fmt::format("needs {:.1f} GiB, more than 60 % of the {:.1f} GiB that are free",
+                       static_cast<double>(needed) / kGib, static_cast<double>(available) / kGib);
+  }
+
+  ShapeResult measure(const BenchShape& shape, const std::string&,
+                      const std::function<void()>& tick) override {
+    check_shape(shape);
+    if (shape.operation == Operation::kLayer) return measure_cpu_layer(group_, shape, tick);
+    ShapeResult result;
+    result.method = "calls";
+    ExchangeRun run(group_, shape);
+    for (std::int64_t i = 1; i <= kNumWarmUps; ++i) run.time(shape.num_runs + i);
+    for (std::int64_t i = 0; i < shape.num_runs; ++i) {
+      result.us.push_back(run.time(i));
+      tick();
+    }
+    result.num_wrong = run.count_wrong(shape.num_runs);
+    return result;
+  }
+
+ private:
+  Group group_;
+};
+
+}  // namespace
+
+// Tokens and output, windows' rows, received rows, and results in the run and in the check.
+std::int64_t cpu_bytes_needed(const BenchShape& shape) {
+  const Workload& workload = shape.workload;
+  const double row = 2.0 * static_cast<double>(workload.hidden);
+  const double tokens =
+      static_cast<double>(shape.num_ranks) * static_cast<double>(shape.num_tokens);
+  const int columns = std::min(shape.num_ranks, workload.num_topk);
+  double bytes = tokens * row * (2.0 + 2.0 * columns + 3.0 * workload.num_topk);
+  if (shape.operation == Operation::kLayer) {
+    bytes += 1.5 * row * static_cast<double>(workload.intermediate) * 2.0 * workload.num_experts;
+  }
+  constexpr double kMost = 9e18;
+  return static_cast<std::int64_t>(std::min(bytes, kMost));
+}
+
+std::unique_ptr<BenchTarget> make_cpu_target(const Group& group) {
+  return std::make_unique<CpuTarget>(group);
+}
+
+}  // namespace switchyard::measure

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// routing_pattern.h: which experts the tokens of a measurement choose. Ids depend only on the seed,
+// the iteration and the rank, so that every rank can tell what the others send.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace switchyard::measure {
+
+enum class RoutingKind : std::uint8_t {
+  kUniform,  ///< distinct experts, all alike
+  kZipf,     ///< expert i of a shuffled list is chosen in proportion to 1 / (i + 1)^exponent
+  kHot,      ///< every token's first choice is expert 0; the other choices are -1
+  kTrace,    ///< rows of a file, one after another
+};
+
+/// What a file's topk_ids say. Shared by all who generate.
+struct RoutingTrace;
+
+class RoutingPattern {
+ public:
+  RoutingPattern() = default;
+
+  /// "uniform", "zipf:A" with A from 0 to 10, "hot", or "trace:FILE": a safetensors file with
+  /// topk_ids [N, K] i32 or i64, or with several tensors named *.topk_ids, which serve iterations
+  /// by turns. Errors: kInvalidArgument; of a file: kSystem, kMalformedFile (shape, ids outside
+  /// [-1, E)).
+  static RoutingPattern parse(const std::string& text, std::int32_t num_experts,
+                              std::int32_t num_topk);
+
+  RoutingKind kind() const { return kind_; }
+  const std::string& text() const { return text_; }
+  std::int32_t num_experts() const { return num_experts_; }
+  std::int32_t num_topk() const { return num_topk_; }
+
+  /// [T, K]: the choices of `num_tokens` tokens of one rank out of `num_ranks`.
+  std::vector<std::int32_t> ids(std::uint64_t seed, std::int64_t iteration, int rank, int num_ranks,
+                                std::int64_t num_tokens) const;
+
+ private:
+  void draw_uniform(std::uint64_t stream, std::int32_t* ids) const;
+  void draw_zipf(std::uint64_t stream, std::int32_t* ids) const;
+  void take_trace(std::int64_t iteration, int rank, int num_ranks, std::int64_t num_tokens,
+                  std::vector<std::int32_t>& ids) const;
+
+  RoutingKind kind_ = RoutingKind::kUniform;
+  std::string text_ = "uniform";
+  std::int32_t num_experts_ = 1;
+  std::int32_t num_topk_ = 1;
+  std::vector<double> weights_;  ///< kZipf: [E]
+  std::shared_ptr<const RoutingTrace> trace_;
+};
+
+}  // namespace switchyard::measure

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Written bytes: a row that other ranks read is written once where it is published; a row that
+// arrives is written to its places; returned rows are written on their way and summed into the
+// output. Reads are not counted.
+
+#include "measure/traffic.h"
+
+#include <algorithm>
+
+#include "plan/expert_ownership.h"
+#include "quant/scheme.h"
+
+namespace switchyard::measure {
+namespace {
+
+constexpr std::int64_t kRoutingBytes = 8;  // an id and a weight of 32 bits
+
+std::size_t index(int row, int columns, int column) {
+  return static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
+         static_cast<std::size_t>(column);
+}
+
+// Counts of one token: how many of its choices each rank holds.
+class TokenRanks {
+ public:
+  TokenRanks(const BenchShape& shape)
+      : ownership_{shape.workload.num_experts, shape.num_ranks},
+        num_topk_(shape.workload.num_topk),
+        counts_(static_cast<std::size_t>(shape.num_ranks)) {}
+
+  const std::vector<std::int32_t>& count(const std::int32_t* ids) {
+    std::fill(counts_.begin(), counts_.end(), 0);
+    for (std::int32_t k = 0; k < num_topk_; ++k) {
+      if (ids[k] >= 0) ++counts_[static_cast<std::size_t>(ownership_.owner(ids[k]))];
+    }
+    return counts_;
+  }
+
+ private:
+  ExpertOwnership ownership_;
+  std::int32_t num_topk_;
+  std::vector<std::int32_t> counts_;
+};
+
+}  // namespace
+
+Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::int32_t>>& ids) {
+  const int num_ranks = shape.num_ranks;
+  const std::int64_t hidden = shape.workload.hidden;
+  const auto row = static_cast<std::int64_t>(
+      row_bytes(shape.scheme, hidden) +
+      (num_scales(shape.scheme, hidden) == 0 ? 0 : scale_row_bytes(shape.scheme, hidden)));
+  const std::int64_t wire_row = row + kRoutingBytes * shape.workload.num_topk;
+  const std::int64_t back_row = 2 * hidden;
+  Traffic traffic;
+  traffic.num_ranks = num_ranks;
+  for (Flow* flow : {&traffic.dispatch, &traffic.combine}) {
+    flow->wire.assign(index(num_ranks, num_ranks, 0), 0);
+    flow->written.assign(static_cast<std::size_t>(num_ranks), 0);
+  }
+  TokenRanks token(shape);
+  for (int from = 0; from < num_ranks; ++from) {
+    const std::vector<std::int32_t>& own = ids[static_cast<std::size_t>(from)];
+    const auto home = static_cast<std::size_t>(from);
+    for (std::size_t at = 0; at < own.size();
+         at += static_cast<std::size_t>(shape.workload.num_topk)) {
+      const std::vector<std::int32_t>& counts = token.count(own.data() + at);
+      bool leaves = false;
+      for (int to = 0; to < num_ranks; ++to) {
+        const auto there = static_cast<std::size_t>(to);
+        if (counts[there] == 0) continue;
+        const std::int64_t rows = is_expert_major(shape.layout) ? counts[there] : 1;
+        traffic.dispatch.written[there] += rows * row;
+        if (to == from) continue;
+        leaves = true;
+        const std::int64_t returned = shape.reduce == Reduce::kPerRank ? 1 : counts[there];
+        traffic.dispatch.wire[index(from, num_ranks, to)] += wire_row;
+        traffic.combine.wire[index(to, num_ranks, from)] += returned * back_row;
+        traffic.combine.written[there] += returned * back_row;
+      }
+      if (leaves) traffic.dispatch.written[home] += row;
+      traffic.combine.written[home] += back_row;
+    }
+  }
+  return traffic;
+}
+
+Traffic traffic_of(const BenchShape& shape, std::int64_t iteration) {
+  std::vector<std::vector<std::int32_t>> ids;
+  for (int r = 0; r < shape.num_ranks; ++r) {
+    ids.push_back(shape.routing.ids(shape.seed, iteration, r, shape.num_ranks, shape.num_tokens));
+  }
+  return traffic_of(shape, ids);
+}
+
+std::int64_t busiest_egress(const Flow& flow, int num_ranks) {
+  std::int64_t most = 0;
+  for (int from = 0; from < num_ranks; ++from) {
+    std::int64_t sum = 0;
+    for (int to = 0; to < num_ranks; ++to) sum += flow.wire[index(from, num_ranks, to)];
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+std::int64_t busiest_link(const Flow& flow, int num_ranks) {
+  std::int64_t most = busiest_egress(flow, num_ranks);
+  for (int to = 0; to < num_ranks; ++to) {
+    std::int64_t sum = 0;
+    for (int from = 0; from < num_ranks; ++from) sum += flow.wire[index(from, num_ranks, to)];
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+std::int64_t busiest_writer(const Flow& flow) {
+  return flow.written.empty() ? 0 : *std::max_element(flow.written.begin(), flow.written.end());
+}
+
+}  // namespace switchyard::measure

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `bench` reads and writes, without running it: baselines, text, JSON, page and charts.
+
+#include "bench_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "bench_baseline.h"
+#include "bench_html.h"
+#include "chart.h"
+#include "support/errors.h"
+
+namespace switchyard::test {
+namespace {
+
+using cli::Baseline;
+using cli::BaselineRow;
+using cli::BenchReport;
+using cli::BenchRow;
+using measure::Operation;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kPeers = SWITCHYARD_SOURCE_DIR "/bench/peers/2026-11-h200-8.json";
+
+measure::BenchShape shape_of(Operation operation, std::int64_t num_tokens) {
+  measure::BenchShape shape;
+  shape.workload = measure::find_workload("deepseek-v3");
+  shape.num_ranks = 8;
+  shape.num_tokens = num_tokens;
+  shape.operation = operation;
+  return shape;
+}
+
+BenchReport report_of(std::int64_t num_wrong, bool has_budgets) {
+  BenchReport report;
+  report.num_ranks = 8;
+  report.engine = "p2p";
+  report.workload = measure::find_workload("deepseek-v3");
+  report.machine = {{"gpu", "8x <H200>"}, {"driver", "580"}};
+  report.baseline = cli::read_baseline(kPeers);
+  if (has_budgets) report.options.sms = "8,64";
+  for (const int sms : has_budgets ? std::vector<int>{8, 64} : std::vector<int>{0}) {
+    measure::FloorModel floor;
+    floor.bytes = measure::FloorBytes::kWire;
+    floor.start_us = 3.5;
+    floor.rate = {{1e6, 346}};
+    floor.constants = {{"wire", 346, "GB/s"}};
+    report.floors.push_back({sms, floor});
+    for (const std::int64_t tokens : {1, 128}) {
+      BenchRow row;
+      row.shape = shape_of(Operation::kPair, tokens);
+      row.shape.num_sms = sms;
+      row.p50_us = tokens == 1 ? 9 : 54;
+      row.p99_us = row.p50_us + 2;
+      row.wire_bytes = tokens * 100'000;
+      row.floor_us = tokens == 1 ? 7.3 : 44.4;
+      row.method = "graph";
+      row.num_wrong = num_wrong;
+      row.baseline = cli::best_of(*report.baseline, row.shape);
+      report.rows.push_back(row);
+    }
+  }
+  return report;
+}
+
+TEST(BenchBaselineTest, PeersFileIsReadAndTheFastestRowIsTaken) {
+  const Baseline peers = cli::read_baseline(kPeers);
+  EXPECT_THAT(peers.machine, HasSubstr("H200"));
+  EXPECT_GT(peers.rows.size(), 40u);
+  const auto best = cli::best_of(peers, shape_of(Operation::kPair, 128));
+  ASSERT_TRUE(best.has_value());
+  EXPECT_EQ(best->name, "DeepEP V2, 64 SMs");
+  EXPECT_EQ(best->us, 87.3);
+  measure::BenchShape layers = shape_of(Operation::kPair, 1);
+  layers.num_layers = 61;
+  EXPECT_DOUBLE_EQ(cli::best_of(peers, layers)->us, 61 * 31.9);
+  EXPECT_FALSE(cli::best_of(peers, shape_of(Operation::kPair, 2)).has_value());
+  measure::BenchShape other = shape_of(Operation::kPair, 128);
+  other.num_ranks = 4;
+  EXPECT_FALSE(cli::is_comparable(peers, other));
+  EXPECT_FALSE(cli::best_of(peers, other).has_value());
+}
+
+TEST(BenchBaselineTest, WrittenIsReadAgain) {
+  const Baseline peers = cli::read_baseline(kPeers);
+  const Baseline again = cli::parse_baseline(cli::to_json(peers), "again");
+  EXPECT_EQ(again.source, peers.source);
+  ASSERT_EQ(again.rows.size(), peers.rows.size());
+  EXPECT_EQ(again.rows.back().us, peers.rows.back().us);
+  EXPECT_EQ(again.rows.back().operation, peers.rows.back().operation);
+}
+
+TEST(BenchBaselineTest, MalformedFilesAreNamedWithKeyAndValue) {
+  const auto parse = [](const std::string& rows, const std::string& head = R"("machine": "m",)") {
+    return [=] {
+      cli::parse_baseline("{" + head + R"("source": "s", "hidden": 8, "experts": 4, "topk": 2,
+                          "ranks": 2, "rows": )" +
+                              rows + "}",
+                          "peer.json");
+    };
+  };
+  EXPECT_NO_THROW(parse("[]")());
+  const std::string row = R"([{"name": "a", "op": "pair", "tokens": 1, "us": )";
+  expect_error(Errc::kMalformedFile, "us is 0", parse(row + "0}]"));
+  expect_error(Errc::kMalformedFile, "us is \"x\"", parse(row + "\"x\"}]"));
+  expect_error(Errc::kMalformedFile, "op is \"sum\"",
+               parse(R"([{"name": "a", "op": "sum", "tokens": 1, "us": 1}])"));
+  expect_error(Errc::kMalformedFile, "tokens is 0",
+               parse(R"([{"name": "a", "op": "pair", "tokens": 0, "us": 1}])"));
+  expect_error(Errc::kMalformedFile, "rows is 3", parse("3"));
+  expect_error(Errc::kMalformedFile, "machine", parse("[]", ""));
+  expect_error(Errc::kMalformedFile, "peer.json", parse("["));
+}
+
+TEST(BenchReportTest, WrongElementsAreSaidEverywhere) {
+  const BenchReport right = report_of(0, false);
+  EXPECT_TRUE(right.is_ok());
+  EXPECT_EQ(cli::footer_text(right), "");
+  EXPECT_THAT(cli::to_html(right), Not(HasSubstr("class=\"bad\"")));
+  const BenchReport wrong = report_of(5, false);
+  EXPECT_FALSE(wrong.is_ok());
+  EXPECT_THAT(cli::footer_text(wrong), HasSubstr("WRONG"));
+  EXPECT_THAT(cli::to_html(wrong), HasSubstr("<td class=\"bad\">5</td>"));
+  EXPECT_EQ(nlohmann::json::parse(cli::to_json(wrong))["ok"], false);
+}
+
+TEST(BenchReportTest, RowsHaveTimesSharesAndBaseline) {
+  const BenchReport report = report_of(0, false);
+  EXPECT_THAT(cli::header_text(report), HasSubstr("switchyard 0.1.0 on 8x <H200>\ndriver   580\n"));
+  EXPECT_EQ(cli::row_text(report, report.rows[1]),
+            "     128        54.0        56.0     237.04        44.4      82 %      0  graph  "
+            "         87.3   1.62x  DeepEP V2, 64 SMs\n");
+}
+
+TEST(BenchReportTest, BudgetsGetColumnsAndAChart) {
+  const BenchReport report = report_of(0, true);
+  EXPECT_THAT(cli::header_text(report), HasSubstr("floor    8 SMs: wire 346 GB/s\n"));
+  EXPECT_THAT(cli::row_text(report, report.rows[0]), ::testing::StartsWith("   8       1"));
+  EXPECT_THAT(cli::to_html(report), HasSubstr("Time against SMs"));
+  EXPECT_THAT(cli::to_html(report_of(0, false)), Not(HasSubstr("Time against SMs")));
+  EXPECT_EQ(nlohmann::json::parse(cli::to_json(report))["floors"][1]["sms"], 64);
+}
+
+TEST(BenchReportTest, PageEscapesWhatItShows) {
+  const std::string page = cli::to_html(report_of(0, false));
+  EXPECT_THAT(page, HasSubstr("8x &lt;H200&gt;"));
+  EXPECT_THAT(page, Not(HasSubstr("<H200>")));
+}
+
+// One point and none are no division by zero.
+TEST(ChartTest, FewPointsAreStillAChart) {
+  EXPECT_EQ(cli::line_chart({}, {}), "");
+  EXPECT_EQ(cli::percent_chart({}, {}, {}), "");
+  const cli::ChartSeries one{"one", "--ours", false, true, {{8, 3, "a"}}};
+  for (const std::string& svg :
+       {cli::line_chart({"t", "x", "y"}, {one}), cli::percent_chart({"t", "x", "y"}, one, {})}) {
+    EXPECT_THAT(svg, HasSubstr("</svg>"));
+    EXPECT_THAT(svg, Not(HasSubstr("nan")));
+    EXPECT_THAT(svg, Not(HasSubstr("inf")));
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::test

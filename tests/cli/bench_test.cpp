@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `switchyard bench` as a user sees it: lines, JSON, the page, usage errors.
+
+#include <algorithm>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/run_layer.h"
+#include "support/temp_folder.h"
+
+namespace switchyard::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Small and quick unless `extra` says otherwise.
+CommandResult bench(const Arguments& extra) {
+  const std::pair<const char*, const char*> defaults[] = {
+      {"--workload", SWITCHYARD_DATA_DIR "/tiny-moe"},
+      {"--runs", "30"},
+      {"--ranks", "2"},
+      {"--tokens", "1,8"}};
+  Arguments arguments{SWITCHYARD_CLI, "bench"};
+  for (const auto& [option, value] : defaults) {
+    if (std::find(extra.begin(), extra.end(), option) != extra.end()) continue;
+    arguments.insert(arguments.end(), {option, value});
+  }
+  arguments.insert(arguments.end(), extra.begin(), extra.end());
+  return run_command(arguments, 60 * SWITCHYARD_SLOWDOWN);
+}
+
+nlohmann::json bench_json(Arguments extra) {
+  extra.insert(extra.end(), {"--json", "-"});
+  const CommandResult result = bench(extra);
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  return nlohmann::json::parse(result.output, nullptr, false);
+}
+
+void expect_usage_error(const Arguments& extra, const std::string& phrase) {
+  const CommandResult result = bench(extra);
+  EXPECT_EQ(result.exit_code, 2) << result.error;
+  EXPECT_THAT(result.error + result.output, HasSubstr(phrase));
+}
+
+TEST(BenchTest, JsonHasMachineSettingsConstantsAndRows) {
+  const nlohmann::json json = bench_json({"--op", "pair"});
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(json["device"], "cpu");
+  EXPECT_EQ(json["engine"], "shm");
+  EXPECT_EQ(json["ranks"], 2);
+  EXPECT_FALSE(json["machine"]["processor"].get<std::string>().empty());
+  EXPECT_EQ(json["workload"]["hidden"], 256);
+  EXPECT_EQ(json["workload"]["topk"], 4);
+  EXPECT_EQ(json["settings"]["op"], "pair");
+  EXPECT_EQ(json["settings"]["runs"], 30);
+  ASSERT_EQ(json["floors"].size(), 1u);
+  EXPECT_EQ(json["floors"][0]["bytes"], "written");
+  EXPECT_GT(json["floors"][0]["start_us"], 0);
+  EXPECT_EQ(json["floors"][0]["constants"][0]["name"], "hop");
+  EXPECT_EQ(json["floors"][0]["rate"].size(), 4u);
+  EXPECT_TRUE(json["baseline"].is_null());
+  ASSERT_EQ(json["rows"].size(), 2u);
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row["wrong"], 0);
+    EXPECT_EQ(row["method"], "calls");
+    EXPECT_GT(row["p50_us"], 0);
+    EXPECT_GE(row["p99_us"], row["p50_us"]);
+    EXPECT_LE(row["min_us"], row["p50_us"]);
+    EXPECT_GT(row["wire_bytes"], 0);
+    EXPECT_GT(row["floor_us"], 0);
+    EXPECT_NEAR(row["of_floor"], row["floor_us"].get<double>() / row["p50_us"].get<double>(), 1e-9);
+  }
+  EXPECT_EQ(json["rows"][0]["tokens"], 1);
+  EXPECT_EQ(json["rows"][1]["tokens"], 8);
+}
+
+TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
+  const std::string trace = "trace:" SWITCHYARD_DATA_DIR "/tiny-moe/routing.safetensors";
+  const Arguments cases[] = {
+      {"--op", "dispatch", "--routing", "hot", "--layout", "batched"},
+      {"--op", "combine", "--routing", "zipf:1.2", "--engine", "local", "--scheme", "none"},
+      {"--op", "layer", "--routing", trace, "--layout", "compact", "--engine", "local"},
+      {"--op", "pair", "--layers", "3", "--reduce", "per_expert", "--scheme", "nvfp4"},
+      {"--op", "pair", "--layout", "by_rank", "--ranks", "3", "--scheme", "int8_token"},
+  };
+  for (const Arguments& arguments : cases) {
+    const nlohmann::json json = bench_json(arguments);
+    EXPECT_EQ(json["ok"], true) << json.dump(1);
+    EXPECT_EQ(json["rows"].size(), 2u);
+  }
+}
+
+// Three pairs move three times the bytes and cannot take less time than their floor's hops.
+TEST(BenchTest, LayersMultiplyWhatAnIterationMoves) {
+  const nlohmann::json one = bench_json({"--engine", "local"});
+  const nlohmann::json three = bench_json({"--engine", "local", "--layers", "3"});
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(three["rows"][i]["wire_bytes"], 3 * one["rows"][i]["wire_bytes"].get<std::int64_t>());
+  }
+}
+
+TEST(BenchTest, TextHasALineForEachNumberOfTokens) {
+  const TempFolder folder;
+  const CommandResult result = bench({"--json", folder.file("out.json")});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("hidden 256, 32 experts, top-4; routing uniform"));
+  EXPECT_THAT(result.output, HasSubstr("floor    hop "));
+  EXPECT_THAT(result.output, HasSubstr("tokens      p50 us      p99 us"));
+  EXPECT_THAT(result.output, HasSubstr("\n       1  "));
+  EXPECT_THAT(result.output, HasSubstr("\n       8  "));
+  EXPECT_EQ(nlohmann::json::parse(read_file(folder.file("out.json")))["rows"].size(), 2u);
+}
+
+TEST(BenchTest, BaselineFileStandsBesideRowsOfItsSizes) {
+  const TempFolder folder;
+  const std::string file = folder.write("peer.json", R"({"machine": "theirs", "source": "a test",
+    "hidden": 256, "experts": 32, "topk": 4, "ranks": 2, "rows": [
+    {"name": "slow", "op": "pair", "tokens": 8, "us": 9000000},
+    {"name": "fast", "mode": "warm", "op": "pair", "tokens": 8, "us": 8000000},
+    {"name": "other", "op": "dispatch", "tokens": 1, "us": 1}]})");
+  const nlohmann::json json = bench_json({"--baseline", file, "--html", folder.file("page.html")});
+  EXPECT_EQ(json["baseline"]["machine"], "theirs");
+  EXPECT_TRUE(json["rows"][0]["baseline"].is_null());
+  EXPECT_EQ(json["rows"][1]["baseline"]["name"], "fast");
+  EXPECT_EQ(json["rows"][1]["baseline"]["mode"], "warm");
+  EXPECT_GT(json["rows"][1]["baseline"]["ratio"], 1);
+  const std::string page = read_file(folder.file("page.html"));
+  EXPECT_THAT(page, HasSubstr("</svg>"));
+  EXPECT_THAT(page, HasSubstr("floor of the machine"));
+  EXPECT_THAT(page, HasSubstr(">slow</text>"));
+  EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));
+  EXPECT_THAT(page, Not(HasSubstr("http")));
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+  const CommandResult other = bench({"--baseline", file, "--ranks", "3", "--engine", "local"});
+  EXPECT_THAT(other.output,
+              HasSubstr("its numbers are for hidden 256, 32 experts, top-4, 2 ranks"));
+}
+
+// Where there is an MPI: times of the same run. Where there is none: one clear error.
+TEST(BenchTest, MpiIsMeasuredOrItsAbsenceExplained) {
+  const CommandResult result =
+      bench({"--baseline", "mpi", "--engine", "local", "--json", "-", "--op", "dispatch"});
+  if (result.exit_code == 3) {
+    EXPECT_THAT(result.error, HasSubstr("--baseline mpi, but there is no "));
+    return;
+  }
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  const nlohmann::json json = nlohmann::json::parse(result.output);
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row["baseline"]["name"], "MPI_Alltoallv");
+    EXPECT_GT(row["baseline"]["us"], 0);
+  }
+}
+
+TEST(BenchTest, MpiWithoutMpirunSaysSo) {
+  const CommandResult result =
+      run_command({"/usr/bin/env", "PATH=/nonexistent", SWITCHYARD_CLI, "bench", "--baseline",
+                   "mpi", "--workload", SWITCHYARD_DATA_DIR "/tiny-moe"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.error, HasSubstr("bench: --baseline mpi, but there is no "));
+}
+
+TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
+  expect_usage_error({"--tokens", "1,x"},
+                     "--tokens is \"1,x\", must be numbers from 1 to 16777216");
+  expect_usage_error({"--tokens", "8,"}, "must be numbers");
+  expect_usage_error({"--workload", "gpt-5"},
+                     "workload is \"gpt-5\", must be a config.json or one");
+  expect_usage_error({"--routing", "zipf:a"}, "want zipf:A with a number A from 0 to 10");
+  expect_usage_error({"--graph"}, "--graph with --device cpu, must be --device cuda");
+  expect_usage_error({"--sms", "8"}, "--sms 8 with --device cpu");
+  expect_usage_error({"--baseline", "nccl"}, "--baseline nccl with --device cpu, must be mpi");
+  expect_usage_error({"--baseline", "mpi", "--op", "layer"}, "must be dispatch, combine or pair");
+  expect_usage_error({"--layers", "2", "--op", "combine"}, "--layers is 2 with --op combine");
+  expect_usage_error({"--reduce", "per_expert", "--layout", "compact"},
+                     "must be batched or expanded");
+  expect_usage_error({"--html", "/nowhere/a.html"}, "there is no folder /nowhere");
+  expect_usage_error({"--html", "-"}, "--html is -, must be a file");
+  expect_usage_error({"--runs", "29"}, "--runs");
+  expect_usage_error({"--ranks", "0"}, "--ranks");
+  expect_usage_error({"--op", "reduce"}, "--op");
+}
+
+TEST(BenchTest, CudaWithoutAGpuIsAnErrorOfTheEnvironment) {
+  const CommandResult result = bench({"--device", "cuda"});
+  if (result.exit_code == 0) GTEST_SKIP() << "there is a GPU";
+  EXPECT_THAT(result.error, HasSubstr("bench: --device cuda"));
+  EXPECT_THAT(result.error, Not(HasSubstr("[rank")));  // before there are ranks
+}
+
+TEST(BenchTest, ShapesThatDoNotFitAreLeftOutByName) {
+  const nlohmann::json json =
+      bench_json({"--tokens", "1,16777216", "--engine", "local", "--workload", "deepseek-v3"});
+  EXPECT_EQ(json["rows"][0]["wrong"], 0);
+  EXPECT_THAT(json["rows"][1]["left_out"].get<std::string>(), HasSubstr("more than 60 %"));
+  EXPECT_FALSE(json["rows"][1].contains("p50_us"));
+}
+
+TEST(BenchTest, HelpHasExamples) {
+  const CommandResult result = run_command({SWITCHYARD_CLI, "bench", "--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.output, HasSubstr("examples:\n  switchyard bench --ranks 2"));
+  EXPECT_THAT(result.output, Not(HasSubstr("--baseline-file")));
+}
+
+}  // namespace
+}  // namespace switchyard::test

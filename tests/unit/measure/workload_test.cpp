@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "measure/workload.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "measure/bench_shape.h"
+#include "support/errors.h"
+#include "support/published_configs.h"
+#include "support/temp_folder.h"
+
+namespace switchyard::measure {
+namespace {
+
+TEST(WorkloadTest, NamesHaveTheSizesOfThePublishedConfigs) {
+  const test::TempFolder folder;
+  const std::pair<const char*, const char*> models[] = {{"deepseek-v3", test::kV3},
+                                                        {"kimi-k2", test::kKimiK2},
+                                                        {"qwen3-30b", test::kQwen3},
+                                                        {"mixtral-8x7b", test::kMixtral}};
+  for (const auto& [name, config] : models) {
+    const Workload known = find_workload(name);
+    const Workload read = find_workload(folder.write(std::string(name) + ".json", config));
+    EXPECT_EQ(known.hidden, read.hidden) << name;
+    EXPECT_EQ(known.num_experts, read.num_experts) << name;
+    EXPECT_EQ(known.num_topk, read.num_topk) << name;
+    EXPECT_EQ(known.intermediate, read.intermediate) << name;
+  }
+}
+
+TEST(WorkloadTest, AllNamesAreFoundAndOthersAreRefused) {
+  for (const Workload& workload : named_workloads()) {
+    EXPECT_EQ(find_workload(workload.name).hidden, workload.hidden);
+    EXPECT_LE(workload.num_topk, workload.num_experts);
+  }
+  EXPECT_EQ(named_workloads().size(), 8u);
+  test::expect_error(Errc::kInvalidArgument,
+                     "workload is \"gpt-5\", must be a config.json or one of deepseek-v3",
+                     [] { find_workload("gpt-5"); });
+}
+
+TEST(BenchShapeTest, WhatDoesNotGoTogetherIsRefused) {
+  BenchShape plain;
+  plain.workload = {"small", 16, 4, 2, 8};
+  plain.routing = RoutingPattern::parse("uniform", 4, 2);
+  EXPECT_NO_THROW(check_shape(plain));
+  BenchShape shape = plain;
+  shape.num_layers = 2;
+  shape.operation = Operation::kCombine;
+  test::expect_error(Errc::kInvalidArgument, "--layers is 2", [&] { check_shape(shape); });
+  shape = plain;
+  shape.layout = Layout::kByRank;
+  shape.reduce = Reduce::kPerExpert;
+  test::expect_error(Errc::kInvalidArgument, "--layout by_rank", [&] { check_shape(shape); });
+  shape = plain;
+  shape.layout = Layout::kAllGather;
+  test::expect_error(Errc::kNotSupported, "all_gather", [&] { check_shape(shape); });
+  shape = plain;
+  shape.scheme = schemes::kMxfp6E3M2;
+  test::expect_error(Errc::kNotSupported, "simulation", [&] { check_shape(shape); });
+  shape = plain;
+  shape.num_tokens = 0;
+  test::expect_error(Errc::kInvalidArgument, "0 tokens", [&] { check_shape(shape); });
+  shape = plain;
+  shape.workload.num_topk = 3;
+  test::expect_error(Errc::kInvalidArgument,
+                     "routing is for 4 experts and top-2, workload has 4 and 3",
+                     [&] { check_shape(shape); });
+}
+
+TEST(BenchShapeTest, OperationNamesGoBothWays) {
+  for (const char* name : {"dispatch", "combine", "pair", "layer"}) {
+    EXPECT_STREQ(name_of(operation_from_name(name).value()), name);
+  }
+  EXPECT_FALSE(operation_from_name("reduce").has_value());
+}
+
+}  // namespace
+}  // namespace switchyard::measure
