@@ -7,14 +7,20 @@
 #include <string>
 
 #include "switchyard/error.h"
+#include "switchyard/stream.h"
 
 namespace switchyard {
+
+struct QuantizeJob;
+struct DequantizeJob;
 
 /// Filled by the module. Each function is the GPU version of the public function of its name, and
 /// throws the same errors.
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
+  void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
+  void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
 };
 
 /// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the message

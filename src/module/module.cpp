@@ -6,6 +6,7 @@
 #include "switchyard/version.h"
 
 #include "cuda/check.h"
+#include "cuda/quantize.h"
 #include "device/cuda_module.h"
 
 namespace switchyard {
@@ -22,6 +23,8 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
+      .quantize = launch_quantize,
+      .dequantize = launch_dequantize,
   };
   return &module;
 }

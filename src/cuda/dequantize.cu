@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dequantize.cu: codes times their scale, a row a thread block, eight elements a thread at a time.
+
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/quantize.h"
+#include "cuda/rows.cuh"
+
+namespace switchyard {
+namespace {
+
+constexpr unsigned kMaxThreads = 256;
+
+// Scale b of a row as a number, for any format.
+__device__ __forceinline__ float load_scale(const DequantizeJob& job, std::int64_t n,
+                                            std::int64_t b) {
+  const ScaleMemory& from = job.scales;
+  switch (job.scheme.scale_format) {
+    case ScaleFormat::kE8M0Packed:
+      return f32_from_e8m0(
+          static_cast<std::uint8_t>(from.data[4 * from.index(0, n, b / 4) + b % 4]));
+    case ScaleFormat::kE8M0:
+      return f32_from_e8m0(static_cast<std::uint8_t>(from.data[from.index(0, n, b)]));
+    case ScaleFormat::kE4M3: {
+      float values[4];
+      decode4(DType::kE4M3, static_cast<std::uint32_t>(from.data[from.index(0, n, b)]), values);
+      return values[0];
+    }
+    default: return reinterpret_cast<const float*>(from.data)[from.index(0, n, b)];
+  }
+}
+
+// Scales of a row. `block` is that of the named schemes, or 0 for any.
+template <int kBlock>
+struct ScalesOfRow {
+  const DequantizeJob& job;
+  std::int64_t n;
+  float inverse;  // of the global scale, or 1
+  bool is_two_level;
+  bool is_block;
+
+  __device__ ScalesOfRow(const DequantizeJob& of, std::int64_t row)
+      : job(of),
+        n(row),
+        inverse(of.scheme.rule == ScaleRule::kTwoLevel ? 1.0f / *of.tensor_scale : 1.0f),
+        is_two_level(of.scheme.rule == ScaleRule::kTwoLevel),
+        is_block(of.scheme.group == ScaleGroup::kBlock) {}
+
+  __device__ __forceinline__ float at(std::int64_t h) const {
+    const std::int64_t block = kBlock > 0 ? kBlock : job.scheme.block;
+    const float stored = load_scale(job, n, is_block ? h / block : 0);
+    return is_two_level ? stored * inverse : stored;
+  }
+
+  __device__ __forceinline__ void multiply(std::int64_t h, float* y) const {
+    if (kBlock > 0 || !is_block) {
+      const float scale = at(h);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) y[i] *= scale;
+    } else {
+      for (int i = 0; i < kUnit && h + i < job.hidden; ++i) y[i] *= at(h + i);
+    }
+  }
+};
+
+template <DType kCode, int kBlock, DType kOutput>
+__device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::int64_t n) {
+  constexpr int kWords = kCode == DType::kE2M1 ? 1 : 2;
+  constexpr int kCodesOfByte = kCode == DType::kE2M1 ? 2 : 1;
+  const std::byte* codes = job.q + n * job.q_row_bytes;
+  auto* row = static_cast<ElementBits<kOutput>*>(job.y.data) + n * job.y.row_stride;
+  const ScalesOfRow<kBlock> scales(job, n);
+  for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
+    std::uint32_t words[kUnits][kWords];
+    for_each_unit(base, [&](int u, std::int64_t h) {
+      load_bytes<kWords>(codes + h / kCodesOfByte, (job.hidden - h) / kCodesOfByte, words[u]);
+    });
+    for_each_unit(base, [&](int u, std::int64_t h) {
+      if (h >= job.hidden) return;
+      float y[kUnit];
+      if constexpr (kCode == DType::kE2M1) {
+        decode8_e2m1(words[u][0], y);
+      } else {
+        decode4(kCode, words[u][0], y);
+        decode4(kCode, words[u][1], y + 4);
+      }
+      scales.multiply(h, y);
+      store8<kOutput>(y, job.hidden - h, row + h);
+    });
+  }
+}
+
+template <DType kCode, int kBlock, DType kOutput>
+__global__ void __launch_bounds__(kMaxThreads)
+    dequantize_rows_kernel(const __grid_constant__ DequantizeJob job) {
+  for (std::int64_t n = blockIdx.x; n < job.num_rows; n += gridDim.x) {
+    dequantize_row<kCode, kBlock, kOutput>(job, n);
+  }
+}
+
+void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stream) {
+  const std::int64_t units = (job.hidden - 1) / (kUnit * kUnits) + 1;
+  const auto threads = static_cast<unsigned>(
+      std::min<std::int64_t>((units + 31) / 32 * 32, std::int64_t{kMaxThreads}));
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(job.num_rows, 0x7FFFFFFF));
+  kernel<<<blocks, threads, 0, stream.get()>>>(job);
+  check_launch("dequantize");
+}
+
+template <DType kCode, int kBlock>
+void launch_output(const DequantizeJob& job, Stream stream) {
+  switch (job.y.dtype) {
+    case DType::kBF16:
+      return launch(dequantize_rows_kernel<kCode, kBlock, DType::kBF16>, job, stream);
+    case DType::kF16:
+      return launch(dequantize_rows_kernel<kCode, kBlock, DType::kF16>, job, stream);
+    default: return launch(dequantize_rows_kernel<kCode, kBlock, DType::kF32>, job, stream);
+  }
+}
+
+template <DType kCode>
+void launch_bytes(const DequantizeJob& job, Stream stream) {
+  if (job.scheme.block == 128) return launch_output<kCode, 128>(job, stream);
+  if (kCode == DType::kE4M3 && job.scheme.block == 32) {
+    return launch_output<DType::kE4M3, 32>(job, stream);
+  }
+  launch_output<kCode, 0>(job, stream);
+}
+
+// Rows without scales are converted, which is what quantize does with them.
+void convert(const DequantizeJob& job, Stream stream) {
+  QuantizeJob conversion;
+  conversion.scheme = QuantScheme{job.y.dtype};
+  conversion.x = {const_cast<std::byte*>(job.q), job.stored, 0, job.hidden};
+  conversion.q = static_cast<std::byte*>(job.y.data);
+  conversion.q_row_bytes = job.y.row_stride * (job.y.dtype == DType::kF32 ? 4 : 2);
+  conversion.capacity = job.num_rows;
+  conversion.hidden = job.hidden;
+  launch_quantize(conversion, stream);
+}
+
+}  // namespace
+
+void launch_dequantize(const DequantizeJob& job, Stream stream) {
+  if (job.num_rows == 0 || job.hidden == 0) return;
+  if (!job.scheme.is_quantized() || job.scheme.is_simulated()) return convert(job, stream);
+  switch (job.scheme.dtype) {
+    case DType::kI8: return launch_bytes<DType::kI8>(job, stream);
+    case DType::kE2M1:
+      return job.scheme.block == 16 ? launch_output<DType::kE2M1, 16>(job, stream)
+                                    : launch_output<DType::kE2M1, 32>(job, stream);
+    default: return launch_bytes<DType::kE4M3>(job, stream);
+  }
+}
+
+}  // namespace switchyard
