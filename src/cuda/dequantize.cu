@@ -72,10 +72,14 @@ __device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::in
   const std::byte* codes = job.q + n * job.q_row_bytes;
   auto* row = static_cast<ElementBits<kOutput>*>(job.y.data) + n * job.y.row_stride;
   const ScalesOfRow<kBlock> scales(job, n);
+  const bool is_even = job.hidden % kUnit == 0;
+  const bool is_wide_from = is_even && is_aligned<4 * kWords>(codes);
+  const bool is_wide_to = is_even && is_aligned<16>(row);
   for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
     std::uint32_t words[kUnits][kWords];
     for_each_unit(base, [&](int u, std::int64_t h) {
-      load_bytes<kWords>(codes + h / kCodesOfByte, (job.hidden - h) / kCodesOfByte, words[u]);
+      load_words<kWords>(codes + h / kCodesOfByte, (job.hidden - h) / kCodesOfByte, is_wide_from,
+                         words[u]);
     });
     for_each_unit(base, [&](int u, std::int64_t h) {
       if (h >= job.hidden) return;
@@ -87,7 +91,7 @@ __device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::in
         decode4(kCode, words[u][1], y + 4);
       }
       scales.multiply(h, y);
-      store8<kOutput>(y, job.hidden - h, row + h);
+      store_unit<kOutput>(y, job.hidden - h, is_wide_to, row + h);
     });
   }
 }

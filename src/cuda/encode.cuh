@@ -146,7 +146,7 @@ __device__ __forceinline__ float round_fp6(float y) {
 }
 
 /// The rare group: IEEE divisions and the definition.
-__device__ __noinline__ inline std::uint32_t quantize_defined(const ElementMap& map, float x) {
+__device__ __noinline__ inline std::uint32_t quantize_defined(ElementMap map, float x) {
   return quantize_element(x, map);
 }
 

@@ -13,7 +13,7 @@ template <typename Source>
 __device__ __forceinline__ Source source_of(const QuantizeJob& job, std::int64_t e,
                                             std::int64_t n) {
   const auto* data = static_cast<const ElementBits<Source::kInput>*>(job.x.data);
-  return {data + e * job.x.expert_stride + n * job.x.row_stride, job.hidden};
+  return Source(data + e * job.x.expert_stride + n * job.x.row_stride, job.hidden);
 }
 
 __device__ __forceinline__ std::byte* codes_of(const QuantizeJob& job, std::int64_t e,
@@ -30,12 +30,22 @@ __device__ __forceinline__ RuleInput rule_input(const QuantizeJob& job, std::int
   return {given, format != ScaleFormat::kF32, job.scale_ub};
 }
 
+/// The units of this thread from `base` on, all asked for before the first is looked at.
+template <typename Source>
+__device__ __forceinline__ void load_units(const Source& source, std::int64_t base,
+                                           float (&x)[kUnits][kUnit]) {
+  typename Source::Raw raw[kUnits];
+  for_each_unit(base, [&](int u, std::int64_t h) { raw[u] = source.fetch(h); });
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) Source::values(raw[u], x[u]);
+}
+
 template <typename Rule, typename Source>
 __device__ __forceinline__ void quantize_blocks_of_row(const QuantizeJob& job, std::int64_t e,
                                                        std::int64_t n) {
   constexpr int kBlock = Rule::kLanes * kUnit;
   const Source source = source_of<Source>(job, e, n);
-  std::byte* codes = codes_of(job, e, n);
+  const CodeRow<Rule::kCodec, Source::kInput> codes(codes_of(job, e, n), job.hidden);
   const RuleInput input = rule_input(job, e, n);
   const std::int64_t num_blocks = (job.hidden + kBlock - 1) / kBlock;
   PreparedMap shared{};
@@ -47,18 +57,19 @@ __device__ __forceinline__ void quantize_blocks_of_row(const QuantizeJob& job, s
     }
   }
   for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
-    float x[kUnits][kUnit];
-    for_each_unit(base, [&](int u, std::int64_t h) { source.load(h, x[u]); });
+    typename Source::Raw raw[kUnits];
+    for_each_unit(base, [&](int u, std::int64_t h) { raw[u] = source.fetch(h); });
     for_each_unit(base, [&](int u, std::int64_t h) {
+      float x[kUnit];
+      Source::values(raw[u], x);
       if constexpr (Rule::kIsGiven) {
         PreparedMap map = shared;
-        if (map.map.divides) map.is_exact = map.is_exact && max_of_unit(x[u]) <= kMaxShared;
-        quantize8<Rule::kCodec, Source::kInput>(map, 1.0f, x[u], h, job.hidden, codes);
+        if (map.map.divides) map.is_exact = map.is_exact && max_of_unit(x) <= kMaxShared;
+        codes.quantize(map, 1.0f, x, h);
       } else {
-        const float amax = max_of_lanes<Rule::kLanes>(max_of_unit(x[u]));
+        const float amax = max_of_lanes<Rule::kLanes>(max_of_unit(x));
         const ScaleAndMap rule = Rule::of(amax, input);
-        quantize8<Rule::kCodec, Source::kInput>(prepare_map(rule.map, amax), rule.scale, x[u], h,
-                                                job.hidden, codes);
+        codes.quantize(prepare_map(rule.map, amax), rule.scale, x, h);
         if (Rule::kStoresScales && threadIdx.x % Rule::kLanes == 0 && h < job.hidden) {
           store_scale(job, e, n, h / kBlock, num_blocks, rule.scale);
         }
@@ -84,13 +95,13 @@ template <typename Rule, typename Source>
 __device__ __forceinline__ void quantize_token(const QuantizeJob& job, std::int64_t e,
                                                std::int64_t n) {
   const Source source = source_of<Source>(job, e, n);
-  std::byte* codes = codes_of(job, e, n);
+  const CodeRow<Rule::kCodec, Source::kInput> codes(codes_of(job, e, n), job.hidden);
   const std::int64_t step = elements_of_block();
   const std::int64_t last = job.hidden == 0 ? 0 : (job.hidden - 1) / step * step;
   float x[kUnits][kUnit];
   float amax = 0.0f;
   for (std::int64_t base = 0; base <= last; base += step) {
-    for_each_unit(base, [&](int u, std::int64_t h) { source.load(h, x[u]); });
+    load_units(source, base, x);
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) amax = fmaxf(amax, max_of_unit(x[u]));
   }
@@ -99,12 +110,8 @@ __device__ __forceinline__ void quantize_token(const QuantizeJob& job, std::int6
   const PreparedMap map = prepare_map(rule.map, amax);
   // Backwards: the last part of the row is still there.
   for (std::int64_t base = last; base >= 0; base -= step) {
-    if (base != last) {
-      for_each_unit(base, [&](int u, std::int64_t h) { source.load(h, x[u]); });
-    }
-    for_each_unit(base, [&](int u, std::int64_t h) {
-      quantize8<Rule::kCodec, Source::kInput>(map, rule.scale, x[u], h, job.hidden, codes);
-    });
+    if (base != last) load_units(source, base, x);
+    for_each_unit(base, [&](int u, std::int64_t h) { codes.quantize(map, rule.scale, x[u], h); });
   }
   if (threadIdx.x == 0) store_scale(job, e, n, 0, 1, rule.scale);
   __syncthreads();  // before the next row uses max_of_block
@@ -160,7 +167,7 @@ __global__ void __launch_bounds__(256)
     float amax = 0.0f;
     for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
       float x[kUnits][kUnit];
-      for_each_unit(base, [&](int u, std::int64_t h) { source.load(h, x[u]); });
+      load_units(source, base, x);
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) amax = fmaxf(amax, max_of_unit(x[u]));
     }
@@ -179,11 +186,12 @@ __global__ void __launch_bounds__(256) convert_kernel(const __grid_constant__ Qu
     if (n >= job.num_rows(e)) return;
     const Source source = source_of<Source>(job, e, n);
     auto* row = reinterpret_cast<ElementBits<kOutput>*>(codes_of(job, e, n));
+    const bool is_wide = job.hidden % kUnit == 0 && is_aligned<16>(row);
     for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
       float x[kUnits][kUnit];
-      for_each_unit(base, [&](int u, std::int64_t h) { source.load(h, x[u]); });
+      load_units(source, base, x);
       for_each_unit(base, [&](int u, std::int64_t h) {
-        if (h < job.hidden) store8<kOutput>(x[u], job.hidden - h, row + h);
+        store_unit<kOutput>(x[u], job.hidden - h, is_wide, row + h);
       });
     }
   });

@@ -116,23 +116,41 @@ __device__ __forceinline__ void clear_scale_row(const QuantizeJob& job, std::int
   }
 }
 
-/// Eight elements from h on, of which those below `hidden` exist, to their place in the row.
+/// Where the codes of a row go.
 template <Codec kCodec, DType kInput>
-__device__ __forceinline__ void quantize8(const PreparedMap& m, float scale, const float* x,
-                                          std::int64_t h, std::int64_t hidden, std::byte* row) {
-  if (h >= hidden) return;
-  if constexpr (kCodec == Codec::kE2M1) {
-    store_bytes(quantize8_e2m1(m, x), (hidden - h) / 2, row + h / 2);
-  } else if constexpr (kCodec == Codec::kE2M3 || kCodec == Codec::kE3M2) {
-    float y[kUnit];
+struct CodeRow {
+  static constexpr bool kIsSimulated = kCodec == Codec::kE2M3 || kCodec == Codec::kE3M2;
+  static constexpr int kUnitBytes = kIsSimulated ? kUnit * int{sizeof(ElementBits<kInput>)}
+                                    : kCodec == Codec::kE2M1 ? 4
+                                                             : 8;
+  std::byte* row;
+  std::int64_t hidden;
+  bool is_wide;
+
+  __device__ CodeRow(std::byte* of, std::int64_t num_elements)
+      : row(of),
+        hidden(num_elements),
+        is_wide(num_elements % kUnit == 0 && is_aligned < kUnitBytes < 16 ? kUnitBytes
+                                                                          : 16 > (of)) {}
+
+  /// Eight elements from h on, of which those below `hidden` exist.
+  __device__ __forceinline__ void quantize(const PreparedMap& m, float scale, const float* x,
+                                           std::int64_t h) const {
+    if constexpr (kCodec == Codec::kE2M1) {
+      const std::uint32_t word = quantize8_e2m1(m, x);
+      store_words<1>(&word, (hidden - h) / 2, is_wide, row + h / 2);
+    } else if constexpr (kIsSimulated) {
+      float y[kUnit];
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) y[i] = round_fp6<kCodec>(scaled(m, x[i])) * scale;
-    store8<kInput>(y, hidden - h, reinterpret_cast<ElementBits<kInput>*>(row) + h);
-  } else {
-    store_bytes(uint2{quantize4(m, x[0], x[1], x[2], x[3]), quantize4(m, x[4], x[5], x[6], x[7])},
-                hidden - h, row + h);
+      for (int i = 0; i < kUnit; ++i) y[i] = round_fp6<kCodec>(scaled(m, x[i])) * scale;
+      store_unit<kInput>(y, hidden - h, is_wide, reinterpret_cast<ElementBits<kInput>*>(row) + h);
+    } else {
+      const std::uint32_t words[2] = {quantize4(m, x[0], x[1], x[2], x[3]),
+                                      quantize4(m, x[4], x[5], x[6], x[7])};
+      store_words<2>(words, hidden - h, is_wide, row + h);
+    }
   }
-}
+};
 
 __device__ __forceinline__ float max_of_unit(const float* x) {
   float amax = 0.0f;

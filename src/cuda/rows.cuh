@@ -32,100 +32,91 @@ __device__ __forceinline__ float widen(ElementBits<kDType> bits) {
   if constexpr (kDType == DType::kF16) return f32_from_f16(bits);
 }
 
-/// Elements of `from`, of which `count` (any, negative too) exist; the rest is 0. NaN keeps its
-/// bits.
-template <DType kDType>
-__device__ __forceinline__ void load8(const ElementBits<kDType>* from, std::int64_t count,
-                                      float* x) {
-  if (count >= kUnit && is_aligned<16>(from)) {
-    if constexpr (kDType == DType::kF32) {
-      const float4 low = reinterpret_cast<const float4*>(from)[0];
-      const float4 high = reinterpret_cast<const float4*>(from)[1];
-      x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-      x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-    } else {
-      widen8<kDType>(*reinterpret_cast<const uint4*>(from), x);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kUnit; ++i) x[i] = i < count ? widen<kDType>(from[i]) : 0.0f;
-}
-
-/// Rounds and stores the first `count` of eight values; NaN becomes the canonical one.
-template <DType kDType>
-__device__ __forceinline__ void store8(const float* x, std::int64_t count,
-                                       ElementBits<kDType>* to) {
-  if constexpr (kDType == DType::kF32) {
-    float y[kUnit];
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) y[i] = canonical_f32(x[i]);
-    if (count >= kUnit && is_aligned<16>(to)) {
-      reinterpret_cast<float4*>(to)[0] = {y[0], y[1], y[2], y[3]};
-      reinterpret_cast<float4*>(to)[1] = {y[4], y[5], y[6], y[7]};
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      if (i < count) to[i] = y[i];
-    }
-  } else {
-    const uint4 words = narrow8<kDType>(x);
-    if (count >= kUnit && is_aligned<16>(to)) {
-      *reinterpret_cast<uint4*>(to) = words;
-      return;
-    }
-    const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      if (i < count) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
-
-/// The first `num_bytes` of eight bytes, or of four.
-__device__ __forceinline__ void store_bytes(uint2 words, std::int64_t num_bytes, std::byte* to) {
-  if (num_bytes >= 8 && is_aligned<8>(to)) {
-    *reinterpret_cast<uint2*>(to) = words;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (i < num_bytes) to[i] = static_cast<std::byte>((i < 4 ? words.x : words.y) >> (8 * (i % 4)));
-  }
-}
-
-__device__ __forceinline__ void store_bytes(std::uint32_t word, std::int64_t num_bytes,
-                                            std::byte* to) {
-  if (num_bytes >= 4 && is_aligned<4>(to)) {
-    *reinterpret_cast<std::uint32_t*>(to) = word;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < num_bytes) to[i] = static_cast<std::byte>(word >> (8 * i));
-  }
-}
-
-/// kWords words of bytes of a row, of which `num_bytes` exist; the rest is 0.
+/// kWords words of memory. The first `num_bytes` (any number, negative too) exist; the rest is 0.
+/// What is loaded is looked at only later, so that many loads are in flight.
+/// `is_wide`: the address allows one access, and the words exist all or not at all.
 template <int kWords>
-__device__ __forceinline__ void load_bytes(const std::byte* from, std::int64_t num_bytes,
+__device__ __forceinline__ void load_words(const void* from, std::int64_t num_bytes, bool is_wide,
                                            std::uint32_t* words) {
-  if (num_bytes >= 4 * kWords && is_aligned<4 * kWords>(from)) {
-    if constexpr (kWords == 2) {
-      const uint2 both = *reinterpret_cast<const uint2*>(from);
-      words[0] = both.x, words[1] = both.y;
-    } else {
-      words[0] = *reinterpret_cast<const std::uint32_t*>(from);
-    }
-    return;
-  }
 #pragma unroll
   for (int w = 0; w < kWords; ++w) words[w] = 0;
+  if (is_wide) {
+    if (num_bytes <= 0) return;
+    if constexpr (kWords == 1) {
+      words[0] = *static_cast<const std::uint32_t*>(from);
+    } else if constexpr (kWords == 2) {
+      const uint2 both = *static_cast<const uint2*>(from);
+      words[0] = both.x, words[1] = both.y;
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWords; w += 4) {
+        const uint4 four = static_cast<const uint4*>(from)[w / 4];
+        words[w] = four.x, words[w + 1] = four.y, words[w + 2] = four.z, words[w + 3] = four.w;
+      }
+    }
+    return;
+  }
+  const auto* bytes = static_cast<const std::uint8_t*>(from);
 #pragma unroll
   for (int i = 0; i < 4 * kWords; ++i) {
-    if (i < num_bytes) words[i / 4] |= static_cast<std::uint32_t>(from[i]) << (8 * (i % 4));
+    if (i < num_bytes) words[i / 4] |= std::uint32_t{bytes[i]} << (8 * (i % 4));
   }
+}
+
+/// The inverse.
+template <int kWords>
+__device__ __forceinline__ void store_words(const std::uint32_t* words, std::int64_t num_bytes,
+                                            bool is_wide, void* to) {
+  if (is_wide) {
+    if (num_bytes <= 0) return;
+    if constexpr (kWords == 1) {
+      *static_cast<std::uint32_t*>(to) = words[0];
+    } else if constexpr (kWords == 2) {
+      *static_cast<uint2*>(to) = {words[0], words[1]};
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWords; w += 4) {
+        static_cast<uint4*>(to)[w / 4] = {words[w], words[w + 1], words[w + 2], words[w + 3]};
+      }
+    }
+    return;
+  }
+  auto* bytes = static_cast<std::uint8_t*>(to);
+#pragma unroll
+  for (int i = 0; i < 4 * kWords; ++i) {
+    if (i < num_bytes) bytes[i] = static_cast<std::uint8_t>(words[i / 4] >> (8 * (i % 4)));
+  }
+}
+
+template <DType kDType>
+inline constexpr int kWordsOfUnit = kDType == DType::kF32 ? 8 : 4;
+
+/// A unit as it lies in memory to values. NaN keeps its bits.
+template <DType kDType>
+__device__ __forceinline__ void widen_unit(const std::uint32_t* words, float* x) {
+  if constexpr (kDType == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) x[i] = f32_from_bits(words[i]);
+  } else {
+    widen8<kDType>({words[0], words[1], words[2], words[3]}, x);
+  }
+}
+
+/// Rounds and stores those of eight values of a row that are before its end, `count` elements away;
+/// NaN becomes the canonical one.
+template <DType kDType>
+__device__ __forceinline__ void store_unit(const float* x, std::int64_t count, bool is_wide,
+                                           ElementBits<kDType>* to) {
+  std::uint32_t words[kWordsOfUnit<kDType>];
+  if constexpr (kDType == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = narrow2<kDType>(x[2 * i], x[2 * i + 1]);
+  }
+  store_words<kWordsOfUnit<kDType>>(words, count * std::int64_t{sizeof(ElementBits<kDType>)},
+                                    is_wide, to);
 }
 
 /// Where the elements of a row come from: memory, or silu(gate) * up of memory.
@@ -135,13 +126,33 @@ struct RowSource {
   static constexpr bool kActivates = kIsActivated;
   const ElementBits<kDType>* row;
   std::int64_t hidden;
+  bool is_wide;
+
+  __device__ RowSource(const ElementBits<kDType>* of, std::int64_t num_elements)
+      : row(of), hidden(num_elements), is_wide(num_elements % kUnit == 0 && is_aligned<16>(of)) {}
+
+  /// A unit before it is looked at.
+  struct Raw {
+    std::uint32_t words[kIsActivated ? 2 : 1][kWordsOfUnit<kDType>];
+  };
 
   /// Elements h to h + 7; 0 from `hidden` on.
-  __device__ __forceinline__ void load(std::int64_t h, float* x) const {
-    load8<kDType>(row + h, hidden - h, x);
+  __device__ __forceinline__ Raw fetch(std::int64_t h) const {
+    constexpr int kWords = kWordsOfUnit<kDType>;
+    const std::int64_t num_bytes = (hidden - h) * std::int64_t{sizeof(*row)};
+    Raw raw;
+    load_words<kWords>(row + h, num_bytes, is_wide, raw.words[0]);
+    if constexpr (kIsActivated) {
+      load_words<kWords>(row + hidden + h, num_bytes, is_wide, raw.words[1]);
+    }
+    return raw;
+  }
+
+  static __device__ __forceinline__ void values(const Raw& raw, float* x) {
+    widen_unit<kDType>(raw.words[0], x);
     if constexpr (kIsActivated) {
       float up[kUnit];
-      load8<kDType>(row + hidden + h, hidden - h, up);
+      widen_unit<kDType>(raw.words[1], up);
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) x[i] = silu_mul(x[i], up[i]);
     }
