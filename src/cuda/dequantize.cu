@@ -13,26 +13,18 @@ namespace {
 
 constexpr unsigned kMaxThreads = 256;
 
-// Scale b of a row as a number, for any format.
-__device__ __forceinline__ float load_scale(const DequantizeJob& job, std::int64_t n,
-                                            std::int64_t b) {
-  const ScaleMemory& from = job.scales;
-  switch (job.scheme.scale_format) {
-    case ScaleFormat::kE8M0Packed:
-      return f32_from_e8m0(
-          static_cast<std::uint8_t>(from.data[4 * from.index(0, n, b / 4) + b % 4]));
-    case ScaleFormat::kE8M0:
-      return f32_from_e8m0(static_cast<std::uint8_t>(from.data[from.index(0, n, b)]));
-    case ScaleFormat::kE4M3: {
-      float values[4];
-      decode4(DType::kE4M3, static_cast<std::uint32_t>(from.data[from.index(0, n, b)]), values);
-      return values[0];
-    }
-    default: return reinterpret_cast<const float*>(from.data)[from.index(0, n, b)];
+// A stored scale as a number.
+__device__ __forceinline__ float scale_value(ScaleFormat format, std::uint32_t bits) {
+  if (format == ScaleFormat::kE8M0Packed || format == ScaleFormat::kE8M0) {
+    return f32_from_e8m0(static_cast<std::uint8_t>(bits));
   }
+  if (format != ScaleFormat::kE4M3) return f32_from_bits(bits);
+  float values[4];
+  decode4(DType::kE4M3, bits, values);
+  return values[0];
 }
 
-// Scales of a row. `block` is that of the named schemes, or 0 for any.
+// Scales of a row. kBlock is that of the named schemes, or 0 for any.
 template <int kBlock>
 struct ScalesOfRow {
   const DequantizeJob& job;
@@ -40,6 +32,7 @@ struct ScalesOfRow {
   float inverse;  // of the global scale, or 1
   bool is_two_level;
   bool is_block;
+  static constexpr bool kIsUnit = kBlock > 0;  // a unit of a row has one scale
 
   __device__ ScalesOfRow(const DequantizeJob& of, std::int64_t row)
       : job(of),
@@ -48,19 +41,32 @@ struct ScalesOfRow {
         is_two_level(of.scheme.rule == ScaleRule::kTwoLevel),
         is_block(of.scheme.group == ScaleGroup::kBlock) {}
 
-  __device__ __forceinline__ float at(std::int64_t h) const {
-    const std::int64_t block = kBlock > 0 ? kBlock : job.scheme.block;
-    const float stored = load_scale(job, n, is_block ? h / block : 0);
+  // The bits of the scale of element h.
+  __device__ __forceinline__ std::uint32_t fetch(std::int64_t h) const {
+    const std::int64_t b = is_block ? h / (kIsUnit ? kBlock : job.scheme.block) : 0;
+    const ScaleMemory& from = job.scales;
+    switch (job.scheme.scale_format) {
+      case ScaleFormat::kE8M0Packed:
+        return static_cast<std::uint32_t>(from.data[4 * from.index(0, n, b / 4) + b % 4]);
+      case ScaleFormat::kE8M0:
+      case ScaleFormat::kE4M3: return static_cast<std::uint32_t>(from.data[from.index(0, n, b)]);
+      default: return reinterpret_cast<const std::uint32_t*>(from.data)[from.index(0, n, b)];
+    }
+  }
+
+  __device__ __forceinline__ float value(std::uint32_t bits) const {
+    const float stored = scale_value(job.scheme.scale_format, bits);
     return is_two_level ? stored * inverse : stored;
   }
 
-  __device__ __forceinline__ void multiply(std::int64_t h, float* y) const {
-    if (kBlock > 0 || !is_block) {
-      const float scale = at(h);
+  // `bits` is of element h; others are fetched where a unit may have more than one scale.
+  __device__ __forceinline__ void multiply(std::int64_t h, std::uint32_t bits, float* y) const {
+    if (kIsUnit || !is_block) {
+      const float scale = value(bits);
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) y[i] *= scale;
     } else {
-      for (int i = 0; i < kUnit && h + i < job.hidden; ++i) y[i] *= at(h + i);
+      for (int i = 0; i < kUnit && h + i < job.hidden; ++i) y[i] *= value(fetch(h + i));
     }
   }
 };
@@ -77,9 +83,11 @@ __device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::in
   const bool is_wide_to = is_even && is_aligned<16>(row);
   for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
     std::uint32_t words[kUnits][kWords];
+    std::uint32_t scale_bits[kUnits];
     for_each_unit(base, [&](int u, std::int64_t h) {
       load_words<kWords>(codes + h / kCodesOfByte, (job.hidden - h) / kCodesOfByte, is_wide_from,
                          words[u]);
+      scale_bits[u] = h < job.hidden ? scales.fetch(h) : 0;
     });
     for_each_unit(base, [&](int u, std::int64_t h) {
       if (h >= job.hidden) return;
@@ -90,7 +98,7 @@ __device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::in
         decode4(kCode, words[u][0], y);
         decode4(kCode, words[u][1], y + 4);
       }
-      scales.multiply(h, y);
+      scales.multiply(h, scale_bits[u], y);
       store_unit<kOutput>(y, job.hidden - h, is_wide_to, row + h);
     });
   }
