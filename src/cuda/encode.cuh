@@ -127,7 +127,7 @@ __device__ __forceinline__ std::uint32_t encode_e2m1(float y) {
   float sum = __fmaf_rn(up_to_2, 4.0f, 0x1p23f);
   sum = __fmaf_rn(up_to_4, 2.0f, sum);
   sum += up_to_6;
-  return (bits_from_f32(sum) & 7u) | (bits_from_f32(y) >> 28 & 8u);
+  return (bits_from_f32(sum) & 7u) | (bits_from_f32(y) >> 28 & ~7u);
 }
 
 /// The same for one of the fp6 formats, as a value: decode(encode(y)).
@@ -165,7 +165,7 @@ __device__ __forceinline__ std::uint32_t quantize4(const PreparedMap& m, float a
 __device__ __forceinline__ std::uint32_t quantize8_e2m1(const PreparedMap& m, const float* x) {
   std::uint32_t codes = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) codes |= encode_e2m1(scaled(m, x[i])) << (4 * i);
+  for (int i = 0; i < 8; ++i) codes += encode_e2m1(scaled(m, x[i])) << (4 * i);
   return codes;
 }
 

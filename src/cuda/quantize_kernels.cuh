@@ -82,7 +82,9 @@ __device__ __forceinline__ void quantize_blocks_of_row(const QuantizeJob& job, s
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(256)
     quantize_blocks_kernel(const __grid_constant__ QuantizeJob job) {
-  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
+  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {
+    // Backwards where a pass over the tensor may have left its last rows in the cache.
+    const std::int64_t n = Rule::kIsGiven ? job.capacity - 1 - i : i;
     if (n < job.num_rows(e)) {
       quantize_blocks_of_row<Rule, Source>(job, e, n);
     } else {
