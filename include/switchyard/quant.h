@@ -13,6 +13,7 @@
 
 #include "switchyard/dtype.h"
 #include "switchyard/export.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -142,6 +143,19 @@ SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, con
 ///   tensor_scale  f32 [1]: what nvfp4 was quantized with; not looked at for other schemes
 SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,
                                const QuantScheme& scheme, const TensorView& y,
+                               const TensorView& tensor_scale = {});
+
+/// Both on a GPU, by stream.h, with the same bits. What only the tensors say is not checked there:
+/// a global scale that is not positive gives codes without meaning. A dynamic scale of the tensor
+/// is found in `scales` itself, which nothing else may touch meanwhile.
+///
+/// Errors: as above; kNotAvailable without the CUDA module or a GPU, kSystem from CUDA.
+SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
+                             const TensorView& scales, Stream stream,
+                             const TensorView& static_scale = {},
+                             std::optional<float> scale_ub = {});
+SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,
+                               const QuantScheme& scheme, const TensorView& y, Stream stream,
                                const TensorView& tensor_scale = {});
 
 }  // namespace switchyard

@@ -12,6 +12,7 @@
 
 #include "switchyard/export.h"
 #include "switchyard/quant.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -63,6 +64,24 @@ SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& sc
 SWITCHYARD_API void silu_mul_quantize_batched(
     const TensorView& x, const TensorView& counts, const QuantScheme& scheme, const TensorView& q,
     const TensorView& scales, ActivationScale activation_scale = ActivationScale::kScheme,
+    const TensorView& tensor_scale = {});
+
+/// All three on a GPU, by stream.h, with the same bits. Counts and scales are not looked at on the
+/// host: a count below 0 is taken as 0, one above the capacity as the capacity.
+///
+/// Errors: as above; kNotAvailable without the CUDA module or a GPU, kSystem from CUDA.
+SWITCHYARD_API void quantize_batched(const TensorView& x, const TensorView& counts,
+                                     const QuantScheme& scheme, const TensorView& q,
+                                     const TensorView& scales, Stream stream,
+                                     const TensorView& static_scale = {});
+SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme,
+                                      const TensorView& q, const TensorView& scales, Stream stream,
+                                      ActivationScale activation_scale = ActivationScale::kScheme,
+                                      const TensorView& tensor_scale = {});
+SWITCHYARD_API void silu_mul_quantize_batched(
+    const TensorView& x, const TensorView& counts, const QuantScheme& scheme, const TensorView& q,
+    const TensorView& scales, Stream stream,
+    ActivationScale activation_scale = ActivationScale::kScheme,
     const TensorView& tensor_scale = {});
 
 }  // namespace switchyard

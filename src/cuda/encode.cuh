@@ -31,6 +31,9 @@ __device__ __forceinline__ float shared_quotient(float x, float divisor, float r
   return __fmaf_rn(minus_remainder, -reciprocal, first);
 }
 
+/// Magnitudes and divisors up to here, and divisors down to its reciprocal, are far from both ends.
+inline constexpr float kMaxShared = 0x1p60f;
+
 /// An ElementMap with what all its elements share.
 struct PreparedMap {
   ElementMap map;
@@ -42,7 +45,8 @@ struct PreparedMap {
 /// from, if that was not cut off. Infinity: not known, and then divisions are IEEE ones.
 __device__ __forceinline__ PreparedMap prepare_map(const ElementMap& map, float amax) {
   if (!map.divides) return {map, 0.0f, true};
-  const bool is_exact = map.factor >= 0x1p-60f && map.factor <= 0x1p60f && amax <= 0x1p60f;
+  const bool is_exact =
+      map.factor >= 1.0f / kMaxShared && map.factor <= kMaxShared && amax <= kMaxShared;
   return {map, 1.0f / map.factor, is_exact};
 }
 
@@ -51,7 +55,7 @@ __device__ __forceinline__ float scaled(const PreparedMap& m, float x) {
   return m.map.divides ? shared_quotient(x, m.map.factor, m.reciprocal) : x * m.map.factor;
 }
 
-/// Four codes of one byte, the first in the low byte. NaN becomes `nan_code`.
+/// Four bytes to a word, the first in the low one.
 __device__ __forceinline__ std::uint32_t pack_bytes(std::uint32_t a, std::uint32_t b,
                                                     std::uint32_t c, std::uint32_t d) {
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
@@ -123,7 +127,7 @@ __device__ __forceinline__ std::uint32_t encode_e2m1(float y) {
   float sum = __fmaf_rn(up_to_2, 4.0f, 0x1p23f);
   sum = __fmaf_rn(up_to_4, 2.0f, sum);
   sum += up_to_6;
-  return (bits_from_f32(sum) & 7u) | (bits_from_f32(y) >> 28 & 8u);
+  return (bits_from_f32(sum) & 7u) | (bits_from_f32(y) >> 28 & ~7u);
 }
 
 /// The same for one of the fp6 formats, as a value: decode(encode(y)).
@@ -161,7 +165,7 @@ __device__ __forceinline__ std::uint32_t quantize4(const PreparedMap& m, float a
 __device__ __forceinline__ std::uint32_t quantize8_e2m1(const PreparedMap& m, const float* x) {
   std::uint32_t codes = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) codes |= encode_e2m1(scaled(m, x[i])) << (4 * i);
+  for (int i = 0; i < 8; ++i) codes += encode_e2m1(scaled(m, x[i])) << (4 * i);
   return codes;
 }
 

@@ -9,11 +9,15 @@
 
 #include "switchyard/device_exchange.h"
 #include "switchyard/error.h"
+#include "switchyard/stream.h"
 
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
 
 namespace switchyard {
+
+struct QuantizeJob;
+struct DequantizeJob;
 
 /// Filled by the module. Each function is the GPU version of the public function of its name, and
 /// throws the same errors.
@@ -25,6 +29,8 @@ struct CudaModule {
       const DeviceExchangeOptions& options) = nullptr;
   /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
+  void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
+  void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
 };
 
 /// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the

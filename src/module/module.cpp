@@ -6,6 +6,7 @@
 #include "switchyard/version.h"
 
 #include "cuda/check.h"
+#include "cuda/quantize.h"
 #include "device/cuda_module.h"
 #include "module/describe_devices.h"
 #include "p2p/p2p_exchange.h"
@@ -32,6 +33,8 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .device_count = device_count,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
+      .quantize = launch_quantize,
+      .dequantize = launch_dequantize,
   };
   return &module;
 }

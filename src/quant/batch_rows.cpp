@@ -29,12 +29,15 @@ BatchRows check_batch_rows(const char* function, const TensorView& x, const Tens
               counts.shape(0) == x.shape(0) && counts.is_contiguous(),
           Errc::kInvalidArgument, "{}: counts is {}, want contiguous i32 [{}]", function,
           counts.describe(), x.shape(0));
-  const auto* values = counts.as<std::int32_t>();
-  for (std::int64_t e = 0; e < x.shape(0); ++e) {
-    require(values[e] >= 0 && values[e] <= x.shape(1), Errc::kInvalidArgument,
-            "{}: counts[{}] is {}, want from 0 to {} rows", function, e, values[e], x.shape(1));
+  return {x, x.shape(0), x.shape(1), x.shape(2), counts.as<std::int32_t>()};
+}
+
+void check_counts(const char* function, const BatchRows& rows) {
+  for (std::int64_t e = 0; rows.counts != nullptr && e < rows.num_experts; ++e) {
+    require(rows.counts[e] >= 0 && rows.counts[e] <= rows.capacity, Errc::kInvalidArgument,
+            "{}: counts[{}] is {}, want from 0 to {} rows", function, e, rows.counts[e],
+            rows.capacity);
   }
-  return {x, x.shape(0), x.shape(1), x.shape(2), values};
 }
 
 void check_batch_codes(const char* function, const TensorView& q, DType dtype,

@@ -33,6 +33,9 @@ struct BatchRows {
 BatchRows check_matrix_rows(const char* function, const TensorView& x);
 BatchRows check_batch_rows(const char* function, const TensorView& x, const TensorView& counts);
 
+/// Refuses counts that are no number of rows; reads them.
+void check_counts(const char* function, const BatchRows& rows);
+
 /// q is contiguous, of `dtype`, and has the rows of `rows` with `hidden` elements in whole bytes.
 void check_batch_codes(const char* function, const TensorView& q, DType dtype,
                        const BatchRows& rows, std::int64_t hidden);

@@ -5,8 +5,7 @@
 
 #include "switchyard/quantize_batched.h"
 
-#include "core/fail.h"
-#include "quant/batch_rows.h"
+#include "quant/quantize_checks.h"
 #include "quant/scale_plane.h"
 #include "quant/scheme.h"
 
@@ -14,24 +13,6 @@ namespace switchyard {
 namespace {
 
 constexpr const char* kName = "quantize_batched";
-
-void check_static_scale(const TensorView& scale, const QuantScheme& scheme,
-                        std::int64_t num_experts) {
-  if (!scale.has_value()) {
-    require(!scheme.needs_tensor_scale(), Errc::kInvalidArgument,
-            "{}: static_scale is absent, want the scale of the tensor for {}", kName,
-            name_of(scheme));
-    return;
-  }
-  require(scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale(),
-          Errc::kInvalidArgument, "{}: static_scale is given, want none for {}", kName,
-          name_of(scheme));
-  const bool is_one = scale.num_elements() == 1;
-  require(scale.dtype() == DType::kF32 && scale.is_contiguous() &&
-              (is_one || (scale.num_dims() == 1 && scale.shape(0) == num_experts)),
-          Errc::kInvalidArgument, "{}: static_scale is {}, want f32 [1] or [{}]", kName,
-          scale.describe(), num_experts);
-}
 
 TensorView static_scale_of(const TensorView& scale, std::int64_t e) {
   if (!scale.has_value()) return {};
@@ -53,17 +34,9 @@ TensorView scales_of(const TensorView& scales, const QuantScheme& scheme, std::i
 void quantize_batched(const TensorView& x, const TensorView& counts, const QuantScheme& scheme,
                       const TensorView& q, const TensorView& scales,
                       const TensorView& static_scale) {
-  check_scheme(kName, scheme);
-  const BatchRows rows = check_batch_rows(kName, x, counts);
+  const BatchRows rows = check_quantize_batched(x, counts, scheme, q, scales, static_scale);
+  check_counts(kName, rows);
   const std::int64_t width = num_scales(scheme, rows.hidden);
-  const bool is_tensor = scheme.group == ScaleGroup::kTensor;
-  check_batch_codes(kName, q, stored_dtype(scheme, x.dtype()), rows, rows.hidden);
-  if (scales.has_value() || (scheme.is_quantized() && !scheme.is_simulated())) {
-    check_scales_for(kName, scales, scale_dtype(scheme), rows.num_experts,
-                     is_tensor ? 1 : rows.capacity, width);
-  }
-  check_static_scale(static_scale, scheme, rows.num_experts);
-
   const std::size_t q_row_bytes = row_bytes(scheme, rows.hidden, x.dtype());
   Tensor linear;
   if (is_swizzled(scales)) linear = Tensor(scales.dtype(), {1, rows.capacity, width});

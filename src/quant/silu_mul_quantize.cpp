@@ -10,9 +10,8 @@
 #include "switchyard/quantize_batched.h"
 
 #include "core/aligned_buffer.h"
-#include "core/fail.h"
 #include "quant/activation.h"
-#include "quant/batch_rows.h"
+#include "quant/quantize_checks.h"
 #include "quant/rows.h"
 #include "quant/scalar.h"
 #include "quant/scale_plane.h"
@@ -24,7 +23,6 @@ namespace {
 constexpr std::int64_t kChunk = 1024;  // f32 elements of gate and up on the stack: stays in L1
 
 struct Job {
-  const char* name;
   BatchRows rows;
   QuantScheme scheme;
   ActivationScale activation_scale;
@@ -32,49 +30,6 @@ struct Job {
   std::int64_t num_scales = 0;
   float tensor_scale = 1.0f;
 };
-
-void check_fused(const char* name, const QuantScheme& scheme) {
-  require(scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock &&
-              scheme.rule == ScaleRule::kDivide,
-          Errc::kInvalidArgument, "{}: kFused with scheme {}, want e4m3 blocks of rule kDivide",
-          name, name_of(scheme));
-}
-
-float check_tensor_scale(const char* name, const QuantScheme& scheme, const TensorView& scale) {
-  const bool is_wanted = scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale();
-  require(scale.has_value() == is_wanted, Errc::kInvalidArgument,
-          "{}: tensor_scale is {}, want {} for {}", name, scale.describe(),
-          is_wanted ? "f32 [1]" : "none", name_of(scheme));
-  if (!is_wanted) return 1.0f;
-  require(scale.dtype() == DType::kF32 && scale.num_elements() == 1, Errc::kInvalidArgument,
-          "{}: tensor_scale is {}, want f32 [1]", name, scale.describe());
-  return *scale.as<float>();
-}
-
-Job check(const char* name, const BatchRows& rows, const QuantScheme& scheme, const TensorView& q,
-          const TensorView& scales, ActivationScale activation_scale,
-          const TensorView& tensor_scale) {
-  check_scheme(name, scheme);
-  require(!scheme.is_simulated(), Errc::kInvalidArgument,
-          "{}: scheme is {}, want one with a memory format", name, name_of(scheme));
-  if (activation_scale == ActivationScale::kFused) check_fused(name, scheme);
-  require(rows.hidden % 2 == 0, Errc::kInvalidArgument,
-          "{}: x has rows of {} elements, want an even number: gate, then up", name, rows.hidden);
-  Job job{name, rows, scheme, activation_scale, rows.hidden / 2};
-  check_batch_codes(name, q, scheme.dtype, rows, job.intermediate);
-  job.tensor_scale = check_tensor_scale(name, scheme, tensor_scale);
-  // The scale of a tensor is given: it needs no place.
-  const bool has_scales = scheme.is_quantized() && scheme.group != ScaleGroup::kTensor;
-  require(has_scales || !scales.has_value(), Errc::kInvalidArgument,
-          "{}: scales is {}, want none for {}", name, scales.describe(), name_of(scheme));
-  if (has_scales) {
-    job.num_scales = num_scales(scheme, job.intermediate);
-    const bool is_batch = rows.x.num_dims() == 3;
-    check_scales_for(name, scales, scale_dtype(scheme), is_batch ? rows.num_experts : kNoExperts,
-                     rows.capacity, job.num_scales);
-  }
-  return job;
-}
 
 // y = silu(gate) * up of one row.
 void activate(const std::byte* x, DType dtype, std::int64_t intermediate, float* y) {
@@ -120,6 +75,19 @@ void quantize_fused(const QuantScheme& scheme, const float* y, std::int64_t inte
     mark_nan(y + begin, count, scale, reinterpret_cast<std::uint8_t*>(q + begin));
     scalar::store_scale(scheme.scale_format, scales, b, scale);
   }
+}
+
+Job check(const char* name, const BatchRows& rows, const QuantScheme& scheme, const TensorView& q,
+          const TensorView& scales, ActivationScale activation_scale, const TensorView& given) {
+  check_silu_mul_quantize(name, rows, scheme, q, scales, activation_scale, given);
+  check_counts(name, rows);
+  const std::int64_t intermediate = rows.hidden / 2;
+  return {rows,
+          scheme,
+          activation_scale,
+          intermediate,
+          scales.has_value() ? num_scales(scheme, intermediate) : 0,
+          given.has_value() ? *given.as<float>() : 1.0f};
 }
 
 void run(const Job& job, const TensorView& q, const TensorView& scales) {

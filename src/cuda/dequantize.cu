@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dequantize.cu: codes times their scale, a row a thread block, eight elements a thread at a time.
+
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/quantize.h"
+#include "cuda/rows.cuh"
+
+namespace switchyard {
+namespace {
+
+constexpr unsigned kMaxThreads = 256;
+
+// A stored scale as a number.
+__device__ __forceinline__ float scale_value(ScaleFormat format, std::uint32_t bits) {
+  if (format == ScaleFormat::kE8M0Packed || format == ScaleFormat::kE8M0) {
+    return f32_from_e8m0(static_cast<std::uint8_t>(bits));
+  }
+  if (format != ScaleFormat::kE4M3) return f32_from_bits(bits);
+  float values[4];
+  decode4(DType::kE4M3, bits, values);
+  return values[0];
+}
+
+// Scales of a row. kBlock is that of the named schemes, or 0 for any.
+template <int kBlock>
+struct ScalesOfRow {
+  const DequantizeJob& job;
+  std::int64_t n;
+  float inverse;  // of the global scale, or 1
+  bool is_two_level;
+  bool is_block;
+  static constexpr bool kIsUnit = kBlock > 0;  // a unit of a row has one scale
+
+  __device__ ScalesOfRow(const DequantizeJob& of, std::int64_t row)
+      : job(of),
+        n(row),
+        inverse(of.scheme.rule == ScaleRule::kTwoLevel ? 1.0f / *of.tensor_scale : 1.0f),
+        is_two_level(of.scheme.rule == ScaleRule::kTwoLevel),
+        is_block(of.scheme.group == ScaleGroup::kBlock) {}
+
+  // The bits of the scale of element h.
+  __device__ __forceinline__ std::uint32_t fetch(std::int64_t h) const {
+    const std::int64_t b = is_block ? h / (kIsUnit ? kBlock : job.scheme.block) : 0;
+    const ScaleMemory& from = job.scales;
+    switch (job.scheme.scale_format) {
+      case ScaleFormat::kE8M0Packed:
+        return static_cast<std::uint32_t>(from.data[4 * from.index(0, n, b / 4) + b % 4]);
+      case ScaleFormat::kE8M0:
+      case ScaleFormat::kE4M3: return static_cast<std::uint32_t>(from.data[from.index(0, n, b)]);
+      default: return reinterpret_cast<const std::uint32_t*>(from.data)[from.index(0, n, b)];
+    }
+  }
+
+  __device__ __forceinline__ float value(std::uint32_t bits) const {
+    const float stored = scale_value(job.scheme.scale_format, bits);
+    return is_two_level ? stored * inverse : stored;
+  }
+
+  // `bits` is of element h; others are fetched where a unit may have more than one scale.
+  __device__ __forceinline__ void multiply(std::int64_t h, std::uint32_t bits, float* y) const {
+    if (kIsUnit || !is_block) {
+      const float scale = value(bits);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) y[i] *= scale;
+    } else {
+      for (int i = 0; i < kUnit && h + i < job.hidden; ++i) y[i] *= value(fetch(h + i));
+    }
+  }
+};
+
+template <DType kCode, int kBlock, DType kOutput>
+__device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::int64_t n) {
+  constexpr int kWords = kCode == DType::kE2M1 ? 1 : 2;
+  constexpr int kCodesOfByte = kCode == DType::kE2M1 ? 2 : 1;
+  const std::byte* codes = job.q + n * job.q_row_bytes;
+  auto* row = static_cast<ElementBits<kOutput>*>(job.y.data) + n * job.y.row_stride;
+  const ScalesOfRow<kBlock> scales(job, n);
+  const bool is_even = job.hidden % kUnit == 0;
+  const bool is_wide_from = is_even && is_aligned<4 * kWords>(codes);
+  const bool is_wide_to = is_even && is_aligned<16>(row);
+  for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
+    std::uint32_t words[kUnits][kWords];
+    std::uint32_t scale_bits[kUnits];
+    for_each_unit(base, [&](int u, std::int64_t h) {
+      load_words<kWords>(codes + h / kCodesOfByte, (job.hidden - h) / kCodesOfByte, is_wide_from,
+                         words[u]);
+      scale_bits[u] = h < job.hidden ? scales.fetch(h) : 0;
+    });
+    for_each_unit(base, [&](int u, std::int64_t h) {
+      if (h >= job.hidden) return;
+      float y[kUnit];
+      if constexpr (kCode == DType::kE2M1) {
+        decode8_e2m1(words[u][0], y);
+      } else {
+        decode4(kCode, words[u][0], y);
+        decode4(kCode, words[u][1], y + 4);
+      }
+      scales.multiply(h, scale_bits[u], y);
+      store_unit<kOutput>(y, job.hidden - h, is_wide_to, row + h);
+    });
+  }
+}
+
+template <DType kCode, int kBlock, DType kOutput>
+__global__ void __launch_bounds__(kMaxThreads)
+    dequantize_rows_kernel(const __grid_constant__ DequantizeJob job) {
+  for (std::int64_t n = blockIdx.x; n < job.num_rows; n += gridDim.x) {
+    dequantize_row<kCode, kBlock, kOutput>(job, n);
+  }
+}
+
+void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stream) {
+  const std::int64_t units = (job.hidden - 1) / (kUnit * kUnits) + 1;
+  const auto threads = static_cast<unsigned>(
+      std::min<std::int64_t>((units + 31) / 32 * 32, std::int64_t{kMaxThreads}));
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(job.num_rows, 0x7FFFFFFF));
+  kernel<<<blocks, threads, 0, stream.get()>>>(job);
+  check_launch("dequantize");
+}
+
+template <DType kCode, int kBlock>
+void launch_output(const DequantizeJob& job, Stream stream) {
+  switch (job.y.dtype) {
+    case DType::kBF16:
+      return launch(dequantize_rows_kernel<kCode, kBlock, DType::kBF16>, job, stream);
+    case DType::kF16:
+      return launch(dequantize_rows_kernel<kCode, kBlock, DType::kF16>, job, stream);
+    default: return launch(dequantize_rows_kernel<kCode, kBlock, DType::kF32>, job, stream);
+  }
+}
+
+template <DType kCode>
+void launch_bytes(const DequantizeJob& job, Stream stream) {
+  if (job.scheme.block == 128) return launch_output<kCode, 128>(job, stream);
+  if (kCode == DType::kE4M3 && job.scheme.block == 32) {
+    return launch_output<DType::kE4M3, 32>(job, stream);
+  }
+  launch_output<kCode, 0>(job, stream);
+}
+
+// Rows without scales are converted, which is what quantize does with them.
+void convert(const DequantizeJob& job, Stream stream) {
+  QuantizeJob conversion;
+  conversion.scheme = QuantScheme{job.y.dtype};
+  conversion.x = {const_cast<std::byte*>(job.q), job.stored, 0, job.hidden};
+  conversion.q = static_cast<std::byte*>(job.y.data);
+  conversion.q_row_bytes = job.y.row_stride * (job.y.dtype == DType::kF32 ? 4 : 2);
+  conversion.capacity = job.num_rows;
+  conversion.hidden = job.hidden;
+  launch_quantize(conversion, stream);
+}
+
+}  // namespace
+
+void launch_dequantize(const DequantizeJob& job, Stream stream) {
+  if (job.num_rows == 0 || job.hidden == 0) return;
+  if (!job.scheme.is_quantized() || job.scheme.is_simulated()) return convert(job, stream);
+  switch (job.scheme.dtype) {
+    case DType::kI8: return launch_bytes<DType::kI8>(job, stream);
+    case DType::kE2M1:
+      return job.scheme.block == 16 ? launch_output<DType::kE2M1, 16>(job, stream)
+                                    : launch_output<DType::kE2M1, 32>(job, stream);
+    default: return launch_bytes<DType::kE4M3>(job, stream);
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize.cpp: the public quantization calls for GPUs: the refusals of the CPU's calls, then a job
+// of plain values for the module.
+
+#include "cuda/quantize.h"
+
+#include "switchyard/quantize_batched.h"
+
+#include "device/cuda_module.h"
+#include "quant/quantize_checks.h"
+#include "quant/scale_plane.h"
+#include "quant/scheme.h"
+
+namespace switchyard {
+namespace {
+
+ScaleMemory memory_of(const TensorView& scales) {
+  if (!scales.has_value()) return {};
+  const ScalePlane plane = plane_of(scales);
+  const bool is_tiles = is_swizzled(scales);
+  ScaleMemory memory{plane.data, 0, plane.row_stride, plane.step, is_tiles ? plane.num_scales : 0};
+  if (is_batched(scales)) {
+    memory.expert_stride = scales.stride(0);
+  } else if (is_tiles) {
+    memory.expert_stride = scales.num_elements();
+  }
+  return memory;
+}
+
+// Of a call without experts: rows and columns, or the one scale of a tensor.
+ScaleMemory matrix_memory_of(const TensorView& scales, const QuantScheme& scheme) {
+  if (!stores_scales(scheme)) return {};
+  if (scheme.group != ScaleGroup::kTensor) return memory_of(scales);
+  ScaleMemory memory;
+  memory.data = scales.as<std::byte>();
+  return memory;
+}
+
+QuantizeJob job_of(const BatchRows& rows, const QuantScheme& scheme, const TensorView& q,
+                   std::int64_t hidden) {
+  QuantizeJob job;
+  job.scheme = scheme;
+  const int rows_dim = rows.x.num_dims() - 2;
+  job.x = {rows.x.data(), rows.x.dtype(), rows_dim == 1 ? rows.x.stride(0) : 0,
+           rows.x.stride(rows_dim)};
+  job.q = q.as<std::byte>();
+  job.q_row_bytes = static_cast<std::int64_t>(row_bytes(scheme, hidden, rows.x.dtype()));
+  job.num_scales = num_scales(scheme, hidden);
+  job.num_experts = rows.num_experts;
+  job.capacity = rows.capacity;
+  job.hidden = hidden;
+  job.counts = rows.counts;
+  return job;
+}
+
+void activate_and_quantize(const char* name, const BatchRows& rows, const QuantScheme& scheme,
+                           const TensorView& q, const TensorView& scales, Stream stream,
+                           ActivationScale activation_scale, const TensorView& tensor_scale) {
+  check_silu_mul_quantize(name, rows, scheme, q, scales, activation_scale, tensor_scale);
+  QuantizeJob job = job_of(rows, scheme, q, rows.hidden / 2);
+  job.scales = memory_of(scales);
+  job.given = tensor_scale.as<float>();
+  job.is_activated = true;
+  job.is_fused = activation_scale == ActivationScale::kFused;
+  cuda_module().quantize(job, stream);
+}
+
+}  // namespace
+
+void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
+              const TensorView& scales, Stream stream, const TensorView& static_scale,
+              std::optional<float> scale_ub) {
+  const QuantRows rows = check_quantize(x, scheme, q, scales, static_scale, scale_ub);
+  QuantizeJob job = job_of({x, 1, rows.num_rows, rows.hidden}, scheme, q, rows.hidden);
+  job.scales = matrix_memory_of(scales, scheme);
+  job.given = static_scale.as<float>();
+  if (is_fp8_token(scheme) && static_scale.has_value()) {
+    job.given_row_stride = static_scale.stride(0);
+  }
+  job.scale_ub = scale_ub.value_or(job.scale_ub);
+  cuda_module().quantize(job, stream);
+}
+
+void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
+                const TensorView& y, Stream stream, const TensorView& tensor_scale) {
+  const QuantRows rows = check_dequantize(q, scales, scheme, y, tensor_scale);
+  DequantizeJob job;
+  job.scheme = scheme;
+  job.stored = q.dtype();
+  job.q = q.as<std::byte>();
+  job.q_row_bytes = static_cast<std::int64_t>(row_bytes(scheme, rows.hidden, q.dtype()));
+  job.scales = matrix_memory_of(scales, scheme);
+  job.tensor_scale = tensor_scale.as<float>();
+  job.y = {y.data(), y.dtype(), 0, y.stride(0)};
+  job.num_rows = rows.num_rows;
+  job.hidden = rows.hidden;
+  cuda_module().dequantize(job, stream);
+}
+
+void quantize_batched(const TensorView& x, const TensorView& counts, const QuantScheme& scheme,
+                      const TensorView& q, const TensorView& scales, Stream stream,
+                      const TensorView& static_scale) {
+  const BatchRows rows = check_quantize_batched(x, counts, scheme, q, scales, static_scale);
+  QuantizeJob job = job_of(rows, scheme, q, rows.hidden);
+  if (stores_scales(scheme)) job.scales = memory_of(scales);
+  job.given = static_scale.as<float>();
+  job.given_expert_stride = static_scale.num_elements() == 1 ? 0 : 1;
+  cuda_module().quantize(job, stream);
+}
+
+void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
+                       const TensorView& scales, Stream stream, ActivationScale activation_scale,
+                       const TensorView& tensor_scale) {
+  constexpr const char* kName = "silu_mul_quantize";
+  activate_and_quantize(kName, check_matrix_rows(kName, x), scheme, q, scales, stream,
+                        activation_scale, tensor_scale);
+}
+
+void silu_mul_quantize_batched(const TensorView& x, const TensorView& counts,
+                               const QuantScheme& scheme, const TensorView& q,
+                               const TensorView& scales, Stream stream,
+                               ActivationScale activation_scale, const TensorView& tensor_scale) {
+  constexpr const char* kName = "silu_mul_quantize_batched";
+  activate_and_quantize(kName, check_batch_rows(kName, x, counts), scheme, q, scales, stream,
+                        activation_scale, tensor_scale);
+}
+
+}  // namespace switchyard

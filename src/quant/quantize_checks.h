@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize_checks.h: refusals of the quantization calls that need no look at what the tensors hold,
+// for both processors. Errors: kInvalidArgument.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "switchyard/quantize_batched.h"
+
+#include "quant/batch_rows.h"
+
+namespace switchyard {
+
+struct QuantRows {
+  std::int64_t num_rows;
+  std::int64_t hidden;
+};
+
+/// Scales are written and read: not for unquantized and simulated elements.
+bool stores_scales(const QuantScheme& scheme);
+
+/// Scales of tokens may be given, or bounded.
+bool is_fp8_token(const QuantScheme& scheme);
+
+QuantRows check_quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
+                         const TensorView& scales, const TensorView& static_scale,
+                         std::optional<float> scale_ub);
+
+QuantRows check_dequantize(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
+                           const TensorView& y, const TensorView& tensor_scale);
+
+BatchRows check_quantize_batched(const TensorView& x, const TensorView& counts,
+                                 const QuantScheme& scheme, const TensorView& q,
+                                 const TensorView& scales, const TensorView& static_scale);
+
+/// Of both calls of silu_mul_quantize, which is `function`.
+void check_silu_mul_quantize(const char* function, const BatchRows& rows, const QuantScheme& scheme,
+                             const TensorView& q, const TensorView& scales,
+                             ActivationScale activation_scale, const TensorView& tensor_scale);
+
+}  // namespace switchyard

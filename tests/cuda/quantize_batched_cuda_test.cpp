@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize_batched and the fused activation on a GPU against the CPU, all memory compared. Needs a
+// GPU; skips without one, except for what is refused before it is looked for.
+
+#include "switchyard/quantize_batched.h"
+
+#include "quant/scheme.h"
+#include "quantize_case.h"
+#include "support/errors.h"
+
+namespace switchyard {
+namespace {
+
+using test::Twin;
+
+constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
+constexpr std::int64_t kL = 5;
+constexpr std::int64_t kC = 9;
+
+// All calls of this file, on either processor.
+struct Case {
+  QuantScheme scheme;
+  DType dtype = DType::kBF16;
+  std::int64_t hidden = 0;  ///< of q
+  ScaleLayout layout = ScaleLayout::kRowMajor;
+  bool is_activated = false;
+  bool is_batch = true;
+  ActivationScale activation_scale = ActivationScale::kScheme;
+  std::int64_t num_given = 0;  ///< static scales: 0, 1 or kL
+  std::vector<std::int32_t> counts{4, 0, 9, 1, 7};
+
+  std::int64_t width() const { return is_activated ? 2 * hidden : hidden; }
+  bool has_scales() const {
+    return test::has_row_scales(scheme) || (scheme.group == ScaleGroup::kTensor && !is_activated);
+  }
+  std::int64_t scale_rows() const { return scheme.group == ScaleGroup::kTensor ? 1 : kC; }
+  std::string describe() const {
+    return test::describe(scheme, dtype, kC, hidden) + " layout " +
+           std::to_string(static_cast<int>(layout)) + (is_activated ? " activated" : "") +
+           (is_batch ? "" : " matrix") + " given " + std::to_string(num_given);
+  }
+};
+
+struct Memory {
+  std::byte* x;
+  std::byte* counts;
+  std::byte* q;
+  std::byte* scales;
+  std::byte* given;
+};
+
+TensorView scales_view(const Case& c, std::byte* data) {
+  if (!c.has_scales()) return {};
+  const DType dtype = scale_dtype(c.scheme);
+  const std::int64_t width = num_scales(c.scheme, c.hidden);
+  return c.is_batch ? view_batched_scales(data, dtype, c.layout, kL, c.scale_rows(), width)
+                    : view_scales(data, dtype, c.layout, kC, width);
+}
+
+// `stream` is absent for the CPU.
+void call(const Case& c, const Memory& m, const Stream* stream) {
+  const DType stored = stored_dtype(c.scheme, c.dtype);
+  const TensorView scales = scales_view(c, m.scales);
+  const TensorView given =
+      c.num_given == 0 ? TensorView{} : TensorView(m.given, DType::kF32, {c.num_given});
+  if (!c.is_batch) {
+    const TensorView x(m.x, c.dtype, {kC, c.width()});
+    const TensorView q(m.q, stored, {kC, c.hidden});
+    if (stream == nullptr) {
+      silu_mul_quantize(x, c.scheme, q, scales, c.activation_scale, given);
+    } else {
+      silu_mul_quantize(x, c.scheme, q, scales, *stream, c.activation_scale, given);
+    }
+    return;
+  }
+  const TensorView x(m.x, c.dtype, {kL, kC, c.width()});
+  const TensorView q(m.q, stored, {kL, kC, c.hidden});
+  const TensorView counts(m.counts, DType::kI32, {kL});
+  if (!c.is_activated && stream == nullptr) {
+    quantize_batched(x, counts, c.scheme, q, scales, given);
+  } else if (!c.is_activated) {
+    quantize_batched(x, counts, c.scheme, q, scales, *stream, given);
+  } else if (stream == nullptr) {
+    silu_mul_quantize_batched(x, counts, c.scheme, q, scales, c.activation_scale, given);
+  } else {
+    silu_mul_quantize_batched(x, counts, c.scheme, q, scales, *stream, c.activation_scale, given);
+  }
+}
+
+void expect_same(const Case& c) {
+  SCOPED_TRACE(c.describe());
+  const std::int64_t num_experts = c.is_batch ? kL : 1;
+  Twin x = test::make_rows(c.dtype, num_experts * kC, c.width(), c.width());
+  Twin q(static_cast<std::size_t>(num_experts * kC) * row_bytes(c.scheme, c.hidden, c.dtype));
+  Twin scales(
+      4 * static_cast<std::size_t>(
+              num_experts * num_scale_elements(c.layout, kC, num_scales(c.scheme, c.hidden)) + 1));
+  Twin counts(sizeof(std::int32_t) * kL);
+  std::memcpy(counts.host(), c.counts.data(), sizeof(std::int32_t) * kL);
+  counts.upload();
+  Twin given(sizeof(float) * kL);
+  for (std::int64_t e = 0; e < kL; ++e) {
+    scalar::store(given.host(), DType::kF32, e, 0.3f + static_cast<float>(e));
+  }
+  given.upload();
+  call(c, {x.host(), counts.host(), q.host(), scales.host(), given.host()}, nullptr);
+  const Stream stream = test::default_stream();
+  call(c, {x.device(), counts.device(), q.device(), scales.device(), given.device()}, &stream);
+  q.expect_equal("q");
+  scales.expect_equal("scales");
+}
+
+bool allows(const QuantScheme& scheme, std::int64_t hidden) {
+  return scheme.dtype != DType::kE2M1 || hidden % 2 == 0;
+}
+
+TEST(QuantizeBatchedCudaTest, RowsUpToTheCountOfEverySchemeAndLayout) {
+  REQUIRE_GPU();
+  for (const QuantScheme& scheme : test::all_schemes()) {
+    for (const DType dtype : kFloats) {
+      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+        for (const std::int64_t hidden : {0, 1, 7, 16, 128, 288, 1030}) {
+          if (!allows(scheme, hidden)) continue;
+          Case c{scheme, dtype, hidden, layout};
+          c.num_given = scheme.needs_tensor_scale() ? 1 : 0;
+          expect_same(c);
+          c.counts = {9, 9, 9, 9, 9};
+          expect_same(c);
+        }
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(QuantizeBatchedCudaTest, ScalesOfExpertsMayBeGiven) {
+  REQUIRE_GPU();
+  for (const QuantScheme& scheme : {schemes::kFp8Tensor, schemes::kInt8Tensor, schemes::kNvfp4}) {
+    for (const std::int64_t num_given : {std::int64_t{1}, kL}) {
+      Case c{scheme, DType::kBF16, 288};
+      c.num_given = num_given;
+      expect_same(c);
+    }
+  }
+}
+
+TEST(QuantizeBatchedCudaTest, TheActivationOfEverySchemeAndLayout) {
+  REQUIRE_GPU();
+  for (const QuantScheme& scheme : test::all_schemes()) {
+    if (scheme.is_simulated()) continue;
+    for (const DType dtype : kFloats) {
+      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+        for (const std::int64_t hidden : {0, 2, 7, 128, 290, 2048}) {
+          if (!allows(scheme, hidden)) continue;
+          for (const bool is_batch : {true, false}) {
+            Case c{scheme, dtype, hidden, layout, true, is_batch};
+            const bool is_given =
+                scheme.needs_tensor_scale() || scheme.group == ScaleGroup::kTensor;
+            c.num_given = is_given ? 1 : 0;
+            expect_same(c);
+          }
+        }
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(QuantizeBatchedCudaTest, TheFusedScaleOfTheActivation) {
+  REQUIRE_GPU();
+  QuantScheme small = schemes::kFp8Block;
+  small.block = 48;
+  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Ue8m0, small}) {
+    for (const DType dtype : kFloats) {
+      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+        for (const std::int64_t hidden : {1, 128, 290, 2048}) {
+          Case c{scheme, dtype, hidden, layout, true, true, ActivationScale::kFused};
+          expect_same(c);
+          c.is_batch = false;
+          expect_same(c);
+        }
+      }
+    }
+  }
+}
+
+// Counts are data there: nobody refuses them, so they are held to what is possible.
+TEST(QuantizeBatchedCudaTest, ImpossibleCountsTouchNothingElse) {
+  REQUIRE_GPU();
+  Case c{schemes::kFp8Block, DType::kBF16, 288};
+  Twin x = test::make_rows(c.dtype, kL * kC, c.hidden, c.hidden);
+  Twin q(static_cast<std::size_t>(kL * kC * c.hidden));
+  Twin scales(4 * static_cast<std::size_t>(kL * kC * 3));
+  Twin counts(sizeof(std::int32_t) * kL);
+  const std::vector<std::int32_t> possible{0, 9, 3, 0, 9};
+  const std::vector<std::int32_t> impossible{-5, 1000000, 3, -2147483647, 10};
+  std::memcpy(counts.host(), impossible.data(), sizeof(std::int32_t) * kL);
+  counts.upload();
+  std::memcpy(counts.host(), possible.data(), sizeof(std::int32_t) * kL);
+  call(c, {x.host(), counts.host(), q.host(), scales.host(), nullptr}, nullptr);
+  const Stream stream = test::default_stream();
+  call(c, {x.device(), counts.device(), q.device(), scales.device(), nullptr}, &stream);
+  q.expect_equal("q");
+  scales.expect_equal("scales");
+}
+
+TEST(QuantizeBatchedCudaTest, WrongTensorsAreRefused) {
+  const Stream stream = test::default_stream();
+  const TensorView x(nullptr, DType::kBF16, {kL, kC, 256});
+  const TensorView counts(nullptr, DType::kI32, {kL});
+  const TensorView scales(nullptr, DType::kF32, {kL, kC, 2});
+  const TensorView q(nullptr, DType::kE4M3, {kL, kC, 256});
+  const auto refused = [](const char* phrase, const auto& refused_call) {
+    test::expect_error(Errc::kInvalidArgument, phrase, refused_call);
+  };
+  refused("want contiguous i32 [5]", [&] {
+    quantize_batched(x, TensorView(nullptr, DType::kI32, {4}), schemes::kFp8Block, q, scales,
+                     stream);
+  });
+  refused("want f32 [5, 9, 2]", [&] {
+    quantize_batched(x, counts, schemes::kFp8Block, q, TensorView(nullptr, DType::kF32, {9, 2}),
+                     stream);
+  });
+  refused("want contiguous e4m3 [5, 9, 128]",
+          [&] { silu_mul_quantize_batched(x, counts, schemes::kFp8Block, q, scales, stream); });
+  refused("want one with a memory format", [&] {
+    silu_mul_quantize(TensorView(nullptr, DType::kBF16, {2, 64}), schemes::kMxfp6E2M3,
+                      TensorView(nullptr, DType::kBF16, {2, 32}), {}, stream);
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

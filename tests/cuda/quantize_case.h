@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize_case.h: inputs with everything that a float can be, and tensors that exist on both
+// processors.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "switchyard/quant.h"
+#include "switchyard/scale_layout.h"
+
+#include "core/random.h"
+#include "gpu.h"
+#include "quant/scalar.h"
+
+namespace switchyard::test {
+
+inline std::vector<QuantScheme> all_schemes() {
+  std::vector<QuantScheme> schemes;
+  for (const char* name : {"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                           "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block",
+                           "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
+    schemes.push_back(*scheme_from_name(name));
+  }
+  return schemes;
+}
+
+/// Schemes without a name, whose blocks only the general kernel serves.
+inline std::vector<QuantScheme> unnamed_schemes() {
+  std::vector<QuantScheme> schemes{{DType::kF16}, {DType::kF32}};
+  for (const std::int32_t block : {1, 7, 64, 128, 300, 100000}) {
+    schemes.push_back(
+        {DType::kE4M3, ScaleGroup::kBlock, block, ScaleRule::kDivide, ScaleFormat::kF32PowerOfTwo});
+    schemes.push_back({DType::kE4M3, ScaleGroup::kBlock, block, ScaleRule::kMultiply,
+                       ScaleFormat::kF32PowerOfTwo});
+    schemes.push_back({DType::kE4M3, ScaleGroup::kBlock, block, ScaleRule::kMultiply});
+    schemes.push_back({DType::kI8, ScaleGroup::kBlock, block});
+  }
+  return schemes;
+}
+
+inline bool has_row_scales(const QuantScheme& scheme) {
+  return scheme.is_quantized() && !scheme.is_simulated() && scheme.group != ScaleGroup::kTensor;
+}
+
+inline std::vector<ScaleLayout> matrix_layouts_of(const QuantScheme& scheme) {
+  if (!has_row_scales(scheme)) return {ScaleLayout::kRowMajor};
+  return {ScaleLayout::kRowMajor, ScaleLayout::kColumnMajor, ScaleLayout::kColumnMajorAligned};
+}
+
+inline std::vector<ScaleLayout> layouts_of(const QuantScheme& scheme) {
+  std::vector<ScaleLayout> layouts = matrix_layouts_of(scheme);
+  if (has_row_scales(scheme) && bits_of(scale_dtype(scheme)) == 8) {
+    layouts.push_back(ScaleLayout::kSwizzled);
+  }
+  return layouts;
+}
+
+/// Element h of row `row`: rows differ in what is rare in them.
+inline float element(std::int64_t row, std::int64_t h) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const auto counter = static_cast<std::uint64_t>(row * 100003 + h);
+  const auto normal = static_cast<float>(random_normal(3, counter));
+  const std::uint64_t chance = random_bits(4, counter) % 8;
+  switch (row % 8) {
+    case 1: return h % 3 == 0 ? -0.0f : 0.0f;
+    case 2: return chance == 0 ? std::nanf("1") : chance == 1 ? -0.0f : normal;
+    case 3: return chance == 0 ? (h % 2 == 0 ? kInf : -kInf) : normal * 100.0f;
+    case 4: return normal * 1e-30f;
+    case 5: return normal * 1e37f;
+    case 6: return std::ldexp(normal, static_cast<int>(chance) * 4 - 16);
+    case 7: return std::round(normal * 4.0f) / 4.0f;  // many ties
+    default: return normal;
+  }
+}
+
+/// Rows of `hidden` elements, `stride` apart.
+inline Twin make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden, std::int64_t stride,
+                      std::size_t misalignment = 0) {
+  const auto bytes = static_cast<std::size_t>(num_rows * stride * bits_of(dtype) / 8);
+  Twin rows(bytes, misalignment);
+  for (std::int64_t t = 0; t < num_rows; ++t) {
+    for (std::int64_t h = 0; h < hidden; ++h) {
+      scalar::store(rows.host(), dtype, t * stride + h, element(t, h));
+    }
+  }
+  rows.upload();
+  return rows;
+}
+
+/// Bytes of a tensor of a shape, packed.
+inline std::size_t bytes_of(DType dtype, std::initializer_list<std::int64_t> shape) {
+  return TensorView(nullptr, dtype, shape).num_bytes();
+}
+
+inline std::string describe(const QuantScheme& scheme, DType dtype, std::int64_t num_rows,
+                            std::int64_t hidden) {
+  return name_of(scheme) + " of " + name_of(dtype) + " [" + std::to_string(num_rows) + ", " +
+         std::to_string(hidden) + "]";
+}
+
+}  // namespace switchyard::test

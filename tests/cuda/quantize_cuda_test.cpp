@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize and dequantize on a GPU write the bytes that the CPU's write, and no others. Needs a
+// GPU; skips without one, except for what is refused before it is looked for.
+
+#include <functional>
+#include <optional>
+
+#include "quant/scheme.h"
+#include "quantize_case.h"
+#include "support/errors.h"
+
+namespace switchyard {
+namespace {
+
+using test::Twin;
+
+constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
+constexpr float kGlobalScale = 600.0f;
+
+struct Shape {
+  std::int64_t num_rows;
+  std::int64_t hidden;
+};
+
+struct Options {
+  ScaleLayout layout = ScaleLayout::kRowMajor;
+  std::int64_t gap = 0;          ///< elements between rows of x
+  std::size_t misalignment = 0;  ///< bytes, of x and q
+  const Twin* given = nullptr;   ///< static scales
+  std::int64_t given_stride = 1;
+  std::optional<float> scale_ub;
+};
+
+TensorView scales_view(const QuantScheme& scheme, const Shape& shape, ScaleLayout layout,
+                       const void* data) {
+  if (scheme.group == ScaleGroup::kTensor) return TensorView(data, DType::kF32, {1});
+  if (!test::has_row_scales(scheme)) return {};
+  return view_scales(data, scale_dtype(scheme), layout, shape.num_rows,
+                     num_scales(scheme, shape.hidden));
+}
+
+TensorView given_view(const QuantScheme& scheme, const Shape& shape, const Options& options,
+                      const std::byte* data) {
+  if (options.given == nullptr) return {};
+  if (scheme.group != ScaleGroup::kToken) return TensorView(data, DType::kF32, {1});
+  return TensorView(data, DType::kF32, {shape.num_rows, 1}, {options.given_stride, 1});
+}
+
+// Quantizes the same rows on both and compares all memory.
+void expect_same_codes(const QuantScheme& scheme, DType dtype, const Shape& shape,
+                       const Options& options = {}) {
+  SCOPED_TRACE(test::describe(scheme, dtype, shape.num_rows, shape.hidden) + " layout " +
+               std::to_string(static_cast<int>(options.layout)));
+  const std::int64_t stride = shape.hidden + options.gap;
+  Twin x = test::make_rows(dtype, shape.num_rows, shape.hidden, stride, options.misalignment);
+  Twin q(static_cast<std::size_t>(shape.num_rows) * row_bytes(scheme, shape.hidden, dtype),
+         options.misalignment);
+  Twin scales(4 * static_cast<std::size_t>(num_scale_elements(options.layout, shape.num_rows,
+                                                              num_scales(scheme, shape.hidden)) +
+                                           1));
+  auto* given = const_cast<Twin*>(options.given);
+  const DType stored = stored_dtype(scheme, dtype);
+  const TensorView static_host =
+      given_view(scheme, shape, options, given == nullptr ? nullptr : given->host());
+  quantize(TensorView(x.host(), dtype, {shape.num_rows, shape.hidden}, {stride, 1}), scheme,
+           TensorView(q.host(), stored, {shape.num_rows, shape.hidden}),
+           scales_view(scheme, shape, options.layout, scales.host()), static_host,
+           options.scale_ub);
+  const TensorView static_device =
+      given_view(scheme, shape, options, given == nullptr ? nullptr : given->device());
+  quantize(TensorView(x.device(), dtype, {shape.num_rows, shape.hidden}, {stride, 1}), scheme,
+           TensorView(q.device(), stored, {shape.num_rows, shape.hidden}),
+           scales_view(scheme, shape, options.layout, scales.device()), test::default_stream(),
+           static_device, options.scale_ub);
+  q.expect_equal("q");
+  scales.expect_equal("scales");
+  x.expect_equal("x");
+}
+
+Twin make_floats(const std::vector<float>& values) {
+  Twin twin(values.size() * sizeof(float));
+  std::memcpy(twin.host(), values.data(), values.size() * sizeof(float));
+  twin.upload();
+  return twin;
+}
+
+bool allows(const QuantScheme& scheme, std::int64_t hidden) {
+  return scheme.dtype != DType::kE2M1 || hidden % 2 == 0;
+}
+
+TEST(QuantizeCudaTest, EverySchemeDtypeLayoutAndSize) {
+  REQUIRE_GPU();
+  const Twin global = make_floats({kGlobalScale});
+  for (const QuantScheme& scheme : test::all_schemes()) {
+    Options options;
+    options.given = scheme.needs_tensor_scale() ? &global : nullptr;
+    for (const DType dtype : kFloats) {
+      for (const ScaleLayout layout : test::matrix_layouts_of(scheme)) {
+        options.layout = layout;
+        for (const std::int64_t hidden : {0, 1, 2, 7, 16, 100, 128, 130, 7168, 7170}) {
+          if (!allows(scheme, hidden)) continue;
+          for (const std::int64_t num_rows : {0, 1, 9}) {
+            expect_same_codes(scheme, dtype, {num_rows, hidden}, options);
+          }
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(QuantizeCudaTest, BlocksOfAnySize) {
+  REQUIRE_GPU();
+  for (const QuantScheme& scheme : test::unnamed_schemes()) {
+    for (const DType dtype : kFloats) {
+      for (const std::int64_t hidden : {1, 7, 300, 1031}) {
+        expect_same_codes(scheme, dtype, {9, hidden});
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(QuantizeCudaTest, RowsApartAndOffTheirAlignment) {
+  REQUIRE_GPU();
+  const Twin global = make_floats({kGlobalScale});
+  for (const QuantScheme& scheme : test::all_schemes()) {
+    Options options;
+    options.given = scheme.needs_tensor_scale() ? &global : nullptr;
+    options.gap = 5;
+    options.misalignment = 4;
+    for (const DType dtype : kFloats) expect_same_codes(scheme, dtype, {9, 1026}, options);
+  }
+}
+
+// Rows longer than the registers of a thread block, and enough of them to fill the GPU.
+TEST(QuantizeCudaTest, LongRowsAndManyRows) {
+  REQUIRE_GPU();
+  const Twin global = make_floats({kGlobalScale});
+  for (const QuantScheme& scheme : test::all_schemes()) {
+    Options options;
+    options.given = scheme.needs_tensor_scale() ? &global : nullptr;
+    for (const DType dtype : kFloats) {
+      expect_same_codes(scheme, dtype, {3, 50002}, options);
+      expect_same_codes(scheme, dtype, {5000, 64}, options);
+    }
+  }
+}
+
+TEST(QuantizeCudaTest, ScalesMayBeGivenOrBounded) {
+  REQUIRE_GPU();
+  const Twin one = make_floats({0.37f});
+  const Twin zero = make_floats({0.0f});
+  const Twin tiny = make_floats({1e-42f});
+  const Twin rows = make_floats({0.5f, -1, 0.01f, -1, 3.0f, -1, 1e-30f, -1, 1e30f, -1, 0.0f, -1,
+                                 0.3f, -1, 1.0f, -1, 7.0f, -1});
+  for (const DType dtype : kFloats) {
+    for (const std::int64_t hidden : {1, 130, 7168}) {
+      for (const Twin* given : {&one, &zero, &tiny}) {
+        Options options;
+        options.given = given;
+        expect_same_codes(schemes::kFp8Tensor, dtype, {9, hidden}, options);
+        expect_same_codes(schemes::kInt8Tensor, dtype, {9, hidden}, options);
+      }
+      Options by_row;
+      by_row.given = &rows;
+      by_row.given_stride = 2;
+      expect_same_codes(schemes::kFp8Token, dtype, {9, hidden}, by_row);
+      for (const float scale_ub : {1e-3f, 1.0f, 1e30f}) {
+        Options bounded;
+        bounded.scale_ub = scale_ub;
+        expect_same_codes(schemes::kFp8Token, dtype, {9, hidden}, bounded);
+      }
+    }
+  }
+}
+
+// Random bytes as codes and scales: NaN codes and scales of all kinds among them.
+void expect_same_values(const QuantScheme& scheme, DType stored, DType output, const Shape& shape,
+                        ScaleLayout layout) {
+  SCOPED_TRACE(test::describe(scheme, output, shape.num_rows, shape.hidden) + " from " +
+               name_of(stored));
+  const std::int64_t stride = shape.hidden + 3;
+  const auto random = [](Twin& twin, std::size_t num_bytes, std::uint64_t seed) {
+    for (std::size_t i = 0; i < num_bytes; ++i) {
+      twin.host()[i] = static_cast<std::byte>(random_bits(seed, i));
+    }
+    twin.upload();
+  };
+  const std::size_t q_bytes =
+      static_cast<std::size_t>(shape.num_rows) * row_bytes(scheme, shape.hidden, stored);
+  Twin q(q_bytes);
+  random(q, q_bytes, 5);
+  const std::size_t scale_bytes =
+      4 * static_cast<std::size_t>(
+              num_scale_elements(layout, shape.num_rows, num_scales(scheme, shape.hidden)) + 1);
+  Twin scales(scale_bytes);
+  random(scales, scale_bytes, 6);
+  Twin y(static_cast<std::size_t>(shape.num_rows * stride) *
+         static_cast<std::size_t>(bits_of(output) / 8));
+  Twin global = make_floats({kGlobalScale});
+  const auto view = [&](std::byte* data) {
+    return TensorView(data, output, {shape.num_rows, shape.hidden}, {stride, 1});
+  };
+  dequantize(TensorView(q.host(), stored, {shape.num_rows, shape.hidden}),
+             scales_view(scheme, shape, layout, scales.host()), scheme, view(y.host()),
+             TensorView(global.host(), DType::kF32, {1}));
+  dequantize(TensorView(q.device(), stored, {shape.num_rows, shape.hidden}),
+             scales_view(scheme, shape, layout, scales.device()), scheme, view(y.device()),
+             test::default_stream(), TensorView(global.device(), DType::kF32, {1}));
+  y.expect_equal("y");
+}
+
+TEST(QuantizeCudaTest, EveryCodeBecomesTheSameValue) {
+  REQUIRE_GPU();
+  std::vector<QuantScheme> schemes = test::all_schemes();
+  for (const QuantScheme& scheme : test::unnamed_schemes()) schemes.push_back(scheme);
+  for (const QuantScheme& scheme : schemes) {
+    for (const DType output : kFloats) {
+      for (const ScaleLayout layout : test::matrix_layouts_of(scheme)) {
+        for (const std::int64_t hidden : {0, 1, 2, 7, 100, 128, 7168, 7170}) {
+          if (!allows(scheme, hidden)) continue;
+          for (const DType input : kFloats) {
+            const DType stored = stored_dtype(scheme, input);
+            if (!scheme.is_simulated() && input != DType::kBF16) continue;
+            expect_same_values(scheme, stored, output, {9, hidden}, layout);
+          }
+        }
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// A capture allocates nothing and waits for nothing; a replay reads what is there then.
+TEST(QuantizeCudaTest, CallsMayBeCaptured) {
+  REQUIRE_GPU();
+  const OwnedStream stream;
+  for (const QuantScheme& scheme : {schemes::kFp8Tensor, schemes::kFp8Token, schemes::kFp8Block}) {
+    const Shape shape{9, 512};
+    Twin x = test::make_rows(DType::kBF16, shape.num_rows, shape.hidden, shape.hidden);
+    Twin q(static_cast<std::size_t>(shape.num_rows * shape.hidden));
+    Twin scales(4 * static_cast<std::size_t>(shape.num_rows * 4));
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+    quantize(TensorView(x.device(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
+             TensorView(q.device(), DType::kE4M3, {shape.num_rows, shape.hidden}),
+             scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.device()), stream.get());
+    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    for (int round = 0; round < 3; ++round) {
+      for (std::int64_t h = 0; h < shape.hidden; ++h) {
+        scalar::store(x.host(), DType::kBF16, h, test::element(6, h + 1000 * round));
+      }
+      x.upload();
+      quantize(TensorView(x.host(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
+               TensorView(q.host(), DType::kE4M3, {shape.num_rows, shape.hidden}),
+               scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.host()));
+      check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+      check_cuda(cudaStreamSynchronize(stream.get()), "replay");
+      q.expect_equal("q");
+      scales.expect_equal("scales");
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+  }
+}
+
+// Refused before a GPU is looked for.
+TEST(QuantizeCudaTest, WrongTensorsAreRefused) {
+  const Stream stream = test::default_stream();
+  const auto refused = [](const char* phrase, const std::function<void()>& call) {
+    test::expect_error(Errc::kInvalidArgument, phrase, call);
+  };
+  const TensorView x(nullptr, DType::kBF16, {2, 128});
+  const TensorView q(nullptr, DType::kE4M3, {2, 128});
+  const TensorView scales(nullptr, DType::kF32, {2, 1});
+  const TensorView one(nullptr, DType::kF32, {1});
+  refused("want contiguous e4m3 [2, 128]", [&] {
+    quantize(x, schemes::kFp8Block, TensorView(nullptr, DType::kI8, {2, 128}), scales, stream);
+  });
+  refused("want f32 [2, 1]", [&] { quantize(x, schemes::kFp8Block, q, one, stream); });
+  refused("the global scale of nvfp4", [&] {
+    quantize(x, schemes::kNvfp4, TensorView(nullptr, DType::kE2M1, {2, 128}),
+             TensorView(nullptr, DType::kE4M3, {2, 8}), stream);
+  });
+  refused("scale_ub is given",
+          [&] { quantize(x, schemes::kFp8Block, q, scales, stream, {}, 1.0f); });
+  refused("want contiguous e4m3 [2, 100]", [&] {
+    dequantize(q, scales, schemes::kFp8Block, TensorView(nullptr, DType::kF32, {2, 100}), stream);
+  });
+}
+
+}  // namespace
+}  // namespace switchyard
