@@ -8,6 +8,8 @@
 
 #include "switchyard/error.h"
 
+#include "cuda/permute.h"
+
 namespace switchyard {
 
 /// Filled by the module. Each function is the GPU version of the public function of its name, and
@@ -15,10 +17,19 @@ namespace switchyard {
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
+
+  // The permute family (cuda/permute.h).
+  void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;
+  void (*scatter_rows)(const cuda::ScatterArgs&, Stream) = nullptr;
+  void (*copy_rows)(const ByteRows& from, const ByteRows& to, Stream) = nullptr;
+  void (*reduce_rows)(const cuda::ReduceArgs&, Stream) = nullptr;
+  void (*count_experts)(const cuda::CountArgs&, Stream) = nullptr;
+  void (*map_ids)(const cuda::MapIdsArgs&, Stream) = nullptr;
+  void (*round_up_and_sum)(const cuda::RoundUpArgs&, Stream) = nullptr;
 };
 
-/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the message
-/// says which.
+/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the
+/// message says which.
 const CudaModule& cuda_module();
 
 /// Empty, or why cuda_module() would throw.

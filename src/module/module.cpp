@@ -22,6 +22,13 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
+      .map_choices = cuda::map_choices,
+      .scatter_rows = cuda::scatter_rows,
+      .copy_rows = cuda::copy_rows,
+      .reduce_rows = cuda::reduce_rows,
+      .count_experts = cuda::count_experts,
+      .map_ids = cuda::map_ids,
+      .round_up_and_sum = cuda::round_up_and_sum,
   };
   return &module;
 }
