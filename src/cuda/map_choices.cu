@@ -21,9 +21,10 @@ constexpr int kBatch = 8;  // ids of a lane that are on their way together
 constexpr int kStartThreads = 1024;
 
 // The local expert of choice i, or -1.
-__device__ std::int32_t expert_of(const MapArgs& args, std::int64_t i) {
-  const std::int64_t t = i / args.ids.num_topk;
-  const std::int64_t k = i - t * args.ids.num_topk;
+__device__ std::int32_t expert_of(const MapArgs& args, std::int32_t i) {
+  const auto num_topk = static_cast<std::int32_t>(args.ids.num_topk);
+  const std::int32_t t = i / num_topk;
+  const std::int32_t k = i - t * num_topk;
   const std::int64_t id = args.ids.at(t, k);
   if (id < 0) return -1;
   if (!args.lookup.knows(id)) {
@@ -37,7 +38,7 @@ __device__ std::int32_t expert_of(const MapArgs& args, std::int64_t i) {
     return -1;
   }
   if (args.is_once_a_token) {
-    for (std::int64_t earlier = 0; earlier < k; ++earlier) {
+    for (std::int32_t earlier = 0; earlier < k; ++earlier) {
       if (args.ids.at(t, earlier) == id) return -1;
     }
   }
@@ -57,72 +58,77 @@ __device__ ChoiceRank rank_choice(std::int32_t expert, std::int32_t* counts, uns
 
 __global__ void __launch_bounds__(kRankWarps* kWarp) rank_choices_kernel(MapArgs args) {
   const unsigned lane = threadIdx.x % kWarp;
-  const std::int64_t chunk = std::int64_t{blockIdx.x} * kRankWarps + threadIdx.x / kWarp;
+  const auto chunk = static_cast<std::int32_t>(blockIdx.x * kRankWarps + threadIdx.x / kWarp);
   if (chunk >= args.map.num_chunks) return;
-  std::int32_t* counts = args.map.bases + chunk * args.map.num_local;
-  for (std::int64_t e = lane; e < args.map.num_local; e += kWarp) counts[e] = 0;
+  std::int32_t* counts = args.map.bases + std::int64_t{chunk} * args.map.num_local;
+  for (auto e = static_cast<std::int32_t>(lane); e < args.map.num_local; e += kWarp) counts[e] = 0;
   __syncwarp();
-  const std::int64_t begin = chunk * args.map.chunk_choices;
-  const std::int64_t chunk_end = begin + args.map.chunk_choices;
-  const std::int64_t end = chunk_end < args.map.num_choices ? chunk_end : args.map.num_choices;
-  for (std::int64_t first = begin; first < end; first += kBatch * kWarp) {
+  const std::int32_t begin = chunk * args.map.chunk_choices;
+  const std::int32_t left = args.map.num_choices - begin;
+  const std::int32_t count = left < args.map.chunk_choices ? left : args.map.chunk_choices;
+  for (std::int32_t first = 0; first < count; first += kBatch * kWarp) {
     std::int32_t experts[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const std::int64_t i = first + j * kWarp + lane;
-      experts[j] = i < end ? expert_of(args, i) : -1;
+      const std::int32_t i = first + j * kWarp + static_cast<std::int32_t>(lane);
+      experts[j] = i < count ? expert_of(args, begin + i) : -1;
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const std::int64_t i = first + j * kWarp + lane;
+      const std::int32_t i = first + j * kWarp + static_cast<std::int32_t>(lane);
       const ChoiceRank choice = rank_choice(experts[j], counts, lane);
-      if (i < end) args.map.choices[i] = choice;
+      if (i < count) args.map.choices[begin + i] = choice;
     }
   }
 }
 
-// A thread's column of counts: chunks [begin, end) of one expert.
+// A thread's column of counts: `count` chunks of one expert, from the first of them on.
 struct Column {
   std::int32_t* counts;
-  std::int64_t stride;
-  std::int64_t begin;
-  std::int64_t end;
+  std::int32_t stride;
+  std::int32_t count;
 
   __device__ std::int32_t sum() const {
     std::int32_t total = 0;
 #pragma unroll 8
-    for (std::int64_t c = begin; c < end; ++c) total += counts[c * stride];
+    for (std::int32_t c = 0; c < count; ++c) total += counts[c * stride];
     return total;
   }
 
   // Each count becomes the sum of those before it and `next`. Loads of a batch do not wait for its
   // stores.
   __device__ void start_at(std::int32_t next) const {
-    for (std::int64_t first = begin; first < end; first += kBatch) {
+    for (std::int32_t first = 0; first < count; first += kBatch) {
       std::int32_t batch[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        batch[j] = first + j < end ? counts[(first + j) * stride] : 0;
+        batch[j] = first + j < count ? counts[(first + j) * stride] : 0;
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        if (first + j < end) counts[(first + j) * stride] = next;
+        if (first + j < count) counts[(first + j) * stride] = next;
         next += batch[j];
       }
     }
   }
 };
 
-__device__ void write_expert(const MapArgs& args, std::int64_t e, std::int32_t count,
-                             std::int64_t first_row) {
+__device__ void write_expert(const MapArgs& args, std::int32_t e, std::int32_t count,
+                             std::int32_t first_row) {
   args.counts[e] = count;
   if (args.first_row != nullptr) args.first_row[e] = first_row;
   if (args.known != nullptr && args.known[e] != count) add_error(args.num_errors);
 }
 
+// `count` rounded up. The sum over all experts is below 2^31, so unsigned arithmetic holds it.
+__device__ std::int32_t padded(std::int32_t count, std::int32_t alignment) {
+  const auto unit = static_cast<std::uint32_t>(alignment);
+  return static_cast<std::int32_t>((static_cast<std::uint32_t>(count) + unit - 1) / unit * unit);
+}
+
 // One block. Threads form a table: `width` experts, and groups of chunks below each other.
 __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs args, int width) {
-  using Scan = cub::BlockScan<std::int64_t, kStartThreads>;
+  using Scan = cub::BlockScan<std::int32_t, kStartThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ typename Scan::TempStorage scan_memory;
   __shared__ std::int32_t sums[kStartThreads];
   __shared__ std::int32_t starts[kStartThreads];
@@ -131,16 +137,16 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
   const int num_groups = kStartThreads / width;
   const int group = thread / width;
   const int place = thread % width;
-  const std::int64_t group_chunks = (map.num_chunks + num_groups - 1) / num_groups;
-  const std::int64_t begin = group * group_chunks;
-  const std::int64_t end =
-      begin + group_chunks < map.num_chunks ? begin + group_chunks : map.num_chunks;
-  std::int64_t next_row = 0;
-  for (std::int64_t tile = 0; tile < map.num_local; tile += width) {
-    const std::int64_t e = tile + place;
+  const int group_chunks = (map.num_chunks + num_groups - 1) / num_groups;
+  const int left = map.num_chunks - group * group_chunks;
+  const int num_chunks = left < 0 ? 0 : left < group_chunks ? left : group_chunks;
+  std::int32_t next_row = 0;
+  for (std::int32_t tile = 0; tile < map.num_local; tile += width) {
+    const std::int32_t e = tile + place;
     const bool is_expert = e < map.num_local;
-    const Column column{map.bases + e, map.num_local, begin, end};
-    sums[thread] = is_expert ? column.sum() : 0;
+    const Column column{map.bases + group * group_chunks * map.num_local + e, map.num_local,
+                        is_expert ? num_chunks : 0};
+    sums[thread] = column.sum();
     __syncthreads();
     std::int32_t before = 0;
     std::int32_t count = 0;
@@ -150,19 +156,18 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
       count += sum;
     }
     // One thread an expert takes part in the scan, in the order of experts.
-    const std::int64_t num_tiles = (count + args.alignment - 1) / args.alignment;
-    const std::int64_t padded = group == 0 ? num_tiles * args.alignment : 0;
-    std::int64_t first_row = 0;
-    std::int64_t tile_rows = 0;
-    Scan(scan_memory).ExclusiveSum(padded, first_row, tile_rows);
+    std::int32_t first_row = 0;
+    std::int32_t tile_rows = 0;
+    Scan(scan_memory)
+        .ExclusiveSum(group == 0 ? padded(count, args.alignment) : 0, first_row, tile_rows);
     first_row += next_row;
     next_row += tile_rows;
     if (group == 0) {
-      starts[place] = args.is_aligned ? static_cast<std::int32_t>(first_row) : 0;
+      starts[place] = args.is_aligned ? first_row : 0;
       if (is_expert) write_expert(args, e, count, first_row);
     }
     __syncthreads();
-    if (is_expert) column.start_at(starts[place] + before);
+    column.start_at(starts[place] + before);
     __syncthreads();
   }
   if (thread == 0) *args.num_rows = next_row;
@@ -171,7 +176,7 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
 }  // namespace
 
 void map_choices(const MapArgs& args, Stream stream) {
-  const std::int64_t num_blocks = cdiv<std::int64_t>(args.map.num_chunks, kRankWarps);
+  const int num_blocks = cdiv(args.map.num_chunks, kRankWarps);
   if (num_blocks > 0) {
     rank_choices_kernel<<<static_cast<unsigned>(num_blocks), kRankWarps * kWarp, 0, stream.get()>>>(
         args);

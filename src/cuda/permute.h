@@ -19,11 +19,11 @@ struct MapArgs {
   IdTable ids;
   ExpertLookup lookup;
   ChoiceMap map;
-  std::int64_t first_expert = 0;  ///< subtracted from ids after the lookup
-  bool is_strict = true;          ///< an expert from L on is an error
-  bool is_once_a_token = false;   ///< only the first choice of an expert by a token counts
-  bool is_aligned = true;         ///< places are rows; else they begin at 0 in each expert
-  std::int64_t alignment = 1;
+  std::int64_t first_expert = 0;        ///< subtracted from ids after the lookup
+  bool is_strict = true;                ///< an expert from L on is an error
+  bool is_once_a_token = false;         ///< only the first choice of an expert by a token counts
+  bool is_aligned = true;               ///< places are rows; else they begin at 0 in each expert
+  std::int32_t alignment = 1;           ///< of rows, which are below 2^31
   const std::int32_t* known = nullptr;  ///< [L] counts of the caller, or null
   std::int32_t* counts = nullptr;       ///< [L]
   std::int64_t* first_row = nullptr;    ///< [L], or null

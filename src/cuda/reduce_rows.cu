@@ -68,7 +68,7 @@ __device__ float batched_weight(const ReduceArgs& args, std::int64_t t, std::int
 __device__ Term batched_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
                              std::int32_t* num_errors) {
   const std::int64_t i = t * args.ids.num_topk + k;
-  const std::int64_t place = args.map.place(i);
+  const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
   if (place >= args.capacity) {
     add_error(num_errors);
     return {nullptr, 0.0f};

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(256) scatter_rows_kernel(ScatterPlan plan) {
   int has_place = 0;
   for (std::int64_t k = threadIdx.x; k < args.num_topk; k += blockDim.x) {
     const std::int64_t i = t * args.num_topk + k;
-    const std::int64_t place = args.map.place(i);
+    const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
     places[k] = place;
     has_place |= place >= 0;
     if (is_first_part) args.inv_perm[i] = static_cast<std::int32_t>(place);

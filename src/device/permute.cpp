@@ -4,6 +4,7 @@
 
 #include "switchyard/permute.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/fail.h"
@@ -46,7 +47,9 @@ cuda::MapArgs map_args(const char* function, const IdTable& ids, const PermuteOp
   args.ids = ids;
   args.lookup = expert_lookup(function, options.expert_map);
   args.map = memory.place_in(workspace.data());
-  args.alignment = options.alignment;
+  // Beyond 32 bits only where there is nothing to align.
+  args.alignment = static_cast<std::int32_t>(
+      std::min<std::int64_t>(options.alignment, std::numeric_limits<std::int32_t>::max()));
   args.first_row = outputs.first_row.as<std::int64_t>();
   std::byte* counts = workspace.data() + memory.counts_offset;
   std::byte* num_rows = workspace.data() + memory.num_rows_offset;

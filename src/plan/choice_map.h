@@ -26,13 +26,13 @@ struct ChoiceRank {
 struct ChoiceMap {
   ChoiceRank* choices = nullptr;  ///< [N]
   std::int32_t* bases = nullptr;  ///< [C, L]
-  std::int64_t num_choices = 0;
-  std::int64_t num_local = 0;
-  std::int64_t num_chunks = 0;
-  std::int64_t chunk_choices = 1;
+  std::int32_t num_choices = 0;
+  std::int32_t num_local = 0;
+  std::int32_t num_chunks = 0;
+  std::int32_t chunk_choices = 1;
 
   /// The place of choice i, or -1 for none.
-  SWITCHYARD_HOST_DEVICE std::int64_t place(std::int64_t i) const {
+  SWITCHYARD_HOST_DEVICE std::int32_t place(std::int32_t i) const {
     const ChoiceRank choice = choices[i];
     if (choice.expert < 0) return -1;
     return bases[i / chunk_choices * num_local + choice.expert] + choice.rank;
@@ -62,17 +62,18 @@ inline ChoiceMapMemory choice_map_memory(std::int64_t num_choices, std::int64_t 
   constexpr std::int64_t kMaxCounts = std::int64_t{1} << 18;
   const std::int64_t max_chunks = kMaxCounts / std::max<std::int64_t>(1, num_local);
   const std::int64_t wanted = std::clamp<std::int64_t>(cdiv(num_choices, kStep), 1, max_chunks);
+  const std::int64_t chunk = std::max(kStep, align_up(cdiv(num_choices, wanted), kStep));
+  const std::int64_t num_chunks = cdiv(num_choices, chunk);
   ChoiceMapMemory memory;
-  memory.map.num_choices = num_choices;
-  memory.map.num_local = num_local;
-  memory.map.chunk_choices = std::max(kStep, align_up(cdiv(num_choices, wanted), kStep));
-  memory.map.num_chunks = cdiv(num_choices, memory.map.chunk_choices);
+  memory.map.num_choices = static_cast<std::int32_t>(num_choices);
+  memory.map.num_local = static_cast<std::int32_t>(num_local);
+  memory.map.num_chunks = static_cast<std::int32_t>(num_chunks);
+  memory.map.chunk_choices = static_cast<std::int32_t>(chunk);
   const auto aligned = [](std::int64_t bytes) {
     return static_cast<std::size_t>(align_up<std::int64_t>(bytes, 16));
   };
   memory.bases_offset = aligned(num_choices * std::int64_t{sizeof(ChoiceRank)});
-  memory.counts_offset =
-      memory.bases_offset + aligned(memory.map.num_chunks * num_local * std::int64_t{4});
+  memory.counts_offset = memory.bases_offset + aligned(num_chunks * num_local * 4);
   memory.num_rows_offset = memory.counts_offset + aligned(num_local * 4);
   memory.num_bytes = memory.num_rows_offset + 16;
   return memory;
