@@ -157,11 +157,10 @@ SWITCHYARD_API void ep_scatter(const TensorView& x, const TensorView& scales,
                                const TensorView& topk_ids, const PermuteOptions& options,
                                const ScatterOutputs& outputs);
 
-/// On the GPU. M is at least compute_aligned_m() of the shapes, what any routing needs (0 rows
-/// without local experts); the rows in use are first_row and outputs.num_rows. The workspace is
-/// aligned to 16 bytes and may be used again when the stream has passed the call. It takes
-/// 8 T K + 4 L (C + 1) + 64 bytes at most, C = the ids' chunks, one for each 256, of all together
-/// at most 2^18 counts.
+/// On the GPU. M is at least compute_aligned_m() of the shapes, what any routing needs (without
+/// local experts: 0); outputs.num_rows is how many are in use. The workspace begins at a multiple
+/// of 16 bytes and is free again when the stream has passed the call: at most 8 T K + 4 L (C + 1) +
+/// 64 bytes, where C = min(cdiv(T K, 256), 2^18 / L).
 ///
 /// Errors: kInvalidArgument (as above; more than 2^31 - 1 choices or rows), kWorkspaceTooSmall (M,
 /// workspace), kNotAvailable.
