@@ -94,6 +94,8 @@ class Bench {
  public:
   // `bytes` are those read and written by call(set).
   void measure(const std::string& name, std::int64_t bytes, const std::function<void(int)>& call) {
+    check_cuda(cudaDeviceSynchronize(),
+               name.c_str());  // what the tensors were filled with is there
     const auto half = std::min(static_cast<std::size_t>(bytes / 2), kCopyBytes);
     std::vector<double> times, copy_times;
     for (int run = -3; run < kRuns; ++run) {
@@ -231,6 +233,7 @@ void scatter(Bench& bench, const std::string& name, const Routed& routed, DType 
 }
 
 void gather(Bench& bench, const std::string& name, const Routed& routed, DType dtype) {
+  check_cuda(cudaDeviceSynchronize(), "gather");
   plan_permute(routed.ids, {.expert_map = routed.map}, routed.outputs({}, {}),
                routed.workspace.span(), bench.stream());
   DeviceTensor rows[kSets], output[kSets];

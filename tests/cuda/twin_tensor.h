@@ -99,6 +99,8 @@ class TwinTensor {
     check_cuda(
         cudaMemcpy(device_bytes_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
         "upload");
+    // A copy of pageable memory may still be on its way; streams of their own do not wait for it.
+    check_cuda(cudaStreamSynchronize(nullptr), "upload");
   }
 
   std::vector<std::byte> download() const {
