@@ -11,14 +11,22 @@
 // Everywhere: topk_ids are i32 or i64. A negative id is "no expert" and never an index. With an
 // expert_map (i32 [E]: global id to local index, or negative) ids are global, without one local.
 // No function is collective. kInvalidArgument means that nothing was written.
+//
+// Functions with a Stream (stream.h) are the GPU's: the same rows, order and bits. Values in device
+// memory are not known at the call: what the CPU would refuse (an id that no expert has, a count
+// that is not that of the ids, an inv_perm entry outside M) is treated as "no expert" and added to
+// num_errors (i32 [1], or absent), which is never cleared. Such a function takes K up to 1024.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "switchyard/expert_rows.h"
 #include "switchyard/export.h"
 #include "switchyard/quant.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -46,6 +54,10 @@ SWITCHYARD_API BlockShape deep_gemm_block_shape(std::int64_t alignment = kDeepGe
 SWITCHYARD_API void count_expert_num_tokens(const TensorView& topk_ids,
                                             const TensorView& expert_num_tokens,
                                             const TensorView& expert_map = {});
+SWITCHYARD_API void count_expert_num_tokens(const TensorView& topk_ids,
+                                            const TensorView& expert_num_tokens,
+                                            const TensorView& expert_map, Stream stream,
+                                            const TensorView& num_errors = {});
 
 /// local_ids[i] = expert_map[topk_ids[i]]; negative ids stay as they are.
 ///
@@ -54,6 +66,9 @@ SWITCHYARD_API void count_expert_num_tokens(const TensorView& topk_ids,
 /// Errors: as count_expert_num_tokens.
 SWITCHYARD_API void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
                                      const TensorView& local_ids);
+SWITCHYARD_API void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
+                                     const TensorView& local_ids, Stream stream,
+                                     const TensorView& num_errors = {});
 
 /// Sum of the counts, each rounded up to the alignment.
 ///
@@ -62,6 +77,12 @@ SWITCHYARD_API void apply_expert_map(const TensorView& topk_ids, const TensorVie
 /// Errors: kInvalidArgument (a negative count, alignment below 1, overflow).
 SWITCHYARD_API std::int64_t expert_num_tokens_round_up_and_sum(
     const TensorView& expert_num_tokens, std::int64_t alignment = kDeepGemmAlignment);
+
+/// The same into `sum`, i64 [1]; a negative count is an error and counts as 0.
+SWITCHYARD_API void expert_num_tokens_round_up_and_sum(const TensorView& expert_num_tokens,
+                                                       std::int64_t alignment,
+                                                       const TensorView& sum, Stream stream,
+                                                       const TensorView& num_errors = {});
 
 /// M: the sum above where counts are known, otherwise the most rows that any routing can need,
 /// up(T K + min(T K, L) (alignment - 1), alignment).
@@ -115,6 +136,8 @@ struct ScatterOutputs {
   TensorView m_indices;  ///< i32 [M], contiguous
   TensorView inv_perm;   ///< i32 [T, K], contiguous
   TensorView first_row;  ///< i64 [L], contiguous
+  TensorView expert_num_tokens{};  ///< i32 [L], contiguous: rows of each expert; or absent
+  TensorView num_rows{};           ///< i64 [1]: rows that the ids need; or absent
 };
 
 /// Copies each row, with its scales, to the experts that it wants. M may be larger than needed.
@@ -133,6 +156,26 @@ struct ScatterOutputs {
 SWITCHYARD_API void ep_scatter(const TensorView& x, const TensorView& scales,
                                const TensorView& topk_ids, const PermuteOptions& options,
                                const ScatterOutputs& outputs);
+
+/// On the GPU. M is at least compute_aligned_m() of the shapes, what any routing needs (without
+/// local experts: 0); outputs.num_rows is how many are in use. The workspace begins at a multiple
+/// of 16 bytes and is free again when the stream has passed the call: at most 8 T K + 4 L (C + 1) +
+/// 64 bytes, where C = min(cdiv(T K, 256), 2^18 / L).
+///
+/// Errors: kInvalidArgument (as above; more than 2^31 - 1 choices or rows), kWorkspaceTooSmall (M,
+/// workspace), kNotAvailable.
+SWITCHYARD_API std::size_t ep_scatter_workspace_bytes(std::int64_t num_tokens,
+                                                      std::int64_t num_topk,
+                                                      std::int64_t num_local_experts);
+SWITCHYARD_API void ep_scatter(const TensorView& x, const TensorView& scales,
+                               const TensorView& topk_ids, const PermuteOptions& options,
+                               const ScatterOutputs& outputs, std::span<std::byte> workspace,
+                               Stream stream, const TensorView& num_errors = {});
+
+/// ep_scatter without x and scales: M is the length of outputs.m_indices.
+SWITCHYARD_API void plan_permute(const TensorView& topk_ids, const PermuteOptions& options,
+                                 const ScatterOutputs& outputs, std::span<std::byte> workspace,
+                                 Stream stream, const TensorView& num_errors = {});
 
 /// A permuted batch. Views stay valid as long as it lives, also after it is moved.
 struct Permuted {
@@ -184,10 +227,18 @@ SWITCHYARD_API Permuted permute(const TensorView& x, const TensorView& scales,
 SWITCHYARD_API void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
                               const TensorView& topk_weights, const TensorView& inv_perm,
                               const TensorView& expert_map, const TensorView& output);
+SWITCHYARD_API void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
+                              const TensorView& topk_weights, const TensorView& inv_perm,
+                              const TensorView& expert_map, const TensorView& output, Stream stream,
+                              const TensorView& num_errors = {});
 
 /// ep_gather by a plan, which already knows the dropped choices.
 /// Source: vLLM, deepgemm_unpermute_and_reduce.
 SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output, const PermutePlan& plan,
                                          const TensorView& topk_weights, const TensorView& output);
+SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output,
+                                         const TensorView& inv_perm, const TensorView& topk_weights,
+                                         const TensorView& output, Stream stream,
+                                         const TensorView& num_errors = {});
 
 }  // namespace switchyard

@@ -8,9 +8,12 @@
 //   C  capacity: rows of an expert
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "switchyard/export.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -81,5 +84,20 @@ struct WeightAndReduceArguments {
 SWITCHYARD_API TensorView weight_and_reduce(const WeightAndReduce& policy,
                                             const WeightAndReduceArguments& arguments,
                                             const TensorView& output = {});
+
+/// On the GPU: the same bits. What the CPU refuses for the values of ids, and rows beyond C, is
+/// left out of the sum and added to num_errors (i32 [1], or absent). K is at most 1024. Only
+/// kNaiveBatched needs a workspace, aligned to 16 bytes; the others take an empty one.
+///
+/// Errors: as above; kWorkspaceTooSmall, kNotAvailable.
+SWITCHYARD_API std::size_t weight_and_reduce_workspace_bytes(const WeightAndReduce& policy,
+                                                             std::int64_t num_tokens,
+                                                             std::int64_t num_topk,
+                                                             std::int64_t num_local_experts);
+SWITCHYARD_API TensorView weight_and_reduce(const WeightAndReduce& policy,
+                                            const WeightAndReduceArguments& arguments,
+                                            const TensorView& output,
+                                            std::span<std::byte> workspace, Stream stream,
+                                            const TensorView& num_errors = {});
 
 }  // namespace switchyard

@@ -7,18 +7,9 @@
 #include <cstdint>
 
 #include "core/fail.h"
+#include "core/round_up.h"
 
 namespace switchyard {
-
-template <typename T>
-constexpr T cdiv(T a, T b) {
-  return (a + b - 1) / b;
-}
-
-template <typename T>
-constexpr T align_up(T value, T alignment) {
-  return cdiv(value, alignment) * alignment;
-}
 
 template <typename T>
 T checked_mul(T a, T b) {

@@ -5,7 +5,6 @@
 #include "switchyard/permute.h"
 
 #include <algorithm>
-#include <optional>
 #include <type_traits>
 
 #include "core/bytes.h"
@@ -16,44 +15,10 @@
 namespace switchyard {
 namespace {
 
-void check_rows(const char* function, const TensorView& x, const TensorView& scales,
-                std::int64_t num_tokens) {
-  require(x.num_dims() == 2 && x.shape(0) == num_tokens, Errc::kInvalidArgument,
-          "{}: x is {}, want [{}, hidden], a row for each token of topk_ids", function, x,
-          num_tokens);
-  require(!scales.has_value() || (scales.num_dims() == 2 && scales.shape(0) == num_tokens),
-          Errc::kInvalidArgument, "{}: scales is {}, want [{}, scales]", function, scales,
-          num_tokens);
+void move_rows(const RowMove& move, const Destinations& destinations) {
+  scatter_rows(move.from, destinations, move.to);
+  if (move.scales.has_value()) ScaleScatter(move.scales, move.out_scales).run(destinations);
 }
-
-void check_output_rows(const char* function, const TensorView& x, const TensorView& out) {
-  require(out.num_dims() == 2 && out.dtype() == x.dtype() && out.shape(1) == x.shape(1),
-          Errc::kInvalidArgument, "{}: output x is {}, want {} [rows, {}]", function, out,
-          name_of(x.dtype()), x.shape(1));
-}
-
-// What both entry points do once there is a plan. The constructors check, so that nothing is
-// written before everything is known to be right.
-struct Mover {
-  Mover(const char* function, const TensorView& x, const TensorView& scales,
-        const TensorView& out_x, const TensorView& out_scales)
-      : from(byte_rows(function, "x", x, false)), to(byte_rows(function, "output x", out_x, true)) {
-    if (!scales.has_value()) return;
-    require(out_scales.num_dims() == 2 && out_scales.shape(0) == to.num_rows,
-            Errc::kInvalidArgument, "{}: output scales is {}, want [{}, scales] for scales {}",
-            function, out_scales, to.num_rows, scales);
-    scale_scatter.emplace(function, scales, out_scales);
-  }
-
-  void run(const Destinations& destinations) const {
-    scatter_rows(from, destinations, to);
-    if (scale_scatter) scale_scatter->run(destinations);
-  }
-
-  ByteRows from;
-  ByteRows to;
-  std::optional<ScaleScatter> scale_scatter;
-};
 
 // Memory for scales [num_rows, S] in the layout; the view is their logical shape.
 void allocate_scales(const TensorView& scales, std::int64_t num_rows, const PermuteMemory& memory,
@@ -87,23 +52,27 @@ void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView&
                 const PermuteOptions& options, const ScatterOutputs& outputs) {
   constexpr const char* kFunction = "ep_scatter";
   const IdTable ids = id_table(kFunction, topk_ids);
-  check_rows(kFunction, x, scales, ids.num_tokens);
+  check_input_rows(kFunction, x, scales, ids.num_tokens);
   check_output_rows(kFunction, x, outputs.x);
-  const Mover mover(kFunction, x, scales, outputs.x, outputs.scales);
-  check_flat(kFunction, "m_indices", outputs.m_indices, DType::kI32, mover.to.num_rows);
-  check_flat(kFunction, "inv_perm", outputs.inv_perm, DType::kI32, topk_ids.num_elements());
-  const std::int64_t num_local = outputs.first_row.num_elements();
-  check_flat(kFunction, "first_row", outputs.first_row, DType::kI64, num_local);
+  const RowMove move = check_row_move(kFunction, x, scales, outputs.x, outputs.scales);
+  const std::int64_t num_local = check_plan_outputs(kFunction, ids, move.to.num_rows, outputs);
 
   // The plan's own memory is small beside the rows, so one way of planning serves both callers.
-  const PermutePlan plan = build_plan(kFunction, ids, num_local, options, mover.to.num_rows);
+  const PermutePlan plan = build_plan(kFunction, ids, num_local, options, move.to.num_rows);
   const auto copy = [](const auto* from, std::int64_t count, const TensorView& to) {
     std::copy(from, from + count, to.as<std::remove_cvref_t<decltype(*from)>>());
   };
   copy(plan.m_indices.as<std::int32_t>(), plan.num_rows(), outputs.m_indices);
   copy(plan.inv_perm.as<std::int32_t>(), topk_ids.num_elements(), outputs.inv_perm);
   copy(plan.first_row.data(), num_local, outputs.first_row);
-  mover.run({plan.inv_perm.as<std::int32_t>(), ids.num_topk});
+  if (outputs.expert_num_tokens.has_value()) {
+    copy(plan.expert_num_tokens.data(), num_local, outputs.expert_num_tokens);
+  }
+  if (outputs.num_rows.has_value()) {
+    *outputs.num_rows.as<std::int64_t>() =
+        start_experts(kFunction, plan.expert_num_tokens, options.alignment, {});
+  }
+  move_rows(move, {plan.inv_perm.as<std::int32_t>(), ids.num_topk});
 }
 
 Permuted permute(const TensorView& x, const TensorView& scales, const TensorView& topk_ids,
@@ -112,7 +81,7 @@ Permuted permute(const TensorView& x, const TensorView& scales, const TensorView
   constexpr const char* kFunction = "permute";
   const IdTable ids = id_table(kFunction, topk_ids);
   const TensorView row_scales = is_tensor_scale(scales) ? TensorView() : scales;
-  check_rows(kFunction, x, row_scales, ids.num_tokens);
+  check_input_rows(kFunction, x, row_scales, ids.num_tokens);
   if (memory.x.has_value()) check_output_rows(kFunction, x, memory.x);
   Permuted permuted;
   permuted.plan = build_plan(kFunction, ids, num_local_experts, options,
@@ -125,8 +94,8 @@ Permuted permute(const TensorView& x, const TensorView& scales, const TensorView
     permuted.x_memory = Tensor(x.dtype(), {num_rows, x.shape(1)});
     permuted.x = permuted.x_memory;
   }
-  const Mover mover(kFunction, x, row_scales, permuted.x, permuted.scales);
-  mover.run({permuted.plan.inv_perm.as<std::int32_t>(), ids.num_topk});
+  move_rows(check_row_move(kFunction, x, row_scales, permuted.x, permuted.scales),
+            {permuted.plan.inv_perm.as<std::int32_t>(), ids.num_topk});
   return permuted;
 }
 

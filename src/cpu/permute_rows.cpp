@@ -12,46 +12,9 @@
 
 #include "core/bytes.h"
 #include "core/fence.h"
-#include "core/format.h"
 #include "cpu/streaming.h"
 
 namespace switchyard {
-namespace {
-
-// Whether distinct elements surely have distinct memory: one stride steps over the whole extent of
-// the other.
-bool is_injective(const TensorView& tensor) {
-  if (tensor.num_elements() == 0) return true;
-  std::int64_t extents[2];
-  for (int dim = 0; dim < 2; ++dim) {
-    const bool is_single = tensor.shape(dim) <= 1;
-    if (!is_single && tensor.stride(dim) < 1) return false;
-    extents[dim] = is_single ? 0 : checked_mul(tensor.shape(dim) - 1, tensor.stride(dim));
-  }
-  checked_mul<std::int64_t>(checked_add(extents[0], extents[1]), bits_of(tensor.dtype()));
-  return tensor.shape(0) <= 1 || tensor.shape(1) <= 1 || tensor.stride(0) > extents[1] ||
-         tensor.stride(1) > extents[0];
-}
-
-}  // namespace
-
-ByteRows byte_rows(const char* function, const char* name, const TensorView& tensor,
-                   bool is_output) {
-  require(tensor.num_dims() == 2 && (tensor.shape(1) <= 1 || tensor.stride(1) == 1),
-          Errc::kInvalidArgument, "{}: {} is {}, want [rows, hidden] with contiguous rows",
-          function, name, tensor);
-  const std::int64_t bits = bits_of(tensor.dtype());
-  const std::int64_t row_bits = checked_mul(tensor.shape(1), bits);
-  const std::int64_t stride_bits = checked_mul(tensor.stride(0), bits);
-  const bool is_single = tensor.shape(0) <= 1;
-  require(row_bits % 8 == 0 && (is_single || stride_bits % 8 == 0), Errc::kInvalidArgument,
-          "{}: {} is {}, want rows of whole bytes", function, name, tensor);
-  checked_mul(std::max<std::int64_t>(0, tensor.shape(0) - 1), stride_bits);
-  require(!is_output || is_single || stride_bits >= row_bits, Errc::kInvalidArgument,
-          "{}: {} is {}, want rows that do not overlap", function, name, tensor);
-  return {tensor.as<std::byte>(), tensor.shape(0), static_cast<std::size_t>(row_bits / 8),
-          stride_bits / 8};
-}
 
 void scatter_rows(const ByteRows& from, const Destinations& destinations, const ByteRows& to) {
   const std::int32_t* all = destinations.inv_perm;
@@ -67,24 +30,6 @@ void scatter_rows(const ByteRows& from, const Destinations& destinations, const 
     if (!places.empty()) copy_row(from.row(t), places, from.row_bytes, streaming);
   }
   if (streaming) streaming_store_fence();
-}
-
-ScaleScatter::ScaleScatter(const char* function, const TensorView& from, const TensorView& to)
-    : from_(from), to_(to) {
-  require(from.num_dims() == 2, Errc::kInvalidArgument, "{}: scales is {}, want [T, S]", function,
-          from);
-  const bool packs = packs_scales(from, to.dtype());
-  require(to.num_dims() == 2 && (packs || to.dtype() == from.dtype()), Errc::kInvalidArgument,
-          "{}: output scales is {}, want {} [rows, {}], or i32 for e8m0 scales", function, to,
-          name_of(from.dtype()), from.shape(1));
-  const std::int64_t num_words = packs ? cdiv<std::int64_t>(from.shape(1), 4) : from.shape(1);
-  require(to.shape(1) == num_words, Errc::kInvalidArgument,
-          "{}: output scales is {}, want {} [rows, {}]", function, to, name_of(to.dtype()),
-          num_words);
-  require(bits_of(from.dtype()) % 8 == 0, Errc::kInvalidArgument,
-          "{}: scales is {}, want elements of whole bytes", function, from);
-  require(is_injective(to), Errc::kInvalidArgument,
-          "{}: output scales is {}, want elements that do not overlap", function, to);
 }
 
 // The scales of one token, or zeros without a token, to words that lie `step` apart. Packed: group

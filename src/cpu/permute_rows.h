@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// permute_rows.h: moves rows and scales to the rows of a permute plan. Messages start with
-// `function`; errors are kInvalidArgument.
+// permute_rows.h: moves rows and scales to the rows of a permute plan.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +9,9 @@
 
 #include "switchyard/tensor.h"
 
+#include "plan/row_views.h"
+
 namespace switchyard {
-
-/// Rows [N, H] whose bytes lie side by side.
-struct ByteRows {
-  std::byte* data = nullptr;
-  std::int64_t num_rows = 0;
-  std::size_t row_bytes = 0;
-  std::int64_t stride_bytes = 0;
-
-  std::byte* row(std::int64_t n) const { return data + n * stride_bytes; }
-};
-
-/// Refuses rows with gaps, rows that are no whole bytes and, for an output, rows that overlap.
-ByteRows byte_rows(const char* function, const char* name, const TensorView& tensor,
-                   bool is_output);
 
 /// Where rows go: inv_perm [T, K] contiguous, negative for none.
 struct Destinations {
@@ -39,10 +26,10 @@ struct Destinations {
 /// Copies each row of `from` to its destinations. A row is read once.
 void scatter_rows(const ByteRows& from, const Destinations& destinations, const ByteRows& to);
 
-/// Scales [T, S] to [M, S], or e8m0 packed into [M, cdiv(S, 4)]; checked, ready to move.
+/// Scales [T, S] to [M, S], or e8m0 packed into [M, cdiv(S, 4)]; see check_row_move.
 class ScaleScatter {
  public:
-  ScaleScatter(const char* function, const TensorView& from, const TensorView& to);
+  ScaleScatter(const TensorView& from, const TensorView& to) : from_(from), to_(to) {}
 
   /// Writes every row of the output; rows that no token goes to become 0.
   void run(const Destinations& destinations) const;
@@ -58,10 +45,5 @@ class ScaleScatter {
   TensorView from_;
   TensorView to_;
 };
-
-/// Whether e8m0 or u8 scales become four to an i32.
-inline bool packs_scales(const TensorView& from, DType to) {
-  return (from.dtype() == DType::kE8M0 || from.dtype() == DType::kU8) && to == DType::kI32;
-}
 
 }  // namespace switchyard

@@ -6,33 +6,11 @@
 #include <vector>
 
 #include "core/fail.h"
-#include "core/format.h"
 #include "cpu/permute_rows.h"
 #include "cpu/weigh_reduce.h"
-#include "plan/permute_views.h"
 
 namespace switchyard {
 namespace {
-
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
-void check_matrix(const char* name, const TensorView& tensor, DType dtype, const IdTable& ids) {
-  require(tensor.num_dims() == 2 && tensor.dtype() == dtype && tensor.shape(0) == ids.num_tokens &&
-              tensor.shape(1) == ids.num_topk,
-          Errc::kInvalidArgument, "ep_gather: {} is {}, want {} [{}, {}]", name, tensor,
-          name_of(dtype), ids.num_tokens, ids.num_topk);
-}
-
-void check_floats(const TensorView& expert_output, const TensorView& output, const IdTable& ids) {
-  require(expert_output.num_dims() == 2 && is_float(expert_output.dtype()), Errc::kInvalidArgument,
-          "ep_gather: expert_output is {}, want bf16, f16 or f32 [rows, hidden]", expert_output);
-  require(output.num_dims() == 2 && is_float(output.dtype()) && output.shape(0) == ids.num_tokens &&
-              output.shape(1) == expert_output.shape(1),
-          Errc::kInvalidArgument, "ep_gather: output is {}, want bf16, f16 or f32 [{}, {}]", output,
-          ids.num_tokens, expert_output.shape(1));
-}
 
 template <typename T>
 T element(const TensorView& tensor, std::int64_t t, std::int64_t k) {
@@ -84,23 +62,18 @@ struct Gather {
 void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
                const TensorView& topk_weights, const TensorView& inv_perm,
                const TensorView& expert_map, const TensorView& output) {
-  const IdTable ids = id_table("ep_gather", topk_ids);
-  const ExpertLookup lookup = expert_lookup("ep_gather", expert_map);
-  check_floats(expert_output, output, ids);
-  check_matrix("inv_perm", inv_perm, DType::kI32, ids);
-  if (topk_weights.has_value()) check_matrix("topk_weights", topk_weights, DType::kF32, ids);
-  check_ids("ep_gather", ids, lookup);
-  const ByteRows out = byte_rows("ep_gather", "output", output, true);
-  const Gather gather{ids, lookup, inv_perm, topk_weights,
-                      byte_rows("ep_gather", "expert_output", expert_output, false)};
+  const GatherViews views =
+      check_gather(expert_output, topk_ids, topk_weights, inv_perm, expert_map, output);
+  check_ids("ep_gather", views.ids, views.lookup);
+  const Gather gather{views.ids, views.lookup, inv_perm, topk_weights, views.rows};
   gather.check_rows();
 
   Terms terms;
-  for (std::int64_t t = 0; t < ids.num_tokens; ++t) {
+  for (std::int64_t t = 0; t < views.ids.num_tokens; ++t) {
     gather.collect(t, terms);
     const float* weights = topk_weights.has_value() ? terms.weights.data() : nullptr;
     weigh_reduce_row(terms.rows.data(), expert_output.dtype(), weights,
-                     static_cast<int>(terms.rows.size()), output.shape(1), out.row(t),
+                     static_cast<int>(terms.rows.size()), output.shape(1), views.out.row(t),
                      output.dtype());
   }
 }

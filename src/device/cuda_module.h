@@ -11,6 +11,7 @@
 #include "switchyard/error.h"
 #include "switchyard/stream.h"
 
+#include "cuda/permute.h"
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
 
@@ -31,6 +32,15 @@ struct CudaModule {
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
   void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
   void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
+
+  // The permute family (cuda/permute.h).
+  void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;
+  void (*scatter_rows)(const cuda::ScatterArgs&, Stream) = nullptr;
+  void (*copy_rows)(const ByteRows& from, const ByteRows& to, Stream) = nullptr;
+  void (*reduce_rows)(const cuda::ReduceArgs&, Stream) = nullptr;
+  void (*count_experts)(const cuda::CountArgs&, Stream) = nullptr;
+  void (*map_ids)(const cuda::MapIdsArgs&, Stream) = nullptr;
+  void (*round_up_and_sum)(const cuda::RoundUpArgs&, Stream) = nullptr;
 };
 
 /// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the

@@ -6,6 +6,7 @@
 #include "switchyard/version.h"
 
 #include "cuda/check.h"
+#include "cuda/permute.h"
 #include "cuda/quantize.h"
 #include "device/cuda_module.h"
 #include "module/describe_devices.h"
@@ -35,6 +36,13 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .describe_devices = describe_devices,
       .quantize = launch_quantize,
       .dequantize = launch_dequantize,
+      .map_choices = cuda::map_choices,
+      .scatter_rows = cuda::scatter_rows,
+      .copy_rows = cuda::copy_rows,
+      .reduce_rows = cuda::reduce_rows,
+      .count_experts = cuda::count_experts,
+      .map_ids = cuda::map_ids,
+      .round_up_and_sum = cuda::round_up_and_sum,
   };
   return &module;
 }

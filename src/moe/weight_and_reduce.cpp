@@ -8,11 +8,9 @@
 #include <cstring>
 #include <vector>
 
-#include "core/bytes.h"
-#include "core/format.h"
-#include "cpu/permute_rows.h"
+#include "core/fail.h"
 #include "cpu/weigh_reduce.h"
-#include "plan/permute_views.h"
+#include "plan/sum_views.h"
 #include "quant/bits.h"
 #include "quant/rows.h"
 
@@ -21,79 +19,20 @@ namespace {
 
 constexpr const char* kFunction = "weight_and_reduce";
 
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
-bool has_same_shape(const TensorView& a, const TensorView& b) {
-  if (a.num_dims() != b.num_dims()) return false;
-  for (int dim = 0; dim < a.num_dims(); ++dim) {
-    if (a.shape(dim) != b.shape(dim)) return false;
-  }
-  return true;
-}
-
-bool is_same_tensor(const TensorView& a, const TensorView& b) {
-  if (a.data() != b.data() || a.dtype() != b.dtype() || !has_same_shape(a, b)) return false;
-  for (int dim = 0; dim < a.num_dims(); ++dim) {
-    if (a.stride(dim) != b.stride(dim)) return false;
-  }
-  return true;
-}
-
 TensorView no_op(const TensorView& rows, const TensorView& output) {
-  require(rows.has_value(), Errc::kInvalidArgument,
-          "weight_and_reduce: expert_output is absent, want [T, H]");
-  if (!output.has_value() || is_same_tensor(rows, output)) return rows;
-  require(has_same_shape(rows, output) && rows.dtype() == output.dtype(), Errc::kInvalidArgument,
-          "weight_and_reduce: output is {}, want the shape and dtype of expert_output, {}", output,
-          rows);
-  const ByteRows from = byte_rows(kFunction, "expert_output", rows, false);
-  const ByteRows to = byte_rows(kFunction, "output", output, true);
-  for (std::int64_t n = 0; n < from.num_rows; ++n) {
-    std::memcpy(to.row(n), from.row(n), from.row_bytes);
+  const NoOpViews views = check_no_op(rows, output);
+  if (!views.is_copy) return rows;
+  for (std::int64_t n = 0; n < views.from.num_rows; ++n) {
+    std::memcpy(views.to.row(n), views.from.row(n), views.from.row_bytes);
   }
   return output;
 }
 
-// What the two policies that sum have in common, checked.
-struct Sum {
-  IdTable ids;
-  const float* weights = nullptr;  // null when they were applied before the experts
-  ByteRows out;
-  std::int64_t hidden = 0;
-  DType dtype = DType::kBF16;
-
-  Sum(const WeightAndReduceArguments& arguments, const TensorView& output)
-      : ids(id_table(kFunction, arguments.topk_ids)), dtype(arguments.expert_output.dtype()) {
-    const TensorView& rows = arguments.expert_output;
-    require(rows.has_value() && is_float(dtype) && rows.is_contiguous() && rows.num_dims() >= 2 &&
-                rows.num_dims() <= 3,
-            Errc::kInvalidArgument,
-            "weight_and_reduce: expert_output is {}, want contiguous bf16, f16 or f32", rows);
-    hidden = rows.shape(rows.num_dims() - 1);
-    require(output.num_dims() == 2 && output.dtype() == dtype &&
-                output.shape(0) == ids.num_tokens && output.shape(1) == hidden,
-            Errc::kInvalidArgument, "weight_and_reduce: output is {}, want {} [{}, {}]", output,
-            name_of(dtype), ids.num_tokens, hidden);
-    out = byte_rows(kFunction, "output", output, true);
-    if (arguments.apply_router_weight_on_input) return;
-    const TensorView& given = arguments.topk_weights;
-    require(given.num_dims() == 2 && given.shape(0) == ids.num_tokens &&
-                given.shape(1) == ids.num_topk && given.dtype() == DType::kF32 &&
-                given.is_contiguous(),
-            Errc::kInvalidArgument, "weight_and_reduce: topk_weights is {}, want f32 [{}, {}]",
-            given, ids.num_tokens, ids.num_topk);
-    weights = given.as<float>();
-  }
-
-  std::size_t row_bytes() const { return out.row_bytes; }
-
-  void write(std::int64_t t, const std::vector<const void*>& rows, const float* scales) const {
-    weigh_reduce_row(rows.data(), dtype, scales, static_cast<int>(rows.size()), hidden, out.row(t),
-                     dtype);
-  }
-};
+void write_sum(const SumViews& sum, std::int64_t t, const std::vector<const void*>& rows,
+               const float* weights) {
+  weigh_reduce_row(rows.data(), sum.dtype, weights, static_cast<int>(rows.size()), sum.hidden,
+                   sum.out.row(t), sum.dtype);
+}
 
 // row = round(row * weight). Not a sum of one row: that would turn -0 into +0.
 void weigh_row(std::byte* row, DType dtype, std::int64_t hidden, float weight) {
@@ -115,39 +54,27 @@ void weigh_row(std::byte* row, DType dtype, std::int64_t hidden, float weight) {
 
 void contiguous(const WeightAndReduce& policy, const WeightAndReduceArguments& arguments,
                 const TensorView& output) {
-  const Sum sum(arguments, output);
-  const TensorView& given = arguments.expert_output;
+  const SumViews sum = check_contiguous(policy, arguments, output);
   const IdTable& ids = sum.ids;
-  const std::int64_t num_rows = checked_mul(ids.num_tokens, ids.num_topk);
-  const bool is_flat = given.num_dims() == 2;
-  require(is_flat ? given.shape(0) == num_rows
-                  : given.shape(0) == ids.num_tokens && given.shape(1) == ids.num_topk,
-          Errc::kInvalidArgument, "weight_and_reduce: expert_output is {}, want [{}, {}, {}]",
-          given, ids.num_tokens, ids.num_topk, sum.hidden);
-  ExpertLookup lookup;
-  if (policy.skips_padding) {
-    lookup = expert_lookup(kFunction, arguments.expert_map);
-    check_ids(kFunction, ids, lookup);
-  }
+  if (policy.skips_padding) check_ids(kFunction, ids, sum.lookup);
   std::vector<const void*> rows;
   for (std::int64_t t = 0; t < ids.num_tokens; ++t) {
     rows.clear();
     for (std::int64_t k = 0; k < ids.num_topk; ++k) {
-      if (policy.skips_padding && lookup.local(ids.at(t, k)) < 0) continue;
+      if (policy.skips_padding && sum.lookup.local(ids.at(t, k)) < 0) continue;
       const std::int64_t n = t * ids.num_topk + k;
-      std::byte* row = given.as<std::byte>() + n * static_cast<std::int64_t>(sum.row_bytes());
-      rows.push_back(row);
-      if (sum.weights != nullptr) weigh_row(row, sum.dtype, sum.hidden, sum.weights[n]);
+      rows.push_back(sum.row(n));
+      if (sum.weights != nullptr) weigh_row(sum.row(n), sum.dtype, sum.hidden, sum.weights[n]);
     }
-    sum.write(t, rows, nullptr);
+    write_sum(sum, t, rows, nullptr);
   }
 }
 
 // The row of each (token, local expert): experts hand out their rows to tokens in order.
 class BatchedRows {
  public:
-  BatchedRows(const IdTable& ids, std::int64_t first_expert, const TensorView& rows)
-      : ids_(ids), first_(first_expert), next_(static_cast<std::size_t>(rows.shape(0))) {}
+  explicit BatchedRows(const SumViews& sum)
+      : ids_(sum.ids), first_(sum.first_expert), next_(static_cast<std::size_t>(sum.num_local)) {}
 
   // Local experts of token t, ascending, each once.
   const std::vector<std::int64_t>& experts_of(std::int64_t t) {
@@ -193,27 +120,19 @@ void check_capacity(BatchedRows batched, const IdTable& ids, std::int64_t capaci
 
 void naive_batched(const WeightAndReduce& policy, const WeightAndReduceArguments& arguments,
                    const TensorView& output) {
-  const Sum sum(arguments, output);
-  const TensorView& given = arguments.expert_output;
-  require(given.num_dims() == 3, Errc::kInvalidArgument,
-          "weight_and_reduce: expert_output is {}, want [experts, capacity, {}]", given,
-          sum.hidden);
-  require(policy.rank >= 0, Errc::kInvalidArgument,
-          "weight_and_reduce: rank is {}, must not be negative", policy.rank);
-  const std::int64_t capacity = given.shape(1);
-  BatchedRows batched(sum.ids, checked_mul<std::int64_t>(policy.rank, given.shape(0)), given);
-  check_capacity(batched, sum.ids, capacity);
+  const SumViews sum = check_naive_batched(policy, arguments, output);
+  BatchedRows batched(sum);
+  check_capacity(batched, sum.ids, sum.capacity);
   std::vector<const void*> rows;
   std::vector<float> weights;
   for (std::int64_t t = 0; t < sum.ids.num_tokens; ++t) {
     rows.clear();
     weights.clear();
     for (const std::int64_t expert : batched.experts_of(t)) {
-      const std::int64_t n = expert * capacity + batched.take(expert);
-      rows.push_back(given.as<std::byte>() + n * static_cast<std::int64_t>(sum.row_bytes()));
+      rows.push_back(sum.row(expert * sum.capacity + batched.take(expert)));
       weights.push_back(batched.weight(t, expert, sum.weights));
     }
-    sum.write(t, rows, weights.data());
+    write_sum(sum, t, rows, weights.data());
   }
 }
 
@@ -239,9 +158,7 @@ TensorView weight_and_reduce(const WeightAndReduce& policy,
       return output;
     case WeightAndReduceKind::kDelegate: break;
   }
-  fail(Errc::kInvalidArgument,
-       "weight_and_reduce: the policy is delegate, want one that prepare/finalize chose; ask "
-       "or_else()");
+  fail_delegate();
 }
 
 }  // namespace switchyard

@@ -26,7 +26,7 @@ void for_each_id(const IdTable& ids, const Visit& visit) {
 void check_ids(const char* function, const IdTable& ids, const ExpertLookup& lookup) {
   if (lookup.map == nullptr) return;
   for_each_id(ids, [&](std::int64_t t, std::int64_t k, std::int64_t id) {
-    require(id < lookup.num_experts, Errc::kInvalidArgument,
+    require(lookup.knows(id), Errc::kInvalidArgument,
             "{}: topk_ids[{}, {}] is {}, but expert_map has {} entries", function, t, k, id,
             lookup.num_experts);
   });

@@ -37,6 +37,10 @@ struct ExpertLookup {
   std::int64_t num_experts = 0;  ///< E; ids must be below, see check_ids
   std::int64_t stride = 1;
 
+  /// Whether `local` may be asked: the map has an entry, or the id needs none.
+  SWITCHYARD_HOST_DEVICE bool knows(std::int64_t id) const {
+    return map == nullptr || id < num_experts;
+  }
   SWITCHYARD_HOST_DEVICE std::int64_t local(std::int64_t id) const {
     return map == nullptr || id < 0 ? id : map[id * stride];
   }

@@ -47,6 +47,33 @@ IdTable id_table(const char* function, const TensorView& topk_ids) {
           topk_ids.shape(1), topk_ids.stride(0), topk_ids.stride(1)};
 }
 
+IdTable any_id_table(const char* function, const TensorView& topk_ids) {
+  if (topk_ids.num_dims() == 2) return id_table(function, topk_ids);
+  const bool is_id = topk_ids.dtype() == DType::kI32 || topk_ids.dtype() == DType::kI64;
+  require(topk_ids.has_value() && is_id && topk_ids.is_contiguous(), Errc::kInvalidArgument,
+          "{}: topk_ids is {}, want contiguous i32 or i64", function, topk_ids);
+  return id_table(function,
+                  TensorView(topk_ids.data(), topk_ids.dtype(), {topk_ids.num_elements(), 1}));
+}
+
+MappedIds check_mapped_ids(const TensorView& topk_ids, const TensorView& expert_map,
+                           const TensorView& local_ids) {
+  constexpr const char* kFunction = "apply_expert_map";
+  const IdTable ids = any_id_table(kFunction, topk_ids);
+  require(expert_map.has_value(), Errc::kInvalidArgument,
+          "apply_expert_map: expert_map is absent, want i32 [experts]");
+  const ExpertLookup lookup = expert_lookup(kFunction, expert_map);
+  bool is_alike =
+      local_ids.num_dims() == topk_ids.num_dims() && local_ids.dtype() == topk_ids.dtype();
+  for (int dim = 0; is_alike && dim < topk_ids.num_dims(); ++dim) {
+    is_alike = local_ids.shape(dim) == topk_ids.shape(dim);
+  }
+  require(is_alike, Errc::kInvalidArgument,
+          "apply_expert_map: local_ids is {}, want the shape and dtype of topk_ids, {}", local_ids,
+          topk_ids);
+  return {ids, lookup, any_id_table(kFunction, local_ids)};
+}
+
 ExpertLookup expert_lookup(const char* function, const TensorView& expert_map) {
   if (!expert_map.has_value()) return {};
   require(expert_map.num_dims() == 1 && expert_map.dtype() == DType::kI32, Errc::kInvalidArgument,

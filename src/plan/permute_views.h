@@ -13,6 +13,18 @@ namespace switchyard {
 /// i32 or i64 [T, K].
 IdTable id_table(const char* function, const TensorView& topk_ids);
 
+/// Ids of any shape: two-dimensional ones as they are, others, contiguous, one choice a token.
+IdTable any_id_table(const char* function, const TensorView& topk_ids);
+
+/// The tensors of apply_expert_map.
+struct MappedIds {
+  IdTable ids;
+  ExpertLookup lookup;
+  IdTable local;
+};
+MappedIds check_mapped_ids(const TensorView& topk_ids, const TensorView& expert_map,
+                           const TensorView& local_ids);
+
 /// i32 [E], or absent.
 ExpertLookup expert_lookup(const char* function, const TensorView& expert_map);
 

@@ -11,18 +11,6 @@
 namespace switchyard {
 namespace {
 
-bool is_id_dtype(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
-
-// Ids of any shape as a table with one choice a token; two-dimensional ones as they are.
-IdTable any_id_table(const char* function, const TensorView& topk_ids) {
-  if (topk_ids.num_dims() == 2) return id_table(function, topk_ids);
-  require(topk_ids.has_value() && is_id_dtype(topk_ids.dtype()) && topk_ids.is_contiguous(),
-          Errc::kInvalidArgument, "{}: topk_ids is {}, want contiguous i32 or i64", function,
-          topk_ids);
-  return id_table(function,
-                  TensorView(topk_ids.data(), topk_ids.dtype(), {topk_ids.num_elements(), 1}));
-}
-
 template <typename Id>
 void map_ids(const IdTable& ids, const ExpertLookup& lookup, const IdTable& local) {
   auto* to = static_cast<Id*>(const_cast<void*>(local.data));
@@ -55,21 +43,8 @@ void count_expert_num_tokens(const TensorView& topk_ids, const TensorView& exper
 
 void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
                       const TensorView& local_ids) {
-  constexpr const char* kFunction = "apply_expert_map";
-  const IdTable ids = any_id_table(kFunction, topk_ids);
-  require(expert_map.has_value(), Errc::kInvalidArgument,
-          "apply_expert_map: expert_map is absent, want i32 [experts]");
-  const ExpertLookup lookup = expert_lookup(kFunction, expert_map);
-  bool is_alike =
-      local_ids.num_dims() == topk_ids.num_dims() && local_ids.dtype() == topk_ids.dtype();
-  for (int dim = 0; is_alike && dim < topk_ids.num_dims(); ++dim) {
-    is_alike = local_ids.shape(dim) == topk_ids.shape(dim);
-  }
-  require(is_alike, Errc::kInvalidArgument,
-          "apply_expert_map: local_ids is {}, want the shape and dtype of topk_ids, {}", local_ids,
-          topk_ids);
-  check_ids(kFunction, ids, lookup);
-  const IdTable local = any_id_table(kFunction, local_ids);
+  const auto [ids, lookup, local] = check_mapped_ids(topk_ids, expert_map, local_ids);
+  check_ids("apply_expert_map", ids, lookup);
   return ids.is_64_bit ? map_ids<std::int64_t>(ids, lookup, local)
                        : map_ids<std::int32_t>(ids, lookup, local);
 }

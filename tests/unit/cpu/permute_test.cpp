@@ -4,6 +4,7 @@
 
 #include "switchyard/permute.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -208,6 +209,8 @@ struct Outputs {
   Tensor m_indices;
   Tensor inv_perm;
   Tensor first_row{DType::kI64, {16}};
+  Tensor counts{DType::kI32, {16}};
+  Tensor needed{DType::kI64, {1}};
   ScatterOutputs views;
 
   Outputs(const Table<std::int64_t>& ids, std::int64_t num_rows, std::int64_t hidden,
@@ -222,6 +225,8 @@ struct Outputs {
     views.m_indices = m_indices;
     views.inv_perm = inv_perm;
     views.first_row = first_row;
+    views.expert_num_tokens = counts;
+    views.num_rows = needed;
   }
 };
 
@@ -243,7 +248,12 @@ TEST(EpScatterTest, StridedInputsAndGivenOutputs) {
   }
   for (std::size_t e = 0; e < 16; ++e) {
     ASSERT_EQ(outputs.first_row.as<std::int64_t>()[e], want.first_row[e]);
+    const auto rows_of_e = std::count_if(want.rows.begin(), want.rows.end(), [&](const auto& row) {
+      return row.token >= 0 && row.expert == static_cast<std::int32_t>(e);
+    });
+    ASSERT_EQ(outputs.counts.as<std::int32_t>()[e], rows_of_e);
   }
+  EXPECT_EQ(*outputs.needed.as<std::int64_t>(), num_rows - 2);
   // Rows without a token and the gaps between rows keep what they held.
   for (std::int64_t n = 0; n < num_rows; ++n) {
     const auto i = static_cast<std::size_t>(n);

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// reduce_rows.cu: a block finds the rows of a token, then each thread sums its elements over them:
+// the loads of 8 rows are on their way together, the fma chain follows the order of choices, and
+// the sum is rounded once. Lanes are elements, never partial sums, so bits are the CPU's.
+
+#include "cuda/check.h"
+#include "cuda/permute.h"
+#include "cuda/row_grid.h"
+#include "cuda/row_words.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kRowsAtOnce = 8;
+
+// The row of a choice, or null, and its weight.
+struct Term {
+  std::byte* row;
+  float weight;
+};
+
+__device__ float weight_of(const ReduceArgs& args, std::int64_t t, std::int64_t k) {
+  return args.weights == nullptr
+             ? 1.0f
+             : args.weights[t * args.weight_token_stride + k * args.weight_choice_stride];
+}
+
+__device__ bool has_expert(const ReduceArgs& args, std::int64_t t, std::int64_t k,
+                           std::int32_t* num_errors) {
+  const std::int64_t id = args.ids.at(t, k);
+  if (id < 0) return false;
+  if (!args.lookup.knows(id)) {
+    add_error(num_errors);
+    return false;
+  }
+  return args.lookup.local(id) >= 0;
+}
+
+__device__ Term gather_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
+                            std::int32_t* num_errors) {
+  if (!has_expert(args, t, k, num_errors)) return {nullptr, 0.0f};
+  const std::int64_t row =
+      args.inv_perm[t * args.inv_perm_token_stride + k * args.inv_perm_choice_stride];
+  if (row < 0 || row >= args.rows.num_rows) {
+    add_error(num_errors);
+    return {nullptr, 0.0f};
+  }
+  return {args.rows.row(row), weight_of(args, t, k)};
+}
+
+__device__ Term contiguous_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
+                                std::int32_t* num_errors) {
+  if (args.skips_padding && !has_expert(args, t, k, num_errors)) return {nullptr, 0.0f};
+  return {args.rows.row(t * args.ids.num_topk + k), weight_of(args, t, k)};
+}
+
+// Weights of all choices of the same expert, summed in f32, k ascending.
+__device__ float batched_weight(const ReduceArgs& args, std::int64_t t, std::int64_t id) {
+  if (args.weights == nullptr) return 1.0f;
+  float sum = 0.0f;
+  for (std::int64_t k = 0; k < args.ids.num_topk; ++k) {
+    if (args.ids.at(t, k) == id) sum += weight_of(args, t, k);
+  }
+  return sum;
+}
+
+__device__ Term batched_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
+                             std::int32_t* num_errors) {
+  const std::int64_t i = t * args.ids.num_topk + k;
+  const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
+  if (place >= args.capacity) {
+    add_error(num_errors);
+    return {nullptr, 0.0f};
+  }
+  const std::int64_t row = args.map.choices[i].expert * args.capacity + place;
+  return {args.rows.row(row), batched_weight(args, t, args.ids.at(t, k))};
+}
+
+// Where choice k comes in the order of experts; the map names an expert once a token.
+__device__ std::int64_t order_of(const ReduceArgs& args, std::int64_t t, std::int64_t k) {
+  const ChoiceRank* choices = args.map.choices + t * args.ids.num_topk;
+  std::int64_t order = 0;
+  for (std::int64_t other = 0; other < args.ids.num_topk; ++other) {
+    order += choices[other].expert >= 0 && choices[other].expert < choices[k].expert;
+  }
+  return order;
+}
+
+// All terms of token t in the order of the sum; absent ones have no row.
+__device__ void collect_terms(const ReduceArgs& args, std::int64_t t, Term* terms) {
+  std::int32_t* num_errors = blockIdx.y == 0 ? args.num_errors : nullptr;  // once for all parts
+  if (args.terms == Terms::kBatched) {
+    for (std::int64_t k = threadIdx.x; k < args.ids.num_topk; k += blockDim.x) {
+      terms[k] = {nullptr, 0.0f};
+    }
+    __syncthreads();
+  }
+  for (std::int64_t k = threadIdx.x; k < args.ids.num_topk; k += blockDim.x) {
+    switch (args.terms) {
+      case Terms::kGather: terms[k] = gather_term(args, t, k, num_errors); break;
+      case Terms::kContiguous: terms[k] = contiguous_term(args, t, k, num_errors); break;
+      case Terms::kBatched:
+        if (args.map.choices[t * args.ids.num_topk + k].expert >= 0) {
+          terms[order_of(args, t, k)] = batched_term(args, t, k, num_errors);
+        }
+        break;
+    }
+  }
+  __syncthreads();
+}
+
+// row = round(row * weight) in place; the sum goes on with what was rounded.
+template <typename In, int kCount>
+__device__ void weigh_and_add(const Term& term, std::int64_t offset,
+                              Elements<typename In::Bits, kCount>& row, float* sum) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    row.at[j] = In::narrow(In::widen(row.at[j]) * term.weight);
+    sum[j] = sum[j] + In::widen(row.at[j]);
+  }
+  store_elements(term.row + offset, row);
+}
+
+template <typename In, int kCount>
+__device__ void add(const Term& term, const Elements<typename In::Bits, kCount>& row, float* sum) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) sum[j] = fmaf(term.weight, In::widen(row.at[j]), sum[j]);
+}
+
+template <typename In, int kCount, bool kWeighs>
+__device__ void add_rows(const Term* terms, std::int64_t num_terms, std::int64_t offset,
+                         float* sum) {
+  for (std::int64_t first = 0; first < num_terms; first += kRowsAtOnce) {
+    Elements<typename In::Bits, kCount> rows[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      if (first + i < num_terms && terms[first + i].row != nullptr) {
+        rows[i] = load_elements<typename In::Bits, kCount>(terms[first + i].row + offset);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      if (first + i >= num_terms || terms[first + i].row == nullptr) continue;
+      if constexpr (kWeighs) {
+        weigh_and_add<In, kCount>(terms[first + i], offset, rows[i], sum);
+      } else {
+        add<In, kCount>(terms[first + i], rows[i], sum);
+      }
+    }
+  }
+}
+
+template <typename In, typename Out, int kCount, bool kWeighs>
+__global__ void __launch_bounds__(256)
+    reduce_rows_kernel(ReduceArgs args, std::int64_t part_words) {
+  extern __shared__ __align__(16) std::byte shared[];
+  Term* terms = reinterpret_cast<Term*>(shared);
+  const std::int64_t t = blockIdx.x;
+  collect_terms(args, t, terms);
+  const std::int64_t num_words = args.hidden / kCount;
+  const std::int64_t begin = blockIdx.y * part_words;
+  const std::int64_t end = begin + part_words < num_words ? begin + part_words : num_words;
+  for (std::int64_t word = begin + threadIdx.x; word < end; word += blockDim.x) {
+    float sum[kCount] = {};
+    const std::int64_t at = word * kCount;
+    add_rows<In, kCount, kWeighs>(terms, args.ids.num_topk,
+                                  at * static_cast<std::int64_t>(sizeof(typename In::Bits)), sum);
+    Elements<typename Out::Bits, kCount> rounded;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) rounded.at[j] = Out::narrow(sum[j]);
+    store_elements(args.out.row(t) + at * static_cast<std::int64_t>(sizeof(typename Out::Bits)),
+                   rounded);
+  }
+}
+
+template <typename In, typename Out, int kCount, bool kWeighs>
+void launch(const ReduceArgs& args, Stream stream) {
+  const RowGrid grid = row_grid(args.ids.num_tokens, args.hidden / kCount);
+  const dim3 blocks(static_cast<unsigned>(args.ids.num_tokens), grid.num_parts);
+  const auto shared_bytes = static_cast<std::size_t>(args.ids.num_topk) * sizeof(Term);
+  reduce_rows_kernel<In, Out, kCount, kWeighs>
+      <<<blocks, grid.num_threads, shared_bytes, stream.get()>>>(args, grid.part_words);
+  check_launch("reduce_rows_kernel");
+}
+
+// 16 bytes of a row at once where addresses allow, otherwise an element.
+template <typename In, typename Out, bool kWeighs>
+void launch_width(const ReduceArgs& args, Stream stream) {
+  constexpr int kWide = 16 / sizeof(typename In::Bits);
+  constexpr std::int64_t kOutBytes = kWide * static_cast<std::int64_t>(sizeof(typename Out::Bits));
+  const std::int64_t out_bytes = kOutBytes < 16 ? kOutBytes : 16;
+  const bool is_wide =
+      args.hidden % kWide == 0 &&
+      is_aligned(args.rows.data, args.rows.stride_bytes, args.rows.num_rows, 16) &&
+      is_aligned(args.out.data, args.out.stride_bytes, args.out.num_rows, out_bytes);
+  if (is_wide) return launch<In, Out, kWide, kWeighs>(args, stream);
+  launch<In, Out, 1, kWeighs>(args, stream);
+}
+
+template <typename Visit>
+void with_element(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::kBF16: return visit(BF16{});
+    case DType::kF16: return visit(F16{});
+    default: return visit(F32{});
+  }
+}
+
+}  // namespace
+
+void reduce_rows(const ReduceArgs& args, Stream stream) {
+  if (args.ids.num_tokens == 0 || args.hidden == 0) return;
+  with_element(args.row_dtype, [&](auto in) {
+    using In = decltype(in);
+    if (args.weighs_in_place) return launch_width<In, In, true>(args, stream);
+    with_element(args.out_dtype,
+                 [&](auto out) { launch_width<In, decltype(out), false>(args, stream); });
+  });
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// scatter_rows.cu: a block reads a token's row once, several words a thread at a time, and writes
+// it to the token's places. Blocks before those look after rows of the buffer: what they hold
+// (m_indices) and zero scales where there is no token. Rows pass the caches; scales do not, so that
+// words of a column that different tokens write meet in L2.
+
+#include "cuda/check.h"
+#include "cuda/permute.h"
+#include "cuda/row_grid.h"
+#include "cuda/row_words.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kWordsAtOnce = 4;  // of a thread
+
+// What a kernel is told beside the arguments: the grid, and how scales are moved.
+struct ScatterPlan {
+  ScatterArgs args;
+  std::int64_t num_padding_blocks = 0;
+  std::int64_t part_words = 0;
+  int scale_row_bytes = 0;  // of contiguous rows of scales: bytes of an access; else 0
+};
+
+// Words [begin, end) of a row to all rows of `places` that are not negative.
+template <typename Word>
+__device__ void copy_words(const std::byte* from, const ByteRows& to, const std::int64_t* places,
+                           std::int64_t num_places, std::int64_t begin, std::int64_t end) {
+  const auto* words = reinterpret_cast<const Word*>(from);
+  const std::int64_t step = blockDim.x;
+  for (std::int64_t first = begin + threadIdx.x; first < end; first += kWordsAtOnce * step) {
+    Word moved[kWordsAtOnce];
+#pragma unroll
+    for (int j = 0; j < kWordsAtOnce; ++j) {
+      if (first + j * step < end) moved[j] = load_once(words + first + j * step);
+    }
+    for (std::int64_t p = 0; p < num_places; ++p) {
+      if (places[p] < 0) continue;
+      auto* out = reinterpret_cast<Word*>(to.row(places[p]));
+#pragma unroll
+      for (int j = 0; j < kWordsAtOnce; ++j) {
+        if (first + j * step < end) __stcs(out + first + j * step, moved[j]);
+      }
+    }
+  }
+}
+
+__device__ std::uint64_t load_scale(const ScaleMove& scales, std::int64_t t, std::int64_t w) {
+  const std::int64_t row = t * scales.from_token_stride;
+  if (scales.packs) {
+    std::uint64_t word = 0;
+    for (int j = 0; j < 4 && 4 * w + j < scales.num_scales; ++j) {
+      const std::byte code = scales.from[row + (4 * w + j) * scales.from_scale_stride];
+      word |= static_cast<std::uint64_t>(code) << (8 * j);
+    }
+    return word;
+  }
+  const std::byte* from = scales.from + (row + w * scales.from_scale_stride) * scales.word_bytes;
+  switch (scales.word_bytes) {
+    case 1: return *reinterpret_cast<const std::uint8_t*>(from);
+    case 2: return *reinterpret_cast<const std::uint16_t*>(from);
+    case 4: return *reinterpret_cast<const std::uint32_t*>(from);
+    default: return *reinterpret_cast<const std::uint64_t*>(from);
+  }
+}
+
+__device__ void store_scale(const ScaleMove& scales, std::int64_t row, std::int64_t w,
+                            std::uint64_t word) {
+  std::byte* to =
+      scales.to + (row * scales.to_row_stride + w * scales.to_word_stride) * scales.word_bytes;
+  switch (scales.word_bytes) {
+    case 1: *reinterpret_cast<std::uint8_t*>(to) = static_cast<std::uint8_t>(word); return;
+    case 2: *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(word); return;
+    case 4: *reinterpret_cast<std::uint32_t*>(to) = static_cast<std::uint32_t>(word); return;
+    default: *reinterpret_cast<std::uint64_t*>(to) = word; return;
+  }
+}
+
+// Rows of scales whose words lie side by side on both sides.
+template <typename Word>
+__device__ void copy_scale_row(const ScaleMove& scales, std::int64_t t, const std::int64_t* places,
+                               std::int64_t num_places) {
+  const std::int64_t row_bytes = scales.num_words * scales.word_bytes;
+  const ByteRows to{scales.to, 0, 0, scales.to_row_stride * scales.word_bytes};
+  const std::byte* from = scales.from + t * scales.from_token_stride * scales.word_bytes;
+  const auto num_words = row_bytes / static_cast<std::int64_t>(sizeof(Word));
+  copy_words<Word>(from, to, places, num_places, 0, num_words);
+}
+
+__device__ void place_scales(const ScatterPlan& plan, std::int64_t t, const std::int64_t* places) {
+  const ScaleMove& scales = plan.args.scales;
+  const std::int64_t num_places = plan.args.num_topk;
+  switch (plan.scale_row_bytes) {
+    case 16: return copy_scale_row<uint4>(scales, t, places, num_places);
+    case 4: return copy_scale_row<std::uint32_t>(scales, t, places, num_places);
+    case 1: return copy_scale_row<std::uint8_t>(scales, t, places, num_places);
+    default: break;
+  }
+  for (std::int64_t w = threadIdx.x; w < scales.num_words; w += blockDim.x) {
+    const std::uint64_t word = load_scale(scales, t, w);
+    for (std::int64_t p = 0; p < num_places; ++p) {
+      if (places[p] >= 0) store_scale(scales, places[p], w, word);
+    }
+  }
+}
+
+// The last expert that begins at or before `row`: of experts that begin together, all but the last
+// are empty. `row` is below num_rows, so there is one.
+__device__ std::int64_t expert_at(const ScatterArgs& args, std::int64_t row) {
+  std::int64_t low = 0;
+  std::int64_t high = args.map.num_local;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (args.first_row[middle] <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+// Zero scales of the rows of a warp that have no token, along the direction that lies side by side.
+__device__ void clear_scales(const ScaleMove& scales, std::int64_t row, bool is_padding) {
+  if (scales.to_row_stride == 1) {
+    for (std::int64_t w = 0; is_padding && w < scales.num_words; ++w) {
+      store_scale(scales, row, w, 0);
+    }
+    return;
+  }
+  const unsigned lane = threadIdx.x % kWarp;
+  for (unsigned left = __ballot_sync(0xFFFFFFFFu, is_padding); left != 0; left &= left - 1) {
+    const std::int64_t padding = row - lane + __ffs(static_cast<int>(left)) - 1;
+    for (std::int64_t w = lane; w < scales.num_words; w += kWarp) {
+      store_scale(scales, padding, w, 0);
+    }
+  }
+}
+
+__device__ void mark_rows(const ScatterArgs& args) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  bool is_padding = row < args.m;
+  std::int32_t index = args.is_padding_owned ? 0 : -1;
+  if (row < args.m && row < *args.num_rows) {
+    const std::int64_t e = expert_at(args, row);
+    is_padding = row - args.first_row[e] >= args.counts[e];
+    if (!is_padding || args.is_padding_owned) index = static_cast<std::int32_t>(e);
+  }
+  if (row < args.m) args.m_indices[row] = index;
+  if (args.scales.word_bytes != 0) clear_scales(args.scales, row, is_padding);
+}
+
+template <typename Word>
+__global__ void __launch_bounds__(256) scatter_rows_kernel(ScatterPlan plan) {
+  extern __shared__ std::int64_t places[];  // of this token
+  const ScatterArgs& args = plan.args;
+  const bool is_first_part = blockIdx.y == 0;
+  if (blockIdx.x < plan.num_padding_blocks) {
+    if (is_first_part) mark_rows(args);
+    return;
+  }
+  const std::int64_t t = blockIdx.x - plan.num_padding_blocks;
+  int has_place = 0;
+  for (std::int64_t k = threadIdx.x; k < args.num_topk; k += blockDim.x) {
+    const std::int64_t i = t * args.num_topk + k;
+    const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
+    places[k] = place;
+    has_place |= place >= 0;
+    if (is_first_part) args.inv_perm[i] = static_cast<std::int32_t>(place);
+  }
+  if (__syncthreads_or(has_place) == 0) return;
+  const auto num_words = static_cast<std::int64_t>(args.from.row_bytes / sizeof(Word));
+  const std::int64_t begin = blockIdx.y * plan.part_words;
+  const std::int64_t end =
+      begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
+  copy_words<Word>(args.from.row(t), args.to, places, args.num_topk, begin, end);
+  if (is_first_part && args.scales.word_bytes != 0) place_scales(plan, t, places);
+}
+
+struct CopyPlan {
+  ByteRows from;
+  ByteRows to;
+  std::int64_t part_words;
+};
+
+template <typename Word>
+__global__ void __launch_bounds__(256) copy_rows_kernel(CopyPlan plan) {
+  const std::int64_t place = blockIdx.x;
+  const auto num_words = static_cast<std::int64_t>(plan.from.row_bytes / sizeof(Word));
+  const std::int64_t begin = blockIdx.y * plan.part_words;
+  const std::int64_t end =
+      begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
+  copy_words<Word>(plan.from.row(place), plan.to, &place, 1, begin, end);
+}
+
+// The widest access, 16, 4 or 1 bytes, that both sides and the row's end allow.
+int access_bytes(const ByteRows& from, const ByteRows& to) {
+  for (const int bytes : {16, 4}) {
+    if (from.row_bytes % static_cast<std::size_t>(bytes) == 0 &&
+        is_aligned(from.data, from.stride_bytes, from.num_rows, bytes) &&
+        is_aligned(to.data, to.stride_bytes, to.num_rows, bytes)) {
+      return bytes;
+    }
+  }
+  return 1;
+}
+
+int scale_row_bytes(const ScatterArgs& args) {
+  const ScaleMove& scales = args.scales;
+  const bool is_contiguous =
+      (scales.num_words <= 1 || (scales.from_scale_stride == 1 && scales.to_word_stride == 1)) &&
+      !scales.packs && scales.word_bytes != 0;
+  if (!is_contiguous) return 0;
+  const auto row_bytes = static_cast<std::size_t>(scales.num_words * scales.word_bytes);
+  return access_bytes({const_cast<std::byte*>(scales.from), args.num_tokens, row_bytes,
+                       scales.from_token_stride * scales.word_bytes},
+                      {scales.to, args.m, row_bytes, scales.to_row_stride * scales.word_bytes});
+}
+
+template <typename Visit>
+void with_word(int bytes, const Visit& visit) {
+  switch (bytes) {
+    case 16: return visit(uint4{});
+    case 4: return visit(std::uint32_t{});
+    default: return visit(std::uint8_t{});
+  }
+}
+
+}  // namespace
+
+void scatter_rows(const ScatterArgs& args, Stream stream) {
+  const int bytes = access_bytes(args.from, args.to);
+  const auto row_words = static_cast<std::int64_t>(args.from.row_bytes) / bytes;
+  RowGrid grid = row_grid(args.num_tokens, row_words);
+  ScatterPlan plan{args, cdiv<std::int64_t>(args.m, grid.num_threads), grid.part_words,
+                   scale_row_bytes(args)};
+  const std::int64_t num_blocks = plan.num_padding_blocks + args.num_tokens;
+  if (num_blocks == 0) return;
+  with_word(bytes, [&](auto word) {
+    const auto shared_bytes = static_cast<std::size_t>(args.num_topk) * sizeof(std::int64_t);
+    scatter_rows_kernel<decltype(word)><<<dim3(static_cast<unsigned>(num_blocks), grid.num_parts),
+                                          grid.num_threads, shared_bytes, stream.get()>>>(plan);
+  });
+  check_launch("scatter_rows_kernel");
+}
+
+void copy_rows(const ByteRows& from, const ByteRows& to, Stream stream) {
+  if (from.num_rows == 0 || from.row_bytes == 0) return;
+  const int bytes = access_bytes(from, to);
+  const RowGrid grid = row_grid(from.num_rows, static_cast<std::int64_t>(from.row_bytes) / bytes);
+  with_word(bytes, [&](auto word) {
+    copy_rows_kernel<decltype(word)>
+        <<<dim3(static_cast<unsigned>(from.num_rows), grid.num_parts), grid.num_threads, 0,
+           stream.get()>>>({from, to, grid.part_words});
+  });
+  check_launch("copy_rows_kernel");
+}
+
+}  // namespace switchyard::cuda

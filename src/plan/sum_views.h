@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sum_views.h: the tensors of weight_and_reduce, checked for both processors. No value is read.
+// Errors: kInvalidArgument.
+#pragma once
+
+#include "switchyard/weight_and_reduce.h"
+
+#include "plan/row_views.h"
+
+namespace switchyard {
+
+/// kNoOp: whether rows must be copied, and from where to where.
+struct NoOpViews {
+  bool is_copy = false;
+  ByteRows from;
+  ByteRows to;
+};
+NoOpViews check_no_op(const TensorView& expert_output, const TensorView& output);
+
+/// What the two policies that sum have in common.
+struct SumViews {
+  IdTable ids;
+  ExpertLookup lookup;             ///< of kContiguous with skips_padding
+  const float* weights = nullptr;  ///< [T, K]; null when they were applied before the experts
+  std::byte* rows = nullptr;       ///< contiguous rows of out.row_bytes
+  ByteRows out;
+  std::int64_t hidden = 0;
+  DType dtype = DType::kBF16;
+  std::int64_t first_expert = 0;  ///< of kNaiveBatched, as the next two
+  std::int64_t num_local = 0;
+  std::int64_t capacity = 0;
+
+  SWITCHYARD_HOST_DEVICE std::byte* row(std::int64_t n) const {
+    return rows + n * static_cast<std::int64_t>(out.row_bytes);
+  }
+};
+SumViews check_contiguous(const WeightAndReduce& policy, const WeightAndReduceArguments& arguments,
+                          const TensorView& output);
+SumViews check_naive_batched(const WeightAndReduce& policy,
+                             const WeightAndReduceArguments& arguments, const TensorView& output);
+
+/// The error of kDelegate.
+[[noreturn]] void fail_delegate();
+
+}  // namespace switchyard

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Counts, mapped ids and rounded sums on a GPU; the permute family in a graph; what is refused
+// before a GPU is asked. All but the last needs a GPU.
+
+#include <gtest/gtest.h>
+
+#include "switchyard/permute.h"
+#include "switchyard/weight_and_reduce.h"
+
+#include "support/errors.h"
+#include "twin_tensor.h"
+
+namespace switchyard::test {
+namespace {
+
+TEST(ExpertCountsCudaTest, CountsEqualTheCpus) {
+  REQUIRE_GPU();
+  for (const std::int64_t num_tokens : {0, 1, 97, 4096}) {
+    for (const std::int64_t num_local : {0, 1, 61, 256, 9000}) {
+      for (const bool has_map : {false, true}) {
+        for (const bool is_strided : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << num_tokens << " " << num_local << " " << has_map);
+          const TwinTensor ids = twin_ids(is_strided ? DType::kI64 : DType::kI32, num_tokens, 8,
+                                          2 * num_local + 1, Routing::kRandom, is_strided);
+          const TwinTensor map = has_map ? twin_map(2 * num_local + 1) : TwinTensor();
+          const TwinTensor counts = TwinTensor::flat(DType::kI32, num_local);
+          count_expert_num_tokens(ids.host, counts.host, map.host);
+          const ErrorWord errors;
+          count_expert_num_tokens(ids.device, counts.device, map.device, Stream(nullptr),
+                                  errors.view());
+          check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
+          EXPECT_TRUE(counts.is_equal());
+          EXPECT_EQ(errors.value(), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertCountsCudaTest, MappedIdsEqualTheCpus) {
+  REQUIRE_GPU();
+  const TwinTensor map = twin_map(31);
+  for (const DType dtype : {DType::kI32, DType::kI64}) {
+    for (const std::int64_t num_tokens : {0, 1, 613}) {
+      const TwinTensor ids = twin_ids(dtype, num_tokens, 7, 31, Routing::kRandom, true);
+      const TwinTensor local(dtype, num_tokens, 7, {19, 2, 3});
+      apply_expert_map(ids.host, map.host, local.host);
+      apply_expert_map(ids.device, map.device, local.device, Stream(nullptr));
+      check_cuda(cudaDeviceSynchronize(), "apply_expert_map");
+      EXPECT_TRUE(local.is_equal());
+    }
+  }
+}
+
+TEST(ExpertCountsCudaTest, RoundedSumsEqualTheCpus) {
+  REQUIRE_GPU();
+  for (const std::int64_t num_local : {0, 1, 61, 1000, 65535}) {
+    for (const std::int64_t alignment : {1, 7, 128}) {
+      TwinTensor counts = TwinTensor::flat(DType::kI32, num_local);
+      for (std::int64_t e = 0; e < num_local; ++e) {
+        counts.host.as<std::int32_t>()[e] =
+            static_cast<std::int32_t>(random_bits(3, static_cast<std::uint64_t>(e)) % 1000);
+      }
+      counts.upload();
+      const TwinTensor sum = TwinTensor::flat(DType::kI64, 1);
+      *sum.host.as<std::int64_t>() = expert_num_tokens_round_up_and_sum(counts.host, alignment);
+      expert_num_tokens_round_up_and_sum(counts.device, alignment, sum.device, Stream(nullptr));
+      check_cuda(cudaDeviceSynchronize(), "expert_num_tokens_round_up_and_sum");
+      EXPECT_TRUE(sum.is_equal());
+    }
+  }
+}
+
+// A graph of count, scatter and gather, replayed with other ids: nothing of a run stays.
+TEST(PermuteGraphTest, ReplaysWithOtherIds) {
+  REQUIRE_GPU();
+  constexpr std::int64_t kTokens = 61, kTopk = 5, kLocal = 9, kHidden = 136, kAlignment = 16;
+  const std::int64_t num_rows = compute_aligned_m(kTokens, kTopk, kLocal, kAlignment);
+  TwinTensor ids(DType::kI32, kTokens, kTopk);
+  TwinTensor x(DType::kBF16, kTokens, kHidden);
+  x.fill<std::uint16_t>([](auto t, auto h) { return 0x3F00 + (t * 31 + h) % 256; });
+  TwinTensor weights(DType::kF32, kTokens, kTopk);
+  weights.fill<float>(
+      [](auto t, auto k) { return static_cast<float>(t + 1) * 0.25f + static_cast<float>(k); });
+  TwinTensor rows(DType::kBF16, num_rows, kHidden);
+  rows.fill_bytes([](std::size_t) { return 0; });
+  TwinTensor m_indices = TwinTensor::flat(DType::kI32, num_rows);
+  TwinTensor inv_perm(DType::kI32, kTokens, kTopk);
+  TwinTensor first_row = TwinTensor::flat(DType::kI64, kLocal);
+  TwinTensor counts = TwinTensor::flat(DType::kI32, kLocal);
+  TwinTensor output(DType::kBF16, kTokens, kHidden);
+  const GuardedWorkspace workspace(ep_scatter_workspace_bytes(kTokens, kTopk, kLocal));
+  const PermuteOptions options{.alignment = kAlignment};
+
+  const OwnedStream stream;
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+  count_expert_num_tokens(ids.device, counts.device, {}, stream.get());
+  ep_scatter(x.device, {}, ids.device, options,
+             {rows.device, {}, m_indices.device, inv_perm.device, first_row.device},
+             workspace.span(), stream.get());
+  ep_gather(rows.device, ids.device, weights.device, inv_perm.device, {}, output.device,
+            stream.get());
+  check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+  cudaGraphExec_t runnable = nullptr;
+  check_cuda(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    ids.fill<std::int32_t>([&](auto t, auto k) {
+      const std::uint64_t bits = random_bits(seed, static_cast<std::uint64_t>(t * kTopk + k));
+      return static_cast<std::int64_t>(bits % (kLocal + 1)) - 1;
+    });
+    check_cuda(cudaGraphLaunch(runnable, stream.get()), "cudaGraphLaunch");
+    check_cuda(cudaStreamSynchronize(stream.get()), "cudaGraphLaunch");
+    count_expert_num_tokens(ids.host, counts.host);
+    ep_scatter(x.host, {}, ids.host, options,
+               {rows.host, {}, m_indices.host, inv_perm.host, first_row.host});
+    ep_gather(rows.host, ids.host, weights.host, inv_perm.host, {}, output.host);
+    for (const TwinTensor* twin : {&rows, &m_indices, &inv_perm, &first_row, &counts, &output}) {
+      EXPECT_TRUE(twin->is_equal()) << seed;
+    }
+  }
+  check_cuda(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
+  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+// Shapes are refused before a GPU is asked, so these views need no memory of one.
+struct Refused {
+  Tensor ids{DType::kI32, {4, 2}};
+  Tensor x{DType::kBF16, {4, 8}};
+  Tensor rows{DType::kBF16, {64, 8}};
+  Tensor m_indices{DType::kI32, {64}};
+  Tensor inv_perm{DType::kI32, {4, 2}};
+  Tensor first_row{DType::kI64, {3}};
+  Tensor workspace{DType::kU8, {65536}};
+  PermuteOptions options{.alignment = 4};
+
+  std::span<std::byte> memory(std::size_t bytes) const {
+    return {workspace.as<std::byte>(), bytes};
+  }
+  ScatterOutputs outputs() const { return {rows, {}, m_indices, inv_perm, first_row}; }
+  void scatter(const ScatterOutputs& outputs, std::span<std::byte> given) const {
+    ep_scatter(x, {}, ids, options, outputs, given, Stream(nullptr));
+  }
+};
+
+TEST(PermuteCudaErrorsTest, BuffersAndWorkspacesThatAreTooSmall) {
+  const Refused refused;
+  const std::size_t bytes = ep_scatter_workspace_bytes(4, 2, 3);
+  expect_error(Errc::kWorkspaceTooSmall, "ep_scatter: workspace has 7 bytes, needs",
+               [&] { refused.scatter(refused.outputs(), refused.memory(7)); });
+  expect_error(Errc::kInvalidArgument, "want a multiple of 16 bytes",
+               [&] { refused.scatter(refused.outputs(), refused.memory(bytes + 8).subspan(8)); });
+  ScatterOutputs small = refused.outputs();
+  small.x = TensorView(refused.rows.data(), DType::kBF16, {19, 8});
+  small.m_indices = TensorView(refused.m_indices.data(), DType::kI32, {19});
+  expect_error(Errc::kWorkspaceTooSmall, "the buffer has 19 rows, any routing needs 20",
+               [&] { refused.scatter(small, refused.memory(bytes)); });
+  small.x = refused.rows;
+  expect_error(Errc::kInvalidArgument, "m_indices is i32 [19]",
+               [&] { refused.scatter(small, refused.memory(bytes)); });
+}
+
+TEST(PermuteCudaErrorsTest, SizesBeyondAGrid) {
+  expect_error(Errc::kInvalidArgument, "1025 choices a token, at most 1024",
+               [] { (void)ep_scatter_workspace_bytes(1, 1025, 1); });
+  expect_error(Errc::kInvalidArgument, "2147483648 choices, at most 2^31 - 1",
+               [] { (void)ep_scatter_workspace_bytes(std::int64_t{1} << 30, 2, 1); });
+  expect_error(Errc::kInvalidArgument, "overflows 64 bits",
+               [] { (void)ep_scatter_workspace_bytes(std::int64_t{1} << 62, 1024, 1); });
+  expect_error(Errc::kInvalidArgument, "none may be negative",
+               [] { (void)ep_scatter_workspace_bytes(-1, 2, 1); });
+  expect_error(Errc::kInvalidArgument, "num_local_experts is 65536",
+               [] { (void)ep_scatter_workspace_bytes(1, 2, 65536); });
+  Refused refused;
+  refused.options.alignment = std::int64_t{1} << 31;
+  expect_error(Errc::kInvalidArgument, "rows are named by 32-bit indices",
+               [&] { refused.scatter(refused.outputs(), refused.memory(65536)); });
+  refused.options.alignment = 0;
+  expect_error(Errc::kInvalidArgument, "alignment is 0, must be at least 1",
+               [&] { refused.scatter(refused.outputs(), refused.memory(65536)); });
+}
+
+TEST(PermuteCudaErrorsTest, TensorsOfTheWrongKind) {
+  const Refused refused;
+  const Stream stream(nullptr);
+  expect_error(Errc::kInvalidArgument, "num_errors is i64 [3], want i32", [&] {
+    ep_scatter(refused.x, {}, refused.ids, refused.options, refused.outputs(),
+               refused.memory(65536), stream, refused.first_row);
+  });
+  expect_error(Errc::kInvalidArgument, "outputs have x or scales", [&] {
+    plan_permute(refused.ids, refused.options, refused.outputs(), refused.memory(65536), stream);
+  });
+  expect_error(Errc::kInvalidArgument, "inv_perm is bf16 [4, 8]",
+               [&] { ep_gather(refused.rows, refused.ids, {}, refused.x, {}, refused.x, stream); });
+  expect_error(Errc::kInvalidArgument, "sum is i64 [3]", [&] {
+    expert_num_tokens_round_up_and_sum(refused.m_indices, 4, refused.first_row, stream);
+  });
+  expect_error(Errc::kInvalidArgument, "expert_map is absent",
+               [&] { apply_expert_map(refused.ids, {}, refused.ids, stream); });
+  expect_error(Errc::kInvalidArgument, "the policy is delegate",
+               [&] { (void)weight_and_reduce({}, {}, {}, {}, stream); });
+  WeightAndReduceArguments arguments;
+  arguments.expert_output = TensorView(refused.rows.data(), DType::kBF16, {2, 4, 8});
+  arguments.topk_ids = refused.ids;
+  arguments.apply_router_weight_on_input = true;
+  expect_error(Errc::kWorkspaceTooSmall, "weight_and_reduce: workspace has 0 bytes", [&] {
+    (void)weight_and_reduce(WeightAndReduce::naive_batched(0), arguments, refused.x, {}, stream);
+  });
+}
+
+}  // namespace
+}  // namespace switchyard::test
