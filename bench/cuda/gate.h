@@ -3,9 +3,8 @@
 // gate.h: holds a stream until the host opens a flag, so that all GPUs start together.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
+#include <cuda_runtime_api.h>
 
 namespace switchyard {
 

@@ -7,6 +7,8 @@
 //
 // usage: cuda_permute [FILE]      Prints a table; JSON lines go to FILE, or after the table.
 
+#include "switchyard/permute.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cuda_runtime_api.h>
@@ -16,7 +18,6 @@
 
 #include <fmt/format.h>
 
-#include "switchyard/permute.h"
 #include "switchyard/weight_and_reduce.h"
 
 #include "core/fail.h"

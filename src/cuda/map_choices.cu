@@ -5,6 +5,7 @@
 // stays in L1); then one block turns the counts of all chunks into where each chunk begins. No
 // atomic decides a place, so the order is the CPU's.
 
+#include "core/round_up.h"
 #include "cuda/check.h"
 #include "cuda/permute.h"
 #include "cuda/row_words.cuh"
@@ -122,8 +123,8 @@ __device__ void write_expert(const MapArgs& args, std::int32_t e, std::int32_t c
 
 // `count` rounded up. The sum over all experts is below 2^31, so unsigned arithmetic holds it.
 __device__ std::int32_t padded(std::int32_t count, std::int32_t alignment) {
-  const auto unit = static_cast<std::uint32_t>(alignment);
-  return static_cast<std::int32_t>((static_cast<std::uint32_t>(count) + unit - 1) / unit * unit);
+  return static_cast<std::int32_t>(
+      align_up(static_cast<std::uint32_t>(count), static_cast<std::uint32_t>(alignment)));
 }
 
 // One block. Threads form a table: `width` experts, and groups of chunks below each other.
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
   const int num_groups = kStartThreads / width;
   const int group = thread / width;
   const int place = thread % width;
-  const int group_chunks = (map.num_chunks + num_groups - 1) / num_groups;
+  const int group_chunks = cdiv(map.num_chunks, num_groups);
   const int left = map.num_chunks - group * group_chunks;
   const int num_chunks = left < 0 ? 0 : left < group_chunks ? left : group_chunks;
   std::int32_t next_row = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/round_up.h"
 #include "cuda/check.h"
 #include "cuda/quantize.h"
 #include "cuda/quantize_rows.h"
@@ -83,7 +84,7 @@ void copy_rows(const QuantizeJob& job, Stream stream) {
 
 // Leaves the scales of all experts where the job says, and reads them from there.
 QuantizeJob with_tensor_scales(QuantizeJob job, Stream stream) {
-  const auto blocks = static_cast<unsigned>((job.num_experts + kThreads - 1) / kThreads);
+  const auto blocks = static_cast<unsigned>(cdiv<std::int64_t>(job.num_experts, kThreads));
   if (job.scales.data == nullptr || blocks == 0) return job;
   if (job.given == nullptr) {
     clear_tensor_scales_kernel<<<blocks, kThreads, 0, stream.get()>>>(job);

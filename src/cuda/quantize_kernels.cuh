@@ -5,6 +5,7 @@
 // it is too long.
 #pragma once
 
+#include "core/round_up.h"
 #include "cuda/quantize_rules.cuh"
 
 namespace switchyard {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void quantize_blocks_of_row(const QuantizeJob& job, s
   const Source source = source_of<Source>(job, e, n);
   const CodeRow<Rule::kCodec, Source::kInput> codes(codes_of(job, e, n), job.hidden);
   const RuleInput input = rule_input(job, e, n);
-  const std::int64_t num_blocks = (job.hidden + kBlock - 1) / kBlock;
+  const std::int64_t num_blocks = cdiv<std::int64_t>(job.hidden, kBlock);
   PreparedMap shared{};
   if constexpr (Rule::kIsGiven) {
     const ScaleAndMap rule = Rule::of(0.0f, input);

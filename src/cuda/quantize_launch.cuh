@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/round_up.h"
 #include "cuda/check.h"
 #include "cuda/quantize_kernels.cuh"
 #include "cuda/quantize_rows.h"
@@ -15,8 +16,7 @@ namespace switchyard {
 inline dim3 grid_of_rows(std::int64_t num_experts, std::int64_t capacity, bool has_counts) {
   // Without counts a block a row; with counts most rows may be empty, so blocks walk.
   constexpr std::int64_t kBlocksInFlight = 4096;
-  const std::int64_t want =
-      has_counts ? (kBlocksInFlight + num_experts - 1) / num_experts : capacity;
+  const std::int64_t want = has_counts ? cdiv(kBlocksInFlight, num_experts) : capacity;
   const std::int64_t rows = std::min({want, capacity, std::int64_t{0x7FFFFFFF}});
   return {static_cast<unsigned>(rows),
           static_cast<unsigned>(std::min<std::int64_t>(num_experts, 65535)), 1};

@@ -250,8 +250,9 @@ TEST(RunTest, UsageErrorsAreNamed) {
   const CommandResult nothing = run_command({SWITCHYARD_CLI});
   EXPECT_EQ(nothing.exit_code, 2);
   EXPECT_EQ(nothing.output, "");
-  EXPECT_THAT(nothing.error,
-              HasSubstr("switchyard: no verb is given; there are run, check, bench, quantize, doctor\n"));
+  EXPECT_THAT(
+      nothing.error,
+      HasSubstr("switchyard: no verb is given; there are run, check, bench, quantize, doctor\n"));
   EXPECT_THAT(nothing.error, HasSubstr("run one MoE layer of a model over N ranks"));
   const CommandResult no_verb = run_command({SWITCHYARD_CLI, "simulate"});
   EXPECT_EQ(no_verb.exit_code, 2);

@@ -3,11 +3,11 @@
 // The headers that serve both processors give the same bits on a GPU as on the CPU: conversions,
 // quantization rules, exp, expert ownership and window offsets. Needs a GPU; skips without one.
 
-#include <cuda_runtime.h>
-#include <gtest/gtest.h>
-
 #include <cstdint>
+#include <cuda_runtime.h>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "plan/expert_ownership.h"
 #include "plan/window_layout.h"
@@ -149,8 +149,9 @@ TEST(HostDeviceTest, LayoutsGiveTheSameOffsets) {
     ASSERT_EQ(cudaMalloc(&device, kThreads * sizeof(std::size_t)), cudaSuccess);
     ask_layout<<<1, kThreads>>>(layout, ownership, device);
     std::vector<std::size_t> got(kThreads);
-    ASSERT_EQ(cudaMemcpy(got.data(), device, kThreads * sizeof(std::size_t), cudaMemcpyDeviceToHost),
-              cudaSuccess);
+    ASSERT_EQ(
+        cudaMemcpy(got.data(), device, kThreads * sizeof(std::size_t), cudaMemcpyDeviceToHost),
+        cudaSuccess);
     cudaFree(device);
     for (int i = 0; i < kThreads; ++i) {
       const std::size_t want =
