@@ -2,7 +2,7 @@
 .PHONY: help demo test bench format lint clean release
 
 JOBS ?= $(shell nproc)
-SOURCES = $(shell find include src cli tests examples bench -name '*.h' -o -name '*.cpp')
+SOURCES = $(shell find include src cli tests examples bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 help:
 	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks'

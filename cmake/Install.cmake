@@ -1,10 +1,13 @@
-# What `cmake --install` puts where: the library with its headers, a CMake package, a pkg-config file,
+# What `cmake --install` puts where: the library with its headers, the CUDA module, a CMake package, a pkg-config file,
 # and the command.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Switchyard)
 install(TARGETS switchyard EXPORT switchyard-targets FILE_SET HEADERS)
+if(TARGET switchyard_cuda)
+  install(TARGETS switchyard_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(EXPORT switchyard-targets NAMESPACE switchyard:: DESTINATION ${config_dir})
 export(EXPORT switchyard-targets NAMESPACE switchyard:: FILE ${PROJECT_BINARY_DIR}/switchyard-targets.cmake)
 configure_package_config_file(cmake/SwitchyardConfig.cmake.in ${PROJECT_BINARY_DIR}/SwitchyardConfig.cmake
@@ -35,6 +38,9 @@ if(NOT BUILD_SHARED_LIBS)
   set(pc_requires "fmt spdlog libhwy")
   if(SWITCHYARD_HAS_ONEDNN)
     set(pc_libs "-ldnnl")
+  endif()
+  if(SWITCHYARD_CUDA_STATIC)
+    string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
   endif()
 endif()
 configure_file(cmake/switchyard.pc.in ${PROJECT_BINARY_DIR}/switchyard.pc @ONLY)

@@ -1,2 +1,11 @@
+set(cuda_summary OFF)
+if(SWITCHYARD_WITH_CUDA)
+  set(cuda_place module)
+  if(SWITCHYARD_CUDA_STATIC)
+    set(cuda_place "linked in")
+  endif()
+  string(REPLACE ";" " " cuda_architectures "${CMAKE_CUDA_ARCHITECTURES}")
+  set(cuda_summary "${CUDAToolkit_VERSION} (${cuda_place}, architectures ${cuda_architectures}, NCCL windows ${SWITCHYARD_HAS_NCCL})")
+endif()
 message(STATUS "switchyard ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, "
-               "oneDNN ${SWITCHYARD_HAS_ONEDNN}, sanitizers '${SWITCHYARD_SANITIZE}'")
+               "oneDNN ${SWITCHYARD_HAS_ONEDNN}, CUDA ${cuda_summary}, sanitizers '${SWITCHYARD_SANITIZE}'")

@@ -1,7 +1,8 @@
 include(GoogleTest)
 add_custom_target(tsan_tests COMMENT "What ThreadSanitizer is to see")
+add_custom_target(cuda_tests COMMENT "What needs nvcc: the tests labelled cuda and what they look at")
 
-# switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow [TIMEOUT s])
+# switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow|cuda [TIMEOUT s])
 # One executable; each gtest case becomes a ctest case. A test labelled tsan also runs under ThreadSanitizer.
 function(switchyard_add_test)
   cmake_parse_arguments(ARG "" "NAME;LABEL;TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
@@ -18,8 +19,8 @@ function(switchyard_add_test)
   if(ARG_LABEL MATCHES "^(process|cuda)$")
     set(is_serial TRUE)
   endif()
-  if(ARG_LABEL STREQUAL "tsan")
-    add_dependencies(tsan_tests ${ARG_NAME})
+  if(ARG_LABEL MATCHES "^(tsan|cuda)$")
+    add_dependencies(${ARG_LABEL}_tests ${ARG_NAME})
   endif()
   gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${is_serial})

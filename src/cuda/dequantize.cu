@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/round_up.h"
 #include "cuda/check.h"
 #include "cuda/quantize.h"
 #include "cuda/rows.cuh"
@@ -113,9 +114,9 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stream) {
-  const std::int64_t units = (job.hidden - 1) / (kUnit * kUnits) + 1;
-  const auto threads = static_cast<unsigned>(
-      std::min<std::int64_t>((units + 31) / 32 * 32, std::int64_t{kMaxThreads}));
+  const std::int64_t units = cdiv<std::int64_t>(job.hidden, kUnit * kUnits);
+  const auto threads =
+      static_cast<unsigned>(std::min<std::int64_t>(align_up<std::int64_t>(units, 32), kMaxThreads));
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(job.num_rows, 0x7FFFFFFF));
   kernel<<<blocks, threads, 0, stream.get()>>>(job);
   check_launch("dequantize");

@@ -37,12 +37,15 @@ std::vector<std::string> candidates() {
   return paths;
 }
 
+// `why`: what the loader says of the first file that is there, or of the last place.
 Entry find_entry(std::string& why) {
+  bool is_there = false;
   if (const Entry linked = linked_cuda_module()) return linked;
   for (const std::string& path : candidates()) {
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
-      why = dlerror();
+      if (!is_there) why = dlerror();
+      is_there = is_there || std::filesystem::exists(path);
       continue;
     }
     if (void* entry = dlsym(handle, kEntry)) return reinterpret_cast<Entry>(entry);

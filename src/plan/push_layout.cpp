@@ -34,12 +34,11 @@ PushLayout make_push_layout(const PushShape& shape) {
   layout.piece_stride = lines(layout.routes_in_piece +
                               (shape.sends_routes ? cdiv<std::size_t>(topk, 2) * kUnitBytes : 0));
   layout.row_stride = checked_add(layout.details_bytes, checked_mul(pieces, layout.piece_stride));
-  layout.return_stride =
-      checked_mul(pieces, piece_bytes(shape.return_element_bits));
+  layout.return_stride = checked_mul(pieces, piece_bytes(shape.return_element_bits));
 
   layout.rows_offset = checked_mul(ranks, layout.announcement_bytes);
-  layout.returns_offset = checked_add(
-      layout.rows_offset, checked_mul(checked_mul(ranks, tokens), layout.row_stride));
+  layout.returns_offset =
+      checked_add(layout.rows_offset, checked_mul(checked_mul(ranks, tokens), layout.row_stride));
   const std::size_t columns = static_cast<std::size_t>(layout.num_columns());
   layout.marks_offset = checked_add(
       layout.returns_offset, checked_mul(checked_mul(tokens, columns), layout.return_stride));

@@ -45,7 +45,7 @@ struct PushShape {
 
 struct PushLayout {
   PushShape shape;
-  std::int32_t num_pieces = 0;        ///< of a row
+  std::int32_t num_pieces = 0;  ///< of a row
   std::size_t announcement_bytes = 0;
   std::size_t details_bytes = 0;
   std::size_t scales_in_piece = 0;
@@ -91,9 +91,7 @@ struct PushLayout {
   SWITCHYARD_HOST_DEVICE int num_columns() const {
     return has_rank_columns() ? shape.num_ranks : shape.num_topk;
   }
-  SWITCHYARD_HOST_DEVICE int column(int rank, int k) const {
-    return has_rank_columns() ? rank : k;
-  }
+  SWITCHYARD_HOST_DEVICE int column(int rank, int k) const { return has_rank_columns() ? rank : k; }
 };
 
 /// Errors: kInvalidArgument when a size overflows.

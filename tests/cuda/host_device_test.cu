@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "gpu.h"
 #include "plan/expert_ownership.h"
 #include "plan/window_layout.h"
 #include "quant/exp.h"
@@ -76,14 +77,6 @@ __global__ void ask_layout(WindowLayout layout, ExpertOwnership ownership, std::
            layout.arrived(5, i % 3) + static_cast<std::size_t>(ownership.owner(i % 61)) * 1000003 +
            static_cast<std::size_t>(ownership.local_index(i % 61));
 }
-
-bool has_gpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-}
-
-#define REQUIRE_GPU() \
-  if (!has_gpu()) GTEST_SKIP() << "no CUDA device on this machine"
 
 TEST(HostDeviceTest, ConversionsAndRulesGiveTheSameBits) {
   REQUIRE_GPU();

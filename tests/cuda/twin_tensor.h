@@ -18,16 +18,9 @@
 #include "core/random.h"
 #include "cuda/check.h"
 #include "cuda/memory.h"
+#include "gpu.h"
 
 namespace switchyard::test {
-
-inline bool has_gpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-}
-
-#define REQUIRE_GPU() \
-  if (!::switchyard::test::has_gpu()) GTEST_SKIP() << "no CUDA device on this machine"
 
 /// Strides of a matrix in elements, and where it begins behind an aligned address.
 struct Placement {

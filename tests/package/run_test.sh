@@ -15,6 +15,10 @@ cmake --install "$build" --prefix "$work/installed" > "$work/install.log"
 mv "$work/installed" "$work/moved"
 prefix=$work/moved
 "$prefix/bin/switchyard" --version
+if [ -e "$build/bin/libswitchyard_cuda.so" ] && "$prefix/bin/switchyard" doctor | grep 'the CUDA module is'; then
+  echo "run_test: the command does not find the installed CUDA module" >&2
+  exit 1
+fi
 
 echo "== find_package"
 cmake -S "$consumer" -B "$work/consumer" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=Release \

@@ -32,8 +32,9 @@ class LayersTest(unittest.TestCase):
             "src/engine/a.cpp": '#include <fmt/format.h>\n#include "switchyard/a.h"\n#include "core/b.h"\n#include "engine/c.h"\n',
             "src/reference/a.cpp": '#include "quant/exp.h"\n',
             "cli/a.cpp": '#include "run.h"\n#include "moe/b.h"\n',
+            "examples/a/main.cpp": "#include <cuda_runtime_api.h>\n#include <switchyard/a.h>\n",
         })
-        self.assertEqual((code, text), (0, "layers: 4 files, every include points down\n"))
+        self.assertEqual((code, text), (0, "layers: 5 files, every include points down\n"))
 
     def test_an_upward_include_is_named_with_file_and_line(self):
         code, text = check({"src/plan/a.h": '#pragma once\n\n#include "engine/engine.h"\n'})
@@ -52,8 +53,9 @@ class LayersTest(unittest.TestCase):
         self.assertNotIn("src/reference/a.cpp:1:", text)
 
     def test_public_headers_see_no_library_and_nothing_private(self):
-        code, text = check({"include/switchyard/a.h": '#include <fmt/format.h>\n#include "core/fail.h"\n'})
+        code, text = check({"include/switchyard/a.h": '#include <fmt/format.h>\n#include "core/fail.h"\n#include <cuda_runtime_api.h>\n'})
         self.assertEqual(code, 1)
+        self.assertIn("include/switchyard/a.h:3:", text)
         self.assertIn('include/switchyard/a.h:1: include/ includes only the standard library', text)
         self.assertIn('include/switchyard/a.h:2:', text)
 
