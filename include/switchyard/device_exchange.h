@@ -114,7 +114,7 @@ class SWITCHYARD_API DeviceExchange {
 
   /// Sends expert results home.
   ///
-  ///   rows  [N, H] or [L, C, H]  bf16, f16 or f32, contiguous; of the shape of DeviceDispatched::rows
+  ///   rows  [N, H] or [L, C, H]  bf16, f16 or f32, contiguous; shaped as DeviceDispatched::rows
   void combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
                     const DeviceCombineOptions& options = {});
   /// Sums what comes back and ends the handle.

@@ -122,6 +122,22 @@ class DocsTest(unittest.TestCase):
         for function in "".join(blocks).split("\n}\n")[:-1]:
             self.assertIn(function.strip("\n") + "\n}\n", example)
 
+    def test_code_of_gpu_is_the_example(self):
+        block = re.search(r"```cpp\n(.*?)```", read("docs/gpu.md"), re.DOTALL)[1]
+        self.assertIn(block, read("examples/06_device_exchange/main.cpp"))
+
+    def test_options_of_bench_are_those_of_the_source(self):
+        source = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read("cli/bench.cpp"))) - {"--baseline-file"}
+        self.assertGreaterEqual(len(source), 15)
+        text = read("docs/bench.md").split("## Options")[1].split("\n\nA trace")[0]
+        page = set(re.findall(r"--[a-z]+", "".join(re.findall(r"^\| (`--[^|]*)\|", text, re.MULTILINE))))
+        self.assertEqual(page, source)
+
+    def test_every_page_is_in_the_index(self):
+        index = read("docs/index.md")
+        for page in (ROOT / "docs").glob("*.md"):
+            self.assertTrue(page.name == "index.md" or f"]({page.name})" in index, page.name)
+
     def test_links_lead_somewhere(self):
         for page in PAGES:
             prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
