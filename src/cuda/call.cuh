@@ -24,7 +24,18 @@ __device__ __forceinline__ void count_call(const CallState& state) {
             static_cast<unsigned long long>(share));
 }
 
-__device__ __forceinline__ void begin_kernel() {
+/// Waits for the kernel ahead. Arguments come from memory too, line by line, when a kernel first
+/// looks at them: each warp asks for one line before.
+template <class Args>
+__device__ __forceinline__ void begin_kernel(const Args& args) {
+  constexpr unsigned kLine = 64;
+  const unsigned at = threadIdx.x / kLanes * kLine;
+  if (at < sizeof(Args)) {
+    const auto word = *reinterpret_cast<const volatile std::uint32_t*>(
+        reinterpret_cast<const std::byte*>(&args) + at);
+    asm volatile("" ::"r"(word));
+  }
+
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

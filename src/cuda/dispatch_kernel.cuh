@@ -17,7 +17,7 @@ template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
-  begin_kernel();
+  begin_kernel(a);
   stamp(a, 0);
   const std::uint64_t call = next_call(a.state);
   const int num_sending = sends ? 1 + a.num_senders : 0;
