@@ -17,7 +17,7 @@ template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
-  begin_kernel();
+  const std::uint32_t asked = begin_kernel(a);
   stamp(a, 0);
   const std::uint64_t call = next_call(a.state);
   const int num_sending = sends ? 1 + a.num_senders : 0;
@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     }
   }
   stamp(a, 7);
+  end_kernel(asked);
   if (!receives) return;
   __syncthreads();
   count_call(a.state);

@@ -312,7 +312,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
       }
     }
     if (__all_sync(0xFFFFFFFFu, missing == 0 && num_targets != 0)) break;
-    if (__any_sync(0xFFFFFFFFu, !spin.again(a.watch, what))) return false;
+    if (__any_sync(0xFFFFFFFFu, !spin.again(a.watch, [&] { return what; }))) return false;
   }
 
   // The slots are empty again for the call after the next.
@@ -387,7 +387,7 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
   find_places(a, call, reports, shared, places);
   __syncthreads();
   stamp(a, 3);
-  // Slots in the order in which every source sends them.
+  // Slots in the order in which every source sends them; few pieces go to as many CTAs.
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * kExchangeWarps;
@@ -395,7 +395,7 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
   const int per_slot = a.ownership.num_ranks * num_pieces;
   const int num_items = shared.most_from * per_slot;
 #pragma unroll 1
-  for (int item = receiver * kExchangeWarps + warp; item < num_items; item += num_warps) {
+  for (int item = warp * a.num_receivers + receiver; item < num_items; item += num_warps) {
     const int slot = a.by_slot.quotient(item);
     const int rest = item - slot * per_slot;
     const int nth = a.by_pieces.quotient(rest);

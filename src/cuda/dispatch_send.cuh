@@ -18,8 +18,9 @@ inline constexpr int kMaxDetailUnits = (1 + kMaxPushTopk / 2 + kMaxPushTopk + 3)
 struct Destination {
   std::int32_t rank;
   std::int32_t slot;   ///< the token is this rank's slot-th one for it
-  std::int32_t first;  ///< its routes of the token: [first, first + count)
-  std::int32_t count;
+  std::int16_t first;  ///< its routes of the token: [first, first + count)
+  std::int16_t count;
+  std::int32_t highest;  ///< choice
 };
 
 /// A row of an expert: the index of the token among this rank's tokens for that expert.
@@ -74,6 +75,9 @@ struct ChoiceWalk {
                 ? begin + static_cast<int>(threadIdx.x) / kLanes * per_warp + in_warp
                 : end;
   }
+  __device__ __forceinline__ std::int32_t load(const DispatchArgs& a, int end) const {
+    return token < end ? load_id(a, std::int64_t{token} * a.num_topk + k) : -1;
+  }
   __device__ __forceinline__ void step() { token += kExchangeWarps * per_warp; }
 };
 
@@ -105,25 +109,23 @@ __device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
                                          std::uint32_t* counts) {
   ChoiceWalk walk(a, 0, a.num_tokens);
-  const auto id_here = [&] {
-    return walk.token < a.num_tokens
-               ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k)
-               : -1;
-  };
-  std::int32_t id = id_here();
+  std::int32_t id = walk.load(a, a.num_tokens);
+  walk.step();
   clear_counts(a, counts);
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   const int warp_step = kExchangeWarps * walk.per_warp;
 #pragma unroll 1
   for (int round = 0; round < a.num_tokens; round += warp_step) {
-    const bool is_twice = count_choices(a, walk.token, id, counts, rank_counts);
+    const std::int32_t next = walk.load(a, a.num_tokens);  // on its way while this one is counted
+    const int token = walk.token - warp_step;
+    const bool is_twice = count_choices(a, token, id, counts, rank_counts);
     const bool is_bad = is_twice || id < -1 || id >= a.ownership.num_experts;
     if (is_bad) {
-      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, walk.token, call}, walk.k,
-              id, 0);
+      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, walk.k, id,
+              0);
     }
     walk.step();
-    id = id_here();
+    id = next;
   }
   __syncthreads();
   stamp(a, 1);
@@ -157,11 +159,9 @@ __device__ __forceinline__ int sum_before(int value, int lane) {
 
 /// Plans one token, by one warp; lane k is choice k. The highest choice of each rank leads it:
 /// returned rows are summed in that order.
-__device__ __forceinline__ void plan_token(const DispatchArgs& a, int token, int lane,
+__device__ __forceinline__ void plan_token(const DispatchArgs& a, int lane,
                                            std::int32_t id, std::uint32_t* expert_counts,
-                                           std::uint32_t* rank_counts, bool keeps_terms,
-                                           TokenPlan& plan) {
-  const std::int64_t index = std::int64_t{token} * a.num_topk + lane;
+                                           std::uint32_t* rank_counts, TokenPlan& plan) {
   const bool is_valid = names_expert(a, id);
   const int rank = is_valid ? a.ownership.owner(id) : -1;
   const unsigned below = (1u << lane) - 1;
@@ -179,24 +179,36 @@ __device__ __forceinline__ void plan_token(const DispatchArgs& a, int token, int
   const int order = __popc(leaders & below);
   if (leads) {
     const auto slot = static_cast<std::int32_t>(rank_counts[rank]++);
-    plan.destinations[order] = {rank, slot, first, __popc(same_rank)};
+    plan.destinations[order] = {rank, slot, static_cast<std::int16_t>(first),
+                                static_cast<std::int16_t>(__popc(same_rank)), lane};
   }
   if (lane == 0) plan.num_destinations = __popc(leaders);
-  __syncwarp();
   if (is_valid && (same_expert & below) == 0) {
-    expert_counts[id] += static_cast<std::uint32_t>(__popc(same_expert));
+    atomicAdd(expert_counts + id, static_cast<std::uint32_t>(__popc(same_expert)));
   }
   __syncwarp();
-  if (!keeps_terms) return;
-  const bool by_choice = a.reduce == Reduce::kPerExpert;
-  const unsigned terms = by_choice ? __ballot_sync(0xFFFFFFFFu, is_valid) : leaders;
-  if (by_choice ? is_valid : leads) {
-    const std::int64_t to = std::int64_t{token} * a.num_topk + __popc(terms & below);
-    a.state.columns[to] = a.layout.column(rank, lane);
-    a.state.term_ranks[to] = rank;
-    a.state.term_weights[to] = a.topk_weights == nullptr ? 1.0f : __ldg(a.topk_weights + index);
+}
+
+/// Which returned rows a token's sum will have, in order, for its combine.
+__device__ __forceinline__ void keep_terms(const DispatchArgs& a, int token, int lane,
+                                           const TokenPlan& plan) {
+  const std::int64_t at = std::int64_t{token} * a.num_topk;
+  if (a.reduce == Reduce::kPerRank) {
+    if (lane == 0) a.state.num_terms[token] = plan.num_destinations;
+    if (lane >= plan.num_destinations) return;
+    const Destination& from = plan.destinations[lane];
+    a.state.columns[at + lane] = a.layout.column(from.rank, from.highest);
+    a.state.term_ranks[at + lane] = from.rank;
+    return;
   }
+  const std::int32_t id = lane < a.num_topk ? plan.ids[lane] : -1;
+  const unsigned terms = __ballot_sync(0xFFFFFFFFu, id >= 0);
   if (lane == 0) a.state.num_terms[token] = __popc(terms);
+  if (id < 0) return;
+  const std::int64_t to = at + __popc(terms & ((1u << lane) - 1));
+  a.state.columns[to] = lane;
+  a.state.term_ranks[to] = a.ownership.owner(id);
+  a.state.term_weights[to] = a.topk_weights == nullptr ? 1.0f : __ldg(a.topk_weights + at + lane);
 }
 
 /// Token, ids two by two (as id + 1, so that "none" is 0), weights: to every destination.
@@ -304,19 +316,18 @@ __device__ __forceinline__ SendRange send_range(const DispatchArgs& a, int sende
   return {begin, min(begin + a.tokens_per_group, a.num_tokens), part, pieces + (part == 0 ? 1 : 0)};
 }
 
-/// Counts what tokens before `end` chose.
-__device__ __forceinline__ void count_earlier(const DispatchArgs& a, int end,
-                                              std::uint32_t* expert_counts,
+/// Counts what tokens before `end` chose. `id` is what the walk's first step loads.
+__device__ __forceinline__ void count_earlier(const DispatchArgs& a, int end, ChoiceWalk walk,
+                                              std::int32_t id, std::uint32_t* expert_counts,
                                               std::uint32_t* rank_counts) {
-  ChoiceWalk walk(a, 0, end);
   const int step = kExchangeWarps * walk.per_warp;
 #pragma unroll 1
   for (int round = 0; round < end; round += step) {
-    const std::int32_t id = walk.token < end
-                                ? load_id(a, std::int64_t{walk.token} * a.num_topk + walk.k)
-                                : -1;
-    count_choices(a, walk.token, id, expert_counts, rank_counts);
+    const int token = walk.token;
     walk.step();
+    const std::int32_t next = walk.load(a, end);
+    count_choices(a, token, id, expert_counts, rank_counts);
+    id = next;
   }
 }
 
@@ -340,9 +351,11 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   std::uint8_t* scales = shared.scales[warp];
   if (lane < kMaxPieceScaleBytes) scales[lane] = 0;
+  const ChoiceWalk walk(a, 0, range.begin);
+  const std::int32_t first_id = walk.load(a, range.begin);
   load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
   clear_counts(a, counts);
-  count_earlier(a, range.begin, counts, rank_counts);
+  count_earlier(a, range.begin, walk, first_id, counts, rank_counts);
   __syncthreads();
   stamp(a, 1);
 #pragma unroll 1
@@ -365,8 +378,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
 #pragma unroll 1
           for (int i = 0; i < size; ++i) {
             const std::int32_t id = lane < a.num_topk ? shared.ids[i * a.num_topk + lane] : -1;
-            plan_token(a, batch + i, lane, id, counts, rank_counts, range.part == 0,
-                       shared.plans[i]);
+            plan_token(a, lane, id, counts, rank_counts, shared.plans[i]);
           }
         }
         __syncthreads();
@@ -383,6 +395,10 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
       }
     }
     stamp(a, 3);
+    if (plans && range.part == 0) {
+#pragma unroll 1
+      for (int i = 0; i < size; ++i) keep_terms(a, batch + i, lane, shared.plans[i]);
+    }
     const int next = batch + kBatchTokens;
     if (next >= range.end) return;
     load_ids(a, next, min(kBatchTokens, range.end - next), shared.ids);

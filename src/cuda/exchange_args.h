@@ -50,7 +50,6 @@ struct PeerTable {
 struct ExchangeBase {
   PushLayout layout;
   KernelOwnership ownership;
-  PeerTable windows;
   std::int32_t rank = 0;
   std::int32_t num_topk = 0;
   Layout rows_layout = Layout::kBatched;
@@ -58,6 +57,7 @@ struct ExchangeBase {
   CallState state;
   Watch watch;
   std::uint64_t* stamps = nullptr;  ///< see cuda/stamps.cuh
+  PeerTable windows;
 };
 
 struct DispatchArgs : ExchangeBase {

@@ -33,16 +33,16 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   args.by_topk = FastDivisor(args.num_topk);
   args.by_pieces = FastDivisor(pieces);
   args.by_slot = FastDivisor(std::int64_t{pieces} * args.ownership.num_ranks);
-  args.num_receivers = std::clamp(cdiv_int(items, env_or("SY_DR", 4)), 1, std::max(1, for_receiving));
+  args.num_receivers = std::clamp(cdiv_int(items, env_or("SY_DR", 1)), 1, std::max(1, for_receiving));
 }
 
 void choose_grid(const GridWish& wish, CombineArgs& args) {
-  const int pieces = args.layout.num_pieces;
+  const int pieces = args.layout.num_return_pieces;
   args.by_pieces = FastDivisor(pieces);
   args.by_slot = FastDivisor(std::int64_t{pieces} * args.ownership.num_ranks);
   const std::int64_t items = std::int64_t{std::max(1, args.num_tokens)} * pieces;
   const int half = std::max(1, env_or("SY_CS", wish.max_ctas / 2));
-  const int per_cta = env_or("SY_CI", 4);
+  const int per_cta = env_or("SY_CI", 1);
   args.num_senders =
       std::clamp(cdiv_int(items * args.num_topk, per_cta), 1, wish.receives ? half : wish.max_ctas);
   args.num_receivers =

@@ -52,7 +52,7 @@ class Arena {
   void clear() { used_ = 0; }
 
  private:
-  static constexpr std::size_t kBytes = std::size_t{320} << 20;
+  static constexpr std::size_t kBytes = std::size_t{640} << 20;
   DeviceBuffer memory_;
   std::size_t used_ = 0;
 };
