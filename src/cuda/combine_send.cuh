@@ -98,6 +98,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_
   const std::int32_t low = lane < num_ranks ? a.state.num_arrivals[lane] : 0;
   const std::int32_t high = lane + kLanes < num_ranks ? a.state.num_arrivals[lane + kLanes] : 0;
   const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
+  if (max_tokens == 0) return;
   const auto at = [&](int item) {
     const int slot = min(a.by_slot.quotient(item), max_tokens - 1);
     const int rest = item - a.by_slot.quotient(item) * static_cast<int>(a.by_slot.divisor);
