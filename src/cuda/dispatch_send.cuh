@@ -12,6 +12,7 @@
 namespace switchyard {
 
 inline constexpr int kBatchTokens = 16;  // planned at once by the warps of a CTA
+inline constexpr int kIdsAtOnce = 2 * kExchangeThreads;  // counted by a CTA in one go
 inline constexpr int kMaxDetailUnits = (1 + kMaxPushTopk / 2 + kMaxPushTopk + 3) / 4;
 
 /// A rank that a token goes to.
@@ -38,6 +39,7 @@ struct TokenPlan {
 struct SenderShared {
   TokenPlan plans[kBatchTokens];
   std::int32_t ids[kBatchTokens * kMaxPushTopk];
+  std::int32_t counted_ids[kIdsAtOnce];
   alignas(16) std::uint8_t scales[kExchangeWarps][kMaxPieceScaleBytes];
   alignas(16) std::uint32_t details[kExchangeWarps][4 * kMaxDetailUnits];
 };
@@ -58,41 +60,54 @@ __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t
   return id >= 0 && id < a.ownership.num_experts;
 }
 
-/// Adds tokens before `end` to the counts, a thread a token: rows of each expert, tokens for each
-/// rank.
-__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end,
-                                             std::uint32_t* expert_counts,
-                                             std::uint32_t* rank_counts) {
-#pragma unroll 1
-  for (int t = static_cast<int>(threadIdx.x); t < end; t += kExchangeThreads) {
-    const std::int64_t at = std::int64_t{t} * a.num_topk;
-    std::uint64_t ranks = 0;
-#pragma unroll 4
-    for (int k = 0; k < a.num_topk; ++k) {
-      const std::int32_t id = load_id(a, at + k);
-      if (!names_expert(a, id)) continue;
-      atomicAdd(expert_counts + id, 1u);
-      ranks |= std::uint64_t{1} << a.ownership.owner(id);
-    }
-#pragma unroll 1
-    for (; ranks != 0; ranks &= ranks - 1) atomicAdd(rank_counts + __ffsll(ranks) - 1, 1u);
-  }
-}
-
-__device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_t* counts) {
+/// Counts what tokens before `end` chose: rows of each expert, tokens for each rank. All threads
+/// load ids, then each thread counts whole tokens. The first ids are on their way while the counts
+/// are cleared. Ends with a barrier.
+__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end, std::int32_t* ids,
+                                             std::uint32_t* counts) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   const int size = a.ownership.num_experts + a.ownership.num_ranks;
+  const int tokens_at_once = kIdsAtOnce / a.num_topk;
+  int begin = 0;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) counts[i] = 0;
-  __syncthreads();
+  do {
+    const int tokens = min(tokens_at_once, end - begin);
+    const int num_ids = tokens * a.num_topk;
+    const std::int64_t first = std::int64_t{begin} * a.num_topk;
+    const std::int32_t low = thread < num_ids ? load_id(a, first + thread) : -1;
+    const std::int32_t high =
+        thread + kExchangeThreads < num_ids ? load_id(a, first + thread + kExchangeThreads) : -1;
+    if (begin == 0) {
+#pragma unroll 1
+      for (int i = thread; i < size; i += kExchangeThreads) counts[i] = 0;
+    }
+    ids[thread] = low;
+    ids[thread + kExchangeThreads] = high;
+    __syncthreads();
+#pragma unroll 1
+    for (int t = thread; t < tokens; t += kExchangeThreads) {
+      std::uint64_t ranks = 0;
+#pragma unroll 2
+      for (int k = 0; k < a.num_topk; ++k) {
+        const std::int32_t id = ids[t * a.num_topk + k];
+        if (!names_expert(a, id)) continue;
+        atomicAdd(counts + id, 1u);
+        ranks |= std::uint64_t{1} << a.ownership.owner(id);
+      }
+#pragma unroll 1
+      for (; ranks != 0; ranks &= ranks - 1) atomicAdd(rank_counts + __ffsll(ranks) - 1, 1u);
+    }
+    __syncthreads();
+    begin += tokens_at_once;
+  } while (begin < end);
 }
 
 /// Tells every peer what comes: rows for it, tokens of this rank, rows for each of its experts.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
-                                         std::uint32_t* counts) {
-  clear_counts(a, counts);
-  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
-  count_tokens(a, a.num_tokens, counts, rank_counts);
-  __syncthreads();
+                                         SenderShared& shared, std::uint32_t* counts) {
+  count_tokens(a, a.num_tokens, shared.counted_ids, counts);
+  const std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   stamp(a, 1);
   const std::size_t at = a.layout.announcement(call, a.rank);
   const std::uint32_t tag = tag_of(call);
@@ -294,6 +309,20 @@ __device__ __forceinline__ SendRange send_range(const DispatchArgs& a, int sende
   return {begin, min(begin + a.tokens_per_group, a.num_tokens), part, pieces * a.shares + (part == 0 ? 1 : 0)};
 }
 
+/// Asks for the elements of a CTA's item before they are needed.
+__device__ __forceinline__ void prefetch_piece(const DispatchArgs& a, const SendRange& range,
+                                               int item, int lane) {
+  const int nth = item / range.items;
+  const int piece = range.part + (item - nth * range.items) / a.shares * a.ctas_per_token;
+  const std::int64_t at = (std::int64_t{piece} * kPieceElements + lane * kGrainElements) *
+                          wire_bits(a.token_dtype) / 8;
+  if (piece >= a.layout.num_pieces || at >= a.layout.shape.hidden * wire_bits(a.token_dtype) / 8) {
+    return;
+  }
+  const std::byte* from = a.tokens + (range.begin + nth) * a.token_stride + at;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 /// Ids of a batch, by all threads.
 __device__ __forceinline__ void load_ids(const DispatchArgs& a, int batch, int size,
                                          std::int32_t* ids) {
@@ -315,9 +344,8 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
   std::uint8_t* scales = shared.scales[warp];
   if (lane < kMaxPieceScaleBytes) scales[lane] = 0;
   load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
-  clear_counts(a, counts);
-  count_tokens(a, range.begin, counts, rank_counts);
-  __syncthreads();
+  if (warp < (range.end - range.begin) * range.items) prefetch_piece(a, range, warp, lane);
+  count_tokens(a, range.begin, shared.counted_ids, counts);
   stamp(a, 1);
 #pragma unroll 1
   for (int batch = range.begin; batch < range.end; batch += kBatchTokens) {

@@ -22,6 +22,7 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int pieces = args.layout.num_pieces;
   const int ranks = args.ownership.num_ranks;
   const int tokens = std::max(1, args.num_tokens);
+  args.watch.rest_ns = static_cast<std::uint32_t>(env_or("SY_NS", 0));
   const int most = std::max(1, wish.max_ctas - 1);  // but the announcer
   const int for_sending = wish.receives ? env_or("SY_DS", std::max(1, most / 4)) : most;
   // Few tokens: several CTAs share one.
@@ -44,13 +45,12 @@ void choose_grid(const GridWish& wish, CombineArgs& args) {
   const int pieces = args.layout.num_return_pieces;
   const int ranks = args.ownership.num_ranks;
   const int tokens = std::max(1, args.num_tokens);
+  args.watch.rest_ns = static_cast<std::uint32_t>(env_or("SY_NS", 0));
   const int half = std::max(1, env_or("SY_CS", wish.max_ctas * 2 / 3));
   // Rows to return are about as many as own tokens have terms. Enough of them: a warp does several
   // pieces of a row in one go.
   const std::int64_t rows = std::int64_t{tokens} * std::min(ranks, args.num_topk);
-  const std::int64_t warps = std::int64_t{half} * kExchangeWarps;
-  args.pieces_per_run = env_or(
-      "SY_PR", static_cast<int>(std::clamp<std::int64_t>(rows * pieces / (2 * warps), 1, 4)));
+  args.pieces_per_run = env_or("SY_PR", 1);
   const int runs = cdiv_int(pieces, args.pieces_per_run);
   args.by_runs = FastDivisor(runs);
   args.by_slot = FastDivisor(std::int64_t{runs} * ranks);
