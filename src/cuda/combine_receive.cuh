@@ -74,23 +74,32 @@ struct Terms {
   }
 };
 
-/// One piece of one own token, by one warp. Lane i knows term i. False: gave up.
+/// What a sum is made of. Lane i knows term i.
+struct TokenTerms {
+  std::int32_t count;
+  std::int32_t column;
+  float weight;
+
+  __device__ __forceinline__ TokenTerms(const CombineArgs& a, int token, int lane) {
+    const std::int64_t at = std::int64_t{token} * a.num_topk;
+    count = a.state.num_terms[token];
+    column = lane < a.num_topk ? a.state.columns[at + lane] : 0;
+    weight = 1.0f;
+    if (a.reduce == Reduce::kPerExpert && lane < count) {
+      weight = a.topk_weights == nullptr ? a.state.term_weights[at + lane]
+                                         : __ldg(a.topk_weights + at + column);
+    }
+  }
+};
+
+/// One piece of one own token, by one warp. False: gave up.
 template <DType kWire>
 __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call, int token,
-                                          int piece, int lane) {
+                                          const TokenTerms& of, int piece, int lane) {
   constexpr int kUnits = kGrainUnits<kWire>;
   constexpr int kAtOnce = kTermsAtOnce<kWire>;
   std::byte* own = a.windows.base[a.rank];
-  const std::int64_t index = std::int64_t{token} * a.num_topk + lane;
-  const std::int32_t column = lane < a.num_topk ? a.state.columns[index] : 0;
-  const int num_terms = a.state.num_terms[token];
-  const bool weighs = a.reduce == Reduce::kPerExpert;
-  float own_weight = 1.0f;
-  if (weighs && lane < num_terms) {
-    own_weight = a.topk_weights == nullptr
-                     ? a.state.term_weights[index]
-                     : __ldg(a.topk_weights + std::int64_t{token} * a.num_topk + column);
-  }
+  const int num_terms = of.count;
   const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
   const bool is_there = first < a.layout.shape.hidden;
   const std::size_t row = a.layout.returned(call, token, 0) + return_unit<kWire>(piece, lane);
@@ -102,7 +111,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     unsigned missing = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const std::int32_t of_term = __shfl_sync(0xFFFFFFFFu, column, begin + i);
+      const std::int32_t of_term = __shfl_sync(0xFFFFFFFFu, of.column, begin + i);
       terms.at[i] = row + static_cast<std::size_t>(of_term) * a.layout.return_stride;
       if (begin + i < num_terms && is_there) missing |= ((1u << kUnits) - 1) << (i * kUnits);
     }
@@ -122,7 +131,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float weight = __shfl_sync(0xFFFFFFFFu, own_weight, begin + i);
+      const float weight = __shfl_sync(0xFFFFFFFFu, of.weight, begin + i);
       if ((present >> (i * kUnits) & 1) == 0) continue;
       std::uint32_t words[4 * kUnits];
 #pragma unroll
@@ -154,12 +163,18 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint64_t c
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * kExchangeWarps;
-  const int num_pieces = a.layout.num_return_pieces;
-  const int num_items = a.num_tokens * num_pieces;
+  const auto num_runs = static_cast<int>(a.by_runs.divisor);
+  const int num_items = a.num_tokens * num_runs;
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    const int token = a.by_pieces.quotient(item);
-    if (!sum_piece<kWire>(a, call, token, item - token * num_pieces, lane)) return;
+    const int token = a.by_runs.quotient(item);
+    const TokenTerms terms(a, token, lane);
+    const int begin = (item - token * num_runs) * a.pieces_per_run;
+    const int end = min(begin + a.pieces_per_run, a.layout.num_return_pieces);
+#pragma unroll 1
+    for (int piece = begin; piece < end; ++piece) {
+      if (!sum_piece<kWire>(a, call, token, terms, piece, lane)) return;
+    }
   }
 }
 

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
     auto* counts = reinterpret_cast<std::uint32_t*>(&shared + 1);
     if (cta == 0) {
-      announce(a, call, counts);
+      announce(a, call, shared, counts);
     } else {
       send_tokens<Form>(a, call, cta - 1, shared, counts);
     }

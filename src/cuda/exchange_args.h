@@ -96,9 +96,9 @@ struct DispatchArgs : ExchangeBase {
   // The grid: announcer, then senders, then receivers.
   std::int32_t num_senders = 0;
   std::int32_t ctas_per_token = 1;  ///< that share the pieces of a token
+  std::int32_t shares = 1;  ///< warps that share the destinations of a piece
   std::int32_t tokens_per_group = 1;  ///< of the CTAs that share tokens
   std::int32_t num_receivers = 0;
-  FastDivisor by_topk;      ///< num_topk
   FastDivisor by_pieces;    ///< pieces of a row
   FastDivisor by_slot;      ///< pieces of a row of every rank
 };
@@ -123,8 +123,9 @@ struct CombineArgs : ExchangeBase {
 
   std::int32_t num_senders = 0;
   std::int32_t num_receivers = 0;
-  FastDivisor by_pieces;
-  FastDivisor by_slot;
+  std::int32_t pieces_per_run = 1;  ///< of a row, that a warp does in one go
+  FastDivisor by_runs;              ///< runs of a row
+  FastDivisor by_slot;              ///< runs of a row of every rank
 };
 
 inline constexpr int kExchangeThreads = 512;

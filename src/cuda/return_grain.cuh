@@ -109,13 +109,16 @@ __device__ __forceinline__ void narrow_grain(const float (&x)[kReturnGrain],
 #pragma unroll
     for (int i = 0; i < kReturnGrain; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
   } else {
-    bool has_nan = false;
+    std::uint32_t largest = 0;  // of the magnitudes, as bits: NaN is above all
+#pragma unroll
+    for (int i = 0; i < kReturnGrain; ++i) {
+      largest = max(largest, bits_from_f32(x[i]) & ~kF32SignBit);
+    }
 #pragma unroll
     for (int i = 0; i < kReturnGrain / 2; ++i) {
-      has_nan |= isunordered(x[2 * i], x[2 * i + 1]);
       words[i] = narrow2_finite<kDType>(x[2 * i], x[2 * i + 1]);
     }
-    if (has_nan) [[unlikely]] {
+    if (largest > kF32Infinity) [[unlikely]] {
       float from[kReturnGrain];
       std::uint32_t to[kReturnGrain / 2];
 #pragma unroll

@@ -138,6 +138,7 @@ struct Spin {
   template <typename What>
   __device__ __forceinline__ bool again(const Watch& watch, What&& what) {
     ++num_spins;
+    if (watch.rest_ns != 0) __nanosleep(watch.rest_ns);
     if (num_spins % kSpinsPerLook != 0) return true;
     start_ns = look_around(watch, what(), num_spins / kSpinsPerLook, start_ns);
     return start_ns != 0;
