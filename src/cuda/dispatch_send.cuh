@@ -12,7 +12,6 @@
 namespace switchyard {
 
 inline constexpr int kBatchTokens = 16;  // planned at once by the warps of a CTA
-inline constexpr int kIdsAtOnce = 2 * kExchangeThreads;  // counted by a CTA in one go
 inline constexpr int kMaxDetailUnits = (1 + kMaxPushTopk / 2 + kMaxPushTopk + 3) / 4;
 
 /// A rank that a token goes to.
@@ -39,7 +38,6 @@ struct TokenPlan {
 struct SenderShared {
   TokenPlan plans[kBatchTokens];
   std::int32_t ids[kBatchTokens * kMaxPushTopk];
-  std::int32_t counted_ids[kIdsAtOnce];
   alignas(16) std::uint8_t scales[kExchangeWarps][kMaxPieceScaleBytes];
   alignas(16) std::uint32_t details[kExchangeWarps][4 * kMaxDetailUnits];
 };
@@ -60,53 +58,56 @@ __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t
   return id >= 0 && id < a.ownership.num_experts;
 }
 
-/// Counts what tokens before `end` chose: rows of each expert, tokens for each rank. All threads
-/// load ids, then each thread counts whole tokens. The first ids are on their way while the counts
-/// are cleared. Ends with a barrier.
-__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end, std::int32_t* ids,
+/// Walks tokens from the first with a lane for each choice, as many whole tokens a warp as fit.
+struct ChoiceWalk {
+  int per_warp;  ///< tokens
+  int token;     ///< of this lane, or beyond the end
+  int k;
+
+  __device__ __forceinline__ ChoiceWalk(const DispatchArgs& a, int end) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    per_warp = a.by_topk.quotient(kLanes);
+    const int in_warp = a.by_topk.quotient(lane);
+    k = lane - in_warp * a.num_topk;
+    token = in_warp < per_warp ? static_cast<int>(threadIdx.x) / kLanes * per_warp + in_warp : end;
+  }
+  __device__ __forceinline__ std::int32_t load(const DispatchArgs& a, int end) const {
+    return token < end ? load_id(a, std::int64_t{token} * a.num_topk + k) : -1;
+  }
+  __device__ __forceinline__ int step() const { return kExchangeWarps * per_warp; }
+};
+
+/// Counts what tokens before `end` chose: rows of each expert, tokens for each rank. The first ids
+/// are on their way while the counts are cleared, each next one while one is counted. Ends with a
+/// barrier.
+__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end,
                                              std::uint32_t* counts) {
-  const auto thread = static_cast<int>(threadIdx.x);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
   std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   const int size = a.ownership.num_experts + a.ownership.num_ranks;
-  const int tokens_at_once = kIdsAtOnce / a.num_topk;
-  int begin = 0;
+  ChoiceWalk walk(a, end);
+  std::int32_t id = walk.load(a, end);
 #pragma unroll 1
-  do {
-    const int tokens = min(tokens_at_once, end - begin);
-    const int num_ids = tokens * a.num_topk;
-    const std::int64_t first = std::int64_t{begin} * a.num_topk;
-    const std::int32_t low = thread < num_ids ? load_id(a, first + thread) : -1;
-    const std::int32_t high =
-        thread + kExchangeThreads < num_ids ? load_id(a, first + thread + kExchangeThreads) : -1;
-    if (begin == 0) {
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) counts[i] = 0;
+  __syncthreads();
 #pragma unroll 1
-      for (int i = thread; i < size; i += kExchangeThreads) counts[i] = 0;
-    }
-    ids[thread] = low;
-    ids[thread + kExchangeThreads] = high;
-    __syncthreads();
-#pragma unroll 1
-    for (int t = thread; t < tokens; t += kExchangeThreads) {
-      std::uint64_t ranks = 0;
-#pragma unroll 2
-      for (int k = 0; k < a.num_topk; ++k) {
-        const std::int32_t id = ids[t * a.num_topk + k];
-        if (!names_expert(a, id)) continue;
-        atomicAdd(counts + id, 1u);
-        ranks |= std::uint64_t{1} << a.ownership.owner(id);
-      }
-#pragma unroll 1
-      for (; ranks != 0; ranks &= ranks - 1) atomicAdd(rank_counts + __ffsll(ranks) - 1, 1u);
-    }
-    __syncthreads();
-    begin += tokens_at_once;
-  } while (begin < end);
+  for (int round = 0; round < end; round += walk.step()) {
+    const bool is_valid = names_expert(a, id);
+    const int rank = is_valid ? a.ownership.owner(id) : kMaxPushRanks;
+    const unsigned same = __match_any_sync(0xFFFFFFFFu, walk.token * 2 * kMaxPushRanks + rank);
+    walk.token += walk.step();
+    const std::int32_t next = walk.load(a, end);
+    if (is_valid) atomicAdd(counts + id, 1u);
+    if (is_valid && (same & ((1u << lane) - 1)) == 0) atomicAdd(rank_counts + rank, 1u);
+    id = next;
+  }
+  __syncthreads();
 }
 
 /// Tells every peer what comes: rows for it, tokens of this rank, rows for each of its experts.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
-                                         SenderShared& shared, std::uint32_t* counts) {
-  count_tokens(a, a.num_tokens, shared.counted_ids, counts);
+                                         std::uint32_t* counts) {
+  count_tokens(a, a.num_tokens, counts);
   const std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   stamp(a, 1);
   const std::size_t at = a.layout.announcement(call, a.rank);
@@ -174,7 +175,8 @@ __device__ __forceinline__ void plan_token(const DispatchArgs& a, std::uint64_t 
   if (is_valid && is_first) expert_counts[id] += static_cast<std::uint32_t>(__popc(same_expert));
   const bool is_twice = is_valid && !is_first && a.rows_layout == Layout::kBatched;
   if (id < -1 || id >= a.ownership.num_experts || is_twice) [[unlikely]] {
-    give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, lane, id, 0);
+    give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, lane, id,
+            0);
   }
   __syncwarp();
 }
@@ -208,7 +210,8 @@ __device__ __forceinline__ void send_details(const DispatchArgs& a, std::uint64_
   const int num_id_words = (a.num_topk + 1) / 2;
   if (lane == 0) words[0] = static_cast<std::uint32_t>(token);
   if (lane < num_id_words) {
-    const std::uint32_t odd = 2 * lane + 1 < a.num_topk ? static_cast<std::uint32_t>(plan.ids[2 * lane + 1] + 1) : 0;
+    const std::uint32_t odd =
+        2 * lane + 1 < a.num_topk ? static_cast<std::uint32_t>(plan.ids[2 * lane + 1] + 1) : 0;
     words[1 + lane] = (static_cast<std::uint32_t>(plan.ids[2 * lane] + 1) & 0xFFFFu) | odd << 16;
   }
   if (lane < a.num_topk) {
@@ -247,8 +250,8 @@ __device__ __forceinline__ void route_unit(const TokenPlan& plan, std::uint32_t 
   if (unit == 0) words[0] |= static_cast<std::uint32_t>(count) << 16;
 }
 
-/// Sends a piece to its share of the ranks that want the token: elements, then, by the first lanes, its scales
-/// and routes.
+/// Sends a piece to its share of the ranks that want the token: elements, then, by the first lanes,
+/// its scales and routes.
 template <class Form>
 __device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t call, int piece,
                                            int share, int lane,
@@ -306,7 +309,8 @@ __device__ __forceinline__ SendRange send_range(const DispatchArgs& a, int sende
   const int part = sender - group * a.ctas_per_token;
   const int begin = group * a.tokens_per_group;
   const int pieces = (a.layout.num_pieces - part + a.ctas_per_token - 1) / a.ctas_per_token;
-  return {begin, min(begin + a.tokens_per_group, a.num_tokens), part, pieces * a.shares + (part == 0 ? 1 : 0)};
+  return {begin, min(begin + a.tokens_per_group, a.num_tokens), part,
+          pieces * a.shares + (part == 0 ? 1 : 0)};
 }
 
 /// Asks for the elements of a CTA's item before they are needed.
@@ -314,8 +318,8 @@ __device__ __forceinline__ void prefetch_piece(const DispatchArgs& a, const Send
                                                int item, int lane) {
   const int nth = item / range.items;
   const int piece = range.part + (item - nth * range.items) / a.shares * a.ctas_per_token;
-  const std::int64_t at = (std::int64_t{piece} * kPieceElements + lane * kGrainElements) *
-                          wire_bits(a.token_dtype) / 8;
+  const std::int64_t at =
+      (std::int64_t{piece} * kPieceElements + lane * kGrainElements) * wire_bits(a.token_dtype) / 8;
   if (piece >= a.layout.num_pieces || at >= a.layout.shape.hidden * wire_bits(a.token_dtype) / 8) {
     return;
   }
@@ -345,7 +349,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
   if (lane < kMaxPieceScaleBytes) scales[lane] = 0;
   load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
   if (warp < (range.end - range.begin) * range.items) prefetch_piece(a, range, warp, lane);
-  count_tokens(a, range.begin, shared.counted_ids, counts);
+  count_tokens(a, range.begin, counts);
   stamp(a, 1);
 #pragma unroll 1
   for (int batch = range.begin; batch < range.end; batch += kBatchTokens) {
@@ -379,7 +383,8 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
       if (!is_item) break;
       const TokenPlan& plan = shared.plans[nth];
       if (is_piece) {
-        send_piece<Form>(a, call, piece, in_token - nth_piece * a.shares, lane, words, plan, scales);
+        send_piece<Form>(a, call, piece, in_token - nth_piece * a.shares, lane, words, plan,
+                         scales);
       } else {
         send_details(a, call, batch + nth, lane, plan, shared.details[warp]);
       }

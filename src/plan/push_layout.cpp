@@ -41,8 +41,8 @@ PushLayout make_push_layout(const PushShape& shape) {
                   static_cast<std::size_t>(kReturnPiece * shape.return_element_bits / 8));
 
   layout.rows_offset = checked_mul(ranks, layout.announcement_bytes);
-  layout.returns_offset = checked_add(
-      layout.rows_offset, checked_mul(checked_mul(ranks, tokens), layout.row_stride));
+  layout.returns_offset =
+      checked_add(layout.rows_offset, checked_mul(checked_mul(ranks, tokens), layout.row_stride));
   const std::size_t columns = static_cast<std::size_t>(layout.num_columns());
   layout.marks_offset = checked_add(
       layout.returns_offset, checked_mul(checked_mul(tokens, columns), layout.return_stride));

@@ -94,9 +94,7 @@ struct PushLayout {
   SWITCHYARD_HOST_DEVICE int num_columns() const {
     return has_rank_columns() ? shape.num_ranks : shape.num_topk;
   }
-  SWITCHYARD_HOST_DEVICE int column(int rank, int k) const {
-    return has_rank_columns() ? rank : k;
-  }
+  SWITCHYARD_HOST_DEVICE int column(int rank, int k) const { return has_rank_columns() ? rank : k; }
 };
 
 /// Errors: kInvalidArgument when a size overflows.
