@@ -9,6 +9,7 @@
 #include "cuda/call.cuh"
 #include "cuda/check.h"
 #include "cuda/dispatch_receive.cuh"
+#include "cuda/dispatch_send.cuh"
 #include "cuda/launch.h"
 
 namespace switchyard {

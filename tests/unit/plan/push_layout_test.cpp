@@ -94,7 +94,7 @@ TEST(PushLayoutTest, ColumnsAreOfRanksWhereTheyAreFewer) {
 
 TEST(PushLayoutTest, SizesThatOverflowAreRefused) {
   PushShape shape = shape_of(64, 8, std::int64_t{1} << 40, std::int64_t{1} << 40);
-  test::expect_error([&] { make_push_layout(shape); }, Errc::kInvalidArgument, "overflows");
+  test::expect_error(Errc::kInvalidArgument, "overflows", [&] { make_push_layout(shape); });
 }
 
 }  // namespace
