@@ -136,9 +136,9 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
       std::uint32_t words[4 * kUnits];
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        is_good &= empty_unit(own, terms.at[i] + u * kLanes * kUnitBytes, a.layout, a.watch,
-                              {WaitPlace::kReturnedRow, -1, token, call},
-                              terms.units[i * kUnits + u]);
+        is_good &=
+            empty_unit(own, terms.at[i] + u * kLanes * kUnitBytes, a.layout, a.watch,
+                       {WaitPlace::kReturnedRow, -1, token, call}, terms.units[i * kUnits + u]);
 #pragma unroll
         for (int w = 0; w < 4; ++w) words[4 * u + w] = terms.units[i * kUnits + u][w];
       }
@@ -163,18 +163,13 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint64_t c
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * kExchangeWarps;
-  const auto num_runs = static_cast<int>(a.by_runs.divisor);
-  const int num_items = a.num_tokens * num_runs;
+  const int num_pieces = a.layout.num_return_pieces;
+  const int num_items = a.num_tokens * num_pieces;
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    const int token = a.by_runs.quotient(item);
+    const int token = a.by_pieces.quotient(item);
     const TokenTerms terms(a, token, lane);
-    const int begin = (item - token * num_runs) * a.pieces_per_run;
-    const int end = min(begin + a.pieces_per_run, a.layout.num_return_pieces);
-#pragma unroll 1
-    for (int piece = begin; piece < end; ++piece) {
-      if (!sum_piece<kWire>(a, call, token, terms, piece, lane)) return;
-    }
+    if (!sum_piece<kWire>(a, call, token, terms, item - token * num_pieces, lane)) return;
   }
 }
 

@@ -81,15 +81,16 @@ __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t
   }
 }
 
-/// Some pieces of an arrived token.
-struct Run {
+/// A piece of an arrived token.
+struct ArrivedPiece {
   std::int32_t owner;
   std::int32_t slot;
   std::int32_t piece;
 };
 
 template <DType kWire>
-__device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_t call, int sender) {
+__device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_t call,
+                                              int sender) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_senders * kExchangeWarps;
@@ -102,30 +103,26 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_
   const auto at = [&](int item) {
     const int slot = min(a.by_slot.quotient(item), max_tokens - 1);
     const int rest = item - a.by_slot.quotient(item) * static_cast<int>(a.by_slot.divisor);
-    const int nth = a.by_runs.quotient(rest);
+    const int nth = a.by_pieces.quotient(rest);
     const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
-    return Run{owner, slot, (rest - nth * static_cast<int>(a.by_runs.divisor)) * a.pieces_per_run};
+    return ArrivedPiece{owner, slot, rest - nth * a.layout.num_return_pieces};
   };
   // Before it is known whether there is such a token, and while the one before is returned: loads
   // of one wait are one wait.
-  Run run = at(warp);
-  ArrivedToken from(a, run.owner * max_tokens + run.slot, lane);
+  ArrivedPiece now = at(warp);
+  ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
 #pragma unroll 1
   for (int item = warp; a.by_slot.quotient(item) < max_tokens; item += num_warps) {
-    const Run next = at(item + num_warps);
+    const ArrivedPiece next = at(item + num_warps);
     const ArrivedToken from_next(a, next.owner * max_tokens + next.slot, lane);
-    const std::int32_t from_low = __shfl_sync(0xFFFFFFFFu, low, run.owner % kLanes);
-    const std::int32_t from_high = __shfl_sync(0xFFFFFFFFu, high, run.owner % kLanes);
-    if (run.slot < (run.owner < kLanes ? from_low : from_high)) {
-      const int end = min(run.piece + a.pieces_per_run, a.layout.num_return_pieces);
-#pragma unroll 1
-      for (int piece = run.piece; piece < end; ++piece) {
-        return_piece<kWire>(a, call, run.owner, from, piece, lane);
-      }
-    } else if (run.slot >= __reduce_max_sync(0xFFFFFFFFu, max(low, high))) {
+    const std::int32_t from_low = __shfl_sync(0xFFFFFFFFu, low, now.owner % kLanes);
+    const std::int32_t from_high = __shfl_sync(0xFFFFFFFFu, high, now.owner % kLanes);
+    if (now.slot < (now.owner < kLanes ? from_low : from_high)) {
+      return_piece<kWire>(a, call, now.owner, from, now.piece, lane);
+    } else if (now.slot >= __reduce_max_sync(0xFFFFFFFFu, max(low, high))) {
       return;
     }
-    run = next;
+    now = next;
     from = from_next;
   }
 }

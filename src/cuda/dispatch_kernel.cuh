@@ -6,9 +6,10 @@
 // a grid that runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
 #pragma once
 
-#include "cuda/check.h"
 #include "cuda/call.cuh"
+#include "cuda/check.h"
 #include "cuda/dispatch_receive.cuh"
+#include "cuda/dispatch_send.cuh"
 #include "cuda/launch.h"
 
 namespace switchyard {
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
     auto* counts = reinterpret_cast<std::uint32_t*>(&shared + 1);
     if (cta == 0) {
-      announce(a, call, shared, counts);
+      announce(a, call, counts);
     } else {
       send_tokens<Form>(a, call, cta - 1, shared, counts);
     }
@@ -49,8 +50,9 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
   const auto experts = static_cast<std::size_t>(args.ownership.num_experts);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
-  const std::size_t shared = std::max(sizeof(SenderShared) + (experts + ranks) * sizeof(std::uint32_t),
-                                      sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
+  const std::size_t shared =
+      std::max(sizeof(SenderShared) + (experts + ranks) * sizeof(std::uint32_t),
+               sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
   const int ctas = (sends ? 1 + args.num_senders : 0) + (receives ? args.num_receivers : 0);
   launch_kernel(dispatch_kernel<Form>, {ctas, kExchangeThreads, shared, programmatic, stream},
                 "dispatch", args, sends, receives);

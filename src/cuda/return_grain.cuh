@@ -12,7 +12,7 @@
 namespace switchyard {
 
 template <DType kDType>
-inline constexpr int kGrainWords = kReturnGrain * wire_bits(kDType) / 32;
+inline constexpr int kGrainWords = kReturnGrain* wire_bits(kDType) / 32;
 template <DType kDType>
 inline constexpr int kGrainUnits = kGrainWords<kDType> / 4;
 

@@ -43,7 +43,6 @@ struct Watch {
   const std::uint32_t* abort_word = nullptr;  ///< host; not 0: give up
   std::uint32_t* failed = nullptr;            ///< device; not 0: some warp of this rank gave up
   std::uint64_t timeout_ns = 0;
-  std::uint32_t rest_ns = 0;  ///< between two looks at words that have not come
 };
 
 }  // namespace switchyard

@@ -16,9 +16,8 @@
 // and the tag says of which call it is.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+#include <cuda_runtime.h>
 
 #include "cuda/watch.h"
 #include "plan/push_layout.h"
@@ -138,7 +137,6 @@ struct Spin {
   template <typename What>
   __device__ __forceinline__ bool again(const Watch& watch, What&& what) {
     ++num_spins;
-    if (watch.rest_ns != 0) __nanosleep(watch.rest_ns);
     if (num_spins % kSpinsPerLook != 0) return true;
     start_ns = look_around(watch, what(), num_spins / kSpinsPerLook, start_ns);
     return start_ns != 0;
@@ -227,7 +225,8 @@ __device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
 #pragma unroll
   for (int i = 0; i < N; ++i) empty[i] = kEmpty;
   store_words(window + at, empty);
-  if (largest(w) != kEscaped) [[likely]] return true;
+  if (largest(w) != kEscaped) [[likely]]
+    return true;
   const std::uint32_t which = take_mark(window, at, layout, watch, what);
   if (which == kNoMark) return false;
 #pragma unroll
