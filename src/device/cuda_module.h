@@ -12,6 +12,7 @@
 
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
+#include "device/device_meter.h"
 
 namespace switchyard {
 
@@ -25,6 +26,8 @@ struct CudaModule {
       const DeviceExchangeOptions& options) = nullptr;
   /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
+  /// Collective. Errors: as the constructor of DeviceExchange.
+  std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;
 };
 
 /// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the

@@ -7,6 +7,7 @@
 
 #include "cuda/check.h"
 #include "device/cuda_module.h"
+#include "module/cuda_meter.h"
 #include "module/describe_devices.h"
 #include "p2p/p2p_exchange.h"
 
@@ -32,6 +33,7 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .device_count = device_count,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
+      .make_meter = make_cuda_meter,
   };
   return &module;
 }

@@ -43,6 +43,10 @@ NcclApi load() {
   find(library, api.get_unique_id, "ncclGetUniqueId");
   find(library, api.comm_init_rank, "ncclCommInitRank");
   find(library, api.comm_abort, "ncclCommAbort");
+  find(library, api.group_start, "ncclGroupStart");
+  find(library, api.group_end, "ncclGroupEnd");
+  find(library, api.send, "ncclSend");
+  find(library, api.receive, "ncclRecv");
   find(library, api.mem_alloc, "ncclMemAlloc");
   find(library, api.mem_free, "ncclMemFree");
   find(library, api.window_register, "ncclCommWindowRegister");

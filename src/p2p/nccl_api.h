@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nccl_api.h: the functions of libnccl.so.2 that a window needs, loaded at the first use.
+// nccl_api.h: the functions of libnccl.so.2 that windows and measurements need,
+// loaded at the first use.
 #pragma once
 
 #include <nccl.h>
@@ -14,6 +15,10 @@ struct NcclApi {
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRank) comm_init_rank = nullptr;
   decltype(&::ncclCommAbort) comm_abort = nullptr;
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
+  decltype(&::ncclSend) send = nullptr;
+  decltype(&::ncclRecv) receive = nullptr;
   decltype(&::ncclMemAlloc) mem_alloc = nullptr;
   decltype(&::ncclMemFree) mem_free = nullptr;
   decltype(&::ncclCommWindowRegister) window_register = nullptr;

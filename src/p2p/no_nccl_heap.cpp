@@ -3,6 +3,7 @@
 // For a build without NCCL's headers.
 
 #include "core/fail.h"
+#include "p2p/nccl_all_to_all.h"
 #include "p2p/nccl_heap.h"
 
 namespace switchyard {
@@ -15,6 +16,10 @@ std::string nccl_obstacle() {
 
 std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
   fail(Errc::kNotAvailable, "device window: {}", nccl_obstacle());
+}
+
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& /*engine*/, int /*device*/) {
+  fail(Errc::kNotAvailable, "nccl: {}", nccl_obstacle());
 }
 
 }  // namespace switchyard
