@@ -64,10 +64,13 @@ class DeviceMeter {
   virtual void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
   virtual void launch_nothing(Stream stream) = 0;
 
-  /// Empty, or why this rank cannot call nccl_all_to_all.
+  /// Empty, or why this rank has no NCCL.
   virtual std::string why_no_nccl() const = 0;
-  /// Collective: grouped ncclSend and ncclRecv, bytes by peer. Call the work once before a capture:
-  /// NCCL connects ranks at the first use. Errors also: kTimeout, kPeerLost.
+  /// Collective. Empty, or why the ranks cannot use NCCL together: alike on every rank. Errors:
+  /// kTimeout, kPeerLost, kAborted.
+  virtual std::string join_nccl() = 0;
+  /// Grouped ncclSend and ncclRecv, bytes by peer; for ranks that have joined. Call the work once
+  /// before a capture: NCCL connects ranks at the first use.
   virtual DeviceWork nccl_all_to_all(const std::vector<std::int64_t>& sent,
                                      const std::vector<std::int64_t>& received) = 0;
 };

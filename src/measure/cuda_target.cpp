@@ -3,9 +3,11 @@
 #include "measure/cuda_target.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 
+#include "core/log.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
 #include "measure/cuda_run.h"
@@ -88,15 +90,25 @@ class CudaTarget : public BenchTarget {
     } else {
       result.us = run.times(shape.operation, tick);
     }
-    const bool has_nccl = baseline == "nccl" && first_text(group_, meter_->why_no_nccl()).empty();
-    if (has_nccl) result.baseline_us = run.nccl_times(shape.operation);
+    if (baseline == "nccl" && has_nccl()) result.baseline_us = run.nccl_times(shape.operation);
     result.num_wrong = run.count_wrong(shape.num_runs);
     return result;
   }
 
  private:
+  // Asked once: a communicator that could not be made will not come.
+  bool has_nccl() {
+    if (why_no_nccl_.has_value()) return why_no_nccl_->empty();
+    why_no_nccl_ = meter_->join_nccl();
+    if (!why_no_nccl_->empty() && group_.rank() == 0) {
+      log(LogLevel::kWarn, "bench", "--baseline nccl is left out: {}", *why_no_nccl_);
+    }
+    return why_no_nccl_->empty();
+  }
+
   Group group_;
   std::unique_ptr<DeviceMeter> meter_;
+  std::optional<std::string> why_no_nccl_;
 };
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "cuda/meter_kernels.h"
 #include "engine/engine.h"
 #include "p2p/device_window.h"
+#include "p2p/heap.h"
 #include "p2p/nccl_all_to_all.h"
 #include "p2p/nccl_heap.h"
 
@@ -113,6 +114,7 @@ class CudaMeter final : public DeviceMeter {
   void launch_nothing(Stream stream) override { switchyard::launch_nothing(stream.get()); }
 
   std::string why_no_nccl() const override;
+  std::string join_nccl() override;
   DeviceWork nccl_all_to_all(const std::vector<std::int64_t>& sent,
                              const std::vector<std::int64_t>& received) override;
 
@@ -247,9 +249,26 @@ std::string CudaMeter::why_no_nccl() const {
   return nccl_obstacle();
 }
 
+std::string CudaMeter::join_nccl() {
+  if (nccl_ != nullptr) return {};
+  try {
+    gather_or_fail(group_.engine(), [&] {
+      const std::string why = why_no_nccl();
+      require(why.empty(), Errc::kNotAvailable, "{}", why);
+      return std::string();
+    });
+    nccl_ = make_nccl_all_to_all(group_.engine(), device_);
+    return {};
+  } catch (const Error& error) {
+    const Errc code = error.code();
+    if (code != Errc::kNotAvailable && code != Errc::kSystem) throw;
+    return error.what();
+  }
+}
+
 DeviceWork CudaMeter::nccl_all_to_all(const std::vector<std::int64_t>& sent,
                                       const std::vector<std::int64_t>& received) {
-  if (nccl_ == nullptr) nccl_ = make_nccl_all_to_all(group_.engine(), device_);
+  require(nccl_ != nullptr, Errc::kInternal, "nccl_all_to_all: the ranks have not joined NCCL");
   const auto total = [](const std::vector<std::int64_t>& bytes) {
     return static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
   };
