@@ -43,7 +43,8 @@ class DeviceMeter {
   /// Waits.
   virtual void fill(void* to, int value, std::size_t bytes) = 0;
 
-  /// Runs `work` once, and waits.
+  /// Collective: runs `work` once, from a barrier on, and waits. (Ranks that share a GPU must not
+  /// allocate while a kernel waits for them.)
   virtual void run(const DeviceWork& work) = 0;
   /// A CUDA graph of `work`; to call it is to launch the graph.
   virtual DeviceWork capture(const DeviceWork& work) = 0;

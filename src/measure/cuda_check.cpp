@@ -68,7 +68,6 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   upload(input, iteration);
   poison_output();
   const BenchOracle oracle(shape_, iteration, group_.rank());
-  group_.barrier();
   DeviceDispatched got;
   meter_.run([&](Stream stream) { got = dispatch(input, stream); });
   exchange_.check();
@@ -91,7 +90,6 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
 
   const Tensor results = oracle.results(num_rows_);
   copy_rows(meter_, results_.get(), results.data(), row_bytes_of(results, num_rows_), extents);
-  group_.barrier();
   meter_.run([&](Stream stream) { combine(got.handle, stream); });
   exchange_.check();
   const Tensor output(DType::kBF16, {shape_.num_tokens, shape_.workload.hidden});

@@ -197,6 +197,7 @@ void CudaMeter::fill(void* to, int value, std::size_t bytes) {
 }
 
 void CudaMeter::run(const DeviceWork& work) {
+  group_.barrier();
   work(stream_.get());
   synchronize("run");
 }
