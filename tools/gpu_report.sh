@@ -16,6 +16,9 @@ gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 ranks=${3:-$((gpus > 2 ? gpus : 2))}
 budget=${SWITCHYARD_REPORT_SECONDS:-530}
 failed=0
+# PyTorch's packages bring NCCL, where the system has none.
+nccl=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib")' 2>/dev/null)
+[ -d "$nccl" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl"
 : >"$out/summary.txt"
 
 # step NAME SECONDS COMMAND...: its output goes to NAME.log. Skipped when the time is over.

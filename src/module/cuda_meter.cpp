@@ -247,7 +247,7 @@ void CudaMeter::copy_async(void* to, const void* from, std::size_t bytes, Stream
 
 std::string CudaMeter::why_no_nccl() const {
   if (window_->is_shared_gpu()) return "NCCL wants a GPU for each rank";
-  return nccl_obstacle();
+  return nccl_calls_obstacle();
 }
 
 std::string CudaMeter::join_nccl() {

@@ -18,14 +18,14 @@ struct Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator() {
-    if (comm != nullptr) nccl_api().comm_abort(comm);  // needs no peer, unlike ncclCommDestroy
+    if (comm != nullptr) nccl_calls().comm_abort(comm);  // needs no peer, unlike ncclCommDestroy
   }
   ncclComm_t comm = nullptr;
 };
 
 // The store takes any bytes. Never empty, and never what a failure begins with.
 std::string id_text(int rank) {
-  const NcclApi& api = nccl_api();
+  const NcclCalls& api = nccl_calls();
   if (rank != 0) return "-";
   ncclUniqueId id{};
   check_nccl(api.get_unique_id(&id), "ncclGetUniqueId");
@@ -40,14 +40,14 @@ ncclUniqueId id_of(const std::string& text) {
   return id;
 }
 
-class NcclCalls final : public NcclAllToAll {
+class GroupedCalls final : public NcclAllToAll {
  public:
-  explicit NcclCalls(std::shared_ptr<Communicator> communicator)
+  explicit GroupedCalls(std::shared_ptr<Communicator> communicator)
       : communicator_(std::move(communicator)) {}
 
   void enqueue(const AllToAllBytes& bytes, const std::byte* from, std::byte* to,
                cudaStream_t stream) override {
-    const NcclApi& api = nccl_api();
+    const NcclCalls& api = nccl_calls();
     ncclComm_t comm = communicator_->comm;
     check_nccl(api.group_start(), "ncclGroupStart");
     for (std::size_t peer = 0; peer < bytes.sent.size(); ++peer) {
@@ -77,10 +77,11 @@ std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& engine, int device) {
   auto communicator = std::make_shared<Communicator>();
   const auto join = [communicator, id = id_of(texts[0]), rank = engine.rank(),
                      size = engine.size()] {
-    check_nccl(nccl_api().comm_init_rank(&communicator->comm, size, id, rank), "ncclCommInitRank");
+    check_nccl(nccl_calls().comm_init_rank(&communicator->comm, size, id, rank),
+               "ncclCommInitRank");
   };
   gather_or_fail(engine, [&] { return run_within_deadline(engine, device, join), std::string(); });
-  return std::make_unique<NcclCalls>(std::move(communicator));
+  return std::make_unique<GroupedCalls>(std::move(communicator));
 }
 
 }  // namespace switchyard

@@ -31,8 +31,8 @@ class NcclAllToAll {
                        cudaStream_t stream) = 0;
 };
 
-/// Collective. Errors: kNotAvailable (see nccl_obstacle), kSystem (several ranks on a GPU, among
-/// others), kTimeout, kPeerLost.
+/// Collective. Errors: kNotAvailable (see nccl_calls_obstacle), kSystem (several ranks on a GPU,
+/// among others), kTimeout, kPeerLost.
 std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& engine, int device);
 
 }  // namespace switchyard

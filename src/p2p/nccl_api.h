@@ -10,7 +10,8 @@
 
 namespace switchyard {
 
-struct NcclApi {
+/// What every version has.
+struct NcclCalls {
   int version = 0;  ///< for example 22809
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRank) comm_init_rank = nullptr;
@@ -19,12 +20,18 @@ struct NcclApi {
   decltype(&::ncclGroupEnd) group_end = nullptr;
   decltype(&::ncclSend) send = nullptr;
   decltype(&::ncclRecv) receive = nullptr;
+  decltype(&::ncclGetErrorString) get_error_string = nullptr;
+  decltype(&::ncclGetLastError) get_last_error = nullptr;
+};
+
+/// Errors: kNotAvailable: no library, or one that is too old.
+const NcclCalls& nccl_calls();
+
+struct NcclApi : NcclCalls {
   decltype(&::ncclMemAlloc) mem_alloc = nullptr;
   decltype(&::ncclMemFree) mem_free = nullptr;
   decltype(&::ncclCommWindowRegister) window_register = nullptr;
   decltype(&::ncclCommWindowDeregister) window_deregister = nullptr;
-  decltype(&::ncclGetErrorString) get_error_string = nullptr;
-  decltype(&::ncclGetLastError) get_last_error = nullptr;
   /// Only of the version of our headers: its structs have no size field.
   decltype(&::ncclDevCommCreate) dev_comm_create = nullptr;
   decltype(&::ncclDevCommDestroy) dev_comm_destroy = nullptr;

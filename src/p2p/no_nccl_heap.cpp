@@ -14,6 +14,8 @@ std::string nccl_obstacle() {
   return "this build knows no NCCL; install its headers (nccl.h, 2.28 or newer) and build again";
 }
 
+std::string nccl_calls_obstacle() { return nccl_obstacle(); }
+
 std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
   fail(Errc::kNotAvailable, "device window: {}", nccl_obstacle());
 }
