@@ -23,8 +23,8 @@ struct PieceShared {
   alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
 };
 
-/// In dynamic shared memory, after it: first place of each source's rows of each expert [P, L], then
-/// the first row of each expert [L].
+/// In dynamic shared memory, after it: first place of each source's rows of each expert [P, L],
+/// then the first row of each expert [L].
 struct ReceiverShared {
   std::int32_t num_from[kMaxPushRanks];     ///< rows of each source
   std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
@@ -61,8 +61,8 @@ __device__ __forceinline__ void take_announcements(const DispatchArgs& a, std::u
         shared.failed = 1;
         value = 0;
       }
-      std::int32_t* to = takes_totals ? shared.num_from + source
-                                      : places.before + source * num_local + inner;
+      std::int32_t* to =
+          takes_totals ? shared.num_from + source : places.before + source * num_local + inner;
       *to = static_cast<std::int32_t>(value);
     }
   }
@@ -108,8 +108,9 @@ __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64
                                               std::int32_t count) {
   a.num_rows[expert] = count;
   if (a.rows_layout == Layout::kBatched && count > a.capacity) {
-    give_up(a.watch, WaitFailure::kCapacityExceeded, {WaitPlace::kAnnouncement, a.rank, expert, call},
-            static_cast<std::int32_t>(a.capacity), count, 0);
+    give_up(a.watch, WaitFailure::kCapacityExceeded,
+            {WaitPlace::kAnnouncement, a.rank, expert, call}, static_cast<std::int32_t>(a.capacity),
+            count, 0);
   }
 }
 
@@ -202,7 +203,8 @@ __device__ __forceinline__ void put_scales(const DispatchArgs& a, const Arriving
     const Target target = shared.targets[r];
     const std::int32_t first =
         is_batched ? target.expert * static_cast<std::int32_t>(a.capacity) : 0;
-    std::byte* to = a.scales + (is_batched ? static_cast<std::size_t>(target.expert) * a.scale_block_bytes : 0);
+    std::byte* to =
+        a.scales + (is_batched ? static_cast<std::size_t>(target.expert) * a.scale_block_bytes : 0);
     const std::int64_t at = a.scale_block.index(target.row - first, s);
     if (is_wide) {
       reinterpret_cast<std::uint32_t*>(to)[at] =
@@ -213,7 +215,8 @@ __device__ __forceinline__ void put_scales(const DispatchArgs& a, const Arriving
   }
 }
 
-/// Keeps the token's number, rows and weights for its combine, and tells the caller ids and weights.
+/// Keeps the token's number, rows and weights for its combine, and tells the caller ids and
+/// weights.
 __device__ __forceinline__ void keep_details(const DispatchArgs& a, const Arriving& in, int lane,
                                              const PieceShared& shared) {
   const int num_id_words = (a.num_topk + 1) / 2;
@@ -292,7 +295,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   const int detail = route - most_routes;
   const std::size_t more_at = (detail < 0 ? in.at + a.layout.scales_in_piece : in.row) +
                               static_cast<std::size_t>(detail < 0 ? lane : detail) * kUnitBytes;
-  bool wants_more = detail >= 0 ? in.piece == 0 && detail < num_detail_units(a.num_topk)
+  bool wants_more = detail >= 0  ? in.piece == 0 && detail < num_detail_units(a.num_topk)
                     : route >= 0 ? route == 0
                                  : in.piece * per_piece + lane < a.scale_units_per_row;
   const bool is_there = first < a.layout.shape.hidden;
@@ -312,7 +315,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
       }
     }
     if (__all_sync(0xFFFFFFFFu, missing == 0 && num_targets != 0)) break;
-    if (__any_sync(0xFFFFFFFFu, !spin.again(a.watch, what))) return false;
+    if (__any_sync(0xFFFFFFFFu, !spin.again(a.watch, [&] { return what; }))) return false;
   }
 
   // The slots are empty again for the call after the next.
@@ -348,7 +351,8 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   if (is_there) {
     std::uint32_t grain[kWords];
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) grain[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
+    for (int i = 0; i < kWords; ++i)
+      grain[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
     const std::int32_t offset = first * kWords / 4;
     const bool is_whole = a.aligned_rows && first + kGrainElements <= a.layout.shape.hidden;
 #pragma unroll 1
@@ -387,7 +391,7 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
   find_places(a, call, reports, shared, places);
   __syncthreads();
   stamp(a, 3);
-  // Slots in the order in which every source sends them.
+  // Slots in the order in which every source sends them; few pieces go to as many CTAs.
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * kExchangeWarps;
@@ -395,7 +399,7 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
   const int per_slot = a.ownership.num_ranks * num_pieces;
   const int num_items = shared.most_from * per_slot;
 #pragma unroll 1
-  for (int item = receiver * kExchangeWarps + warp; item < num_items; item += num_warps) {
+  for (int item = warp * a.num_receivers + receiver; item < num_items; item += num_warps) {
     const int slot = a.by_slot.quotient(item);
     const int rest = item - slot * per_slot;
     const int nth = a.by_pieces.quotient(rest);

@@ -66,11 +66,9 @@ void P2pExchange::check_input(const TensorView& tokens, const TensorView& topk_i
   require(tokens.shape(0) <= config_.max_tokens_per_rank, Errc::kInvalidArgument,
           "dispatch: tokens has {} rows, but max_tokens_per_rank is {}", tokens.shape(0),
           config_.max_tokens_per_rank);
-  check_matrix(topk_ids, {"dispatch",
-                          "topk_ids",
-                          {DType::kI32, DType::kI64},
-                          tokens.shape(0),
-                          config_.num_topk});
+  check_matrix(
+      topk_ids,
+      {"dispatch", "topk_ids", {DType::kI32, DType::kI64}, tokens.shape(0), config_.num_topk});
   if (topk_weights.has_value()) {
     check_matrix(topk_weights,
                  {"dispatch", "topk_weights", {DType::kF32}, tokens.shape(0), config_.num_topk});
@@ -103,8 +101,7 @@ void P2pExchange::set_input(Channel& channel, const TensorView& tokens, const Te
     args.given_scale_stride[0] = options.scales.stride(0);
     args.given_scale_stride[1] = options.scales.stride(1);
   }
-  args.tensor_scale =
-      options.tensor_scale.has_value() ? options.tensor_scale.as<float>() : nullptr;
+  args.tensor_scale = options.tensor_scale.has_value() ? options.tensor_scale.as<float>() : nullptr;
   args.topk_ids = topk_ids.data();
   args.ids_are_64_bits = topk_ids.dtype() == DType::kI64;
   args.topk_weights = topk_weights.has_value() ? topk_weights.as<float>() : nullptr;
@@ -116,12 +113,12 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
   const std::int64_t num_elements = checked_mul(shape_.max_buffer_rows, config_.hidden);
   const DType dtype = rows.dtype();
   const bool is_float = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-  require(rows.has_value() && is_float && rows.is_contiguous() &&
-              rows.num_elements() == num_elements,
-          Errc::kInvalidArgument,
-          "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: a row for each of "
-          "the receive buffer",
-          rows, shape_.max_buffer_rows, config_.hidden);
+  require(
+      rows.has_value() && is_float && rows.is_contiguous() && rows.num_elements() == num_elements,
+      Errc::kInvalidArgument,
+      "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: a row for each of "
+      "the receive buffer",
+      rows, shape_.max_buffer_rows, config_.hidden);
   CombineArgs& args = channel.combine;
   args.rows = rows.as<std::byte>();
   args.row_dtype = dtype;
@@ -158,8 +155,12 @@ void P2pExchange::set_output(Channel& channel, const TensorView& output,
           std::size(args.bias));
   args.num_bias = static_cast<std::int32_t>(options.bias.size());
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
-    check_matrix(options.bias[i], {"combine", fmt::format("bias[{}]", i), {DType::kBF16},
-                                   channel.num_tokens, config_.hidden, true});
+    check_matrix(options.bias[i], {"combine",
+                                   fmt::format("bias[{}]", i),
+                                   {DType::kBF16},
+                                   channel.num_tokens,
+                                   config_.hidden,
+                                   true});
     args.bias[i] = options.bias[i].as<std::uint16_t>();
     args.bias_stride[i] = options.bias[i].stride(0);
   }
@@ -218,8 +219,8 @@ void P2pExchange::check() const {
     default:
       fail(Errc::kTimeout,
            "rank {} of {}: {} from rank {} did not come within {:.1f} s (call {}, row or token {})",
-           group_.rank(), group_.size(), text_of(static_cast<WaitPlace>(record.place)),
-           record.peer, seconds, record.call, record.token);
+           group_.rank(), group_.size(), text_of(static_cast<WaitPlace>(record.place)), record.peer,
+           seconds, record.call, record.token);
   }
 }
 
