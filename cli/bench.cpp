@@ -62,6 +62,8 @@ void check_device(const BenchOptions& options) {
           options.sms);
   require(options.baseline != "nccl", Errc::kInvalidArgument,
           "bench: --baseline nccl with --device cpu, must be mpi or a file");
+  require(options.engine != "p2p", Errc::kInvalidArgument,
+          "bench: --engine p2p with --device cpu, must be --device cuda: it moves memory of GPUs");
 }
 
 void check_place(const char* option, const std::string& path) {
@@ -162,6 +164,7 @@ void add_other_options(CLI::App* verb, BenchOptions& options) {
       "examples:\n"
       "  switchyard bench --ranks 2 --tokens 1,8,64,512 --html bench.html\n"
       "  switchyard bench --workload mixtral-8x7b --op dispatch --scheme none --baseline mpi\n"
+      "  switchyard bench --device cuda --ranks 8 --graph --baseline nccl --tokens 1,8,32,128\n"
       "  switchyard bench --workload data/tiny-moe --op layer "
       "--routing trace:data/tiny-moe/routing.safetensors");
 }
@@ -209,9 +212,9 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 2")
       ->check(CLI::Range(1, 1024));
   verb->add_option("--engine", options.engine,
-                   "how ranks reach each other: auto, local (threads), shm (processes); default: "
-                   "SWITCHYARD_ENGINE or auto")
-      ->check(CLI::IsMember({"auto", "local", "shm"}));
+                   "how ranks reach each other: auto, local (threads), shm (processes), p2p (cuda: "
+                   "processes with a GPU each); default: SWITCHYARD_ENGINE or auto")
+      ->check(CLI::IsMember({"auto", "local", "shm", "p2p"}));
   add_shape_options(verb, options);
   add_other_options(verb, options);
   return verb;
@@ -225,7 +228,7 @@ int bench(const BenchOptions& given, char** argv) {
   start.verb = "bench";
   start.num_ranks = options.ranks;
   start.default_ranks = kDefaultRanks;
-  start.engine = options.engine;
+  start.engine = options.engine == "p2p" ? "shm" : options.engine;  // GPUs are beneath the ranks
   start.timeout_ms = options.timeout_ms;
   start.check = [&](int num_ranks) { check_before(options, num_ranks); };
   start.before = [&](int num_ranks) -> std::vector<std::string> {

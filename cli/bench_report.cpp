@@ -26,6 +26,12 @@ std::string ratio_text(double ratio) {
 std::string operation_text(const BenchOptions& options) {
   const std::string what =
       options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
+  if (options.graph) {
+    return fmt::format(
+        "{}: median of {} graphs, mean iteration of each, slowest rank; inputs by turns, cold "
+        "caches before each graph",
+        what, options.runs);
+  }
   return fmt::format(
       "{}: median of {} iterations, slowest rank of each, new routing and poisoned outputs each",
       what, options.runs);
@@ -35,14 +41,20 @@ std::string floor_text(const BudgetFloor& floor) {
   std::string text = floor.num_sms == 0 ? "" : fmt::format("{} SMs: ", floor.num_sms);
   for (std::size_t i = 0; i < floor.model.constants.size(); ++i) {
     const measure::Constant& constant = floor.model.constants[i];
-    text += fmt::format("{}{} {:.3g} {}", i == 0 ? "" : ", ", constant.name, constant.value,
-                        constant.unit);
+    const std::string value = constant.value < 1000 ? fmt::format("{:.3g}", constant.value)
+                                                    : fmt::format("{:.0f}", constant.value);
+    text += fmt::format("{}{} {} {}", i == 0 ? "" : ", ", constant.name, value, constant.unit);
   }
   return text;
 }
 
 bool has_baseline(const BenchReport& report) {
   return report.baseline.has_value() || report.options.baseline == "nccl";
+}
+
+bool has_any_baseline(const BenchReport& report) {
+  return std::any_of(report.rows.begin(), report.rows.end(),
+                     [](const BenchRow& row) { return row.baseline.has_value(); });
 }
 
 nlohmann::ordered_json json_of(const BudgetFloor& floor) {
@@ -109,7 +121,7 @@ std::string header_text(const BenchReport& report) {
   std::string text = fmt::format("switchyard {} on {}\n", version(),
                                  report.machine.empty() ? "" : report.machine.front().second);
   for (std::size_t i = 1; i < report.machine.size(); ++i) {
-    text += fmt::format("{:<9}{}\n", report.machine[i].first, report.machine[i].second);
+    text += fmt::format("{:<8} {}\n", report.machine[i].first, report.machine[i].second);
   }
   text += fmt::format("workload {}: hidden {}, {} experts, top-{}; routing {}\n",
                       report.workload.name, report.workload.hidden, report.workload.num_experts,
@@ -156,9 +168,11 @@ std::string footer_text(const BenchReport& report) {
         "\nbaseline: its numbers are for hidden {}, {} experts, top-{}, {} ranks, must be those of "
         "this run to stand beside it\n",
         base.hidden, base.num_experts, base.num_topk, base.num_ranks);
-  } else if (compares && std::none_of(report.rows.begin(), report.rows.end(),
-                                      [](const BenchRow& r) { return r.baseline.has_value(); })) {
+  } else if (compares && !has_any_baseline(report)) {
     text += fmt::format("\nbaseline: it has no {} of these numbers of tokens\n", report.options.op);
+  }
+  if (report.options.baseline == "nccl" && !has_any_baseline(report)) {
+    text += "\nbaseline: nccl was left out; a warning says why\n";
   }
   if (!report.is_ok()) text += "\nWRONG: elements differ from what they must be\n";
   return text;

@@ -13,7 +13,7 @@
 
 namespace switchyard::cli {
 
-/// Once, before there are ranks. Errors: kNotAvailable, kNotSupported.
+/// Once, before there are ranks. Errors: kNotAvailable.
 void check_bench_device(const std::string& device);
 
 /// What measures on a device. Errors: as check_bench_device.

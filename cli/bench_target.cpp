@@ -6,6 +6,7 @@
 #include "core/fail.h"
 #include "device/cuda_module.h"
 #include "measure/cpu_target.h"
+#include "measure/cuda_target.h"
 
 namespace switchyard::cli {
 
@@ -14,12 +15,12 @@ void check_bench_device(const std::string& device) {
   const std::string reason = why_no_cuda();
   require(reason.empty(), Errc::kNotAvailable, "bench: --device {}, but there is none: {}", device,
           reason);
-  fail(Errc::kNotSupported, "bench: --device {} is not measured by this build, want cpu", device);
 }
 
 std::unique_ptr<measure::BenchTarget> make_bench_target(const std::string& device,
                                                         const Group& group) {
   check_bench_device(device);
+  if (device == "cuda") return measure::make_cuda_target(group);
   return measure::make_cpu_target(group);
 }
 

@@ -14,6 +14,7 @@
 #include "cuda/permute.h"
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
+#include "device/device_meter.h"
 
 namespace switchyard {
 
@@ -41,6 +42,8 @@ struct CudaModule {
   void (*count_experts)(const cuda::CountArgs&, Stream) = nullptr;
   void (*map_ids)(const cuda::MapIdsArgs&, Stream) = nullptr;
   void (*round_up_and_sum)(const cuda::RoundUpArgs&, Stream) = nullptr;
+  /// Collective. Errors: as the constructor of DeviceExchange.
+  std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;
 };
 
 /// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the

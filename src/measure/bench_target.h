@@ -19,9 +19,10 @@ namespace switchyard::measure {
 /// One rank's part of a measured shape.
 struct ShapeResult {
   /// Of this rank, one an iteration, shape.num_runs of them, in order: iteration i has the routing
-  /// of BenchBatch::make(i). The caller takes the slowest rank of each.
+  /// of BenchBatch::make(i). The caller takes the slowest rank of each. A replayed graph is many
+  /// iterations: one value, their mean.
   std::vector<double> us;
-  std::string method;          ///< "calls", "graph" or "events"
+  std::string method;          ///< "calls", "graph" or "events", and what was subtracted
   std::int64_t num_wrong = 0;  ///< by BenchOracle, in an iteration that is not timed
   /// A baseline that runs on the same ranks, timed likewise; empty: there is none.
   std::vector<double> baseline_us;

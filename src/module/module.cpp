@@ -9,6 +9,7 @@
 #include "cuda/permute.h"
 #include "cuda/quantize.h"
 #include "device/cuda_module.h"
+#include "module/cuda_meter.h"
 #include "module/describe_devices.h"
 #include "p2p/p2p_exchange.h"
 
@@ -43,6 +44,7 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .count_experts = cuda::count_experts,
       .map_ids = cuda::map_ids,
       .round_up_and_sum = cuda::round_up_and_sum,
+      .make_meter = make_cuda_meter,
   };
   return &module;
 }

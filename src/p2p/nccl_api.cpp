@@ -25,30 +25,46 @@ void find(void* library, Function& function, const char* name) {
 }
 
 // It stays loaded: communicators of the program itself may live in it.
-NcclApi load() {
+void* open_library() {
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   require(library != nullptr, Errc::kNotAvailable,
           "{} cannot be loaded; install NCCL 2.28 or newer, or put its folder into LD_LIBRARY_PATH",
           kLibrary);
-  NcclApi api;
+  return library;
+}
+
+NcclCalls load_calls() {
+  void* const library = open_library();
+  NcclCalls api;
   decltype(&::ncclGetVersion) get_version = nullptr;
   find(library, get_version, "ncclGetVersion");
   get_version(&api.version);
+  find(library, api.get_unique_id, "ncclGetUniqueId");
+  find(library, api.comm_init_rank, "ncclCommInitRank");
+  find(library, api.comm_abort, "ncclCommAbort");
+  find(library, api.group_start, "ncclGroupStart");
+  find(library, api.group_end, "ncclGroupEnd");
+  find(library, api.send, "ncclSend");
+  find(library, api.receive, "ncclRecv");
+  find(library, api.get_error_string, "ncclGetErrorString");
+  find(library, api.get_last_error, "ncclGetLastError");
+  return api;
+}
+
+NcclApi load() {
+  NcclApi api;
+  static_cast<NcclCalls&>(api) = nccl_calls();
   require(api.version >= kFirstWithWindows, Errc::kNotAvailable,
           "{} is version {}, windows need 2.28 or newer", kLibrary, version_text(api.version));
   const bool has_host_pointers = api.version >= kFirstWithHostPointers;
   require(has_host_pointers || api.is_of_our_headers(), Errc::kNotAvailable,
           "{} is version {}, this build knows the windows of {} and of 2.29.2 and newer", kLibrary,
           version_text(api.version), version_text(NCCL_VERSION_CODE));
-  find(library, api.get_unique_id, "ncclGetUniqueId");
-  find(library, api.comm_init_rank, "ncclCommInitRank");
-  find(library, api.comm_abort, "ncclCommAbort");
+  void* const library = open_library();
   find(library, api.mem_alloc, "ncclMemAlloc");
   find(library, api.mem_free, "ncclMemFree");
   find(library, api.window_register, "ncclCommWindowRegister");
   find(library, api.window_deregister, "ncclCommWindowDeregister");
-  find(library, api.get_error_string, "ncclGetErrorString");
-  find(library, api.get_last_error, "ncclGetLastError");
   if (has_host_pointers) {
     find(library, api.get_peer_device_pointer, "ncclGetPeerDevicePointer");
   } else {
@@ -59,6 +75,11 @@ NcclApi load() {
 }
 
 }  // namespace
+
+const NcclCalls& nccl_calls() {
+  static const NcclCalls calls = load_calls();
+  return calls;
+}
 
 const NcclApi& nccl_api() {
   static const NcclApi api = load();
@@ -75,18 +96,27 @@ int nccl_version() {
   return version;
 }
 
-std::string nccl_obstacle() {
+namespace {
+
+template <typename Load>
+std::string obstacle_of(Load load_it) {
   try {
-    (void)nccl_api();
+    (void)load_it();
     return {};
   } catch (const Error& error) {
     return error.what();
   }
 }
 
+}  // namespace
+
+std::string nccl_obstacle() { return obstacle_of(nccl_api); }
+
+std::string nccl_calls_obstacle() { return obstacle_of(nccl_calls); }
+
 void check_nccl(ncclResult_t result, const char* what) {
   if (result == ncclSuccess) return;
-  const NcclApi& api = nccl_api();
+  const NcclCalls& api = nccl_calls();
   const char* detail = api.get_last_error(nullptr);
   fail(Errc::kSystem, "{}: NCCL says {}: {}", what, api.get_error_string(result),
        detail == nullptr || *detail == '\0' ? "nothing more; NCCL_DEBUG=INFO does" : detail);

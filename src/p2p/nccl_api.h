@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nccl_api.h: the functions of libnccl.so.2 that a window needs, loaded at the first use.
+// nccl_api.h: the functions of libnccl.so.2 that windows and measurements need,
+// loaded at the first use.
 #pragma once
 
 #include <nccl.h>
@@ -9,17 +10,28 @@
 
 namespace switchyard {
 
-struct NcclApi {
+/// What every version has.
+struct NcclCalls {
   int version = 0;  ///< for example 22809
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRank) comm_init_rank = nullptr;
   decltype(&::ncclCommAbort) comm_abort = nullptr;
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
+  decltype(&::ncclSend) send = nullptr;
+  decltype(&::ncclRecv) receive = nullptr;
+  decltype(&::ncclGetErrorString) get_error_string = nullptr;
+  decltype(&::ncclGetLastError) get_last_error = nullptr;
+};
+
+/// Errors: kNotAvailable: no library, or one that is too old.
+const NcclCalls& nccl_calls();
+
+struct NcclApi : NcclCalls {
   decltype(&::ncclMemAlloc) mem_alloc = nullptr;
   decltype(&::ncclMemFree) mem_free = nullptr;
   decltype(&::ncclCommWindowRegister) window_register = nullptr;
   decltype(&::ncclCommWindowDeregister) window_deregister = nullptr;
-  decltype(&::ncclGetErrorString) get_error_string = nullptr;
-  decltype(&::ncclGetLastError) get_last_error = nullptr;
   /// Only of the version of our headers: its structs have no size field.
   decltype(&::ncclDevCommCreate) dev_comm_create = nullptr;
   decltype(&::ncclDevCommDestroy) dev_comm_destroy = nullptr;

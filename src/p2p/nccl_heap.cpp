@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// NCCL's calls wait for all ranks and know no deadline, so they run on a helper thread, and this
-// rank waits for it as it waits for a peer. When that wait ends first, the thread keeps what it
-// works on and releases it whenever NCCL lets go.
 
 #include "p2p/nccl_heap.h"
 
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <optional>
-#include <thread>
 
 #include "core/fail.h"
 #include "cuda/check.h"
 #include "p2p/nccl_api.h"
+#include "p2p/nccl_call.h"
 #include "p2p/nccl_peers.h"
 
 namespace switchyard {
@@ -42,44 +35,6 @@ struct NcclState {
   ncclWindow_t window = nullptr;
   std::vector<std::byte*> bases;
 };
-
-struct Job {
-  std::atomic<bool> is_done = false;
-  std::optional<Error> error;
-};
-
-// Runs `work` on a thread with `device` current. Errors: of `work`, and of a wait for the peers.
-void run_within_deadline(Engine& engine, int device, std::function<void()> work) {
-  const auto job = std::make_shared<Job>();
-  std::thread helper([job, device, work = std::move(work)]() mutable {
-    try {
-      check_cuda(cudaSetDevice(device), "cudaSetDevice");
-      work();
-    } catch (const Error& error) {
-      job->error = error;
-    } catch (const std::exception& error) {
-      job->error = Error(Errc::kInternal, error.what());
-    }
-    work = nullptr;  // before is_done: what it holds is the heap's alone then
-    job->is_done.store(true, std::memory_order_release);  // pairs with the load below
-  });
-  try {
-    const int next = (engine.rank() + 1) % engine.size();
-    engine.wait({Phase::kSetup, 0, next},
-                [&] { return job->is_done.load(std::memory_order_acquire); });
-  } catch (...) {
-    helper.detach();
-    throw;
-  }
-  helper.join();
-  if (job->error) throw *job->error;
-}
-
-// NVLS would take multicast objects that nothing here uses. NCCL reads the variable once a process.
-void turn_nvls_off() {
-  static const int result = setenv("NCCL_NVLS_ENABLE", "0", 1);
-  (void)result;
-}
 
 std::string to_hex(const ncclUniqueId& id) {
   std::string text;

@@ -16,6 +16,9 @@ int nccl_version();
 /// Empty, or why this build or machine has no NCCL windows.
 std::string nccl_obstacle();
 
+/// Empty, or why this build or machine has no NCCL at all.
+std::string nccl_calls_obstacle();
+
 std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& request);
 
 }  // namespace switchyard

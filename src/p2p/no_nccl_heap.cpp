@@ -3,6 +3,7 @@
 // For a build without NCCL's headers.
 
 #include "core/fail.h"
+#include "p2p/nccl_all_to_all.h"
 #include "p2p/nccl_heap.h"
 
 namespace switchyard {
@@ -13,8 +14,14 @@ std::string nccl_obstacle() {
   return "this build knows no NCCL; install its headers (nccl.h, 2.28 or newer) and build again";
 }
 
+std::string nccl_calls_obstacle() { return nccl_obstacle(); }
+
 std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
   fail(Errc::kNotAvailable, "device window: {}", nccl_obstacle());
+}
+
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& /*engine*/, int /*device*/) {
+  fail(Errc::kNotAvailable, "nccl: {}", nccl_obstacle());
 }
 
 }  // namespace switchyard

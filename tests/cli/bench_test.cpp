@@ -173,6 +173,8 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--graph"}, "--graph with --device cpu, must be --device cuda");
   expect_usage_error({"--sms", "8"}, "--sms 8 with --device cpu");
   expect_usage_error({"--baseline", "nccl"}, "--baseline nccl with --device cpu, must be mpi");
+  expect_usage_error({"--engine", "p2p"}, "--engine p2p with --device cpu, must be --device cuda");
+  expect_usage_error({"--device", "cuda", "--baseline", "mpi"}, "must be nccl or a file");
   expect_usage_error({"--baseline", "mpi", "--op", "layer"}, "must be dispatch, combine or pair");
   expect_usage_error({"--layers", "2", "--op", "combine"}, "--layers is 2 with --op combine");
   expect_usage_error({"--reduce", "per_expert", "--layout", "compact"},
@@ -184,11 +186,49 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--op", "reduce"}, "--op");
 }
 
-TEST(BenchTest, CudaWithoutAGpuIsAnErrorOfTheEnvironment) {
-  const CommandResult result = bench({"--device", "cuda"});
+TEST(BenchTest, CudaWithoutAGpuIsOneErrorOfTheEnvironment) {
+  const CommandResult result = bench({"--device", "cuda", "--engine", "p2p", "--graph"});
   if (result.exit_code == 0) GTEST_SKIP() << "there is a GPU";
-  EXPECT_THAT(result.error, HasSubstr("bench: --device cuda"));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.error, HasSubstr("bench: --device cuda, but there is none: "));
+  EXPECT_EQ(std::count(result.error.begin(), result.error.end(), '\n'), 1) << result.error;
   EXPECT_THAT(result.error, Not(HasSubstr("[rank")));  // before there are ranks
+}
+
+TEST(BenchTest, CudaWithoutItsModuleSaysWhatToDo) {
+  const CommandResult result =
+      run_command({"/usr/bin/env", "SWITCHYARD_CUDA_MODULE=/nonexistent/module.so", SWITCHYARD_CLI,
+                   "bench", "--device", "cuda", "--workload", SWITCHYARD_DATA_DIR "/tiny-moe"});
+  if (result.exit_code == 0 || result.error.find("no GPU") != std::string::npos) {
+    GTEST_SKIP() << "the module is linked in";
+  }
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.error, HasSubstr("the CUDA module is not there (/nonexistent/module.so"));
+}
+
+// On a machine with GPUs; fewer of them than ranks are shared.
+TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
+  const Arguments cases[] = {
+      {"--op", "pair", "--graph", "--baseline", "nccl"},
+      {"--op", "combine", "--graph", "--layout", "batched", "--scheme", "none"},
+      {"--op", "dispatch", "--layout", "compact", "--sms", "8"},
+      {"--op", "pair", "--engine", "local", "--reduce", "per_expert", "--scheme", "nvfp4"},
+  };
+  for (Arguments arguments : cases) {
+    arguments.insert(arguments.end(), {"--device", "cuda", "--json", "-"});
+    const CommandResult result = bench(arguments);
+    if (result.exit_code == 3) GTEST_SKIP() << result.error;
+    ASSERT_EQ(result.exit_code, 0) << result.error << result.output;
+    const nlohmann::json json = nlohmann::json::parse(result.output);
+    EXPECT_EQ(json["engine"], "p2p");
+    EXPECT_TRUE(json["machine"].contains("heap")) << json["machine"];
+    EXPECT_EQ(json["floors"][0]["bytes"], "wire");
+    EXPECT_GT(json["floors"][0]["start_us"], 0);
+    for (const auto& row : json["rows"]) {
+      EXPECT_EQ(row["wrong"], 0);
+      EXPECT_GT(row["p50_us"], 0);
+    }
+  }
 }
 
 TEST(BenchTest, ShapesThatDoNotFitAreLeftOutByName) {

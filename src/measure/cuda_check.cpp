@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One iteration that is not timed, brought to host memory and judged there. Buffers have their
+// largest size on both sides; only rows that were received travel.
+
+#include <algorithm>
+#include <cstring>
+
+#include "measure/bench_oracle.h"
+#include "measure/cuda_run.h"
+
+namespace switchyard::measure {
+namespace {
+
+struct Extent {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+// Host memory with the size and dtype of a device tensor; zeros.
+Tensor host_of(const TensorView& view) {
+  return Tensor(DType::kU8, {static_cast<std::int64_t>(view.num_bytes())});
+}
+
+template <typename T>
+std::vector<T> download(DeviceMeter& meter, const TensorView& view) {
+  std::vector<T> values(static_cast<std::size_t>(view.num_elements()));
+  if (!values.empty()) meter.copy(values.data(), view.data(), values.size() * sizeof(T));
+  return values;
+}
+
+// Where received rows are; counts that cannot be are cut to the buffer, and found wrong elsewhere.
+std::vector<Extent> extents_of(DeviceMeter& meter, const DeviceDispatched& got,
+                               std::int64_t num_buffer_rows) {
+  std::vector<Extent> extents;
+  if (got.first_row.has_value()) {
+    const auto first = download<std::int64_t>(meter, got.first_row);
+    const auto count = download<std::int32_t>(meter, got.num_rows);
+    for (std::size_t e = 0; e < first.size(); ++e) extents.push_back({first[e], count[e]});
+  } else {
+    extents.push_back({0, download<std::int32_t>(meter, got.total_rows).at(0)});
+  }
+  for (Extent& extent : extents) {
+    extent.first = std::clamp<std::int64_t>(extent.first, 0, num_buffer_rows);
+    extent.count = std::clamp<std::int64_t>(extent.count, 0, num_buffer_rows - extent.first);
+  }
+  return extents;
+}
+
+void copy_rows(DeviceMeter& meter, void* to, const void* from, std::size_t row_bytes,
+               const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents) {
+    const std::size_t at = static_cast<std::size_t>(extent.first) * row_bytes;
+    const std::size_t bytes = static_cast<std::size_t>(extent.count) * row_bytes;
+    if (bytes == 0) continue;
+    meter.copy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at, bytes);
+  }
+}
+
+std::size_t row_bytes_of(const TensorView& view, std::int64_t num_rows) {
+  return view.num_bytes() / static_cast<std::size_t>(num_rows);
+}
+
+}  // namespace
+
+std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
+  Input input;
+  upload(input, iteration);
+  poison_output();
+  const BenchOracle oracle(shape_, iteration, group_.rank());
+  DeviceDispatched got;
+  meter_.run([&](Stream stream) { got = dispatch(input, stream); });
+  exchange_.check();
+
+  const std::vector<Extent> extents = extents_of(meter_, got, num_rows_);
+  const Tensor rows = host_of(got.rows);
+  copy_rows(meter_, rows.data(), got.rows.data(), row_bytes_of(got.rows, num_rows_), extents);
+  Tensor scales;
+  if (got.scales.has_value()) {
+    scales = host_of(got.scales);
+    if (got.scales.num_elements() == 1) {
+      meter_.copy(scales.data(), got.scales.data(), got.scales.num_bytes());
+    } else {
+      copy_rows(meter_, scales.data(), got.scales.data(), row_bytes_of(got.scales, num_rows_),
+                extents);
+    }
+  }
+  std::int64_t wrong =
+      oracle.count_wrong_received(rows, scales, download<std::int32_t>(meter_, got.num_rows));
+
+  const Tensor results = oracle.results(num_rows_);
+  copy_rows(meter_, results_.get(), results.data(), row_bytes_of(results, num_rows_), extents);
+  meter_.run([&](Stream stream) { combine(got.handle, stream); });
+  exchange_.check();
+  const Tensor output(DType::kBF16, {shape_.num_tokens, shape_.workload.hidden});
+  meter_.copy(output.data(), output_.get(), output.view().num_bytes());
+  wrong += oracle.count_wrong_output(output);
+  return wrong;
+}
+
+}  // namespace switchyard::measure

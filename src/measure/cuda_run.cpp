@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "measure/cuda_run.h"
+
+#include "measure/cuda_target.h"
+#include "measure/traffic.h"
+
+namespace switchyard::measure {
+namespace {
+
+constexpr std::size_t kNumInputs = 8;
+constexpr std::int64_t kNumNcclInputs = 4;
+constexpr int kCallsPerGraph = 20;
+constexpr int kWarmUps = 3;
+constexpr int kResultByte = 0x3C;  // bf16 0x3C3C is about 0.01
+
+DeviceExchangeOptions options_of(const DeviceMeter& meter, const BenchShape& shape) {
+  DeviceExchangeOptions options;
+  if (shape.num_sms > 0) options.num_ctas = meter.num_ctas(shape.num_sms);
+  return options;
+}
+
+std::int64_t rows_of(const TensorView& rows) {
+  return rows.num_elements() / rows.shape(rows.num_dims() - 1);
+}
+
+}  // namespace
+
+CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape)
+    : group_(group),
+      meter_(meter),
+      shape_(shape),
+      exchange_(group, shape.exchange_config(), options_of(meter, shape)),
+      batch_(shape, group.rank()),
+      inputs_(kNumInputs) {
+  for (std::size_t i = 0; i < kNumInputs; ++i) upload(inputs_[i], static_cast<std::int64_t>(i));
+  if (wants_tensor_scale(shape.scheme)) {
+    tensor_scale_ = copy_of(batch_.dispatch_options().tensor_scale);
+  }
+  const std::size_t row_bytes = 2 * static_cast<std::size_t>(shape.workload.hidden);
+  output_ = meter.allocate(static_cast<std::size_t>(shape.num_tokens) * row_bytes);
+  meter.run([&](Stream stream) {
+    const DeviceDispatched got = dispatch(inputs_[0], stream);
+    num_rows_ = rows_of(got.rows);
+    exchange_.release(got.handle);
+  });
+  exchange_.check();
+  const std::size_t result_bytes = static_cast<std::size_t>(num_rows_) * row_bytes;
+  results_ = meter.allocate(result_bytes);
+  meter.fill(results_.get(), kResultByte, result_bytes);
+}
+
+DeviceMemory CudaRun::copy_of(const TensorView& host) {
+  DeviceMemory memory = meter_.allocate(host.num_bytes());
+  meter_.copy(memory.get(), host.data(), host.num_bytes());
+  return memory;
+}
+
+void CudaRun::upload(Input& input, std::int64_t iteration) {
+  batch_.make(iteration);
+  input = {copy_of(batch_.tokens()), copy_of(batch_.topk_ids()), copy_of(batch_.topk_weights())};
+}
+
+DeviceDispatched CudaRun::dispatch(const Input& input, Stream stream) {
+  const std::int64_t num_tokens = shape_.num_tokens;
+  const std::int64_t num_topk = shape_.workload.num_topk;
+  DeviceDispatchOptions options;
+  if (tensor_scale_ != nullptr) {
+    options.tensor_scale = TensorView(tensor_scale_.get(), DType::kF32, {1});
+  }
+  return exchange_.dispatch(
+      TensorView(input.tokens.get(), DType::kBF16, {num_tokens, shape_.workload.hidden}),
+      TensorView(input.topk_ids.get(), DType::kI32, {num_tokens, num_topk}),
+      TensorView(input.topk_weights.get(), DType::kF32, {num_tokens, num_topk}), stream, options);
+}
+
+void CudaRun::combine(const DeviceHandle& handle, Stream stream) {
+  const std::int64_t hidden = shape_.workload.hidden;
+  exchange_.combine(handle, TensorView(results_.get(), DType::kBF16, {num_rows_, hidden}),
+                    TensorView(output_.get(), DType::kBF16, {shape_.num_tokens, hidden}), stream);
+}
+
+void CudaRun::poison_output() {
+  meter_.fill(output_.get(), 0xFF,
+              2 * static_cast<std::size_t>(shape_.num_tokens * shape_.workload.hidden));
+}
+
+int CudaRun::calls_per_run() const {
+  return shape_.uses_graph ? std::max(1, kCallsPerGraph / shape_.num_layers) : 1;
+}
+
+std::vector<double> CudaRun::series(DeviceWork work, const std::function<void()>& before,
+                                    const std::function<void()>& after) {
+  meter_.run(work);
+  if (shape_.uses_graph) work = meter_.capture(work);
+  std::vector<double> us;
+  for (std::int64_t i = -kWarmUps; i < shape_.num_runs; ++i) {
+    before();
+    const double time = meter_.time_us(work) / calls_per_run();
+    exchange_.check();
+    if (i < 0) continue;
+    us.push_back(time);
+    after();
+  }
+  return us;
+}
+
+std::vector<double> CudaRun::times(Operation operation, const std::function<void()>& tick) {
+  const int num_calls = calls_per_run() * shape_.num_layers;
+  const DeviceWork work = [this, operation, num_calls](Stream stream) {
+    for (int i = 0; i < num_calls; ++i) {
+      const DeviceDispatched got = dispatch(inputs_[next_input_++ % kNumInputs], stream);
+      if (operation == Operation::kPair) {
+        combine(got.handle, stream);
+      } else {
+        exchange_.release(got.handle);
+      }
+    }
+  };
+  return series(
+      work, [&] { poison_output(); }, tick);
+}
+
+std::vector<double> CudaRun::nccl_times(Operation operation) {
+  const auto size = static_cast<std::size_t>(shape_.num_ranks);
+  const auto rank = static_cast<std::size_t>(group_.rank());
+  const auto work_of = [&](const Flow& flow) {
+    std::vector<std::int64_t> sent(size);
+    std::vector<std::int64_t> received(size);
+    for (std::size_t peer = 0; peer < size; ++peer) {
+      sent[peer] = flow.wire[rank * size + peer];
+      received[peer] = flow.wire[peer * size + rank];
+    }
+    return meter_.nccl_all_to_all(sent, received);
+  };
+  std::vector<std::int64_t> some(size, 256);
+  some[rank] = 0;
+  meter_.run(meter_.nccl_all_to_all(some, some));  // connects all
+  std::vector<std::vector<DeviceWork>> iterations;
+  for (std::int64_t i = 0; i < kNumNcclInputs; ++i) {
+    const Traffic traffic = traffic_of(shape_, i);
+    std::vector<DeviceWork> works;
+    if (operation != Operation::kCombine) works.push_back(work_of(traffic.dispatch));
+    if (operation != Operation::kDispatch) works.push_back(work_of(traffic.combine));
+    iterations.push_back(std::move(works));
+  }
+  std::size_t next = 0;
+  const int num_calls = calls_per_run() * shape_.num_layers;
+  const DeviceWork work = [&](Stream stream) {
+    for (int i = 0; i < num_calls; ++i) {
+      for (const DeviceWork& one : iterations[next++ % iterations.size()]) one(stream);
+    }
+  };
+  const auto nothing = [] {};
+  return series(work, nothing, nothing);
+}
+
+}  // namespace switchyard::measure

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_meter.cpp: DeviceMeter on the CUDA runtime. A window carries the words that open all GPUs
+// and the bytes that are pushed.
+
+#include "module/cuda_meter.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/bytes.h"
+#include "core/fail.h"
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "cuda/meter_kernels.h"
+#include "engine/engine.h"
+#include "p2p/device_window.h"
+#include "p2p/heap.h"
+#include "p2p/nccl_all_to_all.h"
+#include "p2p/nccl_heap.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::size_t kWordBytes = 4096;                     // at the window's begin
+constexpr std::size_t kFlushBytes = std::size_t{192} << 20;  // more than any L2 cache
+constexpr std::uint64_t kSharedGpuPatience = 20;
+
+int choose_device(int rank) {
+  int num_devices = 0;
+  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  require(num_devices > 0, Errc::kNotAvailable, "make_meter: CUDA shows no GPU");
+  check_cuda(cudaSetDevice(rank % num_devices), "cudaSetDevice");
+  return rank % num_devices;
+}
+
+class Event {
+ public:
+  Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() { cudaEventDestroy(event_); }
+  void record(cudaStream_t stream) {
+    check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+  }
+  double us_until(const Event& end) const {
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, event_, end.event_), "cudaEventElapsedTime");
+    return 1000.0 * static_cast<double>(ms);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class Graph {
+ public:
+  Graph(const DeviceWork& work, cudaStream_t stream) {
+    cudaGraph_t graph = captured(work, stream);
+    const cudaError_t result = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphDestroy(graph);
+    check_cuda(result, "cudaGraphInstantiate");
+    check_cuda(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() {
+    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+  }
+  void launch(cudaStream_t stream) const {
+    check_cuda(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
+  }
+
+ private:
+  static cudaGraph_t captured(const DeviceWork& work, cudaStream_t stream) {
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin capture");
+    try {
+      work(stream);
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();
+      throw;
+    }
+    check_cuda(cudaStreamEndCapture(stream, &graph), "end capture");
+    return graph;
+  }
+
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+class CudaMeter final : public DeviceMeter {
+ public:
+  explicit CudaMeter(const Group& group);
+  ~CudaMeter() override;
+
+  const char* heap() const override { return name_of(window_->kind()); }
+  int ranks_on_gpu() const override { return window_->ranks_on_gpu(); }
+  int num_ctas(int num_sms) const override;
+  std::size_t free_bytes() const override;
+
+  DeviceMemory allocate(std::size_t bytes) override;
+  void copy(void* to, const void* from, std::size_t bytes) override;
+  void fill(void* to, int value, std::size_t bytes) override;
+  void run(const DeviceWork& work) override;
+  DeviceWork capture(const DeviceWork& work) override;
+  double time_us(const DeviceWork& work) override;
+
+  void push(std::size_t bytes, int num_times, int num_ctas, Stream stream) override;
+  void ping(int num_trips, Stream stream) override;
+  void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) override;
+  void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) override;
+  void launch_nothing(Stream stream) override { switchyard::launch_nothing(stream.get()); }
+
+  std::string why_no_nccl() const override;
+  std::string join_nccl() override;
+  DeviceWork nccl_all_to_all(const std::vector<std::int64_t>& sent,
+                             const std::vector<std::int64_t>& received) override;
+
+ private:
+  std::size_t bytes_each(std::size_t bytes) const {
+    const auto num_peers = static_cast<std::size_t>(std::max(1, group_.size() - 1));
+    return align_up(cdiv(bytes, num_peers), sizeof(uint4));
+  }
+  void synchronize(const char* what) { check_cuda(cudaStreamSynchronize(stream_.get()), what); }
+
+  Group group_;
+  int device_;
+  int num_sms_ = 0;
+  OwnedStream stream_;
+  std::unique_ptr<DeviceWindow> window_;
+  MeterPeers peers_;
+  PinnedBuffer flag_{sizeof(std::uint32_t)};
+  DeviceBuffer flush_{kFlushBytes};
+  Event begin_;
+  Event end_;
+  std::uint32_t num_timed_ = 0;
+  std::uint32_t num_trips_ = 0;
+  std::shared_ptr<NcclAllToAll> nccl_;
+};
+
+CudaMeter::CudaMeter(const Group& group) : group_(group), device_(choose_device(group.rank())) {
+  check_cuda(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device_),
+             "cudaDeviceGetAttribute");
+  const auto size = static_cast<std::size_t>(group.size());
+  require(size <= kMaxPushRanks, Errc::kNotSupported, "make_meter: {} ranks, must be at most {}",
+          size, kMaxPushRanks);
+  const std::size_t pushed = size == 1 ? 0 : size * bytes_each(kMaxPushBytes);
+  window_ = make_device_window(group.engine(), device_, kWordBytes + pushed);
+  peers_.rank = group.rank();
+  peers_.num_ranks = group.size();
+  peers_.timeout_ns = static_cast<std::uint64_t>(group.timeout_ms()) * 1'000'000 *
+                      (window_->is_shared_gpu() ? kSharedGpuPatience : 1);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    peers_.windows.base[rank] = window_->base(rank);
+  }
+  fill(window_->base(group.rank()), 0, kWordBytes);
+  group.barrier();
+}
+
+// Peers may still write to this rank's window.
+CudaMeter::~CudaMeter() {
+  try {
+    cudaDeviceSynchronize();
+    group_.barrier();
+  } catch (const Error&) {
+    // A lost group: nobody is left to wait for.
+  }
+}
+
+int CudaMeter::num_ctas(int num_sms) const {
+  const int all = std::max(3, kExchangeCtasPerSm * num_sms_ / ranks_on_gpu());
+  return num_sms == 0 ? all : std::min(all, std::max(3, kExchangeCtasPerSm * num_sms));
+}
+
+std::size_t CudaMeter::free_bytes() const {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return free;
+}
+
+DeviceMemory CudaMeter::allocate(std::size_t bytes) {
+  const auto owner = std::make_shared<DeviceBuffer>(bytes);
+  return {owner, owner->data()};
+}
+
+void CudaMeter::copy(void* to, const void* from, std::size_t bytes) {
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "cudaMemcpyAsync");
+  synchronize("copy");
+}
+
+void CudaMeter::fill(void* to, int value, std::size_t bytes) {
+  check_cuda(cudaMemsetAsync(to, value, bytes, stream_.get()), "cudaMemsetAsync");
+  synchronize("fill");
+}
+
+void CudaMeter::run(const DeviceWork& work) {
+  group_.barrier();
+  work(stream_.get());
+  synchronize("run");
+}
+
+DeviceWork CudaMeter::capture(const DeviceWork& work) {
+  const auto graph = std::make_shared<Graph>(work, stream_.get());
+  synchronize("cudaGraphUpload");
+  return [graph](Stream stream) { graph->launch(stream.get()); };
+}
+
+double CudaMeter::time_us(const DeviceWork& work) {
+  ++num_timed_;
+  fill(flush_.data(), static_cast<int>(num_timed_ & 0xFF), flush_.size_bytes());
+  group_.barrier();
+  launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, stream_.get());
+  begin_.record(stream_.get());
+  work(stream_.get());
+  end_.record(stream_.get());
+  group_.barrier();
+  *flag_.as<volatile std::uint32_t>() = num_timed_;
+  synchronize("timed work");
+  return begin_.us_until(end_);
+}
+
+void CudaMeter::push(std::size_t bytes, int num_times, int num_ctas, Stream stream) {
+  require(bytes <= kMaxPushBytes, Errc::kInternal, "push: {} bytes, must be at most {}", bytes,
+          std::size_t{kMaxPushBytes});
+  if (group_.size() == 1) return;
+  launch_push(peers_, kWordBytes, bytes_each(bytes), num_times, num_ctas, stream.get());
+}
+
+void CudaMeter::ping(int num_trips, Stream stream) {
+  const int peer = group_.rank() ^ 1;
+  const std::uint32_t first = num_trips_ + 1;
+  num_trips_ += static_cast<std::uint32_t>(num_trips);
+  if (peer < group_.size()) launch_ping(peers_, peer, first, num_trips, stream.get());
+}
+
+void CudaMeter::touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) {
+  launch_touch_rows(memory, static_cast<std::int64_t>(bytes / kMeterRowBytes), num_rows,
+                    stream.get());
+}
+
+void CudaMeter::copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
+}
+
+std::string CudaMeter::why_no_nccl() const {
+  if (window_->is_shared_gpu()) return "NCCL wants a GPU for each rank";
+  return nccl_calls_obstacle();
+}
+
+std::string CudaMeter::join_nccl() {
+  if (nccl_ != nullptr) return {};
+  try {
+    gather_or_fail(group_.engine(), [&] {
+      const std::string why = why_no_nccl();
+      require(why.empty(), Errc::kNotAvailable, "{}", why);
+      return std::string();
+    });
+    nccl_ = make_nccl_all_to_all(group_.engine(), device_);
+    return {};
+  } catch (const Error& error) {
+    const Errc code = error.code();
+    if (code != Errc::kNotAvailable && code != Errc::kSystem) throw;
+    return error.what();
+  }
+}
+
+DeviceWork CudaMeter::nccl_all_to_all(const std::vector<std::int64_t>& sent,
+                                      const std::vector<std::int64_t>& received) {
+  require(nccl_ != nullptr, Errc::kInternal, "nccl_all_to_all: the ranks have not joined NCCL");
+  const auto total = [](const std::vector<std::int64_t>& bytes) {
+    return static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
+  };
+  return [nccl = nccl_, bytes = AllToAllBytes{sent, received}, from = allocate(total(sent)),
+          to = allocate(total(received))](Stream stream) {
+    nccl->enqueue(bytes, from.get(), to.get(), stream.get());
+  };
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceMeter> make_cuda_meter(const Group& group) {
+  return std::make_unique<CudaMeter>(group);
+}
+
+}  // namespace switchyard
