@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the caller's tensors to what the kernels are given, and from what kernels found to errors.
+// From the caller's tensors to what the kernels are given.
 
 #include <algorithm>
 
@@ -25,16 +25,6 @@ std::int64_t stride_bytes(const TensorView& rows) {
 
 bool is_stored(const QuantScheme& scheme, const TensorView& tokens) {
   return scheme.is_quantized() && !scheme.is_simulated() && tokens.dtype() == scheme.dtype;
-}
-
-const char* text_of(WaitPlace place) {
-  switch (place) {
-    case WaitPlace::kAnnouncement: return "the announcement of dispatch";
-    case WaitPlace::kRow: return "a row of dispatch";
-    case WaitPlace::kReturnedRow: return "a row of combine";
-    case WaitPlace::kInput: break;
-  }
-  return "input";
 }
 
 }  // namespace
@@ -192,35 +182,6 @@ DeviceDispatched P2pExchange::describe(const Channel& channel) const {
     result.topk_weights = TensorView(args.row_weights, DType::kF32, {rows, topk});
   }
   return result;
-}
-
-void P2pExchange::check() const {
-  const WaitRecord& record = *host_.as<WaitRecord>();
-  const auto failure =
-      static_cast<WaitFailure>(*const_cast<const volatile std::uint32_t*>(&record.failure));
-  const double seconds = static_cast<double>(record.waited_ns) * 1e-9;
-  switch (failure) {
-    case WaitFailure::kNone: return;
-    case WaitFailure::kInvalidId:
-      fail(Errc::kInvalidArgument,
-           "dispatch: topk_ids[{}, {}] is not -1 or an expert from 0 to {}, or layout batched got "
-           "it twice in one token (rank {} of {}, call {})",
-           record.token, record.expected, config_.num_experts - 1, group_.rank(), group_.size(),
-           record.call);
-    case WaitFailure::kCapacityExceeded:
-      fail(Errc::kCapacityExceeded,
-           "dispatch: local expert {} of rank {} of {} was sent {} rows, its capacity is {}; raise "
-           "capacity",
-           record.token, group_.rank(), group_.size(), record.seen, record.expected);
-    case WaitFailure::kAborted:
-      fail(Errc::kAborted, "rank {} of {}: the group was aborted while a kernel waited for rank {}",
-           group_.rank(), group_.size(), record.peer);
-    default:
-      fail(Errc::kTimeout,
-           "rank {} of {}: {} from rank {} did not come within {:.1f} s (call {}, row or token {})",
-           group_.rank(), group_.size(), text_of(static_cast<WaitPlace>(record.place)),
-           record.peer, seconds, record.call, record.token);
-  }
 }
 
 }  // namespace switchyard
