@@ -151,12 +151,11 @@ bool Engine::is_aborted() const noexcept {
   return control_.abort_line().code.load(std::memory_order_acquire) != 0;
 }
 
-void Engine::look_for_lost_peers(int awaited) noexcept {
+void Engine::look_for_lost_peers() noexcept {
   const int dead = find_lost_peer();
-  if (dead >= 0) {
-    abort(Errc::kPeerLost, dead, kIsGone);
-  } else if (awaited >= 0 && has_left(awaited)) {
-    abort(Errc::kPeerLost, awaited, kHasLeft);
+  if (dead >= 0) abort(Errc::kPeerLost, dead, kIsGone);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && has_left(peer)) abort(Errc::kPeerLost, peer, kHasLeft);
   }
 }
 

@@ -104,9 +104,8 @@ class Engine {
 
   /// For waits that are not the host's: kernels that wait for a peer. Any thread.
   bool is_aborted() const noexcept;
-  /// Aborts the group when a peer died without leaving, or when `awaited` (-1: nobody) has left.
-  /// Any thread.
-  void look_for_lost_peers(int awaited = -1) noexcept;
+  /// For a rank that needs every peer: aborts the group when one has died or left. Any thread.
+  void look_for_lost_peers() noexcept;
 
   /// Throws when the group was aborted; the cheap check at the start of each operation.
   void check_alive(const WaitSite& site);

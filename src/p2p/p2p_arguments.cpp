@@ -7,6 +7,7 @@
 #include "core/bytes.h"
 #include "core/format.h"
 #include "exchange/check_matrix.h"
+#include "exchange/check_tokens.h"
 #include "p2p/p2p_exchange.h"
 
 namespace switchyard {
@@ -23,59 +24,20 @@ std::int64_t stride_bytes(const TensorView& rows) {
   return rows.stride(0) * bits_of(rows.dtype()) / 8;
 }
 
-bool is_stored(const QuantScheme& scheme, const TensorView& tokens) {
-  return scheme.is_quantized() && !scheme.is_simulated() && tokens.dtype() == scheme.dtype;
-}
-
 }  // namespace
 
 void P2pExchange::check_input(const TensorView& tokens, const TensorView& topk_ids,
                               const TensorView& topk_weights,
                               const DeviceDispatchOptions& options) const {
-  const QuantScheme& scheme = config_.scheme;
-  if (tokens.has_value() && is_stored(scheme, tokens)) {
-    check_matrix(tokens, {"dispatch", "tokens", {scheme.dtype}, kAnyRows, config_.hidden, true});
-    if (shape_.num_scales > 0) {
-      check_matrix(options.scales, {"dispatch",
-                                    "options.scales",
-                                    {scale_dtype(scheme)},
-                                    tokens.shape(0),
-                                    shape_.num_scales,
-                                    true});
-    }
-  } else if (scheme.is_simulated()) {
-    check_matrix(tokens, {"dispatch", "tokens", {DType::kBF16}, kAnyRows, config_.hidden, true});
-  } else {
-    check_matrix(tokens, {"dispatch",
-                          "tokens",
-                          {DType::kBF16, DType::kF16, DType::kF32},
-                          kAnyRows,
-                          config_.hidden,
-                          true});
-  }
+  check_tokens(config_, shape_.num_scales, tokens, options.scales);
   require(tokens.shape(0) <= config_.max_tokens_per_rank, Errc::kInvalidArgument,
           "dispatch: tokens has {} rows, but max_tokens_per_rank is {}", tokens.shape(0),
           config_.max_tokens_per_rank);
-  check_matrix(topk_ids, {"dispatch",
-                          "topk_ids",
-                          {DType::kI32, DType::kI64},
-                          tokens.shape(0),
-                          config_.num_topk});
-  if (topk_weights.has_value()) {
-    check_matrix(topk_weights,
-                 {"dispatch", "topk_weights", {DType::kF32}, tokens.shape(0), config_.num_topk});
-    require(config_.sends_weights || config_.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
-            "dispatch: topk_weights is given, but sends_weights is false and reduce per_rank "
-            "weighs where the experts are; set sends_weights");
-  }
-  if (scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale()) {
-    require(options.tensor_scale.has_value() && options.tensor_scale.dtype() == DType::kF32 &&
-                options.tensor_scale.num_elements() == 1,
-            Errc::kInvalidArgument,
-            "dispatch: tensor_scale is {}, must be f32 [1] for {}: the scale of all tokens, which "
-            "no rank can know alone",
-            options.tensor_scale, name_of(scheme));
-  }
+  check_matrix(
+      topk_ids,
+      {"dispatch", "topk_ids", {DType::kI32, DType::kI64}, tokens.shape(0), config_.num_topk});
+  check_topk_weights(config_, tokens.shape(0), topk_weights);
+  check_tensor_scale(config_.scheme, options.tensor_scale);
 }
 
 void P2pExchange::set_input(Channel& channel, const TensorView& tokens, const TensorView& topk_ids,
@@ -93,8 +55,7 @@ void P2pExchange::set_input(Channel& channel, const TensorView& tokens, const Te
     args.given_scale_stride[0] = options.scales.stride(0);
     args.given_scale_stride[1] = options.scales.stride(1);
   }
-  args.tensor_scale =
-      options.tensor_scale.has_value() ? options.tensor_scale.as<float>() : nullptr;
+  args.tensor_scale = options.tensor_scale.has_value() ? options.tensor_scale.as<float>() : nullptr;
   args.topk_ids = topk_ids.data();
   args.ids_are_64_bits = topk_ids.dtype() == DType::kI64;
   args.topk_weights = topk_weights.has_value() ? topk_weights.as<float>() : nullptr;
@@ -106,12 +67,13 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
   const std::int64_t num_elements = checked_mul(shape_.max_buffer_rows, config_.hidden);
   const DType dtype = rows.dtype();
   const bool is_float = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-  require(rows.has_value() && is_float && rows.is_contiguous() &&
-              rows.num_elements() == num_elements,
-          Errc::kInvalidArgument,
-          "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: a row for each of "
-          "the receive buffer",
-          rows, shape_.max_buffer_rows, config_.hidden);
+  require(
+      rows.has_value() && is_float && rows.is_contiguous() && rows.num_elements() == num_elements,
+      Errc::kInvalidArgument,
+      "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: a row for each of "
+      "the receive buffer",
+      rows, shape_.max_buffer_rows, config_.hidden);
+  check_address(rows, "combine", "rows");
   CombineArgs& args = channel.combine;
   args.rows = rows.as<std::byte>();
   args.row_dtype = dtype;
@@ -148,8 +110,12 @@ void P2pExchange::set_output(Channel& channel, const TensorView& output,
           std::size(args.bias));
   args.num_bias = static_cast<std::int32_t>(options.bias.size());
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
-    check_matrix(options.bias[i], {"combine", fmt::format("bias[{}]", i), {DType::kBF16},
-                                   channel.num_tokens, config_.hidden, true});
+    check_matrix(options.bias[i], {"combine",
+                                   fmt::format("bias[{}]", i),
+                                   {DType::kBF16},
+                                   channel.num_tokens,
+                                   config_.hidden,
+                                   true});
     args.bias[i] = options.bias[i].as<std::uint16_t>();
     args.bias_stride[i] = options.bias[i].stride(0);
   }

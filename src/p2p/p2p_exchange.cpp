@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 
 #include "core/bytes.h"
 #include "cuda/check.h"
@@ -94,7 +95,8 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
       config_(config),
       shape_(make_exchange_shape(config, group.size(), group.rank())),
       options_(options),
-      number_(++num_exchanges) {
+      number_(++num_exchanges),
+      num_uncaught_(std::uncaught_exceptions()) {
   // Sizes of receive buffers do not follow the routing: the host never learns it.
   config_.worst_case_rows = true;
   shape_ = make_exchange_shape(config_, group.size(), group.rank());
@@ -152,13 +154,15 @@ void P2pExchange::load_kernels() const {
 }
 
 // Peers may still write to this rank's window, or read from theirs what this rank wrote. Kernels
-// end by themselves: the watcher is there until then.
+// end by themselves: the watcher is there until then. A rank that an exception ends waits for
+// nobody: its peers may wait for it.
 P2pExchange::~P2pExchange() {
-  if (watcher_ == nullptr) return;
   try {
     const DeviceGuard guard(device_);
     cudaDeviceSynchronize();
-    if (!watcher_->look()) group_.barrier();
+    const bool is_over = watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
+    watcher_.reset();
+    if (!is_over) group_.barrier();
   } catch (const Error&) {
     // A lost group: nobody is left to wait for.
   }

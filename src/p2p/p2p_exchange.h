@@ -97,6 +97,7 @@ class P2pExchange final : public DeviceExchangeBackend {
   std::size_t next_channel_ = 0;
   std::uint64_t next_id_ = 1;
   std::uint64_t number_;  ///< of this exchange in the process
+  int num_uncaught_;      ///< exceptions when it was made
   WaitSite site_;         ///< the last call
   std::unique_ptr<Watcher> watcher_;
 };

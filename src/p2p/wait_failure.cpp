@@ -48,21 +48,35 @@ WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_ex
   switch (static_cast<WaitFailure>(record.failure)) {
     case WaitFailure::kInvalidId: return bad_id(record, rank, num_experts);
     case WaitFailure::kCapacityExceeded:
-      return {Errc::kCapacityExceeded, Errc::kCapacityExceeded, true, rank, function,
+      return {Errc::kCapacityExceeded,
+              Errc::kCapacityExceeded,
+              true,
+              rank,
+              function,
               fmt::format("local expert {} of rank {} was sent {} rows, its capacity is {}; raise "
                           "capacity",
                           record.token, rank, record.seen, record.expected)};
     case WaitFailure::kDisagreement:
-      return {Errc::kInternal, Errc::kInternal, true, record.peer, function,
+      return {Errc::kInternal,
+              Errc::kInternal,
+              true,
+              record.peer,
+              function,
               fmt::format("rank {} announced what cannot be to rank {}", record.peer, rank)};
     case WaitFailure::kAborted:
-      return {Errc::kAborted, Errc::kAborted, false, record.peer, function,
-              fmt::format("rank {} stopped to wait for rank {}", rank, record.peer)};
+      return {
+          Errc::kAborted, Errc::kAborted,
+          false,          record.peer,
+          function,       fmt::format("rank {} stopped to wait for rank {}", rank, record.peer)};
     case WaitFailure::kNone:
     case WaitFailure::kTimeout: break;
   }
   const std::string token = record.token < 0 ? "" : fmt::format(" {}", record.token);
-  return {Errc::kTimeout, Errc::kTimeout, false, record.peer, function,
+  return {Errc::kTimeout,
+          Errc::kTimeout,
+          false,
+          record.peer,
+          function,
           fmt::format("rank {} had no {}{} from rank {} within {:.1f} s in {}", rank,
                       name_of(static_cast<WaitPlace>(record.place)), token, record.peer,
                       static_cast<double>(record.waited_ns) * 1e-9, name_of(site.phase))};

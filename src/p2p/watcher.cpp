@@ -56,7 +56,7 @@ void Watcher::tell_peers() noexcept {
   has_told_ = true;
   try {
     const WaitFailureText text = describe(words_.record, engine_.rank(), num_experts_);
-    if (text.code == Errc::kTimeout) engine_.look_for_lost_peers(text.culprit);
+    if (text.code == Errc::kTimeout) engine_.look_for_lost_peers();
     is_first_cause_ = engine_.abort(text.peers_code, text.culprit, text.what);
   } catch (const std::exception&) {  // no memory for the words
     is_first_cause_ = engine_.abort(Errc::kOutOfMemory, engine_.rank(), {});
@@ -77,9 +77,9 @@ Error Watcher::cause(const WaitSite& site) {
   if (has_own) {
     const WaitFailureText text = describe(words_.record, engine_.rank(), num_experts_);
     if (text.is_own || is_first_cause_) {
-      return Error(text.code, fmt::format("{}: {} (rank {} of {}, call {})", text.function,
-                                          text.what, engine_.rank(), engine_.size(),
-                                          words_.record.call));
+      return Error(text.code,
+                   fmt::format("{}: {} (rank {} of {}, call {})", text.function, text.what,
+                               engine_.rank(), engine_.size(), words_.record.call));
     }
   }
   try {

@@ -2,8 +2,8 @@
 //
 // watcher.h: joins the waits of kernels to the group. The host does not wait for kernels, so a
 // thread looks, every few milliseconds: what a kernel found is told to the other ranks, and when
-// the group was aborted or a peer died, the kernels of this rank are told to end. The thread uses
-// no CUDA, so a lost GPU cannot hold it.
+// the group was aborted, or a peer died or left, the kernels of this rank are told to end. The
+// thread uses no CUDA, so a lost GPU cannot hold it.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace switchyard {
 
 class Watcher {
  public:
-  /// Both outlive it. Errors: kSystem (no thread).
+  /// Both outlive it. Until it ends no peer may leave the group. Errors: kSystem (no thread).
   Watcher(Engine& engine, WatchWords& words, std::int64_t num_experts);
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
