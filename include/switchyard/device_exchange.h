@@ -135,8 +135,7 @@ class SWITCHYARD_API DeviceExchange {
   void release(const DeviceHandle& handle);
 
   /// Throws what kernels that have ended found, or why the group was aborted. Errors: kTimeout,
-  /// kPeerLost, kAborted, kInvalidArgument (an id), kCapacityExceeded. One load when all is well; any
-  /// thread.
+  /// kPeerLost, kAborted, kInvalidArgument (an id), kCapacityExceeded. Two loads when all is well.
   void check() const;
 
  private:

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstring>
 #include <signal.h>
 
 #include "core/clock.h"
@@ -37,7 +39,8 @@ WaitRecord record_of(WaitPlace place, std::int32_t peer, std::int32_t token) {
 
 // As a kernel does: the failure comes last.
 void leave(WatchWords& words, WaitFailure failure, const WaitRecord& record) {
-  words.record = record;
+  constexpr std::size_t kRest = offsetof(WaitRecord, place);
+  std::memcpy(&words.record.place, &record.place, sizeof(WaitRecord) - kRest);
   std::atomic_ref(words.record.failure)
       .store(static_cast<std::uint32_t>(failure), std::memory_order_release);
 }
