@@ -29,7 +29,6 @@ struct WaitFailureText {
   std::string what;           ///< names ranks, places and values
 };
 
-/// `record.failure` is not kNone.
 WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_experts);
 
 /// Where the kernel was.

@@ -73,21 +73,16 @@ void Watcher::check(const WaitSite& site) {
 }
 
 Error Watcher::cause(const WaitSite& site) {
-  const bool has_own = has_record();
-  if (has_own) {
-    const WaitFailureText text = describe(words_.record, engine_.rank(), num_experts_);
-    if (text.is_own || is_first_cause_) {
-      return Error(text.code,
-                   fmt::format("{}: {} (rank {} of {}, call {})", text.function, text.what,
-                               engine_.rank(), engine_.size(), words_.record.call));
+  const WaitFailureText own = describe(words_.record, engine_.rank(), num_experts_);
+  if (!own.is_own && !is_first_cause_) {
+    try {
+      engine_.check_alive(has_record() ? site_of(words_.record) : site);
+    } catch (const Error& error) {
+      return error;
     }
-  }
-  try {
-    engine_.check_alive(has_own ? site_of(words_.record) : site);
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(Errc::kInternal, "device exchange: a failure without a cause");
+  }  // else, or while another rank still writes its cause, this rank's words
+  return Error(own.code, fmt::format("{}: {} (rank {} of {}, call {})", own.function, own.what,
+                                     engine_.rank(), engine_.size(), words_.record.call));
 }
 
 }  // namespace switchyard

@@ -252,6 +252,27 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
   });
 }
 
+TEST_F(DeviceArgumentsTest, WrongWeightsOfCombine) {
+  ExchangeConfig config = fault_config();
+  config.reduce = Reduce::kPerExpert;
+  run(config, [](const Group&, ExchangeRank& rank) {
+    const DeviceDispatched got = rank.dispatch();
+    const std::size_t launches = rank.num_launches([&] {
+      for (const TensorView& weights :
+           {like(rank.tokens(), DType::kBF16, {16, 2}), like(rank.tokens(), DType::kF32, {15, 2}),
+            like(rank.tokens(), DType::kF32, {16, 3})}) {
+        expect_error(kBad, "combine: topk_weights is", [&] {
+          rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(),
+                                  {.topk_weights = weights});
+        });
+      }
+    });
+    EXPECT_EQ(launches, 0u);
+    rank.combine(got);
+    rank.finish();
+  });
+}
+
 TEST_F(DeviceArgumentsTest, HandlesThatAreUsedWrongly) {
   run(fault_config(), [](const Group& group, ExchangeRank& rank) {
     DeviceExchange& exchange = rank.exchange();
