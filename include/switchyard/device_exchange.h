@@ -33,6 +33,9 @@ struct DeviceExchangeOptions {
   /// How windows are shared: "auto", "same_process", "vmm", "ipc" or "nccl"; empty: the setting
   /// SWITCHYARD_HEAP.
   std::string heap{};
+  /// Longest wait of a kernel for a peer. 0: as long as the group, 20 times that when several ranks
+  /// use one GPU, whose kernels run by turns.
+  std::int64_t timeout_ms = 0;
 };
 
 /// Ties a combine to its dispatch. Copies are the same handle.
@@ -44,6 +47,7 @@ class DeviceHandle {
   friend class P2pExchange;
   std::int32_t channel_ = -1;
   std::uint64_t id_ = 0;
+  std::uint64_t exchange_ = 0;
 };
 
 struct DeviceDispatchOptions {
@@ -78,8 +82,10 @@ struct DeviceCombineOptions {
 /// be captured in a CUDA graph and replayed.
 ///
 /// Tensors are memory of the GPU that was current when the object was made. ids that are out of
-/// range, peers that do not come and capacities that are exceeded are found by kernels: check, and
-/// the next call, throw what they found. After that the group can only be destroyed.
+/// range, peers that do not come and capacities that are exceeded are found by kernels: they end,
+/// the group is aborted, and check and every later call throw the cause, on every rank. Outputs of
+/// calls from then on are undefined. After that the group can only be destroyed. `Group::abort` and
+/// a peer that dies end waiting kernels within milliseconds.
 ///
 /// Supported: layouts kBatched, kExpanded and kCompact, K up to 32, P up to 64, no further
 /// payloads, Overflow::kError, combine_scheme bf16, f16 or f32. Errors of what is not:
@@ -97,7 +103,7 @@ class SWITCHYARD_API DeviceExchange {
   const ExchangeConfig& config() const;
   /// "same_process", "vmm", "ipc" or "nccl".
   const char* heap() const;
-  /// Several ranks use this rank's GPU: for correctness only, waits get 20 times the timeout.
+  /// Several ranks use this rank's GPU: for correctness only; see timeout_ms.
   bool is_shared_gpu() const;
 
   /// Quantizes and sends this rank's tokens. Arguments as Exchange::dispatch_send; they must stay
@@ -129,8 +135,8 @@ class SWITCHYARD_API DeviceExchange {
   /// Ends a received handle without a combine. Every rank must do the same.
   void release(const DeviceHandle& handle);
 
-  /// Throws what kernels that have ended found. Errors: kTimeout, kAborted, kInvalidArgument,
-  /// kCapacityExceeded.
+  /// Throws what kernels that have ended found, or why the group was aborted. Errors: kTimeout,
+  /// kPeerLost, kAborted, kInvalidArgument (an id), kCapacityExceeded. Two loads when all is well.
   void check() const;
 
  private:

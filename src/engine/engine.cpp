@@ -23,6 +23,8 @@ constexpr std::int64_t kSliceNs = kSliceMs * std::int64_t{1'000'000};
 constexpr int kNumSpins = 4000;  // some 100 us
 constexpr std::uint32_t kHere = 1;
 constexpr std::uint32_t kLeft = 2;
+constexpr const char* kIsGone = "its process is gone";
+constexpr const char* kHasLeft = "it left the group";
 
 int num_cores() {
   cpu_set_t set;
@@ -114,8 +116,8 @@ void Engine::look_for_trouble(const WaitSite& site, WaitState& state) {
     state.is_last_look = dead >= 0 || is_left || is_over;
     return;
   }
-  if (dead >= 0) fail_lost(site, dead, "its process is gone");
-  if (is_left) fail_lost(site, site.peer, "it left the group");
+  if (dead >= 0) fail_lost(site, dead, kIsGone);
+  if (is_left) fail_lost(site, site.peer, kHasLeft);
   if (is_over) fail_timeout(site);
   state.is_last_look = false;
 }
@@ -141,8 +143,20 @@ void Engine::fail_timeout(const WaitSite& site) {
        function_of(site.phase), culprit, seconds, rank_, size_, site.call, place);
 }
 
-void Engine::abort(Errc code, int culprit, const std::string& reason) noexcept {
-  control_.abort(abort_code(code), culprit, reason.c_str());
+bool Engine::abort(Errc code, int culprit, const std::string& reason) noexcept {
+  return control_.abort(abort_code(code), culprit, reason.c_str());
+}
+
+bool Engine::is_aborted() const noexcept {
+  return control_.abort_line().code.load(std::memory_order_acquire) != 0;
+}
+
+void Engine::look_for_lost_peers() noexcept {
+  const int dead = find_lost_peer();
+  if (dead >= 0) abort(Errc::kPeerLost, dead, kIsGone);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && has_left(peer)) abort(Errc::kPeerLost, peer, kHasLeft);
+  }
 }
 
 void Engine::check_alive(const WaitSite& site) {

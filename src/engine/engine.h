@@ -98,8 +98,14 @@ class Engine {
   template <typename Ready>
   void wait(const WaitSite& site, Ready&& ready);
 
-  /// Ends every wait of every rank. The first caller's cause is kept.
-  void abort(Errc code, int culprit, const std::string& reason) noexcept;
+  /// Ends every wait of every rank. The first caller's cause is kept; true for that caller. Any
+  /// thread.
+  bool abort(Errc code, int culprit, const std::string& reason) noexcept;
+
+  /// For waits that are not the host's: kernels that wait for a peer. Any thread.
+  bool is_aborted() const noexcept;
+  /// For a rank that needs every peer: aborts the group when one has died or left. Any thread.
+  void look_for_lost_peers() noexcept;
 
   /// Throws when the group was aborted; the cheap check at the start of each operation.
   void check_alive(const WaitSite& site);
@@ -122,7 +128,7 @@ class Engine {
   /// until it is true. Errors as wait.
   void wait_in_slices(const WaitSite& site, const std::function<bool(const Deadline&)>& attempt);
 
-  /// A peer that died without leaving, or -1. Called every slice of a sleep.
+  /// A peer that died without leaving, or -1. Called every slice of a sleep, and by any thread.
   virtual int find_lost_peer() { return -1; }
 
   /// The rank that serves the store, or -1.

@@ -90,7 +90,7 @@ class ShmEngine final : public Engine {
   std::vector<PeerLink> links_;
   bool has_launcher_ = false;
   bool is_served_by_rank_0_ = false;
-  std::int64_t lost_since_ns_ = 0;
+  std::atomic<std::int64_t> lost_since_ns_ = 0;
   std::uint64_t num_swaps_ = 0;
 };
 
@@ -201,8 +201,9 @@ int ShmEngine::find_lost_peer() {
     if (peer == rank() || links_.empty()) continue;
     if (!links_[static_cast<std::size_t>(peer)].is_dead() || has_left(peer)) continue;
     if (!has_launcher_) return peer;
-    if (lost_since_ns_ == 0) lost_since_ns_ = now_ns();
-    return now_ns() - lost_since_ns_ > kLauncherGraceNs ? peer : -1;
+    std::int64_t since = 0;
+    if (lost_since_ns_.compare_exchange_strong(since, now_ns())) return -1;
+    return now_ns() - since > kLauncherGraceNs ? peer : -1;
   }
   return -1;
 }

@@ -11,6 +11,7 @@
 #include "core/format.h"
 #include "cpu/streaming.h"
 #include "exchange/check_matrix.h"
+#include "exchange/check_tokens.h"
 #include "exchange/one_sided.h"
 #include "quant/rows.h"
 #include "quant/scheme.h"
@@ -66,57 +67,17 @@ void check_payloads(const ExchangeConfig& config, const std::vector<TensorView>&
   }
 }
 
-float checked_tensor_scale(const QuantScheme& scheme, const TensorView& tensor_scale) {
-  if (scheme.group != ScaleGroup::kTensor && !scheme.needs_tensor_scale()) return 1.0f;
-  require(tensor_scale.has_value() && tensor_scale.dtype() == DType::kF32 &&
-              tensor_scale.num_elements() == 1,
-          Errc::kInvalidArgument,
-          "dispatch: tensor_scale is {}, must be f32 [1] for {}: the scale of all tokens, which no "
-          "rank can know alone",
-          tensor_scale, name_of(scheme));
-  check_address(tensor_scale, "dispatch", "options.tensor_scale");
-  return *tensor_scale.as<float>();
-}
-
 }  // namespace
 
 OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
                                                      const DispatchOptions& options) const {
   const QuantScheme& scheme = config_.scheme;
   Input input{tokens, options};
-  const bool is_quantized = tokens.has_value() && scheme.is_quantized() && !scheme.is_simulated() &&
-                            tokens.dtype() == scheme.dtype;
-  if (is_quantized) {
-    check_matrix(tokens, {"dispatch", "tokens", {scheme.dtype}, kAnyRows, config_.hidden, true});
-  } else if (scheme.is_simulated()) {
-    check_matrix(tokens, {"dispatch", "tokens", {DType::kBF16}, kAnyRows, config_.hidden, true});
-  } else {
-    check_matrix(tokens, {"dispatch",
-                          "tokens",
-                          {DType::kBF16, DType::kF16, DType::kF32},
-                          kAnyRows,
-                          config_.hidden,
-                          true});
-  }
-  if (is_quantized && shape_.num_scales > 0) {
-    const TensorView& scales = options.scales;
-    require(scales.has_value() && scales.dtype() == scale_dtype(scheme) && scales.num_dims() == 2 &&
-                scales.shape(0) == tokens.shape(0) && scales.shape(1) == shape_.num_scales,
-            Errc::kInvalidArgument,
-            "dispatch: tokens are {} already, options.scales is {}, must be {} [{}, {}]",
-            name_of(tokens.dtype()), scales, name_of(scale_dtype(scheme)), tokens.shape(0),
-            shape_.num_scales);
-    check_address(scales, "dispatch", "options.scales");
-  } else {
-    require(!options.scales.has_value(), Errc::kInvalidArgument,
-            "dispatch: options.scales is {}, must be absent for tokens {} under scheme {}",
-            options.scales, tokens, name_of(scheme));
-  }
-  require(tokens.stride(0) * bits_of(tokens.dtype()) % 8 == 0, Errc::kInvalidArgument,
-          "dispatch: rows of tokens are {} elements of {} apart, must be whole bytes",
-          tokens.stride(0), name_of(tokens.dtype()));
+  const bool is_quantized = check_tokens(config_, shape_.num_scales, tokens, options.scales);
   if (!options.routing_only) check_payloads(config_, options.payloads, tokens.shape(0));
-  input.tensor_scale = checked_tensor_scale(scheme, options.tensor_scale);
+  if (check_tensor_scale(scheme, options.tensor_scale)) {
+    input.tensor_scale = *options.tensor_scale.as<float>();
+  }
   input.is_stored = is_quantized || (!scheme.is_quantized() && tokens.dtype() == scheme.dtype);
   return input;
 }
@@ -157,12 +118,8 @@ void OneSidedExchange::load_ids(CachedRouting& routing, const TensorView& topk_i
 void OneSidedExchange::load_weights(Slot& slot, std::int64_t num_tokens,
                                     const TensorView& topk_weights) const {
   slot.topk_weights.clear();
+  check_topk_weights(config_, num_tokens, topk_weights);
   if (!topk_weights.has_value()) return;
-  check_matrix(topk_weights,
-               {"dispatch", "topk_weights", {DType::kF32}, num_tokens, config_.num_topk});
-  require(config_.sends_weights || config_.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
-          "dispatch: topk_weights is given, but sends_weights is false and reduce per_rank weighs "
-          "where the experts are; set sends_weights");
   slot.topk_weights.assign(topk_weights.as<float>(),
                            topk_weights.as<float>() + num_tokens * config_.num_topk);
 }

@@ -23,8 +23,9 @@ enum class HeapKind {
 
 const char* name_of(HeapKind kind) noexcept;
 
-/// Pointers in it are for this rank's GPU. All memory is released with the window: before that, no
-/// rank may use it any more (a barrier). It does not need its engine any more.
+/// Pointers in it are for this rank's GPU. This rank's memory is released with its window, between
+/// threads with the last window of the group; peers should have done with it (a barrier). It does
+/// not need its engine any more.
 class DeviceWindow {
  public:
   virtual ~DeviceWindow() = default;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the caller's tensors to what the kernels are given, and from what kernels found to errors.
+// From the caller's tensors to what the kernels are given.
 
 #include <algorithm>
 
 #include "core/bytes.h"
 #include "core/format.h"
 #include "exchange/check_matrix.h"
+#include "exchange/check_tokens.h"
 #include "p2p/p2p_exchange.h"
 
 namespace switchyard {
@@ -23,67 +24,20 @@ std::int64_t stride_bytes(const TensorView& rows) {
   return rows.stride(0) * bits_of(rows.dtype()) / 8;
 }
 
-bool is_stored(const QuantScheme& scheme, const TensorView& tokens) {
-  return scheme.is_quantized() && !scheme.is_simulated() && tokens.dtype() == scheme.dtype;
-}
-
-const char* text_of(WaitPlace place) {
-  switch (place) {
-    case WaitPlace::kAnnouncement: return "the announcement of dispatch";
-    case WaitPlace::kRow: return "a row of dispatch";
-    case WaitPlace::kReturnedRow: return "a row of combine";
-    case WaitPlace::kInput: break;
-  }
-  return "input";
-}
-
 }  // namespace
 
 void P2pExchange::check_input(const TensorView& tokens, const TensorView& topk_ids,
                               const TensorView& topk_weights,
                               const DeviceDispatchOptions& options) const {
-  const QuantScheme& scheme = config_.scheme;
-  if (tokens.has_value() && is_stored(scheme, tokens)) {
-    check_matrix(tokens, {"dispatch", "tokens", {scheme.dtype}, kAnyRows, config_.hidden, true});
-    if (shape_.num_scales > 0) {
-      check_matrix(options.scales, {"dispatch",
-                                    "options.scales",
-                                    {scale_dtype(scheme)},
-                                    tokens.shape(0),
-                                    shape_.num_scales,
-                                    true});
-    }
-  } else if (scheme.is_simulated()) {
-    check_matrix(tokens, {"dispatch", "tokens", {DType::kBF16}, kAnyRows, config_.hidden, true});
-  } else {
-    check_matrix(tokens, {"dispatch",
-                          "tokens",
-                          {DType::kBF16, DType::kF16, DType::kF32},
-                          kAnyRows,
-                          config_.hidden,
-                          true});
-  }
+  check_tokens(config_, shape_.num_scales, tokens, options.scales);
   require(tokens.shape(0) <= config_.max_tokens_per_rank, Errc::kInvalidArgument,
           "dispatch: tokens has {} rows, but max_tokens_per_rank is {}", tokens.shape(0),
           config_.max_tokens_per_rank);
   check_matrix(
       topk_ids,
       {"dispatch", "topk_ids", {DType::kI32, DType::kI64}, tokens.shape(0), config_.num_topk});
-  if (topk_weights.has_value()) {
-    check_matrix(topk_weights,
-                 {"dispatch", "topk_weights", {DType::kF32}, tokens.shape(0), config_.num_topk});
-    require(config_.sends_weights || config_.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
-            "dispatch: topk_weights is given, but sends_weights is false and reduce per_rank "
-            "weighs where the experts are; set sends_weights");
-  }
-  if (scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale()) {
-    require(options.tensor_scale.has_value() && options.tensor_scale.dtype() == DType::kF32 &&
-                options.tensor_scale.num_elements() == 1,
-            Errc::kInvalidArgument,
-            "dispatch: tensor_scale is {}, must be f32 [1] for {}: the scale of all tokens, which "
-            "no rank can know alone",
-            options.tensor_scale, name_of(scheme));
-  }
+  check_topk_weights(config_, tokens.shape(0), topk_weights);
+  check_tensor_scale(config_.scheme, options.tensor_scale);
 }
 
 void P2pExchange::set_input(Channel& channel, const TensorView& tokens, const TensorView& topk_ids,
@@ -119,6 +73,7 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
       "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: a row for each of "
       "the receive buffer",
       rows, shape_.max_buffer_rows, config_.hidden);
+  check_address(rows, "combine", "rows");
   CombineArgs& args = channel.combine;
   args.rows = rows.as<std::byte>();
   args.row_dtype = dtype;
@@ -193,35 +148,6 @@ DeviceDispatched P2pExchange::describe(const Channel& channel) const {
     result.topk_weights = TensorView(args.row_weights, DType::kF32, {rows, topk});
   }
   return result;
-}
-
-void P2pExchange::check() const {
-  const WaitRecord& record = *host_.as<WaitRecord>();
-  const auto failure =
-      static_cast<WaitFailure>(*const_cast<const volatile std::uint32_t*>(&record.failure));
-  const double seconds = static_cast<double>(record.waited_ns) * 1e-9;
-  switch (failure) {
-    case WaitFailure::kNone: return;
-    case WaitFailure::kInvalidId:
-      fail(Errc::kInvalidArgument,
-           "dispatch: topk_ids[{}, {}] is not -1 or an expert from 0 to {}, or layout batched got "
-           "it twice in one token (rank {} of {}, call {})",
-           record.token, record.expected, config_.num_experts - 1, group_.rank(), group_.size(),
-           record.call);
-    case WaitFailure::kCapacityExceeded:
-      fail(Errc::kCapacityExceeded,
-           "dispatch: local expert {} of rank {} of {} was sent {} rows, its capacity is {}; raise "
-           "capacity",
-           record.token, group_.rank(), group_.size(), record.seen, record.expected);
-    case WaitFailure::kAborted:
-      fail(Errc::kAborted, "rank {} of {}: the group was aborted while a kernel waited for rank {}",
-           group_.rank(), group_.size(), record.peer);
-    default:
-      fail(Errc::kTimeout,
-           "rank {} of {}: {} from rank {} did not come within {:.1f} s (call {}, row or token {})",
-           group_.rank(), group_.size(), text_of(static_cast<WaitPlace>(record.place)), record.peer,
-           seconds, record.call, record.token);
-  }
 }
 
 }  // namespace switchyard

@@ -3,18 +3,23 @@
 #include "p2p/p2p_exchange.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 
 #include "core/bytes.h"
 #include "cuda/check.h"
 #include "cuda/grid.h"
 #include "cuda/wire_form.h"
+#include "p2p/heap.h"
 
 namespace switchyard {
 namespace {
 
 constexpr std::size_t kPartAlignment = 256;
-constexpr int kSharedGpuPatience = 20;
+constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
 constexpr int kEmptyByte = 0xFF;
+
+std::atomic<std::uint64_t> num_exchanges = 0;
 
 // Gives out parts of one allocation: first to add them up, then to place them.
 class Parts {
@@ -89,12 +94,17 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
     : group_(group),
       config_(config),
       shape_(make_exchange_shape(config, group.size(), group.rank())),
-      options_(options) {
+      options_(options),
+      number_(++num_exchanges),
+      num_uncaught_(std::uncaught_exceptions()) {
   // Sizes of receive buffers do not follow the routing: the host never learns it.
   config_.worst_case_rows = true;
   shape_ = make_exchange_shape(config_, group.size(), group.rank());
   require_supported(config_, group.size());
   require_sizes(config_, shape_);
+  require(options.timeout_ms >= 0 && options.timeout_ms <= kMaxTimeoutMs, Errc::kInvalidArgument,
+          "device exchange: timeout_ms is {}, must be from 0 to {}", options.timeout_ms,
+          kMaxTimeoutMs);
   require(options.num_ctas >= 0, Errc::kInvalidArgument,
           "device exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
   layout_ = make_layout(config_, shape_, group.size());
@@ -111,21 +121,27 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   num_ctas_ = std::max(3, kExchangeCtasPerSm * num_sms / window_->ranks_on_gpu());
   if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(3, options.num_ctas));
 
-  host_ = PinnedBuffer(sizeof(WaitRecord) + sizeof(std::uint32_t));
-  failed_ = DeviceBuffer(sizeof(std::uint32_t));
-  watch_.record = host_.as<WaitRecord>();
-  watch_.abort_word = reinterpret_cast<const std::uint32_t*>(host_.as<WaitRecord>() + 1);
-  watch_.failed = failed_.as<std::uint32_t>();
-  watch_.timeout_ns = static_cast<std::uint64_t>(group.timeout_ms()) * 1'000'000 *
-                      (window_->is_shared_gpu() ? kSharedGpuPatience : 1);
-  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
-  check_cuda(cudaMemset(window_->base(group.rank()), kEmptyByte, window_->size_bytes()),
-             "cudaMemset");
   channels_.resize(num_channels);
-  for (std::size_t i = 0; i < num_channels; ++i) allocate(channels_[i], i);
+  gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
+  watcher_ = std::make_unique<Watcher>(group_.engine(), *words_.as<WatchWords>(),
+                                       std::int64_t{config_.num_experts});
+}
+
+void P2pExchange::prepare_memory() {
+  words_ = PinnedBuffer(sizeof(WatchWords));
+  failed_ = DeviceBuffer(sizeof(std::uint32_t));
+  watch_.record = &words_.as<WatchWords>()->record;
+  watch_.abort_word = &words_.as<WatchWords>()->abort_word;
+  watch_.failed = failed_.as<std::uint32_t>();
+  const std::int64_t timeout_ms =
+      kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), window_->is_shared_gpu());
+  watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
+  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
+  check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
+             "cudaMemset");
+  for (std::size_t i = 0; i < channels_.size(); ++i) allocate(channels_[i], i);
   load_kernels();
   check_cuda(cudaDeviceSynchronize(), "device exchange");
-  group.barrier();
 }
 
 void P2pExchange::load_kernels() const {
@@ -137,14 +153,20 @@ void P2pExchange::load_kernels() const {
   launch_combine(channels_[0].combine, Phases::kNone, false, nullptr);
 }
 
-// Peers may still write to this rank's window, or read from theirs what this rank wrote.
+// Peers may still write to this rank's window, or read from theirs what this rank wrote. Kernels
+// end by themselves: the watcher is there until then. A rank that an exception ends waits for
+// nobody: its peers may wait for it.
 P2pExchange::~P2pExchange() {
   try {
+    const DeviceGuard guard(device_);
     cudaDeviceSynchronize();
-    group_.barrier();
+    const bool is_over = watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
+    watcher_.reset();
+    if (!is_over) group_.barrier();
   } catch (const Error&) {
     // A lost group: nobody is left to wait for.
   }
+  cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
 }
 
 void P2pExchange::allocate(Channel& channel, std::size_t index) {
@@ -224,7 +246,6 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
 }
 
 P2pExchange::Channel& P2pExchange::begin(const char* operation) {
-  check();
   for (std::size_t i = 0; i < channels_.size(); ++i) {
     Channel& channel = channels_[(next_channel_ + i) % channels_.size()];
     if (channel.stage != Stage::kFree) continue;
@@ -241,6 +262,7 @@ DeviceHandle P2pExchange::handle_of(const Channel& channel) const {
   DeviceHandle handle;
   handle.channel_ = static_cast<std::int32_t>(&channel - channels_.data());
   handle.id_ = channel.id;
+  handle.exchange_ = number_;
   return handle;
 }
 
@@ -249,8 +271,8 @@ P2pExchange::Channel& P2pExchange::find(const DeviceHandle& handle, Stage wanted
   static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
                                           "sent by combine"};
   const auto index = static_cast<std::size_t>(handle.channel_);
-  require(handle.channel_ >= 0 && index < channels_.size() && channels_[index].id == handle.id_ &&
-              channels_[index].stage != Stage::kFree,
+  require(handle.exchange_ == number_ && index < channels_.size() &&
+              channels_[index].id == handle.id_ && channels_[index].stage != Stage::kFree,
           Errc::kInvalidArgument,
           "{}: the handle is not alive here, it ends with its combine or release; dispatch first",
           operation);
@@ -264,6 +286,7 @@ P2pExchange::Channel& P2pExchange::find(const DeviceHandle& handle, Stage wanted
 DeviceHandle P2pExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                         const TensorView& topk_weights, Stream stream,
                                         const DeviceDispatchOptions& options) {
+  check();
   check_input(tokens, topk_ids, topk_weights, options);
   Channel& channel = begin("dispatch");
   set_input(channel, tokens, topk_ids, topk_weights, options);
@@ -273,6 +296,7 @@ DeviceHandle P2pExchange::dispatch_send(const TensorView& tokens, const TensorVi
 }
 
 DeviceDispatched P2pExchange::dispatch_receive(const DeviceHandle& handle, Stream stream) {
+  check();
   Channel& channel = find(handle, Stage::kSent, "dispatch_receive");
   launch(channel, Phases::kReceive, stream);
   channel.stage = Stage::kReceived;
@@ -282,6 +306,7 @@ DeviceDispatched P2pExchange::dispatch_receive(const DeviceHandle& handle, Strea
 DeviceDispatched P2pExchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
                                        const TensorView& topk_weights, Stream stream,
                                        const DeviceDispatchOptions& options) {
+  check();
   check_input(tokens, topk_ids, topk_weights, options);
   Channel& channel = begin("dispatch");
   set_input(channel, tokens, topk_ids, topk_weights, options);
@@ -290,7 +315,13 @@ DeviceDispatched P2pExchange::dispatch(const TensorView& tokens, const TensorVie
   return describe(channel);
 }
 
+void P2pExchange::enter(Phase phase, const Channel& channel) {
+  site_ = {phase, channel.id, -1};
+  group_.engine().enter(phase, channel.id);
+}
+
 void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
+  enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, channel);
   DispatchArgs& args = channel.dispatch;
   choose_grid({num_ctas_, phases != Phases::kReceive, phases != Phases::kSend}, args);
   launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
@@ -298,6 +329,7 @@ void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
 
 void P2pExchange::combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
                                const DeviceCombineOptions& options) {
+  check();
   Channel& channel = find(handle, Stage::kReceived, "combine");
   set_results(channel, rows, options);
   launch_return(channel, Phases::kSend, stream);
@@ -306,6 +338,7 @@ void P2pExchange::combine_send(const DeviceHandle& handle, const TensorView& row
 
 void P2pExchange::combine_receive(const DeviceHandle& handle, const TensorView& output,
                                   Stream stream, const DeviceCombineOptions& options) {
+  check();
   Channel& channel = find(handle, Stage::kReturned, "combine_receive");
   set_output(channel, output, options);
   launch_return(channel, Phases::kReceive, stream);
@@ -315,6 +348,7 @@ void P2pExchange::combine_receive(const DeviceHandle& handle, const TensorView& 
 void P2pExchange::combine(const DeviceHandle& handle, const TensorView& rows,
                           const TensorView& output, Stream stream,
                           const DeviceCombineOptions& options) {
+  check();
   Channel& channel = find(handle, Stage::kReceived, "combine");
   set_results(channel, rows, options);
   set_output(channel, output, options);
@@ -323,7 +357,7 @@ void P2pExchange::combine(const DeviceHandle& handle, const TensorView& rows,
 }
 
 void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) {
-  check();
+  enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, channel);
   CombineArgs& args = channel.combine;
   choose_grid({num_ctas_, phases != Phases::kReceive, phases != Phases::kSend}, args);
   launch_combine(args, phases, options_.programmatic_launch, stream.get());

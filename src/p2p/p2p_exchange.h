@@ -17,6 +17,7 @@
 #include "device/device_exchange_backend.h"
 #include "exchange/exchange_shape.h"
 #include "p2p/device_window.h"
+#include "p2p/watcher.h"
 
 namespace switchyard {
 
@@ -43,7 +44,7 @@ class P2pExchange final : public DeviceExchangeBackend {
   void combine(const DeviceHandle& handle, const TensorView& rows, const TensorView& output,
                Stream stream, const DeviceCombineOptions& options) override;
   void release(const DeviceHandle& handle) override;
-  void check() const override;
+  void check() const override { watcher_->check(site_); }
 
  private:
   enum class Stage { kFree, kSent, kReceived, kReturned };
@@ -59,6 +60,8 @@ class P2pExchange final : public DeviceExchangeBackend {
   };
 
   // p2p_exchange.cpp
+  void prepare_memory();
+  void enter(Phase phase, const Channel& channel);
   void allocate(Channel& channel, std::size_t index);
   void load_kernels() const;
   void set_base(Channel& channel, std::size_t index);
@@ -87,12 +90,16 @@ class P2pExchange final : public DeviceExchangeBackend {
   int device_ = 0;
   int num_ctas_ = 1;
   std::unique_ptr<DeviceWindow> window_;
-  PinnedBuffer host_;  ///< WaitRecord, then the abort word
+  PinnedBuffer words_;  ///< WatchWords
   DeviceBuffer failed_;
   Watch watch_;
   std::vector<Channel> channels_;
   std::size_t next_channel_ = 0;
   std::uint64_t next_id_ = 1;
+  std::uint64_t number_;  ///< of this exchange in the process
+  int num_uncaught_;      ///< exceptions when it was made
+  WaitSite site_;         ///< the last call
+  std::unique_ptr<Watcher> watcher_;
 };
 
 }  // namespace switchyard

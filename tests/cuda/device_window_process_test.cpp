@@ -8,19 +8,17 @@
 #include <array>
 #include <atomic>
 #include <dirent.h>
-#include <functional>
 #include <signal.h>
 
 #include <gmock/gmock.h>
 
+#include "ask_a_child.h"
 #include "core/clock.h"
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "engine/engine.h"
 #include "gpus.h"
 #include "p2p/device_window.h"
-#include "p2p/heap_support.h"
-#include "p2p/nccl_heap.h"
 #include "support/errors.h"
 #include "support/processes.h"
 
@@ -28,6 +26,7 @@ namespace switchyard {
 namespace {
 
 using test::expect_error;
+using test::free_bytes;
 using test::RankOutcome;
 using test::RankProcesses;
 using test::run_processes;
@@ -67,32 +66,11 @@ int num_open_files() {
   return count;
 }
 
-std::size_t free_bytes() {
-  std::size_t available = 0;
-  std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
-  return available;
-}
-
-// What `ask` returns in a child: why this machine cannot use a heap.
-std::string ask_a_child(const std::function<std::string()>& ask) {
-  RankProcesses child(1, [&](const Group&) { throw Error(Errc::kNotAvailable, ask()); });
-  return child.wait()[0].error->what();
-}
-
-std::string why_not(const std::string& heap) {
-  return ask_a_child([&]() -> std::string {
-    if (heap == "nccl") return nccl_obstacle();
-    return heap_obstacles(
-        0)[static_cast<std::size_t>(heap == "vmm" ? HeapKind::kVmm : HeapKind::kIpc)];
-  });
-}
-
 class DeviceWindowProcessTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
-    const std::string why = why_not(GetParam());
+    const std::string why = test::why_not(GetParam());
     if (!why.empty()) GTEST_SKIP() << GetParam() << ": " << why;
   }
 };
@@ -222,7 +200,7 @@ class NcclWindowTest : public ::testing::Test {
     num_gpus_ = test::num_gpus_of_a_child();
     SWITCHYARD_REQUIRE_GPU(num_gpus_);
     if (num_gpus_ < 2) GTEST_SKIP() << "one GPU, needs two";
-    const std::string why = why_not("nccl");
+    const std::string why = test::why_not("nccl");
     if (!why.empty()) GTEST_SKIP() << why;
   }
   int num_gpus_ = 0;

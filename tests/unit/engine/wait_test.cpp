@@ -141,8 +141,10 @@ TEST(WaitTest, AbortFromAnotherThreadWakesSleepers) {
 
 TEST(WaitTest, FirstAbortIsKept) {
   run_ranks(1, [](const Group& group) {
-    group.abort("first");
-    group.abort("second");
+    EXPECT_FALSE(group.engine().is_aborted());
+    EXPECT_TRUE(group.engine().abort(Errc::kAborted, 0, "first"));
+    EXPECT_TRUE(group.engine().is_aborted());
+    EXPECT_FALSE(group.engine().abort(Errc::kTimeout, 0, "second"));
     EXPECT_THAT(error_of([&] { group.barrier(); }).what(), HasSubstr("first"));
   });
 }
@@ -156,6 +158,19 @@ TEST(WaitTest, LongReasonIsCutNotOverrun) {
     });
     EXPECT_THAT(error.what(), HasSubstr(std::string(200, 'x')));
     EXPECT_LT(std::string(error.what()).size(), 400u);
+  });
+}
+
+TEST(WaitTest, LookForLostPeersAbortsOnlyWhenOneIsMissing) {
+  run_ranks(2, [](const Group& group) {
+    group.engine().look_for_lost_peers();
+    EXPECT_FALSE(group.engine().is_aborted());
+    group.barrier();
+    if (group.rank() == 1) return;
+    while (!group.engine().is_aborted()) group.engine().look_for_lost_peers();
+    const Error error = error_of([&] { group.barrier(); });
+    EXPECT_EQ(error.code(), Errc::kPeerLost);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 was lost (it left the group)"));
   });
 }
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ask_a_child.h: what a GPU says, for a test that must not use CUDA itself because it forks ranks.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime_api.h>
+#include <functional>
+#include <string>
+
+#include "cuda/check.h"
+#include "p2p/heap_support.h"
+#include "p2p/nccl_heap.h"
+#include "support/processes.h"
+
+namespace switchyard::test {
+
+/// What `ask` returns in a child.
+inline std::string ask_a_child(const std::function<std::string()>& ask) {
+  RankProcesses child(1, [&](const Group&) { throw Error(Errc::kNotAvailable, ask()); });
+  return child.wait()[0].error->what();
+}
+
+/// Why this machine cannot use a heap, or empty.
+inline std::string why_not(const std::string& heap) {
+  return ask_a_child([&]() -> std::string {
+    if (heap == "nccl") return nccl_obstacle();
+    const HeapKind kind = heap == "vmm" ? HeapKind::kVmm : HeapKind::kIpc;
+    return heap_obstacles(0)[static_cast<std::size_t>(kind)];
+  });
+}
+
+inline std::size_t free_bytes() {
+  std::size_t available = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+  return available;
+}
+
+/// Of all GPUs together.
+inline std::int64_t free_bytes_of_a_child() {
+  return std::stoll(ask_a_child([] {
+    int num_gpus = 0;
+    check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
+    std::size_t sum = 0;
+    for (int device = 0; device < num_gpus; ++device) {
+      check_cuda(cudaSetDevice(device), "cudaSetDevice");
+      sum += free_bytes();
+    }
+    return std::to_string(sum);
+  }));
+}
+
+}  // namespace switchyard::test

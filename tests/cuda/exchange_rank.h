@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// exchange_rank.h: one rank with a DeviceExchange and all the memory that a dispatch and its
+// combine take. Nothing is allocated later: the runtime would wait for kernels that run, which may
+// wait for a peer that shares the GPU.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "switchyard/device_exchange.h"
+
+#include "cuda/check.h"
+#include "cuda/memory.h"
+
+namespace switchyard::test {
+
+inline ExchangeConfig fault_config(Layout layout = Layout::kExpanded) {
+  ExchangeConfig config;
+  config.num_experts = 8;
+  config.num_topk = 2;
+  config.hidden = 1024;
+  config.max_tokens_per_rank = 16;
+  config.layout = layout;
+  config.worst_case_rows = true;
+  return config;
+}
+
+class ExchangeRank {
+ public:
+  ExchangeRank(const Group& group, const ExchangeConfig& config,
+               const DeviceExchangeOptions& options = {})
+      : num_tokens_(config.max_tokens_per_rank),
+        hidden_(config.hidden),
+        num_topk_(config.num_topk),
+        host_ids_(static_cast<std::size_t>(num_tokens_ * num_topk_)),
+        tokens_(2 * static_cast<std::size_t>(num_tokens_ * hidden_)),
+        output_(2 * static_cast<std::size_t>(num_tokens_ * hidden_)),
+        ids_(8 * host_ids_.size()),
+        exchange_(group, config, options) {
+    check_cuda(cudaMemset(tokens_.data(), 0x3F, tokens_.size_bytes()), "cudaMemset");
+    set_ids([&](std::int64_t token, std::int64_t k) {
+      return (token * num_topk_ + k) % config.num_experts;
+    });
+    group.barrier();
+  }
+  ~ExchangeRank() {
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  }
+
+  /// Sets every id. Not while kernels run.
+  void set_ids(const std::function<std::int64_t(std::int64_t token, std::int64_t k)>& id_of) {
+    for (std::size_t i = 0; i < host_ids_.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i);
+      host_ids_[i] = id_of(at / num_topk_, at % num_topk_);
+    }
+    check_cuda(cudaMemcpy(ids_.data(), host_ids_.data(), ids_.size_bytes(), cudaMemcpyHostToDevice),
+               "ids");
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
+  }
+
+  DeviceDispatched dispatch() {
+    return exchange_.dispatch(tokens(), ids(), TensorView{}, stream_.get());
+  }
+  void combine(const DeviceDispatched& got) {
+    exchange_.combine(got.handle, got.rows, output(), stream_.get());
+  }
+  void pair() { combine(dispatch()); }
+  /// Waits for the stream; throws what the exchange found.
+  void finish() {
+    check_cuda(cudaStreamSynchronize(stream_.get()), "kernels");
+    exchange_.check();
+  }
+
+  /// Makes a graph of `pair`. Collective: see above.
+  void capture(const Group& group) {
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    pair();
+    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
+    check_cuda(cudaGraphDestroy(graph), "graph");
+    check_cuda(cudaGraphUpload(graph_, stream_.get()), "graph");
+    check_cuda(cudaStreamSynchronize(stream_.get()), "graph");
+    group.barrier();
+  }
+  void replay() { check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
+
+  /// How many kernels and copies `call` puts into the stream.
+  std::size_t num_launches(const std::function<void()>& call) {
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    call();
+    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
+    std::size_t count = 0;
+    check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "capture");
+    check_cuda(cudaGraphDestroy(graph), "capture");
+    return count;
+  }
+
+  DeviceExchange& exchange() { return exchange_; }
+  Stream stream() const { return stream_.get(); }
+  TensorView tokens() const {
+    return TensorView(tokens_.data(), DType::kBF16, {num_tokens_, hidden_});
+  }
+  TensorView ids() const { return TensorView(ids_.data(), DType::kI64, {num_tokens_, num_topk_}); }
+  TensorView output() const {
+    return TensorView(output_.data(), DType::kBF16, {num_tokens_, hidden_});
+  }
+
+ private:
+  std::int64_t num_tokens_;
+  std::int64_t hidden_;
+  std::int64_t num_topk_;
+  std::vector<std::int64_t> host_ids_;
+  DeviceBuffer tokens_;
+  DeviceBuffer output_;
+  DeviceBuffer ids_;
+  OwnedStream stream_;
+  cudaGraphExec_t graph_ = nullptr;
+  DeviceExchange exchange_;  // last: it ends before its memory
+};
+
+}  // namespace switchyard::test
