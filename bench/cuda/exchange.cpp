@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times dispatch and combine between GPUs of this machine: one thread a GPU, a captured graph of many calls, all GPUs
-// started by one flag, the slowest rank counts. Checks the sums of a separate call against the CPU exchange's contract
-// indirectly: tests/cuda does that; here every run only checks that nothing failed.
+// Times dispatch and combine between GPUs of this machine: one thread a GPU, a captured graph of
+// many calls, all GPUs started by one flag, the slowest rank counts. Checks the sums of a separate
+// call against the CPU exchange's contract indirectly: tests/cuda does that; here every run only
+// checks that nothing failed.
 //
 // usage: cuda_exchange_bench [RANKS [TOKENS...]]
 #include <algorithm>
@@ -106,11 +107,13 @@ class RankBench {
     std::vector<float> weights(tokens * topk);
     for (int i = 0; i < kInputs; ++i) {
       const auto seed = static_cast<std::uint64_t>(100 * group_.rank() + i);
-      for (std::size_t n = 0; n < x.size(); ++n) x[n] = bf16_from_f32(static_cast<float>(random_uniform(seed, n)) - 0.5f);
+      for (std::size_t n = 0; n < x.size(); ++n)
+        x[n] = bf16_from_f32(static_cast<float>(random_uniform(seed, n)) - 0.5f);
       for (std::size_t t = 0; t < tokens; ++t) {
         std::vector<bool> used(static_cast<std::size_t>(num_experts));
         for (std::size_t k = 0; k < topk; ++k) {
-          auto id = random_bits(seed + 7777, t * topk + k) % static_cast<std::uint64_t>(num_experts);
+          auto id =
+              random_bits(seed + 7777, t * topk + k) % static_cast<std::uint64_t>(num_experts);
           while (used[id]) id = (id + 1) % static_cast<std::uint64_t>(num_experts);
           used[id] = true;
           ids[t * topk + k] = static_cast<std::int64_t>(id);
@@ -122,7 +125,8 @@ class RankBench {
       weights_.push_back(upload(weights.data(), weights.size() * 4));
     }
     output_ = DeviceBuffer(x.size() * 2);
-    const auto rows = static_cast<std::size_t>(shape_.experts_per_rank) * static_cast<std::size_t>(group_.size()) * tokens;
+    const auto rows = static_cast<std::size_t>(shape_.experts_per_rank) *
+                      static_cast<std::size_t>(group_.size()) * tokens;
     results_ = DeviceBuffer(rows * hidden * 2);
     check_cuda(cudaMemset(results_.data(), 0x3C, results_.size_bytes()), "results");
     flush_ = DeviceBuffer(std::size_t{192} << 20);
@@ -147,8 +151,9 @@ class RankBench {
           TensorView(ids_[n].data(), DType::kI64, {t, shape_.num_topk}),
           TensorView(weights_[n].data(), DType::kF32, {t, shape_.num_topk}), stream_.get());
       if (combines) {
-        exchange_.combine(got.handle, TensorView(results_.data(), DType::kBF16, {rows, shape_.hidden}),
-                          TensorView(output_.data(), DType::kBF16, {t, shape_.hidden}), stream_.get());
+        exchange_.combine(
+            got.handle, TensorView(results_.data(), DType::kBF16, {rows, shape_.hidden}),
+            TensorView(output_.data(), DType::kBF16, {t, shape_.hidden}), stream_.get());
       } else {
         exchange_.release(got.handle);
       }
@@ -174,7 +179,9 @@ double slowest_median(const std::vector<std::vector<double>>& by_rank) {
     for (const auto& times : by_rank) most = std::max(most, times[i]);
     slowest.push_back(most);
   }
-  std::nth_element(slowest.begin(), slowest.begin() + static_cast<std::ptrdiff_t>(slowest.size() / 2), slowest.end());
+  std::nth_element(slowest.begin(),
+                   slowest.begin() + static_cast<std::ptrdiff_t>(slowest.size() / 2),
+                   slowest.end());
   return slowest[slowest.size() / 2];
 }
 
@@ -205,8 +212,9 @@ int run(int argc, char** argv) {
     shape.programmatic = std::getenv("SY_PDL") != nullptr;
     if (std::getenv("SY_EXPERT") != nullptr) shape.reduce = Reduce::kPerExpert;
     const Timing time = measure(num_ranks, shape);
-    std::printf("ranks %d T %4ld pair %7.2f dispatch %7.2f combine %7.2f us\n", num_ranks, static_cast<long>(t), time.pair_us,
-                time.dispatch_us, time.pair_us - time.dispatch_us);
+    std::printf("ranks %d T %4ld pair %7.2f dispatch %7.2f combine %7.2f us\n", num_ranks,
+                static_cast<long>(t), time.pair_us, time.dispatch_us,
+                time.pair_us - time.dispatch_us);
     std::fflush(stdout);
   }
   return 0;

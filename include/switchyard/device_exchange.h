@@ -63,18 +63,18 @@ struct DeviceDispatched {
   DeviceHandle handle;
   /// kBatched: [L, C, H]. Other layouts: [N, H], N the most rows there can be.
   TensorView rows;
-  TensorView scales;         ///< as ExpertRows::scales
-  TensorView num_rows;       ///< [L] i32: rows of each local expert, or tokens that want it
-  TensorView first_row;      ///< [L] i64: kBatched and kExpanded
-  TensorView total_rows;     ///< [1] i32
-  TensorView topk_ids;       ///< [N, K] i32: kCompact, kByRank; as Dispatched::topk_ids
-  TensorView topk_weights;   ///< f32 where weights travel; as Dispatched::topk_weights
+  TensorView scales;        ///< as ExpertRows::scales
+  TensorView num_rows;      ///< [L] i32: rows of each local expert, or tokens that want it
+  TensorView first_row;     ///< [L] i64: kBatched and kExpanded
+  TensorView total_rows;    ///< [1] i32
+  TensorView topk_ids;      ///< [N, K] i32: kCompact, kByRank; as Dispatched::topk_ids
+  TensorView topk_weights;  ///< f32 where weights travel; as Dispatched::topk_weights
 };
 
 struct DeviceCombineOptions {
-  TensorView topk_weights{};        ///< as CombineOptions
-  std::vector<TensorView> bias{};   ///< as CombineOptions; at most 4
-  bool rows_are_weighted = false;   ///< per_rank sums the rows as they are
+  TensorView topk_weights{};       ///< as CombineOptions
+  std::vector<TensorView> bias{};  ///< as CombineOptions; at most 4
+  bool rows_are_weighted = false;  ///< per_rank sums the rows as they are
 };
 
 /// All members are collective in the sense of Exchange: every rank calls them in the same order.
@@ -87,8 +87,9 @@ struct DeviceCombineOptions {
 /// calls from then on are undefined. After that the group can only be destroyed. `Group::abort` and
 /// a peer that dies end waiting kernels within milliseconds.
 ///
-/// Supported: layouts kBatched, kExpanded and kCompact, K up to 32, P up to 64, no further payloads,
-/// Overflow::kError, combine_scheme bf16, f16 or f32. Errors of what is not: kNotSupported.
+/// Supported: layouts kBatched, kExpanded and kCompact, K up to 32, P up to 64, no further
+/// payloads, Overflow::kError, combine_scheme bf16, f16 or f32. Errors of what is not:
+/// kNotSupported.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),
@@ -119,7 +120,8 @@ class SWITCHYARD_API DeviceExchange {
 
   /// Sends expert results home.
   ///
-  ///   rows  [N, H] or [L, C, H]  bf16, f16 or f32, contiguous: a row for each of the receive buffer
+  ///   rows  [N, H] or [L, C, H]  bf16, f16 or f32, contiguous: a row for each of the receive
+  ///   buffer
   void combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
                     const DeviceCombineOptions& options = {});
   /// Sums what comes back and ends the handle.

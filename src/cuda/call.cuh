@@ -24,11 +24,25 @@ __device__ __forceinline__ void count_call(const CallState& state) {
             static_cast<unsigned long long>(share));
 }
 
-__device__ __forceinline__ void begin_kernel() {
+/// Waits for the kernel ahead. Arguments come from memory too, line by line, when a kernel first
+/// looks at them: each warp asks for one line at once. Pass what it returns to end_kernel.
+template <class Args>
+__device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
+  constexpr unsigned kLineWords = 16;
+  const unsigned at = threadIdx.x / kLanes * kLineWords;
+  std::uint32_t word = 0;
+  if (at < sizeof(Args) / sizeof(word)) word = reinterpret_cast<const std::uint32_t*>(&args)[at];
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+  return word;
+}
+
+/// Uses what begin_kernel asked for, so that the compiler lets it ask.
+__device__ __forceinline__ void end_kernel(std::uint32_t word) {
+  constexpr std::uint32_t kUnlikely = 0x9E3779B9u;
+  if (word == kUnlikely) __nanosleep(1);
 }
 
 }  // namespace switchyard

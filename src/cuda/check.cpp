@@ -20,7 +20,8 @@ Errc code_of(cudaError_t result) {
 }  // namespace
 
 void check_cuda(cudaError_t result, const char* what) {
-  if (result == cudaSuccess) [[likely]] return;
+  if (result == cudaSuccess) [[likely]]
+    return;
   cudaGetLastError();  // so that a later check does not report it again
   fail(code_of(result), "{}: CUDA says {}: {}", what, cudaGetErrorName(result),
        cudaGetErrorString(result));

@@ -5,6 +5,7 @@
 
 #include "cuda/call.cuh"
 #include "cuda/combine_receive.cuh"
+#include "cuda/combine_send.cuh"
 #include "cuda/launch.h"
 
 namespace switchyard {
@@ -13,7 +14,7 @@ namespace {
 template <DType kWire>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
-  begin_kernel();
+  const std::uint32_t asked = begin_kernel(a);
   const std::uint64_t call = next_call(a.state) - 1;
   const int num_sending = sends ? a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
@@ -22,6 +23,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   } else {
     sum_tokens<kWire>(a, call, cta - num_sending);
   }
+  end_kernel(asked);
 }
 
 template <DType kWire>

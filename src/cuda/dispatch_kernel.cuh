@@ -6,9 +6,10 @@
 // a grid that runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
 #pragma once
 
-#include "cuda/check.h"
 #include "cuda/call.cuh"
+#include "cuda/check.h"
 #include "cuda/dispatch_receive.cuh"
+#include "cuda/dispatch_send.cuh"
 #include "cuda/launch.h"
 
 namespace switchyard {
@@ -17,7 +18,7 @@ template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
-  begin_kernel();
+  const std::uint32_t asked = begin_kernel(a);
   stamp(a, 0);
   const std::uint64_t call = next_call(a.state);
   const int num_sending = sends ? 1 + a.num_senders : 0;
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     }
   }
   stamp(a, 7);
+  end_kernel(asked);
   if (!receives) return;
   __syncthreads();
   count_call(a.state);
@@ -48,8 +50,9 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
   const auto experts = static_cast<std::size_t>(args.ownership.num_experts);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
-  const std::size_t shared = std::max(sizeof(SenderShared) + (experts + ranks) * sizeof(std::uint32_t),
-                                      sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
+  const std::size_t shared =
+      std::max(sizeof(SenderShared) + (experts + ranks) * sizeof(std::uint32_t),
+               sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
   const int ctas = (sends ? 1 + args.num_senders : 0) + (receives ? args.num_receivers : 0);
   launch_kernel(dispatch_kernel<Form>, {ctas, kExchangeThreads, shared, programmatic, stream},
                 "dispatch", args, sends, receives);

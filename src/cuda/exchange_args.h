@@ -7,10 +7,9 @@
 // Letters: P ranks, T tokens at most, K choices, L local experts.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
+#include <cuda_runtime_api.h>
 
 #include "switchyard/dtype.h"
 #include "switchyard/layout.h"
@@ -32,15 +31,15 @@ struct CallState {
   std::uint64_t* counter = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.
-  std::int32_t* num_terms = nullptr;  ///< [T]
-  std::int32_t* columns = nullptr;    ///< [T, K]
-  float* term_weights = nullptr;      ///< [T, K]; per_expert only
+  std::int32_t* num_terms = nullptr;   ///< [T]
+  std::int32_t* columns = nullptr;     ///< [T, K]
+  float* term_weights = nullptr;       ///< [T, K]; per_expert only
   std::int32_t* term_ranks = nullptr;  ///< [T, K]: who returns it
   // Of arrived rows, written by the receive part.
-  std::int32_t* num_arrivals = nullptr;    ///< [P]
-  std::int32_t* arrival_token = nullptr;   ///< [P, T]
-  std::int32_t* arrival_rows = nullptr;    ///< [P, T, K] row of each choice, -1: not here
-  float* arrival_weights = nullptr;        ///< [P, T, K]
+  std::int32_t* num_arrivals = nullptr;   ///< [P]
+  std::int32_t* arrival_token = nullptr;  ///< [P, T]
+  std::int32_t* arrival_rows = nullptr;   ///< [P, T, K] row of each choice, -1: not here
+  float* arrival_weights = nullptr;       ///< [P, T, K]
 };
 
 struct PeerTable {
@@ -50,7 +49,6 @@ struct PeerTable {
 struct ExchangeBase {
   PushLayout layout;
   KernelOwnership ownership;
-  PeerTable windows;
   std::int32_t rank = 0;
   std::int32_t num_topk = 0;
   Layout rows_layout = Layout::kBatched;
@@ -58,6 +56,7 @@ struct ExchangeBase {
   CallState state;
   Watch watch;
   std::uint64_t* stamps = nullptr;  ///< see cuda/stamps.cuh
+  PeerTable windows;
 };
 
 struct DispatchArgs : ExchangeBase {
@@ -86,21 +85,22 @@ struct DispatchArgs : ExchangeBase {
   ScaleGeometry scale_block;
   std::int32_t scales_per_piece = 1;
   std::int32_t scale_units_per_row = 0;  ///< of 16 bytes
-  std::size_t scale_block_bytes = 0;  ///< from expert to expert in a batch, else 0
-  std::int32_t* num_rows = nullptr;   ///< [L]
-  std::int64_t* first_row = nullptr;  ///< [L]; null in layouts with a row a token
-  std::int32_t* total_rows = nullptr;  ///< [1]
-  std::int32_t* row_ids = nullptr;    ///< [N, K], layouts with a row a token
-  float* row_weights = nullptr;       ///< [N] or [N, K]; null without weights
+  std::size_t scale_block_bytes = 0;     ///< from expert to expert in a batch, else 0
+  std::int32_t* num_rows = nullptr;      ///< [L]
+  std::int64_t* first_row = nullptr;     ///< [L]; null in layouts with a row a token
+  std::int32_t* total_rows = nullptr;    ///< [1]
+  std::int32_t* row_ids = nullptr;       ///< [N, K], layouts with a row a token
+  float* row_weights = nullptr;          ///< [N] or [N, K]; null without weights
 
   // The grid: announcer, then senders, then receivers.
   std::int32_t num_senders = 0;
-  std::int32_t ctas_per_token = 1;  ///< that share the pieces of a token
+  std::int32_t ctas_per_token = 1;    ///< that share the pieces of a token
+  std::int32_t shares = 1;            ///< warps that share the destinations of a piece
   std::int32_t tokens_per_group = 1;  ///< of the CTAs that share tokens
   std::int32_t num_receivers = 0;
-  FastDivisor by_topk;      ///< num_topk
-  FastDivisor by_pieces;    ///< pieces of a row
-  FastDivisor by_slot;      ///< pieces of a row of every rank
+  FastDivisor by_topk;    ///< num_topk
+  FastDivisor by_pieces;  ///< pieces of a row
+  FastDivisor by_slot;    ///< pieces of a row of every rank
 };
 
 struct CombineArgs : ExchangeBase {
@@ -123,8 +123,8 @@ struct CombineArgs : ExchangeBase {
 
   std::int32_t num_senders = 0;
   std::int32_t num_receivers = 0;
-  FastDivisor by_pieces;
-  FastDivisor by_slot;
+  FastDivisor by_pieces;  ///< pieces of a returned row
+  FastDivisor by_slot;    ///< pieces of a returned row of every rank
 };
 
 inline constexpr int kExchangeThreads = 512;
@@ -135,7 +135,6 @@ inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 /// kernels that run, which may be waiting for it. Errors: kSystem.
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
-void launch_combine(const CombineArgs& args, Phases phases, bool programmatic,
-                    cudaStream_t stream);
+void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);
 
 }  // namespace switchyard

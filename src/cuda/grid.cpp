@@ -3,51 +3,57 @@
 #include "cuda/grid.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace switchyard {
 namespace {
 
-int cdiv_int(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
+// Announcing and receiving CTAs wait most of the time; a quarter of the grid saturates the links.
+constexpr int kSendersOfDispatch = 4;
+// Returning rows reads and sums them first: two thirds of the grid.
+constexpr int kSendersOfCombineTimes3 = 2;
+constexpr int kMostShares = 4;
 
-// For experiments.
-int env_or(const char* name, int value) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? value : std::atoi(text);
+int clamp_int(std::int64_t value, int least, int most) {
+  return static_cast<int>(std::clamp<std::int64_t>(value, least, std::max(least, most)));
 }
 
 }  // namespace
 
 void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int pieces = args.layout.num_pieces;
-  const int most = std::max(1, wish.receives ? wish.max_ctas - 1 : wish.max_ctas - 1);
-  const int for_sending = wish.receives ? env_or("SY_DS", std::max(1, most / 3)) : most;
-  const auto tokens = std::max(1, args.num_tokens);
+  const int ranks = args.ownership.num_ranks;
+  const int tokens = std::max(1, args.num_tokens);
+  const int most = std::max(1, wish.max_ctas - 1);  // but the announcer
+  const int for_sending = wish.receives ? std::max(1, most / kSendersOfDispatch) : most;
   // Few tokens: several CTAs share one.
-  args.ctas_per_token = std::clamp(for_sending / tokens, 1, std::max(1, pieces));
-  const int groups = std::clamp(for_sending / args.ctas_per_token, 1, tokens);
+  args.ctas_per_token = clamp_int(for_sending / tokens, 1, pieces);
+  const int groups = clamp_int(for_sending / args.ctas_per_token, 1, tokens);
   args.num_senders = groups * args.ctas_per_token;
-  args.tokens_per_group = cdiv_int(tokens, groups);
-  const int items = args.ownership.num_ranks * tokens * pieces;
-  const int for_receiving = wish.sends ? most - args.num_senders : wish.max_ctas;
+  args.tokens_per_group = (tokens + groups - 1) / groups;
+  // Warps that would have nothing to do take a share of the destinations.
+  const std::int64_t warps = std::int64_t{args.num_senders} * kExchangeWarps;
+  args.shares =
+      clamp_int(warps / (std::int64_t{tokens} * (pieces + 1)), 1, std::min(kMostShares, ranks));
   args.by_topk = FastDivisor(args.num_topk);
   args.by_pieces = FastDivisor(pieces);
-  args.by_slot = FastDivisor(std::int64_t{pieces} * args.ownership.num_ranks);
-  args.num_receivers = std::clamp(cdiv_int(items, env_or("SY_DR", 4)), 1, std::max(1, for_receiving));
+  args.by_slot = FastDivisor(std::int64_t{pieces} * ranks);
+  args.num_receivers = clamp_int(std::int64_t{ranks} * tokens * pieces, 1,
+                                 wish.sends ? most - args.num_senders : wish.max_ctas);
 }
 
 void choose_grid(const GridWish& wish, CombineArgs& args) {
-  const int pieces = args.layout.num_pieces;
+  const int pieces = args.layout.num_return_pieces;
+  const int ranks = args.ownership.num_ranks;
+  const int tokens = std::max(1, args.num_tokens);
   args.by_pieces = FastDivisor(pieces);
-  args.by_slot = FastDivisor(std::int64_t{pieces} * args.ownership.num_ranks);
-  const std::int64_t items = std::int64_t{std::max(1, args.num_tokens)} * pieces;
-  const int half = std::max(1, env_or("SY_CS", wish.max_ctas / 2));
-  const int per_cta = env_or("SY_CI", 4);
+  args.by_slot = FastDivisor(std::int64_t{pieces} * ranks);
+  // Rows to return are about as many as own tokens have terms.
+  const std::int64_t rows = std::int64_t{tokens} * std::min(ranks, args.num_topk);
   args.num_senders =
-      std::clamp(cdiv_int(items * args.num_topk, per_cta), 1, wish.receives ? half : wish.max_ctas);
-  args.num_receivers =
-      std::clamp(cdiv_int(items, per_cta), 1,
-                 std::max(1, wish.sends ? wish.max_ctas - args.num_senders : wish.max_ctas));
+      clamp_int(rows * pieces, 1,
+                wish.receives ? wish.max_ctas * kSendersOfCombineTimes3 / 3 : wish.max_ctas);
+  args.num_receivers = clamp_int(std::int64_t{tokens} * pieces, 1,
+                                 wish.sends ? wish.max_ctas - args.num_senders : wish.max_ctas);
 }
 
 }  // namespace switchyard

@@ -23,7 +23,8 @@ struct FastDivisor {
   explicit FastDivisor(std::int64_t by) : divisor(static_cast<std::uint32_t>(by)) {
     while ((std::uint64_t{1} << shift) < divisor) ++shift;
     const std::uint64_t power = std::uint64_t{1} << (32 + shift);
-    // For numerators below 2^31 the factor rounded up and cut to 32 bits after one halving is exact.
+    // For numerators below 2^31 the factor rounded up and cut to 32 bits after one halving is
+    // exact.
     factor = divisor == 1 ? 0 : static_cast<std::uint32_t>((power / 2 + divisor - 1) / divisor);
   }
 

@@ -4,9 +4,8 @@
 // caller asks, before the kernel ahead of it has ended (programmatic dependent launch).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
+#include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
 

@@ -3,9 +3,8 @@
 // memory.h: device and pinned host memory, streams and events that release themselves.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
+#include <cuda_runtime_api.h>
 #include <utility>
 
 namespace switchyard {

@@ -16,9 +16,8 @@
 // and the tag says of which call it is.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+#include <cuda_runtime.h>
 
 #include "cuda/watch.h"
 #include "plan/push_layout.h"
@@ -134,11 +133,12 @@ struct Spin {
   std::uint32_t num_spins = 0;
   std::uint64_t start_ns = 0;
 
-  /// False when the wait is over without success.
-  __device__ __forceinline__ bool again(const Watch& watch, const WaitFor& what) {
+  /// False when the wait is over without success. `what` makes a WaitFor, when it is needed.
+  template <typename What>
+  __device__ __forceinline__ bool again(const Watch& watch, What&& what) {
     ++num_spins;
     if (num_spins % kSpinsPerLook != 0) return true;
-    start_ns = look_around(watch, what, num_spins / kSpinsPerLook, start_ns);
+    start_ns = look_around(watch, what(), num_spins / kSpinsPerLook, start_ns);
     return start_ns != 0;
   }
 };
@@ -151,7 +151,7 @@ __device__ __forceinline__ bool wait_record(const void* from, const Watch& watch
     const std::uint64_t record = load_record(from);
     value = static_cast<std::uint32_t>(record);
     if (static_cast<std::uint32_t>(record >> 32) == tag_of(what.call)) return true;
-    if (!spin.again(watch, what)) return false;
+    if (!spin.again(watch, [&] { return what; })) return false;
   }
 }
 
@@ -202,7 +202,7 @@ __device__ __noinline__ inline std::uint32_t take_mark(std::byte* window, std::s
   Spin spin;
   std::uint32_t which = load_byte(mark);
   while (which == kNoMark) {
-    if (!spin.again(watch, what)) return kNoMark;
+    if (!spin.again(watch, [&] { return what; })) return kNoMark;
     which = load_byte(mark);
   }
   store_byte(mark, kNoMark);
@@ -225,7 +225,8 @@ __device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
 #pragma unroll
   for (int i = 0; i < N; ++i) empty[i] = kEmpty;
   store_words(window + at, empty);
-  if (largest(w) != kEscaped) [[likely]] return true;
+  if (largest(w) != kEscaped) [[likely]]
+    return true;
   const std::uint32_t which = take_mark(window, at, layout, watch, what);
   if (which == kNoMark) return false;
 #pragma unroll

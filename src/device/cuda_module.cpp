@@ -6,7 +6,6 @@
 #include "device/cuda_module.h"
 
 #include <dlfcn.h>
-
 #include <filesystem>
 #include <vector>
 
@@ -70,9 +69,10 @@ Loaded load() {
   }
   const CudaModule* module = entry();
   if (std::string(module->version) != version()) {
-    loaded.why = fmt::format("the CUDA module is of version {}, this library of {}; install both "
-                             "from one build",
-                             module->version, version());
+    loaded.why = fmt::format(
+        "the CUDA module is of version {}, this library of {}; install both "
+        "from one build",
+        module->version, version());
   } else if (module->device_count() == 0) {
     loaded.why = "no NVIDIA driver or no GPU on this machine";
   } else {

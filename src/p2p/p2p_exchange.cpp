@@ -112,9 +112,9 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
 
   check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
   const auto num_channels = static_cast<std::size_t>(config_.max_in_flight);
-  window_ = make_device_window(group.engine(), device_,
-                               checked_mul(num_channels, layout_.total_bytes),
-                               options.heap.empty() ? "auto" : options.heap);
+  window_ =
+      make_device_window(group.engine(), device_, checked_mul(num_channels, layout_.total_bytes),
+                         options.heap.empty() ? "auto" : options.heap);
   int num_sms = 0;
   check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
              "cudaDeviceGetAttribute");
@@ -204,9 +204,9 @@ void P2pExchange::allocate(Channel& channel, std::size_t index) {
   check_cuda(cudaMemset(channel.memory.data(), 0, channel.memory.size_bytes()), "cudaMemset");
   // Call 0 would have the tag of memory that was never written as zeros; calls begin with 1.
   const std::uint64_t first_call = 65536;
-  check_cuda(cudaMemcpy(channel.state.counter, &first_call, sizeof(first_call),
-                        cudaMemcpyHostToDevice),
-             "cudaMemcpy");
+  check_cuda(
+      cudaMemcpy(channel.state.counter, &first_call, sizeof(first_call), cudaMemcpyHostToDevice),
+      "cudaMemcpy");
   set_base(channel, index);
 }
 
@@ -238,9 +238,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   dispatch.scales_per_piece = scales_per_piece(config_.scheme);
   const std::int64_t units_per_piece = layout_.shape.piece_scale_bytes / 16;
   const std::int64_t last = shape_.num_scales % dispatch.scales_per_piece;
-  dispatch.scale_units_per_row = static_cast<std::int32_t>(
-      shape_.num_scales / dispatch.scales_per_piece * units_per_piece +
-      cdiv<std::int64_t>(last * scales.block.element_bytes, 16));
+  dispatch.scale_units_per_row =
+      static_cast<std::int32_t>(shape_.num_scales / dispatch.scales_per_piece * units_per_piece +
+                                cdiv<std::int64_t>(last * scales.block.element_bytes, 16));
   dispatch.scale_block_bytes = is_batched ? scales.block.num_bytes() : 0;
   channel.combine.wire_dtype = config_.combine_scheme.dtype;
 }

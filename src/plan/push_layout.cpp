@@ -23,6 +23,8 @@ PushLayout make_push_layout(const PushShape& shape) {
   const auto ranks = static_cast<std::size_t>(shape.num_ranks);
   const auto topk = static_cast<std::size_t>(shape.num_topk);
   layout.num_pieces = static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kPieceElements));
+  layout.num_return_pieces =
+      static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kReturnPiece));
   const auto pieces = static_cast<std::size_t>(layout.num_pieces);
 
   layout.announcement_bytes =
@@ -35,11 +37,12 @@ PushLayout make_push_layout(const PushShape& shape) {
                               (shape.sends_routes ? cdiv<std::size_t>(topk, 2) * kUnitBytes : 0));
   layout.row_stride = checked_add(layout.details_bytes, checked_mul(pieces, layout.piece_stride));
   layout.return_stride =
-      checked_mul(pieces, piece_bytes(shape.return_element_bits));
+      checked_mul(static_cast<std::size_t>(layout.num_return_pieces),
+                  static_cast<std::size_t>(kReturnPiece * shape.return_element_bits / 8));
 
   layout.rows_offset = checked_mul(ranks, layout.announcement_bytes);
-  layout.returns_offset = checked_add(
-      layout.rows_offset, checked_mul(checked_mul(ranks, tokens), layout.row_stride));
+  layout.returns_offset =
+      checked_add(layout.rows_offset, checked_mul(checked_mul(ranks, tokens), layout.row_stride));
   const std::size_t columns = static_cast<std::size_t>(layout.num_columns());
   layout.marks_offset = checked_add(
       layout.returns_offset, checked_mul(checked_mul(tokens, columns), layout.return_stride));

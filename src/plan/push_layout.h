@@ -24,6 +24,8 @@ namespace switchyard {
 inline constexpr int kLanes = 32;
 inline constexpr int kGrainElements = 16;                       ///< of one lane
 inline constexpr int kPieceElements = kLanes * kGrainElements;  ///< of one warp
+inline constexpr int kReturnGrain = 8;  ///< elements of one lane in returned rows
+inline constexpr int kReturnPiece = kLanes * kReturnGrain;
 inline constexpr std::size_t kUnitBytes = 16;
 inline constexpr int kMaxPushRanks = 64;
 /// A lane each for the scales, routes and details of a piece.
@@ -45,7 +47,8 @@ struct PushShape {
 
 struct PushLayout {
   PushShape shape;
-  std::int32_t num_pieces = 0;        ///< of a row
+  std::int32_t num_pieces = 0;         ///< of a row
+  std::int32_t num_return_pieces = 0;  ///< of a returned row
   std::size_t announcement_bytes = 0;
   std::size_t details_bytes = 0;
   std::size_t scales_in_piece = 0;
@@ -91,9 +94,7 @@ struct PushLayout {
   SWITCHYARD_HOST_DEVICE int num_columns() const {
     return has_rank_columns() ? shape.num_ranks : shape.num_topk;
   }
-  SWITCHYARD_HOST_DEVICE int column(int rank, int k) const {
-    return has_rank_columns() ? rank : k;
-  }
+  SWITCHYARD_HOST_DEVICE int column(int rank, int k) const { return has_rank_columns() ? rank : k; }
 };
 
 /// Errors: kInvalidArgument when a size overflows.

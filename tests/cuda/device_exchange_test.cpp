@@ -52,7 +52,7 @@ class Arena {
   void clear() { used_ = 0; }
 
  private:
-  static constexpr std::size_t kBytes = std::size_t{320} << 20;
+  static constexpr std::size_t kBytes = std::size_t{640} << 20;
   DeviceBuffer memory_;
   std::size_t used_ = 0;
 };
@@ -103,9 +103,9 @@ void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, bool al
     if (dtype == DType::kF32) {
       static_cast<std::uint32_t*>(to)[i] = bits;
     } else {
-      static_cast<std::uint16_t*>(to)[i] =
-          all_ones && bits >= 0xFFFE0000u ? static_cast<std::uint16_t>(bits >> 16 | (bits & 1))
-                                          : bf16_from_f32(f32_from_bits(bits));
+      static_cast<std::uint16_t*>(to)[i] = all_ones && bits >= 0xFFFE0000u
+                                               ? static_cast<std::uint16_t>(bits >> 16 | (bits & 1))
+                                               : bf16_from_f32(f32_from_bits(bits));
     }
   }
 }
@@ -169,7 +169,10 @@ void expect_rows_equal(const Case& c, const std::vector<RowOrigin>& origins, std
 class RankRun {
  public:
   RankRun(const Group& group, const Case& c)
-      : c_(c), config_(with_worst_case(c.config)), group_(group), cpu_(group, config_),
+      : c_(c),
+        config_(with_worst_case(c.config)),
+        group_(group),
+        cpu_(group, config_),
         gpu_(group, config_) {}
 
   void run() {
@@ -203,13 +206,15 @@ class RankRun {
         in.tokens.host(c_.token_dtype, {num_tokens, config_.hidden}),
         in.ids.host(DType::kI64, {num_tokens, topk}),
         has_weights ? in.weights.host(DType::kF32, {num_tokens, topk}) : TensorView{}, cpu_options);
-    const TensorView tokens = in.tokens.device(arena_, c_.token_dtype, {num_tokens, config_.hidden});
+    const TensorView tokens =
+        in.tokens.device(arena_, c_.token_dtype, {num_tokens, config_.hidden});
     const TensorView ids = in.ids.device(arena_, DType::kI64, {num_tokens, topk});
     const TensorView weights =
         has_weights ? in.weights.device(arena_, DType::kF32, {num_tokens, topk}) : TensorView{};
     DeviceDispatched got;
     if (c_.splits_phases) {
-      const DeviceHandle handle = gpu_.dispatch_send(tokens, ids, weights, stream_.get(), gpu_options);
+      const DeviceHandle handle =
+          gpu_.dispatch_send(tokens, ids, weights, stream_.get(), gpu_options);
       got = gpu_.dispatch_receive(handle, stream_.get());
     } else {
       got = gpu_.dispatch(tokens, ids, weights, stream_.get(), gpu_options);
@@ -238,12 +243,15 @@ class RankRun {
     const auto total = download(got.total_rows);
     EXPECT_EQ(*reinterpret_cast<const std::int32_t*>(total.data()), want.num_rows) << c_.name;
     const TensorView& rows = want.experts.rows;
-    expect_rows_equal(c_, origins, static_cast<std::size_t>(rows.stride(0) * bits_of(rows.dtype()) / 8),
+    expect_rows_equal(c_, origins,
+                      static_cast<std::size_t>(rows.stride(0) * bits_of(rows.dtype()) / 8),
                       rows.data(), download(got.rows), "elements");
     compare_scales(want, got, origins);
     if (config_.sends_weights) {
-      expect_rows_equal(c_, origins, want.topk_weights.num_dims() == 1 ? 4 : 4 * static_cast<std::size_t>(config_.num_topk),
-                        want.topk_weights.data(), download(got.topk_weights), "weights");
+      expect_rows_equal(
+          c_, origins,
+          want.topk_weights.num_dims() == 1 ? 4 : 4 * static_cast<std::size_t>(config_.num_topk),
+          want.topk_weights.data(), download(got.topk_weights), "weights");
     }
     if (got.topk_ids.has_value()) {
       expect_rows_equal(c_, origins, 4 * static_cast<std::size_t>(config_.num_topk),
@@ -267,7 +275,8 @@ class RankRun {
       for (std::int64_t s = 0; s < scales.shape(1); ++s) {
         const std::int64_t at = (origin.row * scales.stride(0) + s * scales.stride(1)) * bytes;
         ASSERT_EQ(std::memcmp(scales.as<std::byte>() + at, device.data() + at,
-                              static_cast<std::size_t>(bytes)), 0)
+                              static_cast<std::size_t>(bytes)),
+                  0)
             << c_.name << " scale " << s << " of row " << origin.row;
       }
     }
@@ -351,21 +360,24 @@ std::vector<Case> cases() {
     add({"fp8", 3, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), tokens, 0.2});
     add({"odd_hidden", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank, 1027), tokens});
     add({"one_rank", 1, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), tokens});
-    add({"all_ones", 2, config_of(layout, schemes::kNone, Reduce::kPerRank), tokens, 0.1, -1, true});
+    add({"all_ones", 2, config_of(layout, schemes::kNone, Reduce::kPerRank), tokens, 0.1, -1,
+         true});
     add({"hot", 3, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), tokens, 0.0, 3});
     add({"nobody", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), tokens, 1.0});
-    add({"split", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), tokens, 0.1, -1, false,
-         DType::kBF16, true});
+    add({"split", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), tokens, 0.1, -1,
+         false, DType::kBF16, true});
   }
   for (const Layout layout : {kBatched, kExpanded}) {
     add({"per_expert", 3, config_of(layout, schemes::kFp8Block, Reduce::kPerExpert), tokens, 0.2});
-    add({"per_expert_ones", 2, config_of(layout, schemes::kNone, Reduce::kPerExpert), tokens, 0.0, -1, true});
+    add({"per_expert_ones", 2, config_of(layout, schemes::kNone, Reduce::kPerExpert), tokens, 0.0,
+         -1, true});
   }
   for (const char* name : {"fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token",
-                           "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4", "mxfp4",
-                           "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
+                           "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4",
+                           "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
     for (const std::int64_t hidden : {1024, 612}) {
-      add({name, 2, config_of(kExpanded, *scheme_from_name(name), Reduce::kPerRank, hidden), tokens});
+      add({name, 2, config_of(kExpanded, *scheme_from_name(name), Reduce::kPerRank, hidden),
+           tokens});
     }
   }
   for (const ScaleLayout scales : {ScaleLayout::kColumnMajor, ScaleLayout::kColumnMajorAligned}) {
@@ -389,7 +401,10 @@ std::vector<Case> cases() {
   many.config.num_experts = 61;
   many.config.num_topk = 9;
   add(many);
-  Case real{"real_shape", 4, config_of(kBatched, schemes::kFp8Block, Reduce::kPerRank, 7168), {128, 100, 1}};
+  Case real{"real_shape",
+            4,
+            config_of(kBatched, schemes::kFp8Block, Reduce::kPerRank, 7168),
+            {128, 100, 1}};
   real.config.num_experts = 256;
   real.config.num_topk = 8;
   real.config.max_tokens_per_rank = 128;

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dispatch_places.cuh: where received rows go. Each receiving CTA takes the announcements of all
+// ranks and sums them up: where each source's rows of each expert begin.
+#pragma once
+
+#include "cuda/dispatch_plan.cuh"
+#include "cuda/row_form.cuh"
+#include "cuda/stamps.cuh"
+
+namespace switchyard {
+
+/// A row of the receive buffer that wants a piece.
+struct Target {
+  std::int32_t row;
+  std::int32_t expert;  ///< local index; 0 in layouts with a row a token
+};
+
+/// What a warp keeps of the piece at hand.
+struct PieceShared {
+  Target targets[kMaxPushTopk];
+  alignas(16) std::uint32_t details[4 * kMaxDetailUnits];
+  alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
+};
+
+/// In dynamic shared memory, after it: first place of each source's rows of each expert [P, L],
+/// then the first row of each expert [L].
+struct ReceiverShared {
+  std::int32_t num_from[kMaxPushRanks];     ///< rows of each source
+  std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
+  std::int32_t most_from;
+  std::int32_t failed;
+  PieceShared pieces[kExchangeWarps];
+};
+
+struct ReceivePlaces {
+  std::int32_t* before;     ///< [P, L]
+  std::int32_t* first_row;  ///< [L]
+};
+
+__device__ __forceinline__ void take_announcements(const DispatchArgs& a, std::uint64_t call,
+                                                   ReceiverShared& shared,
+                                                   const ReceivePlaces& places) {
+  const int num_local = a.ownership.count(a.rank);
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  // The last warp takes how many rows come of each source, the others how many of each expert.
+  const bool takes_totals = warp == kExchangeWarps - 1;
+  const int num_outer = takes_totals ? 1 : a.ownership.num_ranks;
+  const int num_inner = takes_totals ? a.ownership.num_ranks : num_local;
+#pragma unroll 1
+  for (int outer = takes_totals ? 0 : warp; outer < num_outer; outer += kExchangeWarps - 1) {
+#pragma unroll 1
+    for (int inner = lane; inner < num_inner; inner += kLanes) {
+      const int source = takes_totals ? inner : outer;
+      const std::size_t at = a.layout.announcement(call, source) +
+                             (takes_totals ? 0 : 2 + static_cast<std::size_t>(inner)) * 8;
+      std::uint32_t value = 0;
+      if (!wait_record(a.windows.base[a.rank] + at, a.watch,
+                       {WaitPlace::kAnnouncement, source, -1, call}, value)) {
+        shared.failed = 1;
+        value = 0;
+      }
+      std::int32_t* to =
+          takes_totals ? shared.num_from + source : places.before + source * num_local + inner;
+      *to = static_cast<std::int32_t>(value);
+    }
+  }
+}
+
+/// Sums of rows over the sources before each, by one warp.
+__device__ __forceinline__ void find_sources(const DispatchArgs& a, int lane,
+                                             ReceiverShared& shared) {
+  const int num_ranks = a.ownership.num_ranks;
+  std::int32_t next = 0;
+  std::int32_t most = 0;
+#pragma unroll 1
+  for (int base = 0; base < num_ranks; base += kLanes) {
+    const int s = base + lane;
+    const std::int32_t count = s < num_ranks ? shared.num_from[s] : 0;
+    const std::int32_t before = next + sum_before(count, lane);
+    if (s < num_ranks) shared.rows_before[s] = before;
+    next = __shfl_sync(0xFFFFFFFFu, before + count, kLanes - 1);
+    most = max(most, __reduce_max_sync(0xFFFFFFFFu, count));
+  }
+  if (lane == 0) shared.most_from = most;
+}
+
+/// From how many rows each expert has to its first one, by one warp.
+__device__ __forceinline__ void find_first_rows(const DispatchArgs& a, int lane,
+                                                const ReceivePlaces& places) {
+  const int num_local = a.ownership.count(a.rank);
+  const auto alignment = static_cast<std::uint32_t>(a.row_alignment);
+  std::int32_t next = 0;
+#pragma unroll 1
+  for (int base = 0; base < num_local; base += kLanes) {
+    const int e = base + lane;
+    const std::uint32_t count = e < num_local ? static_cast<std::uint32_t>(places.first_row[e]) : 0;
+    const auto size = static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
+    const std::int32_t before = next + sum_before(size, lane);
+    if (e < num_local) places.first_row[e] = before;
+    next = __shfl_sync(0xFFFFFFFFu, before + size, kLanes - 1);
+  }
+}
+
+/// Tells the caller what came; one CTA does it. `counts` are kept by each thread for its experts.
+__device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64_t call, int expert,
+                                              std::int32_t count) {
+  a.num_rows[expert] = count;
+  if (a.rows_layout == Layout::kBatched && count > a.capacity) {
+    give_up(a.watch, WaitFailure::kCapacityExceeded,
+            {WaitPlace::kAnnouncement, a.rank, expert, call}, static_cast<std::int32_t>(a.capacity),
+            count, 0);
+  }
+}
+
+/// Sums over sources, then over experts. Rows of an expert lie by (source, token).
+__device__ __forceinline__ void find_places(const DispatchArgs& a, std::uint64_t call, bool reports,
+                                            ReceiverShared& shared, const ReceivePlaces& places) {
+  const int num_local = a.ownership.count(a.rank);
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const bool is_batched = a.rows_layout == Layout::kBatched;
+#pragma unroll 1
+  for (int e = static_cast<int>(threadIdx.x); e < num_local; e += kExchangeThreads) {
+    std::int32_t sum = 0;
+#pragma unroll 1
+    for (int s = 0; s < a.ownership.num_ranks; ++s) {
+      const std::int32_t count = places.before[s * num_local + e];
+      places.before[s * num_local + e] = sum;
+      sum += count;
+    }
+    places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
+    if (reports) report_expert(a, call, e, sum);
+    if (reports && is_batched) a.first_row[e] = places.first_row[e];
+  }
+  if (warp == kExchangeWarps - 1) find_sources(a, lane, shared);
+  if (is_batched || !a.layout.shape.sends_routes) return;
+  __syncthreads();
+  if (warp == 0) find_first_rows(a, lane, places);
+}
+
+/// What only the caller and the combine want to know; one CTA writes it, last.
+__device__ __forceinline__ void report_totals(const DispatchArgs& a, const ReceiverShared& shared,
+                                              const ReceivePlaces& places) {
+  const int num_local = a.ownership.count(a.rank);
+  const bool has_routes = a.layout.shape.sends_routes;
+#pragma unroll 1
+  for (int e = static_cast<int>(threadIdx.x); e < num_local; e += kExchangeThreads) {
+    if (has_routes) a.first_row[e] = places.first_row[e];
+  }
+#pragma unroll 1
+  for (int s = static_cast<int>(threadIdx.x); s < a.ownership.num_ranks; s += kExchangeThreads) {
+    a.state.num_arrivals[s] = shared.num_from[s];
+  }
+  if (threadIdx.x >= kLanes) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  std::int32_t total = 0;
+  if (has_routes) {
+#pragma unroll 1
+    for (int e = lane; e < num_local; e += kLanes) total += a.num_rows[e];
+  } else {
+#pragma unroll 1
+    for (int s = lane; s < a.ownership.num_ranks; s += kLanes) total += shared.num_from[s];
+  }
+  total = __reduce_add_sync(0xFFFFFFFFu, total);
+  if (lane == 0) *a.total_rows = total;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Divisions as products, on the host: the same code runs in kernels.
+
+#include "cuda/kernel_math.h"
+
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "core/random.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::int32_t kMost = 2147483647;
+
+void expect_quotients(std::int32_t divisor) {
+  const FastDivisor by(divisor);
+  std::vector<std::int64_t> numerators{0, 1, kMost, kMost - 1};
+  for (const std::int64_t multiple : {1, 2, 3, 1000, kMost / divisor}) {
+    for (const std::int64_t near : {-1, 0, 1}) numerators.push_back(multiple * divisor + near);
+  }
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    numerators.push_back(
+        static_cast<std::int64_t>(random_bits(static_cast<std::uint64_t>(divisor), i) >> 33));
+  }
+  for (const std::int64_t n : numerators) {
+    if (n < 0 || n > kMost) continue;
+    ASSERT_EQ(by.quotient(static_cast<std::int32_t>(n)), n / divisor) << n << " / " << divisor;
+  }
+}
+
+TEST(FastDivisorTest, EqualsDivision) {
+  for (std::int32_t divisor = 1; divisor < 3000; ++divisor) expect_quotients(divisor);
+  for (std::uint64_t i = 0; i < 3000; ++i) {
+    expect_quotients(static_cast<std::int32_t>(random_bits(7, i) >> 33 | 1));
+  }
+  for (const std::int32_t divisor :
+       {kMost, kMost - 1, 1 << 30, (1 << 30) + 1, 65535, 65536, 65537}) {
+    expect_quotients(divisor);
+  }
+}
+
+TEST(KernelOwnershipTest, EqualsExpertOwnership) {
+  for (const int num_experts : {1, 2, 7, 61, 64, 256, 257, 32768}) {
+    for (const int num_ranks : {1, 2, 3, 7, 8, 63, 64}) {
+      const ExpertOwnership want{num_experts, num_ranks};
+      const KernelOwnership got(want);
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        ASSERT_EQ(got.count(rank), want.count(rank));
+        ASSERT_EQ(got.first(rank), want.first(rank));
+      }
+      for (int expert = 0; expert < num_experts; ++expert) {
+        ASSERT_EQ(got.owner(expert), want.owner(expert)) << expert << " of " << num_experts;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parts of a push window do not overlap, units are aligned, marks belong to one slot each.
+
+#include "plan/push_layout.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "support/errors.h"
+
+namespace switchyard {
+namespace {
+
+PushShape shape_of(int num_ranks, int num_topk, std::int64_t hidden, std::int64_t max_tokens) {
+  PushShape shape;
+  shape.max_tokens = max_tokens;
+  shape.hidden = hidden;
+  shape.num_ranks = num_ranks;
+  shape.num_topk = num_topk;
+  shape.max_local_experts = 5;
+  shape.element_bits = 8;
+  shape.piece_scale_bytes = 16;
+  return shape;
+}
+
+using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // begin, end
+
+Parts parts_of(const PushLayout& layout) {
+  const PushShape& shape = layout.shape;
+  Parts parts;
+  for (const std::uint64_t call : {6u, 7u}) {
+    for (int source = 0; source < shape.num_ranks; ++source) {
+      const std::size_t at = layout.announcement(call, source);
+      parts.emplace_back(at, at + (2 + static_cast<std::size_t>(shape.max_local_experts)) * 8);
+      for (std::int64_t n = 0; n < shape.max_tokens; ++n) {
+        const std::size_t row = layout.row(call, source, n);
+        parts.emplace_back(row, row + layout.details_bytes);
+        for (int piece = 0; piece < layout.num_pieces; ++piece) {
+          const std::size_t begin = layout.piece(row, piece);
+          parts.emplace_back(begin,
+                             begin + layout.routes_in_piece +
+                                 static_cast<std::size_t>((shape.num_topk + 1) / 2) * kUnitBytes);
+        }
+      }
+    }
+    for (std::int64_t token = 0; token < shape.max_tokens; ++token) {
+      for (int column = 0; column < layout.num_columns(); ++column) {
+        const std::size_t begin = layout.returned(call, token, column);
+        parts.emplace_back(begin, begin + layout.return_stride);
+      }
+    }
+    parts.emplace_back(layout.mark(call, layout.set(call)),
+                       layout.mark(call, layout.set(call) + layout.marks_offset - 1) + 1);
+  }
+  return parts;
+}
+
+TEST(PushLayoutTest, PartsAreApartAndAligned) {
+  for (const int num_ranks : {1, 2, 7}) {
+    for (const int num_topk : {1, 4, 9}) {
+      for (const std::int64_t hidden : {1, 512, 513, 1100}) {
+        const PushLayout layout = make_push_layout(shape_of(num_ranks, num_topk, hidden, 3));
+        Parts parts = parts_of(layout);
+        std::sort(parts.begin(), parts.end());
+        for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+          ASSERT_LE(parts[i].second, parts[i + 1].first)
+              << num_ranks << " " << num_topk << " " << hidden;
+        }
+        EXPECT_LE(parts.back().second, layout.total_bytes);
+        for (const std::size_t offset :
+             {layout.row(1, num_ranks - 1, 2), layout.piece(layout.row(0, 0, 1), 0),
+              layout.returned(1, 2, layout.num_columns() - 1), layout.scales_in_piece,
+              layout.routes_in_piece}) {
+          EXPECT_EQ(offset % kUnitBytes, 0u);
+        }
+      }
+    }
+  }
+}
+
+TEST(PushLayoutTest, ColumnsAreOfRanksWhereTheyAreFewer) {
+  PushShape shape = shape_of(2, 8, 64, 4);
+  EXPECT_EQ(make_push_layout(shape).num_columns(), 2);
+  EXPECT_EQ(make_push_layout(shape).column(1, 7), 1);
+  shape.keeps_every_choice = true;
+  EXPECT_EQ(make_push_layout(shape).num_columns(), 8);
+  EXPECT_EQ(make_push_layout(shape).column(1, 7), 7);
+}
+
+TEST(PushLayoutTest, SizesThatOverflowAreRefused) {
+  PushShape shape = shape_of(64, 8, std::int64_t{1} << 40, std::int64_t{1} << 40);
+  test::expect_error(Errc::kInvalidArgument, "overflows", [&] { make_push_layout(shape); });
+}
+
+}  // namespace
+}  // namespace switchyard
