@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the JSON of exchange_bench into the Markdown table of the README: dispatch and combine of one shape in a row.
+"""Turns JSON of exchange_bench, or of `switchyard bench`, into the Markdown tables of the documents.
 
-usage: tools/bench_table.py RESULTS.json"""
+usage: tools/bench_table.py RESULTS.json..."""
 import json
 import sys
 
@@ -19,9 +19,7 @@ def shapes(results):
     return rows
 
 
-def main():
-    with open(sys.argv[1], encoding="utf-8") as file:
-        results = json.load(file)
+def print_exchange_bench(results):
     print("| engine, layout | wire, sums | ranks | tokens a rank | dispatch us (min-max) | combine us (min-max) "
           "| of the copy floor | against Open MPI |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
@@ -34,6 +32,31 @@ def main():
         wire = "bf16" if scheme == "none" else scheme
         print(f"| {engine}, {layout} | {wire}, {reduce} | {ranks} | {tokens} | {cells[0]} | {cells[1]} "
               f"| {100 * floor:.0f} % | {mpi} |")
+
+
+def print_bench(files):
+    """A row for each number of tokens, a group of columns for each file."""
+    print("| tokens a rank |" + "".join(f" {name} us | of the floor | against {row['baseline']['name'].upper()} |"
+                                      for name, (row, *_) in files))
+    print("|---:|" + "---:|---:|---:|" * len(files))
+    for i, row in enumerate(files[0][1]):
+        cells = ""
+        for _, rows in files:
+            if i < len(rows):
+                entry = rows[i]
+                cells += (f" {entry['p50_us']:.1f} | {100 * entry['of_floor']:.0f} % "
+                          f"| {entry['baseline']['ratio']:.2f}x |")
+            else:
+                cells += " | | |"
+        print(f"| {row['tokens']} |{cells}")
+
+
+def main():
+    results = [json.load(open(path, encoding="utf-8")) for path in sys.argv[1:]]
+    if "rows" in results[0]:
+        print_bench([(f"{r['ranks']} GPUs", r["rows"]) for r in results])
+    else:
+        print_exchange_bench(results[0])
 
 
 main()
