@@ -81,15 +81,21 @@ struct DeviceCombineOptions {
 /// Nothing but the constructor, release of the object and check waits for the GPU; all the rest may
 /// be captured in a CUDA graph and replayed.
 ///
+/// A call takes the first place of max_in_flight that is free, alike on every rank and in a graph
+/// that is replayed. The caller orders what shares a place, by one stream or by events: the calls
+/// of a handle, the dispatch after a combine or release, replays of a graph and calls beside them.
+/// Kernels of two handles that run at once must fit on the GPU together (num_ctas), or start in the
+/// same order on every GPU.
+///
 /// Tensors are memory of the GPU that was current when the object was made. ids that are out of
 /// range, peers that do not come and capacities that are exceeded are found by kernels: they end,
 /// the group is aborted, and check and every later call throw the cause, on every rank. Outputs of
 /// calls from then on are undefined. After that the group can only be destroyed. `Group::abort` and
 /// a peer that dies end waiting kernels within milliseconds.
 ///
-/// Supported: layouts kBatched, kExpanded and kCompact, K up to 32, P up to 64, no further
-/// payloads, Overflow::kError, combine_scheme bf16, f16 or f32. Errors of what is not:
-/// kNotSupported.
+/// Supported: layouts kBatched, kExpanded and kCompact, K up to 32, P up to 64, E up to
+/// 16384, no further payloads, Overflow::kError, combine_scheme bf16, f16 or f32. Errors of what is
+/// not: kNotSupported.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),
@@ -132,7 +138,8 @@ class SWITCHYARD_API DeviceExchange {
   void combine(const DeviceHandle& handle, const TensorView& rows, const TensorView& output,
                Stream stream, const DeviceCombineOptions& options = {});
 
-  /// Ends a received handle without a combine. Every rank must do the same.
+  /// Ends a received handle without a combine. Every rank must do the same. One that was only sent
+  /// must be received first.
   void release(const DeviceHandle& handle);
 
   /// Throws what kernels that have ended found, or why the group was aborted. Errors: kTimeout,

@@ -7,8 +7,6 @@
 
 namespace switchyard {
 
-inline constexpr std::uint64_t kCallUnit = 65536;
-
 /// The number of the call that a dispatch begins, or that it has just had (for its combine).
 __device__ __forceinline__ std::uint64_t next_call(const CallState& state) {
   return (*const_cast<volatile std::uint64_t*>(state.counter)) / kCallUnit;

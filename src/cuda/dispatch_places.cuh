@@ -131,8 +131,9 @@ __device__ __forceinline__ void find_places(const DispatchArgs& a, std::uint64_t
       sum += count;
     }
     places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
+    // Every CTA finds the same sums, so none of them puts a row where there is no room.
+    if (is_batched && sum > a.capacity) shared.failed = 1;
     if (reports) report_expert(a, call, e, sum);
-    if (reports && is_batched) a.first_row[e] = places.first_row[e];
   }
   if (warp == kExchangeWarps - 1) find_sources(a, lane, shared);
   if (is_batched || !a.layout.shape.sends_routes) return;

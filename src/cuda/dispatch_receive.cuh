@@ -222,7 +222,10 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
                                                std::int32_t* memory) {
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * a.ownership.count(a.rank)};
   const bool reports = receiver == a.num_receivers - 1;
-  if (threadIdx.x == 0) shared.failed = 0;
+  // After a failure slots may hold what nobody took: their routes mean nothing.
+  if (threadIdx.x == 0) {
+    shared.failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed) == 0 ? 0 : 1;
+  }
   __syncthreads();
   stamp(a, 1);
   take_announcements(a, call, shared, places);
@@ -231,6 +234,7 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
   stamp(a, 2);
   find_places(a, call, reports, shared, places);
   __syncthreads();
+  if (shared.failed != 0) return;
   stamp(a, 3);
   // Slots in the order in which every source sends them; few pieces go to as many CTAs.
   const int warp = static_cast<int>(threadIdx.x) / kLanes;

@@ -25,9 +25,11 @@ namespace switchyard {
 /// Which halves of an operation one launch does.
 enum class Phases : std::uint8_t { kNone = 0, kSend = 1, kReceive = 2, kBoth = 3 };
 
+inline constexpr std::uint64_t kCallUnit = 65536;  ///< more than a grid has CTAs
+
 /// What a call leaves in device memory for its combine. Arrays are as large as a call can be.
 struct CallState {
-  /// Calls so far, times 65536; the low half counts CTAs that have ended.
+  /// The number of the next call, times kCallUnit, and what CTAs that have ended have added.
   std::uint64_t* counter = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.

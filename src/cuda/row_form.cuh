@@ -159,16 +159,16 @@ struct StoredForm {
     const GrainSource from(a, token, piece, lane);
     load_grain<kBits>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens, words);
     const int bytes = static_cast<int>(a.scale_block.element_bytes);
-    if (a.given_scales == nullptr || lane >= kMaxPieceScaleBytes / bytes) return;
-    const std::int64_t s = std::int64_t{piece} * a.scales_per_piece + lane;
-    const bool is_given = lane < a.scales_per_piece && s < a.scale_block.num_scales;
-    const std::int64_t at = token * a.given_scale_stride[0] + s * a.given_scale_stride[1];
-#pragma unroll 1
-    for (int b = 0; b < bytes; ++b) {
-      scales[lane * bytes + b] =
-          is_given ? static_cast<std::uint8_t>(a.given_scales[at * bytes + b]) : std::uint8_t{0};
+    if (a.given_scales != nullptr && lane < kMaxPieceScaleBytes / bytes) {
+      const std::int64_t s = std::int64_t{piece} * a.scales_per_piece + lane;
+      const bool is_given = lane < a.scales_per_piece && s < a.scale_block.num_scales;
+      const std::int64_t at = token * a.given_scale_stride[0] + s * a.given_scale_stride[1];
+      for (int b = 0; b < bytes; ++b) {
+        scales[lane * bytes + b] =
+            is_given ? static_cast<std::uint8_t>(a.given_scales[at * bytes + b]) : std::uint8_t{0};
+      }
     }
-    __syncwarp(__activemask());
+    __syncwarp();
   }
 };
 

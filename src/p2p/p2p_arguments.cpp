@@ -92,7 +92,6 @@ void P2pExchange::set_output(Channel& channel, const TensorView& output,
                         config_.hidden,
                         true});
   CombineArgs& args = channel.combine;
-  args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
   args.output = output.as<std::byte>();
   args.output_dtype = output.dtype();
   args.output_stride = stride_bytes(output);

@@ -59,16 +59,25 @@ void require_supported(const ExchangeConfig& config, int num_ranks) {
   refuse(config.zero_padding, "zero_padding is set, must be false");
 }
 
+// Sizes of receive buffers do not follow the routing: the host never learns it.
+ExchangeConfig with_worst_case(ExchangeConfig config) {
+  config.worst_case_rows = true;
+  return config;
+}
+
 // GPUs keep 32-bit row numbers and counts in shared memory.
 void require_sizes(const ExchangeConfig& config, const ExchangeShape& shape) {
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
-  constexpr int kMaxExperts = 32768;
+  constexpr int kMaxExperts = 16384;
+  constexpr std::int64_t kMaxHidden = std::int64_t{1} << 24;
   require(shape.max_buffer_rows < kMaxRows, Errc::kNotSupported,
           "device exchange: the receive buffer has {} rows, must be fewer than {}",
           shape.max_buffer_rows, kMaxRows);
   require(config.num_experts <= kMaxExperts, Errc::kNotSupported,
           "device exchange: num_experts is {}, must be at most {}", config.num_experts,
           kMaxExperts);
+  require(config.hidden <= kMaxHidden, Errc::kNotSupported,
+          "device exchange: hidden is {}, must be at most {}", config.hidden, kMaxHidden);
 }
 
 PushLayout make_layout(const ExchangeConfig& config, const ExchangeShape& shape, int num_ranks) {
@@ -92,14 +101,11 @@ PushLayout make_layout(const ExchangeConfig& config, const ExchangeShape& shape,
 P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
                          const DeviceExchangeOptions& options)
     : group_(group),
-      config_(config),
-      shape_(make_exchange_shape(config, group.size(), group.rank())),
+      config_(with_worst_case(config)),
+      shape_(make_exchange_shape(config_, group.size(), group.rank())),
       options_(options),
       number_(++num_exchanges),
       num_uncaught_(std::uncaught_exceptions()) {
-  // Sizes of receive buffers do not follow the routing: the host never learns it.
-  config_.worst_case_rows = true;
-  shape_ = make_exchange_shape(config_, group.size(), group.rank());
   require_supported(config_, group.size());
   require_sizes(config_, shape_);
   require(options.timeout_ms >= 0 && options.timeout_ms <= kMaxTimeoutMs, Errc::kInvalidArgument,
@@ -202,8 +208,7 @@ void P2pExchange::allocate(Channel& channel, std::size_t index) {
     channel.memory = DeviceBuffer(parts.used());
   }
   check_cuda(cudaMemset(channel.memory.data(), 0, channel.memory.size_bytes()), "cudaMemset");
-  // Call 0 would have the tag of memory that was never written as zeros; calls begin with 1.
-  const std::uint64_t first_call = 65536;
+  const std::uint64_t first_call = kCallUnit;  // number 1: combine takes the one before the next
   check_cuda(
       cudaMemcpy(channel.state.counter, &first_call, sizeof(first_call), cudaMemcpyHostToDevice),
       "cudaMemcpy");
@@ -246,10 +251,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
 }
 
 P2pExchange::Channel& P2pExchange::begin(const char* operation) {
-  for (std::size_t i = 0; i < channels_.size(); ++i) {
-    Channel& channel = channels_[(next_channel_ + i) % channels_.size()];
+  // The first free one: what follows from the handles that are alive is the same on every rank.
+  for (Channel& channel : channels_) {
     if (channel.stage != Stage::kFree) continue;
-    next_channel_ = (next_channel_ + i + 1) % channels_.size();
     channel.id = next_id_++;
     return channel;
   }
@@ -359,6 +363,7 @@ void P2pExchange::combine(const DeviceHandle& handle, const TensorView& rows,
 void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) {
   enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, channel);
   CombineArgs& args = channel.combine;
+  args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
   choose_grid({num_ctas_, phases != Phases::kReceive, phases != Phases::kSend}, args);
   launch_combine(args, phases, options_.programmatic_launch, stream.get());
 }

@@ -94,7 +94,6 @@ class P2pExchange final : public DeviceExchangeBackend {
   DeviceBuffer failed_;
   Watch watch_;
   std::vector<Channel> channels_;
-  std::size_t next_channel_ = 0;
   std::uint64_t next_id_ = 1;
   std::uint64_t number_;  ///< of this exchange in the process
   int num_uncaught_;      ///< exceptions when it was made

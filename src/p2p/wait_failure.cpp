@@ -56,13 +56,6 @@ WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_ex
               fmt::format("local expert {} of rank {} was sent {} rows, its capacity is {}; raise "
                           "capacity",
                           record.token, rank, record.seen, record.expected)};
-    case WaitFailure::kDisagreement:
-      return {Errc::kInternal,
-              Errc::kInternal,
-              true,
-              record.peer,
-              function,
-              fmt::format("rank {} announced what cannot be to rank {}", record.peer, rank)};
     case WaitFailure::kAborted:
       return {
           Errc::kAborted, Errc::kAborted,

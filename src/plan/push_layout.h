@@ -29,7 +29,7 @@ inline constexpr int kReturnPiece = kLanes * kReturnGrain;
 inline constexpr std::size_t kUnitBytes = 16;
 inline constexpr int kMaxPushRanks = 64;
 /// A lane each for the scales, routes and details of a piece.
-inline constexpr int kMaxPushTopk = 30;
+inline constexpr int kMaxPushTopk = 32;
 
 /// What sizes a push window. Equal on every rank.
 struct PushShape {

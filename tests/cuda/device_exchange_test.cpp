@@ -397,6 +397,30 @@ std::vector<Case> cases() {
   Case f32{"f32_tokens", 2, config_of(kExpanded, schemes::kFp8Block, Reduce::kPerRank), tokens};
   f32.token_dtype = DType::kF32;
   add(f32);
+  for (const Layout layout : {kBatched, kExpanded, kCompact}) {
+    Case few{"fewer_experts_than_ranks", 3, config_of(layout, schemes::kFp8Block, Reduce::kPerRank),
+             tokens};
+    few.config.num_experts = 2;
+    few.config.num_topk = 2;
+    add(few);
+    Case widest{"widest_topk", 2, config_of(layout, schemes::kNvfp4, Reduce::kPerRank, 512), tokens,
+                0.3};
+    widest.config.num_experts = 64;
+    widest.config.num_topk = layout == kCompact ? 31 : 32;
+    add(widest);
+    Case one{"top_1", 2, config_of(layout, schemes::kNone, Reduce::kPerRank, 16), tokens};
+    one.config.num_topk = 1;
+    add(one);
+    Case longer{"many_tokens",
+                3,
+                config_of(layout, schemes::kFp8Block, Reduce::kPerRank, 136),
+                {1500, 3, 700}};
+    longer.config.max_tokens_per_rank = 1500;
+    add(longer);
+    Case none{"no_tokens_at_all", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), {0}};
+    none.config.max_tokens_per_rank = 0;
+    add(none);
+  }
   Case many{"many_ranks", 7, config_of(kBatched, schemes::kFp8Block, Reduce::kPerRank), tokens};
   many.config.num_experts = 61;
   many.config.num_topk = 9;
