@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Times dispatch and combine between GPUs of this machine: one thread a GPU, a captured graph of
-// many calls, all GPUs started by one flag, the slowest rank counts. Checks the sums of a separate
-// call against the CPU exchange's contract indirectly: tests/cuda does that; here every run only
-// checks that nothing failed.
+// many calls, all GPUs started by one flag, the slowest rank counts. Bits are the tests' matter
+// (tests/cuda); here every run only checks that nothing failed.
 //
-// usage: cuda_exchange_bench [RANKS [TOKENS...]]
+// usage: cuda_exchange_bench [--pdl] [--per-expert] [RANKS [TOKENS...]]
+//   --pdl         programmatic dependent launch
+//   --per-expert  exact sums
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -202,15 +202,24 @@ Timing measure(int num_ranks, const Shape& shape) {
 }
 
 int run(int argc, char** argv) {
-  const int num_ranks = argc > 1 ? std::atoi(argv[1]) : 2;
-  std::vector<std::int64_t> tokens;
-  for (int i = 2; i < argc; ++i) tokens.push_back(std::atoi(argv[i]));
+  Shape asked;
+  std::vector<std::int64_t> numbers;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--pdl") {
+      asked.programmatic = true;
+    } else if (argument == "--per-expert") {
+      asked.reduce = Reduce::kPerExpert;
+    } else {
+      numbers.push_back(std::atoi(argv[i]));
+    }
+  }
+  const int num_ranks = numbers.empty() ? 2 : static_cast<int>(numbers[0]);
+  std::vector<std::int64_t> tokens(numbers.begin() + (numbers.empty() ? 0 : 1), numbers.end());
   if (tokens.empty()) tokens = {1, 8, 32, 64, 128};
   for (const std::int64_t t : tokens) {
-    Shape shape;
+    Shape shape = asked;
     shape.num_tokens = t;
-    shape.programmatic = std::getenv("SY_PDL") != nullptr;
-    if (std::getenv("SY_EXPERT") != nullptr) shape.reduce = Reduce::kPerExpert;
     const Timing time = measure(num_ranks, shape);
     std::printf("ranks %d T %4ld pair %7.2f dispatch %7.2f combine %7.2f us\n", num_ranks,
                 static_cast<long>(t), time.pair_us, time.dispatch_us,

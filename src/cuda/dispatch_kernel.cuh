@@ -19,7 +19,6 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
   const std::uint32_t asked = begin_kernel(a);
-  stamp(a, 0);
   const std::uint64_t call = next_call(a.state);
   const int num_sending = sends ? 1 + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
@@ -36,7 +35,6 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
       send_tokens<Form>(a, call, cta - 1, shared, counts);
     }
   }
-  stamp(a, 7);
   end_kernel(asked);
   if (!receives) return;
   __syncthreads();

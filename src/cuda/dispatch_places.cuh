@@ -6,7 +6,6 @@
 
 #include "cuda/dispatch_plan.cuh"
 #include "cuda/row_form.cuh"
-#include "cuda/stamps.cuh"
 
 namespace switchyard {
 

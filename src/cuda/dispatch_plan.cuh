@@ -6,7 +6,6 @@
 #pragma once
 
 #include "cuda/row_form.cuh"
-#include "cuda/stamps.cuh"
 #include "cuda/wire.cuh"
 
 namespace switchyard {
@@ -101,7 +100,6 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
                                          std::uint32_t* counts) {
   count_tokens(a, a.num_tokens, counts);
   const std::uint32_t* rank_counts = counts + a.ownership.num_experts;
-  stamp(a, 1);
   const std::size_t at = a.layout.announcement(call, a.rank);
   const std::uint32_t tag = tag_of(call);
 #pragma unroll 1
@@ -116,7 +114,6 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
     store_record(a.windows.base[r] + at, rank_counts[r], tag);
     store_record(a.windows.base[r] + at + 8, static_cast<std::uint32_t>(a.num_tokens), tag);
   }
-  stamp(a, 2);
 }
 
 /// Exclusive sum over the lanes.

@@ -227,15 +227,12 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
     shared.failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed) == 0 ? 0 : 1;
   }
   __syncthreads();
-  stamp(a, 1);
   take_announcements(a, call, shared, places);
   __syncthreads();
   if (shared.failed != 0) return;
-  stamp(a, 2);
   find_places(a, call, reports, shared, places);
   __syncthreads();
   if (shared.failed != 0) return;
-  stamp(a, 3);
   // Slots in the order in which every source sends them; few pieces go to as many CTAs.
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -255,7 +252,6 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
     in.at = a.layout.piece(in.row, in.piece);
     if (!receive_piece<kWords>(a, call, in, lane, shared, shared.pieces[warp], places)) return;
   }
-  stamp(a, 4);
   if (reports) report_totals(a, shared, places);
 }
 

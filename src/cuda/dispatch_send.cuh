@@ -164,7 +164,6 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
   load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
   if (warp < (range.end - range.begin) * range.items) prefetch_piece(a, range, warp, lane);
   count_tokens(a, range.begin, counts);
-  stamp(a, 1);
 #pragma unroll 1
   for (int batch = range.begin; batch < range.end; batch += kBatchTokens) {
     const int size = min(kBatchTokens, range.end - batch);
@@ -190,7 +189,6 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
           }
         }
         __syncthreads();
-        stamp(a, 2);
         is_planned = true;
         if (plans && is_piece) Form::make(a, batch + nth, piece, lane, words, scales);
       }
@@ -203,7 +201,6 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
         send_details(a, call, batch + nth, lane, plan, shared.details[warp]);
       }
     }
-    stamp(a, 3);
     if (plans && range.part == 0) {
 #pragma unroll 1
       for (int i = 0; i < size; ++i) keep_terms(a, batch + i, lane, shared.plans[i]);

@@ -57,7 +57,6 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
-  std::uint64_t* stamps = nullptr;  ///< see cuda/stamps.cuh
   PeerTable windows;
 };
 

@@ -155,16 +155,8 @@ class LayerRun {
 
 ShapeResult measure_cpu_layer(const Group& group, const BenchShape& shape,
                               const std::function<void()>& tick) {
-  ShapeResult result;
-  result.method = "calls";
   LayerRun run(group, shape);
-  for (std::int64_t i = 1; i <= kNumWarmUps; ++i) run.time(shape.num_runs + i);
-  for (std::int64_t i = 0; i < shape.num_runs; ++i) {
-    result.us.push_back(run.time(i));
-    tick();
-  }
-  result.num_wrong = run.count_wrong(shape.num_runs);
-  return result;
+  return measure_calls(run, shape, tick);
 }
 
 }  // namespace switchyard::measure

@@ -159,16 +159,8 @@ class CpuTarget : public BenchTarget {
                       const std::function<void()>& tick) override {
     check_shape(shape);
     if (shape.operation == Operation::kLayer) return measure_cpu_layer(group_, shape, tick);
-    ShapeResult result;
-    result.method = "calls";
     ExchangeRun run(group_, shape);
-    for (std::int64_t i = 1; i <= kNumWarmUps; ++i) run.time(shape.num_runs + i);
-    for (std::int64_t i = 0; i < shape.num_runs; ++i) {
-      result.us.push_back(run.time(i));
-      tick();
-    }
-    result.num_wrong = run.count_wrong(shape.num_runs);
-    return result;
+    return measure_calls(run, shape, tick);
   }
 
  private:

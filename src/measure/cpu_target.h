@@ -29,4 +29,18 @@ std::int64_t cpu_bytes_needed(const BenchShape& shape);
 /// Timed calls and others: iteration numbers of warm-ups and of the check follow the timed ones.
 inline constexpr std::int64_t kNumWarmUps = 3;
 
+/// Warm-ups, timed runs, then the run that is checked. Warm-ups come after the checked iteration.
+template <typename Run>
+ShapeResult measure_calls(Run& run, const BenchShape& shape, const std::function<void()>& tick) {
+  ShapeResult result;
+  result.method = "calls";
+  for (std::int64_t i = 1; i <= kNumWarmUps; ++i) run.time(shape.num_runs + i);
+  for (std::int64_t i = 0; i < shape.num_runs; ++i) {
+    result.us.push_back(run.time(i));
+    tick();
+  }
+  result.num_wrong = run.count_wrong(shape.num_runs);
+  return result;
+}
+
 }  // namespace switchyard::measure

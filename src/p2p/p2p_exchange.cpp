@@ -287,14 +287,21 @@ P2pExchange::Channel& P2pExchange::find(const DeviceHandle& handle, Stage wanted
   return channel;
 }
 
-DeviceHandle P2pExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                                        const TensorView& topk_weights, Stream stream,
-                                        const DeviceDispatchOptions& options) {
+P2pExchange::Channel& P2pExchange::start(const TensorView& tokens, const TensorView& topk_ids,
+                                         const TensorView& topk_weights, Stream stream,
+                                         const DeviceDispatchOptions& options, Phases phases) {
   check();
   check_input(tokens, topk_ids, topk_weights, options);
   Channel& channel = begin("dispatch");
   set_input(channel, tokens, topk_ids, topk_weights, options);
-  launch(channel, Phases::kSend, stream);
+  launch(channel, phases, stream);
+  return channel;
+}
+
+DeviceHandle P2pExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                                        const TensorView& topk_weights, Stream stream,
+                                        const DeviceDispatchOptions& options) {
+  Channel& channel = start(tokens, topk_ids, topk_weights, stream, options, Phases::kSend);
   channel.stage = Stage::kSent;
   return handle_of(channel);
 }
@@ -310,11 +317,7 @@ DeviceDispatched P2pExchange::dispatch_receive(const DeviceHandle& handle, Strea
 DeviceDispatched P2pExchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
                                        const TensorView& topk_weights, Stream stream,
                                        const DeviceDispatchOptions& options) {
-  check();
-  check_input(tokens, topk_ids, topk_weights, options);
-  Channel& channel = begin("dispatch");
-  set_input(channel, tokens, topk_ids, topk_weights, options);
-  launch(channel, Phases::kBoth, stream);
+  Channel& channel = start(tokens, topk_ids, topk_weights, stream, options, Phases::kBoth);
   channel.stage = Stage::kReceived;
   return describe(channel);
 }

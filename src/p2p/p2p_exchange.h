@@ -65,6 +65,9 @@ class P2pExchange final : public DeviceExchangeBackend {
   void allocate(Channel& channel, std::size_t index);
   void load_kernels() const;
   void set_base(Channel& channel, std::size_t index);
+  Channel& start(const TensorView& tokens, const TensorView& topk_ids,
+                 const TensorView& topk_weights, Stream stream,
+                 const DeviceDispatchOptions& options, Phases phases);
   void launch(Channel& channel, Phases phases, Stream stream);
   void launch_return(Channel& channel, Phases phases, Stream stream);
   Channel& begin(const char* operation);
