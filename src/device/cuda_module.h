@@ -15,6 +15,7 @@
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
 #include "device/device_meter.h"
+#include "device/device_queue.h"
 
 namespace switchyard {
 
@@ -26,6 +27,9 @@ struct DequantizeJob;
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
+  /// Of GPU (index mod number of GPUs), which becomes current for the calling thread. Errors:
+  /// kNotAvailable.
+  std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;
   std::unique_ptr<DeviceExchangeBackend> (*make_exchange)(
       const Group& group, const ExchangeConfig& config,
       const DeviceExchangeOptions& options) = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_meter.h: what measuring on GPUs needs of CUDA: memory, graphs, a clock that starts all
+// device_meter.h: what measuring on GPUs needs of CUDA: graphs, a clock that starts all
 // GPUs together, and the kernels that a machine's limits are measured with. What is measured, and
 // how it is judged, is the caller's.
 #pragma once
@@ -14,10 +14,9 @@
 
 #include "switchyard/stream.h"
 
-namespace switchyard {
+#include "device/device_queue.h"
 
-/// Memory of a GPU; released with the last copy.
-using DeviceMemory = std::shared_ptr<std::byte>;
+namespace switchyard {
 
 /// Enqueues the same again each time it is called.
 using DeviceWork = std::function<void(Stream)>;
@@ -35,13 +34,8 @@ class DeviceMeter {
   virtual int ranks_on_gpu() const = 0;  ///< that share this rank's GPU
   /// Of an exchange's kernels, with a budget of SMs; 0: all that is this rank's share of its GPU.
   virtual int num_ctas(int num_sms) const = 0;
-  virtual std::size_t free_bytes() const = 0;  ///< of it, now
 
-  virtual DeviceMemory allocate(std::size_t bytes) = 0;
-  /// Each side may be device or host memory. Waits.
-  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
-  /// Waits.
-  virtual void fill(void* to, int value, std::size_t bytes) = 0;
+  virtual DeviceQueue& queue() = 0;
 
   /// Collective: runs `work` once, from a barrier on, and waits. (Ranks that share a GPU must not
   /// allocate while a kernel waits for them.)
@@ -62,7 +56,6 @@ class DeviceMeter {
   /// Reads and writes one row after another, each of 8 KiB, where it can only begin when the one
   /// before is written. `memory`: zeros, of a multiple of 8 KiB.
   virtual void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) = 0;
-  virtual void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
   virtual void launch_nothing(Stream stream) = 0;
 
   /// Empty, or why this rank has no NCCL.

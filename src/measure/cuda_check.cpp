@@ -25,7 +25,7 @@ Tensor host_of(const TensorView& view) {
 template <typename T>
 std::vector<T> download(DeviceMeter& meter, const TensorView& view) {
   std::vector<T> values(static_cast<std::size_t>(view.num_elements()));
-  if (!values.empty()) meter.copy(values.data(), view.data(), values.size() * sizeof(T));
+  if (!values.empty()) meter.queue().copy(values.data(), view.data(), values.size() * sizeof(T));
   return values;
 }
 
@@ -53,7 +53,8 @@ void copy_rows(DeviceMeter& meter, void* to, const void* from, std::size_t row_b
     const std::size_t at = static_cast<std::size_t>(extent.first) * row_bytes;
     const std::size_t bytes = static_cast<std::size_t>(extent.count) * row_bytes;
     if (bytes == 0) continue;
-    meter.copy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at, bytes);
+    meter.queue().copy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at,
+                       bytes);
   }
 }
 
@@ -79,7 +80,7 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   if (got.scales.has_value()) {
     scales = host_of(got.scales);
     if (got.scales.num_elements() == 1) {
-      meter_.copy(scales.data(), got.scales.data(), got.scales.num_bytes());
+      meter_.queue().copy(scales.data(), got.scales.data(), got.scales.num_bytes());
     } else {
       copy_rows(meter_, scales.data(), got.scales.data(), row_bytes_of(got.scales, num_rows_),
                 extents);
@@ -93,7 +94,7 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   meter_.run([&](Stream stream) { combine(got.handle, stream); });
   exchange_.check();
   const Tensor output(DType::kBF16, {shape_.num_tokens, shape_.workload.hidden});
-  meter_.copy(output.data(), output_.get(), output.view().num_bytes());
+  meter_.queue().copy(output.data(), output_.get(), output.view().num_bytes());
   wrong += oracle.count_wrong_output(output);
   return wrong;
 }

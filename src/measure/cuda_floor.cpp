@@ -74,15 +74,15 @@ FloorModel measure_cuda_floor(const Group& group, DeviceMeter& meter, int num_sm
   floor.start_us += add("hop", hop_us(group, meter), "us");
   floor.start_us += add("launch", launch_us(group, meter), "us");
 
-  const DeviceMemory memory = meter.allocate(2 * kCopiedBytes);
-  meter.fill(memory.get(), 0, 2 * kCopiedBytes);
+  const DeviceMemory memory = meter.queue().allocate(2 * kCopiedBytes);
+  meter.queue().fill(memory.get(), 0, 2 * kCopiedBytes);
   const DeviceWork touch = [&](Stream stream) {
     meter.touch_rows(memory.get(), 2 * kCopiedBytes, kNumRows, stream);
   };
   meter.run(touch);
   floor.start_us += add("row", median_us(group, meter, touch) / kNumRows, "us");
   const double copy_us = median_us(group, meter, [&](Stream stream) {
-    meter.copy_async(memory.get() + kCopiedBytes, memory.get(), kCopiedBytes, stream);
+    meter.queue().copy_async(memory.get() + kCopiedBytes, memory.get(), kCopiedBytes, stream);
   });
   double rate = add("copy", 2e-3 * static_cast<double>(kCopiedBytes) / copy_us, "GB/s");
   if (group.size() > 1) {

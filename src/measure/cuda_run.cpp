@@ -38,7 +38,7 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
     tensor_scale_ = copy_of(batch_.dispatch_options().tensor_scale);
   }
   const std::size_t row_bytes = 2 * static_cast<std::size_t>(shape.workload.hidden);
-  output_ = meter.allocate(static_cast<std::size_t>(shape.num_tokens) * row_bytes);
+  output_ = meter.queue().allocate(static_cast<std::size_t>(shape.num_tokens) * row_bytes);
   meter.run([&](Stream stream) {
     const DeviceDispatched got = dispatch(inputs_[0], stream);
     num_rows_ = rows_of(got.rows);
@@ -46,13 +46,13 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
   });
   exchange_.check();
   const std::size_t result_bytes = static_cast<std::size_t>(num_rows_) * row_bytes;
-  results_ = meter.allocate(result_bytes);
-  meter.fill(results_.get(), kResultByte, result_bytes);
+  results_ = meter.queue().allocate(result_bytes);
+  meter.queue().fill(results_.get(), kResultByte, result_bytes);
 }
 
 DeviceMemory CudaRun::copy_of(const TensorView& host) {
-  DeviceMemory memory = meter_.allocate(host.num_bytes());
-  meter_.copy(memory.get(), host.data(), host.num_bytes());
+  DeviceMemory memory = meter_.queue().allocate(host.num_bytes());
+  meter_.queue().copy(memory.get(), host.data(), host.num_bytes());
   return memory;
 }
 
@@ -81,8 +81,8 @@ void CudaRun::combine(const DeviceHandle& handle, Stream stream) {
 }
 
 void CudaRun::poison_output() {
-  meter_.fill(output_.get(), 0xFF,
-              2 * static_cast<std::size_t>(shape_.num_tokens * shape_.workload.hidden));
+  meter_.queue().fill(output_.get(), 0xFF,
+                      2 * static_cast<std::size_t>(shape_.num_tokens * shape_.workload.hidden));
 }
 
 int CudaRun::calls_per_run() const {

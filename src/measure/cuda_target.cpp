@@ -68,7 +68,7 @@ class CudaTarget : public BenchTarget {
   std::string why_left_out(const BenchShape& shape) override {
     if (shape.operation == Operation::kLayer) return "the exact experts of --op layer are of CPUs";
     if (shape.layout == Layout::kByRank) return "layout by_rank is not on GPUs";
-    const double free = 0.9 * static_cast<double>(meter_->free_bytes());
+    const double free = 0.9 * static_cast<double>(meter_->queue().free_bytes());
     const double needed =
         static_cast<double>(cuda_bytes_needed(shape)) * static_cast<double>(meter_->ranks_on_gpu());
     if (needed <= free) return {};

@@ -14,6 +14,7 @@
 #include "cuda/memory.h"
 #include "cuda/meter_kernels.h"
 #include "engine/engine.h"
+#include "module/cuda_queue.h"
 #include "p2p/device_window.h"
 #include "p2p/heap.h"
 #include "p2p/nccl_all_to_all.h"
@@ -25,14 +26,6 @@ namespace {
 constexpr std::size_t kWordBytes = 4096;                     // at the window's begin
 constexpr std::size_t kFlushBytes = std::size_t{192} << 20;  // more than any L2 cache
 constexpr std::uint64_t kSharedGpuPatience = 20;
-
-int choose_device(int rank) {
-  int num_devices = 0;
-  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
-  require(num_devices > 0, Errc::kNotAvailable, "make_meter: CUDA shows no GPU");
-  check_cuda(cudaSetDevice(rank % num_devices), "cudaSetDevice");
-  return rank % num_devices;
-}
 
 class Event {
  public:
@@ -98,11 +91,7 @@ class CudaMeter final : public DeviceMeter {
   const char* heap() const override { return name_of(window_->kind()); }
   int ranks_on_gpu() const override { return window_->ranks_on_gpu(); }
   int num_ctas(int num_sms) const override;
-  std::size_t free_bytes() const override;
-
-  DeviceMemory allocate(std::size_t bytes) override;
-  void copy(void* to, const void* from, std::size_t bytes) override;
-  void fill(void* to, int value, std::size_t bytes) override;
+  DeviceQueue& queue() override { return queue_; }
   void run(const DeviceWork& work) override;
   DeviceWork capture(const DeviceWork& work) override;
   double time_us(const DeviceWork& work) override;
@@ -110,7 +99,6 @@ class CudaMeter final : public DeviceMeter {
   void push(std::size_t bytes, int num_times, int num_ctas, Stream stream) override;
   void ping(int num_trips, Stream stream) override;
   void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) override;
-  void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) override;
   void launch_nothing(Stream stream) override { switchyard::launch_nothing(stream.get()); }
 
   std::string why_no_nccl() const override;
@@ -123,12 +111,10 @@ class CudaMeter final : public DeviceMeter {
     const auto num_peers = static_cast<std::size_t>(std::max(1, group_.size() - 1));
     return align_up(cdiv(bytes, num_peers), sizeof(uint4));
   }
-  void synchronize(const char* what) { check_cuda(cudaStreamSynchronize(stream_.get()), what); }
 
   Group group_;
-  int device_;
+  CudaQueue queue_;
   int num_sms_ = 0;
-  OwnedStream stream_;
   std::unique_ptr<DeviceWindow> window_;
   MeterPeers peers_;
   PinnedBuffer flag_{sizeof(std::uint32_t)};
@@ -140,14 +126,14 @@ class CudaMeter final : public DeviceMeter {
   std::shared_ptr<NcclAllToAll> nccl_;
 };
 
-CudaMeter::CudaMeter(const Group& group) : group_(group), device_(choose_device(group.rank())) {
-  check_cuda(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device_),
+CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.rank()) {
+  check_cuda(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device()),
              "cudaDeviceGetAttribute");
   const auto size = static_cast<std::size_t>(group.size());
   require(size <= kMaxPushRanks, Errc::kNotSupported, "make_meter: {} ranks, must be at most {}",
           size, kMaxPushRanks);
   const std::size_t pushed = size == 1 ? 0 : size * bytes_each(kMaxPushBytes);
-  window_ = make_device_window(group.engine(), device_, kWordBytes + pushed);
+  window_ = make_device_window(group.engine(), queue_.device(), kWordBytes + pushed);
   peers_.rank = group.rank();
   peers_.num_ranks = group.size();
   peers_.timeout_ns = static_cast<std::uint64_t>(group.timeout_ms()) * 1'000'000 *
@@ -155,7 +141,7 @@ CudaMeter::CudaMeter(const Group& group) : group_(group), device_(choose_device(
   for (int rank = 0; rank < group.size(); ++rank) {
     peers_.windows.base[rank] = window_->base(rank);
   }
-  fill(window_->base(group.rank()), 0, kWordBytes);
+  queue_.fill(window_->base(group.rank()), 0, kWordBytes);
   group.barrier();
 }
 
@@ -174,51 +160,29 @@ int CudaMeter::num_ctas(int num_sms) const {
   return num_sms == 0 ? all : std::min(all, std::max(3, kExchangeCtasPerSm * num_sms));
 }
 
-std::size_t CudaMeter::free_bytes() const {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return free;
-}
-
-DeviceMemory CudaMeter::allocate(std::size_t bytes) {
-  const auto owner = std::make_shared<DeviceBuffer>(bytes);
-  return {owner, owner->data()};
-}
-
-void CudaMeter::copy(void* to, const void* from, std::size_t bytes) {
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "cudaMemcpyAsync");
-  synchronize("copy");
-}
-
-void CudaMeter::fill(void* to, int value, std::size_t bytes) {
-  check_cuda(cudaMemsetAsync(to, value, bytes, stream_.get()), "cudaMemsetAsync");
-  synchronize("fill");
-}
-
 void CudaMeter::run(const DeviceWork& work) {
   group_.barrier();
-  work(stream_.get());
-  synchronize("run");
+  work(queue_.stream().get());
+  queue_.wait();
 }
 
 DeviceWork CudaMeter::capture(const DeviceWork& work) {
-  const auto graph = std::make_shared<Graph>(work, stream_.get());
-  synchronize("cudaGraphUpload");
+  const auto graph = std::make_shared<Graph>(work, queue_.stream().get());
+  queue_.wait();
   return [graph](Stream stream) { graph->launch(stream.get()); };
 }
 
 double CudaMeter::time_us(const DeviceWork& work) {
   ++num_timed_;
-  fill(flush_.data(), static_cast<int>(num_timed_ & 0xFF), flush_.size_bytes());
+  queue_.fill(flush_.data(), static_cast<int>(num_timed_ & 0xFF), flush_.size_bytes());
   group_.barrier();
-  launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, stream_.get());
-  begin_.record(stream_.get());
-  work(stream_.get());
-  end_.record(stream_.get());
+  launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
+  begin_.record(queue_.stream().get());
+  work(queue_.stream().get());
+  end_.record(queue_.stream().get());
   group_.barrier();
   *flag_.as<volatile std::uint32_t>() = num_timed_;
-  synchronize("timed work");
+  queue_.wait();
   return begin_.us_until(end_);
 }
 
@@ -241,10 +205,6 @@ void CudaMeter::touch_rows(std::byte* memory, std::size_t bytes, int num_rows, S
                     stream.get());
 }
 
-void CudaMeter::copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
-}
-
 std::string CudaMeter::why_no_nccl() const {
   if (window_->is_shared_gpu()) return "NCCL wants a GPU for each rank";
   return nccl_calls_obstacle();
@@ -258,7 +218,7 @@ std::string CudaMeter::join_nccl() {
       require(why.empty(), Errc::kNotAvailable, "{}", why);
       return std::string();
     });
-    nccl_ = make_nccl_all_to_all(group_.engine(), device_);
+    nccl_ = make_nccl_all_to_all(group_.engine(), queue_.device());
     return {};
   } catch (const Error& error) {
     const Errc code = error.code();
@@ -273,8 +233,8 @@ DeviceWork CudaMeter::nccl_all_to_all(const std::vector<std::int64_t>& sent,
   const auto total = [](const std::vector<std::int64_t>& bytes) {
     return static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
   };
-  return [nccl = nccl_, bytes = AllToAllBytes{sent, received}, from = allocate(total(sent)),
-          to = allocate(total(received))](Stream stream) {
+  return [nccl = nccl_, bytes = AllToAllBytes{sent, received}, from = queue_.allocate(total(sent)),
+          to = queue_.allocate(total(received))](Stream stream) {
     nccl->enqueue(bytes, from.get(), to.get(), stream.get());
   };
 }

@@ -10,6 +10,7 @@
 #include "cuda/quantize.h"
 #include "device/cuda_module.h"
 #include "module/cuda_meter.h"
+#include "module/cuda_queue.h"
 #include "module/describe_devices.h"
 #include "p2p/p2p_exchange.h"
 
@@ -33,6 +34,7 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
+      .make_queue = make_cuda_queue,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
       .quantize = launch_quantize,

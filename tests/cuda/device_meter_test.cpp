@@ -26,15 +26,15 @@ TEST(DeviceMeterTest, CopiesAndGraphsDoWhatTheySay) {
     constexpr std::size_t kCount = 1000;
     std::vector<std::uint32_t> in(kCount);
     std::iota(in.begin(), in.end(), 17u);
-    const DeviceMemory a = meter->allocate(kCount * 4);
-    const DeviceMemory b = meter->allocate(kCount * 4);
-    meter->copy(a.get(), in.data(), kCount * 4);
-    meter->fill(b.get(), 0xFF, kCount * 4);
+    const DeviceMemory a = meter->queue().allocate(kCount * 4);
+    const DeviceMemory b = meter->queue().allocate(kCount * 4);
+    meter->queue().copy(a.get(), in.data(), kCount * 4);
+    meter->queue().fill(b.get(), 0xFF, kCount * 4);
     const DeviceWork graph = meter->capture(
-        [&](Stream stream) { meter->copy_async(b.get(), a.get(), kCount * 2, stream); });
+        [&](Stream stream) { meter->queue().copy_async(b.get(), a.get(), kCount * 2, stream); });
     EXPECT_GT(meter->time_us(graph), 0);
     std::vector<std::uint32_t> out(kCount);
-    meter->copy(out.data(), b.get(), kCount * 4);
+    meter->queue().copy(out.data(), b.get(), kCount * 4);
     EXPECT_EQ(out[0], 17u);
     EXPECT_EQ(out[kCount / 2 - 1], in[kCount / 2 - 1]);
     EXPECT_EQ(out[kCount / 2], 0xFFFFFFFFu);
@@ -46,8 +46,8 @@ TEST(DeviceMeterTest, MoreWorkTakesLonger) {
   run_ranks(num_ranks(), [](const Group& group) {
     const auto meter = cuda_module().make_meter(group);
     constexpr std::size_t kBytes = std::size_t{16} << 20;
-    const DeviceMemory memory = meter->allocate(kBytes);
-    meter->fill(memory.get(), 0, kBytes);
+    const DeviceMemory memory = meter->queue().allocate(kBytes);
+    meter->queue().fill(memory.get(), 0, kBytes);
     const auto touch = [&](int rows) {
       const DeviceWork work = [&meter, &memory, rows](Stream stream) {
         meter->touch_rows(memory.get(), kBytes, rows, stream);
