@@ -18,101 +18,121 @@ __device__ std::uint32_t number_of(const StressStep& step) {
 
 // ---- what must come
 
-/// Choices of a token for local expert `group`, as bits; group num_local: 1 when there is any.
-__device__ std::uint32_t choices_of(const StressShape& s, std::uint32_t step, int source, int token,
-                                    int group) {
-  std::uint32_t choices = 0;
-  for (int k = 0; k < s.num_topk; ++k) {
-    const int id = stress_id(s, step, source, token, k);
-    const int local = id - s.rank * s.num_local;
-    const bool is_here = id >= 0 && local >= 0 && local < s.num_local;
-    if (is_here && group == s.num_local) return 1;
-    if (is_here && local == group) choices |= 1u << k;
-  }
-  return choices;
+__device__ int sum_of_warp(int value) { return __reduce_add_sync(kAll, value); }
+
+/// Rows are counted by (group, source, 32 tokens) and listed in that order. A group is a local
+/// expert, or, the last one, all of them: a row a token.
+struct Units {
+  int chunks;  ///< of a source
+  int num;     ///< of all sources
+
+  SWITCHYARD_HOST_DEVICE explicit Units(const StressShape& s)
+      : chunks(stress_chunks(s)), num(s.num_ranks * chunks) {}
+};
+
+/// Few units are listed by the CTA that counts them, many by a kernel of their own.
+SWITCHYARD_HOST_DEVICE bool is_planned_by_make(const StressShape& s) {
+  return Units(s).num <= 2 * kWarps;
 }
 
-__device__ int sum_of_warp(int value) { return __reduce_add_sync(kAll, value); }
+/// What the token of a lane chose here.
+struct LaneChoices {
+  int source;
+  int token;
+  int local[kMaxStressTopk];  ///< expert of each choice, -1: none, or not here
+  bool is_any = false;
+
+  __device__ LaneChoices(const StressShape& s, std::uint32_t step, std::uint32_t slot, int unit,
+                         const Units& units)
+      : source(unit / units.chunks), token(unit % units.chunks * kWarp + lane_id()) {
+    const bool is_token = token < stress_tokens(s, slot, source);
+#pragma unroll
+    for (int k = 0; k < kMaxStressTopk; ++k) {
+      const int id = is_token && k < s.num_topk ? stress_id(s, step, source, token, k) : -1;
+      const int expert = id - s.rank * s.num_local;
+      const bool is_here = id >= 0 && expert >= 0 && expert < s.num_local;
+      local[k] = is_here ? expert : -1;
+      is_any = is_any || is_here;
+    }
+  }
+  /// As bits by k; of all experts together bit 0.
+  __device__ std::uint32_t of_group(const StressShape& s, int group) const {
+    if (group == s.num_local) return is_any ? 1 : 0;
+    std::uint32_t choices = 0;
+#pragma unroll
+    for (int k = 0; k < kMaxStressTopk; ++k) choices |= local[k] == group ? 1u << k : 0u;
+    return choices;
+  }
+};
+
+__device__ void count_unit(const StressShape& s, std::uint32_t step, std::uint32_t slot, int unit,
+                           const Units& units, int* counts) {
+  const LaneChoices choices(s, step, slot, unit, units);
+  for (int group = 0; group <= s.num_local; ++group) {
+    const int count = sum_of_warp(__popc(choices.of_group(s, group)));
+    if (lane_id() == 0) counts[group * units.num + unit] = count;
+  }
+}
 
 /// Sum of counts[begin, end), by a warp.
 __device__ int sum_of_counts(const int* counts, int begin, int end) {
   int sum = 0;
+#pragma unroll 4
   for (int i = begin + lane_id(); i < end; i += kWarp) sum += counts[i];
   return sum_of_warp(sum);
 }
 
-/// Groups of rows by (group, source): experts, and last, in layouts with a row a token, all.
-struct Groups {
-  int num;
-  int num_listed;
-  int first_listed;
-  __device__ explicit Groups(const StressShape& s)
-      : num((s.num_local + 1) * s.num_ranks),
-        num_listed(s.is_compact() ? s.num_ranks : s.num_local * s.num_ranks),
-        first_listed(s.is_compact() ? s.num_local * s.num_ranks : 0) {}
-};
-
-__device__ void count_groups(const StressShape& s, std::uint32_t step, std::uint32_t slot,
-                             const Groups& groups, int* counts) {
-  for (int i = warp_id(); i < groups.num; i += kWarps) {
-    const int source = i % s.num_ranks;
-    const int num_tokens = stress_tokens(s, slot, source);
-    int count = 0;
-    for (int t = lane_id(); t < num_tokens; t += kWarp) {
-      count += __popc(choices_of(s, step, source, t, i / s.num_ranks));
+/// Lists the rows of a unit in the order of tokens and choices.
+__device__ void list_unit(const StressShape& s, std::uint32_t step, std::uint32_t slot, int unit,
+                          const Units& units, const StressPlan& plan) {
+  const LaneChoices own(s, step, slot, unit, units);
+  const int first_group = s.is_compact() ? s.num_local : 0;
+  const int end_group = s.is_compact() ? s.num_local + 1 : s.num_local;
+  int before_group = 0;
+  for (int group = first_group; group < end_group; ++group) {
+    const int begin = group * units.num;
+    const int in_group = sum_of_counts(plan.counts, begin, begin + unit);
+    const int after = sum_of_counts(plan.counts, begin + unit, begin + units.num);
+    std::uint32_t choices = own.of_group(s, group);
+    int n = in_group;
+    for (int other = 0, count = __popc(choices); other < kWarp; ++other) {
+      const int theirs = __shfl_sync(kAll, count, other);
+      if (other < lane_id()) n += theirs;
     }
-    count = sum_of_warp(count);
-    if (lane_id() == 0) counts[i] = count;
-  }
-}
-
-/// Lists the rows of a group in the order of tokens and choices.
-__device__ void list_group(const StressShape& s, std::uint32_t step, std::uint32_t slot, int group,
-                           int source, int at, std::int64_t row, StressRow* rows) {
-  const int num_tokens = stress_tokens(s, slot, source);
-  int done = 0;
-  for (int base = 0; base < num_tokens; base += kWarp) {
-    const int t = base + lane_id();
-    std::uint32_t choices = t < num_tokens ? choices_of(s, step, source, t, group) : 0;
-    int before = 0;
-    for (int other = 0, own = __popc(choices); other < kWarp; ++other) {
-      const int count = __shfl_sync(kAll, own, other);
-      if (other < lane_id()) before += count;
+    const std::int64_t first = s.layout == Layout::kBatched ? group * plan.capacity : before_group;
+    for (; choices != 0; ++n, choices &= choices - 1) {
+      const int k = s.is_compact() ? -1 : __ffs(static_cast<int>(choices)) - 1;
+      plan.rows[before_group + n] = {static_cast<std::int32_t>(first) + n, own.source, own.token,
+                                     k};
     }
-    const int all = sum_of_warp(__popc(choices));
-    for (int n = done + before; choices != 0; ++n, choices &= choices - 1) {
-      const int k = group == s.num_local ? -1 : __ffs(static_cast<int>(choices)) - 1;
-      rows[at + n] = {static_cast<std::int32_t>(row) + n, source, t, k};
-    }
-    done += all;
+    before_group += in_group + after;
   }
 }
 
 /// By one CTA.
-__device__ void make_plan(const StressShape& s, std::uint32_t step, std::uint32_t slot,
-                          const StressPlan& plan, int* counts) {
-  const Groups groups(s);
-  count_groups(s, step, slot, groups, counts);
-  __syncthreads();
-  for (int i = warp_id(); i < groups.num_listed; i += kWarps) {
-    const int group = (groups.first_listed + i) / s.num_ranks;
-    const int source = i % s.num_ranks;
-    const int* listed = counts + groups.first_listed;
-    const int at = sum_of_counts(listed, 0, i);
-    const int in_expert = sum_of_counts(listed, i - source, i);
-    const std::int64_t row = s.layout == Layout::kBatched ? group * plan.capacity + in_expert : at;
-    list_group(s, step, slot, group, source, at, row, plan.rows);
-  }
-  for (int e = warp_id(); e < s.num_local; e += kWarps) {
-    const int count = sum_of_counts(counts, e * s.num_ranks, (e + 1) * s.num_ranks);
-    const int before = sum_of_counts(counts, 0, e * s.num_ranks);
+__device__ void sum_up(const StressShape& s, const Units& units, const StressPlan& plan) {
+  for (int e = warp_id(); e <= s.num_local; e += kWarps) {
+    const int begin = e * units.num;
+    const int count = sum_of_counts(plan.counts, begin, begin + units.num);
+    const int before = sum_of_counts(plan.counts, 0, begin);
     if (lane_id() != 0) continue;
-    plan.num_rows[e] = count;
-    plan.first_row[e] = s.layout == Layout::kBatched ? e * plan.capacity : before;
+    if (e == s.num_local) {
+      *plan.total = s.is_compact() ? count : before;
+    } else {
+      plan.num_rows[e] = count;
+      plan.first_row[e] = s.layout == Layout::kBatched ? e * plan.capacity : before;
+    }
   }
-  if (warp_id() == 0) {
-    const int total = sum_of_counts(counts + groups.first_listed, 0, groups.num_listed);
-    if (lane_id() == 0) *plan.total = total;
+}
+
+__global__ void __launch_bounds__(kThreads, 2)
+    list_kernel(StressShape s, StressStep step, StressPlan plan) {
+  const Units units(s);
+  if (blockIdx.x == 0) sum_up(s, units, plan);
+  const int num_warps = static_cast<int>(gridDim.x) * kWarps;
+  for (int unit = warp_id() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+       unit < units.num; unit += num_warps) {
+    list_unit(s, number_of(step), step.slot, unit, units, plan);
   }
 }
 
@@ -153,18 +173,29 @@ __device__ void fill_token(const StressShape& s, std::uint32_t step, int token,
 
 __global__ void __launch_bounds__(kThreads, 2)
     make_kernel(StressShape s, StressStep step, StressInput input, StressPlan plan) {
-  extern __shared__ int counts[];
   const std::uint32_t number = number_of(step);
-  if (blockIdx.x == 0) {
-    make_plan(s, number, step.slot, plan, counts);
+  const Units units(s);
+  if (is_planned_by_make(s) && blockIdx.x == 0) {
+    for (int i = warp_id(); i < units.num; i += kWarps) {
+      count_unit(s, number, step.slot, i, units, plan.counts);
+    }
+    __syncthreads();
+    for (int i = warp_id(); i < units.num; i += kWarps) {
+      list_unit(s, number, step.slot, i, units, plan);
+    }
+    sum_up(s, units, plan);
     return;
   }
-  const int num_tokens = stress_tokens(s, step.slot, s.rank);
   const int num_warps = (static_cast<int>(gridDim.x) - 1) * kWarps;
-  for (int t = (static_cast<int>(blockIdx.x) - 1) * kWarps + warp_id(); t < num_tokens;
-       t += num_warps) {
-    fill_token(s, number, t, input);
+  const int first = (static_cast<int>(blockIdx.x) - 1) * kWarps + warp_id();
+  if (first < 0) return;
+  if (!is_planned_by_make(s)) {
+    for (int i = first; i < units.num; i += num_warps) {
+      count_unit(s, number, step.slot, i, units, plan.counts);
+    }
   }
+  const int num_tokens = stress_tokens(s, step.slot, s.rank);
+  for (int t = first; t < num_tokens; t += num_warps) fill_token(s, number, t, input);
 }
 
 // ---- what came
@@ -386,9 +417,10 @@ __global__ void advance_kernel(std::uint32_t* base, std::uint32_t count) { *base
 
 void launch_make(const StressShape& shape, const StressStep& step, const StressInput& input,
                  const StressPlan& plan, const StressLaunch& launch) {
-  const auto groups = static_cast<std::size_t>((shape.num_local + 1) * shape.num_ranks);
-  make_kernel<<<launch.num_ctas, kThreads, groups * sizeof(int), launch.stream>>>(shape, step,
-                                                                                  input, plan);
+  make_kernel<<<launch.num_ctas, kThreads, 0, launch.stream>>>(shape, step, input, plan);
+  if (!is_planned_by_make(shape)) {
+    list_kernel<<<launch.num_ctas, kThreads, 0, launch.stream>>>(shape, step, plan);
+  }
 }
 
 void launch_check_rows(const StressShape& shape, const StressStep& step, const StressPlan& plan,

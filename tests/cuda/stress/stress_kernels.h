@@ -30,6 +30,7 @@ struct StressRow {
 /// What must arrive here, found from the ids of all ranks.
 struct StressPlan {
   StressRow* rows = nullptr;          ///< as many as can come
+  std::int32_t* counts = nullptr;     ///< [L + 1, P, chunks]
   std::int32_t* total = nullptr;      ///< [1]
   std::int32_t* num_rows = nullptr;   ///< [L]
   std::int64_t* first_row = nullptr;  ///< [L]

@@ -15,6 +15,8 @@ constexpr std::uint32_t kStepsPerGraph = 8;  // of a lane
 constexpr std::size_t kNumGraphs = 8;
 constexpr int kGraphsAtOnce = 16;
 constexpr std::uint32_t kStepsByCalls = 16;
+constexpr std::uint32_t kStepsByTurns = 4;
+constexpr std::int64_t kTimeoutMs = 15'000;
 constexpr std::size_t kSweptBytes = std::size_t{80} << 20;  // more than the L2 cache
 
 int attribute(cudaDeviceAttr which) {
@@ -34,6 +36,7 @@ DeviceExchangeOptions options_of(const StressCase& c) {
   const int most = kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
   DeviceExchangeOptions options;
   options.programmatic_launch = c.programmatic;
+  options.timeout_ms = kTimeoutMs;
   if (c.num_lanes > 1) options.num_ctas = most;
   if (sharing > 1) options.num_ctas = std::max(3, most / sharing / 4);
   return options;
@@ -118,12 +121,15 @@ void StressRank::make_lane(Lane& lane, std::int64_t max_rows) {
   lane.output = DeviceBuffer(tokens * hidden * 4);
   lane.results = DeviceBuffer(num_rows * hidden * 2);
   lane.rows = DeviceBuffer(num_rows * sizeof(StressRow));
-  lane.counts = DeviceBuffer((local + 1) * sizeof(std::int32_t));
+  const std::size_t num_counts =
+      (local + 1) * static_cast<std::size_t>(s.num_ranks * stress_chunks(s));
+  lane.counts = DeviceBuffer((num_counts + local + 1) * sizeof(std::int32_t));
   lane.first_row = DeviceBuffer(local * sizeof(std::int64_t));
   lane.input = {lane.tokens.as<std::uint32_t>(), lane.scales.data(), lane.ids.data(),
                 lane.weights.as<float>(), lane.output.data()};
   lane.plan.rows = lane.rows.as<StressRow>();
-  lane.plan.num_rows = lane.counts.as<std::int32_t>();
+  lane.plan.counts = lane.counts.as<std::int32_t>();
+  lane.plan.num_rows = lane.plan.counts + num_counts;
   lane.plan.total = lane.plan.num_rows + local;
   lane.plan.first_row = lane.first_row.as<std::int64_t>();
   lane.plan.capacity = std::int64_t{s.num_ranks} * s.max_tokens;
@@ -270,6 +276,7 @@ void StressRank::capture() {
 }
 
 std::int64_t StressRank::steps_per_round() const {
+  if (options_.by_turns) return kStepsByTurns;
   return graphs_.empty() ? kStepsByCalls
                          : std::int64_t{kStepsPerGraph} * static_cast<std::int64_t>(lanes_.size());
 }
@@ -284,7 +291,7 @@ void StressRank::run(int num_rounds) {
                  "graph");
       if (round % kGraphsAtOnce != 0 && round != num_rounds) continue;
     } else {
-      for (std::uint32_t i = 0; i < kStepsByCalls; i += num_lanes) {
+      for (std::int64_t i = 0; i < steps_per_round(); i += num_lanes) {
         enqueue_lanes(next_step_, next_step_);
         next_step_ += num_lanes;
       }

@@ -26,6 +26,7 @@ enum class StressForm : std::uint8_t {
 };
 
 inline constexpr int kMaxStressRanks = 16;
+inline constexpr int kMaxStressTopk = 8;
 inline constexpr int kMadeBlock = 128;
 
 /// The same on every rank but for `rank`. Experts e of rank r are r * num_local + e; num_local is a
@@ -65,6 +66,11 @@ struct StressShape {
     return form == StressForm::kStoredFp4 ? 1 : 4;
   }
 };
+
+/// Rows are counted by so many parts of a source's tokens.
+SWITCHYARD_HOST_DEVICE constexpr int stress_chunks(const StressShape& s) {
+  return (s.max_tokens + 31) / 32;
+}
 
 SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_hash(std::uint32_t a, std::uint32_t b,
                                                            std::uint32_t c) {
