@@ -31,12 +31,13 @@ __device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t 
                                             const float (&sum)[kReturnGrain]) {
   std::uint32_t words[kGrainWords<kWire>];
   narrow_grain<kWire>(sum, words);
-  const std::size_t at = a.layout.returned(call, token, column) + lane_at;
+  std::byte* window = a.windows.base[owner];
+  std::byte* to = window + a.layout.returned(call, token, column) + lane_at;
 #pragma unroll
   for (int u = 0; u < kGrainUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    send_unit(a.windows.base[owner], at + u * kLanes * kUnitBytes, a.layout, call, unit);
+    send_unit(window, to + u * kLanes * kUnitBytes, a.layout, call, unit);
   }
 }
 

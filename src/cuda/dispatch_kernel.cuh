@@ -18,7 +18,7 @@ template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
-  const std::uint32_t asked = begin_kernel(a);
+  std::uint32_t asked = begin_kernel(a);
   const std::uint64_t call = next_call(a.state);
   const int num_sending = sends ? 1 + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
@@ -29,10 +29,20 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   } else {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
     auto* counts = reinterpret_cast<std::uint32_t*>(&shared + 1);
-    if (cta == 0) {
+    const bool announces = cta == 0;
+    const SendRange range(a, announces ? 0 : cta - 1);
+    if (!announces) {
+      const int warp = static_cast<int>(threadIdx.x) / kLanes;
+      const int lane = static_cast<int>(threadIdx.x) % kLanes;
+      load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
+      if (lane < kMaxPieceScaleBytes) shared.scales[warp][lane] = 0;
+      asked += ask_for_item(a, range, SendItem(a, range, warp), lane);
+    }
+    count_tokens(a, announces ? a.num_tokens : range.begin, counts);
+    if (announces) {
       announce(a, call, counts);
     } else {
-      send_tokens<Form>(a, call, cta - 1, shared, counts);
+      send_tokens<Form>(a, call, range, shared, counts);
     }
   }
   end_kernel(asked);

@@ -270,6 +270,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   dispatch.capacity = is_batched ? shape_.receive.capacity : shape_.max_buffer_rows;
   dispatch.row_alignment = config_.expert_alignment;
   dispatch.scale_block = scales.block;
+  dispatch.scales_are_tiled = scales.block.layout == ScaleLayout::kSwizzled;
+  dispatch.scale_row_step = scales.block.index(1, 0) * scales.block.element_bytes;
+  dispatch.scale_step = scales.block.index(0, 1) * scales.block.element_bytes;
   dispatch.scales_per_piece = scales_per_piece(config_.scheme);
   const std::int64_t units_per_piece = layout_.shape.piece_scale_bytes / 16;
   const std::int64_t last = shape_.num_scales % dispatch.scales_per_piece;
