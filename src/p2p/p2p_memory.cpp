@@ -71,6 +71,19 @@ CallState take_state(Parts& parts, std::size_t ranks, std::size_t tokens, std::s
   return state;
 }
 
+// The ids and weights of all ranks.
+void take_gather(Parts& parts, const P2pShape& shape, DispatchArgs& gather, RoutingArgs& routing) {
+  const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
+  const auto tokens = static_cast<std::size_t>(shape.config.max_tokens_per_rank);
+  const auto row_bytes = static_cast<std::size_t>(shape.routing_row_bytes());
+  gather.state = take_state(parts, ranks, tokens, ranks);
+  gather.num_rows = parts.take<std::int32_t>(1);
+  gather.total_rows = parts.take<std::int32_t>(1);
+  gather.rows = parts.take<std::byte>(checked_mul(ranks * tokens, row_bytes));
+  routing.own_rows = parts.take<std::uint32_t>(tokens * row_bytes / sizeof(std::uint32_t));
+  routing.load = parts.take<std::int32_t>(static_cast<std::size_t>(shape.config.num_experts));
+}
+
 void start_count(std::uint64_t* counter) {
   const std::uint64_t first_call = kCallUnit;  // number 1: combine takes the one before the next
   check_cuda(cudaMemcpy(counter, &first_call, sizeof(first_call), cudaMemcpyHostToDevice),
@@ -162,16 +175,7 @@ void P2pExchange::allocate(Channel& channel, std::size_t index) {
       payload_rows.push_back(
           parts.take<std::byte>(checked_mul(rows, static_cast<std::size_t>(bytes))));
     }
-    if (shape_.gathers_routing) {
-      const auto row_bytes = static_cast<std::size_t>(shape_.routing_row_bytes());
-      DispatchArgs& gather = channel.gather;
-      gather.state = take_state(parts, ranks, tokens, ranks);
-      gather.num_rows = parts.take<std::int32_t>(1);
-      gather.total_rows = parts.take<std::int32_t>(1);
-      gather.rows = parts.take<std::byte>(checked_mul(ranks * tokens, row_bytes));
-      routing.own_rows = parts.take<std::uint32_t>(tokens * topk * 2);
-      routing.load = parts.take<std::int32_t>(static_cast<std::size_t>(config.num_experts));
-    }
+    if (shape_.gathers_routing) take_gather(parts, shape_, channel.gather, routing);
     if (is_real) break;
     channel.memory = DeviceBuffer(parts.used());
   }
@@ -205,9 +209,22 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   static_cast<ExchangeBase&>(channel.combine) = base;
   channel.combine.wire = config.combine_scheme;
 
+  set_routing(channel);
+  set_rows(dispatch);
+  std::size_t region = shape_.main.total_bytes;
+  for (std::size_t i = 0; i < shape_.payloads.size(); ++i) {
+    channel.payloads.push_back(bytes_base(dispatch, region, config.payload_bytes[i]));
+    channel.payloads.back().layout = shape_.payloads[i];
+    region += shape_.payloads[i].total_bytes;
+  }
+  if (shape_.gathers_routing) set_gather(channel, region);
+}
+
+void P2pExchange::set_routing(Channel& channel) const {
+  const ExchangeConfig& config = shape_.config;
   RoutingArgs& routing = channel.routing_args;
   routing.ownership = KernelOwnership(shape_.exchange.ownership);
-  routing.state = base.state;
+  routing.state = channel.dispatch.state;
   routing.watch = watch_;
   routing.rank = group_.rank();
   routing.num_topk = config.num_topk;
@@ -220,34 +237,28 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   routing.capacity =
       config.capacity > 0 ? config.capacity : std::numeric_limits<std::int64_t>::max();
   routing.num_local = shape_.exchange.ownership.count(group_.rank());
-  if (shape_.gathers) {  // of the rows of all ranks only these kernels know the experts
-    routing.row_ids = std::exchange(dispatch.row_ids, nullptr);
-    routing.row_weights = std::exchange(dispatch.row_weights, nullptr);
-  }
-  set_rows(dispatch);
+  if (!shape_.gathers) return;
+  // Of the rows of all ranks only these kernels know the experts.
+  routing.row_ids = std::exchange(channel.dispatch.row_ids, nullptr);
+  routing.row_weights = std::exchange(channel.dispatch.row_weights, nullptr);
+}
 
-  std::size_t region = shape_.main.total_bytes;
-  for (std::size_t i = 0; i < shape_.payloads.size(); ++i) {
-    channel.payloads.push_back(bytes_base(dispatch, region, config.payload_bytes[i]));
-    channel.payloads.back().layout = shape_.payloads[i];
-    region += shape_.payloads[i].total_bytes;
-  }
-  if (!shape_.gathers_routing) return;
+void P2pExchange::set_gather(Channel& channel, std::size_t region) const {
   const DispatchArgs taken = channel.gather;
-  DispatchArgs& gather = channel.gather = bytes_base(dispatch, region, shape_.routing_row_bytes());
+  DispatchArgs& gather = channel.gather;
+  gather = bytes_base(channel.dispatch, region, shape_.routing_row_bytes());
   gather.layout = shape_.routing;
   gather.ownership = KernelOwnership({group_.size(), group_.size()});
   gather.num_topk = group_.size();
   gather.rows_layout = Layout::kCompact;
   gather.reduce = Reduce::kPerRank;
   gather.capacity = std::numeric_limits<std::int64_t>::max();
-  gather.source_rows = 0;
   gather.state = taken.state;
   gather.num_rows = taken.num_rows;
   gather.first_row = nullptr;
   gather.total_rows = taken.total_rows;
   gather.rows = taken.rows;
-  gather.tokens = reinterpret_cast<const std::byte*>(routing.own_rows);
+  gather.tokens = reinterpret_cast<const std::byte*>(channel.routing_args.own_rows);
   gather.token_stride = shape_.routing_row_bytes();
   gather.aligned_tokens = gather.aligned_rows;
   gather.topk_ids = every_rank_.data();
