@@ -44,6 +44,7 @@ struct CallState {
   float* arrival_weights = nullptr;       ///< [P, T, K]
 };
 
+/// Last in the arguments of a kernel, which asks for the first lines of them at once.
 struct PeerTable {
   std::byte* base[kMaxPushRanks];
 };
@@ -57,7 +58,6 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
-  PeerTable windows;
 };
 
 struct DispatchArgs : ExchangeBase {
@@ -110,6 +110,7 @@ struct DispatchArgs : ExchangeBase {
   FastDivisor by_topk;               ///< num_topk
   FastDivisor by_pieces;             ///< pieces of a row
   FastDivisor by_slot;               ///< pieces of a row of every rank
+  PeerTable windows;
 };
 
 struct CombineArgs : ExchangeBase {
@@ -125,9 +126,6 @@ struct CombineArgs : ExchangeBase {
   const std::uint16_t* bias[4] = {};
   std::int64_t bias_stride[4] = {};  ///< elements
   std::int32_t num_bias = 0;
-  const std::uint16_t* shared = nullptr;  ///< added to the rounded sum; null: none
-  std::int64_t shared_stride = 0;         ///< elements
-  bool aligned_shared = false;
   std::byte* output = nullptr;
   std::int64_t output_stride = 0;  ///< bytes
   DType output_dtype = DType::kBF16;
@@ -135,8 +133,12 @@ struct CombineArgs : ExchangeBase {
 
   std::int32_t num_senders = 0;
   std::int32_t num_receivers = 0;
-  FastDivisor by_pieces;  ///< pieces of a returned row
-  FastDivisor by_slot;    ///< pieces of a returned row of every rank
+  FastDivisor by_pieces;                  ///< pieces of a returned row
+  FastDivisor by_slot;                    ///< pieces of a returned row of every rank
+  const std::uint16_t* shared = nullptr;  ///< added to the rounded sum; null: none
+  std::int64_t shared_stride = 0;         ///< elements
+  bool aligned_shared = false;
+  PeerTable windows;
 };
 
 inline constexpr int kExchangeThreads = 512;

@@ -196,8 +196,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   ExchangeBase base;
   base.layout = shape_.main;
   base.ownership = KernelOwnership(shape_.main_ownership);
+  PeerTable windows{};
   for (int r = 0; r < group_.size(); ++r) {
-    base.windows.base[r] = window_->base(r) + index * shape_.window_bytes;
+    windows.base[r] = window_->base(r) + index * shape_.window_bytes;
   }
   base.rank = group_.rank();
   base.num_topk = shape_.main_topk;
@@ -207,6 +208,8 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   base.watch = watch_;
   static_cast<ExchangeBase&>(dispatch) = base;
   static_cast<ExchangeBase&>(channel.combine) = base;
+  dispatch.windows = windows;
+  channel.combine.windows = windows;
   channel.combine.wire = config.combine_scheme;
 
   set_routing(channel);
