@@ -24,8 +24,7 @@ struct ActivatedRow {
 
   __device__ __forceinline__ float input(std::int64_t column, const float* bias,
                                          std::int64_t i) const {
-    const float sum =
-        scalar::load(job.gate_up, job.gate_up_dtype, row * job.gate_up_stride + column);
+    const float sum = job.gate_up[row * job.gate_up_stride + column];
     return bias == nullptr ? sum : sum + bias[expert * job.width + i];
   }
   __device__ __forceinline__ float at(std::int64_t i) const {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // exact_product.cu: rows times weights, each output one chain of fma, k ascending: the bits of
-// cpu/gemm.h. A thread block has 32 rows of an expert, a warp a panel of 32 outputs, a lane two
-// outputs of half of the rows. Weights come from memory once for a tile, three stages ahead; rows
-// are widened and turned on their way to shared memory.
+// cpu/gemm.h. A thread block has 32 rows of an expert, a warp two panels of 32 outputs, a lane four
+// outputs of each for a quarter of the rows: as many sums as a lane can hold, because reading
+// shared memory is what limits the rest. Weights come from memory once for a tile, two stages
+// ahead; rows are widened and turned on their way to shared memory.
 //
 // The grid has a block for every tile that there may be. Blocks count tiles to find their own, and
 // those without one end.
@@ -18,11 +19,15 @@ namespace switchyard {
 namespace {
 
 constexpr int kTileRows = 32;
-constexpr int kWarps = 4;  // a panel each
+constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
+constexpr int kPanels = 2;  // of a warp
+constexpr int kPanelsOfBlock = kWarps * kPanels;
+constexpr int kColumns = 4;    // of a panel, of a lane
+constexpr int kRowGroups = 4;  // of lanes; the others of a group share its rows
 constexpr int kStages = 3;
 constexpr int kPanel = static_cast<int>(kProductPanel);
-constexpr int kStageBytes = 4096;  // of a panel
+constexpr int kStageBytes = 2048;  // of a panel
 
 struct Tile {
   std::int64_t expert = 0;
@@ -61,16 +66,32 @@ __device__ __forceinline__ void copy_16_bytes(std::byte* to, const std::byte* fr
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from));
 }
 
-__device__ __forceinline__ float2 load_weights(const std::uint16_t* panel, int k, unsigned pair) {
-  const std::uint32_t both = reinterpret_cast<const std::uint32_t*>(panel)[k * (kPanel / 2) + pair];
-  return widen2_bf16(both);
+// Four neighbours of a row of weights.
+__device__ __forceinline__ void load_weights(const std::uint16_t* from, float* w) {
+  const uint2 four = *reinterpret_cast<const uint2*>(from);
+  const float2 low = widen2_bf16(four.x);
+  const float2 high = widen2_bf16(four.y);
+  w[0] = low.x, w[1] = low.y, w[2] = high.x, w[3] = high.y;
 }
 
-__device__ __forceinline__ float2 load_weights(const float* panel, int k, unsigned pair) {
-  return reinterpret_cast<const float2*>(panel)[k * (kPanel / 2) + pair];
+__device__ __forceinline__ void load_weights(const float* from, float* w) {
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  w[0] = four.x, w[1] = four.y, w[2] = four.z, w[3] = four.w;
 }
 
-// One tile times kWarps panels. kRows: 8, 16 or 32, at least those of the tile.
+// The rows of a lane at one k.
+template <int kCount>
+__device__ __forceinline__ void load_rows(const float* from, float* x) {
+  if constexpr (kCount == 2) {
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    x[0] = two.x, x[1] = two.y;
+  } else {
+#pragma unroll
+    for (int r = 0; r < kCount; r += 4) load_weights(from + r, x + r);
+  }
+}
+
+// One tile times kPanels panels a warp. kRows: 8, 16 or 32, at least those of the tile.
 template <DType kX, DType kW, int kRows>
 class TileProduct {
  public:
@@ -78,14 +99,14 @@ class TileProduct {
                          std::byte* shared)
       : product_(product),
         tile_(tile),
-        panel_(first_panel + threadIdx.x / 32),
+        panel_(first_panel + threadIdx.x / 32 * kPanels),
         lane_(threadIdx.x % 32),
-        weights_(shared + threadIdx.x / 32 * kStages * kStageBytes),
-        rows_(reinterpret_cast<float*>(shared + kWarps * kStages * kStageBytes)) {
-    const std::int64_t panel_bytes = product.depth * kPanel * std::int64_t{sizeof(W)};
+        weights_(shared + threadIdx.x / 32 * (kPanels * kStages * kStageBytes)),
+        rows_(reinterpret_cast<float*>(shared + kWarps * kPanels * kStages * kStageBytes)) {
+    panel_bytes_ = product.depth * kPanel * std::int64_t{sizeof(W)};
     const std::int64_t num_panels = product.num_columns / kPanel;
-    has_panel_ = panel_ < num_panels;
-    from_ = product.weights + (tile.expert * num_panels + panel_) * panel_bytes;
+    num_panels_ = static_cast<int>(min(num_panels - panel_, std::int64_t{kPanels}));
+    from_ = product.weights + (tile.expert * num_panels + panel_) * panel_bytes_;
     const auto* x = static_cast<const X*>(product.x);
     x_ = x + (tile.first_row + lane_) * product.x_stride;
     is_wide_ = product.depth % kPart == 0 && is_aligned<16>(x_);
@@ -102,14 +123,14 @@ class TileProduct {
       __syncthreads();
       fetch_weights(step + kStages - 1);
       fetch_rows(step + 1);
-      multiply(rows, weights_ + step % kStages * kStageBytes, depth_of(step));
+      multiply(rows, weights_ + step % kStages * (kPanels * kStageBytes), depth_of(step));
     }
     store_sums();
     __syncthreads();  // shared memory is free
   }
 
   static constexpr std::size_t shared_bytes() {
-    return kWarps * kStages * kStageBytes + 2 * kDepth * kTileRows * sizeof(float);
+    return kWarps * kPanels * kStages * kStageBytes + 2 * kDepth * kTileRows * sizeof(float);
   }
 
  private:
@@ -118,7 +139,7 @@ class TileProduct {
   static constexpr int kDepth = kStageBytes / (kPanel * int{sizeof(W)});  // k of a step
   static constexpr int kPart = kDepth / kWarps;                           // of a thread
   static constexpr int kWords = kPart * int{sizeof(X)} / 4;
-  static constexpr int kSums = kRows / 2;
+  static constexpr int kOwnRows = kRows / kRowGroups;
 
   // What is left of the depth from a step on, at most the step.
   __device__ __forceinline__ int depth_of(int step) const {
@@ -127,11 +148,15 @@ class TileProduct {
   }
 
   __device__ __forceinline__ void fetch_weights(int step) {
-    std::byte* to = weights_ + step % kStages * kStageBytes;
+    std::byte* to = weights_ + step % kStages * (kPanels * kStageBytes);
     const std::byte* from = from_ + std::int64_t{step} * kStageBytes;
-    const int num_bytes = has_panel_ ? depth_of(step) * kPanel * int{sizeof(W)} : 0;
-    for (int i = static_cast<int>(lane_) * 16; i < num_bytes; i += 32 * 16) {
-      copy_16_bytes(to + i, from + i);
+    const int num_bytes = depth_of(step) * kPanel * int{sizeof(W)};
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p) {
+      if (p >= num_panels_) break;
+      for (int i = static_cast<int>(lane_) * 16; i < num_bytes; i += 32 * 16) {
+        copy_16_bytes(to + p * kStageBytes + i, from + p * panel_bytes_ + i);
+      }
     }
     asm volatile("cp.async.commit_group;");
   }
@@ -155,36 +180,40 @@ class TileProduct {
   }
 
   __device__ __forceinline__ void multiply(const float* rows, const std::byte* weights, int depth) {
-    const auto* panel = reinterpret_cast<const W*>(weights);
-    const float* x = rows + lane_ / 16 * kSums;
-#pragma unroll 8
+    const auto* w = reinterpret_cast<const W*>(weights) + lane_ % 8 * kColumns;
+    const float* x = rows + lane_ / 8 * kOwnRows;
+#pragma unroll 4
     for (int k = 0; k < depth; ++k) {
-      const float2 w = load_weights(panel, k, lane_ % 16);
+      float own_x[kOwnRows];
+      load_rows<kOwnRows>(x + k * kTileRows, own_x);
 #pragma unroll
-      for (int r = 0; r < kSums; r += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(x + k * kTileRows + r);
-        add(r, four.x, w);
-        add(r + 1, four.y, w);
-        add(r + 2, four.z, w);
-        add(r + 3, four.w, w);
+      for (int p = 0; p < kPanels; ++p) {
+        float own_w[kColumns];
+        load_weights(w + p * (kStageBytes / int{sizeof(W)}) + k * kPanel, own_w);
+#pragma unroll
+        for (int r = 0; r < kOwnRows; ++r) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            sums_[p][r][c] = __fmaf_rn(own_x[r], own_w[c], sums_[p][r][c]);
+          }
+        }
       }
     }
   }
-  __device__ __forceinline__ void add(int r, float x, float2 w) {
-    sums_[r].x = __fmaf_rn(x, w.x, sums_[r].x);
-    sums_[r].y = __fmaf_rn(x, w.y, sums_[r].y);
-  }
 
   __device__ __forceinline__ void store_sums() const {
-    if (!has_panel_) return;
-    const std::int64_t column = panel_ * kPanel + 2 * (lane_ % 16);
-    const int first = static_cast<int>(lane_ / 16) * kSums;
+    const int first = static_cast<int>(lane_ / 8) * kOwnRows;
 #pragma unroll
-    for (int r = 0; r < kSums; ++r) {
-      if (first + r >= tile_.num_rows) return;
-      const std::int64_t row = (tile_.first_row + first + r) * product_.y_stride;
-      store(row, column, sums_[r].x);
-      store(row, column + 1, sums_[r].y);
+    for (int p = 0; p < kPanels; ++p) {
+      if (p >= num_panels_) return;
+      const std::int64_t column = (panel_ + p) * kPanel + lane_ % 8 * kColumns;
+#pragma unroll
+      for (int r = 0; r < kOwnRows; ++r) {
+        if (first + r >= tile_.num_rows) break;
+        const std::int64_t row = (tile_.first_row + first + r) * product_.y_stride;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) store(row, column + c, sums_[p][r][c]);
+      }
     }
   }
   __device__ __forceinline__ void store(std::int64_t row, std::int64_t column, float sum) const {
@@ -202,14 +231,15 @@ class TileProduct {
   const Tile& tile_;
   std::int64_t panel_;
   unsigned lane_;
-  std::byte* weights_;  // kStages of this warp's panel
+  std::byte* weights_;  // kStages of this warp's panels
   float* rows_;         // twice [kDepth][kTileRows]
-  bool has_panel_;
+  std::int64_t panel_bytes_;
+  int num_panels_;
   const std::byte* from_;
   const X* x_;
   bool is_wide_;
   std::uint32_t words_[kWords];
-  float2 sums_[kSums] = {};
+  float sums_[kPanels][kOwnRows][kColumns] = {};
 };
 
 template <DType kX, DType kW>
@@ -219,8 +249,8 @@ __global__ void __launch_bounds__(kThreads)
   const Tile tile = find_tile(product.ranges, blockIdx.x);
   if (tile.num_rows == 0) return;
   const std::int64_t num_panels = product.num_columns / kPanel;
-  for (std::int64_t panel = std::int64_t{blockIdx.y} * kWarps; panel < num_panels;
-       panel += std::int64_t{gridDim.y} * kWarps) {
+  for (std::int64_t panel = std::int64_t{blockIdx.y} * kPanelsOfBlock; panel < num_panels;
+       panel += std::int64_t{gridDim.y} * kPanelsOfBlock) {
     if (tile.num_rows <= 8) {
       TileProduct<kX, kW, 8>(product, tile, panel, shared).run();
     } else if (tile.num_rows <= 16) {
@@ -235,7 +265,7 @@ template <DType kX, DType kW>
 void launch(const ExpertProduct& product, Stream stream) {
   constexpr std::size_t kSharedBytes = TileProduct<kX, kW, 8>::shared_bytes();
   const std::int64_t num_tiles = product.ranges.max_tiles(kTileRows);
-  const std::int64_t groups = cdiv<std::int64_t>(product.num_columns / kPanel, kWarps);
+  const std::int64_t groups = cdiv<std::int64_t>(product.num_columns / kPanel, kPanelsOfBlock);
   if (num_tiles == 0 || groups == 0) return;
   check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(exact_product_kernel<kX, kW>),
                                   cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -47,8 +47,7 @@ void launch_exact_product(const ExpertProduct& product, Stream stream);
 /// Between the two products of an expert: biases, the activation and its rounding.
 struct ActivationJob {
   RowRanges ranges;
-  const void* gate_up = nullptr;  ///< f32 or bf16; up begins at half a row
-  DType gate_up_dtype = DType::kF32;
+  const float* gate_up = nullptr;  ///< up begins at half a row
   std::int64_t gate_up_stride = 0;
   const float* gate_bias = nullptr;  ///< [experts, width], or absent
   const float* up_bias = nullptr;

@@ -78,7 +78,7 @@ class GpuExperts final : public DeviceExperts {
  private:
   struct Scratch {
     std::byte* elements = nullptr;  // of the rows; then of the activation
-    std::byte* sums = nullptr;
+    float* sums = nullptr;
     float* amax = nullptr;
     std::byte* products = nullptr;
     std::size_t bytes = 0;
@@ -135,15 +135,14 @@ GpuExperts::Scratch GpuExperts::carve(std::int64_t num_rows, DType rows_dtype,
   const std::int64_t of_x =
       takes(rows_dtype) ? 0 : checked_mul(shape_.hidden, bytes_of(products_->element()));
   const std::int64_t of_h = checked_mul(shape_.intermediate, bytes_of(activated_dtype()));
-  const std::int64_t of_sums =
-      checked_mul(gate_up_.num_columns, bytes_of(products_->sum_dtype(intermediate_)));
+  const std::int64_t of_sums = checked_mul(gate_up_.num_columns, bytes_of(DType::kF32));
   Carver carver(base, kAlignment);
   const auto take = [&](std::int64_t row_bytes) {
     return carver.take(static_cast<std::size_t>(checked_mul(num_rows, row_bytes)));
   };
   Scratch scratch;
   scratch.elements = take(std::max(of_x, of_h));
-  scratch.sums = take(of_sums);
+  scratch.sums = reinterpret_cast<float*>(take(of_sums));
   if (rounds_together()) scratch.amax = carver.take_floats(1, shape_.num_experts);
   scratch.products = carver.take(products_->scratch_bytes(shape_.num_experts));
   scratch.bytes = carver.used_bytes();
@@ -217,7 +216,6 @@ void GpuExperts::activate(const RowRanges& ranges, const Scratch& scratch, Strea
   ActivationJob job;
   job.ranges = ranges;
   job.gate_up = scratch.sums;
-  job.gate_up_dtype = products_->sum_dtype(intermediate_);
   job.gate_up_stride = gate_up_.num_columns;
   job.gate_bias = floats_of(gate_bias_);
   job.up_bias = floats_of(up_bias_);
@@ -271,7 +269,7 @@ void GpuExperts::apply(const DeviceExpertRows& input, const TensorView& output,
     first.x_stride = shape_.hidden;
   }
   first.y = scratch.sums;
-  first.y_dtype = products_->sum_dtype(intermediate_);
+  first.y_dtype = DType::kF32;
   first.y_stride = gate_up_.num_columns;
   first.num_outputs = gate_up_.num_columns;
   products_->run(first, stream);

@@ -32,7 +32,6 @@ class ExactProducts final : public DeviceProducts {
   bool has_fixed_order() const override { return true; }
   bool is_capturable(bool) const override { return true; }
   DType element() const override { return DType::kF32; }
-  DType sum_dtype(const QuantScheme&) const override { return DType::kF32; }
   std::size_t scratch_bytes(std::int64_t) const override { return 0; }
 
   DeviceMatrices upload(std::span<const WeightTensor> tensors, DeviceQueue& queue) const override {
@@ -61,16 +60,12 @@ class ExactProducts final : public DeviceProducts {
   }
 };
 
-// bf16 [outputs, depth], as weights are stored. f32 sums are kept as they are only where the
-// activation is quantized: a value on the other side of a coarse step costs more than a bf16 one.
+// bf16 [outputs, depth], as weights are stored.
 class BlasProducts final : public DeviceProducts {
  public:
   bool has_fixed_order() const override { return false; }
   bool is_capturable(bool is_batched) const override { return is_batched; }
   DType element() const override { return DType::kBF16; }
-  DType sum_dtype(const QuantScheme& intermediate) const override {
-    return intermediate.is_quantized() ? DType::kF32 : DType::kBF16;
-  }
   std::size_t scratch_bytes(std::int64_t num_experts) const override {
     return blas_->scratch_bytes(num_experts);
   }

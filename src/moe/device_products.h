@@ -38,8 +38,6 @@ class DeviceProducts {
   virtual bool is_capturable(bool is_batched) const = 0;
   /// What rows that need widening or rounding become; bf16 rows are taken as they are.
   virtual DType element() const = 0;
-  /// Of the sums before the activation.
-  virtual DType sum_dtype(const QuantScheme& intermediate) const = 0;
   virtual std::size_t scratch_bytes(std::int64_t num_experts) const = 0;
 
   /// Errors also: kOutOfMemory.
