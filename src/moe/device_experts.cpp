@@ -99,6 +99,10 @@ class GpuExperts final : public DeviceExperts {
   void widen(const ExpertRows& rows, const RowRanges& ranges, void* to, Stream stream) const;
   void activate(const RowRanges& ranges, const Scratch& scratch, Stream stream) const;
   ExpertProduct product_of(const DeviceMatrices& matrices, const RowRanges& ranges) const;
+  void first_half(const ExpertRows& rows, const RowRanges& ranges, const Scratch& scratch,
+                  Stream stream);
+  void second_half(const TensorView& output, const RowRanges& ranges, const Scratch& scratch,
+                   Stream stream);
 
   std::string name_;
   std::unique_ptr<DeviceProducts> products_;
@@ -241,6 +245,40 @@ ExpertProduct GpuExperts::product_of(const DeviceMatrices& matrices,
   return product;
 }
 
+void GpuExperts::first_half(const ExpertRows& rows, const RowRanges& ranges, const Scratch& scratch,
+                            Stream stream) {
+  ExpertProduct product = product_of(gate_up_, ranges);
+  product.x = rows.rows.data();
+  product.x_dtype = rows.rows.dtype();
+  product.x_stride = rows.rows.stride(0);
+  if (!takes(product.x_dtype)) {
+    widen(rows, ranges, scratch.elements, stream);
+    product.x = scratch.elements;
+    product.x_dtype = products_->element();
+    product.x_stride = shape_.hidden;
+  }
+  product.y = scratch.sums;
+  product.y_dtype = DType::kF32;
+  product.y_stride = gate_up_.num_columns;
+  product.num_outputs = gate_up_.num_columns;
+  products_->run(product, stream);
+  activate(ranges, scratch, stream);
+}
+
+void GpuExperts::second_half(const TensorView& output, const RowRanges& ranges,
+                             const Scratch& scratch, Stream stream) {
+  ExpertProduct product = product_of(down_, ranges);
+  product.x = scratch.elements;
+  product.x_dtype = activated_dtype();
+  product.x_stride = shape_.intermediate;
+  product.y = output.data();
+  product.y_dtype = DType::kBF16;
+  product.y_stride = output.stride(0);
+  product.num_outputs = shape_.hidden;
+  product.bias = floats_of(down_bias_);
+  products_->run(product, stream);
+}
+
 void GpuExperts::apply(const DeviceExpertRows& input, const TensorView& output,
                        const TensorView& workspace, Stream stream) {
   require(is_rows(input.rows) && output.num_dims() == input.rows.num_dims(), Errc::kInvalidArgument,
@@ -253,38 +291,11 @@ void GpuExperts::apply(const DeviceExpertRows& input, const TensorView& output,
   const std::size_t given = workspace.has_value() ? workspace.num_bytes() : 0;
   check_buffers(shape_, rows, flat_output, given, workspace_bytes(input.rows));
   if (ranges.total_rows == 0) return;
-  const DType dtype = rows.rows.dtype();
   const Scratch scratch =
-      carve(ranges.total_rows, dtype, aligned(workspace.as<std::byte>(), kAlignment));
+      carve(ranges.total_rows, rows.rows.dtype(), aligned(workspace.as<std::byte>(), kAlignment));
   products_->begin(ranges, scratch.products, stream);
-
-  ExpertProduct first = product_of(gate_up_, ranges);
-  first.x = rows.rows.data();
-  first.x_dtype = dtype;
-  first.x_stride = rows.rows.stride(0);
-  if (!takes(dtype)) {
-    widen(rows, ranges, scratch.elements, stream);
-    first.x = scratch.elements;
-    first.x_dtype = products_->element();
-    first.x_stride = shape_.hidden;
-  }
-  first.y = scratch.sums;
-  first.y_dtype = DType::kF32;
-  first.y_stride = gate_up_.num_columns;
-  first.num_outputs = gate_up_.num_columns;
-  products_->run(first, stream);
-  activate(ranges, scratch, stream);
-
-  ExpertProduct second = product_of(down_, ranges);
-  second.x = scratch.elements;
-  second.x_dtype = activated_dtype();
-  second.x_stride = shape_.intermediate;
-  second.y = flat_output.data();
-  second.y_dtype = DType::kBF16;
-  second.y_stride = flat_output.stride(0);
-  second.num_outputs = shape_.hidden;
-  second.bias = floats_of(down_bias_);
-  products_->run(second, stream);
+  first_half(rows, ranges, scratch, stream);
+  second_half(flat_output, ranges, scratch, stream);
 }
 
 }  // namespace
