@@ -119,10 +119,13 @@ class Rows {
       if (of.scheme.is_quantized())
         pattern[i] = static_cast<std::uint16_t>(random_bits(2, i) & 0x7777);
     }
-    for (std::size_t at = 0; at < rows_.size_bytes(); at += 2 * pattern.size()) {
-      check_cuda(
-          cudaMemcpy(rows_.data() + at, pattern.data(), 2 * pattern.size(), cudaMemcpyHostToDevice),
-          "rows");
+    // The pattern, then as much again as is there.
+    std::size_t have = 2 * pattern.size();
+    check_cuda(cudaMemcpy(rows_.data(), pattern.data(), have, cudaMemcpyHostToDevice), "rows");
+    for (; have < rows_.size_bytes(); have *= 2) {
+      check_cuda(cudaMemcpy(rows_.data() + have, rows_.data(),
+                            std::min(have, rows_.size_bytes() - have), cudaMemcpyDeviceToDevice),
+                 "rows");
     }
     const std::vector<float> ones(scales_.size_bytes() / 4, 0.01f);
     std::vector<std::int64_t> first;
