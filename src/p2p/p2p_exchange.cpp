@@ -219,8 +219,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   ExchangeBase base;
   base.layout = layout_;
   base.ownership = KernelOwnership(shape_.ownership);
+  PeerTable windows{};
   for (int r = 0; r < group_.size(); ++r) {
-    base.windows.base[r] = window_->base(r) + index * layout_.total_bytes;
+    windows.base[r] = window_->base(r) + index * layout_.total_bytes;
   }
   base.rank = group_.rank();
   base.num_topk = config_.num_topk;
@@ -231,6 +232,8 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   DispatchArgs& dispatch = channel.dispatch;
   static_cast<ExchangeBase&>(dispatch) = base;
   static_cast<ExchangeBase&>(channel.combine) = base;
+  dispatch.windows = windows;
+  channel.combine.windows = windows;
   const ScaleBlocks scales = scale_blocks(config_, shape_, group_.rank(), shape_.max_buffer_rows);
   const bool is_batched = config_.layout == Layout::kBatched;
   dispatch.scheme = config_.scheme;
@@ -240,6 +243,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   dispatch.capacity = is_batched ? shape_.receive.capacity : shape_.max_buffer_rows;
   dispatch.row_alignment = config_.expert_alignment;
   dispatch.scale_block = scales.block;
+  dispatch.scales_are_tiled = scales.block.layout == ScaleLayout::kSwizzled;
+  dispatch.scale_row_step = scales.block.index(1, 0) * scales.block.element_bytes;
+  dispatch.scale_step = scales.block.index(0, 1) * scales.block.element_bytes;
   dispatch.scales_per_piece = scales_per_piece(config_.scheme);
   const std::int64_t units_per_piece = layout_.shape.piece_scale_bytes / 16;
   const std::int64_t last = shape_.num_scales % dispatch.scales_per_piece;
