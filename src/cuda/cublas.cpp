@@ -30,8 +30,8 @@ cudaDataType_t type_of(DType dtype) { return dtype == DType::kF32 ? CUDA_R_32F :
 
 class Cublas final : public ExpertBlas {
  public:
-  Cublas() : api_(cublas_api()) {
-    check_cublas(api_.create(&handle_), "cublasCreate");
+  explicit Cublas(const std::string& path) : api_(cublas_api(path)) {
+    check_cublas(api_, api_.create(&handle_), "cublasCreate");
     api_.set_math_mode(handle_, kCublasWholePrecisionReduction);
   }
   ~Cublas() override { api_.destroy(handle_); }
@@ -73,8 +73,8 @@ void Cublas::begin(const RowRanges& ranges, std::byte* scratch, Stream stream) {
   stream_ = stream.get();
   pointers_ = scratch + kWorkspaceBytes;
   slot_ = 0;
-  check_cublas(api_.set_stream(handle_, stream_), "cublasSetStream");
-  check_cublas(api_.set_workspace(handle_, scratch, kWorkspaceBytes), "cublasSetWorkspace");
+  check_cublas(api_, api_.set_stream(handle_, stream_), "cublasSetStream");
+  check_cublas(api_, api_.set_workspace(handle_, scratch, kWorkspaceBytes), "cublasSetWorkspace");
   rows_.clear();
   if (ranges.first_row != nullptr) read_counts(ranges);
 }
@@ -113,6 +113,7 @@ void Cublas::multiply_batch(const ExpertProduct& p, float beta) {
   const float alpha = 1.0f;
   const std::int64_t capacity = p.ranges.capacity;
   check_cublas(
+      api_,
       api_.gemm_strided(handle_, kCublasTranspose, kCublasKeep, narrow(p.num_outputs),
                         narrow(capacity), narrow(p.depth), &alpha, p.weights, CUDA_R_16BF,
                         narrow(p.depth), p.num_outputs * p.depth, p.x, CUDA_R_16BF,
@@ -135,7 +136,8 @@ void Cublas::multiply_each(const ExpertProduct& p, float beta) {
   for (std::size_t e = 0; e < rows_.size(); ++e) {
     if (rows_[e].count == 0) continue;
     const Matrices at = matrices_of(p, e);
-    check_cublas(api_.gemm(handle_, kCublasTranspose, kCublasKeep, narrow(p.num_outputs),
+    check_cublas(api_,
+                 api_.gemm(handle_, kCublasTranspose, kCublasKeep, narrow(p.num_outputs),
                            narrow(rows_[e].count), narrow(p.depth), &alpha, at.weights, CUDA_R_16BF,
                            narrow(p.depth), at.x, CUDA_R_16BF, narrow(p.x_stride), &beta, at.y,
                            type_of(p.y_dtype), narrow(p.y_stride), kCublasCompute32F,
@@ -177,7 +179,8 @@ void Cublas::multiply_groups(const ExpertProduct& p, float beta) {
   const auto all = [&](std::int64_t value) { return std::vector<int>(size, narrow(value)); };
   const std::vector<float> alphas(size, 1.0f);
   const std::vector<float> betas(size, beta);
-  check_cublas(api_.gemm_grouped(handle_, all(kCublasTranspose).data(), all(kCublasKeep).data(),
+  check_cublas(api_,
+               api_.gemm_grouped(handle_, all(kCublasTranspose).data(), all(kCublasKeep).data(),
                                  all(p.num_outputs).data(), counts.data(), all(p.depth).data(),
                                  alphas.data(), table, CUDA_R_16BF, all(p.depth).data(),
                                  table + size, CUDA_R_16BF, all(p.x_stride).data(), betas.data(),
@@ -189,6 +192,8 @@ void Cublas::multiply_groups(const ExpertProduct& p, float beta) {
 
 }  // namespace
 
-std::unique_ptr<ExpertBlas> make_cublas() { return std::make_unique<Cublas>(); }
+std::unique_ptr<ExpertBlas> make_cublas(const std::string& path) {
+  return std::make_unique<Cublas>(path);
+}
 
 }  // namespace switchyard

@@ -7,21 +7,19 @@
 #include <vector>
 
 #include "core/fail.h"
-#include "core/settings.h"
 
 namespace switchyard {
 namespace {
 
-std::vector<std::string> candidates() {
-  const std::string asked = setting("SWITCHYARD_CUBLAS").text;
+std::vector<std::string> candidates(const std::string& asked) {
   if (!asked.empty()) return {asked};
   return {"libcublas.so.13", "libcublas.so.12"};
 }
 
 // It stays loaded: the program itself may use it.
-void* open_library(std::string& path) {
+void* open_library(const std::string& asked, std::string& path) {
   std::string why;
-  for (const std::string& candidate : candidates()) {
+  for (const std::string& candidate : candidates(asked)) {
     path = candidate;
     if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
     why += (why.empty() ? "" : "; ") + std::string(dlerror());
@@ -33,8 +31,10 @@ void* open_library(std::string& path) {
 }
 
 struct Library {
+  explicit Library(const std::string& asked) : handle(open_library(asked, path)) {}
+
   std::string path;
-  void* handle = open_library(path);
+  void* handle;
 
   template <typename Function>
   bool find(Function& function, const char* name) const {
@@ -47,8 +47,8 @@ struct Library {
   }
 };
 
-CublasApi load() {
-  const Library library;
+CublasApi load(const std::string& path) {
+  const Library library(path);
   CublasApi api;
   library.need(api.create, "cublasCreate_v2");
   library.need(api.destroy, "cublasDestroy_v2");
@@ -64,14 +64,14 @@ CublasApi load() {
 
 }  // namespace
 
-const CublasApi& cublas_api() {
-  static const CublasApi api = load();
+const CublasApi& cublas_api(const std::string& path) {
+  static const CublasApi api = load(path);
   return api;
 }
 
-void check_cublas(CublasStatus status, const char* what) {
+void check_cublas(const CublasApi& api, CublasStatus status, const char* what) {
   if (status == kCublasSuccess) return;
-  fail(Errc::kSystem, "{}: cuBLAS says {}", what, cublas_api().status_string(status));
+  fail(Errc::kSystem, "{}: cuBLAS says {}", what, api.status_string(status));
 }
 
 }  // namespace switchyard

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cuda_runtime_api.h>
 #include <library_types.h>
+#include <string>
 
 namespace switchyard {
 
@@ -46,11 +47,11 @@ struct CublasApi {
                                int compute) = nullptr;
 };
 
-/// From the path of SWITCHYARD_CUBLAS, else libcublas.so.13 or libcublas.so.12 where the system
-/// looks. Errors: kNotAvailable: what was looked for.
-const CublasApi& cublas_api();
+/// From `path`, or, when it is empty, libcublas.so.13 or libcublas.so.12 where the system looks.
+/// The first call that succeeds decides. Errors: kNotAvailable: what was looked for.
+const CublasApi& cublas_api(const std::string& path);
 
 /// Throws unless `status` is success. Errors: kSystem.
-void check_cublas(CublasStatus status, const char* what);
+void check_cublas(const CublasApi& api, CublasStatus status, const char* what);
 
 }  // namespace switchyard

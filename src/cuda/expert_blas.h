@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "switchyard/stream.h"
 
@@ -35,7 +36,7 @@ class ExpertBlas {
   virtual void multiply(const ExpertProduct& product, bool adds) = 0;
 };
 
-/// By cuBLAS, its largest workspace from the caller. Errors: kNotAvailable, kSystem.
-std::unique_ptr<ExpertBlas> make_cublas();
+/// By cuBLAS of this path, or empty (cuda/cublas_api.h). Errors: kNotAvailable, kSystem.
+std::unique_ptr<ExpertBlas> make_cublas(const std::string& path);
 
 }  // namespace switchyard

@@ -44,7 +44,8 @@ struct CudaModule {
   void (*exact_product)(const ExpertProduct&, Stream) = nullptr;
   void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
   void (*fill_bias)(const BiasJob&, Stream) = nullptr;
-  std::unique_ptr<ExpertBlas> (*make_blas)() = nullptr;
+  /// `path`: the setting SWITCHYARD_CUBLAS.
+  std::unique_ptr<ExpertBlas> (*make_blas)(const std::string& path) = nullptr;
 
   // The permute family (cuda/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;

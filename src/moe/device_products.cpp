@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/bytes.h"
+#include "core/settings.h"
 #include "device/cuda_module.h"
 #include "quant/rows.h"
 
@@ -107,7 +108,7 @@ class BlasProducts final : public DeviceProducts {
   }
 
  private:
-  std::unique_ptr<ExpertBlas> blas_ = cuda_module().make_blas();
+  std::unique_ptr<ExpertBlas> blas_ = cuda_module().make_blas(setting("SWITCHYARD_CUBLAS").text);
 };
 
 }  // namespace
