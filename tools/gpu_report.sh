@@ -55,7 +55,7 @@ for layout in expanded batched; do
 done
 bench dispatch --graph --baseline nccl --tokens $tokens --op dispatch
 bench combine --graph --baseline nccl --tokens $tokens --op combine
-for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device device_exchange; do
+for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device device_exchange device_experts; do
   [ -x "$bin/${test}_test" ] && step "test-$test" 80 "$bin/${test}_test" --gtest_output="json:$out/test-$test.json"
 done
 bench events --baseline nccl --tokens $tokens --op pair

@@ -11,6 +11,8 @@
 #include "switchyard/error.h"
 #include "switchyard/stream.h"
 
+#include "cuda/expert_blas.h"
+#include "cuda/expert_kernels.h"
 #include "cuda/permute.h"
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
@@ -27,8 +29,8 @@ struct DequantizeJob;
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
-  /// Of GPU (index mod number of GPUs), which becomes current for the calling thread. Errors:
-  /// kNotAvailable.
+  /// Of GPU (index mod number of GPUs), which becomes current for the calling thread; below 0: of
+  /// the one that is. Errors: kNotAvailable.
   std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;
   std::unique_ptr<DeviceExchangeBackend> (*make_exchange)(
       const Group& group, const ExchangeConfig& config,
@@ -37,6 +39,13 @@ struct CudaModule {
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
   void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
   void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
+
+  // Experts (cuda/expert_kernels.h, cuda/expert_blas.h).
+  void (*exact_product)(const ExpertProduct&, Stream) = nullptr;
+  void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
+  void (*fill_bias)(const BiasJob&, Stream) = nullptr;
+  /// `path`: the setting SWITCHYARD_CUBLAS.
+  std::unique_ptr<ExpertBlas> (*make_blas)(const std::string& path) = nullptr;
 
   // The permute family (cuda/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;

@@ -95,6 +95,18 @@ TEST(ExpertWeightsTest, EveryFormatEqualsTheOracleOverOddSizes) {
   }
 }
 
+TEST(WeightReaderTest, OneExpertAloneReadsTheSame) {
+  for (const WeightFormat& format : kFormats) {
+    const test::Weight weight(format, 3, 6, 10, 1);
+    const WeightTensor all{weight.values, weight.scales, format.block, weight.alpha};
+    for (std::int64_t e = 0; e < 3; ++e) {
+      for (std::int64_t n = 0; n < 6; ++n) {
+        EXPECT_EQ(read_row(all.of_expert(e), 0, n), read_row(all, e, n)) << name_of(format.dtype);
+      }
+    }
+  }
+}
+
 TEST(ExpertWeightsTest, OnlyBF16StaysNarrow) {
   const auto bytes_of = [](const WeightFormat& format) {
     const test::Weight weight(format, 1, 32, 64, 1);
