@@ -47,7 +47,9 @@ struct StressShape {
   SWITCHYARD_HOST_DEVICE constexpr std::int32_t num_experts() const {
     return num_ranks * num_local;
   }
-  SWITCHYARD_HOST_DEVICE constexpr bool is_compact() const { return layout == Layout::kCompact; }
+  SWITCHYARD_HOST_DEVICE constexpr bool has_row_a_token() const {
+    return layout == Layout::kCompact || layout == Layout::kByRank;
+  }
   /// Of a token as it is given, and of a row as it arrives.
   SWITCHYARD_HOST_DEVICE constexpr std::int32_t token_bytes() const {
     return form == StressForm::kStored      ? hidden
