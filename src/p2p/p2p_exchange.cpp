@@ -12,6 +12,7 @@
 #include "cuda/grid.h"
 #include "cuda/wire_form.h"
 #include "p2p/heap.h"
+#include "p2p/stream_queues.h"
 
 namespace switchyard {
 namespace {
@@ -81,23 +82,6 @@ void require_sizes(const ExchangeConfig& config, const ExchangeShape& shape) {
           "device exchange: hidden is {}, must be at most {}", config.hidden, kMaxHidden);
 }
 
-// A process has so many hardware queues on a GPU. Streams that share one stand in line: a kernel
-// would wait there behind one of another rank, which waits for it.
-void require_queues(const DeviceWindow& window, int max_in_flight) {
-  constexpr int kDefaultQueues = 8;
-  constexpr int kMostQueues = 32;
-  if (window.kind() != HeapKind::kSameProcess || !window.is_shared_gpu()) return;
-  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const int asked = text == nullptr ? 0 : std::atoi(text);
-  const int num_queues = asked >= 1 && asked <= kMostQueues ? asked : kDefaultQueues;
-  const std::int64_t num_streams = std::int64_t{window.ranks_on_gpu()} * max_in_flight;
-  require(num_streams <= num_queues, Errc::kNotAvailable,
-          "device exchange: {} ranks of this process share a GPU with {} in flight each, but it "
-          "takes kernels of {} streams at once; set CUDA_DEVICE_MAX_CONNECTIONS to {} (at most {}) "
-          "before CUDA is used, or start ranks as processes",
-          window.ranks_on_gpu(), max_in_flight, num_queues, num_streams, kMostQueues);
-}
-
 PushLayout make_layout(const ExchangeConfig& config, const ExchangeShape& shape, int num_ranks) {
   PushShape push;
   push.max_tokens = config.max_tokens_per_rank;
@@ -152,7 +136,11 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
 }
 
 void P2pExchange::prepare_memory() {
-  require_queues(*window_, config_.max_in_flight);
+  if (window_->kind() == HeapKind::kSameProcess) {
+    const std::string obstacle = queue_obstacle(window_->ranks_on_gpu(), config_.max_in_flight,
+                                                std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    require(obstacle.empty(), Errc::kNotAvailable, "device exchange: {}", obstacle);
+  }
   words_ = PinnedBuffer(sizeof(WatchWords));
   failed_ = DeviceBuffer(sizeof(std::uint32_t));
   watch_.record = &words_.as<WatchWords>()->record;
