@@ -256,8 +256,7 @@ __device__ void check_routing(const StressShape& s, const StressRow& row, const 
   }
   for (int k = lane_id(); k < s.num_topk; k += kWarp) {
     const std::int64_t at = std::int64_t{row.row} * s.num_topk + k;
-    const int local = stress_id(s, count.step, row.source, row.token, k) - s.rank * s.num_local;
-    const int want = local >= 0 && local < s.num_local ? local : -1;
+    const int want = stress_row_id(s, count.step, row.source, row.token, k);
     count.compare(StressPart::kId, static_cast<std::uint32_t>(want),
                   static_cast<std::uint32_t>(got.ids[at]), 4, row, k);
     const float weight = stress_weight(s, count.step, row.source, row.token, k);

@@ -141,6 +141,16 @@ SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_id(const StressShape& s, st
   }
 }
 
+/// Choice k as a layout with a row a token shows it: kCompact knows local experts only.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_row_id(const StressShape& s,
+                                                            std::uint32_t step, int source,
+                                                            int token, int k) {
+  const std::int32_t id = stress_id(s, step, source, token, k);
+  if (s.layout != Layout::kCompact) return id;
+  const std::int32_t local = id - s.rank * s.num_local;
+  return id >= 0 && local >= 0 && local < s.num_local ? local : -1;
+}
+
 /// 1, 2, -1 or -2.
 SWITCHYARD_HOST_DEVICE constexpr float stress_weight(const StressShape& s, std::uint32_t step,
                                                      int source, int token, int k) {
