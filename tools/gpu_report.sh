@@ -55,12 +55,14 @@ for layout in expanded batched; do
 done
 bench dispatch --graph --baseline nccl --tokens $tokens --op dispatch
 bench combine --graph --baseline nccl --tokens $tokens --op combine
-for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device device_exchange device_experts; do
+for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device device_exchange \
+  device_deadlock device_experts; do
   [ -x "$bin/${test}_test" ] && step "test-$test" 80 "$bin/${test}_test" --gtest_output="json:$out/test-$test.json"
 done
 bench events --baseline nccl --tokens $tokens --op pair
 bench bf16 --graph --baseline nccl --tokens $tokens --op pair --scheme none
 bench large --graph --baseline nccl --tokens 512,4096 --op pair --runs 30
 bench sms --graph --tokens 128 --op pair --sms 8,16,32,64 --runs 30
+step stress 60 "$bin/exchange_stress" --seconds 40
 step check 60 "$bin/switchyard" check --quick --json "$out/check.json"
 exit $failed

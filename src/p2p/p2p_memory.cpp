@@ -14,6 +14,7 @@
 #include "cuda/check.h"
 #include "cuda/wire_form.h"
 #include "p2p/p2p_exchange.h"
+#include "p2p/stream_queues.h"
 #include "p2p/wait_failure.h"
 
 namespace switchyard {
@@ -93,6 +94,12 @@ void start_count(std::uint64_t* counter) {
 }  // namespace
 
 void P2pExchange::prepare_memory() {
+  if (window_->kind() == HeapKind::kSameProcess) {
+    const std::string obstacle =
+        queue_obstacle(window_->ranks_on_gpu(), shape_.config.max_in_flight,
+                       std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    require(obstacle.empty(), Errc::kNotAvailable, "device exchange: {}", obstacle);
+  }
   require_queues(*window_, shape_.config.max_in_flight);
   words_ = PinnedBuffer(sizeof(WatchWords));
   failed_ = DeviceBuffer(sizeof(std::uint32_t));

@@ -268,6 +268,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--by-turns", options.stress.by_turns,
                "no kernel starts before those that it waits for have ended");
   app.add_flag("--inject", options.stress.injects, "spoil bytes, which must be found");
+  app.add_option("--timeout", options.stress.timeout_ms, "longest wait of a kernel in ms");
   app.add_flag("--list", options.list, "names of the cases");
 }
 

@@ -78,16 +78,16 @@ std::vector<StressCase> stress_cases(int num_ranks, std::uint32_t seed, bool is_
   // The many rows and the many pairs.
   StressCase rows = make(kExpanded, Reduce::kPerRank, StressForm::kStored, 128, 4096);
   rows.uses_graph = true;
-  rows.share = 12;
+  rows.share = 7;
   cases.push_back(rows);
   StressCase pairs = make(kBatched, Reduce::kPerRank, StressForm::kStored, 512, 8);
   pairs.uses_graph = true;
-  pairs.share = 14;
+  pairs.share = 30;
   cases.push_back(pairs);
   StressCase linked = pairs;
   linked.shape.form = StressForm::kPlain;
   linked.programmatic = true;
-  linked.share = 4;
+  linked.share = 10;
   cases.push_back(linked);
   for (const Layout layout : {kBatched, kExpanded, kCompact}) {
     add_ways(layout, Reduce::kPerRank, cases);

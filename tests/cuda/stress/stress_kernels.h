@@ -87,6 +87,8 @@ struct StressLaunch {
   cudaStream_t stream = nullptr;
 };
 
+/// Loads all kernels: a first launch would wait for kernels that run, which may wait for it.
+void load_stress_kernels();
 /// Tokens, scales, ids and weights of this rank; the plan of what must come.
 void launch_make(const StressShape& shape, const StressStep& step, const StressInput& input,
                  const StressPlan& plan, const StressLaunch& launch);

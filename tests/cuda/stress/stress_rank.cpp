@@ -16,7 +16,6 @@ constexpr std::size_t kNumGraphs = 8;
 constexpr int kGraphsAtOnce = 16;
 constexpr std::uint32_t kStepsByCalls = 16;
 constexpr std::uint32_t kStepsByTurns = 4;
-constexpr std::int64_t kTimeoutMs = 15'000;
 constexpr std::size_t kSweptBytes = std::size_t{80} << 20;  // more than the L2 cache
 
 int attribute(cudaDeviceAttr which) {
@@ -29,14 +28,14 @@ int attribute(cudaDeviceAttr which) {
 
 // Lanes must fit on the GPU together. Ranks that share it leave most of it to the kernels of this
 // test: those of a rank must find room while its peers wait for it.
-DeviceExchangeOptions options_of(const StressCase& c) {
+DeviceExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   int num_gpus = 1;
   check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
   const int sharing = (c.shape.num_ranks + num_gpus - 1) / num_gpus;
   const int most = kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
   DeviceExchangeOptions options;
   options.programmatic_launch = c.programmatic;
-  options.timeout_ms = kTimeoutMs;
+  options.timeout_ms = wanted.timeout_ms;
   if (c.num_lanes > 1) options.num_ctas = most;
   if (sharing > 1) options.num_ctas = std::max(3, most / sharing / 4);
   return options;
@@ -96,9 +95,12 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
   check_cuda(cudaMemset(swept_.data(), 0, swept_.size_bytes()), "cudaMemset");
   check_cuda(cudaMemcpy(tensor_scale_.data(), &one, sizeof(one), cudaMemcpyHostToDevice),
              "cudaMemcpy");
+  load_stress_kernels();
   check_cuda(cudaDeviceSynchronize(), "exchange_stress");
-  exchange_ = std::make_unique<DeviceExchange>(group, config, options_of(case_));
-  if (case_.uses_graph && !options_.by_turns) capture();
+  exchange_ = std::make_unique<DeviceExchange>(group, config, options_of(case_, options_));
+  // A graph with branches takes queues of the GPU that nobody counts.
+  const bool has_queues = lanes_.size() == 1 || !exchange_->is_shared_gpu();
+  if (case_.uses_graph && has_queues && !options_.by_turns) capture();
   group_.barrier();
 }
 

@@ -16,6 +16,7 @@ namespace switchyard::test {
 struct StressOptions {
   bool by_turns = false;  ///< no kernel is launched before those that it needs have ended
   bool injects = false;   ///< spoils bytes, which must be found
+  std::int64_t timeout_ms = 30'000;  ///< of kernels
 };
 
 class StressRank {

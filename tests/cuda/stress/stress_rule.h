@@ -47,7 +47,9 @@ struct StressShape {
   SWITCHYARD_HOST_DEVICE constexpr std::int32_t num_experts() const {
     return num_ranks * num_local;
   }
-  SWITCHYARD_HOST_DEVICE constexpr bool is_compact() const { return layout == Layout::kCompact; }
+  SWITCHYARD_HOST_DEVICE constexpr bool has_row_a_token() const {
+    return layout == Layout::kCompact || layout == Layout::kByRank;
+  }
   /// Of a token as it is given, and of a row as it arrives.
   SWITCHYARD_HOST_DEVICE constexpr std::int32_t token_bytes() const {
     return form == StressForm::kStored      ? hidden
@@ -137,6 +139,16 @@ SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_id(const StressShape& s, st
     case 15: return other % 8 < 3 ? -1 : static_cast<std::int32_t>(uniform);
     default: return static_cast<std::int32_t>(uniform);
   }
+}
+
+/// Choice k as a layout with a row a token shows it: kCompact knows local experts only.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_row_id(const StressShape& s,
+                                                            std::uint32_t step, int source,
+                                                            int token, int k) {
+  const std::int32_t id = stress_id(s, step, source, token, k);
+  if (s.layout != Layout::kCompact) return id;
+  const std::int32_t local = id - s.rank * s.num_local;
+  return id >= 0 && local >= 0 && local < s.num_local ? local : -1;
 }
 
 /// 1, 2, -1 or -2.

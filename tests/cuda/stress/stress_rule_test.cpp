@@ -113,15 +113,13 @@ class RuleRank {
           << case_.name;
     }
     for (int k = 0; k < shape_.num_topk; ++k) {
-      if (!shape_.is_compact() && k != from.k) continue;
-      const std::int64_t at = shape_.is_compact() ? from.row * shape_.num_topk + k : from.row;
+      if (!shape_.has_row_a_token() && k != from.k) continue;
+      const std::int64_t at = shape_.has_row_a_token() ? from.row * shape_.num_topk + k : from.row;
       ASSERT_EQ(get<float>(got.topk_weights, at),
                 stress_weight(shape_, step_, from.rank, static_cast<int>(from.token), k));
-      if (!shape_.is_compact()) continue;
-      const int local = stress_id(shape_, step_, from.rank, static_cast<int>(from.token), k) -
-                        shape_.rank * shape_.num_local;
+      if (!shape_.has_row_a_token()) continue;
       ASSERT_EQ(get<std::int32_t>(got.topk_ids, at),
-                local >= 0 && local < shape_.num_local ? local : -1);
+                stress_row_id(shape_, step_, from.rank, static_cast<int>(from.token), k));
     }
   }
 
@@ -131,7 +129,7 @@ class RuleRank {
     const std::int64_t num_rows = got.experts.rows.num_elements() / shape_.hidden;
     std::vector<std::uint16_t> results(static_cast<std::size_t>(num_rows) * hidden);
     for (const RowOrigin& from : origins) {
-      const int k = shape_.is_compact() ? shape_.rank : static_cast<int>(from.k);
+      const int k = shape_.has_row_a_token() ? shape_.rank : static_cast<int>(from.k);
       for (std::size_t h = 0; h < hidden; ++h) {
         const std::uint32_t four = four_results(key, from.rank, static_cast<int>(from.token), k,
                                                 static_cast<std::uint32_t>(h / 4));
@@ -157,13 +155,13 @@ class RuleRank {
       const int id = stress_id(shape_, step_, shape_.rank, token, k);
       if (id < 0) continue;
       const int rank = id / shape_.num_local;
-      if (shape_.is_compact() && (ranks >> rank & 1) != 0) continue;
+      if (shape_.has_row_a_token() && (ranks >> rank & 1) != 0) continue;
       ranks |= 1u << rank;
       const std::uint32_t four =
-          four_results(key, shape_.rank, token, shape_.is_compact() ? rank : k,
+          four_results(key, shape_.rank, token, shape_.has_row_a_token() ? rank : k,
                        static_cast<std::uint32_t>(h / 4));
       const float weight =
-          shape_.is_compact() ? 1.0f : stress_weight(shape_, step_, shape_.rank, token, k);
+          shape_.has_row_a_token() ? 1.0f : stress_weight(shape_, step_, shape_.rank, token, k);
       sum += static_cast<int>(weight) * result_of(four, static_cast<std::uint32_t>(h));
     }
     return sum;
@@ -178,7 +176,12 @@ class RuleRank {
 };
 
 TEST(StressRuleTest, IsWhatTheCpuExchangeDoes) {
-  for (StressCase c : stress_cases(kNumRanks, 1, true)) {
+  std::vector<StressCase> cases = stress_cases(kNumRanks, 1, true);
+  StressCase by_rank = cases.back();
+  ASSERT_EQ(by_rank.shape.layout, Layout::kCompact);
+  by_rank.shape.layout = Layout::kByRank;  // where it is not on GPUs the rule holds already
+  cases.push_back(by_rank);
+  for (StressCase c : cases) {
     c.shape.max_tokens = 9;
     c.shape.hidden = 256;
     run_ranks(kNumRanks, [&](const Group& group) {

@@ -10,6 +10,25 @@
 namespace switchyard::measure {
 namespace {
 
+// Adds what a copy would take.
+class KnownQueue final : public DeviceQueue {
+ public:
+  explicit KnownQueue(double& us) : us_(us) {}
+
+  Stream stream() override { return nullptr; }
+  std::size_t free_bytes() override { return 0; }
+  DeviceMemory allocate(std::size_t) override { return std::make_shared<std::byte>(); }
+  void copy(void*, const void*, std::size_t) override {}
+  void copy_async(void*, const void*, std::size_t bytes, Stream) override {
+    us_ += 2 * static_cast<double>(bytes) * 1e-3 / 3000;
+  }
+  void fill(void*, int, std::size_t) override {}
+  void wait() override {}
+
+ private:
+  double& us_;
+};
+
 // Each piece of work adds what it would take. `slowness`: of this rank.
 class KnownMeter final : public DeviceMeter {
  public:
@@ -18,10 +37,7 @@ class KnownMeter final : public DeviceMeter {
   const char* heap() const override { return "none"; }
   int ranks_on_gpu() const override { return 1; }
   int num_ctas(int num_sms) const override { return num_sms == 0 ? 40 : 2 * num_sms; }
-  std::size_t free_bytes() const override { return 0; }
-  DeviceMemory allocate(std::size_t) override { return std::make_shared<std::byte>(); }
-  void copy(void*, const void*, std::size_t) override {}
-  void fill(void*, int, std::size_t) override {}
+  DeviceQueue& queue() override { return queue_; }
   void run(const DeviceWork& work) override { work(nullptr); }
   DeviceWork capture(const DeviceWork& work) override { return work; }
   double time_us(const DeviceWork& work) override {
@@ -37,9 +53,6 @@ class KnownMeter final : public DeviceMeter {
   void touch_rows(std::byte*, std::size_t, int num_rows, Stream) override {
     us_ += 1.25 * num_rows;
   }
-  void copy_async(void*, const void*, std::size_t bytes, Stream) override {
-    us_ += 2 * static_cast<double>(bytes) * 1e-3 / 3000;
-  }
   void launch_nothing(Stream) override { us_ += 0.75; }
   std::string why_no_nccl() const override { return "none here"; }
   std::string join_nccl() override { return "none here"; }
@@ -51,6 +64,7 @@ class KnownMeter final : public DeviceMeter {
  private:
   double slowness_;
   double us_ = 0;
+  KnownQueue queue_{us_};
 };
 
 double value_of(const FloorModel& floor, const std::string& name) {
