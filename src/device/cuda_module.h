@@ -11,6 +11,8 @@
 #include "switchyard/error.h"
 #include "switchyard/stream.h"
 
+#include "cuda/expert_blas.h"
+#include "cuda/expert_kernels.h"
 #include "cuda/layer_rows.h"
 #include "cuda/permute.h"
 #include "device/device_exchange_backend.h"
@@ -38,6 +40,12 @@ struct CudaModule {
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
   void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
   void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
+
+  // Experts (cuda/expert_kernels.h, cuda/expert_blas.h).
+  void (*exact_product)(const ExpertProduct&, Stream) = nullptr;
+  void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
+  void (*fill_bias)(const BiasJob&, Stream) = nullptr;
+  std::unique_ptr<ExpertBlas> (*make_blas)() = nullptr;
 
   // The permute family (cuda/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;

@@ -6,6 +6,8 @@
 #include "switchyard/version.h"
 
 #include "cuda/check.h"
+#include "cuda/expert_blas.h"
+#include "cuda/expert_kernels.h"
 #include "cuda/layer_rows.h"
 #include "cuda/permute.h"
 #include "cuda/quantize.h"
@@ -40,6 +42,10 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .describe_devices = describe_devices,
       .quantize = launch_quantize,
       .dequantize = launch_dequantize,
+      .exact_product = launch_exact_product,
+      .activate_rows = launch_activation,
+      .fill_bias = launch_fill_bias,
+      .make_blas = make_cublas,
       .map_choices = cuda::map_choices,
       .scatter_rows = cuda::scatter_rows,
       .copy_rows = cuda::copy_rows,
