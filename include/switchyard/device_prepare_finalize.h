@@ -113,8 +113,8 @@ class SWITCHYARD_API DevicePrepareFinalize {
   /// As DeviceExchange.
   virtual const char* heap() const = 0;
   virtual bool is_shared_gpu() const = 0;
-  /// Of the GPU, beside what the exchanges take.
-  virtual std::size_t scratch_bytes() const = 0;
+  /// What this rank takes of its GPU; receive_bytes with the scratch of the class.
+  virtual ExchangeMemory memory() const = 0;
 
   /// As PrepareFinalize. Before the first prepare. Collective; may take memory.
   virtual void post_init_setup(const DeviceExperts& experts) = 0;

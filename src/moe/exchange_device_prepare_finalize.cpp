@@ -411,6 +411,17 @@ void ExchangeDevicePrepareFinalize::abandon(int micro_batch, const std::string& 
   batch.is_busy = false;
 }
 
+ExchangeMemory ExchangeDevicePrepareFinalize::memory() const {
+  ExchangeMemory memory{0, tensors_.size_bytes()};
+  for (const auto& exchange : exchanges_) {
+    if (exchange == nullptr) continue;
+    const ExchangeMemory own = exchange->memory();
+    memory.window_bytes += own.window_bytes;
+    memory.receive_bytes += own.receive_bytes;
+  }
+  return memory;
+}
+
 void ExchangeDevicePrepareFinalize::check() const {
   for (const auto& exchange : exchanges_) {
     if (exchange != nullptr) exchange->check();

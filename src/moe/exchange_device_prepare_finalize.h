@@ -47,7 +47,7 @@ class ExchangeDevicePrepareFinalize final : public DevicePrepareFinalize {
   }
   const char* heap() const override { return exchanges_[0]->heap(); }
   bool is_shared_gpu() const override { return exchanges_[0]->is_shared_gpu(); }
-  std::size_t scratch_bytes() const override { return tensors_.size_bytes(); }
+  ExchangeMemory memory() const override;
 
   void post_init_setup(const DeviceExperts& experts) override;
   Pending<DevicePrepared> prepare_async(const DevicePrepareArguments& arguments, Stream stream,
