@@ -54,6 +54,8 @@ DeviceArrivedRows::DeviceArrivedRows(const ExchangeConfig& wire,
   const bool narrows = wire_.is_quantized() && !wire_.is_simulated();
   if (narrows) narrow_ = tensors.take(DType::kBF16, {num_rows, hidden_});
   if (narrows && scheme_ == schemes::kNone) return;
+  all_rows_ =
+      tensors.take_copy<std::int32_t>(DType::kI32, {1}, {static_cast<std::int32_t>(num_rows)});
   rows_ = tensors.take(stored_dtype(scheme_), {num_experts_, capacity_, hidden_});
   if (!scheme_.is_quantized() || scheme_.is_simulated()) return;
   if (scheme_.group == ScaleGroup::kTensor) {
@@ -99,15 +101,8 @@ void DeviceArrivedRows::quantize(const TensorView& counts, DeviceExpertRows& exp
   if (!rows_.has_value()) return;
   const bool takes_scale = scheme_.group == ScaleGroup::kTensor || scheme_.needs_tensor_scale();
   const TensorView given = takes_scale ? static_scale_ : TensorView();
-  if (counts.has_value()) {
-    quantize_batched(shaped(from, true), counts, scheme_, shaped(rows_, true), scales_, stream,
-                     given);
-  } else {
-    const bool is_tensor = scheme_.group == ScaleGroup::kTensor;
-    const TensorView scales =
-        is_tensor ? TensorView(scales_.data(), DType::kF32, {1}) : flat_scales();
-    switchyard::quantize(from, scheme_, shaped(rows_, false), scales, stream, given);
-  }
+  quantize_batched(shaped(from, true), counts.has_value() ? counts : all_rows_, scheme_,
+                   shaped(rows_, true), scales_, stream, given);
 }
 
 }  // namespace switchyard

@@ -25,7 +25,8 @@ class DeviceArrivedRows {
 
   /// Replaces what `experts` says about rows and scales by rows quantized here.
   ///
-  ///   counts  [L] i32 in a batch, else [1]: valid rows; absent: all
+  ///   counts  [L] i32 in a batch, else [1]: valid rows, the first ones; absent, not in a batch:
+  ///   all
   void quantize(const TensorView& counts, DeviceExpertRows& experts, Stream stream) const;
 
  private:
@@ -39,9 +40,10 @@ class DeviceArrivedRows {
   std::int64_t capacity_ = 0;     ///< rows of a block
   ScaleBlocks blocks_;
   TensorView static_scale_;
-  TensorView narrow_;  ///< [N, H] bf16; absent where rows are quantized as they come
-  TensorView rows_;    ///< [experts, capacity, H]; absent for bf16
-  TensorView scales_;  ///< as quantize_batched takes them; or absent
+  TensorView all_rows_;  ///< [1] i32: capacity_
+  TensorView narrow_;    ///< [N, H] bf16; absent where rows are quantized as they come
+  TensorView rows_;      ///< [experts, capacity, H]; absent for bf16
+  TensorView scales_;    ///< as quantize_batched takes them; or absent
 };
 
 }  // namespace switchyard

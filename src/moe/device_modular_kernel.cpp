@@ -156,11 +156,8 @@ void DeviceModularKernel::take_shared() {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(num_tokens) + 1);
   std::iota(counts.begin(), counts.end(), 0);
   memory_->num_tokens = tensors.take_copy(DType::kI32, {num_tokens + 1}, counts);
-  std::size_t workspace = 0;
-  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-    const TensorView rows(nullptr, dtype, {num_tokens, hidden});
-    workspace = std::max(workspace, shared_.experts->workspace_bytes(rows));
-  }
+  const TensorView rows(nullptr, DType::kBF16, {num_tokens, hidden});
+  const std::size_t workspace = shared_.experts->workspace_bytes(rows);
   for (Scratch& scratch : scratch_) {
     scratch.shared_rows = tensors.take(DType::kBF16, {num_tokens, hidden});
     scratch.shared_weights = tensors.take(DType::kF32, {num_tokens});

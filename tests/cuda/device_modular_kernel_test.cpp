@@ -215,8 +215,8 @@ std::vector<LayerCase> cases() {
     add({"three_ranks", kind, 3, config_of(schemes::kFp8Block), Shared::kGated});
     add({"shared_first", kind, 2, config_of(schemes::kNone), Shared::kGated,
          SharedExpertsOrder::kNoOverlap});
-    add({"f32", kind, 2, config_of(schemes::kFp8Block), Shared::kGated,
-         SharedExpertsOrder::kMkInternalOverlapped, DType::kF32});
+    add({"f32", kind, 2, config_of(schemes::kFp8Block), Shared::kNone, SharedExpertsOrder::kNone,
+         DType::kF32});
     add({"one_rank", kind, 1, config_of(schemes::kFp8Block), Shared::kNone});
     LayerCase columns{"columns", kind, 2, config_of(schemes::kFp8Block)};
     columns.config.scale_layout = ScaleLayout::kColumnMajor;
