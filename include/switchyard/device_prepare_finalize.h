@@ -65,6 +65,8 @@ struct DeviceFinalizeArguments {
   /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows. Only for rows a token
   /// with delegate or contiguous, which also weighs expert_output in place.
   TensorView reduced{};
+  /// [T, H] bf16: added to the rounded output, which is rounded again; read by the receive part.
+  TensorView shared{};
 };
 
 struct DevicePrepareFinalizeOptions {

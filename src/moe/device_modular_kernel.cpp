@@ -197,8 +197,11 @@ void DeviceModularKernel::apply(const DevicePrepareArguments& given, const Tenso
   observe(LayerStage::kPrepare);
   const Returned returned = run_experts(arguments, prepared, stream);
   observe(LayerStage::kExperts);
-  const DeviceFinalizeArguments results{
-      output, returned.rows, returned.weight_and_reduce, arguments.micro_batch, {}};
+  DeviceFinalizeArguments results{output, returned.rows, returned.weight_and_reduce,
+                                  arguments.micro_batch};
+  if (order != SharedExpertsOrder::kNone) {
+    results.shared = rows_of_shared(arguments.hidden.shape(0), scratch);
+  }
   if (order != SharedExpertsOrder::kMkInternalOverlapped) {
     finalize(results, stream);
   } else {
@@ -212,7 +215,6 @@ void DeviceModularKernel::apply(const DevicePrepareArguments& given, const Tenso
     }
     pending.receiver();
   }
-  if (order != SharedExpertsOrder::kNone) add_shared(output, scratch, stream);
   observe(LayerStage::kCombine);
 }
 
@@ -294,6 +296,12 @@ TensorView DeviceModularKernel::run_permuted(const DevicePrepared& prepared, con
   return scratch.reduced;
 }
 
+TensorView DeviceModularKernel::rows_of_shared(std::int64_t num_tokens,
+                                               const Scratch& scratch) const {
+  return TensorView(scratch.shared_rows.data(), DType::kBF16,
+                    {num_tokens, prepare_finalize_->hidden()});
+}
+
 // The expert's rows; where there is a gate times sigmoid(x . gate), in f32, rounded again.
 void DeviceModularKernel::run_shared(const TensorView& hidden, const Scratch& scratch,
                                      Stream stream) {
@@ -306,7 +314,7 @@ void DeviceModularKernel::run_shared(const TensorView& hidden, const Scratch& sc
   const std::int64_t most = memory_->num_tokens.shape(0) - 1;
   require(num_tokens <= most, Errc::kInvalidArgument,
           "modular_kernel: hidden has {} rows, but max_tokens_per_rank is {}", num_tokens, most);
-  const TensorView rows(scratch.shared_rows.data(), DType::kBF16, {num_tokens, hidden.shape(1)});
+  const TensorView rows = rows_of_shared(num_tokens, scratch);
   const TensorView count(memory_->num_tokens.as<std::int32_t>() + num_tokens, DType::kI32, {1});
   if (num_tokens > 0) {
     shared_.experts->apply({hidden, {}, schemes::kNone, memory_->first_row, count, {}}, rows,
@@ -329,14 +337,6 @@ void DeviceModularKernel::run_shared(const TensorView& hidden, const Scratch& sc
     cuda_module().reduce_rows(args, stream);
   }
   observe(LayerStage::kShared);
-}
-
-void DeviceModularKernel::add_shared(const TensorView& output, const Scratch& scratch,
-                                     Stream stream) {
-  cuda_module().add_rows(
-      {output.as<std::uint16_t>(), output.stride(0), scratch.shared_rows.as<std::uint16_t>(),
-       output.shape(0), output.shape(1)},
-      stream);
 }
 
 }  // namespace switchyard

@@ -359,6 +359,7 @@ TensorView ExchangeDevicePrepareFinalize::to_send(const MicroBatch& batch,
 DeviceCombineOptions ExchangeDevicePrepareFinalize::combine_options(
     const MicroBatch& batch, const DeviceFinalizeArguments& arguments) const {
   DeviceCombineOptions options;
+  options.shared = arguments.shared;
   options.rows_are_weighted = arguments.weight_and_reduce.kind == WeightAndReduceKind::kNoOp;
   if (!options.rows_are_weighted || batch.exchange->config().reduce != Reduce::kPerExpert) {
     return options;
