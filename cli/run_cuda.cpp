@@ -139,6 +139,7 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
     part.topk_ids = slice_rows(ids, begin, end);
     part.topk_weights = slice_rows(weights, begin, end);
     part.micro_batch = static_cast<int>(m);
+    part.max_tokens = (setup_.run_config.prepare.max_tokens_per_rank + count - 1) / count;
     kernel_->apply(part, slice_rows(result, begin, end), queue_->stream());
   }
   kernel_->check();

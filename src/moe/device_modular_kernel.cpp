@@ -271,7 +271,10 @@ TensorView DeviceModularKernel::run_grouped(const DeviceExpertRows& rows, const 
 TensorView DeviceModularKernel::run_permuted(const DevicePrepared& prepared, const Scratch& scratch,
                                              Stream stream) {
   const DeviceExpertRows& arrived = prepared.experts;
-  const std::int64_t grouped = scratch.row_experts.shape(0);
+  const std::int64_t num_rows = arrived.rows.shape(0);
+  const std::int64_t num_topk = prepare_finalize_->num_topk();
+  const std::int64_t grouped =
+      compute_aligned_m(num_rows, num_topk, prepare_finalize_->num_local_experts(), 1);
   const bool has_row_scales = arrived.scales.num_dims() == 2;
   PermuteOptions options;
   options.expert_map = prepare_finalize_->expert_map();
@@ -282,8 +285,8 @@ TensorView DeviceModularKernel::run_permuted(const DevicePrepared& prepared, con
     outputs.scales =
         TensorView(scratch.scales, arrived.scales.dtype(), {grouped, arrived.scales.shape(1)});
   }
-  outputs.m_indices = scratch.row_experts;
-  outputs.inv_perm = scratch.inv_perm;
+  outputs.m_indices = TensorView(scratch.row_experts.data(), DType::kI32, {grouped});
+  outputs.inv_perm = TensorView(scratch.inv_perm.data(), DType::kI32, {num_rows, num_topk});
   outputs.first_row = scratch.first_row;
   outputs.expert_num_tokens = scratch.num_rows;
   ep_scatter(arrived.rows, has_row_scales ? arrived.scales : TensorView(), prepared.topk_ids,
@@ -292,8 +295,10 @@ TensorView DeviceModularKernel::run_permuted(const DevicePrepared& prepared, con
                               arrived.scheme,   scratch.first_row,
                               scratch.num_rows, arrived.tensor_scale};
   const TensorView output = run_grouped(rows, scratch, stream);
-  unpermute_and_reduce(output, scratch.inv_perm, prepared.topk_weights, scratch.reduced, stream);
-  return scratch.reduced;
+  const TensorView reduced(scratch.reduced.data(), DType::kBF16,
+                           {num_rows, prepare_finalize_->hidden()});
+  unpermute_and_reduce(output, outputs.inv_perm, prepared.topk_weights, reduced, stream);
+  return reduced;
 }
 
 TensorView DeviceModularKernel::rows_of_shared(std::int64_t num_tokens,

@@ -167,6 +167,7 @@ ExchangeDevicePrepareFinalize::Input ExchangeDevicePrepareFinalize::begin(
   }
   input.topk_ids = to_physical(batch, arguments.topk_ids, stream);
   input.options.tensor_scale = static_scale_;
+  input.options.max_tokens = rounded_max_tokens(recipe_, config_, arguments.max_tokens);
   batch.is_weighted = arguments.apply_router_weight_on_input;
   batch.is_deferred = is_deferred;
   batch.exchange = &exchange;
@@ -266,16 +267,16 @@ void ExchangeDevicePrepareFinalize::mark_rows(MicroBatch& batch, Stream stream) 
   args.num_local = num_local_experts();
   args.first_expert = ownership_.first(group_.rank());
   args.alignment = config_.expert_alignment;
-  args.m = max_buffer_rows_;
+  args.m = from.rows.shape(0);
   args.ids = batch.topk_ids.as<std::int64_t>();
   if (from.topk_weights.has_value()) args.weights = from.topk_weights.as<float>();
   args.aligned_counts = batch.aligned_counts.as<std::int32_t>();
   args.end = batch.end.as<std::int32_t>();
   cuda_module().mark_rows(args, stream);
   to.metadata = DeviceTokensMetadata{batch.aligned_counts};
-  to.topk_ids = batch.topk_ids;
+  to.topk_ids = TensorView(args.ids, DType::kI64, {args.m, 1});
   if (args.weights != nullptr) {
-    to.topk_weights = TensorView(args.weights, DType::kF32, {max_buffer_rows_, 1});
+    to.topk_weights = TensorView(args.weights, DType::kF32, {args.m, 1});
   }
 }
 
@@ -284,8 +285,10 @@ void ExchangeDevicePrepareFinalize::mark_rows(MicroBatch& batch, Stream stream) 
 void ExchangeDevicePrepareFinalize::rename_received(MicroBatch& batch, Stream stream) const {
   const DeviceDispatched& from = batch.dispatched;
   cuda::RenameIdsArgs args;
+  const TensorView renamed(batch.topk_ids.data(), batch.topk_ids.dtype(),
+                           {from.topk_ids.shape(0), from.topk_ids.shape(1)});
   args.from = id_table("prepare", from.topk_ids);
-  args.to = id_table("prepare", batch.topk_ids);
+  args.to = id_table("prepare", renamed);
   args.num_ids = num_local_experts();
   args.offset = ownership_.first(group_.rank());
   args.none = recipe_.kind == PrepareKind::kElasticDecode ? -1 : config_.num_experts;
@@ -293,7 +296,7 @@ void ExchangeDevicePrepareFinalize::rename_received(MicroBatch& batch, Stream st
   args.num_rows = from.total_rows.as<std::int32_t>();
   if (from.topk_weights.has_value()) args.weights = from.topk_weights.as<float>();
   cuda_module().rename_ids(args, stream);
-  batch.prepared.topk_ids = batch.topk_ids;
+  batch.prepared.topk_ids = renamed;
   batch.prepared.topk_weights = from.topk_weights;
 }
 
@@ -318,11 +321,14 @@ ExchangeDevicePrepareFinalize::MicroBatch& ExchangeDevicePrepareFinalize::busy_b
 TensorView ExchangeDevicePrepareFinalize::to_send(const MicroBatch& batch,
                                                   const DeviceFinalizeArguments& arguments,
                                                   Stream stream) const {
+  const TensorView& arrived = batch.dispatched.rows;
+  const std::int64_t num_rows =
+      arrived.num_dims() == 3 ? arrived.shape(0) * arrived.shape(1) : arrived.shape(0);
   const auto [rows, needs_sum] = check_returned_rows(
-      recipe_, config_, max_buffer_rows_, arguments.expert_output, arguments.weight_and_reduce);
+      recipe_, config_, num_rows, arguments.expert_output, arguments.weight_and_reduce);
   if (!needs_sum) return rows;
   const TensorView& reduced = arguments.reduced;
-  check_matrix(reduced, {"finalize", "reduced", {rows.dtype()}, max_buffer_rows_, config_.hidden});
+  check_matrix(reduced, {"finalize", "reduced", {rows.dtype()}, num_rows, config_.hidden});
   const DevicePrepared& prepared = batch.prepared;
   if (arguments.weight_and_reduce.kind == WeightAndReduceKind::kContiguous) {
     weight_and_reduce(
@@ -346,8 +352,7 @@ TensorView ExchangeDevicePrepareFinalize::to_send(const MicroBatch& batch,
   }
   args.rows = {rows.as<std::byte>(), ids.num_elements(), static_cast<std::size_t>(row_bytes),
                row_bytes};
-  args.out = {reduced.as<std::byte>(), max_buffer_rows_, static_cast<std::size_t>(row_bytes),
-              row_bytes};
+  args.out = {reduced.as<std::byte>(), num_rows, static_cast<std::size_t>(row_bytes), row_bytes};
   args.hidden = config_.hidden;
   args.row_dtype = rows.dtype();
   args.out_dtype = rows.dtype();
