@@ -48,6 +48,7 @@ struct LayerCase {
   Shared shared = Shared::kPlain;
   SharedExpertsOrder order = SharedExpertsOrder::kMkInternalOverlapped;
   DType input = DType::kBF16;
+  std::int32_t num_ctas = 0;  ///< as DeviceExchangeOptions
 };
 
 void PrintTo(const LayerCase& c, std::ostream* out) { *out << c.name; }
@@ -97,8 +98,9 @@ class LayerRank {
         on_gpu_gate_(arena_.upload(gate_)),
         cpu_(make_prepare_finalize(c.kind, group, c.config),
              make_exact_experts(weights_.view(), expert_options()), shared_on_cpu()),
-        gpu_(make_device_prepare_finalize(c.kind, group, c.config,
-                                          {.exchange = {.timeout_ms = kTimeoutMs}}),
+        gpu_(make_device_prepare_finalize(
+                 c.kind, group, c.config,
+                 {.exchange = {.num_ctas = c.num_ctas, .timeout_ms = kTimeoutMs}}),
              make_device_experts(experts, weights_.view(), expert_options()),
              shared_on_gpu(experts)) {
     const std::int64_t num_tokens = c.config.max_tokens_per_rank;
@@ -127,13 +129,20 @@ class LayerRank {
     return {data, data + num_tokens * kHidden};
   }
 
-  void apply(std::int64_t num_tokens) {
-    const DevicePrepareArguments arguments{
-        TensorView(hidden_, c_.input, {num_tokens, kHidden}),
-        TensorView(ids_, DType::kI64, {num_tokens, c_.config.num_topk}),
-        TensorView(routing_weights_, DType::kF32, {num_tokens, c_.config.num_topk})};
-    gpu_.apply(arguments, TensorView(output_, DType::kBF16, {num_tokens, kHidden}),
-               arena_.stream());
+  void apply(std::int64_t num_tokens) { apply_part(0, num_tokens, 0, arena_.stream()); }
+  /// Tokens from `begin` to `end`.
+  void apply_part(std::int64_t begin, std::int64_t end, int micro_batch, Stream stream) {
+    const std::int64_t count = end - begin;
+    const std::int64_t num_topk = c_.config.num_topk;
+    DevicePrepareArguments arguments;
+    arguments.hidden =
+        TensorView(hidden_ + begin * kHidden * bits_of(c_.input) / 8, c_.input, {count, kHidden});
+    arguments.topk_ids = TensorView(ids_ + begin * num_topk * 8, DType::kI64, {count, num_topk});
+    arguments.topk_weights =
+        TensorView(routing_weights_ + begin * num_topk * 4, DType::kF32, {count, num_topk});
+    arguments.micro_batch = micro_batch;
+    gpu_.apply(arguments, TensorView(output_ + begin * kHidden * 2, DType::kBF16, {count, kHidden}),
+               stream);
   }
 
   /// Collective, because a graph takes memory.
@@ -271,6 +280,30 @@ TEST_P(DeviceModularKernelTest, ReplaysFromAGraph) {
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceModularKernelTest, testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
+
+// Both are under way at once: the second does not wait for the first.
+TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
+  const int num_gpus = test::num_gpus();
+  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kElasticDecode,
+                                 PrepareKind::kElasticPrefill, PrepareKind::kAllToAllOneSided}) {
+    LayerCase c{"streams", kind, 2, config_of(schemes::kFp8Block), Shared::kGated};
+    c.config.num_micro_batches = 2;
+    c.num_ctas = 16;  // all of them fit beside one another
+    run_ranks(2, [&](const Group& group) {
+      const DeviceGuard guard(group.rank() % num_gpus);
+      const OwnedStream second;
+      LayerRank rank(group, c);
+      for (int call = 0; call < 5; ++call) {
+        const std::vector<std::uint16_t> want = rank.feed(call, 21);
+        rank.apply_part(0, 10, 0, rank.arena().stream());
+        rank.apply_part(10, 21, 1, second.get());
+        check_cuda(cudaStreamSynchronize(second.get()), "second");
+        EXPECT_EQ(rank.output(21), want) << name_of(kind) << " call " << call;
+      }
+    });
+  }
+}
 
 // Tensor cores sum in another order: close, not equal.
 TEST(DeviceModularKernelBlasTest, IsCloseToTheCpuLayer) {
