@@ -13,6 +13,7 @@
 
 #include "cuda/expert_blas.h"
 #include "cuda/expert_kernels.h"
+#include "cuda/layer_rows.h"
 #include "cuda/permute.h"
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
@@ -55,6 +56,12 @@ struct CudaModule {
   void (*count_experts)(const cuda::CountArgs&, Stream) = nullptr;
   void (*map_ids)(const cuda::MapIdsArgs&, Stream) = nullptr;
   void (*round_up_and_sum)(const cuda::RoundUpArgs&, Stream) = nullptr;
+
+  // Of the prepare/finalize classes (cuda/layer_rows.h).
+  void (*rename_ids)(const cuda::RenameIdsArgs&, Stream) = nullptr;
+  void (*mark_rows)(const cuda::MarkRowsArgs&, Stream) = nullptr;
+  void (*weigh_rows)(const cuda::WeighRowsArgs&, Stream) = nullptr;
+  void (*gate_weights)(const cuda::GateWeightsArgs&, Stream) = nullptr;
   /// Collective. Errors: as the constructor of DeviceExchange.
   std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;
 };

@@ -8,6 +8,7 @@
 #include "cuda/check.h"
 #include "cuda/expert_blas.h"
 #include "cuda/expert_kernels.h"
+#include "cuda/layer_rows.h"
 #include "cuda/permute.h"
 #include "cuda/quantize.h"
 #include "device/cuda_module.h"
@@ -52,6 +53,10 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .count_experts = cuda::count_experts,
       .map_ids = cuda::map_ids,
       .round_up_and_sum = cuda::round_up_and_sum,
+      .rename_ids = cuda::rename_ids,
+      .mark_rows = cuda::mark_rows,
+      .weigh_rows = cuda::weigh_rows,
+      .gate_weights = cuda::gate_weights,
       .make_meter = make_cuda_meter,
   };
   return &module;
