@@ -20,9 +20,11 @@ struct CheckCase {
   std::string name;   ///< group/..., unique, the same in every run
   std::string row;    ///< its place in the table
   std::string column;
-  std::string engine;  ///< "local" or "shm"; empty: no ranks
+  std::string device = "cpu";  ///< or "cuda"
+  std::string engine;          ///< "local" or "shm"; empty: no ranks
   int num_ranks = 0;
   bool is_quick = true;  ///< part of check --quick
+  std::string skipped;   ///< why this machine does not run it; empty: it does
   /// Collective over `group`, which is empty without ranks. Every seed is another set of values.
   /// Throws Difference, or the Error of a call that must not fail.
   std::function<Agreement(const Group& group, std::uint64_t seed)> body;

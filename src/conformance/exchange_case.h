@@ -38,6 +38,9 @@ struct ExchangeCase {
   bool returns_weights = false;
   bool limits_calls = false;  ///< each dispatch states its own max_tokens
   bool is_long = true;        ///< six rounds, else one
+  bool keeps_routing = true;  ///< some rounds take an earlier routing: again, or reopened
+  Overflow overflow = Overflow::kDrop;
+  std::int32_t max_in_flight = 1;
   std::uint64_t seed = 1;
 
   ExchangeConfig config() const;
