@@ -4,6 +4,7 @@
 // more ranks whose result is judged by the oracle.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -34,11 +35,23 @@ struct CheckCase {
 /// number of ranks.
 std::vector<CheckCase> all_cases();
 
+/// Where cases without ranks run: each of them is tried on both.
+inline constexpr std::array<const char*, 2> kDevices{"cpu", "cuda"};
+
+/// What a device adds to the name and the column of a case.
+inline std::string name_part(const std::string& device) {
+  return device == "cpu" ? "" : device + "/";
+}
+inline std::string column_part(const std::string& device) {
+  return device == "cpu" ? "" : device + " ";
+}
+
 // ---- the groups --------------------------------------------------------------------------------
 
 using Cases = std::vector<CheckCase>;
 
 void add_quantize_cases(Cases& cases);   ///< every scheme, dtype, scale layout
+void add_batched_cases(Cases& cases);    ///< rows by expert, and the activation between GEMMs
 void add_permute_cases(Cases& cases);    ///< rows by expert and back
 void add_config_cases(Cases& cases);     ///< tables of the configuration
 void add_placement_cases(Cases& cases);  ///< which rank holds which expert
