@@ -12,6 +12,7 @@ std::vector<CheckCase> all_cases() {
   add_quantize_cases(cases);
   add_batched_cases(cases);
   add_permute_cases(cases);
+  add_reduce_cases(cases);
   add_config_cases(cases);
   add_placement_cases(cases);
   add_exchange_cases(cases);

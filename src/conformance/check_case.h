@@ -53,6 +53,7 @@ using Cases = std::vector<CheckCase>;
 void add_quantize_cases(Cases& cases);   ///< every scheme, dtype, scale layout
 void add_batched_cases(Cases& cases);    ///< rows by expert, and the activation between GEMMs
 void add_permute_cases(Cases& cases);    ///< rows by expert and back
+void add_reduce_cases(Cases& cases);     ///< weights and sums of rows that come back
 void add_config_cases(Cases& cases);     ///< tables of the configuration
 void add_placement_cases(Cases& cases);  ///< which rank holds which expert
 void add_exchange_cases(Cases& cases);   ///< dispatch and combine

@@ -91,6 +91,8 @@ class DeviceCalls final : public TensorCalls {
     finish();
     return sum;
   }
+  void weight_and_reduce(const WeightAndReduce& policy, const WeightAndReduceArguments& arguments,
+                         const TensorView& output) override;
 
  private:
   Stream stream() { return queue_->stream(); }
@@ -159,6 +161,23 @@ Permuted DeviceCalls::permute(const TensorView& x, const TensorView& scales,
            m_indices.as<std::int32_t>()[row]);
   }
   return result;
+}
+
+// Rows of choices are weighted where they lie.
+void DeviceCalls::weight_and_reduce(const WeightAndReduce& policy,
+                                    const WeightAndReduceArguments& arguments,
+                                    const TensorView& output) {
+  WeightAndReduceArguments on_gpu = arguments;
+  on_gpu.expert_output = out(arguments.expert_output);
+  on_gpu.topk_weights = in(arguments.topk_weights);
+  on_gpu.topk_ids = in(arguments.topk_ids);
+  on_gpu.expert_map = in(arguments.expert_map);
+  const std::size_t workspace = weight_and_reduce_workspace_bytes(
+      policy, arguments.topk_ids.shape(0), arguments.topk_ids.shape(1),
+      arguments.expert_output.shape(0));
+  switchyard::weight_and_reduce(policy, on_gpu, out(output), {arena_.take(workspace), workspace},
+                                stream(), errors());
+  finish();
 }
 
 }  // namespace

@@ -60,6 +60,10 @@ class HostCalls final : public TensorCalls {
                                 std::int64_t alignment) override {
     return expert_num_tokens_round_up_and_sum(expert_num_tokens, alignment);
   }
+  void weight_and_reduce(const WeightAndReduce& policy, const WeightAndReduceArguments& arguments,
+                         const TensorView& output) override {
+    switchyard::weight_and_reduce(policy, arguments, output);
+  }
 };
 
 }  // namespace

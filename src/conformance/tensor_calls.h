@@ -10,6 +10,7 @@
 #include "switchyard/permute.h"
 #include "switchyard/quant.h"
 #include "switchyard/quantize_batched.h"
+#include "switchyard/weight_and_reduce.h"
 
 namespace switchyard::conformance {
 
@@ -52,6 +53,9 @@ class TensorCalls {
                                 const TensorView& local_ids) = 0;
   virtual std::int64_t round_up_and_sum(const TensorView& expert_num_tokens,
                                         std::int64_t alignment) = 0;
+  virtual void weight_and_reduce(const WeightAndReduce& policy,
+                                 const WeightAndReduceArguments& arguments,
+                                 const TensorView& output) = 0;
 };
 
 std::unique_ptr<TensorCalls> make_host_calls();
