@@ -10,8 +10,7 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr int kMostThreads = 7;  // of 8 queues that a process has
-constexpr int kMostProcesses = 3;
+constexpr int kMostRanks = 7;  // on a GPU
 
 }  // namespace
 
@@ -25,11 +24,9 @@ std::vector<std::string> names_of_gpus() {
 void skip_crowded(std::vector<conformance::CheckCase>& cases, int num_gpus) {
   for (conformance::CheckCase& test : cases) {
     if (test.device != "cuda" || test.engine.empty()) continue;
-    const bool is_local = test.engine == "local";
-    const int most = is_local ? kMostThreads : kMostProcesses;
-    if ((test.num_ranks + num_gpus - 1) / num_gpus <= most) continue;
-    test.skipped = fmt::format("{} {} on {} GPUs, at most {} share one", test.num_ranks,
-                               is_local ? "threads" : "processes", num_gpus, most);
+    if ((test.num_ranks + num_gpus - 1) / num_gpus <= kMostRanks) continue;
+    test.skipped = fmt::format("{} ranks on {} GPUs, at most {} share one", test.num_ranks,
+                               num_gpus, kMostRanks);
   }
 }
 

@@ -13,9 +13,8 @@ namespace switchyard::cli {
 /// Errors: kNotAvailable.
 std::vector<std::string> names_of_gpus();
 
-/// Marks the cases between GPUs that would crowd too many ranks on one. Kernels of threads must run
-/// at once: a GPU takes work from few streams at a time. Those of processes take turns of
-/// milliseconds.
+/// Marks the cases between GPUs that would crowd too many ranks on one: their kernels wait for each
+/// other, and a GPU takes work from 8 streams of a process at a time.
 void skip_crowded(std::vector<conformance::CheckCase>& cases, int num_gpus);
 
 }  // namespace switchyard::cli

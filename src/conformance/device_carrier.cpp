@@ -226,7 +226,7 @@ void DeviceCarrier::bring_scales(const DeviceDispatched& got, Arrived& to) {
   const std::int64_t block = is_batched ? got.rows.shape(1) : to.num_buffer_rows;
   to.scales = is_batched
                   ? make_batched_scales(dtype, config_.scale_layout, got.rows.shape(0), block, num)
-                  : make_scales(dtype, config_.scale_layout, block, num);
+                  : make_scales(dtype, config_.scale_layout, to.num_buffer_rows, num);
   expect_alike(got.scales, to.scales.view);
   std::vector<std::byte> all(span_bytes(got.scales));
   arena_.down(got.scales, all.data());
