@@ -36,9 +36,13 @@ struct DeviceExchangeOptions {
   /// Longest wait of a kernel for a peer. 0: as long as the group, 20 times that when several ranks
   /// use one GPU, whose kernels run by turns.
   std::int64_t timeout_ms = 0;
+  /// A dispatch keeps its routing for dispatch_again and reopen, by one more small kernel.
+  bool keeps_routing = false;
 };
 
-/// Ties a combine to its dispatch. Copies are the same handle.
+/// Ties a combine to its dispatch. Copies are the same handle. With keeps_routing it can also be
+/// given to dispatch_again and reopen, after its combine too, until its place of max_in_flight is
+/// taken by a new dispatch.
 class DeviceHandle {
  public:
   DeviceHandle() = default;
@@ -48,6 +52,7 @@ class DeviceHandle {
   std::int32_t channel_ = -1;
   std::uint64_t id_ = 0;
   std::uint64_t exchange_ = 0;
+  std::uint64_t routing_ = 0;
 };
 
 struct DeviceDispatchOptions {
@@ -55,6 +60,13 @@ struct DeviceDispatchOptions {
   TensorView scales{};
   /// [1] f32: as DispatchOptions::tensor_scale.
   TensorView tensor_scale{};
+  /// As DispatchOptions::payloads. Each is one more kernel.
+  std::vector<TensorView> payloads{};
+  /// As DispatchOptions::max_tokens; sizes of all layouts but kBatched follow it. That ranks pass
+  /// the same is not compared.
+  std::int64_t max_tokens = 0;
+  /// As DispatchOptions::routing_only; not compared either.
+  bool routing_only = false;
 };
 
 /// Received rows: device memory of the exchange, filled when the stream gets there, valid until the
@@ -63,12 +75,18 @@ struct DeviceDispatched {
   DeviceHandle handle;
   /// kBatched: [L, C, H]. Other layouts: [N, H], N the most rows there can be.
   TensorView rows;
-  TensorView scales;        ///< as ExpertRows::scales
-  TensorView num_rows;      ///< [L] i32: rows of each local expert, or tokens that want it
-  TensorView first_row;     ///< [L] i64: kBatched and kExpanded
-  TensorView total_rows;    ///< [1] i32
-  TensorView topk_ids;      ///< [N, K] i32: kCompact, kByRank; as Dispatched::topk_ids
-  TensorView topk_weights;  ///< f32 where weights travel; as Dispatched::topk_weights
+  TensorView scales;      ///< as ExpertRows::scales
+  TensorView num_rows;    ///< [L] i32: rows of each local expert, or tokens that want it
+  TensorView first_row;   ///< [L] i64: kBatched and kExpanded
+  TensorView total_rows;  ///< [1] i32
+  /// [N, K] i32: kCompact, kByRank, kAllGather; as Dispatched::topk_ids. Rows without a token: -1
+  /// in kByRank and kAllGather, else undefined.
+  TensorView topk_ids;
+  /// f32 where weights travel; as Dispatched::topk_weights. Rows without a token: 0 in kByRank,
+  /// kAllGather and with zero_padding, else undefined.
+  TensorView topk_weights;
+  std::vector<TensorView> payloads;  ///< [N, bytes] u8 each
+  TensorView num_dropped;  ///< [1] i32: with kDrop; choices of this rank's tokens lost to capacity
 };
 
 struct DeviceCombineOptions {
@@ -93,9 +111,10 @@ struct DeviceCombineOptions {
 /// calls from then on are undefined. After that the group can only be destroyed. `Group::abort` and
 /// a peer that dies end waiting kernels within milliseconds.
 ///
-/// Supported: layouts kBatched, kExpanded and kCompact, K up to 32, P up to 64, E up to
-/// 16384, no further payloads, Overflow::kError, combine_scheme bf16, f16 or f32. Errors of what is
-/// not: kNotSupported.
+/// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384,
+/// combine_scheme bf16, f16 or f32. Errors of what is not: kNotSupported. kAllGather with K above 0
+/// takes one more exchange of ids and weights, and so does Overflow::kDrop, in dispatch_send;
+/// zero_padding clears the whole receive buffer.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),
@@ -123,6 +142,17 @@ class SWITCHYARD_API DeviceExchange {
   DeviceDispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                             const TensorView& topk_weights, Stream stream,
                             const DeviceDispatchOptions& options = {});
+
+  /// As Exchange::dispatch_again. Errors also: kInvalidArgument without keeps_routing, or when a
+  /// new dispatch has taken the place of the earlier one. Ordered behind what gave `earlier`.
+  DeviceHandle dispatch_again_send(const DeviceHandle& earlier, const TensorView& tokens,
+                                   const TensorView& topk_weights, Stream stream,
+                                   const DeviceDispatchOptions& options = {});
+  DeviceDispatched dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
+                                  const TensorView& topk_weights, Stream stream,
+                                  const DeviceDispatchOptions& options = {});
+  /// As Exchange::reopen; a dispatch_again in which only the routing travels.
+  DeviceHandle reopen(const DeviceHandle& earlier, Stream stream);
 
   /// Sends expert results home.
   ///

@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 11> kSettings{{
+constexpr std::array<SettingInfo, 12> kSettings{{
     {"SWITCHYARD_ENGINE", "auto",
      "how ranks reach each other: auto, local (threads), shm (processes)"},
     {"SWITCHYARD_TIMEOUT_MS", "30000",
@@ -26,6 +26,9 @@ constexpr std::array<SettingInfo, 11> kSettings{{
      "descriptor of the memory shared with our launcher; set by our launcher"},
     {"SWITCHYARD_CUDA_MODULE", "",
      "path of libswitchyard_cuda.so; empty: beside the library, then where the system looks"},
+    {"SWITCHYARD_CUBLAS", "",
+     "path of the cuBLAS library; empty: libcublas.so.13 or libcublas.so.12 where the system "
+     "looks"},
     {"SWITCHYARD_HEAP", "auto",
      "how GPUs of one host share memory: auto, same_process (threads), vmm, ipc or nccl"},
     {"SWITCHYARD_ALL2ALL_BACKEND", "allgather_reducescatter",

@@ -83,6 +83,17 @@ std::int64_t WeightTensor::block_inputs() const {
   return block.inputs == -1 ? values.shape(2) : block.inputs;
 }
 
+WeightTensor WeightTensor::of_expert(std::int64_t expert) const {
+  const auto part = [&](const TensorView& t) {
+    if (!t.has_value()) return t;
+    const auto* at = t.as<const std::byte>() + expert * t.stride(0) * bits_of(t.dtype()) / 8;
+    if (t.num_dims() == 1) return TensorView(at, t.dtype(), {1}, {t.stride(0)});
+    return TensorView(at, t.dtype(), {1, t.shape(1), t.shape(2)},
+                      {t.stride(0), t.stride(1), t.stride(2)});
+  };
+  return {part(values), part(scales), block, part(alpha)};
+}
+
 WeightReader::WeightReader(const WeightTensor& tensor) : tensor_(tensor) {
   const DType dtype = tensor.values.dtype();
   row_.resize(static_cast<std::size_t>(tensor.values.shape(2)) * bytes_of(dtype));

@@ -30,6 +30,8 @@ struct WeightTensor {
   /// Outputs and inputs that share a scale: `block`, with -1 replaced.
   std::int64_t block_outputs() const;
   std::int64_t block_inputs() const;
+  /// That of one expert: [1, outputs, depth].
+  WeightTensor of_expert(std::int64_t expert) const;
 };
 
 /// Reads rows of a WeightTensor as f32: element * scale, one f32 multiply, where there are scales.

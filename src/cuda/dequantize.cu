@@ -8,6 +8,7 @@
 #include "cuda/check.h"
 #include "cuda/quantize.h"
 #include "cuda/rows.cuh"
+#include "quant/scalar.h"
 
 namespace switchyard {
 namespace {
@@ -29,16 +30,20 @@ __device__ __forceinline__ float scale_value(ScaleFormat format, std::uint32_t b
 template <int kBlock>
 struct ScalesOfRow {
   const DequantizeJob& job;
-  std::int64_t n;
+  std::int64_t expert;
+  std::int64_t row;
   float inverse;  // of the global scale, or 1
   bool is_two_level;
   bool is_block;
   static constexpr bool kIsUnit = kBlock > 0;  // a unit of a row has one scale
 
-  __device__ ScalesOfRow(const DequantizeJob& of, std::int64_t row)
+  __device__ ScalesOfRow(const DequantizeJob& of, std::int64_t e, std::int64_t n)
       : job(of),
-        n(row),
-        inverse(of.scheme.rule == ScaleRule::kTwoLevel ? 1.0f / *of.tensor_scale : 1.0f),
+        expert(e),
+        row(n),
+        inverse(of.scheme.rule == ScaleRule::kTwoLevel
+                    ? 1.0f / of.tensor_scale[e * of.tensor_scale_stride]
+                    : 1.0f),
         is_two_level(of.scheme.rule == ScaleRule::kTwoLevel),
         is_block(of.scheme.group == ScaleGroup::kBlock) {}
 
@@ -48,10 +53,13 @@ struct ScalesOfRow {
     const ScaleMemory& from = job.scales;
     switch (job.scheme.scale_format) {
       case ScaleFormat::kE8M0Packed:
-        return static_cast<std::uint32_t>(from.data[4 * from.index(0, n, b / 4) + b % 4]);
+        return static_cast<std::uint32_t>(
+            from.data[4 * job.scale_index(expert, row, b / 4) + b % 4]);
       case ScaleFormat::kE8M0:
-      case ScaleFormat::kE4M3: return static_cast<std::uint32_t>(from.data[from.index(0, n, b)]);
-      default: return reinterpret_cast<const std::uint32_t*>(from.data)[from.index(0, n, b)];
+      case ScaleFormat::kE4M3:
+        return static_cast<std::uint32_t>(from.data[job.scale_index(expert, row, b)]);
+      default:
+        return reinterpret_cast<const std::uint32_t*>(from.data)[job.scale_index(expert, row, b)];
     }
   }
 
@@ -73,12 +81,13 @@ struct ScalesOfRow {
 };
 
 template <DType kCode, int kBlock, DType kOutput>
-__device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::int64_t n) {
+__device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::int64_t e,
+                                               std::int64_t n) {
   constexpr int kWords = kCode == DType::kE2M1 ? 1 : 2;
   constexpr int kCodesOfByte = kCode == DType::kE2M1 ? 2 : 1;
   const std::byte* codes = job.q + n * job.q_row_bytes;
   auto* row = static_cast<ElementBits<kOutput>*>(job.y.data) + n * job.y.row_stride;
-  const ScalesOfRow<kBlock> scales(job, n);
+  const ScalesOfRow<kBlock> scales(job, e, n);
   const bool is_even = job.hidden % kUnit == 0;
   const bool is_wide_from = is_even && is_aligned<4 * kWords>(codes);
   const bool is_wide_to = is_even && is_aligned<16>(row);
@@ -108,17 +117,29 @@ __device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::in
 template <DType kCode, int kBlock, DType kOutput>
 __global__ void __launch_bounds__(kMaxThreads)
     dequantize_rows_kernel(const __grid_constant__ DequantizeJob job) {
-  for (std::int64_t n = blockIdx.x; n < job.num_rows; n += gridDim.x) {
-    dequantize_row<kCode, kBlock, kOutput>(job, n);
-  }
+  for_each_row_of(job.ranges, [&](std::int64_t e, std::int64_t n) {
+    dequantize_row<kCode, kBlock, kOutput>(job, e, n);
+  });
+}
+
+// Rows without scales, of experts: few models have such rows, so element by element.
+__global__ void __launch_bounds__(kMaxThreads)
+    convert_rows_kernel(const __grid_constant__ DequantizeJob job) {
+  for_each_row_of(job.ranges, [&](std::int64_t, std::int64_t n) {
+    const std::byte* from = job.q + n * job.q_row_bytes;
+    for (std::int64_t h = threadIdx.x; h < job.hidden; h += blockDim.x) {
+      scalar::store(job.y.data, job.y.dtype, n * job.y.row_stride + h,
+                    scalar::load(from, job.stored, h));
+    }
+  });
 }
 
 void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stream) {
   const std::int64_t units = cdiv<std::int64_t>(job.hidden, kUnit * kUnits);
   const auto threads =
       static_cast<unsigned>(std::min<std::int64_t>(align_up<std::int64_t>(units, 32), kMaxThreads));
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(job.num_rows, 0x7FFFFFFF));
-  kernel<<<blocks, threads, 0, stream.get()>>>(job);
+  const RowBlocks blocks = blocks_of(job.ranges);
+  kernel<<<dim3(blocks.rows, blocks.experts), threads, 0, stream.get()>>>(job);
   check_launch("dequantize");
 }
 
@@ -142,14 +163,15 @@ void launch_bytes(const DequantizeJob& job, Stream stream) {
   launch_output<kCode, 0>(job, stream);
 }
 
-// Rows without scales are converted, which is what quantize does with them.
+// Rows without scales are converted, which is what quantize does with those of a matrix.
 void convert(const DequantizeJob& job, Stream stream) {
+  if (job.ranges.num_rows != nullptr) return launch(convert_rows_kernel, job, stream);
   QuantizeJob conversion;
   conversion.scheme = QuantScheme{job.y.dtype};
   conversion.x = {const_cast<std::byte*>(job.q), job.stored, 0, job.hidden};
   conversion.q = static_cast<std::byte*>(job.y.data);
   conversion.q_row_bytes = job.y.row_stride * (job.y.dtype == DType::kF32 ? 4 : 2);
-  conversion.capacity = job.num_rows;
+  conversion.capacity = job.ranges.capacity;
   conversion.hidden = job.hidden;
   launch_quantize(conversion, stream);
 }
@@ -157,7 +179,7 @@ void convert(const DequantizeJob& job, Stream stream) {
 }  // namespace
 
 void launch_dequantize(const DequantizeJob& job, Stream stream) {
-  if (job.num_rows == 0 || job.hidden == 0) return;
+  if (job.ranges.capacity == 0 || job.ranges.num_experts == 0 || job.hidden == 0) return;
   if (!job.scheme.is_quantized() || job.scheme.is_simulated()) return convert(job, stream);
   switch (job.scheme.dtype) {
     case DType::kI8: return launch_bytes<DType::kI8>(job, stream);

@@ -78,7 +78,7 @@ __device__ __forceinline__ void find_sources(const DispatchArgs& a, int lane,
     const int s = base + lane;
     const std::int32_t count = s < num_ranks ? shared.num_from[s] : 0;
     const std::int32_t before = next + sum_before(count, lane);
-    if (s < num_ranks) shared.rows_before[s] = before;
+    if (s < num_ranks) shared.rows_before[s] = a.source_rows > 0 ? s * a.source_rows : before;
     next = __shfl_sync(0xFFFFFFFFu, before + count, kLanes - 1);
     most = max(most, __reduce_max_sync(0xFFFFFFFFu, count));
   }
@@ -106,7 +106,7 @@ __device__ __forceinline__ void find_first_rows(const DispatchArgs& a, int lane,
 __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64_t call, int expert,
                                               std::int32_t count) {
   a.num_rows[expert] = count;
-  if (a.rows_layout == Layout::kBatched && count > a.capacity) {
+  if (count > a.capacity) {
     give_up(a.watch, WaitFailure::kCapacityExceeded,
             {WaitPlace::kAnnouncement, a.rank, expert, call}, static_cast<std::int32_t>(a.capacity),
             count, 0);
@@ -131,7 +131,7 @@ __device__ __forceinline__ void find_places(const DispatchArgs& a, std::uint64_t
     }
     places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
     // Every CTA finds the same sums, so none of them puts a row where there is no room.
-    if (is_batched && sum > a.capacity) shared.failed = 1;
+    if (sum > a.capacity) shared.failed = 1;
     if (reports) report_expert(a, call, e, sum);
   }
   if (warp == kExchangeWarps - 1) find_sources(a, lane, shared);

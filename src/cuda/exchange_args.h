@@ -80,8 +80,9 @@ struct DispatchArgs : ExchangeBase {
   std::byte* rows = nullptr;
   std::int64_t row_bytes = 0;
   bool aligned_rows = false;
-  std::int64_t capacity = 0;       ///< rows of an expert; expanded: all rows
+  std::int64_t capacity = 0;       ///< rows of an expert
   std::int64_t row_alignment = 1;  ///< expanded
+  std::int32_t source_rows = 0;    ///< a row a token: rows of each source; 0: as many as come
   std::byte* scales = nullptr;
   ScaleGeometry scale_block;
   std::int32_t scales_per_piece = 1;

@@ -14,6 +14,7 @@
 #include "switchyard/quant.h"
 #include "switchyard/stream.h"
 
+#include "cuda/row_ranges.h"
 #include "quant/scale_layout.h"
 
 namespace switchyard {
@@ -72,11 +73,20 @@ struct DequantizeJob {
   DType stored = DType::kBF16;  ///< of simulated or unquantized elements
   const std::byte* q = nullptr;
   std::int64_t q_row_bytes = 0;
-  ScaleMemory scales;
+  ScaleMemory scales;                 ///< one scale a tensor: of an expert's rows
+  std::int64_t scale_block_rows = 0;  ///< rows whose scales lie together; 0: all of them
   const float* tensor_scale = nullptr;
+  std::int64_t tensor_scale_stride = 0;  ///< from one expert to the next
   RowMemory y;
-  std::int64_t num_rows = 0;
+  RowRanges ranges;  ///< of q and of y
   std::int64_t hidden = 0;
+
+  SWITCHYARD_HOST_DEVICE constexpr std::int64_t scale_index(std::int64_t e, std::int64_t row,
+                                                            std::int64_t s) const {
+    if (scheme.group == ScaleGroup::kTensor) return scales.index(e, 0, 0);
+    if (scale_block_rows == 0) return scales.index(0, row, s);
+    return scales.index(row / scale_block_rows, row % scale_block_rows, s);
+  }
 };
 
 /// Enqueue; at most four launches. Errors: kSystem.

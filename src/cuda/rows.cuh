@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/encode.cuh"
+#include "cuda/row_ranges.h"
 #include "quant/exp.h"
 
 namespace switchyard {
@@ -191,6 +192,15 @@ __device__ __forceinline__ void for_each_row(std::int64_t num_experts, std::int6
                                              Visit visit) {
   for (std::int64_t e = blockIdx.y; e < num_experts; e += gridDim.y) {
     for (std::int64_t n = blockIdx.x; n < capacity; n += gridDim.x) visit(e, n);
+  }
+}
+
+/// visit(e, row) for each row of the buffer that this block of the grid does.
+template <typename Visit>
+__device__ __forceinline__ void for_each_row_of(const RowRanges& ranges, Visit visit) {
+  for (std::int64_t e = blockIdx.y; e < ranges.num_experts; e += gridDim.y) {
+    const RowRange range = ranges.of(e);
+    for (std::int64_t n = blockIdx.x; n < range.count; n += gridDim.x) visit(e, range.first + n);
   }
 }
 

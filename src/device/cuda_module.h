@@ -11,6 +11,9 @@
 #include "switchyard/error.h"
 #include "switchyard/stream.h"
 
+#include "cuda/expert_blas.h"
+#include "cuda/expert_kernels.h"
+#include "cuda/layer_rows.h"
 #include "cuda/permute.h"
 #include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
@@ -27,8 +30,8 @@ struct DequantizeJob;
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
-  /// Of GPU (index mod number of GPUs), which becomes current for the calling thread. Errors:
-  /// kNotAvailable.
+  /// Of GPU (index mod number of GPUs), which becomes current for the calling thread; below 0: of
+  /// the one that is. Errors: kNotAvailable.
   std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;
   std::unique_ptr<DeviceExchangeBackend> (*make_exchange)(
       const Group& group, const ExchangeConfig& config,
@@ -38,6 +41,12 @@ struct CudaModule {
   void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
   void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
 
+  // Experts (cuda/expert_kernels.h, cuda/expert_blas.h).
+  void (*exact_product)(const ExpertProduct&, Stream) = nullptr;
+  void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
+  void (*fill_bias)(const BiasJob&, Stream) = nullptr;
+  std::unique_ptr<ExpertBlas> (*make_blas)() = nullptr;
+
   // The permute family (cuda/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;
   void (*scatter_rows)(const cuda::ScatterArgs&, Stream) = nullptr;
@@ -46,6 +55,13 @@ struct CudaModule {
   void (*count_experts)(const cuda::CountArgs&, Stream) = nullptr;
   void (*map_ids)(const cuda::MapIdsArgs&, Stream) = nullptr;
   void (*round_up_and_sum)(const cuda::RoundUpArgs&, Stream) = nullptr;
+
+  // Of the prepare/finalize classes (cuda/layer_rows.h).
+  void (*rename_ids)(const cuda::RenameIdsArgs&, Stream) = nullptr;
+  void (*mark_rows)(const cuda::MarkRowsArgs&, Stream) = nullptr;
+  void (*weigh_rows)(const cuda::WeighRowsArgs&, Stream) = nullptr;
+  void (*add_rows)(const cuda::AddRowsArgs&, Stream) = nullptr;
+  void (*gate_weights)(const cuda::GateWeightsArgs&, Stream) = nullptr;
   /// Collective. Errors: as the constructor of DeviceExchange.
   std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;
 };

@@ -36,6 +36,24 @@ DeviceDispatched DeviceExchange::dispatch(const TensorView& tokens, const Tensor
   return impl_->dispatch(tokens, topk_ids, topk_weights, stream, options);
 }
 
+DeviceHandle DeviceExchange::dispatch_again_send(const DeviceHandle& earlier,
+                                                 const TensorView& tokens,
+                                                 const TensorView& topk_weights, Stream stream,
+                                                 const DeviceDispatchOptions& options) {
+  return impl_->dispatch_again_send(earlier, tokens, topk_weights, stream, options);
+}
+
+DeviceDispatched DeviceExchange::dispatch_again(const DeviceHandle& earlier,
+                                                const TensorView& tokens,
+                                                const TensorView& topk_weights, Stream stream,
+                                                const DeviceDispatchOptions& options) {
+  return impl_->dispatch_again(earlier, tokens, topk_weights, stream, options);
+}
+
+DeviceHandle DeviceExchange::reopen(const DeviceHandle& earlier, Stream stream) {
+  return impl_->reopen(earlier, stream);
+}
+
 void DeviceExchange::combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
                                   const DeviceCombineOptions& options) {
   impl_->combine_send(handle, rows, stream, options);

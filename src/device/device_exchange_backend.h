@@ -24,6 +24,13 @@ class DeviceExchangeBackend {
   virtual DeviceDispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                                     const TensorView& topk_weights, Stream stream,
                                     const DeviceDispatchOptions& options) = 0;
+  virtual DeviceHandle dispatch_again_send(const DeviceHandle& earlier, const TensorView& tokens,
+                                           const TensorView& topk_weights, Stream stream,
+                                           const DeviceDispatchOptions& options) = 0;
+  virtual DeviceDispatched dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
+                                          const TensorView& topk_weights, Stream stream,
+                                          const DeviceDispatchOptions& options) = 0;
+  virtual DeviceHandle reopen(const DeviceHandle& earlier, Stream stream) = 0;
   virtual void combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
                             const DeviceCombineOptions& options) = 0;
   virtual void combine_receive(const DeviceHandle& handle, const TensorView& output, Stream stream,

@@ -8,25 +8,12 @@
 #include "switchyard/quantize_batched.h"
 
 #include "device/cuda_module.h"
+#include "device/scale_memory.h"
 #include "quant/quantize_checks.h"
-#include "quant/scale_plane.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
 namespace {
-
-ScaleMemory memory_of(const TensorView& scales) {
-  if (!scales.has_value()) return {};
-  const ScalePlane plane = plane_of(scales);
-  const bool is_tiles = is_swizzled(scales);
-  ScaleMemory memory{plane.data, 0, plane.row_stride, plane.step, is_tiles ? plane.num_scales : 0};
-  if (is_batched(scales)) {
-    memory.expert_stride = scales.stride(0);
-  } else if (is_tiles) {
-    memory.expert_stride = scales.num_elements();
-  }
-  return memory;
-}
 
 // Of a call without experts: rows and columns, or the one scale of a tensor.
 ScaleMemory matrix_memory_of(const TensorView& scales, const QuantScheme& scheme) {
@@ -93,7 +80,8 @@ void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme
   job.scales = matrix_memory_of(scales, scheme);
   job.tensor_scale = tensor_scale.as<float>();
   job.y = {y.data(), y.dtype(), 0, y.stride(0)};
-  job.num_rows = rows.num_rows;
+  job.ranges.capacity = rows.num_rows;
+  job.ranges.total_rows = rows.num_rows;
   job.hidden = rows.hidden;
   cuda_module().dequantize(job, stream);
 }

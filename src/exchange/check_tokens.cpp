@@ -66,4 +66,35 @@ bool check_tensor_scale(const QuantScheme& scheme, const TensorView& tensor_scal
   return true;
 }
 
+void check_payloads(const ExchangeConfig& config, const std::vector<TensorView>& payloads,
+                    std::int64_t num_tokens) {
+  require(payloads.size() == config.payload_bytes.size(), Errc::kInvalidArgument,
+          "dispatch: {} payloads are given, the configuration has {}", payloads.size(),
+          config.payload_bytes.size());
+  for (std::size_t i = 0; i < payloads.size(); ++i) {
+    const TensorView& payload = payloads[i];
+    const bool has_rows = payload.has_value() && payload.num_dims() >= 1 &&
+                          payload.shape(0) == num_tokens && payload.is_contiguous();
+    const auto bytes = static_cast<std::uint64_t>(num_tokens) *
+                       static_cast<std::uint64_t>(config.payload_bytes[i]);
+    require(has_rows && payload.num_bytes() == bytes, Errc::kInvalidArgument,
+            "dispatch: payloads[{}] is {}, must be contiguous, {} rows of {} bytes", i, payload,
+            num_tokens, config.payload_bytes[i]);
+    check_address(payload, "dispatch", fmt::format("payloads[{}]", i));
+  }
+}
+
+std::int64_t checked_max_tokens(const ExchangeConfig& config, std::int64_t asked,
+                                std::int64_t num_tokens) {
+  const std::int64_t most = config.max_tokens_per_rank;
+  require(asked >= 0 && asked <= most, Errc::kInvalidArgument,
+          "dispatch: options.max_tokens is {}, must be from 0 to max_tokens_per_rank, {}", asked,
+          most);
+  const std::int64_t max_tokens = asked == 0 ? most : asked;
+  require(num_tokens <= max_tokens, Errc::kInvalidArgument,
+          "dispatch: tokens has {} rows, but {} is {}", num_tokens,
+          asked == 0 ? "max_tokens_per_rank" : "options.max_tokens", max_tokens);
+  return max_tokens;
+}
+
 }  // namespace switchyard

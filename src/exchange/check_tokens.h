@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "switchyard/exchange_config.h"
 #include "switchyard/tensor.h"
@@ -18,6 +19,16 @@ bool check_tokens(const ExchangeConfig& config, std::int64_t num_scales, const T
 /// [T, K], or absent. Errors: kInvalidArgument.
 void check_topk_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                         const TensorView& topk_weights);
+
+/// A tensor for each of payload_bytes: T contiguous rows of so many bytes.
+/// Errors: kInvalidArgument.
+void check_payloads(const ExchangeConfig& config, const std::vector<TensorView>& payloads,
+                    std::int64_t num_tokens);
+
+/// The bound on the tokens of a rank that holds for a call: what was asked for, or, with 0, the
+/// configured one. Errors: kInvalidArgument.
+std::int64_t checked_max_tokens(const ExchangeConfig& config, std::int64_t asked,
+                                std::int64_t num_tokens);
 
 /// True when the scheme needs it; then it is a good one. Errors: kInvalidArgument.
 bool check_tensor_scale(const QuantScheme& scheme, const TensorView& tensor_scale);

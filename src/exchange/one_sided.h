@@ -152,7 +152,6 @@ class OneSidedExchange {
 
   // publish.cpp: the send part of dispatch
   Input make_input(const TensorView& tokens, const DispatchOptions& options) const;
-  std::int64_t checked_max_tokens(const DispatchOptions& options, std::int64_t num_tokens) const;
   void load_ids(CachedRouting& routing, const TensorView& topk_ids) const;
   void load_weights(Slot& slot, std::int64_t num_tokens, const TensorView& topk_weights) const;
   RankRouting own_routing(const Slot& slot) const;

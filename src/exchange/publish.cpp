@@ -49,24 +49,6 @@ void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
   }
 }
 
-void check_payloads(const ExchangeConfig& config, const std::vector<TensorView>& payloads,
-                    std::int64_t num_tokens) {
-  require(payloads.size() == config.payload_bytes.size(), Errc::kInvalidArgument,
-          "dispatch: {} payloads are given, the configuration has {}", payloads.size(),
-          config.payload_bytes.size());
-  for (std::size_t i = 0; i < payloads.size(); ++i) {
-    const TensorView& payload = payloads[i];
-    const bool has_rows = payload.has_value() && payload.num_dims() >= 1 &&
-                          payload.shape(0) == num_tokens && payload.is_contiguous();
-    const auto bytes = static_cast<std::uint64_t>(num_tokens) *
-                       static_cast<std::uint64_t>(config.payload_bytes[i]);
-    require(has_rows && payload.num_bytes() == bytes, Errc::kInvalidArgument,
-            "dispatch: payloads[{}] is {}, must be contiguous, {} rows of {} bytes", i, payload,
-            num_tokens, config.payload_bytes[i]);
-    check_address(payload, "dispatch", fmt::format("payloads[{}]", i));
-  }
-}
-
 }  // namespace
 
 OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
@@ -80,19 +62,6 @@ OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
   }
   input.is_stored = is_quantized || (!scheme.is_quantized() && tokens.dtype() == scheme.dtype);
   return input;
-}
-
-std::int64_t OneSidedExchange::checked_max_tokens(const DispatchOptions& options,
-                                                  std::int64_t num_tokens) const {
-  const std::int64_t most = config_.max_tokens_per_rank;
-  require(options.max_tokens >= 0 && options.max_tokens <= most, Errc::kInvalidArgument,
-          "dispatch: options.max_tokens is {}, must be from 0 to max_tokens_per_rank, {}",
-          options.max_tokens, most);
-  const std::int64_t max_tokens = options.max_tokens == 0 ? most : options.max_tokens;
-  require(num_tokens <= max_tokens, Errc::kInvalidArgument,
-          "dispatch: tokens has {} rows, but {} is {}", num_tokens,
-          options.max_tokens == 0 ? "max_tokens_per_rank" : "options.max_tokens", max_tokens);
-  return max_tokens;
 }
 
 void OneSidedExchange::load_ids(CachedRouting& routing, const TensorView& topk_ids) const {
@@ -131,7 +100,7 @@ DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const T
   slot.input = make_input(tokens, options);
   const std::shared_ptr<CachedRouting> routing = new_routing();
   routing->num_tokens = tokens.shape(0);
-  routing->max_tokens = checked_max_tokens(options, routing->num_tokens);
+  routing->max_tokens = checked_max_tokens(config_, options.max_tokens, routing->num_tokens);
   load_ids(*routing, topk_ids);
   load_weights(slot, routing->num_tokens, topk_weights);
 

@@ -12,6 +12,10 @@ int choose_device(int index) {
   int num_devices = 0;
   check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   require(num_devices > 0, Errc::kNotAvailable, "make_queue: CUDA shows no GPU");
+  if (index < 0) {
+    check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+    return index;
+  }
   const int device = index % num_devices;
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   return device;

@@ -6,6 +6,9 @@
 #include "switchyard/version.h"
 
 #include "cuda/check.h"
+#include "cuda/expert_blas.h"
+#include "cuda/expert_kernels.h"
+#include "cuda/layer_rows.h"
 #include "cuda/permute.h"
 #include "cuda/quantize.h"
 #include "device/cuda_module.h"
@@ -39,6 +42,10 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .describe_devices = describe_devices,
       .quantize = launch_quantize,
       .dequantize = launch_dequantize,
+      .exact_product = launch_exact_product,
+      .activate_rows = launch_activation,
+      .fill_bias = launch_fill_bias,
+      .make_blas = make_cublas,
       .map_choices = cuda::map_choices,
       .scatter_rows = cuda::scatter_rows,
       .copy_rows = cuda::copy_rows,
@@ -46,6 +53,11 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .count_experts = cuda::count_experts,
       .map_ids = cuda::map_ids,
       .round_up_and_sum = cuda::round_up_and_sum,
+      .rename_ids = cuda::rename_ids,
+      .mark_rows = cuda::mark_rows,
+      .weigh_rows = cuda::weigh_rows,
+      .add_rows = cuda::add_rows,
+      .gate_weights = cuda::gate_weights,
       .make_meter = make_cuda_meter,
   };
   return &module;

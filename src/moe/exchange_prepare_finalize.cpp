@@ -8,36 +8,10 @@
 #include "switchyard/permute.h"
 
 #include "core/fail.h"
-#include "core/format.h"
+#include "moe/prepare_checks.h"
+#include "moe/split_call.h"
 
 namespace switchyard {
-namespace {
-
-enum class Receipt { kOpen, kBegun, kDone };
-
-// `receive` runs once: in the hook, or in the receiver when the hook was not called.
-template <typename Result>
-Pending<Result> split(std::function<void()> receive, std::function<Result()> result) {
-  const auto receipt = std::make_shared<Receipt>(Receipt::kOpen);
-  Pending<Result> pending;
-  pending.hook = [receive = std::move(receive), receipt] {
-    require(*receipt == Receipt::kOpen, Errc::kInvalidArgument,
-            "hook: was called already, or its receiver was; call it once");
-    *receipt = Receipt::kBegun;
-    receive();
-    *receipt = Receipt::kDone;
-  };
-  pending.receiver = [hook = pending.hook, receipt, result = std::move(result)] {
-    if (*receipt == Receipt::kOpen) hook();
-    require(*receipt == Receipt::kDone, Errc::kInvalidArgument,
-            "receiver: its hook ended with an error, there is nothing to give");
-    return result();
-  };
-  return pending;
-}
-
-}  // namespace
-
 ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, const Group& group,
                                                  const PrepareFinalizeConfig& config)
     : recipe_(recipe),
@@ -83,16 +57,8 @@ const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
   return batches_[static_cast<std::size_t>(micro_batch)];
 }
 
-// Experts that take packed UE8M0 scales get them from the senders.
 void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
-  const QuantScheme& scheme = config_.scheme;
-  const bool is_fp8_block = scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock &&
-                            scheme.block == 128 && !config_.wire_scheme.has_value();
-  if (recipe_.kind != PrepareKind::kLowLatency || !is_fp8_block ||
-      !experts.supports_packed_ue8m0_act_scales() ||
-      scheme.scale_format == ScaleFormat::kE8M0Packed) {
-    return;
-  }
+  if (!sends_packed_scales(recipe_, config_, experts.supports_packed_ue8m0_act_scales())) return;
   for (const MicroBatch& batch : batches_) {
     require(batch.exchange == nullptr, Errc::kInvalidArgument,
             "{}: post_init_setup comes after prepare; call it before the first one", name());
@@ -109,7 +75,7 @@ Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments&
   require(!batch.is_busy, Errc::kInvalidArgument,
           "{}: micro_batch {} was prepared and not finalized; finalize it first", name(),
           arguments.micro_batch);
-  check_ids(arguments.topk_ids);
+  check_ids_dtype(recipe_, config_, arguments.topk_ids);
   batch.is_weighted = arguments.apply_router_weight_on_input;
   batch.is_deferred = arguments.defer_input_quant && config_.scheme.is_quantized();
   const TensorView hidden = batch.is_weighted ? weigh_input(batch, arguments) : arguments.hidden;
@@ -126,7 +92,8 @@ Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments&
   batch.num_tokens = hidden.shape(0);
   batch.is_busy = true;
   if (batch.is_weighted && arguments.weighs_in_place) write_weighted(batch, arguments.hidden);
-  return split<Prepared>([this, &batch] { receive(batch); }, [&batch] { return batch.prepared; });
+  return split_call<Prepared>([this, &batch] { receive(batch); },
+                              [&batch] { return batch.prepared; });
 }
 
 void ExchangePrepareFinalize::receive(MicroBatch& batch) try {
@@ -213,37 +180,16 @@ TensorView ExchangePrepareFinalize::physical_ids(MicroBatch& batch) const {
 // The rows that combine takes; with [M, K, H] this rank's choices of each row are summed first.
 TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch,
                                             const FinalizeArguments& arguments) const {
-  const TensorView& rows = arguments.expert_output;
-  const WeightAndReduceKind kind = arguments.weight_and_reduce.kind;
   const std::int64_t num_rows = batch.dispatched.experts.rows.shape(0);
-  const auto is_rows = [&](const TensorView& view) {
-    return view.has_value() && view.is_contiguous() &&
-           view.num_elements() == num_rows * config_.hidden;
-  };
-  if (is_expert_major(recipe_.layout)) {
-    require(kind == WeightAndReduceKind::kDelegate ||
-                (kind == WeightAndReduceKind::kNoOp && !config_.strict),
-            Errc::kInvalidArgument,
-            "{}: weight_and_reduce is {}, must be delegate: the weights are applied in combine",
-            name(), name_of(kind));
-    return is_rows(rows) ? TensorView(rows.data(), rows.dtype(), {num_rows, config_.hidden}) : rows;
-  }
-  if (kind == WeightAndReduceKind::kNoOp) return rows;
-  require(kind != WeightAndReduceKind::kNaiveBatched, Errc::kInvalidArgument,
-          "{}: weight_and_reduce is naive_batched, must be delegate, no_op or contiguous", name());
+  const auto [rows, needs_sum] = check_returned_rows(
+      recipe_, config_, num_rows, arguments.expert_output, arguments.weight_and_reduce);
+  if (!needs_sum) return rows;
   const std::int64_t num_topk = config_.num_topk;
-  require(rows.has_value() && rows.is_contiguous() &&
-              rows.num_elements() == num_rows * num_topk * config_.hidden,
-          Errc::kInvalidArgument,
-          "{}: expert_output is {}, must be [{}, {}, {}], contiguous, for {}; pass no_op for rows "
-          "that are summed",
-          name(), rows, num_rows, num_topk, config_.hidden, name_of(kind));
   batch.reduced = Tensor(rows.dtype(), {num_rows, config_.hidden});
   const TensorView weights = batch.is_weighted ? TensorView() : batch.dispatched.topk_weights;
-  if (kind == WeightAndReduceKind::kContiguous) {
-    const TensorView cubes(rows.data(), rows.dtype(), {num_rows, num_topk, config_.hidden});
+  if (arguments.weight_and_reduce.kind == WeightAndReduceKind::kContiguous) {
     weight_and_reduce(arguments.weight_and_reduce,
-                      {cubes, batch.dispatched.topk_weights, batch.prepared.topk_ids, expert_map_,
+                      {rows, batch.dispatched.topk_weights, batch.prepared.topk_ids, expert_map_,
                        batch.is_weighted},
                       batch.reduced);
     return batch.reduced;
@@ -281,7 +227,7 @@ Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& a
     batch.exchange->combine_receive(batch.handle, output, options);
     batch.is_busy = false;
   };
-  return split<void>(receive_rows, [] {});
+  return split_call<void>(receive_rows, [] {});
 }
 
 void ExchangePrepareFinalize::abandon(int micro_batch, const std::string& reason) {

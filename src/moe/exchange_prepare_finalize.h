@@ -14,7 +14,7 @@
 
 #include "core/aligned_buffer.h"
 #include "moe/arrived_rows.h"
-#include "moe/prepare_recipe.h"
+#include "moe/prepare_checks.h"
 #include "plan/expert_ownership.h"
 
 namespace switchyard {
@@ -27,9 +27,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   std::string_view name() const override { return name_of(recipe_.kind); }
   PrepareKind kind() const override { return recipe_.kind; }
   ActivationFormat activation_format() const override { return recipe_.format(); }
-  std::optional<DType> topk_indices_dtype() const override {
-    return config_.strict ? recipe_.strict_ids : std::nullopt;
-  }
+  std::optional<DType> topk_indices_dtype() const override { return wanted_ids(recipe_, config_); }
   std::optional<std::int64_t> max_num_tokens_per_rank() const override {
     return config_.max_tokens_per_rank;
   }
@@ -77,7 +75,6 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   }
 
   // prepare_input.cpp: what goes into dispatch
-  void check_ids(const TensorView& topk_ids) const;
   TensorView weigh_input(MicroBatch& batch, const PrepareArguments& arguments) const;
   void write_weighted(const MicroBatch& batch, const TensorView& hidden) const;
   TensorView to_physical(MicroBatch& batch, const TensorView& topk_ids) const;

@@ -163,6 +163,12 @@ void check_options(const char* function, const ExpertShape& shape, const ExpertO
 
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
                  std::size_t workspace_bytes, std::size_t needed_bytes) {
+  check_buffers(shape, input, output, workspace_bytes, needed_bytes);
+  check_ranges(shape.num_experts, input);
+}
+
+void check_buffers(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
+                   std::size_t workspace_bytes, std::size_t needed_bytes) {
   check_input(shape.num_experts, shape.hidden, input);
   require(output.has_value() && output.num_dims() == 2 && output.dtype() == DType::kBF16 &&
               (shape.hidden == 1 || output.stride(1) == 1) &&

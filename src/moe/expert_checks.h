@@ -33,4 +33,8 @@ void check_options(const char* function, const ExpertShape& shape, const ExpertO
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
                  std::size_t workspace_bytes, std::size_t needed_bytes);
 
+/// The same without the ranges, which a host may not know.
+void check_buffers(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
+                   std::size_t workspace_bytes, std::size_t needed_bytes);
+
 }  // namespace switchyard

@@ -4,19 +4,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "quant/rows.h"
+#include "quant/scalar.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
 namespace {
-
-bool has_scale_a_row(const QuantScheme& scheme) {
-  return scheme.is_quantized() && !scheme.is_simulated() && scheme.group != ScaleGroup::kTensor;
-}
 
 void check_rows(std::int64_t hidden, const ExpertRows& input) {
   check_scheme("apply", input.scheme);
@@ -93,6 +89,14 @@ void check_scalars(std::int64_t num_experts, const ExpertRows& input) {
           name_of(input.scheme));
 }
 
+}  // namespace
+
+void check_input(std::int64_t num_experts, std::int64_t hidden, const ExpertRows& input) {
+  check_rows(hidden, input);
+  check_scalars(num_experts, input);
+  if (has_scale_a_row(input.scheme)) check_scales(hidden, input);
+}
+
 void check_ranges(std::int64_t num_experts, const ExpertRows& input) {
   const auto count_of_experts = static_cast<std::size_t>(num_experts);
   require(input.first_row.size() == count_of_experts && input.num_rows.size() == count_of_experts,
@@ -111,13 +115,8 @@ void check_ranges(std::int64_t num_experts, const ExpertRows& input) {
   }
 }
 
-}  // namespace
-
-void check_input(std::int64_t num_experts, std::int64_t hidden, const ExpertRows& input) {
-  check_rows(hidden, input);
-  check_scalars(num_experts, input);
-  if (has_scale_a_row(input.scheme)) check_scales(hidden, input);
-  check_ranges(num_experts, input);
+bool has_scale_a_row(const QuantScheme& scheme) {
+  return scheme.is_quantized() && !scheme.is_simulated() && scheme.group != ScaleGroup::kTensor;
 }
 
 bool is_optional_expert_scalar(const TensorView& tensor, std::int64_t num_experts) {
@@ -128,6 +127,25 @@ bool is_optional_expert_scalar(const TensorView& tensor, std::int64_t num_expert
 
 float expert_scalar(const TensorView& tensor, std::int64_t expert) {
   return tensor.as<const float>()[tensor.shape(0) == 1 ? 0 : expert * tensor.stride(0)];
+}
+
+std::vector<float> expert_scalars(const TensorView& tensor, std::int64_t num_experts) {
+  std::vector<float> scalars;
+  if (!tensor.has_value()) return scalars;
+  for (std::int64_t e = 0; e < num_experts; ++e) scalars.push_back(expert_scalar(tensor, e));
+  return scalars;
+}
+
+std::vector<float> widen_bias(const TensorView& bias) {
+  std::vector<float> wide;
+  if (!bias.has_value()) return wide;
+  for (std::int64_t e = 0; e < bias.shape(0); ++e) {
+    for (std::int64_t i = 0; i < bias.shape(1); ++i) {
+      const std::int64_t at = e * bias.stride(0) + i * bias.stride(1);
+      wide.push_back(scalar::load(bias.data(), bias.dtype(), at));
+    }
+  }
+  return wide;
 }
 
 InputReader::InputReader(const ExpertRows& input)

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "switchyard/expert_rows.h"
 
@@ -13,16 +14,29 @@
 
 namespace switchyard {
 
-/// Refuses rows, scales, ranges and tensor scale that contradict the scheme or each other.
+/// Refuses rows, scales and tensor scale that contradict the scheme or each other; ranges are not
+/// looked at.
 ///
 /// Errors: kInvalidArgument.
 void check_input(std::int64_t num_experts, std::int64_t hidden, const ExpertRows& input);
+
+/// Refuses ranges that the rows do not have. Errors: kInvalidArgument.
+void check_ranges(std::int64_t num_experts, const ExpertRows& input);
+
+/// Rows that are quantized and have scales of their own.
+bool has_scale_a_row(const QuantScheme& scheme);
 
 /// True for absent, or f32 [1] or [num_experts].
 bool is_optional_expert_scalar(const TensorView& tensor, std::int64_t num_experts);
 
 /// Entry `expert` of a tensor [1] or [L].
 float expert_scalar(const TensorView& tensor, std::int64_t expert);
+
+/// Of all experts; empty when absent.
+std::vector<float> expert_scalars(const TensorView& tensor, std::int64_t num_experts);
+
+/// A bias of all experts, [L, outputs], as f32; empty when absent.
+std::vector<float> widen_bias(const TensorView& bias);
 
 /// Reads rows of a checked input.
 class InputReader {

@@ -19,8 +19,7 @@
 #include "core/fail.h"
 #include "core/format.h"
 #include "cpu/weigh_reduce.h"
-#include "exchange/check_matrix.h"
-#include "moe/prepare_recipe.h"
+#include "moe/layer_checks.h"
 #include "quant/exp.h"
 
 namespace switchyard {
@@ -45,19 +44,6 @@ struct ModularKernel::Returned {
 };
 
 namespace {
-
-bool has_row_a_token(PrepareKind kind) { return !is_expert_major(recipe_of(kind).layout); }
-
-void check_gate(const TensorView& gate, std::int64_t hidden) {
-  if (!gate.has_value()) return;
-  const bool dtype_fits =
-      gate.dtype() == DType::kBF16 || gate.dtype() == DType::kF16 || gate.dtype() == DType::kF32;
-  const bool is_row = gate.num_dims() == 1 || (gate.num_dims() == 2 && gate.shape(0) == 1);
-  require(dtype_fits && is_row && gate.is_contiguous() && gate.num_elements() == hidden,
-          Errc::kInvalidArgument,
-          "modular_kernel: shared gate is {}, must be bf16, f16 or f32 [{}] or [1, {}]", gate,
-          hidden, hidden);
-}
 
 /// Nanoseconds since the last look.
 class Stopwatch {
@@ -96,14 +82,10 @@ ModularKernel::ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize,
     : prepare_finalize_(std::move(prepare_finalize)),
       experts_(std::move(experts)),
       shared_(std::move(shared)) {
-  require(prepare_finalize_ != nullptr && experts_ != nullptr, Errc::kInvalidArgument,
-          "modular_kernel: prepare_finalize and experts must both be given");
-  require(shared_.experts == nullptr || shared_.order != SharedExpertsOrder::kNone,
-          Errc::kInvalidArgument,
-          "modular_kernel: a shared expert is given with order none, must be no_overlap or "
-          "mk_internal_overlapped");
+  check_parts(prepare_finalize_ != nullptr && experts_ != nullptr, shared_.experts != nullptr,
+              shared_.order);
   const PrepareFinalize& prepare = *prepare_finalize_;
-  check_gate(shared_.gate, prepare.hidden());
+  check_shared_gate(shared_.gate, prepare.hidden());
   prepare_finalize_->post_init_setup(*experts_);
   const bool is_permuted = has_row_a_token(prepare.kind());
   const std::int64_t arrived = prepare.max_buffer_rows();
@@ -145,15 +127,8 @@ const StageTimes& ModularKernel::times(int micro_batch) const {
 }
 
 void ModularKernel::apply(const PrepareArguments& given, const TensorView& output) {
-  check_matrix(output, {"modular_kernel",
-                        "output",
-                        {DType::kBF16},
-                        given.hidden.shape(0),
-                        prepare_finalize_->hidden(),
-                        true});
-  require(!given.weighs_in_place || shared_.experts == nullptr, Errc::kInvalidArgument,
-          "modular_kernel: weighs_in_place is set, must not be with a shared expert, which reads "
-          "the same rows");
+  check_call(output, given.hidden.shape(0), prepare_finalize_->hidden(), given.weighs_in_place,
+             shared_.experts != nullptr);
   PrepareArguments arguments = given;
   arguments.defer_input_quant |= experts_->expects_unquantized_inputs();
   Scratch& scratch = scratch_of(arguments.micro_batch);

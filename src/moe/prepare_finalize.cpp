@@ -16,16 +16,18 @@ void PrepareFinalize::finalize(const FinalizeArguments& arguments) {
   finalize_async(arguments).receiver();
 }
 
+Group group_of_one() {
+  constexpr std::int64_t kDayMs = 86'400'000;
+  return Group(make_local_engines(1, kDayMs).front());
+}
+
 std::unique_ptr<PrepareFinalize> make_prepare_finalize(PrepareKind kind, const Group& group,
                                                        const PrepareFinalizeConfig& config) {
   const PrepareRecipe& recipe = recipe_of(kind);
   if (kind != PrepareKind::kLocal) {
     return std::make_unique<ExchangePrepareFinalize>(recipe, group, config);
   }
-  // Nobody to wait for: it only bounds how long one of several micro-batches may compute.
-  constexpr std::int64_t kDayMs = 86'400'000;
-  const Group alone(make_local_engines(1, kDayMs).front());
-  return std::make_unique<ExchangePrepareFinalize>(recipe, alone, config);
+  return std::make_unique<ExchangePrepareFinalize>(recipe, group_of_one(), config);
 }
 
 std::unique_ptr<PrepareFinalize> make_low_latency(const Group& group,

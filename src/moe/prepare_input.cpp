@@ -14,10 +14,6 @@
 namespace switchyard {
 namespace {
 
-bool is_float(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-}
-
 template <typename Id>
 void map_ids(const Id* ids, std::int64_t count, const std::vector<std::int32_t>& table,
              std::int32_t* mapped) {
@@ -33,30 +29,12 @@ void map_ids(const Id* ids, std::int64_t count, const std::vector<std::int32_t>&
 
 }  // namespace
 
-void ExchangePrepareFinalize::check_ids(const TensorView& topk_ids) const {
-  const std::optional<DType> wanted = topk_indices_dtype();
-  require(!wanted.has_value() || topk_ids.dtype() == *wanted, Errc::kInvalidArgument,
-          "{}: topk_ids is {}, strict wants {}", name(), topk_ids,
-          name_of(wanted.value_or(topk_ids.dtype())));
-}
-
 // The product is f32, rounded once to the dtype of the row.
 TensorView ExchangePrepareFinalize::weigh_input(MicroBatch& batch,
                                                 const PrepareArguments& arguments) const {
-  require(config_.num_topk == 1, Errc::kInvalidArgument,
-          "{}: apply_router_weight_on_input is set with {} experts a token, must be 1", name(),
-          config_.num_topk);
   const TensorView& hidden = arguments.hidden;
   const TensorView& weights = arguments.topk_weights;
-  require(hidden.num_dims() == 2 && is_float(hidden.dtype()) && hidden.is_contiguous() &&
-              weights.dtype() == DType::kF32 && weights.is_contiguous() &&
-              weights.num_elements() == hidden.shape(0),
-          Errc::kInvalidArgument,
-          "{}: hidden is {} and topk_weights {}, must be bf16, f16 or f32 [T, H], contiguous, and "
-          "f32 [T, 1]",
-          name(), hidden, weights);
-  check_address(hidden, "prepare", "hidden");
-  check_address(weights, "prepare", "topk_weights");
+  check_weighed_input(recipe_, config_, hidden, weights);
   const std::int64_t num_tokens = hidden.shape(0);
   const std::int64_t width = hidden.shape(1);
   batch.weighted = Tensor(hidden.dtype(), {num_tokens, width});

@@ -32,6 +32,10 @@ void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConf
 /// What travels: nothing that a sender cannot apply.
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config);
 
+/// What kLocal runs over. Nobody waits: its deadline only bounds how long one of several
+/// micro-batches may compute.
+Group group_of_one();
+
 /// The exchange behind a class. `defers`: rows travel unquantized.
 ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
                                   bool defers);

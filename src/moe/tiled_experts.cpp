@@ -10,48 +10,14 @@
 #include <array>
 
 #include "core/bytes.h"
+#include "core/carver.h"
 #include "cpu/intermediate.h"
 #include "quant/rows.h"
-#include "quant/scalar.h"
 
 namespace switchyard {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-
-// Cuts a block of memory into aligned parts. With a null base it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-
-  std::byte* take(std::size_t bytes) {
-    std::byte* part = base_ == nullptr ? nullptr : base_ + used_;
-    used_ = checked_add(used_, align_up(bytes, kAlignment));
-    return part;
-  }
-  float* take_floats(std::int64_t rows, std::int64_t columns) {
-    const auto count = static_cast<std::size_t>(checked_mul(rows, columns));
-    return reinterpret_cast<float*>(take(checked_mul(count, sizeof(float))));
-  }
-  std::size_t used_bytes() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-};
-
-// A bias of all experts as f32; empty when absent.
-std::vector<float> widen_bias(const TensorView& bias) {
-  std::vector<float> wide;
-  if (!bias.has_value()) return wide;
-  for (std::int64_t e = 0; e < bias.shape(0); ++e) {
-    for (std::int64_t i = 0; i < bias.shape(1); ++i) {
-      const std::int64_t at = e * bias.stride(0) + i * bias.stride(1);
-      wide.push_back(scalar::load(bias.data(), bias.dtype(), at));
-    }
-  }
-  return wide;
-}
 
 class TiledExperts final : public Experts {
  public:
@@ -113,16 +79,12 @@ TiledExperts::TiledExperts(const ExpertKind& kind, const ExpertShape& shape,
       shape_(shape),
       intermediate_(options.intermediate),
       activation_(options.activation),
+      intermediate_scale_(expert_scalars(options.intermediate_scale, shape.num_experts)),
       gate_bias_(widen_bias(weights.gate_bias)),
       up_bias_(widen_bias(weights.up_bias)),
       down_bias_(widen_bias(weights.down_bias)),
       gate_up_(kind.make_gemm(std::array{gate_of(weights), up_of(weights)})),
-      down_(kind.make_gemm(std::array{down_of(weights)})) {
-  if (!options.intermediate_scale.has_value()) return;
-  for (std::int64_t e = 0; e < shape.num_experts; ++e) {
-    intermediate_scale_.push_back(expert_scalar(options.intermediate_scale, e));
-  }
-}
+      down_(kind.make_gemm(std::array{down_of(weights)})) {}
 
 bool TiledExperts::rounds_together() const {
   return intermediate_.group == ScaleGroup::kTensor && intermediate_scale_.empty();
@@ -134,7 +96,7 @@ std::int64_t TiledExperts::group_rows(std::int64_t num_rows) const {
 
 TiledExperts::Scratch TiledExperts::carve(std::int64_t num_rows, std::byte* base) const {
   const std::int64_t tile = std::min(num_rows, max_tile_rows_);
-  Carver carver(base);
+  Carver carver(base, kAlignment);
   Scratch scratch;
   scratch.x = carver.take_floats(tile, std::max(shape_.hidden, down_->num_columns()));
   scratch.gate_up = carver.take_floats(tile, gate_up_->num_columns());
@@ -159,9 +121,7 @@ void TiledExperts::apply(const ExpertRows& input, const TensorView& output,
   const std::int64_t num_rows = input.rows.num_dims() == 2 ? input.rows.shape(0) : 0;
   check_apply(shape_, input, output, workspace.size(), workspace_bytes(num_rows));
   if (num_rows == 0) return;
-  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
-  const Scratch scratch =
-      carve(num_rows, workspace.data() + (align_up(address, kAlignment) - address));
+  const Scratch scratch = carve(num_rows, aligned(workspace.data(), kAlignment));
   const InputReader reader(input);
   for (std::int64_t expert = 0; expert < shape_.num_experts; ++expert) {
     const std::int64_t first = input.first_row[static_cast<std::size_t>(expert)];

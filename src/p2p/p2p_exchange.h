@@ -14,9 +14,10 @@
 
 #include "cuda/exchange_args.h"
 #include "cuda/memory.h"
+#include "cuda/routing.h"
 #include "device/device_exchange_backend.h"
-#include "exchange/exchange_shape.h"
 #include "p2p/device_window.h"
+#include "p2p/p2p_shape.h"
 #include "p2p/watcher.h"
 
 namespace switchyard {
@@ -27,7 +28,7 @@ class P2pExchange final : public DeviceExchangeBackend {
               const DeviceExchangeOptions& options);
   ~P2pExchange() override;
 
-  const ExchangeConfig& config() const override { return config_; }
+  const ExchangeConfig& config() const override { return shape_.config; }
   const char* heap() const override { return name_of(window_->kind()); }
   bool is_shared_gpu() const override { return window_->is_shared_gpu(); }
   DeviceHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
@@ -37,6 +38,13 @@ class P2pExchange final : public DeviceExchangeBackend {
   DeviceDispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                             const TensorView& topk_weights, Stream stream,
                             const DeviceDispatchOptions& options) override;
+  DeviceHandle dispatch_again_send(const DeviceHandle& earlier, const TensorView& tokens,
+                                   const TensorView& topk_weights, Stream stream,
+                                   const DeviceDispatchOptions& options) override;
+  DeviceDispatched dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
+                                  const TensorView& topk_weights, Stream stream,
+                                  const DeviceDispatchOptions& options) override;
+  DeviceHandle reopen(const DeviceHandle& earlier, Stream stream) override;
   void combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
                     const DeviceCombineOptions& options) override;
   void combine_receive(const DeviceHandle& handle, const TensorView& output, Stream stream,
@@ -52,49 +60,80 @@ class P2pExchange final : public DeviceExchangeBackend {
   struct Channel {
     Stage stage = Stage::kFree;
     std::uint64_t id = 0;
+    std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
     std::int64_t num_tokens = 0;
-    DispatchArgs dispatch;  ///< of its last dispatch
+    std::int64_t max_tokens = 0;
+    bool is_again = false;  ///< its ids are those of an earlier dispatch
+    bool routing_only = false;
+    DispatchArgs dispatch;               ///< of its last dispatch
+    std::vector<DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
+    DispatchArgs gather;                 ///< of ids and weights to all ranks
+    RoutingArgs routing_args;
     CombineArgs combine;
-    DeviceBuffer memory;  ///< everything below points into it
-    CallState state;
+    DeviceBuffer memory;  ///< everything above points into it
+  };
+
+  /// What a dispatch is given. `earlier`: has the ids, topk_ids has none.
+  struct Input {
+    const TensorView& tokens;
+    const TensorView& topk_ids;
+    const TensorView& topk_weights;
+    const DeviceDispatchOptions& options;
+    const Channel* earlier = nullptr;
   };
 
   // p2p_exchange.cpp
-  void prepare_memory();
   void enter(Phase phase, const Channel& channel);
-  void allocate(Channel& channel, std::size_t index);
-  void load_kernels() const;
-  void set_base(Channel& channel, std::size_t index);
-  Channel& start(const TensorView& tokens, const TensorView& topk_ids,
-                 const TensorView& topk_weights, Stream stream,
-                 const DeviceDispatchOptions& options, Phases phases);
+  Channel& start(const Input& input, Stream stream, Phases phases);
   void launch(Channel& channel, Phases phases, Stream stream);
+  void launch_rows(DispatchArgs& args, Phases phases, Stream stream);
   void launch_return(Channel& channel, Phases phases, Stream stream);
   Channel& begin(const char* operation);
   Channel& find(const DeviceHandle& handle, Stage wanted, const char* operation);
   DeviceHandle handle_of(const Channel& channel) const;
 
+  // p2p_memory.cpp
+  void prepare_memory();
+  void load_kernels() const;
+  void allocate(Channel& channel, std::size_t index);
+  void set_base(Channel& channel, std::size_t index);
+  void set_rows(DispatchArgs& args) const;
+  DispatchArgs bytes_base(const DispatchArgs& main, std::size_t region,
+                          std::int64_t row_bytes) const;
+  void fill_every_rank_ids();
+
+  // p2p_routing.cpp
+  bool keeps_ids() const { return options_.keeps_routing || shape_.gathers_routing; }
+  bool drops(const Channel& channel) const;
+  const Channel& kept_routing(const DeviceHandle& earlier, const char* operation) const;
+  void take_routing(Channel& channel, const Channel& earlier, Stream stream) const;
+  void clear_rows(const Channel& channel, Stream stream) const;
+  void gather_routing(Channel& channel, Phases phases, Stream stream);
+
   // p2p_arguments.cpp
-  void check_input(const TensorView& tokens, const TensorView& topk_ids,
-                   const TensorView& topk_weights, const DeviceDispatchOptions& options) const;
-  void set_input(Channel& channel, const TensorView& tokens, const TensorView& topk_ids,
-                 const TensorView& topk_weights, const DeviceDispatchOptions& options) const;
+  void check_input(const Input& input) const;
+  void set_input(Channel& channel, const Input& input) const;
+  void set_ids(Channel& channel, const Input& input) const;
+  void set_rows_of_call(Channel& channel) const;
   void set_results(Channel& channel, const TensorView& rows,
                    const DeviceCombineOptions& options) const;
   void set_output(Channel& channel, const TensorView& output,
                   const DeviceCombineOptions& options) const;
   DeviceDispatched describe(const Channel& channel) const;
+  std::int64_t buffer_rows(const Channel& channel) const {
+    return shape_.buffer_rows(group_.rank(), channel.max_tokens);
+  }
 
   Group group_;
-  ExchangeConfig config_;
-  ExchangeShape shape_;
-  PushLayout layout_;
+  P2pShape shape_;
   DeviceExchangeOptions options_;
   int device_ = 0;
   int num_ctas_ = 1;
   std::unique_ptr<DeviceWindow> window_;
   PinnedBuffer words_;  ///< WatchWords
   DeviceBuffer failed_;
+  DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
+  DeviceBuffer blank_;       ///< the one row of a dispatch of routing only
   Watch watch_;
   std::vector<Channel> channels_;
   std::uint64_t next_id_ = 1;

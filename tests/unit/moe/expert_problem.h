@@ -4,6 +4,7 @@
 // of them: by scalar loops over std::fma, and by the oracle.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -226,6 +227,23 @@ inline std::vector<std::uint16_t> run_experts(Experts& experts, const Problem& p
                 TensorView(out.data(), DType::kBF16, {problem.total_rows, problem.hidden}),
                 {workspace.data(), workspace.size_bytes()});
   return out;
+}
+
+/// The largest |out - expected| / |expected| of a row, Euclidean norms.
+inline double worst_row_error(const std::vector<std::uint16_t>& out,
+                              const std::vector<std::uint16_t>& expected, std::size_t hidden) {
+  double worst = 0;
+  for (std::size_t first = 0; first < out.size(); first += hidden) {
+    double error = 0;
+    double size = 0;
+    for (std::size_t i = first; i < first + hidden; ++i) {
+      const double wanted = f32_from_bf16(expected[i]);
+      error += std::pow(f32_from_bf16(out[i]) - wanted, 2);
+      size += wanted * wanted;
+    }
+    worst = std::max(worst, std::sqrt(error / size));
+  }
+  return worst;
 }
 
 }  // namespace switchyard::test

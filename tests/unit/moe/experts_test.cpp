@@ -202,23 +202,6 @@ TEST(ExpertsTest, BadCallsAreNamed) {
   }
 }
 
-// The largest |out - expected| / |expected| of a row, Euclidean norms.
-double worst_row_error(const std::vector<std::uint16_t>& out,
-                       const std::vector<std::uint16_t>& expected, std::size_t hidden) {
-  double worst = 0;
-  for (std::size_t first = 0; first < out.size(); first += hidden) {
-    double error = 0;
-    double size = 0;
-    for (std::size_t i = first; i < first + hidden; ++i) {
-      const double wanted = f32_from_bf16(expected[i]);
-      error += std::pow(f32_from_bf16(out[i]) - wanted, 2);
-      size += wanted * wanted;
-    }
-    worst = std::max(worst, std::sqrt(error / size));
-  }
-  return worst;
-}
-
 TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
   // Every piece of a tile, more than a tile, and an expert without rows.
   const std::vector<std::int32_t> counts = {1, 0, 15, 17, 111, 255, 300};
@@ -231,7 +214,7 @@ TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
       const auto out = run_experts(*fast, problem);
       const auto expected = run_experts(*make_exact_experts(problem.weights()), problem);
       // Quantized rows and weights are rounded to bf16 after their scale, 2^-9 for each element.
-      EXPECT_LT(worst_row_error(out, expected, 136), 1e-2)
+      EXPECT_LT(test::worst_row_error(out, expected, 136), 1e-2)
           << name_of(dtype) << " weights, input " << name_of(input);
     }
   }
@@ -249,7 +232,7 @@ TEST(OneDnnExpertsTest, QuantizedWeightsBiasesAndActivationsAgreeWithinAToleranc
     if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
     const auto out = run_experts(*fast, problem);
     const auto expected = run_experts(*make_exact_experts(problem.weights(), options), problem);
-    EXPECT_LT(worst_row_error(out, expected, 136), 1e-2) << name_of(format.dtype);
+    EXPECT_LT(test::worst_row_error(out, expected, 136), 1e-2) << name_of(format.dtype);
   }
 }
 
@@ -261,7 +244,7 @@ TEST(OneDnnExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
     const auto out = run_experts(*fast, problem);
     const auto expected = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
     // A sum that lands on the other side of an e4m3 rounding moves one of 72 terms by up to 2^-3.
-    EXPECT_LT(worst_row_error(out, expected, 136), 4e-2) << name_of(scheme);
+    EXPECT_LT(test::worst_row_error(out, expected, 136), 4e-2) << name_of(scheme);
   }
 }
 

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cublas_api.h: the functions of cuBLAS that experts need, found at the first use. They are
+// declared here as the C interface of versions 12 and 13 has them: not every toolkit comes with the
+// headers, and those of 12.4 lack the grouped call.
+#pragma once
+
+#include <cstddef>
+#include <cuda_runtime_api.h>
+#include <library_types.h>
+
+namespace switchyard {
+
+struct CublasContext;
+using CublasHandle = CublasContext*;
+using CublasStatus = int;
+inline constexpr CublasStatus kCublasSuccess = 0;
+inline constexpr int kCublasKeep = 0;       ///< CUBLAS_OP_N
+inline constexpr int kCublasTranspose = 1;  ///< CUBLAS_OP_T
+inline constexpr int kCublasCompute32F = 68;
+inline constexpr int kCublasDefaultAlgorithm = -1;
+inline constexpr int kCublasWholePrecisionReduction = 16;
+
+struct CublasApi {
+  CublasStatus (*create)(CublasHandle*) = nullptr;
+  CublasStatus (*destroy)(CublasHandle) = nullptr;
+  CublasStatus (*set_stream)(CublasHandle, cudaStream_t) = nullptr;
+  CublasStatus (*set_workspace)(CublasHandle, void*, std::size_t) = nullptr;
+  CublasStatus (*set_math_mode)(CublasHandle, int) = nullptr;
+  const char* (*status_string)(CublasStatus) = nullptr;
+  CublasStatus (*gemm)(CublasHandle, int, int, int m, int n, int k, const void* alpha,
+                       const void* a, cudaDataType_t, int lda, const void* b, cudaDataType_t,
+                       int ldb, const void* beta, void* c, cudaDataType_t, int ldc, int compute,
+                       int algorithm) = nullptr;
+  CublasStatus (*gemm_strided)(CublasHandle, int, int, int m, int n, int k, const void* alpha,
+                               const void* a, cudaDataType_t, int lda, long long stride_a,
+                               const void* b, cudaDataType_t, int ldb, long long stride_b,
+                               const void* beta, void* c, cudaDataType_t, int ldc,
+                               long long stride_c, int count, int compute, int algorithm) = nullptr;
+  /// Absent before 12.5. Pointers to matrices are memory of the GPU, all else is of the host.
+  CublasStatus (*gemm_grouped)(CublasHandle, const int*, const int*, const int* m, const int* n,
+                               const int* k, const void* alpha, const void* const* a,
+                               cudaDataType_t, const int* lda, const void* const* b, cudaDataType_t,
+                               const int* ldb, const void* beta, void* const* c, cudaDataType_t,
+                               const int* ldc, int group_count, const int* group_size,
+                               int compute) = nullptr;
+};
+
+/// From the path of SWITCHYARD_CUBLAS, else libcublas.so.13 or libcublas.so.12 where the system
+/// looks. Errors: kNotAvailable: what was looked for.
+const CublasApi& cublas_api();
+
+/// Throws unless `status` is success. Errors: kSystem.
+void check_cublas(CublasStatus status, const char* what);
+
+}  // namespace switchyard

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// layer_rows.h: the small kernels of the prepare/finalize classes and of the modular kernel: ids in
+// another numbering, ids of rows that lie by expert, weights on rows. Callers have checked shapes.
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/dtype.h"
+#include "switchyard/stream.h"
+
+#include "plan/permute.h"
+
+namespace switchyard::cuda {
+
+/// to[t, k] = table[id], or id + offset without a table; `none` for -1; `invalid` for what is not
+/// from -1 to num_ids - 1.
+struct RenameIdsArgs {
+  IdTable from;
+  IdTable to;                           ///< written
+  const std::int32_t* table = nullptr;  ///< [num_ids], or null
+  std::int64_t num_ids = 0;             ///< ids are below
+  std::int64_t offset = 0;
+  std::int64_t none = -1;
+  std::int64_t invalid = -1;
+  /// [1], or null: from row *num_rows on ids become `none` and weights 0.
+  const std::int32_t* num_rows = nullptr;
+  float* weights = nullptr;  ///< as `to`, contiguous; or null
+};
+void rename_ids(const RenameIdsArgs& args, Stream stream);
+
+/// Of rows that lie by expert: ids[n] = the expert in whose part row n lies, gaps included, -1
+/// behind the last part; weights of rows without a token = 0.
+struct MarkRowsArgs {
+  const std::int32_t* num_rows = nullptr;   ///< [L]
+  const std::int64_t* first_row = nullptr;  ///< [L]
+  std::int32_t num_local = 0;
+  std::int32_t first_expert = 0;
+  std::int64_t alignment = 1;
+  std::int64_t m = 0;
+  std::int64_t* ids = nullptr;             ///< [M]
+  float* weights = nullptr;                ///< [M], or null
+  std::int32_t* aligned_counts = nullptr;  ///< [L] counts rounded up to the alignment
+  std::int32_t* end = nullptr;             ///< [1] the row behind the last part
+};
+void mark_rows(const MarkRowsArgs& args, Stream stream);
+
+/// to[t] = round(from[t] * weights[t]), a product in f32.
+struct WeighRowsArgs {
+  const void* from = nullptr;      ///< [T, H], contiguous
+  void* to = nullptr;              ///< likewise
+  const float* weights = nullptr;  ///< [T]
+  std::int64_t num_tokens = 0;
+  std::int64_t hidden = 0;
+  DType dtype = DType::kBF16;
+};
+void weigh_rows(const WeighRowsArgs& args, Stream stream);
+
+/// weights[t] = sigmoid(hidden[t] . gate), the product one fma chain, h ascending.
+struct GateWeightsArgs {
+  const void* hidden = nullptr;  ///< [T, H]
+  std::int64_t hidden_stride = 0;
+  DType hidden_dtype = DType::kBF16;
+  const void* gate = nullptr;  ///< [H]
+  DType gate_dtype = DType::kBF16;
+  std::int64_t num_tokens = 0;
+  std::int64_t num_elements = 0;  ///< H
+  float* weights = nullptr;
+};
+void gate_weights(const GateWeightsArgs& args, Stream stream);
+
+/// to[t] = round(to[t] + from[t]) of bf16 rows, from +0 as every sum.
+struct AddRowsArgs {
+  std::uint16_t* to = nullptr;  ///< [T, H]
+  std::int64_t to_stride = 0;
+  const std::uint16_t* from = nullptr;  ///< [T, H], contiguous
+  std::int64_t num_tokens = 0;
+  std::int64_t hidden = 0;
+};
+void add_rows(const AddRowsArgs& args, Stream stream);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weigh_rows.cu: rows times a number of their own, and the number that a shared expert's gate
+// gives. The gate's product is one serial chain, as on the CPU: a warp holds a part of it at a time
+// in shared memory and all of its lanes run the same chain.
+
+#include <algorithm>
+
+#include "core/round_up.h"
+#include "cuda/check.h"
+#include "cuda/layer_rows.h"
+#include "cuda/row_words.cuh"
+#include "quant/exp.h"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kLanes = 32;
+constexpr int kPart = 256;  // elements of a chain that lie in shared memory
+
+template <typename Element>
+__global__ void weigh_rows_kernel(WeighRowsArgs args) {
+  using Bits = typename Element::Bits;
+  const auto* from = static_cast<const Bits*>(args.from) + blockIdx.x * args.hidden;
+  auto* to = static_cast<Bits*>(args.to) + blockIdx.x * args.hidden;
+  const float weight = args.weights[blockIdx.x];
+  for (std::int64_t h = blockIdx.y * kThreads + threadIdx.x; h < args.hidden;
+       h += gridDim.y * kThreads) {
+    to[h] = Element::narrow(Element::widen(from[h]) * weight);
+  }
+}
+
+__global__ void add_rows_kernel(AddRowsArgs args) {
+  const std::uint16_t* from = args.from + blockIdx.x * args.hidden;
+  std::uint16_t* to = args.to + blockIdx.x * args.to_stride;
+  for (std::int64_t h = blockIdx.y * kThreads + threadIdx.x; h < args.hidden;
+       h += gridDim.y * kThreads) {
+    to[h] = BF16::narrow(0.0f + BF16::widen(to[h]) + BF16::widen(from[h]));
+  }
+}
+
+__device__ float element(const void* data, DType dtype, std::int64_t i) {
+  switch (dtype) {
+    case DType::kBF16: return BF16::widen(static_cast<const std::uint16_t*>(data)[i]);
+    case DType::kF16: return F16::widen(static_cast<const std::uint16_t*>(data)[i]);
+    default: return static_cast<const float*>(data)[i];
+  }
+}
+
+__global__ void __launch_bounds__(kLanes) gate_weights_kernel(GateWeightsArgs args) {
+  __shared__ float2 part[kPart];
+  const std::int64_t row = blockIdx.x * args.hidden_stride;
+  float sum = 0.0f;
+  for (std::int64_t begin = 0; begin < args.num_elements; begin += kPart) {
+    const auto count =
+        static_cast<int>(args.num_elements - begin < kPart ? args.num_elements - begin : kPart);
+    __syncwarp();
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kLanes) {
+      part[i] = {element(args.hidden, args.hidden_dtype, row + begin + i),
+                 element(args.gate, args.gate_dtype, begin + i)};
+    }
+    __syncwarp();
+    for (int i = 0; i < count; ++i) sum = fmaf(part[i].x, part[i].y, sum);
+  }
+  if (threadIdx.x == 0) args.weights[blockIdx.x] = sigmoid(sum);
+}
+
+dim3 blocks_of(std::int64_t num_rows, std::int64_t num_elements) {
+  constexpr std::int64_t kElementsOfThread = 8;
+  constexpr std::int64_t kMaxBlocks = 0xFFFF;
+  const std::int64_t parts = cdiv<std::int64_t>(num_elements, kThreads * kElementsOfThread);
+  return {static_cast<unsigned>(num_rows), static_cast<unsigned>(std::min(parts, kMaxBlocks))};
+}
+
+template <typename Element>
+void launch_weigh(const WeighRowsArgs& args, Stream stream) {
+  const dim3 blocks = blocks_of(args.num_tokens, args.hidden);
+  weigh_rows_kernel<Element><<<blocks, kThreads, 0, stream.get()>>>(args);
+  check_launch("weigh_rows_kernel");
+}
+
+}  // namespace
+
+void weigh_rows(const WeighRowsArgs& args, Stream stream) {
+  if (args.num_tokens == 0 || args.hidden == 0) return;
+  switch (args.dtype) {
+    case DType::kBF16: return launch_weigh<BF16>(args, stream);
+    case DType::kF16: return launch_weigh<F16>(args, stream);
+    default: return launch_weigh<F32>(args, stream);
+  }
+}
+
+void add_rows(const AddRowsArgs& args, Stream stream) {
+  if (args.num_tokens == 0 || args.hidden == 0) return;
+  add_rows_kernel<<<blocks_of(args.num_tokens, args.hidden), kThreads, 0, stream.get()>>>(args);
+  check_launch("add_rows_kernel");
+}
+
+void gate_weights(const GateWeightsArgs& args, Stream stream) {
+  if (args.num_tokens == 0) return;
+  gate_weights_kernel<<<static_cast<unsigned>(args.num_tokens), kLanes, 0, stream.get()>>>(args);
+  check_launch("gate_weights_kernel");
+}
+
+}  // namespace switchyard::cuda

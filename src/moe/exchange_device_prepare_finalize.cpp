@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "moe/exchange_device_prepare_finalize.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/fail.h"
+#include "core/format.h"
+#include "exchange/check_matrix.h"
+#include "exchange/exchange_shape.h"
+#include "moe/split_call.h"
+#include "plan/permute_views.h"
+
+namespace switchyard {
+namespace {
+
+// On GPUs receive buffers always have their largest size.
+ExchangeConfig device_exchange_config(const PrepareRecipe& recipe,
+                                      const PrepareFinalizeConfig& config, bool is_plain) {
+  ExchangeConfig result = exchange_config_of(recipe, config, is_plain);
+  result.worst_case_rows = true;
+  return result;
+}
+
+std::int64_t buffer_rows(const ExchangeConfig& config, const Group& group) {
+  return make_exchange_shape(config, group.size(), group.rank()).max_buffer_rows;
+}
+
+bool marks_rows(const PrepareRecipe& recipe) { return recipe.kind == PrepareKind::kElasticPrefill; }
+
+bool renames_received(const PrepareRecipe& recipe) { return recipe.layout == Layout::kCompact; }
+
+}  // namespace
+
+ExchangeDevicePrepareFinalize::ExchangeDevicePrepareFinalize(
+    const PrepareRecipe& recipe, const Group& group, const PrepareFinalizeConfig& config,
+    const DevicePrepareFinalizeOptions& options)
+    : recipe_(recipe),
+      config_(config),
+      group_(group),
+      exchange_options_(options.exchange),
+      ownership_{config.num_experts, group.size()} {
+  check_prepare_config(recipe, config, group.size());
+  max_buffer_rows_ = buffer_rows(device_exchange_config(recipe, config, false), group);
+  take_memory();
+  make_exchange(false);
+  if (options.defers_input_quant && wire_scheme_of(config).is_quantized()) make_exchange(true);
+}
+
+// Before the exchange: once that is made peers may already wait in kernels, and the runtime waits
+// for kernels before it gives memory.
+void ExchangeDevicePrepareFinalize::take_memory() {
+  const std::int64_t num_experts = config_.num_experts;
+  std::vector<std::int32_t> map(static_cast<std::size_t>(num_experts) + 1, -1);
+  const auto first = map.begin() + ownership_.first(group_.rank());
+  std::iota(first, first + num_local_experts(), 0);
+  expert_map_ = tensors_.take_copy(DType::kI32, {num_experts + 1}, map);
+  if (!config_.global_to_physical.empty()) {
+    physical_ = tensors_.take_copy(DType::kI32, {num_experts}, config_.global_to_physical);
+  }
+  if (config_.static_scale.has_value()) {
+    static_scale_ = tensors_.take_copy<float>(DType::kF32, {1}, {*config_.static_scale});
+  }
+  const std::int64_t num_choices = config_.max_tokens_per_rank * config_.num_topk;
+  ones_ = tensors_.take_copy(DType::kF32, {num_choices},
+                             std::vector<float>(static_cast<std::size_t>(num_choices), 1.0f));
+  batches_.resize(static_cast<std::size_t>(config_.num_micro_batches));
+  for (MicroBatch& batch : batches_) take_batch_memory(batch);
+  tensors_.close();
+}
+
+void ExchangeDevicePrepareFinalize::take_batch_memory(MicroBatch& batch) {
+  const std::int64_t num_tokens = config_.max_tokens_per_rank;
+  const std::int64_t num_topk = config_.num_topk;
+  if (num_topk == 1) batch.weighted = tensors_.take(DType::kF32, {num_tokens, config_.hidden});
+  if (physical_.has_value()) {
+    batch.physical_ids = tensors_.take(DType::kI32, {num_tokens, num_topk});
+  }
+  if (renames_received(recipe_)) {
+    const bool is_elastic = recipe_.kind == PrepareKind::kElasticDecode;
+    batch.topk_ids =
+        tensors_.take(is_elastic ? DType::kI64 : DType::kI32, {max_buffer_rows_, num_topk});
+  }
+  if (marks_rows(recipe_)) {
+    batch.topk_ids = tensors_.take(DType::kI64, {max_buffer_rows_, 1});
+    batch.aligned_counts = tensors_.take(DType::kI32, {num_local_experts()});
+    batch.end = tensors_.take(DType::kI32, {1});
+  }
+  const ExchangeConfig wire = device_exchange_config(recipe_, config_, false);
+  if (wire.scheme == config_.scheme) return;
+  batch.quantizer.emplace(wire, config_, max_buffer_rows_, num_local_experts(), static_scale_,
+                          tensors_);
+}
+
+void ExchangeDevicePrepareFinalize::make_exchange(bool is_plain) {
+  exchanges_[is_plain] = std::make_unique<DeviceExchange>(
+      group_, device_exchange_config(recipe_, config_, is_plain), exchange_options_);
+}
+
+ExchangeDevicePrepareFinalize::MicroBatch& ExchangeDevicePrepareFinalize::batch_of(
+    int micro_batch) {
+  require(micro_batch >= 0 && micro_batch < config_.num_micro_batches, Errc::kInvalidArgument,
+          "{}: micro_batch is {}, must be from 0 to {}", name(), micro_batch,
+          config_.num_micro_batches - 1);
+  return batches_[static_cast<std::size_t>(micro_batch)];
+}
+
+void ExchangeDevicePrepareFinalize::post_init_setup(const DeviceExperts& experts) {
+  const bool packs =
+      sends_packed_scales(recipe_, config_, experts.supports_packed_ue8m0_act_scales());
+  const bool defers = experts.expects_unquantized_inputs() &&
+                      wire_scheme_of(config_).is_quantized() && exchanges_[1] == nullptr;
+  if (!packs && !defers) return;
+  for (const MicroBatch& batch : batches_) {
+    require(batch.exchange == nullptr, Errc::kInvalidArgument,
+            "{}: post_init_setup comes after prepare; call it before the first one", name());
+  }
+  if (packs) {
+    config_.scheme.scale_format = ScaleFormat::kE8M0Packed;
+    make_exchange(false);
+  }
+  if (defers) make_exchange(true);
+}
+
+QuantScheme ExchangeDevicePrepareFinalize::row_scheme(bool is_deferred) const {
+  if (!is_deferred) return config_.scheme;
+  const QuantScheme wire = wire_scheme_of(config_);
+  return wire.is_quantized() ? schemes::kNone : wire;
+}
+
+DeviceExchange& ExchangeDevicePrepareFinalize::exchange_for(const DevicePrepareArguments& arguments,
+                                                            bool is_deferred) const {
+  const bool is_plain = is_deferred && wire_scheme_of(config_).is_quantized();
+  require(exchanges_[is_plain] != nullptr, Errc::kInvalidArgument,
+          "{}: defer_input_quant is set in micro_batch {}, which takes an exchange of its own; set "
+          "DevicePrepareFinalizeOptions::defers_input_quant",
+          name(), arguments.micro_batch);
+  return *exchanges_[is_plain];
+}
+
+// Checks what this class adds to dispatch, and enqueues what comes before it.
+ExchangeDevicePrepareFinalize::Input ExchangeDevicePrepareFinalize::begin(
+    MicroBatch& batch, const DevicePrepareArguments& arguments, Stream stream) {
+  require(!batch.is_busy, Errc::kInvalidArgument,
+          "{}: micro_batch {} was prepared and not finalized; finalize it first", name(),
+          arguments.micro_batch);
+  check_ids_dtype(recipe_, config_, arguments.topk_ids);
+  const bool is_deferred = arguments.defer_input_quant && config_.scheme.is_quantized();
+  DeviceExchange& exchange = exchange_for(arguments, is_deferred);
+  const TensorView& hidden = arguments.hidden;
+  const std::int64_t num_tokens = hidden.num_dims() == 2 ? hidden.shape(0) : 0;
+  require(num_tokens <= config_.max_tokens_per_rank, Errc::kInvalidArgument,
+          "{}: hidden has {} rows, but max_tokens_per_rank is {}", name(), num_tokens,
+          config_.max_tokens_per_rank);
+  Input input{hidden, arguments.topk_ids, arguments.topk_weights, {}};
+  if (arguments.apply_router_weight_on_input) {
+    check_weighed_input(recipe_, config_, hidden, arguments.topk_weights);
+    check_matrix(hidden, {"prepare", "hidden", {hidden.dtype()}, num_tokens, config_.hidden});
+    input.hidden = TensorView(batch.weighted.data(), hidden.dtype(), {num_tokens, config_.hidden});
+    input.topk_weights = TensorView(ones_.data(), DType::kF32, {num_tokens, 1});
+    cuda_module().weigh_rows(
+        {hidden.data(), input.hidden.data(), arguments.topk_weights.as<float>(), num_tokens,
+         config_.hidden, hidden.dtype()},
+        stream);
+  }
+  input.topk_ids = to_physical(batch, arguments.topk_ids, stream);
+  input.options.tensor_scale = static_scale_;
+  batch.is_weighted = arguments.apply_router_weight_on_input;
+  batch.is_deferred = is_deferred;
+  batch.exchange = &exchange;
+  batch.num_tokens = num_tokens;
+  return input;
+}
+
+// Ids that no expert has stay ids that no expert has: dispatch finds them.
+TensorView ExchangeDevicePrepareFinalize::to_physical(MicroBatch& batch, const TensorView& topk_ids,
+                                                      Stream stream) const {
+  const bool is_id = topk_ids.dtype() == DType::kI32 || topk_ids.dtype() == DType::kI64;
+  if (!physical_.has_value() || topk_ids.num_dims() != 2 || !is_id || !topk_ids.is_contiguous() ||
+      topk_ids.num_elements() > batch.physical_ids.num_elements()) {
+    return topk_ids;  // what is wrong with them is for dispatch to say
+  }
+  check_address(topk_ids, "prepare", "topk_ids");
+  const TensorView renamed(batch.physical_ids.data(), DType::kI32,
+                           {topk_ids.shape(0), topk_ids.shape(1)});
+  cuda::RenameIdsArgs args;
+  args.from = id_table("prepare", topk_ids);
+  args.to = id_table("prepare", renamed);
+  args.table = physical_.as<std::int32_t>();
+  args.num_ids = config_.num_experts;
+  args.invalid = config_.num_experts;
+  cuda_module().rename_ids(args, stream);
+  return renamed;
+}
+
+// After dispatch took the rows: arguments that it refuses leave the caller's memory as it was.
+void ExchangeDevicePrepareFinalize::sent(MicroBatch& batch, const DevicePrepareArguments& arguments,
+                                         Stream stream) const {
+  batch.is_busy = true;
+  if (!batch.is_weighted || !arguments.weighs_in_place || batch.num_tokens == 0) return;
+  const TensorView& hidden = arguments.hidden;
+  const auto row_bytes = static_cast<std::size_t>(config_.hidden * bits_of(hidden.dtype()) / 8);
+  const auto stride = static_cast<std::int64_t>(row_bytes);
+  cuda_module().copy_rows({batch.weighted.as<std::byte>(), batch.num_tokens, row_bytes, stride},
+                          {hidden.as<std::byte>(), batch.num_tokens, row_bytes, stride}, stream);
+}
+
+Pending<DevicePrepared> ExchangeDevicePrepareFinalize::prepare_async(
+    const DevicePrepareArguments& arguments, Stream stream, Stream receive_stream) {
+  MicroBatch& batch = batch_of(arguments.micro_batch);
+  const Input input = begin(batch, arguments, stream);
+  batch.handle = batch.exchange->dispatch_send(input.hidden, input.topk_ids, input.topk_weights,
+                                               stream, input.options);
+  sent(batch, arguments, stream);
+  return split_call<DevicePrepared>(
+      [this, &batch, receive_stream] {
+        batch.dispatched = batch.exchange->dispatch_receive(batch.handle, receive_stream);
+        arrived(batch, receive_stream);
+      },
+      [&batch] { return batch.prepared; });
+}
+
+DevicePrepared ExchangeDevicePrepareFinalize::prepare(const DevicePrepareArguments& arguments,
+                                                      Stream stream) {
+  MicroBatch& batch = batch_of(arguments.micro_batch);
+  const Input input = begin(batch, arguments, stream);
+  batch.dispatched = batch.exchange->dispatch(input.hidden, input.topk_ids, input.topk_weights,
+                                              stream, input.options);
+  batch.handle = batch.dispatched.handle;
+  sent(batch, arguments, stream);
+  arrived(batch, stream);
+  return batch.prepared;
+}
+
+// What the original hands out beside the rows.
+void ExchangeDevicePrepareFinalize::arrived(MicroBatch& batch, Stream stream) const {
+  const DeviceDispatched& from = batch.dispatched;
+  const ExchangeConfig& wire = batch.exchange->config();
+  DevicePrepared& to = batch.prepared;
+  to = DevicePrepared{};
+  to.experts = {from.rows,     from.scales,  wire.scheme,      from.first_row,
+                from.num_rows, TensorView(), wire.scale_layout};
+  if (wire.scheme.needs_tensor_scale()) to.experts.tensor_scale = static_scale_;
+  to.total_rows = from.total_rows;
+  if (recipe_.kind == PrepareKind::kLowLatency) to.metadata = DeviceTokensMetadata{from.num_rows};
+  if (marks_rows(recipe_)) mark_rows(batch, stream);
+  if (renames_received(recipe_)) rename_received(batch, stream);
+  if (recipe_.layout == Layout::kAllGather || recipe_.layout == Layout::kByRank) {
+    to.topk_ids = from.topk_ids;
+    to.topk_weights = from.topk_weights;
+  }
+  if (!batch.is_deferred && batch.quantizer.has_value()) {
+    batch.quantizer->quantize(valid_rows(batch), to.experts, stream);
+  }
+}
+
+// Rows of expert e, alignment gaps included, all name e.
+void ExchangeDevicePrepareFinalize::mark_rows(MicroBatch& batch, Stream stream) const {
+  const DeviceDispatched& from = batch.dispatched;
+  DevicePrepared& to = batch.prepared;
+  cuda::MarkRowsArgs args;
+  args.num_rows = from.num_rows.as<std::int32_t>();
+  args.first_row = from.first_row.as<std::int64_t>();
+  args.num_local = num_local_experts();
+  args.first_expert = ownership_.first(group_.rank());
+  args.alignment = config_.expert_alignment;
+  args.m = max_buffer_rows_;
+  args.ids = batch.topk_ids.as<std::int64_t>();
+  if (from.topk_weights.has_value()) args.weights = from.topk_weights.as<float>();
+  args.aligned_counts = batch.aligned_counts.as<std::int32_t>();
+  args.end = batch.end.as<std::int32_t>();
+  cuda_module().mark_rows(args, stream);
+  to.metadata = DeviceTokensMetadata{batch.aligned_counts};
+  to.topk_ids = batch.topk_ids;
+  if (args.weights != nullptr) {
+    to.topk_weights = TensorView(args.weights, DType::kF32, {max_buffer_rows_, 1});
+  }
+}
+
+// Local ids back to physical ones. "None" stays -1, or is E where the original fills with its
+// number of slots.
+void ExchangeDevicePrepareFinalize::rename_received(MicroBatch& batch, Stream stream) const {
+  const DeviceDispatched& from = batch.dispatched;
+  cuda::RenameIdsArgs args;
+  args.from = id_table("prepare", from.topk_ids);
+  args.to = id_table("prepare", batch.topk_ids);
+  args.num_ids = num_local_experts();
+  args.offset = ownership_.first(group_.rank());
+  args.none = recipe_.kind == PrepareKind::kElasticDecode ? -1 : config_.num_experts;
+  args.invalid = args.none;
+  args.num_rows = from.total_rows.as<std::int32_t>();
+  if (from.topk_weights.has_value()) args.weights = from.topk_weights.as<float>();
+  cuda_module().rename_ids(args, stream);
+  batch.prepared.topk_ids = batch.topk_ids;
+  batch.prepared.topk_weights = from.topk_weights;
+}
+
+// Counts for the rows that are quantized here; absent: all of them.
+TensorView ExchangeDevicePrepareFinalize::valid_rows(const MicroBatch& batch) const {
+  switch (recipe_.layout) {
+    case Layout::kBatched: return batch.dispatched.num_rows;
+    case Layout::kByRank: return {};
+    default: return batch.end.has_value() ? batch.end : batch.dispatched.total_rows;
+  }
+}
+
+ExchangeDevicePrepareFinalize::MicroBatch& ExchangeDevicePrepareFinalize::busy_batch_of(
+    int micro_batch) {
+  MicroBatch& batch = batch_of(micro_batch);
+  require(batch.is_busy, Errc::kInvalidArgument,
+          "{}: nothing is prepared in micro_batch {}; prepare first", name(), micro_batch);
+  return batch;
+}
+
+// The rows that combine takes; with [M, K, H] this rank's choices of each row are summed first.
+TensorView ExchangeDevicePrepareFinalize::to_send(const MicroBatch& batch,
+                                                  const DeviceFinalizeArguments& arguments,
+                                                  Stream stream) const {
+  const auto [rows, needs_sum] = check_returned_rows(
+      recipe_, config_, max_buffer_rows_, arguments.expert_output, arguments.weight_and_reduce);
+  if (!needs_sum) return rows;
+  const TensorView& reduced = arguments.reduced;
+  check_matrix(reduced, {"finalize", "reduced", {rows.dtype()}, max_buffer_rows_, config_.hidden});
+  const DevicePrepared& prepared = batch.prepared;
+  if (arguments.weight_and_reduce.kind == WeightAndReduceKind::kContiguous) {
+    weight_and_reduce(
+        arguments.weight_and_reduce,
+        {rows, prepared.topk_weights, prepared.topk_ids, expert_map_, batch.is_weighted}, reduced,
+        {}, stream);
+    return reduced;
+  }
+  // delegate: one chain in f32, rounded once, as everywhere in this library.
+  const TensorView& ids = prepared.topk_ids;
+  const std::int64_t row_bytes = config_.hidden * bits_of(rows.dtype()) / 8;
+  cuda::ReduceArgs args;
+  args.terms = cuda::Terms::kContiguous;
+  args.ids = id_table("finalize", ids);
+  args.lookup = expert_lookup("finalize", expert_map_);
+  args.skips_padding = true;
+  if (!batch.is_weighted) {
+    args.weights = prepared.topk_weights.as<float>();
+    args.weight_token_stride = config_.num_topk;
+    args.weight_choice_stride = 1;
+  }
+  args.rows = {rows.as<std::byte>(), ids.num_elements(), static_cast<std::size_t>(row_bytes),
+               row_bytes};
+  args.out = {reduced.as<std::byte>(), max_buffer_rows_, static_cast<std::size_t>(row_bytes),
+              row_bytes};
+  args.hidden = config_.hidden;
+  args.row_dtype = rows.dtype();
+  args.out_dtype = rows.dtype();
+  cuda_module().reduce_rows(args, stream);
+  return reduced;
+}
+
+// Rows that are weighted already count as they are.
+DeviceCombineOptions ExchangeDevicePrepareFinalize::combine_options(
+    const MicroBatch& batch, const DeviceFinalizeArguments& arguments) const {
+  DeviceCombineOptions options;
+  options.rows_are_weighted = arguments.weight_and_reduce.kind == WeightAndReduceKind::kNoOp;
+  if (!options.rows_are_weighted || batch.exchange->config().reduce != Reduce::kPerExpert) {
+    return options;
+  }
+  options.topk_weights =
+      TensorView(ones_.data(), DType::kF32, {batch.num_tokens, std::int64_t{config_.num_topk}});
+  return options;
+}
+
+namespace {
+
+// The output before anything is sent: combine would find it wrong only when it receives.
+void check_output(const TensorView& output, std::int64_t num_tokens, std::int64_t hidden) {
+  check_matrix(
+      output,
+      {"finalize", "output", {DType::kBF16, DType::kF16, DType::kF32}, num_tokens, hidden, true});
+}
+
+}  // namespace
+
+Pending<void> ExchangeDevicePrepareFinalize::finalize_async(
+    const DeviceFinalizeArguments& arguments, Stream stream, Stream receive_stream) {
+  MicroBatch& batch = busy_batch_of(arguments.micro_batch);
+  const TensorView output = arguments.output;
+  check_output(output, batch.num_tokens, config_.hidden);
+  const DeviceCombineOptions options = combine_options(batch, arguments);
+  batch.exchange->combine_send(batch.handle, to_send(batch, arguments, stream), stream, options);
+  return split_call<void>(
+      [&batch, output, options, receive_stream] {
+        batch.exchange->combine_receive(batch.handle, output, receive_stream, options);
+        batch.is_busy = false;
+      },
+      [] {});
+}
+
+void ExchangeDevicePrepareFinalize::finalize(const DeviceFinalizeArguments& arguments,
+                                             Stream stream) {
+  MicroBatch& batch = busy_batch_of(arguments.micro_batch);
+  check_output(arguments.output, batch.num_tokens, config_.hidden);
+  const DeviceCombineOptions options = combine_options(batch, arguments);
+  batch.exchange->combine(batch.handle, to_send(batch, arguments, stream), arguments.output, stream,
+                          options);
+  batch.is_busy = false;
+}
+
+void ExchangeDevicePrepareFinalize::abandon(int micro_batch, const std::string& reason) {
+  MicroBatch& batch = batch_of(micro_batch);
+  if (group_.size() > 1) return group_.abort(reason);
+  busy_batch_of(micro_batch).exchange->release(batch.handle);
+  batch.is_busy = false;
+}
+
+void ExchangeDevicePrepareFinalize::check() const {
+  for (const auto& exchange : exchanges_) {
+    if (exchange != nullptr) exchange->check();
+  }
+}
+
+std::unique_ptr<DevicePrepareFinalize> make_device_prepare_finalize(
+    PrepareKind kind, const Group& group, const PrepareFinalizeConfig& config,
+    const DevicePrepareFinalizeOptions& options) {
+  const PrepareRecipe& recipe = recipe_of(kind);
+  if (kind != PrepareKind::kLocal) {
+    return std::make_unique<ExchangeDevicePrepareFinalize>(recipe, group, config, options);
+  }
+  return std::make_unique<ExchangeDevicePrepareFinalize>(recipe, group_of_one(), config, options);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The memory of an exchange, taken once: what kernels share with the host, and of each channel what
+// is received, what a call leaves for its combine, and the parts of kernel arguments that never
+// change.
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "core/bytes.h"
+#include "cuda/check.h"
+#include "cuda/wire_form.h"
+#include "p2p/p2p_exchange.h"
+#include "p2p/wait_failure.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::size_t kPartAlignment = 256;
+constexpr int kEmptyByte = 0xFF;
+constexpr int kBlankByte = 0x3F;  // a finite number of every dtype
+
+// Gives out parts of one allocation: first to add them up, then to place them.
+class Parts {
+ public:
+  explicit Parts(std::byte* base) : base_(base) {}
+  template <typename T>
+  T* take(std::size_t count) {
+    const std::size_t at = used_;
+    used_ = checked_add(used_, align_up(checked_mul(count, sizeof(T)), kPartAlignment));
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+CallState take_state(Parts& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
+  CallState state;
+  state.counter = parts.take<std::uint64_t>(1);
+  state.num_terms = parts.take<std::int32_t>(tokens);
+  state.columns = parts.take<std::int32_t>(tokens * topk);
+  state.term_weights = parts.take<float>(tokens * topk);
+  state.term_ranks = parts.take<std::int32_t>(tokens * topk);
+  state.num_arrivals = parts.take<std::int32_t>(ranks);
+  state.arrival_token = parts.take<std::int32_t>(ranks * tokens);
+  state.arrival_rows = parts.take<std::int32_t>(ranks * tokens * topk);
+  state.arrival_weights = parts.take<float>(ranks * tokens * topk);
+  return state;
+}
+
+void start_count(std::uint64_t* counter) {
+  const std::uint64_t first_call = kCallUnit;  // number 1: combine takes the one before the next
+  check_cuda(cudaMemcpy(counter, &first_call, sizeof(first_call), cudaMemcpyHostToDevice),
+             "cudaMemcpy");
+}
+
+}  // namespace
+
+void P2pExchange::prepare_memory() {
+  words_ = PinnedBuffer(sizeof(WatchWords));
+  failed_ = DeviceBuffer(sizeof(std::uint32_t));
+  watch_.record = &words_.as<WatchWords>()->record;
+  watch_.abort_word = &words_.as<WatchWords>()->abort_word;
+  watch_.failed = failed_.as<std::uint32_t>();
+  const std::int64_t timeout_ms =
+      kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), window_->is_shared_gpu());
+  watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
+  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
+  check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
+             "cudaMemset");
+  blank_ = DeviceBuffer(kGrainElements * sizeof(float));
+  check_cuda(cudaMemset(blank_.data(), kBlankByte, blank_.size_bytes()), "cudaMemset");
+  if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
+  for (std::size_t i = 0; i < channels_.size(); ++i) allocate(channels_[i], i);
+  load_kernels();
+  check_cuda(cudaDeviceSynchronize(), "device exchange");
+}
+
+void P2pExchange::fill_every_rank_ids() {
+  const auto ranks = static_cast<std::size_t>(group_.size());
+  const auto tokens = static_cast<std::size_t>(shape_.config.max_tokens_per_rank);
+  std::vector<std::int32_t> ids(checked_mul(ranks, tokens));
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i % ranks);
+  every_rank_ = DeviceBuffer(ids.size() * sizeof(std::int32_t));
+  check_cuda(
+      cudaMemcpy(every_rank_.data(), ids.data(), every_rank_.size_bytes(), cudaMemcpyHostToDevice),
+      "cudaMemcpy");
+}
+
+void P2pExchange::load_kernels() const {
+  const Channel& channel = channels_[0];
+  DispatchArgs dispatch = channel.dispatch;
+  for (const DType dtype : {DType::kBF16, shape_.config.scheme.dtype}) {
+    dispatch.token_dtype = dtype;
+    launch_dispatch(dispatch, Phases::kNone, false, nullptr);
+  }
+  for (const DispatchArgs& payload : channel.payloads) {
+    launch_dispatch(payload, Phases::kNone, false, nullptr);
+  }
+  if (shape_.gathers_routing) launch_dispatch(channel.gather, Phases::kNone, false, nullptr);
+  if (keeps_ids()) load_routing_kernels();
+  launch_combine(channel.combine, Phases::kNone, false, nullptr);
+}
+
+void P2pExchange::allocate(Channel& channel, std::size_t index) {
+  const ExchangeConfig& config = shape_.config;
+  const auto ranks = static_cast<std::size_t>(group_.size());
+  const auto tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
+  const auto topk = static_cast<std::size_t>(config.num_topk);
+  const auto rows = static_cast<std::size_t>(shape_.exchange.max_buffer_rows);
+  const auto local = static_cast<std::size_t>(shape_.exchange.ownership.count(group_.rank()));
+  const bool is_major = is_expert_major(config.layout);
+  const std::size_t num_scale_bytes =
+      scale_blocks(config, shape_.exchange, group_.rank(), shape_.exchange.max_buffer_rows)
+          .num_bytes();
+  std::vector<std::uint64_t*> counters;
+  std::vector<std::byte*> payload_rows;
+  for (const bool is_real : {false, true}) {
+    Parts parts(is_real ? channel.memory.data() : nullptr);
+    counters.clear();
+    payload_rows.clear();
+    DispatchArgs& args = channel.dispatch;
+    RoutingArgs& routing = channel.routing_args;
+    args.state = take_state(parts, ranks, tokens, static_cast<std::size_t>(shape_.main_topk));
+    args.num_rows = parts.take<std::int32_t>(std::max<std::size_t>(local, 1));
+    args.total_rows = parts.take<std::int32_t>(1);
+    args.first_row = is_major ? parts.take<std::int64_t>(local) : nullptr;
+    args.rows = parts.take<std::byte>(checked_mul(rows, shape_.exchange.payload_bytes));
+    args.scales = shape_.exchange.num_scales > 0 ? parts.take<std::byte>(num_scale_bytes) : nullptr;
+    args.row_ids = is_major ? nullptr : parts.take<std::int32_t>(rows * topk);
+    args.row_weights =
+        config.sends_weights ? parts.take<float>(rows * (is_major ? 1 : topk)) : nullptr;
+    routing.num_rows_of_expert = shape_.gathers ? parts.take<std::int32_t>(local) : args.num_rows;
+    if (keeps_ids()) routing.own_ids = parts.take<std::int32_t>(tokens * topk);
+    routing.num_dropped = parts.take<std::int32_t>(1);
+    for (const std::int64_t bytes : config.payload_bytes) {
+      counters.push_back(parts.take<std::uint64_t>(1));
+      payload_rows.push_back(
+          parts.take<std::byte>(checked_mul(rows, static_cast<std::size_t>(bytes))));
+    }
+    if (shape_.gathers_routing) {
+      const auto row_bytes = static_cast<std::size_t>(shape_.routing_row_bytes());
+      DispatchArgs& gather = channel.gather;
+      gather.state = take_state(parts, ranks, tokens, ranks);
+      gather.num_rows = parts.take<std::int32_t>(1);
+      gather.total_rows = parts.take<std::int32_t>(1);
+      gather.rows = parts.take<std::byte>(checked_mul(ranks * tokens, row_bytes));
+      routing.own_rows = parts.take<std::uint32_t>(tokens * topk * 2);
+      routing.load = parts.take<std::int32_t>(static_cast<std::size_t>(config.num_experts));
+    }
+    if (is_real) break;
+    channel.memory = DeviceBuffer(parts.used());
+  }
+  check_cuda(cudaMemset(channel.memory.data(), 0, channel.memory.size_bytes()), "cudaMemset");
+  start_count(channel.dispatch.state.counter);
+  if (shape_.gathers_routing) start_count(channel.gather.state.counter);
+  set_base(channel, index);
+  for (std::size_t i = 0; i < payload_rows.size(); ++i) {
+    start_count(counters[i]);
+    channel.payloads[i].state.counter = counters[i];
+    channel.payloads[i].rows = payload_rows[i];
+  }
+}
+
+void P2pExchange::set_base(Channel& channel, std::size_t index) {
+  const ExchangeConfig& config = shape_.config;
+  DispatchArgs& dispatch = channel.dispatch;
+  ExchangeBase base;
+  base.layout = shape_.main;
+  base.ownership = KernelOwnership(shape_.main_ownership);
+  for (int r = 0; r < group_.size(); ++r) {
+    base.windows.base[r] = window_->base(r) + index * shape_.window_bytes;
+  }
+  base.rank = group_.rank();
+  base.num_topk = shape_.main_topk;
+  base.rows_layout = config.layout;
+  base.reduce = config.reduce;
+  base.state = dispatch.state;
+  base.watch = watch_;
+  static_cast<ExchangeBase&>(dispatch) = base;
+  static_cast<ExchangeBase&>(channel.combine) = base;
+  channel.combine.wire_dtype = config.combine_scheme.dtype;
+
+  RoutingArgs& routing = channel.routing_args;
+  routing.ownership = KernelOwnership(shape_.exchange.ownership);
+  routing.state = base.state;
+  routing.watch = watch_;
+  routing.rank = group_.rank();
+  routing.num_topk = config.num_topk;
+  routing.max_tokens = static_cast<std::int32_t>(config.max_tokens_per_rank);
+  routing.wants_distinct = config.layout == Layout::kBatched;
+  routing.is_gathered = shape_.gathers;
+  routing.rows = reinterpret_cast<const std::uint32_t*>(channel.gather.rows);
+  routing.num_rows = channel.gather.total_rows;
+  routing.num_from = channel.gather.state.num_arrivals;
+  routing.capacity =
+      config.capacity > 0 ? config.capacity : std::numeric_limits<std::int64_t>::max();
+  routing.num_local = shape_.exchange.ownership.count(group_.rank());
+  if (shape_.gathers) {  // of the rows of all ranks only these kernels know the experts
+    routing.row_ids = std::exchange(dispatch.row_ids, nullptr);
+    routing.row_weights = std::exchange(dispatch.row_weights, nullptr);
+  }
+  set_rows(dispatch);
+
+  std::size_t region = shape_.main.total_bytes;
+  for (std::size_t i = 0; i < shape_.payloads.size(); ++i) {
+    channel.payloads.push_back(bytes_base(dispatch, region, config.payload_bytes[i]));
+    channel.payloads.back().layout = shape_.payloads[i];
+    region += shape_.payloads[i].total_bytes;
+  }
+  if (!shape_.gathers_routing) return;
+  const DispatchArgs taken = channel.gather;
+  DispatchArgs& gather = channel.gather = bytes_base(dispatch, region, shape_.routing_row_bytes());
+  gather.layout = shape_.routing;
+  gather.ownership = KernelOwnership({group_.size(), group_.size()});
+  gather.num_topk = group_.size();
+  gather.rows_layout = Layout::kCompact;
+  gather.reduce = Reduce::kPerRank;
+  gather.capacity = std::numeric_limits<std::int64_t>::max();
+  gather.source_rows = 0;
+  gather.state = taken.state;
+  gather.num_rows = taken.num_rows;
+  gather.first_row = nullptr;
+  gather.total_rows = taken.total_rows;
+  gather.rows = taken.rows;
+  gather.tokens = reinterpret_cast<const std::byte*>(routing.own_rows);
+  gather.token_stride = shape_.routing_row_bytes();
+  gather.aligned_tokens = gather.aligned_rows;
+  gather.topk_ids = every_rank_.data();
+  gather.ids_are_64_bits = false;
+}
+
+// What never changes about the rows of the tokens.
+void P2pExchange::set_rows(DispatchArgs& dispatch) const {
+  const ExchangeConfig& config = shape_.config;
+  const ExchangeShape& shape = shape_.exchange;
+  const ScaleBlocks scales = scale_blocks(config, shape, group_.rank(), shape.max_buffer_rows);
+  const bool is_batched = config.layout == Layout::kBatched;
+  const bool is_limited = is_batched || (config.capacity > 0 && !shape_.gathers);
+  dispatch.scheme = config.scheme;
+  dispatch.sends_weights = config.sends_weights && !shape_.gathers;
+  dispatch.row_bytes = static_cast<std::int64_t>(shape.payload_bytes);
+  dispatch.aligned_rows = shape.payload_bytes % kUnitBytes == 0;
+  dispatch.capacity =
+      is_limited ? shape.receive.capacity : std::numeric_limits<std::int64_t>::max();
+  dispatch.row_alignment = config.expert_alignment;
+  dispatch.scale_block = scales.block;
+  dispatch.scales_per_piece = scales_per_piece(config.scheme);
+  dispatch.scale_block_bytes = is_batched ? scales.block.num_bytes() : 0;
+}
+
+// The dispatch of rows of bytes, without scales, ids or weights, in a region of its own.
+DispatchArgs P2pExchange::bytes_base(const DispatchArgs& main, std::size_t region,
+                                     std::int64_t row_bytes) const {
+  DispatchArgs args = main;
+  for (int r = 0; r < group_.size(); ++r) args.windows.base[r] += region;
+  args.scheme = schemes::kFp8Tensor;  // codes of 8 bits as they are, no scales in rows
+  args.token_dtype = args.scheme.dtype;
+  args.sends_weights = false;
+  args.row_bytes = row_bytes;
+  args.aligned_rows = row_bytes % static_cast<std::int64_t>(kUnitBytes) == 0;
+  args.scales = nullptr;
+  args.scale_block = {};
+  args.scale_units_per_row = 0;
+  args.scales_per_piece = 1;
+  args.scale_block_bytes = 0;
+  args.row_ids = nullptr;
+  args.row_weights = nullptr;
+  return args;
+}
+
+}  // namespace switchyard

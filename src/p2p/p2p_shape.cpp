@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "p2p/p2p_shape.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/bytes.h"
+#include "core/fail.h"
+#include "cuda/wire_form.h"
+
+namespace switchyard {
+namespace {
+
+// GPUs keep 32-bit row numbers, and counts in shared memory.
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
+constexpr int kMaxExperts = 16384;
+constexpr std::int64_t kMaxRowElements = std::int64_t{1} << 24;
+
+void refuse(bool is_bad, const std::string& what) {
+  require(!is_bad, Errc::kNotSupported, "device exchange: {}", what);
+}
+
+void require_supported(const ExchangeConfig& config, int num_ranks, bool gathers_routing) {
+  refuse(config.num_topk > kMaxPushTopk,
+         fmt::format("num_topk is {}, must be at most {}", config.num_topk, kMaxPushTopk));
+  refuse(num_ranks > kMaxPushRanks,
+         fmt::format("{} ranks, must be at most {}", num_ranks, kMaxPushRanks));
+  refuse(gathers_routing && num_ranks > kMaxPushTopk,
+         fmt::format("{} ranks, must be at most {} for layout all_gather or overflow drop",
+                     num_ranks, kMaxPushTopk));
+  refuse(config.combine_scheme.is_quantized(),
+         fmt::format("combine_scheme is {}, must be bf16, f16 or f32",
+                     name_of(config.combine_scheme)));
+  refuse(config.num_experts > kMaxExperts,
+         fmt::format("num_experts is {}, must be at most {}", config.num_experts, kMaxExperts));
+  refuse(config.hidden > kMaxRowElements,
+         fmt::format("hidden is {}, must be at most {}", config.hidden, kMaxRowElements));
+  for (const std::int64_t bytes : config.payload_bytes) {
+    refuse(bytes > kMaxRowElements,
+           fmt::format("payload_bytes has {}, must be at most {}", bytes, kMaxRowElements));
+  }
+}
+
+PushLayout main_layout(const P2pShape& shape) {
+  const ExchangeConfig& config = shape.config;
+  PushShape push;
+  push.max_tokens = config.max_tokens_per_rank;
+  push.hidden = config.hidden;
+  push.num_ranks = shape.main_ownership.num_ranks;
+  push.num_topk = shape.main_topk;
+  push.max_local_experts = shape.main_ownership.max_count();
+  push.element_bits =
+      config.scheme.is_simulated() ? bits_of(DType::kBF16) : bits_of(config.scheme.dtype);
+  push.piece_scale_bytes = piece_scale_bytes(config.scheme);
+  push.return_element_bits = bits_of(config.combine_scheme.dtype);
+  push.sends_routes = is_expert_major(config.layout);
+  push.keeps_every_choice = config.reduce == Reduce::kPerExpert;
+  return make_push_layout(push);
+}
+
+// Rows of bytes that go where the tokens go; none come back.
+PushLayout bytes_layout(PushShape push, std::int64_t row_bytes) {
+  push.hidden = row_bytes;
+  push.element_bits = 8;
+  push.piece_scale_bytes = 0;
+  push.return_element_bits = 0;
+  return make_push_layout(push);
+}
+
+PushLayout routing_layout(const P2pShape& shape) {
+  PushShape push = shape.main.shape;
+  push.num_topk = shape.main_ownership.num_ranks;
+  push.max_local_experts = 1;
+  push.sends_routes = false;
+  push.keeps_every_choice = false;
+  return bytes_layout(push, shape.routing_row_bytes());
+}
+
+}  // namespace
+
+std::int64_t P2pShape::buffer_rows(int rank, std::int64_t max_tokens) const {
+  ReceiveShape receive = exchange.receive;
+  receive.max_tokens = max_tokens;
+  return max_buffer_rows(rank, exchange.ownership, config.num_topk, receive);
+}
+
+P2pShape make_p2p_shape(const ExchangeConfig& config, int num_ranks, int rank) {
+  P2pShape shape;
+  shape.config = config;
+  shape.config.worst_case_rows = true;
+  shape.exchange = make_exchange_shape(shape.config, num_ranks, rank);
+  shape.gathers = config.layout == Layout::kAllGather;
+  const bool drops = config.overflow == Overflow::kDrop && config.capacity > 0;
+  shape.gathers_routing = (shape.gathers && config.num_topk > 0) || drops;
+  require_supported(config, num_ranks, shape.gathers || shape.gathers_routing);
+  refuse(shape.exchange.max_buffer_rows >= kMaxRows,
+         fmt::format("the receive buffer has {} rows, must be fewer than {}",
+                     shape.exchange.max_buffer_rows, kMaxRows));
+  shape.main_topk = shape.gathers ? num_ranks : config.num_topk;
+  shape.main_ownership =
+      shape.gathers ? ExpertOwnership{num_ranks, num_ranks} : shape.exchange.ownership;
+  shape.main = main_layout(shape);
+  shape.window_bytes = shape.main.total_bytes;
+  for (const std::int64_t bytes : config.payload_bytes) {
+    shape.payloads.push_back(bytes_layout(shape.main.shape, bytes));
+    shape.window_bytes = checked_add(shape.window_bytes, shape.payloads.back().total_bytes);
+  }
+  if (shape.gathers_routing) {
+    shape.routing = routing_layout(shape);
+    shape.window_bytes = checked_add(shape.window_bytes, shape.routing.total_bytes);
+  }
+  return shape;
+}
+
+}  // namespace switchyard

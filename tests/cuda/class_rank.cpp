@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "class_rank.h"
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "core/random.h"
+#include "plan/id_tensor.h"
+#include "quant/scalar.h"
+
+namespace switchyard::test {
+namespace {
+
+constexpr std::int64_t kTimeoutMs = 10'000;
+constexpr std::size_t kArenaBytes = std::size_t{64} << 20;
+
+// Values from many binades.
+void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto n = static_cast<std::uint64_t>(i);
+    const auto x = static_cast<float>(random_normal(seed, n));
+    scalar::store(to, dtype, i, x * static_cast<float>(1 << random_bits(seed + 1, n) % 5));
+  }
+}
+
+// Element (row n, scale s) of a view of scale_layout.h, counted from its first.
+std::int64_t scale_index(const TensorView& scales, ScaleLayout layout, std::int64_t num_rows,
+                         std::int64_t n, std::int64_t s) {
+  if (layout == ScaleLayout::kSwizzled) {
+    const bool is_batch = scales.num_dims() == 6;
+    const int first = is_batch ? 1 : 0;
+    const std::int64_t rows = is_batch ? num_rows / scales.shape(0) : num_rows;
+    const std::int64_t tiles = scales.shape(first + 1);
+    const std::int64_t m = n % rows;
+    return n / rows * scales.shape(first) * tiles * 512 + (m / 128 * tiles + s / 4) * 512 +
+           m % 32 * 16 + m % 128 / 32 * 4 + s % 4;
+  }
+  if (scales.num_dims() == 3) {
+    const std::int64_t rows = scales.shape(1);
+    return n / rows * scales.stride(0) + n % rows * scales.stride(1) + s * scales.stride(2);
+  }
+  return n * scales.stride(0) + s * scales.stride(1);
+}
+
+std::int64_t num_rows_of(const TensorView& rows) {
+  return rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
+}
+
+template <typename T>
+void expect_list(const DeviceArena& arena, const TensorView& got, const T* want, std::size_t count,
+                 const char* what) {
+  ASSERT_EQ(got.num_elements(), static_cast<std::int64_t>(count)) << what;
+  const Downloaded host(arena, got);
+  for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(host.as<T>()[i], want[i]) << what << " " << i;
+}
+
+}  // namespace
+
+LayerInput make_layer_input(const LayerInputShape& shape, std::uint64_t seed) {
+  LayerInput in{Tensor(shape.dtype, {shape.num_tokens, shape.hidden}),
+                Tensor(shape.ids, {shape.num_tokens, shape.num_topk}),
+                Tensor(DType::kF32, {shape.num_tokens, shape.num_topk})};
+  fill(in.hidden.data(), shape.dtype, shape.num_tokens * shape.hidden, seed);
+  const IdTensor ids("make_layer_input", "ids", in.ids);
+  for (std::int64_t t = 0; t < shape.num_tokens; ++t) {
+    std::vector<bool> used(static_cast<std::size_t>(shape.num_experts));
+    for (std::int64_t k = 0; k < shape.num_topk; ++k) {
+      const auto at = static_cast<std::uint64_t>(t * shape.num_topk + k);
+      auto id = static_cast<std::int64_t>(random_bits(seed + 2, at) %
+                                          static_cast<std::uint64_t>(shape.num_experts));
+      while (used[static_cast<std::size_t>(id)]) id = (id + 1) % shape.num_experts;
+      used[static_cast<std::size_t>(id)] = true;
+      const bool is_none = random_uniform(seed + 3, at) < shape.none_share;
+      ids.set(static_cast<std::int64_t>(at), is_none ? -1 : id);
+      in.weights.as<float>()[at] = static_cast<float>(random_uniform(seed + 4, at));
+    }
+  }
+  return in;
+}
+
+ClassRank::ClassRank(const Group& group, const DeviceClassCase& c)
+    : c_(c),
+      rank_(group.rank()),
+      cpu_(make_prepare_finalize(c.kind, group, c.config)),
+      arena_(kArenaBytes),
+      gpu_(make_device_prepare_finalize(
+          c.kind, group, c.config,
+          {.exchange = {.timeout_ms = kTimeoutMs}, .defers_input_quant = c.defers})) {
+  group.barrier();
+}
+
+bool ClassRank::is_grouped() const {
+  return c_.kind == PrepareKind::kLowLatency || c_.kind == PrepareKind::kElasticPrefill ||
+         c_.kind == PrepareKind::kLocal;
+}
+
+void ClassRank::run() {
+  for (int call = 0; call < c_.num_calls && !testing::Test::HasFatalFailure(); ++call) {
+    run_call(call);
+  }
+}
+
+void ClassRank::run_call(int call) {
+  arena_.clear();
+  const auto turn = static_cast<std::size_t>(rank_ + call) % c_.num_tokens.size();
+  const PrepareFinalizeConfig& config = c_.config;
+  const LayerInput in =
+      make_layer_input({c_.num_tokens[turn], config.hidden, config.num_topk, config.num_experts,
+                        c_.none_share, c_.input, call % 2 == 0 ? DType::kI64 : DType::kI32},
+                       static_cast<std::uint64_t>(1000 * call + 10 * rank_));
+  const DevicePrepareArguments on_gpu{
+      .hidden = arena_.upload(in.hidden),
+      .topk_ids = arena_.upload(in.ids),
+      .topk_weights = arena_.upload(in.weights),
+      .apply_router_weight_on_input = c_.weighs_input,
+      .micro_batch = call % config.num_micro_batches,
+      .defer_input_quant = c_.defers,
+      .weighs_in_place = c_.weighs_input && call % 2 == 1,
+  };
+  last_ = on_gpu.micro_batch;
+  PrepareArguments on_cpu{in.hidden, in.ids, in.weights, c_.weighs_input};
+  on_cpu.micro_batch = on_gpu.micro_batch;
+  on_cpu.defer_input_quant = c_.defers;
+  on_cpu.weighs_in_place = on_gpu.weighs_in_place;
+  DevicePrepared got;
+  if (call % 2 == 1) {
+    const auto pending = gpu_->prepare_async(on_gpu, arena_.stream(), arena_.stream());
+    pending.hook();
+    got = pending.receiver();
+  } else {
+    got = gpu_->prepare(on_gpu, arena_.stream());
+  }
+  const Prepared want = cpu_->prepare(on_cpu);
+  arena_.wait();
+  gpu_->check();
+  compare(want, got);
+  const Downloaded hidden(arena_, on_gpu.hidden);
+  EXPECT_EQ(std::memcmp(hidden.as<std::byte>(), in.hidden.data(), in.hidden.view().num_bytes()), 0)
+      << "hidden";
+  finalize(want, in.hidden.shape(0), call);
+}
+
+void ClassRank::compare(const Prepared& want, const DevicePrepared& got) const {
+  const std::span<const std::int32_t> counts = want.experts.num_rows;
+  expect_list(arena_, got.experts.num_rows, counts.data(), counts.size(), "count of expert");
+  const auto total = static_cast<std::int32_t>(want.num_rows);
+  expect_list(arena_, got.total_rows, &total, 1, "total");
+  if (is_grouped()) {
+    const auto first = want.experts.first_row;
+    expect_list(arena_, got.experts.first_row, first.data(), first.size(), "first row of expert");
+  }
+  ASSERT_EQ(got.metadata.has_value(), want.metadata.has_value());
+  if (want.metadata.has_value()) {
+    const auto& list = want.metadata->expert_num_tokens;
+    expect_list(arena_, got.metadata->expert_num_tokens, list.data(), list.size(), "metadata");
+  }
+  compare_rows(want.experts, got.experts);
+  compare_ids(want, got);
+}
+
+void ClassRank::compare_rows(const ExpertRows& want, const DeviceExpertRows& got) const {
+  ASSERT_EQ(got.scheme, want.scheme);
+  ASSERT_EQ(got.rows.dtype(), want.rows.dtype());
+  const Downloaded rows(arena_, got.rows);
+  const Downloaded scales(arena_, got.scales);
+  const bool is_one_scale = want.scales.num_elements() == 1 && want.scales.num_dims() == 1;
+  ASSERT_EQ(got.scales.has_value(), want.scales.has_value());
+  if (is_one_scale) {
+    ASSERT_EQ(*scales.as<float>(), *want.scales.as<float>());
+  }
+  ASSERT_EQ(got.tensor_scale.has_value(), want.tensor_scale.has_value());
+  const std::int64_t hidden = c_.config.hidden;
+  const auto row_bytes = static_cast<std::size_t>(hidden * bits_of(want.rows.dtype()) / 8);
+  const std::int64_t num_row_scales =
+      !want.scales.has_value() || is_one_scale ? 0 : num_scales(want.scheme, hidden);
+  const auto width = static_cast<std::size_t>(bits_of(want.scales.dtype()) / 8);
+  for (const RowOrigin& origin : cpu_->row_origins(last_)) {
+    const auto at = static_cast<std::size_t>(origin.row) * row_bytes;
+    ASSERT_EQ(std::memcmp(rows.as<std::byte>() + at, want.rows.as<std::byte>() + at, row_bytes), 0)
+        << "row " << origin.row << " of token " << origin.token << " of rank " << origin.rank;
+    for (std::int64_t s = 0; s < num_row_scales; ++s) {
+      const std::int64_t i =
+          scale_index(want.scales, want.scale_layout, num_rows_of(want.rows), origin.row, s);
+      const std::int64_t j =
+          scale_index(got.scales, got.scale_layout, num_rows_of(got.rows), origin.row, s);
+      ASSERT_EQ(std::memcmp(want.scales.as<std::byte>() + static_cast<std::size_t>(i) * width,
+                            scales.as<std::byte>() + static_cast<std::size_t>(j) * width, width),
+                0)
+          << "scale " << s << " of row " << origin.row;
+    }
+  }
+}
+
+// Behind the CPU's rows, which may be as many as came, there is nobody.
+void ClassRank::compare_ids(const Prepared& want, const DevicePrepared& got) const {
+  ASSERT_EQ(got.topk_ids.has_value(), want.topk_ids.has_value());
+  if (!want.topk_ids.has_value()) return;
+  ASSERT_EQ(got.topk_ids.dtype(), want.topk_ids.dtype());
+  const Downloaded ids(arena_, got.topk_ids);
+  const TensorView on_host(ids.as<std::byte>(), got.topk_ids.dtype(),
+                           {got.topk_ids.num_elements()});
+  const IdTensor got_ids("compare", "ids", on_host);
+  const IdTensor want_ids("compare", "ids", want.topk_ids);
+  const std::int64_t none = c_.kind == PrepareKind::kAllToAll ? c_.config.num_experts : -1;
+  for (std::int64_t i = 0; i < on_host.num_elements(); ++i) {
+    ASSERT_EQ(got_ids[i], i < want.topk_ids.num_elements() ? want_ids[i] : none) << "id " << i;
+  }
+  ASSERT_EQ(got.topk_weights.has_value(), want.topk_weights.has_value());
+  if (!want.topk_weights.has_value()) return;
+  const Downloaded weights(arena_, got.topk_weights);
+  ASSERT_EQ(got.topk_weights.num_dims(), want.topk_weights.num_dims());
+  for (std::int64_t i = 0; i < got.topk_weights.num_elements(); ++i) {
+    const bool is_there = i < want.topk_weights.num_elements();
+    ASSERT_EQ(weights.as<float>()[i], is_there ? want.topk_weights.as<float>()[i] : 0.0f)
+        << "weight " << i;
+  }
+}
+
+// What experts return, NaN where nothing is to be read: as many rows as the GPU's buffer has.
+Tensor ClassRank::results(const Prepared& prepared, WeightAndReduceKind policy, int call) const {
+  const std::int64_t hidden = c_.config.hidden;
+  const bool is_cube = !is_grouped() && policy != WeightAndReduceKind::kNoOp;
+  const std::int64_t num_topk = is_cube ? c_.config.num_topk : 1;
+  const std::int64_t num_rows = gpu_->max_buffer_rows() * num_topk;
+  Tensor rows(DType::kBF16, {num_rows, hidden});
+  std::fill_n(rows.as<std::uint16_t>(), num_rows * hidden, std::uint16_t{0x7FC0});
+  for (const RowOrigin& origin : cpu_->row_origins(last_)) {
+    for (std::int64_t k = 0; k < num_topk; ++k) {
+      const std::int64_t at = origin.row * num_topk + k;
+      if (is_cube) {
+        const std::int64_t id = IdTensor("results", "ids", prepared.topk_ids)[at];
+        if (id < 0 || cpu_->expert_map().as<std::int32_t>()[id] < 0) continue;
+      }
+      fill(rows.as<std::uint16_t>() + at * hidden, DType::kBF16, hidden,
+           static_cast<std::uint64_t>(7 * call + 31 * at + 17));
+    }
+  }
+  return rows;
+}
+
+void ClassRank::finalize(const Prepared& prepared, std::int64_t num_tokens, int call) {
+  const WeightAndReduce policies[] = {
+      is_grouped() ? WeightAndReduce::delegate() : WeightAndReduce::no_op(),
+      WeightAndReduce::delegate(),
+      is_grouped() ? WeightAndReduce::no_op() : WeightAndReduce::contiguous(true)};
+  const WeightAndReduce policy = policies[call % 3];
+  const std::int64_t hidden = c_.config.hidden;
+  const Tensor rows = results(prepared, policy.kind, call);
+  const bool is_cube = !is_grouped() && policy.kind != WeightAndReduceKind::kNoOp;
+  const std::int64_t per_row = is_cube ? c_.config.num_topk : 1;
+  const DType dtype = call % 2 == 0 ? DType::kBF16 : DType::kF32;
+  const Tensor output(dtype, {num_tokens, hidden});
+  DeviceFinalizeArguments on_gpu;
+  on_gpu.output = arena_.upload(output);
+  on_gpu.expert_output = arena_.upload(rows);
+  on_gpu.weight_and_reduce = policy;
+  on_gpu.micro_batch = last_;
+  if (is_cube) {
+    on_gpu.reduced = arena_.upload(Tensor(DType::kBF16, {gpu_->max_buffer_rows(), hidden}));
+  }
+  if (call % 2 == 1) {
+    gpu_->finalize_async(on_gpu, arena_.stream(), arena_.stream()).receiver();
+  } else {
+    gpu_->finalize(on_gpu, arena_.stream());
+  }
+  const std::int64_t cpu_rows = prepared.experts.rows.shape(0);
+  const TensorView returned =
+      is_cube ? TensorView(rows.data(), DType::kBF16, {cpu_rows, per_row, hidden})
+              : TensorView(rows.data(), DType::kBF16, {cpu_rows, hidden});
+  cpu_->finalize({output, returned, policy, last_});
+  arena_.wait();
+  gpu_->check();
+  const Downloaded got(arena_, on_gpu.output);
+  for (std::int64_t t = 0; t < num_tokens; ++t) {
+    const auto bytes = static_cast<std::size_t>(hidden * bits_of(dtype) / 8);
+    ASSERT_EQ(std::memcmp(got.as<std::byte>() + static_cast<std::size_t>(t) * bytes,
+                          output.as<std::byte>() + static_cast<std::size_t>(t) * bytes, bytes),
+              0)
+        << "call " << call << ": output of token " << t;
+  }
+}
+
+}  // namespace switchyard::test

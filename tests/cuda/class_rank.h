@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// class_rank.h: one rank with a prepare/finalize class on the CPU and the same on the GPU. Every
+// call is made on both, and all that they hand out is compared, bit for bit.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "switchyard/device_prepare_finalize.h"
+#include "switchyard/prepare_finalize.h"
+
+#include "device_arena.h"
+
+namespace switchyard::test {
+
+struct DeviceClassCase {
+  std::string name;
+  PrepareKind kind = PrepareKind::kLowLatency;
+  int num_ranks = 2;
+  PrepareFinalizeConfig config;
+  std::vector<std::int64_t> num_tokens{37, 5, 0, 20};  ///< of a rank and call, in turn
+  double none_share = 0.15;
+  DType input = DType::kBF16;
+  bool weighs_input = false;
+  bool defers = false;
+  int num_calls = 4;
+};
+
+inline void PrintTo(const DeviceClassCase& c, std::ostream* out) { *out << c.name; }
+
+/// What a rank brings to a call, on the host.
+struct LayerInput {
+  Tensor hidden;   ///< [T, H]
+  Tensor ids;      ///< [T, K] i32 or i64, distinct in a token
+  Tensor weights;  ///< [T, K]
+};
+
+struct LayerInputShape {
+  std::int64_t num_tokens = 0;
+  std::int64_t hidden = 0;
+  std::int64_t num_topk = 0;
+  std::int64_t num_experts = 0;
+  double none_share = 0;
+  DType dtype = DType::kBF16;
+  DType ids = DType::kI64;
+};
+LayerInput make_layer_input(const LayerInputShape& shape, std::uint64_t seed);
+
+class ClassRank {
+ public:
+  /// Collective.
+  ClassRank(const Group& group, const DeviceClassCase& c);
+
+  /// Collective: all calls of the case.
+  void run();
+
+ private:
+  bool is_grouped() const;
+  void run_call(int call);
+  void compare(const Prepared& want, const DevicePrepared& got) const;
+  void compare_rows(const ExpertRows& want, const DeviceExpertRows& got) const;
+  void compare_ids(const Prepared& want, const DevicePrepared& got) const;
+  void finalize(const Prepared& prepared, std::int64_t num_tokens, int call);
+  Tensor results(const Prepared& prepared, WeightAndReduceKind policy, int call) const;
+
+  const DeviceClassCase& c_;
+  int rank_;
+  std::unique_ptr<PrepareFinalize> cpu_;
+  DeviceArena arena_;
+  std::unique_ptr<DevicePrepareFinalize> gpu_;
+  int last_ = 0;  ///< micro-batch of the call
+};
+
+}  // namespace switchyard::test

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// "cublas" experts agree with the CPU's exact ones within the tolerances of its "onednn" ones.
+// Needs a GPU and cuBLAS; skips with a reason otherwise.
+
+#include "core/settings.h"
+#include "device_experts_case.h"
+#include "support/errors.h"
+
+namespace switchyard {
+namespace {
+
+using test::batch_problem;
+using test::DeviceCall;
+using test::DeviceInput;
+using test::Problem;
+using test::run_on_gpu;
+using test::valid_part;
+
+// Empty, or why there are no cuBLAS experts here.
+std::string why_no_cublas() {
+  static const std::string why = [] {
+    const Problem problem(8, 4, {1});
+    try {
+      make_device_experts("cublas", problem.weights());
+    } catch (const Error& error) {
+      if (error.code() == Errc::kNotAvailable) return std::string(error.what());
+      throw;
+    }
+    return std::string();
+  }();
+  return why;
+}
+
+#define REQUIRE_CUBLAS() \
+  REQUIRE_GPU();         \
+  if (!why_no_cublas().empty()) GTEST_SKIP() << why_no_cublas()
+
+double error_of(const Problem& problem, bool is_batched, const ExpertOptions& options = {}) {
+  const auto on_cpu = make_exact_experts(problem.weights(), options);
+  const auto on_gpu = make_device_experts("cublas", problem.weights(), options);
+  EXPECT_EQ(on_gpu->name(), "cublas");
+  EXPECT_FALSE(on_gpu->is_batch_invariant());
+  EXPECT_EQ(on_gpu->is_capturable(is_batched), is_batched);
+  const auto expected = valid_part(problem, test::run_experts(*on_cpu, problem));
+  const auto out = valid_part(problem, run_on_gpu(*on_gpu, problem.input(), is_batched));
+  return test::worst_row_error(out, expected, static_cast<std::size_t>(problem.hidden));
+}
+
+const std::vector<std::int32_t> kCounts = {1, 0, 15, 17, 111, 255, 300};
+
+// Rows and weights are rounded to bf16 after their scale, 2^-9 for each element.
+TEST(DeviceExpertsBlasTest, AgreesWithExactWithinATolerance) {
+  REQUIRE_CUBLAS();
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
+    for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kNvfp4,
+                                      QuantScheme{DType::kF16}, QuantScheme{DType::kF32}}) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + " weights, rows " + name_of(scheme));
+      EXPECT_LT(error_of(Problem(136, 72, kCounts, dtype, scheme), false), 1e-2);
+      EXPECT_LT(error_of(batch_problem(136, 72, 302, kCounts, dtype, scheme), true), 1e-2);
+    }
+  }
+}
+
+// Sides that are no multiples of anything: the grouped call cannot serve them.
+TEST(DeviceExpertsBlasTest, OddSizesAgreeToo) {
+  REQUIRE_CUBLAS();
+  for (const auto& [hidden, intermediate] :
+       {std::pair<std::int64_t, std::int64_t>{31, 17}, {130, 34}, {258, 100}, {256, 128}}) {
+    SCOPED_TRACE(std::to_string(hidden) + " x " + std::to_string(intermediate));
+    EXPECT_LT(error_of(Problem(hidden, intermediate, {3, 0, 33}), false), 1e-2);
+    EXPECT_LT(error_of(batch_problem(hidden, intermediate, 40, {3, 0, 33}), true), 1e-2);
+  }
+  EXPECT_EQ(error_of(Problem(48, 20, {0}), false), 0);
+  EXPECT_EQ(error_of(batch_problem(48, 20, 5, {0, 0}), true), 0);
+  EXPECT_LT(error_of(Problem(48, 24, {100}), false), 1e-2);
+}
+
+TEST(DeviceExpertsBlasTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATolerance) {
+  REQUIRE_CUBLAS();
+  const test::WeightFormat formats[] = {{DType::kI8, DType::kF32, weight_blocks::kChannel},
+                                        {DType::kE2M1, DType::kE4M3, weight_blocks::kNvfp4, true},
+                                        {DType::kE2M1, DType::kE8M0, weight_blocks::kMxfp4}};
+  const ExpertOptions options{schemes::kNone, activations::kGptOss};
+  for (const test::WeightFormat& format : formats) {
+    SCOPED_TRACE(name_of(format.dtype));
+    Problem problem(136, 72, {1, 0, 40, 257}, format);
+    problem.add_biases(DType::kF32);
+    EXPECT_LT(error_of(problem, false, options), 1e-2);
+    Problem batch = batch_problem(136, 72, 260, {1, 0, 40, 257}, format);
+    batch.add_biases(DType::kF32);
+    EXPECT_LT(error_of(batch, true, options), 1e-2);
+  }
+}
+
+// A sum that lands on the other side of an e4m3 rounding moves one of 72 terms by up to 2^-3.
+TEST(DeviceExpertsBlasTest, IntermediateSchemesAgreeWithinTheirStep) {
+  REQUIRE_CUBLAS();
+  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token, schemes::kFp8Tensor}) {
+    SCOPED_TRACE(name_of(scheme));
+    EXPECT_LT(error_of(Problem(136, 72, {300, 5}), false, {scheme}), 4e-2);
+    EXPECT_LT(error_of(batch_problem(136, 72, 302, {300, 5}), true, {scheme}), 4e-2);
+  }
+}
+
+TEST(DeviceExpertsBlasTest, BatchesMayBeCaptured) {
+  REQUIRE_CUBLAS();
+  const Problem problem = batch_problem(136, 72, 40, {7, 0, 12}, DType::kBF16, schemes::kFp8Block);
+  const auto experts = make_device_experts("cublas", problem.weights());
+  const DeviceInput input(problem.input(), true);
+  DeviceCall call(*experts, input.input);
+  const OwnedStream stream;
+  call.enqueue(stream.get());
+  const auto expected = valid_part(problem, call.result());
+  check_cuda(cudaMemset(call.output().data(), 0xAB, call.output().num_bytes()), "fill");
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+  call.enqueue(stream.get());
+  check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  for (int round = 0; round < 3; ++round) {
+    check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+    EXPECT_EQ(valid_part(problem, call.result()), expected);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+// Of the setting, which is looked at once: in a process that has not loaded cuBLAS.
+TEST(DeviceExpertsBlasDeathTest, SaysWhatItLookedFor) {
+  REQUIRE_GPU();
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto ask = [] {
+    set_setting("SWITCHYARD_CUBLAS", "/no/such/libcublas.so");
+    const Problem problem(8, 4, {1});
+    try {
+      make_device_experts("cublas", problem.weights());
+    } catch (const Error& error) {
+      std::fputs(error.what(), stderr);
+      std::exit(error.code() == Errc::kNotAvailable ? 3 : 4);
+    }
+    std::exit(5);
+  };
+  EXPECT_EXIT(ask(), ::testing::ExitedWithCode(3),
+              "cuBLAS cannot be loaded .*/no/such/libcublas.so.*SWITCHYARD_CUBLAS");
+}
+
+}  // namespace
+}  // namespace switchyard

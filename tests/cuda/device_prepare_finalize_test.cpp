@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The prepare/finalize classes on GPUs give what those on CPUs give, bit for bit. Ranks are
+// threads; with fewer GPUs than ranks some share one.
+
+#include "switchyard/device_prepare_finalize.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "class_rank.h"
+#include "gpus.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace switchyard {
+namespace {
+
+using test::ClassRank;
+using test::DeviceArena;
+using test::DeviceClassCase;
+using test::expect_error;
+using test::run_ranks;
+
+const bool is_prepared = (test::load_kernels_eagerly(), true);
+
+constexpr PrepareKind kAllKinds[] = {PrepareKind::kLowLatency,     PrepareKind::kElasticDecode,
+                                     PrepareKind::kElasticPrefill, PrepareKind::kAllGather,
+                                     PrepareKind::kAllToAll,       PrepareKind::kAllToAllOneSided,
+                                     PrepareKind::kLocal};
+
+PrepareFinalizeConfig config_of(const QuantScheme& scheme, std::int64_t hidden = 512) {
+  PrepareFinalizeConfig config;
+  config.num_experts = 11;
+  config.num_topk = 3;
+  config.hidden = hidden;
+  config.max_tokens_per_rank = 37;
+  config.scheme = scheme;
+  if (scheme.group == ScaleGroup::kTensor) config.static_scale = 0.25f;
+  if (scheme.needs_tensor_scale()) config.static_scale = 300.0f;
+  return config;
+}
+
+bool is_grouped(PrepareKind kind) {
+  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
+         kind == PrepareKind::kLocal;
+}
+
+std::vector<DeviceClassCase> cases() {
+  std::vector<DeviceClassCase> all;
+  const auto add = [&](DeviceClassCase c) {
+    c.name = std::string(name_of(c.kind)) + "_" + c.name + "_" + std::to_string(all.size());
+    all.push_back(std::move(c));
+  };
+  for (const PrepareKind kind : kAllKinds) {
+    for (const char* scheme : {"none", "fp8_block", "fp8_token", "nvfp4", "fp8_tensor", "mxfp8"}) {
+      add({scheme, kind, 2, config_of(*scheme_from_name(scheme))});
+    }
+    add({"three_ranks", kind, 3, config_of(schemes::kFp8Block, 1032)});
+    add({"one_rank", kind, 1, config_of(schemes::kFp8Block)});
+
+    DeviceClassCase renamed{"renamed", kind, 2, config_of(schemes::kFp8Block)};
+    for (std::int32_t e = 0; e < 11; ++e) {
+      renamed.config.global_to_physical.push_back((e * 4 + 3) % 11);
+    }
+    add(renamed);
+
+    DeviceClassCase weighed{"weighed_input", kind, 2, config_of(schemes::kFp8Token)};
+    weighed.config.num_topk = 1;
+    weighed.weighs_input = true;
+    add(weighed);
+    weighed.name = "weighed_f32";
+    weighed.input = DType::kF32;
+    add(weighed);
+
+    DeviceClassCase defers{"defers", kind, 2, config_of(schemes::kFp8Block)};
+    defers.defers = true;
+    add(defers);
+
+    DeviceClassCase wire{"wire_fp8_for_nvfp4", kind, 2, config_of(schemes::kNvfp4)};
+    wire.config.wire_scheme = schemes::kFp8Block;
+    add(wire);
+    wire = {"wire_bf16_for_fp8", kind, 2, config_of(schemes::kFp8Token)};
+    wire.config.wire_scheme = schemes::kNone;
+    add(wire);
+    wire = {"wire_fp8_for_bf16", kind, 2, config_of(schemes::kNone)};
+    wire.config.wire_scheme = schemes::kFp8Block;
+    add(wire);
+
+    DeviceClassCase parts{"micro_batches", kind, 2, config_of(schemes::kFp8Block)};
+    parts.config.num_micro_batches = 2;
+    add(parts);
+
+    DeviceClassCase columns{"columns", kind, 2, config_of(schemes::kFp8Block)};
+    columns.config.scale_layout = ScaleLayout::kColumnMajor;
+    add(columns);
+    columns.name = "columns_after_wire";
+    columns.config.wire_scheme = schemes::kNone;
+    add(columns);
+    DeviceClassCase tiles{"tiles_after_wire", kind, 2, config_of(schemes::kNvfp4)};
+    tiles.config.scale_layout = ScaleLayout::kSwizzled;
+    tiles.config.wire_scheme = schemes::kNone;
+    add(tiles);
+
+    DeviceClassCase few{"fewer_experts_than_ranks", kind, 3, config_of(schemes::kFp8Block)};
+    few.config.num_experts = 2;
+    few.config.num_topk = 2;
+    add(few);
+
+    if (!is_grouped(kind)) continue;
+    for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
+      DeviceClassCase sums{name_of(reduce), kind, 2, config_of(schemes::kFp8Block)};
+      sums.config.reduce = reduce;
+      add(sums);
+    }
+  }
+  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token}) {
+    DeviceClassCase aligned{"aligned", PrepareKind::kElasticPrefill, 2, config_of(scheme)};
+    aligned.config.expert_alignment = 16;
+    add(aligned);
+    aligned.name = "aligned_after_wire";
+    aligned.config.wire_scheme = schemes::kNone;
+    add(aligned);
+  }
+  for (const PrepareKind kind : {PrepareKind::kElasticDecode, PrepareKind::kElasticPrefill,
+                                 PrepareKind::kAllGather, PrepareKind::kLocal}) {
+    DeviceClassCase dynamic{"dynamic_scale", kind, 2, config_of(schemes::kFp8Tensor)};
+    dynamic.config.static_scale.reset();
+    dynamic.none_share = 0;
+    add(dynamic);
+  }
+  return all;
+}
+
+class DevicePrepareFinalizeTest : public testing::TestWithParam<DeviceClassCase> {};
+
+TEST_P(DevicePrepareFinalizeTest, EqualsTheCpuClass) {
+  const int num_gpus = test::num_gpus();
+  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  run_ranks(GetParam().num_ranks, [&](const Group& group) {
+    const DeviceGuard guard(group.rank() % num_gpus);
+    ClassRank(group, GetParam()).run();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DevicePrepareFinalizeTest, testing::ValuesIn(cases()),
+                         [](const auto& each) { return each.param.name; });
+
+TEST(DevicePrepareFinalizeErrorsTest, WhatNoGpuServesIsRefused) {
+  const int num_gpus = test::num_gpus();
+  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  run_ranks(1, [&](const Group& group) {
+    PrepareFinalizeConfig dynamic = config_of(schemes::kFp8Tensor);
+    dynamic.static_scale.reset();
+    for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kAllToAllOneSided}) {
+      expect_error(Errc::kNotSupported, "give static_scale",
+                   [&] { make_device_prepare_finalize(kind, group, dynamic); });
+    }
+    PrepareFinalizeConfig wide = config_of(schemes::kMxfp6E2M3);
+    wide.wire_scheme = QuantScheme{DType::kF32};
+    expect_error(Errc::kNotSupported, "must be bf16 or quantized",
+                 [&] { make_device_prepare_finalize(PrepareKind::kLowLatency, group, wide); });
+    PrepareFinalizeConfig none = config_of(schemes::kNvfp4);
+    none.static_scale.reset();
+    expect_error(Errc::kInvalidArgument, "static_scale is absent",
+                 [&] { make_device_prepare_finalize(PrepareKind::kLowLatency, group, none); });
+  });
+}
+
+TEST(DevicePrepareFinalizeErrorsTest, WrongCallsSendNothing) {
+  const int num_gpus = test::num_gpus();
+  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  run_ranks(2, [&](const Group& group) {
+    const DeviceGuard guard(group.rank() % num_gpus);
+    PrepareFinalizeConfig config = config_of(schemes::kFp8Block);
+    config.strict = true;
+    config.hidden = 2048;
+    config.num_experts = 12;
+    config.max_tokens_per_rank = 36;
+    DeviceArena arena(std::size_t{64} << 20);
+    const auto object = make_device_prepare_finalize(PrepareKind::kElasticDecode, group, config);
+    const test::LayerInput in = test::make_layer_input({4, 2048, 3, 12, 0}, 1);
+    const DevicePrepareArguments good{arena.upload(in.hidden), arena.upload(in.ids),
+                                      arena.upload(in.weights)};
+    const Stream stream = arena.stream();
+    const auto expect_refused = [&](const char* phrase, const DevicePrepareArguments& arguments) {
+      expect_error(Errc::kInvalidArgument, phrase, [&] { object->prepare(arguments, stream); });
+    };
+    DevicePrepareArguments bad = good;
+    bad.micro_batch = 1;
+    expect_refused("micro_batch is 1, must be from 0 to 0", bad);
+    bad = good;
+    bad.topk_ids = TensorView(good.topk_ids.data(), DType::kI32, {4, 3});
+    expect_refused("strict wants i64", bad);
+    bad = good;
+    bad.apply_router_weight_on_input = true;
+    expect_refused("with 3 experts a token, must be 1", bad);
+    bad = good;
+    bad.defer_input_quant = true;
+    expect_refused("set DevicePrepareFinalizeOptions::defers_input_quant", bad);
+    bad = good;
+    bad.hidden = TensorView(good.hidden.data(), DType::kBF16, {37, 2048});
+    expect_refused("but max_tokens_per_rank is 36", bad);
+
+    const TensorView output = arena.upload(in.hidden);
+    const TensorView rows = arena.upload(Tensor(DType::kBF16, {object->max_buffer_rows(), 2048}));
+    expect_error(Errc::kInvalidArgument, "nothing is prepared", [&] {
+      object->finalize({output, rows, WeightAndReduce::no_op()}, stream);
+    });
+    object->prepare(good, stream);
+    expect_refused("was prepared and not finalized", good);
+    const auto expect_not_final = [&](const char* phrase, const DeviceFinalizeArguments& results) {
+      expect_error(Errc::kInvalidArgument, phrase, [&] { object->finalize(results, stream); });
+    };
+    expect_not_final("pass no_op for rows that are summed", {output, rows});
+    expect_not_final("must be delegate, no_op or contiguous",
+                     {output, rows, WeightAndReduce::naive_batched(0)});
+    expect_not_final("reduced", {output, TensorView(rows.data(), DType::kBF16,
+                                                    {object->max_buffer_rows(), 3, 2048})});
+    expect_not_final("output", {rows, rows, WeightAndReduce::no_op()});
+    object->finalize({output, rows, WeightAndReduce::no_op()}, stream);
+    arena.wait();
+    object->check();
+  });
+}
+
+// Without a GPU the reason is given.
+TEST(DevicePrepareFinalizeErrorsTest, WithoutAGpuThereIsNone) {
+  if (test::num_gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
+  run_ranks(1, [](const Group& group) {
+    expect_error(Errc::kNotAvailable, "cuda:", [&] {
+      make_device_prepare_finalize(PrepareKind::kLowLatency, group, config_of(schemes::kNone));
+    });
+  });
+}
+
+}  // namespace
+}  // namespace switchyard
