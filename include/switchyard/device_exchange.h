@@ -92,6 +92,9 @@ struct DeviceDispatched {
 struct DeviceCombineOptions {
   TensorView topk_weights{};       ///< as CombineOptions
   std::vector<TensorView> bias{};  ///< as CombineOptions; at most 4
+  /// [T, H] bf16, rows contiguous: added to the rounded sum, which is rounded again; what a shared
+  /// expert gives, as ModularKernel adds it.
+  TensorView shared{};
   bool rows_are_weighted = false;  ///< per_rank sums the rows as they are
 };
 
@@ -112,9 +115,9 @@ struct DeviceCombineOptions {
 /// a peer that dies end waiting kernels within milliseconds.
 ///
 /// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384,
-/// combine_scheme bf16, f16 or f32. Errors of what is not: kNotSupported. kAllGather with K above 0
-/// takes one more exchange of ids and weights, and so does Overflow::kDrop, in dispatch_send;
-/// zero_padding clears the whole receive buffer.
+/// combine_scheme bf16, f16, f32, the e4m3 block schemes, int8_block and mxfp8. Errors of what is
+/// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so
+/// does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),

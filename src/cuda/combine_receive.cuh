@@ -13,13 +13,30 @@ namespace switchyard {
 template <DType kWire>
 inline constexpr int kTermsAtOnce = 4 / kGrainUnits<kWire>;
 
+/// A further addend of a rounded sum, which is rounded again.
 template <DType kDType>
+__device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std::int32_t first,
+                                           std::uint32_t (&words)[kGrainWords<kDType>]) {
+  const RowSource rows{reinterpret_cast<const std::byte*>(a.shared), a.shared_stride * 2,
+                       a.layout.shape.hidden, DType::kBF16, a.aligned_shared};
+  const RawGrain raw = load_raw(rows, token, first, true);
+  float x[kReturnGrain];
+  float sum[kReturnGrain];
+  widen_words<DType::kBF16>(raw.words, x);
+  widen_words<kDType>(words, sum);
+#pragma unroll
+  for (int i = 0; i < kReturnGrain; ++i) sum[i] = (0.0f + sum[i]) + x[i];
+  narrow_grain<kDType>(sum, words);
+}
+
+template <DType kDType, bool kAddsShared>
 __device__ __forceinline__ void put_sums(const CombineArgs& a, int token, std::int32_t first,
                                          const float (&x)[kReturnGrain]) {
   constexpr int kWords = kGrainWords<kDType>;
   constexpr int kBytes = wire_bits(kDType) / 8;
   std::uint32_t words[kWords];
   narrow_grain<kDType>(x, words);
+  if constexpr (kAddsShared) add_shared<kDType>(a, token, first, words);
   std::byte* to = a.output + token * a.output_stride + first * kBytes;
   if (a.aligned_output && first + kReturnGrain <= a.layout.shape.hidden) {
 #pragma unroll
@@ -92,8 +109,18 @@ struct TokenTerms {
   }
 };
 
+template <bool kAddsShared>
+__device__ __forceinline__ void put_output(const CombineArgs& a, int token, std::int32_t first,
+                                           const float (&sum)[kReturnGrain]) {
+  switch (a.output_dtype) {
+    case DType::kF32: return put_sums<DType::kF32, kAddsShared>(a, token, first, sum);
+    case DType::kF16: return put_sums<DType::kF16, kAddsShared>(a, token, first, sum);
+    default: return put_sums<DType::kBF16, kAddsShared>(a, token, first, sum);
+  }
+}
+
 /// One piece of one own token, by one warp. False: gave up.
-template <DType kWire>
+template <DType kWire, bool kAddsShared>
 __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call, int token,
                                           const TokenTerms& of, int piece, int lane) {
   constexpr int kUnits = kGrainUnits<kWire>;
@@ -149,16 +176,11 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     }
     if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
   }
-  if (!is_there) return true;
-  switch (a.output_dtype) {
-    case DType::kF32: put_sums<DType::kF32>(a, token, first, sum); break;
-    case DType::kF16: put_sums<DType::kF16>(a, token, first, sum); break;
-    default: put_sums<DType::kBF16>(a, token, first, sum); break;
-  }
+  if (is_there) put_output<kAddsShared>(a, token, first, sum);
   return true;
 }
 
-template <DType kWire>
+template <class Wire, bool kAddsShared>
 __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint64_t call, int receiver) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -169,7 +191,8 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint64_t c
   for (int item = warp; item < num_items; item += num_warps) {
     const int token = a.by_pieces.quotient(item);
     const TokenTerms terms(a, token, lane);
-    if (!sum_piece<kWire>(a, call, token, terms, item - token * num_pieces, lane)) return;
+    const int piece = item - token * num_pieces;
+    if (!Wire::template sum<kAddsShared>(a, call, token, terms, piece, lane)) return;
   }
 }
 

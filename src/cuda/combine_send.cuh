@@ -25,29 +25,37 @@ struct ArrivedToken {
   }
 };
 
+/// A piece of a returned row on its way.
+struct ReturnTo {
+  int owner;
+  int token;
+  int column;
+  int piece;
+};
+
 template <DType kWire>
-__device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t call, int owner,
-                                            int token, int column, std::size_t lane_at,
+__device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t call,
+                                            const ReturnTo& to, int lane,
                                             const float (&sum)[kReturnGrain]) {
   std::uint32_t words[kGrainWords<kWire>];
   narrow_grain<kWire>(sum, words);
-  const std::size_t at = a.layout.returned(call, token, column) + lane_at;
+  const std::size_t at =
+      a.layout.returned(call, to.token, to.column) + return_unit<kWire>(to.piece, lane);
 #pragma unroll
   for (int u = 0; u < kGrainUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    send_unit(a.windows.base[owner], at + u * kLanes * kUnitBytes, a.layout, call, unit);
+    send_unit(a.windows.base[to.owner], at + u * kLanes * kUnitBytes, a.layout, call, unit);
   }
 }
 
 /// One piece of one arrived token, by one warp. The next row is on its way while one is added.
-template <DType kWire>
+template <class Wire>
 __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t call, int owner,
                                              const ArrivedToken& from, int piece, int lane) {
   const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
   const bool is_there = first < a.layout.shape.hidden;
   const bool by_choice = a.reduce == Reduce::kPerExpert;
-  const std::size_t lane_at = return_unit<kWire>(piece, lane);
   unsigned choices = __ballot_sync(0xFFFFFFFFu, from.row >= 0);
   const int highest = 31 - __clz(choices);
   // A row a token: the caller has summed it.
@@ -71,9 +79,9 @@ __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t
     for (int i = 0; i < kReturnGrain; ++i) {
       sum[i] = is_plain ? x[i] : __fmaf_rn(weight, x[i], sum[i]);
     }
-    if (is_there && (by_choice || choices == 0)) {
+    if (by_choice || choices == 0) {
       const int column = a.layout.column(a.rank, by_choice ? k : highest);
-      send_return<kWire>(a, call, owner, from.token, column, lane_at, sum);
+      Wire::send(a, call, {owner, from.token, column, piece}, lane, is_there, sum);
     }
     if (choices == 0) return;
     raw = ahead;
@@ -88,7 +96,7 @@ struct ArrivedPiece {
   std::int32_t piece;
 };
 
-template <DType kWire>
+template <class Wire>
 __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_t call,
                                               int sender) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
@@ -118,7 +126,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_
     const std::int32_t from_low = __shfl_sync(0xFFFFFFFFu, low, now.owner % kLanes);
     const std::int32_t from_high = __shfl_sync(0xFFFFFFFFu, high, now.owner % kLanes);
     if (now.slot < (now.owner < kLanes ? from_low : from_high)) {
-      return_piece<kWire>(a, call, now.owner, from, now.piece, lane);
+      return_piece<Wire>(a, call, now.owner, from, now.piece, lane);
     } else if (now.slot >= __reduce_max_sync(0xFFFFFFFFu, max(low, high))) {
       return;
     }

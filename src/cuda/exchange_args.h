@@ -109,7 +109,7 @@ struct CombineArgs : ExchangeBase {
   const std::byte* rows = nullptr;  ///< results, one for each row of the receive buffer
   std::int64_t row_stride = 0;      ///< bytes
   DType row_dtype = DType::kBF16;
-  DType wire_dtype = DType::kBF16;
+  QuantScheme wire;
   bool applies_weights = true;  ///< per_rank: rows are not weighted yet
   bool aligned_rows = false;
 
@@ -118,6 +118,9 @@ struct CombineArgs : ExchangeBase {
   const std::uint16_t* bias[4] = {};
   std::int64_t bias_stride[4] = {};  ///< elements
   std::int32_t num_bias = 0;
+  const std::uint16_t* shared = nullptr;  ///< added to the rounded sum; null: none
+  std::int64_t shared_stride = 0;         ///< elements
+  bool aligned_shared = false;
   std::byte* output = nullptr;
   std::int64_t output_stride = 0;  ///< bytes
   DType output_dtype = DType::kBF16;

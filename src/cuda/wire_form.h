@@ -32,6 +32,18 @@ SWITCHYARD_HOST_DEVICE constexpr int piece_scale_bytes(const QuantScheme& scheme
   return (bytes + 15) / 16 * 16;
 }
 
+/// Returned rows travel as they are, or as codes of 8 bits with a scale for each block.
+inline bool is_return_scheme(const QuantScheme& scheme) {
+  const bool is_code = scheme.dtype == DType::kE4M3 || scheme.dtype == DType::kI8;
+  return !scheme.is_quantized() || (is_code && scheme.group == ScaleGroup::kBlock);
+}
+
+/// Bytes of the scales of a piece of a returned row, an f32 for each block, in whole units.
+inline int return_scale_bytes(const QuantScheme& scheme) {
+  if (!scheme.is_quantized()) return 0;
+  return (kReturnPiece / scheme.block * 4 + 15) / 16 * 16;
+}
+
 /// Stored scales of 512 elements: words where they are packed.
 SWITCHYARD_HOST_DEVICE constexpr int scales_per_piece(const QuantScheme& scheme) {
   if (scheme.group != ScaleGroup::kBlock) return 1;

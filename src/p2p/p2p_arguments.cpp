@@ -158,6 +158,7 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
   args.row_stride = config.hidden * bits_of(dtype) / 8;
   args.aligned_rows = args.row_stride % static_cast<std::int64_t>(kUnitBytes) == 0 &&
                       reinterpret_cast<std::uintptr_t>(rows.data()) % kUnitBytes == 0;
+  args.shared = nullptr;
   args.applies_weights = !options.rows_are_weighted && config.sends_weights;
 }
 
@@ -183,6 +184,13 @@ void P2pExchange::set_output(Channel& channel, const TensorView& output,
                  {"combine", "topk_weights", {DType::kF32}, channel.num_tokens, config.num_topk});
     args.topk_weights = options.topk_weights.as<float>();
   }
+  if (options.shared.has_value()) {
+    check_matrix(options.shared,
+                 {"combine", "shared", {DType::kBF16}, channel.num_tokens, config.hidden, true});
+    args.shared_stride = options.shared.stride(0);
+    args.aligned_shared = is_aligned(options.shared, config.hidden * 2);
+  }
+  args.shared = options.shared.has_value() ? options.shared.as<std::uint16_t>() : nullptr;
   require(options.bias.size() <= std::size(args.bias), Errc::kNotSupported,
           "combine: {} bias terms are given, must be at most {}", options.bias.size(),
           std::size(args.bias));

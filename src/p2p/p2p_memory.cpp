@@ -184,7 +184,7 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   base.watch = watch_;
   static_cast<ExchangeBase&>(dispatch) = base;
   static_cast<ExchangeBase&>(channel.combine) = base;
-  channel.combine.wire_dtype = config.combine_scheme.dtype;
+  channel.combine.wire = config.combine_scheme;
 
   RoutingArgs& routing = channel.routing_args;
   routing.ownership = KernelOwnership(shape_.exchange.ownership);

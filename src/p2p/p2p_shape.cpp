@@ -29,9 +29,11 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool gathers
   refuse(gathers_routing && num_ranks > kMaxPushTopk,
          fmt::format("{} ranks, must be at most {} for layout all_gather or overflow drop",
                      num_ranks, kMaxPushTopk));
-  refuse(config.combine_scheme.is_quantized(),
-         fmt::format("combine_scheme is {}, must be bf16, f16 or f32",
-                     name_of(config.combine_scheme)));
+  refuse(
+      !is_return_scheme(config.combine_scheme),
+      fmt::format("combine_scheme is {}, must be bf16, f16, f32, or codes of 8 bits with a scale "
+                  "for each block",
+                  name_of(config.combine_scheme)));
   refuse(config.num_experts > kMaxExperts,
          fmt::format("num_experts is {}, must be at most {}", config.num_experts, kMaxExperts));
   refuse(config.hidden > kMaxRowElements,
@@ -54,6 +56,7 @@ PushLayout main_layout(const P2pShape& shape) {
       config.scheme.is_simulated() ? bits_of(DType::kBF16) : bits_of(config.scheme.dtype);
   push.piece_scale_bytes = piece_scale_bytes(config.scheme);
   push.return_element_bits = bits_of(config.combine_scheme.dtype);
+  push.return_scale_bytes = return_scale_bytes(config.combine_scheme);
   push.sends_routes = is_expert_major(config.layout);
   push.keeps_every_choice = config.reduce == Reduce::kPerExpert;
   return make_push_layout(push);
@@ -65,6 +68,7 @@ PushLayout bytes_layout(PushShape push, std::int64_t row_bytes) {
   push.element_bits = 8;
   push.piece_scale_bytes = 0;
   push.return_element_bits = 0;
+  push.return_scale_bytes = 0;
   return make_push_layout(push);
 }
 

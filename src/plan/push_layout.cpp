@@ -36,9 +36,10 @@ PushLayout make_push_layout(const PushShape& shape) {
   layout.piece_stride = lines(layout.routes_in_piece +
                               (shape.sends_routes ? cdiv<std::size_t>(topk, 2) * kUnitBytes : 0));
   layout.row_stride = checked_add(layout.details_bytes, checked_mul(pieces, layout.piece_stride));
+  layout.return_piece_stride = static_cast<std::size_t>(
+      kReturnPiece * shape.return_element_bits / 8 + shape.return_scale_bytes);
   layout.return_stride =
-      checked_mul(static_cast<std::size_t>(layout.num_return_pieces),
-                  static_cast<std::size_t>(kReturnPiece * shape.return_element_bits / 8));
+      checked_mul(static_cast<std::size_t>(layout.num_return_pieces), layout.return_piece_stride);
 
   layout.rows_offset = checked_mul(ranks, layout.announcement_bytes);
   layout.returns_offset =

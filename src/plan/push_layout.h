@@ -41,6 +41,7 @@ struct PushShape {
   std::int32_t element_bits = 16;         ///< of a dispatched row
   std::int32_t piece_scale_bytes = 0;     ///< scales of a piece, a multiple of 16
   std::int32_t return_element_bits = 16;  ///< of a returned row
+  std::int32_t return_scale_bytes = 0;    ///< scales of its piece, a multiple of 16
   bool sends_routes = true;               ///< rows are placed by expert
   bool keeps_every_choice = false;        ///< returned rows by k (per_expert)
 };
@@ -55,6 +56,7 @@ struct PushLayout {
   std::size_t routes_in_piece = 0;
   std::size_t piece_stride = 0;
   std::size_t row_stride = 0;
+  std::size_t return_piece_stride = 0;
   std::size_t return_stride = 0;
   std::size_t rows_offset = 0;  ///< within a set, as the next two
   std::size_t returns_offset = 0;

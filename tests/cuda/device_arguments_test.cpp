@@ -231,6 +231,7 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
          [&](auto&, auto&, Options& options) {
            options.bias = {rank.tokens(), like(rank.tokens(), DType::kBF16, {15, 1024})};
          }},
+        {"shared is f32", kBad, [&](auto&, auto&, Options& options) { options.shared = f32; }},
         {"5 bias terms are given, must be at most 4", Errc::kNotSupported,
          [&](auto&, auto&, Options& options) {
            options.bias = std::vector<TensorView>(5, rank.tokens());
@@ -339,9 +340,10 @@ TEST_F(DeviceArgumentsTest, WrongOptionsOfTheExchange) {
     expect_error(kBad, "timeout_ms is 9223372036854775807",
                  [&] { make({.timeout_ms = std::numeric_limits<std::int64_t>::max()}); });
     expect_error(kBad, "none_such", [&] { make({.heap = "none_such"}); });
-    ExchangeConfig by_rank = fault_config(Layout::kByRank);
-    expect_error(Errc::kNotSupported, "must be batched, expanded or compact",
-                 [&] { const DeviceExchange exchange(group, by_rank); });
+    ExchangeConfig wide = fault_config();
+    wide.num_topk = 33;
+    expect_error(Errc::kNotSupported, "num_topk is 33, must be at most 32",
+                 [&] { const DeviceExchange exchange(group, wide); });
   });
 }
 

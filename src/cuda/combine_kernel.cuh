@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// combine_kernel.cuh: the combine kernel of one form of returned rows: senders first, then
+// receivers, as in dispatch_kernel.cuh. It counts no call: it belongs to the one that dispatch has
+// counted.
+#pragma once
+
+#include "cuda/call.cuh"
+#include "cuda/combine_receive.cuh"
+#include "cuda/combine_send.cuh"
+#include "cuda/launch.h"
+
+namespace switchyard {
+
+/// Returned rows of bf16, f16 or f32.
+template <DType kDType>
+struct PlainWire {
+  __device__ static __forceinline__ void send(const CombineArgs& a, std::uint64_t call,
+                                              const ReturnTo& to, int lane, bool is_there,
+                                              const float (&sum)[kReturnGrain]) {
+    if (is_there) send_return<kDType>(a, call, to, lane, sum);
+  }
+  template <bool kAddsShared>
+  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call, int token,
+                                             const TokenTerms& of, int piece, int lane) {
+    return sum_piece<kDType, kAddsShared>(a, call, token, of, piece, lane);
+  }
+};
+
+template <class Wire, bool kAddsShared>
+__global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
+    combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
+  const std::uint32_t asked = begin_kernel(a);
+  const std::uint64_t call = next_call(a.state) - 1;
+  const int num_sending = sends ? a.num_senders : 0;
+  const int cta = static_cast<int>(blockIdx.x);
+  if (cta < num_sending) {
+    return_tokens<Wire>(a, call, cta);
+  } else {
+    sum_tokens<Wire, kAddsShared>(a, call, cta - num_sending);
+  }
+  end_kernel(asked);
+}
+
+template <class Wire, bool kAddsShared>
+void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
+  const bool sends = phases == Phases::kSend || phases == Phases::kBoth;
+  const bool receives = phases == Phases::kReceive || phases == Phases::kBoth;
+  const int ctas = (sends ? args.num_senders : 0) + (receives ? args.num_receivers : 0);
+  launch_kernel(combine_kernel<Wire, kAddsShared>,
+                {ctas, kExchangeThreads, 0, programmatic, stream}, "combine", args, sends);
+}
+
+/// A kernel of its own for the shared addend: what others do not need does not slow them.
+template <class Wire>
+void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
+  if (args.shared != nullptr || phases == Phases::kNone) {
+    launch_wire<Wire, true>(args, phases, programmatic, stream);
+  }
+  if (args.shared == nullptr) launch_wire<Wire, false>(args, phases, programmatic, stream);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// combine_quantized.cuh: returned rows as codes of 8 bits. A piece of 256 elements travels with its
+// own scales, as f32 whatever the scheme stores: who quantizes a piece and who sums it need no more
+// than that piece.
+#pragma once
+
+#include "cuda/combine_receive.cuh"
+#include "cuda/combine_send.cuh"
+#include "quant/e8m0.h"
+
+namespace switchyard {
+
+template <QuantScheme kScheme>
+struct QuantizedWire {
+  static constexpr int kUnitWords = 2;  // codes of a lane, and two scales
+  static constexpr std::size_t kLaneBytes = kUnitWords * 4;
+  static constexpr std::size_t kScalesInPiece = kReturnPiece;
+  static constexpr int kLanesPerBlock = kScheme.block / kReturnGrain;
+  static constexpr int kScaleUnits = kLanes / kLanesPerBlock / kUnitWords;
+  static constexpr int kAtOnce = 4;  // terms that are looked for at once
+  static constexpr bool kIsE8M0 = kScheme.scale_format == ScaleFormat::kE8M0 ||
+                                  kScheme.scale_format == ScaleFormat::kE8M0Packed;
+  static_assert(kScheme.block % kReturnGrain == 0 && kScaleUnits >= 1);
+
+  /// What the receiver multiplies by: the scale as the scheme would store it.
+  __device__ static __forceinline__ float stored_scale(float scale) {
+    return kIsE8M0 ? f32_from_e8m0(static_cast<std::uint8_t>(bits_from_f32(scale) >> 23)) : scale;
+  }
+
+  __device__ static __forceinline__ void send(const CombineArgs& a, std::uint64_t call,
+                                              const ReturnTo& to, int lane, bool is_there,
+                                              const float (&sum)[kReturnGrain]) {
+    float amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kReturnGrain; ++i) amax = max_magnitude(amax, is_there ? sum[i] : 0.0f);
+#pragma unroll
+    for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
+    }
+    const ScaleAndMap rule = scale_rule(kScheme, amax, 1.0f);
+    const PreparedMap map = prepare_map(rule.map, amax);
+    std::byte* base = a.windows.base[to.owner];
+    const std::size_t at = a.layout.returned(call, to.token, to.column) +
+                           static_cast<std::size_t>(to.piece) * a.layout.return_piece_stride;
+    const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]),
+                                             quantize4(map, sum[4], sum[5], sum[6], sum[7])};
+    if (is_there) {
+      send_unit(base, at + static_cast<std::size_t>(lane) * kLaneBytes, a.layout, call, codes);
+    }
+    const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
+    const int block = lane * kUnitWords;  // of this lane's unit of scales
+    const std::uint32_t scales[kUnitWords] = {
+        __shfl_sync(0xFFFFFFFFu, scale, block * kLanesPerBlock % kLanes),
+        __shfl_sync(0xFFFFFFFFu, scale, (block + 1) * kLanesPerBlock % kLanes)};
+    if (lane < kScaleUnits) {
+      send_unit(base, at + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes, a.layout,
+                call, scales);
+    }
+  }
+
+  /// Some terms of a sum, of one lane: codes, and the scales that the first lanes take.
+  struct Terms {
+    std::uint32_t codes[kAtOnce][kUnitWords];
+    std::uint32_t scales[kAtOnce][kUnitWords];
+    std::size_t at[kAtOnce];
+
+    /// Looks for what is wanted: bit i is of codes i, bit kAtOnce + i of scales i.
+    __device__ __forceinline__ unsigned look(const std::byte* own, int lane, unsigned wanted) {
+      const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if ((wanted >> i & 1) != 0) load_words(own + at[i] + lane_at, codes[i]);
+        if ((wanted >> (kAtOnce + i) & 1) != 0) {
+          load_words(own + at[i] + kScalesInPiece + lane_at, scales[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (has_arrived(codes[i])) wanted &= ~(1u << i);
+        if (has_arrived(scales[i])) wanted &= ~(1u << (kAtOnce + i));
+      }
+      return wanted;
+    }
+  };
+
+  template <bool kAddsShared>
+  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call, int token,
+                                             const TokenTerms& of, int piece, int lane) {
+    std::byte* own = a.windows.base[a.rank];
+    const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
+    const bool is_there = first < a.layout.shape.hidden;
+    const std::size_t row = a.layout.returned(call, token, 0) +
+                            static_cast<std::size_t>(piece) * a.layout.return_piece_stride;
+    float total[kReturnGrain] = {};
+    if (is_there) add_bias(a, token, first, total);
+#pragma unroll 1
+    for (int begin = 0; begin < of.count; begin += kAtOnce) {
+      Terms terms{};
+      unsigned missing = 0;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const std::int32_t column = __shfl_sync(0xFFFFFFFFu, of.column, begin + i);
+        terms.at[i] = row + static_cast<std::size_t>(column) * a.layout.return_stride;
+        if (begin + i >= of.count) continue;
+        if (is_there) missing |= 1u << i;
+        if (lane < kScaleUnits) missing |= 1u << (kAtOnce + i);
+      }
+      const unsigned present = missing;
+      bool is_good = true;
+      Spin spin;
+#pragma unroll 1
+      while (missing != 0 && is_good) {
+        missing = terms.look(own, lane, missing);
+        if (missing == 0) break;
+        const int late = begin + (__ffs(missing) - 1) % kAtOnce;
+        is_good = spin.again(a.watch, [&] {
+          return WaitFor{WaitPlace::kReturnedRow,
+                         a.state.term_ranks[std::int64_t{token} * a.num_topk + late], token, call};
+        });
+      }
+      if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i >= of.count) break;  // alike in all lanes
+        is_good &=
+            take(a, call, token, lane, present >> i, terms.at[i], terms.codes[i], terms.scales[i]);
+        const int from = lane / kLanesPerBlock;  // block of this lane
+        const std::uint32_t low = __shfl_sync(0xFFFFFFFFu, terms.scales[i][0], from / kUnitWords);
+        const std::uint32_t high = __shfl_sync(0xFFFFFFFFu, terms.scales[i][1], from / kUnitWords);
+        const float scale = f32_from_bits(from % kUnitWords == 0 ? low : high);
+        const float weight = __shfl_sync(0xFFFFFFFFu, of.weight, begin + i);
+        float x[kReturnGrain];
+        decode4(kScheme.dtype, terms.codes[i][0], x);
+        decode4(kScheme.dtype, terms.codes[i][1], x + 4);
+#pragma unroll
+        for (int e = 0; e < kReturnGrain; ++e) {
+          total[e] = __fmaf_rn(weight, x[e] * scale, total[e]);
+        }
+      }
+      if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
+    }
+    if (is_there) put_output<kAddsShared>(a, token, first, total);
+    return true;
+  }
+
+ private:
+  /// Empties the slots that this lane looked at. False: gave up.
+  __device__ static __forceinline__ bool take(const CombineArgs& a, std::uint64_t call, int token,
+                                              int lane, unsigned present, std::size_t at,
+                                              std::uint32_t (&codes)[kUnitWords],
+                                              std::uint32_t (&scales)[kUnitWords]) {
+    std::byte* own = a.windows.base[a.rank];
+    const WaitFor what{WaitPlace::kReturnedRow, -1, token, call};
+    const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
+    bool is_good = true;
+    if ((present & 1) != 0) {
+      is_good &= empty_unit(own, at + lane_at, a.layout, a.watch, what, codes);
+    }
+    if ((present >> kAtOnce & 1) != 0) {
+      is_good &= empty_unit(own, at + kScalesInPiece + lane_at, a.layout, a.watch, what, scales);
+    }
+    return is_good;
+  }
+};
+
+}  // namespace switchyard

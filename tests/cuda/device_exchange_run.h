@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// device_exchange_run.h: the same calls on the exchange between GPUs and on the one between CPUs;
+// everything that comes out is compared bit for bit. Ranks are threads; with fewer GPUs than ranks
+// some share one.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "switchyard/device_exchange.h"
+#include "switchyard/exchange.h"
+
+#include "core/random.h"
+#include "cpu/weigh_reduce.h"
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "gpus.h"
+#include "quant/bf16.h"
+#include "support/ranks.h"
+
+namespace switchyard::test {
+
+struct Case {
+  std::string name;
+  int num_ranks = 2;
+  ExchangeConfig config;
+  std::vector<std::int64_t> num_tokens;  ///< of each rank; shorter: repeated
+  double none_share = 0.0;
+  std::int32_t only_expert = -1;
+  bool all_ones = false;  ///< tokens and results full of words that the wire reserves
+  DType token_dtype = DType::kBF16;
+  bool splits_phases = false;
+  int num_calls = 3;
+  std::int64_t max_tokens = 0;  ///< option of every call
+  bool adds_shared = false;
+  bool goes_again = false;  ///< after each call: dispatch_again, reopen, and routing only
+};
+
+inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+/// GPU memory for one rank. Ranks that share a GPU must not allocate while kernels run: the runtime
+/// would wait for kernels that wait for the rank.
+class Arena {
+ public:
+  Arena() : memory_(kBytes) {}
+  std::byte* take(std::size_t bytes) {
+    const std::size_t at = used_;
+    used_ += (bytes + 511) / 256 * 256;
+    if (used_ > kBytes) throw std::bad_alloc();
+    return memory_.data() + at;
+  }
+  void clear() { used_ = 0; }
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{640} << 20;
+  DeviceBuffer memory_;
+  std::size_t used_ = 0;
+};
+
+/// Host bytes and their copy on the GPU.
+class Both {
+ public:
+  explicit Both(std::size_t bytes = 0) : host_(bytes) {}
+  template <typename T>
+  T* as() {
+    return reinterpret_cast<T*>(host_.data());
+  }
+  std::size_t size() const { return host_.size(); }
+  TensorView host(DType dtype, std::initializer_list<std::int64_t> shape) const {
+    return TensorView(host_.data(), dtype, shape);
+  }
+  TensorView device(Arena& arena, DType dtype, std::initializer_list<std::int64_t> shape) {
+    std::byte* to = arena.take(host_.size());
+    check_cuda(cudaMemcpy(to, host_.data(), host_.size(), cudaMemcpyHostToDevice), "up");
+    // Of pageable memory the copy may still be under way.
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    return TensorView(to, dtype, shape);
+  }
+
+ private:
+  std::vector<std::byte> host_;
+};
+
+inline std::vector<std::byte> download(const TensorView& view) {
+  std::vector<std::byte> bytes(view.num_bytes());
+  check_cuda(cudaMemcpy(bytes.data(), view.data(), bytes.size(), cudaMemcpyDeviceToHost), "down");
+  return bytes;
+}
+
+inline std::size_t bytes_of(DType dtype, std::int64_t count) {
+  return static_cast<std::size_t>(count * bits_of(dtype) / 8);
+}
+
+// Values from many binades, some special, or patterns that the wire reserves.
+inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, bool all_ones) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto n = static_cast<std::uint64_t>(i);
+    const auto x = static_cast<float>(random_normal(seed, n) * (1 << random_bits(seed + 1, n) % 7));
+    std::uint32_t bits = bits_from_f32(x);
+    if (all_ones && random_bits(seed + 2, n / 3) % 3 == 0) {
+      bits = random_bits(seed + 3, n) % 4 == 0 ? 0xFFFEFFFEu : 0xFFFFFFFFu;
+    }
+    if (dtype == DType::kF32) {
+      static_cast<std::uint32_t*>(to)[i] = bits;
+    } else {
+      static_cast<std::uint16_t*>(to)[i] = all_ones && bits >= 0xFFFE0000u
+                                               ? static_cast<std::uint16_t>(bits >> 16 | (bits & 1))
+                                               : bf16_from_f32(f32_from_bits(bits));
+    }
+  }
+}
+
+struct Input {
+  std::int64_t num_tokens = 0;
+  Both tokens;
+  Both ids;
+  Both weights;
+};
+
+inline Input make_input(const Case& c, int rank, int call, int salt = 0) {
+  const ExchangeConfig& config = c.config;
+  const auto seed = static_cast<std::uint64_t>(1000 * call + 10 * rank);
+  Input in;
+  in.num_tokens = c.num_tokens[static_cast<std::size_t>(rank + call) % c.num_tokens.size()];
+  in.tokens = Both(bytes_of(c.token_dtype, in.num_tokens * config.hidden));
+  in.ids = Both(static_cast<std::size_t>(in.num_tokens * config.num_topk) * 8);
+  in.weights = Both(static_cast<std::size_t>(in.num_tokens * config.num_topk) * 4);
+  const std::uint64_t salted = seed + static_cast<std::uint64_t>(100'000 * salt);
+  fill(in.tokens.as<void>(), c.token_dtype, in.num_tokens * config.hidden, salted, c.all_ones);
+  for (std::int64_t t = 0; t < in.num_tokens; ++t) {
+    std::vector<bool> used(static_cast<std::size_t>(config.num_experts));
+    for (std::int64_t k = 0; k < config.num_topk; ++k) {
+      const auto at = static_cast<std::uint64_t>(t * config.num_topk + k);
+      std::int64_t id = c.only_expert;
+      if (id < 0) {
+        id = static_cast<std::int64_t>(random_bits(seed + 4, at) %
+                                       static_cast<std::uint64_t>(config.num_experts));
+      } else if (k > 0) {
+        id = -1;
+      }
+      if (random_uniform(seed + 5, at) < c.none_share) id = -1;
+      const bool wants_distinct = config.layout == Layout::kBatched;
+      while (id >= 0 && wants_distinct && used[static_cast<std::size_t>(id)]) {
+        id = (id + 1) % config.num_experts;
+      }
+      if (id >= 0) used[static_cast<std::size_t>(id)] = true;
+      in.ids.as<std::int64_t>()[at] = id;
+      in.weights.as<float>()[at] = static_cast<float>(random_uniform(salted + 6, at));
+    }
+  }
+  return in;
+}
+
+inline void expect_rows_equal(const Case& c, const std::vector<RowOrigin>& origins,
+                              std::size_t row_bytes, const void* want,
+                              const std::vector<std::byte>& got, const char* what) {
+  for (const RowOrigin& origin : origins) {
+    const auto at = static_cast<std::size_t>(origin.row) * row_bytes;
+    ASSERT_LE(at + row_bytes, got.size()) << c.name << " " << what;
+    const auto* want_row = static_cast<const std::byte*>(want) + at;
+    if (std::memcmp(want_row, got.data() + at, row_bytes) == 0) continue;
+    std::size_t b = 0;
+    while (want_row[b] == got[at + b]) ++b;
+    FAIL() << c.name << ": " << what << " of row " << origin.row << " (rank " << origin.rank
+           << ", token " << origin.token << ", k " << origin.k << ") differ from byte " << b
+           << " on: want " << static_cast<int>(want_row[b]) << ", got "
+           << static_cast<int>(got[at + b]);
+  }
+}
+
+class RankRun {
+ public:
+  RankRun(const Group& group, const Case& c)
+      : c_(c),
+        config_(with_worst_case(c.config)),
+        group_(group),
+        cpu_(group, config_),
+        gpu_(group, config_, {.timeout_ms = 30'000, .keeps_routing = c.goes_again}) {}
+
+  void run() {
+    for (int call = 0; call < c_.num_calls; ++call) run_call(call);
+    gpu_.check();
+  }
+
+ private:
+  /// What one dispatch is given, on both sides.
+  struct Call {
+    Input in;
+    std::vector<Both> payloads;
+    Both scale;
+    TensorView tokens, ids, weights;
+    TensorView gpu_tokens, gpu_ids, gpu_weights;
+    DispatchOptions options;
+    DeviceDispatchOptions gpu_options;
+  };
+
+  static ExchangeConfig with_worst_case(ExchangeConfig config) {
+    config.worst_case_rows = true;
+    return config;
+  }
+
+  void run_call(int call) {
+    arena_.clear();
+    Call first = make_call(call, false);
+    const auto [want, got] = dispatch(first);
+    if (HasFatalFailure()) return;
+    combine(want.handle, got.handle, want.experts.rows.shape(0), first.in.num_tokens, call);
+    if (c_.goes_again) go_again(want.handle, got.handle, call);
+  }
+
+  // Everything that uses the routing of an earlier handle, which has ended.
+  void go_again(const DispatchHandle& cpu, const DeviceHandle& gpu, int call) {
+    arena_.clear();
+    Call again = make_call(call, false, 50);
+    const auto [want, got] = dispatch(again, &cpu, &gpu);
+    if (HasFatalFailure()) return;
+    const std::int64_t num_rows = want.experts.rows.shape(0);
+    if (config_.max_in_flight > 1) {
+      Call beside = make_call(call, false, 60);
+      const auto [want_beside, got_beside] = dispatch(beside, &want.handle, &got.handle);
+      combine(want_beside.handle, got_beside.handle, num_rows, beside.in.num_tokens, call);
+    }
+    combine(want.handle, got.handle, num_rows, again.in.num_tokens, call);
+    arena_.clear();
+    const DispatchHandle cpu_open = cpu_.reopen(want.handle);
+    const DeviceHandle gpu_open = gpu_.reopen(got.handle, stream_.get());
+    combine(cpu_open, gpu_open, num_rows, again.in.num_tokens, call + 1);
+    arena_.clear();
+    Call only = make_call(call, true, 90);
+    const auto [want_only, got_only] = dispatch(only);
+    if (HasFatalFailure()) return;
+    combine(want_only.handle, got_only.handle, num_rows, only.in.num_tokens, call);
+    arena_.clear();
+    Call last = make_call(call, false, 70);
+    const auto [want_last, got_last] = dispatch(last, &want_only.handle, &got_only.handle);
+    gpu_.release(got_last.handle);
+    cpu_.release(want_last.handle);
+  }
+
+  // `salt`: other tokens and weights; the number of tokens follows from the call alone.
+  Call make_call(int call, bool routing_only, int salt = 0) {
+    Call c;
+    const std::int64_t topk = config_.num_topk;
+    c.in = make_input(c_, group_.rank(), call, salt);
+    const std::int64_t num_tokens = c.in.num_tokens;
+    c.tokens = c.in.tokens.host(c_.token_dtype, {num_tokens, config_.hidden});
+    c.gpu_tokens = c.in.tokens.device(arena_, c_.token_dtype, {num_tokens, config_.hidden});
+    if (topk > 0) {
+      c.ids = c.in.ids.host(DType::kI64, {num_tokens, topk});
+      c.gpu_ids = c.in.ids.device(arena_, DType::kI64, {num_tokens, topk});
+    }
+    if (topk > 0 && (config_.sends_weights || config_.reduce == Reduce::kPerExpert)) {
+      c.weights = c.in.weights.host(DType::kF32, {num_tokens, topk});
+      c.gpu_weights = c.in.weights.device(arena_, DType::kF32, {num_tokens, topk});
+    }
+    c.scale = Both(4);
+    *c.scale.as<float>() = 300.0f;
+    if (config_.scheme.group == ScaleGroup::kTensor || config_.scheme.needs_tensor_scale()) {
+      c.options.tensor_scale = c.scale.host(DType::kF32, {1});
+      c.gpu_options.tensor_scale = c.scale.device(arena_, DType::kF32, {1});
+    }
+    c.options.max_tokens = c.gpu_options.max_tokens = c_.max_tokens;
+    c.options.routing_only = c.gpu_options.routing_only = routing_only;
+    for (const std::int64_t bytes : config_.payload_bytes) {
+      if (routing_only) break;
+      Both& payload = c.payloads.emplace_back(static_cast<std::size_t>(num_tokens * bytes));
+      fill(payload.as<void>(), DType::kBF16, num_tokens * bytes / 2,
+           static_cast<std::uint64_t>(bytes + group_.rank() + 10 * call + salt), c_.all_ones);
+      c.options.payloads.push_back(payload.host(DType::kU8, {num_tokens, bytes}));
+      c.gpu_options.payloads.push_back(payload.device(arena_, DType::kU8, {num_tokens, bytes}));
+    }
+    return c;
+  }
+
+  std::pair<Dispatched, DeviceDispatched> dispatch(const Call& c,
+                                                   const DispatchHandle* cpu = nullptr,
+                                                   const DeviceHandle* gpu = nullptr) {
+    const Dispatched want = cpu == nullptr
+                                ? cpu_.dispatch(c.tokens, c.ids, c.weights, c.options)
+                                : cpu_.dispatch_again(*cpu, c.tokens, c.weights, c.options);
+    const Stream stream = stream_.get();
+    DeviceDispatched got;
+    if (c_.splits_phases) {
+      const DeviceHandle handle =
+          gpu == nullptr
+              ? gpu_.dispatch_send(c.gpu_tokens, c.gpu_ids, c.gpu_weights, stream, c.gpu_options)
+              : gpu_.dispatch_again_send(*gpu, c.gpu_tokens, c.gpu_weights, stream, c.gpu_options);
+      got = gpu_.dispatch_receive(handle, stream);
+    } else if (gpu == nullptr) {
+      got = gpu_.dispatch(c.gpu_tokens, c.gpu_ids, c.gpu_weights, stream, c.gpu_options);
+    } else {
+      got = gpu_.dispatch_again(*gpu, c.gpu_tokens, c.gpu_weights, stream, c.gpu_options);
+    }
+    check_cuda(cudaStreamSynchronize(stream_.get()), "dispatch");
+    gpu_.check();
+    compare(want, got, c.options.routing_only);
+    return {want, got};
+  }
+
+  static bool HasFatalFailure() { return testing::Test::HasFatalFailure(); }
+
+  void compare(const Dispatched& want, const DeviceDispatched& got, bool routing_only) {
+    compare_counts(want, got);
+    compare_routing(want, got);
+    if (!routing_only) compare_rows(want, got);
+  }
+
+  void compare_counts(const Dispatched& want, const DeviceDispatched& got) {
+    const auto counts = download(got.num_rows);
+    for (std::size_t e = 0; e < want.experts.num_rows.size(); ++e) {
+      ASSERT_EQ(reinterpret_cast<const std::int32_t*>(counts.data())[e], want.experts.num_rows[e])
+          << c_.name << " expert " << e;
+    }
+    if (is_expert_major(config_.layout)) {
+      const auto first = download(got.first_row);
+      for (std::size_t e = 0; e < want.experts.first_row.size(); ++e) {
+        ASSERT_EQ(reinterpret_cast<const std::int64_t*>(first.data())[e],
+                  want.experts.first_row[e]);
+      }
+    }
+    const auto total = download(got.total_rows);
+    EXPECT_EQ(*reinterpret_cast<const std::int32_t*>(total.data()), want.num_rows) << c_.name;
+    if (config_.overflow == Overflow::kDrop) {
+      const auto dropped = download(got.num_dropped);
+      EXPECT_EQ(*reinterpret_cast<const std::int32_t*>(dropped.data()), want.num_dropped)
+          << c_.name;
+    }
+  }
+
+  // Where rows without a token have a meaning, all of them.
+  void compare_routing(const Dispatched& want, const DeviceDispatched& got) {
+    const bool is_whole = config_.layout == Layout::kByRank ||
+                          config_.layout == Layout::kAllGather || config_.zero_padding;
+    const auto expect = [&](const TensorView& on_cpu, const TensorView& on_gpu, const char* what) {
+      ASSERT_EQ(on_cpu.has_value(), on_gpu.has_value()) << c_.name << " " << what;
+      if (!on_cpu.has_value()) return;
+      ASSERT_EQ(on_cpu.num_bytes(), on_gpu.num_bytes()) << c_.name << " " << what;
+      const auto bytes = download(on_gpu);
+      if (is_whole) {
+        EXPECT_EQ(std::memcmp(on_cpu.data(), bytes.data(), bytes.size()), 0)
+            << c_.name << ": " << what;
+      }
+      const std::int64_t columns = on_cpu.num_dims() == 1 ? 1 : on_cpu.shape(1);
+      expect_rows_equal(c_, cpu_.row_origins(want.handle), 4 * static_cast<std::size_t>(columns),
+                        on_cpu.data(), bytes, what);
+    };
+    expect(want.topk_weights, got.topk_weights, "weights");
+    expect(want.topk_ids, got.topk_ids, "ids");
+  }
+
+  void compare_rows(const Dispatched& want, const DeviceDispatched& got) {
+    const std::vector<RowOrigin> origins = cpu_.row_origins(want.handle);
+    const TensorView& rows = want.experts.rows;
+    ASSERT_EQ(rows.num_bytes(), got.rows.num_bytes()) << c_.name;
+    const auto bytes = download(got.rows);
+    expect_rows_equal(c_, origins,
+                      static_cast<std::size_t>(rows.stride(0) * bits_of(rows.dtype()) / 8),
+                      rows.data(), bytes, "elements");
+    if (config_.zero_padding) {
+      EXPECT_EQ(std::memcmp(rows.data(), bytes.data(), bytes.size()), 0) << c_.name << ": gaps";
+    }
+    compare_scales(want, got, origins);
+    ASSERT_EQ(want.payloads.size(), got.payloads.size());
+    for (std::size_t i = 0; i < want.payloads.size(); ++i) {
+      const auto payload = download(got.payloads[i]);
+      expect_rows_equal(c_, origins, static_cast<std::size_t>(config_.payload_bytes[i]),
+                        want.payloads[i].data(), payload, "payload");
+    }
+  }
+
+  void compare_scales(const Dispatched& want, const DeviceDispatched& got,
+                      const std::vector<RowOrigin>& origins) {
+    const TensorView& scales = want.experts.scales;
+    if (!scales.has_value() || config_.scheme.group == ScaleGroup::kTensor) return;
+    const auto device = download(got.scales);
+    ASSERT_EQ(scales.num_dims(), got.scales.num_dims());
+    if (scales.num_dims() != 2) {
+      // Tiles or blocks: compare all that the CPU wrote; gaps of both are zero.
+      EXPECT_EQ(std::memcmp(scales.data(), device.data(), scales.num_bytes()), 0) << c_.name;
+      return;
+    }
+    const std::int64_t bytes = bits_of(scales.dtype()) / 8;
+    for (const RowOrigin& origin : origins) {
+      for (std::int64_t s = 0; s < scales.shape(1); ++s) {
+        const std::int64_t at = (origin.row * scales.stride(0) + s * scales.stride(1)) * bytes;
+        ASSERT_EQ(std::memcmp(scales.as<std::byte>() + at, device.data() + at,
+                              static_cast<std::size_t>(bytes)),
+                  0)
+            << c_.name << " scale " << s << " of row " << origin.row;
+      }
+    }
+  }
+
+  void combine(const DispatchHandle& cpu, const DeviceHandle& gpu, std::int64_t num_rows,
+               std::int64_t num_tokens, int call) {
+    Both results(bytes_of(DType::kBF16, num_rows * config_.hidden));
+    for (const RowOrigin& origin : cpu_.row_origins(cpu)) {
+      fill(results.as<std::uint16_t>() + origin.row * config_.hidden, DType::kBF16, config_.hidden,
+           static_cast<std::uint64_t>(7 * call + 31 * origin.row + 17), c_.all_ones);
+    }
+    const DType out_dtype = call % 2 == 0 ? DType::kBF16 : DType::kF32;
+    Both output(bytes_of(out_dtype, num_tokens * config_.hidden));
+    Both bias(bytes_of(DType::kBF16, num_tokens * config_.hidden));
+    fill(bias.as<void>(), DType::kBF16, num_tokens * config_.hidden, 99, false);
+    CombineOptions cpu_options;
+    DeviceCombineOptions gpu_options;
+    if (call == 1) {
+      cpu_options.bias = {bias.host(DType::kBF16, {num_tokens, config_.hidden})};
+      gpu_options.bias = {bias.device(arena_, DType::kBF16, {num_tokens, config_.hidden})};
+    }
+    Both shared(bytes_of(DType::kBF16, num_tokens * config_.hidden));
+    fill(shared.as<void>(), DType::kBF16, num_tokens * config_.hidden, 77, false);
+    const bool adds_shared = c_.adds_shared && out_dtype == DType::kBF16;
+    if (adds_shared) {
+      gpu_options.shared = shared.device(arena_, DType::kBF16, {num_tokens, config_.hidden});
+    }
+    const TensorView on_gpu = output.device(arena_, out_dtype, {num_tokens, config_.hidden});
+    check_cuda(cudaMemset(on_gpu.data(), 0x5A, output.size()), "poison");
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
+    const TensorView rows = results.device(arena_, DType::kBF16, {num_rows, config_.hidden});
+    if (c_.splits_phases) {
+      gpu_.combine_send(gpu, rows, stream_.get(), gpu_options);
+      gpu_.combine_receive(gpu, on_gpu, stream_.get(), gpu_options);
+    } else {
+      gpu_.combine(gpu, rows, on_gpu, stream_.get(), gpu_options);
+    }
+    cpu_.combine(cpu, results.host(DType::kBF16, {num_rows, config_.hidden}),
+                 output.host(out_dtype, {num_tokens, config_.hidden}), cpu_options);
+    for (std::int64_t t = 0; adds_shared && t < num_tokens; ++t) {
+      std::uint16_t* to = output.as<std::uint16_t>() + t * config_.hidden;
+      const void* const terms[] = {to, shared.as<std::uint16_t>() + t * config_.hidden};
+      weigh_reduce_row(terms, DType::kBF16, nullptr, 2, config_.hidden, to, DType::kBF16);
+    }
+    check_cuda(cudaStreamSynchronize(stream_.get()), "combine");
+    gpu_.check();
+    const auto sums = download(on_gpu);
+    ASSERT_EQ(sums.size(), output.size());
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      ASSERT_EQ(sums[i], output.as<std::byte>()[i])
+          << c_.name << " call " << call << ": output byte " << i << " of token "
+          << i / (bytes_of(out_dtype, config_.hidden));
+    }
+  }
+
+  const Case& c_;
+  ExchangeConfig config_;
+  Group group_;
+  Exchange cpu_;
+  DeviceExchange gpu_;
+  OwnedStream stream_;
+  Arena arena_;
+};
+
+inline ExchangeConfig config_of(Layout layout, const QuantScheme& scheme, Reduce reduce,
+                                std::int64_t hidden = 1024) {
+  ExchangeConfig config;
+  config.num_experts = 12;
+  config.num_topk = 4;
+  config.hidden = hidden;
+  config.max_tokens_per_rank = 37;
+  config.layout = layout;
+  config.scheme = scheme;
+  config.reduce = reduce;
+  return config;
+}
+
+}  // namespace switchyard::test
