@@ -15,7 +15,7 @@ namespace switchyard::conformance {
 struct Received {
   int handle = -1;            ///< of the carrier
   Dispatched rows;            ///< without its own handle
-  bool has_host_facts = true; /**< loads, rows of ranks, waits, drops and origins are told; GPUs
+  bool has_host_facts = true; /**< loads, rows of ranks, waits and origins are told; GPUs
                                    keep them to themselves */
   std::vector<RowOrigin> origins{};
   std::shared_ptr<const void> memory{};  ///< of the views, where no exchange owns it

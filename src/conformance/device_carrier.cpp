@@ -33,7 +33,8 @@ std::size_t arena_bytes(const ExchangeCase& test, int num_ranks) {
   const ExchangeConfig config = test.config();
   const std::int64_t tokens = config.max_tokens_per_rank;
   const std::int64_t row = (config.hidden + kGap) * kFloat;
-  const std::int64_t inputs = tokens * (2 * row + 5 * 8 * std::max(1, config.num_topk));
+  std::int64_t inputs = tokens * (2 * row + 5 * 8 * std::max(1, config.num_topk));
+  for (const std::int64_t bytes : config.payload_bytes) inputs += tokens * bytes;
   const std::int64_t outputs = tokens * row * (1 + test.num_bias);
   const std::int64_t results = most_rows(config, num_ranks) * row;
   const std::int64_t one = inputs + outputs + results + kSmall;
@@ -41,12 +42,8 @@ std::size_t arena_bytes(const ExchangeCase& test, int num_ranks) {
 }
 
 const ExchangeCase& with_calls_for_it(const ExchangeCase& test) {
-  const auto refuse = [](bool is_bad, const char* why) {
-    require(!is_bad, Errc::kNotSupported, "device exchange: {}", why);
-  };
-  refuse(test.keeps_routing, "there is no dispatch_again and no reopen");
-  refuse(test.returns_weights, "row weights do not travel home");
-  refuse(test.limits_calls, "a call has no max_tokens of its own");
+  require(!test.returns_weights, Errc::kNotSupported,
+          "device exchange: row weights do not travel home");
   return test;
 }
 
@@ -77,13 +74,16 @@ struct DeviceCarrier::Arrived {
   OwnedScales scales;
   Tensor topk_ids;
   Tensor topk_weights;
+  std::vector<Tensor> payloads;
+  std::int32_t num_dropped = 0;
 };
 
 DeviceCarrier::DeviceCarrier(const Group& group, const ExchangeCase& test)
     : config_(with_calls_for_it(test).config()),
       queue_(cuda_module().make_queue(group.rank())),
       arena_(*queue_, arena_bytes(test, group.size())),
-      exchange_(group, config_, {.timeout_ms = group.timeout_ms()}) {}
+      exchange_(group, config_,
+                {.timeout_ms = group.timeout_ms(), .keeps_routing = test.keeps_routing}) {}
 
 int DeviceCarrier::keep(const DeviceHandle& handle, const DispatchOptions& options) {
   sent_.push_back({handle, options.tensor_scale});
@@ -96,7 +96,13 @@ void DeviceCarrier::begin() {
 }
 
 DeviceDispatchOptions DeviceCarrier::up(const DispatchOptions& options) {
-  return {arena_.up(options.scales), arena_.up(options.tensor_scale)};
+  DeviceDispatchOptions result;
+  result.scales = arena_.up(options.scales);
+  result.tensor_scale = arena_.up(options.tensor_scale);
+  for (const TensorView& payload : options.payloads) result.payloads.push_back(arena_.up(payload));
+  result.max_tokens = options.max_tokens;
+  result.routing_only = options.routing_only;
+  return result;
 }
 
 DeviceCombineOptions DeviceCarrier::up(const CombineOptions& options) {
@@ -131,17 +137,32 @@ Received DeviceCarrier::dispatch(const TensorView& tokens, const TensorView& top
   return bring_home(keep(got.handle, options), got);
 }
 
-int DeviceCarrier::dispatch_again_send(int, const TensorView&, const TensorView&,
-                                       const DispatchOptions&) {
-  fail(Errc::kNotSupported, "device exchange: there is no dispatch_again");
+int DeviceCarrier::dispatch_again_send(int earlier, const TensorView& tokens,
+                                       const TensorView& topk_weights,
+                                       const DispatchOptions& options) {
+  begin();
+  const TensorView x = arena_.up(tokens);
+  const TensorView weights = arena_.up(topk_weights);
+  return keep(
+      exchange_.dispatch_again_send(at(earlier).handle, x, weights, queue_->stream(), up(options)),
+      options);
 }
 
-Received DeviceCarrier::dispatch_again(int, const TensorView&, const TensorView&,
-                                       const DispatchOptions&) {
-  fail(Errc::kNotSupported, "device exchange: there is no dispatch_again");
+Received DeviceCarrier::dispatch_again(int earlier, const TensorView& tokens,
+                                       const TensorView& topk_weights,
+                                       const DispatchOptions& options) {
+  begin();
+  const TensorView x = arena_.up(tokens);
+  const TensorView weights = arena_.up(topk_weights);
+  const DeviceDispatched got =
+      exchange_.dispatch_again(at(earlier).handle, x, weights, queue_->stream(), up(options));
+  return bring_home(keep(got.handle, options), got);
 }
 
-int DeviceCarrier::reopen(int) { fail(Errc::kNotSupported, "device exchange: there is no reopen"); }
+int DeviceCarrier::reopen(int earlier) {
+  begin();
+  return keep(exchange_.reopen(at(earlier).handle, queue_->stream()), {});
+}
 
 // ---- what came ---------------------------------------------------------------------------------
 
@@ -150,6 +171,7 @@ Received DeviceCarrier::bring_home(int handle, const DeviceDispatched& got) {
   exchange_.check();
   const auto arrived = std::make_shared<Arrived>();
   bring_counts(got, *arrived);
+  find_extents(got, *arrived);
   bring_rows(got, *arrived);
   bring_scales(got, *arrived);
   bring_routing(got, *arrived);
@@ -169,6 +191,8 @@ Received DeviceCarrier::bring_home(int handle, const DeviceDispatched& got) {
   // The caller has it: nothing travels.
   if (config_.scheme.needs_tensor_scale()) experts.tensor_scale = at(handle).tensor_scale;
   result.rows.num_rows = arrived->total_rows;
+  result.rows.num_dropped = arrived->num_dropped;
+  for (const Tensor& payload : arrived->payloads) result.rows.payloads.push_back(payload);
   if (got.topk_ids.has_value()) result.rows.topk_ids = arrived->topk_ids;
   if (got.topk_weights.has_value()) result.rows.topk_weights = arrived->topk_weights;
   return result;
@@ -180,9 +204,23 @@ void DeviceCarrier::bring_counts(const DeviceDispatched& got, Arrived& to) {
   to.num_rows.resize(static_cast<std::size_t>(got.num_rows.num_elements()));
   arena_.down(got.num_rows, to.num_rows.data());
   arena_.down(got.total_rows, &to.total_rows);
-  if (got.first_row.has_value()) {
-    to.first_row.resize(static_cast<std::size_t>(got.first_row.num_elements()));
-    arena_.down(got.first_row, to.first_row.data());
+  if (got.num_dropped.has_value()) arena_.down(got.num_dropped, &to.num_dropped);
+  if (!got.first_row.has_value()) return;
+  to.first_row.resize(static_cast<std::size_t>(got.first_row.num_elements()));
+  arena_.down(got.first_row, to.first_row.data());
+}
+
+// Rows with a token. By rank only their ids tell which they are.
+void DeviceCarrier::find_extents(const DeviceDispatched& got, Arrived& to) {
+  if (config_.layout == Layout::kByRank) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(got.topk_ids.num_elements()));
+    arena_.down(got.topk_ids, ids.data());
+    const auto is_none = [](std::int32_t id) { return id < 0; };
+    for (std::int64_t row = 0; row < to.num_buffer_rows; ++row) {
+      const auto first = ids.begin() + row * config_.num_topk;
+      if (!std::all_of(first, first + config_.num_topk, is_none)) to.extents.push_back({row, 1});
+    }
+  } else if (got.first_row.has_value()) {
     for (std::size_t e = 0; e < to.first_row.size(); ++e) {
       to.extents.push_back({to.first_row[e], to.num_rows[e]});
     }
@@ -199,9 +237,10 @@ void DeviceCarrier::bring_counts(const DeviceDispatched& got, Arrived& to) {
   if (config_.zero_padding) to.extents = {{0, to.num_buffer_rows}};
 }
 
-void DeviceCarrier::copy_rows(const Arrived& arrived, const TensorView& from, void* to,
+template <typename Extents>
+void DeviceCarrier::copy_rows(const Extents& extents, const TensorView& from, void* to,
                               std::size_t row_bytes) {
-  for (const Extent& extent : arrived.extents) {
+  for (const Extent& extent : extents) {
     const std::size_t first = static_cast<std::size_t>(extent.first) * row_bytes;
     const std::size_t bytes = static_cast<std::size_t>(extent.count) * row_bytes;
     if (bytes == 0) continue;
@@ -211,7 +250,13 @@ void DeviceCarrier::copy_rows(const Arrived& arrived, const TensorView& from, vo
 
 void DeviceCarrier::bring_rows(const DeviceDispatched& got, Arrived& to) {
   to.rows = poisoned(got.rows.dtype(), to.num_buffer_rows, config_.hidden);
-  copy_rows(to, got.rows, to.rows.data(), element_row_bytes(config_.scheme, config_.hidden));
+  copy_rows(to.extents, got.rows, to.rows.data(),
+            element_row_bytes(config_.scheme, config_.hidden));
+  for (const TensorView& payload : got.payloads) {
+    to.payloads.push_back(poisoned(payload.dtype(), payload.shape(0), payload.shape(1)));
+    copy_rows(to.extents, payload, to.payloads.back().data(),
+              static_cast<std::size_t>(payload.shape(1)));
+  }
 }
 
 void DeviceCarrier::bring_scales(const DeviceDispatched& got, Arrived& to) {
@@ -246,21 +291,24 @@ void DeviceCarrier::bring_scales(const DeviceDispatched& got, Arrived& to) {
   }
 }
 
-// Rows without a token have what Exchange writes there.
+// Rows without a token have what Exchange writes there; where it is promised, as it came.
 void DeviceCarrier::bring_routing(const DeviceDispatched& got, Arrived& to) {
   const std::int64_t rows = to.num_buffer_rows;
+  const bool is_whole = config_.layout == Layout::kByRank || config_.layout == Layout::kAllGather;
+  const std::vector<Extent> extents = is_whole ? std::vector<Extent>{{0, rows}} : to.extents;
   constexpr std::size_t kBytes = 4;
   if (got.topk_ids.has_value()) {
     const std::int64_t columns = got.topk_ids.shape(1);
     to.topk_ids = Tensor(DType::kI32, {rows, columns});
     std::fill_n(to.topk_ids.as<std::int32_t>(), rows * columns, -1);
-    copy_rows(to, got.topk_ids, to.topk_ids.data(), kBytes * static_cast<std::size_t>(columns));
+    copy_rows(extents, got.topk_ids, to.topk_ids.data(),
+              kBytes * static_cast<std::size_t>(columns));
   }
   if (got.topk_weights.has_value()) {
     const bool is_flat = got.topk_weights.num_dims() == 1;
     const std::int64_t columns = is_flat ? 1 : got.topk_weights.shape(1);
     to.topk_weights = is_flat ? Tensor(DType::kF32, {rows}) : Tensor(DType::kF32, {rows, columns});
-    copy_rows(to, got.topk_weights, to.topk_weights.data(),
+    copy_rows(extents, got.topk_weights, to.topk_weights.data(),
               kBytes * static_cast<std::size_t>(columns));
   }
 }

@@ -54,10 +54,12 @@ class DeviceCarrier final : public Carrier {
   DeviceCombineOptions up(const CombineOptions& options);
   Received bring_home(int handle, const DeviceDispatched& got);
   void bring_counts(const DeviceDispatched& got, Arrived& to);
+  void find_extents(const DeviceDispatched& got, Arrived& to);
   void bring_rows(const DeviceDispatched& got, Arrived& to);
   void bring_scales(const DeviceDispatched& got, Arrived& to);
   void bring_routing(const DeviceDispatched& got, Arrived& to);
-  void copy_rows(const Arrived& arrived, const TensorView& from, void* to, std::size_t row_bytes);
+  template <typename Extents>
+  void copy_rows(const Extents& extents, const TensorView& from, void* to, std::size_t row_bytes);
   void finish(const TensorView& on_gpu, const TensorView& output);
 
   ExchangeConfig config_;

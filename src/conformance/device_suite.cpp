@@ -18,27 +18,19 @@ struct Part {
 };
 
 constexpr std::array kParts{
-    Part{"kept routing", [](ExchangeCase& test) { test.keeps_routing = false; }},
     Part{"returned weights", [](ExchangeCase& test) { test.returns_weights = false; }},
-    Part{"max_tokens of a call", [](ExchangeCase& test) { test.limits_calls = false; }},
-    Part{"further payloads", [](ExchangeCase& test) { test.payload_bytes.clear(); }},
-    Part{"zero_padding", [](ExchangeCase& test) { test.zero_padding = false; }},
-    Part{"dropped rows",
-         [](ExchangeCase& test) {
-           test.capacity = 0;
-           test.overflow = Overflow::kError;
-         }},
     Part{"quantized results",
          [](ExchangeCase& test) {
            if (test.combine_scheme.is_quantized()) test.combine_scheme = schemes::kNone;
          }},
 };
 
-// What GPUs have by contract: buffers of the largest size.
+// What is so by contract: buffers have their largest size, and a new dispatch takes the place of a
+// kept routing.
 ExchangeCase for_gpus(ExchangeCase test) {
   test.worst_case_rows = true;
   test.keeps_routing = test.keeps_routing && test.is_long;
-  if (test.capacity == 0) test.overflow = Overflow::kError;
+  test.forgets_routing = true;
   return test;
 }
 

@@ -35,6 +35,10 @@ void Round::check_counts(const Dispatched& got) const {
   expect(std::ranges::equal(got.experts.num_rows, counts), "rows of experts differ");
   expect(std::ranges::equal(got.experts.first_row, placed(rank_).by_expert.first_row),
          "starts of experts differ");
+  const auto& asked = wanted_.ranks[static_cast<std::size_t>(rank_)].topk_ids.data;
+  std::int64_t dropped = 0;
+  for (std::size_t i = 0; i < asked.size(); ++i) dropped += asked[i] != own().topk_ids.data[i];
+  expect(got.num_dropped == dropped, "{} choices dropped, want {}", got.num_dropped, dropped);
 }
 
 // What the host is told beside the rows.
@@ -59,10 +63,6 @@ void Round::check_host_facts(const Received& received) const {
     expect(got.wait_ns[r] >= 0, "wait for rank {} is {} ns", r, got.wait_ns[r]);
   }
   expect(got.wait_ns[static_cast<std::size_t>(rank_)] == 0, "a wait for itself");
-  const auto& asked = wanted_.ranks[static_cast<std::size_t>(rank_)].topk_ids.data;
-  std::int64_t dropped = 0;
-  for (std::size_t i = 0; i < asked.size(); ++i) dropped += asked[i] != own().topk_ids.data[i];
-  expect(got.num_dropped == dropped, "{} choices dropped, want {}", got.num_dropped, dropped);
 }
 
 void Round::check_origins(const std::vector<RowOrigin>& origins) const {
