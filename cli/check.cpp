@@ -88,6 +88,7 @@ int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases
     std::fputs(list_text(cases).c_str(), stdout);
     return 0;
   }
+  if (options.device != "cpu") prepare_for_shared_gpus();
   require_device("check", options.device);
   const bool has_gpus = options.device != "cpu";
   if (has_gpus) skip_crowded(cases, cuda_module().device_count());

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "switchyard/group.h"
@@ -45,6 +46,18 @@ inline std::string name_part(const std::string& device) {
 inline std::string column_part(const std::string& device) {
   return device == "cpu" ? "" : device + " ";
 }
+
+/// Where the ranks of a case are.
+struct Place {
+  const char* device;
+  const char* engine;
+
+  bool has_gpus() const { return device == std::string_view("cuda"); }
+  bool is_local() const { return engine == std::string_view("local"); }
+  std::string name() const { return std::string(has_gpus() ? "p2p/" : "") + engine; }
+};
+inline constexpr std::array<Place, 4> kPlaces{
+    {{"cpu", "local"}, {"cpu", "shm"}, {"cuda", "local"}, {"cuda", "shm"}}};
 
 // ---- the groups --------------------------------------------------------------------------------
 

@@ -26,14 +26,6 @@ struct Suites {
 constexpr Suites kRounds{check_exchange, check_exchange};
 constexpr Suites kTwoInFlight{check_two_in_flight, check_two_in_flight};
 
-struct Place {
-  const char* device;
-  const char* engine;
-
-  bool has_gpus() const { return device == std::string_view("cuda"); }
-  std::string name() const { return has_gpus() ? fmt::format("p2p/{}", engine) : engine; }
-};
-
 void add(Cases& cases, const Place& place, const ExchangeCase& test, std::string name,
          const Suites& suites, bool is_quick) {
   CheckCase result;
@@ -94,9 +86,7 @@ void add_all(Cases& cases, const Place& place) {
 }  // namespace
 
 void add_exchange_cases(Cases& cases) {
-  for (const char* device : {"cpu", "cuda"}) {
-    for (const char* engine : {"local", "shm"}) add_all(cases, {device, engine});
-  }
+  for (const Place& place : kPlaces) add_all(cases, place);
 }
 
 }  // namespace switchyard::conformance

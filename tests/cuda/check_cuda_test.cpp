@@ -3,7 +3,7 @@
 // A handful of the cases of `switchyard check --device cuda`, in this process: that they agree,
 // that what is not supported is said, and that they can differ.
 
-#include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -15,6 +15,7 @@
 #include "conformance/device_carrier.h"
 #include "conformance/device_suite.h"
 #include "conformance/exchange_suite.h"
+#include "device_arena.h"
 #include "gpus.h"
 #include "support/ranks.h"
 
@@ -23,6 +24,8 @@ namespace {
 
 using test::run_ranks;
 using ::testing::HasSubstr;
+
+const bool is_prepared = (test::load_kernels_eagerly(), true);
 
 // Every n-th case of a group that is quick and whose name begins so.
 std::vector<CheckCase> some(const std::string& prefix, std::size_t n) {
@@ -62,6 +65,22 @@ TEST(CheckCudaTest, RoundsOfTheExchangeAgreeOrSayWhyNot) {
     }
   }
   EXPECT_GE(num_tried, 8);
+}
+
+TEST(CheckCudaTest, ClassesAndLayersAgreeOrSayWhyNot) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  int num_tried = 0;
+  for (const char* prefix :
+       {"classes/p2p/local/", "micro_batches/p2p/local/", "layers/p2p/local/"}) {
+    for (const CheckCase& test : some(prefix, 12)) {
+      std::atomic<int> num_agreed = 0;
+      EXPECT_NO_THROW(run_ranks(test.num_ranks, [&](const Group& group) {
+        if (test.body(group, 5).skipped.empty()) ++num_agreed;
+      })) << test.name;
+      num_tried += num_agreed == test.num_ranks ? 1 : 0;
+    }
+  }
+  EXPECT_GE(num_tried, 12);
 }
 
 ExchangeCase plain_case() {
