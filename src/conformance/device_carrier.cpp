@@ -269,7 +269,8 @@ void DeviceCarrier::bring_scales(const DeviceDispatched& got, Arrived& to) {
   const std::int64_t num = num_scales(config_.scheme, config_.hidden);
   const DType dtype = scale_dtype(config_.scheme);
   const std::int64_t block = is_batched ? got.rows.shape(1) : to.num_buffer_rows;
-  to.scales = is_batched
+  const bool has_blocks = is_batched && config_.scale_layout != ScaleLayout::kRowMajor;
+  to.scales = has_blocks
                   ? make_batched_scales(dtype, config_.scale_layout, got.rows.shape(0), block, num)
                   : make_scales(dtype, config_.scale_layout, to.num_buffer_rows, num);
   expect_alike(got.scales, to.scales.view);
