@@ -58,6 +58,7 @@ bench combine --graph --baseline nccl --tokens $tokens --op combine
 for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device device_exchange; do
   [ -x "$bin/${test}_test" ] && step "test-$test" 80 "$bin/${test}_test" --gtest_output="json:$out/test-$test.json"
 done
+step check-cuda 120 "$bin/switchyard" check --device cuda --quick --json "$out/check-cuda.json"
 bench events --baseline nccl --tokens $tokens --op pair
 bench bf16 --graph --baseline nccl --tokens $tokens --op pair --scheme none
 bench large --graph --baseline nccl --tokens 512,4096 --op pair --runs 30
