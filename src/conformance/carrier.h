@@ -13,10 +13,10 @@ namespace switchyard::conformance {
 
 /// What came. Views are valid until the combine of the handle.
 struct Received {
-  int handle = -1;            ///< of the carrier
-  Dispatched rows;            ///< without its own handle
-  bool has_host_facts = true; /**< loads, rows of ranks, waits and origins are told; GPUs
-                                   keep them to themselves */
+  int handle = -1;  ///< of the carrier
+  Dispatched rows;  ///< without its own handle
+  /// Loads, rows of ranks, waits and origins are told; GPUs keep them to themselves.
+  bool has_host_facts = true;
   std::vector<RowOrigin> origins{};
   std::shared_ptr<const void> memory{};  ///< of the views, where no exchange owns it
 };

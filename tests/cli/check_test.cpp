@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "check_gpus.h"
 #include "support/command.h"
 
 namespace switchyard::test {
@@ -100,6 +101,23 @@ TEST(CheckTest, CasesOfGpusAreListedWithoutOne) {
   EXPECT_THAT(result.output, HasSubstr("quantize/cuda/nvfp4/"));
   EXPECT_THAT(result.output, Not(HasSubstr("tables/")));
   EXPECT_EQ(check(SWITCHYARD_CLI, {"--device", "tpu"}).exit_code, 2);
+}
+
+TEST(CheckTest, AtMostSevenRanksShareAGpu) {
+  std::vector<conformance::CheckCase> cases(3);
+  for (conformance::CheckCase& test : cases) {
+    test.device = "cuda";
+    test.engine = "local";
+    test.num_ranks = 8;
+  }
+  cases[1].num_ranks = 7;
+  cases[2].device = "cpu";
+  std::vector<conformance::CheckCase> over_two = cases;
+  cli::skip_crowded(cases, 1);
+  EXPECT_EQ(cases[0].skipped, "8 ranks on 1 GPUs, at most 7 share one");
+  EXPECT_EQ(cases[1].skipped + cases[2].skipped, "");
+  cli::skip_crowded(over_two, 2);
+  EXPECT_EQ(over_two[0].skipped, "");
 }
 
 TEST(CheckTest, WhatIsSkippedOrLeftOutIsCountedWithItsReason) {
