@@ -33,8 +33,8 @@ void skip_crowded(std::vector<conformance::CheckCase>& cases, int num_gpus) {
   for (conformance::CheckCase& test : cases) {
     if (test.device != "cuda" || test.engine.empty()) continue;
     if ((test.num_ranks + num_gpus - 1) / num_gpus <= kMostRanks) continue;
-    test.skipped = fmt::format("{} ranks on {} GPUs, at most {} share one", test.num_ranks,
-                               num_gpus, kMostRanks);
+    test.skipped = fmt::format("{} ranks on {} GPU{}, at most {} share one", test.num_ranks,
+                               num_gpus, num_gpus == 1 ? "" : "s", kMostRanks);
   }
 }
 

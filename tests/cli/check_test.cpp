@@ -114,7 +114,7 @@ TEST(CheckTest, AtMostSevenRanksShareAGpu) {
   cases[2].device = "cpu";
   std::vector<conformance::CheckCase> over_two = cases;
   cli::skip_crowded(cases, 1);
-  EXPECT_EQ(cases[0].skipped, "8 ranks on 1 GPUs, at most 7 share one");
+  EXPECT_EQ(cases[0].skipped, "8 ranks on 1 GPU, at most 7 share one");
   EXPECT_EQ(cases[1].skipped + cases[2].skipped, "");
   cli::skip_crowded(over_two, 2);
   EXPECT_EQ(over_two[0].skipped, "");
