@@ -97,7 +97,9 @@ class P2pExchange final : public DeviceExchangeBackend {
   void load_kernels() const;
   void allocate(Channel& channel, std::size_t index);
   void set_base(Channel& channel, std::size_t index);
-  void set_rows(DispatchArgs& args) const;
+  void set_routing(Channel& channel) const;
+  void set_gather(Channel& channel, std::size_t region) const;
+  void set_rows(DispatchArgs& dispatch) const;
   DispatchArgs bytes_base(const DispatchArgs& main, std::size_t region,
                           std::int64_t row_bytes) const;
   void fill_every_rank_ids();

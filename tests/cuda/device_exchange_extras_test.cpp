@@ -66,6 +66,7 @@ void add_layouts(Cases& cases) {
                     config_of(Layout::kAllGather, schemes::kFp8Block, kPerRank), kTokens};
     no_routing.config.num_experts = no_routing.config.num_topk = 0;
     no_routing.splits_phases = ranks == 3;
+    no_routing.goes_again = ranks == 3;
     cases.add(no_routing);
   }
   for (const Layout layout : kLayouts) {

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What DeviceExchange refuses of payloads, of bounds of a call, of routing that is used again, and
+// of configurations. One rank on one GPU.
+
+#include "core/fail.h"
+#include "exchange_rank.h"
+#include "gpus.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace switchyard {
+namespace {
+
+using test::ExchangeRank;
+using test::expect_error;
+using test::fault_config;
+using test::run_ranks;
+
+constexpr Errc kBad = Errc::kInvalidArgument;
+
+class DeviceAgainArgumentsTest : public testing::Test {
+ protected:
+  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+
+  static void run(const ExchangeConfig& config, const DeviceExchangeOptions& options,
+                  const std::function<void(ExchangeRank&)>& body) {
+    run_ranks(1, [&](const Group& group) {
+      const DeviceGuard guard(0);
+      ExchangeRank rank(group, config, options);
+      body(rank);
+      rank.finish();
+    });
+  }
+  static DeviceDispatched again(ExchangeRank& rank, const DeviceHandle& earlier,
+                                const DeviceDispatchOptions& options = {}) {
+    return rank.exchange().dispatch_again(earlier, rank.tokens(), TensorView{}, rank.stream(),
+                                          options);
+  }
+};
+
+TEST_F(DeviceAgainArgumentsTest, RoutingThatIsNotKept) {
+  run(fault_config(), {}, [](ExchangeRank& rank) {
+    const DeviceDispatched got = rank.dispatch();
+    rank.combine(got);
+    expect_error(kBad, "dispatch_again: the exchange keeps no routing; set",
+                 [&] { (void)again(rank, got.handle); });
+    expect_error(kBad, "reopen: the exchange keeps no routing",
+                 [&] { (void)rank.exchange().reopen(got.handle, rank.stream()); });
+  });
+}
+
+TEST_F(DeviceAgainArgumentsTest, HandlesWhoseRoutingIsGone) {
+  run(fault_config(), {.keeps_routing = true}, [](ExchangeRank& rank) {
+    DeviceExchange& exchange = rank.exchange();
+    expect_error(kBad, "the handle is empty", [&] { (void)again(rank, {}); });
+    const DeviceHandle sent =
+        exchange.dispatch_send(rank.tokens(), rank.ids(), TensorView{}, rank.stream());
+    expect_error(kBad, "sent by dispatch and not received", [&] { (void)again(rank, sent); });
+    const DeviceDispatched first = exchange.dispatch_receive(sent, rank.stream());
+    expect_error(kBad, "1 handles are alive, max_in_flight is 1",
+                 [&] { (void)again(rank, first.handle); });
+    rank.combine(first);
+    const DeviceDispatched second = again(rank, first.handle);
+    rank.combine(second);
+    exchange.release(exchange.reopen(first.handle, rank.stream()));  // still the same routing
+    const DeviceDispatched third = rank.dispatch();
+    rank.combine(third);
+    expect_error(kBad, "a new dispatch has taken the place of the handle",
+                 [&] { (void)again(rank, second.handle); });
+    expect_error(kBad, "a new dispatch has taken the place of the handle",
+                 [&] { (void)exchange.reopen(first.handle, rank.stream()); });
+    rank.combine(again(rank, third.handle));
+  });
+}
+
+TEST_F(DeviceAgainArgumentsTest, OtherTokensThanBefore) {
+  run(fault_config(), {.keeps_routing = true}, [](ExchangeRank& rank) {
+    const DeviceDispatched got = rank.dispatch();
+    rank.combine(got);
+    const TensorView fewer(rank.tokens().data(), DType::kBF16, {15, 1024});
+    const std::size_t launches = rank.num_launches([&] {
+      expect_error(kBad, "dispatch_again: tokens has 15 rows, must be 16", [&] {
+        (void)rank.exchange().dispatch_again(got.handle, fewer, TensorView{}, rank.stream());
+      });
+      expect_error(kBad, "options.max_tokens is 17, must be from 0 to max_tokens_per_rank, 16",
+                   [&] { (void)again(rank, got.handle, {.max_tokens = 17}); });
+    });
+    EXPECT_EQ(launches, 0u);
+    rank.combine(again(rank, got.handle, {.max_tokens = 16}));
+  });
+}
+
+TEST_F(DeviceAgainArgumentsTest, BoundsOfACall) {
+  run(fault_config(Layout::kByRank), {}, [](ExchangeRank& rank) {
+    const auto dispatch = [&](std::int64_t max_tokens) {
+      return rank.exchange().dispatch(rank.tokens(), rank.ids(), TensorView{}, rank.stream(),
+                                      {.max_tokens = max_tokens});
+    };
+    expect_error(kBad, "options.max_tokens is -1", [&] { (void)dispatch(-1); });
+    expect_error(kBad, "tokens has 16 rows, but options.max_tokens is 15",
+                 [&] { (void)dispatch(15); });
+    rank.combine(dispatch(16));
+  });
+}
+
+TEST_F(DeviceAgainArgumentsTest, Payloads) {
+  ExchangeConfig config = fault_config();
+  config.payload_bytes = {32, 64};
+  run(config, {}, [](ExchangeRank& rank) {
+    const TensorView tokens = rank.tokens();
+    const auto payload = [&](std::int64_t rows, std::int64_t bytes) {
+      return TensorView(tokens.data(), DType::kU8, {rows, bytes});
+    };
+    const auto dispatch = [&](const std::vector<TensorView>& payloads) {
+      return rank.exchange().dispatch(tokens, rank.ids(), TensorView{}, rank.stream(),
+                                      {.payloads = payloads});
+    };
+    const std::size_t launches = rank.num_launches([&] {
+      expect_error(kBad, "0 payloads are given, the configuration has 2",
+                   [&] { (void)dispatch({}); });
+      expect_error(kBad, "payloads[1] is", [&] { (void)dispatch({payload(16, 32), {}}); });
+      expect_error(kBad, "payloads[0] is", [&] {
+        (void)dispatch({payload(16, 31), payload(16, 64)});
+      });
+      expect_error(kBad, "16 rows of 64 bytes", [&] {
+        (void)dispatch({payload(16, 32), payload(15, 64)});
+      });
+    });
+    EXPECT_EQ(launches, 0u);
+    const DeviceDispatched got = dispatch({payload(16, 32), payload(16, 64)});
+    EXPECT_EQ(got.payloads.size(), 2u);
+    rank.combine(got);
+  });
+}
+
+TEST_F(DeviceAgainArgumentsTest, ConfigurationsThatAreNotSupported) {
+  run_ranks(1, [](const Group& group) {
+    const DeviceGuard guard(0);
+    const auto refuse = [&](const ExchangeConfig& config, const char* phrase) {
+      expect_error(Errc::kNotSupported, phrase,
+                   [&] { const DeviceExchange exchange(group, config); });
+    };
+    ExchangeConfig back = fault_config();
+    back.combine_scheme = schemes::kFp8Token;
+    refuse(back, "combine_scheme is fp8_token, must be bf16, f16, f32, or codes");
+    ExchangeConfig payload = fault_config();
+    payload.payload_bytes = {8, (1 << 24) + 1};
+    refuse(payload, "payload_bytes has 16777217, must be at most 16777216");
+    ExchangeConfig experts = fault_config();
+    experts.num_experts = 16385;
+    refuse(experts, "num_experts is 16385, must be at most 16384");
+    ExchangeConfig rows = fault_config();
+    rows.max_tokens_per_rank = 1 << 30;
+    refuse(rows, "the receive buffer has 2147483648 rows");
+  });
+}
+
+TEST_F(DeviceAgainArgumentsTest, ACapacityThatIsExceeded) {
+  for (const Layout layout : {Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
+    SCOPED_TRACE(name_of(layout));
+    ExchangeConfig config = fault_config(layout);
+    config.capacity = 3;  // 16 tokens of 2 choices, 8 experts: 4 each
+    expect_error(Errc::kCapacityExceeded, "was sent 4 rows, its capacity is 3", [&] {
+      run(config, {}, [](ExchangeRank& rank) {
+        (void)rank.dispatch();
+        rank.finish();
+      });
+    });
+  }
+}
+
+}  // namespace
+}  // namespace switchyard
