@@ -13,6 +13,7 @@
 #include "bench_report.h"
 #include "bench_run.h"
 #include "core/fail.h"
+#include "device_option.h"
 #include "memory_file.h"
 #include "start_ranks.h"
 #include "transport/env.h"
@@ -80,7 +81,7 @@ void check_place(const char* option, const std::string& path) {
 // What every rank would refuse is refused once, before there are ranks.
 void check_before(const BenchOptions& options, int num_ranks) {
   check_device(options);
-  check_bench_device(options.device);
+  require_device("bench", options.device);
   check_place("--json", options.json);
   check_place("--html", options.html);
   require(options.html != "-", Errc::kInvalidArgument, "bench: --html is -, must be a file");

@@ -13,10 +13,7 @@
 
 namespace switchyard::cli {
 
-/// Once, before there are ranks. Errors: kNotAvailable.
-void check_bench_device(const std::string& device);
-
-/// What measures on a device. Errors: as check_bench_device.
+/// What measures on a device. Errors: as require_device.
 std::unique_ptr<measure::BenchTarget> make_bench_target(const std::string& device,
                                                         const Group& group);
 

@@ -7,10 +7,13 @@
 #include <fstream>
 #include <limits>
 
+#include "check_gpus.h"
 #include "check_report.h"
 #include "check_run.h"
 #include "core/clock.h"
 #include "core/fail.h"
+#include "device/cuda_module.h"
+#include "device_option.h"
 #include "output_path.h"
 #include "pattern.h"
 #include "transport/env.h"
@@ -22,6 +25,7 @@ using conformance::CheckCase;
 
 bool is_wanted(const CheckOptions& options, const CheckCase& test) {
   if (options.quick && !test.is_quick) return false;
+  if (options.device != "all" && test.device != options.device) return false;
   if (options.engine != "all" && !test.engine.empty() && test.engine != options.engine)
     return false;
   return matches(options.filter, test.name);
@@ -52,6 +56,10 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   verb->set_help_flag();
   verb->add_option("--results", options.results)->group("");
   verb->set_help_flag("-h,--help", "Print this help message and exit");
+  verb->add_option("--device", options.device,
+                   "what works: cpu, cuda (GPUs, and the exchange between them) or all")
+      ->check(CLI::IsMember({"cpu", "cuda", "all"}))
+      ->capture_default_str();
   verb->add_option("--engine", options.engine,
                    "which cases with ranks: local (threads), shm (processes) or all")
       ->check(CLI::IsMember({"local", "shm", "all"}))
@@ -73,13 +81,17 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
 int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases) {
   std::erase_if(cases, [&](const CheckCase& test) { return !is_wanted(options, test); });
   require(!cases.empty(), Errc::kInvalidArgument,
-          "check: no case is left by --filter \"{}\" and --engine {}; see check --list, "
-          "and use * for any text, as in 'layers/*low_latency*'",
-          options.filter, options.engine);
+          "check: no case is left by --filter \"{}\", --device {} and --engine {}; see check "
+          "--list, and use * for any text, as in 'layers/*low_latency*'",
+          options.filter, options.device, options.engine);
   if (options.list) {
     std::fputs(list_text(cases).c_str(), stdout);
     return 0;
   }
+  if (options.device != "cpu") prepare_for_shared_gpus();
+  require_device("check", options.device);
+  const bool has_gpus = options.device != "cpu";
+  if (has_gpus) skip_crowded(cases, cuda_module().device_count());
   CheckPlan plan{std::move(cases), options.seed, options.timeout_ms, options.json != "-"};
   const RankInfo info = discover_ranks();
   if (!options.results.empty()) return run_as_rank(plan, options.results);
@@ -89,7 +101,8 @@ int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases
   if (!options.json.empty() && options.json != "-")
     check_output_folder("check: --json", options.json);
   const std::int64_t start = now_ns();
-  CheckReport report{options, plan.cases, run_plan(plan, argv), 0};
+  CheckReport report{options, plan.cases, run_plan(plan, argv)};
+  if (has_gpus) report.gpus = names_of_gpus();
   report.seconds = static_cast<double>(now_ns() - start) * 1e-9;
   if (!options.json.empty()) write_json(report);
   if (options.json != "-") std::fputs(to_text(report).c_str(), stdout);

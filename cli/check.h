@@ -14,6 +14,7 @@
 namespace switchyard::cli {
 
 struct CheckOptions {
+  std::string device = "cpu";
   std::string engine = "all";
   std::string filter;
   bool quick = false;

@@ -3,6 +3,8 @@
 #include "check_report.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <thread>
 
 #include <fmt/format.h>
@@ -19,12 +21,17 @@ using conformance::CheckCase;
 struct Cell {
   int num_cases = 0;
   int num_failed = 0;
+  int num_skipped = 0;
   bool is_exact = true;
   double max_error = 0;
   double bound = 0;
   std::int64_t ns = 0;
 
   void add(const CheckResult& result) {
+    if (result.is_skipped()) {
+      ++num_skipped;
+      return;
+    }
     ++num_cases;
     num_failed += result.has_passed() ? 0 : 1;
     ns += result.ns;
@@ -46,13 +53,18 @@ std::string time_text(std::int64_t ns) {
 }
 
 std::string cell_text(const Cell& cell) {
-  if (cell.num_cases == 0) return "-";
-  if (cell.num_failed > 0) return fmt::format("{} of {} FAILED", cell.num_failed, cell.num_cases);
-  if (cell.is_exact) {
-    return fmt::format("{} bit-equal, {}", cell.num_cases, time_text(cell.ns));
+  const std::string skipped =
+      cell.num_skipped == 0 ? "" : fmt::format("{} skipped", cell.num_skipped);
+  if (cell.num_cases == 0) return skipped.empty() ? "-" : skipped;
+  const std::string more = skipped.empty() ? "" : ", " + skipped;
+  if (cell.num_failed > 0) {
+    return fmt::format("{} of {} FAILED{}", cell.num_failed, cell.num_cases, more);
   }
-  return fmt::format("{} err {:.2g}/{:.2g}, {}", cell.num_cases, cell.max_error, cell.bound,
-                     time_text(cell.ns));
+  if (cell.is_exact) {
+    return fmt::format("{} bit-equal, {}{}", cell.num_cases, time_text(cell.ns), more);
+  }
+  return fmt::format("{} err {:.2g}/{:.2g}, {}{}", cell.num_cases, cell.max_error, cell.bound,
+                     time_text(cell.ns), more);
 }
 
 // Numbers in names by their value: EP2 before EP16.
@@ -118,7 +130,9 @@ std::string table(const CheckReport& report, const std::string& group) {
 }
 
 std::string command_of(const CheckReport& report, const CheckCase& test) {
-  return fmt::format("switchyard check --filter '{}' --seed {}", test.name, report.options.seed);
+  const std::string device = test.device == "cpu" ? "" : " --device " + test.device;
+  return fmt::format("switchyard check{} --filter '{}' --seed {}", device, test.name,
+                     report.options.seed);
 }
 
 std::string failures(const CheckReport& report) {
@@ -126,7 +140,7 @@ std::string failures(const CheckReport& report) {
   std::string text;
   int count = 0;
   for (std::size_t i = 0; i < report.cases.size(); ++i) {
-    if (report.results[i].has_passed() || ++count > kMost) continue;
+    if (!report.results[i].has_failed() || ++count > kMost) continue;
     const std::string& why = report.results[i].failure;
     text += fmt::format("FAILED {}\n       {}\n", report.cases[i].name,
                         why.empty() ? "it was not run to its end" : why);
@@ -135,14 +149,57 @@ std::string failures(const CheckReport& report) {
   return text.empty() ? text : text + "\n";
 }
 
+// "   12  text", most first.
+std::string counted(const std::string& title, const std::map<std::string, int>& counts) {
+  if (counts.empty()) return "";
+  std::vector<std::pair<std::string, int>> sorted(counts.begin(), counts.end());
+  std::ranges::stable_sort(sorted, std::ranges::greater{}, &std::pair<std::string, int>::second);
+  std::string text = title + "\n";
+  for (const auto& [what, count] : sorted) text += fmt::format("{:>6}  {}\n", count, what);
+  return text + "\n";
+}
+
+// What was not tried, and why.
+std::string gaps(const CheckReport& report) {
+  std::map<std::string, int> skipped;
+  std::map<std::string, int> left_out;
+  for (const CheckResult& result : report.results) {
+    if (result.is_skipped()) ++skipped[result.agreement.skipped];
+    for (const std::string& part : result.agreement.left_out) {
+      if (result.has_passed()) ++left_out[part];
+    }
+  }
+  return counted("skipped", skipped) + counted("left out of cases that agree", left_out);
+}
+
+std::string gpu_line(const CheckReport& report) {
+  if (report.gpus.empty()) return "";
+  std::map<std::string, int> heaps;
+  int num_shared = 0;
+  for (const CheckResult& result : report.results) {
+    if (!result.agreement.heap.empty()) ++heaps[result.agreement.heap];
+    num_shared += result.agreement.is_shared_gpu ? 1 : 0;
+  }
+  std::string text = fmt::format("GPUs: {} {}", report.gpus.size(), report.gpus.front());
+  const char* before = "; heaps ";
+  for (const auto& [heap, count] : heaps) {
+    text += fmt::format("{}{} ({} cases)", before, heap, count);
+    before = ", ";
+  }
+  return text + fmt::format("; ranks shared a GPU in {} cases\n", num_shared);
+}
+
 std::string verdict(const CheckReport& report) {
   int num_exact = 0;
   int num_close = 0;
+  int num_skipped = 0;
   double nearest = 0;
   const CheckCase* first_failed = nullptr;
   for (std::size_t i = 0; i < report.cases.size(); ++i) {
     const CheckResult& result = report.results[i];
-    if (!result.has_passed()) {
+    if (result.is_skipped()) {
+      ++num_skipped;
+    } else if (!result.has_passed()) {
       if (first_failed == nullptr) first_failed = &report.cases[i];
     } else if (result.agreement.is_exact) {
       ++num_exact;
@@ -151,26 +208,29 @@ std::string verdict(const CheckReport& report) {
       nearest = std::max(nearest, result.agreement.max_error / result.agreement.bound);
     }
   }
-  const auto total = report.cases.size();
+  const auto total = report.cases.size() - static_cast<std::size_t>(num_skipped);
   const auto num_passed = static_cast<std::size_t>(num_exact + num_close);
   if (first_failed != nullptr) {
     return fmt::format("{} of {} cases FAILED in {:.1f} s; the first again: {}\n",
                        total - num_passed, total, report.seconds,
                        command_of(report, *first_failed));
   }
+  if (total == 0) return fmt::format("all {} cases were skipped: nothing is proven\n", num_skipped);
   std::string text =
       fmt::format("all {} cases agree with the oracle: {} bit-equal", total, num_exact);
   if (num_close > 0) {
     text +=
         fmt::format(", {} within their bounds ({:.0f} % of one at most)", num_close, nearest * 100);
   }
+  if (num_skipped > 0) text += fmt::format("; {} more skipped", num_skipped);
   return text + fmt::format("; {:.1f} s, seed {}\n", report.seconds, report.options.seed);
 }
 
 }  // namespace
 
 bool CheckReport::is_ok() const {
-  return std::ranges::all_of(results, [](const CheckResult& r) { return r.has_passed(); });
+  return std::ranges::none_of(results, &CheckResult::has_failed) &&
+         std::ranges::any_of(results, &CheckResult::has_passed);
 }
 
 std::string to_text(const CheckReport& report) {
@@ -180,35 +240,49 @@ std::string to_text(const CheckReport& report) {
       "reach "
       "b\n\n",
       version(), std::thread::hardware_concurrency());
+  if (!report.gpus.empty()) text += gpu_line(report) + "\n";
   std::vector<std::string> groups;
   for (const CheckCase& test : report.cases) {
     if (std::ranges::find(groups, test.group) == groups.end()) groups.push_back(test.group);
   }
   for (const std::string& group : groups) text += table(report, group);
-  return text + failures(report) + verdict(report);
+  return text + gaps(report) + failures(report) + verdict(report);
 }
 
 std::string to_json(const CheckReport& report) {
   nlohmann::ordered_json json;
   json["version"] = version();
+  json["device"] = report.options.device;
+  if (!report.gpus.empty()) json["gpus"] = report.gpus;
   json["engine"] = report.options.engine;
   json["filter"] = report.options.filter;
   json["quick"] = report.options.quick;
   json["seed"] = report.options.seed;
   json["seconds"] = report.seconds;
   json["ok"] = report.is_ok();
+  json["skipped"] = std::ranges::count_if(report.results, &CheckResult::is_skipped);
   json["cases"] = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < report.cases.size(); ++i) {
     const CheckResult& result = report.results[i];
     nlohmann::ordered_json one;
     one["name"] = report.cases[i].name;
+    if (result.is_skipped()) {
+      one["skipped"] = result.agreement.skipped;
+      json["cases"].push_back(std::move(one));
+      continue;
+    }
     one["passed"] = result.has_passed();
     one["bit_equal"] = result.has_passed() && result.agreement.is_exact;
     one["max_error"] = result.agreement.max_error;
     one["bound"] = result.agreement.bound;
     one["seconds"] = static_cast<double>(result.ns) * 1e-9;
+    if (!result.agreement.left_out.empty()) one["left_out"] = result.agreement.left_out;
+    if (!result.agreement.heap.empty()) {
+      one["heap"] = result.agreement.heap;
+      one["shared_gpu"] = result.agreement.is_shared_gpu;
+    }
     if (!result.failure.empty()) one["failure"] = result.failure;
-    if (!result.has_passed()) one["command"] = command_of(report, report.cases[i]);
+    if (result.has_failed()) one["command"] = command_of(report, report.cases[i]);
     json["cases"].push_back(std::move(one));
   }
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";

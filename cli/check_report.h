@@ -16,7 +16,9 @@ struct CheckReport {
   std::vector<conformance::CheckCase> cases;
   std::vector<CheckResult> results;  ///< one for each case
   double seconds = 0;
+  std::vector<std::string> gpus{};  ///< their names, where cases want them
 
+  /// No case failed, and not all were skipped.
   bool is_ok() const;
 };
 

@@ -47,10 +47,18 @@ void merge(CheckResult& result, const CheckResult& part) {
   result.agreement.is_exact = result.agreement.is_exact && part.agreement.is_exact;
   result.agreement.max_error = std::max(result.agreement.max_error, part.agreement.max_error);
   result.agreement.bound = std::max(result.agreement.bound, part.agreement.bound);
+  // Alike on every rank.
+  result.agreement.skipped = part.agreement.skipped;
+  result.agreement.left_out = part.agreement.left_out;
+  result.agreement.heap = part.agreement.heap;
+  result.agreement.is_shared_gpu = result.agreement.is_shared_gpu || part.agreement.is_shared_gpu;
 }
 
 CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
   CheckResult result;
+  result.is_done = true;
+  result.agreement.skipped = test.skipped;
+  if (result.is_skipped()) return result;
   try {
     if (test.engine.empty()) return run_part(test, Group(), plan.seed);
     std::mutex mutex;
@@ -64,7 +72,6 @@ CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
   } catch (const std::exception& error) {
     result.failure = error.what();
   }
-  result.is_done = true;
   return result;
 }
 
@@ -103,6 +110,10 @@ void append(const std::string& path, const LogLine& line) {
   json["exact"] = line.result.agreement.is_exact;
   json["error"] = line.result.agreement.max_error;
   json["bound"] = line.result.agreement.bound;
+  json["skipped"] = line.result.agreement.skipped;
+  json["left_out"] = line.result.agreement.left_out;
+  json["heap"] = line.result.agreement.heap;
+  json["shared_gpu"] = line.result.agreement.is_shared_gpu;
   json["ns"] = line.result.ns;
   const std::string text =
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
@@ -124,7 +135,8 @@ std::vector<LogLine> read_log(const std::string& path) {
     line.rank = json["rank"];
     line.is_secondary = json["secondary"];
     line.result.failure = json["failure"];
-    line.result.agreement = {json["exact"], json["error"], json["bound"]};
+    line.result.agreement = {json["exact"],    json["error"], json["bound"],     json["skipped"],
+                             json["left_out"], json["heap"],  json["shared_gpu"]};
     line.result.ns = json["ns"];
     lines.push_back(std::move(line));
   }
@@ -154,7 +166,7 @@ void collect(const std::string& path, const CheckPlan& plan, std::vector<CheckRe
 }
 
 bool is_of(const CheckCase& test, int num_ranks) {
-  return test.engine == "shm" && test.num_ranks == num_ranks;
+  return test.engine == "shm" && test.num_ranks == num_ranks && test.skipped.empty();
 }
 
 std::size_t first_open(const CheckPlan& plan, const std::vector<CheckResult>& results,
@@ -200,7 +212,7 @@ std::vector<CheckResult> run_plan(const CheckPlan& plan, char** argv) {
     Progress progress("check", static_cast<std::int64_t>(plan.cases.size()), plan.shows_progress);
     for (std::size_t i = 0; i < plan.cases.size(); ++i) {
       const CheckCase& test = plan.cases[i];
-      if (test.engine == "shm") {
+      if (test.engine == "shm" && test.skipped.empty()) {
         if (std::ranges::find(rank_counts, test.num_ranks) == rank_counts.end()) {
           rank_counts.push_back(test.num_ranks);
         }

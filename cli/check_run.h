@@ -17,7 +17,9 @@ struct CheckResult {
   conformance::Agreement agreement;
   std::int64_t ns = 0;
 
-  bool has_passed() const { return is_done && failure.empty(); }
+  bool is_skipped() const { return is_done && !agreement.skipped.empty(); }
+  bool has_passed() const { return is_done && failure.empty() && !is_skipped(); }
+  bool has_failed() const { return !has_passed() && !is_skipped(); }
 };
 
 struct CheckPlan {

@@ -59,6 +59,7 @@ for test in device_meter rank_facts gather_or_fail device_window device_window_p
   device_deadlock device_experts; do
   [ -x "$bin/${test}_test" ] && step "test-$test" 80 "$bin/${test}_test" --gtest_output="json:$out/test-$test.json"
 done
+step check-cuda 120 "$bin/switchyard" check --device cuda --quick --json "$out/check-cuda.json"
 bench events --baseline nccl --tokens $tokens --op pair
 bench bf16 --graph --baseline nccl --tokens $tokens --op pair --scheme none
 bench large --graph --baseline nccl --tokens 512,4096 --op pair --runs 30

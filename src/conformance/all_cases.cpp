@@ -10,7 +10,9 @@ namespace switchyard::conformance {
 std::vector<CheckCase> all_cases() {
   Cases cases;
   add_quantize_cases(cases);
+  add_batched_cases(cases);
   add_permute_cases(cases);
+  add_reduce_cases(cases);
   add_config_cases(cases);
   add_placement_cases(cases);
   add_exchange_cases(cases);

@@ -4,9 +4,11 @@
 // more ranks whose result is judged by the oracle.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "switchyard/group.h"
@@ -20,9 +22,11 @@ struct CheckCase {
   std::string name;   ///< group/..., unique, the same in every run
   std::string row;    ///< its place in the table
   std::string column;
-  std::string engine;  ///< "local" or "shm"; empty: no ranks
+  std::string device = "cpu";  ///< or "cuda"
+  std::string engine;          ///< "local" or "shm"; empty: no ranks
   int num_ranks = 0;
   bool is_quick = true;  ///< part of check --quick
+  std::string skipped;   ///< why this machine does not run it; empty: it does
   /// Collective over `group`, which is empty without ranks. Every seed is another set of values.
   /// Throws Difference, or the Error of a call that must not fail.
   std::function<Agreement(const Group& group, std::uint64_t seed)> body;
@@ -32,12 +36,37 @@ struct CheckCase {
 /// number of ranks.
 std::vector<CheckCase> all_cases();
 
+/// Where cases without ranks run: each of them is tried on both.
+inline constexpr std::array<const char*, 2> kDevices{"cpu", "cuda"};
+
+/// What a device adds to the name and the column of a case.
+inline std::string name_part(const std::string& device) {
+  return device == "cpu" ? "" : device + "/";
+}
+inline std::string column_part(const std::string& device) {
+  return device == "cpu" ? "" : device + " ";
+}
+
+/// Where the ranks of a case are.
+struct Place {
+  const char* device;
+  const char* engine;
+
+  bool has_gpus() const { return device == std::string_view("cuda"); }
+  bool is_local() const { return engine == std::string_view("local"); }
+  std::string name() const { return std::string(has_gpus() ? "p2p/" : "") + engine; }
+};
+inline constexpr std::array<Place, 4> kPlaces{
+    {{"cpu", "local"}, {"cpu", "shm"}, {"cuda", "local"}, {"cuda", "shm"}}};
+
 // ---- the groups --------------------------------------------------------------------------------
 
 using Cases = std::vector<CheckCase>;
 
 void add_quantize_cases(Cases& cases);   ///< every scheme, dtype, scale layout
+void add_batched_cases(Cases& cases);    ///< rows by expert, and the activation between GEMMs
 void add_permute_cases(Cases& cases);    ///< rows by expert and back
+void add_reduce_cases(Cases& cases);     ///< weights and sums of rows that come back
 void add_config_cases(Cases& cases);     ///< tables of the configuration
 void add_placement_cases(Cases& cases);  ///< which rank holds which expert
 void add_exchange_cases(Cases& cases);   ///< dispatch and combine

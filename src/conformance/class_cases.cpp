@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every prepare/finalize class around experts of fixed order, bit for bit: prepare, experts,
-// weights, sums and the way back at once; whole, and in overlapped micro-batches.
+// weights, sums and the way back at once; whole, and in micro-batches. Over CPUs and over GPUs.
 
 #include <array>
 
@@ -38,21 +38,25 @@ bool serves_both_contracts(PrepareKind kind) {
          kind == PrepareKind::kLocal;
 }
 
-void add(Cases& cases, const char* engine, const LayerCase& test, int number) {
+void add(Cases& cases, const Place& place, const LayerCase& test, int number) {
   const bool is_split = test.num_micro_batches > 1;
   CheckCase result;
   result.group = is_split ? "micro_batches" : "classes";
-  result.name = fmt::format("{}/{}/P{}/{}/{}/{}/T{}/{}", result.group, engine, test.num_ranks,
+  result.name = fmt::format("{}/{}/P{}/{}/{}/{}/T{}/{}", result.group, place.name(), test.num_ranks,
                             switchyard::name_of(test.kind), switchyard::name_of(test.scheme),
                             switchyard::name_of(test.reduce), test.num_tokens, number);
   result.row = switchyard::name_of(test.kind);
-  result.column = fmt::format("{} {}", engine, switchyard::name_of(test.reduce));
-  result.engine = engine;
+  result.column = fmt::format("{} {}", place.name(), switchyard::name_of(test.reduce));
+  result.device = place.device;
+  result.engine = place.engine;
   result.num_ranks = test.num_ranks;
-  result.body = [test](const Group& group, std::uint64_t seed) {
+  result.is_quick = !place.has_gpus() || place.is_local() || test.num_ranks < 4;
+  result.body = [test, place](const Group& group, std::uint64_t seed) {
     const LayerRun layer(group, test, seed * 1000);
-    expect_same_bits("output", layer.run(group), layer.exact());
-    return Agreement{};
+    Agreement agreement;
+    const Tensor output = place.has_gpus() ? layer.run_on_gpus(group, agreement) : layer.run(group);
+    if (agreement.skipped.empty()) expect_same_bits("output", output, layer.exact());
+    return agreement;
   };
   cases.push_back(std::move(result));
 }
@@ -127,8 +131,9 @@ void add_class_cases(Cases& cases) {
       LayerCase test = make_case(schemes, levels);
       ++number;
       if (is_split) test.num_micro_batches = 2 + number % 2;
-      add(cases, "local", test, number);
-      if (test.num_ranks > 1) add(cases, "shm", test, number);
+      for (const Place& place : kPlaces) {
+        if (place.is_local() || test.num_ranks > 1) add(cases, place, test, number);
+      }
     }
   }
 }

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -32,9 +33,13 @@ void expect(bool condition, fmt::format_string<Args...> format, Args&&... args) 
 
 /// How a result that is right agrees with the oracle.
 struct Agreement {
-  bool is_exact = true;  ///< equal in every bit
-  double max_error = 0;  ///< else the largest |got - want| / (1 + |want|)
-  double bound = 0;      ///< and how large that may be
+  bool is_exact = true;                 ///< equal in every bit
+  double max_error = 0;                 ///< else the largest |got - want| / (1 + |want|)
+  double bound = 0;                     ///< and how large that may be
+  std::string skipped{};                ///< why nothing was tried; then nothing else counts
+  std::vector<std::string> left_out{};  ///< parts of the case that were not tried
+  std::string heap{};                   ///< between GPUs: DeviceExchange::heap
+  bool is_shared_gpu = false;           ///< ranks shared one
 };
 
 /// Every byte; `unit` bytes make an element of a table of `columns` columns. Throws Difference.

@@ -192,7 +192,8 @@ ExchangeConfig ExchangeCase::config() const {
   config.worst_case_rows = worst_case_rows;
   config.zero_padding = zero_padding;
   config.capacity = capacity;
-  config.overflow = Overflow::kDrop;
+  config.overflow = overflow;
+  config.max_in_flight = max_in_flight;
   return config;
 }
 
@@ -200,13 +201,14 @@ std::string ExchangeCase::describe() const {
   return fmt::format(
       "P {} E {} K {} H {} T {} layout {} scheme {} scales {} reduce {} combine {} weights {} "
       "lacking {} alignment {} worst {} zero {} capacity {} payloads {} input {}{} results {} "
-      "output {} bias {} returns {} limits {} none {} duplicates {} only {} seed {}",
+      "output {} bias {} returns {} limits {} keeps {} none {} duplicates {} "
+      "only {} seed {}",
       num_ranks, shape.num_experts, shape.num_topk, shape.hidden, num_tokens, name_of(layout),
       name_of(scheme), static_cast<int>(scale_layout), name_of(reduce), name_of(combine_scheme),
       sends_weights, lacks_weights, alignment, worst_case_rows, zero_padding, capacity,
       payload_bytes.size(), name_of(input), is_quantized_input ? ", quantized" : "",
-      name_of(results), name_of(output), num_bias, returns_weights, limits_calls, shape.none_share,
-      shape.has_duplicates, shape.only_expert, seed);
+      name_of(results), name_of(output), num_bias, returns_weights, limits_calls, keeps_routing,
+      shape.none_share, shape.has_duplicates, shape.only_expert, seed);
 }
 
 std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts) {
@@ -233,6 +235,7 @@ std::vector<ExchangeCase> two_in_flight_cases(int num_ranks) {
       test.layout = layout;
       test.reduce = reduce;
       test.returns_weights = true;
+      test.max_in_flight = 2;
       test.seed = cases.size() + 1;
       cases.push_back(test);
     }

@@ -36,8 +36,12 @@ struct ExchangeCase {
   DType output = DType::kBF16;
   int num_bias = 0;
   bool returns_weights = false;
-  bool limits_calls = false;  ///< each dispatch states its own max_tokens
-  bool is_long = true;        ///< six rounds, else one
+  bool limits_calls = false;     ///< each dispatch states its own max_tokens
+  bool is_long = true;           ///< six rounds, else one
+  bool keeps_routing = true;     ///< some rounds take an earlier routing: again, or reopened
+  bool forgets_routing = false;  ///< when another dispatch takes the place of a handle
+  Overflow overflow = Overflow::kDrop;
+  std::int32_t max_in_flight = 1;
   std::uint64_t seed = 1;
 
   ExchangeConfig config() const;

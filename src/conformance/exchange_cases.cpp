@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The exchange: five layouts, wire formats, contracts and options, every two of them together, over
-// both engines; two dispatches in flight; and rows beyond what caches hold.
+// both engines, between CPUs and between GPUs; two dispatches in flight; and rows beyond what
+// caches hold.
 
 #include <fmt/format.h>
 
 #include "conformance/check_case.h"
+#include "conformance/device_suite.h"
 #include "conformance/exchange_suite.h"
 
 namespace switchyard::conformance {
@@ -16,21 +18,31 @@ using Suite = void (*)(const Group&, const ExchangeCase&);
 // Another seed keeps what a case does: it depends on the case's own number modulo small ones.
 constexpr std::uint64_t kSeedStep = 1'000'000 * 60;
 
-void add(Cases& cases, const char* engine, const ExchangeCase& test, std::string name, Suite suite,
-         bool is_quick) {
+// A suite over both carriers.
+struct Suites {
+  Suite on_cpus;
+  CarrierSuite on_gpus;
+};
+constexpr Suites kRounds{check_exchange, check_exchange};
+constexpr Suites kTwoInFlight{check_two_in_flight, check_two_in_flight};
+
+void add(Cases& cases, const Place& place, const ExchangeCase& test, std::string name,
+         const Suites& suites, bool is_quick) {
   CheckCase result;
   result.group = "exchange";
-  result.name = fmt::format("exchange/{}/P{}/{}/{}", engine, test.num_ranks, name_of(test.layout),
-                            std::move(name));
+  result.name = fmt::format("exchange/{}/P{}/{}/{}", place.name(), test.num_ranks,
+                            name_of(test.layout), std::move(name));
   result.row = name_of(test.layout);
-  result.column = fmt::format("{} {}", engine, name_of(test.reduce));
-  result.engine = engine;
+  result.column = fmt::format("{} {}", place.name(), name_of(test.reduce));
+  result.device = place.device;
+  result.engine = place.engine;
   result.num_ranks = test.num_ranks;
   result.is_quick = is_quick;
-  result.body = [test, suite](const Group& group, std::uint64_t seed) {
+  result.body = [test, suites, place](const Group& group, std::uint64_t seed) {
     ExchangeCase seeded = test;
     seeded.seed += seed * kSeedStep;
-    suite(group, seeded);
+    if (place.has_gpus()) return check_on_gpus(group, seeded, suites.on_gpus);
+    suites.on_cpus(group, seeded);
     return Agreement{};
   };
   cases.push_back(std::move(result));
@@ -45,35 +57,36 @@ std::string name_of_case(const ExchangeCase& test) {
                      format_name(test.combine_scheme), test.num_tokens, test.seed);
 }
 
-void add_large(Cases& cases, const char* engine) {
+void add_large(Cases& cases, const Place& place) {
   for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
     ExchangeCase test;
     test.shape = {.num_experts = 4, .num_topk = 2, .hidden = 4096};
     test.num_tokens = 3000;  // 49 MB of rows in place
     test.reduce = reduce;
     test.is_long = false;
-    add(cases, engine, test, fmt::format("beyond_caches/{}", name_of(reduce)), check_exchange,
-        false);
+    add(cases, place, test, fmt::format("beyond_caches/{}", name_of(reduce)), kRounds, false);
   }
+}
+
+void add_all(Cases& cases, const Place& place) {
+  const bool is_local = place.engine == std::string_view("local");
+  for (const ExchangeCase& test : exchange_cases({1, 2, 3, 7})) {
+    if (!is_local && test.num_ranks == 1) continue;
+    add(cases, place, test, name_of_case(test), kRounds, is_local || test.num_ranks < 4);
+  }
+  for (const int num_ranks : {2, 3}) {
+    for (const ExchangeCase& test : two_in_flight_cases(num_ranks)) {
+      add(cases, place, test, fmt::format("two_in_flight/{}", name_of(test.reduce)), kTwoInFlight,
+          true);
+    }
+  }
+  add_large(cases, place);
 }
 
 }  // namespace
 
 void add_exchange_cases(Cases& cases) {
-  for (const char* engine : {"local", "shm"}) {
-    const bool is_local = engine == std::string_view("local");
-    for (const ExchangeCase& test : exchange_cases({1, 2, 3, 7})) {
-      if (!is_local && test.num_ranks == 1) continue;
-      add(cases, engine, test, name_of_case(test), check_exchange, is_local || test.num_ranks < 4);
-    }
-    for (const int num_ranks : {2, 3}) {
-      for (const ExchangeCase& test : two_in_flight_cases(num_ranks)) {
-        add(cases, engine, test, fmt::format("two_in_flight/{}", name_of(test.reduce)),
-            check_two_in_flight, true);
-      }
-    }
-    add_large(cases, engine);
-  }
+  for (const Place& place : kPlaces) add_all(cases, place);
 }
 
 }  // namespace switchyard::conformance

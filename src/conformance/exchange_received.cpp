@@ -14,9 +14,10 @@ namespace switchyard::conformance {
 using reference::Position;
 using reference::Table;
 
-void Round::check_received(const Exchange& exchange, const Dispatched& got) const {
+void Round::check_received(const Received& received) const {
+  const Dispatched& got = received.rows;
   check_counts(got);
-  check_origins(exchange, got);
+  if (received.has_host_facts) check_host_facts(received);
   check_rows(got);
   check_scales(got);
   check_payloads(got);
@@ -34,6 +35,16 @@ void Round::check_counts(const Dispatched& got) const {
   expect(std::ranges::equal(got.experts.num_rows, counts), "rows of experts differ");
   expect(std::ranges::equal(got.experts.first_row, placed(rank_).by_expert.first_row),
          "starts of experts differ");
+  const auto& asked = wanted_.ranks[static_cast<std::size_t>(rank_)].topk_ids.data;
+  std::int64_t dropped = 0;
+  for (std::size_t i = 0; i < asked.size(); ++i) dropped += asked[i] != own().topk_ids.data[i];
+  expect(got.num_dropped == dropped, "{} choices dropped, want {}", got.num_dropped, dropped);
+}
+
+// What the host is told beside the rows.
+void Round::check_host_facts(const Received& received) const {
+  check_origins(received.origins);
+  const Dispatched& got = received.rows;
   std::vector<std::int64_t> load(static_cast<std::size_t>(test_->shape.num_experts), 0);
   for (const reference::RankInput& input : wanted_.ranks) {
     for (const std::int32_t id : input.topk_ids.data) {
@@ -52,14 +63,9 @@ void Round::check_counts(const Dispatched& got) const {
     expect(got.wait_ns[r] >= 0, "wait for rank {} is {} ns", r, got.wait_ns[r]);
   }
   expect(got.wait_ns[static_cast<std::size_t>(rank_)] == 0, "a wait for itself");
-  const auto& asked = wanted_.ranks[static_cast<std::size_t>(rank_)].topk_ids.data;
-  std::int64_t dropped = 0;
-  for (std::size_t i = 0; i < asked.size(); ++i) dropped += asked[i] != own().topk_ids.data[i];
-  expect(got.num_dropped == dropped, "{} choices dropped, want {}", got.num_dropped, dropped);
 }
 
-void Round::check_origins(const Exchange& exchange, const Dispatched& got) const {
-  const std::vector<RowOrigin> origins = exchange.row_origins(got.handle);
+void Round::check_origins(const std::vector<RowOrigin>& origins) const {
   const std::vector<Position>& want = positions(rank_);
   expect(origins.size() == want.size(), "{} origins, want {}", origins.size(), want.size());
   for (std::size_t i = 0; i < want.size(); ++i) {

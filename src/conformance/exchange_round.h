@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "conformance/carrier.h"
 #include "conformance/exchange_case.h"
 #include "conformance/exchange_values.h"
 #include "reference/reference.h"
@@ -28,7 +29,7 @@ class Round {
   DispatchOptions dispatch_options() const;
   CombineOptions combine_options() const;
 
-  void check_received(const Exchange& exchange, const Dispatched& got) const;
+  void check_received(const Received& received) const;
 
   /// What the experts make of the rows, [N, H]; rows without a token are garbage.
   Tensor results() const;
@@ -57,7 +58,8 @@ class Round {
   bool is_major() const { return is_expert_major(test_->layout); }
 
   void check_counts(const Dispatched& got) const;
-  void check_origins(const Exchange& exchange, const Dispatched& got) const;
+  void check_host_facts(const Received& received) const;
+  void check_origins(const std::vector<RowOrigin>& origins) const;
   void check_rows(const Dispatched& got) const;
   void check_scales(const Dispatched& got) const;
   void check_scale_shape(const TensorView& scales, std::int64_t num_scales) const;

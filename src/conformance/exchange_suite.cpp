@@ -38,65 +38,64 @@ class Outputs {
   std::optional<Tensor> returned_;
 };
 
-void combine(Exchange& exchange, const ExchangeCase& test, const Round& round,
-             const DispatchHandle& handle) {
+void combine(Carrier& carrier, const ExchangeCase& test, const Round& round, int handle) {
   const Outputs outputs(test, round);
   const Tensor rows = round.results();
   const CombineOptions options = outputs.options(round);
   const Tensor weights = test.returns_weights ? round.row_weights() : Tensor();
-  exchange.combine(handle, rows, outputs.output(), options, weights);
+  carrier.combine(handle, rows, outputs.output(), options, weights);
   outputs.check(round);
 }
 
-void check_rounds(const Group& group, const ExchangeCase& test) {
-  Exchange exchange(group, test.config());
-  const auto finish = [&](const Round& round, const Dispatched& got) {
-    round.check_received(exchange, got);
-    combine(exchange, test, round, got.handle);
+void check_rounds(Carrier& carrier, const Group& group, const ExchangeCase& test) {
+  const auto finish = [&](const Round& round, const Received& got) {
+    round.check_received(got);
+    combine(carrier, test, round, got.handle);
     return got.handle;
   };
   const Round first(group, test, 0);
-  finish(first, exchange.dispatch(first.tokens(), first.ids(false), first.weights(),
-                                  first.dispatch_options()));
+  finish(first, carrier.dispatch(first.tokens(), first.ids(false), first.weights(),
+                                 first.dispatch_options()));
   if (!test.is_long) return;
   const Round second(group, test, 1);
-  const DispatchHandle kept =
+  const int kept =
       finish(second,
-             exchange.dispatch_receive(exchange.dispatch_send(
+             carrier.dispatch_receive(carrier.dispatch_send(
                  second.tokens(), second.ids(false), second.weights(), second.dispatch_options())));
-  const Round again(second, 2);
-  finish(again,
-         exchange.dispatch_again(kept, again.tokens(), again.weights(), again.dispatch_options()));
-  combine(exchange, test, again.reopened(), exchange.reopen(kept));
+  if (test.keeps_routing) {
+    const Round again(second, 2);
+    finish(again,
+           carrier.dispatch_again(kept, again.tokens(), again.weights(), again.dispatch_options()));
+    combine(carrier, test, again.reopened(), carrier.reopen(kept));
+  }
   const Round lone(group, test, 3);
   finish(lone,
-         exchange.dispatch(lone.tokens(), lone.ids(true), lone.weights(), lone.dispatch_options()));
+         carrier.dispatch(lone.tokens(), lone.ids(true), lone.weights(), lone.dispatch_options()));
+  if (!test.keeps_routing || test.forgets_routing) return;
   // Another routing has been there since.
   const Round late(second, 4);
   finish(late,
-         exchange.dispatch_again(kept, late.tokens(), late.weights(), late.dispatch_options()));
+         carrier.dispatch_again(kept, late.tokens(), late.weights(), late.dispatch_options()));
 }
 
-void check_both(const Group& group, const ExchangeCase& test) {
-  ExchangeConfig config = test.config();
-  config.max_in_flight = 2;
-  Exchange exchange(group, config);
+void check_both(Carrier& carrier, const Group& group, const ExchangeCase& test) {
   std::optional<Round> kept;
-  DispatchHandle kept_handle;
+  int kept_handle = -1;
   for (int repeat = 0; repeat < 3; ++repeat) {
+    const bool is_again = kept && test.keeps_routing;
     const Round first(group, test, repeat);
-    const Round second = kept ? Round(*kept, 7 + repeat) : Round(group, test, 6);
-    const DispatchHandle a = exchange.dispatch_send(first.tokens(), first.ids(false),
-                                                    first.weights(), first.dispatch_options());
-    const DispatchHandle b =
-        kept ? exchange.dispatch_again_send(kept_handle, second.tokens(), second.weights(),
-                                            second.dispatch_options())
-             : exchange.dispatch_send(second.tokens(), second.ids(true), second.weights(),
-                                      second.dispatch_options());
-    const Dispatched got_b = exchange.dispatch_receive(b);
-    const Dispatched got_a = exchange.dispatch_receive(a);
-    first.check_received(exchange, got_a);
-    second.check_received(exchange, got_b);
+    const Round second = is_again ? Round(*kept, 7 + repeat) : Round(group, test, 6 + repeat);
+    const int a = carrier.dispatch_send(first.tokens(), first.ids(false), first.weights(),
+                                        first.dispatch_options());
+    const int b = is_again
+                      ? carrier.dispatch_again_send(kept_handle, second.tokens(), second.weights(),
+                                                    second.dispatch_options())
+                      : carrier.dispatch_send(second.tokens(), second.ids(true), second.weights(),
+                                              second.dispatch_options());
+    const Received got_b = carrier.dispatch_receive(b);
+    const Received got_a = carrier.dispatch_receive(a);
+    first.check_received(got_a);
+    second.check_received(got_b);
     const Tensor rows_a = first.results();
     const Tensor rows_b = second.results();
     const Outputs out_a(test, first);
@@ -104,10 +103,10 @@ void check_both(const Group& group, const ExchangeCase& test) {
     const auto weights = [&](const Round& round) {
       return test.returns_weights ? round.row_weights() : Tensor();
     };
-    exchange.combine_send(b, rows_b, weights(second));
-    exchange.combine_send(a, rows_a, weights(first));
-    exchange.combine_receive(a, out_a.output(), out_a.options(first));
-    exchange.combine_receive(b, out_b.output(), out_b.options(second));
+    carrier.combine_send(b, rows_b, weights(second));
+    carrier.combine_send(a, rows_a, weights(first));
+    carrier.combine_receive(a, out_a.output(), out_a.options(first));
+    carrier.combine_receive(b, out_b.output(), out_b.options(second));
     out_a.check(first);
     out_b.check(second);
     kept.emplace(second);
@@ -117,7 +116,7 @@ void check_both(const Group& group, const ExchangeCase& test) {
 
 template <typename Check>
 void with_description(const Group& group, const ExchangeCase& test, Check check) try {
-  check(group, test);
+  check();
 } catch (const Error& error) {
   throw Error(error.code(), fmt::format("{} ({})", error.what(), test.describe()));
 } catch (const std::exception& error) {
@@ -126,12 +125,22 @@ void with_description(const Group& group, const ExchangeCase& test, Check check)
 
 }  // namespace
 
+void check_exchange(Carrier& carrier, const Group& group, const ExchangeCase& test) {
+  with_description(group, test, [&] { check_rounds(carrier, group, test); });
+}
+
 void check_exchange(const Group& group, const ExchangeCase& test) {
-  with_description(group, test, check_rounds);
+  with_description(group, test,
+                   [&] { check_rounds(*make_host_carrier(group, test.config()), group, test); });
+}
+
+void check_two_in_flight(Carrier& carrier, const Group& group, const ExchangeCase& test) {
+  with_description(group, test, [&] { check_both(carrier, group, test); });
 }
 
 void check_two_in_flight(const Group& group, const ExchangeCase& test) {
-  with_description(group, test, check_both);
+  with_description(group, test,
+                   [&] { check_both(*make_host_carrier(group, test.config()), group, test); });
 }
 
 }  // namespace switchyard::conformance

@@ -2,7 +2,7 @@
 //
 // Whole layers of the sizes in vLLM's tests/kernels/moe (test_deepep_moe), with its tolerances. The
 // larger ones have a quarter of the hidden and intermediate elements, so that the oracle ends
-// today; one of each pair of a class and a scheme.
+// today; one of each pair of a class and a scheme. Over CPUs and over GPUs.
 
 #include <array>
 
@@ -37,8 +37,8 @@ constexpr std::array kSchemes{schemes::kNone, schemes::kFp8Tensor, schemes::kFp8
 
 double bound_of(const QuantScheme& scheme) { return scheme.needs_tensor_scale() ? 1e-1 : 6e-2; }
 
-void add(Cases& cases, const char* engine, LayerCase test, bool is_quick) {
-  test.experts = has_onednn() ? "onednn" : "exact";
+void add(Cases& cases, const Place& place, LayerCase test, bool is_quick) {
+  test.experts = place.has_gpus() || has_onednn() ? "onednn" : "exact";
   test.magnitude = 0.1f;
   // Given, so that the oracle rounds tokens with the same scale.
   test.has_static_scale = test.scheme.group == ScaleGroup::kTensor;
@@ -46,17 +46,28 @@ void add(Cases& cases, const char* engine, LayerCase test, bool is_quick) {
   CheckCase result;
   result.group = "layers";
   result.name =
-      fmt::format("layers/{}/P{}/{}/{}/E{}/K{}/M{}N{}H{}", engine, test.num_ranks,
+      fmt::format("layers/{}/P{}/{}/{}/E{}/K{}/M{}N{}H{}", place.name(), test.num_ranks,
                   name_of(test.kind), name_of(test.scheme), test.shape.num_experts,
                   test.shape.num_topk, test.num_tokens, test.intermediate, test.shape.hidden);
   result.row = name_of(test.kind);
-  result.column = name_of(test.scheme);
-  result.engine = engine;
+  result.column = column_part(place.device) + name_of(test.scheme);
+  result.device = place.device;
+  result.engine = place.engine;
   result.num_ranks = test.num_ranks;
   result.is_quick = is_quick;
-  result.body = [test](const Group& group, std::uint64_t seed) {
+  result.body = [test, place](const Group& group, std::uint64_t seed) {
     const LayerRun layer(group, test, seed * 1000);
-    return expect_close("output", layer.run(group), layer.plain(), bound_of(test.scheme));
+    if (!place.has_gpus()) {
+      return expect_close("output", layer.run(group), layer.plain(), bound_of(test.scheme));
+    }
+    Agreement agreement;
+    const Tensor output = layer.run_on_gpus(group, agreement);
+    if (!agreement.skipped.empty()) return agreement;
+    const Agreement reached = expect_close("output", output, layer.plain(), bound_of(test.scheme));
+    agreement.is_exact = reached.is_exact;
+    agreement.max_error = reached.max_error;
+    agreement.bound = reached.bound;
+    return agreement;
   };
   cases.push_back(std::move(result));
 }
@@ -76,7 +87,8 @@ void add_layer_cases(Cases& cases) {
     test.shape = {.num_experts = 32, .num_topk = kTopk[l[kK]], .hidden = size.hidden};
     test.num_tokens = size.num_tokens;
     test.intermediate = size.intermediate;
-    add(cases, ++number % 2 == 0 ? "shm" : "local", test, size.num_tokens < 100);
+    const char* engine = ++number % 2 == 0 ? "shm" : "local";
+    for (const char* device : kDevices) add(cases, {device, engine}, test, size.num_tokens < 100);
   }
   // One at its full size.
   for (const QuantScheme& scheme : kSchemes) {
@@ -87,7 +99,7 @@ void add_layer_cases(Cases& cases) {
     test.shape = {.num_experts = 4, .num_topk = 2, .hidden = 2048};
     test.num_tokens = 3;
     test.intermediate = 1024;
-    add(cases, "local", test, false);
+    for (const char* device : kDevices) add(cases, {device, "local"}, test, false);
   }
 }
 

@@ -75,8 +75,9 @@ LayerRun::LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed
   if (test.has_static_scale) static_scale_ = 0.031f * test.magnitude;
 }
 
-Tensor LayerRun::run(const Group& group) const {
-  PrepareFinalizeConfig config;
+LayerRun::Setup LayerRun::set_up() const {
+  Setup setup;
+  PrepareFinalizeConfig& config = setup.config;
   config.num_experts = test_.shape.num_experts;
   config.num_topk = test_.shape.num_topk;
   config.hidden = test_.shape.hidden;
@@ -91,31 +92,36 @@ Tensor LayerRun::run(const Group& group) const {
   config.num_micro_batches = test_.num_micro_batches;
   const std::int64_t first = reference::first_expert(config.num_experts, num_ranks_, rank_);
   const std::int64_t num = reference::num_local_experts(config.num_experts, num_ranks_, rank_);
-  const Tensor gate = stacked(weights_.gate, first, num, test_.intermediate);
-  const Tensor up = stacked(weights_.up, first, num, test_.intermediate);
-  const Tensor down = stacked(weights_.down, first, num, test_.shape.hidden);
-  const ExpertWeights weights{gate, up, down, {}, {}, {}};
-  ModularKernel kernel(make_prepare_finalize(test_.kind, group, config),
-                       make_experts(test_.experts, weights,
-                                    {test_.quantizes_activation ? test_.scheme : schemes::kNone}));
+  setup.gate = stacked(weights_.gate, first, num, test_.intermediate);
+  setup.up = stacked(weights_.up, first, num, test_.intermediate);
+  setup.down = stacked(weights_.down, first, num, test_.shape.hidden);
+  setup.options.intermediate = test_.quantizes_activation ? test_.scheme : schemes::kNone;
 
   const reference::RankInput& own = batch_.ranks[static_cast<std::size_t>(rank_)];
   const std::int64_t num_tokens = own.num_tokens();
   const std::int64_t num_topk = test_.shape.num_topk;
-  const Bytes tokens = encode(DType::kBF16, own.tokens);
-  const std::vector<std::int64_t> wide(own.topk_ids.data.begin(), own.topk_ids.data.end());
-  PrepareArguments arguments;
-  arguments.hidden = TensorView(tokens.data(), DType::kBF16, {num_tokens, test_.shape.hidden});
+  setup.tokens = encode(DType::kBF16, own.tokens);
+  setup.wide_ids.assign(own.topk_ids.data.begin(), own.topk_ids.data.end());
+  PrepareArguments& arguments = setup.arguments;
+  arguments.hidden =
+      TensorView(setup.tokens.data(), DType::kBF16, {num_tokens, test_.shape.hidden});
   arguments.topk_ids = test_.has_wide_ids
-                           ? TensorView::of(wide.data(), {num_tokens, num_topk})
+                           ? TensorView::of(setup.wide_ids.data(), {num_tokens, num_topk})
                            : TensorView::of(own.topk_ids.data.data(), {num_tokens, num_topk});
   arguments.topk_weights = TensorView::of(own.topk_weights.data.data(), {num_tokens, num_topk});
   arguments.apply_router_weight_on_input = test_.weighs_input;
-  Tensor output = poisoned(DType::kBF16, num_tokens, test_.shape.hidden);
+  return setup;
+}
+
+Tensor LayerRun::run(const Group& group) const {
+  const Setup setup = set_up();
+  ModularKernel kernel(make_prepare_finalize(test_.kind, group, setup.config),
+                       make_experts(test_.experts, setup.weights(), setup.options));
+  Tensor output = poisoned(DType::kBF16, setup.arguments.hidden.shape(0), test_.shape.hidden);
   if (test_.num_micro_batches > 1) {
-    apply_overlapped(kernel, arguments, output);
+    apply_overlapped(kernel, setup.arguments, output);
   } else {
-    kernel.apply(arguments, output);
+    kernel.apply(setup.arguments, output);
   }
   return output;
 }

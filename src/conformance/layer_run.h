@@ -11,6 +11,7 @@
 #include "switchyard/prepare_finalize.h"
 
 #include "conformance/compare.h"
+#include "conformance/exchange_values.h"
 #include "conformance/random_batch.h"
 
 namespace switchyard::conformance {
@@ -40,6 +41,11 @@ class LayerRun {
   /// The output of this rank by the library. Collective.
   Tensor run(const Group& group) const;
 
+  /// The same by GPUs; rank r has GPU (r mod number of GPUs). Micro-batches follow one another.
+  /// `agreement` is told how GPUs share memory, and why a layer that they do not support is
+  /// skipped; then the output is absent. "onednn" stands for cuBLAS.
+  Tensor run_on_gpus(const Group& group, Agreement& agreement) const;
+
   /// The oracle's, from every rank's tokens: the same bits.
   reference::Table<float> exact() const;
 
@@ -47,6 +53,18 @@ class LayerRun {
   reference::Table<float> plain() const;
 
  private:
+  /// What the library is given.
+  struct Setup {
+    PrepareFinalizeConfig config;
+    Tensor gate, up, down;
+    ExpertOptions options;
+    Bytes tokens;
+    std::vector<std::int64_t> wide_ids;
+    PrepareArguments arguments;  ///< views of this and of the batch
+
+    ExpertWeights weights() const { return {gate, up, down, {}, {}, {}}; }
+  };
+  Setup set_up() const;
   reference::Table<float> quantized(const reference::Table<float>& rows) const;
 
   const LayerCase& test_;

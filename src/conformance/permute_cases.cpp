@@ -9,13 +9,12 @@
 
 #include <fmt/format.h>
 
-#include "switchyard/permute.h"
-
 #include "conformance/check_case.h"
 #include "conformance/exchange_values.h"
 #include "conformance/pairwise.h"
 #include "conformance/random_batch.h"
 #include "conformance/scheme_list.h"
+#include "conformance/tensor_calls.h"
 #include "core/random.h"
 #include "reference/permute.h"
 
@@ -104,7 +103,33 @@ void check_rows(const Permuted& got, const AlignedRows& want, const Bytes& rows,
   }
 }
 
-Agreement check(const PermuteCase& test, std::uint64_t seed) {
+// Counts, their sum by whole tiles, and local ids.
+void check_counts(TensorCalls& calls, const PermuteCase& test, const Table<std::int64_t>& ids,
+                  const TensorView& expert_map, const AlignedRows& want) {
+  const TensorView id_view = TensorView::of(ids.data.data(), {ids.rows, ids.cols});
+  const auto num_local = static_cast<std::int64_t>(want.counts.size());
+  const Tensor counts(DType::kI32, {num_local});
+  calls.count_expert_num_tokens(id_view, counts, expert_map);
+  for (std::int64_t e = 0; e < num_local; ++e) {
+    const auto wanted = want.counts[static_cast<std::size_t>(e)];
+    expect(counts.as<std::int32_t>()[e] == wanted, "count of expert {} is {}, want {}", e,
+           counts.as<std::int32_t>()[e], wanted);
+  }
+  const std::int64_t sum = calls.round_up_and_sum(counts, test.alignment);
+  expect(sum == static_cast<std::int64_t>(want.rows.size()), "counts in tiles are {}, want {}", sum,
+         want.rows.size());
+  if (!expert_map.has_value()) return;
+  Table<std::int64_t> local(ids.rows, ids.cols, -7);
+  calls.apply_expert_map(id_view, expert_map,
+                         TensorView::of(local.data.data(), {ids.rows, ids.cols}));
+  for (std::size_t i = 0; i < ids.data.size(); ++i) {
+    const std::int64_t id = ids.data[i];
+    const std::int64_t wanted = id < 0 ? id : expert_map.as<std::int32_t>()[id];
+    expect(local.data[i] == wanted, "local id {} is {}, want {}", i, local.data[i], wanted);
+  }
+}
+
+Agreement check(TensorCalls& calls, const PermuteCase& test, std::uint64_t seed) {
   const Table<std::int64_t> ids = make_ids(test, seed);
   const std::int32_t num_local = test.num_experts / test.num_shares;
   std::vector<std::int32_t> map(static_cast<std::size_t>(test.num_experts), -1);
@@ -121,42 +146,46 @@ Agreement check(const PermuteCase& test, std::uint64_t seed) {
   if (test.dtype == DType::kE4M3) rows.resize(rows.size() / 2);  // any bytes will do
   PermuteOptions options{.alignment = test.alignment};
   if (has_map) options.expert_map = TensorView::of(map.data(), {test.num_experts});
-  const Permuted got = permute(TensorView(rows.data(), test.dtype, {test.num_tokens, test.hidden}),
-                               TensorView::of(scales.data.data(), {scales.rows, scales.cols}),
-                               id_view, num_local, options, {.scale_layout = test.layout});
+  const Permuted got =
+      calls.permute(TensorView(rows.data(), test.dtype, {test.num_tokens, test.hidden}),
+                    TensorView::of(scales.data.data(), {scales.rows, scales.cols}), id_view,
+                    num_local, options, test.layout);
   check_plan(got.plan, want);
   check_rows(got, want, rows, scales);
 
-  const Tensor counts(DType::kI32, {num_local});
-  count_expert_num_tokens(id_view, counts, options.expert_map);
-  for (std::int32_t e = 0; e < num_local; ++e) {
-    const auto wanted = want.counts[static_cast<std::size_t>(e)];
-    expect(counts.as<std::int32_t>()[e] == wanted, "count of expert {} is {}, want {}", e,
-           counts.as<std::int32_t>()[e], wanted);
-  }
+  check_counts(calls, test, ids, options.expert_map, want);
   const auto num_rows = static_cast<std::int64_t>(want.rows.size());
   const Table<float> results = random_table(num_rows, test.hidden, seed + 4);
   const Table<float> weights = random_table(ids.rows, ids.cols, seed + 5);
   const Bytes result_bytes = encode(DType::kBF16, results);
+  const TensorView outputs(result_bytes.data(), DType::kBF16, {num_rows, test.hidden});
+  const TensorView weight_view = TensorView::of(weights.data.data(), {ids.rows, ids.cols});
+  const Table<float> want_sum =
+      reference::unpermute_and_reduce(want, results, weights, DType::kBF16);
   const Tensor sum = poisoned(DType::kBF16, test.num_tokens, test.hidden);
-  unpermute_and_reduce(TensorView(result_bytes.data(), DType::kBF16, {num_rows, test.hidden}),
-                       got.plan, TensorView::of(weights.data.data(), {ids.rows, ids.cols}), sum);
-  expect_same_bits("sum", sum,
-                   reference::unpermute_and_reduce(want, results, weights, DType::kBF16));
+  calls.unpermute_and_reduce(outputs, got.plan, weight_view, sum);
+  expect_same_bits("sum", sum, want_sum);
+  const Tensor gathered = poisoned(DType::kBF16, test.num_tokens, test.hidden);
+  calls.ep_gather(outputs, id_view, weight_view, got.plan.inv_perm, options.expert_map, gathered);
+  expect_same_bits("gathered sum", gathered, want_sum);
   return {};
 }
 
-void add(Cases& cases, const PermuteCase& test, bool is_quick) {
+void add(Cases& cases, const std::string& device, const PermuteCase& test, bool is_quick) {
   const char* ids = kIdNames[static_cast<std::size_t>(test.ids)];
   CheckCase result;
   result.group = "permute";
-  result.name = fmt::format("permute/{}/T{}xH{}/E{}/K{}/EP{}/align{}/{}/{}", ids, test.num_tokens,
-                            test.hidden, test.num_experts, test.num_topk, test.num_shares,
-                            test.alignment, switchyard::name_of(test.dtype), name_of(test.layout));
+  result.name =
+      fmt::format("permute/{}{}/T{}xH{}/E{}/K{}/EP{}/align{}/{}/{}", name_part(device), ids,
+                  test.num_tokens, test.hidden, test.num_experts, test.num_topk, test.num_shares,
+                  test.alignment, switchyard::name_of(test.dtype), name_of(test.layout));
   result.row = ids;
-  result.column = fmt::format("EP{}", test.num_shares);
+  result.column = fmt::format("{}EP{}", column_part(device), test.num_shares);
+  result.device = device;
   result.is_quick = is_quick;
-  result.body = [test](const Group&, std::uint64_t seed) { return check(test, seed); };
+  result.body = [test, device](const Group&, std::uint64_t seed) {
+    return check(*make_calls(device), test, seed);
+  };
   cases.push_back(std::move(result));
 }
 
@@ -176,14 +205,16 @@ void add_permute_cases(Cases& cases) {
   const Levels num_levels{kTokens.size(),  kHidden.size(), kExperts.size(),
                           kTopk.size(),    kShares.size(), kAlignments.size(),
                           kIdNames.size(), kDTypes.size(), kLayouts.size()};
-  for (const Levels& l : cover_pairs(num_levels)) {
-    add(cases,
-        {kTokens[l[0]], kHidden[l[1]], kExperts[l[2]], kTopk[l[3]], kShares[l[4]],
-         kAlignments[l[5]], static_cast<Ids>(l[6]), kDTypes[l[7]], kLayouts[l[8]]},
-        true);
+  for (const char* device : kDevices) {
+    for (const Levels& l : cover_pairs(num_levels)) {
+      add(cases, device,
+          {kTokens[l[0]], kHidden[l[1]], kExperts[l[2]], kTopk[l[3]], kShares[l[4]],
+           kAlignments[l[5]], static_cast<Ids>(l[6]), kDTypes[l[7]], kLayouts[l[8]]},
+          true);
+    }
+    add(cases, device,
+        {700, 7168, 64, 8, 1, 128, Ids::kSomeNone, DType::kBF16, ScaleLayout::kRowMajor}, false);
   }
-  add(cases, {700, 7168, 64, 8, 1, 128, Ids::kSomeNone, DType::kBF16, ScaleLayout::kRowMajor},
-      false);
 }
 
 }  // namespace switchyard::conformance

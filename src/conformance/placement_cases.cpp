@@ -9,6 +9,7 @@
 #include "switchyard/expert_placement.h"
 
 #include "conformance/check_case.h"
+#include "conformance/tensor_calls.h"
 
 namespace switchyard::conformance {
 namespace {
@@ -28,7 +29,22 @@ std::vector<int> owners(int num_ranks, int num_experts, PlacementStrategy strate
   return result;
 }
 
-void check_map(int num_ranks, int num_experts, PlacementStrategy strategy) {
+// Every id through the map.
+void check_lookup(TensorCalls& calls, const ExpertMap& map) {
+  if (map.expert_map.empty()) return;
+  const auto num_experts = static_cast<std::int64_t>(map.expert_map.size());
+  std::vector<std::int32_t> ids;
+  for (std::int32_t e = 0; e < num_experts; ++e) ids.push_back(e);
+  std::vector<std::int32_t> local(ids.size(), -7);
+  calls.apply_expert_map(TensorView::of(ids.data(), {num_experts, 1}),
+                         TensorView::of(map.expert_map.data(), {num_experts}),
+                         TensorView::of(local.data(), {num_experts, 1}));
+  expect(local == map.expert_map, "local ids differ from the map");
+}
+
+void check_map(const std::string& device, int num_ranks, int num_experts,
+               PlacementStrategy strategy) {
+  const std::unique_ptr<TensorCalls> calls = make_calls(device);
   const std::vector<int> owner = owners(num_ranks, num_experts, strategy);
   for (int r = 0; r < num_ranks; ++r) {
     const ExpertMap got = determine_expert_map(num_ranks, r, num_experts, strategy);
@@ -39,6 +55,7 @@ void check_map(int num_ranks, int num_experts, PlacementStrategy strategy) {
       const std::int32_t found = got.expert_map[static_cast<std::size_t>(e)];
       expect(found == want, "rank {}: expert_map[{}] is {}, want {}", r, e, found, want);
     }
+    check_lookup(*calls, got);
     expect(got.num_local_experts == num_local, "rank {} has {} experts, want {}", r,
            got.num_local_experts, num_local);
     expect(num_ranks > 1 || got.expert_map.empty(), "a map although there is one rank");
@@ -105,12 +122,14 @@ void check_choice() {
   }
 }
 
-void add(Cases& cases, const char* row, const std::string& name, std::function<void()> body) {
+void add(Cases& cases, const std::string& device, const char* row, const std::string& name,
+         std::function<void()> body) {
   CheckCase result;
   result.group = "placement";
-  result.name = fmt::format("placement/{}/{}", row, name);
+  result.name = fmt::format("placement/{}{}/{}", name_part(device), row, name);
   result.row = row;
-  result.column = "exact values";
+  result.column = column_part(device) + "exact values";
+  result.device = device;
   result.body = [body = std::move(body)](const Group&, std::uint64_t) {
     body();
     return Agreement{};
@@ -140,16 +159,18 @@ void add_placement_cases(Cases& cases) {
                        {16, 256}}) {
     const std::string name = fmt::format("E{}_P{}", s.num_experts, s.num_ranks);
     for (const auto strategy : {PlacementStrategy::kLinear, PlacementStrategy::kRoundRobin}) {
-      add(cases, switchyard::name_of(strategy), name,
-          [=] { check_map(s.num_ranks, s.num_experts, strategy); });
+      for (const char* device : kDevices) {
+        add(cases, device, switchyard::name_of(strategy), name,
+            [=] { check_map(device, s.num_ranks, s.num_experts, strategy); });
+      }
     }
-    add(cases, "routing_tables", name, [=] { check_tables(s.num_ranks, s.num_experts); });
+    add(cases, "cpu", "routing_tables", name, [=] { check_tables(s.num_ranks, s.num_experts); });
   }
   for (const int num_redundant : {0, 1, 3, 8, 19}) {
-    add(cases, "replicas", fmt::format("8_and_{}", num_redundant),
+    add(cases, "cpu", "replicas", fmt::format("8_and_{}", num_redundant),
         [=] { check_replicas(8, num_redundant); });
   }
-  add(cases, "replicas", "choice", check_choice);
+  add(cases, "cpu", "replicas", "choice", check_choice);
 }
 
 }  // namespace switchyard::conformance

@@ -17,6 +17,7 @@
 #include "conformance/exchange_values.h"
 #include "conformance/pairwise.h"
 #include "conformance/scheme_list.h"
+#include "conformance/tensor_calls.h"
 #include "core/random.h"
 #include "quant/scalar.h"
 
@@ -66,18 +67,18 @@ std::span<const std::byte> bytes_of(const TensorView& tensor) {
 }
 
 // Quantizes into the layout; tiles are made from rows, as after an exchange.
-void quantize_into(const QuantizeCase& test, const Tensor& x, const Tensor& q,
+void quantize_into(TensorCalls& calls, const QuantizeCase& test, const Tensor& x, const Tensor& q,
                    const OwnedScales& scales, const TensorView& given) {
   if (test.layout != ScaleLayout::kSwizzled) {
-    return quantize(x, test.scheme, q, scales.view, given);
+    return calls.quantize(x, test.scheme, q, scales.view, given);
   }
   const Tensor rows(scale_dtype(test.scheme),
                     {test.num_rows, num_scales(test.scheme, test.hidden)});
-  quantize(x, test.scheme, q, rows, given);
+  calls.quantize(x, test.scheme, q, rows, given);
   relayout_scales(rows, scales.view);
 }
 
-Agreement check(const QuantizeCase& test, std::uint64_t seed) {
+Agreement check(TensorCalls& calls, const QuantizeCase& test, std::uint64_t seed) {
   const QuantScheme& scheme = test.scheme;
   const bool is_tensor = scheme.group == ScaleGroup::kTensor;
   const float given = scheme.needs_tensor_scale() ? 448.0f * 6.0f / 4.5f : 0.0371f;
@@ -95,7 +96,7 @@ Agreement check(const QuantizeCase& test, std::uint64_t seed) {
   const OwnedScales scales =
       is_tensor ? make_scales(DType::kF32, ScaleLayout::kRowMajor, 1, 1)
                 : make_scales(scale_dtype(scheme), test.layout, test.num_rows, num);
-  quantize_into(test, x, q, scales, given_view);
+  quantize_into(calls, test, x, q, scales, given_view);
 
   const reference::QuantizedRows want =
       reference::quantize(scheme, values, has_given ? std::optional<float>(given) : std::nullopt);
@@ -115,25 +116,28 @@ Agreement check(const QuantizeCase& test, std::uint64_t seed) {
   expect_same_bytes("scales", bytes_of(scales.memory),
                     is_tensor ? in_rows : laid_out(test, in_rows, num), 1, 1);
   if (test.layout != ScaleLayout::kSwizzled) {
-    dequantize(q, scales.view, scheme, y, given_view);
+    calls.dequantize(q, scales.view, scheme, y, given_view);
   } else {
-    dequantize(q, unswizzle_scales(scales.view, test.num_rows, num), scheme, y, given_view);
+    calls.dequantize(q, unswizzle_scales(scales.view, test.num_rows, num), scheme, y, given_view);
   }
   expect_same_bytes("dequantized", bytes_of(y), back, unit, columns);
   return {};
 }
 
-void add(Cases& cases, const QuantizeCase& test, bool is_quick) {
+void add(Cases& cases, const std::string& device, const QuantizeCase& test, bool is_quick) {
   const std::string scheme = name_of(test.scheme);
   CheckCase result;
   result.group = "quantize";
-  result.name = fmt::format("quantize/{}/{}/T{}xH{}/{}{}{}", scheme, name_of(test.dtype),
-                            test.num_rows, test.hidden, name_of(test.layout),
+  result.name = fmt::format("quantize/{}{}/{}/T{}xH{}/{}{}{}", name_part(device), scheme,
+                            name_of(test.dtype), test.num_rows, test.hidden, name_of(test.layout),
                             test.is_static ? "/static" : "", test.has_specials ? "/specials" : "");
   result.row = scheme;
-  result.column = name_of(test.dtype);
+  result.column = column_part(device) + name_of(test.dtype);
+  result.device = device;
   result.is_quick = is_quick;
-  result.body = [test](const Group&, std::uint64_t seed) { return check(test, seed); };
+  result.body = [test, device](const Group&, std::uint64_t seed) {
+    return check(*make_calls(device), test, seed);
+  };
   cases.push_back(std::move(result));
 }
 
@@ -155,13 +159,16 @@ void add_quantize_cases(Cases& cases) {
   const Levels num_levels{schemes.size(), kDTypes.size(), kHidden.size(), kRows.size(), 4, 2, 2};
   for (const Levels& levels : cover_pairs(num_levels, make_possible)) {
     const QuantScheme& scheme = schemes[levels[kScheme]];
-    add(cases,
-        {scheme, kDTypes[levels[kType]], kRows[levels[kT]], kHidden[levels[kH]],
-         layouts_of(scheme)[levels[kLayout]], levels[kSpecials] == 1, levels[kStatic] == 1},
-        true);
+    for (const char* device : kDevices)
+      add(cases, device,
+          {scheme, kDTypes[levels[kType]], kRows[levels[kT]], kHidden[levels[kH]],
+           layouts_of(scheme)[levels[kLayout]], levels[kSpecials] == 1, levels[kStatic] == 1},
+          true);
   }
   for (const QuantScheme& scheme : schemes) {
-    add(cases, {scheme, DType::kBF16, 64, 7168, layouts_of(scheme).back(), false, false}, false);
+    for (const char* device : kDevices)
+      add(cases, device, {scheme, DType::kBF16, 64, 7168, layouts_of(scheme).back(), false, false},
+          false);
   }
 }
 

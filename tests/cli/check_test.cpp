@@ -5,10 +5,13 @@
 
 #include "check.h"
 
+#include <cstdlib>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "check_gpus.h"
 #include "support/command.h"
 
 namespace switchyard::test {
@@ -72,6 +75,81 @@ TEST(CheckTest, NothingLeftByTheFilterIsAUsageError) {
   EXPECT_THAT(seed.error + seed.output, HasSubstr("--seed"));
 }
 
+TEST(CheckTest, WithoutAGpuItSaysSoBeforeAnythingRuns) {
+  // Hides those that there are; the ranks and the command inherit it.
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  for (const char* device : {"cuda", "all"}) {
+    const CommandResult result = check(SWITCHYARD_CLI, {"--device", device, "--filter", "tables"});
+    const bool has_cases = std::string(device) == "all";
+    EXPECT_EQ(result.exit_code, has_cases ? 3 : 2);
+    EXPECT_EQ(result.output, "");
+    EXPECT_THAT(result.error, HasSubstr(has_cases ? "check: --device all, but there is none: "
+                                                  : "--device cuda"));
+  }
+  const CommandResult result = check(SWITCHYARD_CLI, {"--device", "cuda", "--quick"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.error, HasSubstr("switchyard: not_available: check: --device cuda, but there "
+                                      "is none: "));
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST(CheckTest, CasesOfGpusAreListedWithoutOne) {
+  const CommandResult result = check(SWITCHYARD_CLI, {"--list", "--device", "cuda"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.output, HasSubstr("\nexchange/p2p/local/P3/batched/"));
+  EXPECT_THAT(result.output, HasSubstr("\nexchange/p2p/shm/P2/compact/"));
+  EXPECT_THAT(result.output, HasSubstr("quantize/cuda/nvfp4/"));
+  EXPECT_THAT(result.output, Not(HasSubstr("tables/")));
+  EXPECT_EQ(check(SWITCHYARD_CLI, {"--device", "tpu"}).exit_code, 2);
+}
+
+TEST(CheckTest, AtMostSevenRanksShareAGpu) {
+  std::vector<conformance::CheckCase> cases(3);
+  for (conformance::CheckCase& test : cases) {
+    test.device = "cuda";
+    test.engine = "local";
+    test.num_ranks = 8;
+  }
+  cases[1].num_ranks = 7;
+  cases[2].device = "cpu";
+  std::vector<conformance::CheckCase> over_two = cases;
+  cli::skip_crowded(cases, 1);
+  EXPECT_EQ(cases[0].skipped, "8 ranks on 1 GPU, at most 7 share one");
+  EXPECT_EQ(cases[1].skipped + cases[2].skipped, "");
+  cli::skip_crowded(over_two, 2);
+  EXPECT_EQ(over_two[0].skipped, "");
+}
+
+TEST(CheckTest, WhatIsSkippedOrLeftOutIsCountedWithItsReason) {
+  const std::vector<std::string> some{"--filter", "sums/*/part*", "--timeout", "20000"};
+  std::vector<std::string> arguments = some;
+  const CommandResult text = check(SWITCHYARD_WRONG_CHECK, arguments);
+  EXPECT_EQ(text.exit_code, 0) << text.output << text.error;
+  EXPECT_THAT(text.output, HasSubstr("skipped\n     3  this machine has no sums\n"));
+  EXPECT_THAT(text.output, HasSubstr("left out of cases that agree\n     3  the last sum\n"));
+  EXPECT_THAT(text.output, HasSubstr("1 bit-equal, 0 ms, 1 skipped"));
+  EXPECT_THAT(text.output, HasSubstr("all 3 cases agree with the oracle: 3 bit-equal; 3 more "
+                                     "skipped"));
+  arguments.insert(arguments.end(), {"--json", "-"});
+  const nlohmann::json json =
+      nlohmann::json::parse(check(SWITCHYARD_WRONG_CHECK, arguments).output);
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(json["skipped"], 3);
+  ASSERT_EQ(json["cases"].size(), 6u);
+  for (const auto& one : json["cases"]) {
+    const bool is_skipped = one["name"].get<std::string>().ends_with("none");
+    EXPECT_EQ(one.contains("passed"), !is_skipped) << one;
+    EXPECT_EQ(one.value("skipped", ""), is_skipped ? "this machine has no sums" : "");
+    EXPECT_EQ(one.contains("left_out"), !is_skipped);
+  }
+}
+
+TEST(CheckTest, ToSkipEverythingProvesNothing) {
+  const CommandResult result = check(SWITCHYARD_WRONG_CHECK, {"--filter", "part_none"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.output, HasSubstr("all 3 cases were skipped: nothing is proven"));
+}
+
 TEST(CheckTest, AWrongBitIsExitCodeOneWithTheCommandThatShowsItAgain) {
   for (const char* name : {"sums/none/wrong", "sums/local/wrong", "sums/shm/wrong"}) {
     const CommandResult result =
@@ -90,8 +168,9 @@ TEST(CheckTest, FailuresDoNotHideOtherCases) {
   EXPECT_EQ(result.exit_code, 1);
   const nlohmann::json json = nlohmann::json::parse(result.output);
   EXPECT_EQ(json["ok"], false);
-  ASSERT_EQ(json["cases"].size(), 9u);
+  ASSERT_EQ(json["cases"].size(), 15u);
   for (const auto& one : json["cases"]) {
+    if (one.contains("skipped")) continue;
     const auto name = one["name"].get<std::string>();
     const bool is_bad = name.ends_with("wrong") || name.ends_with("dies");
     EXPECT_EQ(one["passed"], !is_bad) << one;

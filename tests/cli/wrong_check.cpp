@@ -43,6 +43,20 @@ CheckCase dying_case() {
   return result;
 }
 
+// A case that is right, but for what it does not try.
+CheckCase partial_case(const char* engine, int num_ranks, bool is_skipped) {
+  CheckCase result = sum_case(engine, num_ranks, is_skipped ? "part_none" : "part_most", 0);
+  result.row = "part";
+  result.body = [=](const Group& group, std::uint64_t) {
+    if (num_ranks > 0) group.barrier();
+    Agreement agreement;
+    if (is_skipped) agreement.skipped = "this machine has no sums";
+    if (!is_skipped) agreement.left_out = {"the last sum"};
+    return agreement;
+  };
+  return result;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -55,5 +69,8 @@ int main(int argc, char** argv) {
       {sum_case("none", 0, "right", 0), sum_case("none", 0, "wrong", 1),
        sum_case("local", 3, "right", 0), sum_case("local", 3, "wrong", 1u << 31),
        sum_case("local", 3, "after", 0), sum_case("shm", 2, "right", 0),
-       sum_case("shm", 2, "wrong", 1u << 7), dying_case(), sum_case("shm", 2, "after", 0)});
+       sum_case("shm", 2, "wrong", 1u << 7), dying_case(), sum_case("shm", 2, "after", 0),
+       partial_case("none", 0, false), partial_case("none", 0, true),
+       partial_case("local", 2, false), partial_case("local", 2, true),
+       partial_case("shm", 2, false), partial_case("shm", 2, true)});
 }

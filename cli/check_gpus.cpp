@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "check_gpus.h"
+
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "core/settings.h"
+#include "device/cuda_module.h"
+
+namespace switchyard::cli {
+namespace {
+
+constexpr int kMostRanks = 7;  // on a GPU
+
+}  // namespace
+
+void prepare_for_shared_gpus() {
+  constexpr int kKeep = 0;  // what the user has set
+  setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
+}
+
+std::vector<std::string> names_of_gpus() {
+  std::vector<std::string> names;
+  const DeviceFacts facts = cuda_module().describe_devices(setting("SWITCHYARD_HEAP").text);
+  for (const GpuFacts& gpu : facts.gpus) names.push_back(gpu.name);
+  return names;
+}
+
+void skip_crowded(std::vector<conformance::CheckCase>& cases, int num_gpus) {
+  for (conformance::CheckCase& test : cases) {
+    if (test.device != "cuda" || test.engine.empty()) continue;
+    if ((test.num_ranks + num_gpus - 1) / num_gpus <= kMostRanks) continue;
+    test.skipped = fmt::format("{} ranks on {} GPU{}, at most {} share one", test.num_ranks,
+                               num_gpus, num_gpus == 1 ? "" : "s", kMostRanks);
+  }
+}
+
+}  // namespace switchyard::cli

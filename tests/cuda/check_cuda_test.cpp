@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A handful of the cases of `switchyard check --device cuda`, in this process: that they agree,
+// that what is not supported is said, and that they can differ.
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "conformance/check_case.h"
+#include "conformance/device_carrier.h"
+#include "conformance/device_suite.h"
+#include "conformance/exchange_suite.h"
+#include "device_arena.h"
+#include "gpus.h"
+#include "support/ranks.h"
+
+namespace switchyard::conformance {
+namespace {
+
+using test::run_ranks;
+using ::testing::HasSubstr;
+
+const bool is_prepared = (test::load_kernels_eagerly(), true);
+
+// Every n-th case of a group that is quick and whose name begins so.
+std::vector<CheckCase> some(const std::string& prefix, std::size_t n) {
+  std::vector<CheckCase> result;
+  std::size_t i = 0;
+  for (CheckCase& test : all_cases()) {
+    if (test.device != "cuda" || !test.is_quick || !test.name.starts_with(prefix)) continue;
+    if (i++ % n == 0) result.push_back(std::move(test));
+  }
+  return result;
+}
+
+TEST(CheckCudaTest, FunctionsOfTensorsAgree) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  for (const char* prefix : {"quantize/", "batched/", "permute/", "placement/"}) {
+    const std::vector<CheckCase> cases = some(prefix, 9);
+    EXPECT_GE(cases.size(), 4u) << prefix;
+    for (const CheckCase& test : cases) EXPECT_NO_THROW(test.body(Group(), 5)) << test.name;
+  }
+}
+
+TEST(CheckCudaTest, RoundsOfTheExchangeAgreeOrSayWhyNot) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  int num_tried = 0;
+  for (const char* prefix :
+       {"exchange/p2p/local/P1/", "exchange/p2p/local/P2/", "exchange/p2p/local/P3/"}) {
+    for (const CheckCase& test : some(prefix, 6)) {
+      std::mutex mutex;
+      Agreement last;
+      EXPECT_NO_THROW(run_ranks(test.num_ranks, [&](const Group& group) {
+        const Agreement agreement = test.body(group, 5);
+        const std::lock_guard lock(mutex);
+        last = agreement;
+      })) << test.name;
+      EXPECT_NE(last.skipped.empty(), last.heap.empty()) << test.name;
+      num_tried += last.skipped.empty() ? 1 : 0;
+    }
+  }
+  EXPECT_GE(num_tried, 8);
+}
+
+TEST(CheckCudaTest, ClassesAndLayersAgreeOrSayWhyNot) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  int num_tried = 0;
+  for (const char* prefix :
+       {"classes/p2p/local/", "micro_batches/p2p/local/", "layers/p2p/local/"}) {
+    for (const CheckCase& test : some(prefix, 12)) {
+      std::atomic<int> num_agreed = 0;
+      EXPECT_NO_THROW(run_ranks(test.num_ranks, [&](const Group& group) {
+        if (test.body(group, 5).skipped.empty()) ++num_agreed;
+      })) << test.name;
+      num_tried += num_agreed == test.num_ranks ? 1 : 0;
+    }
+  }
+  EXPECT_GE(num_tried, 12);
+}
+
+ExchangeCase plain_case() {
+  ExchangeCase test;
+  test.shape = {.num_experts = 8, .num_topk = 3, .hidden = 136, .none_share = 0.2};
+  test.scheme = schemes::kFp8Block;
+  test.reduce = Reduce::kPerRank;
+  return test;
+}
+
+TEST(CheckCudaTest, NothingIsLeftOutOfAPlainRound) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
+    ExchangeCase test = plain_case();
+    test.layout = layout;
+    test.is_long = false;
+    run_ranks(2, [&](const Group& group) {
+      const Agreement agreement = check_on_gpus(group, test, check_exchange);
+      EXPECT_EQ(agreement.skipped, "");
+      EXPECT_THAT(agreement.left_out, ::testing::IsEmpty());
+      EXPECT_TRUE(agreement.is_exact);
+    });
+  }
+}
+
+// The GPUs round rows that go home to bf16, the oracle does not.
+TEST(CheckCudaTest, OtherBitsAreADifference) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  const auto without_rounding = [](Carrier& carrier, const Group& group, const ExchangeCase& test) {
+    ExchangeCase other = test;
+    other.combine_scheme.dtype = DType::kF32;
+    check_exchange(carrier, group, other);
+  };
+  ExchangeCase test = plain_case();
+  test.is_long = false;
+  test.results = test.output = DType::kF32;
+  std::string what;
+  try {
+    run_ranks(2, [&](const Group& group) { check_on_gpus(group, test, without_rounding); });
+  } catch (const std::exception& error) {
+    what = error.what();
+  }
+  EXPECT_THAT(what, HasSubstr("] has other bits than the oracle's"));
+}
+
+}  // namespace
+}  // namespace switchyard::conformance
