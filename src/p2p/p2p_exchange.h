@@ -94,7 +94,7 @@ class P2pExchange final : public DeviceExchangeBackend {
 
   // p2p_memory.cpp
   void prepare_memory();
-  void load_kernels() const;
+  void run_kernels() const;
   void allocate(Channel& channel, std::size_t index);
   void set_base(Channel& channel, std::size_t index);
   void set_routing(Channel& channel) const;
