@@ -121,6 +121,7 @@ class P2pExchange final : public DeviceExchangeBackend {
                    const DeviceCombineOptions& options) const;
   void set_output(Channel& channel, const TensorView& output,
                   const DeviceCombineOptions& options) const;
+  void set_addends(Channel& channel, const DeviceCombineOptions& options) const;
   DeviceDispatched describe(const Channel& channel) const;
   std::int64_t buffer_rows(const Channel& channel) const {
     return shape_.buffer_rows(group_.rank(), channel.max_tokens);
