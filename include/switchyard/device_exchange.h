@@ -149,7 +149,7 @@ class SWITCHYARD_API DeviceExchange {
                              const DeviceDispatchOptions& options = {});
   /// Takes the rows that come.
   DeviceDispatched dispatch_receive(const DeviceHandle& handle, Stream stream);
-  /// Both in one kernel.
+  /// Both in one kernel (and those of payloads and of routing that goes to every rank).
   DeviceDispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                             const TensorView& topk_weights, Stream stream,
                             const DeviceDispatchOptions& options = {});

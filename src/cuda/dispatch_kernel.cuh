@@ -69,8 +69,9 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
       std::max(sizeof(SenderShared) + (experts + ranks) * sizeof(std::uint32_t),
                sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
   const int ctas = (sends ? 1 + args.num_senders : 0) + (receives ? args.num_receivers : 0);
-  launch_kernel(dispatch_kernel<Form>, {ctas, kExchangeThreads, shared, programmatic, stream},
-                "dispatch", args, sends, receives);
+  launch_kernel(dispatch_kernel<Form>,
+                {std::max(1, ctas), kExchangeThreads, shared, programmatic, stream}, "dispatch",
+                args, sends, receives);
 }
 
 }  // namespace switchyard

@@ -146,8 +146,10 @@ inline constexpr int kExchangeCtasPerSm = 2;
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 inline constexpr int kMakerWarps = kExchangeWarps - 1;  ///< of a sender; the last one plans
 
-/// With Phases::kNone the kernel is loaded, not launched: a later launch then never has to wait for
-/// kernels that run, which may be waiting for it. Errors: kSystem.
+/// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.
+/// The first launch of a kernel may wait for all that run: to load it, and until there is the local
+/// memory that it needs. Those may be waiting for it, so every kernel has run once before.
+/// Errors: kSystem.
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
 void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);

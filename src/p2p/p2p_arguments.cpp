@@ -188,6 +188,12 @@ void P2pExchange::set_output(Channel& channel, const TensorView& output,
                  {"combine", "topk_weights", {DType::kF32}, channel.num_tokens, config.num_topk});
     args.topk_weights = options.topk_weights.as<float>();
   }
+  set_addends(channel, options);
+}
+
+void P2pExchange::set_addends(Channel& channel, const DeviceCombineOptions& options) const {
+  const ExchangeConfig& config = shape_.config;
+  CombineArgs& args = channel.combine;
   if (options.shared.has_value()) {
     check_matrix(options.shared,
                  {"combine", "shared", {DType::kBF16}, channel.num_tokens, config.hidden, true});

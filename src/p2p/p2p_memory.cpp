@@ -116,14 +116,13 @@ void P2pExchange::prepare_memory() {
   const std::int64_t timeout_ms =
       kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), window_->is_shared_gpu());
   watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
-  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
   check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
              "cudaMemset");
   blank_ = DeviceBuffer(kGrainElements * sizeof(float));
   check_cuda(cudaMemset(blank_.data(), kBlankByte, blank_.size_bytes()), "cudaMemset");
   if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
   for (std::size_t i = 0; i < channels_.size(); ++i) allocate(channels_[i], i);
-  load_kernels();
+  run_kernels();
   check_cuda(cudaDeviceSynchronize(), "device exchange");
 }
 
@@ -138,19 +137,27 @@ void P2pExchange::fill_every_rank_ids() {
       "cudaMemcpy");
 }
 
-void P2pExchange::load_kernels() const {
+// Every kernel once, without doing anything: see launch_dispatch.
+void P2pExchange::run_kernels() const {
+  check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "cudaMemset");
   const Channel& channel = channels_[0];
+  const auto run = [](const DispatchArgs& args) {
+    launch_dispatch(args, Phases::kNone, false, nullptr);
+  };
   DispatchArgs dispatch = channel.dispatch;
   for (const DType dtype : {DType::kBF16, shape_.config.scheme.dtype}) {
     dispatch.token_dtype = dtype;
-    launch_dispatch(dispatch, Phases::kNone, false, nullptr);
+    run(dispatch);
   }
-  for (const DispatchArgs& payload : channel.payloads) {
-    launch_dispatch(payload, Phases::kNone, false, nullptr);
+  for (const DispatchArgs& payload : channel.payloads) run(payload);
+  if (shape_.gathers_routing) run(channel.gather);
+  if (keeps_ids()) {
+    run_routing_kernels(channel.routing_args,
+                        shape_.config.overflow == Overflow::kDrop && shape_.gathers_routing,
+                        shape_.gathers && shape_.gathers_routing, nullptr);
   }
-  if (shape_.gathers_routing) launch_dispatch(channel.gather, Phases::kNone, false, nullptr);
-  if (keeps_ids()) load_routing_kernels();
   launch_combine(channel.combine, Phases::kNone, false, nullptr);
+  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
 
 void P2pExchange::allocate(Channel& channel, std::size_t index) {
