@@ -78,14 +78,18 @@ struct DequantizeJob {
   const float* tensor_scale = nullptr;
   std::int64_t tensor_scale_stride = 0;  ///< from one expert to the next
   RowMemory y;
-  RowRanges ranges;  ///< of q and of y
+  RowRanges ranges;  ///< of q and of y; with counts y is bf16 or f32
   std::int64_t hidden = 0;
 
-  SWITCHYARD_HOST_DEVICE constexpr std::int64_t scale_index(std::int64_t e, std::int64_t row,
-                                                            std::int64_t s) const {
-    if (scheme.group == ScaleGroup::kTensor) return scales.index(e, 0, 0);
-    if (scale_block_rows == 0) return scales.index(0, row, s);
-    return scales.index(row / scale_block_rows, row % scale_block_rows, s);
+  /// Where the scales of a row of expert e are: `e` and `n` of ScaleMemory::index.
+  struct ScaleRow {
+    std::int64_t block = 0;
+    std::int64_t row = 0;
+  };
+  SWITCHYARD_HOST_DEVICE constexpr ScaleRow scale_row(std::int64_t e, std::int64_t n) const {
+    if (scheme.group == ScaleGroup::kTensor) return {e, 0};
+    if (scale_block_rows == 0) return {0, n};
+    return {n / scale_block_rows, n % scale_block_rows};
   }
 };
 
