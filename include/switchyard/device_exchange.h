@@ -105,8 +105,11 @@ struct DeviceCombineOptions {
 /// A call takes the first place of max_in_flight that is free, alike on every rank and in a graph
 /// that is replayed. The caller orders what shares a place, by one stream or by events: the calls
 /// of a handle, the dispatch after a combine or release, replays of a graph and calls beside them.
-/// Kernels of two handles that run at once must fit on the GPU together (num_ctas), or start in the
-/// same order on every GPU.
+/// Kernels of two handles that run at once must fit on the GPU together (num_ctas; with
+/// programmatic_launch each together with the one behind it), or start in the same order on every
+/// GPU. Threads that share a GPU: while kernels of any of them wait, none may free memory of it,
+/// pinned host memory included: the runtime keeps the others from launching until all have ended.
+/// The destructor has all kernels end before it frees, so destroy the exchange before other memory.
 ///
 /// Tensors are memory of the GPU that was current when the object was made. ids that are out of
 /// range, peers that do not come and capacities that are exceeded are found by kernels: they end,
@@ -143,7 +146,7 @@ class SWITCHYARD_API DeviceExchange {
                              const DeviceDispatchOptions& options = {});
   /// Takes the rows that come.
   DeviceDispatched dispatch_receive(const DeviceHandle& handle, Stream stream);
-  /// Both in one kernel.
+  /// Both in one kernel (and those of payloads and of routing that goes to every rank).
   DeviceDispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                             const TensorView& topk_weights, Stream stream,
                             const DeviceDispatchOptions& options = {});

@@ -5,6 +5,8 @@
 // counted.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/call.cuh"
 #include "cuda/combine_receive.cuh"
 #include "cuda/combine_send.cuh"
@@ -30,14 +32,15 @@ struct PlainWire {
 template <class Wire, bool kAddsShared>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
+  __shared__ CallOfCta next;
+  __shared__ std::int32_t num_arrivals[kMaxPushRanks];
   const std::uint32_t asked = begin_kernel(a);
-  const std::uint64_t call = next_call(a.state) - 1;
   const int num_sending = sends ? a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta < num_sending) {
-    return_tokens<Wire>(a, call, cta);
+    return_tokens<Wire>(a, next, cta, num_arrivals);
   } else {
-    sum_tokens<Wire, kAddsShared>(a, call, cta - num_sending);
+    sum_tokens<Wire, kAddsShared>(a, next, cta - num_sending);
   }
   end_kernel(asked);
 }
@@ -48,16 +51,20 @@ void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cuda
   const bool receives = phases == Phases::kReceive || phases == Phases::kBoth;
   const int ctas = (sends ? args.num_senders : 0) + (receives ? args.num_receivers : 0);
   launch_kernel(combine_kernel<Wire, kAddsShared>,
-                {ctas, kExchangeThreads, 0, programmatic, stream}, "combine", args, sends);
+                {std::max(1, ctas), kExchangeThreads, 0, programmatic, stream}, "combine", args,
+                sends);
 }
 
 /// A kernel of its own for the shared addend: what others do not need does not slow them.
 template <class Wire>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  if (args.shared != nullptr || phases == Phases::kNone) {
+  const bool runs_both = phases == Phases::kNone;
+  if (runs_both || args.shared != nullptr) {
     launch_wire<Wire, true>(args, phases, programmatic, stream);
   }
-  if (args.shared == nullptr) launch_wire<Wire, false>(args, phases, programmatic, stream);
+  if (runs_both || args.shared == nullptr) {
+    launch_wire<Wire, false>(args, phases, programmatic, stream);
+  }
 }
 
 }  // namespace switchyard

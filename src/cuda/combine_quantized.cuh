@@ -40,13 +40,13 @@ struct QuantizedWire {
     }
     const ScaleAndMap rule = scale_rule(kScheme, amax, 1.0f);
     const PreparedMap map = prepare_map(rule.map, amax);
-    std::byte* base = a.windows.base[to.owner];
-    const std::size_t at = a.layout.returned(call, to.token, to.column) +
-                           static_cast<std::size_t>(to.piece) * a.layout.return_piece_stride;
+    std::byte* window = a.windows.base[to.owner];
+    std::byte* at = window + a.layout.returned(call, to.token, to.column) +
+                    static_cast<std::size_t>(to.piece) * a.layout.return_piece_stride;
     const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]),
                                              quantize4(map, sum[4], sum[5], sum[6], sum[7])};
     if (is_there) {
-      send_unit(base, at + static_cast<std::size_t>(lane) * kLaneBytes, a.layout, call, codes);
+      send_unit(window, at + static_cast<std::size_t>(lane) * kLaneBytes, a.layout, call, codes);
     }
     const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
     const int block = lane * kUnitWords;  // of this lane's unit of scales
@@ -54,7 +54,7 @@ struct QuantizedWire {
         __shfl_sync(0xFFFFFFFFu, scale, block * kLanesPerBlock % kLanes),
         __shfl_sync(0xFFFFFFFFu, scale, (block + 1) * kLanesPerBlock % kLanes)};
     if (lane < kScaleUnits) {
-      send_unit(base, at + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes, a.layout,
+      send_unit(window, at + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes, a.layout,
                 call, scales);
     }
   }

@@ -11,13 +11,14 @@ namespace switchyard {
 
 /// A row of the receive buffer that wants a piece.
 struct Target {
-  std::int32_t row;
-  std::int32_t expert;  ///< local index; 0 in layouts with a row a token
+  std::byte* row;
+  std::byte* scales;  ///< its first scale
 };
 
 /// What a warp keeps of the piece at hand.
 struct PieceShared {
-  Target targets[kMaxPushTopk];
+  alignas(16) Target targets[kMaxPushTopk];
+  std::int32_t rows[kMaxPushTopk];  ///< the same as numbers
   alignas(16) std::uint32_t details[4 * kMaxDetailUnits];
   alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
 };
@@ -35,6 +36,7 @@ struct ReceiverShared {
 struct ReceivePlaces {
   std::int32_t* before;     ///< [P, L]
   std::int32_t* first_row;  ///< [L]
+  std::int32_t num_local;   ///< L
 };
 
 __device__ __forceinline__ void take_announcements(const DispatchArgs& a, std::uint64_t call,

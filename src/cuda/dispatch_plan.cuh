@@ -15,27 +15,41 @@ inline constexpr int kMaxDetailUnits = (1 + kMaxPushTopk / 2 + kMaxPushTopk + 3)
 
 /// A rank that a token goes to.
 struct Destination {
+  std::byte* row;  ///< the slot there: the token is this rank's n-th one for it
   std::int32_t rank;
-  std::int32_t slot;      ///< the token is this rank's slot-th one for it
-  std::uint32_t choices;  ///< of the token that this rank serves, as bits
+  std::uint32_t choices;    ///< of the token that this rank serves, as bits
+  std::int32_t first_unit;  ///< of its routes
+  std::int32_t num_units;
 };
 
 /// A row of an expert: the index of the token among this rank's tokens for that expert.
 struct Route {
-  std::int32_t expert;  ///< local index at the destination
+  std::int32_t expert;  ///< local index at the destination; the first also counts them, << 16
   std::int32_t place;
 };
 
 struct TokenPlan {
   std::int32_t num_destinations;
   Destination destinations[kMaxPushTopk];
-  Route routes[kMaxPushTopk];  ///< by choice
+  /// As they travel, two a unit, each destination's from a unit on.
+  alignas(16) Route routes[2 * kMaxPushTopk];
   std::int32_t ids[kMaxPushTopk];
 };
 
 /// Units of the details of a token.
 __device__ __forceinline__ int num_detail_units(int num_topk) {
   return (1 + (num_topk + 1) / 2 + num_topk + 3) / 4;
+}
+
+/// Exclusive sum over the lanes.
+__device__ __forceinline__ int sum_before(int value, int lane) {
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+    if (lane >= step) sum += other;
+  }
+  return sum - value;
 }
 
 /// An id as given; a number that no expert has stays what it is, cut to 32 bits.
@@ -68,37 +82,40 @@ struct ChoiceWalk {
   __device__ __forceinline__ int step() const { return kExchangeWarps * per_warp; }
 };
 
-/// Counts what tokens before `end` chose: rows of each expert, tokens for each rank. The first ids
-/// are on their way while the counts are cleared, each next one while one is counted. Ends with a
-/// barrier.
-__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end,
-                                             std::uint32_t* counts) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
+__device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_t* counts) {
   const int size = a.ownership.num_experts + a.ownership.num_ranks;
-  ChoiceWalk walk(a, end);
-  std::int32_t id = walk.load(a, end);
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) counts[i] = 0;
+}
+
+/// Counts what tokens before `end` chose: rows of each expert, tokens for each rank. `id` is of the
+/// walk's first step; each next one is on its way while one is counted. Begins and ends with a
+/// barrier.
+__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end, ChoiceWalk walk,
+                                             std::int32_t id, std::uint32_t* counts) {
+  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   __syncthreads();
 #pragma unroll 1
   for (int round = 0; round < end; round += walk.step()) {
     const bool is_valid = names_expert(a, id);
     const int rank = is_valid ? a.ownership.owner(id) : kMaxPushRanks;
-    const unsigned same = __match_any_sync(0xFFFFFFFFu, walk.token * 2 * kMaxPushRanks + rank);
     walk.token += walk.step();
     const std::int32_t next = walk.load(a, end);
     if (is_valid) atomicAdd(counts + id, 1u);
-    if (is_valid && (same & ((1u << lane) - 1)) == 0) atomicAdd(rank_counts + rank, 1u);
+    // A token counts once for a rank, at its first choice there.
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const unsigned same = __match_any_sync(0xFFFFFFFFu, walk.token * 2 * kMaxPushRanks + rank);
+    const bool is_first = (same & ((1u << lane) - 1)) == 0;
+    if (is_valid && is_first) atomicAdd(rank_counts + rank, 1u);
     id = next;
   }
   __syncthreads();
 }
 
 /// Tells every peer what comes: rows for it, tokens of this rank, rows for each of its experts.
+/// `counts`: of all tokens.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
-                                         std::uint32_t* counts) {
-  count_tokens(a, a.num_tokens, counts);
+                                         const std::uint32_t* counts) {
   const std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   const std::size_t at = a.layout.announcement(call, a.rank);
   const std::uint32_t tag = tag_of(call);
@@ -116,48 +133,36 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
   }
 }
 
-/// Exclusive sum over the lanes.
-__device__ __forceinline__ int sum_before(int value, int lane) {
-  int sum = value;
-#pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) {
-    const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-    if (lane >= step) sum += other;
-  }
-  return sum - value;
-}
-
 /// Plans one token, by one warp; lane k is choice k. The highest choice of each rank leads it:
 /// returned rows are summed in that order.
 __device__ __forceinline__ void plan_token(const DispatchArgs& a, std::uint64_t call, int token,
                                            int lane, std::int32_t id, std::uint32_t* expert_counts,
                                            std::uint32_t* rank_counts, TokenPlan& plan) {
-  constexpr int kAtOnce = 8;
-  const bool is_valid = names_expert(a, id);
+  const bool is_valid = names_expert(a, id);  // lanes beyond the choices have no expert
   const int rank = is_valid ? a.ownership.owner(id) : -1;
-  unsigned same_expert = 0;
-  unsigned same_rank = 0;
-#pragma unroll 1
-  for (int base = 0; base < a.num_topk; base += kAtOnce) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int k = base + i;  // lanes beyond the choices have no expert
-      same_expert |= __shfl_sync(0xFFFFFFFFu, id, k) == id ? 1u << (k % kLanes) : 0u;
-      same_rank |= __shfl_sync(0xFFFFFFFFu, rank, k) == rank ? 1u << (k % kLanes) : 0u;
-    }
-  }
+  const unsigned same_expert = __match_any_sync(0xFFFFFFFFu, id);
+  const unsigned same_rank = __match_any_sync(0xFFFFFFFFu, rank);
   const unsigned below = (1u << lane) - 1;
   const bool leads = is_valid && same_rank >> lane == 1;
   const unsigned leaders = __ballot_sync(0xFFFFFFFFu, leads);
   if (lane < a.num_topk) plan.ids[lane] = is_valid ? id : -1;
   if (lane == 0) plan.num_destinations = __popc(leaders);
+  const int num_units = leads ? (__popc(same_rank) + 1) / 2 : 0;
+  const int own_first = sum_before(num_units, lane);
+  const int first_unit = __shfl_sync(0xFFFFFFFFu, own_first, 31 - __clz(same_rank));
   if (is_valid) {
     const auto place = static_cast<std::int32_t>(expert_counts[id]) + __popc(same_expert & below);
-    plan.routes[lane] = {id - a.ownership.first(rank), place};
+    const int nth = __popc(same_rank & below);
+    const int count = nth == 0 ? __popc(same_rank) : 0;
+    Route* route = plan.routes + 2 * first_unit + nth;
+    *route = {(id - a.ownership.first(rank)) | count << 16, place};
+    if (leads && nth % 2 == 0) route[1] = {0, 0};
   }
   if (leads) {
     const auto slot = static_cast<std::int32_t>(rank_counts[rank]++);
-    plan.destinations[__popc(leaders & below)] = {rank, slot, same_rank};
+    plan.destinations[__popc(leaders & below)] = {
+        a.windows.base[rank] + a.layout.row(call, a.rank, slot), rank, same_rank, first_unit,
+        num_units};
   }
   __syncwarp();
   const bool is_first = (same_expert & below) == 0;

@@ -4,6 +4,7 @@
 // its rows, one for each local expert that the token chose.
 #pragma once
 
+#include "cuda/call.cuh"
 #include "cuda/dispatch_places.cuh"
 
 namespace switchyard {
@@ -32,28 +33,22 @@ __device__ __forceinline__ void put_grain(std::byte* to, const std::uint32_t (&w
   }
 }
 
-/// The scales of a piece to their places in the consumer's layout, a lane for each.
-__device__ __forceinline__ void put_scales(const DispatchArgs& a, const Arriving& in, int lane,
-                                           int num_targets, const PieceShared& shared) {
-  const int s = in.piece * a.scales_per_piece + lane;
-  if (lane >= a.scales_per_piece || s >= a.scale_block.num_scales) return;
-  const bool is_wide = a.scale_block.element_bytes == 4;
+/// The place of scale s of row n, in bytes, where scales lie in tiles.
+__device__ __noinline__ inline std::int64_t tiled_scale_at(ScaleGeometry block, std::int32_t n,
+                                                           std::int32_t s) {
+  return block.index(n, s) * block.element_bytes;
+}
+
+/// Where row `row` of the receive buffer, of a local expert, begins. In every layout the place of
+/// scale s is that of the row's first scale plus what s alone says.
+__device__ __forceinline__ Target aim(const DispatchArgs& a, std::int32_t row,
+                                      std::int32_t expert) {
   const bool is_batched = a.scale_block_bytes != 0;
-#pragma unroll 1
-  for (int r = 0; r < num_targets; ++r) {
-    const Target target = shared.targets[r];
-    const std::int32_t first =
-        is_batched ? target.expert * static_cast<std::int32_t>(a.capacity) : 0;
-    std::byte* to =
-        a.scales + (is_batched ? static_cast<std::size_t>(target.expert) * a.scale_block_bytes : 0);
-    const std::int64_t at = a.scale_block.index(target.row - first, s);
-    if (is_wide) {
-      reinterpret_cast<std::uint32_t*>(to)[at] =
-          reinterpret_cast<const std::uint32_t*>(shared.scales)[lane];
-    } else {
-      to[at] = static_cast<std::byte>(shared.scales[lane]);
-    }
-  }
+  const std::int32_t n = is_batched ? row - expert * static_cast<std::int32_t>(a.capacity) : row;
+  std::byte* scales =
+      a.scales + (is_batched ? static_cast<std::size_t>(expert) * a.scale_block_bytes : 0);
+  scales += a.scales_are_tiled ? tiled_scale_at(a.scale_block, n, 0) : n * a.scale_row_step;
+  return {a.rows + row * a.row_bytes, scales};
 }
 
 /// Keeps the token's number, rows and weights for its combine, and tells the caller ids and
@@ -72,7 +67,7 @@ __device__ __forceinline__ void keep_details(const DispatchArgs& a, const Arrivi
   if (lane >= a.num_topk) return;
   const bool has_routes = a.layout.shape.sends_routes;
   const int nth = has_routes && is_local ? __popc(local & ((1u << lane) - 1)) : 0;
-  const std::int32_t row = shared.targets[nth].row;
+  const std::int32_t row = shared.rows[nth];
   const float weight = f32_from_bits(words[1 + num_id_words + lane]);
   const std::int64_t at = std::int64_t{arrival} * a.num_topk + lane;
   a.state.arrival_rows[at] = is_local ? row : -1;
@@ -175,58 +170,73 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
       *to = {units.more[0], units.more[1], units.more[2], units.more[3]};
     }
   }
-  if (route >= 0 && detail < 0) {
-    const std::int32_t* before = places.before + in.source * a.ownership.count(a.rank);
+  // Lane i aims at target i; two of them travel in a unit.
+  std::uint32_t route_words[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (2 * route + i >= num_targets) break;
-      const auto expert = static_cast<std::int32_t>(units.more[2 * i] & 0xFFFFu);
-      shared.targets[2 * route + i] = {places.first_row[expert] + before[expert] +
-                                           static_cast<std::int32_t>(units.more[2 * i + 1]),
-                                       expert};
-    }
+  for (int i = 0; i < 4; ++i) {
+    route_words[i] = __shfl_sync(0xFFFFFFFFu, units.more[i], per_piece + lane / 2);
   }
-  if (!has_routes && lane == 0) shared.targets[0] = {block.rows_before[in.source] + in.slot, 0};
+  if (lane < num_targets) {
+    const auto expert =
+        has_routes ? static_cast<std::int32_t>(route_words[lane % 2 * 2] & 0xFFFFu) : 0;
+    const auto place = static_cast<std::int32_t>(route_words[lane % 2 * 2 + 1]);
+    const std::int32_t row = has_routes ? places.first_row[expert] + place +
+                                              places.before[in.source * places.num_local + expert]
+                                        : block.rows_before[in.source] + in.slot;
+    shared.targets[lane] = aim(a, row, expert);
+    shared.rows[lane] = row;
+  }
   __syncwarp();
 
-  if (is_there) {
-    std::uint32_t grain[kWords];
+  std::uint32_t grain[kWords];
 #pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      grain[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
-    const std::int32_t offset = first * kWords / 4;
-    const bool is_whole = a.aligned_rows && first + kGrainElements <= a.layout.shape.hidden;
+  for (int i = 0; i < kWords; ++i)
+    grain[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
+  const std::int32_t offset = first * kWords / 4;
+  const bool is_whole = a.aligned_rows && first + kGrainElements <= a.layout.shape.hidden;
+  const std::int32_t s = in.piece * a.scales_per_piece + lane;
+  const bool has_scale = per_piece > 0 && lane < a.scales_per_piece && s < a.scale_block.num_scales;
+  const bool is_wide = a.scale_block.element_bytes == 4;
+  const std::int64_t scale_at =
+      a.scales_are_tiled ? tiled_scale_at(a.scale_block, 0, s) : s * a.scale_step;
 #pragma unroll 1
-    for (int r = 0; r < num_targets; ++r) {
-      std::byte* to = a.rows + shared.targets[r].row * a.row_bytes + offset;
-      if (is_whole) {
-        put_grain(to, grain);
-      } else {
-        std::uint32_t copy[kWords];  // the grain itself stays in registers
+  for (int r = 0; r < num_targets; ++r) {
+    const Target target = shared.targets[r];
+    if (is_whole) {
+      put_grain(target.row + offset, grain);
+    } else if (is_there) {
+      std::uint32_t copy[kWords];  // the grain itself stays in registers
 #pragma unroll
-        for (int i = 0; i < kWords; ++i) copy[i] = grain[i];
-        const auto left = static_cast<int>(a.row_bytes) - offset;
-        put_bytes(to, left < 4 * kWords ? left : 4 * kWords, copy);
-      }
+      for (int i = 0; i < kWords; ++i) copy[i] = grain[i];
+      const auto left = static_cast<int>(a.row_bytes) - offset;
+      put_bytes(target.row + offset, left < 4 * kWords ? left : 4 * kWords, copy);
+    }
+    if (!has_scale) continue;
+    if (is_wide) {
+      *reinterpret_cast<std::uint32_t*>(target.scales + scale_at) =
+          reinterpret_cast<const std::uint32_t*>(shared.scales)[lane];
+    } else {
+      target.scales[scale_at] = static_cast<std::byte>(shared.scales[lane]);
     }
   }
-  if (per_piece > 0) put_scales(a, in, lane, num_targets, shared);
   if (in.piece == 0) keep_details(a, in, lane, shared);
   __syncwarp();
   return __all_sync(0xFFFFFFFFu, is_good);
 }
 
 template <int kWords>
-__device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint64_t call,
+__device__ __forceinline__ void receive_tokens(const DispatchArgs& a, const CallOfCta& asked,
                                                int receiver, ReceiverShared& shared,
                                                std::int32_t* memory) {
-  const ReceivePlaces places{memory, memory + a.ownership.num_ranks * a.ownership.count(a.rank)};
+  const int num_local = a.ownership.count(a.rank);
+  const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
   const bool reports = receiver == a.num_receivers - 1;
   // After a failure slots may hold what nobody took: their routes mean nothing.
   if (threadIdx.x == 0) {
     shared.failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed) == 0 ? 0 : 1;
   }
   __syncthreads();
+  const std::uint64_t call = asked.number;
   take_announcements(a, call, shared, places);
   __syncthreads();
   if (shared.failed != 0) return;

@@ -40,28 +40,12 @@ __device__ __forceinline__ void send_details(const DispatchArgs& a, std::uint64_
                                    words[4 * lane + 3]};
 #pragma unroll 1
     for (int d = 0; d < plan.num_destinations; ++d) {
-      const std::size_t at = a.layout.row(call, a.rank, plan.destinations[d].slot) +
-                             static_cast<std::size_t>(lane) * kUnitBytes;
-      send_unit(a.windows.base[plan.destinations[d].rank], at, a.layout, call, unit);
+      const Destination& to = plan.destinations[d];
+      send_unit(a.windows.base[to.rank], to.row + lane * static_cast<int>(kUnitBytes), a.layout,
+                call, unit);
     }
   }
   __syncwarp();
-}
-
-/// One unit with two routes: {expert, place, expert, place}; the first also counts them.
-__device__ __forceinline__ void route_unit(const TokenPlan& plan, std::uint32_t choices, int unit,
-                                           std::uint32_t (&words)[4]) {
-  const int count = __popc(choices);
-#pragma unroll 1
-  for (int skip = 2 * unit; skip > 0; --skip) choices &= choices - 1;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const Route route = choices != 0 ? plan.routes[__ffs(choices) - 1] : Route{0, 0};
-    choices &= choices - 1;
-    words[2 * i] = static_cast<std::uint32_t>(route.expert);
-    words[2 * i + 1] = static_cast<std::uint32_t>(route.place);
-  }
-  if (unit == 0) words[0] |= static_cast<std::uint32_t>(count) << 16;
 }
 
 /// Sends a piece to its share of the ranks that want the token: elements, then, by the first lanes,
@@ -75,139 +59,150 @@ __device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t 
   const bool is_there = piece * kPieceElements + lane * kGrainElements < a.layout.shape.hidden;
   const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
   const bool has_scales = lane < per_piece && piece * per_piece + lane < a.scale_units_per_row;
-  const bool has_routes = a.layout.shape.sends_routes;
+  const int route = a.layout.shape.sends_routes ? lane - per_piece : kLanes;
+  const std::size_t at = a.layout.piece(0, piece);
+  const std::size_t more_at =
+      at + a.layout.scales_in_piece + static_cast<std::size_t>(lane) * kUnitBytes;
 #pragma unroll 1
   for (int d = share; d < plan.num_destinations; d += a.shares) {
     const Destination to = plan.destinations[d];
-    const std::size_t at = a.layout.piece(a.layout.row(call, a.rank, to.slot), piece);
-    std::byte* base = a.windows.base[to.rank];
+    std::byte* window = a.windows.base[to.rank];
     if (is_there) {
 #pragma unroll
       for (int u = 0; u < Form::kWords / kUnitWords; ++u) {
         std::uint32_t unit[kUnitWords];
 #pragma unroll
         for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i];
-        send_unit(base, at + static_cast<std::size_t>(u * kLanes + lane) * kUnitWords * 4, a.layout,
-                  call, unit);
+        send_unit(window,
+                  to.row + at + static_cast<std::size_t>(u * kLanes + lane) * kUnitWords * 4,
+                  a.layout, call, unit);
       }
     }
-    const int route = lane - per_piece;
-    if (has_scales || (route >= 0 && has_routes && 2 * route < __popc(to.choices))) {
-      std::uint32_t unit[4];
-      std::size_t offset = at + static_cast<std::size_t>(lane) * kUnitBytes;
-      if (route < 0) {
-        const auto* from = reinterpret_cast<const std::uint32_t*>(scales) + 4 * lane;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) unit[i] = from[i];
-        offset += a.layout.scales_in_piece;
-      } else {
-        route_unit(plan, to.choices, route, unit);
-        offset += a.layout.scales_in_piece;  // routes follow the scales
-      }
-      send_unit(base, offset, a.layout, call, unit);
+    if (has_scales || (route >= 0 && route < to.num_units)) {
+      const void* const from =
+          has_scales ? static_cast<const void*>(scales + lane * static_cast<int>(kUnitBytes))
+                     : plan.routes + 2 * (to.first_unit + route);
+      const uint4 four = *static_cast<const uint4*>(from);
+      const std::uint32_t unit[4] = {four.x, four.y, four.z, four.w};
+      send_unit(window, to.row + more_at, a.layout, call, unit);
     }
   }
   __syncwarp();
 }
 
-/// What the senders of a CTA do: a run of tokens, or with few tokens a share of one token's pieces.
+/// What a sender does: a run of tokens, or with few tokens a share of one token's pieces.
 struct SendRange {
   int begin;
   int end;
   int part;
-  int items;  ///< of a token, for this CTA: shares of pieces, and one for the details
+
+  __device__ __forceinline__ SendRange(const DispatchArgs& a, int sender) {
+    const int group = a.by_ctas.quotient(sender);
+    part = sender - group * a.ctas_per_token;
+    begin = group * a.tokens_per_group;
+    end = min(begin + a.tokens_per_group, a.num_tokens);
+  }
 };
 
-__device__ __forceinline__ SendRange send_range(const DispatchArgs& a, int sender) {
-  const int group = sender / a.ctas_per_token;
-  const int part = sender - group * a.ctas_per_token;
-  const int begin = group * a.tokens_per_group;
-  const int pieces = (a.layout.num_pieces - part + a.ctas_per_token - 1) / a.ctas_per_token;
-  return {begin, min(begin + a.tokens_per_group, a.num_tokens), part,
-          pieces * a.shares + (part == 0 ? 1 : 0)};
-}
+/// An item of a sender's batch of tokens, the work of one warp.
+struct SendItem {
+  int nth;    ///< token of the batch
+  int piece;  ///< num_pieces or more: none
+  int share;
+  bool is_details;
 
-/// Asks for the elements of a CTA's item before they are needed.
-__device__ __forceinline__ void prefetch_piece(const DispatchArgs& a, const SendRange& range,
-                                               int item, int lane) {
-  const int nth = item / range.items;
-  const int piece = range.part + (item - nth * range.items) / a.shares * a.ctas_per_token;
-  const std::int64_t at =
-      (std::int64_t{piece} * kPieceElements + lane * kGrainElements) * wire_bits(a.token_dtype) / 8;
-  if (piece >= a.layout.num_pieces || at >= a.layout.shape.hidden * wire_bits(a.token_dtype) / 8) {
-    return;
+  __device__ __forceinline__ SendItem(const DispatchArgs& a, const SendRange& range, int item) {
+    nth = a.by_items.quotient(item);
+    const int in_token = item - nth * a.items_per_token;
+    const int nth_piece = a.by_shares.quotient(in_token);
+    share = in_token - nth_piece * a.shares;
+    is_details = in_token == a.items_per_token - 1;
+    piece = is_details ? a.layout.num_pieces : range.part + nth_piece * a.ctas_per_token;
+    is_details = is_details && range.part == 0;
   }
-  const std::byte* from = a.tokens + (range.begin + nth) * a.token_stride + at;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+};
+
+/// Asks for a lane's elements of the first item before they are needed: they are in the nearest
+/// cache then. Pass the word that it returns to end_kernel.
+__device__ __forceinline__ std::uint32_t ask_for_item(const DispatchArgs& a, const SendRange& range,
+                                                      const SendItem& item, int lane) {
+  const int element = item.piece * kPieceElements + lane * kGrainElements;
+  if (range.begin + item.nth >= range.end || element >= a.layout.shape.hidden) return 0;
+  const std::byte* row = a.tokens + (range.begin + item.nth) * a.token_stride;
+  return __ldg(reinterpret_cast<const std::uint8_t*>(row) + element * wire_bits(a.token_dtype) / 8);
 }
 
-/// Ids of a batch, by all threads.
-__device__ __forceinline__ void load_ids(const DispatchArgs& a, int batch, int size,
-                                         std::int32_t* ids) {
+/// This thread's id of a batch.
+__device__ __forceinline__ std::int32_t load_id_of_batch(const DispatchArgs& a, int batch,
+                                                         int end) {
   const auto i = static_cast<int>(threadIdx.x);
   static_assert(kBatchTokens * kMaxPushTopk <= kExchangeThreads);
-  if (i < size * a.num_topk) ids[i] = load_id(a, std::int64_t{batch} * a.num_topk + i);
+  const bool is_there = i < min(kBatchTokens, end - batch) * a.num_topk;
+  return is_there ? load_id(a, std::int64_t{batch} * a.num_topk + i) : -1;
 }
 
-/// The last warp plans a batch of tokens while the others make their first pieces.
+/// What the last warp does with a batch: plans it while the others make their first pieces.
+__device__ __forceinline__ void plan_batch(const DispatchArgs& a, std::uint64_t call, int batch,
+                                           int size, bool keeps, SenderShared& shared,
+                                           std::uint32_t* counts) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+#pragma unroll 1
+  for (int i = 0; i < size; ++i) {
+    const std::int32_t id = lane < a.num_topk ? shared.ids[i * a.num_topk + lane] : -1;
+    plan_token(a, call, batch + i, lane, id, counts, counts + a.ownership.num_experts,
+               shared.plans[i]);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; keeps && i < size; ++i) keep_terms(a, batch + i, lane, shared.plans[i]);
+}
+
+/// What the other warps do with it.
 template <class Form>
-__device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t call, int sender,
-                                            SenderShared& shared, std::uint32_t* counts) {
-  const SendRange range = send_range(a, sender);
-  if (range.begin >= range.end || range.items <= 0) return;
+__device__ __forceinline__ void send_batch(const DispatchArgs& a, std::uint64_t call,
+                                           const SendRange& range, int batch, int size,
+                                           SenderShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const bool plans = warp == kExchangeWarps - 1;
-  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
+  const int num_items = size * a.items_per_token;
   std::uint8_t* scales = shared.scales[warp];
-  if (lane < kMaxPieceScaleBytes) scales[lane] = 0;
-  load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
-  if (warp < (range.end - range.begin) * range.items) prefetch_piece(a, range, warp, lane);
-  count_tokens(a, range.begin, counts);
+  bool is_planned = false;
+#pragma unroll 1
+  for (int i = warp; i < num_items || !is_planned; i += kMakerWarps) {
+    const SendItem item(a, range, i);
+    const bool is_piece = i < num_items && item.piece < a.layout.num_pieces;
+    std::uint32_t words[Form::kWords];
+    if (is_piece) Form::make(a, batch + item.nth, item.piece, lane, words, scales);
+    if (!is_planned) __syncthreads();
+    is_planned = true;
+    if (i >= num_items) break;
+    const TokenPlan& plan = shared.plans[item.nth];
+    if (is_piece) {
+      send_piece<Form>(a, call, item.piece, item.share, lane, words, plan, scales);
+    } else if (item.is_details) {
+      send_details(a, call, batch + item.nth, lane, plan, shared.details[warp]);
+    }
+  }
+}
+
+/// Sends a run of tokens, batch after batch. `counts`: of the tokens before. The ids of the first
+/// batch are there.
+template <class Form>
+__device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t call,
+                                            const SendRange& range, SenderShared& shared,
+                                            std::uint32_t* counts) {
 #pragma unroll 1
   for (int batch = range.begin; batch < range.end; batch += kBatchTokens) {
     const int size = min(kBatchTokens, range.end - batch);
-    bool is_planned = false;
-#pragma unroll 1
-    for (int item = warp;; item += kExchangeWarps) {
-      const bool is_item = item < size * range.items;
-      const int nth = item / range.items;
-      const int in_token = item - nth * range.items;
-      const int nth_piece = in_token / a.shares;
-      const int piece = range.part + nth_piece * a.ctas_per_token;
-      const bool is_piece = is_item && piece < a.layout.num_pieces;
-      std::uint32_t words[Form::kWords];
-      if (is_piece && (is_planned || !plans)) {
-        Form::make(a, batch + nth, piece, lane, words, scales);
-      }
-      if (!is_planned) {
-        if (plans) {
-#pragma unroll 1
-          for (int i = 0; i < size; ++i) {
-            const std::int32_t id = lane < a.num_topk ? shared.ids[i * a.num_topk + lane] : -1;
-            plan_token(a, call, batch + i, lane, id, counts, rank_counts, shared.plans[i]);
-          }
-        }
-        __syncthreads();
-        is_planned = true;
-        if (plans && is_piece) Form::make(a, batch + nth, piece, lane, words, scales);
-      }
-      if (!is_item) break;
-      const TokenPlan& plan = shared.plans[nth];
-      if (is_piece) {
-        send_piece<Form>(a, call, piece, in_token - nth_piece * a.shares, lane, words, plan,
-                         scales);
-      } else {
-        send_details(a, call, batch + nth, lane, plan, shared.details[warp]);
-      }
-    }
-    if (plans && range.part == 0) {
-#pragma unroll 1
-      for (int i = 0; i < size; ++i) keep_terms(a, batch + i, lane, shared.plans[i]);
+    if (threadIdx.x / kLanes == kMakerWarps) {
+      plan_batch(a, call, batch, size, range.part == 0, shared, counts);
+    } else {
+      send_batch<Form>(a, call, range, batch, size, shared);
     }
     const int next = batch + kBatchTokens;
     if (next >= range.end) return;
-    load_ids(a, next, min(kBatchTokens, range.end - next), shared.ids);
+    __syncthreads();
+    shared.ids[threadIdx.x] = load_id_of_batch(a, next, range.end);
     __syncthreads();
   }
 }

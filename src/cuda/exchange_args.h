@@ -44,6 +44,7 @@ struct CallState {
   float* arrival_weights = nullptr;       ///< [P, T, K]
 };
 
+/// Last in the arguments of a kernel, which asks for the first lines of them at once.
 struct PeerTable {
   std::byte* base[kMaxPushRanks];
 };
@@ -57,7 +58,6 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
-  PeerTable windows;
 };
 
 struct DispatchArgs : ExchangeBase {
@@ -88,11 +88,14 @@ struct DispatchArgs : ExchangeBase {
   std::int32_t scales_per_piece = 1;
   std::int32_t scale_units_per_row = 0;  ///< of 16 bytes
   std::size_t scale_block_bytes = 0;     ///< from expert to expert in a batch, else 0
-  std::int32_t* num_rows = nullptr;      ///< [L]
-  std::int64_t* first_row = nullptr;     ///< [L]; null in layouts with a row a token
-  std::int32_t* total_rows = nullptr;    ///< [1]
-  std::int32_t* row_ids = nullptr;       ///< [N, K], layouts with a row a token
-  float* row_weights = nullptr;          ///< [N] or [N, K]; null without weights
+  std::int64_t scale_row_step = 0;       ///< bytes from row to row, unless scales lie in tiles
+  std::int64_t scale_step = 0;           ///< bytes from scale to scale, likewise
+  bool scales_are_tiled = false;
+  std::int32_t* num_rows = nullptr;    ///< [L]
+  std::int64_t* first_row = nullptr;   ///< [L]; null in layouts with a row a token
+  std::int32_t* total_rows = nullptr;  ///< [1]
+  std::int32_t* row_ids = nullptr;     ///< [N, K], layouts with a row a token
+  float* row_weights = nullptr;        ///< [N] or [N, K]; null without weights
 
   // The grid: announcer, then senders, then receivers.
   std::int32_t num_senders = 0;
@@ -100,9 +103,14 @@ struct DispatchArgs : ExchangeBase {
   std::int32_t shares = 1;            ///< warps that share the destinations of a piece
   std::int32_t tokens_per_group = 1;  ///< of the CTAs that share tokens
   std::int32_t num_receivers = 0;
-  FastDivisor by_topk;    ///< num_topk
-  FastDivisor by_pieces;  ///< pieces of a row
-  FastDivisor by_slot;    ///< pieces of a row of every rank
+  std::int32_t items_per_token = 1;  ///< of a CTA: shares of pieces, then one for the details
+  FastDivisor by_ctas;               ///< ctas_per_token
+  FastDivisor by_items;              ///< items_per_token
+  FastDivisor by_shares;             ///< shares
+  FastDivisor by_topk;               ///< num_topk
+  FastDivisor by_pieces;             ///< pieces of a row
+  FastDivisor by_slot;               ///< pieces of a row of every rank
+  PeerTable windows;
 };
 
 struct CombineArgs : ExchangeBase {
@@ -118,9 +126,6 @@ struct CombineArgs : ExchangeBase {
   const std::uint16_t* bias[4] = {};
   std::int64_t bias_stride[4] = {};  ///< elements
   std::int32_t num_bias = 0;
-  const std::uint16_t* shared = nullptr;  ///< added to the rounded sum; null: none
-  std::int64_t shared_stride = 0;         ///< elements
-  bool aligned_shared = false;
   std::byte* output = nullptr;
   std::int64_t output_stride = 0;  ///< bytes
   DType output_dtype = DType::kBF16;
@@ -128,16 +133,23 @@ struct CombineArgs : ExchangeBase {
 
   std::int32_t num_senders = 0;
   std::int32_t num_receivers = 0;
-  FastDivisor by_pieces;  ///< pieces of a returned row
-  FastDivisor by_slot;    ///< pieces of a returned row of every rank
+  FastDivisor by_pieces;                  ///< pieces of a returned row
+  FastDivisor by_slot;                    ///< pieces of a returned row of every rank
+  const std::uint16_t* shared = nullptr;  ///< added to the rounded sum; null: none
+  std::int64_t shared_stride = 0;         ///< elements
+  bool aligned_shared = false;
+  PeerTable windows;
 };
 
 inline constexpr int kExchangeThreads = 512;
 inline constexpr int kExchangeCtasPerSm = 2;
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
+inline constexpr int kMakerWarps = kExchangeWarps - 1;  ///< of a sender; the last one plans
 
-/// With Phases::kNone the kernel is loaded, not launched: a later launch then never has to wait for
-/// kernels that run, which may be waiting for it. Errors: kSystem.
+/// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.
+/// The first launch of a kernel may wait for all that run: to load it, and until there is the local
+/// memory that it needs. Those may be waiting for it, so every kernel has run once before.
+/// Errors: kSystem.
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
 void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);

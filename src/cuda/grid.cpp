@@ -27,13 +27,18 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int for_sending = wish.receives ? std::max(1, most / kSendersOfDispatch) : most;
   // Few tokens: several CTAs share one.
   args.ctas_per_token = clamp_int(for_sending / tokens, 1, pieces);
-  const int groups = clamp_int(for_sending / args.ctas_per_token, 1, tokens);
+  const int most_groups = clamp_int(for_sending / args.ctas_per_token, 1, tokens);
+  args.tokens_per_group = (tokens + most_groups - 1) / most_groups;
+  const int groups = (tokens + args.tokens_per_group - 1) / args.tokens_per_group;  // none is idle
   args.num_senders = groups * args.ctas_per_token;
-  args.tokens_per_group = (tokens + groups - 1) / groups;
   // Warps that would have nothing to do take a share of the destinations.
-  const std::int64_t warps = std::int64_t{args.num_senders} * kExchangeWarps;
+  const std::int64_t warps = std::int64_t{args.num_senders} * kMakerWarps;
   args.shares =
       clamp_int(warps / (std::int64_t{tokens} * (pieces + 1)), 1, std::min(kMostShares, ranks));
+  args.items_per_token = (pieces + args.ctas_per_token - 1) / args.ctas_per_token * args.shares + 1;
+  args.by_ctas = FastDivisor(args.ctas_per_token);
+  args.by_items = FastDivisor(args.items_per_token);
+  args.by_shares = FastDivisor(args.shares);
   args.by_topk = FastDivisor(args.num_topk);
   args.by_pieces = FastDivisor(pieces);
   args.by_slot = FastDivisor(std::int64_t{pieces} * ranks);

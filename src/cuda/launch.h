@@ -12,7 +12,7 @@
 namespace switchyard {
 
 struct LaunchShape {
-  int ctas = 1;  ///< 0: only load the kernel
+  int ctas = 1;
   int threads = 1;
   std::size_t shared_bytes = 0;
   bool programmatic = false;
@@ -29,11 +29,6 @@ void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const ch
                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shape.shared_bytes)),
                name);
-  }
-  if (shape.ctas == 0) {
-    cudaFuncAttributes loaded{};
-    check_cuda(cudaFuncGetAttributes(&loaded, kernel), name);
-    return;
   }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

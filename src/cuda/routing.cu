@@ -253,13 +253,10 @@ void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t st
   launch_kernel(place_returns_kernel, shape_of(num_warps, kWarps, stream), "dispatch", args);
 }
 
-void load_routing_kernels() {
-  const LaunchShape load{0};
-  launch_kernel(keep_routing_kernel, load, "dispatch", RoutingArgs{});
-  launch_kernel(count_load_kernel, load, "dispatch", RoutingArgs{});
-  launch_kernel(drop_overflow_kernel, load, "dispatch", RoutingArgs{});
-  launch_kernel(place_rows_kernel, load, "dispatch", RoutingArgs{}, false);
-  launch_kernel(place_returns_kernel, load, "dispatch", RoutingArgs{});
+void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream) {
+  launch_keep_routing(args, stream);
+  if (drops) launch_drop_overflow(args, stream);
+  if (places) launch_place_routing(args, drops, stream);
 }
 
 }  // namespace switchyard

@@ -51,7 +51,7 @@ void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream);
 /// without a token; rows that local experts want; and the way back: only ranks that a token chose
 /// return a row of it, in the order of ranks.
 void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t stream);
-/// Loads the kernels; see launch_dispatch.
-void load_routing_kernels();
+/// Runs the kernels without tokens and rows; see launch_dispatch.
+void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);
 
 }  // namespace switchyard

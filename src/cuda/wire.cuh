@@ -174,24 +174,24 @@ __device__ __forceinline__ std::uint32_t empty_words(const std::uint32_t (&w)[N]
 }
 
 /// The rare way of sending: says which words stand for kEmpty.
-__device__ __noinline__ inline void store_mark(std::byte* window, std::size_t at,
+__device__ __noinline__ inline void store_mark(std::byte* window, const std::byte* to,
                                                const PushLayout& layout, std::uint64_t call,
                                                std::uint32_t which) {
-  store_byte(window + layout.mark(call, at), which);
+  store_byte(window + layout.mark(call, static_cast<std::size_t>(to - window)), which);
 }
 
-/// Sends N words to the empty slot at `at` of a window.
+/// Sends N words to the empty slot at `to` in a window.
 template <int N>
-__device__ __forceinline__ void send_unit(std::byte* window, std::size_t at,
+__device__ __forceinline__ void send_unit(std::byte* window, std::byte* to,
                                           const PushLayout& layout, std::uint64_t call,
                                           const std::uint32_t (&w)[N]) {
   std::uint32_t sent[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) sent[i] = min(w[i], kEscaped);
   if (largest(w) >= kEscaped) [[unlikely]] {
-    store_mark(window, at, layout, call, empty_words(w));
+    store_mark(window, to, layout, call, empty_words(w));
   }
-  store_words(window + at, sent);
+  store_words(to, sent);
 }
 
 /// Waits for the mark of a slot and clears it. kNoMark: gave up.

@@ -120,11 +120,15 @@ void P2pExchange::set_rows_of_call(Channel& channel) const {
   const ExchangeShape& shape = shape_.exchange;
   args.layout = shape_.main;
   args.scale_block = scale_blocks(shape_.config, shape, group_.rank(), buffer_rows(channel)).block;
+  const ScaleGeometry& block = args.scale_block;
+  args.scales_are_tiled = block.layout == ScaleLayout::kSwizzled;
+  args.scale_row_step = block.index(1, 0) * block.element_bytes;
+  args.scale_step = block.index(0, 1) * block.element_bytes;
   const std::int64_t units_per_piece = shape_.main.shape.piece_scale_bytes / 16;
   const std::int64_t last = shape.num_scales % args.scales_per_piece;
   args.scale_units_per_row =
       static_cast<std::int32_t>(shape.num_scales / args.scales_per_piece * units_per_piece +
-                                cdiv<std::int64_t>(last * args.scale_block.element_bytes, 16));
+                                cdiv<std::int64_t>(last * block.element_bytes, 16));
   const bool is_by_rank = shape_.config.layout == Layout::kByRank;
   args.source_rows = is_by_rank ? static_cast<std::int32_t>(channel.max_tokens) : 0;
   for (DispatchArgs& payload : channel.payloads) payload.source_rows = args.source_rows;
@@ -184,6 +188,12 @@ void P2pExchange::set_output(Channel& channel, const TensorView& output,
                  {"combine", "topk_weights", {DType::kF32}, channel.num_tokens, config.num_topk});
     args.topk_weights = options.topk_weights.as<float>();
   }
+  set_addends(channel, options);
+}
+
+void P2pExchange::set_addends(Channel& channel, const DeviceCombineOptions& options) const {
+  const ExchangeConfig& config = shape_.config;
+  CombineArgs& args = channel.combine;
   if (options.shared.has_value()) {
     check_matrix(options.shared,
                  {"combine", "shared", {DType::kBF16}, channel.num_tokens, config.hidden, true});

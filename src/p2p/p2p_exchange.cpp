@@ -51,18 +51,29 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
                                        std::int64_t{shape_.config.num_experts});
 }
 
-// Peers may still write to this rank's window, or read from theirs what this rank wrote. Kernels
-// end by themselves: the watcher is there until then. A rank that an exception ends waits for
-// nobody: its peers may wait for it.
+// Peers may still write to this rank's window, or read from theirs what this rank wrote. Ranks of
+// one process that share a GPU also share what waiting for it, or freeing memory, waits for: so all
+// have launched everything before one of them waits, and all kernels have ended before one frees. A
+// rank that an exception ends waits for nobody: its peers may wait for it.
 P2pExchange::~P2pExchange() {
+  const auto is_over = [&] {
+    return watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
+  };
+  const auto barrier = [&] {
+    try {
+      if (!is_over()) group_.barrier();
+    } catch (const Error&) {
+      watcher_->look();  // a lost group: kernels are told to end, nobody is left to wait for
+    }
+  };
   try {
     const DeviceGuard guard(device_);
+    barrier();
     cudaDeviceSynchronize();
-    const bool is_over = watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
+    barrier();
     watcher_.reset();
-    if (!is_over) group_.barrier();
   } catch (const Error&) {
-    // A lost group: nobody is left to wait for.
+    // No GPU any more.
   }
   cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
 }

@@ -95,10 +95,12 @@ class P2pExchange final : public DeviceExchangeBackend {
 
   // p2p_memory.cpp
   void prepare_memory();
-  void load_kernels() const;
+  void run_kernels() const;
   void allocate(Channel& channel, std::size_t index);
   void set_base(Channel& channel, std::size_t index);
-  void set_rows(DispatchArgs& args) const;
+  void set_routing(Channel& channel) const;
+  void set_gather(Channel& channel, std::size_t region) const;
+  void set_rows(DispatchArgs& dispatch) const;
   DispatchArgs bytes_base(const DispatchArgs& main, std::size_t region,
                           std::int64_t row_bytes) const;
   void fill_every_rank_ids();
@@ -120,6 +122,7 @@ class P2pExchange final : public DeviceExchangeBackend {
                    const DeviceCombineOptions& options) const;
   void set_output(Channel& channel, const TensorView& output,
                   const DeviceCombineOptions& options) const;
+  void set_addends(Channel& channel, const DeviceCombineOptions& options) const;
   DeviceDispatched describe(const Channel& channel) const;
   std::int64_t buffer_rows(const Channel& channel) const {
     return shape_.buffer_rows(group_.rank(), channel.max_tokens);

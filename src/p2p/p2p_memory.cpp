@@ -5,6 +5,7 @@
 // change.
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -39,6 +40,23 @@ class Parts {
   std::size_t used_ = 0;
 };
 
+// A process has so many hardware queues on a GPU. Streams that share one stand in line: a kernel
+// would wait there behind one of another rank, which waits for it.
+void require_queues(const DeviceWindow& window, int max_in_flight) {
+  constexpr int kDefaultQueues = 8;
+  constexpr int kMostQueues = 32;
+  if (window.kind() != HeapKind::kSameProcess || !window.is_shared_gpu()) return;
+  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int asked = text == nullptr ? 0 : std::atoi(text);
+  const int num_queues = asked >= 1 && asked <= kMostQueues ? asked : kDefaultQueues;
+  const std::int64_t num_streams = std::int64_t{window.ranks_on_gpu()} * max_in_flight;
+  require(num_streams <= num_queues, Errc::kNotAvailable,
+          "device exchange: {} ranks of this process share a GPU with {} in flight each, but it "
+          "takes kernels of {} streams at once; set CUDA_DEVICE_MAX_CONNECTIONS to {} (at most {}) "
+          "before CUDA is used, or start ranks as processes",
+          window.ranks_on_gpu(), max_in_flight, num_queues, num_streams, kMostQueues);
+}
+
 CallState take_state(Parts& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
   CallState state;
   state.counter = parts.take<std::uint64_t>(1);
@@ -51,6 +69,19 @@ CallState take_state(Parts& parts, std::size_t ranks, std::size_t tokens, std::s
   state.arrival_rows = parts.take<std::int32_t>(ranks * tokens * topk);
   state.arrival_weights = parts.take<float>(ranks * tokens * topk);
   return state;
+}
+
+// The ids and weights of all ranks.
+void take_gather(Parts& parts, const P2pShape& shape, DispatchArgs& gather, RoutingArgs& routing) {
+  const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
+  const auto tokens = static_cast<std::size_t>(shape.config.max_tokens_per_rank);
+  const auto row_bytes = static_cast<std::size_t>(shape.routing_row_bytes());
+  gather.state = take_state(parts, ranks, tokens, ranks);
+  gather.num_rows = parts.take<std::int32_t>(1);
+  gather.total_rows = parts.take<std::int32_t>(1);
+  gather.rows = parts.take<std::byte>(checked_mul(ranks * tokens, row_bytes));
+  routing.own_rows = parts.take<std::uint32_t>(tokens * row_bytes / sizeof(std::uint32_t));
+  routing.load = parts.take<std::int32_t>(static_cast<std::size_t>(shape.config.num_experts));
 }
 
 void start_count(std::uint64_t* counter) {
@@ -69,6 +100,7 @@ ExchangeMemory P2pExchange::memory() const {
 }
 
 void P2pExchange::prepare_memory() {
+  require_queues(*window_, shape_.config.max_in_flight);
   words_ = PinnedBuffer(sizeof(WatchWords));
   failed_ = DeviceBuffer(sizeof(std::uint32_t));
   watch_.record = &words_.as<WatchWords>()->record;
@@ -77,14 +109,13 @@ void P2pExchange::prepare_memory() {
   const std::int64_t timeout_ms =
       kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), window_->is_shared_gpu());
   watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
-  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
   check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
              "cudaMemset");
   blank_ = DeviceBuffer(kGrainElements * sizeof(float));
   check_cuda(cudaMemset(blank_.data(), kBlankByte, blank_.size_bytes()), "cudaMemset");
   if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
   for (std::size_t i = 0; i < channels_.size(); ++i) allocate(channels_[i], i);
-  load_kernels();
+  run_kernels();
   check_cuda(cudaDeviceSynchronize(), "device exchange");
 }
 
@@ -99,19 +130,27 @@ void P2pExchange::fill_every_rank_ids() {
       "cudaMemcpy");
 }
 
-void P2pExchange::load_kernels() const {
+// Every kernel once, without doing anything: see launch_dispatch.
+void P2pExchange::run_kernels() const {
+  check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "cudaMemset");
   const Channel& channel = channels_[0];
+  const auto run = [](const DispatchArgs& args) {
+    launch_dispatch(args, Phases::kNone, false, nullptr);
+  };
   DispatchArgs dispatch = channel.dispatch;
   for (const DType dtype : {DType::kBF16, shape_.config.scheme.dtype}) {
     dispatch.token_dtype = dtype;
-    launch_dispatch(dispatch, Phases::kNone, false, nullptr);
+    run(dispatch);
   }
-  for (const DispatchArgs& payload : channel.payloads) {
-    launch_dispatch(payload, Phases::kNone, false, nullptr);
+  for (const DispatchArgs& payload : channel.payloads) run(payload);
+  if (shape_.gathers_routing) run(channel.gather);
+  if (keeps_ids()) {
+    run_routing_kernels(channel.routing_args,
+                        shape_.config.overflow == Overflow::kDrop && shape_.gathers_routing,
+                        shape_.gathers && shape_.gathers_routing, nullptr);
   }
-  if (shape_.gathers_routing) launch_dispatch(channel.gather, Phases::kNone, false, nullptr);
-  if (keeps_ids()) load_routing_kernels();
   launch_combine(channel.combine, Phases::kNone, false, nullptr);
+  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
 
 void P2pExchange::allocate(Channel& channel, std::size_t index) {
@@ -150,16 +189,7 @@ void P2pExchange::allocate(Channel& channel, std::size_t index) {
       payload_rows.push_back(
           parts.take<std::byte>(checked_mul(rows, static_cast<std::size_t>(bytes))));
     }
-    if (shape_.gathers_routing) {
-      const auto row_bytes = static_cast<std::size_t>(shape_.routing_row_bytes());
-      DispatchArgs& gather = channel.gather;
-      gather.state = take_state(parts, ranks, tokens, ranks);
-      gather.num_rows = parts.take<std::int32_t>(1);
-      gather.total_rows = parts.take<std::int32_t>(1);
-      gather.rows = parts.take<std::byte>(checked_mul(ranks * tokens, row_bytes));
-      routing.own_rows = parts.take<std::uint32_t>(tokens * topk * 2);
-      routing.load = parts.take<std::int32_t>(static_cast<std::size_t>(config.num_experts));
-    }
+    if (shape_.gathers_routing) take_gather(parts, shape_, channel.gather, routing);
     if (is_real) break;
     channel.memory = DeviceBuffer(parts.used());
   }
@@ -180,8 +210,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   ExchangeBase base;
   base.layout = shape_.main;
   base.ownership = KernelOwnership(shape_.main_ownership);
+  PeerTable windows{};
   for (int r = 0; r < group_.size(); ++r) {
-    base.windows.base[r] = window_->base(r) + index * shape_.window_bytes;
+    windows.base[r] = window_->base(r) + index * shape_.window_bytes;
   }
   base.rank = group_.rank();
   base.num_topk = shape_.main_topk;
@@ -191,11 +222,26 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   base.watch = watch_;
   static_cast<ExchangeBase&>(dispatch) = base;
   static_cast<ExchangeBase&>(channel.combine) = base;
+  dispatch.windows = windows;
+  channel.combine.windows = windows;
   channel.combine.wire = config.combine_scheme;
 
+  set_routing(channel);
+  set_rows(dispatch);
+  std::size_t region = shape_.main.total_bytes;
+  for (std::size_t i = 0; i < shape_.payloads.size(); ++i) {
+    channel.payloads.push_back(bytes_base(dispatch, region, config.payload_bytes[i]));
+    channel.payloads.back().layout = shape_.payloads[i];
+    region += shape_.payloads[i].total_bytes;
+  }
+  if (shape_.gathers_routing) set_gather(channel, region);
+}
+
+void P2pExchange::set_routing(Channel& channel) const {
+  const ExchangeConfig& config = shape_.config;
   RoutingArgs& routing = channel.routing_args;
   routing.ownership = KernelOwnership(shape_.exchange.ownership);
-  routing.state = base.state;
+  routing.state = channel.dispatch.state;
   routing.watch = watch_;
   routing.rank = group_.rank();
   routing.num_topk = config.num_topk;
@@ -208,34 +254,28 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   routing.capacity =
       config.capacity > 0 ? config.capacity : std::numeric_limits<std::int64_t>::max();
   routing.num_local = shape_.exchange.ownership.count(group_.rank());
-  if (shape_.gathers) {  // of the rows of all ranks only these kernels know the experts
-    routing.row_ids = std::exchange(dispatch.row_ids, nullptr);
-    routing.row_weights = std::exchange(dispatch.row_weights, nullptr);
-  }
-  set_rows(dispatch);
+  if (!shape_.gathers) return;
+  // Of the rows of all ranks only these kernels know the experts.
+  routing.row_ids = std::exchange(channel.dispatch.row_ids, nullptr);
+  routing.row_weights = std::exchange(channel.dispatch.row_weights, nullptr);
+}
 
-  std::size_t region = shape_.main.total_bytes;
-  for (std::size_t i = 0; i < shape_.payloads.size(); ++i) {
-    channel.payloads.push_back(bytes_base(dispatch, region, config.payload_bytes[i]));
-    channel.payloads.back().layout = shape_.payloads[i];
-    region += shape_.payloads[i].total_bytes;
-  }
-  if (!shape_.gathers_routing) return;
+void P2pExchange::set_gather(Channel& channel, std::size_t region) const {
   const DispatchArgs taken = channel.gather;
-  DispatchArgs& gather = channel.gather = bytes_base(dispatch, region, shape_.routing_row_bytes());
+  DispatchArgs& gather = channel.gather;
+  gather = bytes_base(channel.dispatch, region, shape_.routing_row_bytes());
   gather.layout = shape_.routing;
   gather.ownership = KernelOwnership({group_.size(), group_.size()});
   gather.num_topk = group_.size();
   gather.rows_layout = Layout::kCompact;
   gather.reduce = Reduce::kPerRank;
   gather.capacity = std::numeric_limits<std::int64_t>::max();
-  gather.source_rows = 0;
   gather.state = taken.state;
   gather.num_rows = taken.num_rows;
   gather.first_row = nullptr;
   gather.total_rows = taken.total_rows;
   gather.rows = taken.rows;
-  gather.tokens = reinterpret_cast<const std::byte*>(routing.own_rows);
+  gather.tokens = reinterpret_cast<const std::byte*>(channel.routing_args.own_rows);
   gather.token_stride = shape_.routing_row_bytes();
   gather.aligned_tokens = gather.aligned_rows;
   gather.topk_ids = every_rank_.data();

@@ -151,8 +151,8 @@ TEST_F(DeviceAgainArgumentsTest, ConfigurationsThatAreNotSupported) {
     experts.num_experts = 16385;
     refuse(experts, "num_experts is 16385, must be at most 16384");
     ExchangeConfig rows = fault_config();
-    rows.max_tokens_per_rank = 1 << 30;
-    refuse(rows, "the receive buffer has 2147483648 rows");
+    rows.expert_alignment = 1 << 29;
+    refuse(rows, "the receive buffer has 4294967320 rows, must be fewer than 2147483648");
   });
 }
 

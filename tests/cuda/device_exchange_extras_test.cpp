@@ -4,6 +4,7 @@
 // ranks, payloads, capacities, and routing that is used again; bit for bit as between CPUs.
 
 #include "device_exchange_run.h"
+#include "exchange_rank.h"
 
 namespace switchyard {
 namespace {
@@ -66,6 +67,7 @@ void add_layouts(Cases& cases) {
                     config_of(Layout::kAllGather, schemes::kFp8Block, kPerRank), kTokens};
     no_routing.config.num_experts = no_routing.config.num_topk = 0;
     no_routing.splits_phases = ranks == 3;
+    no_routing.goes_again = ranks == 3;
     cases.add(no_routing);
   }
   for (const Layout layout : kLayouts) {
@@ -168,6 +170,33 @@ TEST_P(DeviceExchangeExtrasTest, EqualsTheCpuExchange) {
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceExchangeExtrasTest, testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
+
+// Everything besides the rows is in the stream too.
+TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  for (const Layout layout : kLayouts) {
+    SCOPED_TRACE(name_of(layout));
+    ExchangeConfig config = test::fault_config(layout);
+    config.capacity = 3;  // of 4 rows that want each expert
+    config.overflow = Overflow::kDrop;
+    config.combine_scheme = schemes::kFp8Block;
+    run_ranks(1, [&](const Group& group) {
+      const DeviceGuard guard(0);
+      test::ExchangeRank rank(group, config, {.keeps_routing = true});
+      rank.pair();
+      rank.finish();
+      const auto want = test::download(rank.output());
+      rank.capture(group);
+      for (int i = 0; i < 3; ++i) {
+        check_cuda(cudaMemset(rank.output().data(), 0x5A, want.size()), "poison");
+        check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
+        rank.replay();
+        rank.finish();
+        EXPECT_EQ(test::download(rank.output()), want);
+      }
+    });
+  }
+}
 
 }  // namespace
 }  // namespace switchyard

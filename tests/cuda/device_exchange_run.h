@@ -294,9 +294,9 @@ class RankRun {
   ExchangeConfig config_;
   Group group_;
   Exchange cpu_;
-  DeviceExchange gpu_;
   OwnedStream stream_;
   Arena arena_;
+  DeviceExchange gpu_;  // ends first: its end waits for all ranks, and then no kernel runs
 };
 
 }  // namespace switchyard::test

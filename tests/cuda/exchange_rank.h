@@ -75,9 +75,12 @@ class ExchangeRank {
 
   /// Makes a graph of `pair`. Collective: see above.
   void capture(const Group& group) {
+    capture(group, [this] { pair(); });
+  }
+  void capture(const Group& group, const std::function<void()>& call) {
     cudaGraph_t graph = nullptr;
     check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
-    pair();
+    call();
     check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
     check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
     check_cuda(cudaGraphDestroy(graph), "graph");

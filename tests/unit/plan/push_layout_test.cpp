@@ -92,6 +92,18 @@ TEST(PushLayoutTest, ColumnsAreOfRanksWhereTheyAreFewer) {
   EXPECT_EQ(make_push_layout(shape).column(1, 7), 7);
 }
 
+TEST(PushLayoutTest, ReturnedRowsWithScalesOrWithout) {
+  PushShape shape = shape_of(2, 4, 700, 4);
+  shape.return_element_bits = 8;
+  shape.return_scale_bytes = 16;
+  EXPECT_EQ(make_push_layout(shape).return_piece_stride, 256u + 16u);
+  EXPECT_EQ(make_push_layout(shape).return_stride, 3u * (256u + 16u));
+  shape.return_element_bits = shape.return_scale_bytes = 0;
+  const PushLayout layout = make_push_layout(shape);
+  EXPECT_EQ(layout.return_stride, 0u);
+  EXPECT_EQ(layout.returns_offset, layout.marks_offset);
+}
+
 TEST(PushLayoutTest, SizesThatOverflowAreRefused) {
   PushShape shape = shape_of(64, 8, std::int64_t{1} << 40, std::int64_t{1} << 40);
   test::expect_error(Errc::kInvalidArgument, "overflows", [&] { make_push_layout(shape); });

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels of an exchange get little room, or start before what they read is written: they end, and
+// with the right bits. A rank has a GPU of its own here: ranks that share one need room together.
+// Every token goes to two experts that return it as it is, so outputs are twice the tokens.
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/random.h"
+#include "exchange_rank.h"
+#include "gpus.h"
+#include "quant/bf16.h"
+#include "rude_kernels.h"
+#include "support/ranks.h"
+
+namespace switchyard {
+namespace {
+
+using test::ExchangeRank;
+using test::launch_hog;
+using test::launch_late_copy;
+using test::run_ranks;
+
+constexpr std::int64_t kHogMs = 20'000;  // longer than the kernels' timeout
+
+DeviceExchangeOptions options_for(int num_ctas = 0, bool programmatic = false) {
+  DeviceExchangeOptions options;
+  options.num_ctas = num_ctas;
+  options.programmatic_launch = programmatic;
+  options.timeout_ms = 8'000;
+  return options;
+}
+
+ExchangeConfig config_for(Layout layout, std::int64_t max_tokens) {
+  ExchangeConfig config = test::fault_config(layout);
+  config.num_experts = 16;
+  config.max_tokens_per_rank = max_tokens;
+  return config;
+}
+
+std::vector<std::uint16_t> make_tokens(const Group& group, std::int64_t count, int call) {
+  std::vector<std::uint16_t> tokens(static_cast<std::size_t>(count));
+  const auto seed = static_cast<std::uint64_t>(100 * call + group.rank());
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = bf16_from_f32(static_cast<float>(random_uniform(seed, i)) - 0.5f);
+  }
+  return tokens;
+}
+
+// A rank with tokens of its own. Made before kernels run.
+class RudeRank {
+ public:
+  RudeRank(const Group& group, const ExchangeConfig& config, const DeviceExchangeOptions& options)
+      : group_(group),
+        release_(64),
+        started_(sizeof(std::uint32_t)),
+        rank_(group, config, options) {
+    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+    const std::int32_t num_experts = config.num_experts;
+    rank_.set_ids([&](std::int64_t token, std::int64_t k) {
+      return (token + k * num_experts / 2) % num_experts;  // two ranks, where there are two
+    });
+    // A row a token: with one rank there is one row.
+    factor_ = config.layout == Layout::kCompact && group.size() == 1 ? 1.0f : 2.0f;
+    set_tokens(0);
+  }
+
+  ExchangeRank& rank() { return rank_; }
+  void set_tokens(int call) {
+    const TensorView to = rank_.tokens();
+    tokens_ = make_tokens(group_, to.num_elements(), call);
+    check_cuda(cudaMemcpy(to.data(), tokens_.data(), to.num_bytes(), cudaMemcpyHostToDevice), "up");
+    check_cuda(cudaMemset(rank_.output().data(), 0xFF, rank_.output().num_bytes()), "poison");
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+  }
+
+  /// From here on other streams have `num_spared` SMs.
+  void start_hog(int num_spared, std::int64_t most_ms = kHogMs) {
+    int num_sms = 0;
+    check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()),
+               "sms");
+    launch_hog(num_spared, release_.as<std::uint32_t>(), most_ms, started_.as<std::uint32_t>(),
+               hog_stream_.get());
+    std::uint32_t started = 0;
+    const Deadline deadline = Deadline::after_ms(5'000);
+    while (started != static_cast<std::uint32_t>(num_sms) && !deadline.expired()) {
+      check_cuda(cudaMemcpyAsync(&started, started_.data(), sizeof(started), cudaMemcpyDeviceToHost,
+                                 look_stream_.get()),
+                 "look");
+      check_cuda(cudaStreamSynchronize(look_stream_.get()), "look");
+    }
+    EXPECT_EQ(started, static_cast<std::uint32_t>(num_sms));
+    group_.barrier();
+  }
+  bool is_hog_busy() const { return cudaStreamQuery(hog_stream_.get()) == cudaErrorNotReady; }
+  void end_hog() {
+    *release_.as<volatile std::uint32_t>() = 1;
+    check_cuda(cudaStreamSynchronize(hog_stream_.get()), "hog");
+    *release_.as<volatile std::uint32_t>() = 0;
+    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+  }
+
+  void expect_doubled(const void* on_gpu, const std::vector<std::uint16_t>& tokens) const {
+    std::vector<std::uint16_t> output(tokens.size());
+    check_cuda(cudaMemcpy(output.data(), on_gpu, 2 * output.size(), cudaMemcpyDeviceToHost),
+               "down");
+    for (std::size_t i = 0; i < output.size(); ++i) {
+      ASSERT_EQ(output[i], bf16_from_f32(factor_ * f32_from_bf16(tokens[i])))
+          << "rank " << group_.rank() << ", element " << i;
+    }
+  }
+  void expect_doubled() const { expect_doubled(rank_.output().data(), tokens_); }
+
+ private:
+  Group group_;
+  PinnedBuffer release_;
+  DeviceBuffer started_;
+  OwnedStream hog_stream_;
+  OwnedStream look_stream_;
+  std::vector<std::uint16_t> tokens_;
+  float factor_ = 2.0f;
+  ExchangeRank rank_;
+};
+
+class DeviceDeadlockTest : public testing::TestWithParam<Layout> {
+ protected:
+  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+  static void run(const std::function<void(const Group&)>& body) {
+    run_ranks(std::min(test::num_gpus(), 8), [&](const Group& group) {
+      const DeviceGuard guard(group.rank());
+      body(group);
+    });
+  }
+};
+
+// The grid has 264 CTAs, of which two fit.
+TEST_P(DeviceDeadlockTest, OneFreeSmIsEnough) {
+  run([](const Group& group) {
+    for (const std::int64_t num_tokens : {1, 16, 700}) {
+      RudeRank rude(group, config_for(GetParam(), num_tokens), options_for());
+      rude.start_hog(1);
+      for (int call = 0; call < 5; ++call) rude.rank().pair();
+      rude.rank().finish();
+      EXPECT_TRUE(rude.is_hog_busy());
+      rude.end_hog();
+      rude.expect_doubled();
+      group.barrier();
+    }
+  });
+}
+
+// One rank has little room, its peers are there long before.
+TEST_P(DeviceDeadlockTest, OnlyOneRankIsHeldUp) {
+  run([](const Group& group) {
+    RudeRank rude(group, config_for(GetParam(), 64), options_for());
+    rude.start_hog(group.rank() == 0 ? 1 : 100);
+    for (int call = 0; call < 20; ++call) rude.rank().pair();
+    rude.rank().finish();
+    rude.end_hog();
+    rude.expect_doubled();
+    group.barrier();
+  });
+}
+
+// Nothing fits until the hog has gone.
+TEST_P(DeviceDeadlockTest, WaitsForAGpuThatIsFull) {
+  run([](const Group& group) {
+    RudeRank rude(group, config_for(GetParam(), 64), options_for());
+    rude.start_hog(0, 5 + 20 * group.rank());
+    for (int call = 0; call < 5; ++call) rude.rank().pair();
+    rude.rank().finish();
+    rude.end_hog();
+    rude.expect_doubled();
+    group.barrier();
+  });
+}
+
+TEST_P(DeviceDeadlockTest, ThreeCtasAreEnough) {
+  run([](const Group& group) {
+    RudeRank rude(group, config_for(GetParam(), 2500), options_for(3));
+    for (int call = 0; call < 3; ++call) rude.rank().pair();
+    rude.rank().finish();
+    rude.expect_doubled();
+    rude.rank().capture(group);
+    rude.set_tokens(1);
+    group.barrier();
+    rude.rank().replay();
+    rude.rank().finish();
+    rude.expect_doubled();
+    group.barrier();
+  });
+}
+
+// Kernels of nine streams would stand in line behind one another.
+TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const auto nine = [](const Group& group) {
+    const DeviceGuard guard(0);
+    const DeviceExchange exchange(group, test::fault_config());
+  };
+  const Error error = test::error_of([&] { run_ranks(9, nine); });
+  EXPECT_EQ(error.code(), Errc::kNotAvailable);
+  EXPECT_NE(std::string(error.what()).find("set CUDA_DEVICE_MAX_CONNECTIONS to 9"),
+            std::string::npos)
+      << error.what();
+}
+
+// Both at once: three CTAs at most, one SM.
+TEST_P(DeviceDeadlockTest, ThreeCtasOnOneSm) {
+  run([](const Group& group) {
+    RudeRank rude(group, config_for(GetParam(), 300), options_for(3));
+    rude.start_hog(1);
+    for (int call = 0; call < 3; ++call) rude.rank().pair();
+    rude.rank().finish();
+    rude.end_hog();
+    rude.expect_doubled();
+    group.barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceDeadlockTest,
+                         testing::Values(Layout::kBatched, Layout::kExpanded, Layout::kCompact),
+                         [](const auto& each) { return std::string(name_of(each.param)); });
+
+// Programmatic dependent launch: what the kernel ahead writes at its very end is read, and what is
+// behind reads the sums.
+class LateWriteTest : public testing::Test {
+ protected:
+  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+};
+
+class LateRank {
+ public:
+  explicit LateRank(const Group& group)
+      : config_(config_for(Layout::kExpanded, 64)),
+        late_tokens_(bytes()),
+        late_ids_(static_cast<std::size_t>(config_.max_tokens_per_rank * config_.num_topk) * 8),
+        copied_(bytes()),
+        rude_(group, config_, options_for(0, true)),
+        group_(group) {
+    std::vector<std::int64_t> ids(late_ids_.size_bytes() / 8);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = static_cast<std::int64_t>(i) % config_.num_experts;
+    }
+    check_cuda(
+        cudaMemcpy(late_ids_.data(), ids.data(), late_ids_.size_bytes(), cudaMemcpyHostToDevice),
+        "up");
+  }
+
+  /// What is there too early: other tokens, and no expert.
+  void prepare(int call) {
+    rude_.set_tokens(1000 + call);
+    rude_.rank().set_ids([](std::int64_t, std::int64_t) { return -1; });
+    tokens_ = make_tokens(group_, static_cast<std::int64_t>(bytes() / 2), call);
+    check_cuda(cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice),
+               "up");
+    check_cuda(cudaMemset(copied_.data(), 0xFF, bytes()), "poison");
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    group_.barrier();
+  }
+  void enqueue() {
+    const cudaStream_t stream = rude_.rank().stream().get();
+    const TensorView tokens = rude_.rank().tokens();
+    const TensorView ids = rude_.rank().ids();
+    launch_late_copy({tokens.data(), late_tokens_.data(), bytes()},
+                     {ids.data(), late_ids_.data(), late_ids_.size_bytes()}, 300, false, stream);
+    rude_.rank().pair();
+    launch_late_copy({copied_.data(), rude_.rank().output().data(), bytes()}, {}, 0, true, stream);
+  }
+  void expect() {
+    rude_.rank().finish();
+    rude_.expect_doubled(copied_.data(), tokens_);
+    rude_.expect_doubled(rude_.rank().output().data(), tokens_);
+    group_.barrier();
+  }
+  ExchangeRank& rank() { return rude_.rank(); }
+
+ private:
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(config_.max_tokens_per_rank * config_.hidden) * 2;
+  }
+
+  ExchangeConfig config_;
+  DeviceBuffer late_tokens_;
+  DeviceBuffer late_ids_;
+  DeviceBuffer copied_;
+  RudeRank rude_;
+  Group group_;
+  std::vector<std::uint16_t> tokens_;
+};
+
+TEST_F(LateWriteTest, IsSeenByDispatchAndSumsByTheKernelBehind) {
+  run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
+    const DeviceGuard guard(group.rank());
+    LateRank late(group);
+    for (int call = 0; call < 10; ++call) {
+      late.prepare(call);
+      late.enqueue();
+      late.expect();
+    }
+  });
+}
+
+TEST_F(LateWriteTest, IsSeenInAGraph) {
+  run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
+    const DeviceGuard guard(group.rank());
+    LateRank late(group);
+    late.rank().capture(group, [&] { late.enqueue(); });
+    for (int call = 0; call < 10; ++call) {
+      late.prepare(call);
+      late.rank().replay();
+      late.expect();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/launch.h"
+#include "rude_kernels.h"
+
+namespace switchyard::test {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ std::uint64_t gpu_ns() {
+  std::uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+// One CTA fills an SM: it has all shared memory. Those that spare theirs stay until all have one.
+__global__ void hog_kernel(unsigned num_spared, const volatile std::uint32_t* release,
+                           std::uint64_t most_ns, std::uint32_t* num_started) {
+  unsigned sm;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
+  if (threadIdx.x == 0) atomicAdd(num_started, 1u);
+  const std::uint64_t start = gpu_ns();
+  if (sm < num_spared) {
+    while (*const_cast<volatile std::uint32_t*>(num_started) < gridDim.x &&
+           gpu_ns() - start < most_ns) {
+    }
+    return;
+  }
+  while (*release == 0 && gpu_ns() - start < most_ns) __nanosleep(500);
+}
+
+__device__ void copy(const LateCopy& what) {
+  auto* to = static_cast<std::uint32_t*>(what.to);
+  const auto* from = static_cast<const std::uint32_t*>(what.from);
+  for (std::size_t i = blockIdx.x * kThreads + threadIdx.x; i < what.bytes / 4;
+       i += gridDim.x * kThreads) {
+    to[i] = from[i];
+  }
+}
+
+__global__ void late_copy_kernel(LateCopy first, LateCopy second, std::uint64_t sleep_ns) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  const std::uint64_t start = gpu_ns();
+  while (gpu_ns() - start < sleep_ns) __nanosleep(500);
+  copy(first);
+  copy(second);
+}
+
+int device_attribute(cudaDeviceAttr which) {
+  int device = 0;
+  int value = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+}  // namespace
+
+void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t most_ms,
+                std::uint32_t* num_started, cudaStream_t stream) {
+  const auto shared =
+      static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  launch_kernel(hog_kernel,
+                {device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
+                "hog", static_cast<unsigned>(num_spared), release,
+                static_cast<std::uint64_t>(most_ms) * 1'000'000, num_started);
+}
+
+void launch_late_copy(const LateCopy& first, const LateCopy& second, std::int64_t sleep_us,
+                      bool programmatic, cudaStream_t stream) {
+  launch_kernel(late_copy_kernel, {8, kThreads, 0, programmatic, stream}, "late_copy", first,
+                second, static_cast<std::uint64_t>(sleep_us) * 1000);
+}
+
+}  // namespace switchyard::test

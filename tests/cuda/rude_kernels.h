@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// rude_kernels.h: neighbours that an exchange must bear: one that takes SMs and keeps them, and one
+// that lets the next kernel start long before it writes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+namespace switchyard::test {
+
+/// Takes all SMs of the current GPU but `num_spared` until `*release` (host memory) is not 0, or
+/// for `most_ms`. `num_started`, in device memory, counts the SMs that are taken; zeroed by the
+/// caller.
+void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t most_ms,
+                std::uint32_t* num_started, cudaStream_t stream);
+
+struct LateCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::size_t bytes = 0;  ///< multiple of 4
+};
+
+/// Waits for the kernel ahead, lets the one behind start, sleeps, and only then copies.
+void launch_late_copy(const LateCopy& first, const LateCopy& second, std::int64_t sleep_us,
+                      bool programmatic, cudaStream_t stream);
+
+}  // namespace switchyard::test

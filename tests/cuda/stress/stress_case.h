@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stress_case.h: the ways of exchanging that a stress run goes through.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "switchyard/device_exchange.h"
+
+#include "stress_rule.h"
+
+namespace switchyard::test {
+
+struct StressCase {
+  std::string name;
+  StressShape shape;
+  Reduce reduce = Reduce::kPerRank;
+  bool uses_graph = false;
+  bool is_cold = false;  ///< memory is swept before each dispatch and combine
+  bool splits_phases = false;
+  bool programmatic = false;
+  int num_lanes = 1;   ///< handles in flight, a stream each
+  double share = 1.0;  ///< of the time
+};
+
+/// `is_small`: few tokens and short rows, for tools that slow kernels down.
+std::vector<StressCase> stress_cases(int num_ranks, std::uint32_t seed, bool is_small);
+
+ExchangeConfig config_of(const StressCase& c);
+
+}  // namespace switchyard::test

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stress_kernels.h: the GPU makes what a step sends and judges what it received. The host only says
+// which step comes, and with graphs not even that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#include "stress_rule.h"
+
+namespace switchyard::test {
+
+/// Which step: *base + offset.
+struct StressStep {
+  const std::uint32_t* base = nullptr;
+  std::uint32_t offset = 0;
+  std::uint32_t slot = 0;  ///< see stress_tokens
+};
+
+/// A row that must arrive. k is -1 in layouts with a row a token.
+struct StressRow {
+  std::int32_t row;
+  std::int32_t source;
+  std::int32_t token;
+  std::int32_t k;
+};
+
+/// What must arrive here, found from the ids of all ranks.
+struct StressPlan {
+  StressRow* rows = nullptr;          ///< as many as can come
+  std::int32_t* counts = nullptr;     ///< [L + 1, P, chunks]
+  std::int32_t* total = nullptr;      ///< [1]
+  std::int32_t* num_rows = nullptr;   ///< [L]
+  std::int64_t* first_row = nullptr;  ///< [L]
+  std::int64_t capacity = 0;          ///< rows of an expert in a batch
+};
+
+/// What this rank gives.
+struct StressInput {
+  std::uint32_t* tokens = nullptr;
+  std::byte* scales = nullptr;
+  std::byte* ids = nullptr;
+  float* weights = nullptr;
+  std::byte* output = nullptr;  ///< poisoned
+};
+
+/// What came.
+struct StressReceived {
+  std::byte* rows = nullptr;
+  std::byte* scales = nullptr;  ///< row-major
+  const std::int32_t* num_rows = nullptr;
+  const std::int64_t* first_row = nullptr;
+  const std::int32_t* total_rows = nullptr;
+  const std::int32_t* ids = nullptr;
+  const float* weights = nullptr;
+};
+
+enum class StressPart : std::uint32_t { kCount, kElement, kScale, kId, kWeight, kOutput };
+
+/// The first difference of a rank.
+struct StressDifference {
+  std::uint32_t part;  ///< StressPart
+  std::uint32_t step;
+  std::int32_t row;  ///< or token of an output
+  std::int32_t source;
+  std::int32_t token;
+  std::int32_t word;
+  std::uint32_t want;
+  std::uint32_t got;
+};
+
+/// In device memory.
+struct StressTally {
+  unsigned long long num_rows;     ///< received rows that were compared
+  unsigned long long num_outputs;  ///< summed rows that were compared
+  unsigned long long num_bytes;    ///< of both
+  unsigned long long num_wrong;    ///< bytes
+  unsigned long long num_injected;
+  unsigned int has_difference;
+  StressDifference difference;
+};
+
+struct StressLaunch {
+  int num_ctas = 1;
+  cudaStream_t stream = nullptr;
+};
+
+/// Tokens, scales, ids and weights of this rank; the plan of what must come.
+void launch_make(const StressShape& shape, const StressStep& step, const StressInput& input,
+                 const StressPlan& plan, const StressLaunch& launch);
+/// Compares all that came; writes the results of the rows [N, H] bf16.
+void launch_check_rows(const StressShape& shape, const StressStep& step, const StressPlan& plan,
+                       const StressReceived& received, std::uint16_t* results, StressTally* tally,
+                       const StressLaunch& launch);
+void launch_check_output(const StressShape& shape, const StressStep& step, const std::byte* output,
+                         StressTally* tally, const StressLaunch& launch);
+/// The fault that the test must find: changes a byte of a received row and, where there are scales,
+/// of a scale, in one step of seven.
+void launch_spoil_row(const StressShape& shape, const StressStep& step, const StressPlan& plan,
+                      const StressReceived& received, StressTally* tally, cudaStream_t stream);
+void launch_spoil_output(const StressShape& shape, const StressStep& step, std::byte* output,
+                         StressTally* tally, cudaStream_t stream);
+/// *base += count.
+void launch_advance(std::uint32_t* base, std::uint32_t count, cudaStream_t stream);
+
+}  // namespace switchyard::test

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "stress_rank.h"
+
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/exchange_args.h"
+#include "exchange/exchange_shape.h"
+
+namespace switchyard::test {
+namespace {
+
+constexpr std::uint32_t kStepsPerGraph = 8;  // of a lane
+constexpr std::size_t kNumGraphs = 8;
+constexpr int kGraphsAtOnce = 16;
+constexpr std::uint32_t kStepsByCalls = 16;
+constexpr std::uint32_t kStepsByTurns = 4;
+constexpr std::int64_t kTimeoutMs = 15'000;
+constexpr std::size_t kSweptBytes = std::size_t{80} << 20;  // more than the L2 cache
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0;
+  int value = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+// Lanes must fit on the GPU together. Ranks that share it leave most of it to the kernels of this
+// test: those of a rank must find room while its peers wait for it.
+DeviceExchangeOptions options_of(const StressCase& c) {
+  int num_gpus = 1;
+  check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
+  const int sharing = (c.shape.num_ranks + num_gpus - 1) / num_gpus;
+  const int most = kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
+  DeviceExchangeOptions options;
+  options.programmatic_launch = c.programmatic;
+  options.timeout_ms = kTimeoutMs;
+  if (c.num_lanes > 1) options.num_ctas = most;
+  if (sharing > 1) options.num_ctas = std::max(3, most / sharing / 4);
+  return options;
+}
+
+void wait(const OwnedStream& stream) {
+  check_cuda(cudaStreamSynchronize(stream.get()), "exchange_stress");
+}
+
+class Event {
+ public:
+  Event() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event"); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() { cudaEventDestroy(event_); }
+  void order(const OwnedStream& before, const OwnedStream& after) const {
+    check_cuda(cudaEventRecord(event_, before.get()), "event");
+    check_cuda(cudaStreamWaitEvent(after.get(), event_), "event");
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace
+
+struct StressRank::Lane {
+  OwnedStream stream;
+  DeviceBuffer tokens, scales, ids, weights, output, results;
+  DeviceBuffer rows, counts, first_row;
+  StressInput input;
+  StressPlan plan;
+  StressStep step;
+  DeviceDispatched got;
+  StressReceived received;
+};
+
+StressRank::StressRank(const Group& group, const StressCase& c, const StressOptions& options)
+    : group_(group),
+      case_(c),
+      options_(options),
+      num_ctas_(attribute(cudaDevAttrMultiProcessorCount)),
+      tally_(sizeof(StressTally)),
+      base_(sizeof(std::uint32_t)),
+      swept_(kSweptBytes),
+      tensor_scale_(sizeof(float)),
+      lanes_(static_cast<std::size_t>(c.num_lanes)) {
+  case_.shape.rank = group.rank();
+  if (case_.shape.max_tokens <= 16) num_ctas_ = std::min(num_ctas_, 32);
+  const ExchangeConfig config = config_of(case_);
+  const std::int64_t max_rows =
+      make_exchange_shape(config, group.size(), group.rank()).max_buffer_rows;
+  for (Lane& lane : lanes_) make_lane(lane, max_rows);
+  const float one = 1.0f;
+  check_cuda(cudaMemset(tally_.data(), 0, tally_.size_bytes()), "cudaMemset");
+  check_cuda(cudaMemset(base_.data(), 0, base_.size_bytes()), "cudaMemset");
+  check_cuda(cudaMemset(swept_.data(), 0, swept_.size_bytes()), "cudaMemset");
+  check_cuda(cudaMemcpy(tensor_scale_.data(), &one, sizeof(one), cudaMemcpyHostToDevice),
+             "cudaMemcpy");
+  check_cuda(cudaDeviceSynchronize(), "exchange_stress");
+  exchange_ = std::make_unique<DeviceExchange>(group, config, options_of(case_));
+  if (case_.uses_graph && !options_.by_turns) capture();
+  group_.barrier();
+}
+
+StressRank::~StressRank() {
+  exchange_.reset();
+  for (cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
+}
+
+void StressRank::make_lane(Lane& lane, std::int64_t max_rows) {
+  const StressShape& s = case_.shape;
+  const auto tokens = static_cast<std::size_t>(s.max_tokens);
+  const auto topk = static_cast<std::size_t>(s.num_topk);
+  const auto local = static_cast<std::size_t>(s.num_local);
+  const auto hidden = static_cast<std::size_t>(s.hidden);
+  const auto num_rows = static_cast<std::size_t>(max_rows);
+  lane.tokens = DeviceBuffer(tokens * static_cast<std::size_t>(s.token_bytes()));
+  lane.scales = DeviceBuffer(tokens * static_cast<std::size_t>(s.num_scales()) * 4 + 4);
+  lane.ids = DeviceBuffer(tokens * topk * 8);
+  lane.weights = DeviceBuffer(tokens * topk * 4);
+  lane.output = DeviceBuffer(tokens * hidden * 4);
+  lane.results = DeviceBuffer(num_rows * hidden * 2);
+  lane.rows = DeviceBuffer(num_rows * sizeof(StressRow));
+  const std::size_t num_counts =
+      (local + 1) * static_cast<std::size_t>(s.num_ranks * stress_chunks(s));
+  lane.counts = DeviceBuffer((num_counts + local + 1) * sizeof(std::int32_t));
+  lane.first_row = DeviceBuffer(local * sizeof(std::int64_t));
+  lane.input = {lane.tokens.as<std::uint32_t>(), lane.scales.data(), lane.ids.data(),
+                lane.weights.as<float>(), lane.output.data()};
+  lane.plan.rows = lane.rows.as<StressRow>();
+  lane.plan.counts = lane.counts.as<std::int32_t>();
+  lane.plan.num_rows = lane.plan.counts + num_counts;
+  lane.plan.total = lane.plan.num_rows + local;
+  lane.plan.first_row = lane.first_row.as<std::int64_t>();
+  lane.plan.capacity = std::int64_t{s.num_ranks} * s.max_tokens;
+}
+
+StressLaunch StressRank::launch_on(const Lane& lane) const {
+  return {num_ctas_, lane.stream.get()};
+}
+
+void StressRank::sweep(const Lane& lane) {
+  if (!case_.is_cold) return;
+  check_cuda(cudaMemsetAsync(swept_.data(), 0, swept_.size_bytes(), lane.stream.get()), "sweep");
+}
+
+// Racecheck and the like run one kernel at a time: what a kernel waits for must have ended.
+void StressRank::turn(const Lane& lane) {
+  if (!options_.by_turns) return;
+  wait(lane.stream);
+  exchange_->check();
+  group_.barrier();
+}
+
+void StressRank::dispatch(Lane& lane, const StressStep& step) {
+  const StressShape& s = case_.shape;
+  const std::int64_t num_tokens = stress_tokens(s, step.slot, s.rank);
+  const bool is_given = s.form == StressForm::kStored || s.form == StressForm::kStoredFp4;
+  DType dtype = DType::kBF16;
+  if (is_given) dtype = s.form == StressForm::kStored ? DType::kE4M3 : DType::kE2M1;
+  const TensorView tokens(lane.tokens.data(), dtype, {num_tokens, s.hidden});
+  const TensorView ids(lane.ids.data(), s.ids_are_64_bits ? DType::kI64 : DType::kI32,
+                       {num_tokens, s.num_topk});
+  const TensorView weights(lane.weights.data(), DType::kF32, {num_tokens, s.num_topk});
+  const Stream stream = lane.stream.get();
+  DeviceDispatchOptions options;
+  if (is_given) {
+    options.scales =
+        TensorView(lane.scales.data(), s.form == StressForm::kStored ? DType::kF32 : DType::kE4M3,
+                   {num_tokens, s.num_scales()});
+  }
+  if (s.form == StressForm::kStoredFp4) {
+    options.tensor_scale = TensorView(tensor_scale_.data(), DType::kF32, {1});
+  }
+  if (case_.splits_phases || options_.by_turns) {
+    const DeviceHandle handle = exchange_->dispatch_send(tokens, ids, weights, stream, options);
+    turn(lane);
+    lane.got = exchange_->dispatch_receive(handle, stream);
+  } else {
+    lane.got = exchange_->dispatch(tokens, ids, weights, stream, options);
+  }
+  const DeviceDispatched& got = lane.got;
+  const auto bytes_of = [](const TensorView& view) {
+    return view.has_value() ? const_cast<std::byte*>(view.as<std::byte>()) : nullptr;
+  };
+  lane.received = {bytes_of(got.rows),
+                   bytes_of(got.scales),
+                   got.num_rows.as<std::int32_t>(),
+                   got.first_row.has_value() ? got.first_row.as<std::int64_t>() : nullptr,
+                   got.total_rows.as<std::int32_t>(),
+                   got.topk_ids.has_value() ? got.topk_ids.as<std::int32_t>() : nullptr,
+                   got.topk_weights.as<float>()};
+}
+
+void StressRank::combine(Lane& lane, const StressStep& step) {
+  const StressShape& s = case_.shape;
+  const std::int64_t num_tokens = stress_tokens(s, step.slot, s.rank);
+  const TensorView& like = lane.got.rows;
+  const std::int64_t num_rows = like.num_elements() / s.hidden;
+  const TensorView rows(lane.results.data(), DType::kBF16, {num_rows, s.hidden});
+  const TensorView output(lane.output.data(), s.outputs_f32 ? DType::kF32 : DType::kBF16,
+                          {num_tokens, s.hidden});
+  const Stream stream = lane.stream.get();
+  if (case_.splits_phases || options_.by_turns) {
+    exchange_->combine_send(lane.got.handle, rows, stream);
+    turn(lane);
+    exchange_->combine_receive(lane.got.handle, output, stream);
+  } else {
+    exchange_->combine(lane.got.handle, rows, output, stream);
+  }
+}
+
+void StressRank::begin(Lane& lane, const StressStep& step) {
+  const StressShape& s = case_.shape;
+  auto* tally = tally_.as<StressTally>();
+  lane.step = step;
+  launch_make(s, step, lane.input, lane.plan, launch_on(lane));
+  sweep(lane);
+  dispatch(lane, step);
+  if (options_.injects) {
+    launch_spoil_row(s, step, lane.plan, lane.received, tally, lane.stream.get());
+  }
+  launch_check_rows(s, step, lane.plan, lane.received, lane.results.as<std::uint16_t>(), tally,
+                    launch_on(lane));
+  check_launch("exchange_stress");
+  turn(lane);
+}
+
+void StressRank::end(Lane& lane) {
+  const StressShape& s = case_.shape;
+  auto* tally = tally_.as<StressTally>();
+  sweep(lane);
+  combine(lane, lane.step);
+  if (options_.injects) {
+    launch_spoil_output(s, lane.step, lane.output.data(), tally, lane.stream.get());
+  }
+  launch_check_output(s, lane.step, lane.output.data(), tally, launch_on(lane));
+  check_launch("exchange_stress");
+  turn(lane);
+}
+
+// A step of each lane. All handles are alive before the first one ends, so each lane keeps its
+// place in the exchange.
+void StressRank::enqueue_lanes(std::uint32_t offset, std::uint32_t slot) {
+  std::uint32_t i = 0;
+  for (Lane& lane : lanes_) {
+    begin(lane, {base_.as<std::uint32_t>(), offset + i, slot + i});
+    ++i;
+  }
+  for (Lane& lane : lanes_) end(lane);
+}
+
+void StressRank::capture() {
+  const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
+  const std::uint32_t steps = kStepsPerGraph * num_lanes;
+  for (std::size_t g = 0; g < kNumGraphs; ++g) {
+    const OwnedStream& first = lanes_[0].stream;
+    const Event fork;
+    const Event join;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    check_cuda(cudaStreamBeginCapture(first.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    for (std::size_t l = 1; l < lanes_.size(); ++l) fork.order(first, lanes_[l].stream);
+    for (std::uint32_t offset = 0; offset < steps; offset += num_lanes) {
+      enqueue_lanes(offset, static_cast<std::uint32_t>(g) * steps + offset);
+    }
+    for (std::size_t l = 1; l < lanes_.size(); ++l) join.order(lanes_[l].stream, first);
+    launch_advance(base_.as<std::uint32_t>(), steps, first.get());
+    check_cuda(cudaStreamEndCapture(first.get(), &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&exec, graph, 0), "graph");
+    graphs_.push_back(exec);
+    check_cuda(cudaGraphDestroy(graph), "graph");
+    check_cuda(cudaGraphUpload(exec, first.get()), "graph");
+    wait(first);
+  }
+}
+
+std::int64_t StressRank::steps_per_round() const {
+  if (options_.by_turns) return kStepsByTurns;
+  return graphs_.empty() ? kStepsByCalls
+                         : std::int64_t{kStepsPerGraph} * static_cast<std::int64_t>(lanes_.size());
+}
+
+// Few at a time: a launch that finds the queue of its GPU full may keep the other ranks of a GPU
+// from theirs.
+void StressRank::run(int num_rounds) {
+  const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
+  for (int round = 1; round <= num_rounds; ++round) {
+    if (!graphs_.empty()) {
+      check_cuda(cudaGraphLaunch(graphs_[next_graph_++ % kNumGraphs], lanes_[0].stream.get()),
+                 "graph");
+      if (round % kGraphsAtOnce != 0 && round != num_rounds) continue;
+    } else {
+      for (std::int64_t i = 0; i < steps_per_round(); i += num_lanes) {
+        enqueue_lanes(next_step_, next_step_);
+        next_step_ += num_lanes;
+      }
+    }
+    for (const Lane& lane : lanes_) wait(lane.stream);
+    exchange_->check();
+  }
+}
+
+StressTally StressRank::tally() const {
+  StressTally tally{};
+  check_cuda(cudaMemcpy(&tally, tally_.data(), sizeof(tally), cudaMemcpyDeviceToHost), "tally");
+  return tally;
+}
+
+}  // namespace switchyard::test

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stress_rank.h: one rank of one case. All memory, streams and graphs exist before the first
+// kernel: the runtime may wait for kernels that run, which may wait for a rank of the same GPU.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cuda/memory.h"
+#include "stress_case.h"
+#include "stress_kernels.h"
+
+namespace switchyard::test {
+
+struct StressOptions {
+  bool by_turns = false;  ///< no kernel is launched before those that it needs have ended
+  bool injects = false;   ///< spoils bytes, which must be found
+};
+
+class StressRank {
+ public:
+  /// Collective, as all members.
+  StressRank(const Group& group, const StressCase& c, const StressOptions& options);
+  StressRank(const StressRank&) = delete;
+  StressRank& operator=(const StressRank&) = delete;
+  ~StressRank();
+
+  /// Steps of one round.
+  std::int64_t steps_per_round() const;
+  /// So many rounds, then waits. Errors: of DeviceExchange::check.
+  void run(int num_rounds);
+  /// What was found so far.
+  StressTally tally() const;
+  const DeviceExchange& exchange() const { return *exchange_; }
+
+ private:
+  struct Lane;
+
+  void make_lane(Lane& lane, std::int64_t max_rows);
+  void begin(Lane& lane, const StressStep& step);
+  void end(Lane& lane);
+  void dispatch(Lane& lane, const StressStep& step);
+  void combine(Lane& lane, const StressStep& step);
+  void sweep(const Lane& lane);
+  void turn(const Lane& lane);
+  void enqueue_lanes(std::uint32_t offset, std::uint32_t slot);
+  void capture();
+  StressLaunch launch_on(const Lane& lane) const;
+
+  Group group_;
+  StressCase case_;
+  StressOptions options_;
+  int num_ctas_ = 2;  ///< of the kernels of this test
+  DeviceBuffer tally_;
+  DeviceBuffer base_;
+  DeviceBuffer swept_;
+  DeviceBuffer tensor_scale_;
+  std::vector<Lane> lanes_;
+  std::vector<cudaGraphExec_t> graphs_;
+  std::size_t next_graph_ = 0;
+  std::uint32_t next_step_ = 0;
+  std::unique_ptr<DeviceExchange> exchange_;  // ends first: then all kernels have ended
+};
+
+}  // namespace switchyard::test

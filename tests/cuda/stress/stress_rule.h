@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stress_rule.h: what every byte of a step must be: pure functions of seed, step, source, token and
+// place, for both processors. Nothing of the exchange is used here.
+//
+// Elements of a row start with two words that name it: {source, token} and {step}. The words after
+// are hashes; of codes that are given, one unit of eight is full of words that the wire reserves,
+// and some rows are nothing else. Results are small whole numbers and weights powers of two, so
+// that sums are exact in every order.
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/layout.h"
+
+#include "core/host_device.h"
+
+namespace switchyard::test {
+
+/// What dispatch is given.
+enum class StressForm : std::uint8_t {
+  kPlain,      ///< bf16 of any bits
+  kStored,     ///< e4m3 codes and f32 scales of any bits
+  kStoredFp4,  ///< e2m1 codes and e4m3 scales of any bits
+  kMade,       ///< bf16 whose e4m3 codes and scales are known
+};
+
+inline constexpr int kMaxStressRanks = 16;
+inline constexpr int kMaxStressTopk = 8;
+inline constexpr int kMadeBlock = 128;
+
+/// The same on every rank but for `rank`. Experts e of rank r are r * num_local + e; num_local is a
+/// power of two.
+struct StressShape {
+  std::uint32_t seed = 1;
+  std::int32_t num_ranks = 1;
+  std::int32_t rank = 0;
+  std::int32_t num_local = 8;
+  std::int32_t num_topk = 8;
+  std::int32_t max_tokens = 128;
+  std::int32_t hidden = 1024;
+  StressForm form = StressForm::kStored;
+  Layout layout = Layout::kExpanded;
+  bool ids_are_64_bits = false;
+  bool outputs_f32 = false;
+
+  SWITCHYARD_HOST_DEVICE constexpr std::int32_t num_experts() const {
+    return num_ranks * num_local;
+  }
+  SWITCHYARD_HOST_DEVICE constexpr bool is_compact() const { return layout == Layout::kCompact; }
+  /// Of a token as it is given, and of a row as it arrives.
+  SWITCHYARD_HOST_DEVICE constexpr std::int32_t token_bytes() const {
+    return form == StressForm::kStored      ? hidden
+           : form == StressForm::kStoredFp4 ? hidden / 2
+                                            : hidden * 2;
+  }
+  SWITCHYARD_HOST_DEVICE constexpr std::int32_t row_bytes() const {
+    return form == StressForm::kMade ? hidden : token_bytes();
+  }
+  SWITCHYARD_HOST_DEVICE constexpr std::int32_t num_scales() const {
+    if (form == StressForm::kPlain) return 0;
+    return form == StressForm::kStoredFp4 ? (hidden + 15) / 16
+                                          : (hidden + kMadeBlock - 1) / kMadeBlock;
+  }
+  SWITCHYARD_HOST_DEVICE constexpr std::int32_t scale_bytes() const {
+    return form == StressForm::kStoredFp4 ? 1 : 4;
+  }
+};
+
+/// Rows are counted by so many parts of a source's tokens.
+SWITCHYARD_HOST_DEVICE constexpr int stress_chunks(const StressShape& s) {
+  return (s.max_tokens + 31) / 32;
+}
+
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_hash(std::uint32_t a, std::uint32_t b,
+                                                           std::uint32_t c) {
+  std::uint32_t h = a * 0x9E3779B1u + b;
+  h = (h ^ (h >> 15)) * 0x85EBCA77u + c;
+  h = (h ^ (h >> 13)) * 0xC2B2AE3Du;
+  return h ^ (h >> 16);
+}
+
+enum class StressSalt : std::uint32_t { kTokens = 1, kIds, kWords, kScales, kWeights, kResults };
+
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t step_key(const StressShape& s, std::uint32_t step,
+                                                        StressSalt salt) {
+  return stress_hash(s.seed, static_cast<std::uint32_t>(salt), step);
+}
+
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t token_name(int source, int token) {
+  return static_cast<std::uint32_t>(source) << 24 | static_cast<std::uint32_t>(token);
+}
+
+/// Tokens of a rank. `slot`: the step, or its place in the graphs: the host must know this number.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_tokens(const StressShape& s,
+                                                            std::uint32_t slot, int rank) {
+  const std::uint32_t h =
+      stress_hash(step_key(s, slot, StressSalt::kTokens), static_cast<std::uint32_t>(rank), 0);
+  if (h % 8 == 0) return 0;
+  if (h % 8 == 1) return s.max_tokens;
+  return static_cast<std::int32_t>((h >> 3) % (static_cast<std::uint32_t>(s.max_tokens) + 1));
+}
+
+/// Choice k of a token. Of sixteen steps eight are uniform; the others lean to low experts, leave
+/// choices out, have one expert or one rank for all, or no expert, or experts twice in a token.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_id(const StressShape& s, std::uint32_t step,
+                                                        int source, int token, int k) {
+  // Prime to any number of experts: ranks are few, local experts a power of two.
+  constexpr std::uint32_t kStrides[8] = {1, 67, 71, 73, 79, 83, 89, 97};
+  const std::uint32_t key = step_key(s, step, StressSalt::kIds);
+  const auto num_experts = static_cast<std::uint32_t>(s.num_experts());
+  const auto num_local = static_cast<std::uint32_t>(s.num_local);
+  const auto choice = static_cast<std::uint32_t>(k);
+  const std::uint32_t name = token_name(source, token);
+  const std::uint32_t h = stress_hash(key, name, 0);
+  const std::uint32_t offset = choice * kStrides[h >> 29];
+  const std::uint32_t uniform = (h % 0x10000u + offset) % num_experts;
+  const bool allows_twice = s.layout != Layout::kBatched;
+  const std::uint32_t other = stress_hash(key, name, 1 + choice);
+  switch (key % 16) {
+    case 8:
+    case 9: {
+      const std::uint32_t low = (h % num_experts) * (h / 0x10000u % num_experts) / num_experts;
+      return static_cast<std::int32_t>((low + choice) % num_experts);
+    }
+    case 10:
+      if (choice > 0 && !allows_twice) return -1;
+      return static_cast<std::int32_t>(key / 16 % num_experts);
+    case 11: return -1;
+    case 12: {
+      const std::uint32_t rank = key / 16 % static_cast<std::uint32_t>(s.num_ranks);
+      if (choice >= num_local) return -1;
+      return static_cast<std::int32_t>(rank * num_local + (h % 0x10000u + offset) % num_local);
+    }
+    case 13: return static_cast<std::int32_t>(allows_twice ? other % num_experts : uniform);
+    case 14:
+    case 15: return other % 8 < 3 ? -1 : static_cast<std::int32_t>(uniform);
+    default: return static_cast<std::int32_t>(uniform);
+  }
+}
+
+/// 1, 2, -1 or -2.
+SWITCHYARD_HOST_DEVICE constexpr float stress_weight(const StressShape& s, std::uint32_t step,
+                                                     int source, int token, int k) {
+  const std::uint32_t h = stress_hash(step_key(s, step, StressSalt::kWeights),
+                                      token_name(source, token), static_cast<std::uint32_t>(k));
+  const float size = (h & 1) != 0 ? 2.0f : 1.0f;
+  return (h & 2) != 0 ? -size : size;
+}
+
+/// Words full of ones are the ones that the wire treats apart.
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t reserved_or(std::uint32_t which,
+                                                           std::uint32_t other) {
+  if (which % 4 == 0) return other;
+  return which % 4 == 1 ? 0xFFFFFFFEu : 0xFFFFFFFFu;
+}
+
+/// A whole number of element h of kMade, from -15 to 15; the last of each block is 448, which makes
+/// the block's scale 1. The first 16 elements spell the row's two words, four bits each.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t made_element(std::uint32_t key, std::uint32_t name,
+                                                           std::uint32_t step, std::uint32_t h) {
+  if (h % kMadeBlock == kMadeBlock - 1) return 448;
+  if (h < 16) {
+    const std::uint32_t word = h < 8 ? name : step;
+    return static_cast<std::int32_t>(word >> (4 * (h % 8)) & 15u);
+  }
+  const std::uint32_t bits = stress_hash(key, name, h / 4) >> (8 * (h % 4));
+  const auto size = static_cast<std::int32_t>(bits & 15u);
+  return (bits & 16u) != 0 ? -size : size;
+}
+
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t bf16_of_whole(std::int32_t x) {
+  if (x == 0) return 0;
+  const std::uint32_t sign = x < 0 ? 0x8000u : 0u;
+  auto size = static_cast<std::uint32_t>(x < 0 ? -x : x);
+  std::uint32_t exponent = 127 + 7;
+  while (size < 128) size *= 2, --exponent;
+  while (size >= 256) size /= 2, ++exponent;  // 448 has no bits below
+  return sign | exponent << 7 | (size & 127u);
+}
+
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t e4m3_of_whole(std::int32_t x) {
+  if (x == 0) return 0;
+  const std::uint32_t sign = x < 0 ? 0x80u : 0u;
+  auto size = static_cast<std::uint32_t>(x < 0 ? -x : x);
+  std::uint32_t exponent = 7 + 3;
+  while (size < 8) size *= 2, --exponent;
+  while (size >= 16) size /= 2, ++exponent;
+  return sign | exponent << 3 | (size & 7u);
+}
+
+/// Word w of a token as it is given (`arrives`: as it arrives).
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_word(const StressShape& s, std::uint32_t key,
+                                                           std::uint32_t step, int source,
+                                                           int token, std::uint32_t w,
+                                                           bool arrives) {
+  const std::uint32_t name = token_name(source, token);
+  if (s.form == StressForm::kMade) {
+    std::uint32_t word = 0;
+    const std::uint32_t per_word = arrives ? 4 : 2;
+    for (std::uint32_t i = 0; i < per_word; ++i) {
+      const std::int32_t x = made_element(key, name, step, per_word * w + i);
+      word |= arrives ? e4m3_of_whole(x) << (8 * i) : bf16_of_whole(x) << (16 * i);
+    }
+    return word;
+  }
+  if (w < 2) return w == 0 ? name : step;
+  const std::uint32_t own = stress_hash(key, name, w);
+  const std::uint32_t unit = stress_hash(key + 1, name, w / 4);
+  if (unit % 8 == 0) return reserved_or(unit >> (8 + 2 * (w % 4)), own);
+  return stress_hash(key + 2, name, 0) % 16 == 0 ? 0xFFFFFFFFu : own;
+}
+
+/// The bits of a scale.
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_scale(const StressShape& s,
+                                                            std::uint32_t step, int source,
+                                                            int token, int index) {
+  if (s.form == StressForm::kMade) return 0x3F800000u;
+  const std::uint32_t key = step_key(s, step, StressSalt::kScales);
+  const std::uint32_t h =
+      stress_hash(key, token_name(source, token), static_cast<std::uint32_t>(index));
+  if (s.form == StressForm::kStoredFp4) {
+    const std::uint32_t unit =
+        stress_hash(key + 1, token_name(source, token), static_cast<std::uint32_t>(index) / 16);
+    return unit % 4 == 0 ? 0xFFu : h & 0xFFu;
+  }
+  return h % 4 == 0 ? reserved_or(h >> 2, h) : h;
+}
+
+/// Element h of the result of choice k of a token; layouts with a row a token: of the row at rank
+/// k. Four bytes of a hash are four elements, from -16 to 15.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t result_of(std::uint32_t four, std::uint32_t h) {
+  return static_cast<std::int32_t>(four >> (8 * (h % 4)) & 31u) - 16;
+}
+
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t four_results(std::uint32_t key, int source,
+                                                            int token, int k, std::uint32_t four) {
+  return stress_hash(key, token_name(source, token), static_cast<std::uint32_t>(k) << 24 | four);
+}
+
+}  // namespace switchyard::test
