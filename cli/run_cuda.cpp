@@ -123,6 +123,8 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   std::int64_t before = now_ns();
   kernel_->set_stage_observer([&](LayerStage stage) {
     queue_->wait();
+    // On a shared GPU libraries may load kernels only while no peer's kernel waits for this rank.
+    if (kernel_->prepare_finalize().is_shared_gpu()) setup_.group.barrier();
     const std::int64_t now = now_ns();
     sample[stage_of(stage)] += now - std::exchange(before, now);
   });

@@ -21,6 +21,7 @@ ExchangeConfig device_exchange_config(const PrepareRecipe& recipe,
                                       const PrepareFinalizeConfig& config, bool is_plain) {
   ExchangeConfig result = exchange_config_of(recipe, config, is_plain);
   result.worst_case_rows = true;
+  result.max_in_flight = 1;
   return result;
 }
 
@@ -48,8 +49,8 @@ ExchangeDevicePrepareFinalize::ExchangeDevicePrepareFinalize(
   check_prepare_config(recipe, config, group.size());
   max_buffer_rows_ = buffer_rows(device_exchange_config(recipe, config, false), group);
   take_memory();
-  make_exchange(false);
-  if (options.defers_input_quant && wire_scheme_of(config).is_quantized()) make_exchange(true);
+  make_exchanges(false);
+  if (options.defers_input_quant && wire_scheme_of(config).is_quantized()) make_exchanges(true);
 }
 
 // Before the exchange: once that is made peers may already wait in kernels, and the runtime waits
@@ -97,9 +98,13 @@ void ExchangeDevicePrepareFinalize::take_batch_memory(MicroBatch& batch) {
                           tensors_);
 }
 
-void ExchangeDevicePrepareFinalize::make_exchange(bool is_plain) {
-  exchanges_[is_plain] = std::make_unique<DeviceExchange>(
-      group_, device_exchange_config(recipe_, config_, is_plain), exchange_options_);
+void ExchangeDevicePrepareFinalize::make_exchanges(bool is_plain) {
+  std::vector<std::unique_ptr<DeviceExchange>> made;
+  for (std::size_t m = 0; m < batches_.size(); ++m) {
+    made.push_back(std::make_unique<DeviceExchange>(
+        group_, device_exchange_config(recipe_, config_, is_plain), exchange_options_));
+  }
+  exchanges_[is_plain] = std::move(made);
 }
 
 ExchangeDevicePrepareFinalize::MicroBatch& ExchangeDevicePrepareFinalize::batch_of(
@@ -114,7 +119,7 @@ void ExchangeDevicePrepareFinalize::post_init_setup(const DeviceExperts& experts
   const bool packs =
       sends_packed_scales(recipe_, config_, experts.supports_packed_ue8m0_act_scales());
   const bool defers = experts.expects_unquantized_inputs() &&
-                      wire_scheme_of(config_).is_quantized() && exchanges_[1] == nullptr;
+                      wire_scheme_of(config_).is_quantized() && exchanges_[1].empty();
   if (!packs && !defers) return;
   for (const MicroBatch& batch : batches_) {
     require(batch.exchange == nullptr, Errc::kInvalidArgument,
@@ -122,9 +127,9 @@ void ExchangeDevicePrepareFinalize::post_init_setup(const DeviceExperts& experts
   }
   if (packs) {
     config_.scheme.scale_format = ScaleFormat::kE8M0Packed;
-    make_exchange(false);
+    make_exchanges(false);
   }
-  if (defers) make_exchange(true);
+  if (defers) make_exchanges(true);
 }
 
 QuantScheme ExchangeDevicePrepareFinalize::row_scheme(bool is_deferred) const {
@@ -136,11 +141,11 @@ QuantScheme ExchangeDevicePrepareFinalize::row_scheme(bool is_deferred) const {
 DeviceExchange& ExchangeDevicePrepareFinalize::exchange_for(const DevicePrepareArguments& arguments,
                                                             bool is_deferred) const {
   const bool is_plain = is_deferred && wire_scheme_of(config_).is_quantized();
-  require(exchanges_[is_plain] != nullptr, Errc::kInvalidArgument,
+  require(!exchanges_[is_plain].empty(), Errc::kInvalidArgument,
           "{}: defer_input_quant is set in micro_batch {}, which takes an exchange of its own; set "
           "DevicePrepareFinalizeOptions::defers_input_quant",
           name(), arguments.micro_batch);
-  return *exchanges_[is_plain];
+  return *exchanges_[is_plain][static_cast<std::size_t>(arguments.micro_batch)];
 }
 
 Pending<DevicePrepared> ExchangeDevicePrepareFinalize::prepare_async(
@@ -269,18 +274,19 @@ void ExchangeDevicePrepareFinalize::abandon(int micro_batch, const std::string& 
 
 ExchangeMemory ExchangeDevicePrepareFinalize::memory() const {
   ExchangeMemory memory{0, tensors_.size_bytes()};
-  for (const auto& exchange : exchanges_) {
-    if (exchange == nullptr) continue;
-    const ExchangeMemory own = exchange->memory();
-    memory.window_bytes += own.window_bytes;
-    memory.receive_bytes += own.receive_bytes;
+  for (const auto& exchanges : exchanges_) {
+    for (const auto& exchange : exchanges) {
+      const ExchangeMemory own = exchange->memory();
+      memory.window_bytes += own.window_bytes;
+      memory.receive_bytes += own.receive_bytes;
+    }
   }
   return memory;
 }
 
 void ExchangeDevicePrepareFinalize::check() const {
-  for (const auto& exchange : exchanges_) {
-    if (exchange != nullptr) exchange->check();
+  for (const auto& exchanges : exchanges_) {
+    for (const auto& exchange : exchanges) exchange->check();
   }
 }
 

@@ -45,8 +45,8 @@ class ExchangeDevicePrepareFinalize final : public DevicePrepareFinalize {
   ScaleLayout row_scale_layout(bool is_deferred) const override {
     return is_deferred ? ScaleLayout::kRowMajor : config_.scale_layout;
   }
-  const char* heap() const override { return exchanges_[0]->heap(); }
-  bool is_shared_gpu() const override { return exchanges_[0]->is_shared_gpu(); }
+  const char* heap() const override { return exchanges_[0].front()->heap(); }
+  bool is_shared_gpu() const override { return exchanges_[0].front()->is_shared_gpu(); }
   ExchangeMemory memory() const override;
 
   void post_init_setup(const DeviceExperts& experts) override;
@@ -90,7 +90,7 @@ class ExchangeDevicePrepareFinalize final : public DevicePrepareFinalize {
   bool renames_received() const { return recipe_.layout == Layout::kCompact; }
 
   void take_memory();
-  void make_exchange(bool is_plain);
+  void make_exchanges(bool is_plain);
   void take_batch_memory(MicroBatch& batch);
   MicroBatch& batch_of(int micro_batch);
   DeviceExchange& exchange_for(const DevicePrepareArguments& arguments, bool is_deferred) const;
@@ -122,7 +122,9 @@ class ExchangeDevicePrepareFinalize final : public DevicePrepareFinalize {
   TensorView static_scale_;  ///< [1] f32, or absent
   TensorView ones_;          ///< [T, K] f32
   std::vector<MicroBatch> batches_;
-  std::unique_ptr<DeviceExchange> exchanges_[2];  ///< as configured; unquantized. Before memory.
+  /// For each micro-batch one of its own, so that they may run beside one another in any order: as
+  /// configured; unquantized. Last: they end before memory does.
+  std::vector<std::unique_ptr<DeviceExchange>> exchanges_[2];
 };
 
 }  // namespace switchyard

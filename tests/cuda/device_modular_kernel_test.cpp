@@ -147,16 +147,21 @@ class LayerRank {
 
   /// Collective, because a graph takes memory.
   void capture(std::int64_t num_tokens) {
-    cudaGraph_t graph = nullptr;
-    const cudaStream_t stream = arena_.stream().get();
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-    apply(num_tokens);
-    check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
-    check_cuda(cudaGraphDestroy(graph), "graph");
-    check_cuda(cudaGraphUpload(graph_, stream), "graph");
-    arena_.wait();
+    graph_ = capture_part(0, num_tokens, 0, arena_.stream());
     group_.barrier();
+  }
+  cudaGraphExec_t capture_part(std::int64_t begin, std::int64_t end, int micro_batch,
+                               Stream stream) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t instance = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    apply_part(begin, end, micro_batch, stream);
+    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&instance, graph, 0), "graph");
+    check_cuda(cudaGraphDestroy(graph), "graph");
+    check_cuda(cudaGraphUpload(instance, stream.get()), "graph");
+    check_cuda(cudaStreamSynchronize(stream.get()), "graph");
+    return instance;
   }
   void replay() { check_cuda(cudaGraphLaunch(graph_, arena_.stream().get()), "replay"); }
 
@@ -294,13 +299,23 @@ TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
       const DeviceGuard guard(group.rank() % num_gpus);
       const OwnedStream second;
       LayerRank rank(group, c);
-      for (int call = 0; call < 5; ++call) {
+      const Stream first = rank.arena().stream();
+      const cudaGraphExec_t graphs[] = {rank.capture_part(0, 10, 0, first),
+                                        rank.capture_part(10, 21, 1, second.get())};
+      group.barrier();
+      for (int call = 0; call < 6; ++call) {
         const std::vector<std::uint16_t> want = rank.feed(call, 21);
-        rank.apply_part(0, 10, 0, rank.arena().stream());
-        rank.apply_part(10, 21, 1, second.get());
+        if (call % 2 == 0) {
+          rank.apply_part(0, 10, 0, first);
+          rank.apply_part(10, 21, 1, second.get());
+        } else {
+          check_cuda(cudaGraphLaunch(graphs[1], second.get()), "replay");
+          check_cuda(cudaGraphLaunch(graphs[0], first.get()), "replay");
+        }
         check_cuda(cudaStreamSynchronize(second.get()), "second");
         EXPECT_EQ(rank.output(21), want) << name_of(kind) << " call " << call;
       }
+      for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
     });
   }
 }
