@@ -3,12 +3,14 @@
 #include "run.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 
 #include "switchyard/group.h"
 
 #include "core/fail.h"
+#include "device/cuda_module.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
@@ -61,6 +63,11 @@ void check_before(const RunOptions& options, int num_ranks) {
           "run: --model is {}, no such folder", options.model);
   const ModelConfig config = read_model_config(options.model);
   split_tokens(options.split, count_tokens(options, config), num_ranks);
+  if (options.device == "cuda") {
+    const std::string reason = why_no_cuda();
+    require(reason.empty(), Errc::kNotAvailable, "run: --device cuda, but there is none: {}",
+            reason);
+  }
   check_is_not_quantized(options.model);
   check_places(options);
 }
@@ -80,6 +87,11 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "how ranks reach each other: auto, local (threads), shm (processes); default: "
                    "SWITCHYARD_ENGINE or auto")
       ->check(CLI::IsMember({"auto", "local", "shm"}));
+  verb->add_option("--device", options.device,
+                   "where the layer runs; cuda: rank r on GPU r, and "
+                   "round again when there are fewer")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   verb->add_option("--prepare", options.prepare, "prepare/finalize class")
       ->check(CLI::IsMember({"low_latency", "elastic_decode", "elastic_prefill", "all_gather",
                              "all_to_all", "all_to_all_one_sided", "local"}))
@@ -105,8 +117,11 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "elastic_prefill: experts start at multiples of so many rows")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
-  verb->add_option("--experts", options.experts, "expert GEMM: exact (fixed order) or onednn")
-      ->check(CLI::IsMember({"exact", "onednn"}))
+  verb->add_option(
+          "--experts", options.experts,
+          "expert GEMM: exact (fixed order, the same bits on every device), onednn (cpu) or "
+          "cublas (cuda)")
+      ->check(CLI::IsMember({"exact", "onednn", "cublas"}))
       ->capture_default_str();
   verb->add_option("--split", options.split, "tokens of each rank: even, uneven or N,N,...")
       ->capture_default_str();
@@ -135,6 +150,13 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
 }
 
 int run(const RunOptions& options, char** argv) {
+  if (options.device == "cuda") {
+    // A first launch may wait for the GPU, and so for peers whose kernels share it; so may streams
+    // that share a hardware queue.
+    constexpr int kKeep = 0;
+    setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
+  }
   RankStart start;
   start.verb = "run";
   start.num_ranks = options.ranks;

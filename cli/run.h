@@ -17,6 +17,7 @@ struct RunOptions {
   std::string input;
   int ranks = 0;       ///< 0: from the launcher's variables, else 1
   std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
+  std::string device = "cpu";
   std::string prepare = "low_latency";
   std::string scheme = "none";
   std::string reduce;  ///< empty: that of the class

@@ -38,6 +38,9 @@ struct RankResult {
   std::int64_t combine_bytes = 0;
   std::int64_t window_bytes = 0;
   std::int64_t workspace_bytes = 0;
+  std::string gpu;   ///< its name; empty on a CPU
+  std::string heap;  ///< how GPUs share memory
+  bool is_shared_gpu = false;
 };
 
 /// Collective. Loads this rank's experts and runs the layer options.repeat times.

@@ -26,6 +26,8 @@ struct RankRecord {
   std::int64_t window_bytes;
   std::int64_t workspace_bytes;
   std::array<std::int64_t, kNumStages> stage_ns;
+  std::array<char, 64> gpu;  ///< its name, cut; zeros behind it
+  bool is_shared_gpu;
 };
 
 struct RecordLayout {
@@ -47,8 +49,15 @@ RecordLayout record_layout(const RankResult& result) {
 }
 
 void leave_record(std::byte* to, const RecordLayout& layout, const RankResult& result) {
-  const RankRecord record{result.num_rows,     result.dispatch_bytes,  result.combine_bytes,
-                          result.window_bytes, result.workspace_bytes, result.stage_ns};
+  RankRecord record{result.num_rows,
+                    result.dispatch_bytes,
+                    result.combine_bytes,
+                    result.window_bytes,
+                    result.workspace_bytes,
+                    result.stage_ns,
+                    {},
+                    result.is_shared_gpu};
+  result.gpu.copy(record.gpu.data(), record.gpu.size() - 1);
   std::memcpy(to, &record, sizeof(record));
   std::memcpy(to + layout.experts, result.expert_rows.data(),
               result.expert_rows.size() * sizeof(std::int64_t));
@@ -89,6 +98,8 @@ void take_record(RunReport& report, const std::byte* from, const RecordLayout& l
   report.window_bytes = std::max(report.window_bytes, record.window_bytes);
   report.workspace_bytes = std::max(report.workspace_bytes, record.workspace_bytes);
   for (std::size_t s = 0; s < kNumStages; ++s) stage_ns[s].push_back(record.stage_ns[s]);
+  if (report.is_on_gpus()) report.gpus.emplace_back(record.gpu.data());
+  report.is_shared_gpu = report.is_shared_gpu || record.is_shared_gpu;
   report.stages[1].wire_bytes += record.dispatch_bytes;
   report.stages[4].wire_bytes += record.combine_bytes;
   for (std::size_t e = 0; e < report.rows_per_expert.size(); ++e) {
@@ -150,6 +161,7 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     report.config = result.config;
     report.layer = result.layer;
     report.engine = group.engine_name();
+    report.heap = result.heap;
     report.wire_scheme = name_of(result.run_config.wire_scheme());
     report.reduce = name_of(result.run_config.reduce());
     report.tensor_scale = result.run_config.prepare.static_scale;
@@ -181,6 +193,12 @@ std::string to_json(const RunReport& report) {
   nlohmann::ordered_json json;
   json["ok"] = report.is_ok();
   json["version"] = version();
+  json["device"] = report.options.device;
+  if (report.is_on_gpus()) {
+    json["gpus"] = report.gpus;
+    json["heap"] = report.heap;
+    json["shared_gpu"] = report.is_shared_gpu;
+  }
   json["engine"] = report.engine;
   json["ranks"] = report.num_ranks;
   json["tokens"] = report.num_tokens;
@@ -195,7 +213,10 @@ std::string to_json(const RunReport& report) {
   json["tensor_scale"] = number(report.tensor_scale);
   json["reduce"] = report.reduce;
   json["experts_impl"] = report.options.experts;
-  json["wire_bytes"] = report.wire_bytes();
+  const auto bytes = [&](std::int64_t count) {
+    return report.is_on_gpus() ? nlohmann::ordered_json() : nlohmann::ordered_json(count);
+  };
+  json["wire_bytes"] = bytes(report.wire_bytes());
   json["rel_l2"] = number(report.rel_l2);
   json["bound"] = rel_l2_bound(report.options.scheme);
   json["max_abs"] = number(report.max_abs);
@@ -206,7 +227,7 @@ std::string to_json(const RunReport& report) {
     json["stages"].push_back(
         {{"name", stage.name},
          {"us", {{"min", stage.us.min}, {"median", stage.us.median}, {"max", stage.us.max}}},
-         {"wire_bytes", stage.wire_bytes}});
+         {"wire_bytes", bytes(stage.wire_bytes)}});
   }
   json["rows_per_rank"] = report.rows_per_rank;
   json["rows_per_expert"] = report.rows_per_expert;

@@ -26,7 +26,7 @@ struct Spread {
 struct StageReport {
   std::string name;
   Spread us;
-  std::int64_t wire_bytes = 0;  ///< of all ranks
+  std::int64_t wire_bytes = 0;  ///< of all ranks; not counted on GPUs
 };
 
 /// Filled on rank 0.
@@ -35,6 +35,9 @@ struct RunReport {
   ModelConfig config;
   int layer = 0;
   std::string engine;
+  std::vector<std::string> gpus;  ///< of each rank; empty on CPUs
+  std::string heap;               ///< how GPUs share memory
+  bool is_shared_gpu = false;     ///< several ranks use one
   std::string input_source;
   std::string wire_scheme;            ///< how rows travel
   std::string reduce;                 ///< the one that holds
@@ -53,6 +56,7 @@ struct RunReport {
   std::optional<double> max_abs;
 
   bool is_ok() const;
+  bool is_on_gpus() const { return options.device == "cuda"; }
   std::int64_t wire_bytes() const;  ///< of all stages and ranks
 };
 

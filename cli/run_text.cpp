@@ -35,6 +35,16 @@ Glyphs glyphs() {
   return {"#", {".", ":", "-", "=", "+", "*", "%", "#"}};
 }
 
+// GPUs of one name once.
+std::string device_line(const RunReport& report) {
+  std::vector<std::string> names = report.gpus;
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return fmt::format("device   cuda: {}, heap {}{}{}\n", fmt::join(names, ", "), report.heap,
+                     report.is_shared_gpu ? ", ranks share a GPU: times mean nothing" : "",
+                     report.options.experts == "exact" ? "; the bits of --device cpu" : "");
+}
+
 std::string header(const RunReport& report) {
   const ModelConfig& config = report.config;
   std::string text = fmt::format("switchyard {} on {}\n", version(), processor_text());
@@ -50,6 +60,7 @@ std::string header(const RunReport& report) {
                   report.has_routing ? "from the file" : "by the router");
   text += fmt::format("engine   {}, {} rank{}\n", report.engine, report.num_ranks,
                       report.num_ranks == 1 ? "" : "s");
+  if (report.is_on_gpus()) text += device_line(report);
   const std::string scale =
       report.tensor_scale ? fmt::format(", scale {:g}", *report.tensor_scale) : "";
   text += fmt::format("layer    prepare {}, scheme {}{}, reduce {}, experts {}, {} run{}\n",
@@ -58,9 +69,11 @@ std::string header(const RunReport& report) {
                       report.options.repeat == 1 ? "" : "s");
   text += report.options.prepare == "local"
               ? "wire     nothing travels\n"
-              : fmt::format("wire     rows as {}, {} from rank to rank\n",
+              : fmt::format("wire     rows as {}{}\n",
                             report.wire_scheme == "none" ? "bf16" : report.wire_scheme,
-                            bytes_text(report.wire_bytes()));
+                            report.is_on_gpus()
+                                ? " from GPU to GPU"
+                                : ", " + bytes_text(report.wire_bytes()) + " from rank to rank");
   text += fmt::format("memory   {} of windows and {} of workspace a rank\n\n",
                       bytes_text(report.window_bytes), bytes_text(report.workspace_bytes));
   return text;
@@ -71,7 +84,8 @@ std::string stage_table(const RunReport& report) {
                                  "median", "max", "wire bytes");
   for (const StageReport& stage : report.stages) {
     text += fmt::format("{:<20}{:>12.1f}{:>12.1f}{:>12.1f}{:>14}\n", stage.name, stage.us.min,
-                        stage.us.median, stage.us.max, stage.wire_bytes);
+                        stage.us.median, stage.us.max,
+                        report.is_on_gpus() ? std::string("-") : std::to_string(stage.wire_bytes));
   }
   return text + "\n";
 }

@@ -134,6 +134,8 @@ class SWITCHYARD_API DeviceExchange {
   const ExchangeConfig& config() const;
   /// "same_process", "vmm", "ipc" or "nccl".
   const char* heap() const;
+  /// What this rank takes of its GPU.
+  ExchangeMemory memory() const;
   /// Several ranks use this rank's GPU: for correctness only; see timeout_ms.
   bool is_shared_gpu() const;
 

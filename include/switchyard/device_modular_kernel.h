@@ -95,7 +95,7 @@ class SWITCHYARD_API DeviceModularKernel {
   TensorView run_grouped(const DeviceExpertRows& rows, const Scratch& scratch, Stream stream);
   TensorView run_permuted(const DevicePrepared& prepared, const Scratch& scratch, Stream stream);
   void run_shared(const TensorView& hidden, const Scratch& scratch, Stream stream);
-  void add_shared(const TensorView& output, const Scratch& scratch, Stream stream);
+  TensorView rows_of_shared(std::int64_t num_tokens, const Scratch& scratch) const;
 
   std::unique_ptr<DevicePrepareFinalize> prepare_finalize_;
   std::unique_ptr<DeviceExperts> experts_;

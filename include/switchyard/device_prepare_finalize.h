@@ -33,7 +33,7 @@ struct DeviceTokensMetadata {
 };
 
 /// What prepare hands to the experts: device memory of the class, filled when the stream gets
-/// there, valid until finalize of the same micro-batch. Tensors have their largest shape.
+/// there, valid until finalize of the same micro-batch. Tensors have the largest shape of the call.
 struct DevicePrepared {
   /// As Prepared::experts. A row a token: first_row absent, num_rows how many tokens want each.
   DeviceExpertRows experts;
@@ -44,8 +44,7 @@ struct DevicePrepared {
   TensorView topk_weights;  ///< f32, as topk_ids; 0 in rows without a token
 };
 
-/// As PrepareArguments; tensors are device memory. Sizes do not follow the routing: there is no
-/// max_tokens.
+/// As PrepareArguments; tensors are device memory.
 struct DevicePrepareArguments {
   TensorView hidden;        ///< [T, H] bf16, f16 or f32
   TensorView topk_ids;      ///< [T, K] i32 or i64; -1: none
@@ -54,6 +53,9 @@ struct DevicePrepareArguments {
   int micro_batch = 0;
   bool defer_input_quant = false;  ///< needs DevicePrepareFinalizeOptions::defers_input_quant
   bool weighs_in_place = false;
+  /// The largest T of all ranks in this call, the same on each, which is not compared here; 0:
+  /// max_tokens_per_rank. All shapes but those of kLowLatency follow it, as in PrepareArguments.
+  std::int64_t max_tokens = 0;
 };
 
 /// As FinalizeArguments; tensors are device memory.
@@ -65,6 +67,8 @@ struct DeviceFinalizeArguments {
   /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows. Only for rows a token
   /// with delegate or contiguous, which also weighs expert_output in place.
   TensorView reduced{};
+  /// [T, H] bf16: added to the rounded output, which is rounded again; read by the receive part.
+  TensorView shared{};
 };
 
 struct DevicePrepareFinalizeOptions {
@@ -113,8 +117,8 @@ class SWITCHYARD_API DevicePrepareFinalize {
   /// As DeviceExchange.
   virtual const char* heap() const = 0;
   virtual bool is_shared_gpu() const = 0;
-  /// Of the GPU, beside what the exchanges take.
-  virtual std::size_t scratch_bytes() const = 0;
+  /// What this rank takes of its GPU; receive_bytes with the scratch of the class.
+  virtual ExchangeMemory memory() const = 0;
 
   /// As PrepareFinalize. Before the first prepare. Collective; may take memory.
   virtual void post_init_setup(const DeviceExperts& experts) = 0;

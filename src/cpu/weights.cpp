@@ -39,17 +39,26 @@ float load_scale(const TensorView& scales, std::int64_t element) {
   }
 }
 
-// kPanel rows of `depth` floats, in order, to [depth][kPanel].
-void interleave(const std::vector<float>& rows, std::int64_t depth, DType dtype, std::byte* panel) {
-  for (std::int64_t k = 0; k < depth; ++k) {
+// kPanel rows of `depth` floats, in order, to [depth][kPanel]. A few columns of all rows at a time:
+// rows often begin in the same lines of the cache, which then holds no more of them.
+template <typename Element, typename Convert>
+void interleave_as(const std::vector<float>& rows, std::int64_t depth, Element* panel,
+                   const Convert& convert) {
+  constexpr std::int64_t kColumns = 16;
+  for (std::int64_t begin = 0; begin < depth; begin += kColumns) {
+    const std::int64_t end = std::min(begin + kColumns, depth);
     for (std::int64_t n = 0; n < kPanel; ++n) {
-      const float w = rows[static_cast<std::size_t>(n * depth + k)];
-      if (dtype == DType::kF32) {
-        reinterpret_cast<float*>(panel)[k * kPanel + n] = w;
-      } else {
-        reinterpret_cast<std::uint16_t*>(panel)[k * kPanel + n] = bf16_from_f32(w);
-      }
+      const float* row = rows.data() + n * depth;
+      for (std::int64_t k = begin; k < end; ++k) panel[k * kPanel + n] = convert(row[k]);
     }
+  }
+}
+
+void interleave(const std::vector<float>& rows, std::int64_t depth, DType dtype, std::byte* panel) {
+  if (dtype == DType::kF32) {
+    interleave_as(rows, depth, reinterpret_cast<float*>(panel), [](float w) { return w; });
+  } else {
+    interleave_as(rows, depth, reinterpret_cast<std::uint16_t*>(panel), bf16_from_f32);
   }
 }
 

@@ -69,14 +69,4 @@ struct GateWeightsArgs {
 };
 void gate_weights(const GateWeightsArgs& args, Stream stream);
 
-/// to[t] = round(to[t] + from[t]) of bf16 rows, from +0 as every sum.
-struct AddRowsArgs {
-  std::uint16_t* to = nullptr;  ///< [T, H]
-  std::int64_t to_stride = 0;
-  const std::uint16_t* from = nullptr;  ///< [T, H], contiguous
-  std::int64_t num_tokens = 0;
-  std::int64_t hidden = 0;
-};
-void add_rows(const AddRowsArgs& args, Stream stream);
-
 }  // namespace switchyard::cuda

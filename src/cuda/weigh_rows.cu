@@ -31,15 +31,6 @@ __global__ void weigh_rows_kernel(WeighRowsArgs args) {
   }
 }
 
-__global__ void add_rows_kernel(AddRowsArgs args) {
-  const std::uint16_t* from = args.from + blockIdx.x * args.hidden;
-  std::uint16_t* to = args.to + blockIdx.x * args.to_stride;
-  for (std::int64_t h = blockIdx.y * kThreads + threadIdx.x; h < args.hidden;
-       h += gridDim.y * kThreads) {
-    to[h] = BF16::narrow(0.0f + BF16::widen(to[h]) + BF16::widen(from[h]));
-  }
-}
-
 __device__ float element(const void* data, DType dtype, std::int64_t i) {
   switch (dtype) {
     case DType::kBF16: return BF16::widen(static_cast<const std::uint16_t*>(data)[i]);
@@ -66,16 +57,13 @@ __global__ void __launch_bounds__(kLanes) gate_weights_kernel(GateWeightsArgs ar
   if (threadIdx.x == 0) args.weights[blockIdx.x] = sigmoid(sum);
 }
 
-dim3 blocks_of(std::int64_t num_rows, std::int64_t num_elements) {
-  constexpr std::int64_t kElementsOfThread = 8;
-  constexpr std::int64_t kMaxBlocks = 0xFFFF;
-  const std::int64_t parts = cdiv<std::int64_t>(num_elements, kThreads * kElementsOfThread);
-  return {static_cast<unsigned>(num_rows), static_cast<unsigned>(std::min(parts, kMaxBlocks))};
-}
-
 template <typename Element>
 void launch_weigh(const WeighRowsArgs& args, Stream stream) {
-  const dim3 blocks = blocks_of(args.num_tokens, args.hidden);
+  constexpr std::int64_t kElementsOfThread = 8;
+  constexpr std::int64_t kMaxBlocks = 0xFFFF;
+  const std::int64_t parts = cdiv<std::int64_t>(args.hidden, kThreads * kElementsOfThread);
+  const dim3 blocks(static_cast<unsigned>(args.num_tokens),
+                    static_cast<unsigned>(std::min(parts, kMaxBlocks)));
   weigh_rows_kernel<Element><<<blocks, kThreads, 0, stream.get()>>>(args);
   check_launch("weigh_rows_kernel");
 }
@@ -89,12 +77,6 @@ void weigh_rows(const WeighRowsArgs& args, Stream stream) {
     case DType::kF16: return launch_weigh<F16>(args, stream);
     default: return launch_weigh<F32>(args, stream);
   }
-}
-
-void add_rows(const AddRowsArgs& args, Stream stream) {
-  if (args.num_tokens == 0 || args.hidden == 0) return;
-  add_rows_kernel<<<blocks_of(args.num_tokens, args.hidden), kThreads, 0, stream.get()>>>(args);
-  check_launch("add_rows_kernel");
 }
 
 void gate_weights(const GateWeightsArgs& args, Stream stream) {

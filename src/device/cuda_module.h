@@ -60,7 +60,6 @@ struct CudaModule {
   void (*rename_ids)(const cuda::RenameIdsArgs&, Stream) = nullptr;
   void (*mark_rows)(const cuda::MarkRowsArgs&, Stream) = nullptr;
   void (*weigh_rows)(const cuda::WeighRowsArgs&, Stream) = nullptr;
-  void (*add_rows)(const cuda::AddRowsArgs&, Stream) = nullptr;
   void (*gate_weights)(const cuda::GateWeightsArgs&, Stream) = nullptr;
   /// Collective. Errors: as the constructor of DeviceExchange.
   std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;

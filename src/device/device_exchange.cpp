@@ -18,6 +18,8 @@ const ExchangeConfig& DeviceExchange::config() const { return impl_->config(); }
 
 const char* DeviceExchange::heap() const { return impl_->heap(); }
 
+ExchangeMemory DeviceExchange::memory() const { return impl_->memory(); }
+
 bool DeviceExchange::is_shared_gpu() const { return impl_->is_shared_gpu(); }
 
 DeviceHandle DeviceExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,

@@ -16,6 +16,7 @@ class DeviceExchangeBackend {
 
   virtual const ExchangeConfig& config() const = 0;
   virtual const char* heap() const = 0;
+  virtual ExchangeMemory memory() const = 0;
   virtual bool is_shared_gpu() const = 0;
   virtual DeviceHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                      const TensorView& topk_weights, Stream stream,

@@ -56,7 +56,6 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .rename_ids = cuda::rename_ids,
       .mark_rows = cuda::mark_rows,
       .weigh_rows = cuda::weigh_rows,
-      .add_rows = cuda::add_rows,
       .gate_weights = cuda::gate_weights,
       .make_meter = make_cuda_meter,
   };

@@ -2,6 +2,8 @@
 
 #include "moe/device_arrived_rows.h"
 
+#include <algorithm>
+
 #include "switchyard/quant.h"
 #include "switchyard/quantize_batched.h"
 #include "switchyard/scale_layout.h"
@@ -48,20 +50,22 @@ DeviceArrivedRows::DeviceArrivedRows(const ExchangeConfig& wire,
       hidden_(config.hidden),
       static_scale_(static_scale) {
   require_supported(wire, scheme_, static_scale);
-  const bool is_batched = wire.layout == Layout::kBatched && num_blocks > 0;
+  const bool is_batched = wire.layout == Layout::kBatched;
   num_experts_ = is_batched ? num_blocks : 1;
-  capacity_ = num_rows / num_experts_;
+  const std::int64_t capacity = num_rows / std::max<std::int64_t>(1, num_experts_);
   const bool narrows = wire_.is_quantized() && !wire_.is_simulated();
   if (narrows) narrow_ = tensors.take(DType::kBF16, {num_rows, hidden_});
   if (narrows && scheme_ == schemes::kNone) return;
-  rows_ = tensors.take(stored_dtype(scheme_), {num_experts_, capacity_, hidden_});
+  all_rows_ =
+      tensors.take_copy<std::int32_t>(DType::kI32, {1}, {static_cast<std::int32_t>(num_rows)});
+  rows_ = tensors.take(stored_dtype(scheme_), {num_experts_, capacity, hidden_});
   if (!scheme_.is_quantized() || scheme_.is_simulated()) return;
   if (scheme_.group == ScaleGroup::kTensor) {
     scales_ = tensors.take(DType::kF32, {num_experts_, 1, 1});
     return;
   }
   const DType dtype = scale_dtype(scheme_);
-  blocks_ = {{config.scale_layout, capacity_, num_scales(scheme_, hidden_), bits_of(dtype) / 8},
+  blocks_ = {{config.scale_layout, capacity, num_scales(scheme_, hidden_), bits_of(dtype) / 8},
              dtype,
              num_experts_,
              is_batched};
@@ -71,43 +75,47 @@ DeviceArrivedRows::DeviceArrivedRows(const ExchangeConfig& wire,
   scales_ = batched_view(blocks_, memory);
 }
 
-TensorView DeviceArrivedRows::shaped(const TensorView& rows, bool is_batch) const {
-  return is_batch ? TensorView(rows.data(), rows.dtype(), {num_experts_, capacity_, hidden_})
-                  : TensorView(rows.data(), rows.dtype(), {num_experts_ * capacity_, hidden_});
+TensorView DeviceArrivedRows::shaped(const TensorView& rows, std::int64_t capacity,
+                                     bool is_batch) const {
+  return is_batch ? TensorView(rows.data(), rows.dtype(), {num_experts_, capacity, hidden_})
+                  : TensorView(rows.data(), rows.dtype(), {num_experts_ * capacity, hidden_});
 }
 
-// As the experts see them.
-TensorView DeviceArrivedRows::flat_scales() const {
+// Of a call: its blocks, and all of them as the experts see them.
+DeviceArrivedRows::Scales DeviceArrivedRows::scales_of(std::int64_t capacity) const {
   if (!scales_.has_value()) return {};
-  if (scheme_.group != ScaleGroup::kTensor) return blocks_.view(scales_.data());
-  return static_scale_.has_value() ? static_scale_ : TensorView(scales_.data(), DType::kF32, {1});
+  if (scheme_.group == ScaleGroup::kTensor) {
+    const TensorView own(scales_.data(), DType::kF32, {1});
+    return {scales_, static_scale_.has_value() ? static_scale_ : own};
+  }
+  ScaleBlocks blocks = blocks_;
+  blocks.block.num_rows = capacity;
+  return {batched_view(blocks, scales_), blocks.view(scales_.data())};
 }
 
 void DeviceArrivedRows::quantize(const TensorView& counts, DeviceExpertRows& experts,
                                  Stream stream) const {
   const bool is_batch = experts.rows.num_dims() == 3;
-  TensorView from = shaped(experts.rows, false);
+  const std::int64_t capacity = experts.rows.shape(is_batch ? 1 : 0);
+  TensorView from = shaped(experts.rows, capacity, false);
   if (narrow_.has_value()) {
-    dequantize(from, experts.scales, wire_, narrow_, stream, experts.tensor_scale);
-    from = narrow_;
+    const TensorView narrow = shaped(narrow_, capacity, false);
+    if (num_experts_ > 0) {
+      dequantize(from, experts.scales, wire_, narrow, stream, experts.tensor_scale);
+    }
+    from = narrow;
   }
+  const Scales scales = scales_of(capacity);
   experts.scheme = scheme_;
-  experts.rows = shaped(rows_.has_value() ? rows_ : from, is_batch);
-  experts.scales = flat_scales();
+  experts.rows = shaped(rows_.has_value() ? rows_ : from, capacity, is_batch);
+  experts.scales = scales.flat;
   experts.tensor_scale = scheme_.needs_tensor_scale() ? static_scale_ : TensorView();
   experts.scale_layout = blocks_.block.layout;
-  if (!rows_.has_value()) return;
+  if (!rows_.has_value() || experts.rows.num_elements() == 0) return;
   const bool takes_scale = scheme_.group == ScaleGroup::kTensor || scheme_.needs_tensor_scale();
-  const TensorView given = takes_scale ? static_scale_ : TensorView();
-  if (counts.has_value()) {
-    quantize_batched(shaped(from, true), counts, scheme_, shaped(rows_, true), scales_, stream,
-                     given);
-  } else {
-    const bool is_tensor = scheme_.group == ScaleGroup::kTensor;
-    const TensorView scales =
-        is_tensor ? TensorView(scales_.data(), DType::kF32, {1}) : flat_scales();
-    switchyard::quantize(from, scheme_, shaped(rows_, false), scales, stream, given);
-  }
+  quantize_batched(shaped(from, capacity, true), counts.has_value() ? counts : all_rows_, scheme_,
+                   shaped(rows_, capacity, true), scales.blocks, stream,
+                   takes_scale ? static_scale_ : TensorView());
 }
 
 }  // namespace switchyard

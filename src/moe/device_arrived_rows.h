@@ -25,23 +25,28 @@ class DeviceArrivedRows {
 
   /// Replaces what `experts` says about rows and scales by rows quantized here.
   ///
-  ///   counts  [L] i32 in a batch, else [1]: valid rows; absent: all
+  ///   counts  [L] i32 in a batch, else [1]: valid rows, the first ones; absent, not in a batch:
+  ///   all
   void quantize(const TensorView& counts, DeviceExpertRows& experts, Stream stream) const;
 
  private:
-  TensorView shaped(const TensorView& rows, bool is_batch) const;
-  TensorView flat_scales() const;
+  struct Scales {
+    TensorView blocks;  ///< as quantize_batched takes them
+    TensorView flat;    ///< as experts do
+  };
+  TensorView shaped(const TensorView& rows, std::int64_t capacity, bool is_batch) const;
+  Scales scales_of(std::int64_t capacity) const;
 
   QuantScheme wire_;
   QuantScheme scheme_;
   std::int64_t hidden_;
   std::int64_t num_experts_ = 1;  ///< blocks of rows with a count each
-  std::int64_t capacity_ = 0;     ///< rows of a block
   ScaleBlocks blocks_;
   TensorView static_scale_;
-  TensorView narrow_;  ///< [N, H] bf16; absent where rows are quantized as they come
-  TensorView rows_;    ///< [experts, capacity, H]; absent for bf16
-  TensorView scales_;  ///< as quantize_batched takes them; or absent
+  TensorView all_rows_;  ///< [1] i32: as many as there can be
+  TensorView narrow_;    ///< [N, H] bf16; absent where rows are quantized as they come
+  TensorView rows_;      ///< [experts, rows, H]; absent for bf16
+  TensorView scales_;    ///< as quantize_batched takes them; or absent
 };
 
 }  // namespace switchyard

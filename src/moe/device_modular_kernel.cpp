@@ -156,11 +156,8 @@ void DeviceModularKernel::take_shared() {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(num_tokens) + 1);
   std::iota(counts.begin(), counts.end(), 0);
   memory_->num_tokens = tensors.take_copy(DType::kI32, {num_tokens + 1}, counts);
-  std::size_t workspace = 0;
-  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-    const TensorView rows(nullptr, dtype, {num_tokens, hidden});
-    workspace = std::max(workspace, shared_.experts->workspace_bytes(rows));
-  }
+  const TensorView rows(nullptr, DType::kBF16, {num_tokens, hidden});
+  const std::size_t workspace = shared_.experts->workspace_bytes(rows);
   for (Scratch& scratch : scratch_) {
     scratch.shared_rows = tensors.take(DType::kBF16, {num_tokens, hidden});
     scratch.shared_weights = tensors.take(DType::kF32, {num_tokens});
@@ -200,8 +197,11 @@ void DeviceModularKernel::apply(const DevicePrepareArguments& given, const Tenso
   observe(LayerStage::kPrepare);
   const Returned returned = run_experts(arguments, prepared, stream);
   observe(LayerStage::kExperts);
-  const DeviceFinalizeArguments results{
-      output, returned.rows, returned.weight_and_reduce, arguments.micro_batch, {}};
+  DeviceFinalizeArguments results{output, returned.rows, returned.weight_and_reduce,
+                                  arguments.micro_batch};
+  if (order != SharedExpertsOrder::kNone) {
+    results.shared = rows_of_shared(arguments.hidden.shape(0), scratch);
+  }
   if (order != SharedExpertsOrder::kMkInternalOverlapped) {
     finalize(results, stream);
   } else {
@@ -215,7 +215,6 @@ void DeviceModularKernel::apply(const DevicePrepareArguments& given, const Tenso
     }
     pending.receiver();
   }
-  if (order != SharedExpertsOrder::kNone) add_shared(output, scratch, stream);
   observe(LayerStage::kCombine);
 }
 
@@ -272,7 +271,10 @@ TensorView DeviceModularKernel::run_grouped(const DeviceExpertRows& rows, const 
 TensorView DeviceModularKernel::run_permuted(const DevicePrepared& prepared, const Scratch& scratch,
                                              Stream stream) {
   const DeviceExpertRows& arrived = prepared.experts;
-  const std::int64_t grouped = scratch.row_experts.shape(0);
+  const std::int64_t num_rows = arrived.rows.shape(0);
+  const std::int64_t num_topk = prepare_finalize_->num_topk();
+  const std::int64_t grouped =
+      compute_aligned_m(num_rows, num_topk, prepare_finalize_->num_local_experts(), 1);
   const bool has_row_scales = arrived.scales.num_dims() == 2;
   PermuteOptions options;
   options.expert_map = prepare_finalize_->expert_map();
@@ -283,8 +285,8 @@ TensorView DeviceModularKernel::run_permuted(const DevicePrepared& prepared, con
     outputs.scales =
         TensorView(scratch.scales, arrived.scales.dtype(), {grouped, arrived.scales.shape(1)});
   }
-  outputs.m_indices = scratch.row_experts;
-  outputs.inv_perm = scratch.inv_perm;
+  outputs.m_indices = TensorView(scratch.row_experts.data(), DType::kI32, {grouped});
+  outputs.inv_perm = TensorView(scratch.inv_perm.data(), DType::kI32, {num_rows, num_topk});
   outputs.first_row = scratch.first_row;
   outputs.expert_num_tokens = scratch.num_rows;
   ep_scatter(arrived.rows, has_row_scales ? arrived.scales : TensorView(), prepared.topk_ids,
@@ -293,8 +295,16 @@ TensorView DeviceModularKernel::run_permuted(const DevicePrepared& prepared, con
                               arrived.scheme,   scratch.first_row,
                               scratch.num_rows, arrived.tensor_scale};
   const TensorView output = run_grouped(rows, scratch, stream);
-  unpermute_and_reduce(output, scratch.inv_perm, prepared.topk_weights, scratch.reduced, stream);
-  return scratch.reduced;
+  const TensorView reduced(scratch.reduced.data(), DType::kBF16,
+                           {num_rows, prepare_finalize_->hidden()});
+  unpermute_and_reduce(output, outputs.inv_perm, prepared.topk_weights, reduced, stream);
+  return reduced;
+}
+
+TensorView DeviceModularKernel::rows_of_shared(std::int64_t num_tokens,
+                                               const Scratch& scratch) const {
+  return TensorView(scratch.shared_rows.data(), DType::kBF16,
+                    {num_tokens, prepare_finalize_->hidden()});
 }
 
 // The expert's rows; where there is a gate times sigmoid(x . gate), in f32, rounded again.
@@ -309,7 +319,7 @@ void DeviceModularKernel::run_shared(const TensorView& hidden, const Scratch& sc
   const std::int64_t most = memory_->num_tokens.shape(0) - 1;
   require(num_tokens <= most, Errc::kInvalidArgument,
           "modular_kernel: hidden has {} rows, but max_tokens_per_rank is {}", num_tokens, most);
-  const TensorView rows(scratch.shared_rows.data(), DType::kBF16, {num_tokens, hidden.shape(1)});
+  const TensorView rows = rows_of_shared(num_tokens, scratch);
   const TensorView count(memory_->num_tokens.as<std::int32_t>() + num_tokens, DType::kI32, {1});
   if (num_tokens > 0) {
     shared_.experts->apply({hidden, {}, schemes::kNone, memory_->first_row, count, {}}, rows,
@@ -332,14 +342,6 @@ void DeviceModularKernel::run_shared(const TensorView& hidden, const Scratch& sc
     cuda_module().reduce_rows(args, stream);
   }
   observe(LayerStage::kShared);
-}
-
-void DeviceModularKernel::add_shared(const TensorView& output, const Scratch& scratch,
-                                     Stream stream) {
-  cuda_module().add_rows(
-      {output.as<std::uint16_t>(), output.stride(0), scratch.shared_rows.as<std::uint16_t>(),
-       output.shape(0), output.shape(1)},
-      stream);
 }
 
 }  // namespace switchyard

@@ -47,7 +47,7 @@ class ExchangeDevicePrepareFinalize final : public DevicePrepareFinalize {
   }
   const char* heap() const override { return exchanges_[0]->heap(); }
   bool is_shared_gpu() const override { return exchanges_[0]->is_shared_gpu(); }
-  std::size_t scratch_bytes() const override { return tensors_.size_bytes(); }
+  ExchangeMemory memory() const override;
 
   void post_init_setup(const DeviceExperts& experts) override;
   Pending<DevicePrepared> prepare_async(const DevicePrepareArguments& arguments, Stream stream,
@@ -85,12 +85,17 @@ class ExchangeDevicePrepareFinalize final : public DevicePrepareFinalize {
     DeviceDispatchOptions options;
   };
 
+  /// Received ids are made here: rows of an expert name it; local ids become physical.
+  bool marks_rows() const { return recipe_.kind == PrepareKind::kElasticPrefill; }
+  bool renames_received() const { return recipe_.layout == Layout::kCompact; }
+
   void take_memory();
   void make_exchange(bool is_plain);
   void take_batch_memory(MicroBatch& batch);
   MicroBatch& batch_of(int micro_batch);
   DeviceExchange& exchange_for(const DevicePrepareArguments& arguments, bool is_deferred) const;
 
+  // device_prepare_rows.cpp
   Input begin(MicroBatch& batch, const DevicePrepareArguments& arguments, Stream stream);
   void sent(MicroBatch& batch, const DevicePrepareArguments& arguments, Stream stream) const;
   TensorView to_physical(MicroBatch& batch, const TensorView& topk_ids, Stream stream) const;

@@ -80,7 +80,7 @@ Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments&
   batch.is_deferred = arguments.defer_input_quant && config_.scheme.is_quantized();
   const TensorView hidden = batch.is_weighted ? weigh_input(batch, arguments) : arguments.hidden;
   DispatchOptions options;
-  options.max_tokens = rounded_max_tokens(arguments.max_tokens);
+  options.max_tokens = rounded_max_tokens(recipe_, config_, arguments.max_tokens);
   if (config_.static_scale.has_value()) {
     options.tensor_scale = TensorView::of(&*config_.static_scale, {1});
   }

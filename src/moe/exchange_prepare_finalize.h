@@ -78,7 +78,6 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   TensorView weigh_input(MicroBatch& batch, const PrepareArguments& arguments) const;
   void write_weighted(const MicroBatch& batch, const TensorView& hidden) const;
   TensorView to_physical(MicroBatch& batch, const TensorView& topk_ids) const;
-  std::int64_t rounded_max_tokens(std::int64_t max_tokens) const;
 
   void receive(MicroBatch& batch);
   CombineOptions combine_options(MicroBatch& batch, bool is_weighted) const;

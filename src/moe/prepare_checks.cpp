@@ -2,6 +2,9 @@
 
 #include "moe/prepare_checks.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "core/fail.h"
 #include "core/format.h"
 #include "exchange/check_matrix.h"
@@ -68,6 +71,14 @@ ReturnedRows check_returned_rows(const PrepareRecipe& recipe, const PrepareFinal
           "that are summed",
           name, rows, num_rows, num_topk, config.hidden, name_of(policy.kind));
   return {TensorView(rows.data(), rows.dtype(), {num_rows, num_topk, config.hidden}), true};
+}
+
+std::int64_t rounded_max_tokens(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                                std::int64_t max_tokens) {
+  if (max_tokens <= 0 || recipe.kind != PrepareKind::kElasticDecode) return max_tokens;
+  if (max_tokens >= config.max_tokens_per_rank) return max_tokens;
+  const auto rounded = std::bit_ceil(static_cast<std::uint64_t>(max_tokens));
+  return std::min(static_cast<std::int64_t>(rounded), config.max_tokens_per_rank);
 }
 
 bool sends_packed_scales(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,

@@ -30,6 +30,11 @@ ReturnedRows check_returned_rows(const PrepareRecipe& recipe, const PrepareFinal
                                  std::int64_t num_rows, const TensorView& rows,
                                  const WeightAndReduce& policy);
 
+/// The max_tokens of a call: decode sizes grow in powers of two, so that few shapes occur (as vLLM
+/// does for its graphs).
+std::int64_t rounded_max_tokens(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                                std::int64_t max_tokens);
+
 /// Experts that take packed UE8M0 scales get them from the senders.
 bool sends_packed_scales(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
                          bool experts_take_them);

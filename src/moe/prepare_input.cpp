@@ -3,7 +3,6 @@
 // What goes into dispatch: weights on the input, ids in physical numbering, the size of the call.
 
 #include <algorithm>
-#include <bit>
 
 #include "core/fail.h"
 #include "core/format.h"
@@ -76,14 +75,6 @@ TensorView ExchangePrepareFinalize::to_physical(MicroBatch& batch,
     map_ids(topk_ids.as<std::int64_t>(), topk_ids.num_elements(), table, mapped);
   }
   return batch.physical_ids;
-}
-
-// Decode sizes grow in powers of two, so that few shapes occur (as vLLM does for its graphs).
-std::int64_t ExchangePrepareFinalize::rounded_max_tokens(std::int64_t max_tokens) const {
-  if (max_tokens <= 0 || recipe_.kind != PrepareKind::kElasticDecode) return max_tokens;
-  if (max_tokens >= config_.max_tokens_per_rank) return max_tokens;
-  const auto rounded = std::bit_ceil(static_cast<std::uint64_t>(max_tokens));
-  return std::min(static_cast<std::int64_t>(rounded), config_.max_tokens_per_rank);
 }
 
 }  // namespace switchyard

@@ -30,6 +30,7 @@ class P2pExchange final : public DeviceExchangeBackend {
 
   const ExchangeConfig& config() const override { return shape_.config; }
   const char* heap() const override { return name_of(window_->kind()); }
+  ExchangeMemory memory() const override;
   bool is_shared_gpu() const override { return window_->is_shared_gpu(); }
   DeviceHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                              const TensorView& topk_weights, Stream stream,

@@ -92,6 +92,13 @@ void start_count(std::uint64_t* counter) {
 
 }  // namespace
 
+ExchangeMemory P2pExchange::memory() const {
+  ExchangeMemory memory;
+  memory.window_bytes = window_->size_bytes();
+  for (const Channel& channel : channels_) memory.receive_bytes += channel.memory.size_bytes();
+  return memory;
+}
+
 void P2pExchange::prepare_memory() {
   require_queues(*window_, shape_.config.max_in_flight);
   words_ = PinnedBuffer(sizeof(WatchWords));

@@ -118,11 +118,13 @@ void ClassRank::run_call(int call) {
       .micro_batch = call % config.num_micro_batches,
       .defer_input_quant = c_.defers,
       .weighs_in_place = c_.weighs_input && call % 2 == 1,
+      .max_tokens = c_.max_tokens,
   };
   last_ = on_gpu.micro_batch;
   PrepareArguments on_cpu{in.hidden, in.ids, in.weights, c_.weighs_input};
   on_cpu.micro_batch = on_gpu.micro_batch;
   on_cpu.defer_input_quant = c_.defers;
+  on_cpu.max_tokens = c_.max_tokens;
   on_cpu.weighs_in_place = on_gpu.weighs_in_place;
   DevicePrepared got;
   if (call % 2 == 1) {
@@ -133,6 +135,7 @@ void ClassRank::run_call(int call) {
     got = gpu_->prepare(on_gpu, arena_.stream());
   }
   const Prepared want = cpu_->prepare(on_cpu);
+  num_rows_ = num_rows_of(got.experts.rows);
   arena_.wait();
   gpu_->check();
   compare(want, got);
@@ -223,7 +226,7 @@ Tensor ClassRank::results(const Prepared& prepared, WeightAndReduceKind policy, 
   const std::int64_t hidden = c_.config.hidden;
   const bool is_cube = !is_grouped() && policy != WeightAndReduceKind::kNoOp;
   const std::int64_t num_topk = is_cube ? c_.config.num_topk : 1;
-  const std::int64_t num_rows = gpu_->max_buffer_rows() * num_topk;
+  const std::int64_t num_rows = num_rows_ * num_topk;
   Tensor rows(DType::kBF16, {num_rows, hidden});
   std::fill_n(rows.as<std::uint16_t>(), num_rows * hidden, std::uint16_t{0x7FC0});
   for (const RowOrigin& origin : cpu_->row_origins(last_)) {
@@ -258,7 +261,7 @@ void ClassRank::finalize(const Prepared& prepared, std::int64_t num_tokens, int 
   on_gpu.weight_and_reduce = policy;
   on_gpu.micro_batch = last_;
   if (is_cube) {
-    on_gpu.reduced = arena_.upload(Tensor(DType::kBF16, {gpu_->max_buffer_rows(), hidden}));
+    on_gpu.reduced = arena_.upload(Tensor(DType::kBF16, {num_rows_, hidden}));
   }
   if (call % 2 == 1) {
     gpu_->finalize_async(on_gpu, arena_.stream(), arena_.stream()).receiver();

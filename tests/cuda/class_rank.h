@@ -25,6 +25,7 @@ struct DeviceClassCase {
   DType input = DType::kBF16;
   bool weighs_input = false;
   bool defers = false;
+  std::int64_t max_tokens = 0;  ///< as PrepareArguments
   int num_calls = 4;
 };
 
@@ -70,7 +71,8 @@ class ClassRank {
   std::unique_ptr<PrepareFinalize> cpu_;
   DeviceArena arena_;
   std::unique_ptr<DevicePrepareFinalize> gpu_;
-  int last_ = 0;  ///< micro-batch of the call
+  int last_ = 0;               ///< micro-batch of the call
+  std::int64_t num_rows_ = 0;  ///< of its receive buffer on the GPU
 };
 
 }  // namespace switchyard::test

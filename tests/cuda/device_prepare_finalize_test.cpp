@@ -110,6 +110,23 @@ std::vector<DeviceClassCase> cases() {
     few.config.num_topk = 2;
     add(few);
 
+    few.name = "fewer_experts_after_wire";
+    few.config.wire_scheme = schemes::kNone;
+    add(few);
+
+    DeviceClassCase small{"small_calls", kind, 2, config_of(schemes::kFp8Block)};
+    small.max_tokens = 20;
+    small.num_tokens = {20, 0, 5};
+    add(small);
+    small.name = "small_calls_after_wire";
+    small.config.wire_scheme = schemes::kNone;
+    small.config.scale_layout = ScaleLayout::kColumnMajor;
+    add(small);
+
+    DeviceClassCase back{"fp8_results", kind, 2, config_of(schemes::kFp8Block)};
+    back.config.combine_scheme = schemes::kFp8Block;
+    add(back);
+
     if (!is_grouped(kind)) continue;
     for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
       DeviceClassCase sums{name_of(reduce), kind, 2, config_of(schemes::kFp8Block)};

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The layer of `run` on GPUs. A rank waits for its stream after each stage, to time it, so
+// micro-batches follow one another.
+
+#include <algorithm>
+
+#include "switchyard/device_modular_kernel.h"
+
+#include "core/clock.h"
+#include "core/fail.h"
+#include "core/settings.h"
+#include "device/cuda_module.h"
+#include "device/device_tensors.h"
+#include "run_layer.h"
+
+namespace switchyard::cli {
+namespace {
+
+std::size_t stage_of(LayerStage stage) {
+  switch (stage) {
+    case LayerStage::kPrepare: return 1;
+    case LayerStage::kExperts: return 3;
+    case LayerStage::kCombine: return 4;
+    case LayerStage::kShared: return 5;
+  }
+  fail(Errc::kInternal, "run: no stage {}", static_cast<int>(stage));
+}
+
+class CudaLayer final : public LayerTarget {
+ public:
+  explicit CudaLayer(const LayerSetup& setup);
+
+  std::array<std::int64_t, kNumStages> apply(const PrepareArguments& arguments,
+                                             const TensorView& output, RankResult* last) override;
+
+ private:
+  std::unique_ptr<DeviceModularKernel> make_kernel();
+  TensorView upload(const TensorView& host, std::byte* to);
+  Tensor download(const TensorView& device);
+  void inspect(const PrepareArguments& arguments, const DevicePrepared& prepared,
+               const TensorView& expert_output, RankResult& result);
+  void dump(const PrepareArguments& arguments, const DevicePrepared& prepared,
+            const TensorView& expert_output);
+  std::vector<RowOrigin> row_origins(const PrepareArguments& arguments) const;
+  void describe(RankResult& result) const;
+
+  LayerSetup setup_;
+  std::unique_ptr<DeviceQueue> queue_;
+  // Of this rank's tokens.
+  DeviceTensors tensors_;
+  std::byte* hidden_;
+  std::byte* topk_ids_;
+  std::byte* topk_weights_;
+  std::byte* output_;
+  TensorView shared_gate_;
+  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: it ends before memory does
+};
+
+CudaLayer::CudaLayer(const LayerSetup& setup)
+    : setup_(setup), queue_(cuda_module().make_queue(setup.group.rank())) {
+  const PrepareFinalizeConfig& config = setup.run_config.prepare;
+  const auto num_tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
+  const std::size_t num_elements = num_tokens * static_cast<std::size_t>(config.hidden);
+  const std::size_t num_choices = num_tokens * static_cast<std::size_t>(config.num_topk);
+  hidden_ = tensors_.take_bytes(num_elements * sizeof(std::uint16_t));
+  topk_ids_ = tensors_.take_bytes(num_choices * sizeof(std::int64_t));
+  topk_weights_ = tensors_.take_bytes(num_choices * sizeof(float));
+  output_ = tensors_.take_bytes(num_elements * sizeof(std::uint16_t));
+  if (setup.weights.shared_gate.view().has_value()) {
+    const TensorView& gate = setup.weights.shared_gate;
+    shared_gate_ = upload(gate, tensors_.take_bytes(gate.num_bytes()));
+  }
+  tensors_.close();
+  kernel_ = make_kernel();
+}
+
+std::unique_ptr<DeviceModularKernel> CudaLayer::make_kernel() {
+  const auto& [kind, config, intermediate_scale] = setup_.run_config;
+  const std::string& name = setup_.options.experts;
+  ExpertOptions expert_options{config.scheme};
+  if (intermediate_scale) {
+    expert_options.intermediate_scale = TensorView::of(&*intermediate_scale, {1});
+  }
+  DeviceSharedExpert shared;
+  if (setup_.weights.shared.has_value()) {
+    shared.experts = make_device_experts(name, setup_.weights.shared.view(), {});
+    shared.gate = shared_gate_;
+  }
+  auto experts = make_device_experts(name, setup_.weights.experts.view(), expert_options);
+  return std::make_unique<DeviceModularKernel>(
+      make_device_prepare_finalize(kind, setup_.group, config), std::move(experts),
+      std::move(shared));
+}
+
+TensorView CudaLayer::upload(const TensorView& host, std::byte* to) {
+  if (host.num_bytes() > 0) queue_->copy(to, host.data(), host.num_bytes());
+  return TensorView(to, host.dtype(), {host.shape(0), host.shape(1)});
+}
+
+// Of two dimensions or one; rows of experts one below the other.
+Tensor CudaLayer::download(const TensorView& device) {
+  const int last = device.num_dims() - 1;
+  const std::int64_t width = last > 0 ? device.shape(last) : 1;
+  Tensor host(device.dtype(), {width == 0 ? 0 : device.num_elements() / width, width});
+  if (device.num_bytes() > 0) queue_->copy(host.data(), device.data(), device.num_bytes());
+  return host;
+}
+
+std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& arguments,
+                                                      const TensorView& output, RankResult* last) {
+  const TensorView hidden = upload(arguments.hidden, hidden_);
+  const TensorView ids = upload(arguments.topk_ids, topk_ids_);
+  const TensorView weights = upload(arguments.topk_weights, topk_weights_);
+  const TensorView result(output_, output.dtype(), {output.shape(0), output.shape(1)});
+  if (last != nullptr) {
+    describe(*last);
+    kernel_->set_inspector([&, last](const DevicePrepared& prepared, const TensorView& rows) {
+      inspect(arguments, prepared, rows, *last);
+    });
+  }
+  std::array<std::int64_t, kNumStages> sample{};
+  std::int64_t before = now_ns();
+  kernel_->set_stage_observer([&](LayerStage stage) {
+    queue_->wait();
+    const std::int64_t now = now_ns();
+    sample[stage_of(stage)] += now - std::exchange(before, now);
+  });
+  const std::int64_t count = setup_.options.micro_batches;
+  const std::int64_t num_tokens = hidden.shape(0);
+  for (std::int64_t m = 0; m < count; ++m) {
+    const auto first_of = [&](std::int64_t i) {
+      return num_tokens / count * i + std::min(i, num_tokens % count);
+    };
+    const std::int64_t begin = first_of(m);
+    const std::int64_t end = first_of(m + 1);
+    DevicePrepareArguments part;
+    part.hidden = slice_rows(hidden, begin, end);
+    part.topk_ids = slice_rows(ids, begin, end);
+    part.topk_weights = slice_rows(weights, begin, end);
+    part.micro_batch = static_cast<int>(m);
+    part.max_tokens = (setup_.run_config.prepare.max_tokens_per_rank + count - 1) / count;
+    kernel_->apply(part, slice_rows(result, begin, end), queue_->stream());
+  }
+  kernel_->check();
+  kernel_->set_inspector({});
+  if (output.num_bytes() > 0) queue_->copy(output.data(), output_, output.num_bytes());
+  return sample;
+}
+
+// Before the rows go home; once for each micro-batch.
+void CudaLayer::inspect(const PrepareArguments& arguments, const DevicePrepared& prepared,
+                        const TensorView& expert_output, RankResult& result) {
+  queue_->wait();
+  kernel_->check();
+  const Tensor counts = download(prepared.experts.num_rows);
+  const Tensor total = download(prepared.total_rows);
+  const auto num_counts = static_cast<std::size_t>(counts.shape(0));
+  add_rows(setup_, *total.as<std::int32_t>(), {counts.as<std::int32_t>(), num_counts}, result);
+  if (!setup_.options.dump.empty()) dump(arguments, prepared, expert_output);
+}
+
+void CudaLayer::dump(const PrepareArguments& arguments, const DevicePrepared& prepared,
+                     const TensorView& expert_output) {
+  const DeviceExpertRows& from = prepared.experts;
+  const auto optional = [&](const TensorView& device) {
+    return device.has_value() ? download(device) : Tensor();
+  };
+  const Tensor rows = download(from.rows);
+  const Tensor scales = optional(from.scales);
+  const Tensor tensor_scale = optional(from.tensor_scale);
+  const Tensor counts = download(from.num_rows);
+  const Tensor ids = optional(prepared.topk_ids);
+  const Tensor returned = download(expert_output);
+  ExpertRows experts;
+  experts.rows = rows;
+  experts.scales = scales;
+  experts.scheme = from.scheme;
+  experts.num_rows = {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.shape(0))};
+  experts.tensor_scale = tensor_scale;
+  dump_rows(setup_, arguments, {experts, ids, returned, row_origins(arguments)});
+}
+
+// GPUs keep no list of them. Rows lie where they lie on CPUs: the same ids over the same ranks with
+// narrow rows tell.
+std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments) const {
+  constexpr std::int64_t kWidth = 16;
+  PrepareFinalizeConfig config = setup_.run_config.prepare;
+  config.hidden = kWidth;
+  config.scheme = schemes::kNone;
+  config.static_scale.reset();
+  const auto twin = make_prepare_finalize(setup_.run_config.kind, setup_.group, config);
+  const std::int64_t num_tokens = arguments.hidden.shape(0);
+  const Tensor narrow(DType::kBF16, {num_tokens, kWidth});
+  const Prepared prepared = twin->prepare({narrow, arguments.topk_ids, arguments.topk_weights});
+  std::vector<RowOrigin> origins = twin->row_origins();
+  const bool is_grouped = !prepared.topk_ids.has_value() || prepared.topk_ids.shape(1) == 1;
+  const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), kWidth});
+  twin->finalize(
+      {narrow, rows, is_grouped ? WeightAndReduce::delegate() : WeightAndReduce::no_op()});
+  return origins;
+}
+
+void CudaLayer::describe(RankResult& result) const {
+  const DevicePrepareFinalize& prepare = kernel_->prepare_finalize();
+  const ExchangeMemory memory = prepare.memory();
+  result.window_bytes = static_cast<std::int64_t>(memory.window_bytes);
+  result.workspace_bytes =
+      static_cast<std::int64_t>(memory.receive_bytes + kernel_->workspace_bytes());
+  const DeviceFacts facts = cuda_module().describe_devices(setting("SWITCHYARD_HEAP").text);
+  const auto rank = static_cast<std::size_t>(setup_.group.rank());
+  if (!facts.gpus.empty()) result.gpu = facts.gpus[rank % facts.gpus.size()].name;
+  result.heap = prepare.heap();
+  result.is_shared_gpu = prepare.is_shared_gpu();
+}
+
+}  // namespace
+
+std::unique_ptr<LayerTarget> make_cuda_layer(const LayerSetup& setup) {
+  return std::make_unique<CudaLayer>(setup);
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Experts around a GEMM of one's own: tokens are quantized to fp8 and dispatched into a batch,
+// whose scales lie by columns that start at 16 bytes, as TMA wants them; OwnExperts multiplies them
+// as they are, with weights of fp8, too. The library's "exact" experts, given the same rows, say
+// whether the result is right. One rank on one GPU.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cuda_runtime_api.h>
+#include <stdexcept>
+#include <vector>
+
+#include "masked_gemm.h"
+
+#include <switchyard/device_exchange.h>
+#include <switchyard/device_experts.h>
+#include <switchyard/quantize_batched.h>
+#include <switchyard/scale_layout.h>
+
+namespace sy = switchyard;
+
+namespace {
+
+constexpr std::int64_t kExperts = 4;
+constexpr std::int64_t kTokens = 200;
+constexpr std::int64_t kTopk = 2;
+constexpr std::int64_t kHidden = 512;
+constexpr std::int64_t kIntermediate = 256;
+constexpr std::int64_t kBlock = 128;
+
+void check_cuda(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// Memory of the GPU.
+class DeviceArray {
+ public:
+  explicit DeviceArray(std::size_t bytes) : bytes_(bytes) { check_cuda(cudaMalloc(&data_, bytes)); }
+  template <typename T>
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size() * sizeof(T)) {
+    check_cuda(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceArray() { cudaFree(data_); }
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  sy::TensorView view(sy::DType dtype, std::initializer_list<std::int64_t> shape) const {
+    return {data_, dtype, shape};
+  }
+
+ private:
+  std::size_t bytes_;
+  void* data_ = nullptr;
+};
+
+/// Numbers that look random, from -1 to 1.
+float noise(std::uint32_t i) {
+  std::uint32_t x = i * 2654435761u + 12345u;
+  x = (x ^ x >> 15) * 2246822519u;
+  x = (x ^ x >> 13) * 3266489917u;
+  return static_cast<float>((x ^ x >> 16) >> 8) * 0x1p-23f - 1.0f;
+}
+
+std::uint16_t bf16_of(float x) {
+  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16);
+}
+
+/// fp8 matrices [experts, outputs, depth], a scale for each 128 x 128 elements.
+struct Fp8Matrix {
+  std::int64_t outputs;
+  std::int64_t depth;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales;
+
+  Fp8Matrix(std::int64_t num_outputs, std::int64_t num_inputs, std::uint32_t seed)
+      : outputs(num_outputs), depth(num_inputs) {
+    for (std::int64_t i = 0; i < kExperts * outputs * depth; ++i) {
+      const float value = noise(seed + static_cast<std::uint32_t>(i));
+      // From 2^-3 to 2 in steps of the format, of either sign.
+      const auto code = static_cast<std::uint8_t>(0x20 + std::abs(value) * 0x20);
+      codes.push_back(value < 0 ? code | 0x80 : code);
+    }
+    for (std::int64_t i = 0; i < kExperts * (outputs / kBlock) * (depth / kBlock); ++i) {
+      scales.push_back((1.0f + 0.5f * noise(seed + 77u + static_cast<std::uint32_t>(i))) /
+                       std::sqrt(static_cast<float>(depth)));
+    }
+  }
+
+  sy::TensorView values(std::int64_t first, std::int64_t count) const {
+    return {codes.data() + first * depth,
+            sy::DType::kE4M3,
+            {kExperts, count, depth},
+            {outputs * depth, depth, 1}};
+  }
+  sy::TensorView scale_view(std::int64_t first, std::int64_t count) const {
+    const std::int64_t across = depth / kBlock;
+    return {scales.data() + first / kBlock * across,
+            sy::DType::kF32,
+            {kExperts, count / kBlock, across},
+            {outputs / kBlock * across, across, 1}};
+  }
+};
+
+/// The same weights as the library's experts take them: gate and up are halves of one tensor.
+sy::ExpertWeights library_weights(const Fp8Matrix& gate_up, const Fp8Matrix& down) {
+  sy::ExpertWeights weights;
+  weights.gate = gate_up.values(0, kIntermediate);
+  weights.up = gate_up.values(kIntermediate, kIntermediate);
+  weights.down = down.values(0, kHidden);
+  weights.gate_scale = gate_up.scale_view(0, kIntermediate);
+  weights.up_scale = gate_up.scale_view(kIntermediate, kIntermediate);
+  weights.down_scale = down.scale_view(0, kHidden);
+  return weights;
+}
+
+class OwnExperts final : public sy::DeviceExperts {
+ public:
+  OwnExperts(const Fp8Matrix& gate_up, const Fp8Matrix& down)
+      : gate_up_(gate_up.codes),
+        gate_up_scales_(gate_up.scales),
+        down_(down.codes),
+        down_scales_(down.scales) {}
+
+  std::string_view name() const override { return "own"; }
+  bool is_batch_invariant() const override { return true; }
+  bool is_capturable(bool) const override { return true; }
+
+  std::size_t workspace_bytes(const sy::TensorView& rows) const override {
+    return carve(rows.shape(1), nullptr).bytes;
+  }
+
+  void apply(const sy::DeviceExpertRows& input, const sy::TensorView& output,
+             const sy::TensorView& workspace, sy::Stream stream) override {
+    const std::int64_t capacity = input.rows.shape(1);
+    const Scratch scratch = carve(capacity, workspace.as<std::byte>());
+    const sy::TensorView sums(scratch.sums, sy::DType::kF32,
+                              {kExperts, capacity, 2 * kIntermediate});
+    const sy::TensorView codes(scratch.codes, sy::DType::kE4M3,
+                               {kExperts, capacity, kIntermediate});
+    multiply(input.rows, input.scales, gate_up_, gate_up_scales_, input.num_rows, sums, stream);
+    sy::silu_mul_quantize_batched(sums, input.num_rows, sy::schemes::kFp8Block, codes,
+                                  scratch.scales, stream);
+    multiply(codes, scratch.scales, down_, down_scales_, input.num_rows, output, stream);
+  }
+
+ private:
+  struct Scratch {
+    std::byte* sums;
+    std::byte* codes;
+    sy::TensorView scales;
+    std::size_t bytes;
+  };
+
+  static Scratch carve(std::int64_t capacity, std::byte* base) {
+    const std::int64_t sums = kExperts * capacity * 2 * kIntermediate * 4;
+    const std::int64_t codes = kExperts * capacity * kIntermediate;
+    const std::int64_t blocks = kIntermediate / kBlock;
+    const std::int64_t elements =
+        sy::num_scale_elements(sy::ScaleLayout::kColumnMajorAligned, capacity, blocks);
+    const std::int64_t column = elements / blocks;
+    std::byte* scales = base == nullptr ? nullptr : base + sums + codes;
+    return {base, base == nullptr ? nullptr : base + sums,
+            sy::TensorView(scales, sy::DType::kF32, {kExperts, capacity, blocks},
+                           {elements, 1, column}),
+            static_cast<std::size_t>(sums + codes + kExperts * elements * 4)};
+  }
+
+  static void multiply(const sy::TensorView& x, const sy::TensorView& x_scales,
+                       const DeviceArray& w, const DeviceArray& w_scales,
+                       const sy::TensorView& num_rows, const sy::TensorView& out,
+                       sy::Stream stream) {
+    // What a TMA descriptor of the scales needs: rows side by side, columns at 16 bytes.
+    if (x_scales.stride(1) != 1 || x_scales.stride(2) % 4 != 0 || x_scales.stride(0) % 4 != 0) {
+      throw std::invalid_argument("scales are not by aligned columns");
+    }
+    check_cuda(launch_masked_gemm(
+        {x.as<const std::uint8_t>(), x_scales.as<const float>(), x_scales.stride(0),
+         x_scales.stride(2), w.as<const std::uint8_t>(), w_scales.as<const float>(),
+         num_rows.as<const std::int32_t>(), out.data(), out.dtype() == sy::DType::kBF16,
+         static_cast<int>(kExperts), static_cast<int>(x.shape(1)), static_cast<int>(out.shape(2)),
+         static_cast<int>(x.shape(2))},
+        stream.get()));
+  }
+
+  DeviceArray gate_up_;
+  DeviceArray gate_up_scales_;
+  DeviceArray down_;
+  DeviceArray down_scales_;
+};
+
+/// Combined results [T, H] f32 of one layer with these experts.
+std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts) {
+  cudaStream_t stream{};
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  sy::ExchangeConfig config{.num_experts = kExperts,
+                            .num_topk = kTopk,
+                            .hidden = kHidden,
+                            .max_tokens_per_rank = kTokens,
+                            .layout = sy::Layout::kBatched,
+                            .scheme = sy::schemes::kFp8Block,
+                            .scale_layout = sy::ScaleLayout::kColumnMajorAligned};
+  sy::DeviceExchange exchange(group, config);
+  std::vector<std::uint16_t> tokens;
+  std::vector<std::int32_t> ids;
+  for (std::uint32_t i = 0; i < kTokens * kHidden; ++i) tokens.push_back(bf16_of(noise(i)));
+  // Expert 0 is wanted by all, the others by a third each.
+  for (std::int32_t t = 0; t < kTokens; ++t) ids.insert(ids.end(), {0, 1 + t % 3});
+  const DeviceArray device_tokens(tokens);
+  const DeviceArray device_ids(ids);
+  const DeviceArray weights(std::vector<float>(kTokens * kTopk, 0.5f));
+  const DeviceArray output(kTokens * kHidden * sizeof(float));
+
+  const sy::DeviceDispatched received =
+      exchange.dispatch(device_tokens.view(sy::DType::kBF16, {kTokens, kHidden}),
+                        device_ids.view(sy::DType::kI32, {kTokens, kTopk}),
+                        weights.view(sy::DType::kF32, {kTokens, kTopk}), stream);
+  sy::DeviceExpertRows rows;
+  rows.rows = received.rows;
+  rows.scales = received.scales;
+  rows.scheme = config.scheme;
+  rows.first_row = received.first_row;
+  rows.num_rows = received.num_rows;
+  rows.scale_layout = config.scale_layout;
+  const DeviceArray results(received.rows.num_bytes() * 2);  // bf16 of fp8 rows
+  const std::size_t bytes = experts.workspace_bytes(rows.rows);
+  const DeviceArray workspace(bytes);
+  const sy::TensorView result =
+      results.view(sy::DType::kBF16, {received.rows.shape(0), received.rows.shape(1), kHidden});
+  experts.apply(rows, result, workspace.view(sy::DType::kU8, {static_cast<std::int64_t>(bytes)}),
+                stream);
+  exchange.combine(received.handle, result, output.view(sy::DType::kF32, {kTokens, kHidden}),
+                   stream);
+  check_cuda(cudaStreamSynchronize(stream));
+  exchange.check();
+  check_cuda(cudaStreamDestroy(stream));
+  std::vector<float> values(kTokens * kHidden);
+  check_cuda(cudaMemcpy(values.data(), output.as<float>(), values.size() * sizeof(float),
+                        cudaMemcpyDeviceToHost));
+  return values;
+}
+
+/// The largest |a - b| / |b| of a token.
+double worst_error(const std::vector<float>& a, const std::vector<float>& b) {
+  double worst = 0;
+  for (std::size_t t = 0; t < kTokens; ++t) {
+    double error = 0;
+    double size = 0;
+    for (std::size_t i = t * kHidden; i < (t + 1) * kHidden; ++i) {
+      const double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+      error += difference * difference;
+      size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+    }
+    const double ratio = std::sqrt(error / size);
+    if (!(ratio <= worst)) worst = ratio;  // NaN is the worst
+  }
+  return worst;
+}
+
+}  // namespace
+
+int main() {
+  int num_gpus = 0;
+  if (cudaGetDeviceCount(&num_gpus) != cudaSuccess || num_gpus == 0) {
+    std::printf("no GPU on this machine, nothing to show\n");
+    return 0;
+  }
+  // Sums in another order land on the other side of an fp8 rounding now and then, which moves one
+  // of 256 terms by up to 2^-3 of itself.
+  constexpr double kTolerance = 1e-2;
+  double error = 0;
+  sy::run_local_ranks(1, [&](const sy::Group& group) {
+    check_cuda(cudaSetDevice(0));
+    const Fp8Matrix gate_up(2 * kIntermediate, kHidden, 1);
+    const Fp8Matrix down(kHidden, kIntermediate, 2);
+    OwnExperts own(gate_up, down);
+    sy::ExpertOptions options;
+    options.intermediate = sy::schemes::kFp8Block;
+    const auto exact = sy::make_device_experts("exact", library_weights(gate_up, down), options);
+    error = worst_error(run_layer(group, own), run_layer(group, *exact));
+  });
+  std::printf("largest difference of a token from exact experts: %.2e, allowed %.0e\n", error,
+              kTolerance);
+  return error <= kTolerance ? 0 : 1;
+}
