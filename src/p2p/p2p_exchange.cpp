@@ -137,8 +137,8 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
 
 void P2pExchange::prepare_memory() {
   if (window_->kind() == HeapKind::kSameProcess) {
-    const std::string obstacle = queue_obstacle(window_->ranks_on_gpu(), config_.max_in_flight,
-                                                std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    const std::string obstacle =
+        queue_obstacle(window_->ranks_on_gpu(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     require(obstacle.empty(), Errc::kNotAvailable, "device exchange: {}", obstacle);
   }
   words_ = PinnedBuffer(sizeof(WatchWords));
