@@ -12,6 +12,16 @@ __device__ __forceinline__ std::uint64_t next_call(const CallState& state) {
   return (*const_cast<volatile std::uint64_t*>(state.counter)) / kCallUnit;
 }
 
+/// The same for a CTA: one thread asks, or every warp of the grid would ask for one word. Known
+/// after the next barrier.
+struct CallOfCta {
+  std::uint64_t number;
+
+  __device__ __forceinline__ void ask(const CallState& state) {
+    if (threadIdx.x == 0) number = next_call(state);
+  }
+};
+
 /// Every CTA of a launch adds its share as it ends; with the last one the sum is one call. Right
 /// for CTAs that start late: they still read the old number.
 __device__ __forceinline__ void count_call(const CallState& state) {

@@ -14,14 +14,15 @@ namespace {
 template <DType kWire>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
+  __shared__ CallOfCta next;
+  __shared__ std::int32_t num_arrivals[kMaxPushRanks];
   const std::uint32_t asked = begin_kernel(a);
-  const std::uint64_t call = next_call(a.state) - 1;
   const int num_sending = sends ? a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta < num_sending) {
-    return_tokens<kWire>(a, call, cta);
+    return_tokens<kWire>(a, next, cta, num_arrivals);
   } else {
-    sum_tokens<kWire>(a, call, cta - num_sending);
+    sum_tokens<kWire>(a, next, cta - num_sending);
   }
   end_kernel(asked);
 }

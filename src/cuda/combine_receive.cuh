@@ -4,6 +4,7 @@
 // back, in one chain in fixed order, and rounds once.
 #pragma once
 
+#include "cuda/call.cuh"
 #include "cuda/return_grain.cuh"
 #include "cuda/wire.cuh"
 
@@ -158,18 +159,27 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
   return true;
 }
 
+/// `next_call` is shared memory.
 template <DType kWire>
-__device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint64_t call, int receiver) {
+__device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next_call,
+                                           int receiver) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * kExchangeWarps;
   const int num_pieces = a.layout.num_return_pieces;
   const int num_items = a.num_tokens * num_pieces;
+  if (num_items == 0) return;
+  int token = a.by_pieces.quotient(warp);
+  TokenTerms terms(a, min(token, a.num_tokens - 1), lane);
+  next_call.ask(a.state);
+  __syncthreads();
+  const std::uint64_t call = next_call.number - 1;
 #pragma unroll 1
-  for (int item = warp; item < num_items; item += num_warps) {
-    const int token = a.by_pieces.quotient(item);
-    const TokenTerms terms(a, token, lane);
+  for (int item = warp; item < num_items;) {
     if (!sum_piece<kWire>(a, call, token, terms, item - token * num_pieces, lane)) return;
+    item += num_warps;
+    token = a.by_pieces.quotient(item);
+    if (item < num_items) terms = TokenTerms(a, token, lane);
   }
 }
 

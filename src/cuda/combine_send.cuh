@@ -5,6 +5,7 @@
 // per_expert sends each row as it is.
 #pragma once
 
+#include "cuda/call.cuh"
 #include "cuda/exchange_args.h"
 #include "cuda/return_grain.cuh"
 #include "cuda/wire.cuh"
@@ -89,16 +90,14 @@ struct ArrivedPiece {
   std::int32_t piece;
 };
 
+/// `next_call` and `num_arrivals` are shared memory.
 template <DType kWire>
-__device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_t call,
-                                              int sender) {
+__device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& next_call,
+                                              int sender, std::int32_t* num_arrivals) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_warps = a.num_senders * kExchangeWarps;
+  const int all_warps = a.num_senders * kExchangeWarps;
   const int num_ranks = a.ownership.num_ranks;
-  // Lane s knows how many rows came of ranks s and s + 32.
-  const std::int32_t low = lane < num_ranks ? a.state.num_arrivals[lane] : 0;
-  const std::int32_t high = lane + kLanes < num_ranks ? a.state.num_arrivals[lane + kLanes] : 0;
   const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
   if (max_tokens == 0) return;
   const auto at = [&](int item) {
@@ -112,16 +111,28 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint64_
   // of one wait are one wait.
   ArrivedPiece now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
+  next_call.ask(a.state);
+  static_assert(kMaxPushRanks <= kExchangeThreads);
+  if (threadIdx.x < kMaxPushRanks) {
+    const auto s = static_cast<int>(threadIdx.x);
+    num_arrivals[s] = s < num_ranks ? a.state.num_arrivals[s] : 0;
+  }
+  __syncthreads();
+  const std::uint64_t call = next_call.number - 1;
+  const std::int32_t most = __reduce_max_sync(
+      0xFFFFFFFFu, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
+  // As many warps as have equally much to do: rows compete for the links, so that with fewer warps
+  // each round is faster.
+  const int num_items = most * static_cast<int>(a.by_slot.divisor);
+  const int num_rounds = (num_items + all_warps - 1) / all_warps;
+  const int num_warps = num_items == 0 ? 0 : (num_items + num_rounds - 1) / num_rounds;
+  if (warp >= num_warps) return;
 #pragma unroll 1
-  for (int item = warp; a.by_slot.quotient(item) < max_tokens; item += num_warps) {
+  for (int item = warp; item < num_items; item += num_warps) {
     const ArrivedPiece next = at(item + num_warps);
     const ArrivedToken from_next(a, next.owner * max_tokens + next.slot, lane);
-    const std::int32_t from_low = __shfl_sync(0xFFFFFFFFu, low, now.owner % kLanes);
-    const std::int32_t from_high = __shfl_sync(0xFFFFFFFFu, high, now.owner % kLanes);
-    if (now.slot < (now.owner < kLanes ? from_low : from_high)) {
+    if (now.slot < num_arrivals[now.owner]) {
       return_piece<kWire>(a, call, now.owner, from, now.piece, lane);
-    } else if (now.slot >= __reduce_max_sync(0xFFFFFFFFu, max(low, high))) {
-      return;
     }
     now = next;
     from = from_next;

@@ -18,34 +18,41 @@ template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ std::byte memory[];
-  std::uint32_t asked = begin_kernel(a);
-  const std::uint64_t call = next_call(a.state);
+  __shared__ CallOfCta call;
+  const std::uint32_t asked = begin_kernel(a);
+  std::uint32_t asked_too = 0;
   const int num_sending = sends ? 1 + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
+    call.ask(a.state);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_tokens<Form::kWords>(a, call, cta - num_sending, shared,
                                  reinterpret_cast<std::int32_t*>(&shared + 1));
   } else {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
     auto* counts = reinterpret_cast<std::uint32_t*>(&shared + 1);
+    const int warp = static_cast<int>(threadIdx.x) / kLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const bool announces = cta == 0;
     const SendRange range(a, announces ? 0 : cta - 1);
-    if (!announces) {
-      const int warp = static_cast<int>(threadIdx.x) / kLanes;
-      const int lane = static_cast<int>(threadIdx.x) % kLanes;
-      load_ids(a, range.begin, min(kBatchTokens, range.end - range.begin), shared.ids);
-      if (lane < kMaxPieceScaleBytes) shared.scales[warp][lane] = 0;
-      asked += ask_for_item(a, range, SendItem(a, range, warp), lane);
-    }
-    count_tokens(a, announces ? a.num_tokens : range.begin, counts);
+    // All loads of the first wait, then what waits for them.
+    const int num_counted = announces ? a.num_tokens : range.begin;
+    const ChoiceWalk walk(a, num_counted);
+    const std::int32_t counted_id = walk.load(a, num_counted);
+    const std::int32_t own_id = announces ? -1 : load_id_of_batch(a, range.begin, range.end);
+    if (!announces) asked_too = ask_for_item(a, range, SendItem(a, range, warp), lane);
+    if (lane < kMaxPieceScaleBytes) shared.scales[warp][lane] = 0;
+    clear_counts(a, counts);
+    call.ask(a.state);
+    shared.ids[threadIdx.x] = own_id;
+    count_tokens(a, num_counted, walk, counted_id, counts);
     if (announces) {
-      announce(a, call, counts);
+      announce(a, call.number, counts);
     } else {
-      send_tokens<Form>(a, call, range, shared, counts);
+      send_tokens<Form>(a, call.number, range, shared, counts);
     }
   }
-  end_kernel(asked);
+  end_kernel(asked ^ asked_too);
   if (!receives) return;
   __syncthreads();
   count_call(a.state);

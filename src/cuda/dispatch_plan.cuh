@@ -82,28 +82,31 @@ struct ChoiceWalk {
   __device__ __forceinline__ int step() const { return kExchangeWarps * per_warp; }
 };
 
-/// Counts what tokens before `end` chose: rows of each expert, tokens for each rank. The first ids
-/// are on their way while the counts are cleared, each next one while one is counted. Ends with a
-/// barrier.
-__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end,
-                                             std::uint32_t* counts) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
+__device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_t* counts) {
   const int size = a.ownership.num_experts + a.ownership.num_ranks;
-  ChoiceWalk walk(a, end);
-  std::int32_t id = walk.load(a, end);
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) counts[i] = 0;
+}
+
+/// Counts what tokens before `end` chose: rows of each expert, tokens for each rank. `id` is of the
+/// walk's first step; each next one is on its way while one is counted. Begins and ends with a
+/// barrier.
+__device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end, ChoiceWalk walk,
+                                             std::int32_t id, std::uint32_t* counts) {
+  std::uint32_t* rank_counts = counts + a.ownership.num_experts;
   __syncthreads();
 #pragma unroll 1
   for (int round = 0; round < end; round += walk.step()) {
     const bool is_valid = names_expert(a, id);
     const int rank = is_valid ? a.ownership.owner(id) : kMaxPushRanks;
-    const unsigned same = __match_any_sync(0xFFFFFFFFu, walk.token * 2 * kMaxPushRanks + rank);
     walk.token += walk.step();
     const std::int32_t next = walk.load(a, end);
     if (is_valid) atomicAdd(counts + id, 1u);
-    if (is_valid && (same & ((1u << lane) - 1)) == 0) atomicAdd(rank_counts + rank, 1u);
+    // A token counts once for a rank, at its first choice there.
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const unsigned same = __match_any_sync(0xFFFFFFFFu, walk.token * 2 * kMaxPushRanks + rank);
+    const bool is_first = (same & ((1u << lane) - 1)) == 0;
+    if (is_valid && is_first) atomicAdd(rank_counts + rank, 1u);
     id = next;
   }
   __syncthreads();

@@ -4,6 +4,7 @@
 // its rows, one for each local expert that the token chose.
 #pragma once
 
+#include "cuda/call.cuh"
 #include "cuda/dispatch_places.cuh"
 
 namespace switchyard {
@@ -224,7 +225,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
 }
 
 template <int kWords>
-__device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint64_t call,
+__device__ __forceinline__ void receive_tokens(const DispatchArgs& a, const CallOfCta& asked,
                                                int receiver, ReceiverShared& shared,
                                                std::int32_t* memory) {
   const int num_local = a.ownership.count(a.rank);
@@ -235,6 +236,7 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, std::uint6
     shared.failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed) == 0 ? 0 : 1;
   }
   __syncthreads();
+  const std::uint64_t call = asked.number;
   take_announcements(a, call, shared, places);
   __syncthreads();
   if (shared.failed != 0) return;

@@ -132,12 +132,13 @@ __device__ __forceinline__ std::uint32_t ask_for_item(const DispatchArgs& a, con
   return __ldg(reinterpret_cast<const std::uint8_t*>(row) + element * wire_bits(a.token_dtype) / 8);
 }
 
-/// Ids of a batch, by all threads.
-__device__ __forceinline__ void load_ids(const DispatchArgs& a, int batch, int size,
-                                         std::int32_t* ids) {
+/// This thread's id of a batch.
+__device__ __forceinline__ std::int32_t load_id_of_batch(const DispatchArgs& a, int batch,
+                                                         int end) {
   const auto i = static_cast<int>(threadIdx.x);
   static_assert(kBatchTokens * kMaxPushTopk <= kExchangeThreads);
-  if (i < size * a.num_topk) ids[i] = load_id(a, std::int64_t{batch} * a.num_topk + i);
+  const bool is_there = i < min(kBatchTokens, end - batch) * a.num_topk;
+  return is_there ? load_id(a, std::int64_t{batch} * a.num_topk + i) : -1;
 }
 
 /// What the last warp does with a batch: plans it while the others make their first pieces.
@@ -201,7 +202,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArgs& a, std::uint64_t
     const int next = batch + kBatchTokens;
     if (next >= range.end) return;
     __syncthreads();
-    load_ids(a, next, min(kBatchTokens, range.end - next), shared.ids);
+    shared.ids[threadIdx.x] = load_id_of_batch(a, next, range.end);
     __syncthreads();
   }
 }

@@ -44,6 +44,7 @@ struct CallState {
   float* arrival_weights = nullptr;       ///< [P, T, K]
 };
 
+/// Last in the arguments of a kernel, which asks for the first lines of them at once.
 struct PeerTable {
   std::byte* base[kMaxPushRanks];
 };
@@ -57,7 +58,6 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
-  PeerTable windows;
 };
 
 struct DispatchArgs : ExchangeBase {
@@ -109,6 +109,7 @@ struct DispatchArgs : ExchangeBase {
   FastDivisor by_topk;               ///< num_topk
   FastDivisor by_pieces;             ///< pieces of a row
   FastDivisor by_slot;               ///< pieces of a row of every rank
+  PeerTable windows;
 };
 
 struct CombineArgs : ExchangeBase {
@@ -133,6 +134,7 @@ struct CombineArgs : ExchangeBase {
   std::int32_t num_receivers = 0;
   FastDivisor by_pieces;  ///< pieces of a returned row
   FastDivisor by_slot;    ///< pieces of a returned row of every rank
+  PeerTable windows;
 };
 
 inline constexpr int kExchangeThreads = 512;

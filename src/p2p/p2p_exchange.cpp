@@ -237,8 +237,9 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   ExchangeBase base;
   base.layout = layout_;
   base.ownership = KernelOwnership(shape_.ownership);
+  PeerTable windows{};
   for (int r = 0; r < group_.size(); ++r) {
-    base.windows.base[r] = window_->base(r) + index * layout_.total_bytes;
+    windows.base[r] = window_->base(r) + index * layout_.total_bytes;
   }
   base.rank = group_.rank();
   base.num_topk = config_.num_topk;
@@ -249,6 +250,8 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   DispatchArgs& dispatch = channel.dispatch;
   static_cast<ExchangeBase&>(dispatch) = base;
   static_cast<ExchangeBase&>(channel.combine) = base;
+  dispatch.windows = windows;
+  channel.combine.windows = windows;
   const ScaleBlocks scales = scale_blocks(config_, shape_, group_.rank(), shape_.max_buffer_rows);
   const bool is_batched = config_.layout == Layout::kBatched;
   dispatch.scheme = config_.scheme;
