@@ -28,7 +28,7 @@ struct DeviceExchangeOptions {
   /// fairly when several ranks use it.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
-  /// it before they touch anything (programmatic dependent launch).
+  /// it before they touch anything (programmatic dependent launch). Not where ranks share a GPU.
   bool programmatic_launch = false;
   /// How windows are shared: "auto", "same_process", "vmm", "ipc" or "nccl"; empty: the setting
   /// SWITCHYARD_HEAP.
@@ -111,8 +111,9 @@ struct DeviceCombineOptions {
 /// pinned host memory included: the runtime keeps the others from launching until all have ended.
 /// The destructor has all kernels end before it frees, so destroy the exchange before other memory.
 /// Nor may a kernel be launched for the first time then, unless CUDA_MODULE_LOADING is EAGER: it is
-/// loaded, which waits likewise. Each of their handles needs a hardware queue
-/// (CUDA_DEVICE_MAX_CONNECTIONS, kNotAvailable), and branches of a graph need more.
+/// loaded, which waits likewise. Each needs a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS;
+/// kNotAvailable), and should use one stream: the driver may put further ones, and branches of a
+/// graph, behind streams of other ranks.
 ///
 /// Tensors are memory of the GPU that was current when the object was made. ids that are out of
 /// range, peers that do not come and capacities that are exceeded are found by kernels: they end,

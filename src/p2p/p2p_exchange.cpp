@@ -42,7 +42,11 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   int num_sms = 0;
   check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
              "cudaDeviceGetAttribute");
-  num_ctas_ = std::max(3, kExchangeCtasPerSm * num_sms / window_->ranks_on_gpu());
+  // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
+  // those of every handle, and none that comes early.
+  const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
+  num_ctas_ = std::max(3, kExchangeCtasPerSm * num_sms / kernels);
+  options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
   if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(3, options.num_ctas));
 
   channels_.resize(num_channels);

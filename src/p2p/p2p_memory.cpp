@@ -41,23 +41,6 @@ class Parts {
   std::size_t used_ = 0;
 };
 
-// A process has so many hardware queues on a GPU. Streams that share one stand in line: a kernel
-// would wait there behind one of another rank, which waits for it.
-void require_queues(const DeviceWindow& window, int max_in_flight) {
-  constexpr int kDefaultQueues = 8;
-  constexpr int kMostQueues = 32;
-  if (window.kind() != HeapKind::kSameProcess || !window.is_shared_gpu()) return;
-  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const int asked = text == nullptr ? 0 : std::atoi(text);
-  const int num_queues = asked >= 1 && asked <= kMostQueues ? asked : kDefaultQueues;
-  const std::int64_t num_streams = std::int64_t{window.ranks_on_gpu()} * max_in_flight;
-  require(num_streams <= num_queues, Errc::kNotAvailable,
-          "device exchange: {} ranks of this process share a GPU with {} in flight each, but it "
-          "takes kernels of {} streams at once; set CUDA_DEVICE_MAX_CONNECTIONS to {} (at most {}) "
-          "before CUDA is used, or start ranks as processes",
-          window.ranks_on_gpu(), max_in_flight, num_queues, num_streams, kMostQueues);
-}
-
 CallState take_state(Parts& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
   CallState state;
   state.counter = parts.take<std::uint64_t>(1);
@@ -103,11 +86,9 @@ ExchangeMemory P2pExchange::memory() const {
 void P2pExchange::prepare_memory() {
   if (window_->kind() == HeapKind::kSameProcess) {
     const std::string obstacle =
-        queue_obstacle(window_->ranks_on_gpu(), shape_.config.max_in_flight,
-                       std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+        queue_obstacle(window_->ranks_on_gpu(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     require(obstacle.empty(), Errc::kNotAvailable, "device exchange: {}", obstacle);
   }
-  require_queues(*window_, shape_.config.max_in_flight);
   words_ = PinnedBuffer(sizeof(WatchWords));
   failed_ = DeviceBuffer(sizeof(std::uint32_t));
   watch_.record = &words_.as<WatchWords>()->record;

@@ -2,7 +2,6 @@
 
 #include "p2p/stream_queues.h"
 
-#include <cstdint>
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -15,19 +14,17 @@ constexpr int kMostQueues = 32;
 
 }  // namespace
 
-std::string queue_obstacle(int ranks_on_gpu, int max_in_flight, const char* max_connections) {
+std::string queue_obstacle(int ranks_on_gpu, const char* max_connections) {
   const int asked = max_connections == nullptr ? 0 : std::atoi(max_connections);
   const int num_queues = asked >= 1 && asked <= kMostQueues ? asked : kDefaultQueues;
-  const std::int64_t num_streams = std::int64_t{ranks_on_gpu} * max_in_flight;
-  if (ranks_on_gpu == 1 || num_streams <= num_queues) return {};
-  const std::string what = fmt::format(
-      "{} threads share a GPU with {} in flight each, but it takes kernels of {} streams of a "
-      "process at once",
-      ranks_on_gpu, max_in_flight, num_queues);
-  if (num_streams > kMostQueues) return what + "; start ranks as processes";
+  if (ranks_on_gpu <= num_queues) return {};
+  const std::string what =
+      fmt::format("{} threads share a GPU, but it takes kernels of {} streams of a process at once",
+                  ranks_on_gpu, num_queues);
+  if (ranks_on_gpu > kMostQueues) return what + "; start ranks as processes";
   return fmt::format(
       "{}; set CUDA_DEVICE_MAX_CONNECTIONS to {} before CUDA is used, or start ranks as processes",
-      what, num_streams);
+      what, ranks_on_gpu);
 }
 
 }  // namespace switchyard

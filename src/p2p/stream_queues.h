@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-/// Why they cannot, and what to do; empty: they can. `max_connections`: the value of
-/// CUDA_DEVICE_MAX_CONNECTIONS, null without it; CUDA takes 1 to 32, and 8 by itself.
-std::string queue_obstacle(int ranks_on_gpu, int max_in_flight, const char* max_connections);
+/// Why they cannot, and what to do; empty: they can, with a stream a rank. `max_connections`: the
+/// value of CUDA_DEVICE_MAX_CONNECTIONS, null without it; CUDA takes 1 to 32, and 8 by itself.
+std::string queue_obstacle(int ranks_on_gpu, const char* max_connections);
 
 }  // namespace switchyard

@@ -196,16 +196,15 @@ TEST_P(DeviceDeadlockTest, ThreeCtasAreEnough) {
 }
 
 TEST(DeviceQueuesTest, StreamsOfSharedGpusAreCounted) {
-  EXPECT_EQ(queue_obstacle(1, 64, nullptr), "");
-  EXPECT_EQ(queue_obstacle(8, 1, nullptr), "");
-  EXPECT_EQ(queue_obstacle(8, 2, "16"), "");
-  EXPECT_EQ(queue_obstacle(4, 3, nullptr),
-            "4 threads share a GPU with 3 in flight each, but it takes kernels of 8 streams of a "
-            "process at once; set CUDA_DEVICE_MAX_CONNECTIONS to 12 before CUDA is used, or start "
-            "ranks as processes");
-  EXPECT_NE(queue_obstacle(33, 1, "32"), "");
-  EXPECT_EQ(queue_obstacle(33, 1, "32").find("set CUDA"), std::string::npos);
-  EXPECT_NE(queue_obstacle(9, 1, "0"), "");
+  EXPECT_EQ(queue_obstacle(1, nullptr), "");
+  EXPECT_EQ(queue_obstacle(8, nullptr), "");
+  EXPECT_EQ(queue_obstacle(16, "16"), "");
+  EXPECT_EQ(queue_obstacle(12, nullptr),
+            "12 threads share a GPU, but it takes kernels of 8 streams of a process at once; set "
+            "CUDA_DEVICE_MAX_CONNECTIONS to 12 before CUDA is used, or start ranks as processes");
+  EXPECT_NE(queue_obstacle(9, "0"), "");
+  EXPECT_NE(queue_obstacle(33, "32"), "");
+  EXPECT_EQ(queue_obstacle(33, "32").find("set CUDA"), std::string::npos);
 }
 
 // Kernels of nine streams would stand in line behind one another.

@@ -20,7 +20,7 @@ struct StressCase {
   bool is_cold = false;  ///< memory is swept before each dispatch and combine
   bool splits_phases = false;
   bool programmatic = false;
-  int num_lanes = 1;   ///< handles in flight, a stream each
+  int num_lanes = 1;   ///< handles in flight, 1 or 2; a stream each where GPUs are not shared
   double share = 1.0;  ///< of the time
 };
 

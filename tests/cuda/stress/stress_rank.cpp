@@ -41,9 +41,7 @@ DeviceExchangeOptions options_of(const StressCase& c, const StressOptions& wante
   return options;
 }
 
-void wait(const OwnedStream& stream) {
-  check_cuda(cudaStreamSynchronize(stream.get()), "exchange_stress");
-}
+void wait(cudaStream_t stream) { check_cuda(cudaStreamSynchronize(stream), "exchange_stress"); }
 
 class Event {
  public:
@@ -51,9 +49,9 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
-  void order(const OwnedStream& before, const OwnedStream& after) const {
-    check_cuda(cudaEventRecord(event_, before.get()), "event");
-    check_cuda(cudaStreamWaitEvent(after.get(), event_), "event");
+  void order(cudaStream_t before, cudaStream_t after) const {
+    check_cuda(cudaEventRecord(event_, before), "event");
+    check_cuda(cudaStreamWaitEvent(after, event_), "event");
   }
 
  private:
@@ -63,7 +61,8 @@ class Event {
 }  // namespace
 
 struct StressRank::Lane {
-  OwnedStream stream;
+  OwnedStream own_stream;
+  cudaStream_t stream = own_stream.get();
   DeviceBuffer tokens, scales, ids, weights, output, results;
   DeviceBuffer rows, counts, first_row;
   StressInput input;
@@ -98,9 +97,11 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
   load_stress_kernels();
   check_cuda(cudaDeviceSynchronize(), "exchange_stress");
   exchange_ = std::make_unique<DeviceExchange>(group, config, options_of(case_, options_));
-  // A graph with branches takes queues of the GPU that nobody counts.
-  const bool has_queues = lanes_.size() == 1 || !exchange_->is_shared_gpu();
-  if (case_.uses_graph && has_queues && !options_.by_turns) capture();
+  // There further streams may stand behind those of other ranks.
+  if (exchange_->is_shared_gpu()) {
+    for (Lane& lane : lanes_) lane.stream = lanes_[0].own_stream.get();
+  }
+  if (case_.uses_graph && !options_.by_turns) capture();
   group_.barrier();
 }
 
@@ -137,13 +138,11 @@ void StressRank::make_lane(Lane& lane, std::int64_t max_rows) {
   lane.plan.capacity = std::int64_t{s.num_ranks} * s.max_tokens;
 }
 
-StressLaunch StressRank::launch_on(const Lane& lane) const {
-  return {num_ctas_, lane.stream.get()};
-}
+StressLaunch StressRank::launch_on(const Lane& lane) const { return {num_ctas_, lane.stream}; }
 
 void StressRank::sweep(const Lane& lane) {
   if (!case_.is_cold) return;
-  check_cuda(cudaMemsetAsync(swept_.data(), 0, swept_.size_bytes(), lane.stream.get()), "sweep");
+  check_cuda(cudaMemsetAsync(swept_.data(), 0, swept_.size_bytes(), lane.stream), "sweep");
 }
 
 // Racecheck and the like run one kernel at a time: what a kernel waits for must have ended.
@@ -164,7 +163,7 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
   const TensorView ids(lane.ids.data(), s.ids_are_64_bits ? DType::kI64 : DType::kI32,
                        {num_tokens, s.num_topk});
   const TensorView weights(lane.weights.data(), DType::kF32, {num_tokens, s.num_topk});
-  const Stream stream = lane.stream.get();
+  const Stream stream = lane.stream;
   DeviceDispatchOptions options;
   if (is_given) {
     options.scales =
@@ -202,7 +201,7 @@ void StressRank::combine(Lane& lane, const StressStep& step) {
   const TensorView rows(lane.results.data(), DType::kBF16, {num_rows, s.hidden});
   const TensorView output(lane.output.data(), s.outputs_f32 ? DType::kF32 : DType::kBF16,
                           {num_tokens, s.hidden});
-  const Stream stream = lane.stream.get();
+  const Stream stream = lane.stream;
   if (case_.splits_phases || options_.by_turns) {
     exchange_->combine_send(lane.got.handle, rows, stream);
     turn(lane);
@@ -220,7 +219,7 @@ void StressRank::begin(Lane& lane, const StressStep& step) {
   sweep(lane);
   dispatch(lane, step);
   if (options_.injects) {
-    launch_spoil_row(s, step, lane.plan, lane.received, tally, lane.stream.get());
+    launch_spoil_row(s, step, lane.plan, lane.received, tally, lane.stream);
   }
   launch_check_rows(s, step, lane.plan, lane.received, lane.results.as<std::uint16_t>(), tally,
                     launch_on(lane));
@@ -234,7 +233,7 @@ void StressRank::end(Lane& lane) {
   sweep(lane);
   combine(lane, lane.step);
   if (options_.injects) {
-    launch_spoil_output(s, lane.step, lane.output.data(), tally, lane.stream.get());
+    launch_spoil_output(s, lane.step, lane.output.data(), tally, lane.stream);
   }
   launch_check_output(s, lane.step, lane.output.data(), tally, launch_on(lane));
   check_launch("exchange_stress");
@@ -256,23 +255,24 @@ void StressRank::capture() {
   const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
   const std::uint32_t steps = kStepsPerGraph * num_lanes;
   for (std::size_t g = 0; g < kNumGraphs; ++g) {
-    const OwnedStream& first = lanes_[0].stream;
+    const cudaStream_t first = lanes_[0].stream;
     const Event fork;
     const Event join;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    check_cuda(cudaStreamBeginCapture(first.get(), cudaStreamCaptureModeThreadLocal), "capture");
-    for (std::size_t l = 1; l < lanes_.size(); ++l) fork.order(first, lanes_[l].stream);
+    check_cuda(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "capture");
+    const bool forks = lanes_.back().stream != first;
+    if (forks) fork.order(first, lanes_.back().stream);
     for (std::uint32_t offset = 0; offset < steps; offset += num_lanes) {
       enqueue_lanes(offset, static_cast<std::uint32_t>(g) * steps + offset);
     }
-    for (std::size_t l = 1; l < lanes_.size(); ++l) join.order(lanes_[l].stream, first);
-    launch_advance(base_.as<std::uint32_t>(), steps, first.get());
-    check_cuda(cudaStreamEndCapture(first.get(), &graph), "capture");
+    if (forks) join.order(lanes_.back().stream, first);
+    launch_advance(base_.as<std::uint32_t>(), steps, first);
+    check_cuda(cudaStreamEndCapture(first, &graph), "capture");
     check_cuda(cudaGraphInstantiate(&exec, graph, 0), "graph");
     graphs_.push_back(exec);
     check_cuda(cudaGraphDestroy(graph), "graph");
-    check_cuda(cudaGraphUpload(exec, first.get()), "graph");
+    check_cuda(cudaGraphUpload(exec, first), "graph");
     wait(first);
   }
 }
@@ -289,8 +289,7 @@ void StressRank::run(int num_rounds) {
   const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
   for (int round = 1; round <= num_rounds; ++round) {
     if (!graphs_.empty()) {
-      check_cuda(cudaGraphLaunch(graphs_[next_graph_++ % kNumGraphs], lanes_[0].stream.get()),
-                 "graph");
+      check_cuda(cudaGraphLaunch(graphs_[next_graph_++ % kNumGraphs], lanes_[0].stream), "graph");
       if (round % kGraphsAtOnce != 0 && round != num_rounds) continue;
     } else {
       for (std::int64_t i = 0; i < steps_per_round(); i += num_lanes) {
