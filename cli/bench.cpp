@@ -57,6 +57,8 @@ void check_device(const BenchOptions& options) {
   }
   require(!options.graph, Errc::kInvalidArgument,
           "bench: --graph with --device cpu, must be --device cuda: graphs are of a GPU");
+  require(!options.pdl, Errc::kInvalidArgument,
+          "bench: --pdl with --device cpu, must be --device cuda: launches are of a GPU");
   require(options.sms.empty(), Errc::kInvalidArgument,
           "bench: --sms {} with --device cpu, must be --device cuda: SMs are of a GPU",
           options.sms);
@@ -144,6 +146,9 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
 
 void add_other_options(CLI::App* verb, BenchOptions& options) {
   verb->add_flag("--graph", options.graph, "cuda: replay CUDA graphs");
+  verb->add_flag("--pdl", options.pdl,
+                 "cuda: launch kernels before the one ahead has ended (programmatic dependent "
+                 "launch)");
   verb->add_option("--sms", options.sms,
                    "cuda: SMs that an operation may take; N,N,... for a chart");
   verb->add_option("--runs", options.runs, "timed iterations of a shape")
@@ -184,6 +189,7 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.num_layers = options.layers;
   shape.num_runs = options.runs;
   shape.uses_graph = options.graph;
+  shape.is_programmatic = options.pdl;
   shape.seed = options.seed;
   std::vector<std::int64_t> budgets{0};
   if (!options.sms.empty()) budgets = parse_list("--sms", options.sms, kMaxSms);

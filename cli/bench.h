@@ -25,7 +25,8 @@ struct BenchOptions {
   std::string reduce = "per_rank";
   int layers = 1;
   bool graph = false;
-  std::string sms;  ///< empty: by heuristics
+  bool pdl = false;  ///< programmatic dependent launch
+  std::string sms;   ///< empty: by heuristics
   std::string routing = "uniform";
   std::int64_t runs = 51;
   std::uint64_t seed = 1;

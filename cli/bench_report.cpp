@@ -24,8 +24,9 @@ std::string ratio_text(double ratio) {
 }
 
 std::string operation_text(const BenchOptions& options) {
-  const std::string what =
+  std::string what =
       options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
+  if (options.pdl) what += ", programmatic launches";
   if (options.graph) {
     return fmt::format(
         "{}: median of {} graphs, mean iteration of each, slowest rank; inputs by turns, cold "
@@ -102,9 +103,10 @@ nlohmann::ordered_json json_of(const BenchRow& row) {
 }
 
 nlohmann::ordered_json settings_of(const BenchOptions& options) {
-  return {{"op", options.op},           {"layout", options.layout}, {"scheme", options.scheme},
-          {"reduce", options.reduce},   {"layers", options.layers}, {"graph", options.graph},
-          {"routing", options.routing}, {"runs", options.runs},     {"seed", options.seed}};
+  return {{"op", options.op},         {"layout", options.layout},   {"scheme", options.scheme},
+          {"reduce", options.reduce}, {"layers", options.layers},   {"graph", options.graph},
+          {"pdl", options.pdl},       {"routing", options.routing}, {"runs", options.runs},
+          {"seed", options.seed}};
 }
 
 }  // namespace

@@ -34,10 +34,11 @@ struct BenchShape {
   Layout layout = Layout::kExpanded;  ///< any but kAllGather
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerRank;
-  int num_layers = 1;          ///< operations in a row that make one iteration
-  std::int64_t num_runs = 51;  ///< timed iterations
-  bool uses_graph = false;     ///< device: replayed graphs instead of launches between events
-  int num_sms = 0;             ///< device: budget of an operation; 0: by heuristics
+  int num_layers = 1;            ///< operations in a row that make one iteration
+  std::int64_t num_runs = 51;    ///< timed iterations
+  bool uses_graph = false;       ///< device: replayed graphs instead of launches between events
+  bool is_programmatic = false;  ///< device: kernels launched before the one ahead has ended
+  int num_sms = 0;               ///< device: budget of an operation; 0: by heuristics
   std::uint64_t seed = 1;
 
   ExchangeConfig exchange_config() const;

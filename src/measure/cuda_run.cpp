@@ -16,6 +16,7 @@ constexpr int kResultByte = 0x3C;  // bf16 0x3C3C is about 0.01
 
 DeviceExchangeOptions options_of(const DeviceMeter& meter, const BenchShape& shape) {
   DeviceExchangeOptions options;
+  options.programmatic_launch = shape.is_programmatic;
   if (shape.num_sms > 0) options.num_ctas = meter.num_ctas(shape.num_sms);
   return options;
 }
