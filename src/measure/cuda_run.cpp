@@ -2,24 +2,15 @@
 
 #include "measure/cuda_run.h"
 
+#include "measure/cuda_series.h"
 #include "measure/cuda_target.h"
 #include "measure/traffic.h"
 
 namespace switchyard::measure {
 namespace {
 
-constexpr std::size_t kNumInputs = 8;
 constexpr std::int64_t kNumNcclInputs = 4;
-constexpr int kCallsPerGraph = 20;
-constexpr int kWarmUps = 3;
 constexpr int kResultByte = 0x3C;  // bf16 0x3C3C is about 0.01
-
-DeviceExchangeOptions options_of(const DeviceMeter& meter, const BenchShape& shape) {
-  DeviceExchangeOptions options;
-  options.programmatic_launch = shape.is_programmatic;
-  if (shape.num_sms > 0) options.num_ctas = meter.num_ctas(shape.num_sms);
-  return options;
-}
 
 std::int64_t rows_of(const TensorView& rows) {
   return rows.num_elements() / rows.shape(rows.num_dims() - 1);
@@ -31,7 +22,7 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
     : group_(group),
       meter_(meter),
       shape_(shape),
-      exchange_(group, shape.exchange_config(), options_of(meter, shape)),
+      exchange_(group, shape.exchange_config(), exchange_options(meter, shape)),
       batch_(shape, group.rank()),
       inputs_(kNumInputs) {
   for (std::size_t i = 0; i < kNumInputs; ++i) upload(inputs_[i], static_cast<std::int64_t>(i));
@@ -86,28 +77,14 @@ void CudaRun::poison_output() {
                       2 * static_cast<std::size_t>(shape_.num_tokens * shape_.workload.hidden));
 }
 
-int CudaRun::calls_per_run() const {
-  return shape_.uses_graph ? std::max(1, kCallsPerGraph / shape_.num_layers) : 1;
-}
-
-std::vector<double> CudaRun::series(DeviceWork work, const std::function<void()>& before,
+std::vector<double> CudaRun::series(const DeviceWork& work, const std::function<void()>& before,
                                     const std::function<void()>& after) {
-  meter_.run(work);
-  if (shape_.uses_graph) work = meter_.capture(work);
-  std::vector<double> us;
-  for (std::int64_t i = -kWarmUps; i < shape_.num_runs; ++i) {
-    before();
-    const double time = meter_.time_us(work) / calls_per_run();
-    exchange_.check();
-    if (i < 0) continue;
-    us.push_back(time);
-    after();
-  }
-  return us;
+  return time_series(
+      meter_, shape_, work, before, [this] { exchange_.check(); }, after);
 }
 
 std::vector<double> CudaRun::times(Operation operation, const std::function<void()>& tick) {
-  const int num_calls = calls_per_run() * shape_.num_layers;
+  const int num_calls = iterations_per_run(shape_) * shape_.num_layers;
   const DeviceWork work = [this, operation, num_calls](Stream stream) {
     for (int i = 0; i < num_calls; ++i) {
       const DeviceDispatched got = dispatch(inputs_[next_input_++ % kNumInputs], stream);
@@ -146,7 +123,7 @@ std::vector<double> CudaRun::nccl_times(Operation operation) {
     iterations.push_back(std::move(works));
   }
   std::size_t next = 0;
-  const int num_calls = calls_per_run() * shape_.num_layers;
+  const int num_calls = iterations_per_run(shape_) * shape_.num_layers;
   const DeviceWork work = [&](Stream stream) {
     for (int i = 0; i < num_calls; ++i) {
       for (const DeviceWork& one : iterations[next++ % iterations.size()]) one(stream);

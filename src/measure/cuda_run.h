@@ -40,8 +40,7 @@ class CudaRun {
   DeviceDispatched dispatch(const Input& input, Stream stream);
   void combine(const DeviceHandle& handle, Stream stream);
   void poison_output();
-  int calls_per_run() const;
-  std::vector<double> series(DeviceWork work, const std::function<void()>& before,
+  std::vector<double> series(const DeviceWork& work, const std::function<void()>& before,
                              const std::function<void()>& after);
   DeviceMemory copy_of(const TensorView& host);
 

@@ -66,8 +66,6 @@ class CudaTarget : public BenchTarget {
   }
 
   std::string why_left_out(const BenchShape& shape) override {
-    if (shape.operation == Operation::kLayer) return "the exact experts of --op layer are of CPUs";
-    if (shape.layout == Layout::kByRank) return "layout by_rank is not on GPUs";
     const double free = 0.9 * static_cast<double>(meter_->queue().free_bytes());
     const double needed =
         static_cast<double>(cuda_bytes_needed(shape)) * static_cast<double>(meter_->ranks_on_gpu());
@@ -80,6 +78,9 @@ class CudaTarget : public BenchTarget {
   ShapeResult measure(const BenchShape& shape, const std::string& baseline,
                       const std::function<void()>& tick) override {
     check_shape(shape);
+    if (shape.operation == Operation::kLayer) {
+      return measure_cuda_layer(group_, *meter_, shape, tick);
+    }
     ShapeResult result;
     result.method = shape.uses_graph ? "graph" : "events";
     CudaRun run(group_, *meter_, shape);
@@ -131,7 +132,11 @@ std::int64_t cuda_bytes_needed(const BenchShape& shape) {
                              : workload.num_topk;
   const double windows = 2.3 * (arriving * (row + 256) + tokens * columns * back_row);
   const double blocks = 8 * tokens * columns * (row + back_row);
-  const double bytes = num_rows * (row + back_row) + windows + blocks + 10 * tokens * back_row;
+  double bytes = num_rows * (row + back_row) + windows + blocks + 10 * tokens * back_row;
+  if (shape.operation == Operation::kLayer) {
+    const auto inner = static_cast<double>(workload.intermediate);
+    bytes += num_local * 3 * back_row * inner + num_rows * (2 * back_row + 8 * inner);
+  }
   constexpr double kMost = 9e18;
   return static_cast<std::int64_t>(std::min(bytes, kMost));
 }

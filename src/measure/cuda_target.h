@@ -24,6 +24,11 @@ std::unique_ptr<BenchTarget> make_cuda_target(const Group& group);
 /// Collective. The floor by itself.
 FloorModel measure_cuda_floor(const Group& group, DeviceMeter& meter, int num_sms);
 
+/// Collective. Operation kLayer: one prepare/finalize class and exact experts with random bf16
+/// weights; there is no baseline. The oracle looks at a few tokens of each rank.
+ShapeResult measure_cuda_layer(const Group& group, DeviceMeter& meter, const BenchShape& shape,
+                               const std::function<void()>& tick);
+
 /// Bytes of one rank's GPU that measuring `shape` takes, about.
 std::int64_t cuda_bytes_needed(const BenchShape& shape);
 

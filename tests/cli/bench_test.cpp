@@ -214,6 +214,10 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--op", "combine", "--graph", "--pdl", "--layout", "batched", "--scheme", "none"},
       {"--op", "dispatch", "--layout", "compact", "--sms", "8"},
       {"--op", "pair", "--engine", "local", "--reduce", "per_expert", "--scheme", "nvfp4"},
+      {"--op", "pair", "--layout", "by_rank", "--graph", "--layers", "3"},
+      {"--op", "layer", "--graph", "--layers", "3"},
+      {"--op", "layer", "--layout", "compact", "--scheme", "none"},
+      {"--op", "layer", "--layout", "batched", "--reduce", "per_expert"},
   };
   for (Arguments arguments : cases) {
     arguments.insert(arguments.end(), {"--device", "cuda", "--json", "-"});

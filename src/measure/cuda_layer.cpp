@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A whole MoE layer on GPUs as a measurement, see layer_parts.h: with experts that give the bits of
+// the oracle.
+
+#include "switchyard/device_modular_kernel.h"
+
+#include "core/fail.h"
+#include "measure/bench_batch.h"
+#include "measure/cuda_series.h"
+#include "measure/cuda_target.h"
+#include "measure/layer_parts.h"
+
+namespace switchyard::measure {
+namespace {
+
+class CudaLayerRun {
+ public:
+  CudaLayerRun(const Group& group, DeviceMeter& meter, const BenchShape& shape)
+      : group_(group), meter_(meter), shape_(shape), batch_(shape, group.rank()) {
+    for (std::size_t i = 0; i < kNumInputs; ++i) {
+      inputs_.push_back(upload(static_cast<std::int64_t>(i)));
+    }
+    output_ = meter.queue().allocate(output_bytes());
+    DevicePrepareFinalizeOptions options;
+    options.exchange = exchange_options(meter, shape);
+    const LayerWeights weights(shape.workload, group.rank(), group.size());
+    kernel_ = std::make_unique<DeviceModularKernel>(
+        make_device_prepare_finalize(layer_kind(shape.layout), group, layer_config(shape), options),
+        make_device_experts("exact", weights.view()));
+  }
+
+  std::vector<double> times(const std::function<void()>& tick) {
+    require(!shape_.uses_graph || kernel_->is_capturable(), Errc::kNotSupported,
+            "bench: --graph with --op layer, but experts \"{}\" cannot be captured",
+            kernel_->experts().name());
+    const int num_calls = iterations_per_run(shape_) * shape_.num_layers;
+    const DeviceWork work = [this, num_calls](Stream stream) {
+      for (int i = 0; i < num_calls; ++i) apply(inputs_[next_input_++ % kNumInputs], stream);
+    };
+    return time_series(
+        meter_, shape_, work, [this] { poison_output(); }, [this] { kernel_->check(); }, tick);
+  }
+
+  std::int64_t count_wrong(std::int64_t iteration) {
+    const Input input = upload(iteration);
+    poison_output();
+    meter_.run([&](Stream stream) { apply(input, stream); });
+    kernel_->check();
+    const Tensor output(DType::kBF16, {shape_.num_tokens, shape_.workload.hidden});
+    meter_.queue().copy(output.data(), output_.get(), output_bytes());
+    const BenchOracle oracle(shape_, iteration, group_.rank(), reference_expert(shape_.workload));
+    return oracle.count_wrong_output(output, kCheckedTokens);
+  }
+
+ private:
+  struct Input {
+    DeviceMemory tokens;
+    DeviceMemory topk_ids;
+    DeviceMemory topk_weights;
+  };
+
+  DeviceMemory copy_of(const TensorView& host) {
+    DeviceMemory memory = meter_.queue().allocate(host.num_bytes());
+    meter_.queue().copy(memory.get(), host.data(), host.num_bytes());
+    return memory;
+  }
+  Input upload(std::int64_t iteration) {
+    batch_.make(iteration);
+    return {copy_of(batch_.tokens()), copy_of(batch_.topk_ids()), copy_of(batch_.topk_weights())};
+  }
+  std::size_t output_bytes() const {
+    return 2 * static_cast<std::size_t>(shape_.num_tokens * shape_.workload.hidden);
+  }
+  void poison_output() { meter_.queue().fill(output_.get(), 0xFF, output_bytes()); }
+
+  void apply(const Input& input, Stream stream) {
+    const std::int64_t num_tokens = shape_.num_tokens;
+    const std::int64_t num_topk = shape_.workload.num_topk;
+    const std::int64_t hidden = shape_.workload.hidden;
+    DevicePrepareArguments arguments;
+    arguments.hidden = TensorView(input.tokens.get(), DType::kBF16, {num_tokens, hidden});
+    arguments.topk_ids = TensorView(input.topk_ids.get(), DType::kI32, {num_tokens, num_topk});
+    arguments.topk_weights =
+        TensorView(input.topk_weights.get(), DType::kF32, {num_tokens, num_topk});
+    kernel_->apply(arguments, TensorView(output_.get(), DType::kBF16, {num_tokens, hidden}),
+                   stream);
+  }
+
+  Group group_;
+  DeviceMeter& meter_;
+  const BenchShape& shape_;
+  BenchBatch batch_;
+  std::vector<Input> inputs_;
+  std::size_t next_input_ = 0;
+  DeviceMemory output_;                          ///< [T, H] bf16
+  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: it ends before memory does
+};
+
+}  // namespace
+
+ShapeResult measure_cuda_layer(const Group& group, DeviceMeter& meter, const BenchShape& shape,
+                               const std::function<void()>& tick) {
+  CudaLayerRun run(group, meter, shape);
+  ShapeResult result;
+  result.method = shape.uses_graph ? "graph" : "events";
+  result.us = run.times(tick);
+  result.num_wrong = run.count_wrong(shape.num_runs);
+  return result;
+}
+
+}  // namespace switchyard::measure

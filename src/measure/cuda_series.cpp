@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "measure/cuda_series.h"
+
+#include <algorithm>
+
+namespace switchyard::measure {
+namespace {
+
+constexpr int kCallsPerGraph = 20;
+constexpr std::int64_t kWarmUps = 3;
+
+}  // namespace
+
+DeviceExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape) {
+  DeviceExchangeOptions options;
+  options.programmatic_launch = shape.is_programmatic;
+  if (shape.num_sms > 0) options.num_ctas = meter.num_ctas(shape.num_sms);
+  return options;
+}
+
+int iterations_per_run(const BenchShape& shape) {
+  return shape.uses_graph ? std::max(1, kCallsPerGraph / shape.num_layers) : 1;
+}
+
+std::vector<double> time_series(DeviceMeter& meter, const BenchShape& shape, DeviceWork work,
+                                const std::function<void()>& before,
+                                const std::function<void()>& check,
+                                const std::function<void()>& after) {
+  meter.run(work);
+  if (shape.uses_graph) work = meter.capture(work);
+  std::vector<double> us;
+  for (std::int64_t i = -kWarmUps; i < shape.num_runs; ++i) {
+    before();
+    const double time = meter.time_us(work) / iterations_per_run(shape);
+    check();
+    if (i < 0) continue;
+    us.push_back(time);
+    after();
+  }
+  return us;
+}
+
+}  // namespace switchyard::measure
