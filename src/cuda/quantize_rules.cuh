@@ -19,10 +19,9 @@ struct RuleInput {
 /// two_level_rule with the conversions of this file.
 __device__ __forceinline__ ScaleAndMap two_level_rule_wide(float amax, float global_scale) {
   const float wanted = global_scale * (amax * (1.0f / kE2M1Max));
-  float stored[4];
-  decode4(DType::kE4M3, encode4_e4m3(kE4M3NaN, wanted, 0.0f, 0.0f, 0.0f), stored);
-  const float factor = stored[0] != 0.0f ? 1.0f / (stored[0] * (1.0f / global_scale)) : 0.0f;
-  return {stored[0], {factor, false, kE2M1MaxCode, Codec::kE2M1}};
+  const float stored = round_e4m3(wanted);
+  const float factor = stored != 0.0f ? 1.0f / (stored * (1.0f / global_scale)) : 0.0f;
+  return {stored, {factor, false, kE2M1MaxCode, Codec::kE2M1}};
 }
 
 /// vLLM's fused activation: see ActivationScale::kFused.
@@ -32,6 +31,17 @@ __device__ __forceinline__ ScaleAndMap fused_rule(float amax, bool rounds_up) {
   return {scale, {1.0f / scale, false, kE4M3MinCode}};
 }
 
+enum class RuleKind : std::uint8_t { kDivide, kMultiply, kTwoLevel, kMx, kFused, kToken, kGiven };
+
+constexpr RuleKind kind_of(ScaleRule rule) {
+  switch (rule) {
+    case ScaleRule::kMultiply: return RuleKind::kMultiply;
+    case ScaleRule::kTwoLevel: return RuleKind::kTwoLevel;
+    case ScaleRule::kMx: return RuleKind::kMx;
+    default: return RuleKind::kDivide;
+  }
+}
+
 /// One scale a block. kLanes threads of eight elements are a block of the named schemes.
 template <Codec kTheCodec, ScaleRule kRule, bool kIsFused = false>
 struct BlockRule {
@@ -39,7 +49,9 @@ struct BlockRule {
   static constexpr int kLanes = kRule == ScaleRule::kTwoLevel ? 2
                                 : kRule == ScaleRule::kMx     ? 4
                                                               : 16;
+  static constexpr RuleKind kKind = kIsFused ? RuleKind::kFused : kind_of(kRule);
   static constexpr bool kIsGiven = false;
+  static constexpr bool kDivides = kKind == RuleKind::kDivide;
   static constexpr bool kStoresScales = kCodec != Codec::kE2M3 && kCodec != Codec::kE3M2;
 
   static __device__ __forceinline__ ScaleAndMap of(float amax, const RuleInput& input) {
@@ -56,6 +68,11 @@ struct BlockRule {
 template <Codec kTheCodec>
 struct TokenRule {
   static constexpr Codec kCodec = kTheCodec;
+  static constexpr RuleKind kKind = RuleKind::kToken;
+  static constexpr bool kDivides = kCodec == Codec::kE4M3;
+  static constexpr int kLanes = 1;
+  static constexpr bool kIsGiven = false;
+  static constexpr bool kStoresScales = true;
 
   static __device__ __forceinline__ ScaleAndMap of(float amax, const RuleInput& input) {
     if constexpr (kCodec == Codec::kI8HalfAway) return int8_token_rule(amax);
@@ -67,6 +84,8 @@ struct TokenRule {
 template <Codec kTheCodec>
 struct GivenRule {
   static constexpr Codec kCodec = kTheCodec;
+  static constexpr RuleKind kKind = RuleKind::kGiven;
+  static constexpr bool kDivides = kCodec == Codec::kI8HalfEven;
   static constexpr int kLanes = 1;
   static constexpr bool kIsGiven = true;
   static constexpr bool kStoresScales = false;
@@ -92,6 +111,25 @@ __device__ __forceinline__ void store_scale(const QuantizeJob& job, std::int64_t
   } else if (format == ScaleFormat::kE4M3) {
     to.data[to.index(e, n, b)] =
         static_cast<std::byte>(encode4_e4m3(kE4M3NaN, scale, 0.0f, 0.0f, 0.0f));
+  } else {
+    reinterpret_cast<float*>(to.data)[to.index(e, n, b)] = scale;
+  }
+}
+
+/// The same for a rule, which leaves fewer formats to choose from.
+template <typename Rule>
+__device__ __forceinline__ void store_scale_of(const QuantizeJob& job, std::int64_t e,
+                                               std::int64_t n, std::int64_t b,
+                                               std::int64_t num_blocks, float scale) {
+  const ScaleMemory& to = job.scales;
+  if constexpr (Rule::kKind == RuleKind::kMx) {
+    to.data[to.index(e, n, b)] = static_cast<std::byte>(bits_from_f32(scale) >> 23);
+  } else if constexpr (Rule::kKind == RuleKind::kTwoLevel) {
+    to.data[to.index(e, n, b)] =
+        static_cast<std::byte>(encode4_e4m3(kE4M3NaN, scale, 0.0f, 0.0f, 0.0f));
+  } else if (Rule::kCodec == Codec::kE4M3 &&
+             job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
+    store_scale(job, e, n, b, num_blocks, scale);
   } else {
     reinterpret_cast<float*>(to.data)[to.index(e, n, b)] = scale;
   }

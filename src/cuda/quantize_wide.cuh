@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize_wide.cuh: the kernels for rows that 16-byte accesses cover, which is nearly all rows.
+// What memory allows is about a dozen instructions an element, so: no test an element, divisions of
+// three instructions, two 16-bit elements an instruction for the largest magnitude. What that does
+// not cover (NaN, infinity, magnitudes far out) shows in the largest magnitude, and then the lanes
+// of a warp do their elements again by the definition (quantize_rare.cuh).
+#pragma once
+
+#include "core/round_up.h"
+#include "cuda/quantize_rare.cuh"
+
+namespace switchyard {
+
+#ifndef SWY_ELEMENTS
+#define SWY_ELEMENTS 32
+#endif
+constexpr int units_of(int elements) {
+  return SWY_ELEMENTS > elements ? SWY_ELEMENTS / elements : 1;
+}
+
+inline constexpr std::uint32_t kMaxSharedBits = bits_from_f32(kMaxShared);
+
+/// A scale, and what elements are multiplied by or divided by. If it is not good, it is for
+/// quantize_rare to find one.
+struct WideMap {
+  float scale;
+  float factor;
+  float reciprocal;
+  bool is_good;
+};
+
+/// As the rules of scale_rules.h, for a largest magnitude (as bits; NaN is larger than all).
+template <typename Rule>
+__device__ __forceinline__ WideMap wide_map(std::uint32_t amax_bits, const RuleInput& input,
+                                            float inverse_given) {
+  const float amax = f32_from_bits(amax_bits);
+  const bool is_bounded = amax_bits <= kMaxSharedBits;
+  if constexpr (Rule::kKind == RuleKind::kMx) {
+    if constexpr (Rule::kCodec == Codec::kE4M3) {
+      const std::uint32_t e = e8m0_ceil(shared_quotient(amax, kE4M3Max, 1.0f / kE4M3Max));
+      const bool is_good = is_bounded && (amax_bits == 0 || amax >= 1.0f / kMaxShared);
+      return {f32_from_bits(e << 23), f32_from_bits((254 - e) << 23), 0.0f, is_good};
+    } else {
+      const std::uint32_t e = mx_exponent(Rule::kCodec, amax);
+      const float scale = e == 0 ? 0x1p-127f : f32_from_bits(e << 23);
+      return {scale, f32_from_bits((254 - e) << 23), 0.0f, is_bounded};
+    }
+  } else if constexpr (Rule::kKind == RuleKind::kTwoLevel) {
+    const float wanted = input.given * (amax * (1.0f / kE2M1Max));
+    const float stored = round_e4m3(wanted);
+    const float divisor = stored * inverse_given;
+    const bool is_zero = stored == 0.0f;
+    const bool is_good = is_bounded && (is_zero || is_shared(divisor));
+    return {stored, is_zero ? 0.0f : near_reciprocal(divisor), 0.0f, is_good};
+  } else if constexpr (Rule::kKind == RuleKind::kMultiply) {
+    const float floored = fmaxf(amax, 1e-4f);
+    const float scale = floored * (1.0f / kE4M3Max);
+    if (input.rounds_up) {
+      const float power = power_of_two_ceil(scale);
+      return {power, near_reciprocal(power), 0.0f, is_bounded};
+    }
+    return {scale, shared_quotient(kE4M3Max, floored, near_reciprocal(floored)), 0.0f, is_bounded};
+  } else if constexpr (Rule::kKind == RuleKind::kFused) {
+    float scale = fmaxf(amax, 1e-10f) * (1.0f / kE4M3Max);
+    if (input.rounds_up) scale = power_of_two_ceil(scale);
+    return {scale, near_reciprocal(scale), 0.0f, is_bounded};
+  } else if constexpr (Rule::kKind == RuleKind::kGiven) {
+    // inverse_given is the factor where the map multiplies.
+    return {input.given, Rule::kDivides ? input.given : inverse_given, inverse_given,
+            is_bounded && is_shared(input.given)};
+  } else if constexpr (Rule::kKind == RuleKind::kToken && Rule::kCodec == Codec::kI8HalfAway) {
+    const float floored = fmaxf(amax, 1e-10f);
+    return {shared_quotient(floored, kI8Max, 1.0f / kI8Max),
+            shared_quotient(kI8Max, floored, near_reciprocal(floored)), 0.0f, is_bounded};
+  } else {
+    constexpr float kMaxValue = Rule::kCodec == Codec::kE4M3 ? kE4M3Max : kI8Max;
+    float scale;
+    if constexpr (Rule::kKind == RuleKind::kToken) {
+      constexpr float kMinScale = 1.0f / (kE4M3Max * 512.0f);
+      const float bounded = amax < input.scale_ub ? amax : input.scale_ub;
+      scale = fmaxf(shared_quotient(bounded, kMaxValue, 1.0f / kMaxValue), kMinScale);
+    } else {
+      scale = shared_quotient(fmaxf(amax, 1e-10f), kMaxValue, 1.0f / kMaxValue);
+      if (input.rounds_up) scale = power_of_two_ceil(fmaxf(scale, 1e-10f));
+    }
+    return {scale, scale, near_reciprocal(scale), is_bounded};
+  }
+}
+
+template <typename Rule>
+__device__ __forceinline__ float wide_scaled(const WideMap& m, float x) {
+  return Rule::kDivides ? shared_quotient(x, m.factor, m.reciprocal) : x * m.factor;
+}
+
+/// kElements elements as they lie in memory, and the second half of a row beside them where it is
+/// to be activated.
+template <typename Source, int kElements>
+struct WideUnit {
+  static constexpr DType kInput = Source::kInput;
+  static constexpr int kWords = kElements * int{sizeof(ElementBits<kInput>)} / 4;
+  std::uint32_t words[Source::kActivates ? 2 : 1][kWords];
+
+  __device__ __forceinline__ void fetch(const Source& source, std::int64_t h) {
+    const std::int64_t num_bytes =
+        (source.hidden - h) * std::int64_t{sizeof(ElementBits<kInput>)};
+    load_words<kWords>(source.row + h, num_bytes, true, words[0]);
+    if constexpr (Source::kActivates) {
+      load_words<kWords>(source.row + source.hidden + h, num_bytes, true, words[1]);
+    }
+  }
+
+  /// False: some value is NaN or infinite, or an input is beyond what silu_near covers.
+  __device__ __forceinline__ bool values(float (&x)[kElements]) const {
+    widen(words[0], x);
+    if constexpr (!Source::kActivates) return true;
+    float up[kElements];
+    widen(words[Source::kActivates ? 1 : 0], up);
+    const bool is_near = max_bits_of<kInput>(words[0]) <= bits_from_f32(kSiluNear);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) x[i] = silu_near(x[i]) * up[i];
+    return is_near;
+  }
+
+  __device__ __forceinline__ std::uint32_t max_bits(const float (&x)[kElements]) const {
+    if constexpr (!Source::kActivates) return max_bits_of<kInput>(words[0]);
+    return max_bits_of<DType::kF32>(reinterpret_cast<const std::uint32_t(&)[kElements]>(x));
+  }
+
+ private:
+  static __device__ __forceinline__ void widen(const std::uint32_t (&from)[kWords], float* x) {
+    if constexpr (kInput == DType::kF32) {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) x[i] = f32_from_bits(from[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const float2 pair =
+            kInput == DType::kBF16 ? widen2_bf16(from[i]) : widen2_f16(from[i]);
+        x[2 * i] = pair.x;
+        x[2 * i + 1] = pair.y;
+      }
+    }
+  }
+};
+
+/// Elements of a thread at a time, and how often before the first is looked at.
+template <typename Rule, typename Source>
+struct WideShape {
+  static constexpr bool kIsSimulated =
+      Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
+  static constexpr int kElements = kIsSimulated || Source::kInput == DType::kF32 ? 8 : 16;
+  static constexpr int kUnits = units_of(kElements * (Source::kActivates ? 2 : 1));
+  static constexpr int kLanes =
+      Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
+  static constexpr int kCodeWords = kIsSimulated ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4
+                                    : Rule::kCodec == Codec::kE2M1 ? kElements / 8
+                                                                   : kElements / 4;
+  static constexpr int kCodeBytesOfUnit = 4 * kCodeWords;
+};
+
+/// Finite elements to the words of their codes.
+template <typename Rule, typename Source, int kElements, int kCodeWords>
+__device__ __forceinline__ void encode_wide(const WideMap& m, const float (&x)[kElements],
+                                            std::uint32_t (&words)[kCodeWords]) {
+  if constexpr (Rule::kCodec == Codec::kE2M1) {
+    const float half = m.factor * 0.5f;
+#pragma unroll
+    for (int w = 0; w < kCodeWords; ++w) {
+      float halves[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) halves[i] = x[8 * w + i] * half;
+      words[w] = encode8_e2m1(halves, halves);
+    }
+  } else if constexpr (WideShape<Rule, Source>::kIsSimulated) {
+    float y[kElements];
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      y[i] = round_fp6<Rule::kCodec>(x[i] * m.factor) * m.scale;
+      if constexpr (Source::kInput == DType::kF32) words[i] = bits_from_f32(y[i]);
+    }
+    if constexpr (Source::kInput != DType::kF32) {
+#pragma unroll
+      for (int w = 0; w < kCodeWords; ++w) {
+        words[w] = narrow2_finite<Source::kInput>(y[2 * w], y[2 * w + 1]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int w = 0; w < kCodeWords; ++w) {
+      words[w] = encode4(Rule::kCodec, kE4M3NaN, wide_scaled<Rule>(m, x[4 * w]),
+                         wide_scaled<Rule>(m, x[4 * w + 1]), wide_scaled<Rule>(m, x[4 * w + 2]),
+                         wide_scaled<Rule>(m, x[4 * w + 3]));
+    }
+  }
+}
+
+/// The scales of a warp's blocks, one from each kLanes lanes.
+template <typename Rule, int kLanes>
+__device__ __forceinline__ void store_wide_scale(const QuantizeJob& job, std::int64_t e,
+                                                 std::int64_t n, std::int64_t h,
+                                                 std::int64_t num_blocks, float scale) {
+  constexpr int kBlock = Rule::kLanes * kUnit;
+  const unsigned lane = threadIdx.x % 32;
+  if constexpr (kLanes == 8) {
+    // Four blocks are a word.
+    if (job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
+      std::uint32_t word = h < job.hidden ? bits_from_f32(scale) >> 23 << lane : 0;
+      word |= __shfl_xor_sync(0xFFFFFFFFu, word, 8);
+      word |= __shfl_xor_sync(0xFFFFFFFFu, word, 16);
+      if (lane == 0 && h < job.hidden) {
+        reinterpret_cast<std::uint32_t*>(job.scales.data)[job.scales.index(e, n, h / kBlock / 4)] =
+            word;
+      }
+      return;
+    }
+  }
+  if (lane % kLanes == 0 && h < job.hidden) {
+    store_scale_of<Rule>(job, e, n, h / kBlock, num_blocks, scale);
+  }
+}
+
+template <typename Rule>
+__device__ __forceinline__ float inverse_of_given(const RuleInput& input) {
+  if constexpr (Rule::kKind != RuleKind::kTwoLevel && Rule::kKind != RuleKind::kGiven) return 0.0f;
+  return 1.0f / input.given;
+}
+
+template <typename Rule, typename Source>
+__device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::int64_t e,
+                                                  std::int64_t n) {
+  using Shape = WideShape<Rule, Source>;
+  constexpr int kElements = Shape::kElements;
+  const Source source = source_of<Source>(job, e, n);
+  std::byte* codes = codes_of(job, e, n);
+  const RuleInput input = rule_input(job, e, n);
+  const float inverse_given = inverse_of_given<Rule>(input);
+  const std::int64_t num_blocks = cdiv<std::int64_t>(job.hidden, Rule::kLanes * kUnit);
+  if (Rule::kIsGiven && job.scheme.group == ScaleGroup::kToken && threadIdx.x == 0) {
+    store_scale(job, e, n, 0, 1, input.given);
+  }
+  const auto step = static_cast<int>(blockDim.x) * kElements;
+  for (std::int64_t base = static_cast<int>(threadIdx.x) * kElements;
+       base - static_cast<int>(threadIdx.x) * kElements < job.hidden;
+       base += Shape::kUnits * step) {
+    WideUnit<Source, kElements> units[Shape::kUnits];
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) units[u].fetch(source, base + u * step);
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) {
+      const std::int64_t h = base + u * step;
+      float x[kElements];
+      const bool is_near = units[u].values(x);
+      const std::uint32_t amax_bits = max_bits_of_lanes<Shape::kLanes>(units[u].max_bits(x));
+      const WideMap map = wide_map<Rule>(amax_bits, input, inverse_given);
+      if (__any_sync(0xFFFFFFFFu, !(is_near && map.is_good))) [[unlikely]] {
+        quantize_rare<Rule, Source, kElements, Shape::kLanes>(job, e, n, h);
+        continue;
+      }
+      std::uint32_t words[Shape::kCodeWords];
+      encode_wide<Rule, Source>(map, x, words);
+      store_words<Shape::kCodeWords>(words, job.hidden - h, true,
+                                     codes + h / kElements * Shape::kCodeBytesOfUnit);
+      if constexpr (Rule::kStoresScales) {
+        store_wide_scale<Rule, Shape::kLanes>(job, e, n, h, num_blocks, map.scale);
+      }
+    }
+  }
+}
+
+/// Blocks of 16, 32 or 128, and scales that are known.
+template <typename Rule, typename Source>
+__global__ void __launch_bounds__(512)
+    quantize_wide_kernel(const __grid_constant__ QuantizeJob job) {
+  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {
+    // Backwards where a pass over the tensor may have left its last rows in the cache.
+    const std::int64_t n = Rule::kIsGiven ? job.capacity - 1 - i : i;
+    if (n < job.num_rows(e)) {
+      quantize_wide_row<Rule, Source>(job, e, n);
+    } else {
+      clear_scale_row(job, e, n);
+    }
+  });
+}
+
+/// One scale a row, of at most kUnits units a thread.
+template <typename Rule, typename Source>
+__global__ void __launch_bounds__(512)
+    quantize_wide_tokens_kernel(const __grid_constant__ QuantizeJob job) {
+  using Shape = WideShape<Rule, Source>;
+  constexpr int kElements = Shape::kElements;
+  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
+    if (n >= job.num_rows(e)) return clear_scale_row(job, e, n);
+    const Source source = source_of<Source>(job, e, n);
+    const auto step = static_cast<int>(blockDim.x) * kElements;
+    const std::int64_t base = static_cast<int>(threadIdx.x) * kElements;
+    WideUnit<Source, kElements> units[Shape::kUnits];
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) units[u].fetch(source, base + u * step);
+    std::uint32_t amax_bits = 0;
+    bool is_near = true;
+    float x[Shape::kUnits][kElements];
+#pragma unroll
+    for (int u = 0; u < Shape::kUnits; ++u) {
+      is_near = units[u].values(x[u]) && is_near;
+      amax_bits = max(amax_bits, units[u].max_bits(x[u]));
+    }
+    amax_bits = max_bits_of_block(is_near ? amax_bits : kF32NaN);
+    const WideMap map = wide_map<Rule>(amax_bits, rule_input(job, e, n), 0.0f);
+    if (!map.is_good) [[unlikely]] {
+      quantize_rare_token<Rule, Source>(job, e, n);
+    } else {
+#pragma unroll
+      for (int u = 0; u < Shape::kUnits; ++u) {
+        const std::int64_t h = base + u * step;
+        std::uint32_t words[Shape::kCodeWords];
+        encode_wide<Rule, Source>(map, x[u], words);
+        store_words<Shape::kCodeWords>(words, job.hidden - h, true, codes_of(job, e, n) + h);
+      }
+      if (threadIdx.x == 0) store_scale(job, e, n, 0, 1, map.scale);
+    }
+    __syncthreads();  // before the next row uses max_bits_of_block
+  });
+}
+
+/// max_of_experts_kernel.
+template <typename Source>
+__global__ void __launch_bounds__(512)
+    max_of_experts_wide_kernel(const __grid_constant__ QuantizeJob job) {
+  constexpr int kElements = Source::kInput == DType::kF32 ? 4 : 8;
+  constexpr int kUnits = units_of(kElements);
+  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
+    if (n >= job.num_rows(e)) return;
+    const Source source = source_of<Source>(job, e, n);
+    const auto step = static_cast<int>(blockDim.x) * kElements;
+    std::uint32_t amax_bits = 0;
+    for (std::int64_t base = static_cast<int>(threadIdx.x) * kElements; base < job.hidden;
+         base += kUnits * step) {
+      WideUnit<Source, kElements> units[kUnits];
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) units[u].fetch(source, base + u * step);
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        std::uint32_t bits = max_bits_of<Source::kInput>(units[u].words[0]);
+        if (bits > kF32Infinity) [[unlikely]] {
+          const std::int64_t h = base + u * step;
+          bits = bits_from_f32(RareRow<Source>(job, e, n).magnitude(h, h + kElements, 1));
+        }
+        amax_bits = max(amax_bits, bits);
+      }
+    }
+    amax_bits = max_bits_of_block(amax_bits);
+    auto* target = reinterpret_cast<int*>(job.scales.data) + job.scales.index(e, 0, 0);
+    const int bits = static_cast<int>(amax_bits);
+    if (threadIdx.x == 0 && bits > *const_cast<volatile int*>(target)) atomicMax(target, bits);
+    __syncthreads();
+  });
+}
+
+/// Rows without scales: each element rounded once.
+template <DType kOutput, typename Source>
+__global__ void __launch_bounds__(512)
+    convert_wide_kernel(const __grid_constant__ QuantizeJob job) {
+  constexpr int kElements = kOutput == DType::kF32 && Source::kInput != DType::kF32 ? 4 : 8;
+  constexpr int kUnits = units_of(kElements * (Source::kActivates ? 2 : 1));
+  constexpr int kWords = kElements * int{sizeof(ElementBits<kOutput>)} / 4;
+  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
+    if (n >= job.num_rows(e)) return;
+    const Source source = source_of<Source>(job, e, n);
+    auto* row = reinterpret_cast<ElementBits<kOutput>*>(codes_of(job, e, n));
+    const auto step = static_cast<int>(blockDim.x) * kElements;
+    for (std::int64_t base = static_cast<int>(threadIdx.x) * kElements; base < job.hidden;
+         base += kUnits * step) {
+      WideUnit<Source, kElements> units[kUnits];
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) units[u].fetch(source, base + u * step);
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        const std::int64_t h = base + u * step;
+        float x[kElements];
+        const bool is_near = units[u].values(x);
+        if (!is_near || units[u].max_bits(x) > kF32Infinity) [[unlikely]] {
+          convert_rare<kOutput, Source, kElements>(job, e, n, h);
+          continue;
+        }
+        std::uint32_t words[kWords];
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          if constexpr (kOutput == DType::kF32) {
+            words[w] = bits_from_f32(x[w]);
+          } else {
+            words[w] = narrow2_finite<kOutput>(x[2 * w], x[2 * w + 1]);
+          }
+        }
+        store_words<kWords>(words, job.hidden - h, true, row + h);
+      }
+    }
+  });
+}
+
+}  // namespace switchyard
