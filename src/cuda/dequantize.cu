@@ -12,9 +12,9 @@
 namespace switchyard {
 namespace {
 
-constexpr unsigned kMaxThreads = 256;
+constexpr unsigned kMaxThreads = 512;
 #ifndef DEQ_ELEMENTS
-#define DEQ_ELEMENTS 32
+#define DEQ_ELEMENTS 16
 #endif
 
 // A stored scale as a number.
@@ -147,6 +147,22 @@ __device__ __forceinline__ bool has_e4m3_nan(std::uint32_t codes) {
   return (((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0;
 }
 
+// Every NaN of four words of elements becomes the one that the library writes.
+template <DType kOutput>
+__device__ __forceinline__ void make_canonical(std::uint32_t (&words)[4]) {
+  constexpr std::uint32_t kInfinity = kOutput == DType::kBF16 ? 0x7F80u : 0x7C00u;
+  constexpr std::uint32_t kNaN = kOutput == DType::kBF16 ? 0x7FC0u : 0x7E00u;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (kOutput == DType::kF32) {
+      words[w] = bits_from_f32(canonical_f32(f32_from_bits(words[w])));
+    } else {
+      if ((words[w] & 0x7FFFu) > kInfinity) words[w] = (words[w] & 0xFFFF0000u) | kNaN;
+      if ((words[w] >> 16 & 0x7FFFu) > kInfinity) words[w] = (words[w] & 0xFFFFu) | kNaN << 16;
+    }
+  }
+}
+
 // Elements of a thread at a time: 16 bytes of output.
 template <DType kOutput>
 inline constexpr int kWideElements = kOutput == DType::kF32 ? 4 : 8;
@@ -198,10 +214,6 @@ __device__ __forceinline__ void dequantize_wide_row(const DequantizeJob& job, st
       is_number = is_number && fabsf(scale) < f32_from_bits(kF32Infinity);
 #pragma unroll
       for (int i = 0; i < kElements; ++i) y[i] *= scale;
-      if (!is_number) [[unlikely]] {
-        store_unit<kOutput>(y, kElements, false, row + h);
-        continue;
-      }
       std::uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -211,6 +223,7 @@ __device__ __forceinline__ void dequantize_wide_row(const DequantizeJob& job, st
           words[w] = narrow2_finite<kOutput>(y[2 * w], y[2 * w + 1]);
         }
       }
+      if (!is_number) [[unlikely]] make_canonical<kOutput>(words);
       store_words<4>(words, 16, true, row + h);
     }
   }
