@@ -173,9 +173,9 @@ __device__ __forceinline__ void dequantize_wide_row(const DequantizeJob& job, st
   constexpr int kElements = kWideElements<kOutput>;
   constexpr int kUnitsHere = kWideThreadElements / kElements;
   constexpr int kBits = kCode == DType::kE2M1 ? 4 : 8;
-  using Codes = std::conditional_t<kBits * kElements == 64, uint2,
-                                   std::conditional_t<kBits * kElements == 32, std::uint32_t,
-                                                      std::uint16_t>>;
+  using Codes =
+      std::conditional_t<kBits * kElements == 64, uint2,
+                         std::conditional_t<kBits * kElements == 32, std::uint32_t, std::uint16_t>>;
   const std::byte* codes = job.q + n * job.q_row_bytes;
   auto* row = static_cast<ElementBits<kOutput>*>(job.y.data) + n * job.y.row_stride;
   const float inverse = kBlock == 16 ? 1.0f / *job.tensor_scale : 1.0f;
@@ -223,7 +223,8 @@ __device__ __forceinline__ void dequantize_wide_row(const DequantizeJob& job, st
           words[w] = narrow2_finite<kOutput>(y[2 * w], y[2 * w + 1]);
         }
       }
-      if (!is_number) [[unlikely]] make_canonical<kOutput>(words);
+      if (!is_number) [[unlikely]]
+        make_canonical<kOutput>(words);
       store_words<4>(words, 16, true, row + h);
     }
   }

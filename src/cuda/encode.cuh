@@ -126,9 +126,9 @@ __device__ __forceinline__ std::uint32_t encode4(Codec codec, std::uint8_t nan_c
 }
 
 /// Eight values to e2m1 codes, the first in the lowest nibble, given their halves, none NaN, and
-/// what has their signs. A chain of roundings on the fma pipe: the grid is 1/2 up to 2, 1 up to 4, 2 up to 6, and each part starts
-/// at an even code, so that ties go the right way. (The hardware conversion needs an
-/// architecture-specific target.)
+/// what has their signs. A chain of roundings on the fma pipe: the grid is 1/2 up to 2, 1 up to 4,
+/// 2 up to 6, and each part starts at an even code, so that ties go the right way. (The hardware
+/// conversion needs an architecture-specific target.)
 __device__ __forceinline__ std::uint32_t encode8_e2m1(const float* halves,
                                                       const float* signed_like) {
   constexpr float kOne = 0x1p23f;
@@ -213,9 +213,9 @@ __device__ __forceinline__ std::uint32_t max_bits_of(const std::uint32_t (&words
 #pragma unroll
     for (int w = 0; w < kWords; ++w) pair = __vmaxu2(pair, words[w] & 0x7FFF7FFFu);
     const std::uint32_t largest = max(pair & 0xFFFFu, pair >> 16);
-    return kDType == DType::kBF16 ? largest << 16
-                                  : bits_from_f32(__half2float(__ushort_as_half(
-                                        static_cast<std::uint16_t>(largest))));
+    return kDType == DType::kBF16
+               ? largest << 16
+               : bits_from_f32(__half2float(__ushort_as_half(static_cast<std::uint16_t>(largest))));
   }
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // map_choices.cu: a stable counting sort of choices by expert in two kernels. A warp ranks a chunk
-// 32 choices at a time, with the chunk's counters in memory that only it writes (its cache line
-// stays in L1); then one block turns the counts of all chunks into where each chunk begins. No
-// atomic decides a place, so the order is the CPU's.
+// 32 choices at a time, with the chunk's counters in shared memory (in global memory where
+// they are too many); then one block turns the counts of all chunks into where each chunk begins.
+// No atomic decides a place, so the order is the CPU's.
 
 #include "core/round_up.h"
 #include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/permute.h"
 #include "cuda/row_words.cuh"
 
@@ -17,8 +18,9 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-constexpr int kRankWarps = 4;
-constexpr int kBatch = 8;  // ids of a lane that are on their way together
+constexpr int kMaxSharedCounts = 8192;
+constexpr int kBatch = 8;         // ids of a lane that are on their way together
+constexpr int kColumnBatch = 16;  // counts of a thread that are
 constexpr int kStartThreads = 1024;
 
 // The local expert of choice i, or -1.
@@ -57,12 +59,15 @@ __device__ ChoiceRank rank_choice(std::int32_t expert, std::int32_t* counts, uns
   return {expert, before + before_in_step};
 }
 
-__global__ void __launch_bounds__(kRankWarps* kWarp) rank_choices_kernel(MapArgs args) {
-  const unsigned lane = threadIdx.x % kWarp;
-  const auto chunk = static_cast<std::int32_t>(blockIdx.x * kRankWarps + threadIdx.x / kWarp);
-  if (chunk >= args.map.num_chunks) return;
-  std::int32_t* counts = args.map.bases + std::int64_t{chunk} * args.map.num_local;
-  for (auto e = static_cast<std::int32_t>(lane); e < args.map.num_local; e += kWarp) counts[e] = 0;
+__global__ void __launch_bounds__(kWarp) rank_choices_kernel(MapArgs args) {
+  extern __shared__ std::int32_t shared_counts[];
+  follow_kernel();
+  const unsigned lane = threadIdx.x;
+  const auto chunk = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t num_local = args.map.num_local;
+  std::int32_t* total = args.map.bases + std::int64_t{chunk} * num_local;
+  std::int32_t* counts = num_local <= kMaxSharedCounts ? shared_counts : total;
+  for (auto e = static_cast<std::int32_t>(lane); e < num_local; e += kWarp) counts[e] = 0;
   __syncwarp();
   const std::int32_t begin = chunk * args.map.chunk_choices;
   const std::int32_t left = args.map.num_choices - begin;
@@ -81,6 +86,8 @@ __global__ void __launch_bounds__(kRankWarps* kWarp) rank_choices_kernel(MapArgs
       if (i < count) args.map.choices[begin + i] = choice;
     }
   }
+  if (counts == total) return;
+  for (auto e = static_cast<std::int32_t>(lane); e < num_local; e += kWarp) total[e] = counts[e];
 }
 
 // A thread's column of counts: `count` chunks of one expert, from the first of them on.
@@ -91,22 +98,26 @@ struct Column {
 
   __device__ std::int32_t sum() const {
     std::int32_t total = 0;
-#pragma unroll 8
-    for (std::int32_t c = 0; c < count; ++c) total += counts[c * stride];
+    for (std::int32_t first = 0; first < count; first += kColumnBatch) {
+#pragma unroll
+      for (int j = 0; j < kColumnBatch; ++j) {
+        total += first + j < count ? counts[(first + j) * stride] : 0;
+      }
+    }
     return total;
   }
 
   // Each count becomes the sum of those before it and `next`. Loads of a batch do not wait for its
   // stores.
   __device__ void start_at(std::int32_t next) const {
-    for (std::int32_t first = 0; first < count; first += kBatch) {
-      std::int32_t batch[kBatch];
+    for (std::int32_t first = 0; first < count; first += kColumnBatch) {
+      std::int32_t batch[kColumnBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
+      for (int j = 0; j < kColumnBatch; ++j) {
         batch[j] = first + j < count ? counts[(first + j) * stride] : 0;
       }
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
+      for (int j = 0; j < kColumnBatch; ++j) {
         if (first + j < count) counts[(first + j) * stride] = next;
         next += batch[j];
       }
@@ -133,6 +144,7 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
   __shared__ typename Scan::TempStorage scan_memory;
   __shared__ std::int32_t sums[kStartThreads];
   __shared__ std::int32_t starts[kStartThreads];
+  follow_kernel();
   const ChoiceMap& map = args.map;
   const int thread = static_cast<int>(threadIdx.x);
   const int num_groups = kStartThreads / width;
@@ -177,16 +189,21 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
 }  // namespace
 
 void map_choices(const MapArgs& args, Stream stream) {
-  const int num_blocks = cdiv(args.map.num_chunks, kRankWarps);
-  if (num_blocks > 0) {
-    rank_choices_kernel<<<static_cast<unsigned>(num_blocks), kRankWarps * kWarp, 0, stream.get()>>>(
-        args);
-    check_launch("rank_choices_kernel");
+  const int num_local = args.map.num_local;
+  const bool overlaps = has_programmatic_launch();
+  if (args.map.num_chunks > 0) {
+    const std::size_t shared_bytes =
+        num_local <= kMaxSharedCounts ? sizeof(std::int32_t) * static_cast<std::size_t>(num_local)
+                                      : 0;
+    launch_kernel(rank_choices_kernel,
+                  {args.map.num_chunks, kWarp, shared_bytes, false, stream.get()},
+                  "rank_choices_kernel", args);
   }
   int width = kWarp;
-  while (width < kStartThreads && width < args.map.num_local) width *= 2;
-  start_experts_kernel<<<1, kStartThreads, 0, stream.get()>>>(args, width);
-  check_launch("start_experts_kernel");
+  while (width < kStartThreads && width < num_local) width *= 2;
+  launch_kernel(start_experts_kernel,
+                {1, kStartThreads, 0, overlaps && args.map.num_chunks > 0, stream.get()},
+                "start_experts_kernel", args, width);
 }
 
 }  // namespace switchyard::cuda

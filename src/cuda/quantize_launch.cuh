@@ -163,8 +163,8 @@ class RowLauncher {
   template <DType kOutput>
   void convert_to() const {
     if (is_wide(kUnit, 16)) {
-      launch_wide(convert_wide_kernel<kOutput, Source>,
-                  SWY_ELEMENTS / (Source::kActivates ? 2 : 1), kMaxWideThreads);
+      launch_wide(convert_wide_kernel<kOutput, Source>, SWY_ELEMENTS / (Source::kActivates ? 2 : 1),
+                  kMaxWideThreads);
     } else {
       launch(convert_kernel<kOutput, Source>, kMaxThreads);
     }

@@ -127,8 +127,7 @@ __device__ __forceinline__ void store_scale_of(const QuantizeJob& job, std::int6
   } else if constexpr (Rule::kKind == RuleKind::kTwoLevel) {
     to.data[to.index(e, n, b)] =
         static_cast<std::byte>(encode4_e4m3(kE4M3NaN, scale, 0.0f, 0.0f, 0.0f));
-  } else if (Rule::kCodec == Codec::kE4M3 &&
-             job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
+  } else if (Rule::kCodec == Codec::kE4M3 && job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
     store_scale(job, e, n, b, num_blocks, scale);
   } else {
     reinterpret_cast<float*>(to.data)[to.index(e, n, b)] = scale;

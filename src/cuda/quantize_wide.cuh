@@ -102,8 +102,7 @@ struct WideUnit {
   std::uint32_t words[Source::kActivates ? 2 : 1][kWords];
 
   __device__ __forceinline__ void fetch(const Source& source, std::int64_t h) {
-    const std::int64_t num_bytes =
-        (source.hidden - h) * std::int64_t{sizeof(ElementBits<kInput>)};
+    const std::int64_t num_bytes = (source.hidden - h) * std::int64_t{sizeof(ElementBits<kInput>)};
     load_words<kWords>(source.row + h, num_bytes, true, words[0]);
     if constexpr (Source::kActivates) {
       load_words<kWords>(source.row + source.hidden + h, num_bytes, true, words[1]);
@@ -135,8 +134,7 @@ struct WideUnit {
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
-        const float2 pair =
-            kInput == DType::kBF16 ? widen2_bf16(from[i]) : widen2_f16(from[i]);
+        const float2 pair = kInput == DType::kBF16 ? widen2_bf16(from[i]) : widen2_f16(from[i]);
         x[2 * i] = pair.x;
         x[2 * i + 1] = pair.y;
       }
@@ -147,13 +145,12 @@ struct WideUnit {
 /// Elements of a thread at a time, and how often before the first is looked at.
 template <typename Rule, typename Source>
 struct WideShape {
-  static constexpr bool kIsSimulated =
-      Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
+  static constexpr bool kIsSimulated = Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
   static constexpr int kElements = kIsSimulated || Source::kInput == DType::kF32 ? 8 : 16;
   static constexpr int kUnits = units_of(kElements * (Source::kActivates ? 2 : 1));
-  static constexpr int kLanes =
-      Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
-  static constexpr int kCodeWords = kIsSimulated ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4
+  static constexpr int kLanes = Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
+  static constexpr int kCodeWords = kIsSimulated
+                                        ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4
                                     : Rule::kCodec == Codec::kE2M1 ? kElements / 8
                                                                    : kElements / 4;
   static constexpr int kCodeBytesOfUnit = 4 * kCodeWords;

@@ -87,6 +87,15 @@ struct F32 {
   __device__ static Bits narrow(float x) { return canonical_f32(x); }
 };
 
+/// Lets the kernel behind this one start, and waits until the one ahead has ended and what it wrote
+/// is there. For kernels launched with LaunchShape::programmatic, and for the first of them.
+__device__ inline void follow_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ inline void add_error(std::int32_t* num_errors) {
   if (num_errors != nullptr) atomicAdd(num_errors, 1);
 }
