@@ -8,6 +8,7 @@
 
 #include "core/round_up.h"
 #include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/quantize_kernels.cuh"
 #include "cuda/quantize_rows.h"
 #include "cuda/quantize_wide.cuh"
@@ -67,7 +68,7 @@ class RowLauncher {
 
   void max_of_experts() const {
     if (is_wide(kInputElements, 1)) {
-      launch_wide(max_of_experts_wide_kernel<Source>, SWY_ELEMENTS, kMaxThreads);
+      launch_wide(max_of_experts_wide_kernel<Source>, 32, kMaxWideThreads, true);
     } else {
       launch(max_of_experts_kernel<Source>, kMaxThreads);
     }
@@ -87,16 +88,25 @@ class RowLauncher {
     const auto is_multiple = [](const void* data, std::int64_t bytes) {
       return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
     };
-    return job_.hidden > 0 && job_.hidden % elements == 0 && is_multiple(job_.x.data, 16) &&
-           job_.x.row_stride * kSize % 16 == 0 && job_.x.expert_stride * kSize % 16 == 0 &&
-           is_multiple(job_.q, code_bytes) && job_.q_row_bytes % code_bytes == 0;
+    constexpr std::int64_t kMaxHidden = std::int64_t{1} << 30;
+    return job_.hidden > 0 && job_.hidden <= kMaxHidden && job_.hidden % elements == 0 &&
+           is_multiple(job_.x.data, 16) && job_.x.row_stride * kSize % 16 == 0 &&
+           job_.x.expert_stride * kSize % 16 == 0 && is_multiple(job_.q, code_bytes) &&
+           job_.q_row_bytes % code_bytes == 0;
   }
 
-  void launch_wide(void (*kernel)(QuantizeJob), int elements, unsigned max_threads) const {
+  // `follows`: the kernel begins with follow_kernel.
+  void launch_wide(void (*kernel)(QuantizeJob), int elements, unsigned max_threads,
+                   bool follows = false) const {
     if (job_.num_experts == 0 || job_.capacity == 0) return;
     const dim3 grid = grid_of_rows(job_.num_experts, job_.capacity, job_.counts != nullptr);
-    kernel<<<grid, wide_threads(job_.hidden, elements, max_threads), 0, stream_>>>(job_);
-    check_launch("quantize");
+    LaunchShape shape;
+    shape.ctas = static_cast<int>(grid.x);
+    shape.parts = static_cast<int>(grid.y);
+    shape.threads = static_cast<int>(wide_threads(job_.hidden, elements, max_threads));
+    shape.programmatic = follows && has_programmatic_launch();
+    shape.stream = stream_;
+    launch_kernel(kernel, shape, "quantize", job_);
   }
 
   template <typename Rule>
@@ -111,7 +121,7 @@ class RowLauncher {
     using Shape = WideShape<Rule, Source>;
     if (is_wide<Rule>()) {
       launch_wide(quantize_wide_kernel<Rule, Source>, Shape::kElements * Shape::kUnits,
-                  kMaxWideThreads);
+                  kMaxWideThreads, Rule::kIsGiven);
     } else {
       launch(quantize_blocks_kernel<Rule, Source>, kMaxThreads);
     }
@@ -163,8 +173,7 @@ class RowLauncher {
   template <DType kOutput>
   void convert_to() const {
     if (is_wide(kUnit, 16)) {
-      launch_wide(convert_wide_kernel<kOutput, Source>, SWY_ELEMENTS / (Source::kActivates ? 2 : 1),
-                  kMaxWideThreads);
+      launch_wide(convert_wide_kernel<kOutput, Source>, 32, kMaxWideThreads);
     } else {
       launch(convert_kernel<kOutput, Source>, kMaxThreads);
     }

@@ -116,23 +116,46 @@ __device__ __forceinline__ void store_scale(const QuantizeJob& job, std::int64_t
   }
 }
 
-/// The same for a rule, which leaves fewer formats to choose from.
-template <typename Rule>
-__device__ __forceinline__ void store_scale_of(const QuantizeJob& job, std::int64_t e,
-                                               std::int64_t n, std::int64_t b,
-                                               std::int64_t num_blocks, float scale) {
-  const ScaleMemory& to = job.scales;
-  if constexpr (Rule::kKind == RuleKind::kMx) {
-    to.data[to.index(e, n, b)] = static_cast<std::byte>(bits_from_f32(scale) >> 23);
-  } else if constexpr (Rule::kKind == RuleKind::kTwoLevel) {
-    to.data[to.index(e, n, b)] =
-        static_cast<std::byte>(encode4_e4m3(kE4M3NaN, scale, 0.0f, 0.0f, 0.0f));
-  } else if (Rule::kCodec == Codec::kE4M3 && job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
-    store_scale(job, e, n, b, num_blocks, scale);
-  } else {
-    reinterpret_cast<float*>(to.data)[to.index(e, n, b)] = scale;
+/// The scales of one row that has fewer than 2^31 elements.
+struct ScaleRow {
+  const QuantizeJob& job;
+  std::int64_t e;
+  std::int64_t n;
+  std::uint32_t hidden;
+  std::byte* first;  ///< not of tiles
+
+  template <typename Element>
+  static __device__ __forceinline__ ScaleRow of(const QuantizeJob& job, std::int64_t e,
+                                                std::int64_t n) {
+    const ScaleMemory& to = job.scales;
+    const std::int64_t i = e * to.expert_stride + n * to.row_stride;
+    return {job, e, n, static_cast<std::uint32_t>(job.hidden),
+            to.data + i * static_cast<std::int64_t>(sizeof(Element))};
   }
-}
+
+  template <typename Element>
+  __device__ __forceinline__ void store(std::uint32_t b, Element scale) const {
+    if (sizeof(Element) == 1 && job.scales.padded_scales != 0) {
+      reinterpret_cast<Element*>(job.scales.data)[job.scales.index(e, n, b)] = scale;
+    } else {
+      reinterpret_cast<Element*>(first)[b * job.scales.step] = scale;
+    }
+  }
+
+  /// Bytes of kBlocks blocks from b on to their word; the last of a row clears what is left of it.
+  template <int kBlocks>
+  __device__ __forceinline__ void store_packed(std::uint32_t b, std::uint32_t bytes) const {
+    auto* word = reinterpret_cast<std::uint32_t*>(first) + b / 4 * job.scales.step;
+    if constexpr (kBlocks == 4) {
+      *word = bytes;
+    } else {
+      auto* halves = reinterpret_cast<std::uint16_t*>(word);
+      halves[b / 2 % 2] = static_cast<std::uint16_t>(bytes);
+      constexpr std::uint32_t kElements = 2 * 128;
+      if (b % 4 == 0 && hidden - b * 128 <= kElements) halves[1] = 0;
+    }
+  }
+};
 
 /// All scales of a row that does not count.
 __device__ __forceinline__ void clear_scale_row(const QuantizeJob& job, std::int64_t e,

@@ -8,17 +8,18 @@
 #pragma once
 
 #include "core/round_up.h"
+#include "cuda/follow.cuh"
 #include "cuda/quantize_rare.cuh"
 
 namespace switchyard {
 
-#ifndef SWY_ELEMENTS
-#define SWY_ELEMENTS 32
+#ifndef ACT_ELEMENTS
+#define ACT_ELEMENTS 8
+#define ACT_UNITS 4
 #endif
-constexpr int units_of(int elements) {
-  return SWY_ELEMENTS > elements ? SWY_ELEMENTS / elements : 1;
-}
-
+#ifndef F32_UNITS
+#define F32_UNITS 2
+#endif
 inline constexpr std::uint32_t kMaxSharedBits = bits_from_f32(kMaxShared);
 
 /// A scale, and what elements are multiplied by or divided by. If it is not good, it is for
@@ -101,11 +102,12 @@ struct WideUnit {
   static constexpr int kWords = kElements * int{sizeof(ElementBits<kInput>)} / 4;
   std::uint32_t words[Source::kActivates ? 2 : 1][kWords];
 
-  __device__ __forceinline__ void fetch(const Source& source, std::int64_t h) {
-    const std::int64_t num_bytes = (source.hidden - h) * std::int64_t{sizeof(ElementBits<kInput>)};
+  __device__ __forceinline__ void fetch(const Source& source, std::uint32_t h,
+                                        std::uint32_t hidden) {
+    const int num_bytes = h < hidden ? 4 * kWords : 0;
     load_words<kWords>(source.row + h, num_bytes, true, words[0]);
     if constexpr (Source::kActivates) {
-      load_words<kWords>(source.row + source.hidden + h, num_bytes, true, words[1]);
+      load_words<kWords>(source.row + hidden + h, num_bytes, true, words[1]);
     }
   }
 
@@ -146,13 +148,21 @@ struct WideUnit {
 template <typename Rule, typename Source>
 struct WideShape {
   static constexpr bool kIsSimulated = Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
-  static constexpr int kElements = kIsSimulated || Source::kInput == DType::kF32 ? 8 : 16;
-  static constexpr int kUnits = units_of(kElements * (Source::kActivates ? 2 : 1));
+  static constexpr bool kIsF32 = Source::kInput == DType::kF32;
+  static constexpr int kElements = Source::kActivates && !kIsF32 ? ACT_ELEMENTS
+                                   : kIsSimulated || kIsF32      ? 8
+                                                                 : 16;
+  static constexpr int kUnits = Source::kActivates ? (kIsF32 ? 2 : ACT_UNITS)
+                                : kIsF32           ? F32_UNITS
+                                                   : 32 / kElements;
   static constexpr int kLanes = Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
   static constexpr int kCodeWords = kIsSimulated
                                         ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4
                                     : Rule::kCodec == Codec::kE2M1 ? kElements / 8
                                                                    : kElements / 4;
+  using Scale =
+      std::conditional_t<Rule::kKind == RuleKind::kMx || Rule::kKind == RuleKind::kTwoLevel,
+                         std::uint8_t, float>;
   static constexpr int kCodeBytesOfUnit = 4 * kCodeWords;
 };
 
@@ -194,26 +204,33 @@ __device__ __forceinline__ void encode_wide(const WideMap& m, const float (&x)[k
 
 /// The scales of a warp's blocks, one from each kLanes lanes.
 template <typename Rule, int kLanes>
-__device__ __forceinline__ void store_wide_scale(const QuantizeJob& job, std::int64_t e,
-                                                 std::int64_t n, std::int64_t h,
-                                                 std::int64_t num_blocks, float scale) {
+__device__ __forceinline__ void store_wide_scale(const ScaleRow& row, std::uint32_t h,
+                                                 float scale) {
   constexpr int kBlock = Rule::kLanes * kUnit;
+  const std::uint32_t b = h / kBlock;
+  const std::uint32_t exponent = bits_from_f32(scale) >> 23;
+  const bool is_there = h < row.hidden;
   const unsigned lane = threadIdx.x % 32;
-  if constexpr (kLanes == 8) {
-    // Four blocks are a word.
-    if (job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
-      std::uint32_t word = h < job.hidden ? bits_from_f32(scale) >> 23 << lane : 0;
-      word |= __shfl_xor_sync(0xFFFFFFFFu, word, 8);
-      word |= __shfl_xor_sync(0xFFFFFFFFu, word, 16);
-      if (lane == 0 && h < job.hidden) {
-        reinterpret_cast<std::uint32_t*>(job.scales.data)[job.scales.index(e, n, h / kBlock / 4)] =
-            word;
+  if constexpr (Rule::kCodec == Codec::kE4M3 && kLanes >= 8) {
+    if (row.job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
+      // The first lane has what the blocks of its warp fill: a word, or half of one.
+      constexpr int kBlocks = 32 / kLanes;
+      std::uint32_t word = is_there ? exponent << (lane / kLanes * 8) : 0;
+#pragma unroll
+      for (int mask = kLanes; mask < 32; mask *= 2) {
+        word |= __shfl_xor_sync(0xFFFFFFFFu, word, mask);
       }
+      if (lane == 0 && is_there) row.store_packed<kBlocks>(b, word);
       return;
     }
   }
-  if (lane % kLanes == 0 && h < job.hidden) {
-    store_scale_of<Rule>(job, e, n, h / kBlock, num_blocks, scale);
+  if (lane % kLanes != 0 || !is_there) return;
+  if constexpr (Rule::kKind == RuleKind::kMx) {
+    row.store(b, static_cast<std::uint8_t>(exponent));
+  } else if constexpr (Rule::kKind == RuleKind::kTwoLevel) {
+    row.store(b, static_cast<std::uint8_t>(encode4_e4m3(kE4M3NaN, scale, 0.0f, 0.0f, 0.0f)));
+  } else {
+    row.store(b, scale);
   }
 }
 
@@ -232,20 +249,20 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
   std::byte* codes = codes_of(job, e, n);
   const RuleInput input = rule_input(job, e, n);
   const float inverse_given = inverse_of_given<Rule>(input);
-  const std::int64_t num_blocks = cdiv<std::int64_t>(job.hidden, Rule::kLanes * kUnit);
+  const auto scales = ScaleRow::of<typename Shape::Scale>(job, e, n);
   if (Rule::kIsGiven && job.scheme.group == ScaleGroup::kToken && threadIdx.x == 0) {
     store_scale(job, e, n, 0, 1, input.given);
   }
-  const auto step = static_cast<int>(blockDim.x) * kElements;
-  for (std::int64_t base = static_cast<int>(threadIdx.x) * kElements;
-       base - static_cast<int>(threadIdx.x) * kElements < job.hidden;
-       base += Shape::kUnits * step) {
+  const auto hidden = static_cast<std::uint32_t>(job.hidden);
+  const std::uint32_t step = blockDim.x * kElements;
+  for (std::uint32_t base = 0; base < hidden; base += Shape::kUnits * step) {
+    const std::uint32_t first = base + threadIdx.x * kElements;
     WideUnit<Source, kElements> units[Shape::kUnits];
 #pragma unroll
-    for (int u = 0; u < Shape::kUnits; ++u) units[u].fetch(source, base + u * step);
+    for (int u = 0; u < Shape::kUnits; ++u) units[u].fetch(source, first + u * step, hidden);
 #pragma unroll
     for (int u = 0; u < Shape::kUnits; ++u) {
-      const std::int64_t h = base + u * step;
+      const std::uint32_t h = first + u * step;
       float x[kElements];
       const bool is_near = units[u].values(x);
       const std::uint32_t amax_bits = max_bits_of_lanes<Shape::kLanes>(units[u].max_bits(x));
@@ -256,10 +273,10 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
       }
       std::uint32_t words[Shape::kCodeWords];
       encode_wide<Rule, Source>(map, x, words);
-      store_words<Shape::kCodeWords>(words, job.hidden - h, true,
+      store_words<Shape::kCodeWords>(words, h < hidden ? 1 : 0, true,
                                      codes + h / kElements * Shape::kCodeBytesOfUnit);
       if constexpr (Rule::kStoresScales) {
-        store_wide_scale<Rule, Shape::kLanes>(job, e, n, h, num_blocks, map.scale);
+        store_wide_scale<Rule, Shape::kLanes>(scales, h, map.scale);
       }
     }
   }
@@ -269,6 +286,7 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(512)
     quantize_wide_kernel(const __grid_constant__ QuantizeJob job) {
+  follow_kernel();
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {
     // Backwards where a pass over the tensor may have left its last rows in the cache.
     const std::int64_t n = Rule::kIsGiven ? job.capacity - 1 - i : i;
@@ -286,14 +304,15 @@ __global__ void __launch_bounds__(512)
     quantize_wide_tokens_kernel(const __grid_constant__ QuantizeJob job) {
   using Shape = WideShape<Rule, Source>;
   constexpr int kElements = Shape::kElements;
+  const auto hidden = static_cast<std::uint32_t>(job.hidden);
+  const std::uint32_t first = threadIdx.x * kElements;
+  const std::uint32_t step = blockDim.x * kElements;
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
     if (n >= job.num_rows(e)) return clear_scale_row(job, e, n);
     const Source source = source_of<Source>(job, e, n);
-    const auto step = static_cast<int>(blockDim.x) * kElements;
-    const std::int64_t base = static_cast<int>(threadIdx.x) * kElements;
     WideUnit<Source, kElements> units[Shape::kUnits];
 #pragma unroll
-    for (int u = 0; u < Shape::kUnits; ++u) units[u].fetch(source, base + u * step);
+    for (int u = 0; u < Shape::kUnits; ++u) units[u].fetch(source, first + u * step, hidden);
     std::uint32_t amax_bits = 0;
     bool is_near = true;
     float x[Shape::kUnits][kElements];
@@ -307,12 +326,13 @@ __global__ void __launch_bounds__(512)
     if (!map.is_good) [[unlikely]] {
       quantize_rare_token<Rule, Source>(job, e, n);
     } else {
+      std::byte* codes = codes_of(job, e, n);
 #pragma unroll
       for (int u = 0; u < Shape::kUnits; ++u) {
-        const std::int64_t h = base + u * step;
+        const std::uint32_t h = first + u * step;
         std::uint32_t words[Shape::kCodeWords];
         encode_wide<Rule, Source>(map, x[u], words);
-        store_words<Shape::kCodeWords>(words, job.hidden - h, true, codes_of(job, e, n) + h);
+        store_words<Shape::kCodeWords>(words, h < hidden ? 1 : 0, true, codes + h);
       }
       if (threadIdx.x == 0) store_scale(job, e, n, 0, 1, map.scale);
     }
@@ -325,17 +345,18 @@ template <typename Source>
 __global__ void __launch_bounds__(512)
     max_of_experts_wide_kernel(const __grid_constant__ QuantizeJob job) {
   constexpr int kElements = Source::kInput == DType::kF32 ? 4 : 8;
-  constexpr int kUnits = units_of(kElements);
+  constexpr int kUnits = 32 / kElements;
+  follow_kernel();
+  const auto hidden = static_cast<std::uint32_t>(job.hidden);
+  const std::uint32_t step = blockDim.x * kElements;
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
     if (n >= job.num_rows(e)) return;
     const Source source = source_of<Source>(job, e, n);
-    const auto step = static_cast<int>(blockDim.x) * kElements;
     std::uint32_t amax_bits = 0;
-    for (std::int64_t base = static_cast<int>(threadIdx.x) * kElements; base < job.hidden;
-         base += kUnits * step) {
+    for (std::uint32_t base = threadIdx.x * kElements; base < hidden; base += kUnits * step) {
       WideUnit<Source, kElements> units[kUnits];
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) units[u].fetch(source, base + u * step);
+      for (int u = 0; u < kUnits; ++u) units[u].fetch(source, base + u * step, hidden);
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
         std::uint32_t bits = max_bits_of<Source::kInput>(units[u].words[0]);
@@ -359,21 +380,21 @@ template <DType kOutput, typename Source>
 __global__ void __launch_bounds__(512)
     convert_wide_kernel(const __grid_constant__ QuantizeJob job) {
   constexpr int kElements = kOutput == DType::kF32 && Source::kInput != DType::kF32 ? 4 : 8;
-  constexpr int kUnits = units_of(kElements * (Source::kActivates ? 2 : 1));
+  constexpr int kUnits = 32 / kElements;
   constexpr int kWords = kElements * int{sizeof(ElementBits<kOutput>)} / 4;
+  const auto hidden = static_cast<std::uint32_t>(job.hidden);
+  const std::uint32_t step = blockDim.x * kElements;
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
     if (n >= job.num_rows(e)) return;
     const Source source = source_of<Source>(job, e, n);
     auto* row = reinterpret_cast<ElementBits<kOutput>*>(codes_of(job, e, n));
-    const auto step = static_cast<int>(blockDim.x) * kElements;
-    for (std::int64_t base = static_cast<int>(threadIdx.x) * kElements; base < job.hidden;
-         base += kUnits * step) {
+    for (std::uint32_t base = threadIdx.x * kElements; base < hidden; base += kUnits * step) {
       WideUnit<Source, kElements> units[kUnits];
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) units[u].fetch(source, base + u * step);
+      for (int u = 0; u < kUnits; ++u) units[u].fetch(source, base + u * step, hidden);
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        const std::int64_t h = base + u * step;
+        const std::uint32_t h = base + u * step;
         float x[kElements];
         const bool is_near = units[u].values(x);
         if (!is_near || units[u].max_bits(x) > kF32Infinity) [[unlikely]] {
@@ -389,7 +410,7 @@ __global__ void __launch_bounds__(512)
             words[w] = narrow2_finite<kOutput>(x[2 * w], x[2 * w + 1]);
           }
         }
-        store_words<kWords>(words, job.hidden - h, true, row + h);
+        store_words<kWords>(words, h < hidden ? 1 : 0, true, row + h);
       }
     }
   });

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/follow.cuh"
 #include "quant/bf16.h"
 #include "quant/f16.h"
 
@@ -86,15 +87,6 @@ struct F32 {
   __device__ static float widen(Bits x) { return x; }
   __device__ static Bits narrow(float x) { return canonical_f32(x); }
 };
-
-/// Lets the kernel behind this one start, and waits until the one ahead has ended and what it wrote
-/// is there. For kernels launched with LaunchShape::programmatic, and for the first of them.
-__device__ inline void follow_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 __device__ inline void add_error(std::int32_t* num_errors) {
   if (num_errors != nullptr) atomicAdd(num_errors, 1);
