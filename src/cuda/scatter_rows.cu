@@ -32,22 +32,24 @@ struct ScatterPlan {
 };
 
 // Words [begin, end) of a row to all rows of `places` that are not negative.
-template <typename Word>
+template <typename Word, int kAtOnce = kWordsAtOnce>
 __device__ void copy_words(const std::byte* from, const ByteRows& to, const std::int64_t* places,
                            std::int64_t num_places, std::int64_t begin, std::int64_t end) {
   const auto* words = reinterpret_cast<const Word*>(from);
   const std::int64_t step = blockDim.x;
-  for (std::int64_t first = begin + threadIdx.x; first < end; first += kWordsAtOnce * step) {
-    Word moved[kWordsAtOnce];
+#pragma unroll 1
+  for (std::int64_t first = begin + threadIdx.x; first < end; first += kAtOnce * step) {
+    Word moved[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kWordsAtOnce; ++j) {
+    for (int j = 0; j < kAtOnce; ++j) {
       if (first + j * step < end) moved[j] = load_once(words + first + j * step);
     }
+#pragma unroll 1
     for (std::int64_t p = 0; p < num_places; ++p) {
       if (places[p] < 0) continue;
       auto* out = reinterpret_cast<Word*>(to.row(places[p]));
 #pragma unroll
-      for (int j = 0; j < kWordsAtOnce; ++j) {
+      for (int j = 0; j < kAtOnce; ++j) {
         if (first + j * step < end) __stcs(out + first + j * step, moved[j]);
       }
     }
@@ -58,6 +60,7 @@ __device__ std::uint64_t load_scale(const ScaleMove& scales, std::int64_t t, std
   const std::int64_t row = t * scales.from_token_stride;
   if (scales.packs) {
     std::uint64_t word = 0;
+#pragma unroll 1
     for (int j = 0; j < 4 && 4 * w + j < scales.num_scales; ++j) {
       const std::byte code = scales.from[row + (4 * w + j) * scales.from_scale_stride];
       word |= static_cast<std::uint64_t>(code) << (8 * j);
@@ -93,7 +96,7 @@ __device__ void copy_scale_row(const ScaleMove& scales, std::int64_t t, const st
   const ByteRows to{scales.to, 0, 0, scales.to_row_stride * scales.word_bytes};
   const std::byte* from = scales.from + t * scales.from_token_stride * scales.word_bytes;
   const auto num_words = row_bytes / static_cast<std::int64_t>(sizeof(Word));
-  copy_words<Word>(from, to, places, num_places, 0, num_words);
+  copy_words<Word, 1>(from, to, places, num_places, 0, num_words);
 }
 
 __device__ void place_scales(const ScatterPlan& plan, std::int64_t t, const std::int64_t* places) {
@@ -111,8 +114,10 @@ __device__ void place_scales(const ScatterPlan& plan, std::int64_t t, const std:
     case 1: return copy_scale_row<std::uint8_t>(scales, t, places, num_places);
     default: break;
   }
+#pragma unroll 1
   for (std::int64_t w = threadIdx.x; w < scales.num_words; w += blockDim.x) {
     const std::uint64_t word = load_scale(scales, t, w);
+#pragma unroll 1
     for (std::int64_t p = 0; p < num_places; ++p) {
       if (places[p] >= 0) store_scale(scales, places[p], w, word);
     }
@@ -134,6 +139,7 @@ __device__ std::int64_t expert_at(const ScatterArgs& args, std::int64_t row) {
 // Zero scales of the rows of a warp that have no token, along the direction that lies side by side.
 __device__ void clear_scales(const ScaleMove& scales, std::int64_t row, bool is_padding) {
   if (scales.to_row_stride == 1) {
+#pragma unroll 1
     for (std::int64_t w = 0; is_padding && w < scales.num_words; ++w) {
       store_scale(scales, row, w, 0);
     }
@@ -142,6 +148,7 @@ __device__ void clear_scales(const ScaleMove& scales, std::int64_t row, bool is_
   const unsigned lane = threadIdx.x % kWarp;
   for (unsigned left = __ballot_sync(0xFFFFFFFFu, is_padding); left != 0; left &= left - 1) {
     const std::int64_t padding = row - lane + __ffs(static_cast<int>(left)) - 1;
+#pragma unroll 1
     for (std::int64_t w = lane; w < scales.num_words; w += kWarp) {
       store_scale(scales, padding, w, 0);
     }
@@ -178,6 +185,7 @@ __global__ void __launch_bounds__(kScatterThreads) scatter_rows_kernel(ScatterPl
   }
   const std::int64_t t = blockIdx.x - plan.num_padding_blocks;
   int has_place = 0;
+#pragma unroll 1
   for (std::int64_t k = threadIdx.x; k < args.num_topk; k += blockDim.x) {
     const std::int64_t i = t * args.num_topk + k;
     const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
