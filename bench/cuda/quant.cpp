@@ -193,12 +193,7 @@ void run(const Shape& shape) {
   Bench bench(shape);
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     bench.fill(dtype);
-    for (const char* name :
-         {"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token",
-          "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2",
-          "mxfp6_e2m3", "mxfp8"}) {
-      bench.measure_scheme(*scheme_from_name(name), dtype);
-    }
+    for (const QuantScheme& scheme : named_schemes()) bench.measure_scheme(scheme, dtype);
   }
 }
 
