@@ -68,7 +68,7 @@ class RowLauncher {
 
   void max_of_experts() const {
     if (is_wide(kInputElements, 1)) {
-      launch_wide(max_of_experts_wide_kernel<Source>, 32, kMaxWideThreads, true);
+      launch_wide(max_of_experts_wide_kernel<Source>, 32, kWideTokenThreads, true);
     } else {
       launch(max_of_experts_kernel<Source>, kMaxThreads);
     }
@@ -77,7 +77,6 @@ class RowLauncher {
  private:
   static constexpr unsigned kMaxThreads = 256;
   static constexpr unsigned kMaxTokenThreads = 512;
-  static constexpr unsigned kMaxWideThreads = 512;
 
   static constexpr int kInputElements = 16 / sizeof(ElementBits<Source::kInput>);
 
@@ -121,7 +120,7 @@ class RowLauncher {
     using Shape = WideShape<Rule, Source>;
     if (is_wide<Rule>()) {
       launch_wide(quantize_wide_kernel<Rule, Source>, Shape::kElements * Shape::kUnits,
-                  kMaxWideThreads, Rule::kIsGiven);
+                  kWideThreads, Rule::kIsGiven);
     } else {
       launch(quantize_blocks_kernel<Rule, Source>, kMaxThreads);
     }
@@ -147,8 +146,8 @@ class RowLauncher {
   void tokens() const {
     using Shape = WideShape<Rule, Source>;
     constexpr int kElements = Shape::kElements * Shape::kUnits;
-    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kMaxWideThreads) {
-      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kMaxWideThreads);
+    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kWideTokenThreads) {
+      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kWideTokenThreads);
     } else {
       launch(quantize_tokens_kernel<Rule, Source>, kMaxTokenThreads);
     }
@@ -173,7 +172,7 @@ class RowLauncher {
   template <DType kOutput>
   void convert_to() const {
     if (is_wide(kUnit, 16)) {
-      launch_wide(convert_wide_kernel<kOutput, Source>, 32, kMaxWideThreads);
+      launch_wide(convert_wide_kernel<kOutput, Source>, 32, kWideTokenThreads);
     } else {
       launch(convert_kernel<kOutput, Source>, kMaxThreads);
     }

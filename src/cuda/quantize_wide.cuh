@@ -13,13 +13,14 @@
 
 namespace switchyard {
 
-#ifndef ACT_ELEMENTS
-#define ACT_ELEMENTS 8
-#define ACT_UNITS 4
+#ifndef ACT_BLOCKS
+#define ACT_BLOCKS 5
+#define ROW_BLOCKS 6
+#define WIDE_THREADS 256
 #endif
-#ifndef F32_UNITS
-#define F32_UNITS 2
-#endif
+inline constexpr unsigned kWideThreads = WIDE_THREADS;
+inline constexpr unsigned kWideTokenThreads = 512;
+
 inline constexpr std::uint32_t kMaxSharedBits = bits_from_f32(kMaxShared);
 
 /// A scale, and what elements are multiplied by or divided by. If it is not good, it is for
@@ -149,12 +150,12 @@ template <typename Rule, typename Source>
 struct WideShape {
   static constexpr bool kIsSimulated = Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
   static constexpr bool kIsF32 = Source::kInput == DType::kF32;
-  static constexpr int kElements = Source::kActivates && !kIsF32 ? ACT_ELEMENTS
-                                   : kIsSimulated || kIsF32      ? 8
-                                                                 : 16;
-  static constexpr int kUnits = Source::kActivates ? (kIsF32 ? 2 : ACT_UNITS)
-                                : kIsF32           ? F32_UNITS
-                                                   : 32 / kElements;
+  static constexpr int kElements = kIsSimulated || kIsF32 ? 8 : 16;
+  static constexpr int kUnits = Source::kActivates ? (kIsF32 ? 2 : 1) : kIsSimulated ? 4 : 2;
+  static constexpr int kMinBlocks = kIsF32               ? 1
+                                    : Source::kActivates ? ACT_BLOCKS
+                                    : kIsSimulated       ? 5
+                                                         : ROW_BLOCKS;
   static constexpr int kLanes = Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
   static constexpr int kCodeWords = kIsSimulated
                                         ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4
@@ -284,7 +285,7 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
 
 /// Blocks of 16, 32 or 128, and scales that are known.
 template <typename Rule, typename Source>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(kWideThreads, WideShape<Rule, Source>::kMinBlocks)
     quantize_wide_kernel(const __grid_constant__ QuantizeJob job) {
   follow_kernel();
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {
@@ -300,7 +301,7 @@ __global__ void __launch_bounds__(512)
 
 /// One scale a row, of at most kUnits units a thread.
 template <typename Rule, typename Source>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(kWideTokenThreads)
     quantize_wide_tokens_kernel(const __grid_constant__ QuantizeJob job) {
   using Shape = WideShape<Rule, Source>;
   constexpr int kElements = Shape::kElements;
