@@ -7,15 +7,13 @@
 #include "core/round_up.h"
 #include "cuda/check.h"
 #include "cuda/quantize.h"
+#include "cuda/row_grid.h"
 #include "cuda/rows.cuh"
 
 namespace switchyard {
 namespace {
 
 constexpr unsigned kMaxThreads = 512;
-#ifndef DEQ_ELEMENTS
-#define DEQ_ELEMENTS 16
-#endif
 
 // A stored scale as a number.
 __device__ __forceinline__ float scale_value(ScaleFormat format, std::uint32_t bits) {
@@ -166,12 +164,12 @@ __device__ __forceinline__ void make_canonical(std::uint32_t (&words)[4]) {
 // Elements of a thread at a time: 16 bytes of output.
 template <DType kOutput>
 inline constexpr int kWideElements = kOutput == DType::kF32 ? 4 : 8;
-inline constexpr int kWideThreadElements = DEQ_ELEMENTS;
+constexpr int kElementsOfThread = 16;
 
 template <DType kCode, int kBlock, DType kOutput>
 __device__ __forceinline__ void dequantize_wide_row(const DequantizeJob& job, std::int64_t n) {
   constexpr int kElements = kWideElements<kOutput>;
-  constexpr int kUnitsHere = kWideThreadElements / kElements;
+  constexpr int kUnitsHere = kElementsOfThread / kElements;
   constexpr int kBits = kCode == DType::kE2M1 ? 4 : 8;
   using Codes =
       std::conditional_t<kBits * kElements == 64, uint2,
@@ -198,10 +196,7 @@ __device__ __forceinline__ void dequantize_wide_row(const DequantizeJob& job, st
       float y[8];
       bool is_number = true;
       if constexpr (kBits == 4) {
-        std::uint32_t word;
-        if constexpr (kElements == 8) word = raw[u];
-        if constexpr (kElements == 4) word = raw[u];
-        decode8_e2m1(word, y);
+        decode8_e2m1(raw[u], y);
       } else if constexpr (kElements == 8) {
         decode4(kCode, raw[u].x, y);
         decode4(kCode, raw[u].y, y + 4);
@@ -239,17 +234,14 @@ __global__ void __launch_bounds__(512)
 }
 
 bool is_wide(const DequantizeJob& job) {
-  const auto is_multiple = [](const void* data, std::int64_t bytes) {
-    return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
-  };
   const std::int64_t size = job.y.dtype == DType::kF32 ? 4 : 2;
-  return job.hidden % kUnit == 0 && is_multiple(job.q, 8) && job.q_row_bytes % 4 == 0 &&
-         (job.scheme.dtype == DType::kE2M1 || job.q_row_bytes % 8 == 0) &&
-         is_multiple(job.y.data, 16) && job.y.row_stride * size % 16 == 0;
+  const std::int64_t code_bytes = job.scheme.dtype == DType::kE2M1 ? 4 : 8;
+  return job.hidden % kUnit == 0 && cuda::is_aligned(job.q, job.q_row_bytes, 2, code_bytes) &&
+         cuda::is_aligned(job.y.data, job.y.row_stride * size, 2, 16);
 }
 
 void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stream) {
-  const std::int64_t units = cdiv<std::int64_t>(job.hidden, kWideThreadElements);
+  const std::int64_t units = cdiv<std::int64_t>(job.hidden, kElementsOfThread);
   const std::int64_t num_steps = cdiv<std::int64_t>(units, kMaxThreads);
   const auto threads =
       static_cast<unsigned>(align_up<std::int64_t>(cdiv<std::int64_t>(units, num_steps), 32));

@@ -12,6 +12,7 @@
 #include "cuda/quantize_kernels.cuh"
 #include "cuda/quantize_rows.h"
 #include "cuda/quantize_wide.cuh"
+#include "cuda/row_grid.h"
 
 namespace switchyard {
 
@@ -84,14 +85,12 @@ class RowLauncher {
   // `code_bytes` of their own.
   bool is_wide(std::int64_t elements, std::int64_t code_bytes) const {
     constexpr std::int64_t kSize = sizeof(ElementBits<Source::kInput>);
-    const auto is_multiple = [](const void* data, std::int64_t bytes) {
-      return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
-    };
     constexpr std::int64_t kMaxHidden = std::int64_t{1} << 30;
+    const RowMemory& x = job_.x;
     return job_.hidden > 0 && job_.hidden <= kMaxHidden && job_.hidden % elements == 0 &&
-           is_multiple(job_.x.data, 16) && job_.x.row_stride * kSize % 16 == 0 &&
-           job_.x.expert_stride * kSize % 16 == 0 && is_multiple(job_.q, code_bytes) &&
-           job_.q_row_bytes % code_bytes == 0;
+           cuda::is_aligned(x.data, x.row_stride * kSize, 2, 16) &&
+           x.expert_stride * kSize % 16 == 0 &&
+           cuda::is_aligned(job_.q, job_.q_row_bytes, 2, code_bytes);
   }
 
   // `follows`: the kernel begins with follow_kernel.
