@@ -7,13 +7,14 @@
 #include "core/round_up.h"
 #include "cuda/check.h"
 #include "cuda/quantize.h"
+#include "cuda/row_grid.h"
 #include "cuda/rows.cuh"
 #include "quant/scalar.h"
 
 namespace switchyard {
 namespace {
 
-constexpr unsigned kMaxThreads = 256;
+constexpr unsigned kMaxThreads = 512;
 
 // A stored scale as a number.
 __device__ __forceinline__ float scale_value(ScaleFormat format, std::uint32_t bits) {
@@ -143,13 +144,148 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
 }
 
+// The bits of the scale of element h of row n, for the named schemes; kBlock 0: one scale a row or
+// a tensor.
+template <int kBlock>
+__device__ __forceinline__ std::uint32_t fetch_scale(const DequantizeJob& job, std::int64_t n,
+                                                     std::int64_t h) {
+  const ScaleMemory& from = job.scales;
+  if constexpr (kBlock == 16 || kBlock == 32) {
+    return static_cast<std::uint32_t>(from.data[from.index(0, n, h / kBlock)]);
+  } else if constexpr (kBlock == 128) {
+    if (job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
+      return static_cast<std::uint32_t>(
+          from.data[4 * from.index(0, n, h / (4 * kBlock)) + h / kBlock % 4]);
+    }
+    return reinterpret_cast<const std::uint32_t*>(from.data)[from.index(0, n, h / kBlock)];
+  } else {
+    return reinterpret_cast<const std::uint32_t*>(from.data)[from.index(0, n, 0)];
+  }
+}
+
+template <int kBlock>
+__device__ __forceinline__ float wide_scale(const DequantizeJob& job, std::uint32_t bits,
+                                            float inverse) {
+  if constexpr (kBlock == 16) return scale_value(ScaleFormat::kE4M3, bits) * inverse;
+  if constexpr (kBlock == 32) return scale_value(ScaleFormat::kE8M0, bits);
+  return scale_value(job.scheme.scale_format, bits);
+}
+
+__device__ __forceinline__ bool has_e4m3_nan(std::uint32_t codes) {
+  return (((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0;
+}
+
+// Every NaN of four words of elements becomes the one that the library writes.
+template <DType kOutput>
+__device__ __forceinline__ void make_canonical(std::uint32_t (&words)[4]) {
+  constexpr std::uint32_t kInfinity = kOutput == DType::kBF16 ? 0x7F80u : 0x7C00u;
+  constexpr std::uint32_t kNaN = kOutput == DType::kBF16 ? 0x7FC0u : 0x7E00u;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (kOutput == DType::kF32) {
+      words[w] = bits_from_f32(canonical_f32(f32_from_bits(words[w])));
+    } else {
+      if ((words[w] & 0x7FFFu) > kInfinity) words[w] = (words[w] & 0xFFFF0000u) | kNaN;
+      if ((words[w] >> 16 & 0x7FFFu) > kInfinity) words[w] = (words[w] & 0xFFFFu) | kNaN << 16;
+    }
+  }
+}
+
+// Elements of a thread at a time: 16 bytes of output.
+template <DType kOutput>
+inline constexpr int kWideElements = kOutput == DType::kF32 ? 4 : 8;
+constexpr int kElementsOfThread = 16;
+
+template <DType kCode, int kBlock, DType kOutput>
+__device__ __forceinline__ void dequantize_wide_row(const DequantizeJob& job, std::int64_t n) {
+  constexpr int kElements = kWideElements<kOutput>;
+  constexpr int kUnitsHere = kElementsOfThread / kElements;
+  constexpr int kBits = kCode == DType::kE2M1 ? 4 : 8;
+  using Codes =
+      std::conditional_t<kBits * kElements == 64, uint2,
+                         std::conditional_t<kBits * kElements == 32, std::uint32_t, std::uint16_t>>;
+  const std::byte* codes = job.q + n * job.q_row_bytes;
+  auto* row = static_cast<ElementBits<kOutput>*>(job.y.data) + n * job.y.row_stride;
+  const float inverse = kBlock == 16 ? 1.0f / *job.tensor_scale : 1.0f;
+  const auto step = static_cast<int>(blockDim.x) * kElements;
+  for (std::int64_t base = static_cast<int>(threadIdx.x) * kElements; base < job.hidden;
+       base += kUnitsHere * step) {
+    Codes raw[kUnitsHere];
+    std::uint32_t scale_bits[kUnitsHere];
+#pragma unroll
+    for (int u = 0; u < kUnitsHere; ++u) {
+      const std::int64_t h = base + u * step;
+      if (h >= job.hidden) continue;
+      raw[u] = *reinterpret_cast<const Codes*>(codes + h * kBits / 8);
+      scale_bits[u] = fetch_scale<kBlock>(job, n, h);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnitsHere; ++u) {
+      const std::int64_t h = base + u * step;
+      if (h >= job.hidden) continue;
+      float y[8];
+      bool is_number = true;
+      if constexpr (kBits == 4) {
+        decode8_e2m1(raw[u], y);
+      } else if constexpr (kElements == 8) {
+        decode4(kCode, raw[u].x, y);
+        decode4(kCode, raw[u].y, y + 4);
+        is_number = kCode == DType::kI8 || !(has_e4m3_nan(raw[u].x) || has_e4m3_nan(raw[u].y));
+      } else {
+        decode4(kCode, raw[u], y);
+        is_number = kCode == DType::kI8 || !has_e4m3_nan(raw[u]);
+      }
+      const float scale = wide_scale<kBlock>(job, scale_bits[u], inverse);
+      is_number = is_number && fabsf(scale) < f32_from_bits(kF32Infinity);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) y[i] *= scale;
+      std::uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if constexpr (kOutput == DType::kF32) {
+          words[w] = bits_from_f32(y[w]);
+        } else {
+          words[w] = narrow2_finite<kOutput>(y[2 * w], y[2 * w + 1]);
+        }
+      }
+      if (!is_number) [[unlikely]]
+        make_canonical<kOutput>(words);
+      store_words<4>(words, 16, true, row + h);
+    }
+  }
+}
+
+template <DType kCode, int kBlock, DType kOutput>
+__global__ void __launch_bounds__(512)
+    dequantize_wide_kernel(const __grid_constant__ DequantizeJob job) {
+  for (std::int64_t n = blockIdx.x; n < job.ranges.capacity; n += gridDim.x) {
+    dequantize_wide_row<kCode, kBlock, kOutput>(job, n);
+  }
+}
+
+bool is_wide(const DequantizeJob& job) {
+  const std::int64_t size = job.y.dtype == DType::kF32 ? 4 : 2;
+  const std::int64_t code_bytes = job.scheme.dtype == DType::kE2M1 ? 4 : 8;
+  return job.hidden % kUnit == 0 && cuda::is_aligned(job.q, job.q_row_bytes, 2, code_bytes) &&
+         cuda::is_aligned(job.y.data, job.y.row_stride * size, 2, 16);
+}
+
 void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stream) {
-  const std::int64_t units = cdiv<std::int64_t>(job.hidden, kUnit * kUnits);
+  const std::int64_t units = cdiv<std::int64_t>(job.hidden, kElementsOfThread);
+  const std::int64_t num_steps = cdiv<std::int64_t>(units, kMaxThreads);
   const auto threads =
-      static_cast<unsigned>(std::min<std::int64_t>(align_up<std::int64_t>(units, 32), kMaxThreads));
+      static_cast<unsigned>(align_up<std::int64_t>(cdiv<std::int64_t>(units, num_steps), 32));
   const RowBlocks blocks = blocks_of(job.ranges);
   kernel<<<dim3(blocks.rows, blocks.experts), threads, 0, stream.get()>>>(job);
   check_launch("dequantize");
+}
+
+template <DType kCode, int kBlock, DType kOutput>
+void launch_rows(const DequantizeJob& job, Stream stream) {
+  if ((kBlock > 0 || job.scheme.group != ScaleGroup::kBlock) && is_wide(job)) {
+    return launch(dequantize_wide_kernel<kCode, kBlock, kOutput>, job, stream);
+  }
+  launch(dequantize_rows_kernel<kCode, kBlock, kOutput>, job, stream);
 }
 
 template <DType kCode, int kBlock>
@@ -159,20 +295,20 @@ void launch_output(const DequantizeJob& job, Stream stream) {
     case DType::kBF16:
       return is_of_experts
                  ? launch(dequantize_expert_rows_kernel<kCode, kBlock, DType::kBF16>, job, stream)
-                 : launch(dequantize_rows_kernel<kCode, kBlock, DType::kBF16>, job, stream);
-    case DType::kF16:
-      return launch(dequantize_rows_kernel<kCode, kBlock, DType::kF16>, job, stream);
+                 : launch_rows<kCode, kBlock, DType::kBF16>(job, stream);
+    case DType::kF16: return launch_rows<kCode, kBlock, DType::kF16>(job, stream);
     default:
       return is_of_experts
                  ? launch(dequantize_expert_rows_kernel<kCode, kBlock, DType::kF32>, job, stream)
-                 : launch(dequantize_rows_kernel<kCode, kBlock, DType::kF32>, job, stream);
+                 : launch_rows<kCode, kBlock, DType::kF32>(job, stream);
   }
 }
 
 template <DType kCode>
 void launch_bytes(const DequantizeJob& job, Stream stream) {
-  if (job.scheme.block == 128) return launch_output<kCode, 128>(job, stream);
-  if (kCode == DType::kE4M3 && job.scheme.block == 32) {
+  const bool is_block = job.scheme.group == ScaleGroup::kBlock;
+  if (is_block && job.scheme.block == 128) return launch_output<kCode, 128>(job, stream);
+  if (kCode == DType::kE4M3 && job.scheme.scale_format == ScaleFormat::kE8M0) {
     return launch_output<DType::kE4M3, 32>(job, stream);
   }
   launch_output<kCode, 0>(job, stream);

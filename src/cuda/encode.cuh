@@ -34,6 +34,17 @@ __device__ __forceinline__ float shared_quotient(float x, float divisor, float r
 /// Magnitudes and divisors up to here, and divisors down to its reciprocal, are far from both ends.
 inline constexpr float kMaxShared = 0x1p60f;
 
+__device__ __forceinline__ bool is_shared(float divisor) {
+  return divisor >= 1.0f / kMaxShared && divisor <= kMaxShared;
+}
+
+/// 1 / x for x from 2^-125 to 2^125: what the division does after it has tested that.
+__device__ __forceinline__ float near_reciprocal(float x) {
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+  return __fmaf_rn(estimate, __fmaf_rn(-x, estimate, 1.0f), estimate);
+}
+
 /// An ElementMap with what all its elements share.
 struct PreparedMap {
   ElementMap map;
@@ -45,8 +56,7 @@ struct PreparedMap {
 /// from, if that was not cut off. Infinity: not known, and then divisions are IEEE ones.
 __device__ __forceinline__ PreparedMap prepare_map(const ElementMap& map, float amax) {
   if (!map.divides) return {map, 0.0f, true};
-  const bool is_exact =
-      map.factor >= 1.0f / kMaxShared && map.factor <= kMaxShared && amax <= kMaxShared;
+  const bool is_exact = is_shared(map.factor) && amax <= kMaxShared;
   return {map, 1.0f / map.factor, is_exact};
 }
 
@@ -115,19 +125,27 @@ __device__ __forceinline__ std::uint32_t encode4(Codec codec, std::uint8_t nan_c
   return codec == Codec::kE4M3 ? encode4_e4m3(nan_code, a, b, c, d) : encode4_i8(codec, a, b, c, d);
 }
 
-/// As e2m1_from_f32, in a chain of roundings on the fma pipe: the grid is 1/2 up to 2, 1 up to 4, 2
-/// up to 6, and each part starts at an even code, so that ties go the right way. (The hardware
-/// conversion needs an architecture-specific target.) The sign of NaN, which has the code of +6, is
-/// cleared by the arithmetic that made y: GPUs give one positive NaN.
-__device__ __forceinline__ std::uint32_t encode_e2m1(float y) {
-  const float magnitude = fminf(fabsf(y), kE2M1Max);
-  const float up_to_2 = __saturatef(magnitude * 0.5f);
-  const float up_to_4 = __saturatef(__fmaf_rn(magnitude, 0.5f, -1.0f));
-  const float up_to_6 = __saturatef(__fmaf_rn(magnitude, 0.5f, -2.0f));
-  float sum = __fmaf_rn(up_to_2, 4.0f, 0x1p23f);
-  sum = __fmaf_rn(up_to_4, 2.0f, sum);
-  sum += up_to_6;
-  return (bits_from_f32(sum) & 7u) | (bits_from_f32(y) >> 28 & ~7u);
+/// Eight values to e2m1 codes, the first in the lowest nibble, given their halves, none NaN, and
+/// what has their signs. A chain of roundings on the fma pipe: the grid is 1/2 up to 2, 1 up to 4,
+/// 2 up to 6, and each part starts at an even code, so that ties go the right way. (The hardware
+/// conversion needs an architecture-specific target.)
+__device__ __forceinline__ std::uint32_t encode8_e2m1(const float* halves,
+                                                      const float* signed_like) {
+  constexpr float kOne = 0x1p23f;
+  std::uint32_t sums = 0;
+  std::uint32_t signs = 0;
+#pragma unroll
+  for (int i = 7; i >= 0; --i) {
+    const float magnitude = fabsf(halves[i]);
+    float sum = __fmaf_rn(__saturatef(magnitude), 4.0f, kOne);
+    sum = __fmaf_rn(__saturatef(magnitude - 1.0f), 2.0f, sum);
+    sum += __saturatef(magnitude - 2.0f);
+    sums = sums * 16 + bits_from_f32(sum);
+    signs = __funnelshift_l(bits_from_f32(signed_like[i]), signs, 4);
+  }
+  // The upper bits of the sums, of which those of the first two are left.
+  constexpr std::uint32_t kUpper = bits_from_f32(kOne) * 17u;
+  return (sums - kUpper) | (signs & 0x88888888u);
 }
 
 /// The same for one of the fp6 formats, as a value: decode(encode(y)).
@@ -163,15 +181,42 @@ __device__ __forceinline__ std::uint32_t quantize4(const PreparedMap& m, float a
 
 /// Eight elements to e2m1 codes, the first in the lowest nibble. The map multiplies.
 __device__ __forceinline__ std::uint32_t quantize8_e2m1(const PreparedMap& m, const float* x) {
-  std::uint32_t codes = 0;
+  float y[8];
+  float halves[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) codes += encode_e2m1(scaled(m, x[i])) << (4 * i);
-  return codes;
+  for (int i = 0; i < 8; ++i) {
+    y[i] = scaled(m, x[i]);
+    // NaN has the code of +6; the product has cleared its sign: GPUs give one NaN.
+    halves[i] = fminf(fabsf(y[i]) * 0.5f, kE2M1Max * 0.5f);
+  }
+  return encode8_e2m1(halves, y);
 }
 
 /// The larger magnitude; NaN never is.
 __device__ __forceinline__ float max_magnitude(float amax, float x) {
   return fmaxf(amax, fabsf(x));
+}
+
+/// The largest magnitude of elements as they lie in memory, as bits of an f32. NaN, as a positive
+/// NaN, is larger than all.
+template <DType kDType, int kWords>
+__device__ __forceinline__ std::uint32_t max_bits_of(const std::uint32_t (&words)[kWords]) {
+  if constexpr (kDType == DType::kF32) {
+    float amax = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(amax) : "f"(amax), "f"(fabsf(f32_from_bits(words[w]))));
+    }
+    return bits_from_f32(amax);
+  } else {
+    std::uint32_t pair = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) pair = __vmaxu2(pair, words[w] & 0x7FFF7FFFu);
+    const std::uint32_t largest = max(pair & 0xFFFFu, pair >> 16);
+    return kDType == DType::kBF16
+               ? largest << 16
+               : bits_from_f32(__half2float(__ushort_as_half(static_cast<std::uint16_t>(largest))));
+  }
 }
 
 /// Two bf16 of a word to f32, the low one first. NaN keeps its bits: for values whose NaN ends in a
@@ -266,18 +311,58 @@ __device__ __forceinline__ void decode4(DType dtype, std::uint32_t codes, float*
     return;
   }
 #endif
+  if (dtype == DType::kI8) {
+    // The low byte of 2^23 + 128 + value.
+    const std::uint32_t biased = codes ^ 0x80808080u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      y[i] = f32_from_bits(__byte_perm(biased, 0x4B000000u, 0x7440 + i)) - (0x1p23f + 128.0f);
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) y[i] = decode(dtype, static_cast<std::uint8_t>(codes >> (8 * i)));
 }
 
-/// Eight e2m1 codes of a word, the lowest nibble first: the bits of a subnormal or small f32, which
-/// one exact multiplication lifts to their value.
+/// Two e2m1 codes, given as bytes of e4m3 that are 2^-6 times their values.
+__device__ __forceinline__ float2 decode2_small_e4m3(std::uint16_t codes) {
+  std::uint32_t pair;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(pair), "r"(0x54005400u));  // 64
+#else
+  pair = 0;
+#endif
+  return widen2_f16(pair);
+}
+
+/// Eight e2m1 codes of a word, the lowest nibble first.
 __device__ __forceinline__ void decode8_e2m1(std::uint32_t codes, float* y) {
+#if __CUDA_ARCH__ >= 890
+  // Sign, exponent and mantissa at their places in e4m3: of even elements, then of odd ones.
+  const std::uint32_t even = (codes << 2 & 0x1C1C1C1Cu) | (codes << 4 & 0x80808080u);
+  const std::uint32_t odd = (codes >> 2 & 0x1C1C1C1Cu) | (codes & 0x80808080u);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 evens = decode2_small_e4m3(static_cast<std::uint16_t>(even >> (16 * i)));
+    const float2 odds = decode2_small_e4m3(static_cast<std::uint16_t>(odd >> (16 * i)));
+    y[4 * i] = evens.x, y[4 * i + 1] = odds.x, y[4 * i + 2] = evens.y, y[4 * i + 3] = odds.y;
+  }
+#else
+  // The bits of a subnormal or small f32, which one exact multiplication lifts to their value.
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const std::uint32_t code = codes >> (4 * i);
     y[i] = f32_from_bits((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
   }
+#endif
+}
+
+/// decode(encode(y)) of e4m3.
+__device__ __forceinline__ float round_e4m3(float y) {
+  float values[4];
+  decode4(DType::kE4M3, encode4_e4m3(kE4M3NaN, y, 0.0f, 0.0f, 0.0f), values);
+  return values[0];
 }
 
 }  // namespace switchyard

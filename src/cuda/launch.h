@@ -17,9 +17,20 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;
   bool programmatic = false;
   cudaStream_t stream = nullptr;
+  int parts = 1;  ///< the grid's second dimension
 };
 
 inline constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
+
+/// Whether the current GPU starts a kernel before the one ahead of it has ended.
+inline bool has_programmatic_launch() {
+  int device = 0;
+  int major = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+             "cudaDeviceGetAttribute");
+  return major >= 9;
+}
 
 template <typename... Params, typename... Args>
 void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const char* name,
@@ -34,7 +45,7 @@ void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const ch
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.ctas));
+  config.gridDim = dim3(static_cast<unsigned>(shape.ctas), static_cast<unsigned>(shape.parts));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// map_choices.cu: a stable counting sort of choices by expert in two kernels. A warp ranks a chunk
-// 32 choices at a time, with the chunk's counters in memory that only it writes (its cache line
-// stays in L1); then one block turns the counts of all chunks into where each chunk begins. No
-// atomic decides a place, so the order is the CPU's.
+// map_choices.cu: a stable counting sort of choices by expert in two kernels. A block ranks a
+// chunk, a choice a thread, its warps by turns, with the chunk's counters in shared memory (in
+// global memory where they are too many); then one block turns the counts of all chunks into where
+// each chunk begins. No atomic decides a place, so the order is the CPU's. Code is short: these
+// kernels mostly wait for their own instructions.
+
+#include <algorithm>
 
 #include "core/round_up.h"
 #include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/permute.h"
 #include "cuda/row_words.cuh"
-
-#include <cub/block/block_scan.cuh>
 
 namespace switchyard::cuda {
 namespace {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-constexpr int kRankWarps = 4;
-constexpr int kBatch = 8;  // ids of a lane that are on their way together
+constexpr int kMaxSharedCounts = 8192;
+constexpr int kRankThreads = 1024;
+constexpr int kBatch = 8;  // counts of a thread that are on their way together
 constexpr int kStartThreads = 1024;
 
 // The local expert of choice i, or -1.
@@ -46,41 +49,40 @@ __device__ std::int32_t expert_of(const MapArgs& args, std::int32_t i) {
   return static_cast<std::int32_t>(expert);
 }
 
-// Ranks 32 choices, one a lane, and counts them.
-__device__ ChoiceRank rank_choice(std::int32_t expert, std::int32_t* counts, unsigned lane) {
-  const unsigned same = __match_any_sync(kAllLanes, expert);
-  const int before_in_step = __popc(same & ((1u << lane) - 1));
-  const std::int32_t before = expert < 0 ? 0 : counts[expert];
-  __syncwarp();
-  if (expert >= 0 && before_in_step == 0) counts[expert] = before + __popc(same);
-  __syncwarp();
-  return {expert, before + before_in_step};
-}
-
-__global__ void __launch_bounds__(kRankWarps* kWarp) rank_choices_kernel(MapArgs args) {
-  const unsigned lane = threadIdx.x % kWarp;
-  const auto chunk = static_cast<std::int32_t>(blockIdx.x * kRankWarps + threadIdx.x / kWarp);
-  if (chunk >= args.map.num_chunks) return;
-  std::int32_t* counts = args.map.bases + std::int64_t{chunk} * args.map.num_local;
-  for (auto e = static_cast<std::int32_t>(lane); e < args.map.num_local; e += kWarp) counts[e] = 0;
-  __syncwarp();
+__global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args) {
+  extern __shared__ std::int32_t shared_counts[];
+  follow_kernel();
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const auto chunk = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t num_local = args.map.num_local;
+  std::int32_t* totals = args.map.bases + std::int64_t{chunk} * num_local;
+  std::int32_t* counts = num_local <= kMaxSharedCounts ? shared_counts : totals;
+  for (std::int32_t e = thread; e < num_local; e += kRankThreads) counts[e] = 0;
   const std::int32_t begin = chunk * args.map.chunk_choices;
   const std::int32_t left = args.map.num_choices - begin;
   const std::int32_t count = left < args.map.chunk_choices ? left : args.map.chunk_choices;
-  for (std::int32_t first = 0; first < count; first += kBatch * kWarp) {
-    std::int32_t experts[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const std::int32_t i = first + j * kWarp + static_cast<std::int32_t>(lane);
-      experts[j] = i < count ? expert_of(args, begin + i) : -1;
+#pragma unroll 1
+  for (std::int32_t first = 0; first < count; first += kRankThreads) {
+    const std::int32_t i = first + thread;
+    const std::int32_t expert = i < count ? expert_of(args, begin + i) : -1;
+    const unsigned same = __match_any_sync(kAllLanes, expert);
+    const int before_in_warp = __popc(same & ((1u << thread % kWarp) - 1));
+    std::int32_t before = 0;
+    // Warps count one after another, as far as there are choices.
+    const std::int32_t in_step = count - first < kRankThreads ? count - first : kRankThreads;
+#pragma unroll 1
+    for (std::int32_t warp = 0; warp * kWarp < in_step; ++warp) {
+      __syncthreads();
+      if (warp != thread / kWarp) continue;
+      if (expert >= 0) before = counts[expert];
+      __syncwarp();
+      if (expert >= 0 && before_in_warp == 0) counts[expert] = before + __popc(same);
     }
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const std::int32_t i = first + j * kWarp + static_cast<std::int32_t>(lane);
-      const ChoiceRank choice = rank_choice(experts[j], counts, lane);
-      if (i < count) args.map.choices[begin + i] = choice;
-    }
+    if (i < count) args.map.choices[begin + i] = {expert, before + before_in_warp};
   }
+  __syncthreads();
+  if (counts == totals) return;
+  for (std::int32_t e = thread; e < num_local; e += kRankThreads) totals[e] = counts[e];
 }
 
 // A thread's column of counts: `count` chunks of one expert, from the first of them on.
@@ -91,14 +93,20 @@ struct Column {
 
   __device__ std::int32_t sum() const {
     std::int32_t total = 0;
-#pragma unroll 8
-    for (std::int32_t c = 0; c < count; ++c) total += counts[c * stride];
+#pragma unroll 1
+    for (std::int32_t first = 0; first < count; first += kBatch) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        total += first + j < count ? counts[(first + j) * stride] : 0;
+      }
+    }
     return total;
   }
 
   // Each count becomes the sum of those before it and `next`. Loads of a batch do not wait for its
   // stores.
   __device__ void start_at(std::int32_t next) const {
+#pragma unroll 1
     for (std::int32_t first = 0; first < count; first += kBatch) {
       std::int32_t batch[kBatch];
 #pragma unroll
@@ -127,21 +135,44 @@ __device__ std::int32_t padded(std::int32_t count, std::int32_t alignment) {
       align_up(static_cast<std::uint32_t>(count), static_cast<std::uint32_t>(alignment)));
 }
 
-// One block. Threads form a table: `width` experts, and groups of chunks below each other.
-__global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs args, int width) {
-  using Scan = cub::BlockScan<std::int32_t, kStartThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-  __shared__ typename Scan::TempStorage scan_memory;
+// The sum of the values of earlier threads of a block of kStartThreads, and of all of them.
+__device__ std::int32_t sum_before(std::int32_t value, std::int32_t* total) {
+  __shared__ std::int32_t of_warps[kWarp];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const auto sum_to = [lane](std::int32_t sum) {
+#pragma unroll 1
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const std::int32_t earlier = __shfl_up_sync(kAllLanes, sum, distance);
+      if (lane >= distance) sum += earlier;
+    }
+    return sum;
+  };
+  const std::int32_t sum = sum_to(value);
+  if (lane == kWarp - 1) of_warps[warp] = sum;
+  __syncthreads();
+  const std::int32_t of_all = sum_to(of_warps[lane]);
+  *total = __shfl_sync(kAllLanes, of_all, kWarp - 1);
+  const std::int32_t of_earlier = __shfl_sync(kAllLanes, of_all, warp == 0 ? 0 : warp - 1);
+  return sum - value + (warp == 0 ? 0 : of_earlier);
+}
+
+// One block. Threads form a table: 2^log_width experts, and groups of chunks below each other.
+__global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs args, int log_width) {
   __shared__ std::int32_t sums[kStartThreads];
   __shared__ std::int32_t starts[kStartThreads];
+  follow_kernel();
   const ChoiceMap& map = args.map;
   const int thread = static_cast<int>(threadIdx.x);
-  const int num_groups = kStartThreads / width;
-  const int group = thread / width;
-  const int place = thread % width;
+  const int width = 1 << log_width;
+  const int num_groups = kStartThreads >> log_width;
+  const int group = thread >> log_width;
+  const int place = thread & (width - 1);
   const int group_chunks = cdiv(map.num_chunks, num_groups);
   const int left = map.num_chunks - group * group_chunks;
   const int num_chunks = left < 0 ? 0 : left < group_chunks ? left : group_chunks;
   std::int32_t next_row = 0;
+#pragma unroll 1
   for (std::int32_t tile = 0; tile < map.num_local; tile += width) {
     const std::int32_t e = tile + place;
     const bool is_expert = e < map.num_local;
@@ -151,17 +182,16 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
     __syncthreads();
     std::int32_t before = 0;
     std::int32_t count = 0;
+#pragma unroll 1
     for (int g = 0; g < num_groups; ++g) {
       const std::int32_t sum = sums[g * width + place];
       if (g < group) before += sum;
       count += sum;
     }
     // One thread an expert takes part in the scan, in the order of experts.
-    std::int32_t first_row = 0;
     std::int32_t tile_rows = 0;
-    Scan(scan_memory)
-        .ExclusiveSum(group == 0 ? padded(count, args.alignment) : 0, first_row, tile_rows);
-    first_row += next_row;
+    const std::int32_t first_row =
+        next_row + sum_before(group == 0 ? padded(count, args.alignment) : 0, &tile_rows);
     next_row += tile_rows;
     if (group == 0) {
       starts[place] = args.is_aligned ? first_row : 0;
@@ -177,16 +207,21 @@ __global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs ar
 }  // namespace
 
 void map_choices(const MapArgs& args, Stream stream) {
-  const int num_blocks = cdiv(args.map.num_chunks, kRankWarps);
-  if (num_blocks > 0) {
-    rank_choices_kernel<<<static_cast<unsigned>(num_blocks), kRankWarps * kWarp, 0, stream.get()>>>(
-        args);
-    check_launch("rank_choices_kernel");
+  const int num_local = args.map.num_local;
+  const bool overlaps = has_programmatic_launch();
+  if (args.map.num_chunks > 0) {
+    const std::size_t shared_bytes =
+        num_local <= kMaxSharedCounts ? sizeof(std::int32_t) * static_cast<std::size_t>(num_local)
+                                      : 0;
+    launch_kernel(rank_choices_kernel,
+                  {args.map.num_chunks, kRankThreads, shared_bytes, false, stream.get()},
+                  "rank_choices_kernel", args);
   }
-  int width = kWarp;
-  while (width < kStartThreads && width < args.map.num_local) width *= 2;
-  start_experts_kernel<<<1, kStartThreads, 0, stream.get()>>>(args, width);
-  check_launch("start_experts_kernel");
+  int log_width = 5;
+  while (1 << log_width < std::min(kStartThreads, num_local)) ++log_width;
+  launch_kernel(start_experts_kernel,
+                {1, kStartThreads, 0, overlaps && args.map.num_chunks > 0, stream.get()},
+                "start_experts_kernel", args, log_width);
 }
 
 }  // namespace switchyard::cuda

@@ -7,6 +7,8 @@
 
 #include "core/round_up.h"
 #include "cuda/check.h"
+#include "cuda/follow.cuh"
+#include "cuda/launch.h"
 #include "cuda/quantize.h"
 #include "cuda/quantize_rows.h"
 #include "cuda/rows.cuh"
@@ -14,9 +16,10 @@
 namespace switchyard {
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr int kThreads = 256;
 
 __global__ void clear_tensor_scales_kernel(const __grid_constant__ QuantizeJob job) {
+  follow_kernel();
   const std::int64_t e = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (e < job.num_experts) {
     reinterpret_cast<float*>(job.scales.data)[job.scales.index(e, 0, 0)] = 0.0f;
@@ -25,6 +28,7 @@ __global__ void clear_tensor_scales_kernel(const __grid_constant__ QuantizeJob j
 
 // From the largest magnitude, or the scale that is given. An expert without rows has scale 0.
 __global__ void finish_tensor_scales_kernel(const __grid_constant__ QuantizeJob job) {
+  follow_kernel();
   const std::int64_t e = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (e >= job.num_experts) return;
   float& scale = reinterpret_cast<float*>(job.scales.data)[job.scales.index(e, 0, 0)];
@@ -91,8 +95,9 @@ QuantizeJob with_tensor_scales(QuantizeJob job, Stream stream) {
     check_launch("quantize");
     max_of_experts(job, stream);
   }
-  finish_tensor_scales_kernel<<<blocks, kThreads, 0, stream.get()>>>(job);
-  check_launch("quantize");
+  const LaunchShape shape{static_cast<int>(blocks), kThreads, 0, has_programmatic_launch(),
+                          stream.get()};
+  launch_kernel(finish_tensor_scales_kernel, shape, "quantize", job);
   job.given = reinterpret_cast<const float*>(job.scales.data);
   job.given_expert_stride = job.scales.expert_stride;
   return job;

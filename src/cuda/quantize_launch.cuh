@@ -8,8 +8,11 @@
 
 #include "core/round_up.h"
 #include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/quantize_kernels.cuh"
 #include "cuda/quantize_rows.h"
+#include "cuda/quantize_wide.cuh"
+#include "cuda/row_grid.h"
 
 namespace switchyard {
 
@@ -29,6 +32,13 @@ inline unsigned threads_of_row(std::int64_t hidden, unsigned max_threads) {
   const std::int64_t threads = (is_full ? units - 1 : units);
   return static_cast<unsigned>(
       std::min<std::int64_t>((threads + 31) / 32 * 32, std::int64_t{max_threads}));
+}
+
+/// Whole warps, as few as take as many steps of `elements` a thread as `max_threads` would.
+inline unsigned wide_threads(std::int64_t hidden, std::int64_t elements, std::int64_t max_threads) {
+  const std::int64_t units = cdiv(hidden, elements);
+  const std::int64_t num_steps = cdiv(units, max_threads);
+  return static_cast<unsigned>(align_up<std::int64_t>(cdiv(units, num_steps), 32));
 }
 
 /// The launches for one kind of rows.
@@ -57,11 +67,63 @@ class RowLauncher {
     blocks<BlockRule<Codec::kE4M3, ScaleRule::kDivide>>();
   }
 
-  void max_of_experts() const { launch(max_of_experts_kernel<Source>, kMaxThreads); }
+  void max_of_experts() const {
+    if (is_wide(kInputElements, 1)) {
+      launch_wide(max_of_experts_wide_kernel<Source>, 32, kWideTokenThreads, true);
+    } else {
+      launch(max_of_experts_kernel<Source>, kMaxThreads);
+    }
+  }
 
  private:
   static constexpr unsigned kMaxThreads = 256;
   static constexpr unsigned kMaxTokenThreads = 512;
+
+  static constexpr int kInputElements = 16 / sizeof(ElementBits<Source::kInput>);
+
+  // Whether 16-byte loads of `elements` cover the rows, and the codes of as many are words of
+  // `code_bytes` of their own.
+  bool is_wide(std::int64_t elements, std::int64_t code_bytes) const {
+    constexpr std::int64_t kSize = sizeof(ElementBits<Source::kInput>);
+    constexpr std::int64_t kMaxHidden = std::int64_t{1} << 30;
+    const RowMemory& x = job_.x;
+    return job_.hidden > 0 && job_.hidden <= kMaxHidden && job_.hidden % elements == 0 &&
+           cuda::is_aligned(x.data, x.row_stride * kSize, 2, 16) &&
+           x.expert_stride * kSize % 16 == 0 &&
+           cuda::is_aligned(job_.q, job_.q_row_bytes, 2, code_bytes);
+  }
+
+  // `follows`: the kernel begins with follow_kernel.
+  void launch_wide(void (*kernel)(QuantizeJob), int elements, unsigned max_threads,
+                   bool follows = false) const {
+    if (job_.num_experts == 0 || job_.capacity == 0) return;
+    const dim3 grid = grid_of_rows(job_.num_experts, job_.capacity, job_.counts != nullptr);
+    LaunchShape shape;
+    shape.ctas = static_cast<int>(grid.x);
+    shape.parts = static_cast<int>(grid.y);
+    shape.threads = static_cast<int>(wide_threads(job_.hidden, elements, max_threads));
+    shape.programmatic = follows && has_programmatic_launch();
+    shape.stream = stream_;
+    launch_kernel(kernel, shape, "quantize", job_);
+  }
+
+  template <typename Rule>
+  bool is_wide() const {
+    using Shape = WideShape<Rule, Source>;
+    return is_wide(Shape::kElements, std::min(16, Shape::kCodeBytesOfUnit));
+  }
+
+  // Blocks of the size that the rule is made for.
+  template <typename Rule>
+  void named_blocks() const {
+    using Shape = WideShape<Rule, Source>;
+    if (is_wide<Rule>()) {
+      launch_wide(quantize_wide_kernel<Rule, Source>, Shape::kElements * Shape::kUnits,
+                  kWideThreads, Rule::kIsGiven);
+    } else {
+      launch(quantize_blocks_kernel<Rule, Source>, kMaxThreads);
+    }
+  }
 
   void launch(void (*kernel)(QuantizeJob), unsigned max_threads) const {
     if (job_.num_experts == 0 || job_.capacity == 0) return;
@@ -72,10 +134,8 @@ class RowLauncher {
 
   template <typename Rule>
   void blocks() const {
-    if constexpr (Rule::kIsGiven) {
-      launch(quantize_blocks_kernel<Rule, Source>, kMaxThreads);
-    } else if (job_.scheme.block == Rule::kLanes * kUnit) {
-      launch(quantize_blocks_kernel<Rule, Source>, kMaxThreads);
+    if (Rule::kIsGiven || job_.scheme.block == Rule::kLanes * kUnit) {
+      named_blocks<Rule>();
     } else if constexpr (Rule::kLanes == 16) {
       launch(quantize_any_blocks_kernel<Rule, Source>, kMaxThreads);
     }
@@ -83,7 +143,13 @@ class RowLauncher {
 
   template <typename Rule>
   void tokens() const {
-    launch(quantize_tokens_kernel<Rule, Source>, kMaxTokenThreads);
+    using Shape = WideShape<Rule, Source>;
+    constexpr int kElements = Shape::kElements * Shape::kUnits;
+    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kWideTokenThreads) {
+      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kWideTokenThreads);
+    } else {
+      launch(quantize_tokens_kernel<Rule, Source>, kMaxTokenThreads);
+    }
   }
 
   void small_blocks() const {
@@ -102,11 +168,20 @@ class RowLauncher {
     }
   }
 
+  template <DType kOutput>
+  void convert_to() const {
+    if (is_wide(kUnit, 16)) {
+      launch_wide(convert_wide_kernel<kOutput, Source>, 32, kWideTokenThreads);
+    } else {
+      launch(convert_kernel<kOutput, Source>, kMaxThreads);
+    }
+  }
+
   void convert() const {
     switch (job_.scheme.dtype) {
-      case DType::kBF16: return launch(convert_kernel<DType::kBF16, Source>, kMaxThreads);
-      case DType::kF16: return launch(convert_kernel<DType::kF16, Source>, kMaxThreads);
-      default: return launch(convert_kernel<DType::kF32, Source>, kMaxThreads);
+      case DType::kBF16: return convert_to<DType::kBF16>();
+      case DType::kF16: return convert_to<DType::kF16>();
+      default: return convert_to<DType::kF32>();
     }
   }
 

@@ -19,10 +19,9 @@ struct RuleInput {
 /// two_level_rule with the conversions of this file.
 __device__ __forceinline__ ScaleAndMap two_level_rule_wide(float amax, float global_scale) {
   const float wanted = global_scale * (amax * (1.0f / kE2M1Max));
-  float stored[4];
-  decode4(DType::kE4M3, encode4_e4m3(kE4M3NaN, wanted, 0.0f, 0.0f, 0.0f), stored);
-  const float factor = stored[0] != 0.0f ? 1.0f / (stored[0] * (1.0f / global_scale)) : 0.0f;
-  return {stored[0], {factor, false, kE2M1MaxCode, Codec::kE2M1}};
+  const float stored = round_e4m3(wanted);
+  const float factor = stored != 0.0f ? 1.0f / (stored * (1.0f / global_scale)) : 0.0f;
+  return {stored, {factor, false, kE2M1MaxCode, Codec::kE2M1}};
 }
 
 /// vLLM's fused activation: see ActivationScale::kFused.
@@ -32,6 +31,17 @@ __device__ __forceinline__ ScaleAndMap fused_rule(float amax, bool rounds_up) {
   return {scale, {1.0f / scale, false, kE4M3MinCode}};
 }
 
+enum class RuleKind : std::uint8_t { kDivide, kMultiply, kTwoLevel, kMx, kFused, kToken, kGiven };
+
+constexpr RuleKind kind_of(ScaleRule rule) {
+  switch (rule) {
+    case ScaleRule::kMultiply: return RuleKind::kMultiply;
+    case ScaleRule::kTwoLevel: return RuleKind::kTwoLevel;
+    case ScaleRule::kMx: return RuleKind::kMx;
+    default: return RuleKind::kDivide;
+  }
+}
+
 /// One scale a block. kLanes threads of eight elements are a block of the named schemes.
 template <Codec kTheCodec, ScaleRule kRule, bool kIsFused = false>
 struct BlockRule {
@@ -39,7 +49,9 @@ struct BlockRule {
   static constexpr int kLanes = kRule == ScaleRule::kTwoLevel ? 2
                                 : kRule == ScaleRule::kMx     ? 4
                                                               : 16;
+  static constexpr RuleKind kKind = kIsFused ? RuleKind::kFused : kind_of(kRule);
   static constexpr bool kIsGiven = false;
+  static constexpr bool kDivides = kKind == RuleKind::kDivide;
   static constexpr bool kStoresScales = kCodec != Codec::kE2M3 && kCodec != Codec::kE3M2;
 
   static __device__ __forceinline__ ScaleAndMap of(float amax, const RuleInput& input) {
@@ -56,6 +68,11 @@ struct BlockRule {
 template <Codec kTheCodec>
 struct TokenRule {
   static constexpr Codec kCodec = kTheCodec;
+  static constexpr RuleKind kKind = RuleKind::kToken;
+  static constexpr bool kDivides = kCodec == Codec::kE4M3;
+  static constexpr int kLanes = 1;
+  static constexpr bool kIsGiven = false;
+  static constexpr bool kStoresScales = true;
 
   static __device__ __forceinline__ ScaleAndMap of(float amax, const RuleInput& input) {
     if constexpr (kCodec == Codec::kI8HalfAway) return int8_token_rule(amax);
@@ -67,6 +84,8 @@ struct TokenRule {
 template <Codec kTheCodec>
 struct GivenRule {
   static constexpr Codec kCodec = kTheCodec;
+  static constexpr RuleKind kKind = RuleKind::kGiven;
+  static constexpr bool kDivides = kCodec == Codec::kI8HalfEven;
   static constexpr int kLanes = 1;
   static constexpr bool kIsGiven = true;
   static constexpr bool kStoresScales = false;
@@ -96,6 +115,47 @@ __device__ __forceinline__ void store_scale(const QuantizeJob& job, std::int64_t
     reinterpret_cast<float*>(to.data)[to.index(e, n, b)] = scale;
   }
 }
+
+/// The scales of one row that has fewer than 2^31 elements.
+struct ScaleRow {
+  const QuantizeJob& job;
+  std::int64_t e;
+  std::int64_t n;
+  std::uint32_t hidden;
+  std::byte* first;  ///< not of tiles
+
+  template <typename Element>
+  static __device__ __forceinline__ ScaleRow of(const QuantizeJob& job, std::int64_t e,
+                                                std::int64_t n) {
+    const ScaleMemory& to = job.scales;
+    const std::int64_t i = e * to.expert_stride + n * to.row_stride;
+    return {job, e, n, static_cast<std::uint32_t>(job.hidden),
+            to.data + i * static_cast<std::int64_t>(sizeof(Element))};
+  }
+
+  template <typename Element>
+  __device__ __forceinline__ void store(std::uint32_t b, Element scale) const {
+    if (sizeof(Element) == 1 && job.scales.padded_scales != 0) {
+      reinterpret_cast<Element*>(job.scales.data)[job.scales.index(e, n, b)] = scale;
+    } else {
+      reinterpret_cast<Element*>(first)[b * job.scales.step] = scale;
+    }
+  }
+
+  /// Bytes of kBlocks blocks from b on to their word; the last of a row clears what is left of it.
+  template <int kBlocks>
+  __device__ __forceinline__ void store_packed(std::uint32_t b, std::uint32_t bytes) const {
+    auto* word = reinterpret_cast<std::uint32_t*>(first) + b / 4 * job.scales.step;
+    if constexpr (kBlocks == 4) {
+      *word = bytes;
+    } else {
+      auto* halves = reinterpret_cast<std::uint16_t*>(word);
+      halves[b / 2 % 2] = static_cast<std::uint16_t>(bytes);
+      constexpr std::uint32_t kElements = 2 * 128;
+      if (b % 4 == 0 && hidden - b * 128 <= kElements) halves[1] = 0;
+    }
+  }
+};
 
 /// All scales of a row that does not count.
 __device__ __forceinline__ void clear_scale_row(const QuantizeJob& job, std::int64_t e,

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/follow.cuh"
 #include "quant/bf16.h"
 #include "quant/f16.h"
 

@@ -120,6 +120,26 @@ __device__ __forceinline__ void store_unit(const float* x, std::int64_t count, b
                                     is_wide, to);
 }
 
+/// Gates for which silu_near is silu.
+inline constexpr float kSiluNear = 86.0f;
+
+/// silu of |x| <= 86: the same operations as silu of exp.h less those that such an x does not need.
+/// exp(-x) is normal, so that 2^n goes straight into its exponent.
+__device__ __forceinline__ float silu_near(float x) {
+  namespace c = exp_constants;
+  const float shifted = __fmaf_rn(-x, c::kLog2E, c::kRound);
+  const float n = shifted - c::kRound;
+  const float r = __fmaf_rn(n, c::kMinusLn2Low, __fmaf_rn(n, c::kMinusLn2High, -x));
+  float p = __fmaf_rn(c::kC4, r, c::kC3);
+  p = __fmaf_rn(p, r, c::kC2);
+  p = __fmaf_rn(p, r, c::kC1);
+  p = __fmaf_rn(p, r, c::kC0);
+  p = __fmaf_rn(p, r, 1.0f);
+  const float y = __fmaf_rn(p, r, 1.0f);
+  const float divisor = 1.0f + f32_from_bits(bits_from_f32(y) + (bits_from_f32(shifted) << 23));
+  return shared_quotient(x, divisor, near_reciprocal(divisor));
+}
+
 /// Where the elements of a row come from: memory, or silu(gate) * up of memory.
 template <DType kDType, bool kIsActivated>
 struct RowSource {
@@ -184,6 +204,26 @@ __device__ __forceinline__ float max_of_block(float x) {
   __syncthreads();
   const unsigned num_warps = blockDim.x / 32;
   return max_of_lanes<32>(threadIdx.x % 32 < num_warps ? of_warps[threadIdx.x % 32] : 0.0f);
+}
+
+/// The same of bits without a sign, for any number of lanes.
+template <int kLanes>
+__device__ __forceinline__ std::uint32_t max_bits_of_lanes(std::uint32_t bits) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    bits = max(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
+  }
+  return bits;
+}
+
+__device__ __forceinline__ std::uint32_t max_bits_of_block(std::uint32_t bits) {
+  __shared__ std::uint32_t of_warps[32];
+  bits = __reduce_max_sync(0xFFFFFFFFu, bits);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = bits;
+  __syncthreads();
+  const unsigned num_warps = blockDim.x / 32;
+  return __reduce_max_sync(0xFFFFFFFFu,
+                           threadIdx.x % 32 < num_warps ? of_warps[threadIdx.x % 32] : 0u);
 }
 
 /// visit(e, n) for each row that this block of the grid does.

@@ -2,10 +2,14 @@
 //
 // scatter_rows.cu: a block reads a token's row once, several words a thread at a time, and writes
 // it to the token's places. Blocks before those look after rows of the buffer: what they hold
-// (m_indices) and zero scales where there is no token. Rows pass the caches; scales do not, so that
-// words of a column that different tokens write meet in L2.
+// (m_indices) and zero scales where there is no token. Rows pass the caches.
+//
+// Scales in columns belong to 32 rows at a time, or each of their words would be an access of its
+// own. So tokens leave their number in the first column, and a second kernel, a lane a row, finds
+// it there and puts the scales in its place.
 
 #include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/permute.h"
 #include "cuda/row_grid.h"
 #include "cuda/row_words.cuh"
@@ -14,33 +18,38 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kWordsAtOnce = 4;  // of a thread
+constexpr int kWordsAtOnce = 14;  // of a thread
+constexpr int kScatterThreads = 64;
+constexpr int kColumnThreads = 128;  // of place_columns_kernel
 
 // What a kernel is told beside the arguments: the grid, and how scales are moved.
 struct ScatterPlan {
   ScatterArgs args;
   std::int64_t num_padding_blocks = 0;
   std::int64_t part_words = 0;
-  int scale_row_bytes = 0;  // of contiguous rows of scales: bytes of an access; else 0
+  int scale_row_bytes = 0;   // of contiguous rows of scales: bytes of an access; else 0
+  bool has_columns = false;  // scales are left to place_columns_kernel
 };
 
 // Words [begin, end) of a row to all rows of `places` that are not negative.
-template <typename Word>
+template <typename Word, int kAtOnce = kWordsAtOnce>
 __device__ void copy_words(const std::byte* from, const ByteRows& to, const std::int64_t* places,
                            std::int64_t num_places, std::int64_t begin, std::int64_t end) {
   const auto* words = reinterpret_cast<const Word*>(from);
   const std::int64_t step = blockDim.x;
-  for (std::int64_t first = begin + threadIdx.x; first < end; first += kWordsAtOnce * step) {
-    Word moved[kWordsAtOnce];
+#pragma unroll 1
+  for (std::int64_t first = begin + threadIdx.x; first < end; first += kAtOnce * step) {
+    Word moved[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kWordsAtOnce; ++j) {
+    for (int j = 0; j < kAtOnce; ++j) {
       if (first + j * step < end) moved[j] = load_once(words + first + j * step);
     }
+#pragma unroll 1
     for (std::int64_t p = 0; p < num_places; ++p) {
       if (places[p] < 0) continue;
       auto* out = reinterpret_cast<Word*>(to.row(places[p]));
 #pragma unroll
-      for (int j = 0; j < kWordsAtOnce; ++j) {
+      for (int j = 0; j < kAtOnce; ++j) {
         if (first + j * step < end) __stcs(out + first + j * step, moved[j]);
       }
     }
@@ -51,6 +60,7 @@ __device__ std::uint64_t load_scale(const ScaleMove& scales, std::int64_t t, std
   const std::int64_t row = t * scales.from_token_stride;
   if (scales.packs) {
     std::uint64_t word = 0;
+#pragma unroll 1
     for (int j = 0; j < 4 && 4 * w + j < scales.num_scales; ++j) {
       const std::byte code = scales.from[row + (4 * w + j) * scales.from_scale_stride];
       word |= static_cast<std::uint64_t>(code) << (8 * j);
@@ -86,20 +96,28 @@ __device__ void copy_scale_row(const ScaleMove& scales, std::int64_t t, const st
   const ByteRows to{scales.to, 0, 0, scales.to_row_stride * scales.word_bytes};
   const std::byte* from = scales.from + t * scales.from_token_stride * scales.word_bytes;
   const auto num_words = row_bytes / static_cast<std::int64_t>(sizeof(Word));
-  copy_words<Word>(from, to, places, num_places, 0, num_words);
+  copy_words<Word, 1>(from, to, places, num_places, 0, num_words);
 }
 
 __device__ void place_scales(const ScatterPlan& plan, std::int64_t t, const std::int64_t* places) {
   const ScaleMove& scales = plan.args.scales;
   const std::int64_t num_places = plan.args.num_topk;
+  if (plan.has_columns) {
+    for (std::int64_t p = threadIdx.x; p < num_places; p += blockDim.x) {
+      if (places[p] >= 0) store_scale(scales, places[p], 0, static_cast<std::uint64_t>(t) + 1);
+    }
+    return;
+  }
   switch (plan.scale_row_bytes) {
     case 16: return copy_scale_row<uint4>(scales, t, places, num_places);
     case 4: return copy_scale_row<std::uint32_t>(scales, t, places, num_places);
     case 1: return copy_scale_row<std::uint8_t>(scales, t, places, num_places);
     default: break;
   }
+#pragma unroll 1
   for (std::int64_t w = threadIdx.x; w < scales.num_words; w += blockDim.x) {
     const std::uint64_t word = load_scale(scales, t, w);
+#pragma unroll 1
     for (std::int64_t p = 0; p < num_places; ++p) {
       if (places[p] >= 0) store_scale(scales, places[p], w, word);
     }
@@ -121,6 +139,7 @@ __device__ std::int64_t expert_at(const ScatterArgs& args, std::int64_t row) {
 // Zero scales of the rows of a warp that have no token, along the direction that lies side by side.
 __device__ void clear_scales(const ScaleMove& scales, std::int64_t row, bool is_padding) {
   if (scales.to_row_stride == 1) {
+#pragma unroll 1
     for (std::int64_t w = 0; is_padding && w < scales.num_words; ++w) {
       store_scale(scales, row, w, 0);
     }
@@ -129,13 +148,15 @@ __device__ void clear_scales(const ScaleMove& scales, std::int64_t row, bool is_
   const unsigned lane = threadIdx.x % kWarp;
   for (unsigned left = __ballot_sync(0xFFFFFFFFu, is_padding); left != 0; left &= left - 1) {
     const std::int64_t padding = row - lane + __ffs(static_cast<int>(left)) - 1;
+#pragma unroll 1
     for (std::int64_t w = lane; w < scales.num_words; w += kWarp) {
       store_scale(scales, padding, w, 0);
     }
   }
 }
 
-__device__ void mark_rows(const ScatterArgs& args) {
+__device__ void mark_rows(const ScatterPlan& plan) {
+  const ScatterArgs& args = plan.args;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   bool is_padding = row < args.m;
   std::int32_t index = args.is_padding_owned ? 0 : -1;
@@ -145,20 +166,26 @@ __device__ void mark_rows(const ScatterArgs& args) {
     if (!is_padding || args.is_padding_owned) index = static_cast<std::int32_t>(e);
   }
   if (row < args.m) args.m_indices[row] = index;
-  if (args.scales.word_bytes != 0) clear_scales(args.scales, row, is_padding);
+  if (plan.has_columns) {
+    if (is_padding) store_scale(args.scales, row, 0, 0);
+  } else if (args.scales.word_bytes != 0) {
+    clear_scales(args.scales, row, is_padding);
+  }
 }
 
 template <typename Word>
-__global__ void __launch_bounds__(256) scatter_rows_kernel(ScatterPlan plan) {
+__global__ void __launch_bounds__(kScatterThreads) scatter_rows_kernel(ScatterPlan plan) {
   extern __shared__ std::int64_t places[];  // of this token
+  follow_kernel();
   const ScatterArgs& args = plan.args;
   const bool is_first_part = blockIdx.y == 0;
   if (blockIdx.x < plan.num_padding_blocks) {
-    if (is_first_part) mark_rows(args);
+    if (is_first_part) mark_rows(plan);
     return;
   }
   const std::int64_t t = blockIdx.x - plan.num_padding_blocks;
   int has_place = 0;
+#pragma unroll 1
   for (std::int64_t k = threadIdx.x; k < args.num_topk; k += blockDim.x) {
     const std::int64_t i = t * args.num_topk + k;
     const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
@@ -173,6 +200,44 @@ __global__ void __launch_bounds__(256) scatter_rows_kernel(ScatterPlan plan) {
       begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
   copy_words<Word>(args.from.row(t), args.to, places, args.num_topk, begin, end);
   if (is_first_part && args.scales.word_bytes != 0) place_scales(plan, t, places);
+}
+
+// Four words of a token's scales. `is_wide`: 16 bytes of memory are four words, or four scales of a
+// byte each are a word, at an address for one access.
+__device__ uint4 load_four_words(const ScaleMove& scales, bool is_wide, std::int64_t t,
+                                 std::int64_t w) {
+  if (is_wide) {
+    return *reinterpret_cast<const uint4*>(
+        scales.from + 4 * (t * scales.from_token_stride / (scales.packs ? 4 : 1) + w));
+  }
+  uint4 words{};
+  words.x = static_cast<std::uint32_t>(load_scale(scales, t, w));
+  if (w + 1 < scales.num_words) words.y = static_cast<std::uint32_t>(load_scale(scales, t, w + 1));
+  if (w + 2 < scales.num_words) words.z = static_cast<std::uint32_t>(load_scale(scales, t, w + 2));
+  if (w + 3 < scales.num_words) words.w = static_cast<std::uint32_t>(load_scale(scales, t, w + 3));
+  return words;
+}
+
+// Scales of 32 rows a block, four words a warp at a time. The first column has token + 1, or 0.
+__global__ void __launch_bounds__(kColumnThreads)
+    place_columns_kernel(ScaleMove scales, std::int64_t num_rows, bool is_wide) {
+  follow_kernel();
+  const std::int64_t row = std::int64_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
+  auto* column = reinterpret_cast<std::uint32_t*>(scales.to) + row;
+  const std::int64_t token = row < num_rows ? std::int64_t{*column} - 1 : -1;
+  __syncthreads();
+  if (row >= num_rows) return;
+  for (std::int64_t w = threadIdx.x / kWarp * 4; w < scales.num_words;
+       w += kColumnThreads / kWarp * 4) {
+    uint4 words{};
+    const bool is_whole = (w + 4) * (scales.packs ? 4 : 1) <= scales.num_scales;
+    if (token >= 0) words = load_four_words(scales, is_wide && is_whole, token, w);
+    std::uint32_t* to = column + w * scales.to_word_stride;
+    to[0] = words.x;
+    if (w + 1 < scales.num_words) to[scales.to_word_stride] = words.y;
+    if (w + 2 < scales.num_words) to[2 * scales.to_word_stride] = words.z;
+    if (w + 3 < scales.num_words) to[3 * scales.to_word_stride] = words.w;
+  }
 }
 
 struct CopyPlan {
@@ -224,22 +289,50 @@ void with_word(int bytes, const Visit& visit) {
   }
 }
 
+// Blocks of kScatterThreads; a row is one block's, or, where rows are few, several blocks share it.
+RowGrid scatter_grid(std::int64_t num_rows, std::int64_t num_words) {
+  RowGrid grid = row_grid(num_rows, num_words);
+  grid.num_threads = kScatterThreads;
+  return grid;
+}
+
+bool has_columns(const ScaleMove& scales) {
+  return scales.word_bytes == 4 && scales.to_row_stride == 1 && scales.num_words > 1;
+}
+
+bool has_wide_rows(const ScaleMove& scales) {
+  const std::int64_t stride = scales.from_token_stride * (scales.packs ? 1 : 4);
+  return scales.from_scale_stride == 1 && stride % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(scales.from) % 16 == 0;
+}
+
+void place_columns(const ScatterArgs& args, Stream stream) {
+  const std::int64_t num_blocks = cdiv<std::int64_t>(args.m, kWarp);
+  if (num_blocks == 0) return;
+  launch_kernel(
+      place_columns_kernel,
+      {static_cast<int>(num_blocks), kColumnThreads, 0, has_programmatic_launch(), stream.get()},
+      "place_columns_kernel", args.scales, args.m, has_wide_rows(args.scales));
+}
+
 }  // namespace
 
 void scatter_rows(const ScatterArgs& args, Stream stream) {
   const int bytes = access_bytes(args.from, args.to);
   const auto row_words = static_cast<std::int64_t>(args.from.row_bytes) / bytes;
-  RowGrid grid = row_grid(args.num_tokens, row_words);
-  ScatterPlan plan{args, cdiv<std::int64_t>(args.m, grid.num_threads), grid.part_words,
-                   scale_row_bytes(args)};
+  const RowGrid grid = scatter_grid(args.num_tokens, row_words);
+  const ScatterPlan plan{args, cdiv<std::int64_t>(args.m, grid.num_threads), grid.part_words,
+                         scale_row_bytes(args), has_columns(args.scales)};
   const std::int64_t num_blocks = plan.num_padding_blocks + args.num_tokens;
   if (num_blocks == 0) return;
   with_word(bytes, [&](auto word) {
     const auto shared_bytes = static_cast<std::size_t>(args.num_topk) * sizeof(std::int64_t);
-    scatter_rows_kernel<decltype(word)><<<dim3(static_cast<unsigned>(num_blocks), grid.num_parts),
-                                          grid.num_threads, shared_bytes, stream.get()>>>(plan);
+    launch_kernel(scatter_rows_kernel<decltype(word)>,
+                  {static_cast<int>(num_blocks), kScatterThreads, shared_bytes,
+                   has_programmatic_launch(), stream.get(), static_cast<int>(grid.num_parts)},
+                  "scatter_rows_kernel", plan);
   });
-  check_launch("scatter_rows_kernel");
+  if (plan.has_columns) place_columns(args, stream);
 }
 
 void copy_rows(const ByteRows& from, const ByteRows& to, Stream stream) {

@@ -55,10 +55,10 @@ struct ChoiceMapMemory {
   }
 };
 
-/// A chunk is a warp's work: 256 choices, 8 for each lane, unless the counts of all chunks would be
-/// more than 2^18. `num_choices` is below 2^31, `num_local` at most 65535.
+/// A chunk is a thread block's work: 1024 choices, one for each thread, unless the counts of all
+/// chunks would be more than 2^18. `num_choices` is below 2^31, `num_local` at most 65535.
 inline ChoiceMapMemory choice_map_memory(std::int64_t num_choices, std::int64_t num_local) {
-  constexpr std::int64_t kStep = 256;
+  constexpr std::int64_t kStep = 1024;
   constexpr std::int64_t kMaxCounts = std::int64_t{1} << 18;
   const std::int64_t max_chunks = kMaxCounts / std::max<std::int64_t>(1, num_local);
   const std::int64_t wanted = std::clamp<std::int64_t>(cdiv(num_choices, kStep), 1, max_chunks);

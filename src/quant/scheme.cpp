@@ -106,6 +106,24 @@ bool is_alike(const QuantScheme& a, const QuantScheme& b) {
 
 }  // namespace
 
+std::vector<QuantScheme> named_schemes() {
+  std::vector<QuantScheme> schemes;
+  for (const NamedScheme& named : kSchemes) schemes.push_back(named.scheme);
+  return schemes;
+}
+
+bool has_row_scales(const QuantScheme& scheme) {
+  return scheme.is_quantized() && !scheme.is_simulated() && scheme.group != ScaleGroup::kTensor;
+}
+
+std::vector<ScaleLayout> layouts_of(const QuantScheme& scheme) {
+  if (!has_row_scales(scheme)) return {ScaleLayout::kRowMajor};
+  std::vector<ScaleLayout> layouts{ScaleLayout::kRowMajor, ScaleLayout::kColumnMajor,
+                                   ScaleLayout::kColumnMajorAligned};
+  if (bits_of(scale_dtype(scheme)) == 8) layouts.push_back(ScaleLayout::kSwizzled);
+  return layouts;
+}
+
 void check_scheme(const char* function, const QuantScheme& scheme) {
   if (scheme.group == ScaleGroup::kNone) {
     const bool is_plain =

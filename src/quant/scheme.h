@@ -5,10 +5,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "switchyard/quant.h"
+#include "switchyard/scale_layout.h"
 
 namespace switchyard {
+
+/// All that have a name; the first is "none".
+std::vector<QuantScheme> named_schemes();
+
+/// Whether the rows of a tensor have scales in memory of their own.
+bool has_row_scales(const QuantScheme& scheme);
+
+/// Layouts that the scales of a scheme can have, the plain one first and tiles last.
+std::vector<ScaleLayout> layouts_of(const QuantScheme& scheme);
 
 /// Refuses a scheme whose fields contradict each other; the message lists those of its dtype.
 ///

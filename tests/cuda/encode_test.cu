@@ -13,6 +13,7 @@
 #include "cuda/check.h"
 #include "cuda/encode.cuh"
 #include "cuda/memory.h"
+#include "cuda/rows.cuh"
 #include "gpu.h"
 
 namespace switchyard {
@@ -39,6 +40,9 @@ enum Comparison : int {
   kE3M2,
   kToBf16,
   kToF16,
+  kReciprocal,
+  kSilu,
+  kLargest,
   kNumComparisons,
 };
 const char* const kNames[] = {"e4m3, NaN stays",
@@ -51,7 +55,10 @@ const char* const kNames[] = {"e4m3, NaN stays",
                               "e2m3",
                               "e3m2",
                               "to bf16",
-                              "to f16"};
+                              "to f16",
+                              "reciprocal",
+                              "silu",
+                              "largest magnitude"};
 
 __device__ void compare(Tally* tally, std::uint32_t input, std::uint32_t got, std::uint32_t want) {
   if (got == want) return;
@@ -84,6 +91,36 @@ __device__ void compare_e2m1(Tally* tally, std::uint32_t bits, float one) {
   compare(tally, bits, quantize8_e2m1(map, elements), want | 0x0400F210u | want << 28);
 }
 
+// What wide kernels do where nothing is rare.
+__device__ void compare_near(Tally* tallies, std::uint32_t bits) {
+  const float x = f32_from_bits(bits);
+  if (x >= 0x1p-125f && x <= 0x1p125f) {
+    compare(tallies + kReciprocal, bits, bits_from_f32(near_reciprocal(x)),
+            bits_from_f32(1.0f / x));
+  }
+  if (fabsf(x) <= kSiluNear) {
+    compare(tallies + kSilu, bits, bits_from_f32(silu_near(x)), bits_from_f32(silu(x)));
+  }
+  if (x == x) {
+    const float halves[8] = {0.5f * x, 0.25f, 0.5f, -3.0f, 0.0f, 0.0f, 1.0f, 0.5f * x};
+    const std::uint32_t code = e2m1_from_f32(x);
+    compare(tallies + kE2M1, bits, encode8_e2m1(halves, halves), code | 0x0400F210u | code << 28);
+  }
+}
+
+__device__ void compare_largest(Tally* tally, std::uint32_t bits) {
+  const std::uint32_t magnitude = bits & ~kF32SignBit;
+  const std::uint32_t words[3] = {0x80000000u, bits, 0x3F803F80u};
+  const std::uint32_t as_f32 = max_bits_of<DType::kF32>(words);
+  compare(tally, bits, as_f32 > kF32Infinity ? kF32NaN : as_f32,
+          magnitude > kF32Infinity ? kF32NaN : max(magnitude, 0x3F803F80u));
+  const std::uint32_t larger = max(max(bits & 0x7FFFu, bits >> 16 & 0x7FFFu), 0x3F80u);
+  compare(tally, bits, max_bits_of<DType::kBF16>(words), larger << 16);
+  const std::uint32_t as_f16 = max_bits_of<DType::kF16>(words);
+  compare(tally, bits, as_f16 > kF32Infinity ? kF32NaN : as_f16,
+          bits_from_f32(f32_from_f16(static_cast<std::uint16_t>(larger))));
+}
+
 __global__ void compare_all_kernel(Tally* tallies, float one) {
   const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
   std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -103,6 +140,8 @@ __global__ void compare_all_kernel(Tally* tallies, float one) {
             bf16_from_f32(x) | 0x3F800000u);
     compare(tallies + kToF16, bits, narrow2<DType::kF16>(-2.0f, x),
             0xC000u | static_cast<std::uint32_t>(f16_from_f32(x)) << 16);
+    compare_near(tallies, bits);
+    compare_largest(tallies + kLargest, bits);
   }
 }
 

@@ -32,7 +32,7 @@ struct Case {
 
   std::int64_t width() const { return is_activated ? 2 * hidden : hidden; }
   bool has_scales() const {
-    return test::has_row_scales(scheme) || (scheme.group == ScaleGroup::kTensor && !is_activated);
+    return has_row_scales(scheme) || (scheme.group == ScaleGroup::kTensor && !is_activated);
   }
   std::int64_t scale_rows() const { return scheme.group == ScaleGroup::kTensor ? 1 : kC; }
   std::string describe() const {
@@ -117,9 +117,9 @@ bool allows(const QuantScheme& scheme, std::int64_t hidden) {
 
 TEST(QuantizeBatchedCudaTest, RowsUpToTheCountOfEverySchemeAndLayout) {
   REQUIRE_GPU();
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     for (const DType dtype : kFloats) {
-      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+      for (const ScaleLayout layout : layouts_of(scheme)) {
         for (const std::int64_t hidden : {0, 1, 7, 16, 128, 288, 1030}) {
           if (!allows(scheme, hidden)) continue;
           Case c{scheme, dtype, hidden, layout};
@@ -147,10 +147,10 @@ TEST(QuantizeBatchedCudaTest, ScalesOfExpertsMayBeGiven) {
 
 TEST(QuantizeBatchedCudaTest, TheActivationOfEverySchemeAndLayout) {
   REQUIRE_GPU();
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     if (scheme.is_simulated()) continue;
     for (const DType dtype : kFloats) {
-      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+      for (const ScaleLayout layout : layouts_of(scheme)) {
         for (const std::int64_t hidden : {0, 2, 7, 128, 290, 2048}) {
           if (!allows(scheme, hidden)) continue;
           for (const bool is_batch : {true, false}) {
@@ -173,7 +173,7 @@ TEST(QuantizeBatchedCudaTest, TheFusedScaleOfTheActivation) {
   small.block = 48;
   for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Ue8m0, small}) {
     for (const DType dtype : kFloats) {
-      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+      for (const ScaleLayout layout : layouts_of(scheme)) {
         for (const std::int64_t hidden : {1, 128, 290, 2048}) {
           Case c{scheme, dtype, hidden, layout, true, true, ActivationScale::kFused};
           expect_same(c);

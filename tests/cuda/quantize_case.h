@@ -16,18 +16,9 @@
 #include "core/random.h"
 #include "gpu.h"
 #include "quant/scalar.h"
+#include "quant/scheme.h"
 
 namespace switchyard::test {
-
-inline std::vector<QuantScheme> all_schemes() {
-  std::vector<QuantScheme> schemes;
-  for (const char* name : {"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                           "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block",
-                           "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
-    schemes.push_back(*scheme_from_name(name));
-  }
-  return schemes;
-}
 
 /// Schemes without a name, whose blocks only the general kernel serves.
 inline std::vector<QuantScheme> unnamed_schemes() {
@@ -43,20 +34,10 @@ inline std::vector<QuantScheme> unnamed_schemes() {
   return schemes;
 }
 
-inline bool has_row_scales(const QuantScheme& scheme) {
-  return scheme.is_quantized() && !scheme.is_simulated() && scheme.group != ScaleGroup::kTensor;
-}
-
+/// Those of a matrix: no tiles.
 inline std::vector<ScaleLayout> matrix_layouts_of(const QuantScheme& scheme) {
-  if (!has_row_scales(scheme)) return {ScaleLayout::kRowMajor};
-  return {ScaleLayout::kRowMajor, ScaleLayout::kColumnMajor, ScaleLayout::kColumnMajorAligned};
-}
-
-inline std::vector<ScaleLayout> layouts_of(const QuantScheme& scheme) {
-  std::vector<ScaleLayout> layouts = matrix_layouts_of(scheme);
-  if (has_row_scales(scheme) && bits_of(scale_dtype(scheme)) == 8) {
-    layouts.push_back(ScaleLayout::kSwizzled);
-  }
+  std::vector<ScaleLayout> layouts = layouts_of(scheme);
+  if (layouts.back() == ScaleLayout::kSwizzled) layouts.pop_back();
   return layouts;
 }
 

@@ -35,7 +35,7 @@ struct Options {
 TensorView scales_view(const QuantScheme& scheme, const Shape& shape, ScaleLayout layout,
                        const void* data) {
   if (scheme.group == ScaleGroup::kTensor) return TensorView(data, DType::kF32, {1});
-  if (!test::has_row_scales(scheme)) return {};
+  if (!has_row_scales(scheme)) return {};
   return view_scales(data, scale_dtype(scheme), layout, shape.num_rows,
                      num_scales(scheme, shape.hidden));
 }
@@ -92,7 +92,7 @@ bool allows(const QuantScheme& scheme, std::int64_t hidden) {
 TEST(QuantizeCudaTest, EverySchemeDtypeLayoutAndSize) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     Options options;
     options.given = scheme.needs_tensor_scale() ? &global : nullptr;
     for (const DType dtype : kFloats) {
@@ -125,7 +125,7 @@ TEST(QuantizeCudaTest, BlocksOfAnySize) {
 TEST(QuantizeCudaTest, RowsApartAndOffTheirAlignment) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     Options options;
     options.given = scheme.needs_tensor_scale() ? &global : nullptr;
     options.gap = 5;
@@ -138,7 +138,7 @@ TEST(QuantizeCudaTest, RowsApartAndOffTheirAlignment) {
 TEST(QuantizeCudaTest, LongRowsAndManyRows) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     Options options;
     options.given = scheme.needs_tensor_scale() ? &global : nullptr;
     for (const DType dtype : kFloats) {
@@ -214,7 +214,7 @@ void expect_same_values(const QuantScheme& scheme, DType stored, DType output, c
 
 TEST(QuantizeCudaTest, EveryCodeBecomesTheSameValue) {
   REQUIRE_GPU();
-  std::vector<QuantScheme> schemes = test::all_schemes();
+  std::vector<QuantScheme> schemes = named_schemes();
   for (const QuantScheme& scheme : test::unnamed_schemes()) schemes.push_back(scheme);
   for (const QuantScheme& scheme : schemes) {
     for (const DType output : kFloats) {

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "quant/scheme.h"
-#include "scheme_list.h"
 #include "support/errors.h"
+#include "tensors.h"
 
 namespace switchyard {
 namespace {
@@ -47,15 +47,15 @@ TEST(QuantizeBatchedTest, EachExpertIsQuantizedAloneUpToItsCount) {
   const std::vector<float> global{448.0f * 6.0f / 4.0f};
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     const Tensor x = batch_with_poison(dtype, counts);
-    for (const QuantScheme& scheme : test::all_schemes()) {
-      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+    for (const QuantScheme& scheme : named_schemes()) {
+      for (const ScaleLayout layout : layouts_of(scheme)) {
         SCOPED_TRACE(name_of(scheme) + " layout " + std::to_string(static_cast<int>(layout)));
         const DType stored = stored_dtype(scheme, dtype);
         const std::size_t q_row = row_bytes(scheme, kH, dtype);
         const Tensor q(stored, {kL, kC, kH});
         std::memset(q.data(), 0xAB, q.view().num_bytes());
         const bool is_tensor = scheme.group == ScaleGroup::kTensor;
-        const bool has_scales = is_tensor || test::has_row_scales(scheme);
+        const bool has_scales = is_tensor || has_row_scales(scheme);
         const std::int64_t width = num_scales(scheme, kH);
         const std::int64_t rows = is_tensor ? 1 : kC;
         const OwnedScales scales =

@@ -10,8 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "scheme_list.h"
 #include "support/errors.h"
+#include "tensors.h"
 
 namespace switchyard {
 namespace {
@@ -252,14 +252,14 @@ TEST(QuantizeInputTest, PackedScalesForDeepGemmAreColumnsOfFourRows) {
 TEST(QuantizeInputTest, SchemesTakeTheirLayoutsAndEmptyInput) {
   const Tensor scale(DType::kF32, {1});
   *scale.as<float>() = 300.0f;
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     const TensorView static_scale = scheme.needs_tensor_scale() ? scale.view() : TensorView{};
     const QuantizedInput empty = quantize_input(Tensor(DType::kBF16, {0, 128}), scheme,
                                                 ScaleLayout::kRowMajor, static_scale);
     EXPECT_EQ(empty.values.shape(0), 0);
     const Tensor x = normal_tensor(DType::kF32, {7, 160});
     if (!scheme.is_quantized() || scheme.is_simulated()) continue;
-    for (const ScaleLayout layout : test::layouts_of(scheme)) {
+    for (const ScaleLayout layout : layouts_of(scheme)) {
       expect_as_quantize(quantize_input(x, scheme, layout, static_scale), x, scheme, static_scale);
     }
   }
@@ -272,7 +272,7 @@ TEST(QuantizeInputTest, SchemesTakeTheirLayoutsAndEmptyInput) {
 
 TEST(FakeQuantizeTest, EqualsQuantizeThenDequantize) {
   const std::vector<float> global{448.0f * 6.0f / 4.0f};
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     if (scheme.is_simulated()) continue;
     const TensorView static_scale =
         scheme.needs_tensor_scale() ? TensorView::of(global.data(), {1}) : TensorView{};

@@ -12,8 +12,8 @@
 #include "quant/exp.h"
 #include "quant/scheme.h"
 #include "reference/reference.h"
-#include "scheme_list.h"
 #include "support/errors.h"
+#include "tensors.h"
 
 namespace switchyard {
 namespace {
@@ -150,7 +150,7 @@ TEST(SiluMulQuantizeTest, FusedRuleTurnsNaNAndInfinityIntoTheLeastCode) {
 TEST(SiluMulQuantizeTest, SchemesKeepTheirOwnRules) {
   constexpr std::int64_t kRows = 5;
   const std::vector<float> given{0.01f};
-  for (const QuantScheme& scheme : test::all_schemes()) {
+  for (const QuantScheme& scheme : named_schemes()) {
     if (scheme.is_simulated()) continue;
     for (const std::int64_t size : {2, 130, 1154}) {
       const Tensor x = normal_tensor(DType::kBF16, {kRows, 2 * size});
@@ -164,10 +164,10 @@ TEST(SiluMulQuantizeTest, SchemesKeepTheirOwnRules) {
       const Tensor want_scales(scale_dtype(scheme), {is_tensor ? 1 : kRows, width});
       quantize(view_of(y), scheme, want_q,
                scheme.is_quantized() ? want_scales.view() : TensorView{}, tensor_scale);
-      for (const ScaleLayout layout : test::layouts_of(scheme)) {
+      for (const ScaleLayout layout : layouts_of(scheme)) {
         SCOPED_TRACE(name_of(scheme) + " " + std::to_string(size));
         const Tensor q(scheme.dtype, {kRows, size});
-        const bool has_scales = test::has_row_scales(scheme);
+        const bool has_scales = has_row_scales(scheme);
         const OwnedScales scales =
             has_scales ? make_scales(scale_dtype(scheme), layout, kRows, width) : OwnedScales{};
         silu_mul_quantize(x, scheme, q, scales.view, ActivationScale::kScheme, tensor_scale);
