@@ -100,7 +100,8 @@ struct DeviceCombineOptions {
 
 /// All members are collective in the sense of Exchange: every rank calls them in the same order.
 /// Nothing but the constructor, release of the object and check waits for the GPU; all the rest may
-/// be captured in a CUDA graph and replayed.
+/// be captured in a CUDA graph and replayed. (On a GPU that ranks share, a dispatch of several
+/// kernels waits between them, unless it is captured.)
 ///
 /// A call takes the first place of max_in_flight that is free, alike on every rank and in a graph
 /// that is replayed. The caller orders what shares a place, by one stream or by events: the calls

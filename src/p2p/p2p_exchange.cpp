@@ -194,11 +194,25 @@ void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
   enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, channel);
   gather_routing(channel, phases, stream);
   for (DispatchArgs& payload : channel.payloads) {
-    if (!channel.routing_only) launch_rows(payload, phases, stream);
+    if (channel.routing_only) continue;
+    launch_rows(payload, phases, stream);
+    let_end(phases, stream);
   }
   launch_rows(channel.dispatch, phases, stream);
   if (phases == Phases::kSend || !shape_.gathers || !shape_.gathers_routing) return;
+  let_end(phases, stream);
   launch_place_routing(channel.routing_args, drops(channel), stream.get());
+}
+
+// Ranks that share a GPU may share a hardware queue: what is queued behind a kernel that waits for
+// a peer could keep the peer's kernel from starting. There the host waits between the kernels of a
+// call.
+void P2pExchange::let_end(Phases phases, Stream stream) const {
+  if (phases == Phases::kSend || !window_->is_shared_gpu()) return;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
+  if (status != cudaStreamCaptureStatusNone) return;
+  check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
 void P2pExchange::launch_rows(DispatchArgs& args, Phases phases, Stream stream) {

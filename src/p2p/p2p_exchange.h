@@ -88,6 +88,7 @@ class P2pExchange final : public DeviceExchangeBackend {
   Channel& start(const Input& input, Stream stream, Phases phases);
   void launch(Channel& channel, Phases phases, Stream stream);
   void launch_rows(DispatchArgs& args, Phases phases, Stream stream);
+  void let_end(Phases phases, Stream stream) const;
   void launch_return(Channel& channel, Phases phases, Stream stream);
   Channel& begin(const char* operation);
   Channel& find(const DeviceHandle& handle, Stage wanted, const char* operation);

@@ -72,6 +72,7 @@ class RankRun {
     arena_.clear();
     const DispatchHandle cpu_open = cpu_.reopen(want.handle);
     const DeviceHandle gpu_open = gpu_.reopen(got.handle, stream_.get());
+    check_cuda(cudaStreamSynchronize(stream_.get()), "reopen");  // of ranks that share a GPU
     combine(cpu_open, gpu_open, num_rows, again.in.num_tokens, call + 1);
     arena_.clear();
     Call only = make_call(call, true, 90);
