@@ -69,7 +69,7 @@ class RowLauncher {
 
   void max_of_experts() const {
     if (is_wide(kInputElements, 1)) {
-      launch_wide(max_of_experts_wide_kernel<Source>, 32, kWideTokenThreads, true);
+      launch_wide(max_of_experts_wide_kernel<Source>, 32, kWideThreads, true);
     } else {
       launch(max_of_experts_kernel<Source>, kMaxThreads);
     }
@@ -145,8 +145,8 @@ class RowLauncher {
   void tokens() const {
     using Shape = WideShape<Rule, Source>;
     constexpr int kElements = Shape::kElements * Shape::kUnits;
-    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kWideTokenThreads) {
-      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kWideTokenThreads);
+    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kWideThreads) {
+      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kWideThreads);
     } else {
       launch(quantize_tokens_kernel<Rule, Source>, kMaxTokenThreads);
     }
@@ -171,7 +171,7 @@ class RowLauncher {
   template <DType kOutput>
   void convert_to() const {
     if (is_wide(kUnit, 16)) {
-      launch_wide(convert_wide_kernel<kOutput, Source>, 32, kWideTokenThreads);
+      launch_wide(convert_wide_kernel<kOutput, Source>, 32, kWideThreads);
     } else {
       launch(convert_kernel<kOutput, Source>, kMaxThreads);
     }

@@ -63,7 +63,7 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
 
 /// Blocks of 16, 32 or 128, and scales that are known.
 template <typename Rule, typename Source>
-__global__ void __launch_bounds__(kWideThreads, WideShape<Rule, Source>::kMinBlocks)
+__global__ void __launch_bounds__(kWideThreads)
     quantize_wide_kernel(const __grid_constant__ QuantizeJob job) {
   follow_kernel();
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kWideThreads, WideShape<Rule, Source>::kMinBlo
 
 /// One scale a row, of at most kUnits units a thread.
 template <typename Rule, typename Source>
-__global__ void __launch_bounds__(kWideTokenThreads)
+__global__ void __launch_bounds__(kWideThreads)
     quantize_wide_tokens_kernel(const __grid_constant__ QuantizeJob job) {
   using Shape = WideShape<Rule, Source>;
   constexpr int kElements = Shape::kElements;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kWideTokenThreads)
 
 /// max_of_experts_kernel.
 template <typename Source>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(kWideThreads)
     max_of_experts_wide_kernel(const __grid_constant__ QuantizeJob job) {
   constexpr int kElements = Source::kInput == DType::kF32 ? 4 : 8;
   constexpr int kUnits = 32 / kElements;
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(512)
 
 /// Rows without scales: each element rounded once.
 template <DType kOutput, typename Source>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(kWideThreads)
     convert_wide_kernel(const __grid_constant__ QuantizeJob job) {
   constexpr int kElements = kOutput == DType::kF32 && Source::kInput != DType::kF32 ? 4 : 8;
   constexpr int kUnits = 32 / kElements;

@@ -10,8 +10,7 @@
 
 namespace switchyard {
 
-inline constexpr unsigned kWideThreads = 256;
-inline constexpr unsigned kWideTokenThreads = 512;
+inline constexpr unsigned kWideThreads = 512;
 
 inline constexpr std::uint32_t kMaxSharedBits = bits_from_f32(kMaxShared);
 
@@ -144,7 +143,6 @@ struct WideShape {
   static constexpr bool kIsF32 = Source::kInput == DType::kF32;
   static constexpr int kElements = kIsSimulated || kIsF32 ? 8 : 16;
   static constexpr int kUnits = Source::kActivates ? (kIsF32 ? 2 : 1) : kIsSimulated ? 4 : 2;
-  static constexpr int kMinBlocks = kIsF32 ? 1 : Source::kActivates ? 5 : kIsSimulated ? 5 : 6;
   static constexpr int kLanes = Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
   static constexpr int kCodeWords = kIsSimulated
                                         ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4
