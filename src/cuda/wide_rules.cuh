@@ -142,7 +142,8 @@ struct WideShape {
   static constexpr bool kIsSimulated = Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
   static constexpr bool kIsF32 = Source::kInput == DType::kF32;
   static constexpr int kElements = kIsSimulated || kIsF32 ? 8 : 16;
-  static constexpr int kUnits = Source::kActivates ? (kIsF32 ? 2 : 1) : kIsSimulated ? 4 : 2;
+  static constexpr int kUnits =
+      Source::kActivates ? (kIsF32 ? 2 : 1) : (kIsSimulated && !kIsF32 ? 4 : 2);
   static constexpr int kLanes = Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
   static constexpr int kCodeWords = kIsSimulated
                                         ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4
