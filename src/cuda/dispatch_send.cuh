@@ -141,6 +141,11 @@ __device__ __forceinline__ std::int32_t load_id_of_batch(const DispatchArgs& a, 
   return is_there ? load_id(a, std::int64_t{batch} * a.num_topk + i) : -1;
 }
 
+/// All threads of a sender, which wait here at two places of the code: a plan is there.
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kExchangeThreads) : "memory");
+}
+
 /// What the last warp does with a batch: plans it while the others make their first pieces.
 __device__ __forceinline__ void plan_batch(const DispatchArgs& a, std::uint64_t call, int batch,
                                            int size, bool keeps, SenderShared& shared,
@@ -152,7 +157,7 @@ __device__ __forceinline__ void plan_batch(const DispatchArgs& a, std::uint64_t 
     plan_token(a, call, batch + i, lane, id, counts, counts + a.ownership.num_experts,
                shared.plans[i]);
   }
-  __syncthreads();
+  meet();
 #pragma unroll 1
   for (int i = 0; keeps && i < size; ++i) keep_terms(a, batch + i, lane, shared.plans[i]);
 }
@@ -173,7 +178,7 @@ __device__ __forceinline__ void send_batch(const DispatchArgs& a, std::uint64_t 
     const bool is_piece = i < num_items && item.piece < a.layout.num_pieces;
     std::uint32_t words[Form::kWords];
     if (is_piece) Form::make(a, batch + item.nth, item.piece, lane, words, scales);
-    if (!is_planned) __syncthreads();
+    if (!is_planned) meet();
     is_planned = true;
     if (i >= num_items) break;
     const TokenPlan& plan = shared.plans[item.nth];

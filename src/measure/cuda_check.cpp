@@ -30,13 +30,15 @@ std::vector<T> download(DeviceMeter& meter, const TensorView& view) {
 }
 
 // Where received rows are; counts that cannot be are cut to the buffer, and found wrong elsewhere.
-std::vector<Extent> extents_of(DeviceMeter& meter, const DeviceDispatched& got,
+std::vector<Extent> extents_of(DeviceMeter& meter, Layout layout, const DeviceDispatched& got,
                                std::int64_t num_buffer_rows) {
   std::vector<Extent> extents;
   if (got.first_row.has_value()) {
     const auto first = download<std::int64_t>(meter, got.first_row);
     const auto count = download<std::int32_t>(meter, got.num_rows);
     for (std::size_t e = 0; e < first.size(); ++e) extents.push_back({first[e], count[e]});
+  } else if (layout == Layout::kByRank) {  // a slot for every token that may come
+    extents.push_back({0, num_buffer_rows});
   } else {
     extents.push_back({0, download<std::int32_t>(meter, got.total_rows).at(0)});
   }
@@ -73,7 +75,7 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   meter_.run([&](Stream stream) { got = dispatch(input, stream); });
   exchange_.check();
 
-  const std::vector<Extent> extents = extents_of(meter_, got, num_rows_);
+  const std::vector<Extent> extents = extents_of(meter_, shape_.layout, got, num_rows_);
   const Tensor rows = host_of(got.rows);
   copy_rows(meter_, rows.data(), got.rows.data(), row_bytes_of(got.rows, num_rows_), extents);
   Tensor scales;
