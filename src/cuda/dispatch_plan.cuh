@@ -102,11 +102,16 @@ __device__ __forceinline__ void count_tokens(const DispatchArgs& a, int end, Cho
     walk.token += walk.step();
     const std::int32_t next = walk.load(a, end);
     if (is_valid) atomicAdd(counts + id, 1u);
-    // A token counts once for a rank, at its first choice there.
+    // A token counts once for a rank, at its first choice there. All warps add to few words: one
+    // lane for each.
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const unsigned below = (1u << lane) - 1;
     const unsigned same = __match_any_sync(0xFFFFFFFFu, walk.token * 2 * kMaxPushRanks + rank);
-    const bool is_first = (same & ((1u << lane) - 1)) == 0;
-    if (is_valid && is_first) atomicAdd(rank_counts + rank, 1u);
+    const int counted = is_valid && (same & below) == 0 ? rank : kMaxPushRanks;
+    const unsigned tokens = __match_any_sync(0xFFFFFFFFu, counted);
+    if (counted != kMaxPushRanks && (tokens & below) == 0) {
+      atomicAdd(rank_counts + rank, static_cast<std::uint32_t>(__popc(tokens)));
+    }
     id = next;
   }
   __syncthreads();
