@@ -4,7 +4,6 @@
 
 #include <charconv>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -13,8 +12,10 @@
 #include "bench_report.h"
 #include "bench_run.h"
 #include "core/fail.h"
+#include "core/settings.h"
 #include "device_option.h"
 #include "memory_file.h"
+#include "output_path.h"
 #include "start_ranks.h"
 #include "transport/env.h"
 
@@ -69,21 +70,14 @@ void check_device(const BenchOptions& options) {
           "bench: --engine p2p with --device cpu, must be --device cuda: it moves memory of GPUs");
 }
 
-void check_place(const char* option, const std::string& path) {
-  if (path.empty() || path == "-") return;
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path folder = fs::absolute(path, error).parent_path();
-  require(fs::is_directory(folder, error), Errc::kInvalidArgument,
-          "bench: {} is {}, but there is no folder {}", option, path, folder.string());
-}
-
 // What every rank would refuse is refused once, before there are ranks.
 void check_before(const BenchOptions& options, int num_ranks) {
   check_device(options);
   require_device("bench", options.device);
-  check_place("--json", options.json);
-  check_place("--html", options.html);
+  if (!options.json.empty() && options.json != "-") {
+    check_output_folder("bench: --json", options.json);
+  }
+  if (!options.html.empty()) check_output_folder("bench: --html", options.html);
   require(options.html != "-", Errc::kInvalidArgument, "bench: --html is -, must be a file");
   const auto shapes = bench_shapes(options, num_ranks);
   if (is_baseline_file(options)) read_baseline(options.baseline);
@@ -229,6 +223,10 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
 
 int bench(const BenchOptions& given, char** argv) {
   BenchOptions options = given;
+  // Only threads need it, and processes are measured as CUDA is by itself.
+  const std::string engine =
+      options.engine.empty() ? setting("SWITCHYARD_ENGINE").text : options.engine;
+  if (options.device == "cuda" && engine == "local") prepare_for_shared_gpus();
   if (is_baseline_file(options)) options.baseline_file = options.baseline;
   std::optional<MemoryFile> measured;
   RankStart start;

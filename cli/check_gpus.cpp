@@ -2,8 +2,6 @@
 
 #include "check_gpus.h"
 
-#include <cstdlib>
-
 #include <fmt/format.h>
 
 #include "core/settings.h"
@@ -15,12 +13,6 @@ namespace {
 constexpr int kMostRanks = 7;  // on a GPU
 
 }  // namespace
-
-void prepare_for_shared_gpus() {
-  constexpr int kKeep = 0;  // what the user has set
-  setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
-}
 
 std::vector<std::string> names_of_gpus() {
   std::vector<std::string> names;

@@ -10,10 +10,6 @@
 
 namespace switchyard::cli {
 
-/// Before the first use of CUDA, here and in the ranks that are started. Ranks that are threads and
-/// share a GPU must find all kernels loaded, and each its own way to the GPU.
-void prepare_for_shared_gpus();
-
 /// Errors: kNotAvailable.
 std::vector<std::string> names_of_gpus();
 

@@ -70,7 +70,8 @@ DoctorReport examine() {
   report.why_no_cuda = why_no_cuda();
   if (report.why_no_cuda.empty()) {
     try {
-      report.devices = cuda_module().describe_devices(setting("SWITCHYARD_HEAP").text);
+      const std::string heap = setting("SWITCHYARD_HEAP").text;
+      report.devices = cuda_module().describe_devices(is_heap(heap) ? heap : "auto");
     } catch (const Error& error) {
       report.why_no_cuda = error.what();
     }

@@ -50,6 +50,9 @@ CLI::App* add_doctor(CLI::App& app, DoctorOptions& options);
 /// Returns the exit code: 0, whatever is missing.
 int doctor(const DoctorOptions& options);
 
+/// Whether it may be the value of SWITCHYARD_HEAP.
+bool is_heap(std::string_view name);
+
 /// Of the report's facts; pure.
 std::vector<Finding> find_missing(const DoctorReport& report);
 

@@ -19,6 +19,7 @@ using Findings = std::vector<Finding>;
 constexpr std::int64_t kFewOpenFiles = 512;
 constexpr std::int64_t kLittleMemory = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
+constexpr const char* kHeaps[] = {"auto", "same_process", "vmm", "ipc", "nccl"};
 
 std::string how_to_get_cuda(const MachineFacts& machine, const std::string& why) {
   if (why.find("no NVIDIA driver") == why.npos) {
@@ -117,6 +118,10 @@ std::string objection_to(const DoctorSetting& one, const DoctorReport& report) {
     return fmt::format("setting SWITCHYARD_ENGINE is \"{}\", want auto, {}", one.value,
                        fmt::join(report.engines, ", "));
   }
+  if (one.name == "SWITCHYARD_HEAP" && !is_heap(one.value)) {
+    return fmt::format("setting SWITCHYARD_HEAP is \"{}\", want {}", one.value,
+                       fmt::join(kHeaps, ", "));
+  }
   return {};
 }
 
@@ -124,8 +129,10 @@ void add_setting_findings(const DoctorReport& report, Findings& findings) {
   for (const DoctorSetting& one : report.settings) {
     const std::string objection = objection_to(one, report);
     if (objection.empty()) continue;
-    findings.push_back(
-        {objection, "every command and program that makes a group fails", "unset " + one.name});
+    const char* costs = one.name == "SWITCHYARD_HEAP"
+                            ? "every exchange between GPUs fails"
+                            : "every command and program that makes a group fails";
+    findings.push_back({objection, costs, "unset " + one.name});
   }
   for (const std::string& name : report.unknown_variables) {
     findings.push_back({name + " is set, but there is no such setting", "it has no effect",
@@ -134,6 +141,8 @@ void add_setting_findings(const DoctorReport& report, Findings& findings) {
 }
 
 }  // namespace
+
+bool is_heap(std::string_view name) { return std::ranges::count(kHeaps, name) > 0; }
 
 std::vector<Finding> find_missing(const DoctorReport& report) {
   Findings findings;

@@ -3,14 +3,13 @@
 #include "run.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
 
 #include "switchyard/group.h"
 
 #include "core/fail.h"
-#include "device/cuda_module.h"
+#include "device_option.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
@@ -63,11 +62,7 @@ void check_before(const RunOptions& options, int num_ranks) {
           "run: --model is {}, no such folder", options.model);
   const ModelConfig config = read_model_config(options.model);
   split_tokens(options.split, count_tokens(options, config), num_ranks);
-  if (options.device == "cuda") {
-    const std::string reason = why_no_cuda();
-    require(reason.empty(), Errc::kNotAvailable, "run: --device cuda, but there is none: {}",
-            reason);
-  }
+  require_device("run", options.device);
   check_is_not_quantized(options.model);
   check_places(options);
 }
@@ -150,13 +145,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
 }
 
 int run(const RunOptions& options, char** argv) {
-  if (options.device == "cuda") {
-    // A first launch may wait for the GPU, and so for peers whose kernels share it; so may streams
-    // that share a hardware queue.
-    constexpr int kKeep = 0;
-    setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
-  }
+  if (options.device == "cuda") prepare_for_shared_gpus();
   RankStart start;
   start.verb = "run";
   start.num_ranks = options.ranks;

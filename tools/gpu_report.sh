@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that a machine with GPUs can tell, in at most 9 minutes: doctor, the tests that need a GPU, check, bench.
+# What a machine with GPUs can tell in at most 9 minutes: doctor, tests of memory, exchange and experts, check, bench.
 # Needs nothing but the programs of a static build (cmake --preset device). Results lie in FOLDER: JSON of each step,
 # summary.txt with a line for each, *.log with what they said. Exit 1 when a step failed.
 #

@@ -93,7 +93,7 @@ bool run_rank(const sy::Group& group, int num_gpus) {
   const DeviceArray output(std::vector<float>(std::size_t{kTokens} * kHidden));
   group.barrier();
 
-  // Nothing here waits for the GPU; the three calls may as well be captured in a CUDA graph.
+  // Nothing here waits for the GPU; both calls may as well be captured in a CUDA graph.
   const sy::DeviceDispatched received =
       exchange.dispatch(tokens.view(sy::DType::kBF16, {kTokens, kHidden}),
                         topk_ids.view(sy::DType::kI32, {kTokens, kTopk}),

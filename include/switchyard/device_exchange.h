@@ -122,7 +122,8 @@ struct DeviceCombineOptions {
 /// calls from then on are undefined. After that the group can only be destroyed. `Group::abort` and
 /// a peer that dies end waiting kernels within milliseconds.
 ///
-/// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384,
+/// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384, H and
+/// payload_bytes up to 2^24, fewer than 2^31 rows of a receive buffer, no returned_weights;
 /// combine_scheme bf16, f16, f32, the e4m3 block schemes, int8_block and mxfp8. Errors of what is
 /// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so
 /// does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "switchyard/device_experts.h"
@@ -55,6 +56,8 @@ class SWITCHYARD_API DeviceModularKernel {
   /// is aborted.
   ///
   ///   output  [T, H] bf16: routed result, rounded; plus the shared row, rounded again
+  ///
+  /// Errors: as DevicePrepareFinalize; what the experts throw.
   void apply(const DevicePrepareArguments& arguments, const TensorView& output, Stream stream);
 
   const DevicePrepareFinalize& prepare_finalize() const { return *prepare_finalize_; }

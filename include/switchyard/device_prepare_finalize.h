@@ -127,7 +127,7 @@ class SWITCHYARD_API DevicePrepareFinalize {
   /// differ: the receive part comes after the send.
   virtual Pending<DevicePrepared> prepare_async(const DevicePrepareArguments& arguments,
                                                 Stream stream, Stream receive_stream) = 0;
-  /// Both parts in one kernel.
+  /// Both parts, by one dispatch of DeviceExchange.
   virtual DevicePrepared prepare(const DevicePrepareArguments& arguments, Stream stream) = 0;
 
   virtual Pending<void> finalize_async(const DeviceFinalizeArguments& arguments, Stream stream,
@@ -143,8 +143,8 @@ class SWITCHYARD_API DevicePrepareFinalize {
 /// As make_prepare_finalize, on the GPU that is current. Collective, except for kLocal.
 ///
 /// Errors: as make_prepare_finalize and DeviceExchange; kNotSupported: a dynamic scale of a whole
-/// tensor (give static_scale or another scheme), f16 or f32 rows on the wire for a simulated
-/// scheme.
+/// tensor where received rows have gaps (kLowLatency, kAllToAllOneSided, kElasticPrefill with an
+/// alignment above 1: give static_scale), f16 or f32 rows on the wire for a simulated scheme.
 SWITCHYARD_API std::unique_ptr<DevicePrepareFinalize> make_device_prepare_finalize(
     PrepareKind kind, const Group& group, const PrepareFinalizeConfig& config,
     const DevicePrepareFinalizeOptions& options = {});

@@ -40,11 +40,10 @@ class BenchBatch {
   /// Goes to another iteration: new ids and weights, other rows.
   void make(std::int64_t iteration);
 
-  TensorView all_tokens() const { return all_tokens_; }  ///< [T + spare, H] bf16, for one upload
-  TensorView tokens() const;                             ///< [T, H] bf16, rows of all_tokens()
-  TensorView topk_ids() const;                           ///< [T, K] i32
-  TensorView topk_weights() const;                       ///< [T, K] f32
-  DispatchOptions dispatch_options() const;              ///< the scale of the tensor, if wanted
+  TensorView tokens() const;                 ///< [T, H] bf16
+  TensorView topk_ids() const;               ///< [T, K] i32
+  TensorView topk_weights() const;           ///< [T, K] f32
+  DispatchOptions dispatch_options() const;  ///< the scale of the tensor, if wanted
 
  private:
   BenchShape shape_;

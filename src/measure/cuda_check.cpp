@@ -67,8 +67,7 @@ std::size_t row_bytes_of(const TensorView& view, std::int64_t num_rows) {
 }  // namespace
 
 std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
-  Input input;
-  upload(input, iteration);
+  const DeviceInput input = upload(batch_, iteration, meter_.queue());
   poison_output();
   const BenchOracle oracle(shape_, iteration, group_.rank());
   DeviceDispatched got;

@@ -19,7 +19,7 @@ class CudaLayerRun {
   CudaLayerRun(const Group& group, DeviceMeter& meter, const BenchShape& shape)
       : group_(group), meter_(meter), shape_(shape), batch_(shape, group.rank()) {
     for (std::size_t i = 0; i < kNumInputs; ++i) {
-      inputs_.push_back(upload(static_cast<std::int64_t>(i)));
+      inputs_.push_back(upload(batch_, static_cast<std::int64_t>(i), meter.queue()));
     }
     output_ = meter.queue().allocate(output_bytes());
     DevicePrepareFinalizeOptions options;
@@ -43,7 +43,7 @@ class CudaLayerRun {
   }
 
   std::int64_t count_wrong(std::int64_t iteration) {
-    const Input input = upload(iteration);
+    const DeviceInput input = upload(batch_, iteration, meter_.queue());
     poison_output();
     meter_.run([&](Stream stream) { apply(input, stream); });
     kernel_->check();
@@ -54,27 +54,12 @@ class CudaLayerRun {
   }
 
  private:
-  struct Input {
-    DeviceMemory tokens;
-    DeviceMemory topk_ids;
-    DeviceMemory topk_weights;
-  };
-
-  DeviceMemory copy_of(const TensorView& host) {
-    DeviceMemory memory = meter_.queue().allocate(host.num_bytes());
-    meter_.queue().copy(memory.get(), host.data(), host.num_bytes());
-    return memory;
-  }
-  Input upload(std::int64_t iteration) {
-    batch_.make(iteration);
-    return {copy_of(batch_.tokens()), copy_of(batch_.topk_ids()), copy_of(batch_.topk_weights())};
-  }
   std::size_t output_bytes() const {
     return 2 * static_cast<std::size_t>(shape_.num_tokens * shape_.workload.hidden);
   }
   void poison_output() { meter_.queue().fill(output_.get(), 0xFF, output_bytes()); }
 
-  void apply(const Input& input, Stream stream) {
+  void apply(const DeviceInput& input, Stream stream) {
     const std::int64_t num_tokens = shape_.num_tokens;
     const std::int64_t num_topk = shape_.workload.num_topk;
     const std::int64_t hidden = shape_.workload.hidden;
@@ -91,7 +76,7 @@ class CudaLayerRun {
   DeviceMeter& meter_;
   const BenchShape& shape_;
   BenchBatch batch_;
-  std::vector<Input> inputs_;
+  std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
   DeviceMemory output_;                          ///< [T, H] bf16
   std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: it ends before memory does

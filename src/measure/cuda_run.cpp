@@ -2,7 +2,6 @@
 
 #include "measure/cuda_run.h"
 
-#include "measure/cuda_series.h"
 #include "measure/cuda_target.h"
 #include "measure/traffic.h"
 
@@ -23,11 +22,12 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
       meter_(meter),
       shape_(shape),
       exchange_(group, shape.exchange_config(), exchange_options(meter, shape)),
-      batch_(shape, group.rank()),
-      inputs_(kNumInputs) {
-  for (std::size_t i = 0; i < kNumInputs; ++i) upload(inputs_[i], static_cast<std::int64_t>(i));
+      batch_(shape, group.rank()) {
+  for (std::size_t i = 0; i < kNumInputs; ++i) {
+    inputs_.push_back(upload(batch_, static_cast<std::int64_t>(i), meter.queue()));
+  }
   if (wants_tensor_scale(shape.scheme)) {
-    tensor_scale_ = copy_of(batch_.dispatch_options().tensor_scale);
+    tensor_scale_ = copy_of(batch_.dispatch_options().tensor_scale, meter.queue());
   }
   const std::size_t row_bytes = 2 * static_cast<std::size_t>(shape.workload.hidden);
   output_ = meter.queue().allocate(static_cast<std::size_t>(shape.num_tokens) * row_bytes);
@@ -42,18 +42,7 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
   meter.queue().fill(results_.get(), kResultByte, result_bytes);
 }
 
-DeviceMemory CudaRun::copy_of(const TensorView& host) {
-  DeviceMemory memory = meter_.queue().allocate(host.num_bytes());
-  meter_.queue().copy(memory.get(), host.data(), host.num_bytes());
-  return memory;
-}
-
-void CudaRun::upload(Input& input, std::int64_t iteration) {
-  batch_.make(iteration);
-  input = {copy_of(batch_.tokens()), copy_of(batch_.topk_ids()), copy_of(batch_.topk_weights())};
-}
-
-DeviceDispatched CudaRun::dispatch(const Input& input, Stream stream) {
+DeviceDispatched CudaRun::dispatch(const DeviceInput& input, Stream stream) {
   const std::int64_t num_tokens = shape_.num_tokens;
   const std::int64_t num_topk = shape_.workload.num_topk;
   DeviceDispatchOptions options;

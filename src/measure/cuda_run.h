@@ -11,6 +11,7 @@
 
 #include "device/device_meter.h"
 #include "measure/bench_batch.h"
+#include "measure/cuda_series.h"
 
 namespace switchyard::measure {
 
@@ -30,26 +31,18 @@ class CudaRun {
   std::int64_t count_wrong(std::int64_t iteration);
 
  private:
-  struct Input {
-    DeviceMemory tokens;
-    DeviceMemory topk_ids;
-    DeviceMemory topk_weights;
-  };
-
-  void upload(Input& input, std::int64_t iteration);
-  DeviceDispatched dispatch(const Input& input, Stream stream);
+  DeviceDispatched dispatch(const DeviceInput& input, Stream stream);
   void combine(const DeviceHandle& handle, Stream stream);
   void poison_output();
   std::vector<double> series(const DeviceWork& work, const std::function<void()>& before,
                              const std::function<void()>& after);
-  DeviceMemory copy_of(const TensorView& host);
 
   Group group_;
   DeviceMeter& meter_;
   const BenchShape& shape_;
   DeviceExchange exchange_;
   BenchBatch batch_;
-  std::vector<Input> inputs_;
+  std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
   DeviceMemory tensor_scale_;
   std::int64_t num_rows_ = 0;  ///< of the receive buffer

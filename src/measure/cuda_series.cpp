@@ -12,6 +12,18 @@ constexpr std::int64_t kWarmUps = 3;
 
 }  // namespace
 
+DeviceMemory copy_of(const TensorView& host, DeviceQueue& queue) {
+  DeviceMemory memory = queue.allocate(host.num_bytes());
+  queue.copy(memory.get(), host.data(), host.num_bytes());
+  return memory;
+}
+
+DeviceInput upload(BenchBatch& batch, std::int64_t iteration, DeviceQueue& queue) {
+  batch.make(iteration);
+  return {copy_of(batch.tokens(), queue), copy_of(batch.topk_ids(), queue),
+          copy_of(batch.topk_weights(), queue)};
+}
+
 DeviceExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape) {
   DeviceExchangeOptions options;
   options.programmatic_launch = shape.is_programmatic;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_series.h: how anything is timed on GPUs: so many calls in a row, as launches or as a graph.
+// cuda_series.h: how anything is timed on GPUs: so many calls in a row, as launches or as a graph,
+// on inputs that take turns.
 #pragma once
 
 #include <functional>
@@ -9,11 +10,23 @@
 #include "switchyard/device_exchange.h"
 
 #include "device/device_meter.h"
-#include "measure/bench_shape.h"
+#include "measure/bench_batch.h"
 
 namespace switchyard::measure {
 
 inline constexpr std::size_t kNumInputs = 8;  ///< that calls take by turns
+
+/// A batch of one rank in device memory.
+struct DeviceInput {
+  DeviceMemory tokens;
+  DeviceMemory topk_ids;
+  DeviceMemory topk_weights;
+};
+
+DeviceMemory copy_of(const TensorView& host, DeviceQueue& queue);
+
+/// Batch `iteration`; `batch` goes there.
+DeviceInput upload(BenchBatch& batch, std::int64_t iteration, DeviceQueue& queue);
 
 /// As the shape asks for.
 DeviceExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape);

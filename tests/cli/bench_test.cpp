@@ -191,7 +191,7 @@ TEST(BenchTest, CudaWithoutAGpuIsOneErrorOfTheEnvironment) {
   const CommandResult result = bench({"--device", "cuda", "--engine", "p2p", "--graph"});
   if (result.exit_code == 0) GTEST_SKIP() << "there is a GPU";
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.error, HasSubstr("bench: --device cuda, but there is none: "));
+  EXPECT_THAT(result.error, HasSubstr("bench: --device cuda, but CUDA cannot be used: "));
   EXPECT_EQ(std::count(result.error.begin(), result.error.end(), '\n'), 1) << result.error;
   EXPECT_THAT(result.error, Not(HasSubstr("[rank")));  // before there are ranks
 }

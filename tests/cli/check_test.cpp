@@ -83,13 +83,13 @@ TEST(CheckTest, WithoutAGpuItSaysSoBeforeAnythingRuns) {
     const bool has_cases = std::string(device) == "all";
     EXPECT_EQ(result.exit_code, has_cases ? 3 : 2);
     EXPECT_EQ(result.output, "");
-    EXPECT_THAT(result.error, HasSubstr(has_cases ? "check: --device all, but there is none: "
+    EXPECT_THAT(result.error, HasSubstr(has_cases ? "check: --device all, but CUDA cannot be used: "
                                                   : "--device cuda"));
   }
   const CommandResult result = check(SWITCHYARD_CLI, {"--device", "cuda", "--quick"});
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.error, HasSubstr("switchyard: not_available: check: --device cuda, but there "
-                                      "is none: "));
+  EXPECT_THAT(result.error, HasSubstr("switchyard: not_available: check: --device cuda, but CUDA "
+                                      "cannot be used: "));
   unsetenv("CUDA_VISIBLE_DEVICES");
 }
 

@@ -154,13 +154,15 @@ TEST(DoctorTest, EveryLackIsNamed) {
   report.machine.available_bytes = 1 << 20;
   report.machine.mpirun.clear();
   report.onednn.clear();
-  report.settings = {{"SWITCHYARD_ENGINE", "sm", "environment"}};
+  report.settings = {{"SWITCHYARD_ENGINE", "sm", "environment"},
+                     {"SWITCHYARD_HEAP", "vm", "environment"}};
   const std::string text = whats(cli::find_missing(report));
   for (const char* phrase :
        {"GPUs of processes cannot share memory: GPU 0", "no NCCL windows: libnccl.so.2",
         "the driver is of CUDA 12.2, this build of CUDA 13.0", "memfd_create", "one core",
         "64 open files allowed", "1.0 MiB of memory are left", "no mpirun", "oneDNN is not",
-        "setting SWITCHYARD_ENGINE is \"sm\", want auto, local, shm"}) {
+        "setting SWITCHYARD_ENGINE is \"sm\", want auto, local, shm",
+        "setting SWITCHYARD_HEAP is \"vm\", want auto, same_process, vmm, ipc, nccl"}) {
     EXPECT_THAT(text, HasSubstr(phrase));
   }
 }

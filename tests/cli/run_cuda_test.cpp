@@ -19,7 +19,7 @@ TEST(RunCudaTest, WithoutAGpuItSaysWhy) {
   if (why_no_cuda().empty()) GTEST_SKIP() << "this machine has a GPU";
   const CommandResult result = run({"--device", "cuda"});
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_THAT(result.error, HasSubstr("run: --device cuda, but there is none: "));
+  EXPECT_THAT(result.error, HasSubstr("run: --device cuda, but CUDA cannot be used: "));
 }
 
 TEST(RunCudaTest, ExpertsFitTheDevice) {
