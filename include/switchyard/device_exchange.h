@@ -24,8 +24,8 @@
 namespace switchyard {
 
 struct DeviceExchangeOptions {
-  /// Most CTAs of a kernel, of 512 threads, two a multiprocessor. 0: as many as the GPU has, shared
-  /// fairly when several ranks use it.
+  /// Most CTAs of a kernel, of 512 threads, two a multiprocessor; fewer than 3 count as 3. 0: as
+  /// many as the GPU has, shared fairly when several ranks use it.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
   /// it before they touch anything (programmatic dependent launch). Not where ranks share a GPU.
@@ -89,6 +89,7 @@ struct DeviceDispatched {
   TensorView num_dropped;  ///< [1] i32: with kDrop; choices of this rank's tokens lost to capacity
 };
 
+/// combine_send looks at rows_are_weighted, combine_receive at the rest.
 struct DeviceCombineOptions {
   TensorView topk_weights{};       ///< as CombineOptions
   std::vector<TensorView> bias{};  ///< as CombineOptions; at most 4
@@ -99,9 +100,9 @@ struct DeviceCombineOptions {
 };
 
 /// All members are collective in the sense of Exchange: every rank calls them in the same order.
-/// Nothing but the constructor, release of the object and check waits for the GPU; all the rest may
-/// be captured in a CUDA graph and replayed. (On a GPU that ranks share, a dispatch of several
-/// kernels waits between them, unless it is captured.)
+/// Nothing but the constructor and the destructor waits for the GPU; dispatch, combine and their
+/// parts may be captured in a CUDA graph and replayed. (On a GPU that ranks share, a dispatch of
+/// several kernels waits between them, unless it is captured.)
 ///
 /// A call takes the first place of max_in_flight that is free, alike on every rank and in a graph
 /// that is replayed. The caller orders what shares a place, by one stream or by events: the calls
@@ -112,7 +113,7 @@ struct DeviceCombineOptions {
 /// pinned host memory included: the runtime keeps the others from launching until all have ended.
 /// The destructor has all kernels end before it frees, so destroy the exchange before other memory.
 /// Nor may a kernel be launched for the first time then, unless CUDA_MODULE_LOADING is EAGER: it is
-/// loaded, which waits likewise. Each needs a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS;
+/// loaded, which waits likewise. Each thread needs a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS;
 /// kNotAvailable), and should use one stream: the driver may put further ones, and branches of a
 /// graph, behind streams of other ranks.
 ///
@@ -123,10 +124,10 @@ struct DeviceCombineOptions {
 /// a peer that dies end waiting kernels within milliseconds.
 ///
 /// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384, H and
-/// payload_bytes up to 2^24, fewer than 2^31 rows of a receive buffer, no returned_weights;
-/// combine_scheme bf16, f16, f32, the e4m3 block schemes, int8_block and mxfp8. Errors of what is
-/// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so
-/// does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
+/// payload_bytes up to 2^24, N below 2^31, the schemes that have a name; as combine_scheme of these
+/// the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8; no returned_weights. Errors of what is
+/// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so does
+/// Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),
@@ -158,7 +159,8 @@ class SWITCHYARD_API DeviceExchange {
                             const DeviceDispatchOptions& options = {});
 
   /// As Exchange::dispatch_again. Errors also: kInvalidArgument without keeps_routing, or when a
-  /// new dispatch has taken the place of the earlier one. Ordered behind what gave `earlier`.
+  /// new dispatch has taken the place of the earlier one. The caller orders it behind what gave
+  /// `earlier`, and a dispatch that takes that place behind it.
   DeviceHandle dispatch_again_send(const DeviceHandle& earlier, const TensorView& tokens,
                                    const TensorView& topk_weights, Stream stream,
                                    const DeviceDispatchOptions& options = {});

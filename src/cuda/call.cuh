@@ -16,9 +16,14 @@ __device__ __forceinline__ std::uint64_t next_call(const CallState& state) {
 /// after the next barrier.
 struct CallOfCta {
   std::uint64_t number;
+  /// This rank gave up before: it takes no more rows, so what it sent would overwrite rows that
+  /// peers still look for.
+  std::uint32_t has_failed;
 
-  __device__ __forceinline__ void ask(const CallState& state) {
-    if (threadIdx.x == 0) number = next_call(state);
+  __device__ __forceinline__ void ask(const ExchangeBase& a) {
+    if (threadIdx.x != 0) return;
+    number = next_call(a.state);
+    has_failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed);
   }
 };
 

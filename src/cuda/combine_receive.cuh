@@ -193,7 +193,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next
   if (num_items == 0) return;
   int token = a.by_pieces.quotient(warp);
   TokenTerms terms(a, min(token, a.num_tokens - 1), lane);
-  next_call.ask(a.state);
+  next_call.ask(a);
   __syncthreads();
   const std::uint64_t call = next_call.number - 1;
 #pragma unroll 1

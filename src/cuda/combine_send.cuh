@@ -119,13 +119,14 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
   // of one wait are one wait.
   ArrivedPiece now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
-  next_call.ask(a.state);
+  next_call.ask(a);
   static_assert(kMaxPushRanks <= kExchangeThreads);
   if (threadIdx.x < kMaxPushRanks) {
     const auto s = static_cast<int>(threadIdx.x);
     num_arrivals[s] = s < num_ranks ? a.state.num_arrivals[s] : 0;
   }
   __syncthreads();
+  if (next_call.has_failed != 0) return;
   const std::uint64_t call = next_call.number - 1;
   const std::int32_t most = __reduce_max_sync(
       0xFFFFFFFFu, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   const int num_sending = sends ? 1 + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
-    call.ask(a.state);
+    call.ask(a);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_tokens<Form::kWords>(a, call, cta - num_sending, shared,
                                  reinterpret_cast<std::int32_t*>(&shared + 1));
@@ -43,12 +43,12 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     if (!announces) asked_too = ask_for_item(a, range, SendItem(a, range, warp), lane);
     if (lane < kMaxPieceScaleBytes) shared.scales[warp][lane] = 0;
     clear_counts(a, counts);
-    call.ask(a.state);
+    call.ask(a);
     shared.ids[threadIdx.x] = own_id;
     count_tokens(a, num_counted, walk, counted_id, counts);
-    if (announces) {
+    if (announces && call.has_failed == 0) {
       announce(a, call.number, counts);
-    } else {
+    } else if (call.has_failed == 0) {
       send_tokens<Form>(a, call.number, range, shared, counts);
     }
   }

@@ -15,6 +15,10 @@ struct Target {
   std::byte* scales;  ///< its first scale
 };
 
+/// Two values: threads may still look for the first when others find the second.
+inline constexpr std::int32_t kGaveUp = 1;
+inline constexpr std::int32_t kNoRoom = 2;
+
 /// What a warp keeps of the piece at hand.
 struct PieceShared {
   alignas(16) Target targets[kMaxPushTopk];
@@ -29,7 +33,7 @@ struct ReceiverShared {
   std::int32_t num_from[kMaxPushRanks];     ///< rows of each source
   std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
   std::int32_t most_from;
-  std::int32_t failed;
+  std::int32_t failed;  ///< kGaveUp or kNoRoom: no rows are taken
   PieceShared pieces[kExchangeWarps];
 };
 
@@ -59,7 +63,7 @@ __device__ __forceinline__ void take_announcements(const DispatchArgs& a, std::u
       std::uint32_t value = 0;
       if (!wait_record(a.windows.base[a.rank] + at, a.watch,
                        {WaitPlace::kAnnouncement, source, -1, call}, value)) {
-        shared.failed = 1;
+        shared.failed = kGaveUp;
         value = 0;
       }
       std::int32_t* to =
@@ -104,7 +108,7 @@ __device__ __forceinline__ void find_first_rows(const DispatchArgs& a, int lane,
   }
 }
 
-/// Tells the caller what came; one CTA does it. `counts` are kept by each thread for its experts.
+/// Tells the caller how many rows an expert got; one CTA does it.
 __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64_t call, int expert,
                                               std::int32_t count) {
   a.num_rows[expert] = count;
@@ -133,7 +137,7 @@ __device__ __forceinline__ void find_places(const DispatchArgs& a, std::uint64_t
     }
     places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
     // Every CTA finds the same sums, so none of them puts a row where there is no room.
-    if (sum > a.capacity) shared.failed = 1;
+    if (sum > a.capacity) shared.failed = kNoRoom;
     if (reports) report_expert(a, call, e, sum);
   }
   if (warp == kExchangeWarps - 1) find_sources(a, lane, shared);

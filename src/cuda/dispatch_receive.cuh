@@ -232,14 +232,12 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, const Call
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
   const bool reports = receiver == a.num_receivers - 1;
   // After a failure slots may hold what nobody took: their routes mean nothing.
-  if (threadIdx.x == 0) {
-    shared.failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed) == 0 ? 0 : 1;
-  }
+  if (threadIdx.x == 0) shared.failed = asked.has_failed == 0 ? 0 : kGaveUp;
   __syncthreads();
   const std::uint64_t call = asked.number;
   take_announcements(a, call, shared, places);
   __syncthreads();
-  if (shared.failed != 0) return;
+  if (shared.failed == kGaveUp) return;
   find_places(a, call, reports, shared, places);
   __syncthreads();
   if (shared.failed != 0) return;

@@ -36,17 +36,6 @@ struct RawGrain {
   std::uint32_t words[kReturnGrain];  ///< f32 needs all of them
 };
 
-/// The rare way: the end of a row, or rows at crooked addresses.
-__device__ __noinline__ inline void load_raw_bytes(const std::byte* from, int num_bytes,
-                                                   std::uint32_t* words) {
-#pragma unroll 1
-  for (int w = 0; w < kReturnGrain; ++w) words[w] = 0;
-#pragma unroll 1
-  for (int b = 0; b < num_bytes; ++b) {
-    words[b / 4] |= static_cast<std::uint32_t>(from[b]) << (8 * (b % 4));
-  }
-}
-
 __device__ __forceinline__ RawGrain load_raw(const RowSource& source, std::int32_t row,
                                              std::int32_t first, bool is_there) {
   RawGrain raw{};
@@ -64,7 +53,7 @@ __device__ __forceinline__ RawGrain load_raw(const RowSource& source, std::int32
   }
   const auto left = static_cast<int>(min(source.hidden - first, std::int64_t{kReturnGrain}));
   std::uint32_t copy[kReturnGrain];  // the words themselves stay in registers
-  load_raw_bytes(from, left * bytes, copy);
+  load_bytes<kReturnGrain>(from, left * bytes, copy);
 #pragma unroll
   for (int w = 0; w < kReturnGrain; ++w) raw.words[w] = copy[w];
   return raw;

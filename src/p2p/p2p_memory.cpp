@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/bytes.h"
+#include "core/carver.h"
 #include "cuda/check.h"
 #include "cuda/wire_form.h"
 #include "p2p/p2p_exchange.h"
@@ -24,48 +25,36 @@ constexpr std::size_t kPartAlignment = 256;
 constexpr int kEmptyByte = 0xFF;
 constexpr int kBlankByte = 0x3F;  // a finite number of every dtype
 
-// Gives out parts of one allocation: first to add them up, then to place them.
-class Parts {
- public:
-  explicit Parts(std::byte* base) : base_(base) {}
-  template <typename T>
-  T* take(std::size_t count) {
-    const std::size_t at = used_;
-    used_ = checked_add(used_, align_up(checked_mul(count, sizeof(T)), kPartAlignment));
-    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
-  }
-  std::size_t used() const { return used_; }
+template <typename T>
+T* take(Carver& parts, std::size_t count) {
+  return reinterpret_cast<T*>(parts.take(checked_mul(count, sizeof(T))));
+}
 
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-};
-
-CallState take_state(Parts& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
+CallState take_state(Carver& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
   CallState state;
-  state.counter = parts.take<std::uint64_t>(1);
-  state.num_terms = parts.take<std::int32_t>(tokens);
-  state.columns = parts.take<std::int32_t>(tokens * topk);
-  state.term_weights = parts.take<float>(tokens * topk);
-  state.term_ranks = parts.take<std::int32_t>(tokens * topk);
-  state.num_arrivals = parts.take<std::int32_t>(ranks);
-  state.arrival_token = parts.take<std::int32_t>(ranks * tokens);
-  state.arrival_rows = parts.take<std::int32_t>(ranks * tokens * topk);
-  state.arrival_weights = parts.take<float>(ranks * tokens * topk);
+  state.counter = take<std::uint64_t>(parts, 1);
+  state.num_terms = take<std::int32_t>(parts, tokens);
+  state.columns = take<std::int32_t>(parts, tokens * topk);
+  state.term_weights = take<float>(parts, tokens * topk);
+  state.term_ranks = take<std::int32_t>(parts, tokens * topk);
+  state.num_arrivals = take<std::int32_t>(parts, ranks);
+  state.arrival_token = take<std::int32_t>(parts, ranks * tokens);
+  state.arrival_rows = take<std::int32_t>(parts, ranks * tokens * topk);
+  state.arrival_weights = take<float>(parts, ranks * tokens * topk);
   return state;
 }
 
 // The ids and weights of all ranks.
-void take_gather(Parts& parts, const P2pShape& shape, DispatchArgs& gather, RoutingArgs& routing) {
+void take_gather(Carver& parts, const P2pShape& shape, DispatchArgs& gather, RoutingArgs& routing) {
   const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
   const auto tokens = static_cast<std::size_t>(shape.config.max_tokens_per_rank);
   const auto row_bytes = static_cast<std::size_t>(shape.routing_row_bytes());
   gather.state = take_state(parts, ranks, tokens, ranks);
-  gather.num_rows = parts.take<std::int32_t>(1);
-  gather.total_rows = parts.take<std::int32_t>(1);
-  gather.rows = parts.take<std::byte>(checked_mul(ranks * tokens, row_bytes));
-  routing.own_rows = parts.take<std::uint32_t>(tokens * row_bytes / sizeof(std::uint32_t));
-  routing.load = parts.take<std::int32_t>(static_cast<std::size_t>(shape.config.num_experts));
+  gather.num_rows = take<std::int32_t>(parts, 1);
+  gather.total_rows = take<std::int32_t>(parts, 1);
+  gather.rows = take<std::byte>(parts, checked_mul(ranks * tokens, row_bytes));
+  routing.own_rows = take<std::uint32_t>(parts, tokens * row_bytes / sizeof(std::uint32_t));
+  routing.load = take<std::int32_t>(parts, static_cast<std::size_t>(shape.config.num_experts));
 }
 
 void start_count(std::uint64_t* counter) {
@@ -133,8 +122,7 @@ void P2pExchange::run_kernels() const {
   for (const DispatchArgs& payload : channel.payloads) run(payload);
   if (shape_.gathers_routing) run(channel.gather);
   if (keeps_ids()) {
-    run_routing_kernels(channel.routing_args,
-                        shape_.config.overflow == Overflow::kDrop && shape_.gathers_routing,
+    run_routing_kernels(channel.routing_args, shape_.drops,
                         shape_.gathers && shape_.gathers_routing, nullptr);
   }
   launch_combine(channel.combine, Phases::kNone, false, nullptr);
@@ -155,31 +143,32 @@ void P2pExchange::allocate(Channel& channel, std::size_t index) {
   std::vector<std::uint64_t*> counters;
   std::vector<std::byte*> payload_rows;
   for (const bool is_real : {false, true}) {
-    Parts parts(is_real ? channel.memory.data() : nullptr);
+    Carver parts(is_real ? channel.memory.data() : nullptr, kPartAlignment);
     counters.clear();
     payload_rows.clear();
     DispatchArgs& args = channel.dispatch;
     RoutingArgs& routing = channel.routing_args;
     args.state = take_state(parts, ranks, tokens, static_cast<std::size_t>(shape_.main_topk));
-    args.num_rows = parts.take<std::int32_t>(std::max<std::size_t>(local, 1));
-    args.total_rows = parts.take<std::int32_t>(1);
-    args.first_row = is_major ? parts.take<std::int64_t>(local) : nullptr;
-    args.rows = parts.take<std::byte>(checked_mul(rows, shape_.exchange.payload_bytes));
-    args.scales = shape_.exchange.num_scales > 0 ? parts.take<std::byte>(num_scale_bytes) : nullptr;
-    args.row_ids = is_major ? nullptr : parts.take<std::int32_t>(rows * topk);
+    args.num_rows = take<std::int32_t>(parts, std::max<std::size_t>(local, 1));
+    args.total_rows = take<std::int32_t>(parts, 1);
+    args.first_row = is_major ? take<std::int64_t>(parts, local) : nullptr;
+    args.rows = take<std::byte>(parts, checked_mul(rows, shape_.exchange.payload_bytes));
+    args.scales =
+        shape_.exchange.num_scales > 0 ? take<std::byte>(parts, num_scale_bytes) : nullptr;
+    args.row_ids = is_major ? nullptr : take<std::int32_t>(parts, rows * topk);
     args.row_weights =
-        config.sends_weights ? parts.take<float>(rows * (is_major ? 1 : topk)) : nullptr;
-    routing.num_rows_of_expert = shape_.gathers ? parts.take<std::int32_t>(local) : args.num_rows;
-    if (keeps_ids()) routing.own_ids = parts.take<std::int32_t>(tokens * topk);
-    routing.num_dropped = parts.take<std::int32_t>(1);
+        config.sends_weights ? take<float>(parts, rows * (is_major ? 1 : topk)) : nullptr;
+    routing.num_rows_of_expert = shape_.gathers ? take<std::int32_t>(parts, local) : args.num_rows;
+    if (keeps_ids()) routing.own_ids = take<std::int32_t>(parts, tokens * topk);
+    routing.num_dropped = take<std::int32_t>(parts, 1);
     for (const std::int64_t bytes : config.payload_bytes) {
-      counters.push_back(parts.take<std::uint64_t>(1));
+      counters.push_back(take<std::uint64_t>(parts, 1));
       payload_rows.push_back(
-          parts.take<std::byte>(checked_mul(rows, static_cast<std::size_t>(bytes))));
+          take<std::byte>(parts, checked_mul(rows, static_cast<std::size_t>(bytes))));
     }
     if (shape_.gathers_routing) take_gather(parts, shape_, channel.gather, routing);
     if (is_real) break;
-    channel.memory = DeviceBuffer(parts.used());
+    channel.memory = DeviceBuffer(parts.used_bytes());
   }
   check_cuda(cudaMemset(channel.memory.data(), 0, channel.memory.size_bytes()), "cudaMemset");
   start_count(channel.dispatch.state.counter);

@@ -17,10 +17,7 @@ bool receives(Phases phases) { return phases != Phases::kSend; }
 
 }  // namespace
 
-bool P2pExchange::drops(const Channel& channel) const {
-  return shape_.config.overflow == Overflow::kDrop && shape_.config.capacity > 0 &&
-         !channel.is_again;
-}
+bool P2pExchange::drops(const Channel& channel) const { return shape_.drops && !channel.is_again; }
 
 const P2pExchange::Channel& P2pExchange::kept_routing(const DeviceHandle& earlier,
                                                       const char* operation) const {

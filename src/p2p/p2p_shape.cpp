@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "cuda/wire_form.h"
+#include "quant/scheme.h"
 
 namespace switchyard {
 namespace {
@@ -21,19 +23,27 @@ void refuse(bool is_bad, const std::string& what) {
   require(!is_bad, Errc::kNotSupported, "device exchange: {}", what);
 }
 
-void require_supported(const ExchangeConfig& config, int num_ranks, bool gathers_routing) {
+// Kernels are made for the schemes that have a name; others differ in block or scale format.
+bool has_kernels(const QuantScheme& scheme) {
+  const std::vector<QuantScheme> named = named_schemes();
+  return !scheme.is_quantized() || std::find(named.begin(), named.end(), scheme) != named.end();
+}
+
+void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_rank) {
   refuse(config.num_topk > kMaxPushTopk,
          fmt::format("num_topk is {}, must be at most {}", config.num_topk, kMaxPushTopk));
   refuse(num_ranks > kMaxPushRanks,
          fmt::format("{} ranks, must be at most {}", num_ranks, kMaxPushRanks));
-  refuse(gathers_routing && num_ranks > kMaxPushTopk,
+  refuse(is_by_rank && num_ranks > kMaxPushTopk,
          fmt::format("{} ranks, must be at most {} for layout all_gather or overflow drop",
                      num_ranks, kMaxPushTopk));
-  refuse(
-      !is_return_scheme(config.combine_scheme),
-      fmt::format("combine_scheme is {}, must be bf16, f16, f32, or codes of 8 bits with a scale "
-                  "for each block",
-                  name_of(config.combine_scheme)));
+  refuse(!has_kernels(config.scheme),
+         fmt::format("scheme is {}, must be bf16, f16, f32, or one of switchyard::schemes",
+                     name_of(config.scheme)));
+  refuse(!has_kernels(config.combine_scheme) || !is_return_scheme(config.combine_scheme),
+         fmt::format("combine_scheme is {}, must be bf16, f16, f32, or one of "
+                     "switchyard::schemes with codes of 8 bits and a scale for each block",
+                     name_of(config.combine_scheme)));
   refuse(config.num_experts > kMaxExperts,
          fmt::format("num_experts is {}, must be at most {}", config.num_experts, kMaxExperts));
   refuse(config.hidden > kMaxRowElements,
@@ -95,12 +105,13 @@ P2pShape make_p2p_shape(const ExchangeConfig& config, int num_ranks, int rank) {
   shape.config.worst_case_rows = true;
   shape.exchange = make_exchange_shape(shape.config, num_ranks, rank);
   shape.gathers = config.layout == Layout::kAllGather;
-  const bool drops = config.overflow == Overflow::kDrop && config.capacity > 0;
-  shape.gathers_routing = (shape.gathers && config.num_topk > 0) || drops;
-  require_supported(config, num_ranks, shape.gathers || shape.gathers_routing);
-  refuse(shape.exchange.max_buffer_rows >= kMaxRows,
-         fmt::format("the receive buffer has {} rows, must be fewer than {}",
-                     shape.exchange.max_buffer_rows, kMaxRows));
+  shape.drops = config.overflow == Overflow::kDrop && config.capacity > 0;
+  shape.gathers_routing = (shape.gathers && config.num_topk > 0) || shape.drops;
+  require_supported(config, num_ranks, shape.gathers || shape.drops);
+  // Rank 0 has the most experts: what is refused there is refused on every rank.
+  const std::int64_t most_rows = shape.buffer_rows(0, config.max_tokens_per_rank);
+  refuse(most_rows >= kMaxRows,
+         fmt::format("the receive buffer has {} rows, must be fewer than {}", most_rows, kMaxRows));
   shape.main_topk = shape.gathers ? num_ranks : config.num_topk;
   shape.main_ownership =
       shape.gathers ? ExpertOwnership{num_ranks, num_ranks} : shape.exchange.ownership;

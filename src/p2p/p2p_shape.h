@@ -20,6 +20,7 @@ struct P2pShape {
   ExchangeConfig config;  ///< with worst_case_rows: the host never learns how many rows came
   ExchangeShape exchange;
   bool gathers = false;          ///< kAllGather
+  bool drops = false;            ///< Overflow::kDrop, with a capacity
   bool gathers_routing = false;  ///< ids and weights go to every rank: kAllGather, kDrop
   std::int32_t main_topk = 1;    ///< choices and experts of the kernels for rows and payloads
   ExpertOwnership main_ownership;

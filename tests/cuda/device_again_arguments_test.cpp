@@ -19,6 +19,24 @@ using test::run_ranks;
 
 constexpr Errc kBad = Errc::kInvalidArgument;
 
+// Schemes that CPUs take and no kernel is made for.
+std::vector<ExchangeConfig> unnamed_schemes() {
+  QuantScheme powers = schemes::kFp8Block;
+  powers.scale_format = ScaleFormat::kF32PowerOfTwo;
+  QuantScheme small = schemes::kFp8Block;
+  small.block = 64;
+  QuantScheme large = schemes::kInt8Block;
+  large.block = 1024;
+  std::vector<ExchangeConfig> configs;
+  for (const QuantScheme& scheme : {powers, small, large}) {
+    configs.push_back(fault_config());
+    configs.back().scheme = scheme;
+    configs.push_back(fault_config());
+    configs.back().combine_scheme = scheme;
+  }
+  return configs;
+}
+
 class DeviceAgainArgumentsTest : public testing::Test {
  protected:
   void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
@@ -143,7 +161,9 @@ TEST_F(DeviceAgainArgumentsTest, ConfigurationsThatAreNotSupported) {
     };
     ExchangeConfig back = fault_config();
     back.combine_scheme = schemes::kFp8Token;
-    refuse(back, "combine_scheme is fp8_token, must be bf16, f16, f32, or codes");
+    refuse(back, "combine_scheme is fp8_token, must be bf16, f16, f32, or one of");
+    for (const ExchangeConfig& unnamed : unnamed_schemes())
+      refuse(unnamed, "or one of switchyard::schemes");
     ExchangeConfig payload = fault_config();
     payload.payload_bytes = {8, (1 << 24) + 1};
     refuse(payload, "payload_bytes has 16777217, must be at most 16777216");
