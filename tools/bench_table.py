@@ -54,7 +54,7 @@ def print_bench(files):
 def main():
     results = [json.load(open(path, encoding="utf-8")) for path in sys.argv[1:]]
     if "rows" in results[0]:
-        print_bench([(f"{r['ranks']} GPUs", r["rows"]) for r in results])
+        print_bench([(f"{r['ranks']} GPUs{', PDL' if r['settings'].get('pdl') else ''}", r["rows"]) for r in results])
     else:
         print_exchange_bench(results[0])
 

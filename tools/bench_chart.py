@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws JSON of `switchyard bench` as one SVG: time against tokens, with the floor and the baseline of the first file.
+
+usage: tools/bench_chart.py RESULTS.json... > chart.svg"""
+import json
+import math
+import sys
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 62, 150, 46, 52
+COLORS = ["#1f6feb", "#8250df", "#bf3989"]
+
+
+def curves(results):
+    """[(name, color, dash, [(tokens, us)])], the fastest last."""
+    first = results[0]["rows"]
+    found = [("floor", "#6e7781", "5 4", [(r["tokens"], r["floor_us"]) for r in first])]
+    with_baseline = [r for r in first if r.get("baseline")]
+    if with_baseline:
+        name = with_baseline[0]["baseline"]["name"].upper() + ", bytes only"
+        found.append((name, "#bc4c00", "", [(r["tokens"], r["baseline"]["us"]) for r in with_baseline]))
+    for color, result in zip(COLORS, results):
+        name = "Switchyard" + (", PDL" if result["settings"].get("pdl") else "")
+        found.append((name, color, "", [(r["tokens"], r["p50_us"]) for r in result["rows"]]))
+    return found
+
+
+def main():
+    results = [json.load(open(path, encoding="utf-8")) for path in sys.argv[1:]]
+    drawn = curves(results)
+    points = [point for *_, line in drawn for point in line]
+    tokens = sorted({t for t, _ in points})
+    least = min(us for _, us in points)
+    decade = 10 ** math.floor(math.log10(least))
+    low = max(step * decade for step in (1, 2, 5) if step * decade <= least)
+    high = max(us for _, us in points) * 1.15
+    span = math.log(tokens[-1] / tokens[0]) or 1.0
+
+    def x(t):
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(t / tokens[0]) / span
+
+    def y(us):
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(us / low) / math.log(high / low)
+
+    def text(at_x, at_y, words, extra=""):
+        return f'<text x="{at_x:.1f}" y="{at_y:.1f}" {extra}>{words}</text>'
+
+    result = results[0]
+    title = (f"{result['settings']['op']}, {result['settings']['scheme']}, {result['settings']['reduce']}: us on {result['ranks']} GPUs, "
+             f"hidden {result['workload']['hidden']}, top-{result['workload']['topk']} of {result['workload']['experts']}")
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12" fill="#24292f">',
+           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>', text(LEFT, 24, title, 'font-size="14"')]
+    for t in tokens:
+        out.append(f'<line x1="{x(t):.1f}" y1="{TOP}" x2="{x(t):.1f}" y2="{HEIGHT - BOTTOM}" stroke="#eaeef2"/>')
+        out.append(text(x(t), HEIGHT - BOTTOM + 18, t, 'text-anchor="middle"'))
+    us = decade
+    while us < high:
+        for step in (1, 2, 5):
+            if low <= us * step < high:
+                out.append(f'<line x1="{LEFT}" y1="{y(us * step):.1f}" x2="{WIDTH - RIGHT}" y2="{y(us * step):.1f}" stroke="#eaeef2"/>')
+                out.append(text(LEFT - 8, y(us * step) + 4, f"{us * step:g}", 'text-anchor="end"'))
+        us *= 10
+    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "tokens a rank", 'text-anchor="middle"'))
+    taken = []
+    for name, color, dash, line in sorted(drawn, key=lambda curve: -curve[3][-1][1]):
+        path = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in line)
+        out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2" stroke-dasharray="{dash}"/>')
+        out += [f'<circle cx="{x(t):.1f}" cy="{y(v):.1f}" r="3" fill="{color}"/>' for t, v in line if not dash]
+        end_x, end_y = x(line[-1][0]) + 8, y(line[-1][1]) + 4
+        while any(abs(end_y - other_y) < 14 and abs(end_x - other_x) < 120 for other_x, other_y in taken):
+            end_y += 14
+        taken.append((end_x, end_y))
+        out.append(text(end_x, end_y, name, f'fill="{color}"'))
+    print("\n".join(out + ["</svg>"]))
+
+
+main()
