@@ -126,8 +126,8 @@ struct DeviceCombineOptions {
 /// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384, H and
 /// payload_bytes up to 2^24, N below 2^31, the schemes that have a name; as combine_scheme of these
 /// the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8; no returned_weights. Errors of what is
-/// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so does
-/// Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
+/// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so
+/// does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),

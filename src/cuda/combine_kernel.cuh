@@ -47,12 +47,11 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
 
 template <class Wire, bool kAddsShared>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  const bool sends = phases == Phases::kSend || phases == Phases::kBoth;
-  const bool receives = phases == Phases::kReceive || phases == Phases::kBoth;
-  const int ctas = (sends ? args.num_senders : 0) + (receives ? args.num_receivers : 0);
+  const int ctas =
+      (sends(phases) ? args.num_senders : 0) + (receives(phases) ? args.num_receivers : 0);
   launch_kernel(combine_kernel<Wire, kAddsShared>,
                 {std::max(1, ctas), kExchangeThreads, 0, programmatic, stream}, "combine", args,
-                sends);
+                sends(phases));
 }
 
 /// A kernel of its own for the shared addend: what others do not need does not slow them.

@@ -60,18 +60,17 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
 
 template <class Form>
 void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  const bool sends = phases == Phases::kSend || phases == Phases::kBoth;
-  const bool receives = phases == Phases::kReceive || phases == Phases::kBoth;
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
   const auto experts = static_cast<std::size_t>(args.ownership.num_experts);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
   const std::size_t shared =
       std::max(sizeof(SenderShared) + (experts + ranks) * sizeof(std::uint32_t),
                sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
-  const int ctas = (sends ? 1 + args.num_senders : 0) + (receives ? args.num_receivers : 0);
+  const int ctas =
+      (sends(phases) ? 1 + args.num_senders : 0) + (receives(phases) ? args.num_receivers : 0);
   launch_kernel(dispatch_kernel<Form>,
                 {std::max(1, ctas), kExchangeThreads, shared, programmatic, stream}, "dispatch",
-                args, sends, receives);
+                args, sends(phases), receives(phases));
 }
 
 }  // namespace switchyard

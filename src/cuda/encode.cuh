@@ -281,21 +281,6 @@ __device__ __forceinline__ void widen8(uint4 raw, float* x) {
   }
 }
 
-/// The same with NaN as 7FC00000: exactly f32_from_bf16, f32_from_f16.
-template <DType kDType>
-__device__ __forceinline__ void widen8_canonical(uint4 raw, float* x) {
-  widen8<kDType>(raw, x);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = canonical_f32(x[i]);
-}
-
-/// Eight values to 16 bytes of bf16 or f16: exactly bf16_from_f32, f16_from_f32.
-template <DType kDType>
-__device__ __forceinline__ uint4 narrow8(const float* x) {
-  return {narrow2<kDType>(x[0], x[1]), narrow2<kDType>(x[2], x[3]), narrow2<kDType>(x[4], x[5]),
-          narrow2<kDType>(x[6], x[7])};
-}
-
 /// Four codes of a word, the low byte first, to their values before any scale. NaN is a NaN of any
 /// payload.
 __device__ __forceinline__ void decode4(DType dtype, std::uint32_t codes, float* y) {

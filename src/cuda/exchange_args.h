@@ -25,6 +25,11 @@ namespace switchyard {
 /// Which halves of an operation one launch does.
 enum class Phases : std::uint8_t { kNone = 0, kSend = 1, kReceive = 2, kBoth = 3 };
 
+constexpr bool sends(Phases phases) { return phases == Phases::kSend || phases == Phases::kBoth; }
+constexpr bool receives(Phases phases) {
+  return phases == Phases::kReceive || phases == Phases::kBoth;
+}
+
 inline constexpr std::uint64_t kCallUnit = 65536;  ///< more than a grid has CTAs
 
 /// What a call leaves in device memory for its combine. Arrays are as large as a call can be.

@@ -199,7 +199,7 @@ void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
     let_end(phases, stream);
   }
   launch_rows(channel.dispatch, phases, stream);
-  if (phases == Phases::kSend || !shape_.gathers || !shape_.gathers_routing) return;
+  if (!receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
   let_end(phases, stream);
   launch_place_routing(channel.routing_args, drops(channel), stream.get());
 }
@@ -208,7 +208,7 @@ void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
 // a peer could keep the peer's kernel from starting. There the host waits between the kernels of a
 // call.
 void P2pExchange::let_end(Phases phases, Stream stream) const {
-  if (phases == Phases::kSend || !window_->is_shared_gpu()) return;
+  if (!receives(phases) || !window_->is_shared_gpu()) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
   if (status != cudaStreamCaptureStatusNone) return;
@@ -216,7 +216,7 @@ void P2pExchange::let_end(Phases phases, Stream stream) const {
 }
 
 void P2pExchange::launch_rows(DispatchArgs& args, Phases phases, Stream stream) {
-  choose_grid({num_ctas_, phases != Phases::kReceive, phases != Phases::kSend}, args);
+  choose_grid({num_ctas_, sends(phases), receives(phases)}, args);
   launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
@@ -253,7 +253,7 @@ void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) 
   enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, channel);
   CombineArgs& args = channel.combine;
   args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
-  choose_grid({num_ctas_, phases != Phases::kReceive, phases != Phases::kSend}, args);
+  choose_grid({num_ctas_, sends(phases), receives(phases)}, args);
   launch_combine(args, phases, options_.programmatic_launch, stream.get());
 }
 

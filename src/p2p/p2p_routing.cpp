@@ -12,9 +12,6 @@ namespace {
 
 constexpr int kNoIdByte = 0xFF;
 
-bool sends(Phases phases) { return phases != Phases::kReceive; }
-bool receives(Phases phases) { return phases != Phases::kSend; }
-
 }  // namespace
 
 bool P2pExchange::drops(const Channel& channel) const { return shape_.drops && !channel.is_again; }
