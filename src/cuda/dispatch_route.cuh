@@ -101,19 +101,21 @@ struct TokenBits {
     for (int w = 0; w < token / kLanes; ++w) sum += __popc(own[w]);
     return sum + __popc(own[token / kLanes] & ((1u << token % kLanes) - 1));
   }
-  /// The next chunk. Begins and ends with a barrier.
+  /// How many chose it, with this chunk. Repeats of the chunk aside.
+  __device__ __forceinline__ std::uint32_t total(int index) const {
+    std::uint32_t sum = counts[index];
+#pragma unroll 1
+    for (int w = 0; w < words; ++w) sum += __popc(bits[index * words + w]);
+    return sum;
+  }
+  /// Goes on to the next chunk, by all threads. Ends with a barrier.
   __device__ __forceinline__ void advance() const {
-    __syncthreads();
-#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) {
-      std::uint32_t sum = 0;
+      counts[i] = total(i);
 #pragma unroll 1
-      for (int w = 0; w < words; ++w) {
-        sum += __popc(bits[i * words + w]);
-        bits[i * words + w] = 0;
-      }
-      atomicAdd(counts + i, sum);
+      for (int w = 0; w < words; ++w) bits[i * words + w] = 0;
     }
+    __syncthreads();
 #pragma unroll 1
     for (std::uint32_t i = threadIdx.x; i < *num_repeats; i += kExchangeThreads) {
       atomicAdd(counts + repeats[i].expert, 1u);
@@ -136,9 +138,9 @@ __device__ __noinline__ inline int2 count_repeats(const Repeat* repeats, std::ui
   return {before, __popc(__match_any_sync(kAllLanes, id) & own & below)};
 }
 
-/// Tells every peer what comes. `counts`: of all tokens.
+/// Tells every peer what comes. `chosen`: by all tokens.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
-                                         const std::uint32_t* counts) {
+                                         const TokenBits& chosen) {
   const std::size_t at = a.layout.announcement(call, a.rank);
   const int num_experts = a.ownership.num_experts;
 #pragma unroll 1
@@ -147,8 +149,8 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
     const bool is_rank = i >= num_experts;
     const int to = is_rank ? i - num_experts : a.ownership.owner(i);
     const int nth = is_rank ? 0 : 1 + i - a.ownership.first(to);
-    store_record(a.windows.base[to] + at + static_cast<std::size_t>(nth) * kRecordBytes, counts[i],
-                 tag_of(call));
+    store_record(a.windows.base[to] + at + static_cast<std::size_t>(nth) * kRecordBytes,
+                 chosen.total(i), tag_of(call));
   }
 }
 
@@ -167,12 +169,12 @@ struct RoutedTokens {
 
   __device__ __forceinline__ RoutedTokens(const DispatchArgs& a, std::uint64_t call,
                                           const ChoiceLanes& lanes, const TokenBits& chosen,
-                                          int chunk, int first, int end)
+                                          std::int32_t own_id, int chunk, int first, int end)
       : lane(static_cast<int>(threadIdx.x) % kLanes),
         token(lanes.token < lanes.num_tokens && first + lanes.token < end ? first + lanes.token
                                                                           : -1),
         k(lanes.k),
-        id(lanes.load(a, first, end)),
+        id(own_id),
         is_valid(names_expert(a, id)),
         rank(is_valid ? a.ownership.owner(id) : -1) {
     const unsigned own = own_lanes(a);
@@ -257,7 +259,10 @@ struct Router {
   int begin;  ///< its tokens
   int end;
   int last;  ///< beyond the tokens that it looks at
+  // Asked for: ids of two rounds, then id and weight of what this warp tells first.
   std::int32_t ids[2];
+  std::int32_t own_id;
+  float own_weight;
 
   __device__ __forceinline__ Router(const DispatchArgs& args, int router, std::byte* memory)
       : a(args), chosen(args, memory), lanes(args) {
@@ -265,8 +270,7 @@ struct Router {
     end = min(begin + a.tokens_per_router, a.num_tokens);
     if (router == 0) begin = end = a.num_tokens;
     last = end;
-    ask(0, 0);
-    ask(1, 0);
+    ask(0);
   }
   /// This warp's first token of a round.
   __device__ __forceinline__ int first(int round, int chunk) const {
@@ -276,8 +280,22 @@ struct Router {
   __device__ __forceinline__ int end_of(int chunk) const {
     return min(chunk + chosen.words * kLanes, last);
   }
-  __device__ __forceinline__ void ask(int round, int chunk) {
-    ids[round % 2] = lanes.load(a, first(round, chunk), end_of(chunk));
+  __device__ __forceinline__ int first_own(int chunk) const {
+    return max(begin, chunk) + static_cast<int>(threadIdx.x) / kLanes * lanes.num_tokens;
+  }
+  /// All loads of a chunk's first wait.
+  __device__ __forceinline__ void ask(int chunk) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ids[i] = lanes.load(a, first(i, chunk), end_of(chunk));
+    ask_own(first_own(chunk), chunk);
+  }
+  __device__ __forceinline__ void ask_own(int at, int chunk) {
+    const int stop = min(end, end_of(chunk));
+    own_id = lanes.load(a, at, stop);
+    const bool has_weight =
+        a.topk_weights != nullptr && lanes.token < lanes.num_tokens && at + lanes.token < stop;
+    const std::int64_t choice = std::int64_t{at + lanes.token} * a.num_topk + lanes.k;
+    own_weight = has_weight ? __ldg(a.topk_weights + choice) : 1.0f;
   }
   /// Takes a chunk in; loads are a round ahead.
   __device__ __forceinline__ void look_at(int chunk) {
@@ -291,16 +309,14 @@ struct Router {
       }
     }
   }
-  __device__ __forceinline__ void tell_own(std::uint64_t call, int chunk) const {
-    const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  __device__ __forceinline__ void tell_own(std::uint64_t call, int chunk) {
     const int stop = min(end, end_of(chunk));
 #pragma unroll 1
-    for (int at = max(begin, chunk) + warp * lanes.num_tokens; at < stop;
-         at += kExchangeWarps * lanes.num_tokens) {
-      const RoutedTokens routed(a, call, lanes, chosen, chunk, at, stop);
-      const std::int64_t choice = std::int64_t{routed.token} * a.num_topk + routed.k;
-      const bool has_weight = routed.token >= 0 && a.topk_weights != nullptr;
-      const float weight = has_weight ? __ldg(a.topk_weights + choice) : 1.0f;
+    for (int at = first_own(chunk); at < stop;) {
+      const RoutedTokens routed(a, call, lanes, chosen, own_id, chunk, at, stop);
+      const float weight = own_weight;
+      at += kExchangeWarps * lanes.num_tokens;
+      ask_own(at, chunk);
       routed.tell(a, call, weight);
       routed.keep_terms(a, weight);
     }
@@ -310,29 +326,26 @@ struct Router {
 /// `memory`: shared.
 __device__ __forceinline__ void route_tokens(const DispatchArgs& a, CallOfCta& call, int number,
                                              std::byte* memory) {
-  // All loads of the first wait, then what waits for them.
   Router router(a, number, memory);
   router.chosen.clear();
   call.ask(a);
   __syncthreads();
+  if (call.has_failed != 0) return;
 #pragma unroll 1
-  for (int chunk = 0; chunk < router.last;) {
+  for (int chunk = 0;;) {
     router.look_at(chunk);
+    __syncthreads();
+    router.tell_own(call.number, chunk);
     const int next = router.end_of(chunk);
-    if (next <= router.begin || number == 0) {
-      router.chosen.advance();
-    } else {
-      __syncthreads();
-      if (call.has_failed == 0) router.tell_own(call.number, chunk);
-      if (next < router.last) router.chosen.advance();
-    }
+    const bool is_over = next >= router.last;
+    if (is_over && (number != 0 || *router.chosen.num_repeats == 0)) break;
+    __syncthreads();
+    router.chosen.advance();
+    if (is_over) break;
     chunk = next;
-    if (chunk < router.last) {
-      router.ask(0, chunk);
-      router.ask(1, chunk);
-    }
+    router.ask(chunk);
   }
-  if (number == 0 && call.has_failed == 0) announce(a, call.number, router.chosen.counts);
+  if (number == 0) announce(a, call.number, router.chosen);
 }
 
 }  // namespace switchyard
