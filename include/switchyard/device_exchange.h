@@ -89,14 +89,19 @@ struct DeviceDispatched {
   TensorView num_dropped;  ///< [1] i32: with kDrop; choices of this rank's tokens lost to capacity
 };
 
-/// combine_send looks at rows_are_weighted, combine_receive at the rest.
+/// combine_send looks at the last two, combine_receive at the rest.
 struct DeviceCombineOptions {
   TensorView topk_weights{};       ///< as CombineOptions
   std::vector<TensorView> bias{};  ///< as CombineOptions; at most 4
   /// [T, H] bf16, rows contiguous: added to the rounded sum, which is rounded again; what a shared
   /// expert gives, as ModularKernel adds it.
   TensorView shared{};
+  /// As CombineOptions; one more small kernel, as for row_weights. A rank that passed no
+  /// row_weights and returned rows ends the group: kInvalidArgument, found after the sums.
+  TensorView returned_weights{};
   bool rows_are_weighted = false;  ///< per_rank sums the rows as they are
+  /// [N], or [N, K] in layouts with a row a token, f32: as in Exchange::combine_send.
+  TensorView row_weights{};
 };
 
 /// All members are collective in the sense of Exchange: every rank calls them in the same order.
@@ -125,9 +130,9 @@ struct DeviceCombineOptions {
 ///
 /// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384, H and
 /// payload_bytes up to 2^24, N below 2^31, the schemes that have a name; as combine_scheme of these
-/// the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8; no returned_weights. Errors of what is
-/// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so
-/// does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
+/// the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8. Errors of what is not: kNotSupported.
+/// kAllGather with K above 0 takes one more exchange of ids and weights, and so does
+/// Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),
@@ -180,7 +185,7 @@ class SWITCHYARD_API DeviceExchange {
   ///   output  [T, H]  bf16, f16 or f32, rows contiguous; written
   void combine_receive(const DeviceHandle& handle, const TensorView& output, Stream stream,
                        const DeviceCombineOptions& options = {});
-  /// Both in one kernel.
+  /// Both in one kernel (and those of weights that go home).
   void combine(const DeviceHandle& handle, const TensorView& rows, const TensorView& output,
                Stream stream, const DeviceCombineOptions& options = {});
 
