@@ -123,16 +123,17 @@ struct DeviceCombineOptions {
 /// graph, behind streams of other ranks.
 ///
 /// Tensors are memory of the GPU that was current when the object was made. ids that are out of
-/// range, peers that do not come and capacities that are exceeded are found by kernels: they end,
-/// the group is aborted, and check and every later call throw the cause, on every rank. Outputs of
-/// calls from then on are undefined. After that the group can only be destroyed. `Group::abort` and
-/// a peer that dies end waiting kernels within milliseconds.
+/// range, peers that do not come or pass no row_weights and capacities that are exceeded are found
+/// by kernels: they end, the group is aborted, and check and every later call throw the cause, on
+/// every rank. Outputs of calls from then on are undefined. After that the group can only be
+/// destroyed. `Group::abort` and a peer that dies end waiting kernels within milliseconds.
 ///
 /// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384, H and
-/// payload_bytes up to 2^24, N below 2^31, the schemes that have a name; as combine_scheme of these
-/// the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8. Errors of what is not: kNotSupported.
-/// kAllGather with K above 0 takes one more exchange of ids and weights, and so does
-/// Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
+/// payload_bytes up to 2^24, N below 2^31, the schemes that have a name and the fp8_block ones with
+/// kF32PowerOfTwo; as combine_scheme the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8. Errors
+/// of what is not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and
+/// weights, and so does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive
+/// buffer.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),

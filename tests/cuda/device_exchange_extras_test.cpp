@@ -243,12 +243,13 @@ TEST(DeviceExchangeWeightsTest, NoneIsLate) {
   SWITCHYARD_REQUIRE_GPU(test::num_gpus());
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
     SCOPED_TRACE(name_of(layout));
+    const bool comes_early = layout != Layout::kExpanded;
     ExchangeConfig config = test::fault_config(layout);
     config.hidden = 16;  // rows are about as quick as weights
     run_ranks(std::clamp(test::num_gpus(), 2, 4), [&](const Group& group) {
       const DeviceGuard guard(group.rank() % test::num_gpus());
       test::HomeWeights weights(config, kCalls);
-      test::ExchangeRank rank(group, config);
+      test::ExchangeRank rank(group, config, {.programmatic_launch = comes_early});
       for (int call = 0; call < kCalls; ++call) weights.combine(rank, rank.dispatch(), call);
       rank.finish();
       group.barrier();
