@@ -106,7 +106,7 @@ struct DeviceCombineOptions {
 
 /// All members are collective in the sense of Exchange: every rank calls them in the same order.
 /// Nothing but the constructor and the destructor waits for the GPU; dispatch, combine and their
-/// parts may be captured in a CUDA graph and replayed. (On a GPU that ranks share, a dispatch of
+/// parts may be captured in a CUDA graph and replayed. (On a GPU that ranks share, a call of
 /// several kernels waits between them, unless it is captured.)
 ///
 /// A call takes the first place of max_in_flight that is free, alike on every rank and in a graph

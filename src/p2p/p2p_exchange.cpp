@@ -260,7 +260,9 @@ void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) 
   weights.num_tokens = args.num_tokens;
   if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());
   launch_combine(args, phases, options_.programmatic_launch, stream.get());
-  if (receives(phases) && weights.returned != nullptr) launch_take_weights(weights, stream.get());
+  if (!receives(phases) || weights.returned == nullptr) return;
+  let_end(phases, stream);
+  launch_take_weights(weights, stream.get());
 }
 
 void P2pExchange::release(const DeviceHandle& handle) {
