@@ -46,9 +46,9 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
   // those of every handle, and none that comes early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
-  num_ctas_ = std::max(3, kExchangeCtasPerSm * num_sms / kernels);
+  num_ctas_ = std::max(kLeastCtas, kExchangeCtasPerSm * num_sms / kernels);
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
-  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(3, options.num_ctas));
+  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kLeastCtas, options.num_ctas));
 
   channels_.resize(num_channels);
   gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
