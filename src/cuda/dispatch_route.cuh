@@ -101,17 +101,18 @@ struct TokenBits {
     for (int w = 0; w < token / kLanes; ++w) sum += __popc(own[w]);
     return sum + __popc(own[token / kLanes] & ((1u << token % kLanes) - 1));
   }
-  /// How many chose it, with this chunk. Repeats of the chunk aside.
-  __device__ __forceinline__ std::uint32_t total(int index) const {
+  /// How many chose it, with the chunk's tokens before `end`. Repeats of the chunk aside.
+  __device__ __forceinline__ std::uint32_t total(int index, int end) const {
     std::uint32_t sum = counts[index];
+    const std::uint32_t* own = bits + index * words;
 #pragma unroll 1
-    for (int w = 0; w < words; ++w) sum += __popc(bits[index * words + w]);
+    for (int first = 0; first < end; first += kLanes) sum += __popc(own[first / kLanes]);
     return sum;
   }
   /// Goes on to the next chunk, by all threads. Ends with a barrier.
   __device__ __forceinline__ void advance() const {
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) {
-      counts[i] = total(i);
+      counts[i] = total(i, words * kLanes);
 #pragma unroll 1
       for (int w = 0; w < words; ++w) bits[i * words + w] = 0;
     }
@@ -138,20 +139,14 @@ __device__ __noinline__ inline int2 count_repeats(const Repeat* repeats, std::ui
   return {before, __popc(__match_any_sync(kAllLanes, id) & own & below)};
 }
 
-/// Tells every peer what comes. `chosen`: by all tokens.
-__device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
-                                         const TokenBits& chosen) {
-  const std::size_t at = a.layout.announcement(call, a.rank);
-  const int num_experts = a.ownership.num_experts;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < num_experts + a.ownership.num_ranks;
-       i += kExchangeThreads) {
-    const bool is_rank = i >= num_experts;
-    const int to = is_rank ? i - num_experts : a.ownership.owner(i);
-    const int nth = is_rank ? 0 : 1 + i - a.ownership.first(to);
-    store_record(a.windows.base[to] + at + static_cast<std::size_t>(nth) * kRecordBytes,
-                 chosen.total(i), tag_of(call));
-  }
+/// Where a thread tells how many rows come: of expert or rank `index`.
+__device__ __forceinline__ std::byte* announcement_of(const DispatchArgs& a, std::uint64_t call,
+                                                      int index) {
+  const bool is_rank = index >= a.ownership.num_experts;
+  const int to = is_rank ? index - a.ownership.num_experts : a.ownership.owner(index);
+  const int nth = is_rank ? 0 : 1 + index - a.ownership.first(to);
+  return a.windows.base[to] + a.layout.announcement(call, a.rank) +
+         nth * static_cast<int>(kRecordBytes);
 }
 
 /// Some tokens of a chunk and where they go, by a warp; a lane is a choice. The highest choice of
@@ -162,7 +157,8 @@ struct RoutedTokens {
   int k;
   std::int32_t id;
   bool is_valid;
-  std::int32_t rank;     ///< -1: none
+  std::int32_t rank;  ///< -1: none
+  bool leads;
   unsigned leaders;      ///< choices of this lane's token that lead, as lanes
   std::uint32_t number;  ///< of the token's row for this rank, if this choice leads
   std::uint32_t place;   ///< of the choice's row for its expert
@@ -181,7 +177,7 @@ struct RoutedTokens {
     const int in_chunk = token - chunk;
     const unsigned same_rank =
         __match_any_sync(kAllLanes, is_valid ? lanes.token * kMaxPushRanks + rank : -1);
-    const bool leads = is_valid && same_rank >> lane == 1;
+    leads = is_valid && same_rank >> lane == 1;
     leaders = __ballot_sync(kAllLanes, leads) & own;
     number = leads ? chosen.before(a.ownership.num_experts + rank, in_chunk) : 0;
     place = is_valid ? chosen.before(id, in_chunk) : 0;
@@ -203,23 +199,24 @@ struct RoutedTokens {
                                        float weight) const {
     const std::uint32_t tag = tag_of(call);
     const bool has_routes = a.layout.shape.sends_routes;
+    const std::byte* own = nullptr;
+    if (leads) own = a.windows.base[rank] + a.layout.routes(call, a.rank, number);
+    const auto address = reinterpret_cast<std::uint64_t>(own);
     const auto local = static_cast<std::uint32_t>(is_valid ? id - a.ownership.first(rank) : 0);
     const std::uint32_t route = local << a.layout.place_bits | place;
-    const auto sent_id = static_cast<std::uint32_t>(is_valid ? id : -1);
     unsigned left = token < 0 ? 0 : leaders;
 #pragma unroll 1
     while (__any_sync(kAllLanes, left != 0)) {
       const int leader = left == 0 ? lane : __ffs(left) - 1;
       const int to = __shfl_sync(kAllLanes, rank, leader);
-      const std::uint32_t n = __shfl_sync(kAllLanes, number, leader);
+      auto* at = reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, address, leader));
       if (left != 0) {
-        std::byte* at = a.windows.base[to] + a.layout.routes(call, a.rank, n);
-        std::byte* own = at + (1 + static_cast<std::size_t>(k)) * kRecordBytes;
-        const std::uint32_t here = rank == to ? route : kNoRoute;
+        std::uint32_t value = rank == to ? route : kNoRoute;
+        if (!has_routes) value = is_valid ? static_cast<std::uint32_t>(id) : kNoRoute;
         if (k == 0) store_record(at, static_cast<std::uint32_t>(token), tag);
-        store_record(own, has_routes ? here : sent_id, tag);
+        store_record(at + (1 + k) * static_cast<int>(kRecordBytes), value, tag);
         if (a.layout.shape.sends_weights) {
-          store_record(own + static_cast<std::size_t>(a.num_topk) * kRecordBytes,
+          store_record(at + (1 + a.num_topk + k) * static_cast<int>(kRecordBytes),
                        __float_as_uint(weight), tag);
         }
       }
@@ -271,6 +268,7 @@ struct Router {
     if (router == 0) begin = end = a.num_tokens;
     last = end;
     ask(0);
+    ask_own(first_own(0), 0);
   }
   /// This warp's first token of a round.
   __device__ __forceinline__ int first(int round, int chunk) const {
@@ -283,11 +281,9 @@ struct Router {
   __device__ __forceinline__ int first_own(int chunk) const {
     return max(begin, chunk) + static_cast<int>(threadIdx.x) / kLanes * lanes.num_tokens;
   }
-  /// All loads of a chunk's first wait.
   __device__ __forceinline__ void ask(int chunk) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ids[i] = lanes.load(a, first(i, chunk), end_of(chunk));
-    ask_own(first_own(chunk), chunk);
   }
   __device__ __forceinline__ void ask_own(int at, int chunk) {
     const int stop = min(end, end_of(chunk));
@@ -297,16 +293,14 @@ struct Router {
     const std::int64_t choice = std::int64_t{at + lanes.token} * a.num_topk + lanes.k;
     own_weight = has_weight ? __ldg(a.topk_weights + choice) : 1.0f;
   }
-  /// Takes a chunk in; loads are a round ahead.
+  /// Takes a chunk in.
   __device__ __forceinline__ void look_at(int chunk) {
-#pragma unroll 1
-    for (int round = 0; first(round, chunk) < end_of(chunk); round += 2) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const std::int32_t id = ids[i];
-        ids[i] = lanes.load(a, first(round + 2 + i, chunk), end_of(chunk));
-        chosen.add(a, first(round + i, chunk) - chunk + lanes.token, id);
-      }
+    for (int i = 0; i < 2; ++i) chosen.add(a, first(i, chunk) - chunk + lanes.token, ids[i]);
+#pragma unroll 1
+    for (int round = 2; first(round, chunk) < end_of(chunk); ++round) {
+      const int at = first(round, chunk);
+      chosen.add(a, at - chunk + lanes.token, lanes.load(a, at, end_of(chunk)));
     }
   }
   __device__ __forceinline__ void tell_own(std::uint64_t call, int chunk) {
@@ -327,25 +321,34 @@ struct Router {
 __device__ __forceinline__ void route_tokens(const DispatchArgs& a, CallOfCta& call, int number,
                                              std::byte* memory) {
   Router router(a, number, memory);
-  router.chosen.clear();
+  TokenBits& chosen = router.chosen;
+  chosen.clear();
   call.ask(a);
   __syncthreads();
   if (call.has_failed != 0) return;
+  const auto thread = static_cast<int>(threadIdx.x);
+  std::byte* first_told = thread < chosen.size ? announcement_of(a, call.number, thread) : nullptr;
+  int chunk = 0;
 #pragma unroll 1
-  for (int chunk = 0;;) {
+  for (;;) {
     router.look_at(chunk);
+    const int next = router.end_of(chunk);
+    router.ask(next);
     __syncthreads();
     router.tell_own(call.number, chunk);
-    const int next = router.end_of(chunk);
     const bool is_over = next >= router.last;
-    if (is_over && (number != 0 || *router.chosen.num_repeats == 0)) break;
+    if (is_over && (number != 0 || *chosen.num_repeats == 0)) break;
     __syncthreads();
-    router.chosen.advance();
-    if (is_over) break;
+    chosen.advance();
     chunk = next;
-    router.ask(chunk);
+    if (is_over) break;
+    router.ask_own(router.first_own(chunk), chunk);
   }
-  if (number == 0) announce(a, call.number, router.chosen);
+  if (number != 0) return;
+  for (int i = thread; i < chosen.size; i += kExchangeThreads) {
+    std::byte* to = i == thread ? first_told : announcement_of(a, call.number, i);
+    store_record(to, chosen.total(i, router.last - chunk), tag_of(call.number));
+  }
 }
 
 }  // namespace switchyard

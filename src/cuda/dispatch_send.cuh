@@ -56,14 +56,16 @@ __device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t 
   const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
   const bool has_scales = lane < per_piece && item.piece * per_piece + lane < a.scale_units_per_row;
   const std::size_t row = a.layout.row(call, a.rank, item.token);
-  const std::size_t at = a.layout.elements(row, item.piece) +
-                         static_cast<std::size_t>(lane) * kUnitWords * sizeof(std::uint32_t);
+  const std::size_t at =
+      a.layout.elements(row, item.piece) + static_cast<unsigned>(lane) * kUnitWords * 4u;
   const std::size_t scales_at =
-      a.layout.scales(row, item.piece) + static_cast<std::size_t>(lane) * kUnitBytes;
+      a.layout.scales(row, item.piece) + static_cast<unsigned>(lane) * kUnitBytes;
+  int next = item.share;
 #pragma unroll 1
   for (int nth = 0; leaders != 0; ++nth, leaders &= leaders - 1) {
     const int to = __shfl_sync(kAllLanes, rank, __ffs(leaders) - 1);
-    if (a.shares > 1 && nth % a.shares != item.share) continue;
+    if (nth != next) continue;
+    next += a.shares;
     std::byte* window = a.windows.base[to];
     if (is_there) {
 #pragma unroll

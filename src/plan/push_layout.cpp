@@ -2,7 +2,10 @@
 
 #include "plan/push_layout.h"
 
+#include <limits>
+
 #include "core/bytes.h"
+#include "core/fail.h"
 #include "plan/window_layout.h"
 
 namespace switchyard {
@@ -16,6 +19,14 @@ std::int32_t place_bits(std::int32_t num_experts) {
 }
 
 std::size_t lines(std::size_t bytes) { return align_up(bytes, kLineBytes); }
+
+std::uint32_t in_32_bits(std::size_t value) {
+  constexpr std::size_t kMost = std::numeric_limits<std::uint32_t>::max();
+  require(value <= kMost, Errc::kInvalidArgument,
+          "push layout: a size overflows 32 bits: {} rows or bytes of a row, must be at most {}",
+          value, kMost);
+  return static_cast<std::uint32_t>(value);
+}
 
 }  // namespace
 
@@ -31,29 +42,30 @@ PushLayout make_push_layout(const PushShape& shape) {
   layout.place_bits = place_bits(shape.max_local_experts);
   const auto pieces = static_cast<std::size_t>(layout.num_pieces);
 
-  layout.piece_bytes = static_cast<std::size_t>(kPieceElements * shape.element_bits / 8);
-  layout.scales_in_row = checked_mul(pieces, layout.piece_bytes);
-  layout.row_stride =
-      lines(checked_add(layout.scales_in_row,
-                        checked_mul(pieces, static_cast<std::size_t>(shape.piece_scale_bytes))));
-  layout.return_piece_stride = static_cast<std::size_t>(
+  layout.piece_bytes = static_cast<std::uint32_t>(kPieceElements * shape.element_bits / 8);
+  layout.scales_in_row = in_32_bits(checked_mul(pieces, std::size_t{layout.piece_bytes}));
+  const auto scale_bytes = static_cast<std::size_t>(shape.piece_scale_bytes);
+  layout.row_stride = in_32_bits(
+      lines(checked_add(std::size_t{layout.scales_in_row}, checked_mul(pieces, scale_bytes))));
+  layout.return_piece_stride = static_cast<std::uint32_t>(
       kReturnPiece * shape.return_element_bits / 8 + shape.return_scale_bytes);
-  layout.return_stride =
-      checked_mul(static_cast<std::size_t>(layout.num_return_pieces), layout.return_piece_stride);
-  layout.routes_stride = (1 + topk * (shape.sends_weights ? 2 : 1)) * kRecordBytes;
+  layout.return_stride = in_32_bits(checked_mul(static_cast<std::size_t>(layout.num_return_pieces),
+                                                std::size_t{layout.return_piece_stride}));
+  layout.routes_stride = in_32_bits((1 + topk * (shape.sends_weights ? 2 : 1)) * kRecordBytes);
   layout.announcement_stride =
-      lines((1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes);
+      in_32_bits(lines((1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes));
 
-  const std::size_t rows = checked_mul(ranks, tokens);
+  const std::size_t rows = in_32_bits(checked_mul(ranks, tokens));
   const auto columns = static_cast<std::size_t>(layout.num_columns());
-  layout.returns_offset = checked_mul(rows, layout.row_stride);
-  layout.marks_offset = checked_add(
-      layout.returns_offset, checked_mul(checked_mul(tokens, columns), layout.return_stride));
+  const std::size_t returned = in_32_bits(checked_mul(tokens, columns));
+  layout.returns_offset = checked_mul(rows, std::size_t{layout.row_stride});
+  layout.marks_offset =
+      checked_add(layout.returns_offset, checked_mul(returned, std::size_t{layout.return_stride}));
   layout.announcements_offset = lines(checked_add(layout.marks_offset, layout.marks_offset / 8));
-  layout.routes_offset =
-      checked_add(layout.announcements_offset, checked_mul(ranks, layout.announcement_stride));
-  layout.set_bytes =
-      lines(checked_add(layout.routes_offset, checked_mul(rows, layout.routes_stride)));
+  layout.routes_offset = checked_add(layout.announcements_offset,
+                                     checked_mul(ranks, std::size_t{layout.announcement_stride}));
+  layout.set_bytes = lines(
+      checked_add(layout.routes_offset, checked_mul(rows, std::size_t{layout.routes_stride})));
   layout.total_bytes = checked_mul<std::size_t>(2, layout.set_bytes);
   return layout;
 }

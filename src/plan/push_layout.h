@@ -56,13 +56,14 @@ struct PushLayout {
   std::int32_t num_pieces = 0;         ///< of a row
   std::int32_t num_return_pieces = 0;  ///< of a returned row
   std::int32_t place_bits = 0;         ///< of a route; the expert's local index is above them
-  std::size_t piece_bytes = 0;         ///< elements
-  std::size_t scales_in_row = 0;
-  std::size_t row_stride = 0;
-  std::size_t return_piece_stride = 0;
-  std::size_t return_stride = 0;
-  std::size_t routes_stride = 0;
-  std::size_t announcement_stride = 0;
+  // Of 32 bits: GPUs multiply those in one instruction.
+  std::uint32_t piece_bytes = 0;  ///< elements
+  std::uint32_t scales_in_row = 0;
+  std::uint32_t row_stride = 0;
+  std::uint32_t return_piece_stride = 0;
+  std::uint32_t return_stride = 0;
+  std::uint32_t routes_stride = 0;
+  std::uint32_t announcement_stride = 0;
   std::size_t returns_offset = 0;  ///< within a set, as the next three
   std::size_t marks_offset = 0;
   std::size_t announcements_offset = 0;
@@ -71,32 +72,31 @@ struct PushLayout {
   std::size_t total_bytes = 0;
 
   SWITCHYARD_HOST_DEVICE std::size_t set(std::uint64_t call) const {
-    return static_cast<std::size_t>(call & 1) * set_bytes;
+    return (call & 1) != 0 ? set_bytes : 0;
   }
   SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t call, int source, std::int64_t token) const {
-    return set(call) + static_cast<std::size_t>(source * shape.max_tokens + token) * row_stride;
+    return set(call) + product(slot(source, token), row_stride);
   }
   SWITCHYARD_HOST_DEVICE std::size_t elements(std::size_t row, int piece) const {
-    return row + static_cast<std::size_t>(piece) * piece_bytes;
+    return row + product(static_cast<std::uint32_t>(piece), piece_bytes);
   }
   SWITCHYARD_HOST_DEVICE std::size_t scales(std::size_t row, int piece) const {
-    return row + scales_in_row + static_cast<std::size_t>(piece * shape.piece_scale_bytes);
+    return row + scales_in_row + static_cast<std::uint32_t>(piece * shape.piece_scale_bytes);
   }
   /// Records: how many rows come, then how many for each of the reader's experts.
   SWITCHYARD_HOST_DEVICE std::size_t announcement(std::uint64_t call, int source) const {
     return set(call) + announcements_offset +
-           static_cast<std::size_t>(source) * announcement_stride;
+           product(static_cast<std::uint32_t>(source), announcement_stride);
   }
   /// Records: the token; for each choice its route or, if rows are not placed by expert, its id;
   /// then the weights.
   SWITCHYARD_HOST_DEVICE std::size_t routes(std::uint64_t call, int source, std::int64_t n) const {
-    return set(call) + routes_offset +
-           static_cast<std::size_t>(source * shape.max_tokens + n) * routes_stride;
+    return set(call) + routes_offset + product(slot(source, n), routes_stride);
   }
   SWITCHYARD_HOST_DEVICE std::size_t returned(std::uint64_t call, std::int64_t token,
                                               int column) const {
     return set(call) + returns_offset +
-           static_cast<std::size_t>(token * num_columns() + column) * return_stride;
+           product(static_cast<std::uint32_t>(token * num_columns() + column), return_stride);
   }
   /// The mark of the 8 bytes at `offset`, which lie in a set.
   SWITCHYARD_HOST_DEVICE std::size_t mark(std::uint64_t call, std::size_t offset) const {
@@ -110,9 +110,18 @@ struct PushLayout {
     return has_rank_columns() ? shape.num_ranks : shape.num_topk;
   }
   SWITCHYARD_HOST_DEVICE int column(int rank, int k) const { return has_rank_columns() ? rank : k; }
+
+ private:
+  SWITCHYARD_HOST_DEVICE static std::size_t product(std::uint32_t a, std::uint32_t b) {
+    return std::uint64_t{a} * b;
+  }
+  SWITCHYARD_HOST_DEVICE std::uint32_t slot(int source, std::int64_t n) const {
+    return static_cast<std::uint32_t>(source) * static_cast<std::uint32_t>(shape.max_tokens) +
+           static_cast<std::uint32_t>(n);
+  }
 };
 
-/// Errors: kInvalidArgument when a size overflows.
+/// Errors: kInvalidArgument when a size overflows, or a row or the number of rows 32 bits.
 PushLayout make_push_layout(const PushShape& shape);
 
 }  // namespace switchyard
