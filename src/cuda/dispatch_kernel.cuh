@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_kernel.cuh: the dispatch kernel of one form. CTAs have roles by their number: first
-// routers, then senders, then receivers. The hardware starts CTAs in order, and the first two never
-// wait, so every rank's rows are on their way before any CTA of it waits for others: a grid that
-// runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
+// dispatch_kernel.cuh: the dispatch kernel of one form. CTAs have roles by their number: 0
+// announces, then come routers, senders, receivers. The hardware starts CTAs in order, and only
+// receivers wait, so every rank's rows are on their way before any CTA of it waits for others: a
+// grid that runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
 #pragma once
 
 #include <algorithm>
@@ -23,21 +23,23 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   __shared__ CallOfCta call;
   const std::uint32_t asked = begin_kernel(a);
   std::uint32_t asked_too = 0;
-  const int num_routers = sends ? a.num_routers : 0;
-  const int num_sending = sends ? num_routers + a.num_senders : 0;
+  const int num_telling = sends ? 1 + a.num_routers : 0;
+  const int num_sending = sends ? num_telling + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
     call.ask(a);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
                                reinterpret_cast<std::int32_t*>(&shared + 1));
-  } else if (cta < num_routers) {
-    route_tokens(a, call, cta, memory);
-  } else {
+  } else if (cta >= num_telling) {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
-    asked_too = ask_for_item(a, cta - num_routers);
+    asked_too = ask_for_item(a, cta - num_telling);
     call.ask(a);
-    send_rows<Form>(a, call, cta - num_routers, shared);
+    send_rows<Form>(a, call, cta - num_telling, shared);
+  } else if (cta == 0) {
+    announce(a, call, reinterpret_cast<std::uint32_t*>(memory));
+  } else {
+    route_tokens(a, call, cta - 1, memory);
   }
   end_kernel(asked ^ asked_too);
   if (!receives) return;
@@ -52,7 +54,7 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const std::size_t shared =
       std::max({sizeof(SenderShared), router_bytes(args),
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
-  const int ctas = (sends(phases) ? args.num_routers + args.num_senders : 0) +
+  const int ctas = (sends(phases) ? 1 + args.num_routers + args.num_senders : 0) +
                    (receives(phases) ? args.num_receivers : 0);
   launch_kernel(dispatch_kernel<Form>,
                 {std::max(1, ctas), kExchangeThreads, shared, programmatic, stream}, "dispatch",

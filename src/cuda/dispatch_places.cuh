@@ -30,7 +30,8 @@ struct ReceiverShared {
   std::int32_t num_from[kMaxPushRanks];     ///< rows of each source
   std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
   std::int32_t most_from;
-  std::int32_t failed;  ///< kGaveUp or kNoRoom: no rows are taken
+  std::int32_t num_done;  ///< warps that have taken what they wait for
+  std::int32_t failed;    ///< kGaveUp or kNoRoom: no rows are taken
   PieceShared pieces[kExchangeWarps];
 };
 
@@ -120,21 +121,24 @@ __device__ __forceinline__ std::int32_t take_expert(const DispatchArgs& a, std::
   return sum;
 }
 
-/// From how many rows each expert has to its first one, by one warp.
-__device__ __forceinline__ void find_first_rows(const DispatchArgs& a, int lane,
+/// From how many rows each expert has to its first one, where they lie one after the other.
+__device__ __forceinline__ void find_first_rows(const DispatchArgs& a,
                                                 const ReceivePlaces& places) {
-  const int num_local = a.ownership.count(a.rank);
+  if (a.rows_layout == Layout::kBatched || !a.layout.shape.sends_routes) return;
+  const auto lane = static_cast<int>(threadIdx.x);
   const auto alignment = static_cast<std::uint32_t>(a.row_alignment);
   std::int32_t next = 0;
 #pragma unroll 1
-  for (int base = 0; base < num_local; base += kLanes) {
+  for (int base = 0; lane < kLanes && base < places.num_local; base += kLanes) {
     const int e = base + lane;
-    const std::uint32_t count = e < num_local ? static_cast<std::uint32_t>(places.first_row[e]) : 0;
+    const bool is_there = e < places.num_local;
+    const std::uint32_t count = is_there ? static_cast<std::uint32_t>(places.first_row[e]) : 0;
     const auto size = static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
     const std::int32_t before = next + sum_before(size, lane);
-    if (e < num_local) places.first_row[e] = before;
+    if (is_there) places.first_row[e] = before;
     next = __shfl_sync(kAllLanes, before + size, kLanes - 1);
   }
+  __syncthreads();
 }
 
 /// Tells the caller how many rows an expert got; one CTA does it.
@@ -148,28 +152,31 @@ __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64
   }
 }
 
-/// Takes the announcements of all ranks: where each source's rows of each expert go.
-__device__ __forceinline__ void take_places(const DispatchArgs& a, std::uint64_t call, bool reports,
-                                            ReceiverShared& shared, const ReceivePlaces& places) {
+/// Takes the announcements of all ranks: where each source's rows of each expert go. Returns how
+/// many warps add to num_done.
+__device__ __forceinline__ int take_places(const DispatchArgs& a, std::uint64_t call, bool reports,
+                                           ReceiverShared& shared, const ReceivePlaces& places) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const bool is_batched = a.rows_layout == Layout::kBatched;
-  constexpr int kExpertThreads = kExchangeThreads - kLanes;
-  if (warp == kExchangeWarps - 1) {
+  const int num_takers = 1 + min((places.num_local + kLanes - 1) / kLanes, kExchangeWarps - 1);
+  if (warp >= num_takers) return num_takers;
+  if (warp == 0) {
     take_sources(a, call, lane, shared);
   } else {
 #pragma unroll 1
-    for (int e = static_cast<int>(threadIdx.x); e < places.num_local; e += kExpertThreads) {
+    for (int e = static_cast<int>(threadIdx.x) - kLanes; e < places.num_local;
+         e += (num_takers - 1) * kLanes) {
       const std::int32_t sum = take_expert(a, call, e, shared, places);
+      const bool is_batched = a.rows_layout == Layout::kBatched;
       places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
       // Every CTA finds the same sums, so none of them puts a row where there is no room.
       if (sum > a.capacity) shared.failed = kNoRoom;
       if (reports) report_expert(a, call, e, sum);
     }
   }
-  if (is_batched || !a.layout.shape.sends_routes) return;
-  __syncthreads();
-  if (warp == 0) find_first_rows(a, lane, places);
+  __syncwarp();
+  if (lane == 0) atomicAdd(&shared.num_done, 1);
+  return num_takers;
 }
 
 /// What only the caller and the combine want to know; one CTA writes it, last.

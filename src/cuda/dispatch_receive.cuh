@@ -270,10 +270,15 @@ struct ReceiveWalk {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     routes.ask(a, a.layout.routes(call, in.source, in.number), lane);
   }
-  /// Of the first item, before it is known whether it comes.
-  __device__ __forceinline__ void ask_first(const DispatchArgs& a, std::uint64_t call) {
+  /// Looks for the routes of the first item, which may not come, until all places are known.
+  __device__ __forceinline__ void look_ahead(const DispatchArgs& a, std::uint64_t call,
+                                             const ReceiverShared& block, int num_takers) {
     const ReceiveItem in(a, item);
-    if (in.number < a.layout.shape.max_tokens) ask(a, call, in);
+    if (in.number >= a.layout.shape.max_tokens) return;
+    do {
+      ask(a, call, in);
+    } while (!routes.is_there(call) &&
+             *const_cast<volatile const std::int32_t*>(&block.num_done) < num_takers);
   }
   /// Goes on to the next item that comes, or stays at one that does and was asked for. False: none.
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
@@ -326,13 +331,17 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
   const bool reports = receiver == a.num_receivers - 1;
   // After a failure slots may hold what nobody took: their routes mean nothing.
-  if (threadIdx.x == 0) shared.failed = asked.has_failed == 0 ? 0 : kGaveUp;
+  if (threadIdx.x == 0) {
+    shared.failed = asked.has_failed == 0 ? 0 : kGaveUp;
+    shared.num_done = 0;
+  }
   __syncthreads();
   const std::uint64_t call = asked.number;
   ReceiveWalk walk(a, receiver);
-  walk.ask_first(a, call);
-  take_places(a, call, reports, shared, places);
+  const int num_takers = take_places(a, call, reports, shared, places);
+  walk.look_ahead(a, call, shared, num_takers);
   __syncthreads();
+  find_first_rows(a, places);
   if (shared.failed != 0) return;
   take_rows<kWords>(a, call, walk, shared, places);
   if (reports) report_totals(a, shared, places);

@@ -1,55 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_route.cuh: what follows from a rank's own ids: how many rows each peer gets for each
-// expert, and, of each token, its number among the rows for a rank and its place among those for an
-// expert: how often earlier tokens chose the same. Routers tell it to the peers, while senders,
-// which need none of it, send the rows themselves.
+// dispatch_route.cuh: what follows from the ids of a token and of those before it: the number of
+// its row among the rows for a rank, and its place among those for an expert. Routers tell it to
+// the peers, while senders, which need none of it, send the rows themselves.
 #pragma once
 
-#include "cuda/call.cuh"
-#include "cuda/exchange_args.h"
-#include "cuda/wire.cuh"
+#include "cuda/dispatch_count.cuh"
 
 namespace switchyard {
-
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-
-/// An id as given; a number that no expert has stays what it is, cut to 32 bits.
-__device__ __forceinline__ std::int32_t load_id(const DispatchArgs& a, std::int64_t index) {
-  if (!a.ids_are_64_bits) return __ldg(static_cast<const int*>(a.topk_ids) + index);
-  const long long id = __ldg(static_cast<const long long*>(a.topk_ids) + index);
-  return id < -1 || id > 0x7FFFFFFF ? 0x7FFFFFFF : static_cast<std::int32_t>(id);
-}
-
-__device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
-  return id >= 0 && id < a.ownership.num_experts;
-}
-
-/// A lane for each choice of as many whole tokens as fit in a warp.
-struct ChoiceLanes {
-  int num_tokens;  ///< of a warp
-  int token;       ///< of this lane, from the warp's first; num_tokens or more: none
-  int k;
-
-  __device__ __forceinline__ explicit ChoiceLanes(const DispatchArgs& a) {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    num_tokens = a.by_topk.quotient(kLanes);
-    token = a.by_topk.quotient(lane);
-    k = lane - token * a.num_topk;
-  }
-  /// `first`: the warp's first token. -1 at `end` and beyond.
-  __device__ __forceinline__ std::int32_t load(const DispatchArgs& a, int first, int end) const {
-    const bool is_there = token < num_tokens && first + token < end;
-    return is_there ? load_id(a, std::int64_t{first + token} * a.num_topk + k) : -1;
-  }
-};
-
-/// Bytes of shared memory of a router.
-inline std::size_t router_bytes(const DispatchArgs& a) {
-  const auto chunk = static_cast<std::size_t>(a.chunk_words * kLanes * a.num_topk);
-  const auto size = static_cast<std::size_t>(a.ownership.num_experts + a.ownership.num_ranks);
-  return (1 + chunk) * 8 + size * static_cast<std::size_t>(1 + a.chunk_words) * 4;
-}
 
 /// A choice of an expert that its token has chosen before.
 struct Repeat {
@@ -57,64 +15,57 @@ struct Repeat {
   std::int32_t token;  ///< of the chunk
 };
 
-/// What the tokens of a chunk chose, as bits: of each expert, then of each rank, which of them did.
-/// How many earlier ones did is a count of bits, whatever order threads work in. In shared memory.
-struct TokenBits {
+struct Choice {
+  std::int32_t id;
+  float weight;
+};
+
+/// Up to 32 tokens of a router, in shared memory. Of each expert and rank a word says which of them
+/// chose it: how many earlier ones did is a count of bits, whatever order threads work in.
+struct TokenChunk {
   std::uint32_t* num_repeats;
   Repeat* repeats;
-  std::uint32_t* counts;  ///< [E + P] in the chunks before
-  std::uint32_t* bits;    ///< [E + P, words]
-  int words;
-  int size;  ///< E + P
+  Choice* choices;
+  std::uint32_t* counts;  ///< [E + P] by the tokens before the chunk
+  std::uint32_t* bits;    ///< [E + P]
+  int size;               ///< E + P
 
-  __device__ __forceinline__ TokenBits(const DispatchArgs& a, std::byte* memory)
+  __device__ __forceinline__ TokenChunk(const DispatchArgs& a, std::byte* memory)
       : num_repeats(reinterpret_cast<std::uint32_t*>(memory)),
-        repeats(reinterpret_cast<Repeat*>(memory + sizeof(Repeat))),
-        counts(reinterpret_cast<std::uint32_t*>(repeats + a.chunk_words * kLanes * a.num_topk)),
+        repeats(reinterpret_cast<Repeat*>(memory) + 1),
+        choices(reinterpret_cast<Choice*>(repeats + kLanes * a.num_topk)),
+        counts(reinterpret_cast<std::uint32_t*>(choices + kLanes * a.num_topk)),
         bits(counts + a.ownership.num_experts + a.ownership.num_ranks),
-        words(a.chunk_words),
         size(a.ownership.num_experts + a.ownership.num_ranks) {}
 
   __device__ __forceinline__ void clear() const {
     if (threadIdx.x == 0) *num_repeats = 0;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < size * (1 + words); i += kExchangeThreads) {
-      counts[i] = 0;
-    }
+    clear_words(counts, 2 * size);
   }
-  /// `token`: of the chunk.
-  __device__ __forceinline__ void add(const DispatchArgs& a, int token, std::int32_t id) const {
+  /// `index`: of the choice in the chunk.
+  __device__ __forceinline__ void add(const DispatchArgs& a, int token, int index,
+                                      const Choice& choice) const {
+    choices[index] = choice;
+    const std::int32_t id = choice.id;
     if (!names_expert(a, id)) return;
-    const std::uint32_t bit = 1u << token % kLanes;
-    const int word = token / kLanes;
-    const int rank = a.ownership.num_experts + a.ownership.owner(id);
-    atomicOr(bits + rank * words + word, bit);
-    if ((atomicOr(bits + id * words + word, bit) & bit) != 0) [[unlikely]] {
+    const std::uint32_t bit = 1u << token;
+    atomicOr(bits + a.ownership.num_experts + a.ownership.owner(id), bit);
+    if ((atomicOr(bits + id, bit) & bit) != 0) [[unlikely]] {
       repeats[atomicAdd(num_repeats, 1u)] = {id, token};
     }
   }
-  /// How many tokens before `token` chose the expert, or the rank. Repeats aside.
+  /// How many tokens before one of the chunk chose an expert, or, from E on, a rank. Repeats of the
+  /// chunk aside.
   __device__ __forceinline__ std::uint32_t before(int index, int token) const {
-    std::uint32_t sum = counts[index];
-    const std::uint32_t* own = bits + index * words;
-#pragma unroll 1
-    for (int w = 0; w < token / kLanes; ++w) sum += __popc(own[w]);
-    return sum + __popc(own[token / kLanes] & ((1u << token % kLanes) - 1));
+    return counts[index] + __popc(bits[index] & ((1u << token) - 1));
   }
-  /// How many chose it, with the chunk's tokens before `end`. Repeats of the chunk aside.
-  __device__ __forceinline__ std::uint32_t total(int index, int end) const {
-    std::uint32_t sum = counts[index];
-    const std::uint32_t* own = bits + index * words;
-#pragma unroll 1
-    for (int first = 0; first < end; first += kLanes) sum += __popc(own[first / kLanes]);
-    return sum;
-  }
-  /// Goes on to the next chunk, by all threads. Ends with a barrier.
+  /// Begins and ends with a barrier.
   __device__ __forceinline__ void advance() const {
-    for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) {
-      counts[i] = total(i, words * kLanes);
+    __syncthreads();
 #pragma unroll 1
-      for (int w = 0; w < words; ++w) bits[i * words + w] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) {
+      counts[i] += __popc(bits[i]);
+      bits[i] = 0;
     }
     __syncthreads();
 #pragma unroll 1
@@ -127,7 +78,16 @@ struct TokenBits {
   }
 };
 
-/// The rare way: how often a choice's expert was chosen again by tokens before, and by its own.
+/// Bytes of shared memory of a router.
+inline std::size_t router_bytes(const DispatchArgs& a) {
+  const auto choices = static_cast<std::size_t>(kLanes * a.num_topk);
+  const auto size = static_cast<std::size_t>(a.ownership.num_experts + a.ownership.num_ranks);
+  return (1 + choices) * sizeof(Repeat) + choices * sizeof(Choice) +
+         2 * size * sizeof(std::uint32_t);
+}
+
+/// The rare way: how often a choice's expert was chosen again, by tokens of the chunk before, and
+/// by its own.
 __device__ __noinline__ inline int2 count_repeats(const Repeat* repeats, std::uint32_t num,
                                                   std::int32_t id, int token, unsigned own) {
   const unsigned below = (1u << threadIdx.x % kLanes) - 1;
@@ -139,215 +99,158 @@ __device__ __noinline__ inline int2 count_repeats(const Repeat* repeats, std::ui
   return {before, __popc(__match_any_sync(kAllLanes, id) & own & below)};
 }
 
-/// Where a thread tells how many rows come: of expert or rank `index`.
-__device__ __forceinline__ std::byte* announcement_of(const DispatchArgs& a, std::uint64_t call,
-                                                      int index) {
-  const bool is_rank = index >= a.ownership.num_experts;
-  const int to = is_rank ? index - a.ownership.num_experts : a.ownership.owner(index);
-  const int nth = is_rank ? 0 : 1 + index - a.ownership.first(to);
-  return a.windows.base[to] + a.layout.announcement(call, a.rank) +
-         nth * static_cast<int>(kRecordBytes);
-}
-
-/// Some tokens of a chunk and where they go, by a warp; a lane is a choice. The highest choice of
-/// each rank leads it: returned rows are summed in that order.
+/// Some tokens of a chunk, by a warp; a lane is a choice.
 struct RoutedTokens {
   int lane;
-  int token;  ///< of this lane; -1: none
   int k;
-  std::int32_t id;
+  int in_chunk;  ///< of the token
+  bool is_there;
+  Choice choice;
   bool is_valid;
   std::int32_t rank;  ///< -1: none
-  bool leads;
-  unsigned leaders;      ///< choices of this lane's token that lead, as lanes
-  std::uint32_t number;  ///< of the token's row for this rank, if this choice leads
-  std::uint32_t place;   ///< of the choice's row for its expert
+  unsigned own;       ///< the lanes of this lane's token
+  int2 repeats;
 
-  __device__ __forceinline__ RoutedTokens(const DispatchArgs& a, std::uint64_t call,
-                                          const ChoiceLanes& lanes, const TokenBits& chosen,
-                                          std::int32_t own_id, int chunk, int first, int end)
+  __device__ __forceinline__ RoutedTokens(const DispatchArgs& a, const ChoiceLanes& lanes,
+                                          const TokenChunk& chunk, int first, int size)
       : lane(static_cast<int>(threadIdx.x) % kLanes),
-        token(lanes.token < lanes.num_tokens && first + lanes.token < end ? first + lanes.token
-                                                                          : -1),
         k(lanes.k),
-        id(own_id),
-        is_valid(names_expert(a, id)),
-        rank(is_valid ? a.ownership.owner(id) : -1) {
-    const unsigned own = own_lanes(a);
-    const int in_chunk = token - chunk;
-    const unsigned same_rank =
-        __match_any_sync(kAllLanes, is_valid ? lanes.token * kMaxPushRanks + rank : -1);
-    leads = is_valid && same_rank >> lane == 1;
-    leaders = __ballot_sync(kAllLanes, leads) & own;
-    number = leads ? chosen.before(a.ownership.num_experts + rank, in_chunk) : 0;
-    place = is_valid ? chosen.before(id, in_chunk) : 0;
-    bool is_twice = false;
-    if (*chosen.num_repeats != 0) [[unlikely]] {
-      const int2 again = count_repeats(chosen.repeats, *chosen.num_repeats, id, in_chunk, own);
-      place += again.x + again.y;
-      is_twice = is_valid && again.y != 0 && a.rows_layout == Layout::kBatched;
+        in_chunk(first + lanes.token),
+        is_there(lanes.token < lanes.num_tokens && in_chunk < size),
+        choice(is_there ? chunk.choices[in_chunk * a.num_topk + k] : Choice{-1, 0.0f}),
+        is_valid(names_expert(a, choice.id)),
+        rank(is_valid ? a.ownership.owner(choice.id) : -1),
+        repeats{0, 0} {
+    const int begin = lane - k;
+    const int last = min(begin + a.num_topk, kLanes) - 1;
+    own = (2u << last) - (1u << begin);
+    const std::uint32_t num_repeats = *chunk.num_repeats;
+    if (num_repeats != 0) [[unlikely]] {
+      repeats = count_repeats(chunk.repeats, num_repeats, choice.id, in_chunk, own);
     }
-    const bool is_bad = token >= 0 && (id < -1 || id >= a.ownership.num_experts || is_twice);
-    if (is_bad) [[unlikely]] {
-      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, k, id, 0);
-    }
-    __syncwarp();
   }
 
-  /// Tells every rank that gets a row what it is.
-  __device__ __forceinline__ void tell(const DispatchArgs& a, std::uint64_t call,
-                                       float weight) const {
+  /// Tells a rank what the rows are that it gets.
+  __device__ __forceinline__ void tell(const DispatchArgs& a, std::uint64_t call, int token, int to,
+                                       const TokenChunk& chunk) const {
+    const unsigned chose = __ballot_sync(kAllLanes, rank == to) & own;
+    if (!is_there || chose == 0) return;
     const std::uint32_t tag = tag_of(call);
-    const bool has_routes = a.layout.shape.sends_routes;
-    const std::byte* own = nullptr;
-    if (leads) own = a.windows.base[rank] + a.layout.routes(call, a.rank, number);
-    const auto address = reinterpret_cast<std::uint64_t>(own);
-    const auto local = static_cast<std::uint32_t>(is_valid ? id - a.ownership.first(rank) : 0);
-    const std::uint32_t route = local << a.layout.place_bits | place;
-    unsigned left = token < 0 ? 0 : leaders;
-#pragma unroll 1
-    while (__any_sync(kAllLanes, left != 0)) {
-      const int leader = left == 0 ? lane : __ffs(left) - 1;
-      const int to = __shfl_sync(kAllLanes, rank, leader);
-      auto* at = reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, address, leader));
-      if (left != 0) {
-        std::uint32_t value = rank == to ? route : kNoRoute;
-        if (!has_routes) value = is_valid ? static_cast<std::uint32_t>(id) : kNoRoute;
-        if (k == 0) store_record(at, static_cast<std::uint32_t>(token), tag);
-        store_record(at + (1 + k) * static_cast<int>(kRecordBytes), value, tag);
-        if (a.layout.shape.sends_weights) {
-          store_record(at + (1 + a.num_topk + k) * static_cast<int>(kRecordBytes),
-                       __float_as_uint(weight), tag);
-        }
+    const std::uint32_t number = chunk.before(a.ownership.num_experts + to, in_chunk);
+    std::byte* at = a.windows.base[to] + a.layout.routes(call, a.rank, number);
+    std::uint32_t value = is_valid ? static_cast<std::uint32_t>(choice.id) : kNoRoute;
+    if (a.layout.shape.sends_routes) {
+      value = kNoRoute;
+      if (rank == to) {
+        const std::uint32_t place =
+            chunk.before(choice.id, in_chunk) + static_cast<unsigned>(repeats.x + repeats.y);
+        value = static_cast<std::uint32_t>(choice.id - a.ownership.first(to))
+                    << a.layout.place_bits |
+                place;
       }
-      left &= left - 1;
+    }
+    if (k == 0) store_record(at, static_cast<std::uint32_t>(token), tag);
+    store_record(at + (1 + k) * static_cast<int>(kRecordBytes), value, tag);
+    if (a.layout.shape.sends_weights) {
+      store_record(at + (1 + a.num_topk + k) * static_cast<int>(kRecordBytes),
+                   __float_as_uint(choice.weight), tag);
     }
   }
 
-  /// Which returned rows a token's sum will have, in order, for its combine.
-  __device__ __forceinline__ void keep_terms(const DispatchArgs& a, float weight) const {
+  /// Keeps which returned rows a token's sum will have, in order, for its combine: the highest
+  /// choice of each rank leads it.
+  __device__ __forceinline__ void keep(const DispatchArgs& a, std::uint64_t call, int token) const {
     const bool by_choice = a.reduce == Reduce::kPerExpert;
-    const unsigned valid = __ballot_sync(kAllLanes, is_valid);
-    if (token < 0) return;
-    const unsigned terms = by_choice ? valid & own_lanes(a) : leaders;
+    const unsigned same =
+        __match_any_sync(kAllLanes, is_valid ? (lane - k) * kMaxPushRanks + rank : -1);
+    const bool has_term = is_valid && (by_choice || same >> lane == 1);
+    const unsigned terms = __ballot_sync(kAllLanes, has_term) & own;
+    if (!is_there) return;
+    const bool is_twice = is_valid && repeats.y != 0 && a.rows_layout == Layout::kBatched;
+    if (choice.id < -1 || choice.id >= a.ownership.num_experts || is_twice) [[unlikely]] {
+      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, k,
+              choice.id, 0);
+    }
     if (k == 0) a.state.num_terms[token] = __popc(terms);
-    if ((terms >> lane & 1) == 0) return;
+    if (!has_term) return;
     const std::int64_t to = std::int64_t{token} * a.num_topk + __popc(terms & ((1u << lane) - 1));
     a.state.columns[to] = by_choice ? k : a.layout.column(rank, k);
     a.state.term_ranks[to] = rank;
-    if (by_choice) a.state.term_weights[to] = weight;
-  }
-
- private:
-  /// The lanes of this lane's token.
-  __device__ __forceinline__ unsigned own_lanes(const DispatchArgs& a) const {
-    const int first = lane - k;
-    const int last = min(first + a.num_topk, kLanes) - 1;
-    return (2u << last) - (1u << first);
+    if (by_choice) a.state.term_weights[to] = choice.weight;
   }
 };
 
-/// What a router does: goes through the tokens chunk by chunk and tells where its own go. The first
-/// router has none and, after all, announces.
-struct Router {
-  const DispatchArgs& a;
-  TokenBits chosen;
+/// The choices of a chunk, from all threads.
+struct ChunkLoad {
   ChoiceLanes lanes;
-  int begin;  ///< its tokens
-  int end;
-  int last;  ///< beyond the tokens that it looks at
-  // Asked for: ids of two rounds, then id and weight of what this warp tells first.
-  std::int32_t ids[2];
-  std::int32_t own_id;
-  float own_weight;
+  int first;  ///< token
+  int size;
+  Choice choice;
 
-  __device__ __forceinline__ Router(const DispatchArgs& args, int router, std::byte* memory)
-      : a(args), chosen(args, memory), lanes(args) {
-    begin = (router - 1) * a.tokens_per_router;
-    end = min(begin + a.tokens_per_router, a.num_tokens);
-    if (router == 0) begin = end = a.num_tokens;
-    last = end;
-    ask(0);
-    ask_own(first_own(0), 0);
+  __device__ __forceinline__ ChunkLoad(const DispatchArgs& a, int begin, int end)
+      : lanes(a), first(begin), size(min(end - begin, kLanes)) {
+    choice = load(a, token(0));
   }
-  /// This warp's first token of a round.
-  __device__ __forceinline__ int first(int round, int chunk) const {
+  __device__ __forceinline__ int token(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
-    return chunk + (round * kExchangeWarps + warp) * lanes.num_tokens;
+    return lanes.token < lanes.num_tokens
+               ? (round * kExchangeWarps + warp) * lanes.num_tokens + lanes.token
+               : kLanes;
   }
-  __device__ __forceinline__ int end_of(int chunk) const {
-    return min(chunk + chosen.words * kLanes, last);
+  __device__ __forceinline__ Choice load(const DispatchArgs& a, int in_chunk) const {
+    if (in_chunk >= size) return {-1, 0.0f};
+    const std::int64_t at = std::int64_t{first + in_chunk} * a.num_topk + lanes.k;
+    return {load_id(a, at), a.topk_weights != nullptr ? __ldg(a.topk_weights + at) : 1.0f};
   }
-  __device__ __forceinline__ int first_own(int chunk) const {
-    return max(begin, chunk) + static_cast<int>(threadIdx.x) / kLanes * lanes.num_tokens;
-  }
-  __device__ __forceinline__ void ask(int chunk) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) ids[i] = lanes.load(a, first(i, chunk), end_of(chunk));
-  }
-  __device__ __forceinline__ void ask_own(int at, int chunk) {
-    const int stop = min(end, end_of(chunk));
-    own_id = lanes.load(a, at, stop);
-    const bool has_weight =
-        a.topk_weights != nullptr && lanes.token < lanes.num_tokens && at + lanes.token < stop;
-    const std::int64_t choice = std::int64_t{at + lanes.token} * a.num_topk + lanes.k;
-    own_weight = has_weight ? __ldg(a.topk_weights + choice) : 1.0f;
-  }
-  /// Takes a chunk in.
-  __device__ __forceinline__ void look_at(int chunk) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) chosen.add(a, first(i, chunk) - chunk + lanes.token, ids[i]);
+  __device__ __forceinline__ void add_to(const DispatchArgs& a, const TokenChunk& chunk) const {
+    Choice next = choice;
 #pragma unroll 1
-    for (int round = 2; first(round, chunk) < end_of(chunk); ++round) {
-      const int at = first(round, chunk);
-      chosen.add(a, at - chunk + lanes.token, lanes.load(a, at, end_of(chunk)));
-    }
-  }
-  __device__ __forceinline__ void tell_own(std::uint64_t call, int chunk) {
-    const int stop = min(end, end_of(chunk));
-#pragma unroll 1
-    for (int at = first_own(chunk); at < stop;) {
-      const RoutedTokens routed(a, call, lanes, chosen, own_id, chunk, at, stop);
-      const float weight = own_weight;
-      at += kExchangeWarps * lanes.num_tokens;
-      ask_own(at, chunk);
-      routed.tell(a, call, weight);
-      routed.keep_terms(a, weight);
+    for (int round = 0, t = token(0); t < size; next = load(a, t)) {
+      chunk.add(a, t, t * a.num_topk + lanes.k, next);
+      t = token(++round);
     }
   }
 };
 
-/// `memory`: shared.
-__device__ __forceinline__ void route_tokens(const DispatchArgs& a, CallOfCta& call, int number,
+/// Tells where a run of tokens goes, and keeps it. `memory`: shared.
+__device__ __forceinline__ void route_tokens(const DispatchArgs& a, CallOfCta& call, int router,
                                              std::byte* memory) {
-  Router router(a, number, memory);
-  TokenBits& chosen = router.chosen;
-  chosen.clear();
+  const int begin = router * a.tokens_per_router;
+  const int end = min(begin + a.tokens_per_router, a.num_tokens);
+  // All loads of the first wait, then what waits for them.
+  TokenCount before(a, begin);
+  ChunkLoad own(a, begin, end);
+  const TokenChunk chunk(a, memory);
+  chunk.clear();
   call.ask(a);
   __syncthreads();
   if (call.has_failed != 0) return;
-  const auto thread = static_cast<int>(threadIdx.x);
-  std::byte* first_told = thread < chosen.size ? announcement_of(a, call.number, thread) : nullptr;
-  int chunk = 0;
+  before.count(a, chunk.counts);
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
 #pragma unroll 1
   for (;;) {
-    router.look_at(chunk);
-    const int next = router.end_of(chunk);
-    router.ask(next);
+    own.add_to(a, chunk);
     __syncthreads();
-    router.tell_own(call.number, chunk);
-    const bool is_over = next >= router.last;
-    if (is_over && (number != 0 || *chosen.num_repeats == 0)) break;
-    __syncthreads();
-    chosen.advance();
-    chunk = next;
-    if (is_over) break;
-    router.ask_own(router.first_own(chunk), chunk);
-  }
-  if (number != 0) return;
-  for (int i = thread; i < chosen.size; i += kExchangeThreads) {
-    std::byte* to = i == thread ? first_told : announcement_of(a, call.number, i);
-    store_record(to, chosen.total(i, router.last - chunk), tag_of(call.number));
+    // A warp for each rank that gets some of the tokens, and one that keeps what they chose.
+    int item = warp;
+#pragma unroll 1
+    for (;; item += kExchangeWarps) {
+      const int group = a.by_told.quotient(item);
+      const int to = item - group * static_cast<int>(a.by_told.divisor);
+      const int first = group * own.lanes.num_tokens;
+      if (first >= own.size) break;
+      const RoutedTokens routed(a, own.lanes, chunk, first, own.size);
+      const int token = own.first + routed.in_chunk;
+      if (to < a.ownership.num_ranks) {
+        routed.tell(a, call.number, token, to, chunk);
+      } else {
+        routed.keep(a, call.number, token);
+      }
+    }
+    const int next = own.first + kLanes;
+    if (next >= end) return;
+    own = ChunkLoad(a, next, end);
+    chunk.advance();
   }
 }
 

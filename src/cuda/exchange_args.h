@@ -101,14 +101,14 @@ struct DispatchArgs : ExchangeBase {
   std::int32_t* row_ids = nullptr;     ///< [N, K], layouts with a row a token
   float* row_weights = nullptr;        ///< [N] or [N, K]; null without weights
 
-  // The grid: routers, of which the first announces, then senders, then receivers.
+  // The grid: announcer, routers, senders, receivers.
   std::int32_t num_routers = 1;
-  std::int32_t chunk_words = 1;  ///< 32 times as many tokens are looked at together
   std::int32_t tokens_per_router = 1;
   std::int32_t num_senders = 0;
   std::int32_t shares = 1;  ///< warps that share the destinations of a piece
   std::int32_t num_receivers = 0;
   FastDivisor by_topk;    ///< num_topk
+  FastDivisor by_told;    ///< ranks, and one
   FastDivisor by_pieces;  ///< pieces of a row
   FastDivisor by_shares;  ///< pieces of all tokens
   FastDivisor by_items;   ///< of a received row: its pieces, then what is kept of it
@@ -146,8 +146,7 @@ struct CombineArgs : ExchangeBase {
 
 inline constexpr int kExchangeThreads = 512;
 inline constexpr int kExchangeCtasPerSm = 2;
-inline constexpr int kLeastCtas =
-    4;  ///< of a dispatch: two that route, one each that sends, receives
+inline constexpr int kLeastCtas = 4;  ///< of a dispatch: one of each kind
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 /// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.

@@ -9,17 +9,11 @@ namespace {
 
 // Routers end early, receivers wait most of the time; a quarter of the grid saturates the links.
 constexpr int kRoutersOfDispatch = 16;
-constexpr int kTokensOfRouter = 16;
+constexpr int kTokensOfRouter = 8;
 constexpr int kSendersOfDispatch = 4;
 // Returning rows reads and sums them first: two thirds of the grid.
 constexpr int kSendersOfCombineTimes3 = 2;
 constexpr int kMostShares = 4;
-
-// Bits of a chunk's tokens, for every expert, are in shared memory.
-int chunk_words(int num_experts) {
-  if (num_experts <= 2048) return 4;
-  return num_experts <= 4096 ? 2 : 1;
-}
 
 int clamp_int(std::int64_t value, int least, int most) {
   return static_cast<int>(std::clamp<std::int64_t>(value, least, std::max(least, most)));
@@ -35,15 +29,15 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int routers = clamp_int((tokens + kTokensOfRouter - 1) / kTokensOfRouter, 1,
                                 wish.max_ctas / kRoutersOfDispatch);
   args.tokens_per_router = (tokens + routers - 1) / routers;
-  args.num_routers = 1 + (tokens + args.tokens_per_router - 1) / args.tokens_per_router;
-  args.chunk_words = chunk_words(args.ownership.num_experts);
-  const int most = wish.max_ctas - args.num_routers;
+  args.num_routers = (tokens + args.tokens_per_router - 1) / args.tokens_per_router;
+  const int most = wish.max_ctas - 1 - args.num_routers;
   args.num_senders = clamp_int(
       num_pieces, 1, wish.receives ? std::min(most - 1, wish.max_ctas / kSendersOfDispatch) : most);
   // Warps that would have nothing to do take a share of the destinations.
   const std::int64_t warps = std::int64_t{args.num_senders} * kExchangeWarps;
   args.shares = clamp_int(warps / num_pieces, 1, std::min(kMostShares, ranks));
   args.by_topk = FastDivisor(args.num_topk);
+  args.by_told = FastDivisor(ranks + 1);
   args.by_pieces = FastDivisor(pieces);
   args.by_shares = FastDivisor(num_pieces);
   args.by_items = FastDivisor(pieces + 1);
