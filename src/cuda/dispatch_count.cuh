@@ -12,12 +12,27 @@ namespace switchyard {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-/// An id as given; a number that no expert has stays what it is, cut to 32 bits.
-__device__ __forceinline__ std::int32_t load_id(const DispatchArgs& a, std::int64_t index) {
-  if (!a.ids_are_64_bits) return __ldg(static_cast<const int*>(a.topk_ids) + index);
-  const long long id = __ldg(static_cast<const long long*>(a.topk_ids) + index);
-  return id < -1 || id > 0x7FFFFFFF ? 0x7FFFFFFF : static_cast<std::int32_t>(id);
-}
+/// An id on its way from memory. Nothing looks at it before value(): loads of one wait are one.
+struct GivenId {
+  std::uint32_t low = 0xFFFFFFFFu;
+  std::uint32_t high = 0xFFFFFFFFu;
+
+  __device__ __forceinline__ void ask(const DispatchArgs& a, std::int64_t index) {
+    if (a.ids_are_64_bits) {
+      const uint2 words = __ldg(static_cast<const uint2*>(a.topk_ids) + index);
+      low = words.x;
+      high = words.y;
+    } else {
+      low = __ldg(static_cast<const std::uint32_t*>(a.topk_ids) + index);
+    }
+  }
+  /// As given; a number that no expert has stays what it is, cut to 32 bits.
+  __device__ __forceinline__ std::int32_t value(const DispatchArgs& a) const {
+    const auto id = static_cast<std::int32_t>(low);
+    const bool fits = high == (id < 0 ? 0xFFFFFFFFu : 0u) && id >= -1;
+    return !a.ids_are_64_bits || fits ? id : 0x7FFFFFFF;
+  }
+};
 
 __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
   return id >= 0 && id < a.ownership.num_experts;
@@ -36,9 +51,12 @@ struct ChoiceLanes {
     k = lane - token * a.num_topk;
   }
   /// `first`: the warp's first token. -1 at `end` and beyond.
-  __device__ __forceinline__ std::int32_t load(const DispatchArgs& a, int first, int end) const {
-    const bool is_there = token < num_tokens && first + token < end;
-    return is_there ? load_id(a, std::int64_t{first + token} * a.num_topk + k) : -1;
+  __device__ __forceinline__ GivenId ask(const DispatchArgs& a, int first, int end) const {
+    GivenId id;
+    if (token < num_tokens && first + token < end) {
+      id.ask(a, std::int64_t{first + token} * a.num_topk + k);
+    }
+    return id;
   }
 };
 
@@ -47,12 +65,12 @@ struct ChoiceLanes {
 struct TokenCount {
   ChoiceLanes lanes;
   int end;
-  std::int32_t ids[2];
+  GivenId ids[2];
 
   __device__ __forceinline__ TokenCount(const DispatchArgs& a, int end_of_tokens)
       : lanes(a), end(end_of_tokens) {
-    ids[0] = lanes.load(a, first(0), end);
-    ids[1] = lanes.load(a, first(1), end);
+    ids[0] = lanes.ask(a, first(0), end);
+    ids[1] = lanes.ask(a, first(1), end);
   }
   /// This warp's first token of a round.
   __device__ __forceinline__ int first(int round) const {
@@ -62,9 +80,9 @@ struct TokenCount {
   __device__ __forceinline__ void count(const DispatchArgs& a, std::uint32_t* counts) {
 #pragma unroll 1
     for (int round = 0; first(round) < end; ++round) {
-      const std::int32_t id = ids[0];
+      const std::int32_t id = ids[0].value(a);
       ids[0] = ids[1];
-      ids[1] = lanes.load(a, first(round + 2), end);
+      ids[1] = lanes.ask(a, first(round + 2), end);
       count_choice(a, id, counts);
     }
   }

@@ -152,14 +152,13 @@ __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64
   }
 }
 
-/// Takes the announcements of all ranks: where each source's rows of each expert go. Returns how
-/// many warps add to num_done.
-__device__ __forceinline__ int take_places(const DispatchArgs& a, std::uint64_t call, bool reports,
-                                           ReceiverShared& shared, const ReceivePlaces& places) {
+/// Takes the announcements of all ranks: where each source's rows of each expert go.
+__device__ __forceinline__ void take_places(const DispatchArgs& a, std::uint64_t call, bool reports,
+                                            ReceiverShared& shared, const ReceivePlaces& places) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_takers = 1 + min((places.num_local + kLanes - 1) / kLanes, kExchangeWarps - 1);
-  if (warp >= num_takers) return num_takers;
+  if (warp >= num_takers) return;
   if (warp == 0) {
     take_sources(a, call, lane, shared);
   } else {
@@ -176,7 +175,6 @@ __device__ __forceinline__ int take_places(const DispatchArgs& a, std::uint64_t 
   }
   __syncwarp();
   if (lane == 0) atomicAdd(&shared.num_done, 1);
-  return num_takers;
 }
 
 /// What only the caller and the combine want to know; one CTA writes it, last.

@@ -270,15 +270,13 @@ struct ReceiveWalk {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     routes.ask(a, a.layout.routes(call, in.source, in.number), lane);
   }
-  /// Looks for the routes of the first item, which may not come, until all places are known.
-  __device__ __forceinline__ void look_ahead(const DispatchArgs& a, std::uint64_t call,
-                                             const ReceiverShared& block, int num_takers) {
+  /// Asks for the routes of the first item, which may not come, when announcements begin to come.
+  __device__ __forceinline__ void ask_first(const DispatchArgs& a, std::uint64_t call,
+                                            const ReceiverShared& block) {
     const ReceiveItem in(a, item);
-    if (in.number >= a.layout.shape.max_tokens) return;
-    do {
-      ask(a, call, in);
-    } while (!routes.is_there(call) &&
-             *const_cast<volatile const std::int32_t*>(&block.num_done) < num_takers);
+    while (*const_cast<volatile const std::int32_t*>(&block.num_done) == 0) {
+    }
+    if (in.number < a.layout.shape.max_tokens) ask(a, call, in);
   }
   /// Goes on to the next item that comes, or stays at one that does and was asked for. False: none.
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
@@ -338,8 +336,8 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   __syncthreads();
   const std::uint64_t call = asked.number;
   ReceiveWalk walk(a, receiver);
-  const int num_takers = take_places(a, call, reports, shared, places);
-  walk.look_ahead(a, call, shared, num_takers);
+  take_places(a, call, reports, shared, places);
+  walk.ask_first(a, call, shared);
   __syncthreads();
   find_first_rows(a, places);
   if (shared.failed != 0) return;

@@ -180,34 +180,38 @@ struct RoutedTokens {
   }
 };
 
-/// The choices of a chunk, from all threads.
+/// The choices of a chunk on their way to it, one or more of each thread.
 struct ChunkLoad {
   ChoiceLanes lanes;
   int first;  ///< token
   int size;
-  Choice choice;
+  GivenId id;
+  float weight;
 
   __device__ __forceinline__ ChunkLoad(const DispatchArgs& a, int begin, int end)
       : lanes(a), first(begin), size(min(end - begin, kLanes)) {
-    choice = load(a, token(0));
+    ask(a, token(0));
   }
+  /// This thread's token of a round, of the chunk.
   __device__ __forceinline__ int token(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     return lanes.token < lanes.num_tokens
                ? (round * kExchangeWarps + warp) * lanes.num_tokens + lanes.token
                : kLanes;
   }
-  __device__ __forceinline__ Choice load(const DispatchArgs& a, int in_chunk) const {
-    if (in_chunk >= size) return {-1, 0.0f};
+  __device__ __forceinline__ void ask(const DispatchArgs& a, int in_chunk) {
+    if (in_chunk >= size) return;
     const std::int64_t at = std::int64_t{first + in_chunk} * a.num_topk + lanes.k;
-    return {load_id(a, at), a.topk_weights != nullptr ? __ldg(a.topk_weights + at) : 1.0f};
+    id.ask(a, at);
+    weight = 1.0f;
+    if (a.topk_weights != nullptr) weight = __ldg(a.topk_weights + at);
   }
-  __device__ __forceinline__ void add_to(const DispatchArgs& a, const TokenChunk& chunk) const {
-    Choice next = choice;
+  __device__ __forceinline__ void add_to(const DispatchArgs& a, const TokenChunk& chunk) {
 #pragma unroll 1
-    for (int round = 0, t = token(0); t < size; next = load(a, t)) {
-      chunk.add(a, t, t * a.num_topk + lanes.k, next);
+    for (int round = 0, t = token(0); t < size;) {
+      chunk.add(a, t, t * a.num_topk + lanes.k, {id.value(a), weight});
       t = token(++round);
+      ask(a, t);
     }
   }
 };

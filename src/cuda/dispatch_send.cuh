@@ -102,15 +102,15 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
        i += kExchangeWarps * a.num_senders) {
     const SendItem item(a, i);
     std::uint32_t words[Form::kWords];
-    std::int32_t id = -1;
+    GivenId id;
     if (i < num_items) {
-      if (lane < a.num_topk) id = load_id(a, std::int64_t{item.token} * a.num_topk + lane);
+      if (lane < a.num_topk) id.ask(a, std::int64_t{item.token} * a.num_topk + lane);
       Form::make(a, item.token, item.piece, lane, words, scales);
     }
     if (is_first) __syncthreads();
     is_first = false;
     if (i >= num_items || asked.has_failed != 0) return;
-    send_piece<Form>(a, asked.number, item, lane, id, words, scales);
+    send_piece<Form>(a, asked.number, item, lane, id.value(a), words, scales);
   }
 }
 
