@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_kernel.cuh: the dispatch kernel of one form. CTAs have roles by their number: 0
-// announces, then come routers, senders, receivers. The hardware starts CTAs in order, and only
-// receivers wait, so every rank's rows are on their way before any CTA of it waits for others: a
-// grid that runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
+// dispatch_kernel.cuh: the dispatch kernel of one form. CTAs have roles by their number: first
+// tellers, then senders, then receivers. The hardware starts CTAs in order, and only receivers
+// wait, so every rank's rows are on their way before any CTA of it waits for others: a grid that
+// runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
 #pragma once
 
 #include <algorithm>
@@ -23,23 +23,21 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   __shared__ CallOfCta call;
   const std::uint32_t asked = begin_kernel(a);
   std::uint32_t asked_too = 0;
-  const int num_telling = sends ? 1 + a.num_routers : 0;
-  const int num_sending = sends ? num_telling + a.num_senders : 0;
+  const int num_tellers = sends ? a.num_tellers : 0;
+  const int num_sending = sends ? num_tellers + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
     call.ask(a);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
                                reinterpret_cast<std::int32_t*>(&shared + 1));
-  } else if (cta >= num_telling) {
+  } else if (cta >= num_tellers) {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
-    asked_too = ask_for_item(a, cta - num_telling);
+    asked_too = ask_for_item(a, cta - num_tellers);
     call.ask(a);
-    send_rows<Form>(a, call, cta - num_telling, shared);
-  } else if (cta == 0) {
-    announce(a, call, reinterpret_cast<std::uint32_t*>(memory));
+    send_rows<Form>(a, call, cta - num_tellers, shared);
   } else {
-    route_tokens(a, call, cta - 1, memory);
+    tell(a, call, cta, memory);
   }
   end_kernel(asked ^ asked_too);
   if (!receives) return;
@@ -52,9 +50,9 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
   const std::size_t shared =
-      std::max({sizeof(SenderShared), router_bytes(args),
+      std::max({sizeof(SenderShared), teller_bytes(args),
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
-  const int ctas = (sends(phases) ? 1 + args.num_routers + args.num_senders : 0) +
+  const int ctas = (sends(phases) ? args.num_tellers + args.num_senders : 0) +
                    (receives(phases) ? args.num_receivers : 0);
   launch_kernel(dispatch_kernel<Form>,
                 {std::max(1, ctas), kExchangeThreads, shared, programmatic, stream}, "dispatch",

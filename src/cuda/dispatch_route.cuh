@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // dispatch_route.cuh: what follows from the ids of a token and of those before it: the number of
-// its row among the rows for a rank, and its place among those for an expert. Routers tell it to
-// the peers, while senders, which need none of it, send the rows themselves.
+// its row among the rows for a rank, and its place among those for an expert: how often earlier
+// tokens chose the same. Tellers tell it to the peers, rank by rank, while senders, which need none
+// of it, send the rows themselves.
 #pragma once
 
 #include "cuda/dispatch_count.cuh"
@@ -20,165 +21,127 @@ struct Choice {
   float weight;
 };
 
-/// Up to 32 tokens of a router, in shared memory. Of each expert and rank a word says which of them
-/// chose it: how many earlier ones did is a count of bits, whatever order threads work in.
+/// In dynamic shared memory, then rows and bits of each expert of a rank, then repeats and choices
+/// of a chunk.
+struct TellerShared {
+  std::uint32_t num_tokens;
+  std::uint32_t num_repeats;
+  std::uint32_t goes;  ///< tokens of the chunk that go to the rank, as bits
+  std::uint32_t unused;
+};
+
+/// Up to 32 tokens and what a rank gets of them. Of each expert a word says which of them chose it:
+/// how many earlier ones did is a count of bits, whatever order threads work in.
 struct TokenChunk {
-  std::uint32_t* num_repeats;
+  TellerShared* shared;
+  RankCount before;     ///< by the tokens before the chunk
+  std::uint32_t* bits;  ///< of each expert
   Repeat* repeats;
   Choice* choices;
-  std::uint32_t* counts;  ///< [E + P] by the tokens before the chunk
-  std::uint32_t* bits;    ///< [E + P]
-  int size;               ///< E + P
 
-  __device__ __forceinline__ TokenChunk(const DispatchArgs& a, std::byte* memory)
-      : num_repeats(reinterpret_cast<std::uint32_t*>(memory)),
-        repeats(reinterpret_cast<Repeat*>(memory) + 1),
-        choices(reinterpret_cast<Choice*>(repeats + kLanes * a.num_topk)),
-        counts(reinterpret_cast<std::uint32_t*>(choices + kLanes * a.num_topk)),
-        bits(counts + a.ownership.num_experts + a.ownership.num_ranks),
-        size(a.ownership.num_experts + a.ownership.num_ranks) {}
+  __device__ __forceinline__ TokenChunk(const DispatchArgs& a, int num_experts, std::byte* memory)
+      : shared(reinterpret_cast<TellerShared*>(memory)),
+        before{&shared->num_tokens, reinterpret_cast<std::uint32_t*>(shared + 1)},
+        bits(before.rows + num_experts),
+        repeats(reinterpret_cast<Repeat*>(bits + num_experts)),
+        choices(reinterpret_cast<Choice*>(repeats + kLanes * a.num_topk)) {}
 
-  __device__ __forceinline__ void clear() const {
-    if (threadIdx.x == 0) *num_repeats = 0;
-    clear_words(counts, 2 * size);
+  __device__ __forceinline__ void clear(const ExpertRange& experts) const {
+    constexpr int kWords = sizeof(TellerShared) / sizeof(std::uint32_t);
+    clear_words(&shared->num_tokens, kWords + 2 * experts.count);
   }
   /// `index`: of the choice in the chunk.
-  __device__ __forceinline__ void add(const DispatchArgs& a, int token, int index,
+  __device__ __forceinline__ void add(const ExpertRange& experts, int token, int index,
                                       const Choice& choice) const {
     choices[index] = choice;
-    const std::int32_t id = choice.id;
-    if (!names_expert(a, id)) return;
+    if (!experts.has(choice.id)) return;
     const std::uint32_t bit = 1u << token;
-    atomicOr(bits + a.ownership.num_experts + a.ownership.owner(id), bit);
-    if ((atomicOr(bits + id, bit) & bit) != 0) [[unlikely]] {
-      repeats[atomicAdd(num_repeats, 1u)] = {id, token};
+    atomicOr(&shared->goes, bit);
+    if ((atomicOr(bits + (choice.id - experts.first), bit) & bit) != 0) [[unlikely]] {
+      repeats[atomicAdd(&shared->num_repeats, 1u)] = {choice.id, token};
     }
   }
-  /// How many tokens before one of the chunk chose an expert, or, from E on, a rank. Repeats of the
-  /// chunk aside.
-  __device__ __forceinline__ std::uint32_t before(int index, int token) const {
-    return counts[index] + __popc(bits[index] & ((1u << token) - 1));
-  }
   /// Begins and ends with a barrier.
-  __device__ __forceinline__ void advance() const {
+  __device__ __forceinline__ void advance(const ExpertRange& experts) const {
     __syncthreads();
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) {
-      counts[i] += __popc(bits[i]);
+    for (int i = static_cast<int>(threadIdx.x); i < experts.count; i += kExchangeThreads) {
+      before.rows[i] += __popc(bits[i]);
       bits[i] = 0;
     }
     __syncthreads();
 #pragma unroll 1
-    for (std::uint32_t i = threadIdx.x; i < *num_repeats; i += kExchangeThreads) {
-      atomicAdd(counts + repeats[i].expert, 1u);
+    for (std::uint32_t i = threadIdx.x; i < shared->num_repeats; i += kExchangeThreads) {
+      atomicAdd(before.rows + (repeats[i].expert - experts.first), 1u);
     }
     __syncthreads();
-    if (threadIdx.x == 0) *num_repeats = 0;
+    if (threadIdx.x == 0) {
+      shared->num_repeats = 0;
+      shared->num_tokens += __popc(shared->goes);
+      shared->goes = 0;
+    }
     __syncthreads();
   }
 };
 
-/// Bytes of shared memory of a router.
-inline std::size_t router_bytes(const DispatchArgs& a) {
+/// Bytes of shared memory of a teller.
+inline std::size_t teller_bytes(const DispatchArgs& a) {
   const auto choices = static_cast<std::size_t>(kLanes * a.num_topk);
-  const auto size = static_cast<std::size_t>(a.ownership.num_experts + a.ownership.num_ranks);
-  return (1 + choices) * sizeof(Repeat) + choices * sizeof(Choice) +
-         2 * size * sizeof(std::uint32_t);
+  const auto experts = static_cast<std::size_t>(a.layout.shape.max_local_experts);
+  return sizeof(TellerShared) + 2 * experts * sizeof(std::uint32_t) +
+         choices * (sizeof(Repeat) + sizeof(Choice));
 }
 
 /// The rare way: how often a choice's expert was chosen again, by tokens of the chunk before, and
 /// by its own.
-__device__ __noinline__ inline int2 count_repeats(const Repeat* repeats, std::uint32_t num,
-                                                  std::int32_t id, int token, unsigned own) {
-  const unsigned below = (1u << threadIdx.x % kLanes) - 1;
+__device__ __noinline__ inline int count_repeats(const TokenChunk& chunk, std::int32_t id,
+                                                 int token, unsigned own_below) {
   int before = 0;
 #pragma unroll 1
-  for (std::uint32_t i = 0; i < num; ++i) {
-    before += repeats[i].expert == id && repeats[i].token < token ? 1 : 0;
+  for (std::uint32_t i = 0; i < chunk.shared->num_repeats; ++i) {
+    before += chunk.repeats[i].expert == id && chunk.repeats[i].token < token ? 1 : 0;
   }
-  return {before, __popc(__match_any_sync(kAllLanes, id) & own & below)};
+  return before + __popc(__match_any_sync(kAllLanes, id) & own_below);
 }
 
-/// Some tokens of a chunk, by a warp; a lane is a choice.
-struct RoutedTokens {
-  int lane;
-  int k;
-  int in_chunk;  ///< of the token
-  bool is_there;
-  Choice choice;
-  bool is_valid;
-  std::int32_t rank;  ///< -1: none
-  unsigned own;       ///< the lanes of this lane's token
-  int2 repeats;
-
-  __device__ __forceinline__ RoutedTokens(const DispatchArgs& a, const ChoiceLanes& lanes,
-                                          const TokenChunk& chunk, int first, int size)
-      : lane(static_cast<int>(threadIdx.x) % kLanes),
-        k(lanes.k),
-        in_chunk(first + lanes.token),
-        is_there(lanes.token < lanes.num_tokens && in_chunk < size),
-        choice(is_there ? chunk.choices[in_chunk * a.num_topk + k] : Choice{-1, 0.0f}),
-        is_valid(names_expert(a, choice.id)),
-        rank(is_valid ? a.ownership.owner(choice.id) : -1),
-        repeats{0, 0} {
-    const int begin = lane - k;
-    const int last = min(begin + a.num_topk, kLanes) - 1;
-    own = (2u << last) - (1u << begin);
-    const std::uint32_t num_repeats = *chunk.num_repeats;
-    if (num_repeats != 0) [[unlikely]] {
-      repeats = count_repeats(chunk.repeats, num_repeats, choice.id, in_chunk, own);
+/// Tells a rank what its rows are, of as many tokens as fit in a warp, from `first` of a chunk.
+__device__ __forceinline__ void tell_rank(const DispatchArgs& a, std::uint64_t call, int to,
+                                          const ExpertRange& experts, const ChoiceLanes& lanes,
+                                          const TokenChunk& chunk, int chunk_begin, int first,
+                                          int size) {
+  const int in_chunk = first + lanes.token;
+  const bool is_there = lanes.is_there(first, size);
+  Choice choice{-1, 0.0f};
+  if (is_there) choice = chunk.choices[in_chunk * a.num_topk + lanes.k];
+  int repeats = 0;
+  if (chunk.shared->num_repeats != 0) [[unlikely]] {
+    repeats = count_repeats(chunk, choice.id, in_chunk, lanes.own & lanes.below);
+  }
+  const std::uint32_t goes = chunk.shared->goes;
+  if (!is_there || (goes >> in_chunk & 1) == 0) return;
+  const std::uint32_t earlier = (1u << in_chunk) - 1;
+  const std::uint32_t number = *chunk.before.num_tokens + __popc(goes & earlier);
+  std::byte* at = a.windows.base[to] + a.layout.routes(call, a.rank, number);
+  const bool is_local = experts.has(choice.id);
+  const int local = choice.id - experts.first;
+  std::uint32_t value =
+      names_expert(a, choice.id) ? static_cast<std::uint32_t>(choice.id) : kNoRoute;
+  if (a.layout.shape.sends_routes) {
+    value = kNoRoute;
+    if (is_local) {
+      const std::uint32_t place = chunk.before.rows[local] + __popc(chunk.bits[local] & earlier) +
+                                  static_cast<std::uint32_t>(repeats);
+      value = static_cast<std::uint32_t>(local) << a.layout.place_bits | place;
     }
   }
-
-  /// Tells a rank what the rows are that it gets.
-  __device__ __forceinline__ void tell(const DispatchArgs& a, std::uint64_t call, int token, int to,
-                                       const TokenChunk& chunk) const {
-    const unsigned chose = __ballot_sync(kAllLanes, rank == to) & own;
-    if (!is_there || chose == 0) return;
-    const std::uint32_t tag = tag_of(call);
-    const std::uint32_t number = chunk.before(a.ownership.num_experts + to, in_chunk);
-    std::byte* at = a.windows.base[to] + a.layout.routes(call, a.rank, number);
-    std::uint32_t value = is_valid ? static_cast<std::uint32_t>(choice.id) : kNoRoute;
-    if (a.layout.shape.sends_routes) {
-      value = kNoRoute;
-      if (rank == to) {
-        const std::uint32_t place =
-            chunk.before(choice.id, in_chunk) + static_cast<unsigned>(repeats.x + repeats.y);
-        value = static_cast<std::uint32_t>(choice.id - a.ownership.first(to))
-                    << a.layout.place_bits |
-                place;
-      }
-    }
-    if (k == 0) store_record(at, static_cast<std::uint32_t>(token), tag);
-    store_record(at + (1 + k) * static_cast<int>(kRecordBytes), value, tag);
-    if (a.layout.shape.sends_weights) {
-      store_record(at + (1 + a.num_topk + k) * static_cast<int>(kRecordBytes),
-                   __float_as_uint(choice.weight), tag);
-    }
-  }
-
-  /// Keeps which returned rows a token's sum will have, in order, for its combine: the highest
-  /// choice of each rank leads it.
-  __device__ __forceinline__ void keep(const DispatchArgs& a, std::uint64_t call, int token) const {
-    const bool by_choice = a.reduce == Reduce::kPerExpert;
-    const unsigned same =
-        __match_any_sync(kAllLanes, is_valid ? (lane - k) * kMaxPushRanks + rank : -1);
-    const bool has_term = is_valid && (by_choice || same >> lane == 1);
-    const unsigned terms = __ballot_sync(kAllLanes, has_term) & own;
-    if (!is_there) return;
-    const bool is_twice = is_valid && repeats.y != 0 && a.rows_layout == Layout::kBatched;
-    if (choice.id < -1 || choice.id >= a.ownership.num_experts || is_twice) [[unlikely]] {
-      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, k,
-              choice.id, 0);
-    }
-    if (k == 0) a.state.num_terms[token] = __popc(terms);
-    if (!has_term) return;
-    const std::int64_t to = std::int64_t{token} * a.num_topk + __popc(terms & ((1u << lane) - 1));
-    a.state.columns[to] = by_choice ? k : a.layout.column(rank, k);
-    a.state.term_ranks[to] = rank;
-    if (by_choice) a.state.term_weights[to] = choice.weight;
-  }
-};
+  const std::uint32_t tag = tag_of(call);
+  const auto token = static_cast<std::uint32_t>(chunk_begin + in_chunk);
+  if (lanes.k == 0) store_record(at, token, tag);
+  store_record(at + (1 + lanes.k) * static_cast<int>(kRecordBytes), value, tag);
+  if (!a.layout.shape.sends_weights) return;
+  store_record(at + (1 + a.num_topk + lanes.k) * static_cast<int>(kRecordBytes),
+               __float_as_uint(choice.weight), tag);
+}
 
 /// The choices of a chunk on their way to it, one or more of each thread.
 struct ChunkLoad {
@@ -206,55 +169,80 @@ struct ChunkLoad {
     weight = 1.0f;
     if (a.topk_weights != nullptr) weight = __ldg(a.topk_weights + at);
   }
-  __device__ __forceinline__ void add_to(const DispatchArgs& a, const TokenChunk& chunk) {
+  __device__ __forceinline__ void add_to(const DispatchArgs& a, const ExpertRange& experts,
+                                         const TokenChunk& chunk) {
 #pragma unroll 1
     for (int round = 0, t = token(0); t < size;) {
-      chunk.add(a, t, t * a.num_topk + lanes.k, {id.value(a), weight});
+      chunk.add(experts, t, t * a.num_topk + lanes.k, {id.value(a), weight});
       t = token(++round);
       ask(a, t);
     }
   }
 };
 
-/// Tells where a run of tokens goes, and keeps it. `memory`: shared.
-__device__ __forceinline__ void route_tokens(const DispatchArgs& a, CallOfCta& call, int router,
-                                             std::byte* memory) {
-  const int begin = router * a.tokens_per_router;
-  const int end = min(begin + a.tokens_per_router, a.num_tokens);
+/// Tells a rank how many rows it gets, from all tokens, and keeps the terms of a share of them.
+__device__ __forceinline__ void tell_counts(const DispatchArgs& a, CallOfCta& call, int to,
+                                            std::byte* memory) {
   // All loads of the first wait, then what waits for them.
-  TokenCount before(a, begin);
-  ChunkLoad own(a, begin, end);
-  const TokenChunk chunk(a, memory);
-  chunk.clear();
+  TokenCount all(a, a.num_tokens);
+  const ExpertRange experts(a, to);
+  const TokenChunk chunk(a, experts.count, memory);
+  chunk.clear(experts);
   call.ask(a);
   __syncthreads();
   if (call.has_failed != 0) return;
-  before.count(a, chunk.counts);
+  all.count(a, experts, chunk.before);
+  __syncthreads();
+  announce(a, call.number, to, experts, chunk.before);
+  keep_terms(a, call.number, to * a.tokens_per_rank,
+             min((to + 1) * a.tokens_per_rank, a.num_tokens));
+}
+
+/// Tells a rank where the rows of a run of tokens go.
+__device__ __forceinline__ void tell_routes(const DispatchArgs& a, CallOfCta& call, int to,
+                                            int begin, std::byte* memory) {
+  const int end = min(begin + a.tokens_per_router, a.num_tokens);
+  TokenCount before(a, begin);
+  ChunkLoad own(a, begin, end);
+  const ExpertRange experts(a, to);
+  const TokenChunk chunk(a, experts.count, memory);
+  chunk.clear(experts);
+  call.ask(a);
+  __syncthreads();
+  if (call.has_failed != 0) return;
+  before.count(a, experts, chunk.before);
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
 #pragma unroll 1
   for (;;) {
-    own.add_to(a, chunk);
+    own.add_to(a, experts, chunk);
     __syncthreads();
-    // A warp for each rank that gets some of the tokens, and one that keeps what they chose.
-    int item = warp;
 #pragma unroll 1
-    for (;; item += kExchangeWarps) {
-      const int group = a.by_told.quotient(item);
-      const int to = item - group * static_cast<int>(a.by_told.divisor);
-      const int first = group * own.lanes.num_tokens;
-      if (first >= own.size) break;
-      const RoutedTokens routed(a, own.lanes, chunk, first, own.size);
-      const int token = own.first + routed.in_chunk;
-      if (to < a.ownership.num_ranks) {
-        routed.tell(a, call.number, token, to, chunk);
-      } else {
-        routed.keep(a, call.number, token);
-      }
+    for (int first = warp * own.lanes.num_tokens; first < own.size;
+         first += kExchangeWarps * own.lanes.num_tokens) {
+      tell_rank(a, call.number, to, experts, own.lanes, chunk, own.first, first, own.size);
     }
     const int next = own.first + kLanes;
     if (next >= end) return;
     own = ChunkLoad(a, next, end);
-    chunk.advance();
+    chunk.advance(experts);
+  }
+}
+
+/// What a teller does: all announcements come first.
+__device__ __forceinline__ void tell(const DispatchArgs& a, CallOfCta& call, int teller,
+                                     std::byte* memory) {
+  const int num_ranks = a.ownership.num_ranks;
+#pragma unroll 1
+  for (int task = teller; task < num_ranks * (1 + a.num_routers); task += a.num_tellers) {
+    const int part = a.by_ranks.quotient(task);
+    const int turned = task - part * num_ranks + a.rank;
+    const int to = turned < num_ranks ? turned : turned - num_ranks;
+    if (part == 0) {
+      tell_counts(a, call, to, memory);
+    } else {
+      tell_routes(a, call, to, (part - 1) * a.tokens_per_router, memory);
+    }
+    __syncthreads();
   }
 }
 

@@ -101,14 +101,16 @@ struct DispatchArgs : ExchangeBase {
   std::int32_t* row_ids = nullptr;     ///< [N, K], layouts with a row a token
   float* row_weights = nullptr;        ///< [N] or [N, K]; null without weights
 
-  // The grid: announcer, routers, senders, receivers.
-  std::int32_t num_routers = 1;
+  // The grid: tellers, senders, receivers.
+  std::int32_t num_tellers = 1;
+  std::int32_t num_routers = 1;  ///< runs of tokens, told about one by one
   std::int32_t tokens_per_router = 1;
+  std::int32_t tokens_per_rank = 1;  ///< whose terms the announcer for a rank keeps
   std::int32_t num_senders = 0;
   std::int32_t shares = 1;  ///< warps that share the destinations of a piece
   std::int32_t num_receivers = 0;
   FastDivisor by_topk;    ///< num_topk
-  FastDivisor by_told;    ///< ranks, and one
+  FastDivisor by_ranks;   ///< num_ranks
   FastDivisor by_pieces;  ///< pieces of a row
   FastDivisor by_shares;  ///< pieces of all tokens
   FastDivisor by_items;   ///< of a received row: its pieces, then what is kept of it
@@ -146,7 +148,7 @@ struct CombineArgs : ExchangeBase {
 
 inline constexpr int kExchangeThreads = 512;
 inline constexpr int kExchangeCtasPerSm = 2;
-inline constexpr int kLeastCtas = 4;  ///< of a dispatch: one of each kind
+inline constexpr int kLeastCtas = 3;  ///< of a dispatch: one of each kind
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 /// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.

@@ -7,10 +7,10 @@
 namespace switchyard {
 namespace {
 
-// Routers end early, receivers wait most of the time; a quarter of the grid saturates the links.
-constexpr int kRoutersOfDispatch = 16;
-constexpr int kTokensOfRouter = 8;
-constexpr int kSendersOfDispatch = 4;
+// Tellers end early, receivers wait most of the time; a fifth of the grid saturates the links.
+constexpr int kTellersOfDispatch = 6;
+constexpr int kTokensOfRouter = kLanes;
+constexpr int kSendersOfDispatchTimes16 = 3;
 // Returning rows reads and sums them first: two thirds of the grid.
 constexpr int kSendersOfCombineTimes3 = 2;
 constexpr int kMostShares = 4;
@@ -26,18 +26,22 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int ranks = args.ownership.num_ranks;
   const int tokens = std::max(1, args.num_tokens);
   const std::int64_t num_pieces = std::int64_t{tokens} * pieces;
-  const int routers = clamp_int((tokens + kTokensOfRouter - 1) / kTokensOfRouter, 1,
-                                wish.max_ctas / kRoutersOfDispatch);
+  // As many runs of tokens as there are tellers for, each for every rank, but short ones suffice.
+  const int most_tellers = std::max(1, wish.max_ctas / kTellersOfDispatch);
+  const int routers =
+      clamp_int((tokens + kTokensOfRouter - 1) / kTokensOfRouter, 1, most_tellers / ranks - 1);
   args.tokens_per_router = (tokens + routers - 1) / routers;
   args.num_routers = (tokens + args.tokens_per_router - 1) / args.tokens_per_router;
-  const int most = wish.max_ctas - 1 - args.num_routers;
+  args.num_tellers = std::min(most_tellers, ranks * (1 + args.num_routers));
+  args.tokens_per_rank = (tokens + ranks - 1) / ranks;
+  const int most = wish.max_ctas - args.num_tellers;
   args.num_senders = clamp_int(
-      num_pieces, 1, wish.receives ? std::min(most - 1, wish.max_ctas / kSendersOfDispatch) : most);
+      num_pieces, 1, wish.receives ? std::min(most - 1, wish.max_ctas * kSendersOfDispatchTimes16 / 16) : most);
   // Warps that would have nothing to do take a share of the destinations.
   const std::int64_t warps = std::int64_t{args.num_senders} * kExchangeWarps;
   args.shares = clamp_int(warps / num_pieces, 1, std::min(kMostShares, ranks));
   args.by_topk = FastDivisor(args.num_topk);
-  args.by_told = FastDivisor(ranks + 1);
+  args.by_ranks = FastDivisor(ranks);
   args.by_pieces = FastDivisor(pieces);
   args.by_shares = FastDivisor(num_pieces);
   args.by_items = FastDivisor(pieces + 1);
