@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// launch.h: one way to launch a kernel: with as much shared memory as it wants, and, when the
-// caller asks, before the kernel ahead of it has ended (programmatic dependent launch).
+// launch.h: one way to launch a kernel: when the caller asks, before the kernel ahead of it has
+// ended (programmatic dependent launch), and, after allow_shared_memory, with more than 48 KB of
+// shared memory.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,6 @@ struct LaunchShape {
   int parts = 1;  ///< the grid's second dimension
 };
 
-inline constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
-
 /// Whether the current GPU starts a kernel before the one ahead of it has ended.
 inline bool has_programmatic_launch() {
   int device = 0;
@@ -32,15 +31,26 @@ inline bool has_programmatic_launch() {
   return major >= 9;
 }
 
+/// Lets all launches of a kernel on the current GPU have as much shared memory as the GPU gives to
+/// a CTA. Once is enough, and, as the limit is the same for all who ask, again does no harm.
+template <typename... Params>
+void allow_shared_memory(void (*kernel)(Params...), const char* name) {
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  cudaFuncAttributes attributes{};
+  int device = 0;
+  int most = 0;
+  check_cuda(cudaFuncGetAttributes(&attributes, function), name);
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  most - static_cast<int>(attributes.sharedSizeBytes)),
+             name);
+}
+
 template <typename... Params, typename... Args>
 void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const char* name,
                    const Args&... args) {
-  if (shape.shared_bytes > kSharedWithoutAsking) {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shape.shared_bytes)),
-               name);
-  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
