@@ -166,10 +166,10 @@ class RankBench {
 
   Shape shape_;
   Group group_;
-  DeviceExchange exchange_;
   OwnedStream stream_;
   std::vector<DeviceBuffer> tokens_, ids_, weights_;
   DeviceBuffer output_, results_, flush_;
+  DeviceExchange exchange_;  // last: it ends before its memory
 };
 
 double slowest_median(const std::vector<std::vector<double>>& by_rank) {
