@@ -47,11 +47,11 @@ TEST(BytesTest, OverflowIsAnError) {
 
 TEST(EvenPartsTest, FirstPartsHaveOneMore) {
   const auto sizes = [](std::int64_t n, std::int64_t num_parts) {
-    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> found;
     for (std::int64_t i = 0; i < num_parts; ++i) {
-      sizes.push_back(part_begin(n, num_parts, i + 1) - part_begin(n, num_parts, i));
+      found.push_back(part_begin(n, num_parts, i + 1) - part_begin(n, num_parts, i));
     }
-    return sizes;
+    return found;
   };
   EXPECT_EQ(sizes(11, 4), (std::vector<std::int64_t>{3, 3, 3, 2}));
   EXPECT_EQ(sizes(2, 3), (std::vector<std::int64_t>{1, 1, 0}));
