@@ -161,7 +161,7 @@ class DeviceExchangeExtrasTest : public testing::TestWithParam<Case> {};
 
 TEST_P(DeviceExchangeExtrasTest, EqualsTheCpuExchange) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     RankRun(group, GetParam()).run();
@@ -173,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceExchangeExtrasTest, testing::ValuesIn(cases(
 
 // Everything besides the rows is in the stream too.
 TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     ExchangeConfig config = test::fault_config(layout);

@@ -108,7 +108,7 @@ class DeviceExchangeTest : public testing::TestWithParam<Case> {};
 
 TEST_P(DeviceExchangeTest, EqualsTheCpuExchange) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     RankRun(group, GetParam()).run();

@@ -16,7 +16,7 @@
 #include "cuda/memory.h"
 #include "cuda/overflow_key.h"
 #include "cuda/routing.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "plan/overflow.h"
 
 namespace switchyard {
@@ -211,7 +211,7 @@ std::vector<DropCase> cases() {
 class DropOverflowTest : public testing::TestWithParam<DropCase> {};
 
 TEST_P(DropOverflowTest, DropsWhatTheCpuDrops) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   const DropCase& c = GetParam();
   const Choices choices(c);
   DropRun run(c, choices);

@@ -13,7 +13,7 @@
 #include "cuda/grid.h"
 #include "cuda/memory.h"
 #include "cuda/wire_form.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "p2p/wait_failure.h"
 
 namespace switchyard {
@@ -100,7 +100,7 @@ class LostMark {
 };
 
 TEST(LostMarkTest, RankThatShouldHaveSentItIsNamed) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const QuantScheme& wire : {schemes::kNone, schemes::kFp8Block, schemes::kMxfp8}) {
     SCOPED_TRACE(name_of(wire));
     const WaitRecord record = LostMark(wire).run();
