@@ -56,7 +56,7 @@ done
 bench dispatch --graph --baseline nccl --tokens $tokens --op dispatch
 bench combine --graph --baseline nccl --tokens $tokens --op combine
 for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device device_exchange \
-  device_arguments device_deadlock device_experts device_prepare_finalize device_modular_kernel quantize_cuda permute_cuda; do
+  device_arguments device_deadlock device_experts device_prepare_finalize device_modular_kernel drop_overflow_cuda quantize_cuda permute_cuda; do
   [ -x "$bin/${test}_test" ] && step "test-$test" 80 "$bin/${test}_test" --gtest_output="json:$out/test-$test.json"
 done
 step check-cuda 120 "$bin/switchyard" check --device cuda --quick --json "$out/check-cuda.json"
