@@ -31,10 +31,13 @@ inline bool has_programmatic_launch() {
   return major >= 9;
 }
 
-/// Lets all launches of a kernel on the current GPU have as much shared memory as the GPU gives to
-/// a CTA. Once is enough, and, as the limit is the same for all who ask, again does no harm.
+/// Lets later launches of a kernel on the current GPU have `shared_bytes`, more than the 48 KB that
+/// need no asking. Once is enough. It then may have all that the GPU gives to a CTA, so that the
+/// limit never depends on who asked last.
 template <typename... Params>
-void allow_shared_memory(void (*kernel)(Params...), const char* name) {
+void allow_shared_memory(void (*kernel)(Params...), std::size_t shared_bytes, const char* name) {
+  constexpr std::size_t kWithoutAsking = 48 * 1024;
+  if (shared_bytes <= kWithoutAsking) return;
   const auto* function = reinterpret_cast<const void*>(kernel);
   cudaFuncAttributes attributes{};
   int device = 0;
