@@ -5,7 +5,8 @@
 // radix sort is stable, so ties stay in the order of rows.
 //
 // The cost does not depend on the routing: all choices that there can be are sorted, in passes of
-// 8 bits, 5 or 6 of them; the same kernels run whatever a call has, as a captured graph needs it.
+// 8 bits: 5 with up to 256 experts, else 6. The same kernels run whatever a call has, as a captured
+// graph needs it.
 
 #include "cuda/overflow_key.h"
 #include "cuda/routing_rows.cuh"
@@ -22,9 +23,7 @@ __global__ void __launch_bounds__(kRoutingThreads) write_keys_kernel(RoutingArgs
     const int k = static_cast<int>(i - row * a.num_topk);
     const std::int32_t id = i < num_filled ? id_of(a, row, k) : -1;
     if (a.is_gathered && i < num_filled) a.row_ids[i] = id;
-    const bool is_choice = is_expert(a, id);
-    a.sort.keys[i] = is_choice ? overflow_key(id, weight_of(a, row, k))
-                               : overflow_key(a.ownership.num_experts, 0.0f);
+    a.sort.keys[i] = is_expert(a, id) ? overflow_key(id, weight_of(a, row, k)) : kNoChoiceKey;
     a.sort.choices[i] = static_cast<std::uint32_t>(i);
   }
 }
@@ -34,8 +33,9 @@ __global__ void __launch_bounds__(kRoutingThreads)
     drop_choices_kernel(RoutingArgs a, const std::uint64_t* keys, const std::uint32_t* choices) {
   const std::int64_t num_filled = std::int64_t{*a.num_rows} * a.num_topk;
   for (std::int64_t at = a.capacity + thread_number(); at < num_filled; at += num_threads()) {
-    const std::int32_t expert = expert_of_key(keys[at]);
-    if (!is_expert(a, expert) || expert != expert_of_key(keys[at - a.capacity])) continue;
+    const std::uint64_t key = keys[at];
+    if (key == kNoChoiceKey) return;  // and so are all that follow
+    if (expert_of_key(key) != expert_of_key(keys[at - a.capacity])) continue;
     const std::int64_t choice = choices[at];
     if (a.is_gathered) a.row_ids[choice] = -1;
     const std::int64_t own = choice - first_own_row(a) * a.num_topk;

@@ -24,16 +24,20 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t weight_key(float weight) {
   return ~ascending;
 }
 
-/// `expert` num_experts: a choice of no expert, after all others.
 SWITCHYARD_HOST_DEVICE constexpr std::uint64_t overflow_key(std::int32_t expert, float weight) {
   return std::uint64_t{static_cast<std::uint32_t>(expert)} << kWeightKeyBits | weight_key(weight);
 }
 SWITCHYARD_HOST_DEVICE constexpr std::int32_t expert_of_key(std::uint64_t key) {
   return static_cast<std::int32_t>(key >> kWeightKeyBits);
 }
-/// Bits that keys use, from the lowest on.
+/// Of no expert: after all others, also when only the bits below are looked at, because no weight
+/// has a key of ones.
+inline constexpr std::uint64_t kNoChoiceKey = ~std::uint64_t{0};
+
+/// Bits that order keys, from the lowest on.
 constexpr int overflow_key_bits(std::int32_t num_experts) {
-  return kWeightKeyBits + static_cast<int>(std::bit_width(static_cast<std::uint32_t>(num_experts)));
+  return kWeightKeyBits +
+         static_cast<int>(std::bit_width(static_cast<std::uint32_t>(num_experts - 1)));
 }
 
 }  // namespace switchyard

@@ -234,9 +234,15 @@ TEST(OverflowKeyTest, OrdersAsTheDefinition) {
       EXPECT_LT(overflow_key(3, a), overflow_key(4, b)) << a << ", " << b;
     }
   }
-  EXPECT_EQ(expert_of_key(overflow_key(16384, kNaN)), 16384);
-  for (const std::int32_t experts : {1, 255, 256, 16384}) {
-    EXPECT_LT(overflow_key(experts, kNaN), std::uint64_t{1} << overflow_key_bits(experts));
+  EXPECT_EQ(expert_of_key(overflow_key(16383, kNaN)), 16383);
+  EXPECT_EQ(overflow_key_bits(256), 40);
+  for (const std::int32_t experts : {1, 2, 255, 256, 257, 16384}) {
+    const std::uint64_t looked_at = (std::uint64_t{1} << overflow_key_bits(experts)) - 1;
+    for (const float weight : weights) {
+      const std::uint64_t last = overflow_key(experts - 1, weight);
+      EXPECT_EQ(last & looked_at, last) << experts;
+      EXPECT_LT(last, kNoChoiceKey & looked_at) << experts;
+    }
   }
 }
 
