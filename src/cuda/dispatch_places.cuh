@@ -4,7 +4,7 @@
 // ranks and sums them up: where each source's rows of each expert begin.
 #pragma once
 
-#include "cuda/dispatch_plan.cuh"
+#include "cuda/dispatch_route.cuh"
 #include "cuda/row_form.cuh"
 
 namespace switchyard {
@@ -21,9 +21,7 @@ inline constexpr std::int32_t kNoRoom = 2;
 
 /// What a warp keeps of the piece at hand.
 struct PieceShared {
-  alignas(16) Target targets[kMaxPushTopk];
-  std::int32_t rows[kMaxPushTopk];  ///< the same as numbers
-  alignas(16) std::uint32_t details[4 * kMaxDetailUnits];
+  alignas(16) Target targets[kMaxPushTopk];  ///< by choice
   alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
 };
 
@@ -36,6 +34,17 @@ struct ReceiverShared {
   std::int32_t failed;  ///< kGaveUp or kNoRoom: no rows are taken
   PieceShared pieces[kExchangeWarps];
 };
+
+/// Exclusive sum over the lanes.
+__device__ __forceinline__ int sum_before(int value, int lane) {
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += other;
+  }
+  return sum - value;
+}
 
 struct ReceivePlaces {
   std::int32_t* before;     ///< [P, L]
@@ -58,8 +67,9 @@ __device__ __forceinline__ void take_announcements(const DispatchArgs& a, std::u
 #pragma unroll 1
     for (int inner = lane; inner < num_inner; inner += kLanes) {
       const int source = takes_totals ? inner : outer;
-      const std::size_t at = a.layout.announcement(call, source) +
-                             (takes_totals ? 0 : 2 + static_cast<std::size_t>(inner)) * 8;
+      const std::size_t at =
+          a.layout.announcement(call, source) +
+          (takes_totals ? 0 : 1 + static_cast<std::size_t>(inner)) * kRecordBytes;
       std::uint32_t value = 0;
       if (!wait_record(a.windows.base[a.rank] + at, a.watch,
                        {WaitPlace::kAnnouncement, source, -1, call}, value)) {
@@ -85,8 +95,8 @@ __device__ __forceinline__ void find_sources(const DispatchArgs& a, int lane,
     const std::int32_t count = s < num_ranks ? shared.num_from[s] : 0;
     const std::int32_t before = next + sum_before(count, lane);
     if (s < num_ranks) shared.rows_before[s] = a.source_rows > 0 ? s * a.source_rows : before;
-    next = __shfl_sync(0xFFFFFFFFu, before + count, kLanes - 1);
-    most = max(most, __reduce_max_sync(0xFFFFFFFFu, count));
+    next = __shfl_sync(kAllLanes, before + count, kLanes - 1);
+    most = max(most, __reduce_max_sync(kAllLanes, count));
   }
   if (lane == 0) shared.most_from = most;
 }
@@ -104,7 +114,7 @@ __device__ __forceinline__ void find_first_rows(const DispatchArgs& a, int lane,
     const auto size = static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
     const std::int32_t before = next + sum_before(size, lane);
     if (e < num_local) places.first_row[e] = before;
-    next = __shfl_sync(0xFFFFFFFFu, before + size, kLanes - 1);
+    next = __shfl_sync(kAllLanes, before + size, kLanes - 1);
   }
 }
 
@@ -169,7 +179,7 @@ __device__ __forceinline__ void report_totals(const DispatchArgs& a, const Recei
 #pragma unroll 1
     for (int s = lane; s < a.ownership.num_ranks; s += kLanes) total += shared.num_from[s];
   }
-  total = __reduce_add_sync(0xFFFFFFFFu, total);
+  total = __reduce_add_sync(kAllLanes, total);
   if (lane == 0) *a.total_rows = total;
 }
 

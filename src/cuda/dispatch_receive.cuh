@@ -9,16 +9,6 @@
 
 namespace switchyard {
 
-/// A piece that is being received, by one warp. Beside its elements each lane takes one more unit:
-/// first come the lanes with scales, then with routes, then, of piece 0, with the token's details.
-struct Arriving {
-  std::int32_t source;
-  std::int32_t slot;
-  std::int32_t piece;
-  std::size_t row;  ///< in the window
-  std::size_t at;   ///< of the piece
-};
-
 /// 16 elements to a row, as whole units.
 template <int kWords>
 __device__ __forceinline__ void put_grain(std::byte* to, const std::uint32_t (&words)[kWords]) {
@@ -51,107 +41,170 @@ __device__ __forceinline__ Target aim(const DispatchArgs& a, std::int32_t row,
   return {a.rows + row * a.row_bytes, scales};
 }
 
-/// Keeps the token's number, rows and weights for its combine, and tells the caller ids and
-/// weights.
-__device__ __forceinline__ void keep_details(const DispatchArgs& a, const Arriving& in, int lane,
-                                             const PieceShared& shared) {
-  const int num_id_words = (a.num_topk + 1) / 2;
-  const std::uint32_t* words = shared.details;
-  const int arrival = in.source * static_cast<int>(a.layout.shape.max_tokens) + in.slot;
-  if (lane == 0) a.state.arrival_token[arrival] = static_cast<std::int32_t>(words[0]);
-  const std::uint32_t pair = lane < a.num_topk ? words[1 + lane / 2] : 0;
-  const std::int32_t id = static_cast<std::int32_t>(pair >> (16 * (lane % 2)) & 0xFFFFu) - 1;
-  const int first = a.ownership.first(a.rank);
-  const bool is_local = id >= first && id < first + a.ownership.count(a.rank);
-  const unsigned local = __ballot_sync(0xFFFFFFFFu, is_local);
-  if (lane >= a.num_topk) return;
-  const bool has_routes = a.layout.shape.sends_routes;
-  const int nth = has_routes && is_local ? __popc(local & ((1u << lane) - 1)) : 0;
-  const std::int32_t row = shared.rows[nth];
-  const float weight = f32_from_bits(words[1 + num_id_words + lane]);
-  const std::int64_t at = std::int64_t{arrival} * a.num_topk + lane;
-  a.state.arrival_rows[at] = is_local ? row : -1;
-  a.state.arrival_weights[at] = weight;
-  if (has_routes) {
-    if (is_local && a.row_weights != nullptr) a.row_weights[row] = weight;
-    return;
+/// Where a token's row goes: lane k has choice k.
+struct Routes {
+  std::uint64_t token;  ///< a record, as the next
+  std::uint64_t choice;
+
+  /// Asks for them; they may not be there yet.
+  __device__ __forceinline__ void ask(const DispatchArgs& a, std::size_t at, int lane) {
+    const std::byte* from = a.windows.base[a.rank] + at;
+    token = load_record(from);
+    const int nth = lane < a.num_topk ? 1 + lane : 0;
+    choice = load_record(from + static_cast<std::size_t>(nth) * kRecordBytes);
   }
-  const std::int64_t to = std::int64_t{row} * a.num_topk + lane;
-  if (a.row_ids != nullptr) {
-    a.row_ids[to] = a.rows_layout != Layout::kCompact ? id : is_local ? id - first : -1;
+  __device__ __forceinline__ bool is_there(std::uint64_t call) const {
+    const std::uint32_t tag = tag_of(call);
+    return __all_sync(kAllLanes, static_cast<std::uint32_t>(token >> 32) == tag &&
+                                     static_cast<std::uint32_t>(choice >> 32) == tag);
   }
-  if (a.row_weights != nullptr) a.row_weights[to] = weight;
+};
+
+/// What a warp does at a time: takes a piece of a row, or, after its last piece, keeps what is to
+/// be known of it.
+struct ReceiveItem {
+  std::int32_t source;
+  std::int32_t number;  ///< of the source's rows for this rank
+  std::int32_t piece;
+
+  __device__ __forceinline__ ReceiveItem(const DispatchArgs& a, int item) {
+    number = a.by_slot.quotient(item);
+    const int rest = item - number * static_cast<int>(a.by_slot.divisor);
+    const int nth = a.by_items.quotient(rest);
+    piece = rest - nth * static_cast<int>(a.by_items.divisor);
+    const int turned = nth + a.rank;
+    source = turned < a.ownership.num_ranks ? turned : turned - a.ownership.num_ranks;
+  }
+};
+
+/// A choice of a received token; row: of the receive buffer, -1: another rank's.
+struct Placed {
+  std::int32_t expert;  ///< local
+  std::int32_t row;
+};
+
+__device__ __forceinline__ Placed place_choice(const DispatchArgs& a, const ReceiveItem& in,
+                                               std::uint32_t choice, const ReceiverShared& block,
+                                               const ReceivePlaces& places) {
+  if (a.layout.shape.sends_routes) {
+    if (choice == kNoRoute) return {0, -1};
+    const auto expert = static_cast<std::int32_t>(choice >> a.layout.place_bits);
+    const std::uint32_t place = choice & ((1u << a.layout.place_bits) - 1);
+    return {expert, places.first_row[expert] +
+                        places.before[in.source * places.num_local + expert] +
+                        static_cast<std::int32_t>(place)};
+  }
+  const std::int32_t local = static_cast<std::int32_t>(choice) - a.ownership.first(a.rank);
+  const bool is_local = local >= 0 && local < places.num_local;
+  return {is_local ? local : -1, is_local ? block.rows_before[in.source] + in.number : -1};
 }
 
-/// A lane's part of a piece: its elements, and one further unit.
+/// Keeps the token's number, rows and weights for its combine, and tells the caller ids and
+/// weights. False: gave up.
+__device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t call,
+                                         const ReceiveItem& in, int lane, const Routes& routes,
+                                         const ReceiverShared& block, const ReceivePlaces& places) {
+  const int arrival = in.source * static_cast<int>(a.layout.shape.max_tokens) + in.number;
+  if (lane == 0) a.state.arrival_token[arrival] = static_cast<std::int32_t>(routes.token);
+  if (lane >= a.num_topk) return true;
+  const auto choice = static_cast<std::uint32_t>(routes.choice);
+  const Placed to = place_choice(a, in, choice, block, places);
+  const std::int64_t at = std::int64_t{arrival} * a.num_topk + lane;
+  a.state.arrival_rows[at] = to.row;
+  const bool has_routes = a.layout.shape.sends_routes;
+  const std::int64_t own_row = block.rows_before[in.source] + in.number;
+  if (!has_routes && a.row_ids != nullptr) {
+    a.row_ids[own_row * a.num_topk + lane] =
+        a.rows_layout == Layout::kCompact ? to.expert : static_cast<std::int32_t>(choice);
+  }
+  if (!a.layout.shape.sends_weights) return true;
+  std::uint32_t bits = 0;
+  const std::size_t nth = 1 + static_cast<std::size_t>(a.num_topk + lane);
+  if (!wait_record(
+          a.windows.base[a.rank] + a.layout.routes(call, in.source, in.number) + nth * kRecordBytes,
+          a.watch, {WaitPlace::kRow, in.source, in.number, call}, bits)) {
+    return false;
+  }
+  const float weight = f32_from_bits(bits);
+  a.state.arrival_weights[at] = weight;
+  if (a.row_weights == nullptr) return true;
+  if (!has_routes) {
+    a.row_weights[own_row * a.num_topk + lane] = weight;
+  } else if (to.row >= 0) {
+    a.row_weights[to.row] = weight;
+  }
+  return true;
+}
+
+/// A lane's part of a piece: its elements, and, of the first lanes, a unit of scales.
 template <int kWords>
 struct PieceUnits {
   static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
   static constexpr int kUnits = kWords / kUnitWords;
-  static constexpr std::size_t kLaneBytes = kUnitWords * 4;
-  static constexpr unsigned kMore = 1u << kUnits;
+  static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);
+  static constexpr unsigned kScales = 1u << kUnits;
 
   std::uint32_t words[kUnits][kUnitWords];
-  std::uint32_t more[4];
+  std::uint32_t scales[4];
 
-  /// Loads the units of `wanted`; returns those that have not arrived.
-  __device__ __forceinline__ unsigned look(const std::byte* own, std::size_t at,
-                                           std::size_t more_at, unsigned wanted) {
+  /// Asks for the units of `wanted`.
+  __device__ __forceinline__ void ask(const std::byte* own, std::size_t at, std::size_t scales_at,
+                                      unsigned wanted) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       if ((wanted >> u & 1) != 0) load_words(own + at + u * kLanes * kLaneBytes, words[u]);
     }
-    if ((wanted & kMore) != 0) load_words(own + more_at, more);
-    unsigned missing = wanted;
+    if ((wanted & kScales) != 0) load_words(own + scales_at, scales);
+  }
+  /// Those of `wanted` that were not there.
+  __device__ __forceinline__ unsigned missing(unsigned wanted) const {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      if (has_arrived(words[u])) missing &= ~(1u << u);
+      if (has_arrived(words[u])) wanted &= ~(1u << u);
     }
-    if (has_arrived(more)) missing &= ~kMore;
-    return missing;
+    return has_arrived(scales) ? wanted & ~kScales : wanted;
   }
 };
 
 /// Takes a piece and puts it at every row that wants it. False: gave up.
 template <int kWords>
 __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64_t call,
-                                              const Arriving& in, int lane,
+                                              const ReceiveItem& in, int lane, const Routes& routes,
                                               const ReceiverShared& block, PieceShared& shared,
                                               const ReceivePlaces& places) {
   using Units = PieceUnits<kWords>;
   std::byte* own = a.windows.base[a.rank];
-  const bool has_routes = a.layout.shape.sends_routes;
   const std::int32_t first = in.piece * kPieceElements + lane * kGrainElements;
-  const std::size_t lane_at = in.at + static_cast<std::size_t>(lane) * Units::kLaneBytes;
-
-  // The lane's further unit. Of routes but the first it is known later whether there are any.
   const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
-  const int most_routes = has_routes ? (a.num_topk + 1) / 2 : 0;
-  const int route = lane - per_piece;
-  const int detail = route - most_routes;
-  const std::size_t more_at = (detail < 0 ? in.at + a.layout.scales_in_piece : in.row) +
-                              static_cast<std::size_t>(detail < 0 ? lane : detail) * kUnitBytes;
-  bool wants_more = detail >= 0  ? in.piece == 0 && detail < num_detail_units(a.num_topk)
-                    : route >= 0 ? route == 0
-                                 : in.piece * per_piece + lane < a.scale_units_per_row;
+  const std::size_t row = a.layout.row(call, in.source, static_cast<std::uint32_t>(routes.token));
+  const std::size_t at =
+      a.layout.elements(row, in.piece) + static_cast<std::size_t>(lane) * Units::kLaneBytes;
+  const std::size_t scales_at =
+      a.layout.scales(row, in.piece) + static_cast<std::size_t>(lane) * kUnitBytes;
   const bool is_there = first < a.layout.shape.hidden;
-  unsigned missing = (is_there ? Units::kMore - 1 : 0) | (wants_more ? Units::kMore : 0);
-  int num_targets = has_routes ? 0 : 1;  // 0: not known yet
+  const bool has_unit = lane < per_piece && in.piece * per_piece + lane < a.scale_units_per_row;
+  unsigned missing = (is_there ? Units::kScales - 1 : 0) | (has_unit ? Units::kScales : 0);
   Units units{};
-  const WaitFor what{WaitPlace::kRow, in.source, in.slot, call};
+  units.ask(own, at, scales_at, missing);
+
+  // On their way, the rows they go to.
+  const auto choice = static_cast<std::uint32_t>(routes.choice);
+  Placed to{0, -1};
+  if (a.layout.shape.sends_routes) {
+    if (lane < a.num_topk) to = place_choice(a, in, choice, block, places);
+  } else if (lane == 0) {
+    to.row = block.rows_before[in.source] + in.number;
+  }
+  if (to.row >= 0) shared.targets[lane] = aim(a, to.row, to.expert);
+  unsigned targets = __ballot_sync(kAllLanes, to.row >= 0);
+
+  const WaitFor what{WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call};
   Spin spin;
   for (;;) {
-    missing = units.look(own, lane_at, more_at, missing);
-    if (num_targets == 0) {
-      const std::uint32_t count = (missing & Units::kMore) != 0 ? 0 : units.more[0] >> 16;
-      num_targets = static_cast<int>(__shfl_sync(0xFFFFFFFFu, count, per_piece));
-      if (route > 0 && detail < 0 && 2 * route < num_targets) {
-        wants_more = true;
-        missing |= Units::kMore;
-      }
-    }
-    if (__all_sync(0xFFFFFFFFu, missing == 0 && num_targets != 0)) break;
-    if (__any_sync(0xFFFFFFFFu, !spin.again(a.watch, [&] { return what; }))) return false;
+    missing = units.missing(missing);
+    if (__all_sync(kAllLanes, missing == 0)) break;
+    if (__any_sync(kAllLanes, !spin.again(a.watch, [&] { return what; }))) return false;
+    units.ask(own, at, scales_at, missing);
   }
 
   // The slots are empty again for the call after the next.
@@ -159,32 +212,13 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
 #pragma unroll
   for (int u = 0; u < Units::kUnits; ++u) {
     if (!is_there) break;
-    is_good &= empty_unit(own, lane_at + u * kLanes * Units::kLaneBytes, a.layout, a.watch, what,
+    is_good &= empty_unit(own, at + u * kLanes * Units::kLaneBytes, a.layout, a.watch, what,
                           units.words[u]);
   }
-  if (wants_more) {
-    is_good &= empty_unit(own, more_at, a.layout, a.watch, what, units.more);
-    uint4* to = route < 0 ? reinterpret_cast<uint4*>(shared.scales) + lane
-                          : reinterpret_cast<uint4*>(shared.details) + detail;
-    if (route < 0 || detail >= 0) {
-      *to = {units.more[0], units.more[1], units.more[2], units.more[3]};
-    }
-  }
-  // Lane i aims at target i; two of them travel in a unit.
-  std::uint32_t route_words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    route_words[i] = __shfl_sync(0xFFFFFFFFu, units.more[i], per_piece + lane / 2);
-  }
-  if (lane < num_targets) {
-    const auto expert =
-        has_routes ? static_cast<std::int32_t>(route_words[lane % 2 * 2] & 0xFFFFu) : 0;
-    const auto place = static_cast<std::int32_t>(route_words[lane % 2 * 2 + 1]);
-    const std::int32_t row = has_routes ? places.first_row[expert] + place +
-                                              places.before[in.source * places.num_local + expert]
-                                        : block.rows_before[in.source] + in.slot;
-    shared.targets[lane] = aim(a, row, expert);
-    shared.rows[lane] = row;
+  if (has_unit) {
+    is_good &= empty_unit(own, scales_at, a.layout, a.watch, what, units.scales);
+    reinterpret_cast<uint4*>(shared.scales)[lane] = {units.scales[0], units.scales[1],
+                                                     units.scales[2], units.scales[3]};
   }
   __syncwarp();
 
@@ -200,8 +234,8 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   const std::int64_t scale_at =
       a.scales_are_tiled ? tiled_scale_at(a.scale_block, 0, s) : s * a.scale_step;
 #pragma unroll 1
-  for (int r = 0; r < num_targets; ++r) {
-    const Target target = shared.targets[r];
+  for (; targets != 0; targets &= targets - 1) {
+    const Target target = shared.targets[__ffs(targets) - 1];
     if (is_whole) {
       put_grain(target.row + offset, grain);
     } else if (is_there) {
@@ -219,15 +253,54 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
       target.scales[scale_at] = static_cast<std::byte>(shared.scales[lane]);
     }
   }
-  if (in.piece == 0) keep_details(a, in, lane, shared);
   __syncwarp();
-  return __all_sync(0xFFFFFFFFu, is_good);
+  return __all_sync(kAllLanes, is_good);
+}
+
+/// Takes rows by their numbers, in the order in which every source sends them; few pieces go to as
+/// many CTAs. Routes of the next item are on their way while one is taken.
+template <int kWords>
+__device__ __forceinline__ void take_rows(const DispatchArgs& a, std::uint64_t call, int receiver,
+                                          ReceiverShared& shared, const ReceivePlaces& places) {
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int step = a.num_receivers * kExchangeWarps;
+  const int num_items = shared.most_from * static_cast<int>(a.by_slot.divisor);
+  const auto ask = [&](int& item, Routes& routes) {
+    for (; item < num_items; item += step) {
+      const ReceiveItem next(a, item);
+      if (next.number >= shared.num_from[next.source]) continue;
+      routes.ask(a, a.layout.routes(call, next.source, next.number), lane);
+      return;
+    }
+  };
+  int item = warp * a.num_receivers + receiver;
+  Routes routes;
+  ask(item, routes);
+#pragma unroll 1
+  while (item < num_items) {
+    const ReceiveItem in(a, item);
+    Spin spin;
+    while (!routes.is_there(call)) {
+      const auto what = [&] { return WaitFor{WaitPlace::kRow, in.source, in.number, call}; };
+      if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return;
+      routes.ask(a, a.layout.routes(call, in.source, in.number), lane);
+    }
+    const Routes now = routes;
+    item += step;
+    ask(item, routes);
+    const bool is_piece = in.piece < a.layout.num_pieces;
+    const bool is_good = is_piece ? receive_piece<kWords>(a, call, in, lane, now, shared,
+                                                          shared.pieces[warp], places)
+                                  : keep_row(a, call, in, lane, now, shared, places);
+    if (!is_good) return;
+  }
 }
 
 template <int kWords>
-__device__ __forceinline__ void receive_tokens(const DispatchArgs& a, const CallOfCta& asked,
-                                               int receiver, ReceiverShared& shared,
-                                               std::int32_t* memory) {
+__device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOfCta& asked,
+                                             int receiver, ReceiverShared& shared,
+                                             std::int32_t* memory) {
   const int num_local = a.ownership.count(a.rank);
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
   const bool reports = receiver == a.num_receivers - 1;
@@ -241,25 +314,7 @@ __device__ __forceinline__ void receive_tokens(const DispatchArgs& a, const Call
   find_places(a, call, reports, shared, places);
   __syncthreads();
   if (shared.failed != 0) return;
-  // Slots in the order in which every source sends them; few pieces go to as many CTAs.
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_warps = a.num_receivers * kExchangeWarps;
-  const int num_pieces = a.layout.num_pieces;
-  const int per_slot = a.ownership.num_ranks * num_pieces;
-  const int num_items = shared.most_from * per_slot;
-#pragma unroll 1
-  for (int item = warp * a.num_receivers + receiver; item < num_items; item += num_warps) {
-    const int slot = a.by_slot.quotient(item);
-    const int rest = item - slot * per_slot;
-    const int nth = a.by_pieces.quotient(rest);
-    const int turned = nth + a.rank;
-    const int source = turned < a.ownership.num_ranks ? turned : turned - a.ownership.num_ranks;
-    if (slot >= shared.num_from[source]) continue;
-    Arriving in{source, slot, rest - nth * num_pieces, a.layout.row(call, source, slot), 0};
-    in.at = a.layout.piece(in.row, in.piece);
-    if (!receive_piece<kWords>(a, call, in, lane, shared, shared.pieces[warp], places)) return;
-  }
+  take_rows<kWords>(a, call, receiver, shared, places);
   if (reports) report_totals(a, shared, places);
 }
 

@@ -78,7 +78,6 @@ struct DispatchArgs : ExchangeBase {
   const void* topk_ids = nullptr;
   bool ids_are_64_bits = false;
   const float* topk_weights = nullptr;  ///< null: all 1
-  bool sends_weights = false;
   bool aligned_tokens = false;  ///< rows start and end at 16 bytes
 
   // What is received.
@@ -102,19 +101,17 @@ struct DispatchArgs : ExchangeBase {
   std::int32_t* row_ids = nullptr;     ///< [N, K], layouts with a row a token
   float* row_weights = nullptr;        ///< [N] or [N, K]; null without weights
 
-  // The grid: announcer, then senders, then receivers.
+  // The grid: routers, of which the first announces, then senders, then receivers.
+  std::int32_t num_routers = 1;
+  std::int32_t tokens_per_router = 1;
   std::int32_t num_senders = 0;
-  std::int32_t ctas_per_token = 1;    ///< that share the pieces of a token
-  std::int32_t shares = 1;            ///< warps that share the destinations of a piece
-  std::int32_t tokens_per_group = 1;  ///< of the CTAs that share tokens
+  std::int32_t shares = 1;  ///< warps that share the destinations of a piece
   std::int32_t num_receivers = 0;
-  std::int32_t items_per_token = 1;  ///< of a CTA: shares of pieces, then one for the details
-  FastDivisor by_ctas;               ///< ctas_per_token
-  FastDivisor by_items;              ///< items_per_token
-  FastDivisor by_shares;             ///< shares
-  FastDivisor by_topk;               ///< num_topk
-  FastDivisor by_pieces;             ///< pieces of a row
-  FastDivisor by_slot;               ///< pieces of a row of every rank
+  FastDivisor by_topk;    ///< num_topk
+  FastDivisor by_pieces;  ///< pieces of a row
+  FastDivisor by_shares;  ///< pieces of all tokens
+  FastDivisor by_items;   ///< of a received row: its pieces, then what is kept of it
+  FastDivisor by_slot;    ///< items of a row of every rank
   PeerTable windows;
 };
 
@@ -149,7 +146,6 @@ struct CombineArgs : ExchangeBase {
 inline constexpr int kExchangeThreads = 512;
 inline constexpr int kExchangeCtasPerSm = 2;
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
-inline constexpr int kMakerWarps = kExchangeWarps - 1;  ///< of a sender; the last one plans
 
 /// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.
 /// The first launch of a kernel may wait for all that run: to load it, and until there is the local

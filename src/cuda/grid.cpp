@@ -7,7 +7,8 @@
 namespace switchyard {
 namespace {
 
-// Announcing and receiving CTAs wait most of the time; a quarter of the grid saturates the links.
+// Routers end early, receivers wait most of the time; a quarter of the grid saturates the links.
+constexpr int kRoutersOfDispatch = 8;
 constexpr int kSendersOfDispatch = 4;
 // Returning rows reads and sums them first: two thirds of the grid.
 constexpr int kSendersOfCombineTimes3 = 2;
@@ -23,26 +24,25 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int pieces = args.layout.num_pieces;
   const int ranks = args.ownership.num_ranks;
   const int tokens = std::max(1, args.num_tokens);
-  const int most = std::max(1, wish.max_ctas - 1);  // but the announcer
-  const int for_sending = wish.receives ? std::max(1, most / kSendersOfDispatch) : most;
-  // Few tokens: several CTAs share one.
-  args.ctas_per_token = clamp_int(for_sending / tokens, 1, pieces);
-  const int most_groups = clamp_int(for_sending / args.ctas_per_token, 1, tokens);
-  args.tokens_per_group = (tokens + most_groups - 1) / most_groups;
-  const int groups = (tokens + args.tokens_per_group - 1) / args.tokens_per_group;  // none is idle
-  args.num_senders = groups * args.ctas_per_token;
+  const std::int64_t num_pieces = std::int64_t{tokens} * pieces;
+  // A warp routes as many tokens at once as have a lane for each choice.
+  const int at_once = std::max(1, kLanes / args.num_topk);
+  const int routers = clamp_int((tokens + at_once - 1) / at_once, 1,
+                                std::max(1, wish.max_ctas / kRoutersOfDispatch));
+  args.tokens_per_router = (tokens + routers - 1) / routers;
+  args.num_routers = (tokens + args.tokens_per_router - 1) / args.tokens_per_router;
+  const int most = wish.max_ctas - args.num_routers;
+  args.num_senders = clamp_int(
+      num_pieces, 1, wish.receives ? std::min(most - 1, wish.max_ctas / kSendersOfDispatch) : most);
   // Warps that would have nothing to do take a share of the destinations.
-  const std::int64_t warps = std::int64_t{args.num_senders} * kMakerWarps;
-  args.shares =
-      clamp_int(warps / (std::int64_t{tokens} * (pieces + 1)), 1, std::min(kMostShares, ranks));
-  args.items_per_token = (pieces + args.ctas_per_token - 1) / args.ctas_per_token * args.shares + 1;
-  args.by_ctas = FastDivisor(args.ctas_per_token);
-  args.by_items = FastDivisor(args.items_per_token);
-  args.by_shares = FastDivisor(args.shares);
+  const std::int64_t warps = std::int64_t{args.num_senders} * kExchangeWarps;
+  args.shares = clamp_int(warps / num_pieces, 1, std::min(kMostShares, ranks));
   args.by_topk = FastDivisor(args.num_topk);
   args.by_pieces = FastDivisor(pieces);
-  args.by_slot = FastDivisor(std::int64_t{pieces} * ranks);
-  args.num_receivers = clamp_int(std::int64_t{ranks} * tokens * pieces, 1,
+  args.by_shares = FastDivisor(num_pieces);
+  args.by_items = FastDivisor(pieces + 1);
+  args.by_slot = FastDivisor(std::int64_t{pieces + 1} * ranks);
+  args.num_receivers = clamp_int(std::int64_t{ranks} * tokens * (pieces + 1), 1,
                                  wish.sends ? most - args.num_senders : wish.max_ctas);
 }
 

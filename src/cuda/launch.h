@@ -31,18 +31,17 @@ inline bool has_programmatic_launch() {
   return major >= 9;
 }
 
-/// Lets later launches of a kernel on the current GPU have `shared_bytes`, more than the 48 KB that
-/// need no asking. Once is enough. It then may have all that the GPU gives to a CTA, so that the
-/// limit never depends on who asked last.
+/// Lets later launches of a kernel on the current GPU have `shared_bytes`, which may be more
+/// than the 48 KB that need no asking. Once is enough. It then may have all that the GPU gives to a
+/// CTA, so that the limit never depends on who asked last.
 template <typename... Params>
 void allow_shared_memory(void (*kernel)(Params...), std::size_t shared_bytes, const char* name) {
-  constexpr std::size_t kWithoutAsking = 48 * 1024;
-  if (shared_bytes <= kWithoutAsking) return;
   const auto* function = reinterpret_cast<const void*>(kernel);
   cudaFuncAttributes attributes{};
   int device = 0;
   int most = 0;
   check_cuda(cudaFuncGetAttributes(&attributes, function), name);
+  if (static_cast<int>(shared_bytes) <= attributes.maxDynamicSharedSizeBytes) return;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");

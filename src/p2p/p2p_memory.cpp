@@ -273,7 +273,6 @@ void P2pExchange::set_rows(DispatchArgs& dispatch) const {
   const bool is_batched = config.layout == Layout::kBatched;
   const bool is_limited = is_batched || (config.capacity > 0 && !shape_.gathers);
   dispatch.scheme = config.scheme;
-  dispatch.sends_weights = config.sends_weights && !shape_.gathers;
   dispatch.row_bytes = static_cast<std::int64_t>(shape.payload_bytes);
   dispatch.aligned_rows = shape.payload_bytes % kUnitBytes == 0;
   dispatch.capacity =
@@ -291,7 +290,6 @@ DispatchArgs P2pExchange::bytes_base(const DispatchArgs& main, std::size_t regio
   for (int r = 0; r < group_.size(); ++r) args.windows.base[r] += region;
   args.scheme = schemes::kFp8Tensor;  // codes of 8 bits as they are, no scales in rows
   args.token_dtype = args.scheme.dtype;
-  args.sends_weights = false;
   args.row_bytes = row_bytes;
   args.aligned_rows = row_bytes % static_cast<std::int64_t>(kUnitBytes) == 0;
   args.scales = nullptr;

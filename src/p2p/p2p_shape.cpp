@@ -68,8 +68,20 @@ PushLayout main_layout(const P2pShape& shape) {
   push.return_element_bits = bits_of(config.combine_scheme.dtype);
   push.return_scale_bytes = return_scale_bytes(config.combine_scheme);
   push.sends_routes = is_expert_major(config.layout);
+  push.sends_weights = config.sends_weights && !shape.gathers;
   push.keeps_every_choice = config.reduce == Reduce::kPerExpert;
   return make_push_layout(push);
+}
+
+// A route is the expert and the number of a row among those of one rank for it, in 32 bits.
+void require_places(const PushLayout& layout) {
+  const PushShape& shape = layout.shape;
+  const std::int64_t most = checked_mul<std::int64_t>(shape.max_tokens, shape.num_topk);
+  const std::int64_t limit = (std::int64_t{1} << layout.place_bits) - 1;
+  refuse(shape.sends_routes && most >= limit,
+         fmt::format("max_tokens_per_rank {} x num_topk {} is {}, must be below {} with {} experts "
+                     "a rank",
+                     shape.max_tokens, shape.num_topk, most, limit, shape.max_local_experts));
 }
 
 // Rows of bytes that go where the tokens go; none come back.
@@ -79,6 +91,7 @@ PushLayout bytes_layout(PushShape push, std::int64_t row_bytes) {
   push.piece_scale_bytes = 0;
   push.return_element_bits = 0;
   push.return_scale_bytes = 0;
+  push.sends_weights = false;
   return make_push_layout(push);
 }
 
@@ -116,6 +129,7 @@ P2pShape make_p2p_shape(const ExchangeConfig& config, int num_ranks, int rank) {
   shape.main_ownership =
       shape.gathers ? ExpertOwnership{num_ranks, num_ranks} : shape.exchange.ownership;
   shape.main = main_layout(shape);
+  require_places(shape.main);
   shape.window_bytes = shape.main.total_bytes;
   for (const std::int64_t bytes : config.payload_bytes) {
     shape.payloads.push_back(bytes_layout(shape.main.shape, bytes));

@@ -8,8 +8,11 @@
 namespace switchyard {
 namespace {
 
-std::size_t piece_bytes(std::int32_t bits) {
-  return static_cast<std::size_t>(kPieceElements * bits / 8);
+// What the local index of an expert leaves of 32 bits.
+std::int32_t place_bits(std::int32_t num_experts) {
+  std::int32_t bits = 31;
+  while (bits > 0 && (std::int64_t{1} << (32 - bits)) < num_experts) --bits;
+  return bits;
 }
 
 std::size_t lines(std::size_t bytes) { return align_up(bytes, kLineBytes); }
@@ -25,29 +28,32 @@ PushLayout make_push_layout(const PushShape& shape) {
   layout.num_pieces = static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kPieceElements));
   layout.num_return_pieces =
       static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kReturnPiece));
+  layout.place_bits = place_bits(shape.max_local_experts);
   const auto pieces = static_cast<std::size_t>(layout.num_pieces);
 
-  layout.announcement_bytes =
-      lines((2 + static_cast<std::size_t>(shape.max_local_experts)) * sizeof(std::uint64_t));
-  layout.details_bytes = lines((1 + cdiv<std::size_t>(topk, 2) + topk) * sizeof(std::uint32_t));
-  layout.scales_in_piece = piece_bytes(shape.element_bits);
-  layout.routes_in_piece =
-      layout.scales_in_piece + static_cast<std::size_t>(shape.piece_scale_bytes);
-  layout.piece_stride = lines(layout.routes_in_piece +
-                              (shape.sends_routes ? cdiv<std::size_t>(topk, 2) * kUnitBytes : 0));
-  layout.row_stride = checked_add(layout.details_bytes, checked_mul(pieces, layout.piece_stride));
+  layout.piece_bytes = static_cast<std::size_t>(kPieceElements * shape.element_bits / 8);
+  layout.scales_in_row = checked_mul(pieces, layout.piece_bytes);
+  layout.row_stride =
+      lines(checked_add(layout.scales_in_row,
+                        checked_mul(pieces, static_cast<std::size_t>(shape.piece_scale_bytes))));
   layout.return_piece_stride = static_cast<std::size_t>(
       kReturnPiece * shape.return_element_bits / 8 + shape.return_scale_bytes);
   layout.return_stride =
       checked_mul(static_cast<std::size_t>(layout.num_return_pieces), layout.return_piece_stride);
+  layout.routes_stride = (1 + topk * (shape.sends_weights ? 2 : 1)) * kRecordBytes;
+  layout.announcement_stride =
+      lines((1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes);
 
-  layout.rows_offset = checked_mul(ranks, layout.announcement_bytes);
-  layout.returns_offset =
-      checked_add(layout.rows_offset, checked_mul(checked_mul(ranks, tokens), layout.row_stride));
-  const std::size_t columns = static_cast<std::size_t>(layout.num_columns());
+  const std::size_t rows = checked_mul(ranks, tokens);
+  const auto columns = static_cast<std::size_t>(layout.num_columns());
+  layout.returns_offset = checked_mul(rows, layout.row_stride);
   layout.marks_offset = checked_add(
       layout.returns_offset, checked_mul(checked_mul(tokens, columns), layout.return_stride));
-  layout.set_bytes = lines(checked_add(layout.marks_offset, layout.marks_offset / 8 + kLineBytes));
+  layout.announcements_offset = lines(checked_add(layout.marks_offset, layout.marks_offset / 8));
+  layout.routes_offset =
+      checked_add(layout.announcements_offset, checked_mul(ranks, layout.announcement_stride));
+  layout.set_bytes =
+      lines(checked_add(layout.routes_offset, checked_mul(rows, layout.routes_stride)));
   layout.total_bytes = checked_mul<std::size_t>(2, layout.set_bytes);
   return layout;
 }

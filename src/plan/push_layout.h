@@ -2,16 +2,18 @@
 //
 // push_layout.h: every byte offset in the window that GPUs push into, for both processors.
 //
-// A sender writes each row into the window of every rank that wants it, at slot (sender, n): it is
-// the sender's n-th row for that rank. Nothing is counted at the receiver. Rows travel in pieces of
-// 512 elements, each the work of one warp and complete in itself: elements, scales, and where the
-// receiver is to put them. Returned rows go to slot (token, column) of the token's owner.
+// A sender writes each row into the window of every rank that wants it, at slot (sender, token): a
+// row leaves before anything is counted. What is counted follows on its own: the sender's n-th row
+// for a rank has routes there at (sender, n), which say whose row it is and where it goes. Rows
+// travel in pieces of 512 elements, each the work of one warp. Returned rows go to slot
+// (token, column) of the token's owner.
 //
 // Two slot sets alternate from call to call; a call is a dispatch with its combine.
-//   set:  P announcements   {rows for you, tokens, rows for each of your experts}
-//         P x T rows        details of the token, then pieces
+//   set:  P x T rows        elements, then scales
 //         T x columns       returned rows
 //         marks             one byte for 8 bytes of the rows above, see cuda/wire.cuh
+//         P announcements   {rows for you, rows for each of your experts}
+//         P x T routes      {token, each choice, each weight}
 #pragma once
 
 #include <cstddef>
@@ -28,8 +30,10 @@ inline constexpr int kReturnGrain = 8;  ///< elements of one lane in returned ro
 inline constexpr int kReturnPiece = kLanes * kReturnGrain;
 inline constexpr std::size_t kUnitBytes = 16;
 inline constexpr int kMaxPushRanks = 64;
-/// A lane each for the scales, routes and details of a piece.
-inline constexpr int kMaxPushTopk = 32;
+inline constexpr int kMaxPushTopk = 32;         ///< a lane for each choice
+inline constexpr std::size_t kRecordBytes = 8;  ///< {value, tag}
+/// A choice that the reader does not serve, or none.
+inline constexpr std::uint32_t kNoRoute = 0xFFFFFFFFu;
 
 /// What sizes a push window. Equal on every rank.
 struct PushShape {
@@ -43,42 +47,51 @@ struct PushShape {
   std::int32_t return_element_bits = 16;  ///< of a returned row
   std::int32_t return_scale_bytes = 0;    ///< scales of its piece, a multiple of 16
   bool sends_routes = true;               ///< rows are placed by expert
-  bool keeps_every_choice = false;        ///< returned rows by k (per_expert)
+  bool sends_weights = false;
+  bool keeps_every_choice = false;  ///< returned rows by k (per_expert)
 };
 
 struct PushLayout {
   PushShape shape;
   std::int32_t num_pieces = 0;         ///< of a row
   std::int32_t num_return_pieces = 0;  ///< of a returned row
-  std::size_t announcement_bytes = 0;
-  std::size_t details_bytes = 0;
-  std::size_t scales_in_piece = 0;
-  std::size_t routes_in_piece = 0;
-  std::size_t piece_stride = 0;
+  std::int32_t place_bits = 0;         ///< of a route; the expert's local index is above them
+  std::size_t piece_bytes = 0;         ///< elements
+  std::size_t scales_in_row = 0;
   std::size_t row_stride = 0;
   std::size_t return_piece_stride = 0;
   std::size_t return_stride = 0;
-  std::size_t rows_offset = 0;  ///< within a set, as the next two
-  std::size_t returns_offset = 0;
+  std::size_t routes_stride = 0;
+  std::size_t announcement_stride = 0;
+  std::size_t returns_offset = 0;  ///< within a set, as the next three
   std::size_t marks_offset = 0;
+  std::size_t announcements_offset = 0;
+  std::size_t routes_offset = 0;
   std::size_t set_bytes = 0;
   std::size_t total_bytes = 0;
 
   SWITCHYARD_HOST_DEVICE std::size_t set(std::uint64_t call) const {
     return static_cast<std::size_t>(call & 1) * set_bytes;
   }
-  /// 64-bit records {value, tag}: rows for the reader, tokens of the source, rows for each of the
-  /// reader's experts.
+  SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t call, int source, std::int64_t token) const {
+    return set(call) + static_cast<std::size_t>(source * shape.max_tokens + token) * row_stride;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t elements(std::size_t row, int piece) const {
+    return row + static_cast<std::size_t>(piece) * piece_bytes;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t scales(std::size_t row, int piece) const {
+    return row + scales_in_row + static_cast<std::size_t>(piece * shape.piece_scale_bytes);
+  }
+  /// Records: how many rows come, then how many for each of the reader's experts.
   SWITCHYARD_HOST_DEVICE std::size_t announcement(std::uint64_t call, int source) const {
-    return set(call) + static_cast<std::size_t>(source) * announcement_bytes;
+    return set(call) + announcements_offset +
+           static_cast<std::size_t>(source) * announcement_stride;
   }
-  /// Words: token, ids two by two, weights.
-  SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t call, int source, std::int64_t n) const {
-    return set(call) + rows_offset +
-           static_cast<std::size_t>(source * shape.max_tokens + n) * row_stride;
-  }
-  SWITCHYARD_HOST_DEVICE std::size_t piece(std::size_t row, int index) const {
-    return row + details_bytes + static_cast<std::size_t>(index) * piece_stride;
+  /// Records: the token; for each choice its route or, if rows are not placed by expert, its id;
+  /// then the weights.
+  SWITCHYARD_HOST_DEVICE std::size_t routes(std::uint64_t call, int source, std::int64_t n) const {
+    return set(call) + routes_offset +
+           static_cast<std::size_t>(source * shape.max_tokens + n) * routes_stride;
   }
   SWITCHYARD_HOST_DEVICE std::size_t returned(std::uint64_t call, std::int64_t token,
                                               int column) const {

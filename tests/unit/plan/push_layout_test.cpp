@@ -36,16 +36,19 @@ Parts parts_of(const PushLayout& layout) {
   for (const std::uint64_t call : {6u, 7u}) {
     for (int source = 0; source < shape.num_ranks; ++source) {
       const std::size_t at = layout.announcement(call, source);
-      parts.emplace_back(at, at + (2 + static_cast<std::size_t>(shape.max_local_experts)) * 8);
+      parts.emplace_back(
+          at, at + (1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes);
       for (std::int64_t n = 0; n < shape.max_tokens; ++n) {
         const std::size_t row = layout.row(call, source, n);
-        parts.emplace_back(row, row + layout.details_bytes);
         for (int piece = 0; piece < layout.num_pieces; ++piece) {
-          const std::size_t begin = layout.piece(row, piece);
-          parts.emplace_back(begin,
-                             begin + layout.routes_in_piece +
-                                 static_cast<std::size_t>((shape.num_topk + 1) / 2) * kUnitBytes);
+          const std::size_t elements = layout.elements(row, piece);
+          parts.emplace_back(elements, elements + static_cast<std::size_t>(kPieceElements));
+          const std::size_t scales = layout.scales(row, piece);
+          parts.emplace_back(scales, scales + static_cast<std::size_t>(shape.piece_scale_bytes));
         }
+        const std::size_t routes = layout.routes(call, source, n);
+        const int num_records = 1 + shape.num_topk * (shape.sends_weights ? 2 : 1);
+        parts.emplace_back(routes, routes + static_cast<std::size_t>(num_records) * kRecordBytes);
       }
     }
     for (std::int64_t token = 0; token < shape.max_tokens; ++token) {
@@ -64,7 +67,9 @@ TEST(PushLayoutTest, PartsAreApartAndAligned) {
   for (const int num_ranks : {1, 2, 7}) {
     for (const int num_topk : {1, 4, 9}) {
       for (const std::int64_t hidden : {1, 512, 513, 1100}) {
-        const PushLayout layout = make_push_layout(shape_of(num_ranks, num_topk, hidden, 3));
+        PushShape shape = shape_of(num_ranks, num_topk, hidden, 3);
+        shape.sends_weights = num_topk != 4;
+        const PushLayout layout = make_push_layout(shape);
         Parts parts = parts_of(layout);
         std::sort(parts.begin(), parts.end());
         for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
@@ -73,11 +78,12 @@ TEST(PushLayoutTest, PartsAreApartAndAligned) {
         }
         EXPECT_LE(parts.back().second, layout.total_bytes);
         for (const std::size_t offset :
-             {layout.row(1, num_ranks - 1, 2), layout.piece(layout.row(0, 0, 1), 0),
-              layout.returned(1, 2, layout.num_columns() - 1), layout.scales_in_piece,
-              layout.routes_in_piece}) {
+             {layout.row(1, num_ranks - 1, 2), layout.scales(layout.row(0, 0, 1), 0),
+              layout.returned(1, 2, layout.num_columns() - 1)}) {
           EXPECT_EQ(offset % kUnitBytes, 0u);
         }
+        EXPECT_EQ(layout.routes(1, num_ranks - 1, 2) % kRecordBytes, 0u);
+        EXPECT_EQ(layout.announcement(1, num_ranks - 1) % kRecordBytes, 0u);
       }
     }
   }
@@ -102,6 +108,14 @@ TEST(PushLayoutTest, ReturnedRowsWithScalesOrWithout) {
   const PushLayout layout = make_push_layout(shape);
   EXPECT_EQ(layout.return_stride, 0u);
   EXPECT_EQ(layout.returns_offset, layout.marks_offset);
+}
+
+TEST(PushLayoutTest, RoutesHaveBitsForEveryExpert) {
+  PushShape shape = shape_of(2, 4, 64, 4);
+  for (const auto& [experts, bits] : {std::pair(1, 31), {2, 31}, {3, 30}, {64, 26}, {65, 25}}) {
+    shape.max_local_experts = experts;
+    EXPECT_EQ(make_push_layout(shape).place_bits, bits) << experts;
+  }
 }
 
 TEST(PushLayoutTest, SizesThatOverflowAreRefused) {
