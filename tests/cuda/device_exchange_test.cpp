@@ -71,6 +71,10 @@ std::vector<Case> cases() {
     few.config.num_experts = 2;
     few.config.num_topk = 2;
     add(few);
+    Case most{"most_experts", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank, 128),
+              tokens};
+    most.config.num_experts = 16384;  // their counts take more than 48 KB of shared memory
+    add(most);
     Case widest{"widest_topk", 2, config_of(layout, schemes::kNvfp4, Reduce::kPerRank, 512), tokens,
                 0.3};
     widest.config.num_experts = 64;
