@@ -33,7 +33,7 @@ struct DropCase {
   std::vector<std::int64_t> num_tokens;  ///< of each rank
   std::int64_t capacity = 9;
   std::uint64_t num_weights = 1000;  ///< different ones; 0: kOdd; few make ties
-  double hot_share = 0.3;            ///< of choices that want expert 1
+  double hot_share = 0.3;            ///< of choices that want expert 0
   std::int64_t spare_tokens = 0;     ///< that ranks have room for and nobody has
 };
 
@@ -60,7 +60,7 @@ struct Choices {
  private:
   static std::uint16_t id_of(const DropCase& c, std::uint64_t i) {
     if (random_uniform(1, i) < 0.1) return kNoExpert;
-    if (random_uniform(2, i) < c.hot_share) return 1;
+    if (random_uniform(2, i) < c.hot_share) return 0;
     const auto experts = static_cast<std::uint64_t>(c.num_experts);
     return static_cast<std::uint16_t>(random_bits(3, i) % experts);
   }
