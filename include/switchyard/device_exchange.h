@@ -89,19 +89,24 @@ struct DeviceDispatched {
   TensorView num_dropped;  ///< [1] i32: with kDrop; choices of this rank's tokens lost to capacity
 };
 
-/// combine_send looks at rows_are_weighted, combine_receive at the rest.
+/// combine_send looks at the last two, combine_receive at the rest.
 struct DeviceCombineOptions {
   TensorView topk_weights{};       ///< as CombineOptions
   std::vector<TensorView> bias{};  ///< as CombineOptions; at most 4
   /// [T, H] bf16, rows contiguous: added to the rounded sum, which is rounded again; what a shared
   /// expert gives, as ModularKernel adds it.
   TensorView shared{};
+  /// As CombineOptions; one more small kernel, as for row_weights. A rank that passed no
+  /// row_weights and returned rows ends the group: kInvalidArgument, found after the sums.
+  TensorView returned_weights{};
   bool rows_are_weighted = false;  ///< per_rank sums the rows as they are
+  /// [N], or [N, K] in layouts with a row a token, f32: as in Exchange::combine_send.
+  TensorView row_weights{};
 };
 
 /// All members are collective in the sense of Exchange: every rank calls them in the same order.
 /// Nothing but the constructor and the destructor waits for the GPU; dispatch, combine and their
-/// parts may be captured in a CUDA graph and replayed. (On a GPU that ranks share, a dispatch of
+/// parts may be captured in a CUDA graph and replayed. (On a GPU that ranks share, a call of
 /// several kernels waits between them, unless it is captured.)
 ///
 /// A call takes the first place of max_in_flight that is free, alike on every rank and in a graph
@@ -118,16 +123,17 @@ struct DeviceCombineOptions {
 /// graph, behind streams of other ranks.
 ///
 /// Tensors are memory of the GPU that was current when the object was made. ids that are out of
-/// range, peers that do not come and capacities that are exceeded are found by kernels: they end,
-/// the group is aborted, and check and every later call throw the cause, on every rank. Outputs of
-/// calls from then on are undefined. After that the group can only be destroyed. `Group::abort` and
-/// a peer that dies end waiting kernels within milliseconds.
+/// range, peers that do not come or pass no row_weights and capacities that are exceeded are found
+/// by kernels: they end, the group is aborted, and check and every later call throw the cause, on
+/// every rank. Outputs of calls from then on are undefined. After that the group can only be
+/// destroyed. `Group::abort` and a peer that dies end waiting kernels within milliseconds.
 ///
 /// Supported: K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384, H and
-/// payload_bytes up to 2^24, N below 2^31, the schemes that have a name; as combine_scheme of these
-/// the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8; no returned_weights. Errors of what is
-/// not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and weights, and so
-/// does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive buffer.
+/// payload_bytes up to 2^24, N below 2^31, the schemes that have a name and the fp8_block ones with
+/// kF32PowerOfTwo; as combine_scheme the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8. Errors
+/// of what is not: kNotSupported. kAllGather with K above 0 takes one more exchange of ids and
+/// weights, and so does Overflow::kDrop, in dispatch_send; zero_padding clears the whole receive
+/// buffer.
 class SWITCHYARD_API DeviceExchange {
  public:
   /// Collective. Errors also: kNotAvailable (no GPU, no module, no way to share memory),
@@ -180,7 +186,7 @@ class SWITCHYARD_API DeviceExchange {
   ///   output  [T, H]  bf16, f16 or f32, rows contiguous; written
   void combine_receive(const DeviceHandle& handle, const TensorView& output, Stream stream,
                        const DeviceCombineOptions& options = {});
-  /// Both in one kernel.
+  /// Both in one kernel (and those of weights that go home).
   void combine(const DeviceHandle& handle, const TensorView& rows, const TensorView& output,
                Stream stream, const DeviceCombineOptions& options = {});
 

@@ -36,15 +36,10 @@ std::size_t arena_bytes(const ExchangeCase& test, int num_ranks) {
   std::int64_t inputs = tokens * (2 * row + 5 * 8 * std::max(1, config.num_topk));
   for (const std::int64_t bytes : config.payload_bytes) inputs += tokens * bytes;
   const std::int64_t outputs = tokens * row * (1 + test.num_bias);
-  const std::int64_t results = most_rows(config, num_ranks) * row;
+  const std::int64_t row_weights = kFloat * config.num_topk;
+  const std::int64_t results = most_rows(config, num_ranks) * (row + row_weights);
   const std::int64_t one = inputs + outputs + results + kSmall;
   return checked_mul(static_cast<std::size_t>(one), static_cast<std::size_t>(test.max_in_flight));
-}
-
-const ExchangeCase& with_calls_for_it(const ExchangeCase& test) {
-  require(!test.returns_weights, Errc::kNotSupported,
-          "device exchange: row weights do not travel home");
-  return test;
 }
 
 struct Extent {
@@ -79,7 +74,7 @@ struct DeviceCarrier::Arrived {
 };
 
 DeviceCarrier::DeviceCarrier(const Group& group, const ExchangeCase& test)
-    : config_(with_calls_for_it(test).config()),
+    : config_(test.config()),
       queue_(cuda_module().make_queue(group.rank())),
       arena_(*queue_, arena_bytes(test, group.size())),
       exchange_(group, config_,
@@ -109,6 +104,7 @@ DeviceCombineOptions DeviceCarrier::up(const CombineOptions& options) {
   DeviceCombineOptions result;
   result.topk_weights = arena_.up(options.topk_weights);
   for (const TensorView& bias : options.bias) result.bias.push_back(arena_.up(bias));
+  result.returned_weights = arena_.up(options.returned_weights);
   return result;
 }
 
@@ -316,29 +312,38 @@ void DeviceCarrier::bring_routing(const DeviceDispatched& got, Arrived& to) {
 
 // ---- combine -----------------------------------------------------------------------------------
 
-void DeviceCarrier::combine_send(int handle, const TensorView& rows, const TensorView&) {
-  exchange_.combine_send(at(handle).handle, arena_.up(rows), queue_->stream());
+void DeviceCarrier::combine_send(int handle, const TensorView& rows,
+                                 const TensorView& row_weights) {
+  const TensorView results = arena_.up(rows);
+  exchange_.combine_send(at(handle).handle, results, queue_->stream(),
+                         {.row_weights = arena_.up(row_weights)});
 }
 
 void DeviceCarrier::combine_receive(int handle, const TensorView& output,
                                     const CombineOptions& options) {
   const TensorView on_gpu = arena_.up(output);
-  exchange_.combine_receive(at(handle).handle, on_gpu, queue_->stream(), up(options));
-  finish(on_gpu, output);
+  const DeviceCombineOptions device_options = up(options);
+  exchange_.combine_receive(at(handle).handle, on_gpu, queue_->stream(), device_options);
+  finish();
+  arena_.down(on_gpu, output.data());
+  arena_.down(device_options.returned_weights, options.returned_weights.data());
 }
 
 void DeviceCarrier::combine(int handle, const TensorView& rows, const TensorView& output,
-                            const CombineOptions& options, const TensorView&) {
+                            const CombineOptions& options, const TensorView& row_weights) {
   const TensorView results = arena_.up(rows);
   const TensorView on_gpu = arena_.up(output);
-  exchange_.combine(at(handle).handle, results, on_gpu, queue_->stream(), up(options));
-  finish(on_gpu, output);
+  DeviceCombineOptions device_options = up(options);
+  device_options.row_weights = arena_.up(row_weights);
+  exchange_.combine(at(handle).handle, results, on_gpu, queue_->stream(), device_options);
+  finish();
+  arena_.down(on_gpu, output.data());
+  arena_.down(device_options.returned_weights, options.returned_weights.data());
 }
 
-void DeviceCarrier::finish(const TensorView& on_gpu, const TensorView& output) {
+void DeviceCarrier::finish() {
   queue_->wait();
   exchange_.check();
-  arena_.down(on_gpu, output.data());
   --num_alive_;
 }
 

@@ -17,8 +17,7 @@ namespace switchyard::conformance {
 
 class DeviceCarrier final : public Carrier {
  public:
-  /// Collective. Errors: as DeviceExchange; kNotSupported, alike on every rank and before ranks
-  /// meet, also for what its calls have no argument for.
+  /// Collective. Errors: as DeviceExchange.
   DeviceCarrier(const Group& group, const ExchangeCase& test);
 
   const char* heap() const { return exchange_.heap(); }
@@ -60,7 +59,7 @@ class DeviceCarrier final : public Carrier {
   void bring_routing(const DeviceDispatched& got, Arrived& to);
   template <typename Extents>
   void copy_rows(const Extents& extents, const TensorView& from, void* to, std::size_t row_bytes);
-  void finish(const TensorView& on_gpu, const TensorView& output);
+  void finish();
 
   ExchangeConfig config_;
   std::unique_ptr<DeviceQueue> queue_;

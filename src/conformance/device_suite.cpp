@@ -18,7 +18,6 @@ struct Part {
 };
 
 constexpr std::array kParts{
-    Part{"returned weights", [](ExchangeCase& test) { test.returns_weights = false; }},
     Part{"quantized results",
          [](ExchangeCase& test) {
            if (test.combine_scheme.is_quantized()) test.combine_scheme = schemes::kNone;

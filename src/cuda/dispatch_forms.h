@@ -13,7 +13,7 @@ void dispatch_plain(const DispatchArgs& args, Phases phases, bool programmatic,
 /// Tokens are codes of the scheme already.
 void dispatch_stored(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
-/// e4m3 with a scale for 128 elements.
+/// e4m3 with a scale for 128 elements; scales of each rule in every format.
 void dispatch_fp8_block(const DispatchArgs& args, Phases phases, bool programmatic,
                         cudaStream_t stream);
 /// One scale a token, a tensor, or int8 blocks.

@@ -16,28 +16,6 @@
 
 namespace switchyard {
 
-/// `counts`: in shared memory, of experts [E], then of ranks [P].
-__device__ __forceinline__ void route(const DispatchArgs& a, CallOfCta& call, int router,
-                                      std::uint32_t* counts) {
-  const bool announces = router == 0;
-  const int begin = router * a.tokens_per_router;
-  const int end = min(begin + a.tokens_per_router, a.num_tokens);
-  // All loads of the first wait, then what waits for them.
-  TokenCount before(a, announces ? a.num_tokens : begin);
-  const std::int32_t id = ChoiceLanes(a).load(a, begin, end);
-  clear_counts(a, counts);
-  call.ask(a);
-  before.count(a, counts);
-  if (call.has_failed != 0) return;
-  if (announces) {
-    announce(a, call.number, counts);
-    __syncthreads();
-    clear_counts(a, counts);
-    __syncthreads();
-  }
-  if (threadIdx.x < kLanes) route_tokens(a, call.number, begin, end, id, counts);
-}
-
 template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
@@ -54,7 +32,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
                                reinterpret_cast<std::int32_t*>(&shared + 1));
   } else if (cta < num_routers) {
-    route(a, call, cta, reinterpret_cast<std::uint32_t*>(memory));
+    route_tokens(a, call, cta, memory);
   } else {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
     asked_too = ask_for_item(a, cta - num_routers);
@@ -70,10 +48,9 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
 template <class Form>
 void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
-  const auto experts = static_cast<std::size_t>(args.ownership.num_experts);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
   const std::size_t shared =
-      std::max({sizeof(SenderShared), (experts + ranks) * sizeof(std::uint32_t),
+      std::max({sizeof(SenderShared), router_bytes(args),
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
   const int ctas = (sends(phases) ? args.num_routers + args.num_senders : 0) +
                    (receives(phases) ? args.num_receivers : 0);

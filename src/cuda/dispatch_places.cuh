@@ -15,7 +15,6 @@ struct Target {
   std::byte* scales;  ///< its first scale
 };
 
-/// Two values: threads may still look for the first when others find the second.
 inline constexpr std::int32_t kGaveUp = 1;
 inline constexpr std::int32_t kNoRoom = 2;
 
@@ -52,39 +51,8 @@ struct ReceivePlaces {
   std::int32_t num_local;   ///< L
 };
 
-__device__ __forceinline__ void take_announcements(const DispatchArgs& a, std::uint64_t call,
-                                                   ReceiverShared& shared,
-                                                   const ReceivePlaces& places) {
-  const int num_local = a.ownership.count(a.rank);
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  // The last warp takes how many rows come of each source, the others how many of each expert.
-  const bool takes_totals = warp == kExchangeWarps - 1;
-  const int num_outer = takes_totals ? 1 : a.ownership.num_ranks;
-  const int num_inner = takes_totals ? a.ownership.num_ranks : num_local;
-#pragma unroll 1
-  for (int outer = takes_totals ? 0 : warp; outer < num_outer; outer += kExchangeWarps - 1) {
-#pragma unroll 1
-    for (int inner = lane; inner < num_inner; inner += kLanes) {
-      const int source = takes_totals ? inner : outer;
-      const std::size_t at =
-          a.layout.announcement(call, source) +
-          (takes_totals ? 0 : 1 + static_cast<std::size_t>(inner)) * kRecordBytes;
-      std::uint32_t value = 0;
-      if (!wait_record(a.windows.base[a.rank] + at, a.watch,
-                       {WaitPlace::kAnnouncement, source, -1, call}, value)) {
-        shared.failed = kGaveUp;
-        value = 0;
-      }
-      std::int32_t* to =
-          takes_totals ? shared.num_from + source : places.before + source * num_local + inner;
-      *to = static_cast<std::int32_t>(value);
-    }
-  }
-}
-
-/// Sums of rows over the sources before each, by one warp.
-__device__ __forceinline__ void find_sources(const DispatchArgs& a, int lane,
+/// Takes how many rows come from each source, by one warp.
+__device__ __forceinline__ void take_sources(const DispatchArgs& a, std::uint64_t call, int lane,
                                              ReceiverShared& shared) {
   const int num_ranks = a.ownership.num_ranks;
   std::int32_t next = 0;
@@ -92,13 +60,64 @@ __device__ __forceinline__ void find_sources(const DispatchArgs& a, int lane,
 #pragma unroll 1
   for (int base = 0; base < num_ranks; base += kLanes) {
     const int s = base + lane;
-    const std::int32_t count = s < num_ranks ? shared.num_from[s] : 0;
+    std::uint32_t value = 0;
+    if (s < num_ranks && !wait_record(a.windows.base[a.rank] + a.layout.announcement(call, s),
+                                      a.watch, {WaitPlace::kAnnouncement, s, -1, call}, value)) {
+      shared.failed = kGaveUp;
+    }
+    const auto count = static_cast<std::int32_t>(value);
     const std::int32_t before = next + sum_before(count, lane);
-    if (s < num_ranks) shared.rows_before[s] = a.source_rows > 0 ? s * a.source_rows : before;
+    if (s < num_ranks) {
+      shared.num_from[s] = count;
+      shared.rows_before[s] = a.source_rows > 0 ? s * a.source_rows : before;
+    }
     next = __shfl_sync(kAllLanes, before + count, kLanes - 1);
     most = max(most, __reduce_max_sync(kAllLanes, count));
   }
   if (lane == 0) shared.most_from = most;
+}
+
+/// Takes how many rows of an expert come from each source, and finds where each one's begin. Rows
+/// of an expert lie by (source, token). Returns their sum.
+__device__ __forceinline__ std::int32_t take_expert(const DispatchArgs& a, std::uint64_t call,
+                                                    int expert, ReceiverShared& shared,
+                                                    const ReceivePlaces& places) {
+  constexpr int kAtOnce = 4;
+  const std::size_t own = (1 + static_cast<std::size_t>(expert)) * kRecordBytes;
+  const std::uint32_t tag = tag_of(call);
+  const int num_ranks = a.ownership.num_ranks;
+  std::int32_t sum = 0;
+#pragma unroll 1
+  for (int base = 0; base < num_ranks; base += kAtOnce) {
+    std::uint64_t records[kAtOnce];
+    Spin spin;
+    for (;;) {
+      int missing = -1;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int s = min(base + i, num_ranks - 1);
+        records[i] = load_record(a.windows.base[a.rank] + a.layout.announcement(call, s) + own);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (static_cast<std::uint32_t>(records[i] >> 32) != tag) missing = base + i;
+      }
+      if (missing < 0) break;
+      const auto what = [&] {
+        return WaitFor{WaitPlace::kAnnouncement, min(missing, num_ranks - 1), -1, call};
+      };
+      if (spin.again(a.watch, what)) continue;
+      shared.failed = kGaveUp;
+      return 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (base + i >= num_ranks) break;
+      places.before[(base + i) * places.num_local + expert] = sum;
+      sum += static_cast<std::int32_t>(static_cast<std::uint32_t>(records[i]));
+    }
+  }
+  return sum;
 }
 
 /// From how many rows each expert has to its first one, by one warp.
@@ -129,28 +148,25 @@ __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64
   }
 }
 
-/// Sums over sources, then over experts. Rows of an expert lie by (source, token).
-__device__ __forceinline__ void find_places(const DispatchArgs& a, std::uint64_t call, bool reports,
+/// Takes the announcements of all ranks: where each source's rows of each expert go.
+__device__ __forceinline__ void take_places(const DispatchArgs& a, std::uint64_t call, bool reports,
                                             ReceiverShared& shared, const ReceivePlaces& places) {
-  const int num_local = a.ownership.count(a.rank);
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const bool is_batched = a.rows_layout == Layout::kBatched;
+  constexpr int kExpertThreads = kExchangeThreads - kLanes;
+  if (warp == kExchangeWarps - 1) {
+    take_sources(a, call, lane, shared);
+  } else {
 #pragma unroll 1
-  for (int e = static_cast<int>(threadIdx.x); e < num_local; e += kExchangeThreads) {
-    std::int32_t sum = 0;
-#pragma unroll 1
-    for (int s = 0; s < a.ownership.num_ranks; ++s) {
-      const std::int32_t count = places.before[s * num_local + e];
-      places.before[s * num_local + e] = sum;
-      sum += count;
+    for (int e = static_cast<int>(threadIdx.x); e < places.num_local; e += kExpertThreads) {
+      const std::int32_t sum = take_expert(a, call, e, shared, places);
+      places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
+      // Every CTA finds the same sums, so none of them puts a row where there is no room.
+      if (sum > a.capacity) shared.failed = kNoRoom;
+      if (reports) report_expert(a, call, e, sum);
     }
-    places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
-    // Every CTA finds the same sums, so none of them puts a row where there is no room.
-    if (sum > a.capacity) shared.failed = kNoRoom;
-    if (reports) report_expert(a, call, e, sum);
   }
-  if (warp == kExchangeWarps - 1) find_sources(a, lane, shared);
   if (is_batched || !a.layout.shape.sends_routes) return;
   __syncthreads();
   if (warp == 0) find_first_rows(a, lane, places);

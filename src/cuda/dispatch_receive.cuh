@@ -257,38 +257,59 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   return __all_sync(kAllLanes, is_good);
 }
 
-/// Takes rows by their numbers, in the order in which every source sends them; few pieces go to as
-/// many CTAs. Routes of the next item are on their way while one is taken.
+/// The items of a warp, by the numbers of rows, in the order in which every source sends them; few
+/// items go to as many CTAs. Routes of the next one are on their way while one is taken.
+struct ReceiveWalk {
+  int item;
+  Routes routes;
+
+  __device__ __forceinline__ ReceiveWalk(const DispatchArgs& a, int receiver)
+      : item(static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver) {}
+  __device__ __forceinline__ void ask(const DispatchArgs& a, std::uint64_t call,
+                                      const ReceiveItem& in) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    routes.ask(a, a.layout.routes(call, in.source, in.number), lane);
+  }
+  /// Of the first item, before it is known whether it comes.
+  __device__ __forceinline__ void ask_first(const DispatchArgs& a, std::uint64_t call) {
+    const ReceiveItem in(a, item);
+    if (in.number < a.layout.shape.max_tokens) ask(a, call, in);
+  }
+  /// Goes on to the next item that comes, or stays at one that does and was asked for. False: none.
+  __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
+                                       const ReceiverShared& block, bool is_asked) {
+    const int num_items = block.most_from * static_cast<int>(a.by_slot.divisor);
+    const int step = a.num_receivers * kExchangeWarps;
+    if (!is_asked) item += step;
+#pragma unroll 1
+    for (; item < num_items; item += step, is_asked = false) {
+      const ReceiveItem in(a, item);
+      if (in.number >= block.num_from[in.source]) continue;
+      if (!is_asked) ask(a, call, in);
+      return true;
+    }
+    return false;
+  }
+};
+
 template <int kWords>
-__device__ __forceinline__ void take_rows(const DispatchArgs& a, std::uint64_t call, int receiver,
-                                          ReceiverShared& shared, const ReceivePlaces& places) {
+__device__ __forceinline__ void take_rows(const DispatchArgs& a, std::uint64_t call,
+                                          ReceiveWalk& walk, ReceiverShared& shared,
+                                          const ReceivePlaces& places) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int step = a.num_receivers * kExchangeWarps;
-  const int num_items = shared.most_from * static_cast<int>(a.by_slot.divisor);
-  const auto ask = [&](int& item, Routes& routes) {
-    for (; item < num_items; item += step) {
-      const ReceiveItem next(a, item);
-      if (next.number >= shared.num_from[next.source]) continue;
-      routes.ask(a, a.layout.routes(call, next.source, next.number), lane);
-      return;
-    }
-  };
-  int item = warp * a.num_receivers + receiver;
-  Routes routes;
-  ask(item, routes);
+  bool is_there = walk.find(a, call, shared, true);
 #pragma unroll 1
-  while (item < num_items) {
-    const ReceiveItem in(a, item);
+  while (is_there) {
+    const ReceiveItem in(a, walk.item);
     Spin spin;
-    while (!routes.is_there(call)) {
+    while (!walk.routes.is_there(call)) {
       const auto what = [&] { return WaitFor{WaitPlace::kRow, in.source, in.number, call}; };
       if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return;
-      routes.ask(a, a.layout.routes(call, in.source, in.number), lane);
+      walk.ask(a, call, in);
     }
-    const Routes now = routes;
-    item += step;
-    ask(item, routes);
+    const Routes now = walk.routes;
+    is_there = walk.find(a, call, shared, false);
     const bool is_piece = in.piece < a.layout.num_pieces;
     const bool is_good = is_piece ? receive_piece<kWords>(a, call, in, lane, now, shared,
                                                           shared.pieces[warp], places)
@@ -308,13 +329,12 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   if (threadIdx.x == 0) shared.failed = asked.has_failed == 0 ? 0 : kGaveUp;
   __syncthreads();
   const std::uint64_t call = asked.number;
-  take_announcements(a, call, shared, places);
-  __syncthreads();
-  if (shared.failed == kGaveUp) return;
-  find_places(a, call, reports, shared, places);
+  ReceiveWalk walk(a, receiver);
+  walk.ask_first(a, call);
+  take_places(a, call, reports, shared, places);
   __syncthreads();
   if (shared.failed != 0) return;
-  take_rows<kWords>(a, call, receiver, shared, places);
+  take_rows<kWords>(a, call, walk, shared, places);
   if (reports) report_totals(a, shared, places);
 }
 

@@ -6,6 +6,7 @@
 // which need none of it, send the rows themselves.
 #pragma once
 
+#include "cuda/call.cuh"
 #include "cuda/exchange_args.h"
 #include "cuda/wire.cuh"
 
@@ -43,67 +44,103 @@ struct ChoiceLanes {
   }
 };
 
-__device__ __forceinline__ void clear_counts(const DispatchArgs& a, std::uint32_t* counts) {
-  const int size = a.ownership.num_experts + a.ownership.num_ranks;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) counts[i] = 0;
+/// Bytes of shared memory of a router.
+inline std::size_t router_bytes(const DispatchArgs& a) {
+  const auto chunk = static_cast<std::size_t>(a.chunk_words * kLanes * a.num_topk);
+  const auto size = static_cast<std::size_t>(a.ownership.num_experts + a.ownership.num_ranks);
+  return (1 + chunk) * 8 + size * static_cast<std::size_t>(1 + a.chunk_words) * 4;
 }
 
-/// What earlier tokens chose: rows of each expert, then tokens for each rank, in shared memory.
-/// Loads go ahead of what is counted.
-struct TokenCount {
-  static constexpr int kAhead = 2;
-  ChoiceLanes lanes;
-  int end;
-  std::int32_t ids[kAhead];
+/// A choice of an expert that its token has chosen before.
+struct Repeat {
+  std::int32_t expert;
+  std::int32_t token;  ///< of the chunk
+};
 
-  __device__ __forceinline__ TokenCount(const DispatchArgs& a, int all_before)
-      : lanes(a), end(all_before) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) ids[i] = lanes.load(a, first(i), end);
+/// What the tokens of a chunk chose, as bits: of each expert, then of each rank, which of them did.
+/// How many earlier ones did is a count of bits, whatever order threads work in. In shared memory.
+struct TokenBits {
+  std::uint32_t* num_repeats;
+  Repeat* repeats;
+  std::uint32_t* counts;  ///< [E + P] in the chunks before
+  std::uint32_t* bits;    ///< [E + P, words]
+  int words;
+  int size;  ///< E + P
+
+  __device__ __forceinline__ TokenBits(const DispatchArgs& a, std::byte* memory)
+      : num_repeats(reinterpret_cast<std::uint32_t*>(memory)),
+        repeats(reinterpret_cast<Repeat*>(memory + sizeof(Repeat))),
+        counts(reinterpret_cast<std::uint32_t*>(repeats + a.chunk_words * kLanes * a.num_topk)),
+        bits(counts + a.ownership.num_experts + a.ownership.num_ranks),
+        words(a.chunk_words),
+        size(a.ownership.num_experts + a.ownership.num_ranks) {}
+
+  __device__ __forceinline__ void clear() const {
+    if (threadIdx.x == 0) *num_repeats = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < size * (1 + words); i += kExchangeThreads) {
+      counts[i] = 0;
+    }
   }
-  /// This warp's first token of a round.
-  __device__ __forceinline__ int first(int round) const {
-    const int warp = static_cast<int>(threadIdx.x) / kLanes;
-    return (round * kExchangeWarps + warp) * lanes.num_tokens;
+  /// `token`: of the chunk.
+  __device__ __forceinline__ void add(const DispatchArgs& a, int token, std::int32_t id) const {
+    if (!names_expert(a, id)) return;
+    const std::uint32_t bit = 1u << token % kLanes;
+    const int word = token / kLanes;
+    const int rank = a.ownership.num_experts + a.ownership.owner(id);
+    atomicOr(bits + rank * words + word, bit);
+    if ((atomicOr(bits + id * words + word, bit) & bit) != 0) [[unlikely]] {
+      repeats[atomicAdd(num_repeats, 1u)] = {id, token};
+    }
   }
-  /// Begins and ends with a barrier.
-  __device__ __forceinline__ void count(const DispatchArgs& a, std::uint32_t* counts) {
+  /// How many tokens before `token` chose the expert, or the rank. Repeats aside.
+  __device__ __forceinline__ std::uint32_t before(int index, int token) const {
+    std::uint32_t sum = counts[index];
+    const std::uint32_t* own = bits + index * words;
+#pragma unroll 1
+    for (int w = 0; w < token / kLanes; ++w) sum += __popc(own[w]);
+    return sum + __popc(own[token / kLanes] & ((1u << token % kLanes) - 1));
+  }
+  /// How many chose it, with this chunk. Repeats of the chunk aside.
+  __device__ __forceinline__ std::uint32_t total(int index) const {
+    std::uint32_t sum = counts[index];
+#pragma unroll 1
+    for (int w = 0; w < words; ++w) sum += __popc(bits[index * words + w]);
+    return sum;
+  }
+  /// Goes on to the next chunk, by all threads. Ends with a barrier.
+  __device__ __forceinline__ void advance() const {
+    for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) {
+      counts[i] = total(i);
+#pragma unroll 1
+      for (int w = 0; w < words; ++w) bits[i * words + w] = 0;
+    }
     __syncthreads();
 #pragma unroll 1
-    for (int round = 0; first(round) < end; ++round) {
-      const std::int32_t id = ids[0];
-#pragma unroll
-      for (int i = 0; i + 1 < kAhead; ++i) ids[i] = ids[i + 1];
-      ids[kAhead - 1] = lanes.load(a, first(round + kAhead), end);
-      count_choice(a, id, counts);
+    for (std::uint32_t i = threadIdx.x; i < *num_repeats; i += kExchangeThreads) {
+      atomicAdd(counts + repeats[i].expert, 1u);
     }
     __syncthreads();
-  }
-
- private:
-  /// A token counts once for a rank, at its first choice there. All warps add to few words: one
-  /// lane for each.
-  __device__ __forceinline__ void count_choice(const DispatchArgs& a, std::int32_t id,
-                                               std::uint32_t* counts) const {
-    const bool is_valid = names_expert(a, id);
-    const int rank = is_valid ? a.ownership.owner(id) : kMaxPushRanks;
-    if (is_valid) atomicAdd(counts + id, 1u);
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const unsigned below = (1u << lane) - 1;
-    const unsigned same = __match_any_sync(kAllLanes, lanes.token * 2 * kMaxPushRanks + rank);
-    const int counted = (same & below) == 0 ? rank : kMaxPushRanks;
-    const unsigned tokens = __match_any_sync(kAllLanes, counted);
-    if (counted != kMaxPushRanks && (tokens & below) == 0) {
-      atomicAdd(counts + a.ownership.num_experts + rank,
-                static_cast<std::uint32_t>(__popc(tokens)));
-    }
+    if (threadIdx.x == 0) *num_repeats = 0;
+    __syncthreads();
   }
 };
 
-/// Tells every peer what comes. `counts`: of all tokens.
+/// The rare way: how often a choice's expert was chosen again by tokens before, and by its own.
+__device__ __noinline__ inline int2 count_repeats(const Repeat* repeats, std::uint32_t num,
+                                                  std::int32_t id, int token, unsigned own) {
+  const unsigned below = (1u << threadIdx.x % kLanes) - 1;
+  int before = 0;
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < num; ++i) {
+    before += repeats[i].expert == id && repeats[i].token < token ? 1 : 0;
+  }
+  return {before, __popc(__match_any_sync(kAllLanes, id) & own & below)};
+}
+
+/// Tells every peer what comes. `chosen`: by all tokens.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call,
-                                         const std::uint32_t* counts) {
+                                         const TokenBits& chosen) {
   const std::size_t at = a.layout.announcement(call, a.rank);
   const int num_experts = a.ownership.num_experts;
 #pragma unroll 1
@@ -112,52 +149,48 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
     const bool is_rank = i >= num_experts;
     const int to = is_rank ? i - num_experts : a.ownership.owner(i);
     const int nth = is_rank ? 0 : 1 + i - a.ownership.first(to);
-    store_record(a.windows.base[to] + at + static_cast<std::size_t>(nth) * kRecordBytes, counts[i],
-                 tag_of(call));
+    store_record(a.windows.base[to] + at + static_cast<std::size_t>(nth) * kRecordBytes,
+                 chosen.total(i), tag_of(call));
   }
 }
 
-/// A warp's tokens and where they go; a lane is a choice. The highest choice of each rank leads it:
-/// returned rows are summed in that order.
+/// Some tokens of a chunk and where they go, by a warp; a lane is a choice. The highest choice of
+/// each rank leads it: returned rows are summed in that order.
 struct RoutedTokens {
   int lane;
   int token;  ///< of this lane; -1: none
   int k;
   std::int32_t id;
   bool is_valid;
-  std::int32_t rank;  ///< -1: none
-  unsigned leaders;   ///< choices of this lane's token that lead, as lanes
-  bool leads;
-  std::uint32_t number;  ///< of the token's row for this rank
+  std::int32_t rank;     ///< -1: none
+  unsigned leaders;      ///< choices of this lane's token that lead, as lanes
+  std::uint32_t number;  ///< of the token's row for this rank, if this choice leads
   std::uint32_t place;   ///< of the choice's row for its expert
 
-  /// Takes the tokens up to here from `counts`, and adds these.
   __device__ __forceinline__ RoutedTokens(const DispatchArgs& a, std::uint64_t call,
-                                          const ChoiceLanes& lanes, int first, int end,
-                                          std::int32_t own_id, std::uint32_t* counts)
+                                          const ChoiceLanes& lanes, const TokenBits& chosen,
+                                          std::int32_t own_id, int chunk, int first, int end)
       : lane(static_cast<int>(threadIdx.x) % kLanes),
         token(lanes.token < lanes.num_tokens && first + lanes.token < end ? first + lanes.token
                                                                           : -1),
         k(lanes.k),
         id(own_id),
-        is_valid(names_expert(a, own_id)),
-        rank(is_valid ? a.ownership.owner(own_id) : -1) {
-    const unsigned below = (1u << lane) - 1;
-    const unsigned earlier = (1u << (lane - k)) - 1;  // lanes of earlier tokens
+        is_valid(names_expert(a, id)),
+        rank(is_valid ? a.ownership.owner(id) : -1) {
     const unsigned own = own_lanes(a);
-    const unsigned same_expert = __match_any_sync(kAllLanes, is_valid ? id : -1);
-    const unsigned same_rank = __match_any_sync(kAllLanes, rank);
-    leads = is_valid && (same_rank & own) >> lane == 1;
-    const unsigned all_leaders = __ballot_sync(kAllLanes, leads);
-    leaders = all_leaders & own;
-    std::uint32_t* rank_counts = counts + a.ownership.num_experts;
-    number = leads ? rank_counts[rank] + __popc(same_rank & all_leaders & earlier) : 0;
-    place = is_valid ? counts[id] + __popc(same_expert & below) : 0;
-    __syncwarp();
-    if (is_valid && same_expert >> lane == 1) counts[id] = place + 1;
-    if (leads && (same_rank & all_leaders) >> lane == 1) rank_counts[rank] = number + 1;
-    const bool is_twice =
-        is_valid && (same_expert & own & below) != 0 && a.rows_layout == Layout::kBatched;
+    const int in_chunk = token - chunk;
+    const unsigned same_rank =
+        __match_any_sync(kAllLanes, is_valid ? lanes.token * kMaxPushRanks + rank : -1);
+    const bool leads = is_valid && same_rank >> lane == 1;
+    leaders = __ballot_sync(kAllLanes, leads) & own;
+    number = leads ? chosen.before(a.ownership.num_experts + rank, in_chunk) : 0;
+    place = is_valid ? chosen.before(id, in_chunk) : 0;
+    bool is_twice = false;
+    if (*chosen.num_repeats != 0) [[unlikely]] {
+      const int2 again = count_repeats(chosen.repeats, *chosen.num_repeats, id, in_chunk, own);
+      place += again.x + again.y;
+      is_twice = is_valid && again.y != 0 && a.rows_layout == Layout::kBatched;
+    }
     const bool is_bad = token >= 0 && (id < -1 || id >= a.ownership.num_experts || is_twice);
     if (is_bad) [[unlikely]] {
       give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, k, id, 0);
@@ -217,21 +250,102 @@ struct RoutedTokens {
   }
 };
 
-/// Routes a run of tokens, by one warp. `id`: of this lane's first token. `counts`: of the tokens
-/// before.
-__device__ __forceinline__ void route_tokens(const DispatchArgs& a, std::uint64_t call, int begin,
-                                             int end, std::int32_t id, std::uint32_t* counts) {
-  const ChoiceLanes lanes(a);
-#pragma unroll 1
-  for (int first = begin; first < end; first += lanes.num_tokens) {
-    const RoutedTokens routed(a, call, lanes, first, end, id, counts);
-    const std::int64_t at = std::int64_t{routed.token} * a.num_topk + routed.k;
-    const bool has_weight = routed.token >= 0 && a.topk_weights != nullptr;
-    const float weight = has_weight ? __ldg(a.topk_weights + at) : 1.0f;
-    id = lanes.load(a, first + lanes.num_tokens, end);
-    routed.tell(a, call, weight);
-    routed.keep_terms(a, weight);
+/// What a router does: goes through the tokens chunk by chunk and tells where its own go. The first
+/// router has none and, after all, announces.
+struct Router {
+  const DispatchArgs& a;
+  TokenBits chosen;
+  ChoiceLanes lanes;
+  int begin;  ///< its tokens
+  int end;
+  int last;  ///< beyond the tokens that it looks at
+  // Asked for: ids of two rounds, then id and weight of what this warp tells first.
+  std::int32_t ids[2];
+  std::int32_t own_id;
+  float own_weight;
+
+  __device__ __forceinline__ Router(const DispatchArgs& args, int router, std::byte* memory)
+      : a(args), chosen(args, memory), lanes(args) {
+    begin = (router - 1) * a.tokens_per_router;
+    end = min(begin + a.tokens_per_router, a.num_tokens);
+    if (router == 0) begin = end = a.num_tokens;
+    last = end;
+    ask(0);
   }
+  /// This warp's first token of a round.
+  __device__ __forceinline__ int first(int round, int chunk) const {
+    const int warp = static_cast<int>(threadIdx.x) / kLanes;
+    return chunk + (round * kExchangeWarps + warp) * lanes.num_tokens;
+  }
+  __device__ __forceinline__ int end_of(int chunk) const {
+    return min(chunk + chosen.words * kLanes, last);
+  }
+  __device__ __forceinline__ int first_own(int chunk) const {
+    return max(begin, chunk) + static_cast<int>(threadIdx.x) / kLanes * lanes.num_tokens;
+  }
+  /// All loads of a chunk's first wait.
+  __device__ __forceinline__ void ask(int chunk) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ids[i] = lanes.load(a, first(i, chunk), end_of(chunk));
+    ask_own(first_own(chunk), chunk);
+  }
+  __device__ __forceinline__ void ask_own(int at, int chunk) {
+    const int stop = min(end, end_of(chunk));
+    own_id = lanes.load(a, at, stop);
+    const bool has_weight =
+        a.topk_weights != nullptr && lanes.token < lanes.num_tokens && at + lanes.token < stop;
+    const std::int64_t choice = std::int64_t{at + lanes.token} * a.num_topk + lanes.k;
+    own_weight = has_weight ? __ldg(a.topk_weights + choice) : 1.0f;
+  }
+  /// Takes a chunk in; loads are a round ahead.
+  __device__ __forceinline__ void look_at(int chunk) {
+#pragma unroll 1
+    for (int round = 0; first(round, chunk) < end_of(chunk); round += 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::int32_t id = ids[i];
+        ids[i] = lanes.load(a, first(round + 2 + i, chunk), end_of(chunk));
+        chosen.add(a, first(round + i, chunk) - chunk + lanes.token, id);
+      }
+    }
+  }
+  __device__ __forceinline__ void tell_own(std::uint64_t call, int chunk) {
+    const int stop = min(end, end_of(chunk));
+#pragma unroll 1
+    for (int at = first_own(chunk); at < stop;) {
+      const RoutedTokens routed(a, call, lanes, chosen, own_id, chunk, at, stop);
+      const float weight = own_weight;
+      at += kExchangeWarps * lanes.num_tokens;
+      ask_own(at, chunk);
+      routed.tell(a, call, weight);
+      routed.keep_terms(a, weight);
+    }
+  }
+};
+
+/// `memory`: shared.
+__device__ __forceinline__ void route_tokens(const DispatchArgs& a, CallOfCta& call, int number,
+                                             std::byte* memory) {
+  Router router(a, number, memory);
+  router.chosen.clear();
+  call.ask(a);
+  __syncthreads();
+  if (call.has_failed != 0) return;
+#pragma unroll 1
+  for (int chunk = 0;;) {
+    router.look_at(chunk);
+    __syncthreads();
+    router.tell_own(call.number, chunk);
+    const int next = router.end_of(chunk);
+    const bool is_over = next >= router.last;
+    if (is_over && (number != 0 || *router.chosen.num_repeats == 0)) break;
+    __syncthreads();
+    router.chosen.advance();
+    if (is_over) break;
+    chunk = next;
+    router.ask(chunk);
+  }
+  if (number == 0) announce(a, call.number, router.chosen);
 }
 
 }  // namespace switchyard

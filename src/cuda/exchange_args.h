@@ -78,7 +78,7 @@ struct DispatchArgs : ExchangeBase {
   const void* topk_ids = nullptr;
   bool ids_are_64_bits = false;
   const float* topk_weights = nullptr;  ///< null: all 1
-  bool aligned_tokens = false;  ///< rows start and end at 16 bytes
+  bool aligned_tokens = false;          ///< rows start and end at 16 bytes
 
   // What is received.
   std::byte* rows = nullptr;
@@ -103,6 +103,7 @@ struct DispatchArgs : ExchangeBase {
 
   // The grid: routers, of which the first announces, then senders, then receivers.
   std::int32_t num_routers = 1;
+  std::int32_t chunk_words = 1;  ///< 32 times as many tokens are looked at together
   std::int32_t tokens_per_router = 1;
   std::int32_t num_senders = 0;
   std::int32_t shares = 1;  ///< warps that share the destinations of a piece
@@ -145,6 +146,8 @@ struct CombineArgs : ExchangeBase {
 
 inline constexpr int kExchangeThreads = 512;
 inline constexpr int kExchangeCtasPerSm = 2;
+inline constexpr int kLeastCtas =
+    4;  ///< of a dispatch: two that route, one each that sends, receives
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 /// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.

@@ -8,11 +8,18 @@ namespace switchyard {
 namespace {
 
 // Routers end early, receivers wait most of the time; a quarter of the grid saturates the links.
-constexpr int kRoutersOfDispatch = 8;
+constexpr int kRoutersOfDispatch = 16;
+constexpr int kTokensOfRouter = 16;
 constexpr int kSendersOfDispatch = 4;
 // Returning rows reads and sums them first: two thirds of the grid.
 constexpr int kSendersOfCombineTimes3 = 2;
 constexpr int kMostShares = 4;
+
+// Bits of a chunk's tokens, for every expert, are in shared memory.
+int chunk_words(int num_experts) {
+  if (num_experts <= 2048) return 4;
+  return num_experts <= 4096 ? 2 : 1;
+}
 
 int clamp_int(std::int64_t value, int least, int most) {
   return static_cast<int>(std::clamp<std::int64_t>(value, least, std::max(least, most)));
@@ -25,12 +32,11 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int ranks = args.ownership.num_ranks;
   const int tokens = std::max(1, args.num_tokens);
   const std::int64_t num_pieces = std::int64_t{tokens} * pieces;
-  // A warp routes as many tokens at once as have a lane for each choice.
-  const int at_once = std::max(1, kLanes / args.num_topk);
-  const int routers = clamp_int((tokens + at_once - 1) / at_once, 1,
-                                std::max(1, wish.max_ctas / kRoutersOfDispatch));
+  const int routers = clamp_int((tokens + kTokensOfRouter - 1) / kTokensOfRouter, 1,
+                                wish.max_ctas / kRoutersOfDispatch);
   args.tokens_per_router = (tokens + routers - 1) / routers;
-  args.num_routers = (tokens + args.tokens_per_router - 1) / args.tokens_per_router;
+  args.num_routers = 1 + (tokens + args.tokens_per_router - 1) / args.tokens_per_router;
+  args.chunk_words = chunk_words(args.ownership.num_experts);
   const int most = wish.max_ctas - args.num_routers;
   args.num_senders = clamp_int(
       num_pieces, 1, wish.receives ? std::min(most - 1, wish.max_ctas / kSendersOfDispatch) : most);

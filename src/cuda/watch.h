@@ -15,6 +15,7 @@ enum class WaitFailure : std::uint32_t {
   kAborted,           ///< the group was aborted
   kInvalidId,         ///< topk_ids has an id out of range, or, in a batch, one twice in a token
   kCapacityExceeded,  ///< an expert was sent more rows than its capacity
+  kNoWeights,         ///< a peer returned rows without the weights that are wanted
 };
 
 enum class WaitPlace : std::uint32_t {

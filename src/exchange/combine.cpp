@@ -10,6 +10,7 @@
 #include "core/format.h"
 #include "cpu/streaming.h"
 #include "exchange/check_matrix.h"
+#include "exchange/check_returns.h"
 #include "exchange/one_sided.h"
 #include "quant/rows.h"
 
@@ -18,18 +19,8 @@ namespace {
 
 void check_options(const ExchangeConfig& config, const CombineOptions& options,
                    std::int64_t num_tokens) {
-  if (options.topk_weights.has_value()) {
-    require(config.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
-            "combine: topk_weights is given, but reduce is per_rank; pass the weights to dispatch");
-    check_matrix(options.topk_weights,
-                 {"combine", "topk_weights", {DType::kF32}, num_tokens, config.num_topk});
-  }
-  if (options.returned_weights.has_value()) {
-    require(config.sends_weights && config.num_topk > 0, Errc::kInvalidArgument,
-            "combine: returned_weights is given, but weights do not travel; set sends_weights");
-    check_matrix(options.returned_weights,
-                 {"combine", "returned_weights", {DType::kF32}, num_tokens, config.num_topk});
-  }
+  check_new_weights(config, num_tokens, options.topk_weights);
+  check_returned_weights(config, num_tokens, options.returned_weights);
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
     const std::string name = fmt::format("bias[{}]", i);
     check_matrix(options.bias[i], {"combine", name, {DType::kBF16}, num_tokens, config.hidden});
@@ -111,21 +102,6 @@ void OneSidedExchange::check_output(const DispatchHandle& handle, const TensorVi
   check_options(config_, options, slot.num_tokens());
 }
 
-void OneSidedExchange::check_row_weights(const Slot& slot, const TensorView& row_weights) const {
-  if (!row_weights.has_value()) return;
-  const bool is_major = is_expert_major(config_.layout);
-  const std::int64_t columns = is_major ? 1 : config_.num_topk;
-  const std::int64_t num_rows = slot.receive().num_buffer_rows;
-  require(config_.sends_weights && columns > 0, Errc::kInvalidArgument,
-          "combine: row_weights is given, but weights do not travel; set sends_weights");
-  require(row_weights.dtype() == DType::kF32 && row_weights.is_contiguous() &&
-              row_weights.num_dims() >= 1 && row_weights.shape(0) == num_rows &&
-              row_weights.num_elements() == num_rows * columns,
-          Errc::kInvalidArgument, "combine: row_weights is {}, must be f32 [{}, {}], contiguous",
-          row_weights, num_rows, columns);
-  check_address(row_weights, "combine", "row_weights");
-}
-
 void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
                                     const TensorView& row_weights, RowsAre rows_are) {
   Slot& slot = find(handle, Stage::kReceived, "combine");
@@ -134,7 +110,7 @@ void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorVi
                       {DType::kBF16, DType::kF16, DType::kF32},
                       slot.receive().num_buffer_rows,
                       config_.hidden});
-  check_row_weights(slot, row_weights);
+  check_row_weights(config_, slot.receive().num_buffer_rows, row_weights);
   if (rows_are == RowsAre::kWeighted) slot.placement_weights.clear();
   slot.epoch = begin("combine", Phase::kCombineSend);
   slot.stage = Stage::kReturned;

@@ -2,7 +2,7 @@
 
 #include "switchyard/exchange.h"
 
-#include "core/fail.h"
+#include "exchange/check_returns.h"
 #include "exchange/one_sided.h"
 
 namespace switchyard {
@@ -66,9 +66,7 @@ void Exchange::combine(const DispatchHandle& handle, const TensorView& rows,
                        const TensorView& output, const CombineOptions& options,
                        const TensorView& row_weights) {
   check_output(handle, output, options);
-  require(row_weights.has_value() || !options.returned_weights.has_value(), Errc::kInvalidArgument,
-          "combine: returned_weights is wanted, but no row_weights are given; every rank must pass "
-          "them");
+  check_both_weights(row_weights, options.returned_weights);
   combine_send(handle, rows, row_weights);
   combine_receive(handle, output, options);
 }

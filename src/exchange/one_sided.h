@@ -186,7 +186,6 @@ class OneSidedExchange {
   std::int32_t column_of(const Slot& slot, const Arrival& arrival) const;
   void return_rows_to(const Slot& slot, int owner);
   void return_weights_to(const Slot& slot, int owner, const TensorView& row_weights) const;
-  void check_row_weights(const Slot& slot, const TensorView& row_weights) const;
   int rank_without_weights(const Slot& slot) const;
   void take_weights(const Slot& slot, const TensorView& returned) const;
   void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);

@@ -7,6 +7,7 @@
 #include "core/bytes.h"
 #include "core/format.h"
 #include "exchange/check_matrix.h"
+#include "exchange/check_returns.h"
 #include "exchange/check_tokens.h"
 #include "p2p/p2p_exchange.h"
 
@@ -164,6 +165,7 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
                       reinterpret_cast<std::uintptr_t>(rows.data()) % kUnitBytes == 0;
   args.shared = nullptr;
   args.applies_weights = !options.rows_are_weighted && config.sends_weights;
+  set_row_weights(channel, options);
 }
 
 void P2pExchange::set_output(Channel& channel, const TensorView& output,
@@ -180,15 +182,10 @@ void P2pExchange::set_output(Channel& channel, const TensorView& output,
   args.output_dtype = output.dtype();
   args.output_stride = stride_bytes(output);
   args.aligned_output = is_aligned(output, config.hidden * bits_of(output.dtype()) / 8);
-  args.topk_weights = nullptr;
-  if (options.topk_weights.has_value()) {
-    require(config.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
-            "combine: topk_weights is given, but reduce is per_rank; pass the weights to dispatch");
-    check_matrix(options.topk_weights,
-                 {"combine", "topk_weights", {DType::kF32}, channel.num_tokens, config.num_topk});
-    args.topk_weights = options.topk_weights.as<float>();
-  }
+  check_new_weights(config, channel.num_tokens, options.topk_weights);
+  args.topk_weights = options.topk_weights.has_value() ? options.topk_weights.as<float>() : nullptr;
   set_addends(channel, options);
+  set_returned_weights(channel, options);
 }
 
 void P2pExchange::set_addends(Channel& channel, const DeviceCombineOptions& options) const {

@@ -9,6 +9,7 @@
 #include "core/bytes.h"
 #include "cuda/check.h"
 #include "cuda/grid.h"
+#include "exchange/check_returns.h"
 #include "p2p/heap.h"
 
 namespace switchyard {
@@ -45,9 +46,9 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
   // those of every handle, and none that comes early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
-  num_ctas_ = std::max(3, kExchangeCtasPerSm * num_sms / kernels);
+  num_ctas_ = std::max(kLeastCtas, kExchangeCtasPerSm * num_sms / kernels);
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
-  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(3, options.num_ctas));
+  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kLeastCtas, options.num_ctas));
 
   channels_.resize(num_channels);
   gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
@@ -245,6 +246,7 @@ void P2pExchange::combine(const DeviceHandle& handle, const TensorView& rows,
   Channel& channel = find(handle, Stage::kReceived, "combine");
   set_results(channel, rows, options);
   set_output(channel, output, options);
+  check_both_weights(options.row_weights, options.returned_weights);
   launch_return(channel, Phases::kBoth, stream);
   channel.stage = Stage::kFree;
 }
@@ -254,7 +256,13 @@ void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) 
   CombineArgs& args = channel.combine;
   args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
   choose_grid({num_ctas_, sends(phases), receives(phases)}, args);
+  ReturnWeightsArgs& weights = channel.weights;
+  weights.num_tokens = args.num_tokens;
+  if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());
   launch_combine(args, phases, options_.programmatic_launch, stream.get());
+  if (!receives(phases) || weights.returned == nullptr) return;
+  let_end(phases, stream);
+  launch_take_weights(weights, stream.get());
 }
 
 void P2pExchange::release(const DeviceHandle& handle) {

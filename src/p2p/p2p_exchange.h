@@ -14,6 +14,7 @@
 
 #include "cuda/exchange_args.h"
 #include "cuda/memory.h"
+#include "cuda/return_weights.h"
 #include "cuda/routing.h"
 #include "device/device_exchange_backend.h"
 #include "p2p/device_window.h"
@@ -71,6 +72,7 @@ class P2pExchange final : public DeviceExchangeBackend {
     DispatchArgs gather;                 ///< of ids and weights to all ranks
     RoutingArgs routing_args;
     CombineArgs combine;
+    ReturnWeightsArgs weights;
     DeviceBuffer memory;  ///< everything above points into it
   };
 
@@ -113,6 +115,11 @@ class P2pExchange final : public DeviceExchangeBackend {
   void take_routing(Channel& channel, const Channel& earlier, Stream stream) const;
   void clear_rows(const Channel& channel, Stream stream) const;
   void gather_routing(Channel& channel, Phases phases, Stream stream);
+
+  // p2p_weights.cpp
+  void set_weights_base(Channel& channel) const;
+  void set_row_weights(Channel& channel, const DeviceCombineOptions& options) const;
+  void set_returned_weights(Channel& channel, const DeviceCombineOptions& options) const;
 
   // p2p_arguments.cpp
   void check_input(const Input& input) const;

@@ -132,6 +132,10 @@ void P2pExchange::run_kernels() const {
                         shape_.gathers && shape_.gathers_routing, nullptr);
   }
   launch_combine(channel.combine, Phases::kNone, false, nullptr);
+  if (shape_.returns_weights) {
+    launch_return_weights(channel.weights, nullptr);
+    launch_take_weights(channel.weights, nullptr);
+  }
   check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
 
@@ -218,6 +222,7 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
     region += shape_.payloads[i].total_bytes;
   }
   if (shape_.gathers_routing) set_gather(channel, region);
+  if (shape_.returns_weights) set_weights_base(channel);
 }
 
 void P2pExchange::set_routing(Channel& channel) const {

@@ -29,6 +29,14 @@ bool has_kernels(const QuantScheme& scheme) {
   return !scheme.is_quantized() || std::find(named.begin(), named.end(), scheme) != named.end();
 }
 
+// And, on the way out, for fp8 blocks whose scales are powers of two and stay f32.
+bool can_dispatch(QuantScheme scheme) {
+  if (has_kernels(scheme)) return true;
+  if (scheme.scale_format != ScaleFormat::kF32PowerOfTwo) return false;
+  scheme.scale_format = ScaleFormat::kF32;
+  return scheme == schemes::kFp8Block || scheme == schemes::kFp8BlockDeepEp;
+}
+
 void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_rank) {
   refuse(config.num_topk > kMaxPushTopk,
          fmt::format("num_topk is {}, must be at most {}", config.num_topk, kMaxPushTopk));
@@ -37,8 +45,9 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_r
   refuse(is_by_rank && num_ranks > kMaxPushTopk,
          fmt::format("{} ranks, must be at most {} for layout all_gather or overflow drop",
                      num_ranks, kMaxPushTopk));
-  refuse(!has_kernels(config.scheme),
-         fmt::format("scheme is {}, must be bf16, f16, f32, or one of switchyard::schemes",
+  refuse(!can_dispatch(config.scheme),
+         fmt::format("scheme is {}, must be bf16, f16, f32, one of switchyard::schemes, or one of "
+                     "its fp8 blocks with f32 power-of-two scales",
                      name_of(config.scheme)));
   refuse(!has_kernels(config.combine_scheme) || !is_return_scheme(config.combine_scheme),
          fmt::format("combine_scheme is {}, must be bf16, f16, f32, or one of "
@@ -138,6 +147,11 @@ P2pShape make_p2p_shape(const ExchangeConfig& config, int num_ranks, int rank) {
   if (shape.gathers_routing) {
     shape.routing = routing_layout(shape);
     shape.window_bytes = checked_add(shape.window_bytes, shape.routing.total_bytes);
+  }
+  shape.returns_weights = config.sends_weights && config.num_topk > 0;
+  if (shape.returns_weights) {
+    shape.weights = make_weight_slots(config.max_tokens_per_rank, num_ranks, config.num_topk);
+    shape.window_bytes = checked_add(shape.window_bytes, shape.weights.total_bytes);
   }
   return shape;
 }

@@ -13,6 +13,7 @@
 
 #include "exchange/exchange_shape.h"
 #include "plan/push_layout.h"
+#include "plan/weight_slots.h"
 
 namespace switchyard {
 
@@ -27,7 +28,10 @@ struct P2pShape {
   PushLayout main;
   std::vector<PushLayout> payloads;
   PushLayout routing;            ///< rows of K ids (i32) and K weights (f32)
-  std::size_t window_bytes = 0;  ///< of a channel: main, payloads, routing, one after the other
+  bool returns_weights = false;  ///< where weights travel, they may go home too
+  WeightSlots weights;
+  /// Of a channel: main, payloads, routing, weights, one after the other.
+  std::size_t window_bytes = 0;
 
   std::int64_t routing_row_bytes() const { return std::int64_t{8} * config.num_topk; }
   /// N of a call.

@@ -56,6 +56,15 @@ WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_ex
               fmt::format("local expert {} of rank {} was sent {} rows, its capacity is {}; raise "
                           "capacity",
                           record.token, rank, record.seen, record.expected)};
+    case WaitFailure::kNoWeights:
+      return {Errc::kInvalidArgument,
+              Errc::kAborted,
+              true,
+              rank,
+              function,
+              fmt::format("returned_weights is wanted, but rank {} passed no row_weights to "
+                          "combine_send; pass them on every rank",
+                          record.peer)};
     case WaitFailure::kAborted:
       return {
           Errc::kAborted, Errc::kAborted,

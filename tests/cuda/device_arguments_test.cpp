@@ -232,6 +232,23 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
            options.bias = {rank.tokens(), like(rank.tokens(), DType::kBF16, {15, 1024})};
          }},
         {"shared is f32", kBad, [&](auto&, auto&, Options& options) { options.shared = f32; }},
+        {"row_weights is bf16", kBad,
+         [&](auto&, auto&, Options& options) {
+           options.row_weights = like(rank.tokens(), DType::kBF16, {num_rows});
+         }},
+        {"row_weights is f32 [16, 2], must be f32", kBad,
+         [&](auto&, auto&, Options& options) { options.row_weights = f32; }},
+        {"row_weights starts at", kBad,
+         [&](auto&, auto&, Options& options) {
+           options.row_weights =
+               TensorView(rank.tokens().as<std::byte>() + 2, DType::kF32, {num_rows});
+         }},
+        {"returned_weights is f32 [16, 1]", kBad,
+         [&](auto&, auto&, Options& options) {
+           options.returned_weights = like(rank.tokens(), DType::kF32, {16, 1});
+         }},
+        {"returned_weights is wanted, but no row_weights are given", kBad,
+         [&](auto&, auto&, Options& options) { options.returned_weights = f32; }},
         {"5 bias terms are given, must be at most 4", Errc::kNotSupported,
          [&](auto&, auto&, Options& options) {
            options.bias = std::vector<TensorView>(5, rank.tokens());
@@ -269,6 +286,28 @@ TEST_F(DeviceArgumentsTest, WrongWeightsOfCombine) {
                                   {.topk_weights = weights});
         });
       }
+    });
+    EXPECT_EQ(launches, 0u);
+    rank.combine(got);
+    rank.finish();
+  });
+}
+
+TEST_F(DeviceArgumentsTest, WeightsThatDoNotTravelDoNotGoHome) {
+  ExchangeConfig config = fault_config();
+  config.sends_weights = false;
+  run(config, [](const Group&, ExchangeRank& rank) {
+    const DeviceDispatched got = rank.dispatch();
+    const auto combine = [&](const DeviceCombineOptions& options) {
+      rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options);
+    };
+    const std::size_t launches = rank.num_launches([&] {
+      expect_error(kBad, "row_weights is given, but weights do not travel; set sends_weights", [&] {
+        combine({.row_weights = like(rank.tokens(), DType::kF32, {got.rows.shape(0)})});
+      });
+      expect_error(kBad, "returned_weights is given, but weights do not travel", [&] {
+        combine({.returned_weights = like(rank.tokens(), DType::kF32, {16, 2})});
+      });
     });
     EXPECT_EQ(launches, 0u);
     rank.combine(got);

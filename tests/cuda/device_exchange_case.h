@@ -32,7 +32,8 @@ struct Case {
   int num_calls = 3;
   std::int64_t max_tokens = 0;  ///< option of every call
   bool adds_shared = false;
-  bool goes_again = false;  ///< after each call: dispatch_again, reopen, and routing only
+  bool returns_weights = false;  ///< of rows, home with every combine
+  bool goes_again = false;       ///< after each call: dispatch_again, reopen, and routing only
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }

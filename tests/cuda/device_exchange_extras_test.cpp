@@ -3,6 +3,8 @@
 // What an exchange between GPUs does besides the rows of its tokens: rows by rank and rows of all
 // ranks, payloads, capacities, and routing that is used again; bit for bit as between CPUs.
 
+#include <algorithm>
+
 #include "device_exchange_run.h"
 #include "exchange_rank.h"
 
@@ -149,11 +151,48 @@ void add_returns(Cases& cases) {
   }
 }
 
+void add_weights(Cases& cases) {
+  for (const Layout layout : kLayouts) {
+    for (const Reduce reduce : {kPerRank, Reduce::kPerExpert}) {
+      if (reduce == Reduce::kPerExpert && !is_expert_major(layout)) continue;
+      for (const int ranks : {1, 3}) {
+        Case home{"weights_home", ranks, config_of(layout, schemes::kFp8Block, reduce, 264),
+                  kTokens, 0.2};
+        home.returns_weights = true;
+        home.splits_phases = ranks == 3;
+        home.goes_again = ranks == 3;
+        home.config.max_in_flight = ranks;
+        cases.add(home);
+      }
+    }
+    Case drop{"weights_home_drop", 3, config_of(layout, schemes::kNone, kPerRank, 64), kTokens};
+    drop.config.capacity = 9;
+    drop.config.overflow = Overflow::kDrop;
+    drop.returns_weights = true;
+    drop.all_ones = true;
+    drop.goes_again = true;
+    cases.add(drop);
+    Case wide{"weights_home_wide", 2, config_of(layout, schemes::kNone, kPerRank, 24), kTokens,
+              0.3};
+    wide.config.num_experts = 64;
+    wide.config.num_topk = 32;
+    wide.returns_weights = true;
+    wide.num_calls = 6;
+    cases.add(wide);
+    Case many{
+        "weights_home_many", 3, config_of(layout, schemes::kNone, kPerRank, 16), {1500, 3, 700}};
+    many.config.max_tokens_per_rank = 1500;
+    many.returns_weights = true;
+    cases.add(many);
+  }
+}
+
 std::vector<Case> cases() {
   Cases cases;
   add_layouts(cases);
   add_options(cases);
   add_returns(cases);
+  add_weights(cases);
   return cases.all();
 }
 
@@ -193,6 +232,55 @@ TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
         rank.replay();
         rank.finish();
         EXPECT_EQ(test::download(rank.output()), want);
+      }
+    });
+  }
+}
+
+// Calls behind one another without the host: weights are never later than the sums.
+TEST(DeviceExchangeWeightsTest, NoneIsLate) {
+  constexpr int kCalls = 150;
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
+    SCOPED_TRACE(name_of(layout));
+    const bool comes_early = layout != Layout::kExpanded;
+    ExchangeConfig config = test::fault_config(layout);
+    config.hidden = 16;  // rows are about as quick as weights
+    run_ranks(std::clamp(test::num_gpus(), 2, 4), [&](const Group& group) {
+      const DeviceGuard guard(group.rank() % test::num_gpus());
+      test::HomeWeights weights(config, kCalls);
+      test::ExchangeRank rank(group, config, {.programmatic_launch = comes_early});
+      for (int call = 0; call < kCalls; ++call) weights.combine(rank, rank.dispatch(), call);
+      rank.finish();
+      group.barrier();
+      EXPECT_EQ(weights.home(), weights.all_home(0x3F800000u));
+      group.barrier();
+    });
+  }
+}
+
+// Each replay sends the weights that the rows have then.
+TEST(DeviceExchangeGraphTest, ReplaysTakeWeightsHome) {
+  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  for (const Layout layout : kLayouts) {
+    SCOPED_TRACE(name_of(layout));
+    run_ranks(std::min(2, test::num_gpus()), [&](const Group& group) {
+      const DeviceGuard guard(group.rank());
+      test::HomeWeights weights(test::fault_config(layout));
+      test::ExchangeRank rank(group, test::fault_config(layout));
+      const auto call = [&] { weights.combine(rank, rank.dispatch()); };
+      call();
+      rank.finish();
+      group.barrier();  // a capture allocates
+      rank.capture(group, call);
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t bits = 0x3F000000u + static_cast<std::uint32_t>(i);
+        weights.set(bits);
+        group.barrier();
+        rank.replay();
+        rank.finish();
+        EXPECT_EQ(weights.home(), weights.all_home(bits));
+        group.barrier();
       }
     });
   }

@@ -42,6 +42,45 @@ class RankRun {
     DeviceDispatchOptions gpu_options;
   };
 
+  /// Any bits as weights of rows, and where they come home.
+  class Weights {
+   public:
+    Weights(const Case& c, const ExchangeConfig& config, std::int64_t num_rows,
+            std::int64_t num_tokens, int seed)
+        : num_rows_(num_rows),
+          columns_(is_expert_major(config.layout) ? 1 : config.num_topk),
+          num_tokens_(num_tokens),
+          topk_(config.num_topk),
+          sent_(bytes_of(DType::kF32, num_rows * columns_)),
+          home_(bytes_of(DType::kF32, num_tokens * topk_)) {
+      fill(sent_.as<void>(), DType::kF32, num_rows * columns_, static_cast<std::uint64_t>(seed),
+           c.all_ones);
+      std::memset(home_.as<void>(), 0x5A, home_.size());
+    }
+    void add_to(DeviceCombineOptions& gpu, CombineOptions& cpu, Arena& arena) {
+      gpu.row_weights = sent_.device(arena, DType::kF32, {num_rows_, columns_});
+      gpu.returned_weights = home_.device(arena, DType::kF32, {num_tokens_, topk_});
+      cpu.returned_weights = home_.host(DType::kF32, {num_tokens_, topk_});
+    }
+    TensorView of_rows() const { return sent_.host(DType::kF32, {num_rows_, columns_}); }
+    void compare(const DeviceCombineOptions& gpu) {
+      const auto got = download(gpu.returned_weights);
+      ASSERT_EQ(got.size(), home_.size());
+      for (std::size_t i = 0; i < got.size() / 4; ++i) {
+        const auto* bits = reinterpret_cast<const std::uint32_t*>(got.data());
+        ASSERT_EQ(bits[i], home_.as<std::uint32_t>()[i]) << "returned weight " << i;
+      }
+    }
+
+   private:
+    std::int64_t num_rows_;
+    std::int64_t columns_;
+    std::int64_t num_tokens_;
+    std::int64_t topk_;
+    Both sent_;
+    Both home_;
+  };
+
   static ExchangeConfig with_worst_case(ExchangeConfig config) {
     config.worst_case_rows = true;
     return config;
@@ -263,6 +302,8 @@ class RankRun {
     if (adds_shared) {
       gpu_options.shared = shared.device(arena_, DType::kBF16, {num_tokens, config_.hidden});
     }
+    Weights weights(c_, config_, num_rows, num_tokens, 10 * call + group_.rank());
+    if (c_.returns_weights) weights.add_to(gpu_options, cpu_options, arena_);
     const TensorView on_gpu = output.device(arena_, out_dtype, {num_tokens, config_.hidden});
     check_cuda(cudaMemset(on_gpu.data(), 0x5A, output.size()), "poison");
     check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
@@ -274,7 +315,8 @@ class RankRun {
       gpu_.combine(gpu, rows, on_gpu, stream_.get(), gpu_options);
     }
     cpu_.combine(cpu, results.host(DType::kBF16, {num_rows, config_.hidden}),
-                 output.host(out_dtype, {num_tokens, config_.hidden}), cpu_options);
+                 output.host(out_dtype, {num_tokens, config_.hidden}), cpu_options,
+                 c_.returns_weights ? weights.of_rows() : TensorView());
     for (std::int64_t t = 0; adds_shared && t < num_tokens; ++t) {
       std::uint16_t* to = output.as<std::uint16_t>() + t * config_.hidden;
       const void* const terms[] = {to, shared.as<std::uint16_t>() + t * config_.hidden};
@@ -289,6 +331,7 @@ class RankRun {
           << c_.name << " call " << call << ": output byte " << i << " of token "
           << i / (bytes_of(out_dtype, config_.hidden));
     }
+    if (c_.returns_weights) weights.compare(gpu_options);
   }
 
   const Case& c_;

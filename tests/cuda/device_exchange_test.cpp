@@ -48,6 +48,13 @@ std::vector<Case> cases() {
            tokens});
     }
   }
+  for (QuantScheme powers : {schemes::kFp8Block, schemes::kFp8BlockDeepEp}) {
+    powers.scale_format = ScaleFormat::kF32PowerOfTwo;
+    add({"fp8_powers", 2, config_of(kExpanded, powers, Reduce::kPerRank), tokens});
+    Case odd{"fp8_powers_odd", 2, config_of(kBatched, powers, Reduce::kPerRank, 612), tokens};
+    odd.config.scale_layout = ScaleLayout::kColumnMajorAligned;
+    add(odd);
+  }
   for (const ScaleLayout scales : {ScaleLayout::kColumnMajor, ScaleLayout::kColumnMajorAligned}) {
     Case c{"columns", 2, config_of(kBatched, schemes::kFp8Block, Reduce::kPerRank), tokens};
     c.config.scale_layout = scales;

@@ -234,6 +234,45 @@ TEST_F(DeviceFaultTest, ExceededCapacityIsEveryRanksError) {
   });
 }
 
+TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
+  for (const Layout layout : {Layout::kExpanded, Layout::kByRank, Layout::kAllGather}) {
+    SCOPED_TRACE(name_of(layout));
+    run(2, fault_config(layout), 0, [&](const Group& group, ExchangeRank& rank) {
+      test::HomeWeights weights(fault_config(layout));
+      group.barrier();
+      const DeviceDispatched got = rank.dispatch();
+      rank.finish();
+      if (group.rank() == 0) {
+        weights.combine(rank, got);
+      } else {
+        rank.combine(got);
+      }
+      check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+      const Error cause = wait_for_cause(rank.exchange());
+      EXPECT_EQ(cause.code(), group.rank() == 0 ? Errc::kInvalidArgument : Errc::kAborted);
+      EXPECT_THAT(cause.what(), HasSubstr("returned_weights is wanted, but rank 1 passed no "
+                                          "row_weights to combine_send"));
+      expect_same_at_every_call(rank, got, cause);
+    });
+  }
+}
+
+TEST_F(DeviceFaultTest, RankWithoutRowsNeedsNoRowWeights) {
+  run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
+    test::HomeWeights weights(fault_config());
+    rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // of rank 0
+    group.barrier();
+    const DeviceDispatched got = rank.dispatch();
+    rank.finish();
+    DeviceCombineOptions options = weights.options(got);
+    if (group.rank() == 1) options.row_weights = {};
+    rank.exchange().combine_send(got.handle, got.rows, rank.stream(), options);
+    rank.exchange().combine_receive(got.handle, rank.output(), rank.stream(), options);
+    rank.finish();
+    EXPECT_EQ(weights.home(), weights.all_home(0x3F800000u));
+  });
+}
+
 // With the group's timeout, which ranks on one GPU multiply.
 TEST_F(DeviceFaultTest, DeadlineOfTheGroupHoldsForKernels) {
   if (test::num_gpus() < 2) GTEST_SKIP() << "one GPU: 20 times the timeout";

@@ -125,4 +125,60 @@ class ExchangeRank {
   DeviceExchange exchange_;  // last: it ends before its memory
 };
 
+/// Weights of rows, all alike, that go home with some combines of an ExchangeRank.
+class HomeWeights {
+ public:
+  explicit HomeWeights(const ExchangeConfig& config, std::int64_t num_calls = 1)
+      : shape_{config.max_tokens_per_rank, config.num_topk},
+        num_calls_(num_calls),
+        rows_(kMaxRows * sizeof(std::uint32_t)),
+        home_(num_home() * sizeof(std::uint32_t)) {
+    set(0x3F800000u);
+  }
+
+  /// Sets the bits of every weight. Not while kernels run.
+  void set(std::uint32_t bits) {
+    const std::vector<std::uint32_t> all(kMaxRows, bits);
+    check_cuda(cudaMemcpy(rows_.data(), all.data(), rows_.size_bytes(), cudaMemcpyHostToDevice),
+               "weights");
+    check_cuda(cudaMemset(home_.data(), 0x5A, home_.size_bytes()), "weights");
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "weights");
+  }
+  DeviceCombineOptions options(const DeviceDispatched& got, std::int64_t call = 0) const {
+    const TensorView& rows = got.rows;
+    const std::int64_t num_rows =
+        rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
+    const std::int64_t columns = got.topk_ids.has_value() ? shape_[1] : 1;
+    DeviceCombineOptions options;
+    options.returned_weights = TensorView(home_.as<float>() + call * shape_[0] * shape_[1],
+                                          DType::kF32, {shape_[0], shape_[1]});
+    options.row_weights = TensorView(rows_.data(), DType::kF32, {num_rows, columns});
+    return options;
+  }
+  void combine(ExchangeRank& rank, const DeviceDispatched& got, std::int64_t call = 0) const {
+    rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options(got, call));
+  }
+  /// Those that came home in all calls.
+  std::vector<std::uint32_t> home() const {
+    std::vector<std::uint32_t> all(num_home());
+    check_cuda(cudaMemcpy(all.data(), home_.data(), home_.size_bytes(), cudaMemcpyDeviceToHost),
+               "weights");
+    return all;
+  }
+  std::vector<std::uint32_t> all_home(std::uint32_t bits) const {
+    return std::vector<std::uint32_t>(num_home(), bits);
+  }
+
+ private:
+  static constexpr std::size_t kMaxRows = 4096;
+  std::size_t num_home() const {
+    return static_cast<std::size_t>(num_calls_ * shape_[0] * shape_[1]);
+  }
+
+  std::int64_t shape_[2];
+  std::int64_t num_calls_;
+  DeviceBuffer rows_;
+  DeviceBuffer home_;
+};
+
 }  // namespace switchyard::test

@@ -146,6 +146,21 @@ TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
   });
 }
 
+TEST(WatcherTest, PeerWithoutWeightsIsThisRanksErrorAndAbortsTheOthers) {
+  run_ranks(3, [](const Group& group) {
+    WatchWords words{};
+    Watcher watcher(group.engine(), words, kNumExperts);
+    group.barrier();
+    const bool is_own = group.rank() == 1;
+    if (is_own) leave(words, WaitFailure::kNoWeights, record_of(WaitPlace::kReturnedRow, 2, 5));
+    wait_for_word(words);
+    test::expect_error(is_own ? Errc::kInvalidArgument : Errc::kAborted,
+                       "returned_weights is wanted, but rank 2 passed no row_weights", [&] {
+                         watcher.check({Phase::kCombineReceive, 41, -1});
+                       });
+  });
+}
+
 TEST(WatcherTest, PeerThatLeftIsLost) {
   EXPECT_NO_THROW(run_ranks(2, [](const Group& group) {
     if (group.rank() == 1) return;

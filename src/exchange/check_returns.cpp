@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/check_returns.h"
+
+#include "core/fail.h"
+#include "core/format.h"
+#include "exchange/check_matrix.h"
+
+namespace switchyard {
+
+void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
+                       const TensorView& topk_weights) {
+  if (!topk_weights.has_value()) return;
+  require(config.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
+          "combine: topk_weights is given, but reduce is per_rank; pass the weights to dispatch");
+  check_matrix(topk_weights,
+               {"combine", "topk_weights", {DType::kF32}, num_tokens, config.num_topk});
+}
+
+void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_rows,
+                       const TensorView& row_weights) {
+  if (!row_weights.has_value()) return;
+  const std::int64_t columns = is_expert_major(config.layout) ? 1 : config.num_topk;
+  require(config.sends_weights && columns > 0, Errc::kInvalidArgument,
+          "combine: row_weights is given, but weights do not travel; set sends_weights");
+  require(row_weights.dtype() == DType::kF32 && row_weights.is_contiguous() &&
+              row_weights.num_dims() >= 1 && row_weights.shape(0) == num_buffer_rows &&
+              row_weights.num_elements() == num_buffer_rows * columns,
+          Errc::kInvalidArgument, "combine: row_weights is {}, must be f32 [{}, {}], contiguous",
+          row_weights, num_buffer_rows, columns);
+  check_address(row_weights, "combine", "row_weights");
+}
+
+void check_returned_weights(const ExchangeConfig& config, std::int64_t num_tokens,
+                            const TensorView& returned_weights) {
+  if (!returned_weights.has_value()) return;
+  require(config.sends_weights && config.num_topk > 0, Errc::kInvalidArgument,
+          "combine: returned_weights is given, but weights do not travel; set sends_weights");
+  check_matrix(returned_weights,
+               {"combine", "returned_weights", {DType::kF32}, num_tokens, config.num_topk});
+}
+
+void check_both_weights(const TensorView& row_weights, const TensorView& returned_weights) {
+  require(row_weights.has_value() || !returned_weights.has_value(), Errc::kInvalidArgument,
+          "combine: returned_weights is wanted, but no row_weights are given; every rank must pass "
+          "them");
+}
+
+}  // namespace switchyard

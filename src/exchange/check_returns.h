@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// check_returns.h: what the weights given to combine must be, wherever their memory is. All may be
+// absent. Errors: kInvalidArgument.
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/exchange_config.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+/// [T, K] instead of the weights given to dispatch.
+void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
+                       const TensorView& topk_weights);
+
+/// For each of N rows of the receive buffer one, or K in layouts with a row a token.
+void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_rows,
+                       const TensorView& row_weights);
+
+/// [T, K], to be written.
+void check_returned_weights(const ExchangeConfig& config, std::int64_t num_tokens,
+                            const TensorView& returned_weights);
+
+/// In a combine of both phases: who wants them has to give them.
+void check_both_weights(const TensorView& row_weights, const TensorView& returned_weights);
+
+}  // namespace switchyard
