@@ -240,7 +240,7 @@ TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
 // Calls behind one another without the host: weights are never later than the sums.
 TEST(DeviceExchangeWeightsTest, NoneIsLate) {
   constexpr int kCalls = 150;
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
     SCOPED_TRACE(name_of(layout));
     const bool comes_early = layout != Layout::kExpanded;
@@ -261,7 +261,7 @@ TEST(DeviceExchangeWeightsTest, NoneIsLate) {
 
 // Each replay sends the weights that the rows have then.
 TEST(DeviceExchangeGraphTest, ReplaysTakeWeightsHome) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     run_ranks(std::min(2, test::num_gpus()), [&](const Group& group) {
