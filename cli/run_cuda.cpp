@@ -8,6 +8,7 @@
 #include "switchyard/device_modular_kernel.h"
 
 #include "core/clock.h"
+#include "core/even_parts.h"
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
@@ -131,11 +132,8 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   const std::int64_t count = setup_.options.micro_batches;
   const std::int64_t num_tokens = hidden.shape(0);
   for (std::int64_t m = 0; m < count; ++m) {
-    const auto first_of = [&](std::int64_t i) {
-      return num_tokens / count * i + std::min(i, num_tokens % count);
-    };
-    const std::int64_t begin = first_of(m);
-    const std::int64_t end = first_of(m + 1);
+    const std::int64_t begin = part_begin(num_tokens, count, m);
+    const std::int64_t end = part_begin(num_tokens, count, m + 1);
     DevicePrepareArguments part;
     part.hidden = slice_rows(hidden, begin, end);
     part.topk_ids = slice_rows(ids, begin, end);

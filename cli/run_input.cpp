@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/even_parts.h"
 #include "core/fail.h"
 #include "core/random.h"
 #include "io/safetensors.h"
@@ -149,8 +150,7 @@ std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t nu
     for (std::int64_t r = 1; r <= num_ranks; ++r) {
       const bool is_even = split == "even" || num_ranks == 1;
       first[static_cast<std::size_t>(r)] =
-          is_even ? num_tokens / num_ranks * r + std::min(num_tokens % num_ranks, r)
-                  : num_tokens * (r * (r - 1) / 2) / shares;
+          is_even ? part_begin(num_tokens, num_ranks, r) : num_tokens * (r * (r - 1) / 2) / shares;
     }
     return first;
   }

@@ -1,10 +1,50 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns JSON of exchange_bench, or of `switchyard bench`, into the Markdown tables of the documents.
+"""Turns results of benchmarks into the Markdown tables of the documents.
 
-usage: tools/bench_table.py RESULTS.json..."""
+usage: tools/bench_table.py RESULTS.json...
+
+One table of all files: of `switchyard bench` (a row for each number of tokens, columns for each file); of exchange_bench; of quant_bench;
+of cuda_quant and cuda_permute; of cuda_experts_bench. Pages name the files of a table in a comment before it, and tests/tools/docs_test.py
+compares."""
 import json
 import sys
+
+BLOCKS_AND_TOKENS = ["fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token", "int8_token", "int8_block", "mxfp8"]
+TENSORS = ["fp8_tensor", "int8_tensor"]
+FP4 = ["nvfp4", "mxfp4"]
+CUDA_ROWS = [  # call, what, names of the measurements; the calls of cuda_quant are of bf16
+    ("dequantize", "fp8 and int8 by block or token, mxfp8", [f"dequantize {s}" for s in BLOCKS_AND_TOKENS]),
+    ("", "nvfp4, mxfp4", [f"dequantize {s}" for s in FP4]),
+    ("", "fp8_tensor, int8_tensor, whose copy is slower", [f"dequantize {s}" for s in TENSORS]),
+    ("quantize", "fp8 and int8 by block or token, mxfp8", [f"quantize {s}" for s in BLOCKS_AND_TOKENS]),
+    ("", "fp8_tensor, int8_tensor (dynamic)", [f"quantize {s}" for s in TENSORS]),
+    ("", "mxfp6_e3m2, mxfp6_e2m3, simulated", ["quantize mxfp6_e3m2", "quantize mxfp6_e2m3"]),
+    ("", "nvfp4, mxfp4", [f"quantize {s}" for s in FP4]),
+    ("fused SiLU-mul and quantize", "fp8 and int8 by block or token, mxfp8", [f"silu_mul {s}" for s in BLOCKS_AND_TOKENS]),
+    ("", "fp8_tensor, int8_tensor (scale given)", [f"silu_mul {s}" for s in TENSORS]),
+    ("", "nvfp4, mxfp4", [f"silu_mul {s}" for s in FP4]),
+    ("scatter", "bf16 rows", ["ep_scatter bf16"]),
+    ("", "e4m3 rows with f32 scales, with packed ones", ["ep_scatter e4m3 f32 scales", "ep_scatter e4m3 packed scales"]),
+    ("", "bf16 rows, 1/8 of the experts owned", ["ep_scatter bf16 owns 1/8"]),
+    ("unpermute and reduce", "bf16, f16, f32 rows", [f"unpermute_and_reduce {t}" for t in ("bf16", "f16", "f32")]),
+    ("", "bf16 rows, 1/8 of the experts owned", ["unpermute_and_reduce bf16 1/8"]),
+]
+EXPERT_ROWS = {
+    "batch 16 of 512, bf16": "16 in each of 32 x 512 places",
+    "batch 16 of 16, bf16": "16 in each of 32 x 16 places",
+    "4096 rows, bf16": "4096, one expert after another",
+}
+
+
+def load(path):
+    """One JSON object, or a list of those that lie in lines."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines()]
 
 
 def shapes(results):
@@ -19,10 +59,10 @@ def shapes(results):
     return rows
 
 
-def print_exchange_bench(results):
-    print("| engine, layout | wire, sums | ranks | tokens a rank | dispatch us (min-max) | combine us (min-max) "
-          "| of the copy floor | against Open MPI |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
+def exchange_bench(results):
+    lines = ["| engine, layout | wire, sums | ranks | tokens a rank | dispatch us (min-max) | combine us (min-max) "
+             "| of the copy floor | against Open MPI |",
+             "|---|---|---:|---:|---:|---:|---:|---:|"]
     for (engine, layout, scheme, reduce, ranks, tokens), row in shapes(results).items():
         both = [row["dispatch"], row["combine"]]
         cells = ["{median_us:.0f} ({min_us:.0f}-{max_us:.0f})".format(**entry) for entry in both]
@@ -30,33 +70,92 @@ def print_exchange_bench(results):
         floor = sum(entry["floor_us"] for entry in both) / total
         mpi = "" if "mpi_us" not in both[0] else f"{sum(entry['mpi_us'] for entry in both) / total:.2f}x"
         wire = "bf16" if scheme == "none" else scheme
-        print(f"| {engine}, {layout} | {wire}, {reduce} | {ranks} | {tokens} | {cells[0]} | {cells[1]} "
-              f"| {100 * floor:.0f} % | {mpi} |")
+        lines.append(f"| {engine}, {layout} | {wire}, {reduce} | {ranks} | {tokens} | {cells[0]} | {cells[1]} "
+                     f"| {100 * floor:.0f} % | {mpi} |")
+    return lines
 
 
-def print_bench(files):
-    """A row for each number of tokens, a group of columns for each file."""
-    print("| tokens a rank |" + "".join(f" {name} us | of the floor | against {row['baseline']['name'].upper()} |"
-                                      for name, (row, *_) in files))
-    print("|---:|" + "---:|---:|---:|" * len(files))
-    for i, row in enumerate(files[0][1]):
-        cells = ""
-        for _, rows in files:
-            if i < len(rows):
-                entry = rows[i]
-                cells += (f" {entry['p50_us']:.1f} | {100 * entry['of_floor']:.0f} % "
-                          f"| {entry['baseline']['ratio']:.2f}x |")
-            else:
-                cells += " | | |"
-        print(f"| {row['tokens']} |{cells}")
+def quant_bench(results):
+    lines = ["| Scheme | GB/s | of the floor |", "|---|---:|---:|"]
+    for entry in results["benchmarks"]:
+        operation, scheme, rows = entry["name"].split("/")[:3]
+        if operation == "quantize_scheme" and rows == "rows:8192":
+            lines.append(f"| `{scheme}` | {entry['GB/s']:.1f} | {100 * entry['of_floor']:.0f} % |")
+    return lines
 
 
-def main():
-    results = [json.load(open(path, encoding="utf-8")) for path in sys.argv[1:]]
+def title_of(result):
+    """What sets one run of `switchyard bench` apart from the plain pair, and the unit of its times."""
+    settings = result["settings"]
+    parts = [f"{result['ranks']} GPUs" if result["device"] == "cuda" else f"{result['ranks']} ranks",
+             "" if settings["op"] == "pair" else settings["op"],
+             "" if settings["reduce"] == "per_rank" else settings["reduce"], "PDL" if settings.get("pdl") else "",
+             "" if settings["layers"] == 1 else f"{settings['layers']} in a row"]
+    return ", ".join(part for part in parts if part) + (" us" if settings["layers"] == 1 else ", us each")
+
+
+def cells_of(result, row, has_baseline):
+    if row is None:
+        return " | |" + (" |" if has_baseline else "")
+    cells = f" {row['p50_us'] / result['settings']['layers']:.1f} | {100 * row['of_floor']:.0f} % |"
+    if not has_baseline:
+        return cells
+    return cells + (f" {row['baseline']['ratio']:.2f}x |" if row["baseline"] else " |")
+
+
+def bench(results):
+    """A row for each number of tokens (and of SMs), a group of columns for each file."""
+    by_size = [{(row["tokens"], row["sms"]): row for row in result["rows"] if "p50_us" in row} for result in results]
+    head, rule = "| tokens a rank |", "|---:|"
+    lines = {size: f"| {size[0]} |" for rows in by_size for size in rows}
+    for result, rows in zip(results, by_size):
+        baseline = next((row["baseline"]["name"].upper() for row in rows.values() if row["baseline"]), None)
+        head += f" {title_of(result)} | of the floor |" + (f" against {baseline} |" if baseline else "")
+        rule += "---:|---:|" + ("---:|" if baseline else "")
+        for size in lines:
+            lines[size] += cells_of(result, rows.get(size), baseline is not None)
+    return [head, rule, *lines.values()]
+
+
+def percents(shares):
+    """Each of a few, else from the least to the most."""
+    if len(shares) > 3:
+        return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
+    return ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
+
+
+def cuda_calls(entries):
+    shares = {}
+    for entry in entries:
+        name = entry["name"] if "name" in entry else f"{entry['call']} {entry['scheme']}"
+        if entry.get("dtype", "bf16") == "bf16":
+            shares[name] = entry["of_copy"]
+    lines = ["| Call | What | of the copy |", "|---|---|---:|"]
+    for call, what, names in CUDA_ROWS:
+        lines.append(f"|{f' {call} ' if call else ' '}| {what} | {percents([shares[name] for name in names])} |")
+    return lines
+
+
+def cuda_experts(entries):
+    found = {(entry["case"], entry["experts"]): entry for entry in entries}
+    lines = ["| Rows | `exact` | `cublas` |", "|---|---:|---:|"]
+    for case, label in EXPERT_ROWS.items():
+        cells = [f"{found[case, e]['us'] / 1000:.2f} ms, {found[case, e]['tflops']:.0f} TFLOP/s" for e in ("exact", "cublas")]
+        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
+    return lines
+
+
+def table(paths):
+    """The lines of the table that these files make."""
+    results = [load(path) for path in paths]
+    if isinstance(results[0], list):
+        entries = [entry for result in results for entry in result]
+        return cuda_experts(entries) if entries[0]["bench"] == "cuda_experts" else cuda_calls(entries)
     if "rows" in results[0]:
-        print_bench([(f"{r['ranks']} GPUs{', PDL' if r['settings'].get('pdl') else ''}", r["rows"]) for r in results])
-    else:
-        print_exchange_bench(results[0])
+        return bench(results)
+    is_quant = results[0]["benchmarks"][0]["name"].startswith("quantize_scheme/")
+    return quant_bench(results[0]) if is_quant else exchange_bench(results[0])
 
 
-main()
+if __name__ == "__main__":
+    print("\n".join(table(sys.argv[1:])))

@@ -3,7 +3,7 @@
 #
 # What a machine with GPUs can tell in at most 9 minutes: doctor, tests of memory, exchange and experts, check, bench.
 # Needs nothing but the programs of a static build (cmake --preset device). Results lie in FOLDER: JSON of each step,
-# summary.txt with a line for each, *.log with what they said. Exit 1 when a step failed.
+# summary.txt with a line for each, *.log with what they said. Exit 1 when a step failed, 2 without a GPU.
 #
 # usage: tools/gpu_report.sh [BIN [FOLDER [RANKS]]]
 #   BIN     folder with the programs        default: build/device/bin
@@ -11,6 +11,7 @@
 #   RANKS   of bench                        default: number of GPUs, at least 2
 set -u
 bin=$(cd "${1:-build/device/bin}" && pwd) || exit 2
+[ -x "$bin/switchyard" ] || { echo "no switchyard in $bin; build it: cmake --preset device, ninja -C build/device" >&2; exit 2; }
 mkdir -p "${2:-gpu-report}" && out=$(cd "${2:-gpu-report}" && pwd) || exit 2
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 ranks=${3:-$((gpus > 2 ? gpus : 2))}
@@ -48,6 +49,10 @@ bench() {
 date -u +"%Y-%m-%d %H:%M UTC, $gpus GPUs, $ranks ranks" | tee -a "$out/summary.txt"
 step machine 20 sh -c 'nvidia-smi; nvidia-smi topo -m; true'
 step doctor 30 sh -c "'$bin/switchyard' doctor --json >'$out/doctor.json'"
+if grep -q '"cuda": null' "$out/doctor.json"; then
+  grep -o '"why_no_cuda": .*' "$out/doctor.json" | tee -a "$out/summary.txt" >&2
+  exit 2
+fi
 
 tokens=1,8,32,64,128
 for layout in expanded batched; do
@@ -56,7 +61,8 @@ done
 bench dispatch --graph --baseline nccl --tokens $tokens --op dispatch
 bench combine --graph --baseline nccl --tokens $tokens --op combine
 for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device device_exchange \
-  device_arguments device_deadlock device_experts device_prepare_finalize device_modular_kernel quantize_cuda permute_cuda; do
+  device_arguments device_deadlock device_experts device_prepare_finalize device_modular_kernel drop_overflow_cuda \
+  quantize_cuda permute_cuda; do
   [ -x "$bin/${test}_test" ] && step "test-$test" 80 "$bin/${test}_test" --gtest_output="json:$out/test-$test.json"
 done
 step check-cuda 120 "$bin/switchyard" check --device cuda --quick --json "$out/check-cuda.json"

@@ -20,6 +20,7 @@
 #include "cuda/memory.h"
 #include "gate.h"
 #include "quant/bf16.h"
+#include "run_bench.h"
 
 namespace switchyard {
 namespace {
@@ -166,10 +167,10 @@ class RankBench {
 
   Shape shape_;
   Group group_;
-  DeviceExchange exchange_;
   OwnedStream stream_;
   std::vector<DeviceBuffer> tokens_, ids_, weights_;
   DeviceBuffer output_, results_, flush_;
+  DeviceExchange exchange_;  // last: it ends before its memory
 };
 
 double slowest_median(const std::vector<std::vector<double>>& by_rank) {
@@ -201,7 +202,7 @@ Timing measure(int num_ranks, const Shape& shape) {
   return {slowest_median(pairs), slowest_median(dispatches)};
 }
 
-int run(int argc, char** argv) {
+void run(int argc, char** argv) {
   Shape asked;
   std::vector<std::int64_t> numbers;
   for (int i = 1; i < argc; ++i) {
@@ -226,17 +227,11 @@ int run(int argc, char** argv) {
                 time.pair_us - time.dispatch_us);
     std::fflush(stdout);
   }
-  return 0;
 }
 
 }  // namespace
 }  // namespace switchyard
 
 int main(int argc, char** argv) {
-  try {
-    return switchyard::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return switchyard::run_bench("cuda_exchange_bench", [&] { switchyard::run(argc, argv); });
 }

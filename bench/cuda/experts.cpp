@@ -23,6 +23,7 @@
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "quant/scalar.h"
+#include "run_bench.h"
 
 namespace switchyard {
 namespace {
@@ -230,11 +231,5 @@ void run() {
 }  // namespace switchyard
 
 int main() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    std::fprintf(stderr, "no CUDA device on this machine\n");
-    return 0;
-  }
-  switchyard::run();
-  return 0;
+  return switchyard::run_bench("cuda_experts_bench", [] { switchyard::run(); });
 }

@@ -24,6 +24,7 @@
 #include "core/random.h"
 #include "cuda/check.h"
 #include "cuda/memory.h"
+#include "run_bench.h"
 
 namespace switchyard {
 namespace {
@@ -327,11 +328,6 @@ void run(const char* json_path) {
 }  // namespace switchyard
 
 int main(int argc, char** argv) {
-  try {
-    switchyard::run(argc > 1 ? argv[1] : nullptr);
-  } catch (const switchyard::Error& error) {
-    std::fprintf(stderr, "cuda_permute: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  return switchyard::run_bench("cuda_permute",
+                               [&] { switchyard::run(argc > 1 ? argv[1] : nullptr); });
 }

@@ -24,6 +24,7 @@
 #include "cuda/memory.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
+#include "run_bench.h"
 
 namespace switchyard {
 namespace {
@@ -204,11 +205,5 @@ void run(const Shape& shape) {
 int main(int argc, char** argv) {
   const switchyard::Shape shape{argc > 1 ? std::atoll(argv[1]) : 4096,
                                 argc > 2 ? std::atoll(argv[2]) : 7168};
-  try {
-    switchyard::run(shape);
-  } catch (const switchyard::Error& error) {
-    std::fprintf(stderr, "cuda_quant: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  return switchyard::run_bench("cuda_quant", [&] { switchyard::run(shape); });
 }

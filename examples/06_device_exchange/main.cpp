@@ -82,15 +82,16 @@ bool run_rank(const sy::Group& group, int num_gpus) {
   check_cuda(cudaSetDevice(group.rank() % num_gpus));
   cudaStream_t stream{};
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  sy::DeviceExchange exchange(
-      group,
-      {.num_experts = 4, .num_topk = kTopk, .hidden = kHidden, .max_tokens_per_rank = kTokens});
 
-  // All memory is taken before work is queued: ranks that share a GPU would wait for each other.
+  // All memory is taken before work is queued, and freed after the exchange, which waits for all
+  // kernels: ranks that share a GPU would wait for each other.
   const DeviceArray tokens(tokens_of(group.rank()));
   const DeviceArray topk_ids(kTopkIds);
   const DeviceArray topk_weights(kTopkWeights);
   const DeviceArray output(std::vector<float>(std::size_t{kTokens} * kHidden));
+  sy::DeviceExchange exchange(
+      group,
+      {.num_experts = 4, .num_topk = kTopk, .hidden = kHidden, .max_tokens_per_rank = kTokens});
   group.barrier();
 
   // Nothing here waits for the GPU; both calls may as well be captured in a CUDA graph.

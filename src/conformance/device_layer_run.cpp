@@ -8,6 +8,7 @@
 #include "conformance/device_arena.h"
 #include "conformance/exchange_values.h"
 #include "conformance/layer_run.h"
+#include "core/even_parts.h"
 #include "device/cuda_module.h"
 
 namespace switchyard::conformance {
@@ -28,28 +29,26 @@ std::unique_ptr<DeviceExperts> make_layer_experts(const std::string& name,
   }
 }
 
-// Rows [first, first + count) of a matrix.
-TensorView rows_of(const TensorView& matrix, std::int64_t first, std::int64_t count) {
-  const std::int64_t at = first * matrix.stride(0) * bits_of(matrix.dtype()) / 8;
-  return TensorView(matrix.as<std::byte>() + at, matrix.dtype(), {count, matrix.shape(1)},
+// Rows [begin, end) of a matrix.
+TensorView rows_of(const TensorView& matrix, std::int64_t begin, std::int64_t end) {
+  const std::int64_t at = begin * matrix.stride(0) * bits_of(matrix.dtype()) / 8;
+  return TensorView(matrix.as<std::byte>() + at, matrix.dtype(), {end - begin, matrix.shape(1)},
                     {matrix.stride(0), 1});
 }
 
-// Micro-batch after micro-batch; the first ones have a token more.
+// Micro-batch after micro-batch.
 void apply_in_turn(DeviceModularKernel& kernel, const DevicePrepareArguments& whole,
                    const TensorView& output, int num_micro_batches, Stream stream) {
   const std::int64_t num_tokens = whole.hidden.shape(0);
-  std::int64_t first = 0;
   for (int m = 0; m < num_micro_batches; ++m) {
-    const std::int64_t count =
-        num_tokens / num_micro_batches + (m < num_tokens % num_micro_batches ? 1 : 0);
+    const std::int64_t begin = part_begin(num_tokens, num_micro_batches, m);
+    const std::int64_t end = part_begin(num_tokens, num_micro_batches, m + 1);
     DevicePrepareArguments part = whole;
-    part.hidden = rows_of(whole.hidden, first, count);
-    part.topk_ids = rows_of(whole.topk_ids, first, count);
-    part.topk_weights = rows_of(whole.topk_weights, first, count);
+    part.hidden = rows_of(whole.hidden, begin, end);
+    part.topk_ids = rows_of(whole.topk_ids, begin, end);
+    part.topk_weights = rows_of(whole.topk_weights, begin, end);
     part.micro_batch = m;
-    kernel.apply(part, rows_of(output, first, count), stream);
-    first += count;
+    kernel.apply(part, rows_of(output, begin, end), stream);
   }
 }
 

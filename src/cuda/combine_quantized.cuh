@@ -114,17 +114,14 @@ struct QuantizedWire {
         missing = terms.look(own, lane, missing);
         if (missing == 0) break;
         const int late = begin + (__ffs(missing) - 1) % kAtOnce;
-        is_good = spin.again(a.watch, [&] {
-          return WaitFor{WaitPlace::kReturnedRow,
-                         a.state.term_ranks[std::int64_t{token} * a.num_topk + late], token, call};
-        });
+        is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
       }
       if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (begin + i >= of.count) break;  // alike in all lanes
-        is_good &=
-            take(a, call, token, lane, present >> i, terms.at[i], terms.codes[i], terms.scales[i]);
+        const auto what = [&] { return wait_for_term(a, call, token, begin + i); };
+        is_good &= take(a, what, lane, present >> i, terms.at[i], terms.codes[i], terms.scales[i]);
         const int from = lane / kLanesPerBlock;  // block of this lane
         const std::uint32_t low = __shfl_sync(0xFFFFFFFFu, terms.scales[i][0], from / kUnitWords);
         const std::uint32_t high = __shfl_sync(0xFFFFFFFFu, terms.scales[i][1], from / kUnitWords);
@@ -146,12 +143,12 @@ struct QuantizedWire {
 
  private:
   /// Empties the slots that this lane looked at. False: gave up.
-  __device__ static __forceinline__ bool take(const CombineArgs& a, std::uint64_t call, int token,
-                                              int lane, unsigned present, std::size_t at,
+  template <typename What>
+  __device__ static __forceinline__ bool take(const CombineArgs& a, const What& what, int lane,
+                                              unsigned present, std::size_t at,
                                               std::uint32_t (&codes)[kUnitWords],
                                               std::uint32_t (&scales)[kUnitWords]) {
     std::byte* own = a.windows.base[a.rank];
-    const WaitFor what{WaitPlace::kReturnedRow, -1, token, call};
     const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
     bool is_good = true;
     if ((present & 1) != 0) {

@@ -110,6 +110,13 @@ struct TokenTerms {
   }
 };
 
+/// Term `term` of a token's sum, as something to wait for. Looks up who returns it: ask late.
+__device__ __forceinline__ WaitFor wait_for_term(const CombineArgs& a, std::uint64_t call,
+                                                 int token, int term) {
+  const std::int32_t peer = a.state.term_ranks[std::int64_t{token} * a.num_topk + term];
+  return {WaitPlace::kReturnedRow, peer, token, call};
+}
+
 template <bool kAddsShared>
 __device__ __forceinline__ void put_output(const CombineArgs& a, int token, std::int32_t first,
                                            const float (&sum)[kReturnGrain]) {
@@ -151,22 +158,19 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
       missing = terms.look(own, missing);
       if (missing == 0) break;
       const int late = begin + (__ffs(missing) - 1) / kUnits;
-      is_good = spin.again(a.watch, [&] {
-        return WaitFor{WaitPlace::kReturnedRow,
-                       a.state.term_ranks[std::int64_t{token} * a.num_topk + late], token, call};
-      });
+      is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
     }
     if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const float weight = __shfl_sync(0xFFFFFFFFu, of.weight, begin + i);
       if ((present >> (i * kUnits) & 1) == 0) continue;
+      const auto what = [&] { return wait_for_term(a, call, token, begin + i); };
       std::uint32_t words[4 * kUnits];
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        is_good &=
-            empty_unit(own, terms.at[i] + u * kLanes * kUnitBytes, a.layout, a.watch,
-                       {WaitPlace::kReturnedRow, -1, token, call}, terms.units[i * kUnits + u]);
+        is_good &= empty_unit(own, terms.at[i] + u * kLanes * kUnitBytes, a.layout, a.watch, what,
+                              terms.units[i * kUnits + u]);
 #pragma unroll
         for (int w = 0; w < 4; ++w) words[4 * u + w] = terms.units[i * kUnits + u][w];
       }

@@ -54,6 +54,7 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
   const int ctas = (sends(phases) ? args.num_tellers + args.num_senders : 0) +
                    (receives(phases) ? args.num_receivers : 0);
+  if (phases == Phases::kNone) allow_shared_memory(dispatch_kernel<Form>, shared, "dispatch");
   launch_kernel(dispatch_kernel<Form>,
                 {std::max(1, ctas), kExchangeThreads, shared, programmatic, stream}, "dispatch",
                 args, sends(phases), receives(phases));

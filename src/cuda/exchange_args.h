@@ -153,7 +153,8 @@ inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 /// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.
 /// The first launch of a kernel may wait for all that run: to load it, and until there is the local
-/// memory that it needs. Those may be waiting for it, so every kernel has run once before.
+/// memory that it needs. Those may be waiting for it, so every kernel has run once before. This
+/// also allows it the shared memory that later launches with the same configuration take.
 /// Errors: kSystem.
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);

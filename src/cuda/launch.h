@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// launch.h: one way to launch a kernel: with as much shared memory as it wants, and, when the
-// caller asks, before the kernel ahead of it has ended (programmatic dependent launch).
+// launch.h: one way to launch a kernel: when the caller asks, before the kernel ahead of it has
+// ended (programmatic dependent launch), and, after allow_shared_memory, with more than 48 KB of
+// shared memory.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,6 @@ struct LaunchShape {
   int parts = 1;  ///< the grid's second dimension
 };
 
-inline constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
-
 /// Whether the current GPU starts a kernel before the one ahead of it has ended.
 inline bool has_programmatic_launch() {
   int device = 0;
@@ -32,15 +31,28 @@ inline bool has_programmatic_launch() {
   return major >= 9;
 }
 
+/// Lets later launches of a kernel on the current GPU have `shared_bytes`, which may be more
+/// than the 48 KB that need no asking. Once is enough. It then may have all that the GPU gives to a
+/// CTA, so that the limit never depends on who asked last.
+template <typename... Params>
+void allow_shared_memory(void (*kernel)(Params...), std::size_t shared_bytes, const char* name) {
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  cudaFuncAttributes attributes{};
+  int device = 0;
+  int most = 0;
+  check_cuda(cudaFuncGetAttributes(&attributes, function), name);
+  if (static_cast<int>(shared_bytes) <= attributes.maxDynamicSharedSizeBytes) return;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  most - static_cast<int>(attributes.sharedSizeBytes)),
+             name);
+}
+
 template <typename... Params, typename... Args>
 void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const char* name,
                    const Args&... args) {
-  if (shape.shared_bytes > kSharedWithoutAsking) {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shape.shared_bytes)),
-               name);
-  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

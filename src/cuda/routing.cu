@@ -3,39 +3,15 @@
 // routing.cu: kernels for prefill, not for decode: plain, none of them waits for a peer.
 
 #include <algorithm>
-#include <limits>
 
 #include "cuda/call.cuh"
-#include "cuda/encode.cuh"
-#include "cuda/launch.h"
-#include "cuda/routing.h"
+#include "cuda/routing_rows.cuh"
 #include "cuda/wire.cuh"
 
 namespace switchyard {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kLanes;
-constexpr std::int64_t kMaxCtas = 1024;
 constexpr unsigned kAll = 0xFFFFFFFFu;
-
-__device__ __forceinline__ std::int64_t thread_number() {
-  return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-}
-__device__ __forceinline__ std::int64_t num_threads() {
-  return std::int64_t{gridDim.x} * blockDim.x;
-}
-
-__device__ __forceinline__ bool is_expert(const RoutingArgs& a, std::int32_t id) {
-  return id >= 0 && id < a.ownership.num_experts;
-}
-
-__device__ __forceinline__ std::int32_t id_of(const RoutingArgs& a, std::int64_t row, int k) {
-  return static_cast<std::int32_t>(a.rows[row * 2 * a.num_topk + k]);
-}
-__device__ __forceinline__ float weight_of(const RoutingArgs& a, std::int64_t row, int k) {
-  return f32_from_bits(a.rows[(row * 2 + 1) * a.num_topk + k]);
-}
 
 __device__ __forceinline__ std::int32_t given_id(const RoutingArgs& a, std::int64_t index) {
   if (!a.ids_are_64_bits) return static_cast<const std::int32_t*>(a.topk_ids)[index];
@@ -44,7 +20,7 @@ __device__ __forceinline__ std::int32_t given_id(const RoutingArgs& a, std::int6
 }
 
 // A warp for each token, a lane for each choice.
-__global__ void __launch_bounds__(kThreads) keep_routing_kernel(RoutingArgs a) {
+__global__ void __launch_bounds__(kRoutingThreads) keep_routing_kernel(RoutingArgs a) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   for (std::int64_t token = thread_number() / kLanes; token < a.num_tokens;
        token += num_threads() / kLanes) {
@@ -69,69 +45,7 @@ __global__ void __launch_bounds__(kThreads) keep_routing_kernel(RoutingArgs a) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) count_load_kernel(RoutingArgs a) {
-  const std::int64_t num_choices = std::int64_t{*a.num_rows} * a.num_topk;
-  for (std::int64_t i = thread_number(); i < num_choices; i += num_threads()) {
-    const std::int64_t row = i / a.num_topk;
-    const std::int32_t id = id_of(a, row, static_cast<int>(i - row * a.num_topk));
-    if (is_expert(a, id)) atomicAdd(a.load + id, 1);
-  }
-}
-
-// NaN counts as the least.
-__device__ __forceinline__ float rank_weight(float weight) {
-  return weight == weight ? weight : -std::numeric_limits<float>::infinity();
-}
-
-// How many choices of the same expert go before one; by one warp.
-__device__ __forceinline__ std::int32_t choices_before(const RoutingArgs& a, std::int64_t choice,
-                                                       std::int32_t id, float weight, int lane) {
-  const std::int64_t num_choices = std::int64_t{*a.num_rows} * a.num_topk;
-  std::int32_t count = 0;
-  for (std::int64_t i = lane; i < num_choices; i += kLanes) {
-    const std::int64_t row = i / a.num_topk;
-    const int k = static_cast<int>(i - row * a.num_topk);
-    if (id_of(a, row, k) != id) continue;
-    const float other = rank_weight(weight_of(a, row, k));
-    count += other > weight || (other == weight && i < choice) ? 1 : 0;
-  }
-  return __reduce_add_sync(kAll, count);
-}
-
-// First row of this rank's own tokens.
-__device__ __forceinline__ std::int64_t first_own_row(const RoutingArgs& a) {
-  std::int64_t first = 0;
-  for (int s = 0; s < a.rank; ++s) first += a.num_from[s];
-  return first;
-}
-
-// A warp for each choice.
-__global__ void __launch_bounds__(kThreads) drop_overflow_kernel(RoutingArgs a) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const std::int64_t own = first_own_row(a);
-  const std::int64_t first = a.is_gathered ? 0 : own * a.num_topk;
-  const std::int64_t end =
-      a.is_gathered ? std::int64_t{*a.num_rows} * a.num_topk : (own + a.num_tokens) * a.num_topk;
-  for (std::int64_t i = first + thread_number() / kLanes; i < end; i += num_threads() / kLanes) {
-    const std::int64_t row = i / a.num_topk;
-    const int k = static_cast<int>(i - row * a.num_topk);
-    const std::int32_t id = id_of(a, row, k);
-    bool is_dropped = false;
-    if (is_expert(a, id) && a.load[id] > a.capacity) {
-      const float weight = rank_weight(weight_of(a, row, k));
-      is_dropped = choices_before(a, i, id, weight, lane) >= a.capacity;
-    }
-    if (lane != 0) continue;
-    const std::int32_t kept = is_dropped ? -1 : id;
-    if (a.is_gathered) a.row_ids[i] = kept;
-    const std::int64_t token = row - own;
-    if (token < 0 || token >= a.num_tokens) continue;
-    a.own_ids[token * a.num_topk + k] = kept;
-    if (is_dropped) atomicAdd(a.num_dropped, 1);
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) place_rows_kernel(RoutingArgs a, bool has_ids) {
+__global__ void __launch_bounds__(kRoutingThreads) place_rows_kernel(RoutingArgs a, bool has_ids) {
   const std::int64_t num_filled = std::int64_t{*a.num_rows} * a.num_topk;
   const std::int64_t num_choices = std::int64_t{a.num_buffer_rows} * a.num_topk;
   const std::int32_t first = a.ownership.first(a.rank);
@@ -195,7 +109,7 @@ __device__ void keep_ranks(const RoutingArgs& a, std::int64_t token, std::int64_
   a.state.term_ranks[at] = lane;
 }
 
-__global__ void __launch_bounds__(kThreads) place_returns_kernel(RoutingArgs a) {
+__global__ void __launch_bounds__(kRoutingThreads) place_returns_kernel(RoutingArgs a) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int64_t warp = thread_number() / kLanes;
   const std::int64_t own = first_own_row(a);
@@ -215,42 +129,22 @@ __global__ void __launch_bounds__(kThreads) place_returns_kernel(RoutingArgs a) 
   }
 }
 
-LaunchShape shape_of(std::int64_t num_items, int items_per_cta, cudaStream_t stream) {
-  const std::int64_t ctas = (num_items + items_per_cta - 1) / items_per_cta;
-  return {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, kMaxCtas)), kThreads, 0, false,
-          stream};
-}
-
-void clear(std::int32_t* counts, std::int64_t size, cudaStream_t stream) {
-  if (size == 0) return;
-  const auto bytes = static_cast<std::size_t>(size) * sizeof(std::int32_t);
-  check_cuda(cudaMemsetAsync(counts, 0, bytes, stream), "dispatch");
-}
-
 }  // namespace
 
 void launch_keep_routing(const RoutingArgs& args, cudaStream_t stream) {
-  launch_kernel(keep_routing_kernel, shape_of(args.num_tokens, kWarps, stream), "dispatch", args);
-}
-
-void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream) {
-  const std::int64_t most = std::int64_t{args.max_tokens} * args.num_topk;
-  clear(args.load, args.ownership.num_experts, stream);
-  clear(args.num_dropped, 1, stream);
-  launch_kernel(count_load_kernel, shape_of(most * args.ownership.num_ranks, kThreads, stream),
-                "dispatch", args);
-  launch_kernel(drop_overflow_kernel,
-                shape_of(args.is_gathered ? most * args.ownership.num_ranks : most, kWarps, stream),
+  launch_kernel(keep_routing_kernel, routing_shape(args.num_tokens, kRoutingWarps, stream),
                 "dispatch", args);
 }
 
 void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t stream) {
-  clear(args.num_rows_of_expert, args.num_local, stream);
-  launch_kernel(place_rows_kernel,
-                shape_of(std::int64_t{args.num_buffer_rows} * args.num_topk, kThreads, stream),
-                "dispatch", args, has_ids);
+  clear_counts(args.num_rows_of_expert, args.num_local, stream);
+  launch_kernel(
+      place_rows_kernel,
+      routing_shape(std::int64_t{args.num_buffer_rows} * args.num_topk, kRoutingThreads, stream),
+      "dispatch", args, has_ids);
   const std::int64_t num_warps = std::max(args.num_tokens, args.ownership.num_ranks);
-  launch_kernel(place_returns_kernel, shape_of(num_warps, kWarps, stream), "dispatch", args);
+  launch_kernel(place_returns_kernel, routing_shape(num_warps, kRoutingWarps, stream), "dispatch",
+                args);
 }
 
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream) {

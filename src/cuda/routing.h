@@ -10,6 +10,14 @@
 
 namespace switchyard {
 
+/// Memory to sort choices in, M = P T K.
+struct ChoiceSort {
+  std::uint64_t* keys = nullptr;     ///< [2, M]
+  std::uint32_t* choices = nullptr;  ///< [2, M]
+  std::byte* work = nullptr;
+  std::size_t work_bytes = 0;  ///< see sort_work_bytes
+};
+
 struct RoutingArgs {
   KernelOwnership ownership;
   CallState state;  ///< of the rows' dispatch
@@ -29,28 +37,34 @@ struct RoutingArgs {
   std::uint32_t* own_rows = nullptr;  ///< [T, 2 K] ids and weights to send; null: not sent
 
   // Of all ranks, by (source, token).
-  const std::uint32_t* rows = nullptr;         ///< [P T, 2 K]
-  const std::int32_t* num_rows = nullptr;      ///< [1]
-  const std::int32_t* num_from = nullptr;      ///< [P]
-  std::int64_t capacity = 0;                   ///< of an expert
-  std::int32_t* load = nullptr;                ///< [E] rows that are wanted of each
+  const std::uint32_t* rows = nullptr;     ///< [P T, 2 K]
+  const std::int32_t* num_rows = nullptr;  ///< [1]
+  const std::int32_t* num_from = nullptr;  ///< [P]
+  std::int64_t capacity = 0;               ///< of an expert
+  ChoiceSort sort;
   std::int32_t* num_dropped = nullptr;         ///< [1] choices of own tokens
   std::int32_t* row_ids = nullptr;             ///< [P T, K]
   float* row_weights = nullptr;                ///< [P T, K]; null without weights
   std::int32_t num_buffer_rows = 0;            ///< of these two, in this call
   std::int32_t num_local = 0;                  ///< L
   std::int32_t* num_rows_of_expert = nullptr;  ///< [L]
+
+  SWITCHYARD_HOST_DEVICE std::int64_t max_choices() const {
+    return std::int64_t{ownership.num_ranks} * max_tokens * num_topk;
+  }
 };
 
 /// Keeps own ids and writes own rows. Ids that no expert has end the group as in dispatch.
 void launch_keep_routing(const RoutingArgs& args, cudaStream_t stream);
-/// From the rows of all ranks: own ids, and with is_gathered those of every row, without the
-/// choices that do not fit (plan/overflow.h); counts own ones.
+/// Drops the choices of all ranks that do not fit (plan/overflow.h) from the own ids that were
+/// kept, and with is_gathered writes the ids of every row without them; counts own ones. Sorts
+/// P T K choices whatever a call has.
 void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream);
 /// Ids (unless overflow was dropped, which wrote them) and weights of all rows, -1 and 0 in rows
 /// without a token; rows that local experts want; and the way back: only ranks that a token chose
 /// return a row of it, in the order of ranks.
 void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t stream);
+std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
 /// Runs the kernels without tokens and rows; see launch_dispatch.
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);
 

@@ -216,24 +216,31 @@ __device__ __forceinline__ bool has_arrived(const std::uint32_t (&w)[N]) {
 }
 
 /// Empties the slot at `at` that `w` was taken from, and gives words that were escaped their value
-/// back. False: gave up.
-template <int N>
+/// back. False: gave up. `what` makes a WaitFor, of this call, when a mark is needed.
+template <int N, typename What>
 __device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
                                            const PushLayout& layout, const Watch& watch,
-                                           const WaitFor& what, std::uint32_t (&w)[N]) {
+                                           const What& what, std::uint32_t (&w)[N]) {
   std::uint32_t empty[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) empty[i] = kEmpty;
   store_words(window + at, empty);
   if (largest(w) != kEscaped) [[likely]]
     return true;
-  const std::uint32_t which = take_mark(window, at, layout, watch, what);
+  const std::uint32_t which = take_mark(window, at, layout, watch, what());
   if (which == kNoMark) return false;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     if ((which >> i & 1) != 0) w[i] = kEmpty;
   }
   return true;
+}
+template <int N>
+__device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
+                                           const PushLayout& layout, const Watch& watch,
+                                           const WaitFor& what, std::uint32_t (&w)[N]) {
+  return empty_unit(
+      window, at, layout, watch, [&] { return what; }, w);
 }
 
 }  // namespace switchyard

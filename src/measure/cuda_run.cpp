@@ -21,8 +21,8 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
     : group_(group),
       meter_(meter),
       shape_(shape),
-      exchange_(group, shape.exchange_config(), exchange_options(meter, shape)),
-      batch_(shape, group.rank()) {
+      batch_(shape, group.rank()),
+      exchange_(group, shape.exchange_config(), exchange_options(meter, shape)) {
   for (std::size_t i = 0; i < kNumInputs; ++i) {
     inputs_.push_back(upload(batch_, static_cast<std::int64_t>(i), meter.queue()));
   }

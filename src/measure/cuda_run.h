@@ -40,7 +40,6 @@ class CudaRun {
   Group group_;
   DeviceMeter& meter_;
   const BenchShape& shape_;
-  DeviceExchange exchange_;
   BenchBatch batch_;
   std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
@@ -48,6 +47,7 @@ class CudaRun {
   std::int64_t num_rows_ = 0;  ///< of the receive buffer
   DeviceMemory results_;       ///< [num_rows_, H] bf16: what experts return
   DeviceMemory output_;        ///< [T, H] bf16
+  DeviceExchange exchange_;    ///< last: it ends before memory does
 };
 
 }  // namespace switchyard::measure

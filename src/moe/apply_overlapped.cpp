@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <algorithm>
-
 #include "switchyard/micro_batches.h"
 #include "switchyard/modular_kernel.h"
 
 #include "core/bytes.h"
+#include "core/even_parts.h"
 #include "core/fail.h"
 #include "core/format.h"
 
@@ -48,11 +47,8 @@ void apply_overlapped(ModularKernel& kernel, const PrepareArguments& arguments,
                                       : prepare_finalize.max_num_tokens_per_rank().value_or(0);
   if (count > 1 && max_tokens > 0) part.max_tokens = cdiv(max_tokens, count);
   run_micro_batches(prepare_finalize.group(), static_cast<int>(count), [&](int m) {
-    const auto first_of = [&](std::int64_t i) {
-      return num_tokens / count * i + std::min(i, num_tokens % count);
-    };
-    const std::int64_t begin = first_of(m);
-    const std::int64_t end = first_of(m + 1);
+    const std::int64_t begin = part_begin(num_tokens, count, m);
+    const std::int64_t end = part_begin(num_tokens, count, m + 1);
     PrepareArguments own = part;
     own.hidden = rows_of(arguments.hidden, begin, end);
     own.topk_ids = rows_of(arguments.topk_ids, begin, end);

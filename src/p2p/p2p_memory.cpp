@@ -54,7 +54,13 @@ void take_gather(Carver& parts, const P2pShape& shape, DispatchArgs& gather, Rou
   gather.total_rows = take<std::int32_t>(parts, 1);
   gather.rows = take<std::byte>(parts, checked_mul(ranks * tokens, row_bytes));
   routing.own_rows = take<std::uint32_t>(parts, tokens * row_bytes / sizeof(std::uint32_t));
-  routing.load = take<std::int32_t>(parts, static_cast<std::size_t>(shape.config.num_experts));
+  if (!shape.drops) return;
+  const std::size_t choices = ranks * tokens * static_cast<std::size_t>(shape.config.num_topk);
+  ChoiceSort& sort = routing.sort;
+  sort.keys = take<std::uint64_t>(parts, 2 * choices);
+  sort.choices = take<std::uint32_t>(parts, 2 * choices);
+  sort.work_bytes = sort_work_bytes(static_cast<std::int64_t>(choices), shape.config.num_experts);
+  sort.work = take<std::byte>(parts, sort.work_bytes);
 }
 
 void start_count(std::uint64_t* counter) {

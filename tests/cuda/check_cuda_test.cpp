@@ -16,7 +16,7 @@
 #include "conformance/device_suite.h"
 #include "conformance/exchange_suite.h"
 #include "device_arena.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/ranks.h"
 
 namespace switchyard::conformance {
@@ -39,7 +39,7 @@ std::vector<CheckCase> some(const std::string& prefix, std::size_t n) {
 }
 
 TEST(CheckCudaTest, FunctionsOfTensorsAgree) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const char* prefix : {"quantize/", "batched/", "permute/", "placement/"}) {
     const std::vector<CheckCase> cases = some(prefix, 9);
     EXPECT_GE(cases.size(), 4u) << prefix;
@@ -48,7 +48,7 @@ TEST(CheckCudaTest, FunctionsOfTensorsAgree) {
 }
 
 TEST(CheckCudaTest, RoundsOfTheExchangeAgreeOrSayWhyNot) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   int num_tried = 0;
   for (const char* prefix :
        {"exchange/p2p/local/P1/", "exchange/p2p/local/P2/", "exchange/p2p/local/P3/"}) {
@@ -68,7 +68,7 @@ TEST(CheckCudaTest, RoundsOfTheExchangeAgreeOrSayWhyNot) {
 }
 
 TEST(CheckCudaTest, ClassesAndLayersAgreeOrSayWhyNot) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   int num_tried = 0;
   for (const char* prefix :
        {"classes/p2p/local/", "micro_batches/p2p/local/", "layers/p2p/local/"}) {
@@ -92,7 +92,7 @@ ExchangeCase plain_case() {
 }
 
 TEST(CheckCudaTest, NothingIsLeftOutOfAPlainRound) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
     ExchangeCase test = plain_case();
     test.layout = layout;
@@ -108,7 +108,7 @@ TEST(CheckCudaTest, NothingIsLeftOutOfAPlainRound) {
 
 // The GPUs round rows that go home to bf16, the oracle does not.
 TEST(CheckCudaTest, OtherBitsAreADifference) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   const auto without_rounding = [](Carrier& carrier, const Group& group, const ExchangeCase& test) {
     ExchangeCase other = test;
     other.combine_scheme.dtype = DType::kF32;

@@ -5,7 +5,7 @@
 
 #include "core/fail.h"
 #include "exchange_rank.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -40,7 +40,7 @@ std::vector<ExchangeConfig> unnamed_schemes() {
 
 class DeviceAgainArgumentsTest : public testing::Test {
  protected:
-  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+  void SetUp() override { REQUIRE_GPU(); }
 
   static void run(const ExchangeConfig& config, const DeviceExchangeOptions& options,
                   const std::function<void(ExchangeRank&)>& body) {

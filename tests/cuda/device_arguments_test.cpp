@@ -7,7 +7,7 @@
 
 #include "core/fail.h"
 #include "exchange_rank.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -23,7 +23,7 @@ constexpr Errc kBad = Errc::kInvalidArgument;
 
 class DeviceArgumentsTest : public testing::Test {
  protected:
-  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+  void SetUp() override { REQUIRE_GPU(); }
 
   static void run(const ExchangeConfig& config,
                   const std::function<void(const Group&, ExchangeRank&)>& body) {

@@ -11,7 +11,7 @@
 #include "core/clock.h"
 #include "core/random.h"
 #include "exchange_rank.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "p2p/stream_queues.h"
 #include "quant/bf16.h"
 #include "rude_kernels.h"
@@ -128,7 +128,7 @@ class RudeRank {
 
 class DeviceDeadlockTest : public testing::TestWithParam<Layout> {
  protected:
-  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+  void SetUp() override { REQUIRE_GPU(); }
   static void run(const std::function<void(const Group&)>& body) {
     run_ranks(std::min(test::num_gpus(), 8), [&](const Group& group) {
       const DeviceGuard guard(group.rank());
@@ -209,7 +209,7 @@ TEST(DeviceQueuesTest, StreamsOfSharedGpusAreCounted) {
 
 // Kernels of nine streams would stand in line behind one another.
 TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const auto nine = [](const Group& group) {
     const DeviceGuard guard(0);
@@ -243,7 +243,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceDeadlockTest,
 // behind reads the sums.
 class LateWriteTest : public testing::Test {
  protected:
-  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+  void SetUp() override { REQUIRE_GPU(); }
 };
 
 class LateRank {

@@ -200,7 +200,7 @@ class DeviceExchangeExtrasTest : public testing::TestWithParam<Case> {};
 
 TEST_P(DeviceExchangeExtrasTest, EqualsTheCpuExchange) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     RankRun(group, GetParam()).run();
@@ -212,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceExchangeExtrasTest, testing::ValuesIn(cases(
 
 // Everything besides the rows is in the stream too.
 TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     ExchangeConfig config = test::fault_config(layout);
@@ -240,7 +240,7 @@ TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
 // Calls behind one another without the host: weights are never later than the sums.
 TEST(DeviceExchangeWeightsTest, NoneIsLate) {
   constexpr int kCalls = 150;
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
     SCOPED_TRACE(name_of(layout));
     const bool comes_early = layout != Layout::kExpanded;
@@ -261,7 +261,7 @@ TEST(DeviceExchangeWeightsTest, NoneIsLate) {
 
 // Each replay sends the weights that the rows have then.
 TEST(DeviceExchangeGraphTest, ReplaysTakeWeightsHome) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     run_ranks(std::min(2, test::num_gpus()), [&](const Group& group) {

@@ -11,7 +11,7 @@
 
 #include "cpu/weigh_reduce.h"
 #include "device_exchange_case.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/ranks.h"
 
 namespace switchyard::test {

@@ -78,6 +78,10 @@ std::vector<Case> cases() {
     few.config.num_experts = 2;
     few.config.num_topk = 2;
     add(few);
+    Case most{"most_experts", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank, 128),
+              tokens};
+    most.config.num_experts = 16384;  // their counts take more than 48 KB of shared memory
+    add(most);
     Case widest{"widest_topk", 2, config_of(layout, schemes::kNvfp4, Reduce::kPerRank, 512), tokens,
                 0.3};
     widest.config.num_experts = 64;
@@ -115,7 +119,7 @@ class DeviceExchangeTest : public testing::TestWithParam<Case> {};
 
 TEST_P(DeviceExchangeTest, EqualsTheCpuExchange) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     RankRun(group, GetParam()).run();

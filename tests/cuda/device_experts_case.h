@@ -13,6 +13,8 @@
 
 #include "switchyard/device_experts.h"
 
+#include "cuda/check.h"
+#include "cuda/memory.h"
 #include "gpu.h"
 #include "unit/moe/expert_problem.h"
 
@@ -153,7 +155,7 @@ inline std::vector<std::uint16_t> run_on_gpu(DeviceExperts& experts, const Exper
                                              bool is_batched) {
   const DeviceInput input(from, is_batched);
   DeviceCall call(experts, input.input);
-  call.enqueue(default_stream());
+  call.enqueue(Stream(nullptr));
   return call.result();
 }
 

@@ -276,9 +276,8 @@ TEST(DeviceExpertsTest, BadArgumentsAreNamed) {
         TensorView output = call.output();
         TensorView workspace = call.workspace();
         spoil(input, output, workspace);
-        test::expect_error(code, phrase, [&] {
-          experts->apply(input, output, workspace, test::default_stream());
-        });
+        test::expect_error(code, phrase,
+                           [&] { experts->apply(input, output, workspace, Stream(nullptr)); });
       };
   constexpr Errc kBad = Errc::kInvalidArgument;
   refused(kBad, "num_rows is absent, want contiguous i32 [3]",

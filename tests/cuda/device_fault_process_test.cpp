@@ -17,7 +17,7 @@
 #include "core/clock.h"
 #include "core/fail.h"
 #include "exchange_rank.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/processes.h"
 
 namespace switchyard {
@@ -68,7 +68,7 @@ struct Case {
 class DeviceFaultProcessTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
+    REQUIRE_GPU_OF_A_CHILD();
     const std::string why = test::why_not(GetParam().heap);
     if (!why.empty()) GTEST_SKIP() << GetParam().heap << ": " << why;
   }
@@ -133,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceFaultProcessTest,
 
 class DeviceLeaveTest : public ::testing::Test {
  protected:
-  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child()); }
+  void SetUp() override { REQUIRE_GPU_OF_A_CHILD(); }
 };
 
 // How long the error takes, without the ends of processes.

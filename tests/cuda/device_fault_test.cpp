@@ -11,7 +11,7 @@
 #include "core/clock.h"
 #include "core/fail.h"
 #include "exchange_rank.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -70,7 +70,7 @@ void expect_same_at_every_call(ExchangeRank& rank, const DeviceDispatched& earli
 
 class DeviceFaultTest : public testing::Test {
  protected:
-  void SetUp() override { SWITCHYARD_REQUIRE_GPU(test::num_gpus()); }
+  void SetUp() override { REQUIRE_GPU(); }
 
   /// `body` gets each rank's exchange, which must end at once whatever became of the group.
   static void run(int num_ranks, const ExchangeConfig& config, std::int64_t kernel_timeout_ms,

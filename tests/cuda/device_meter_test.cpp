@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "device/cuda_module.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "measure/cuda_target.h"
 #include "support/ranks.h"
 
@@ -20,7 +20,7 @@ namespace {
 int num_ranks() { return std::max(2, std::min(num_gpus(), 8)); }
 
 TEST(DeviceMeterTest, CopiesAndGraphsDoWhatTheySay) {
-  SWITCHYARD_REQUIRE_GPU(num_gpus());
+  REQUIRE_GPU();
   run_ranks(num_ranks(), [](const Group& group) {
     const auto meter = cuda_module().make_meter(group);
     constexpr std::size_t kCount = 1000;
@@ -42,7 +42,7 @@ TEST(DeviceMeterTest, CopiesAndGraphsDoWhatTheySay) {
 }
 
 TEST(DeviceMeterTest, MoreWorkTakesLonger) {
-  SWITCHYARD_REQUIRE_GPU(num_gpus());
+  REQUIRE_GPU();
   run_ranks(num_ranks(), [](const Group& group) {
     const auto meter = cuda_module().make_meter(group);
     constexpr std::size_t kBytes = std::size_t{16} << 20;
@@ -62,7 +62,7 @@ TEST(DeviceMeterTest, MoreWorkTakesLonger) {
 }
 
 TEST(DeviceMeterTest, FloorHasPositiveConstantsAlikeOnAllRanks) {
-  SWITCHYARD_REQUIRE_GPU(num_gpus());
+  REQUIRE_GPU();
   std::vector<double> starts(static_cast<std::size_t>(num_ranks()));
   run_ranks(num_ranks(), [&](const Group& group) {
     const auto meter = cuda_module().make_meter(group);
@@ -76,7 +76,7 @@ TEST(DeviceMeterTest, FloorHasPositiveConstantsAlikeOnAllRanks) {
 }
 
 TEST(DeviceMeterTest, NcclExchangesInAGraphOrSaysWhyNot) {
-  SWITCHYARD_REQUIRE_GPU(num_gpus());
+  REQUIRE_GPU();
   run_ranks(num_ranks(), [](const Group& group) {
     const auto meter = cuda_module().make_meter(group);
     const std::string why = meter->join_nccl();

@@ -17,7 +17,7 @@
 
 #include "class_rank.h"
 #include "core/random.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "plan/expert_ownership.h"
 #include "quant/bf16.h"
 #include "support/errors.h"
@@ -253,7 +253,7 @@ std::int64_t tokens_of(int rank, int call) {
 
 TEST_P(DeviceModularKernelTest, EqualsTheCpuLayer) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     LayerRank rank(group, GetParam());
@@ -268,7 +268,7 @@ TEST_P(DeviceModularKernelTest, EqualsTheCpuLayer) {
 
 TEST_P(DeviceModularKernelTest, ReplaysFromAGraph) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     LayerRank rank(group, GetParam());
@@ -289,7 +289,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceModularKernelTest, testing::ValuesIn(cases()
 // Both are under way at once: the second does not wait for the first.
 TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kElasticDecode,
                                  PrepareKind::kElasticPrefill, PrepareKind::kAllToAllOneSided}) {
     LayerCase c{"streams", kind, 2, config_of(schemes::kFp8Block), Shared::kGated};
@@ -323,7 +323,7 @@ TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
 // Tensor cores sum in another order: close, not equal.
 TEST(DeviceModularKernelBlasTest, IsCloseToTheCpuLayer) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kElasticDecode}) {
     const LayerCase c{"blas", kind, 2, config_of(schemes::kNone)};
     run_ranks(2, [&](const Group& group) {
@@ -351,8 +351,7 @@ TEST(DeviceModularKernelBlasTest, IsCloseToTheCpuLayer) {
 }
 
 TEST(DeviceModularKernelErrorsTest, WrongCallsAreRefused) {
-  const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   const LayerCase c{"errors", PrepareKind::kElasticDecode, 1, config_of(schemes::kNvfp4)};
   run_ranks(1, [&](const Group& group) {
     LayerRank rank(group, c);
@@ -389,8 +388,7 @@ TEST(DeviceModularKernelErrorsTest, WrongCallsAreRefused) {
 
 // The stages come in their order, each with what it hands on.
 TEST(DeviceModularKernelStagesTest, AreObserved) {
-  const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   const LayerCase c{"stages", PrepareKind::kLowLatency, 1, config_of(schemes::kNone)};
   run_ranks(1, [&](const Group& group) {
     LayerRank rank(group, c);

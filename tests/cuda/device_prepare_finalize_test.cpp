@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "class_rank.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -156,7 +156,7 @@ class DevicePrepareFinalizeTest : public testing::TestWithParam<DeviceClassCase>
 
 TEST_P(DevicePrepareFinalizeTest, EqualsTheCpuClass) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     ClassRank(group, GetParam()).run();
@@ -167,8 +167,7 @@ INSTANTIATE_TEST_SUITE_P(All, DevicePrepareFinalizeTest, testing::ValuesIn(cases
                          [](const auto& each) { return each.param.name; });
 
 TEST(DevicePrepareFinalizeErrorsTest, WhatNoGpuServesIsRefused) {
-  const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(1, [&](const Group& group) {
     PrepareFinalizeConfig dynamic = config_of(schemes::kFp8Tensor);
     dynamic.static_scale.reset();
@@ -189,7 +188,7 @@ TEST(DevicePrepareFinalizeErrorsTest, WhatNoGpuServesIsRefused) {
 
 TEST(DevicePrepareFinalizeErrorsTest, WrongCallsSendNothing) {
   const int num_gpus = test::num_gpus();
-  SWITCHYARD_REQUIRE_GPU(num_gpus);
+  REQUIRE_GPU();
   run_ranks(2, [&](const Group& group) {
     const DeviceGuard guard(group.rank() % num_gpus);
     PrepareFinalizeConfig config = config_of(schemes::kFp8Block);

@@ -17,7 +17,7 @@
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "engine/engine.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "p2p/device_window.h"
 #include "support/errors.h"
 #include "support/processes.h"
@@ -69,7 +69,7 @@ int num_open_files() {
 class DeviceWindowProcessTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
+    REQUIRE_GPU_OF_A_CHILD();
     const std::string why = test::why_not(GetParam());
     if (!why.empty()) GTEST_SKIP() << GetParam() << ": " << why;
   }
@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(Heaps, DeviceWindowProcessTest, ::testing::ValuesIn(kHa
                          [](const auto& param) { return std::string(param.param); });
 
 TEST(DeviceWindowAutoTest, ProcessesTakeAHeapThatWorks) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
+  REQUIRE_GPU_OF_A_CHILD();
   run_processes(
       4,
       [](const Group& group) {
@@ -198,8 +198,7 @@ class NcclWindowTest : public ::testing::Test {
  protected:
   void SetUp() override {
     num_gpus_ = test::num_gpus_of_a_child();
-    SWITCHYARD_REQUIRE_GPU(num_gpus_);
-    if (num_gpus_ < 2) GTEST_SKIP() << "one GPU, needs two";
+    if (num_gpus_ < 2) GTEST_SKIP() << num_gpus_ << " CUDA devices on this machine, needs two";
     const std::string why = test::why_not("nccl");
     if (!why.empty()) GTEST_SKIP() << why;
   }
@@ -237,7 +236,7 @@ TEST_F(NcclWindowTest, RankThatDiesBeforeItJoinsEndsTheWait) {
 }
 
 TEST(DeviceWindowAutoTest, WhatProcessesCannotUseIsRefused) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus_of_a_child());
+  REQUIRE_GPU_OF_A_CHILD();
   run_processes(
       2,
       [](const Group& group) {

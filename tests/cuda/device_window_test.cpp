@@ -11,7 +11,7 @@
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "engine/engine.h"
-#include "gpus.h"
+#include "gpu.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -55,7 +55,7 @@ void exchange_values(Engine& engine, const DeviceWindow& window) {
 }
 
 TEST(DeviceWindowTest, EveryRankReachesEveryWindow) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   for (const int size : {1, 2, 3, 4, 8}) {
     for (const std::size_t bytes : {std::size_t{64}, std::size_t{4100}, std::size_t{5} << 20}) {
       run_ranks(size, [&](const Group& group) {
@@ -70,7 +70,7 @@ TEST(DeviceWindowTest, EveryRankReachesEveryWindow) {
 }
 
 TEST(DeviceWindowTest, SharedGpusAreCounted) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   run_ranks(4, [](const Group& group) {
     const auto window = make_device_window(group.engine(), 0, 4096);
     EXPECT_EQ(window->ranks_on_gpu(), 4);
@@ -87,7 +87,7 @@ TEST(DeviceWindowTest, SharedGpusAreCounted) {
 }
 
 TEST(DeviceWindowTest, ManyWindowsLeaveNoMemoryBehind) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   constexpr std::size_t kBytes = std::size_t{256} << 20;
   constexpr int kRepeats = 20;
   std::size_t before = 0;
@@ -109,7 +109,7 @@ TEST(DeviceWindowTest, ManyWindowsLeaveNoMemoryBehind) {
 }
 
 TEST(DeviceWindowTest, WrongRequestsAreRefusedOnEveryRank) {
-  SWITCHYARD_REQUIRE_GPU(test::num_gpus());
+  REQUIRE_GPU();
   const auto refuse = [](Errc code, const std::string& phrase, int size, auto&& request) {
     run_ranks(size, [&](const Group& group) {
       expect_error(code, phrase, [&] { request(group.engine()); });

@@ -105,7 +105,7 @@ void expect_same(const Case& c) {
   }
   given.upload();
   call(c, {x.host(), counts.host(), q.host(), scales.host(), given.host()}, nullptr);
-  const Stream stream = test::default_stream();
+  const Stream stream(nullptr);
   call(c, {x.device(), counts.device(), q.device(), scales.device(), given.device()}, &stream);
   q.expect_equal("q");
   scales.expect_equal("scales");
@@ -199,14 +199,14 @@ TEST(QuantizeBatchedCudaTest, ImpossibleCountsTouchNothingElse) {
   counts.upload();
   std::memcpy(counts.host(), possible.data(), sizeof(std::int32_t) * kL);
   call(c, {x.host(), counts.host(), q.host(), scales.host(), nullptr}, nullptr);
-  const Stream stream = test::default_stream();
+  const Stream stream(nullptr);
   call(c, {x.device(), counts.device(), q.device(), scales.device(), nullptr}, &stream);
   q.expect_equal("q");
   scales.expect_equal("scales");
 }
 
 TEST(QuantizeBatchedCudaTest, WrongTensorsAreRefused) {
-  const Stream stream = test::default_stream();
+  const Stream stream(nullptr);
   const TensorView x(nullptr, DType::kBF16, {kL, kC, 256});
   const TensorView counts(nullptr, DType::kI32, {kL});
   const TensorView scales(nullptr, DType::kF32, {kL, kC, 2});

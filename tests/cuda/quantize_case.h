@@ -17,6 +17,7 @@
 #include "gpu.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
+#include "twin.h"
 
 namespace switchyard::test {
 

@@ -71,7 +71,7 @@ void expect_same_codes(const QuantScheme& scheme, DType dtype, const Shape& shap
       given_view(scheme, shape, options, given == nullptr ? nullptr : given->device());
   quantize(TensorView(x.device(), dtype, {shape.num_rows, shape.hidden}, {stride, 1}), scheme,
            TensorView(q.device(), stored, {shape.num_rows, shape.hidden}),
-           scales_view(scheme, shape, options.layout, scales.device()), test::default_stream(),
+           scales_view(scheme, shape, options.layout, scales.device()), Stream(nullptr),
            static_device, options.scale_ub);
   q.expect_equal("q");
   scales.expect_equal("scales");
@@ -208,7 +208,7 @@ void expect_same_values(const QuantScheme& scheme, DType stored, DType output, c
              TensorView(global.host(), DType::kF32, {1}));
   dequantize(TensorView(q.device(), stored, {shape.num_rows, shape.hidden}),
              scales_view(scheme, shape, layout, scales.device()), scheme, view(y.device()),
-             test::default_stream(), TensorView(global.device(), DType::kF32, {1}));
+             Stream(nullptr), TensorView(global.device(), DType::kF32, {1}));
   y.expect_equal("y");
 }
 
@@ -270,7 +270,7 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
 
 // Refused before a GPU is looked for.
 TEST(QuantizeCudaTest, WrongTensorsAreRefused) {
-  const Stream stream = test::default_stream();
+  const Stream stream(nullptr);
   const auto refused = [](const char* phrase, const std::function<void()>& call) {
     test::expect_error(Errc::kInvalidArgument, phrase, call);
   };

@@ -64,6 +64,7 @@ void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t most_
                 std::uint32_t* num_started, cudaStream_t stream) {
   const auto shared =
       static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  allow_shared_memory(hog_kernel, shared, "hog");
   launch_kernel(hog_kernel,
                 {device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
                 "hog", static_cast<unsigned>(num_spared), release,

@@ -2,9 +2,14 @@
 """The documentation against the source: names that must be in both, code that must be the same."""
 import pathlib
 import re
+import subprocess
+import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import bench_table  # pylint: disable=wrong-import-position
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")),
          *sorted((ROOT / "examples").glob("*/README.md"))]
 
@@ -22,6 +27,28 @@ def table_rows(page):
     """Cells of every table row of a page, without code marks."""
     lines = [line for line in read(page).splitlines() if line.startswith("|")]
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def measured_tables(page):
+    """(files, whether rows may be left out, lines) of each table with a comment that names its files."""
+    found = []
+    for comment in re.finditer(r"<!-- numbers: (.*?)-->", read(page), re.DOTALL):
+        files, _, rest = comment[1].partition(" by tools/bench_table.py")
+        after = read(page)[comment.end():].splitlines()
+        first = next(i for i, line in enumerate(after) if line.startswith("|"))
+        last = next(i for i in range(first, len(after) + 1) if i == len(after) or not after[i].startswith("|"))
+        found.append(([file.strip() for file in files.split(",")], ", some rows" in rest, after[first:last]))
+    return found
+
+
+def newest(kind):
+    """The last results of a kind, such as cpu-quant."""
+    return bench_table.load(sorted((ROOT / "bench/results").glob(f"*-{kind}.json"))[-1])
+
+
+def least_to_most(numbers):
+    numbers = list(numbers)
+    return f"{min(numbers):.0f} to {max(numbers):.0f}"
 
 
 class DocsTest(unittest.TestCase):
@@ -132,6 +159,56 @@ class DocsTest(unittest.TestCase):
         text = read("docs/bench.md").split("## Options")[1].split("\n\nA trace")[0]
         page = set(re.findall(r"--[a-z]+", "".join(re.findall(r"^\| (`--[^|]*)\|", text, re.MULTILINE))))
         self.assertEqual(page, source)
+
+    def test_tables_of_measurements_are_those_of_the_results(self):
+        for page, least in (("README.md", 2), ("docs/bench.md", 6)):
+            tables = measured_tables(page)
+            self.assertGreaterEqual(len(tables), least)
+            for files, leaves_out, lines in tables:
+                made = bench_table.table([ROOT / file for file in files])
+                if leaves_out:
+                    made = made[:2] + [line for line in made[2:] if line in lines]
+                self.assertEqual(lines, made, f"{page}: make the table again, tools/bench_table.py {' '.join(files)}")
+
+    def test_every_table_with_a_share_names_its_results(self):
+        for page in ("README.md", "docs/bench.md"):
+            tables = re.findall(r"^\|.*\| of the (?:copy|floor|copy floor) \|", read(page), re.MULTILINE)
+            self.assertEqual(len(tables), sum("| of the " in lines[0] for *_, lines in measured_tables(page)), page)
+
+    def test_picture_of_measurements_is_that_of_the_results(self):
+        (files, *_), *_ = measured_tables("README.md")
+        made = subprocess.run([sys.executable, ROOT / "tools/bench_chart.py", *(ROOT / file for file in files)], check=True,
+                              capture_output=True, text=True).stdout
+        self.assertTrue(made == read("docs/images/h200x4-pair.svg"), f"draw it again: tools/bench_chart.py {' '.join(files)}")
+
+    def expect_sentence(self, page, sentence):
+        self.assertTrue(sentence in " ".join(read(page).split()), f"{page} has not: {sentence}")
+
+    def test_sentences_about_stress_are_those_of_the_results(self):
+        stress = newest("h200x4-stress")
+        self.assertEqual((stress["ok"], stress["wrong"]), (True, 0))
+        rows, pairs = f"{stress['rows'] / 1e9:.2f}e9 rows", f"{stress['pairs'] / 1e6:.1f}e6 pairs"
+        self.expect_sentence("README.md", f"{rows} and {pairs}")
+        self.expect_sentence("docs/bench.md", f"{rows}, {pairs} and {stress['bytes'] / 1e12:.2f}e12 bytes")
+
+    def test_sentences_about_rows_on_cpus_are_those_of_the_results(self):
+        found = {entry["name"]: entry for entry in newest("cpu-quant")["benchmarks"]}
+        quant = {name.split("/")[1]: entry for name, entry in found.items() if re.match("quantize_scheme/.*/rows:8192/", name)}
+        blocks = [quant["fp8_block"], quant["fp8_block_deepep"]]
+        self.expect_sentence("README.md", f"{least_to_most(b['GB/s'] for b in blocks)} GB/s on one core, "
+                                          f"{least_to_most(100 * b['of_floor'] for b in blocks)} %")
+        for scheme, words in (("nvfp4", "nvfp4 takes {:.1f} GB/s ({:.0f} %)"), ("mxfp8", "mxfp8 {:.1f} ({:.0f} %)"),
+                              ("int8_token", "int8 with a scale a row {:.1f} ({:.0f} %)")):
+            self.expect_sentence("README.md", words.format(quant[scheme]["GB/s"], 100 * quant[scheme]["of_floor"]))
+
+    def test_sentences_about_permute_on_cpus_are_those_of_the_results(self):
+        found = [(entry["name"], 100 * entry["of_floor"]) for entry in newest("cpu-permute")["benchmarks"] if "of_floor" in entry]
+        scatter, scatter_scaled, gather = (
+            f"{least_to_most(share for name, share in found if name.startswith(case + '/tokens:4096/'))} %"
+            for case in ("scatter/bf16", "scatter/e4m3_and_scales", "gather/bf16"))
+        self.expect_sentence("README.md", f"runs at {scatter} and {gather}")
+        self.expect_sentence("docs/bench.md", f"scatter of bf16 rows {scatter} of the floor, of e4m3 rows with scales "
+                                              f"{scatter_scaled}, gather (weighted sums) {gather}")
 
     def test_every_page_is_in_the_index(self):
         index = read("docs/index.md")

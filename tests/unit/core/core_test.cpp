@@ -17,6 +17,7 @@
 #include "core/aligned_buffer.h"
 #include "core/bytes.h"
 #include "core/clock.h"
+#include "core/even_parts.h"
 #include "core/log.h"
 #include "core/random.h"
 #include "core/settings.h"
@@ -42,6 +43,23 @@ TEST(BytesTest, OverflowIsAnError) {
   EXPECT_THROW(checked_add(kHuge, kHuge + 2), Error);
   EXPECT_EQ(align_up(130, 128), 256);
   EXPECT_EQ(cdiv(7, 2), 4);
+}
+
+TEST(EvenPartsTest, FirstPartsHaveOneMore) {
+  const auto sizes = [](std::int64_t n, std::int64_t num_parts) {
+    std::vector<std::int64_t> found;
+    for (std::int64_t i = 0; i < num_parts; ++i) {
+      found.push_back(part_begin(n, num_parts, i + 1) - part_begin(n, num_parts, i));
+    }
+    return found;
+  };
+  EXPECT_EQ(sizes(11, 4), (std::vector<std::int64_t>{3, 3, 3, 2}));
+  EXPECT_EQ(sizes(2, 3), (std::vector<std::int64_t>{1, 1, 0}));
+  EXPECT_EQ(sizes(0, 2), (std::vector<std::int64_t>{0, 0}));
+  for (const std::int64_t n : {0, 1, 5, 4097}) {
+    EXPECT_EQ(part_begin(n, 7, 0), 0);
+    EXPECT_EQ(part_begin(n, 7, 7), n);
+  }
 }
 
 TEST(DTypeTest, NamesRoundTrip) {

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A returned row with words that stand for reserved ones, whose marks never come: the error names
+// the rank that should have sent them.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "cuda/check.h"
+#include "cuda/grid.h"
+#include "cuda/memory.h"
+#include "cuda/wire_form.h"
+#include "gpu.h"
+#include "p2p/wait_failure.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kRanks = 4;
+constexpr int kTopk = 4;
+constexpr std::int64_t kTokens = 2;
+constexpr std::int64_t kHidden = 512;
+constexpr std::uint64_t kCall = 7;
+constexpr int kEmptyByte = 0xFF;
+constexpr std::uint32_t kEscapedWord = 0xFFFFFFFEu;
+
+template <typename T>
+DeviceBuffer device_copy(const std::vector<T>& values) {
+  DeviceBuffer buffer(values.size() * sizeof(T));
+  check_cuda(cudaMemcpy(buffer.data(), values.data(), buffer.size_bytes(), cudaMemcpyHostToDevice),
+             "copy");
+  return buffer;
+}
+
+PushLayout layout_of(const QuantScheme& wire) {
+  PushShape shape;
+  shape.max_tokens = kTokens;
+  shape.hidden = kHidden;
+  shape.num_ranks = kRanks;
+  shape.num_topk = kTopk;
+  shape.return_element_bits = bits_of(wire.dtype);
+  shape.return_scale_bytes = return_scale_bytes(wire);
+  return make_push_layout(shape);
+}
+
+/// The receiving half of a combine on rank 0. Only token 1 has terms: zeros from rank 2, and a row
+/// of escaped words from rank 3.
+class LostMark {
+ public:
+  explicit LostMark(const QuantScheme& wire) : layout_(layout_of(wire)) {
+    window_ = DeviceBuffer(layout_.total_bytes);
+    check_cuda(cudaMemset(window_.data(), kEmptyByte, window_.size_bytes()), "fill");
+    write_row(0, 0);
+    write_row(1, kEscapedWord);
+    args_.layout = layout_;
+    args_.num_topk = kTopk;
+    args_.wire = wire;
+    args_.num_tokens = kTokens;
+    args_.state.counter = counter_.as<std::uint64_t>();
+    args_.state.num_terms = num_terms_.as<std::int32_t>();
+    args_.state.columns = columns_.as<std::int32_t>();
+    args_.state.term_ranks = term_ranks_.as<std::int32_t>();
+    args_.watch = {&words_.as<WatchWords>()->record, &words_.as<WatchWords>()->abort_word,
+                   failed_.as<std::uint32_t>(), 200'000'000};
+    args_.output = output_.data();
+    args_.output_stride = 2 * kHidden;
+    args_.aligned_output = true;
+    args_.windows.base[0] = window_.data();
+    choose_grid({8, false, true}, args_);
+  }
+
+  WaitRecord run() {
+    launch_combine(args_, Phases::kReceive, false, nullptr);
+    check_cuda(cudaDeviceSynchronize(), "combine");
+    return words_.as<WatchWords>()->record;
+  }
+
+ private:
+  void write_row(int column, std::uint32_t word) {
+    const DeviceBuffer row =
+        device_copy(std::vector<std::uint32_t>(layout_.return_stride / sizeof(word), word));
+    check_cuda(cudaMemcpy(window_.data() + layout_.returned(kCall, 1, column), row.data(),
+                          row.size_bytes(), cudaMemcpyDeviceToDevice),
+               "row");
+  }
+
+  PushLayout layout_;
+  DeviceBuffer window_;
+  DeviceBuffer counter_ = device_copy<std::uint64_t>({(kCall + 1) * kCallUnit});
+  DeviceBuffer num_terms_ = device_copy<std::int32_t>({0, 2});
+  DeviceBuffer columns_ = device_copy<std::int32_t>({0, 0, 0, 0, 0, 1, 0, 0});
+  DeviceBuffer term_ranks_ = device_copy<std::int32_t>({0, 0, 0, 0, 2, 3, 0, 0});
+  DeviceBuffer failed_ = device_copy<std::uint32_t>({0});
+  DeviceBuffer output_{2 * kTokens * kHidden};
+  PinnedBuffer words_{sizeof(WatchWords)};
+  CombineArgs args_;
+};
+
+TEST(LostMarkTest, RankThatShouldHaveSentItIsNamed) {
+  REQUIRE_GPU();
+  for (const QuantScheme& wire : {schemes::kNone, schemes::kFp8Block, schemes::kMxfp8}) {
+    SCOPED_TRACE(name_of(wire));
+    const WaitRecord record = LostMark(wire).run();
+    ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
+    const WaitFailureText text = describe(record, 0, 8);
+    EXPECT_EQ(text.culprit, 3);
+    EXPECT_EQ(text.what, "rank 0 had no row 1 from rank 3 within 0.2 s in combine receive");
+  }
+}
+
+}  // namespace
+}  // namespace switchyard
