@@ -104,7 +104,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
                                               int sender, std::int32_t* num_arrivals) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int all_warps = a.num_senders * kExchangeWarps;
+  const int num_warps = a.num_senders * kExchangeWarps;
   const int num_ranks = a.ownership.num_ranks;
   const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
   if (max_tokens == 0) return;
@@ -130,12 +130,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
   const std::uint64_t call = next_call.number - 1;
   const std::int32_t most = __reduce_max_sync(
       0xFFFFFFFFu, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
-  // As many warps as have equally much to do: rows compete for the links, so that with fewer warps
-  // each round is faster.
   const int num_items = most * static_cast<int>(a.by_slot.divisor);
-  const int num_rounds = (num_items + all_warps - 1) / all_warps;
-  const int num_warps = num_items == 0 ? 0 : (num_items + num_rounds - 1) / num_rounds;
-  if (warp >= num_warps) return;
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
     const ArrivedPiece next = at(item + num_warps);
