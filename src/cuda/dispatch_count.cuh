@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_count.cuh: what follows from all ids of a rank: how many rows each peer gets, and for
-// each of its experts. The announcer tells it.
+// dispatch_count.cuh: what follows from all ids of a rank: how many rows a peer gets, and how many
+// for each of its experts; and which rows come back.
 #pragma once
 
 #include "cuda/call.cuh"
