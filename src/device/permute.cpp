@@ -75,11 +75,10 @@ void scatter(const char* function, const IdTable& ids, const RowMove& move, std:
   cuda::MapArgs map = map_args(function, ids, options, outputs, memory, workspace);
   map.num_errors = error_word(function, num_errors);
   cuda::ScatterArgs args;
-  args.map = map.map;
+  args.num_local = num_local;
   args.from = move.from;
   args.to = move.to;
   args.scales = scale_move(move);
-  args.num_tokens = ids.num_tokens;
   args.num_topk = ids.num_topk;
   args.inv_perm = outputs.inv_perm.as<std::int32_t>();
   args.m_indices = outputs.m_indices.as<std::int32_t>();
@@ -88,6 +87,8 @@ void scatter(const char* function, const IdTable& ids, const RowMove& move, std:
   args.first_row = map.first_row;
   args.num_rows = map.num_rows;
   args.is_padding_owned = options.compat_padding == CompatPadding::kOwner;
+  map.inv_perm = outputs.inv_perm.as<std::int32_t>();
+  if (args.scales.has_columns()) map.tokens = reinterpret_cast<std::int32_t*>(args.scales.to);
   const CudaModule& module = cuda_module();
   module.map_choices(map, stream);
   module.scatter_rows(args, stream);
