@@ -23,6 +23,7 @@ constexpr int kMaxSharedCounts = 8192;
 constexpr int kRankThreads = 512;
 constexpr int kBatch = 16;  // counts of a thread that are on their way together
 constexpr int kPlaceThreads = 1024;
+constexpr std::int64_t kMaxMarkingBlocks = 128;
 
 // The local expert of choice i, or -1.
 __device__ std::int32_t expert_of(const MapArgs& args, std::int32_t i) {
@@ -57,6 +58,9 @@ __global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args
   const std::int32_t num_local = args.map.num_local;
   std::int32_t* totals = args.map.counts_of_chunks + std::int64_t{chunk} * num_local;
   std::int32_t* counts = num_local <= kMaxSharedCounts ? shared_counts : totals;
+  if (args.lookup.map != nullptr && thread < args.lookup.num_experts) {  // on its way with the ids
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(args.lookup.map + thread * args.lookup.stride));
+  }
   for (std::int32_t e = thread; e < num_local; e += kRankThreads) counts[e] = 0;
   const std::int32_t begin = chunk * args.map.chunk_choices;
   const std::int32_t left = args.map.num_choices - begin;
@@ -149,6 +153,12 @@ __device__ std::int32_t sum_before(std::int32_t value, std::int32_t* total) {
   return sum - value + (warp == 0 ? 0 : of_earlier);
 }
 
+// Where an expert's rows begin, and how many have a token.
+struct ExpertRows {
+  std::int32_t first_row;
+  std::int32_t count;
+};
+
 // Those choices of this block's chunk whose expert is one of `width` from `first` on.
 __device__ void place_chunk(const MapArgs& args, std::int32_t first, std::int32_t width,
                             const std::int32_t* starts) {
@@ -169,10 +179,32 @@ __device__ void place_chunk(const MapArgs& args, std::int32_t first, std::int32_
   }
 }
 
+// What the rows from `begin` to `end` hold, this block's share of them. They belong to `count`
+// experts from `first` on, or to none.
+__device__ void mark_rows(const MapArgs& args, std::int64_t begin, std::int64_t end,
+                          std::int32_t first, std::int32_t count, const ExpertRows* experts) {
+  std::int64_t row = begin + std::int64_t{blockIdx.x} * kPlaceThreads + threadIdx.x;
+#pragma unroll 1
+  for (; row < end; row += std::int64_t{gridDim.x} * kPlaceThreads) {
+    // The last expert that begins at or before the row: of those that begin together, all but the
+    // last are empty.
+    std::int32_t low = 0;
+    std::int32_t high = count;
+    while (high - low > 1) {
+      const std::int32_t middle = (low + high) / 2;
+      (experts[middle].first_row <= row ? low : high) = middle;
+    }
+    const bool has_token = count > 0 && row - experts[low].first_row < experts[low].count;
+    args.m_indices[row] = has_token || args.is_padding_owned ? first + low : -1;
+    if (!has_token && args.tokens != nullptr) args.tokens[row] = -1;
+  }
+}
+
 // Threads form a table: 2^log_width experts, and groups of chunks below each other.
 __global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs args, int log_width) {
   __shared__ ChunkSum sums[kPlaceThreads];
   __shared__ std::int32_t starts[kPlaceThreads];
+  __shared__ ExpertRows experts[kPlaceThreads];
   follow_kernel();
   const ChoiceMap& map = args.map;
   const int thread = static_cast<int>(threadIdx.x);
@@ -201,15 +233,20 @@ __global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs ar
     std::int32_t tile_rows = 0;
     const std::int32_t first_row =
         next_row + sum_before(group == 0 ? padded(sum.all, args.alignment) : 0, &tile_rows);
+    const std::int32_t tile_begin = next_row;
     next_row += tile_rows;
     if (group == 0) {
       starts[column] = (args.is_aligned ? first_row : 0) + sum.earlier;
+      experts[column] = {first_row, sum.all};
       if (is_expert && is_first_block) write_expert(args, e, sum.all, first_row);
     }
     __syncthreads();
-    place_chunk(args, tile, width, starts);
+    if (blockIdx.x < static_cast<unsigned>(map.num_chunks)) place_chunk(args, tile, width, starts);
+    const std::int32_t num_experts = map.num_local - tile < width ? map.num_local - tile : width;
+    if (args.m != 0) mark_rows(args, tile_begin, next_row, tile, num_experts, experts);
     __syncthreads();
   }
+  mark_rows(args, next_row, args.m, 0, 0, experts);
   if (thread == 0 && is_first_block) *args.num_rows = next_row;
 }
 
@@ -228,9 +265,12 @@ void map_choices(const MapArgs& args, Stream stream) {
   }
   int log_width = 5;
   while (1 << log_width < std::min(kPlaceThreads, num_local)) ++log_width;
+  // Where chunks are few, more blocks mark rows.
+  const std::int64_t marking =
+      std::min<std::int64_t>(kMaxMarkingBlocks, cdiv<std::int64_t>(args.m, kPlaceThreads));
+  const int num_blocks = std::max({1, args.map.num_chunks, static_cast<int>(marking)});
   launch_kernel(place_choices_kernel,
-                {std::max(1, args.map.num_chunks), kPlaceThreads, 0,
-                 overlaps && args.map.num_chunks > 0, stream.get()},
+                {num_blocks, kPlaceThreads, 0, overlaps && args.map.num_chunks > 0, stream.get()},
                 "place_choices_kernel", args, log_width);
 }
 

@@ -30,7 +30,10 @@ struct MapArgs {
   std::int64_t* num_rows = nullptr;     ///< [1]
   std::int32_t* num_errors = nullptr;   ///< [1], or null
   std::int32_t* inv_perm = nullptr;     ///< [T, K] places, or null
-  std::int32_t* tokens = nullptr;       ///< [M] at its place the token of a choice, or null
+  std::int32_t* m_indices = nullptr;    ///< [M]
+  std::int32_t* tokens = nullptr;       ///< [M] of each row, or -1; or null
+  std::int64_t m = 0;                   ///< 0: rows of the buffer are not marked
+  bool is_padding_owned = false;        ///< CompatPadding::kOwner
 };
 void map_choices(const MapArgs& args, Stream stream);
 
@@ -54,20 +57,18 @@ struct ScaleMove {
   }
 };
 
-/// Rows and scales to their places; writes m_indices and scales of padding.
+/// Rows and scales to their places, and zero scales where there is no token.
 struct ScatterArgs {
   ByteRows from;  ///< no rows: the plan alone
   ByteRows to;
   ScaleMove scales;
   std::int64_t num_topk = 0;
   std::int64_t num_local = 0;
-  std::int32_t* m_indices = nullptr;  ///< [M]
-  std::int64_t m = 0;
+  std::int64_t m = 0;                       ///< rows of the buffer
   const std::int32_t* inv_perm = nullptr;   ///< [T, K], of map_choices as the next three
   const std::int32_t* counts = nullptr;     ///< [L]
   const std::int64_t* first_row = nullptr;  ///< [L]
   const std::int64_t* num_rows = nullptr;   ///< [1]
-  bool is_padding_owned = false;            ///< CompatPadding::kOwner
 };
 void scatter_rows(const ScatterArgs& args, Stream stream);
 

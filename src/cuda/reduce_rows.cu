@@ -45,6 +45,7 @@ __device__ bool has_expert(const ReduceArgs& args, std::int64_t t, std::int64_t 
 
 __device__ Term gather_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
                             std::int32_t* num_errors) {
+  const float weight = weight_of(args, t, k);  // on its way together with the row's number
   if (!has_expert(args, t, k, num_errors)) return {nullptr, 0.0f};
   const std::int64_t row =
       args.inv_perm[t * args.inv_perm_token_stride + k * args.inv_perm_choice_stride];
@@ -52,7 +53,7 @@ __device__ Term gather_term(const ReduceArgs& args, std::int64_t t, std::int64_t
     add_error(num_errors);
     return {nullptr, 0.0f};
   }
-  return {args.rows.row(row), weight_of(args, t, k)};
+  return {args.rows.row(row), weight};
 }
 
 __device__ Term contiguous_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // scatter_rows.cu: a block reads a token's row once, several words a thread at a time, and writes
-// it to the token's places. Blocks behind those look after rows of the buffer: what they hold
-// (m_indices) and zero scales where there is no token. Rows pass the caches.
+// it to the token's places. Blocks behind those look after the scales of rows of the buffer: zero
+// where there is no token. Rows pass the caches.
 //
 // Scales in columns belong to 32 rows at a time, or each of their words would be an access of its
 // own: a lane a row finds its token in the first column and puts the token's scales in its place.
-//
-// All this waits for places, and memory would be idle meanwhile: blocks that have begun ask for
-// rows of x ahead, as many as stay in L2.
-
-#include <algorithm>
 
 #include "cuda/check.h"
 #include "cuda/launch.h"
@@ -24,14 +19,11 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kWordsAtOnce = 14;  // of a thread
 constexpr int kScatterThreads = 64;
-constexpr std::int64_t kAheadBytes = std::int64_t{24} << 20;  // of x: half of a large L2
-constexpr std::int64_t kAheadBlocks = 1024;                   // that begin at once
 
 // What a kernel is told beside the arguments: the grid, and how scales are moved.
 struct ScatterPlan {
   ScatterArgs args;
   std::int64_t part_words = 0;
-  std::int64_t ahead_rows = 0;   // of x, asked for before places are known
   int scale_row_bytes = 0;       // of contiguous rows of scales: bytes of an access; else 0
   bool has_wide_scales = false;  // in columns: load_four_words may read four at once
 };
@@ -170,13 +162,14 @@ __device__ uint4 load_four_words(const ScaleMove& scales, bool is_wide, std::int
   return words;
 }
 
-// Scales of a warp's rows in columns, four words of the block's warps by turns; zero without token.
-__device__ void place_columns(const ScatterPlan& plan, std::int64_t row, bool has_token) {
+// Scales of 32 rows in columns, four words of the block's warps by turns; zero without a token.
+__device__ void place_columns(const ScatterPlan& plan, std::int64_t row) {
   const ScaleMove& scales = plan.args.scales;
   auto* column = reinterpret_cast<std::uint32_t*>(scales.to) + row;
-  const std::int64_t token = has_token ? std::int64_t{*column} : -1;
+  const bool is_row = row < plan.args.m;
+  const std::int64_t token = is_row ? static_cast<std::int32_t>(*column) : -1;
   __syncthreads();  // all warps have read it
-  if (row >= plan.args.m) return;
+  if (!is_row) return;
   const std::int64_t step = blockDim.x / kWarp * 4;
 #pragma unroll 4
   for (std::int64_t w = threadIdx.x / kWarp * 4; w < scales.num_words; w += step) {
@@ -190,49 +183,30 @@ __device__ void place_columns(const ScatterPlan& plan, std::int64_t row, bool ha
   }
 }
 
-// 32 rows of the buffer, a lane a row in each warp.
-__device__ void mark_rows(const ScatterPlan& plan, std::int64_t block) {
+// Scales of 32 rows of the buffer, a lane a row in each warp.
+__device__ void finish_scales(const ScatterPlan& plan, std::int64_t block) {
   const ScatterArgs& args = plan.args;
   const std::int64_t row = block * kWarp + threadIdx.x % kWarp;
-  bool has_token = false;
-  std::int32_t index = args.is_padding_owned ? 0 : -1;
-  if (row < args.m && row < *args.num_rows) {
+  if (args.scales.has_columns()) return place_columns(plan, row);
+  if (threadIdx.x >= kWarp) return;
+  bool is_padding = row < args.m;
+  if (is_padding && row < *args.num_rows) {
     const std::int64_t e = expert_at(args, row);
-    has_token = row - args.first_row[e] < args.counts[e];
-    if (has_token || args.is_padding_owned) index = static_cast<std::int32_t>(e);
+    is_padding = row - args.first_row[e] >= args.counts[e];
   }
-  if (args.scales.has_columns()) {
-    place_columns(plan, row, has_token);
-  } else if (args.scales.word_bytes != 0 && threadIdx.x < kWarp) {
-    clear_scales(args.scales, row, row < args.m && !has_token);
-  }
-  if (row < args.m && threadIdx.x < kWarp) args.m_indices[row] = index;
-}
-
-// Rows of x that this block asks for while places are not known.
-__device__ void ask_ahead(const ScatterPlan& plan) {
-#if __CUDA_ARCH__ >= 900
-  if (threadIdx.x != 0 || blockIdx.x >= kAheadBlocks || blockIdx.y != 0) return;
-  const auto bytes = static_cast<std::uint32_t>(plan.args.from.row_bytes);
-#pragma unroll 1
-  for (std::int64_t t = blockIdx.x; t < plan.ahead_rows; t += kAheadBlocks) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(plan.args.from.row(t)),
-                 "r"(bytes));
-  }
-#endif
+  clear_scales(args.scales, row, is_padding);
 }
 
 template <typename Word>
 __global__ void __launch_bounds__(kScatterThreads)
     scatter_rows_kernel(const __grid_constant__ ScatterPlan plan) {
   extern __shared__ std::int64_t places[];  // of this token
-  ask_ahead(plan);
   follow_kernel();
   const ScatterArgs& args = plan.args;
   const std::int64_t t = blockIdx.x;
   const bool is_first_part = blockIdx.y == 0;
   if (t >= args.from.num_rows) {
-    if (is_first_part) mark_rows(plan, t - args.from.num_rows);
+    if (is_first_part) finish_scales(plan, t - args.from.num_rows);
     return;
   }
   int has_place = 0;
@@ -320,12 +294,11 @@ void scatter_rows(const ScatterArgs& args, Stream stream) {
   const auto row_words = static_cast<std::int64_t>(args.from.row_bytes) / bytes;
   const RowGrid grid = scatter_grid(args.from.num_rows, row_words);
   ScatterPlan plan{args, grid.part_words};
-  if (bytes == 16 && row_words != 0) {
-    plan.ahead_rows = std::min(args.from.num_rows, kAheadBytes / (16 * row_words));
-  }
   plan.scale_row_bytes = scale_row_bytes(args);
   plan.has_wide_scales = has_wide_rows(args.scales);
-  const std::int64_t num_blocks = args.from.num_rows + cdiv<std::int64_t>(args.m, kWarp);
+  const std::int64_t scale_blocks =
+      args.scales.word_bytes == 0 ? 0 : cdiv<std::int64_t>(args.m, kWarp);
+  const std::int64_t num_blocks = args.from.num_rows + scale_blocks;
   if (num_blocks == 0) return;
   with_word(bytes, [&](auto word) {
     const auto shared_bytes = static_cast<std::size_t>(args.num_topk) * sizeof(std::int64_t);

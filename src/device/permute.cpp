@@ -81,13 +81,14 @@ void scatter(const char* function, const IdTable& ids, const RowMove& move, std:
   args.scales = scale_move(move);
   args.num_topk = ids.num_topk;
   args.inv_perm = outputs.inv_perm.as<std::int32_t>();
-  args.m_indices = outputs.m_indices.as<std::int32_t>();
   args.m = num_rows;
   args.counts = map.counts;
   args.first_row = map.first_row;
   args.num_rows = map.num_rows;
-  args.is_padding_owned = options.compat_padding == CompatPadding::kOwner;
   map.inv_perm = outputs.inv_perm.as<std::int32_t>();
+  map.m_indices = outputs.m_indices.as<std::int32_t>();
+  map.m = num_rows;
+  map.is_padding_owned = options.compat_padding == CompatPadding::kOwner;
   if (args.scales.has_columns()) map.tokens = reinterpret_cast<std::int32_t*>(args.scales.to);
   const CudaModule& module = cuda_module();
   module.map_choices(map, stream);
