@@ -216,6 +216,10 @@ __global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs ar
   const int begin = group * group_chunks;
   const int end = begin + group_chunks < map.num_chunks ? begin + group_chunks : map.num_chunks;
   const bool is_first_block = blockIdx.x == 0;
+  const std::int64_t choice = std::int64_t{blockIdx.x} * map.chunk_choices + thread;
+  if (choice < map.num_choices) {  // on its way with the counts
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(map.choices + choice));
+  }
   std::int32_t next_row = 0;
 #pragma unroll 1
   for (std::int32_t tile = 0; tile < map.num_local; tile += width) {

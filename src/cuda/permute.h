@@ -64,7 +64,8 @@ struct ScatterArgs {
   ScaleMove scales;
   std::int64_t num_topk = 0;
   std::int64_t num_local = 0;
-  std::int64_t m = 0;                       ///< rows of the buffer
+  std::int64_t m = 0;        ///< rows of the buffer
+  bool reads_ahead = false;  ///< rows of x before it is known which have a place: most have
   const std::int32_t* inv_perm = nullptr;   ///< [T, K], of map_choices as the next three
   const std::int32_t* counts = nullptr;     ///< [L]
   const std::int64_t* first_row = nullptr;  ///< [L]

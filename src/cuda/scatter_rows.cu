@@ -28,30 +28,47 @@ struct ScatterPlan {
   bool has_wide_scales = false;  // in columns: load_four_words may read four at once
 };
 
-// Words [begin, end) of a row to all rows of `places` that are not negative.
+// Words [begin, end) of a row, on their way from load() to store().
 template <typename Word, int kAtOnce = kWordsAtOnce>
-__device__ void copy_words(const std::byte* from, const ByteRows& to, const std::int64_t* places,
-                           std::int64_t num_places, std::int64_t begin, std::int64_t end) {
-  const auto* words = reinterpret_cast<const Word*>(from);
-  const std::int64_t step = blockDim.x;
-#pragma unroll 1
-  for (std::int64_t first = begin + threadIdx.x; first < end; first += kAtOnce * step) {
-    Word moved[kAtOnce];
+class RowWords {
+ public:
+  __device__ RowWords(const std::byte* from, std::int64_t begin, std::int64_t end)
+      : words_(reinterpret_cast<const Word*>(from)), first_(begin + threadIdx.x), end_(end) {}
+
+  // Those that a thread holds at a time.
+  __device__ void load() {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      if (first + j * step < end) moved[j] = load_once(words + first + j * step);
-    }
-#pragma unroll 1
-    for (std::int64_t p = 0; p < num_places; ++p) {
-      if (places[p] < 0) continue;
-      auto* out = reinterpret_cast<Word*>(to.row(places[p]));
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (first + j * step < end) __stcs(out + first + j * step, moved[j]);
-      }
+      const std::int64_t at = first_ + j * std::int64_t{blockDim.x};
+      if (at < end_) moved_[j] = load_once(words_ + at);
     }
   }
-}
+
+  // To all rows of `places` that are not negative.
+  __device__ void store(const ByteRows& to, const std::int64_t* places, std::int64_t num_places) {
+    const std::int64_t step = blockDim.x;
+#pragma unroll 1
+    while (first_ < end_) {
+#pragma unroll 1
+      for (std::int64_t p = 0; p < num_places; ++p) {
+        if (places[p] < 0) continue;
+        auto* out = reinterpret_cast<Word*>(to.row(places[p]));
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          if (first_ + j * step < end_) __stcs(out + first_ + j * step, moved_[j]);
+        }
+      }
+      first_ += kAtOnce * step;
+      load();
+    }
+  }
+
+ private:
+  const Word* words_;
+  std::int64_t first_;
+  std::int64_t end_;
+  Word moved_[kAtOnce];
+};
 
 __device__ std::uint64_t load_scale(const ScaleMove& scales, std::int64_t t, std::int64_t w) {
   const std::int64_t row = t * scales.from_token_stride;
@@ -93,7 +110,9 @@ __device__ void copy_scale_row(const ScaleMove& scales, std::int64_t t, const st
   const ByteRows to{scales.to, 0, 0, scales.to_row_stride * scales.word_bytes};
   const std::byte* from = scales.from + t * scales.from_token_stride * scales.word_bytes;
   const auto num_words = row_bytes / static_cast<std::int64_t>(sizeof(Word));
-  copy_words<Word, 1>(from, to, places, num_places, 0, num_words);
+  RowWords<Word, 1> words(from, 0, num_words);
+  words.load();
+  words.store(to, places, num_places);
 }
 
 __device__ void place_scales(const ScatterPlan& plan, std::int64_t t, const std::int64_t* places) {
@@ -201,14 +220,21 @@ template <typename Word>
 __global__ void __launch_bounds__(kScatterThreads)
     scatter_rows_kernel(const __grid_constant__ ScatterPlan plan) {
   extern __shared__ std::int64_t places[];  // of this token
-  follow_kernel();
   const ScatterArgs& args = plan.args;
   const std::int64_t t = blockIdx.x;
   const bool is_first_part = blockIdx.y == 0;
   if (t >= args.from.num_rows) {
+    follow_kernel();
     if (is_first_part) finish_scales(plan, t - args.from.num_rows);
     return;
   }
+  const auto num_words = static_cast<std::int64_t>(args.from.row_bytes / sizeof(Word));
+  const std::int64_t begin = blockIdx.y * plan.part_words;
+  const std::int64_t end =
+      begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
+  RowWords<Word> words(args.from.row(t), begin, end);
+  if (args.reads_ahead) words.load();  // no kernel ahead that may still run writes x
+  follow_kernel();
   int has_place = 0;
 #pragma unroll 1
   for (std::int64_t k = threadIdx.x; k < args.num_topk; k += blockDim.x) {
@@ -216,11 +242,8 @@ __global__ void __launch_bounds__(kScatterThreads)
     has_place |= places[k] >= 0;
   }
   if (__syncthreads_or(has_place) == 0) return;
-  const auto num_words = static_cast<std::int64_t>(args.from.row_bytes / sizeof(Word));
-  const std::int64_t begin = blockIdx.y * plan.part_words;
-  const std::int64_t end =
-      begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
-  copy_words<Word>(args.from.row(t), args.to, places, args.num_topk, begin, end);
+  if (!args.reads_ahead) words.load();
+  words.store(args.to, places, args.num_topk);
   const bool has_scale_row = args.scales.word_bytes != 0 && !args.scales.has_columns();
   if (is_first_part && has_scale_row) place_scales(plan, t, places);
 }
@@ -238,7 +261,9 @@ __global__ void __launch_bounds__(256) copy_rows_kernel(CopyPlan plan) {
   const std::int64_t begin = blockIdx.y * plan.part_words;
   const std::int64_t end =
       begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
-  copy_words<Word>(plan.from.row(place), plan.to, &place, 1, begin, end);
+  RowWords<Word> words(plan.from.row(place), begin, end);
+  words.load();
+  words.store(plan.to, &place, 1);
 }
 
 // The widest access, 16, 4 or 1 bytes, that both sides and the row's end allow.

@@ -82,6 +82,7 @@ void scatter(const char* function, const IdTable& ids, const RowMove& move, std:
   args.num_topk = ids.num_topk;
   args.inv_perm = outputs.inv_perm.as<std::int32_t>();
   args.m = num_rows;
+  args.reads_ahead = map.lookup.map == nullptr || 2 * num_local >= map.lookup.num_experts;
   args.counts = map.counts;
   args.first_row = map.first_row;
   args.num_rows = map.num_rows;
