@@ -38,10 +38,16 @@ __device__ __forceinline__ bool is_shared(float divisor) {
   return divisor >= 1.0f / kMaxShared && divisor <= kMaxShared;
 }
 
-/// 1 / x for x from 2^-125 to 2^125: what the division does after it has tested that.
-__device__ __forceinline__ float near_reciprocal(float x) {
+/// 1 / x to within an ulp.
+__device__ __forceinline__ float reciprocal_estimate(float x) {
   float estimate;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+  return estimate;
+}
+
+/// 1 / x for x from 2^-125 to 2^125: what the division does after it has tested that.
+__device__ __forceinline__ float near_reciprocal(float x) {
+  const float estimate = reciprocal_estimate(x);
   return __fmaf_rn(estimate, __fmaf_rn(-x, estimate, 1.0f), estimate);
 }
 
@@ -126,9 +132,9 @@ __device__ __forceinline__ std::uint32_t encode4(Codec codec, std::uint8_t nan_c
 }
 
 /// Eight values to e2m1 codes, the first in the lowest nibble, given their halves, none NaN, and
-/// what has their signs. A chain of roundings on the fma pipe: the grid is 1/2 up to 2, 1 up to 4,
-/// 2 up to 6, and each part starts at an even code, so that ties go the right way. (The hardware
-/// conversion needs an architecture-specific target.)
+/// what has their signs. The grid is 1/2 up to 2, 1 up to 4, 2 up to 6: before rounding the code is
+/// the least of three lines, rounding keeps their order, and each part starts at an even code, so
+/// that ties go the right way. (The hardware conversion needs an architecture-specific target.)
 __device__ __forceinline__ std::uint32_t encode8_e2m1(const float* halves,
                                                       const float* signed_like) {
   constexpr float kOne = 0x1p23f;
@@ -137,10 +143,11 @@ __device__ __forceinline__ std::uint32_t encode8_e2m1(const float* halves,
 #pragma unroll
   for (int i = 7; i >= 0; --i) {
     const float magnitude = fabsf(halves[i]);
-    float sum = __fmaf_rn(__saturatef(magnitude), 4.0f, kOne);
-    sum = __fmaf_rn(__saturatef(magnitude - 1.0f), 2.0f, sum);
-    sum += __saturatef(magnitude - 2.0f);
-    sums = sums * 16 + bits_from_f32(sum);
+    const std::uint32_t fine = bits_from_f32(__fmaf_rn(magnitude, 4.0f, kOne));
+    const std::uint32_t middle = bits_from_f32(__fmaf_rn(magnitude, 2.0f, kOne + 2.0f));
+    const std::uint32_t coarse = bits_from_f32(magnitude + (kOne + 4.0f));
+    const std::uint32_t sum = min(min(min(fine, middle), coarse), bits_from_f32(kOne + 7.0f));
+    sums = sums * 16 + sum;
     signs = __funnelshift_l(bits_from_f32(signed_like[i]), signs, 4);
   }
   // The upper bits of the sums, of which those of the first two are left.

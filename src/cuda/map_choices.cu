@@ -2,9 +2,9 @@
 //
 // map_choices.cu: a stable counting sort of choices by expert in two kernels. A block ranks a
 // chunk, a choice a thread, its warps by turns, with the chunk's counters in shared memory (in
-// global memory where they are too many); then one block turns the counts of all chunks into where
-// each chunk begins. No atomic decides a place, so the order is the CPU's. Code is short: these
-// kernels mostly wait for their own instructions.
+// global memory where they are too many). Then each block sums the counts of all chunks, finds
+// where its own begins, and turns its ranks into places. No atomic decides a place, so the order is
+// the CPU's. Code is short: these kernels mostly wait for their own instructions.
 
 #include <algorithm>
 
@@ -20,9 +20,10 @@ namespace {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr int kMaxSharedCounts = 8192;
-constexpr int kRankThreads = 1024;
-constexpr int kBatch = 8;  // counts of a thread that are on their way together
-constexpr int kStartThreads = 1024;
+constexpr int kRankThreads = 512;
+constexpr int kBatch = 16;  // counts of a thread that are on their way together
+constexpr int kPlaceThreads = 1024;
+constexpr std::int64_t kMaxMarkingBlocks = 128;
 
 // The local expert of choice i, or -1.
 __device__ std::int32_t expert_of(const MapArgs& args, std::int32_t i) {
@@ -55,8 +56,11 @@ __global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto chunk = static_cast<std::int32_t>(blockIdx.x);
   const std::int32_t num_local = args.map.num_local;
-  std::int32_t* totals = args.map.bases + std::int64_t{chunk} * num_local;
+  std::int32_t* totals = args.map.counts_of_chunks + std::int64_t{chunk} * num_local;
   std::int32_t* counts = num_local <= kMaxSharedCounts ? shared_counts : totals;
+  if (args.lookup.map != nullptr && thread < args.lookup.num_experts) {  // on its way with the ids
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(args.lookup.map + thread * args.lookup.stride));
+  }
   for (std::int32_t e = thread; e < num_local; e += kRankThreads) counts[e] = 0;
   const std::int32_t begin = chunk * args.map.chunk_choices;
   const std::int32_t left = args.map.num_choices - begin;
@@ -78,49 +82,41 @@ __global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args
       __syncwarp();
       if (expert >= 0 && before_in_warp == 0) counts[expert] = before + __popc(same);
     }
-    if (i < count) args.map.choices[begin + i] = {expert, before + before_in_warp};
+    if (i >= count) continue;
+    args.map.choices[begin + i] = {expert, expert < 0 ? -1 : before + before_in_warp};
+    if (expert < 0 && args.inv_perm != nullptr) args.inv_perm[begin + i] = -1;
   }
   __syncthreads();
   if (counts == totals) return;
   for (std::int32_t e = thread; e < num_local; e += kRankThreads) totals[e] = counts[e];
 }
 
-// A thread's column of counts: `count` chunks of one expert, from the first of them on.
-struct Column {
-  std::int32_t* counts;
-  std::int32_t stride;
-  std::int32_t count;
-
-  __device__ std::int32_t sum() const {
-    std::int32_t total = 0;
-#pragma unroll 1
-    for (std::int32_t first = 0; first < count; first += kBatch) {
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        total += first + j < count ? counts[(first + j) * stride] : 0;
-      }
-    }
-    return total;
-  }
-
-  // Each count becomes the sum of those before it and `next`. Loads of a batch do not wait for its
-  // stores.
-  __device__ void start_at(std::int32_t next) const {
-#pragma unroll 1
-    for (std::int32_t first = 0; first < count; first += kBatch) {
-      std::int32_t batch[kBatch];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        batch[j] = first + j < count ? counts[(first + j) * stride] : 0;
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (first + j < count) counts[(first + j) * stride] = next;
-        next += batch[j];
-      }
-    }
-  }
+// Choices of an expert in some chunks.
+struct ChunkSum {
+  std::int32_t all = 0;
+  std::int32_t earlier = 0;  // of chunks before one's own
 };
+
+// Of the chunks [begin, end). Loads of a batch are on their way together.
+__device__ ChunkSum sum_chunks(const ChoiceMap& map, std::int32_t e, int begin, int end) {
+  const auto own = static_cast<int>(blockIdx.x);
+  ChunkSum sum;
+#pragma unroll 1
+  for (int first = begin; first < end; first += kBatch) {
+    std::int32_t batch[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int chunk = first + j;
+      batch[j] = chunk < end ? map.counts_of_chunks[chunk * map.num_local + e] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      sum.all += batch[j];
+      if (first + j < own) sum.earlier += batch[j];
+    }
+  }
+  return sum;
+}
 
 __device__ void write_expert(const MapArgs& args, std::int32_t e, std::int32_t count,
                              std::int32_t first_row) {
@@ -135,7 +131,7 @@ __device__ std::int32_t padded(std::int32_t count, std::int32_t alignment) {
       align_up(static_cast<std::uint32_t>(count), static_cast<std::uint32_t>(alignment)));
 }
 
-// The sum of the values of earlier threads of a block of kStartThreads, and of all of them.
+// The sum of the values of earlier threads of a block of kPlaceThreads, and of all of them.
 __device__ std::int32_t sum_before(std::int32_t value, std::int32_t* total) {
   __shared__ std::int32_t of_warps[kWarp];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -157,51 +153,105 @@ __device__ std::int32_t sum_before(std::int32_t value, std::int32_t* total) {
   return sum - value + (warp == 0 ? 0 : of_earlier);
 }
 
-// One block. Threads form a table: 2^log_width experts, and groups of chunks below each other.
-__global__ void __launch_bounds__(kStartThreads) start_experts_kernel(MapArgs args, int log_width) {
-  __shared__ std::int32_t sums[kStartThreads];
-  __shared__ std::int32_t starts[kStartThreads];
+// Where an expert's rows begin, and how many have a token.
+struct ExpertRows {
+  std::int32_t first_row;
+  std::int32_t count;
+};
+
+// Those choices of this block's chunk whose expert is one of `width` from `first` on.
+__device__ void place_chunk(const MapArgs& args, std::int32_t first, std::int32_t width,
+                            const std::int32_t* starts) {
+  const ChoiceMap& map = args.map;
+  const auto num_topk = static_cast<std::int32_t>(args.ids.num_topk);
+  const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * map.chunk_choices;
+  const std::int32_t left = map.num_choices - begin;
+  const std::int32_t count = left < map.chunk_choices ? left : map.chunk_choices;
+#pragma unroll 1
+  for (std::int32_t j = static_cast<std::int32_t>(threadIdx.x); j < count; j += kPlaceThreads) {
+    const std::int32_t i = begin + j;
+    const PlacedChoice choice = map.choices[i];
+    if (choice.expert < first || choice.expert >= first + width) continue;
+    const std::int32_t place = choice.place + starts[choice.expert - first];
+    map.choices[i].place = place;
+    if (args.inv_perm != nullptr) args.inv_perm[i] = place;
+    if (args.tokens != nullptr) args.tokens[place] = i / num_topk;
+  }
+}
+
+// What the rows from `begin` to `end` hold, this block's share of them. They belong to `count`
+// experts from `first` on, or to none.
+__device__ void mark_rows(const MapArgs& args, std::int64_t begin, std::int64_t end,
+                          std::int32_t first, std::int32_t count, const ExpertRows* experts) {
+  std::int64_t row = begin + std::int64_t{blockIdx.x} * kPlaceThreads + threadIdx.x;
+#pragma unroll 1
+  for (; row < end; row += std::int64_t{gridDim.x} * kPlaceThreads) {
+    // The last expert that begins at or before the row: of those that begin together, all but the
+    // last are empty.
+    std::int32_t low = 0;
+    std::int32_t high = count;
+    while (high - low > 1) {
+      const std::int32_t middle = (low + high) / 2;
+      (experts[middle].first_row <= row ? low : high) = middle;
+    }
+    const bool has_token = count > 0 && row - experts[low].first_row < experts[low].count;
+    args.m_indices[row] = has_token || args.is_padding_owned ? first + low : -1;
+    if (!has_token && args.tokens != nullptr) args.tokens[row] = -1;
+  }
+}
+
+// Threads form a table: 2^log_width experts, and groups of chunks below each other.
+__global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs args, int log_width) {
+  __shared__ ChunkSum sums[kPlaceThreads];
+  __shared__ std::int32_t starts[kPlaceThreads];
+  __shared__ ExpertRows experts[kPlaceThreads];
   follow_kernel();
   const ChoiceMap& map = args.map;
   const int thread = static_cast<int>(threadIdx.x);
   const int width = 1 << log_width;
-  const int num_groups = kStartThreads >> log_width;
+  const int num_groups = kPlaceThreads >> log_width;
   const int group = thread >> log_width;
-  const int place = thread & (width - 1);
+  const int column = thread & (width - 1);
   const int group_chunks = cdiv(map.num_chunks, num_groups);
-  const int left = map.num_chunks - group * group_chunks;
-  const int num_chunks = left < 0 ? 0 : left < group_chunks ? left : group_chunks;
+  const int begin = group * group_chunks;
+  const int end = begin + group_chunks < map.num_chunks ? begin + group_chunks : map.num_chunks;
+  const bool is_first_block = blockIdx.x == 0;
+  const std::int64_t choice = std::int64_t{blockIdx.x} * map.chunk_choices + thread;
+  if (choice < map.num_choices) {  // on its way with the counts
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(map.choices + choice));
+  }
   std::int32_t next_row = 0;
 #pragma unroll 1
   for (std::int32_t tile = 0; tile < map.num_local; tile += width) {
-    const std::int32_t e = tile + place;
+    const std::int32_t e = tile + column;
     const bool is_expert = e < map.num_local;
-    const Column column{map.bases + group * group_chunks * map.num_local + e, map.num_local,
-                        is_expert ? num_chunks : 0};
-    sums[thread] = column.sum();
+    sums[thread] = is_expert ? sum_chunks(map, e, begin, end) : ChunkSum{};
     __syncthreads();
-    std::int32_t before = 0;
-    std::int32_t count = 0;
+    ChunkSum sum;
 #pragma unroll 1
     for (int g = 0; g < num_groups; ++g) {
-      const std::int32_t sum = sums[g * width + place];
-      if (g < group) before += sum;
-      count += sum;
+      sum.all += sums[g * width + column].all;
+      sum.earlier += sums[g * width + column].earlier;
     }
     // One thread an expert takes part in the scan, in the order of experts.
     std::int32_t tile_rows = 0;
     const std::int32_t first_row =
-        next_row + sum_before(group == 0 ? padded(count, args.alignment) : 0, &tile_rows);
+        next_row + sum_before(group == 0 ? padded(sum.all, args.alignment) : 0, &tile_rows);
+    const std::int32_t tile_begin = next_row;
     next_row += tile_rows;
     if (group == 0) {
-      starts[place] = args.is_aligned ? first_row : 0;
-      if (is_expert) write_expert(args, e, count, first_row);
+      starts[column] = (args.is_aligned ? first_row : 0) + sum.earlier;
+      experts[column] = {first_row, sum.all};
+      if (is_expert && is_first_block) write_expert(args, e, sum.all, first_row);
     }
     __syncthreads();
-    column.start_at(starts[place] + before);
+    if (blockIdx.x < static_cast<unsigned>(map.num_chunks)) place_chunk(args, tile, width, starts);
+    const std::int32_t num_experts = map.num_local - tile < width ? map.num_local - tile : width;
+    if (args.m != 0) mark_rows(args, tile_begin, next_row, tile, num_experts, experts);
     __syncthreads();
   }
-  if (thread == 0) *args.num_rows = next_row;
+  mark_rows(args, next_row, args.m, 0, 0, experts);
+  if (thread == 0 && is_first_block) *args.num_rows = next_row;
 }
 
 }  // namespace
@@ -218,10 +268,14 @@ void map_choices(const MapArgs& args, Stream stream) {
                   "rank_choices_kernel", args);
   }
   int log_width = 5;
-  while (1 << log_width < std::min(kStartThreads, num_local)) ++log_width;
-  launch_kernel(start_experts_kernel,
-                {1, kStartThreads, 0, overlaps && args.map.num_chunks > 0, stream.get()},
-                "start_experts_kernel", args, log_width);
+  while (1 << log_width < std::min(kPlaceThreads, num_local)) ++log_width;
+  // Where chunks are few, more blocks mark rows.
+  const std::int64_t marking =
+      std::min<std::int64_t>(kMaxMarkingBlocks, cdiv<std::int64_t>(args.m, kPlaceThreads));
+  const int num_blocks = std::max({1, args.map.num_chunks, static_cast<int>(marking)});
+  launch_kernel(place_choices_kernel,
+                {num_blocks, kPlaceThreads, 0, overlaps && args.map.num_chunks > 0, stream.get()},
+                "place_choices_kernel", args, log_width);
 }
 
 }  // namespace switchyard::cuda

@@ -29,6 +29,11 @@ struct MapArgs {
   std::int64_t* first_row = nullptr;    ///< [L], or null
   std::int64_t* num_rows = nullptr;     ///< [1]
   std::int32_t* num_errors = nullptr;   ///< [1], or null
+  std::int32_t* inv_perm = nullptr;     ///< [T, K] places, or null
+  std::int32_t* m_indices = nullptr;    ///< [M]
+  std::int32_t* tokens = nullptr;       ///< [M] of each row, or -1; or null
+  std::int64_t m = 0;                   ///< 0: rows of the buffer are not marked
+  bool is_padding_owned = false;        ///< CompatPadding::kOwner
 };
 void map_choices(const MapArgs& args, Stream stream);
 
@@ -44,23 +49,27 @@ struct ScaleMove {
   std::int64_t to_word_stride = 0;
   int word_bytes = 0;  ///< 0: no scales
   bool packs = false;  ///< four bytes to a word
+
+  /// Words of one column side by side, as DeepGEMM wants them. Until then the first column holds
+  /// the tokens of rows (MapArgs::tokens).
+  constexpr bool has_columns() const {
+    return word_bytes == 4 && to_row_stride == 1 && num_words > 1;
+  }
 };
 
-/// Rows and scales to the places of a map; writes inv_perm, m_indices and scales of padding.
+/// Rows and scales to their places, and zero scales where there is no token.
 struct ScatterArgs {
-  ChoiceMap map;
   ByteRows from;  ///< no rows: the plan alone
   ByteRows to;
   ScaleMove scales;
-  std::int64_t num_tokens = 0;
   std::int64_t num_topk = 0;
-  std::int32_t* inv_perm = nullptr;   ///< [T, K]
-  std::int32_t* m_indices = nullptr;  ///< [M]
-  std::int64_t m = 0;
-  const std::int32_t* counts = nullptr;     ///< of map_choices
-  const std::int64_t* first_row = nullptr;  ///< of map_choices
-  const std::int64_t* num_rows = nullptr;   ///< of map_choices
-  bool is_padding_owned = false;            ///< CompatPadding::kOwner
+  std::int64_t num_local = 0;
+  std::int64_t m = 0;        ///< rows of the buffer
+  bool reads_ahead = false;  ///< rows of x before it is known which have a place: most have
+  const std::int32_t* inv_perm = nullptr;   ///< [T, K], of map_choices as the next three
+  const std::int32_t* counts = nullptr;     ///< [L]
+  const std::int64_t* first_row = nullptr;  ///< [L]
+  const std::int64_t* num_rows = nullptr;   ///< [1]
 };
 void scatter_rows(const ScatterArgs& args, Stream stream);
 

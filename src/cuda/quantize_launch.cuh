@@ -119,7 +119,7 @@ class RowLauncher {
     using Shape = WideShape<Rule, Source>;
     if (is_wide<Rule>()) {
       launch_wide(quantize_wide_kernel<Rule, Source>, Shape::kElements * Shape::kUnits,
-                  kWideThreads, Rule::kIsGiven);
+                  kManyThreads, Rule::kIsGiven);
     } else {
       launch(quantize_blocks_kernel<Rule, Source>, kMaxThreads);
     }

@@ -63,7 +63,7 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
 
 /// Blocks of 16, 32 or 128, and scales that are known.
 template <typename Rule, typename Source>
-__global__ void __launch_bounds__(kWideThreads)
+__global__ void __launch_bounds__(kManyThreads, kManyBlocks<Source>)
     quantize_wide_kernel(const __grid_constant__ QuantizeJob job) {
   follow_kernel();
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // reduce_rows.cu: a block finds the rows of a token, then each thread sums its elements over them:
-// the loads of 8 rows are on their way together, the fma chain follows the order of choices, and
-// the sum is rounded once. Lanes are elements, never partial sums, so bits are the CPU's.
+// the loads of 8 rows are on their way together or, where a token has few rows, of several words of
+// one; the fma chain follows the order of choices, and the sum is rounded once. Lanes are elements,
+// never partial sums, so bits are the CPU's.
+
+#include <type_traits>
 
 #include "cuda/check.h"
+#include "cuda/launch.h"
 #include "cuda/permute.h"
 #include "cuda/row_grid.h"
 #include "cuda/row_words.cuh"
@@ -13,6 +17,8 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kRowsAtOnce = 8;
+constexpr int kWordsAtOnce = 2;  // of the same row, where a token has at most
+constexpr int kFewRows = 2;      // rows
 
 // The row of a choice, or null, and its weight.
 struct Term {
@@ -39,6 +45,7 @@ __device__ bool has_expert(const ReduceArgs& args, std::int64_t t, std::int64_t 
 
 __device__ Term gather_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
                             std::int32_t* num_errors) {
+  const float weight = weight_of(args, t, k);  // on its way together with the row's number
   if (!has_expert(args, t, k, num_errors)) return {nullptr, 0.0f};
   const std::int64_t row =
       args.inv_perm[t * args.inv_perm_token_stride + k * args.inv_perm_choice_stride];
@@ -46,7 +53,7 @@ __device__ Term gather_term(const ReduceArgs& args, std::int64_t t, std::int64_t
     add_error(num_errors);
     return {nullptr, 0.0f};
   }
-  return {args.rows.row(row), weight_of(args, t, k)};
+  return {args.rows.row(row), weight};
 }
 
 __device__ Term contiguous_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
@@ -67,19 +74,18 @@ __device__ float batched_weight(const ReduceArgs& args, std::int64_t t, std::int
 
 __device__ Term batched_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
                              std::int32_t* num_errors) {
-  const std::int64_t i = t * args.ids.num_topk + k;
-  const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
-  if (place >= args.capacity) {
+  const PlacedChoice choice = args.map.choices[t * args.ids.num_topk + k];
+  if (choice.place >= args.capacity) {
     add_error(num_errors);
     return {nullptr, 0.0f};
   }
-  const std::int64_t row = args.map.choices[i].expert * args.capacity + place;
+  const std::int64_t row = choice.expert * args.capacity + choice.place;
   return {args.rows.row(row), batched_weight(args, t, args.ids.at(t, k))};
 }
 
 // Where choice k comes in the order of experts; the map names an expert once a token.
 __device__ std::int64_t order_of(const ReduceArgs& args, std::int64_t t, std::int64_t k) {
-  const ChoiceRank* choices = args.map.choices + t * args.ids.num_topk;
+  const PlacedChoice* choices = args.map.choices + t * args.ids.num_topk;
   std::int64_t order = 0;
   for (std::int64_t other = 0; other < args.ids.num_topk; ++other) {
     order += choices[other].expert >= 0 && choices[other].expert < choices[k].expert;
@@ -87,8 +93,8 @@ __device__ std::int64_t order_of(const ReduceArgs& args, std::int64_t t, std::in
   return order;
 }
 
-// All terms of token t in the order of the sum; absent ones have no row.
-__device__ void collect_terms(const ReduceArgs& args, std::int64_t t, Term* terms) {
+// All terms of token t in the order of the sum; absent ones have no row. Whether they are few.
+__device__ bool collect_terms(const ReduceArgs& args, std::int64_t t, Term* terms) {
   std::int32_t* num_errors = blockIdx.y == 0 ? args.num_errors : nullptr;  // once for all parts
   if (args.terms == Terms::kBatched) {
     for (std::int64_t k = threadIdx.x; k < args.ids.num_topk; k += blockDim.x) {
@@ -96,18 +102,23 @@ __device__ void collect_terms(const ReduceArgs& args, std::int64_t t, Term* term
     }
     __syncthreads();
   }
+  int num_terms = 0;
+  const auto set = [&](std::int64_t at, const Term& term) {
+    terms[at] = term;
+    num_terms += term.row != nullptr;
+  };
   for (std::int64_t k = threadIdx.x; k < args.ids.num_topk; k += blockDim.x) {
     switch (args.terms) {
-      case Terms::kGather: terms[k] = gather_term(args, t, k, num_errors); break;
-      case Terms::kContiguous: terms[k] = contiguous_term(args, t, k, num_errors); break;
+      case Terms::kGather: set(k, gather_term(args, t, k, num_errors)); break;
+      case Terms::kContiguous: set(k, contiguous_term(args, t, k, num_errors)); break;
       case Terms::kBatched:
         if (args.map.choices[t * args.ids.num_topk + k].expert >= 0) {
-          terms[order_of(args, t, k)] = batched_term(args, t, k, num_errors);
+          set(order_of(args, t, k), batched_term(args, t, k, num_errors));
         }
         break;
     }
   }
-  __syncthreads();
+  return __syncthreads_count(num_terms > 0) <= kFewRows;
 }
 
 // row = round(row * weight) in place; the sum goes on with what was rounded.
@@ -128,26 +139,51 @@ __device__ void add(const Term& term, const Elements<typename In::Bits, kCount>&
   for (int j = 0; j < kCount; ++j) sum[j] = fmaf(term.weight, In::widen(row.at[j]), sum[j]);
 }
 
-template <typename In, int kCount, bool kWeighs>
-__device__ void add_rows(const Term* terms, std::int64_t num_terms, std::int64_t offset,
-                         float* sum) {
-  for (std::int64_t first = 0; first < num_terms; first += kRowsAtOnce) {
-    Elements<typename In::Bits, kCount> rows[kRowsAtOnce];
+// A thread's words of a token: kWords, blockDim.x words apart, of which the first `count` exist.
+template <typename In, typename Out, int kCount, bool kWeighs, int kRows, int kWords>
+__device__ void sum_words(const Term* terms, std::int64_t num_terms, std::int64_t word, int count,
+                          std::byte* out) {
+  using Row = Elements<typename In::Bits, kCount>;
+  const auto offset = [&](int w) {
+    return (word + w * static_cast<int>(blockDim.x)) * static_cast<std::int64_t>(sizeof(Row));
+  };
+  float sums[kWords][kCount] = {};
+#pragma unroll 1
+  for (std::int64_t first = 0; first < num_terms; first += kRows) {
+    Row rows[kRows][kWords];
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      if (first + i < num_terms && terms[first + i].row != nullptr) {
-        rows[i] = load_elements<typename In::Bits, kCount>(terms[first + i].row + offset);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       if (first + i >= num_terms || terms[first + i].row == nullptr) continue;
-      if constexpr (kWeighs) {
-        weigh_and_add<In, kCount>(terms[first + i], offset, rows[i], sum);
-      } else {
-        add<In, kCount>(terms[first + i], rows[i], sum);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        if (w < count) {
+          rows[i][w] = load_elements<typename In::Bits, kCount>(terms[first + i].row + offset(w));
+        }
       }
     }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (first + i >= num_terms || terms[first + i].row == nullptr) continue;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        if (w >= count) continue;
+        if constexpr (kWeighs) {
+          weigh_and_add<In, kCount>(terms[first + i], offset(w), rows[i][w], sums[w]);
+        } else {
+          add<In, kCount>(terms[first + i], rows[i][w], sums[w]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    if (w >= count) continue;
+    Elements<typename Out::Bits, kCount> rounded;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) rounded.at[j] = Out::narrow(sums[w][j]);
+    store_elements(out + (word + w * static_cast<int>(blockDim.x)) *
+                             static_cast<std::int64_t>(sizeof(rounded)),
+                   rounded);
   }
 }
 
@@ -156,32 +192,39 @@ __global__ void __launch_bounds__(256)
     reduce_rows_kernel(ReduceArgs args, std::int64_t part_words) {
   extern __shared__ __align__(16) std::byte shared[];
   Term* terms = reinterpret_cast<Term*>(shared);
+  follow_kernel();
   const std::int64_t t = blockIdx.x;
-  collect_terms(args, t, terms);
+  const bool is_few = collect_terms(args, t, terms);
   const std::int64_t num_words = args.hidden / kCount;
   const std::int64_t begin = blockIdx.y * part_words;
   const std::int64_t end = begin + part_words < num_words ? begin + part_words : num_words;
-  for (std::int64_t word = begin + threadIdx.x; word < end; word += blockDim.x) {
-    float sum[kCount] = {};
-    const std::int64_t at = word * kCount;
-    add_rows<In, kCount, kWeighs>(terms, args.ids.num_topk,
-                                  at * static_cast<std::int64_t>(sizeof(typename In::Bits)), sum);
-    Elements<typename Out::Bits, kCount> rounded;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) rounded.at[j] = Out::narrow(sum[j]);
-    store_elements(args.out.row(t) + at * static_cast<std::int64_t>(sizeof(typename Out::Bits)),
-                   rounded);
+  const std::int64_t step = blockDim.x;
+  std::int64_t word = begin + threadIdx.x;
+  if (is_few) {
+    for (; word < end; word += kWordsAtOnce * step) {
+      const std::int64_t left = (end - word + step - 1) / step;
+      sum_words<In, Out, kCount, kWeighs, 1, kWordsAtOnce>(
+          terms, args.ids.num_topk, word,
+          left < kWordsAtOnce ? static_cast<int>(left) : kWordsAtOnce, args.out.row(t));
+    }
+    return;
+  }
+  for (; word < end; word += step) {
+    sum_words<In, Out, kCount, kWeighs, kRowsAtOnce, 1>(terms, args.ids.num_topk, word, 1,
+                                                        args.out.row(t));
   }
 }
 
 template <typename In, typename Out, int kCount, bool kWeighs>
 void launch(const ReduceArgs& args, Stream stream) {
   const RowGrid grid = row_grid(args.ids.num_tokens, args.hidden / kCount);
-  const dim3 blocks(static_cast<unsigned>(args.ids.num_tokens), grid.num_parts);
   const auto shared_bytes = static_cast<std::size_t>(args.ids.num_topk) * sizeof(Term);
-  reduce_rows_kernel<In, Out, kCount, kWeighs>
-      <<<blocks, grid.num_threads, shared_bytes, stream.get()>>>(args, grid.part_words);
-  check_launch("reduce_rows_kernel");
+  // Only places come from a kernel of ours just ahead.
+  const bool follows = args.terms == Terms::kBatched && has_programmatic_launch();
+  launch_kernel(reduce_rows_kernel<In, Out, kCount, kWeighs>,
+                {static_cast<int>(args.ids.num_tokens), static_cast<int>(grid.num_threads),
+                 shared_bytes, follows, stream.get(), static_cast<int>(grid.num_parts)},
+                "reduce_rows_kernel", args, grid.part_words);
 }
 
 // 16 bytes of a row at once where addresses allow, otherwise an element.

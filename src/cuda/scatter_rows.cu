@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // scatter_rows.cu: a block reads a token's row once, several words a thread at a time, and writes
-// it to the token's places. Blocks before those look after rows of the buffer: what they hold
-// (m_indices) and zero scales where there is no token. Rows pass the caches.
+// it to the token's places. Blocks behind those look after the scales of rows of the buffer: zero
+// where there is no token. Rows pass the caches.
 //
 // Scales in columns belong to 32 rows at a time, or each of their words would be an access of its
-// own. So tokens leave their number in the first column, and a second kernel, a lane a row, finds
-// it there and puts the scales in its place.
+// own: a lane a row finds its token in the first column and puts the token's scales in its place.
 
 #include "cuda/check.h"
 #include "cuda/launch.h"
@@ -20,41 +19,56 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kWordsAtOnce = 14;  // of a thread
 constexpr int kScatterThreads = 64;
-constexpr int kColumnThreads = 128;  // of place_columns_kernel
 
 // What a kernel is told beside the arguments: the grid, and how scales are moved.
 struct ScatterPlan {
   ScatterArgs args;
-  std::int64_t num_padding_blocks = 0;
   std::int64_t part_words = 0;
-  int scale_row_bytes = 0;   // of contiguous rows of scales: bytes of an access; else 0
-  bool has_columns = false;  // scales are left to place_columns_kernel
+  int scale_row_bytes = 0;       // of contiguous rows of scales: bytes of an access; else 0
+  bool has_wide_scales = false;  // in columns: load_four_words may read four at once
 };
 
-// Words [begin, end) of a row to all rows of `places` that are not negative.
+// Words [begin, end) of a row, on their way from load() to store().
 template <typename Word, int kAtOnce = kWordsAtOnce>
-__device__ void copy_words(const std::byte* from, const ByteRows& to, const std::int64_t* places,
-                           std::int64_t num_places, std::int64_t begin, std::int64_t end) {
-  const auto* words = reinterpret_cast<const Word*>(from);
-  const std::int64_t step = blockDim.x;
-#pragma unroll 1
-  for (std::int64_t first = begin + threadIdx.x; first < end; first += kAtOnce * step) {
-    Word moved[kAtOnce];
+class RowWords {
+ public:
+  __device__ RowWords(const std::byte* from, std::int64_t begin, std::int64_t end)
+      : words_(reinterpret_cast<const Word*>(from)), first_(begin + threadIdx.x), end_(end) {}
+
+  // Those that a thread holds at a time.
+  __device__ void load() {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      if (first + j * step < end) moved[j] = load_once(words + first + j * step);
-    }
-#pragma unroll 1
-    for (std::int64_t p = 0; p < num_places; ++p) {
-      if (places[p] < 0) continue;
-      auto* out = reinterpret_cast<Word*>(to.row(places[p]));
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (first + j * step < end) __stcs(out + first + j * step, moved[j]);
-      }
+      const std::int64_t at = first_ + j * std::int64_t{blockDim.x};
+      if (at < end_) moved_[j] = load_once(words_ + at);
     }
   }
-}
+
+  // To all rows of `places` that are not negative.
+  __device__ void store(const ByteRows& to, const std::int64_t* places, std::int64_t num_places) {
+    const std::int64_t step = blockDim.x;
+#pragma unroll 1
+    while (first_ < end_) {
+#pragma unroll 1
+      for (std::int64_t p = 0; p < num_places; ++p) {
+        if (places[p] < 0) continue;
+        auto* out = reinterpret_cast<Word*>(to.row(places[p]));
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          if (first_ + j * step < end_) __stcs(out + first_ + j * step, moved_[j]);
+        }
+      }
+      first_ += kAtOnce * step;
+      load();
+    }
+  }
+
+ private:
+  const Word* words_;
+  std::int64_t first_;
+  std::int64_t end_;
+  Word moved_[kAtOnce];
+};
 
 __device__ std::uint64_t load_scale(const ScaleMove& scales, std::int64_t t, std::int64_t w) {
   const std::int64_t row = t * scales.from_token_stride;
@@ -96,18 +110,14 @@ __device__ void copy_scale_row(const ScaleMove& scales, std::int64_t t, const st
   const ByteRows to{scales.to, 0, 0, scales.to_row_stride * scales.word_bytes};
   const std::byte* from = scales.from + t * scales.from_token_stride * scales.word_bytes;
   const auto num_words = row_bytes / static_cast<std::int64_t>(sizeof(Word));
-  copy_words<Word, 1>(from, to, places, num_places, 0, num_words);
+  RowWords<Word, 1> words(from, 0, num_words);
+  words.load();
+  words.store(to, places, num_places);
 }
 
 __device__ void place_scales(const ScatterPlan& plan, std::int64_t t, const std::int64_t* places) {
   const ScaleMove& scales = plan.args.scales;
   const std::int64_t num_places = plan.args.num_topk;
-  if (plan.has_columns) {
-    for (std::int64_t p = threadIdx.x; p < num_places; p += blockDim.x) {
-      if (places[p] >= 0) store_scale(scales, places[p], 0, static_cast<std::uint64_t>(t) + 1);
-    }
-    return;
-  }
   switch (plan.scale_row_bytes) {
     case 16: return copy_scale_row<uint4>(scales, t, places, num_places);
     case 4: return copy_scale_row<std::uint32_t>(scales, t, places, num_places);
@@ -128,7 +138,7 @@ __device__ void place_scales(const ScatterPlan& plan, std::int64_t t, const std:
 // are empty. `row` is below num_rows, so there is one.
 __device__ std::int64_t expert_at(const ScatterArgs& args, std::int64_t row) {
   std::int64_t low = 0;
-  std::int64_t high = args.map.num_local;
+  std::int64_t high = args.num_local;
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
     (args.first_row[middle] <= row ? low : high) = middle;
@@ -155,58 +165,11 @@ __device__ void clear_scales(const ScaleMove& scales, std::int64_t row, bool is_
   }
 }
 
-__device__ void mark_rows(const ScatterPlan& plan) {
-  const ScatterArgs& args = plan.args;
-  const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  bool is_padding = row < args.m;
-  std::int32_t index = args.is_padding_owned ? 0 : -1;
-  if (row < args.m && row < *args.num_rows) {
-    const std::int64_t e = expert_at(args, row);
-    is_padding = row - args.first_row[e] >= args.counts[e];
-    if (!is_padding || args.is_padding_owned) index = static_cast<std::int32_t>(e);
-  }
-  if (row < args.m) args.m_indices[row] = index;
-  if (plan.has_columns) {
-    if (is_padding) store_scale(args.scales, row, 0, 0);
-  } else if (args.scales.word_bytes != 0) {
-    clear_scales(args.scales, row, is_padding);
-  }
-}
-
-template <typename Word>
-__global__ void __launch_bounds__(kScatterThreads) scatter_rows_kernel(ScatterPlan plan) {
-  extern __shared__ std::int64_t places[];  // of this token
-  follow_kernel();
-  const ScatterArgs& args = plan.args;
-  const bool is_first_part = blockIdx.y == 0;
-  if (blockIdx.x < plan.num_padding_blocks) {
-    if (is_first_part) mark_rows(plan);
-    return;
-  }
-  const std::int64_t t = blockIdx.x - plan.num_padding_blocks;
-  int has_place = 0;
-#pragma unroll 1
-  for (std::int64_t k = threadIdx.x; k < args.num_topk; k += blockDim.x) {
-    const std::int64_t i = t * args.num_topk + k;
-    const std::int64_t place = args.map.place(static_cast<std::int32_t>(i));
-    places[k] = place;
-    has_place |= place >= 0;
-    if (is_first_part) args.inv_perm[i] = static_cast<std::int32_t>(place);
-  }
-  if (__syncthreads_or(has_place) == 0) return;
-  const auto num_words = static_cast<std::int64_t>(args.from.row_bytes / sizeof(Word));
-  const std::int64_t begin = blockIdx.y * plan.part_words;
-  const std::int64_t end =
-      begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
-  copy_words<Word>(args.from.row(t), args.to, places, args.num_topk, begin, end);
-  if (is_first_part && args.scales.word_bytes != 0) place_scales(plan, t, places);
-}
-
 // Four words of a token's scales. `is_wide`: 16 bytes of memory are four words, or four scales of a
 // byte each are a word, at an address for one access.
 __device__ uint4 load_four_words(const ScaleMove& scales, bool is_wide, std::int64_t t,
                                  std::int64_t w) {
-  if (is_wide) {
+  if (is_wide && (w + 4) * (scales.packs ? 4 : 1) <= scales.num_scales) {
     return *reinterpret_cast<const uint4*>(
         scales.from + 4 * (t * scales.from_token_stride / (scales.packs ? 4 : 1) + w));
   }
@@ -218,26 +181,71 @@ __device__ uint4 load_four_words(const ScaleMove& scales, bool is_wide, std::int
   return words;
 }
 
-// Scales of 32 rows a block, four words a warp at a time. The first column has token + 1, or 0.
-__global__ void __launch_bounds__(kColumnThreads)
-    place_columns_kernel(ScaleMove scales, std::int64_t num_rows, bool is_wide) {
-  follow_kernel();
-  const std::int64_t row = std::int64_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
+// Scales of 32 rows in columns, four words of the block's warps by turns; zero without a token.
+__device__ void place_columns(const ScatterPlan& plan, std::int64_t row) {
+  const ScaleMove& scales = plan.args.scales;
   auto* column = reinterpret_cast<std::uint32_t*>(scales.to) + row;
-  const std::int64_t token = row < num_rows ? std::int64_t{*column} - 1 : -1;
-  __syncthreads();
-  if (row >= num_rows) return;
-  for (std::int64_t w = threadIdx.x / kWarp * 4; w < scales.num_words;
-       w += kColumnThreads / kWarp * 4) {
-    uint4 words{};
-    const bool is_whole = (w + 4) * (scales.packs ? 4 : 1) <= scales.num_scales;
-    if (token >= 0) words = load_four_words(scales, is_wide && is_whole, token, w);
+  const bool is_row = row < plan.args.m;
+  const std::int64_t token = is_row ? static_cast<std::int32_t>(*column) : -1;
+  __syncthreads();  // all warps have read it
+  if (!is_row) return;
+  const std::int64_t step = blockDim.x / kWarp * 4;
+#pragma unroll 4
+  for (std::int64_t w = threadIdx.x / kWarp * 4; w < scales.num_words; w += step) {
+    const uint4 words =
+        token < 0 ? uint4{} : load_four_words(scales, plan.has_wide_scales, token, w);
     std::uint32_t* to = column + w * scales.to_word_stride;
     to[0] = words.x;
     if (w + 1 < scales.num_words) to[scales.to_word_stride] = words.y;
     if (w + 2 < scales.num_words) to[2 * scales.to_word_stride] = words.z;
     if (w + 3 < scales.num_words) to[3 * scales.to_word_stride] = words.w;
   }
+}
+
+// Scales of 32 rows of the buffer, a lane a row in each warp.
+__device__ void finish_scales(const ScatterPlan& plan, std::int64_t block) {
+  const ScatterArgs& args = plan.args;
+  const std::int64_t row = block * kWarp + threadIdx.x % kWarp;
+  if (args.scales.has_columns()) return place_columns(plan, row);
+  if (threadIdx.x >= kWarp) return;
+  bool is_padding = row < args.m;
+  if (is_padding && row < *args.num_rows) {
+    const std::int64_t e = expert_at(args, row);
+    is_padding = row - args.first_row[e] >= args.counts[e];
+  }
+  clear_scales(args.scales, row, is_padding);
+}
+
+template <typename Word>
+__global__ void __launch_bounds__(kScatterThreads)
+    scatter_rows_kernel(const __grid_constant__ ScatterPlan plan) {
+  extern __shared__ std::int64_t places[];  // of this token
+  const ScatterArgs& args = plan.args;
+  const std::int64_t t = blockIdx.x;
+  const bool is_first_part = blockIdx.y == 0;
+  if (t >= args.from.num_rows) {
+    follow_kernel();
+    if (is_first_part) finish_scales(plan, t - args.from.num_rows);
+    return;
+  }
+  const auto num_words = static_cast<std::int64_t>(args.from.row_bytes / sizeof(Word));
+  const std::int64_t begin = blockIdx.y * plan.part_words;
+  const std::int64_t end =
+      begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
+  RowWords<Word> words(args.from.row(t), begin, end);
+  if (args.reads_ahead) words.load();  // no kernel ahead that may still run writes x
+  follow_kernel();
+  int has_place = 0;
+#pragma unroll 1
+  for (std::int64_t k = threadIdx.x; k < args.num_topk; k += blockDim.x) {
+    places[k] = args.inv_perm[t * args.num_topk + k];
+    has_place |= places[k] >= 0;
+  }
+  if (__syncthreads_or(has_place) == 0) return;
+  if (!args.reads_ahead) words.load();
+  words.store(args.to, places, args.num_topk);
+  const bool has_scale_row = args.scales.word_bytes != 0 && !args.scales.has_columns();
+  if (is_first_part && has_scale_row) place_scales(plan, t, places);
 }
 
 struct CopyPlan {
@@ -253,7 +261,9 @@ __global__ void __launch_bounds__(256) copy_rows_kernel(CopyPlan plan) {
   const std::int64_t begin = blockIdx.y * plan.part_words;
   const std::int64_t end =
       begin + plan.part_words < num_words ? begin + plan.part_words : num_words;
-  copy_words<Word>(plan.from.row(place), plan.to, &place, 1, begin, end);
+  RowWords<Word> words(plan.from.row(place), begin, end);
+  words.load();
+  words.store(plan.to, &place, 1);
 }
 
 // The widest access, 16, 4 or 1 bytes, that both sides and the row's end allow.
@@ -275,7 +285,7 @@ int scale_row_bytes(const ScatterArgs& args) {
       !scales.packs && scales.word_bytes != 0;
   if (!is_contiguous) return 0;
   const auto row_bytes = static_cast<std::size_t>(scales.num_words * scales.word_bytes);
-  return access_bytes({const_cast<std::byte*>(scales.from), args.num_tokens, row_bytes,
+  return access_bytes({const_cast<std::byte*>(scales.from), args.from.num_rows, row_bytes,
                        scales.from_token_stride * scales.word_bytes},
                       {scales.to, args.m, row_bytes, scales.to_row_stride * scales.word_bytes});
 }
@@ -296,23 +306,10 @@ RowGrid scatter_grid(std::int64_t num_rows, std::int64_t num_words) {
   return grid;
 }
 
-bool has_columns(const ScaleMove& scales) {
-  return scales.word_bytes == 4 && scales.to_row_stride == 1 && scales.num_words > 1;
-}
-
 bool has_wide_rows(const ScaleMove& scales) {
   const std::int64_t stride = scales.from_token_stride * (scales.packs ? 1 : 4);
   return scales.from_scale_stride == 1 && stride % 16 == 0 &&
          reinterpret_cast<std::uintptr_t>(scales.from) % 16 == 0;
-}
-
-void place_columns(const ScatterArgs& args, Stream stream) {
-  const std::int64_t num_blocks = cdiv<std::int64_t>(args.m, kWarp);
-  if (num_blocks == 0) return;
-  launch_kernel(
-      place_columns_kernel,
-      {static_cast<int>(num_blocks), kColumnThreads, 0, has_programmatic_launch(), stream.get()},
-      "place_columns_kernel", args.scales, args.m, has_wide_rows(args.scales));
 }
 
 }  // namespace
@@ -320,10 +317,13 @@ void place_columns(const ScatterArgs& args, Stream stream) {
 void scatter_rows(const ScatterArgs& args, Stream stream) {
   const int bytes = access_bytes(args.from, args.to);
   const auto row_words = static_cast<std::int64_t>(args.from.row_bytes) / bytes;
-  const RowGrid grid = scatter_grid(args.num_tokens, row_words);
-  const ScatterPlan plan{args, cdiv<std::int64_t>(args.m, grid.num_threads), grid.part_words,
-                         scale_row_bytes(args), has_columns(args.scales)};
-  const std::int64_t num_blocks = plan.num_padding_blocks + args.num_tokens;
+  const RowGrid grid = scatter_grid(args.from.num_rows, row_words);
+  ScatterPlan plan{args, grid.part_words};
+  plan.scale_row_bytes = scale_row_bytes(args);
+  plan.has_wide_scales = has_wide_rows(args.scales);
+  const std::int64_t scale_blocks =
+      args.scales.word_bytes == 0 ? 0 : cdiv<std::int64_t>(args.m, kWarp);
+  const std::int64_t num_blocks = args.from.num_rows + scale_blocks;
   if (num_blocks == 0) return;
   with_word(bytes, [&](auto word) {
     const auto shared_bytes = static_cast<std::size_t>(args.num_topk) * sizeof(std::int64_t);
@@ -332,7 +332,6 @@ void scatter_rows(const ScatterArgs& args, Stream stream) {
                    has_programmatic_launch(), stream.get(), static_cast<int>(grid.num_parts)},
                   "scatter_rows_kernel", plan);
   });
-  if (plan.has_columns) place_columns(args, stream);
 }
 
 void copy_rows(const ByteRows& from, const ByteRows& to, Stream stream) {

@@ -12,6 +12,12 @@ namespace switchyard {
 
 inline constexpr unsigned kWideThreads = 512;
 
+/// Of quantize_wide_kernel, and how many of its blocks a multiprocessor has. Arithmetic is about as
+/// long as memory takes, and what lets both go on is many warps: more than what few registers cost.
+inline constexpr unsigned kManyThreads = 256;
+template <typename Source>
+inline constexpr unsigned kManyBlocks = Source::kInput == DType::kF32 ? 5 : 8;
+
 inline constexpr std::uint32_t kMaxSharedBits = bits_from_f32(kMaxShared);
 
 /// A scale, and what elements are multiplied by or divided by. If it is not good, it is for
@@ -111,7 +117,7 @@ struct WideUnit {
     widen(words[Source::kActivates ? 1 : 0], up);
     const bool is_near = max_bits_of<kInput>(words[0]) <= bits_from_f32(kSiluNear);
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) x[i] = silu_near(x[i]) * up[i];
+    for (int i = 0; i < kElements; ++i) x[i] = silu_near<kInput>(x[i]) * up[i];
     return is_near;
   }
 
@@ -142,8 +148,7 @@ struct WideShape {
   static constexpr bool kIsSimulated = Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
   static constexpr bool kIsF32 = Source::kInput == DType::kF32;
   static constexpr int kElements = kIsSimulated || kIsF32 ? 8 : 16;
-  static constexpr int kUnits =
-      Source::kActivates ? (kIsF32 ? 2 : 1) : (kIsSimulated && !kIsF32 ? 4 : 2);
+  static constexpr int kUnits = Source::kActivates && !kIsF32 ? 1 : 2;
   static constexpr int kLanes = Rule::kLanes == 1 ? 1 : cdiv(Rule::kLanes * kUnit, kElements);
   static constexpr int kCodeWords = kIsSimulated
                                         ? kElements * int{sizeof(ElementBits<Source::kInput>)} / 4

@@ -2,8 +2,8 @@
 //
 // choice_map.h: the place of every (token, choice) among the choices of its expert, as parallel
 // workers find it without atomics: each worker ranks a chunk of choices and counts its experts, and
-// the counts, summed over earlier chunks, are where the chunk's ranks begin. The order is that of
-// one walk over all choices.
+// then adds the counts of earlier chunks to its ranks. The order is that of one walk over all
+// choices.
 //
 // Letters: N choices, L local experts, C chunks.
 #pragma once
@@ -17,50 +17,47 @@
 
 namespace switchyard {
 
-/// The expert of a choice, or -1, and its place among those of its chunk.
-struct ChoiceRank {
+/// The local expert of a choice and its place among those of the expert (of its chunk, until the
+/// chunks are summed); -1 and -1 where it has none.
+struct PlacedChoice {
   std::int32_t expert;
-  std::int32_t rank;
+  std::int32_t place;
 };
 
 struct ChoiceMap {
-  ChoiceRank* choices = nullptr;  ///< [N]
-  std::int32_t* bases = nullptr;  ///< [C, L]
+  PlacedChoice* choices = nullptr;           ///< [N]
+  std::int32_t* counts_of_chunks = nullptr;  ///< [C, L]
   std::int32_t num_choices = 0;
   std::int32_t num_local = 0;
   std::int32_t num_chunks = 0;
   std::int32_t chunk_choices = 1;
-
-  /// The place of choice i, or -1 for none.
-  SWITCHYARD_HOST_DEVICE std::int32_t place(std::int32_t i) const {
-    const ChoiceRank choice = choices[i];
-    if (choice.expert < 0) return -1;
-    return bases[i / chunk_choices * num_local + choice.expert] + choice.rank;
-  }
 };
 
 /// A map's memory, with the counts and the number of rows that callers may not want.
 struct ChoiceMapMemory {
   ChoiceMap map;  ///< sizes; pointers are set by `place_in`
-  std::size_t bases_offset = 0;
+  std::size_t chunks_offset = 0;
   std::size_t counts_offset = 0;
   std::size_t num_rows_offset = 0;
   std::size_t num_bytes = 0;
 
   ChoiceMap place_in(std::byte* workspace) const {
     ChoiceMap placed = map;
-    placed.choices = reinterpret_cast<ChoiceRank*>(workspace);
-    placed.bases = reinterpret_cast<std::int32_t*>(workspace + bases_offset);
+    placed.choices = reinterpret_cast<PlacedChoice*>(workspace);
+    placed.counts_of_chunks = reinterpret_cast<std::int32_t*>(workspace + chunks_offset);
     return placed;
   }
 };
 
-/// A chunk is a thread block's work: 1024 choices, one for each thread, unless the counts of all
-/// chunks would be more than 2^18. `num_choices` is below 2^31, `num_local` at most 65535.
+/// A chunk is a thread block's work: 512 choices, one for each thread, unless there would be more
+/// than 256 chunks or 2^17 counts, all of which every block reads. `num_choices` is below 2^31,
+/// `num_local` at most 65535.
 inline ChoiceMapMemory choice_map_memory(std::int64_t num_choices, std::int64_t num_local) {
-  constexpr std::int64_t kStep = 1024;
-  constexpr std::int64_t kMaxCounts = std::int64_t{1} << 18;
-  const std::int64_t max_chunks = kMaxCounts / std::max<std::int64_t>(1, num_local);
+  constexpr std::int64_t kStep = 512;
+  constexpr std::int64_t kMaxChunks = 256;
+  constexpr std::int64_t kMaxCounts = std::int64_t{1} << 17;
+  const std::int64_t max_chunks =
+      std::min(kMaxChunks, kMaxCounts / std::max<std::int64_t>(1, num_local));
   const std::int64_t wanted = std::clamp<std::int64_t>(cdiv(num_choices, kStep), 1, max_chunks);
   const std::int64_t chunk = std::max(kStep, align_up(cdiv(num_choices, wanted), kStep));
   const std::int64_t num_chunks = cdiv(num_choices, chunk);
@@ -72,8 +69,8 @@ inline ChoiceMapMemory choice_map_memory(std::int64_t num_choices, std::int64_t 
   const auto aligned = [](std::int64_t bytes) {
     return static_cast<std::size_t>(align_up<std::int64_t>(bytes, 16));
   };
-  memory.bases_offset = aligned(num_choices * std::int64_t{sizeof(ChoiceRank)});
-  memory.counts_offset = memory.bases_offset + aligned(num_chunks * num_local * 4);
+  memory.chunks_offset = aligned(num_choices * std::int64_t{sizeof(PlacedChoice)});
+  memory.counts_offset = memory.chunks_offset + aligned(num_chunks * num_local * 4);
   memory.num_rows_offset = memory.counts_offset + aligned(num_local * 4);
   memory.num_bytes = memory.num_rows_offset + 16;
   return memory;

@@ -91,6 +91,12 @@ __device__ void compare_e2m1(Tally* tally, std::uint32_t bits, float one) {
   compare(tally, bits, quantize8_e2m1(map, elements), want | 0x0400F210u | want << 28);
 }
 
+template <DType kGate>
+__device__ void compare_silu(Tally* tallies, std::uint32_t bits, float x) {
+  if (!(fabsf(x) <= kSiluNear)) return;
+  compare(tallies + kSilu, bits, bits_from_f32(silu_near<kGate>(x)), bits_from_f32(silu(x)));
+}
+
 // What wide kernels do where nothing is rare.
 __device__ void compare_near(Tally* tallies, std::uint32_t bits) {
   const float x = f32_from_bits(bits);
@@ -98,8 +104,10 @@ __device__ void compare_near(Tally* tallies, std::uint32_t bits) {
     compare(tallies + kReciprocal, bits, bits_from_f32(near_reciprocal(x)),
             bits_from_f32(1.0f / x));
   }
-  if (fabsf(x) <= kSiluNear) {
-    compare(tallies + kSilu, bits, bits_from_f32(silu_near(x)), bits_from_f32(silu(x)));
+  compare_silu<DType::kF32>(tallies, bits, x);
+  if ((bits & 0xFFFFu) == 0) {
+    compare_silu<DType::kBF16>(tallies, bits, x);
+    compare_silu<DType::kF16>(tallies, bits, f32_from_f16(static_cast<std::uint16_t>(bits >> 16)));
   }
   if (x == x) {
     const float halves[8] = {0.5f * x, 0.25f, 0.5f, -3.0f, 0.0f, 0.0f, 1.0f, 0.5f * x};
