@@ -125,8 +125,8 @@ inline constexpr float kSiluNear = 86.0f;
 
 /// silu of |x| <= 86: the same operations as silu of exp.h less those that such an x does not need.
 /// exp(-x) is normal, so that 2^n goes straight into its exponent. For the few values that 16 bits
-/// have, the hardware's estimate of the reciprocal gives the IEEE quotient
-/// (tests/cuda/encode_test.cu compares all of them); one f32 needs a better one.
+/// have, sm_90's estimate of the reciprocal gives the IEEE quotient (tests/cuda/encode_test.cu
+/// compares all of them); one f32 needs a better one. Other architectures were not asked.
 template <DType kGate>
 __device__ __forceinline__ float silu_near(float x) {
   namespace c = exp_constants;
@@ -140,8 +140,14 @@ __device__ __forceinline__ float silu_near(float x) {
   p = __fmaf_rn(p, r, 1.0f);
   const float y = __fmaf_rn(p, r, 1.0f);
   const float divisor = 1.0f + f32_from_bits(bits_from_f32(y) + (bits_from_f32(shifted) << 23));
-  return shared_quotient(
-      x, divisor, kGate == DType::kF32 ? near_reciprocal(divisor) : reciprocal_estimate(divisor));
+#if __CUDA_ARCH__ == 900
+  constexpr bool kEstimateSuffices = kGate != DType::kF32;
+#else
+  constexpr bool kEstimateSuffices = false;
+#endif
+  const float reciprocal =
+      kEstimateSuffices ? reciprocal_estimate(divisor) : near_reciprocal(divisor);
+  return shared_quotient(x, divisor, reciprocal);
 }
 
 /// Where the elements of a row come from: memory, or silu(gate) * up of memory.
