@@ -122,7 +122,7 @@ __device__ __forceinline__ void tell_rank(const DispatchArgs& a, std::uint64_t c
   const std::uint32_t number = *chunk.before.num_tokens + __popc(goes & earlier);
   std::byte* at = a.windows.base[to] + a.layout.routes(call, a.rank, number);
   const bool is_local = experts.has(choice.id);
-  const int local = choice.id - experts.first;
+  const int local = is_local ? choice.id - experts.first : 0;
   std::uint32_t value =
       names_expert(a, choice.id) ? static_cast<std::uint32_t>(choice.id) : kNoRoute;
   if (a.layout.shape.sends_routes) {

@@ -36,8 +36,7 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   args.terms_per_task = (tokens + ranks - 1) / ranks;
   const int most = wish.max_ctas - args.num_tellers;
   args.num_senders = clamp_int(
-      num_pieces, 1,
-      wish.receives ? std::min(most - 1, wish.max_ctas * kSendersOfDispatchTimes16 / 16) : most);
+      num_pieces, 1, wish.receives ? wish.max_ctas * kSendersOfDispatchTimes16 / 16 : most);
   // Warps that would have nothing to do take a share of the destinations.
   const std::int64_t warps = std::int64_t{args.num_senders} * kExchangeWarps;
   args.shares = clamp_int(warps / num_pieces, 1, std::min(kMostShares, ranks));
