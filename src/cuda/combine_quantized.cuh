@@ -36,7 +36,7 @@ struct QuantizedWire {
     for (int i = 0; i < kReturnGrain; ++i) amax = max_magnitude(amax, is_there ? sum[i] : 0.0f);
 #pragma unroll
     for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
+      amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
     }
     const ScaleAndMap rule = scale_rule(kScheme, amax, 1.0f);
     const PreparedMap map = prepare_map(rule.map, amax);
@@ -51,8 +51,8 @@ struct QuantizedWire {
     const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
     const int block = lane * kUnitWords;  // of this lane's unit of scales
     const std::uint32_t scales[kUnitWords] = {
-        __shfl_sync(0xFFFFFFFFu, scale, block * kLanesPerBlock % kLanes),
-        __shfl_sync(0xFFFFFFFFu, scale, (block + 1) * kLanesPerBlock % kLanes)};
+        __shfl_sync(kAllLanes, scale, block * kLanesPerBlock % kLanes),
+        __shfl_sync(kAllLanes, scale, (block + 1) * kLanesPerBlock % kLanes)};
     if (lane < kScaleUnits) {
       send_unit(window, at + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes, a.layout,
                 call, scales);
@@ -100,7 +100,7 @@ struct QuantizedWire {
       unsigned missing = 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const std::int32_t column = __shfl_sync(0xFFFFFFFFu, of.column, begin + i);
+        const std::int32_t column = __shfl_sync(kAllLanes, of.column, begin + i);
         terms.at[i] = row + static_cast<std::size_t>(column) * a.layout.return_stride;
         if (begin + i >= of.count) continue;
         if (is_there) missing |= 1u << i;
@@ -116,17 +116,17 @@ struct QuantizedWire {
         const int late = begin + (__ffs(missing) - 1) % kAtOnce;
         is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
       }
-      if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
+      if (__any_sync(kAllLanes, !is_good)) return false;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (begin + i >= of.count) break;  // alike in all lanes
         const auto what = [&] { return wait_for_term(a, call, token, begin + i); };
         is_good &= take(a, what, lane, present >> i, terms.at[i], terms.codes[i], terms.scales[i]);
         const int from = lane / kLanesPerBlock;  // block of this lane
-        const std::uint32_t low = __shfl_sync(0xFFFFFFFFu, terms.scales[i][0], from / kUnitWords);
-        const std::uint32_t high = __shfl_sync(0xFFFFFFFFu, terms.scales[i][1], from / kUnitWords);
+        const std::uint32_t low = __shfl_sync(kAllLanes, terms.scales[i][0], from / kUnitWords);
+        const std::uint32_t high = __shfl_sync(kAllLanes, terms.scales[i][1], from / kUnitWords);
         const float scale = f32_from_bits(from % kUnitWords == 0 ? low : high);
-        const float weight = __shfl_sync(0xFFFFFFFFu, of.weight, begin + i);
+        const float weight = __shfl_sync(kAllLanes, of.weight, begin + i);
         float x[kReturnGrain];
         decode4(kScheme.dtype, terms.codes[i][0], x);
         decode4(kScheme.dtype, terms.codes[i][1], x + 4);
@@ -135,7 +135,7 @@ struct QuantizedWire {
           total[e] = __fmaf_rn(weight, x[e] * scale, total[e]);
         }
       }
-      if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
+      if (__any_sync(kAllLanes, !is_good)) return false;
     }
     if (is_there) put_output<kAddsShared>(a, token, first, total);
     return true;

@@ -146,7 +146,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     unsigned missing = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const std::int32_t of_term = __shfl_sync(0xFFFFFFFFu, of.column, begin + i);
+      const std::int32_t of_term = __shfl_sync(kAllLanes, of.column, begin + i);
       terms.at[i] = row + static_cast<std::size_t>(of_term) * a.layout.return_stride;
       if (begin + i < num_terms && is_there) missing |= ((1u << kUnits) - 1) << (i * kUnits);
     }
@@ -160,10 +160,10 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
       const int late = begin + (__ffs(missing) - 1) / kUnits;
       is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
     }
-    if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
+    if (__any_sync(kAllLanes, !is_good)) return false;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float weight = __shfl_sync(0xFFFFFFFFu, of.weight, begin + i);
+      const float weight = __shfl_sync(kAllLanes, of.weight, begin + i);
       if ((present >> (i * kUnits) & 1) == 0) continue;
       const auto what = [&] { return wait_for_term(a, call, token, begin + i); };
       std::uint32_t words[4 * kUnits];
@@ -179,7 +179,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
 #pragma unroll
       for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
     }
-    if (__any_sync(0xFFFFFFFFu, !is_good)) return false;
+    if (__any_sync(kAllLanes, !is_good)) return false;
   }
   if (is_there) put_output<kAddsShared>(a, token, first, sum);
   return true;

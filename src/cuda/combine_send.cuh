@@ -58,20 +58,20 @@ __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t
   const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
   const bool is_there = first < a.layout.shape.hidden;
   const bool by_choice = a.reduce == Reduce::kPerExpert;
-  unsigned choices = __ballot_sync(0xFFFFFFFFu, from.row >= 0);
+  unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
   const int highest = 31 - __clz(choices);
   // A row a token: the caller has summed it.
   if (!a.layout.shape.sends_routes) choices &= 1u << highest;
   const RowSource rows{a.rows, a.row_stride, a.layout.shape.hidden, a.row_dtype, a.aligned_rows};
   int k = __ffs(choices) - 1;
-  RawGrain raw = load_raw(rows, __shfl_sync(0xFFFFFFFFu, from.row, k), first, is_there);
+  RawGrain raw = load_raw(rows, __shfl_sync(kAllLanes, from.row, k), first, is_there);
   float sum[kReturnGrain] = {};
 #pragma unroll 1
   for (;;) {
     choices &= choices - 1;
     const int next = choices == 0 ? k : __ffs(choices) - 1;
-    const float weight = __shfl_sync(0xFFFFFFFFu, from.weight, k);
-    const std::int32_t next_row = __shfl_sync(0xFFFFFFFFu, from.row, next);
+    const float weight = __shfl_sync(kAllLanes, from.weight, k);
+    const std::int32_t next_row = __shfl_sync(kAllLanes, from.row, next);
     RawGrain ahead = raw;
     if (choices != 0) ahead = load_raw(rows, next_row, first, is_there);
     float x[kReturnGrain];
@@ -129,7 +129,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
   if (next_call.has_failed != 0) return;
   const std::uint64_t call = next_call.number - 1;
   const std::int32_t most = __reduce_max_sync(
-      0xFFFFFFFFu, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
+      kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
   const int num_items = most * static_cast<int>(a.by_slot.divisor);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {

@@ -6,33 +6,10 @@
 
 #include "cuda/call.cuh"
 #include "cuda/exchange_args.h"
+#include "cuda/given_id.cuh"
 #include "cuda/wire.cuh"
 
 namespace switchyard {
-
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-
-/// An id on its way from memory. Nothing looks at it before value(): loads of one wait are one.
-struct GivenId {
-  std::uint32_t low = 0xFFFFFFFFu;
-  std::uint32_t high = 0xFFFFFFFFu;
-
-  __device__ __forceinline__ void ask(const DispatchArgs& a, std::int64_t index) {
-    if (a.ids_are_64_bits) {
-      const uint2 words = __ldg(static_cast<const uint2*>(a.topk_ids) + index);
-      low = words.x;
-      high = words.y;
-    } else {
-      low = __ldg(static_cast<const std::uint32_t*>(a.topk_ids) + index);
-    }
-  }
-  /// As given; a number that no expert has stays what it is, cut to 32 bits.
-  __device__ __forceinline__ std::int32_t value(const DispatchArgs& a) const {
-    const auto id = static_cast<std::int32_t>(low);
-    const bool fits = high == (id < 0 ? 0xFFFFFFFFu : 0u) && id >= -1;
-    return !a.ids_are_64_bits || fits ? id : 0x7FFFFFFF;
-  }
-};
 
 __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
   return id >= 0 && id < a.ownership.num_experts;
@@ -46,7 +23,8 @@ struct ExpertRange {
   __device__ __forceinline__ ExpertRange(const DispatchArgs& a, int rank)
       : first(a.ownership.first(rank)), count(a.ownership.count(rank)) {}
   __device__ __forceinline__ bool has(std::int32_t id) const {
-    return static_cast<std::uint32_t>(id - first) < static_cast<std::uint32_t>(count);
+    return static_cast<std::uint32_t>(id) - static_cast<std::uint32_t>(first) <
+           static_cast<std::uint32_t>(count);
   }
 };
 

@@ -19,7 +19,7 @@ namespace switchyard {
 template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
-  extern __shared__ std::byte memory[];
+  extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta call;
   const std::uint32_t asked = begin_kernel(a);
   std::uint32_t asked_too = 0;

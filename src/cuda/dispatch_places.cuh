@@ -15,9 +15,6 @@ struct Target {
   std::byte* scales;  ///< its first scale
 };
 
-inline constexpr std::int32_t kGaveUp = 1;
-inline constexpr std::int32_t kNoRoom = 2;
-
 /// What a warp keeps of the piece at hand.
 struct PieceShared {
   alignas(16) Target targets[kMaxPushTopk];  ///< by choice
@@ -31,7 +28,7 @@ struct ReceiverShared {
   std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
   std::int32_t most_from;
   std::int32_t num_done;  ///< warps that have taken what they wait for
-  std::int32_t failed;    ///< kGaveUp or kNoRoom: no rows are taken
+  std::uint32_t failed;   ///< not 0: no rows are taken
   PieceShared pieces[kExchangeWarps];
 };
 
@@ -64,7 +61,7 @@ __device__ __forceinline__ void take_sources(const DispatchArgs& a, std::uint64_
     std::uint32_t value = 0;
     if (s < num_ranks && !wait_record(a.windows.base[a.rank] + a.layout.announcement(call, s),
                                       a.watch, {WaitPlace::kAnnouncement, s, -1, call}, value)) {
-      shared.failed = kGaveUp;
+      shared.failed = 1;
     }
     const auto count = static_cast<std::int32_t>(value);
     const std::int32_t before = next + sum_before(count, lane);
@@ -108,7 +105,7 @@ __device__ __forceinline__ std::int32_t take_expert(const DispatchArgs& a, std::
         return WaitFor{WaitPlace::kAnnouncement, min(missing, num_ranks - 1), -1, call};
       };
       if (spin.again(a.watch, what)) continue;
-      shared.failed = kGaveUp;
+      shared.failed = 1;
       return 0;
     }
 #pragma unroll
@@ -169,7 +166,7 @@ __device__ __forceinline__ void take_places(const DispatchArgs& a, std::uint64_t
       const bool is_batched = a.rows_layout == Layout::kBatched;
       places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
       // Every CTA finds the same sums, so none of them puts a row where there is no room.
-      if (sum > a.capacity) shared.failed = kNoRoom;
+      if (sum > a.capacity) shared.failed = 1;
       if (reports) report_expert(a, call, e, sum);
     }
   }

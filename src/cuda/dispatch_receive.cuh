@@ -100,7 +100,7 @@ __device__ __forceinline__ Placed place_choice(const DispatchArgs& a, const Rece
 }
 
 /// Keeps the token's number, rows and weights for its combine, and tells the caller ids and
-/// weights. False: gave up.
+/// weights. False: a lane gave up.
 __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t call,
                                          const ReceiveItem& in, int lane, const Routes& routes,
                                          const ReceiverShared& block, const ReceivePlaces& places) {
@@ -122,7 +122,8 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
   const std::size_t nth = 1 + static_cast<std::size_t>(a.num_topk + lane);
   if (!wait_record(
           a.windows.base[a.rank] + a.layout.routes(call, in.source, in.number) + nth * kRecordBytes,
-          a.watch, {WaitPlace::kRow, in.source, in.number, call}, bits)) {
+          a.watch, {WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call},
+          bits)) {
     return false;
   }
   const float weight = f32_from_bits(bits);
@@ -166,7 +167,7 @@ struct PieceUnits {
   }
 };
 
-/// Takes a piece and puts it at every row that wants it. False: gave up.
+/// Takes a piece and puts it at every row that wants it. False: a lane gave up.
 template <int kWords>
 __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64_t call,
                                               const ReceiveItem& in, int lane, const Routes& routes,
@@ -254,7 +255,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
     }
   }
   __syncwarp();
-  return __all_sync(kAllLanes, is_good);
+  return is_good;
 }
 
 /// The items of a warp, by the numbers of rows, in the order in which every source sends them; few
@@ -317,7 +318,7 @@ __device__ __forceinline__ void take_rows(const DispatchArgs& a, std::uint64_t c
     const bool is_good = is_piece ? receive_piece<kWords>(a, call, in, lane, now, shared,
                                                           shared.pieces[warp], places)
                                   : keep_row(a, call, in, lane, now, shared, places);
-    if (!is_good) return;
+    if (!__all_sync(kAllLanes, is_good)) return;
   }
 }
 
@@ -328,9 +329,9 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   const int num_local = a.ownership.count(a.rank);
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
   const bool reports = receiver == a.num_receivers - 1;
-  // After a failure slots may hold what nobody took: their routes mean nothing.
+  // After a failure slots may hold what nobody took.
   if (threadIdx.x == 0) {
-    shared.failed = asked.has_failed == 0 ? 0 : kGaveUp;
+    shared.failed = asked.has_failed;
     shared.num_done = 0;
   }
   __syncthreads();

@@ -27,7 +27,6 @@ struct TellerShared {
   std::uint32_t num_tokens;
   std::uint32_t num_repeats;
   std::uint32_t goes;  ///< tokens of the chunk that go to the rank, as bits
-  std::uint32_t unused;
 };
 
 /// Up to 32 tokens and what a rank gets of them. Of each expert a word says which of them chose it:
@@ -194,14 +193,13 @@ __device__ __forceinline__ void tell_counts(const DispatchArgs& a, CallOfCta& ca
   all.count(a, experts, chunk.before);
   __syncthreads();
   announce(a, call.number, to, experts, chunk.before);
-  keep_terms(a, call.number, to * a.tokens_per_rank,
-             min((to + 1) * a.tokens_per_rank, a.num_tokens));
+  keep_terms(a, call.number, to * a.terms_per_task, min((to + 1) * a.terms_per_task, a.num_tokens));
 }
 
 /// Tells a rank where the rows of a run of tokens go.
 __device__ __forceinline__ void tell_routes(const DispatchArgs& a, CallOfCta& call, int to,
                                             int begin, std::byte* memory) {
-  const int end = min(begin + a.tokens_per_router, a.num_tokens);
+  const int end = min(begin + a.tokens_per_run, a.num_tokens);
   TokenCount before(a, begin);
   ChunkLoad own(a, begin, end);
   const ExpertRange experts(a, to);
@@ -233,14 +231,14 @@ __device__ __forceinline__ void tell(const DispatchArgs& a, CallOfCta& call, int
                                      std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;
 #pragma unroll 1
-  for (int task = teller; task < num_ranks * (1 + a.num_routers); task += a.num_tellers) {
+  for (int task = teller; task < num_ranks * (1 + a.num_runs); task += a.num_tellers) {
     const int part = a.by_ranks.quotient(task);
     const int turned = task - part * num_ranks + a.rank;
     const int to = turned < num_ranks ? turned : turned - num_ranks;
     if (part == 0) {
       tell_counts(a, call, to, memory);
     } else {
-      tell_routes(a, call, to, (part - 1) * a.tokens_per_router, memory);
+      tell_routes(a, call, to, (part - 1) * a.tokens_per_run, memory);
     }
     __syncthreads();
   }

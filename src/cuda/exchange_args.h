@@ -103,9 +103,9 @@ struct DispatchArgs : ExchangeBase {
 
   // The grid: tellers, senders, receivers.
   std::int32_t num_tellers = 1;
-  std::int32_t num_routers = 1;  ///< runs of tokens, told about one by one
-  std::int32_t tokens_per_router = 1;
-  std::int32_t tokens_per_rank = 1;  ///< whose terms the announcer for a rank keeps
+  std::int32_t num_runs = 1;  ///< of tokens, told about one by one
+  std::int32_t tokens_per_run = 1;
+  std::int32_t terms_per_task = 1;  ///< tokens whose terms are kept by what counts for a rank
   std::int32_t num_senders = 0;
   std::int32_t shares = 1;  ///< warps that share the destinations of a piece
   std::int32_t num_receivers = 0;
@@ -146,6 +146,7 @@ struct CombineArgs : ExchangeBase {
   PeerTable windows;
 };
 
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 inline constexpr int kExchangeThreads = 512;
 inline constexpr int kExchangeCtasPerSm = 2;
 inline constexpr int kLeastCtas = 3;  ///< of a dispatch: one of each kind

@@ -9,7 +9,7 @@ namespace {
 
 // Tellers end early, receivers wait most of the time; a fifth of the grid saturates the links.
 constexpr int kTellersOfDispatch = 6;
-constexpr int kTokensOfRouter = kLanes;
+constexpr int kTokensOfRun = kLanes;
 constexpr int kSendersOfDispatchTimes16 = 3;
 // Returning rows reads and sums them first: two thirds of the grid.
 constexpr int kSendersOfCombineTimes3 = 2;
@@ -28,12 +28,12 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const std::int64_t num_pieces = std::int64_t{tokens} * pieces;
   // As many runs of tokens as there are tellers for, each for every rank, but short ones suffice.
   const int most_tellers = std::max(1, wish.max_ctas / kTellersOfDispatch);
-  const int routers =
-      clamp_int((tokens + kTokensOfRouter - 1) / kTokensOfRouter, 1, most_tellers / ranks - 1);
-  args.tokens_per_router = (tokens + routers - 1) / routers;
-  args.num_routers = (tokens + args.tokens_per_router - 1) / args.tokens_per_router;
-  args.num_tellers = std::min(most_tellers, ranks * (1 + args.num_routers));
-  args.tokens_per_rank = (tokens + ranks - 1) / ranks;
+  const int runs =
+      clamp_int((tokens + kTokensOfRun - 1) / kTokensOfRun, 1, most_tellers / ranks - 1);
+  args.tokens_per_run = (tokens + runs - 1) / runs;
+  args.num_runs = (tokens + args.tokens_per_run - 1) / args.tokens_per_run;
+  args.num_tellers = std::min(most_tellers, ranks * (1 + args.num_runs));
+  args.terms_per_task = (tokens + ranks - 1) / ranks;
   const int most = wish.max_ctas - args.num_tellers;
   args.num_senders = clamp_int(
       num_pieces, 1,

@@ -5,19 +5,12 @@
 #include <algorithm>
 
 #include "cuda/call.cuh"
+#include "cuda/given_id.cuh"
 #include "cuda/routing_rows.cuh"
 #include "cuda/wire.cuh"
 
 namespace switchyard {
 namespace {
-
-constexpr unsigned kAll = 0xFFFFFFFFu;
-
-__device__ __forceinline__ std::int32_t given_id(const RoutingArgs& a, std::int64_t index) {
-  if (!a.ids_are_64_bits) return static_cast<const std::int32_t*>(a.topk_ids)[index];
-  const auto id = static_cast<const long long*>(a.topk_ids)[index];
-  return id < -1 || id > 0x7FFFFFFF ? 0x7FFFFFFF : static_cast<std::int32_t>(id);
-}
 
 // A warp for each token, a lane for each choice.
 __global__ void __launch_bounds__(kRoutingThreads) keep_routing_kernel(RoutingArgs a) {
@@ -26,8 +19,10 @@ __global__ void __launch_bounds__(kRoutingThreads) keep_routing_kernel(RoutingAr
        token += num_threads() / kLanes) {
     const std::int64_t at = token * a.num_topk + lane;
     const bool is_choice = lane < a.num_topk;
-    const std::int32_t id = is_choice ? given_id(a, at) : -1;
-    const unsigned same = __match_any_sync(kAll, id);
+    GivenId given;
+    if (is_choice) given.ask(a, at);
+    const std::int32_t id = given.value(a);
+    const unsigned same = __match_any_sync(kAllLanes, id);
     const bool is_twice = is_expert(a, id) && a.wants_distinct && (same & ((1u << lane) - 1)) != 0;
     if (id < -1 || id >= a.ownership.num_experts || is_twice) {
       give_up(a.watch, WaitFailure::kInvalidId,
@@ -82,7 +77,7 @@ __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t fir
       const std::int32_t local = a.row_ids[(first_row + slot) * a.num_topk + k] - first_local;
       is_kept |= local >= 0 && local < a.num_local;
     }
-    const unsigned votes = __ballot_sync(kAll, is_kept);
+    const unsigned votes = __ballot_sync(kAllLanes, is_kept);
     if (is_kept) {
       const std::int32_t to = kept + __popc(votes & ((1u << lane) - 1));
       const std::int64_t arrival = std::int64_t{source} * a.max_tokens + to;
@@ -100,8 +95,8 @@ __device__ void keep_ranks(const RoutingArgs& a, std::int64_t token, std::int64_
   const int num_ranks = a.ownership.num_ranks;
   const std::int32_t mine = rank_of_choice(a, row, lane);
   bool is_chosen = false;
-  for (int k = 0; k < a.num_topk; ++k) is_chosen |= __shfl_sync(kAll, mine, k) == lane;
-  const unsigned ranks = __ballot_sync(kAll, is_chosen);
+  for (int k = 0; k < a.num_topk; ++k) is_chosen |= __shfl_sync(kAllLanes, mine, k) == lane;
+  const unsigned ranks = __ballot_sync(kAllLanes, is_chosen);
   if (lane == 0) a.state.num_terms[token] = __popc(ranks);
   if (!is_chosen) return;
   const std::int64_t at = token * num_ranks + __popc(ranks & ((1u << lane) - 1));

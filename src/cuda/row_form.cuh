@@ -98,7 +98,7 @@ __device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std:
   }
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
+    amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
   }
   return amax;
 }
@@ -195,7 +195,7 @@ struct QuantizedForm {
       for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
 #pragma unroll
       for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
-        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, mask));
+        amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
       }
     }
     const float tensor_scale = a.tensor_scale == nullptr ? 1.0f : __ldg(a.tensor_scale);

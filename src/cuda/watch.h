@@ -25,6 +25,9 @@ enum class WaitPlace : std::uint32_t {
   kInput,
 };
 
+/// What an id of 64 bits that has no place in 32 is in records.
+inline constexpr std::int32_t kIdBeyond32Bits = 0x7FFFFFFF;
+
 /// In host memory that the GPU can write. `failure` is written last.
 struct WaitRecord {
   std::uint32_t failure;  ///< WaitFailure

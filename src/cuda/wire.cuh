@@ -12,8 +12,8 @@
 // 8 bytes with one of them also send a mark byte: which of the two words stand for kEmpty. This
 // takes marks only where data is all ones.
 //
-// Announcements have many readers and are not cleared: a record is one 64-bit word {value, tag},
-// and the tag says of which call it is.
+// Announcements and routes have many readers and are not cleared: a record is one 64-bit word
+// {value, tag}, and the tag says of which call it is.
 #pragma once
 
 #include <cstdint>

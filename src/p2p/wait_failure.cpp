@@ -7,8 +7,6 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int32_t kBeyond32Bits = 0x7FFFFFFF;  // what kernels make of an id of 64 bits
-
 const char* name_of(WaitPlace place) {
   switch (place) {
     case WaitPlace::kAnnouncement: return "announcement";
@@ -23,7 +21,7 @@ WaitFailureText bad_id(const WaitRecord& record, int rank, std::int64_t num_expe
   WaitFailureText text{Errc::kInvalidArgument, Errc::kAborted, true, rank, "dispatch", ""};
   const bool is_expert = record.seen >= 0 && record.seen < num_experts;
   const std::string id =
-      record.seen == kBeyond32Bits ? "out of range" : fmt::format("{}", record.seen);
+      record.seen == kIdBeyond32Bits ? "out of range" : fmt::format("{}", record.seen);
   text.what = fmt::format("topk_ids[{}, {}] is {}, ", record.token, record.expected, id);
   text.what += is_expert ? "which is twice in its token; layout batched has room for it once"
                          : fmt::format("must be -1 or an expert from 0 to {}", num_experts - 1);

@@ -23,7 +23,8 @@ std::size_t lines(std::size_t bytes) { return align_up(bytes, kLineBytes); }
 std::uint32_t in_32_bits(std::size_t value) {
   constexpr std::size_t kMost = std::numeric_limits<std::uint32_t>::max();
   require(value <= kMost, Errc::kInvalidArgument,
-          "push layout: a size overflows 32 bits: {} rows or bytes of a row, must be at most {}",
+          "push layout: a size overflows 32 bits: {} rows, or elements or bytes of one, must be at "
+          "most {}",
           value, kMost);
   return static_cast<std::uint32_t>(value);
 }
@@ -36,6 +37,7 @@ PushLayout make_push_layout(const PushShape& shape) {
   const auto tokens = static_cast<std::size_t>(shape.max_tokens);
   const auto ranks = static_cast<std::size_t>(shape.num_ranks);
   const auto topk = static_cast<std::size_t>(shape.num_topk);
+  (void)in_32_bits(static_cast<std::size_t>(shape.hidden));
   layout.num_pieces = static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kPieceElements));
   layout.num_return_pieces =
       static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kReturnPiece));
