@@ -122,13 +122,13 @@ TEST(GridTest, EveryTokenIsInOneRunAndInOneTaskOfTerms) {
       SCOPED_TRACE(c.text());
       const DispatchArgs a = dispatch_grid(c, kSends, receives);
       const std::vector<int> once(static_cast<std::size_t>(c.tokens), 1);
-      ASSERT_GE(a.num_routers, 1);
-      ASSERT_GE(a.tokens_per_router, 1);
-      ASSERT_EQ(times_in(a.num_routers, a.tokens_per_router, c.tokens), once);
-      ASSERT_EQ(times_in(c.ranks, a.tokens_per_rank, c.tokens), once);
+      ASSERT_GE(a.num_runs, 1);
+      ASSERT_GE(a.tokens_per_run, 1);
+      ASSERT_EQ(times_in(a.num_runs, a.tokens_per_run, c.tokens), once);
+      ASSERT_EQ(times_in(c.ranks, a.terms_per_task, c.tokens), once);
       // No run is empty, and no teller has nothing to do.
-      ASSERT_LT((a.num_routers - 1) * a.tokens_per_router, std::max(1, c.tokens));
-      ASSERT_LE(a.num_tellers, c.ranks * (1 + a.num_routers));
+      ASSERT_LT((a.num_runs - 1) * a.tokens_per_run, std::max(1, c.tokens));
+      ASSERT_LE(a.num_tellers, c.ranks * (1 + a.num_runs));
     }
   }
 }
