@@ -86,9 +86,9 @@ inline std::uint32_t word_of(int source, int token, int i) {
 }
 
 /// The bytes of a window in which everything but one thing of one source has come.
-class Window {
+class FilledWindow {
  public:
-  Window(const PushLayout& layout, Missing missing, int of_source)
+  FilledWindow(const PushLayout& layout, Missing missing, int of_source)
       : layout_(layout), bytes_(layout.total_bytes, std::byte{kEmptyByte}) {
     for (int s = 0; s < kRanks; ++s) write_source(s, s == of_source ? missing : Missing::kNothing);
   }
@@ -172,7 +172,7 @@ class Receiver {
   Receiver(Layout rows_layout, int num_ctas, std::uint64_t timeout_ns,
            Missing missing = Missing::kNothing, int of_source = 0)
       : layout_(layout_of(rows_layout)),
-        window_(device_copy(Window(layout_, missing, of_source).bytes())) {
+        window_(device_copy(FilledWindow(layout_, missing, of_source).bytes())) {
     args_.layout = layout_;
     args_.ownership = KernelOwnership(ExpertOwnership{kRanks * kLocal, kRanks});
     args_.rank = kRank;
