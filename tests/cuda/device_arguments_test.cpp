@@ -383,6 +383,12 @@ TEST_F(DeviceArgumentsTest, WrongOptionsOfTheExchange) {
     wide.num_topk = 33;
     expect_error(Errc::kNotSupported, "num_topk is 33, must be at most 32",
                  [&] { const DeviceExchange exchange(group, wide); });
+    ExchangeConfig crowded = fault_config();
+    crowded.num_experts = 16384;
+    crowded.num_topk = 3;
+    crowded.max_tokens_per_rank = 87'381;
+    expect_error(Errc::kNotSupported, "max_tokens_per_rank 87381 x num_topk 3 is 262143",
+                 [&] { const DeviceExchange exchange(group, crowded); });
   });
 }
 

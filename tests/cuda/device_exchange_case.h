@@ -34,6 +34,7 @@ struct Case {
   bool adds_shared = false;
   bool returns_weights = false;  ///< of rows, home with every combine
   bool goes_again = false;       ///< after each call: dispatch_again, reopen, and routing only
+  bool ids_are_i32 = false;      ///< those that the GPU is given
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }

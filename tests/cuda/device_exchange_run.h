@@ -125,6 +125,14 @@ class RankRun {
     cpu_.release(want_last.handle);
   }
 
+  static Both narrow(Both& ids) {
+    Both narrow_ids(ids.size() / 2);
+    for (std::size_t i = 0; i < ids.size() / 8; ++i) {
+      narrow_ids.as<std::int32_t>()[i] = static_cast<std::int32_t>(ids.as<std::int64_t>()[i]);
+    }
+    return narrow_ids;
+  }
+
   // `salt`: other tokens and weights; the number of tokens follows from the call alone.
   Call make_call(int call, bool routing_only, int salt = 0) {
     Call c;
@@ -135,7 +143,8 @@ class RankRun {
     c.gpu_tokens = c.in.tokens.device(arena_, c_.token_dtype, {num_tokens, config_.hidden});
     if (topk > 0) {
       c.ids = c.in.ids.host(DType::kI64, {num_tokens, topk});
-      c.gpu_ids = c.in.ids.device(arena_, DType::kI64, {num_tokens, topk});
+      c.gpu_ids = c_.ids_are_i32 ? narrow(c.in.ids).device(arena_, DType::kI32, {num_tokens, topk})
+                                 : c.in.ids.device(arena_, DType::kI64, {num_tokens, topk});
     }
     if (topk > 0 && (config_.sends_weights || config_.reduce == Reduce::kPerExpert)) {
       c.weights = c.in.weights.host(DType::kF32, {num_tokens, topk});

@@ -13,6 +13,38 @@ using test::config_of;
 using test::RankRun;
 using test::run_ranks;
 
+// Tellers take 32 tokens at a time. With many choices a chunk takes several rounds of their warps.
+std::vector<Case> many_chunks() {
+  std::vector<Case> all;
+  for (const Layout layout : {Layout::kExpanded, Layout::kCompact, Layout::kBatched}) {
+    for (const int topk : {5, 17, 31, 32}) {
+      if (layout == Layout::kBatched && topk != 32) continue;
+      Case c{"chunks_of_top_" + std::to_string(topk),
+             3,
+             config_of(layout, schemes::kNone, Reduce::kPerRank, topk == 5 ? 64 : 16),
+             {1500, 3, 700},
+             topk == 31 ? 0.2 : 0.0};
+      c.config.num_experts = topk == 5 ? 12 : 34;  // random: a token names some of them often
+      c.config.num_topk = topk;
+      c.config.max_tokens_per_rank = 1500;
+      c.ids_are_i32 = topk == 31;
+      all.push_back(c);
+    }
+  }
+  return all;
+}
+
+std::vector<Case> narrow_ids() {
+  const std::vector<std::int64_t> tokens{37, 5, 0, 1, 20};
+  std::vector<Case> all;
+  for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
+    Case c{"i32_ids", 3, config_of(layout, schemes::kFp8Block, Reduce::kPerRank), tokens, 0.2};
+    c.ids_are_i32 = true;
+    all.push_back(c);
+  }
+  return all;
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   const auto add = [&](Case c) {
@@ -112,6 +144,8 @@ std::vector<Case> cases() {
   real.config.num_topk = 8;
   real.config.max_tokens_per_rank = 128;
   add(real);
+  for (const Case& c : many_chunks()) add(c);
+  for (const Case& c : narrow_ids()) add(c);
   return all;
 }
 

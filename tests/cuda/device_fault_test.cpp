@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <limits>
 #include <stdexcept>
 #include <thread>
 
@@ -187,11 +188,13 @@ struct BadId {
   Layout layout;
   std::int64_t id;
   const char* phrase;
+  bool is_i32 = false;
 };
 
 // Rank 1 has the id at [5, 1]; rank 0 hears of it.
 TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
   constexpr std::int64_t kFirstOfToken = 10 % 8;
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int32_t>::min();
   for (const BadId& bad : {
            BadId{Layout::kExpanded, 99,
                  "topk_ids[5, 1] is 99, must be -1 or an expert from 0 to 7"},
@@ -199,6 +202,10 @@ TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
            BadId{Layout::kBatched, -2, "topk_ids[5, 1] is out of range, must be"},
            BadId{Layout::kExpanded, std::int64_t{1} << 40, "topk_ids[5, 1] is out of range, must"},
            BadId{Layout::kBatched, kFirstOfToken, "which is twice in its token"},
+           BadId{Layout::kBatched, 99, "topk_ids[5, 1] is 99, must be -1 or an expert", true},
+           BadId{Layout::kCompact, -2, "topk_ids[5, 1] is -2, must be -1 or an expert", true},
+           BadId{Layout::kExpanded, kLeast, "topk_ids[5, 1] is -2147483648, must be", true},
+           BadId{Layout::kCompact, kLeast, "topk_ids[5, 1] is -2147483648, must be", true},
        }) {
     run(2, fault_config(bad.layout), 0, [&](const Group& group, ExchangeRank& rank) {
       const bool is_bad_rank = group.rank() == 1;
@@ -206,6 +213,7 @@ TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
         rank.set_ids([&](std::int64_t token, std::int64_t k) {
           return token == 5 && k == 1 ? bad.id : (2 * token + k) % 8;
         });
+        if (bad.is_i32) rank.narrow_ids();
       }
       group.barrier();
       const DeviceDispatched got = rank.dispatch();

@@ -58,6 +58,16 @@ class ExchangeRank {
     check_cuda(cudaMemcpy(ids_.data(), host_ids_.data(), ids_.size_bytes(), cudaMemcpyHostToDevice),
                "ids");
     check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
+    ids_dtype_ = DType::kI64;
+  }
+
+  /// Gives the same ids as i32 from now on. Not while kernels run.
+  void narrow_ids() {
+    const std::vector<std::int32_t> narrow(host_ids_.begin(), host_ids_.end());
+    check_cuda(cudaMemcpy(ids_.data(), narrow.data(), 4 * narrow.size(), cudaMemcpyHostToDevice),
+               "ids");
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
+    ids_dtype_ = DType::kI32;
   }
 
   DeviceDispatched dispatch() {
@@ -107,7 +117,7 @@ class ExchangeRank {
   TensorView tokens() const {
     return TensorView(tokens_.data(), DType::kBF16, {num_tokens_, hidden_});
   }
-  TensorView ids() const { return TensorView(ids_.data(), DType::kI64, {num_tokens_, num_topk_}); }
+  TensorView ids() const { return TensorView(ids_.data(), ids_dtype_, {num_tokens_, num_topk_}); }
   TensorView output() const {
     return TensorView(output_.data(), DType::kBF16, {num_tokens_, hidden_});
   }
@@ -117,6 +127,7 @@ class ExchangeRank {
   std::int64_t hidden_;
   std::int64_t num_topk_;
   std::vector<std::int64_t> host_ids_;
+  DType ids_dtype_ = DType::kI64;
   DeviceBuffer tokens_;
   DeviceBuffer output_;
   DeviceBuffer ids_;

@@ -123,5 +123,34 @@ TEST(PushLayoutTest, SizesThatOverflowAreRefused) {
   test::expect_error(Errc::kInvalidArgument, "overflows", [&] { make_push_layout(shape); });
 }
 
+// Sizes whose 32-bit halves look harmless.
+TEST(PushLayoutTest, SizesBeyond32BitsAreRefused) {
+  PushShape longest = shape_of(2, 4, std::int64_t{1} << 41, 4);  // 2^32 pieces
+  PushShape many = shape_of(8, 4, 64, std::int64_t{1} << 30);    // 2^33 rows
+  PushShape wide = shape_of(2, 4, std::int64_t{1} << 30, 4);     // rows of 4 GiB
+  wide.element_bits = 32;
+  PushShape returned = shape_of(2, 4, std::int64_t{1} << 31, 4);
+  returned.return_element_bits = 16;
+  PushShape columns = shape_of(1, 8, 64, std::int64_t{1} << 29);  // 2^32 returned rows
+  columns.keeps_every_choice = true;
+  for (const PushShape& shape : {longest, many, wide, returned, columns}) {
+    test::expect_error(Errc::kInvalidArgument, "overflows 32 bits",
+                       [&] { make_push_layout(shape); });
+  }
+}
+
+TEST(PushLayoutTest, RowsAndSlotsBelow32BitsAreKept) {
+  PushShape longest = shape_of(2, 4, std::int64_t{1} << 31, 4);
+  longest.return_element_bits = 8;
+  const PushLayout rows = make_push_layout(longest);
+  EXPECT_EQ(rows.num_pieces, 1 << 22);
+  EXPECT_EQ(rows.scales_in_row, 1u << 31);
+  EXPECT_EQ(rows.row_stride, (1u << 31) + (1u << 26));
+  EXPECT_EQ(rows.row(0, 1, 3), 7 * std::size_t{rows.row_stride});
+  const PushLayout slots = make_push_layout(shape_of(4, 4, 64, (std::int64_t{1} << 30) - 1));
+  const std::int64_t last = (std::int64_t{1} << 30) - 2;
+  EXPECT_EQ(slots.row(0, 3, last), ((std::size_t{1} << 32) - 5) * slots.row_stride);
+}
+
 }  // namespace
 }  // namespace switchyard

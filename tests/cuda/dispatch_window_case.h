@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dispatch_window_case.h: the receiving half of a dispatch among 40 ranks, of which one is real:
+// its window is filled by hand with what all of them would send.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "switchyard/exchange.h"
+
+#include "cuda/check.h"
+#include "cuda/grid.h"
+#include "cuda/memory.h"
+#include "p2p/wait_failure.h"
+
+namespace switchyard::test {
+
+inline constexpr int kRanks = 40;
+inline constexpr int kRank = 5;
+inline constexpr int kLocal = 2;
+inline constexpr int kFirstLocal = kRank * kLocal;
+inline constexpr int kTopk = 4;
+inline constexpr int kTokens = 4;
+inline constexpr int kHidden = kPieceElements + kGrainElements;  // a piece, and a grain of the next
+inline constexpr int kRowWords = kHidden / 2;
+inline constexpr int kRows = kRanks * kTokens * kLocal;
+inline constexpr std::uint64_t kCall = 7;
+inline constexpr int kEmptyByte = 0xFF;
+inline constexpr std::int32_t kUnset = 0x5A5A5A5A;
+
+enum class Missing { kNothing, kAnnouncement, kCounts, kChoices, kWeights, kElements };
+
+template <typename T>
+DeviceBuffer device_copy(const std::vector<T>& values) {
+  DeviceBuffer buffer(values.size() * sizeof(T));
+  check_cuda(cudaMemcpy(buffer.data(), values.data(), buffer.size_bytes(), cudaMemcpyHostToDevice),
+             "copy");
+  return buffer;
+}
+
+template <typename T>
+std::vector<T> host_copy(const DeviceBuffer& buffer) {
+  std::vector<T> values(buffer.size_bytes() / sizeof(T));
+  check_cuda(cudaMemcpy(values.data(), buffer.data(), buffer.size_bytes(), cudaMemcpyDeviceToHost),
+             "copy");
+  return values;
+}
+
+inline DeviceBuffer unset(std::size_t words) {
+  return device_copy(std::vector<std::int32_t>(words, kUnset));
+}
+
+inline PushLayout layout_of(Layout rows_layout) {
+  PushShape shape;
+  shape.max_tokens = kTokens;
+  shape.hidden = kHidden;
+  shape.num_ranks = kRanks;
+  shape.num_topk = kTopk;
+  shape.max_local_experts = kLocal;
+  shape.sends_routes = is_expert_major(rows_layout);
+  shape.sends_weights = true;
+  return make_push_layout(shape);
+}
+
+// What a source sends. Its n-th row is not its n-th token where the source is odd.
+inline int rows_of(int source) { return source % 4; }
+inline int token_of(int source, int n) {
+  return source % 2 == 1 ? n + kTokens - rows_of(source) : n;
+}
+// One expert of the rank, one of another rank, every other row the other expert too, none.
+inline int id_of(int source, int n, int k) {
+  const int first = (source + n) % kLocal;
+  if (k == 0) return kFirstLocal + first;
+  if (k == 1) return (kRank + 1 + source % (kRanks - 1)) % kRanks * kLocal;
+  return k == 2 && n % 2 == 1 ? kFirstLocal + (1 - first) : -1;
+}
+inline bool is_local(int id) { return id >= kFirstLocal && id < kFirstLocal + kLocal; }
+inline float weight_of(int source, int n, int k) {
+  return static_cast<float>(source * 100 + n * 10 + k) + 0.5f;
+}
+inline std::uint32_t word_of(int source, int token, int i) {
+  return static_cast<std::uint32_t>((source * 8 + token) * 65536 + i);
+}
+
+/// The bytes of a window in which everything but one thing of one source has come.
+class FilledWindow {
+ public:
+  FilledWindow(const PushLayout& layout, Missing missing, int of_source)
+      : layout_(layout), bytes_(layout.total_bytes, std::byte{kEmptyByte}) {
+    for (int s = 0; s < kRanks; ++s) write_source(s, s == of_source ? missing : Missing::kNothing);
+  }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  void write_record(std::size_t at, std::uint32_t value) {
+    const std::uint64_t record = std::uint64_t{kCall} << 32 | value;
+    std::memcpy(bytes_.data() + at, &record, sizeof(record));
+  }
+  void write_source(int s, Missing missing) {
+    std::uint32_t counts[kLocal] = {};
+    for (int n = 0; n < rows_of(s); ++n) {
+      std::size_t at = layout_.routes(kCall, s, n);
+      write_record(at, static_cast<std::uint32_t>(token_of(s, n)));
+      for (int k = 0; k < kTopk; ++k) {
+        const std::uint32_t choice = choice_of(id_of(s, n, k), counts);
+        if (missing != Missing::kChoices) write_record(at += kRecordBytes, choice);
+      }
+      for (int k = 0; k < kTopk && missing != Missing::kWeights; ++k) {
+        const float weight = weight_of(s, n, k);
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, &weight, sizeof(bits));
+        write_record(
+            layout_.routes(kCall, s, n) + static_cast<std::size_t>(1 + kTopk + k) * kRecordBytes,
+            bits);
+      }
+      write_row(s, token_of(s, n), missing == Missing::kElements);
+    }
+    const std::size_t at = layout_.announcement(kCall, s);
+    if (missing != Missing::kAnnouncement) {
+      write_record(at, static_cast<std::uint32_t>(rows_of(s)));
+    }
+    if (missing == Missing::kAnnouncement || missing == Missing::kCounts) return;
+    write_record(at + kRecordBytes, counts[0]);
+    write_record(at + 2 * kRecordBytes, counts[1]);
+  }
+  std::uint32_t choice_of(int id, std::uint32_t (&counts)[kLocal]) const {
+    const std::uint32_t place = is_local(id) ? counts[id - kFirstLocal]++ : 0;
+    if (!layout_.shape.sends_routes) return static_cast<std::uint32_t>(id);
+    if (!is_local(id)) return kNoRoute;
+    return static_cast<std::uint32_t>(id - kFirstLocal) << layout_.place_bits | place;
+  }
+  // Of 16 elements a lane has first the front half, and the back half after those of all lanes.
+  void write_row(int s, int token, bool lacks_end) {
+    constexpr int kGrainWords = kGrainElements / 2;
+    constexpr int kUnitWords = 4;
+    for (int i = 0; i < (lacks_end ? kRowWords - 1 : kRowWords); ++i) {
+      const int grain = i / kGrainWords;
+      const int unit = i % kGrainWords / kUnitWords * kLanes + grain % kLanes;
+      const std::size_t at =
+          layout_.elements(layout_.row(kCall, s, token), grain / kLanes) +
+          static_cast<std::size_t>(unit * kUnitWords + i % kUnitWords) * sizeof(std::uint32_t);
+      const std::uint32_t word = word_of(s, token, i);
+      std::memcpy(bytes_.data() + at, &word, sizeof(word));
+    }
+  }
+
+  const PushLayout& layout_;
+  std::vector<std::byte> bytes_;
+};
+
+/// All that a call leaves.
+struct Results {
+  DeviceBuffer counter = device_copy<std::uint64_t>({kCall * kCallUnit});
+  DeviceBuffer num_arrivals = unset(kRanks);
+  DeviceBuffer arrival_token = unset(kRanks * kTokens);
+  DeviceBuffer arrival_rows = unset(kRanks * kTokens * kTopk);
+  DeviceBuffer arrival_weights = unset(kRanks * kTokens * kTopk);
+  DeviceBuffer rows = unset(kRows * kRowWords);
+  DeviceBuffer num_rows = unset(kLocal);
+  DeviceBuffer first_row = device_copy<std::int64_t>({-1, -1});
+  DeviceBuffer total_rows = unset(1);
+  DeviceBuffer row_ids = unset(kRows * kTopk);
+  DeviceBuffer row_weights = unset(kRows * kTopk);
+};
+
+/// The rank.
+class Receiver {
+ public:
+  Receiver(Layout rows_layout, int num_ctas, std::uint64_t timeout_ns,
+           Missing missing = Missing::kNothing, int of_source = 0)
+      : layout_(layout_of(rows_layout)),
+        window_(device_copy(FilledWindow(layout_, missing, of_source).bytes())) {
+    args_.layout = layout_;
+    args_.ownership = KernelOwnership(ExpertOwnership{kRanks * kLocal, kRanks});
+    args_.rank = kRank;
+    args_.num_topk = kTopk;
+    args_.rows_layout = rows_layout;
+    args_.watch = {&words_.as<WatchWords>()->record, &words_.as<WatchWords>()->abort_word,
+                   failed_.as<std::uint32_t>(), timeout_ns};
+    args_.windows.base[kRank] = window_.data();
+    set_results(rows_layout);
+    choose_grid({num_ctas, false, true}, args_);
+  }
+
+  WaitRecord run() {
+    check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "load");
+    launch_dispatch(args_, Phases::kNone, false, nullptr);
+    check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "load");
+    launch_dispatch(args_, Phases::kReceive, false, nullptr);
+    check_cuda(cudaDeviceSynchronize(), "dispatch");
+    return words_.as<WatchWords>()->record;
+  }
+
+  const PushLayout& layout() const { return layout_; }
+  const DeviceBuffer& window() const { return window_; }
+  const Results& results() const { return results_; }
+
+ private:
+  void set_results(Layout rows_layout) {
+    args_.state.counter = results_.counter.as<std::uint64_t>();
+    args_.state.num_arrivals = results_.num_arrivals.as<std::int32_t>();
+    args_.state.arrival_token = results_.arrival_token.as<std::int32_t>();
+    args_.state.arrival_rows = results_.arrival_rows.as<std::int32_t>();
+    args_.state.arrival_weights = results_.arrival_weights.as<float>();
+    args_.rows = results_.rows.data();
+    args_.row_bytes = 2 * kHidden;
+    args_.aligned_rows = true;
+    args_.capacity = rows_layout == Layout::kBatched ? kRanks * kTokens
+                                                     : std::numeric_limits<std::int64_t>::max();
+    args_.source_rows = rows_layout == Layout::kByRank ? kTokens : 0;
+    args_.num_rows = results_.num_rows.as<std::int32_t>();
+    args_.total_rows = results_.total_rows.as<std::int32_t>();
+    args_.row_weights = results_.row_weights.as<float>();
+    if (is_expert_major(rows_layout)) {
+      args_.first_row = results_.first_row.as<std::int64_t>();
+    } else {
+      args_.row_ids = results_.row_ids.as<std::int32_t>();
+    }
+  }
+
+  PushLayout layout_;
+  DeviceBuffer window_;
+  Results results_;
+  DeviceBuffer failed_ = device_copy<std::uint32_t>({0});
+  PinnedBuffer words_{sizeof(WatchWords)};
+  DispatchArgs args_;
+};
+
+}  // namespace switchyard::test

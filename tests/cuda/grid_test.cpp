@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which CTA does what: every kind has one, no more than are wished for, and their shares cover all
+// tokens. No GPU: the same numbers on the host.
+
+#include "cuda/grid.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace switchyard {
+namespace {
+
+constexpr int kTopk = 8;
+constexpr bool kSends = true;
+constexpr bool kReceives = true;
+
+struct GridCase {
+  int max_ctas;
+  int ranks;
+  int tokens;
+  std::int64_t hidden;
+
+  std::string text() const {
+    return std::to_string(max_ctas) + " CTAs, " + std::to_string(ranks) + " ranks, " +
+           std::to_string(tokens) + " tokens of " + std::to_string(hidden);
+  }
+};
+
+std::vector<GridCase> cases() {
+  std::vector<GridCase> all;
+  for (const int max_ctas : {3, 4, 5, 7, 16, 33, 64, 132, 264, 600}) {
+    for (const int ranks : {1, 2, 3, 7, 8, 40, 64}) {
+      for (const int tokens : {0, 1, 2, 31, 32, 33, 128, 4096}) {
+        for (const std::int64_t hidden : {16, 7168}) {
+          all.push_back({max_ctas, ranks, tokens, hidden});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+template <class Args>
+Args args_of(const GridCase& c) {
+  Args args;
+  PushShape shape;
+  shape.max_tokens = std::max(1, c.tokens);
+  shape.hidden = c.hidden;
+  shape.num_ranks = c.ranks;
+  shape.num_topk = kTopk;
+  args.layout = make_push_layout(shape);
+  args.ownership = KernelOwnership(ExpertOwnership{c.ranks, c.ranks});
+  args.num_topk = kTopk;
+  args.num_tokens = c.tokens;
+  return args;
+}
+
+DispatchArgs dispatch_grid(const GridCase& c, bool sends, bool receives) {
+  auto args = args_of<DispatchArgs>(c);
+  choose_grid({c.max_ctas, sends, receives}, args);
+  return args;
+}
+
+CombineArgs combine_grid(const GridCase& c, bool sends, bool receives) {
+  auto args = args_of<CombineArgs>(c);
+  choose_grid({c.max_ctas, sends, receives}, args);
+  return args;
+}
+
+TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
+  for (const GridCase& c : cases()) {
+    SCOPED_TRACE(c.text());
+    const DispatchArgs both = dispatch_grid(c, kSends, kReceives);
+    ASSERT_GE(std::min({both.num_tellers, both.num_senders, both.num_receivers}), 1);
+    ASSERT_LE(both.num_tellers + both.num_senders + both.num_receivers, c.max_ctas);
+    const DispatchArgs sends = dispatch_grid(c, kSends, false);
+    ASSERT_GE(std::min(sends.num_tellers, sends.num_senders), 1);
+    ASSERT_LE(sends.num_tellers + sends.num_senders, c.max_ctas);
+    const DispatchArgs receives = dispatch_grid(c, false, kReceives);
+    ASSERT_GE(receives.num_receivers, 1);
+    ASSERT_LE(receives.num_receivers, c.max_ctas);
+  }
+}
+
+TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
+  for (const GridCase& c : cases()) {
+    SCOPED_TRACE(c.text());
+    const CombineArgs both = combine_grid(c, kSends, kReceives);
+    ASSERT_GE(std::min(both.num_senders, both.num_receivers), 1);
+    ASSERT_LE(both.num_senders + both.num_receivers, c.max_ctas);
+    const CombineArgs sends = combine_grid(c, kSends, false);
+    ASSERT_GE(sends.num_senders, 1);
+    ASSERT_LE(sends.num_senders, c.max_ctas);
+    const CombineArgs receives = combine_grid(c, false, kReceives);
+    ASSERT_GE(receives.num_receivers, 1);
+    ASSERT_LE(receives.num_receivers, c.max_ctas);
+    const int pieces = both.layout.num_return_pieces;
+    ASSERT_EQ(both.by_pieces.divisor, static_cast<std::uint32_t>(pieces));
+    ASSERT_EQ(both.by_slot.divisor, static_cast<std::uint32_t>(pieces * c.ranks));
+  }
+}
+
+// How often tasks of `size` tokens have each token.
+std::vector<int> times_in(int num_tasks, int size, int tokens) {
+  std::vector<int> times(static_cast<std::size_t>(tokens));
+  for (int task = 0; task < num_tasks; ++task) {
+    for (int t = task * size; t < std::min((task + 1) * size, tokens); ++t) {
+      ++times[static_cast<std::size_t>(t)];
+    }
+  }
+  return times;
+}
+
+TEST(GridTest, EveryTokenIsInOneRunAndInOneTaskOfTerms) {
+  for (const GridCase& c : cases()) {
+    for (const bool receives : {true, false}) {
+      SCOPED_TRACE(c.text());
+      const DispatchArgs a = dispatch_grid(c, kSends, receives);
+      const std::vector<int> once(static_cast<std::size_t>(c.tokens), 1);
+      ASSERT_GE(a.num_runs, 1);
+      ASSERT_GE(a.tokens_per_run, 1);
+      ASSERT_EQ(times_in(a.num_runs, a.tokens_per_run, c.tokens), once);
+      ASSERT_EQ(times_in(c.ranks, a.terms_per_task, c.tokens), once);
+      // No run is empty, and no teller has nothing to do.
+      ASSERT_LT((a.num_runs - 1) * a.tokens_per_run, std::max(1, c.tokens));
+      ASSERT_LE(a.num_tellers, c.ranks * (1 + a.num_runs));
+    }
+  }
+}
+
+// Where a sender's item is and what a receiver's is are the same divisions in the kernel.
+TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
+  for (const GridCase& c : cases()) {
+    SCOPED_TRACE(c.text());
+    const DispatchArgs a = dispatch_grid(c, kSends, kReceives);
+    const int pieces = a.layout.num_pieces;
+    const std::int64_t num_pieces = std::int64_t{std::max(1, c.tokens)} * pieces;
+    ASSERT_GE(a.shares, 1);
+    ASSERT_LE(a.shares, c.ranks);
+    // Shares are for warps that would have nothing to do.
+    ASSERT_TRUE(a.shares == 1 || num_pieces * a.shares <= a.num_senders * kExchangeWarps);
+    ASSERT_EQ(a.by_topk.divisor, static_cast<std::uint32_t>(kTopk));
+    ASSERT_EQ(a.by_ranks.divisor, static_cast<std::uint32_t>(c.ranks));
+    ASSERT_EQ(a.by_pieces.divisor, static_cast<std::uint32_t>(pieces));
+    ASSERT_EQ(a.by_shares.divisor, static_cast<std::uint32_t>(num_pieces));
+    ASSERT_EQ(a.by_items.divisor, static_cast<std::uint32_t>(pieces + 1));
+    ASSERT_EQ(a.by_slot.divisor, static_cast<std::uint32_t>((pieces + 1) * c.ranks));
+  }
+}
+
+}  // namespace
+}  // namespace switchyard
