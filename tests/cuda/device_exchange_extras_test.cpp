@@ -177,7 +177,7 @@ void add_weights(Cases& cases) {
     wide.config.num_experts = 64;
     wide.config.num_topk = 32;
     wide.returns_weights = true;
-    wide.kCalls = 6;
+    wide.num_calls = 6;
     cases.add(wide);
     Case many{
         "weights_home_many", 3, config_of(layout, schemes::kNone, kPerRank, 16), {1500, 3, 700}};
