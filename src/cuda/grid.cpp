@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-// Tellers end early, receivers wait most of the time; a fifth of the grid saturates the links.
+// Tellers end early. Fewer senders do not fill the links, more take CTAs that receivers need more.
 constexpr int kTellersOfDispatch = 6;
 constexpr int kTokensOfRun = kLanes;
 constexpr int kSendersOfDispatchTimes16 = 3;

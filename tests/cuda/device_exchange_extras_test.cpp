@@ -240,7 +240,10 @@ TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
 // Calls behind one another without the host: weights are never later than the sums.
 TEST(DeviceExchangeWeightsTest, NoneIsLate) {
   constexpr int kCalls = 150;
-  if (test::num_gpus() < 2) GTEST_SKIP() << "needs two GPUs, so that no rank waits for a turn";
+  // On one GPU it has hung after other tests: see Heaps in docs/gpu.md.
+  if (test::num_gpus() < 2) {
+    GTEST_SKIP() << "needs two GPUs: threads that share one may keep each other from launching";
+  }
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
     SCOPED_TRACE(name_of(layout));
     const bool comes_early = layout != Layout::kExpanded;
