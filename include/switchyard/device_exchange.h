@@ -25,7 +25,8 @@ namespace switchyard {
 
 struct DeviceExchangeOptions {
   /// Most CTAs of a kernel, of 512 threads, two a multiprocessor; fewer than 3 count as 3. 0: as
-  /// many as the GPU has, shared fairly when several ranks use it.
+  /// many as the GPU has, shared fairly when several ranks use it; else twice as many of 256
+  /// threads where those are faster.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
   /// it before they touch anything (programmatic dependent launch). Not where ranks share a GPU.

@@ -7,6 +7,10 @@
 
 namespace switchyard {
 
+/// Of this CTA.
+__device__ __forceinline__ int cta_threads() { return static_cast<int>(blockDim.x); }
+__device__ __forceinline__ int cta_warps() { return static_cast<int>(blockDim.x / kLanes); }
+
 /// The number of the call that a dispatch begins, or that it has just had (for its combine).
 __device__ __forceinline__ std::uint64_t next_call(const CallState& state) {
   return (*const_cast<volatile std::uint64_t*>(state.counter)) / kCallUnit;

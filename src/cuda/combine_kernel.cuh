@@ -50,8 +50,8 @@ void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cuda
   const int ctas =
       (sends(phases) ? args.num_senders : 0) + (receives(phases) ? args.num_receivers : 0);
   launch_kernel(combine_kernel<Wire, kAddsShared>,
-                {std::max(1, ctas), kExchangeThreads, 0, programmatic, stream}, "combine", args,
-                sends(phases));
+                {std::max(1, ctas), args.num_warps * kLanes, 0, programmatic, stream}, "combine",
+                args, sends(phases));
 }
 
 /// A kernel of its own for the shared addend: what others do not need does not slow them.

@@ -191,7 +191,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next
                                            int receiver) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_warps = a.num_receivers * kExchangeWarps;
+  const int num_warps = a.num_receivers * a.num_warps;
   const int num_pieces = a.layout.num_return_pieces;
   const int num_items = a.num_tokens * num_pieces;
   if (num_items == 0) return;

@@ -104,7 +104,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
                                               int sender, std::int32_t* num_arrivals) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_warps = a.num_senders * kExchangeWarps;
+  const int num_warps = a.num_senders * a.num_warps;
   const int num_ranks = a.ownership.num_ranks;
   const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
   if (max_tokens == 0) return;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
   ArrivedPiece now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
   next_call.ask(a);
-  static_assert(kMaxPushRanks <= kExchangeThreads);
+  static_assert(kMaxPushRanks <= kLeastExchangeThreads);
   if (threadIdx.x < kMaxPushRanks) {
     const auto s = static_cast<int>(threadIdx.x);
     num_arrivals[s] = s < num_ranks ? a.state.num_arrivals[s] : 0;

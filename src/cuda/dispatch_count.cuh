@@ -78,7 +78,7 @@ struct TokenCount {
   /// This warp's first token of a round.
   __device__ __forceinline__ int first(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
-    return (round * kExchangeWarps + warp) * lanes.num_tokens;
+    return (round * cta_warps() + warp) * lanes.num_tokens;
   }
   __device__ __forceinline__ void count(const DispatchArgs& a, const ExpertRange& experts,
                                         const RankCount& sum) {
@@ -102,7 +102,7 @@ struct TokenCount {
 
 __device__ __forceinline__ void clear_words(std::uint32_t* words, int size) {
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < size; i += kExchangeThreads) words[i] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += cta_threads()) words[i] = 0;
 }
 
 /// Tells a rank how many rows it gets, and how many for each of its experts.
@@ -110,7 +110,7 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
                                          const ExpertRange& experts, const RankCount& sum) {
   std::byte* at = a.windows.base[to] + a.layout.announcement(call, a.rank);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i <= experts.count; i += kExchangeThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i <= experts.count; i += cta_threads()) {
     const std::uint32_t* from = i == 0 ? sum.num_tokens : sum.rows + i - 1;
     store_record(at + i * static_cast<int>(kRecordBytes), *from, tag_of(call));
   }
@@ -126,7 +126,7 @@ __device__ __forceinline__ void keep_terms(const DispatchArgs& a, std::uint64_t 
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
 #pragma unroll 1
   for (int first = begin + warp * lanes.num_tokens; first < end;
-       first += kExchangeWarps * lanes.num_tokens) {
+       first += cta_warps() * lanes.num_tokens) {
     const int token = first + lanes.token;
     const std::int32_t id = lanes.ask(a, first, end).value(a);
     const bool is_valid = names_expert(a, id);

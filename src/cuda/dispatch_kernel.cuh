@@ -56,8 +56,8 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
                    (receives(phases) ? args.num_receivers : 0);
   if (phases == Phases::kNone) allow_shared_memory(dispatch_kernel<Form>, shared, "dispatch");
   launch_kernel(dispatch_kernel<Form>,
-                {std::max(1, ctas), kExchangeThreads, shared, programmatic, stream}, "dispatch",
-                args, sends(phases), receives(phases));
+                {std::max(1, ctas), args.num_warps * kLanes, shared, programmatic, stream},
+                "dispatch", args, sends(phases), receives(phases));
 }
 
 }  // namespace switchyard

@@ -154,7 +154,7 @@ __device__ __forceinline__ void take_places(const DispatchArgs& a, std::uint64_t
                                             ReceiverShared& shared, const ReceivePlaces& places) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_takers = 1 + min((places.num_local + kLanes - 1) / kLanes, kExchangeWarps - 1);
+  const int num_takers = 1 + min((places.num_local + kLanes - 1) / kLanes, cta_warps() - 1);
   if (warp >= num_takers) return;
   if (warp == 0) {
     take_sources(a, call, lane, shared);
@@ -180,11 +180,11 @@ __device__ __forceinline__ void report_totals(const DispatchArgs& a, const Recei
   const int num_local = a.ownership.count(a.rank);
   const bool has_routes = a.layout.shape.sends_routes;
 #pragma unroll 1
-  for (int e = static_cast<int>(threadIdx.x); e < num_local; e += kExchangeThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < num_local; e += cta_threads()) {
     if (has_routes) a.first_row[e] = places.first_row[e];
   }
 #pragma unroll 1
-  for (int s = static_cast<int>(threadIdx.x); s < a.ownership.num_ranks; s += kExchangeThreads) {
+  for (int s = static_cast<int>(threadIdx.x); s < a.ownership.num_ranks; s += cta_threads()) {
     a.state.num_arrivals[s] = shared.num_from[s];
   }
   if (threadIdx.x >= kLanes) return;

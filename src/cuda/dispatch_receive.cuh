@@ -283,7 +283,7 @@ struct ReceiveWalk {
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
                                        const ReceiverShared& block, bool is_asked) {
     const int num_items = block.most_from * static_cast<int>(a.by_slot.divisor);
-    const int step = a.num_receivers * kExchangeWarps;
+    const int step = a.num_receivers * a.num_warps;
     if (!is_asked) item += step;
 #pragma unroll 1
     for (; item < num_items; item += step, is_asked = false) {

@@ -64,13 +64,13 @@ struct TokenChunk {
   __device__ __forceinline__ void advance(const ExpertRange& experts) const {
     __syncthreads();
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < experts.count; i += kExchangeThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < experts.count; i += cta_threads()) {
       before.rows[i] += __popc(bits[i]);
       bits[i] = 0;
     }
     __syncthreads();
 #pragma unroll 1
-    for (std::uint32_t i = threadIdx.x; i < shared->num_repeats; i += kExchangeThreads) {
+    for (std::uint32_t i = threadIdx.x; i < shared->num_repeats; i += blockDim.x) {
       atomicAdd(before.rows + (repeats[i].expert - experts.first), 1u);
     }
     __syncthreads();
@@ -158,7 +158,7 @@ struct ChunkLoad {
   __device__ __forceinline__ int token(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     return lanes.token < lanes.num_tokens
-               ? (round * kExchangeWarps + warp) * lanes.num_tokens + lanes.token
+               ? (round * cta_warps() + warp) * lanes.num_tokens + lanes.token
                : kLanes;
   }
   __device__ __forceinline__ void ask(const DispatchArgs& a, int in_chunk) {
@@ -216,7 +216,7 @@ __device__ __forceinline__ void tell_routes(const DispatchArgs& a, CallOfCta& ca
     __syncthreads();
 #pragma unroll 1
     for (int first = warp * own.lanes.num_tokens; first < own.size;
-         first += kExchangeWarps * own.lanes.num_tokens) {
+         first += cta_warps() * own.lanes.num_tokens) {
       tell_rank(a, call.number, to, experts, own.lanes, chunk, own.first, first, own.size);
     }
     const int next = own.first + kLanes;

@@ -99,7 +99,7 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
   bool is_first = true;
 #pragma unroll 1
   for (int i = warp * a.num_senders + sender; i < num_items || is_first;
-       i += kExchangeWarps * a.num_senders) {
+       i += a.num_warps * a.num_senders) {
     const SendItem item(a, i);
     std::uint32_t words[Form::kWords];
     GivenId id;

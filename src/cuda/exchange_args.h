@@ -54,6 +54,13 @@ struct PeerTable {
   std::byte* base[kMaxPushRanks];
 };
 
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+inline constexpr int kExchangeThreads = 512;       ///< of a CTA, at most
+inline constexpr int kLeastExchangeThreads = 256;  ///< where few tokens leave no more to do
+inline constexpr int kExchangeCtasPerSm = 2;
+inline constexpr int kLeastCtas = 3;  ///< of a dispatch: one of each kind
+inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
+
 struct ExchangeBase {
   PushLayout layout;
   KernelOwnership ownership;
@@ -63,6 +70,7 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
+  std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
 };
 
 struct DispatchArgs : ExchangeBase {
@@ -145,12 +153,6 @@ struct CombineArgs : ExchangeBase {
   bool aligned_shared = false;
   PeerTable windows;
 };
-
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-inline constexpr int kExchangeThreads = 512;
-inline constexpr int kExchangeCtasPerSm = 2;
-inline constexpr int kLeastCtas = 3;  ///< of a dispatch: one of each kind
-inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 /// With Phases::kNone, and only where watch.failed is set, the kernel runs without doing anything.
 /// The first launch of a kernel may wait for all that run: to load it, and until there is the local

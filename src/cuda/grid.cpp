@@ -10,13 +10,36 @@ namespace {
 // Tellers end early. Fewer senders do not fill the links, more take CTAs that receivers need more.
 constexpr int kTellersOfDispatch = 6;
 constexpr int kTokensOfRun = kLanes;
-constexpr int kSendersOfDispatchTimes16 = 3;
-// Returning rows reads and sums them first: two thirds of the grid.
-constexpr int kSendersOfCombineTimes3 = 2;
+constexpr int kSendersOfDispatchTimes64 = 11;
+// Returning rows reads and sums them first.
+constexpr int kReceiversOfCombineTimes24 = 7;
 constexpr int kMostShares = 4;
+// A CTA that waits looks for the words that all others look for, and that slows the stores they
+// wait for. So few tokens get CTAs of half the size, as few as have an item for each warp, or for
+// every other while those are few. Combine, where nothing is announced, is faster with those in any
+// case.
+constexpr int kSmallWarps = kLeastExchangeThreads / kLanes;
+constexpr int kFewCtas = 32;
+// Beyond this the shared memory of receivers matters: twice as many CTAs would take twice as much.
+constexpr std::int64_t kMostPlacesOfSmall = 4096;
 
 int clamp_int(std::int64_t value, int least, int most) {
   return static_cast<int>(std::clamp<std::int64_t>(value, least, std::max(least, most)));
+}
+
+std::int64_t cdiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// As few CTAs as have an item for each warp, or for every other while those are few.
+int few_ctas(std::int64_t items, int warps, int most) {
+  const std::int64_t all_busy = cdiv(items, warps);
+  return clamp_int(std::max(all_busy, std::min<std::int64_t>(kFewCtas, cdiv(items, warps / 2))), 1,
+                   most);
+}
+
+/// As few CTAs as give no warp more items than `most` CTAs would.
+int even_ctas(std::int64_t items, int warps, int most) {
+  const std::int64_t rounds = cdiv(items, std::int64_t{warps} * std::max(1, most));
+  return clamp_int(cdiv(items, rounds * warps), 1, most);
 }
 
 }  // namespace
@@ -35,10 +58,21 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   args.num_tellers = std::min(most_tellers, ranks * (1 + args.num_runs));
   args.terms_per_task = (tokens + ranks - 1) / ranks;
   const int most = wish.max_ctas - args.num_tellers;
-  args.num_senders = clamp_int(
-      num_pieces, 1, wish.receives ? wish.max_ctas * kSendersOfDispatchTimes16 / 16 : most);
+  const std::int64_t num_items = std::int64_t{ranks} * tokens * (pieces + 1);
+  const bool is_small =
+      wish.has_whole_gpu && num_items <= std::int64_t{kSmallWarps} * most &&
+      std::int64_t{ranks + 1} * args.layout.shape.max_local_experts <= kMostPlacesOfSmall;
+  args.num_warps = is_small ? kSmallWarps : kExchangeWarps;
+  const int in_largest = kExchangeWarps / args.num_warps;
+  const int most_senders =
+      in_largest * (wish.receives ? wish.max_ctas * kSendersOfDispatchTimes64 / 64 : most);
+  args.num_senders = is_small ? few_ctas(num_pieces, args.num_warps, most_senders)
+                              : even_ctas(num_pieces, args.num_warps, most_senders);
+  const int left = wish.sends ? in_largest * most - args.num_senders : in_largest * wish.max_ctas;
+  args.num_receivers =
+      is_small ? few_ctas(num_items, args.num_warps, left) : clamp_int(num_items, 1, left);
   // Warps that would have nothing to do take a share of the destinations.
-  const std::int64_t warps = std::int64_t{args.num_senders} * kExchangeWarps;
+  const std::int64_t warps = std::int64_t{args.num_senders} * args.num_warps;
   args.shares = clamp_int(warps / num_pieces, 1, std::min(kMostShares, ranks));
   args.by_topk = FastDivisor(args.num_topk);
   args.by_ranks = FastDivisor(ranks);
@@ -46,8 +80,6 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   args.by_shares = FastDivisor(num_pieces);
   args.by_items = FastDivisor(pieces + 1);
   args.by_slot = FastDivisor(std::int64_t{pieces + 1} * ranks);
-  args.num_receivers = clamp_int(std::int64_t{ranks} * tokens * (pieces + 1), 1,
-                                 wish.sends ? most - args.num_senders : wish.max_ctas);
 }
 
 void choose_grid(const GridWish& wish, CombineArgs& args) {
@@ -58,11 +90,13 @@ void choose_grid(const GridWish& wish, CombineArgs& args) {
   args.by_slot = FastDivisor(std::int64_t{pieces} * ranks);
   // Rows to return are about as many as own tokens have terms.
   const std::int64_t rows = std::int64_t{tokens} * std::min(ranks, args.num_topk);
-  args.num_senders =
-      clamp_int(rows * pieces, 1,
-                wish.receives ? wish.max_ctas * kSendersOfCombineTimes3 / 3 : wish.max_ctas);
-  args.num_receivers = clamp_int(std::int64_t{tokens} * pieces, 1,
-                                 wish.sends ? wish.max_ctas - args.num_senders : wish.max_ctas);
+  const std::int64_t sums = std::int64_t{tokens} * pieces;
+  args.num_warps = wish.has_whole_gpu ? kSmallWarps : kExchangeWarps;
+  const int most = kExchangeWarps / args.num_warps * wish.max_ctas;
+  const int most_receivers = wish.sends ? most * kReceiversOfCombineTimes24 / 24 : most;
+  args.num_receivers = even_ctas(sums, args.num_warps, most_receivers);
+  const int most_senders = wish.receives ? most - args.num_receivers : most;
+  args.num_senders = few_ctas(rows * pieces, args.num_warps, most_senders);
 }
 
 }  // namespace switchyard

@@ -9,9 +9,12 @@ namespace switchyard {
 
 /// What decides a grid.
 struct GridWish {
-  int max_ctas = 1;  ///< of 512 threads
+  int max_ctas = 1;  ///< of 512 threads, or twice as many of 256
   bool sends = true;
   bool receives = true;
+  /// No other kernel must find room beside it, so CTAs may be of either size: where sizes mix, what
+  /// is free in sum may be too little for any one.
+  bool has_whole_gpu = false;
 };
 
 void choose_grid(const GridWish& wish, DispatchArgs& args);

@@ -47,6 +47,7 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   // those of every handle, and none that comes early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
   num_ctas_ = std::max(kLeastCtas, kExchangeCtasPerSm * num_sms / kernels);
+  has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
   if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kLeastCtas, options.num_ctas));
 
@@ -217,7 +218,7 @@ void P2pExchange::let_end(Phases phases, Stream stream) const {
 }
 
 void P2pExchange::launch_rows(DispatchArgs& args, Phases phases, Stream stream) {
-  choose_grid({num_ctas_, sends(phases), receives(phases)}, args);
+  choose_grid({num_ctas_, sends(phases), receives(phases), has_whole_gpu_}, args);
   launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
@@ -255,7 +256,7 @@ void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) 
   enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, channel);
   CombineArgs& args = channel.combine;
   args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
-  choose_grid({num_ctas_, sends(phases), receives(phases)}, args);
+  choose_grid({num_ctas_, sends(phases), receives(phases), has_whole_gpu_}, args);
   ReturnWeightsArgs& weights = channel.weights;
   weights.num_tokens = args.num_tokens;
   if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());

@@ -141,6 +141,7 @@ class P2pExchange final : public DeviceExchangeBackend {
   DeviceExchangeOptions options_;
   int device_ = 0;
   int num_ctas_ = 1;
+  bool has_whole_gpu_ = true;
   std::unique_ptr<DeviceWindow> window_;
   PinnedBuffer words_;  ///< WatchWords
   DeviceBuffer failed_;

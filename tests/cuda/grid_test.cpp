@@ -24,10 +24,12 @@ struct GridCase {
   int ranks;
   int tokens;
   std::int64_t hidden;
+  bool has_whole_gpu;
 
   std::string text() const {
     return std::to_string(max_ctas) + " CTAs, " + std::to_string(ranks) + " ranks, " +
-           std::to_string(tokens) + " tokens of " + std::to_string(hidden);
+           std::to_string(tokens) + " tokens of " + std::to_string(hidden) +
+           (has_whole_gpu ? ", alone" : "");
   }
 };
 
@@ -37,7 +39,8 @@ std::vector<GridCase> cases() {
     for (const int ranks : {1, 2, 3, 7, 8, 40, 64}) {
       for (const int tokens : {0, 1, 2, 31, 32, 33, 128, 4096}) {
         for (const std::int64_t hidden : {16, 7168}) {
-          all.push_back({max_ctas, ranks, tokens, hidden});
+          all.push_back({max_ctas, ranks, tokens, hidden, false});
+          all.push_back({max_ctas, ranks, tokens, hidden, true});
         }
       }
     }
@@ -62,14 +65,20 @@ Args args_of(const GridCase& c) {
 
 DispatchArgs dispatch_grid(const GridCase& c, bool sends, bool receives) {
   auto args = args_of<DispatchArgs>(c);
-  choose_grid({c.max_ctas, sends, receives}, args);
+  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu}, args);
   return args;
 }
 
 CombineArgs combine_grid(const GridCase& c, bool sends, bool receives) {
   auto args = args_of<CombineArgs>(c);
-  choose_grid({c.max_ctas, sends, receives}, args);
+  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu}, args);
   return args;
+}
+
+// CTAs of the largest size that have room for some.
+template <class Args>
+int room(const Args& args, int ctas) {
+  return (ctas * args.num_warps + kExchangeWarps - 1) / kExchangeWarps;
 }
 
 TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
@@ -77,13 +86,13 @@ TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
     SCOPED_TRACE(c.text());
     const DispatchArgs both = dispatch_grid(c, kSends, kReceives);
     ASSERT_GE(std::min({both.num_tellers, both.num_senders, both.num_receivers}), 1);
-    ASSERT_LE(both.num_tellers + both.num_senders + both.num_receivers, c.max_ctas);
+    ASSERT_LE(room(both, both.num_tellers + both.num_senders + both.num_receivers), c.max_ctas);
     const DispatchArgs sends = dispatch_grid(c, kSends, false);
     ASSERT_GE(std::min(sends.num_tellers, sends.num_senders), 1);
-    ASSERT_LE(sends.num_tellers + sends.num_senders, c.max_ctas);
+    ASSERT_LE(room(sends, sends.num_tellers + sends.num_senders), c.max_ctas);
     const DispatchArgs receives = dispatch_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
-    ASSERT_LE(receives.num_receivers, c.max_ctas);
+    ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
   }
 }
 
@@ -92,16 +101,59 @@ TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
     SCOPED_TRACE(c.text());
     const CombineArgs both = combine_grid(c, kSends, kReceives);
     ASSERT_GE(std::min(both.num_senders, both.num_receivers), 1);
-    ASSERT_LE(both.num_senders + both.num_receivers, c.max_ctas);
+    ASSERT_LE(room(both, both.num_senders + both.num_receivers), c.max_ctas);
     const CombineArgs sends = combine_grid(c, kSends, false);
     ASSERT_GE(sends.num_senders, 1);
-    ASSERT_LE(sends.num_senders, c.max_ctas);
+    ASSERT_LE(room(sends, sends.num_senders), c.max_ctas);
     const CombineArgs receives = combine_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
-    ASSERT_LE(receives.num_receivers, c.max_ctas);
+    ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
     const int pieces = both.layout.num_return_pieces;
     ASSERT_EQ(both.by_pieces.divisor, static_cast<std::uint32_t>(pieces));
     ASSERT_EQ(both.by_slot.divisor, static_cast<std::uint32_t>(pieces * c.ranks));
+  }
+}
+
+// What a receiver or sender does is cut into items for warps; more CTAs than have one only wait.
+TEST(GridTest, NoCtaIsWithoutAnItem) {
+  for (const GridCase& c : cases()) {
+    SCOPED_TRACE(c.text());
+    const std::int64_t tokens = std::max(1, c.tokens);
+    const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
+    const CombineArgs combine = combine_grid(c, kSends, kReceives);
+    const std::int64_t pieces = dispatch.layout.num_pieces;
+    ASSERT_LE(dispatch.num_senders, tokens * pieces);
+    ASSERT_LE(dispatch.num_receivers, tokens * c.ranks * (pieces + 1));
+    for (const int warps : {dispatch.num_warps, combine.num_warps}) {
+      const int threads = warps * kLanes;
+      ASSERT_TRUE(threads == kExchangeThreads ||
+                  (c.has_whole_gpu && threads == kLeastExchangeThreads));
+    }
+    const std::int64_t returned = combine.layout.num_return_pieces;
+    ASSERT_LE(combine.num_senders, tokens * returned * std::min(c.ranks, kTopk));
+    ASSERT_LE(combine.num_receivers, tokens * returned);
+  }
+}
+
+// Every warp of a kind has as many items, but for the last: fewer CTAs would give some more.
+TEST(GridTest, RoundsAreEven) {
+  const auto rounds = [](std::int64_t items, int ctas, int warps) {
+    return (items + std::int64_t{ctas} * warps - 1) / (std::int64_t{ctas} * warps);
+  };
+  for (const GridCase& c : cases()) {
+    SCOPED_TRACE(c.text());
+    const std::int64_t tokens = std::max(1, c.tokens);
+    const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
+    const CombineArgs combine = combine_grid(c, kSends, kReceives);
+    const std::int64_t sums = tokens * combine.layout.num_return_pieces;
+    if (combine.num_receivers > 1) {
+      ASSERT_LT(rounds(sums, combine.num_receivers, combine.num_warps),
+                rounds(sums, combine.num_receivers - 1, combine.num_warps));
+    }
+    if (dispatch.num_senders == 1 || dispatch.num_warps != kExchangeWarps) continue;
+    const std::int64_t sent = tokens * dispatch.layout.num_pieces;
+    ASSERT_LT(rounds(sent, dispatch.num_senders, dispatch.num_warps),
+              rounds(sent, dispatch.num_senders - 1, dispatch.num_warps));
   }
 }
 
@@ -143,7 +195,7 @@ TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
     ASSERT_GE(a.shares, 1);
     ASSERT_LE(a.shares, c.ranks);
     // Shares are for warps that would have nothing to do.
-    ASSERT_TRUE(a.shares == 1 || num_pieces * a.shares <= a.num_senders * kExchangeWarps);
+    ASSERT_TRUE(a.shares == 1 || num_pieces * a.shares <= a.num_senders * a.num_warps);
     ASSERT_EQ(a.by_topk.divisor, static_cast<std::uint32_t>(kTopk));
     ASSERT_EQ(a.by_ranks.divisor, static_cast<std::uint32_t>(c.ranks));
     ASSERT_EQ(a.by_pieces.divisor, static_cast<std::uint32_t>(pieces));
