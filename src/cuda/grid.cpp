@@ -20,6 +20,8 @@ constexpr int kMostShares = 4;
 // case.
 constexpr int kSmallWarps = kLeastExchangeThreads / kLanes;
 constexpr int kFewCtas = 32;
+// Not told how many tokens others have, a rank makes room for this part of the most.
+constexpr int kLeastPartOfMost = 16;
 // Beyond this the shared memory of receivers matters: twice as many CTAs would take twice as much.
 constexpr std::int64_t kMostPlacesOfSmall = 4096;
 
@@ -31,15 +33,20 @@ std::int64_t cdiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// As few CTAs as have an item for each warp, or for every other while those are few.
 int few_ctas(std::int64_t items, int warps, int most) {
-  const std::int64_t all_busy = cdiv(items, warps);
-  return clamp_int(std::max(all_busy, std::min<std::int64_t>(kFewCtas, cdiv(items, warps / 2))), 1,
-                   most);
+  const std::int64_t half_busy = std::min<std::int64_t>(kFewCtas, cdiv(items, warps / 2));
+  return clamp_int(std::max(cdiv(items, warps), half_busy), 1, most);
 }
 
-/// As few CTAs as give no warp more items than `most` CTAs would.
+/// The same for more items than there are warps: no more CTAs than rounds need.
 int even_ctas(std::int64_t items, int warps, int most) {
   const std::int64_t rounds = cdiv(items, std::int64_t{warps} * std::max(1, most));
-  return clamp_int(cdiv(items, rounds * warps), 1, most);
+  return few_ctas(cdiv(items, rounds), warps, most);
+}
+
+/// Of a rank, for what is received.
+std::int64_t likely_tokens(const GridWish& wish, const PushShape& shape, std::int64_t own) {
+  const bool is_told = wish.most_tokens > 0;
+  return std::max(own, is_told ? wish.most_tokens : cdiv(shape.max_tokens, kLeastPartOfMost));
 }
 
 }  // namespace
@@ -58,7 +65,8 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   args.num_tellers = std::min(most_tellers, ranks * (1 + args.num_runs));
   args.terms_per_task = (tokens + ranks - 1) / ranks;
   const int most = wish.max_ctas - args.num_tellers;
-  const std::int64_t num_items = std::int64_t{ranks} * tokens * (pieces + 1);
+  const std::int64_t num_items =
+      ranks * likely_tokens(wish, args.layout.shape, tokens) * (pieces + 1);
   const bool is_small =
       wish.has_whole_gpu && num_items <= std::int64_t{kSmallWarps} * most &&
       std::int64_t{ranks + 1} * args.layout.shape.max_local_experts <= kMostPlacesOfSmall;
@@ -66,8 +74,7 @@ void choose_grid(const GridWish& wish, DispatchArgs& args) {
   const int in_largest = kExchangeWarps / args.num_warps;
   const int most_senders =
       in_largest * (wish.receives ? wish.max_ctas * kSendersOfDispatchTimes64 / 64 : most);
-  args.num_senders = is_small ? few_ctas(num_pieces, args.num_warps, most_senders)
-                              : even_ctas(num_pieces, args.num_warps, most_senders);
+  args.num_senders = even_ctas(num_pieces, args.num_warps, most_senders);
   const int left = wish.sends ? in_largest * most - args.num_senders : in_largest * wish.max_ctas;
   args.num_receivers =
       is_small ? few_ctas(num_items, args.num_warps, left) : clamp_int(num_items, 1, left);
@@ -88,8 +95,9 @@ void choose_grid(const GridWish& wish, CombineArgs& args) {
   const int tokens = std::max(1, args.num_tokens);
   args.by_pieces = FastDivisor(pieces);
   args.by_slot = FastDivisor(std::int64_t{pieces} * ranks);
-  // Rows to return are about as many as own tokens have terms.
-  const std::int64_t rows = std::int64_t{tokens} * std::min(ranks, args.num_topk);
+  // Rows to return are about as many as a rank's tokens have terms.
+  const std::int64_t rows =
+      likely_tokens(wish, args.layout.shape, tokens) * std::min(ranks, args.num_topk);
   const std::int64_t sums = std::int64_t{tokens} * pieces;
   args.num_warps = wish.has_whole_gpu ? kSmallWarps : kExchangeWarps;
   const int most = kExchangeWarps / args.num_warps * wish.max_ctas;

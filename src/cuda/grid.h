@@ -15,6 +15,8 @@ struct GridWish {
   /// No other kernel must find room beside it, so CTAs may be of either size: where sizes mix, what
   /// is free in sum may be too little for any one.
   bool has_whole_gpu = false;
+  /// The most tokens that a rank has in this call; 0: not known.
+  std::int64_t most_tokens = 0;
 };
 
 void choose_grid(const GridWish& wish, DispatchArgs& args);

@@ -8,7 +8,6 @@
 
 #include "core/bytes.h"
 #include "cuda/check.h"
-#include "cuda/grid.h"
 #include "exchange/check_returns.h"
 #include "p2p/heap.h"
 
@@ -197,10 +196,10 @@ void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
   gather_routing(channel, phases, stream);
   for (DispatchArgs& payload : channel.payloads) {
     if (channel.routing_only) continue;
-    launch_rows(payload, phases, stream);
+    launch_rows(channel, payload, phases, stream);
     let_end(phases, stream);
   }
-  launch_rows(channel.dispatch, phases, stream);
+  launch_rows(channel, channel.dispatch, phases, stream);
   if (!receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
   let_end(phases, stream);
   launch_place_routing(channel.routing_args, drops(channel), stream.get());
@@ -217,8 +216,13 @@ void P2pExchange::let_end(Phases phases, Stream stream) const {
   check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
-void P2pExchange::launch_rows(DispatchArgs& args, Phases phases, Stream stream) {
-  choose_grid({num_ctas_, sends(phases), receives(phases), has_whole_gpu_}, args);
+GridWish P2pExchange::grid_wish(const Channel& channel, Phases phases) const {
+  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, channel.told_tokens};
+}
+
+void P2pExchange::launch_rows(const Channel& channel, DispatchArgs& args, Phases phases,
+                              Stream stream) {
+  choose_grid(grid_wish(channel, phases), args);
   launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
@@ -256,7 +260,7 @@ void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) 
   enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, channel);
   CombineArgs& args = channel.combine;
   args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
-  choose_grid({num_ctas_, sends(phases), receives(phases), has_whole_gpu_}, args);
+  choose_grid(grid_wish(channel, phases), args);
   ReturnWeightsArgs& weights = channel.weights;
   weights.num_tokens = args.num_tokens;
   if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cuda/exchange_args.h"
+#include "cuda/grid.h"
 #include "cuda/memory.h"
 #include "cuda/return_weights.h"
 #include "cuda/routing.h"
@@ -65,7 +66,8 @@ class P2pExchange final : public DeviceExchangeBackend {
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
     std::int64_t num_tokens = 0;
     std::int64_t max_tokens = 0;
-    bool is_again = false;  ///< its ids are those of an earlier dispatch
+    std::int64_t told_tokens = 0;  ///< max_tokens, if the caller gave it
+    bool is_again = false;         ///< its ids are those of an earlier dispatch
     bool routing_only = false;
     DispatchArgs dispatch;               ///< of its last dispatch
     std::vector<DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
@@ -89,7 +91,8 @@ class P2pExchange final : public DeviceExchangeBackend {
   void enter(Phase phase, const Channel& channel);
   Channel& start(const Input& input, Stream stream, Phases phases);
   void launch(Channel& channel, Phases phases, Stream stream);
-  void launch_rows(DispatchArgs& args, Phases phases, Stream stream);
+  GridWish grid_wish(const Channel& channel, Phases phases) const;
+  void launch_rows(const Channel& channel, DispatchArgs& args, Phases phases, Stream stream);
   void let_end(Phases phases, Stream stream) const;
   void launch_return(Channel& channel, Phases phases, Stream stream);
   Channel& begin(const char* operation);

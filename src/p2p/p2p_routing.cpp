@@ -84,11 +84,11 @@ void P2pExchange::gather_routing(Channel& channel, Phases phases, Stream stream)
     launch_keep_routing(channel.routing_args, stream.get());
   }
   if (is_dropped && sends(phases)) {
-    launch_rows(channel.gather, Phases::kBoth, stream);
+    launch_rows(channel, channel.gather, Phases::kBoth, stream);
     let_end(Phases::kBoth, stream);
     launch_drop_overflow(channel.routing_args, stream.get());
   } else if (!is_dropped && is_told) {
-    launch_rows(channel.gather, phases, stream);
+    launch_rows(channel, channel.gather, phases, stream);
     let_end(phases, stream);
   }
   if (receives(phases)) clear_rows(channel, stream);

@@ -16,6 +16,7 @@ namespace switchyard {
 namespace {
 
 constexpr int kTopk = 8;
+constexpr int kFewCtas = 32;  // so many may be half busy
 constexpr bool kSends = true;
 constexpr bool kReceives = true;
 
@@ -135,7 +136,7 @@ TEST(GridTest, NoCtaIsWithoutAnItem) {
   }
 }
 
-// Every warp of a kind has as many items, but for the last: fewer CTAs would give some more.
+// Fewer CTAs would give some warps more items.
 TEST(GridTest, RoundsAreEven) {
   const auto rounds = [](std::int64_t items, int ctas, int warps) {
     return (items + std::int64_t{ctas} * warps - 1) / (std::int64_t{ctas} * warps);
@@ -146,15 +147,29 @@ TEST(GridTest, RoundsAreEven) {
     const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
     const CombineArgs combine = combine_grid(c, kSends, kReceives);
     const std::int64_t sums = tokens * combine.layout.num_return_pieces;
-    if (combine.num_receivers > 1) {
+    if (combine.num_receivers > kFewCtas) {
       ASSERT_LT(rounds(sums, combine.num_receivers, combine.num_warps),
                 rounds(sums, combine.num_receivers - 1, combine.num_warps));
     }
-    if (dispatch.num_senders == 1 || dispatch.num_warps != kExchangeWarps) continue;
+    if (dispatch.num_senders <= kFewCtas) continue;
     const std::int64_t sent = tokens * dispatch.layout.num_pieces;
     ASSERT_LT(rounds(sent, dispatch.num_senders, dispatch.num_warps),
               rounds(sent, dispatch.num_senders - 1, dispatch.num_warps));
   }
+}
+
+// A rank with few tokens receives what the others send.
+TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
+  const auto grid = [](std::int64_t most_tokens, std::int64_t max_tokens, int tokens) {
+    auto args = args_of<DispatchArgs>({264, 8, tokens, 7168, true});
+    args.layout.shape.max_tokens = max_tokens;
+    choose_grid({264, true, true, true, most_tokens}, args);
+    return args;
+  };
+  const auto warps = [](const DispatchArgs& args) { return args.num_receivers * args.num_warps; };
+  EXPECT_GE(warps(grid(128, 128, 0)), warps(grid(0, 128, 128)));
+  EXPECT_EQ(warps(grid(8, 128, 0)), warps(grid(0, 128, 8)));
+  EXPECT_GT(warps(grid(0, 4096, 1)), 10 * warps(grid(0, 1, 1)));
 }
 
 // How often tasks of `size` tokens have each token.
