@@ -63,8 +63,8 @@ struct DeviceDispatchOptions {
   TensorView tensor_scale{};
   /// As DispatchOptions::payloads. Each is one more kernel.
   std::vector<TensorView> payloads{};
-  /// As DispatchOptions::max_tokens; sizes of all layouts but kBatched follow it. That ranks pass
-  /// the same is not compared.
+  /// As DispatchOptions::max_tokens; sizes of all layouts but kBatched follow it, and so does how
+  /// many CTAs receive. That ranks pass the same is not compared.
   std::int64_t max_tokens = 0;
   /// As DispatchOptions::routing_only; not compared either.
   bool routing_only = false;
