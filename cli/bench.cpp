@@ -116,6 +116,9 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
       ->capture_default_str();
   verb->add_option("--tokens", options.tokens, "of each rank: N,N,..., a line each")
       ->capture_default_str();
+  verb->add_option("--max-tokens", options.max_tokens,
+                   "room of the exchange, of each rank; default: as many as each line has")
+      ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
   verb->add_option("--op", options.op, "what is timed; layer: with experts between")
       ->check(CLI::IsMember({"dispatch", "combine", "pair", "layer"}))
       ->capture_default_str();
@@ -193,6 +196,7 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
     for (const std::int64_t tokens : parse_list("--tokens", options.tokens, kMaxTokens)) {
       shape.num_sms = static_cast<int>(budget);
       shape.num_tokens = tokens;
+      shape.max_tokens = options.max_tokens;
       check_shape(shape);
       shapes.push_back(shape);
     }

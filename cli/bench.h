@@ -19,6 +19,7 @@ struct BenchOptions {
   std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
   std::string workload = "deepseek-v3";
   std::string tokens = "1,8,32,128";  ///< of each rank
+  std::int64_t max_tokens = 0;        ///< that a rank may have; 0: as many as it has
   std::string op = "pair";
   std::string layout = "expanded";
   std::string scheme = "fp8_block";

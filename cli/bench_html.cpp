@@ -250,13 +250,14 @@ std::string to_html(const BenchReport& report) {
       escaped(title), kStyle);
   html += fmt::format(
       "<h1>{}</h1>\n<p>switchyard {} bench, {}. Hidden {}, {} experts, top-{}; {} on {}, {}, {}, "
-      "{}{}{}.</p>\n",
+      "{}{}{}{}.</p>\n",
       escaped(title), version(), escaped(report.date), report.workload.hidden,
       report.workload.num_experts, report.workload.num_topk, escaped(options.op),
       escaped(report.engine), escaped(options.layout),
       options.scheme == "none" ? "bf16" : escaped(options.scheme), escaped(options.reduce),
       options.layers == 1 ? "" : fmt::format(", {} layers", options.layers),
-      options.pdl ? ", programmatic launches" : "");
+      options.pdl ? ", programmatic launches" : "",
+      options.max_tokens == 0 ? "" : fmt::format(", room for {} tokens", options.max_tokens));
   if (!report.is_ok()) html += "<p class=\"bad\">Some elements were wrong: see the table.</p>\n";
   return html + latency_section(report) + fraction_section(report) + budget_section(report) +
          table_section(report) + machine_section(report) + "</main></body></html>\n";

@@ -25,8 +25,8 @@ namespace switchyard {
 
 struct DeviceExchangeOptions {
   /// Most CTAs of a kernel, of 512 threads, two a multiprocessor; fewer than 3 count as 3. 0: as
-  /// many as the GPU has, shared fairly when several ranks use it; else twice as many of 256
-  /// threads where those are faster.
+  /// many as the GPU has room for. Ranks that share one get equal parts; a rank alone may get twice
+  /// as many of 256 threads.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
   /// it before they touch anything (programmatic dependent launch). Not where ranks share a GPU.
@@ -64,7 +64,8 @@ struct DeviceDispatchOptions {
   /// As DispatchOptions::payloads. Each is one more kernel.
   std::vector<TensorView> payloads{};
   /// As DispatchOptions::max_tokens; sizes of all layouts but kBatched follow it, and so does how
-  /// many CTAs receive. That ranks pass the same is not compared.
+  /// many CTAs dispatch receives with and combine sends with. That ranks pass the same is not
+  /// compared.
   std::int64_t max_tokens = 0;
   /// As DispatchOptions::routing_only; not compared either.
   bool routing_only = false;

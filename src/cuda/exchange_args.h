@@ -55,8 +55,8 @@ struct PeerTable {
 };
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-inline constexpr int kExchangeThreads = 512;       ///< of a CTA, at most
-inline constexpr int kLeastExchangeThreads = 256;  ///< where few tokens leave no more to do
+inline constexpr int kExchangeThreads = 512;  ///< of a CTA, at most
+inline constexpr int kLeastExchangeThreads = 256;
 inline constexpr int kExchangeCtasPerSm = 2;
 inline constexpr int kLeastCtas = 3;  ///< of a dispatch: one of each kind
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;

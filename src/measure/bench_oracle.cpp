@@ -111,12 +111,13 @@ void BenchOracle::place() {
   counts_ = reference::dispatch_expanded(batch_, rank_, 1).counts;
   switch (shape_.layout) {
     case Layout::kBatched:
-      positions_ =
-          reference::dispatch_batched(batch_, rank_, shape_.num_ranks * shape_.num_tokens).rows;
+      positions_ = reference::dispatch_batched(batch_, rank_,
+                                               shape_.num_ranks * shape_.max_tokens_per_rank())
+                       .rows;
       break;
     case Layout::kExpanded: positions_ = reference::dispatch_expanded(batch_, rank_, 1).rows; break;
     case Layout::kByRank:
-      positions_ = reference::dispatch_by_rank(batch_, rank_, shape_.num_tokens).rows;
+      positions_ = reference::dispatch_by_rank(batch_, rank_, shape_.max_tokens_per_rank()).rows;
       break;
     default: positions_ = reference::dispatch_compact(batch_, rank_).rows; break;
   }

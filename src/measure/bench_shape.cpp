@@ -29,7 +29,7 @@ ExchangeConfig BenchShape::exchange_config() const {
   config.num_experts = workload.num_experts;
   config.num_topk = workload.num_topk;
   config.hidden = workload.hidden;
-  config.max_tokens_per_rank = num_tokens;
+  config.max_tokens_per_rank = max_tokens_per_rank();
   config.layout = layout;
   config.scheme = scheme;
   config.reduce = reduce;
@@ -52,6 +52,9 @@ void check_shape(const BenchShape& shape) {
       shape.num_tokens >= 1 && shape.num_runs >= 1 && shape.num_layers >= 1 && shape.num_ranks >= 1,
       Errc::kInvalidArgument, "bench: {} tokens, {} runs, {} layers, {} ranks, want at least 1",
       shape.num_tokens, shape.num_runs, shape.num_layers, shape.num_ranks);
+  require(shape.max_tokens == 0 || shape.max_tokens >= shape.num_tokens, Errc::kInvalidArgument,
+          "bench: --max-tokens is {}, must be at least the {} tokens of a line", shape.max_tokens,
+          shape.num_tokens);
   require(shape.routing.num_experts() == shape.workload.num_experts &&
               shape.routing.num_topk() == shape.workload.num_topk,
           Errc::kInvalidArgument,

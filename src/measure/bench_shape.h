@@ -30,6 +30,7 @@ struct BenchShape {
   RoutingPattern routing;
   int num_ranks = 1;
   std::int64_t num_tokens = 1;  ///< T, of each rank
+  std::int64_t max_tokens = 0;  ///< that the exchange has room for, of a rank; 0: num_tokens
   Operation operation = Operation::kPair;
   Layout layout = Layout::kExpanded;  ///< any but kAllGather
   QuantScheme scheme = schemes::kNone;
@@ -41,6 +42,7 @@ struct BenchShape {
   int num_sms = 0;               ///< device: budget of an operation; 0: by heuristics
   std::uint64_t seed = 1;
 
+  std::int64_t max_tokens_per_rank() const { return max_tokens == 0 ? num_tokens : max_tokens; }
   ExchangeConfig exchange_config() const;
 };
 

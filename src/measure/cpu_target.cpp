@@ -46,7 +46,7 @@ class ResultRows {
         ++counts.back();
       }
     }
-    const std::int64_t capacity = shape_.num_ranks * shape_.num_tokens;
+    const std::int64_t capacity = shape_.num_ranks * shape_.max_tokens_per_rank();
     if (shape_.layout == Layout::kBatched) {
       for (std::size_t e = 0; e + 1 < counts.size(); ++e) {
         touch(static_cast<std::int64_t>(e) * capacity, counts[e], touched_[e]);
@@ -174,7 +174,7 @@ std::int64_t cpu_bytes_needed(const BenchShape& shape) {
   const Workload& workload = shape.workload;
   const double row = 2.0 * static_cast<double>(workload.hidden);
   const double tokens =
-      static_cast<double>(shape.num_ranks) * static_cast<double>(shape.num_tokens);
+      static_cast<double>(shape.num_ranks) * static_cast<double>(shape.max_tokens_per_rank());
   const int columns = std::min(shape.num_ranks, workload.num_topk);
   double bytes = tokens * row * (2.0 + 2.0 * columns + 3.0 * workload.num_topk);
   if (shape.operation == Operation::kLayer) {

@@ -51,8 +51,9 @@ class CudaTarget : public BenchTarget {
                                      cuda_text(facts.driver_cuda), cuda_text(facts.runtime_cuda)));
     machine.emplace_back("nccl", nccl_text(facts, meter_->why_no_nccl()));
     machine.emplace_back("heap", meter_->heap());
-    machine.emplace_back("grid", fmt::format("at most {} CTAs of 512 threads on {} SMs",
-                                             meter_->num_ctas(0), facts.gpus.at(0).num_sms));
+    machine.emplace_back(
+        "grid", fmt::format("at most {} CTAs of 512 threads, or twice as many of 256, on {} SMs",
+                            meter_->num_ctas(0), facts.gpus.at(0).num_sms));
     if (meter_->ranks_on_gpu() > 1) {
       machine.emplace_back("shared_gpu",
                            fmt::format("{} ranks on a GPU: for correctness, times say nothing",
@@ -121,7 +122,7 @@ std::int64_t cuda_bytes_needed(const BenchShape& shape) {
   const double row = shape.scheme.is_quantized()
                          ? 1.1 * static_cast<double>(row_bytes(shape.scheme, workload.hidden)) + 512
                          : back_row;
-  const auto tokens = static_cast<double>(shape.num_tokens);
+  const auto tokens = static_cast<double>(shape.max_tokens_per_rank());
   const double arriving = tokens * shape.num_ranks;
   const double num_local = (workload.num_experts + shape.num_ranks - 1) / shape.num_ranks;
   double num_rows = arriving;

@@ -94,7 +94,7 @@ PrepareFinalizeConfig layer_config(const BenchShape& shape) {
   config.num_experts = shape.workload.num_experts;
   config.num_topk = shape.workload.num_topk;
   config.hidden = shape.workload.hidden;
-  config.max_tokens_per_rank = shape.num_tokens;
+  config.max_tokens_per_rank = shape.max_tokens_per_rank();
   config.scheme = shape.scheme;
   config.reduce = shape.reduce;
   if (wants_tensor_scale(shape.scheme)) config.static_scale = tensor_scale_of(shape.scheme);

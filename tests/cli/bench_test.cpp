@@ -85,6 +85,8 @@ TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
       {"--op", "layer", "--routing", trace, "--layout", "compact", "--engine", "local"},
       {"--op", "pair", "--layers", "3", "--reduce", "per_expert", "--scheme", "nvfp4"},
       {"--op", "pair", "--layout", "by_rank", "--ranks", "3", "--scheme", "int8_token"},
+      {"--op", "pair", "--layout", "batched", "--max-tokens", "50"},
+      {"--op", "combine", "--layout", "by_rank", "--max-tokens", "50", "--engine", "local"},
   };
   for (const Arguments& arguments : cases) {
     const nlohmann::json json = bench_json(arguments);
@@ -178,6 +180,7 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--device", "cuda", "--baseline", "mpi"}, "must be nccl or a file");
   expect_usage_error({"--baseline", "mpi", "--op", "layer"}, "must be dispatch, combine or pair");
   expect_usage_error({"--layers", "2", "--op", "combine"}, "--layers is 2 with --op combine");
+  expect_usage_error({"--tokens", "8", "--max-tokens", "7"}, "--max-tokens is 7, must be at least");
   expect_usage_error({"--reduce", "per_expert", "--layout", "compact"},
                      "must be batched or expanded");
   expect_usage_error({"--html", "/nowhere/a.html"}, "there is no folder /nowhere");
@@ -218,6 +221,7 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--op", "layer", "--graph", "--layers", "3"},
       {"--op", "layer", "--layout", "compact", "--scheme", "none"},
       {"--op", "layer", "--layout", "batched", "--reduce", "per_expert"},
+      {"--op", "pair", "--layout", "batched", "--graph", "--max-tokens", "300"},
   };
   for (Arguments arguments : cases) {
     arguments.insert(arguments.end(), {"--device", "cuda", "--json", "-"});

@@ -166,10 +166,15 @@ struct Results {
   DeviceBuffer row_weights = unset(kRows * kTopk);
 };
 
+/// Receivers; small CTAs where the rank has the GPU for itself.
+inline GridWish receivers(int num_ctas, bool has_whole_gpu) {
+  return {num_ctas, false, true, has_whole_gpu};
+}
+
 /// The rank.
 class Receiver {
  public:
-  Receiver(Layout rows_layout, int num_ctas, std::uint64_t timeout_ns,
+  Receiver(Layout rows_layout, const GridWish& grid, std::uint64_t timeout_ns,
            Missing missing = Missing::kNothing, int of_source = 0)
       : layout_(layout_of(rows_layout)),
         window_(device_copy(FilledWindow(layout_, missing, of_source).bytes())) {
@@ -182,7 +187,7 @@ class Receiver {
                    failed_.as<std::uint32_t>(), timeout_ns};
     args_.windows.base[kRank] = window_.data();
     set_results(rows_layout);
-    choose_grid({num_ctas, false, true}, args_);
+    choose_grid(grid, args_);
   }
 
   WaitRecord run() {

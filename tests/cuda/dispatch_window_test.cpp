@@ -129,9 +129,10 @@ TEST(DispatchWindowTest, RowsOfFortySourcesLandWhereTheyBelong) {
   REQUIRE_GPU();
   for (const Layout layout :
        {Layout::kBatched, Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
-    for (const int num_ctas : {1, 3, 132}) {
-      SCOPED_TRACE(std::to_string(static_cast<int>(layout)) + ", " + std::to_string(num_ctas));
-      Receiver receiver(layout, num_ctas, 10'000'000'000);
+    for (const GridWish& grid :
+         {receivers(1, false), receivers(3, false), receivers(132, false), receivers(132, true)}) {
+      SCOPED_TRACE(std::to_string(static_cast<int>(layout)) + ", " + std::to_string(grid.max_ctas));
+      Receiver receiver(layout, grid, 10'000'000'000);
       ASSERT_EQ(receiver.run().failure, static_cast<std::uint32_t>(WaitFailure::kNone));
       const Expected expected(layout);
       for (std::size_t e = 0; e < kLocal; ++e) {
@@ -157,7 +158,7 @@ struct LostWords {
   bool names_token;
 };
 
-// Three CTAs: a warp has items after the one that fails. A source beyond a warp's lanes, and one
+// Few CTAs: warps have items after the one that fails. A source beyond a warp's lanes, and one
 // within.
 TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
   REQUIRE_GPU();
@@ -172,7 +173,8 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
                      std::to_string(static_cast<int>(layout)));
         ASSERT_EQ(rows_of(source), 1);
         const std::string from = "from rank " + std::to_string(source) + " within 0.2 s";
-        Receiver receiver(layout, 3, 200'000'000, lost.missing, source);
+        const GridWish grid = source == 1 ? receivers(3, false) : receivers(24, true);
+        Receiver receiver(layout, grid, 200'000'000, lost.missing, source);
         const WaitRecord record = receiver.run();
         ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
         EXPECT_EQ(record.call, kCall);

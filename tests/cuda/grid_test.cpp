@@ -26,11 +26,14 @@ struct GridCase {
   int tokens;
   std::int64_t hidden;
   bool has_whole_gpu;
+  std::int64_t max_tokens;   ///< of a rank, in any call
+  std::int64_t most_tokens;  ///< in this call; 0: not told
 
   std::string text() const {
     return std::to_string(max_ctas) + " CTAs, " + std::to_string(ranks) + " ranks, " +
            std::to_string(tokens) + " tokens of " + std::to_string(hidden) +
-           (has_whole_gpu ? ", alone" : "");
+           (has_whole_gpu ? ", alone" : "") + ", at most " + std::to_string(max_tokens) + ", " +
+           std::to_string(most_tokens);
   }
 };
 
@@ -40,8 +43,11 @@ std::vector<GridCase> cases() {
     for (const int ranks : {1, 2, 3, 7, 8, 40, 64}) {
       for (const int tokens : {0, 1, 2, 31, 32, 33, 128, 4096}) {
         for (const std::int64_t hidden : {16, 7168}) {
-          all.push_back({max_ctas, ranks, tokens, hidden, false});
-          all.push_back({max_ctas, ranks, tokens, hidden, true});
+          for (const bool is_alone : {false, true}) {
+            all.push_back({max_ctas, ranks, tokens, hidden, is_alone, std::max(1, tokens), 0});
+            all.push_back({max_ctas, ranks, tokens, hidden, is_alone, 5000, 0});
+            all.push_back({max_ctas, ranks, tokens, hidden, is_alone, 5000, 4500});
+          }
         }
       }
     }
@@ -53,7 +59,7 @@ template <class Args>
 Args args_of(const GridCase& c) {
   Args args;
   PushShape shape;
-  shape.max_tokens = std::max(1, c.tokens);
+  shape.max_tokens = c.max_tokens;
   shape.hidden = c.hidden;
   shape.num_ranks = c.ranks;
   shape.num_topk = kTopk;
@@ -66,13 +72,13 @@ Args args_of(const GridCase& c) {
 
 DispatchArgs dispatch_grid(const GridCase& c, bool sends, bool receives) {
   auto args = args_of<DispatchArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu}, args);
+  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.most_tokens}, args);
   return args;
 }
 
 CombineArgs combine_grid(const GridCase& c, bool sends, bool receives) {
   auto args = args_of<CombineArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu}, args);
+  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.most_tokens}, args);
   return args;
 }
 
@@ -124,14 +130,15 @@ TEST(GridTest, NoCtaIsWithoutAnItem) {
     const CombineArgs combine = combine_grid(c, kSends, kReceives);
     const std::int64_t pieces = dispatch.layout.num_pieces;
     ASSERT_LE(dispatch.num_senders, tokens * pieces);
-    ASSERT_LE(dispatch.num_receivers, tokens * c.ranks * (pieces + 1));
+    const std::int64_t most = std::max({tokens, c.most_tokens, c.max_tokens});
+    ASSERT_LE(dispatch.num_receivers, most * c.ranks * (pieces + 1));
     for (const int warps : {dispatch.num_warps, combine.num_warps}) {
       const int threads = warps * kLanes;
       ASSERT_TRUE(threads == kExchangeThreads ||
                   (c.has_whole_gpu && threads == kLeastExchangeThreads));
     }
     const std::int64_t returned = combine.layout.num_return_pieces;
-    ASSERT_LE(combine.num_senders, tokens * returned * std::min(c.ranks, kTopk));
+    ASSERT_LE(combine.num_senders, most * returned * std::min(c.ranks, kTopk));
     ASSERT_LE(combine.num_receivers, tokens * returned);
   }
 }
@@ -160,16 +167,18 @@ TEST(GridTest, RoundsAreEven) {
 
 // A rank with few tokens receives what the others send.
 TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
-  const auto grid = [](std::int64_t most_tokens, std::int64_t max_tokens, int tokens) {
-    auto args = args_of<DispatchArgs>({264, 8, tokens, 7168, true});
-    args.layout.shape.max_tokens = max_tokens;
-    choose_grid({264, true, true, true, most_tokens}, args);
-    return args;
+  constexpr int kCtas = 264;
+  const auto grid = [](int tokens, std::int64_t max_tokens, std::int64_t most_tokens) {
+    return dispatch_grid({kCtas, 8, tokens, 7168, true, max_tokens, most_tokens}, true, true);
   };
   const auto warps = [](const DispatchArgs& args) { return args.num_receivers * args.num_warps; };
-  EXPECT_GE(warps(grid(128, 128, 0)), warps(grid(0, 128, 128)));
-  EXPECT_EQ(warps(grid(8, 128, 0)), warps(grid(0, 128, 8)));
-  EXPECT_GT(warps(grid(0, 4096, 1)), 10 * warps(grid(0, 1, 1)));
+  // Told: as if it had as many itself.
+  EXPECT_EQ(warps(grid(0, 4096, 8)), warps(grid(8, 8, 0)));
+  EXPECT_GE(warps(grid(0, 4096, 128)), warps(grid(128, 128, 0)));
+  // Not told: for a sixteenth of the most, up to a small CTA for every SM.
+  EXPECT_EQ(warps(grid(0, 128, 0)), warps(grid(8, 8, 0)));
+  EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / kExchangeCtasPerSm);
+  EXPECT_EQ(warps(grid(128, 4096, 0)), warps(grid(128, 128, 0)));
 }
 
 // How often tasks of `size` tokens have each token.

@@ -69,7 +69,7 @@ class LostMark {
     args_.output_stride = 2 * kHidden;
     args_.aligned_output = true;
     args_.windows.base[0] = window_.data();
-    choose_grid({8, false, true}, args_);
+    choose_grid({8, false, true, true}, args_);
   }
 
   WaitRecord run() {
