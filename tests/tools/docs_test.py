@@ -157,7 +157,7 @@ class DocsTest(unittest.TestCase):
         source = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read("cli/bench.cpp"))) - {"--baseline-file"}
         self.assertGreaterEqual(len(source), 15)
         text = read("docs/bench.md").split("## Options")[1].split("\n\nA trace")[0]
-        page = set(re.findall(r"--[a-z]+", "".join(re.findall(r"^\| (`--[^|]*)\|", text, re.MULTILINE))))
+        page = set(re.findall(r"--[a-z-]+", "".join(re.findall(r"^\| (`--[^|]*)\|", text, re.MULTILINE))))
         self.assertEqual(page, source)
 
     def test_tables_of_measurements_are_those_of_the_results(self):
