@@ -59,7 +59,7 @@ void P2pExchange::set_input(Channel& channel, const Input& input) const {
   const std::int64_t asked =
       input.earlier == nullptr ? options.max_tokens : input.earlier->max_tokens;
   channel.max_tokens = checked_max_tokens(shape_.config, asked, tokens.shape(0));
-  channel.told_tokens = input.earlier == nullptr ? asked : input.earlier->told_tokens;
+  channel.most_tokens = input.earlier == nullptr ? asked : input.earlier->most_tokens;
   channel.num_tokens = tokens.shape(0);
   channel.is_again = input.earlier != nullptr;
   channel.routing_only = options.routing_only;

@@ -217,7 +217,7 @@ void P2pExchange::let_end(Phases phases, Stream stream) const {
 }
 
 GridWish P2pExchange::grid_wish(const Channel& channel, Phases phases) const {
-  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, channel.told_tokens};
+  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, channel.most_tokens};
 }
 
 void P2pExchange::launch_rows(const Channel& channel, DispatchArgs& args, Phases phases,

@@ -66,7 +66,7 @@ class P2pExchange final : public DeviceExchangeBackend {
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
     std::int64_t num_tokens = 0;
     std::int64_t max_tokens = 0;
-    std::int64_t told_tokens = 0;  ///< max_tokens, if the caller gave it
+    std::int64_t most_tokens = 0;  ///< max_tokens, if the caller gave it
     bool is_again = false;         ///< its ids are those of an earlier dispatch
     bool routing_only = false;
     DispatchArgs dispatch;               ///< of its last dispatch
