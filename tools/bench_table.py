@@ -90,7 +90,8 @@ def title_of(result):
     parts = [f"{result['ranks']} GPUs" if result["device"] == "cuda" else f"{result['ranks']} ranks",
              "" if settings["op"] == "pair" else settings["op"],
              "" if settings["reduce"] == "per_rank" else settings["reduce"], "PDL" if settings.get("pdl") else "",
-             "" if settings["layers"] == 1 else f"{settings['layers']} in a row"]
+             "" if settings["layers"] == 1 else f"{settings['layers']} in a row",
+             f"room for {settings['max_tokens']}" if settings.get("max_tokens") else ""]
     return ", ".join(part for part in parts if part) + (" us" if settings["layers"] == 1 else ", us each")
 
 

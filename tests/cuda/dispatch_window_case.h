@@ -14,6 +14,7 @@
 #include "cuda/check.h"
 #include "cuda/grid.h"
 #include "cuda/memory.h"
+#include "device_copy.h"
 #include "p2p/wait_failure.h"
 
 namespace switchyard::test {
@@ -32,14 +33,6 @@ inline constexpr int kEmptyByte = 0xFF;
 inline constexpr std::int32_t kUnset = 0x5A5A5A5A;
 
 enum class Missing { kNothing, kAnnouncement, kCounts, kChoices, kWeights, kElements };
-
-template <typename T>
-DeviceBuffer device_copy(const std::vector<T>& values) {
-  DeviceBuffer buffer(values.size() * sizeof(T));
-  check_cuda(cudaMemcpy(buffer.data(), values.data(), buffer.size_bytes(), cudaMemcpyHostToDevice),
-             "copy");
-  return buffer;
-}
 
 template <typename T>
 std::vector<T> host_copy(const DeviceBuffer& buffer) {

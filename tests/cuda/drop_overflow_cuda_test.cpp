@@ -3,6 +3,7 @@
 // A GPU drops the choices that the CPU drops (plan/overflow.h): every rank's view of routings with
 // many ties and with weights that have no order of their own.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -16,11 +17,14 @@
 #include "cuda/memory.h"
 #include "cuda/overflow_key.h"
 #include "cuda/routing.h"
+#include "device_copy.h"
 #include "gpu.h"
 #include "plan/overflow.h"
 
 namespace switchyard {
 namespace {
+
+using test::device_copy;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -83,15 +87,6 @@ struct Choices {
     }
   }
 };
-
-template <typename T>
-DeviceBuffer device_copy(const std::vector<T>& values) {
-  DeviceBuffer buffer(std::max<std::size_t>(1, values.size()) * sizeof(T));
-  check_cuda(
-      cudaMemcpy(buffer.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-      "copy");
-  return buffer;
-}
 
 std::vector<std::int32_t> download(const DeviceBuffer& buffer, std::size_t count) {
   std::vector<std::int32_t> values(count);

@@ -13,11 +13,14 @@
 #include "cuda/grid.h"
 #include "cuda/memory.h"
 #include "cuda/wire_form.h"
+#include "device_copy.h"
 #include "gpu.h"
 #include "p2p/wait_failure.h"
 
 namespace switchyard {
 namespace {
+
+using test::device_copy;
 
 constexpr int kRanks = 4;
 constexpr int kTopk = 4;
@@ -26,14 +29,6 @@ constexpr std::int64_t kHidden = 512;
 constexpr std::uint64_t kCall = 7;
 constexpr int kEmptyByte = 0xFF;
 constexpr std::uint32_t kEscapedWord = 0xFFFFFFFEu;
-
-template <typename T>
-DeviceBuffer device_copy(const std::vector<T>& values) {
-  DeviceBuffer buffer(values.size() * sizeof(T));
-  check_cuda(cudaMemcpy(buffer.data(), values.data(), buffer.size_bytes(), cudaMemcpyHostToDevice),
-             "copy");
-  return buffer;
-}
 
 PushLayout layout_of(const QuantScheme& wire) {
   PushShape shape;

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// device_copy.h: values of the host in memory of the GPU.
+#pragma once
+
+#include <algorithm>
+#include <cuda_runtime_api.h>
+#include <vector>
+
+#include "cuda/check.h"
+#include "cuda/memory.h"
+
+namespace switchyard::test {
+
+/// Never without memory: of no values it has room for one.
+template <typename T>
+DeviceBuffer device_copy(const std::vector<T>& values) {
+  DeviceBuffer buffer(std::max<std::size_t>(1, values.size()) * sizeof(T));
+  check_cuda(
+      cudaMemcpy(buffer.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+      "copy");
+  return buffer;
+}
+
+}  // namespace switchyard::test
