@@ -40,13 +40,11 @@ struct QuantizedWire {
     }
     const ScaleAndMap rule = scale_rule(kScheme, amax, 1.0f);
     const PreparedMap map = prepare_map(rule.map, amax);
-    std::byte* window = a.windows.base[to.owner];
-    std::byte* at = window + a.layout.returned(call, to.token, to.column) +
-                    static_cast<std::size_t>(to.piece) * a.layout.return_piece_stride;
     const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]),
                                              quantize4(map, sum[4], sum[5], sum[6], sum[7])};
     if (is_there) {
-      send_unit(window, at + static_cast<std::size_t>(lane) * kLaneBytes, a.layout, call, codes);
+      send_unit(to.window, to.piece + static_cast<std::size_t>(lane) * kLaneBytes, a.layout, call,
+                codes);
     }
     const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
     const int block = lane * kUnitWords;  // of this lane's unit of scales
@@ -54,8 +52,8 @@ struct QuantizedWire {
         __shfl_sync(kAllLanes, scale, block * kLanesPerBlock % kLanes),
         __shfl_sync(kAllLanes, scale, (block + 1) * kLanesPerBlock % kLanes)};
     if (lane < kScaleUnits) {
-      send_unit(window, at + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes, a.layout,
-                call, scales);
+      send_unit(to.window, to.piece + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes,
+                a.layout, call, scales);
     }
   }
 
@@ -63,16 +61,16 @@ struct QuantizedWire {
   struct Terms {
     std::uint32_t codes[kAtOnce][kUnitWords];
     std::uint32_t scales[kAtOnce][kUnitWords];
-    std::size_t at[kAtOnce];
+    std::uint32_t at[kAtOnce];  ///< from the row of the token's first column
 
     /// Looks for what is wanted: bit i is of codes i, bit kAtOnce + i of scales i.
-    __device__ __forceinline__ unsigned look(const std::byte* own, int lane, unsigned wanted) {
+    __device__ __forceinline__ unsigned look(const std::byte* row, int lane, unsigned wanted) {
       const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if ((wanted >> i & 1) != 0) load_words(own + at[i] + lane_at, codes[i]);
+        if ((wanted >> i & 1) != 0) load_words(row + at[i] + lane_at, codes[i]);
         if ((wanted >> (kAtOnce + i) & 1) != 0) {
-          load_words(own + at[i] + kScalesInPiece + lane_at, scales[i]);
+          load_words(row + at[i] + kScalesInPiece + lane_at, scales[i]);
         }
       }
 #pragma unroll
@@ -101,7 +99,7 @@ struct QuantizedWire {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const std::int32_t column = __shfl_sync(kAllLanes, of.column, begin + i);
-        terms.at[i] = row + static_cast<std::size_t>(column) * a.layout.return_stride;
+        terms.at[i] = static_cast<std::uint32_t>(column) * a.layout.return_stride;
         if (begin + i >= of.count) continue;
         if (is_there) missing |= 1u << i;
         if (lane < kScaleUnits) missing |= 1u << (kAtOnce + i);
@@ -111,7 +109,7 @@ struct QuantizedWire {
       Spin spin;
 #pragma unroll 1
       while (missing != 0 && is_good) {
-        missing = terms.look(own, lane, missing);
+        missing = terms.look(own + row, lane, missing);
         if (missing == 0) break;
         const int late = begin + (__ffs(missing) - 1) % kAtOnce;
         is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
@@ -121,7 +119,8 @@ struct QuantizedWire {
       for (int i = 0; i < kAtOnce; ++i) {
         if (begin + i >= of.count) break;  // alike in all lanes
         const auto what = [&] { return wait_for_term(a, call, token, begin + i); };
-        is_good &= take(a, what, lane, present >> i, terms.at[i], terms.codes[i], terms.scales[i]);
+        is_good &=
+            take(a, what, lane, present >> i, row + terms.at[i], terms.codes[i], terms.scales[i]);
         const int from = lane / kLanesPerBlock;  // block of this lane
         const std::uint32_t low = __shfl_sync(kAllLanes, terms.scales[i][0], from / kUnitWords);
         const std::uint32_t high = __shfl_sync(kAllLanes, terms.scales[i][1], from / kUnitWords);
@@ -137,7 +136,7 @@ struct QuantizedWire {
       }
       if (__any_sync(kAllLanes, !is_good)) return false;
     }
-    if (is_there) put_output<kAddsShared>(a, token, first, total);
+    if (is_there) put_output<kAddsShared>(a, output_at(a, token, first), token, first, total);
     return true;
   }
 

@@ -31,14 +31,13 @@ __device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std:
 }
 
 template <DType kDType, bool kAddsShared>
-__device__ __forceinline__ void put_sums(const CombineArgs& a, int token, std::int32_t first,
-                                         const float (&x)[kReturnGrain]) {
+__device__ __forceinline__ void put_sums(const CombineArgs& a, std::byte* to, int token,
+                                         std::int32_t first, const float (&x)[kReturnGrain]) {
   constexpr int kWords = kGrainWords<kDType>;
   constexpr int kBytes = wire_bits(kDType) / 8;
   std::uint32_t words[kWords];
   narrow_grain<kDType>(x, words);
   if constexpr (kAddsShared) add_shared<kDType>(a, token, first, words);
-  std::byte* to = a.output + token * a.output_stride + first * kBytes;
   if (a.aligned_output && first + kReturnGrain <= a.layout.shape.hidden) {
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
@@ -74,14 +73,14 @@ struct Terms {
   static constexpr int kUnits = kGrainUnits<kWire>;
   static constexpr int kCount = kTermsAtOnce<kWire>;
   std::uint32_t units[kCount * kUnits][4];
-  std::size_t at[kCount];
+  std::uint32_t at[kCount];  ///< from the unit in the row of the token's first column
 
   /// Looks for the units of `wanted`; returns those that have not arrived.
-  __device__ __forceinline__ unsigned look(const std::byte* own, unsigned wanted) {
+  __device__ __forceinline__ unsigned look(const std::byte* row, unsigned wanted) {
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
       if ((wanted >> i & 1) != 0) {
-        load_words(own + at[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
+        load_words(row + at[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
       }
     }
 #pragma unroll
@@ -117,13 +116,20 @@ __device__ __forceinline__ WaitFor wait_for_term(const CombineArgs& a, std::uint
   return {WaitPlace::kReturnedRow, peer, token, call};
 }
 
+/// Where a sum's elements from `first` on go.
+__device__ __forceinline__ std::byte* output_at(const CombineArgs& a, int token,
+                                                std::int32_t first) {
+  const int bytes = a.output_dtype == DType::kF32 ? 4 : 2;
+  return a.output + token * a.output_stride + std::int64_t{first} * bytes;
+}
+
 template <bool kAddsShared>
-__device__ __forceinline__ void put_output(const CombineArgs& a, int token, std::int32_t first,
-                                           const float (&sum)[kReturnGrain]) {
+__device__ __forceinline__ void put_output(const CombineArgs& a, std::byte* to, int token,
+                                           std::int32_t first, const float (&sum)[kReturnGrain]) {
   switch (a.output_dtype) {
-    case DType::kF32: return put_sums<DType::kF32, kAddsShared>(a, token, first, sum);
-    case DType::kF16: return put_sums<DType::kF16, kAddsShared>(a, token, first, sum);
-    default: return put_sums<DType::kBF16, kAddsShared>(a, token, first, sum);
+    case DType::kF32: return put_sums<DType::kF32, kAddsShared>(a, to, token, first, sum);
+    case DType::kF16: return put_sums<DType::kF16, kAddsShared>(a, to, token, first, sum);
+    default: return put_sums<DType::kBF16, kAddsShared>(a, to, token, first, sum);
   }
 }
 
@@ -138,6 +144,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
   const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
   const bool is_there = first < a.layout.shape.hidden;
   const std::size_t row = a.layout.returned(call, token, 0) + return_unit<kWire>(piece, lane);
+  std::byte* to = output_at(a, token, first);
   float sum[kReturnGrain] = {};
   if (is_there) add_bias(a, token, first, sum);
 #pragma unroll 1
@@ -147,7 +154,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const std::int32_t of_term = __shfl_sync(kAllLanes, of.column, begin + i);
-      terms.at[i] = row + static_cast<std::size_t>(of_term) * a.layout.return_stride;
+      terms.at[i] = static_cast<std::uint32_t>(of_term) * a.layout.return_stride;
       if (begin + i < num_terms && is_there) missing |= ((1u << kUnits) - 1) << (i * kUnits);
     }
     const unsigned present = missing;
@@ -155,7 +162,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     Spin spin;
 #pragma unroll 1
     while (missing != 0 && is_good) {
-      missing = terms.look(own, missing);
+      missing = terms.look(own + row, missing);
       if (missing == 0) break;
       const int late = begin + (__ffs(missing) - 1) / kUnits;
       is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
@@ -169,8 +176,8 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
       std::uint32_t words[4 * kUnits];
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        is_good &= empty_unit(own, terms.at[i] + u * kLanes * kUnitBytes, a.layout, a.watch, what,
-                              terms.units[i * kUnits + u]);
+        is_good &= empty_unit(own, row + terms.at[i] + u * kLanes * kUnitBytes, a.layout, a.watch,
+                              what, terms.units[i * kUnits + u]);
 #pragma unroll
         for (int w = 0; w < 4; ++w) words[4 * u + w] = terms.units[i * kUnits + u][w];
       }
@@ -181,7 +188,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     }
     if (__any_sync(kAllLanes, !is_good)) return false;
   }
-  if (is_there) put_output<kAddsShared>(a, token, first, sum);
+  if (is_there) put_output<kAddsShared>(a, to, token, first, sum);
   return true;
 }
 

@@ -26,12 +26,10 @@ struct ArrivedToken {
   }
 };
 
-/// A piece of a returned row on its way.
+/// Where a piece of a returned row goes.
 struct ReturnTo {
-  int owner;
-  int token;
-  int column;
-  int piece;
+  std::byte* window;  ///< of the token's owner
+  std::byte* piece;
 };
 
 template <DType kWire>
@@ -40,14 +38,11 @@ __device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t 
                                             const float (&sum)[kReturnGrain]) {
   std::uint32_t words[kGrainWords<kWire>];
   narrow_grain<kWire>(sum, words);
-  std::byte* window = a.windows.base[to.owner];
-  std::byte* at =
-      window + a.layout.returned(call, to.token, to.column) + return_unit<kWire>(to.piece, lane);
 #pragma unroll
   for (int u = 0; u < kGrainUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    send_unit(window, at + u * kLanes * kUnitBytes, a.layout, call, unit);
+    send_unit(to.window, to.piece + (u * kLanes + lane) * kUnitBytes, a.layout, call, unit);
   }
 }
 
@@ -65,6 +60,10 @@ __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t
   const RowSource rows{a.rows, a.row_stride, a.layout.shape.hidden, a.row_dtype, a.aligned_rows};
   int k = __ffs(choices) - 1;
   RawGrain raw = load_raw(rows, __shfl_sync(kAllLanes, from.row, k), first, is_there);
+  // On its way, where it goes: into the column of the rank, or of each choice.
+  std::byte* window = a.windows.base[owner];
+  std::byte* own = window + a.layout.returned(call, from.token, 0) +
+                   static_cast<unsigned>(piece) * a.layout.return_piece_stride;
   float sum[kReturnGrain] = {};
 #pragma unroll 1
   for (;;) {
@@ -82,8 +81,9 @@ __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t
       sum[i] = is_plain ? x[i] : __fmaf_rn(weight, x[i], sum[i]);
     }
     if (by_choice || choices == 0) {
-      const int column = a.layout.column(a.rank, by_choice ? k : highest);
-      Wire::send(a, call, {owner, from.token, column, piece}, lane, is_there, sum);
+      const auto column =
+          static_cast<std::uint32_t>(a.layout.column(a.rank, by_choice ? k : highest));
+      Wire::send(a, call, {window, own + column * a.layout.return_stride}, lane, is_there, sum);
     }
     if (choices == 0) return;
     raw = ahead;
@@ -133,8 +133,12 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
   const int num_items = most * static_cast<int>(a.by_slot.divisor);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    const ArrivedPiece next = at(item + num_warps);
-    const ArrivedToken from_next(a, next.owner * max_tokens + next.slot, lane);
+    ArrivedPiece next = now;
+    ArrivedToken from_next = from;
+    if (item + num_warps < num_items) {
+      next = at(item + num_warps);
+      from_next = ArrivedToken(a, next.owner * max_tokens + next.slot, lane);
+    }
     if (now.slot < num_arrivals[now.owner]) {
       return_piece<Wire>(a, call, now.owner, from, now.piece, lane);
     }
