@@ -72,9 +72,24 @@ template <DType kWire>
 struct Terms {
   static constexpr int kUnits = kGrainUnits<kWire>;
   static constexpr int kCount = kTermsAtOnce<kWire>;
+  /// A term that is not there is -0, which changes no sum.
+  static constexpr std::uint32_t kNothing = kWire == DType::kF32 ? 0x80000000u : 0x80008000u;
   std::uint32_t units[kCount * kUnits][4];
   std::uint32_t at[kCount];  ///< from the unit in the row of the token's first column
 
+  __device__ __forceinline__ Terms() {
+#pragma unroll
+    for (int i = 0; i < kCount * kUnits; ++i) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) units[i][w] = kNothing;
+    }
+  }
+  __device__ __forceinline__ std::uint32_t largest_word() const {
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < kCount * kUnits; ++i) most = max(most, largest(units[i]));
+    return most;
+  }
   /// Looks for the units of `wanted`; returns those that have not arrived.
   __device__ __forceinline__ unsigned look(const std::byte* row, unsigned wanted) {
 #pragma unroll
@@ -149,7 +164,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
   if (is_there) add_bias(a, token, first, sum);
 #pragma unroll 1
   for (int begin = 0; begin < num_terms; begin += kAtOnce) {
-    Terms<kWire> terms{};
+    Terms<kWire> terms;
     unsigned missing = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -169,18 +184,25 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     }
     if (__any_sync(kAllLanes, !is_good)) return false;
 #pragma unroll
+    for (int i = 0; i < kAtOnce * kUnits; ++i) {
+      if ((present >> i & 1) != 0) {
+        fill_empty<4>(own + row + terms.at[i / kUnits] + i % kUnits * kLanes * kUnitBytes);
+      }
+    }
+    if (terms.largest_word() == kEscaped) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < kAtOnce * kUnits; ++i) {
+        const std::size_t at = row + terms.at[i / kUnits] + i % kUnits * kLanes * kUnitBytes;
+        const auto what = [&] { return wait_for_term(a, call, token, begin + i / kUnits); };
+        is_good &= restore_unit(own, at, a.layout, a.watch, what, terms.units[i]);
+      }
+    }
+#pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const float weight = __shfl_sync(kAllLanes, of.weight, begin + i);
-      if ((present >> (i * kUnits) & 1) == 0) continue;
-      const auto what = [&] { return wait_for_term(a, call, token, begin + i); };
       std::uint32_t words[4 * kUnits];
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        is_good &= empty_unit(own, row + terms.at[i] + u * kLanes * kUnitBytes, a.layout, a.watch,
-                              what, terms.units[i * kUnits + u]);
-#pragma unroll
-        for (int w = 0; w < 4; ++w) words[4 * u + w] = terms.units[i * kUnits + u][w];
-      }
+      for (int w = 0; w < 4 * kUnits; ++w) words[w] = terms.units[i * kUnits + w / 4][w % 4];
       float x[kReturnGrain];
       widen_words<kWire>(words, x);
 #pragma unroll

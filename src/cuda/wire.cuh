@@ -215,16 +215,21 @@ __device__ __forceinline__ bool has_arrived(const std::uint32_t (&w)[N]) {
   return largest(w) != kEmpty;
 }
 
-/// Empties the slot at `at` that `w` was taken from, and gives words that were escaped their value
-/// back. False: gave up. `what` makes a WaitFor, of this call, when a mark is needed.
-template <int N, typename What>
-__device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
-                                           const PushLayout& layout, const Watch& watch,
-                                           const What& what, std::uint32_t (&w)[N]) {
+/// Empties a slot of N words.
+template <int N>
+__device__ __forceinline__ void fill_empty(std::byte* at) {
   std::uint32_t empty[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) empty[i] = kEmpty;
-  store_words(window + at, empty);
+  store_words(at, empty);
+}
+
+/// Gives words that were escaped their value back. False: gave up. `what` makes a WaitFor, of this
+/// call, when a mark is needed.
+template <int N, typename What>
+__device__ __forceinline__ bool restore_unit(std::byte* window, std::size_t at,
+                                             const PushLayout& layout, const Watch& watch,
+                                             const What& what, std::uint32_t (&w)[N]) {
   if (largest(w) != kEscaped) [[likely]]
     return true;
   const std::uint32_t which = take_mark(window, at, layout, watch, what());
@@ -234,6 +239,15 @@ __device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
     if ((which >> i & 1) != 0) w[i] = kEmpty;
   }
   return true;
+}
+
+/// Empties the slot at `at` that `w` was taken from and restores w. False: gave up.
+template <int N, typename What>
+__device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
+                                           const PushLayout& layout, const Watch& watch,
+                                           const What& what, std::uint32_t (&w)[N]) {
+  fill_empty<N>(window + at);
+  return restore_unit(window, at, layout, watch, what, w);
 }
 template <int N>
 __device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
