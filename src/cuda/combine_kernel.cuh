@@ -17,19 +17,22 @@ namespace switchyard {
 /// Returned rows of bf16, f16 or f32.
 template <DType kDType>
 struct PlainWire {
-  __device__ static __forceinline__ void send(const CombineArgs& a, std::uint64_t call,
+  static constexpr DType kRows = kDType;
+  static constexpr bool kIsLong = false;  ///< its send()
+
+  __device__ static __forceinline__ void send(const CombineArgs&, std::uint64_t,
                                               const ReturnTo& to, int lane, bool is_there,
                                               const float (&sum)[kReturnGrain]) {
-    if (is_there) send_return<kDType>(a, call, to, lane, sum);
+    if (is_there) send_return<kDType>(to, lane, sum);
   }
-  template <bool kAddsShared>
+  template <bool kIsCommon>
   __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call, int token,
                                              const TokenTerms& of, int piece, int lane) {
-    return sum_piece<kDType, kAddsShared>(a, call, token, of, piece, lane);
+    return sum_piece<kDType, kIsCommon>(a, call, token, of, piece, lane);
   }
 };
 
-template <class Wire, bool kAddsShared>
+template <class Wire, bool kIsCommon>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
   __shared__ CallOfCta next;
@@ -38,30 +41,37 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   const int num_sending = sends ? a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta < num_sending) {
-    return_tokens<Wire>(a, next, cta, num_arrivals);
+    return_tokens<Wire, kIsCommon>(a, next, cta, num_arrivals);
   } else {
-    sum_tokens<Wire, kAddsShared>(a, next, cta - num_sending);
+    sum_tokens<Wire, kIsCommon>(a, next, cta - num_sending);
   }
   end_kernel(asked);
 }
 
-template <class Wire, bool kAddsShared>
+template <class Wire, bool kIsCommon>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   const int ctas =
       (sends(phases) ? args.num_senders : 0) + (receives(phases) ? args.num_receivers : 0);
-  launch_kernel(combine_kernel<Wire, kAddsShared>,
+  launch_kernel(combine_kernel<Wire, kIsCommon>,
                 {std::max(1, ctas), args.num_warps * kLanes, 0, programmatic, stream}, "combine",
                 args, sends(phases));
 }
 
-/// A kernel of its own for the shared addend: what others do not need does not slow them.
+/// See return_grain.cuh.
+template <class Wire>
+bool is_common(const CombineArgs& args) {
+  return args.row_dtype == Wire::kRows && args.output_dtype == Wire::kRows && args.aligned_rows &&
+         args.aligned_output && args.layout.shape.hidden % kReturnPiece == 0 &&
+         args.num_bias == 0 && args.shared == nullptr;
+}
+
 template <class Wire>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  const bool runs_both = phases == Phases::kNone;
-  if (runs_both || args.shared != nullptr) {
+  const bool runs_all = phases == Phases::kNone;
+  if (runs_all || is_common<Wire>(args)) {
     launch_wire<Wire, true>(args, phases, programmatic, stream);
   }
-  if (runs_both || args.shared == nullptr) {
+  if (runs_all || !is_common<Wire>(args)) {
     launch_wire<Wire, false>(args, phases, programmatic, stream);
   }
 }

@@ -13,6 +13,8 @@ namespace switchyard {
 
 template <QuantScheme kScheme>
 struct QuantizedWire {
+  static constexpr DType kRows = DType::kBF16;  // of common calls
+  static constexpr bool kIsLong = true;
   static constexpr int kUnitWords = 2;  // codes of a lane, and two scales
   static constexpr std::size_t kLaneBytes = kUnitWords * 4;
   static constexpr std::size_t kScalesInPiece = kReturnPiece;
@@ -82,16 +84,16 @@ struct QuantizedWire {
     }
   };
 
-  template <bool kAddsShared>
+  template <bool kIsCommon>
   __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call, int token,
                                              const TokenTerms& of, int piece, int lane) {
     std::byte* own = a.windows.base[a.rank];
     const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
-    const bool is_there = first < a.layout.shape.hidden;
+    const bool is_there = kIsCommon || first < a.layout.shape.hidden;
     const std::size_t row = a.layout.returned(call, token, 0) +
                             static_cast<std::size_t>(piece) * a.layout.return_piece_stride;
     float total[kReturnGrain] = {};
-    if (is_there) add_bias(a, token, first, total);
+    if (!kIsCommon && is_there) add_bias(a, token, first, total);
 #pragma unroll 1
     for (int begin = 0; begin < of.count; begin += kAtOnce) {
       Terms terms{};
@@ -136,7 +138,10 @@ struct QuantizedWire {
       }
       if (__any_sync(kAllLanes, !is_good)) return false;
     }
-    if (is_there) put_output<kAddsShared>(a, output_at(a, token, first), token, first, total);
+    if (is_there) {
+      put_output<kRows, kIsCommon>(a, output_at<kRows, kIsCommon>(a, token, first), token, first,
+                                   total);
+    }
     return true;
   }
 

@@ -20,7 +20,7 @@ __device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std:
                                            std::uint32_t (&words)[kGrainWords<kDType>]) {
   const RowSource rows{reinterpret_cast<const std::byte*>(a.shared), a.shared_stride * 2,
                        a.layout.shape.hidden, DType::kBF16, a.aligned_shared};
-  const RawGrain raw = load_raw(rows, token, first, true);
+  const AnyGrain raw = load_raw(rows, token, first, true);
   float x[kReturnGrain];
   float sum[kReturnGrain];
   widen_words<DType::kBF16>(raw.words, x);
@@ -30,21 +30,25 @@ __device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std:
   narrow_grain<kDType>(sum, words);
 }
 
-template <DType kDType, bool kAddsShared>
+template <int kWords>
+__device__ __forceinline__ void put_words(std::byte* to, const std::uint32_t (&words)[kWords]) {
+#pragma unroll
+  for (int i = 0; i < kWords / 4; ++i) {
+    reinterpret_cast<uint4*>(to)[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                                       words[4 * i + 3]};
+  }
+}
+
+template <DType kDType>
 __device__ __forceinline__ void put_sums(const CombineArgs& a, std::byte* to, int token,
                                          std::int32_t first, const float (&x)[kReturnGrain]) {
   constexpr int kWords = kGrainWords<kDType>;
   constexpr int kBytes = wire_bits(kDType) / 8;
   std::uint32_t words[kWords];
   narrow_grain<kDType>(x, words);
-  if constexpr (kAddsShared) add_shared<kDType>(a, token, first, words);
+  if (a.shared != nullptr) add_shared<kDType>(a, token, first, words);
   if (a.aligned_output && first + kReturnGrain <= a.layout.shape.hidden) {
-#pragma unroll
-    for (int i = 0; i < kWords / 4; ++i) {
-      reinterpret_cast<uint4*>(to)[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
-                                         words[4 * i + 3]};
-    }
-    return;
+    return put_words(to, words);
   }
   std::uint32_t copy[kWords];  // the words themselves stay in registers
 #pragma unroll
@@ -59,7 +63,7 @@ __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::i
   for (int b = 0; b < a.num_bias; ++b) {
     const RowSource rows{reinterpret_cast<const std::byte*>(a.bias[b]), a.bias_stride[b] * 2,
                          a.layout.shape.hidden, DType::kBF16, false};
-    const RawGrain raw = load_raw(rows, token, first, true);
+    const AnyGrain raw = load_raw(rows, token, first, true);
     float x[kReturnGrain];
     widen_words<DType::kBF16>(raw.words, x);
 #pragma unroll
@@ -83,12 +87,6 @@ struct Terms {
 #pragma unroll
       for (int w = 0; w < 4; ++w) units[i][w] = kNothing;
     }
-  }
-  __device__ __forceinline__ std::uint32_t largest_word() const {
-    std::uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < kCount * kUnits; ++i) most = max(most, largest(units[i]));
-    return most;
   }
   /// Looks for the units of `wanted`; returns those that have not arrived.
   __device__ __forceinline__ unsigned look(const std::byte* row, unsigned wanted) {
@@ -132,24 +130,30 @@ __device__ __forceinline__ WaitFor wait_for_term(const CombineArgs& a, std::uint
 }
 
 /// Where a sum's elements from `first` on go.
+template <DType kDType, bool kIsCommon>
 __device__ __forceinline__ std::byte* output_at(const CombineArgs& a, int token,
                                                 std::int32_t first) {
-  const int bytes = a.output_dtype == DType::kF32 ? 4 : 2;
+  const int bytes = (kIsCommon ? kDType : a.output_dtype) == DType::kF32 ? 4 : 2;
   return a.output + token * a.output_stride + std::int64_t{first} * bytes;
 }
 
-template <bool kAddsShared>
+template <DType kDType, bool kIsCommon>
 __device__ __forceinline__ void put_output(const CombineArgs& a, std::byte* to, int token,
                                            std::int32_t first, const float (&sum)[kReturnGrain]) {
+  if constexpr (kIsCommon) {
+    std::uint32_t words[kGrainWords<kDType>];
+    narrow_grain<kDType>(sum, words);
+    return put_words(to, words);
+  }
   switch (a.output_dtype) {
-    case DType::kF32: return put_sums<DType::kF32, kAddsShared>(a, to, token, first, sum);
-    case DType::kF16: return put_sums<DType::kF16, kAddsShared>(a, to, token, first, sum);
-    default: return put_sums<DType::kBF16, kAddsShared>(a, to, token, first, sum);
+    case DType::kF32: return put_sums<DType::kF32>(a, to, token, first, sum);
+    case DType::kF16: return put_sums<DType::kF16>(a, to, token, first, sum);
+    default: return put_sums<DType::kBF16>(a, to, token, first, sum);
   }
 }
 
 /// One piece of one own token, by one warp. False: gave up.
-template <DType kWire, bool kAddsShared>
+template <DType kWire, bool kIsCommon>
 __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call, int token,
                                           const TokenTerms& of, int piece, int lane) {
   constexpr int kUnits = kGrainUnits<kWire>;
@@ -157,11 +161,10 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
   std::byte* own = a.windows.base[a.rank];
   const int num_terms = of.count;
   const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
-  const bool is_there = first < a.layout.shape.hidden;
-  const std::size_t row = a.layout.returned(call, token, 0) + return_unit<kWire>(piece, lane);
-  std::byte* to = output_at(a, token, first);
+  const bool is_there = kIsCommon || first < a.layout.shape.hidden;
+  std::byte* row = own + a.layout.returned(call, token, 0) + return_unit<kWire>(piece, lane);
   float sum[kReturnGrain] = {};
-  if (is_there) add_bias(a, token, first, sum);
+  if (!kIsCommon && is_there) add_bias(a, token, first, sum);
 #pragma unroll 1
   for (int begin = 0; begin < num_terms; begin += kAtOnce) {
     Terms<kWire> terms;
@@ -177,7 +180,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     Spin spin;
 #pragma unroll 1
     while (missing != 0 && is_good) {
-      missing = terms.look(own + row, missing);
+      missing = terms.look(row, missing);
       if (missing == 0) break;
       const int late = begin + (__ffs(missing) - 1) / kUnits;
       is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
@@ -186,15 +189,7 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
 #pragma unroll
     for (int i = 0; i < kAtOnce * kUnits; ++i) {
       if ((present >> i & 1) != 0) {
-        fill_empty<4>(own + row + terms.at[i / kUnits] + i % kUnits * kLanes * kUnitBytes);
-      }
-    }
-    if (terms.largest_word() == kEscaped) [[unlikely]] {
-#pragma unroll
-      for (int i = 0; i < kAtOnce * kUnits; ++i) {
-        const std::size_t at = row + terms.at[i / kUnits] + i % kUnits * kLanes * kUnitBytes;
-        const auto what = [&] { return wait_for_term(a, call, token, begin + i / kUnits); };
-        is_good &= restore_unit(own, at, a.layout, a.watch, what, terms.units[i]);
+        fill_empty<4>(row + terms.at[i / kUnits] + i % kUnits * kLanes * kUnitBytes);
       }
     }
 #pragma unroll
@@ -208,14 +203,16 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
 #pragma unroll
       for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
     }
-    if (__any_sync(kAllLanes, !is_good)) return false;
   }
-  if (is_there) put_output<kAddsShared>(a, to, token, first, sum);
+  if (is_there) {
+    put_output<kWire, kIsCommon>(a, output_at<kWire, kIsCommon>(a, token, first), token, first,
+                                 sum);
+  }
   return true;
 }
 
 /// `next_call` is shared memory.
-template <class Wire, bool kAddsShared>
+template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next_call,
                                            int receiver) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
@@ -232,7 +229,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next
 #pragma unroll 1
   for (int item = warp; item < num_items;) {
     const int piece = item - token * num_pieces;
-    if (!Wire::template sum<kAddsShared>(a, call, token, terms, piece, lane)) return;
+    if (!Wire::template sum<kIsCommon>(a, call, token, terms, piece, lane)) return;
     item += num_warps;
     token = a.by_pieces.quotient(item);
     if (item < num_items) terms = TokenTerms(a, token, lane);

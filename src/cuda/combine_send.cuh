@@ -32,9 +32,9 @@ struct ReturnTo {
   std::byte* piece;
 };
 
+/// Words of canonical sums: none is reserved.
 template <DType kWire>
-__device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t call,
-                                            const ReturnTo& to, int lane,
+__device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
                                             const float (&sum)[kReturnGrain]) {
   std::uint32_t words[kGrainWords<kWire>];
   narrow_grain<kWire>(sum, words);
@@ -42,52 +42,71 @@ __device__ __forceinline__ void send_return(const CombineArgs& a, std::uint64_t 
   for (int u = 0; u < kGrainUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    send_unit(to.window, to.piece + (u * kLanes + lane) * kUnitBytes, a.layout, call, unit);
+    store_words(to.piece + (u * kLanes + lane) * kUnitBytes, unit);
   }
 }
 
-/// One piece of one arrived token, by one warp. The next row is on its way while one is added.
-template <class Wire>
+/// One piece of one arrived token, by one warp: rows are asked for several at once, added in order.
+/// kIsEach: each returns as it is.
+template <class Wire, bool kIsCommon, bool kIsEach>
 __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t call, int owner,
                                              const ArrivedToken& from, int piece, int lane) {
+  constexpr int kWords = kIsCommon ? kGrainWords<Wire::kRows> : kReturnGrain;
+  constexpr int kAtOnce = kIsCommon && !(kIsEach && Wire::kIsLong) ? 16 / kWords : 1;
   const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
-  const bool is_there = first < a.layout.shape.hidden;
-  const bool by_choice = a.reduce == Reduce::kPerExpert;
+  const bool is_there = kIsCommon || first < a.layout.shape.hidden;
+  const RowSource rows{a.rows, a.row_stride, a.layout.shape.hidden, a.row_dtype, a.aligned_rows};
+  const std::byte* common = a.rows + first * (wire_bits(Wire::kRows) / 8);
+  std::byte* window = a.windows.base[owner];
+  std::byte* own = window + a.layout.returned(call, from.token, 0) +
+                   static_cast<unsigned>(piece) * a.layout.return_piece_stride;
   unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
   const int highest = 31 - __clz(choices);
   // A row a token: the caller has summed it.
   if (!a.layout.shape.sends_routes) choices &= 1u << highest;
-  const RowSource rows{a.rows, a.row_stride, a.layout.shape.hidden, a.row_dtype, a.aligned_rows};
-  int k = __ffs(choices) - 1;
-  RawGrain raw = load_raw(rows, __shfl_sync(kAllLanes, from.row, k), first, is_there);
-  // On its way, where it goes: into the column of the rank, or of each choice.
-  std::byte* window = a.windows.base[owner];
-  std::byte* own = window + a.layout.returned(call, from.token, 0) +
-                   static_cast<unsigned>(piece) * a.layout.return_piece_stride;
-  float sum[kReturnGrain] = {};
-#pragma unroll 1
-  for (;;) {
-    choices &= choices - 1;
-    const int next = choices == 0 ? k : __ffs(choices) - 1;
-    const float weight = __shfl_sync(kAllLanes, from.weight, k);
-    const std::int32_t next_row = __shfl_sync(kAllLanes, from.row, next);
-    RawGrain ahead = raw;
-    if (choices != 0) ahead = load_raw(rows, next_row, first, is_there);
-    float x[kReturnGrain];
-    widen_raw(rows, raw, x);
-    const bool is_plain = by_choice || !a.layout.shape.sends_routes;
+  // What a row is added to so that it stays as it is, with the sign of its zeros.
+  const float nothing = kIsEach || !a.layout.shape.sends_routes ? -0.0f : 0.0f;
+  float sum[kReturnGrain];
 #pragma unroll
-    for (int i = 0; i < kReturnGrain; ++i) {
-      sum[i] = is_plain ? x[i] : __fmaf_rn(weight, x[i], sum[i]);
+  for (int i = 0; i < kReturnGrain; ++i) sum[i] = nothing;
+#pragma unroll 1
+  while (choices != 0) {
+    RawGrain<kWords> raw[kAtOnce];
+    unsigned later = choices;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const std::int32_t row = __shfl_sync(kAllLanes, from.row, __ffs(later) - 1);
+      if constexpr (!kIsCommon) {
+        raw[i] = load_raw(rows, row, first, is_there);
+      } else if (later != 0) {
+        raw[i].load(common + static_cast<std::uint64_t>(static_cast<std::uint32_t>(row)) * static_cast<std::uint32_t>(a.row_stride));
+      }
+      later &= later - 1;
     }
-    if (by_choice || choices == 0) {
-      const auto column =
-          static_cast<std::uint32_t>(a.layout.column(a.rank, by_choice ? k : highest));
-      Wire::send(a, call, {window, own + column * a.layout.return_stride}, lane, is_there, sum);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (choices == 0) break;  // alike in all lanes
+      const int k = __ffs(choices) - 1;
+      const float weight = __shfl_sync(kAllLanes, from.weight, k);
+      choices &= choices - 1;
+      float x[kReturnGrain];
+      if constexpr (kIsCommon) {
+        widen_words<Wire::kRows>(raw[i].words, x);
+      } else {
+        widen_raw(a.row_dtype, raw[i], x);
+      }
+#pragma unroll
+      for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
+      if constexpr (kIsEach) {
+        Wire::send(a, call, {window, own + static_cast<std::uint32_t>(k) * a.layout.return_stride}, lane, is_there, sum);
+#pragma unroll
+        for (int e = 0; e < kReturnGrain; ++e) sum[e] = nothing;
+      }
     }
-    if (choices == 0) return;
-    raw = ahead;
-    k = next;
+  }
+  if constexpr (!kIsEach) {
+    const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, highest));
+    Wire::send(a, call, {window, own + column * a.layout.return_stride}, lane, is_there, sum);
   }
 }
 
@@ -99,7 +118,7 @@ struct ArrivedPiece {
 };
 
 /// `next_call` and `num_arrivals` are shared memory.
-template <class Wire>
+template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& next_call,
                                               int sender, std::int32_t* num_arrivals) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
@@ -140,7 +159,11 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
       from_next = ArrivedToken(a, next.owner * max_tokens + next.slot, lane);
     }
     if (now.slot < num_arrivals[now.owner]) {
-      return_piece<Wire>(a, call, now.owner, from, now.piece, lane);
+      if (a.reduce == Reduce::kPerExpert) {
+        return_piece<Wire, kIsCommon, true>(a, call, now.owner, from, now.piece, lane);
+      } else {
+        return_piece<Wire, kIsCommon, false>(a, call, now.owner, from, now.piece, lane);
+      }
     }
     now = next;
     from = from_next;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // return_grain.cuh: 8 elements of a returned row, as memory, wire and sums hold them.
+//
+// Kernels with kIsCommon know that rows, returned rows and sums are of one type, whole pieces and
+// aligned, and that nothing else is added: most calls are, and every instruction of a lane counts.
 #pragma once
 
 #include <cstdint>
@@ -32,22 +35,36 @@ struct RowSource {
   bool is_aligned;
 };
 
+/// A grain as it lies in memory: 4 words, or 8 of f32.
+template <int kWords>
 struct RawGrain {
-  std::uint32_t words[kReturnGrain];  ///< f32 needs all of them
-};
+  std::uint32_t words[kWords];
 
-__device__ __forceinline__ RawGrain load_raw(const RowSource& source, std::int32_t row,
+  /// Reads what may be cached: no kernel that runs writes it.
+  __device__ __forceinline__ void load(const std::byte* from) {
+#pragma unroll
+    for (int w = 0; w < kWords; w += 4) {
+      const uint4 four = __ldg(reinterpret_cast<const uint4*>(from) + w / 4);
+      words[w] = four.x, words[w + 1] = four.y, words[w + 2] = four.z, words[w + 3] = four.w;
+    }
+  }
+};
+using AnyGrain = RawGrain<kReturnGrain>;
+
+__device__ __forceinline__ AnyGrain load_raw(const RowSource& source, std::int32_t row,
                                              std::int32_t first, bool is_there) {
-  RawGrain raw{};
+  AnyGrain raw{};
   if (!is_there) return raw;
   const int bytes = source.dtype == DType::kF32 ? 4 : 2;
   const std::byte* from = source.rows + row * source.stride + first * bytes;
   if (source.is_aligned && first + kReturnGrain <= source.hidden) {
-    const uint4 low = __ldg(reinterpret_cast<const uint4*>(from));
-    raw.words[0] = low.x, raw.words[1] = low.y, raw.words[2] = low.z, raw.words[3] = low.w;
     if (bytes == 4) {
-      const uint4 high = __ldg(reinterpret_cast<const uint4*>(from) + 1);
-      raw.words[4] = high.x, raw.words[5] = high.y, raw.words[6] = high.z, raw.words[7] = high.w;
+      raw.load(from);
+    } else {
+      RawGrain<kReturnGrain / 2> half;
+      half.load(from);
+#pragma unroll
+      for (int w = 0; w < kReturnGrain / 2; ++w) raw.words[w] = half.words[w];
     }
     return raw;
   }
@@ -74,23 +91,35 @@ __device__ __forceinline__ void widen_words(const std::uint32_t* words, float (&
   }
 }
 
-__device__ __forceinline__ void widen_raw(const RowSource& source, const RawGrain& raw,
+__device__ __forceinline__ void widen_raw(DType dtype, const AnyGrain& raw,
                                           float (&x)[kReturnGrain]) {
-  switch (source.dtype) {
+  switch (dtype) {
     case DType::kF32: return widen_words<DType::kF32>(raw.words, x);
     case DType::kF16: return widen_words<DType::kF16>(raw.words, x);
     default: return widen_words<DType::kBF16>(raw.words, x);
   }
 }
 
-/// The rare way: NaN becomes the canonical one.
+/// Gives NaNs of converted pairs, 7FFF as the hardware writes them, the canonical bits.
 template <DType kDType>
-__device__ __noinline__ void narrow_with_nan(const float* x, std::uint32_t* words) {
-#pragma unroll 1
-  for (int i = 0; i < kReturnGrain / 2; ++i) words[i] = narrow2<kDType>(x[2 * i], x[2 * i + 1]);
+__device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnGrain / 2]) {
+  constexpr std::uint32_t kHardwareNaN = 0x7FFFu;
+  constexpr std::uint32_t kNaN = kDType == DType::kBF16 ? 0x7FC0u : 0x7E00u;
+  static_assert(kReturnGrain == 8);
+  // No number is larger, as signed 16 bits. One more than it has the sign bit.
+  std::uint32_t most = __vimax3_s16x2(words[0], words[1], words[2]);
+  most = __vimax3_s16x2(most, words[3], words[3]) & 0x7FFF7FFFu;
+  if (((most + 0x00010001u) & 0x80008000u) == 0) [[likely]]
+    return;
+#pragma unroll
+  for (int i = 0; i < kReturnGrain / 2; ++i) {
+    const std::uint32_t word = words[i];
+    if ((word & 0xFFFFu) == kHardwareNaN) words[i] = (words[i] & 0xFFFF0000u) | kNaN;
+    if (word >> 16 == kHardwareNaN) words[i] = (words[i] & 0xFFFFu) | kNaN << 16;
+  }
 }
 
-/// Sums to memory words: rounded once, NaN canonical.
+/// Sums to memory words: rounded once, NaN canonical. So no word is one that the wire reserves.
 template <DType kDType>
 __device__ __forceinline__ void narrow_grain(const float (&x)[kReturnGrain],
                                              std::uint32_t (&words)[kGrainWords<kDType>]) {
@@ -98,24 +127,11 @@ __device__ __forceinline__ void narrow_grain(const float (&x)[kReturnGrain],
 #pragma unroll
     for (int i = 0; i < kReturnGrain; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
   } else {
-    std::uint32_t largest = 0;  // of the magnitudes, as bits: NaN is above all
-#pragma unroll
-    for (int i = 0; i < kReturnGrain; ++i) {
-      largest = max(largest, bits_from_f32(x[i]) & ~kF32SignBit);
-    }
 #pragma unroll
     for (int i = 0; i < kReturnGrain / 2; ++i) {
       words[i] = narrow2_finite<kDType>(x[2 * i], x[2 * i + 1]);
     }
-    if (largest > kF32Infinity) [[unlikely]] {
-      float from[kReturnGrain];
-      std::uint32_t to[kReturnGrain / 2];
-#pragma unroll
-      for (int i = 0; i < kReturnGrain; ++i) from[i] = x[i];
-      narrow_with_nan<kDType>(from, to);
-#pragma unroll
-      for (int i = 0; i < kReturnGrain / 2; ++i) words[i] = to[i];
-    }
+    fix_nans<kDType>(words);
   }
 }
 

@@ -108,7 +108,7 @@ __device__ __noinline__ inline void give_up(const Watch& watch, WaitFailure fail
 
 /// One look of a wait at the world. Returns when the wait began, or 0 to end it without success: a
 /// record was left, the kernel should end. (Registers only: waiting warps keep what they hold.)
-__device__ __noinline__ inline std::uint64_t look_around(const Watch& watch, WaitFor what,
+__device__ __forceinline__ std::uint64_t look_around(const Watch& watch, WaitFor what,
                                                          std::uint32_t look,
                                                          std::uint64_t start_ns) {
   constexpr std::uint32_t kLooksPerAbortLook = 16;

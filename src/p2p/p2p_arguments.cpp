@@ -165,7 +165,8 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
   args.aligned_rows = args.row_stride % static_cast<std::int64_t>(kUnitBytes) == 0 &&
                       reinterpret_cast<std::uintptr_t>(rows.data()) % kUnitBytes == 0;
   args.shared = nullptr;
-  args.applies_weights = !options.rows_are_weighted && config.sends_weights;
+  args.applies_weights = !options.rows_are_weighted && config.sends_weights &&
+                         config.reduce == Reduce::kPerRank && args.layout.shape.sends_routes;
   set_row_weights(channel, options);
 }
 
