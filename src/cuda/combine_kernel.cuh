@@ -18,17 +18,20 @@ namespace switchyard {
 template <DType kDType>
 struct PlainWire {
   static constexpr DType kRows = kDType;
-  static constexpr bool kIsLong = false;  ///< its send()
 
-  __device__ static __forceinline__ void send(const CombineArgs&, std::uint64_t,
-                                              const ReturnTo& to, int lane, bool is_there,
+  __device__ static __forceinline__ void send(const CombineArgs&, std::uint64_t, const ReturnTo& to,
+                                              int lane, bool is_there,
                                               const float (&sum)[kReturnGrain]) {
     if (is_there) send_return<kDType>(to, lane, sum);
   }
   template <bool kIsCommon>
-  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call, int token,
+  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
+                                             const ReturnSlots& slots, int token,
                                              const TokenTerms& of, int piece, int lane) {
-    return sum_piece<kDType, kIsCommon>(a, call, token, of, piece, lane);
+    if (a.reduce == Reduce::kPerExpert) {
+      return sum_piece<kDType, kIsCommon, true>(a, call, slots, token, of, piece, lane);
+    }
+    return sum_piece<kDType, kIsCommon, false>(a, call, slots, token, of, piece, lane);
   }
 };
 
@@ -60,9 +63,11 @@ void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cuda
 /// See return_grain.cuh.
 template <class Wire>
 bool is_common(const CombineArgs& args) {
+  constexpr std::int64_t kMostStride = 0xFFFFFFFF;
   return args.row_dtype == Wire::kRows && args.output_dtype == Wire::kRows && args.aligned_rows &&
          args.aligned_output && args.layout.shape.hidden % kReturnPiece == 0 &&
-         args.num_bias == 0 && args.shared == nullptr;
+         args.num_bias == 0 && args.shared == nullptr && args.row_stride <= kMostStride &&
+         args.output_stride <= kMostStride;
 }
 
 template <class Wire>

@@ -14,8 +14,7 @@ namespace switchyard {
 template <QuantScheme kScheme>
 struct QuantizedWire {
   static constexpr DType kRows = DType::kBF16;  // of common calls
-  static constexpr bool kIsLong = true;
-  static constexpr int kUnitWords = 2;  // codes of a lane, and two scales
+  static constexpr int kUnitWords = 2;          // codes of a lane, and two scales
   static constexpr std::size_t kLaneBytes = kUnitWords * 4;
   static constexpr std::size_t kScalesInPiece = kReturnPiece;
   static constexpr int kLanesPerBlock = kScheme.block / kReturnGrain;
@@ -85,13 +84,13 @@ struct QuantizedWire {
   };
 
   template <bool kIsCommon>
-  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call, int token,
+  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
+                                             const ReturnSlots& slots, int token,
                                              const TokenTerms& of, int piece, int lane) {
     std::byte* own = a.windows.base[a.rank];
     const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
     const bool is_there = kIsCommon || first < a.layout.shape.hidden;
-    const std::size_t row = a.layout.returned(call, token, 0) +
-                            static_cast<std::size_t>(piece) * a.layout.return_piece_stride;
+    const std::size_t row = slots.at(a.layout, token, piece);
     float total[kReturnGrain] = {};
     if (!kIsCommon && is_there) add_bias(a, token, first, total);
 #pragma unroll 1
@@ -100,8 +99,7 @@ struct QuantizedWire {
       unsigned missing = 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const std::int32_t column = __shfl_sync(kAllLanes, of.column, begin + i);
-        terms.at[i] = static_cast<std::uint32_t>(column) * a.layout.return_stride;
+        terms.at[i] = __shfl_sync(kAllLanes, of.column, begin + i) * a.layout.return_stride;
         if (begin + i >= of.count) continue;
         if (is_there) missing |= 1u << i;
         if (lane < kScaleUnits) missing |= 1u << (kAtOnce + i);

@@ -71,29 +71,21 @@ __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::i
   }
 }
 
-/// Some terms of a sum, of one lane.
+/// Some terms of a sum, of one lane. One that is not there is 0: sums begin with it, so that none
+/// is -0, which 0 would change.
 template <DType kWire>
 struct Terms {
   static constexpr int kUnits = kGrainUnits<kWire>;
   static constexpr int kCount = kTermsAtOnce<kWire>;
-  /// A term that is not there is -0, which changes no sum.
-  static constexpr std::uint32_t kNothing = kWire == DType::kF32 ? 0x80000000u : 0x80008000u;
-  std::uint32_t units[kCount * kUnits][4];
-  std::uint32_t at[kCount];  ///< from the unit in the row of the token's first column
+  std::uint32_t units[kCount * kUnits][4] = {};
+  std::byte* slots[kCount];
 
-  __device__ __forceinline__ Terms() {
-#pragma unroll
-    for (int i = 0; i < kCount * kUnits; ++i) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) units[i][w] = kNothing;
-    }
-  }
   /// Looks for the units of `wanted`; returns those that have not arrived.
-  __device__ __forceinline__ unsigned look(const std::byte* row, unsigned wanted) {
+  __device__ __forceinline__ unsigned look(unsigned wanted) {
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
       if ((wanted >> i & 1) != 0) {
-        load_words(row + at[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
+        load_words(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
       }
     }
 #pragma unroll
@@ -102,18 +94,38 @@ struct Terms {
     }
     return wanted;
   }
+  __device__ __forceinline__ void fill_empty_slots(unsigned present) const {
+#pragma unroll
+    for (int i = 0; i < kCount * kUnits; ++i) {
+      if ((present >> i & 1) != 0) {
+        fill_empty<4>(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes);
+      }
+    }
+  }
+  __device__ __forceinline__ void widen(int i, float (&x)[kReturnGrain]) const {
+    std::uint32_t words[4 * kUnits];
+#pragma unroll
+    for (int w = 0; w < 4 * kUnits; ++w) words[w] = units[i * kUnits + w / 4][w % 4];
+    widen_words<kWire>(words, x);
+  }
 };
 
 /// What a sum is made of. Lane i knows term i.
 struct TokenTerms {
   std::int32_t count;
-  std::int32_t column;
+  std::uint32_t column;
   float weight;
 
+  /// What the constructor will read.
+  __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(a.state.num_terms + token));
+    asm volatile(
+        "prefetch.global.L1 [%0];" ::"l"(a.state.columns + std::int64_t{token} * a.num_topk));
+  }
   __device__ __forceinline__ TokenTerms(const CombineArgs& a, int token, int lane) {
     const std::int64_t at = std::int64_t{token} * a.num_topk;
     count = a.state.num_terms[token];
-    column = lane < a.num_topk ? a.state.columns[at + lane] : 0;
+    column = lane < a.num_topk ? static_cast<std::uint32_t>(a.state.columns[at + lane]) : 0;
     weight = 1.0f;
     if (a.reduce == Reduce::kPerExpert && lane < count) {
       weight = a.topk_weights == nullptr ? a.state.term_weights[at + lane]
@@ -133,7 +145,10 @@ __device__ __forceinline__ WaitFor wait_for_term(const CombineArgs& a, std::uint
 template <DType kDType, bool kIsCommon>
 __device__ __forceinline__ std::byte* output_at(const CombineArgs& a, int token,
                                                 std::int32_t first) {
-  const int bytes = (kIsCommon ? kDType : a.output_dtype) == DType::kF32 ? 4 : 2;
+  if constexpr (kIsCommon) {
+    return a.output + product_of(token, a.output_stride) + first * (wire_bits(kDType) / 8);
+  }
+  const int bytes = a.output_dtype == DType::kF32 ? 4 : 2;
   return a.output + token * a.output_stride + std::int64_t{first} * bytes;
 }
 
@@ -152,54 +167,46 @@ __device__ __forceinline__ void put_output(const CombineArgs& a, std::byte* to, 
   }
 }
 
-/// One piece of one own token, by one warp. False: gave up.
-template <DType kWire, bool kIsCommon>
-__device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call, int token,
-                                          const TokenTerms& of, int piece, int lane) {
+/// One piece of one own token, by one warp. False: gave up. kIsEach: terms have weights.
+template <DType kWire, bool kIsCommon, bool kIsEach>
+__device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call,
+                                          const ReturnSlots& slots, int token, const TokenTerms& of,
+                                          int piece, int lane) {
   constexpr int kUnits = kGrainUnits<kWire>;
   constexpr int kAtOnce = kTermsAtOnce<kWire>;
-  std::byte* own = a.windows.base[a.rank];
-  const int num_terms = of.count;
   const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
   const bool is_there = kIsCommon || first < a.layout.shape.hidden;
-  std::byte* row = own + a.layout.returned(call, token, 0) + return_unit<kWire>(piece, lane);
+  std::byte* row = a.windows.base[a.rank] + slots.at(a.layout, token, piece) + lane * kUnitBytes;
+  const std::uint32_t column_at = of.column * a.layout.return_stride;
   float sum[kReturnGrain] = {};
   if (!kIsCommon && is_there) add_bias(a, token, first, sum);
 #pragma unroll 1
-  for (int begin = 0; begin < num_terms; begin += kAtOnce) {
+  for (int begin = 0; begin < of.count; begin += kAtOnce) {
     Terms<kWire> terms;
-    unsigned missing = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const std::int32_t of_term = __shfl_sync(kAllLanes, of.column, begin + i);
-      terms.at[i] = static_cast<std::uint32_t>(of_term) * a.layout.return_stride;
-      if (begin + i < num_terms && is_there) missing |= ((1u << kUnits) - 1) << (i * kUnits);
+      terms.slots[i] = row + __shfl_sync(kAllLanes, column_at, begin + i);
     }
-    const unsigned present = missing;
+    const int num_units = min(of.count - begin, kAtOnce) * kUnits;
+    const unsigned present = is_there ? (1u << num_units) - 1 : 0;
+    unsigned missing = present;
     bool is_good = true;
     Spin spin;
 #pragma unroll 1
     while (missing != 0 && is_good) {
-      missing = terms.look(row, missing);
+      missing = terms.look(missing);
       if (missing == 0) break;
       const int late = begin + (__ffs(missing) - 1) / kUnits;
       is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
     }
     if (__any_sync(kAllLanes, !is_good)) return false;
-#pragma unroll
-    for (int i = 0; i < kAtOnce * kUnits; ++i) {
-      if ((present >> i & 1) != 0) {
-        fill_empty<4>(row + terms.at[i / kUnits] + i % kUnits * kLanes * kUnitBytes);
-      }
-    }
+    terms.fill_empty_slots(present);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float weight = __shfl_sync(kAllLanes, of.weight, begin + i);
-      std::uint32_t words[4 * kUnits];
-#pragma unroll
-      for (int w = 0; w < 4 * kUnits; ++w) words[w] = terms.units[i * kUnits + w / 4][w % 4];
+      if (i % 2 == 0 && begin + i >= of.count) break;  // alike in all lanes
       float x[kReturnGrain];
-      widen_words<kWire>(words, x);
+      terms.widen(i, x);
+      const float weight = kIsEach ? __shfl_sync(kAllLanes, of.weight, begin + i) : 1.0f;
 #pragma unroll
       for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
     }
@@ -222,17 +229,20 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next
   const int num_items = a.num_tokens * num_pieces;
   if (num_items == 0) return;
   int token = a.by_pieces.quotient(warp);
-  TokenTerms terms(a, min(token, a.num_tokens - 1), lane);
+  if (warp < num_items) TokenTerms::prefetch(a, token);
   next_call.ask(a);
   __syncthreads();
   const std::uint64_t call = next_call.number - 1;
+  const ReturnSlots slots(a.layout, call);
 #pragma unroll 1
-  for (int item = warp; item < num_items;) {
+  for (int item = warp; item < num_items; item += num_warps) {
+    const int next = a.by_pieces.quotient(item + num_warps);
+    if (item + num_warps < num_items) TokenTerms::prefetch(a, next);
     const int piece = item - token * num_pieces;
-    if (!Wire::template sum<kIsCommon>(a, call, token, terms, piece, lane)) return;
-    item += num_warps;
-    token = a.by_pieces.quotient(item);
-    if (item < num_items) terms = TokenTerms(a, token, lane);
+    if (!Wire::template sum<kIsCommon>(a, call, slots, token, TokenTerms(a, token, lane), piece,
+                                       lane))
+      return;
+    token = next;
   }
 }
 

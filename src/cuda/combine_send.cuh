@@ -46,67 +46,111 @@ __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
   }
 }
 
-/// One piece of one arrived token, by one warp: rows are asked for several at once, added in order.
-/// kIsEach: each returns as it is.
-template <class Wire, bool kIsCommon, bool kIsEach>
-__device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t call, int owner,
-                                             const ArrivedToken& from, int piece, int lane) {
-  constexpr int kWords = kIsCommon ? kGrainWords<Wire::kRows> : kReturnGrain;
-  constexpr int kAtOnce = kIsCommon && !(kIsEach && Wire::kIsLong) ? 16 / kWords : 1;
-  const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
-  const bool is_there = kIsCommon || first < a.layout.shape.hidden;
-  const RowSource rows{a.rows, a.row_stride, a.layout.shape.hidden, a.row_dtype, a.aligned_rows};
-  const std::byte* common = a.rows + first * (wire_bits(Wire::kRows) / 8);
-  std::byte* window = a.windows.base[owner];
-  std::byte* own = window + a.layout.returned(call, from.token, 0) +
-                   static_cast<unsigned>(piece) * a.layout.return_piece_stride;
-  unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
-  const int highest = 31 - __clz(choices);
-  // A row a token: the caller has summed it.
-  if (!a.layout.shape.sends_routes) choices &= 1u << highest;
-  // What a row is added to so that it stays as it is, with the sign of its zeros.
-  const float nothing = kIsEach || !a.layout.shape.sends_routes ? -0.0f : 0.0f;
-  float sum[kReturnGrain];
-#pragma unroll
-  for (int i = 0; i < kReturnGrain; ++i) sum[i] = nothing;
+/// A piece of the rows of one arrived token, for one lane.
+template <class Wire, bool kIsCommon>
+class RowGrains {
+ public:
+  __device__ __forceinline__ RowGrains(const CombineArgs& a, const ArrivedToken& from,
+                                       std::int32_t first)
+      : a_(a), from_(from), first_(first) {
+    common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
+    asm("" : "+l"(common_));  // one sum, not one for each row
+  }
+
+  __device__ __forceinline__ bool is_there() const {
+    return kIsCommon || first_ < a_.layout.shape.hidden;
+  }
+
+  /// Gives `take` the row of each of `choices`, ascending, as (k, element values). Up to kMost are
+  /// asked for together.
+  template <int kMost, typename Take>
+  __device__ __forceinline__ void visit(unsigned choices, const Take& take) const {
 #pragma unroll 1
-  while (choices != 0) {
-    RawGrain<kWords> raw[kAtOnce];
-    unsigned later = choices;
+    while (choices != 0) visit_some<kIsCommon ? kMost : 1>(choices, take);
+  }
+
+ private:
+  static constexpr int kWords = kIsCommon ? kGrainWords<Wire::kRows> : kReturnGrain;
+
+  __device__ __forceinline__ RawGrain<kWords> load(std::int32_t row) const {
+    if constexpr (kIsCommon) {
+      RawGrain<kWords> raw;
+      raw.load(common_ + product_of(row, a_.row_stride));
+      return raw;
+    } else {
+      const std::int64_t hidden = a_.layout.shape.hidden;
+      return load_raw({a_.rows, a_.row_stride, hidden, a_.row_dtype, a_.aligned_rows}, row, first_,
+                      is_there());
+    }
+  }
+
+  template <int kMost, typename Take>
+  __device__ __forceinline__ void visit_some(unsigned& choices, const Take& take) const {
+    if constexpr (kMost > 1) {
+      if (__popc(choices) < kMost) return visit_some<kMost - 1>(choices, take);
+    }
+    visit_first<kMost>(choices, take);
+  }
+  /// No branches between: with one, nvcc 13 asks for the second row when it has the first.
+  template <int kCount, typename Take>
+  __device__ __forceinline__ void visit_first(unsigned& choices, const Take& take) const {
+    int k[kCount];
+    RawGrain<kWords> raw[kCount];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const std::int32_t row = __shfl_sync(kAllLanes, from.row, __ffs(later) - 1);
-      if constexpr (!kIsCommon) {
-        raw[i] = load_raw(rows, row, first, is_there);
-      } else if (later != 0) {
-        raw[i].load(common + static_cast<std::uint64_t>(static_cast<std::uint32_t>(row)) * static_cast<std::uint32_t>(a.row_stride));
-      }
-      later &= later - 1;
+    for (int i = 0; i < kCount; ++i) {
+      k[i] = __ffs(static_cast<int>(choices)) - 1;
+      choices &= choices - 1;
+      raw[i] = load(__shfl_sync(kAllLanes, from_.row, k[i]));
     }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (choices == 0) break;  // alike in all lanes
-      const int k = __ffs(choices) - 1;
-      const float weight = __shfl_sync(kAllLanes, from.weight, k);
-      choices &= choices - 1;
+    for (int i = 0; i < kCount; ++i) {
       float x[kReturnGrain];
       if constexpr (kIsCommon) {
         widen_words<Wire::kRows>(raw[i].words, x);
       } else {
-        widen_raw(a.row_dtype, raw[i], x);
+        widen_raw(a_.row_dtype, raw[i], x);
       }
-#pragma unroll
-      for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
-      if constexpr (kIsEach) {
-        Wire::send(a, call, {window, own + static_cast<std::uint32_t>(k) * a.layout.return_stride}, lane, is_there, sum);
-#pragma unroll
-        for (int e = 0; e < kReturnGrain; ++e) sum[e] = nothing;
-      }
+      take(k[i], x);
     }
   }
-  if constexpr (!kIsEach) {
-    const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, highest));
-    Wire::send(a, call, {window, own + column * a.layout.return_stride}, lane, is_there, sum);
+
+  const CombineArgs& a_;
+  const ArrivedToken& from_;
+  std::int32_t first_;
+  const std::byte* common_;
+};
+
+/// One piece of one arrived token, by one warp. kIsEach: rows return one by one, as they are.
+template <class Wire, bool kIsCommon, bool kIsEach>
+__device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t call,
+                                             const ReturnSlots& slots, int owner,
+                                             const ArrivedToken& from, int piece, int lane) {
+  const RowGrains<Wire, kIsCommon> rows(a, from, piece * kReturnPiece + lane * kReturnGrain);
+  std::byte* window = a.windows.base[owner];
+  std::byte* first_column = window + slots.at(a.layout, from.token, piece);
+  unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
+  const int highest = 31 - __clz(static_cast<int>(choices));
+  // A row a token: the caller has summed it.
+  if (!a.layout.shape.sends_routes) choices &= 1u << highest;
+  const auto send = [&](int k, const float(&x)[kReturnGrain]) {
+    const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, k));
+    Wire::send(a, call, {window, first_column + column * a.layout.return_stride}, lane,
+               rows.is_there(), x);
+  };
+  if constexpr (kIsEach) {
+    rows.template visit<2>(choices, send);
+  } else {
+    // A row of the caller's stays as it is, with the sign of its zeros.
+    const float nothing = a.layout.shape.sends_routes ? 0.0f : -0.0f;
+    float sum[kReturnGrain] = {nothing, nothing, nothing, nothing,
+                               nothing, nothing, nothing, nothing};
+    const auto add = [&](int k, const float(&x)[kReturnGrain]) {
+      const float weight = __shfl_sync(kAllLanes, from.weight, k);
+#pragma unroll
+      for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
+    };
+    rows.template visit<wire_bits(Wire::kRows) == 32 ? 2 : 4>(choices, add);
+    send(highest, sum);
   }
 }
 
@@ -147,6 +191,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
   __syncthreads();
   if (next_call.has_failed != 0) return;
   const std::uint64_t call = next_call.number - 1;
+  const ReturnSlots slots(a.layout, call);
   const std::int32_t most = __reduce_max_sync(
       kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
   const int num_items = most * static_cast<int>(a.by_slot.divisor);
@@ -160,9 +205,9 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
     }
     if (now.slot < num_arrivals[now.owner]) {
       if (a.reduce == Reduce::kPerExpert) {
-        return_piece<Wire, kIsCommon, true>(a, call, now.owner, from, now.piece, lane);
+        return_piece<Wire, kIsCommon, true>(a, call, slots, now.owner, from, now.piece, lane);
       } else {
-        return_piece<Wire, kIsCommon, false>(a, call, now.owner, from, now.piece, lane);
+        return_piece<Wire, kIsCommon, false>(a, call, slots, now.owner, from, now.piece, lane);
       }
     }
     now = next;

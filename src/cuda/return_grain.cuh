@@ -19,11 +19,26 @@ inline constexpr int kGrainWords = kReturnGrain* wire_bits(kDType) / 32;
 template <DType kDType>
 inline constexpr int kGrainUnits = kGrainWords<kDType> / 4;
 
-/// A lane's first unit of a piece in a returned row; units of a lane lie a warp's units apart.
-template <DType kWire>
-__device__ __forceinline__ std::size_t return_unit(int piece, int lane) {
-  return static_cast<std::size_t>(piece) * kReturnPiece * wire_bits(kWire) / 8 +
-         static_cast<std::size_t>(lane) * kUnitBytes;
+/// The returned rows of a call in a window. What stays the same is asked for once.
+struct ReturnSlots {
+  std::size_t first;  ///< of token 0
+  std::uint32_t num_columns;
+
+  __device__ __forceinline__ ReturnSlots(const PushLayout& layout, std::uint64_t call)
+      : first(layout.returned(call, 0, 0)),
+        num_columns(static_cast<std::uint32_t>(layout.num_columns())) {}
+
+  /// A piece in the token's first column.
+  __device__ __forceinline__ std::size_t at(const PushLayout& layout, int token, int piece) const {
+    const std::uint32_t row = static_cast<std::uint32_t>(token) * num_columns;
+    return first + std::uint64_t{row} * layout.return_stride +
+           std::uint64_t{static_cast<std::uint32_t>(piece)} * layout.return_piece_stride;
+  }
+};
+
+/// Of a row that exists and a stride below 2^32: one instruction.
+__device__ __forceinline__ std::uint64_t product_of(std::int32_t row, std::int64_t stride) {
+  return std::uint64_t{static_cast<std::uint32_t>(row)} * static_cast<std::uint32_t>(stride);
 }
 
 /// Rows of bf16, f16 or f32.
