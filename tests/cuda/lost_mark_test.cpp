@@ -96,7 +96,7 @@ class LostMark {
 
 TEST(LostMarkTest, RankThatShouldHaveSentItIsNamed) {
   REQUIRE_GPU();
-  for (const QuantScheme& wire : {schemes::kNone, schemes::kFp8Block, schemes::kMxfp8}) {
+  for (const QuantScheme& wire : {schemes::kFp8Block, schemes::kMxfp8}) {
     SCOPED_TRACE(name_of(wire));
     const WaitRecord record = LostMark(wire).run();
     ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
