@@ -24,10 +24,14 @@ struct CallOfCta {
   /// peers still look for.
   std::uint32_t has_failed;
 
-  __device__ __forceinline__ void ask(const ExchangeBase& a) {
-    if (threadIdx.x != 0) return;
-    number = next_call(a.state);
-    has_failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed);
+  /// `asked`: what begin_kernel gave, which is used here so that the compiler lets it ask.
+  __device__ __forceinline__ void ask(const ExchangeBase& a, std::uint32_t asked) {
+    constexpr std::uint32_t kUnlikely = 0x9E3779B9u;
+    if (threadIdx.x == 0) {
+      number = next_call(a.state);
+      has_failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed);
+    }
+    if (asked == kUnlikely) __nanosleep(1);
   }
 };
 
@@ -42,7 +46,7 @@ __device__ __forceinline__ void count_call(const CallState& state) {
 }
 
 /// Waits for the kernel ahead. Arguments come from memory too, line by line, when a kernel first
-/// looks at them: each warp asks for one line at once. Pass what it returns to end_kernel.
+/// looks at them: each warp asks for one line at once. Pass what it returns to CallOfCta::ask.
 template <class Args>
 __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   constexpr unsigned kLineWords = 16;
@@ -54,12 +58,6 @@ __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
   return word;
-}
-
-/// Uses what begin_kernel asked for, so that the compiler lets it ask.
-__device__ __forceinline__ void end_kernel(std::uint32_t word) {
-  constexpr std::uint32_t kUnlikely = 0x9E3779B9u;
-  if (word == kUnlikely) __nanosleep(1);
 }
 
 }  // namespace switchyard

@@ -44,11 +44,10 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   const int num_sending = sends ? a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta < num_sending) {
-    return_tokens<Wire, kIsCommon>(a, next, cta, num_arrivals);
+    return_tokens<Wire, kIsCommon>(a, asked, next, cta, num_arrivals);
   } else {
-    sum_tokens<Wire, kIsCommon>(a, next, cta - num_sending);
+    sum_tokens<Wire, kIsCommon>(a, asked, next, cta - num_sending);
   }
-  end_kernel(asked);
 }
 
 template <class Wire, bool kIsCommon>

@@ -218,10 +218,10 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
   return true;
 }
 
-/// `next_call` is shared memory.
+/// `asked`: by begin_kernel. `next_call` is shared memory.
 template <class Wire, bool kIsCommon>
-__device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next_call,
-                                           int receiver) {
+__device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t asked,
+                                           CallOfCta& next_call, int receiver) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * a.num_warps;
@@ -230,7 +230,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, CallOfCta& next
   if (num_items == 0) return;
   int token = a.by_pieces.quotient(warp);
   if (warp < num_items) TokenTerms::prefetch(a, token);
-  next_call.ask(a);
+  next_call.ask(a, asked);
   __syncthreads();
   const std::uint64_t call = next_call.number - 1;
   const ReturnSlots slots(a.layout, call);

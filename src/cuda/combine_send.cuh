@@ -161,10 +161,11 @@ struct ArrivedPiece {
   std::int32_t piece;
 };
 
-/// `next_call` and `num_arrivals` are shared memory.
+/// `asked`: by begin_kernel. `next_call` and `num_arrivals` are shared memory.
 template <class Wire, bool kIsCommon>
-__device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& next_call,
-                                              int sender, std::int32_t* num_arrivals) {
+__device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t asked,
+                                              CallOfCta& next_call, int sender,
+                                              std::int32_t* num_arrivals) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_senders * a.num_warps;
@@ -182,7 +183,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, CallOfCta& n
   // of one wait are one wait.
   ArrivedPiece now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
-  next_call.ask(a);
+  next_call.ask(a, asked);
   static_assert(kMaxPushRanks <= kLeastExchangeThreads);
   if (threadIdx.x < kMaxPushRanks) {
     const auto s = static_cast<int>(threadIdx.x);

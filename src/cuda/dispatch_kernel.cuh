@@ -22,24 +22,22 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta call;
   const std::uint32_t asked = begin_kernel(a);
-  std::uint32_t asked_too = 0;
   const int num_tellers = sends ? a.num_tellers : 0;
   const int num_sending = sends ? num_tellers + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
-    call.ask(a);
+    call.ask(a, asked);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
                                reinterpret_cast<std::int32_t*>(&shared + 1));
   } else if (cta >= num_tellers) {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
-    asked_too = ask_for_item(a, cta - num_tellers);
-    call.ask(a);
+    prefetch_item(a, cta - num_tellers);
+    call.ask(a, asked);
     send_rows<Form>(a, call, cta - num_tellers, shared);
   } else {
-    tell(a, call, cta, memory);
+    tell(a, asked, call, cta, memory);
   }
-  end_kernel(asked ^ asked_too);
   if (!receives) return;
   __syncthreads();
   count_call(a.state);

@@ -180,14 +180,14 @@ struct ChunkLoad {
 };
 
 /// Tells a rank how many rows it gets, from all tokens, and keeps the terms of a share of them.
-__device__ __forceinline__ void tell_counts(const DispatchArgs& a, CallOfCta& call, int to,
-                                            std::byte* memory) {
+__device__ __forceinline__ void tell_counts(const DispatchArgs& a, std::uint32_t asked,
+                                            CallOfCta& call, int to, std::byte* memory) {
   // All loads of the first wait, then what waits for them.
   TokenCount all(a, a.num_tokens);
   const ExpertRange experts(a, to);
   const TokenChunk chunk(a, experts.count, memory);
   chunk.clear(experts);
-  call.ask(a);
+  call.ask(a, asked);
   __syncthreads();
   if (call.has_failed != 0) return;
   all.count(a, experts, chunk.before);
@@ -197,15 +197,15 @@ __device__ __forceinline__ void tell_counts(const DispatchArgs& a, CallOfCta& ca
 }
 
 /// Tells a rank where the rows of a run of tokens go.
-__device__ __forceinline__ void tell_routes(const DispatchArgs& a, CallOfCta& call, int to,
-                                            int begin, std::byte* memory) {
+__device__ __forceinline__ void tell_routes(const DispatchArgs& a, std::uint32_t asked,
+                                            CallOfCta& call, int to, int begin, std::byte* memory) {
   const int end = min(begin + a.tokens_per_run, a.num_tokens);
   TokenCount before(a, begin);
   ChunkLoad own(a, begin, end);
   const ExpertRange experts(a, to);
   const TokenChunk chunk(a, experts.count, memory);
   chunk.clear(experts);
-  call.ask(a);
+  call.ask(a, asked);
   __syncthreads();
   if (call.has_failed != 0) return;
   before.count(a, experts, chunk.before);
@@ -226,9 +226,9 @@ __device__ __forceinline__ void tell_routes(const DispatchArgs& a, CallOfCta& ca
   }
 }
 
-/// What a teller does: all announcements come first.
-__device__ __forceinline__ void tell(const DispatchArgs& a, CallOfCta& call, int teller,
-                                     std::byte* memory) {
+/// What a teller does: all announcements come first. `asked`: by begin_kernel.
+__device__ __forceinline__ void tell(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
+                                     int teller, std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;
 #pragma unroll 1
   for (int task = teller; task < num_ranks * (1 + a.num_runs); task += a.num_tellers) {
@@ -236,9 +236,9 @@ __device__ __forceinline__ void tell(const DispatchArgs& a, CallOfCta& call, int
     const int turned = task - part * num_ranks + a.rank;
     const int to = turned < num_ranks ? turned : turned - num_ranks;
     if (part == 0) {
-      tell_counts(a, call, to, memory);
+      tell_counts(a, asked, call, to, memory);
     } else {
-      tell_routes(a, call, to, (part - 1) * a.tokens_per_run, memory);
+      tell_routes(a, asked, call, to, (part - 1) * a.tokens_per_run, memory);
     }
     __syncthreads();
   }

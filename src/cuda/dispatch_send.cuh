@@ -29,16 +29,15 @@ struct SendItem {
   }
 };
 
-/// Asks for a warp's first elements before they are needed: they are in the nearest cache then.
-/// Pass the word that it returns to end_kernel.
-__device__ __forceinline__ std::uint32_t ask_for_item(const DispatchArgs& a, int sender) {
+/// A warp's first elements are on their way to the nearest cache before they are asked for.
+__device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const SendItem item(a, warp * a.num_senders + sender);
   const int element = item.piece * kPieceElements + lane * kGrainElements;
-  if (item.token >= a.num_tokens || element >= a.layout.shape.hidden) return 0;
+  if (item.token >= a.num_tokens || element >= a.layout.shape.hidden) return;
   const std::byte* row = a.tokens + item.token * a.token_stride;
-  return __ldg(reinterpret_cast<const std::uint8_t*>(row) + element * wire_bits(a.token_dtype) / 8);
+  prefetch(row + element * wire_bits(a.token_dtype) / 8);
 }
 
 /// Sends a piece: elements, then, by the first lanes, its scales. `id`: of choice `lane`.

@@ -69,6 +69,11 @@ __device__ __forceinline__ std::uint64_t load_record(const void* from) {
   return record;
 }
 
+/// Of memory that no kernel that runs writes. Nothing waits for it.
+__device__ __forceinline__ void prefetch(const void* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+}
+
 /// Never the value of memory that was filled with ones.
 __device__ __forceinline__ std::uint32_t tag_of(std::uint64_t call) {
   return static_cast<std::uint32_t>(call) & 0x7FFFFFFFu;
@@ -106,30 +111,19 @@ __device__ __noinline__ inline void give_up(const Watch& watch, WaitFailure fail
   *const_cast<volatile std::uint32_t*>(&record.failure) = static_cast<std::uint32_t>(failure);
 }
 
-/// One look of a wait at the world. Returns when the wait began, or 0 to end it without success: a
-/// record was left, the kernel should end. (Registers only: waiting warps keep what they hold.)
-__device__ __forceinline__ std::uint64_t look_around(const Watch& watch, WaitFor what,
-                                                         std::uint32_t look,
-                                                         std::uint64_t start_ns) {
-  constexpr std::uint32_t kLooksPerAbortLook = 16;
-  const std::uint64_t now = now_on_gpu_ns();
-  if (start_ns == 0) start_ns = now;
-  if (*const_cast<volatile std::uint32_t*>(watch.failed) != 0) return 0;
-  const bool asks_host = look % kLooksPerAbortLook == 0;
-  if (asks_host && *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0) {
-    give_up(watch, WaitFailure::kAborted, what, 0, 0, now - start_ns);
-    return 0;
-  }
-  if (now - start_ns > watch.timeout_ns) {
-    give_up(watch, WaitFailure::kTimeout, what, 0, 0, now - start_ns);
-    return 0;
-  }
-  return start_ns;
+/// Leaves a record of a wait that is over without success, unless there is one. Apart from the
+/// loops that wait: they keep what they hold in registers.
+__device__ __noinline__ inline void report_wait(const Watch& watch, WaitFor what,
+                                                std::uint64_t start_ns) {
+  const bool is_aborted = *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0;
+  give_up(watch, is_aborted ? WaitFailure::kAborted : WaitFailure::kTimeout, what, 0, 0,
+          now_on_gpu_ns() - start_ns);
 }
 
 /// Counts the spins of one wait; looks around now and then.
 struct Spin {
   static constexpr std::uint32_t kSpinsPerLook = 256;
+  static constexpr std::uint32_t kSpinsPerAbortLook = 16 * kSpinsPerLook;  // it is the host's
   std::uint32_t num_spins = 0;
   std::uint64_t start_ns = 0;
 
@@ -137,9 +131,21 @@ struct Spin {
   template <typename What>
   __device__ __forceinline__ bool again(const Watch& watch, What&& what) {
     ++num_spins;
-    if (num_spins % kSpinsPerLook != 0) return true;
-    start_ns = look_around(watch, what(), num_spins / kSpinsPerLook, start_ns);
-    return start_ns != 0;
+    if (num_spins % kSpinsPerLook != 0 || goes_on(watch)) return true;
+    report_wait(watch, what(), start_ns);
+    return false;
+  }
+
+ private:
+  __device__ __forceinline__ bool goes_on(const Watch& watch) {
+    const std::uint64_t now = now_on_gpu_ns();
+    if (start_ns == 0) start_ns = now;
+    if (*const_cast<volatile std::uint32_t*>(watch.failed) != 0) return false;
+    if (num_spins % kSpinsPerAbortLook == 0 &&
+        *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0) {
+      return false;
+    }
+    return now - start_ns <= watch.timeout_ns;
   }
 };
 
