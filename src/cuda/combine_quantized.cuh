@@ -154,10 +154,11 @@ struct QuantizedWire {
     const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
     bool is_good = true;
     if ((present & 1) != 0) {
-      is_good &= empty_unit(own, at + lane_at, a.layout, a.watch, what, codes);
+      is_good &= empty_unit(own, own + at + lane_at, a.layout, a.watch, what, codes);
     }
     if ((present >> kAtOnce & 1) != 0) {
-      is_good &= empty_unit(own, at + kScalesInPiece + lane_at, a.layout, a.watch, what, scales);
+      is_good &=
+          empty_unit(own, own + at + kScalesInPiece + lane_at, a.layout, a.watch, what, scales);
     }
     return is_good;
   }

@@ -149,13 +149,13 @@ struct PieceUnits {
   std::uint32_t scales[4];
 
   /// Asks for the units of `wanted`.
-  __device__ __forceinline__ void ask(const std::byte* own, std::size_t at, std::size_t scales_at,
+  __device__ __forceinline__ void ask(const std::byte* elements, const std::byte* scale_unit,
                                       unsigned wanted) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      if ((wanted >> u & 1) != 0) load_words(own + at + u * kLanes * kLaneBytes, words[u]);
+      if ((wanted >> u & 1) != 0) load_words(elements + u * kLanes * kLaneBytes, words[u]);
     }
-    if ((wanted & kScales) != 0) load_words(own + scales_at, scales);
+    if ((wanted & kScales) != 0) load_words(scale_unit, scales);
   }
   /// Those of `wanted` that were not there.
   __device__ __forceinline__ unsigned missing(unsigned wanted) const {
@@ -178,15 +178,15 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   const std::int32_t first = in.piece * kPieceElements + lane * kGrainElements;
   const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
   const std::size_t row = a.layout.row(call, in.source, static_cast<std::uint32_t>(routes.token));
-  const std::size_t at =
-      a.layout.elements(row, in.piece) + static_cast<std::size_t>(lane) * Units::kLaneBytes;
-  const std::size_t scales_at =
-      a.layout.scales(row, in.piece) + static_cast<std::size_t>(lane) * kUnitBytes;
+  std::byte* elements =
+      own + a.layout.elements(row, in.piece) + static_cast<unsigned>(lane) * Units::kLaneBytes;
+  std::byte* scale_unit =
+      own + a.layout.scales(row, in.piece) + static_cast<unsigned>(lane) * kUnitBytes;
   const bool is_there = first < a.layout.shape.hidden;
   const bool has_unit = lane < per_piece && in.piece * per_piece + lane < a.scale_units_per_row;
   unsigned missing = (is_there ? Units::kScales - 1 : 0) | (has_unit ? Units::kScales : 0);
   Units units{};
-  units.ask(own, at, scales_at, missing);
+  units.ask(elements, scale_unit, missing);
 
   // On their way, the rows they go to.
   const auto choice = static_cast<std::uint32_t>(routes.choice);
@@ -199,13 +199,15 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   if (to.row >= 0) shared.targets[lane] = aim(a, to.row, to.expert);
   unsigned targets = __ballot_sync(kAllLanes, to.row >= 0);
 
-  const WaitFor what{WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call};
+  const auto what = [&] {
+    return WaitFor{WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call};
+  };
   Spin spin;
   for (;;) {
     missing = units.missing(missing);
     if (__all_sync(kAllLanes, missing == 0)) break;
-    if (__any_sync(kAllLanes, !spin.again(a.watch, [&] { return what; }))) return false;
-    units.ask(own, at, scales_at, missing);
+    if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return false;
+    units.ask(elements, scale_unit, missing);
   }
 
   // The slots are empty again for the call after the next.
@@ -213,11 +215,11 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
 #pragma unroll
   for (int u = 0; u < Units::kUnits; ++u) {
     if (!is_there) break;
-    is_good &= empty_unit(own, at + u * kLanes * Units::kLaneBytes, a.layout, a.watch, what,
+    is_good &= empty_unit(own, elements + u * kLanes * Units::kLaneBytes, a.layout, a.watch, what,
                           units.words[u]);
   }
   if (has_unit) {
-    is_good &= empty_unit(own, scales_at, a.layout, a.watch, what, units.scales);
+    is_good &= empty_unit(own, scale_unit, a.layout, a.watch, what, units.scales);
     reinterpret_cast<uint4*>(shared.scales)[lane] = {units.scales[0], units.scales[1],
                                                      units.scales[2], units.scales[3]};
   }

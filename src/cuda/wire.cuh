@@ -230,14 +230,16 @@ __device__ __forceinline__ void fill_empty(std::byte* at) {
   store_words(at, empty);
 }
 
-/// Gives words that were escaped their value back. False: gave up. `what` makes a WaitFor, of this
-/// call, when a mark is needed.
+/// Empties the slot in `window` that `w` was taken from, and gives words that were escaped their
+/// value back. False: gave up. `what` makes a WaitFor, of this call, when a mark is needed.
 template <int N, typename What>
-__device__ __forceinline__ bool restore_unit(std::byte* window, std::size_t at,
-                                             const PushLayout& layout, const Watch& watch,
-                                             const What& what, std::uint32_t (&w)[N]) {
+__device__ __forceinline__ bool empty_unit(std::byte* window, std::byte* slot,
+                                           const PushLayout& layout, const Watch& watch,
+                                           const What& what, std::uint32_t (&w)[N]) {
+  fill_empty<N>(slot);
   if (largest(w) != kEscaped) [[likely]]
     return true;
+  const auto at = static_cast<std::size_t>(slot - window);
   const std::uint32_t which = take_mark(window, at, layout, watch, what());
   if (which == kNoMark) return false;
 #pragma unroll
@@ -245,22 +247,6 @@ __device__ __forceinline__ bool restore_unit(std::byte* window, std::size_t at,
     if ((which >> i & 1) != 0) w[i] = kEmpty;
   }
   return true;
-}
-
-/// Empties the slot at `at` that `w` was taken from and restores w. False: gave up.
-template <int N, typename What>
-__device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
-                                           const PushLayout& layout, const Watch& watch,
-                                           const What& what, std::uint32_t (&w)[N]) {
-  fill_empty<N>(window + at);
-  return restore_unit(window, at, layout, watch, what, w);
-}
-template <int N>
-__device__ __forceinline__ bool empty_unit(std::byte* window, std::size_t at,
-                                           const PushLayout& layout, const Watch& watch,
-                                           const WaitFor& what, std::uint32_t (&w)[N]) {
-  return empty_unit(
-      window, at, layout, watch, [&] { return what; }, w);
 }
 
 }  // namespace switchyard
