@@ -46,9 +46,10 @@ Error wait_for_cause(const DeviceExchange& exchange) {
   return Error(Errc::kInternal, "no cause came");
 }
 
-// Every call throws the cause, and nothing is launched.
-void expect_same_at_every_call(ExchangeRank& rank, const DeviceDispatched& earlier,
-                               const Error& cause) {
+// Every call throws the cause, and nothing is launched. It counts by a capture, which would not
+// outlive memory of the same GPU that another rank frees: ends with a barrier.
+void expect_same_at_every_call(const Group& group, ExchangeRank& rank,
+                               const DeviceDispatched& earlier, const Error& cause) {
   DeviceExchange& exchange = rank.exchange();
   const auto expect_cause = [&](const std::function<void()>& call) {
     const Error error = error_of(call);
@@ -67,6 +68,7 @@ void expect_same_at_every_call(ExchangeRank& rank, const DeviceDispatched& earli
     expect_cause([&] { exchange.check(); });
   });
   EXPECT_EQ(launches, 0u);
+  group.barrier();
 }
 
 class DeviceFaultTest : public testing::Test {
@@ -100,6 +102,7 @@ TEST_F(DeviceFaultTest, RankThatNeverDispatchesIsNamedInTime) {
       const Error cause = wait_for_cause(rank.exchange());
       EXPECT_EQ(cause.code(), Errc::kTimeout);
       EXPECT_THAT(cause.what(), HasSubstr("from rank 1 within 1.5 s in dispatch receive"));
+      group.barrier();  // see expect_same_at_every_call
       return;
     }
     const std::int64_t start = now_ns();
@@ -111,7 +114,7 @@ TEST_F(DeviceFaultTest, RankThatNeverDispatchesIsNamedInTime) {
     EXPECT_THAT(cause.what(), HasSubstr("from rank 1 within 1.5 s in dispatch receive"));
     EXPECT_THAT(cause.what(), HasSubstr(fmt::format("(rank {} of 3", group.rank())));
     EXPECT_THAT(cause.what(), HasSubstr("call 2"));
-    expect_same_at_every_call(rank, got, cause);
+    expect_same_at_every_call(group, rank, got, cause);
   });
 }
 
@@ -222,7 +225,7 @@ TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
       EXPECT_EQ(cause.code(), is_bad_rank ? Errc::kInvalidArgument : Errc::kAborted);
       EXPECT_THAT(cause.what(), HasSubstr("topk_ids[5, "));
       EXPECT_THAT(cause.what(), HasSubstr(bad.phrase));
-      expect_same_at_every_call(rank, got, cause);
+      expect_same_at_every_call(group, rank, got, cause);
     });
   }
 }
@@ -260,7 +263,7 @@ TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
       EXPECT_EQ(cause.code(), group.rank() == 0 ? Errc::kInvalidArgument : Errc::kAborted);
       EXPECT_THAT(cause.what(), HasSubstr("returned_weights is wanted, but rank 1 passed no "
                                           "row_weights to combine_send"));
-      expect_same_at_every_call(rank, got, cause);
+      expect_same_at_every_call(group, rank, got, cause);
     });
   }
 }
