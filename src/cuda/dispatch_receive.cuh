@@ -196,8 +196,11 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   } else if (lane == 0) {
     to.row = block.rows_before[in.source] + in.number;
   }
-  if (to.row >= 0) shared.targets[lane] = aim(a, to.row, to.expert);
-  unsigned targets = __ballot_sync(kAllLanes, to.row >= 0);
+  const unsigned targets = __ballot_sync(kAllLanes, to.row >= 0);
+  const int num_targets = __popc(targets);
+  if (to.row >= 0) {
+    shared.targets[__popc(targets & ((1u << lane) - 1))] = aim(a, to.row, to.expert);
+  }
 
   const auto what = [&] {
     return WaitFor{WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call};
@@ -234,26 +237,38 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   const std::int32_t s = in.piece * a.scales_per_piece + lane;
   const bool has_scale = per_piece > 0 && lane < a.scales_per_piece && s < a.scale_block.num_scales;
   const bool is_wide = a.scale_block.element_bytes == 4;
+  const std::uint32_t scale = !has_scale ? 0
+                              : is_wide
+                                  ? reinterpret_cast<const std::uint32_t*>(shared.scales)[lane]
+                                  : shared.scales[lane];
   const std::int64_t scale_at =
       a.scales_are_tiled ? tiled_scale_at(a.scale_block, 0, s) : s * a.scale_step;
+  if (__all_sync(kAllLanes, is_whole && (is_wide || !has_scale))) {
 #pragma unroll 1
-  for (; targets != 0; targets &= targets - 1) {
-    const Target target = shared.targets[__ffs(targets) - 1];
-    if (is_whole) {
+    for (int i = 0; i < num_targets; ++i) {
+      const Target target = shared.targets[i];
       put_grain(target.row + offset, grain);
-    } else if (is_there) {
-      std::uint32_t copy[kWords];  // the grain itself stays in registers
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) copy[i] = grain[i];
-      const auto left = static_cast<int>(a.row_bytes) - offset;
-      put_bytes(target.row + offset, left < 4 * kWords ? left : 4 * kWords, copy);
+      if (has_scale) *reinterpret_cast<std::uint32_t*>(target.scales + scale_at) = scale;
     }
-    if (!has_scale) continue;
-    if (is_wide) {
-      *reinterpret_cast<std::uint32_t*>(target.scales + scale_at) =
-          reinterpret_cast<const std::uint32_t*>(shared.scales)[lane];
-    } else {
-      target.scales[scale_at] = static_cast<std::byte>(shared.scales[lane]);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < num_targets; ++i) {
+      const Target target = shared.targets[i];
+      if (is_whole) {
+        put_grain(target.row + offset, grain);
+      } else if (is_there) {
+        std::uint32_t copy[kWords];  // the grain itself stays in registers
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) copy[w] = grain[w];
+        const auto left = static_cast<int>(a.row_bytes) - offset;
+        put_bytes(target.row + offset, left < 4 * kWords ? left : 4 * kWords, copy);
+      }
+      if (!has_scale) continue;
+      if (is_wide) {
+        *reinterpret_cast<std::uint32_t*>(target.scales + scale_at) = scale;
+      } else {
+        target.scales[scale_at] = static_cast<std::byte>(scale);
+      }
     }
   }
   __syncwarp();
