@@ -7,6 +7,15 @@
 
 namespace switchyard {
 
+/// Has an address, an offset or flags found here, once: left alone, the compiler may find it again
+/// wherever it is used.
+template <typename T>
+__device__ __forceinline__ void find_once(T& value) {
+  static_assert(sizeof(T) == 8);
+  asm volatile("" : "+l"(value));
+}
+__device__ __forceinline__ void find_once(std::uint32_t& value) { asm volatile("" : "+r"(value)); }
+
 /// Of this CTA.
 __device__ __forceinline__ int cta_threads() { return static_cast<int>(blockDim.x); }
 __device__ __forceinline__ int cta_warps() { return static_cast<int>(blockDim.x / kLanes); }

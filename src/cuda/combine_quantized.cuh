@@ -44,8 +44,8 @@ struct QuantizedWire {
     const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]),
                                              quantize4(map, sum[4], sum[5], sum[6], sum[7])};
     if (is_there) {
-      send_unit(to.window, to.piece + static_cast<std::size_t>(lane) * kLaneBytes, a.layout, call,
-                codes);
+      SentUnit(codes).send(to.window, to.piece + static_cast<std::size_t>(lane) * kLaneBytes,
+                           a.layout, call);
     }
     const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
     const int block = lane * kUnitWords;  // of this lane's unit of scales
@@ -53,8 +53,9 @@ struct QuantizedWire {
         __shfl_sync(kAllLanes, scale, block * kLanesPerBlock % kLanes),
         __shfl_sync(kAllLanes, scale, (block + 1) * kLanesPerBlock % kLanes)};
     if (lane < kScaleUnits) {
-      send_unit(to.window, to.piece + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes,
-                a.layout, call, scales);
+      SentUnit(scales).send(to.window,
+                            to.piece + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes,
+                            a.layout, call);
     }
   }
 

@@ -54,7 +54,7 @@ class RowGrains {
                                        std::int32_t first)
       : a_(a), from_(from), first_(first) {
     common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
-    asm("" : "+l"(common_));  // one sum, not one for each row
+    find_once(common_);
   }
 
   __device__ __forceinline__ bool is_there() const {

@@ -40,25 +40,65 @@ __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender)
   prefetch(row + element * wire_bits(a.token_dtype) / 8);
 }
 
+/// A lane's 16 elements as they travel.
+template <int kWords>
+struct SentGrain {
+  static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
+  static constexpr int kUnits = kWords / kUnitWords;
+  static constexpr unsigned kBytes = kUnitWords * sizeof(std::uint32_t);  ///< of a unit
+  SentUnit<kUnitWords> units[kUnits];
+
+  __device__ __forceinline__ explicit SentGrain(const std::uint32_t (&words)[kWords]) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      std::uint32_t unit[kUnitWords];
+#pragma unroll
+      for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i];
+      units[u] = SentUnit<kUnitWords>(unit);
+    }
+  }
+  __device__ __forceinline__ void send(std::byte* window, std::byte* to, const PushLayout& layout,
+                                       std::uint64_t call) const {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      units[u].send(window, to + u * kLanes * static_cast<int>(kBytes), layout, call);
+    }
+  }
+};
+
+// What a lane has of a piece.
+inline constexpr std::uint32_t kHasElements = 1;
+inline constexpr std::uint32_t kHasScales = 2;
+
 /// Sends a piece: elements, then, by the first lanes, its scales. `id`: of choice `lane`.
 template <class Form>
 __device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t call,
                                            const SendItem& item, int lane, std::int32_t id,
                                            const std::uint32_t (&words)[Form::kWords],
                                            const std::uint8_t* scales) {
-  constexpr int kUnitWords = Form::kWords < 4 ? Form::kWords : 4;
-  constexpr int kUnits = Form::kWords / kUnitWords;
+  using Units = SentGrain<Form::kWords>;
   const int rank = names_expert(a, id) ? a.ownership.owner(id) : -1;
   const unsigned same = __match_any_sync(kAllLanes, rank);
   unsigned leaders = __ballot_sync(kAllLanes, rank >= 0 && same >> lane == 1);
-  const bool is_there = item.piece * kPieceElements + lane * kGrainElements < a.layout.shape.hidden;
   const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
   const bool has_scales = lane < per_piece && item.piece * per_piece + lane < a.scale_units_per_row;
+  const bool is_there = item.piece * kPieceElements + lane * kGrainElements < a.layout.shape.hidden;
+  std::uint32_t parts = (is_there ? kHasElements : 0) | (has_scales ? kHasScales : 0);
   const std::size_t row = a.layout.row(call, a.rank, item.token);
-  const std::size_t at =
-      a.layout.elements(row, item.piece) + static_cast<unsigned>(lane) * kUnitWords * 4u;
-  const std::size_t scales_at =
+  std::size_t at = a.layout.elements(row, item.piece) + static_cast<unsigned>(lane) * Units::kBytes;
+  std::size_t scales_at =
       a.layout.scales(row, item.piece) + static_cast<unsigned>(lane) * kUnitBytes;
+  find_once(parts);
+  find_once(at);
+  find_once(scales_at);
+  const Units units(words);
+  std::uint32_t scale_words[4] = {};
+  if (has_scales) {
+    const uint4 four = *reinterpret_cast<const uint4*>(scales + lane * kUnitBytes);
+    scale_words[0] = four.x, scale_words[1] = four.y;
+    scale_words[2] = four.z, scale_words[3] = four.w;
+  }
+  const SentUnit<4> scale_unit(scale_words);
   int next = item.share;
 #pragma unroll 1
   for (int nth = 0; leaders != 0; ++nth, leaders &= leaders - 1) {
@@ -66,22 +106,8 @@ __device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t 
     if (nth != next) continue;
     next += a.shares;
     std::byte* window = a.windows.base[to];
-    if (is_there) {
-#pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        std::uint32_t unit[kUnitWords];
-#pragma unroll
-        for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i];
-        send_unit(window,
-                  window + at + static_cast<std::size_t>(u * kLanes * kUnitWords) * sizeof(unit[0]),
-                  a.layout, call, unit);
-      }
-    }
-    if (has_scales) {
-      const uint4 four = *reinterpret_cast<const uint4*>(scales + lane * kUnitBytes);
-      const std::uint32_t unit[4] = {four.x, four.y, four.z, four.w};
-      send_unit(window, window + scales_at, a.layout, call, unit);
-    }
+    if ((parts & kHasElements) != 0) units.send(window, window + at, a.layout, call);
+    if ((parts & kHasScales) != 0) scale_unit.send(window, window + scales_at, a.layout, call);
   }
   __syncwarp();
 }

@@ -186,19 +186,27 @@ __device__ __noinline__ inline void store_mark(std::byte* window, const std::byt
   store_byte(window + layout.mark(call, static_cast<std::size_t>(to - window)), which);
 }
 
-/// Sends N words to the empty slot at `to` in a window.
+/// N words as they travel.
 template <int N>
-__device__ __forceinline__ void send_unit(std::byte* window, std::byte* to,
-                                          const PushLayout& layout, std::uint64_t call,
-                                          const std::uint32_t (&w)[N]) {
-  std::uint32_t sent[N];
+struct SentUnit {
+  std::uint32_t words[N];
+  std::uint32_t mark;  ///< which of them stand for kEmpty; kNoMark: none is reserved
+
+  SentUnit() = default;
+  __device__ __forceinline__ explicit SentUnit(const std::uint32_t (&w)[N]) : mark(kNoMark) {
+    if (largest(w) >= kEscaped) [[unlikely]]
+      mark = empty_words(w);
 #pragma unroll
-  for (int i = 0; i < N; ++i) sent[i] = min(w[i], kEscaped);
-  if (largest(w) >= kEscaped) [[unlikely]] {
-    store_mark(window, to, layout, call, empty_words(w));
+    for (int i = 0; i < N; ++i) words[i] = min(w[i], kEscaped);
   }
-  store_words(to, sent);
-}
+  /// Sends them to the empty slot at `to` in a window.
+  __device__ __forceinline__ void send(std::byte* window, std::byte* to, const PushLayout& layout,
+                                       std::uint64_t call) const {
+    if (mark != kNoMark) [[unlikely]]
+      store_mark(window, to, layout, call, mark);
+    store_words(to, words);
+  }
+};
 
 /// Waits for the mark of a slot and clears it. kNoMark: gave up.
 __device__ __noinline__ inline std::uint32_t take_mark(std::byte* window, std::size_t at,
