@@ -165,13 +165,13 @@ template <typename Rule, typename Source, int kElements, int kCodeWords>
 __device__ __forceinline__ void encode_wide(const WideMap& m, const float (&x)[kElements],
                                             std::uint32_t (&words)[kCodeWords]) {
   if constexpr (Rule::kCodec == Codec::kE2M1) {
-    const float half = m.factor * 0.5f;
+    const float eighth = m.factor * 0.125f;
 #pragma unroll
     for (int w = 0; w < kCodeWords; ++w) {
-      float halves[8];
+      float eighths[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) halves[i] = x[8 * w + i] * half;
-      words[w] = encode8_e2m1(halves, halves);
+      for (int i = 0; i < 8; ++i) eighths[i] = __saturatef(fabsf(x[8 * w + i]) * eighth);
+      words[w] = encode8_e2m1(eighths, x + 8 * w);
     }
   } else if constexpr (WideShape<Rule, Source>::kIsSimulated) {
     float y[kElements];
