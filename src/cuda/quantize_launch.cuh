@@ -145,8 +145,9 @@ class RowLauncher {
   void tokens() const {
     using Shape = WideShape<Rule, Source>;
     constexpr int kElements = Shape::kElements * Shape::kUnits;
-    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kWideThreads) {
-      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kWideThreads);
+    constexpr unsigned kThreads = kTokenThreads<Source>;
+    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kThreads) {
+      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kThreads);
     } else {
       launch(quantize_tokens_kernel<Rule, Source>, kMaxTokenThreads);
     }
