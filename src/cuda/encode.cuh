@@ -131,28 +131,28 @@ __device__ __forceinline__ std::uint32_t encode4(Codec codec, std::uint8_t nan_c
   return codec == Codec::kE4M3 ? encode4_e4m3(nan_code, a, b, c, d) : encode4_i8(codec, a, b, c, d);
 }
 
-/// Eight values to e2m1 codes, the first in the lowest nibble, given their halves, none NaN, and
-/// what has their signs. The grid is 1/2 up to 2, 1 up to 4, 2 up to 6: before rounding the code is
-/// the least of three lines, rounding keeps their order, and each part starts at an even code, so
-/// that ties go the right way. (The hardware conversion needs an architecture-specific target.)
-__device__ __forceinline__ std::uint32_t encode8_e2m1(const float* halves,
+/// Eight values to e2m1 codes, the first in the lowest nibble, given eighths of their magnitudes,
+/// at most 1, and what has their signs. The grid is 1/2 up to 2, 1 up to 4, 2 up to 6: before
+/// rounding the code is the least of three lines, rounding keeps their order, and each part starts
+/// at an even code, so that ties go the right way. (The hardware conversion needs an
+/// architecture-specific target.)
+__device__ __forceinline__ std::uint32_t encode8_e2m1(const float* eighths,
                                                       const float* signed_like) {
   constexpr float kOne = 0x1p23f;
   std::uint32_t sums = 0;
   std::uint32_t signs = 0;
 #pragma unroll
   for (int i = 7; i >= 0; --i) {
-    const float magnitude = fabsf(halves[i]);
-    const std::uint32_t fine = bits_from_f32(__fmaf_rn(magnitude, 4.0f, kOne));
-    const std::uint32_t middle = bits_from_f32(__fmaf_rn(magnitude, 2.0f, kOne + 2.0f));
-    const std::uint32_t coarse = bits_from_f32(magnitude + (kOne + 4.0f));
-    const std::uint32_t sum = min(min(min(fine, middle), coarse), bits_from_f32(kOne + 7.0f));
-    sums = sums * 16 + sum;
+    const std::uint32_t fine = bits_from_f32(__fmaf_rn(eighths[i], 16.0f, kOne));
+    const std::uint32_t middle = bits_from_f32(__fmaf_rn(eighths[i], 8.0f, kOne + 2.0f));
+    const std::uint32_t coarse = bits_from_f32(__fmaf_rn(eighths[i], 4.0f, kOne + 4.0f));
+    sums = sums * 16 + min(min(fine, middle), coarse);
     signs = __funnelshift_l(bits_from_f32(signed_like[i]), signs, 4);
   }
-  // The upper bits of the sums, of which those of the first two are left.
+  // The upper bits of the sums, of which those of the first two are left. Code 8 becomes 7.
   constexpr std::uint32_t kUpper = bits_from_f32(kOne) * 17u;
-  return (sums - kUpper) | (signs & 0x88888888u);
+  const std::uint32_t codes = sums - kUpper;
+  return (codes - (codes >> 3 & 0x11111111u)) | (signs & 0x88888888u);
 }
 
 /// The same for one of the fp6 formats, as a value: decode(encode(y)).
@@ -189,14 +189,14 @@ __device__ __forceinline__ std::uint32_t quantize4(const PreparedMap& m, float a
 /// Eight elements to e2m1 codes, the first in the lowest nibble. The map multiplies.
 __device__ __forceinline__ std::uint32_t quantize8_e2m1(const PreparedMap& m, const float* x) {
   float y[8];
-  float halves[8];
+  float eighths[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     y[i] = scaled(m, x[i]);
     // NaN has the code of +6; the product has cleared its sign: GPUs give one NaN.
-    halves[i] = fminf(fabsf(y[i]) * 0.5f, kE2M1Max * 0.5f);
+    eighths[i] = fminf(fabsf(y[i]) * 0.125f, 1.0f);
   }
-  return encode8_e2m1(halves, y);
+  return encode8_e2m1(eighths, y);
 }
 
 /// The larger magnitude; NaN never is.

@@ -31,6 +31,16 @@ inline bool has_programmatic_launch() {
   return major >= 9;
 }
 
+/// Of the current GPU.
+inline int num_multiprocessors() {
+  int device = 0;
+  int count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  return count;
+}
+
 /// Lets later launches of a kernel on the current GPU have `shared_bytes`, which may be more
 /// than the 48 KB that need no asking. Once is enough. It then may have all that the GPU gives to a
 /// CTA, so that the limit never depends on who asked last.

@@ -11,6 +11,7 @@
 #include "cuda/launch.h"
 #include "cuda/quantize_kernels.cuh"
 #include "cuda/quantize_rows.h"
+#include "cuda/quantize_table.cuh"
 #include "cuda/quantize_wide.cuh"
 #include "cuda/row_grid.h"
 
@@ -117,12 +118,32 @@ class RowLauncher {
   template <typename Rule>
   void named_blocks() const {
     using Shape = WideShape<Rule, Source>;
+    if constexpr (kHasTable<Rule, Source>) {
+      const TableShape shape(job_.hidden, Shape::kElements);
+      if (is_wide<Rule>() && fits_table(shape)) return launch_table<Rule>(shape);
+    }
     if (is_wide<Rule>()) {
       launch_wide(quantize_wide_kernel<Rule, Source>, Shape::kElements * Shape::kUnits,
                   kManyThreads, Rule::kIsGiven);
     } else {
       launch(quantize_blocks_kernel<Rule, Source>, kMaxThreads);
     }
+  }
+
+  // Whether a row fits a block, and rows are so many that blocks are worth their tables.
+  bool fits_table(const TableShape& shape) const {
+    return job_.num_experts == 1 && job_.counts == nullptr && job_.given_row_stride == 0 &&
+           shape.rows_at_once > 0 &&
+           job_.capacity >= kTableRounds * shape.rows_at_once * num_multiprocessors();
+  }
+
+  template <typename Rule>
+  void launch_table(const TableShape& shape) const {
+    LaunchShape launch;
+    launch.ctas = num_multiprocessors();
+    launch.threads = static_cast<int>(shape.rows_at_once * shape.row_threads);
+    launch.stream = stream_;
+    launch_kernel(quantize_table_kernel<Rule, Source>, launch, "quantize", job_, shape.row_threads);
   }
 
   void launch(void (*kernel)(QuantizeJob), unsigned max_threads) const {
@@ -145,8 +166,9 @@ class RowLauncher {
   void tokens() const {
     using Shape = WideShape<Rule, Source>;
     constexpr int kElements = Shape::kElements * Shape::kUnits;
-    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kWideThreads) {
-      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kWideThreads);
+    constexpr unsigned kThreads = kTokenThreads<Source>;
+    if (is_wide<Rule>() && job_.hidden <= std::int64_t{kElements} * kThreads) {
+      launch_wide(quantize_wide_tokens_kernel<Rule, Source>, kElements, kThreads);
     } else {
       launch(quantize_tokens_kernel<Rule, Source>, kMaxTokenThreads);
     }

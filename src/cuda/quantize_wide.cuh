@@ -43,7 +43,8 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
     for (int u = 0; u < Shape::kUnits; ++u) {
       const std::uint32_t h = first + u * step;
       float x[kElements];
-      const bool is_near = units[u].values(x);
+      const bool is_near = units[u].is_near();
+      units[u].values(x);
       const std::uint32_t amax_bits = max_bits_of_lanes<Shape::kLanes>(units[u].max_bits(x));
       const WideMap map = wide_map<Rule>(amax_bits, input, inverse_given);
       if (__any_sync(0xFFFFFFFFu, !(is_near && map.is_good))) [[unlikely]] {
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kManyThreads, kManyBlocks<Source>)
 
 /// One scale a row, of at most kUnits units a thread.
 template <typename Rule, typename Source>
-__global__ void __launch_bounds__(kWideThreads)
+__global__ void __launch_bounds__(kTokenThreads<Source>, kTokenBlocks<Source>)
     quantize_wide_tokens_kernel(const __grid_constant__ QuantizeJob job) {
   using Shape = WideShape<Rule, Source>;
   constexpr int kElements = Shape::kElements;
@@ -96,9 +97,14 @@ __global__ void __launch_bounds__(kWideThreads)
     bool is_near = true;
     float x[Shape::kUnits][kElements];
 #pragma unroll
-    for (int u = 0; u < Shape::kUnits; ++u) {
-      is_near = units[u].values(x[u]) && is_near;
-      amax_bits = max(amax_bits, units[u].max_bits(x[u]));
+    for (int u = 0; u < Shape::kUnits; ++u) is_near = units[u].is_near() && is_near;
+    // A branch only so that no load waits for arithmetic.
+    if (!kActivates16<Source> || __all_sync(0xFFFFFFFFu, is_near)) [[likely]] {
+#pragma unroll
+      for (int u = 0; u < Shape::kUnits; ++u) {
+        units[u].values(x[u]);
+        amax_bits = max(amax_bits, units[u].max_bits(x[u]));
+      }
     }
     amax_bits = max_bits_of_block(is_near ? amax_bits : kF32NaN);
     const WideMap map = wide_map<Rule>(amax_bits, rule_input(job, e, n), 0.0f);
@@ -175,7 +181,8 @@ __global__ void __launch_bounds__(kWideThreads)
       for (int u = 0; u < kUnits; ++u) {
         const std::uint32_t h = base + u * step;
         float x[kElements];
-        const bool is_near = units[u].values(x);
+        const bool is_near = units[u].is_near();
+        units[u].values(x);
         if (!is_near || units[u].max_bits(x) > kF32Infinity) [[unlikely]] {
           convert_rare<kOutput, Source, kElements>(job, e, n, h);
           continue;

@@ -2,7 +2,8 @@
 //
 // scatter_rows.cu: a block reads a token's row once, several words a thread at a time, and writes
 // it to the token's places. Blocks behind those look after the scales of rows of the buffer: zero
-// where there is no token. Rows pass the caches.
+// where there is no token. What is read passes the caches; what is written stays in L2 for
+// as long as L2 likes: marked as the first to leave, it took 2 to 4 % longer.
 //
 // Scales in columns belong to 32 rows at a time, or each of their words would be an access of its
 // own: a lane a row finds its token in the first column and puts the token's scales in its place.
@@ -55,7 +56,7 @@ class RowWords {
         auto* out = reinterpret_cast<Word*>(to.row(places[p]));
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
-          if (first_ + j * step < end_) __stcs(out + first_ + j * step, moved_[j]);
+          if (first_ + j * step < end_) __stcg(out + first_ + j * step, moved_[j]);
         }
       }
       first_ += kAtOnce * step;

@@ -110,9 +110,12 @@ __device__ void compare_near(Tally* tallies, std::uint32_t bits) {
     compare_silu<DType::kF16>(tallies, bits, f32_from_f16(static_cast<std::uint16_t>(bits >> 16)));
   }
   if (x == x) {
-    const float halves[8] = {0.5f * x, 0.25f, 0.5f, -3.0f, 0.0f, 0.0f, 1.0f, 0.5f * x};
+    const float elements[8] = {x, 0.5f, 1.0f, -6.0f, 0.0f, 0.0f, 2.0f, x};
+    float eighths[8];
+    for (int i = 0; i < 8; ++i) eighths[i] = __saturatef(fabsf(elements[i]) * 0.125f);
     const std::uint32_t code = e2m1_from_f32(x);
-    compare(tallies + kE2M1, bits, encode8_e2m1(halves, halves), code | 0x0400F210u | code << 28);
+    compare(tallies + kE2M1, bits, encode8_e2m1(eighths, elements),
+            code | 0x0400F210u | code << 28);
   }
 }
 

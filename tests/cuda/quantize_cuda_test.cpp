@@ -6,6 +6,8 @@
 #include <functional>
 #include <optional>
 
+#include "switchyard/quantize_batched.h"
+
 #include "quant/scheme.h"
 #include "quantize_case.h"
 #include "support/errors.h"
@@ -144,6 +146,43 @@ TEST(QuantizeCudaTest, LongRowsAndManyRows) {
     for (const DType dtype : kFloats) {
       expect_same_codes(scheme, dtype, {3, 50002}, options);
       expect_same_codes(scheme, dtype, {5000, 64}, options);
+    }
+  }
+}
+
+// Rows so many that blocks walk over several, of every kind that a warp may meet; a row may end
+// inside a warp, and leave threads of a block without one.
+TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
+  REQUIRE_GPU();
+  const Twin global = make_floats({kGlobalScale});
+  for (const QuantScheme& scheme : {schemes::kNvfp4, schemes::kMxfp4}) {
+    for (const Shape& shape : {Shape{8200, 1024}, Shape{16000, 48}}) {
+      SCOPED_TRACE(test::describe(scheme, DType::kBF16, shape.num_rows, shape.hidden));
+      const std::int64_t width = 2 * shape.hidden;
+      Twin x = test::make_rows(DType::kBF16, shape.num_rows, width, width);
+      Twin q(static_cast<std::size_t>(shape.num_rows) *
+             row_bytes(scheme, shape.hidden, DType::kBF16));
+      Twin scales(static_cast<std::size_t>(shape.num_rows * num_scales(scheme, shape.hidden)));
+      const auto call = [&](std::byte* from, std::byte* to, std::byte* to_scales,
+                            const std::byte* given, const Stream* stream) {
+        const TensorView rows(from, DType::kBF16, {shape.num_rows, width});
+        const TensorView codes(to, DType::kE2M1, {shape.num_rows, shape.hidden});
+        const TensorView all_scales = scales_view(scheme, shape, ScaleLayout::kRowMajor, to_scales);
+        const TensorView one =
+            scheme.needs_tensor_scale() ? TensorView(given, DType::kF32, {1}) : TensorView{};
+        if (stream == nullptr) {
+          silu_mul_quantize(rows, scheme, codes, all_scales, ActivationScale::kScheme, one);
+        } else {
+          silu_mul_quantize(rows, scheme, codes, all_scales, *stream, ActivationScale::kScheme,
+                            one);
+        }
+      };
+      const Stream stream(nullptr);
+      Twin& given = const_cast<Twin&>(global);
+      call(x.host(), q.host(), scales.host(), given.host(), nullptr);
+      call(x.device(), q.device(), scales.device(), given.device(), &stream);
+      q.expect_equal("q");
+      scales.expect_equal("scales");
     }
   }
 }
