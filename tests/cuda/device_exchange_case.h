@@ -28,6 +28,7 @@ struct Case {
   std::int32_t only_expert = -1;
   bool all_ones = false;  ///< tokens and results full of words that the wire reserves
   DType token_dtype = DType::kBF16;
+  DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
   bool splits_phases = false;
   int num_calls = 3;
   std::int64_t max_tokens = 0;  ///< option of every call

@@ -151,6 +151,28 @@ void add_returns(Cases& cases) {
   }
 }
 
+// Rows, returned rows and sums of one type: whole pieces have kernels of their own.
+void add_results(Cases& cases) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const Reduce reduce : {kPerRank, Reduce::kPerExpert}) {
+      for (const std::int64_t hidden : {1024, 520}) {
+        Case one{std::string("results_") + name_of(dtype), 3,
+                 config_of(Layout::kExpanded, schemes::kFp8Block, reduce, hidden), kTokens, 0.2};
+        one.config.combine_scheme.dtype = dtype;
+        one.result_dtype = dtype;
+        one.all_ones = reduce == Reduce::kPerExpert;
+        one.splits_phases = reduce == kPerRank;
+        cases.add(one);
+      }
+    }
+  }
+  Case exact{"return_fp8_whole", 2,
+             config_of(Layout::kExpanded, schemes::kNone, Reduce::kPerExpert, 1024), kTokens};
+  exact.config.combine_scheme = schemes::kFp8Block;
+  exact.all_ones = true;
+  cases.add(exact);
+}
+
 void add_weights(Cases& cases) {
   for (const Layout layout : kLayouts) {
     for (const Reduce reduce : {kPerRank, Reduce::kPerExpert}) {
@@ -191,6 +213,7 @@ std::vector<Case> cases() {
   Cases cases;
   add_layouts(cases);
   add_options(cases);
+  add_results(cases);
   add_returns(cases);
   add_weights(cases);
   return cases.all();

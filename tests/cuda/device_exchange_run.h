@@ -290,12 +290,13 @@ class RankRun {
 
   void combine(const DispatchHandle& cpu, const DeviceHandle& gpu, std::int64_t num_rows,
                std::int64_t num_tokens, int call) {
-    Both results(bytes_of(DType::kBF16, num_rows * config_.hidden));
+    Both results(bytes_of(c_.result_dtype, num_rows * config_.hidden));
     for (const RowOrigin& origin : cpu_.row_origins(cpu)) {
-      fill(results.as<std::uint16_t>() + origin.row * config_.hidden, DType::kBF16, config_.hidden,
+      fill(results.as<std::byte>() + bytes_of(c_.result_dtype, origin.row * config_.hidden),
+           c_.result_dtype, config_.hidden,
            static_cast<std::uint64_t>(7 * call + 31 * origin.row + 17), c_.all_ones);
     }
-    const DType out_dtype = call % 2 == 0 ? DType::kBF16 : DType::kF32;
+    const DType out_dtype = call % 2 == 0 ? c_.result_dtype : DType::kF32;
     Both output(bytes_of(out_dtype, num_tokens * config_.hidden));
     Both bias(bytes_of(DType::kBF16, num_tokens * config_.hidden));
     fill(bias.as<void>(), DType::kBF16, num_tokens * config_.hidden, 99, false);
@@ -316,14 +317,14 @@ class RankRun {
     const TensorView on_gpu = output.device(arena_, out_dtype, {num_tokens, config_.hidden});
     check_cuda(cudaMemset(on_gpu.data(), 0x5A, output.size()), "poison");
     check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
-    const TensorView rows = results.device(arena_, DType::kBF16, {num_rows, config_.hidden});
+    const TensorView rows = results.device(arena_, c_.result_dtype, {num_rows, config_.hidden});
     if (c_.splits_phases) {
       gpu_.combine_send(gpu, rows, stream_.get(), gpu_options);
       gpu_.combine_receive(gpu, on_gpu, stream_.get(), gpu_options);
     } else {
       gpu_.combine(gpu, rows, on_gpu, stream_.get(), gpu_options);
     }
-    cpu_.combine(cpu, results.host(DType::kBF16, {num_rows, config_.hidden}),
+    cpu_.combine(cpu, results.host(c_.result_dtype, {num_rows, config_.hidden}),
                  output.host(out_dtype, {num_tokens, config_.hidden}), cpu_options,
                  c_.returns_weights ? weights.of_rows() : TensorView());
     for (std::int64_t t = 0; adds_shared && t < num_tokens; ++t) {
