@@ -71,8 +71,8 @@ __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::i
   }
 }
 
-/// Some terms of a sum, of one lane. One that is not there is 0: sums begin with it, so that none
-/// is -0, which 0 would change.
+/// Some terms of a sum, of one lane. One that is not there is 0, which changes no sum: sums of
+/// terms without weights begin with 0, so that none is -0, and with weights its own is negative.
 template <DType kWire>
 struct Terms {
   static constexpr int kUnits = kGrainUnits<kWire>;
@@ -110,7 +110,7 @@ struct Terms {
   }
 };
 
-/// What a sum is made of. Lane i knows term i.
+/// What a sum is made of. Lane i knows term i; see Terms for the weight where there is none.
 struct TokenTerms {
   std::int32_t count;
   std::uint32_t column;
@@ -118,15 +118,14 @@ struct TokenTerms {
 
   /// What the constructor will read.
   __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(a.state.num_terms + token));
-    asm volatile(
-        "prefetch.global.L1 [%0];" ::"l"(a.state.columns + std::int64_t{token} * a.num_topk));
+    switchyard::prefetch(a.state.num_terms + token);
+    switchyard::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
   }
   __device__ __forceinline__ TokenTerms(const CombineArgs& a, int token, int lane) {
     const std::int64_t at = std::int64_t{token} * a.num_topk;
     count = a.state.num_terms[token];
     column = lane < a.num_topk ? static_cast<std::uint32_t>(a.state.columns[at + lane]) : 0;
-    weight = 1.0f;
+    weight = -1.0f;
     if (a.reduce == Reduce::kPerExpert && lane < count) {
       weight = a.topk_weights == nullptr ? a.state.term_weights[at + lane]
                                          : __ldg(a.topk_weights + at + column);

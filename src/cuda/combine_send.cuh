@@ -53,8 +53,10 @@ class RowGrains {
   __device__ __forceinline__ RowGrains(const CombineArgs& a, const ArrivedToken& from,
                                        std::int32_t first)
       : a_(a), from_(from), first_(first) {
-    common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
-    find_once(common_);
+    if constexpr (kIsCommon) {
+      common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
+      find_once(common_);
+    }
   }
 
   __device__ __forceinline__ bool is_there() const {

@@ -17,7 +17,7 @@ struct Target {
 
 /// What a warp keeps of the piece at hand.
 struct PieceShared {
-  alignas(16) Target targets[kMaxPushTopk];  ///< by choice
+  alignas(16) Target targets[kMaxPushTopk];  ///< those that there are, by choice
   alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
 };
 

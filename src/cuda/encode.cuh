@@ -253,7 +253,7 @@ __device__ __forceinline__ bool is_nan_bits(float x) {
   return (bits_from_f32(x) & ~kF32SignBit) > kF32Infinity;
 }
 
-/// bf16_from_f32 and f16_from_f32 of two that are not NaN, the first in the low half.
+/// bf16_from_f32 and f16_from_f32 of two, the first in the low half; but NaN becomes 7FFF.
 template <DType kDType>
 __device__ __forceinline__ std::uint32_t narrow2_finite(float a, float b) {
   std::uint32_t pair;

@@ -2,8 +2,9 @@
 //
 // return_grain.cuh: 8 elements of a returned row, as memory, wire and sums hold them.
 //
-// Kernels with kIsCommon know that rows, returned rows and sums are of one type, whole pieces and
-// aligned, and that nothing else is added: most calls are, and every instruction of a lane counts.
+// Kernels with kIsCommon know that rows and sums are of the type of returned rows (bf16 where those
+// are codes), whole pieces and aligned, and that nothing else is added: most calls are like that,
+// and every instruction of a lane counts.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,8 @@
 //
 // Words may have any value: kEmpty itself travels as kEscaped, and so that both can be told apart,
 // 8 bytes with one of them also send a mark byte: which of the two words stand for kEmpty. This
-// takes marks only where data is all ones.
+// takes marks only where data is all ones. Returned rows of floats never need them: their NaN is
+// canonical.
 //
 // Announcements and routes have many readers and are not cleared: a record is one 64-bit word
 // {value, tag}, and the tag says of which call it is.

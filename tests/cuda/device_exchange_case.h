@@ -28,14 +28,17 @@ struct Case {
   std::int32_t only_expert = -1;
   bool all_ones = false;  ///< tokens and results full of words that the wire reserves
   DType token_dtype = DType::kBF16;
-  DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
   bool splits_phases = false;
   int num_calls = 3;
   std::int64_t max_tokens = 0;  ///< option of every call
   bool adds_shared = false;
-  bool returns_weights = false;  ///< of rows, home with every combine
-  bool goes_again = false;       ///< after each call: dispatch_again, reopen, and routing only
-  bool ids_are_i32 = false;      ///< those that the GPU is given
+  bool returns_weights = false;       ///< of rows, home with every combine
+  bool goes_again = false;            ///< after each call: dispatch_again, reopen, and routing only
+  bool ids_are_i32 = false;           ///< those that the GPU is given
+  DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
+  bool pads_output = false;           ///< rows of it lie apart
+  bool has_tiny =
+      false;  ///< zeros of both signs, denormals, and weights that leave nothing of them
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -94,13 +97,20 @@ inline std::size_t bytes_of(DType dtype, std::int64_t count) {
 }
 
 // Values from many binades, some special, or patterns that the wire reserves.
-inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, bool all_ones) {
+inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, bool all_ones,
+                 bool has_tiny = false) {
   for (std::int64_t i = 0; i < count; ++i) {
     const auto n = static_cast<std::uint64_t>(i);
     const auto x = static_cast<float>(random_normal(seed, n) * (1 << random_bits(seed + 1, n) % 7));
     std::uint32_t bits = bits_from_f32(x);
     if (all_ones && random_bits(seed + 2, n / 3) % 3 == 0) {
       bits = random_bits(seed + 3, n) % 4 == 0 ? 0xFFFEFFFEu : 0xFFFFFFFFu;
+    }
+    if (has_tiny && random_bits(seed + 8, n) % 2 == 0) {
+      const std::uint64_t random = random_bits(seed + 9, n);
+      const std::uint32_t sign = random % 2 == 0 ? 0 : kF32SignBit;
+      bits = sign | (random % 3 == 0 ? 0 : 1 + static_cast<std::uint32_t>(random >> 8 & 3)) << 16;
+      if (dtype == DType::kF32) bits = sign | (bits & ~kF32SignBit) >> 16;
     }
     if (dtype == DType::kF32) {
       static_cast<std::uint32_t*>(to)[i] = bits;
@@ -147,7 +157,8 @@ inline Input make_input(const Case& c, int rank, int call, int salt = 0) {
       }
       if (id >= 0) used[static_cast<std::size_t>(id)] = true;
       in.ids.as<std::int64_t>()[at] = id;
-      in.weights.as<float>()[at] = static_cast<float>(random_uniform(salted + 6, at));
+      const double weight = random_uniform(salted + 6, at);
+      in.weights.as<float>()[at] = static_cast<float>(c.has_tiny ? weight * 0x1p-24 : weight);
     }
   }
   return in;

@@ -151,26 +151,35 @@ void add_returns(Cases& cases) {
   }
 }
 
-// Rows, returned rows and sums of one type: whole pieces have kernels of their own.
+// Rows, returned rows and sums of one type: whole pieces have kernels of their own. More choices
+// are more rounds of rows to return and of terms.
 void add_results(Cases& cases) {
+  const auto add = [&](const QuantScheme& wire, Reduce reduce, std::int64_t hidden, int topk) {
+    Case one{std::string("results_") + name_of(wire.dtype), 3,
+             config_of(Layout::kExpanded, schemes::kNone, reduce, hidden), kTokens, 0.2};
+    one.config.combine_scheme = wire;
+    one.config.num_topk = topk;
+    if (!wire.is_quantized()) one.result_dtype = wire.dtype;
+    one.has_tiny = true;
+    one.splits_phases = topk == 4;
+    one.pads_output = topk == 9;
+    cases.add(one);
+    one.has_tiny = false;
+    one.all_ones = true;
+    if (topk == 9) cases.add(one);
+  };
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    QuantScheme plain = schemes::kNone;
+    plain.dtype = dtype;
     for (const Reduce reduce : {kPerRank, Reduce::kPerExpert}) {
-      for (const std::int64_t hidden : {1024, 520}) {
-        Case one{std::string("results_") + name_of(dtype), 3,
-                 config_of(Layout::kExpanded, schemes::kFp8Block, reduce, hidden), kTokens, 0.2};
-        one.config.combine_scheme.dtype = dtype;
-        one.result_dtype = dtype;
-        one.all_ones = reduce == Reduce::kPerExpert;
-        one.splits_phases = reduce == kPerRank;
-        cases.add(one);
-      }
+      add(plain, reduce, 1024, 9);
+      add(plain, reduce, 256, 32);
+      add(plain, reduce, 520, 4);
     }
   }
-  Case exact{"return_fp8_whole", 2,
-             config_of(Layout::kExpanded, schemes::kNone, Reduce::kPerExpert, 1024), kTokens};
-  exact.config.combine_scheme = schemes::kFp8Block;
-  exact.all_ones = true;
-  cases.add(exact);
+  for (const QuantScheme& wire : {schemes::kFp8Block, schemes::kInt8Block}) {
+    add(wire, Reduce::kPerExpert, 1024, 9);
+  }
 }
 
 void add_weights(Cases& cases) {

@@ -45,7 +45,7 @@ PushLayout layout_of(const QuantScheme& wire) {
 /// of escaped words from rank 3.
 class LostMark {
  public:
-  explicit LostMark(const QuantScheme& wire) : layout_(layout_of(wire)) {
+  LostMark(const QuantScheme& wire, bool is_aligned) : layout_(layout_of(wire)) {
     window_ = DeviceBuffer(layout_.total_bytes);
     check_cuda(cudaMemset(window_.data(), kEmptyByte, window_.size_bytes()), "fill");
     write_row(0, 0);
@@ -62,7 +62,7 @@ class LostMark {
                    failed_.as<std::uint32_t>(), 200'000'000};
     args_.output = output_.data();
     args_.output_stride = 2 * kHidden;
-    args_.aligned_output = true;
+    args_.aligned_output = is_aligned;
     args_.windows.base[0] = window_.data();
     choose_grid({8, false, true, true}, args_);
   }
@@ -98,11 +98,13 @@ TEST(LostMarkTest, RankThatShouldHaveSentItIsNamed) {
   REQUIRE_GPU();
   for (const QuantScheme& wire : {schemes::kFp8Block, schemes::kMxfp8}) {
     SCOPED_TRACE(name_of(wire));
-    const WaitRecord record = LostMark(wire).run();
-    ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
-    const WaitFailureText text = describe(record, 0, 8);
-    EXPECT_EQ(text.culprit, 3);
-    EXPECT_EQ(text.what, "rank 0 had no row 1 from rank 3 within 0.2 s in combine receive");
+    for (const bool is_aligned : {false, true}) {  // kernels of their own
+      const WaitRecord record = LostMark(wire, is_aligned).run();
+      ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
+      const WaitFailureText text = describe(record, 0, 8);
+      EXPECT_EQ(text.culprit, 3);
+      EXPECT_EQ(text.what, "rank 0 had no row 1 from rank 3 within 0.2 s in combine receive");
+    }
   }
 }
 

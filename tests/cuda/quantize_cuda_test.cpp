@@ -8,6 +8,7 @@
 
 #include "switchyard/quantize_batched.h"
 
+#include "cuda/launch.h"
 #include "quant/scheme.h"
 #include "quantize_case.h"
 #include "support/errors.h"
@@ -150,13 +151,14 @@ TEST(QuantizeCudaTest, LongRowsAndManyRows) {
   }
 }
 
-// Rows so many that blocks walk over several, of every kind that a warp may meet; a row may end
-// inside a warp, and leave threads of a block without one.
+// Rows so many that blocks of any GPU walk over several, of every kind that a warp may meet; a row
+// may end inside a warp, and leave threads of a block without one.
 TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
   for (const QuantScheme& scheme : {schemes::kNvfp4, schemes::kMxfp4}) {
-    for (const Shape& shape : {Shape{8200, 1024}, Shape{16000, 48}}) {
+    const std::int64_t ctas = num_multiprocessors();
+    for (const Shape& shape : {Shape{60 * ctas + 3, 1024}, Shape{120 * ctas + 1, 48}}) {
       SCOPED_TRACE(test::describe(scheme, DType::kBF16, shape.num_rows, shape.hidden));
       const std::int64_t width = 2 * shape.hidden;
       Twin x = test::make_rows(DType::kBF16, shape.num_rows, width, width);

@@ -57,8 +57,10 @@ Parts parts_of(const PushLayout& layout) {
         parts.emplace_back(begin, begin + layout.return_stride);
       }
     }
+    const std::size_t marked =
+        shape.return_scale_bytes > 0 ? layout.marks_offset : layout.returns_offset;
     parts.emplace_back(layout.mark(call, layout.set(call)),
-                       layout.mark(call, layout.set(call) + layout.marks_offset - 1) + 1);
+                       layout.mark(call, layout.set(call) + marked - 1) + 1);
   }
   return parts;
 }
@@ -69,6 +71,7 @@ TEST(PushLayoutTest, PartsAreApartAndAligned) {
       for (const std::int64_t hidden : {1, 512, 513, 1100}) {
         PushShape shape = shape_of(num_ranks, num_topk, hidden, 3);
         shape.sends_weights = num_topk != 4;
+        shape.return_scale_bytes = hidden == 513 ? 16 : 0;
         const PushLayout layout = make_push_layout(shape);
         Parts parts = parts_of(layout);
         std::sort(parts.begin(), parts.end());
@@ -150,6 +153,10 @@ TEST(PushLayoutTest, RowsAndSlotsBelow32BitsAreKept) {
   const PushLayout slots = make_push_layout(shape_of(4, 4, 64, (std::int64_t{1} << 30) - 1));
   const std::int64_t last = (std::int64_t{1} << 30) - 2;
   EXPECT_EQ(slots.row(0, 3, last), ((std::size_t{1} << 32) - 5) * slots.row_stride);
+  PushShape last_column = shape_of(8, 4, std::int64_t{1} << 31, 1);
+  last_column.return_element_bits = 8;
+  test::expect_error(Errc::kInvalidArgument, "overflows 32 bits",
+                     [&] { make_push_layout(last_column); });
 }
 
 }  // namespace
