@@ -125,8 +125,10 @@ struct TokenTerms {
     const std::int64_t at = std::int64_t{token} * a.num_topk;
     count = a.state.num_terms[token];
     column = lane < a.num_topk ? static_cast<std::uint32_t>(a.state.columns[at + lane]) : 0;
+    weight = 1.0f;
+    if (a.reduce != Reduce::kPerExpert) return;
     weight = -1.0f;
-    if (a.reduce == Reduce::kPerExpert && lane < count) {
+    if (lane < count) {
       weight = a.topk_weights == nullptr ? a.state.term_weights[at + lane]
                                          : __ldg(a.topk_weights + at + column);
     }
