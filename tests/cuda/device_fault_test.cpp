@@ -5,7 +5,6 @@
 
 #include <unistd.h>
 
-#include <latch>
 #include <limits>
 #include <stdexcept>
 #include <thread>
@@ -70,25 +69,6 @@ void expect_same_at_every_call(ExchangeRank& rank, const DeviceDispatched& earli
   EXPECT_EQ(launches, 0u);
 }
 
-// All ranks of a test have come to an end, also those that throw. Its group may be aborted.
-class LastOnes {
- public:
-  explicit LastOnes(std::latch& latch) : latch_(latch) {}
-  ~LastOnes() {
-    if (!has_waited_) latch_.count_down();
-  }
-  LastOnes(const LastOnes&) = delete;
-  LastOnes& operator=(const LastOnes&) = delete;
-  void wait() {
-    has_waited_ = true;
-    latch_.arrive_and_wait();
-  }
-
- private:
-  std::latch& latch_;
-  bool has_waited_ = false;
-};
-
 class DeviceFaultTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
@@ -96,17 +76,14 @@ class DeviceFaultTest : public testing::Test {
   /// `body` gets each rank's exchange, which must end at once whatever became of the group.
   static void run(int num_ranks, const ExchangeConfig& config, std::int64_t kernel_timeout_ms,
                   const std::function<void(const Group&, ExchangeRank&)>& body) {
-    std::latch latch(num_ranks);
     run_ranks(
         num_ranks,
         [&](const Group& group) {
-          LastOnes others(latch);
           const DeviceGuard guard(group.rank() % test::num_gpus());
           std::int64_t end_ns = 0;
           {
             ExchangeRank rank(group, config, {.timeout_ms = kernel_timeout_ms});
             body(group, rank);
-            others.wait();  // a capture is not for a GPU whose memory is being freed
             end_ns = now_ns();
           }
           EXPECT_LT(seconds_since(end_ns), 2.0) << "rank " << group.rank() << " was slow to end";

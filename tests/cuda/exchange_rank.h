@@ -100,12 +100,19 @@ class ExchangeRank {
   }
   void replay() { check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
 
-  /// How many kernels and copies `call` puts into the stream.
+  /// How many kernels and copies `call` puts into the stream. Another rank that frees memory of
+  /// this GPU meanwhile ends the capture: then `call` is called again.
   std::size_t num_launches(const std::function<void()>& call) {
     cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
-    call();
-    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
+    cudaError_t ended = cudaErrorStreamCaptureInvalidated;
+    while (ended == cudaErrorStreamCaptureInvalidated) {
+      check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                 "capture");
+      call();
+      ended = cudaStreamEndCapture(stream_.get(), &graph);
+      (void)cudaGetLastError();
+    }
+    check_cuda(ended, "capture");
     std::size_t count = 0;
     check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "capture");
     check_cuda(cudaGraphDestroy(graph), "capture");
