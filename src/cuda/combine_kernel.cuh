@@ -75,11 +75,11 @@ bool is_common(const CombineArgs& args, Phases phases) {
 template <class Wire>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   const bool runs_all = phases == Phases::kNone;
-  const bool is_one = is_common<Wire>(args, phases);
-  if (runs_all || is_one) {
+  const bool calls_common = is_common<Wire>(args, phases);
+  if (runs_all || calls_common) {
     launch_wire<Wire, true>(args, phases, programmatic, stream);
   }
-  if (runs_all || !is_one) {
+  if (runs_all || !calls_common) {
     launch_wire<Wire, false>(args, phases, programmatic, stream);
   }
 }

@@ -139,10 +139,10 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
 
 /// A lane's part of a piece: its elements, and, of the first lanes, a unit of scales.
 template <int kWords>
-struct PieceUnits {
-  static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
-  static constexpr int kUnits = kWords / kUnitWords;
-  static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);
+struct PieceUnits : GrainUnits<kWords> {
+  using GrainUnits<kWords>::kUnitWords;
+  using GrainUnits<kWords>::kUnits;
+  using GrainUnits<kWords>::kLaneBytes;
   static constexpr unsigned kScales = 1u << kUnits;
 
   std::uint32_t words[kUnits][kUnitWords];

@@ -42,10 +42,10 @@ __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender)
 
 /// A lane's 16 elements as they travel.
 template <int kWords>
-struct SentGrain {
-  static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
-  static constexpr int kUnits = kWords / kUnitWords;
-  static constexpr unsigned kBytes = kUnitWords * sizeof(std::uint32_t);  ///< of a unit
+struct SentGrain : GrainUnits<kWords> {
+  using GrainUnits<kWords>::kUnitWords;
+  using GrainUnits<kWords>::kUnits;
+  using GrainUnits<kWords>::kLaneBytes;
   SentUnit<kUnitWords> units[kUnits];
 
   __device__ __forceinline__ explicit SentGrain(const std::uint32_t (&words)[kWords]) {
@@ -61,7 +61,7 @@ struct SentGrain {
                                        std::uint64_t call) const {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      units[u].send(window, to + u * kLanes * static_cast<int>(kBytes), layout, call);
+      units[u].send(window, to + u * kLanes * static_cast<int>(kLaneBytes), layout, call);
     }
   }
 };
@@ -85,7 +85,8 @@ __device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t 
   const bool is_there = item.piece * kPieceElements + lane * kGrainElements < a.layout.shape.hidden;
   std::uint32_t parts = (is_there ? kHasElements : 0) | (has_scales ? kHasScales : 0);
   const std::size_t row = a.layout.row(call, a.rank, item.token);
-  std::size_t at = a.layout.elements(row, item.piece) + static_cast<unsigned>(lane) * Units::kBytes;
+  std::size_t at = a.layout.elements(row, item.piece) +
+                   static_cast<unsigned>(lane) * static_cast<unsigned>(Units::kLaneBytes);
   std::size_t scales_at =
       a.layout.scales(row, item.piece) + static_cast<unsigned>(lane) * kUnitBytes;
   find_once(parts);

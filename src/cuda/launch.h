@@ -21,24 +21,18 @@ struct LaunchShape {
   int parts = 1;  ///< the grid's second dimension
 };
 
-/// Whether the current GPU starts a kernel before the one ahead of it has ended.
-inline bool has_programmatic_launch() {
+/// Of the current GPU, as the next two.
+inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0;
-  int major = 0;
+  int value = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "cudaDeviceGetAttribute");
-  return major >= 9;
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
+  return value;
 }
-
-/// Of the current GPU.
-inline int num_multiprocessors() {
-  int device = 0;
-  int count = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
-  return count;
+inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+/// Whether it starts a kernel before the one ahead of it has ended.
+inline bool has_programmatic_launch() {
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
 }
 
 /// Lets later launches of a kernel on the current GPU have `shared_bytes`, which may be more
@@ -48,13 +42,9 @@ template <typename... Params>
 void allow_shared_memory(void (*kernel)(Params...), std::size_t shared_bytes, const char* name) {
   const auto* function = reinterpret_cast<const void*>(kernel);
   cudaFuncAttributes attributes{};
-  int device = 0;
-  int most = 0;
   check_cuda(cudaFuncGetAttributes(&attributes, function), name);
   if (static_cast<int>(shared_bytes) <= attributes.maxDynamicSharedSizeBytes) return;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
+  const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   most - static_cast<int>(attributes.sharedSizeBytes)),
              name);

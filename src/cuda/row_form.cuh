@@ -114,6 +114,14 @@ __device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, c
 
 inline constexpr int kMaxPieceScaleBytes = 32;
 
+/// How a lane's kWords words of a piece travel: in units, which lie a warp's units apart.
+template <int kWords>
+struct GrainUnits {
+  static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
+  static constexpr int kUnits = kWords / kUnitWords;
+  static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);  ///< of a unit
+};
+
 /// Where a lane's elements are.
 struct GrainSource {
   const std::byte* row;

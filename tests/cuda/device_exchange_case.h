@@ -37,8 +37,7 @@ struct Case {
   bool ids_are_i32 = false;           ///< those that the GPU is given
   DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
   bool pads_output = false;           ///< rows of it lie apart
-  bool has_tiny =
-      false;  ///< zeros of both signs, denormals, and weights that leave nothing of them
+  bool has_tiny = false;              ///< zeros, denormals, weights that leave nothing of them
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }

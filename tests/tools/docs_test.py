@@ -193,6 +193,19 @@ class DocsTest(unittest.TestCase):
                 self.expect_sentence("README.md", f"{rows} and {pairs}")
             self.expect_sentence("docs/bench.md", f"{rows}, {pairs} and {stress['bytes'] / 1e12:.2f}e12 bytes")
 
+    def test_sentences_about_own_memory_are_those_of_the_results(self):
+        pair = newest("h200x2-pair")
+        tokens, hidden, topk = 4096, pair["workload"]["hidden"], pair["workload"]["topk"]
+        (us,) = [row["p50_us"] for row in pair["rows"] if row["tokens"] == tokens]
+        (copy,) = [each["value"] for each in pair["floors"][0]["constants"] if each["name"] == "copy"]
+        given, sent, row = (tokens * size for size in (2 * hidden, hidden + hidden // 128 * 4, hidden * topk))
+        # Tokens; slots of two ranks written, read and filled; received rows. The same of results, and the sums.
+        total = given + 6 * sent + topk * sent + 2 * row + 6 * given + given
+        self.expect_sentence("docs/bench.md", f"about {total / 1e9:.2f} GB a pair: in the dispatch {given / 1e6:.0f} MB of tokens, {sent / 1e6:.0f} MB "
+                                              f"of slots written by either rank, read and filled with ones again, and {topk * sent / 1e6:.0f} MB of rows; "
+                                              f"in the combine {2 * row / 1e6:.0f} MB of rows, {given / 1e6:.0f} MB of partial sums")
+        self.expect_sentence("docs/bench.md", f"`copy`, {copy:.0f} GB/s, that takes {total / copy / 1e3:.0f} us, {total / copy / 10 / us:.0f} % of the time")
+
     def test_sentences_about_rows_on_cpus_are_those_of_the_results(self):
         found = {entry["name"]: entry for entry in newest("cpu-quant")["benchmarks"]}
         quant = {name.split("/")[1]: entry for name, entry in found.items() if re.match("quantize_scheme/.*/rows:8192/", name)}
