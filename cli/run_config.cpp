@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "core/fail.h"
-#include "moe/prepare_recipe.h"
+#include "moe/prepare/prepare_recipe.h"
 #include "quant/bf16.h"
 #include "quant/scale_rules.h"
 

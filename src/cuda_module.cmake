@@ -5,7 +5,7 @@ set_target_properties(
                                      CUDA_STANDARD 20)
 target_include_directories(switchyard_cuda_objects PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(switchyard_cuda_objects PUBLIC switchyard_flags fmt::fmt Threads::Threads CUDA::cudart_static)
-foreach(folder cuda p2p module)
+foreach(folder cuda heap exchange/push module)
   add_subdirectory(${folder})
 endforeach()
 

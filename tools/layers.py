@@ -15,14 +15,13 @@ import sys
 LAYERS = [  # lowest first; the number is the place in this list, from 1
     {"core"},
     {"plan", "quant", "reference", "transport"},
-    {"trace", "io"},
+    {"io"},
     {"cpu", "cuda"},
     {"engine"},
-    {"device"},
+    {"device", "heap"},
     {"exchange"},
-    {"p2p"},
-    {"moe", "views", "module"},
-    {"capi"},
+    {"moe"},
+    {"compat", "module"},
     {"conformance", "measure"},
     {"cli"},
 ]

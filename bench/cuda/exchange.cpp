@@ -16,8 +16,8 @@
 #include "switchyard/device_exchange.h"
 
 #include "core/random.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "gate.h"
 #include "quant/bf16.h"
 #include "run_bench.h"

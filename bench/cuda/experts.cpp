@@ -20,8 +20,8 @@
 #include "switchyard/error.h"
 
 #include "core/random.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "quant/scalar.h"
 #include "run_bench.h"
 

@@ -22,8 +22,8 @@
 
 #include "core/fail.h"
 #include "core/random.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "run_bench.h"
 
 namespace switchyard {

@@ -20,8 +20,8 @@
 #include "switchyard/quantize_batched.h"
 
 #include "core/random.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
 #include "run_bench.h"

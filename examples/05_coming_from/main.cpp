@@ -8,13 +8,13 @@
 #include <cstring>
 #include <vector>
 
-#include <switchyard/collectives.h>
-#include <switchyard/deep_ep_buffer.h>
-#include <switchyard/deep_ep_elastic.h>
-#include <switchyard/deep_ep_low_latency.h>
+#include <switchyard/compat/collectives.h>
+#include <switchyard/compat/deep_ep/buffer.h>
+#include <switchyard/compat/deep_ep/elastic_buffer.h>
+#include <switchyard/compat/deep_ep/low_latency_buffer.h>
+#include <switchyard/compat/flashinfer/mnnvl_moe.h>
+#include <switchyard/compat/flashinfer/moe_alltoall.h>
 #include <switchyard/error.h>
-#include <switchyard/flashinfer_moe_alltoall.h>
-#include <switchyard/flashinfer_two_sided.h>
 
 using namespace switchyard;
 

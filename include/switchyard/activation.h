@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "switchyard/export.h"
+
 namespace switchyard {
 
 enum class ActivationKind : std::uint8_t {

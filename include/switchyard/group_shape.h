@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// group_shape.h: which elements of a matrix share a quantization scale, as a pair of extents.
+// group_shape.h: which elements of a matrix share a quantization scale.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
+#include "switchyard/export.h"
+
 namespace switchyard {
+
+/// Rows and columns of a block: {128, 128} for weights.
+using BlockShape = std::array<std::int32_t, 2>;
 
 /// Rows and columns of the tile that shares a scale; -1 is the full extent. Mirrors vLLM's
 /// GroupShape.

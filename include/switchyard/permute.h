@@ -25,6 +25,7 @@
 
 #include "switchyard/expert_rows.h"
 #include "switchyard/export.h"
+#include "switchyard/group_shape.h"
 #include "switchyard/quant.h"
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
@@ -34,15 +35,9 @@ namespace switchyard {
 /// Rows of a tile of DeepGEMM's contiguous grouped layout.
 inline constexpr std::int64_t kDeepGemmAlignment = 128;
 
-struct BlockShape {
-  std::int64_t rows = 0;
-  std::int64_t columns = 0;
-  friend bool operator==(const BlockShape&, const BlockShape&) = default;
-};
-
 /// The block of elements that shares a scale, [alignment, alignment].
 /// Source: vLLM, deep_gemm_block_shape.
-SWITCHYARD_API BlockShape deep_gemm_block_shape(std::int64_t alignment = kDeepGemmAlignment);
+SWITCHYARD_API BlockShape deep_gemm_block_shape(std::int32_t alignment = kDeepGemmAlignment);
 
 /// How many ids name each local expert. Ids that name none are not counted, also without a map.
 ///

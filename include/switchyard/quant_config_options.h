@@ -10,14 +10,12 @@
 #include <optional>
 #include <variant>
 
+#include "switchyard/group_shape.h"
 #include "switchyard/quant.h"
 #include "switchyard/quant_dtype.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
-
-/// Rows and columns of a block: {128, 128} for weights.
-using BlockShape = std::array<std::int32_t, 2>;
 
 /// Scales, or an object that only the user's own experts understand, kept alive with its own
 /// deleter (vLLM: the PrecisionConfig of Triton kernels). Absent by default.

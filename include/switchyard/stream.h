@@ -7,6 +7,8 @@
 // allocated, so it may be captured in a CUDA graph. What differs is said at the function.
 #pragma once
 
+#include "switchyard/export.h"
+
 struct CUstream_st;  // cudaStream_t is a pointer to it
 
 namespace switchyard {

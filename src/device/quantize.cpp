@@ -3,7 +3,7 @@
 // quantize.cpp: the public quantization calls for GPUs: the refusals of the CPU's calls, then a job
 // of plain values for the module.
 
-#include "cuda/quantize.h"
+#include "cuda/quantize/quantize.h"
 
 #include "switchyard/quantize_batched.h"
 

@@ -5,7 +5,7 @@
 
 #include "switchyard/tensor.h"
 
-#include "cuda/quantize.h"
+#include "cuda/quantize/quantize.h"
 
 namespace switchyard {
 

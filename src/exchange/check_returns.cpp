@@ -2,9 +2,9 @@
 
 #include "exchange/check_returns.h"
 
+#include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/format.h"
-#include "exchange/check_matrix.h"
 
 namespace switchyard {
 

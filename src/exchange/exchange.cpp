@@ -3,7 +3,7 @@
 #include "switchyard/exchange.h"
 
 #include "exchange/check_returns.h"
-#include "exchange/one_sided.h"
+#include "exchange/pull/pull_exchange.h"
 
 namespace switchyard {
 

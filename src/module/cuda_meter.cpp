@@ -10,15 +10,15 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
-#include "cuda/meter_kernels.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
+#include "cuda/base/meter_kernels.h"
 #include "engine/engine.h"
+#include "heap/device_window.h"
+#include "heap/heap.h"
+#include "heap/nccl_all_to_all.h"
+#include "heap/nccl_heap.h"
 #include "module/cuda_queue.h"
-#include "p2p/device_window.h"
-#include "p2p/heap.h"
-#include "p2p/nccl_all_to_all.h"
-#include "p2p/nccl_heap.h"
 
 namespace switchyard {
 namespace {

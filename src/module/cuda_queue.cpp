@@ -3,7 +3,7 @@
 #include "module/cuda_queue.h"
 
 #include "core/fail.h"
-#include "cuda/check.h"
+#include "cuda/base/check.h"
 
 namespace switchyard {
 namespace {

@@ -3,7 +3,7 @@
 // cuda_queue.h: DeviceQueue on the CUDA runtime.
 #pragma once
 
-#include "cuda/memory.h"
+#include "cuda/base/memory.h"
 #include "device/device_queue.h"
 
 namespace switchyard {

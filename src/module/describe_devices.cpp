@@ -7,11 +7,11 @@
 #include <cuda_runtime_api.h>
 
 #include "core/fail.h"
-#include "cuda/check.h"
+#include "cuda/base/check.h"
+#include "heap/heap_support.h"
+#include "heap/nccl_heap.h"
+#include "heap/rank_facts.h"
 #include "module/nvml.h"
-#include "p2p/heap_support.h"
-#include "p2p/nccl_heap.h"
-#include "p2p/rank_facts.h"
 
 namespace switchyard {
 namespace {

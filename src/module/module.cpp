@@ -5,17 +5,17 @@
 #include "switchyard/export.h"
 #include "switchyard/version.h"
 
-#include "cuda/check.h"
-#include "cuda/expert_blas.h"
-#include "cuda/expert_kernels.h"
-#include "cuda/layer_rows.h"
-#include "cuda/permute.h"
-#include "cuda/quantize.h"
+#include "cuda/base/check.h"
+#include "cuda/experts/expert_blas.h"
+#include "cuda/experts/expert_kernels.h"
+#include "cuda/experts/layer_rows.h"
+#include "cuda/permute/permute.h"
+#include "cuda/quantize/quantize.h"
 #include "device/cuda_module.h"
+#include "exchange/push/push_exchange.h"
 #include "module/cuda_meter.h"
 #include "module/cuda_queue.h"
 #include "module/describe_devices.h"
-#include "p2p/p2p_exchange.h"
 
 namespace switchyard {
 namespace {

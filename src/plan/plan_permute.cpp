@@ -24,7 +24,7 @@ void map_ids(const IdTable& ids, const ExpertLookup& lookup, const IdTable& loca
 
 }  // namespace
 
-BlockShape deep_gemm_block_shape(std::int64_t alignment) {
+BlockShape deep_gemm_block_shape(std::int32_t alignment) {
   require(alignment >= 1, Errc::kInvalidArgument,
           "deep_gemm_block_shape: alignment is {}, must be at least 1", alignment);
   return {alignment, alignment};

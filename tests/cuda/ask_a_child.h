@@ -8,9 +8,9 @@
 #include <functional>
 #include <string>
 
-#include "cuda/check.h"
-#include "p2p/heap_support.h"
-#include "p2p/nccl_heap.h"
+#include "cuda/base/check.h"
+#include "heap/heap_support.h"
+#include "heap/nccl_heap.h"
 #include "support/processes.h"
 
 namespace switchyard::test {

@@ -13,8 +13,8 @@
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 
 namespace switchyard::test {
 

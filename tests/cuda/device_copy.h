@@ -7,8 +7,8 @@
 #include <cuda_runtime_api.h>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 
 namespace switchyard::test {
 

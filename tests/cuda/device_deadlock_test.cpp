@@ -12,7 +12,7 @@
 #include "core/random.h"
 #include "exchange_rank.h"
 #include "gpu.h"
-#include "p2p/stream_queues.h"
+#include "heap/stream_queues.h"
 #include "quant/bf16.h"
 #include "rude_kernels.h"
 #include "support/ranks.h"

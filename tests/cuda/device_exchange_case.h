@@ -13,8 +13,8 @@
 #include "switchyard/exchange.h"
 
 #include "core/random.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "quant/bf16.h"
 
 namespace switchyard::test {

@@ -13,8 +13,8 @@
 
 #include "switchyard/device_experts.h"
 
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "gpu.h"
 #include "unit/moe/expert_problem.h"
 

@@ -14,11 +14,11 @@
 
 #include "ask_a_child.h"
 #include "core/clock.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "engine/engine.h"
 #include "gpu.h"
-#include "p2p/device_window.h"
+#include "heap/device_window.h"
 #include "support/errors.h"
 #include "support/processes.h"
 

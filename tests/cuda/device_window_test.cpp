@@ -2,14 +2,14 @@
 //
 // Windows of ranks that are threads. With fewer GPUs than ranks some share one.
 
-#include "p2p/device_window.h"
+#include "heap/device_window.h"
 
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "engine/engine.h"
 #include "gpu.h"
 #include "support/errors.h"

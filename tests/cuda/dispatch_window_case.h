@@ -11,11 +11,11 @@
 
 #include "switchyard/exchange.h"
 
-#include "cuda/check.h"
-#include "cuda/grid.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
+#include "cuda/exchange/grid.h"
 #include "device_copy.h"
-#include "p2p/wait_failure.h"
+#include "exchange/push/wait_failure.h"
 
 namespace switchyard::test {
 

@@ -13,10 +13,10 @@
 #include <gtest/gtest.h>
 
 #include "core/random.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
-#include "cuda/overflow_key.h"
-#include "cuda/routing.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
+#include "cuda/exchange/overflow_key.h"
+#include "cuda/exchange/routing.h"
 #include "device_copy.h"
 #include "gpu.h"
 #include "plan/overflow.h"

@@ -10,10 +10,10 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/check.h"
-#include "cuda/encode.cuh"
-#include "cuda/memory.h"
-#include "cuda/rows.cuh"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
+#include "cuda/quantize/encode.cuh"
+#include "cuda/quantize/rows.cuh"
 #include "gpu.h"
 
 namespace switchyard {

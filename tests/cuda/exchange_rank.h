@@ -11,8 +11,8 @@
 
 #include "switchyard/device_exchange.h"
 
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 
 namespace switchyard::test {
 

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/engine.h"
-#include "p2p/heap.h"
+#include "heap/heap.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

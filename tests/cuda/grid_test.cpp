@@ -3,7 +3,7 @@
 // Which CTA does what: every kind has one, no more than are wished for, and their shares cover all
 // tokens. No GPU: the same numbers on the host.
 
-#include "cuda/grid.h"
+#include "cuda/exchange/grid.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -9,8 +9,8 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "gpu.h"
 #include "plan/expert_ownership.h"
 #include "plan/window_layout.h"

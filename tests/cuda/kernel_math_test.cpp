@@ -2,7 +2,7 @@
 //
 // Divisions as products, on the host: the same code runs in kernels.
 
-#include "cuda/kernel_math.h"
+#include "cuda/base/kernel_math.h"
 
 #include <cstdint>
 #include <vector>

@@ -9,13 +9,13 @@
 
 #include <gmock/gmock.h>
 
-#include "cuda/check.h"
-#include "cuda/grid.h"
-#include "cuda/memory.h"
-#include "cuda/wire_form.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
+#include "cuda/exchange/grid.h"
+#include "cuda/exchange/wire_form.h"
 #include "device_copy.h"
+#include "exchange/push/wait_failure.h"
 #include "gpu.h"
-#include "p2p/wait_failure.h"
 
 namespace switchyard {
 namespace {

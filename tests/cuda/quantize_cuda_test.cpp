@@ -8,7 +8,7 @@
 
 #include "switchyard/quantize_batched.h"
 
-#include "cuda/launch.h"
+#include "cuda/base/launch.h"
 #include "quant/scheme.h"
 #include "quantize_case.h"
 #include "support/errors.h"

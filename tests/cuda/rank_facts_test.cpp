@@ -2,7 +2,7 @@
 //
 // Which heap a group takes and what it says when there is none. Needs no GPU.
 
-#include "p2p/rank_facts.h"
+#include "heap/rank_facts.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 // Ranges that kernels read are held to the buffer, and a grid has a place for every tile. No GPU:
 // the same functions on the host.
 
-#include "cuda/row_ranges.h"
+#include "cuda/quantize/row_ranges.h"
 
 #include <limits>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "cuda/launch.h"
+#include "cuda/base/launch.h"
 #include "rude_kernels.h"
 
 namespace switchyard::test {

@@ -16,8 +16,8 @@
 #include "switchyard/tensor.h"
 
 #include "core/random.h"
-#include "cuda/check.h"
-#include "cuda/memory.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "gpu.h"
 
 namespace switchyard::test {

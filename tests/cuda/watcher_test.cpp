@@ -2,7 +2,7 @@
 //
 // The host's half of waits of kernels: records and abort words in ordinary memory, so no GPU.
 
-#include "p2p/watcher.h"
+#include "exchange/push/watcher.h"
 
 #include <unistd.h>
 

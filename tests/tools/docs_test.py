@@ -99,7 +99,7 @@ class DocsTest(unittest.TestCase):
         source = read("cli/doctor_json.cpp")
         rows = [line.split("|")[1] for line in text.split("## JSON")[1].splitlines() if line.startswith("| `")]
         self.assertEqual(set(re.findall(r"`(\w+)`", "".join(rows))), set(re.findall(r'json\["(\w+)"\]', source)))
-        for heap in re.findall(r'return "(\w+)";', read("src/p2p/rank_facts.cpp").split("name_of(HeapKind")[1][:400])[:4]:
+        for heap in re.findall(r'return "(\w+)";', read("src/heap/rank_facts.cpp").split("name_of(HeapKind")[1][:400])[:4]:
             self.assertIn(f"| `{heap}` |", text)
 
     def test_json_fields_are_those_of_the_source(self):
@@ -132,7 +132,7 @@ class DocsTest(unittest.TestCase):
         builders = set(re.findall(r"static QuantConfig (\w+)\(", header)) - {"make"}
         self.assertGreaterEqual(len(builders), 16)
         self.assertEqual(builders - cells, set())
-        backends = re.findall(r'\{"(\w+)", \{k(?:Standard|Batched)', read("src/moe/all2all_backend.cpp"))
+        backends = re.findall(r'\{"(\w+)", \{k(?:Standard|Batched)', read("src/moe/config/all2all_backend.cpp"))
         self.assertGreaterEqual(len(backends), 12)
         predicate = re.compile(r"use_\w+_kernels")
         self.assertEqual([row[0] for row in rows if len(row) == 6 and predicate.match(row[1])], backends)

@@ -18,7 +18,7 @@
 
 #include "core/clock.h"
 #include "core/fail.h"
-#include "cuda/check.h"
+#include "cuda/base/check.h"
 #include "engine/engine.h"
 #include "stress_rank.h"
 #include "transport/env.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "cuda/check.h"
+#include "cuda/base/check.h"
 #include "stress_kernels.h"
 
 namespace switchyard::test {

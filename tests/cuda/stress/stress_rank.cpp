@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "cuda/check.h"
-#include "cuda/exchange_args.h"
+#include "cuda/base/check.h"
+#include "cuda/exchange/exchange_args.h"
 #include "exchange/exchange_shape.h"
 
 namespace switchyard::test {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/memory.h"
+#include "cuda/base/memory.h"
 #include "stress_case.h"
 #include "stress_kernels.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "exchange/terms.h"
-
 #include <array>
 #include <cmath>
 #include <vector>
@@ -10,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "core/random.h"
+#include "exchange/pull/partial_sum.h"
 #include "quant/bf16.h"
 #include "quant/f16.h"
 #include "quant/rows.h"

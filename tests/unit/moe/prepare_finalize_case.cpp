@@ -9,7 +9,7 @@
 #include "switchyard/modular_kernel.h"
 
 #include "core/format.h"
-#include "moe/expert_input.h"
+#include "moe/experts/expert_input.h"
 #include "prepare_finalize_oracle.h"
 #include "quant/bf16.h"
 #include "quant/scalar.h"

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/compat/collectives.h"
+
+#include <algorithm>
+
+#include "compat/payload_exchange.h"
+#include "core/fail.h"
+#include "core/format.h"
+
+namespace switchyard {
+namespace {
+
+std::int64_t sum_of(std::span<const std::int64_t> sizes) {
+  std::int64_t sum = 0;
+  for (const std::int64_t size : sizes) sum = checked_add(sum, size);
+  return sum;
+}
+
+}  // namespace
+
+class CollectivesImpl {
+ public:
+  CollectivesImpl(const Group& group, std::int64_t max_rows) : pool_(group), max_rows_(max_rows) {
+    require(max_rows >= 0, Errc::kInvalidArgument,
+            "collectives: max_rows_per_rank is {}, must not be negative", max_rows);
+  }
+
+  std::vector<Tensor> all_gatherv(const std::vector<TensorView>& tensors,
+                                  std::span<const std::int64_t> sizes);
+  Tensor reduce_scatterv(const TensorView& x, std::span<const std::int64_t> sizes);
+
+ private:
+  std::size_t rank() const { return static_cast<std::size_t>(pool_.group().rank()); }
+  std::vector<std::int64_t> checked_sizes(const char* function, std::span<const std::int64_t> sizes,
+                                          std::int64_t if_equal) const;
+  PayloadRouting routing_of(std::int64_t num_rows) const;
+
+  ExchangePool pool_;
+  std::int64_t max_rows_;
+};
+
+std::vector<std::int64_t> CollectivesImpl::checked_sizes(const char* function,
+                                                         std::span<const std::int64_t> sizes,
+                                                         std::int64_t if_equal) const {
+  const auto num_ranks = static_cast<std::size_t>(pool_.group().size());
+  std::vector<std::int64_t> checked(sizes.begin(), sizes.end());
+  if (sizes.empty()) checked.assign(num_ranks, if_equal);
+  require(checked.size() == num_ranks, Errc::kInvalidArgument, "{}: {} sizes, must be {}", function,
+          checked.size(), num_ranks);
+  for (std::size_t r = 0; r < checked.size(); ++r) {
+    require(checked[r] >= 0 && checked[r] <= max_rows_, Errc::kInvalidArgument,
+            "{}: sizes[{}] is {}, must be from 0 to max_rows_per_rank, {}", function, r, checked[r],
+            max_rows_);
+  }
+  return checked;
+}
+
+// Without experts: every row goes to every rank.
+PayloadRouting CollectivesImpl::routing_of(std::int64_t num_rows) const {
+  PayloadRouting routing;
+  routing.config.layout = Layout::kAllGather;
+  routing.config.max_tokens_per_rank = max_rows_;
+  routing.num_tokens = num_rows;
+  return routing;
+}
+
+std::vector<Tensor> CollectivesImpl::all_gatherv(const std::vector<TensorView>& tensors,
+                                                 std::span<const std::int64_t> sizes) {
+  constexpr const char* kName = "all_gatherv";
+  require(!tensors.empty() && tensors.front().num_dims() >= 1, Errc::kInvalidArgument,
+          "{}: {} tensors, must be at least one, with rows", kName, tensors.size());
+  const std::int64_t num_rows = tensors.front().shape(0);
+  const std::vector<std::int64_t> wanted = checked_sizes(kName, sizes, num_rows);
+  require(num_rows == wanted[rank()], Errc::kInvalidArgument,
+          "{}: {} rows, but sizes[{}] is {}; must be the same", kName, num_rows, rank(),
+          wanted[rank()]);
+  const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing_of(num_rows), tensors);
+  const auto& arrived = got.received.rows_per_rank;
+  require(std::equal(wanted.begin(), wanted.end(), arrived.begin(), arrived.end()),
+          Errc::kInvalidArgument,
+          "{}: {} rows arrived, sizes add up to {}; every rank must pass the same sizes, its own "
+          "rows among them",
+          kName, got.received.num_rows, sum_of(wanted));
+  std::vector<Tensor> gathered;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    gathered.push_back(copy_payload(got.received, i, tensors[i]));
+  }
+  return gathered;
+}
+
+Tensor CollectivesImpl::reduce_scatterv(const TensorView& x, std::span<const std::int64_t> sizes) {
+  constexpr const char* kName = "reduce_scatterv";
+  require(x.num_dims() >= 1 && x.is_contiguous(), Errc::kInvalidArgument,
+          "{}: x is {}, must have rows and be contiguous", kName, x);
+  const std::int64_t num_ranks = pool_.group().size();
+  require(!sizes.empty() || x.shape(0) % num_ranks == 0, Errc::kInvalidArgument,
+          "{}: {} rows over {} ranks, must divide; pass sizes", kName, x.shape(0), num_ranks);
+  const std::vector<std::int64_t> wanted = checked_sizes(kName, sizes, x.shape(0) / num_ranks);
+  require(x.shape(0) == sum_of(wanted), Errc::kInvalidArgument,
+          "{}: x has {} rows, but sizes add up to {}; must be the same", kName, x.shape(0),
+          sum_of(wanted));
+  std::vector<std::int64_t> shape{wanted[rank()]};
+  std::int64_t row = 1;
+  for (int d = 1; d < x.num_dims(); ++d) {
+    shape.push_back(x.shape(d));
+    row *= x.shape(d);
+  }
+  Tensor output(x.dtype(), shape);
+  combine_rows(pool_, routing_of(wanted[rank()]), reshaped(x, x.dtype(), {x.shape(0), row}),
+               reshaped(output, x.dtype(), {wanted[rank()], row}), wanted);
+  return output;
+}
+
+Collectives::Collectives(const Group& group, std::int64_t max_rows_per_rank)
+    : impl_(std::make_unique<CollectivesImpl>(group, max_rows_per_rank)) {}
+Collectives::Collectives(Collectives&&) noexcept = default;
+Collectives& Collectives::operator=(Collectives&&) noexcept = default;
+Collectives::~Collectives() = default;
+
+Tensor Collectives::all_gatherv(const TensorView& x, std::span<const std::int64_t> sizes) {
+  return std::move(impl_->all_gatherv({x}, sizes).front());
+}
+
+std::vector<Tensor> Collectives::all_gatherv(const std::vector<TensorView>& tensors,
+                                             std::span<const std::int64_t> sizes) {
+  return impl_->all_gatherv(tensors, sizes);
+}
+
+Tensor Collectives::reduce_scatterv(const TensorView& x, std::span<const std::int64_t> sizes) {
+  return impl_->reduce_scatterv(x, sizes);
+}
+
+}  // namespace switchyard

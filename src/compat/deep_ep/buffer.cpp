@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/compat/deep_ep/buffer.h"
+
+#include <algorithm>
+
+#include "compat/kept_dispatch.h"
+#include "core/fail.h"
+#include "core/format.h"
+#include "plan/expert_ownership.h"
+#include "plan/id_tensor.h"
+
+namespace switchyard::deep_ep {
+
+struct BufferState {
+  BufferState(std::shared_ptr<Exchange> exchange, Tensor ids, std::int64_t bound)
+      : kept(std::move(exchange)), topk_idx(std::move(ids)), max_tokens(bound) {}
+
+  KeptDispatch kept;
+  Tensor topk_idx;          ///< [T, K] i64
+  std::int64_t max_tokens;  ///< 0: that of the exchange
+};
+
+class BufferImpl {
+ public:
+  BufferImpl(const Group& group, const BufferOptions& options) : pool_(group), options_(options) {}
+
+  const Group& group() const { return pool_.group(); }
+  BufferDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
+                            std::int32_t num_experts, const BufferDispatchOptions& options);
+  BufferDispatched dispatch_again(const TensorView& x, const BufferHandle& handle,
+                                  const TensorView& x_scales);
+
+ private:
+  std::int64_t tokens_of_worst_case(std::int64_t num_worst_tokens) const;
+
+  ExchangePool pool_;
+  BufferOptions options_;
+};
+
+namespace {
+
+BufferState& state_of(const char* function, const BufferHandle& handle) {
+  require(handle.state != nullptr, Errc::kInvalidArgument,
+          "{}: the handle is empty, must be of a dispatch", function);
+  return *handle.state;
+}
+
+// The original sends 0 for experts of other ranks, and so do its tests expect.
+Tensor local_weights(const TensorView& weights, const TensorView& local_ids) {
+  Tensor kept(DType::kF32, {weights.shape(0), weights.shape(1)});
+  for (std::int64_t i = 0; i < weights.num_elements(); ++i) {
+    if (local_ids.as<std::int32_t>()[i] >= 0) kept.as<float>()[i] = weights.as<float>()[i];
+  }
+  return kept;
+}
+
+}  // namespace
+
+// P times a bound on T, as users of the original compute it.
+std::int64_t BufferImpl::tokens_of_worst_case(std::int64_t num_worst_tokens) const {
+  const std::int64_t num_ranks = group().size();
+  require(num_worst_tokens >= 0 && num_worst_tokens % num_ranks == 0 &&
+              num_worst_tokens / num_ranks <= options_.max_tokens_per_rank,
+          Errc::kInvalidArgument,
+          "dispatch: num_worst_tokens is {}, must be {} times an upper bound on T of at most {}",
+          num_worst_tokens, num_ranks, options_.max_tokens_per_rank);
+  return num_worst_tokens / num_ranks;
+}
+
+BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
+                                      std::int32_t num_experts,
+                                      const BufferDispatchOptions& options) {
+  check_ids("dispatch", x, topk_idx);
+  ExchangeConfig config;
+  config.num_experts = num_experts;
+  config.num_topk = narrow_size("dispatch", "K", topk_idx.shape(1));
+  config.hidden = x.shape(1);
+  config.max_tokens_per_rank = options_.max_tokens_per_rank;
+  config.layout = Layout::kCompact;
+  config.scheme = scheme_of_rows("dispatch", x, options.x_scales);
+  config.worst_case_rows = options.num_worst_tokens != 0;
+  config.max_in_flight = options_.max_in_flight;
+  (void)aligned_counts("dispatch", {}, options.expert_alignment);
+  DispatchOptions extra;
+  extra.scales = retyped(options.x_scales, DType::kF32);
+  extra.max_tokens = tokens_of_worst_case(options.num_worst_tokens);
+
+  BufferDispatched result;
+  result.handle.state = std::make_shared<BufferState>(
+      pool_.get(config), copy_ids("dispatch", topk_idx), extra.max_tokens);
+  KeptDispatch& kept = result.handle.state->kept;
+  kept.send(x, topk_idx, options.topk_weights, extra);
+  const Dispatched received = kept.receive();
+  result.recv_x = received.experts.rows;
+  result.recv_x_scales = retyped(received.experts.scales, options.x_scales.dtype());
+  result.recv_topk_idx = copy_ids("dispatch", received.topk_ids);
+  if (options.topk_weights.has_value()) {
+    result.recv_topk_weights = local_weights(received.topk_weights, received.topk_ids);
+  }
+  if (options.num_worst_tokens == 0) {
+    result.num_recv_tokens_per_expert_list =
+        aligned_counts("dispatch", received.experts.num_rows, options.expert_alignment);
+  }
+  return result;
+}
+
+BufferDispatched BufferImpl::dispatch_again(const TensorView& x, const BufferHandle& handle,
+                                            const TensorView& x_scales) {
+  BufferState& state = state_of("dispatch", handle);
+  ExchangeConfig config = state.kept.exchange().config();
+  config.scheme = scheme_of_rows("dispatch", x, x_scales);
+  config.hidden = x.shape(1);
+  DispatchOptions extra;
+  extra.scales = retyped(x_scales, DType::kF32);
+  extra.max_tokens = state.max_tokens;
+  const Dispatched received =
+      state.kept.dispatch_again(pool_.get(config), x, state.topk_idx, {}, extra);
+  BufferDispatched result;
+  result.recv_x = received.experts.rows;
+  result.recv_x_scales = retyped(received.experts.scales, x_scales.dtype());
+  result.handle = handle;
+  return result;
+}
+
+Buffer::Buffer(const Group& group, const BufferOptions& options)
+    : impl_(std::make_unique<BufferImpl>(group, options)) {}
+Buffer::Buffer(Buffer&&) noexcept = default;
+Buffer& Buffer::operator=(Buffer&&) noexcept = default;
+Buffer::~Buffer() = default;
+
+DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx,
+                                           std::int32_t num_experts) const {
+  constexpr const char* kName = "get_dispatch_layout";
+  constexpr std::int32_t kMaxExperts = 65535;
+  require(topk_idx.num_dims() == 2 && num_experts >= 1 && num_experts <= kMaxExperts,
+          Errc::kInvalidArgument, "{}: topk_idx is {} of {} experts, must be [T, K] of 1 to {}",
+          kName, topk_idx, num_experts, kMaxExperts);
+  const IdTensor ids(kName, "topk_idx", topk_idx);
+  const std::int64_t num_topk = topk_idx.shape(1);
+  const ExpertOwnership ownership{num_experts, impl_->group().size()};
+  DispatchLayout layout{Tensor(DType::kI32, {ownership.num_ranks}),
+                        Tensor(DType::kI32, {num_experts}),
+                        Tensor(DType::kU8, {topk_idx.shape(0), ownership.num_ranks}),
+                        {}};
+  for (std::int64_t i = 0; i < topk_idx.num_elements(); ++i) {
+    const std::int64_t id = ids[i];
+    require(id >= -1 && id < num_experts, Errc::kInvalidArgument,
+            "{}: topk_idx[{}, {}] is {}, must be -1 or an expert from 0 to {}", kName, i / num_topk,
+            i % num_topk, id, num_experts - 1);
+    if (id < 0) continue;
+    const int rank = ownership.owner(static_cast<int>(id));
+    std::uint8_t& is_in_rank =
+        layout.is_token_in_rank.as<std::uint8_t>()[i / num_topk * ownership.num_ranks + rank];
+    ++layout.num_tokens_per_expert.as<std::int32_t>()[id];
+    layout.num_tokens_per_rank.as<std::int32_t>()[rank] += is_in_rank == 0 ? 1 : 0;
+    is_in_rank = 1;
+  }
+  return layout;
+}
+
+BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_idx,
+                                  std::int32_t num_experts, const BufferDispatchOptions& options) {
+  return impl_->dispatch(x, topk_idx, num_experts, options);
+}
+
+BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle,
+                                  const TensorView& x_scales) {
+  return impl_->dispatch_again(x, handle, x_scales);
+}
+
+BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle,
+                               const TensorView& topk_weights,
+                               const std::vector<TensorView>& bias) {
+  BufferState& state = state_of("combine", handle);
+  check_bias("combine", bias);
+  const std::int64_t num_tokens = state.topk_idx.shape(0);
+  BufferCombined result;
+  result.combined_x = Tensor(DType::kBF16, {num_tokens, state.kept.exchange().config().hidden});
+  CombineOptions extra;
+  extra.bias = bias;
+  if (topk_weights.has_value()) {
+    result.combined_topk_weights = Tensor(DType::kF32, {num_tokens, state.topk_idx.shape(1)});
+    extra.returned_weights = result.combined_topk_weights;
+  }
+  state.kept.combine_send(x, topk_weights, result.combined_x, extra);
+  state.kept.combine_receive(result.combined_x, extra);
+  return result;
+}
+
+}  // namespace switchyard::deep_ep

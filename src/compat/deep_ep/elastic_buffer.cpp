@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/compat/deep_ep/elastic_buffer.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "compat/kept_dispatch.h"
+#include "core/fail.h"
+#include "core/format.h"
+#include "plan/expert_ownership.h"
+#include "plan/id_tensor.h"
+
+namespace switchyard::deep_ep {
+
+struct ElasticState {
+  explicit ElasticState(std::shared_ptr<Exchange> exchange) : kept(std::move(exchange)) {}
+
+  KeptDispatch kept;
+  Tensor topk_idx;  ///< with do_handle_copy
+  Tensor ones;      ///< [T, K] f32 1, for sums of every row without weights
+  bool is_synced = true;
+  bool has_aligned_sf = false;
+};
+
+namespace {
+
+void fill_psums(EPHandle& handle, const Dispatched& received) {
+  const std::vector<std::int64_t> aligned =
+      aligned_counts("dispatch", received.experts.num_rows, handle.expert_alignment);
+  std::vector<std::int64_t> ranks(received.rows_per_rank.begin(), received.rows_per_rank.end());
+  std::vector<std::int64_t> ends;
+  std::int64_t start = 0;
+  for (std::size_t e = 0; e < aligned.size(); ++e) {
+    ends.push_back(handle.do_expand ? start + received.experts.num_rows[e] : start + aligned[e]);
+    start += aligned[e];
+  }
+  for (std::size_t r = 1; r < ranks.size(); ++r) ranks[r] += ranks[r - 1];
+  handle.psum_num_recv_tokens_per_scaleup_rank = to_i32(ranks);
+  handle.psum_num_recv_tokens_per_expert = to_i32(ends);
+  handle.num_unaligned_recv_tokens_per_expert = to_i32(received.experts.num_rows);
+  if (handle.state->is_synced) handle.num_recv_tokens_per_expert_list = aligned;
+}
+
+// Origins by (rank, token, k): a line of metadata for each token received.
+void fill_metadata(EPHandle& handle, int num_ranks) {
+  const std::int64_t num_topk = handle.topk_idx.shape(1);
+  const std::int64_t max_tokens = handle.num_max_tokens_per_rank;
+  const std::int64_t received =
+      handle.psum_num_recv_tokens_per_scaleup_rank.as<std::int32_t>()[num_ranks - 1];
+  handle.num_recv_tokens = handle.state->is_synced ? received : num_ranks * max_tokens;
+  handle.recv_src_metadata = Tensor(DType::kI32, {handle.num_recv_tokens, num_topk + 2});
+  auto* lines = handle.recv_src_metadata.as<std::int32_t>();
+  std::fill_n(lines, handle.recv_src_metadata.view().num_elements(), -1);
+
+  std::vector<RowOrigin> origins =
+      handle.state->kept.exchange().row_origins(handle.state->kept.handle());
+  std::sort(origins.begin(), origins.end(), [](const RowOrigin& a, const RowOrigin& b) {
+    return std::tie(a.rank, a.token, a.k) < std::tie(b.rank, b.token, b.k);
+  });
+  std::int64_t line = -1;
+  for (std::size_t i = 0; i < origins.size(); ++i) {
+    const RowOrigin& origin = origins[i];
+    const bool is_new =
+        i == 0 || origin.rank != origins[i - 1].rank || origin.token != origins[i - 1].token;
+    if (is_new) ++line;
+    std::int32_t* at = lines + line * (num_topk + 2);
+    at[0] = static_cast<std::int32_t>(origin.rank * max_tokens + origin.token);
+    at[1] = static_cast<std::int32_t>(origin.rank * num_topk + origin.k);
+    if (handle.do_expand) at[2 + origin.k] = static_cast<std::int32_t>(origin.row);
+  }
+}
+
+void fill_slots(EPHandle& handle, const Group& group) {
+  const std::int64_t num_tokens = handle.topk_idx.shape(0);
+  const std::int64_t num_topk = handle.topk_idx.shape(1);
+  const IdTensor ids("dispatch", "topk_idx", handle.topk_idx);
+  const ExpertOwnership ownership{handle.num_experts, group.size()};
+  handle.dst_buffer_slot_idx = Tensor(DType::kI32, {num_tokens, num_topk});
+  auto* slots = handle.dst_buffer_slot_idx.as<std::int32_t>();
+  std::fill_n(slots, num_tokens * num_topk, -1);
+  const std::int64_t first = group.rank() * handle.num_max_tokens_per_rank;
+  std::vector<std::int64_t> next(static_cast<std::size_t>(group.size()), first);
+  std::vector<std::int64_t> last_token(next.size(), -1);
+  for (std::int64_t t = 0; t < num_tokens; ++t) {
+    for (std::int64_t k = num_topk - 1; k >= 0; --k) {
+      const std::int64_t id = ids[t * num_topk + k];
+      if (id < 0) continue;
+      const auto rank = static_cast<std::size_t>(ownership.owner(static_cast<int>(id)));
+      if (std::exchange(last_token[rank], t) == t) continue;
+      slots[t * num_topk + k] = static_cast<std::int32_t>(next[rank]++);
+    }
+  }
+}
+
+EPHandle& checked(const char* function, const std::shared_ptr<EPHandle>& handle) {
+  require(handle != nullptr && handle->state != nullptr, Errc::kInvalidArgument,
+          "{}: the handle is empty, must be of a dispatch", function);
+  return *handle;
+}
+
+ElasticDispatched result_of(const std::shared_ptr<EPHandle>& handle, const Dispatched& received,
+                            const TensorView& sf, const TensorView& topk_weights) {
+  ElasticDispatched result;
+  result.handle = handle;
+  result.recv_x = received.experts.rows;
+  result.recv_sf = retyped(received.experts.scales, sf.dtype());
+  if (topk_weights.has_value()) result.recv_topk_weights = received.topk_weights;
+  if (!handle->do_expand) result.recv_topk_idx = copy_ids("dispatch", received.topk_ids);
+  return result;
+}
+
+ExchangeConfig config_of(const ElasticBufferOptions& buffer, std::int32_t num_experts,
+                         std::int32_t num_topk, const ElasticDispatchOptions& options) {
+  ExchangeConfig config;
+  config.num_experts = num_experts;
+  config.num_topk = num_topk;
+  config.max_tokens_per_rank = buffer.num_max_tokens_per_rank;
+  config.layout = options.do_expand ? Layout::kExpanded : Layout::kCompact;
+  const bool sends_every_row = options.do_expand && !buffer.allow_multiple_reduction;
+  config.reduce = sends_every_row ? Reduce::kPerExpert : Reduce::kPerRank;
+  if (options.do_expand) config.expert_alignment = options.expert_alignment;
+  config.worst_case_rows = !options.do_cpu_sync;
+  config.zero_padding = options.do_zero_padding;
+  config.max_in_flight = buffer.max_in_flight;
+  return config;
+}
+
+void set_rows(ExchangeConfig& config, const TensorView& x, const TensorView& sf, bool is_aligned) {
+  config.scheme = scheme_of_rows("dispatch", x, sf);
+  config.hidden = x.shape(1);
+  config.scale_layout =
+      is_aligned && sf.has_value() ? ScaleLayout::kColumnMajorAligned : ScaleLayout::kRowMajor;
+}
+
+}  // namespace
+
+class ElasticBufferImpl {
+ public:
+  ElasticBufferImpl(const Group& group, const ElasticBufferOptions& options)
+      : pool_(group), options_(options) {}
+
+  ElasticDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
+                             std::int32_t num_experts, const ElasticDispatchOptions& options);
+  ElasticDispatched dispatch_again(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
+                                   const TensorView& sf, const TensorView& topk_weights);
+  ElasticCombined combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
+                          const TensorView& topk_weights, const std::vector<TensorView>& bias);
+
+ private:
+  ExchangePool pool_;
+  ElasticBufferOptions options_;
+};
+
+ElasticDispatched ElasticBufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
+                                              std::int32_t num_experts,
+                                              const ElasticDispatchOptions& options) {
+  check_ids("dispatch", x, topk_idx);
+  (void)aligned_counts("dispatch", {}, options.expert_alignment);
+  require(options.do_expand || !options.do_zero_padding, Errc::kInvalidArgument,
+          "dispatch: do_zero_padding is set, must come with do_expand: other rows have no gaps");
+  ExchangeConfig config =
+      config_of(options_, num_experts, narrow_size("dispatch", "K", topk_idx.shape(1)), options);
+  set_rows(config, x, options.sf, options.use_tma_aligned_col_major_sf);
+  auto handle = std::make_shared<EPHandle>();
+  handle->do_expand = options.do_expand;
+  handle->num_experts = num_experts;
+  handle->expert_alignment = options.expert_alignment;
+  handle->num_max_tokens_per_rank = options.num_max_tokens_per_rank == 0
+                                        ? options_.num_max_tokens_per_rank
+                                        : options.num_max_tokens_per_rank;
+  handle->state = std::make_shared<ElasticState>(pool_.get(config));
+  ElasticState& state = *handle->state;
+  state.is_synced = options.do_cpu_sync;
+  state.has_aligned_sf = options.use_tma_aligned_col_major_sf;
+  handle->topk_idx = topk_idx;
+  if (options.do_handle_copy) {
+    state.topk_idx = copy_ids("dispatch", topk_idx);
+    handle->topk_idx = state.topk_idx;
+  }
+  DispatchOptions extra;
+  extra.scales = retyped(options.sf, DType::kF32);
+  extra.max_tokens = options.num_max_tokens_per_rank;
+  state.kept.send(x, topk_idx, options.topk_weights, extra);
+  const Dispatched received = state.kept.receive();
+  fill_psums(*handle, received);
+  fill_metadata(*handle, pool_.group().size());
+  fill_slots(*handle, pool_.group());
+  if (handle->do_expand) handle->num_expanded_tokens = received.experts.rows.shape(0);
+  return result_of(handle, received, options.sf, options.topk_weights);
+}
+
+ElasticDispatched ElasticBufferImpl::dispatch_again(const TensorView& x,
+                                                    const std::shared_ptr<EPHandle>& handle,
+                                                    const TensorView& sf,
+                                                    const TensorView& topk_weights) {
+  const EPHandle& earlier = checked("dispatch", handle);
+  require(earlier.do_expand || !topk_weights.has_value(), Errc::kInvalidArgument,
+          "dispatch: topk_weights is {} with a handle, must be absent unless it is expanded",
+          topk_weights);
+  ExchangeConfig config = earlier.state->kept.exchange().config();
+  set_rows(config, x, sf, earlier.state->has_aligned_sf);
+  DispatchOptions extra;
+  extra.scales = retyped(sf, DType::kF32);
+  extra.max_tokens = earlier.num_max_tokens_per_rank;
+  const Dispatched received = earlier.state->kept.dispatch_again(
+      pool_.get(config), x, earlier.topk_idx, topk_weights, extra);
+  return result_of(handle, received, sf, topk_weights);
+}
+
+ElasticCombined ElasticBufferImpl::combine(const TensorView& x,
+                                           const std::shared_ptr<EPHandle>& handle,
+                                           const TensorView& topk_weights,
+                                           const std::vector<TensorView>& bias) {
+  ElasticState& state = *checked("combine", handle).state;
+  check_bias("combine", bias);
+  const ExchangeConfig& config = state.kept.exchange().config();
+  const std::int64_t num_tokens = handle->topk_idx.shape(0);
+  const std::int64_t num_topk = handle->topk_idx.shape(1);
+  ElasticCombined result;
+  result.combined_x = Tensor(DType::kBF16, {num_tokens, config.hidden});
+  CombineOptions extra;
+  extra.bias = bias;
+  if (config.reduce == Reduce::kPerExpert) {
+    require(!topk_weights.has_value(), Errc::kInvalidArgument,
+            "combine: topk_weights is {}, must be absent without allow_multiple_reduction",
+            topk_weights);
+    if (!state.ones.view().has_value()) {
+      state.ones = Tensor(DType::kF32, {num_tokens, num_topk});
+      std::fill_n(state.ones.as<float>(), num_tokens * num_topk, 1.0f);
+    }
+    extra.topk_weights = state.ones;
+  }
+  if (topk_weights.has_value()) {
+    result.combined_topk_weights = Tensor(DType::kF32, {num_tokens, num_topk});
+    extra.returned_weights = result.combined_topk_weights;
+  }
+  state.kept.combine_send(x, topk_weights, result.combined_x, extra);
+  state.kept.combine_receive(result.combined_x, extra);
+  return result;
+}
+
+ElasticBuffer::ElasticBuffer(const Group& group, const ElasticBufferOptions& options)
+    : impl_(std::make_unique<ElasticBufferImpl>(group, options)) {}
+ElasticBuffer::ElasticBuffer(ElasticBuffer&&) noexcept = default;
+ElasticBuffer& ElasticBuffer::operator=(ElasticBuffer&&) noexcept = default;
+ElasticBuffer::~ElasticBuffer() = default;
+
+std::size_t ElasticBuffer::get_buffer_size_hint(int num_ranks, std::int32_t num_experts,
+                                                const ElasticBufferOptions& options,
+                                                std::int64_t hidden, std::int32_t num_topk) {
+  constexpr std::size_t kUnit = std::size_t{2} << 20;
+  ElasticDispatchOptions dispatch;
+  dispatch.do_expand = true;
+  ExchangeConfig config = config_of(options, num_experts, num_topk, dispatch);
+  config.hidden = hidden;
+  const std::size_t bytes = exchange_memory(config, num_ranks, 0).window_bytes;
+  return checked_add(bytes, kUnit - 1) / kUnit * kUnit;
+}
+
+ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView& topk_idx,
+                                          std::int32_t num_experts,
+                                          const ElasticDispatchOptions& options) {
+  return impl_->dispatch(x, topk_idx, num_experts, options);
+}
+
+ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
+                                          const std::shared_ptr<EPHandle>& handle,
+                                          const TensorView& sf, const TensorView& topk_weights) {
+  return impl_->dispatch_again(x, handle, sf, topk_weights);
+}
+
+ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
+                                       const TensorView& topk_weights,
+                                       const std::vector<TensorView>& bias) {
+  return impl_->combine(x, handle, topk_weights, bias);
+}
+
+}  // namespace switchyard::deep_ep

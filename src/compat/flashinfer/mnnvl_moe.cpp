@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/compat/flashinfer/mnnvl_moe.h"
+
+#include <algorithm>
+
+#include "switchyard/compat/collectives.h"
+
+#include "compat/payload_exchange.h"
+#include "core/fail.h"
+#include "core/format.h"
+#include "plan/expert_ownership.h"
+#include "plan/id_tensor.h"
+
+namespace switchyard::flashinfer {
+
+struct TwoSidedRouting {
+  Tensor ids;  ///< [T, K] i64, -1: none
+  PayloadRouting shared;
+};
+
+namespace {
+
+constexpr const char* kPrepare = "prepare_without_allgather";
+
+ExchangeConfig config_of(std::int64_t max_tokens, std::int32_t slot_count, std::int32_t top_k) {
+  ExchangeConfig config;
+  config.num_experts = slot_count;
+  config.num_topk = top_k;
+  config.max_tokens_per_rank = max_tokens;
+  config.layout = Layout::kCompact;
+  config.worst_case_rows = true;
+  return config;
+}
+
+// Ids as the exchange wants them: whatever means "none" is -1.
+Tensor known_ids(const TensorView& expert_ids, std::int32_t slot_count) {
+  Tensor ids = copy_ids(kPrepare, expert_ids);
+  for (std::int64_t i = 0; i < ids.view().num_elements(); ++i) {
+    std::int64_t& id = ids.as<std::int64_t>()[i];
+    require(id <= slot_count, Errc::kInvalidArgument,
+            "{}: element {} of expert_ids is {}, must be below slot_count, {}, or none", kPrepare,
+            i, id, slot_count);
+    if (id < 0 || id == slot_count) id = -1;
+  }
+  return ids;
+}
+
+// A sent row for each rank that a token concerns: token, and token * K + lowest k.
+void fill_send_lists(MoEAlltoallInfo& info, const TensorView& ids, const ExpertOwnership& ownership,
+                     std::int64_t max_tokens) {
+  const std::int64_t num_topk = ids.shape(1);
+  const auto num_ranks = static_cast<std::size_t>(ownership.num_ranks);
+  std::vector<std::vector<std::int32_t>> sent(num_ranks);
+  for (std::int64_t i = 0; i < ids.num_elements(); ++i) {
+    const std::int64_t id = ids.as<std::int64_t>()[i];
+    if (id < 0) continue;
+    auto& list = sent[static_cast<std::size_t>(ownership.owner(static_cast<int>(id)))];
+    // k ascends, so the first time that a token meets a rank is its lowest k there.
+    if (list.empty() || list.back() / num_topk != i / num_topk) {
+      list.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  const std::int64_t room =
+      checked_mul(max_tokens, std::max(ownership.num_ranks + std::int64_t{0}, num_topk));
+  info.send_rank_count_cumsum = Tensor(DType::kI32, {ownership.num_ranks});
+  info.send_rank_local_indices = Tensor(DType::kI32, {room});
+  info.backward_recv_rank_local_indices = Tensor(DType::kI32, {room});
+  auto* tokens = info.send_rank_local_indices.as<std::int32_t>();
+  auto* backward = info.backward_recv_rank_local_indices.as<std::int32_t>();
+  std::fill_n(tokens, room, -1);
+  std::fill_n(backward, room, -1);
+  std::int32_t count = 0;
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    for (const std::int32_t place : sent[r]) {
+      tokens[count] = static_cast<std::int32_t>(place / num_topk);
+      backward[count++] = place;
+    }
+    info.send_rank_count_cumsum.as<std::int32_t>()[r] = count;
+  }
+}
+
+void fill_receive_lists(MoEAlltoallInfo& info, const Dispatched& received) {
+  std::vector<std::int64_t> ends(received.rows_per_rank.begin(), received.rows_per_rank.end());
+  for (std::size_t r = 1; r < ends.size(); ++r) ends[r] += ends[r - 1];
+  info.recv_rank_count_cumsum = to_i32(ends);
+  info.local_token_allocation_count = received.topk_ids.shape(0);
+  info.recv_rank_local_indices = Tensor(DType::kI32, {info.local_token_allocation_count});
+  for (std::int64_t i = 0; i < info.local_token_allocation_count; ++i) {
+    info.recv_rank_local_indices.as<std::int32_t>()[i] = static_cast<std::int32_t>(i);
+  }
+}
+
+// Local indices to slots; slot_count for all else.
+Tensor slots_of(const TensorView& local_ids, std::int32_t first_slot, std::int32_t slot_count) {
+  Tensor slots(DType::kI32, {local_ids.shape(0), local_ids.shape(1)});
+  for (std::int64_t i = 0; i < local_ids.num_elements(); ++i) {
+    const std::int32_t local = local_ids.as<std::int32_t>()[i];
+    slots.as<std::int32_t>()[i] = local < 0 ? slot_count : first_slot + local;
+  }
+  return slots;
+}
+
+Tensor copy_of(const TensorView& weights) {
+  Tensor copy(DType::kF32, {weights.shape(0), weights.shape(1)});
+  std::copy_n(weights.as<float>(), weights.num_elements(), copy.as<float>());
+  return copy;
+}
+
+const TwoSidedRouting& routing_of(const char* function, const MoEAlltoallInfo& info) {
+  require(info.routing != nullptr, Errc::kInvalidArgument,
+          "{}: info is empty, must be from prepare_without_allgather", function);
+  return *info.routing;
+}
+
+}  // namespace
+
+class MnnvlMoeImpl {
+ public:
+  MnnvlMoeImpl(const Group& group, const MnnvlMoeOptions& options)
+      : pool_(group), options_(options), statics_(group, 1) {}
+
+  MoEAlltoallPrepared prepare(const TensorView& expert_ids, const TensorView& scales,
+                              const TensorView& expert_statics, std::int64_t max_tokens,
+                              std::int32_t expert_count, std::int32_t slot_count);
+  std::vector<Tensor> alltoallv(const std::vector<TensorView>& payloads,
+                                const MoEAlltoallInfo& info);
+  Tensor combine(const TensorView& x, const MoEAlltoallInfo& info);
+
+ private:
+  void check(const TensorView& expert_ids, std::int64_t max_tokens, std::int32_t expert_count,
+             std::int32_t slot_count) const;
+
+  ExchangePool pool_;
+  MnnvlMoeOptions options_;
+  Collectives statics_;
+};
+
+void MnnvlMoeImpl::check(const TensorView& expert_ids, std::int64_t max_tokens,
+                         std::int32_t expert_count, std::int32_t slot_count) const {
+  constexpr std::int64_t kMaxTopk = 32;
+  require(expert_ids.num_dims() == 2, Errc::kInvalidArgument,
+          "{}: expert_ids is {}, must be [T, K]", kPrepare, expert_ids);
+  require(max_tokens >= 1 && max_tokens <= options_.max_token_count_per_rank,
+          Errc::kInvalidArgument, "{}: max_token_count_per_rank is {}, must be from 1 to {}",
+          kPrepare, max_tokens, options_.max_token_count_per_rank);
+  require(expert_count >= 1, Errc::kInvalidArgument, "{}: expert_count is {}, must be at least 1",
+          kPrepare, expert_count);
+  require(!options_.strict ||
+              (expert_count % 4 == 0 && slot_count % 4 == 0 && expert_ids.shape(1) <= kMaxTopk),
+          Errc::kInvalidArgument,
+          "{}: {} experts, {} slots, K {}; strict wants multiples of 4 and K at most {}", kPrepare,
+          expert_count, slot_count, expert_ids.shape(1), kMaxTopk);
+}
+
+MoEAlltoallPrepared MnnvlMoeImpl::prepare(const TensorView& expert_ids, const TensorView& scales,
+                                          const TensorView& expert_statics, std::int64_t max_tokens,
+                                          std::int32_t expert_count, std::int32_t slot_count) {
+  check(expert_ids, max_tokens, expert_count, slot_count);
+  const TensorView& statics = expert_statics;
+  require(!statics.has_value() || (statics.dtype() == DType::kI32 && statics.num_dims() == 1 &&
+                                   statics.shape(0) == expert_count && statics.is_contiguous()),
+          Errc::kInvalidArgument, "{}: expert_statics is {}, must be i32 [{}]", kPrepare, statics,
+          expert_count);
+  auto routing = std::make_shared<TwoSidedRouting>();
+  routing->ids = known_ids(expert_ids, slot_count);
+  routing->shared = {config_of(options_.max_token_count_per_rank, slot_count,
+                               narrow_size(kPrepare, "K", expert_ids.shape(1))),
+                     routing->ids, expert_ids.shape(0), max_tokens};
+  const ReceivedPayloads got = dispatch_payloads(kPrepare, pool_, routing->shared, {}, scales);
+  const ExpertOwnership ownership{slot_count, pool_.group().size()};
+  MoEAlltoallPrepared result;
+  fill_send_lists(result.info, routing->ids, ownership, max_tokens);
+  fill_receive_lists(result.info, got.received);
+  result.info.routing = routing;
+  result.expert_ids =
+      slots_of(got.received.topk_ids, ownership.first(pool_.group().rank()), slot_count);
+  if (scales.has_value()) result.scales = copy_of(got.received.topk_weights);
+  if (statics.has_value()) {
+    result.gathered_expert_statics =
+        statics_.all_gatherv(reshaped(statics, DType::kI32, {1, expert_count}));
+  }
+  return result;
+}
+
+std::vector<Tensor> MnnvlMoeImpl::alltoallv(const std::vector<TensorView>& payloads,
+                                            const MoEAlltoallInfo& info) {
+  constexpr const char* kName = "alltoallv";
+  constexpr std::int64_t kRowUnitBits = 128;
+  const PayloadRouting& routing = routing_of(kName, info).shared;
+  require(!payloads.empty(), Errc::kInvalidArgument, "{}: no payloads, must be at least one",
+          kName);
+  for (const TensorView& payload : payloads) {
+    require(!options_.strict || (payload.num_dims() == 2 &&
+                                 payload.shape(1) * bits_of(payload.dtype()) % kRowUnitBits == 0),
+            Errc::kInvalidArgument,
+            "{}: a payload is {}, strict wants two dimensions and rows of a multiple of 16 bytes",
+            kName, payload);
+  }
+  const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing, payloads);
+  std::vector<Tensor> result;
+  for (std::size_t i = 0; i < payloads.size(); ++i) {
+    result.push_back(copy_payload(got.received, i, payloads[i]));
+  }
+  return result;
+}
+
+Tensor MnnvlMoeImpl::combine(const TensorView& x, const MoEAlltoallInfo& info) {
+  constexpr const char* kName = "alltoallv_combine";
+  const PayloadRouting& routing = routing_of(kName, info).shared;
+  require(x.num_dims() == 2 && x.shape(0) == info.local_token_allocation_count,
+          Errc::kInvalidArgument, "{}: x is {}, must be [{}, H]", kName, x,
+          info.local_token_allocation_count);
+  Tensor output(x.dtype(), {routing.num_tokens, x.shape(1)});
+  combine_rows(pool_, routing, x, output);
+  return output;
+}
+
+MnnvlMoe::MnnvlMoe(const Group& group, const MnnvlMoeOptions& options)
+    : impl_(std::make_unique<MnnvlMoeImpl>(group, options)) {}
+MnnvlMoe::MnnvlMoe(MnnvlMoe&&) noexcept = default;
+MnnvlMoe& MnnvlMoe::operator=(MnnvlMoe&&) noexcept = default;
+MnnvlMoe::~MnnvlMoe() = default;
+
+ExchangeMemory MnnvlMoe::workspace_size_per_rank(std::int64_t max_token_count_per_rank,
+                                                 std::int32_t slot_count, std::int32_t top_k,
+                                                 std::int64_t row_bytes, int ep_size, int ep_rank) {
+  ExchangeConfig config = config_of(max_token_count_per_rank, slot_count, top_k);
+  config.hidden = 1;
+  config.sends_weights = false;
+  config.payload_bytes = {row_bytes};
+  return exchange_memory(config, ep_size, ep_rank);
+}
+
+MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(
+    const TensorView& expert_ids, const TensorView& scales, const TensorView& expert_statics,
+    std::int64_t max_token_count_per_rank, std::int32_t expert_count, std::int32_t slot_count) {
+  return impl_->prepare(expert_ids, scales, expert_statics, max_token_count_per_rank, expert_count,
+                        slot_count);
+}
+
+Tensor MnnvlMoe::alltoallv(const TensorView& x, const MoEAlltoallInfo& info) {
+  return std::move(impl_->alltoallv({x}, info).front());
+}
+
+std::vector<Tensor> MnnvlMoe::alltoallv(const std::vector<TensorView>& payloads,
+                                        const MoEAlltoallInfo& info) {
+  return impl_->alltoallv(payloads, info);
+}
+
+Tensor MnnvlMoe::alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info) {
+  return impl_->combine(x, info);
+}
+
+}  // namespace switchyard::flashinfer

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "switchyard/compat/flashinfer/moe_alltoall.h"
+
+#include <algorithm>
+
+#include "compat/payload_exchange.h"
+#include "core/fail.h"
+#include "core/format.h"
+#include "plan/one_sided_limits.h"
+
+namespace switchyard::flashinfer {
+namespace {
+
+// Negative ids, whatever their value, are "none" to the exchange.
+Tensor known_ids(const TensorView& ids) {
+  Tensor known = copy_ids("dispatch", ids);
+  for (std::int64_t i = 0; i < known.view().num_elements(); ++i) {
+    std::int64_t& id = known.as<std::int64_t>()[i];
+    id = std::max<std::int64_t>(id, -1);
+  }
+  return known;
+}
+
+// [P * Tr, bytes] u8 as [P, Tr, ...] of the payload's dtype.
+TensorView by_rank(const TensorView& received, const TensorView& payload, std::int64_t num_ranks) {
+  std::vector<std::int64_t> shape{num_ranks, received.shape(0) / num_ranks};
+  for (int d = 1; d < payload.num_dims(); ++d) shape.push_back(payload.shape(d));
+  return TensorView(received.data(), payload.dtype(), shape);
+}
+
+void sanitize(const TensorView& ids, std::span<const std::int64_t> num_received,
+              std::int32_t invalid) {
+  const std::int64_t max_tokens = ids.shape(1);
+  const std::int64_t num_topk = ids.shape(2);
+  for (std::int64_t s = 0; s < ids.shape(0); ++s) {
+    const std::int64_t valid = num_received[static_cast<std::size_t>(s)];
+    std::fill_n(ids.as<std::int32_t>() + (s * max_tokens + valid) * num_topk,
+                (max_tokens - valid) * num_topk, invalid);
+  }
+}
+
+}  // namespace
+
+class MoeAlltoAllImpl {
+ public:
+  MoeAlltoAllImpl(const Group& group, const MoeAlltoAllOptions& options)
+      : pool_(group), options_(options) {
+    if (options.strict) {
+      check_one_sided_limits("moe_alltoall", options.top_k, group.size(), options.num_experts);
+    }
+    routing_.config.num_experts = options.num_experts;
+    routing_.config.num_topk = options.top_k;
+    routing_.config.max_tokens_per_rank = options.max_num_tokens;
+    routing_.config.layout = Layout::kByRank;
+  }
+
+  std::vector<TensorView> dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
+                                   std::int64_t max_tokens, const MoeDispatchOptions& options);
+  std::span<const std::int64_t> num_received() const { return num_received_; }
+  Tensor combine(const TensorView& payload);
+
+ private:
+  void check_dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
+                      std::int64_t max_tokens, const MoeDispatchOptions& options) const;
+
+  ExchangePool pool_;
+  MoeAlltoAllOptions options_;
+  Tensor ids_;  ///< [T, K] i64 of the last dispatch
+  PayloadRouting routing_;
+  std::vector<std::int64_t> num_received_;
+  ReceivedPayloads dispatched_;  ///< kept from dispatch to combine
+};
+
+void MoeAlltoAllImpl::check_dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
+                                     std::int64_t max_tokens,
+                                     const MoeDispatchOptions& options) const {
+  constexpr std::size_t kMaxPayloads = 6;
+  require(dispatched_.kept == nullptr, Errc::kInvalidArgument,
+          "dispatch: an earlier dispatch waits for its combine; combine first");
+  require(ids.num_dims() == 2 && ids.shape(1) == options_.top_k &&
+              (!options_.strict || ids.dtype() == DType::kI32),
+          Errc::kInvalidArgument, "dispatch: token_selected_experts is {}, must be i32 [T, {}]",
+          ids, options_.top_k);
+  require(max_tokens >= 1 && max_tokens <= options_.max_num_tokens, Errc::kInvalidArgument,
+          "dispatch: runtime_max_tokens_per_rank is {}, must be from 1 to {}", max_tokens,
+          options_.max_num_tokens);
+  require(!payloads.empty() && (!options_.strict || payloads.size() <= kMaxPayloads),
+          Errc::kInvalidArgument, "dispatch: {} payloads, must be from 1 to {}", payloads.size(),
+          kMaxPayloads);
+  if (!options.invalid_token_expert_id.has_value()) return;
+  const auto index = static_cast<std::size_t>(options.expert_id_payload_index);
+  require(options.expert_id_payload_index >= 0 && index < payloads.size() &&
+              payloads[index].dtype() == DType::kI32 && payloads[index].num_dims() == 2 &&
+              payloads[index].shape(1) == options_.top_k,
+          Errc::kInvalidArgument,
+          "dispatch: expert_id_payload_index is {}, must be that of the ids among {} payloads, i32 "
+          "[T, {}]",
+          options.expert_id_payload_index, payloads.size(), options_.top_k);
+}
+
+std::vector<TensorView> MoeAlltoAllImpl::dispatch(const TensorView& ids,
+                                                  const std::vector<TensorView>& payloads,
+                                                  std::int64_t max_tokens,
+                                                  const MoeDispatchOptions& options) {
+  check_dispatch(ids, payloads, max_tokens, options);
+  ids_ = known_ids(ids);
+  routing_.topk_ids = ids_;
+  routing_.num_tokens = ids.shape(0);
+  routing_.max_tokens = max_tokens;
+  // kByRank with worst_case_rows off: its sizes follow max_tokens, not what arrives.
+  dispatched_ = dispatch_payloads("dispatch", pool_, routing_, payloads);
+  const auto& arrived = dispatched_.received.rows_per_rank;
+  num_received_.assign(arrived.begin(), arrived.end());
+  std::vector<TensorView> views;
+  for (std::size_t i = 0; i < payloads.size(); ++i) {
+    views.push_back(by_rank(dispatched_.received.payloads[i], payloads[i], pool_.group().size()));
+  }
+  if (options.invalid_token_expert_id.has_value()) {
+    sanitize(views[static_cast<std::size_t>(options.expert_id_payload_index)], num_received_,
+             *options.invalid_token_expert_id);
+  }
+  return views;
+}
+
+Tensor MoeAlltoAllImpl::combine(const TensorView& payload) {
+  require(dispatched_.kept != nullptr, Errc::kInvalidArgument,
+          "combine: nothing was dispatched; dispatch first");
+  const std::int64_t num_ranks = pool_.group().size();
+  require(payload.has_value() && payload.num_dims() == 3 && payload.shape(0) == num_ranks &&
+              payload.shape(1) == routing_.max_tokens && payload.is_contiguous(),
+          Errc::kInvalidArgument, "combine: payload is {}, must be [{}, {}, H], contiguous",
+          payload, num_ranks, routing_.max_tokens);
+  Tensor output(payload.dtype(), {routing_.num_tokens, payload.shape(2)});
+  combine_rows(
+      pool_, routing_,
+      reshaped(payload, payload.dtype(), {num_ranks * routing_.max_tokens, payload.shape(2)}),
+      output);
+  dispatched_ = {};
+  return output;
+}
+
+MoeAlltoAll::MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options)
+    : impl_(std::make_unique<MoeAlltoAllImpl>(group, options)) {}
+MoeAlltoAll::MoeAlltoAll(MoeAlltoAll&&) noexcept = default;
+MoeAlltoAll& MoeAlltoAll::operator=(MoeAlltoAll&&) noexcept = default;
+MoeAlltoAll::~MoeAlltoAll() = default;
+
+std::size_t MoeAlltoAll::get_workspace_size_per_rank(std::int64_t ep_size,
+                                                     std::int64_t max_num_tokens,
+                                                     std::int64_t dispatch_bytes_per_token,
+                                                     std::int64_t combine_bytes_per_token,
+                                                     std::int64_t aux_bytes) {
+  require(ep_size >= 1 && max_num_tokens >= 0 && dispatch_bytes_per_token >= 0 &&
+              combine_bytes_per_token >= 0 && aux_bytes >= 0,
+          Errc::kInvalidArgument,
+          "get_workspace_size_per_rank: {} ranks, {} tokens, {} + {} bytes, {} aux bytes, must not "
+          "be negative",
+          ep_size, max_num_tokens, dispatch_bytes_per_token, combine_bytes_per_token, aux_bytes);
+  constexpr std::int64_t kLine = 128;
+  const std::int64_t rows = checked_mul(ep_size, max_num_tokens);
+  std::int64_t total = 0;
+  for (const std::int64_t bytes : {aux_bytes, checked_mul(rows, dispatch_bytes_per_token),
+                                   checked_mul(rows, combine_bytes_per_token)}) {
+    total = checked_add(total, checked_add(bytes, kLine - 1) / kLine * kLine);
+  }
+  return static_cast<std::size_t>(total);
+}
+
+std::vector<TensorView> MoeAlltoAll::dispatch(const TensorView& token_selected_experts,
+                                              const std::vector<TensorView>& input_payloads,
+                                              std::int64_t runtime_max_tokens_per_rank,
+                                              const MoeDispatchOptions& options) {
+  return impl_->dispatch(token_selected_experts, input_payloads, runtime_max_tokens_per_rank,
+                         options);
+}
+
+std::span<const std::int64_t> MoeAlltoAll::num_received() const { return impl_->num_received(); }
+
+Tensor MoeAlltoAll::combine(const TensorView& payload) { return impl_->combine(payload); }
+
+}  // namespace switchyard::flashinfer

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/base/check.h"
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+Errc code_of(cudaError_t result) {
+  switch (result) {
+    case cudaErrorMemoryAllocation: return Errc::kOutOfMemory;
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoKernelImageForDevice: return Errc::kNotAvailable;
+    default: return Errc::kSystem;
+  }
+}
+
+}  // namespace
+
+void check_cuda(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) [[likely]]
+    return;
+  cudaGetLastError();  // so that a later check does not report it again
+  fail(code_of(result), "{}: CUDA says {}: {}", what, cudaGetErrorName(result),
+       cudaGetErrorString(result));
+}
+
+void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
+
+}  // namespace switchyard

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/base/memory.h"
+
+#include <cstring>
+
+#include "cuda/base/check.h"
+
+namespace switchyard {
+
+DeviceGuard::DeviceGuard(int device) {
+  check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+}
+
+DeviceGuard::~DeviceGuard() { cudaSetDevice(previous_); }
+
+DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
+  if (bytes > 0) check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "cudaMalloc");
+}
+
+DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
+
+PinnedBuffer::PinnedBuffer(std::size_t bytes) {
+  if (bytes == 0) return;
+  check_cuda(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+             "cudaHostAlloc");
+  std::memset(data_, 0, bytes);
+}
+
+PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
+
+OwnedStream::OwnedStream() {
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+}
+
+OwnedStream::~OwnedStream() {
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// combine_kernel.cuh: the combine kernel of one form of returned rows: senders first, then
+// receivers, as in dispatch_kernel.cuh. It counts no call: it belongs to the one that dispatch has
+// counted.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/base/launch.h"
+#include "cuda/exchange/call.cuh"
+#include "cuda/exchange/combine_receive.cuh"
+#include "cuda/exchange/combine_send.cuh"
+
+namespace switchyard {
+
+/// Returned rows of bf16, f16 or f32. No words of theirs are reserved, because NaN is canonical.
+template <DType kDType>
+struct PlainWire {
+  static constexpr DType kRows = kDType;
+
+  __device__ static __forceinline__ void send(const CombineArgs&, std::uint64_t, const ReturnTo& to,
+                                              int lane, bool is_there,
+                                              const float (&sum)[kReturnGrain]) {
+    if (is_there) send_return<kDType>(to, lane, sum);
+  }
+  template <bool kIsCommon>
+  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
+                                             const ReturnSlots& slots, int token,
+                                             const TokenTerms& of, int piece, int lane) {
+    if (a.reduce == Reduce::kPerExpert) {
+      return sum_piece<kDType, kIsCommon, true>(a, call, slots, token, of, piece, lane);
+    }
+    return sum_piece<kDType, kIsCommon, false>(a, call, slots, token, of, piece, lane);
+  }
+};
+
+template <class Wire, bool kIsCommon>
+__global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
+    combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
+  __shared__ CallOfCta next;
+  __shared__ std::int32_t num_arrivals[kMaxPushRanks];
+  const std::uint32_t asked = begin_kernel(a);
+  const int num_sending = sends ? a.num_senders : 0;
+  const int cta = static_cast<int>(blockIdx.x);
+  if (cta < num_sending) {
+    return_tokens<Wire, kIsCommon>(a, asked, next, cta, num_arrivals);
+  } else {
+    sum_tokens<Wire, kIsCommon>(a, asked, next, cta - num_sending);
+  }
+}
+
+template <class Wire, bool kIsCommon>
+void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
+  const int ctas =
+      (sends(phases) ? args.num_senders : 0) + (receives(phases) ? args.num_receivers : 0);
+  launch_kernel(combine_kernel<Wire, kIsCommon>,
+                {std::max(1, ctas), args.num_warps * kLanes, 0, programmatic, stream}, "combine",
+                args, sends(phases));
+}
+
+/// See return_grain.cuh. Of what a launch does not do nothing is known yet.
+template <class Wire>
+bool is_common(const CombineArgs& args, Phases phases) {
+  constexpr std::int64_t kMostStride = 0xFFFFFFFF;
+  const bool has_common_rows =
+      args.row_dtype == Wire::kRows && args.aligned_rows && args.row_stride <= kMostStride;
+  const bool has_common_sums = args.output_dtype == Wire::kRows && args.aligned_output &&
+                               args.output_stride <= kMostStride && args.num_bias == 0 &&
+                               args.shared == nullptr;
+  return args.layout.shape.hidden % kReturnPiece == 0 && (!sends(phases) || has_common_rows) &&
+         (!receives(phases) || has_common_sums);
+}
+
+template <class Wire>
+void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
+  const bool runs_all = phases == Phases::kNone;
+  const bool calls_common = is_common<Wire>(args, phases);
+  if (runs_all || calls_common) {
+    launch_wire<Wire, true>(args, phases, programmatic, stream);
+  }
+  if (runs_all || !calls_common) {
+    launch_wire<Wire, false>(args, phases, programmatic, stream);
+  }
+}
+
+}  // namespace switchyard

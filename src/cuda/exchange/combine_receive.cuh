@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// combine_receive.cuh: the receive part of combine: the owner of a token adds bias, then what came
+// back, in one chain in fixed order, and rounds once.
+#pragma once
+
+#include "cuda/exchange/call.cuh"
+#include "cuda/exchange/return_grain.cuh"
+#include "cuda/exchange/wire.cuh"
+
+namespace switchyard {
+
+/// Terms that are looked for at once.
+template <DType kWire>
+inline constexpr int kTermsAtOnce = 4 / kGrainUnits<kWire>;
+
+/// A further addend of a rounded sum, which is rounded again.
+template <DType kDType>
+__device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std::int32_t first,
+                                           std::uint32_t (&words)[kGrainWords<kDType>]) {
+  const RowSource rows{reinterpret_cast<const std::byte*>(a.shared), a.shared_stride * 2,
+                       a.layout.shape.hidden, DType::kBF16, a.aligned_shared};
+  const AnyGrain raw = load_raw(rows, token, first, true);
+  float x[kReturnGrain];
+  float sum[kReturnGrain];
+  widen_words<DType::kBF16>(raw.words, x);
+  widen_words<kDType>(words, sum);
+#pragma unroll
+  for (int i = 0; i < kReturnGrain; ++i) sum[i] = (0.0f + sum[i]) + x[i];
+  narrow_grain<kDType>(sum, words);
+}
+
+template <int kWords>
+__device__ __forceinline__ void put_words(std::byte* to, const std::uint32_t (&words)[kWords]) {
+#pragma unroll
+  for (int i = 0; i < kWords / 4; ++i) {
+    reinterpret_cast<uint4*>(to)[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                                       words[4 * i + 3]};
+  }
+}
+
+template <DType kDType>
+__device__ __forceinline__ void put_sums(const CombineArgs& a, std::byte* to, int token,
+                                         std::int32_t first, const float (&x)[kReturnGrain]) {
+  constexpr int kWords = kGrainWords<kDType>;
+  constexpr int kBytes = wire_bits(kDType) / 8;
+  std::uint32_t words[kWords];
+  narrow_grain<kDType>(x, words);
+  if (a.shared != nullptr) add_shared<kDType>(a, token, first, words);
+  if (a.aligned_output && first + kReturnGrain <= a.layout.shape.hidden) {
+    return put_words(to, words);
+  }
+  std::uint32_t copy[kWords];  // the words themselves stay in registers
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) copy[i] = words[i];
+  const auto left = static_cast<int>(a.layout.shape.hidden) - first;
+  put_bytes(to, min(left, kReturnGrain) * kBytes, copy);
+}
+
+__device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::int32_t first,
+                                         float (&sum)[kReturnGrain]) {
+#pragma unroll 1
+  for (int b = 0; b < a.num_bias; ++b) {
+    const RowSource rows{reinterpret_cast<const std::byte*>(a.bias[b]), a.bias_stride[b] * 2,
+                         a.layout.shape.hidden, DType::kBF16, false};
+    const AnyGrain raw = load_raw(rows, token, first, true);
+    float x[kReturnGrain];
+    widen_words<DType::kBF16>(raw.words, x);
+#pragma unroll
+    for (int i = 0; i < kReturnGrain; ++i) sum[i] = sum[i] + x[i];
+  }
+}
+
+/// Some terms of a sum, of one lane. One that is not there is 0, which changes no sum: sums of
+/// terms without weights begin with 0, so that none is -0, and with weights its own is negative.
+template <DType kWire>
+struct Terms {
+  static constexpr int kUnits = kGrainUnits<kWire>;
+  static constexpr int kCount = kTermsAtOnce<kWire>;
+  std::uint32_t units[kCount * kUnits][4] = {};
+  std::byte* slots[kCount];
+
+  /// Looks for the units of `wanted`; returns those that have not arrived.
+  __device__ __forceinline__ unsigned look(unsigned wanted) {
+#pragma unroll
+    for (int i = 0; i < kCount * kUnits; ++i) {
+      if ((wanted >> i & 1) != 0) {
+        load_words(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount * kUnits; ++i) {
+      if (has_arrived(units[i])) wanted &= ~(1u << i);
+    }
+    return wanted;
+  }
+  __device__ __forceinline__ void fill_empty_slots(unsigned present) const {
+#pragma unroll
+    for (int i = 0; i < kCount * kUnits; ++i) {
+      if ((present >> i & 1) != 0) {
+        fill_empty<4>(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes);
+      }
+    }
+  }
+  __device__ __forceinline__ void widen(int i, float (&x)[kReturnGrain]) const {
+    std::uint32_t words[4 * kUnits];
+#pragma unroll
+    for (int w = 0; w < 4 * kUnits; ++w) words[w] = units[i * kUnits + w / 4][w % 4];
+    widen_words<kWire>(words, x);
+  }
+};
+
+/// What a sum is made of. Lane i knows term i; see Terms for the weight where there is none.
+struct TokenTerms {
+  std::int32_t count;
+  std::uint32_t column;
+  float weight;
+
+  /// What the constructor will read.
+  __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
+    switchyard::prefetch(a.state.num_terms + token);
+    switchyard::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
+  }
+  __device__ __forceinline__ TokenTerms(const CombineArgs& a, int token, int lane) {
+    const std::int64_t at = std::int64_t{token} * a.num_topk;
+    count = a.state.num_terms[token];
+    column = lane < a.num_topk ? static_cast<std::uint32_t>(a.state.columns[at + lane]) : 0;
+    weight = 1.0f;
+    if (a.reduce != Reduce::kPerExpert) return;
+    weight = -1.0f;
+    if (lane < count) {
+      weight = a.topk_weights == nullptr ? a.state.term_weights[at + lane]
+                                         : __ldg(a.topk_weights + at + column);
+    }
+  }
+};
+
+/// Term `term` of a token's sum, as something to wait for. Looks up who returns it: ask late.
+__device__ __forceinline__ WaitFor wait_for_term(const CombineArgs& a, std::uint64_t call,
+                                                 int token, int term) {
+  const std::int32_t peer = a.state.term_ranks[std::int64_t{token} * a.num_topk + term];
+  return {WaitPlace::kReturnedRow, peer, token, call};
+}
+
+/// Where a sum's elements from `first` on go.
+template <DType kDType, bool kIsCommon>
+__device__ __forceinline__ std::byte* output_at(const CombineArgs& a, int token,
+                                                std::int32_t first) {
+  if constexpr (kIsCommon) {
+    return a.output + product_of(token, a.output_stride) + first * (wire_bits(kDType) / 8);
+  }
+  const int bytes = a.output_dtype == DType::kF32 ? 4 : 2;
+  return a.output + token * a.output_stride + std::int64_t{first} * bytes;
+}
+
+template <DType kDType, bool kIsCommon>
+__device__ __forceinline__ void put_output(const CombineArgs& a, std::byte* to, int token,
+                                           std::int32_t first, const float (&sum)[kReturnGrain]) {
+  if constexpr (kIsCommon) {
+    std::uint32_t words[kGrainWords<kDType>];
+    narrow_grain<kDType>(sum, words);
+    return put_words(to, words);
+  }
+  switch (a.output_dtype) {
+    case DType::kF32: return put_sums<DType::kF32>(a, to, token, first, sum);
+    case DType::kF16: return put_sums<DType::kF16>(a, to, token, first, sum);
+    default: return put_sums<DType::kBF16>(a, to, token, first, sum);
+  }
+}
+
+/// One piece of one own token, by one warp. False: gave up. kIsEach: terms have weights.
+template <DType kWire, bool kIsCommon, bool kIsEach>
+__device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call,
+                                          const ReturnSlots& slots, int token, const TokenTerms& of,
+                                          int piece, int lane) {
+  constexpr int kUnits = kGrainUnits<kWire>;
+  constexpr int kAtOnce = kTermsAtOnce<kWire>;
+  const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
+  const bool is_there = kIsCommon || first < a.layout.shape.hidden;
+  std::byte* row = a.windows.base[a.rank] + slots.at(a.layout, token, piece) + lane * kUnitBytes;
+  const std::uint32_t column_at = of.column * a.layout.return_stride;
+  float sum[kReturnGrain] = {};
+  if (!kIsCommon && is_there) add_bias(a, token, first, sum);
+#pragma unroll 1
+  for (int begin = 0; begin < of.count; begin += kAtOnce) {
+    Terms<kWire> terms;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      terms.slots[i] = row + __shfl_sync(kAllLanes, column_at, begin + i);
+    }
+    const int num_units = min(of.count - begin, kAtOnce) * kUnits;
+    const unsigned present = is_there ? (1u << num_units) - 1 : 0;
+    unsigned missing = present;
+    bool is_good = true;
+    Spin spin;
+#pragma unroll 1
+    while (missing != 0 && is_good) {
+      missing = terms.look(missing);
+      if (missing == 0) break;
+      const int late = begin + (__ffs(missing) - 1) / kUnits;
+      is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
+    }
+    if (__any_sync(kAllLanes, !is_good)) return false;
+    terms.fill_empty_slots(present);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i % 2 == 0 && begin + i >= of.count) break;  // alike in all lanes
+      float x[kReturnGrain];
+      terms.widen(i, x);
+      const float weight = kIsEach ? __shfl_sync(kAllLanes, of.weight, begin + i) : 1.0f;
+#pragma unroll
+      for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
+    }
+  }
+  if (is_there) {
+    put_output<kWire, kIsCommon>(a, output_at<kWire, kIsCommon>(a, token, first), token, first,
+                                 sum);
+  }
+  return true;
+}
+
+/// `asked`: by begin_kernel. `next_call` is shared memory.
+template <class Wire, bool kIsCommon>
+__device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t asked,
+                                           CallOfCta& next_call, int receiver) {
+  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int num_warps = a.num_receivers * a.num_warps;
+  const int num_pieces = a.layout.num_return_pieces;
+  const int num_items = a.num_tokens * num_pieces;
+  if (num_items == 0) return;
+  int token = a.by_pieces.quotient(warp);
+  if (warp < num_items) TokenTerms::prefetch(a, token);
+  next_call.ask(a, asked);
+  __syncthreads();
+  const std::uint64_t call = next_call.number - 1;
+  const ReturnSlots slots(a.layout, call);
+#pragma unroll 1
+  for (int item = warp; item < num_items; item += num_warps) {
+    const int next = a.by_pieces.quotient(item + num_warps);
+    if (item + num_warps < num_items) TokenTerms::prefetch(a, next);
+    const int piece = item - token * num_pieces;
+    if (!Wire::template sum<kIsCommon>(a, call, slots, token, TokenTerms(a, token, lane), piece,
+                                       lane))
+      return;
+    token = next;
+  }
+}
+
+}  // namespace switchyard

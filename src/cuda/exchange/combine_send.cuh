@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// combine_send.cuh: the send part of combine: results go to the slot (token, column) of the token's
+// owner. per_rank sums the rows that this rank has of a token first, k ascending, and rounds once;
+// per_expert sends each row as it is.
+#pragma once
+
+#include "cuda/exchange/call.cuh"
+#include "cuda/exchange/exchange_args.h"
+#include "cuda/exchange/return_grain.cuh"
+#include "cuda/exchange/wire.cuh"
+
+namespace switchyard {
+
+/// What a lane knows of an arrived token: row and weight of choice k.
+struct ArrivedToken {
+  std::int32_t row;
+  float weight;
+  std::int32_t token;
+
+  __device__ __forceinline__ ArrivedToken(const CombineArgs& a, std::int32_t arrival, int lane) {
+    const std::int64_t at = std::int64_t{arrival} * a.num_topk + lane;
+    row = lane < a.num_topk ? a.state.arrival_rows[at] : -1;
+    weight = lane < a.num_topk && a.applies_weights ? a.state.arrival_weights[at] : 1.0f;
+    token = a.state.arrival_token[arrival];
+  }
+};
+
+/// Where a piece of a returned row goes.
+struct ReturnTo {
+  std::byte* window;  ///< of the token's owner
+  std::byte* piece;
+};
+
+/// Words of canonical sums: none is reserved.
+template <DType kWire>
+__device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
+                                            const float (&sum)[kReturnGrain]) {
+  std::uint32_t words[kGrainWords<kWire>];
+  narrow_grain<kWire>(sum, words);
+#pragma unroll
+  for (int u = 0; u < kGrainUnits<kWire>; ++u) {
+    const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
+                                   words[4 * u + 3]};
+    store_words(to.piece + (u * kLanes + lane) * kUnitBytes, unit);
+  }
+}
+
+/// A piece of the rows of one arrived token, for one lane.
+template <class Wire, bool kIsCommon>
+class RowGrains {
+ public:
+  __device__ __forceinline__ RowGrains(const CombineArgs& a, const ArrivedToken& from,
+                                       std::int32_t first)
+      : a_(a), from_(from), first_(first) {
+    if constexpr (kIsCommon) {
+      common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
+      find_once(common_);
+    }
+  }
+
+  __device__ __forceinline__ bool is_there() const {
+    return kIsCommon || first_ < a_.layout.shape.hidden;
+  }
+
+  /// Gives `take` the row of each of `choices`, ascending, as (k, element values). Up to kMost are
+  /// asked for together.
+  template <int kMost, typename Take>
+  __device__ __forceinline__ void visit(unsigned choices, const Take& take) const {
+#pragma unroll 1
+    while (choices != 0) visit_some<kIsCommon ? kMost : 1>(choices, take);
+  }
+
+ private:
+  static constexpr int kWords = kIsCommon ? kGrainWords<Wire::kRows> : kReturnGrain;
+
+  __device__ __forceinline__ RawGrain<kWords> load(std::int32_t row) const {
+    if constexpr (kIsCommon) {
+      RawGrain<kWords> raw;
+      raw.load(common_ + product_of(row, a_.row_stride));
+      return raw;
+    } else {
+      const std::int64_t hidden = a_.layout.shape.hidden;
+      return load_raw({a_.rows, a_.row_stride, hidden, a_.row_dtype, a_.aligned_rows}, row, first_,
+                      is_there());
+    }
+  }
+
+  template <int kMost, typename Take>
+  __device__ __forceinline__ void visit_some(unsigned& choices, const Take& take) const {
+    if constexpr (kMost > 1) {
+      if (__popc(choices) < kMost) return visit_some<kMost - 1>(choices, take);
+    }
+    visit_first<kMost>(choices, take);
+  }
+  /// No branches between: with one, nvcc 13 asks for the second row when it has the first.
+  template <int kCount, typename Take>
+  __device__ __forceinline__ void visit_first(unsigned& choices, const Take& take) const {
+    int k[kCount];
+    RawGrain<kWords> raw[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      k[i] = __ffs(static_cast<int>(choices)) - 1;
+      choices &= choices - 1;
+      raw[i] = load(__shfl_sync(kAllLanes, from_.row, k[i]));
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float x[kReturnGrain];
+      if constexpr (kIsCommon) {
+        widen_words<Wire::kRows>(raw[i].words, x);
+      } else {
+        widen_raw(a_.row_dtype, raw[i], x);
+      }
+      take(k[i], x);
+    }
+  }
+
+  const CombineArgs& a_;
+  const ArrivedToken& from_;
+  std::int32_t first_;
+  const std::byte* common_;
+};
+
+/// One piece of one arrived token, by one warp. kIsEach: rows return one by one, as they are.
+template <class Wire, bool kIsCommon, bool kIsEach>
+__device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t call,
+                                             const ReturnSlots& slots, int owner,
+                                             const ArrivedToken& from, int piece, int lane) {
+  const RowGrains<Wire, kIsCommon> rows(a, from, piece * kReturnPiece + lane * kReturnGrain);
+  std::byte* window = a.windows.base[owner];
+  std::byte* first_column = window + slots.at(a.layout, from.token, piece);
+  unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
+  const int highest = 31 - __clz(static_cast<int>(choices));
+  // A row a token: the caller has summed it.
+  if (!a.layout.shape.sends_routes) choices &= 1u << highest;
+  const auto send = [&](int k, const float(&x)[kReturnGrain]) {
+    const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, k));
+    Wire::send(a, call, {window, first_column + column * a.layout.return_stride}, lane,
+               rows.is_there(), x);
+  };
+  if constexpr (kIsEach) {
+    rows.template visit<2>(choices, send);
+  } else {
+    // A row of the caller's stays as it is, with the sign of its zeros.
+    const float nothing = a.layout.shape.sends_routes ? 0.0f : -0.0f;
+    float sum[kReturnGrain] = {nothing, nothing, nothing, nothing,
+                               nothing, nothing, nothing, nothing};
+    const auto add = [&](int k, const float(&x)[kReturnGrain]) {
+      const float weight = __shfl_sync(kAllLanes, from.weight, k);
+#pragma unroll
+      for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
+    };
+    rows.template visit<wire_bits(Wire::kRows) == 32 ? 2 : 4>(choices, add);
+    send(highest, sum);
+  }
+}
+
+/// A piece of an arrived token.
+struct ArrivedPiece {
+  std::int32_t owner;
+  std::int32_t slot;
+  std::int32_t piece;
+};
+
+/// `asked`: by begin_kernel. `next_call` and `num_arrivals` are shared memory.
+template <class Wire, bool kIsCommon>
+__device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t asked,
+                                              CallOfCta& next_call, int sender,
+                                              std::int32_t* num_arrivals) {
+  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int num_warps = a.num_senders * a.num_warps;
+  const int num_ranks = a.ownership.num_ranks;
+  const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
+  if (max_tokens == 0) return;
+  const auto at = [&](int item) {
+    const int slot = min(a.by_slot.quotient(item), max_tokens - 1);
+    const int rest = item - a.by_slot.quotient(item) * static_cast<int>(a.by_slot.divisor);
+    const int nth = a.by_pieces.quotient(rest);
+    const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
+    return ArrivedPiece{owner, slot, rest - nth * a.layout.num_return_pieces};
+  };
+  // Before it is known whether there is such a token, and while the one before is returned: loads
+  // of one wait are one wait.
+  ArrivedPiece now = at(warp);
+  ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
+  next_call.ask(a, asked);
+  static_assert(kMaxPushRanks <= kLeastExchangeThreads);
+  if (threadIdx.x < kMaxPushRanks) {
+    const auto s = static_cast<int>(threadIdx.x);
+    num_arrivals[s] = s < num_ranks ? a.state.num_arrivals[s] : 0;
+  }
+  __syncthreads();
+  if (next_call.has_failed != 0) return;
+  const std::uint64_t call = next_call.number - 1;
+  const ReturnSlots slots(a.layout, call);
+  const std::int32_t most = __reduce_max_sync(
+      kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
+  const int num_items = most * static_cast<int>(a.by_slot.divisor);
+#pragma unroll 1
+  for (int item = warp; item < num_items; item += num_warps) {
+    ArrivedPiece next = now;
+    ArrivedToken from_next = from;
+    if (item + num_warps < num_items) {
+      next = at(item + num_warps);
+      from_next = ArrivedToken(a, next.owner * max_tokens + next.slot, lane);
+    }
+    if (now.slot < num_arrivals[now.owner]) {
+      if (a.reduce == Reduce::kPerExpert) {
+        return_piece<Wire, kIsCommon, true>(a, call, slots, now.owner, from, now.piece, lane);
+      } else {
+        return_piece<Wire, kIsCommon, false>(a, call, slots, now.owner, from, now.piece, lane);
+      }
+    }
+    now = next;
+    from = from_next;
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dispatch_count.cuh: what follows from all ids of a rank: how many rows a peer gets, and how many
+// for each of its experts; and which rows come back.
+#pragma once
+
+#include "cuda/exchange/call.cuh"
+#include "cuda/exchange/exchange_args.h"
+#include "cuda/exchange/given_id.cuh"
+#include "cuda/exchange/wire.cuh"
+
+namespace switchyard {
+
+__device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
+  return id >= 0 && id < a.ownership.num_experts;
+}
+
+/// The experts of a rank.
+struct ExpertRange {
+  std::int32_t first;
+  std::int32_t count;
+
+  __device__ __forceinline__ ExpertRange(const DispatchArgs& a, int rank)
+      : first(a.ownership.first(rank)), count(a.ownership.count(rank)) {}
+  __device__ __forceinline__ bool has(std::int32_t id) const {
+    return static_cast<std::uint32_t>(id) - static_cast<std::uint32_t>(first) <
+           static_cast<std::uint32_t>(count);
+  }
+};
+
+/// A lane for each choice of as many whole tokens as fit in a warp.
+struct ChoiceLanes {
+  int num_tokens;  ///< of a warp
+  int token;       ///< of this lane, from the warp's first; num_tokens or more: none
+  int k;
+  unsigned own;    ///< the lanes of this lane's token
+  unsigned below;  ///< the lanes before this one
+
+  __device__ __forceinline__ explicit ChoiceLanes(const DispatchArgs& a) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    num_tokens = a.by_topk.quotient(kLanes);
+    token = a.by_topk.quotient(lane);
+    k = lane - token * a.num_topk;
+    const int last = min(lane - k + a.num_topk, kLanes) - 1;
+    own = (2u << last) - (1u << (lane - k));
+    below = (1u << lane) - 1;
+  }
+  __device__ __forceinline__ bool is_there(int first, int end) const {
+    return token < num_tokens && first + token < end;
+  }
+  /// `first`: the warp's first token. -1 at `end` and beyond.
+  __device__ __forceinline__ GivenId ask(const DispatchArgs& a, int first, int end) const {
+    GivenId id;
+    if (is_there(first, end)) {
+      id.ask(a, std::int64_t{first + token} * a.num_topk + k);
+    }
+    return id;
+  }
+};
+
+/// What a rank gets of this one's tokens up to one, in shared memory.
+struct RankCount {
+  std::uint32_t* num_tokens;
+  std::uint32_t* rows;  ///< of each of its experts
+};
+
+/// Counts tokens from the first. Loads are two rounds ahead.
+struct TokenCount {
+  ChoiceLanes lanes;
+  int end;
+  GivenId ids[2];
+
+  __device__ __forceinline__ TokenCount(const DispatchArgs& a, int end_of_tokens)
+      : lanes(a), end(end_of_tokens) {
+    ids[0] = lanes.ask(a, first(0), end);
+    ids[1] = lanes.ask(a, first(1), end);
+  }
+  /// This warp's first token of a round.
+  __device__ __forceinline__ int first(int round) const {
+    const int warp = static_cast<int>(threadIdx.x) / kLanes;
+    return (round * cta_warps() + warp) * lanes.num_tokens;
+  }
+  __device__ __forceinline__ void count(const DispatchArgs& a, const ExpertRange& experts,
+                                        const RankCount& sum) {
+    int num_tokens = 0;
+#pragma unroll 1
+    for (int round = 0; first(round) < end; ++round) {
+      const std::int32_t id = ids[0].value(a);
+      ids[0] = ids[1];
+      ids[1] = lanes.ask(a, first(round + 2), end);
+      const bool counts = experts.has(id);
+      if (counts) atomicAdd(sum.rows + (id - experts.first), 1u);
+      const unsigned chose = __ballot_sync(kAllLanes, counts);
+      num_tokens +=
+          __popc(__ballot_sync(kAllLanes, counts && (chose & lanes.own & lanes.below) == 0));
+    }
+    if (num_tokens != 0 && threadIdx.x % kLanes == 0) {
+      atomicAdd(sum.num_tokens, static_cast<std::uint32_t>(num_tokens));
+    }
+  }
+};
+
+__device__ __forceinline__ void clear_words(std::uint32_t* words, int size) {
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += cta_threads()) words[i] = 0;
+}
+
+/// Tells a rank how many rows it gets, and how many for each of its experts.
+__device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call, int to,
+                                         const ExpertRange& experts, const RankCount& sum) {
+  std::byte* at = a.windows.base[to] + a.layout.announcement(call, a.rank);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i <= experts.count; i += cta_threads()) {
+    const std::uint32_t* from = i == 0 ? sum.num_tokens : sum.rows + i - 1;
+    store_record(at + i * static_cast<int>(kRecordBytes), *from, tag_of(call));
+  }
+}
+
+/// Keeps which returned rows the sum of each token from `begin` on will have, in order, for its
+/// combine. The highest choice of each rank leads it.
+__device__ __forceinline__ void keep_terms(const DispatchArgs& a, std::uint64_t call, int begin,
+                                           int end) {
+  const ChoiceLanes lanes(a);
+  const bool by_choice = a.reduce == Reduce::kPerExpert;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+#pragma unroll 1
+  for (int first = begin + warp * lanes.num_tokens; first < end;
+       first += cta_warps() * lanes.num_tokens) {
+    const int token = first + lanes.token;
+    const std::int32_t id = lanes.ask(a, first, end).value(a);
+    const bool is_valid = names_expert(a, id);
+    const int rank = is_valid ? a.ownership.owner(id) : -1;
+    const unsigned same_rank = __match_any_sync(kAllLanes, rank) & lanes.own;
+    const unsigned same_expert = __match_any_sync(kAllLanes, id) & lanes.own;
+    const bool has_term = is_valid && (by_choice || same_rank >> lane == 1);
+    const unsigned terms = __ballot_sync(kAllLanes, has_term) & lanes.own;
+    if (!lanes.is_there(first, end)) continue;
+    const bool is_twice =
+        is_valid && (same_expert & lanes.below) != 0 && a.rows_layout == Layout::kBatched;
+    if (id < -1 || id >= a.ownership.num_experts || is_twice) [[unlikely]] {
+      give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, lanes.k,
+              id, 0);
+    }
+    const std::int64_t own = std::int64_t{token} * a.num_topk;
+    if (lanes.k == 0) a.state.num_terms[token] = __popc(terms);
+    if (!has_term) continue;
+    const std::int64_t to = own + __popc(terms & lanes.below);
+    a.state.columns[to] = by_choice ? lanes.k : a.layout.column(rank, lanes.k);
+    a.state.term_ranks[to] = rank;
+    if (!by_choice) continue;
+    a.state.term_weights[to] =
+        a.topk_weights == nullptr ? 1.0f : __ldg(a.topk_weights + own + lanes.k);
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dispatch_places.cuh: where received rows go. Each receiving CTA takes the announcements of all
+// ranks and sums them up: where each source's rows of each expert begin.
+#pragma once
+
+#include "cuda/exchange/dispatch_route.cuh"
+#include "cuda/exchange/row_form.cuh"
+
+namespace switchyard {
+
+/// A row of the receive buffer that wants a piece.
+struct Target {
+  std::byte* row;
+  std::byte* scales;  ///< its first scale
+};
+
+/// What a warp keeps of the piece at hand.
+struct PieceShared {
+  alignas(16) Target targets[kMaxPushTopk];  ///< those that there are, by choice
+  alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
+};
+
+/// In dynamic shared memory, after it: first place of each source's rows of each expert [P, L],
+/// then the first row of each expert [L].
+struct ReceiverShared {
+  std::int32_t num_from[kMaxPushRanks];     ///< rows of each source
+  std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
+  std::int32_t most_from;
+  std::int32_t num_done;  ///< warps that have taken what they wait for
+  std::uint32_t failed;   ///< not 0: no rows are taken
+  PieceShared pieces[kExchangeWarps];
+};
+
+/// Exclusive sum over the lanes.
+__device__ __forceinline__ int sum_before(int value, int lane) {
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += other;
+  }
+  return sum - value;
+}
+
+struct ReceivePlaces {
+  std::int32_t* before;     ///< [P, L]
+  std::int32_t* first_row;  ///< [L]
+  std::int32_t num_local;   ///< L
+};
+
+/// Takes how many rows come from each source, by one warp.
+__device__ __forceinline__ void take_sources(const DispatchArgs& a, std::uint64_t call, int lane,
+                                             ReceiverShared& shared) {
+  const int num_ranks = a.ownership.num_ranks;
+  std::int32_t next = 0;
+  std::int32_t most = 0;
+#pragma unroll 1
+  for (int base = 0; base < num_ranks; base += kLanes) {
+    const int s = base + lane;
+    std::uint32_t value = 0;
+    if (s < num_ranks && !wait_record(a.windows.base[a.rank] + a.layout.announcement(call, s),
+                                      a.watch, {WaitPlace::kAnnouncement, s, -1, call}, value)) {
+      shared.failed = 1;
+    }
+    const auto count = static_cast<std::int32_t>(value);
+    const std::int32_t before = next + sum_before(count, lane);
+    if (s < num_ranks) {
+      shared.num_from[s] = count;
+      shared.rows_before[s] = a.source_rows > 0 ? s * a.source_rows : before;
+    }
+    next = __shfl_sync(kAllLanes, before + count, kLanes - 1);
+    most = max(most, __reduce_max_sync(kAllLanes, count));
+  }
+  if (lane == 0) shared.most_from = most;
+}
+
+/// Takes how many rows of an expert come from each source, and finds where each one's begin. Rows
+/// of an expert lie by (source, token). Returns their sum.
+__device__ __forceinline__ std::int32_t take_expert(const DispatchArgs& a, std::uint64_t call,
+                                                    int expert, ReceiverShared& shared,
+                                                    const ReceivePlaces& places) {
+  constexpr int kAtOnce = 4;
+  const std::size_t own = (1 + static_cast<std::size_t>(expert)) * kRecordBytes;
+  const std::uint32_t tag = tag_of(call);
+  const int num_ranks = a.ownership.num_ranks;
+  std::int32_t sum = 0;
+#pragma unroll 1
+  for (int base = 0; base < num_ranks; base += kAtOnce) {
+    std::uint64_t records[kAtOnce];
+    Spin spin;
+    for (;;) {
+      int missing = -1;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int s = min(base + i, num_ranks - 1);
+        records[i] = load_record(a.windows.base[a.rank] + a.layout.announcement(call, s) + own);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (static_cast<std::uint32_t>(records[i] >> 32) != tag) missing = base + i;
+      }
+      if (missing < 0) break;
+      const auto what = [&] {
+        return WaitFor{WaitPlace::kAnnouncement, min(missing, num_ranks - 1), -1, call};
+      };
+      if (spin.again(a.watch, what)) continue;
+      shared.failed = 1;
+      return 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (base + i >= num_ranks) break;
+      places.before[(base + i) * places.num_local + expert] = sum;
+      sum += static_cast<std::int32_t>(static_cast<std::uint32_t>(records[i]));
+    }
+  }
+  return sum;
+}
+
+/// From how many rows each expert has to its first one, where they lie one after the other.
+__device__ __forceinline__ void find_first_rows(const DispatchArgs& a,
+                                                const ReceivePlaces& places) {
+  if (a.rows_layout == Layout::kBatched || !a.layout.shape.sends_routes) return;
+  const auto lane = static_cast<int>(threadIdx.x);
+  const auto alignment = static_cast<std::uint32_t>(a.row_alignment);
+  std::int32_t next = 0;
+#pragma unroll 1
+  for (int base = 0; lane < kLanes && base < places.num_local; base += kLanes) {
+    const int e = base + lane;
+    const bool is_there = e < places.num_local;
+    const std::uint32_t count = is_there ? static_cast<std::uint32_t>(places.first_row[e]) : 0;
+    const auto size = static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
+    const std::int32_t before = next + sum_before(size, lane);
+    if (is_there) places.first_row[e] = before;
+    next = __shfl_sync(kAllLanes, before + size, kLanes - 1);
+  }
+  __syncthreads();
+}
+
+/// Tells the caller how many rows an expert got; one CTA does it.
+__device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64_t call, int expert,
+                                              std::int32_t count) {
+  a.num_rows[expert] = count;
+  if (count > a.capacity) {
+    give_up(a.watch, WaitFailure::kCapacityExceeded,
+            {WaitPlace::kAnnouncement, a.rank, expert, call}, static_cast<std::int32_t>(a.capacity),
+            count, 0);
+  }
+}
+
+/// Takes the announcements of all ranks: where each source's rows of each expert go.
+__device__ __forceinline__ void take_places(const DispatchArgs& a, std::uint64_t call, bool reports,
+                                            ReceiverShared& shared, const ReceivePlaces& places) {
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int num_takers = 1 + min((places.num_local + kLanes - 1) / kLanes, cta_warps() - 1);
+  if (warp >= num_takers) return;
+  if (warp == 0) {
+    take_sources(a, call, lane, shared);
+  } else {
+#pragma unroll 1
+    for (int e = static_cast<int>(threadIdx.x) - kLanes; e < places.num_local;
+         e += (num_takers - 1) * kLanes) {
+      const std::int32_t sum = take_expert(a, call, e, shared, places);
+      const bool is_batched = a.rows_layout == Layout::kBatched;
+      places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
+      // Every CTA finds the same sums, so none of them puts a row where there is no room.
+      if (sum > a.capacity) shared.failed = 1;
+      if (reports) report_expert(a, call, e, sum);
+    }
+  }
+  __syncwarp();
+  if (lane == 0) atomicAdd(&shared.num_done, 1);
+}
+
+/// What only the caller and the combine want to know; one CTA writes it, last.
+__device__ __forceinline__ void report_totals(const DispatchArgs& a, const ReceiverShared& shared,
+                                              const ReceivePlaces& places) {
+  const int num_local = a.ownership.count(a.rank);
+  const bool has_routes = a.layout.shape.sends_routes;
+#pragma unroll 1
+  for (int e = static_cast<int>(threadIdx.x); e < num_local; e += cta_threads()) {
+    if (has_routes) a.first_row[e] = places.first_row[e];
+  }
+#pragma unroll 1
+  for (int s = static_cast<int>(threadIdx.x); s < a.ownership.num_ranks; s += cta_threads()) {
+    a.state.num_arrivals[s] = shared.num_from[s];
+  }
+  if (threadIdx.x >= kLanes) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  std::int32_t total = 0;
+  if (has_routes) {
+#pragma unroll 1
+    for (int e = lane; e < num_local; e += kLanes) total += a.num_rows[e];
+  } else {
+#pragma unroll 1
+    for (int s = lane; s < a.ownership.num_ranks; s += kLanes) total += shared.num_from[s];
+  }
+  total = __reduce_add_sync(kAllLanes, total);
+  if (lane == 0) *a.total_rows = total;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// drop_overflow.cu: which choices of all ranks do not fit. They are sorted by expert and weight;
+// then a choice does not fit if the one that lies a capacity before it wants the same expert. CUB's
+// radix sort is stable, so ties stay in the order of rows.
+//
+// The cost does not depend on the routing: all choices that there can be are sorted, in passes of
+// 8 bits: 5 with up to 256 experts, else 6. The same kernels run whatever a call has, as a captured
+// graph needs it.
+
+#include "cuda/exchange/overflow_key.h"
+#include "cuda/exchange/routing_rows.cuh"
+
+#include <cub/device/device_radix_sort.cuh>
+
+namespace switchyard {
+namespace {
+
+__global__ void __launch_bounds__(kRoutingThreads) write_keys_kernel(RoutingArgs a) {
+  const std::int64_t num_filled = std::int64_t{*a.num_rows} * a.num_topk;
+  for (std::int64_t i = thread_number(); i < a.max_choices(); i += num_threads()) {
+    const std::int64_t row = i / a.num_topk;
+    const int k = static_cast<int>(i - row * a.num_topk);
+    const std::int32_t id = i < num_filled ? id_of(a, row, k) : -1;
+    if (a.is_gathered && i < num_filled) a.row_ids[i] = id;
+    a.sort.keys[i] = is_expert(a, id) ? overflow_key(id, weight_of(a, row, k)) : kNoChoiceKey;
+    a.sort.choices[i] = static_cast<std::uint32_t>(i);
+  }
+}
+
+// A thread for each place in the order.
+__global__ void __launch_bounds__(kRoutingThreads)
+    drop_choices_kernel(RoutingArgs a, const std::uint64_t* keys, const std::uint32_t* choices) {
+  const std::int64_t num_filled = std::int64_t{*a.num_rows} * a.num_topk;
+  for (std::int64_t at = a.capacity + thread_number(); at < num_filled; at += num_threads()) {
+    const std::uint64_t key = keys[at];
+    if (key == kNoChoiceKey) return;  // and so are all that follow
+    if (expert_of_key(key) != expert_of_key(keys[at - a.capacity])) continue;
+    const std::int64_t choice = choices[at];
+    if (a.is_gathered) a.row_ids[choice] = -1;
+    const std::int64_t own = choice - first_own_row(a) * a.num_topk;
+    if (own < 0 || own >= std::int64_t{a.num_tokens} * a.num_topk) continue;
+    a.own_ids[own] = -1;
+    atomicAdd(a.num_dropped, 1);
+  }
+}
+
+// With `work` null: only how much of it there must be. The halves of keys and choices change places
+// from pass to pass.
+void sort(void* work, std::size_t& work_bytes, cub::DoubleBuffer<std::uint64_t>& keys,
+          cub::DoubleBuffer<std::uint32_t>& choices, std::int64_t count, std::int32_t num_experts,
+          cudaStream_t stream) {
+  check_cuda(cub::DeviceRadixSort::SortPairs(work, work_bytes, keys, choices, count, 0,
+                                             overflow_key_bits(num_experts), stream),
+             "dispatch");
+}
+
+}  // namespace
+
+std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts) {
+  cub::DoubleBuffer<std::uint64_t> keys;
+  cub::DoubleBuffer<std::uint32_t> choices;
+  std::size_t bytes = 0;
+  sort(nullptr, bytes, keys, choices, max_choices, num_experts, nullptr);
+  return bytes;
+}
+
+void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream) {
+  const std::int64_t count = args.max_choices();
+  clear_counts(args.num_dropped, 1, stream);
+  launch_kernel(write_keys_kernel, routing_shape(count, kRoutingThreads, stream), "dispatch", args);
+  cub::DoubleBuffer<std::uint64_t> keys(args.sort.keys, args.sort.keys + count);
+  cub::DoubleBuffer<std::uint32_t> choices(args.sort.choices, args.sort.choices + count);
+  std::size_t work_bytes = args.sort.work_bytes;
+  sort(args.sort.work, work_bytes, keys, choices, count, args.ownership.num_experts, stream);
+  if (args.capacity >= count) return;
+  launch_kernel(drop_choices_kernel, routing_shape(count, kRoutingThreads, stream), "dispatch",
+                args, static_cast<const std::uint64_t*>(keys.Current()),
+                static_cast<const std::uint32_t*>(choices.Current()));
+}
+
+}  // namespace switchyard

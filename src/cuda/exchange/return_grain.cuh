@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// return_grain.cuh: 8 elements of a returned row, as memory, wire and sums hold them.
+//
+// Kernels with kIsCommon know that rows and sums are of the type of returned rows (bf16 where those
+// are codes), whole pieces and aligned, and that nothing else is added: most calls are like that,
+// and every instruction of a lane counts.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/exchange/exchange_args.h"
+#include "cuda/exchange/row_form.cuh"
+#include "cuda/quantize/encode.cuh"
+
+namespace switchyard {
+
+template <DType kDType>
+inline constexpr int kGrainWords = kReturnGrain* wire_bits(kDType) / 32;
+template <DType kDType>
+inline constexpr int kGrainUnits = kGrainWords<kDType> / 4;
+
+/// The returned rows of a call in a window. What stays the same is asked for once.
+struct ReturnSlots {
+  std::size_t first;  ///< of token 0
+  std::uint32_t num_columns;
+
+  __device__ __forceinline__ ReturnSlots(const PushLayout& layout, std::uint64_t call)
+      : first(layout.returned(call, 0, 0)),
+        num_columns(static_cast<std::uint32_t>(layout.num_columns())) {}
+
+  /// A piece in the token's first column.
+  __device__ __forceinline__ std::size_t at(const PushLayout& layout, int token, int piece) const {
+    const std::uint32_t row = static_cast<std::uint32_t>(token) * num_columns;
+    return first + std::uint64_t{row} * layout.return_stride +
+           std::uint64_t{static_cast<std::uint32_t>(piece)} * layout.return_piece_stride;
+  }
+};
+
+/// Of a row that exists and a stride below 2^32: one instruction.
+__device__ __forceinline__ std::uint64_t product_of(std::int32_t row, std::int64_t stride) {
+  return std::uint64_t{static_cast<std::uint32_t>(row)} * static_cast<std::uint32_t>(stride);
+}
+
+/// Rows of bf16, f16 or f32.
+struct RowSource {
+  const std::byte* rows;
+  std::int64_t stride;  ///< bytes
+  std::int64_t hidden;
+  DType dtype;
+  bool is_aligned;
+};
+
+/// A grain as it lies in memory: 4 words, or 8 of f32.
+template <int kWords>
+struct RawGrain {
+  std::uint32_t words[kWords];
+
+  /// Reads what may be cached: no kernel that runs writes it.
+  __device__ __forceinline__ void load(const std::byte* from) {
+#pragma unroll
+    for (int w = 0; w < kWords; w += 4) {
+      const uint4 four = __ldg(reinterpret_cast<const uint4*>(from) + w / 4);
+      words[w] = four.x, words[w + 1] = four.y, words[w + 2] = four.z, words[w + 3] = four.w;
+    }
+  }
+};
+using AnyGrain = RawGrain<kReturnGrain>;
+
+__device__ __forceinline__ AnyGrain load_raw(const RowSource& source, std::int32_t row,
+                                             std::int32_t first, bool is_there) {
+  AnyGrain raw{};
+  if (!is_there) return raw;
+  const int bytes = source.dtype == DType::kF32 ? 4 : 2;
+  const std::byte* from = source.rows + row * source.stride + first * bytes;
+  if (source.is_aligned && first + kReturnGrain <= source.hidden) {
+    if (bytes == 4) {
+      raw.load(from);
+    } else {
+      RawGrain<kReturnGrain / 2> half;
+      half.load(from);
+#pragma unroll
+      for (int w = 0; w < kReturnGrain / 2; ++w) raw.words[w] = half.words[w];
+    }
+    return raw;
+  }
+  const auto left = static_cast<int>(min(source.hidden - first, std::int64_t{kReturnGrain}));
+  std::uint32_t copy[kReturnGrain];  // the words themselves stay in registers
+  load_bytes<kReturnGrain>(from, left * bytes, copy);
+#pragma unroll
+  for (int w = 0; w < kReturnGrain; ++w) raw.words[w] = copy[w];
+  return raw;
+}
+
+template <DType kDType>
+__device__ __forceinline__ void widen_words(const std::uint32_t* words, float (&x)[kReturnGrain]) {
+  if constexpr (kDType == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kReturnGrain; ++i) x[i] = f32_from_bits(words[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kReturnGrain / 2; ++i) {
+      const float2 two = kDType == DType::kBF16 ? widen2_bf16(words[i]) : widen2_f16(words[i]);
+      x[2 * i] = two.x;
+      x[2 * i + 1] = two.y;
+    }
+  }
+}
+
+__device__ __forceinline__ void widen_raw(DType dtype, const AnyGrain& raw,
+                                          float (&x)[kReturnGrain]) {
+  switch (dtype) {
+    case DType::kF32: return widen_words<DType::kF32>(raw.words, x);
+    case DType::kF16: return widen_words<DType::kF16>(raw.words, x);
+    default: return widen_words<DType::kBF16>(raw.words, x);
+  }
+}
+
+/// Gives NaNs of converted pairs, 7FFF as the hardware writes them, the canonical bits.
+template <DType kDType>
+__device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnGrain / 2]) {
+  constexpr std::uint32_t kHardwareNaN = 0x7FFFu;
+  constexpr std::uint32_t kNaN = kDType == DType::kBF16 ? 0x7FC0u : 0x7E00u;
+  static_assert(kReturnGrain == 8);
+  // No number is larger, as signed 16 bits. One more than it has the sign bit.
+  std::uint32_t most = __vimax3_s16x2(words[0], words[1], words[2]);
+  most = __vimax3_s16x2(most, words[3], words[3]) & 0x7FFF7FFFu;
+  if (((most + 0x00010001u) & 0x80008000u) == 0) [[likely]]
+    return;
+#pragma unroll
+  for (int i = 0; i < kReturnGrain / 2; ++i) {
+    const std::uint32_t word = words[i];
+    if ((word & 0xFFFFu) == kHardwareNaN) words[i] = (words[i] & 0xFFFF0000u) | kNaN;
+    if (word >> 16 == kHardwareNaN) words[i] = (words[i] & 0xFFFFu) | kNaN << 16;
+  }
+}
+
+/// Sums to memory words: rounded once, NaN canonical. So no word is one that the wire reserves.
+template <DType kDType>
+__device__ __forceinline__ void narrow_grain(const float (&x)[kReturnGrain],
+                                             std::uint32_t (&words)[kGrainWords<kDType>]) {
+  if constexpr (kDType == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kReturnGrain; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kReturnGrain / 2; ++i) {
+      words[i] = narrow2_finite<kDType>(x[2 * i], x[2 * i + 1]);
+    }
+    fix_nans<kDType>(words);
+  }
+}
+
+}  // namespace switchyard

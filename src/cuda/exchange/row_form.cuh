@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// row_form.cuh: how a lane's 16 elements of a token become words for the wire. A form is one way:
+// as they are, converted, or quantized by a scheme.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "cuda/exchange/exchange_args.h"
+#include "cuda/exchange/wire_form.h"
+#include "cuda/quantize/encode.cuh"
+
+namespace switchyard {
+
+/// The rare way: the end of a row, or rows at crooked addresses.
+template <int kWords>
+__device__ __noinline__ void load_bytes(const std::byte* from, int num_bytes,
+                                        std::uint32_t* words) {
+  for (int w = 0; w < kWords; ++w) words[w] = 0;
+#pragma unroll 1
+  for (int b = 0; b < num_bytes; ++b) {
+    words[b / 4] |= static_cast<std::uint32_t>(from[b]) << (8 * (b % 4));
+  }
+}
+
+__device__ __noinline__ inline void put_bytes(std::byte* to, int num_bytes,
+                                              const std::uint32_t* words) {
+#pragma unroll 1
+  for (int b = 0; b < num_bytes; ++b) {
+    to[b] = static_cast<std::byte>(words[b / 4] >> (8 * (b % 4)));
+  }
+}
+
+/// 16 elements of kBits each from `first` on; 0 beyond `hidden`.
+template <int kBits>
+__device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t first,
+                                           std::int64_t hidden, bool aligned,
+                                           std::uint32_t (&words)[kBits / 2]) {
+  constexpr int kWords = kBits / 2;
+  const std::byte* from = row + first * kBits / 8;
+  if (aligned && first + kGrainElements <= hidden) {
+    if constexpr (kWords >= 4) {
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) {
+        const uint4 four = __ldg(reinterpret_cast<const uint4*>(from) + i);
+        words[4 * i] = four.x, words[4 * i + 1] = four.y;
+        words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+      }
+    } else {
+      const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+      words[0] = two.x, words[1] = two.y;
+    }
+    return;
+  }
+  const std::int64_t left = hidden - first < kGrainElements ? hidden - first : kGrainElements;
+  std::uint32_t copy[kWords];  // the words themselves stay in registers
+  load_bytes<kWords>(from, left > 0 ? static_cast<int>(left * kBits / 8) : 0, copy);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = copy[w];
+}
+
+/// 16 elements of 16 bits as f32. NaN keeps its bits: what is made of them is canonical.
+__device__ __forceinline__ void widen_grain(DType dtype, const std::uint32_t (&raw)[8], float* x) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 two = dtype == DType::kBF16 ? widen2_bf16(raw[i]) : widen2_f16(raw[i]);
+    x[2 * i] = two.x;
+    x[2 * i + 1] = two.y;
+  }
+}
+
+/// 16 elements of a token as f32; 0 beyond its end.
+__device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::byte* row,
+                                            std::int64_t first, float (&x)[16]) {
+  if (a.token_dtype == DType::kF32) {
+    std::uint32_t words[16];
+    load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i] = f32_from_bits(words[i]);
+    return;
+  }
+  std::uint32_t raw[8];
+  load_grain<16>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
+  widen_grain(a.token_dtype, raw, x);
+}
+
+/// Largest magnitude of a whole row, by one warp; NaN ignored.
+__device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std::byte* row,
+                                               int lane) {
+  float amax = 0.0f;
+#pragma unroll 1
+  for (int first = lane * kGrainElements; first < a.layout.shape.hidden; first += kPieceElements) {
+    float x[16];
+    load_floats(a, row, first, x);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
+  }
+  return amax;
+}
+
+/// Four elements by the definition.
+__device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, const float* x) {
+  std::uint32_t codes = 0;
+  for (int i = 0; i < 4; ++i) {
+    codes |= static_cast<std::uint32_t>(quantize_element(x[i], map)) << (8 * i);
+  }
+  return codes;
+}
+
+inline constexpr int kMaxPieceScaleBytes = 32;
+
+/// How a lane's kWords words of a piece travel: in units, which lie a warp's units apart.
+template <int kWords>
+struct GrainUnits {
+  static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
+  static constexpr int kUnits = kWords / kUnitWords;
+  static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);  ///< of a unit
+};
+
+/// Where a lane's elements are.
+struct GrainSource {
+  const std::byte* row;
+  std::int32_t first;  ///< element
+
+  __device__ __forceinline__ GrainSource(const DispatchArgs& a, int token, int piece, int lane)
+      : row(a.tokens + token * a.token_stride),
+        first(piece * kPieceElements + lane * kGrainElements) {}
+};
+
+/// bf16, f16 or f32 on the wire, converted where the tokens have another dtype.
+template <DType kWire>
+struct PlainForm {
+  static constexpr int kWords = wire_bits(kWire) / 2;
+
+  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
+                              std::uint32_t (&words)[kWords], std::uint8_t*) {
+    const GrainSource from(a, token, piece, lane);
+    if (a.token_dtype == kWire) {
+      load_grain<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens,
+                                   words);
+      return;
+    }
+    float x[16];
+    load_floats(a, from.row, from.first, x);
+    if constexpr (kWire == DType::kF32) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) words[i] = narrow2<kWire>(x[2 * i], x[2 * i + 1]);
+    }
+  }
+};
+
+/// Tokens that are codes already, with scales in memory.
+template <int kBits>
+struct StoredForm {
+  static constexpr int kWords = kBits / 2;
+
+  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
+                              std::uint32_t (&words)[kWords], std::uint8_t* scales) {
+    const GrainSource from(a, token, piece, lane);
+    load_grain<kBits>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens, words);
+    const int bytes = static_cast<int>(a.scale_block.element_bytes);
+    if (a.given_scales != nullptr && lane < kMaxPieceScaleBytes / bytes) {
+      const std::int64_t s = std::int64_t{piece} * a.scales_per_piece + lane;
+      const bool is_given = lane < a.scales_per_piece && s < a.scale_block.num_scales;
+      const std::int64_t at = token * a.given_scale_stride[0] + s * a.given_scale_stride[1];
+      for (int b = 0; b < bytes; ++b) {
+        scales[lane * bytes + b] =
+            is_given ? static_cast<std::uint8_t>(a.given_scales[at * bytes + b]) : std::uint8_t{0};
+      }
+    }
+    __syncwarp();
+  }
+};
+
+/// Quantized while it is sent.
+template <QuantScheme kScheme>
+struct QuantizedForm {
+  static constexpr bool kIsSimulated =
+      kScheme.dtype == DType::kE2M3 || kScheme.dtype == DType::kE3M2;
+  static constexpr bool kIsBlock = kScheme.group == ScaleGroup::kBlock;
+  static constexpr int kWords = kIsSimulated ? 8 : wire_bits(kScheme.dtype) / 2;
+  static constexpr bool kHasScales = piece_scale_bytes(kScheme) > 0;
+  static constexpr int kLanesPerBlock = kIsBlock ? kScheme.block / kGrainElements : kLanes;
+
+  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
+                              std::uint32_t (&words)[kWords], std::uint8_t* scales) {
+    const GrainSource from(a, token, piece, lane);
+    float x[16];
+    load_floats(a, from.row, from.first, x);
+    float amax = std::numeric_limits<float>::infinity();
+    if constexpr (kScheme.group == ScaleGroup::kToken) amax = row_magnitude(a, from.row, lane);
+    if constexpr (kIsBlock) {
+      amax = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
+#pragma unroll
+      for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
+        amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
+      }
+    }
+    const float tensor_scale = a.tensor_scale == nullptr ? 1.0f : __ldg(a.tensor_scale);
+    const ScaleAndMap rule = scale_rule(kScheme, amax, tensor_scale);
+    encode(rule, amax, x, words);
+    if (kHasScales && lane % kLanesPerBlock == 0) {
+      keep_scale(rule.scale, from.first < a.layout.shape.hidden, lane / kLanesPerBlock, scales);
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ static void encode(const ScaleAndMap& rule, float amax, const float (&x)[16],
+                                std::uint32_t (&words)[kWords]) {
+    const PreparedMap map = prepare_map(rule.map, amax);
+    if constexpr (kIsSimulated) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const auto value = [&](float v) {
+          return decode(kScheme.dtype, quantize_element(v, rule.map)) * rule.scale;
+        };
+        words[i] = narrow2<DType::kBF16>(value(x[2 * i]), value(x[2 * i + 1]));
+      }
+    } else if constexpr (kScheme.dtype == DType::kE2M1) {
+      words[0] = quantize8_e2m1(map, x);
+      words[1] = quantize8_e2m1(map, x + 8);
+    } else {
+      if (!map.is_exact) [[unlikely]] {
+        float copy[16];
+        for (int i = 0; i < 16; ++i) copy[i] = x[i];
+        for (int i = 0; i < 4; ++i) words[i] = quantize4_defined(map.map, copy + 4 * i);
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[i] = encode4(map.map.codec, map.map.nan_code, scaled(map, x[4 * i]),
+                           scaled(map, x[4 * i + 1]), scaled(map, x[4 * i + 2]),
+                           scaled(map, x[4 * i + 3]));
+      }
+    }
+  }
+  __device__ static void keep_scale(float scale, bool is_there, int index, std::uint8_t* scales) {
+    if constexpr (kScheme.scale_format == ScaleFormat::kF32 ||
+                  kScheme.scale_format == ScaleFormat::kF32PowerOfTwo) {
+      reinterpret_cast<float*>(scales)[index] = scale;
+    } else if constexpr (kScheme.scale_format == ScaleFormat::kE4M3) {
+      scales[index] = e4m3_from_f32(scale);
+    } else {
+      scales[index] = is_there ? static_cast<std::uint8_t>(bits_from_f32(scale) >> 23) : 0;
+    }
+  }
+};
+
+}  // namespace switchyard

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// wire.cuh: how words cross NVLink without flags or fences.
+//
+// Bulk data certifies itself: slots are filled with kEmpty while nobody uses them, a sender stores
+// words that are never kEmpty, and a reader that no longer sees kEmpty has the word. Nothing is
+// assumed of stores wider than 4 bytes: each word is its own arrival. The one reader of a slot
+// fills it with kEmpty again. (The idea is that of the "Lamport" buffers of TensorRT-LLM's
+// all-reduce, which reserve negative zero.)
+//
+// Words may have any value: kEmpty itself travels as kEscaped, and so that both can be told apart,
+// 8 bytes with one of them also send a mark byte: which of the two words stand for kEmpty. This
+// takes marks only where data is all ones. Returned rows of floats never need them: their NaN is
+// canonical.
+//
+// Announcements and routes have many readers and are not cleared: a record is one 64-bit word
+// {value, tag}, and the tag says of which call it is.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime.h>
+
+#include "cuda/exchange/watch.h"
+#include "plan/push_layout.h"
+
+namespace switchyard {
+
+inline constexpr std::uint32_t kEmpty = 0xFFFFFFFFu;
+inline constexpr std::uint32_t kEscaped = 0xFFFFFFFEu;
+inline constexpr std::uint32_t kNoMark = 0xFFu;
+
+// ---- loads and stores that the peers see: relaxed, system scope, never cached in L1
+
+__device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[4]) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]),
+               "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[2]) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1])
+               : "memory");
+}
+__device__ __forceinline__ void load_words(const void* from, std::uint32_t (&w)[4]) {
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void load_words(const void* from, std::uint32_t (&w)[2]) {
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(w[0]), "=r"(w[1])
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void store_byte(void* to, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u8 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ std::uint32_t load_byte(const void* from) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_record(void* to, std::uint32_t value, std::uint32_t tag) {
+  const std::uint64_t record = std::uint64_t{tag} << 32 | value;
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(record) : "memory");
+}
+__device__ __forceinline__ std::uint64_t load_record(const void* from) {
+  std::uint64_t record;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(record) : "l"(from) : "memory");
+  return record;
+}
+
+/// Of memory that no kernel that runs writes. Nothing waits for it.
+__device__ __forceinline__ void prefetch(const void* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+}
+
+/// Never the value of memory that was filled with ones.
+__device__ __forceinline__ std::uint32_t tag_of(std::uint64_t call) {
+  return static_cast<std::uint32_t>(call) & 0x7FFFFFFFu;
+}
+
+// ---- waiting
+
+__device__ __forceinline__ std::uint64_t now_on_gpu_ns() {
+  std::uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+struct WaitFor {
+  WaitPlace place;
+  std::int32_t peer;
+  std::int32_t token;
+  std::uint64_t call;
+};
+
+/// Leaves the first failure of this rank in the host's record.
+__device__ __noinline__ inline void give_up(const Watch& watch, WaitFailure failure, WaitFor what,
+                                            std::int32_t expected, std::int32_t seen,
+                                            std::uint64_t waited_ns) {
+  if (atomicExch(watch.failed, 1u) != 0) return;
+  WaitRecord& record = *watch.record;
+  record.place = static_cast<std::uint32_t>(what.place);
+  record.peer = what.peer;
+  record.token = what.token;
+  record.expected = expected;
+  record.seen = seen;
+  record.call = what.call;
+  record.waited_ns = waited_ns;
+  __threadfence_system();
+  *const_cast<volatile std::uint32_t*>(&record.failure) = static_cast<std::uint32_t>(failure);
+}
+
+/// Leaves a record of a wait that is over without success, unless there is one. Apart from the
+/// loops that wait: they keep what they hold in registers.
+__device__ __noinline__ inline void report_wait(const Watch& watch, WaitFor what,
+                                                std::uint64_t start_ns) {
+  const bool is_aborted = *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0;
+  give_up(watch, is_aborted ? WaitFailure::kAborted : WaitFailure::kTimeout, what, 0, 0,
+          now_on_gpu_ns() - start_ns);
+}
+
+/// Counts the spins of one wait; looks around now and then.
+struct Spin {
+  static constexpr std::uint32_t kSpinsPerLook = 256;
+  static constexpr std::uint32_t kSpinsPerAbortLook = 16 * kSpinsPerLook;  // it is the host's
+  std::uint32_t num_spins = 0;
+  std::uint64_t start_ns = 0;
+
+  /// False when the wait is over without success. `what` makes a WaitFor, when it is needed.
+  template <typename What>
+  __device__ __forceinline__ bool again(const Watch& watch, What&& what) {
+    ++num_spins;
+    if (num_spins % kSpinsPerLook != 0 || goes_on(watch)) return true;
+    report_wait(watch, what(), start_ns);
+    return false;
+  }
+
+ private:
+  __device__ __forceinline__ bool goes_on(const Watch& watch) {
+    const std::uint64_t now = now_on_gpu_ns();
+    if (start_ns == 0) start_ns = now;
+    if (*const_cast<volatile std::uint32_t*>(watch.failed) != 0) return false;
+    if (num_spins % kSpinsPerAbortLook == 0 &&
+        *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0) {
+      return false;
+    }
+    return now - start_ns <= watch.timeout_ns;
+  }
+};
+
+/// Waits for the record of `call` at `from`. False: gave up.
+__device__ __forceinline__ bool wait_record(const void* from, const Watch& watch,
+                                            const WaitFor& what, std::uint32_t& value) {
+  Spin spin;
+  for (;;) {
+    const std::uint64_t record = load_record(from);
+    value = static_cast<std::uint32_t>(record);
+    if (static_cast<std::uint32_t>(record >> 32) == tag_of(what.call)) return true;
+    if (!spin.again(watch, [&] { return what; })) return false;
+  }
+}
+
+// ---- units of N words: 4, or 2
+
+template <int N>
+__device__ __forceinline__ std::uint32_t largest(const std::uint32_t (&w)[N]) {
+  std::uint32_t most = max(w[0], w[1]);
+  if constexpr (N == 4) most = max(most, max(w[2], w[3]));
+  return most;
+}
+
+/// Which of the words are kEmpty, as bits.
+template <int N>
+__device__ __forceinline__ std::uint32_t empty_words(const std::uint32_t (&w)[N]) {
+  std::uint32_t which = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) which |= w[i] == kEmpty ? 1u << i : 0u;
+  return which;
+}
+
+/// The rare way of sending: says which words stand for kEmpty.
+__device__ __noinline__ inline void store_mark(std::byte* window, const std::byte* to,
+                                               const PushLayout& layout, std::uint64_t call,
+                                               std::uint32_t which) {
+  store_byte(window + layout.mark(call, static_cast<std::size_t>(to - window)), which);
+}
+
+/// N words as they travel.
+template <int N>
+struct SentUnit {
+  std::uint32_t words[N];
+  std::uint32_t mark;  ///< which of them stand for kEmpty; kNoMark: none is reserved
+
+  SentUnit() = default;
+  __device__ __forceinline__ explicit SentUnit(const std::uint32_t (&w)[N]) : mark(kNoMark) {
+    if (largest(w) >= kEscaped) [[unlikely]]
+      mark = empty_words(w);
+#pragma unroll
+    for (int i = 0; i < N; ++i) words[i] = min(w[i], kEscaped);
+  }
+  /// Sends them to the empty slot at `to` in a window.
+  __device__ __forceinline__ void send(std::byte* window, std::byte* to, const PushLayout& layout,
+                                       std::uint64_t call) const {
+    if (mark != kNoMark) [[unlikely]]
+      store_mark(window, to, layout, call, mark);
+    store_words(to, words);
+  }
+};
+
+/// Waits for the mark of a slot and clears it. kNoMark: gave up.
+__device__ __noinline__ inline std::uint32_t take_mark(std::byte* window, std::size_t at,
+                                                       const PushLayout& layout, const Watch& watch,
+                                                       WaitFor what) {
+  std::byte* mark = window + layout.mark(what.call, at);
+  Spin spin;
+  std::uint32_t which = load_byte(mark);
+  while (which == kNoMark) {
+    if (!spin.again(watch, [&] { return what; })) return kNoMark;
+    which = load_byte(mark);
+  }
+  store_byte(mark, kNoMark);
+  return which;
+}
+
+/// What was loaded from a slot: has it arrived whole?
+template <int N>
+__device__ __forceinline__ bool has_arrived(const std::uint32_t (&w)[N]) {
+  return largest(w) != kEmpty;
+}
+
+/// Empties a slot of N words.
+template <int N>
+__device__ __forceinline__ void fill_empty(std::byte* at) {
+  std::uint32_t empty[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) empty[i] = kEmpty;
+  store_words(at, empty);
+}
+
+/// Empties the slot in `window` that `w` was taken from, and gives words that were escaped their
+/// value back. False: gave up. `what` makes a WaitFor, of this call, when a mark is needed.
+template <int N, typename What>
+__device__ __forceinline__ bool empty_unit(std::byte* window, std::byte* slot,
+                                           const PushLayout& layout, const Watch& watch,
+                                           const What& what, std::uint32_t (&w)[N]) {
+  fill_empty<N>(slot);
+  if (largest(w) != kEscaped) [[likely]]
+    return true;
+  const auto at = static_cast<std::size_t>(slot - window);
+  const std::uint32_t which = take_mark(window, at, layout, watch, what());
+  if (which == kNoMark) return false;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if ((which >> i & 1) != 0) w[i] = kEmpty;
+  }
+  return true;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize.h: what the quantization kernels are told, as plain values, and their launchers. The
+// callers (device/quantize.cpp) have checked everything that can be checked without the GPU.
+//
+// Rows are those of a batch [L, C, H] with a count of each expert; a matrix is one expert whose
+// rows all count.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "switchyard/quant.h"
+#include "switchyard/stream.h"
+
+#include "cuda/quantize/row_ranges.h"
+#include "quant/scale_layout.h"
+
+namespace switchyard {
+
+/// Scales of a batch in any strides (elements) or in tiles; `data` is null where there are none.
+struct ScaleMemory {
+  std::byte* data = nullptr;
+  std::int64_t expert_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t step = 0;
+  std::int64_t padded_scales = 0;  ///< tiles: scales of a row with padding; 0: no tiles
+
+  SWITCHYARD_HOST_DEVICE constexpr std::int64_t index(std::int64_t e, std::int64_t n,
+                                                      std::int64_t s) const {
+    if (padded_scales == 0) return e * expert_stride + n * row_stride + s * step;
+    return e * expert_stride +
+           ScaleGeometry{ScaleLayout::kSwizzled, 0, padded_scales, 1}.index(n, s);
+  }
+};
+
+/// bf16, f16 or f32 elements whose rows are contiguous; strides in elements.
+struct RowMemory {
+  void* data = nullptr;
+  DType dtype = DType::kBF16;
+  std::int64_t expert_stride = 0;
+  std::int64_t row_stride = 0;
+};
+
+struct QuantizeJob {
+  QuantScheme scheme;
+  RowMemory x;
+  std::byte* q = nullptr;
+  std::int64_t q_row_bytes = 0;  ///< from one row to the next
+  ScaleMemory scales;
+  std::int64_t num_scales = 0;  ///< of a row, as stored
+  std::int64_t num_experts = 1;
+  std::int64_t capacity = 0;  ///< rows of an expert
+  std::int64_t hidden = 0;    ///< elements of a quantized row; x has twice as many if is_activated
+  const std::int32_t* counts = nullptr;  ///< absent: all rows. Held to what is possible
+  const float* given = nullptr;          ///< a scale that the caller gives
+  std::int64_t given_expert_stride = 0;
+  std::int64_t given_row_stride = 0;
+  float scale_ub = std::numeric_limits<float>::infinity();
+  bool is_activated = false;  ///< x is gate and up: silu(gate) * up is quantized
+  bool is_fused = false;      ///< ActivationScale::kFused
+
+  SWITCHYARD_HOST_DEVICE constexpr std::int64_t num_rows(std::int64_t e) const {
+    if (counts == nullptr) return capacity;
+    const std::int64_t count = counts[e];
+    return count < 0 ? 0 : (count < capacity ? count : capacity);
+  }
+};
+
+struct DequantizeJob {
+  QuantScheme scheme;
+  DType stored = DType::kBF16;  ///< of simulated or unquantized elements
+  const std::byte* q = nullptr;
+  std::int64_t q_row_bytes = 0;
+  ScaleMemory scales;                 ///< one scale a tensor: of an expert's rows
+  std::int64_t scale_block_rows = 0;  ///< rows whose scales lie together; 0: all of them
+  const float* tensor_scale = nullptr;
+  std::int64_t tensor_scale_stride = 0;  ///< from one expert to the next
+  RowMemory y;
+  RowRanges ranges;  ///< of q and of y; with counts y is bf16 or f32
+  std::int64_t hidden = 0;
+
+  /// Where the scales of a row of expert e are: `e` and `n` of ScaleMemory::index.
+  struct ScaleRow {
+    std::int64_t block = 0;
+    std::int64_t row = 0;
+  };
+  SWITCHYARD_HOST_DEVICE constexpr ScaleRow scale_row(std::int64_t e, std::int64_t n) const {
+    if (scheme.group == ScaleGroup::kTensor) return {e, 0};
+    if (scale_block_rows == 0) return {0, n};
+    return {n / scale_block_rows, n % scale_block_rows};
+  }
+};
+
+/// Enqueue; at most four launches. Errors: kSystem.
+void launch_quantize(const QuantizeJob& job, Stream stream);
+void launch_dequantize(const DequantizeJob& job, Stream stream);
+
+}  // namespace switchyard

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/quantize/quantize_launch.cuh"
+
+namespace switchyard {
+
+void quantize_rows_bf16(const QuantizeJob& job, Stream stream) {
+  quantize_rows_of<DType::kBF16>(job, stream);
+}
+
+void max_of_experts_bf16(const QuantizeJob& job, Stream stream) {
+  max_of_experts_of<DType::kBF16>(job, stream);
+}
+
+}  // namespace switchyard

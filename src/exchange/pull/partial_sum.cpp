@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/pull/partial_sum.h"
+
+#include <algorithm>
+
+#include "cpu/weigh_reduce.h"
+#include "quant/rows.h"
+
+namespace switchyard {
+
+void Terms::clear() {
+  rows_.clear();
+  dtypes_.clear();
+  weights_.clear();
+  num_wide_ = 0;
+}
+
+void Terms::add(const void* row, DType dtype, float weight) {
+  rows_.push_back(row);
+  dtypes_.push_back(dtype);
+  weights_.push_back(weight);
+}
+
+void Terms::add_stored(const QuantScheme& scheme, const std::byte* row, const void* scales,
+                       float weight) {
+  if (!scheme.is_quantized()) return add(row, scheme.dtype, weight);
+  add_copy(scheme, row, scales, weight);
+}
+
+void Terms::add_copy(const QuantScheme& scheme, const std::byte* row, const void* scales,
+                     float weight) {
+  float* wide = new_wide_row();
+  dequantize_row(scheme, row, scales, scheme.dtype, hidden_, wide);
+  add(wide, DType::kF32, weight);
+}
+
+float* Terms::new_wide_row() {
+  if (num_wide_ == wide_.size()) {
+    wide_.emplace_back(static_cast<std::size_t>(hidden_) * sizeof(float));
+  }
+  return wide_[num_wide_++].as<float>();
+}
+
+// Rows of several dtypes in one sum: f32 holds all of them exactly.
+void Terms::widen_all() {
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    if (dtypes_[i] == DType::kF32) continue;
+    float* wide = new_wide_row();
+    dequantize_row({dtypes_[i]}, static_cast<const std::byte*>(rows_[i]), nullptr, dtypes_[i],
+                   hidden_, wide);
+    rows_[i] = wide;
+    dtypes_[i] = DType::kF32;
+  }
+}
+
+void Terms::sum(void* to, DType dtype) {
+  const bool is_mixed =
+      std::adjacent_find(dtypes_.begin(), dtypes_.end(), std::not_equal_to<>()) != dtypes_.end();
+  if (is_mixed) widen_all();
+  weigh_reduce_row(rows_.data(), dtypes_.empty() ? DType::kBF16 : dtypes_.front(), weights_.data(),
+                   static_cast<int>(rows_.size()), hidden_, to, dtype);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The send part of dispatch: publish routing, then rows, in this rank's own window. The routing
+// goes out first, so that peers plan while rows are still quantized. A row is written once however
+// many ranks read it; with the routing of an earlier dispatch only the header goes before the rows.
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check_matrix.h"
+#include "core/fail.h"
+#include "core/format.h"
+#include "cpu/streaming.h"
+#include "exchange/check_tokens.h"
+#include "exchange/pull/pull_exchange.h"
+#include "quant/rows.h"
+#include "quant/scheme.h"
+
+namespace switchyard {
+namespace {
+
+// Rows between two announcements: enough work to be worth a wake-up of the readers.
+constexpr std::size_t kAnnounceBytes = std::size_t{1} << 20;
+
+template <typename Id>
+void narrow_ids(const Id* ids, std::int64_t num_tokens, int num_topk, int num_experts,
+                std::uint16_t* narrow) {
+  for (std::int64_t i = 0; i < num_tokens * num_topk; ++i) {
+    if (ids[i] < -1 || ids[i] >= num_experts) {
+      fail(Errc::kInvalidArgument,
+           "dispatch: topk_ids[{}, {}] is {}, must be -1 or an expert from 0 to {}", i / num_topk,
+           i % num_topk, ids[i], num_experts - 1);
+    }
+    narrow[i] = ids[i] < 0 ? kNoExpert : static_cast<std::uint16_t>(ids[i]);
+  }
+}
+
+// The batched layout has room for each token once an expert.
+void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
+  const auto width = static_cast<std::ptrdiff_t>(num_topk);
+  for (auto token = ids.begin(); token != ids.end(); token += width) {
+    for (auto id = token; id != token + width; ++id) {
+      if (*id == kNoExpert || std::find(token, id, *id) == id) continue;
+      fail(Errc::kInvalidArgument,
+           "dispatch: token {} names expert {} twice, layout batched has room for it once; use "
+           "layout expanded",
+           (token - ids.begin()) / width, *id);
+    }
+  }
+}
+
+}  // namespace
+
+OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
+                                                     const DispatchOptions& options) const {
+  const QuantScheme& scheme = config_.scheme;
+  Input input{tokens, options};
+  const bool is_quantized = check_tokens(config_, shape_.num_scales, tokens, options.scales);
+  if (!options.routing_only) check_payloads(config_, options.payloads, tokens.shape(0));
+  if (check_tensor_scale(scheme, options.tensor_scale)) {
+    input.tensor_scale = *options.tensor_scale.as<float>();
+  }
+  input.is_stored = is_quantized || (!scheme.is_quantized() && tokens.dtype() == scheme.dtype);
+  return input;
+}
+
+void OneSidedExchange::load_ids(CachedRouting& routing, const TensorView& topk_ids) const {
+  const int num_topk = config_.num_topk;
+  if (num_topk == 0) {
+    require(!topk_ids.has_value(), Errc::kInvalidArgument,
+            "dispatch: topk_ids is {}, must be absent: num_topk is 0", topk_ids);
+    return;
+  }
+  check_matrix(topk_ids,
+               {"dispatch", "topk_ids", {DType::kI32, DType::kI64}, routing.num_tokens, num_topk});
+  routing.topk_ids.resize(static_cast<std::size_t>(routing.num_tokens * num_topk));
+  if (topk_ids.dtype() == DType::kI32) {
+    narrow_ids(topk_ids.as<std::int32_t>(), routing.num_tokens, num_topk, config_.num_experts,
+               routing.topk_ids.data());
+  } else {
+    narrow_ids(topk_ids.as<std::int64_t>(), routing.num_tokens, num_topk, config_.num_experts,
+               routing.topk_ids.data());
+  }
+  if (config_.layout == Layout::kBatched) require_distinct(routing.topk_ids, num_topk);
+}
+
+void OneSidedExchange::load_weights(Slot& slot, std::int64_t num_tokens,
+                                    const TensorView& topk_weights) const {
+  slot.topk_weights.clear();
+  check_topk_weights(config_, num_tokens, topk_weights);
+  if (!topk_weights.has_value()) return;
+  slot.topk_weights.assign(topk_weights.as<float>(),
+                           topk_weights.as<float>() + num_tokens * config_.num_topk);
+}
+
+DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                                               const TensorView& topk_weights,
+                                               const DispatchOptions& options) {
+  Slot& slot = free_slot("dispatch");
+  slot.input = make_input(tokens, options);
+  const std::shared_ptr<CachedRouting> routing = new_routing();
+  routing->num_tokens = tokens.shape(0);
+  routing->max_tokens = checked_max_tokens(config_, options.max_tokens, routing->num_tokens);
+  load_ids(*routing, topk_ids);
+  load_weights(slot, routing->num_tokens, topk_weights);
+
+  slot.epoch = begin("dispatch", Phase::kDispatchSend);
+  routing->epoch = slot.dispatch_epoch = slot.epoch;
+  slot.routing = routing;
+  slot.id = next_id_++;
+  slot.stage = Stage::kSent;
+  publish_header(slot);
+  routing->send.build(shape_.ownership, config_.num_topk, config_.layout, own_routing(slot));
+  publish_rows(slot);
+  return handle_of(slot);
+}
+
+DispatchHandle OneSidedExchange::dispatch_again_send(const DispatchHandle& earlier,
+                                                     const TensorView& tokens,
+                                                     const TensorView& topk_weights,
+                                                     const DispatchOptions& options) {
+  require_received(earlier, "dispatch_again");
+  const CachedRouting& routing = *earlier.routing_;
+  Slot& slot = free_slot("dispatch_again");
+  slot.input = make_input(tokens, options);
+  require(tokens.shape(0) == routing.num_tokens, Errc::kInvalidArgument,
+          "dispatch_again: tokens has {} rows, must be {} as in the earlier dispatch",
+          tokens.shape(0), routing.num_tokens);
+  require(options.max_tokens == 0 || options.max_tokens == routing.max_tokens,
+          Errc::kInvalidArgument,
+          "dispatch_again: options.max_tokens is {}, must be {} as in the earlier dispatch",
+          options.max_tokens, routing.max_tokens);
+  load_weights(slot, routing.num_tokens, topk_weights);
+
+  slot.epoch = begin("dispatch_again", Phase::kDispatchSend);
+  slot.dispatch_epoch = slot.epoch;
+  slot.routing = earlier.routing_;
+  slot.id = next_id_++;
+  slot.stage = Stage::kSent;
+  publish_header(slot);
+  publish_rows(slot);
+  return handle_of(slot);
+}
+
+// What this rank's routing is to everybody: without weights where they do not travel.
+RankRouting OneSidedExchange::own_routing(const Slot& slot) const {
+  const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
+  return {slot.num_tokens(), slot.routing->topk_ids.data(),
+          has_weights ? slot.topk_weights.data() : nullptr};
+}
+
+void OneSidedExchange::publish_header(const Slot& slot) {
+  std::byte* base = window_->base(rank_);
+  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
+  const CachedRouting& routing = *slot.routing;
+  const bool has_weights = own_routing(slot).topk_weights != nullptr;
+  header.rows_ready.store(0, std::memory_order_relaxed);
+  header.routing_epoch = routing.epoch;
+  header.num_tokens = routing.num_tokens;
+  header.max_tokens = routing.max_tokens;
+  header.tensor_scale = slot.input.tensor_scale;
+  header.has_weights = has_weights ? 1 : 0;
+  header.routing_only = slot.input.options.routing_only ? 1 : 0;
+  // std::copy: without tokens there is no address to copy from.
+  if (routing.epoch == slot.epoch) {
+    std::copy(routing.topk_ids.begin(), routing.topk_ids.end(),
+              reinterpret_cast<std::uint16_t*>(base + shape_.window.ids(slot.epoch)));
+  }
+  if (has_weights) {
+    std::copy(slot.topk_weights.begin(), slot.topk_weights.end(),
+              reinterpret_cast<float*>(base + shape_.window.weights(slot.epoch)));
+  }
+  // Pairs with the acquire in receive_headers().
+  header.epoch.store(slot.epoch, std::memory_order_release);
+  engine_.notify_all();
+}
+
+// A rank reads its own rows where the caller has them, if they need no change.
+bool OneSidedExchange::is_in_place() const {
+  return !config_.scheme.is_quantized() && config_.payload_bytes.empty();
+}
+
+bool OneSidedExchange::is_published(const Slot& slot, std::int64_t token) const {
+  const bool goes_to_all = config_.layout == Layout::kAllGather && num_ranks_ > 1;
+  const bool is_read_here = !is_in_place() || !slot.input.is_stored;
+  if (goes_to_all || (is_read_here && config_.layout == Layout::kAllGather)) return true;
+  const auto ranks = slot.routing->send.ranks_of(token);
+  if (is_read_here) return !ranks.empty();
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const TokenRank& r) { return r.rank != rank_; });
+}
+
+void OneSidedExchange::write_row(const Slot& slot, std::int64_t token, bool streaming) {
+  const Input& input = slot.input;
+  std::byte* row = window_->base(rank_) + shape_.window.row(slot.epoch, token);
+  std::byte* scales = row + shape_.window.scales_in_row;
+  const std::byte* from = input.row(token);
+  if (input.is_stored) {
+    std::byte* const to[] = {row};
+    copy_row(from, to, shape_.payload_bytes, streaming);
+    const TensorView& given = input.options.scales;
+    const std::int64_t bytes = given.has_value() ? bits_of(given.dtype()) / 8 : 0;
+    for (std::int64_t s = 0; given.has_value() && s < shape_.num_scales; ++s) {
+      const std::int64_t at = token * given.stride(0) + s * given.stride(1);
+      std::memcpy(scales + s * bytes, given.as<std::byte>() + at * bytes,
+                  static_cast<std::size_t>(bytes));
+    }
+  } else {
+    quantize_row(config_.scheme, from, input.tokens.dtype(), config_.hidden, row, scales,
+                 input.tensor_scale);
+  }
+  for (std::size_t i = 0; i < input.options.payloads.size(); ++i) {
+    const auto bytes = static_cast<std::size_t>(config_.payload_bytes[i]);
+    std::memcpy(row + shape_.extras_in_row[i],
+                input.options.payloads[i].as<std::byte>() + static_cast<std::size_t>(token) * bytes,
+                bytes);
+  }
+}
+
+void OneSidedExchange::publish_rows(const Slot& slot) {
+  if (slot.input.options.routing_only) return;
+  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
+  const std::size_t row_bytes = shape_.window.row_stride;
+  const std::int64_t num_tokens = slot.num_tokens();
+  const bool streaming =
+      wants_streaming(row_bytes * static_cast<std::size_t>(num_tokens), num_ranks_);
+  const auto rows_per_announcement =
+      static_cast<std::int64_t>(std::max<std::size_t>(1, kAnnounceBytes / row_bytes));
+  for (std::int64_t t = 0; t < num_tokens; ++t) {
+    if (is_published(slot, t)) write_row(slot, t, streaming);
+    if ((t + 1) % rows_per_announcement != 0 && t + 1 != num_tokens) continue;
+    if (streaming) streaming_store_fence();
+    // Pairs with the acquire in place_rows_of().
+    header.rows_ready.store(t + 1, std::memory_order_release);
+    engine_.notify_all();
+  }
+}
+
+}  // namespace switchyard

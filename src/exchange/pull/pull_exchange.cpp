@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/pull/pull_exchange.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+
+namespace switchyard {
+
+OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& config)
+    : group_(group),
+      engine_(group.engine()),
+      config_(config),
+      shape_(make_exchange_shape(config, group.size(), group.rank())),
+      rank_(group.rank()),
+      num_ranks_(group.size()),
+      ledger_(shape_.window.shape.num_sets),
+      terms_(config.hidden),
+      own_terms_(config.hidden) {
+  require_agreement(engine_, "exchange", agreed_fields(config));
+  slots_.resize(static_cast<std::size_t>(config.max_in_flight));
+  allocate_buffers();
+  window_ = engine_.make_window(shape_.window.total_bytes);
+}
+
+// Ranks may need different amounts: that one of them has too little memory must end all of them.
+void OneSidedExchange::allocate_buffers() {
+  std::string error;
+  try {
+    share_ = AlignedBuffer(shape_.window.combine_row_stride);
+    sum_ = AlignedBuffer(static_cast<std::size_t>(config_.hidden) * sizeof(float));
+    for (Slot& slot : slots_) allocate(slot);
+  } catch (const Error& cause) {
+    error = cause.what();
+  }
+  const std::vector<std::string> errors = engine_.all_gather_text(error);
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+    require(errors[rank].empty(), Errc::kOutOfMemory, "exchange: rank {} of {}: {}", rank,
+            errors.size(), errors[rank]);
+  }
+}
+
+void OneSidedExchange::allocate(Slot& slot) const {
+  const auto num_rows = static_cast<std::size_t>(shape_.max_buffer_rows);
+  const auto num_topk = static_cast<std::size_t>(config_.num_topk);
+  const bool is_major = is_expert_major(config_.layout);
+  slot.rows = AlignedBuffer(checked_mul(num_rows, shape_.payload_bytes));
+  slot.scales =
+      AlignedBuffer(scale_blocks(config_, shape_, rank_, shape_.max_buffer_rows).num_bytes());
+  if (!is_major) slot.topk_ids = AlignedBuffer(num_rows * num_topk * sizeof(std::int32_t));
+  if (config_.sends_weights) {
+    slot.weights = AlignedBuffer(num_rows * (is_major ? 1 : num_topk) * sizeof(float));
+  }
+  for (const std::int64_t bytes : config_.payload_bytes) {
+    slot.payloads.emplace_back(checked_mul(num_rows, static_cast<std::size_t>(bytes)));
+  }
+}
+
+OneSidedExchange::Slot& OneSidedExchange::free_slot(const char* operation) {
+  engine_.check_alive({Phase::kIdle, ledger_.next(), -1});
+  for (Slot& slot : slots_) {
+    if (slot.stage == Stage::kFree) return slot;
+  }
+  fail(Errc::kInvalidArgument,
+       "{}: {} handles are alive, max_in_flight is {}; combine or release one first", operation,
+       slots_.size(), config_.max_in_flight);
+}
+
+DispatchHandle OneSidedExchange::handle_of(const Slot& slot) const {
+  DispatchHandle handle;
+  handle.slot_ = static_cast<std::int32_t>(&slot - slots_.data());
+  handle.id_ = slot.id;
+  handle.routing_ = slot.routing;
+  return handle;
+}
+
+// One that no slot and no handle needs any more, with its memory, or a new one.
+std::shared_ptr<CachedRouting> OneSidedExchange::new_routing() {
+  for (Slot& slot : slots_) {
+    if (slot.stage == Stage::kFree) slot.routing.reset();
+  }
+  for (const auto& routing : routings_) {
+    if (routing.use_count() > 1) continue;
+    routing->num_dropped = 0;
+    routing->is_received = false;
+    routing->topk_ids.clear();
+    return routing;
+  }
+  return routings_.emplace_back(std::make_shared<CachedRouting>());
+}
+
+void OneSidedExchange::require_received(const DispatchHandle& earlier,
+                                        const char* operation) const {
+  const bool is_own =
+      std::find(routings_.begin(), routings_.end(), earlier.routing_) != routings_.end();
+  require(is_own && earlier.routing_->is_received, Errc::kInvalidArgument,
+          "{}: the handle {}; pass one whose dispatch was received", operation,
+          earlier.routing_ == nullptr ? "is empty"
+          : is_own                    ? "was sent by dispatch and not received"
+                                      : "is of another Exchange");
+}
+
+DispatchHandle OneSidedExchange::reopen(const DispatchHandle& earlier) {
+  require_received(earlier, "reopen");
+  Slot& slot = free_slot("reopen");
+  slot.routing = earlier.routing_;
+  slot.dispatch_epoch = 0;
+  slot.topk_weights.clear();
+  slot.placement_weights.clear();
+  slot.id = next_id_++;
+  slot.stage = Stage::kReceived;
+  return handle_of(slot);
+}
+
+std::size_t OneSidedExchange::index_of(const DispatchHandle& handle, const char* operation) const {
+  const auto index = static_cast<std::size_t>(handle.slot_);
+  require(handle.slot_ >= 0 && index < slots_.size() && slots_[index].id == handle.id_ &&
+              slots_[index].routing == handle.routing_ && slots_[index].stage != Stage::kFree,
+          Errc::kInvalidArgument,
+          "{}: the handle is not alive here, it ends with its combine or release; dispatch first",
+          operation);
+  return index;
+}
+
+OneSidedExchange::Slot& OneSidedExchange::find(const DispatchHandle& handle, Stage wanted,
+                                               const char* operation) {
+  static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
+                                          "sent by combine"};
+  Slot& slot = slots_[index_of(handle, operation)];
+  require(slot.stage == wanted, Errc::kInvalidArgument,
+          "{}: the handle was {} last, must have been {}", operation,
+          kDone[static_cast<int>(slot.stage)], kDone[static_cast<int>(wanted)]);
+  return slot;
+}
+
+std::uint64_t OneSidedExchange::begin(const char* operation, Phase phase) {
+  engine_.check_alive({phase, ledger_.next(), -1});
+  const std::uint64_t epoch = ledger_.begin(operation);
+  engine_.enter(phase, epoch);
+  // A peer may still read this rank's rows of the set, or the rows that lie in a third rank's set:
+  // so every peer is waited for, not only those that this operation writes to. It is one load each.
+  const std::uint64_t needed = ledger_.needed(epoch);
+  for (int peer = 0; needed > 0 && peer < num_ranks_; ++peer) {
+    const auto& consumed = in_window<ConsumedLine>(peer, shape_.window.consumed()).epoch;
+    // Pairs with the release in finish().
+    engine_.wait({phase, epoch, peer},
+                 [&] { return consumed.load(std::memory_order_acquire) >= needed; });
+  }
+  return epoch;
+}
+
+void OneSidedExchange::finish(std::uint64_t epoch) {
+  ledger_.finish(epoch);
+  in_window<ConsumedLine>(rank_, shape_.window.consumed())
+      .epoch.store(ledger_.consumed(), std::memory_order_release);
+  engine_.notify_all();
+  engine_.enter(Phase::kIdle, epoch);
+}
+
+void OneSidedExchange::release(const DispatchHandle& handle) {
+  Slot& slot = slots_[index_of(handle, "release")];
+  const bool is_open = slot.stage != Stage::kReceived;
+  slot.stage = Stage::kFree;
+  if (is_open) finish(slot.epoch);
+}
+
+std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handle) const {
+  const Slot& slot = slots_[index_of(handle, "row_origins")];
+  require(slot.stage != Stage::kSent, Errc::kInvalidArgument,
+          "row_origins: the handle was sent by dispatch, must have been received");
+  const ReceivePlan& receive = slot.receive();
+  std::vector<RowOrigin> origins;
+  if (!is_expert_major(config_.layout)) {
+    for (const Arrival& a : receive.arrivals) {
+      const std::int32_t k = a.count == 0 ? -1 : placements_of(slot, a).back().k;
+      origins.push_back({a.row, -1, a.source, a.token, k, 1.0f});
+    }
+    return origins;
+  }
+  origins.resize(receive.placements.size());
+  // Rows of an expert are consecutive, so a row's place in the list follows from its number.
+  std::vector<std::int64_t> first(receive.num_rows.size(), 0);
+  for (std::size_t e = 1; e < first.size(); ++e) first[e] = first[e - 1] + receive.num_rows[e - 1];
+  for (const Arrival& arrival : receive.arrivals) {
+    for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
+      const Placement& p = receive.placements[static_cast<std::size_t>(i)];
+      const auto e = static_cast<std::size_t>(p.expert);
+      const std::int64_t place = first[e] + p.row - receive.first_row[e];
+      origins[static_cast<std::size_t>(place)] = {p.row,         p.expert, arrival.source,
+                                                  arrival.token, p.k,      slot.weight(i)};
+    }
+  }
+  return origins;
+}
+
+WireBytes OneSidedExchange::wire_bytes(const DispatchHandle& handle) const {
+  const Slot& slot = slots_[index_of(handle, "wire_bytes")];
+  std::int64_t row_bytes =
+      static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
+  for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
+  const bool sends_ids = slot.routing->epoch == slot.dispatch_epoch;
+  const bool sends_weights = own_routing(slot).topk_weights != nullptr;
+  if (slot.input.options.routing_only) row_bytes = 0;
+  const std::int64_t routing_bytes =
+      slot.num_tokens() * config_.num_topk * ((sends_ids ? 2 : 0) + (sends_weights ? 4 : 0));
+  WireBytes bytes;
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    if (peer == rank_ || slot.dispatch_epoch == 0) continue;
+    const std::int64_t sent =
+        config_.layout == Layout::kAllGather
+            ? slot.num_tokens()
+            : slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)];
+    bytes.dispatch += sent * row_bytes + routing_bytes;
+  }
+  if (slot.stage == Stage::kSent) return bytes;
+  for (const Arrival& arrival : slot.receive().arrivals) {
+    if (arrival.source == rank_ || !returns_row(arrival)) continue;
+    const std::int64_t rows = config_.reduce == Reduce::kPerExpert ? arrival.count : 1;
+    bytes.combine += rows * static_cast<std::int64_t>(shape_.window.shape.combine_row_bytes);
+  }
+  return bytes;
+}
+
+}  // namespace switchyard

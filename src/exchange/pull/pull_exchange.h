@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// pull_exchange.h: the exchange over windows that every rank can address (engines local and shm).
+//
+// A rank publishes its routing and its rows in its own window; whoever needs a row reads it there,
+// so a row is written once however many ranks want it. From the routing of all ranks each receiver
+// derives counts and places without a further message. Results are written into the owner's window,
+// at a slot that follows from (token, choice) alone. No barrier, no counters, no atomics for slots.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "switchyard/exchange.h"
+
+#include "core/aligned_buffer.h"
+#include "engine/engine.h"
+#include "exchange/exchange_shape.h"
+#include "exchange/pull/partial_sum.h"
+#include "plan/epoch_ledger.h"
+
+namespace switchyard {
+
+/// First line of a rank's window: the newest epoch up to which it has read everything it wanted.
+struct alignas(kLineBytes) ConsumedLine {
+  std::atomic<std::uint64_t> epoch;
+};
+
+/// First line of a slot set. `epoch` is stored last; the rest is valid once it matches.
+struct alignas(kLineBytes) OperationHeader {
+  std::atomic<std::uint64_t> epoch;
+  std::atomic<std::int64_t> rows_ready;  ///< rows [0, rows_ready) may be read
+  std::uint64_t routing_epoch;           ///< the dispatch whose routing holds; its own epoch if new
+  std::int64_t num_tokens;
+  std::int64_t max_tokens;
+  float tensor_scale;
+  std::int32_t has_weights;
+  std::int32_t routing_only;
+};
+
+/// Line of one peer in a slot set of the owner: the peer's results of this epoch are all there.
+struct alignas(kLineBytes) ArrivalLine {
+  std::atomic<std::uint64_t> epoch;
+  std::int32_t has_weights;
+};
+
+/// What follows from the ids of all ranks. Shared by every handle that uses it.
+struct CachedRouting {
+  std::uint64_t epoch = 0;  ///< of the dispatch that brought it
+  std::int64_t num_tokens = 0;
+  std::int64_t max_tokens = 0;
+  std::int64_t num_dropped = 0;
+  bool is_received = false;
+  std::vector<std::uint16_t> topk_ids;  ///< own tokens, [T, K]
+  SendPlan send;
+  ReceivePlan receive;
+  std::vector<std::int32_t> arrival_ids;    ///< [arrivals, K] with a row a token
+  std::vector<std::int64_t> rows_per_rank;  ///< [P] arrivals
+};
+
+class OneSidedExchange {
+ public:
+  OneSidedExchange(const Group& group, const ExchangeConfig& config);
+
+  const ExchangeConfig& config() const { return config_; }
+  std::int64_t max_buffer_rows() const { return shape_.max_buffer_rows; }
+  DispatchHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                               const TensorView& topk_weights, const DispatchOptions& options);
+  DispatchHandle dispatch_again_send(const DispatchHandle& earlier, const TensorView& tokens,
+                                     const TensorView& topk_weights,
+                                     const DispatchOptions& options);
+  Dispatched dispatch_receive(const DispatchHandle& handle);
+  DispatchHandle reopen(const DispatchHandle& earlier);
+  void check_output(const DispatchHandle& handle, const TensorView& output,
+                    const CombineOptions& options) const;
+  void combine_send(const DispatchHandle& handle, const TensorView& rows,
+                    const TensorView& row_weights, RowsAre rows_are);
+  void combine_receive(const DispatchHandle& handle, const TensorView& output,
+                       const CombineOptions& options);
+  void release(const DispatchHandle& handle);
+  std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const;
+  WireBytes wire_bytes(const DispatchHandle& handle) const;
+
+ private:
+  enum class Stage { kFree, kSent, kReceived, kReturned };
+
+  /// The caller's tokens, until dispatch_receive.
+  struct Input {
+    TensorView tokens;
+    DispatchOptions options;
+    float tensor_scale = 1.0f;
+    bool is_stored = false;  ///< tokens have the form in which they travel
+
+    /// Rows are whole bytes apart: make_input() made sure.
+    const std::byte* row(std::int64_t token) const {
+      return tokens.as<std::byte>() + token * (tokens.stride(0) * bits_of(tokens.dtype()) / 8);
+    }
+  };
+
+  /// What is behind a handle.
+  struct Slot {
+    Stage stage = Stage::kFree;
+    std::uint64_t id = 0;
+    std::uint64_t epoch = 0;           ///< of the operation that was sent last
+    std::uint64_t dispatch_epoch = 0;  ///< of its dispatch; 0 when it was reopened
+    std::shared_ptr<CachedRouting> routing;
+    Input input;
+    std::vector<float> topk_weights;       ///< own tokens, [T, K]; empty when absent
+    std::vector<float> placement_weights;  ///< of routing->receive.placements; empty: all 1
+    std::vector<std::int64_t> wait_ns;     ///< [P]
+    AlignedBuffer rows;
+    AlignedBuffer scales;
+    AlignedBuffer topk_ids;  ///< of received rows, as the next
+    AlignedBuffer weights;
+    std::vector<AlignedBuffer> payloads;
+    TensorView results;  ///< the caller's, until combine_receive
+
+    std::int64_t num_tokens() const { return routing->num_tokens; }
+    const ReceivePlan& receive() const { return routing->receive; }
+    float weight(std::int32_t placement) const {
+      return placement_weights.empty() ? 1.0f
+                                       : placement_weights[static_cast<std::size_t>(placement)];
+    }
+  };
+
+  /// How the rows of one dispatch_receive are placed.
+  struct Placing {
+    ScaleBlocks scales;
+    bool streaming = false;
+  };
+
+  template <typename T>
+  T& in_window(int rank, std::size_t offset) const {
+    return *reinterpret_cast<T*>(window_->base(rank) + offset);
+  }
+  template <typename Ready>
+  void wait_for(Slot& slot, int peer, Ready&& ready);
+
+  // one_sided.cpp: handles and epochs
+  Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
+  std::size_t index_of(const DispatchHandle& handle, const char* operation) const;
+  void allocate_buffers();
+  void allocate(Slot& slot) const;
+  Slot& free_slot(const char* operation);
+  DispatchHandle handle_of(const Slot& slot) const;
+  std::shared_ptr<CachedRouting> new_routing();
+  void require_received(const DispatchHandle& earlier, const char* operation) const;
+  std::uint64_t begin(const char* operation, Phase phase);
+  void finish(std::uint64_t epoch);
+  bool is_in_place() const;
+
+  // publish.cpp: the send part of dispatch
+  Input make_input(const TensorView& tokens, const DispatchOptions& options) const;
+  void load_ids(CachedRouting& routing, const TensorView& topk_ids) const;
+  void load_weights(Slot& slot, std::int64_t num_tokens, const TensorView& topk_weights) const;
+  RankRouting own_routing(const Slot& slot) const;
+  void publish_header(const Slot& slot);
+  void publish_rows(const Slot& slot);
+  bool is_published(const Slot& slot, std::int64_t token) const;
+  void write_row(const Slot& slot, std::int64_t token, bool streaming);
+
+  // place.cpp: the receive part of dispatch
+  void receive_headers(Slot& slot);
+  void require_alike(const Slot& slot, int source, const OperationHeader& header) const;
+  void plan(Slot& slot);
+  void keep_received(CachedRouting& routing) const;
+  void gather_weights(Slot& slot) const;
+  void place_rows_of(Slot& slot, int source, const Placing& placing);
+  void place_extras(Slot& slot, const std::byte* from, std::int64_t row, const Placing& placing);
+  void place_routing(Slot& slot) const;
+  void clear_padding(Slot& slot, const Placing& placing) const;
+  Dispatched describe(const Slot& slot, const Placing& placing) const;
+
+  // combine.cpp
+  std::span<const Arrival> arrivals_of(const Slot& slot, int source) const;
+  std::span<const Placement> placements_of(const Slot& slot, const Arrival& arrival) const;
+  bool returns_row(const Arrival& arrival) const {
+    return arrival.count > 0 || config_.num_topk == 0;
+  }
+  const std::byte* result_row(const Slot& slot, std::int64_t row) const;
+  bool is_in_wire_form(const Slot& slot) const;
+  const std::byte* to_wire(const Slot& slot, std::int64_t row);
+  const std::byte* reduce_here(const Slot& slot, const Arrival& arrival);
+  const std::byte* share_of(const Slot& slot, const Arrival& arrival);
+  std::int32_t column_of(const Slot& slot, const Arrival& arrival) const;
+  void return_rows_to(const Slot& slot, int owner);
+  void return_weights_to(const Slot& slot, int owner, const TensorView& row_weights) const;
+  int rank_without_weights(const Slot& slot) const;
+  void take_weights(const Slot& slot, const TensorView& returned) const;
+  void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);
+  void add_partials(const Slot& slot, std::int64_t token, const Arrival* own);
+  void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
+                   const TensorView& topk_weights);
+  void add_wire(const std::byte* row, float weight) {
+    terms_.add_stored(config_.combine_scheme, row, row + shape_.combine_scales_in_row, weight);
+  }
+
+  Group group_;
+  Engine& engine_;
+  ExchangeConfig config_;
+  ExchangeShape shape_;
+  int rank_;
+  int num_ranks_;
+  EpochLedger ledger_;
+  std::unique_ptr<Window> window_;
+  std::vector<Slot> slots_;
+  std::vector<std::shared_ptr<CachedRouting>> routings_;  ///< reused once no handle needs them
+  std::uint64_t next_id_ = 1;
+
+  // Scratch of one call, kept so that calls allocate nothing once they have seen their sizes.
+  std::vector<RankRouting> table_;
+  std::vector<std::vector<std::uint16_t>> kept_ids_;
+  std::vector<std::byte*> places_;
+  Terms terms_;
+  Terms own_terms_;
+  AlignedBuffer share_;  ///< one returned row: this rank's share of a token
+  AlignedBuffer sum_;    ///< one row of output, up to f32
+};
+
+template <typename Ready>
+void OneSidedExchange::wait_for(Slot& slot, int peer, Ready&& ready) {
+  if (ready()) return;
+  const std::int64_t start = now_ns();
+  engine_.wait({Phase::kDispatchReceive, slot.epoch, peer}, ready);
+  slot.wait_ns[static_cast<std::size_t>(peer)] += now_ns() - start;
+}
+
+}  // namespace switchyard

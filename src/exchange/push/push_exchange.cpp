@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/push/push_exchange.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+
+#include "core/bytes.h"
+#include "cuda/base/check.h"
+#include "exchange/check_returns.h"
+#include "heap/heap.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
+
+std::atomic<std::uint64_t> num_exchanges = 0;
+
+}  // namespace
+
+P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
+                         const DeviceExchangeOptions& options)
+    : group_(group),
+      shape_(make_p2p_shape(config, group.size(), group.rank())),
+      options_(options),
+      number_(++num_exchanges),
+      num_uncaught_(std::uncaught_exceptions()) {
+  require(options.timeout_ms >= 0 && options.timeout_ms <= kMaxTimeoutMs, Errc::kInvalidArgument,
+          "device exchange: timeout_ms is {}, must be from 0 to {}", options.timeout_ms,
+          kMaxTimeoutMs);
+  require(options.num_ctas >= 0, Errc::kInvalidArgument,
+          "device exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
+  require_agreement(group.engine(), "device exchange", agreed_fields(shape_.config));
+
+  check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+  const auto num_channels = static_cast<std::size_t>(shape_.config.max_in_flight);
+  window_ =
+      make_device_window(group.engine(), device_, checked_mul(num_channels, shape_.window_bytes),
+                         options.heap.empty() ? "auto" : options.heap);
+  int num_sms = 0;
+  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
+             "cudaDeviceGetAttribute");
+  // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
+  // those of every handle, and none that comes early.
+  const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
+  num_ctas_ = std::max(kLeastCtas, kExchangeCtasPerSm * num_sms / kernels);
+  has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
+  options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
+  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kLeastCtas, options.num_ctas));
+
+  channels_.resize(num_channels);
+  gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
+  watcher_ = std::make_unique<Watcher>(group_.engine(), *words_.as<WatchWords>(),
+                                       std::int64_t{shape_.config.num_experts});
+}
+
+// Peers may still write to this rank's window, or read from theirs what this rank wrote. Ranks of
+// one process that share a GPU also share what waiting for it, or freeing memory, waits for: so all
+// have launched everything before one of them waits, and all kernels have ended before one frees. A
+// rank that an exception ends waits for nobody: its peers may wait for it.
+P2pExchange::~P2pExchange() {
+  const auto is_over = [&] {
+    return watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
+  };
+  const auto barrier = [&] {
+    try {
+      if (!is_over()) group_.barrier();
+    } catch (const Error&) {
+      watcher_->look();  // a lost group: kernels are told to end, nobody is left to wait for
+    }
+  };
+  try {
+    const DeviceGuard guard(device_);
+    barrier();
+    cudaDeviceSynchronize();
+    barrier();
+    watcher_.reset();
+  } catch (const Error&) {
+    // No GPU any more.
+  }
+  cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
+}
+
+P2pExchange::Channel& P2pExchange::begin(const char* operation) {
+  // The first free one: what follows from the handles that are alive is the same on every rank.
+  for (Channel& channel : channels_) {
+    if (channel.stage != Stage::kFree) continue;
+    channel.id = next_id_++;
+    return channel;
+  }
+  fail(Errc::kInvalidArgument,
+       "{}: {} handles are alive, max_in_flight is {}; combine or release one first", operation,
+       channels_.size(), shape_.config.max_in_flight);
+}
+
+DeviceHandle P2pExchange::handle_of(const Channel& channel) const {
+  DeviceHandle handle;
+  handle.channel_ = static_cast<std::int32_t>(&channel - channels_.data());
+  handle.id_ = channel.id;
+  handle.exchange_ = number_;
+  handle.routing_ = channel.routing;
+  return handle;
+}
+
+P2pExchange::Channel& P2pExchange::find(const DeviceHandle& handle, Stage wanted,
+                                        const char* operation) {
+  static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
+                                          "sent by combine"};
+  const auto index = static_cast<std::size_t>(handle.channel_);
+  require(handle.exchange_ == number_ && index < channels_.size() &&
+              channels_[index].id == handle.id_ && channels_[index].stage != Stage::kFree,
+          Errc::kInvalidArgument,
+          "{}: the handle is not alive here, it ends with its combine or release; dispatch first",
+          operation);
+  Channel& channel = channels_[index];
+  require(channel.stage == wanted, Errc::kInvalidArgument,
+          "{}: the handle was {} last, must have been {}", operation,
+          kDone[static_cast<int>(channel.stage)], kDone[static_cast<int>(wanted)]);
+  return channel;
+}
+
+P2pExchange::Channel& P2pExchange::start(const Input& input, Stream stream, Phases phases) {
+  check();
+  check_input(input);
+  Channel& channel = begin(input.earlier == nullptr ? "dispatch" : "dispatch_again");
+  if (input.earlier != nullptr) take_routing(channel, *input.earlier, stream);
+  set_input(channel, input);
+  launch(channel, phases, stream);
+  return channel;
+}
+
+DeviceHandle P2pExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                                        const TensorView& topk_weights, Stream stream,
+                                        const DeviceDispatchOptions& options) {
+  Channel& channel = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kSend);
+  channel.stage = Stage::kSent;
+  return handle_of(channel);
+}
+
+DeviceDispatched P2pExchange::dispatch_receive(const DeviceHandle& handle, Stream stream) {
+  check();
+  Channel& channel = find(handle, Stage::kSent, "dispatch_receive");
+  launch(channel, Phases::kReceive, stream);
+  channel.stage = Stage::kReceived;
+  return describe(channel);
+}
+
+DeviceDispatched P2pExchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
+                                       const TensorView& topk_weights, Stream stream,
+                                       const DeviceDispatchOptions& options) {
+  Channel& channel = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kBoth);
+  channel.stage = Stage::kReceived;
+  return describe(channel);
+}
+
+DeviceHandle P2pExchange::dispatch_again_send(const DeviceHandle& earlier, const TensorView& tokens,
+                                              const TensorView& topk_weights, Stream stream,
+                                              const DeviceDispatchOptions& options) {
+  const Channel& kept = kept_routing(earlier, "dispatch_again");
+  Channel& channel = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kSend);
+  channel.stage = Stage::kSent;
+  return handle_of(channel);
+}
+
+DeviceDispatched P2pExchange::dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
+                                             const TensorView& topk_weights, Stream stream,
+                                             const DeviceDispatchOptions& options) {
+  const Channel& kept = kept_routing(earlier, "dispatch_again");
+  Channel& channel = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kBoth);
+  channel.stage = Stage::kReceived;
+  return describe(channel);
+}
+
+// Slots are used by turns of calls, so a combine needs a call of its own, on every rank.
+DeviceHandle P2pExchange::reopen(const DeviceHandle& earlier, Stream stream) {
+  const Channel& kept = kept_routing(earlier, "reopen");
+  DeviceDispatchOptions options;
+  options.routing_only = true;
+  options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1});
+  const TensorView tokens(blank_.data(), DType::kBF16, {kept.num_tokens, shape_.config.hidden});
+  Channel& channel = start({tokens, {}, {}, options, &kept}, stream, Phases::kBoth);
+  channel.stage = Stage::kReceived;
+  return handle_of(channel);
+}
+
+void P2pExchange::enter(Phase phase, const Channel& channel) {
+  site_ = {phase, channel.id, -1};
+  group_.engine().enter(phase, channel.id);
+}
+
+// The rows of the tokens come last: all that they share with other rows is as they leave it.
+void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
+  enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, channel);
+  gather_routing(channel, phases, stream);
+  for (DispatchArgs& payload : channel.payloads) {
+    if (channel.routing_only) continue;
+    launch_rows(channel, payload, phases, stream);
+    let_end(phases, stream);
+  }
+  launch_rows(channel, channel.dispatch, phases, stream);
+  if (!receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
+  let_end(phases, stream);
+  launch_place_routing(channel.routing_args, drops(channel), stream.get());
+}
+
+// Ranks that share a GPU may share a hardware queue: what is queued behind a kernel that waits for
+// a peer could keep the peer's kernel from starting. There the host waits between the kernels of a
+// call.
+void P2pExchange::let_end(Phases phases, Stream stream) const {
+  if (!receives(phases) || !window_->is_shared_gpu()) return;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
+  if (status != cudaStreamCaptureStatusNone) return;
+  check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
+}
+
+GridWish P2pExchange::grid_wish(const Channel& channel, Phases phases) const {
+  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, channel.most_tokens};
+}
+
+void P2pExchange::launch_rows(const Channel& channel, DispatchArgs& args, Phases phases,
+                              Stream stream) {
+  choose_grid(grid_wish(channel, phases), args);
+  launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
+}
+
+void P2pExchange::combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
+                               const DeviceCombineOptions& options) {
+  check();
+  Channel& channel = find(handle, Stage::kReceived, "combine");
+  set_results(channel, rows, options);
+  launch_return(channel, Phases::kSend, stream);
+  channel.stage = Stage::kReturned;
+}
+
+void P2pExchange::combine_receive(const DeviceHandle& handle, const TensorView& output,
+                                  Stream stream, const DeviceCombineOptions& options) {
+  check();
+  Channel& channel = find(handle, Stage::kReturned, "combine_receive");
+  set_output(channel, output, options);
+  launch_return(channel, Phases::kReceive, stream);
+  channel.stage = Stage::kFree;
+}
+
+void P2pExchange::combine(const DeviceHandle& handle, const TensorView& rows,
+                          const TensorView& output, Stream stream,
+                          const DeviceCombineOptions& options) {
+  check();
+  Channel& channel = find(handle, Stage::kReceived, "combine");
+  set_results(channel, rows, options);
+  set_output(channel, output, options);
+  check_both_weights(options.row_weights, options.returned_weights);
+  launch_return(channel, Phases::kBoth, stream);
+  channel.stage = Stage::kFree;
+}
+
+void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) {
+  enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, channel);
+  CombineArgs& args = channel.combine;
+  args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
+  choose_grid(grid_wish(channel, phases), args);
+  ReturnWeightsArgs& weights = channel.weights;
+  weights.num_tokens = args.num_tokens;
+  if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());
+  launch_combine(args, phases, options_.programmatic_launch, stream.get());
+  if (!receives(phases) || weights.returned == nullptr) return;
+  let_end(phases, stream);
+  launch_take_weights(weights, stream.get());
+}
+
+void P2pExchange::release(const DeviceHandle& handle) {
+  find(handle, Stage::kReceived, "release").stage = Stage::kFree;
+}
+
+}  // namespace switchyard

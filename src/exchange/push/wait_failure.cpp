@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/push/wait_failure.h"
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+const char* name_of(WaitPlace place) {
+  switch (place) {
+    case WaitPlace::kAnnouncement: return "announcement";
+    case WaitPlace::kRow:
+    case WaitPlace::kReturnedRow: return "row";
+    case WaitPlace::kInput: break;
+  }
+  return "input";
+}
+
+WaitFailureText bad_id(const WaitRecord& record, int rank, std::int64_t num_experts) {
+  WaitFailureText text{Errc::kInvalidArgument, Errc::kAborted, true, rank, "dispatch", ""};
+  const bool is_expert = record.seen >= 0 && record.seen < num_experts;
+  const std::string id =
+      record.seen == kIdBeyond32Bits ? "out of range" : fmt::format("{}", record.seen);
+  text.what = fmt::format("topk_ids[{}, {}] is {}, ", record.token, record.expected, id);
+  text.what += is_expert ? "which is twice in its token; layout batched has room for it once"
+                         : fmt::format("must be -1 or an expert from 0 to {}", num_experts - 1);
+  return text;
+}
+
+}  // namespace
+
+WaitSite site_of(const WaitRecord& record) {
+  switch (static_cast<WaitPlace>(record.place)) {
+    case WaitPlace::kInput: return {Phase::kDispatchSend, record.call, -1};
+    case WaitPlace::kReturnedRow: return {Phase::kCombineReceive, record.call, record.peer};
+    case WaitPlace::kAnnouncement:
+    case WaitPlace::kRow: break;
+  }
+  return {Phase::kDispatchReceive, record.call, record.peer};
+}
+
+WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_experts) {
+  const WaitSite site = site_of(record);
+  const char* function = site.phase == Phase::kCombineReceive ? "combine" : "dispatch";
+  switch (static_cast<WaitFailure>(record.failure)) {
+    case WaitFailure::kInvalidId: return bad_id(record, rank, num_experts);
+    case WaitFailure::kCapacityExceeded:
+      return {Errc::kCapacityExceeded,
+              Errc::kCapacityExceeded,
+              true,
+              rank,
+              function,
+              fmt::format("local expert {} of rank {} was sent {} rows, its capacity is {}; raise "
+                          "capacity",
+                          record.token, rank, record.seen, record.expected)};
+    case WaitFailure::kNoWeights:
+      return {Errc::kInvalidArgument,
+              Errc::kAborted,
+              true,
+              rank,
+              function,
+              fmt::format("returned_weights is wanted, but rank {} passed no row_weights to "
+                          "combine_send; pass them on every rank",
+                          record.peer)};
+    case WaitFailure::kAborted:
+      return {
+          Errc::kAborted, Errc::kAborted,
+          false,          record.peer,
+          function,       fmt::format("rank {} stopped to wait for rank {}", rank, record.peer)};
+    case WaitFailure::kNone:
+    case WaitFailure::kTimeout: break;
+  }
+  const std::string token = record.token < 0 ? "" : fmt::format(" {}", record.token);
+  return {Errc::kTimeout,
+          Errc::kTimeout,
+          false,
+          record.peer,
+          function,
+          fmt::format("rank {} had no {}{} from rank {} within {:.1f} s in {}", rank,
+                      name_of(static_cast<WaitPlace>(record.place)), token, record.peer,
+                      static_cast<double>(record.waited_ns) * 1e-9, name_of(site.phase))};
+}
+
+std::int64_t kernel_timeout_ms(std::int64_t asked_ms, std::int64_t group_ms, bool is_shared_gpu) {
+  if (asked_ms > 0) return asked_ms;
+  return group_ms * (is_shared_gpu ? kSharedGpuPatience : 1);
+}
+
+}  // namespace switchyard

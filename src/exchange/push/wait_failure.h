@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// wait_failure.h: what a kernel found, in words: from the record that it left to an error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "switchyard/error.h"
+
+#include "cuda/exchange/watch.h"
+#include "engine/engine.h"
+
+namespace switchyard {
+
+/// Host memory that the GPU writes and reads; zeros at first.
+struct WatchWords {
+  WaitRecord record;
+  std::uint32_t abort_word;
+};
+
+/// What a record means to its rank.
+struct WaitFailureText {
+  Errc code = Errc::kTimeout;
+  Errc peers_code = Errc::kTimeout;  ///< what the other ranks throw
+  bool is_own = false;               ///< found in this rank's call, whatever its peers do
+  int culprit = -1;
+  const char* function = "";  ///< "dispatch" or "combine"
+  std::string what;           ///< names ranks, places and values
+};
+
+WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_experts);
+
+/// Where the kernel was.
+WaitSite site_of(const WaitRecord& record);
+
+/// How long kernels wait for a peer. `asked_ms` 0: as long as the group, times `kSharedGpuPatience`
+/// when ranks share the GPU: its kernels then run by turns.
+inline constexpr int kSharedGpuPatience = 20;
+std::int64_t kernel_timeout_ms(std::int64_t asked_ms, std::int64_t group_ms, bool is_shared_gpu);
+
+}  // namespace switchyard

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/push/watcher.h"
+
+#include <chrono>
+#include <signal.h>
+#include <system_error>
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{5};
+constexpr int kLooksPerPeerLook = 10;  // a look at the peers takes system calls
+
+}  // namespace
+
+Watcher::Watcher(Engine& engine, WatchWords& words, std::int64_t num_experts)
+    : engine_(engine), words_(words), num_experts_(num_experts) {
+  try {
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  } catch (const std::system_error& error) {
+    fail(Errc::kSystem, "device exchange: no thread to watch kernels: {}", error.what());
+  }
+}
+
+Watcher::~Watcher() = default;
+
+// A group that was aborted stays so: then there is nothing left to look for.
+void Watcher::run(const std::stop_token& stop) noexcept {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);  // signals are for the program's threads
+  for (int i = 1; !stop.stop_requested() && !look(); ++i) {
+    if (i % kLooksPerPeerLook == 0) engine_.look_for_lost_peers();
+    std::this_thread::sleep_for(kLookEvery);
+  }
+}
+
+// Pairs with the fence of the kernel that writes the failure last.
+bool Watcher::has_record() const noexcept {
+  return std::atomic_ref(words_.record.failure).load(std::memory_order_acquire) != 0;
+}
+
+bool Watcher::look() noexcept {
+  if (has_record()) tell_peers();
+  if (!engine_.is_aborted()) return false;
+  std::atomic_ref(words_.abort_word).store(1, std::memory_order_release);
+  return true;
+}
+
+void Watcher::tell_peers() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (has_told_) return;
+  has_told_ = true;
+  try {
+    const WaitFailureText text = describe(words_.record, engine_.rank(), num_experts_);
+    if (text.code == Errc::kTimeout) engine_.look_for_lost_peers();
+    is_first_cause_ = engine_.abort(text.peers_code, text.culprit, text.what);
+  } catch (const std::exception&) {  // no memory for the words
+    is_first_cause_ = engine_.abort(Errc::kOutOfMemory, engine_.rank(), {});
+  }
+}
+
+void Watcher::check(const WaitSite& site) {
+  if (!has_record() && !engine_.is_aborted()) [[likely]]
+    return;
+  look();
+  const std::lock_guard lock(mutex_);
+  if (!cause_) cause_ = cause(site);
+  throw Error(*cause_);
+}
+
+Error Watcher::cause(const WaitSite& site) {
+  const WaitFailureText own = describe(words_.record, engine_.rank(), num_experts_);
+  if (!own.is_own && !is_first_cause_) {
+    try {
+      engine_.check_alive(has_record() ? site_of(words_.record) : site);
+    } catch (const Error& error) {
+      return error;
+    }
+  }  // else, or while another rank still writes its cause, this rank's words
+  return Error(own.code, fmt::format("{}: {} (rank {} of {}, call {})", own.function, own.what,
+                                     engine_.rank(), engine_.size(), words_.record.call));
+}
+
+}  // namespace switchyard

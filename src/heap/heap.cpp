@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "heap/heap.h"
+
+#include <charconv>
+
+#include "core/bytes.h"
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+constexpr char kFailed = '!';
+
+bool is_of_the_group(Errc code) {
+  return code == Errc::kTimeout || code == Errc::kPeerLost || code == Errc::kAborted;
+}
+
+// "!<code> <message>"
+std::string failure_text(const Error& error) {
+  return fmt::format("{}{} {}", kFailed, static_cast<int>(error.code()), error.what());
+}
+
+[[noreturn]] void fail_as(const std::string& text, std::size_t rank, int num_ranks) {
+  int code = static_cast<int>(Errc::kInternal);
+  const char* const end = text.data() + text.size();
+  const char* message = std::from_chars(text.data() + 1, end, code).ptr;
+  if (message != end) ++message;
+  fail(static_cast<Errc>(code), "device window: rank {} of {}: {}", rank, num_ranks,
+       std::string(message, end));
+}
+
+}  // namespace
+
+Heap::Heap(HeapKind kind, const HeapRequest& request)
+    : engine_(&request.engine),
+      rank_(request.engine.rank()),
+      device_(request.device),
+      mapped_bytes_(align_up(request.bytes, kHeapUnitBytes)) {
+  kind_ = kind;
+  size_bytes_ = request.bytes;
+  bases_.resize(request.ranks.size());
+  ranks_on_gpu_ = num_ranks_on_gpu(request.ranks, rank_);
+}
+
+void Heap::release(const std::function<void()>& free) const noexcept {
+  int previous = 0;
+  cudaGetDevice(&previous);
+  cudaSetDevice(device_);
+  cudaDeviceSynchronize();
+  free();
+  cudaSetDevice(previous);
+  cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
+}
+
+std::vector<std::string> gather_or_fail(Engine& engine,
+                                        const std::function<std::string()>& action) {
+  std::string text;
+  try {
+    text = action();
+  } catch (const Error& error) {
+    if (is_of_the_group(error.code())) throw;
+    text = failure_text(error);
+  }
+  const std::vector<std::string> texts = engine.all_gather_text(text);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty() && texts[rank][0] == kFailed) {
+      fail_as(texts[rank], rank, engine.size());
+    }
+  }
+  return texts;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "heap/nccl_call.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "cuda/base/check.h"
+
+namespace switchyard {
+namespace {
+
+struct Job {
+  std::atomic<bool> is_done = false;
+  std::optional<Error> error;
+};
+
+}  // namespace
+
+void run_within_deadline(Engine& engine, int device, std::function<void()> work) {
+  const auto job = std::make_shared<Job>();
+  std::thread helper([job, device, work = std::move(work)]() mutable {
+    try {
+      check_cuda(cudaSetDevice(device), "cudaSetDevice");
+      work();
+    } catch (const Error& error) {
+      job->error = error;
+    } catch (const std::exception& error) {
+      job->error = Error(Errc::kInternal, error.what());
+    }
+    work = nullptr;  // before is_done: what it holds is the heap's alone then
+    job->is_done.store(true, std::memory_order_release);  // pairs with the load below
+  });
+  try {
+    const int next = (engine.rank() + 1) % engine.size();
+    engine.wait({Phase::kSetup, 0, next},
+                [&] { return job->is_done.load(std::memory_order_acquire); });
+  } catch (...) {
+    helper.detach();
+    throw;
+  }
+  helper.join();
+  if (job->error) throw *job->error;
+}
+
+// NCCL reads the variable once a process.
+void turn_nvls_off() {
+  static const int result = setenv("NCCL_NVLS_ENABLE", "0", 1);
+  (void)result;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For a build without NCCL's headers.
+
+#include "core/fail.h"
+#include "heap/nccl_all_to_all.h"
+#include "heap/nccl_heap.h"
+
+namespace switchyard {
+
+int nccl_version() { return 0; }
+
+std::string nccl_obstacle() {
+  return "this build knows no NCCL; install its headers (nccl.h, 2.28 or newer) and build again";
+}
+
+std::string nccl_calls_obstacle() { return nccl_obstacle(); }
+
+std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
+  fail(Errc::kNotAvailable, "device window: {}", nccl_obstacle());
+}
+
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& /*engine*/, int /*device*/) {
+  fail(Errc::kNotAvailable, "nccl: {}", nccl_obstacle());
+}
+
+}  // namespace switchyard

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// device_experts.cpp: experts on a GPU around either kind of products: rows are widened where they
+// must be, multiplied, activated and rounded, and multiplied again. The host knows no counts:
+// scratch is for all rows of the buffer, kernels look at those that count.
+//
+// Scratch, for N rows: the elements of the first product, where rows cannot be taken as they are,
+// and later those of the second, N x max(H, I); the sums of the first, N x its columns; then what
+// scales and products want.
+#include "switchyard/device_experts.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/bytes.h"
+#include "core/carver.h"
+#include "core/fail.h"
+#include "cuda/quantize/quantize.h"
+#include "device/cuda_module.h"
+#include "device/scale_memory.h"
+#include "moe/experts/device_products.h"
+#include "moe/experts/expert_checks.h"
+#include "moe/experts/expert_input.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kFunction = "make_device_experts";
+constexpr std::size_t kAlignment = 256;
+
+std::int64_t bytes_of(DType dtype) { return bits_of(dtype) / 8; }
+
+bool is_rows(const TensorView& tensor) {
+  return tensor.has_value() && (tensor.num_dims() == 2 || tensor.num_dims() == 3);
+}
+
+// [L, C, H] as [L * C, H]; a matrix stays.
+TensorView flat(const char* name, const TensorView& tensor) {
+  if (tensor.num_dims() != 3) return tensor;
+  const std::int64_t capacity = tensor.shape(1);
+  require(tensor.shape(0) <= 1 || capacity == 0 ||
+              tensor.stride(0) == checked_mul(capacity, tensor.stride(1)),
+          Errc::kInvalidArgument, "apply: experts of {} are {} apart, want {} rows of {}", name,
+          tensor.stride(0), capacity, tensor.stride(1));
+  return TensorView(tensor.data(), tensor.dtype(),
+                    {checked_mul(tensor.shape(0), capacity), tensor.shape(2)},
+                    {tensor.stride(1), tensor.stride(2)});
+}
+
+// Small tables that kernels read; null when empty.
+DeviceMemory upload_floats(const std::vector<float>& values, DeviceQueue& queue) {
+  if (values.empty()) return nullptr;
+  DeviceMemory memory = queue.allocate(values.size() * sizeof(float));
+  queue.copy(memory.get(), values.data(), values.size() * sizeof(float));
+  return memory;
+}
+
+const float* floats_of(const DeviceMemory& memory) {
+  return reinterpret_cast<const float*>(memory.get());
+}
+
+class GpuExperts final : public DeviceExperts {
+ public:
+  GpuExperts(std::string_view name, std::unique_ptr<DeviceProducts> products,
+             const ExpertShape& shape, const ExpertWeights& weights, const ExpertOptions& options);
+
+  std::string_view name() const override { return name_; }
+  bool is_batch_invariant() const override {
+    return products_->has_fixed_order() && !rounds_together();
+  }
+  bool is_capturable(bool is_batched) const override {
+    return products_->is_capturable(is_batched);
+  }
+  std::size_t workspace_bytes(const TensorView& rows) const override;
+  void apply(const DeviceExpertRows& input, const TensorView& output, const TensorView& workspace,
+             Stream stream) override;
+
+ private:
+  struct Scratch {
+    std::byte* elements = nullptr;  // of the rows; then of the activation
+    float* sums = nullptr;
+    float* amax = nullptr;
+    std::byte* products = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  /// The rounding of a row depends on the expert's other rows.
+  bool rounds_together() const {
+    return intermediate_.group == ScaleGroup::kTensor && scale_ == nullptr;
+  }
+  DType activated_dtype() const {
+    return intermediate_.is_quantized() ? products_->element() : DType::kBF16;
+  }
+  /// Rows of this dtype go into the product as they are.
+  bool takes(DType dtype) const { return dtype == DType::kBF16 || dtype == products_->element(); }
+
+  Scratch carve(std::int64_t num_rows, DType rows_dtype, std::byte* base) const;
+  RowRanges checked_ranges(const DeviceExpertRows& input) const;
+  void widen(const ExpertRows& rows, const RowRanges& ranges, void* to, Stream stream) const;
+  void activate(const RowRanges& ranges, const Scratch& scratch, Stream stream) const;
+  ExpertProduct product_of(const DeviceMatrices& matrices, const RowRanges& ranges) const;
+  void first_half(const ExpertRows& rows, const RowRanges& ranges, const Scratch& scratch,
+                  Stream stream);
+  void second_half(const TensorView& output, const RowRanges& ranges, const Scratch& scratch,
+                   Stream stream);
+
+  std::string name_;
+  std::unique_ptr<DeviceProducts> products_;
+  ExpertShape shape_;
+  QuantScheme intermediate_;
+  Activation activation_;
+  DeviceMemory scale_;  // null, or [L]
+  DeviceMemory gate_bias_;
+  DeviceMemory up_bias_;
+  DeviceMemory down_bias_;
+  DeviceMatrices gate_up_;
+  DeviceMatrices down_;
+};
+
+GpuExperts::GpuExperts(std::string_view name, std::unique_ptr<DeviceProducts> products,
+                       const ExpertShape& shape, const ExpertWeights& weights,
+                       const ExpertOptions& options)
+    : name_(name),
+      products_(std::move(products)),
+      shape_(shape),
+      intermediate_(options.intermediate),
+      activation_(options.activation) {
+  const std::unique_ptr<DeviceQueue> queue = cuda_module().make_queue(-1);
+  scale_ = upload_floats(expert_scalars(options.intermediate_scale, shape.num_experts), *queue);
+  gate_bias_ = upload_floats(widen_bias(weights.gate_bias), *queue);
+  up_bias_ = upload_floats(widen_bias(weights.up_bias), *queue);
+  down_bias_ = upload_floats(widen_bias(weights.down_bias), *queue);
+  gate_up_ = products_->upload(std::array{gate_of(weights), up_of(weights)}, *queue);
+  down_ = products_->upload(std::array{down_of(weights)}, *queue);
+}
+
+GpuExperts::Scratch GpuExperts::carve(std::int64_t num_rows, DType rows_dtype,
+                                      std::byte* base) const {
+  const std::int64_t of_x =
+      takes(rows_dtype) ? 0 : checked_mul(shape_.hidden, bytes_of(products_->element()));
+  const std::int64_t of_h = checked_mul(shape_.intermediate, bytes_of(activated_dtype()));
+  const std::int64_t of_sums = checked_mul(gate_up_.num_columns, bytes_of(DType::kF32));
+  Carver carver(base, kAlignment);
+  const auto take = [&](std::int64_t row_bytes) {
+    return carver.take(static_cast<std::size_t>(checked_mul(num_rows, row_bytes)));
+  };
+  Scratch scratch;
+  scratch.elements = take(std::max(of_x, of_h));
+  scratch.sums = reinterpret_cast<float*>(take(of_sums));
+  if (rounds_together()) scratch.amax = carver.take_floats(1, shape_.num_experts);
+  scratch.products = carver.take(products_->scratch_bytes(shape_.num_experts));
+  scratch.bytes = carver.used_bytes();
+  return scratch;
+}
+
+std::size_t GpuExperts::workspace_bytes(const TensorView& rows) const {
+  require(is_rows(rows), Errc::kInvalidArgument,
+          "workspace_bytes: rows is {}, want [N, H] or [L, C, H]", rows.describe());
+  const std::int64_t num_rows =
+      rows.num_dims() == 3 ? checked_mul(rows.shape(0), rows.shape(1)) : rows.shape(0);
+  if (num_rows == 0) return 0;
+  // The workspace may start anywhere.
+  return checked_add(carve(num_rows, rows.dtype(), nullptr).bytes, kAlignment);
+}
+
+RowRanges GpuExperts::checked_ranges(const DeviceExpertRows& input) const {
+  const std::int64_t num_experts = shape_.num_experts;
+  const auto check = [&](const char* name, const TensorView& tensor, DType dtype) {
+    require(tensor.has_value() && tensor.dtype() == dtype && tensor.num_dims() == 1 &&
+                tensor.shape(0) == num_experts && tensor.is_contiguous(),
+            Errc::kInvalidArgument, "apply: {} is {}, want contiguous {} [{}]", name,
+            tensor.describe(), name_of(dtype), num_experts);
+  };
+  check("num_rows", input.num_rows, DType::kI32);
+  RowRanges ranges;
+  ranges.num_rows = input.num_rows.as<const std::int32_t>();
+  ranges.num_experts = num_experts;
+  if (input.rows.num_dims() == 3) {
+    require(input.rows.shape(0) == num_experts, Errc::kInvalidArgument,
+            "apply: rows is {}, want {} experts", input.rows.describe(), num_experts);
+    ranges.capacity = input.rows.shape(1);
+    ranges.total_rows = checked_mul(num_experts, ranges.capacity);
+    return ranges;
+  }
+  check("first_row", input.first_row, DType::kI64);
+  ranges.first_row = input.first_row.as<const std::int64_t>();
+  ranges.capacity = input.rows.shape(0);
+  ranges.total_rows = ranges.capacity;
+  return ranges;
+}
+
+void GpuExperts::widen(const ExpertRows& rows, const RowRanges& ranges, void* to,
+                       Stream stream) const {
+  const bool is_tensor = rows.scheme.group == ScaleGroup::kTensor;
+  const TensorView& scales = rows.scales;
+  DequantizeJob job;
+  job.scheme = rows.scheme;
+  job.stored = rows.rows.dtype();
+  job.q = rows.rows.as<const std::byte>();
+  job.q_row_bytes = rows.rows.stride(0) * bits_of(job.stored) / 8;
+  if (is_tensor) {
+    job.scales.data = scales.as<std::byte>();
+    job.scales.expert_stride = scales.shape(0) == 1 ? 0 : scales.stride(0);
+  } else if (has_scale_a_row(rows.scheme)) {
+    job.scales = memory_of(scales);
+    const bool has_blocks = scales.num_dims() == 3 || scales.num_dims() == 6;
+    if (has_blocks) job.scale_block_rows = ranges.total_rows / scales.shape(0);
+  }
+  if (rows.tensor_scale.has_value()) {
+    job.tensor_scale = rows.tensor_scale.as<const float>();
+    job.tensor_scale_stride = rows.tensor_scale.shape(0) == 1 ? 0 : rows.tensor_scale.stride(0);
+  }
+  job.y = {to, products_->element(), 0, shape_.hidden};
+  job.ranges = ranges;
+  job.hidden = shape_.hidden;
+  cuda_module().dequantize(job, stream);
+}
+
+void GpuExperts::activate(const RowRanges& ranges, const Scratch& scratch, Stream stream) const {
+  ActivationJob job;
+  job.ranges = ranges;
+  job.gate_up = scratch.sums;
+  job.gate_up_stride = gate_up_.num_columns;
+  job.gate_bias = floats_of(gate_bias_);
+  job.up_bias = floats_of(up_bias_);
+  job.activation = activation_;
+  job.scheme = intermediate_;
+  job.is_simulated = intermediate_.is_simulated();
+  job.scale = floats_of(scale_);
+  job.amax = scratch.amax;
+  job.y = scratch.elements;
+  job.y_dtype = activated_dtype();
+  job.width = shape_.intermediate;
+  cuda_module().activate_rows(job, stream);
+}
+
+ExpertProduct GpuExperts::product_of(const DeviceMatrices& matrices,
+                                     const RowRanges& ranges) const {
+  ExpertProduct product;
+  product.ranges = ranges;
+  product.weights = matrices.memory.get();
+  product.weight_dtype = matrices.dtype;
+  product.depth = matrices.depth;
+  product.num_columns = matrices.num_columns;
+  return product;
+}
+
+void GpuExperts::first_half(const ExpertRows& rows, const RowRanges& ranges, const Scratch& scratch,
+                            Stream stream) {
+  ExpertProduct product = product_of(gate_up_, ranges);
+  product.x = rows.rows.data();
+  product.x_dtype = rows.rows.dtype();
+  product.x_stride = rows.rows.stride(0);
+  if (!takes(product.x_dtype)) {
+    widen(rows, ranges, scratch.elements, stream);
+    product.x = scratch.elements;
+    product.x_dtype = products_->element();
+    product.x_stride = shape_.hidden;
+  }
+  product.y = scratch.sums;
+  product.y_dtype = DType::kF32;
+  product.y_stride = gate_up_.num_columns;
+  product.num_outputs = gate_up_.num_columns;
+  products_->run(product, stream);
+  activate(ranges, scratch, stream);
+}
+
+void GpuExperts::second_half(const TensorView& output, const RowRanges& ranges,
+                             const Scratch& scratch, Stream stream) {
+  ExpertProduct product = product_of(down_, ranges);
+  product.x = scratch.elements;
+  product.x_dtype = activated_dtype();
+  product.x_stride = shape_.intermediate;
+  product.y = output.data();
+  product.y_dtype = DType::kBF16;
+  product.y_stride = output.stride(0);
+  product.num_outputs = shape_.hidden;
+  product.bias = floats_of(down_bias_);
+  products_->run(product, stream);
+}
+
+void GpuExperts::apply(const DeviceExpertRows& input, const TensorView& output,
+                       const TensorView& workspace, Stream stream) {
+  require(is_rows(input.rows) && output.num_dims() == input.rows.num_dims(), Errc::kInvalidArgument,
+          "apply: rows is {} and output {}, want [N, H] or [L, C, H], alike", input.rows.describe(),
+          output.describe());
+  const RowRanges ranges = checked_ranges(input);
+  const ExpertRows rows{flat("rows", input.rows), input.scales,      input.scheme, {}, {},
+                        input.tensor_scale,       input.scale_layout};
+  const TensorView flat_output = flat("output", output);
+  const std::size_t given = workspace.has_value() ? workspace.num_bytes() : 0;
+  check_buffers(shape_, rows, flat_output, given, workspace_bytes(input.rows));
+  if (ranges.total_rows == 0) return;
+  const Scratch scratch =
+      carve(ranges.total_rows, rows.rows.dtype(), aligned(workspace.as<std::byte>(), kAlignment));
+  products_->begin(ranges, scratch.products, stream);
+  first_half(rows, ranges, scratch, stream);
+  second_half(flat_output, ranges, scratch, stream);
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceExperts> make_device_experts(std::string_view name,
+                                                   const ExpertWeights& weights,
+                                                   const ExpertOptions& options) {
+  require(name == "exact" || name == "cublas", Errc::kInvalidArgument,
+          "{}: experts are \"{}\", want \"exact\" or \"cublas\"", kFunction, name);
+  const ExpertShape shape = check_weights(kFunction, weights);
+  check_options(kFunction, shape, options);
+  return std::make_unique<GpuExperts>(
+      name, name == "exact" ? make_exact_products() : make_blas_products(), shape, weights,
+      options);
+}
+
+}  // namespace switchyard

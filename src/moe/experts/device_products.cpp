@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "moe/experts/device_products.h"
+
+#include <vector>
+
+#include "core/bytes.h"
+#include "core/settings.h"
+#include "device/cuda_module.h"
+#include "quant/rows.h"
+
+namespace switchyard {
+namespace {
+
+static_assert(kProductPanel == kPanel, "kernels read what PackedWeights packs");
+
+// An expert at a time, so that the host never holds all of them: fill(e) gives `bytes` bytes.
+template <typename Fill>
+DeviceMemory upload_experts(std::int64_t num_experts, std::size_t bytes, DeviceQueue& queue,
+                            const Fill& fill) {
+  DeviceMemory memory = queue.allocate(checked_mul(static_cast<std::size_t>(num_experts), bytes));
+  for (std::int64_t e = 0; e < num_experts; ++e) {
+    fill(e, [&](const void* from) {
+      queue.copy(memory.get() + static_cast<std::size_t>(e) * bytes, from, bytes);
+    });
+  }
+  return memory;
+}
+
+// The panels of cpu/gemm.h and its order of sums.
+class ExactProducts final : public DeviceProducts {
+ public:
+  bool has_fixed_order() const override { return true; }
+  bool is_capturable(bool) const override { return true; }
+  DType element() const override { return DType::kF32; }
+  std::size_t scratch_bytes(std::int64_t) const override { return 0; }
+
+  DeviceMatrices upload(std::span<const WeightTensor> tensors, DeviceQueue& queue) const override {
+    DeviceMatrices matrices;
+    matrices.depth = tensors.front().values.shape(2);
+    for (const WeightTensor& tensor : tensors) {
+      matrices.num_columns += align_up(tensor.values.shape(1), kPanel);
+      if (tensor.values.dtype() != DType::kBF16) matrices.dtype = DType::kF32;
+    }
+    const auto bytes =
+        static_cast<std::size_t>(checked_mul(checked_mul(matrices.num_columns, matrices.depth),
+                                             std::int64_t{bits_of(matrices.dtype)} / 8));
+    const auto fill = [&](std::int64_t e, const auto& take) {
+      std::vector<WeightTensor> of_expert;
+      for (const WeightTensor& tensor : tensors) of_expert.push_back(tensor.of_expert(e));
+      const PackedWeights packed{std::span<const WeightTensor>(of_expert)};
+      take(packed.expert(0).panels);
+    };
+    matrices.memory = upload_experts(tensors.front().values.shape(0), bytes, queue, fill);
+    return matrices;
+  }
+
+  void begin(const RowRanges&, std::byte*, Stream) override {}
+  void run(const ExpertProduct& product, Stream stream) override {
+    cuda_module().exact_product(product, stream);
+  }
+};
+
+// bf16 [outputs, depth], as weights are stored.
+class BlasProducts final : public DeviceProducts {
+ public:
+  bool has_fixed_order() const override { return false; }
+  bool is_capturable(bool is_batched) const override { return is_batched; }
+  DType element() const override { return DType::kBF16; }
+  std::size_t scratch_bytes(std::int64_t num_experts) const override {
+    return blas_->scratch_bytes(num_experts);
+  }
+
+  DeviceMatrices upload(std::span<const WeightTensor> tensors, DeviceQueue& queue) const override {
+    DeviceMatrices matrices;
+    matrices.depth = tensors.front().values.shape(2);
+    for (const WeightTensor& tensor : tensors) matrices.num_columns += tensor.values.shape(1);
+    const std::int64_t elements = checked_mul(matrices.num_columns, matrices.depth);
+    std::vector<float> row(static_cast<std::size_t>(matrices.depth));
+    std::vector<std::uint16_t> matrix(static_cast<std::size_t>(elements));
+    const auto fill = [&](std::int64_t e, const auto& take) {
+      std::uint16_t* to = matrix.data();
+      for (const WeightTensor& tensor : tensors) {
+        WeightReader reader(tensor);
+        for (std::int64_t n = 0; n < tensor.values.shape(1); ++n, to += matrices.depth) {
+          reader.read(e, n, row.data());
+          f32_to_bf16(row.data(), matrices.depth, to);
+        }
+      }
+      take(matrix.data());
+    };
+    matrices.memory = upload_experts(tensors.front().values.shape(0),
+                                     checked_mul(matrix.size(), sizeof(matrix[0])), queue, fill);
+    return matrices;
+  }
+
+  void begin(const RowRanges& ranges, std::byte* scratch, Stream stream) override {
+    blas_->begin(ranges, scratch, stream);
+  }
+  void run(const ExpertProduct& product, Stream stream) override {
+    const bool has_bias = product.bias != nullptr;
+    if (has_bias) {
+      cuda_module().fill_bias({product.ranges, product.bias, static_cast<std::uint16_t*>(product.y),
+                               product.y_stride, product.num_outputs},
+                              stream);
+    }
+    blas_->multiply(product, has_bias);
+  }
+
+ private:
+  std::unique_ptr<ExpertBlas> blas_ = cuda_module().make_blas(setting("SWITCHYARD_CUBLAS").text);
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceProducts> make_exact_products() { return std::make_unique<ExactProducts>(); }
+
+std::unique_ptr<DeviceProducts> make_blas_products() { return std::make_unique<BlasProducts>(); }
+
+}  // namespace switchyard

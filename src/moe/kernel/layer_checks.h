@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// layer_checks.h: what the modular kernels of both processors refuse. Errors: kInvalidArgument.
+#pragma once
+
+#include "switchyard/modular_kernel.h"
+
+#include "core/check_matrix.h"
+#include "core/fail.h"
+#include "core/format.h"
+#include "moe/prepare/prepare_recipe.h"
+
+namespace switchyard {
+
+inline bool has_row_a_token(PrepareKind kind) { return !is_expert_major(recipe_of(kind).layout); }
+
+inline void check_shared_gate(const TensorView& gate, std::int64_t hidden) {
+  if (!gate.has_value()) return;
+  const bool dtype_fits =
+      gate.dtype() == DType::kBF16 || gate.dtype() == DType::kF16 || gate.dtype() == DType::kF32;
+  const bool is_row = gate.num_dims() == 1 || (gate.num_dims() == 2 && gate.shape(0) == 1);
+  require(dtype_fits && is_row && gate.is_contiguous() && gate.num_elements() == hidden,
+          Errc::kInvalidArgument,
+          "modular_kernel: shared gate is {}, must be bf16, f16 or f32 [{}] or [1, {}]", gate,
+          hidden, hidden);
+}
+
+/// The parts of a kernel fit together.
+inline void check_parts(bool has_parts, bool has_shared, SharedExpertsOrder order) {
+  require(has_parts, Errc::kInvalidArgument,
+          "modular_kernel: prepare_finalize and experts must both be given");
+  require(!has_shared || order != SharedExpertsOrder::kNone, Errc::kInvalidArgument,
+          "modular_kernel: a shared expert is given with order none, must be no_overlap or "
+          "mk_internal_overlapped");
+}
+
+/// Of a call: output [T, H] bf16.
+inline void check_call(const TensorView& output, std::int64_t num_tokens, std::int64_t hidden,
+                       bool weighs_in_place, bool has_shared) {
+  check_matrix(output, {"modular_kernel", "output", {DType::kBF16}, num_tokens, hidden, true});
+  require(!weighs_in_place || !has_shared, Errc::kInvalidArgument,
+          "modular_kernel: weighs_in_place is set, must not be with a shared expert, which reads "
+          "the same rows");
+}
+
+}  // namespace switchyard

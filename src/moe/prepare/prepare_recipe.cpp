@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "moe/prepare/prepare_recipe.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "core/bytes.h"
+#include "core/fail.h"
+#include "plan/one_sided_limits.h"
+#include "quant/scheme.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::array<PrepareRecipe, 7> kRecipes{{
+    {PrepareKind::kLowLatency, Layout::kBatched, Reduce::kPerExpert, true, true, true, DType::kI64},
+    {PrepareKind::kElasticDecode, Layout::kCompact, Reduce::kPerRank, true, true, true,
+     DType::kI64},
+    {PrepareKind::kElasticPrefill, Layout::kExpanded, Reduce::kPerRank, false, true, true,
+     DType::kI64},
+    {PrepareKind::kAllGather, Layout::kAllGather, Reduce::kPerRank, false, false, false,
+     std::nullopt},
+    {PrepareKind::kAllToAll, Layout::kCompact, Reduce::kPerRank, true, true, false, std::nullopt},
+    {PrepareKind::kAllToAllOneSided, Layout::kByRank, Reduce::kPerRank, true, true, false,
+     DType::kI32},
+    {PrepareKind::kLocal, Layout::kExpanded, Reduce::kPerExpert, false, false, false, std::nullopt},
+}};
+
+constexpr std::array<const char*, 7> kNames{"low_latency", "elastic_decode", "elastic_prefill",
+                                            "all_gather",  "all_to_all",     "all_to_all_one_sided",
+                                            "local"};
+
+constexpr std::array<std::int64_t, 8> kLowLatencyHiddens{2048, 2560, 3072, 4096,
+                                                         5120, 6144, 7168, 8192};
+
+bool wants_static_scale(const QuantScheme& scheme) {
+  return scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale();
+}
+
+void check_low_latency(const PrepareFinalizeConfig& config, int num_ranks) {
+  constexpr std::int32_t kMaxTopk = 11;
+  require(std::find(kLowLatencyHiddens.begin(), kLowLatencyHiddens.end(), config.hidden) !=
+              kLowLatencyHiddens.end(),
+          Errc::kInvalidArgument,
+          "low_latency: hidden is {}, strict wants 2048, 2560, 3072, 4096, 5120, 6144, 7168 or "
+          "8192; see round_up_hidden_low_latency",
+          config.hidden);
+  require(config.num_topk <= kMaxTopk, Errc::kInvalidArgument,
+          "low_latency: num_topk is {}, strict wants at most {}", config.num_topk, kMaxTopk);
+  require(config.num_experts % num_ranks == 0, Errc::kInvalidArgument,
+          "low_latency: {} experts over {} ranks, strict wants the same number on each",
+          config.num_experts, num_ranks);
+  require(num_ranks % 4 * (config.max_tokens_per_rank % 4) % 4 == 0, Errc::kInvalidArgument,
+          "low_latency: {} ranks x {} tokens, strict wants a multiple of 4", num_ranks,
+          config.max_tokens_per_rank);
+}
+
+// What DeepEP's ElasticBuffer and FlashInfer's two-sided all-to-all have in common: rows move in
+// units of 16 bytes, and every rank owns as many experts.
+void check_wide_rows(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                     int num_ranks) {
+  constexpr std::size_t kUnit = 16;
+  constexpr std::int32_t kMaxTopk = 32;
+  const QuantScheme wire = wire_scheme_of(config);
+  const std::size_t bytes = row_bytes(wire, config.hidden);
+  require(bytes % kUnit == 0, Errc::kInvalidArgument,
+          "{}: a row of {} elements, {}, has {} bytes, strict wants a multiple of {}",
+          name_of(recipe.kind), config.hidden, name_of(wire), bytes, kUnit);
+  require(config.num_topk <= kMaxTopk && config.num_experts % num_ranks == 0,
+          Errc::kInvalidArgument,
+          "{}: num_topk {} and {} experts over {} ranks, strict wants at most {} and the same "
+          "number on each",
+          name_of(recipe.kind), config.num_topk, config.num_experts, num_ranks, kMaxTopk);
+}
+
+void check_two_sided(const PrepareFinalizeConfig& config) {
+  require(config.num_experts % 4 == 0, Errc::kInvalidArgument,
+          "all_to_all: {} experts, strict wants a multiple of 4", config.num_experts);
+}
+
+void check_strict(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config, int num_ranks) {
+  switch (recipe.kind) {
+    case PrepareKind::kLowLatency: return check_low_latency(config, num_ranks);
+    case PrepareKind::kAllToAll: check_two_sided(config); [[fallthrough]];
+    case PrepareKind::kElasticDecode:
+    case PrepareKind::kElasticPrefill: return check_wide_rows(recipe, config, num_ranks);
+    case PrepareKind::kAllToAllOneSided:
+      return check_one_sided_limits(name_of(recipe.kind), config.num_topk, num_ranks,
+                                    config.num_experts);
+    case PrepareKind::kAllGather:
+    case PrepareKind::kLocal: return;
+  }
+}
+
+// Schemes on the wire and of the experts, which share one static scale.
+void check_schemes(const PrepareFinalizeConfig& config) {
+  const QuantScheme wire = wire_scheme_of(config);
+  for (const QuantScheme& scheme : {config.scheme, wire}) {
+    check_scheme("prepare_finalize", scheme);
+    check_hidden("prepare_finalize", scheme, config.hidden);
+  }
+  require(config.static_scale.has_value() ||
+              !(config.scheme.needs_tensor_scale() || wire.needs_tensor_scale()),
+          Errc::kInvalidArgument,
+          "prepare_finalize: static_scale is absent, nvfp4 needs one: the scale of all tokens");
+  require(wire == config.scheme || !wants_static_scale(wire) || !wants_static_scale(config.scheme),
+          Errc::kInvalidArgument,
+          "prepare_finalize: wire_scheme is {} and scheme {}, must not both take static_scale",
+          name_of(wire), name_of(config.scheme));
+}
+
+void check_scale_layout(const PrepareFinalizeConfig& config) {
+  if (config.scale_layout == ScaleLayout::kRowMajor) return;
+  const QuantScheme& scheme = config.scheme;
+  const bool has_rows =
+      scheme.group != ScaleGroup::kTensor && num_scales(scheme, config.hidden) > 0;
+  const bool is_byte = bits_of(scale_dtype(scheme)) == 8;
+  require(
+      has_rows && (config.scale_layout != ScaleLayout::kSwizzled || is_byte),
+      Errc::kInvalidArgument, "prepare_finalize: scale_layout is {} for {}, must be row_major{}",
+      static_cast<int>(config.scale_layout), name_of(scheme),
+      has_rows ? " or column_major: swizzled scales are one byte" : ": its rows have no scales");
+}
+
+void check_placement(const PrepareFinalizeConfig& config) {
+  const auto& table = config.global_to_physical;
+  if (table.empty()) return;
+  require(
+      static_cast<std::int64_t>(table.size()) == config.num_experts, Errc::kInvalidArgument,
+      "prepare_finalize: global_to_physical has {} entries, must have one for each of {} experts",
+      table.size(), config.num_experts);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    require(table[i] >= 0 && table[i] < config.num_experts, Errc::kInvalidArgument,
+            "prepare_finalize: global_to_physical[{}] is {}, must be from 0 to {}", i, table[i],
+            config.num_experts - 1);
+  }
+}
+
+}  // namespace
+
+const char* name_of(PrepareKind kind) noexcept {
+  const auto index = static_cast<std::size_t>(kind);
+  return index < kNames.size() ? kNames[index] : "unknown";
+}
+
+std::optional<PrepareKind> prepare_kind_from_name(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (name == kNames[i]) return static_cast<PrepareKind>(i);
+  }
+  return std::nullopt;
+}
+
+const PrepareRecipe& recipe_of(PrepareKind kind) {
+  const auto index = static_cast<std::size_t>(kind);
+  require(index < kRecipes.size(), Errc::kInvalidArgument,
+          "prepare_finalize: kind is {}, must be from 0 to {}", index, kRecipes.size() - 1);
+  return kRecipes[index];
+}
+
+void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                          int num_ranks) {
+  require(num_ranks >= 1, Errc::kInvalidArgument, "prepare_finalize: {} ranks, must be at least 1",
+          num_ranks);
+  check_schemes(config);
+  check_scale_layout(config);
+  constexpr std::int32_t kMaxMicroBatches = 64;
+  require(config.num_micro_batches >= 1 && config.num_micro_batches <= kMaxMicroBatches,
+          Errc::kInvalidArgument, "prepare_finalize: num_micro_batches is {}, must be from 1 to {}",
+          config.num_micro_batches, kMaxMicroBatches);
+  check_placement(config);
+  if (config.strict) check_strict(recipe, config, num_ranks);
+}
+
+QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config) {
+  const QuantScheme wanted = config.wire_scheme.value_or(config.scheme);
+  const bool needs_all_rows = wanted.group == ScaleGroup::kTensor && !config.static_scale;
+  return needs_all_rows ? schemes::kNone : wanted;
+}
+
+ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                                  bool defers) {
+  ExchangeConfig result;
+  result.num_experts = config.num_experts;
+  result.num_topk = config.num_topk;
+  result.hidden = config.hidden;
+  result.max_tokens_per_rank = config.max_tokens_per_rank;
+  result.layout = recipe.layout;
+  result.scheme = defers ? schemes::kNone : wire_scheme_of(config);
+  const bool arrives_as_wanted = !defers && result.scheme == config.scheme;
+  if (arrives_as_wanted) result.scale_layout = config.scale_layout;
+  result.reduce = config.reduce.value_or(recipe.reduce);
+  result.combine_scheme = config.combine_scheme;
+  // With per_expert the owner knows the weights, and batched experts need none.
+  result.sends_weights =
+      result.reduce == Reduce::kPerRank || recipe.kind == PrepareKind::kElasticPrefill;
+  result.worst_case_rows = recipe.has_fixed_shapes && recipe.layout == Layout::kCompact;
+  if (recipe.layout == Layout::kExpanded) result.expert_alignment = config.expert_alignment;
+  result.max_in_flight = config.num_micro_batches;
+  return result;
+}
+
+std::int64_t round_up_hidden_low_latency(std::int64_t hidden) {
+  const auto it = std::lower_bound(kLowLatencyHiddens.begin(), kLowLatencyHiddens.end(), hidden);
+  require(hidden > 0 && it != kLowLatencyHiddens.end(), Errc::kInvalidArgument,
+          "round_up_hidden_low_latency: hidden is {}, must be from 1 to {}", hidden,
+          kLowLatencyHiddens.back());
+  return *it;
+}
+
+std::int64_t round_up_hidden_512_bytes(std::int64_t hidden, DType dtype) {
+  constexpr std::int64_t kRowBits = 512 * 8;
+  const std::int64_t unit = kRowBits / std::gcd<std::int64_t>(kRowBits, bits_of(dtype));
+  require(hidden > 0, Errc::kInvalidArgument,
+          "round_up_hidden_512_bytes: hidden is {}, must be at least 1", hidden);
+  return checked_mul(hidden / unit + (hidden % unit != 0 ? 1 : 0), unit);
+}
+
+}  // namespace switchyard
