@@ -185,9 +185,9 @@ std::string line_chart(const ChartAxes& axes, const std::vector<ChartSeries>& se
   const Scale y{low, std::max(nice(*ys.rbegin(), true), low * 2), kHeight - kBottom, kTop};
   std::string svg = open_svg(axes, kRight) + log_grid(y);
   double last = -1e9;
-  constexpr double kLeastGap = 34;
+  constexpr double kMinGap = 34;
   for (const double value : xs) {
-    if (x(value) - last < kLeastGap) continue;
+    if (x(value) - last < kMinGap) continue;
     last = x(value);
     svg += x_tick(last, number_text(value));
   }
@@ -201,12 +201,12 @@ std::string percent_chart(const ChartAxes& axes, const ChartSeries& bars,
   if (bars.points.empty()) return {};
   constexpr double kNarrow = 24;
   double most = 100;
-  constexpr double kMost = 200;  // marks beyond it stay at the edge
-  for (const ChartPoint& point : marks.points) most = std::max(most, std::min(point.y, kMost));
+  constexpr double kMax = 200;  // marks beyond it stay at the edge
+  for (const ChartPoint& point : marks.points) most = std::max(most, std::min(point.y, kMax));
   for (const ChartPoint& point : bars.points) most = std::max(most, point.y);
   const Scale y{0, std::ceil(most / 20) * 20, kHeight - kBottom, kTop, false};
   std::string svg = open_svg(axes, kNarrow);
-  for (double value = 0; value <= y.high; value += most > kMost ? 100 : 20) {
+  for (double value = 0; value <= y.high; value += most > kMax ? 100 : 20) {
     svg +=
         grid_line(y(value), fmt::format("{:g} %", value), kNarrow, value == 100 ? "limit" : "grid");
   }

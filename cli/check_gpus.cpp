@@ -10,7 +10,7 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr int kMostRanks = 7;  // on a GPU
+constexpr int kMaxRanks = 7;  // on a GPU
 
 }  // namespace
 
@@ -24,9 +24,9 @@ std::vector<std::string> names_of_gpus() {
 void skip_crowded(std::vector<conformance::CheckCase>& cases, int num_gpus) {
   for (conformance::CheckCase& test : cases) {
     if (test.device != "cuda" || test.engine.empty()) continue;
-    if ((test.num_ranks + num_gpus - 1) / num_gpus <= kMostRanks) continue;
+    if ((test.num_ranks + num_gpus - 1) / num_gpus <= kMaxRanks) continue;
     test.skipped = fmt::format("{} ranks on {} GPU{}, at most {} share one", test.num_ranks,
-                               num_gpus, num_gpus == 1 ? "" : "s", kMostRanks);
+                               num_gpus, num_gpus == 1 ? "" : "s", kMaxRanks);
   }
 }
 

@@ -61,14 +61,14 @@ bool read_job(const char* path, int size, int rank, Job& job) {
 }
 
 void run(const Job& job, int rank) {
-  std::int64_t most_sent = 1;
-  std::int64_t most_received = 1;
+  std::int64_t max_sent = 1;
+  std::int64_t max_received = 1;
   for (const Call& call : job.calls) {
-    most_sent = std::max(most_sent, call.sent);
-    most_received = std::max(most_received, call.received);
+    max_sent = std::max(max_sent, call.sent);
+    max_received = std::max(max_received, call.received);
   }
-  const std::vector<char> send(static_cast<std::size_t>(most_sent * kUnit), 1);
-  std::vector<char> receive(static_cast<std::size_t>(most_received * kUnit), 2);
+  const std::vector<char> send(static_cast<std::size_t>(max_sent * kUnit), 1);
+  std::vector<char> receive(static_cast<std::size_t>(max_received * kUnit), 2);
   MPI_Datatype unit{};
   MPI_Type_contiguous(static_cast<int>(kUnit), MPI_BYTE, &unit);
   MPI_Type_commit(&unit);

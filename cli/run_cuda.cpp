@@ -64,13 +64,13 @@ CudaLayer::CudaLayer(const LayerSetup& setup)
   const auto num_tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
   const std::size_t num_elements = num_tokens * static_cast<std::size_t>(config.hidden);
   const std::size_t num_choices = num_tokens * static_cast<std::size_t>(config.num_topk);
-  hidden_ = tensors_.take_bytes(num_elements * sizeof(std::uint16_t));
-  topk_ids_ = tensors_.take_bytes(num_choices * sizeof(std::int64_t));
-  topk_weights_ = tensors_.take_bytes(num_choices * sizeof(float));
-  output_ = tensors_.take_bytes(num_elements * sizeof(std::uint16_t));
+  hidden_ = tensors_.allocate_bytes(num_elements * sizeof(std::uint16_t));
+  topk_ids_ = tensors_.allocate_bytes(num_choices * sizeof(std::int64_t));
+  topk_weights_ = tensors_.allocate_bytes(num_choices * sizeof(float));
+  output_ = tensors_.allocate_bytes(num_elements * sizeof(std::uint16_t));
   if (setup.weights.shared_gate.view().has_value()) {
     const TensorView& gate = setup.weights.shared_gate;
-    shared_gate_ = upload(gate, tensors_.take_bytes(gate.num_bytes()));
+    shared_gate_ = upload(gate, tensors_.allocate_bytes(gate.num_bytes()));
   }
   tensors_.close();
   kernel_ = make_kernel();

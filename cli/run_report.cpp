@@ -88,7 +88,7 @@ void compare_with_reference(RunReport& report, const Tensor& reference) {
   report.max_abs = max_abs;
 }
 
-void take_record(RunReport& report, const std::byte* from, const RecordLayout& layout,
+void read_record(RunReport& report, const std::byte* from, const RecordLayout& layout,
                  std::int64_t first_token, std::int64_t num_tokens,
                  std::array<std::vector<std::int64_t>, kNumStages>& stage_ns) {
   RankRecord record{};
@@ -175,7 +175,7 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     std::array<std::vector<std::int64_t>, kNumStages> stage_ns;
     for (int r = 0; r < group.size(); ++r) {
       const auto i = static_cast<std::size_t>(r);
-      take_record(report, window->base(r), layout, result.first_token[i],
+      read_record(report, window->base(r), layout, result.first_token[i],
                   result.first_token[i + 1] - result.first_token[i], stage_ns);
     }
     for (std::size_t s = 0; s < kNumStages; ++s) report.stages[s].us = spread_of(stage_ns[s]);

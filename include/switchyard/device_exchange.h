@@ -49,8 +49,8 @@ class DeviceHandle {
   DeviceHandle() = default;
 
  private:
-  friend class P2pExchange;
-  std::int32_t channel_ = -1;
+  friend class PushExchange;
+  std::int32_t slot_ = -1;
   std::uint64_t id_ = 0;
   std::uint64_t exchange_ = 0;
   std::uint64_t routing_ = 0;

@@ -86,15 +86,15 @@ class SWITCHYARD_API DeviceModularKernel {
   struct Memory;
   struct Scratch;
   struct Returned;
-  void take_memory();
-  void take_permuted(Scratch& scratch, std::int64_t grouped);
-  void take_shared();
+  void allocate_memory();
+  void allocate_permuted(Scratch& scratch, std::int64_t grouped);
+  void allocate_shared();
   Scratch& scratch_of(int micro_batch);
   void observe(LayerStage stage) const;
   Returned run_experts(const DevicePrepareArguments& arguments, const DevicePrepared& prepared,
                        Stream stream);
   void finalize(const DeviceFinalizeArguments& arguments, Stream stream);
-  Pending<void> send_home(const DeviceFinalizeArguments& arguments, Stream stream);
+  Pending<void> return_results(const DeviceFinalizeArguments& arguments, Stream stream);
   TensorView run_grouped(const DeviceExpertRows& rows, const Scratch& scratch, Stream stream);
   TensorView run_permuted(const DevicePrepared& prepared, const Scratch& scratch, Stream stream);
   void run_shared(const TensorView& hidden, const Scratch& scratch, Stream stream);

@@ -29,7 +29,7 @@ class DispatchHandle {
   DispatchHandle() = default;
 
  private:
-  friend class OneSidedExchange;
+  friend class PullExchange;
   std::int32_t slot_ = -1;
   std::uint64_t id_ = 0;
   std::shared_ptr<struct CachedRouting> routing_;
@@ -196,7 +196,7 @@ class SWITCHYARD_API Exchange {
   WireBytes wire_bytes(const DispatchHandle& handle) const;
 
  private:
-  std::unique_ptr<class OneSidedExchange> impl_;
+  std::unique_ptr<class PullExchange> impl_;
 };
 
 }  // namespace switchyard

@@ -86,7 +86,7 @@ class SWITCHYARD_API ModularKernel {
   struct Returned;
   Scratch& scratch_of(int micro_batch);
   Returned run_experts(const PrepareArguments& arguments, const Prepared& prepared);
-  Pending<void> send_home(const FinalizeArguments& arguments);
+  Pending<void> return_results(const FinalizeArguments& arguments);
   TensorView run_grouped(const ExpertRows& rows, Scratch& scratch);
   TensorView run_permuted(const Prepared& prepared, Scratch& scratch);
   void run_shared(const TensorView& hidden, Scratch& scratch);

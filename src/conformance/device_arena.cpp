@@ -46,7 +46,7 @@ std::size_t span_bytes(const TensorView& view) {
 DeviceArena::DeviceArena(DeviceQueue& queue, std::size_t bytes)
     : queue_(queue), bytes_(bytes), memory_(queue.allocate(bytes)) {}
 
-std::byte* DeviceArena::take(std::size_t bytes) {
+std::byte* DeviceArena::allocate(std::size_t bytes) {
   const std::size_t first = used_;
   used_ = checked_add(used_, align_up(bytes + 1, kAlignment));
   require(used_ <= bytes_, Errc::kOutOfMemory, "device arena: {} bytes are wanted, there are {}",
@@ -57,7 +57,7 @@ std::byte* DeviceArena::take(std::size_t bytes) {
 TensorView DeviceArena::up(const TensorView& host) {
   if (!host.has_value()) return {};
   const std::size_t bytes = span_bytes(host);
-  std::byte* to = take(bytes);
+  std::byte* to = allocate(bytes);
   if (bytes > 0) queue_.copy(to, host.data(), bytes);
   return at(to, host);
 }

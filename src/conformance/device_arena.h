@@ -25,7 +25,7 @@ class DeviceArena {
   TensorView up(const TensorView& host);
   /// All bytes of a view, into as many of the host.
   void down(const TensorView& device, void* host);
-  std::byte* take(std::size_t bytes);
+  std::byte* allocate(std::size_t bytes);
   /// Everything that was given out is free again.
   void clear() { used_ = 0; }
 

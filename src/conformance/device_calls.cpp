@@ -150,8 +150,8 @@ Permuted DeviceCalls::permute(const TensorView& x, const TensorView& scales,
   PermuteOptions on_gpu = options;
   on_gpu.expert_map = in(options.expert_map);
   const std::size_t workspace = ep_scatter_workspace_bytes(num_tokens, num_topk, num_local_experts);
-  ep_scatter(in(x), in(scales), in(topk_ids), on_gpu, outputs, {arena_.take(workspace), workspace},
-             stream(), errors());
+  ep_scatter(in(x), in(scales), in(topk_ids), on_gpu, outputs,
+             {arena_.allocate(workspace), workspace}, stream(), errors());
   finish();
   expect(num_rows >= 0 && num_rows <= most, "{} rows of {}", num_rows, most);
   result.plan.m_indices = Tensor(DType::kI32, {num_rows});
@@ -175,8 +175,8 @@ void DeviceCalls::weight_and_reduce(const WeightAndReduce& policy,
   const std::size_t workspace = weight_and_reduce_workspace_bytes(
       policy, arguments.topk_ids.shape(0), arguments.topk_ids.shape(1),
       arguments.expert_output.shape(0));
-  switchyard::weight_and_reduce(policy, on_gpu, out(output), {arena_.take(workspace), workspace},
-                                stream(), errors());
+  switchyard::weight_and_reduce(policy, on_gpu, out(output),
+                                {arena_.allocate(workspace), workspace}, stream(), errors());
   finish();
 }
 

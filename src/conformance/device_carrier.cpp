@@ -16,7 +16,7 @@ namespace switchyard::conformance {
 namespace {
 
 // Rows of a receive buffer, or more.
-std::int64_t most_rows(const ExchangeConfig& config, int num_ranks) {
+std::int64_t max_rows(const ExchangeConfig& config, int num_ranks) {
   const std::int64_t tokens = num_ranks * config.max_tokens_per_rank;
   const std::int64_t local = (config.num_experts + num_ranks - 1) / num_ranks;
   if (config.layout == Layout::kBatched) {
@@ -37,7 +37,7 @@ std::size_t arena_bytes(const ExchangeCase& test, int num_ranks) {
   for (const std::int64_t bytes : config.payload_bytes) inputs += tokens * bytes;
   const std::int64_t outputs = tokens * row * (1 + test.num_bias);
   const std::int64_t row_weights = kFloat * config.num_topk;
-  const std::int64_t results = most_rows(config, num_ranks) * (row + row_weights);
+  const std::int64_t results = max_rows(config, num_ranks) * (row + row_weights);
   const std::int64_t one = inputs + outputs + results + kSmall;
   return checked_mul(static_cast<std::size_t>(one), static_cast<std::size_t>(test.max_in_flight));
 }
@@ -120,7 +120,7 @@ int DeviceCarrier::dispatch_send(const TensorView& tokens, const TensorView& top
 }
 
 Received DeviceCarrier::dispatch_receive(int handle) {
-  return bring_home(handle, exchange_.dispatch_receive(at(handle).handle, queue_->stream()));
+  return copy_to_host(handle, exchange_.dispatch_receive(at(handle).handle, queue_->stream()));
 }
 
 Received DeviceCarrier::dispatch(const TensorView& tokens, const TensorView& topk_ids,
@@ -130,7 +130,7 @@ Received DeviceCarrier::dispatch(const TensorView& tokens, const TensorView& top
   const TensorView ids = arena_.up(topk_ids);
   const TensorView weights = arena_.up(topk_weights);
   const DeviceDispatched got = exchange_.dispatch(x, ids, weights, queue_->stream(), up(options));
-  return bring_home(keep(got.handle, options), got);
+  return copy_to_host(keep(got.handle, options), got);
 }
 
 int DeviceCarrier::dispatch_again_send(int earlier, const TensorView& tokens,
@@ -152,7 +152,7 @@ Received DeviceCarrier::dispatch_again(int earlier, const TensorView& tokens,
   const TensorView weights = arena_.up(topk_weights);
   const DeviceDispatched got =
       exchange_.dispatch_again(at(earlier).handle, x, weights, queue_->stream(), up(options));
-  return bring_home(keep(got.handle, options), got);
+  return copy_to_host(keep(got.handle, options), got);
 }
 
 int DeviceCarrier::reopen(int earlier) {
@@ -162,7 +162,7 @@ int DeviceCarrier::reopen(int earlier) {
 
 // ---- what came ---------------------------------------------------------------------------------
 
-Received DeviceCarrier::bring_home(int handle, const DeviceDispatched& got) {
+Received DeviceCarrier::copy_to_host(int handle, const DeviceDispatched& got) {
   queue_->wait();
   exchange_.check();
   const auto arrived = std::make_shared<Arrived>();

@@ -51,7 +51,7 @@ class DeviceCarrier final : public Carrier {
   void begin();
   DeviceDispatchOptions up(const DispatchOptions& options);
   DeviceCombineOptions up(const CombineOptions& options);
-  Received bring_home(int handle, const DeviceDispatched& got);
+  Received copy_to_host(int handle, const DeviceDispatched& got);
   void bring_counts(const DeviceDispatched& got, Arrived& to);
   void find_extents(const DeviceDispatched& got, Arrived& to);
   void bring_rows(const DeviceDispatched& got, Arrived& to);

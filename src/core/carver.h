@@ -16,14 +16,14 @@ class Carver {
   Carver(std::byte* base, std::size_t alignment) : base_(base), alignment_(alignment) {}
 
   /// Errors: kInvalidArgument when the sum overflows.
-  std::byte* take(std::size_t bytes) {
+  std::byte* carve(std::size_t bytes) {
     std::byte* part = base_ == nullptr ? nullptr : base_ + used_;
     used_ = checked_add(used_, align_up(bytes, alignment_));
     return part;
   }
-  float* take_floats(std::int64_t rows, std::int64_t columns) {
+  float* carve_floats(std::int64_t rows, std::int64_t columns) {
     const auto count = static_cast<std::size_t>(checked_mul(rows, columns));
-    return reinterpret_cast<float*>(take(checked_mul(count, sizeof(float))));
+    return reinterpret_cast<float*>(carve(checked_mul(count, sizeof(float))));
   }
   std::size_t used_bytes() const { return used_; }
 

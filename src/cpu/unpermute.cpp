@@ -18,7 +18,7 @@ T element(const TensorView& tensor, std::int64_t t, std::int64_t k) {
 }
 
 // The rows and weights of one token, k ascending.
-struct Terms {
+struct TokenRows {
   std::vector<const void*> rows;
   std::vector<float> weights;
 };
@@ -47,12 +47,12 @@ struct Gather {
     }
   }
 
-  void collect(std::int64_t t, Terms& terms) const {
-    terms.rows.clear();
-    terms.weights.clear();
+  void collect(std::int64_t t, TokenRows& token_rows) const {
+    token_rows.rows.clear();
+    token_rows.weights.clear();
     for_each_row(t, [&](std::int64_t k, std::int64_t row) {
-      terms.rows.push_back(rows.row(row));
-      if (weights.has_value()) terms.weights.push_back(element<float>(weights, t, k));
+      token_rows.rows.push_back(rows.row(row));
+      if (weights.has_value()) token_rows.weights.push_back(element<float>(weights, t, k));
     });
   }
 };
@@ -68,12 +68,12 @@ void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
   const Gather gather{views.ids, views.lookup, inv_perm, topk_weights, views.rows};
   gather.check_rows();
 
-  Terms terms;
+  TokenRows token_rows;
   for (std::int64_t t = 0; t < views.ids.num_tokens; ++t) {
-    gather.collect(t, terms);
-    const float* weights = topk_weights.has_value() ? terms.weights.data() : nullptr;
-    weigh_reduce_row(terms.rows.data(), expert_output.dtype(), weights,
-                     static_cast<int>(terms.rows.size()), output.shape(1), views.out.row(t),
+    gather.collect(t, token_rows);
+    const float* weights = topk_weights.has_value() ? token_rows.weights.data() : nullptr;
+    weigh_reduce_row(token_rows.rows.data(), expert_output.dtype(), weights,
+                     static_cast<int>(token_rows.rows.size()), output.shape(1), views.out.row(t),
                      output.dtype());
   }
 }

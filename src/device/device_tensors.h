@@ -21,14 +21,14 @@ namespace switchyard {
 class DeviceTensors {
  public:
   /// Not initialised. Errors: kInvalidArgument (sizes), kOutOfMemory, kNotAvailable.
-  TensorView take(DType dtype, std::initializer_list<std::int64_t> shape) {
+  TensorView allocate(DType dtype, std::initializer_list<std::int64_t> shape) {
     std::int64_t num_elements = 1;
     for (const std::int64_t extent : shape) num_elements = checked_mul(num_elements, extent);
     const std::int64_t bits = checked_mul<std::int64_t>(num_elements, bits_of(dtype));
-    return TensorView(take_bytes(static_cast<std::size_t>(bits / 8 + (bits % 8 != 0))), dtype,
+    return TensorView(allocate_bytes(static_cast<std::size_t>(bits / 8 + (bits % 8 != 0))), dtype,
                       shape);
   }
-  std::byte* take_bytes(std::size_t num_bytes) {
+  std::byte* allocate_bytes(std::size_t num_bytes) {
     // Never null: a tensor without elements has memory too.
     memory_.push_back(queue().allocate(std::max<std::size_t>(1, num_bytes)));
     size_bytes_ += num_bytes;
@@ -36,9 +36,9 @@ class DeviceTensors {
   }
   /// With the elements of `values`.
   template <typename T>
-  TensorView take_copy(DType dtype, std::initializer_list<std::int64_t> shape,
-                       const std::vector<T>& values) {
-    const TensorView view = take(dtype, shape);
+  TensorView allocate_copy(DType dtype, std::initializer_list<std::int64_t> shape,
+                           const std::vector<T>& values) {
+    const TensorView view = allocate(dtype, shape);
     if (!values.empty()) queue().copy(view.data(), values.data(), values.size() * sizeof(T));
     return view;
   }

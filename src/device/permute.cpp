@@ -134,7 +134,7 @@ void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
       check_gather(expert_output, topk_ids, topk_weights, inv_perm, expert_map, output);
   check_grid("ep_gather", views.ids);
   cuda::ReduceArgs args;
-  args.terms = cuda::Terms::kGather;
+  args.sum_source = cuda::SumSource::kGather;
   args.ids = views.ids;
   args.lookup = views.lookup;
   if (topk_weights.has_value()) {

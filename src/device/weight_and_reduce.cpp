@@ -46,7 +46,7 @@ void contiguous(const WeightAndReduce& policy, const WeightAndReduceArguments& a
                 const TensorView& output, Stream stream, const TensorView& num_errors) {
   const SumViews sum = check_contiguous(policy, arguments, output);
   cuda::ReduceArgs args = reduce_args(sum, sum.ids.num_tokens * sum.ids.num_topk, num_errors);
-  args.terms = cuda::Terms::kContiguous;
+  args.sum_source = cuda::SumSource::kContiguous;
   args.skips_padding = policy.skips_padding;
   args.weighs_in_place = sum.weights != nullptr;
   cuda_module().reduce_rows(args, stream);
@@ -59,7 +59,7 @@ void naive_batched(const WeightAndReduce& policy, const WeightAndReduceArguments
   const ChoiceMapMemory memory = checked_choice_map(kFunction, sum.ids, sum.num_local);
   check_workspace(kFunction, workspace, memory.num_bytes);
   cuda::ReduceArgs args = reduce_args(sum, sum.num_local * sum.capacity, num_errors);
-  args.terms = cuda::Terms::kBatched;
+  args.sum_source = cuda::SumSource::kBatched;
   args.map = memory.place_in(workspace.data());
   args.capacity = sum.capacity;
   cuda::MapArgs map;

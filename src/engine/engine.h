@@ -48,7 +48,7 @@ class Window {
 /// What a rank waits for; the words of the error when it does not come.
 struct WaitSite {
   Phase phase = Phase::kIdle;
-  std::uint64_t call = 0;  ///< epoch of the operation
+  std::uint64_t call = 0;  ///< number of the operation on its slot
   int peer = -1;           ///< the rank that must act; -1: any
 };
 

@@ -8,7 +8,7 @@
 namespace switchyard {
 
 Exchange::Exchange(const Group& group, const ExchangeConfig& config)
-    : impl_(std::make_unique<OneSidedExchange>(group, config)) {}
+    : impl_(std::make_unique<PullExchange>(group, config)) {}
 Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;

@@ -22,7 +22,7 @@ namespace {
 constexpr int kNumTrips = 400;
 constexpr int kNumSamples = 30;
 constexpr double kFast = 0.1;
-constexpr std::size_t kMostCopied = std::size_t{1} << 30;  // of all ranks
+constexpr std::size_t kMaxCopied = std::size_t{1} << 30;  // of all ranks
 
 double us_since(std::int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-3; }
 
@@ -59,8 +59,8 @@ double hop_us(const Group& group) {
 
 // GB/s of each rank.
 double copy_rate(const Group& group, std::size_t bytes) {
-  constexpr std::size_t kLeast = std::size_t{1} << 20;  // a sample is long enough for the clock
-  const std::size_t times = std::max<std::size_t>(1, kLeast / bytes);
+  constexpr std::size_t kMin = std::size_t{1} << 20;  // a sample is long enough for the clock
+  const std::size_t times = std::max<std::size_t>(1, kMin / bytes);
   AlignedBuffer from(bytes);
   AlignedBuffer to(bytes);
   std::memset(from.data(), 1, bytes);
@@ -95,7 +95,7 @@ FloorModel measure_cpu_floor(const Group& group) {
                                   std::size_t{4} << 20, std::size_t{32} << 20}) {
     // The smallest always; others while they fit into any machine that holds so many ranks.
     const std::size_t all = 2 * bytes * static_cast<std::size_t>(group.size());
-    if (!floor.rate.empty() && all > kMostCopied) break;
+    if (!floor.rate.empty() && all > kMaxCopied) break;
     const double rate = copy_rate(group, bytes);
     floor.rate.push_back({static_cast<double>(bytes), rate});
     floor.constants.push_back({"copy of " + size_text(bytes), rate, "GB/s"});

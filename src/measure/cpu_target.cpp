@@ -180,8 +180,8 @@ std::int64_t cpu_bytes_needed(const BenchShape& shape) {
   if (shape.operation == Operation::kLayer) {
     bytes += 1.5 * row * static_cast<double>(workload.intermediate) * 2.0 * workload.num_experts;
   }
-  constexpr double kMost = 9e18;
-  return static_cast<std::int64_t>(std::min(bytes, kMost));
+  constexpr double kMax = 9e18;
+  return static_cast<std::int64_t>(std::min(bytes, kMax));
 }
 
 std::unique_ptr<BenchTarget> make_cpu_target(const Group& group) {

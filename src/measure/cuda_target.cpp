@@ -138,8 +138,8 @@ std::int64_t cuda_bytes_needed(const BenchShape& shape) {
     const auto inner = static_cast<double>(workload.intermediate);
     bytes += num_local * 3 * back_row * inner + num_rows * (2 * back_row + 8 * inner);
   }
-  constexpr double kMost = 9e18;
-  return static_cast<std::int64_t>(std::min(bytes, kMost));
+  constexpr double kMax = 9e18;
+  return static_cast<std::int64_t>(std::min(bytes, kMax));
 }
 
 std::unique_ptr<BenchTarget> make_cuda_target(const Group& group) {

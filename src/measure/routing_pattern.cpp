@@ -125,7 +125,7 @@ std::vector<std::int32_t> RoutingPattern::ids(std::uint64_t seed, std::int64_t i
                                               int num_ranks, std::int64_t num_tokens) const {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(num_tokens * num_topk_), -1);
   if (kind_ == RoutingKind::kTrace) {
-    take_trace(iteration, rank, num_ranks, num_tokens, ids);
+    replay_trace(iteration, rank, num_ranks, num_tokens, ids);
     return ids;
   }
   for (std::int64_t t = 0; t < num_tokens; ++t) {
@@ -168,8 +168,8 @@ void RoutingPattern::draw_zipf(std::uint64_t stream, std::int32_t* ids) const {
 
 // Iterations take the layers by turns; of a layer they take the next rows, from its start again
 // after its end.
-void RoutingPattern::take_trace(std::int64_t iteration, int rank, int num_ranks,
-                                std::int64_t num_tokens, std::vector<std::int32_t>& ids) const {
+void RoutingPattern::replay_trace(std::int64_t iteration, int rank, int num_ranks,
+                                  std::int64_t num_tokens, std::vector<std::int32_t>& ids) const {
   const auto num_layers = static_cast<std::int64_t>(trace_->layers.size());
   const auto& layer = trace_->layers[static_cast<std::size_t>(iteration % num_layers)];
   const std::int64_t num_rows = static_cast<std::int64_t>(layer.size()) / num_topk_;

@@ -44,8 +44,8 @@ class RoutingPattern {
  private:
   void draw_uniform(std::uint64_t stream, std::int32_t* ids) const;
   void draw_zipf(std::uint64_t stream, std::int32_t* ids) const;
-  void take_trace(std::int64_t iteration, int rank, int num_ranks, std::int64_t num_tokens,
-                  std::vector<std::int32_t>& ids) const;
+  void replay_trace(std::int64_t iteration, int rank, int num_ranks, std::int64_t num_tokens,
+                    std::vector<std::int32_t>& ids) const;
 
   RoutingKind kind_ = RoutingKind::kUniform;
   std::string text_ = "uniform";

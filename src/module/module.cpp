@@ -28,7 +28,7 @@ int device_count() {
 std::unique_ptr<DeviceExchangeBackend> make_exchange(const Group& group,
                                                      const ExchangeConfig& config,
                                                      const DeviceExchangeOptions& options) {
-  return std::make_unique<P2pExchange>(group, config, options);
+  return std::make_unique<PushExchange>(group, config, options);
 }
 
 }  // namespace

@@ -21,11 +21,11 @@ std::int32_t place_bits(std::int32_t num_experts) {
 std::size_t lines(std::size_t bytes) { return align_up(bytes, kLineBytes); }
 
 std::uint32_t in_32_bits(std::size_t value) {
-  constexpr std::size_t kMost = std::numeric_limits<std::uint32_t>::max();
-  require(value <= kMost, Errc::kInvalidArgument,
+  constexpr std::size_t kMax = std::numeric_limits<std::uint32_t>::max();
+  require(value <= kMax, Errc::kInvalidArgument,
           "push layout: a size overflows 32 bits: {} rows, or elements or bytes of one, must be at "
           "most {}",
-          value, kMost);
+          value, kMax);
   return static_cast<std::uint32_t>(value);
 }
 
@@ -38,21 +38,21 @@ PushLayout make_push_layout(const PushShape& shape) {
   const auto ranks = static_cast<std::size_t>(shape.num_ranks);
   const auto topk = static_cast<std::size_t>(shape.num_topk);
   (void)in_32_bits(static_cast<std::size_t>(shape.hidden));
-  layout.num_pieces = static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kPieceElements));
-  layout.num_return_pieces =
-      static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kReturnPiece));
+  layout.num_chunks = static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kChunkElements));
+  layout.num_return_chunks =
+      static_cast<std::int32_t>(cdiv<std::int64_t>(shape.hidden, kReturnChunkElements));
   layout.place_bits = place_bits(shape.max_local_experts);
-  const auto pieces = static_cast<std::size_t>(layout.num_pieces);
+  const auto chunks = static_cast<std::size_t>(layout.num_chunks);
 
-  layout.piece_bytes = static_cast<std::uint32_t>(kPieceElements * shape.element_bits / 8);
-  layout.scales_in_row = in_32_bits(checked_mul(pieces, std::size_t{layout.piece_bytes}));
-  const auto scale_bytes = static_cast<std::size_t>(shape.piece_scale_bytes);
+  layout.chunk_bytes = static_cast<std::uint32_t>(kChunkElements * shape.element_bits / 8);
+  layout.scales_in_row = in_32_bits(checked_mul(chunks, std::size_t{layout.chunk_bytes}));
+  const auto scale_bytes = static_cast<std::size_t>(shape.chunk_scale_bytes);
   layout.row_stride = in_32_bits(
-      lines(checked_add(std::size_t{layout.scales_in_row}, checked_mul(pieces, scale_bytes))));
-  layout.return_piece_stride = static_cast<std::uint32_t>(
-      kReturnPiece * shape.return_element_bits / 8 + shape.return_scale_bytes);
-  layout.return_stride = in_32_bits(checked_mul(static_cast<std::size_t>(layout.num_return_pieces),
-                                                std::size_t{layout.return_piece_stride}));
+      lines(checked_add(std::size_t{layout.scales_in_row}, checked_mul(chunks, scale_bytes))));
+  layout.return_chunk_stride = static_cast<std::uint32_t>(
+      kReturnChunkElements * shape.return_element_bits / 8 + shape.return_scale_bytes);
+  layout.return_stride = in_32_bits(checked_mul(static_cast<std::size_t>(layout.num_return_chunks),
+                                                std::size_t{layout.return_chunk_stride}));
   layout.routes_stride = in_32_bits((1 + topk * (shape.sends_weights ? 2 : 1)) * kRecordBytes);
   layout.announcement_stride =
       in_32_bits(lines((1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes));

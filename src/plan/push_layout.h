@@ -5,7 +5,7 @@
 // A sender writes each row into the window of every rank that wants it, at slot (sender, token): a
 // row leaves before anything is counted. What is counted follows on its own: the sender's n-th row
 // for a rank has routes there at (sender, n), which say whose row it is and where it goes. Rows
-// travel in pieces of 512 elements, each the work of one warp. Returned rows go to slot
+// travel in chunks of 512 elements, each the work of one warp. Returned rows go to slot
 // (token, column) of the token's owner.
 //
 // Two slot sets alternate from call to call; a call is a dispatch with its combine.
@@ -24,10 +24,10 @@
 namespace switchyard {
 
 inline constexpr int kLanes = 32;
-inline constexpr int kGrainElements = 16;                       ///< of one lane
-inline constexpr int kPieceElements = kLanes * kGrainElements;  ///< of one warp
-inline constexpr int kReturnGrain = 8;  ///< elements of one lane in returned rows
-inline constexpr int kReturnPiece = kLanes * kReturnGrain;
+inline constexpr int kVecElements = 16;                       ///< of one lane
+inline constexpr int kChunkElements = kLanes * kVecElements;  ///< of one warp
+inline constexpr int kReturnVecElements = 8;  ///< elements of one lane in returned rows
+inline constexpr int kReturnChunkElements = kLanes * kReturnVecElements;
 inline constexpr std::size_t kUnitBytes = 16;
 inline constexpr int kMaxPushRanks = 64;
 inline constexpr int kMaxPushTopk = 32;         ///< a lane for each choice
@@ -43,9 +43,9 @@ struct PushShape {
   std::int32_t num_topk = 1;
   std::int32_t max_local_experts = 1;
   std::int32_t element_bits = 16;         ///< of a dispatched row
-  std::int32_t piece_scale_bytes = 0;     ///< scales of a piece, a multiple of 16
+  std::int32_t chunk_scale_bytes = 0;     ///< scales of a chunk, a multiple of 16
   std::int32_t return_element_bits = 16;  ///< of a returned row
-  std::int32_t return_scale_bytes = 0;    ///< scales of its piece, a multiple of 16
+  std::int32_t return_scale_bytes = 0;    ///< scales of its chunk, a multiple of 16
   bool sends_routes = true;               ///< rows are placed by expert
   bool sends_weights = false;
   bool keeps_every_choice = false;  ///< returned rows by k (per_expert)
@@ -53,14 +53,14 @@ struct PushShape {
 
 struct PushLayout {
   PushShape shape;
-  std::int32_t num_pieces = 0;         ///< of a row
-  std::int32_t num_return_pieces = 0;  ///< of a returned row
+  std::int32_t num_chunks = 0;         ///< of a row
+  std::int32_t num_return_chunks = 0;  ///< of a returned row
   std::int32_t place_bits = 0;         ///< of a route; the expert's local index is above them
   // Of 32 bits: GPUs multiply those in one instruction.
-  std::uint32_t piece_bytes = 0;  ///< elements
+  std::uint32_t chunk_bytes = 0;  ///< elements
   std::uint32_t scales_in_row = 0;
   std::uint32_t row_stride = 0;
-  std::uint32_t return_piece_stride = 0;
+  std::uint32_t return_chunk_stride = 0;
   std::uint32_t return_stride = 0;
   std::uint32_t routes_stride = 0;
   std::uint32_t announcement_stride = 0;
@@ -77,11 +77,11 @@ struct PushLayout {
   SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t call, int source, std::int64_t token) const {
     return set(call) + product(slot(source, token), row_stride);
   }
-  SWITCHYARD_HOST_DEVICE std::size_t elements(std::size_t row, int piece) const {
-    return row + product(static_cast<std::uint32_t>(piece), piece_bytes);
+  SWITCHYARD_HOST_DEVICE std::size_t elements(std::size_t row, int chunk) const {
+    return row + product(static_cast<std::uint32_t>(chunk), chunk_bytes);
   }
-  SWITCHYARD_HOST_DEVICE std::size_t scales(std::size_t row, int piece) const {
-    return row + scales_in_row + static_cast<std::uint32_t>(piece * shape.piece_scale_bytes);
+  SWITCHYARD_HOST_DEVICE std::size_t scales(std::size_t row, int chunk) const {
+    return row + scales_in_row + static_cast<std::uint32_t>(chunk * shape.chunk_scale_bytes);
   }
   /// Records: how many rows come, then how many for each of the reader's experts.
   SWITCHYARD_HOST_DEVICE std::size_t announcement(std::uint64_t call, int source) const {

@@ -3,12 +3,12 @@
 // window_layout.h: every byte offset in a rank's window, for both processors.
 //
 // A rank publishes in its own window and its peers read there: a token's row is written once,
-// however many ranks want it, and always at slot t of the slot set of its epoch (identity slots, no
+// however many ranks want it, and always at slot t of the slot set of its call (identity slots, no
 // counters). Combined rows come back into the owner's window, at the slot of (token, column).
 //
-//   line 0                         {consumed}: the newest epoch up to which this rank has read all
-//   then num_sets slot sets, each: header line {epoch, ...}, written by this rank
-//                                  P arrival lines {epoch}, one written by each peer (combine)
+//   line 0                         {consumed}: the newest call up to which this rank has read all
+//   then num_sets slot sets, each: header line {call, ...}, written by this rank
+//                                  P arrival lines {call}, one written by each peer (combine)
 //                                  ids [T, K] u16, weights [T, K] f32          (dispatch; combine:
 //                                  weights) rows [T] or partial rows [T, columns]       (dispatch /
 //                                  combine)
@@ -50,23 +50,23 @@ struct WindowLayout {
   std::size_t combine_row_stride = 0;
   std::size_t total_bytes = 0;
 
-  SWITCHYARD_HOST_DEVICE std::size_t set(std::uint64_t epoch) const {
+  SWITCHYARD_HOST_DEVICE std::size_t set(std::uint64_t call) const {
     return kLineBytes +
-           static_cast<std::size_t>(epoch % static_cast<std::uint64_t>(shape.num_sets)) * set_bytes;
+           static_cast<std::size_t>(call % static_cast<std::uint64_t>(shape.num_sets)) * set_bytes;
   }
   SWITCHYARD_HOST_DEVICE std::size_t consumed() const { return 0; }
-  SWITCHYARD_HOST_DEVICE std::size_t header(std::uint64_t epoch) const { return set(epoch); }
-  SWITCHYARD_HOST_DEVICE std::size_t arrived(std::uint64_t epoch, int peer) const {
-    return set(epoch) + kLineBytes * static_cast<std::size_t>(1 + peer);
+  SWITCHYARD_HOST_DEVICE std::size_t header(std::uint64_t call) const { return set(call); }
+  SWITCHYARD_HOST_DEVICE std::size_t arrived(std::uint64_t call, int peer) const {
+    return set(call) + kLineBytes * static_cast<std::size_t>(1 + peer);
   }
-  SWITCHYARD_HOST_DEVICE std::size_t ids(std::uint64_t epoch) const {
-    return set(epoch) + ids_offset;
+  SWITCHYARD_HOST_DEVICE std::size_t ids(std::uint64_t call) const {
+    return set(call) + ids_offset;
   }
-  SWITCHYARD_HOST_DEVICE std::size_t weights(std::uint64_t epoch) const {
-    return set(epoch) + weights_offset;
+  SWITCHYARD_HOST_DEVICE std::size_t weights(std::uint64_t call) const {
+    return set(call) + weights_offset;
   }
-  SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t epoch, std::int64_t token) const {
-    return set(epoch) + rows_offset + static_cast<std::size_t>(token) * row_stride;
+  SWITCHYARD_HOST_DEVICE std::size_t row(std::uint64_t call, std::int64_t token) const {
+    return set(call) + rows_offset + static_cast<std::size_t>(token) * row_stride;
   }
   /// Partial rows of a token: by k, or by rank when there are fewer ranks than choices or no
   /// choices at all.
@@ -79,9 +79,9 @@ struct WindowLayout {
   SWITCHYARD_HOST_DEVICE std::int32_t column(std::int32_t rank, std::int32_t k) const {
     return has_rank_columns() ? rank : k;
   }
-  SWITCHYARD_HOST_DEVICE std::size_t partial(std::uint64_t epoch, std::int64_t token,
+  SWITCHYARD_HOST_DEVICE std::size_t partial(std::uint64_t call, std::int64_t token,
                                              std::int32_t column) const {
-    return set(epoch) + rows_offset +
+    return set(call) + rows_offset +
            static_cast<std::size_t>(token * num_columns() + column) * combine_row_stride;
   }
 };

@@ -114,7 +114,7 @@ class Launcher {
   int poll_timeout_ms() const;
   void reap(int rank);
   void record_failure(int rank, const std::string& reason, int exit_code);
-  void take_signal();
+  void read_signal();
   void begin_end();
   void advance_end();
   void send_to_all(int signal);
@@ -227,7 +227,7 @@ bool Launcher::turn() {
   if (poll(entries.data(), entries.size(), poll_timeout_ms()) < 0 && errno != EINTR) {
     fail_errno("poll", "launch");
   }
-  if (entries[0].revents != 0) take_signal();
+  if (entries[0].revents != 0) read_signal();
   std::size_t next = 1;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     ++next;
@@ -286,7 +286,7 @@ void Launcher::record_failure(int rank, const std::string& reason, int exit_code
 }
 
 // The first one is told, so that ranks which wait end with an error; who sends more is in a hurry.
-void Launcher::take_signal() {
+void Launcher::read_signal() {
   signalfd_siginfo info{};
   while (read(signals_.fd().get(), &info, sizeof(info)) == sizeof(info)) {
     const int signal = static_cast<int>(info.ssi_signo);

@@ -76,7 +76,7 @@ std::optional<protocol::Reply> SocketStore::ask(protocol::Request request,
           frame.size() - 4, protocol::kMaxFrameBytes);
   send_all(socket_, std::as_bytes(std::span(frame)), deadline);
   for (;;) {
-    while (const auto payload = received_.take_frame()) {
+    while (const auto payload = received_.pop_frame()) {
       auto reply = protocol::decode_reply(*payload);
       require(reply.has_value(), Errc::kSystem, "store: {} does not speak the protocol",
               address_.text());

@@ -95,7 +95,7 @@ class FrameBuffer {
   }
 
   /// The payload of the next frame, once it is complete.
-  std::optional<std::string> take_frame() {
+  std::optional<std::string> pop_frame() {
     if (bytes_.size() < 4 || bytes_.size() - 4 < get_u32(bytes_, 0)) return std::nullopt;
     const std::uint32_t size = get_u32(bytes_, 0);
     std::string payload = bytes_.substr(4, size);

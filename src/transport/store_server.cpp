@@ -75,7 +75,7 @@ class StoreServer::Loop {
   void accept_clients();
   void admit(Fd socket);
   void receive(Client& client);
-  void take_frames(Client& client);
+  void read_frames(Client& client);
   void serve(Client& client, const protocol::Request& request);
   void serve_hello(Client& client, const protocol::Request& request);
   void serve_set(Client& client, const protocol::Request& request);
@@ -188,18 +188,18 @@ void StoreServer::Loop::receive(Client& client) {
   const ssize_t size = recv(client.socket.get(), bytes.data(), bytes.size(), 0);
   if (size > 0) {
     client.received.append({bytes.data(), static_cast<std::size_t>(size)});
-    take_frames(client);
+    read_frames(client);
   } else if (size == 0 || !is_transient(errno)) {
     client.is_gone = true;
   }
 }
 
-void StoreServer::Loop::take_frames(Client& client) {
+void StoreServer::Loop::read_frames(Client& client) {
   while (!client.is_gone && !client.is_closing) {
     const std::uint32_t limit =
         client.is_known ? protocol::kMaxFrameBytes : protocol::kMaxHelloBytes;
     const bool is_oversized = client.received.is_oversized(limit);
-    const auto payload = is_oversized ? std::nullopt : client.received.take_frame();
+    const auto payload = is_oversized ? std::nullopt : client.received.pop_frame();
     if (!payload && !is_oversized) return;
     const auto request = payload ? protocol::decode_request(*payload) : std::nullopt;
     if (request) {

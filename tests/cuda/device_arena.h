@@ -29,7 +29,7 @@ class DeviceArena {
   explicit DeviceArena(std::size_t bytes) : memory_(bytes) {}
 
   void clear() { used_ = 0; }
-  std::byte* take(std::size_t bytes) {
+  std::byte* allocate(std::size_t bytes) {
     const std::size_t at = used_;
     used_ += (bytes + 511) / 256 * 256;
     if (used_ > memory_.size_bytes()) throw std::bad_alloc();
@@ -38,7 +38,7 @@ class DeviceArena {
   /// A contiguous tensor of the shape of `host`, with its elements unless it has no memory.
   TensorView upload(const TensorView& host) {
     if (!host.has_value()) return {};
-    std::byte* to = take(host.num_bytes());
+    std::byte* to = allocate(host.num_bytes());
     if (host.num_bytes() > 0) copy(to, host.data(), host.num_bytes());
     std::vector<std::int64_t> shape;
     for (int d = 0; d < host.num_dims(); ++d) shape.push_back(host.shape(d));

@@ -79,11 +79,11 @@ class RudeRank {
   }
 
   /// From here on other streams have `num_spared` SMs.
-  void start_hog(int num_spared, std::int64_t most_ms = kHogMs) {
+  void start_hog(int num_spared, std::int64_t max_ms = kHogMs) {
     int num_sms = 0;
     check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()),
                "sms");
-    launch_hog(num_spared, release_.as<std::uint32_t>(), most_ms, started_.as<std::uint32_t>(),
+    launch_hog(num_spared, release_.as<std::uint32_t>(), max_ms, started_.as<std::uint32_t>(),
                hog_stream_.get());
     std::uint32_t started = 0;
     const Deadline deadline = Deadline::after_ms(5'000);

@@ -47,7 +47,7 @@ inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 class Arena {
  public:
   Arena() : memory_(kBytes) {}
-  std::byte* take(std::size_t bytes) {
+  std::byte* allocate(std::size_t bytes) {
     const std::size_t at = used_;
     used_ += (bytes + 511) / 256 * 256;
     if (used_ > kBytes) throw std::bad_alloc();
@@ -74,7 +74,7 @@ class Both {
     return TensorView(host_.data(), dtype, shape);
   }
   TensorView device(Arena& arena, DType dtype, std::initializer_list<std::int64_t> shape) {
-    std::byte* to = arena.take(host_.size());
+    std::byte* to = arena.allocate(host_.size());
     check_cuda(cudaMemcpy(to, host_.data(), host_.size(), cudaMemcpyHostToDevice), "up");
     // Of pageable memory the copy may still be under way.
     check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");

@@ -151,8 +151,8 @@ void add_returns(Cases& cases) {
   }
 }
 
-// Rows, returned rows and sums of one type: whole pieces have kernels of their own. More choices
-// are more rounds of rows to return and of terms.
+// Rows, returned rows and sums of one type: whole chunks have kernels of their own. More choices
+// are more rounds of rows to return and of partials.
 void add_results(Cases& cases) {
   const auto add = [&](const QuantScheme& wire, Reduce reduce, std::int64_t hidden, int topk) {
     Case one{std::string("results_") + name_of(wire.dtype), 3,

@@ -319,7 +319,7 @@ class RankRun {
     // Apart by a unit of 16 bytes or more, or so that few begin at one.
     const std::int64_t stride = config_.hidden + (!c_.pads_output ? 0 : call == 0 ? 8 : 3);
     const std::size_t padded_bytes = bytes_of(out_dtype, num_tokens * stride);
-    const TensorView on_gpu(arena_.take(padded_bytes), out_dtype, {num_tokens, config_.hidden},
+    const TensorView on_gpu(arena_.allocate(padded_bytes), out_dtype, {num_tokens, config_.hidden},
                             {stride, 1});
     check_cuda(cudaMemset(on_gpu.data(), kPoison, padded_bytes), "poison");
     check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
@@ -335,8 +335,8 @@ class RankRun {
                  c_.returns_weights ? weights.of_rows() : TensorView());
     for (std::int64_t t = 0; adds_shared && t < num_tokens; ++t) {
       std::uint16_t* to = output.as<std::uint16_t>() + t * config_.hidden;
-      const void* const terms[] = {to, shared.as<std::uint16_t>() + t * config_.hidden};
-      weigh_reduce_row(terms, DType::kBF16, nullptr, 2, config_.hidden, to, DType::kBF16);
+      const void* const partials[] = {to, shared.as<std::uint16_t>() + t * config_.hidden};
+      weigh_reduce_row(partials, DType::kBF16, nullptr, 2, config_.hidden, to, DType::kBF16);
     }
     check_cuda(cudaStreamSynchronize(stream_.get()), "combine");
     gpu_.check();

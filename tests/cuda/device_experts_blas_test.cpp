@@ -101,7 +101,7 @@ TEST(DeviceExpertsBlasTest, AgreesWithExactWithinATolerance) {
   }
 }
 
-// A term of down that lands on the other side moves by 2^-8 of itself.
+// A partial of down that lands on the other side moves by 2^-8 of itself.
 TEST(DeviceExpertsBlasTest, OperandsAreThoseRoundedToBF16) {
   REQUIRE_CUBLAS();
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
@@ -145,7 +145,7 @@ TEST(DeviceExpertsBlasTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATole
   }
 }
 
-// A sum that lands on the other side of an e4m3 rounding moves one of 72 terms by up to 2^-3.
+// A sum that lands on the other side of an e4m3 rounding moves one of 72 partials by up to 2^-3.
 TEST(DeviceExpertsBlasTest, IntermediateSchemesAgreeWithinTheirStep) {
   REQUIRE_CUBLAS();
   for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token, schemes::kFp8Tensor}) {

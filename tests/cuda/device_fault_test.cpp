@@ -194,7 +194,7 @@ struct BadId {
 // Rank 1 has the id at [5, 1]; rank 0 hears of it.
 TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
   constexpr std::int64_t kFirstOfToken = 10 % 8;
-  constexpr std::int64_t kLeast = std::numeric_limits<std::int32_t>::min();
+  constexpr std::int64_t kMin = std::numeric_limits<std::int32_t>::min();
   for (const BadId& bad : {
            BadId{Layout::kExpanded, 99,
                  "topk_ids[5, 1] is 99, must be -1 or an expert from 0 to 7"},
@@ -204,8 +204,8 @@ TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
            BadId{Layout::kBatched, kFirstOfToken, "which is twice in its token"},
            BadId{Layout::kBatched, 99, "topk_ids[5, 1] is 99, must be -1 or an expert", true},
            BadId{Layout::kCompact, -2, "topk_ids[5, 1] is -2, must be -1 or an expert", true},
-           BadId{Layout::kExpanded, kLeast, "topk_ids[5, 1] is -2147483648, must be", true},
-           BadId{Layout::kCompact, kLeast, "topk_ids[5, 1] is -2147483648, must be", true},
+           BadId{Layout::kExpanded, kMin, "topk_ids[5, 1] is -2147483648, must be", true},
+           BadId{Layout::kCompact, kMin, "topk_ids[5, 1] is -2147483648, must be", true},
        }) {
     run(2, fault_config(bad.layout), 0, [&](const Group& group, ExchangeRank& rank) {
       const bool is_bad_rank = group.rank() == 1;

@@ -105,10 +105,11 @@ class LayerRank {
              shared_on_gpu(experts)) {
     const std::int64_t num_tokens = c.config.max_tokens_per_rank;
     const std::int64_t bytes = bits_of(c.input) / 8;
-    hidden_ = arena_.take(static_cast<std::size_t>(num_tokens * kHidden * bytes));
-    ids_ = arena_.take(static_cast<std::size_t>(num_tokens * c.config.num_topk) * 8);
-    routing_weights_ = arena_.take(static_cast<std::size_t>(num_tokens * c.config.num_topk) * 4);
-    output_ = arena_.take(static_cast<std::size_t>(num_tokens * kHidden) * 2);
+    hidden_ = arena_.allocate(static_cast<std::size_t>(num_tokens * kHidden * bytes));
+    ids_ = arena_.allocate(static_cast<std::size_t>(num_tokens * c.config.num_topk) * 8);
+    routing_weights_ =
+        arena_.allocate(static_cast<std::size_t>(num_tokens * c.config.num_topk) * 4);
+    output_ = arena_.allocate(static_cast<std::size_t>(num_tokens * kHidden) * 2);
     group.barrier();
   }
   ~LayerRank() {

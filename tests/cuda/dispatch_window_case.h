@@ -25,7 +25,7 @@ inline constexpr int kLocal = 2;
 inline constexpr int kFirstLocal = kRank * kLocal;
 inline constexpr int kTopk = 4;
 inline constexpr int kTokens = 4;
-inline constexpr int kHidden = kPieceElements + kGrainElements;  // a piece, and a grain of the next
+inline constexpr int kHidden = kChunkElements + kVecElements;  // a chunk, and a vector of the next
 inline constexpr int kRowWords = kHidden / 2;
 inline constexpr int kRows = kRanks * kTokens * kLocal;
 inline constexpr std::uint64_t kCall = 7;
@@ -127,13 +127,13 @@ class FilledWindow {
   }
   // Of 16 elements a lane has first the front half, and the back half after those of all lanes.
   void write_row(int s, int token, bool lacks_end) {
-    constexpr int kGrainWords = kGrainElements / 2;
+    constexpr int kVecWords = kVecElements / 2;
     constexpr int kUnitWords = 4;
     for (int i = 0; i < (lacks_end ? kRowWords - 1 : kRowWords); ++i) {
-      const int grain = i / kGrainWords;
-      const int unit = i % kGrainWords / kUnitWords * kLanes + grain % kLanes;
+      const int vector = i / kVecWords;
+      const int unit = i % kVecWords / kUnitWords * kLanes + vector % kLanes;
       const std::size_t at =
-          layout_.elements(layout_.row(kCall, s, token), grain / kLanes) +
+          layout_.elements(layout_.row(kCall, s, token), vector / kLanes) +
           static_cast<std::size_t>(unit * kUnitWords + i % kUnitWords) * sizeof(std::uint32_t);
       const std::uint32_t word = word_of(s, token, i);
       std::memcpy(bytes_.data() + at, &word, sizeof(word));
@@ -160,14 +160,14 @@ struct Results {
 };
 
 /// Receivers; small CTAs where the rank has the GPU for itself.
-inline GridWish receivers(int num_ctas, bool has_whole_gpu) {
+inline GridRequest receivers(int num_ctas, bool has_whole_gpu) {
   return {num_ctas, false, true, has_whole_gpu};
 }
 
 /// The rank.
 class Receiver {
  public:
-  Receiver(Layout rows_layout, const GridWish& grid, std::uint64_t timeout_ns,
+  Receiver(Layout rows_layout, const GridRequest& grid, std::uint64_t timeout_ns,
            Missing missing = Missing::kNothing, int of_source = 0)
       : layout_(layout_of(rows_layout)),
         window_(device_copy(FilledWindow(layout_, missing, of_source).bytes())) {

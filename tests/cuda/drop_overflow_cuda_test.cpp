@@ -123,7 +123,7 @@ class DropRun {
     args_.num_rows = num_rows_.as<std::int32_t>();
     args_.num_from = num_from_.as<std::int32_t>();
     args_.capacity = c.capacity;
-    take_sort_memory();
+    allocate_sort_memory();
   }
 
   void expect_as_on_cpu(int rank, bool is_gathered) {
@@ -159,7 +159,7 @@ class DropRun {
   std::size_t tokens_of(int rank) const {
     return static_cast<std::size_t>(c_.num_tokens[static_cast<std::size_t>(rank)]);
   }
-  void take_sort_memory() {
+  void allocate_sort_memory() {
     const auto count = static_cast<std::size_t>(args_.max_choices());
     row_ids_ = DeviceBuffer(count * sizeof(std::int32_t));
     keys_ = DeviceBuffer(2 * count * sizeof(std::uint64_t));

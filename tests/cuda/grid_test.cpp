@@ -16,7 +16,7 @@ namespace switchyard {
 namespace {
 
 constexpr int kTopk = 8;
-constexpr int kFewCtas = 32;  // so many may be half busy
+constexpr int kSparseCtas = 32;  // so many may be half busy
 constexpr bool kSends = true;
 constexpr bool kReceives = true;
 
@@ -26,14 +26,14 @@ struct GridCase {
   int tokens;
   std::int64_t hidden;
   bool has_whole_gpu;
-  std::int64_t max_tokens;   ///< of a rank, in any call
-  std::int64_t most_tokens;  ///< in this call; 0: not told
+  std::int64_t max_tokens;       ///< of a rank, in any call
+  std::int64_t call_max_tokens;  ///< in this call; 0: not told
 
   std::string text() const {
     return std::to_string(max_ctas) + " CTAs, " + std::to_string(ranks) + " ranks, " +
            std::to_string(tokens) + " tokens of " + std::to_string(hidden) +
            (has_whole_gpu ? ", alone" : "") + ", at most " + std::to_string(max_tokens) + ", " +
-           std::to_string(most_tokens);
+           std::to_string(call_max_tokens);
   }
 };
 
@@ -72,13 +72,13 @@ Args args_of(const GridCase& c) {
 
 DispatchArgs dispatch_grid(const GridCase& c, bool sends, bool receives) {
   auto args = args_of<DispatchArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.most_tokens}, args);
+  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens}, args);
   return args;
 }
 
 CombineArgs combine_grid(const GridCase& c, bool sends, bool receives) {
   auto args = args_of<CombineArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.most_tokens}, args);
+  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens}, args);
   return args;
 }
 
@@ -92,11 +92,11 @@ TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
     const DispatchArgs both = dispatch_grid(c, kSends, kReceives);
-    ASSERT_GE(std::min({both.num_tellers, both.num_senders, both.num_receivers}), 1);
-    ASSERT_LE(room(both, both.num_tellers + both.num_senders + both.num_receivers), c.max_ctas);
+    ASSERT_GE(std::min({both.num_notify_ctas, both.num_senders, both.num_receivers}), 1);
+    ASSERT_LE(room(both, both.num_notify_ctas + both.num_senders + both.num_receivers), c.max_ctas);
     const DispatchArgs sends = dispatch_grid(c, kSends, false);
-    ASSERT_GE(std::min(sends.num_tellers, sends.num_senders), 1);
-    ASSERT_LE(room(sends, sends.num_tellers + sends.num_senders), c.max_ctas);
+    ASSERT_GE(std::min(sends.num_notify_ctas, sends.num_senders), 1);
+    ASSERT_LE(room(sends, sends.num_notify_ctas + sends.num_senders), c.max_ctas);
     const DispatchArgs receives = dispatch_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
     ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
@@ -115,9 +115,9 @@ TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
     const CombineArgs receives = combine_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
     ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
-    const int pieces = both.layout.num_return_pieces;
-    ASSERT_EQ(both.by_pieces.divisor, static_cast<std::uint32_t>(pieces));
-    ASSERT_EQ(both.by_slot.divisor, static_cast<std::uint32_t>(pieces * c.ranks));
+    const int chunks = both.layout.num_return_chunks;
+    ASSERT_EQ(both.by_chunks.divisor, static_cast<std::uint32_t>(chunks));
+    ASSERT_EQ(both.by_slot.divisor, static_cast<std::uint32_t>(chunks * c.ranks));
   }
 }
 
@@ -128,16 +128,16 @@ TEST(GridTest, NoCtaIsWithoutAnItem) {
     const std::int64_t tokens = std::max(1, c.tokens);
     const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
     const CombineArgs combine = combine_grid(c, kSends, kReceives);
-    const std::int64_t pieces = dispatch.layout.num_pieces;
-    ASSERT_LE(dispatch.num_senders, tokens * pieces);
-    const std::int64_t most = std::max({tokens, c.most_tokens, c.max_tokens});
-    ASSERT_LE(dispatch.num_receivers, most * c.ranks * (pieces + 1));
+    const std::int64_t chunks = dispatch.layout.num_chunks;
+    ASSERT_LE(dispatch.num_senders, tokens * chunks);
+    const std::int64_t most = std::max({tokens, c.call_max_tokens, c.max_tokens});
+    ASSERT_LE(dispatch.num_receivers, most * c.ranks * (chunks + 1));
     for (const int warps : {dispatch.num_warps, combine.num_warps}) {
       const int threads = warps * kLanes;
       ASSERT_TRUE(threads == kExchangeThreads ||
-                  (c.has_whole_gpu && threads == kLeastExchangeThreads));
+                  (c.has_whole_gpu && threads == kMinExchangeThreads));
     }
-    const std::int64_t returned = combine.layout.num_return_pieces;
+    const std::int64_t returned = combine.layout.num_return_chunks;
     ASSERT_LE(combine.num_senders, most * returned * std::min(c.ranks, kTopk));
     ASSERT_LE(combine.num_receivers, tokens * returned);
   }
@@ -153,13 +153,13 @@ TEST(GridTest, RoundsAreEven) {
     const std::int64_t tokens = std::max(1, c.tokens);
     const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
     const CombineArgs combine = combine_grid(c, kSends, kReceives);
-    const std::int64_t sums = tokens * combine.layout.num_return_pieces;
-    if (combine.num_receivers > kFewCtas) {
+    const std::int64_t sums = tokens * combine.layout.num_return_chunks;
+    if (combine.num_receivers > kSparseCtas) {
       ASSERT_LT(rounds(sums, combine.num_receivers, combine.num_warps),
                 rounds(sums, combine.num_receivers - 1, combine.num_warps));
     }
-    if (dispatch.num_senders <= kFewCtas) continue;
-    const std::int64_t sent = tokens * dispatch.layout.num_pieces;
+    if (dispatch.num_senders <= kSparseCtas) continue;
+    const std::int64_t sent = tokens * dispatch.layout.num_chunks;
     ASSERT_LT(rounds(sent, dispatch.num_senders, dispatch.num_warps),
               rounds(sent, dispatch.num_senders - 1, dispatch.num_warps));
   }
@@ -168,8 +168,8 @@ TEST(GridTest, RoundsAreEven) {
 // A rank with few tokens receives what the others send.
 TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
   constexpr int kCtas = 264;
-  const auto grid = [](int tokens, std::int64_t max_tokens, std::int64_t most_tokens) {
-    return dispatch_grid({kCtas, 8, tokens, 7168, true, max_tokens, most_tokens}, true, true);
+  const auto grid = [](int tokens, std::int64_t max_tokens, std::int64_t call_max_tokens) {
+    return dispatch_grid({kCtas, 8, tokens, 7168, true, max_tokens, call_max_tokens}, true, true);
   };
   const auto warps = [](const DispatchArgs& args) { return args.num_receivers * args.num_warps; };
   // Told: as if it had as many itself.
@@ -201,10 +201,10 @@ TEST(GridTest, EveryTokenIsInOneRunAndInOneTaskOfTerms) {
       ASSERT_GE(a.num_runs, 1);
       ASSERT_GE(a.tokens_per_run, 1);
       ASSERT_EQ(times_in(a.num_runs, a.tokens_per_run, c.tokens), once);
-      ASSERT_EQ(times_in(c.ranks, a.terms_per_task, c.tokens), once);
-      // No run is empty, and no teller has nothing to do.
+      ASSERT_EQ(times_in(c.ranks, a.tokens_per_task, c.tokens), once);
+      // No run is empty, and no notify CTA has nothing to do.
       ASSERT_LT((a.num_runs - 1) * a.tokens_per_run, std::max(1, c.tokens));
-      ASSERT_LE(a.num_tellers, c.ranks * (1 + a.num_runs));
+      ASSERT_LE(a.num_notify_ctas, c.ranks * (1 + a.num_runs));
     }
   }
 }
@@ -214,18 +214,18 @@ TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
     const DispatchArgs a = dispatch_grid(c, kSends, kReceives);
-    const int pieces = a.layout.num_pieces;
-    const std::int64_t num_pieces = std::int64_t{std::max(1, c.tokens)} * pieces;
+    const int chunks = a.layout.num_chunks;
+    const std::int64_t num_chunks = std::int64_t{std::max(1, c.tokens)} * chunks;
     ASSERT_GE(a.shares, 1);
     ASSERT_LE(a.shares, c.ranks);
     // Shares are for warps that would have nothing to do.
-    ASSERT_TRUE(a.shares == 1 || num_pieces * a.shares <= a.num_senders * a.num_warps);
+    ASSERT_TRUE(a.shares == 1 || num_chunks * a.shares <= a.num_senders * a.num_warps);
     ASSERT_EQ(a.by_topk.divisor, static_cast<std::uint32_t>(kTopk));
     ASSERT_EQ(a.by_ranks.divisor, static_cast<std::uint32_t>(c.ranks));
-    ASSERT_EQ(a.by_pieces.divisor, static_cast<std::uint32_t>(pieces));
-    ASSERT_EQ(a.by_shares.divisor, static_cast<std::uint32_t>(num_pieces));
-    ASSERT_EQ(a.by_items.divisor, static_cast<std::uint32_t>(pieces + 1));
-    ASSERT_EQ(a.by_slot.divisor, static_cast<std::uint32_t>((pieces + 1) * c.ranks));
+    ASSERT_EQ(a.by_chunks.divisor, static_cast<std::uint32_t>(chunks));
+    ASSERT_EQ(a.by_shares.divisor, static_cast<std::uint32_t>(num_chunks));
+    ASSERT_EQ(a.by_items.divisor, static_cast<std::uint32_t>(chunks + 1));
+    ASSERT_EQ(a.by_slot.divisor, static_cast<std::uint32_t>((chunks + 1) * c.ranks));
   }
 }
 

@@ -14,12 +14,12 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int32_t kMost = 2147483647;
+constexpr std::int32_t kMax = 2147483647;
 
 void expect_quotients(std::int32_t divisor) {
   const FastDivisor by(divisor);
-  std::vector<std::int64_t> numerators{0, 1, kMost, kMost - 1};
-  for (const std::int64_t multiple : {1, 2, 3, 1000, kMost / divisor}) {
+  std::vector<std::int64_t> numerators{0, 1, kMax, kMax - 1};
+  for (const std::int64_t multiple : {1, 2, 3, 1000, kMax / divisor}) {
     for (const std::int64_t near : {-1, 0, 1}) numerators.push_back(multiple * divisor + near);
   }
   for (std::uint64_t i = 0; i < 50; ++i) {
@@ -27,7 +27,7 @@ void expect_quotients(std::int32_t divisor) {
         static_cast<std::int64_t>(random_bits(static_cast<std::uint64_t>(divisor), i) >> 33));
   }
   for (const std::int64_t n : numerators) {
-    if (n < 0 || n > kMost) continue;
+    if (n < 0 || n > kMax) continue;
     ASSERT_EQ(by.quotient(static_cast<std::int32_t>(n)), n / divisor) << n << " / " << divisor;
   }
 }
@@ -37,8 +37,7 @@ TEST(FastDivisorTest, EqualsDivision) {
   for (std::uint64_t i = 0; i < 3000; ++i) {
     expect_quotients(static_cast<std::int32_t>(random_bits(7, i) >> 33 | 1));
   }
-  for (const std::int32_t divisor :
-       {kMost, kMost - 1, 1 << 30, (1 << 30) + 1, 65535, 65536, 65537}) {
+  for (const std::int32_t divisor : {kMax, kMax - 1, 1 << 30, (1 << 30) + 1, 65535, 65536, 65537}) {
     expect_quotients(divisor);
   }
 }

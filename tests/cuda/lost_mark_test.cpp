@@ -41,8 +41,8 @@ PushLayout layout_of(const QuantScheme& wire) {
   return make_push_layout(shape);
 }
 
-/// The receiving half of a combine on rank 0. Only token 1 has terms: zeros from rank 2, and a row
-/// of escaped words from rank 3.
+/// The receiving half of a combine on rank 0. Only token 1 has partials: zeros from rank 2, and a
+/// row of escaped words from rank 3.
 class LostMark {
  public:
   LostMark(const QuantScheme& wire, bool is_aligned) : layout_(layout_of(wire)) {
@@ -55,9 +55,9 @@ class LostMark {
     args_.wire = wire;
     args_.num_tokens = kTokens;
     args_.state.counter = counter_.as<std::uint64_t>();
-    args_.state.num_terms = num_terms_.as<std::int32_t>();
+    args_.state.num_partials = num_terms_.as<std::int32_t>();
     args_.state.columns = columns_.as<std::int32_t>();
-    args_.state.term_ranks = term_ranks_.as<std::int32_t>();
+    args_.state.partial_ranks = term_ranks_.as<std::int32_t>();
     args_.watch = {&words_.as<WatchWords>()->record, &words_.as<WatchWords>()->abort_word,
                    failed_.as<std::uint32_t>(), 200'000'000};
     args_.output = output_.data();

@@ -37,14 +37,15 @@ TEST(P2pShapeTest, RoutesHaveBitsForEveryPlace) {
        {PlaceCase{16384, 1, (1 << 18) - 1}, PlaceCase{16384, 4, (1 << 20) - 1}}) {
     SCOPED_TRACE(c.num_ranks);
     const ExchangeConfig below = config_of(c, Layout::kExpanded, c.limit - kTopk);
-    EXPECT_EQ(make_p2p_shape(below, c.num_ranks, 0).main.shape.max_tokens, c.limit / kTopk - 1);
+    EXPECT_EQ(make_push_exchange_shape(below, c.num_ranks, 0).main.shape.max_tokens,
+              c.limit / kTopk - 1);
     const ExchangeConfig at = config_of(c, Layout::kExpanded, c.limit);
     const std::string limit = std::to_string(c.limit);
     test::expect_error(Errc::kNotSupported,
                        "max_tokens_per_rank " + std::to_string(c.limit / kTopk) +
                            " x num_topk 3 is " + limit + ", must be below " + limit + " with " +
                            std::to_string(c.num_experts / c.num_ranks) + " experts a rank",
-                       [&] { make_p2p_shape(at, c.num_ranks, 0); });
+                       [&] { make_push_exchange_shape(at, c.num_ranks, 0); });
   }
 }
 
@@ -53,7 +54,7 @@ TEST(P2pShapeTest, LayoutsWithARowATokenHaveNoSuchLimit) {
   const PlaceCase c{16384, 1, (1 << 18) - 1};
   for (const Layout layout : {Layout::kCompact, Layout::kByRank}) {
     const ExchangeConfig config = config_of(c, layout, c.limit);
-    EXPECT_EQ(make_p2p_shape(config, 1, 0).main.shape.max_tokens, c.limit / kTopk);
+    EXPECT_EQ(make_push_exchange_shape(config, 1, 0).main.shape.max_tokens, c.limit / kTopk);
   }
 }
 

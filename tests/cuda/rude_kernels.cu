@@ -16,18 +16,18 @@ __device__ std::uint64_t gpu_ns() {
 
 // One CTA fills an SM: it has all shared memory. Those that spare theirs stay until all have one.
 __global__ void hog_kernel(unsigned num_spared, const volatile std::uint32_t* release,
-                           std::uint64_t most_ns, std::uint32_t* num_started) {
+                           std::uint64_t max_ns, std::uint32_t* num_started) {
   unsigned sm;
   asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
   if (threadIdx.x == 0) atomicAdd(num_started, 1u);
   const std::uint64_t start = gpu_ns();
   if (sm < num_spared) {
     while (*const_cast<volatile std::uint32_t*>(num_started) < gridDim.x &&
-           gpu_ns() - start < most_ns) {
+           gpu_ns() - start < max_ns) {
     }
     return;
   }
-  while (*release == 0 && gpu_ns() - start < most_ns) __nanosleep(500);
+  while (*release == 0 && gpu_ns() - start < max_ns) __nanosleep(500);
 }
 
 __device__ void copy(const LateCopy& what) {
@@ -60,7 +60,7 @@ int device_attribute(cudaDeviceAttr which) {
 
 }  // namespace
 
-void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t most_ms,
+void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
                 std::uint32_t* num_started, cudaStream_t stream) {
   const auto shared =
       static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
@@ -68,7 +68,7 @@ void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t most_
   launch_kernel(hog_kernel,
                 {device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
                 "hog", static_cast<unsigned>(num_spared), release,
-                static_cast<std::uint64_t>(most_ms) * 1'000'000, num_started);
+                static_cast<std::uint64_t>(max_ms) * 1'000'000, num_started);
 }
 
 void launch_late_copy(const LateCopy& first, const LateCopy& second, std::int64_t sleep_us,

@@ -11,9 +11,9 @@
 namespace switchyard::test {
 
 /// Takes all SMs of the current GPU but `num_spared` until `*release` (host memory) is not 0, or
-/// for `most_ms`. `num_started`, in device memory, counts the SMs that are taken; zeroed by the
+/// for `max_ms`. `num_started`, in device memory, counts the SMs that are taken; zeroed by the
 /// caller.
-void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t most_ms,
+void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
                 std::uint32_t* num_started, cudaStream_t stream);
 
 struct LateCopy {

@@ -10,11 +10,13 @@ namespace switchyard {
 /// Has an address, an offset or flags found here, once: left alone, the compiler may find it again
 /// wherever it is used.
 template <typename T>
-__device__ __forceinline__ void find_once(T& value) {
+__device__ __forceinline__ void keep_in_register(T& value) {
   static_assert(sizeof(T) == 8);
   asm volatile("" : "+l"(value));
 }
-__device__ __forceinline__ void find_once(std::uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep_in_register(std::uint32_t& value) {
+  asm volatile("" : "+r"(value));
+}
 
 /// Of this CTA.
 __device__ __forceinline__ int cta_threads() { return static_cast<int>(blockDim.x); }
@@ -46,7 +48,7 @@ struct CallOfCta {
 
 /// Every CTA of a launch adds its share as it ends; with the last one the sum is one call. Right
 /// for CTAs that start late: they still read the old number.
-__device__ __forceinline__ void count_call(const CallState& state) {
+__device__ __forceinline__ void advance_call(const CallState& state) {
   if (threadIdx.x != 0) return;
   const std::uint64_t others = gridDim.x - 1;
   const std::uint64_t share = blockIdx.x == 0 ? kCallUnit - others : 1;

@@ -21,17 +21,17 @@ struct PlainWire {
 
   __device__ static __forceinline__ void send(const CombineArgs&, std::uint64_t, const ReturnTo& to,
                                               int lane, bool is_there,
-                                              const float (&sum)[kReturnGrain]) {
+                                              const float (&sum)[kReturnVecElements]) {
     if (is_there) send_return<kDType>(to, lane, sum);
   }
   template <bool kIsCommon>
   __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int token,
-                                             const TokenTerms& of, int piece, int lane) {
+                                             const TokenPartials& of, int chunk, int lane) {
     if (a.reduce == Reduce::kPerExpert) {
-      return sum_piece<kDType, kIsCommon, true>(a, call, slots, token, of, piece, lane);
+      return sum_chunk<kDType, kIsCommon, true>(a, call, slots, token, of, chunk, lane);
     }
-    return sum_piece<kDType, kIsCommon, false>(a, call, slots, token, of, piece, lane);
+    return sum_chunk<kDType, kIsCommon, false>(a, call, slots, token, of, chunk, lane);
   }
 };
 
@@ -62,14 +62,14 @@ void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cuda
 /// See return_grain.cuh. Of what a launch does not do nothing is known yet.
 template <class Wire>
 bool is_common(const CombineArgs& args, Phases phases) {
-  constexpr std::int64_t kMostStride = 0xFFFFFFFF;
+  constexpr std::int64_t kMaxStride = 0xFFFFFFFF;
   const bool has_common_rows =
-      args.row_dtype == Wire::kRows && args.aligned_rows && args.row_stride <= kMostStride;
+      args.row_dtype == Wire::kRows && args.aligned_rows && args.row_stride <= kMaxStride;
   const bool has_common_sums = args.output_dtype == Wire::kRows && args.aligned_output &&
-                               args.output_stride <= kMostStride && args.num_bias == 0 &&
+                               args.output_stride <= kMaxStride && args.num_bias == 0 &&
                                args.shared == nullptr;
-  return args.layout.shape.hidden % kReturnPiece == 0 && (!sends(phases) || has_common_rows) &&
-         (!receives(phases) || has_common_sums);
+  return args.layout.shape.hidden % kReturnChunkElements == 0 &&
+         (!sends(phases) || has_common_rows) && (!receives(phases) || has_common_sums);
 }
 
 template <class Wire>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine_quantized.cuh: returned rows as codes of 8 bits. A piece of 256 elements travels with its
-// own scales, as f32 whatever the scheme stores: who quantizes a piece and who sums it need no more
-// than that piece.
+// combine_quantized.cuh: returned rows as codes of 8 bits. A chunk of 256 elements travels with its
+// own scales, as f32 whatever the scheme stores: who quantizes a chunk and who sums it need no more
+// than that chunk.
 #pragma once
 
 #include "cuda/exchange/combine_receive.cuh"
@@ -16,13 +16,13 @@ struct QuantizedWire {
   static constexpr DType kRows = DType::kBF16;  // of common calls
   static constexpr int kUnitWords = 2;          // codes of a lane, and two scales
   static constexpr std::size_t kLaneBytes = kUnitWords * 4;
-  static constexpr std::size_t kScalesInPiece = kReturnPiece;
-  static constexpr int kLanesPerBlock = kScheme.block / kReturnGrain;
+  static constexpr std::size_t kScalesInChunk = kReturnChunkElements;
+  static constexpr int kLanesPerBlock = kScheme.block / kReturnVecElements;
   static constexpr int kScaleUnits = kLanes / kLanesPerBlock / kUnitWords;
-  static constexpr int kAtOnce = 4;  // terms that are looked for at once
+  static constexpr int kAtOnce = 4;  // partials that are looked for at once
   static constexpr bool kIsE8M0 = kScheme.scale_format == ScaleFormat::kE8M0 ||
                                   kScheme.scale_format == ScaleFormat::kE8M0Packed;
-  static_assert(kScheme.block % kReturnGrain == 0 && kScaleUnits >= 1);
+  static_assert(kScheme.block % kReturnVecElements == 0 && kScaleUnits >= 1);
 
   /// What the receiver multiplies by: the scale as the scheme would store it.
   __device__ static __forceinline__ float stored_scale(float scale) {
@@ -31,10 +31,11 @@ struct QuantizedWire {
 
   __device__ static __forceinline__ void send(const CombineArgs& a, std::uint64_t call,
                                               const ReturnTo& to, int lane, bool is_there,
-                                              const float (&sum)[kReturnGrain]) {
+                                              const float (&sum)[kReturnVecElements]) {
     float amax = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kReturnGrain; ++i) amax = max_magnitude(amax, is_there ? sum[i] : 0.0f);
+    for (int i = 0; i < kReturnVecElements; ++i)
+      amax = max_magnitude(amax, is_there ? sum[i] : 0.0f);
 #pragma unroll
     for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
       amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
@@ -44,7 +45,7 @@ struct QuantizedWire {
     const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]),
                                              quantize4(map, sum[4], sum[5], sum[6], sum[7])};
     if (is_there) {
-      SentUnit(codes).send(to.window, to.piece + static_cast<std::size_t>(lane) * kLaneBytes,
+      SentUnit(codes).send(to.window, to.chunk + static_cast<std::size_t>(lane) * kLaneBytes,
                            a.layout, call);
     }
     const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
@@ -54,13 +55,13 @@ struct QuantizedWire {
         __shfl_sync(kAllLanes, scale, (block + 1) * kLanesPerBlock % kLanes)};
     if (lane < kScaleUnits) {
       SentUnit(scales).send(to.window,
-                            to.piece + kScalesInPiece + static_cast<std::size_t>(lane) * kLaneBytes,
+                            to.chunk + kScalesInChunk + static_cast<std::size_t>(lane) * kLaneBytes,
                             a.layout, call);
     }
   }
 
-  /// Some terms of a sum, of one lane: codes, and the scales that the first lanes take.
-  struct Terms {
+  /// Some partials of a sum, of one lane: codes, and the scales that the first lanes take.
+  struct PartialSums {
     std::uint32_t codes[kAtOnce][kUnitWords];
     std::uint32_t scales[kAtOnce][kUnitWords];
     std::uint32_t at[kAtOnce];  ///< from the row of the token's first column
@@ -72,7 +73,7 @@ struct QuantizedWire {
       for (int i = 0; i < kAtOnce; ++i) {
         if ((wanted >> i & 1) != 0) load_words(row + at[i] + lane_at, codes[i]);
         if ((wanted >> (kAtOnce + i) & 1) != 0) {
-          load_words(row + at[i] + kScalesInPiece + lane_at, scales[i]);
+          load_words(row + at[i] + kScalesInChunk + lane_at, scales[i]);
         }
       }
 #pragma unroll
@@ -87,20 +88,20 @@ struct QuantizedWire {
   template <bool kIsCommon>
   __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int token,
-                                             const TokenTerms& of, int piece, int lane) {
+                                             const TokenPartials& of, int chunk, int lane) {
     std::byte* own = a.windows.base[a.rank];
-    const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
+    const std::int32_t first = chunk * kReturnChunkElements + lane * kReturnVecElements;
     const bool is_there = kIsCommon || first < a.layout.shape.hidden;
-    const std::size_t row = slots.at(a.layout, token, piece);
-    float total[kReturnGrain] = {};
+    const std::size_t row = slots.at(a.layout, token, chunk);
+    float total[kReturnVecElements] = {};
     if (!kIsCommon && is_there) add_bias(a, token, first, total);
 #pragma unroll 1
     for (int begin = 0; begin < of.count; begin += kAtOnce) {
-      Terms terms{};
+      PartialSums partials{};
       unsigned missing = 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        terms.at[i] = __shfl_sync(kAllLanes, of.column, begin + i) * a.layout.return_stride;
+        partials.at[i] = __shfl_sync(kAllLanes, of.column, begin + i) * a.layout.return_stride;
         if (begin + i >= of.count) continue;
         if (is_there) missing |= 1u << i;
         if (lane < kScaleUnits) missing |= 1u << (kAtOnce + i);
@@ -110,36 +111,36 @@ struct QuantizedWire {
       Spin spin;
 #pragma unroll 1
       while (missing != 0 && is_good) {
-        missing = terms.look(own + row, lane, missing);
+        missing = partials.look(own + row, lane, missing);
         if (missing == 0) break;
         const int late = begin + (__ffs(missing) - 1) % kAtOnce;
-        is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
+        is_good = spin.again(a.watch, [&] { return wait_for_partial(a, call, token, late); });
       }
       if (__any_sync(kAllLanes, !is_good)) return false;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (begin + i >= of.count) break;  // alike in all lanes
-        const auto what = [&] { return wait_for_term(a, call, token, begin + i); };
-        is_good &=
-            take(a, what, lane, present >> i, row + terms.at[i], terms.codes[i], terms.scales[i]);
+        const auto what = [&] { return wait_for_partial(a, call, token, begin + i); };
+        is_good &= take(a, what, lane, present >> i, row + partials.at[i], partials.codes[i],
+                        partials.scales[i]);
         const int from = lane / kLanesPerBlock;  // block of this lane
-        const std::uint32_t low = __shfl_sync(kAllLanes, terms.scales[i][0], from / kUnitWords);
-        const std::uint32_t high = __shfl_sync(kAllLanes, terms.scales[i][1], from / kUnitWords);
+        const std::uint32_t low = __shfl_sync(kAllLanes, partials.scales[i][0], from / kUnitWords);
+        const std::uint32_t high = __shfl_sync(kAllLanes, partials.scales[i][1], from / kUnitWords);
         const float scale = f32_from_bits(from % kUnitWords == 0 ? low : high);
         const float weight = __shfl_sync(kAllLanes, of.weight, begin + i);
-        float x[kReturnGrain];
-        decode4(kScheme.dtype, terms.codes[i][0], x);
-        decode4(kScheme.dtype, terms.codes[i][1], x + 4);
+        float x[kReturnVecElements];
+        decode4(kScheme.dtype, partials.codes[i][0], x);
+        decode4(kScheme.dtype, partials.codes[i][1], x + 4);
 #pragma unroll
-        for (int e = 0; e < kReturnGrain; ++e) {
+        for (int e = 0; e < kReturnVecElements; ++e) {
           total[e] = __fmaf_rn(weight, x[e] * scale, total[e]);
         }
       }
       if (__any_sync(kAllLanes, !is_good)) return false;
     }
     if (is_there) {
-      put_output<kRows, kIsCommon>(a, output_at<kRows, kIsCommon>(a, token, first), token, first,
-                                   total);
+      store_output<kRows, kIsCommon>(a, output_at<kRows, kIsCommon>(a, token, first), token, first,
+                                     total);
     }
     return true;
   }
@@ -159,7 +160,7 @@ struct QuantizedWire {
     }
     if ((present >> kAtOnce & 1) != 0) {
       is_good &=
-          empty_unit(own, own + at + kScalesInPiece + lane_at, a.layout, a.watch, what, scales);
+          empty_unit(own, own + at + kScalesInChunk + lane_at, a.layout, a.watch, what, scales);
     }
     return is_good;
   }

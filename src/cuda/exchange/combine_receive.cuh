@@ -5,33 +5,34 @@
 #pragma once
 
 #include "cuda/exchange/call.cuh"
-#include "cuda/exchange/return_grain.cuh"
+#include "cuda/exchange/return_vec.cuh"
 #include "cuda/exchange/wire.cuh"
 
 namespace switchyard {
 
-/// Terms that are looked for at once.
+/// PartialSums that are looked for at once.
 template <DType kWire>
-inline constexpr int kTermsAtOnce = 4 / kGrainUnits<kWire>;
+inline constexpr int kPartialsAtOnce = 4 / kVecUnits<kWire>;
 
 /// A further addend of a rounded sum, which is rounded again.
 template <DType kDType>
 __device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std::int32_t first,
-                                           std::uint32_t (&words)[kGrainWords<kDType>]) {
-  const RowSource rows{reinterpret_cast<const std::byte*>(a.shared), a.shared_stride * 2,
-                       a.layout.shape.hidden, DType::kBF16, a.aligned_shared};
-  const AnyGrain raw = load_raw(rows, token, first, true);
-  float x[kReturnGrain];
-  float sum[kReturnGrain];
+                                           std::uint32_t (&words)[kVecWords<kDType>]) {
+  const ReturnRowSource rows{reinterpret_cast<const std::byte*>(a.shared), a.shared_stride * 2,
+                             a.layout.shape.hidden, DType::kBF16, a.aligned_shared};
+  const AnyVec raw = load_raw(rows, token, first, true);
+  float x[kReturnVecElements];
+  float sum[kReturnVecElements];
   widen_words<DType::kBF16>(raw.words, x);
   widen_words<kDType>(words, sum);
 #pragma unroll
-  for (int i = 0; i < kReturnGrain; ++i) sum[i] = (0.0f + sum[i]) + x[i];
-  narrow_grain<kDType>(sum, words);
+  for (int i = 0; i < kReturnVecElements; ++i) sum[i] = (0.0f + sum[i]) + x[i];
+  narrow_vec<kDType>(sum, words);
 }
 
 template <int kWords>
-__device__ __forceinline__ void put_words(std::byte* to, const std::uint32_t (&words)[kWords]) {
+__device__ __forceinline__ void store_row_words(std::byte* to,
+                                                const std::uint32_t (&words)[kWords]) {
 #pragma unroll
   for (int i = 0; i < kWords / 4; ++i) {
     reinterpret_cast<uint4*>(to)[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
@@ -40,43 +41,44 @@ __device__ __forceinline__ void put_words(std::byte* to, const std::uint32_t (&w
 }
 
 template <DType kDType>
-__device__ __forceinline__ void put_sums(const CombineArgs& a, std::byte* to, int token,
-                                         std::int32_t first, const float (&x)[kReturnGrain]) {
-  constexpr int kWords = kGrainWords<kDType>;
+__device__ __forceinline__ void store_sums(const CombineArgs& a, std::byte* to, int token,
+                                           std::int32_t first,
+                                           const float (&x)[kReturnVecElements]) {
+  constexpr int kWords = kVecWords<kDType>;
   constexpr int kBytes = wire_bits(kDType) / 8;
   std::uint32_t words[kWords];
-  narrow_grain<kDType>(x, words);
+  narrow_vec<kDType>(x, words);
   if (a.shared != nullptr) add_shared<kDType>(a, token, first, words);
-  if (a.aligned_output && first + kReturnGrain <= a.layout.shape.hidden) {
-    return put_words(to, words);
+  if (a.aligned_output && first + kReturnVecElements <= a.layout.shape.hidden) {
+    return store_row_words(to, words);
   }
   std::uint32_t copy[kWords];  // the words themselves stay in registers
 #pragma unroll
   for (int i = 0; i < kWords; ++i) copy[i] = words[i];
   const auto left = static_cast<int>(a.layout.shape.hidden) - first;
-  put_bytes(to, min(left, kReturnGrain) * kBytes, copy);
+  store_bytes(to, min(left, kReturnVecElements) * kBytes, copy);
 }
 
 __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::int32_t first,
-                                         float (&sum)[kReturnGrain]) {
+                                         float (&sum)[kReturnVecElements]) {
 #pragma unroll 1
   for (int b = 0; b < a.num_bias; ++b) {
-    const RowSource rows{reinterpret_cast<const std::byte*>(a.bias[b]), a.bias_stride[b] * 2,
-                         a.layout.shape.hidden, DType::kBF16, false};
-    const AnyGrain raw = load_raw(rows, token, first, true);
-    float x[kReturnGrain];
+    const ReturnRowSource rows{reinterpret_cast<const std::byte*>(a.bias[b]), a.bias_stride[b] * 2,
+                               a.layout.shape.hidden, DType::kBF16, false};
+    const AnyVec raw = load_raw(rows, token, first, true);
+    float x[kReturnVecElements];
     widen_words<DType::kBF16>(raw.words, x);
 #pragma unroll
-    for (int i = 0; i < kReturnGrain; ++i) sum[i] = sum[i] + x[i];
+    for (int i = 0; i < kReturnVecElements; ++i) sum[i] = sum[i] + x[i];
   }
 }
 
-/// Some terms of a sum, of one lane. One that is not there is 0, which changes no sum: sums of
-/// terms without weights begin with 0, so that none is -0, and with weights its own is negative.
+/// Some partials of a sum, of one lane. One that is not there is 0, which changes no sum: sums of
+/// partials without weights begin with 0, so that none is -0, and with weights its own is negative.
 template <DType kWire>
-struct Terms {
-  static constexpr int kUnits = kGrainUnits<kWire>;
-  static constexpr int kCount = kTermsAtOnce<kWire>;
+struct PartialSums {
+  static constexpr int kUnits = kVecUnits<kWire>;
+  static constexpr int kCount = kPartialsAtOnce<kWire>;
   std::uint32_t units[kCount * kUnits][4] = {};
   std::byte* slots[kCount];
 
@@ -102,7 +104,7 @@ struct Terms {
       }
     }
   }
-  __device__ __forceinline__ void widen(int i, float (&x)[kReturnGrain]) const {
+  __device__ __forceinline__ void widen(int i, float (&x)[kReturnVecElements]) const {
     std::uint32_t words[4 * kUnits];
 #pragma unroll
     for (int w = 0; w < 4 * kUnits; ++w) words[w] = units[i * kUnits + w / 4][w % 4];
@@ -110,35 +112,36 @@ struct Terms {
   }
 };
 
-/// What a sum is made of. Lane i knows term i; see Terms for the weight where there is none.
-struct TokenTerms {
+/// What a sum is made of. Lane i knows partial i; see PartialSums for the weight where there is
+/// none.
+struct TokenPartials {
   std::int32_t count;
   std::uint32_t column;
   float weight;
 
   /// What the constructor will read.
   __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
-    switchyard::prefetch(a.state.num_terms + token);
+    switchyard::prefetch(a.state.num_partials + token);
     switchyard::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
   }
-  __device__ __forceinline__ TokenTerms(const CombineArgs& a, int token, int lane) {
+  __device__ __forceinline__ TokenPartials(const CombineArgs& a, int token, int lane) {
     const std::int64_t at = std::int64_t{token} * a.num_topk;
-    count = a.state.num_terms[token];
+    count = a.state.num_partials[token];
     column = lane < a.num_topk ? static_cast<std::uint32_t>(a.state.columns[at + lane]) : 0;
     weight = 1.0f;
     if (a.reduce != Reduce::kPerExpert) return;
     weight = -1.0f;
     if (lane < count) {
-      weight = a.topk_weights == nullptr ? a.state.term_weights[at + lane]
+      weight = a.topk_weights == nullptr ? a.state.partial_weights[at + lane]
                                          : __ldg(a.topk_weights + at + column);
     }
   }
 };
 
-/// Term `term` of a token's sum, as something to wait for. Looks up who returns it: ask late.
-__device__ __forceinline__ WaitFor wait_for_term(const CombineArgs& a, std::uint64_t call,
-                                                 int token, int term) {
-  const std::int32_t peer = a.state.term_ranks[std::int64_t{token} * a.num_topk + term];
+/// Term `partial` of a token's sum, as something to wait for. Looks up who returns it: ask late.
+__device__ __forceinline__ WaitFor wait_for_partial(const CombineArgs& a, std::uint64_t call,
+                                                    int token, int partial) {
+  const std::int32_t peer = a.state.partial_ranks[std::int64_t{token} * a.num_topk + partial];
   return {WaitPlace::kReturnedRow, peer, token, call};
 }
 
@@ -154,39 +157,40 @@ __device__ __forceinline__ std::byte* output_at(const CombineArgs& a, int token,
 }
 
 template <DType kDType, bool kIsCommon>
-__device__ __forceinline__ void put_output(const CombineArgs& a, std::byte* to, int token,
-                                           std::int32_t first, const float (&sum)[kReturnGrain]) {
+__device__ __forceinline__ void store_output(const CombineArgs& a, std::byte* to, int token,
+                                             std::int32_t first,
+                                             const float (&sum)[kReturnVecElements]) {
   if constexpr (kIsCommon) {
-    std::uint32_t words[kGrainWords<kDType>];
-    narrow_grain<kDType>(sum, words);
-    return put_words(to, words);
+    std::uint32_t words[kVecWords<kDType>];
+    narrow_vec<kDType>(sum, words);
+    return store_row_words(to, words);
   }
   switch (a.output_dtype) {
-    case DType::kF32: return put_sums<DType::kF32>(a, to, token, first, sum);
-    case DType::kF16: return put_sums<DType::kF16>(a, to, token, first, sum);
-    default: return put_sums<DType::kBF16>(a, to, token, first, sum);
+    case DType::kF32: return store_sums<DType::kF32>(a, to, token, first, sum);
+    case DType::kF16: return store_sums<DType::kF16>(a, to, token, first, sum);
+    default: return store_sums<DType::kBF16>(a, to, token, first, sum);
   }
 }
 
-/// One piece of one own token, by one warp. False: gave up. kIsEach: terms have weights.
+/// One chunk of one own token, by one warp. False: gave up. kIsEach: partials have weights.
 template <DType kWire, bool kIsCommon, bool kIsEach>
-__device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t call,
-                                          const ReturnSlots& slots, int token, const TokenTerms& of,
-                                          int piece, int lane) {
-  constexpr int kUnits = kGrainUnits<kWire>;
-  constexpr int kAtOnce = kTermsAtOnce<kWire>;
-  const std::int32_t first = piece * kReturnPiece + lane * kReturnGrain;
+__device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t call,
+                                          const ReturnSlots& slots, int token,
+                                          const TokenPartials& of, int chunk, int lane) {
+  constexpr int kUnits = kVecUnits<kWire>;
+  constexpr int kAtOnce = kPartialsAtOnce<kWire>;
+  const std::int32_t first = chunk * kReturnChunkElements + lane * kReturnVecElements;
   const bool is_there = kIsCommon || first < a.layout.shape.hidden;
-  std::byte* row = a.windows.base[a.rank] + slots.at(a.layout, token, piece) + lane * kUnitBytes;
+  std::byte* row = a.windows.base[a.rank] + slots.at(a.layout, token, chunk) + lane * kUnitBytes;
   const std::uint32_t column_at = of.column * a.layout.return_stride;
-  float sum[kReturnGrain] = {};
+  float sum[kReturnVecElements] = {};
   if (!kIsCommon && is_there) add_bias(a, token, first, sum);
 #pragma unroll 1
   for (int begin = 0; begin < of.count; begin += kAtOnce) {
-    Terms<kWire> terms;
+    PartialSums<kWire> partials;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      terms.slots[i] = row + __shfl_sync(kAllLanes, column_at, begin + i);
+      partials.slots[i] = row + __shfl_sync(kAllLanes, column_at, begin + i);
     }
     const int num_units = min(of.count - begin, kAtOnce) * kUnits;
     const unsigned present = is_there ? (1u << num_units) - 1 : 0;
@@ -195,26 +199,26 @@ __device__ __forceinline__ bool sum_piece(const CombineArgs& a, std::uint64_t ca
     Spin spin;
 #pragma unroll 1
     while (missing != 0 && is_good) {
-      missing = terms.look(missing);
+      missing = partials.look(missing);
       if (missing == 0) break;
       const int late = begin + (__ffs(missing) - 1) / kUnits;
-      is_good = spin.again(a.watch, [&] { return wait_for_term(a, call, token, late); });
+      is_good = spin.again(a.watch, [&] { return wait_for_partial(a, call, token, late); });
     }
     if (__any_sync(kAllLanes, !is_good)) return false;
-    terms.fill_empty_slots(present);
+    partials.fill_empty_slots(present);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (i % 2 == 0 && begin + i >= of.count) break;  // alike in all lanes
-      float x[kReturnGrain];
-      terms.widen(i, x);
+      float x[kReturnVecElements];
+      partials.widen(i, x);
       const float weight = kIsEach ? __shfl_sync(kAllLanes, of.weight, begin + i) : 1.0f;
 #pragma unroll
-      for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
+      for (int e = 0; e < kReturnVecElements; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
     }
   }
   if (is_there) {
-    put_output<kWire, kIsCommon>(a, output_at<kWire, kIsCommon>(a, token, first), token, first,
-                                 sum);
+    store_output<kWire, kIsCommon>(a, output_at<kWire, kIsCommon>(a, token, first), token, first,
+                                   sum);
   }
   return true;
 }
@@ -226,21 +230,21 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t a
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.num_receivers * a.num_warps;
-  const int num_pieces = a.layout.num_return_pieces;
-  const int num_items = a.num_tokens * num_pieces;
+  const int num_chunks = a.layout.num_return_chunks;
+  const int num_items = a.num_tokens * num_chunks;
   if (num_items == 0) return;
-  int token = a.by_pieces.quotient(warp);
-  if (warp < num_items) TokenTerms::prefetch(a, token);
+  int token = a.by_chunks.quotient(warp);
+  if (warp < num_items) TokenPartials::prefetch(a, token);
   next_call.ask(a, asked);
   __syncthreads();
   const std::uint64_t call = next_call.number - 1;
   const ReturnSlots slots(a.layout, call);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    const int next = a.by_pieces.quotient(item + num_warps);
-    if (item + num_warps < num_items) TokenTerms::prefetch(a, next);
-    const int piece = item - token * num_pieces;
-    if (!Wire::template sum<kIsCommon>(a, call, slots, token, TokenTerms(a, token, lane), piece,
+    const int next = a.by_chunks.quotient(item + num_warps);
+    if (item + num_warps < num_items) TokenPartials::prefetch(a, next);
+    const int chunk = item - token * num_chunks;
+    if (!Wire::template sum<kIsCommon>(a, call, slots, token, TokenPartials(a, token, lane), chunk,
                                        lane))
       return;
     token = next;

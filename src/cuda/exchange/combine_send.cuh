@@ -7,7 +7,7 @@
 
 #include "cuda/exchange/call.cuh"
 #include "cuda/exchange/exchange_args.h"
-#include "cuda/exchange/return_grain.cuh"
+#include "cuda/exchange/return_vec.cuh"
 #include "cuda/exchange/wire.cuh"
 
 namespace switchyard {
@@ -26,36 +26,36 @@ struct ArrivedToken {
   }
 };
 
-/// Where a piece of a returned row goes.
+/// Where a chunk of a returned row goes.
 struct ReturnTo {
   std::byte* window;  ///< of the token's owner
-  std::byte* piece;
+  std::byte* chunk;
 };
 
 /// Words of canonical sums: none is reserved.
 template <DType kWire>
 __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
-                                            const float (&sum)[kReturnGrain]) {
-  std::uint32_t words[kGrainWords<kWire>];
-  narrow_grain<kWire>(sum, words);
+                                            const float (&sum)[kReturnVecElements]) {
+  std::uint32_t words[kVecWords<kWire>];
+  narrow_vec<kWire>(sum, words);
 #pragma unroll
-  for (int u = 0; u < kGrainUnits<kWire>; ++u) {
+  for (int u = 0; u < kVecUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    store_words(to.piece + (u * kLanes + lane) * kUnitBytes, unit);
+    store_words(to.chunk + (u * kLanes + lane) * kUnitBytes, unit);
   }
 }
 
-/// A piece of the rows of one arrived token, for one lane.
+/// A chunk of the rows of one arrived token, for one lane.
 template <class Wire, bool kIsCommon>
-class RowGrains {
+class ReturnRows {
  public:
-  __device__ __forceinline__ RowGrains(const CombineArgs& a, const ArrivedToken& from,
-                                       std::int32_t first)
+  __device__ __forceinline__ ReturnRows(const CombineArgs& a, const ArrivedToken& from,
+                                        std::int32_t first)
       : a_(a), from_(from), first_(first) {
     if constexpr (kIsCommon) {
       common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
-      find_once(common_);
+      keep_in_register(common_);
     }
   }
 
@@ -63,20 +63,20 @@ class RowGrains {
     return kIsCommon || first_ < a_.layout.shape.hidden;
   }
 
-  /// Gives `take` the row of each of `choices`, ascending, as (k, element values). Up to kMost are
+  /// Gives `take` the row of each of `choices`, ascending, as (k, element values). Up to kMax are
   /// asked for together.
-  template <int kMost, typename Take>
+  template <int kMax, typename Take>
   __device__ __forceinline__ void visit(unsigned choices, const Take& take) const {
 #pragma unroll 1
-    while (choices != 0) visit_some<kIsCommon ? kMost : 1>(choices, take);
+    while (choices != 0) visit_some<kIsCommon ? kMax : 1>(choices, take);
   }
 
  private:
-  static constexpr int kWords = kIsCommon ? kGrainWords<Wire::kRows> : kReturnGrain;
+  static constexpr int kWords = kIsCommon ? kVecWords<Wire::kRows> : kReturnVecElements;
 
-  __device__ __forceinline__ RawGrain<kWords> load(std::int32_t row) const {
+  __device__ __forceinline__ RawVec<kWords> load(std::int32_t row) const {
     if constexpr (kIsCommon) {
-      RawGrain<kWords> raw;
+      RawVec<kWords> raw;
       raw.load(common_ + product_of(row, a_.row_stride));
       return raw;
     } else {
@@ -86,18 +86,18 @@ class RowGrains {
     }
   }
 
-  template <int kMost, typename Take>
+  template <int kMax, typename Take>
   __device__ __forceinline__ void visit_some(unsigned& choices, const Take& take) const {
-    if constexpr (kMost > 1) {
-      if (__popc(choices) < kMost) return visit_some<kMost - 1>(choices, take);
+    if constexpr (kMax > 1) {
+      if (__popc(choices) < kMax) return visit_some<kMax - 1>(choices, take);
     }
-    visit_first<kMost>(choices, take);
+    visit_first<kMax>(choices, take);
   }
   /// No branches between: with one, nvcc 13 asks for the second row when it has the first.
   template <int kCount, typename Take>
   __device__ __forceinline__ void visit_first(unsigned& choices, const Take& take) const {
     int k[kCount];
-    RawGrain<kWords> raw[kCount];
+    RawVec<kWords> raw[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       k[i] = __ffs(static_cast<int>(choices)) - 1;
@@ -106,7 +106,7 @@ class RowGrains {
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      float x[kReturnGrain];
+      float x[kReturnVecElements];
       if constexpr (kIsCommon) {
         widen_words<Wire::kRows>(raw[i].words, x);
       } else {
@@ -122,19 +122,20 @@ class RowGrains {
   const std::byte* common_;
 };
 
-/// One piece of one arrived token, by one warp. kIsEach: rows return one by one, as they are.
+/// One chunk of one arrived token, by one warp. kIsEach: rows return one by one, as they are.
 template <class Wire, bool kIsCommon, bool kIsEach>
-__device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t call,
+__device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int owner,
-                                             const ArrivedToken& from, int piece, int lane) {
-  const RowGrains<Wire, kIsCommon> rows(a, from, piece * kReturnPiece + lane * kReturnGrain);
+                                             const ArrivedToken& from, int chunk, int lane) {
+  const ReturnRows<Wire, kIsCommon> rows(a, from,
+                                         chunk * kReturnChunkElements + lane * kReturnVecElements);
   std::byte* window = a.windows.base[owner];
-  std::byte* first_column = window + slots.at(a.layout, from.token, piece);
+  std::byte* first_column = window + slots.at(a.layout, from.token, chunk);
   unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
   const int highest = 31 - __clz(static_cast<int>(choices));
   // A row a token: the caller has summed it.
   if (!a.layout.shape.sends_routes) choices &= 1u << highest;
-  const auto send = [&](int k, const float(&x)[kReturnGrain]) {
+  const auto send = [&](int k, const float(&x)[kReturnVecElements]) {
     const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, k));
     Wire::send(a, call, {window, first_column + column * a.layout.return_stride}, lane,
                rows.is_there(), x);
@@ -144,23 +145,23 @@ __device__ __forceinline__ void return_piece(const CombineArgs& a, std::uint64_t
   } else {
     // A row of the caller's stays as it is, with the sign of its zeros.
     const float nothing = a.layout.shape.sends_routes ? 0.0f : -0.0f;
-    float sum[kReturnGrain] = {nothing, nothing, nothing, nothing,
-                               nothing, nothing, nothing, nothing};
-    const auto add = [&](int k, const float(&x)[kReturnGrain]) {
+    float sum[kReturnVecElements] = {nothing, nothing, nothing, nothing,
+                                     nothing, nothing, nothing, nothing};
+    const auto add = [&](int k, const float(&x)[kReturnVecElements]) {
       const float weight = __shfl_sync(kAllLanes, from.weight, k);
 #pragma unroll
-      for (int e = 0; e < kReturnGrain; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
+      for (int e = 0; e < kReturnVecElements; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
     };
     rows.template visit<wire_bits(Wire::kRows) == 32 ? 2 : 4>(choices, add);
     send(highest, sum);
   }
 }
 
-/// A piece of an arrived token.
-struct ArrivedPiece {
+/// A chunk of an arrived token.
+struct ArrivedChunk {
   std::int32_t owner;
   std::int32_t slot;
-  std::int32_t piece;
+  std::int32_t chunk;
 };
 
 /// `asked`: by begin_kernel. `next_call` and `num_arrivals` are shared memory.
@@ -177,16 +178,16 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   const auto at = [&](int item) {
     const int slot = min(a.by_slot.quotient(item), max_tokens - 1);
     const int rest = item - a.by_slot.quotient(item) * static_cast<int>(a.by_slot.divisor);
-    const int nth = a.by_pieces.quotient(rest);
+    const int nth = a.by_chunks.quotient(rest);
     const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
-    return ArrivedPiece{owner, slot, rest - nth * a.layout.num_return_pieces};
+    return ArrivedChunk{owner, slot, rest - nth * a.layout.num_return_chunks};
   };
   // Before it is known whether there is such a token, and while the one before is returned: loads
   // of one wait are one wait.
-  ArrivedPiece now = at(warp);
+  ArrivedChunk now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
   next_call.ask(a, asked);
-  static_assert(kMaxPushRanks <= kLeastExchangeThreads);
+  static_assert(kMaxPushRanks <= kMinExchangeThreads);
   if (threadIdx.x < kMaxPushRanks) {
     const auto s = static_cast<int>(threadIdx.x);
     num_arrivals[s] = s < num_ranks ? a.state.num_arrivals[s] : 0;
@@ -200,7 +201,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   const int num_items = most * static_cast<int>(a.by_slot.divisor);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    ArrivedPiece next = now;
+    ArrivedChunk next = now;
     ArrivedToken from_next = from;
     if (item + num_warps < num_items) {
       next = at(item + num_warps);
@@ -208,9 +209,9 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
     }
     if (now.slot < num_arrivals[now.owner]) {
       if (a.reduce == Reduce::kPerExpert) {
-        return_piece<Wire, kIsCommon, true>(a, call, slots, now.owner, from, now.piece, lane);
+        return_chunk<Wire, kIsCommon, true>(a, call, slots, now.owner, from, now.chunk, lane);
       } else {
-        return_piece<Wire, kIsCommon, false>(a, call, slots, now.owner, from, now.piece, lane);
+        return_chunk<Wire, kIsCommon, false>(a, call, slots, now.owner, from, now.chunk, lane);
       }
     }
     now = next;

@@ -118,8 +118,8 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
 
 /// Keeps which returned rows the sum of each token from `begin` on will have, in order, for its
 /// combine. The highest choice of each rank leads it.
-__device__ __forceinline__ void keep_terms(const DispatchArgs& a, std::uint64_t call, int begin,
-                                           int end) {
+__device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64_t call, int begin,
+                                              int end) {
   const ChoiceLanes lanes(a);
   const bool by_choice = a.reduce == Reduce::kPerExpert;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -133,8 +133,8 @@ __device__ __forceinline__ void keep_terms(const DispatchArgs& a, std::uint64_t 
     const int rank = is_valid ? a.ownership.owner(id) : -1;
     const unsigned same_rank = __match_any_sync(kAllLanes, rank) & lanes.own;
     const unsigned same_expert = __match_any_sync(kAllLanes, id) & lanes.own;
-    const bool has_term = is_valid && (by_choice || same_rank >> lane == 1);
-    const unsigned terms = __ballot_sync(kAllLanes, has_term) & lanes.own;
+    const bool has_partial = is_valid && (by_choice || same_rank >> lane == 1);
+    const unsigned partials = __ballot_sync(kAllLanes, has_partial) & lanes.own;
     if (!lanes.is_there(first, end)) continue;
     const bool is_twice =
         is_valid && (same_expert & lanes.below) != 0 && a.rows_layout == Layout::kBatched;
@@ -143,13 +143,13 @@ __device__ __forceinline__ void keep_terms(const DispatchArgs& a, std::uint64_t 
               id, 0);
     }
     const std::int64_t own = std::int64_t{token} * a.num_topk;
-    if (lanes.k == 0) a.state.num_terms[token] = __popc(terms);
-    if (!has_term) continue;
-    const std::int64_t to = own + __popc(terms & lanes.below);
+    if (lanes.k == 0) a.state.num_partials[token] = __popc(partials);
+    if (!has_partial) continue;
+    const std::int64_t to = own + __popc(partials & lanes.below);
     a.state.columns[to] = by_choice ? lanes.k : a.layout.column(rank, lanes.k);
-    a.state.term_ranks[to] = rank;
+    a.state.partial_ranks[to] = rank;
     if (!by_choice) continue;
-    a.state.term_weights[to] =
+    a.state.partial_weights[to] =
         a.topk_weights == nullptr ? 1.0f : __ldg(a.topk_weights + own + lanes.k);
   }
 }

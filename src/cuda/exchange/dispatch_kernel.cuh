@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // dispatch_kernel.cuh: the dispatch kernel of one form. CTAs have roles by their number: first
-// tellers, then senders, then receivers. The hardware starts CTAs in order, and only receivers
+// notify CTAs, then senders, then receivers. The hardware starts CTAs in order, and only receivers
 // wait, so every rank's rows are on their way before any CTA of it waits for others: a grid that
 // runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
 #pragma once
@@ -22,25 +22,25 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta call;
   const std::uint32_t asked = begin_kernel(a);
-  const int num_tellers = sends ? a.num_tellers : 0;
-  const int num_sending = sends ? num_tellers + a.num_senders : 0;
+  const int num_notify_ctas = sends ? a.num_notify_ctas : 0;
+  const int num_sending = sends ? num_notify_ctas + a.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
     call.ask(a, asked);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
                                reinterpret_cast<std::int32_t*>(&shared + 1));
-  } else if (cta >= num_tellers) {
+  } else if (cta >= num_notify_ctas) {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
-    prefetch_item(a, cta - num_tellers);
+    prefetch_item(a, cta - num_notify_ctas);
     call.ask(a, asked);
-    send_rows<Form>(a, call, cta - num_tellers, shared);
+    send_rows<Form>(a, call, cta - num_notify_ctas, shared);
   } else {
-    tell(a, asked, call, cta, memory);
+    notify(a, asked, call, cta, memory);
   }
   if (!receives) return;
   __syncthreads();
-  count_call(a.state);
+  advance_call(a.state);
 }
 
 template <class Form>
@@ -48,9 +48,9 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
   const std::size_t shared =
-      std::max({sizeof(SenderShared), teller_bytes(args),
+      std::max({sizeof(SenderShared), notify_shared_bytes(args),
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
-  const int ctas = (sends(phases) ? args.num_tellers + args.num_senders : 0) +
+  const int ctas = (sends(phases) ? args.num_notify_ctas + args.num_senders : 0) +
                    (receives(phases) ? args.num_receivers : 0);
   if (phases == Phases::kNone) allow_shared_memory(dispatch_kernel<Form>, shared, "dispatch");
   launch_kernel(dispatch_kernel<Form>,

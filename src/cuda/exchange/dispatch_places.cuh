@@ -9,16 +9,16 @@
 
 namespace switchyard {
 
-/// A row of the receive buffer that wants a piece.
+/// A row of the receive buffer that wants a chunk.
 struct Target {
   std::byte* row;
   std::byte* scales;  ///< its first scale
 };
 
-/// What a warp keeps of the piece at hand.
-struct PieceShared {
+/// What a warp keeps of the chunk at hand.
+struct ChunkShared {
   alignas(16) Target targets[kMaxPushTopk];  ///< those that there are, by choice
-  alignas(16) std::uint8_t scales[kMaxPieceScaleBytes];
+  alignas(16) std::uint8_t scales[kMaxChunkScaleBytes];
 };
 
 /// In dynamic shared memory, after it: first place of each source's rows of each expert [P, L],
@@ -26,10 +26,10 @@ struct PieceShared {
 struct ReceiverShared {
   std::int32_t num_from[kMaxPushRanks];     ///< rows of each source
   std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
-  std::int32_t most_from;
+  std::int32_t max_from;
   std::int32_t num_done;  ///< warps that have taken what they wait for
   std::uint32_t failed;   ///< not 0: no rows are taken
-  PieceShared pieces[kExchangeWarps];
+  ChunkShared chunks[kExchangeWarps];
 };
 
 /// Exclusive sum over the lanes.
@@ -50,8 +50,8 @@ struct ReceivePlaces {
 };
 
 /// Takes how many rows come from each source, by one warp.
-__device__ __forceinline__ void take_sources(const DispatchArgs& a, std::uint64_t call, int lane,
-                                             ReceiverShared& shared) {
+__device__ __forceinline__ void receive_source_counts(const DispatchArgs& a, std::uint64_t call,
+                                                      int lane, ReceiverShared& shared) {
   const int num_ranks = a.ownership.num_ranks;
   std::int32_t next = 0;
   std::int32_t most = 0;
@@ -72,14 +72,15 @@ __device__ __forceinline__ void take_sources(const DispatchArgs& a, std::uint64_
     next = __shfl_sync(kAllLanes, before + count, kLanes - 1);
     most = max(most, __reduce_max_sync(kAllLanes, count));
   }
-  if (lane == 0) shared.most_from = most;
+  if (lane == 0) shared.max_from = most;
 }
 
 /// Takes how many rows of an expert come from each source, and finds where each one's begin. Rows
 /// of an expert lie by (source, token). Returns their sum.
-__device__ __forceinline__ std::int32_t take_expert(const DispatchArgs& a, std::uint64_t call,
-                                                    int expert, ReceiverShared& shared,
-                                                    const ReceivePlaces& places) {
+__device__ __forceinline__ std::int32_t receive_expert_counts(const DispatchArgs& a,
+                                                              std::uint64_t call, int expert,
+                                                              ReceiverShared& shared,
+                                                              const ReceivePlaces& places) {
   constexpr int kAtOnce = 4;
   const std::size_t own = (1 + static_cast<std::size_t>(expert)) * kRecordBytes;
   const std::uint32_t tag = tag_of(call);
@@ -150,19 +151,20 @@ __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64
 }
 
 /// Takes the announcements of all ranks: where each source's rows of each expert go.
-__device__ __forceinline__ void take_places(const DispatchArgs& a, std::uint64_t call, bool reports,
-                                            ReceiverShared& shared, const ReceivePlaces& places) {
+__device__ __forceinline__ void receive_announcements(const DispatchArgs& a, std::uint64_t call,
+                                                      bool reports, ReceiverShared& shared,
+                                                      const ReceivePlaces& places) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_takers = 1 + min((places.num_local + kLanes - 1) / kLanes, cta_warps() - 1);
   if (warp >= num_takers) return;
   if (warp == 0) {
-    take_sources(a, call, lane, shared);
+    receive_source_counts(a, call, lane, shared);
   } else {
 #pragma unroll 1
     for (int e = static_cast<int>(threadIdx.x) - kLanes; e < places.num_local;
          e += (num_takers - 1) * kLanes) {
-      const std::int32_t sum = take_expert(a, call, e, shared, places);
+      const std::int32_t sum = receive_expert_counts(a, call, e, shared, places);
       const bool is_batched = a.rows_layout == Layout::kBatched;
       places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
       // Every CTA finds the same sums, so none of them puts a row where there is no room.

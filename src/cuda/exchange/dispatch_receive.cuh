@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_receive.cuh: the receive part of dispatch. A warp takes piece after piece and puts it at
+// dispatch_receive.cuh: the receive part of dispatch. A warp takes chunk after chunk and puts it at
 // its rows, one for each local expert that the token chose.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace switchyard {
 
 /// 16 elements to a row, as whole units.
 template <int kWords>
-__device__ __forceinline__ void put_grain(std::byte* to, const std::uint32_t (&words)[kWords]) {
+__device__ __forceinline__ void store_vec(std::byte* to, const std::uint32_t (&words)[kWords]) {
   if constexpr (kWords >= 4) {
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
@@ -31,8 +31,8 @@ __device__ __noinline__ inline std::int64_t tiled_scale_at(ScaleGeometry block, 
 
 /// Where row `row` of the receive buffer, of a local expert, begins. In every layout the place of
 /// scale s is that of the row's first scale plus what s alone says.
-__device__ __forceinline__ Target aim(const DispatchArgs& a, std::int32_t row,
-                                      std::int32_t expert) {
+__device__ __forceinline__ Target target_of(const DispatchArgs& a, std::int32_t row,
+                                            std::int32_t expert) {
   const bool is_batched = a.scale_block_bytes != 0;
   const std::int32_t n = is_batched ? row - expert * static_cast<std::int32_t>(a.capacity) : row;
   std::byte* scales =
@@ -60,18 +60,18 @@ struct Routes {
   }
 };
 
-/// What a warp does at a time: takes a piece of a row, or, after its last piece, keeps what is to
+/// What a warp does at a time: takes a chunk of a row, or, after its last chunk, keeps what is to
 /// be known of it.
 struct ReceiveItem {
   std::int32_t source;
   std::int32_t number;  ///< of the source's rows for this rank
-  std::int32_t piece;
+  std::int32_t chunk;
 
   __device__ __forceinline__ ReceiveItem(const DispatchArgs& a, int item) {
     number = a.by_slot.quotient(item);
     const int rest = item - number * static_cast<int>(a.by_slot.divisor);
     const int nth = a.by_items.quotient(rest);
-    piece = rest - nth * static_cast<int>(a.by_items.divisor);
+    chunk = rest - nth * static_cast<int>(a.by_items.divisor);
     const int turned = nth + a.rank;
     source = turned < a.ownership.num_ranks ? turned : turned - a.ownership.num_ranks;
   }
@@ -137,12 +137,12 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
   return true;
 }
 
-/// A lane's part of a piece: its elements, and, of the first lanes, a unit of scales.
+/// A lane's part of a chunk: its elements, and, of the first lanes, a unit of scales.
 template <int kWords>
-struct PieceUnits : GrainUnits<kWords> {
-  using GrainUnits<kWords>::kUnitWords;
-  using GrainUnits<kWords>::kUnits;
-  using GrainUnits<kWords>::kLaneBytes;
+struct ChunkUnits : VecUnits<kWords> {
+  using VecUnits<kWords>::kUnitWords;
+  using VecUnits<kWords>::kUnits;
+  using VecUnits<kWords>::kLaneBytes;
   static constexpr unsigned kScales = 1u << kUnits;
 
   std::uint32_t words[kUnits][kUnitWords];
@@ -167,23 +167,23 @@ struct PieceUnits : GrainUnits<kWords> {
   }
 };
 
-/// Takes a piece and puts it at every row that wants it. False: a lane gave up.
+/// Takes a chunk and puts it at every row that wants it. False: a lane gave up.
 template <int kWords>
-__device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64_t call,
+__device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64_t call,
                                               const ReceiveItem& in, int lane, const Routes& routes,
-                                              const ReceiverShared& block, PieceShared& shared,
+                                              const ReceiverShared& block, ChunkShared& shared,
                                               const ReceivePlaces& places) {
-  using Units = PieceUnits<kWords>;
+  using Units = ChunkUnits<kWords>;
   std::byte* own = a.windows.base[a.rank];
-  const std::int32_t first = in.piece * kPieceElements + lane * kGrainElements;
-  const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
+  const std::int32_t first = in.chunk * kChunkElements + lane * kVecElements;
+  const int per_chunk = a.layout.shape.chunk_scale_bytes / static_cast<int>(kUnitBytes);
   const std::size_t row = a.layout.row(call, in.source, static_cast<std::uint32_t>(routes.token));
   std::byte* elements =
-      own + a.layout.elements(row, in.piece) + static_cast<unsigned>(lane) * Units::kLaneBytes;
+      own + a.layout.elements(row, in.chunk) + static_cast<unsigned>(lane) * Units::kLaneBytes;
   std::byte* scale_unit =
-      own + a.layout.scales(row, in.piece) + static_cast<unsigned>(lane) * kUnitBytes;
+      own + a.layout.scales(row, in.chunk) + static_cast<unsigned>(lane) * kUnitBytes;
   const bool is_there = first < a.layout.shape.hidden;
-  const bool has_unit = lane < per_piece && in.piece * per_piece + lane < a.scale_units_per_row;
+  const bool has_unit = lane < per_chunk && in.chunk * per_chunk + lane < a.scale_units_per_row;
   unsigned missing = (is_there ? Units::kScales - 1 : 0) | (has_unit ? Units::kScales : 0);
   Units units{};
   units.ask(elements, scale_unit, missing);
@@ -199,7 +199,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   const unsigned targets = __ballot_sync(kAllLanes, to.row >= 0);
   const int num_targets = __popc(targets);
   if (to.row >= 0) {
-    shared.targets[__popc(targets & ((1u << lane) - 1))] = aim(a, to.row, to.expert);
+    shared.targets[__popc(targets & ((1u << lane) - 1))] = target_of(a, to.row, to.expert);
   }
 
   const auto what = [&] {
@@ -228,14 +228,14 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
   }
   __syncwarp();
 
-  std::uint32_t grain[kWords];
+  std::uint32_t vector[kWords];
 #pragma unroll
   for (int i = 0; i < kWords; ++i)
-    grain[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
+    vector[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
   const std::int32_t offset = first * kWords / 4;
-  const bool is_whole = a.aligned_rows && first + kGrainElements <= a.layout.shape.hidden;
-  const std::int32_t s = in.piece * a.scales_per_piece + lane;
-  const bool has_scale = per_piece > 0 && lane < a.scales_per_piece && s < a.scale_block.num_scales;
+  const bool is_whole = a.aligned_rows && first + kVecElements <= a.layout.shape.hidden;
+  const std::int32_t s = in.chunk * a.scales_per_chunk + lane;
+  const bool has_scale = per_chunk > 0 && lane < a.scales_per_chunk && s < a.scale_block.num_scales;
   const bool is_wide = a.scale_block.element_bytes == 4;
   const std::uint32_t scale = !has_scale ? 0
                               : is_wide
@@ -247,7 +247,7 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
 #pragma unroll 1
     for (int i = 0; i < num_targets; ++i) {
       const Target target = shared.targets[i];
-      put_grain(target.row + offset, grain);
+      store_vec(target.row + offset, vector);
       if (has_scale) *reinterpret_cast<std::uint32_t*>(target.scales + scale_at) = scale;
     }
   } else {
@@ -255,13 +255,13 @@ __device__ __forceinline__ bool receive_piece(const DispatchArgs& a, std::uint64
     for (int i = 0; i < num_targets; ++i) {
       const Target target = shared.targets[i];
       if (is_whole) {
-        put_grain(target.row + offset, grain);
+        store_vec(target.row + offset, vector);
       } else if (is_there) {
-        std::uint32_t copy[kWords];  // the grain itself stays in registers
+        std::uint32_t copy[kWords];  // the vector itself stays in registers
 #pragma unroll
-        for (int w = 0; w < kWords; ++w) copy[w] = grain[w];
+        for (int w = 0; w < kWords; ++w) copy[w] = vector[w];
         const auto left = static_cast<int>(a.row_bytes) - offset;
-        put_bytes(target.row + offset, left < 4 * kWords ? left : 4 * kWords, copy);
+        store_bytes(target.row + offset, left < 4 * kWords ? left : 4 * kWords, copy);
       }
       if (!has_scale) continue;
       if (is_wide) {
@@ -299,7 +299,7 @@ struct ReceiveWalk {
   /// Goes on to the next item that comes, or stays at one that does and was asked for. False: none.
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
                                        const ReceiverShared& block, bool is_asked) {
-    const int num_items = block.most_from * static_cast<int>(a.by_slot.divisor);
+    const int num_items = block.max_from * static_cast<int>(a.by_slot.divisor);
     const int step = a.num_receivers * a.num_warps;
     if (!is_asked) item += step;
 #pragma unroll 1
@@ -314,9 +314,9 @@ struct ReceiveWalk {
 };
 
 template <int kWords>
-__device__ __forceinline__ void take_rows(const DispatchArgs& a, std::uint64_t call,
-                                          ReceiveWalk& walk, ReceiverShared& shared,
-                                          const ReceivePlaces& places) {
+__device__ __forceinline__ void receive_chunks(const DispatchArgs& a, std::uint64_t call,
+                                               ReceiveWalk& walk, ReceiverShared& shared,
+                                               const ReceivePlaces& places) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   bool is_there = walk.find(a, call, shared, true);
@@ -331,9 +331,9 @@ __device__ __forceinline__ void take_rows(const DispatchArgs& a, std::uint64_t c
     }
     const Routes now = walk.routes;
     is_there = walk.find(a, call, shared, false);
-    const bool is_piece = in.piece < a.layout.num_pieces;
-    const bool is_good = is_piece ? receive_piece<kWords>(a, call, in, lane, now, shared,
-                                                          shared.pieces[warp], places)
+    const bool is_chunk = in.chunk < a.layout.num_chunks;
+    const bool is_good = is_chunk ? receive_chunk<kWords>(a, call, in, lane, now, shared,
+                                                          shared.chunks[warp], places)
                                   : keep_row(a, call, in, lane, now, shared, places);
     if (!__all_sync(kAllLanes, is_good)) return;
   }
@@ -354,12 +354,12 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   __syncthreads();
   const std::uint64_t call = asked.number;
   ReceiveWalk walk(a, receiver);
-  take_places(a, call, reports, shared, places);
+  receive_announcements(a, call, reports, shared, places);
   walk.ask_first(a, call, shared);
   __syncthreads();
   find_first_rows(a, places);
   if (shared.failed != 0) return;
-  take_rows<kWords>(a, call, walk, shared, places);
+  receive_chunks<kWords>(a, call, walk, shared, places);
   if (reports) report_totals(a, shared, places);
 }
 

@@ -13,7 +13,7 @@ namespace switchyard {
 /// A choice of an expert that its token has chosen before.
 struct Repeat {
   std::int32_t expert;
-  std::int32_t token;  ///< of the chunk
+  std::int32_t token;  ///< of the block
 };
 
 struct Choice {
@@ -22,34 +22,34 @@ struct Choice {
 };
 
 /// In dynamic shared memory, then rows and bits of each expert of a rank, then repeats and choices
-/// of a chunk.
-struct TellerShared {
+/// of a block.
+struct NotifyShared {
   std::uint32_t num_tokens;
   std::uint32_t num_repeats;
-  std::uint32_t goes;  ///< tokens of the chunk that go to the rank, as bits
+  std::uint32_t goes;  ///< tokens of the block that go to the rank, as bits
 };
 
 /// Up to 32 tokens and what a rank gets of them. Of each expert a word says which of them chose it:
 /// how many earlier ones did is a count of bits, whatever order threads work in.
-struct TokenChunk {
-  TellerShared* shared;
-  RankCount before;     ///< by the tokens before the chunk
+struct TokenBlock {
+  NotifyShared* shared;
+  RankCount before;     ///< by the tokens before the block
   std::uint32_t* bits;  ///< of each expert
   Repeat* repeats;
   Choice* choices;
 
-  __device__ __forceinline__ TokenChunk(const DispatchArgs& a, int num_experts, std::byte* memory)
-      : shared(reinterpret_cast<TellerShared*>(memory)),
+  __device__ __forceinline__ TokenBlock(const DispatchArgs& a, int num_experts, std::byte* memory)
+      : shared(reinterpret_cast<NotifyShared*>(memory)),
         before{&shared->num_tokens, reinterpret_cast<std::uint32_t*>(shared + 1)},
         bits(before.rows + num_experts),
         repeats(reinterpret_cast<Repeat*>(bits + num_experts)),
         choices(reinterpret_cast<Choice*>(repeats + kLanes * a.num_topk)) {}
 
   __device__ __forceinline__ void clear(const ExpertRange& experts) const {
-    constexpr int kWords = sizeof(TellerShared) / sizeof(std::uint32_t);
+    constexpr int kWords = sizeof(NotifyShared) / sizeof(std::uint32_t);
     clear_words(&shared->num_tokens, kWords + 2 * experts.count);
   }
-  /// `index`: of the choice in the chunk.
+  /// `index`: of the choice in the block.
   __device__ __forceinline__ void add(const ExpertRange& experts, int token, int index,
                                       const Choice& choice) const {
     choices[index] = choice;
@@ -83,43 +83,43 @@ struct TokenChunk {
   }
 };
 
-/// Bytes of shared memory of a teller.
-inline std::size_t teller_bytes(const DispatchArgs& a) {
+/// Bytes of shared memory of a notify_cta.
+inline std::size_t notify_shared_bytes(const DispatchArgs& a) {
   const auto choices = static_cast<std::size_t>(kLanes * a.num_topk);
   const auto experts = static_cast<std::size_t>(a.layout.shape.max_local_experts);
-  return sizeof(TellerShared) + 2 * experts * sizeof(std::uint32_t) +
+  return sizeof(NotifyShared) + 2 * experts * sizeof(std::uint32_t) +
          choices * (sizeof(Repeat) + sizeof(Choice));
 }
 
-/// The rare way: how often a choice's expert was chosen again, by tokens of the chunk before, and
+/// The rare way: how often a choice's expert was chosen again, by tokens of the block before, and
 /// by its own.
-__device__ __noinline__ inline int count_repeats(const TokenChunk& chunk, std::int32_t id,
+__device__ __noinline__ inline int count_repeats(const TokenBlock& block, std::int32_t id,
                                                  int token, unsigned own_below) {
   int before = 0;
 #pragma unroll 1
-  for (std::uint32_t i = 0; i < chunk.shared->num_repeats; ++i) {
-    before += chunk.repeats[i].expert == id && chunk.repeats[i].token < token ? 1 : 0;
+  for (std::uint32_t i = 0; i < block.shared->num_repeats; ++i) {
+    before += block.repeats[i].expert == id && block.repeats[i].token < token ? 1 : 0;
   }
   return before + __popc(__match_any_sync(kAllLanes, id) & own_below);
 }
 
-/// Tells a rank what its rows are, of as many tokens as fit in a warp, from `first` of a chunk.
-__device__ __forceinline__ void tell_rank(const DispatchArgs& a, std::uint64_t call, int to,
-                                          const ExpertRange& experts, const ChoiceLanes& lanes,
-                                          const TokenChunk& chunk, int chunk_begin, int first,
-                                          int size) {
-  const int in_chunk = first + lanes.token;
+/// Tells a rank what its rows are, of as many tokens as fit in a warp, from `first` of a block.
+__device__ __forceinline__ void send_routes_to(const DispatchArgs& a, std::uint64_t call, int to,
+                                               const ExpertRange& experts, const ChoiceLanes& lanes,
+                                               const TokenBlock& block, int block_begin, int first,
+                                               int size) {
+  const int in_block = first + lanes.token;
   const bool is_there = lanes.is_there(first, size);
   Choice choice{-1, 0.0f};
-  if (is_there) choice = chunk.choices[in_chunk * a.num_topk + lanes.k];
+  if (is_there) choice = block.choices[in_block * a.num_topk + lanes.k];
   int repeats = 0;
-  if (chunk.shared->num_repeats != 0) [[unlikely]] {
-    repeats = count_repeats(chunk, choice.id, in_chunk, lanes.own & lanes.below);
+  if (block.shared->num_repeats != 0) [[unlikely]] {
+    repeats = count_repeats(block, choice.id, in_block, lanes.own & lanes.below);
   }
-  const std::uint32_t goes = chunk.shared->goes;
-  if (!is_there || (goes >> in_chunk & 1) == 0) return;
-  const std::uint32_t earlier = (1u << in_chunk) - 1;
-  const std::uint32_t number = *chunk.before.num_tokens + __popc(goes & earlier);
+  const std::uint32_t goes = block.shared->goes;
+  if (!is_there || (goes >> in_block & 1) == 0) return;
+  const std::uint32_t earlier = (1u << in_block) - 1;
+  const std::uint32_t number = *block.before.num_tokens + __popc(goes & earlier);
   std::byte* at = a.windows.base[to] + a.layout.routes(call, a.rank, number);
   const bool is_local = experts.has(choice.id);
   const int local = is_local ? choice.id - experts.first : 0;
@@ -128,13 +128,13 @@ __device__ __forceinline__ void tell_rank(const DispatchArgs& a, std::uint64_t c
   if (a.layout.shape.sends_routes) {
     value = kNoRoute;
     if (is_local) {
-      const std::uint32_t place = chunk.before.rows[local] + __popc(chunk.bits[local] & earlier) +
+      const std::uint32_t place = block.before.rows[local] + __popc(block.bits[local] & earlier) +
                                   static_cast<std::uint32_t>(repeats);
       value = static_cast<std::uint32_t>(local) << a.layout.place_bits | place;
     }
   }
   const std::uint32_t tag = tag_of(call);
-  const auto token = static_cast<std::uint32_t>(chunk_begin + in_chunk);
+  const auto token = static_cast<std::uint32_t>(block_begin + in_block);
   if (lanes.k == 0) store_record(at, token, tag);
   store_record(at + (1 + lanes.k) * static_cast<int>(kRecordBytes), value, tag);
   if (!a.layout.shape.sends_weights) return;
@@ -142,103 +142,105 @@ __device__ __forceinline__ void tell_rank(const DispatchArgs& a, std::uint64_t c
                __float_as_uint(choice.weight), tag);
 }
 
-/// The choices of a chunk on their way to it, one or more of each thread.
-struct ChunkLoad {
+/// The choices of a block on their way to it, one or more of each thread.
+struct TokenBlockLoad {
   ChoiceLanes lanes;
   int first;  ///< token
   int size;
   GivenId id;
   float weight;
 
-  __device__ __forceinline__ ChunkLoad(const DispatchArgs& a, int begin, int end)
+  __device__ __forceinline__ TokenBlockLoad(const DispatchArgs& a, int begin, int end)
       : lanes(a), first(begin), size(min(end - begin, kLanes)) {
     ask(a, token(0));
   }
-  /// This thread's token of a round, of the chunk.
+  /// This thread's token of a round, of the block.
   __device__ __forceinline__ int token(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     return lanes.token < lanes.num_tokens
                ? (round * cta_warps() + warp) * lanes.num_tokens + lanes.token
                : kLanes;
   }
-  __device__ __forceinline__ void ask(const DispatchArgs& a, int in_chunk) {
-    if (in_chunk >= size) return;
-    const std::int64_t at = std::int64_t{first + in_chunk} * a.num_topk + lanes.k;
+  __device__ __forceinline__ void ask(const DispatchArgs& a, int in_block) {
+    if (in_block >= size) return;
+    const std::int64_t at = std::int64_t{first + in_block} * a.num_topk + lanes.k;
     id.ask(a, at);
     weight = 1.0f;
     if (a.topk_weights != nullptr) weight = __ldg(a.topk_weights + at);
   }
   __device__ __forceinline__ void add_to(const DispatchArgs& a, const ExpertRange& experts,
-                                         const TokenChunk& chunk) {
+                                         const TokenBlock& block) {
 #pragma unroll 1
     for (int round = 0, t = token(0); t < size;) {
-      chunk.add(experts, t, t * a.num_topk + lanes.k, {id.value(a), weight});
+      block.add(experts, t, t * a.num_topk + lanes.k, {id.value(a), weight});
       t = token(++round);
       ask(a, t);
     }
   }
 };
 
-/// Tells a rank how many rows it gets, from all tokens, and keeps the terms of a share of them.
-__device__ __forceinline__ void tell_counts(const DispatchArgs& a, std::uint32_t asked,
-                                            CallOfCta& call, int to, std::byte* memory) {
+/// Tells a rank how many rows it gets, from all tokens, and keeps the partials of a share of them.
+__device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32_t asked,
+                                              CallOfCta& call, int to, std::byte* memory) {
   // All loads of the first wait, then what waits for them.
   TokenCount all(a, a.num_tokens);
   const ExpertRange experts(a, to);
-  const TokenChunk chunk(a, experts.count, memory);
-  chunk.clear(experts);
+  const TokenBlock block(a, experts.count, memory);
+  block.clear(experts);
   call.ask(a, asked);
   __syncthreads();
   if (call.has_failed != 0) return;
-  all.count(a, experts, chunk.before);
+  all.count(a, experts, block.before);
   __syncthreads();
-  announce(a, call.number, to, experts, chunk.before);
-  keep_terms(a, call.number, to * a.terms_per_task, min((to + 1) * a.terms_per_task, a.num_tokens));
+  announce(a, call.number, to, experts, block.before);
+  keep_partials(a, call.number, to * a.tokens_per_task,
+                min((to + 1) * a.tokens_per_task, a.num_tokens));
 }
 
 /// Tells a rank where the rows of a run of tokens go.
-__device__ __forceinline__ void tell_routes(const DispatchArgs& a, std::uint32_t asked,
-                                            CallOfCta& call, int to, int begin, std::byte* memory) {
+__device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32_t asked,
+                                              CallOfCta& call, int to, int begin,
+                                              std::byte* memory) {
   const int end = min(begin + a.tokens_per_run, a.num_tokens);
   TokenCount before(a, begin);
-  ChunkLoad own(a, begin, end);
+  TokenBlockLoad own(a, begin, end);
   const ExpertRange experts(a, to);
-  const TokenChunk chunk(a, experts.count, memory);
-  chunk.clear(experts);
+  const TokenBlock block(a, experts.count, memory);
+  block.clear(experts);
   call.ask(a, asked);
   __syncthreads();
   if (call.has_failed != 0) return;
-  before.count(a, experts, chunk.before);
+  before.count(a, experts, block.before);
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
 #pragma unroll 1
   for (;;) {
-    own.add_to(a, experts, chunk);
+    own.add_to(a, experts, block);
     __syncthreads();
 #pragma unroll 1
     for (int first = warp * own.lanes.num_tokens; first < own.size;
          first += cta_warps() * own.lanes.num_tokens) {
-      tell_rank(a, call.number, to, experts, own.lanes, chunk, own.first, first, own.size);
+      send_routes_to(a, call.number, to, experts, own.lanes, block, own.first, first, own.size);
     }
     const int next = own.first + kLanes;
     if (next >= end) return;
-    own = ChunkLoad(a, next, end);
-    chunk.advance(experts);
+    own = TokenBlockLoad(a, next, end);
+    block.advance(experts);
   }
 }
 
-/// What a teller does: all announcements come first. `asked`: by begin_kernel.
-__device__ __forceinline__ void tell(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
-                                     int teller, std::byte* memory) {
+/// What a notify_cta does: all announcements come first. `asked`: by begin_kernel.
+__device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
+                                       int notify_cta, std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;
 #pragma unroll 1
-  for (int task = teller; task < num_ranks * (1 + a.num_runs); task += a.num_tellers) {
+  for (int task = notify_cta; task < num_ranks * (1 + a.num_runs); task += a.num_notify_ctas) {
     const int part = a.by_ranks.quotient(task);
     const int turned = task - part * num_ranks + a.rank;
     const int to = turned < num_ranks ? turned : turned - num_ranks;
     if (part == 0) {
-      tell_counts(a, asked, call, to, memory);
+      notify_counts(a, asked, call, to, memory);
     } else {
-      tell_routes(a, asked, call, to, (part - 1) * a.tokens_per_run, memory);
+      notify_routes(a, asked, call, to, (part - 1) * a.tokens_per_run, memory);
     }
     __syncthreads();
   }

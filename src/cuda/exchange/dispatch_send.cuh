@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_send.cuh: the send part of dispatch. A warp makes a piece of a token and stores it into
+// dispatch_send.cuh: the send part of dispatch. A warp makes a chunk of a token and stores it into
 // the token's slot at every rank that the token's own ids name.
 #pragma once
 
@@ -10,22 +10,22 @@
 
 namespace switchyard {
 
-/// Scales of the piece at hand, of each warp.
+/// Scales of the chunk at hand, of each warp.
 struct SenderShared {
-  alignas(16) std::uint8_t scales[kExchangeWarps][kMaxPieceScaleBytes];
+  alignas(16) std::uint8_t scales[kExchangeWarps][kMaxChunkScaleBytes];
 };
 
-/// The work of one warp: a piece, to a share of its token's ranks.
+/// The work of one warp: a chunk, to a share of its token's ranks.
 struct SendItem {
   int token;
-  int piece;
+  int chunk;
   int share;
 
   __device__ __forceinline__ SendItem(const DispatchArgs& a, int item) {
     share = a.by_shares.quotient(item);
     const int in_share = item - share * static_cast<int>(a.by_shares.divisor);
-    token = a.by_pieces.quotient(in_share);
-    piece = in_share - token * a.layout.num_pieces;
+    token = a.by_chunks.quotient(in_share);
+    chunk = in_share - token * a.layout.num_chunks;
   }
 };
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender)
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const SendItem item(a, warp * a.num_senders + sender);
-  const int element = item.piece * kPieceElements + lane * kGrainElements;
+  const int element = item.chunk * kChunkElements + lane * kVecElements;
   if (item.token >= a.num_tokens || element >= a.layout.shape.hidden) return;
   const std::byte* row = a.tokens + item.token * a.token_stride;
   prefetch(row + element * wire_bits(a.token_dtype) / 8);
@@ -42,13 +42,13 @@ __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender)
 
 /// A lane's 16 elements as they travel.
 template <int kWords>
-struct SentGrain : GrainUnits<kWords> {
-  using GrainUnits<kWords>::kUnitWords;
-  using GrainUnits<kWords>::kUnits;
-  using GrainUnits<kWords>::kLaneBytes;
+struct SentVec : VecUnits<kWords> {
+  using VecUnits<kWords>::kUnitWords;
+  using VecUnits<kWords>::kUnits;
+  using VecUnits<kWords>::kLaneBytes;
   SentUnit<kUnitWords> units[kUnits];
 
-  __device__ __forceinline__ explicit SentGrain(const std::uint32_t (&words)[kWords]) {
+  __device__ __forceinline__ explicit SentVec(const std::uint32_t (&words)[kWords]) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       std::uint32_t unit[kUnitWords];
@@ -66,32 +66,32 @@ struct SentGrain : GrainUnits<kWords> {
   }
 };
 
-// What a lane has of a piece.
+// What a lane has of a chunk.
 inline constexpr std::uint32_t kHasElements = 1;
 inline constexpr std::uint32_t kHasScales = 2;
 
-/// Sends a piece: elements, then, by the first lanes, its scales. `id`: of choice `lane`.
+/// Sends a chunk: elements, then, by the first lanes, its scales. `id`: of choice `lane`.
 template <class Form>
-__device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t call,
+__device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t call,
                                            const SendItem& item, int lane, std::int32_t id,
                                            const std::uint32_t (&words)[Form::kWords],
                                            const std::uint8_t* scales) {
-  using Units = SentGrain<Form::kWords>;
+  using Units = SentVec<Form::kWords>;
   const int rank = names_expert(a, id) ? a.ownership.owner(id) : -1;
   const unsigned same = __match_any_sync(kAllLanes, rank);
   unsigned leaders = __ballot_sync(kAllLanes, rank >= 0 && same >> lane == 1);
-  const int per_piece = a.layout.shape.piece_scale_bytes / static_cast<int>(kUnitBytes);
-  const bool has_scales = lane < per_piece && item.piece * per_piece + lane < a.scale_units_per_row;
-  const bool is_there = item.piece * kPieceElements + lane * kGrainElements < a.layout.shape.hidden;
+  const int per_chunk = a.layout.shape.chunk_scale_bytes / static_cast<int>(kUnitBytes);
+  const bool has_scales = lane < per_chunk && item.chunk * per_chunk + lane < a.scale_units_per_row;
+  const bool is_there = item.chunk * kChunkElements + lane * kVecElements < a.layout.shape.hidden;
   std::uint32_t parts = (is_there ? kHasElements : 0) | (has_scales ? kHasScales : 0);
   const std::size_t row = a.layout.row(call, a.rank, item.token);
-  std::size_t at = a.layout.elements(row, item.piece) +
+  std::size_t at = a.layout.elements(row, item.chunk) +
                    static_cast<unsigned>(lane) * static_cast<unsigned>(Units::kLaneBytes);
   std::size_t scales_at =
-      a.layout.scales(row, item.piece) + static_cast<unsigned>(lane) * kUnitBytes;
-  find_once(parts);
-  find_once(at);
-  find_once(scales_at);
+      a.layout.scales(row, item.chunk) + static_cast<unsigned>(lane) * kUnitBytes;
+  keep_in_register(parts);
+  keep_in_register(at);
+  keep_in_register(scales_at);
   const Units units(words);
   std::uint32_t scale_words[4] = {};
   if (has_scales) {
@@ -114,13 +114,13 @@ __device__ __forceinline__ void send_piece(const DispatchArgs& a, std::uint64_t 
 }
 
 /// Sends the rows of all tokens, by all senders. The call's number is known after the barrier that
-/// the first piece is made before.
+/// the first chunk is made before.
 template <class Form>
 __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& asked, int sender,
                                           SenderShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_items = a.num_tokens * a.layout.num_pieces * a.shares;
+  const int num_items = a.num_tokens * a.layout.num_chunks * a.shares;
   std::uint8_t* scales = shared.scales[warp];
   bool is_first = true;
 #pragma unroll 1
@@ -131,12 +131,12 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
     GivenId id;
     if (i < num_items) {
       if (lane < a.num_topk) id.ask(a, std::int64_t{item.token} * a.num_topk + lane);
-      Form::make(a, item.token, item.piece, lane, words, scales);
+      Form::make(a, item.token, item.chunk, lane, words, scales);
     }
     if (is_first) __syncthreads();
     is_first = false;
     if (i >= num_items || asked.has_failed != 0) return;
-    send_piece<Form>(a, asked.number, item, lane, id.value(a), words, scales);
+    send_chunk<Form>(a, asked.number, item, lane, id.value(a), words, scales);
   }
 }
 

@@ -38,10 +38,10 @@ struct CallState {
   std::uint64_t* counter = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.
-  std::int32_t* num_terms = nullptr;   ///< [T]
-  std::int32_t* columns = nullptr;     ///< [T, K]
-  float* term_weights = nullptr;       ///< [T, K]; per_expert only
-  std::int32_t* term_ranks = nullptr;  ///< [T, K]: who returns it
+  std::int32_t* num_partials = nullptr;   ///< [T]
+  std::int32_t* columns = nullptr;        ///< [T, K]
+  float* partial_weights = nullptr;       ///< [T, K]; per_expert only
+  std::int32_t* partial_ranks = nullptr;  ///< [T, K]: who returns it
   // Of arrived rows, written by the receive part.
   std::int32_t* num_arrivals = nullptr;   ///< [P]
   std::int32_t* arrival_token = nullptr;  ///< [P, T]
@@ -56,9 +56,9 @@ struct PeerTable {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 inline constexpr int kExchangeThreads = 512;  ///< of a CTA, at most
-inline constexpr int kLeastExchangeThreads = 256;
+inline constexpr int kMinExchangeThreads = 256;
 inline constexpr int kExchangeCtasPerSm = 2;
-inline constexpr int kLeastCtas = 3;  ///< of a dispatch: one of each kind
+inline constexpr int kMinCtas = 3;  ///< of a dispatch: one of each kind
 inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
 
 struct ExchangeBase {
@@ -97,7 +97,7 @@ struct DispatchArgs : ExchangeBase {
   std::int32_t source_rows = 0;    ///< a row a token: rows of each source; 0: as many as come
   std::byte* scales = nullptr;
   ScaleGeometry scale_block;
-  std::int32_t scales_per_piece = 1;
+  std::int32_t scales_per_chunk = 1;
   std::int32_t scale_units_per_row = 0;  ///< of 16 bytes
   std::size_t scale_block_bytes = 0;     ///< from expert to expert in a batch, else 0
   std::int64_t scale_row_step = 0;       ///< bytes from row to row, unless scales lie in tiles
@@ -109,19 +109,19 @@ struct DispatchArgs : ExchangeBase {
   std::int32_t* row_ids = nullptr;     ///< [N, K], layouts with a row a token
   float* row_weights = nullptr;        ///< [N] or [N, K]; null without weights
 
-  // The grid: tellers, senders, receivers.
-  std::int32_t num_tellers = 1;
+  // The grid: notify CTAs, senders, receivers.
+  std::int32_t num_notify_ctas = 1;
   std::int32_t num_runs = 1;  ///< of tokens, told about one by one
   std::int32_t tokens_per_run = 1;
-  std::int32_t terms_per_task = 1;  ///< tokens whose terms are kept by what counts for a rank
+  std::int32_t tokens_per_task = 1;  ///< tokens whose partials are kept by what counts for a rank
   std::int32_t num_senders = 0;
-  std::int32_t shares = 1;  ///< warps that share the destinations of a piece
+  std::int32_t shares = 1;  ///< warps that share the destinations of a chunk
   std::int32_t num_receivers = 0;
   FastDivisor by_topk;    ///< num_topk
   FastDivisor by_ranks;   ///< num_ranks
-  FastDivisor by_pieces;  ///< pieces of a row
-  FastDivisor by_shares;  ///< pieces of all tokens
-  FastDivisor by_items;   ///< of a received row: its pieces, then what is kept of it
+  FastDivisor by_chunks;  ///< chunks of a row
+  FastDivisor by_shares;  ///< chunks of all tokens
+  FastDivisor by_items;   ///< of a received row: its chunks, then what is kept of it
   FastDivisor by_slot;    ///< items of a row of every rank
   PeerTable windows;
 };
@@ -146,8 +146,8 @@ struct CombineArgs : ExchangeBase {
 
   std::int32_t num_senders = 0;
   std::int32_t num_receivers = 0;
-  FastDivisor by_pieces;                  ///< pieces of a returned row
-  FastDivisor by_slot;                    ///< pieces of a returned row of every rank
+  FastDivisor by_chunks;                  ///< chunks of a returned row
+  FastDivisor by_slot;                    ///< chunks of a returned row of every rank
   const std::uint16_t* shared = nullptr;  ///< added to the rounded sum; null: none
   std::int64_t shared_stride = 0;         ///< elements
   bool aligned_shared = false;

@@ -8,7 +8,7 @@
 namespace switchyard {
 
 /// What decides a grid.
-struct GridWish {
+struct GridRequest {
   int max_ctas = 1;  ///< of 512 threads, or twice as many of 256
   bool sends = true;
   bool receives = true;
@@ -16,10 +16,10 @@ struct GridWish {
   /// is free in sum may be too little for any one.
   bool has_whole_gpu = false;
   /// The most tokens that a rank has in this call; 0: not known.
-  std::int64_t most_tokens = 0;
+  std::int64_t call_max_tokens = 0;
 };
 
-void choose_grid(const GridWish& wish, DispatchArgs& args);
-void choose_grid(const GridWish& wish, CombineArgs& args);
+void choose_grid(const GridRequest& request, DispatchArgs& args);
+void choose_grid(const GridRequest& request, CombineArgs& args);
 
 }  // namespace switchyard

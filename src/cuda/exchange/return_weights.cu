@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A warp for each own token, a lane for each rank that returned a row of it, then for each choice.
 __global__ void __launch_bounds__(kThreads)
-    take_weights_kernel(const __grid_constant__ ReturnWeightsArgs a) {
+    receive_weights_kernel(const __grid_constant__ ReturnWeightsArgs a) {
   if (has_failed(a)) return;
   const std::uint64_t call = next_call(a.state) - 1;
   const std::byte* own = a.windows.base[a.rank];
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kThreads)
     return static_cast<std::uint32_t>(record >> 32) == tag_of(call);
   };
   for (std::int64_t token = warp_number(); token < a.num_tokens; token += gridDim.x * kWarps) {
-    if (lane < a.state.num_terms[token]) {
-      const std::int32_t from = a.state.term_ranks[token * a.num_columns + lane];
+    if (lane < a.state.num_partials[token]) {
+      const std::int32_t from = a.state.partial_ranks[token * a.num_columns + lane];
       if (!is_of_call(load_record(own + a.slots.told(call, from)))) {
         give_up(a.watch, WaitFailure::kNoWeights,
                 {WaitPlace::kReturnedRow, from, static_cast<std::int32_t>(token), call}, 0, 0, 0);
@@ -96,8 +96,8 @@ void launch_return_weights(const ReturnWeightsArgs& args, cudaStream_t stream) {
   launch_kernel(return_weights_kernel, shape_of(most, stream), "combine", args);
 }
 
-void launch_take_weights(const ReturnWeightsArgs& args, cudaStream_t stream) {
-  launch_kernel(take_weights_kernel, shape_of(args.num_tokens, stream), "combine", args);
+void launch_receive_weights(const ReturnWeightsArgs& args, cudaStream_t stream) {
+  launch_kernel(receive_weights_kernel, shape_of(args.num_tokens, stream), "combine", args);
 }
 
 }  // namespace switchyard

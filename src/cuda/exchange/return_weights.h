@@ -36,6 +36,6 @@ struct ReturnWeightsArgs {
 /// launch_dispatch.
 void launch_return_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
 /// After the combine kernel that receives. A rank that returned rows and no weights ends the group.
-void launch_take_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
+void launch_receive_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
 
 }  // namespace switchyard

@@ -90,18 +90,18 @@ __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t fir
   if (lane == 0) a.state.num_arrivals[source] = kept;
 }
 
-// The terms of an own token's sum, by one warp: the ranks that it chose, in their order.
+// The partials of an own token's sum, by one warp: the ranks that it chose, in their order.
 __device__ void keep_ranks(const RoutingArgs& a, std::int64_t token, std::int64_t row, int lane) {
   const int num_ranks = a.ownership.num_ranks;
   const std::int32_t mine = rank_of_choice(a, row, lane);
   bool is_chosen = false;
   for (int k = 0; k < a.num_topk; ++k) is_chosen |= __shfl_sync(kAllLanes, mine, k) == lane;
   const unsigned ranks = __ballot_sync(kAllLanes, is_chosen);
-  if (lane == 0) a.state.num_terms[token] = __popc(ranks);
+  if (lane == 0) a.state.num_partials[token] = __popc(ranks);
   if (!is_chosen) return;
   const std::int64_t at = token * num_ranks + __popc(ranks & ((1u << lane) - 1));
   a.state.columns[at] = lane;
-  a.state.term_ranks[at] = lane;
+  a.state.partial_ranks[at] = lane;
 }
 
 __global__ void __launch_bounds__(kRoutingThreads) place_returns_kernel(RoutingArgs a) {

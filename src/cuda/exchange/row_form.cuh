@@ -24,8 +24,8 @@ __device__ __noinline__ void load_bytes(const std::byte* from, int num_bytes,
   }
 }
 
-__device__ __noinline__ inline void put_bytes(std::byte* to, int num_bytes,
-                                              const std::uint32_t* words) {
+__device__ __noinline__ inline void store_bytes(std::byte* to, int num_bytes,
+                                                const std::uint32_t* words) {
 #pragma unroll 1
   for (int b = 0; b < num_bytes; ++b) {
     to[b] = static_cast<std::byte>(words[b / 4] >> (8 * (b % 4)));
@@ -34,12 +34,12 @@ __device__ __noinline__ inline void put_bytes(std::byte* to, int num_bytes,
 
 /// 16 elements of kBits each from `first` on; 0 beyond `hidden`.
 template <int kBits>
-__device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t first,
-                                           std::int64_t hidden, bool aligned,
-                                           std::uint32_t (&words)[kBits / 2]) {
+__device__ __forceinline__ void load_vec(const std::byte* row, std::int64_t first,
+                                         std::int64_t hidden, bool aligned,
+                                         std::uint32_t (&words)[kBits / 2]) {
   constexpr int kWords = kBits / 2;
   const std::byte* from = row + first * kBits / 8;
-  if (aligned && first + kGrainElements <= hidden) {
+  if (aligned && first + kVecElements <= hidden) {
     if constexpr (kWords >= 4) {
 #pragma unroll
       for (int i = 0; i < kWords / 4; ++i) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t fi
     }
     return;
   }
-  const std::int64_t left = hidden - first < kGrainElements ? hidden - first : kGrainElements;
+  const std::int64_t left = hidden - first < kVecElements ? hidden - first : kVecElements;
   std::uint32_t copy[kWords];  // the words themselves stay in registers
   load_bytes<kWords>(from, left > 0 ? static_cast<int>(left * kBits / 8) : 0, copy);
 #pragma unroll
@@ -61,7 +61,7 @@ __device__ __forceinline__ void load_grain(const std::byte* row, std::int64_t fi
 }
 
 /// 16 elements of 16 bits as f32. NaN keeps its bits: what is made of them is canonical.
-__device__ __forceinline__ void widen_grain(DType dtype, const std::uint32_t (&raw)[8], float* x) {
+__device__ __forceinline__ void widen_vec(DType dtype, const std::uint32_t (&raw)[8], float* x) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float2 two = dtype == DType::kBF16 ? widen2_bf16(raw[i]) : widen2_f16(raw[i]);
@@ -75,14 +75,14 @@ __device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::by
                                             std::int64_t first, float (&x)[16]) {
   if (a.token_dtype == DType::kF32) {
     std::uint32_t words[16];
-    load_grain<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
+    load_vec<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
 #pragma unroll
     for (int i = 0; i < 16; ++i) x[i] = f32_from_bits(words[i]);
     return;
   }
   std::uint32_t raw[8];
-  load_grain<16>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
-  widen_grain(a.token_dtype, raw, x);
+  load_vec<16>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
+  widen_vec(a.token_dtype, raw, x);
 }
 
 /// Largest magnitude of a whole row, by one warp; NaN ignored.
@@ -90,7 +90,7 @@ __device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std:
                                                int lane) {
   float amax = 0.0f;
 #pragma unroll 1
-  for (int first = lane * kGrainElements; first < a.layout.shape.hidden; first += kPieceElements) {
+  for (int first = lane * kVecElements; first < a.layout.shape.hidden; first += kChunkElements) {
     float x[16];
     load_floats(a, row, first, x);
 #pragma unroll
@@ -112,24 +112,24 @@ __device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, c
   return codes;
 }
 
-inline constexpr int kMaxPieceScaleBytes = 32;
+inline constexpr int kMaxChunkScaleBytes = 32;
 
-/// How a lane's kWords words of a piece travel: in units, which lie a warp's units apart.
+/// How a lane's kWords words of a chunk travel: in units, which lie a warp's units apart.
 template <int kWords>
-struct GrainUnits {
+struct VecUnits {
   static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
   static constexpr int kUnits = kWords / kUnitWords;
   static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);  ///< of a unit
 };
 
 /// Where a lane's elements are.
-struct GrainSource {
+struct VecSource {
   const std::byte* row;
   std::int32_t first;  ///< element
 
-  __device__ __forceinline__ GrainSource(const DispatchArgs& a, int token, int piece, int lane)
+  __device__ __forceinline__ VecSource(const DispatchArgs& a, int token, int chunk, int lane)
       : row(a.tokens + token * a.token_stride),
-        first(piece * kPieceElements + lane * kGrainElements) {}
+        first(chunk * kChunkElements + lane * kVecElements) {}
 };
 
 /// bf16, f16 or f32 on the wire, converted where the tokens have another dtype.
@@ -137,12 +137,12 @@ template <DType kWire>
 struct PlainForm {
   static constexpr int kWords = wire_bits(kWire) / 2;
 
-  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
+  __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t*) {
-    const GrainSource from(a, token, piece, lane);
+    const VecSource from(a, token, chunk, lane);
     if (a.token_dtype == kWire) {
-      load_grain<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens,
-                                   words);
+      load_vec<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens,
+                                 words);
       return;
     }
     float x[16];
@@ -162,14 +162,14 @@ template <int kBits>
 struct StoredForm {
   static constexpr int kWords = kBits / 2;
 
-  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
+  __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
-    const GrainSource from(a, token, piece, lane);
-    load_grain<kBits>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens, words);
+    const VecSource from(a, token, chunk, lane);
+    load_vec<kBits>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens, words);
     const int bytes = static_cast<int>(a.scale_block.element_bytes);
-    if (a.given_scales != nullptr && lane < kMaxPieceScaleBytes / bytes) {
-      const std::int64_t s = std::int64_t{piece} * a.scales_per_piece + lane;
-      const bool is_given = lane < a.scales_per_piece && s < a.scale_block.num_scales;
+    if (a.given_scales != nullptr && lane < kMaxChunkScaleBytes / bytes) {
+      const std::int64_t s = std::int64_t{chunk} * a.scales_per_chunk + lane;
+      const bool is_given = lane < a.scales_per_chunk && s < a.scale_block.num_scales;
       const std::int64_t at = token * a.given_scale_stride[0] + s * a.given_scale_stride[1];
       for (int b = 0; b < bytes; ++b) {
         scales[lane * bytes + b] =
@@ -187,12 +187,12 @@ struct QuantizedForm {
       kScheme.dtype == DType::kE2M3 || kScheme.dtype == DType::kE3M2;
   static constexpr bool kIsBlock = kScheme.group == ScaleGroup::kBlock;
   static constexpr int kWords = kIsSimulated ? 8 : wire_bits(kScheme.dtype) / 2;
-  static constexpr bool kHasScales = piece_scale_bytes(kScheme) > 0;
-  static constexpr int kLanesPerBlock = kIsBlock ? kScheme.block / kGrainElements : kLanes;
+  static constexpr bool kHasScales = chunk_scale_bytes(kScheme) > 0;
+  static constexpr int kLanesPerBlock = kIsBlock ? kScheme.block / kVecElements : kLanes;
 
-  __device__ static void make(const DispatchArgs& a, int token, int piece, int lane,
+  __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
-    const GrainSource from(a, token, piece, lane);
+    const VecSource from(a, token, chunk, lane);
     float x[16];
     load_floats(a, from.row, from.first, x);
     float amax = std::numeric_limits<float>::infinity();

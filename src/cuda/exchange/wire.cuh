@@ -210,9 +210,9 @@ struct SentUnit {
 };
 
 /// Waits for the mark of a slot and clears it. kNoMark: gave up.
-__device__ __noinline__ inline std::uint32_t take_mark(std::byte* window, std::size_t at,
-                                                       const PushLayout& layout, const Watch& watch,
-                                                       WaitFor what) {
+__device__ __noinline__ inline std::uint32_t consume_mark(std::byte* window, std::size_t at,
+                                                          const PushLayout& layout,
+                                                          const Watch& watch, WaitFor what) {
   std::byte* mark = window + layout.mark(what.call, at);
   Spin spin;
   std::uint32_t which = load_byte(mark);
@@ -249,7 +249,7 @@ __device__ __forceinline__ bool empty_unit(std::byte* window, std::byte* slot,
   if (largest(w) != kEscaped) [[likely]]
     return true;
   const auto at = static_cast<std::size_t>(slot - window);
-  const std::uint32_t which = take_mark(window, at, layout, watch, what());
+  const std::uint32_t which = consume_mark(window, at, layout, watch, what());
   if (which == kNoMark) return false;
 #pragma unroll
   for (int i = 0; i < N; ++i) {

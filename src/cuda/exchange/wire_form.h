@@ -22,13 +22,13 @@ SWITCHYARD_HOST_DEVICE constexpr int wire_bits(DType dtype) {
 }
 
 /// Bytes of the scales of 512 elements, in whole units; one scale a token takes a unit too.
-SWITCHYARD_HOST_DEVICE constexpr int piece_scale_bytes(const QuantScheme& scheme) {
+SWITCHYARD_HOST_DEVICE constexpr int chunk_scale_bytes(const QuantScheme& scheme) {
   const bool is_simulated = scheme.dtype == DType::kE2M3 || scheme.dtype == DType::kE3M2;
   if (scheme.group == ScaleGroup::kToken) return static_cast<int>(kUnitBytes);
   if (scheme.group != ScaleGroup::kBlock || is_simulated) return 0;
   const bool is_f32 = scheme.scale_format == ScaleFormat::kF32 ||
                       scheme.scale_format == ScaleFormat::kF32PowerOfTwo;
-  const int bytes = kPieceElements / scheme.block * (is_f32 ? 4 : 1);
+  const int bytes = kChunkElements / scheme.block * (is_f32 ? 4 : 1);
   return (bytes + 15) / 16 * 16;
 }
 
@@ -38,16 +38,16 @@ inline bool is_return_scheme(const QuantScheme& scheme) {
   return !scheme.is_quantized() || (is_code && scheme.group == ScaleGroup::kBlock);
 }
 
-/// Bytes of the scales of a piece of a returned row, an f32 for each block, in whole units.
+/// Bytes of the scales of a chunk of a returned row, an f32 for each block, in whole units.
 inline int return_scale_bytes(const QuantScheme& scheme) {
   if (!scheme.is_quantized()) return 0;
-  return (kReturnPiece / scheme.block * 4 + 15) / 16 * 16;
+  return (kReturnChunkElements / scheme.block * 4 + 15) / 16 * 16;
 }
 
 /// Stored scales of 512 elements: words where they are packed.
-SWITCHYARD_HOST_DEVICE constexpr int scales_per_piece(const QuantScheme& scheme) {
+SWITCHYARD_HOST_DEVICE constexpr int scales_per_chunk(const QuantScheme& scheme) {
   if (scheme.group != ScaleGroup::kBlock) return 1;
-  const int scales = kPieceElements / scheme.block;
+  const int scales = kChunkElements / scheme.block;
   return scheme.scale_format == ScaleFormat::kE8M0Packed ? scales / 4 : scales;
 }
 

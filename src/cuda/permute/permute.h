@@ -77,14 +77,14 @@ void scatter_rows(const ScatterArgs& args, Stream stream);
 void copy_rows(const ByteRows& from, const ByteRows& to, Stream stream);
 
 /// How a token finds its rows.
-enum class Terms : std::uint8_t {
+enum class SumSource : std::uint8_t {
   kGather,      ///< inv_perm, of choices with a local expert
   kContiguous,  ///< row t K + k
   kBatched,     ///< row expert * capacity + place in the map, experts ascending
 };
 
 struct ReduceArgs {
-  Terms terms = Terms::kGather;
+  SumSource sum_source = SumSource::kGather;
   IdTable ids;
   ExpertLookup lookup;
   bool skips_padding = false;      ///< kContiguous

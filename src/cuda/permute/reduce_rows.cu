@@ -21,7 +21,7 @@ constexpr int kWordsAtOnce = 2;  // of the same row, where a token has at most
 constexpr int kFewRows = 2;      // rows
 
 // The row of a choice, or null, and its weight.
-struct Term {
+struct Summand {
   std::byte* row;
   float weight;
 };
@@ -43,8 +43,8 @@ __device__ bool has_expert(const ReduceArgs& args, std::int64_t t, std::int64_t 
   return args.lookup.local(id) >= 0;
 }
 
-__device__ Term gather_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
-                            std::int32_t* num_errors) {
+__device__ Summand gather_summand(const ReduceArgs& args, std::int64_t t, std::int64_t k,
+                                  std::int32_t* num_errors) {
   const float weight = weight_of(args, t, k);  // on its way together with the row's number
   if (!has_expert(args, t, k, num_errors)) return {nullptr, 0.0f};
   const std::int64_t row =
@@ -56,8 +56,8 @@ __device__ Term gather_term(const ReduceArgs& args, std::int64_t t, std::int64_t
   return {args.rows.row(row), weight};
 }
 
-__device__ Term contiguous_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
-                                std::int32_t* num_errors) {
+__device__ Summand contiguous_summand(const ReduceArgs& args, std::int64_t t, std::int64_t k,
+                                      std::int32_t* num_errors) {
   if (args.skips_padding && !has_expert(args, t, k, num_errors)) return {nullptr, 0.0f};
   return {args.rows.row(t * args.ids.num_topk + k), weight_of(args, t, k)};
 }
@@ -72,8 +72,8 @@ __device__ float batched_weight(const ReduceArgs& args, std::int64_t t, std::int
   return sum;
 }
 
-__device__ Term batched_term(const ReduceArgs& args, std::int64_t t, std::int64_t k,
-                             std::int32_t* num_errors) {
+__device__ Summand batched_summand(const ReduceArgs& args, std::int64_t t, std::int64_t k,
+                                   std::int32_t* num_errors) {
   const PlacedChoice choice = args.map.choices[t * args.ids.num_topk + k];
   if (choice.place >= args.capacity) {
     add_error(num_errors);
@@ -93,84 +93,86 @@ __device__ std::int64_t order_of(const ReduceArgs& args, std::int64_t t, std::in
   return order;
 }
 
-// All terms of token t in the order of the sum; absent ones have no row. Whether they are few.
-__device__ bool collect_terms(const ReduceArgs& args, std::int64_t t, Term* terms) {
+// All summands of token t in the order of the sum; absent ones have no row. Whether they are few.
+__device__ bool collect_summands(const ReduceArgs& args, std::int64_t t, Summand* summands) {
   std::int32_t* num_errors = blockIdx.y == 0 ? args.num_errors : nullptr;  // once for all parts
-  if (args.terms == Terms::kBatched) {
+  if (args.sum_source == SumSource::kBatched) {
     for (std::int64_t k = threadIdx.x; k < args.ids.num_topk; k += blockDim.x) {
-      terms[k] = {nullptr, 0.0f};
+      summands[k] = {nullptr, 0.0f};
     }
     __syncthreads();
   }
-  int num_terms = 0;
-  const auto set = [&](std::int64_t at, const Term& term) {
-    terms[at] = term;
-    num_terms += term.row != nullptr;
+  int num_summands = 0;
+  const auto set = [&](std::int64_t at, const Summand& summand) {
+    summands[at] = summand;
+    num_summands += summand.row != nullptr;
   };
   for (std::int64_t k = threadIdx.x; k < args.ids.num_topk; k += blockDim.x) {
-    switch (args.terms) {
-      case Terms::kGather: set(k, gather_term(args, t, k, num_errors)); break;
-      case Terms::kContiguous: set(k, contiguous_term(args, t, k, num_errors)); break;
-      case Terms::kBatched:
+    switch (args.sum_source) {
+      case SumSource::kGather: set(k, gather_summand(args, t, k, num_errors)); break;
+      case SumSource::kContiguous: set(k, contiguous_summand(args, t, k, num_errors)); break;
+      case SumSource::kBatched:
         if (args.map.choices[t * args.ids.num_topk + k].expert >= 0) {
-          set(order_of(args, t, k), batched_term(args, t, k, num_errors));
+          set(order_of(args, t, k), batched_summand(args, t, k, num_errors));
         }
         break;
     }
   }
-  return __syncthreads_count(num_terms > 0) <= kFewRows;
+  return __syncthreads_count(num_summands > 0) <= kFewRows;
 }
 
 // row = round(row * weight) in place; the sum goes on with what was rounded.
 template <typename In, int kCount>
-__device__ void weigh_and_add(const Term& term, std::int64_t offset,
+__device__ void weigh_and_add(const Summand& summand, std::int64_t offset,
                               Elements<typename In::Bits, kCount>& row, float* sum) {
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
-    row.at[j] = In::narrow(In::widen(row.at[j]) * term.weight);
+    row.at[j] = In::narrow(In::widen(row.at[j]) * summand.weight);
     sum[j] = sum[j] + In::widen(row.at[j]);
   }
-  store_elements(term.row + offset, row);
+  store_elements(summand.row + offset, row);
 }
 
 template <typename In, int kCount>
-__device__ void add(const Term& term, const Elements<typename In::Bits, kCount>& row, float* sum) {
+__device__ void add(const Summand& summand, const Elements<typename In::Bits, kCount>& row,
+                    float* sum) {
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) sum[j] = fmaf(term.weight, In::widen(row.at[j]), sum[j]);
+  for (int j = 0; j < kCount; ++j) sum[j] = fmaf(summand.weight, In::widen(row.at[j]), sum[j]);
 }
 
 // A thread's words of a token: kWords, blockDim.x words apart, of which the first `count` exist.
 template <typename In, typename Out, int kCount, bool kWeighs, int kRows, int kWords>
-__device__ void sum_words(const Term* terms, std::int64_t num_terms, std::int64_t word, int count,
-                          std::byte* out) {
+__device__ void sum_words(const Summand* summands, std::int64_t num_summands, std::int64_t word,
+                          int count, std::byte* out) {
   using Row = Elements<typename In::Bits, kCount>;
   const auto offset = [&](int w) {
     return (word + w * static_cast<int>(blockDim.x)) * static_cast<std::int64_t>(sizeof(Row));
   };
   float sums[kWords][kCount] = {};
 #pragma unroll 1
-  for (std::int64_t first = 0; first < num_terms; first += kRows) {
+  for (std::int64_t first = 0; first < num_summands; first += kRows) {
     Row rows[kRows][kWords];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (first + i >= num_terms || terms[first + i].row == nullptr) continue;
+      if (first + i >= num_summands || summands[first + i].row == nullptr) continue;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         if (w < count) {
-          rows[i][w] = load_elements<typename In::Bits, kCount>(terms[first + i].row + offset(w));
+          rows[i][w] =
+              load_elements<typename In::Bits, kCount>(summands[first + i].row + offset(w));
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (first + i >= num_terms || terms[first + i].row == nullptr) continue;
+      if (first + i >= num_summands || summands[first + i].row == nullptr) continue;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         if (w >= count) continue;
         if constexpr (kWeighs) {
-          weigh_and_add<In, kCount>(terms[first + i], offset(w), rows[i][w], sums[w]);
+          weigh_and_add<In, kCount>(summands[first + i], offset(w), rows[i][w], sums[w]);
         } else {
-          add<In, kCount>(terms[first + i], rows[i][w], sums[w]);
+          add<In, kCount>(summands[first + i], rows[i][w], sums[w]);
         }
       }
     }
@@ -191,10 +193,10 @@ template <typename In, typename Out, int kCount, bool kWeighs>
 __global__ void __launch_bounds__(256)
     reduce_rows_kernel(ReduceArgs args, std::int64_t part_words) {
   extern __shared__ __align__(16) std::byte shared[];
-  Term* terms = reinterpret_cast<Term*>(shared);
+  Summand* summands = reinterpret_cast<Summand*>(shared);
   follow_kernel();
   const std::int64_t t = blockIdx.x;
-  const bool is_few = collect_terms(args, t, terms);
+  const bool is_few = collect_summands(args, t, summands);
   const std::int64_t num_words = args.hidden / kCount;
   const std::int64_t begin = blockIdx.y * part_words;
   const std::int64_t end = begin + part_words < num_words ? begin + part_words : num_words;
@@ -204,13 +206,13 @@ __global__ void __launch_bounds__(256)
     for (; word < end; word += kWordsAtOnce * step) {
       const std::int64_t left = (end - word + step - 1) / step;
       sum_words<In, Out, kCount, kWeighs, 1, kWordsAtOnce>(
-          terms, args.ids.num_topk, word,
+          summands, args.ids.num_topk, word,
           left < kWordsAtOnce ? static_cast<int>(left) : kWordsAtOnce, args.out.row(t));
     }
     return;
   }
   for (; word < end; word += step) {
-    sum_words<In, Out, kCount, kWeighs, kRowsAtOnce, 1>(terms, args.ids.num_topk, word, 1,
+    sum_words<In, Out, kCount, kWeighs, kRowsAtOnce, 1>(summands, args.ids.num_topk, word, 1,
                                                         args.out.row(t));
   }
 }
@@ -218,9 +220,9 @@ __global__ void __launch_bounds__(256)
 template <typename In, typename Out, int kCount, bool kWeighs>
 void launch(const ReduceArgs& args, Stream stream) {
   const RowGrid grid = row_grid(args.ids.num_tokens, args.hidden / kCount);
-  const auto shared_bytes = static_cast<std::size_t>(args.ids.num_topk) * sizeof(Term);
+  const auto shared_bytes = static_cast<std::size_t>(args.ids.num_topk) * sizeof(Summand);
   // Only places come from a kernel of ours just ahead.
-  const bool follows = args.terms == Terms::kBatched && has_programmatic_launch();
+  const bool follows = args.sum_source == SumSource::kBatched && has_programmatic_launch();
   launch_kernel(reduce_rows_kernel<In, Out, kCount, kWeighs>,
                 {static_cast<int>(args.ids.num_tokens), static_cast<int>(grid.num_threads),
                  shared_bytes, follows, stream.get(), static_cast<int>(grid.num_parts)},

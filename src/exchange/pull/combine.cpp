@@ -29,7 +29,7 @@ void check_options(const ExchangeConfig& config, const CombineOptions& options,
 
 }  // namespace
 
-std::span<const Arrival> OneSidedExchange::arrivals_of(const Slot& slot, int source) const {
+std::span<const Arrival> PullExchange::arrivals_of(const Slot& slot, int source) const {
   const ReceivePlan& receive = slot.receive();
   const auto s = static_cast<std::size_t>(source);
   const auto first = static_cast<std::size_t>(receive.first_arrival[s]);
@@ -37,29 +37,29 @@ std::span<const Arrival> OneSidedExchange::arrivals_of(const Slot& slot, int sou
   return std::span(receive.arrivals).subspan(first, last - first);
 }
 
-std::span<const Placement> OneSidedExchange::placements_of(const Slot& slot,
-                                                           const Arrival& arrival) const {
+std::span<const Placement> PullExchange::placements_of(const Slot& slot,
+                                                       const Arrival& arrival) const {
   return std::span(slot.receive().placements)
       .subspan(static_cast<std::size_t>(arrival.first), static_cast<std::size_t>(arrival.count));
 }
 
-const std::byte* OneSidedExchange::result_row(const Slot& slot, std::int64_t row) const {
+const std::byte* PullExchange::result_row(const Slot& slot, std::int64_t row) const {
   return slot.results.as<std::byte>() + row * config_.hidden * bits_of(slot.results.dtype()) / 8;
 }
 
 // Where a token's row of this rank goes in the owner's window.
-std::int32_t OneSidedExchange::column_of(const Slot& slot, const Arrival& arrival) const {
+std::int32_t PullExchange::column_of(const Slot& slot, const Arrival& arrival) const {
   const std::int32_t k = arrival.count == 0 ? -1 : placements_of(slot, arrival).back().k;
   return shape_.window.column(rank_, k);
 }
 
-bool OneSidedExchange::is_in_wire_form(const Slot& slot) const {
+bool PullExchange::is_in_wire_form(const Slot& slot) const {
   return !config_.combine_scheme.is_quantized() &&
          slot.results.dtype() == config_.combine_scheme.dtype;
 }
 
 // A result row in the form in which it travels: where it is, or in share_.
-const std::byte* OneSidedExchange::to_wire(const Slot& slot, std::int64_t row) {
+const std::byte* PullExchange::to_wire(const Slot& slot, std::int64_t row) {
   const std::byte* from = result_row(slot, row);
   if (is_in_wire_form(slot)) return from;
   quantize_row(config_.combine_scheme, from, slot.results.dtype(), config_.hidden, share_.data(),
@@ -68,30 +68,30 @@ const std::byte* OneSidedExchange::to_wire(const Slot& slot, std::int64_t row) {
 }
 
 // The sum of a token's rows here, k ascending, in the form in which it travels, in share_.
-const std::byte* OneSidedExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
-  own_terms_.clear();
+const std::byte* PullExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
+  own_sum_.clear();
   for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
     const Placement& p = slot.receive().placements[static_cast<std::size_t>(i)];
-    own_terms_.add(result_row(slot, p.row), slot.results.dtype(), slot.weight(i));
+    own_sum_.add(result_row(slot, p.row), slot.results.dtype(), slot.weight(i));
   }
   const QuantScheme& wire = config_.combine_scheme;
   if (!wire.is_quantized()) {
-    own_terms_.sum(share_.data(), wire.dtype);
+    own_sum_.sum(share_.data(), wire.dtype);
     return share_.data();
   }
-  own_terms_.sum(sum_.data(), DType::kF32);
+  own_sum_.sum(sum_.data(), DType::kF32);
   quantize_row(wire, sum_.data(), DType::kF32, config_.hidden, share_.data(),
                share_.data() + shape_.combine_scales_in_row);
   return share_.data();
 }
 
 // This rank's share of a token under per_rank.
-const std::byte* OneSidedExchange::share_of(const Slot& slot, const Arrival& arrival) {
+const std::byte* PullExchange::share_of(const Slot& slot, const Arrival& arrival) {
   return is_expert_major(config_.layout) ? reduce_here(slot, arrival) : to_wire(slot, arrival.row);
 }
 
-void OneSidedExchange::check_output(const DispatchHandle& handle, const TensorView& output,
-                                    const CombineOptions& options) const {
+void PullExchange::check_output(const DispatchHandle& handle, const TensorView& output,
+                                const CombineOptions& options) const {
   const Slot& slot = slots_[index_of(handle, "combine")];
   check_matrix(output, {"combine",
                         "output",
@@ -102,8 +102,8 @@ void OneSidedExchange::check_output(const DispatchHandle& handle, const TensorVi
   check_options(config_, options, slot.num_tokens());
 }
 
-void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
-                                    const TensorView& row_weights, RowsAre rows_are) {
+void PullExchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
+                                const TensorView& row_weights, RowsAre rows_are) {
   Slot& slot = find(handle, Stage::kReceived, "combine");
   check_matrix(rows, {"combine",
                       "rows",
@@ -112,7 +112,7 @@ void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorVi
                       config_.hidden});
   check_row_weights(config_, slot.receive().num_buffer_rows, row_weights);
   if (rows_are == RowsAre::kWeighted) slot.placement_weights.clear();
-  slot.epoch = begin("combine", Phase::kCombineSend);
+  slot.call = begin("combine", Phase::kCombineSend);
   slot.stage = Stage::kReturned;
   slot.results = rows;
   // Rows for this rank's own tokens stay where they are: combine_receive reads them in place.
@@ -120,21 +120,21 @@ void OneSidedExchange::combine_send(const DispatchHandle& handle, const TensorVi
     const int owner = (rank_ + i) % num_ranks_;
     if (owner != rank_) return_rows_to(slot, owner);
     return_weights_to(slot, owner, row_weights);
-    auto& line = in_window<ArrivalLine>(owner, shape_.window.arrived(slot.epoch, rank_));
+    auto& line = in_window<ArrivalLine>(owner, shape_.window.arrived(slot.call, rank_));
     line.has_weights = row_weights.has_value() ? 1 : 0;
     // Pairs with the acquire in combine_receive().
-    line.epoch.store(slot.epoch, std::memory_order_release);
+    line.call.store(slot.call, std::memory_order_release);
     engine_.notify(owner);
   }
 }
 
-void OneSidedExchange::return_rows_to(const Slot& slot, int owner) {
+void PullExchange::return_rows_to(const Slot& slot, int owner) {
   const std::span<const Arrival> arrivals = arrivals_of(slot, owner);
   const std::size_t row_bytes = shape_.window.shape.combine_row_bytes;
   const bool streaming = wants_streaming(arrivals.size() * row_bytes, num_ranks_);
   const auto send = [&](const std::byte* row, std::int64_t token, std::int32_t column) {
     std::byte* const to[] = {window_->base(owner) +
-                             shape_.window.partial(slot.epoch, token, column)};
+                             shape_.window.partial(slot.call, token, column)};
     copy_row(row, to, row_bytes, streaming);
   };
   for (const Arrival& arrival : arrivals) {
@@ -150,11 +150,11 @@ void OneSidedExchange::return_rows_to(const Slot& slot, int owner) {
   if (streaming) streaming_store_fence();
 }
 
-// One f32 for each choice that this rank serves, where dispatch has the weights of its own epochs.
-void OneSidedExchange::return_weights_to(const Slot& slot, int owner,
-                                         const TensorView& row_weights) const {
+// One f32 for each choice that this rank serves, where dispatch has the weights of its own calls.
+void PullExchange::return_weights_to(const Slot& slot, int owner,
+                                     const TensorView& row_weights) const {
   if (!row_weights.has_value()) return;
-  auto* home = reinterpret_cast<float*>(window_->base(owner) + shape_.window.weights(slot.epoch));
+  auto* home = reinterpret_cast<float*>(window_->base(owner) + shape_.window.weights(slot.call));
   const bool is_major = is_expert_major(config_.layout);
   for (const Arrival& arrival : arrivals_of(slot, owner)) {
     for (const Placement& p : placements_of(slot, arrival)) {
@@ -164,52 +164,52 @@ void OneSidedExchange::return_weights_to(const Slot& slot, int owner,
   }
 }
 
-void OneSidedExchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
-                                       const CombineOptions& options) {
+void PullExchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
+                                   const CombineOptions& options) {
   Slot& slot = find(handle, Stage::kReturned, "combine_receive");
   check_output(handle, output, options);
-  engine_.check_alive({Phase::kCombineReceive, slot.epoch, -1});
-  engine_.enter(Phase::kCombineReceive, slot.epoch);
+  engine_.check_alive({Phase::kCombineReceive, slot.call, -1});
+  engine_.enter(Phase::kCombineReceive, slot.call);
   for (int peer = 0; peer < num_ranks_; ++peer) {
     const bool is_concerned = slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)] > 0;
     if (peer == rank_ || !is_concerned) continue;
-    const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.epoch, peer));
+    const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.call, peer));
     // Pairs with the release in combine_send().
-    engine_.wait({Phase::kCombineReceive, slot.epoch, peer},
-                 [&] { return arrived.epoch.load(std::memory_order_acquire) == slot.epoch; });
+    engine_.wait({Phase::kCombineReceive, slot.call, peer},
+                 [&] { return arrived.call.load(std::memory_order_acquire) == slot.call; });
   }
   const bool wants_weights = options.returned_weights.has_value();
   const int lacking = wants_weights ? rank_without_weights(slot) : -1;
-  if (wants_weights && lacking < 0) take_weights(slot, options.returned_weights);
+  if (wants_weights && lacking < 0) receive_weights(slot, options.returned_weights);
   sum_tokens(slot, output, options);
   slot.stage = Stage::kFree;
-  finish(slot.epoch);
+  finish(slot.call);
   require(lacking < 0, Errc::kInvalidArgument,
           "combine: returned_weights is wanted, but rank {} passed no row_weights to combine_send; "
           "pass them on every rank. The output is written and the handle has ended",
           lacking);
 }
 
-int OneSidedExchange::rank_without_weights(const Slot& slot) const {
+int PullExchange::rank_without_weights(const Slot& slot) const {
   for (int peer = 0; peer < num_ranks_; ++peer) {
     const bool is_concerned = slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)] > 0;
-    const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.epoch, peer));
+    const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.call, peer));
     if (is_concerned && arrived.has_weights == 0) return peer;
   }
   return -1;
 }
 
-void OneSidedExchange::take_weights(const Slot& slot, const TensorView& returned) const {
+void PullExchange::receive_weights(const Slot& slot, const TensorView& returned) const {
   const auto* home =
-      reinterpret_cast<const float*>(window_->base(rank_) + shape_.window.weights(slot.epoch));
+      reinterpret_cast<const float*>(window_->base(rank_) + shape_.window.weights(slot.call));
   const std::vector<std::uint16_t>& ids = slot.routing->topk_ids;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     returned.as<float>()[i] = ids[i] == kNoExpert ? 0.0f : home[i];
   }
 }
 
-void OneSidedExchange::sum_tokens(const Slot& slot, const TensorView& output,
-                                  const CombineOptions& options) {
+void PullExchange::sum_tokens(const Slot& slot, const TensorView& output,
+                              const CombineOptions& options) {
   const auto element_bytes = static_cast<std::size_t>(bits_of(output.dtype()) / 8);
   const std::size_t row_bytes = static_cast<std::size_t>(config_.hidden) * element_bytes;
   const std::int64_t num_tokens = slot.num_tokens();
@@ -220,9 +220,9 @@ void OneSidedExchange::sum_tokens(const Slot& slot, const TensorView& output,
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     const Arrival* arrival = !own.empty() && own.front().token == t ? &own.front() : nullptr;
     if (arrival != nullptr) own = own.subspan(1);
-    terms_.clear();
+    partial_sum_.clear();
     for (const TensorView& bias : options.bias) {
-      terms_.add(bias.as<std::uint16_t>() + t * config_.hidden, DType::kBF16, 1.0f);
+      partial_sum_.add(bias.as<std::uint16_t>() + t * config_.hidden, DType::kBF16, 1.0f);
     }
     if (config_.reduce == Reduce::kPerExpert) {
       add_choices(slot, t, arrival, options.topk_weights);
@@ -231,25 +231,25 @@ void OneSidedExchange::sum_tokens(const Slot& slot, const TensorView& output,
     }
     std::byte* to =
         output.as<std::byte>() + static_cast<std::size_t>(t * output.stride(0)) * element_bytes;
-    terms_.sum(streaming ? sum_.data() : to, output.dtype());
+    partial_sum_.sum(streaming ? sum_.data() : to, output.dtype());
     if (streaming) copy_row(sum_.data(), {&to, 1}, row_bytes, streaming);
   }
   if (streaming) streaming_store_fence();
 }
 
 // per_rank: one row of each rank concerned, in the layout's order; this rank's own is made here.
-void OneSidedExchange::add_partials(const Slot& slot, std::int64_t token, const Arrival* own) {
+void PullExchange::add_partials(const Slot& slot, std::int64_t token, const Arrival* own) {
   for (const TokenRank& r : slot.routing->send.ranks_of(token)) {
     const std::int32_t column = shape_.window.column(r.rank, r.highest_k);
     const std::byte* partial =
-        window_->base(rank_) + shape_.window.partial(slot.epoch, token, column);
+        window_->base(rank_) + shape_.window.partial(slot.call, token, column);
     add_wire(r.rank == rank_ ? share_of(slot, *own) : partial, 1.0f);
   }
 }
 
 // per_expert: every valid choice of a token, k ascending; own rows are read where they are.
-void OneSidedExchange::add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
-                                   const TensorView& topk_weights) {
+void PullExchange::add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
+                               const TensorView& topk_weights) {
   const auto num_topk = static_cast<std::size_t>(config_.num_topk);
   const std::size_t first = static_cast<std::size_t>(token) * num_topk;
   const float* weights = topk_weights.has_value()    ? topk_weights.as<float>()
@@ -263,13 +263,14 @@ void OneSidedExchange::add_choices(const Slot& slot, std::int64_t token, const A
     const float weight = weights == nullptr ? 1.0f : weights[first + k];
     if (shape_.ownership.owner(id) != rank_) {
       add_wire(window_->base(rank_) +
-                   shape_.window.partial(slot.epoch, token, static_cast<std::int32_t>(k)),
+                   shape_.window.partial(slot.call, token, static_cast<std::int32_t>(k)),
                weight);
     } else if (is_in_wire_form(slot)) {
       add_wire(result_row(slot, (placement++)->row), weight);
     } else {
       const std::byte* wire = to_wire(slot, (placement++)->row);
-      terms_.add_copy(config_.combine_scheme, wire, wire + shape_.combine_scales_in_row, weight);
+      partial_sum_.add_copy(config_.combine_scheme, wire, wire + shape_.combine_scales_in_row,
+                            weight);
     }
   }
 }

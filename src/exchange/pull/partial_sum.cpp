@@ -9,33 +9,33 @@
 
 namespace switchyard {
 
-void Terms::clear() {
+void PartialSum::clear() {
   rows_.clear();
   dtypes_.clear();
   weights_.clear();
   num_wide_ = 0;
 }
 
-void Terms::add(const void* row, DType dtype, float weight) {
+void PartialSum::add(const void* row, DType dtype, float weight) {
   rows_.push_back(row);
   dtypes_.push_back(dtype);
   weights_.push_back(weight);
 }
 
-void Terms::add_stored(const QuantScheme& scheme, const std::byte* row, const void* scales,
-                       float weight) {
+void PartialSum::add_stored(const QuantScheme& scheme, const std::byte* row, const void* scales,
+                            float weight) {
   if (!scheme.is_quantized()) return add(row, scheme.dtype, weight);
   add_copy(scheme, row, scales, weight);
 }
 
-void Terms::add_copy(const QuantScheme& scheme, const std::byte* row, const void* scales,
-                     float weight) {
+void PartialSum::add_copy(const QuantScheme& scheme, const std::byte* row, const void* scales,
+                          float weight) {
   float* wide = new_wide_row();
   dequantize_row(scheme, row, scales, scheme.dtype, hidden_, wide);
   add(wide, DType::kF32, weight);
 }
 
-float* Terms::new_wide_row() {
+float* PartialSum::new_wide_row() {
   if (num_wide_ == wide_.size()) {
     wide_.emplace_back(static_cast<std::size_t>(hidden_) * sizeof(float));
   }
@@ -43,7 +43,7 @@ float* Terms::new_wide_row() {
 }
 
 // Rows of several dtypes in one sum: f32 holds all of them exactly.
-void Terms::widen_all() {
+void PartialSum::widen_all() {
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     if (dtypes_[i] == DType::kF32) continue;
     float* wide = new_wide_row();
@@ -54,7 +54,7 @@ void Terms::widen_all() {
   }
 }
 
-void Terms::sum(void* to, DType dtype) {
+void PartialSum::sum(void* to, DType dtype) {
   const bool is_mixed =
       std::adjacent_find(dtypes_.begin(), dtypes_.end(), std::not_equal_to<>()) != dtypes_.end();
   if (is_mixed) widen_all();

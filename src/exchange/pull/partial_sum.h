@@ -13,9 +13,9 @@
 
 namespace switchyard {
 
-class Terms {
+class PartialSum {
  public:
-  explicit Terms(std::int64_t hidden) : hidden_(hidden) {}
+  explicit PartialSum(std::int64_t hidden) : hidden_(hidden) {}
 
   void clear();
   /// A row of bf16, f16 or f32, which must stay until the sum.

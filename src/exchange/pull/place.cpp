@@ -13,22 +13,22 @@
 
 namespace switchyard {
 
-Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
+Dispatched PullExchange::dispatch_receive(const DispatchHandle& handle) {
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
-  engine_.check_alive({Phase::kDispatchReceive, slot.epoch, -1});
-  engine_.enter(Phase::kDispatchReceive, slot.epoch);
+  engine_.check_alive({Phase::kDispatchReceive, slot.call, -1});
+  engine_.enter(Phase::kDispatchReceive, slot.call);
   slot.wait_ns.assign(static_cast<std::size_t>(num_ranks_), 0);
   receive_headers(slot);
   try {
     for (int source = 0; source < num_ranks_; ++source) {
       require_alike(slot, source,
-                    in_window<OperationHeader>(source, shape_.window.header(slot.epoch)));
+                    in_window<OperationHeader>(source, shape_.window.header(slot.call)));
     }
-    if (slot.routing->epoch == slot.epoch) plan(slot);
+    if (slot.routing->call == slot.call) plan(slot);
   } catch (const Error&) {
     // Every rank sees the same difference: all give the call up, and the group goes on.
     slot.stage = Stage::kFree;
-    finish(slot.epoch);
+    finish(slot.call);
     throw;
   }
   gather_weights(slot);
@@ -42,23 +42,23 @@ Dispatched OneSidedExchange::dispatch_receive(const DispatchHandle& handle) {
   }
   place_routing(slot);
   slot.stage = Stage::kReceived;
-  finish(slot.epoch);
+  finish(slot.call);
   return describe(slot, placing);
 }
 
-void OneSidedExchange::receive_headers(Slot& slot) {
+void PullExchange::receive_headers(Slot& slot) {
   table_.assign(static_cast<std::size_t>(num_ranks_), {});
-  const bool is_new = slot.routing->epoch == slot.epoch;
+  const bool is_new = slot.routing->call == slot.call;
   for (int source = 0; source < num_ranks_; ++source) {
     RankRouting& routing = table_[static_cast<std::size_t>(source)];
     if (source == rank_) {
       routing = own_routing(slot);
       continue;
     }
-    const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
+    const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.call));
     // Pairs with the release in publish_header().
     wait_for(slot, source,
-             [&] { return header.epoch.load(std::memory_order_acquire) == slot.epoch; });
+             [&] { return header.call.load(std::memory_order_acquire) == slot.call; });
     const std::byte* base = window_->base(source);
     routing.num_tokens = header.num_tokens;
     require(routing.num_tokens >= 0 && routing.num_tokens <= config_.max_tokens_per_rank,
@@ -66,23 +66,23 @@ void OneSidedExchange::receive_headers(Slot& slot) {
             source, routing.num_tokens, config_.max_tokens_per_rank);
     if (is_new) {
       routing.topk_ids =
-          reinterpret_cast<const std::uint16_t*>(base + shape_.window.ids(slot.epoch));
+          reinterpret_cast<const std::uint16_t*>(base + shape_.window.ids(slot.call));
     }
     if (header.has_weights != 0) {
       routing.topk_weights =
-          reinterpret_cast<const float*>(base + shape_.window.weights(slot.epoch));
+          reinterpret_cast<const float*>(base + shape_.window.weights(slot.call));
     }
   }
 }
 
 // When values are not all alike each rank sees one that differs from its own.
-void OneSidedExchange::require_alike(const Slot& slot, int source,
-                                     const OperationHeader& header) const {
+void PullExchange::require_alike(const Slot& slot, int source,
+                                 const OperationHeader& header) const {
   const auto& own = *slot.routing;
-  require(header.routing_epoch == own.epoch, Errc::kInvalidArgument,
+  require(header.routing_call == own.call, Errc::kInvalidArgument,
           "dispatch: rank {} uses the routing of call {}, rank {} that of call {}; every rank must "
           "pass the handle of the same dispatch",
-          source, header.routing_epoch, rank_, own.epoch);
+          source, header.routing_call, rank_, own.call);
   require(header.max_tokens == own.max_tokens, Errc::kInvalidArgument,
           "dispatch: rank {} passed max_tokens {}, rank {} {}; every rank must pass the same",
           source, header.max_tokens, rank_, own.max_tokens);
@@ -95,7 +95,7 @@ void OneSidedExchange::require_alike(const Slot& slot, int source,
           source, header.tensor_scale, rank_, slot.input.tensor_scale);
 }
 
-void OneSidedExchange::plan(Slot& slot) {
+void PullExchange::plan(Slot& slot) {
   CachedRouting& routing = *slot.routing;
   ReceiveShape shape = shape_.receive;
   shape.max_tokens = routing.max_tokens;
@@ -126,7 +126,7 @@ void OneSidedExchange::plan(Slot& slot) {
 }
 
 // What received rows report, in this dispatch and in those that use its routing again.
-void OneSidedExchange::keep_received(CachedRouting& routing) const {
+void PullExchange::keep_received(CachedRouting& routing) const {
   routing.rows_per_rank.clear();
   for (std::size_t r = 0; r < table_.size(); ++r) {
     routing.rows_per_rank.push_back(routing.receive.first_arrival[r + 1] -
@@ -149,7 +149,7 @@ void OneSidedExchange::keep_received(CachedRouting& routing) const {
   }
 }
 
-void OneSidedExchange::gather_weights(Slot& slot) const {
+void PullExchange::gather_weights(Slot& slot) const {
   slot.placement_weights.clear();
   if (!is_expert_major(config_.layout)) return;  // the caller weighs these rows
   const bool any = std::any_of(table_.begin(), table_.end(),
@@ -168,7 +168,7 @@ void OneSidedExchange::gather_weights(Slot& slot) const {
 }
 
 // What no row fills and yet has a meaning: tiles of swizzled scales, and gaps where asked for.
-void OneSidedExchange::clear_padding(Slot& slot, const Placing& placing) const {
+void PullExchange::clear_padding(Slot& slot, const Placing& placing) const {
   const bool is_batched = config_.layout == Layout::kBatched;
   // A batch's geometry never changes, so its padding stays as it was allocated: zero.
   const bool is_swizzled = config_.scale_layout == ScaleLayout::kSwizzled && !is_batched;
@@ -195,13 +195,13 @@ void OneSidedExchange::clear_padding(Slot& slot, const Placing& placing) const {
   clear(filled, receive.num_buffer_rows);
 }
 
-void OneSidedExchange::place_rows_of(Slot& slot, int source, const Placing& placing) {
-  const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.epoch));
+void PullExchange::place_rows_of(Slot& slot, int source, const Placing& placing) {
+  const auto& header = in_window<OperationHeader>(source, shape_.window.header(slot.call));
   const bool in_place = source == rank_ && is_in_place() && slot.input.is_stored;
   const bool is_major = is_expert_major(config_.layout);
   std::int64_t rows_ready = in_place ? slot.num_tokens() : 0;
   for (const Arrival& arrival : arrivals_of(slot, source)) {
-    const std::byte* from = window_->base(source) + shape_.window.row(slot.epoch, arrival.token);
+    const std::byte* from = window_->base(source) + shape_.window.row(slot.call, arrival.token);
     if (in_place) {
       from = slot.input.row(arrival.token);
     } else if (arrival.token >= rows_ready) {
@@ -225,8 +225,8 @@ void OneSidedExchange::place_rows_of(Slot& slot, int source, const Placing& plac
 }
 
 // Scales and further payloads of one row.
-void OneSidedExchange::place_extras(Slot& slot, const std::byte* from, std::int64_t row,
-                                    const Placing& placing) {
+void PullExchange::place_extras(Slot& slot, const std::byte* from, std::int64_t row,
+                                const Placing& placing) {
   if (shape_.num_scales > 0) {
     placing.scales.place(from + shape_.window.scales_in_row, row, slot.scales.data());
   }
@@ -238,7 +238,7 @@ void OneSidedExchange::place_extras(Slot& slot, const std::byte* from, std::int6
 }
 
 // Ids and weights of received rows; -1 and 0 in rows without a token.
-void OneSidedExchange::place_routing(Slot& slot) const {
+void PullExchange::place_routing(Slot& slot) const {
   const ReceivePlan& receive = slot.receive();
   auto* weights = slot.weights.as<float>();
   if (is_expert_major(config_.layout)) {
@@ -268,7 +268,7 @@ void OneSidedExchange::place_routing(Slot& slot) const {
   }
 }
 
-Dispatched OneSidedExchange::describe(const Slot& slot, const Placing& placing) const {
+Dispatched PullExchange::describe(const Slot& slot, const Placing& placing) const {
   const ReceivePlan& receive = slot.receive();
   const std::int64_t rows = receive.num_buffer_rows;
   const bool is_major = is_expert_major(config_.layout);

@@ -51,8 +51,8 @@ void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
 
 }  // namespace
 
-OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
-                                                     const DispatchOptions& options) const {
+PullExchange::Input PullExchange::make_input(const TensorView& tokens,
+                                             const DispatchOptions& options) const {
   const QuantScheme& scheme = config_.scheme;
   Input input{tokens, options};
   const bool is_quantized = check_tokens(config_, shape_.num_scales, tokens, options.scales);
@@ -64,7 +64,7 @@ OneSidedExchange::Input OneSidedExchange::make_input(const TensorView& tokens,
   return input;
 }
 
-void OneSidedExchange::load_ids(CachedRouting& routing, const TensorView& topk_ids) const {
+void PullExchange::load_ids(CachedRouting& routing, const TensorView& topk_ids) const {
   const int num_topk = config_.num_topk;
   if (num_topk == 0) {
     require(!topk_ids.has_value(), Errc::kInvalidArgument,
@@ -84,8 +84,8 @@ void OneSidedExchange::load_ids(CachedRouting& routing, const TensorView& topk_i
   if (config_.layout == Layout::kBatched) require_distinct(routing.topk_ids, num_topk);
 }
 
-void OneSidedExchange::load_weights(Slot& slot, std::int64_t num_tokens,
-                                    const TensorView& topk_weights) const {
+void PullExchange::load_weights(Slot& slot, std::int64_t num_tokens,
+                                const TensorView& topk_weights) const {
   slot.topk_weights.clear();
   check_topk_weights(config_, num_tokens, topk_weights);
   if (!topk_weights.has_value()) return;
@@ -93,9 +93,9 @@ void OneSidedExchange::load_weights(Slot& slot, std::int64_t num_tokens,
                            topk_weights.as<float>() + num_tokens * config_.num_topk);
 }
 
-DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                                               const TensorView& topk_weights,
-                                               const DispatchOptions& options) {
+DispatchHandle PullExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                                           const TensorView& topk_weights,
+                                           const DispatchOptions& options) {
   Slot& slot = free_slot("dispatch");
   slot.input = make_input(tokens, options);
   const std::shared_ptr<CachedRouting> routing = new_routing();
@@ -104,8 +104,8 @@ DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const T
   load_ids(*routing, topk_ids);
   load_weights(slot, routing->num_tokens, topk_weights);
 
-  slot.epoch = begin("dispatch", Phase::kDispatchSend);
-  routing->epoch = slot.dispatch_epoch = slot.epoch;
+  slot.call = begin("dispatch", Phase::kDispatchSend);
+  routing->call = slot.dispatch_call = slot.call;
   slot.routing = routing;
   slot.id = next_id_++;
   slot.stage = Stage::kSent;
@@ -115,10 +115,10 @@ DispatchHandle OneSidedExchange::dispatch_send(const TensorView& tokens, const T
   return handle_of(slot);
 }
 
-DispatchHandle OneSidedExchange::dispatch_again_send(const DispatchHandle& earlier,
-                                                     const TensorView& tokens,
-                                                     const TensorView& topk_weights,
-                                                     const DispatchOptions& options) {
+DispatchHandle PullExchange::dispatch_again_send(const DispatchHandle& earlier,
+                                                 const TensorView& tokens,
+                                                 const TensorView& topk_weights,
+                                                 const DispatchOptions& options) {
   require_received(earlier, "dispatch_again");
   const CachedRouting& routing = *earlier.routing_;
   Slot& slot = free_slot("dispatch_again");
@@ -132,8 +132,8 @@ DispatchHandle OneSidedExchange::dispatch_again_send(const DispatchHandle& earli
           options.max_tokens, routing.max_tokens);
   load_weights(slot, routing.num_tokens, topk_weights);
 
-  slot.epoch = begin("dispatch_again", Phase::kDispatchSend);
-  slot.dispatch_epoch = slot.epoch;
+  slot.call = begin("dispatch_again", Phase::kDispatchSend);
+  slot.dispatch_call = slot.call;
   slot.routing = earlier.routing_;
   slot.id = next_id_++;
   slot.stage = Stage::kSent;
@@ -143,44 +143,44 @@ DispatchHandle OneSidedExchange::dispatch_again_send(const DispatchHandle& earli
 }
 
 // What this rank's routing is to everybody: without weights where they do not travel.
-RankRouting OneSidedExchange::own_routing(const Slot& slot) const {
+RankRouting PullExchange::own_routing(const Slot& slot) const {
   const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
   return {slot.num_tokens(), slot.routing->topk_ids.data(),
           has_weights ? slot.topk_weights.data() : nullptr};
 }
 
-void OneSidedExchange::publish_header(const Slot& slot) {
+void PullExchange::publish_header(const Slot& slot) {
   std::byte* base = window_->base(rank_);
-  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
+  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.call));
   const CachedRouting& routing = *slot.routing;
   const bool has_weights = own_routing(slot).topk_weights != nullptr;
   header.rows_ready.store(0, std::memory_order_relaxed);
-  header.routing_epoch = routing.epoch;
+  header.routing_call = routing.call;
   header.num_tokens = routing.num_tokens;
   header.max_tokens = routing.max_tokens;
   header.tensor_scale = slot.input.tensor_scale;
   header.has_weights = has_weights ? 1 : 0;
   header.routing_only = slot.input.options.routing_only ? 1 : 0;
   // std::copy: without tokens there is no address to copy from.
-  if (routing.epoch == slot.epoch) {
+  if (routing.call == slot.call) {
     std::copy(routing.topk_ids.begin(), routing.topk_ids.end(),
-              reinterpret_cast<std::uint16_t*>(base + shape_.window.ids(slot.epoch)));
+              reinterpret_cast<std::uint16_t*>(base + shape_.window.ids(slot.call)));
   }
   if (has_weights) {
     std::copy(slot.topk_weights.begin(), slot.topk_weights.end(),
-              reinterpret_cast<float*>(base + shape_.window.weights(slot.epoch)));
+              reinterpret_cast<float*>(base + shape_.window.weights(slot.call)));
   }
   // Pairs with the acquire in receive_headers().
-  header.epoch.store(slot.epoch, std::memory_order_release);
+  header.call.store(slot.call, std::memory_order_release);
   engine_.notify_all();
 }
 
 // A rank reads its own rows where the caller has them, if they need no change.
-bool OneSidedExchange::is_in_place() const {
+bool PullExchange::is_in_place() const {
   return !config_.scheme.is_quantized() && config_.payload_bytes.empty();
 }
 
-bool OneSidedExchange::is_published(const Slot& slot, std::int64_t token) const {
+bool PullExchange::is_published(const Slot& slot, std::int64_t token) const {
   const bool goes_to_all = config_.layout == Layout::kAllGather && num_ranks_ > 1;
   const bool is_read_here = !is_in_place() || !slot.input.is_stored;
   if (goes_to_all || (is_read_here && config_.layout == Layout::kAllGather)) return true;
@@ -190,9 +190,9 @@ bool OneSidedExchange::is_published(const Slot& slot, std::int64_t token) const 
                      [&](const TokenRank& r) { return r.rank != rank_; });
 }
 
-void OneSidedExchange::write_row(const Slot& slot, std::int64_t token, bool streaming) {
+void PullExchange::write_row(const Slot& slot, std::int64_t token, bool streaming) {
   const Input& input = slot.input;
-  std::byte* row = window_->base(rank_) + shape_.window.row(slot.epoch, token);
+  std::byte* row = window_->base(rank_) + shape_.window.row(slot.call, token);
   std::byte* scales = row + shape_.window.scales_in_row;
   const std::byte* from = input.row(token);
   if (input.is_stored) {
@@ -217,9 +217,9 @@ void OneSidedExchange::write_row(const Slot& slot, std::int64_t token, bool stre
   }
 }
 
-void OneSidedExchange::publish_rows(const Slot& slot) {
+void PullExchange::publish_rows(const Slot& slot) {
   if (slot.input.options.routing_only) return;
-  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.epoch));
+  auto& header = in_window<OperationHeader>(rank_, shape_.window.header(slot.call));
   const std::size_t row_bytes = shape_.window.row_stride;
   const std::int64_t num_tokens = slot.num_tokens();
   const bool streaming =

@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& config)
+PullExchange::PullExchange(const Group& group, const ExchangeConfig& config)
     : group_(group),
       engine_(group.engine()),
       config_(config),
@@ -16,8 +16,8 @@ OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& con
       rank_(group.rank()),
       num_ranks_(group.size()),
       ledger_(shape_.window.shape.num_sets),
-      terms_(config.hidden),
-      own_terms_(config.hidden) {
+      partial_sum_(config.hidden),
+      own_sum_(config.hidden) {
   require_agreement(engine_, "exchange", agreed_fields(config));
   slots_.resize(static_cast<std::size_t>(config.max_in_flight));
   allocate_buffers();
@@ -25,7 +25,7 @@ OneSidedExchange::OneSidedExchange(const Group& group, const ExchangeConfig& con
 }
 
 // Ranks may need different amounts: that one of them has too little memory must end all of them.
-void OneSidedExchange::allocate_buffers() {
+void PullExchange::allocate_buffers() {
   std::string error;
   try {
     share_ = AlignedBuffer(shape_.window.combine_row_stride);
@@ -41,7 +41,7 @@ void OneSidedExchange::allocate_buffers() {
   }
 }
 
-void OneSidedExchange::allocate(Slot& slot) const {
+void PullExchange::allocate(Slot& slot) const {
   const auto num_rows = static_cast<std::size_t>(shape_.max_buffer_rows);
   const auto num_topk = static_cast<std::size_t>(config_.num_topk);
   const bool is_major = is_expert_major(config_.layout);
@@ -57,7 +57,7 @@ void OneSidedExchange::allocate(Slot& slot) const {
   }
 }
 
-OneSidedExchange::Slot& OneSidedExchange::free_slot(const char* operation) {
+PullExchange::Slot& PullExchange::free_slot(const char* operation) {
   engine_.check_alive({Phase::kIdle, ledger_.next(), -1});
   for (Slot& slot : slots_) {
     if (slot.stage == Stage::kFree) return slot;
@@ -67,7 +67,7 @@ OneSidedExchange::Slot& OneSidedExchange::free_slot(const char* operation) {
        slots_.size(), config_.max_in_flight);
 }
 
-DispatchHandle OneSidedExchange::handle_of(const Slot& slot) const {
+DispatchHandle PullExchange::handle_of(const Slot& slot) const {
   DispatchHandle handle;
   handle.slot_ = static_cast<std::int32_t>(&slot - slots_.data());
   handle.id_ = slot.id;
@@ -76,7 +76,7 @@ DispatchHandle OneSidedExchange::handle_of(const Slot& slot) const {
 }
 
 // One that no slot and no handle needs any more, with its memory, or a new one.
-std::shared_ptr<CachedRouting> OneSidedExchange::new_routing() {
+std::shared_ptr<CachedRouting> PullExchange::new_routing() {
   for (Slot& slot : slots_) {
     if (slot.stage == Stage::kFree) slot.routing.reset();
   }
@@ -90,8 +90,7 @@ std::shared_ptr<CachedRouting> OneSidedExchange::new_routing() {
   return routings_.emplace_back(std::make_shared<CachedRouting>());
 }
 
-void OneSidedExchange::require_received(const DispatchHandle& earlier,
-                                        const char* operation) const {
+void PullExchange::require_received(const DispatchHandle& earlier, const char* operation) const {
   const bool is_own =
       std::find(routings_.begin(), routings_.end(), earlier.routing_) != routings_.end();
   require(is_own && earlier.routing_->is_received, Errc::kInvalidArgument,
@@ -101,11 +100,11 @@ void OneSidedExchange::require_received(const DispatchHandle& earlier,
                                       : "is of another Exchange");
 }
 
-DispatchHandle OneSidedExchange::reopen(const DispatchHandle& earlier) {
+DispatchHandle PullExchange::reopen(const DispatchHandle& earlier) {
   require_received(earlier, "reopen");
   Slot& slot = free_slot("reopen");
   slot.routing = earlier.routing_;
-  slot.dispatch_epoch = 0;
+  slot.dispatch_call = 0;
   slot.topk_weights.clear();
   slot.placement_weights.clear();
   slot.id = next_id_++;
@@ -113,7 +112,7 @@ DispatchHandle OneSidedExchange::reopen(const DispatchHandle& earlier) {
   return handle_of(slot);
 }
 
-std::size_t OneSidedExchange::index_of(const DispatchHandle& handle, const char* operation) const {
+std::size_t PullExchange::index_of(const DispatchHandle& handle, const char* operation) const {
   const auto index = static_cast<std::size_t>(handle.slot_);
   require(handle.slot_ >= 0 && index < slots_.size() && slots_[index].id == handle.id_ &&
               slots_[index].routing == handle.routing_ && slots_[index].stage != Stage::kFree,
@@ -123,8 +122,8 @@ std::size_t OneSidedExchange::index_of(const DispatchHandle& handle, const char*
   return index;
 }
 
-OneSidedExchange::Slot& OneSidedExchange::find(const DispatchHandle& handle, Stage wanted,
-                                               const char* operation) {
+PullExchange::Slot& PullExchange::find(const DispatchHandle& handle, Stage wanted,
+                                       const char* operation) {
   static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
                                           "sent by combine"};
   Slot& slot = slots_[index_of(handle, operation)];
@@ -134,38 +133,38 @@ OneSidedExchange::Slot& OneSidedExchange::find(const DispatchHandle& handle, Sta
   return slot;
 }
 
-std::uint64_t OneSidedExchange::begin(const char* operation, Phase phase) {
+std::uint64_t PullExchange::begin(const char* operation, Phase phase) {
   engine_.check_alive({phase, ledger_.next(), -1});
-  const std::uint64_t epoch = ledger_.begin(operation);
-  engine_.enter(phase, epoch);
+  const std::uint64_t call = ledger_.begin(operation);
+  engine_.enter(phase, call);
   // A peer may still read this rank's rows of the set, or the rows that lie in a third rank's set:
   // so every peer is waited for, not only those that this operation writes to. It is one load each.
-  const std::uint64_t needed = ledger_.needed(epoch);
+  const std::uint64_t needed = ledger_.needed(call);
   for (int peer = 0; needed > 0 && peer < num_ranks_; ++peer) {
-    const auto& consumed = in_window<ConsumedLine>(peer, shape_.window.consumed()).epoch;
+    const auto& consumed = in_window<ConsumedLine>(peer, shape_.window.consumed()).call;
     // Pairs with the release in finish().
-    engine_.wait({phase, epoch, peer},
+    engine_.wait({phase, call, peer},
                  [&] { return consumed.load(std::memory_order_acquire) >= needed; });
   }
-  return epoch;
+  return call;
 }
 
-void OneSidedExchange::finish(std::uint64_t epoch) {
-  ledger_.finish(epoch);
+void PullExchange::finish(std::uint64_t call) {
+  ledger_.finish(call);
   in_window<ConsumedLine>(rank_, shape_.window.consumed())
-      .epoch.store(ledger_.consumed(), std::memory_order_release);
+      .call.store(ledger_.consumed(), std::memory_order_release);
   engine_.notify_all();
-  engine_.enter(Phase::kIdle, epoch);
+  engine_.enter(Phase::kIdle, call);
 }
 
-void OneSidedExchange::release(const DispatchHandle& handle) {
+void PullExchange::release(const DispatchHandle& handle) {
   Slot& slot = slots_[index_of(handle, "release")];
   const bool is_open = slot.stage != Stage::kReceived;
   slot.stage = Stage::kFree;
-  if (is_open) finish(slot.epoch);
+  if (is_open) finish(slot.call);
 }
 
-std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handle) const {
+std::vector<RowOrigin> PullExchange::row_origins(const DispatchHandle& handle) const {
   const Slot& slot = slots_[index_of(handle, "row_origins")];
   require(slot.stage != Stage::kSent, Errc::kInvalidArgument,
           "row_origins: the handle was sent by dispatch, must have been received");
@@ -194,19 +193,19 @@ std::vector<RowOrigin> OneSidedExchange::row_origins(const DispatchHandle& handl
   return origins;
 }
 
-WireBytes OneSidedExchange::wire_bytes(const DispatchHandle& handle) const {
+WireBytes PullExchange::wire_bytes(const DispatchHandle& handle) const {
   const Slot& slot = slots_[index_of(handle, "wire_bytes")];
   std::int64_t row_bytes =
       static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
   for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
-  const bool sends_ids = slot.routing->epoch == slot.dispatch_epoch;
+  const bool sends_ids = slot.routing->call == slot.dispatch_call;
   const bool sends_weights = own_routing(slot).topk_weights != nullptr;
   if (slot.input.options.routing_only) row_bytes = 0;
   const std::int64_t routing_bytes =
       slot.num_tokens() * config_.num_topk * ((sends_ids ? 2 : 0) + (sends_weights ? 4 : 0));
   WireBytes bytes;
   for (int peer = 0; peer < num_ranks_; ++peer) {
-    if (peer == rank_ || slot.dispatch_epoch == 0) continue;
+    if (peer == rank_ || slot.dispatch_call == 0) continue;
     const std::int64_t sent =
         config_.layout == Layout::kAllGather
             ? slot.num_tokens()

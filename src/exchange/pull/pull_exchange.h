@@ -18,20 +18,20 @@
 #include "engine/engine.h"
 #include "exchange/exchange_shape.h"
 #include "exchange/pull/partial_sum.h"
-#include "plan/epoch_ledger.h"
+#include "plan/call_ledger.h"
 
 namespace switchyard {
 
-/// First line of a rank's window: the newest epoch up to which it has read everything it wanted.
+/// First line of a rank's window: the newest call up to which it has read everything it wanted.
 struct alignas(kLineBytes) ConsumedLine {
-  std::atomic<std::uint64_t> epoch;
+  std::atomic<std::uint64_t> call;
 };
 
-/// First line of a slot set. `epoch` is stored last; the rest is valid once it matches.
+/// First line of a slot set. `call` is stored last; the rest is valid once it matches.
 struct alignas(kLineBytes) OperationHeader {
-  std::atomic<std::uint64_t> epoch;
+  std::atomic<std::uint64_t> call;
   std::atomic<std::int64_t> rows_ready;  ///< rows [0, rows_ready) may be read
-  std::uint64_t routing_epoch;           ///< the dispatch whose routing holds; its own epoch if new
+  std::uint64_t routing_call;            ///< the dispatch whose routing holds; its own call if new
   std::int64_t num_tokens;
   std::int64_t max_tokens;
   float tensor_scale;
@@ -39,15 +39,15 @@ struct alignas(kLineBytes) OperationHeader {
   std::int32_t routing_only;
 };
 
-/// Line of one peer in a slot set of the owner: the peer's results of this epoch are all there.
+/// Line of one peer in a slot set of the owner: the peer's results of this call are all there.
 struct alignas(kLineBytes) ArrivalLine {
-  std::atomic<std::uint64_t> epoch;
+  std::atomic<std::uint64_t> call;
   std::int32_t has_weights;
 };
 
 /// What follows from the ids of all ranks. Shared by every handle that uses it.
 struct CachedRouting {
-  std::uint64_t epoch = 0;  ///< of the dispatch that brought it
+  std::uint64_t call = 0;  ///< of the dispatch that brought it
   std::int64_t num_tokens = 0;
   std::int64_t max_tokens = 0;
   std::int64_t num_dropped = 0;
@@ -59,9 +59,9 @@ struct CachedRouting {
   std::vector<std::int64_t> rows_per_rank;  ///< [P] arrivals
 };
 
-class OneSidedExchange {
+class PullExchange {
  public:
-  OneSidedExchange(const Group& group, const ExchangeConfig& config);
+  PullExchange(const Group& group, const ExchangeConfig& config);
 
   const ExchangeConfig& config() const { return config_; }
   std::int64_t max_buffer_rows() const { return shape_.max_buffer_rows; }
@@ -102,8 +102,8 @@ class OneSidedExchange {
   struct Slot {
     Stage stage = Stage::kFree;
     std::uint64_t id = 0;
-    std::uint64_t epoch = 0;           ///< of the operation that was sent last
-    std::uint64_t dispatch_epoch = 0;  ///< of its dispatch; 0 when it was reopened
+    std::uint64_t call = 0;           ///< of the operation that was sent last
+    std::uint64_t dispatch_call = 0;  ///< of its dispatch; 0 when it was reopened
     std::shared_ptr<CachedRouting> routing;
     Input input;
     std::vector<float> topk_weights;       ///< own tokens, [T, K]; empty when absent
@@ -137,7 +137,7 @@ class OneSidedExchange {
   template <typename Ready>
   void wait_for(Slot& slot, int peer, Ready&& ready);
 
-  // one_sided.cpp: handles and epochs
+  // one_sided.cpp: handles and calls
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
   std::size_t index_of(const DispatchHandle& handle, const char* operation) const;
   void allocate_buffers();
@@ -147,7 +147,7 @@ class OneSidedExchange {
   std::shared_ptr<CachedRouting> new_routing();
   void require_received(const DispatchHandle& earlier, const char* operation) const;
   std::uint64_t begin(const char* operation, Phase phase);
-  void finish(std::uint64_t epoch);
+  void finish(std::uint64_t call);
   bool is_in_place() const;
 
   // publish.cpp: the send part of dispatch
@@ -187,13 +187,14 @@ class OneSidedExchange {
   void return_rows_to(const Slot& slot, int owner);
   void return_weights_to(const Slot& slot, int owner, const TensorView& row_weights) const;
   int rank_without_weights(const Slot& slot) const;
-  void take_weights(const Slot& slot, const TensorView& returned) const;
+  void receive_weights(const Slot& slot, const TensorView& returned) const;
   void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);
   void add_partials(const Slot& slot, std::int64_t token, const Arrival* own);
   void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
                    const TensorView& topk_weights);
   void add_wire(const std::byte* row, float weight) {
-    terms_.add_stored(config_.combine_scheme, row, row + shape_.combine_scales_in_row, weight);
+    partial_sum_.add_stored(config_.combine_scheme, row, row + shape_.combine_scales_in_row,
+                            weight);
   }
 
   Group group_;
@@ -202,7 +203,7 @@ class OneSidedExchange {
   ExchangeShape shape_;
   int rank_;
   int num_ranks_;
-  EpochLedger ledger_;
+  CallLedger ledger_;
   std::unique_ptr<Window> window_;
   std::vector<Slot> slots_;
   std::vector<std::shared_ptr<CachedRouting>> routings_;  ///< reused once no handle needs them
@@ -212,17 +213,17 @@ class OneSidedExchange {
   std::vector<RankRouting> table_;
   std::vector<std::vector<std::uint16_t>> kept_ids_;
   std::vector<std::byte*> places_;
-  Terms terms_;
-  Terms own_terms_;
+  PartialSum partial_sum_;
+  PartialSum own_sum_;
   AlignedBuffer share_;  ///< one returned row: this rank's share of a token
   AlignedBuffer sum_;    ///< one row of output, up to f32
 };
 
 template <typename Ready>
-void OneSidedExchange::wait_for(Slot& slot, int peer, Ready&& ready) {
+void PullExchange::wait_for(Slot& slot, int peer, Ready&& ready) {
   if (ready()) return;
   const std::int64_t start = now_ns();
-  engine_.wait({Phase::kDispatchReceive, slot.epoch, peer}, ready);
+  engine_.wait({Phase::kDispatchReceive, slot.call, peer}, ready);
   slot.wait_ns[static_cast<std::size_t>(peer)] += now_ns() - start;
 }
 

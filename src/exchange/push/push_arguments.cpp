@@ -27,7 +27,7 @@ std::int64_t stride_bytes(const TensorView& rows) {
 
 }  // namespace
 
-void P2pExchange::check_input(const Input& input) const {
+void PushExchange::check_input(const Input& input) const {
   const ExchangeConfig& config = shape_.config;
   const DeviceDispatchOptions& options = input.options;
   check_tokens(config, shape_.exchange.num_scales, input.tokens, options.scales);
@@ -53,20 +53,18 @@ void P2pExchange::check_input(const Input& input) const {
   if (!options.routing_only) check_payloads(config, options.payloads, num_tokens);
 }
 
-void P2pExchange::set_input(Channel& channel, const Input& input) const {
+void PushExchange::set_input(Slot& slot, const Input& input) const {
   const TensorView& tokens = input.tokens;
   const DeviceDispatchOptions& options = input.options;
   const std::int64_t asked =
       input.earlier == nullptr ? options.max_tokens : input.earlier->max_tokens;
-  channel.max_tokens = checked_max_tokens(shape_.config, asked, tokens.shape(0));
-  channel.most_tokens = input.earlier == nullptr ? asked : input.earlier->most_tokens;
-  channel.num_tokens = tokens.shape(0);
-  channel.is_again = input.earlier != nullptr;
-  channel.routing_only = options.routing_only;
-  channel.routing = channel.is_again         ? input.earlier->routing
-                    : options_.keeps_routing ? channel.id
-                                             : 0;
-  DispatchArgs& args = channel.dispatch;
+  slot.max_tokens = checked_max_tokens(shape_.config, asked, tokens.shape(0));
+  slot.call_max_tokens = input.earlier == nullptr ? asked : input.earlier->call_max_tokens;
+  slot.num_tokens = tokens.shape(0);
+  slot.is_again = input.earlier != nullptr;
+  slot.routing_only = options.routing_only;
+  slot.routing = slot.is_again ? input.earlier->routing : options_.keeps_routing ? slot.id : 0;
+  DispatchArgs& args = slot.dispatch;
   args.tokens = tokens.as<std::byte>();
   args.token_stride = stride_bytes(tokens);
   args.num_tokens = static_cast<std::int32_t>(tokens.shape(0));
@@ -79,11 +77,11 @@ void P2pExchange::set_input(Channel& channel, const Input& input) const {
     args.given_scale_stride[1] = options.scales.stride(1);
   }
   args.tensor_scale = options.tensor_scale.has_value() ? options.tensor_scale.as<float>() : nullptr;
-  set_ids(channel, input);
-  set_rows_of_call(channel);
-  for (std::size_t i = 0; i < channel.payloads.size() && !options.routing_only; ++i) {
+  set_ids(slot, input);
+  set_rows_of_call(slot);
+  for (std::size_t i = 0; i < slot.payloads.size() && !options.routing_only; ++i) {
     const TensorView& from = options.payloads[i];
-    DispatchArgs& payload = channel.payloads[i];
+    DispatchArgs& payload = slot.payloads[i];
     payload.tokens = from.as<std::byte>();
     payload.token_stride = payload.row_bytes;
     payload.aligned_tokens =
@@ -92,51 +90,51 @@ void P2pExchange::set_input(Channel& channel, const Input& input) const {
 }
 
 // The ids of this rank's tokens: as given, as kept, or, where every rank takes part, every rank.
-void P2pExchange::set_ids(Channel& channel, const Input& input) const {
-  DispatchArgs& args = channel.dispatch;
-  RoutingArgs& routing = channel.routing_args;
+void PushExchange::set_ids(Slot& slot, const Input& input) const {
+  DispatchArgs& args = slot.dispatch;
+  RoutingArgs& routing = slot.routing_args;
   const bool is_given = input.earlier == nullptr;
-  const bool are_kept = !is_given || drops(channel);
+  const bool are_kept = !is_given || drops(slot);
   const float* weights = input.topk_weights.has_value() ? input.topk_weights.as<float>() : nullptr;
   routing.num_tokens = args.num_tokens;
   routing.topk_ids = is_given ? input.topk_ids.data() : routing.own_ids;
   routing.ids_are_64_bits = is_given && input.topk_ids.dtype() == DType::kI64;
   routing.topk_weights = shape_.config.sends_weights ? weights : nullptr;
-  routing.num_buffer_rows = static_cast<std::int32_t>(buffer_rows(channel));
+  routing.num_buffer_rows = static_cast<std::int32_t>(buffer_rows(slot));
   args.topk_ids = shape_.gathers ? every_rank_.data()
                   : are_kept     ? routing.own_ids
                                  : input.topk_ids.data();
   args.ids_are_64_bits = !shape_.gathers && !are_kept && routing.ids_are_64_bits;
   args.topk_weights = shape_.gathers ? nullptr : weights;
-  for (DispatchArgs& payload : channel.payloads) {
+  for (DispatchArgs& payload : slot.payloads) {
     payload.num_tokens = args.num_tokens;
     payload.topk_ids = args.topk_ids;
     payload.ids_are_64_bits = args.ids_are_64_bits;
   }
-  channel.gather.num_tokens = args.num_tokens;
+  slot.gather.num_tokens = args.num_tokens;
 }
 
-// Where rows of this call go. With routing only, a row has one grain of elements and no scales.
-void P2pExchange::set_rows_of_call(Channel& channel) const {
-  DispatchArgs& args = channel.dispatch;
+// Where rows of this call go. With routing only, a row has one vector of elements and no scales.
+void PushExchange::set_rows_of_call(Slot& slot) const {
+  DispatchArgs& args = slot.dispatch;
   const ExchangeShape& shape = shape_.exchange;
   args.layout = shape_.main;
-  args.scale_block = scale_blocks(shape_.config, shape, group_.rank(), buffer_rows(channel)).block;
+  args.scale_block = scale_blocks(shape_.config, shape, group_.rank(), buffer_rows(slot)).block;
   const ScaleGeometry& block = args.scale_block;
   args.scales_are_tiled = block.layout == ScaleLayout::kSwizzled;
   args.scale_row_step = block.index(1, 0) * block.element_bytes;
   args.scale_step = block.index(0, 1) * block.element_bytes;
-  const std::int64_t units_per_piece = shape_.main.shape.piece_scale_bytes / 16;
-  const std::int64_t last = shape.num_scales % args.scales_per_piece;
+  const std::int64_t units_per_chunk = shape_.main.shape.chunk_scale_bytes / 16;
+  const std::int64_t last = shape.num_scales % args.scales_per_chunk;
   args.scale_units_per_row =
-      static_cast<std::int32_t>(shape.num_scales / args.scales_per_piece * units_per_piece +
+      static_cast<std::int32_t>(shape.num_scales / args.scales_per_chunk * units_per_chunk +
                                 cdiv<std::int64_t>(last * block.element_bytes, 16));
   const bool is_by_rank = shape_.config.layout == Layout::kByRank;
-  args.source_rows = is_by_rank ? static_cast<std::int32_t>(channel.max_tokens) : 0;
-  for (DispatchArgs& payload : channel.payloads) payload.source_rows = args.source_rows;
-  if (!channel.routing_only) return;
-  args.layout.shape.hidden = std::min<std::int64_t>(kGrainElements, args.layout.shape.hidden);
-  args.layout.num_pieces = 1;
+  args.source_rows = is_by_rank ? static_cast<std::int32_t>(slot.max_tokens) : 0;
+  for (DispatchArgs& payload : slot.payloads) payload.source_rows = args.source_rows;
+  if (!slot.routing_only) return;
+  args.layout.shape.hidden = std::min<std::int64_t>(kVecElements, args.layout.shape.hidden);
+  args.layout.num_chunks = 1;
   args.scale_units_per_row = 0;
   args.scale_block.num_scales = 0;
   args.given_scales = nullptr;
@@ -144,10 +142,10 @@ void P2pExchange::set_rows_of_call(Channel& channel) const {
   args.token_stride = 0;
 }
 
-void P2pExchange::set_results(Channel& channel, const TensorView& rows,
-                              const DeviceCombineOptions& options) const {
+void PushExchange::set_results(Slot& slot, const TensorView& rows,
+                               const DeviceCombineOptions& options) const {
   const ExchangeConfig& config = shape_.config;
-  const std::int64_t num_rows = buffer_rows(channel);
+  const std::int64_t num_rows = buffer_rows(slot);
   const std::int64_t num_elements = checked_mul(num_rows, config.hidden);
   const DType dtype = rows.dtype();
   const bool is_float = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
@@ -158,7 +156,7 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
       "the receive buffer",
       rows, num_rows, config.hidden);
   check_address(rows, "combine", "rows");
-  CombineArgs& args = channel.combine;
+  CombineArgs& args = slot.combine;
   args.rows = rows.as<std::byte>();
   args.row_dtype = dtype;
   args.row_stride = config.hidden * bits_of(dtype) / 8;
@@ -167,48 +165,48 @@ void P2pExchange::set_results(Channel& channel, const TensorView& rows,
   args.shared = nullptr;
   args.applies_weights = !options.rows_are_weighted && config.sends_weights &&
                          config.reduce == Reduce::kPerRank && args.layout.shape.sends_routes;
-  set_row_weights(channel, options);
+  set_row_weights(slot, options);
 }
 
-void P2pExchange::set_output(Channel& channel, const TensorView& output,
-                             const DeviceCombineOptions& options) const {
+void PushExchange::set_output(Slot& slot, const TensorView& output,
+                              const DeviceCombineOptions& options) const {
   const ExchangeConfig& config = shape_.config;
   check_matrix(output, {"combine",
                         "output",
                         {DType::kBF16, DType::kF16, DType::kF32},
-                        channel.num_tokens,
+                        slot.num_tokens,
                         config.hidden,
                         true});
-  CombineArgs& args = channel.combine;
+  CombineArgs& args = slot.combine;
   args.output = output.as<std::byte>();
   args.output_dtype = output.dtype();
   args.output_stride = stride_bytes(output);
   args.aligned_output = is_aligned(output, config.hidden * bits_of(output.dtype()) / 8);
-  check_new_weights(config, channel.num_tokens, options.topk_weights);
+  check_new_weights(config, slot.num_tokens, options.topk_weights);
   args.topk_weights = options.topk_weights.has_value() ? options.topk_weights.as<float>() : nullptr;
-  set_addends(channel, options);
-  set_returned_weights(channel, options);
+  set_addends(slot, options);
+  set_returned_weights(slot, options);
 }
 
-void P2pExchange::set_addends(Channel& channel, const DeviceCombineOptions& options) const {
+void PushExchange::set_addends(Slot& slot, const DeviceCombineOptions& options) const {
   const ExchangeConfig& config = shape_.config;
-  CombineArgs& args = channel.combine;
+  CombineArgs& args = slot.combine;
   if (options.shared.has_value()) {
     check_matrix(options.shared,
-                 {"combine", "shared", {DType::kBF16}, channel.num_tokens, config.hidden, true});
+                 {"combine", "shared", {DType::kBF16}, slot.num_tokens, config.hidden, true});
     args.shared_stride = options.shared.stride(0);
     args.aligned_shared = is_aligned(options.shared, config.hidden * 2);
   }
   args.shared = options.shared.has_value() ? options.shared.as<std::uint16_t>() : nullptr;
   require(options.bias.size() <= std::size(args.bias), Errc::kNotSupported,
-          "combine: {} bias terms are given, must be at most {}", options.bias.size(),
+          "combine: {} bias partials are given, must be at most {}", options.bias.size(),
           std::size(args.bias));
   args.num_bias = static_cast<std::int32_t>(options.bias.size());
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
     check_matrix(options.bias[i], {"combine",
                                    fmt::format("bias[{}]", i),
                                    {DType::kBF16},
-                                   channel.num_tokens,
+                                   slot.num_tokens,
                                    config.hidden,
                                    true});
     args.bias[i] = options.bias[i].as<std::uint16_t>();
@@ -216,16 +214,16 @@ void P2pExchange::set_addends(Channel& channel, const DeviceCombineOptions& opti
   }
 }
 
-DeviceDispatched P2pExchange::describe(const Channel& channel) const {
-  const DispatchArgs& args = channel.dispatch;
+DeviceDispatched PushExchange::describe(const Slot& slot) const {
+  const DispatchArgs& args = slot.dispatch;
   const ExchangeConfig& config = shape_.config;
-  const RoutingArgs& routing = channel.routing_args;
-  const std::int64_t rows = buffer_rows(channel);
+  const RoutingArgs& routing = slot.routing_args;
+  const std::int64_t rows = buffer_rows(slot);
   const std::int64_t local = shape_.exchange.ownership.count(group_.rank());
   const bool is_major = is_expert_major(config.layout);
   const DType dtype = config.scheme.is_simulated() ? DType::kBF16 : config.scheme.dtype;
   DeviceDispatched result;
-  result.handle = handle_of(channel);
+  result.handle = handle_of(slot);
   result.rows =
       config.layout == Layout::kBatched
           ? TensorView(args.rows, dtype, {local, shape_.exchange.receive.capacity, config.hidden})
@@ -247,7 +245,7 @@ DeviceDispatched P2pExchange::describe(const Channel& channel) const {
   } else if (config.sends_weights && topk > 0) {
     result.topk_weights = TensorView(weights, DType::kF32, {rows, topk});
   }
-  for (const DispatchArgs& payload : channel.payloads) {
+  for (const DispatchArgs& payload : slot.payloads) {
     result.payloads.emplace_back(payload.rows, DType::kU8,
                                  std::initializer_list<std::int64_t>{rows, payload.row_bytes});
   }

@@ -20,10 +20,10 @@ std::atomic<std::uint64_t> num_exchanges = 0;
 
 }  // namespace
 
-P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
-                         const DeviceExchangeOptions& options)
+PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
+                           const DeviceExchangeOptions& options)
     : group_(group),
-      shape_(make_p2p_shape(config, group.size(), group.rank())),
+      shape_(make_push_exchange_shape(config, group.size(), group.rank())),
       options_(options),
       number_(++num_exchanges),
       num_uncaught_(std::uncaught_exceptions()) {
@@ -35,22 +35,21 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
   require_agreement(group.engine(), "device exchange", agreed_fields(shape_.config));
 
   check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
-  const auto num_channels = static_cast<std::size_t>(shape_.config.max_in_flight);
-  window_ =
-      make_device_window(group.engine(), device_, checked_mul(num_channels, shape_.window_bytes),
-                         options.heap.empty() ? "auto" : options.heap);
+  const auto num_slots = static_cast<std::size_t>(shape_.config.max_in_flight);
+  window_ = make_device_window(group.engine(), device_, checked_mul(num_slots, shape_.window_bytes),
+                               options.heap.empty() ? "auto" : options.heap);
   int num_sms = 0;
   check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
              "cudaDeviceGetAttribute");
   // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
   // those of every handle, and none that comes early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
-  num_ctas_ = std::max(kLeastCtas, kExchangeCtasPerSm * num_sms / kernels);
+  num_ctas_ = std::max(kMinCtas, kExchangeCtasPerSm * num_sms / kernels);
   has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
-  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kLeastCtas, options.num_ctas));
+  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kMinCtas, options.num_ctas));
 
-  channels_.resize(num_channels);
+  slots_.resize(num_slots);
   gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
   watcher_ = std::make_unique<Watcher>(group_.engine(), *words_.as<WatchWords>(),
                                        std::int64_t{shape_.config.num_experts});
@@ -60,7 +59,7 @@ P2pExchange::P2pExchange(const Group& group, const ExchangeConfig& config,
 // one process that share a GPU also share what waiting for it, or freeing memory, waits for: so all
 // have launched everything before one of them waits, and all kernels have ended before one frees. A
 // rank that an exception ends waits for nobody: its peers may wait for it.
-P2pExchange::~P2pExchange() {
+PushExchange::~PushExchange() {
   const auto is_over = [&] {
     return watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
   };
@@ -83,132 +82,133 @@ P2pExchange::~P2pExchange() {
   cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
 }
 
-P2pExchange::Channel& P2pExchange::begin(const char* operation) {
+PushExchange::Slot& PushExchange::begin(const char* operation) {
   // The first free one: what follows from the handles that are alive is the same on every rank.
-  for (Channel& channel : channels_) {
-    if (channel.stage != Stage::kFree) continue;
-    channel.id = next_id_++;
-    return channel;
+  for (Slot& slot : slots_) {
+    if (slot.stage != Stage::kFree) continue;
+    slot.id = next_id_++;
+    return slot;
   }
   fail(Errc::kInvalidArgument,
        "{}: {} handles are alive, max_in_flight is {}; combine or release one first", operation,
-       channels_.size(), shape_.config.max_in_flight);
+       slots_.size(), shape_.config.max_in_flight);
 }
 
-DeviceHandle P2pExchange::handle_of(const Channel& channel) const {
+DeviceHandle PushExchange::handle_of(const Slot& slot) const {
   DeviceHandle handle;
-  handle.channel_ = static_cast<std::int32_t>(&channel - channels_.data());
-  handle.id_ = channel.id;
+  handle.slot_ = static_cast<std::int32_t>(&slot - slots_.data());
+  handle.id_ = slot.id;
   handle.exchange_ = number_;
-  handle.routing_ = channel.routing;
+  handle.routing_ = slot.routing;
   return handle;
 }
 
-P2pExchange::Channel& P2pExchange::find(const DeviceHandle& handle, Stage wanted,
-                                        const char* operation) {
+PushExchange::Slot& PushExchange::find(const DeviceHandle& handle, Stage wanted,
+                                       const char* operation) {
   static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
                                           "sent by combine"};
-  const auto index = static_cast<std::size_t>(handle.channel_);
-  require(handle.exchange_ == number_ && index < channels_.size() &&
-              channels_[index].id == handle.id_ && channels_[index].stage != Stage::kFree,
+  const auto index = static_cast<std::size_t>(handle.slot_);
+  require(handle.exchange_ == number_ && index < slots_.size() && slots_[index].id == handle.id_ &&
+              slots_[index].stage != Stage::kFree,
           Errc::kInvalidArgument,
           "{}: the handle is not alive here, it ends with its combine or release; dispatch first",
           operation);
-  Channel& channel = channels_[index];
-  require(channel.stage == wanted, Errc::kInvalidArgument,
+  Slot& slot = slots_[index];
+  require(slot.stage == wanted, Errc::kInvalidArgument,
           "{}: the handle was {} last, must have been {}", operation,
-          kDone[static_cast<int>(channel.stage)], kDone[static_cast<int>(wanted)]);
-  return channel;
+          kDone[static_cast<int>(slot.stage)], kDone[static_cast<int>(wanted)]);
+  return slot;
 }
 
-P2pExchange::Channel& P2pExchange::start(const Input& input, Stream stream, Phases phases) {
+PushExchange::Slot& PushExchange::start(const Input& input, Stream stream, Phases phases) {
   check();
   check_input(input);
-  Channel& channel = begin(input.earlier == nullptr ? "dispatch" : "dispatch_again");
-  if (input.earlier != nullptr) take_routing(channel, *input.earlier, stream);
-  set_input(channel, input);
-  launch(channel, phases, stream);
-  return channel;
+  Slot& slot = begin(input.earlier == nullptr ? "dispatch" : "dispatch_again");
+  if (input.earlier != nullptr) copy_routing(slot, *input.earlier, stream);
+  set_input(slot, input);
+  launch(slot, phases, stream);
+  return slot;
 }
 
-DeviceHandle P2pExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+DeviceHandle PushExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
+                                         const TensorView& topk_weights, Stream stream,
+                                         const DeviceDispatchOptions& options) {
+  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kSend);
+  slot.stage = Stage::kSent;
+  return handle_of(slot);
+}
+
+DeviceDispatched PushExchange::dispatch_receive(const DeviceHandle& handle, Stream stream) {
+  check();
+  Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
+  launch(slot, Phases::kReceive, stream);
+  slot.stage = Stage::kReceived;
+  return describe(slot);
+}
+
+DeviceDispatched PushExchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
                                         const TensorView& topk_weights, Stream stream,
                                         const DeviceDispatchOptions& options) {
-  Channel& channel = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kSend);
-  channel.stage = Stage::kSent;
-  return handle_of(channel);
+  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kBoth);
+  slot.stage = Stage::kReceived;
+  return describe(slot);
 }
 
-DeviceDispatched P2pExchange::dispatch_receive(const DeviceHandle& handle, Stream stream) {
-  check();
-  Channel& channel = find(handle, Stage::kSent, "dispatch_receive");
-  launch(channel, Phases::kReceive, stream);
-  channel.stage = Stage::kReceived;
-  return describe(channel);
+DeviceHandle PushExchange::dispatch_again_send(const DeviceHandle& earlier,
+                                               const TensorView& tokens,
+                                               const TensorView& topk_weights, Stream stream,
+                                               const DeviceDispatchOptions& options) {
+  const Slot& kept = kept_routing(earlier, "dispatch_again");
+  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kSend);
+  slot.stage = Stage::kSent;
+  return handle_of(slot);
 }
 
-DeviceDispatched P2pExchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
-                                       const TensorView& topk_weights, Stream stream,
-                                       const DeviceDispatchOptions& options) {
-  Channel& channel = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kBoth);
-  channel.stage = Stage::kReceived;
-  return describe(channel);
-}
-
-DeviceHandle P2pExchange::dispatch_again_send(const DeviceHandle& earlier, const TensorView& tokens,
+DeviceDispatched PushExchange::dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
                                               const TensorView& topk_weights, Stream stream,
                                               const DeviceDispatchOptions& options) {
-  const Channel& kept = kept_routing(earlier, "dispatch_again");
-  Channel& channel = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kSend);
-  channel.stage = Stage::kSent;
-  return handle_of(channel);
-}
-
-DeviceDispatched P2pExchange::dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
-                                             const TensorView& topk_weights, Stream stream,
-                                             const DeviceDispatchOptions& options) {
-  const Channel& kept = kept_routing(earlier, "dispatch_again");
-  Channel& channel = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kBoth);
-  channel.stage = Stage::kReceived;
-  return describe(channel);
+  const Slot& kept = kept_routing(earlier, "dispatch_again");
+  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kBoth);
+  slot.stage = Stage::kReceived;
+  return describe(slot);
 }
 
 // Slots are used by turns of calls, so a combine needs a call of its own, on every rank.
-DeviceHandle P2pExchange::reopen(const DeviceHandle& earlier, Stream stream) {
-  const Channel& kept = kept_routing(earlier, "reopen");
+DeviceHandle PushExchange::reopen(const DeviceHandle& earlier, Stream stream) {
+  const Slot& kept = kept_routing(earlier, "reopen");
   DeviceDispatchOptions options;
   options.routing_only = true;
   options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1});
   const TensorView tokens(blank_.data(), DType::kBF16, {kept.num_tokens, shape_.config.hidden});
-  Channel& channel = start({tokens, {}, {}, options, &kept}, stream, Phases::kBoth);
-  channel.stage = Stage::kReceived;
-  return handle_of(channel);
+  Slot& slot = start({tokens, {}, {}, options, &kept}, stream, Phases::kBoth);
+  slot.stage = Stage::kReceived;
+  return handle_of(slot);
 }
 
-void P2pExchange::enter(Phase phase, const Channel& channel) {
-  site_ = {phase, channel.id, -1};
-  group_.engine().enter(phase, channel.id);
+void PushExchange::enter(Phase phase, const Slot& slot) {
+  site_ = {phase, slot.id, -1};
+  group_.engine().enter(phase, slot.id);
 }
 
 // The rows of the tokens come last: all that they share with other rows is as they leave it.
-void P2pExchange::launch(Channel& channel, Phases phases, Stream stream) {
-  enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, channel);
-  gather_routing(channel, phases, stream);
-  for (DispatchArgs& payload : channel.payloads) {
-    if (channel.routing_only) continue;
-    launch_rows(channel, payload, phases, stream);
-    let_end(phases, stream);
+void PushExchange::launch(Slot& slot, Phases phases, Stream stream) {
+  enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
+  gather_routing(slot, phases, stream);
+  for (DispatchArgs& payload : slot.payloads) {
+    if (slot.routing_only) continue;
+    launch_rows(slot, payload, phases, stream);
+    sync_if_shared(phases, stream);
   }
-  launch_rows(channel, channel.dispatch, phases, stream);
+  launch_rows(slot, slot.dispatch, phases, stream);
   if (!receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
-  let_end(phases, stream);
-  launch_place_routing(channel.routing_args, drops(channel), stream.get());
+  sync_if_shared(phases, stream);
+  launch_place_routing(slot.routing_args, drops(slot), stream.get());
 }
 
 // Ranks that share a GPU may share a hardware queue: what is queued behind a kernel that waits for
 // a peer could keep the peer's kernel from starting. There the host waits between the kernels of a
 // call.
-void P2pExchange::let_end(Phases phases, Stream stream) const {
+void PushExchange::sync_if_shared(Phases phases, Stream stream) const {
   if (!receives(phases) || !window_->is_shared_gpu()) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
@@ -216,61 +216,60 @@ void P2pExchange::let_end(Phases phases, Stream stream) const {
   check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
-GridWish P2pExchange::grid_wish(const Channel& channel, Phases phases) const {
-  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, channel.most_tokens};
+GridRequest PushExchange::grid_request(const Slot& slot, Phases phases) const {
+  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, slot.call_max_tokens};
 }
 
-void P2pExchange::launch_rows(const Channel& channel, DispatchArgs& args, Phases phases,
-                              Stream stream) {
-  choose_grid(grid_wish(channel, phases), args);
+void PushExchange::launch_rows(const Slot& slot, DispatchArgs& args, Phases phases, Stream stream) {
+  choose_grid(grid_request(slot, phases), args);
   launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
-void P2pExchange::combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
-                               const DeviceCombineOptions& options) {
+void PushExchange::combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
+                                const DeviceCombineOptions& options) {
   check();
-  Channel& channel = find(handle, Stage::kReceived, "combine");
-  set_results(channel, rows, options);
-  launch_return(channel, Phases::kSend, stream);
-  channel.stage = Stage::kReturned;
+  Slot& slot = find(handle, Stage::kReceived, "combine");
+  set_results(slot, rows, options);
+  launch_return(slot, Phases::kSend, stream);
+  slot.stage = Stage::kReturned;
 }
 
-void P2pExchange::combine_receive(const DeviceHandle& handle, const TensorView& output,
-                                  Stream stream, const DeviceCombineOptions& options) {
+void PushExchange::combine_receive(const DeviceHandle& handle, const TensorView& output,
+                                   Stream stream, const DeviceCombineOptions& options) {
   check();
-  Channel& channel = find(handle, Stage::kReturned, "combine_receive");
-  set_output(channel, output, options);
-  launch_return(channel, Phases::kReceive, stream);
-  channel.stage = Stage::kFree;
+  Slot& slot = find(handle, Stage::kReturned, "combine_receive");
+  set_output(slot, output, options);
+  launch_return(slot, Phases::kReceive, stream);
+  slot.stage = Stage::kFree;
 }
 
-void P2pExchange::combine(const DeviceHandle& handle, const TensorView& rows,
-                          const TensorView& output, Stream stream,
-                          const DeviceCombineOptions& options) {
+void PushExchange::combine(const DeviceHandle& handle, const TensorView& rows,
+                           const TensorView& output, Stream stream,
+                           const DeviceCombineOptions& options) {
   check();
-  Channel& channel = find(handle, Stage::kReceived, "combine");
-  set_results(channel, rows, options);
-  set_output(channel, output, options);
+  Slot& slot = find(handle, Stage::kReceived, "combine");
+  set_results(slot, rows, options);
+  set_output(slot, output, options);
   check_both_weights(options.row_weights, options.returned_weights);
-  launch_return(channel, Phases::kBoth, stream);
-  channel.stage = Stage::kFree;
+  launch_return(slot, Phases::kBoth, stream);
+  slot.stage = Stage::kFree;
 }
 
-void P2pExchange::launch_return(Channel& channel, Phases phases, Stream stream) {
-  enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, channel);
-  CombineArgs& args = channel.combine;
-  args.num_tokens = static_cast<std::int32_t>(channel.num_tokens);
-  choose_grid(grid_wish(channel, phases), args);
-  ReturnWeightsArgs& weights = channel.weights;
+void PushExchange::launch_return(Slot& slot, Phases phases, Stream stream) {
+  enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
+  CombineArgs& args = slot.combine;
+  args.num_tokens = static_cast<std::int32_t>(slot.num_tokens);
+  choose_grid(grid_request(slot, phases), args);
+  ReturnWeightsArgs& weights = slot.weights;
   weights.num_tokens = args.num_tokens;
   if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());
   launch_combine(args, phases, options_.programmatic_launch, stream.get());
   if (!receives(phases) || weights.returned == nullptr) return;
-  let_end(phases, stream);
-  launch_take_weights(weights, stream.get());
+  sync_if_shared(phases, stream);
+  launch_receive_weights(weights, stream.get());
 }
 
-void P2pExchange::release(const DeviceHandle& handle) {
+void PushExchange::release(const DeviceHandle& handle) {
   find(handle, Stage::kReceived, "release").stage = Stage::kFree;
 }
 

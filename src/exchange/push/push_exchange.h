@@ -2,8 +2,8 @@
 //
 // push_exchange.h: DeviceExchange over windows that every rank's GPU can address.
 //
-// A channel is one handle that may be alive: its own two slot sets in the window, its own count of
-// calls, its own receive buffers. Within a channel calls follow one another in stream order, and
+// A slot is one handle that may be alive: its own two slot sets in the window, its own count of
+// calls, its own receive buffers. Within a slot calls follow one another in stream order, and
 // that alone makes two sets enough: a rank starts call c only after call c - 1 is through here, so
 // it has every peer's announcement of c - 1, which the peer sent after its call c - 2 was through
 // and everything in that set had been read.
@@ -24,11 +24,11 @@
 
 namespace switchyard {
 
-class P2pExchange final : public DeviceExchangeBackend {
+class PushExchange final : public DeviceExchangeBackend {
  public:
-  P2pExchange(const Group& group, const ExchangeConfig& config,
-              const DeviceExchangeOptions& options);
-  ~P2pExchange() override;
+  PushExchange(const Group& group, const ExchangeConfig& config,
+               const DeviceExchangeOptions& options);
+  ~PushExchange() override;
 
   const ExchangeConfig& config() const override { return shape_.config; }
   const char* heap() const override { return name_of(window_->kind()); }
@@ -60,14 +60,14 @@ class P2pExchange final : public DeviceExchangeBackend {
  private:
   enum class Stage { kFree, kSent, kReceived, kReturned };
 
-  struct Channel {
+  struct Slot {
     Stage stage = Stage::kFree;
     std::uint64_t id = 0;
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
     std::int64_t num_tokens = 0;
     std::int64_t max_tokens = 0;
-    std::int64_t most_tokens = 0;  ///< max_tokens, if the caller gave it
-    bool is_again = false;         ///< its ids are those of an earlier dispatch
+    std::int64_t call_max_tokens = 0;  ///< max_tokens, if the caller gave it
+    bool is_again = false;             ///< its ids are those of an earlier dispatch
     bool routing_only = false;
     DispatchArgs dispatch;               ///< of its last dispatch
     std::vector<DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
@@ -84,28 +84,28 @@ class P2pExchange final : public DeviceExchangeBackend {
     const TensorView& topk_ids;
     const TensorView& topk_weights;
     const DeviceDispatchOptions& options;
-    const Channel* earlier = nullptr;
+    const Slot* earlier = nullptr;
   };
 
   // p2p_exchange.cpp
-  void enter(Phase phase, const Channel& channel);
-  Channel& start(const Input& input, Stream stream, Phases phases);
-  void launch(Channel& channel, Phases phases, Stream stream);
-  GridWish grid_wish(const Channel& channel, Phases phases) const;
-  void launch_rows(const Channel& channel, DispatchArgs& args, Phases phases, Stream stream);
-  void let_end(Phases phases, Stream stream) const;
-  void launch_return(Channel& channel, Phases phases, Stream stream);
-  Channel& begin(const char* operation);
-  Channel& find(const DeviceHandle& handle, Stage wanted, const char* operation);
-  DeviceHandle handle_of(const Channel& channel) const;
+  void enter(Phase phase, const Slot& slot);
+  Slot& start(const Input& input, Stream stream, Phases phases);
+  void launch(Slot& slot, Phases phases, Stream stream);
+  GridRequest grid_request(const Slot& slot, Phases phases) const;
+  void launch_rows(const Slot& slot, DispatchArgs& args, Phases phases, Stream stream);
+  void sync_if_shared(Phases phases, Stream stream) const;
+  void launch_return(Slot& slot, Phases phases, Stream stream);
+  Slot& begin(const char* operation);
+  Slot& find(const DeviceHandle& handle, Stage wanted, const char* operation);
+  DeviceHandle handle_of(const Slot& slot) const;
 
   // p2p_memory.cpp
   void prepare_memory();
   void run_kernels() const;
-  void allocate(Channel& channel, std::size_t index);
-  void set_base(Channel& channel, std::size_t index);
-  void set_routing(Channel& channel) const;
-  void set_gather(Channel& channel, std::size_t region) const;
+  void allocate(Slot& slot, std::size_t index);
+  void set_base(Slot& slot, std::size_t index);
+  void set_routing(Slot& slot) const;
+  void set_gather(Slot& slot, std::size_t region) const;
   void set_rows(DispatchArgs& dispatch) const;
   DispatchArgs bytes_base(const DispatchArgs& main, std::size_t region,
                           std::int64_t row_bytes) const;
@@ -113,34 +113,32 @@ class P2pExchange final : public DeviceExchangeBackend {
 
   // p2p_routing.cpp
   bool keeps_ids() const { return options_.keeps_routing || shape_.gathers_routing; }
-  bool drops(const Channel& channel) const;
-  const Channel& kept_routing(const DeviceHandle& earlier, const char* operation) const;
-  void take_routing(Channel& channel, const Channel& earlier, Stream stream) const;
-  void clear_rows(const Channel& channel, Stream stream) const;
-  void gather_routing(Channel& channel, Phases phases, Stream stream);
+  bool drops(const Slot& slot) const;
+  const Slot& kept_routing(const DeviceHandle& earlier, const char* operation) const;
+  void copy_routing(Slot& slot, const Slot& earlier, Stream stream) const;
+  void clear_rows(const Slot& slot, Stream stream) const;
+  void gather_routing(Slot& slot, Phases phases, Stream stream);
 
   // p2p_weights.cpp
-  void set_weights_base(Channel& channel) const;
-  void set_row_weights(Channel& channel, const DeviceCombineOptions& options) const;
-  void set_returned_weights(Channel& channel, const DeviceCombineOptions& options) const;
+  void set_weights_base(Slot& slot) const;
+  void set_row_weights(Slot& slot, const DeviceCombineOptions& options) const;
+  void set_returned_weights(Slot& slot, const DeviceCombineOptions& options) const;
 
   // p2p_arguments.cpp
   void check_input(const Input& input) const;
-  void set_input(Channel& channel, const Input& input) const;
-  void set_ids(Channel& channel, const Input& input) const;
-  void set_rows_of_call(Channel& channel) const;
-  void set_results(Channel& channel, const TensorView& rows,
-                   const DeviceCombineOptions& options) const;
-  void set_output(Channel& channel, const TensorView& output,
-                  const DeviceCombineOptions& options) const;
-  void set_addends(Channel& channel, const DeviceCombineOptions& options) const;
-  DeviceDispatched describe(const Channel& channel) const;
-  std::int64_t buffer_rows(const Channel& channel) const {
-    return shape_.buffer_rows(group_.rank(), channel.max_tokens);
+  void set_input(Slot& slot, const Input& input) const;
+  void set_ids(Slot& slot, const Input& input) const;
+  void set_rows_of_call(Slot& slot) const;
+  void set_results(Slot& slot, const TensorView& rows, const DeviceCombineOptions& options) const;
+  void set_output(Slot& slot, const TensorView& output, const DeviceCombineOptions& options) const;
+  void set_addends(Slot& slot, const DeviceCombineOptions& options) const;
+  DeviceDispatched describe(const Slot& slot) const;
+  std::int64_t buffer_rows(const Slot& slot) const {
+    return shape_.buffer_rows(group_.rank(), slot.max_tokens);
   }
 
   Group group_;
-  P2pShape shape_;
+  PushExchangeShape shape_;
   DeviceExchangeOptions options_;
   int device_ = 0;
   int num_ctas_ = 1;
@@ -151,7 +149,7 @@ class P2pExchange final : public DeviceExchangeBackend {
   DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
   DeviceBuffer blank_;       ///< the one row of a dispatch of routing only
   Watch watch_;
-  std::vector<Channel> channels_;
+  std::vector<Slot> slots_;
   std::uint64_t next_id_ = 1;
   std::uint64_t number_;  ///< of this exchange in the process
   int num_uncaught_;      ///< exceptions when it was made

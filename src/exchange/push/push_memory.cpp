@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of an exchange, taken once: what kernels share with the host, and of each channel what
+// The memory of an exchange, taken once: what kernels share with the host, and of each slot what
 // is received, what a call leaves for its combine, and the parts of kernel arguments that never
 // change.
 
@@ -26,41 +26,42 @@ constexpr int kEmptyByte = 0xFF;
 constexpr int kBlankByte = 0x3F;  // a finite number of every dtype
 
 template <typename T>
-T* take(Carver& parts, std::size_t count) {
-  return reinterpret_cast<T*>(parts.take(checked_mul(count, sizeof(T))));
+T* carve(Carver& parts, std::size_t count) {
+  return reinterpret_cast<T*>(parts.carve(checked_mul(count, sizeof(T))));
 }
 
-CallState take_state(Carver& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
+CallState carve_state(Carver& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
   CallState state;
-  state.counter = take<std::uint64_t>(parts, 1);
-  state.num_terms = take<std::int32_t>(parts, tokens);
-  state.columns = take<std::int32_t>(parts, tokens * topk);
-  state.term_weights = take<float>(parts, tokens * topk);
-  state.term_ranks = take<std::int32_t>(parts, tokens * topk);
-  state.num_arrivals = take<std::int32_t>(parts, ranks);
-  state.arrival_token = take<std::int32_t>(parts, ranks * tokens);
-  state.arrival_rows = take<std::int32_t>(parts, ranks * tokens * topk);
-  state.arrival_weights = take<float>(parts, ranks * tokens * topk);
+  state.counter = carve<std::uint64_t>(parts, 1);
+  state.num_partials = carve<std::int32_t>(parts, tokens);
+  state.columns = carve<std::int32_t>(parts, tokens * topk);
+  state.partial_weights = carve<float>(parts, tokens * topk);
+  state.partial_ranks = carve<std::int32_t>(parts, tokens * topk);
+  state.num_arrivals = carve<std::int32_t>(parts, ranks);
+  state.arrival_token = carve<std::int32_t>(parts, ranks * tokens);
+  state.arrival_rows = carve<std::int32_t>(parts, ranks * tokens * topk);
+  state.arrival_weights = carve<float>(parts, ranks * tokens * topk);
   return state;
 }
 
 // The ids and weights of all ranks.
-void take_gather(Carver& parts, const P2pShape& shape, DispatchArgs& gather, RoutingArgs& routing) {
+void carve_gather(Carver& parts, const PushExchangeShape& shape, DispatchArgs& gather,
+                  RoutingArgs& routing) {
   const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
   const auto tokens = static_cast<std::size_t>(shape.config.max_tokens_per_rank);
   const auto row_bytes = static_cast<std::size_t>(shape.routing_row_bytes());
-  gather.state = take_state(parts, ranks, tokens, ranks);
-  gather.num_rows = take<std::int32_t>(parts, 1);
-  gather.total_rows = take<std::int32_t>(parts, 1);
-  gather.rows = take<std::byte>(parts, checked_mul(ranks * tokens, row_bytes));
-  routing.own_rows = take<std::uint32_t>(parts, tokens * row_bytes / sizeof(std::uint32_t));
+  gather.state = carve_state(parts, ranks, tokens, ranks);
+  gather.num_rows = carve<std::int32_t>(parts, 1);
+  gather.total_rows = carve<std::int32_t>(parts, 1);
+  gather.rows = carve<std::byte>(parts, checked_mul(ranks * tokens, row_bytes));
+  routing.own_rows = carve<std::uint32_t>(parts, tokens * row_bytes / sizeof(std::uint32_t));
   if (!shape.drops) return;
   const std::size_t choices = ranks * tokens * static_cast<std::size_t>(shape.config.num_topk);
   ChoiceSort& sort = routing.sort;
-  sort.keys = take<std::uint64_t>(parts, 2 * choices);
-  sort.choices = take<std::uint32_t>(parts, 2 * choices);
+  sort.keys = carve<std::uint64_t>(parts, 2 * choices);
+  sort.choices = carve<std::uint32_t>(parts, 2 * choices);
   sort.work_bytes = sort_work_bytes(static_cast<std::int64_t>(choices), shape.config.num_experts);
-  sort.work = take<std::byte>(parts, sort.work_bytes);
+  sort.work = carve<std::byte>(parts, sort.work_bytes);
 }
 
 void start_count(std::uint64_t* counter) {
@@ -71,14 +72,14 @@ void start_count(std::uint64_t* counter) {
 
 }  // namespace
 
-ExchangeMemory P2pExchange::memory() const {
+ExchangeMemory PushExchange::memory() const {
   ExchangeMemory memory;
   memory.window_bytes = window_->size_bytes();
-  for (const Channel& channel : channels_) memory.receive_bytes += channel.memory.size_bytes();
+  for (const Slot& slot : slots_) memory.receive_bytes += slot.memory.size_bytes();
   return memory;
 }
 
-void P2pExchange::prepare_memory() {
+void PushExchange::prepare_memory() {
   if (window_->kind() == HeapKind::kSameProcess) {
     const std::string obstacle =
         queue_obstacle(window_->ranks_on_gpu(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
@@ -94,15 +95,15 @@ void P2pExchange::prepare_memory() {
   watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
   check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
              "cudaMemset");
-  blank_ = DeviceBuffer(kGrainElements * sizeof(float));
+  blank_ = DeviceBuffer(kVecElements * sizeof(float));
   check_cuda(cudaMemset(blank_.data(), kBlankByte, blank_.size_bytes()), "cudaMemset");
   if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
-  for (std::size_t i = 0; i < channels_.size(); ++i) allocate(channels_[i], i);
+  for (std::size_t i = 0; i < slots_.size(); ++i) allocate(slots_[i], i);
   run_kernels();
   check_cuda(cudaDeviceSynchronize(), "device exchange");
 }
 
-void P2pExchange::fill_every_rank_ids() {
+void PushExchange::fill_every_rank_ids() {
   const auto ranks = static_cast<std::size_t>(group_.size());
   const auto tokens = static_cast<std::size_t>(shape_.config.max_tokens_per_rank);
   std::vector<std::int32_t> ids(checked_mul(ranks, tokens));
@@ -114,32 +115,32 @@ void P2pExchange::fill_every_rank_ids() {
 }
 
 // Every kernel once, without doing anything: see launch_dispatch.
-void P2pExchange::run_kernels() const {
+void PushExchange::run_kernels() const {
   check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "cudaMemset");
-  const Channel& channel = channels_[0];
+  const Slot& slot = slots_[0];
   const auto run = [](const DispatchArgs& args) {
     launch_dispatch(args, Phases::kNone, false, nullptr);
   };
-  DispatchArgs dispatch = channel.dispatch;
+  DispatchArgs dispatch = slot.dispatch;
   for (const DType dtype : {DType::kBF16, shape_.config.scheme.dtype}) {
     dispatch.token_dtype = dtype;
     run(dispatch);
   }
-  for (const DispatchArgs& payload : channel.payloads) run(payload);
-  if (shape_.gathers_routing) run(channel.gather);
+  for (const DispatchArgs& payload : slot.payloads) run(payload);
+  if (shape_.gathers_routing) run(slot.gather);
   if (keeps_ids()) {
-    run_routing_kernels(channel.routing_args, shape_.drops,
-                        shape_.gathers && shape_.gathers_routing, nullptr);
+    run_routing_kernels(slot.routing_args, shape_.drops, shape_.gathers && shape_.gathers_routing,
+                        nullptr);
   }
-  launch_combine(channel.combine, Phases::kNone, false, nullptr);
+  launch_combine(slot.combine, Phases::kNone, false, nullptr);
   if (shape_.returns_weights) {
-    launch_return_weights(channel.weights, nullptr);
-    launch_take_weights(channel.weights, nullptr);
+    launch_return_weights(slot.weights, nullptr);
+    launch_receive_weights(slot.weights, nullptr);
   }
   check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
 
-void P2pExchange::allocate(Channel& channel, std::size_t index) {
+void PushExchange::allocate(Slot& slot, std::size_t index) {
   const ExchangeConfig& config = shape_.config;
   const auto ranks = static_cast<std::size_t>(group_.size());
   const auto tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
@@ -153,47 +154,47 @@ void P2pExchange::allocate(Channel& channel, std::size_t index) {
   std::vector<std::uint64_t*> counters;
   std::vector<std::byte*> payload_rows;
   for (const bool is_real : {false, true}) {
-    Carver parts(is_real ? channel.memory.data() : nullptr, kPartAlignment);
+    Carver parts(is_real ? slot.memory.data() : nullptr, kPartAlignment);
     counters.clear();
     payload_rows.clear();
-    DispatchArgs& args = channel.dispatch;
-    RoutingArgs& routing = channel.routing_args;
-    args.state = take_state(parts, ranks, tokens, static_cast<std::size_t>(shape_.main_topk));
-    args.num_rows = take<std::int32_t>(parts, std::max<std::size_t>(local, 1));
-    args.total_rows = take<std::int32_t>(parts, 1);
-    args.first_row = is_major ? take<std::int64_t>(parts, local) : nullptr;
-    args.rows = take<std::byte>(parts, checked_mul(rows, shape_.exchange.payload_bytes));
+    DispatchArgs& args = slot.dispatch;
+    RoutingArgs& routing = slot.routing_args;
+    args.state = carve_state(parts, ranks, tokens, static_cast<std::size_t>(shape_.main_topk));
+    args.num_rows = carve<std::int32_t>(parts, std::max<std::size_t>(local, 1));
+    args.total_rows = carve<std::int32_t>(parts, 1);
+    args.first_row = is_major ? carve<std::int64_t>(parts, local) : nullptr;
+    args.rows = carve<std::byte>(parts, checked_mul(rows, shape_.exchange.payload_bytes));
     args.scales =
-        shape_.exchange.num_scales > 0 ? take<std::byte>(parts, num_scale_bytes) : nullptr;
-    args.row_ids = is_major ? nullptr : take<std::int32_t>(parts, rows * topk);
+        shape_.exchange.num_scales > 0 ? carve<std::byte>(parts, num_scale_bytes) : nullptr;
+    args.row_ids = is_major ? nullptr : carve<std::int32_t>(parts, rows * topk);
     args.row_weights =
-        config.sends_weights ? take<float>(parts, rows * (is_major ? 1 : topk)) : nullptr;
-    routing.num_rows_of_expert = shape_.gathers ? take<std::int32_t>(parts, local) : args.num_rows;
-    if (keeps_ids()) routing.own_ids = take<std::int32_t>(parts, tokens * topk);
-    routing.num_dropped = take<std::int32_t>(parts, 1);
+        config.sends_weights ? carve<float>(parts, rows * (is_major ? 1 : topk)) : nullptr;
+    routing.num_rows_of_expert = shape_.gathers ? carve<std::int32_t>(parts, local) : args.num_rows;
+    if (keeps_ids()) routing.own_ids = carve<std::int32_t>(parts, tokens * topk);
+    routing.num_dropped = carve<std::int32_t>(parts, 1);
     for (const std::int64_t bytes : config.payload_bytes) {
-      counters.push_back(take<std::uint64_t>(parts, 1));
+      counters.push_back(carve<std::uint64_t>(parts, 1));
       payload_rows.push_back(
-          take<std::byte>(parts, checked_mul(rows, static_cast<std::size_t>(bytes))));
+          carve<std::byte>(parts, checked_mul(rows, static_cast<std::size_t>(bytes))));
     }
-    if (shape_.gathers_routing) take_gather(parts, shape_, channel.gather, routing);
+    if (shape_.gathers_routing) carve_gather(parts, shape_, slot.gather, routing);
     if (is_real) break;
-    channel.memory = DeviceBuffer(parts.used_bytes());
+    slot.memory = DeviceBuffer(parts.used_bytes());
   }
-  check_cuda(cudaMemset(channel.memory.data(), 0, channel.memory.size_bytes()), "cudaMemset");
-  start_count(channel.dispatch.state.counter);
-  if (shape_.gathers_routing) start_count(channel.gather.state.counter);
-  set_base(channel, index);
+  check_cuda(cudaMemset(slot.memory.data(), 0, slot.memory.size_bytes()), "cudaMemset");
+  start_count(slot.dispatch.state.counter);
+  if (shape_.gathers_routing) start_count(slot.gather.state.counter);
+  set_base(slot, index);
   for (std::size_t i = 0; i < payload_rows.size(); ++i) {
     start_count(counters[i]);
-    channel.payloads[i].state.counter = counters[i];
-    channel.payloads[i].rows = payload_rows[i];
+    slot.payloads[i].state.counter = counters[i];
+    slot.payloads[i].rows = payload_rows[i];
   }
 }
 
-void P2pExchange::set_base(Channel& channel, std::size_t index) {
+void PushExchange::set_base(Slot& slot, std::size_t index) {
   const ExchangeConfig& config = shape_.config;
-  DispatchArgs& dispatch = channel.dispatch;
+  DispatchArgs& dispatch = slot.dispatch;
   ExchangeBase base;
   base.layout = shape_.main;
   base.ownership = KernelOwnership(shape_.main_ownership);
@@ -208,50 +209,50 @@ void P2pExchange::set_base(Channel& channel, std::size_t index) {
   base.state = dispatch.state;
   base.watch = watch_;
   static_cast<ExchangeBase&>(dispatch) = base;
-  static_cast<ExchangeBase&>(channel.combine) = base;
+  static_cast<ExchangeBase&>(slot.combine) = base;
   dispatch.windows = windows;
-  channel.combine.windows = windows;
-  channel.combine.wire = config.combine_scheme;
+  slot.combine.windows = windows;
+  slot.combine.wire = config.combine_scheme;
 
-  set_routing(channel);
+  set_routing(slot);
   set_rows(dispatch);
   std::size_t region = shape_.main.total_bytes;
   for (std::size_t i = 0; i < shape_.payloads.size(); ++i) {
-    channel.payloads.push_back(bytes_base(dispatch, region, config.payload_bytes[i]));
-    channel.payloads.back().layout = shape_.payloads[i];
+    slot.payloads.push_back(bytes_base(dispatch, region, config.payload_bytes[i]));
+    slot.payloads.back().layout = shape_.payloads[i];
     region += shape_.payloads[i].total_bytes;
   }
-  if (shape_.gathers_routing) set_gather(channel, region);
-  if (shape_.returns_weights) set_weights_base(channel);
+  if (shape_.gathers_routing) set_gather(slot, region);
+  if (shape_.returns_weights) set_weights_base(slot);
 }
 
-void P2pExchange::set_routing(Channel& channel) const {
+void PushExchange::set_routing(Slot& slot) const {
   const ExchangeConfig& config = shape_.config;
-  RoutingArgs& routing = channel.routing_args;
+  RoutingArgs& routing = slot.routing_args;
   routing.ownership = KernelOwnership(shape_.exchange.ownership);
-  routing.state = channel.dispatch.state;
+  routing.state = slot.dispatch.state;
   routing.watch = watch_;
   routing.rank = group_.rank();
   routing.num_topk = config.num_topk;
   routing.max_tokens = static_cast<std::int32_t>(config.max_tokens_per_rank);
   routing.wants_distinct = config.layout == Layout::kBatched;
   routing.is_gathered = shape_.gathers;
-  routing.rows = reinterpret_cast<const std::uint32_t*>(channel.gather.rows);
-  routing.num_rows = channel.gather.total_rows;
-  routing.num_from = channel.gather.state.num_arrivals;
+  routing.rows = reinterpret_cast<const std::uint32_t*>(slot.gather.rows);
+  routing.num_rows = slot.gather.total_rows;
+  routing.num_from = slot.gather.state.num_arrivals;
   routing.capacity =
       config.capacity > 0 ? config.capacity : std::numeric_limits<std::int64_t>::max();
   routing.num_local = shape_.exchange.ownership.count(group_.rank());
   if (!shape_.gathers) return;
   // Of the rows of all ranks only these kernels know the experts.
-  routing.row_ids = std::exchange(channel.dispatch.row_ids, nullptr);
-  routing.row_weights = std::exchange(channel.dispatch.row_weights, nullptr);
+  routing.row_ids = std::exchange(slot.dispatch.row_ids, nullptr);
+  routing.row_weights = std::exchange(slot.dispatch.row_weights, nullptr);
 }
 
-void P2pExchange::set_gather(Channel& channel, std::size_t region) const {
-  const DispatchArgs taken = channel.gather;
-  DispatchArgs& gather = channel.gather;
-  gather = bytes_base(channel.dispatch, region, shape_.routing_row_bytes());
+void PushExchange::set_gather(Slot& slot, std::size_t region) const {
+  const DispatchArgs taken = slot.gather;
+  DispatchArgs& gather = slot.gather;
+  gather = bytes_base(slot.dispatch, region, shape_.routing_row_bytes());
   gather.layout = shape_.routing;
   gather.ownership = KernelOwnership({group_.size(), group_.size()});
   gather.num_topk = group_.size();
@@ -263,7 +264,7 @@ void P2pExchange::set_gather(Channel& channel, std::size_t region) const {
   gather.first_row = nullptr;
   gather.total_rows = taken.total_rows;
   gather.rows = taken.rows;
-  gather.tokens = reinterpret_cast<const std::byte*>(channel.routing_args.own_rows);
+  gather.tokens = reinterpret_cast<const std::byte*>(slot.routing_args.own_rows);
   gather.token_stride = shape_.routing_row_bytes();
   gather.aligned_tokens = gather.aligned_rows;
   gather.topk_ids = every_rank_.data();
@@ -271,7 +272,7 @@ void P2pExchange::set_gather(Channel& channel, std::size_t region) const {
 }
 
 // What never changes about the rows of the tokens.
-void P2pExchange::set_rows(DispatchArgs& dispatch) const {
+void PushExchange::set_rows(DispatchArgs& dispatch) const {
   const ExchangeConfig& config = shape_.config;
   const ExchangeShape& shape = shape_.exchange;
   const ScaleBlocks scales = scale_blocks(config, shape, group_.rank(), shape.max_buffer_rows);
@@ -284,13 +285,13 @@ void P2pExchange::set_rows(DispatchArgs& dispatch) const {
       is_limited ? shape.receive.capacity : std::numeric_limits<std::int64_t>::max();
   dispatch.row_alignment = config.expert_alignment;
   dispatch.scale_block = scales.block;
-  dispatch.scales_per_piece = scales_per_piece(config.scheme);
+  dispatch.scales_per_chunk = scales_per_chunk(config.scheme);
   dispatch.scale_block_bytes = is_batched ? scales.block.num_bytes() : 0;
 }
 
 // The dispatch of rows of bytes, without scales, ids or weights, in a region of its own.
-DispatchArgs P2pExchange::bytes_base(const DispatchArgs& main, std::size_t region,
-                                     std::int64_t row_bytes) const {
+DispatchArgs PushExchange::bytes_base(const DispatchArgs& main, std::size_t region,
+                                      std::int64_t row_bytes) const {
   DispatchArgs args = main;
   for (int r = 0; r < group_.size(); ++r) args.windows.base[r] += region;
   args.scheme = schemes::kFp8Tensor;  // codes of 8 bits as they are, no scales in rows
@@ -300,7 +301,7 @@ DispatchArgs P2pExchange::bytes_base(const DispatchArgs& main, std::size_t regio
   args.scales = nullptr;
   args.scale_block = {};
   args.scale_units_per_row = 0;
-  args.scales_per_piece = 1;
+  args.scales_per_chunk = 1;
   args.scale_block_bytes = 0;
   args.row_ids = nullptr;
   args.row_weights = nullptr;

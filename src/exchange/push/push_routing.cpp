@@ -14,18 +14,18 @@ constexpr int kNoIdByte = 0xFF;
 
 }  // namespace
 
-bool P2pExchange::drops(const Channel& channel) const { return shape_.drops && !channel.is_again; }
+bool PushExchange::drops(const Slot& slot) const { return shape_.drops && !slot.is_again; }
 
-const P2pExchange::Channel& P2pExchange::kept_routing(const DeviceHandle& earlier,
-                                                      const char* operation) const {
+const PushExchange::Slot& PushExchange::kept_routing(const DeviceHandle& earlier,
+                                                     const char* operation) const {
   require(options_.keeps_routing, Errc::kInvalidArgument,
           "{}: the exchange keeps no routing; set DeviceExchangeOptions::keeps_routing", operation);
   require(earlier.exchange_ == number_ && earlier.routing_ != 0, Errc::kInvalidArgument,
           "{}: the handle {}; pass one whose dispatch was received", operation,
           earlier.exchange_ == 0 ? "is empty" : "is of another DeviceExchange");
-  const Channel* found = nullptr;
-  for (const Channel& channel : channels_) {
-    if (channel.routing == earlier.routing_) found = &channel;
+  const Slot* found = nullptr;
+  for (const Slot& slot : slots_) {
+    if (slot.routing == earlier.routing_) found = &slot;
   }
   require(found != nullptr, Errc::kInvalidArgument,
           "{}: a new dispatch has taken the place of the handle, and with it its routing; use it "
@@ -38,60 +38,60 @@ const P2pExchange::Channel& P2pExchange::kept_routing(const DeviceHandle& earlie
   return *found;
 }
 
-// Ids of an earlier dispatch, for a channel that may be another one.
-void P2pExchange::take_routing(Channel& channel, const Channel& earlier, Stream stream) const {
-  if (&channel == &earlier) return;
+// Ids of an earlier dispatch, for a slot that may be another one.
+void PushExchange::copy_routing(Slot& slot, const Slot& earlier, Stream stream) const {
+  if (&slot == &earlier) return;
   const auto copy = [&](std::int32_t* to, const std::int32_t* from, std::int64_t count) {
     const auto bytes = static_cast<std::size_t>(count) * sizeof(std::int32_t);
     if (bytes == 0) return;
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.get()),
                "dispatch_again");
   };
-  copy(channel.routing_args.own_ids, earlier.routing_args.own_ids,
+  copy(slot.routing_args.own_ids, earlier.routing_args.own_ids,
        earlier.num_tokens * shape_.config.num_topk);
-  copy(channel.routing_args.num_dropped, earlier.routing_args.num_dropped, 1);
+  copy(slot.routing_args.num_dropped, earlier.routing_args.num_dropped, 1);
 }
 
-void P2pExchange::clear_rows(const Channel& channel, Stream stream) const {
+void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
   const ExchangeConfig& config = shape_.config;
-  const auto rows = static_cast<std::size_t>(buffer_rows(channel));
+  const auto rows = static_cast<std::size_t>(buffer_rows(slot));
   const auto topk = static_cast<std::size_t>(config.num_topk);
   const auto clear = [&](void* memory, int byte, std::size_t bytes) {
     if (memory == nullptr || bytes == 0) return;
     check_cuda(cudaMemsetAsync(memory, byte, bytes, stream.get()), "dispatch");
   };
-  const DispatchArgs& args = channel.dispatch;
+  const DispatchArgs& args = slot.dispatch;
   if (config.layout == Layout::kByRank) {
     clear(args.row_ids, kNoIdByte, rows * topk * sizeof(std::int32_t));
     clear(args.row_weights, 0, rows * topk * sizeof(float));
   }
   if (!config.zero_padding) return;
   clear(args.row_weights, 0, rows * sizeof(float));
-  if (channel.routing_only) return;
+  if (slot.routing_only) return;
   clear(args.rows, 0, rows * shape_.exchange.payload_bytes);
   clear(args.scales, 0, args.scale_block.num_bytes());
-  for (const DispatchArgs& payload : channel.payloads) {
+  for (const DispatchArgs& payload : slot.payloads) {
     clear(payload.rows, 0, rows * static_cast<std::size_t>(payload.row_bytes));
   }
 }
 
 // What is dropped must be known before rows are sent: then this waits for all ranks.
-void P2pExchange::gather_routing(Channel& channel, Phases phases, Stream stream) {
-  const bool is_dropped = drops(channel);
+void PushExchange::gather_routing(Slot& slot, Phases phases, Stream stream) {
+  const bool is_dropped = drops(slot);
   const bool is_told = shape_.gathers && shape_.gathers_routing;
   const bool is_kept = keeps_ids() && shape_.config.num_topk > 0;
-  if (sends(phases) && is_kept && (is_told || !channel.is_again)) {
-    launch_keep_routing(channel.routing_args, stream.get());
+  if (sends(phases) && is_kept && (is_told || !slot.is_again)) {
+    launch_keep_routing(slot.routing_args, stream.get());
   }
   if (is_dropped && sends(phases)) {
-    launch_rows(channel, channel.gather, Phases::kBoth, stream);
-    let_end(Phases::kBoth, stream);
-    launch_drop_overflow(channel.routing_args, stream.get());
+    launch_rows(slot, slot.gather, Phases::kBoth, stream);
+    sync_if_shared(Phases::kBoth, stream);
+    launch_drop_overflow(slot.routing_args, stream.get());
   } else if (!is_dropped && is_told) {
-    launch_rows(channel, channel.gather, phases, stream);
-    let_end(phases, stream);
+    launch_rows(slot, slot.gather, phases, stream);
+    sync_if_shared(phases, stream);
   }
-  if (receives(phases)) clear_rows(channel, stream);
+  if (receives(phases)) clear_rows(slot, stream);
 }
 
 }  // namespace switchyard

@@ -63,7 +63,7 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_r
   }
 }
 
-PushLayout main_layout(const P2pShape& shape) {
+PushLayout main_layout(const PushExchangeShape& shape) {
   const ExchangeConfig& config = shape.config;
   PushShape push;
   push.max_tokens = config.max_tokens_per_rank;
@@ -73,7 +73,7 @@ PushLayout main_layout(const P2pShape& shape) {
   push.max_local_experts = shape.main_ownership.max_count();
   push.element_bits =
       config.scheme.is_simulated() ? bits_of(DType::kBF16) : bits_of(config.scheme.dtype);
-  push.piece_scale_bytes = piece_scale_bytes(config.scheme);
+  push.chunk_scale_bytes = chunk_scale_bytes(config.scheme);
   push.return_element_bits = bits_of(config.combine_scheme.dtype);
   push.return_scale_bytes = return_scale_bytes(config.combine_scheme);
   push.sends_routes = is_expert_major(config.layout);
@@ -97,14 +97,14 @@ void require_places(const PushLayout& layout) {
 PushLayout bytes_layout(PushShape push, std::int64_t row_bytes) {
   push.hidden = row_bytes;
   push.element_bits = 8;
-  push.piece_scale_bytes = 0;
+  push.chunk_scale_bytes = 0;
   push.return_element_bits = 0;
   push.return_scale_bytes = 0;
   push.sends_weights = false;
   return make_push_layout(push);
 }
 
-PushLayout routing_layout(const P2pShape& shape) {
+PushLayout routing_layout(const PushExchangeShape& shape) {
   PushShape push = shape.main.shape;
   push.num_topk = shape.main_ownership.num_ranks;
   push.max_local_experts = 1;
@@ -115,14 +115,14 @@ PushLayout routing_layout(const P2pShape& shape) {
 
 }  // namespace
 
-std::int64_t P2pShape::buffer_rows(int rank, std::int64_t max_tokens) const {
+std::int64_t PushExchangeShape::buffer_rows(int rank, std::int64_t max_tokens) const {
   ReceiveShape receive = exchange.receive;
   receive.max_tokens = max_tokens;
   return max_buffer_rows(rank, exchange.ownership, config.num_topk, receive);
 }
 
-P2pShape make_p2p_shape(const ExchangeConfig& config, int num_ranks, int rank) {
-  P2pShape shape;
+PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank) {
+  PushExchangeShape shape;
   shape.config = config;
   shape.config.worst_case_rows = true;
   shape.exchange = make_exchange_shape(shape.config, num_ranks, rank);
@@ -131,9 +131,9 @@ P2pShape make_p2p_shape(const ExchangeConfig& config, int num_ranks, int rank) {
   shape.gathers_routing = (shape.gathers && config.num_topk > 0) || shape.drops;
   require_supported(config, num_ranks, shape.gathers || shape.drops);
   // Rank 0 has the most experts: what is refused there is refused on every rank.
-  const std::int64_t most_rows = shape.buffer_rows(0, config.max_tokens_per_rank);
-  refuse(most_rows >= kMaxRows,
-         fmt::format("the receive buffer has {} rows, must be fewer than {}", most_rows, kMaxRows));
+  const std::int64_t max_rows = shape.buffer_rows(0, config.max_tokens_per_rank);
+  refuse(max_rows >= kMaxRows,
+         fmt::format("the receive buffer has {} rows, must be fewer than {}", max_rows, kMaxRows));
   shape.main_topk = shape.gathers ? num_ranks : config.num_topk;
   shape.main_ownership =
       shape.gathers ? ExpertOwnership{num_ranks, num_ranks} : shape.exchange.ownership;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // push_shape.h: what follows from a configuration for an exchange between GPUs: what it refuses,
-// and the regions of a channel in the window.
+// and the regions of a slot in the window.
 //
 // A region is one push of rows (plan/push_layout.h) with a kernel of its own: the tokens, each
 // further payload, and the routing of all ranks where it is needed before rows are placed. In
@@ -17,7 +17,7 @@
 
 namespace switchyard {
 
-struct P2pShape {
+struct PushExchangeShape {
   ExchangeConfig config;  ///< with worst_case_rows: the host never learns how many rows came
   ExchangeShape exchange;
   bool gathers = false;          ///< kAllGather
@@ -30,7 +30,7 @@ struct P2pShape {
   PushLayout routing;            ///< rows of K ids (i32) and K weights (f32)
   bool returns_weights = false;  ///< where weights travel, they may go home too
   WeightSlots weights;
-  /// Of a channel: main, payloads, routing, weights, one after the other.
+  /// Of a slot: main, payloads, routing, weights, one after the other.
   std::size_t window_bytes = 0;
 
   std::int64_t routing_row_bytes() const { return std::int64_t{8} * config.num_topk; }
@@ -39,6 +39,6 @@ struct P2pShape {
 };
 
 /// Errors: kInvalidArgument, kNotSupported.
-P2pShape make_p2p_shape(const ExchangeConfig& config, int num_ranks, int rank);
+PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank);
 
 }  // namespace switchyard

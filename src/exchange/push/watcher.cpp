@@ -44,13 +44,13 @@ bool Watcher::has_record() const noexcept {
 }
 
 bool Watcher::look() noexcept {
-  if (has_record()) tell_peers();
+  if (has_record()) notify_peers();
   if (!engine_.is_aborted()) return false;
   std::atomic_ref(words_.abort_word).store(1, std::memory_order_release);
   return true;
 }
 
-void Watcher::tell_peers() noexcept {
+void Watcher::notify_peers() noexcept {
   const std::lock_guard lock(mutex_);
   if (has_told_) return;
   has_told_ = true;

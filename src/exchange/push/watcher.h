@@ -34,7 +34,7 @@ class Watcher {
  private:
   void run(const std::stop_token& stop) noexcept;
   bool has_record() const noexcept;
-  void tell_peers() noexcept;
+  void notify_peers() noexcept;
   Error cause(const WaitSite& site);
 
   Engine& engine_;

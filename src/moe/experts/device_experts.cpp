@@ -142,13 +142,13 @@ GpuExperts::Scratch GpuExperts::carve(std::int64_t num_rows, DType rows_dtype,
   const std::int64_t of_sums = checked_mul(gate_up_.num_columns, bytes_of(DType::kF32));
   Carver carver(base, kAlignment);
   const auto take = [&](std::int64_t row_bytes) {
-    return carver.take(static_cast<std::size_t>(checked_mul(num_rows, row_bytes)));
+    return carver.carve(static_cast<std::size_t>(checked_mul(num_rows, row_bytes)));
   };
   Scratch scratch;
   scratch.elements = take(std::max(of_x, of_h));
   scratch.sums = reinterpret_cast<float*>(take(of_sums));
-  if (rounds_together()) scratch.amax = carver.take_floats(1, shape_.num_experts);
-  scratch.products = carver.take(products_->scratch_bytes(shape_.num_experts));
+  if (rounds_together()) scratch.amax = carver.carve_floats(1, shape_.num_experts);
+  scratch.products = carver.carve(products_->scratch_bytes(shape_.num_experts));
   scratch.bytes = carver.used_bytes();
   return scratch;
 }

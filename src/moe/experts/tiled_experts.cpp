@@ -98,13 +98,13 @@ TiledExperts::Scratch TiledExperts::carve(std::int64_t num_rows, std::byte* base
   const std::int64_t tile = std::min(num_rows, max_tile_rows_);
   Carver carver(base, kAlignment);
   Scratch scratch;
-  scratch.x = carver.take_floats(tile, std::max(shape_.hidden, down_->num_columns()));
-  scratch.gate_up = carver.take_floats(tile, gate_up_->num_columns());
-  scratch.h = carver.take_floats(group_rows(num_rows), shape_.intermediate);
-  scratch.gemm = carver.take(std::max(gate_up_->scratch_bytes(tile), down_->scratch_bytes(tile)));
-  scratch.rounding = carver.take(intermediate_scratch_bytes(intermediate_, shape_.intermediate));
+  scratch.x = carver.carve_floats(tile, std::max(shape_.hidden, down_->num_columns()));
+  scratch.gate_up = carver.carve_floats(tile, gate_up_->num_columns());
+  scratch.h = carver.carve_floats(group_rows(num_rows), shape_.intermediate);
+  scratch.gemm = carver.carve(std::max(gate_up_->scratch_bytes(tile), down_->scratch_bytes(tile)));
+  scratch.rounding = carver.carve(intermediate_scratch_bytes(intermediate_, shape_.intermediate));
   // A scale of 4 bytes for every element is the most that any scheme has.
-  scratch.scales = reinterpret_cast<std::byte*>(carver.take_floats(1, shape_.hidden));
+  scratch.scales = reinterpret_cast<std::byte*>(carver.carve_floats(1, shape_.hidden));
   scratch.bytes = carver.used_bytes();
   return scratch;
 }

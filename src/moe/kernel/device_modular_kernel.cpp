@@ -68,8 +68,8 @@ std::size_t workspace_for(const DeviceExperts& experts, const DevicePrepareFinal
   return most;
 }
 
-TensorView take_bytes(DeviceTensors& tensors, std::size_t num_bytes) {
-  return tensors.take(DType::kU8, {static_cast<std::int64_t>(num_bytes)});
+TensorView allocate_bytes(DeviceTensors& tensors, std::size_t num_bytes) {
+  return tensors.allocate(DType::kU8, {static_cast<std::int64_t>(num_bytes)});
 }
 
 std::span<std::byte> span_of(const TensorView& bytes) {
@@ -94,7 +94,7 @@ DeviceModularKernel::DeviceModularKernel(std::unique_ptr<DevicePrepareFinalize> 
               shared_.order);
   check_shared_gate(shared_.gate, prepare_finalize_->hidden());
   prepare_finalize_->post_init_setup(*experts_);
-  take_memory();
+  allocate_memory();
   // Peers may start to wait in kernels only when nobody takes memory any more.
   prepare_finalize_->group().barrier();
 }
@@ -102,7 +102,7 @@ DeviceModularKernel::DeviceModularKernel(std::unique_ptr<DevicePrepareFinalize> 
 // The exchange first: it waits for the GPU, and for peers that may still read from here.
 DeviceModularKernel::~DeviceModularKernel() { prepare_finalize_.reset(); }
 
-void DeviceModularKernel::take_memory() {
+void DeviceModularKernel::allocate_memory() {
   const DevicePrepareFinalize& prepare = *prepare_finalize_;
   const bool is_permuted = has_row_a_token(prepare.kind());
   const std::int64_t arrived = prepare.max_buffer_rows();
@@ -112,15 +112,15 @@ void DeviceModularKernel::take_memory() {
   DeviceTensors& tensors = memory_->tensors;
   scratch_.resize(static_cast<std::size_t>(prepare.num_micro_batches()));
   for (Scratch& scratch : scratch_) {
-    scratch.expert_output = tensors.take(DType::kBF16, {grouped, prepare.hidden()});
-    scratch.expert_workspace = take_bytes(tensors, workspace_for(*experts_, prepare, grouped));
-    if (is_permuted) take_permuted(scratch, grouped);
+    scratch.expert_output = tensors.allocate(DType::kBF16, {grouped, prepare.hidden()});
+    scratch.expert_workspace = allocate_bytes(tensors, workspace_for(*experts_, prepare, grouped));
+    if (is_permuted) allocate_permuted(scratch, grouped);
   }
-  if (shared_.experts != nullptr) take_shared();
+  if (shared_.experts != nullptr) allocate_shared();
   tensors.close();
 }
 
-void DeviceModularKernel::take_permuted(Scratch& scratch, std::int64_t grouped) {
+void DeviceModularKernel::allocate_permuted(Scratch& scratch, std::int64_t grouped) {
   const DevicePrepareFinalize& prepare = *prepare_finalize_;
   DeviceTensors& tensors = memory_->tensors;
   const std::int64_t arrived = prepare.max_buffer_rows();
@@ -137,31 +137,31 @@ void DeviceModularKernel::take_permuted(Scratch& scratch, std::int64_t grouped) 
     row_scales = std::max(row_scales, scale_row_bytes(scheme, prepare.hidden()));
   }
   const auto rows = static_cast<std::size_t>(grouped);
-  scratch.rows = tensors.take_bytes(checked_mul(rows, row));
-  scratch.scales = tensors.take_bytes(checked_mul(rows, row_scales));
-  scratch.row_experts = tensors.take(DType::kI32, {grouped});
-  scratch.inv_perm = tensors.take(DType::kI32, {arrived, prepare.num_topk()});
-  scratch.first_row = tensors.take(DType::kI64, {num_local});
-  scratch.num_rows = tensors.take(DType::kI32, {num_local});
-  scratch.reduced = tensors.take(DType::kBF16, {arrived, prepare.hidden()});
+  scratch.rows = tensors.allocate_bytes(checked_mul(rows, row));
+  scratch.scales = tensors.allocate_bytes(checked_mul(rows, row_scales));
+  scratch.row_experts = tensors.allocate(DType::kI32, {grouped});
+  scratch.inv_perm = tensors.allocate(DType::kI32, {arrived, prepare.num_topk()});
+  scratch.first_row = tensors.allocate(DType::kI64, {num_local});
+  scratch.num_rows = tensors.allocate(DType::kI32, {num_local});
+  scratch.reduced = tensors.allocate(DType::kBF16, {arrived, prepare.hidden()});
   scratch.permute_workspace =
-      take_bytes(tensors, ep_scatter_workspace_bytes(arrived, prepare.num_topk(), num_local));
+      allocate_bytes(tensors, ep_scatter_workspace_bytes(arrived, prepare.num_topk(), num_local));
 }
 
-void DeviceModularKernel::take_shared() {
+void DeviceModularKernel::allocate_shared() {
   const std::int64_t num_tokens = *prepare_finalize_->max_num_tokens_per_rank();
   const std::int64_t hidden = prepare_finalize_->hidden();
   DeviceTensors& tensors = memory_->tensors;
-  memory_->first_row = tensors.take_copy<std::int64_t>(DType::kI64, {1}, {0});
+  memory_->first_row = tensors.allocate_copy<std::int64_t>(DType::kI64, {1}, {0});
   std::vector<std::int32_t> counts(static_cast<std::size_t>(num_tokens) + 1);
   std::iota(counts.begin(), counts.end(), 0);
-  memory_->num_tokens = tensors.take_copy(DType::kI32, {num_tokens + 1}, counts);
+  memory_->num_tokens = tensors.allocate_copy(DType::kI32, {num_tokens + 1}, counts);
   const TensorView rows(nullptr, DType::kBF16, {num_tokens, hidden});
   const std::size_t workspace = shared_.experts->workspace_bytes(rows);
   for (Scratch& scratch : scratch_) {
-    scratch.shared_rows = tensors.take(DType::kBF16, {num_tokens, hidden});
-    scratch.shared_weights = tensors.take(DType::kF32, {num_tokens});
-    scratch.shared_workspace = take_bytes(tensors, workspace);
+    scratch.shared_rows = tensors.allocate(DType::kBF16, {num_tokens, hidden});
+    scratch.shared_weights = tensors.allocate(DType::kF32, {num_tokens});
+    scratch.shared_workspace = allocate_bytes(tensors, workspace);
   }
 }
 
@@ -205,7 +205,7 @@ void DeviceModularKernel::apply(const DevicePrepareArguments& given, const Tenso
   if (order != SharedExpertsOrder::kMkInternalOverlapped) {
     finalize(results, stream);
   } else {
-    const Pending<void> pending = send_home(results, stream);
+    const Pending<void> pending = return_results(results, stream);
     observe(LayerStage::kCombine);
     try {
       run_shared(arguments.hidden, scratch, stream);
@@ -244,8 +244,8 @@ void DeviceModularKernel::finalize(const DeviceFinalizeArguments& arguments, Str
   throw;
 }
 
-Pending<void> DeviceModularKernel::send_home(const DeviceFinalizeArguments& arguments,
-                                             Stream stream) try {
+Pending<void> DeviceModularKernel::return_results(const DeviceFinalizeArguments& arguments,
+                                                  Stream stream) try {
   return prepare_finalize_->finalize_async(arguments, stream, stream);
 } catch (const std::exception& error) {
   prepare_finalize_->abandon(arguments.micro_batch,
@@ -331,7 +331,7 @@ void DeviceModularKernel::run_shared(const TensorView& hidden, const Scratch& sc
          num_tokens, hidden.shape(1), scratch.shared_weights.as<float>()},
         stream);
     cuda::ReduceArgs args;
-    args.terms = cuda::Terms::kContiguous;
+    args.sum_source = cuda::SumSource::kContiguous;
     args.ids.num_tokens = num_tokens;
     args.ids.num_topk = 1;
     args.weights = scratch.shared_weights.as<float>();

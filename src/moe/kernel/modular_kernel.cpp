@@ -151,7 +151,7 @@ void ModularKernel::apply(const PrepareArguments& given, const TensorView& outpu
 
   dbo_maybe_run_recv_hook();
   watch.lap();
-  Pending<void> finalize = send_home(
+  Pending<void> finalize = return_results(
       {output, expert_output.rows, expert_output.weight_and_reduce, arguments.micro_batch});
   times.combine_ns = watch.lap();
   if (shared_experts_order() == SharedExpertsOrder::kMkInternalOverlapped) {
@@ -192,7 +192,7 @@ ModularKernel::Returned ModularKernel::run_experts(const PrepareArguments& argum
   throw;
 }
 
-Pending<void> ModularKernel::send_home(const FinalizeArguments& arguments) try {
+Pending<void> ModularKernel::return_results(const FinalizeArguments& arguments) try {
   return prepare_finalize_->finalize_async(arguments);
 } catch (const std::exception& error) {
   prepare_finalize_->abandon(arguments.micro_batch,

@@ -54,14 +54,14 @@ DeviceArrivedRows::DeviceArrivedRows(const ExchangeConfig& wire,
   num_experts_ = is_batched ? num_blocks : 1;
   const std::int64_t capacity = num_rows / std::max<std::int64_t>(1, num_experts_);
   const bool narrows = wire_.is_quantized() && !wire_.is_simulated();
-  if (narrows) narrow_ = tensors.take(DType::kBF16, {num_rows, hidden_});
+  if (narrows) narrow_ = tensors.allocate(DType::kBF16, {num_rows, hidden_});
   if (narrows && scheme_ == schemes::kNone) return;
   all_rows_ =
-      tensors.take_copy<std::int32_t>(DType::kI32, {1}, {static_cast<std::int32_t>(num_rows)});
-  rows_ = tensors.take(stored_dtype(scheme_), {num_experts_, capacity, hidden_});
+      tensors.allocate_copy<std::int32_t>(DType::kI32, {1}, {static_cast<std::int32_t>(num_rows)});
+  rows_ = tensors.allocate(stored_dtype(scheme_), {num_experts_, capacity, hidden_});
   if (!scheme_.is_quantized() || scheme_.is_simulated()) return;
   if (scheme_.group == ScaleGroup::kTensor) {
-    scales_ = tensors.take(DType::kF32, {num_experts_, 1, 1});
+    scales_ = tensors.allocate(DType::kF32, {num_experts_, 1, 1});
     return;
   }
   const DType dtype = scale_dtype(scheme_);
@@ -70,7 +70,7 @@ DeviceArrivedRows::DeviceArrivedRows(const ExchangeConfig& wire,
              num_experts_,
              is_batched};
   const TensorView memory =
-      tensors.take(DType::kU8, {static_cast<std::int64_t>(blocks_.num_bytes())});
+      tensors.allocate(DType::kU8, {static_cast<std::int64_t>(blocks_.num_bytes())});
   tensors.clear(memory);  // the padding of tiles stays 0
   scales_ = batched_view(blocks_, memory);
 }

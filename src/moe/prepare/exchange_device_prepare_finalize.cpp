@@ -48,49 +48,49 @@ ExchangeDevicePrepareFinalize::ExchangeDevicePrepareFinalize(
       ownership_{config.num_experts, group.size()} {
   check_prepare_config(recipe, config, group.size());
   max_buffer_rows_ = buffer_rows(device_exchange_config(recipe, config, false), group);
-  take_memory();
+  allocate_memory();
   make_exchanges(false);
   if (options.defers_input_quant && wire_scheme_of(config).is_quantized()) make_exchanges(true);
 }
 
 // Before the exchange: once that is made peers may already wait in kernels, and the runtime waits
 // for kernels before it gives memory.
-void ExchangeDevicePrepareFinalize::take_memory() {
+void ExchangeDevicePrepareFinalize::allocate_memory() {
   const std::int64_t num_experts = config_.num_experts;
   std::vector<std::int32_t> map(static_cast<std::size_t>(num_experts) + 1, -1);
   const auto first = map.begin() + ownership_.first(group_.rank());
   std::iota(first, first + num_local_experts(), 0);
-  expert_map_ = tensors_.take_copy(DType::kI32, {num_experts + 1}, map);
+  expert_map_ = tensors_.allocate_copy(DType::kI32, {num_experts + 1}, map);
   if (!config_.global_to_physical.empty()) {
-    physical_ = tensors_.take_copy(DType::kI32, {num_experts}, config_.global_to_physical);
+    physical_ = tensors_.allocate_copy(DType::kI32, {num_experts}, config_.global_to_physical);
   }
   if (config_.static_scale.has_value()) {
-    static_scale_ = tensors_.take_copy<float>(DType::kF32, {1}, {*config_.static_scale});
+    static_scale_ = tensors_.allocate_copy<float>(DType::kF32, {1}, {*config_.static_scale});
   }
   const std::int64_t num_choices = config_.max_tokens_per_rank * config_.num_topk;
-  ones_ = tensors_.take_copy(DType::kF32, {num_choices},
-                             std::vector<float>(static_cast<std::size_t>(num_choices), 1.0f));
+  ones_ = tensors_.allocate_copy(DType::kF32, {num_choices},
+                                 std::vector<float>(static_cast<std::size_t>(num_choices), 1.0f));
   batches_.resize(static_cast<std::size_t>(config_.num_micro_batches));
-  for (MicroBatch& batch : batches_) take_batch_memory(batch);
+  for (MicroBatch& batch : batches_) allocate_batch_memory(batch);
   tensors_.close();
 }
 
-void ExchangeDevicePrepareFinalize::take_batch_memory(MicroBatch& batch) {
+void ExchangeDevicePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
   const std::int64_t num_tokens = config_.max_tokens_per_rank;
   const std::int64_t num_topk = config_.num_topk;
-  if (num_topk == 1) batch.weighted = tensors_.take(DType::kF32, {num_tokens, config_.hidden});
+  if (num_topk == 1) batch.weighted = tensors_.allocate(DType::kF32, {num_tokens, config_.hidden});
   if (physical_.has_value()) {
-    batch.physical_ids = tensors_.take(DType::kI32, {num_tokens, num_topk});
+    batch.physical_ids = tensors_.allocate(DType::kI32, {num_tokens, num_topk});
   }
   if (renames_received()) {
     const bool is_elastic = recipe_.kind == PrepareKind::kElasticDecode;
     batch.topk_ids =
-        tensors_.take(is_elastic ? DType::kI64 : DType::kI32, {max_buffer_rows_, num_topk});
+        tensors_.allocate(is_elastic ? DType::kI64 : DType::kI32, {max_buffer_rows_, num_topk});
   }
   if (marks_rows()) {
-    batch.topk_ids = tensors_.take(DType::kI64, {max_buffer_rows_, 1});
-    batch.aligned_counts = tensors_.take(DType::kI32, {num_local_experts()});
-    batch.end = tensors_.take(DType::kI32, {1});
+    batch.topk_ids = tensors_.allocate(DType::kI64, {max_buffer_rows_, 1});
+    batch.aligned_counts = tensors_.allocate(DType::kI32, {num_local_experts()});
+    batch.end = tensors_.allocate(DType::kI32, {1});
   }
   const ExchangeConfig wire = device_exchange_config(recipe_, config_, false);
   if (wire.scheme == config_.scheme) return;
@@ -207,7 +207,7 @@ TensorView ExchangeDevicePrepareFinalize::to_send(const MicroBatch& batch,
   const TensorView& ids = prepared.topk_ids;
   const std::int64_t row_bytes = config_.hidden * bits_of(rows.dtype()) / 8;
   cuda::ReduceArgs args;
-  args.terms = cuda::Terms::kContiguous;
+  args.sum_source = cuda::SumSource::kContiguous;
   args.ids = id_table("finalize", ids);
   args.lookup = expert_lookup("finalize", expert_map_);
   args.skips_padding = true;

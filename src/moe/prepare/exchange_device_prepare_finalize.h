@@ -89,9 +89,9 @@ class ExchangeDevicePrepareFinalize final : public DevicePrepareFinalize {
   bool marks_rows() const { return recipe_.kind == PrepareKind::kElasticPrefill; }
   bool renames_received() const { return recipe_.layout == Layout::kCompact; }
 
-  void take_memory();
+  void allocate_memory();
   void make_exchanges(bool is_plain);
-  void take_batch_memory(MicroBatch& batch);
+  void allocate_batch_memory(MicroBatch& batch);
   MicroBatch& batch_of(int micro_batch);
   DeviceExchange& exchange_for(const DevicePrepareArguments& arguments, bool is_deferred) const;
 

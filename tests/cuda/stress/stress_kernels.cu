@@ -335,22 +335,22 @@ struct WantedSum {
 
 /// Choices that are somewhere; of layouts with a row a token ranks that have the token.
 __device__ std::uint32_t terms_of(const StressShape& s, std::uint32_t step, int token) {
-  std::uint32_t terms = 0;
+  std::uint32_t partials = 0;
   for (int k = 0; k < s.num_topk; ++k) {
     const int id = stress_id(s, step, s.rank, token, k);
-    if (id >= 0) terms |= 1u << (s.has_row_a_token() ? id / s.num_local : k);
+    if (id >= 0) partials |= 1u << (s.has_row_a_token() ? id / s.num_local : k);
   }
-  return terms;
+  return partials;
 }
 
 __device__ void check_token(const StressShape& s, int token, const std::byte* output,
                             Count& count) {
   const std::uint32_t key = step_key(s, count.step, StressSalt::kResults);
-  const std::uint32_t terms = terms_of(s, count.step, token);
+  const std::uint32_t partials = terms_of(s, count.step, token);
   const StressRow row{token, s.rank, token, -1};
   for (int four = lane_id(); four < s.hidden / 4; four += kWarp) {
     WantedSum sum;
-    for (std::uint32_t left = terms; left != 0; left &= left - 1) {
+    for (std::uint32_t left = partials; left != 0; left &= left - 1) {
       const int k = __ffs(static_cast<int>(left)) - 1;
       const float weight =
           s.has_row_a_token() ? 1.0f : stress_weight(s, count.step, s.rank, token, k);

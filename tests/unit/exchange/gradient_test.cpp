@@ -200,8 +200,8 @@ void check_gradients(const Group& group, Layout layout, Reduce reduce) {
   const double at = loss(problem, test.forward(problem));
   for (const bool reopens : {false, true}) {
     const GradientTest::Gradient gradient = test.backward(reopens);
-    constexpr std::size_t kMost = 5 * (kNumRanks - 1) * kHidden;
-    for (std::size_t i = 0; i < kMost; i += reopens ? 7 : 1) {
+    constexpr std::size_t kMax = 5 * (kNumRanks - 1) * kHidden;
+    for (std::size_t i = 0; i < kMax; i += reopens ? 7 : 1) {
       Problem moved = problem;
       if (i < moved.x.size()) moved.x[i] += 1.0f;
       const double by_token = loss(problem, test.forward(moved)) - at;

@@ -29,7 +29,7 @@ class KnownQueue final : public DeviceQueue {
   double& us_;
 };
 
-// Each piece of work adds what it would take. `slowness`: of this rank.
+// Each chunk of work adds what it would take. `slowness`: of this rank.
 class KnownMeter final : public DeviceMeter {
  public:
   explicit KnownMeter(double slowness) : slowness_(slowness) {}

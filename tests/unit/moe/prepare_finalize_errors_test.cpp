@@ -258,16 +258,16 @@ TEST(PrepareFinalizeErrorsTest, HiddenSizesAreRoundedAsTheOriginalsDo) {
   EXPECT_EQ(round_up_hidden_512_bytes(513, DType::kE4M3), 1024);
   EXPECT_EQ(round_up_hidden_512_bytes(1024, DType::kE2M1), 1024);
   EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kE2M3), 2048);  // 6 bits: 1536 bytes
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(round_up_hidden_512_bytes(kMost - 1100, DType::kBF16), kMost - 1023);
-  for (const std::int64_t hidden : {std::int64_t{0}, std::int64_t{-1}, -kMost - 1}) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(round_up_hidden_512_bytes(kMax - 1100, DType::kBF16), kMax - 1023);
+  for (const std::int64_t hidden : {std::int64_t{0}, std::int64_t{-1}, -kMax - 1}) {
     expect_error(Errc::kInvalidArgument, "hidden is", [&] { round_up_hidden_low_latency(hidden); });
     expect_error(Errc::kInvalidArgument, "hidden is",
                  [&] { round_up_hidden_512_bytes(hidden, DType::kBF16); });
   }
   expect_error(Errc::kInvalidArgument, "hidden is 8193", [] { round_up_hidden_low_latency(8193); });
   expect_error(Errc::kInvalidArgument, "overflows",
-               [&] { round_up_hidden_512_bytes(kMost, DType::kBF16); });
+               [&] { round_up_hidden_512_bytes(kMax, DType::kBF16); });
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ struct BruteForce {
     }
     mask_groups(config, choice);
     double total = 0.0;
-    for (const int e : take_best(choice, config.num_topk)) {
+    for (const int e : pick_best(choice, config.num_topk)) {
       ids.push_back(e);
       weights.push_back(scores[static_cast<std::size_t>(e)]);
       total += weights.back();
@@ -57,7 +57,7 @@ struct BruteForce {
     }
   }
 
-  std::vector<int> take_best(std::vector<double> values, int count) {
+  std::vector<int> pick_best(std::vector<double> values, int count) {
     std::vector<int> best;
     for (int k = 0; k < count; ++k) {
       const auto top = std::max_element(values.begin(), values.end());
@@ -80,7 +80,7 @@ struct BruteForce {
       group_scores.push_back(members[0] +
                              (config.group_selection == GroupSelection::kTop2Sum ? members[1] : 0));
     }
-    const std::vector<int> kept = take_best(group_scores, config.topk_groups);
+    const std::vector<int> kept = pick_best(group_scores, config.topk_groups);
     for (int e = 0; e < config.num_experts; ++e) {
       if (std::find(kept.begin(), kept.end(), e / size) == kept.end()) {
         choice[static_cast<std::size_t>(e)] = -1e200;

@@ -24,7 +24,7 @@ PushShape shape_of(int num_ranks, int num_topk, std::int64_t hidden, std::int64_
   shape.num_topk = num_topk;
   shape.max_local_experts = 5;
   shape.element_bits = 8;
-  shape.piece_scale_bytes = 16;
+  shape.chunk_scale_bytes = 16;
   return shape;
 }
 
@@ -40,11 +40,11 @@ Parts parts_of(const PushLayout& layout) {
           at, at + (1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes);
       for (std::int64_t n = 0; n < shape.max_tokens; ++n) {
         const std::size_t row = layout.row(call, source, n);
-        for (int piece = 0; piece < layout.num_pieces; ++piece) {
-          const std::size_t elements = layout.elements(row, piece);
-          parts.emplace_back(elements, elements + static_cast<std::size_t>(kPieceElements));
-          const std::size_t scales = layout.scales(row, piece);
-          parts.emplace_back(scales, scales + static_cast<std::size_t>(shape.piece_scale_bytes));
+        for (int chunk = 0; chunk < layout.num_chunks; ++chunk) {
+          const std::size_t elements = layout.elements(row, chunk);
+          parts.emplace_back(elements, elements + static_cast<std::size_t>(kChunkElements));
+          const std::size_t scales = layout.scales(row, chunk);
+          parts.emplace_back(scales, scales + static_cast<std::size_t>(shape.chunk_scale_bytes));
         }
         const std::size_t routes = layout.routes(call, source, n);
         const int num_records = 1 + shape.num_topk * (shape.sends_weights ? 2 : 1);
@@ -105,7 +105,7 @@ TEST(PushLayoutTest, ReturnedRowsWithScalesOrWithout) {
   PushShape shape = shape_of(2, 4, 700, 4);
   shape.return_element_bits = 8;
   shape.return_scale_bytes = 16;
-  EXPECT_EQ(make_push_layout(shape).return_piece_stride, 256u + 16u);
+  EXPECT_EQ(make_push_layout(shape).return_chunk_stride, 256u + 16u);
   EXPECT_EQ(make_push_layout(shape).return_stride, 3u * (256u + 16u));
   shape.return_element_bits = shape.return_scale_bytes = 0;
   const PushLayout layout = make_push_layout(shape);
@@ -128,7 +128,7 @@ TEST(PushLayoutTest, SizesThatOverflowAreRefused) {
 
 // Sizes whose 32-bit halves look harmless.
 TEST(PushLayoutTest, SizesBeyond32BitsAreRefused) {
-  PushShape longest = shape_of(2, 4, std::int64_t{1} << 41, 4);  // 2^32 pieces
+  PushShape longest = shape_of(2, 4, std::int64_t{1} << 41, 4);  // 2^32 chunks
   PushShape many = shape_of(8, 4, 64, std::int64_t{1} << 30);    // 2^33 rows
   PushShape wide = shape_of(2, 4, std::int64_t{1} << 30, 4);     // rows of 4 GiB
   wide.element_bits = 32;
@@ -146,7 +146,7 @@ TEST(PushLayoutTest, RowsAndSlotsBelow32BitsAreKept) {
   PushShape longest = shape_of(2, 4, std::int64_t{1} << 31, 4);
   longest.return_element_bits = 8;
   const PushLayout rows = make_push_layout(longest);
-  EXPECT_EQ(rows.num_pieces, 1 << 22);
+  EXPECT_EQ(rows.num_chunks, 1 << 22);
   EXPECT_EQ(rows.scales_in_row, 1u << 31);
   EXPECT_EQ(rows.row_stride, (1u << 31) + (1u << 26));
   EXPECT_EQ(rows.row(0, 1, 3), 7 * std::size_t{rows.row_stride});

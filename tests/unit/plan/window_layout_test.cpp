@@ -53,13 +53,13 @@ TEST(WindowLayoutTest, RowsAreAlignedAndDisjoint) {
   const WindowLayout layout = make_window_layout(small_shape());
   EXPECT_EQ(layout.scales_in_row, 40u);  // 37 bytes of elements, then f32 scales
   EXPECT_EQ(layout.row_stride, 48u);
-  for (std::uint64_t epoch = 1; epoch < 7; ++epoch) {
+  for (std::uint64_t call = 1; call < 7; ++call) {
     for (int t = 0; t < 5; ++t) {
-      EXPECT_EQ(layout.row(epoch, t) % kRowAlignment, 0u);
-      EXPECT_LE(layout.row(epoch, t) + 48, layout.set(epoch) + layout.set_bytes);
+      EXPECT_EQ(layout.row(call, t) % kRowAlignment, 0u);
+      EXPECT_LE(layout.row(call, t) + 48, layout.set(call) + layout.set_bytes);
     }
-    EXPECT_EQ(layout.row(epoch, 0), layout.row(epoch + 3, 0));
-    EXPECT_NE(layout.row(epoch, 0), layout.row(epoch + 1, 0));
+    EXPECT_EQ(layout.row(call, 0), layout.row(call + 3, 0));
+    EXPECT_NE(layout.row(call, 0), layout.row(call + 1, 0));
   }
 }
 

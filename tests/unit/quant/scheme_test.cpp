@@ -19,7 +19,7 @@ constexpr const char* kNames[] = {
     "fp8_token", "fp8_tensor", "int8_token",       "int8_tensor", "int8_block",
     "nvfp4",     "mxfp4",      "mxfp6_e3m2",       "mxfp6_e2m3",  "mxfp8"};
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
 
 void expect_refused(const QuantScheme& scheme, const std::string& phrase) {
   test::expect_error(Errc::kInvalidArgument, phrase, [&] { check_scheme("quantize", scheme); });
@@ -52,7 +52,7 @@ TEST(SchemeTest, CountsScales) {
   EXPECT_EQ(num_scales(schemes::kMxfp8, 7168), 224);
   EXPECT_EQ(num_scales(schemes::kMxfp6E2M3, 7168), 0);
   EXPECT_EQ(num_scales(schemes::kFp8Block, 0), 0);
-  EXPECT_EQ(num_scales(schemes::kFp8Block, kMost), std::int64_t{1} << 56);
+  EXPECT_EQ(num_scales(schemes::kFp8Block, kMax), std::int64_t{1} << 56);
 }
 
 TEST(SchemeTest, StatesBytesAndDTypes) {
@@ -125,10 +125,10 @@ TEST(SchemeTest, RefusesSizesThatDoNotFit) {
   expect("hidden is -1", [] { (void)num_scales(schemes::kFp8Block, -1); });
   expect("hidden is 33, want an even number", [] { (void)num_scales(schemes::kMxfp4, 33); });
   expect("hidden is 7, want an even number", [] { (void)row_bytes(schemes::kNvfp4, 7); });
-  expect("overflows", [] { (void)row_bytes(schemes::kFp8Block, kMost); });
+  expect("overflows", [] { (void)row_bytes(schemes::kFp8Block, kMax); });
   QuantScheme single = schemes::kFp8Block;
   single.block = 1;
-  expect("overflows", [&] { (void)scale_row_bytes(single, kMost); });
+  expect("overflows", [&] { (void)scale_row_bytes(single, kMax); });
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// return_grain.cuh: 8 elements of a returned row, as memory, wire and sums hold them.
+// return_vec.cuh: 8 elements of a returned row, as memory, wire and sums hold them.
 //
 // Kernels with kIsCommon know that rows and sums are of the type of returned rows (bf16 where those
-// are codes), whole pieces and aligned, and that nothing else is added: most calls are like that,
+// are codes), whole chunks and aligned, and that nothing else is added: most calls are like that,
 // and every instruction of a lane counts.
 #pragma once
 
@@ -16,9 +16,9 @@
 namespace switchyard {
 
 template <DType kDType>
-inline constexpr int kGrainWords = kReturnGrain* wire_bits(kDType) / 32;
+inline constexpr int kVecWords = kReturnVecElements* wire_bits(kDType) / 32;
 template <DType kDType>
-inline constexpr int kGrainUnits = kGrainWords<kDType> / 4;
+inline constexpr int kVecUnits = kVecWords<kDType> / 4;
 
 /// The returned rows of a call in a window. What stays the same is asked for once.
 struct ReturnSlots {
@@ -29,11 +29,11 @@ struct ReturnSlots {
       : first(layout.returned(call, 0, 0)),
         num_columns(static_cast<std::uint32_t>(layout.num_columns())) {}
 
-  /// A piece in the token's first column.
-  __device__ __forceinline__ std::size_t at(const PushLayout& layout, int token, int piece) const {
+  /// A chunk in the token's first column.
+  __device__ __forceinline__ std::size_t at(const PushLayout& layout, int token, int chunk) const {
     const std::uint32_t row = static_cast<std::uint32_t>(token) * num_columns;
     return first + std::uint64_t{row} * layout.return_stride +
-           std::uint64_t{static_cast<std::uint32_t>(piece)} * layout.return_piece_stride;
+           std::uint64_t{static_cast<std::uint32_t>(chunk)} * layout.return_chunk_stride;
   }
 };
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ std::uint64_t product_of(std::int32_t row, std::int64
 }
 
 /// Rows of bf16, f16 or f32.
-struct RowSource {
+struct ReturnRowSource {
   const std::byte* rows;
   std::int64_t stride;  ///< bytes
   std::int64_t hidden;
@@ -51,9 +51,9 @@ struct RowSource {
   bool is_aligned;
 };
 
-/// A grain as it lies in memory: 4 words, or 8 of f32.
+/// A vector as it lies in memory: 4 words, or 8 of f32.
 template <int kWords>
-struct RawGrain {
+struct RawVec {
   std::uint32_t words[kWords];
 
   /// Reads what may be cached: no kernel that runs writes it.
@@ -65,41 +65,42 @@ struct RawGrain {
     }
   }
 };
-using AnyGrain = RawGrain<kReturnGrain>;
+using AnyVec = RawVec<kReturnVecElements>;
 
-__device__ __forceinline__ AnyGrain load_raw(const RowSource& source, std::int32_t row,
-                                             std::int32_t first, bool is_there) {
-  AnyGrain raw{};
+__device__ __forceinline__ AnyVec load_raw(const ReturnRowSource& source, std::int32_t row,
+                                           std::int32_t first, bool is_there) {
+  AnyVec raw{};
   if (!is_there) return raw;
   const int bytes = source.dtype == DType::kF32 ? 4 : 2;
   const std::byte* from = source.rows + row * source.stride + first * bytes;
-  if (source.is_aligned && first + kReturnGrain <= source.hidden) {
+  if (source.is_aligned && first + kReturnVecElements <= source.hidden) {
     if (bytes == 4) {
       raw.load(from);
     } else {
-      RawGrain<kReturnGrain / 2> half;
+      RawVec<kReturnVecElements / 2> half;
       half.load(from);
 #pragma unroll
-      for (int w = 0; w < kReturnGrain / 2; ++w) raw.words[w] = half.words[w];
+      for (int w = 0; w < kReturnVecElements / 2; ++w) raw.words[w] = half.words[w];
     }
     return raw;
   }
-  const auto left = static_cast<int>(min(source.hidden - first, std::int64_t{kReturnGrain}));
-  std::uint32_t copy[kReturnGrain];  // the words themselves stay in registers
-  load_bytes<kReturnGrain>(from, left * bytes, copy);
+  const auto left = static_cast<int>(min(source.hidden - first, std::int64_t{kReturnVecElements}));
+  std::uint32_t copy[kReturnVecElements];  // the words themselves stay in registers
+  load_bytes<kReturnVecElements>(from, left * bytes, copy);
 #pragma unroll
-  for (int w = 0; w < kReturnGrain; ++w) raw.words[w] = copy[w];
+  for (int w = 0; w < kReturnVecElements; ++w) raw.words[w] = copy[w];
   return raw;
 }
 
 template <DType kDType>
-__device__ __forceinline__ void widen_words(const std::uint32_t* words, float (&x)[kReturnGrain]) {
+__device__ __forceinline__ void widen_words(const std::uint32_t* words,
+                                            float (&x)[kReturnVecElements]) {
   if constexpr (kDType == DType::kF32) {
 #pragma unroll
-    for (int i = 0; i < kReturnGrain; ++i) x[i] = f32_from_bits(words[i]);
+    for (int i = 0; i < kReturnVecElements; ++i) x[i] = f32_from_bits(words[i]);
   } else {
 #pragma unroll
-    for (int i = 0; i < kReturnGrain / 2; ++i) {
+    for (int i = 0; i < kReturnVecElements / 2; ++i) {
       const float2 two = kDType == DType::kBF16 ? widen2_bf16(words[i]) : widen2_f16(words[i]);
       x[2 * i] = two.x;
       x[2 * i + 1] = two.y;
@@ -107,8 +108,8 @@ __device__ __forceinline__ void widen_words(const std::uint32_t* words, float (&
   }
 }
 
-__device__ __forceinline__ void widen_raw(DType dtype, const AnyGrain& raw,
-                                          float (&x)[kReturnGrain]) {
+__device__ __forceinline__ void widen_raw(DType dtype, const AnyVec& raw,
+                                          float (&x)[kReturnVecElements]) {
   switch (dtype) {
     case DType::kF32: return widen_words<DType::kF32>(raw.words, x);
     case DType::kF16: return widen_words<DType::kF16>(raw.words, x);
@@ -118,17 +119,17 @@ __device__ __forceinline__ void widen_raw(DType dtype, const AnyGrain& raw,
 
 /// Gives NaNs of converted pairs, 7FFF as the hardware writes them, the canonical bits.
 template <DType kDType>
-__device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnGrain / 2]) {
+__device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnVecElements / 2]) {
   constexpr std::uint32_t kHardwareNaN = 0x7FFFu;
   constexpr std::uint32_t kNaN = kDType == DType::kBF16 ? 0x7FC0u : 0x7E00u;
-  static_assert(kReturnGrain == 8);
+  static_assert(kReturnVecElements == 8);
   // No number is larger, as signed 16 bits. One more than it has the sign bit.
   std::uint32_t most = __vimax3_s16x2(words[0], words[1], words[2]);
   most = __vimax3_s16x2(most, words[3], words[3]) & 0x7FFF7FFFu;
   if (((most + 0x00010001u) & 0x80008000u) == 0) [[likely]]
     return;
 #pragma unroll
-  for (int i = 0; i < kReturnGrain / 2; ++i) {
+  for (int i = 0; i < kReturnVecElements / 2; ++i) {
     const std::uint32_t word = words[i];
     if ((word & 0xFFFFu) == kHardwareNaN) words[i] = (words[i] & 0xFFFF0000u) | kNaN;
     if (word >> 16 == kHardwareNaN) words[i] = (words[i] & 0xFFFFu) | kNaN << 16;
@@ -137,14 +138,14 @@ __device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnGrain / 2
 
 /// Sums to memory words: rounded once, NaN canonical. So no word is one that the wire reserves.
 template <DType kDType>
-__device__ __forceinline__ void narrow_grain(const float (&x)[kReturnGrain],
-                                             std::uint32_t (&words)[kGrainWords<kDType>]) {
+__device__ __forceinline__ void narrow_vec(const float (&x)[kReturnVecElements],
+                                           std::uint32_t (&words)[kVecWords<kDType>]) {
   if constexpr (kDType == DType::kF32) {
 #pragma unroll
-    for (int i = 0; i < kReturnGrain; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
+    for (int i = 0; i < kReturnVecElements; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
   } else {
 #pragma unroll
-    for (int i = 0; i < kReturnGrain / 2; ++i) {
+    for (int i = 0; i < kReturnVecElements / 2; ++i) {
       words[i] = narrow2_finite<kDType>(x[2 * i], x[2 * i + 1]);
     }
     fix_nans<kDType>(words);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "exchange/pull/partial_sum.h"
+
 #include <array>
 #include <cmath>
 #include <vector>
@@ -8,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "core/random.h"
-#include "exchange/pull/partial_sum.h"
 #include "quant/bf16.h"
 #include "quant/f16.h"
 #include "quant/rows.h"
@@ -29,8 +30,8 @@ std::vector<float> random_row(std::uint64_t seed) {
   return row;
 }
 
-TEST(TermsTest, NoTermsGiveZero) {
-  Terms terms(kHidden);
+TEST(PartialSumTest, NoTermsGiveZero) {
+  PartialSum terms(kHidden);
   for (int i = 0; i < 2; ++i) {
     std::vector<float> sum(kHidden, 7.0f);
     terms.clear();
@@ -40,8 +41,8 @@ TEST(TermsTest, NoTermsGiveZero) {
 }
 
 // Every order of dtypes of two, three and four terms; one object for all sums.
-TEST(TermsTest, MixedDtypesAreSummedInOrder) {
-  Terms terms(kHidden);
+TEST(PartialSumTest, MixedDtypesAreSummedInOrder) {
+  PartialSum terms(kHidden);
   constexpr std::array kDTypes{DType::kBF16, DType::kF16, DType::kF32};
   for (int code = 0; code < 3 * 3 * 3 * 3; ++code) {
     const int num_terms = 1 + code % 4;
@@ -78,7 +79,7 @@ TEST(TermsTest, MixedDtypesAreSummedInOrder) {
 }
 
 // A copied row may change before the sum; stored and plain rows meet in one sum.
-TEST(TermsTest, StoredRowsAreWidened) {
+TEST(PartialSumTest, StoredRowsAreWidened) {
   const QuantScheme& scheme = schemes::kFp8Block;
   const std::vector<float> x = random_row(3);
   std::vector<std::byte> codes(row_bytes(scheme, kHidden));
@@ -88,7 +89,7 @@ TEST(TermsTest, StoredRowsAreWidened) {
   dequantize_row(scheme, codes.data(), scales.data(), scheme.dtype, kHidden, wide.data());
   const std::vector<std::uint16_t> ones(kHidden, 0x3F80);
 
-  Terms terms(kHidden);
+  PartialSum terms(kHidden);
   terms.clear();
   terms.add(ones.data(), DType::kBF16, 0.5f);
   terms.add_stored(scheme, codes.data(), scales.data(), 2.0f);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Explores every interleaving of a few ranks that run the exchange's operations over real
-// EpochLedgers and a model of their windows. A cell of memory remembers the epoch that wrote it; a
-// reader that finds another epoch has seen a slot set reused too early.
+// EpochLedgers and a model of their windows. A cell of memory remembers the call that wrote it; a
+// reader that finds another call has seen a slot set reused too early.
 //
 // A program is a sequence of steps "start operation i" and "finish operation i". A dispatch is
 // written in the own window and read by every peer, a combine is written into every peer's window
@@ -15,7 +15,7 @@
 
 #include <gtest/gtest.h>
 
-#include "plan/epoch_ledger.h"
+#include "plan/call_ledger.h"
 
 namespace switchyard {
 namespace {
@@ -30,7 +30,7 @@ struct Operation {
 
 struct Step {
   bool is_start;
-  std::uint64_t epoch;
+  std::uint64_t call;
   Operation operation;
 };
 using Program = std::vector<Step>;
@@ -42,7 +42,7 @@ struct Rules {
 };
 
 struct Rank {
-  EpochLedger ledger{2};
+  CallLedger ledger{2};
   std::size_t step = 0;
   int micro = 0;  // progress within the step
   std::uint64_t consumed = 0;
@@ -55,10 +55,10 @@ class Explorer {
         rules_(rules),
         num_ranks_(static_cast<int>(programs_.size())) {}
 
-  // True when some interleaving reads a cell of the wrong epoch.
+  // True when some interleaving reads a cell of the wrong call.
   bool finds_overwrite() {
     State start;
-    start.ranks.assign(programs_.size(), Rank{EpochLedger(rules_.ledger_sets)});
+    start.ranks.assign(programs_.size(), Rank{CallLedger(rules_.ledger_sets)});
     const auto cells = static_cast<std::size_t>(num_ranks_ * rules_.memory_sets * num_ranks_);
     start.memory.assign(cells, 0);
     start.headers.assign(cells, 0);
@@ -76,24 +76,24 @@ class Explorer {
     std::vector<std::uint64_t> headers;  // [owner][set][writer]
   };
 
-  std::size_t cell(int owner, std::uint64_t epoch, int column) const {
-    const int set = static_cast<int>(epoch % static_cast<std::uint64_t>(rules_.memory_sets));
+  std::size_t cell(int owner, std::uint64_t call, int column) const {
+    const int set = static_cast<int>(call % static_cast<std::uint64_t>(rules_.memory_sets));
     return static_cast<std::size_t>((owner * rules_.memory_sets + set) * num_ranks_ + column);
   }
 
-  bool writes_in(int rank, std::uint64_t epoch) const {
+  bool writes_in(int rank, std::uint64_t call) const {
     const Program& program = programs_[static_cast<std::size_t>(rank)];
     return std::any_of(program.begin(), program.end(), [&](const Step& step) {
-      return step.epoch == epoch && step.operation.writes;
+      return step.call == call && step.operation.writes;
     });
   }
 
   // Partial rows of one peer lie where rows for another may have been.
   int partial_column(int writer) const { return (writer + 1) % num_ranks_; }
 
-  bool may_write(const State& state, int r, int peer, std::uint64_t epoch) const {
+  bool may_write(const State& state, int r, int peer, std::uint64_t call) const {
     const Rank& rank = state.ranks[static_cast<std::size_t>(r)];
-    const std::uint64_t needed = rank.ledger.needed(epoch);
+    const std::uint64_t needed = rank.ledger.needed(call);
     for (int p = 0; p < num_ranks_; ++p) {
       if (!rules_.waits_for_all && p != peer) continue;
       if (state.ranks[static_cast<std::size_t>(p)].consumed < needed) return false;
@@ -126,12 +126,12 @@ class Explorer {
     const bool writes = (rank.micro - 1) % 2 == 0;
     const int owner = step.operation.is_dispatch ? r : peer;
     if (writes) {
-      if (!may_write(state, r, peer, step.epoch)) return false;
+      if (!may_write(state, r, peer, step.call)) return false;
       const int column = step.operation.is_dispatch ? peer : partial_column(r);
-      if (step.operation.writes) state.memory[cell(owner, step.epoch, column)] = step.epoch;
+      if (step.operation.writes) state.memory[cell(owner, step.call, column)] = step.call;
     } else {
       const int writer = step.operation.is_dispatch ? peer : r;
-      state.headers[cell(owner, step.epoch, writer)] = step.epoch;
+      state.headers[cell(owner, step.call, writer)] = step.call;
     }
     ++rank.micro;
     return true;
@@ -142,21 +142,21 @@ class Explorer {
     Rank& rank = state.ranks[static_cast<std::size_t>(r)];
     const int peer = rank.micro / 2;
     if (peer == num_ranks_) {
-      rank.ledger.finish(step.epoch);
+      rank.ledger.finish(step.call);
       rank.consumed = rank.ledger.consumed();
       ++rank.step;
       rank.micro = 0;
       return true;
     }
     const int owner = step.operation.is_dispatch ? peer : r;
-    const bool reads = step.operation.reads && writes_in(peer, step.epoch);
+    const bool reads = step.operation.reads && writes_in(peer, step.call);
     if (rank.micro % 2 == 0) {
       const int writer = step.operation.is_dispatch ? r : peer;
       const bool waits = step.operation.is_dispatch || reads;
-      if (waits && state.headers[cell(owner, step.epoch, writer)] != step.epoch) return false;
+      if (waits && state.headers[cell(owner, step.call, writer)] != step.call) return false;
     } else if (reads) {
       const int column = step.operation.is_dispatch ? r : partial_column(peer);
-      if (state.memory[cell(owner, step.epoch, column)] != step.epoch) overwritten_ = true;
+      if (state.memory[cell(owner, step.call, column)] != step.call) overwritten_ = true;
     }
     ++rank.micro;
     return true;
@@ -323,7 +323,7 @@ TEST(EpochInterleavingTest, ThreeRanksMustWaitForEveryPeer) {
 }
 
 TEST(EpochLedgerTest, OneUnreceivedOperationTooManyIsAnError) {
-  EpochLedger ledger(3);
+  CallLedger ledger(3);
   EXPECT_EQ(ledger.begin("dispatch"), 1u);
   EXPECT_EQ(ledger.begin("dispatch"), 2u);
   EXPECT_EQ(ledger.consumed(), 0u);
