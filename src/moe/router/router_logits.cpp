@@ -13,7 +13,7 @@
 #include <vector>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "moe/router_logits.cpp"
+#define HWY_TARGET_INCLUDE "moe/router/router_logits.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
