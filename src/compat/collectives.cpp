@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-std::int64_t sum_source(std::span<const std::int64_t> sizes) {
+std::int64_t sum_of(std::span<const std::int64_t> sizes) {
   std::int64_t sum = 0;
   for (const std::int64_t size : sizes) sum = checked_add(sum, size);
   return sum;
@@ -81,7 +81,7 @@ std::vector<Tensor> CollectivesImpl::all_gatherv(const std::vector<TensorView>& 
           Errc::kInvalidArgument,
           "{}: {} rows arrived, sizes add up to {}; every rank must pass the same sizes, its own "
           "rows among them",
-          kName, got.received.num_rows, sum_source(wanted));
+          kName, got.received.num_rows, sum_of(wanted));
   std::vector<Tensor> gathered;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     gathered.push_back(copy_payload(got.received, i, tensors[i]));
@@ -97,9 +97,9 @@ Tensor CollectivesImpl::reduce_scatterv(const TensorView& x, std::span<const std
   require(!sizes.empty() || x.shape(0) % num_ranks == 0, Errc::kInvalidArgument,
           "{}: {} rows over {} ranks, must divide; pass sizes", kName, x.shape(0), num_ranks);
   const std::vector<std::int64_t> wanted = checked_sizes(kName, sizes, x.shape(0) / num_ranks);
-  require(x.shape(0) == sum_source(wanted), Errc::kInvalidArgument,
+  require(x.shape(0) == sum_of(wanted), Errc::kInvalidArgument,
           "{}: x has {} rows, but sizes add up to {}; must be the same", kName, x.shape(0),
-          sum_source(wanted));
+          sum_of(wanted));
   std::vector<std::int64_t> shape{wanted[rank()]};
   std::int64_t row = 1;
   for (int d = 1; d < x.num_dims(); ++d) {

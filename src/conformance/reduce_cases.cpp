@@ -74,7 +74,7 @@ class ReduceRun {
     }
     const Table<float> want = weighted_choices();
     expect_same_bits("rows", TensorView(bytes_.data(), test_.dtype, {want.rows, want.cols}), want);
-    expect_same_bits("sum", output, sum_source(want));
+    expect_same_bits("sum", output, sum_of(want));
     return {};
   }
 
@@ -123,7 +123,7 @@ class ReduceRun {
     return rows;
   }
 
-  Table<float> sum_source(const Table<float>& rows) const {
+  Table<float> sum_of(const Table<float>& rows) const {
     Table<float> sum(test_.num_tokens, test_.hidden);
     for (std::int64_t t = 0; t < test_.num_tokens; ++t) {
       for (std::int64_t h = 0; h < test_.hidden; ++h) {

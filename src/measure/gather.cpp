@@ -37,7 +37,7 @@ std::vector<double> slowest_of(const Group& group, const std::vector<double>& va
   return most;
 }
 
-std::int64_t sum_source(const Group& group, std::int64_t value) {
+std::int64_t sum_of(const Group& group, std::int64_t value) {
   std::int64_t sum = 0;
   for (const std::string& text :
        group.engine().all_gather_text(packed(std::vector<std::int64_t>{value}))) {

@@ -15,7 +15,7 @@ namespace switchyard::measure {
 std::vector<double> slowest_of(const Group& group, const std::vector<double>& values);
 
 /// Collective. Values of all ranks added up.
-std::int64_t sum_source(const Group& group, std::int64_t value);
+std::int64_t sum_of(const Group& group, std::int64_t value);
 
 /// Collective. The first text that is not empty, by rank.
 std::string first_text(const Group& group, const std::string& text);

@@ -75,7 +75,7 @@ TEST(GatherTest, LargestSumAndFirst) {
     const double rank = group.rank();
     EXPECT_EQ(slowest_of(group, {rank, -rank, 5}), (std::vector<double>{2, 0, 5}));
     EXPECT_EQ(slowest_of(group, {}), std::vector<double>{});
-    EXPECT_EQ(sum_source(group, group.rank() + 1), 6);
+    EXPECT_EQ(sum_of(group, group.rank() + 1), 6);
     EXPECT_EQ(first_text(group, group.rank() == 0 ? "" : std::to_string(group.rank())), "1");
     EXPECT_EQ(first_text(group, ""), "");
   });
