@@ -12,10 +12,11 @@
 // expert_map (i32 [E]: global id to local index, or negative) ids are global, without one local.
 // No function is collective. kInvalidArgument means that nothing was written.
 //
-// Functions with a Stream (stream.h) are the GPU's: the same rows, order and bits. Values in device
-// memory are not known at the call: what the CPU would refuse (an id that no expert has, a count
-// that is not that of the ids, an inv_perm entry outside M) is treated as "no expert" and added to
-// num_errors (i32 [1], or absent), which is never cleared. Such a function takes K up to 1024.
+// Functions with a Stream (stream.h) give the same rows, order and bits on either device. Values in
+// GPU memory are not known at the call: what is refused on the host (an id that no expert has, a
+// count that is not that of the ids, an inv_perm entry outside M) counts as "no expert" there and
+// is added to num_errors (i32 [1], or absent), which is never cleared. On a GPU K is at most 1024.
+// The other functions work on the host.
 #pragma once
 
 #include <cstddef>
@@ -48,10 +49,8 @@ SWITCHYARD_API BlockShape deep_gemm_block_shape(std::int32_t alignment = kDeepGe
 /// Source: vLLM, count_expert_num_tokens.
 SWITCHYARD_API void count_expert_num_tokens(const TensorView& topk_ids,
                                             const TensorView& expert_num_tokens,
-                                            const TensorView& expert_map = {});
-SWITCHYARD_API void count_expert_num_tokens(const TensorView& topk_ids,
-                                            const TensorView& expert_num_tokens,
-                                            const TensorView& expert_map, Stream stream,
+                                            const TensorView& expert_map = {},
+                                            Stream stream = Stream::host(),
                                             const TensorView& num_errors = {});
 
 /// local_ids[i] = expert_map[topk_ids[i]]; negative ids stay as they are.
@@ -60,9 +59,7 @@ SWITCHYARD_API void count_expert_num_tokens(const TensorView& topk_ids,
 ///
 /// Errors: as count_expert_num_tokens.
 SWITCHYARD_API void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
-                                     const TensorView& local_ids);
-SWITCHYARD_API void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
-                                     const TensorView& local_ids, Stream stream,
+                                     const TensorView& local_ids, Stream stream = Stream::host(),
                                      const TensorView& num_errors = {});
 
 /// Sum of the counts, each rounded up to the alignment.
@@ -73,7 +70,7 @@ SWITCHYARD_API void apply_expert_map(const TensorView& topk_ids, const TensorVie
 SWITCHYARD_API std::int64_t expert_num_tokens_round_up_and_sum(
     const TensorView& expert_num_tokens, std::int64_t alignment = kDeepGemmAlignment);
 
-/// The same into `sum`, i64 [1]; a negative count is an error and counts as 0.
+/// The same into `sum`, i64 [1], on the stream's device; on a GPU a negative count counts as 0.
 SWITCHYARD_API void expert_num_tokens_round_up_and_sum(const TensorView& expert_num_tokens,
                                                        std::int64_t alignment,
                                                        const TensorView& sum, Stream stream,
@@ -145,32 +142,33 @@ struct ScatterOutputs {
 /// 4p + j in byte j of word p. Strides of the outputs choose the layout: (S, 1) row-major, (1, M)
 /// column-major, (1, up(M, 4)) column-major for TMA. Inputs and outputs must not overlap.
 ///
+/// On a GPU M is at least compute_aligned_m() of the shapes, what any routing needs (without local
+/// experts: 0), and outputs.num_rows is how many rows are in use. `workspace` is device memory that
+/// begins at a multiple of 16 bytes and is free again when the stream has passed the call; the host
+/// needs none.
+///
 /// Errors: as plan_permute; kInvalidArgument (shapes, dtypes, strides that let elements of an
-/// output overlap); kWorkspaceTooSmall when M is below what the ids need.
+/// output overlap; on a GPU more than 2^31 - 1 choices or rows); kWorkspaceTooSmall (M, workspace).
 /// Source: vLLM, ep_scatter, with a fixed order instead of that of atomics.
 SWITCHYARD_API void ep_scatter(const TensorView& x, const TensorView& scales,
                                const TensorView& topk_ids, const PermuteOptions& options,
-                               const ScatterOutputs& outputs);
+                               const ScatterOutputs& outputs, Stream stream = Stream::host(),
+                               std::span<std::byte> workspace = {},
+                               const TensorView& num_errors = {});
 
-/// On the GPU. M is at least compute_aligned_m() of the shapes, what any routing needs (without
-/// local experts: 0); outputs.num_rows is how many are in use. The workspace begins at a multiple
-/// of 16 bytes and is free again when the stream has passed the call: at most 8 T K + 4 L (C + 1) +
-/// 64 bytes, where C = min(cdiv(T K, 256), 2^18 / L).
+/// Bytes of the workspace that ep_scatter and plan_permute need on a GPU, at most
+/// 8 T K + 4 L (C + 1) + 64, where C = min(cdiv(T K, 256), 2^18 / L).
 ///
-/// Errors: kInvalidArgument (as above; more than 2^31 - 1 choices or rows), kWorkspaceTooSmall (M,
-/// workspace), kNotAvailable.
+/// Errors: kInvalidArgument (sizes; more than 2^31 - 1 choices).
 SWITCHYARD_API std::size_t ep_scatter_workspace_bytes(std::int64_t num_tokens,
                                                       std::int64_t num_topk,
                                                       std::int64_t num_local_experts);
-SWITCHYARD_API void ep_scatter(const TensorView& x, const TensorView& scales,
-                               const TensorView& topk_ids, const PermuteOptions& options,
-                               const ScatterOutputs& outputs, std::span<std::byte> workspace,
-                               Stream stream, const TensorView& num_errors = {});
 
 /// ep_scatter without x and scales: M is the length of outputs.m_indices.
 SWITCHYARD_API void plan_permute(const TensorView& topk_ids, const PermuteOptions& options,
-                                 const ScatterOutputs& outputs, std::span<std::byte> workspace,
-                                 Stream stream, const TensorView& num_errors = {});
+                                 const ScatterOutputs& outputs, Stream stream,
+                                 std::span<std::byte> workspace = {},
+                                 const TensorView& num_errors = {});
 
 /// A permuted batch. Views stay valid as long as it lives, also after it is moved.
 struct Permuted {
@@ -221,11 +219,8 @@ SWITCHYARD_API Permuted permute(const TensorView& x, const TensorView& scales,
 /// Source: vLLM, ep_gather.
 SWITCHYARD_API void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
                               const TensorView& topk_weights, const TensorView& inv_perm,
-                              const TensorView& expert_map, const TensorView& output);
-SWITCHYARD_API void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
-                              const TensorView& topk_weights, const TensorView& inv_perm,
-                              const TensorView& expert_map, const TensorView& output, Stream stream,
-                              const TensorView& num_errors = {});
+                              const TensorView& expert_map, const TensorView& output,
+                              Stream stream = Stream::host(), const TensorView& num_errors = {});
 
 /// ep_gather by a plan, which already knows the dropped choices.
 /// Source: vLLM, deepgemm_unpermute_and_reduce.
@@ -233,7 +228,7 @@ SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output, const 
                                          const TensorView& topk_weights, const TensorView& output);
 SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output,
                                          const TensorView& inv_perm, const TensorView& topk_weights,
-                                         const TensorView& output, Stream stream,
+                                         const TensorView& output, Stream stream = Stream::host(),
                                          const TensorView& num_errors = {});
 
 }  // namespace switchyard

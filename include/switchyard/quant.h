@@ -116,7 +116,7 @@ SWITCHYARD_API DType scale_dtype(const QuantScheme& scheme);
 /// Dtype of stored elements: the scheme's, or `input` when it is simulated.
 SWITCHYARD_API DType stored_dtype(const QuantScheme& scheme, DType input = DType::kBF16);
 
-/// Quantizes rows.
+/// Quantizes rows, on either device, with the same bits.
 ///
 ///   x             [T, H]  bf16, f16 or f32; rows contiguous; H is even for e2m1
 ///   q             [T, H]  stored_dtype(scheme, x.dtype()), contiguous; written. e2m1: H / 2 bytes
@@ -130,32 +130,26 @@ SWITCHYARD_API DType stored_dtype(const QuantScheme& scheme, DType input = DType
 ///   scale_ub      bound of the largest magnitude of a row, above 0; for dynamic fp8_token
 ///
 /// NaN never changes a scale; as an element it becomes what docs/schemes.md says of the scheme.
-/// Errors: kInvalidArgument (scheme, shape, dtype, scale); nothing was written then.
+/// On a GPU values are not checked: a global scale that is not positive gives codes without
+/// meaning. There a dynamic scale of the tensor is computed in `scales` itself, which nothing else
+/// may touch meanwhile.
+/// Errors: kInvalidArgument (scheme, shape, dtype, scale, device); nothing was written then. On a
+/// GPU also kNotAvailable (no CUDA module, no GPU), kSystem.
 /// Mirrors vLLM's ops.scaled_fp8_quant, scaled_int8_quant, scaled_fp4_quant and
 /// per_token_group_quant_fp8.
 SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
-                             const TensorView& scales, const TensorView& static_scale = {},
+                             const TensorView& scales, Stream stream = Stream::host(),
+                             const TensorView& static_scale = {},
                              std::optional<float> scale_ub = {});
 
 /// The inverse map: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or
 /// f32). For nvfp4 the scale is that of the block / tensor_scale, by its IEEE reciprocal.
 ///
 ///   tensor_scale  f32 [1]: what nvfp4 was quantized with; not looked at for other schemes
+///
+/// Errors: those of quantize.
 SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,
                                const QuantScheme& scheme, const TensorView& y,
-                               const TensorView& tensor_scale = {});
-
-/// Both on a GPU, by stream.h, with the same bits. What only the tensors say is not checked there:
-/// a global scale that is not positive gives codes without meaning. A dynamic scale of the tensor
-/// is found in `scales` itself, which nothing else may touch meanwhile.
-///
-/// Errors: as above; kNotAvailable without the CUDA module or a GPU, kSystem from CUDA.
-SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
-                             const TensorView& scales, Stream stream,
-                             const TensorView& static_scale = {},
-                             std::optional<float> scale_ub = {});
-SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,
-                               const QuantScheme& scheme, const TensorView& y, Stream stream,
-                               const TensorView& tensor_scale = {});
+                               Stream stream = Stream::host(), const TensorView& tensor_scale = {});
 
 }  // namespace switchyard

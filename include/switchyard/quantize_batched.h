@@ -27,11 +27,15 @@ namespace switchyard {
 ///                 [L, C, S]; [L, 1, 1] for kTensor, one scale an expert; absent without scales
 ///   static_scale  as quantize takes it: [1], or [L] with one scale an expert
 ///
-/// Errors: kInvalidArgument (shape, dtype, count); nothing was written then. Mirrors vLLM's
+/// On a GPU counts and scales are not read on the host: a count below 0 is taken as 0, one above
+/// the capacity as the capacity.
+/// Errors: kInvalidArgument (shape, dtype, device, count); nothing was written then. On a GPU also
+/// kNotAvailable (no CUDA module, no GPU), kSystem. Mirrors vLLM's
 /// batched_moe_kernel_quantize_input outside graph capture; within it vLLM ignores the counts.
 SWITCHYARD_API void quantize_batched(const TensorView& x, const TensorView& counts,
                                      const QuantScheme& scheme, const TensorView& q,
-                                     const TensorView& scales, const TensorView& static_scale = {});
+                                     const TensorView& scales, Stream stream = Stream::host(),
+                                     const TensorView& static_scale = {});
 
 /// Where the scale of an activated row comes from.
 enum class ActivationScale : std::uint8_t {
@@ -54,6 +58,7 @@ enum class ActivationScale : std::uint8_t {
 /// Errors: kInvalidArgument; nothing was written then.
 SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme,
                                       const TensorView& q, const TensorView& scales,
+                                      Stream stream = Stream::host(),
                                       ActivationScale activation_scale = ActivationScale::kScheme,
                                       const TensorView& tensor_scale = {});
 
@@ -63,24 +68,7 @@ SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& sc
 /// bf16 on the way.
 SWITCHYARD_API void silu_mul_quantize_batched(
     const TensorView& x, const TensorView& counts, const QuantScheme& scheme, const TensorView& q,
-    const TensorView& scales, ActivationScale activation_scale = ActivationScale::kScheme,
-    const TensorView& tensor_scale = {});
-
-/// All three on a GPU, by stream.h, with the same bits. Counts and scales are not looked at on the
-/// host: a count below 0 is taken as 0, one above the capacity as the capacity.
-///
-/// Errors: as above; kNotAvailable without the CUDA module or a GPU, kSystem from CUDA.
-SWITCHYARD_API void quantize_batched(const TensorView& x, const TensorView& counts,
-                                     const QuantScheme& scheme, const TensorView& q,
-                                     const TensorView& scales, Stream stream,
-                                     const TensorView& static_scale = {});
-SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme,
-                                      const TensorView& q, const TensorView& scales, Stream stream,
-                                      ActivationScale activation_scale = ActivationScale::kScheme,
-                                      const TensorView& tensor_scale = {});
-SWITCHYARD_API void silu_mul_quantize_batched(
-    const TensorView& x, const TensorView& counts, const QuantScheme& scheme, const TensorView& q,
-    const TensorView& scales, Stream stream,
+    const TensorView& scales, Stream stream = Stream::host(),
     ActivationScale activation_scale = ActivationScale::kScheme,
     const TensorView& tensor_scale = {});
 

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stream.h: a CUDA stream, named without a CUDA header.
+// stream.h: where work is ordered: on the host, or in a CUDA stream, named without a CUDA header.
 //
-// A function that takes a Stream works on the GPU that is current for the calling thread: tensors
-// are memory of that GPU, work is ordered in the stream, nothing waits for it, and nothing is
-// allocated, so it may be captured in a CUDA graph. What differs is said at the function.
+// A function that takes a Stream works on that stream's device, and all its tensors must lie there.
+//   Host: the call returns when the work is done.
+//   GPU:  the work is ordered in the stream and the call returns at once. Unless its declaration
+//         says otherwise, it allocates nothing and may be captured in a CUDA graph.
+// The calling thread's current GPU is the same before and after.
 #pragma once
 
+#include <cstddef>
+
+#include "switchyard/device.h"
 #include "switchyard/export.h"
 
 struct CUstream_st;  // cudaStream_t is a pointer to it
@@ -15,12 +20,29 @@ namespace switchyard {
 
 class Stream {
  public:
-  /// From a cudaStream_t.
-  Stream(CUstream_st* stream) noexcept : stream_(stream) {}
-  CUstream_st* get() const noexcept { return stream_; }
+  static constexpr Stream host() noexcept { return Stream(nullptr, Device::cpu()); }
+
+  /// A cudaStream_t of GPU `device_index`.
+  static constexpr Stream cuda(CUstream_st* stream, int device_index) noexcept {
+    return Stream(stream, Device::cuda(device_index));
+  }
+  static Stream cuda(std::nullptr_t, int) = delete;  // say default_of(Device::cuda(index))
+  static Stream cuda(int, int) = delete;
+
+  /// The host, or the legacy default stream of a GPU.
+  static constexpr Stream default_of(Device device) noexcept { return Stream(nullptr, device); }
+
+  constexpr Device device() const noexcept { return device_; }
+  /// The cudaStream_t; null for the host and for a GPU's default stream.
+  constexpr CUstream_st* get() const noexcept { return stream_; }
+  friend constexpr bool operator==(const Stream&, const Stream&) = default;
 
  private:
+  constexpr Stream(CUstream_st* stream, Device device) noexcept
+      : stream_(stream), device_(device) {}
+
   CUstream_st* stream_;
+  Device device_;
 };
 
 }  // namespace switchyard

@@ -6,6 +6,7 @@
 
 #include "switchyard/activation.h"
 #include "switchyard/all2all_backend.h"
+#include "switchyard/device.h"
 #include "switchyard/device_exchange.h"
 #include "switchyard/device_experts.h"
 #include "switchyard/device_modular_kernel.h"

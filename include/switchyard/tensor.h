@@ -11,8 +11,10 @@
 #include <span>
 #include <string>
 
+#include "switchyard/device.h"
 #include "switchyard/dtype.h"
 #include "switchyard/export.h"
+#include "switchyard/stream.h"
 
 namespace switchyard {
 
@@ -47,7 +49,7 @@ struct dtype_of<std::int64_t> {
   static constexpr DType value = DType::kI64;
 };
 
-/// Pointer, dtype, shape and strides of host memory that somebody else owns. A plain value.
+/// Pointer, dtype, shape, strides and device of memory that somebody else owns. A plain value.
 ///
 /// Strides count elements. A default-made view is absent: `has_value()` is false, which is how
 /// optional tensors are passed. Functions never write to a view that they document as an input.
@@ -59,17 +61,20 @@ class SWITCHYARD_API TensorView {
   ///
   /// Errors: kInvalidArgument when a size is negative, there are more than kMaxDims, or the bytes
   /// overflow.
-  TensorView(const void* data, DType dtype, std::span<const std::int64_t> shape);
-  TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape)
-      : TensorView(data, dtype, std::span(shape.begin(), shape.size())) {}
+  TensorView(const void* data, DType dtype, std::span<const std::int64_t> shape,
+             Device device = Device::cpu());
+  TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+             Device device = Device::cpu())
+      : TensorView(data, dtype, std::span(shape.begin(), shape.size()), device) {}
 
   /// Any strides, in elements.
   TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-             std::initializer_list<std::int64_t> strides);
+             std::initializer_list<std::int64_t> strides, Device device = Device::cpu());
 
   template <typename T>
-  static TensorView of(const T* data, std::initializer_list<std::int64_t> shape) {
-    return TensorView(data, dtype_of<T>::value, shape);
+  static TensorView of(const T* data, std::initializer_list<std::int64_t> shape,
+                       Device device = Device::cpu()) {
+    return TensorView(data, dtype_of<T>::value, shape, device);
   }
 
   bool has_value() const noexcept { return num_dims_ >= 0; }
@@ -79,6 +84,7 @@ class SWITCHYARD_API TensorView {
     return static_cast<T*>(data_);
   }
   DType dtype() const noexcept { return dtype_; }
+  Device device() const noexcept { return device_; }
   int num_dims() const noexcept { return num_dims_ < 0 ? 0 : num_dims_; }
   std::int64_t shape(int dim) const noexcept { return shape_[static_cast<std::size_t>(dim)]; }
   std::int64_t stride(int dim) const noexcept { return strides_[static_cast<std::size_t>(dim)]; }
@@ -88,33 +94,31 @@ class SWITCHYARD_API TensorView {
   /// Bytes of a contiguous tensor of this shape; fp4 and fp6 elements are packed.
   std::size_t num_bytes() const noexcept;
 
-  /// For messages: "bf16 [128, 7168]".
+  /// For messages: "bf16 [128, 7168]", "f32 [8] on cuda:0".
   std::string describe() const;
 
  private:
   void* data_ = nullptr;
   DType dtype_ = DType::kF32;
   int num_dims_ = -1;
+  Device device_{};
   std::array<std::int64_t, kMaxDims> shape_{};
   std::array<std::int64_t, kMaxDims> strides_{};
 };
 
-namespace detail {
-struct ReleaseMemory {
-  std::size_t bytes = 0;
-  SWITCHYARD_API void operator()(std::byte* data) const noexcept;
-};
-}  // namespace detail
-
-/// A contiguous tensor that owns its memory: zero-filled, 128-byte aligned. Move-only.
+/// A contiguous tensor that owns its memory: zero-filled, aligned to 128 bytes. Move-only.
 class SWITCHYARD_API Tensor {
  public:
   Tensor() = default;
+  Tensor(Tensor&&) noexcept = default;
+  Tensor& operator=(Tensor&&) noexcept = default;
 
-  /// Errors: kInvalidArgument as TensorView; kOutOfMemory.
-  Tensor(DType dtype, std::span<const std::int64_t> shape);
-  Tensor(DType dtype, std::initializer_list<std::int64_t> shape)
-      : Tensor(dtype, std::span(shape.begin(), shape.size())) {}
+  /// On a GPU: plain device memory; returns when it is zeroed, so not while a graph is captured.
+  ///
+  /// Errors: kInvalidArgument as TensorView; kOutOfMemory; kNotAvailable (no such GPU).
+  Tensor(DType dtype, std::span<const std::int64_t> shape, Device device = Device::cpu());
+  Tensor(DType dtype, std::initializer_list<std::int64_t> shape, Device device = Device::cpu())
+      : Tensor(dtype, std::span(shape.begin(), shape.size()), device) {}
 
   const TensorView& view() const noexcept { return view_; }
   operator const TensorView&() const noexcept { return view_; }
@@ -124,11 +128,27 @@ class SWITCHYARD_API Tensor {
     return view_.as<T>();
   }
   DType dtype() const noexcept { return view_.dtype(); }
+  Device device() const noexcept { return view_.device(); }
   std::int64_t shape(int dim) const noexcept { return view_.shape(dim); }
 
+  /// A copy on `device`. The same as copy_to.
+  Tensor to(Device device, Stream stream) const;
+  Tensor to(Device device) const;
+
  private:
-  std::unique_ptr<std::byte, detail::ReleaseMemory> memory_;
+  std::shared_ptr<std::byte> memory_;
   TensorView view_;
 };
+
+/// A contiguous copy of `from` on `device`, ordered in `stream` behind what fills `from`. It is
+/// complete when the call returns.
+///
+///   from    contiguous; on any device
+///   stream  of the GPU that takes part; without it: that GPU's default stream, or the host
+///
+/// Not while a graph is captured. Errors: kInvalidArgument (strides; a stream of another device);
+/// kOutOfMemory, kNotAvailable, kSystem.
+SWITCHYARD_API Tensor copy_to(const TensorView& from, Device device, Stream stream);
+SWITCHYARD_API Tensor copy_to(const TensorView& from, Device device);
 
 }  // namespace switchyard

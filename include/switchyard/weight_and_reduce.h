@@ -78,26 +78,25 @@ struct WeightAndReduceArguments {
 ///
 ///   output  [T, H]  dtype of expert_output, contiguous rows; written; must not overlap
 ///
-/// Errors: kInvalidArgument (shapes, dtypes, an id without an entry in the map, an expert with more
-/// tokens than C); nothing was written then. Not collective.
+/// On a GPU the bits are the same. What the host refuses for the values of ids, and rows beyond C,
+/// is left out of the sum there and added to num_errors (i32 [1], or absent); K is at most 1024;
+/// `workspace` is device memory that begins at a multiple of 16 bytes.
+///
+/// Errors: kInvalidArgument (shapes, dtypes, devices, an id without an entry in the map, an expert
+/// with more tokens than C); nothing was written then. On a GPU also kWorkspaceTooSmall,
+/// kNotAvailable. Not collective.
 /// Source: vLLM, topk_weight_and_reduce.py; moe_sum.
 SWITCHYARD_API TensorView weight_and_reduce(const WeightAndReduce& policy,
                                             const WeightAndReduceArguments& arguments,
-                                            const TensorView& output = {});
+                                            const TensorView& output = {},
+                                            Stream stream = Stream::host(),
+                                            std::span<std::byte> workspace = {},
+                                            const TensorView& num_errors = {});
 
-/// On the GPU: the same bits. What the CPU refuses for the values of ids, and rows beyond C, is
-/// left out of the sum and added to num_errors (i32 [1], or absent). K is at most 1024. Only
-/// kNaiveBatched needs a workspace, aligned to 16 bytes; the others take an empty one.
-///
-/// Errors: as above; kWorkspaceTooSmall, kNotAvailable.
+/// Bytes of the workspace that a policy needs on a GPU; only kNaiveBatched needs one.
 SWITCHYARD_API std::size_t weight_and_reduce_workspace_bytes(const WeightAndReduce& policy,
                                                              std::int64_t num_tokens,
                                                              std::int64_t num_topk,
                                                              std::int64_t num_local_experts);
-SWITCHYARD_API TensorView weight_and_reduce(const WeightAndReduce& policy,
-                                            const WeightAndReduceArguments& arguments,
-                                            const TensorView& output,
-                                            std::span<std::byte> workspace, Stream stream,
-                                            const TensorView& num_errors = {});
 
 }  // namespace switchyard

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "core/aligned_buffer.h"
 #include "core/bytes.h"
 
 namespace switchyard {
@@ -20,8 +19,16 @@ std::size_t contiguous_bytes(DType dtype, std::span<const std::int64_t> shape) {
 
 }  // namespace
 
-TensorView::TensorView(const void* data, DType dtype, std::span<const std::int64_t> shape)
-    : data_(const_cast<void*>(data)), dtype_(dtype), num_dims_(static_cast<int>(shape.size())) {
+std::string name_of(Device device) {
+  return device.is_cpu() ? "cpu" : fmt::format("cuda:{}", device.index);
+}
+
+TensorView::TensorView(const void* data, DType dtype, std::span<const std::int64_t> shape,
+                       Device device)
+    : data_(const_cast<void*>(data)),
+      dtype_(dtype),
+      num_dims_(static_cast<int>(shape.size())),
+      device_(device) {
   require(shape.size() <= kMaxDims, Errc::kInvalidArgument, "tensor: {} dimensions, at most {}",
           shape.size(), kMaxDims);
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -38,8 +45,8 @@ TensorView::TensorView(const void* data, DType dtype, std::span<const std::int64
 }
 
 TensorView::TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-                       std::initializer_list<std::int64_t> strides)
-    : TensorView(data, dtype, shape) {
+                       std::initializer_list<std::int64_t> strides, Device device)
+    : TensorView(data, dtype, shape, device) {
   require(shape.size() == strides.size(), Errc::kInvalidArgument,
           "tensor: {} sizes, but {} strides", shape.size(), strides.size());
   std::copy(strides.begin(), strides.end(), strides_.begin());
@@ -81,18 +88,8 @@ std::string TensorView::describe() const {
     }
     text += "]";
   }
+  if (!device_.is_cpu()) text += " on " + name_of(device_);
   return text;
-}
-
-Tensor::Tensor(DType dtype, std::span<const std::int64_t> shape) {
-  const TensorView probe(nullptr, dtype, shape);
-  const std::size_t bytes = probe.num_bytes();
-  memory_ = {allocate_zeroed(bytes), detail::ReleaseMemory{bytes}};
-  view_ = TensorView(memory_.get(), dtype, shape);
-}
-
-void detail::ReleaseMemory::operator()(std::byte* data) const noexcept {
-  release_zeroed(data, bytes);
 }
 
 }  // namespace switchyard

@@ -9,7 +9,9 @@
 
 #include "core/bytes.h"
 #include "core/format.h"
+#include "core/require_device.h"
 #include "cpu/permute_rows.h"
+#include "plan/host_permute.h"
 #include "plan/permute_views.h"
 
 namespace switchyard {
@@ -46,7 +48,30 @@ bool is_tensor_scale(const TensorView& scales) {
   return scales.num_dims() == 1 && scales.shape(0) == 1;
 }
 
+// The plan's own memory is small beside the rows, so one way of planning serves all callers.
+PermutePlan plan_into(const char* function, const IdTable& ids, std::int64_t num_local,
+                      const PermuteOptions& options, const ScatterOutputs& outputs,
+                      std::int64_t num_rows) {
+  PermutePlan plan = build_plan(function, ids, num_local, options, num_rows);
+  const auto copy = [](const auto* from, std::int64_t count, const TensorView& to) {
+    std::copy(from, from + count, to.as<std::remove_cvref_t<decltype(*from)>>());
+  };
+  copy(plan.m_indices.as<std::int32_t>(), plan.num_rows(), outputs.m_indices);
+  copy(plan.inv_perm.as<std::int32_t>(), ids.num_tokens * ids.num_topk, outputs.inv_perm);
+  copy(plan.first_row.data(), num_local, outputs.first_row);
+  if (outputs.expert_num_tokens.has_value()) {
+    copy(plan.expert_num_tokens.data(), num_local, outputs.expert_num_tokens);
+  }
+  if (outputs.num_rows.has_value()) {
+    *outputs.num_rows.as<std::int64_t>() =
+        start_experts(function, plan.expert_num_tokens, options.alignment, {});
+  }
+  return plan;
+}
+
 }  // namespace
+
+namespace host {
 
 void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView& topk_ids,
                 const PermuteOptions& options, const ScatterOutputs& outputs) {
@@ -57,28 +82,31 @@ void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView&
   const RowMove move = check_row_move(kFunction, x, scales, outputs.x, outputs.scales);
   const std::int64_t num_local = check_plan_outputs(kFunction, ids, move.to.num_rows, outputs);
 
-  // The plan's own memory is small beside the rows, so one way of planning serves both callers.
-  const PermutePlan plan = build_plan(kFunction, ids, num_local, options, move.to.num_rows);
-  const auto copy = [](const auto* from, std::int64_t count, const TensorView& to) {
-    std::copy(from, from + count, to.as<std::remove_cvref_t<decltype(*from)>>());
-  };
-  copy(plan.m_indices.as<std::int32_t>(), plan.num_rows(), outputs.m_indices);
-  copy(plan.inv_perm.as<std::int32_t>(), topk_ids.num_elements(), outputs.inv_perm);
-  copy(plan.first_row.data(), num_local, outputs.first_row);
-  if (outputs.expert_num_tokens.has_value()) {
-    copy(plan.expert_num_tokens.data(), num_local, outputs.expert_num_tokens);
-  }
-  if (outputs.num_rows.has_value()) {
-    *outputs.num_rows.as<std::int64_t>() =
-        start_experts(kFunction, plan.expert_num_tokens, options.alignment, {});
-  }
+  const PermutePlan plan = plan_into(kFunction, ids, num_local, options, outputs, move.to.num_rows);
   move_rows(move, {plan.inv_perm.as<std::int32_t>(), ids.num_topk});
 }
+
+void plan_permute(const TensorView& topk_ids, const PermuteOptions& options,
+                  const ScatterOutputs& outputs) {
+  constexpr const char* kFunction = "plan_permute";
+  const IdTable ids = id_table(kFunction, topk_ids);
+  const std::int64_t num_rows = outputs.m_indices.num_elements();
+  const std::int64_t num_local = check_plan_outputs(kFunction, ids, num_rows, outputs);
+  (void)plan_into(kFunction, ids, num_local, options, outputs, num_rows);
+}
+
+}  // namespace host
 
 Permuted permute(const TensorView& x, const TensorView& scales, const TensorView& topk_ids,
                  std::int32_t num_local_experts, const PermuteOptions& options,
                  const PermuteMemory& memory) {
   constexpr const char* kFunction = "permute";
+  require_host(kFunction, {{"x", x},
+                           {"scales", scales},
+                           {"topk_ids", topk_ids},
+                           {"options.expert_map", options.expert_map},
+                           {"options.expert_num_tokens", options.expert_num_tokens},
+                           {"memory.x", memory.x}});
   const IdTable ids = id_table(kFunction, topk_ids);
   const TensorView row_scales = is_tensor_scale(scales) ? TensorView() : scales;
   check_input_rows(kFunction, x, row_scales, ids.num_tokens);

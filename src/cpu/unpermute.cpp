@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "core/require_device.h"
 #include "cpu/permute_rows.h"
 #include "cpu/weigh_reduce.h"
+#include "plan/host_permute.h"
 
 namespace switchyard {
 namespace {
@@ -59,6 +61,8 @@ struct Gather {
 
 }  // namespace
 
+namespace host {
+
 void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
                const TensorView& topk_weights, const TensorView& inv_perm,
                const TensorView& expert_map, const TensorView& output) {
@@ -78,10 +82,15 @@ void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
   }
 }
 
+}  // namespace host
+
 void unpermute_and_reduce(const TensorView& expert_output, const PermutePlan& plan,
                           const TensorView& topk_weights, const TensorView& output) {
   // inv_perm is negative for exactly the dropped choices, so it serves as ids too.
-  ep_gather(expert_output, plan.inv_perm, topk_weights, plan.inv_perm, {}, output);
+  require_host(
+      "unpermute_and_reduce",
+      {{"expert_output", expert_output}, {"topk_weights", topk_weights}, {"output", output}});
+  host::ep_gather(expert_output, plan.inv_perm, topk_weights, plan.inv_perm, {}, output);
 }
 
 }  // namespace switchyard

@@ -30,6 +30,12 @@ struct DequantizeJob;
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
+  /// Device memory, not initialised; never null. Errors: kOutOfMemory, kNotAvailable (no such GPU).
+  std::shared_ptr<std::byte> (*allocate)(Device device, std::size_t bytes) = nullptr;
+  /// Ordered in the stream; either side may be host memory.
+  void (*copy)(void* to, const void* from, std::size_t bytes, Stream stream) = nullptr;
+  void (*fill)(void* to, int value, std::size_t bytes, Stream stream) = nullptr;
+  void (*synchronize)(Stream stream) = nullptr;
   /// Of GPU (index mod number of GPUs), which becomes current for the calling thread; below 0: of
   /// the one that is. Errors: kNotAvailable.
   std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;

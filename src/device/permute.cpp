@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The permute family on a GPU: checks of shapes are those of the CPU, values are the kernels'.
+// permute.cpp: the permute family. On the host the calls run at once; for a GPU shapes are checked
+// by the same code, values by the kernels.
 
 #include "switchyard/permute.h"
 
@@ -9,8 +10,10 @@
 
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/require_device.h"
 #include "device/call_checks.h"
 #include "device/cuda_module.h"
+#include "plan/host_permute.h"
 #include "plan/permute_views.h"
 
 namespace switchyard {
@@ -64,6 +67,20 @@ cuda::MapArgs map_args(const char* function, const IdTable& ids, const PermuteOp
   return args;
 }
 
+void require_tables(const char* function, Stream stream, const PermuteOptions& options,
+                    const ScatterOutputs& outputs) {
+  require_device(function, stream.device(),
+                 {{"options.expert_map", options.expert_map},
+                  {"options.expert_num_tokens", options.expert_num_tokens},
+                  {"outputs.x", outputs.x},
+                  {"outputs.scales", outputs.scales},
+                  {"outputs.m_indices", outputs.m_indices},
+                  {"outputs.inv_perm", outputs.inv_perm},
+                  {"outputs.first_row", outputs.first_row},
+                  {"outputs.expert_num_tokens", outputs.expert_num_tokens},
+                  {"outputs.num_rows", outputs.num_rows}});
+}
+
 // Both entry points; `move` is empty for the plan alone.
 void scatter(const char* function, const IdTable& ids, const RowMove& move, std::int64_t num_rows,
              const PermuteOptions& options, const ScatterOutputs& outputs,
@@ -106,9 +123,14 @@ std::size_t ep_scatter_workspace_bytes(std::int64_t num_tokens, std::int64_t num
 }
 
 void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView& topk_ids,
-                const PermuteOptions& options, const ScatterOutputs& outputs,
-                std::span<std::byte> workspace, Stream stream, const TensorView& num_errors) {
+                const PermuteOptions& options, const ScatterOutputs& outputs, Stream stream,
+                std::span<std::byte> workspace, const TensorView& num_errors) {
   constexpr const char* kFunction = "ep_scatter";
+  require_device(
+      kFunction, stream.device(),
+      {{"x", x}, {"scales", scales}, {"topk_ids", topk_ids}, {"num_errors", num_errors}});
+  require_tables(kFunction, stream, options, outputs);
+  if (stream.device().is_cpu()) return host::ep_scatter(x, scales, topk_ids, options, outputs);
   const IdTable ids = id_table(kFunction, topk_ids);
   check_input_rows(kFunction, x, scales, ids.num_tokens);
   check_output_rows(kFunction, x, outputs.x);
@@ -117,11 +139,14 @@ void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView&
 }
 
 void plan_permute(const TensorView& topk_ids, const PermuteOptions& options,
-                  const ScatterOutputs& outputs, std::span<std::byte> workspace, Stream stream,
+                  const ScatterOutputs& outputs, Stream stream, std::span<std::byte> workspace,
                   const TensorView& num_errors) {
   constexpr const char* kFunction = "plan_permute";
+  require_device(kFunction, stream.device(), {{"topk_ids", topk_ids}, {"num_errors", num_errors}});
+  require_tables(kFunction, stream, options, outputs);
   require(!outputs.x.has_value() && !outputs.scales.has_value(), Errc::kInvalidArgument,
           "plan_permute: outputs have x or scales, want the plan alone; call ep_scatter()");
+  if (stream.device().is_cpu()) return host::plan_permute(topk_ids, options, outputs);
   scatter(kFunction, id_table(kFunction, topk_ids), {}, outputs.m_indices.num_elements(), options,
           outputs, workspace, stream, num_errors);
 }
@@ -130,6 +155,17 @@ void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
                const TensorView& topk_weights, const TensorView& inv_perm,
                const TensorView& expert_map, const TensorView& output, Stream stream,
                const TensorView& num_errors) {
+  require_device("ep_gather", stream.device(),
+                 {{"expert_output", expert_output},
+                  {"topk_ids", topk_ids},
+                  {"topk_weights", topk_weights},
+                  {"inv_perm", inv_perm},
+                  {"expert_map", expert_map},
+                  {"output", output},
+                  {"num_errors", num_errors}});
+  if (stream.device().is_cpu()) {
+    return host::ep_gather(expert_output, topk_ids, topk_weights, inv_perm, expert_map, output);
+  }
   const GatherViews views =
       check_gather(expert_output, topk_ids, topk_weights, inv_perm, expert_map, output);
   check_grid("ep_gather", views.ids);
@@ -164,6 +200,14 @@ void count_expert_num_tokens(const TensorView& topk_ids, const TensorView& exper
                              const TensorView& expert_map, Stream stream,
                              const TensorView& num_errors) {
   constexpr const char* kFunction = "count_expert_num_tokens";
+  require_device(kFunction, stream.device(),
+                 {{"topk_ids", topk_ids},
+                  {"expert_num_tokens", expert_num_tokens},
+                  {"expert_map", expert_map},
+                  {"num_errors", num_errors}});
+  if (stream.device().is_cpu()) {
+    return host::count_expert_num_tokens(topk_ids, expert_num_tokens, expert_map);
+  }
   cuda::CountArgs args;
   args.ids = any_id_table(kFunction, topk_ids);
   args.lookup = expert_lookup(kFunction, expert_map);
@@ -179,6 +223,12 @@ void count_expert_num_tokens(const TensorView& topk_ids, const TensorView& exper
 void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
                       const TensorView& local_ids, Stream stream, const TensorView& num_errors) {
   constexpr const char* kFunction = "apply_expert_map";
+  require_device(kFunction, stream.device(),
+                 {{"topk_ids", topk_ids},
+                  {"expert_map", expert_map},
+                  {"local_ids", local_ids},
+                  {"num_errors", num_errors}});
+  if (stream.device().is_cpu()) return host::apply_expert_map(topk_ids, expert_map, local_ids);
   const MappedIds views = check_mapped_ids(topk_ids, expert_map, local_ids);
   checked_num_choices(kFunction, views.ids);
   cuda_module().map_ids({views.ids, views.lookup, views.local, error_word(kFunction, num_errors)},
@@ -190,6 +240,9 @@ void expert_num_tokens_round_up_and_sum(const TensorView& expert_num_tokens, std
                                         const TensorView& num_errors) {
   constexpr const char* kFunction = "expert_num_tokens_round_up_and_sum";
   constexpr std::int64_t kMaxAlignment = std::numeric_limits<std::int32_t>::max();
+  require_device(
+      kFunction, stream.device(),
+      {{"expert_num_tokens", expert_num_tokens}, {"sum", sum}, {"num_errors", num_errors}});
   cuda::RoundUpArgs args;
   args.num_local = expert_num_tokens.num_elements();
   check_flat(kFunction, "expert_num_tokens", expert_num_tokens, DType::kI32, args.num_local);
@@ -197,6 +250,10 @@ void expert_num_tokens_round_up_and_sum(const TensorView& expert_num_tokens, std
   require(alignment >= 1 && alignment <= kMaxAlignment, Errc::kInvalidArgument,
           "{}: alignment is {}, must be from 1 to {}", kFunction, alignment, kMaxAlignment);
   check_flat(kFunction, "sum", sum, DType::kI64, 1);
+  if (stream.device().is_cpu()) {
+    *sum.as<std::int64_t>() = expert_num_tokens_round_up_and_sum(expert_num_tokens, alignment);
+    return;
+  }
   args.counts = expert_num_tokens.as<std::int32_t>();
   args.alignment = alignment;
   args.sum = sum.as<std::int64_t>();

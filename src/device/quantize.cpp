@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize.cpp: the public quantization calls for GPUs: the refusals of the CPU's calls, then a job
-// of plain values for the module.
+// quantize.cpp: the public quantization calls. On the host they run at once; for a GPU the same
+// checks are made, then a job of plain values goes to the module.
 
 #include "cuda/quantize/quantize.h"
 
 #include "switchyard/quantize_batched.h"
 
+#include "core/require_device.h"
 #include "device/cuda_module.h"
 #include "device/scale_memory.h"
+#include "quant/host_quantize.h"
 #include "quant/quantize_checks.h"
 #include "quant/scheme.h"
 
@@ -58,6 +60,9 @@ void activate_and_quantize(const char* name, const BatchRows& rows, const QuantS
 void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
               const TensorView& scales, Stream stream, const TensorView& static_scale,
               std::optional<float> scale_ub) {
+  require_device("quantize", stream.device(),
+                 {{"x", x}, {"q", q}, {"scales", scales}, {"static_scale", static_scale}});
+  if (stream.device().is_cpu()) return host::quantize(x, scheme, q, scales, static_scale, scale_ub);
   const QuantRows rows = check_quantize(x, scheme, q, scales, static_scale, scale_ub);
   QuantizeJob job = job_of({x, 1, rows.num_rows, rows.hidden}, scheme, q, rows.hidden);
   job.scales = matrix_memory_of(scales, scheme);
@@ -71,6 +76,9 @@ void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& 
 
 void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
                 const TensorView& y, Stream stream, const TensorView& tensor_scale) {
+  require_device("dequantize", stream.device(),
+                 {{"q", q}, {"scales", scales}, {"y", y}, {"tensor_scale", tensor_scale}});
+  if (stream.device().is_cpu()) return host::dequantize(q, scales, scheme, y, tensor_scale);
   const QuantRows rows = check_dequantize(q, scales, scheme, y, tensor_scale);
   DequantizeJob job;
   job.scheme = scheme;
@@ -89,6 +97,12 @@ void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme
 void quantize_batched(const TensorView& x, const TensorView& counts, const QuantScheme& scheme,
                       const TensorView& q, const TensorView& scales, Stream stream,
                       const TensorView& static_scale) {
+  require_device(
+      "quantize_batched", stream.device(),
+      {{"x", x}, {"counts", counts}, {"q", q}, {"scales", scales}, {"static_scale", static_scale}});
+  if (stream.device().is_cpu()) {
+    return host::quantize_batched(x, counts, scheme, q, scales, static_scale);
+  }
   const BatchRows rows = check_quantize_batched(x, counts, scheme, q, scales, static_scale);
   QuantizeJob job = job_of(rows, scheme, q, rows.hidden);
   if (stores_scales(scheme)) job.scales = memory_of(scales);
@@ -101,6 +115,11 @@ void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme, const Ten
                        const TensorView& scales, Stream stream, ActivationScale activation_scale,
                        const TensorView& tensor_scale) {
   constexpr const char* kName = "silu_mul_quantize";
+  require_device(kName, stream.device(),
+                 {{"x", x}, {"q", q}, {"scales", scales}, {"tensor_scale", tensor_scale}});
+  if (stream.device().is_cpu()) {
+    return host::silu_mul_quantize(x, scheme, q, scales, activation_scale, tensor_scale);
+  }
   activate_and_quantize(kName, check_matrix_rows(kName, x), scheme, q, scales, stream,
                         activation_scale, tensor_scale);
 }
@@ -110,6 +129,13 @@ void silu_mul_quantize_batched(const TensorView& x, const TensorView& counts,
                                const TensorView& scales, Stream stream,
                                ActivationScale activation_scale, const TensorView& tensor_scale) {
   constexpr const char* kName = "silu_mul_quantize_batched";
+  require_device(
+      kName, stream.device(),
+      {{"x", x}, {"counts", counts}, {"q", q}, {"scales", scales}, {"tensor_scale", tensor_scale}});
+  if (stream.device().is_cpu()) {
+    return host::silu_mul_quantize_batched(x, counts, scheme, q, scales, activation_scale,
+                                           tensor_scale);
+  }
   activate_and_quantize(kName, check_batch_rows(kName, x, counts), scheme, q, scales, stream,
                         activation_scale, tensor_scale);
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weight_and_reduce on a GPU. The map of kNaiveBatched is that of a permute without alignment,
-// where a token counts once for an expert.
+// weight_and_reduce on either device. On a GPU the map of kNaiveBatched is that of a permute
+// without alignment, where a token counts once for an expert.
 
 #include "switchyard/weight_and_reduce.h"
 
 #include "core/fail.h"
+#include "core/require_device.h"
+#include "cpu/host_reduce.h"
 #include "device/call_checks.h"
 #include "device/cuda_module.h"
 #include "plan/sum_views.h"
@@ -89,8 +91,16 @@ std::size_t weight_and_reduce_workspace_bytes(const WeightAndReduce& policy,
 
 TensorView weight_and_reduce(const WeightAndReduce& policy,
                              const WeightAndReduceArguments& arguments, const TensorView& output,
-                             std::span<std::byte> workspace, Stream stream,
+                             Stream stream, std::span<std::byte> workspace,
                              const TensorView& num_errors) {
+  require_device(kFunction, stream.device(),
+                 {{"expert_output", arguments.expert_output},
+                  {"topk_weights", arguments.topk_weights},
+                  {"topk_ids", arguments.topk_ids},
+                  {"expert_map", arguments.expert_map},
+                  {"output", output},
+                  {"num_errors", num_errors}});
+  if (stream.device().is_cpu()) return host::weight_and_reduce(policy, arguments, output);
   switch (policy.kind) {
     case WeightAndReduceKind::kNoOp: return no_op(arguments.expert_output, output, stream);
     case WeightAndReduceKind::kContiguous:

@@ -2,6 +2,8 @@
 
 #include "module/cuda_queue.h"
 
+#include <algorithm>
+
 #include "core/fail.h"
 #include "cuda/base/check.h"
 
@@ -33,8 +35,7 @@ std::size_t CudaQueue::free_bytes() {
 }
 
 DeviceMemory CudaQueue::allocate(std::size_t bytes) {
-  const auto owner = std::make_shared<DeviceBuffer>(bytes);
-  return {owner, owner->data()};
+  return allocate_on_gpu(Device::cuda(device_), bytes);
 }
 
 void CudaQueue::copy(void* to, const void* from, std::size_t bytes) {
@@ -43,20 +44,44 @@ void CudaQueue::copy(void* to, const void* from, std::size_t bytes) {
 }
 
 void CudaQueue::copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
+  copy_bytes(to, from, bytes, stream);
 }
 
 void CudaQueue::fill(void* to, int value, std::size_t bytes) {
-  check_cuda(cudaMemsetAsync(to, value, bytes, stream_.get()), "cudaMemsetAsync");
+  fill_bytes(to, value, bytes, stream());
   wait();
 }
 
-void CudaQueue::wait() {
-  check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
-}
+void CudaQueue::wait() { synchronize(stream()); }
 
 std::unique_ptr<DeviceQueue> make_cuda_queue(int index) {
   return std::make_unique<CudaQueue>(index);
+}
+
+std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
+  int num_devices = 0;
+  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  require(device.index >= 0 && device.index < num_devices, Errc::kNotAvailable,
+          "tensor: {} was asked for, this process has {} GPUs", name_of(device), num_devices);
+  const DeviceGuard guard(device.index);
+  // Never null: a tensor without elements has memory too.
+  const auto owner = std::make_shared<DeviceBuffer>(std::max<std::size_t>(1, bytes));
+  return {owner, owner->data()};
+}
+
+void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream) {
+  const DeviceGuard guard(stream.device().index);
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
+}
+
+void fill_bytes(void* to, int value, std::size_t bytes, Stream stream) {
+  const DeviceGuard guard(stream.device().index);
+  check_cuda(cudaMemsetAsync(to, value, bytes, stream.get()), "cudaMemsetAsync");
+}
+
+void synchronize(Stream stream) {
+  const DeviceGuard guard(stream.device().index);
+  check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
 }
 
 }  // namespace switchyard

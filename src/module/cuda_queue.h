@@ -15,7 +15,7 @@ class CudaQueue final : public DeviceQueue {
   explicit CudaQueue(int index);
 
   int device() const { return device_; }
-  Stream stream() override { return stream_.get(); }
+  Stream stream() override { return Stream::cuda(stream_.get(), device_); }
   std::size_t free_bytes() override;
   DeviceMemory allocate(std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
@@ -28,7 +28,11 @@ class CudaQueue final : public DeviceQueue {
   OwnedStream stream_;
 };
 
-/// Entry of the table.
+// Entries of the table.
 std::unique_ptr<DeviceQueue> make_cuda_queue(int index);
+std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes);
+void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream);
+void fill_bytes(void* to, int value, std::size_t bytes, Stream stream);
+void synchronize(Stream stream);
 
 }  // namespace switchyard

@@ -2,10 +2,13 @@
 //
 // The table of the CUDA module.
 
+#include <tuple>
+
 #include "switchyard/export.h"
 #include "switchyard/version.h"
 
 #include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "cuda/experts/expert_blas.h"
 #include "cuda/experts/expert_kernels.h"
 #include "cuda/experts/layer_rows.h"
@@ -31,32 +34,50 @@ std::unique_ptr<DeviceExchangeBackend> make_exchange(const Group& group,
   return std::make_unique<PushExchange>(group, config, options);
 }
 
+// The entry of the table for a launcher: on the stream's GPU, whichever the thread's current one
+// is.
+template <auto kLaunch>
+struct OnGpu;
+template <typename... Args, void (*kLaunch)(Args...)>
+struct OnGpu<kLaunch> {
+  static void call(Args... args) {
+    const DeviceGuard guard(std::get<sizeof...(Args) - 1>(std::tie(args...)).device().index);
+    kLaunch(args...);
+  }
+};
+template <auto kLaunch>
+constexpr auto on_gpu = &OnGpu<kLaunch>::call;
+
 }  // namespace
 
 extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
+      .allocate = allocate_on_gpu,
+      .copy = copy_bytes,
+      .fill = fill_bytes,
+      .synchronize = synchronize,
       .make_queue = make_cuda_queue,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
-      .quantize = launch_quantize,
-      .dequantize = launch_dequantize,
-      .exact_product = launch_exact_product,
-      .activate_rows = launch_activation,
-      .fill_bias = launch_fill_bias,
+      .quantize = on_gpu<launch_quantize>,
+      .dequantize = on_gpu<launch_dequantize>,
+      .exact_product = on_gpu<launch_exact_product>,
+      .activate_rows = on_gpu<launch_activation>,
+      .fill_bias = on_gpu<launch_fill_bias>,
       .make_blas = make_cublas,
-      .map_choices = cuda::map_choices,
-      .scatter_rows = cuda::scatter_rows,
-      .copy_rows = cuda::copy_rows,
-      .reduce_rows = cuda::reduce_rows,
-      .count_experts = cuda::count_experts,
-      .map_ids = cuda::map_ids,
-      .round_up_and_sum = cuda::round_up_and_sum,
-      .rename_ids = cuda::rename_ids,
-      .mark_rows = cuda::mark_rows,
-      .weigh_rows = cuda::weigh_rows,
-      .gate_weights = cuda::gate_weights,
+      .map_choices = on_gpu<cuda::map_choices>,
+      .scatter_rows = on_gpu<cuda::scatter_rows>,
+      .copy_rows = on_gpu<cuda::copy_rows>,
+      .reduce_rows = on_gpu<cuda::reduce_rows>,
+      .count_experts = on_gpu<cuda::count_experts>,
+      .map_ids = on_gpu<cuda::map_ids>,
+      .round_up_and_sum = on_gpu<cuda::round_up_and_sum>,
+      .rename_ids = on_gpu<cuda::rename_ids>,
+      .mark_rows = on_gpu<cuda::mark_rows>,
+      .weigh_rows = on_gpu<cuda::weigh_rows>,
+      .gate_weights = on_gpu<cuda::gate_weights>,
       .make_meter = make_cuda_meter,
   };
   return &module;

@@ -6,6 +6,8 @@
 
 #include "core/bytes.h"
 #include "core/format.h"
+#include "core/require_device.h"
+#include "plan/host_permute.h"
 #include "plan/permute_views.h"
 
 namespace switchyard {
@@ -30,6 +32,8 @@ BlockShape deep_gemm_block_shape(std::int32_t alignment) {
   return {alignment, alignment};
 }
 
+namespace host {
+
 void count_expert_num_tokens(const TensorView& topk_ids, const TensorView& expert_num_tokens,
                              const TensorView& expert_map) {
   constexpr const char* kFunction = "count_expert_num_tokens";
@@ -49,9 +53,12 @@ void apply_expert_map(const TensorView& topk_ids, const TensorView& expert_map,
                        : map_ids<std::int32_t>(ids, lookup, local);
 }
 
+}  // namespace host
+
 std::int64_t expert_num_tokens_round_up_and_sum(const TensorView& expert_num_tokens,
                                                 std::int64_t alignment) {
   constexpr const char* kFunction = "expert_num_tokens_round_up_and_sum";
+  require_host(kFunction, {{"expert_num_tokens", expert_num_tokens}});
   const std::int64_t num_local = expert_num_tokens.num_elements();
   check_flat(kFunction, "expert_num_tokens", expert_num_tokens, DType::kI32, num_local);
   return start_experts(kFunction,
@@ -78,8 +85,11 @@ std::int64_t compute_aligned_m(std::int64_t num_tokens, std::int64_t num_topk,
 
 PermutePlan plan_permute(const TensorView& topk_ids, std::int32_t num_local_experts,
                          const PermuteOptions& options, std::int64_t max_rows) {
-  return build_plan("plan_permute", id_table("plan_permute", topk_ids), num_local_experts, options,
-                    max_rows);
+  constexpr const char* kFunction = "plan_permute";
+  require_host(kFunction, {{"topk_ids", topk_ids},
+                           {"options.expert_map", options.expert_map},
+                           {"options.expert_num_tokens", options.expert_num_tokens}});
+  return build_plan(kFunction, id_table(kFunction, topk_ids), num_local_experts, options, max_rows);
 }
 
 }  // namespace switchyard

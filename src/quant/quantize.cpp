@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "quant/host_quantize.h"
 #include "quant/quantize_checks.h"
 #include "quant/rows.h"
 #include "quant/scalar.h"
@@ -111,6 +112,8 @@ void quantize_token(const void* x, DType dtype, std::int64_t hidden, const Tenso
 
 }  // namespace
 
+namespace host {
+
 void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
               const TensorView& scales, const TensorView& static_scale,
               std::optional<float> scale_ub) {
@@ -153,4 +156,5 @@ void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme
   }
 }
 
+}  // namespace host
 }  // namespace switchyard

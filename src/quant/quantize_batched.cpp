@@ -5,6 +5,7 @@
 
 #include "switchyard/quantize_batched.h"
 
+#include "quant/host_quantize.h"
 #include "quant/quantize_checks.h"
 #include "quant/scale_plane.h"
 #include "quant/scheme.h"
@@ -30,6 +31,8 @@ TensorView scales_of(const TensorView& scales, const QuantScheme& scheme, std::i
 }
 
 }  // namespace
+
+namespace host {
 
 void quantize_batched(const TensorView& x, const TensorView& counts, const QuantScheme& scheme,
                       const TensorView& q, const TensorView& scales,
@@ -58,4 +61,5 @@ void quantize_batched(const TensorView& x, const TensorView& counts, const Quant
   }
 }
 
+}  // namespace host
 }  // namespace switchyard

@@ -10,6 +10,7 @@
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "quant/batch_rows.h"
+#include "quant/host_quantize.h"
 #include "quant/rows.h"
 #include "quant/scheme.h"
 
@@ -30,7 +31,7 @@ OwnedScales quantize_into(const TensorView& x, const QuantScheme& scheme, ScaleL
   if (scheme.group == ScaleGroup::kNone || scheme.group == ScaleGroup::kTensor) {
     if (scheme.is_quantized()) scales.memory = Tensor(dtype, {1});
     scales.view = scales.memory.view();
-    quantize(x, scheme, q, scales.view, static_scale);
+    host::quantize(x, scheme, q, scales.view, static_scale);
     return scales;
   }
   const bool is_tiled = layout == ScaleLayout::kSwizzled;
@@ -39,7 +40,7 @@ OwnedScales quantize_into(const TensorView& x, const QuantScheme& scheme, ScaleL
           name_of(dtype), name_of(scheme));
   const std::int64_t width = num_scales(scheme, x.shape(1));
   scales = make_scales(dtype, is_tiled ? ScaleLayout::kRowMajor : layout, x.shape(0), width);
-  quantize(x, scheme, q, scales.view, static_scale);
+  host::quantize(x, scheme, q, scales.view, static_scale);
   if (!is_tiled) return scales;
   OwnedScales tiles = make_scales(dtype, layout, x.shape(0), width);
   relayout_scales(scales.view, tiles.view);
@@ -243,7 +244,7 @@ void fake_quantize(const TensorView& x, const QuantScheme& scheme, const TensorV
   const BatchRows rows = check_matrix_rows(kFunction, x);
   check_batch_codes(kFunction, y, x.dtype(), rows, rows.hidden);
   if (scheme.is_simulated()) {
-    quantize(x, scheme, y, {}, static_scale);
+    host::quantize(x, scheme, y, {}, static_scale);
     return;
   }
   const QuantizedInput made = quantize_input(x, scheme, ScaleLayout::kRowMajor, static_scale);

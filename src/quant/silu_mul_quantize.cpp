@@ -11,6 +11,7 @@
 
 #include "core/aligned_buffer.h"
 #include "quant/activation.h"
+#include "quant/host_quantize.h"
 #include "quant/quantize_checks.h"
 #include "quant/rows.h"
 #include "quant/scalar.h"
@@ -117,6 +118,8 @@ void run(const Job& job, const TensorView& q, const TensorView& scales) {
 
 }  // namespace
 
+namespace host {
+
 void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
                        const TensorView& scales, ActivationScale activation_scale,
                        const TensorView& tensor_scale) {
@@ -135,4 +138,5 @@ void silu_mul_quantize_batched(const TensorView& x, const TensorView& counts,
       q, scales);
 }
 
+}  // namespace host
 }  // namespace switchyard

@@ -10,10 +10,14 @@ namespace switchyard {
 
 DeviceGuard::DeviceGuard(int device) {
   check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+  if (device == previous_) return;
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  has_changed_ = true;
 }
 
-DeviceGuard::~DeviceGuard() { cudaSetDevice(previous_); }
+DeviceGuard::~DeviceGuard() {
+  if (has_changed_) cudaSetDevice(previous_);
+}
 
 DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
   if (bytes > 0) check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "cudaMalloc");

@@ -20,6 +20,7 @@ class DeviceGuard {
 
  private:
   int previous_ = 0;
+  bool has_changed_ = false;
 };
 
 /// Memory of the device that was current when it was made. Move-only; zero bytes are no memory.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "cpu/host_reduce.h"
 #include "cpu/weigh_reduce.h"
 #include "plan/sum_views.h"
 #include "quant/bits.h"
@@ -148,6 +149,8 @@ const char* name_of(WeightAndReduceKind kind) noexcept {
   return "unknown";
 }
 
+namespace host {
+
 TensorView weight_and_reduce(const WeightAndReduce& policy,
                              const WeightAndReduceArguments& arguments, const TensorView& output) {
   switch (policy.kind) {
@@ -160,5 +163,7 @@ TensorView weight_and_reduce(const WeightAndReduce& policy,
   }
   fail_delegate();
 }
+
+}  // namespace host
 
 }  // namespace switchyard

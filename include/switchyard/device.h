@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// device.h: where memory lies and work runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "switchyard/export.h"
+
+namespace switchyard {
+
+/// The numbers are DLPack's.
+enum class DeviceType : std::int32_t { kCpu = 1, kCuda = 2 };
+
+/// A processor with its memory. All CPUs of a host are one device, of index 0; a GPU's index is
+/// CUDA's ordinal in this process.
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  std::int32_t index = 0;
+
+  static constexpr Device cpu() { return {}; }
+  static constexpr Device cuda(std::int32_t index) { return {DeviceType::kCuda, index}; }
+
+  constexpr bool is_cpu() const { return type == DeviceType::kCpu; }
+  constexpr bool is_cuda() const { return type == DeviceType::kCuda; }
+  friend constexpr bool operator==(const Device&, const Device&) = default;
+};
+
+/// "cpu" or, for example, "cuda:3".
+SWITCHYARD_API std::string name_of(Device device);
+
+/// GPUs that this process can use; 0 without a driver, a GPU or the CUDA module.
+SWITCHYARD_API int num_cuda_devices();
+
+}  // namespace switchyard

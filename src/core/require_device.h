@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// require_device.h: every tensor of a call lies where the call works.
+#pragma once
+
+#include <initializer_list>
+
+#include "switchyard/stream.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+struct NamedTensor {
+  const char* name;
+  const TensorView& view;
+};
+
+/// Absent tensors, and those without elements, lie anywhere. Errors: kInvalidArgument, with the
+/// tensor's name and both devices.
+void require_device(const char* function, Device device,
+                    std::initializer_list<NamedTensor> tensors);
+
+/// The work of a function that only CPUs have.
+inline void require_host(const char* function, std::initializer_list<NamedTensor> tensors) {
+  require_device(function, Device::cpu(), tensors);
+}
+
+}  // namespace switchyard
