@@ -7,13 +7,13 @@
 // usage: cuda_exchange_bench [--pdl] [--per-expert] [RANKS [TOKENS...]]
 //   --pdl         programmatic dependent launch
 //   --per-expert  exact sums
+#include "switchyard/exchange.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
-
-#include "switchyard/device_exchange.h"
 
 #include "core/random.h"
 #include "cuda/base/check.h"
@@ -92,8 +92,8 @@ class RankBench {
     config.reduce = shape.reduce;
     return config;
   }
-  static DeviceExchangeOptions options(const Shape& shape) {
-    DeviceExchangeOptions options;
+  static ExchangeOptions options(const Shape& shape) {
+    ExchangeOptions options;
     options.programmatic_launch = shape.programmatic;
     return options;
   }
@@ -147,7 +147,7 @@ class RankBench {
     const std::int64_t rows = std::int64_t{shape_.experts_per_rank} * group_.size() * t;
     for (int i = 0; i < num_calls; ++i) {
       const auto n = static_cast<std::size_t>(i % kInputs);
-      const DeviceDispatched got = exchange_.dispatch(
+      const Dispatched got = exchange_.dispatch(
           TensorView(tokens_[n].data(), DType::kBF16, {t, shape_.hidden}),
           TensorView(ids_[n].data(), DType::kI64, {t, shape_.num_topk}),
           TensorView(weights_[n].data(), DType::kF32, {t, shape_.num_topk}), stream_.get());
@@ -170,7 +170,7 @@ class RankBench {
   OwnedStream stream_;
   std::vector<DeviceBuffer> tokens_, ids_, weights_;
   DeviceBuffer output_, results_, flush_;
-  DeviceExchange exchange_;  // last: it ends before its memory
+  Exchange exchange_;  // last: it ends before its memory
 };
 
 double slowest_median(const std::vector<std::vector<double>>& by_rank) {

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include <switchyard/device_exchange.h>
+#include <switchyard/exchange.h>
 
 namespace sy = switchyard;
 
@@ -89,13 +89,13 @@ bool run_rank(const sy::Group& group, int num_gpus) {
   const DeviceArray topk_ids(kTopkIds);
   const DeviceArray topk_weights(kTopkWeights);
   const DeviceArray output(std::vector<float>(std::size_t{kTokens} * kHidden));
-  sy::DeviceExchange exchange(
+  sy::Exchange exchange(
       group,
       {.num_experts = 4, .num_topk = kTopk, .hidden = kHidden, .max_tokens_per_rank = kTokens});
   group.barrier();
 
   // Nothing here waits for the GPU; both calls may as well be captured in a CUDA graph.
-  const sy::DeviceDispatched received =
+  const sy::Dispatched received =
       exchange.dispatch(tokens.view(sy::DType::kBF16, {kTokens, kHidden}),
                         topk_ids.view(sy::DType::kI32, {kTokens, kTopk}),
                         topk_weights.view(sy::DType::kF32, {kTokens, kTopk}), stream);

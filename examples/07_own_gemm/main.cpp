@@ -15,8 +15,8 @@
 
 #include "masked_gemm.h"
 
-#include <switchyard/device_exchange.h>
 #include <switchyard/device_experts.h>
+#include <switchyard/exchange.h>
 #include <switchyard/quantize_batched.h>
 #include <switchyard/scale_layout.h>
 
@@ -206,7 +206,7 @@ std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts)
                             .layout = sy::Layout::kBatched,
                             .scheme = sy::schemes::kFp8Block,
                             .scale_layout = sy::ScaleLayout::kColumnMajorAligned};
-  sy::DeviceExchange exchange(group, config);
+  sy::Exchange exchange(group, config);
   std::vector<std::uint16_t> tokens;
   std::vector<std::int32_t> ids;
   for (std::uint32_t i = 0; i < kTokens * kHidden; ++i) tokens.push_back(bf16_of(noise(i)));
@@ -217,7 +217,7 @@ std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts)
   const DeviceArray weights(std::vector<float>(kTokens * kTopk, 0.5f));
   const DeviceArray output(kTokens * kHidden * sizeof(float));
 
-  const sy::DeviceDispatched received =
+  const sy::Dispatched received =
       exchange.dispatch(device_tokens.view(sy::DType::kBF16, {kTokens, kHidden}),
                         device_ids.view(sy::DType::kI32, {kTokens, kTopk}),
                         weights.view(sy::DType::kF32, {kTokens, kTopk}), stream);

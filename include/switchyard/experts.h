@@ -17,6 +17,7 @@
 #include "switchyard/expert_rows.h"
 #include "switchyard/export.h"
 #include "switchyard/quant.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -72,6 +73,9 @@ class SWITCHYARD_API Experts {
 
   virtual std::string_view name() const = 0;
 
+  /// Where apply works.
+  virtual Device device() const { return Device::cpu(); }
+
   /// True when a row's result never depends on the other rows of the batch.
   virtual bool is_batch_invariant() const = 0;
 
@@ -82,15 +86,23 @@ class SWITCHYARD_API Experts {
   /// True when the experts want rows as the model has them, and quantize by themselves.
   virtual bool expects_unquantized_inputs() const { return false; }
 
-  /// Scratch that `apply` wants for a receive buffer of `num_rows` rows.
-  virtual std::size_t workspace_bytes(std::int64_t num_rows) const = 0;
+  /// Whether apply may be captured in a CUDA graph, for [L, C, H] rows or for others: false on
+  /// CPUs, and where counts are read on the host, which waits for the stream.
+  virtual bool is_capturable(bool is_batched) const {
+    (void)is_batched;
+    return false;
+  }
 
-  /// Writes output [N, H] bf16 at the places of the valid rows; other rows stay as they are.
-  /// `workspace` holds at least workspace_bytes(N) bytes. Rows are dequantized to f32 first.
+  /// Bytes of scratch that `apply` wants for rows of this shape and dtype, [N, H] or [L, C, H].
+  virtual std::size_t workspace_bytes(const TensorView& rows) const = 0;
+
+  /// Writes output, bf16 of the shape of the rows, at the places of the valid rows. Other rows stay
+  /// as they are on CPUs and become undefined on GPUs. `workspace` is memory of device() of at
+  /// least workspace_bytes. Quantized rows are dequantized to f32 first.
   ///
-  /// Errors: kInvalidArgument (shape, dtype, scheme), kWorkspaceTooSmall.
+  /// Errors: kInvalidArgument (shape, dtype, scheme, device), kWorkspaceTooSmall.
   virtual void apply(const ExpertRows& input, const TensorView& output,
-                     std::span<std::byte> workspace) = 0;
+                     std::span<std::byte> workspace, Stream stream = Stream::host()) = 0;
 };
 
 struct ExpertOptions {
@@ -104,21 +116,35 @@ struct ExpertOptions {
 };
 
 /// "exact": every output is one f32 chain, k ascending, fma, from +0, to which its bias is added,
-/// so results are the same bits for every batch, rank count and machine. Weights are repacked once,
-/// here: bf16 keeps its 2 bytes, all else takes 4.
+/// so results are the same bits for every batch, rank count and device. `weights` and options are
+/// host memory; weights are repacked once, here, for `device`: bf16 keeps its 2 bytes, all else
+/// takes 4.
 ///
-/// Errors: kInvalidArgument.
+/// Errors: kInvalidArgument; on a GPU kNotAvailable, kOutOfMemory.
 SWITCHYARD_API std::unique_ptr<Experts> make_exact_experts(const ExpertWeights& weights,
-                                                           const ExpertOptions& options = {});
+                                                           const ExpertOptions& options = {},
+                                                           Device device = Device::cpu());
 
-/// "onednn": fast; row results may depend on the batch. Errors: kNotAvailable when the build has no
-/// oneDNN, kInvalidArgument.
+/// "onednn": fast on CPUs; row results may depend on the batch. Errors: kNotAvailable when the
+/// build has no oneDNN, kInvalidArgument.
 SWITCHYARD_API std::unique_ptr<Experts> make_onednn_experts(const ExpertWeights& weights,
                                                             const ExpertOptions& options = {});
 
-/// By name: "exact" or "onednn".
+/// "cublas": bf16 tensor-core GEMMs on a GPU, f32 sums: strided-batched over [L, C, H], all C rows
+/// of it, and grouped over contiguous rows, whose counts it reads. Weights, and rows that are not
+/// bf16, are rounded to bf16 first. Row results may depend on the batch. Call it once before it is
+/// captured: cuBLAS loads what it needs when it is needed. The setting SWITCHYARD_CUBLAS says where
+/// it is.
+///
+/// Errors: kNotAvailable (no GPU; no cuBLAS: what was looked for), kInvalidArgument, kOutOfMemory.
+SWITCHYARD_API std::unique_ptr<Experts> make_cublas_experts(const ExpertWeights& weights,
+                                                            const ExpertOptions& options,
+                                                            Device device);
+
+/// By name: "exact", on CPUs "onednn", on GPUs "cublas". Errors: those of the functions above.
 SWITCHYARD_API std::unique_ptr<Experts> make_experts(std::string_view name,
                                                      const ExpertWeights& weights,
-                                                     const ExpertOptions& options = {});
+                                                     const ExpertOptions& options = {},
+                                                     Device device = Device::cpu());
 
 }  // namespace switchyard

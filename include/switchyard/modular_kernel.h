@@ -6,12 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "switchyard/experts.h"
 #include "switchyard/export.h"
 #include "switchyard/prepare_finalize.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -27,76 +30,113 @@ enum class SharedExpertsOrder : std::uint8_t {
 /// An expert that every token visits, on its own rank.
 struct SharedExpert {
   std::unique_ptr<Experts> experts;  ///< one expert
-  /// [H] or [1, H], bf16, f16 or f32: the row is multiplied by sigmoid(x . gate) (Qwen2-MoE).
-  /// Absent: 1. Kept by the caller.
+  /// [H] or [1, H], bf16, f16 or f32, on the kernel's device: the row is multiplied by sigmoid(x .
+  /// gate) (Qwen2-MoE). Absent: 1. Kept by the caller.
   TensorView gate;
   SharedExpertsOrder order = SharedExpertsOrder::kMkInternalOverlapped;  ///< same bits either way
 };
 
 /// Nanoseconds of the last call of a micro-batch, by stage. Waiting for peers is part of the stage
 /// that waits; waiting for other micro-batches is part of none. A receive part counts for the
-/// micro-batch whose rows it receives, whoever runs it.
+/// micro-batch whose rows it receives, whoever runs it. On GPUs: of the host, to order the work.
 struct StageTimes {
-  std::int64_t dispatch_ns = 0;  ///< quantize and send
-  std::int64_t place_ns = 0;     ///< receive and lay out
+  std::int64_t dispatch_ns =
+      0;                      ///< quantize and send; both phases outside of micro-batches on GPUs
+  std::int64_t place_ns = 0;  ///< receive and lay out
   std::int64_t experts_ns = 0;
   std::int64_t combine_ns = 0;  ///< both phases
   std::int64_t shared_ns = 0;   ///< shared expert
 };
 
-/// prepare -> experts -> finalize. Rows that arrive one a token are permuted for the experts and
-/// weighed and summed after them, in the order in which combine sums. Model: vLLM's
+/// What apply orders in the stream one after the other.
+enum class LayerStage : std::uint8_t {
+  kPrepare,  ///< quantize, send, receive and lay out
+  kExperts,
+  kCombine,  ///< once, or its two parts with the shared expert between them
+  kShared,
+};
+
+/// prepare -> experts -> finalize. Token-major rows are permuted for the experts, and weighed and
+/// summed after them in the order in which combine sums. The same bits on both devices where the
+/// experts give them. Memory is taken by the constructor, for the largest call. Model: vLLM's
 /// FusedMoEKernelModularImpl.apply.
 class SWITCHYARD_API ModularKernel {
  public:
-  /// Memory of the routed experts is taken here, once, for each micro-batch; the shared expert's
-  /// grows with T. Collective, because it introduces the experts to prepare_finalize.
-  /// Errors: kInvalidArgument, kOutOfMemory.
+  /// Collective, because it introduces the experts to prepare_finalize. All parts are of one
+  /// device.
+  /// Errors: kInvalidArgument, kOutOfMemory; on GPUs kNotSupported: swizzled scales in a
+  /// token-major class.
   ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize, std::unique_ptr<Experts> experts,
                 SharedExpert shared = {});
   ~ModularKernel();
 
   /// Collective. `arguments` as for prepare. When the experts throw, the group is aborted, because
-  /// the peers wait for their rows; argument errors before that leave everything as it was.
+  /// the peers wait for their rows; argument errors before that leave everything as it was. On GPUs
+  /// nothing waits, and calls may be captured in a CUDA graph, when is_capturable().
   ///
   /// Inside run_micro_batches (micro_batches.h) it first receives for the micro-batch before it,
   /// then sends, leaves its own receive part to the next one and yields: once for prepare, once for
   /// finalize. Works with every class, whatever its supports_async says of the original.
   ///
   ///   output  [T, H] bf16: routed result, rounded; plus the shared row, rounded again
-  void apply(const PrepareArguments& arguments, const TensorView& output);
+  void apply(const PrepareArguments& arguments, const TensorView& output,
+             Stream stream = Stream::host());
 
   const PrepareFinalize& prepare_finalize() const { return *prepare_finalize_; }
   const Experts& experts() const { return *experts_; }
-  /// Expert output plus the experts' scratch.
-  std::size_t workspace_bytes() const;
+  Device device() const { return prepare_finalize_->device(); }
+  /// Whether apply may be captured in a CUDA graph; false on CPUs.
+  bool is_capturable() const;
+  /// Rows, expert output and the experts' scratch.
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
   /// Errors: kInvalidArgument (no such micro-batch).
   const StageTimes& times(int micro_batch = 0) const;
   /// kNone without a shared expert.
   SharedExpertsOrder shared_experts_order() const {
     return shared_.experts == nullptr ? SharedExpertsOrder::kNone : shared_.order;
   }
+  /// Throws what kernels found; see Exchange::check.
+  void check() const { prepare_finalize_->check(); }
 
-  /// Called once a call, between experts and finalize, with what the experts received and returned.
+  /// Called once per call, between experts and finalize, with what the experts receive and return;
+  /// on GPUs when the experts' work is in the stream.
   using Inspector = std::function<void(const Prepared& prepared, const TensorView& expert_output)>;
   void set_inspector(Inspector inspector) { inspector_ = std::move(inspector); }
 
+  /// Called when the work of a stage is done, or is in the stream: who records an event or waits
+  /// there can time stages.
+  using StageObserver = std::function<void(LayerStage stage)>;
+  void set_stage_observer(StageObserver observer) { observer_ = std::move(observer); }
+
  private:
   struct Scratch;
+  struct SharedMemory;
   struct Returned;
+  Tensor allocate(DType dtype, std::initializer_list<std::int64_t> shape);
+  void allocate_memory();
+  void allocate_permuted(Scratch& scratch, std::int64_t grouped);
+  void allocate_shared();
   Scratch& scratch_of(int micro_batch);
-  Returned run_experts(const PrepareArguments& arguments, const Prepared& prepared);
-  Pending<void> return_results(const FinalizeArguments& arguments);
-  TensorView run_grouped(const ExpertRows& rows, Scratch& scratch);
-  TensorView run_permuted(const Prepared& prepared, Scratch& scratch);
-  void run_shared(const TensorView& hidden, Scratch& scratch);
-  void add_shared(const TensorView& output, const Scratch& scratch);
+  void observe(LayerStage stage) const;
+  Prepared prepare(const PrepareArguments& arguments, Stream stream, StageTimes& times);
+  void finalize(const FinalizeArguments& arguments, const TensorView& hidden, Stream stream,
+                StageTimes& times);
+  Returned run_experts(const PrepareArguments& arguments, const Prepared& prepared, Stream stream);
+  Pending<void> return_results(const FinalizeArguments& arguments, bool overlaps_shared,
+                               Stream stream);
+  TensorView run_grouped(const ExpertRows& rows, Scratch& scratch, Stream stream);
+  TensorView run_permuted(const Prepared& prepared, Scratch& scratch, Stream stream);
+  void run_shared(const TensorView& hidden, Scratch& scratch, Stream stream);
+  TensorView rows_of_shared(std::int64_t num_tokens, const Scratch& scratch) const;
 
   std::unique_ptr<PrepareFinalize> prepare_finalize_;
   std::unique_ptr<Experts> experts_;
   SharedExpert shared_;
+  std::size_t workspace_bytes_ = 0;
+  std::unique_ptr<SharedMemory> shared_memory_;
   std::vector<Scratch> scratch_;  ///< [micro-batches]
   Inspector inspector_;
+  StageObserver observer_;
 };
 
 }  // namespace switchyard

@@ -58,30 +58,29 @@ struct Pending {
   std::function<Result()> receiver;
 };
 
-/// Rows of each local expert, as in vLLM's ExpertTokensMetadata. On CPUs both tensors of the
-/// original are this one.
+/// Rows of each local expert, as in vLLM's ExpertTokensMetadata.
 struct ExpertTokensMetadata {
-  std::vector<std::int32_t> expert_num_tokens;  ///< [L]
-
-  static ExpertTokensMetadata make_from_list(std::span<const std::int32_t> list) {
-    return {{list.begin(), list.end()}};
-  }
+  TensorView expert_num_tokens{};      ///< [L] i32, where the rows are
+  TensorView expert_num_tokens_cpu{};  ///< [L] i32 in host memory; absent on GPUs
 };
 
-/// What prepare hands to the experts. Valid until finalize of the same micro-batch has returned.
+/// What prepare hands to the experts: memory of the class, on its device, valid until finalize of
+/// the same micro-batch has returned. On GPUs it is filled when the stream gets there, and tensors
+/// have the largest shape of the call.
 struct Prepared {
-  /// Activations and scales. kBatched and kElasticPrefill and kLocal: where each expert's rows lie;
-  /// else a row a token and first_row empty.
+  /// Activations and scales. kLowLatency, kElasticPrefill and kLocal: where each expert's rows lie.
+  /// The token-major classes: first_row is absent, num_rows counts the tokens that want each local
+  /// expert.
   ExpertRows experts;
-  std::int64_t num_rows = 0;                     ///< valid rows
-  std::span<const std::int64_t> expert_load;     ///< [E] rows of each expert over the whole group
-  std::optional<ExpertTokensMetadata> metadata;  ///< kLowLatency: real counts; kElasticPrefill:
-                                                 ///< counts rounded up to the alignment
+  TensorView total_rows;  ///< [1] i32: valid rows
+  /// kLowLatency: real counts; kElasticPrefill: counts rounded up to the alignment.
+  std::optional<ExpertTokensMetadata> metadata;
   /// [M, K], kElasticPrefill [M, 1]: physical ids, -1 for no expert and in rows without a token.
   /// kElasticDecode and kAllToAll: only this rank's experts; kAllToAll writes E instead of -1. i64
   /// for the elastic classes, else i32. Absent: the caller's own hold.
   TensorView topk_ids;
-  TensorView topk_weights;  ///< f32, as topk_ids; 0 in rows without a token
+  TensorView topk_weights;         ///< f32, as topk_ids; 0 in rows without a token
+  std::optional<HostCounts> host;  ///< always on CPUs, absent on GPUs
 };
 
 struct PrepareArguments {
@@ -91,13 +90,14 @@ struct PrepareArguments {
   /// Multiplies each row by its weight before dispatch and uses 1 afterwards; K must be 1.
   bool apply_router_weight_on_input = false;
   int micro_batch = 0;  ///< from 0 to num_micro_batches - 1: each has a handle of its own
-  /// The experts quantize by themselves: rows arrive unquantized. The same on every rank; takes
-  /// memory of its own, see prepare_finalize_memory.
+  /// The experts quantize by themselves: rows arrive unquantized. The same on every rank. Where
+  /// rows travel quantized otherwise, it needs PrepareFinalizeConfig::defers_input_quant.
   bool defer_input_quant = false;
   /// apply_router_weight_on_input writes into `hidden` instead of a copy.
   bool weighs_in_place = false;
-  /// The largest T of all ranks in this call, the same on each; 0: max_tokens_per_rank. Sizes of
-  /// the classes with fixed shapes follow it; kElasticDecode rounds it up to a power of two.
+  /// The largest T of all ranks in this call, the same on each (CPUs check it); 0:
+  /// max_tokens_per_rank. Sizes of the classes with fixed shapes follow it, on GPUs those of all
+  /// but kLowLatency; kElasticDecode rounds it up to a power of two.
   std::int64_t max_tokens = 0;
 };
 
@@ -111,14 +111,27 @@ struct FinalizeArguments {
   /// weighted already; the other policies are refused there.
   WeightAndReduce weight_and_reduce{};
   int micro_batch = 0;
+  /// [T, H] bf16: added to the rounded output, which is rounded again; read by the receive part.
+  TensorView shared{};
+  /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows, where the contiguous
+  /// policy also weighs expert_output in place. Required on GPUs; absent on CPUs: allocated.
+  TensorView reduced{};
 };
 
 /// The shape follows vLLM's FusedMoEPrepareAndFinalizeModular, so that its users find their
 /// methods.
 ///
-/// All calls are collective over the group; one thread of a rank at a time makes them, in the same
-/// order on every rank. Errors of every call: kInvalidArgument at once, with nothing sent;
-/// kTimeout, kPeerLost, kAborted.
+/// - All calls are collective over the group; one thread of a rank at a time makes them, in the
+///   same order on every rank. Streams and tensors are of device().
+/// - Memory is taken by the constructor, for the largest call.
+/// - On GPUs nothing waits on the host and calls may be captured in a CUDA graph; errors that only
+///   data or peers show appear through check() and the next call. See Exchange.
+///
+/// A first launch of a kernel may wait for the GPU: ranks that are threads and share a GPU need
+/// CUDA_MODULE_LOADING=EAGER in the environment.
+///
+/// Errors of every call: kInvalidArgument at once, with nothing sent; kTimeout, kPeerLost,
+/// kAborted; on GPUs also kSystem.
 class SWITCHYARD_API PrepareFinalize {
  public:
   PrepareFinalize() = default;
@@ -128,6 +141,7 @@ class SWITCHYARD_API PrepareFinalize {
 
   virtual std::string_view name() const = 0;
   virtual PrepareKind kind() const = 0;
+  virtual Device device() const = 0;
   virtual ActivationFormat activation_format() const = 0;
   /// The dtype that topk_ids must have; nothing: i32 or i64.
   virtual std::optional<DType> topk_indices_dtype() const = 0;
@@ -153,25 +167,51 @@ class SWITCHYARD_API PrepareFinalize {
   /// i32 [E + 1]: local index of each physical expert or -1; the last entry, of no expert, is -1.
   virtual const TensorView& expert_map() const = 0;
 
+  /// How rows are handed to the experts, and in which scale layout.
+  virtual QuantScheme row_scheme(bool is_deferred) const = 0;
+  virtual ScaleLayout row_scale_layout(bool is_deferred) const = 0;
+  /// See Exchange::heap and Exchange::is_shared_gpu.
+  virtual const char* heap() const = 0;
+  virtual bool is_shared_gpu() const = 0;
+  /// What this rank takes of its device; receive_bytes includes the scratch of the class.
+  virtual ExchangeMemory memory() const = 0;
+
   /// Called once by the kernel before the first prepare, with the experts that will serve: with
-  /// packed UE8M0 scales LowLatency then sends them. Collective.
+  /// packed UE8M0 scales LowLatency then sends them; for experts that expect unquantized input it
+  /// sets defers_input_quant. Collective; may take memory.
   virtual void post_init_setup(const Experts& experts) = 0;
 
-  virtual Pending<Prepared> prepare_async(const PrepareArguments& arguments) = 0;
-  Prepared prepare(const PrepareArguments& arguments);
+  /// Sends in `stream`; the hook receives in `receive_stream`. The caller orders the two when they
+  /// differ: the receive part comes after the send.
+  virtual Pending<Prepared> prepare_async(const PrepareArguments& arguments, Stream stream,
+                                          Stream receive_stream) = 0;
+  Pending<Prepared> prepare_async(const PrepareArguments& arguments,
+                                  Stream stream = Stream::host()) {
+    return prepare_async(arguments, stream, stream);
+  }
+  /// Both parts, by one dispatch of Exchange.
+  virtual Prepared prepare(const PrepareArguments& arguments, Stream stream = Stream::host()) = 0;
 
-  /// Sends expert results home; the receive part writes the output.
-  virtual Pending<void> finalize_async(const FinalizeArguments& arguments) = 0;
-  void finalize(const FinalizeArguments& arguments);
+  /// Returns expert results to the ranks whose tokens they are; the receive part writes the output.
+  virtual Pending<void> finalize_async(const FinalizeArguments& arguments, Stream stream,
+                                       Stream receive_stream) = 0;
+  Pending<void> finalize_async(const FinalizeArguments& arguments, Stream stream = Stream::host()) {
+    return finalize_async(arguments, stream, stream);
+  }
+  virtual void finalize(const FinalizeArguments& arguments, Stream stream = Stream::host()) = 0;
 
   /// Gives a prepared micro-batch up whose results will never come, because the experts failed.
   /// Alone, the micro-batch is free again; with peers, who wait for the results, the group is
   /// aborted.
   virtual void abandon(int micro_batch, const std::string& reason) = 0;
 
-  /// For reports: where each row came from, and bytes that left this rank. After prepare.
+  /// For reports: where each row came from, and bytes that left this rank. After prepare. On GPUs
+  /// kNotSupported.
   virtual std::vector<RowOrigin> row_origins(int micro_batch = 0) const = 0;
   virtual WireBytes wire_bytes(int micro_batch = 0) const = 0;
+
+  /// See Exchange::check.
+  virtual void check() const = 0;
 };
 
 struct PrepareFinalizeConfig {
@@ -196,24 +236,30 @@ struct PrepareFinalizeConfig {
   /// [E] physical id of each expert id, for placements other than linear; negative ids stay. Empty:
   /// ids are physical.
   std::vector<std::int32_t> global_to_physical{};
+  /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant
+  /// needs where rows travel quantized. The same on every rank.
+  bool defers_input_quant = false;
   /// Refuses what the originals refuse: hidden sizes, K, divisibility, id dtypes.
   bool strict = false;
 };
 
 /// Collective, except for kLocal, which ignores the group.
-/// Errors: kInvalidArgument, kNotSupported, kOutOfMemory.
+///
+/// Errors: kInvalidArgument, kNotSupported, kOutOfMemory. On GPUs also those of Exchange, and
+/// kNotSupported for a dynamic scale of a whole tensor where received rows have gaps (kLowLatency,
+/// kAllToAllOneSided, kElasticPrefill with an alignment above 1: give static_scale) and for f16 or
+/// f32 rows on the wire of a simulated scheme.
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_prepare_finalize(
-    PrepareKind kind, const Group& group, const PrepareFinalizeConfig& config);
+    PrepareKind kind, const Group& group, const PrepareFinalizeConfig& config,
+    const ExchangeOptions& options = {});
 
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_low_latency(
-    const Group& group, const PrepareFinalizeConfig& config);
-SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_local(const PrepareFinalizeConfig& config);
+    const Group& group, const PrepareFinalizeConfig& config, const ExchangeOptions& options = {});
+SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_local(const PrepareFinalizeConfig& config,
+                                                           const ExchangeOptions& options = {});
 
-/// Memory of one rank, in bytes. Pure. Errors: kInvalidArgument.
-///
-/// The first prepare with defer_input_quant makes a second exchange, for unquantized rows, unless
-/// rows travel so anyway. It is kept and not counted here: it takes what this function says for
-/// scheme none.
+/// Memory of one rank on CPUs, in bytes, without the scratch that follows T. Pure. With
+/// defers_input_quant both exchanges are counted. Errors: kInvalidArgument.
 SWITCHYARD_API ExchangeMemory prepare_finalize_memory(PrepareKind kind,
                                                       const PrepareFinalizeConfig& config,
                                                       int num_ranks, int rank);

@@ -35,10 +35,12 @@ SWITCHYARD_API std::int64_t num_scale_elements(ScaleLayout layout, std::int64_t 
 
 /// The view of `data`, which has num_scale_elements elements of `dtype`.
 SWITCHYARD_API TensorView view_scales(const void* data, DType dtype, ScaleLayout layout,
-                                      std::int64_t num_rows, std::int64_t num_scales);
+                                      std::int64_t num_rows, std::int64_t num_scales,
+                                      Device device = Device::cpu());
 SWITCHYARD_API TensorView view_batched_scales(const void* data, DType dtype, ScaleLayout layout,
                                               std::int64_t num_experts, std::int64_t capacity,
-                                              std::int64_t num_scales);
+                                              std::int64_t num_scales,
+                                              Device device = Device::cpu());
 
 /// Zero-filled memory of a layout, and the view of it.
 struct OwnedScales {
@@ -46,10 +48,11 @@ struct OwnedScales {
   TensorView view;
 };
 SWITCHYARD_API OwnedScales make_scales(DType dtype, ScaleLayout layout, std::int64_t num_rows,
-                                       std::int64_t num_scales);
+                                       std::int64_t num_scales, Device device = Device::cpu());
 SWITCHYARD_API OwnedScales make_batched_scales(DType dtype, ScaleLayout layout,
                                                std::int64_t num_experts, std::int64_t capacity,
-                                               std::int64_t num_scales);
+                                               std::int64_t num_scales,
+                                               Device device = Device::cpu());
 
 /// Copies scales from one layout to another. Rows or tiles on either side; tiles may belong to more
 /// rows and scales than the other side has: from tiles the excess is cropped, to tiles it becomes

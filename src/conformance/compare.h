@@ -38,7 +38,7 @@ struct Agreement {
   double bound = 0;                     ///< and how large that may be
   std::string skipped{};                ///< why nothing was tried; then nothing else counts
   std::vector<std::string> left_out{};  ///< parts of the case that were not tried
-  std::string heap{};                   ///< between GPUs: DeviceExchange::heap
+  std::string heap{};                   ///< between GPUs: Exchange::heap
   bool is_shared_gpu = false;           ///< ranks shared one
 };
 

@@ -80,7 +80,7 @@ DeviceCarrier::DeviceCarrier(const Group& group, const ExchangeCase& test)
       exchange_(group, config_,
                 {.timeout_ms = group.timeout_ms(), .keeps_routing = test.keeps_routing}) {}
 
-int DeviceCarrier::keep(const DeviceHandle& handle, const DispatchOptions& options) {
+int DeviceCarrier::keep(const DispatchHandle& handle, const DispatchOptions& options) {
   sent_.push_back({handle, options.tensor_scale});
   return static_cast<int>(sent_.size()) - 1;
 }
@@ -90,8 +90,8 @@ void DeviceCarrier::begin() {
   ++num_alive_;
 }
 
-DeviceDispatchOptions DeviceCarrier::up(const DispatchOptions& options) {
-  DeviceDispatchOptions result;
+DispatchOptions DeviceCarrier::up(const DispatchOptions& options) {
+  DispatchOptions result;
   result.scales = arena_.up(options.scales);
   result.tensor_scale = arena_.up(options.tensor_scale);
   for (const TensorView& payload : options.payloads) result.payloads.push_back(arena_.up(payload));
@@ -100,8 +100,8 @@ DeviceDispatchOptions DeviceCarrier::up(const DispatchOptions& options) {
   return result;
 }
 
-DeviceCombineOptions DeviceCarrier::up(const CombineOptions& options) {
-  DeviceCombineOptions result;
+CombineOptions DeviceCarrier::up(const CombineOptions& options) {
+  CombineOptions result;
   result.topk_weights = arena_.up(options.topk_weights);
   for (const TensorView& bias : options.bias) result.bias.push_back(arena_.up(bias));
   result.returned_weights = arena_.up(options.returned_weights);
@@ -129,7 +129,7 @@ Received DeviceCarrier::dispatch(const TensorView& tokens, const TensorView& top
   const TensorView x = arena_.up(tokens);
   const TensorView ids = arena_.up(topk_ids);
   const TensorView weights = arena_.up(topk_weights);
-  const DeviceDispatched got = exchange_.dispatch(x, ids, weights, queue_->stream(), up(options));
+  const Dispatched got = exchange_.dispatch(x, ids, weights, queue_->stream(), up(options));
   return copy_to_host(keep(got.handle, options), got);
 }
 
@@ -150,7 +150,7 @@ Received DeviceCarrier::dispatch_again(int earlier, const TensorView& tokens,
   begin();
   const TensorView x = arena_.up(tokens);
   const TensorView weights = arena_.up(topk_weights);
-  const DeviceDispatched got =
+  const Dispatched got =
       exchange_.dispatch_again(at(earlier).handle, x, weights, queue_->stream(), up(options));
   return copy_to_host(keep(got.handle, options), got);
 }
@@ -162,7 +162,7 @@ int DeviceCarrier::reopen(int earlier) {
 
 // ---- what came ---------------------------------------------------------------------------------
 
-Received DeviceCarrier::copy_to_host(int handle, const DeviceDispatched& got) {
+Received DeviceCarrier::copy_to_host(int handle, const Dispatched& got) {
   queue_->wait();
   exchange_.check();
   const auto arrived = std::make_shared<Arrived>();
@@ -194,7 +194,7 @@ Received DeviceCarrier::copy_to_host(int handle, const DeviceDispatched& got) {
   return result;
 }
 
-void DeviceCarrier::bring_counts(const DeviceDispatched& got, Arrived& to) {
+void DeviceCarrier::bring_counts(const Dispatched& got, Arrived& to) {
   const TensorView& rows = got.rows;
   to.num_buffer_rows = rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
   to.num_rows.resize(static_cast<std::size_t>(got.num_rows.num_elements()));
@@ -207,7 +207,7 @@ void DeviceCarrier::bring_counts(const DeviceDispatched& got, Arrived& to) {
 }
 
 // Rows with a token. By rank only their ids tell which they are.
-void DeviceCarrier::find_extents(const DeviceDispatched& got, Arrived& to) {
+void DeviceCarrier::find_extents(const Dispatched& got, Arrived& to) {
   if (config_.layout == Layout::kByRank) {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(got.topk_ids.num_elements()));
     arena_.down(got.topk_ids, ids.data());
@@ -244,7 +244,7 @@ void DeviceCarrier::copy_rows(const Extents& extents, const TensorView& from, vo
   }
 }
 
-void DeviceCarrier::bring_rows(const DeviceDispatched& got, Arrived& to) {
+void DeviceCarrier::bring_rows(const Dispatched& got, Arrived& to) {
   to.rows = poisoned(got.rows.dtype(), to.num_buffer_rows, config_.hidden);
   copy_rows(to.extents, got.rows, to.rows.data(),
             element_row_bytes(config_.scheme, config_.hidden));
@@ -255,7 +255,7 @@ void DeviceCarrier::bring_rows(const DeviceDispatched& got, Arrived& to) {
   }
 }
 
-void DeviceCarrier::bring_scales(const DeviceDispatched& got, Arrived& to) {
+void DeviceCarrier::bring_scales(const Dispatched& got, Arrived& to) {
   if (!got.scales.has_value()) return;
   if (config_.scheme.group == ScaleGroup::kTensor) {
     to.scale = Tensor(DType::kF32, {1});
@@ -289,7 +289,7 @@ void DeviceCarrier::bring_scales(const DeviceDispatched& got, Arrived& to) {
 }
 
 // Rows without a token have what Exchange writes there; where it is promised, as it came.
-void DeviceCarrier::bring_routing(const DeviceDispatched& got, Arrived& to) {
+void DeviceCarrier::bring_routing(const Dispatched& got, Arrived& to) {
   const std::int64_t rows = to.num_buffer_rows;
   const bool is_whole = config_.layout == Layout::kByRank || config_.layout == Layout::kAllGather;
   const std::vector<Extent> extents = is_whole ? std::vector<Extent>{{0, rows}} : to.extents;
@@ -322,7 +322,7 @@ void DeviceCarrier::combine_send(int handle, const TensorView& rows,
 void DeviceCarrier::combine_receive(int handle, const TensorView& output,
                                     const CombineOptions& options) {
   const TensorView on_gpu = arena_.up(output);
-  const DeviceCombineOptions device_options = up(options);
+  const CombineOptions device_options = up(options);
   exchange_.combine_receive(at(handle).handle, on_gpu, queue_->stream(), device_options);
   finish();
   arena_.down(on_gpu, output.data());
@@ -333,7 +333,7 @@ void DeviceCarrier::combine(int handle, const TensorView& rows, const TensorView
                             const CombineOptions& options, const TensorView& row_weights) {
   const TensorView results = arena_.up(rows);
   const TensorView on_gpu = arena_.up(output);
-  DeviceCombineOptions device_options = up(options);
+  CombineOptions device_options = up(options);
   device_options.row_weights = arena_.up(row_weights);
   exchange_.combine(at(handle).handle, results, on_gpu, queue_->stream(), device_options);
   finish();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_carrier.h: DeviceExchange as a carrier: inputs go up, rows that its counts name come home.
+// device_carrier.h: Exchange as a carrier: inputs go up, rows that its counts name come home.
 // Rank r has GPU (r mod number of GPUs).
 #pragma once
 
 #include <memory>
 
-#include "switchyard/device_exchange.h"
+#include "switchyard/exchange.h"
 
 #include "conformance/carrier.h"
 #include "conformance/device_arena.h"
@@ -17,7 +17,7 @@ namespace switchyard::conformance {
 
 class DeviceCarrier final : public Carrier {
  public:
-  /// Collective. Errors: as DeviceExchange.
+  /// Collective. Errors: as Exchange.
   DeviceCarrier(const Group& group, const ExchangeCase& test);
 
   const char* heap() const { return exchange_.heap(); }
@@ -41,22 +41,22 @@ class DeviceCarrier final : public Carrier {
 
  private:
   struct Sent {
-    DeviceHandle handle;
+    DispatchHandle handle;
     TensorView tensor_scale;  ///< as given
   };
   struct Arrived;  ///< host memory of what came
 
-  int keep(const DeviceHandle& handle, const DispatchOptions& options);
+  int keep(const DispatchHandle& handle, const DispatchOptions& options);
   const Sent& at(int handle) const { return sent_[static_cast<std::size_t>(handle)]; }
   void begin();
-  DeviceDispatchOptions up(const DispatchOptions& options);
-  DeviceCombineOptions up(const CombineOptions& options);
-  Received copy_to_host(int handle, const DeviceDispatched& got);
-  void bring_counts(const DeviceDispatched& got, Arrived& to);
-  void find_extents(const DeviceDispatched& got, Arrived& to);
-  void bring_rows(const DeviceDispatched& got, Arrived& to);
-  void bring_scales(const DeviceDispatched& got, Arrived& to);
-  void bring_routing(const DeviceDispatched& got, Arrived& to);
+  DispatchOptions up(const DispatchOptions& options);
+  CombineOptions up(const CombineOptions& options);
+  Received copy_to_host(int handle, const Dispatched& got);
+  void bring_counts(const Dispatched& got, Arrived& to);
+  void find_extents(const Dispatched& got, Arrived& to);
+  void bring_rows(const Dispatched& got, Arrived& to);
+  void bring_scales(const Dispatched& got, Arrived& to);
+  void bring_routing(const Dispatched& got, Arrived& to);
   template <typename Extents>
   void copy_rows(const Extents& extents, const TensorView& from, void* to, std::size_t row_bytes);
   void finish();
@@ -65,8 +65,8 @@ class DeviceCarrier final : public Carrier {
   std::unique_ptr<DeviceQueue> queue_;
   DeviceArena arena_;
   std::vector<Sent> sent_;
-  int num_alive_ = 0;        ///< handles, whose inputs are in the arena
-  DeviceExchange exchange_;  // last: it ends before its memory
+  int num_alive_ = 0;  ///< handles, whose inputs are in the arena
+  Exchange exchange_;  // last: it ends before its memory
 };
 
 }  // namespace switchyard::conformance

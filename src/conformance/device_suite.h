@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // device_suite.h: the suites of the exchange over GPUs. Whether a case is supported is asked of
-// DeviceExchange itself: what its constructor refuses is left out, or the case is skipped.
+// Exchange itself: what its constructor refuses is left out, or the case is skipped.
 #pragma once
 
 #include "conformance/carrier.h"

@@ -128,7 +128,13 @@ Permuted permute(const TensorView& x, const TensorView& scales, const TensorView
 }
 
 ExpertRows Permuted::expert_rows(const QuantScheme& scheme, const TensorView& tensor_scale) const {
-  return {x, scales, scheme, plan.first_row, plan.expert_num_tokens, tensor_scale};
+  const auto num_local = static_cast<std::int64_t>(plan.first_row.size());
+  return {x,
+          scales,
+          scheme,
+          TensorView::of(plan.first_row.data(), {num_local}),
+          TensorView::of(plan.expert_num_tokens.data(), {num_local}),
+          tensor_scale};
 }
 
 }  // namespace switchyard

@@ -7,21 +7,21 @@
 #include <memory>
 #include <string>
 
-#include "switchyard/device_exchange.h"
 #include "switchyard/error.h"
+#include "switchyard/exchange.h"
 #include "switchyard/stream.h"
 
 #include "cuda/experts/expert_blas.h"
 #include "cuda/experts/expert_kernels.h"
 #include "cuda/experts/layer_rows.h"
 #include "cuda/permute/permute.h"
-#include "device/device_exchange_backend.h"
 #include "device/device_facts.h"
 #include "device/device_meter.h"
 #include "device/device_queue.h"
 
 namespace switchyard {
 
+class ExchangeBackend;
 struct QuantizeJob;
 struct DequantizeJob;
 
@@ -30,7 +30,8 @@ struct DequantizeJob;
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
-  /// Device memory, not initialised; never null. Errors: kOutOfMemory, kNotAvailable (no such GPU).
+  /// Device memory, zero-filled when the call returns; never null. Errors: kOutOfMemory,
+  /// kNotAvailable (no such GPU).
   std::shared_ptr<std::byte> (*allocate)(Device device, std::size_t bytes) = nullptr;
   /// Ordered in the stream; either side may be host memory.
   void (*copy)(void* to, const void* from, std::size_t bytes, Stream stream) = nullptr;
@@ -39,9 +40,9 @@ struct CudaModule {
   /// Of GPU (index mod number of GPUs), which becomes current for the calling thread; below 0: of
   /// the one that is. Errors: kNotAvailable.
   std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;
-  std::unique_ptr<DeviceExchangeBackend> (*make_exchange)(
-      const Group& group, const ExchangeConfig& config,
-      const DeviceExchangeOptions& options) = nullptr;
+  std::unique_ptr<ExchangeBackend> (*make_exchange)(const Group& group,
+                                                    const ExchangeConfig& config,
+                                                    const ExchangeOptions& options) = nullptr;
   /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
   void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
@@ -52,7 +53,7 @@ struct CudaModule {
   void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
   void (*fill_bias)(const BiasJob&, Stream) = nullptr;
   /// `path`: the setting SWITCHYARD_CUBLAS.
-  std::unique_ptr<ExpertBlas> (*make_blas)(const std::string& path) = nullptr;
+  std::unique_ptr<ExpertBlas> (*make_blas)(Device device, const std::string& path) = nullptr;
 
   // The permute family (cuda/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;
@@ -68,7 +69,7 @@ struct CudaModule {
   void (*mark_rows)(const cuda::MarkRowsArgs&, Stream) = nullptr;
   void (*weigh_rows)(const cuda::WeighRowsArgs&, Stream) = nullptr;
   void (*gate_weights)(const cuda::GateWeightsArgs&, Stream) = nullptr;
-  /// Collective. Errors: as the constructor of DeviceExchange.
+  /// Collective. Errors: as the constructor of Exchange.
   std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;
 };
 

@@ -30,7 +30,7 @@ class DeviceMeter {
   DeviceMeter& operator=(const DeviceMeter&) = delete;
   virtual ~DeviceMeter() = default;
 
-  virtual const char* heap() const = 0;  ///< as DeviceExchange::heap
+  virtual const char* heap() const = 0;  ///< as Exchange::heap
   virtual int ranks_on_gpu() const = 0;  ///< that share this rank's GPU
   /// Of an exchange's kernels, with a budget of SMs; 0: all that is this rank's share of its GPU.
   virtual int num_ctas(int num_sms) const = 0;

@@ -19,12 +19,7 @@ std::shared_ptr<std::byte> allocate_on(Device device, std::size_t bytes) {
   if (device.is_cpu()) {
     return {allocate_zeroed(bytes), [bytes](std::byte* data) { release_zeroed(data, bytes); }};
   }
-  const CudaModule& cuda = cuda_module();
-  std::shared_ptr<std::byte> memory = cuda.allocate(device, bytes);
-  const Stream stream = Stream::default_of(device);
-  cuda.fill(memory.get(), 0, bytes, stream);
-  cuda.synchronize(stream);
-  return memory;
+  return cuda_module().allocate(device, bytes);
 }
 
 // The GPU that takes part in a copy; the host if none does.

@@ -2,6 +2,7 @@
 
 #include "exchange/check_returns.h"
 
+#include "core/bytes.h"
 #include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/format.h"
@@ -15,6 +16,20 @@ void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
           "combine: topk_weights is given, but reduce is per_rank; pass the weights to dispatch");
   check_matrix(topk_weights,
                {"combine", "topk_weights", {DType::kF32}, num_tokens, config.num_topk});
+}
+
+void check_results(const ExchangeConfig& config, std::int64_t num_buffer_rows,
+                   const TensorView& rows) {
+  const std::int64_t num_elements = checked_mul(num_buffer_rows, config.hidden);
+  const DType dtype = rows.dtype();
+  const bool is_float = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+  require(
+      rows.has_value() && is_float && rows.is_contiguous() && rows.num_elements() == num_elements,
+      Errc::kInvalidArgument,
+      "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: one row for each of "
+      "the receive buffer",
+      rows, num_buffer_rows, config.hidden);
+  check_address(rows, "combine", "rows");
 }
 
 void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_rows,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_returns.h: what the weights given to combine must be, wherever their memory is. All may be
-// absent. Errors: kInvalidArgument.
+// check_returns.h: what results and weights given to combine must be, on either device. Weights may
+// be absent. Errors: kInvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,10 @@ namespace switchyard {
 /// [T, K] instead of the weights given to dispatch.
 void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                        const TensorView& topk_weights);
+
+/// A row of results for each of the N rows of the receive buffer, contiguous; [N, H], or [L, C, H].
+void check_results(const ExchangeConfig& config, std::int64_t num_buffer_rows,
+                   const TensorView& rows);
 
 /// For each of N rows of the receive buffer one, or K in layouts with a row a token.
 void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_rows,

@@ -1,84 +1,144 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// exchange.cpp: chooses the backend, and checks on which device tensors and streams lie; the rest
+// is the backend's.
 
 #include "switchyard/exchange.h"
 
-#include "exchange/check_returns.h"
+#include "core/fail.h"
+#include "core/require_device.h"
+#include "device/cuda_module.h"
+#include "exchange/backend.h"
 #include "exchange/pull/pull_exchange.h"
 
 namespace switchyard {
+namespace {
 
-Exchange::Exchange(const Group& group, const ExchangeConfig& config)
-    : impl_(std::make_unique<PullExchange>(group, config)) {}
+std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const ExchangeConfig& config,
+                                              const ExchangeOptions& options) {
+  if (options.device.is_cuda()) return cuda_module().make_exchange(group, config, options);
+  return std::make_unique<PullExchange>(group, config, options);
+}
+
+void check_stream(const char* function, const ExchangeBackend& backend, Stream stream) {
+  require(stream.device() == backend.device(), Errc::kInvalidArgument,
+          "{}: the stream is of {}, must be of {} as the exchange", function,
+          name_of(stream.device()), name_of(backend.device()));
+}
+
+DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
+  check_stream(call.name(), backend, call.stream);
+  require_device(call.name(), backend.device(),
+                 {{"tokens", call.tokens},
+                  {"topk_ids", call.topk_ids},
+                  {"topk_weights", call.topk_weights},
+                  {"scales", call.options.scales},
+                  {"tensor_scale", call.options.tensor_scale}});
+  for (const TensorView& payload : call.options.payloads) {
+    require_device(call.name(), backend.device(), {{"payload", payload}});
+  }
+  return call;
+}
+
+CombineCall checked(const ExchangeBackend& backend, const CombineCall& call) {
+  check_stream("combine", backend, call.stream);
+  require_device("combine", backend.device(),
+                 {{"rows", call.rows},
+                  {"row_weights", call.options.row_weights},
+                  {"output", call.output},
+                  {"topk_weights", call.options.topk_weights},
+                  {"shared", call.options.shared},
+                  {"returned_weights", call.options.returned_weights}});
+  for (const TensorView& bias : call.options.bias) {
+    require_device("combine", backend.device(), {{"bias", bias}});
+  }
+  return call;
+}
+
+}  // namespace
+
+Exchange::Exchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
+    : backend_(make_backend(group, config, options)) {}
 Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;
 
-const ExchangeConfig& Exchange::config() const { return impl_->config(); }
-
-std::int64_t Exchange::max_buffer_rows() const { return impl_->max_buffer_rows(); }
+const ExchangeConfig& Exchange::config() const { return backend_->config(); }
+Device Exchange::device() const { return backend_->device(); }
+std::int64_t Exchange::max_buffer_rows() const { return backend_->max_buffer_rows(); }
+ExchangeMemory Exchange::memory() const { return backend_->memory(); }
+const char* Exchange::heap() const { return backend_->heap(); }
+bool Exchange::is_shared_gpu() const { return backend_->is_shared_gpu(); }
 
 DispatchHandle Exchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                                       const TensorView& topk_weights,
+                                       const TensorView& topk_weights, Stream stream,
                                        const DispatchOptions& options) {
-  return impl_->dispatch_send(tokens, topk_ids, topk_weights, options);
+  return backend_->dispatch_send(
+      checked(*backend_, {tokens, topk_ids, topk_weights, stream, options}));
 }
 
 DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
                                              const TensorView& tokens,
-                                             const TensorView& topk_weights,
+                                             const TensorView& topk_weights, Stream stream,
                                              const DispatchOptions& options) {
-  return impl_->dispatch_again_send(earlier, tokens, topk_weights, options);
+  return backend_->dispatch_send(
+      checked(*backend_, {tokens, {}, topk_weights, stream, options, &earlier}));
 }
 
-Dispatched Exchange::dispatch_receive(const DispatchHandle& handle) {
-  return impl_->dispatch_receive(handle);
+Dispatched Exchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
+  check_stream("dispatch_receive", *backend_, stream);
+  return backend_->dispatch_receive(handle, stream);
 }
 
 Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
-                              const TensorView& topk_weights, const DispatchOptions& options) {
-  return dispatch_receive(dispatch_send(tokens, topk_ids, topk_weights, options));
+                              const TensorView& topk_weights, Stream stream,
+                              const DispatchOptions& options) {
+  return backend_->dispatch(checked(*backend_, {tokens, topk_ids, topk_weights, stream, options}));
 }
 
 Dispatched Exchange::dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
-                                    const TensorView& topk_weights,
+                                    const TensorView& topk_weights, Stream stream,
                                     const DispatchOptions& options) {
-  return dispatch_receive(dispatch_again_send(earlier, tokens, topk_weights, options));
+  return backend_->dispatch(
+      checked(*backend_, {tokens, {}, topk_weights, stream, options, &earlier}));
 }
 
-DispatchHandle Exchange::reopen(const DispatchHandle& earlier) { return impl_->reopen(earlier); }
+DispatchHandle Exchange::reopen(const DispatchHandle& earlier, Stream stream) {
+  check_stream("reopen", *backend_, stream);
+  return backend_->reopen(earlier, stream);
+}
 
 void Exchange::check_output(const DispatchHandle& handle, const TensorView& output,
                             const CombineOptions& options) const {
-  impl_->check_output(handle, output, options);
+  const Stream any_stream = Stream::default_of(device());
+  backend_->check_output(checked(*backend_, {handle, {}, output, any_stream, options}));
 }
 
-void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
-                            const TensorView& row_weights, RowsAre rows_are) {
-  impl_->combine_send(handle, rows, row_weights, rows_are);
+void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows, Stream stream,
+                            const CombineOptions& options) {
+  backend_->combine_send(checked(*backend_, {handle, rows, {}, stream, options}));
 }
 
 void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
-                               const CombineOptions& options) {
-  impl_->combine_receive(handle, output, options);
+                               Stream stream, const CombineOptions& options) {
+  backend_->combine_receive(checked(*backend_, {handle, {}, output, stream, options}));
 }
 
 void Exchange::combine(const DispatchHandle& handle, const TensorView& rows,
-                       const TensorView& output, const CombineOptions& options,
-                       const TensorView& row_weights) {
-  check_output(handle, output, options);
-  check_both_weights(row_weights, options.returned_weights);
-  combine_send(handle, rows, row_weights);
-  combine_receive(handle, output, options);
+                       const TensorView& output, Stream stream, const CombineOptions& options) {
+  backend_->combine(checked(*backend_, {handle, rows, output, stream, options}));
 }
 
-void Exchange::release(const DispatchHandle& handle) { impl_->release(handle); }
+void Exchange::release(const DispatchHandle& handle) { backend_->release(handle); }
 
 std::vector<RowOrigin> Exchange::row_origins(const DispatchHandle& handle) const {
-  return impl_->row_origins(handle);
+  return backend_->row_origins(handle);
 }
 
 WireBytes Exchange::wire_bytes(const DispatchHandle& handle) const {
-  return impl_->wire_bytes(handle);
+  return backend_->wire_bytes(handle);
 }
+
+void Exchange::check() const { backend_->check(); }
 
 }  // namespace switchyard

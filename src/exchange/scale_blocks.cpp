@@ -24,14 +24,11 @@ void ScaleBlocks::place(const std::byte* scales, std::int64_t row, std::byte* me
   }
 }
 
-TensorView ScaleBlocks::view(const void* memory) const {
-  // Row-major blocks follow one another as the rows of one would.
-  if (block.layout == ScaleLayout::kRowMajor) {
-    return TensorView(memory, dtype, {num_blocks * block.num_rows, block.num_scales});
-  }
-  return is_batched ? view_batched_scales(memory, dtype, block.layout, num_blocks, block.num_rows,
-                                          block.num_scales)
-                    : view_scales(memory, dtype, block.layout, block.num_rows, block.num_scales);
+TensorView ScaleBlocks::view(const void* memory, Device device) const {
+  return is_batched
+             ? view_batched_scales(memory, dtype, block.layout, num_blocks, block.num_rows,
+                                   block.num_scales, device)
+             : view_scales(memory, dtype, block.layout, block.num_rows, block.num_scales, device);
 }
 
 }  // namespace switchyard

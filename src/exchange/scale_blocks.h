@@ -24,9 +24,8 @@ struct ScaleBlocks {
   /// Copies the scales of one row, given side by side, to their places in `memory`.
   void place(const std::byte* scales, std::int64_t row, std::byte* memory) const;
 
-  /// [N, S] or, in a batch that is not row-major, [L, C, S]; tiles where swizzled
-  /// (switchyard/scale_layout.h).
-  TensorView view(const void* memory) const;
+  /// [N, S], or [L, C, S] in a batch; tiles where swizzled (switchyard/scale_layout.h).
+  TensorView view(const void* memory, Device device = Device::cpu()) const;
 };
 
 }  // namespace switchyard

@@ -30,7 +30,7 @@ std::vector<T> download(DeviceMeter& meter, const TensorView& view) {
 }
 
 // Where received rows are; counts that cannot be are cut to the buffer, and found wrong elsewhere.
-std::vector<Extent> extents_of(DeviceMeter& meter, Layout layout, const DeviceDispatched& got,
+std::vector<Extent> extents_of(DeviceMeter& meter, Layout layout, const Dispatched& got,
                                std::int64_t num_buffer_rows) {
   std::vector<Extent> extents;
   if (got.first_row.has_value()) {
@@ -70,7 +70,7 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   const DeviceInput input = upload(batch_, iteration, meter_.queue());
   poison_output();
   const BenchOracle oracle(shape_, iteration, group_.rank());
-  DeviceDispatched got;
+  Dispatched got;
   meter_.run([&](Stream stream) { got = dispatch(input, stream); });
   exchange_.check();
 

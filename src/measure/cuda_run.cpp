@@ -32,7 +32,7 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
   const std::size_t row_bytes = 2 * static_cast<std::size_t>(shape.workload.hidden);
   output_ = meter.queue().allocate(static_cast<std::size_t>(shape.num_tokens) * row_bytes);
   meter.run([&](Stream stream) {
-    const DeviceDispatched got = dispatch(inputs_[0], stream);
+    const Dispatched got = dispatch(inputs_[0], stream);
     num_rows_ = rows_of(got.rows);
     exchange_.release(got.handle);
   });
@@ -42,10 +42,10 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
   meter.queue().fill(results_.get(), kResultByte, result_bytes);
 }
 
-DeviceDispatched CudaRun::dispatch(const DeviceInput& input, Stream stream) {
+Dispatched CudaRun::dispatch(const DeviceInput& input, Stream stream) {
   const std::int64_t num_tokens = shape_.num_tokens;
   const std::int64_t num_topk = shape_.workload.num_topk;
-  DeviceDispatchOptions options;
+  DispatchOptions options;
   if (tensor_scale_ != nullptr) {
     options.tensor_scale = TensorView(tensor_scale_.get(), DType::kF32, {1});
   }
@@ -55,7 +55,7 @@ DeviceDispatched CudaRun::dispatch(const DeviceInput& input, Stream stream) {
       TensorView(input.topk_weights.get(), DType::kF32, {num_tokens, num_topk}), stream, options);
 }
 
-void CudaRun::combine(const DeviceHandle& handle, Stream stream) {
+void CudaRun::combine(const DispatchHandle& handle, Stream stream) {
   const std::int64_t hidden = shape_.workload.hidden;
   exchange_.combine(handle, TensorView(results_.get(), DType::kBF16, {num_rows_, hidden}),
                     TensorView(output_.get(), DType::kBF16, {shape_.num_tokens, hidden}), stream);
@@ -76,7 +76,7 @@ std::vector<double> CudaRun::times(Operation operation, const std::function<void
   const int num_calls = iterations_per_run(shape_) * shape_.num_layers;
   const DeviceWork work = [this, operation, num_calls](Stream stream) {
     for (int i = 0; i < num_calls; ++i) {
-      const DeviceDispatched got = dispatch(inputs_[next_input_++ % kNumInputs], stream);
+      const Dispatched got = dispatch(inputs_[next_input_++ % kNumInputs], stream);
       if (operation == Operation::kPair) {
         combine(got.handle, stream);
       } else {

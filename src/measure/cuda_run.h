@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "switchyard/device_exchange.h"
+#include "switchyard/exchange.h"
 
 #include "device/device_meter.h"
 #include "measure/bench_batch.h"
@@ -31,8 +31,8 @@ class CudaRun {
   std::int64_t count_wrong(std::int64_t iteration);
 
  private:
-  DeviceDispatched dispatch(const DeviceInput& input, Stream stream);
-  void combine(const DeviceHandle& handle, Stream stream);
+  Dispatched dispatch(const DeviceInput& input, Stream stream);
+  void combine(const DispatchHandle& handle, Stream stream);
   void poison_output();
   std::vector<double> series(const DeviceWork& work, const std::function<void()>& before,
                              const std::function<void()>& after);
@@ -47,7 +47,7 @@ class CudaRun {
   std::int64_t num_rows_ = 0;  ///< of the receive buffer
   DeviceMemory results_;       ///< [num_rows_, H] bf16: what experts return
   DeviceMemory output_;        ///< [T, H] bf16
-  DeviceExchange exchange_;    ///< last: it ends before memory does
+  Exchange exchange_;          ///< last: it ends before memory does
 };
 
 }  // namespace switchyard::measure

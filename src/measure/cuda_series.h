@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "switchyard/device_exchange.h"
+#include "switchyard/exchange.h"
 
 #include "device/device_meter.h"
 #include "measure/bench_batch.h"
@@ -29,7 +29,7 @@ DeviceMemory copy_of(const TensorView& host, DeviceQueue& queue);
 DeviceInput upload(BenchBatch& batch, std::int64_t iteration, DeviceQueue& queue);
 
 /// As the shape asks for.
-DeviceExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape);
+ExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape);
 
 /// Iterations that one run makes: a graph has several.
 int iterations_per_run(const BenchShape& shape);

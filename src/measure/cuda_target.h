@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_target.h: measures DeviceExchange. What needs CUDA itself is behind DeviceMeter.
+// cuda_target.h: measures Exchange. What needs CUDA itself is behind DeviceMeter.
 #pragma once
 
 #include <cstdint>

@@ -69,6 +69,17 @@ std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
   return {owner, owner->data()};
 }
 
+// In a stream of its own: the default stream would wait for streams of other threads, which may
+// wait for this rank.
+std::shared_ptr<std::byte> allocate_zeroed_on_gpu(Device device, std::size_t bytes) {
+  std::shared_ptr<std::byte> memory = allocate_on_gpu(device, bytes);
+  const DeviceGuard guard(device.index);
+  const OwnedStream stream;
+  check_cuda(cudaMemsetAsync(memory.get(), 0, bytes, stream.get()), "cudaMemsetAsync");
+  check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+  return memory;
+}
+
 void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream) {
   const DeviceGuard guard(stream.device().index);
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");

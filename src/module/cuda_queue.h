@@ -31,6 +31,7 @@ class CudaQueue final : public DeviceQueue {
 // Entries of the table.
 std::unique_ptr<DeviceQueue> make_cuda_queue(int index);
 std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes);
+std::shared_ptr<std::byte> allocate_zeroed_on_gpu(Device device, std::size_t bytes);
 void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream);
 void fill_bytes(void* to, int value, std::size_t bytes, Stream stream);
 void synchronize(Stream stream);

@@ -15,6 +15,7 @@
 #include "cuda/permute/permute.h"
 #include "cuda/quantize/quantize.h"
 #include "device/cuda_module.h"
+#include "exchange/backend.h"
 #include "exchange/push/push_exchange.h"
 #include "module/cuda_meter.h"
 #include "module/cuda_queue.h"
@@ -28,9 +29,8 @@ int device_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-std::unique_ptr<DeviceExchangeBackend> make_exchange(const Group& group,
-                                                     const ExchangeConfig& config,
-                                                     const DeviceExchangeOptions& options) {
+std::unique_ptr<ExchangeBackend> make_exchange(const Group& group, const ExchangeConfig& config,
+                                               const ExchangeOptions& options) {
   return std::make_unique<PushExchange>(group, config, options);
 }
 
@@ -54,7 +54,7 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
   static const CudaModule module{
       .version = version(),
       .device_count = device_count,
-      .allocate = allocate_on_gpu,
+      .allocate = allocate_zeroed_on_gpu,
       .copy = copy_bytes,
       .fill = fill_bytes,
       .synchronize = synchronize,

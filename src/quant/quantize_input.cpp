@@ -248,7 +248,7 @@ void fake_quantize(const TensorView& x, const QuantScheme& scheme, const TensorV
     return;
   }
   const QuantizedInput made = quantize_input(x, scheme, ScaleLayout::kRowMajor, static_scale);
-  dequantize(made.values, made.scales, scheme, y, static_scale);
+  host::dequantize(made.values, made.scales, scheme, y, static_scale);
 }
 
 }  // namespace switchyard

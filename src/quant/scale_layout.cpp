@@ -35,9 +35,9 @@ std::int64_t row_stride(ScaleLayout layout, std::int64_t num_scales) {
   return layout == ScaleLayout::kRowMajor ? num_scales : 1;
 }
 
-OwnedScales own(DType dtype, std::int64_t num_elements) {
+OwnedScales own(DType dtype, std::int64_t num_elements, Device device) {
   OwnedScales scales;
-  scales.memory = Tensor(dtype, {num_elements});
+  scales.memory = Tensor(dtype, {num_elements}, device);
   return scales;
 }
 
@@ -68,47 +68,50 @@ std::int64_t num_scale_elements(ScaleLayout layout, std::int64_t num_rows,
 }
 
 TensorView view_scales(const void* data, DType dtype, ScaleLayout layout, std::int64_t num_rows,
-                       std::int64_t num_scales) {
+                       std::int64_t num_scales, Device device) {
   const std::int64_t num_elements = num_scale_elements(layout, num_rows, num_scales);
   checked_mul(num_elements, std::int64_t{bits_of(dtype)});
   if (layout == ScaleLayout::kSwizzled) {
     return TensorView(data, dtype,
                       {checked_align_up(num_rows, kTileRows) / kTileRows,
-                       checked_align_up(num_scales, kQuad) / kQuad, 32, 4, 4});
+                       checked_align_up(num_scales, kQuad) / kQuad, 32, 4, 4},
+                      device);
   }
   return TensorView(data, dtype, {num_rows, num_scales},
-                    {row_stride(layout, num_scales), column_stride(layout, num_rows)});
+                    {row_stride(layout, num_scales), column_stride(layout, num_rows)}, device);
 }
 
 TensorView view_batched_scales(const void* data, DType dtype, ScaleLayout layout,
                                std::int64_t num_experts, std::int64_t capacity,
-                               std::int64_t num_scales) {
+                               std::int64_t num_scales, Device device) {
   check_size("num_experts", num_experts);
   const std::int64_t plane = num_scale_elements(layout, capacity, num_scales);
   checked_mul(checked_mul(plane, num_experts), std::int64_t{bits_of(dtype)});
   if (layout == ScaleLayout::kSwizzled) {
     return TensorView(data, dtype,
                       {num_experts, checked_align_up(capacity, kTileRows) / kTileRows,
-                       checked_align_up(num_scales, kQuad) / kQuad, 32, 4, 4});
+                       checked_align_up(num_scales, kQuad) / kQuad, 32, 4, 4},
+                      device);
   }
   return TensorView(data, dtype, {num_experts, capacity, num_scales},
-                    {plane, row_stride(layout, num_scales), column_stride(layout, capacity)});
+                    {plane, row_stride(layout, num_scales), column_stride(layout, capacity)},
+                    device);
 }
 
 OwnedScales make_scales(DType dtype, ScaleLayout layout, std::int64_t num_rows,
-                        std::int64_t num_scales) {
-  OwnedScales scales = own(dtype, num_scale_elements(layout, num_rows, num_scales));
-  scales.view = view_scales(scales.memory.data(), dtype, layout, num_rows, num_scales);
+                        std::int64_t num_scales, Device device) {
+  OwnedScales scales = own(dtype, num_scale_elements(layout, num_rows, num_scales), device);
+  scales.view = view_scales(scales.memory.data(), dtype, layout, num_rows, num_scales, device);
   return scales;
 }
 
 OwnedScales make_batched_scales(DType dtype, ScaleLayout layout, std::int64_t num_experts,
-                                std::int64_t capacity, std::int64_t num_scales) {
+                                std::int64_t capacity, std::int64_t num_scales, Device device) {
   check_size("num_experts", num_experts);
-  OwnedScales scales =
-      own(dtype, checked_mul(num_experts, num_scale_elements(layout, capacity, num_scales)));
-  scales.view =
-      view_batched_scales(scales.memory.data(), dtype, layout, num_experts, capacity, num_scales);
+  OwnedScales scales = own(
+      dtype, checked_mul(num_experts, num_scale_elements(layout, capacity, num_scales)), device);
+  scales.view = view_batched_scales(scales.memory.data(), dtype, layout, num_experts, capacity,
+                                    num_scales, device);
   return scales;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What DeviceExchange refuses of payloads, of bounds of a call, of routing that is used again, and
+// What Exchange refuses of payloads, of bounds of a call, of routing that is used again, and
 // of configurations. One rank on one GPU.
 
 #include "core/fail.h"
@@ -42,7 +42,7 @@ class DeviceAgainArgumentsTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
-  static void run(const ExchangeConfig& config, const DeviceExchangeOptions& options,
+  static void run(const ExchangeConfig& config, const ExchangeOptions& options,
                   const std::function<void(ExchangeRank&)>& body) {
     run_ranks(1, [&](const Group& group) {
       const DeviceGuard guard(0);
@@ -51,8 +51,8 @@ class DeviceAgainArgumentsTest : public testing::Test {
       rank.finish();
     });
   }
-  static DeviceDispatched again(ExchangeRank& rank, const DeviceHandle& earlier,
-                                const DeviceDispatchOptions& options = {}) {
+  static Dispatched again(ExchangeRank& rank, const DispatchHandle& earlier,
+                          const DispatchOptions& options = {}) {
     return rank.exchange().dispatch_again(earlier, rank.tokens(), TensorView{}, rank.stream(),
                                           options);
   }
@@ -60,7 +60,7 @@ class DeviceAgainArgumentsTest : public testing::Test {
 
 TEST_F(DeviceAgainArgumentsTest, RoutingThatIsNotKept) {
   run(fault_config(), {}, [](ExchangeRank& rank) {
-    const DeviceDispatched got = rank.dispatch();
+    const Dispatched got = rank.dispatch();
     rank.combine(got);
     expect_error(kBad, "dispatch_again: the exchange keeps no routing; set",
                  [&] { (void)again(rank, got.handle); });
@@ -71,19 +71,19 @@ TEST_F(DeviceAgainArgumentsTest, RoutingThatIsNotKept) {
 
 TEST_F(DeviceAgainArgumentsTest, HandlesWhoseRoutingIsGone) {
   run(fault_config(), {.keeps_routing = true}, [](ExchangeRank& rank) {
-    DeviceExchange& exchange = rank.exchange();
+    Exchange& exchange = rank.exchange();
     expect_error(kBad, "the handle is empty", [&] { (void)again(rank, {}); });
-    const DeviceHandle sent =
+    const DispatchHandle sent =
         exchange.dispatch_send(rank.tokens(), rank.ids(), TensorView{}, rank.stream());
     expect_error(kBad, "sent by dispatch and not received", [&] { (void)again(rank, sent); });
-    const DeviceDispatched first = exchange.dispatch_receive(sent, rank.stream());
+    const Dispatched first = exchange.dispatch_receive(sent, rank.stream());
     expect_error(kBad, "1 handles are alive, max_in_flight is 1",
                  [&] { (void)again(rank, first.handle); });
     rank.combine(first);
-    const DeviceDispatched second = again(rank, first.handle);
+    const Dispatched second = again(rank, first.handle);
     rank.combine(second);
     exchange.release(exchange.reopen(first.handle, rank.stream()));  // still the same routing
-    const DeviceDispatched third = rank.dispatch();
+    const Dispatched third = rank.dispatch();
     rank.combine(third);
     expect_error(kBad, "a new dispatch has taken the place of the handle",
                  [&] { (void)again(rank, second.handle); });
@@ -95,7 +95,7 @@ TEST_F(DeviceAgainArgumentsTest, HandlesWhoseRoutingIsGone) {
 
 TEST_F(DeviceAgainArgumentsTest, OtherTokensThanBefore) {
   run(fault_config(), {.keeps_routing = true}, [](ExchangeRank& rank) {
-    const DeviceDispatched got = rank.dispatch();
+    const Dispatched got = rank.dispatch();
     rank.combine(got);
     const TensorView fewer(rank.tokens().data(), DType::kBF16, {15, 1024});
     const std::size_t launches = rank.num_launches([&] {
@@ -147,7 +147,7 @@ TEST_F(DeviceAgainArgumentsTest, Payloads) {
       });
     });
     EXPECT_EQ(launches, 0u);
-    const DeviceDispatched got = dispatch({payload(16, 32), payload(16, 64)});
+    const Dispatched got = dispatch({payload(16, 32), payload(16, 64)});
     EXPECT_EQ(got.payloads.size(), 2u);
     rank.combine(got);
   });
@@ -157,8 +157,7 @@ TEST_F(DeviceAgainArgumentsTest, ConfigurationsThatAreNotSupported) {
   run_ranks(1, [](const Group& group) {
     const DeviceGuard guard(0);
     const auto refuse = [&](const ExchangeConfig& config, const char* phrase) {
-      expect_error(Errc::kNotSupported, phrase,
-                   [&] { const DeviceExchange exchange(group, config); });
+      expect_error(Errc::kNotSupported, phrase, [&] { const Exchange exchange(group, config); });
     };
     ExchangeConfig back = fault_config();
     back.combine_scheme = schemes::kFp8Token;

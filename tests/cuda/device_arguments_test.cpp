@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What DeviceExchange refuses on the host: wrong tensors, handles and options. Nothing is launched
+// What Exchange refuses on the host: wrong tensors, handles and options. Nothing is launched
 // then, and the exchange goes on. One rank on one GPU.
 
 #include <limits>
@@ -43,7 +43,7 @@ struct Views {
   TensorView tokens;
   TensorView ids;
   TensorView weights{};
-  DeviceDispatchOptions options{};
+  DispatchOptions options{};
 };
 
 struct WrongInput {
@@ -188,15 +188,15 @@ TEST_F(DeviceArgumentsTest, WrongTensorScaleOfDispatch) {
 struct WrongReturn {
   const char* phrase;
   Errc code;
-  std::function<void(TensorView& rows, TensorView& output, DeviceCombineOptions& options)> spoil;
+  std::function<void(TensorView& rows, TensorView& output, CombineOptions& options)> spoil;
 };
 
 TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
   run(fault_config(), [](const Group&, ExchangeRank& rank) {
-    const DeviceDispatched got = rank.dispatch();
+    const Dispatched got = rank.dispatch();
     const std::int64_t num_rows = got.rows.shape(0);
     const TensorView f32 = like(rank.tokens(), DType::kF32, {16, 2});
-    using Options = DeviceCombineOptions;
+    using Options = CombineOptions;
     const std::vector<WrongReturn> wrongs{
         {"rows is", kBad, [](auto& rows, auto&, Options&) { rows = {}; }},
         {"rows is", kBad,
@@ -259,7 +259,7 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
         SCOPED_TRACE(wrong.phrase);
         TensorView rows = got.rows;
         TensorView output = rank.output();
-        DeviceCombineOptions options;
+        CombineOptions options;
         wrong.spoil(rows, output, options);
         expect_error(wrong.code, wrong.phrase, [&] {
           rank.exchange().combine(got.handle, rows, output, rank.stream(), options);
@@ -276,7 +276,7 @@ TEST_F(DeviceArgumentsTest, WrongWeightsOfCombine) {
   ExchangeConfig config = fault_config();
   config.reduce = Reduce::kPerExpert;
   run(config, [](const Group&, ExchangeRank& rank) {
-    const DeviceDispatched got = rank.dispatch();
+    const Dispatched got = rank.dispatch();
     const std::size_t launches = rank.num_launches([&] {
       for (const TensorView& weights :
            {like(rank.tokens(), DType::kBF16, {16, 2}), like(rank.tokens(), DType::kF32, {15, 2}),
@@ -297,8 +297,8 @@ TEST_F(DeviceArgumentsTest, WeightsThatDoNotTravelDoNotGoHome) {
   ExchangeConfig config = fault_config();
   config.sends_weights = false;
   run(config, [](const Group&, ExchangeRank& rank) {
-    const DeviceDispatched got = rank.dispatch();
-    const auto combine = [&](const DeviceCombineOptions& options) {
+    const Dispatched got = rank.dispatch();
+    const auto combine = [&](const CombineOptions& options) {
       rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options);
     };
     const std::size_t launches = rank.num_launches([&] {
@@ -317,25 +317,25 @@ TEST_F(DeviceArgumentsTest, WeightsThatDoNotTravelDoNotGoHome) {
 
 TEST_F(DeviceArgumentsTest, HandlesThatAreUsedWrongly) {
   run(fault_config(), [](const Group& group, ExchangeRank& rank) {
-    DeviceExchange& exchange = rank.exchange();
+    Exchange& exchange = rank.exchange();
     ExchangeRank other(group, fault_config());
-    const auto combine = [&](const DeviceHandle& handle, const TensorView& rows) {
+    const auto combine = [&](const DispatchHandle& handle, const TensorView& rows) {
       exchange.combine(handle, rows, rank.output(), rank.stream());
     };
     expect_error(kBad, "the handle is not alive here", [&] { combine({}, rank.tokens()); });
     expect_error(kBad, "the handle is not alive here", [&] { exchange.release({}); });
 
-    const DeviceHandle sent =
+    const DispatchHandle sent =
         exchange.dispatch_send(rank.tokens(), rank.ids(), TensorView{}, rank.stream());
     expect_error(kBad, "was sent by dispatch last, must have been received from dispatch",
                  [&] { combine(sent, rank.tokens()); });
     expect_error(kBad, "1 handles are alive, max_in_flight is 1", [&] { (void)rank.dispatch(); });
-    const DeviceDispatched got = exchange.dispatch_receive(sent, rank.stream());
+    const Dispatched got = exchange.dispatch_receive(sent, rank.stream());
     expect_error(kBad, "was received from dispatch last, must have been sent by dispatch",
                  [&] { (void)exchange.dispatch_receive(sent, rank.stream()); });
     expect_error(kBad, "must have been sent by combine",
                  [&] { exchange.combine_receive(got.handle, rank.output(), rank.stream()); });
-    const DeviceDispatched foreign = other.dispatch();
+    const Dispatched foreign = other.dispatch();
     expect_error(kBad, "the handle is not alive here",
                  [&] { combine(foreign.handle, foreign.rows); });
     other.combine(foreign);
@@ -343,7 +343,7 @@ TEST_F(DeviceArgumentsTest, HandlesThatAreUsedWrongly) {
 
     combine(got.handle, got.rows);
     expect_error(kBad, "the handle is not alive here", [&] { combine(got.handle, got.rows); });
-    const DeviceDispatched again = rank.dispatch();
+    const Dispatched again = rank.dispatch();
     expect_error(kBad, "the handle is not alive here", [&] { combine(got.handle, got.rows); });
     exchange.release(again.handle);
     expect_error(kBad, "the handle is not alive here", [&] { combine(again.handle, again.rows); });
@@ -356,12 +356,12 @@ TEST_F(DeviceArgumentsTest, AsManyHandlesAsConfigured) {
   ExchangeConfig config = fault_config();
   config.max_in_flight = 2;
   run(config, [](const Group&, ExchangeRank& rank) {
-    const DeviceDispatched first = rank.dispatch();
-    const DeviceDispatched second = rank.dispatch();
+    const Dispatched first = rank.dispatch();
+    const Dispatched second = rank.dispatch();
     expect_error(kBad, "2 handles are alive, max_in_flight is 2; combine or release one first",
                  [&] { (void)rank.dispatch(); });
     rank.combine(second);
-    const DeviceDispatched third = rank.dispatch();
+    const Dispatched third = rank.dispatch();
     rank.combine(first);
     rank.combine(third);
     rank.finish();
@@ -371,8 +371,8 @@ TEST_F(DeviceArgumentsTest, AsManyHandlesAsConfigured) {
 TEST_F(DeviceArgumentsTest, WrongOptionsOfTheExchange) {
   run_ranks(1, [](const Group& group) {
     const DeviceGuard guard(0);
-    const auto make = [&](const DeviceExchangeOptions& options) {
-      const DeviceExchange exchange(group, fault_config(), options);
+    const auto make = [&](const ExchangeOptions& options) {
+      const Exchange exchange(group, fault_config(), options);
     };
     expect_error(kBad, "num_ctas is -1", [&] { make({.num_ctas = -1}); });
     expect_error(kBad, "timeout_ms is -1, must be from 0", [&] { make({.timeout_ms = -1}); });
@@ -382,13 +382,13 @@ TEST_F(DeviceArgumentsTest, WrongOptionsOfTheExchange) {
     ExchangeConfig wide = fault_config();
     wide.num_topk = 33;
     expect_error(Errc::kNotSupported, "num_topk is 33, must be at most 32",
-                 [&] { const DeviceExchange exchange(group, wide); });
+                 [&] { const Exchange exchange(group, wide); });
     ExchangeConfig crowded = fault_config();
     crowded.num_experts = 16384;
     crowded.num_topk = 3;
     crowded.max_tokens_per_rank = 87'381;
     expect_error(Errc::kNotSupported, "max_tokens_per_rank 87381 x num_topk 3 is 262143",
-                 [&] { const DeviceExchange exchange(group, crowded); });
+                 [&] { const Exchange exchange(group, crowded); });
   });
 }
 

@@ -27,8 +27,8 @@ using test::run_ranks;
 
 constexpr std::int64_t kHogMs = 20'000;  // longer than the kernels' timeout
 
-DeviceExchangeOptions options_for(int num_ctas = 0, bool programmatic = false) {
-  DeviceExchangeOptions options;
+ExchangeOptions options_for(int num_ctas = 0, bool programmatic = false) {
+  ExchangeOptions options;
   options.num_ctas = num_ctas;
   options.programmatic_launch = programmatic;
   options.timeout_ms = 8'000;
@@ -54,7 +54,7 @@ std::vector<std::uint16_t> make_tokens(const Group& group, std::int64_t count, i
 // A rank with tokens of its own. Made before kernels run.
 class RudeRank {
  public:
-  RudeRank(const Group& group, const ExchangeConfig& config, const DeviceExchangeOptions& options)
+  RudeRank(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
       : group_(group),
         release_(64),
         started_(sizeof(std::uint32_t)),
@@ -213,7 +213,7 @@ TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const auto nine = [](const Group& group) {
     const DeviceGuard guard(0);
-    const DeviceExchange exchange(group, test::fault_config());
+    const Exchange exchange(group, test::fault_config());
   };
   const Error error = test::error_of([&] { run_ranks(9, nine); });
   EXPECT_EQ(error.code(), Errc::kNotAvailable);

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "switchyard/device_exchange.h"
+#include "switchyard/exchange.h"
 
 #include "cpu/weigh_reduce.h"
 #include "device_exchange_case.h"
@@ -39,7 +39,7 @@ class RankRun {
     TensorView tokens, ids, weights;
     TensorView gpu_tokens, gpu_ids, gpu_weights;
     DispatchOptions options;
-    DeviceDispatchOptions gpu_options;
+    DispatchOptions gpu_options;
   };
 
   /// Any bits as weights of rows, and where they come home.
@@ -57,13 +57,13 @@ class RankRun {
            c.all_ones);
       std::memset(home_.as<void>(), 0x5A, home_.size());
     }
-    void add_to(DeviceCombineOptions& gpu, CombineOptions& cpu, Arena& arena) {
+    void add_to(CombineOptions& gpu, CombineOptions& cpu, Arena& arena) {
       gpu.row_weights = sent_.device(arena, DType::kF32, {num_rows_, columns_});
       gpu.returned_weights = home_.device(arena, DType::kF32, {num_tokens_, topk_});
       cpu.returned_weights = home_.host(DType::kF32, {num_tokens_, topk_});
     }
     TensorView of_rows() const { return sent_.host(DType::kF32, {num_rows_, columns_}); }
-    void compare(const DeviceCombineOptions& gpu) {
+    void compare(const CombineOptions& gpu) {
       const auto got = download(gpu.returned_weights);
       ASSERT_EQ(got.size(), home_.size());
       for (std::size_t i = 0; i < got.size() / 4; ++i) {
@@ -96,7 +96,7 @@ class RankRun {
   }
 
   // Everything that uses the routing of an earlier handle, which has ended.
-  void go_again(const DispatchHandle& cpu, const DeviceHandle& gpu, int call) {
+  void go_again(const DispatchHandle& cpu, const DispatchHandle& gpu, int call) {
     arena_.clear();
     Call again = make_call(call, false, 50);
     const auto [want, got] = dispatch(again, &cpu, &gpu);
@@ -110,7 +110,7 @@ class RankRun {
     combine(want.handle, got.handle, num_rows, again.in.num_tokens, call);
     arena_.clear();
     const DispatchHandle cpu_open = cpu_.reopen(want.handle);
-    const DeviceHandle gpu_open = gpu_.reopen(got.handle, stream_.get());
+    const DispatchHandle gpu_open = gpu_.reopen(got.handle, stream_.get());
     check_cuda(cudaStreamSynchronize(stream_.get()), "reopen");  // of ranks that share a GPU
     combine(cpu_open, gpu_open, num_rows, again.in.num_tokens, call + 1);
     arena_.clear();
@@ -169,16 +169,15 @@ class RankRun {
     return c;
   }
 
-  std::pair<Dispatched, DeviceDispatched> dispatch(const Call& c,
-                                                   const DispatchHandle* cpu = nullptr,
-                                                   const DeviceHandle* gpu = nullptr) {
+  std::pair<Dispatched, Dispatched> dispatch(const Call& c, const DispatchHandle* cpu = nullptr,
+                                             const DispatchHandle* gpu = nullptr) {
     const Dispatched want = cpu == nullptr
                                 ? cpu_.dispatch(c.tokens, c.ids, c.weights, c.options)
                                 : cpu_.dispatch_again(*cpu, c.tokens, c.weights, c.options);
     const Stream stream = stream_.get();
-    DeviceDispatched got;
+    Dispatched got;
     if (c_.splits_phases) {
-      const DeviceHandle handle =
+      const DispatchHandle handle =
           gpu == nullptr
               ? gpu_.dispatch_send(c.gpu_tokens, c.gpu_ids, c.gpu_weights, stream, c.gpu_options)
               : gpu_.dispatch_again_send(*gpu, c.gpu_tokens, c.gpu_weights, stream, c.gpu_options);
@@ -196,13 +195,13 @@ class RankRun {
 
   static bool HasFatalFailure() { return testing::Test::HasFatalFailure(); }
 
-  void compare(const Dispatched& want, const DeviceDispatched& got, bool routing_only) {
+  void compare(const Dispatched& want, const Dispatched& got, bool routing_only) {
     compare_counts(want, got);
     compare_routing(want, got);
     if (!routing_only) compare_rows(want, got);
   }
 
-  void compare_counts(const Dispatched& want, const DeviceDispatched& got) {
+  void compare_counts(const Dispatched& want, const Dispatched& got) {
     const auto counts = download(got.num_rows);
     for (std::size_t e = 0; e < want.experts.num_rows.size(); ++e) {
       ASSERT_EQ(reinterpret_cast<const std::int32_t*>(counts.data())[e], want.experts.num_rows[e])
@@ -225,7 +224,7 @@ class RankRun {
   }
 
   // Where rows without a token have a meaning, all of them.
-  void compare_routing(const Dispatched& want, const DeviceDispatched& got) {
+  void compare_routing(const Dispatched& want, const Dispatched& got) {
     const bool is_whole = config_.layout == Layout::kByRank ||
                           config_.layout == Layout::kAllGather || config_.zero_padding;
     const auto expect = [&](const TensorView& on_cpu, const TensorView& on_gpu, const char* what) {
@@ -245,7 +244,7 @@ class RankRun {
     expect(want.topk_ids, got.topk_ids, "ids");
   }
 
-  void compare_rows(const Dispatched& want, const DeviceDispatched& got) {
+  void compare_rows(const Dispatched& want, const Dispatched& got) {
     const std::vector<RowOrigin> origins = cpu_.row_origins(want.handle);
     const TensorView& rows = want.experts.rows;
     ASSERT_EQ(rows.num_bytes(), got.rows.num_bytes()) << c_.name;
@@ -265,7 +264,7 @@ class RankRun {
     }
   }
 
-  void compare_scales(const Dispatched& want, const DeviceDispatched& got,
+  void compare_scales(const Dispatched& want, const Dispatched& got,
                       const std::vector<RowOrigin>& origins) {
     const TensorView& scales = want.experts.scales;
     if (!scales.has_value() || config_.scheme.group == ScaleGroup::kTensor) return;
@@ -290,7 +289,7 @@ class RankRun {
 
   static constexpr int kPoison = 0x5A;
 
-  void combine(const DispatchHandle& cpu, const DeviceHandle& gpu, std::int64_t num_rows,
+  void combine(const DispatchHandle& cpu, const DispatchHandle& gpu, std::int64_t num_rows,
                std::int64_t num_tokens, int call) {
     Both results(bytes_of(c_.result_dtype, num_rows * config_.hidden));
     for (const RowOrigin& origin : cpu_.row_origins(cpu)) {
@@ -303,7 +302,7 @@ class RankRun {
     Both bias(bytes_of(DType::kBF16, num_tokens * config_.hidden));
     fill(bias.as<void>(), DType::kBF16, num_tokens * config_.hidden, 99, false);
     CombineOptions cpu_options;
-    DeviceCombineOptions gpu_options;
+    CombineOptions gpu_options;
     if (call == 1) {
       cpu_options.bias = {bias.host(DType::kBF16, {num_tokens, config_.hidden})};
       gpu_options.bias = {bias.device(arena_, DType::kBF16, {num_tokens, config_.hidden})};
@@ -360,7 +359,7 @@ class RankRun {
   Exchange cpu_;
   OwnedStream stream_;
   Arena arena_;
-  DeviceExchange gpu_;  // ends first: its end waits for all ranks, and then no kernel runs
+  Exchange gpu_;  // ends first: its end waits for all ranks, and then no kernel runs
 };
 
 }  // namespace switchyard::test

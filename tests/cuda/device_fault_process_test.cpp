@@ -75,7 +75,7 @@ class DeviceFaultProcessTest : public ::testing::TestWithParam<Case> {
 
   // Sends `signal` to the victim while all exchange. Returns how the others ended; `seconds`: until
   // the last one had.
-  std::vector<RankOutcome> strike(int signal, const DeviceExchangeOptions& options,
+  std::vector<RankOutcome> strike(int signal, const ExchangeOptions& options,
                                   const ExchangeConfig& config = fault_config()) {
     RankProcesses ranks(
         kNumRanks,

@@ -32,7 +32,7 @@ double seconds_since(std::int64_t start_ns) {
 }
 
 // The cause, for a rank whose kernels found nothing.
-Error wait_for_cause(const DeviceExchange& exchange) {
+Error wait_for_cause(const Exchange& exchange) {
   const Deadline deadline = Deadline::after_ms(20'000);
   while (!deadline.expired()) {
     try {
@@ -47,9 +47,8 @@ Error wait_for_cause(const DeviceExchange& exchange) {
 }
 
 // Every call throws the cause, and nothing is launched.
-void expect_same_at_every_call(ExchangeRank& rank, const DeviceDispatched& earlier,
-                               const Error& cause) {
-  DeviceExchange& exchange = rank.exchange();
+void expect_same_at_every_call(ExchangeRank& rank, const Dispatched& earlier, const Error& cause) {
+  Exchange& exchange = rank.exchange();
   const auto expect_cause = [&](const std::function<void()>& call) {
     const Error error = error_of(call);
     EXPECT_EQ(error.code(), cause.code());
@@ -103,7 +102,7 @@ TEST_F(DeviceFaultTest, RankThatNeverDispatchesIsNamedInTime) {
       return;
     }
     const std::int64_t start = now_ns();
-    const DeviceDispatched got = rank.dispatch();
+    const Dispatched got = rank.dispatch();
     const Error cause = error_of([&] { rank.finish(); });
     EXPECT_GT(seconds_since(start), 1.3);
     EXPECT_LT(seconds_since(start), 2.5);
@@ -117,7 +116,7 @@ TEST_F(DeviceFaultTest, RankThatNeverDispatchesIsNamedInTime) {
 
 TEST_F(DeviceFaultTest, RankThatNeverCombinesIsNamed) {
   run(2, fault_config(Layout::kBatched), 1500, [](const Group& group, ExchangeRank& rank) {
-    const DeviceDispatched got = rank.dispatch();
+    const Dispatched got = rank.dispatch();
     rank.finish();
     if (group.rank() == 1) {
       EXPECT_EQ(wait_for_cause(rank.exchange()).code(), Errc::kTimeout);
@@ -216,7 +215,7 @@ TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
         if (bad.is_i32) rank.narrow_ids();
       }
       group.barrier();
-      const DeviceDispatched got = rank.dispatch();
+      const Dispatched got = rank.dispatch();
       check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const Error cause = wait_for_cause(rank.exchange());
       EXPECT_EQ(cause.code(), is_bad_rank ? Errc::kInvalidArgument : Errc::kAborted);
@@ -248,7 +247,7 @@ TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
     run(2, fault_config(layout), 0, [&](const Group& group, ExchangeRank& rank) {
       test::HomeWeights weights(fault_config(layout));
       group.barrier();
-      const DeviceDispatched got = rank.dispatch();
+      const Dispatched got = rank.dispatch();
       rank.finish();
       if (group.rank() == 0) {
         weights.combine(rank, got);
@@ -270,9 +269,9 @@ TEST_F(DeviceFaultTest, RankWithoutRowsNeedsNoRowWeights) {
     test::HomeWeights weights(fault_config());
     rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // of rank 0
     group.barrier();
-    const DeviceDispatched got = rank.dispatch();
+    const Dispatched got = rank.dispatch();
     rank.finish();
-    DeviceCombineOptions options = weights.options(got);
+    CombineOptions options = weights.options(got);
     if (group.rank() == 1) options.row_weights = {};
     rank.exchange().combine_send(got.handle, got.rows, rank.stream(), options);
     rank.exchange().combine_receive(got.handle, rank.output(), rank.stream(), options);

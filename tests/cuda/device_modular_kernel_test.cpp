@@ -48,7 +48,7 @@ struct LayerCase {
   Shared shared = Shared::kPlain;
   SharedExpertsOrder order = SharedExpertsOrder::kMkInternalOverlapped;
   DType input = DType::kBF16;
-  std::int32_t num_ctas = 0;  ///< as DeviceExchangeOptions
+  std::int32_t num_ctas = 0;  ///< as ExchangeOptions
 };
 
 void PrintTo(const LayerCase& c, std::ostream* out) { *out << c.name; }

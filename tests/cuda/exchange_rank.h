@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exchange_rank.h: one rank with a DeviceExchange and all the memory that a dispatch and its
+// exchange_rank.h: one rank with a Exchange and all the memory that a dispatch and its
 // combine take. Nothing is allocated later: the runtime would wait for kernels that run, which may
 // wait for a peer that shares the GPU.
 #pragma once
@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-#include "switchyard/device_exchange.h"
+#include "switchyard/exchange.h"
 
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"
@@ -30,7 +30,7 @@ inline ExchangeConfig fault_config(Layout layout = Layout::kExpanded) {
 class ExchangeRank {
  public:
   ExchangeRank(const Group& group, const ExchangeConfig& config,
-               const DeviceExchangeOptions& options = {})
+               const ExchangeOptions& options = {})
       : num_tokens_(config.max_tokens_per_rank),
         hidden_(config.hidden),
         num_topk_(config.num_topk),
@@ -70,10 +70,8 @@ class ExchangeRank {
     ids_dtype_ = DType::kI32;
   }
 
-  DeviceDispatched dispatch() {
-    return exchange_.dispatch(tokens(), ids(), TensorView{}, stream_.get());
-  }
-  void combine(const DeviceDispatched& got) {
+  Dispatched dispatch() { return exchange_.dispatch(tokens(), ids(), TensorView{}, stream_.get()); }
+  void combine(const Dispatched& got) {
     exchange_.combine(got.handle, got.rows, output(), stream_.get());
   }
   void pair() { combine(dispatch()); }
@@ -119,7 +117,7 @@ class ExchangeRank {
     return count;
   }
 
-  DeviceExchange& exchange() { return exchange_; }
+  Exchange& exchange() { return exchange_; }
   Stream stream() const { return stream_.get(); }
   TensorView tokens() const {
     return TensorView(tokens_.data(), DType::kBF16, {num_tokens_, hidden_});
@@ -140,7 +138,7 @@ class ExchangeRank {
   DeviceBuffer ids_;
   OwnedStream stream_;
   cudaGraphExec_t graph_ = nullptr;
-  DeviceExchange exchange_;  // last: it ends before its memory
+  Exchange exchange_;  // last: it ends before its memory
 };
 
 /// Weights of rows, all alike, that go home with some combines of an ExchangeRank.
@@ -162,18 +160,18 @@ class HomeWeights {
     check_cuda(cudaMemset(home_.data(), 0x5A, home_.size_bytes()), "weights");
     check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "weights");
   }
-  DeviceCombineOptions options(const DeviceDispatched& got, std::int64_t call = 0) const {
+  CombineOptions options(const Dispatched& got, std::int64_t call = 0) const {
     const TensorView& rows = got.rows;
     const std::int64_t num_rows =
         rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
     const std::int64_t columns = got.topk_ids.has_value() ? shape_[1] : 1;
-    DeviceCombineOptions options;
+    CombineOptions options;
     options.returned_weights = TensorView(home_.as<float>() + call * shape_[0] * shape_[1],
                                           DType::kF32, {shape_[0], shape_[1]});
     options.row_weights = TensorView(rows_.data(), DType::kF32, {num_rows, columns});
     return options;
   }
-  void combine(ExchangeRank& rank, const DeviceDispatched& got, std::int64_t call = 0) const {
+  void combine(ExchangeRank& rank, const Dispatched& got, std::int64_t call = 0) const {
     rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options(got, call));
   }
   /// Those that came home in all calls.

@@ -10,6 +10,7 @@
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "cuda/base/check.h"
+#include "cuda/base/memory.h"
 #include "cuda/experts/cublas_api.h"
 #include "cuda/experts/expert_blas.h"
 
@@ -62,6 +63,7 @@ class Cublas final : public ExpertBlas {
   const CublasApi& api_;
   CublasHandle handle_ = nullptr;
   cudaStream_t stream_ = nullptr;
+  int device_ = 0;
   std::byte* pointers_ = nullptr;
   int slot_ = 0;
   std::vector<std::int64_t> first_row_;
@@ -70,7 +72,9 @@ class Cublas final : public ExpertBlas {
 };
 
 void Cublas::begin(const RowRanges& ranges, std::byte* scratch, Stream stream) {
+  const DeviceGuard guard(stream.device().index);
   stream_ = stream.get();
+  device_ = stream.device().index;
   pointers_ = scratch + kWorkspaceBytes;
   slot_ = 0;
   check_cublas(api_, api_.set_stream(handle_, stream_), "cublasSetStream");
@@ -98,6 +102,7 @@ void Cublas::read_counts(const RowRanges& ranges) {
 }
 
 void Cublas::multiply(const ExpertProduct& product, bool adds) {
+  const DeviceGuard guard(device_);
   if (product.ranges.total_rows == 0 || product.ranges.num_experts == 0) return;
   const float beta = adds ? 1.0f : 0.0f;
   if (product.ranges.first_row == nullptr) {
@@ -192,7 +197,8 @@ void Cublas::multiply_groups(const ExpertProduct& p, float beta) {
 
 }  // namespace
 
-std::unique_ptr<ExpertBlas> make_cublas(const std::string& path) {
+std::unique_ptr<ExpertBlas> make_cublas(Device device, const std::string& path) {
+  const DeviceGuard guard(device.index);
   return std::make_unique<Cublas>(path);
 }
 

@@ -37,6 +37,6 @@ class ExpertBlas {
 };
 
 /// By cuBLAS of this path, or empty (cuda/cublas_api.h). Errors: kNotAvailable, kSystem.
-std::unique_ptr<ExpertBlas> make_cublas(const std::string& path);
+std::unique_ptr<ExpertBlas> make_cublas(Device device, const std::string& path);
 
 }  // namespace switchyard

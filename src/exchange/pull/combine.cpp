@@ -21,6 +21,10 @@ void check_options(const ExchangeConfig& config, const CombineOptions& options,
                    std::int64_t num_tokens) {
   check_new_weights(config, num_tokens, options.topk_weights);
   check_returned_weights(config, num_tokens, options.returned_weights);
+  if (options.shared.has_value()) {
+    check_matrix(options.shared,
+                 {"combine", "shared", {DType::kBF16}, num_tokens, config.hidden, true});
+  }
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
     const std::string name = fmt::format("bias[{}]", i);
     check_matrix(options.bias[i], {"combine", name, {DType::kBF16}, num_tokens, config.hidden});
@@ -90,30 +94,33 @@ const std::byte* PullExchange::share_of(const Slot& slot, const Arrival& arrival
   return is_expert_major(config_.layout) ? reduce_here(slot, arrival) : to_wire(slot, arrival.row);
 }
 
-void PullExchange::check_output(const DispatchHandle& handle, const TensorView& output,
-                                const CombineOptions& options) const {
-  const Slot& slot = slots_[index_of(handle, "combine")];
-  check_matrix(output, {"combine",
-                        "output",
-                        {DType::kBF16, DType::kF16, DType::kF32},
-                        slot.num_tokens(),
-                        config_.hidden,
-                        true});
-  check_options(config_, options, slot.num_tokens());
+void PullExchange::check_output(const CombineCall& call) const {
+  const Slot& slot = slot_of(call.handle, "combine");
+  check_matrix(call.output, {"combine",
+                             "output",
+                             {DType::kBF16, DType::kF16, DType::kF32},
+                             slot.num_tokens(),
+                             config_.hidden,
+                             true});
+  check_options(config_, call.options, slot.num_tokens());
 }
 
-void PullExchange::combine_send(const DispatchHandle& handle, const TensorView& rows,
-                                const TensorView& row_weights, RowsAre rows_are) {
-  Slot& slot = find(handle, Stage::kReceived, "combine");
-  check_matrix(rows, {"combine",
-                      "rows",
-                      {DType::kBF16, DType::kF16, DType::kF32},
-                      slot.receive().num_buffer_rows,
-                      config_.hidden});
+void PullExchange::combine(const CombineCall& call) {
+  check_output(call);
+  check_both_weights(call.options.row_weights, call.options.returned_weights);
+  combine_send(call);
+  combine_receive(call);
+}
+
+void PullExchange::combine_send(const CombineCall& call) {
+  Slot& slot = find(call.handle, Stage::kReceived, "combine");
+  const TensorView& rows = call.rows;
+  const TensorView& row_weights = call.options.row_weights;
+  check_results(config_, slot.receive().num_buffer_rows, rows);
   check_row_weights(config_, slot.receive().num_buffer_rows, row_weights);
-  if (rows_are == RowsAre::kWeighted) slot.placement_weights.clear();
+  if (call.options.rows_are == RowsAre::kWeighted) slot.placement_weights.clear();
   slot.call = begin("combine", Phase::kCombineSend);
-  slot.stage = Stage::kReturned;
+  handles_.advance(index_of(slot), Stage::kReturned);
   slot.results = rows;
   // Rows for this rank's own tokens stay where they are: combine_receive reads them in place.
   for (int i = 0; i < num_ranks_; ++i) {
@@ -164,10 +171,10 @@ void PullExchange::return_weights_to(const Slot& slot, int owner,
   }
 }
 
-void PullExchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
-                                   const CombineOptions& options) {
-  Slot& slot = find(handle, Stage::kReturned, "combine_receive");
-  check_output(handle, output, options);
+void PullExchange::combine_receive(const CombineCall& call) {
+  Slot& slot = find(call.handle, Stage::kReturned, "combine_receive");
+  const CombineOptions& options = call.options;
+  check_output(call);
   engine_.check_alive({Phase::kCombineReceive, slot.call, -1});
   engine_.enter(Phase::kCombineReceive, slot.call);
   for (int peer = 0; peer < num_ranks_; ++peer) {
@@ -181,8 +188,8 @@ void PullExchange::combine_receive(const DispatchHandle& handle, const TensorVie
   const bool wants_weights = options.returned_weights.has_value();
   const int lacking = wants_weights ? rank_without_weights(slot) : -1;
   if (wants_weights && lacking < 0) receive_weights(slot, options.returned_weights);
-  sum_tokens(slot, output, options);
-  slot.stage = Stage::kFree;
+  sum_tokens(slot, call.output, options);
+  handles_.advance(index_of(slot), Stage::kFree);
   finish(slot.call);
   require(lacking < 0, Errc::kInvalidArgument,
           "combine: returned_weights is wanted, but rank {} passed no row_weights to combine_send; "
@@ -231,10 +238,21 @@ void PullExchange::sum_tokens(const Slot& slot, const TensorView& output,
     }
     std::byte* to =
         output.as<std::byte>() + static_cast<std::size_t>(t * output.stride(0)) * element_bytes;
-    partial_sum_.sum(streaming ? sum_.data() : to, output.dtype());
+    std::byte* sum = streaming ? sum_.data() : to;
+    partial_sum_.sum(sum, output.dtype());
+    if (options.shared.has_value()) add_shared(options.shared, t, sum, output.dtype());
     if (streaming) copy_row(sum_.data(), {&to, 1}, row_bytes, streaming);
   }
   if (streaming) streaming_store_fence();
+}
+
+// row = round((0 + row) + shared), in f32.
+void PullExchange::add_shared(const TensorView& shared, std::int64_t token, std::byte* row,
+                              DType dtype) {
+  partial_sum_.clear();
+  partial_sum_.add(row, dtype, 1.0f);
+  partial_sum_.add(shared.as<std::uint16_t>() + token * shared.stride(0), DType::kBF16, 1.0f);
+  partial_sum_.sum(row, dtype);
 }
 
 // per_rank: one row of each rank concerned, in the layout's order; this rank's own is made here.

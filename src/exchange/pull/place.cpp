@@ -13,7 +13,11 @@
 
 namespace switchyard {
 
-Dispatched PullExchange::dispatch_receive(const DispatchHandle& handle) {
+Dispatched PullExchange::dispatch(const DispatchCall& call) {
+  return dispatch_receive(dispatch_send(call), call.stream);
+}
+
+Dispatched PullExchange::dispatch_receive(const DispatchHandle& handle, Stream) {
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
   engine_.check_alive({Phase::kDispatchReceive, slot.call, -1});
   engine_.enter(Phase::kDispatchReceive, slot.call);
@@ -27,7 +31,7 @@ Dispatched PullExchange::dispatch_receive(const DispatchHandle& handle) {
     if (slot.routing->call == slot.call) plan(slot);
   } catch (const Error&) {
     // Every rank sees the same difference: all give the call up, and the group goes on.
-    slot.stage = Stage::kFree;
+    handles_.advance(index_of(slot), Stage::kFree);
     finish(slot.call);
     throw;
   }
@@ -41,7 +45,7 @@ Dispatched PullExchange::dispatch_receive(const DispatchHandle& handle) {
     if (placing.streaming) streaming_store_fence();
   }
   place_routing(slot);
-  slot.stage = Stage::kReceived;
+  handles_.advance(index_of(slot), Stage::kReceived);
   finish(slot.call);
   return describe(slot, placing);
 }
@@ -268,15 +272,32 @@ void PullExchange::place_routing(Slot& slot) const {
   }
 }
 
-Dispatched PullExchange::describe(const Slot& slot, const Placing& placing) const {
+HostCounts PullExchange::host_counts(const Slot& slot) const {
+  const ReceivePlan& receive = slot.receive();
+  const bool is_major = is_expert_major(config_.layout);
+  HostCounts counts;
+  counts.num_rows =
+      static_cast<std::int64_t>(is_major ? receive.placements.size() : receive.arrivals.size());
+  counts.num_dropped = slot.routing->num_dropped;
+  counts.rows_per_rank = slot.routing->rows_per_rank;
+  counts.expert_load = receive.expert_load;
+  counts.wait_ns = slot.wait_ns;
+  return counts;
+}
+
+Dispatched PullExchange::describe(Slot& slot, const Placing& placing) const {
   const ReceivePlan& receive = slot.receive();
   const std::int64_t rows = receive.num_buffer_rows;
+  const std::int64_t num_local = shape_.ownership.count(rank_);
   const bool is_major = is_expert_major(config_.layout);
   Dispatched result;
   result.handle = handle_of(slot);
   result.experts.scheme = config_.scheme;
-  result.experts.rows =
-      TensorView(slot.rows.data(), stored_dtype(config_.scheme), {rows, config_.hidden});
+  const DType dtype = stored_dtype(config_.scheme);
+  result.experts.rows = config_.layout == Layout::kBatched
+                            ? TensorView(slot.rows.data(), dtype,
+                                         {num_local, shape_.receive.capacity, config_.hidden})
+                            : TensorView(slot.rows.data(), dtype, {rows, config_.hidden});
   if (config_.scheme.group == ScaleGroup::kTensor) {
     result.experts.scales = TensorView::of(&slot.input.tensor_scale, {1});
   } else if (shape_.num_scales > 0) {
@@ -286,10 +307,15 @@ Dispatched PullExchange::describe(const Slot& slot, const Placing& placing) cons
   if (config_.scheme.needs_tensor_scale()) {
     result.experts.tensor_scale = TensorView::of(&slot.input.tensor_scale, {1});
   }
-  result.experts.first_row = receive.first_row;
-  result.experts.num_rows = receive.num_rows;
-  result.num_rows =
-      static_cast<std::int64_t>(is_major ? receive.placements.size() : receive.arrivals.size());
+  if (is_major) result.experts.first_row = TensorView::of(receive.first_row.data(), {num_local});
+  result.experts.num_rows = TensorView::of(receive.num_rows.data(), {num_local});
+  result.host = host_counts(slot);
+  slot.total_rows = static_cast<std::int32_t>(result.host->num_rows);
+  slot.num_dropped = static_cast<std::int32_t>(result.host->num_dropped);
+  result.total_rows = TensorView::of(&slot.total_rows, {1});
+  if (config_.overflow == Overflow::kDrop) {
+    result.num_dropped = TensorView::of(&slot.num_dropped, {1});
+  }
   if (!is_major && config_.num_topk > 0) {
     result.topk_ids =
         TensorView(slot.topk_ids.data(), DType::kI32, {rows, std::int64_t{config_.num_topk}});
@@ -305,10 +331,6 @@ Dispatched PullExchange::describe(const Slot& slot, const Placing& placing) cons
         slot.payloads[i].data(), DType::kU8,
         std::initializer_list<std::int64_t>{rows, config_.payload_bytes[i]});
   }
-  result.rows_per_rank = slot.routing->rows_per_rank;
-  result.expert_load = receive.expert_load;
-  result.wait_ns = slot.wait_ns;
-  result.num_dropped = slot.routing->num_dropped;
   return result;
 }
 

@@ -51,9 +51,10 @@ void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
 
 }  // namespace
 
-PullExchange::Input PullExchange::make_input(const TensorView& tokens,
-                                             const DispatchOptions& options) const {
+PullExchange::Input PullExchange::make_input(const DispatchCall& call) const {
   const QuantScheme& scheme = config_.scheme;
+  const TensorView& tokens = call.tokens;
+  const DispatchOptions& options = call.options;
   Input input{tokens, options};
   const bool is_quantized = check_tokens(config_, shape_.num_scales, tokens, options.scales);
   if (!options.routing_only) check_payloads(config_, options.payloads, tokens.shape(0));
@@ -93,51 +94,46 @@ void PullExchange::load_weights(Slot& slot, std::int64_t num_tokens,
                            topk_weights.as<float>() + num_tokens * config_.num_topk);
 }
 
-DispatchHandle PullExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                                           const TensorView& topk_weights,
-                                           const DispatchOptions& options) {
-  Slot& slot = free_slot("dispatch");
-  slot.input = make_input(tokens, options);
-  const std::shared_ptr<CachedRouting> routing = new_routing();
-  routing->num_tokens = tokens.shape(0);
-  routing->max_tokens = checked_max_tokens(config_, options.max_tokens, routing->num_tokens);
-  load_ids(*routing, topk_ids);
-  load_weights(slot, routing->num_tokens, topk_weights);
-
-  slot.call = begin("dispatch", Phase::kDispatchSend);
-  routing->call = slot.dispatch_call = slot.call;
-  slot.routing = routing;
-  slot.id = next_id_++;
-  slot.stage = Stage::kSent;
-  publish_header(slot);
-  routing->send.build(shape_.ownership, config_.num_topk, config_.layout, own_routing(slot));
-  publish_rows(slot);
-  return handle_of(slot);
+void PullExchange::use_new_routing(Slot& slot, const DispatchCall& call) {
+  slot.routing = new_routing();
+  CachedRouting& routing = *slot.routing;
+  routing.num_tokens = call.tokens.shape(0);
+  routing.max_tokens = checked_max_tokens(config_, call.options.max_tokens, routing.num_tokens);
+  load_ids(routing, call.topk_ids);
 }
 
-DispatchHandle PullExchange::dispatch_again_send(const DispatchHandle& earlier,
-                                                 const TensorView& tokens,
-                                                 const TensorView& topk_weights,
-                                                 const DispatchOptions& options) {
-  require_received(earlier, "dispatch_again");
-  const CachedRouting& routing = *earlier.routing_;
-  Slot& slot = free_slot("dispatch_again");
-  slot.input = make_input(tokens, options);
-  require(tokens.shape(0) == routing.num_tokens, Errc::kInvalidArgument,
+void PullExchange::use_earlier_routing(Slot& slot, const DispatchCall& call) const {
+  slot.routing = received_routing(*call.earlier, "dispatch_again");
+  const CachedRouting& routing = *slot.routing;
+  require(call.tokens.shape(0) == routing.num_tokens, Errc::kInvalidArgument,
           "dispatch_again: tokens has {} rows, must be {} as in the earlier dispatch",
-          tokens.shape(0), routing.num_tokens);
-  require(options.max_tokens == 0 || options.max_tokens == routing.max_tokens,
+          call.tokens.shape(0), routing.num_tokens);
+  require(call.options.max_tokens == 0 || call.options.max_tokens == routing.max_tokens,
           Errc::kInvalidArgument,
           "dispatch_again: options.max_tokens is {}, must be {} as in the earlier dispatch",
-          options.max_tokens, routing.max_tokens);
-  load_weights(slot, routing.num_tokens, topk_weights);
+          call.options.max_tokens, routing.max_tokens);
+}
 
-  slot.call = begin("dispatch_again", Phase::kDispatchSend);
+DispatchHandle PullExchange::dispatch_send(const DispatchCall& call) {
+  const bool is_again = call.earlier != nullptr;
+  if (is_again) (void)received_routing(*call.earlier, "dispatch_again");
+  Slot& slot = open_slot(call.name());
+  slot.input = make_input(call);
+  if (is_again) {
+    use_earlier_routing(slot, call);
+  } else {
+    use_new_routing(slot, call);
+  }
+  load_weights(slot, slot.num_tokens(), call.topk_weights);
+
+  slot.call = begin(call.name(), Phase::kDispatchSend);
   slot.dispatch_call = slot.call;
-  slot.routing = earlier.routing_;
-  slot.id = next_id_++;
-  slot.stage = Stage::kSent;
+  handles_.advance(index_of(slot), Stage::kSent);
+  if (!is_again) slot.routing->call = slot.call;
   publish_header(slot);
+  if (!is_again) {
+    slot.routing->send.build(shape_.ownership, config_.num_topk, config_.layout, own_routing(slot));
+  }
   publish_rows(slot);
   return handle_of(slot);
 }

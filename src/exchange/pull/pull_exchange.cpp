@@ -8,7 +8,8 @@
 
 namespace switchyard {
 
-PullExchange::PullExchange(const Group& group, const ExchangeConfig& config)
+PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
+                           const ExchangeOptions& options)
     : group_(group),
       engine_(group.engine()),
       config_(config),
@@ -16,10 +17,14 @@ PullExchange::PullExchange(const Group& group, const ExchangeConfig& config)
       rank_(group.rank()),
       num_ranks_(group.size()),
       ledger_(shape_.window.shape.num_sets),
+      handles_(config.max_in_flight),
       partial_sum_(config.hidden),
       own_sum_(config.hidden) {
+  require(options.timeout_ms == 0, Errc::kNotSupported,
+          "exchange: timeout_ms is {}, must be 0 on CPUs, where waits have the group's deadline",
+          options.timeout_ms);
   require_agreement(engine_, "exchange", agreed_fields(config));
-  slots_.resize(static_cast<std::size_t>(config.max_in_flight));
+  slots_.resize(handles_.size());
   allocate_buffers();
   window_ = engine_.make_window(shape_.window.total_bytes);
 }
@@ -57,28 +62,25 @@ void PullExchange::allocate(Slot& slot) const {
   }
 }
 
-PullExchange::Slot& PullExchange::free_slot(const char* operation) {
-  engine_.check_alive({Phase::kIdle, ledger_.next(), -1});
-  for (Slot& slot : slots_) {
-    if (slot.stage == Stage::kFree) return slot;
-  }
-  fail(Errc::kInvalidArgument,
-       "{}: {} handles are alive, max_in_flight is {}; combine or release one first", operation,
-       slots_.size(), config_.max_in_flight);
+ExchangeMemory PullExchange::memory() const { return exchange_memory(config_, num_ranks_, rank_); }
+
+void PullExchange::check() const { engine_.check_alive({Phase::kIdle, ledger_.next(), -1}); }
+
+PullExchange::Slot& PullExchange::open_slot(const char* operation) {
+  check();
+  return slots_[handles_.open(operation)];
 }
 
 DispatchHandle PullExchange::handle_of(const Slot& slot) const {
-  DispatchHandle handle;
-  handle.slot_ = static_cast<std::int32_t>(&slot - slots_.data());
-  handle.id_ = slot.id;
-  handle.routing_ = slot.routing;
+  DispatchHandle handle = handles_.handle_of(index_of(slot));
+  HandleTable::keep(handle, slot.routing);
   return handle;
 }
 
 // One that no slot and no handle needs any more, with its memory, or a new one.
 std::shared_ptr<CachedRouting> PullExchange::new_routing() {
   for (Slot& slot : slots_) {
-    if (slot.stage == Stage::kFree) slot.routing.reset();
+    if (handles_.stage(index_of(slot)) == Stage::kFree) slot.routing.reset();
   }
   for (const auto& routing : routings_) {
     if (routing.use_count() > 1) continue;
@@ -90,47 +92,37 @@ std::shared_ptr<CachedRouting> PullExchange::new_routing() {
   return routings_.emplace_back(std::make_shared<CachedRouting>());
 }
 
-void PullExchange::require_received(const DispatchHandle& earlier, const char* operation) const {
-  const bool is_own =
-      std::find(routings_.begin(), routings_.end(), earlier.routing_) != routings_.end();
-  require(is_own && earlier.routing_->is_received, Errc::kInvalidArgument,
+const std::shared_ptr<CachedRouting>& PullExchange::received_routing(const DispatchHandle& earlier,
+                                                                     const char* operation) const {
+  const std::shared_ptr<CachedRouting>& routing = HandleTable::routing(earlier);
+  const bool is_own = std::find(routings_.begin(), routings_.end(), routing) != routings_.end();
+  require(is_own && routing->is_received, Errc::kInvalidArgument,
           "{}: the handle {}; pass one whose dispatch was received", operation,
-          earlier.routing_ == nullptr ? "is empty"
-          : is_own                    ? "was sent by dispatch and not received"
-                                      : "is of another Exchange");
+          routing == nullptr ? "is empty"
+          : is_own           ? "was sent by dispatch and not received"
+                             : "is of another Exchange");
+  return routing;
 }
 
-DispatchHandle PullExchange::reopen(const DispatchHandle& earlier) {
-  require_received(earlier, "reopen");
-  Slot& slot = free_slot("reopen");
-  slot.routing = earlier.routing_;
+DispatchHandle PullExchange::reopen(const DispatchHandle& earlier, Stream) {
+  const std::shared_ptr<CachedRouting> routing = received_routing(earlier, "reopen");
+  Slot& slot = open_slot("reopen");
+  slot.routing = routing;
   slot.dispatch_call = 0;
   slot.topk_weights.clear();
   slot.placement_weights.clear();
-  slot.id = next_id_++;
-  slot.stage = Stage::kReceived;
+  handles_.advance(index_of(slot), Stage::kReceived);
   return handle_of(slot);
 }
 
-std::size_t PullExchange::index_of(const DispatchHandle& handle, const char* operation) const {
-  const auto index = static_cast<std::size_t>(handle.slot_);
-  require(handle.slot_ >= 0 && index < slots_.size() && slots_[index].id == handle.id_ &&
-              slots_[index].routing == handle.routing_ && slots_[index].stage != Stage::kFree,
-          Errc::kInvalidArgument,
-          "{}: the handle is not alive here, it ends with its combine or release; dispatch first",
-          operation);
-  return index;
+const PullExchange::Slot& PullExchange::slot_of(const DispatchHandle& handle,
+                                                const char* operation) const {
+  return slots_[handles_.index_of(handle, operation)];
 }
 
 PullExchange::Slot& PullExchange::find(const DispatchHandle& handle, Stage wanted,
                                        const char* operation) {
-  static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
-                                          "sent by combine"};
-  Slot& slot = slots_[index_of(handle, operation)];
-  require(slot.stage == wanted, Errc::kInvalidArgument,
-          "{}: the handle was {} last, must have been {}", operation,
-          kDone[static_cast<int>(slot.stage)], kDone[static_cast<int>(wanted)]);
-  return slot;
+  return slots_[handles_.find(handle, wanted, operation)];
 }
 
 std::uint64_t PullExchange::begin(const char* operation, Phase phase) {
@@ -158,15 +150,15 @@ void PullExchange::finish(std::uint64_t call) {
 }
 
 void PullExchange::release(const DispatchHandle& handle) {
-  Slot& slot = slots_[index_of(handle, "release")];
-  const bool is_open = slot.stage != Stage::kReceived;
-  slot.stage = Stage::kFree;
-  if (is_open) finish(slot.call);
+  const std::size_t index = handles_.index_of(handle, "release");
+  const bool is_open = handles_.stage(index) != Stage::kReceived;
+  handles_.advance(index, Stage::kFree);
+  if (is_open) finish(slots_[index].call);
 }
 
 std::vector<RowOrigin> PullExchange::row_origins(const DispatchHandle& handle) const {
-  const Slot& slot = slots_[index_of(handle, "row_origins")];
-  require(slot.stage != Stage::kSent, Errc::kInvalidArgument,
+  const Slot& slot = slot_of(handle, "row_origins");
+  require(handles_.stage(index_of(slot)) != Stage::kSent, Errc::kInvalidArgument,
           "row_origins: the handle was sent by dispatch, must have been received");
   const ReceivePlan& receive = slot.receive();
   std::vector<RowOrigin> origins;
@@ -194,7 +186,7 @@ std::vector<RowOrigin> PullExchange::row_origins(const DispatchHandle& handle) c
 }
 
 WireBytes PullExchange::wire_bytes(const DispatchHandle& handle) const {
-  const Slot& slot = slots_[index_of(handle, "wire_bytes")];
+  const Slot& slot = slot_of(handle, "wire_bytes");
   std::int64_t row_bytes =
       static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
   for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
@@ -212,7 +204,7 @@ WireBytes PullExchange::wire_bytes(const DispatchHandle& handle) const {
             : slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)];
     bytes.dispatch += sent * row_bytes + routing_bytes;
   }
-  if (slot.stage == Stage::kSent) return bytes;
+  if (handles_.stage(index_of(slot)) == Stage::kSent) return bytes;
   for (const Arrival& arrival : slot.receive().arrivals) {
     if (arrival.source == rank_ || !returns_row(arrival)) continue;
     const std::int64_t rows = config_.reduce == Reduce::kPerExpert ? arrival.count : 1;

@@ -12,11 +12,11 @@
 #include <memory>
 #include <vector>
 
-#include "switchyard/exchange.h"
-
 #include "core/aligned_buffer.h"
 #include "engine/engine.h"
+#include "exchange/backend.h"
 #include "exchange/exchange_shape.h"
+#include "exchange/handle_table.h"
 #include "exchange/pull/partial_sum.h"
 #include "plan/call_ledger.h"
 
@@ -59,32 +59,30 @@ struct CachedRouting {
   std::vector<std::int64_t> rows_per_rank;  ///< [P] arrivals
 };
 
-class PullExchange {
+class PullExchange final : public ExchangeBackend {
  public:
-  PullExchange(const Group& group, const ExchangeConfig& config);
+  PullExchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options);
 
-  const ExchangeConfig& config() const { return config_; }
-  std::int64_t max_buffer_rows() const { return shape_.max_buffer_rows; }
-  DispatchHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                               const TensorView& topk_weights, const DispatchOptions& options);
-  DispatchHandle dispatch_again_send(const DispatchHandle& earlier, const TensorView& tokens,
-                                     const TensorView& topk_weights,
-                                     const DispatchOptions& options);
-  Dispatched dispatch_receive(const DispatchHandle& handle);
-  DispatchHandle reopen(const DispatchHandle& earlier);
-  void check_output(const DispatchHandle& handle, const TensorView& output,
-                    const CombineOptions& options) const;
-  void combine_send(const DispatchHandle& handle, const TensorView& rows,
-                    const TensorView& row_weights, RowsAre rows_are);
-  void combine_receive(const DispatchHandle& handle, const TensorView& output,
-                       const CombineOptions& options);
-  void release(const DispatchHandle& handle);
-  std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const;
-  WireBytes wire_bytes(const DispatchHandle& handle) const;
+  const ExchangeConfig& config() const override { return config_; }
+  Device device() const override { return Device::cpu(); }
+  std::int64_t max_buffer_rows() const override { return shape_.max_buffer_rows; }
+  ExchangeMemory memory() const override;
+  const char* heap() const override { return "host"; }
+  bool is_shared_gpu() const override { return false; }
+  DispatchHandle dispatch_send(const DispatchCall& call) override;
+  Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream) override;
+  Dispatched dispatch(const DispatchCall& call) override;
+  DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) override;
+  void check_output(const CombineCall& call) const override;
+  void combine_send(const CombineCall& call) override;
+  void combine_receive(const CombineCall& call) override;
+  void combine(const CombineCall& call) override;
+  void release(const DispatchHandle& handle) override;
+  std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const override;
+  WireBytes wire_bytes(const DispatchHandle& handle) const override;
+  void check() const override;
 
  private:
-  enum class Stage { kFree, kSent, kReceived, kReturned };
-
   /// The caller's tokens, until dispatch_receive.
   struct Input {
     TensorView tokens;
@@ -100,8 +98,6 @@ class PullExchange {
 
   /// What is behind a handle.
   struct Slot {
-    Stage stage = Stage::kFree;
-    std::uint64_t id = 0;
     std::uint64_t call = 0;           ///< of the operation that was sent last
     std::uint64_t dispatch_call = 0;  ///< of its dispatch; 0 when it was reopened
     std::shared_ptr<CachedRouting> routing;
@@ -114,7 +110,9 @@ class PullExchange {
     AlignedBuffer topk_ids;  ///< of received rows, as the next
     AlignedBuffer weights;
     std::vector<AlignedBuffer> payloads;
-    TensorView results;  ///< the caller's, until combine_receive
+    TensorView results;            ///< the caller's, until combine_receive
+    std::int32_t total_rows = 0;   ///< as the caller reads it
+    std::int32_t num_dropped = 0;  ///< likewise
 
     std::int64_t num_tokens() const { return routing->num_tokens; }
     const ReceivePlan& receive() const { return routing->receive; }
@@ -139,19 +137,25 @@ class PullExchange {
 
   // one_sided.cpp: handles and calls
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
-  std::size_t index_of(const DispatchHandle& handle, const char* operation) const;
+  const Slot& slot_of(const DispatchHandle& handle, const char* operation) const;
   void allocate_buffers();
   void allocate(Slot& slot) const;
-  Slot& free_slot(const char* operation);
+  Slot& open_slot(const char* operation);
+  std::size_t index_of(const Slot& slot) const {
+    return static_cast<std::size_t>(&slot - slots_.data());
+  }
   DispatchHandle handle_of(const Slot& slot) const;
   std::shared_ptr<CachedRouting> new_routing();
-  void require_received(const DispatchHandle& earlier, const char* operation) const;
+  const std::shared_ptr<CachedRouting>& received_routing(const DispatchHandle& earlier,
+                                                         const char* operation) const;
   std::uint64_t begin(const char* operation, Phase phase);
   void finish(std::uint64_t call);
   bool is_in_place() const;
 
   // publish.cpp: the send part of dispatch
-  Input make_input(const TensorView& tokens, const DispatchOptions& options) const;
+  Input make_input(const DispatchCall& call) const;
+  void use_new_routing(Slot& slot, const DispatchCall& call);
+  void use_earlier_routing(Slot& slot, const DispatchCall& call) const;
   void load_ids(CachedRouting& routing, const TensorView& topk_ids) const;
   void load_weights(Slot& slot, std::int64_t num_tokens, const TensorView& topk_weights) const;
   RankRouting own_routing(const Slot& slot) const;
@@ -170,7 +174,8 @@ class PullExchange {
   void place_extras(Slot& slot, const std::byte* from, std::int64_t row, const Placing& placing);
   void place_routing(Slot& slot) const;
   void clear_padding(Slot& slot, const Placing& placing) const;
-  Dispatched describe(const Slot& slot, const Placing& placing) const;
+  Dispatched describe(Slot& slot, const Placing& placing) const;
+  HostCounts host_counts(const Slot& slot) const;
 
   // combine.cpp
   std::span<const Arrival> arrivals_of(const Slot& slot, int source) const;
@@ -189,6 +194,7 @@ class PullExchange {
   int rank_without_weights(const Slot& slot) const;
   void receive_weights(const Slot& slot, const TensorView& returned) const;
   void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);
+  void add_shared(const TensorView& shared, std::int64_t token, std::byte* row, DType dtype);
   void add_partials(const Slot& slot, std::int64_t token, const Arrival* own);
   void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
                    const TensorView& topk_weights);
@@ -205,9 +211,9 @@ class PullExchange {
   int num_ranks_;
   CallLedger ledger_;
   std::unique_ptr<Window> window_;
-  std::vector<Slot> slots_;
+  HandleTable handles_;
+  std::vector<Slot> slots_;                               ///< by slot of handles_
   std::vector<std::shared_ptr<CachedRouting>> routings_;  ///< reused once no handle needs them
-  std::uint64_t next_id_ = 1;
 
   // Scratch of one call, kept so that calls allocate nothing once they have seen their sizes.
   std::vector<RankRouting> table_;

@@ -27,20 +27,20 @@ std::int64_t stride_bytes(const TensorView& rows) {
 
 }  // namespace
 
-void PushExchange::check_input(const Input& input) const {
+void PushExchange::check_input(const DispatchCall& input, const Slot* earlier) const {
   const ExchangeConfig& config = shape_.config;
-  const DeviceDispatchOptions& options = input.options;
+  const DispatchOptions& options = input.options;
   check_tokens(config, shape_.exchange.num_scales, input.tokens, options.scales);
   const std::int64_t num_tokens = input.tokens.shape(0);
   (void)checked_max_tokens(config, options.max_tokens, num_tokens);
-  if (input.earlier != nullptr) {
-    require(num_tokens == input.earlier->num_tokens, Errc::kInvalidArgument,
+  if (earlier != nullptr) {
+    require(num_tokens == earlier->num_tokens, Errc::kInvalidArgument,
             "dispatch_again: tokens has {} rows, must be {} as in the earlier dispatch", num_tokens,
-            input.earlier->num_tokens);
-    require(options.max_tokens == 0 || options.max_tokens == input.earlier->max_tokens,
+            earlier->num_tokens);
+    require(options.max_tokens == 0 || options.max_tokens == earlier->max_tokens,
             Errc::kInvalidArgument,
             "dispatch_again: options.max_tokens is {}, must be {} as in the earlier dispatch",
-            options.max_tokens, input.earlier->max_tokens);
+            options.max_tokens, earlier->max_tokens);
   } else if (config.num_topk == 0) {
     require(!input.topk_ids.has_value(), Errc::kInvalidArgument,
             "dispatch: topk_ids is {}, must be absent: num_topk is 0", input.topk_ids);
@@ -53,17 +53,16 @@ void PushExchange::check_input(const Input& input) const {
   if (!options.routing_only) check_payloads(config, options.payloads, num_tokens);
 }
 
-void PushExchange::set_input(Slot& slot, const Input& input) const {
+void PushExchange::set_input(Slot& slot, const DispatchCall& input, const Slot* earlier) const {
   const TensorView& tokens = input.tokens;
-  const DeviceDispatchOptions& options = input.options;
-  const std::int64_t asked =
-      input.earlier == nullptr ? options.max_tokens : input.earlier->max_tokens;
-  slot.max_tokens = checked_max_tokens(shape_.config, asked, tokens.shape(0));
-  slot.call_max_tokens = input.earlier == nullptr ? asked : input.earlier->call_max_tokens;
+  const DispatchOptions& options = input.options;
+  const std::int64_t max_tokens = earlier == nullptr ? options.max_tokens : earlier->max_tokens;
+  slot.max_tokens = checked_max_tokens(shape_.config, max_tokens, tokens.shape(0));
+  slot.call_max_tokens = earlier == nullptr ? max_tokens : earlier->call_max_tokens;
   slot.num_tokens = tokens.shape(0);
-  slot.is_again = input.earlier != nullptr;
+  slot.is_again = earlier != nullptr;
   slot.routing_only = options.routing_only;
-  slot.routing = slot.is_again ? input.earlier->routing : options_.keeps_routing ? slot.id : 0;
+  slot.routing = slot.is_again ? earlier->routing : options_.keeps_routing ? slot.id : 0;
   DispatchArgs& args = slot.dispatch;
   args.tokens = tokens.as<std::byte>();
   args.token_stride = stride_bytes(tokens);
@@ -77,7 +76,7 @@ void PushExchange::set_input(Slot& slot, const Input& input) const {
     args.given_scale_stride[1] = options.scales.stride(1);
   }
   args.tensor_scale = options.tensor_scale.has_value() ? options.tensor_scale.as<float>() : nullptr;
-  set_ids(slot, input);
+  set_ids(slot, input, earlier != nullptr);
   set_rows_of_call(slot);
   for (std::size_t i = 0; i < slot.payloads.size() && !options.routing_only; ++i) {
     const TensorView& from = options.payloads[i];
@@ -90,10 +89,10 @@ void PushExchange::set_input(Slot& slot, const Input& input) const {
 }
 
 // The ids of this rank's tokens: as given, as kept, or, where every rank takes part, every rank.
-void PushExchange::set_ids(Slot& slot, const Input& input) const {
+void PushExchange::set_ids(Slot& slot, const DispatchCall& input, bool is_again) const {
   DispatchArgs& args = slot.dispatch;
   RoutingArgs& routing = slot.routing_args;
-  const bool is_given = input.earlier == nullptr;
+  const bool is_given = !is_again;
   const bool are_kept = !is_given || drops(slot);
   const float* weights = input.topk_weights.has_value() ? input.topk_weights.as<float>() : nullptr;
   routing.num_tokens = args.num_tokens;
@@ -142,20 +141,11 @@ void PushExchange::set_rows_of_call(Slot& slot) const {
   args.token_stride = 0;
 }
 
-void PushExchange::set_results(Slot& slot, const TensorView& rows,
-                               const DeviceCombineOptions& options) const {
+void PushExchange::set_results(Slot& slot, const CombineCall& call) const {
   const ExchangeConfig& config = shape_.config;
-  const std::int64_t num_rows = buffer_rows(slot);
-  const std::int64_t num_elements = checked_mul(num_rows, config.hidden);
+  const TensorView& rows = call.rows;
+  check_results(config, buffer_rows(slot), rows);
   const DType dtype = rows.dtype();
-  const bool is_float = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-  require(
-      rows.has_value() && is_float && rows.is_contiguous() && rows.num_elements() == num_elements,
-      Errc::kInvalidArgument,
-      "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: a row for each of "
-      "the receive buffer",
-      rows, num_rows, config.hidden);
-  check_address(rows, "combine", "rows");
   CombineArgs& args = slot.combine;
   args.rows = rows.as<std::byte>();
   args.row_dtype = dtype;
@@ -163,32 +153,38 @@ void PushExchange::set_results(Slot& slot, const TensorView& rows,
   args.aligned_rows = args.row_stride % static_cast<std::int64_t>(kUnitBytes) == 0 &&
                       reinterpret_cast<std::uintptr_t>(rows.data()) % kUnitBytes == 0;
   args.shared = nullptr;
-  args.applies_weights = !options.rows_are_weighted && config.sends_weights &&
+  args.applies_weights = call.options.rows_are == RowsAre::kUnweighted && config.sends_weights &&
                          config.reduce == Reduce::kPerRank && args.layout.shape.sends_routes;
-  set_row_weights(slot, options);
+  set_row_weights(slot, call.options);
 }
 
-void PushExchange::set_output(Slot& slot, const TensorView& output,
-                              const DeviceCombineOptions& options) const {
+void PushExchange::check_output_of(const Slot& slot, const CombineCall& call) const {
   const ExchangeConfig& config = shape_.config;
-  check_matrix(output, {"combine",
-                        "output",
-                        {DType::kBF16, DType::kF16, DType::kF32},
-                        slot.num_tokens,
-                        config.hidden,
-                        true});
+  check_matrix(call.output, {"combine",
+                             "output",
+                             {DType::kBF16, DType::kF16, DType::kF32},
+                             slot.num_tokens,
+                             config.hidden,
+                             true});
+  check_new_weights(config, slot.num_tokens, call.options.topk_weights);
+  check_returned_weights(config, slot.num_tokens, call.options.returned_weights);
+}
+
+void PushExchange::set_output(Slot& slot, const CombineCall& call) const {
+  const ExchangeConfig& config = shape_.config;
+  const TensorView& output = call.output;
+  const CombineOptions& options = call.options;
   CombineArgs& args = slot.combine;
   args.output = output.as<std::byte>();
   args.output_dtype = output.dtype();
   args.output_stride = stride_bytes(output);
   args.aligned_output = is_aligned(output, config.hidden * bits_of(output.dtype()) / 8);
-  check_new_weights(config, slot.num_tokens, options.topk_weights);
   args.topk_weights = options.topk_weights.has_value() ? options.topk_weights.as<float>() : nullptr;
   set_addends(slot, options);
   set_returned_weights(slot, options);
 }
 
-void PushExchange::set_addends(Slot& slot, const DeviceCombineOptions& options) const {
+void PushExchange::set_addends(Slot& slot, const CombineOptions& options) const {
   const ExchangeConfig& config = shape_.config;
   CombineArgs& args = slot.combine;
   if (options.shared.has_value()) {
@@ -214,7 +210,7 @@ void PushExchange::set_addends(Slot& slot, const DeviceCombineOptions& options) 
   }
 }
 
-DeviceDispatched PushExchange::describe(const Slot& slot) const {
+Dispatched PushExchange::describe(const Slot& slot) const {
   const DispatchArgs& args = slot.dispatch;
   const ExchangeConfig& config = shape_.config;
   const RoutingArgs& routing = slot.routing_args;
@@ -222,35 +218,43 @@ DeviceDispatched PushExchange::describe(const Slot& slot) const {
   const std::int64_t local = shape_.exchange.ownership.count(group_.rank());
   const bool is_major = is_expert_major(config.layout);
   const DType dtype = config.scheme.is_simulated() ? DType::kBF16 : config.scheme.dtype;
-  DeviceDispatched result;
+  Dispatched result;
   result.handle = handle_of(slot);
-  result.rows =
-      config.layout == Layout::kBatched
-          ? TensorView(args.rows, dtype, {local, shape_.exchange.receive.capacity, config.hidden})
-          : TensorView(args.rows, dtype, {rows, config.hidden});
+  ExpertRows& experts = result.experts;
+  experts.scheme = config.scheme;
+  experts.rows = config.layout == Layout::kBatched
+                     ? TensorView(args.rows, dtype,
+                                  {local, shape_.exchange.receive.capacity, config.hidden}, device_)
+                     : TensorView(args.rows, dtype, {rows, config.hidden}, device_);
   if (config.scheme.group == ScaleGroup::kTensor) {
-    result.scales = TensorView(args.tensor_scale, DType::kF32, {1});
+    experts.scales = TensorView(args.tensor_scale, DType::kF32, {1}, device_);
   } else if (args.scales != nullptr) {
-    result.scales = scale_blocks(config, shape_.exchange, group_.rank(), rows).view(args.scales);
+    experts.scales =
+        scale_blocks(config, shape_.exchange, group_.rank(), rows).view(args.scales, device_);
+    experts.scale_layout = config.scale_layout;
   }
-  result.num_rows = TensorView(routing.num_rows_of_expert, DType::kI32, {local});
-  result.total_rows = TensorView(args.total_rows, DType::kI32, {1});
-  if (is_major) result.first_row = TensorView(args.first_row, DType::kI64, {local});
+  if (config.scheme.needs_tensor_scale()) {
+    experts.tensor_scale = TensorView(args.tensor_scale, DType::kF32, {1}, device_);
+  }
+  experts.num_rows = TensorView(routing.num_rows_of_expert, DType::kI32, {local}, device_);
+  if (is_major) experts.first_row = TensorView(args.first_row, DType::kI64, {local}, device_);
+  result.total_rows = TensorView(args.total_rows, DType::kI32, {1}, device_);
   const std::int64_t topk = config.num_topk;
   std::int32_t* ids = shape_.gathers ? routing.row_ids : args.row_ids;
   float* weights = shape_.gathers ? routing.row_weights : args.row_weights;
-  if (!is_major && topk > 0) result.topk_ids = TensorView(ids, DType::kI32, {rows, topk});
+  if (!is_major && topk > 0) result.topk_ids = TensorView(ids, DType::kI32, {rows, topk}, device_);
   if (config.sends_weights && is_major) {
-    result.topk_weights = TensorView(weights, DType::kF32, {rows});
+    result.topk_weights = TensorView(weights, DType::kF32, {rows}, device_);
   } else if (config.sends_weights && topk > 0) {
-    result.topk_weights = TensorView(weights, DType::kF32, {rows, topk});
+    result.topk_weights = TensorView(weights, DType::kF32, {rows, topk}, device_);
   }
   for (const DispatchArgs& payload : slot.payloads) {
     result.payloads.emplace_back(payload.rows, DType::kU8,
-                                 std::initializer_list<std::int64_t>{rows, payload.row_bytes});
+                                 std::initializer_list<std::int64_t>{rows, payload.row_bytes},
+                                 device_);
   }
   if (config.overflow == Overflow::kDrop) {
-    result.num_dropped = TensorView(routing.num_dropped, DType::kI32, {1});
+    result.num_dropped = TensorView(routing.num_dropped, DType::kI32, {1}, device_);
   }
   return result;
 }

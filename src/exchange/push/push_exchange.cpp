@@ -3,7 +3,6 @@
 #include "exchange/push/push_exchange.h"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 
 #include "core/bytes.h"
@@ -16,30 +15,29 @@ namespace {
 
 constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
 
-std::atomic<std::uint64_t> num_exchanges = 0;
-
 }  // namespace
 
 PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
-                           const DeviceExchangeOptions& options)
+                           const ExchangeOptions& options)
     : group_(group),
       shape_(make_push_exchange_shape(config, group.size(), group.rank())),
       options_(options),
-      number_(++num_exchanges),
+      device_(options.device),
+      handles_(config.max_in_flight),
       num_uncaught_(std::uncaught_exceptions()) {
   require(options.timeout_ms >= 0 && options.timeout_ms <= kMaxTimeoutMs, Errc::kInvalidArgument,
-          "device exchange: timeout_ms is {}, must be from 0 to {}", options.timeout_ms,
-          kMaxTimeoutMs);
+          "exchange: timeout_ms is {}, must be from 0 to {}", options.timeout_ms, kMaxTimeoutMs);
   require(options.num_ctas >= 0, Errc::kInvalidArgument,
-          "device exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
-  require_agreement(group.engine(), "device exchange", agreed_fields(shape_.config));
+          "exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
+  require_agreement(group.engine(), "exchange", agreed_fields(shape_.config));
 
-  check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
-  const auto num_slots = static_cast<std::size_t>(shape_.config.max_in_flight);
-  window_ = make_device_window(group.engine(), device_, checked_mul(num_slots, shape_.window_bytes),
-                               options.heap.empty() ? "auto" : options.heap);
+  const DeviceGuard guard(device_.index);
+  const std::size_t num_slots = handles_.size();
+  window_ =
+      make_device_window(group.engine(), device_.index, checked_mul(num_slots, shape_.window_bytes),
+                         options.heap.empty() ? "auto" : options.heap);
   int num_sms = 0;
-  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
+  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_.index),
              "cudaDeviceGetAttribute");
   // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
   // those of every handle, and none that comes early.
@@ -71,7 +69,7 @@ PushExchange::~PushExchange() {
     }
   };
   try {
-    const DeviceGuard guard(device_);
+    const DeviceGuard guard(device_.index);
     barrier();
     cudaDeviceSynchronize();
     barrier();
@@ -82,106 +80,69 @@ PushExchange::~PushExchange() {
   cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
 }
 
-PushExchange::Slot& PushExchange::begin(const char* operation) {
-  // The first free one: what follows from the handles that are alive is the same on every rank.
-  for (Slot& slot : slots_) {
-    if (slot.stage != Stage::kFree) continue;
-    slot.id = next_id_++;
-    return slot;
-  }
-  fail(Errc::kInvalidArgument,
-       "{}: {} handles are alive, max_in_flight is {}; combine or release one first", operation,
-       slots_.size(), shape_.config.max_in_flight);
+PushExchange::Slot& PushExchange::open_slot(const char* operation) {
+  const std::size_t index = handles_.open(operation);
+  slots_[index].id = handles_.id(index);
+  return slots_[index];
 }
 
-DeviceHandle PushExchange::handle_of(const Slot& slot) const {
-  DeviceHandle handle;
-  handle.slot_ = static_cast<std::int32_t>(&slot - slots_.data());
-  handle.id_ = slot.id;
-  handle.exchange_ = number_;
-  handle.routing_ = slot.routing;
+PushExchange::Slot& PushExchange::find(const DispatchHandle& handle, Stage wanted,
+                                       const char* operation) {
+  return slots_[handles_.find(handle, wanted, operation)];
+}
+
+DispatchHandle PushExchange::handle_of(const Slot& slot) const {
+  DispatchHandle handle = handles_.handle_of(index_of(slot));
+  HandleTable::keep(handle, slot.routing);
   return handle;
 }
 
-PushExchange::Slot& PushExchange::find(const DeviceHandle& handle, Stage wanted,
-                                       const char* operation) {
-  static constexpr const char* kDone[] = {"free", "sent by dispatch", "received from dispatch",
-                                          "sent by combine"};
-  const auto index = static_cast<std::size_t>(handle.slot_);
-  require(handle.exchange_ == number_ && index < slots_.size() && slots_[index].id == handle.id_ &&
-              slots_[index].stage != Stage::kFree,
-          Errc::kInvalidArgument,
-          "{}: the handle is not alive here, it ends with its combine or release; dispatch first",
-          operation);
-  Slot& slot = slots_[index];
-  require(slot.stage == wanted, Errc::kInvalidArgument,
-          "{}: the handle was {} last, must have been {}", operation,
-          kDone[static_cast<int>(slot.stage)], kDone[static_cast<int>(wanted)]);
-  return slot;
-}
-
-PushExchange::Slot& PushExchange::start(const Input& input, Stream stream, Phases phases) {
+PushExchange::Slot& PushExchange::start(const DispatchCall& call, Phases phases) {
   check();
-  check_input(input);
-  Slot& slot = begin(input.earlier == nullptr ? "dispatch" : "dispatch_again");
-  if (input.earlier != nullptr) copy_routing(slot, *input.earlier, stream);
-  set_input(slot, input);
-  launch(slot, phases, stream);
+  const Slot* earlier =
+      call.earlier == nullptr ? nullptr : &kept_routing(*call.earlier, "dispatch_again");
+  check_input(call, earlier);
+  Slot& slot = open_slot(call.name());
+  if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
+  set_input(slot, call, earlier);
+  launch(slot, phases, call.stream);
   return slot;
 }
 
-DeviceHandle PushExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                                         const TensorView& topk_weights, Stream stream,
-                                         const DeviceDispatchOptions& options) {
-  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kSend);
-  slot.stage = Stage::kSent;
+DispatchHandle PushExchange::dispatch_send(const DispatchCall& call) {
+  const DeviceGuard guard(device_.index);
+  Slot& slot = start(call, Phases::kSend);
+  advance(slot, Stage::kSent);
   return handle_of(slot);
 }
 
-DeviceDispatched PushExchange::dispatch_receive(const DeviceHandle& handle, Stream stream) {
+Dispatched PushExchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
+  const DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
   launch(slot, Phases::kReceive, stream);
-  slot.stage = Stage::kReceived;
+  advance(slot, Stage::kReceived);
   return describe(slot);
 }
 
-DeviceDispatched PushExchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
-                                        const TensorView& topk_weights, Stream stream,
-                                        const DeviceDispatchOptions& options) {
-  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kBoth);
-  slot.stage = Stage::kReceived;
-  return describe(slot);
-}
-
-DeviceHandle PushExchange::dispatch_again_send(const DeviceHandle& earlier,
-                                               const TensorView& tokens,
-                                               const TensorView& topk_weights, Stream stream,
-                                               const DeviceDispatchOptions& options) {
-  const Slot& kept = kept_routing(earlier, "dispatch_again");
-  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kSend);
-  slot.stage = Stage::kSent;
-  return handle_of(slot);
-}
-
-DeviceDispatched PushExchange::dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
-                                              const TensorView& topk_weights, Stream stream,
-                                              const DeviceDispatchOptions& options) {
-  const Slot& kept = kept_routing(earlier, "dispatch_again");
-  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kBoth);
-  slot.stage = Stage::kReceived;
+Dispatched PushExchange::dispatch(const DispatchCall& call) {
+  const DeviceGuard guard(device_.index);
+  Slot& slot = start(call, Phases::kBoth);
+  advance(slot, Stage::kReceived);
   return describe(slot);
 }
 
 // Slots are used by turns of calls, so a combine needs a call of its own, on every rank.
-DeviceHandle PushExchange::reopen(const DeviceHandle& earlier, Stream stream) {
+DispatchHandle PushExchange::reopen(const DispatchHandle& earlier, Stream stream) {
+  const DeviceGuard guard(device_.index);
   const Slot& kept = kept_routing(earlier, "reopen");
-  DeviceDispatchOptions options;
+  DispatchOptions options;
   options.routing_only = true;
-  options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1});
-  const TensorView tokens(blank_.data(), DType::kBF16, {kept.num_tokens, shape_.config.hidden});
-  Slot& slot = start({tokens, {}, {}, options, &kept}, stream, Phases::kBoth);
-  slot.stage = Stage::kReceived;
+  options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1}, device_);
+  const TensorView tokens(blank_.data(), DType::kBF16, {kept.num_tokens, shape_.config.hidden},
+                          device_);
+  Slot& slot = start({tokens, {}, {}, stream, options, &earlier}, Phases::kBoth);
+  advance(slot, Stage::kReceived);
   return handle_of(slot);
 }
 
@@ -225,34 +186,39 @@ void PushExchange::launch_rows(const Slot& slot, DispatchArgs& args, Phases phas
   launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
-void PushExchange::combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
-                                const DeviceCombineOptions& options) {
-  check();
-  Slot& slot = find(handle, Stage::kReceived, "combine");
-  set_results(slot, rows, options);
-  launch_return(slot, Phases::kSend, stream);
-  slot.stage = Stage::kReturned;
+void PushExchange::check_output(const CombineCall& call) const {
+  check_output_of(slots_[handles_.index_of(call.handle, "combine")], call);
 }
 
-void PushExchange::combine_receive(const DeviceHandle& handle, const TensorView& output,
-                                   Stream stream, const DeviceCombineOptions& options) {
+void PushExchange::combine_send(const CombineCall& call) {
+  const DeviceGuard guard(device_.index);
   check();
-  Slot& slot = find(handle, Stage::kReturned, "combine_receive");
-  set_output(slot, output, options);
-  launch_return(slot, Phases::kReceive, stream);
-  slot.stage = Stage::kFree;
+  Slot& slot = find(call.handle, Stage::kReceived, "combine");
+  set_results(slot, call);
+  launch_return(slot, Phases::kSend, call.stream);
+  advance(slot, Stage::kReturned);
 }
 
-void PushExchange::combine(const DeviceHandle& handle, const TensorView& rows,
-                           const TensorView& output, Stream stream,
-                           const DeviceCombineOptions& options) {
+void PushExchange::combine_receive(const CombineCall& call) {
+  const DeviceGuard guard(device_.index);
   check();
-  Slot& slot = find(handle, Stage::kReceived, "combine");
-  set_results(slot, rows, options);
-  set_output(slot, output, options);
-  check_both_weights(options.row_weights, options.returned_weights);
-  launch_return(slot, Phases::kBoth, stream);
-  slot.stage = Stage::kFree;
+  Slot& slot = find(call.handle, Stage::kReturned, "combine_receive");
+  check_output_of(slot, call);
+  set_output(slot, call);
+  launch_return(slot, Phases::kReceive, call.stream);
+  advance(slot, Stage::kFree);
+}
+
+void PushExchange::combine(const CombineCall& call) {
+  const DeviceGuard guard(device_.index);
+  check();
+  Slot& slot = find(call.handle, Stage::kReceived, "combine");
+  check_output_of(slot, call);
+  check_both_weights(call.options.row_weights, call.options.returned_weights);
+  set_results(slot, call);
+  set_output(slot, call);
+  launch_return(slot, Phases::kBoth, call.stream);
+  advance(slot, Stage::kFree);
 }
 
 void PushExchange::launch_return(Slot& slot, Phases phases, Stream stream) {
@@ -269,8 +235,22 @@ void PushExchange::launch_return(Slot& slot, Phases phases, Stream stream) {
   launch_receive_weights(weights, stream.get());
 }
 
-void PushExchange::release(const DeviceHandle& handle) {
-  find(handle, Stage::kReceived, "release").stage = Stage::kFree;
+void PushExchange::release(const DispatchHandle& handle) {
+  advance(find(handle, Stage::kReceived, "release"), Stage::kFree);
+}
+
+std::vector<RowOrigin> PushExchange::row_origins(const DispatchHandle&) const {
+  fail(Errc::kNotSupported,
+       "row_origins: the exchange is on {}, where origins stay in the kernels; ask an exchange on "
+       "CPUs with the same routing",
+       name_of(device_));
+}
+
+WireBytes PushExchange::wire_bytes(const DispatchHandle&) const {
+  fail(Errc::kNotSupported,
+       "wire_bytes: the exchange is on {}, where counts stay in device memory; ask an exchange on "
+       "CPUs with the same routing",
+       name_of(device_));
 }
 
 }  // namespace switchyard

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// push_exchange.h: DeviceExchange over windows that every rank's GPU can address.
+// push_exchange.h: the exchange over windows that every rank's GPU can address.
 //
 // A slot is one handle that may be alive: its own two slot sets in the window, its own count of
 // calls, its own receive buffers. Within a slot calls follow one another in stream order, and
@@ -17,52 +17,41 @@
 #include "cuda/exchange/grid.h"
 #include "cuda/exchange/return_weights.h"
 #include "cuda/exchange/routing.h"
-#include "device/device_exchange_backend.h"
+#include "exchange/backend.h"
+#include "exchange/handle_table.h"
 #include "exchange/push/push_shape.h"
 #include "exchange/push/watcher.h"
 #include "heap/device_window.h"
 
 namespace switchyard {
 
-class PushExchange final : public DeviceExchangeBackend {
+class PushExchange final : public ExchangeBackend {
  public:
-  PushExchange(const Group& group, const ExchangeConfig& config,
-               const DeviceExchangeOptions& options);
+  PushExchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options);
   ~PushExchange() override;
 
   const ExchangeConfig& config() const override { return shape_.config; }
-  const char* heap() const override { return name_of(window_->kind()); }
+  Device device() const override { return device_; }
+  std::int64_t max_buffer_rows() const override { return shape_.exchange.max_buffer_rows; }
   ExchangeMemory memory() const override;
+  const char* heap() const override { return name_of(window_->kind()); }
   bool is_shared_gpu() const override { return window_->is_shared_gpu(); }
-  DeviceHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
-                             const TensorView& topk_weights, Stream stream,
-                             const DeviceDispatchOptions& options) override;
-  DeviceDispatched dispatch_receive(const DeviceHandle& handle, Stream stream) override;
-  DeviceDispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
-                            const TensorView& topk_weights, Stream stream,
-                            const DeviceDispatchOptions& options) override;
-  DeviceHandle dispatch_again_send(const DeviceHandle& earlier, const TensorView& tokens,
-                                   const TensorView& topk_weights, Stream stream,
-                                   const DeviceDispatchOptions& options) override;
-  DeviceDispatched dispatch_again(const DeviceHandle& earlier, const TensorView& tokens,
-                                  const TensorView& topk_weights, Stream stream,
-                                  const DeviceDispatchOptions& options) override;
-  DeviceHandle reopen(const DeviceHandle& earlier, Stream stream) override;
-  void combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
-                    const DeviceCombineOptions& options) override;
-  void combine_receive(const DeviceHandle& handle, const TensorView& output, Stream stream,
-                       const DeviceCombineOptions& options) override;
-  void combine(const DeviceHandle& handle, const TensorView& rows, const TensorView& output,
-               Stream stream, const DeviceCombineOptions& options) override;
-  void release(const DeviceHandle& handle) override;
+  DispatchHandle dispatch_send(const DispatchCall& call) override;
+  Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream) override;
+  Dispatched dispatch(const DispatchCall& call) override;
+  DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) override;
+  void check_output(const CombineCall& call) const override;
+  void combine_send(const CombineCall& call) override;
+  void combine_receive(const CombineCall& call) override;
+  void combine(const CombineCall& call) override;
+  void release(const DispatchHandle& handle) override;
+  std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const override;
+  WireBytes wire_bytes(const DispatchHandle& handle) const override;
   void check() const override { watcher_->check(site_); }
 
  private:
-  enum class Stage { kFree, kSent, kReceived, kReturned };
-
   struct Slot {
-    Stage stage = Stage::kFree;
-    std::uint64_t id = 0;
+    std::uint64_t id = 0;       ///< of the handle that uses it
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
     std::int64_t num_tokens = 0;
     std::int64_t max_tokens = 0;
@@ -78,28 +67,23 @@ class PushExchange final : public DeviceExchangeBackend {
     DeviceBuffer memory;  ///< everything above points into it
   };
 
-  /// What a dispatch is given. `earlier`: has the ids, topk_ids has none.
-  struct Input {
-    const TensorView& tokens;
-    const TensorView& topk_ids;
-    const TensorView& topk_weights;
-    const DeviceDispatchOptions& options;
-    const Slot* earlier = nullptr;
-  };
-
-  // p2p_exchange.cpp
+  // push_exchange.cpp
   void enter(Phase phase, const Slot& slot);
-  Slot& start(const Input& input, Stream stream, Phases phases);
+  Slot& start(const DispatchCall& call, Phases phases);
   void launch(Slot& slot, Phases phases, Stream stream);
   GridRequest grid_request(const Slot& slot, Phases phases) const;
   void launch_rows(const Slot& slot, DispatchArgs& args, Phases phases, Stream stream);
   void sync_if_shared(Phases phases, Stream stream) const;
   void launch_return(Slot& slot, Phases phases, Stream stream);
-  Slot& begin(const char* operation);
-  Slot& find(const DeviceHandle& handle, Stage wanted, const char* operation);
-  DeviceHandle handle_of(const Slot& slot) const;
+  Slot& open_slot(const char* operation);
+  Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
+  std::size_t index_of(const Slot& slot) const {
+    return static_cast<std::size_t>(&slot - slots_.data());
+  }
+  void advance(const Slot& slot, Stage stage) { handles_.advance(index_of(slot), stage); }
+  DispatchHandle handle_of(const Slot& slot) const;
 
-  // p2p_memory.cpp
+  // push_memory.cpp
   void prepare_memory();
   void run_kernels() const;
   void allocate(Slot& slot, std::size_t index);
@@ -111,36 +95,37 @@ class PushExchange final : public DeviceExchangeBackend {
                           std::int64_t row_bytes) const;
   void fill_every_rank_ids();
 
-  // p2p_routing.cpp
+  // push_routing.cpp
   bool keeps_ids() const { return options_.keeps_routing || shape_.gathers_routing; }
   bool drops(const Slot& slot) const;
-  const Slot& kept_routing(const DeviceHandle& earlier, const char* operation) const;
+  const Slot& kept_routing(const DispatchHandle& earlier, const char* operation) const;
   void copy_routing(Slot& slot, const Slot& earlier, Stream stream) const;
   void clear_rows(const Slot& slot, Stream stream) const;
   void gather_routing(Slot& slot, Phases phases, Stream stream);
 
-  // p2p_weights.cpp
+  // push_weights.cpp
   void set_weights_base(Slot& slot) const;
-  void set_row_weights(Slot& slot, const DeviceCombineOptions& options) const;
-  void set_returned_weights(Slot& slot, const DeviceCombineOptions& options) const;
+  void set_row_weights(Slot& slot, const CombineOptions& options) const;
+  void set_returned_weights(Slot& slot, const CombineOptions& options) const;
 
-  // p2p_arguments.cpp
-  void check_input(const Input& input) const;
-  void set_input(Slot& slot, const Input& input) const;
-  void set_ids(Slot& slot, const Input& input) const;
+  // push_arguments.cpp
+  void check_input(const DispatchCall& call, const Slot* earlier) const;
+  void set_input(Slot& slot, const DispatchCall& call, const Slot* earlier) const;
+  void set_ids(Slot& slot, const DispatchCall& call, bool is_again) const;
   void set_rows_of_call(Slot& slot) const;
-  void set_results(Slot& slot, const TensorView& rows, const DeviceCombineOptions& options) const;
-  void set_output(Slot& slot, const TensorView& output, const DeviceCombineOptions& options) const;
-  void set_addends(Slot& slot, const DeviceCombineOptions& options) const;
-  DeviceDispatched describe(const Slot& slot) const;
+  void set_results(Slot& slot, const CombineCall& call) const;
+  void check_output_of(const Slot& slot, const CombineCall& call) const;
+  void set_output(Slot& slot, const CombineCall& call) const;
+  void set_addends(Slot& slot, const CombineOptions& options) const;
+  Dispatched describe(const Slot& slot) const;
   std::int64_t buffer_rows(const Slot& slot) const {
     return shape_.buffer_rows(group_.rank(), slot.max_tokens);
   }
 
   Group group_;
   PushExchangeShape shape_;
-  DeviceExchangeOptions options_;
-  int device_ = 0;
+  ExchangeOptions options_;
+  Device device_;
   int num_ctas_ = 1;
   bool has_whole_gpu_ = true;
   std::unique_ptr<DeviceWindow> window_;
@@ -149,11 +134,10 @@ class PushExchange final : public DeviceExchangeBackend {
   DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
   DeviceBuffer blank_;       ///< the one row of a dispatch of routing only
   Watch watch_;
-  std::vector<Slot> slots_;
-  std::uint64_t next_id_ = 1;
-  std::uint64_t number_;  ///< of this exchange in the process
-  int num_uncaught_;      ///< exceptions when it was made
-  WaitSite site_;         ///< the last call
+  HandleTable handles_;
+  std::vector<Slot> slots_;  ///< by slot of handles_
+  int num_uncaught_;         ///< exceptions when it was made
+  WaitSite site_;            ///< the last call
   std::unique_ptr<Watcher> watcher_;
 };
 

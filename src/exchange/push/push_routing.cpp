@@ -16,22 +16,25 @@ constexpr int kNoIdByte = 0xFF;
 
 bool PushExchange::drops(const Slot& slot) const { return shape_.drops && !slot.is_again; }
 
-const PushExchange::Slot& PushExchange::kept_routing(const DeviceHandle& earlier,
+const PushExchange::Slot& PushExchange::kept_routing(const DispatchHandle& earlier,
                                                      const char* operation) const {
   require(options_.keeps_routing, Errc::kInvalidArgument,
-          "{}: the exchange keeps no routing; set DeviceExchangeOptions::keeps_routing", operation);
-  require(earlier.exchange_ == number_ && earlier.routing_ != 0, Errc::kInvalidArgument,
+          "{}: the exchange keeps no routing; set ExchangeOptions::keeps_routing", operation);
+  const std::uint64_t id = handles_.routing_id(earlier);
+  const bool is_own = handles_.former_slot(earlier) < handles_.size();
+  require(id != 0, Errc::kInvalidArgument,
           "{}: the handle {}; pass one whose dispatch was received", operation,
-          earlier.exchange_ == 0 ? "is empty" : "is of another DeviceExchange");
+          is_own ? "has no routing" : "is empty or of another Exchange");
   const Slot* found = nullptr;
   for (const Slot& slot : slots_) {
-    if (slot.routing == earlier.routing_) found = &slot;
+    if (slot.routing == id) found = &slot;
   }
   require(found != nullptr, Errc::kInvalidArgument,
-          "{}: a new dispatch has taken the place of the handle, and with it its routing; use it "
+          "{}: a new dispatch has reused the slot of the handle, and with it its routing; use it "
           "before, or raise max_in_flight, {}",
           operation, shape_.config.max_in_flight);
-  require(found->id != earlier.id_ || found->stage != Stage::kSent, Errc::kInvalidArgument,
+  const std::size_t slot = handles_.former_slot(earlier);
+  require(handles_.stage(slot) != Stage::kSent || found != &slots_[slot], Errc::kInvalidArgument,
           "{}: the handle was sent by dispatch and not received; pass one whose dispatch was "
           "received",
           operation);

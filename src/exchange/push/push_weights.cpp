@@ -25,13 +25,13 @@ void PushExchange::set_weights_base(Slot& slot) const {
   for (int r = 0; r < group_.size(); ++r) args.windows.base[r] += region;
 }
 
-void PushExchange::set_row_weights(Slot& slot, const DeviceCombineOptions& options) const {
+void PushExchange::set_row_weights(Slot& slot, const CombineOptions& options) const {
   check_row_weights(shape_.config, buffer_rows(slot), options.row_weights);
   slot.weights.row_weights =
       options.row_weights.has_value() ? options.row_weights.as<float>() : nullptr;
 }
 
-void PushExchange::set_returned_weights(Slot& slot, const DeviceCombineOptions& options) const {
+void PushExchange::set_returned_weights(Slot& slot, const CombineOptions& options) const {
   check_returned_weights(shape_.config, slot.num_tokens, options.returned_weights);
   slot.weights.returned =
       options.returned_weights.has_value() ? options.returned_weights.as<std::uint32_t>() : nullptr;

@@ -2,8 +2,9 @@
 //
 // exact_experts.cpp: "exact" experts: both GEMMs in one fixed order (cpu/gemm.h), so that a row's
 // result has the same bits in every batch and on every machine. Weights are repacked here, once:
-// bf16 stays 16 bits wide, all else takes 32.
+// bf16 stays 16 bits wide, all else takes 32. GPUs have kernels with the same order of sums.
 #include "cpu/weights.h"
+#include "moe/experts/gpu_products.h"
 #include "moe/experts/tiled_experts.h"
 
 namespace switchyard {
@@ -35,12 +36,15 @@ class ExactGemm final : public ExpertGemm {
 }  // namespace
 
 std::unique_ptr<Experts> make_exact_experts(const ExpertWeights& weights,
-                                            const ExpertOptions& options) {
+                                            const ExpertOptions& options, Device device) {
+  constexpr const char* kFunction = "make_exact_experts";
+  if (device.is_cuda()) {
+    return make_gpu_experts(kFunction, "exact", make_exact_products(), weights, options, device);
+  }
   const auto make_gemm = [](std::span<const WeightTensor> tensors) {
     return std::make_unique<ExactGemm>(tensors);
   };
-  return make_tiled_experts({"exact", "make_exact_experts", true, kTileRows, make_gemm}, weights,
-                            options);
+  return make_tiled_experts({"exact", kFunction, true, kTileRows, make_gemm}, weights, options);
 }
 
 }  // namespace switchyard

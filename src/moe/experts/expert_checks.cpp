@@ -7,6 +7,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "core/require_device.h"
 #include "moe/experts/expert_input.h"
 #include "quant/scheme.h"
 
@@ -159,6 +160,32 @@ void check_options(const char* function, const ExpertShape& shape, const ExpertO
           Errc::kInvalidArgument, "{}: intermediate_scale is {}, want it {} for {}", function,
           scale.describe(), is_needed ? "f32 [1] or [L]" : "absent", name_of(scheme));
   check_activation(function, options.activation);
+}
+
+TensorView flat_rows(const char* name, const TensorView& tensor) {
+  if (tensor.num_dims() != 3) return tensor;
+  const std::int64_t capacity = tensor.shape(1);
+  require(tensor.shape(0) <= 1 || capacity == 0 ||
+              tensor.stride(0) == checked_mul(capacity, tensor.stride(1)),
+          Errc::kInvalidArgument, "apply: experts of {} are {} apart, want {} rows of {}", name,
+          tensor.stride(0), capacity, tensor.stride(1));
+  return TensorView(tensor.data(), tensor.dtype(),
+                    {checked_mul(tensor.shape(0), capacity), tensor.shape(2)},
+                    {tensor.stride(1), tensor.stride(2)}, tensor.device());
+}
+
+void require_experts_device(Device device, const ExpertRows& input, const TensorView& output,
+                            Stream stream) {
+  require(stream.device() == device, Errc::kInvalidArgument,
+          "apply: the stream is of {}, must be of {} as the experts", name_of(stream.device()),
+          name_of(device));
+  require_device("apply", device,
+                 {{"rows", input.rows},
+                  {"scales", input.scales},
+                  {"first_row", input.first_row},
+                  {"num_rows", input.num_rows},
+                  {"tensor_scale", input.tensor_scale},
+                  {"output", output}});
 }
 
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,

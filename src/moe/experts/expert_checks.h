@@ -29,6 +29,13 @@ WeightTensor down_of(const ExpertWeights& weights);
 ExpertShape check_weights(const char* function, const ExpertWeights& weights);
 void check_options(const char* function, const ExpertShape& shape, const ExpertOptions& options);
 
+/// [L, C, H] as [L * C, H]; a matrix stays. Errors: kInvalidArgument (experts not side by side).
+TensorView flat_rows(const char* name, const TensorView& tensor);
+
+/// All tensors, and the stream, are of the experts' device. Errors: kInvalidArgument.
+void require_experts_device(Device device, const ExpertRows& input, const TensorView& output,
+                            Stream stream);
+
 /// Errors: kInvalidArgument, kWorkspaceTooSmall.
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
                  std::size_t workspace_bytes, std::size_t needed_bytes);

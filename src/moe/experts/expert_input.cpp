@@ -98,16 +98,20 @@ void check_input(std::int64_t num_experts, std::int64_t hidden, const ExpertRows
 }
 
 void check_ranges(std::int64_t num_experts, const ExpertRows& input) {
-  const auto count_of_experts = static_cast<std::size_t>(num_experts);
-  require(input.first_row.size() == count_of_experts && input.num_rows.size() == count_of_experts,
+  const auto is_table = [&](const TensorView& table, DType dtype) {
+    return table.has_value() && table.dtype() == dtype && table.is_contiguous() &&
+           table.num_elements() == num_experts;
+  };
+  require(is_table(input.first_row, DType::kI64) && is_table(input.num_rows, DType::kI32),
           Errc::kInvalidArgument,
-          "apply: first_row has {} entries and num_rows {}, want {} each, one for each expert",
-          input.first_row.size(), input.num_rows.size(), num_experts);
+          "apply: first_row is {} and num_rows {}, want contiguous i64 and i32 [{}], an entry for "
+          "each expert",
+          input.first_row.describe(), input.num_rows.describe(), num_experts);
   const std::int64_t total = input.rows.shape(0);
-  for (std::size_t e = 0; e < count_of_experts; ++e) {
-    const std::int64_t first = input.first_row[e];
-    const std::int64_t count = input.num_rows[e];
-    if (count == 0) continue;  // where an expert without rows would start is nobody's business
+  for (std::int64_t e = 0; e < num_experts; ++e) {
+    const std::int64_t first = input.first_row.as<std::int64_t>()[e];
+    const std::int64_t count = input.num_rows.as<std::int32_t>()[e];
+    if (count == 0) continue;  // where an expert without rows would start does not matter
     require(count > 0 && first >= 0 && first <= total && count <= total - first,
             Errc::kInvalidArgument,
             "apply: expert {} has {} rows from row {}, but the buffer has {} rows", e, count, first,

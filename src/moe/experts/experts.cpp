@@ -7,11 +7,12 @@
 namespace switchyard {
 
 std::unique_ptr<Experts> make_experts(std::string_view name, const ExpertWeights& weights,
-                                      const ExpertOptions& options) {
-  if (name == "exact") return make_exact_experts(weights, options);
-  if (name == "onednn") return make_onednn_experts(weights, options);
-  fail(Errc::kInvalidArgument, "make_experts: experts are \"{}\", want \"exact\" or \"onednn\"",
-       name);
+                                      const ExpertOptions& options, Device device) {
+  if (name == "exact") return make_exact_experts(weights, options, device);
+  if (name == "onednn" && device.is_cpu()) return make_onednn_experts(weights, options);
+  if (name == "cublas" && device.is_cuda()) return make_cublas_experts(weights, options, device);
+  fail(Errc::kInvalidArgument, "make_experts: experts are \"{}\" on {}, want \"exact\" or \"{}\"",
+       name, name_of(device), device.is_cpu() ? "onednn" : "cublas");
 }
 
 }  // namespace switchyard

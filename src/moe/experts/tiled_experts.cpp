@@ -26,9 +26,9 @@ class TiledExperts final : public Experts {
 
   std::string_view name() const override { return name_; }
   bool is_batch_invariant() const override { return has_fixed_order_ && !rounds_together(); }
-  std::size_t workspace_bytes(std::int64_t num_rows) const override;
-  void apply(const ExpertRows& input, const TensorView& output,
-             std::span<std::byte> workspace) override;
+  std::size_t workspace_bytes(const TensorView& rows) const override;
+  void apply(const ExpertRows& input, const TensorView& output, std::span<std::byte> workspace,
+             Stream stream) override;
 
  private:
   struct Scratch {
@@ -109,23 +109,31 @@ TiledExperts::Scratch TiledExperts::carve(std::int64_t num_rows, std::byte* base
   return scratch;
 }
 
-std::size_t TiledExperts::workspace_bytes(std::int64_t num_rows) const {
-  require(num_rows >= 0, Errc::kInvalidArgument, "workspace_bytes: {} rows, want at least 0",
-          num_rows);
+std::size_t TiledExperts::workspace_bytes(const TensorView& rows) const {
+  const int num_dims = rows.num_dims();
+  require(num_dims == 2 || num_dims == 3, Errc::kInvalidArgument,
+          "workspace_bytes: rows is {}, want [N, H] or [L, C, H]", rows.describe());
+  const std::int64_t num_rows =
+      num_dims == 3 ? checked_mul(rows.shape(0), rows.shape(1)) : rows.shape(0);
   if (num_rows == 0) return 0;
   return carve(num_rows, nullptr).bytes + kAlignment;  // the workspace may start anywhere
 }
 
-void TiledExperts::apply(const ExpertRows& input, const TensorView& output,
-                         std::span<std::byte> workspace) {
-  const std::int64_t num_rows = input.rows.num_dims() == 2 ? input.rows.shape(0) : 0;
-  check_apply(shape_, input, output, workspace.size(), workspace_bytes(num_rows));
+void TiledExperts::apply(const ExpertRows& given, const TensorView& given_output,
+                         std::span<std::byte> workspace, Stream stream) {
+  require_experts_device(device(), given, given_output, stream);
+  ExpertRows input = given;
+  input.rows = flat_rows("rows", given.rows);
+  const TensorView output = flat_rows("output", given_output);
+  const bool is_matrix = input.rows.num_dims() == 2;
+  check_apply(shape_, input, output, workspace.size(), is_matrix ? workspace_bytes(input.rows) : 0);
+  const std::int64_t num_rows = input.rows.shape(0);
   if (num_rows == 0) return;
   const Scratch scratch = carve(num_rows, aligned(workspace.data(), kAlignment));
   const InputReader reader(input);
   for (std::int64_t expert = 0; expert < shape_.num_experts; ++expert) {
-    const std::int64_t first = input.first_row[static_cast<std::size_t>(expert)];
-    const std::int64_t count = input.num_rows[static_cast<std::size_t>(expert)];
+    const std::int64_t first = input.first_row.as<std::int64_t>()[expert];
+    const std::int64_t count = input.num_rows.as<std::int32_t>()[expert];
     const std::int64_t step = group_rows(num_rows);
     for (std::int64_t at = 0; at < count; at += step) {
       run(reader, {expert, first + at, std::min(step, count - at)}, output, scratch);

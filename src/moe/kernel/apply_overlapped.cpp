@@ -20,7 +20,8 @@ void check_rows(const TensorView& tensor, const char* name, std::int64_t num_tok
 TensorView rows_of(const TensorView& tensor, std::int64_t begin, std::int64_t end) {
   const std::int64_t offset_bits = begin * tensor.stride(0) * bits_of(tensor.dtype());
   return TensorView(tensor.as<std::byte>() + offset_bits / 8, tensor.dtype(),
-                    {end - begin, tensor.shape(1)}, {tensor.stride(0), tensor.stride(1)});
+                    {end - begin, tensor.shape(1)}, {tensor.stride(0), tensor.stride(1)},
+                    tensor.device());
 }
 
 }  // namespace

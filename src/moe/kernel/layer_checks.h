@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// layer_checks.h: what the modular kernels of both processors refuse. Errors: kInvalidArgument.
+// layer_checks.h: what the modular kernel refuses. Errors: kInvalidArgument.
 #pragma once
 
 #include "switchyard/modular_kernel.h"
@@ -8,11 +8,13 @@
 #include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/require_device.h"
 #include "moe/prepare/prepare_recipe.h"
 
 namespace switchyard {
 
-inline bool has_row_a_token(PrepareKind kind) { return !is_expert_major(recipe_of(kind).layout); }
+/// Rows arrive one per token.
+inline bool is_token_major(PrepareKind kind) { return !is_expert_major(recipe_of(kind).layout); }
 
 inline void check_shared_gate(const TensorView& gate, std::int64_t hidden) {
   if (!gate.has_value()) return;
@@ -25,13 +27,25 @@ inline void check_shared_gate(const TensorView& gate, std::int64_t hidden) {
           hidden, hidden);
 }
 
-/// The parts of a kernel fit together.
-inline void check_parts(bool has_parts, bool has_shared, SharedExpertsOrder order) {
-  require(has_parts, Errc::kInvalidArgument,
+/// The parts of a kernel fit together, on one device.
+inline void check_parts(const PrepareFinalize* prepare_finalize, const Experts* experts,
+                        const SharedExpert& shared) {
+  require(prepare_finalize != nullptr && experts != nullptr, Errc::kInvalidArgument,
           "modular_kernel: prepare_finalize and experts must both be given");
-  require(!has_shared || order != SharedExpertsOrder::kNone, Errc::kInvalidArgument,
+  const Device device = prepare_finalize->device();
+  const auto require_same = [&](const char* name, const Experts* part) {
+    require(part == nullptr || part->device() == device, Errc::kInvalidArgument,
+            "modular_kernel: {} are on {}, must be on {} as prepare_finalize", name,
+            name_of(part == nullptr ? device : part->device()), name_of(device));
+  };
+  require_same("experts", experts);
+  require_same("shared experts", shared.experts.get());
+  require(shared.experts == nullptr || shared.order != SharedExpertsOrder::kNone,
+          Errc::kInvalidArgument,
           "modular_kernel: a shared expert is given with order none, must be no_overlap or "
           "mk_internal_overlapped");
+  require_device("modular_kernel", device, {{"shared gate", shared.gate}});
+  check_shared_gate(shared.gate, prepare_finalize->hidden());
 }
 
 /// Of a call: output [T, H] bf16.

@@ -2,51 +2,114 @@
 
 #include "moe/prepare/exchange_prepare_finalize.h"
 
-#include <algorithm>
 #include <numeric>
 
-#include "switchyard/permute.h"
-
+#include "core/check_matrix.h"
 #include "core/fail.h"
+#include "core/format.h"
+#include "core/require_device.h"
+#include "device/layer_rows.h"
+#include "exchange/exchange_shape.h"
 #include "moe/kernel/split_call.h"
-#include "moe/prepare/prepare_checks.h"
 
 namespace switchyard {
+namespace {
+
+// On GPUs the host knows no counts, so receive buffers have their largest size.
+ExchangeConfig config_on(Device device, const PrepareRecipe& recipe,
+                         const PrepareFinalizeConfig& config, bool is_plain) {
+  ExchangeConfig result = exchange_config_of(recipe, config, is_plain);
+  if (device.is_cpu()) return result;
+  result.worst_case_rows = true;
+  result.max_in_flight = 1;
+  return result;
+}
+
+std::int64_t buffer_rows(const ExchangeConfig& config, const Group& group) {
+  return make_exchange_shape(config, group.size(), group.rank()).max_buffer_rows;
+}
+
+}  // namespace
+
 ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, const Group& group,
-                                                 const PrepareFinalizeConfig& config)
+                                                 const PrepareFinalizeConfig& config,
+                                                 const ExchangeOptions& options)
     : recipe_(recipe),
       config_(config),
       group_(group),
-      rank_(group.rank()),
-      num_ranks_(group.size()),
+      exchange_options_(options),
       ownership_{config.num_experts, group.size()} {
-  check_prepare_config(recipe, config, num_ranks_);
-  batches_.resize(static_cast<std::size_t>(config.num_micro_batches));
-  max_buffer_rows_ = exchange(false).max_buffer_rows();
-  expert_map_ = Tensor(DType::kI32, {std::int64_t{config.num_experts} + 1});
-  std::fill_n(expert_map_.as<std::int32_t>(), config.num_experts + 1, -1);
-  std::iota(expert_map_.as<std::int32_t>() + ownership_.first(rank_),
-            expert_map_.as<std::int32_t>() + ownership_.first(rank_) + ownership_.count(rank_), 0);
+  check_prepare_config(recipe, config, group.size());
+  max_buffer_rows_ = buffer_rows(config_on(device(), recipe, config, false), group);
+  allocate_memory();
+  make_exchanges(false);
+  if (config.defers_input_quant && wire_scheme_of(config).is_quantized()) make_exchanges(true);
 }
 
-Exchange& ExchangePrepareFinalize::exchange(bool is_plain) {
-  std::unique_ptr<Exchange>& exchange = exchanges_[is_plain];
-  if (exchange != nullptr) return *exchange;
-  exchange = std::make_unique<Exchange>(group_, exchange_config_of(recipe_, config_, is_plain));
-  if (!is_plain && exchange->config().scheme != config_.scheme) {
-    for (MicroBatch& batch : batches_) {
-      batch.quantizer = std::make_unique<ArrivedRows>(
-          config_.scheme, config_.hidden, config_.scale_layout, config_.static_scale,
-          exchange->max_buffer_rows(), std::max(1, ownership_.count(rank_)));
-    }
+Tensor ExchangePrepareFinalize::allocate(DType dtype, std::initializer_list<std::int64_t> shape) {
+  Tensor tensor(dtype, shape, device());
+  scratch_bytes_ += tensor.view().num_bytes();
+  return tensor;
+}
+
+template <typename T>
+Tensor ExchangePrepareFinalize::upload(DType dtype, const std::vector<T>& values) {
+  const TensorView host(values.data(), dtype, {static_cast<std::int64_t>(values.size())});
+  scratch_bytes_ += host.num_bytes();
+  return copy_to(host, device());
+}
+
+// Before the exchange: once that is made peers may already wait in kernels, and the runtime waits
+// for kernels before it gives memory.
+void ExchangePrepareFinalize::allocate_memory() {
+  std::vector<std::int32_t> map(static_cast<std::size_t>(config_.num_experts) + 1, -1);
+  const auto first = map.begin() + ownership_.first(group_.rank());
+  std::iota(first, first + num_local_experts(), 0);
+  expert_map_ = upload(DType::kI32, map);
+  if (!config_.global_to_physical.empty()) {
+    physical_ = upload(DType::kI32, config_.global_to_physical);
   }
-  return *exchange;
+  if (config_.static_scale.has_value()) {
+    static_scale_ = upload(DType::kF32, std::vector<float>{*config_.static_scale});
+  }
+  const auto num_choices = static_cast<std::size_t>(config_.max_tokens_per_rank * config_.num_topk);
+  ones_ = upload(DType::kF32, std::vector<float>(num_choices, 1.0f));
+  batches_.resize(static_cast<std::size_t>(config_.num_micro_batches));
+  for (MicroBatch& batch : batches_) allocate_batch_memory(batch);
 }
 
-const Exchange& ExchangePrepareFinalize::exchange_of(const MicroBatch& batch) const {
-  require(batch.exchange != nullptr, Errc::kInvalidArgument,
-          "{}: nothing was prepared in this micro-batch; prepare first", name());
-  return *batch.exchange;
+void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
+  const std::int64_t num_tokens = config_.max_tokens_per_rank;
+  const std::int64_t num_topk = config_.num_topk;
+  if (num_topk == 1) batch.weighted = allocate(DType::kF32, {num_tokens, config_.hidden});
+  if (physical_.view().has_value()) {
+    batch.physical_ids = allocate(DType::kI32, {num_tokens, num_topk});
+  }
+  if (renames_received()) {
+    const bool is_elastic = recipe_.kind == PrepareKind::kElasticDecode;
+    batch.topk_ids = allocate(is_elastic ? DType::kI64 : DType::kI32, {max_buffer_rows_, num_topk});
+  }
+  if (marks_rows()) {
+    batch.topk_ids = allocate(DType::kI64, {max_buffer_rows_, 1});
+    batch.aligned_counts = allocate(DType::kI32, {num_local_experts()});
+    batch.end = allocate(DType::kI32, {1});
+  }
+  const ExchangeConfig wire = config_on(device(), recipe_, config_, false);
+  if (wire.scheme == config_.scheme) return;
+  const ArrivedRowsShape shape{wire,          config_, max_buffer_rows_, num_local_experts(),
+                               static_scale_, device()};
+  batch.quantizer =
+      device().is_cpu() ? make_host_arrived_rows(shape) : make_gpu_arrived_rows(shape);
+}
+
+void ExchangePrepareFinalize::make_exchanges(bool is_plain) {
+  const ExchangeConfig config = config_on(device(), recipe_, config_, is_plain);
+  std::vector<std::unique_ptr<Exchange>> made;
+  const std::size_t count = device().is_cpu() ? 1 : batches_.size();
+  for (std::size_t m = 0; m < count; ++m) {
+    made.push_back(std::make_unique<Exchange>(group_, config, exchange_options_));
+  }
+  exchanges_[is_plain] = std::move(made);
 }
 
 const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
@@ -57,182 +120,157 @@ const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
   return batches_[static_cast<std::size_t>(micro_batch)];
 }
 
+ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::busy_batch_of(int micro_batch) {
+  MicroBatch& batch = batch_of(micro_batch);
+  require(batch.is_busy, Errc::kInvalidArgument,
+          "{}: nothing is prepared in micro_batch {}; prepare first", name(), micro_batch);
+  return batch;
+}
+
+const Exchange& ExchangePrepareFinalize::exchange_of(const MicroBatch& batch) const {
+  require(batch.exchange != nullptr, Errc::kInvalidArgument,
+          "{}: nothing was prepared in this micro-batch; prepare first", name());
+  return *batch.exchange;
+}
+
+Exchange& ExchangePrepareFinalize::exchange_for(const PrepareArguments& arguments,
+                                                bool is_deferred) const {
+  const bool is_plain = is_deferred && wire_scheme_of(config_).is_quantized();
+  const auto& exchanges = exchanges_[is_plain];
+  require(!exchanges.empty(), Errc::kInvalidArgument,
+          "{}: defer_input_quant is set in micro_batch {}, which takes an exchange of its own; set "
+          "PrepareFinalizeConfig::defers_input_quant",
+          name(), arguments.micro_batch);
+  return *exchanges[device().is_cpu() ? 0 : static_cast<std::size_t>(arguments.micro_batch)];
+}
+
 void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
-  if (!sends_packed_scales(recipe_, config_, experts.supports_packed_ue8m0_act_scales())) return;
+  const bool packs =
+      sends_packed_scales(recipe_, config_, experts.supports_packed_ue8m0_act_scales());
+  const bool defers = experts.expects_unquantized_inputs() &&
+                      wire_scheme_of(config_).is_quantized() && exchanges_[1].empty();
+  if (!packs && !defers) return;
   for (const MicroBatch& batch : batches_) {
     require(batch.exchange == nullptr, Errc::kInvalidArgument,
             "{}: post_init_setup comes after prepare; call it before the first one", name());
   }
-  PrepareFinalizeConfig packed = config_;
-  packed.scheme.scale_format = ScaleFormat::kE8M0Packed;
-  exchanges_[0] =
-      std::make_unique<Exchange>(group_, exchange_config_of(recipe_, packed, /*is_plain=*/false));
-  config_ = std::move(packed);
+  if (packs) {
+    config_.scheme.scale_format = ScaleFormat::kE8M0Packed;
+    make_exchanges(false);
+  }
+  if (defers) make_exchanges(true);
 }
 
-Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments) {
+QuantScheme ExchangePrepareFinalize::row_scheme(bool is_deferred) const {
+  if (!is_deferred) return config_.scheme;
+  const QuantScheme wire = wire_scheme_of(config_);
+  return wire.is_quantized() ? schemes::kNone : wire;
+}
+
+Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments,
+                                                         Stream stream, Stream receive_stream) {
   MicroBatch& batch = batch_of(arguments.micro_batch);
-  require(!batch.is_busy, Errc::kInvalidArgument,
-          "{}: micro_batch {} was prepared and not finalized; finalize it first", name(),
-          arguments.micro_batch);
-  check_ids_dtype(recipe_, config_, arguments.topk_ids);
-  batch.is_weighted = arguments.apply_router_weight_on_input;
-  batch.is_deferred = arguments.defer_input_quant && config_.scheme.is_quantized();
-  const TensorView hidden = batch.is_weighted ? weigh_input(batch, arguments) : arguments.hidden;
-  DispatchOptions options;
-  options.max_tokens = rounded_max_tokens(recipe_, config_, arguments.max_tokens);
-  if (config_.static_scale.has_value()) {
-    options.tensor_scale = TensorView::of(&*config_.static_scale, {1});
-  }
-  Exchange& carrier = exchange(batch.is_deferred && wire_scheme_of(config_).is_quantized());
-  batch.handle = carrier.dispatch_send(
-      hidden, to_physical(batch, arguments.topk_ids),
-      batch.is_weighted ? batch.ones.view() : arguments.topk_weights, options);
-  batch.exchange = &carrier;
-  batch.num_tokens = hidden.shape(0);
-  batch.is_busy = true;
-  if (batch.is_weighted && arguments.weighs_in_place) write_weighted(batch, arguments.hidden);
-  return split_call<Prepared>([this, &batch] { receive(batch); },
+  const Input input = begin(batch, arguments, stream);
+  batch.handle = batch.exchange->dispatch_send(input.hidden, input.topk_ids, input.topk_weights,
+                                               stream, input.options);
+  sent(batch, arguments, stream);
+  return split_call<Prepared>([this, &batch, receive_stream] { receive(batch, receive_stream); },
                               [&batch] { return batch.prepared; });
 }
 
-void ExchangePrepareFinalize::receive(MicroBatch& batch) try {
-  batch.dispatched = batch.exchange->dispatch_receive(batch.handle);
-  if (!batch.is_deferred && batch.quantizer != nullptr) {
-    batch.quantizer->quantize(recipe_.layout, batch.dispatched);
-  }
-  describe(batch);
+void ExchangePrepareFinalize::receive(MicroBatch& batch, Stream stream) try {
+  batch.dispatched = batch.exchange->dispatch_receive(batch.handle, stream);
+  arrived(batch, stream);
 } catch (const Error& error) {
-  // The call is over on every rank and nothing moved.
+  // On CPUs the call is over on every rank and nothing moved.
   const bool is_harmless =
       error.code() == Errc::kCapacityExceeded || error.code() == Errc::kInvalidArgument;
   batch.is_busy = !is_harmless;
   throw;
 }
 
-// What the original hands out beside the rows.
-void ExchangePrepareFinalize::describe(MicroBatch& batch) const {
-  const Dispatched& from = batch.dispatched;
-  Prepared& to = batch.prepared;
-  to = Prepared{from.experts, from.num_rows, from.expert_load, std::nullopt, {}, {}};
-  const std::span<const std::int32_t> counts = from.experts.num_rows;
-  switch (recipe_.kind) {
-    case PrepareKind::kLowLatency:
-      to.metadata = ExpertTokensMetadata::make_from_list(counts);
-      return;
-    case PrepareKind::kElasticPrefill: {
-      ExpertTokensMetadata aligned = ExpertTokensMetadata::make_from_list(counts);
-      const std::int64_t alignment = config_.expert_alignment;
-      for (std::int32_t& count : aligned.expert_num_tokens) {
-        count = static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
-      }
-      to.metadata = std::move(aligned);
-      to.topk_ids = prefill_ids(batch);
-      if (from.topk_weights.has_value()) {
-        to.topk_weights =
-            TensorView(from.topk_weights.data(), DType::kF32, {from.topk_weights.shape(0), 1});
-      }
-      return;
-    }
-    case PrepareKind::kElasticDecode:
-    case PrepareKind::kAllToAll: to.topk_ids = physical_ids(batch); break;
-    case PrepareKind::kAllGather:
-    case PrepareKind::kAllToAllOneSided: to.topk_ids = from.topk_ids; break;
-    case PrepareKind::kLocal: return;
-  }
-  to.topk_weights = from.topk_weights;
-}
-
-// Rows of expert e, alignment gaps included, all name e.
-TensorView ExchangePrepareFinalize::prefill_ids(MicroBatch& batch) const {
-  const ExpertRows& experts = batch.dispatched.experts;
-  const std::int64_t num_rows = experts.rows.shape(0);
-  batch.topk_ids = Tensor(DType::kI64, {num_rows, 1});
-  auto* ids = batch.topk_ids.as<std::int64_t>();
-  for (std::size_t e = 0; e < experts.first_row.size(); ++e) {
-    const std::int64_t end = e + 1 < experts.first_row.size() ? experts.first_row[e + 1] : num_rows;
-    std::fill(ids + experts.first_row[e], ids + end,
-              ownership_.first(rank_) + static_cast<std::int64_t>(e));
-  }
-  return batch.topk_ids;
-}
-
-// Local ids back to physical ones. "None" stays -1, or is E where the original fills with its
-// number of slots.
-TensorView ExchangePrepareFinalize::physical_ids(MicroBatch& batch) const {
-  const TensorView& local = batch.dispatched.topk_ids;
-  const bool is_elastic = recipe_.kind == PrepareKind::kElasticDecode;
-  const std::int32_t none = is_elastic ? -1 : config_.num_experts;
-  const std::int32_t first = ownership_.first(rank_);
-  batch.topk_ids = Tensor(is_elastic ? DType::kI64 : DType::kI32, {local.shape(0), local.shape(1)});
-  for (std::int64_t i = 0; i < local.num_elements(); ++i) {
-    const std::int32_t id = local.as<std::int32_t>()[i];
-    const std::int32_t physical = id < 0 ? none : id + first;
-    if (is_elastic) {
-      batch.topk_ids.as<std::int64_t>()[i] = physical;
-    } else {
-      batch.topk_ids.as<std::int32_t>()[i] = physical;
-    }
-  }
-  return batch.topk_ids;
+Prepared ExchangePrepareFinalize::prepare(const PrepareArguments& arguments, Stream stream) {
+  if (device().is_cpu()) return prepare_async(arguments, stream, stream).receiver();
+  MicroBatch& batch = batch_of(arguments.micro_batch);
+  const Input input = begin(batch, arguments, stream);
+  batch.dispatched = batch.exchange->dispatch(input.hidden, input.topk_ids, input.topk_weights,
+                                              stream, input.options);
+  batch.handle = batch.dispatched.handle;
+  sent(batch, arguments, stream);
+  arrived(batch, stream);
+  return batch.prepared;
 }
 
 // The rows that combine takes; with [M, K, H] this rank's choices of each row are summed first.
-TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch,
-                                            const FinalizeArguments& arguments) const {
-  const std::int64_t num_rows = batch.dispatched.experts.rows.shape(0);
+TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch, const FinalizeArguments& arguments,
+                                            Stream stream) const {
+  const TensorView& received = batch.dispatched.experts.rows;
+  const std::int64_t num_rows =
+      received.num_dims() == 3 ? received.shape(0) * received.shape(1) : received.shape(0);
   const auto [rows, needs_sum] = check_returned_rows(
       recipe_, config_, num_rows, arguments.expert_output, arguments.weight_and_reduce);
   if (!needs_sum) return rows;
-  const std::int64_t num_topk = config_.num_topk;
-  batch.reduced = Tensor(rows.dtype(), {num_rows, config_.hidden});
-  const TensorView weights = batch.is_weighted ? TensorView() : batch.dispatched.topk_weights;
+  require_device("finalize", device(), {{"reduced", arguments.reduced}});
+  TensorView reduced = arguments.reduced;
+  if (!reduced.has_value() && device().is_cpu()) {
+    batch.reduced = Tensor(rows.dtype(), {num_rows, config_.hidden});
+    reduced = batch.reduced;
+  }
+  check_matrix(reduced, {"finalize", "reduced", {rows.dtype()}, num_rows, config_.hidden});
+  const Prepared& prepared = batch.prepared;
   if (arguments.weight_and_reduce.kind == WeightAndReduceKind::kContiguous) {
-    weight_and_reduce(arguments.weight_and_reduce,
-                      {rows, batch.dispatched.topk_weights, batch.prepared.topk_ids, expert_map_,
-                       batch.is_weighted},
-                      batch.reduced);
-    return batch.reduced;
+    weight_and_reduce(
+        arguments.weight_and_reduce,
+        {rows, prepared.topk_weights, prepared.topk_ids, expert_map_, batch.is_weighted}, reduced,
+        stream);
+    return reduced;
   }
   // delegate: one chain in f32, rounded once, as everywhere in this library.
-  const Tensor identity(DType::kI32, {num_rows, num_topk});
-  std::iota(identity.as<std::int32_t>(), identity.as<std::int32_t>() + num_rows * num_topk, 0);
-  ep_gather(TensorView(rows.data(), rows.dtype(), {num_rows * num_topk, config_.hidden}),
-            batch.prepared.topk_ids, weights, identity, expert_map_, batch.reduced);
-  return batch.reduced;
+  sum_choices(rows, prepared.topk_ids, batch.is_weighted ? TensorView() : prepared.topk_weights,
+              expert_map_, reduced, stream);
+  return reduced;
 }
 
 // Rows that are weighted already count as they are.
-CombineOptions ExchangePrepareFinalize::combine_options(MicroBatch& batch, bool is_weighted) const {
+CombineOptions ExchangePrepareFinalize::combine_options(const MicroBatch& batch,
+                                                        const FinalizeArguments& arguments) const {
+  const bool is_weighted = arguments.weight_and_reduce.kind == WeightAndReduceKind::kNoOp;
   CombineOptions options;
+  options.shared = arguments.shared;
+  options.rows_are = is_weighted ? RowsAre::kWeighted : RowsAre::kUnweighted;
   if (!is_weighted || batch.exchange->config().reduce != Reduce::kPerExpert) return options;
-  batch.ones = Tensor(DType::kF32, {batch.num_tokens, std::int64_t{config_.num_topk}});
-  std::fill_n(batch.ones.as<float>(), batch.ones.view().num_elements(), 1.0f);
-  options.topk_weights = batch.ones;
+  options.topk_weights = TensorView(ones_.data(), DType::kF32,
+                                    {batch.num_tokens, std::int64_t{config_.num_topk}}, device());
   return options;
 }
 
-Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& arguments) {
-  MicroBatch& batch = batch_of(arguments.micro_batch);
-  require(batch.is_busy, Errc::kInvalidArgument,
-          "{}: nothing is prepared in micro_batch {}; prepare first", name(),
-          arguments.micro_batch);
+Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& arguments,
+                                                      Stream stream, Stream receive_stream) {
+  MicroBatch& batch = busy_batch_of(arguments.micro_batch);
   const TensorView output = arguments.output;
-  const bool is_weighted = arguments.weight_and_reduce.kind == WeightAndReduceKind::kNoOp;
-  const CombineOptions options = combine_options(batch, is_weighted);
+  const CombineOptions options = combine_options(batch, arguments);
   batch.exchange->check_output(batch.handle, output, options);
-  batch.exchange->combine_send(batch.handle, to_send(batch, arguments), {},
-                               is_weighted ? RowsAre::kWeighted : RowsAre::kUnweighted);
-  const auto receive_rows = [&batch, output, options] {
-    batch.exchange->combine_receive(batch.handle, output, options);
-    batch.is_busy = false;
-  };
-  return split_call<void>(receive_rows, [] {});
+  batch.exchange->combine_send(batch.handle, to_send(batch, arguments, stream), stream, options);
+  return split_call<void>(
+      [&batch, output, options, receive_stream] {
+        batch.exchange->combine_receive(batch.handle, output, receive_stream, options);
+        batch.is_busy = false;
+      },
+      [] {});
+}
+
+void ExchangePrepareFinalize::finalize(const FinalizeArguments& arguments, Stream stream) {
+  MicroBatch& batch = busy_batch_of(arguments.micro_batch);
+  const CombineOptions options = combine_options(batch, arguments);
+  batch.exchange->check_output(batch.handle, arguments.output, options);
+  batch.exchange->combine(batch.handle, to_send(batch, arguments, stream), arguments.output, stream,
+                          options);
+  batch.is_busy = false;
 }
 
 void ExchangePrepareFinalize::abandon(int micro_batch, const std::string& reason) {
   MicroBatch& batch = batch_of(micro_batch);
-  if (num_ranks_ > 1) return group_.abort(reason);
+  if (group_.size() > 1) return group_.abort(reason);
   require(batch.is_busy, Errc::kInvalidArgument,
           "{}: nothing is prepared in micro_batch {} to abandon", name(), micro_batch);
   batch.exchange->release(batch.handle);
@@ -247,6 +285,24 @@ std::vector<RowOrigin> ExchangePrepareFinalize::row_origins(int micro_batch) con
 WireBytes ExchangePrepareFinalize::wire_bytes(int micro_batch) const {
   const MicroBatch& batch = batch_of(micro_batch);
   return exchange_of(batch).wire_bytes(batch.handle);
+}
+
+ExchangeMemory ExchangePrepareFinalize::memory() const {
+  ExchangeMemory memory{0, scratch_bytes_};
+  for (const auto& exchanges : exchanges_) {
+    for (const auto& exchange : exchanges) {
+      const ExchangeMemory own = exchange->memory();
+      memory.window_bytes += own.window_bytes;
+      memory.receive_bytes += own.receive_bytes;
+    }
+  }
+  return memory;
+}
+
+void ExchangePrepareFinalize::check() const {
+  for (const auto& exchanges : exchanges_) {
+    for (const auto& exchange : exchanges) exchange->check();
+  }
 }
 
 }  // namespace switchyard

@@ -8,35 +8,28 @@
 
 namespace switchyard {
 
-Prepared PrepareFinalize::prepare(const PrepareArguments& arguments) {
-  return prepare_async(arguments).receiver();
-}
-
-void PrepareFinalize::finalize(const FinalizeArguments& arguments) {
-  finalize_async(arguments).receiver();
-}
-
 Group group_of_one() {
   constexpr std::int64_t kDayMs = 86'400'000;
   return Group(make_local_engines(1, kDayMs).front());
 }
 
 std::unique_ptr<PrepareFinalize> make_prepare_finalize(PrepareKind kind, const Group& group,
-                                                       const PrepareFinalizeConfig& config) {
-  const PrepareRecipe& recipe = recipe_of(kind);
-  if (kind != PrepareKind::kLocal) {
-    return std::make_unique<ExchangePrepareFinalize>(recipe, group, config);
-  }
-  return std::make_unique<ExchangePrepareFinalize>(recipe, group_of_one(), config);
+                                                       const PrepareFinalizeConfig& config,
+                                                       const ExchangeOptions& options) {
+  const bool is_local = kind == PrepareKind::kLocal;
+  return std::make_unique<ExchangePrepareFinalize>(
+      recipe_of(kind), is_local ? group_of_one() : group, config, options);
 }
 
 std::unique_ptr<PrepareFinalize> make_low_latency(const Group& group,
-                                                  const PrepareFinalizeConfig& config) {
-  return make_prepare_finalize(PrepareKind::kLowLatency, group, config);
+                                                  const PrepareFinalizeConfig& config,
+                                                  const ExchangeOptions& options) {
+  return make_prepare_finalize(PrepareKind::kLowLatency, group, config, options);
 }
 
-std::unique_ptr<PrepareFinalize> make_local(const PrepareFinalizeConfig& config) {
-  return make_prepare_finalize(PrepareKind::kLocal, {}, config);
+std::unique_ptr<PrepareFinalize> make_local(const PrepareFinalizeConfig& config,
+                                            const ExchangeOptions& options) {
+  return make_prepare_finalize(PrepareKind::kLocal, {}, config, options);
 }
 
 ExchangeMemory prepare_finalize_memory(PrepareKind kind, const PrepareFinalizeConfig& config,
@@ -53,6 +46,12 @@ ExchangeMemory prepare_finalize_memory(PrepareKind kind, const PrepareFinalizeCo
     quantized.scale_layout = config.scale_layout;
     memory.receive_bytes +=
         exchange_memory(quantized, is_local ? 1 : num_ranks, is_local ? 0 : rank).receive_bytes;
+  }
+  if (config.defers_input_quant && wire_scheme_of(config).is_quantized()) {
+    const ExchangeMemory plain = exchange_memory(exchange_config_of(recipe, config, true),
+                                                 is_local ? 1 : num_ranks, is_local ? 0 : rank);
+    memory.window_bytes += plain.window_bytes;
+    memory.receive_bytes += plain.receive_bytes;
   }
   return memory;
 }

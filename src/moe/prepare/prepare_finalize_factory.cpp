@@ -13,6 +13,7 @@
 #include <array>
 
 #include "core/fail.h"
+#include "core/require_device.h"
 
 namespace switchyard {
 namespace {
@@ -90,6 +91,7 @@ void check_low_latency_scales(const QuantConfig& quant) {
 
 // One number that holds for all tokens, as every sender needs it.
 float only_value(const char* name, const TensorView& scale) {
+  require_host(kFunction, {{name, scale}});
   require(scale.dtype() == DType::kF32 && scale.is_contiguous() && scale.num_elements() > 0,
           Errc::kInvalidArgument, "{}: {} is {}, must be f32, contiguous, not empty", kFunction,
           name, scale.describe());

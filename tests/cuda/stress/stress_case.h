@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "switchyard/device_exchange.h"
+#include "switchyard/exchange.h"
 
 #include "stress_rule.h"
 

@@ -28,12 +28,12 @@ int attribute(cudaDeviceAttr which) {
 
 // Lanes must fit on the GPU together. Ranks that share it leave most of it to the kernels of this
 // test: those of a rank must find room while its peers wait for it.
-DeviceExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
+ExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   int num_gpus = 1;
   check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
   const int sharing = (c.shape.num_ranks + num_gpus - 1) / num_gpus;
   const int most = kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
-  DeviceExchangeOptions options;
+  ExchangeOptions options;
   options.programmatic_launch = c.programmatic;
   options.timeout_ms = wanted.timeout_ms;
   if (c.num_lanes > 1) options.num_ctas = most;
@@ -68,7 +68,7 @@ struct StressRank::Lane {
   StressInput input;
   StressPlan plan;
   StressStep step;
-  DeviceDispatched got;
+  Dispatched got;
   StressReceived received;
 };
 
@@ -96,7 +96,7 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
              "cudaMemcpy");
   load_stress_kernels();
   check_cuda(cudaDeviceSynchronize(), "exchange_stress");
-  exchange_ = std::make_unique<DeviceExchange>(group, config, options_of(case_, options_));
+  exchange_ = std::make_unique<Exchange>(group, config, options_of(case_, options_));
   // There further streams may stand behind those of other ranks.
   if (exchange_->is_shared_gpu()) {
     for (Lane& lane : lanes_) lane.stream = lanes_[0].own_stream.get();
@@ -164,7 +164,7 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
                        {num_tokens, s.num_topk});
   const TensorView weights(lane.weights.data(), DType::kF32, {num_tokens, s.num_topk});
   const Stream stream = lane.stream;
-  DeviceDispatchOptions options;
+  DispatchOptions options;
   if (is_given) {
     options.scales =
         TensorView(lane.scales.data(), s.form == StressForm::kStored ? DType::kF32 : DType::kE4M3,
@@ -174,13 +174,13 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
     options.tensor_scale = TensorView(tensor_scale_.data(), DType::kF32, {1});
   }
   if (case_.splits_phases || options_.by_turns) {
-    const DeviceHandle handle = exchange_->dispatch_send(tokens, ids, weights, stream, options);
+    const DispatchHandle handle = exchange_->dispatch_send(tokens, ids, weights, stream, options);
     turn(lane);
     lane.got = exchange_->dispatch_receive(handle, stream);
   } else {
     lane.got = exchange_->dispatch(tokens, ids, weights, stream, options);
   }
-  const DeviceDispatched& got = lane.got;
+  const Dispatched& got = lane.got;
   const auto bytes_of = [](const TensorView& view) {
     return view.has_value() ? const_cast<std::byte*>(view.as<std::byte>()) : nullptr;
   };

@@ -29,11 +29,11 @@ class StressRank {
 
   /// Steps of one round.
   std::int64_t steps_per_round() const;
-  /// So many rounds, then waits. Errors: of DeviceExchange::check.
+  /// So many rounds, then waits. Errors: of Exchange::check.
   void run(int num_rounds);
   /// What was found so far.
   StressTally tally() const;
-  const DeviceExchange& exchange() const { return *exchange_; }
+  const Exchange& exchange() const { return *exchange_; }
 
  private:
   struct Lane;
@@ -61,7 +61,7 @@ class StressRank {
   std::vector<cudaGraphExec_t> graphs_;
   std::size_t next_graph_ = 0;
   std::uint32_t next_step_ = 0;
-  std::unique_ptr<DeviceExchange> exchange_;  // ends first: then all kernels have ended
+  std::unique_ptr<Exchange> exchange_;  // ends first: then all kernels have ended
 };
 
 }  // namespace switchyard::test

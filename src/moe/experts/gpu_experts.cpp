@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_experts.cpp: experts on a GPU around either kind of products: rows are widened where they
+// gpu_experts.cpp: experts on a GPU around either kind of products: rows are widened where they
 // must be, multiplied, activated and rounded, and multiplied again. The host knows no counts:
 // scratch is for all rows of the buffer, kernels look at those that count.
 //
 // Scratch, for N rows: the elements of the first product, where rows cannot be taken as they are,
 // and later those of the second, N x max(H, I); the sums of the first, N x its columns; then what
 // scales and products want.
-#include "switchyard/device_experts.h"
-
 #include <algorithm>
 #include <string>
+
+#include "switchyard/experts.h"
 
 #include "core/bytes.h"
 #include "core/carver.h"
@@ -18,14 +18,13 @@
 #include "cuda/quantize/quantize.h"
 #include "device/cuda_module.h"
 #include "device/scale_memory.h"
-#include "moe/experts/device_products.h"
 #include "moe/experts/expert_checks.h"
 #include "moe/experts/expert_input.h"
+#include "moe/experts/gpu_products.h"
 
 namespace switchyard {
 namespace {
 
-constexpr const char* kFunction = "make_device_experts";
 constexpr std::size_t kAlignment = 256;
 
 std::int64_t bytes_of(DType dtype) { return bits_of(dtype) / 8; }
@@ -34,37 +33,23 @@ bool is_rows(const TensorView& tensor) {
   return tensor.has_value() && (tensor.num_dims() == 2 || tensor.num_dims() == 3);
 }
 
-// [L, C, H] as [L * C, H]; a matrix stays.
-TensorView flat(const char* name, const TensorView& tensor) {
-  if (tensor.num_dims() != 3) return tensor;
-  const std::int64_t capacity = tensor.shape(1);
-  require(tensor.shape(0) <= 1 || capacity == 0 ||
-              tensor.stride(0) == checked_mul(capacity, tensor.stride(1)),
-          Errc::kInvalidArgument, "apply: experts of {} are {} apart, want {} rows of {}", name,
-          tensor.stride(0), capacity, tensor.stride(1));
-  return TensorView(tensor.data(), tensor.dtype(),
-                    {checked_mul(tensor.shape(0), capacity), tensor.shape(2)},
-                    {tensor.stride(1), tensor.stride(2)});
+// Small tables that kernels read; absent when empty.
+Tensor upload_floats(const std::vector<float>& values, Device device) {
+  if (values.empty()) return {};
+  return copy_to(TensorView::of(values.data(), {static_cast<std::int64_t>(values.size())}), device);
 }
 
-// Small tables that kernels read; null when empty.
-DeviceMemory upload_floats(const std::vector<float>& values, DeviceQueue& queue) {
-  if (values.empty()) return nullptr;
-  DeviceMemory memory = queue.allocate(values.size() * sizeof(float));
-  queue.copy(memory.get(), values.data(), values.size() * sizeof(float));
-  return memory;
+const float* floats_of(const Tensor& tensor) {
+  return tensor.view().has_value() ? tensor.as<const float>() : nullptr;
 }
 
-const float* floats_of(const DeviceMemory& memory) {
-  return reinterpret_cast<const float*>(memory.get());
-}
-
-class GpuExperts final : public DeviceExperts {
+class GpuExperts final : public Experts {
  public:
-  GpuExperts(std::string_view name, std::unique_ptr<DeviceProducts> products,
-             const ExpertShape& shape, const ExpertWeights& weights, const ExpertOptions& options);
+  GpuExperts(std::string_view name, std::unique_ptr<GpuProducts> products, const ExpertShape& shape,
+             const ExpertWeights& weights, const ExpertOptions& options, Device device);
 
   std::string_view name() const override { return name_; }
+  Device device() const override { return device_; }
   bool is_batch_invariant() const override {
     return products_->has_fixed_order() && !rounds_together();
   }
@@ -72,7 +57,7 @@ class GpuExperts final : public DeviceExperts {
     return products_->is_capturable(is_batched);
   }
   std::size_t workspace_bytes(const TensorView& rows) const override;
-  void apply(const DeviceExpertRows& input, const TensorView& output, const TensorView& workspace,
+  void apply(const ExpertRows& input, const TensorView& output, std::span<std::byte> workspace,
              Stream stream) override;
 
  private:
@@ -86,7 +71,7 @@ class GpuExperts final : public DeviceExperts {
 
   /// The rounding of a row depends on the expert's other rows.
   bool rounds_together() const {
-    return intermediate_.group == ScaleGroup::kTensor && scale_ == nullptr;
+    return intermediate_.group == ScaleGroup::kTensor && !scale_.view().has_value();
   }
   DType activated_dtype() const {
     return intermediate_.is_quantized() ? products_->element() : DType::kBF16;
@@ -95,43 +80,44 @@ class GpuExperts final : public DeviceExperts {
   bool takes(DType dtype) const { return dtype == DType::kBF16 || dtype == products_->element(); }
 
   Scratch carve(std::int64_t num_rows, DType rows_dtype, std::byte* base) const;
-  RowRanges checked_ranges(const DeviceExpertRows& input) const;
+  RowRanges checked_ranges(const ExpertRows& input) const;
   void widen(const ExpertRows& rows, const RowRanges& ranges, void* to, Stream stream) const;
   void activate(const RowRanges& ranges, const Scratch& scratch, Stream stream) const;
-  ExpertProduct product_of(const DeviceMatrices& matrices, const RowRanges& ranges) const;
+  ExpertProduct product_of(const GpuMatrices& matrices, const RowRanges& ranges) const;
   void first_half(const ExpertRows& rows, const RowRanges& ranges, const Scratch& scratch,
                   Stream stream);
   void second_half(const TensorView& output, const RowRanges& ranges, const Scratch& scratch,
                    Stream stream);
 
   std::string name_;
-  std::unique_ptr<DeviceProducts> products_;
+  Device device_;
+  std::unique_ptr<GpuProducts> products_;
   ExpertShape shape_;
   QuantScheme intermediate_;
   Activation activation_;
-  DeviceMemory scale_;  // null, or [L]
-  DeviceMemory gate_bias_;
-  DeviceMemory up_bias_;
-  DeviceMemory down_bias_;
-  DeviceMatrices gate_up_;
-  DeviceMatrices down_;
+  Tensor scale_;  // absent, or [L]
+  Tensor gate_bias_;
+  Tensor up_bias_;
+  Tensor down_bias_;
+  GpuMatrices gate_up_;
+  GpuMatrices down_;
 };
 
-GpuExperts::GpuExperts(std::string_view name, std::unique_ptr<DeviceProducts> products,
+GpuExperts::GpuExperts(std::string_view name, std::unique_ptr<GpuProducts> products,
                        const ExpertShape& shape, const ExpertWeights& weights,
-                       const ExpertOptions& options)
+                       const ExpertOptions& options, Device device)
     : name_(name),
+      device_(device),
       products_(std::move(products)),
       shape_(shape),
       intermediate_(options.intermediate),
       activation_(options.activation) {
-  const std::unique_ptr<DeviceQueue> queue = cuda_module().make_queue(-1);
-  scale_ = upload_floats(expert_scalars(options.intermediate_scale, shape.num_experts), *queue);
-  gate_bias_ = upload_floats(widen_bias(weights.gate_bias), *queue);
-  up_bias_ = upload_floats(widen_bias(weights.up_bias), *queue);
-  down_bias_ = upload_floats(widen_bias(weights.down_bias), *queue);
-  gate_up_ = products_->upload(std::array{gate_of(weights), up_of(weights)}, *queue);
-  down_ = products_->upload(std::array{down_of(weights)}, *queue);
+  scale_ = upload_floats(expert_scalars(options.intermediate_scale, shape.num_experts), device);
+  gate_bias_ = upload_floats(widen_bias(weights.gate_bias), device);
+  up_bias_ = upload_floats(widen_bias(weights.up_bias), device);
+  down_bias_ = upload_floats(widen_bias(weights.down_bias), device);
+  gate_up_ = products_->upload(std::array{gate_of(weights), up_of(weights)}, device);
+  down_ = products_->upload(std::array{down_of(weights)}, device);
 }
 
 GpuExperts::Scratch GpuExperts::carve(std::int64_t num_rows, DType rows_dtype,
@@ -163,7 +149,7 @@ std::size_t GpuExperts::workspace_bytes(const TensorView& rows) const {
   return checked_add(carve(num_rows, rows.dtype(), nullptr).bytes, kAlignment);
 }
 
-RowRanges GpuExperts::checked_ranges(const DeviceExpertRows& input) const {
+RowRanges GpuExperts::checked_ranges(const ExpertRows& input) const {
   const std::int64_t num_experts = shape_.num_experts;
   const auto check = [&](const char* name, const TensorView& tensor, DType dtype) {
     require(tensor.has_value() && tensor.dtype() == dtype && tensor.num_dims() == 1 &&
@@ -234,11 +220,10 @@ void GpuExperts::activate(const RowRanges& ranges, const Scratch& scratch, Strea
   cuda_module().activate_rows(job, stream);
 }
 
-ExpertProduct GpuExperts::product_of(const DeviceMatrices& matrices,
-                                     const RowRanges& ranges) const {
+ExpertProduct GpuExperts::product_of(const GpuMatrices& matrices, const RowRanges& ranges) const {
   ExpertProduct product;
   product.ranges = ranges;
-  product.weights = matrices.memory.get();
+  product.weights = matrices.memory.as<const std::byte>();
   product.weight_dtype = matrices.dtype;
   product.depth = matrices.depth;
   product.num_columns = matrices.num_columns;
@@ -279,20 +264,20 @@ void GpuExperts::second_half(const TensorView& output, const RowRanges& ranges,
   products_->run(product, stream);
 }
 
-void GpuExperts::apply(const DeviceExpertRows& input, const TensorView& output,
-                       const TensorView& workspace, Stream stream) {
+void GpuExperts::apply(const ExpertRows& input, const TensorView& output,
+                       std::span<std::byte> workspace, Stream stream) {
+  require_experts_device(device_, input, output, stream);
   require(is_rows(input.rows) && output.num_dims() == input.rows.num_dims(), Errc::kInvalidArgument,
           "apply: rows is {} and output {}, want [N, H] or [L, C, H], alike", input.rows.describe(),
           output.describe());
   const RowRanges ranges = checked_ranges(input);
-  const ExpertRows rows{flat("rows", input.rows), input.scales,      input.scheme, {}, {},
-                        input.tensor_scale,       input.scale_layout};
-  const TensorView flat_output = flat("output", output);
-  const std::size_t given = workspace.has_value() ? workspace.num_bytes() : 0;
-  check_buffers(shape_, rows, flat_output, given, workspace_bytes(input.rows));
+  ExpertRows rows = input;
+  rows.rows = flat_rows("rows", input.rows);
+  const TensorView flat_output = flat_rows("output", output);
+  check_buffers(shape_, rows, flat_output, workspace.size(), workspace_bytes(input.rows));
   if (ranges.total_rows == 0) return;
   const Scratch scratch =
-      carve(ranges.total_rows, rows.rows.dtype(), aligned(workspace.as<std::byte>(), kAlignment));
+      carve(ranges.total_rows, rows.rows.dtype(), aligned(workspace.data(), kAlignment));
   products_->begin(ranges, scratch.products, stream);
   first_half(rows, ranges, scratch, stream);
   second_half(flat_output, ranges, scratch, stream);
@@ -300,16 +285,22 @@ void GpuExperts::apply(const DeviceExpertRows& input, const TensorView& output,
 
 }  // namespace
 
-std::unique_ptr<DeviceExperts> make_device_experts(std::string_view name,
-                                                   const ExpertWeights& weights,
-                                                   const ExpertOptions& options) {
-  require(name == "exact" || name == "cublas", Errc::kInvalidArgument,
-          "{}: experts are \"{}\", want \"exact\" or \"cublas\"", kFunction, name);
-  const ExpertShape shape = check_weights(kFunction, weights);
-  check_options(kFunction, shape, options);
-  return std::make_unique<GpuExperts>(
-      name, name == "exact" ? make_exact_products() : make_blas_products(), shape, weights,
-      options);
+std::unique_ptr<Experts> make_gpu_experts(const char* function, std::string_view name,
+                                          std::unique_ptr<GpuProducts> products,
+                                          const ExpertWeights& weights,
+                                          const ExpertOptions& options, Device device) {
+  const ExpertShape shape = check_weights(function, weights);
+  check_options(function, shape, options);
+  return std::make_unique<GpuExperts>(name, std::move(products), shape, weights, options, device);
+}
+
+std::unique_ptr<Experts> make_cublas_experts(const ExpertWeights& weights,
+                                             const ExpertOptions& options, Device device) {
+  constexpr const char* kFunction = "make_cublas_experts";
+  require(device.is_cuda(), Errc::kInvalidArgument, "{}: device is {}, must be a GPU", kFunction,
+          name_of(device));
+  return make_gpu_experts(kFunction, "cublas", make_blas_products(device), weights, options,
+                          device);
 }
 
 }  // namespace switchyard

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "moe/experts/device_products.h"
+#include "moe/experts/gpu_products.h"
 
 #include <vector>
 
@@ -16,27 +16,30 @@ static_assert(kProductPanel == kPanel, "kernels read what PackedWeights packs");
 
 // An expert at a time, so that the host never holds all of them: fill(e) gives `bytes` bytes.
 template <typename Fill>
-DeviceMemory upload_experts(std::int64_t num_experts, std::size_t bytes, DeviceQueue& queue,
-                            const Fill& fill) {
-  DeviceMemory memory = queue.allocate(checked_mul(static_cast<std::size_t>(num_experts), bytes));
+Tensor upload_experts(std::int64_t num_experts, std::size_t bytes, Device device,
+                      const Fill& fill) {
+  const Stream stream = Stream::default_of(device);
+  Tensor memory(DType::kU8, {checked_mul(num_experts, static_cast<std::int64_t>(bytes))}, device);
   for (std::int64_t e = 0; e < num_experts; ++e) {
     fill(e, [&](const void* from) {
-      queue.copy(memory.get() + static_cast<std::size_t>(e) * bytes, from, bytes);
+      std::byte* to = memory.as<std::byte>() + static_cast<std::size_t>(e) * bytes;
+      cuda_module().copy(to, from, bytes, stream);
+      cuda_module().synchronize(stream);
     });
   }
   return memory;
 }
 
 // The panels of cpu/gemm.h and its order of sums.
-class ExactProducts final : public DeviceProducts {
+class ExactProducts final : public GpuProducts {
  public:
   bool has_fixed_order() const override { return true; }
   bool is_capturable(bool) const override { return true; }
   DType element() const override { return DType::kF32; }
   std::size_t scratch_bytes(std::int64_t) const override { return 0; }
 
-  DeviceMatrices upload(std::span<const WeightTensor> tensors, DeviceQueue& queue) const override {
-    DeviceMatrices matrices;
+  GpuMatrices upload(std::span<const WeightTensor> tensors, Device device) const override {
+    GpuMatrices matrices;
     matrices.depth = tensors.front().values.shape(2);
     for (const WeightTensor& tensor : tensors) {
       matrices.num_columns += align_up(tensor.values.shape(1), kPanel);
@@ -45,13 +48,13 @@ class ExactProducts final : public DeviceProducts {
     const auto bytes =
         static_cast<std::size_t>(checked_mul(checked_mul(matrices.num_columns, matrices.depth),
                                              std::int64_t{bits_of(matrices.dtype)} / 8));
-    const auto fill = [&](std::int64_t e, const auto& take) {
+    const auto fill = [&](std::int64_t e, const auto& upload_one) {
       std::vector<WeightTensor> of_expert;
       for (const WeightTensor& tensor : tensors) of_expert.push_back(tensor.of_expert(e));
       const PackedWeights packed{std::span<const WeightTensor>(of_expert)};
-      take(packed.expert(0).panels);
+      upload_one(packed.expert(0).panels);
     };
-    matrices.memory = upload_experts(tensors.front().values.shape(0), bytes, queue, fill);
+    matrices.memory = upload_experts(tensors.front().values.shape(0), bytes, device, fill);
     return matrices;
   }
 
@@ -62,8 +65,10 @@ class ExactProducts final : public DeviceProducts {
 };
 
 // bf16 [outputs, depth], as weights are stored.
-class BlasProducts final : public DeviceProducts {
+class BlasProducts final : public GpuProducts {
  public:
+  explicit BlasProducts(Device device)
+      : blas_(cuda_module().make_blas(device, setting("SWITCHYARD_CUBLAS").text)) {}
   bool has_fixed_order() const override { return false; }
   bool is_capturable(bool is_batched) const override { return is_batched; }
   DType element() const override { return DType::kBF16; }
@@ -71,14 +76,14 @@ class BlasProducts final : public DeviceProducts {
     return blas_->scratch_bytes(num_experts);
   }
 
-  DeviceMatrices upload(std::span<const WeightTensor> tensors, DeviceQueue& queue) const override {
-    DeviceMatrices matrices;
+  GpuMatrices upload(std::span<const WeightTensor> tensors, Device device) const override {
+    GpuMatrices matrices;
     matrices.depth = tensors.front().values.shape(2);
     for (const WeightTensor& tensor : tensors) matrices.num_columns += tensor.values.shape(1);
     const std::int64_t elements = checked_mul(matrices.num_columns, matrices.depth);
     std::vector<float> row(static_cast<std::size_t>(matrices.depth));
     std::vector<std::uint16_t> matrix(static_cast<std::size_t>(elements));
-    const auto fill = [&](std::int64_t e, const auto& take) {
+    const auto fill = [&](std::int64_t e, const auto& upload_one) {
       std::uint16_t* to = matrix.data();
       for (const WeightTensor& tensor : tensors) {
         WeightReader reader(tensor);
@@ -87,10 +92,10 @@ class BlasProducts final : public DeviceProducts {
           f32_to_bf16(row.data(), matrices.depth, to);
         }
       }
-      take(matrix.data());
+      upload_one(matrix.data());
     };
     matrices.memory = upload_experts(tensors.front().values.shape(0),
-                                     checked_mul(matrix.size(), sizeof(matrix[0])), queue, fill);
+                                     checked_mul(matrix.size(), sizeof(matrix[0])), device, fill);
     return matrices;
   }
 
@@ -108,13 +113,15 @@ class BlasProducts final : public DeviceProducts {
   }
 
  private:
-  std::unique_ptr<ExpertBlas> blas_ = cuda_module().make_blas(setting("SWITCHYARD_CUBLAS").text);
+  std::unique_ptr<ExpertBlas> blas_;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceProducts> make_exact_products() { return std::make_unique<ExactProducts>(); }
+std::unique_ptr<GpuProducts> make_exact_products() { return std::make_unique<ExactProducts>(); }
 
-std::unique_ptr<DeviceProducts> make_blas_products() { return std::make_unique<BlasProducts>(); }
+std::unique_ptr<GpuProducts> make_blas_products(Device device) {
+  return std::make_unique<BlasProducts>(device);
+}
 
 }  // namespace switchyard

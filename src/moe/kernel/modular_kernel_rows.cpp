@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// modular_kernel_rows.cpp: rows to the experts and back: as they come where they are grouped, else
+// permuted; and the rows of the shared expert.
+
+#include <algorithm>
+#include <numeric>
+
+#include "switchyard/permute.h"
+#include "switchyard/scale_layout.h"
+
+#include "core/bytes.h"
+#include "core/check_matrix.h"
+#include "core/fail.h"
+#include "core/format.h"
+#include "device/layer_rows.h"
+#include "moe/kernel/layer_checks.h"
+#include "moe/kernel/modular_kernel_memory.h"
+#include "quant/scheme.h"
+
+namespace switchyard {
+namespace {
+
+// The larger of what experts want for rows as they come, and for rows that they quantize.
+std::size_t workspace_for(const Experts& experts, const PrepareFinalize& prepare,
+                          std::int64_t num_rows) {
+  std::size_t max_bytes = 0;
+  const std::int64_t num_local = prepare.num_local_experts();
+  const bool is_batched =
+      prepare.activation_format() == ActivationFormat::kBatched && num_local > 0;
+  for (const bool is_deferred : {false, true}) {
+    const DType dtype = stored_dtype(prepare.row_scheme(is_deferred));
+    const TensorView rows =
+        is_batched ? TensorView(nullptr, dtype, {num_local, num_rows / num_local, prepare.hidden()})
+                   : TensorView(nullptr, dtype, {num_rows, prepare.hidden()});
+    max_bytes = std::max(max_bytes, experts.workspace_bytes(rows));
+  }
+  return max_bytes;
+}
+
+std::span<std::byte> span_of(const Tensor& bytes) {
+  return {bytes.as<std::byte>(), bytes.view().num_bytes()};
+}
+
+std::int64_t as_extent(std::size_t bytes) { return static_cast<std::int64_t>(bytes); }
+
+}  // namespace
+
+Tensor ModularKernel::allocate(DType dtype, std::initializer_list<std::int64_t> shape) {
+  Tensor tensor(dtype, shape, device());
+  workspace_bytes_ += tensor.view().num_bytes();
+  return tensor;
+}
+
+void ModularKernel::allocate_memory() {
+  const PrepareFinalize& prepare = *prepare_finalize_;
+  const bool is_permuted = is_token_major(prepare.kind());
+  const std::int64_t arrived = prepare.max_buffer_rows();
+  const std::int64_t grouped =
+      is_permuted ? compute_aligned_m(arrived, prepare.num_topk(), prepare.num_local_experts(), 1)
+                  : arrived;
+  scratch_.resize(static_cast<std::size_t>(prepare.num_micro_batches()));
+  for (Scratch& scratch : scratch_) {
+    scratch.expert_output = allocate(DType::kBF16, {grouped, prepare.hidden()});
+    scratch.expert_workspace =
+        allocate(DType::kU8, {as_extent(workspace_for(*experts_, prepare, grouped))});
+    if (is_permuted) allocate_permuted(scratch, grouped);
+  }
+  if (shared_.experts != nullptr) allocate_shared();
+}
+
+void ModularKernel::allocate_permuted(Scratch& scratch, std::int64_t grouped) {
+  const PrepareFinalize& prepare = *prepare_finalize_;
+  const std::int64_t arrived = prepare.max_buffer_rows();
+  const std::int64_t num_local = prepare.num_local_experts();
+  std::size_t row = 0;
+  std::size_t row_scales = 0;
+  for (const bool is_deferred : {false, true}) {
+    const bool is_swizzled = prepare.row_scale_layout(is_deferred) == ScaleLayout::kSwizzled;
+    require(device().is_cpu() || !is_swizzled, Errc::kNotSupported,
+            "modular_kernel: scale_layout is swizzled in {}, whose rows are permuted here; on GPUs "
+            "must be row_major or column_major",
+            prepare.name());
+    const QuantScheme scheme = prepare.row_scheme(is_deferred);
+    // On CPUs unquantized rows arrive in the dtype of the caller.
+    const std::size_t stored = row_bytes(scheme, prepare.hidden());
+    row = std::max(row, device().is_cpu() && !scheme.is_quantized() ? 2 * stored : stored);
+    row_scales = std::max(row_scales, scale_row_bytes(scheme, prepare.hidden()));
+  }
+  const auto rows = static_cast<std::size_t>(grouped);
+  scratch.rows = allocate(DType::kU8, {as_extent(checked_mul(rows, row))});
+  scratch.scales = allocate(DType::kU8, {as_extent(checked_mul(rows, row_scales))});
+  scratch.row_experts = allocate(DType::kI32, {grouped});
+  scratch.inv_perm = allocate(DType::kI32, {arrived, prepare.num_topk()});
+  scratch.first_row = allocate(DType::kI64, {num_local});
+  scratch.num_rows = allocate(DType::kI32, {num_local});
+  scratch.reduced = allocate(DType::kBF16, {arrived, prepare.hidden()});
+  if (device().is_cpu()) return;
+  scratch.permute_workspace = allocate(
+      DType::kU8, {as_extent(ep_scatter_workspace_bytes(arrived, prepare.num_topk(), num_local))});
+}
+
+void ModularKernel::allocate_shared() {
+  const std::int64_t num_tokens = *prepare_finalize_->max_num_tokens_per_rank();
+  const std::int64_t hidden = prepare_finalize_->hidden();
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(num_tokens) + 1);
+  std::iota(counts.begin(), counts.end(), 0);
+  shared_memory_ = std::make_unique<SharedMemory>();
+  shared_memory_->first_row = allocate(DType::kI64, {1});
+  shared_memory_->num_tokens = copy_to(TensorView::of(counts.data(), {num_tokens + 1}), device());
+  const TensorView rows(nullptr, DType::kBF16, {num_tokens, hidden});
+  const std::size_t workspace = shared_.experts->workspace_bytes(rows);
+  for (Scratch& scratch : scratch_) {
+    scratch.shared_rows = allocate(DType::kBF16, {num_tokens, hidden});
+    scratch.shared_weights = allocate(DType::kF32, {num_tokens});
+    scratch.shared_workspace = allocate(DType::kU8, {as_extent(workspace)});
+  }
+}
+
+TensorView ModularKernel::run_grouped(const ExpertRows& rows, Scratch& scratch, Stream stream) {
+  const TensorView& from = rows.rows;
+  void* const data = scratch.expert_output.data();
+  const TensorView output =
+      from.num_dims() == 3
+          ? TensorView(data, DType::kBF16, {from.shape(0), from.shape(1), from.shape(2)}, device())
+          : TensorView(data, DType::kBF16, {from.shape(0), from.shape(1)}, device());
+  if (from.num_elements() == 0 || rows.num_rows.num_elements() == 0) return output;
+  if (device().is_cpu()) {
+    const auto* counts = rows.num_rows.as<std::int32_t>();
+    const auto has_rows = [](std::int32_t count) { return count != 0; };
+    if (std::none_of(counts, counts + rows.num_rows.num_elements(), has_rows)) return output;
+  }
+  experts_->apply(rows, output, span_of(scratch.expert_workspace), stream);
+  return output;
+}
+
+// Token-major rows: hand each row to the local experts that want it and sum their weighted results.
+TensorView ModularKernel::run_permuted(const Prepared& prepared, Scratch& scratch, Stream stream) {
+  const ExpertRows& arrived = prepared.experts;
+  const std::int64_t num_rows = arrived.rows.shape(0);
+  const std::int64_t num_topk = prepare_finalize_->num_topk();
+  const std::int64_t grouped =
+      compute_aligned_m(num_rows, num_topk, prepare_finalize_->num_local_experts(), 1);
+  Tensor linear_scales;  // on CPUs
+  TensorView scales = arrived.scales;
+  if (arrived.scale_layout == ScaleLayout::kSwizzled) {
+    linear_scales =
+        unswizzle_scales(scales, num_rows, num_scales(arrived.scheme, arrived.rows.shape(1)));
+    scales = linear_scales;
+  }
+  const bool has_row_scales = scales.num_dims() == 2;
+  PermuteOptions options;
+  options.expert_map = prepare_finalize_->expert_map();
+  options.alignment = 1;
+  ScatterOutputs outputs;
+  outputs.x = TensorView(scratch.rows.data(), arrived.rows.dtype(),
+                         {grouped, arrived.rows.shape(1)}, device());
+  if (has_row_scales) {
+    outputs.scales =
+        TensorView(scratch.scales.data(), scales.dtype(), {grouped, scales.shape(1)}, device());
+  }
+  outputs.m_indices = TensorView(scratch.row_experts.data(), DType::kI32, {grouped}, device());
+  outputs.inv_perm =
+      TensorView(scratch.inv_perm.data(), DType::kI32, {num_rows, num_topk}, device());
+  outputs.first_row = scratch.first_row;
+  outputs.expert_num_tokens = scratch.num_rows;
+  ep_scatter(arrived.rows, has_row_scales ? scales : TensorView(), prepared.topk_ids, options,
+             outputs, stream, span_of(scratch.permute_workspace));
+  const ExpertRows rows{outputs.x,        has_row_scales ? outputs.scales : scales,
+                        arrived.scheme,   scratch.first_row,
+                        scratch.num_rows, arrived.tensor_scale};
+  const TensorView output = run_grouped(rows, scratch, stream);
+  const TensorView reduced(scratch.reduced.data(), DType::kBF16,
+                           {num_rows, prepare_finalize_->hidden()}, device());
+  unpermute_and_reduce(output, outputs.inv_perm, prepared.topk_weights, reduced, stream);
+  return reduced;
+}
+
+TensorView ModularKernel::rows_of_shared(std::int64_t num_tokens, const Scratch& scratch) const {
+  return TensorView(scratch.shared_rows.data(), DType::kBF16,
+                    {num_tokens, prepare_finalize_->hidden()}, device());
+}
+
+// The expert's rows; where there is a gate times sigmoid(x . gate), in f32, rounded again.
+void ModularKernel::run_shared(const TensorView& hidden, Scratch& scratch, Stream stream) {
+  const std::int64_t num_tokens = hidden.shape(0);
+  check_matrix(hidden, {"modular_kernel",
+                        "hidden",
+                        {DType::kBF16, DType::kF16, DType::kF32},
+                        num_tokens,
+                        prepare_finalize_->hidden()});
+  const std::int64_t max_tokens = shared_memory_->num_tokens.shape(0) - 1;
+  require(num_tokens <= max_tokens, Errc::kInvalidArgument,
+          "modular_kernel: hidden has {} rows, but max_tokens_per_rank is {}", num_tokens,
+          max_tokens);
+  const TensorView rows = rows_of_shared(num_tokens, scratch);
+  const TensorView count(shared_memory_->num_tokens.as<std::int32_t>() + num_tokens, DType::kI32,
+                         {1}, device());
+  if (num_tokens > 0) {
+    shared_.experts->apply({hidden, {}, schemes::kNone, shared_memory_->first_row, count, {}}, rows,
+                           span_of(scratch.shared_workspace), stream);
+  }
+  if (shared_.gate.has_value()) {
+    gate_rows(hidden, shared_.gate, scratch.shared_weights, rows, stream);
+  }
+  observe(LayerStage::kShared);
+}
+
+}  // namespace switchyard
