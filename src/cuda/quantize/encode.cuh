@@ -59,9 +59,8 @@ struct PreparedMap {
   bool is_exact;  ///< shared_quotient yields the IEEE quotient; true for maps that multiply
 };
 
-/// `amax` bounds the magnitudes that the map will see, except NaN: the maximum from which the scale
-/// was made, unless that was clipped. If it is unknown, pass infinity: divisions are then IEEE
-/// ones.
+/// `amax` bounds the magnitudes that the map will see, except NaN: the maximum that the scale was
+/// made from, unless that was clipped. Infinity means unknown, and divisions are IEEE ones then.
 __device__ __forceinline__ PreparedMap prepare_map(const ElementMap& map, float amax) {
   if (!map.divides) return {map, 0.0f, true};
   const bool is_exact = is_shared(map.factor) && amax <= kMaxShared;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_rare.cuh: quantizes by the definition the few elements that the wide kernels do not
-// handle: NaN, infinities, magnitudes whose products would overflow or underflow. Small, and never
-// inlined.
+// quantize_rare.cuh: quantizes by the definition what the wide kernels do not handle: NaN,
+// infinities and magnitudes whose products would overflow or underflow. Small, and never inlined.
 #pragma once
 
 #include "cuda/quantize/quantize_kernels.cuh"
