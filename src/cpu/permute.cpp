@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// permute.cpp: checks everything, plans by plan/permute.h, then moves rows.
+// permute.cpp: checks all arguments, plans with plan/permute.h, then moves rows.
 
 #include "switchyard/permute.h"
 
@@ -20,7 +20,7 @@ void move_rows(const RowMove& move, const Destinations& destinations) {
   if (move.scales.has_value()) ScaleScatter(move.scales, move.out_scales).run(destinations);
 }
 
-// Memory for scales [num_rows, S] in the layout; the view is their logical shape.
+// Allocates scales [num_rows, S] in the requested layout; the view has their logical shape.
 void allocate_scales(const TensorView& scales, std::int64_t num_rows, const PermuteMemory& memory,
                      Permuted& permuted) {
   const bool packs = memory.packs_scales;
@@ -57,7 +57,7 @@ void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView&
   const RowMove move = check_row_move(kFunction, x, scales, outputs.x, outputs.scales);
   const std::int64_t num_local = check_plan_outputs(kFunction, ids, move.to.num_rows, outputs);
 
-  // The plan's own memory is small beside the rows, so one way of planning serves both callers.
+  // The plan's own memory is small compared with the rows, so both callers share one planner.
   const PermutePlan plan = build_plan(kFunction, ids, num_local, options, move.to.num_rows);
   const auto copy = [](const auto* from, std::int64_t count, const TensorView& to) {
     std::copy(from, from + count, to.as<std::remove_cvref_t<decltype(*from)>>());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// unpermute.cpp: a token's rows, wherever they lie, summed by weigh_reduce_row. Every index is
+// unpermute.cpp: sums each token's rows with weigh_reduce_row, wherever they are. Every index is
 // checked before the first row is written.
 
 #include <vector>
@@ -80,7 +80,7 @@ void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
 
 void unpermute_and_reduce(const TensorView& expert_output, const PermutePlan& plan,
                           const TensorView& topk_weights, const TensorView& output) {
-  // inv_perm is negative for exactly the dropped choices, so it serves as ids too.
+  // inv_perm is negative exactly for dropped choices, so it can stand in for the ids.
   ep_gather(expert_output, plan.inv_perm, topk_weights, plan.inv_perm, {}, output);
 }
 
