@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The micro-kernel multiplies R rows by two vectors of outputs, with all sums in registers; each
-// step broadcasts one element of every row. Lanes are outputs, never partial sums, so order is
-// fixed.
+// step broadcasts one element of every row. Lanes are outputs, never partial sums: order is fixed.
 //
 // bf16 weights stay 16 bits wide in memory. Each 32-bit word of a vector holds two adjacent ones: a
 // shift widens the even outputs and a mask the odd ones, without a shuffle; the order is restored

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // gemm.h: y = x * w^T in a fixed order: each output is one f32 chain acc = fma(x[k], w[n][k], acc),
-// k ascending, from +0. A row of y depends only on its row of x; bits are the same on every
-// machine.
+// k ascending, from +0. A row of y depends only on its row of x, with the same bits everywhere.
 //
 // Weights are stored in panels of kPanel outputs, [cdiv(n, kPanel)][k][kPanel], so that one vector
 // load covers adjacent outputs of one k. Unused outputs of the last panel are zero.
