@@ -149,7 +149,7 @@ struct QuantizedRows {
 
 /// The definition of switchyard::quantize. Simulated schemes also return codes and scales.
 /// `static_scale` is for kTensor, or the global scale of nvfp4.
-/// Errors: kNotSupported (no scales, contradictory fields); kInvalidArgument (nvfp4 without a scale).
+/// Errors: kNotSupported (no scales, invalid fields); kInvalidArgument (nvfp4 without a scale).
 QuantizedRows quantize(const QuantScheme& scheme, const Table<float>& x,
                        std::optional<float> static_scale = {});
 
