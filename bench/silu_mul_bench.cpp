@@ -56,7 +56,7 @@ void silu_mul(benchmark::State& state, const QuantScheme& scheme, ActivationScal
   const std::int64_t num_rows = state.range(0);
   const Tensor x(DType::kBF16, {num_rows, 2 * kIntermediate});
   for (std::int64_t i = 0; i < x.view().num_elements(); ++i) {
-    const auto at = static_cast<std::uint64_t>(i % 100003);  // a period keeps the set-up short
+    const auto at = static_cast<std::uint64_t>(i % 100003);  // repeating keeps the set-up short
     x.as<std::uint16_t>()[i] = bf16_from_f32(static_cast<float>(random_normal(1, at)));
   }
   const Tensor q(scheme.dtype, {num_rows, kIntermediate});

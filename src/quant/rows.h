@@ -23,14 +23,14 @@ void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::in
 void dequantize_row(const QuantScheme& scheme, const std::byte* q, const void* scales, DType dtype,
                     std::int64_t hidden, float* y, float tensor_scale = 1.0f);
 
-/// Largest magnitude of a row, NaN ignored; +0 for an empty row.
+/// The largest magnitude of a row; NaN is ignored, and an empty row gives +0.
 float max_magnitude(const void* x, DType dtype, std::int64_t hidden);
 
 void bf16_to_f32(const std::uint16_t* x, std::int64_t num_elements, float* y);
-/// To nearest, ties to even; NaN becomes 7FC0.
+/// Rounds to nearest, ties to even; NaN becomes 7FC0.
 void f32_to_bf16(const float* x, std::int64_t num_elements, std::uint16_t* y);
 void f16_to_f32(const std::uint16_t* x, std::int64_t num_elements, float* y);
-/// To nearest, ties to even; NaN becomes 7E00; too large becomes infinity.
+/// Rounds to nearest, ties to even; NaN becomes 7E00; overflow becomes infinity.
 void f32_to_f16(const float* x, std::int64_t num_elements, std::uint16_t* y);
 
 }  // namespace switchyard

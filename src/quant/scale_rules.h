@@ -51,8 +51,7 @@ SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap multiply_rule(float amax, bool is_p
   return {scale, {factor, false, kE4M3NaN}};
 }
 
-/// vLLM, dynamic_per_token_scaled_fp8_quant: true division; max(-448, min(x, 448)) maps NaN to
-/// +448.
+/// vLLM, dynamic_per_token_scaled_fp8_quant: true division; max(-448, min(x, 448)) makes NaN +448.
 SWITCHYARD_HOST_DEVICE constexpr ScaleAndMap token_rule(float amax) {
   constexpr float kMinScale = 1.0f / (kE4M3Max * 512.0f);
   const float dynamic = amax / kE4M3Max;

@@ -154,7 +154,7 @@ HWY_EXPORT(narrow_bf16);
 HWY_EXPORT(narrow_f16);
 }  // namespace simd
 
-using namespace simd;  // HWY_DYNAMIC_DISPATCH looks its tables up by unqualified name
+using namespace simd;  // HWY_DYNAMIC_DISPATCH looks up its tables by unqualified name
 
 void bf16_to_f32(const std::uint16_t* x, std::int64_t num_elements, float* y) {
   HWY_DYNAMIC_DISPATCH(widen_bf16)(x, num_elements, y);

@@ -216,7 +216,7 @@ void quantize_source(const QuantScheme& scheme, const void* x, std::int64_t hidd
   } else if (scheme.rule == ScaleRule::kMx) {
     quantize_chunks<Source, E2M1Coder, 32>(scheme, x, hidden, Mxfp4Rule{}, q, bytes, tensor_scale);
   } else if (tensor_scale > 0x1p-60f && tensor_scale < 0x1p60f) {
-    // within these bounds factors neither underflow to zero nor overflow
+    // Within these bounds factors neither underflow to zero nor overflow
     quantize_chunks<Source, E2M1Coder, 16>(scheme, x, hidden, Nvfp4Rule{tensor_scale}, q, bytes,
                                            tensor_scale);
   } else {

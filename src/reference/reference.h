@@ -198,7 +198,7 @@ Table<float> apply_experts(const MlpWeights& weights, std::int32_t first, const 
                            const Table<float>& rows, const QuantScheme& intermediate,
                            const Activation& activation = {});
 
-// ---- combine.cpp: the way back -----------------------------------------------------------------
+// ---- combine.cpp: results back to the owners ---------------------------------------------------
 
 /// Contract per_expert: the owner of a token starts from +0 and computes one chain acc =
 /// fma(weight, row, acc), k ascending over valid slots, rounded once to `output`.

@@ -48,7 +48,7 @@ struct ScaleMove {
   std::int64_t to_row_stride = 0;
   std::int64_t to_word_stride = 0;
   int word_bytes = 0;  ///< 0: no scales
-  bool packs = false;  ///< four bytes to a word
+  bool packs = false;  ///< four bytes per word
 
   /// Whether words are column-major, as DeepGEMM wants them. The first column then holds the token
   /// of each row (MapArgs::tokens) until the scales are placed.

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kRowsAtOnce = 8;
 constexpr int kWordsAtOnce = 2;  // words of a row loaded together if a token has few rows
-constexpr int kFewRows = 2;      // that many rows at most are few
+constexpr int kFewRows = 2;      // at most this many rows count as few
 
 // The row of a choice, or null if it has none, and its weight.
 struct Summand {

@@ -60,7 +60,7 @@ struct PreparedMap {
 };
 
 /// `amax` bounds the magnitudes that the map will see, except NaN: the maximum that the scale was
-/// made from, unless that was clipped. Infinity means unknown, and divisions are IEEE ones then.
+/// made from, unless that was clipped. Infinity means unknown; divisions are then IEEE divisions.
 __device__ __forceinline__ PreparedMap prepare_map(const ElementMap& map, float amax) {
   if (!map.divides) return {map, 0.0f, true};
   const bool is_exact = is_shared(map.factor) && amax <= kMaxShared;

@@ -18,7 +18,7 @@
 namespace switchyard {
 
 inline dim3 grid_of_rows(std::int64_t num_experts, std::int64_t capacity, bool has_counts) {
-  // One block per row without counts; with counts most rows may be empty, so blocks stride.
+  // One block per row; with counts, where most rows may be empty, fewer blocks that stride.
   constexpr std::int64_t kBlocksInFlight = 4096;
   const std::int64_t want = has_counts ? cdiv(kBlocksInFlight, num_experts) : capacity;
   const std::int64_t rows = std::min({want, capacity, std::int64_t{0x7FFFFFFF}});
