@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_returns.h: what the weights given to combine must be, wherever their memory is. All may be
-// absent. Errors: kInvalidArgument.
+// check_returns.h: checks the weights passed to combine, in host or device memory alike. All of
+// them may be absent. Errors: kInvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace switchyard {
 
-/// [T, K] instead of the weights given to dispatch.
+/// topk_weights [T, K] f32, which replace the weights passed to dispatch.
 void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                        const TensorView& topk_weights);
 
-/// For each of N rows of the receive buffer one, or K in layouts with a row a token.
+/// row_weights f32: one per row of the receive buffer, or K in layouts with one row per token.
 void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_rows,
                        const TensorView& row_weights);
 
-/// [T, K], to be written.
+/// returned_weights [T, K] f32, an output.
 void check_returned_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                             const TensorView& returned_weights);
 
-/// In a combine of both phases: who wants them has to give them.
+/// In a combine of both phases, a rank that wants returned_weights must pass row_weights.
 void check_both_weights(const TensorView& row_weights, const TensorView& returned_weights);
 
 }  // namespace switchyard

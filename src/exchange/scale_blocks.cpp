@@ -25,7 +25,7 @@ void ScaleBlocks::place(const std::byte* scales, std::int64_t row, std::byte* me
 }
 
 TensorView ScaleBlocks::view(const void* memory) const {
-  // Row-major blocks follow one another as the rows of one would.
+  // Row-major blocks follow one another as if they were a single block.
   if (block.layout == ScaleLayout::kRowMajor) {
     return TensorView(memory, dtype, {num_blocks * block.num_rows, block.num_scales});
   }
