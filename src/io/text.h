@@ -14,8 +14,7 @@ namespace switchyard {
 /// short line.
 std::string quote(std::string_view name);
 
-/// "; nearest: "a", "b"" with up to three names spelled most like `wanted`, or "" when none is
-/// close.
+/// "; nearest: "a", "b"" with up to three names spelled like `wanted`, or "" when none is close.
 std::string nearest_names(std::string_view wanted, std::span<const std::string_view> names);
 
 /// Ascending numbers as ranges: "1-26" or "0, 2, 4-7"; "none" when empty.
