@@ -2,11 +2,12 @@
 //
 // push_exchange.h: DeviceExchange over windows that every rank's GPU can address.
 //
-// A slot is one handle that may be alive: its own two slot sets in the window, its own count of
-// calls, its own receive buffers. Within a slot calls follow one another in stream order, and
-// that alone makes two sets enough: a rank starts call c only after call c - 1 is through here, so
-// it has every peer's announcement of c - 1, which the peer sent after its call c - 2 was through
-// and everything in that set had been read.
+// An in-flight slot serves one live handle: it has its own two slot sets in the window, its own
+// call count and its own receive buffers. Within a slot, calls follow one another in stream order.
+// Two slot sets suffice; no acknowledgement is needed: a rank starts call c only after it has
+// completed call c - 1, and therefore has every peer's announcement of c - 1. The peer, which
+// announces to every rank in every call, sent that after it had completed call c - 2 and read
+// everything in the set that c uses.
 #pragma once
 
 #include <memory>
@@ -63,22 +64,23 @@ class PushExchange final : public DeviceExchangeBackend {
   struct Slot {
     Stage stage = Stage::kFree;
     std::uint64_t id = 0;
-    std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
+    std::uint64_t routing = 0;  ///< id of the dispatch whose own ids are kept; 0: none
     std::int64_t num_tokens = 0;
     std::int64_t max_tokens = 0;
-    std::int64_t call_max_tokens = 0;  ///< max_tokens, if the caller gave it
-    bool is_again = false;             ///< its ids are those of an earlier dispatch
+    std::int64_t call_max_tokens = 0;  ///< max_tokens as the caller gave it, or 0
+    bool is_again = false;             ///< uses the ids of an earlier dispatch
     bool routing_only = false;
-    DispatchArgs dispatch;               ///< of its last dispatch
-    std::vector<DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
-    DispatchArgs gather;                 ///< of ids and weights to all ranks
+    DispatchArgs dispatch;               ///< arguments of the last dispatch
+    std::vector<DispatchArgs> payloads;  ///< one dispatch each
+    DispatchArgs gather;                 ///< dispatch of ids and weights to all ranks
     RoutingArgs routing_args;
     CombineArgs combine;
     ReturnWeightsArgs weights;
     DeviceBuffer memory;  ///< everything above points into it
   };
 
-  /// What a dispatch is given. `earlier`: has the ids, topk_ids has none.
+  /// The arguments of a dispatch. With `earlier`, the ids are those of that slot and topk_ids is
+  /// empty.
   struct Input {
     const TensorView& tokens;
     const TensorView& topk_ids;
@@ -87,7 +89,7 @@ class PushExchange final : public DeviceExchangeBackend {
     const Slot* earlier = nullptr;
   };
 
-  // p2p_exchange.cpp
+  // push_exchange.cpp
   void enter(Phase phase, const Slot& slot);
   Slot& start(const Input& input, Stream stream, Phases phases);
   void launch(Slot& slot, Phases phases, Stream stream);
@@ -99,7 +101,7 @@ class PushExchange final : public DeviceExchangeBackend {
   Slot& find(const DeviceHandle& handle, Stage wanted, const char* operation);
   DeviceHandle handle_of(const Slot& slot) const;
 
-  // p2p_memory.cpp
+  // push_memory.cpp
   void prepare_memory();
   void run_kernels() const;
   void allocate(Slot& slot, std::size_t index);
@@ -111,7 +113,7 @@ class PushExchange final : public DeviceExchangeBackend {
                           std::int64_t row_bytes) const;
   void fill_every_rank_ids();
 
-  // p2p_routing.cpp
+  // push_routing.cpp
   bool keeps_ids() const { return options_.keeps_routing || shape_.gathers_routing; }
   bool drops(const Slot& slot) const;
   const Slot& kept_routing(const DeviceHandle& earlier, const char* operation) const;
@@ -119,12 +121,12 @@ class PushExchange final : public DeviceExchangeBackend {
   void clear_rows(const Slot& slot, Stream stream) const;
   void gather_routing(Slot& slot, Phases phases, Stream stream);
 
-  // p2p_weights.cpp
+  // push_weights.cpp
   void set_weights_base(Slot& slot) const;
   void set_row_weights(Slot& slot, const DeviceCombineOptions& options) const;
   void set_returned_weights(Slot& slot, const DeviceCombineOptions& options) const;
 
-  // p2p_arguments.cpp
+  // push_arguments.cpp
   void check_input(const Input& input) const;
   void set_input(Slot& slot, const Input& input) const;
   void set_ids(Slot& slot, const Input& input) const;
@@ -147,13 +149,13 @@ class PushExchange final : public DeviceExchangeBackend {
   PinnedBuffer words_;  ///< WatchWords
   DeviceBuffer failed_;
   DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
-  DeviceBuffer blank_;       ///< the one row of a dispatch of routing only
+  DeviceBuffer blank_;       ///< the row that a routing-only dispatch sends for each token
   Watch watch_;
   std::vector<Slot> slots_;
   std::uint64_t next_id_ = 1;
   std::uint64_t number_;  ///< of this exchange in the process
-  int num_uncaught_;      ///< exceptions when it was made
-  WaitSite site_;         ///< the last call
+  int num_uncaught_;      ///< uncaught exceptions at construction
+  WaitSite site_;         ///< of the last call
   std::unique_ptr<Watcher> watcher_;
 };
 
