@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What DeviceExchange refuses of payloads, of bounds of a call, of routing that is used again, and
-// of configurations. One rank on one GPU.
+// Payloads, per-call bounds, reuse of routing and configurations that DeviceExchange refuses. Uses
+// one rank on one GPU.
 
 #include "core/fail.h"
 #include "exchange_rank.h"
@@ -19,7 +19,7 @@ using test::run_ranks;
 
 constexpr Errc kBad = Errc::kInvalidArgument;
 
-// Schemes that CPUs take and no kernel is made for.
+// Schemes that CPUs support and no kernel exists for.
 std::vector<ExchangeConfig> unnamed_schemes() {
   QuantScheme small = schemes::kFp8Block;
   small.block = 64;
@@ -32,7 +32,7 @@ std::vector<ExchangeConfig> unnamed_schemes() {
     configs.push_back(fault_config());
     configs.back().combine_scheme = scheme;
   }
-  configs.push_back(fault_config());  // only rows on their way out have these
+  configs.push_back(fault_config());  // supported for dispatched rows only
   configs.back().combine_scheme = schemes::kFp8Block;
   configs.back().combine_scheme.scale_format = ScaleFormat::kF32PowerOfTwo;
   return configs;
@@ -82,7 +82,7 @@ TEST_F(DeviceAgainArgumentsTest, HandlesWhoseRoutingIsGone) {
     rank.combine(first);
     const DeviceDispatched second = again(rank, first.handle);
     rank.combine(second);
-    exchange.release(exchange.reopen(first.handle, rank.stream()));  // still the same routing
+    exchange.release(exchange.reopen(first.handle, rank.stream()));  // the routing is unchanged
     const DeviceDispatched third = rank.dispatch();
     rank.combine(third);
     expect_error(kBad, "a new dispatch has taken the place of the handle",
@@ -181,7 +181,7 @@ TEST_F(DeviceAgainArgumentsTest, ACapacityThatIsExceeded) {
   for (const Layout layout : {Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
     SCOPED_TRACE(name_of(layout));
     ExchangeConfig config = fault_config(layout);
-    config.capacity = 3;  // 16 tokens of 2 choices, 8 experts: 4 each
+    config.capacity = 3;  // 16 tokens with 2 choices of 8 experts: 4 rows per expert
     expect_error(Errc::kCapacityExceeded, "was sent 4 rows, its capacity is 3", [&] {
       run(config, {}, [](ExchangeRank& rank) {
         (void)rank.dispatch();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What DeviceExchange refuses on the host: wrong tensors, handles and options. Nothing is launched
-// then, and the exchange goes on. One rank on one GPU.
+// Tensors, handles and options that DeviceExchange refuses on the host: nothing is launched, and
+// the exchange stays usable. Uses one rank on one GPU.
 
 #include <limits>
 
@@ -37,7 +37,7 @@ class DeviceArgumentsTest : public testing::Test {
   }
 };
 
-// Views of memory of the rank, and how they go wrong.
+// Views of the rank's memory, to be made wrong in one respect each.
 struct Views {
   explicit Views(const ExchangeRank& rank) : tokens(rank.tokens()), ids(rank.ids()) {}
   TensorView tokens;
@@ -267,7 +267,7 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
       }
     });
     EXPECT_EQ(launches, 0u);
-    rank.combine(got);  // the handle is as it was
+    rank.combine(got);  // the handle is unchanged
     rank.finish();
   });
 }

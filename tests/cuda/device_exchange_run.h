@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_exchange_run.h: the same calls on the exchange between GPUs and on the one between CPUs;
-// everything that comes out is compared bit for bit. Ranks are threads; with fewer GPUs than ranks
-// some share one.
+// device_exchange_run.h: makes the same calls on the GPU exchange and the CPU exchange and compares
+// all results bit for bit. Ranks are threads; with fewer GPUs than ranks some share a GPU.
 #pragma once
 
 #include <utility>
@@ -31,7 +30,7 @@ class RankRun {
   }
 
  private:
-  /// What one dispatch is given, on both sides.
+  /// The inputs of one dispatch on both sides.
   struct Call {
     Input in;
     std::vector<Both> payloads;
@@ -42,7 +41,7 @@ class RankRun {
     DeviceDispatchOptions gpu_options;
   };
 
-  /// Any bits as weights of rows, and where they come home.
+  /// Row weights with arbitrary bits, and the buffer that receives the returned ones.
   class Weights {
    public:
     Weights(const Case& c, const ExchangeConfig& config, std::int64_t num_rows,
@@ -95,7 +94,7 @@ class RankRun {
     if (c_.goes_again) go_again(want.handle, got.handle, call);
   }
 
-  // Everything that uses the routing of an earlier handle, which has ended.
+  // Makes every call that reuses the routing of an earlier, completed handle.
   void go_again(const DispatchHandle& cpu, const DeviceHandle& gpu, int call) {
     arena_.clear();
     Call again = make_call(call, false, 50);
@@ -111,7 +110,7 @@ class RankRun {
     arena_.clear();
     const DispatchHandle cpu_open = cpu_.reopen(want.handle);
     const DeviceHandle gpu_open = gpu_.reopen(got.handle, stream_.get());
-    check_cuda(cudaStreamSynchronize(stream_.get()), "reopen");  // of ranks that share a GPU
+    check_cuda(cudaStreamSynchronize(stream_.get()), "reopen");  // needed by ranks that share a GPU
     combine(cpu_open, gpu_open, num_rows, again.in.num_tokens, call + 1);
     arena_.clear();
     Call only = make_call(call, true, 90);
@@ -133,7 +132,7 @@ class RankRun {
     return narrow_ids;
   }
 
-  // `salt`: other tokens and weights; the number of tokens follows from the call alone.
+  // `salt` selects other tokens and weights; the number of tokens depends on the call alone.
   Call make_call(int call, bool routing_only, int salt = 0) {
     Call c;
     const std::int64_t topk = config_.num_topk;
@@ -224,7 +223,7 @@ class RankRun {
     }
   }
 
-  // Where rows without a token have a meaning, all of them.
+  // Compares whole tensors where rows without a token are defined, else the rows that have one.
   void compare_routing(const Dispatched& want, const DeviceDispatched& got) {
     const bool is_whole = config_.layout == Layout::kByRank ||
                           config_.layout == Layout::kAllGather || config_.zero_padding;
@@ -272,7 +271,7 @@ class RankRun {
     const auto device = download(got.scales);
     ASSERT_EQ(scales.num_dims(), got.scales.num_dims());
     if (scales.num_dims() != 2) {
-      // Tiles or blocks: compare all that the CPU wrote; gaps of both are zero.
+      // Tiles or blocks: compare all that the CPU wrote; both sides zero the gaps.
       EXPECT_EQ(std::memcmp(scales.data(), device.data(), scales.num_bytes()), 0) << c_.name;
       return;
     }
@@ -316,7 +315,7 @@ class RankRun {
     }
     Weights weights(c_, config_, num_rows, num_tokens, 10 * call + group_.rank());
     if (c_.returns_weights) weights.add_to(gpu_options, cpu_options, arena_);
-    // Apart by a unit of 16 bytes or more, or so that few begin at one.
+    // The stride keeps rows 16-byte aligned in call 0 and leaves most of them unaligned later.
     const std::int64_t stride = config_.hidden + (!c_.pads_output ? 0 : call == 0 ? 8 : 3);
     const std::size_t padded_bytes = bytes_of(out_dtype, num_tokens * stride);
     const TensorView on_gpu(arena_.allocate(padded_bytes), out_dtype, {num_tokens, config_.hidden},
@@ -360,7 +359,7 @@ class RankRun {
   Exchange cpu_;
   OwnedStream stream_;
   Arena arena_;
-  DeviceExchange gpu_;  // ends first: its end waits for all ranks, and then no kernel runs
+  DeviceExchange gpu_;  // destroyed first: that waits for all ranks, after which no kernel runs
 };
 
 }  // namespace switchyard::test
