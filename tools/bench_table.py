@@ -119,7 +119,7 @@ def bench(results):
 
 
 def percents(shares):
-    """Lists up to three shares; gives the range of more."""
+    """Lists up to three shares; for more, gives their range."""
     if len(shares) > 3:
         return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
     return ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
