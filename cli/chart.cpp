@@ -71,8 +71,7 @@ std::string dot(double x, double y, const std::string& color, const std::string&
       x, y, radius, color, escaped(label));
 }
 
-// Draws ticks at 1, 2 and 5 times powers of ten, or at the powers alone when those would be too
-// many.
+// Draws ticks at 1, 2 and 5 times powers of ten, or at the powers alone if those are too many.
 std::string log_grid(const Scale& y) {
   const double decades = std::log10(y.high / y.low);
   std::string svg;
