@@ -37,6 +37,9 @@ struct CudaModule {
   void (*copy)(void* to, const void* from, std::size_t bytes, Stream stream) = nullptr;
   void (*fill)(void* to, int value, std::size_t bytes, Stream stream) = nullptr;
   void (*synchronize)(Stream stream) = nullptr;
+  /// A stream of this thread on a GPU, for tools: kept until the thread ends; it does not wait for
+  /// the default stream.
+  Stream (*own_stream)(Device device) = nullptr;
   /// Of GPU (index mod number of GPUs), which becomes current for the calling thread; below 0: of
   /// the one that is. Errors: kNotAvailable.
   std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;

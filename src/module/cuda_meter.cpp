@@ -48,8 +48,9 @@ class Event {
 
 class Graph {
  public:
-  Graph(const DeviceWork& work, cudaStream_t stream) {
-    cudaGraph_t graph = captured(work, stream);
+  Graph(const DeviceWork& work, Stream given) {
+    cudaStream_t stream = given.get();
+    cudaGraph_t graph = captured(work, given);
     const cudaError_t result = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
     check_cuda(result, "cudaGraphInstantiate");
@@ -65,11 +66,12 @@ class Graph {
   }
 
  private:
-  static cudaGraph_t captured(const DeviceWork& work, cudaStream_t stream) {
+  static cudaGraph_t captured(const DeviceWork& work, Stream given) {
+    cudaStream_t stream = given.get();
     cudaGraph_t graph = nullptr;
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin capture");
     try {
-      work(stream);
+      work(given);
     } catch (...) {
       cudaStreamEndCapture(stream, &graph);
       if (graph != nullptr) cudaGraphDestroy(graph);
@@ -127,13 +129,14 @@ class CudaMeter final : public DeviceMeter {
 };
 
 CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.rank()) {
-  check_cuda(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device()),
-             "cudaDeviceGetAttribute");
+  check_cuda(
+      cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device().index),
+      "cudaDeviceGetAttribute");
   const auto size = static_cast<std::size_t>(group.size());
   require(size <= kMaxPushRanks, Errc::kNotSupported, "make_meter: {} ranks, must be at most {}",
           size, kMaxPushRanks);
   const std::size_t pushed = size == 1 ? 0 : size * bytes_each(kMaxPushBytes);
-  window_ = make_device_window(group.engine(), queue_.device(), kWordBytes + pushed);
+  window_ = make_device_window(group.engine(), queue_.device().index, kWordBytes + pushed);
   peers_.rank = group.rank();
   peers_.num_ranks = group.size();
   peers_.timeout_ns = static_cast<std::uint64_t>(group.timeout_ms()) * 1'000'000 *
@@ -162,12 +165,12 @@ int CudaMeter::num_ctas(int num_sms) const {
 
 void CudaMeter::run(const DeviceWork& work) {
   group_.barrier();
-  work(queue_.stream().get());
+  work(queue_.stream());
   queue_.wait();
 }
 
 DeviceWork CudaMeter::capture(const DeviceWork& work) {
-  const auto graph = std::make_shared<Graph>(work, queue_.stream().get());
+  const auto graph = std::make_shared<Graph>(work, queue_.stream());
   queue_.wait();
   return [graph](Stream stream) { graph->launch(stream.get()); };
 }
@@ -178,7 +181,7 @@ double CudaMeter::time_us(const DeviceWork& work) {
   group_.barrier();
   launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
   begin_.record(queue_.stream().get());
-  work(queue_.stream().get());
+  work(queue_.stream());
   end_.record(queue_.stream().get());
   group_.barrier();
   *flag_.as<volatile std::uint32_t>() = num_timed_;
@@ -218,7 +221,7 @@ std::string CudaMeter::join_nccl() {
       require(why.empty(), Errc::kNotAvailable, "{}", why);
       return std::string();
     });
-    nccl_ = make_nccl_all_to_all(group_.engine(), queue_.device());
+    nccl_ = make_nccl_all_to_all(group_.engine(), queue_.device().index);
     return {};
   } catch (const Error& error) {
     const Errc code = error.code();

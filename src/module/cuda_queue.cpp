@@ -3,6 +3,7 @@
 #include "module/cuda_queue.h"
 
 #include <algorithm>
+#include <map>
 
 #include "core/fail.h"
 #include "cuda/base/check.h"
@@ -88,6 +89,12 @@ void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream) {
 void fill_bytes(void* to, int value, std::size_t bytes, Stream stream) {
   const DeviceGuard guard(stream.device().index);
   check_cuda(cudaMemsetAsync(to, value, bytes, stream.get()), "cudaMemsetAsync");
+}
+
+Stream own_stream(Device device) {
+  thread_local std::map<int, OwnedStream> streams;
+  const DeviceGuard guard(device.index);
+  return Stream::cuda(streams[device.index].get(), device.index);
 }
 
 void synchronize(Stream stream) {

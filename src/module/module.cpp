@@ -58,6 +58,7 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .copy = copy_bytes,
       .fill = fill_bytes,
       .synchronize = synchronize,
+      .own_stream = own_stream,
       .make_queue = make_cuda_queue,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
