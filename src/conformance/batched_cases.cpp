@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "switchyard/quantize_batched.h"
 #include "switchyard/scale_layout.h"
 
 #include "conformance/arena.h"

@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "switchyard/permute.h"
+
 #include "conformance/arena.h"
 #include "conformance/check_case.h"
 #include "conformance/exchange_values.h"
