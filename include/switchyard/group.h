@@ -12,6 +12,7 @@
 
 namespace switchyard {
 
+class Control;
 class Engine;
 
 struct GroupOptions {
@@ -55,6 +56,7 @@ class SWITCHYARD_API Group {
   /// For code of the library.
   explicit Group(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
   Engine& engine() const { return *engine_; }
+  Control& control() const;
 
  private:
   std::shared_ptr<Engine> engine_;

@@ -36,13 +36,14 @@ struct Outcome {
 
 void run_rank(std::shared_ptr<Engine> engine, const std::function<void(const Group&)>& body,
               std::atomic<int>& num_errors, Outcome& outcome) {
-  const int rank = engine->rank();
+  const int rank = engine->control().rank();
   set_log_rank(rank);
   const auto record = [&](const char* what) {
     outcome.error = std::current_exception();
-    outcome.is_secondary = engine->has_seen_abort();
+    outcome.is_secondary = engine->control().has_seen_abort();
     outcome.order = num_errors.fetch_add(1);
-    engine->abort(Errc::kAborted, rank, fmt::format("it ended with the error \"{}\"", what));
+    engine->control().abort(Errc::kAborted, rank,
+                            fmt::format("it ended with the error \"{}\"", what));
   };
   try {
     body(Group(engine));
@@ -88,19 +89,15 @@ Group Group::from_environment(const GroupOptions& options) {
   return Group(join_engine(name, request));
 }
 
-int Group::rank() const { return engine_of(engine_).rank(); }
-int Group::size() const { return engine_of(engine_).size(); }
+Control& Group::control() const { return engine_of(engine_).control(); }
+int Group::rank() const { return control().rank(); }
+int Group::size() const { return control().size(); }
 const char* Group::engine_name() const { return engine_of(engine_).name(); }
-std::int64_t Group::timeout_ms() const { return engine_of(engine_).timeout_ms(); }
-
-void Group::barrier() const {
-  engine_of(engine_);
-  engine_->barrier();
-}
+std::int64_t Group::timeout_ms() const { return control().timeout_ms(); }
+void Group::barrier() const { control().barrier(); }
 
 void Group::abort(const std::string& reason) const {
-  engine_of(engine_);
-  engine_->abort(Errc::kAborted, engine_->rank(), reason);
+  control().abort(Errc::kAborted, rank(), reason);
 }
 
 void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& body,
@@ -122,7 +119,8 @@ void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& bod
     } catch (const std::system_error& error) {
       const int culprit = static_cast<int>(threads.size());
       for (const std::weak_ptr<Engine>& rank : ranks) {
-        if (const auto engine = rank.lock()) engine->abort(Errc::kAborted, culprit, "no thread");
+        if (const auto engine = rank.lock())
+          engine->control().abort(Errc::kAborted, culprit, "no thread");
       }
       fail(Errc::kSystem, "run_local_ranks: thread {} of {}: {}", threads.size(), num_ranks,
            error.what());

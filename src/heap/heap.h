@@ -59,6 +59,7 @@ std::unique_ptr<Heap> make_vmm_heap(const HeapRequest& request);
 /// Collective: `action` on every rank; returns what it returned, by rank. When it fails on some,
 /// every rank throws the error of the first one, which it names. Errors of the group itself
 /// (kTimeout, kPeerLost, kAborted) pass as they are.
-std::vector<std::string> gather_or_fail(Engine& engine, const std::function<std::string()>& action);
+std::vector<std::string> gather_or_fail(Control& control,
+                                        const std::function<std::string()>& action);
 
 }  // namespace switchyard

@@ -7,12 +7,12 @@
 
 #include <functional>
 
-#include "engine/engine.h"
+#include "engine/control.h"
 
 namespace switchyard {
 
 /// Runs `work` on a thread with `device` current. Errors: of `work`, and of a wait for the peers.
-void run_within_deadline(Engine& engine, int device, std::function<void()> work);
+void run_within_deadline(Control& control, int device, std::function<void()> work);
 
 /// Before the first communicator. NVLS would take multicast objects that nothing here uses.
 void turn_nvls_off();

@@ -41,7 +41,7 @@ int show_variables() {
 
 int meet() {
   const Group group = Group::from_environment();
-  const auto window = group.engine().make_window(4096);
+  const auto window = group.engine().windows().make_window(4096);
   window->base(0)[group.rank()] = std::byte{1};
   group.barrier();
   int sum = 0;
@@ -55,10 +55,10 @@ int meet() {
 int wait_for_nothing(int special, void (*act)()) {
   const Group group = Group::from_environment();
   group.barrier();
-  group.engine().enter(Phase::kDispatchReceive, 17);
+  group.control().enter(Phase::kDispatchReceive, 17);
   if (group.rank() == special) act();
   const int peer = group.rank() == special ? (special + 1) % group.size() : special;
-  group.engine().wait({Phase::kDispatchReceive, 17, peer}, [] { return false; });
+  group.control().wait({Phase::kDispatchReceive, 17, peer}, [] { return false; });
   return 0;
 }
 
@@ -83,7 +83,7 @@ void die() {
 void wait_for_abort() {
   const Group group = Group::from_environment();
   std::fprintf(stderr, "pid %d\n", getpid());
-  group.engine().wait({Phase::kDispatchReceive, 17, -1}, [] { return false; });
+  group.control().wait({Phase::kDispatchReceive, 17, -1}, [] { return false; });
 }
 
 int run(const std::string& task, int special) {

@@ -172,7 +172,7 @@ void PullExchange::publish_header(const Slot& slot) {
   }
   // Pairs with the acquire in receive_headers().
   header.call.store(slot.call, std::memory_order_release);
-  engine_.notify_all();
+  windows_.notify_all();
 }
 
 // A rank reads its own rows where the caller has them, if they need no change.
@@ -232,7 +232,7 @@ void PullExchange::publish_rows(const Slot& slot) {
     if (streaming) streaming_store_fence();
     // Pairs with the acquire in place_rows_of().
     header.rows_ready.store(t + 1, std::memory_order_release);
-    engine_.notify_all();
+    windows_.notify_all();
   }
 }
 

@@ -32,7 +32,7 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
           kMaxTimeoutMs);
   require(options.num_ctas >= 0, Errc::kInvalidArgument,
           "device exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
-  require_agreement(group.engine(), "device exchange", agreed_fields(shape_.config));
+  require_agreement(group.control(), "device exchange", agreed_fields(shape_.config));
 
   check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
   const auto num_slots = static_cast<std::size_t>(shape_.config.max_in_flight);
@@ -50,8 +50,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kMinCtas, options.num_ctas));
 
   slots_.resize(num_slots);
-  gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
-  watcher_ = std::make_unique<Watcher>(group_.engine(), *words_.as<WatchWords>(),
+  gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
+  watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
                                        std::int64_t{shape_.config.num_experts});
 }
 
@@ -187,7 +187,7 @@ DeviceHandle PushExchange::reopen(const DeviceHandle& earlier, Stream stream) {
 
 void PushExchange::enter(Phase phase, const Slot& slot) {
   site_ = {phase, slot.id, -1};
-  group_.engine().enter(phase, slot.id);
+  group_.control().enter(phase, slot.id);
 }
 
 // The rows of the tokens come last: all that they share with other rows is as they leave it.

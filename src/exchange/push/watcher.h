@@ -18,7 +18,7 @@ namespace switchyard {
 class Watcher {
  public:
   /// Both outlive it. Until it ends no peer may leave the group. Errors: kSystem (no thread).
-  Watcher(Engine& engine, WatchWords& words, std::int64_t num_experts);
+  Watcher(Control& control, WatchWords& words, std::int64_t num_experts);
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
   /// Ends the thread.
@@ -37,7 +37,7 @@ class Watcher {
   void notify_peers() noexcept;
   Error cause(const WaitSite& site);
 
-  Engine& engine_;
+  Control& control_;
   WatchWords& words_;
   std::int64_t num_experts_;
   std::atomic<bool> is_first_cause_ = false;  ///< the group was aborted for this rank's record
