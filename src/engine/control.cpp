@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "core/fail.h"
+#include "transport/prefix_store.h"
 
 namespace switchyard {
 namespace {
@@ -43,6 +44,16 @@ const char* function_of(Phase phase) {
   return "group";
 }
 
+std::string words_of(const AbortCause& why) {
+  if (why.code == Errc::kTimeout) return why.reason;
+  if (why.code == Errc::kPeerLost) {
+    return why.culprit < 0 ? why.reason
+                           : fmt::format("rank {} was lost ({})", why.culprit, why.reason);
+  }
+  const std::string author = why.culprit < 0 ? "" : fmt::format(" by rank {}", why.culprit);
+  return fmt::format("the group was aborted{}: {}", author, why.reason);
+}
+
 }  // namespace
 
 const char* name_of(Phase phase) noexcept {
@@ -61,6 +72,10 @@ const char* name_of(Phase phase) noexcept {
 Control::Control(GroupSpec spec)
     : spec_(std::move(spec)), num_spins_(spec_.size <= num_cores() ? kNumSpins : 0) {
   if (spec_.hosts.empty()) spec_.hosts.assign(static_cast<std::size_t>(spec_.size), 0);
+}
+
+std::shared_ptr<Store> Control::store_part(const std::string& prefix) const {
+  return std::make_shared<PrefixStore>(prefix, spec_.store);
 }
 
 int Control::host_of(int rank) const { return spec_.hosts[static_cast<std::size_t>(rank)]; }
@@ -90,6 +105,10 @@ void Control::sleep(const WaitSite& site, std::uint32_t seen, WaitState& state) 
 }
 
 void Control::look_for_trouble(const WaitSite& site, WaitState& state) {
+  if (spec_.parent.control) {
+    spec_.parent.control->look_for_dead_ranks();
+    if (is_aborted()) cause();  // the parent's end rings the bells of this group
+  }
   const int dead = find_lost_peer();
   const bool is_left = site.peer >= 0 && has_left(site.peer);
   const bool is_over = state.deadline.expired();
@@ -125,31 +144,68 @@ void Control::fail_timeout(const WaitSite& site) {
        function_of(site.phase), culprit, seconds, rank(), size(), site.call, place);
 }
 
-void Control::look_for_lost_peers() noexcept {
+void Control::look_for_dead_ranks() noexcept {
+  if (spec_.parent.control) spec_.parent.control->look_for_dead_ranks();
   const int dead = find_lost_peer();
   if (dead >= 0) abort(Errc::kPeerLost, dead, kIsGone);
+}
+
+void Control::look_for_lost_peers() noexcept {
+  look_for_dead_ranks();
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank() && has_left(peer)) abort(Errc::kPeerLost, peer, kHasLeft);
   }
 }
 
 void Control::fail_aborted(const WaitSite& site) {
-  const AbortCause cause = abort_cause();
-  const Errc code = cause.code;
-  has_seen_abort_ = true;
+  const AbortCause why = cause();
+  for (Control* group = this; group != nullptr; group = group->spec_.parent.control.get()) {
+    group->has_seen_abort_ = true;
+  }
   const char* function = function_of(site.phase);
   const char* phase = name_of(site.phase);
-  if (code == Errc::kPeerLost) {
-    fail(code, "{}: rank {} was lost ({}) while rank {} waited in {}, call {}", function,
-         cause.culprit, cause.reason, rank(), phase, site.call);
+  if (why.code == Errc::kPeerLost) {
+    fail(why.code, "{}: {} while rank {} waited in {}, call {}", function, words_of(why), rank(),
+         phase, site.call);
   }
-  if (code == Errc::kTimeout) {
-    fail(code, "{}: {} (rank {} of {} stopped in {}, call {})", function, cause.reason, rank(),
-         size(), phase, site.call);
+  fail(why.code, "{}: {} (rank {} of {} stopped in {}, call {})", function, words_of(why), rank(),
+       size(), phase, site.call);
+}
+
+std::optional<Error> Control::error() {
+  look_for_dead_ranks();
+  if (!is_aborted()) return std::nullopt;
+  const AbortCause why = cause();
+  return Error(why.code, fmt::format("group: {} (rank {} of {})", words_of(why), rank(), size()));
+}
+
+// Ranks by their numbers in this group, where they have one.
+AbortCause Control::cause_from_parent() const {
+  AbortCause why = spec_.parent.control->cause();
+  if (why.culprit < 0) return why;
+  const std::vector<int>& ranks = spec_.parent.ranks;
+  const auto own = std::find(ranks.begin(), ranks.end(), why.culprit);
+  if (own != ranks.end() && why.code != Errc::kTimeout) {
+    why.culprit = static_cast<int>(own - ranks.begin());
+    return why;
   }
-  const std::string author = cause.culprit < 0 ? "" : fmt::format(" by rank {}", cause.culprit);
-  fail(code, "{}: the group was aborted{}: {} (rank {} of {} stopped in {}, call {})", function,
-       author, cause.reason, rank(), size(), phase, site.call);
+  if (why.code == Errc::kTimeout) {
+    why.reason = "in the parent group, " + why.reason;
+  } else if (why.code == Errc::kPeerLost) {
+    why.reason = fmt::format("rank {} of the parent group was lost ({})", why.culprit, why.reason);
+  } else {
+    why.reason = fmt::format("rank {} of the parent group says: {}", why.culprit, why.reason);
+  }
+  why.culprit = -1;
+  return why;
+}
+
+// What ended the parent becomes this group's own cause, unless it has one.
+AbortCause Control::cause() {
+  if (has_cause()) return abort_cause();
+  const AbortCause why = cause_from_parent();
+  abort(why.code, why.culprit, why.reason);
+  return has_cause() ? abort_cause() : why;  // another rank may still be writing its cause
 }
 
 void Control::barrier() {

@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "switchyard/error.h"
@@ -48,6 +50,14 @@ struct AbortCause {
   std::string reason{};
 };
 
+class Control;
+
+/// The group that a subgroup was split from: null for one that was not.
+struct ParentGroup {
+  std::shared_ptr<Control> control{};
+  std::vector<int> ranks{};  ///< in the parent, by rank in the subgroup
+};
+
 /// What a Control is made from.
 struct GroupSpec {
   int rank = 0;
@@ -55,6 +65,7 @@ struct GroupSpec {
   std::int64_t timeout_ms = 0;
   std::shared_ptr<Store> store{};
   std::vector<int> hosts{};  ///< number of each rank's host; empty: all ranks share one
+  ParentGroup parent{};
 };
 
 class Control {
@@ -75,6 +86,7 @@ class Control {
 
   /// Small texts that ranks agree through at set-up; never on the hot path.
   Store& store() { return *spec_.store; }
+  std::shared_ptr<Store> store_part(const std::string& prefix) const;
 
   /// Collective. Publishes `text` and returns every rank's, by rank. Set-up only.
   std::vector<std::string> all_gather_text(const std::string& text);
@@ -101,10 +113,18 @@ class Control {
   /// thread.
   virtual bool abort(Errc code, int culprit, const std::string& reason) noexcept = 0;
 
-  /// For waits that are not the host's: kernels that wait for a peer. Any thread.
-  virtual bool is_aborted() const noexcept = 0;
-  /// For a rank that needs every peer: aborts the group when one has died or left. Any thread.
+  /// For waits that are not the host's: kernels that wait for a peer. Any thread. What ends a group
+  /// ends its subgroups.
+  bool is_aborted() const noexcept {
+    return has_cause() || (spec_.parent.control && spec_.parent.control->is_aborted());
+  }
+  /// Aborts the group when a rank, also one of the parent, has died. Any thread.
+  void look_for_dead_ranks() noexcept;
+  /// For a rank that needs every peer: the same, and when one has left. Any thread.
   void look_for_lost_peers() noexcept;
+
+  /// Why the group ended, or nothing; looks for ranks that died first. Does not wait. Any thread.
+  std::optional<Error> error();
 
   /// Throws when the group was aborted; the cheap check at the start of each operation.
   void check_alive(const WaitSite& site) {
@@ -112,14 +132,18 @@ class Control {
       fail_aborted(site);
   }
 
-  /// True once this rank threw an error whose cause another rank, or the launcher, had published.
+  /// True once this rank threw an error whose cause another rank, or the launcher, had published,
+  /// also in a subgroup.
   bool has_seen_abort() const { return has_seen_abort_; }
 
  protected:
   explicit Control(GroupSpec spec);
+  const ParentGroup& parent() const { return spec_.parent; }
+  /// When set-up moves to another store.
+  void set_store(std::shared_ptr<Store> store) { spec_.store = std::move(store); }
 
  private:
-  // What an implementation supplies, besides abort and is_aborted.
+  // What an implementation supplies, besides abort.
 
   /// Moves whenever something that this rank may wait for has changed.
   virtual std::uint32_t bell() noexcept { return 0; }
@@ -128,7 +152,8 @@ class Control {
   /// The step of a long wait: sleeps, or makes progress, until the bell moves from `seen`, the
   /// group is aborted, or `ns` have passed. May return early for no reason.
   virtual void rest(std::uint32_t seen, std::int64_t ns) = 0;
-  /// Valid once is_aborted().
+  /// True once abort was called, here or on a peer; abort_cause() is valid then.
+  virtual bool has_cause() const noexcept = 0;
   virtual AbortCause abort_cause() const = 0;
   /// A peer that died without leaving, or -1. Called between two slices of a wait, and by any
   /// thread.
@@ -155,6 +180,8 @@ class Control {
   /// aborted; throws when it was, when a peer is lost, or when the deadline is over.
   void sleep(const WaitSite& site, std::uint32_t seen, WaitState& state);
   void look_for_trouble(const WaitSite& site, WaitState& state);
+  AbortCause cause_from_parent() const;
+  AbortCause cause();
   [[noreturn]] void fail_aborted(const WaitSite& site);
   [[noreturn]] void fail_lost(const WaitSite& site, int peer, const char* reason);
   [[noreturn]] void fail_timeout(const WaitSite& site);

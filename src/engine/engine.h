@@ -3,7 +3,9 @@
 // engine.h: what a group stands on: a Control, and windows where ranks address each other's memory.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -12,11 +14,11 @@
 
 namespace switchyard {
 
-class Engine {
+class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  Engine(const char* name, std::unique_ptr<Control> control,
-         std::unique_ptr<WindowSource> windows = nullptr)
-      : name_(name), control_(std::move(control)), windows_(std::move(windows)) {}
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  virtual ~Engine() = default;
 
   const char* name() const { return name_; }
   Control& control() const { return *control_; }
@@ -26,10 +28,26 @@ class Engine {
   /// Errors: kNotSupported when ranks of this engine do not address each other's memory.
   WindowSource& windows(std::string_view user = "group") const;
 
+  /// As Group::split; null for a negative color.
+  std::shared_ptr<Engine> split(int color, int key);
+
+ protected:
+  Engine(const char* name, std::unique_ptr<Control> control,
+         std::unique_ptr<WindowSource> windows = nullptr)
+      : name_(name), control_(std::move(control)), windows_(std::move(windows)) {}
+
  private:
+  /// Collective over the ranks of `spec`: an engine of this kind for them. `name` is the same on
+  /// each of them and no other subgroup's. `spec.store` is a part of this group's store: ranks may
+  /// meet there, but who serves it need not be in the subgroup and may leave afterwards.
+  virtual std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec, const std::string& name) = 0;
+
+  GroupSpec spec_of(const std::vector<int>& members, const std::string& name);
+
   const char* name_;
   std::unique_ptr<Control> control_;
   std::unique_ptr<WindowSource> windows_;  // after what it uses
+  std::uint64_t num_splits_ = 0;
 };
 
 }  // namespace switchyard

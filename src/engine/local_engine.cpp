@@ -24,6 +24,7 @@ struct LocalGroup {
 
   AlignedBuffer control_memory;
   ControlBlock control;
+  const std::shared_ptr<HashStore> store = std::make_shared<HashStore>();
 
   struct PendingWindow {
     std::shared_ptr<Buffers> buffers;
@@ -31,7 +32,18 @@ struct LocalGroup {
   };
   std::mutex mutex;
   std::map<std::uint64_t, PendingWindow> windows;  // by number, until every rank has taken it
+
+  std::map<std::string, std::weak_ptr<LocalGroup>> subgroups;  // by name; the first rank makes it
+  std::shared_ptr<LocalGroup> subgroup(const std::string& name, int num_ranks);
 };
+
+std::shared_ptr<LocalGroup> LocalGroup::subgroup(const std::string& name, int num_ranks) {
+  const std::lock_guard lock(mutex);
+  std::erase_if(subgroups, [](const auto& entry) { return entry.second.expired(); });
+  std::shared_ptr<LocalGroup> group = subgroups[name].lock();
+  if (!group) subgroups[name] = group = std::make_shared<LocalGroup>(num_ranks);
+  return group;
+}
 
 class LocalWindow final : public Window {
  public:
@@ -112,19 +124,39 @@ std::unique_ptr<Window> LocalWindows::make_window(std::size_t bytes) {
   return std::make_unique<LocalWindow>(std::move(buffers), bytes);
 }
 
+class LocalEngine final : public Engine {
+ public:
+  static std::shared_ptr<Engine> make(const GroupSpec& spec, std::shared_ptr<LocalGroup> group) {
+    auto control = std::make_unique<LocalControl>(spec, group);
+    auto windows = std::make_unique<LocalWindows>(*control, group);
+    return std::shared_ptr<Engine>(
+        new LocalEngine(std::move(control), std::move(windows), std::move(group)));
+  }
+
+ private:
+  LocalEngine(std::unique_ptr<Control> control, std::unique_ptr<WindowSource> windows,
+              std::shared_ptr<LocalGroup> group)
+      : Engine("local", std::move(control), std::move(windows)), group_(std::move(group)) {}
+
+  std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec, const std::string& name) override {
+    std::shared_ptr<LocalGroup> group = group_->subgroup(name, spec.size);
+    GroupSpec own = spec;
+    own.store = group->store;
+    return make(own, std::move(group));
+  }
+
+  std::shared_ptr<LocalGroup> group_;
+};
+
 }  // namespace
 
 std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms) {
   require(num_ranks >= 1 && num_ranks <= 4096, Errc::kInvalidArgument,
           "run_local_ranks: {} ranks, want from 1 to 4096", num_ranks);
   const auto group = std::make_shared<LocalGroup>(num_ranks);
-  const auto store = std::make_shared<HashStore>();
   std::vector<std::shared_ptr<Engine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    auto control =
-        std::make_unique<LocalControl>(GroupSpec{rank, num_ranks, timeout_ms, store}, group);
-    auto windows = std::make_unique<LocalWindows>(*control, group);
-    engines.push_back(std::make_shared<Engine>("local", std::move(control), std::move(windows)));
+    engines.push_back(LocalEngine::make({rank, num_ranks, timeout_ms, group->store}, group));
   }
   return engines;
 }

@@ -65,7 +65,7 @@ bool SharedControl::abort(Errc code, int culprit, const std::string& reason) noe
   return block_.abort(abort_code(code), culprit, reason.c_str());
 }
 
-bool SharedControl::is_aborted() const noexcept {
+bool SharedControl::has_cause() const noexcept {
   return block_.abort_line().code.load(std::memory_order_acquire) != 0;
 }
 

@@ -16,7 +16,6 @@ class SharedControl : public Control {
  public:
   void enter(Phase phase, std::uint64_t call) noexcept override;
   bool abort(Errc code, int culprit, const std::string& reason) noexcept override;
-  bool is_aborted() const noexcept override;
 
   void notify(int peer) noexcept { block_.ring(peer); }
   void notify_all() noexcept;
@@ -32,6 +31,7 @@ class SharedControl : public Control {
   std::uint32_t bell() noexcept override;
   void rest(std::uint32_t seen, std::int64_t ns) override;
   void meet_all(std::uint64_t number) override;
+  bool has_cause() const noexcept override;
   AbortCause abort_cause() const override;
   std::string place_of(int peer) const override;
 

@@ -10,9 +10,12 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "core/fail.h"
+#include "transport/hash_store.h"
+#include "transport/socket_store.h"
 
 namespace switchyard {
 namespace {
@@ -20,17 +23,16 @@ namespace {
 constexpr std::int64_t kLauncherGraceNs = 250'000'000;  // the launcher knows why a rank died
 
 constexpr int kWithdrawnPollMs = 10;
-constexpr char kFailed = '!';  // in place of an introduction: why the group will not be
+constexpr const char* kFailureKey = "failed";  // why the group will not be: a code and a message
 
 std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
 
 }  // namespace
 
-ShmControl::ShmControl(const JoinRequest& request, StoreAccess access)
-    : SharedControl({request.ranks.rank, request.ranks.size, request.timeout_ms, access.store}),
-      server_(std::move(access.server)),
-      deadline_(Deadline::after_ms(request.timeout_ms)),
-      is_served_by_rank_0_(request.control_fd < 0) {}
+ShmControl::ShmControl(GroupSpec spec, ShmMeeting meeting)
+    : SharedControl(std::move(spec)),
+      meeting_(std::move(meeting)),
+      deadline_(Deadline::after_ms(timeout_ms())) {}
 
 ShmControl::~ShmControl() {
   if (control_memory_.data() != nullptr) leave();
@@ -45,24 +47,39 @@ void ShmControl::map_control(const Fd& memory) {
 }
 
 // With our launcher the control block is there first: a rank that dies meanwhile ends the set-up.
-void ShmControl::join(int launcher_fd) {
-  if (launcher_fd >= 0) {
-    const Fd memory(fcntl(launcher_fd, F_DUPFD_CLOEXEC, 3));
-    if (!memory.has_value()) fail_errno("SWITCHYARD_CONTROL_FD", std::to_string(launcher_fd));
-    fcntl(launcher_fd, F_SETFD, FD_CLOEXEC);  // it is for this process, not for its children
-    map_control(memory);
-    has_launcher_ = true;
-  }
+void ShmControl::map_launcher_block() {
+  const int fd = meeting_.launcher_fd;
+  const Fd memory(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (!memory.has_value()) fail_errno("SWITCHYARD_CONTROL_FD", std::to_string(fd));
+  fcntl(fd, F_SETFD, FD_CLOEXEC);  // it is for this process, not for its children
+  map_control(memory);
+}
+
+void ShmControl::join() {
+  if (meeting_.launcher_fd >= 0) map_launcher_block();
   auto [listener, socket] = listen_for_packets();
-  const std::vector<Introduction> ranks = meet(socket);
-  require_one_job(ranks);
-  const auto check = [&] {
-    if (has_launcher_) check_alive({Phase::kSetup, 0, -1});
-  };
-  links_ = connect_mesh(rank(), ranks, listener, deadline_, check);
-  if (!has_launcher_) share_control();
-  barrier();
+  try {
+    const std::vector<Introduction> ranks = meet(socket);
+    require_one_job(ranks);
+    if (meeting_.is_for_meeting_only) serve_store(ranks);
+    links_ = connect_mesh(rank(), ranks, listener, deadline_, [&] { check_set_up(-1); });
+    if (meeting_.launcher_fd < 0) share_control();
+    if (meeting_.is_for_meeting_only) move_to_own_store(ranks);
+    barrier();
+  } catch (...) {
+    withdraw();
+    throw;
+  }
   enter(Phase::kIdle, 0);
+}
+
+// Throws when it is known already that the group will not be.
+void ShmControl::check_set_up(int peer) {
+  const WaitSite site{Phase::kSetup, 0, peer};
+  if (meeting_.launcher_fd >= 0) check_alive(site);
+  if (!parent().control) return;
+  parent().control->look_for_dead_ranks();
+  parent().control->check_alive(site);
 }
 
 std::optional<std::string> ShmControl::look_up(const std::string& key, int within_ms) {
@@ -71,51 +88,110 @@ std::optional<std::string> ShmControl::look_up(const std::string& key, int withi
 
 // Each rank's introduction; or the error that names who is missing.
 std::vector<Introduction> ShmControl::meet(const std::string& socket) {
-  const std::string own = Introduction::of_this_process(size(), socket).text();
-  with_store([&] { store().set(introduction_key(rank()), own); });
+  const std::string text = Introduction::of_this_process(size(), socket).text();
+  if (meeting_.claims_ranks) require_own_place();
+  with_store([&] { store().set(introduction_key(rank()), text); });
+  own_text_ = text;
   std::vector<Introduction> ranks;
-  for (int peer = 0; peer < size(); ++peer) {
-    std::optional<std::string> text;
-    while (!text) {
-      if (has_launcher_) check_alive({Phase::kSetup, 0, peer});
-      const int slice_ms = std::min(kSliceMs, deadline_.remaining_ms());
-      text = look_up(introduction_key(peer), slice_ms);
-      if (text && text->empty()) {  // withdrawn
-        text.reset();
-        poll(nullptr, 0, std::min(kWithdrawnPollMs, slice_ms));
-      }
-      if (text && text->front() == kFailed) fail_unmet(text->substr(1));
-      if (text || !deadline_.expired()) continue;
-      std::vector<int> missing;
-      for (int other = peer; other < size(); ++other) {
-        if (look_up(introduction_key(other), 0).value_or("").empty()) missing.push_back(other);
-      }
-      if (!missing.empty()) fail_missing(missing);
-    }
-    ranks.push_back(Introduction::parse(*text));
-  }
+  for (int peer = 0; peer < size(); ++peer) ranks.push_back(await_introduction(peer));
+  if (meeting_.claims_ranks) require_own_place();  // another may have come since
   return ranks;
 }
 
-// The store goes with rank 0: who still waits should learn whom it missed, not that it is gone.
-void ShmControl::tell_in_place_of(const std::vector<int>& missing, const std::string& message) {
-  for (const int peer : missing) store().set(introduction_key(peer), kFailed + message);
-  poll(nullptr, 0, 2 * kSliceMs);  // each asks at least once a slice
-  for (const int peer : missing) store().set(introduction_key(peer), "");
-  store().set(introduction_key(rank()), "");
+Introduction ShmControl::await_introduction(int peer) {
+  for (;;) {
+    check_set_up(peer);
+    const int slice_ms = std::min(kSliceMs, deadline_.remaining_ms());
+    const std::string text = look_up(introduction_key(peer), slice_ms).value_or("");
+    if (!text.empty()) {
+      Introduction other = Introduction::parse(text);
+      if (other.size == size()) return other;
+      const auto [low, high] =
+          std::minmax({std::pair(rank(), size()), std::pair(peer, other.size)});
+      fail_for_all(Errc::kInvalidArgument,
+                   fmt::format("rank {} says that there are {} ranks, but rank {} says {}",
+                               low.first, low.second, high.first, high.second));
+    }
+    const std::string failure = look_up(kFailureKey, 0).value_or("");
+    if (!failure.empty()) {
+      const std::size_t space = failure.find(' ');
+      fail_unmet(static_cast<Errc>(std::atoi(failure.c_str())), failure.substr(space + 1));
+    }
+    if (deadline_.expired()) require_nobody_missing(peer);
+    poll(nullptr, 0, std::min(kWithdrawnPollMs, deadline_.remaining_ms()));  // it may be withdrawn
+  }
 }
 
-void ShmControl::fail_unmet(const std::string& message) {
-  fail(Errc::kTimeout, "group: {} (rank {} of {}); did they start?", message, rank(), size());
+// Before this rank introduces itself, its place must be empty; afterwards, hold its own words.
+void ShmControl::require_own_place() {
+  const std::string text = look_up(introduction_key(rank()), 0).value_or("");
+  if (text == own_text_) return;
+  own_text_.clear();  // what is there now is another's: not to be withdrawn
+  fail_for_all(Errc::kInvalidArgument,
+               fmt::format("two processes say that they are rank {}, or the store is of an earlier "
+                           "group; give each process its own number and each group a new store",
+                           rank()));
 }
 
-void ShmControl::fail_missing(const std::vector<int>& missing) {
+// After a failure, so that the ranks may try again over the same store.
+void ShmControl::withdraw() noexcept {
+  if (!meeting_.claims_ranks || own_text_.empty()) return;
+  try {
+    store().set(introduction_key(rank()), "");
+  } catch (const std::exception&) {  // the store went with whoever served it
+  }
+}
+
+// Who still waits should learn why at once; the store may go with this rank.
+void ShmControl::tell_failure(Errc code, const std::string& message) {
+  if (!meeting_.server && !meeting_.claims_ranks) return;
+  try {
+    store().set(kFailureKey, fmt::format("{} {}", static_cast<int>(code), message));
+    poll(nullptr, 0, 2 * kSliceMs);  // each asks at least once a slice
+    store().set(kFailureKey, "");
+    if (meeting_.server) store().set(introduction_key(rank()), "");
+  } catch (const Error&) {  // what is wrong with the store is not the first cause
+  }
+}
+
+void ShmControl::fail_unmet(Errc code, const std::string& message) {
+  fail(code, "group: {} (rank {} of {}){}", message, rank(), size(),
+       code == Errc::kTimeout ? "; did they start?" : "");
+}
+
+void ShmControl::fail_for_all(Errc code, const std::string& message) {
+  tell_failure(code, message);
+  fail_unmet(code, message);
+}
+
+void ShmControl::require_nobody_missing(int first) {
+  std::vector<int> missing;
+  for (int peer = first; peer < size(); ++peer) {
+    if (look_up(introduction_key(peer), 0).value_or("").empty()) missing.push_back(peer);
+  }
+  if (missing.empty()) return;
   const std::string message =
       fmt::format("no sign of rank{} {} within {:.1f} s", missing.size() == 1 ? "" : "s",
                   fmt::join(missing, ", "), static_cast<double>(timeout_ms()) * 1e-3);
-  if (has_launcher_) abort(Errc::kTimeout, missing[0], message);
-  if (server_) tell_in_place_of(missing, message);
-  fail_unmet(message);
+  if (meeting_.launcher_fd >= 0) abort(Errc::kTimeout, missing[0], message);
+  fail_for_all(Errc::kTimeout, message);
+}
+
+// Under a name that nobody else has, and all ranks know.
+void ShmControl::serve_store(const std::vector<Introduction>& ranks) {
+  if (rank() != 0 || size() == 1) return;
+  const Address address = Address::parse("unix:@switchyard-" + ranks[0].nonce);
+  meeting_.server = StoreServer::start(address, "");
+  require(meeting_.server != nullptr, Errc::kInternal, "group: the address {} is taken",
+          address.text());
+}
+
+// Rank 0 has served it since before it gave out the control block.
+void ShmControl::move_to_own_store(const std::vector<Introduction>& ranks) {
+  if (size() == 1) return set_store(std::make_shared<HashStore>());
+  const Address address = Address::parse("unix:@switchyard-" + ranks[0].nonce);
+  meeting_.is_served_by_rank_0 = true;
+  set_store(with_store([&] { return std::make_shared<SocketStore>(address, "", timeout_ms()); }));
 }
 
 // Rank 0 makes the block and hands it out.
@@ -146,7 +222,7 @@ int ShmControl::find_lost_peer() noexcept {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank() || links_.empty()) continue;
     if (!links_[static_cast<std::size_t>(peer)].is_dead() || has_left(peer)) continue;
-    if (!has_launcher_) return peer;
+    if (!meeting_.has_launcher) return peer;
     std::int64_t since = 0;
     if (lost_since_ns_.compare_exchange_strong(since, now_ns())) return -1;
     return now_ns() - since > kLauncherGraceNs ? peer : -1;

@@ -62,6 +62,16 @@ int wait_for_nothing(int special, void (*act)()) {
   return 0;
 }
 
+// Pairs; the one without `special` waits too.
+int wait_in_pairs(int special, void (*act)()) {
+  const Group group = Group::from_environment();
+  const Group pair = group.split(group.rank() / 2);
+  group.barrier();
+  if (group.rank() == special) act();
+  pair.control().wait({Phase::kDispatchReceive, 17, 1 - pair.rank()}, [] { return false; });
+  return 0;
+}
+
 void die() {
   std::fprintf(stderr, "dies at %lld\n", static_cast<long long>(now_ns()));
   raise(SIGKILL);
@@ -92,6 +102,7 @@ int run(const std::string& task, int special) {
   if (task == "variables") return show_variables();
   if (task == "meet") return meet();
   if (task == "die") return wait_for_nothing(special, die);
+  if (task == "die_in_pairs") return wait_in_pairs(special, die);
   if (task == "exit3") return wait_for_nothing(special, [] { _exit(3); });
   if (task == "stop") return wait_for_nothing(special, [] { raise(SIGSTOP); });
   if (task == "hang") hang();
