@@ -216,12 +216,12 @@ std::string CudaMeter::why_no_nccl() const {
 std::string CudaMeter::join_nccl() {
   if (nccl_ != nullptr) return {};
   try {
-    gather_or_fail(group_.engine(), [&] {
+    gather_or_fail(group_.control(), [&] {
       const std::string why = why_no_nccl();
       require(why.empty(), Errc::kNotAvailable, "{}", why);
       return std::string();
     });
-    nccl_ = make_nccl_all_to_all(group_.engine(), queue_.device().index);
+    nccl_ = make_nccl_all_to_all(group_.control(), queue_.device().index);
     return {};
   } catch (const Error& error) {
     const Errc code = error.code();

@@ -57,7 +57,7 @@ std::int64_t wait_for_word(WatchWords& words) {
 TEST(WatcherTest, NothingHappensWhileAllIsWell) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     usleep(100'000);
     EXPECT_NO_THROW(watcher.check(kSite));
     EXPECT_FALSE(watcher.look());
@@ -69,7 +69,7 @@ TEST(WatcherTest, NothingHappensWhileAllIsWell) {
 TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
   run_ranks(3, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 0) {
       leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kRow, 2, 3));
@@ -95,7 +95,7 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
 TEST(WatcherTest, KernelThatStoppedSaysWhere) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) group.abort("enough");
     EXPECT_LT(wait_for_word(words), 1000);
@@ -112,7 +112,7 @@ TEST(WatcherTest, KernelThatStoppedSaysWhere) {
 TEST(WatcherTest, BadIdIsThisRanksErrorAndAbortsTheOthers) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
       WaitRecord record = record_of(WaitPlace::kInput, 1, 5);
@@ -131,7 +131,7 @@ TEST(WatcherTest, BadIdIsThisRanksErrorAndAbortsTheOthers) {
 TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
       WaitRecord record = record_of(WaitPlace::kAnnouncement, 1, 2);
@@ -149,7 +149,7 @@ TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
 TEST(WatcherTest, PeerWithoutWeightsIsThisRanksErrorAndAbortsTheOthers) {
   run_ranks(3, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     const bool is_own = group.rank() == 1;
     if (is_own) leave(words, WaitFailure::kNoWeights, record_of(WaitPlace::kReturnedRow, 2, 5));
@@ -165,7 +165,7 @@ TEST(WatcherTest, PeerThatLeftIsLost) {
   EXPECT_NO_THROW(run_ranks(2, [](const Group& group) {
     if (group.rank() == 1) return;
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     EXPECT_LT(wait_for_word(words), 1000);
     test::expect_error(Errc::kPeerLost, "rank 1 was lost (it left the group)",
                        [&] { watcher.check(kSite); });
@@ -176,7 +176,7 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
   test::Shared<std::atomic<int>> num_ready;
   test::RankProcesses ranks(3, [&](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     ++*num_ready;
     EXPECT_LT(wait_for_word(words), 10'000);
     // What the kernel reported is not the cause.

@@ -29,7 +29,7 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
           "exchange: timeout_ms is {}, must be from 0 to {}", options.timeout_ms, kMaxTimeoutMs);
   require(options.num_ctas >= 0, Errc::kInvalidArgument,
           "exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
-  require_agreement(group.engine(), "exchange", agreed_fields(shape_.config));
+  require_agreement(group.control(), "exchange", agreed_fields(shape_.config));
 
   const DeviceGuard guard(device_.index);
   const std::size_t num_slots = handles_.size();
@@ -48,8 +48,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kMinCtas, options.num_ctas));
 
   slots_.resize(num_slots);
-  gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
-  watcher_ = std::make_unique<Watcher>(group_.engine(), *words_.as<WatchWords>(),
+  gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
+  watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
                                        std::int64_t{shape_.config.num_experts});
 }
 
@@ -149,7 +149,7 @@ DispatchHandle PushExchange::reopen(const DispatchHandle& earlier, Stream stream
 
 void PushExchange::enter(Phase phase, const Slot& slot) {
   site_ = {phase, slot.id, -1};
-  group_.engine().enter(phase, slot.id);
+  group_.control().enter(phase, slot.id);
 }
 
 // The tokens' rows go last, so that whatever they share with other rows is left as they write it.

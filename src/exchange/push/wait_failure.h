@@ -9,7 +9,7 @@
 #include "switchyard/error.h"
 
 #include "cuda/exchange/watch.h"
-#include "engine/engine.h"
+#include "engine/control.h"
 
 namespace switchyard {
 
