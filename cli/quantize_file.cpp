@@ -268,7 +268,7 @@ void dequantize_tensor(const SafetensorsFile& file, const Format& format, const 
   }
   const TensorView q(stored.data(), scheme.dtype, {num_rows, hidden});
   switchyard::dequantize(q, scale_rows(file, format, name + ".scale", num_rows, hidden, output),
-                         scheme, y, global);
+                         scheme, y, Stream::host(), global);
 }
 
 std::int64_t bytes_in(const SafetensorsFile& file) {

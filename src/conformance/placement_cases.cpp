@@ -7,6 +7,7 @@
 
 #include "switchyard/eplb.h"
 #include "switchyard/expert_placement.h"
+#include "switchyard/permute.h"
 
 #include "conformance/arena.h"
 #include "conformance/check_case.h"
