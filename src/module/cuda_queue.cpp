@@ -10,14 +10,14 @@ namespace {
 
 int choose_device(int index) {
   int num_devices = 0;
-  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   require(num_devices > 0, Errc::kNotAvailable, "make_queue: CUDA shows no GPU");
   if (index < 0) {
-    check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+    cuda::check_cuda(cudaGetDevice(&index), "cudaGetDevice");
     return index;
   }
   const int device = index % num_devices;
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  cuda::check_cuda(cudaSetDevice(device), "cudaSetDevice");
   return device;
 }
 
@@ -28,12 +28,12 @@ CudaQueue::CudaQueue(int index) : device_(choose_device(index)) {}
 std::size_t CudaQueue::free_bytes() {
   std::size_t free = 0;
   std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  cuda::check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   return free;
 }
 
 DeviceMemory CudaQueue::allocate(std::size_t bytes) {
-  const auto owner = std::make_shared<DeviceBuffer>(bytes);
+  const auto owner = std::make_shared<cuda::DeviceBuffer>(bytes);
   return {owner, owner->data()};
 }
 
@@ -43,16 +43,17 @@ void CudaQueue::copy(void* to, const void* from, std::size_t bytes) {
 }
 
 void CudaQueue::copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
+  cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()),
+                   "cudaMemcpyAsync");
 }
 
 void CudaQueue::fill(void* to, int value, std::size_t bytes) {
-  check_cuda(cudaMemsetAsync(to, value, bytes, stream_.get()), "cudaMemsetAsync");
+  cuda::check_cuda(cudaMemsetAsync(to, value, bytes, stream_.get()), "cudaMemsetAsync");
   wait();
 }
 
 void CudaQueue::wait() {
-  check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+  cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
 }
 
 std::unique_ptr<DeviceQueue> make_cuda_queue(int index) {

@@ -57,7 +57,7 @@ class Arena {
 
  private:
   static constexpr std::size_t kBytes = std::size_t{640} << 20;
-  DeviceBuffer memory_;
+  cuda::DeviceBuffer memory_;
   std::size_t used_ = 0;
 };
 
@@ -75,9 +75,9 @@ class Both {
   }
   TensorView device(Arena& arena, DType dtype, std::initializer_list<std::int64_t> shape) {
     std::byte* to = arena.allocate(host_.size());
-    check_cuda(cudaMemcpy(to, host_.data(), host_.size(), cudaMemcpyHostToDevice), "up");
+    cuda::check_cuda(cudaMemcpy(to, host_.data(), host_.size(), cudaMemcpyHostToDevice), "up");
     // Of pageable memory the copy may still be under way.
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
     return TensorView(to, dtype, shape);
   }
 
@@ -87,7 +87,8 @@ class Both {
 
 inline std::vector<std::byte> download(const TensorView& view) {
   std::vector<std::byte> bytes(view.num_bytes());
-  check_cuda(cudaMemcpy(bytes.data(), view.data(), bytes.size(), cudaMemcpyDeviceToHost), "down");
+  cuda::check_cuda(cudaMemcpy(bytes.data(), view.data(), bytes.size(), cudaMemcpyDeviceToHost),
+                   "down");
   return bytes;
 }
 

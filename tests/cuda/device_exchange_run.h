@@ -111,7 +111,7 @@ class RankRun {
     arena_.clear();
     const DispatchHandle cpu_open = cpu_.reopen(want.handle);
     const DeviceHandle gpu_open = gpu_.reopen(got.handle, stream_.get());
-    check_cuda(cudaStreamSynchronize(stream_.get()), "reopen");  // of ranks that share a GPU
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "reopen");  // of ranks that share a GPU
     combine(cpu_open, gpu_open, num_rows, again.in.num_tokens, call + 1);
     arena_.clear();
     Call only = make_call(call, true, 90);
@@ -188,7 +188,7 @@ class RankRun {
     } else {
       got = gpu_.dispatch_again(*gpu, c.gpu_tokens, c.gpu_weights, stream, c.gpu_options);
     }
-    check_cuda(cudaStreamSynchronize(stream_.get()), "dispatch");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "dispatch");
     gpu_.check();
     compare(want, got, c.options.routing_only);
     return {want, got};
@@ -321,8 +321,8 @@ class RankRun {
     const std::size_t padded_bytes = bytes_of(out_dtype, num_tokens * stride);
     const TensorView on_gpu(arena_.allocate(padded_bytes), out_dtype, {num_tokens, config_.hidden},
                             {stride, 1});
-    check_cuda(cudaMemset(on_gpu.data(), kPoison, padded_bytes), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
+    cuda::check_cuda(cudaMemset(on_gpu.data(), kPoison, padded_bytes), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
     const TensorView rows = results.device(arena_, c_.result_dtype, {num_rows, config_.hidden});
     if (c_.splits_phases) {
       gpu_.combine_send(gpu, rows, stream_.get(), gpu_options);
@@ -338,7 +338,7 @@ class RankRun {
       const void* const partials[] = {to, shared.as<std::uint16_t>() + t * config_.hidden};
       weigh_reduce_row(partials, DType::kBF16, nullptr, 2, config_.hidden, to, DType::kBF16);
     }
-    check_cuda(cudaStreamSynchronize(stream_.get()), "combine");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "combine");
     gpu_.check();
     const std::vector<std::byte> sums =
         download(TensorView(on_gpu.data(), out_dtype, {num_tokens * stride}));
@@ -358,7 +358,7 @@ class RankRun {
   ExchangeConfig config_;
   Group group_;
   Exchange cpu_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
   Arena arena_;
   DeviceExchange gpu_;  // ends first: its end waits for all ranks, and then no kernel runs
 };

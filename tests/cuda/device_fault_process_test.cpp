@@ -80,7 +80,7 @@ class DeviceFaultProcessTest : public ::testing::TestWithParam<Case> {
     RankProcesses ranks(
         kNumRanks,
         [&](const Group& group) {
-          const DeviceGuard guard(group.rank() % test::num_gpus());
+          const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
           ExchangeRank rank(group, config, options);
           exchange_on(group, rank, GetParam().replays, *num_busy_);
         },
@@ -143,7 +143,7 @@ TEST_F(DeviceLeaveTest, SurvivorsKnowWithinASecond) {
   RankProcesses ranks(
       kNumRanks,
       [&](const Group& group) {
-        const DeviceGuard guard(group.rank() % test::num_gpus());
+        const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
         ExchangeRank rank(group, fault_config());
         try {
           exchange_on(group, rank, false, *num_busy);
@@ -169,7 +169,7 @@ TEST_F(DeviceLeaveTest, RankThatEndsWithAnErrorOfItsOwnIsLost) {
   RankProcesses ranks(
       2,
       [](const Group& group) {
-        const DeviceGuard guard(group.rank() % test::num_gpus());
+        const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
         ExchangeRank rank(group, fault_config());
         rank.pair();
         rank.finish();

@@ -50,31 +50,24 @@ __global__ void late_copy_kernel(LateCopy first, LateCopy second, std::uint64_t 
   copy(second);
 }
 
-int device_attribute(cudaDeviceAttr which) {
-  int device = 0;
-  int value = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
 }  // namespace
 
 void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
                 std::uint32_t* num_started, cudaStream_t stream) {
   const auto shared =
-      static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  allow_shared_memory(hog_kernel, shared, "hog");
-  launch_kernel(hog_kernel,
-                {device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
-                "hog", static_cast<unsigned>(num_spared), release,
-                static_cast<std::uint64_t>(max_ms) * 1'000'000, num_started);
+      static_cast<std::size_t>(cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  cuda::allow_shared_memory(hog_kernel, shared, "hog");
+  cuda::launch_kernel(
+      hog_kernel,
+      {cuda::device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream}, "hog",
+      static_cast<unsigned>(num_spared), release, static_cast<std::uint64_t>(max_ms) * 1'000'000,
+      num_started);
 }
 
 void launch_late_copy(const LateCopy& first, const LateCopy& second, std::int64_t sleep_us,
                       bool programmatic, cudaStream_t stream) {
-  launch_kernel(late_copy_kernel, {8, kThreads, 0, programmatic, stream}, "late_copy", first,
-                second, static_cast<std::uint64_t>(sleep_us) * 1000);
+  cuda::launch_kernel(late_copy_kernel, {8, kThreads, 0, programmatic, stream}, "late_copy", first,
+                      second, static_cast<std::uint64_t>(sleep_us) * 1000);
 }
 
 }  // namespace switchyard::test

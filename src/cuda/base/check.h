@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Throws unless `result` is cudaSuccess: "<what>: <text of CUDA>". Errors: kOutOfMemory for
 /// cudaErrorMemoryAllocation, kNotAvailable without a device or driver, else kSystem.
@@ -14,4 +14,4 @@ void check_cuda(cudaError_t result, const char* what);
 /// After a launch: throws what it left behind.
 void check_launch(const char* kernel);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

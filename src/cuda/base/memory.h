@@ -7,7 +7,7 @@
 #include <cuda_runtime_api.h>
 #include <utility>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Makes `device` current for a scope.
 class DeviceGuard {
@@ -89,4 +89,4 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -4,7 +4,7 @@
 #include "cuda/base/meter_kernels.h"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 __device__ std::uint32_t load_word(const void* from) {
@@ -114,4 +114,4 @@ void launch_nothing(cudaStream_t stream) {
   check_launch("nothing_kernel");
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

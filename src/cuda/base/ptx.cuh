@@ -3,7 +3,7 @@
 // ptx.cuh: what a kernel does that may start before the one ahead of it has ended.
 #pragma once
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Lets the kernel behind this one start, and waits until the one ahead has ended and what it wrote
 /// is there. For kernels launched with LaunchShape::programmatic, and for the first of them.
@@ -14,4 +14,4 @@ __device__ __forceinline__ void follow_kernel() {
 #endif
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -5,7 +5,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Has an address, an offset or flags found here, once: left alone, the compiler may find it again
 /// wherever it is used.
@@ -71,4 +71,4 @@ __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   return word;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

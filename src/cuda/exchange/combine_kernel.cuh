@@ -12,7 +12,7 @@
 #include "cuda/exchange/combine_receive.cuh"
 #include "cuda/exchange/combine_send.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Returned rows of bf16, f16 or f32. No words of theirs are reserved, because NaN is canonical.
 template <DType kDType>
@@ -84,4 +84,4 @@ void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cuda
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

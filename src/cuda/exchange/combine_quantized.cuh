@@ -9,7 +9,7 @@
 #include "cuda/exchange/combine_send.cuh"
 #include "quant/e8m0.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 template <QuantScheme kScheme>
 struct QuantizedWire {
@@ -166,4 +166,4 @@ struct QuantizedWire {
   }
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

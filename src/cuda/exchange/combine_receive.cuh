@@ -8,7 +8,7 @@
 #include "cuda/exchange/return_vec.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// PartialSums that are looked for at once.
 template <DType kWire>
@@ -121,8 +121,8 @@ struct TokenPartials {
 
   /// What the constructor will read.
   __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
-    switchyard::prefetch(a.state.num_partials + token);
-    switchyard::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
+    cuda::prefetch(a.state.num_partials + token);
+    cuda::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
   }
   __device__ __forceinline__ TokenPartials(const CombineArgs& a, int token, int lane) {
     const std::int64_t at = std::int64_t{token} * a.num_topk;
@@ -251,4 +251,4 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t a
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -10,7 +10,7 @@
 #include "cuda/exchange/return_vec.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// What a lane knows of an arrived token: row and weight of choice k.
 struct ArrivedToken {
@@ -219,4 +219,4 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

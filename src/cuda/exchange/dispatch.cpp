@@ -4,7 +4,7 @@
 
 #include "cuda/exchange/dispatch_forms.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream) {
@@ -20,4 +20,4 @@ void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
   dispatch_coarse(args, phases, programmatic, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -9,7 +9,7 @@
 #include "cuda/exchange/given_id.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
   return id >= 0 && id < a.ownership.num_experts;
@@ -154,4 +154,4 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

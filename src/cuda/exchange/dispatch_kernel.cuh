@@ -14,7 +14,7 @@
 #include "cuda/exchange/dispatch_receive.cuh"
 #include "cuda/exchange/dispatch_send.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
@@ -58,4 +58,4 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
                 "dispatch", args, sends(phases), receives(phases));
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

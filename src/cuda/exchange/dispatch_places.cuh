@@ -7,7 +7,7 @@
 #include "cuda/exchange/dispatch_route.cuh"
 #include "cuda/exchange/row_form.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// A row of the receive buffer that wants a chunk.
 struct Target {
@@ -203,4 +203,4 @@ __device__ __forceinline__ void report_totals(const DispatchArgs& a, const Recei
   if (lane == 0) *a.total_rows = total;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

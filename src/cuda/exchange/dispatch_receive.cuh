@@ -7,7 +7,7 @@
 #include "cuda/exchange/call.cuh"
 #include "cuda/exchange/dispatch_places.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// 16 elements to a row, as whole units.
 template <int kWords>
@@ -363,4 +363,4 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   if (reports) report_totals(a, shared, places);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

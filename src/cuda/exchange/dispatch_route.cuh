@@ -8,7 +8,7 @@
 
 #include "cuda/exchange/dispatch_count.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// A choice of an expert that its token has chosen before.
 struct Repeat {
@@ -246,4 +246,4 @@ __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t aske
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -8,7 +8,7 @@
 #include "cuda/exchange/dispatch_route.cuh"
 #include "cuda/exchange/row_form.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Scales of the chunk at hand, of each warp.
 struct SenderShared {
@@ -140,4 +140,4 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

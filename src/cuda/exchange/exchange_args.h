@@ -20,7 +20,7 @@
 #include "plan/push_layout.h"
 #include "quant/scale_layout.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Which halves of an operation one launch does.
 enum class Phases : std::uint8_t { kNone = 0, kSend = 1, kReceive = 2, kBoth = 3 };
@@ -163,4 +163,4 @@ void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
 void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -8,7 +8,7 @@
 
 #include "cuda/exchange/watch.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// An id on its way from memory. Nothing looks at it before value(): loads of one wait are one.
 struct GivenId {
@@ -35,4 +35,4 @@ struct GivenId {
   }
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

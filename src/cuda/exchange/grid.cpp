@@ -6,7 +6,7 @@
 
 #include "core/round_up.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 // Tellers end early. Fewer senders do not fill the links, more take CTAs that receivers need more.
@@ -112,4 +112,4 @@ void choose_grid(const GridRequest& request, CombineArgs& args) {
   args.num_senders = min_ctas(returns, args.num_warps, max_senders);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

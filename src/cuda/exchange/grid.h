@@ -5,7 +5,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// What decides a grid.
 struct GridRequest {
@@ -22,4 +22,4 @@ struct GridRequest {
 void choose_grid(const GridRequest& request, DispatchArgs& args);
 void choose_grid(const GridRequest& request, CombineArgs& args);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

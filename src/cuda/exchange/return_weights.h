@@ -10,7 +10,7 @@
 #include "cuda/exchange/exchange_args.h"
 #include "plan/weight_slots.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 struct ReturnWeightsArgs {
   WeightSlots slots;
@@ -38,4 +38,4 @@ void launch_return_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
 /// After the combine kernel that receives. A rank that returned rows and no weights ends the group.
 void launch_receive_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

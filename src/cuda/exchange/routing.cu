@@ -9,7 +9,7 @@
 #include "cuda/exchange/routing_rows.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 // A warp for each token, a lane for each choice.
@@ -148,4 +148,4 @@ void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaS
   if (places) launch_place_routing(args, drops, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

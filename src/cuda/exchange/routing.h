@@ -8,7 +8,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Memory to sort choices in, M = P T K.
 struct ChoiceSort {
@@ -68,4 +68,4 @@ std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
 /// Runs the kernels without tokens and rows; see launch_dispatch.
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

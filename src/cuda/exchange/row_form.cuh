@@ -11,7 +11,7 @@
 #include "cuda/exchange/wire_form.h"
 #include "cuda/quantize/encode.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// The rare way: the end of a row, or rows at crooked addresses.
 template <int kWords>
@@ -257,4 +257,4 @@ struct QuantizedForm {
   }
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

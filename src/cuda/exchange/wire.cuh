@@ -23,7 +23,7 @@
 #include "cuda/exchange/watch.h"
 #include "plan/push_layout.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline constexpr std::uint32_t kEmpty = 0xFFFFFFFFu;
 inline constexpr std::uint32_t kEscaped = 0xFFFFFFFEu;
@@ -258,4 +258,4 @@ __device__ __forceinline__ bool empty_unit(std::byte* window, std::byte* slot,
   return true;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -13,7 +13,7 @@
 #include "cuda/experts/cublas_api.h"
 #include "cuda/experts/expert_blas.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 // What NVIDIA recommends for Hopper and newer.
@@ -196,4 +196,4 @@ std::unique_ptr<ExpertBlas> make_cublas(const std::string& path) {
   return std::make_unique<Cublas>(path);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

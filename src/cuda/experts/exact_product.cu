@@ -15,7 +15,7 @@
 #include "cuda/experts/expert_kernels.h"
 #include "cuda/quantize/rows.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr int kTileRows = 32;
@@ -289,4 +289,4 @@ void launch_exact_product(const ExpertProduct& product, Stream stream) {
                    : launch<DType::kF32, DType::kF32>(product, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -18,7 +18,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// x / divisor for a divisor that many x share: Markstein's correction of x * RN(1 / divisor) by
 /// its exact remainder, which is the IEEE quotient (Brisebarre, Muller, Raina: Accelerating
@@ -357,4 +357,4 @@ __device__ __forceinline__ float round_e4m3(float y) {
   return values[0];
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

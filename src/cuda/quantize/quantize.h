@@ -17,7 +17,7 @@
 #include "cuda/quantize/row_ranges.h"
 #include "quant/scale_layout.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Scales of a batch in any strides (elements) or in tiles; `data` is null where there are none.
 struct ScaleMemory {
@@ -97,4 +97,4 @@ struct DequantizeJob {
 void launch_quantize(const QuantizeJob& job, Stream stream);
 void launch_dequantize(const DequantizeJob& job, Stream stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -64,7 +64,7 @@ void PushExchange::set_input(Slot& slot, const Input& input) const {
   slot.is_again = input.earlier != nullptr;
   slot.routing_only = options.routing_only;
   slot.routing = slot.is_again ? input.earlier->routing : options_.keeps_routing ? slot.id : 0;
-  DispatchArgs& args = slot.dispatch;
+  cuda::DispatchArgs& args = slot.dispatch;
   args.tokens = tokens.as<std::byte>();
   args.token_stride = stride_bytes(tokens);
   args.num_tokens = static_cast<std::int32_t>(tokens.shape(0));
@@ -81,7 +81,7 @@ void PushExchange::set_input(Slot& slot, const Input& input) const {
   set_rows_of_call(slot);
   for (std::size_t i = 0; i < slot.payloads.size() && !options.routing_only; ++i) {
     const TensorView& from = options.payloads[i];
-    DispatchArgs& payload = slot.payloads[i];
+    cuda::DispatchArgs& payload = slot.payloads[i];
     payload.tokens = from.as<std::byte>();
     payload.token_stride = payload.row_bytes;
     payload.aligned_tokens =
@@ -91,8 +91,8 @@ void PushExchange::set_input(Slot& slot, const Input& input) const {
 
 // The ids of this rank's tokens: as given, as kept, or, where every rank takes part, every rank.
 void PushExchange::set_ids(Slot& slot, const Input& input) const {
-  DispatchArgs& args = slot.dispatch;
-  RoutingArgs& routing = slot.routing_args;
+  cuda::DispatchArgs& args = slot.dispatch;
+  cuda::RoutingArgs& routing = slot.routing_args;
   const bool is_given = input.earlier == nullptr;
   const bool are_kept = !is_given || drops(slot);
   const float* weights = input.topk_weights.has_value() ? input.topk_weights.as<float>() : nullptr;
@@ -106,7 +106,7 @@ void PushExchange::set_ids(Slot& slot, const Input& input) const {
                                  : input.topk_ids.data();
   args.ids_are_64_bits = !shape_.gathers && !are_kept && routing.ids_are_64_bits;
   args.topk_weights = shape_.gathers ? nullptr : weights;
-  for (DispatchArgs& payload : slot.payloads) {
+  for (cuda::DispatchArgs& payload : slot.payloads) {
     payload.num_tokens = args.num_tokens;
     payload.topk_ids = args.topk_ids;
     payload.ids_are_64_bits = args.ids_are_64_bits;
@@ -116,7 +116,7 @@ void PushExchange::set_ids(Slot& slot, const Input& input) const {
 
 // Where rows of this call go. With routing only, a row has one vector of elements and no scales.
 void PushExchange::set_rows_of_call(Slot& slot) const {
-  DispatchArgs& args = slot.dispatch;
+  cuda::DispatchArgs& args = slot.dispatch;
   const ExchangeShape& shape = shape_.exchange;
   args.layout = shape_.main;
   args.scale_block = scale_blocks(shape_.config, shape, group_.rank(), buffer_rows(slot)).block;
@@ -131,7 +131,7 @@ void PushExchange::set_rows_of_call(Slot& slot) const {
                                 cdiv<std::int64_t>(last * block.element_bytes, 16));
   const bool is_by_rank = shape_.config.layout == Layout::kByRank;
   args.source_rows = is_by_rank ? static_cast<std::int32_t>(slot.max_tokens) : 0;
-  for (DispatchArgs& payload : slot.payloads) payload.source_rows = args.source_rows;
+  for (cuda::DispatchArgs& payload : slot.payloads) payload.source_rows = args.source_rows;
   if (!slot.routing_only) return;
   args.layout.shape.hidden = std::min<std::int64_t>(kVecElements, args.layout.shape.hidden);
   args.layout.num_chunks = 1;
@@ -156,7 +156,7 @@ void PushExchange::set_results(Slot& slot, const TensorView& rows,
       "the receive buffer",
       rows, num_rows, config.hidden);
   check_address(rows, "combine", "rows");
-  CombineArgs& args = slot.combine;
+  cuda::CombineArgs& args = slot.combine;
   args.rows = rows.as<std::byte>();
   args.row_dtype = dtype;
   args.row_stride = config.hidden * bits_of(dtype) / 8;
@@ -177,7 +177,7 @@ void PushExchange::set_output(Slot& slot, const TensorView& output,
                         slot.num_tokens,
                         config.hidden,
                         true});
-  CombineArgs& args = slot.combine;
+  cuda::CombineArgs& args = slot.combine;
   args.output = output.as<std::byte>();
   args.output_dtype = output.dtype();
   args.output_stride = stride_bytes(output);
@@ -190,7 +190,7 @@ void PushExchange::set_output(Slot& slot, const TensorView& output,
 
 void PushExchange::set_addends(Slot& slot, const DeviceCombineOptions& options) const {
   const ExchangeConfig& config = shape_.config;
-  CombineArgs& args = slot.combine;
+  cuda::CombineArgs& args = slot.combine;
   if (options.shared.has_value()) {
     check_matrix(options.shared,
                  {"combine", "shared", {DType::kBF16}, slot.num_tokens, config.hidden, true});
@@ -215,9 +215,9 @@ void PushExchange::set_addends(Slot& slot, const DeviceCombineOptions& options) 
 }
 
 DeviceDispatched PushExchange::describe(const Slot& slot) const {
-  const DispatchArgs& args = slot.dispatch;
+  const cuda::DispatchArgs& args = slot.dispatch;
   const ExchangeConfig& config = shape_.config;
-  const RoutingArgs& routing = slot.routing_args;
+  const cuda::RoutingArgs& routing = slot.routing_args;
   const std::int64_t rows = buffer_rows(slot);
   const std::int64_t local = shape_.exchange.ownership.count(group_.rank());
   const bool is_major = is_expert_major(config.layout);
@@ -245,7 +245,7 @@ DeviceDispatched PushExchange::describe(const Slot& slot) const {
   } else if (config.sends_weights && topk > 0) {
     result.topk_weights = TensorView(weights, DType::kF32, {rows, topk});
   }
-  for (const DispatchArgs& payload : slot.payloads) {
+  for (const cuda::DispatchArgs& payload : slot.payloads) {
     result.payloads.emplace_back(payload.rows, DType::kU8,
                                  std::initializer_list<std::int64_t>{rows, payload.row_bytes});
   }

@@ -34,20 +34,21 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
           "device exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
   require_agreement(group.engine(), "device exchange", agreed_fields(shape_.config));
 
-  check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+  cuda::check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
   const auto num_slots = static_cast<std::size_t>(shape_.config.max_in_flight);
   window_ = make_device_window(group.engine(), device_, checked_mul(num_slots, shape_.window_bytes),
                                options.heap.empty() ? "auto" : options.heap);
   int num_sms = 0;
-  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
-             "cudaDeviceGetAttribute");
+  cuda::check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
+                   "cudaDeviceGetAttribute");
   // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
   // those of every handle, and none that comes early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
-  num_ctas_ = std::max(kMinCtas, kExchangeCtasPerSm * num_sms / kernels);
+  num_ctas_ = std::max(cuda::kMinCtas, cuda::kExchangeCtasPerSm * num_sms / kernels);
   has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
-  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kMinCtas, options.num_ctas));
+  if (options.num_ctas > 0)
+    num_ctas_ = std::min(num_ctas_, std::max(cuda::kMinCtas, options.num_ctas));
 
   slots_.resize(num_slots);
   gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
@@ -71,7 +72,7 @@ PushExchange::~PushExchange() {
     }
   };
   try {
-    const DeviceGuard guard(device_);
+    const cuda::DeviceGuard guard(device_);
     barrier();
     cudaDeviceSynchronize();
     barrier();
@@ -120,7 +121,7 @@ PushExchange::Slot& PushExchange::find(const DeviceHandle& handle, Stage wanted,
   return slot;
 }
 
-PushExchange::Slot& PushExchange::start(const Input& input, Stream stream, Phases phases) {
+PushExchange::Slot& PushExchange::start(const Input& input, Stream stream, cuda::Phases phases) {
   check();
   check_input(input);
   Slot& slot = begin(input.earlier == nullptr ? "dispatch" : "dispatch_again");
@@ -133,7 +134,7 @@ PushExchange::Slot& PushExchange::start(const Input& input, Stream stream, Phase
 DeviceHandle PushExchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                          const TensorView& topk_weights, Stream stream,
                                          const DeviceDispatchOptions& options) {
-  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kSend);
+  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, cuda::Phases::kSend);
   slot.stage = Stage::kSent;
   return handle_of(slot);
 }
@@ -141,7 +142,7 @@ DeviceHandle PushExchange::dispatch_send(const TensorView& tokens, const TensorV
 DeviceDispatched PushExchange::dispatch_receive(const DeviceHandle& handle, Stream stream) {
   check();
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
-  launch(slot, Phases::kReceive, stream);
+  launch(slot, cuda::Phases::kReceive, stream);
   slot.stage = Stage::kReceived;
   return describe(slot);
 }
@@ -149,7 +150,7 @@ DeviceDispatched PushExchange::dispatch_receive(const DeviceHandle& handle, Stre
 DeviceDispatched PushExchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
                                         const TensorView& topk_weights, Stream stream,
                                         const DeviceDispatchOptions& options) {
-  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, Phases::kBoth);
+  Slot& slot = start({tokens, topk_ids, topk_weights, options}, stream, cuda::Phases::kBoth);
   slot.stage = Stage::kReceived;
   return describe(slot);
 }
@@ -159,7 +160,7 @@ DeviceHandle PushExchange::dispatch_again_send(const DeviceHandle& earlier,
                                                const TensorView& topk_weights, Stream stream,
                                                const DeviceDispatchOptions& options) {
   const Slot& kept = kept_routing(earlier, "dispatch_again");
-  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kSend);
+  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, cuda::Phases::kSend);
   slot.stage = Stage::kSent;
   return handle_of(slot);
 }
@@ -168,7 +169,7 @@ DeviceDispatched PushExchange::dispatch_again(const DeviceHandle& earlier, const
                                               const TensorView& topk_weights, Stream stream,
                                               const DeviceDispatchOptions& options) {
   const Slot& kept = kept_routing(earlier, "dispatch_again");
-  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, Phases::kBoth);
+  Slot& slot = start({tokens, {}, topk_weights, options, &kept}, stream, cuda::Phases::kBoth);
   slot.stage = Stage::kReceived;
   return describe(slot);
 }
@@ -180,7 +181,7 @@ DeviceHandle PushExchange::reopen(const DeviceHandle& earlier, Stream stream) {
   options.routing_only = true;
   options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1});
   const TensorView tokens(blank_.data(), DType::kBF16, {kept.num_tokens, shape_.config.hidden});
-  Slot& slot = start({tokens, {}, {}, options, &kept}, stream, Phases::kBoth);
+  Slot& slot = start({tokens, {}, {}, options, &kept}, stream, cuda::Phases::kBoth);
   slot.stage = Stage::kReceived;
   return handle_of(slot);
 }
@@ -191,38 +192,40 @@ void PushExchange::enter(Phase phase, const Slot& slot) {
 }
 
 // The rows of the tokens come last: all that they share with other rows is as they leave it.
-void PushExchange::launch(Slot& slot, Phases phases, Stream stream) {
-  enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
+void PushExchange::launch(Slot& slot, cuda::Phases phases, Stream stream) {
+  enter(phases == cuda::Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
   gather_routing(slot, phases, stream);
-  for (DispatchArgs& payload : slot.payloads) {
+  for (cuda::DispatchArgs& payload : slot.payloads) {
     if (slot.routing_only) continue;
     launch_rows(slot, payload, phases, stream);
     sync_if_shared(phases, stream);
   }
   launch_rows(slot, slot.dispatch, phases, stream);
-  if (!receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
+  if (!cuda::receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
   sync_if_shared(phases, stream);
-  launch_place_routing(slot.routing_args, drops(slot), stream.get());
+  cuda::launch_place_routing(slot.routing_args, drops(slot), stream.get());
 }
 
 // Ranks that share a GPU may share a hardware queue: what is queued behind a kernel that waits for
 // a peer could keep the peer's kernel from starting. There the host waits between the kernels of a
 // call.
-void PushExchange::sync_if_shared(Phases phases, Stream stream) const {
-  if (!receives(phases) || !window_->is_shared_gpu()) return;
+void PushExchange::sync_if_shared(cuda::Phases phases, Stream stream) const {
+  if (!cuda::receives(phases) || !window_->is_shared_gpu()) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
+  cuda::check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
   if (status != cudaStreamCaptureStatusNone) return;
-  check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
-GridRequest PushExchange::grid_request(const Slot& slot, Phases phases) const {
-  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, slot.call_max_tokens};
+cuda::GridRequest PushExchange::grid_request(const Slot& slot, cuda::Phases phases) const {
+  return {num_ctas_, cuda::sends(phases), cuda::receives(phases), has_whole_gpu_,
+          slot.call_max_tokens};
 }
 
-void PushExchange::launch_rows(const Slot& slot, DispatchArgs& args, Phases phases, Stream stream) {
-  choose_grid(grid_request(slot, phases), args);
-  launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
+void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs& args, cuda::Phases phases,
+                               Stream stream) {
+  cuda::choose_grid(grid_request(slot, phases), args);
+  cuda::launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
 void PushExchange::combine_send(const DeviceHandle& handle, const TensorView& rows, Stream stream,
@@ -230,7 +233,7 @@ void PushExchange::combine_send(const DeviceHandle& handle, const TensorView& ro
   check();
   Slot& slot = find(handle, Stage::kReceived, "combine");
   set_results(slot, rows, options);
-  launch_return(slot, Phases::kSend, stream);
+  launch_return(slot, cuda::Phases::kSend, stream);
   slot.stage = Stage::kReturned;
 }
 
@@ -239,7 +242,7 @@ void PushExchange::combine_receive(const DeviceHandle& handle, const TensorView&
   check();
   Slot& slot = find(handle, Stage::kReturned, "combine_receive");
   set_output(slot, output, options);
-  launch_return(slot, Phases::kReceive, stream);
+  launch_return(slot, cuda::Phases::kReceive, stream);
   slot.stage = Stage::kFree;
 }
 
@@ -251,22 +254,23 @@ void PushExchange::combine(const DeviceHandle& handle, const TensorView& rows,
   set_results(slot, rows, options);
   set_output(slot, output, options);
   check_both_weights(options.row_weights, options.returned_weights);
-  launch_return(slot, Phases::kBoth, stream);
+  launch_return(slot, cuda::Phases::kBoth, stream);
   slot.stage = Stage::kFree;
 }
 
-void PushExchange::launch_return(Slot& slot, Phases phases, Stream stream) {
-  enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
-  CombineArgs& args = slot.combine;
+void PushExchange::launch_return(Slot& slot, cuda::Phases phases, Stream stream) {
+  enter(phases == cuda::Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
+  cuda::CombineArgs& args = slot.combine;
   args.num_tokens = static_cast<std::int32_t>(slot.num_tokens);
-  choose_grid(grid_request(slot, phases), args);
-  ReturnWeightsArgs& weights = slot.weights;
+  cuda::choose_grid(grid_request(slot, phases), args);
+  cuda::ReturnWeightsArgs& weights = slot.weights;
   weights.num_tokens = args.num_tokens;
-  if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());
-  launch_combine(args, phases, options_.programmatic_launch, stream.get());
-  if (!receives(phases) || weights.returned == nullptr) return;
+  if (cuda::sends(phases) && weights.row_weights != nullptr)
+    cuda::launch_return_weights(weights, stream.get());
+  cuda::launch_combine(args, phases, options_.programmatic_launch, stream.get());
+  if (!cuda::receives(phases) || weights.returned == nullptr) return;
   sync_if_shared(phases, stream);
-  launch_receive_weights(weights, stream.get());
+  cuda::launch_receive_weights(weights, stream.get());
 }
 
 void PushExchange::release(const DeviceHandle& handle) {

@@ -69,13 +69,13 @@ class PushExchange final : public DeviceExchangeBackend {
     std::int64_t call_max_tokens = 0;  ///< max_tokens, if the caller gave it
     bool is_again = false;             ///< its ids are those of an earlier dispatch
     bool routing_only = false;
-    DispatchArgs dispatch;               ///< of its last dispatch
-    std::vector<DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
-    DispatchArgs gather;                 ///< of ids and weights to all ranks
-    RoutingArgs routing_args;
-    CombineArgs combine;
-    ReturnWeightsArgs weights;
-    DeviceBuffer memory;  ///< everything above points into it
+    cuda::DispatchArgs dispatch;               ///< of its last dispatch
+    std::vector<cuda::DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
+    cuda::DispatchArgs gather;                 ///< of ids and weights to all ranks
+    cuda::RoutingArgs routing_args;
+    cuda::CombineArgs combine;
+    cuda::ReturnWeightsArgs weights;
+    cuda::DeviceBuffer memory;  ///< everything above points into it
   };
 
   /// What a dispatch is given. `earlier`: has the ids, topk_ids has none.
@@ -89,12 +89,12 @@ class PushExchange final : public DeviceExchangeBackend {
 
   // p2p_exchange.cpp
   void enter(Phase phase, const Slot& slot);
-  Slot& start(const Input& input, Stream stream, Phases phases);
-  void launch(Slot& slot, Phases phases, Stream stream);
-  GridRequest grid_request(const Slot& slot, Phases phases) const;
-  void launch_rows(const Slot& slot, DispatchArgs& args, Phases phases, Stream stream);
-  void sync_if_shared(Phases phases, Stream stream) const;
-  void launch_return(Slot& slot, Phases phases, Stream stream);
+  Slot& start(const Input& input, Stream stream, cuda::Phases phases);
+  void launch(Slot& slot, cuda::Phases phases, Stream stream);
+  cuda::GridRequest grid_request(const Slot& slot, cuda::Phases phases) const;
+  void launch_rows(const Slot& slot, cuda::DispatchArgs& args, cuda::Phases phases, Stream stream);
+  void sync_if_shared(cuda::Phases phases, Stream stream) const;
+  void launch_return(Slot& slot, cuda::Phases phases, Stream stream);
   Slot& begin(const char* operation);
   Slot& find(const DeviceHandle& handle, Stage wanted, const char* operation);
   DeviceHandle handle_of(const Slot& slot) const;
@@ -106,9 +106,9 @@ class PushExchange final : public DeviceExchangeBackend {
   void set_base(Slot& slot, std::size_t index);
   void set_routing(Slot& slot) const;
   void set_gather(Slot& slot, std::size_t region) const;
-  void set_rows(DispatchArgs& dispatch) const;
-  DispatchArgs bytes_base(const DispatchArgs& main, std::size_t region,
-                          std::int64_t row_bytes) const;
+  void set_rows(cuda::DispatchArgs& dispatch) const;
+  cuda::DispatchArgs bytes_base(const cuda::DispatchArgs& main, std::size_t region,
+                                std::int64_t row_bytes) const;
   void fill_every_rank_ids();
 
   // p2p_routing.cpp
@@ -117,7 +117,7 @@ class PushExchange final : public DeviceExchangeBackend {
   const Slot& kept_routing(const DeviceHandle& earlier, const char* operation) const;
   void copy_routing(Slot& slot, const Slot& earlier, Stream stream) const;
   void clear_rows(const Slot& slot, Stream stream) const;
-  void gather_routing(Slot& slot, Phases phases, Stream stream);
+  void gather_routing(Slot& slot, cuda::Phases phases, Stream stream);
 
   // p2p_weights.cpp
   void set_weights_base(Slot& slot) const;
@@ -144,11 +144,11 @@ class PushExchange final : public DeviceExchangeBackend {
   int num_ctas_ = 1;
   bool has_whole_gpu_ = true;
   std::unique_ptr<DeviceWindow> window_;
-  PinnedBuffer words_;  ///< WatchWords
-  DeviceBuffer failed_;
-  DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
-  DeviceBuffer blank_;       ///< the one row of a dispatch of routing only
-  Watch watch_;
+  cuda::PinnedBuffer words_;  ///< WatchWords
+  cuda::DeviceBuffer failed_;
+  cuda::DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
+  cuda::DeviceBuffer blank_;       ///< the one row of a dispatch of routing only
+  cuda::Watch watch_;
   std::vector<Slot> slots_;
   std::uint64_t next_id_ = 1;
   std::uint64_t number_;  ///< of this exchange in the process

@@ -30,8 +30,9 @@ T* carve(Carver& parts, std::size_t count) {
   return reinterpret_cast<T*>(parts.carve(checked_mul(count, sizeof(T))));
 }
 
-CallState carve_state(Carver& parts, std::size_t ranks, std::size_t tokens, std::size_t topk) {
-  CallState state;
+cuda::CallState carve_state(Carver& parts, std::size_t ranks, std::size_t tokens,
+                            std::size_t topk) {
+  cuda::CallState state;
   state.counter = carve<std::uint64_t>(parts, 1);
   state.num_partials = carve<std::int32_t>(parts, tokens);
   state.columns = carve<std::int32_t>(parts, tokens * topk);
@@ -45,8 +46,8 @@ CallState carve_state(Carver& parts, std::size_t ranks, std::size_t tokens, std:
 }
 
 // The ids and weights of all ranks.
-void carve_gather(Carver& parts, const PushExchangeShape& shape, DispatchArgs& gather,
-                  RoutingArgs& routing) {
+void carve_gather(Carver& parts, const PushExchangeShape& shape, cuda::DispatchArgs& gather,
+                  cuda::RoutingArgs& routing) {
   const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
   const auto tokens = static_cast<std::size_t>(shape.config.max_tokens_per_rank);
   const auto row_bytes = static_cast<std::size_t>(shape.routing_row_bytes());
@@ -57,17 +58,19 @@ void carve_gather(Carver& parts, const PushExchangeShape& shape, DispatchArgs& g
   routing.own_rows = carve<std::uint32_t>(parts, tokens * row_bytes / sizeof(std::uint32_t));
   if (!shape.drops) return;
   const std::size_t choices = ranks * tokens * static_cast<std::size_t>(shape.config.num_topk);
-  ChoiceSort& sort = routing.sort;
+  cuda::ChoiceSort& sort = routing.sort;
   sort.keys = carve<std::uint64_t>(parts, 2 * choices);
   sort.choices = carve<std::uint32_t>(parts, 2 * choices);
-  sort.work_bytes = sort_work_bytes(static_cast<std::int64_t>(choices), shape.config.num_experts);
+  sort.work_bytes =
+      cuda::sort_work_bytes(static_cast<std::int64_t>(choices), shape.config.num_experts);
   sort.work = carve<std::byte>(parts, sort.work_bytes);
 }
 
 void start_count(std::uint64_t* counter) {
-  const std::uint64_t first_call = kCallUnit;  // number 1: combine takes the one before the next
-  check_cuda(cudaMemcpy(counter, &first_call, sizeof(first_call), cudaMemcpyHostToDevice),
-             "cudaMemcpy");
+  const std::uint64_t first_call =
+      cuda::kCallUnit;  // number 1: combine takes the one before the next
+  cuda::check_cuda(cudaMemcpy(counter, &first_call, sizeof(first_call), cudaMemcpyHostToDevice),
+                   "cudaMemcpy");
 }
 
 }  // namespace
@@ -85,22 +88,22 @@ void PushExchange::prepare_memory() {
         queue_obstacle(window_->ranks_on_gpu(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     require(obstacle.empty(), Errc::kNotAvailable, "device exchange: {}", obstacle);
   }
-  words_ = PinnedBuffer(sizeof(WatchWords));
-  failed_ = DeviceBuffer(sizeof(std::uint32_t));
+  words_ = cuda::PinnedBuffer(sizeof(WatchWords));
+  failed_ = cuda::DeviceBuffer(sizeof(std::uint32_t));
   watch_.record = &words_.as<WatchWords>()->record;
   watch_.abort_word = &words_.as<WatchWords>()->abort_word;
   watch_.failed = failed_.as<std::uint32_t>();
   const std::int64_t timeout_ms =
       kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), window_->is_shared_gpu());
   watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
-  check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
-             "cudaMemset");
-  blank_ = DeviceBuffer(kVecElements * sizeof(float));
-  check_cuda(cudaMemset(blank_.data(), kBlankByte, blank_.size_bytes()), "cudaMemset");
+  cuda::check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
+                   "cudaMemset");
+  blank_ = cuda::DeviceBuffer(kVecElements * sizeof(float));
+  cuda::check_cuda(cudaMemset(blank_.data(), kBlankByte, blank_.size_bytes()), "cudaMemset");
   if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
   for (std::size_t i = 0; i < slots_.size(); ++i) allocate(slots_[i], i);
   run_kernels();
-  check_cuda(cudaDeviceSynchronize(), "device exchange");
+  cuda::check_cuda(cudaDeviceSynchronize(), "device exchange");
 }
 
 void PushExchange::fill_every_rank_ids() {
@@ -108,36 +111,36 @@ void PushExchange::fill_every_rank_ids() {
   const auto tokens = static_cast<std::size_t>(shape_.config.max_tokens_per_rank);
   std::vector<std::int32_t> ids(checked_mul(ranks, tokens));
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i % ranks);
-  every_rank_ = DeviceBuffer(ids.size() * sizeof(std::int32_t));
-  check_cuda(
+  every_rank_ = cuda::DeviceBuffer(ids.size() * sizeof(std::int32_t));
+  cuda::check_cuda(
       cudaMemcpy(every_rank_.data(), ids.data(), every_rank_.size_bytes(), cudaMemcpyHostToDevice),
       "cudaMemcpy");
 }
 
 // Every kernel once, without doing anything: see launch_dispatch.
 void PushExchange::run_kernels() const {
-  check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "cudaMemset");
+  cuda::check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "cudaMemset");
   const Slot& slot = slots_[0];
-  const auto run = [](const DispatchArgs& args) {
-    launch_dispatch(args, Phases::kNone, false, nullptr);
+  const auto run = [](const cuda::DispatchArgs& args) {
+    cuda::launch_dispatch(args, cuda::Phases::kNone, false, nullptr);
   };
-  DispatchArgs dispatch = slot.dispatch;
+  cuda::DispatchArgs dispatch = slot.dispatch;
   for (const DType dtype : {DType::kBF16, shape_.config.scheme.dtype}) {
     dispatch.token_dtype = dtype;
     run(dispatch);
   }
-  for (const DispatchArgs& payload : slot.payloads) run(payload);
+  for (const cuda::DispatchArgs& payload : slot.payloads) run(payload);
   if (shape_.gathers_routing) run(slot.gather);
   if (keeps_ids()) {
-    run_routing_kernels(slot.routing_args, shape_.drops, shape_.gathers && shape_.gathers_routing,
-                        nullptr);
+    cuda::run_routing_kernels(slot.routing_args, shape_.drops,
+                              shape_.gathers && shape_.gathers_routing, nullptr);
   }
-  launch_combine(slot.combine, Phases::kNone, false, nullptr);
+  cuda::launch_combine(slot.combine, cuda::Phases::kNone, false, nullptr);
   if (shape_.returns_weights) {
-    launch_return_weights(slot.weights, nullptr);
-    launch_receive_weights(slot.weights, nullptr);
+    cuda::launch_return_weights(slot.weights, nullptr);
+    cuda::launch_receive_weights(slot.weights, nullptr);
   }
-  check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
+  cuda::check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
 
 void PushExchange::allocate(Slot& slot, std::size_t index) {
@@ -157,8 +160,8 @@ void PushExchange::allocate(Slot& slot, std::size_t index) {
     Carver parts(is_real ? slot.memory.data() : nullptr, kPartAlignment);
     counters.clear();
     payload_rows.clear();
-    DispatchArgs& args = slot.dispatch;
-    RoutingArgs& routing = slot.routing_args;
+    cuda::DispatchArgs& args = slot.dispatch;
+    cuda::RoutingArgs& routing = slot.routing_args;
     args.state = carve_state(parts, ranks, tokens, static_cast<std::size_t>(shape_.main_topk));
     args.num_rows = carve<std::int32_t>(parts, std::max<std::size_t>(local, 1));
     args.total_rows = carve<std::int32_t>(parts, 1);
@@ -179,9 +182,9 @@ void PushExchange::allocate(Slot& slot, std::size_t index) {
     }
     if (shape_.gathers_routing) carve_gather(parts, shape_, slot.gather, routing);
     if (is_real) break;
-    slot.memory = DeviceBuffer(parts.used_bytes());
+    slot.memory = cuda::DeviceBuffer(parts.used_bytes());
   }
-  check_cuda(cudaMemset(slot.memory.data(), 0, slot.memory.size_bytes()), "cudaMemset");
+  cuda::check_cuda(cudaMemset(slot.memory.data(), 0, slot.memory.size_bytes()), "cudaMemset");
   start_count(slot.dispatch.state.counter);
   if (shape_.gathers_routing) start_count(slot.gather.state.counter);
   set_base(slot, index);
@@ -194,11 +197,11 @@ void PushExchange::allocate(Slot& slot, std::size_t index) {
 
 void PushExchange::set_base(Slot& slot, std::size_t index) {
   const ExchangeConfig& config = shape_.config;
-  DispatchArgs& dispatch = slot.dispatch;
-  ExchangeBase base;
+  cuda::DispatchArgs& dispatch = slot.dispatch;
+  cuda::ExchangeBase base;
   base.layout = shape_.main;
-  base.ownership = KernelOwnership(shape_.main_ownership);
-  PeerTable windows{};
+  base.ownership = cuda::KernelOwnership(shape_.main_ownership);
+  cuda::PeerTable windows{};
   for (int r = 0; r < group_.size(); ++r) {
     windows.base[r] = window_->base(r) + index * shape_.window_bytes;
   }
@@ -208,8 +211,8 @@ void PushExchange::set_base(Slot& slot, std::size_t index) {
   base.reduce = config.reduce;
   base.state = dispatch.state;
   base.watch = watch_;
-  static_cast<ExchangeBase&>(dispatch) = base;
-  static_cast<ExchangeBase&>(slot.combine) = base;
+  static_cast<cuda::ExchangeBase&>(dispatch) = base;
+  static_cast<cuda::ExchangeBase&>(slot.combine) = base;
   dispatch.windows = windows;
   slot.combine.windows = windows;
   slot.combine.wire = config.combine_scheme;
@@ -228,8 +231,8 @@ void PushExchange::set_base(Slot& slot, std::size_t index) {
 
 void PushExchange::set_routing(Slot& slot) const {
   const ExchangeConfig& config = shape_.config;
-  RoutingArgs& routing = slot.routing_args;
-  routing.ownership = KernelOwnership(shape_.exchange.ownership);
+  cuda::RoutingArgs& routing = slot.routing_args;
+  routing.ownership = cuda::KernelOwnership(shape_.exchange.ownership);
   routing.state = slot.dispatch.state;
   routing.watch = watch_;
   routing.rank = group_.rank();
@@ -250,11 +253,11 @@ void PushExchange::set_routing(Slot& slot) const {
 }
 
 void PushExchange::set_gather(Slot& slot, std::size_t region) const {
-  const DispatchArgs taken = slot.gather;
-  DispatchArgs& gather = slot.gather;
+  const cuda::DispatchArgs taken = slot.gather;
+  cuda::DispatchArgs& gather = slot.gather;
   gather = bytes_base(slot.dispatch, region, shape_.routing_row_bytes());
   gather.layout = shape_.routing;
-  gather.ownership = KernelOwnership({group_.size(), group_.size()});
+  gather.ownership = cuda::KernelOwnership({group_.size(), group_.size()});
   gather.num_topk = group_.size();
   gather.rows_layout = Layout::kCompact;
   gather.reduce = Reduce::kPerRank;
@@ -272,7 +275,7 @@ void PushExchange::set_gather(Slot& slot, std::size_t region) const {
 }
 
 // What never changes about the rows of the tokens.
-void PushExchange::set_rows(DispatchArgs& dispatch) const {
+void PushExchange::set_rows(cuda::DispatchArgs& dispatch) const {
   const ExchangeConfig& config = shape_.config;
   const ExchangeShape& shape = shape_.exchange;
   const ScaleBlocks scales = scale_blocks(config, shape, group_.rank(), shape.max_buffer_rows);
@@ -285,14 +288,14 @@ void PushExchange::set_rows(DispatchArgs& dispatch) const {
       is_limited ? shape.receive.capacity : std::numeric_limits<std::int64_t>::max();
   dispatch.row_alignment = config.expert_alignment;
   dispatch.scale_block = scales.block;
-  dispatch.scales_per_chunk = scales_per_chunk(config.scheme);
+  dispatch.scales_per_chunk = cuda::scales_per_chunk(config.scheme);
   dispatch.scale_block_bytes = is_batched ? scales.block.num_bytes() : 0;
 }
 
 // The dispatch of rows of bytes, without scales, ids or weights, in a region of its own.
-DispatchArgs PushExchange::bytes_base(const DispatchArgs& main, std::size_t region,
-                                      std::int64_t row_bytes) const {
-  DispatchArgs args = main;
+cuda::DispatchArgs PushExchange::bytes_base(const cuda::DispatchArgs& main, std::size_t region,
+                                            std::int64_t row_bytes) const {
+  cuda::DispatchArgs args = main;
   for (int r = 0; r < group_.size(); ++r) args.windows.base[r] += region;
   args.scheme = schemes::kFp8Tensor;  // codes of 8 bits as they are, no scales in rows
   args.token_dtype = args.scheme.dtype;

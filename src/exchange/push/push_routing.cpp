@@ -44,8 +44,8 @@ void PushExchange::copy_routing(Slot& slot, const Slot& earlier, Stream stream) 
   const auto copy = [&](std::int32_t* to, const std::int32_t* from, std::int64_t count) {
     const auto bytes = static_cast<std::size_t>(count) * sizeof(std::int32_t);
     if (bytes == 0) return;
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.get()),
-               "dispatch_again");
+    cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.get()),
+                     "dispatch_again");
   };
   copy(slot.routing_args.own_ids, earlier.routing_args.own_ids,
        earlier.num_tokens * shape_.config.num_topk);
@@ -58,9 +58,9 @@ void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
   const auto topk = static_cast<std::size_t>(config.num_topk);
   const auto clear = [&](void* memory, int byte, std::size_t bytes) {
     if (memory == nullptr || bytes == 0) return;
-    check_cuda(cudaMemsetAsync(memory, byte, bytes, stream.get()), "dispatch");
+    cuda::check_cuda(cudaMemsetAsync(memory, byte, bytes, stream.get()), "dispatch");
   };
-  const DispatchArgs& args = slot.dispatch;
+  const cuda::DispatchArgs& args = slot.dispatch;
   if (config.layout == Layout::kByRank) {
     clear(args.row_ids, kNoIdByte, rows * topk * sizeof(std::int32_t));
     clear(args.row_weights, 0, rows * topk * sizeof(float));
@@ -70,28 +70,28 @@ void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
   if (slot.routing_only) return;
   clear(args.rows, 0, rows * shape_.exchange.payload_bytes);
   clear(args.scales, 0, args.scale_block.num_bytes());
-  for (const DispatchArgs& payload : slot.payloads) {
+  for (const cuda::DispatchArgs& payload : slot.payloads) {
     clear(payload.rows, 0, rows * static_cast<std::size_t>(payload.row_bytes));
   }
 }
 
 // What is dropped must be known before rows are sent: then this waits for all ranks.
-void PushExchange::gather_routing(Slot& slot, Phases phases, Stream stream) {
+void PushExchange::gather_routing(Slot& slot, cuda::Phases phases, Stream stream) {
   const bool is_dropped = drops(slot);
   const bool is_told = shape_.gathers && shape_.gathers_routing;
   const bool is_kept = keeps_ids() && shape_.config.num_topk > 0;
-  if (sends(phases) && is_kept && (is_told || !slot.is_again)) {
-    launch_keep_routing(slot.routing_args, stream.get());
+  if (cuda::sends(phases) && is_kept && (is_told || !slot.is_again)) {
+    cuda::launch_keep_routing(slot.routing_args, stream.get());
   }
-  if (is_dropped && sends(phases)) {
-    launch_rows(slot, slot.gather, Phases::kBoth, stream);
-    sync_if_shared(Phases::kBoth, stream);
-    launch_drop_overflow(slot.routing_args, stream.get());
+  if (is_dropped && cuda::sends(phases)) {
+    launch_rows(slot, slot.gather, cuda::Phases::kBoth, stream);
+    sync_if_shared(cuda::Phases::kBoth, stream);
+    cuda::launch_drop_overflow(slot.routing_args, stream.get());
   } else if (!is_dropped && is_told) {
     launch_rows(slot, slot.gather, phases, stream);
     sync_if_shared(phases, stream);
   }
-  if (receives(phases)) clear_rows(slot, stream);
+  if (cuda::receives(phases)) clear_rows(slot, stream);
 }
 
 }  // namespace switchyard

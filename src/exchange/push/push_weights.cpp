@@ -9,9 +9,9 @@ namespace switchyard {
 
 void PushExchange::set_weights_base(Slot& slot) const {
   const ExchangeConfig& config = shape_.config;
-  ReturnWeightsArgs& args = slot.weights;
+  cuda::ReturnWeightsArgs& args = slot.weights;
   args.slots = shape_.weights;
-  args.ownership = KernelOwnership(shape_.exchange.ownership);
+  args.ownership = cuda::KernelOwnership(shape_.exchange.ownership);
   args.state = slot.dispatch.state;
   args.watch = watch_;
   args.rank = group_.rank();
