@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "cuda/base/launch.h"
+#include "cuda/base/ptx.cuh"
 #include "rude_kernels.h"
 
 namespace switchyard::test {
@@ -8,26 +9,20 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ std::uint64_t gpu_ns() {
-  std::uint64_t ns;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-  return ns;
-}
-
 // One CTA fills an SM: it has all shared memory. Those that spare theirs stay until all have one.
 __global__ void hog_kernel(unsigned num_spared, const volatile std::uint32_t* release,
                            std::uint64_t max_ns, std::uint32_t* num_started) {
   unsigned sm;
   asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
   if (threadIdx.x == 0) atomicAdd(num_started, 1u);
-  const std::uint64_t start = gpu_ns();
+  const std::uint64_t start = cuda::globaltimer_ns();
   if (sm < num_spared) {
     while (*const_cast<volatile std::uint32_t*>(num_started) < gridDim.x &&
-           gpu_ns() - start < max_ns) {
+           cuda::globaltimer_ns() - start < max_ns) {
     }
     return;
   }
-  while (*release == 0 && gpu_ns() - start < max_ns) __nanosleep(500);
+  while (*release == 0 && cuda::globaltimer_ns() - start < max_ns) __nanosleep(500);
 }
 
 __device__ void copy(const LateCopy& what) {
@@ -40,12 +35,10 @@ __device__ void copy(const LateCopy& what) {
 }
 
 __global__ void late_copy_kernel(LateCopy first, LateCopy second, std::uint64_t sleep_ns) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-  const std::uint64_t start = gpu_ns();
-  while (gpu_ns() - start < sleep_ns) __nanosleep(500);
+  cuda::wait_for_prerequisites();
+  cuda::launch_dependents();
+  const std::uint64_t start = cuda::globaltimer_ns();
+  while (cuda::globaltimer_ns() - start < sleep_ns) __nanosleep(500);
   copy(first);
   copy(second);
 }

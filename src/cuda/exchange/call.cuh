@@ -3,20 +3,10 @@
 // call.cuh: how the kernels of an exchange know which call they belong to, without the host.
 #pragma once
 
+#include "cuda/base/ptx.cuh"
 #include "cuda/exchange/exchange_args.h"
 
 namespace switchyard::cuda {
-
-/// Has an address, an offset or flags found here, once: left alone, the compiler may find it again
-/// wherever it is used.
-template <typename T>
-__device__ __forceinline__ void keep_in_register(T& value) {
-  static_assert(sizeof(T) == 8);
-  asm volatile("" : "+l"(value));
-}
-__device__ __forceinline__ void keep_in_register(std::uint32_t& value) {
-  asm volatile("" : "+r"(value));
-}
 
 /// Of this CTA.
 __device__ __forceinline__ int cta_threads() { return static_cast<int>(blockDim.x); }
@@ -64,10 +54,8 @@ __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   const unsigned at = threadIdx.x / kLanes * kLineWords;
   std::uint32_t word = 0;
   if (at < sizeof(Args) / sizeof(word)) word = reinterpret_cast<const std::uint32_t*>(&args)[at];
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  wait_for_prerequisites();
+  launch_dependents();  // only now: see follow_kernel
   return word;
 }
 

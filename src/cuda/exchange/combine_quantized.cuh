@@ -61,7 +61,7 @@ struct QuantizedWire {
   }
 
   /// Some partials of a sum, of one lane: codes, and the scales that the first lanes take.
-  struct PartialSums {
+  struct PartialCodes {
     std::uint32_t codes[kAtOnce][kUnitWords];
     std::uint32_t scales[kAtOnce][kUnitWords];
     std::uint32_t at[kAtOnce];  ///< from the row of the token's first column
@@ -71,9 +71,9 @@ struct QuantizedWire {
       const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if ((wanted >> i & 1) != 0) load_words(row + at[i] + lane_at, codes[i]);
+        if ((wanted >> i & 1) != 0) load_relaxed_sys(row + at[i] + lane_at, codes[i]);
         if ((wanted >> (kAtOnce + i) & 1) != 0) {
-          load_words(row + at[i] + kScalesInChunk + lane_at, scales[i]);
+          load_relaxed_sys(row + at[i] + kScalesInChunk + lane_at, scales[i]);
         }
       }
 #pragma unroll
@@ -97,7 +97,7 @@ struct QuantizedWire {
     if (!kIsCommon && is_there) add_bias(a, token, first, total);
 #pragma unroll 1
     for (int begin = 0; begin < of.count; begin += kAtOnce) {
-      PartialSums partials{};
+      PartialCodes partials{};
       unsigned missing = 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {

@@ -87,7 +87,7 @@ struct PartialSums {
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
       if ((wanted >> i & 1) != 0) {
-        load_words(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
+        load_relaxed_sys(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
       }
     }
 #pragma unroll
@@ -121,8 +121,8 @@ struct TokenPartials {
 
   /// What the constructor will read.
   __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
-    cuda::prefetch(a.state.num_partials + token);
-    cuda::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
+    prefetch_l1(a.state.num_partials + token);
+    prefetch_l1(a.state.columns + std::int64_t{token} * a.num_topk);
   }
   __device__ __forceinline__ TokenPartials(const CombineArgs& a, int token, int lane) {
     const std::int64_t at = std::int64_t{token} * a.num_topk;

@@ -42,7 +42,7 @@ __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
   for (int u = 0; u < kVecUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    store_words(to.chunk + (u * kLanes + lane) * kUnitBytes, unit);
+    store_relaxed_sys(to.chunk + (u * kLanes + lane) * kUnitBytes, unit);
   }
 }
 

@@ -153,9 +153,9 @@ struct ChunkUnits : VecUnits<kWords> {
                                       unsigned wanted) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      if ((wanted >> u & 1) != 0) load_words(elements + u * kLanes * kLaneBytes, words[u]);
+      if ((wanted >> u & 1) != 0) load_relaxed_sys(elements + u * kLanes * kLaneBytes, words[u]);
     }
-    if ((wanted & kScales) != 0) load_words(scale_unit, scales);
+    if ((wanted & kScales) != 0) load_relaxed_sys(scale_unit, scales);
   }
   /// Those of `wanted` that were not there.
   __device__ __forceinline__ unsigned missing(unsigned wanted) const {

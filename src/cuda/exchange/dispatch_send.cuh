@@ -37,7 +37,7 @@ __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender)
   const int element = item.chunk * kChunkElements + lane * kVecElements;
   if (item.token >= a.num_tokens || element >= a.layout.shape.hidden) return;
   const std::byte* row = a.tokens + item.token * a.token_stride;
-  prefetch(row + element * wire_bits(a.token_dtype) / 8);
+  prefetch_l1(row + element * wire_bits(a.token_dtype) / 8);
 }
 
 /// A lane's 16 elements as they travel.

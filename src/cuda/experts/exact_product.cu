@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "cuda/base/check.h"
+#include "cuda/base/ptx.cuh"
 #include "cuda/experts/expert_kernels.h"
 #include "cuda/quantize/rows.cuh"
 
@@ -59,11 +60,6 @@ __device__ __forceinline__ Tile find_tile(const RowRanges& ranges, std::int64_t 
     index -= __shfl_sync(0xFFFFFFFFu, end, 31);
   }
   return {};
-}
-
-__device__ __forceinline__ void copy_16_bytes(std::byte* to, const std::byte* from) {
-  const auto shared = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from));
 }
 
 // Four neighbours of a row of weights.
@@ -119,7 +115,7 @@ class TileProduct {
     for (int step = 0; step < num_steps; ++step) {
       float* rows = rows_ + step % 2 * (kDepth * kTileRows);
       store_rows(rows);
-      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+      wait_async_groups<kStages - 2>();
       __syncthreads();
       fetch_weights(step + kStages - 1);
       fetch_rows(step + 1);
@@ -155,10 +151,10 @@ class TileProduct {
     for (int p = 0; p < kPanels; ++p) {
       if (p >= num_panels_) break;
       for (int i = static_cast<int>(lane_) * 16; i < num_bytes; i += 32 * 16) {
-        copy_16_bytes(to + p * kStageBytes + i, from + p * panel_bytes_ + i);
+        copy_async_16(to + p * kStageBytes + i, from + p * panel_bytes_ + i);
       }
     }
-    asm volatile("cp.async.commit_group;");
+    commit_async_group();
   }
 
   // A lane has a row, a warp a part of the depth.
