@@ -181,7 +181,7 @@ class Receiver {
                    failed_.as<std::uint32_t>(), timeout_ns};
     args_.windows.base[kRank] = window_.data();
     set_results(rows_layout);
-    cuda::choose_grid(grid, args_);
+    args_.grid = cuda::dispatch_grid(grid, layout_, 0);
   }
 
   cuda::WaitRecord run() {
@@ -204,19 +204,20 @@ class Receiver {
     args_.state.arrival_token = results_.arrival_token.as<std::int32_t>();
     args_.state.arrival_rows = results_.arrival_rows.as<std::int32_t>();
     args_.state.arrival_weights = results_.arrival_weights.as<float>();
-    args_.rows = results_.rows.data();
-    args_.row_bytes = 2 * kHidden;
-    args_.aligned_rows = true;
-    args_.capacity = rows_layout == Layout::kBatched ? kRanks * kTokens
-                                                     : std::numeric_limits<std::int64_t>::max();
-    args_.source_rows = rows_layout == Layout::kByRank ? kTokens : 0;
-    args_.num_rows = results_.num_rows.as<std::int32_t>();
-    args_.total_rows = results_.total_rows.as<std::int32_t>();
-    args_.row_weights = results_.row_weights.as<float>();
+    cuda::ReceiveBuffer& to = args_.received;
+    to.rows = results_.rows.data();
+    to.row_bytes = 2 * kHidden;
+    to.are_aligned = true;
+    to.capacity = rows_layout == Layout::kBatched ? kRanks * kTokens
+                                                  : std::numeric_limits<std::int64_t>::max();
+    to.source_rows = rows_layout == Layout::kByRank ? kTokens : 0;
+    to.num_rows = results_.num_rows.as<std::int32_t>();
+    to.total_rows = results_.total_rows.as<std::int32_t>();
+    to.row_weights = results_.row_weights.as<float>();
     if (is_expert_major(rows_layout)) {
-      args_.first_row = results_.first_row.as<std::int64_t>();
+      to.first_row = results_.first_row.as<std::int64_t>();
     } else {
-      args_.row_ids = results_.row_ids.as<std::int32_t>();
+      to.row_ids = results_.row_ids.as<std::int32_t>();
     }
   }
 

@@ -53,18 +53,18 @@ class LostMark {
     args_.layout = layout_;
     args_.num_topk = kTopk;
     args_.wire = wire;
-    args_.num_tokens = kTokens;
+    args_.sums.num_tokens = kTokens;
     args_.state.counter = counter_.as<std::uint64_t>();
     args_.state.num_partials = num_terms_.as<std::int32_t>();
     args_.state.columns = columns_.as<std::int32_t>();
     args_.state.partial_ranks = term_ranks_.as<std::int32_t>();
     args_.watch = {&words_.as<WatchWords>()->record, &words_.as<WatchWords>()->abort_word,
                    failed_.as<std::uint32_t>(), 200'000'000};
-    args_.output = output_.data();
-    args_.output_stride = 2 * kHidden;
-    args_.aligned_output = is_aligned;
+    args_.sums.data = output_.data();
+    args_.sums.stride = 2 * kHidden;
+    args_.sums.are_aligned = is_aligned;
     args_.windows.base[0] = window_.data();
-    cuda::choose_grid({8, false, true, true}, args_);
+    args_.grid = cuda::combine_grid({8, false, true, true}, layout_, kTokens);
   }
 
   cuda::WaitRecord run() {

@@ -10,7 +10,7 @@ void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream) {
   const QuantScheme& scheme = args.scheme;
   if (!scheme.is_quantized()) return dispatch_plain(args, phases, programmatic, stream);
-  if (!scheme.is_simulated() && args.token_dtype == scheme.dtype) {
+  if (!scheme.is_simulated() && args.tokens.dtype == scheme.dtype) {
     return dispatch_stored(args, phases, programmatic, stream);
   }
   const bool is_small = scheme.rule == ScaleRule::kMx || scheme.rule == ScaleRule::kTwoLevel;

@@ -33,12 +33,13 @@ __device__ __noinline__ inline std::int64_t tiled_scale_at(ScaleGeometry block, 
 /// scale s is that of the row's first scale plus what s alone says.
 __device__ __forceinline__ Target target_of(const DispatchArgs& a, std::int32_t row,
                                             std::int32_t expert) {
-  const bool is_batched = a.scale_block_bytes != 0;
-  const std::int32_t n = is_batched ? row - expert * static_cast<std::int32_t>(a.capacity) : row;
+  const bool is_batched = a.scales.expert_stride != 0;
+  const std::int32_t n =
+      is_batched ? row - expert * static_cast<std::int32_t>(a.received.capacity) : row;
   std::byte* scales =
-      a.scales + (is_batched ? static_cast<std::size_t>(expert) * a.scale_block_bytes : 0);
-  scales += a.scales_are_tiled ? tiled_scale_at(a.scale_block, n, 0) : n * a.scale_row_step;
-  return {a.rows + row * a.row_bytes, scales};
+      a.scales.data + (is_batched ? static_cast<std::size_t>(expert) * a.scales.expert_stride : 0);
+  scales += a.scales.are_tiled ? tiled_scale_at(a.scales.block, n, 0) : n * a.scales.row_step;
+  return {a.received.rows + row * a.received.row_bytes, scales};
 }
 
 /// Where a token's row goes: lane k has choice k.
@@ -68,10 +69,10 @@ struct ReceiveItem {
   std::int32_t chunk;
 
   __device__ __forceinline__ ReceiveItem(const DispatchArgs& a, int item) {
-    number = a.by_slot.quotient(item);
-    const int rest = item - number * static_cast<int>(a.by_slot.divisor);
-    const int nth = a.by_items.quotient(rest);
-    chunk = rest - nth * static_cast<int>(a.by_items.divisor);
+    number = a.grid.by_slot.quotient(item);
+    const int rest = item - number * static_cast<int>(a.grid.by_slot.divisor);
+    const int nth = a.grid.by_items.quotient(rest);
+    chunk = rest - nth * static_cast<int>(a.grid.by_items.divisor);
     const int turned = nth + a.rank;
     source = turned < a.ownership.num_ranks ? turned : turned - a.ownership.num_ranks;
   }
@@ -113,8 +114,8 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
   a.state.arrival_rows[at] = to.row;
   const bool has_routes = a.layout.shape.sends_routes;
   const std::int64_t own_row = block.rows_before[in.source] + in.number;
-  if (!has_routes && a.row_ids != nullptr) {
-    a.row_ids[own_row * a.num_topk + lane] =
+  if (!has_routes && a.received.row_ids != nullptr) {
+    a.received.row_ids[own_row * a.num_topk + lane] =
         a.rows_layout == Layout::kCompact ? to.expert : static_cast<std::int32_t>(choice);
   }
   if (!a.layout.shape.sends_weights) return true;
@@ -128,11 +129,11 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
   }
   const float weight = f32_from_bits(bits);
   a.state.arrival_weights[at] = weight;
-  if (a.row_weights == nullptr) return true;
+  if (a.received.row_weights == nullptr) return true;
   if (!has_routes) {
-    a.row_weights[own_row * a.num_topk + lane] = weight;
+    a.received.row_weights[own_row * a.num_topk + lane] = weight;
   } else if (to.row >= 0) {
-    a.row_weights[to.row] = weight;
+    a.received.row_weights[to.row] = weight;
   }
   return true;
 }
@@ -183,7 +184,7 @@ __device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64
   std::byte* scale_unit =
       own + a.layout.scales(row, in.chunk) + static_cast<unsigned>(lane) * kUnitBytes;
   const bool is_there = first < a.layout.shape.hidden;
-  const bool has_unit = lane < per_chunk && in.chunk * per_chunk + lane < a.scale_units_per_row;
+  const bool has_unit = lane < per_chunk && in.chunk * per_chunk + lane < a.scales.units_per_row;
   unsigned missing = (is_there ? Units::kScales - 1 : 0) | (has_unit ? Units::kScales : 0);
   Units units{};
   units.ask(elements, scale_unit, missing);
@@ -233,16 +234,17 @@ __device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64
   for (int i = 0; i < kWords; ++i)
     vector[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
   const std::int32_t offset = first * kWords / 4;
-  const bool is_whole = a.aligned_rows && first + kVecElements <= a.layout.shape.hidden;
-  const std::int32_t s = in.chunk * a.scales_per_chunk + lane;
-  const bool has_scale = per_chunk > 0 && lane < a.scales_per_chunk && s < a.scale_block.num_scales;
-  const bool is_wide = a.scale_block.element_bytes == 4;
+  const bool is_whole = a.received.are_aligned && first + kVecElements <= a.layout.shape.hidden;
+  const std::int32_t s = in.chunk * a.scales.per_chunk + lane;
+  const bool has_scale =
+      per_chunk > 0 && lane < a.scales.per_chunk && s < a.scales.block.num_scales;
+  const bool is_wide = a.scales.block.element_bytes == 4;
   const std::uint32_t scale = !has_scale ? 0
                               : is_wide
                                   ? reinterpret_cast<const std::uint32_t*>(shared.scales)[lane]
                                   : shared.scales[lane];
   const std::int64_t scale_at =
-      a.scales_are_tiled ? tiled_scale_at(a.scale_block, 0, s) : s * a.scale_step;
+      a.scales.are_tiled ? tiled_scale_at(a.scales.block, 0, s) : s * a.scales.step;
   if (__all_sync(kAllLanes, is_whole && (is_wide || !has_scale))) {
 #pragma unroll 1
     for (int i = 0; i < num_targets; ++i) {
@@ -260,7 +262,7 @@ __device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64
         std::uint32_t copy[kWords];  // the vector itself stays in registers
 #pragma unroll
         for (int w = 0; w < kWords; ++w) copy[w] = vector[w];
-        const auto left = static_cast<int>(a.row_bytes) - offset;
+        const auto left = static_cast<int>(a.received.row_bytes) - offset;
         store_bytes(target.row + offset, left < 4 * kWords ? left : 4 * kWords, copy);
       }
       if (!has_scale) continue;
@@ -282,7 +284,7 @@ struct ReceiveWalk {
   Routes routes;
 
   __device__ __forceinline__ ReceiveWalk(const DispatchArgs& a, int receiver)
-      : item(static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver) {}
+      : item(static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver) {}
   __device__ __forceinline__ void ask(const DispatchArgs& a, std::uint64_t call,
                                       const ReceiveItem& in) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -299,8 +301,8 @@ struct ReceiveWalk {
   /// Goes on to the next item that comes, or stays at one that does and was asked for. False: none.
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
                                        const ReceiverShared& block, bool is_asked) {
-    const int num_items = block.max_from * static_cast<int>(a.by_slot.divisor);
-    const int step = a.num_receivers * a.num_warps;
+    const int num_items = block.max_from * static_cast<int>(a.grid.by_slot.divisor);
+    const int step = a.grid.num_receivers * a.grid.num_warps;
     if (!is_asked) item += step;
 #pragma unroll 1
     for (; item < num_items; item += step, is_asked = false) {
@@ -345,7 +347,7 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
                                              std::int32_t* memory) {
   const int num_local = a.ownership.count(a.rank);
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
-  const bool reports = receiver == a.num_receivers - 1;
+  const bool reports = receiver == a.grid.num_receivers - 1;
   // After a failure slots may hold what nobody took.
   if (threadIdx.x == 0) {
     shared.failed = asked.has_failed;

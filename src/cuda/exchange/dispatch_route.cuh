@@ -164,15 +164,15 @@ struct TokenBlockLoad {
   __device__ __forceinline__ void ask(const DispatchArgs& a, int in_block) {
     if (in_block >= size) return;
     const std::int64_t at = std::int64_t{first + in_block} * a.num_topk + lanes.k;
-    id.ask(a, at);
+    id.ask(a.tokens.ids, at);
     weight = 1.0f;
-    if (a.topk_weights != nullptr) weight = __ldg(a.topk_weights + at);
+    if (a.tokens.topk_weights != nullptr) weight = __ldg(a.tokens.topk_weights + at);
   }
   __device__ __forceinline__ void add_to(const DispatchArgs& a, const ExpertRange& experts,
                                          const TokenBlock& block) {
 #pragma unroll 1
     for (int round = 0, t = token(0); t < size;) {
-      block.add(experts, t, t * a.num_topk + lanes.k, {id.value(a), weight});
+      block.add(experts, t, t * a.num_topk + lanes.k, {id.value(a.tokens.ids), weight});
       t = token(++round);
       ask(a, t);
     }
@@ -183,7 +183,7 @@ struct TokenBlockLoad {
 __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32_t asked,
                                               CallOfCta& call, int to, std::byte* memory) {
   // All loads of the first wait, then what waits for them.
-  TokenCount all(a, a.num_tokens);
+  TokenCount all(a, a.tokens.count);
   const ExpertRange experts(a, to);
   const TokenBlock block(a, experts.count, memory);
   block.clear(experts);
@@ -193,15 +193,15 @@ __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32
   all.count(a, experts, block.before);
   __syncthreads();
   announce(a, call.number, to, experts, block.before);
-  keep_partials(a, call.number, to * a.tokens_per_task,
-                min((to + 1) * a.tokens_per_task, a.num_tokens));
+  keep_partials(a, call.number, to * a.grid.tokens_per_task,
+                min((to + 1) * a.grid.tokens_per_task, a.tokens.count));
 }
 
 /// Tells a rank where the rows of a run of tokens go.
 __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32_t asked,
                                               CallOfCta& call, int to, int begin,
                                               std::byte* memory) {
-  const int end = min(begin + a.tokens_per_run, a.num_tokens);
+  const int end = min(begin + a.grid.tokens_per_run, a.tokens.count);
   TokenCount before(a, begin);
   TokenBlockLoad own(a, begin, end);
   const ExpertRange experts(a, to);
@@ -233,14 +233,15 @@ __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t aske
                                        int notify_cta, std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;
 #pragma unroll 1
-  for (int task = notify_cta; task < num_ranks * (1 + a.num_runs); task += a.num_notify_ctas) {
-    const int part = a.by_ranks.quotient(task);
+  for (int task = notify_cta; task < num_ranks * (1 + a.grid.num_runs);
+       task += a.grid.num_notify_ctas) {
+    const int part = a.grid.by_ranks.quotient(task);
     const int turned = task - part * num_ranks + a.rank;
     const int to = turned < num_ranks ? turned : turned - num_ranks;
     if (part == 0) {
       notify_counts(a, asked, call, to, memory);
     } else {
-      notify_routes(a, asked, call, to, (part - 1) * a.tokens_per_run, memory);
+      notify_routes(a, asked, call, to, (part - 1) * a.grid.tokens_per_run, memory);
     }
     __syncthreads();
   }

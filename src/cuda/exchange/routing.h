@@ -29,8 +29,7 @@ struct RoutingArgs {
   bool is_gathered = false;     ///< row_ids has the ids of all rows
 
   // This rank's tokens.
-  const void* topk_ids = nullptr;
-  bool ids_are_64_bits = false;
+  GivenIds ids;
   const float* topk_weights = nullptr;  ///< null: all 1
   std::int32_t num_tokens = 0;
   std::int32_t* own_ids = nullptr;    ///< [T, K], kept: after dropping

@@ -126,7 +126,10 @@ PushExchange::Slot& PushExchange::start(const Input& input, Stream stream, cuda:
   check_input(input);
   Slot& slot = begin(input.earlier == nullptr ? "dispatch" : "dispatch_again");
   if (input.earlier != nullptr) copy_routing(slot, *input.earlier, stream);
-  set_input(slot, input);
+  slot.routing = input.earlier != nullptr ? input.earlier->routing
+                 : options_.keeps_routing ? slot.id
+                                          : 0;
+  slot.call = call_of(input);
   launch(slot, phases, stream);
   return slot;
 }
@@ -180,7 +183,8 @@ DeviceHandle PushExchange::reopen(const DeviceHandle& earlier, Stream stream) {
   DeviceDispatchOptions options;
   options.routing_only = true;
   options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1});
-  const TensorView tokens(blank_.data(), DType::kBF16, {kept.num_tokens, shape_.config.hidden});
+  const TensorView tokens(blank_.data(), DType::kBF16,
+                          {kept.call.num_tokens(), shape_.config.hidden});
   Slot& slot = start({tokens, {}, {}, options, &kept}, stream, cuda::Phases::kBoth);
   slot.stage = Stage::kReceived;
   return handle_of(slot);
@@ -192,18 +196,17 @@ void PushExchange::enter(Phase phase, const Slot& slot) {
 }
 
 // The rows of the tokens come last: all that they share with other rows is as they leave it.
-void PushExchange::launch(Slot& slot, cuda::Phases phases, Stream stream) {
+void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) {
   enter(phases == cuda::Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
   gather_routing(slot, phases, stream);
-  for (cuda::DispatchArgs& payload : slot.payloads) {
-    if (slot.routing_only) continue;
-    launch_rows(slot, payload, phases, stream);
+  for (std::size_t i = 0; i < slot.call.payloads.size(); ++i) {
+    launch_rows(slot, payload_args(slot.kernels, slot.call, i), phases, stream);
     sync_if_shared(phases, stream);
   }
-  launch_rows(slot, slot.dispatch, phases, stream);
+  launch_rows(slot, token_args(slot.kernels, slot.call), phases, stream);
   if (!cuda::receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
   sync_if_shared(phases, stream);
-  cuda::launch_place_routing(slot.routing_args, drops(slot), stream.get());
+  cuda::launch_place_routing(routing_args(slot.kernels, slot.call), drops(slot), stream.get());
 }
 
 // Ranks that share a GPU may share a hardware queue: what is queued behind a kernel that waits for
@@ -219,12 +222,12 @@ void PushExchange::sync_if_shared(cuda::Phases phases, Stream stream) const {
 
 cuda::GridRequest PushExchange::grid_request(const Slot& slot, cuda::Phases phases) const {
   return {num_ctas_, cuda::sends(phases), cuda::receives(phases), has_whole_gpu_,
-          slot.call_max_tokens};
+          slot.call.call_max_tokens};
 }
 
-void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs& args, cuda::Phases phases,
-                               Stream stream) {
-  cuda::choose_grid(grid_request(slot, phases), args);
+void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
+                               Stream stream) const {
+  args.grid = cuda::dispatch_grid(grid_request(slot, phases), args.layout, args.tokens.count);
   cuda::launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
@@ -232,8 +235,9 @@ void PushExchange::combine_send(const DeviceHandle& handle, const TensorView& ro
                                 const DeviceCombineOptions& options) {
   check();
   Slot& slot = find(handle, Stage::kReceived, "combine");
-  set_results(slot, rows, options);
-  launch_return(slot, cuda::Phases::kSend, stream);
+  CombineCall call;
+  add_results(call, slot, rows, options);
+  launch_return(slot, call, cuda::Phases::kSend, stream);
   slot.stage = Stage::kReturned;
 }
 
@@ -241,8 +245,9 @@ void PushExchange::combine_receive(const DeviceHandle& handle, const TensorView&
                                    Stream stream, const DeviceCombineOptions& options) {
   check();
   Slot& slot = find(handle, Stage::kReturned, "combine_receive");
-  set_output(slot, output, options);
-  launch_return(slot, cuda::Phases::kReceive, stream);
+  CombineCall call;
+  add_output(call, slot, output, options);
+  launch_return(slot, call, cuda::Phases::kReceive, stream);
   slot.stage = Stage::kFree;
 }
 
@@ -251,26 +256,26 @@ void PushExchange::combine(const DeviceHandle& handle, const TensorView& rows,
                            const DeviceCombineOptions& options) {
   check();
   Slot& slot = find(handle, Stage::kReceived, "combine");
-  set_results(slot, rows, options);
-  set_output(slot, output, options);
+  CombineCall call;
+  add_results(call, slot, rows, options);
+  add_output(call, slot, output, options);
   check_both_weights(options.row_weights, options.returned_weights);
-  launch_return(slot, cuda::Phases::kBoth, stream);
+  launch_return(slot, call, cuda::Phases::kBoth, stream);
   slot.stage = Stage::kFree;
 }
 
-void PushExchange::launch_return(Slot& slot, cuda::Phases phases, Stream stream) {
+void PushExchange::launch_return(const Slot& slot, const CombineCall& call, cuda::Phases phases,
+                                 Stream stream) {
   enter(phases == cuda::Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
-  cuda::CombineArgs& args = slot.combine;
-  args.num_tokens = static_cast<std::int32_t>(slot.num_tokens);
-  cuda::choose_grid(grid_request(slot, phases), args);
-  cuda::ReturnWeightsArgs& weights = slot.weights;
-  weights.num_tokens = args.num_tokens;
-  if (cuda::sends(phases) && weights.row_weights != nullptr)
-    cuda::launch_return_weights(weights, stream.get());
+  cuda::CombineArgs args = combine_args(slot.kernels, call);
+  args.grid = cuda::combine_grid(grid_request(slot, phases), args.layout, slot.call.tokens.count);
+  if (call.row_weights != nullptr) {
+    cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
+  }
   cuda::launch_combine(args, phases, options_.programmatic_launch, stream.get());
-  if (!cuda::receives(phases) || weights.returned == nullptr) return;
+  if (call.returned_weights == nullptr) return;
   sync_if_shared(phases, stream);
-  cuda::launch_receive_weights(weights, stream.get());
+  cuda::launch_receive_weights(return_weights_args(slot.kernels, call), stream.get());
 }
 
 void PushExchange::release(const DeviceHandle& handle) {

@@ -15,9 +15,8 @@
 #include "cuda/base/memory.h"
 #include "cuda/exchange/exchange_args.h"
 #include "cuda/exchange/grid.h"
-#include "cuda/exchange/return_weights.h"
-#include "cuda/exchange/routing.h"
 #include "device/device_exchange_backend.h"
+#include "exchange/push/kernel_arguments.h"
 #include "exchange/push/push_shape.h"
 #include "exchange/push/watcher.h"
 #include "heap/device_window.h"
@@ -64,18 +63,9 @@ class PushExchange final : public DeviceExchangeBackend {
     Stage stage = Stage::kFree;
     std::uint64_t id = 0;
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
-    std::int64_t num_tokens = 0;
-    std::int64_t max_tokens = 0;
-    std::int64_t call_max_tokens = 0;  ///< max_tokens, if the caller gave it
-    bool is_again = false;             ///< its ids are those of an earlier dispatch
-    bool routing_only = false;
-    cuda::DispatchArgs dispatch;               ///< of its last dispatch
-    std::vector<cuda::DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
-    cuda::DispatchArgs gather;                 ///< of ids and weights to all ranks
-    cuda::RoutingArgs routing_args;
-    cuda::CombineArgs combine;
-    cuda::ReturnWeightsArgs weights;
-    cuda::DeviceBuffer memory;  ///< everything above points into it
+    DispatchCall call;          ///< its last dispatch
+    cuda::DeviceBuffer buffer;
+    SlotKernels kernels;  ///< whose memory is the buffer's
   };
 
   /// What a dispatch is given. `earlier`: has the ids, topk_ids has none.
@@ -87,54 +77,48 @@ class PushExchange final : public DeviceExchangeBackend {
     const Slot* earlier = nullptr;
   };
 
-  // p2p_exchange.cpp
+  // push_exchange.cpp
   void enter(Phase phase, const Slot& slot);
   Slot& start(const Input& input, Stream stream, cuda::Phases phases);
-  void launch(Slot& slot, cuda::Phases phases, Stream stream);
+  void launch(const Slot& slot, cuda::Phases phases, Stream stream);
   cuda::GridRequest grid_request(const Slot& slot, cuda::Phases phases) const;
-  void launch_rows(const Slot& slot, cuda::DispatchArgs& args, cuda::Phases phases, Stream stream);
+  void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
+                   Stream stream) const;
   void sync_if_shared(cuda::Phases phases, Stream stream) const;
-  void launch_return(Slot& slot, cuda::Phases phases, Stream stream);
+  void launch_return(const Slot& slot, const CombineCall& call, cuda::Phases phases, Stream stream);
   Slot& begin(const char* operation);
   Slot& find(const DeviceHandle& handle, Stage wanted, const char* operation);
   DeviceHandle handle_of(const Slot& slot) const;
 
-  // p2p_memory.cpp
+  // push_memory.cpp
   void prepare_memory();
   void run_kernels() const;
   void allocate(Slot& slot, std::size_t index);
-  void set_base(Slot& slot, std::size_t index);
-  void set_routing(Slot& slot) const;
-  void set_gather(Slot& slot, std::size_t region) const;
-  void set_rows(cuda::DispatchArgs& dispatch) const;
-  cuda::DispatchArgs bytes_base(const cuda::DispatchArgs& main, std::size_t region,
-                                std::int64_t row_bytes) const;
   void fill_every_rank_ids();
 
-  // p2p_routing.cpp
+  // push_routing.cpp
   bool keeps_ids() const { return options_.keeps_routing || shape_.gathers_routing; }
   bool drops(const Slot& slot) const;
   const Slot& kept_routing(const DeviceHandle& earlier, const char* operation) const;
   void copy_routing(Slot& slot, const Slot& earlier, Stream stream) const;
   void clear_rows(const Slot& slot, Stream stream) const;
-  void gather_routing(Slot& slot, cuda::Phases phases, Stream stream);
+  void gather_routing(const Slot& slot, cuda::Phases phases, Stream stream);
 
-  // p2p_weights.cpp
-  void set_weights_base(Slot& slot) const;
-  void set_row_weights(Slot& slot, const DeviceCombineOptions& options) const;
-  void set_returned_weights(Slot& slot, const DeviceCombineOptions& options) const;
-
-  // p2p_arguments.cpp
+  // push_arguments.cpp
   void check_input(const Input& input) const;
-  void set_input(Slot& slot, const Input& input) const;
-  void set_ids(Slot& slot, const Input& input) const;
-  void set_rows_of_call(Slot& slot) const;
-  void set_results(Slot& slot, const TensorView& rows, const DeviceCombineOptions& options) const;
-  void set_output(Slot& slot, const TensorView& output, const DeviceCombineOptions& options) const;
-  void set_addends(Slot& slot, const DeviceCombineOptions& options) const;
+  DispatchCall call_of(const Input& input) const;
+  cuda::TokenInput token_input(const Input& input) const;
+  void add_results(CombineCall& call, const Slot& slot, const TensorView& rows,
+                   const DeviceCombineOptions& options) const;
+  void add_output(CombineCall& call, const Slot& slot, const TensorView& output,
+                  const DeviceCombineOptions& options) const;
+  cuda::ReturnInput return_input(const Slot& slot, const TensorView& rows,
+                                 const DeviceCombineOptions& options) const;
+  cuda::SumOutput sum_output(const Slot& slot, const TensorView& output,
+                             const DeviceCombineOptions& options) const;
   DeviceDispatched describe(const Slot& slot) const;
   std::int64_t buffer_rows(const Slot& slot) const {
-    return shape_.buffer_rows(group_.rank(), slot.max_tokens);
+    return shape_.buffer_rows(group_.rank(), slot.call.max_tokens);
   }
 
   Group group_;
