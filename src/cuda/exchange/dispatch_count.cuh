@@ -64,7 +64,8 @@ struct RankCount {
   std::uint32_t* rows;  ///< of each of its experts
 };
 
-/// Counts tokens from the first. Loads are two rounds ahead.
+/// Counts tokens from the first on, whatever was counted elsewhere (notify_routes says why). Loads
+/// are two rounds ahead.
 struct TokenCount {
   ChoiceLanes lanes;
   int end;

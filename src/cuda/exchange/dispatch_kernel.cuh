@@ -16,6 +16,25 @@
 
 namespace switchyard::cuda {
 
+/// What a notify CTA does: all announcements come first, then routes. `asked`: by begin_kernel.
+__device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
+                                       int notify_cta, std::byte* memory) {
+  const int num_ranks = a.ownership.num_ranks;
+#pragma unroll 1
+  for (int task = notify_cta; task < num_ranks * (1 + a.grid.num_runs);
+       task += a.grid.num_notify_ctas) {
+    const int part = a.grid.by_ranks.quotient(task);
+    const int turned = task - part * num_ranks + a.rank;
+    const int to = turned < num_ranks ? turned : turned - num_ranks;
+    if (part == 0) {
+      notify_counts(a, asked, call, to, memory);
+    } else {
+      notify_routes(a, asked, call, to, (part - 1) * a.grid.tokens_per_run, memory);
+    }
+    __syncthreads();
+  }
+}
+
 template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {

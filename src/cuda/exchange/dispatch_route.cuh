@@ -197,7 +197,10 @@ __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32
                 min((to + 1) * a.grid.tokens_per_task, a.tokens.count));
 }
 
-/// Tells a rank where the rows of a run of tokens go.
+/// Tells a rank where the rows of a run of tokens go. What the tokens before the run chose is
+/// counted again from token 0: the CTA of the run before knows it, but a CTA that asks another one
+/// waits for it, and only receivers may wait (dispatch_kernel.cuh). Ids are few beside rows, all
+/// CTAs read the same ones, and their loads overlap (TokenCount).
 __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32_t asked,
                                               CallOfCta& call, int to, int begin,
                                               std::byte* memory) {
@@ -225,25 +228,6 @@ __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32
     if (next >= end) return;
     own = TokenBlockLoad(a, next, end);
     block.advance(experts);
-  }
-}
-
-/// What a notify_cta does: all announcements come first. `asked`: by begin_kernel.
-__device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
-                                       int notify_cta, std::byte* memory) {
-  const int num_ranks = a.ownership.num_ranks;
-#pragma unroll 1
-  for (int task = notify_cta; task < num_ranks * (1 + a.grid.num_runs);
-       task += a.grid.num_notify_ctas) {
-    const int part = a.grid.by_ranks.quotient(task);
-    const int turned = task - part * num_ranks + a.rank;
-    const int to = turned < num_ranks ? turned : turned - num_ranks;
-    if (part == 0) {
-      notify_counts(a, asked, call, to, memory);
-    } else {
-      notify_routes(a, asked, call, to, (part - 1) * a.grid.tokens_per_run, memory);
-    }
-    __syncthreads();
   }
 }
 
