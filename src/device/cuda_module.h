@@ -22,8 +22,10 @@
 namespace switchyard {
 
 class ExchangeBackend;
+namespace cuda {
 struct QuantizeJob;
 struct DequantizeJob;
+}  // namespace cuda
 
 /// Filled by the module. Each function is the GPU version of the public function with the same name
 /// and throws the same errors.
@@ -48,15 +50,15 @@ struct CudaModule {
                                                     const ExchangeOptions& options) = nullptr;
   /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
-  void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
-  void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
+  void (*quantize)(const cuda::QuantizeJob& job, Stream stream) = nullptr;
+  void (*dequantize)(const cuda::DequantizeJob& job, Stream stream) = nullptr;
 
   // Experts (cuda/experts/expert_kernels.h, cuda/experts/expert_blas.h).
-  void (*exact_product)(const ExpertProduct&, Stream) = nullptr;
-  void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
-  void (*fill_bias)(const BiasJob&, Stream) = nullptr;
+  void (*exact_product)(const cuda::ExpertProduct&, Stream) = nullptr;
+  void (*activate_rows)(const cuda::ActivationJob&, Stream) = nullptr;
+  void (*fill_bias)(const cuda::BiasJob&, Stream) = nullptr;
   /// `path`: the setting SWITCHYARD_CUBLAS.
-  std::unique_ptr<ExpertBlas> (*make_blas)(Device device, const std::string& path) = nullptr;
+  std::unique_ptr<cuda::ExpertBlas> (*make_blas)(Device device, const std::string& path) = nullptr;
 
   // Permutation (cuda/permute/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;

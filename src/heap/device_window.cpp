@@ -34,11 +34,11 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
   require(bytes > 0, Errc::kInvalidArgument, "0 bytes, want at least 1");
   checked_add(bytes, 2 * kHeapUnitBytes);
   int num_devices = 0;
-  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   require(device >= 0 && device < num_devices, Errc::kInvalidArgument,
           "device {}, want from 0 to {}", device, num_devices - 1);
-  const DeviceGuard guard(device);
-  check_cuda(cudaFree(nullptr), "first use of the GPU");  // here: all ranks see a failure
+  const cuda::DeviceGuard guard(device);
+  cuda::check_cuda(cudaFree(nullptr), "first use of the GPU");  // here: all ranks see a failure
   RankFacts facts;
   facts.wanted = wanted == "auto" ? setting("SWITCHYARD_HEAP").text : wanted;
   facts.bytes = bytes;
@@ -116,7 +116,7 @@ std::unique_ptr<DeviceWindow> make_device_window(Engine& engine, int device, std
   const std::vector<RankFacts> ranks = gather_facts(engine, device, bytes, wanted);
   const std::vector<HeapKind> kinds = heaps_to_try(ranks);
   require_group_reach(engine, device, ranks);
-  const DeviceGuard guard(device);
+  const cuda::DeviceGuard guard(device);
   const HeapRequest request{engine, device, bytes, ranks};
   for (std::size_t i = 0;; ++i) {
     try {

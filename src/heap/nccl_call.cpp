@@ -23,7 +23,7 @@ void run_within_deadline(Control& control, int device, std::function<void()> wor
   const auto job = std::make_shared<Job>();
   std::thread helper([job, device, work = std::move(work)]() mutable {
     try {
-      check_cuda(cudaSetDevice(device), "cudaSetDevice");
+      cuda::check_cuda(cudaSetDevice(device), "cudaSetDevice");
       work();
     } catch (const Error& error) {
       job->error = error;

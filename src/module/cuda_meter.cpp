@@ -29,16 +29,16 @@ constexpr std::uint64_t kSharedGpuPatience = 20;
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event() { cuda::check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
   void record(cudaStream_t stream) {
-    check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+    cuda::check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
   }
   double us_until(const Event& end) const {
     float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, event_, end.event_), "cudaEventElapsedTime");
+    cuda::check_cuda(cudaEventElapsedTime(&ms, event_, end.event_), "cudaEventElapsedTime");
     return 1000.0 * static_cast<double>(ms);
   }
 
@@ -53,8 +53,8 @@ class Graph {
     cudaGraph_t graph = captured(work, given);
     const cudaError_t result = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
-    check_cuda(result, "cudaGraphInstantiate");
-    check_cuda(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
+    cuda::check_cuda(result, "cudaGraphInstantiate");
+    cuda::check_cuda(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
@@ -62,14 +62,15 @@ class Graph {
     if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
   }
   void launch(cudaStream_t stream) const {
-    check_cuda(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
+    cuda::check_cuda(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
   }
 
  private:
   static cudaGraph_t captured(const DeviceWork& work, Stream given) {
     cudaStream_t stream = given.get();
     cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                     "begin capture");
     try {
       work(given);
     } catch (...) {
@@ -78,7 +79,7 @@ class Graph {
       cudaGetLastError();
       throw;
     }
-    check_cuda(cudaStreamEndCapture(stream, &graph), "end capture");
+    cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "end capture");
     return graph;
   }
 
@@ -101,7 +102,7 @@ class CudaMeter final : public DeviceMeter {
   void push(std::size_t bytes, int num_times, int num_ctas, Stream stream) override;
   void ping(int num_trips, Stream stream) override;
   void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) override;
-  void launch_nothing(Stream stream) override { switchyard::launch_nothing(stream.get()); }
+  void launch_nothing(Stream stream) override { cuda::launch_nothing(stream.get()); }
 
   std::string why_no_nccl() const override;
   std::string join_nccl() override;
@@ -118,9 +119,9 @@ class CudaMeter final : public DeviceMeter {
   CudaQueue queue_;
   int num_sms_ = 0;
   std::unique_ptr<DeviceWindow> window_;
-  MeterPeers peers_;
-  PinnedBuffer flag_{sizeof(std::uint32_t)};
-  DeviceBuffer flush_{kFlushBytes};
+  cuda::MeterPeers peers_;
+  cuda::PinnedBuffer flag_{sizeof(std::uint32_t)};
+  cuda::DeviceBuffer flush_{kFlushBytes};
   Event begin_;
   Event end_;
   std::uint32_t num_timed_ = 0;
@@ -129,7 +130,7 @@ class CudaMeter final : public DeviceMeter {
 };
 
 CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.rank()) {
-  check_cuda(
+  cuda::check_cuda(
       cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device().index),
       "cudaDeviceGetAttribute");
   const auto size = static_cast<std::size_t>(group.size());
@@ -159,8 +160,8 @@ CudaMeter::~CudaMeter() {
 }
 
 int CudaMeter::num_ctas(int num_sms) const {
-  const int all = std::max(3, kExchangeCtasPerSm * num_sms_ / ranks_on_gpu());
-  return num_sms == 0 ? all : std::min(all, std::max(3, kExchangeCtasPerSm * num_sms));
+  const int all = std::max(3, cuda::kExchangeCtasPerSm * num_sms_ / ranks_on_gpu());
+  return num_sms == 0 ? all : std::min(all, std::max(3, cuda::kExchangeCtasPerSm * num_sms));
 }
 
 void CudaMeter::run(const DeviceWork& work) {
@@ -179,7 +180,7 @@ double CudaMeter::time_us(const DeviceWork& work) {
   ++num_timed_;
   queue_.fill(flush_.data(), static_cast<int>(num_timed_ & 0xFF), flush_.size_bytes());
   group_.barrier();
-  launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
+  cuda::launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
   begin_.record(queue_.stream().get());
   work(queue_.stream());
   end_.record(queue_.stream().get());
@@ -193,19 +194,19 @@ void CudaMeter::push(std::size_t bytes, int num_times, int num_ctas, Stream stre
   require(bytes <= kMaxPushBytes, Errc::kInternal, "push: {} bytes, must be at most {}", bytes,
           std::size_t{kMaxPushBytes});
   if (group_.size() == 1) return;
-  launch_push(peers_, kWordBytes, bytes_each(bytes), num_times, num_ctas, stream.get());
+  cuda::launch_push(peers_, kWordBytes, bytes_each(bytes), num_times, num_ctas, stream.get());
 }
 
 void CudaMeter::ping(int num_trips, Stream stream) {
   const int peer = group_.rank() ^ 1;
   const std::uint32_t first = num_trips_ + 1;
   num_trips_ += static_cast<std::uint32_t>(num_trips);
-  if (peer < group_.size()) launch_ping(peers_, peer, first, num_trips, stream.get());
+  if (peer < group_.size()) cuda::launch_ping(peers_, peer, first, num_trips, stream.get());
 }
 
 void CudaMeter::touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) {
-  launch_touch_rows(memory, static_cast<std::int64_t>(bytes / kMeterRowBytes), num_rows,
-                    stream.get());
+  cuda::launch_touch_rows(memory, static_cast<std::int64_t>(bytes / cuda::kMeterRowBytes), num_rows,
+                          stream.get());
 }
 
 std::string CudaMeter::why_no_nccl() const {

@@ -25,7 +25,7 @@ class CudaQueue final : public DeviceQueue {
 
  private:
   int device_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
 };
 
 // Entries of the table.

@@ -45,15 +45,15 @@ class DeviceArena {
     return TensorView(to, host.dtype(), shape);
   }
   void copy(void* to, const void* from, std::size_t bytes) const {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "copy");
+    cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "copy");
     wait();
   }
-  void wait() const { check_cuda(cudaStreamSynchronize(stream_.get()), "wait"); }
+  void wait() const { cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "wait"); }
   Stream stream() const { return stream_.get(); }
 
  private:
-  DeviceBuffer memory_;
-  OwnedStream stream_;
+  cuda::DeviceBuffer memory_;
+  cuda::OwnedStream stream_;
   std::size_t used_ = 0;
 };
 

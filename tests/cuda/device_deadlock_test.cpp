@@ -59,7 +59,7 @@ class RudeRank {
         release_(64),
         started_(sizeof(std::uint32_t)),
         rank_(group, config, options) {
-    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
     const std::int32_t num_experts = config.num_experts;
     rank_.set_ids([&](std::int64_t token, std::int64_t k) {
       return (token + k * num_experts / 2) % num_experts;  // on two ranks if there are two
@@ -73,25 +73,26 @@ class RudeRank {
   void set_tokens(int call) {
     const TensorView to = rank_.tokens();
     tokens_ = make_tokens(group_, to.num_elements(), call);
-    check_cuda(cudaMemcpy(to.data(), tokens_.data(), to.num_bytes(), cudaMemcpyHostToDevice), "up");
-    check_cuda(cudaMemset(rank_.output().data(), 0xFF, rank_.output().num_bytes()), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    cuda::check_cuda(cudaMemcpy(to.data(), tokens_.data(), to.num_bytes(), cudaMemcpyHostToDevice),
+                     "up");
+    cuda::check_cuda(cudaMemset(rank_.output().data(), 0xFF, rank_.output().num_bytes()), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
   }
 
   /// From here on other streams have `num_spared` SMs.
   void start_hog(int num_spared, std::int64_t max_ms = kHogMs) {
     int num_sms = 0;
-    check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()),
-               "sms");
+    cuda::check_cuda(
+        cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()), "sms");
     launch_hog(num_spared, release_.as<std::uint32_t>(), max_ms, started_.as<std::uint32_t>(),
                hog_stream_.get());
     std::uint32_t started = 0;
     const Deadline deadline = Deadline::after_ms(5'000);
     while (started != static_cast<std::uint32_t>(num_sms) && !deadline.expired()) {
-      check_cuda(cudaMemcpyAsync(&started, started_.data(), sizeof(started), cudaMemcpyDeviceToHost,
-                                 look_stream_.get()),
-                 "look");
-      check_cuda(cudaStreamSynchronize(look_stream_.get()), "look");
+      cuda::check_cuda(cudaMemcpyAsync(&started, started_.data(), sizeof(started),
+                                       cudaMemcpyDeviceToHost, look_stream_.get()),
+                       "look");
+      cuda::check_cuda(cudaStreamSynchronize(look_stream_.get()), "look");
     }
     EXPECT_EQ(started, static_cast<std::uint32_t>(num_sms));
     group_.barrier();
@@ -99,15 +100,15 @@ class RudeRank {
   bool is_hog_busy() const { return cudaStreamQuery(hog_stream_.get()) == cudaErrorNotReady; }
   void end_hog() {
     *release_.as<volatile std::uint32_t>() = 1;
-    check_cuda(cudaStreamSynchronize(hog_stream_.get()), "hog");
+    cuda::check_cuda(cudaStreamSynchronize(hog_stream_.get()), "hog");
     *release_.as<volatile std::uint32_t>() = 0;
-    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
   }
 
   void expect_doubled(const void* on_gpu, const std::vector<std::uint16_t>& tokens) const {
     std::vector<std::uint16_t> output(tokens.size());
-    check_cuda(cudaMemcpy(output.data(), on_gpu, 2 * output.size(), cudaMemcpyDeviceToHost),
-               "down");
+    cuda::check_cuda(cudaMemcpy(output.data(), on_gpu, 2 * output.size(), cudaMemcpyDeviceToHost),
+                     "down");
     for (std::size_t i = 0; i < output.size(); ++i) {
       ASSERT_EQ(output[i], bf16_from_f32(factor_ * f32_from_bf16(tokens[i])))
           << "rank " << group_.rank() << ", element " << i;
@@ -117,10 +118,10 @@ class RudeRank {
 
  private:
   Group group_;
-  PinnedBuffer release_;
-  DeviceBuffer started_;
-  OwnedStream hog_stream_;
-  OwnedStream look_stream_;
+  cuda::PinnedBuffer release_;
+  cuda::DeviceBuffer started_;
+  cuda::OwnedStream hog_stream_;
+  cuda::OwnedStream look_stream_;
   std::vector<std::uint16_t> tokens_;
   float factor_ = 2.0f;
   ExchangeRank rank_;
@@ -131,7 +132,7 @@ class DeviceDeadlockTest : public testing::TestWithParam<Layout> {
   void SetUp() override { REQUIRE_GPU(); }
   static void run(const std::function<void(const Group&)>& body) {
     run_ranks(std::min(test::num_gpus(), 8), [&](const Group& group) {
-      const DeviceGuard guard(group.rank());
+      const cuda::DeviceGuard guard(group.rank());
       body(group);
     });
   }
@@ -259,7 +260,7 @@ class LateRank {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ids[i] = static_cast<std::int64_t>(i) % config_.num_experts;
     }
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(late_ids_.data(), ids.data(), late_ids_.size_bytes(), cudaMemcpyHostToDevice),
         "up");
   }
@@ -269,10 +270,10 @@ class LateRank {
     rude_.set_tokens(1000 + call);
     rude_.rank().set_ids([](std::int64_t, std::int64_t) { return -1; });
     tokens_ = make_tokens(group_, static_cast<std::int64_t>(bytes() / 2), call);
-    check_cuda(cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice),
-               "up");
-    check_cuda(cudaMemset(copied_.data(), 0xFF, bytes()), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    cuda::check_cuda(
+        cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice), "up");
+    cuda::check_cuda(cudaMemset(copied_.data(), 0xFF, bytes()), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
     group_.barrier();
   }
   void enqueue() {
@@ -298,9 +299,9 @@ class LateRank {
   }
 
   ExchangeConfig config_;
-  DeviceBuffer late_tokens_;
-  DeviceBuffer late_ids_;
-  DeviceBuffer copied_;
+  cuda::DeviceBuffer late_tokens_;
+  cuda::DeviceBuffer late_ids_;
+  cuda::DeviceBuffer copied_;
   RudeRank rude_;
   Group group_;
   std::vector<std::uint16_t> tokens_;
@@ -308,7 +309,7 @@ class LateRank {
 
 TEST_F(LateWriteTest, IsSeenByDispatchAndSumsByTheKernelBehind) {
   run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
-    const DeviceGuard guard(group.rank());
+    const cuda::DeviceGuard guard(group.rank());
     LateRank late(group);
     for (int call = 0; call < 10; ++call) {
       late.prepare(call);
@@ -320,7 +321,7 @@ TEST_F(LateWriteTest, IsSeenByDispatchAndSumsByTheKernelBehind) {
 
 TEST_F(LateWriteTest, IsSeenInAGraph) {
   run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
-    const DeviceGuard guard(group.rank());
+    const cuda::DeviceGuard guard(group.rank());
     LateRank late(group);
     late.rank().capture(group, [&] { late.enqueue(); });
     for (int call = 0; call < 10; ++call) {

@@ -56,7 +56,7 @@ class Arena {
 
  private:
   static constexpr std::size_t kBytes = std::size_t{640} << 20;
-  DeviceBuffer memory_;
+  cuda::DeviceBuffer memory_;
   std::size_t used_ = 0;
 };
 
@@ -86,7 +86,8 @@ class Both {
 
 inline std::vector<std::byte> download(const TensorView& view) {
   std::vector<std::byte> bytes(view.num_bytes());
-  check_cuda(cudaMemcpy(bytes.data(), view.data(), bytes.size(), cudaMemcpyDeviceToHost), "down");
+  cuda::check_cuda(cudaMemcpy(bytes.data(), view.data(), bytes.size(), cudaMemcpyDeviceToHost),
+                   "down");
   return bytes;
 }
 

@@ -234,7 +234,7 @@ TEST_P(DeviceExchangeExtrasTest, EqualsTheCpuExchange) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     RankRun(group, GetParam()).run();
   });
 }
@@ -252,15 +252,15 @@ TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
     config.overflow = Overflow::kDrop;
     config.combine_scheme = schemes::kFp8Block;
     run_ranks(1, [&](const Group& group) {
-      const DeviceGuard guard(0);
+      const cuda::DeviceGuard guard(0);
       test::ExchangeRank rank(group, config, {.keeps_routing = true});
       rank.pair();
       rank.finish();
       const auto want = test::download(rank.output());
       rank.capture(group);
       for (int i = 0; i < 3; ++i) {
-        check_cuda(cudaMemset(rank.output().data(), 0x5A, want.size()), "poison");
-        check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
+        cuda::check_cuda(cudaMemset(rank.output().data(), 0x5A, want.size()), "poison");
+        cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
         rank.replay();
         rank.finish();
         EXPECT_EQ(test::download(rank.output()), want);
@@ -282,7 +282,7 @@ TEST(DeviceExchangeWeightsTest, NoneIsLate) {
     ExchangeConfig config = test::fault_config(layout);
     config.hidden = 16;  // makes rows about as fast as weights
     run_ranks(std::clamp(test::num_gpus(), 2, 4), [&](const Group& group) {
-      const DeviceGuard guard(group.rank() % test::num_gpus());
+      const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
       test::HomeWeights weights(config, kCalls);
       test::ExchangeRank rank(group, config, {.programmatic_launch = comes_early});
       for (int call = 0; call < kCalls; ++call) weights.combine(rank, rank.dispatch(), call);
@@ -300,7 +300,7 @@ TEST(DeviceExchangeGraphTest, ReplaysTakeWeightsHome) {
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     run_ranks(std::min(2, test::num_gpus()), [&](const Group& group) {
-      const DeviceGuard guard(group.rank());
+      const cuda::DeviceGuard guard(group.rank());
       test::HomeWeights weights(test::fault_config(layout));
       test::ExchangeRank rank(group, test::fault_config(layout));
       const auto call = [&] { weights.combine(rank, rank.dispatch()); };

@@ -186,7 +186,7 @@ class RankRun {
     } else {
       got = gpu_.dispatch_again(*gpu, c.gpu_tokens, c.gpu_weights, stream, c.gpu_options);
     }
-    check_cuda(cudaStreamSynchronize(stream_.get()), "dispatch");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "dispatch");
     gpu_.check();
     compare(want, got, c.options.routing_only);
     return {want, got};
@@ -319,8 +319,8 @@ class RankRun {
     const std::size_t padded_bytes = bytes_of(out_dtype, num_tokens * stride);
     const TensorView on_gpu(arena_.allocate(padded_bytes), out_dtype, {num_tokens, config_.hidden},
                             {stride, 1});
-    check_cuda(cudaMemset(on_gpu.data(), kPoison, padded_bytes), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
+    cuda::check_cuda(cudaMemset(on_gpu.data(), kPoison, padded_bytes), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
     const TensorView rows = results.device(arena_, c_.result_dtype, {num_rows, config_.hidden});
     if (c_.splits_phases) {
       gpu_.combine_send(gpu, rows, stream_.get(), gpu_options);
@@ -336,7 +336,7 @@ class RankRun {
       const void* const partials[] = {to, shared.as<std::uint16_t>() + t * config_.hidden};
       weigh_reduce_row(partials, DType::kBF16, nullptr, 2, config_.hidden, to, DType::kBF16);
     }
-    check_cuda(cudaStreamSynchronize(stream_.get()), "combine");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "combine");
     gpu_.check();
     const std::vector<std::byte> sums =
         download(TensorView(on_gpu.data(), out_dtype, {num_tokens * stride}));
@@ -356,7 +356,7 @@ class RankRun {
   ExchangeConfig config_;
   Group group_;
   Exchange cpu_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
   Arena arena_;
   Exchange gpu_;  // ends first: its end waits for all ranks, and then no kernel runs
 };

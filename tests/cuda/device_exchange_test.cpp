@@ -155,7 +155,7 @@ TEST_P(DeviceExchangeTest, EqualsTheCpuExchange) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     RankRun(group, GetParam()).run();
   });
 }

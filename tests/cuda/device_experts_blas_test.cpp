@@ -161,18 +161,18 @@ TEST(DeviceExpertsBlasTest, BatchesMayBeCaptured) {
   const auto experts = make_device_experts("cublas", problem.weights());
   const DeviceInput input(problem.input(), true);
   DeviceCall call(*experts, input.input);
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   call.enqueue(stream.get());
   const auto expected = valid_part(problem, call.result());
-  check_cuda(cudaMemset(call.output().data(), 0xAB, call.output().num_bytes()), "fill");
+  cuda::check_cuda(cudaMemset(call.output().data(), 0xAB, call.output().num_bytes()), "fill");
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+  cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
   call.enqueue(stream.get());
-  check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+  cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
   for (int round = 0; round < 3; ++round) {
-    check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+    cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
     EXPECT_EQ(valid_part(problem, call.result()), expected);
   }
   cudaGraphExecDestroy(executable);

@@ -26,8 +26,8 @@ class Upload {
   Upload() = default;
   Upload(const void* data, std::size_t bytes) : memory_(bytes) {
     if (bytes == 0) return;
-    check_cuda(cudaMemcpy(memory_.data(), data, bytes, cudaMemcpyHostToDevice), "upload");
-    check_cuda(cudaStreamSynchronize(nullptr), "upload");
+    cuda::check_cuda(cudaMemcpy(memory_.data(), data, bytes, cudaMemcpyHostToDevice), "upload");
+    cuda::check_cuda(cudaStreamSynchronize(nullptr), "upload");
   }
   template <typename T>
   explicit Upload(const std::vector<T>& values)
@@ -46,7 +46,7 @@ class Upload {
     return static_cast<std::size_t>(((last + 1) * bits_of(tensor.dtype()) + 7) / 8);
   }
 
-  DeviceBuffer memory_;
+  cuda::DeviceBuffer memory_;
 };
 
 /// A `Problem` in which every expert has room for `capacity` rows, of which `counts` are valid.
@@ -111,8 +111,8 @@ class DeviceCall {
         workspace_(workspace_bytes_ + 1),
         elements_(static_cast<std::size_t>(input.rows.num_elements())),
         output_(2 * (elements_ + 2 * kGuard)) {
-    check_cuda(cudaMemset(output_.data(), 0xAB, output_.size_bytes()), "fill");
-    check_cuda(cudaDeviceSynchronize(), "fill");
+    cuda::check_cuda(cudaMemset(output_.data(), 0xAB, output_.size_bytes()), "fill");
+    cuda::check_cuda(cudaDeviceSynchronize(), "fill");
   }
 
   TensorView output() const {
@@ -129,10 +129,10 @@ class DeviceCall {
   void enqueue(Stream stream) { experts_.apply(input_, output(), workspace(), stream); }
 
   std::vector<std::uint16_t> result() const {
-    check_cuda(cudaDeviceSynchronize(), "apply");
+    cuda::check_cuda(cudaDeviceSynchronize(), "apply");
     std::vector<std::uint16_t> all(elements_ + 2 * kGuard);
-    check_cuda(cudaMemcpy(all.data(), output_.data(), 2 * all.size(), cudaMemcpyDeviceToHost),
-               "download");
+    cuda::check_cuda(cudaMemcpy(all.data(), output_.data(), 2 * all.size(), cudaMemcpyDeviceToHost),
+                     "download");
     for (std::size_t i = 0; i < kGuard; ++i) {
       EXPECT_EQ(all[i], 0xABAB) << "before the output";
       EXPECT_EQ(all[all.size() - 1 - i], 0xABAB) << "behind the output";
@@ -146,9 +146,9 @@ class DeviceCall {
   DeviceExperts& experts_;
   const DeviceExpertRows& input_;
   std::size_t workspace_bytes_;
-  DeviceBuffer workspace_;
+  cuda::DeviceBuffer workspace_;
   std::size_t elements_;
-  DeviceBuffer output_;
+  cuda::DeviceBuffer output_;
 };
 
 inline std::vector<std::uint16_t> run_on_gpu(DeviceExperts& experts, const ExpertRows& from,

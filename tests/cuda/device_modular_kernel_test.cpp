@@ -155,16 +155,17 @@ class LayerRank {
                                Stream stream) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t instance = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
+                     "capture");
     apply_part(begin, end, micro_batch, stream);
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&instance, graph, 0), "graph");
-    check_cuda(cudaGraphDestroy(graph), "graph");
-    check_cuda(cudaGraphUpload(instance, stream.get()), "graph");
-    check_cuda(cudaStreamSynchronize(stream.get()), "graph");
+    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "graph");
+    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
+    cuda::check_cuda(cudaGraphUpload(instance, stream.get()), "graph");
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "graph");
     return instance;
   }
-  void replay() { check_cuda(cudaGraphLaunch(graph_, arena_.stream().get()), "replay"); }
+  void replay() { cuda::check_cuda(cudaGraphLaunch(graph_, arena_.stream().get()), "replay"); }
 
   std::vector<std::uint16_t> output(std::int64_t num_tokens) {
     arena_.wait();
@@ -256,7 +257,7 @@ TEST_P(DeviceModularKernelTest, EqualsTheCpuLayer) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     LayerRank rank(group, GetParam());
     for (int call = 0; call < 3; ++call) {
       const std::int64_t num_tokens = tokens_of(group.rank(), call);
@@ -271,7 +272,7 @@ TEST_P(DeviceModularKernelTest, ReplaysFromAGraph) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     LayerRank rank(group, GetParam());
     ASSERT_TRUE(rank.kernel().is_capturable());
     const std::int64_t num_tokens = tokens_of(group.rank(), 0);
@@ -297,8 +298,8 @@ TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
     c.config.num_micro_batches = 2;
     c.num_ctas = 16;  // all of them fit on the GPU together
     run_ranks(2, [&](const Group& group) {
-      const DeviceGuard guard(group.rank() % num_gpus);
-      const OwnedStream second;
+      const cuda::DeviceGuard guard(group.rank() % num_gpus);
+      const cuda::OwnedStream second;
       LayerRank rank(group, c);
       const Stream first = rank.arena().stream();
       const cudaGraphExec_t graphs[] = {rank.capture_part(0, 10, 0, first),
@@ -310,10 +311,10 @@ TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
           rank.apply_part(0, 10, 0, first);
           rank.apply_part(10, 21, 1, second.get());
         } else {
-          check_cuda(cudaGraphLaunch(graphs[1], second.get()), "replay");
-          check_cuda(cudaGraphLaunch(graphs[0], first.get()), "replay");
+          cuda::check_cuda(cudaGraphLaunch(graphs[1], second.get()), "replay");
+          cuda::check_cuda(cudaGraphLaunch(graphs[0], first.get()), "replay");
         }
-        check_cuda(cudaStreamSynchronize(second.get()), "second");
+        cuda::check_cuda(cudaStreamSynchronize(second.get()), "second");
         EXPECT_EQ(rank.output(21), want) << name_of(kind) << " call " << call;
       }
       for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
@@ -328,7 +329,7 @@ TEST(DeviceModularKernelBlasTest, IsCloseToTheCpuLayer) {
   for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kElasticDecode}) {
     const LayerCase c{"blas", kind, 2, config_of(schemes::kNone)};
     run_ranks(2, [&](const Group& group) {
-      const DeviceGuard guard(group.rank() % num_gpus);
+      const cuda::DeviceGuard guard(group.rank() % num_gpus);
       std::unique_ptr<LayerRank> rank;
       try {
         rank = std::make_unique<LayerRank>(group, c, "cublas");

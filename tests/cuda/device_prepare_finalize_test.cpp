@@ -158,7 +158,7 @@ TEST_P(DevicePrepareFinalizeTest, EqualsTheCpuClass) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     ClassRank(group, GetParam()).run();
   });
 }
@@ -190,7 +190,7 @@ TEST(DevicePrepareFinalizeErrorsTest, WrongCallsSendNothing) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(2, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     PrepareFinalizeConfig config = config_of(schemes::kFp8Block);
     config.strict = true;
     config.hidden = 2048;

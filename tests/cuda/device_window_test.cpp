@@ -26,8 +26,8 @@ int device_of(int rank) { return rank % test::num_gpus(); }
 int value_of(int writer, int reader) { return 1000 * writer + reader + 1; }
 
 void copy(void* to, const void* from, std::size_t bytes) {
-  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-  check_cuda(cudaDeviceSynchronize(), "copy");
+  cuda::check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  cuda::check_cuda(cudaDeviceSynchronize(), "copy");
 }
 
 // Every rank writes a value to every rank, at the start and at the very end of the window.
@@ -59,7 +59,7 @@ TEST(DeviceWindowTest, EveryRankReachesEveryWindow) {
   for (const int size : {1, 2, 3, 4, 8}) {
     for (const std::size_t bytes : {std::size_t{64}, std::size_t{4100}, std::size_t{5} << 20}) {
       run_ranks(size, [&](const Group& group) {
-        const DeviceGuard guard(device_of(group.rank()));
+        const cuda::DeviceGuard guard(device_of(group.rank()));
         const auto window = make_device_window(group.engine(), device_of(group.rank()), bytes);
         EXPECT_EQ(window->kind(), HeapKind::kSameProcess);
         EXPECT_EQ(window->size_bytes(), bytes);
@@ -104,7 +104,7 @@ TEST(DeviceWindowTest, ManyWindowsLeaveNoMemoryBehind) {
   make_windows(1);  // contexts and kernels stay allocated
   check_cuda(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
   make_windows(kRepeats);
-  check_cuda(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");
+  cuda::check_cuda(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");
   EXPECT_GT(after + kBytes, before);
 }
 

@@ -157,7 +157,7 @@ TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
   for (const QuantScheme& scheme : {schemes::kNvfp4, schemes::kMxfp4}) {
-    const std::int64_t ctas = num_multiprocessors();
+    const std::int64_t ctas = cuda::num_multiprocessors();
     for (const Shape& shape : {Shape{60 * ctas + 3, 1024}, Shape{120 * ctas + 1, 48}}) {
       SCOPED_TRACE(test::describe(scheme, DType::kBF16, shape.num_rows, shape.hidden));
       const std::int64_t width = 2 * shape.hidden;
@@ -277,7 +277,7 @@ TEST(QuantizeCudaTest, EveryCodeBecomesTheSameValue) {
 // A capture allocates nothing and waits for nothing; a replay reads the current contents.
 TEST(QuantizeCudaTest, CallsMayBeCaptured) {
   REQUIRE_GPU();
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   for (const QuantScheme& scheme : {schemes::kFp8Tensor, schemes::kFp8Token, schemes::kFp8Block}) {
     const Shape shape{9, 512};
     Twin x = test::make_rows(DType::kBF16, shape.num_rows, shape.hidden, shape.hidden);
@@ -285,12 +285,12 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
     Twin scales(4 * static_cast<std::size_t>(shape.num_rows * 4));
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
     quantize(TensorView(x.device(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
              TensorView(q.device(), DType::kE4M3, {shape.num_rows, shape.hidden}),
              scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.device()), stream.get());
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (int round = 0; round < 3; ++round) {
       for (std::int64_t h = 0; h < shape.hidden; ++h) {
         scalar::store(x.host(), DType::kBF16, h, test::element(6, h + 1000 * round));
@@ -299,8 +299,8 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
       quantize(TensorView(x.host(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
                TensorView(q.host(), DType::kE4M3, {shape.num_rows, shape.hidden}),
                scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.host()));
-      check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
-      check_cuda(cudaStreamSynchronize(stream.get()), "replay");
+      cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+      cuda::check_cuda(cudaStreamSynchronize(stream.get()), "replay");
       q.expect_equal("q");
       scales.expect_equal("scales");
     }

@@ -73,11 +73,11 @@ void expect_cpu_bits(const GatherCase& test) {
   }
   TwinTensor output(test.out_dtype, test.num_tokens, test.hidden, {test.hidden + gap, 1, gap});
   ep_gather(rows.host, ids.host, weights.host, inv_perm.host, map.host, output.host);
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   const ErrorWord errors;
   ep_gather(rows.device, ids.device, weights.device, inv_perm.device, map.device, output.device,
             stream.get(), errors.view());
-  check_cuda(cudaStreamSynchronize(stream.get()), "ep_gather");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "ep_gather");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
   EXPECT_EQ(errors.value(), 0);
@@ -128,7 +128,7 @@ TEST(GatherCudaTest, RowsOutsideAreCountedAndLeftOut) {
   TwinTensor output(DType::kF32, 2, 4);
   const ErrorWord errors;
   unpermute_and_reduce(rows.device, bad.device, {}, output.device, Stream(nullptr), errors.view());
-  check_cuda(cudaDeviceSynchronize(), "unpermute_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "unpermute_and_reduce");
   std::copy_n(rows.host.as<float>(), 8, output.host.as<float>());
   EXPECT_TRUE(output.is_equal());
   EXPECT_EQ(errors.value(), 2);
@@ -181,7 +181,7 @@ void expect_policy_bits(const PolicyCase& test) {
   (void)weight_and_reduce(test.policy,
                           arguments([](const TwinTensor& twin) { return twin.device; }),
                           output.device, workspace.span(), Stream(nullptr), errors.view());
-  check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
   EXPECT_TRUE(workspace.has_guards());
@@ -225,7 +225,7 @@ TEST(WeightAndReduceCudaTest, RowsBeyondTheCapacityAreCountedAndLeftOut) {
   arguments.apply_router_weight_on_input = true;
   (void)weight_and_reduce(policy, arguments, output.device, workspace.span(), Stream(nullptr),
                           errors.view());
-  check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   std::fill_n(output.host.as<float>(), 12, 0.0f);
   std::copy_n(rows.host.as<float>(), 8, output.host.as<float>());
   EXPECT_TRUE(output.is_equal());
@@ -247,7 +247,7 @@ TEST(WeightAndReduceCudaTest, NoOpReturnsTheRowsOrCopiesThem) {
               rows.device.data());
     EXPECT_EQ(weight_and_reduce(policy, arguments, output.device, {}, Stream(nullptr)).data(),
               output.device.data());
-    check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+    cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
     EXPECT_TRUE(output.is_equal());
   }
 }

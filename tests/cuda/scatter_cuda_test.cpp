@@ -114,11 +114,11 @@ void expect_cpu_bytes(const ScatterCase& test) {
              twins.outputs(kOnHost));
   const GuardedWorkspace workspace(
       ep_scatter_workspace_bytes(test.num_tokens, test.num_topk, test.num_local));
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   const ErrorWord errors;
   ep_scatter(twins.x.device, twins.scales.device, twins.ids.device, options(kOnDevice),
              twins.outputs(kOnDevice), workspace.span(), stream.get(), errors.view());
-  check_cuda(cudaStreamSynchronize(stream.get()), "ep_scatter");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "ep_scatter");
   twins.expect_equal();
   EXPECT_TRUE(workspace.has_guards());
   EXPECT_EQ(errors.value(), 0);
@@ -229,7 +229,7 @@ TEST(ScatterCudaTest, ThePlanAloneIsThatOfTheScatter) {
   outputs.x = {};
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(301, 5, 17));
   plan_permute(twins.ids.device, {.alignment = 8}, outputs, workspace.span(), Stream(nullptr));
-  check_cuda(cudaDeviceSynchronize(), "plan_permute");
+  cuda::check_cuda(cudaDeviceSynchronize(), "plan_permute");
   for (const TwinTensor* twin :
        {&twins.m_indices, &twins.inv_perm, &twins.first_row, &twins.counts, &twins.needed}) {
     EXPECT_TRUE(twin->is_equal());
@@ -249,7 +249,7 @@ TEST(ScatterCudaTest, NoLocalExpertsNeedNoRows) {
   plan_permute(ids.device, {},
                {{}, {}, m_indices.device, inv_perm.device, first_row.device, {}, needed.device},
                workspace.span(), Stream(nullptr));
-  check_cuda(cudaDeviceSynchronize(), "plan_permute");
+  cuda::check_cuda(cudaDeviceSynchronize(), "plan_permute");
   std::fill_n(inv_perm.host.as<std::int32_t>(), 6, -1);
   std::fill_n(m_indices.host.as<std::int32_t>(), 2, -1);
   *needed.host.as<std::int64_t>() = 0;
@@ -284,7 +284,7 @@ TEST(ScatterCudaTest, RefusedValuesAreCountedAndGoNowhere) {
   ep_scatter(twins.x.device, {}, bad_ids.device,
              {.expert_num_tokens = known.device, .alignment = 8}, twins.outputs(kOnDevice),
              workspace.span(), Stream(nullptr), errors.view());
-  check_cuda(cudaDeviceSynchronize(), "ep_scatter");
+  cuda::check_cuda(cudaDeviceSynchronize(), "ep_scatter");
   twins.expect_equal();
   EXPECT_EQ(errors.value(), num_bad + 1);
 
@@ -298,7 +298,7 @@ TEST(ScatterCudaTest, RefusedValuesAreCountedAndGoNowhere) {
   five.upload();
   count_expert_num_tokens(five.device, counts.device, map.device, Stream(nullptr),
                           map_errors.view());
-  check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
+  cuda::check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
   std::fill_n(counts.host.as<std::int32_t>(), 2, 1);
   EXPECT_TRUE(counts.is_equal());
   EXPECT_EQ(map_errors.value(), 2);

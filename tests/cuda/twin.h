@@ -29,15 +29,15 @@ class Twin {
   std::byte* host() { return bytes_.data() + start_; }
   std::byte* device() { return device_.data() + start_; }
   void upload() {
-    check_cuda(cudaMemcpy(device_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
-               "upload");
+    cuda::check_cuda(
+        cudaMemcpy(device_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice), "upload");
   }
 
   /// Compares guards as well. Reports the first difference relative to the start of the memory.
   void expect_equal(const char* what) const {
     std::vector<std::byte> got(bytes_.size());
-    check_cuda(cudaMemcpy(got.data(), device_.data(), got.size(), cudaMemcpyDeviceToHost),
-               "download");
+    cuda::check_cuda(cudaMemcpy(got.data(), device_.data(), got.size(), cudaMemcpyDeviceToHost),
+                     "download");
     if (std::memcmp(got.data(), bytes_.data(), got.size()) == 0) return;
     std::size_t i = 0;
     while (got[i] == bytes_[i]) ++i;
@@ -50,7 +50,7 @@ class Twin {
   static constexpr std::size_t kGuard = 256;
   std::size_t start_;
   std::vector<std::byte> bytes_;
-  DeviceBuffer device_;
+  cuda::DeviceBuffer device_;
 };
 
 }  // namespace switchyard::test

@@ -46,7 +46,7 @@ class TwinTensor {
             : (rows - 1) * placement.row_stride + (columns - 1) * placement.column_stride + 1;
     first_ = kGuard + static_cast<std::size_t>(placement.offset * bits / 8);
     bytes_.assign(first_ + static_cast<std::size_t>((last * bits + 7) / 8) + kGuard, kPoison);
-    device_bytes_ = DeviceBuffer(bytes_.size());
+    device_bytes_ = cuda::DeviceBuffer(bytes_.size());
     const auto view = [&](std::byte* data) {
       return TensorView(data + first_, dtype, {rows, columns},
                         {placement.row_stride, placement.column_stride});
@@ -89,7 +89,7 @@ class TwinTensor {
   }
 
   void upload() {
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(device_bytes_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
         "upload");
     // A copy from pageable memory may still be under way, and other streams do not wait for it.
@@ -98,8 +98,9 @@ class TwinTensor {
 
   std::vector<std::byte> download() const {
     std::vector<std::byte> got(bytes_.size());
-    check_cuda(cudaMemcpy(got.data(), device_bytes_.data(), got.size(), cudaMemcpyDeviceToHost),
-               "download");
+    cuda::check_cuda(
+        cudaMemcpy(got.data(), device_bytes_.data(), got.size(), cudaMemcpyDeviceToHost),
+        "download");
     return got;
   }
 
@@ -122,7 +123,7 @@ class TwinTensor {
   static constexpr std::byte kPoison{0xA5};
   std::size_t first_ = kGuard;
   std::vector<std::byte> bytes_;
-  DeviceBuffer device_bytes_;
+  cuda::DeviceBuffer device_bytes_;
 };
 
 /// A poisoned workspace of exactly this many bytes, between guards.
@@ -153,8 +154,8 @@ class ErrorWord {
   const TensorView& view() const { return word_.device; }
   std::int32_t value() const {
     std::int32_t value = 0;
-    check_cuda(cudaMemcpy(&value, word_.device.data(), sizeof value, cudaMemcpyDeviceToHost),
-               "error word");
+    cuda::check_cuda(cudaMemcpy(&value, word_.device.data(), sizeof value, cudaMemcpyDeviceToHost),
+                     "error word");
     return value;
   }
 

@@ -27,8 +27,8 @@ using ::testing::HasSubstr;
 constexpr std::int64_t kNumExperts = 8;
 constexpr WaitSite kSite{Phase::kDispatchSend, 41, -1};
 
-WaitRecord record_of(WaitPlace place, std::int32_t peer, std::int32_t token) {
-  WaitRecord record{};
+cuda::WaitRecord record_of(cuda::WaitPlace place, std::int32_t peer, std::int32_t token) {
+  cuda::WaitRecord record{};
   record.place = static_cast<std::uint32_t>(place);
   record.peer = peer;
   record.token = token;
@@ -72,7 +72,7 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
     Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 0) {
-      leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kRow, 2, 3));
+      leave(words, cuda::WaitFailure::kTimeout, record_of(cuda::WaitPlace::kRow, 2, 3));
     }
     EXPECT_LT(wait_for_word(words), 1000);
     const Error error = error_of([&] { watcher.check(kSite); });
@@ -86,7 +86,7 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
                  : fmt::format(" (rank {} of 3 stopped in dispatch send, call 41)", group.rank())));
     // A later record changes nothing.
     if (group.rank() == 1) {
-      leave(words, WaitFailure::kAborted, record_of(WaitPlace::kReturnedRow, 2, 5));
+      leave(words, cuda::WaitFailure::kAborted, record_of(cuda::WaitPlace::kReturnedRow, 2, 5));
     }
     EXPECT_STREQ(error_of([&] { watcher.check(kSite); }).what(), error.what());
   });
@@ -99,7 +99,7 @@ TEST(WatcherTest, KernelThatStoppedSaysWhere) {
     group.barrier();
     if (group.rank() == 1) group.abort("enough");
     EXPECT_LT(wait_for_word(words), 1000);
-    leave(words, WaitFailure::kAborted, record_of(WaitPlace::kReturnedRow, 1, 5));
+    leave(words, cuda::WaitFailure::kAborted, record_of(cuda::WaitPlace::kReturnedRow, 1, 5));
     const Error error = error_of([&] { watcher.check(kSite); });
     EXPECT_EQ(error.code(), Errc::kAborted);
     EXPECT_EQ(std::string(error.what()),
@@ -115,10 +115,10 @@ TEST(WatcherTest, BadIdIsThisRanksErrorAndAbortsTheOthers) {
     Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
-      WaitRecord record = record_of(WaitPlace::kInput, 1, 5);
+      cuda::WaitRecord record = record_of(cuda::WaitPlace::kInput, 1, 5);
       record.expected = 3;
       record.seen = 99;
-      leave(words, WaitFailure::kInvalidId, record);
+      leave(words, cuda::WaitFailure::kInvalidId, record);
     }
     wait_for_word(words);
     const bool is_own = group.rank() == 1;
@@ -134,10 +134,10 @@ TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
     Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
-      WaitRecord record = record_of(WaitPlace::kAnnouncement, 1, 2);
+      cuda::WaitRecord record = record_of(cuda::WaitPlace::kAnnouncement, 1, 2);
       record.expected = 4;
       record.seen = 9;
-      leave(words, WaitFailure::kCapacityExceeded, record);
+      leave(words, cuda::WaitFailure::kCapacityExceeded, record);
     }
     wait_for_word(words);
     test::expect_error(Errc::kCapacityExceeded,
@@ -152,7 +152,8 @@ TEST(WatcherTest, PeerWithoutWeightsIsThisRanksErrorAndAbortsTheOthers) {
     Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     const bool is_own = group.rank() == 1;
-    if (is_own) leave(words, WaitFailure::kNoWeights, record_of(WaitPlace::kReturnedRow, 2, 5));
+    if (is_own)
+      leave(words, cuda::WaitFailure::kNoWeights, record_of(cuda::WaitPlace::kReturnedRow, 2, 5));
     wait_for_word(words);
     test::expect_error(is_own ? Errc::kInvalidArgument : Errc::kAborted,
                        "returned_weights is wanted, but rank 2 passed no row_weights", [&] {
@@ -199,8 +200,8 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
 }
 
 TEST(WaitFailureTest, IdsInWords) {
-  WaitRecord record = record_of(WaitPlace::kInput, 0, 5);
-  record.failure = static_cast<std::uint32_t>(WaitFailure::kInvalidId);
+  cuda::WaitRecord record = record_of(cuda::WaitPlace::kInput, 0, 5);
+  record.failure = static_cast<std::uint32_t>(cuda::WaitFailure::kInvalidId);
   record.expected = 1;
   const auto what = [&](std::int32_t id) {
     record.seen = id;

@@ -206,8 +206,8 @@ class Run {
 
 int run_rank(const Group& group, const Options& options) {
   int num_gpus = 0;
-  check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
-  check_cuda(cudaSetDevice(group.rank() % num_gpus), "cudaSetDevice");
+  cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaSetDevice(group.rank() % num_gpus), "cudaSetDevice");
   return Run(group, options).run();
 }
 

@@ -425,7 +425,7 @@ void load_stress_kernels() {
         reinterpret_cast<const void*>(spoil_output_kernel),
         reinterpret_cast<const void*>(advance_kernel)}) {
     cudaFuncAttributes loaded{};
-    check_cuda(cudaFuncGetAttributes(&loaded, kernel), "exchange_stress");
+    cuda::check_cuda(cudaFuncGetAttributes(&loaded, kernel), "exchange_stress");
   }
 }
 

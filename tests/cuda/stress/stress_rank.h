@@ -53,10 +53,10 @@ class StressRank {
   StressCase case_;
   StressOptions options_;
   int num_ctas_ = 2;  ///< of the kernels of this test
-  DeviceBuffer tally_;
-  DeviceBuffer base_;
-  DeviceBuffer swept_;
-  DeviceBuffer tensor_scale_;
+  cuda::DeviceBuffer tally_;
+  cuda::DeviceBuffer base_;
+  cuda::DeviceBuffer swept_;
+  cuda::DeviceBuffer tensor_scale_;
   std::vector<Lane> lanes_;
   std::vector<cudaGraphExec_t> graphs_;
   std::size_t next_graph_ = 0;
