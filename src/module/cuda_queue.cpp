@@ -83,7 +83,8 @@ std::shared_ptr<std::byte> allocate_zeroed_on_gpu(Device device, std::size_t byt
 
 void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream) {
   const cuda::DeviceGuard guard(stream.device().index);
-  cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
+  cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()),
+                   "cudaMemcpyAsync");
 }
 
 void fill_bytes(void* to, int value, std::size_t bytes, Stream stream) {

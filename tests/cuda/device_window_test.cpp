@@ -124,9 +124,10 @@ TEST(DeviceWindowTest, WrongRequestsAreRefusedOnEveryRank) {
          [](Control& control) {
            (void)make_device_window(engine, 0, engine.control().rank() == 1 ? 128 : 64);
          });
-  refuse(Errc::kInvalidArgument, "rank 1 of 2: device 1000, want from 0 to", 2, [](Control& control) {
-    (void)make_device_window(engine, engine.control().rank() == 1 ? 1000 : 0, 64);
-  });
+  refuse(Errc::kInvalidArgument, "rank 1 of 2: device 1000, want from 0 to", 2,
+         [](Control& control) {
+           (void)make_device_window(engine, engine.control().rank() == 1 ? 1000 : 0, 64);
+         });
   refuse(Errc::kInvalidArgument, "rank 0 of 2: device -1", 2,
          [](Control& control) { (void)make_device_window(engine, -1, 64); });
   refuse(Errc::kInvalidArgument, "overflows 64 bits", 2, [](Control& control) {

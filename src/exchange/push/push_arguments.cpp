@@ -102,8 +102,7 @@ void PushExchange::add_results(PushCombine& to, const Slot& slot, const CombineC
   check_row_weights(config, buffer_rows(slot), call.options.row_weights);
   const DType dtype = rows.dtype();
   const std::int64_t stride = config.hidden * bits_of(dtype) / 8;
-  const bool are_unweighted =
-      call.options.rows_are == RowsAre::kUnweighted && config.sends_weights;
+  const bool are_unweighted = call.options.rows_are == RowsAre::kUnweighted && config.sends_weights;
   to.results = {.data = rows.as<std::byte>(),
                 .stride = stride,
                 .dtype = dtype,
@@ -140,8 +139,7 @@ cuda::SumOutput PushExchange::sum_output(const Slot& slot, const CombineCall& ca
   const TensorView& output = call.output;
   const CombineOptions& options = call.options;
   const auto check_addend = [&](const TensorView& rows, const std::string& name) {
-    check_matrix(rows,
-                 {"combine", name, {DType::kBF16}, slot.dispatch.num_tokens(), hidden, true});
+    check_matrix(rows, {"combine", name, {DType::kBF16}, slot.dispatch.num_tokens(), hidden, true});
   };
   cuda::SumOutput sums;
   sums.num_tokens = slot.dispatch.tokens.count;

@@ -38,14 +38,15 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
                          options.heap.empty() ? "auto" : options.heap);
   int num_sms = 0;
   cuda::check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_.index),
-             "cudaDeviceGetAttribute");
+                   "cudaDeviceGetAttribute");
   // Ranks that share a GPU wait for each other's kernels, so all kernels that may run at once must
   // fit on it: one per handle of each rank, none of them launched early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
   num_ctas_ = std::max(cuda::kMinCtas, cuda::kExchangeCtasPerSm * num_sms / kernels);
   has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
-  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(cuda::kMinCtas, options.num_ctas));
+  if (options.num_ctas > 0)
+    num_ctas_ = std::min(num_ctas_, std::max(cuda::kMinCtas, options.num_ctas));
 
   slots_.resize(num_slots);
   gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
@@ -141,8 +142,8 @@ DispatchHandle PushExchange::reopen(const DispatchHandle& earlier, Stream stream
   DispatchOptions options;
   options.routing_only = true;
   options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1}, device_);
-  const TensorView tokens(blank_.data(), DType::kBF16, {kept.dispatch.num_tokens(), shape_.config.hidden},
-                          device_);
+  const TensorView tokens(blank_.data(), DType::kBF16,
+                          {kept.dispatch.num_tokens(), shape_.config.hidden}, device_);
   Slot& slot = start({tokens, {}, {}, stream, options, &earlier}, cuda::Phases::kBoth);
   advance(slot, Stage::kReceived);
   return handle_of(slot);

@@ -221,7 +221,8 @@ void GpuExperts::activate(const cuda::RowRanges& ranges, const Scratch& scratch,
   cuda_module().activate_rows(job, stream);
 }
 
-cuda::ExpertProduct GpuExperts::product_of(const GpuMatrices& matrices, const cuda::RowRanges& ranges) const {
+cuda::ExpertProduct GpuExperts::product_of(const GpuMatrices& matrices,
+                                           const cuda::RowRanges& ranges) const {
   cuda::ExpertProduct product;
   product.ranges = ranges;
   product.weights = matrices.memory.as<const std::byte>();

@@ -241,8 +241,7 @@ PrepareFinalizeChoice choose_prepare_finalize(const MoEConfig& moe, const QuantC
 std::unique_ptr<PrepareFinalize> make_prepare_finalize(const Group& group, const MoEConfig& moe,
                                                        const QuantConfig& quant,
                                                        const PrepareFinalizeOptions& options) {
-  return make_choice(group, moe, choose_prepare_finalize(moe, quant, options),
-                     options.exchange);
+  return make_choice(group, moe, choose_prepare_finalize(moe, quant, options), options.exchange);
 }
 
 PrepareFinalizeChoice choose_flashinfer_prepare_finalize(const FlashInferFlags& flags,
