@@ -22,7 +22,7 @@ inline constexpr std::size_t kHeapUnitBytes = std::size_t{2} << 20;
 
 /// What every kind of heap needs. References stay valid while the window is made.
 struct HeapRequest {
-  Control& control;
+  Engine& engine;
   int device = 0;         ///< of this rank
   std::size_t bytes = 0;  ///< requested, at least 1
   const std::vector<RankFacts>& ranks;
