@@ -23,7 +23,7 @@ constexpr std::int64_t kHidden = 7168;
 constexpr std::int32_t kExperts = 64;
 constexpr std::int64_t kTopk = 8;
 
-// Distinct random experts a token. A rank that owns `num_local` of them sees the others as -1.
+// Distinct random experts per token. A rank that owns `num_local` of them sees the others as -1.
 Tensor random_ids(std::int64_t num_tokens, std::int64_t num_local) {
   Tensor ids(DType::kI32, {num_tokens, kTopk});
   std::uint64_t counter = 0;

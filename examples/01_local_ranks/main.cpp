@@ -71,7 +71,7 @@ bool run_rank(const sy::Group& group, std::string& report) {
   }
   const sy::WireBytes bytes = exchange.wire_bytes(received.handle);
 
-  // The results go home; each rank sums those of its own tokens, with the weights.
+  // The results travel back; each rank sums those of its own tokens, with the weights.
   const sy::Tensor output(sy::DType::kF32, {kTokens, kHidden});
   exchange.combine(received.handle, results, output);
 

@@ -236,7 +236,7 @@ TEST(LauncherTest, NothingIsLeftBehind) {
   EXPECT_THAT(unix_sockets(), Not(HasSubstr("@switchyard-")));
 }
 
-// A launcher in a process of its own, and the pids that its ranks tell.
+// A launcher in a process of its own, and the pids that its ranks print.
 struct RemoteLauncher {
   RemoteLauncher(int num_ranks, const std::string& task, int grace_ms = 200) {
     std::fflush(nullptr);
@@ -333,7 +333,7 @@ TEST(LauncherTest, SecondSignalToTheLauncherIsPassedOnAtOnce) {
   const std::vector<pid_t> pids = launcher.rank_pids(2);
   ASSERT_EQ(pids.size(), 2u) << launcher.errors.text();
   kill(launcher.pid, SIGTERM);
-  EXPECT_FALSE(are_gone(pids, 300));  // told, which they do not hear
+  EXPECT_FALSE(are_gone(pids, 300));  // SIGTERM, which they ignore
   kill(launcher.pid, SIGTERM);
   EXPECT_TRUE(are_gone(pids, 5000));
 }

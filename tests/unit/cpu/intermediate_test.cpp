@@ -57,7 +57,7 @@ TEST(RoundIntermediateTest, NoneRoundsToBF16) {
             (std::vector<float>{1.0f, 0x1.04p+0f, 1.5f}));
 }
 
-// 448 and 0.25 share a scale of 1 in one tensor; each row has its own with one scale a token.
+// 448 and 0.25 share a scale of 1 in one tensor; each row has its own with one scale per token.
 TEST(RoundIntermediateTest, ScaleIsThatOfTheTensorOrOfTheRow) {
   const std::vector<float> h = {448.0f, 448.0f, 0x1.11p-2f, 0x1.11p-2f};
   const std::vector<float> tensor = rounded(schemes::kFp8Tensor, 2, h);

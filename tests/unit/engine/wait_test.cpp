@@ -98,16 +98,16 @@ TEST(WaitTest, TimeoutOfOneReachesTheOthersAtOnce) {
           }
           // Ranks 2 and 3 begin later, so that rank 0 is the first to give up.
           if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-          const Error told = error_of([&] {
+          const Error error = error_of([&] {
             engine.wait({Phase::kDispatchReceive, 7, 1}, kNever);
           });
-          EXPECT_EQ(told.code(), Errc::kTimeout);
-          EXPECT_THAT(told.what(), HasSubstr("no answer from rank 1 within 0.8 s"));
+          EXPECT_EQ(error.code(), Errc::kTimeout);
+          EXPECT_THAT(error.what(), HasSubstr("no answer from rank 1 within 0.8 s"));
           if (group.rank() != 0) {
-            EXPECT_THAT(told.what(), HasSubstr("stopped in dispatch receive, call 7"));
+            EXPECT_THAT(error.what(), HasSubstr("stopped in dispatch receive, call 7"));
             ++num_told;
           }
-          throw told;
+          throw error;
         },
         800);
   });
@@ -134,7 +134,7 @@ TEST(WaitTest, AbortFromAnotherThreadWakesSleepers) {
     EXPECT_THAT(error.what(), HasSubstr("dispatch: the group was aborted by rank 2: enough"));
     ++num_woken;
     group.engine().enter(Phase::kIdle, 0);
-    while (num_woken < 3) std::this_thread::yield();  // nobody leaves before all were told
+    while (num_woken < 3) std::this_thread::yield();  // nobody leaves before all were woken
   });
   EXPECT_EQ(num_woken, 3);
 }

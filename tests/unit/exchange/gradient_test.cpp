@@ -5,7 +5,8 @@
 // gradient must equal the difference quotient of the forward pass, to the bit.
 //
 //   forward   y = combine(w, factor[e] * dispatch(x));  loss = sum(g * y)
-//   backward  g travels with the kept routing; d_rows = w * factor * g goes home by a reopened or
+//   backward  g travels with the kept routing; d_rows = w * factor * g travels back by a reopened
+//   or
 //             the same handle, <row, factor * g> beside it as the gradient of the weight
 
 #include <atomic>
@@ -144,17 +145,17 @@ class GradientTest {
         }
       }
     }
-    DispatchHandle way_home = got.handle;
+    DispatchHandle way_back = got.handle;
     if (reopens) {
       exchange_.release(got.handle);
-      way_home = exchange_.reopen(kept_);
+      way_back = exchange_.reopen(kept_);
     }
     Gradient gradient{Tensor(DType::kF32, {problem_.num_tokens, kHidden}),
                       Tensor(DType::kF32, {problem_.num_tokens, kTopk})};
     CombineOptions options;
     options.row_weights = d_weights;
     options.returned_weights = gradient.weights;
-    exchange_.combine(way_home, d_rows, gradient.tokens, Stream::host(), options);
+    exchange_.combine(way_back, d_rows, gradient.tokens, Stream::host(), options);
     return gradient;
   }
 
@@ -195,7 +196,7 @@ double loss(const Problem& problem, const std::vector<float>& output) {
 }
 
 // Each element of x and w in turn one larger, on all ranks at once: a token's loss depends on its
-// own inputs only. The ranks have unequal numbers of elements, all run the most.
+// own inputs only. The ranks have unequal numbers of elements, all run the largest.
 void check_gradients(const Group& group, Layout layout, Reduce reduce) {
   GradientTest test(group, layout, reduce);
   const Problem& problem = test.problem();

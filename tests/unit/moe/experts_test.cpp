@@ -220,7 +220,7 @@ TEST(ExpertsTest, BadCallsAreNamed) {
 }
 
 TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
-  // Every piece of a tile, more than a tile, and an expert without rows.
+  // Every part of a tile, more than a tile, and an expert without rows.
   const std::vector<std::int32_t> counts = {1, 0, 15, 17, 111, 255, 300};
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
     for (const QuantScheme& input : {schemes::kNone, schemes::kFp8Block}) {
@@ -260,7 +260,8 @@ TEST(OneDnnExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
     if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
     const auto out = run_experts(*fast, problem);
     const auto expected = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
-    // A sum that lands on the other side of an e4m3 rounding moves one of 72 terms by up to 2^-3.
+    // A sum that lands on the other side of an e4m3 rounding moves one of 72 summands by up to
+    // 2^-3.
     EXPECT_LT(test::worst_row_error(out, expected, 136), 4e-2) << name_of(scheme);
   }
 }

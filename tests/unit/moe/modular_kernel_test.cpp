@@ -177,7 +177,7 @@ TEST(ModularKernelTest, RanksWithoutExpertsTakePart) {
 }
 
 // All ranks' partial rows are summed in the order of the oracle's layer; all_gather's own order is
-// the same for two terms, and its dynamic tensor scale is that of every token.
+// the same for two partial sums, and its dynamic tensor scale is that of every token.
 TEST(ModularKernelTest, EveryClassEqualsTheOracle) {
   for (const PrepareKind kind :
        {PrepareKind::kElasticDecode, PrepareKind::kElasticPrefill, PrepareKind::kAllGather,

@@ -201,8 +201,8 @@ TEST(PrepareFinalizeFactoryTest, Ue8m0WantsBlocksOf128) {
                [&] { (void)choose_prepare_finalize(layer(B::kNaive), ue8m0(64)); });
 }
 
-// One scale a row travels where rows are quantized first; DeepEP's standard classes quantize what
-// arrived with one scale, its low-latency class with one a row.
+// One scale per row travels where rows are quantized first; DeepEP's standard classes quantize what
+// arrived with one scale, its low-latency class with one per row.
 TEST(PrepareFinalizeFactoryTest, ScalesByToken) {
   expect_schemes(
       fp8({}, true),

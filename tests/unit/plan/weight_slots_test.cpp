@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Records of weights that go home lie apart, in two sets by turns.
+// Records of weights that travel back lie apart, in two sets by turns.
 
 #include "plan/weight_slots.h"
 

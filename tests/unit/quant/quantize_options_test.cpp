@@ -33,7 +33,7 @@ TEST(QuantizeOptionsTest, TokenScalesMayBeGiven) {
   const Tensor scales(DType::kF32, {2, 1});
   quantize(x, schemes::kFp8Token, q, scales, Stream::host(), static_scale);
   const float inverse = 1.0f / 0.7f;
-  EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(inverse));  // multiplied, as one a tensor is
+  EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(inverse));  // multiplied, as one per tensor is
   EXPECT_EQ(q.as<std::uint8_t>()[1], 0x7E);
   EXPECT_EQ(q.as<std::uint8_t>()[2], e4m3_from_f32(-0.6f));
   EXPECT_EQ(scales.as<float>()[0], 0.7f);
