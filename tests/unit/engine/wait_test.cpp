@@ -98,16 +98,16 @@ TEST(WaitTest, TimeoutOfOneReachesTheOthersAtOnce) {
           }
           // Ranks 2 and 3 begin later, so that rank 0 is the first to give up.
           if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-          const Error error = error_of([&] {
+          const Error seen = error_of([&] {
             engine.wait({Phase::kDispatchReceive, 7, 1}, kNever);
           });
-          EXPECT_EQ(error.code(), Errc::kTimeout);
-          EXPECT_THAT(error.what(), HasSubstr("no answer from rank 1 within 0.8 s"));
+          EXPECT_EQ(seen.code(), Errc::kTimeout);
+          EXPECT_THAT(seen.what(), HasSubstr("no answer from rank 1 within 0.8 s"));
           if (group.rank() != 0) {
-            EXPECT_THAT(error.what(), HasSubstr("stopped in dispatch receive, call 7"));
+            EXPECT_THAT(seen.what(), HasSubstr("stopped in dispatch receive, call 7"));
             ++num_told;
           }
-          throw error;
+          throw seen;
         },
         800);
   });
