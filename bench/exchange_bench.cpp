@@ -101,10 +101,10 @@ void report(benchmark::State& state, const ExchangeCase& test, const std::string
   std::size_t next = 0;
   for (auto _ : state) state.SetIterationTime(found->second[next++ % found->second.size()] * 1e-6);
   const double us = median(found->second);
-  const auto [least, most] = std::minmax_element(found->second.begin(), found->second.end());
+  const auto [fastest, slowest] = std::minmax_element(found->second.begin(), found->second.end());
   state.counters["median_us"] = us;
-  state.counters["min_us"] = *least;
-  state.counters["max_us"] = *most;
+  state.counters["min_us"] = *fastest;
+  state.counters["max_us"] = *slowest;
   state.counters["us_per_token"] = us / static_cast<double>(test.num_tokens);
   state.counters["bytes_per_rank"] = times.at(operation + "_bytes")[0];
   state.counters["floor_us"] = median(times.at(operation + "_floor"));

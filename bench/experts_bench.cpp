@@ -51,9 +51,11 @@ void run_experts(benchmark::State& state, const std::string& name, DType dtype, 
   for (std::int64_t e = 0; e < num_experts; ++e) first_row.push_back(e * rows_each);
   const std::vector<std::int32_t> num_rows(static_cast<std::size_t>(num_experts),
                                            static_cast<std::int32_t>(rows_each));
-  const AlignedBuffer workspace(experts->workspace_bytes(total));
+  const TensorView first_rows = TensorView::of(first_row.data(), {num_experts});
+  const TensorView counts = TensorView::of(num_rows.data(), {num_experts});
+  const AlignedBuffer workspace(experts->workspace_bytes(x));
   for (auto _ : state) {
-    experts->apply({x, {}, schemes::kNone, first_row, num_rows}, y,
+    experts->apply({x, {}, schemes::kNone, first_rows, counts}, y,
                    {workspace.data(), workspace.size_bytes()});
   }
   const double flops = 6.0 * static_cast<double>(total * kHidden * kIntermediate);

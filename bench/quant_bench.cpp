@@ -58,7 +58,7 @@ void quantize_scheme(benchmark::State& state, const QuantScheme& scheme) {
   const Tensor x = normal_tensor(DType::kBF16, state.range(0));
   const Stored to(scheme, state.range(0));
   measure(state, x.view().num_bytes() + to.num_bytes(),
-          [&] { quantize(x, scheme, to.q, to.scales, global_scale(scheme)); });
+          [&] { quantize(x, scheme, to.q, to.scales, Stream::host(), global_scale(scheme)); });
 }
 
 void dequantize_scheme(benchmark::State& state, const QuantScheme& scheme) {
@@ -66,7 +66,7 @@ void dequantize_scheme(benchmark::State& state, const QuantScheme& scheme) {
   const Tensor x = normal_tensor(DType::kBF16, num_rows);
   const Stored from(scheme, num_rows);
   const Tensor y(DType::kF32, {num_rows, kHidden});
-  quantize(x, scheme, from.q, from.scales, global_scale(scheme));
+  quantize(x, scheme, from.q, from.scales, Stream::host(), global_scale(scheme));
   const auto row_stride = static_cast<std::int64_t>(row_bytes(scheme, kHidden));
   const auto scale_stride = static_cast<std::int64_t>(scale_row_bytes(scheme, kHidden));
   measure(state, from.num_bytes() + y.view().num_bytes(), [&] {

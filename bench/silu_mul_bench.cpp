@@ -63,7 +63,7 @@ void silu_mul(benchmark::State& state, const QuantScheme& scheme, ActivationScal
   const OwnedScales scales = make_scales(scale_dtype(scheme), ScaleLayout::kColumnMajorAligned,
                                          num_rows, num_scales(scheme, kIntermediate));
   measure(state, x.view().num_bytes() + q.view().num_bytes() + scales.memory.view().num_bytes(),
-          [&] { silu_mul_quantize(x, scheme, q, scales.view, rule); });
+          [&] { silu_mul_quantize(x, scheme, q, scales.view, Stream::host(), rule); });
 }
 
 void swizzle(benchmark::State& state) {

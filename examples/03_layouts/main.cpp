@@ -25,7 +25,9 @@ char letter_of(const TensorView& rows, std::int64_t row) {
 
 void print(const Exchange& exchange, const Dispatched& received) {
   std::printf("%-10s ", name_of(exchange.config().layout));
-  std::vector<bool> is_valid(static_cast<std::size_t>(received.experts.rows.shape(0)));
+  // [N, H], or [L, C, H] in the batched layout: the same memory.
+  const std::int64_t num_rows = received.experts.rows.num_elements() / kHidden;
+  std::vector<bool> is_valid(static_cast<std::size_t>(num_rows));
   for (const RowOrigin& origin : exchange.row_origins(received.handle)) {
     is_valid[static_cast<std::size_t>(origin.row)] = true;
   }

@@ -11,17 +11,19 @@
 
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/require_device.h"
 
 namespace switchyard {
 
 class IdTensor {
  public:
-  /// Errors: kInvalidArgument unless `view` is i32 or i64 and contiguous.
+  /// Errors: kInvalidArgument unless `view` is i32 or i64, contiguous and in host memory.
   IdTensor(const char* function, const char* name, const TensorView& view)
       : data_(static_cast<std::byte*>(view.data())), is_wide_(view.dtype() == DType::kI64) {
     require(view.has_value() && (is_wide_ || view.dtype() == DType::kI32) && view.is_contiguous(),
             Errc::kInvalidArgument, "{}: {} is {}, want i32 or i64, contiguous", function, name,
             view);
+    require_host(function, {{name, view}});
     require(data_ != nullptr || view.num_elements() == 0, Errc::kInvalidArgument,
             "{}: {} is {} at a null pointer, want memory", function, name, view);
   }

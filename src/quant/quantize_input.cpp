@@ -9,6 +9,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "core/require_device.h"
 #include "quant/batch_rows.h"
 #include "quant/host_quantize.h"
 #include "quant/rows.h"
@@ -201,6 +202,7 @@ QuantizedInput quantize_input(const TensorView& x, const TensorView& scale,
     return out;
   }
   check_matrix_rows(kName, x);
+  require_host(kName, {{"x", x}, {"scale", scale}});
   if (dtype == "fp8_e4m3") {
     return quantize_plain(x, scale, config, schemes::kFp8Token, schemes::kFp8Tensor);
   }
@@ -224,6 +226,7 @@ QuantizedInput quantize_input(const TensorView& x, const QuantScheme& scheme, Sc
                               const TensorView& static_scale) {
   check_scheme(kName, scheme);
   const BatchRows rows = check_matrix_rows(kName, x);
+  require_host(kName, {{"x", x}, {"static_scale", static_scale}});
   if (scheme.is_simulated()) return simulate(x, scheme, static_scale);
   const bool is_aligned = layout == ScaleLayout::kColumnMajorAligned;
   const std::int64_t memory_rows =
@@ -243,6 +246,7 @@ void fake_quantize(const TensorView& x, const QuantScheme& scheme, const TensorV
   check_scheme(kFunction, scheme);
   const BatchRows rows = check_matrix_rows(kFunction, x);
   check_batch_codes(kFunction, y, x.dtype(), rows, rows.hidden);
+  require_host(kFunction, {{"x", x}, {"y", y}, {"static_scale", static_scale}});
   if (scheme.is_simulated()) {
     host::quantize(x, scheme, y, {}, static_scale);
     return;

@@ -37,7 +37,7 @@ bool exchange_works(const sy::Group& group) {
                                                     sy::TensorView::of(topk_weights, {1, 2}));
   const sy::Tensor output(sy::DType::kF32, {1, kHidden});
   exchange.combine(received.handle, received.experts.rows, output);
-  bool is_right = received.num_rows == 2;
+  bool is_right = received.host->num_rows == 2;
   for (std::int64_t h = 0; h < kHidden; ++h) {
     is_right = is_right && output.as<float>()[h] == 0.75f;
   }

@@ -17,6 +17,7 @@
 
 #include "core/random.h"
 #include "reference/permute.h"
+#include "support/elements.h"
 #include "support/errors.h"
 
 namespace switchyard {
@@ -24,6 +25,7 @@ namespace {
 
 using reference::AlignedRows;
 using reference::Table;
+using test::elements;
 using test::expect_error;
 using ::testing::ElementsAre;
 
@@ -198,8 +200,8 @@ TEST(PermuteTest, ExpertRowsNameTheRowsOfEachExpert) {
   EXPECT_EQ(rows.rows.data(), permuted.x.data());
   EXPECT_EQ(rows.scales.data(), scale.data());
   EXPECT_EQ(rows.scheme, schemes::kFp8Tensor);
-  EXPECT_THAT(rows.first_row, ElementsAre(0, 4));
-  EXPECT_THAT(rows.num_rows, ElementsAre(3, 2));
+  EXPECT_THAT(elements<std::int64_t>(rows.first_row), ElementsAre(0, 4));
+  EXPECT_THAT(elements<std::int32_t>(rows.num_rows), ElementsAre(3, 2));
 }
 
 /// Memory for ep_scatter: rows and columns of scales are further apart than they are long.

@@ -100,16 +100,16 @@ TEST(WaitTest, TimeoutOfOneReachesTheOthersAtOnce) {
           }
           // Ranks 2 and 3 start later, so rank 0 is the first to give up.
           if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-          const Error told = error_of([&] {
+          const Error seen = error_of([&] {
             control.wait({Phase::kDispatchReceive, 7, 1}, kNever);
           });
-          EXPECT_EQ(told.code(), Errc::kTimeout);
-          EXPECT_THAT(told.what(), HasSubstr("no answer from rank 1 within 0.8 s"));
+          EXPECT_EQ(seen.code(), Errc::kTimeout);
+          EXPECT_THAT(seen.what(), HasSubstr("no answer from rank 1 within 0.8 s"));
           if (group.rank() != 0) {
-            EXPECT_THAT(told.what(), HasSubstr("stopped in dispatch receive, call 7"));
+            EXPECT_THAT(seen.what(), HasSubstr("stopped in dispatch receive, call 7"));
             ++num_told;
           }
-          throw told;
+          throw seen;
         },
         800);
   });
@@ -136,7 +136,7 @@ TEST(WaitTest, AbortFromAnotherThreadWakesSleepers) {
     EXPECT_THAT(error.what(), HasSubstr("dispatch: the group was aborted by rank 2: enough"));
     ++num_woken;
     group.control().enter(Phase::kIdle, 0);
-    while (num_woken < 3) std::this_thread::yield();  // wait until all saw the error
+    while (num_woken < 3) std::this_thread::yield();  // nobody leaves before all were woken
   });
   EXPECT_EQ(num_woken, 3);
 }

@@ -30,10 +30,12 @@ TEST(ExchangeAgreementTest, MaxTokensMustBeAlike) {
     DispatchOptions options;
     for (int i = 0; i < 3; ++i) {
       options.max_tokens = group.rank() == kOddRank ? 2 : 3;
-      expect_invalid(
-          error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
-          named(group.rank(), group.rank() == kOddRank ? "2" : "passed max_tokens 2",
-                group.rank() == kOddRank ? "passed max_tokens 3" : "3"));
+      expect_invalid(error_of([&] {
+                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
+                                         options);
+                     }),
+                     named(group.rank(), group.rank() == kOddRank ? "2" : "passed max_tokens 2",
+                           group.rank() == kOddRank ? "passed max_tokens 3" : "3"));
       options.max_tokens = 2;
       expect_works(exchange, options);
     }
@@ -51,7 +53,9 @@ TEST(ExchangeAgreementTest, TensorScalesMustBeAlike) {
     DispatchOptions options;
     options.tensor_scale = TensorView::of(&scale, {1});
     expect_invalid(
-        error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
+        error_of([&] {
+          exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
+        }),
         named(group.rank(), group.rank() == kOddRank ? "0.25" : "passed tensor_scale 0.25",
               group.rank() == kOddRank ? "passed tensor_scale 0.5" : "0.5"));
     options.tensor_scale = TensorView::of(&alike, {1});
@@ -124,8 +128,8 @@ TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
                      "whose dispatch was received");
       const Dispatched after =
           exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));
-      EXPECT_EQ(after.num_dropped, 0);
-      const Tensor rows(DType::kBF16, {after.experts.rows.shape(0), kHidden});
+      EXPECT_EQ(after.host->num_dropped, 0);
+      const Tensor rows = zeros_like(after.experts.rows);
       const Tensor output(DType::kBF16, {alone, kHidden});
       exchange.combine(after.handle, rows, output);
       exchange.combine(before.handle, rows, output);

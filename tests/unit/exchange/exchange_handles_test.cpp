@@ -42,7 +42,7 @@ TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
     for (int i = 0; i < 5; ++i) {
       exchange.release(exchange.dispatch_send(in.tokens(), in.ids(), in.weights()));
       const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-      const Tensor rows(DType::kBF16, {got.experts.rows.shape(0), kHidden});
+      const Tensor rows = zeros_like(got.experts.rows);
       exchange.combine_send(got.handle, rows);
       exchange.release(got.handle);
     }
@@ -58,7 +58,7 @@ TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
     const Inputs in;
     const Dispatched theirs = other->dispatch(in.tokens(), in.ids(), in.weights());
     const Dispatched ours = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-    const Tensor rows(DType::kBF16, {ours.experts.rows.shape(0), kHidden});
+    const Tensor rows = zeros_like(ours.experts.rows);
     const Tensor output(DType::kBF16, {2, kHidden});
     expect_invalid(error_of([&] { exchange.combine(theirs.handle, rows, output); }), "not alive");
     expect_invalid(error_of([&] { exchange.combine_send(theirs.handle, rows); }), "not alive");
@@ -100,7 +100,8 @@ TEST(ExchangeHandlesTest, KeptRoutingHasItsNumberOfTokens) {
     const Inputs in;
     DispatchOptions options;
     options.max_tokens = 2;
-    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights(), options);
+    const Dispatched got =
+        exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
     exchange.release(got.handle);
     expect_invalid(error_of([&] { exchange.dispatch_again(got.handle, in.tokens(3)); }),
                    "tokens has 3 rows, must be 2 as in the earlier dispatch");
@@ -108,10 +109,13 @@ TEST(ExchangeHandlesTest, KeptRoutingHasItsNumberOfTokens) {
         error_of([&] { exchange.dispatch_again(got.handle, in.tokens(), in.weights(1)); }),
         "topk_weights is f32 [1, 2]");
     options.max_tokens = 3;
-    expect_invalid(error_of([&] { exchange.dispatch_again(got.handle, in.tokens(), {}, options); }),
+    expect_invalid(error_of([&] {
+                     exchange.dispatch_again(got.handle, in.tokens(), {}, Stream::host(), options);
+                   }),
                    "options.max_tokens is 3, must be 2 as in the earlier dispatch");
     options.max_tokens = 2;
-    exchange.release(exchange.dispatch_again(got.handle, in.tokens(), {}, options).handle);
+    exchange.release(
+        exchange.dispatch_again(got.handle, in.tokens(), {}, Stream::host(), options).handle);
   });
 }
 
@@ -121,13 +125,13 @@ TEST(ExchangeHandlesTest, KeptHandlesOutliveManyDispatches) {
     Exchange exchange(group, small_config());
     Inputs in;
     const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-    const std::int64_t num_rows = first.num_rows;
+    const std::int64_t num_rows = first.host->num_rows;
     exchange.release(first.handle);
     in.id_values = {-1, -1, -1, 3, 0, 0, 0, 0};
     for (int i = 0; i < 5; ++i) {
       exchange.release(exchange.dispatch(in.tokens(), in.ids(), in.weights()).handle);
       const Dispatched again = exchange.dispatch_again(first.handle, in.tokens());
-      EXPECT_EQ(again.num_rows, num_rows);
+      EXPECT_EQ(again.host->num_rows, num_rows);
       exchange.release(again.handle);
     }
   });

@@ -68,7 +68,8 @@ struct Choice {
 };
 std::vector<std::vector<Choice>> choices_of(const Exchange& exchange, const Dispatched& got,
                                             int first_expert, int num_local) {
-  std::vector<std::vector<Choice>> choices(static_cast<std::size_t>(got.experts.rows.shape(0)));
+  std::vector<std::vector<Choice>> choices(
+      static_cast<std::size_t>(got.experts.rows.num_elements() / kHidden));
   const bool is_compact = exchange.config().layout == Layout::kCompact;
   for (const RowOrigin& origin : exchange.row_origins(got.handle)) {
     auto& row = choices[static_cast<std::size_t>(origin.row)];
@@ -90,7 +91,7 @@ std::vector<std::vector<Choice>> choices_of(const Exchange& exchange, const Disp
 // Returns, per row, the sum over its experts of weight * factor * from. Expert-major rows are
 // weighted by the library in the forward pass.
 Tensor apply(const TensorView& from, const std::vector<std::vector<Choice>>& choices, bool weighs) {
-  Tensor to(DType::kF32, {from.shape(0), kHidden});
+  Tensor to(DType::kF32, {from.num_elements() / kHidden, kHidden});
   for (std::size_t row = 0; row < choices.size(); ++row) {
     for (const Choice& choice : choices[row]) {
       for (std::size_t h = row * kHidden; h < (row + 1) * kHidden; ++h) {
@@ -134,7 +135,7 @@ class GradientTest {
     const bool is_major = is_expert_major(exchange_.config().layout);
     const Dispatched got = exchange_.dispatch_again(kept_, problem_.tokens(problem_.g));
     const Tensor d_rows = apply(got.experts.rows, kept_choices_, true);
-    const std::int64_t num_rows = got.experts.rows.shape(0);
+    const std::int64_t num_rows = got.experts.rows.num_elements() / kHidden;
     const Tensor d_weights(DType::kF32, {num_rows, is_major ? 1 : kTopk});
     for (std::size_t row = 0; row < kept_choices_.size(); ++row) {
       for (const Choice& choice : kept_choices_[row]) {
@@ -144,16 +145,17 @@ class GradientTest {
         }
       }
     }
-    DispatchHandle way_home = got.handle;
+    DispatchHandle way_back = got.handle;
     if (reopens) {
       exchange_.release(got.handle);
-      way_home = exchange_.reopen(kept_);
+      way_back = exchange_.reopen(kept_);
     }
     Gradient gradient{Tensor(DType::kF32, {problem_.num_tokens, kHidden}),
                       Tensor(DType::kF32, {problem_.num_tokens, kTopk})};
     CombineOptions options;
+    options.row_weights = d_weights;
     options.returned_weights = gradient.weights;
-    exchange_.combine(way_home, d_rows, gradient.tokens, options, d_weights);
+    exchange_.combine(way_back, d_rows, gradient.tokens, Stream::host(), options);
     return gradient;
   }
 

@@ -62,9 +62,10 @@ TEST(ScaleBlocksTest, FewerRowsNeedNoMoreBytes) {
     const ExchangeShape shape = make_exchange_shape(config, 3, 0);
     for (const ScaleLayout scales : kLayouts) {
       config.scale_layout = scales;
-      const std::size_t most = scale_blocks(config, shape, 0, shape.max_buffer_rows).num_bytes();
+      const std::size_t max_bytes =
+          scale_blocks(config, shape, 0, shape.max_buffer_rows).num_bytes();
       for (std::int64_t rows = 0; rows <= shape.max_buffer_rows; ++rows) {
-        ASSERT_LE(scale_blocks(config, shape, 0, rows).num_bytes(), most) << rows;
+        ASSERT_LE(scale_blocks(config, shape, 0, rows).num_bytes(), max_bytes) << rows;
       }
     }
   }

@@ -11,6 +11,7 @@
 
 #include "switchyard/exchange.h"
 
+#include "support/elements.h"
 #include "support/ranks.h"
 
 namespace switchyard::test {
@@ -52,9 +53,10 @@ struct Inputs {
 /// A round trip in which every choice returns the token itself, so the output is K times the token.
 inline void expect_works(Exchange& exchange, const DispatchOptions& options = {}) {
   Inputs in;
-  in.token_values.fill(0x3F80);  // 1.0
-  const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights(), options);
-  Tensor rows(DType::kBF16, {got.experts.rows.shape(0), kHidden});
+  in.token_values.fill(0x3F80);  // 1
+  const Dispatched got =
+      exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
+  const Tensor rows = zeros_like(got.experts.rows);
   std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), 0x3F80);
   const Tensor output(DType::kBF16, {2, kHidden});
   exchange.combine(got.handle, rows, output);

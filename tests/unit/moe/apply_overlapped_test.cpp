@@ -68,7 +68,7 @@ TEST(ApplyOverlappedTest, TakesAllMicroBatchesOfTheKernelByDefault) {
     std::vector<std::int64_t> rows;
     layer.kernel().set_inspector([&](const Prepared& prepared, const TensorView&) {
       EXPECT_EQ(dbo_current_micro_batch(), static_cast<int>(rows.size()));
-      rows.push_back(prepared.num_rows);
+      rows.push_back(prepared.host->num_rows);
     });
     apply_overlapped(layer.kernel(), layer.arguments(), output);
     EXPECT_EQ(rows.size(), 3u);

@@ -36,12 +36,14 @@ TEST(ExactExpertsTest, KnownAnswer) {
                                            {},
                                            {}});
   std::uint16_t y[2] = {};
-  const std::int64_t first_row[] = {0};
-  const std::int32_t num_rows[] = {1};
-  std::vector<std::byte> workspace(experts->workspace_bytes(1));
-  experts->apply({TensorView(x, DType::kBF16, {1, 2}), {}, schemes::kNone, first_row, num_rows},
-                 TensorView(y, DType::kBF16, {1, 2}), workspace);
-  // silu(100) is 100 in f32, and 100 * 3 = 300 is a bf16 value.
+  const std::int64_t first_row = 0;
+  const std::int32_t num_rows = 1;
+  const TensorView rows(x, DType::kBF16, {1, 2});
+  std::vector<std::byte> workspace(experts->workspace_bytes(rows));
+  experts->apply(
+      {rows, {}, schemes::kNone, TensorView::of(&first_row, {1}), TensorView::of(&num_rows, {1})},
+      TensorView(y, DType::kBF16, {1, 2}), workspace);
+  // silu(100) is 100 in f32; 100 * 3 = 300 is a bf16.
   EXPECT_EQ(f32_from_bf16(y[0]), 300.0f);
   EXPECT_EQ(f32_from_bf16(y[1]), -600.0f);
 }
@@ -169,10 +171,10 @@ TEST(ExactExpertsTest, StridesChangeNothing) {
        {},
        {},
        {}});
-  std::vector<std::byte> workspace(experts->workspace_bytes(rows));
+  std::vector<std::byte> workspace(experts->workspace_bytes(problem.rows));
   experts->apply({TensorView(padded.data(), DType::kE4M3, {rows, 150}, {160, 1}),
                   TensorView(scales.data(), DType::kF32, {rows, 2}, {1, rows}), problem.scheme,
-                  problem.first_row, problem.num_rows},
+                  test::view_of(problem.first_row), test::view_of(problem.num_rows)},
                  TensorView(out.data(), DType::kBF16, {rows, 150}, {152, 1}), workspace);
   for (std::int64_t e = 0; e < 2; ++e) {
     const auto at = static_cast<std::size_t>(e);

@@ -38,11 +38,13 @@ std::vector<float> activation_of(const Activation& activation, float gate_bias, 
   weights.down_bias = TensorView::of(&down_bias, {1, 1});
   const auto experts = make_exact_experts(weights, {schemes::kNone, activation});
   std::uint16_t y[1] = {};
-  const std::int64_t first_row[] = {0};
-  const std::int32_t num_rows[] = {1};
-  std::vector<std::byte> workspace(experts->workspace_bytes(1));
-  experts->apply({TensorView(row, DType::kBF16, {1, 1}), {}, schemes::kNone, first_row, num_rows},
-                 TensorView(y, DType::kBF16, {1, 1}), workspace);
+  const std::int64_t first_row = 0;
+  const std::int32_t num_rows = 1;
+  const TensorView rows(row, DType::kBF16, {1, 1});
+  std::vector<std::byte> workspace(experts->workspace_bytes(rows));
+  experts->apply(
+      {rows, {}, schemes::kNone, TensorView::of(&first_row, {1}), TensorView::of(&num_rows, {1})},
+      TensorView(y, DType::kBF16, {1, 1}), workspace);
   return {f32_from_bf16(y[0])};
 }
 

@@ -22,7 +22,7 @@ std::vector<std::uint16_t> run_on(const Problem& problem, const ExpertRows& inpu
   const auto experts = make_exact_experts(problem.weights());
   std::vector<std::uint16_t> out(static_cast<std::size_t>(problem.total_rows * problem.hidden),
                                  test::kUntouchedBits);
-  const AlignedBuffer workspace(experts->workspace_bytes(problem.total_rows));
+  const AlignedBuffer workspace(experts->workspace_bytes(input.rows));
   experts->apply(input, TensorView(out.data(), DType::kBF16, {problem.total_rows, problem.hidden}),
                  {workspace.data(), workspace.size_bytes()});
   return out;

@@ -86,7 +86,7 @@ TEST(ExpertSchemesTest, SwizzledScalesChangeNothing) {
       }
       const auto experts = make_exact_experts(problem.weights());
       std::vector<std::uint16_t> out(expected.size(), test::kUntouchedBits);
-      const AlignedBuffer workspace(experts->workspace_bytes(130));
+      const AlignedBuffer workspace(experts->workspace_bytes(input.rows));
       experts->apply(input, TensorView(out.data(), DType::kBF16, {130, 300}),
                      {workspace.data(), workspace.size_bytes()});
       EXPECT_EQ(out, expected) << name_of(scheme) << ", " << blocks << " blocks";
@@ -98,7 +98,7 @@ TEST(ExpertSchemesTest, BadRowsAndOptionsAreNamed) {
   const Problem nvfp4(64, 6, {3}, DType::kBF16, schemes::kNvfp4);
   const auto experts = make_exact_experts(nvfp4.weights());
   const Tensor out(DType::kBF16, {nvfp4.total_rows, 64});
-  std::vector<std::byte> workspace(experts->workspace_bytes(nvfp4.total_rows));
+  std::vector<std::byte> workspace(experts->workspace_bytes(nvfp4.rows));
   const auto expect_refusal = [&](const char* phrase,
                                   const std::function<void(ExpertRows&)>& spoil) {
     ExpertRows input = nvfp4.input();

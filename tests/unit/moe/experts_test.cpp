@@ -57,21 +57,28 @@ TEST(ExpertsTest, NoRowsIsNoWork) {
   const auto experts = make_exact_experts(problem.weights());
   const std::vector<std::int64_t> first_row(2, 0);
   const std::vector<std::int32_t> num_rows(2, 0);
-  EXPECT_EQ(experts->workspace_bytes(0), 0U);
-  experts->apply(
-      {TensorView(nullptr, DType::kBF16, {0, 8}), {}, schemes::kNone, first_row, num_rows},
-      TensorView(nullptr, DType::kBF16, {0, 8}), {});
+  const TensorView rows(nullptr, DType::kBF16, {0, 8});
+  EXPECT_EQ(experts->workspace_bytes(rows), 0U);
+  experts->apply({rows, {}, schemes::kNone, test::view_of(first_row), test::view_of(num_rows)},
+                 TensorView(nullptr, DType::kBF16, {0, 8}), {});
 }
 
 TEST(ExpertsTest, WorkspaceStopsGrowingWithTheBatch) {
   const Problem problem(64, 32, {1});
   const auto experts = make_exact_experts(problem.weights());
-  EXPECT_LT(experts->workspace_bytes(1), experts->workspace_bytes(96));
-  EXPECT_EQ(experts->workspace_bytes(96), experts->workspace_bytes(1 << 20));
-  // A single scale for all rows of an expert requires keeping them all: 4 * I more bytes per row.
+  const auto rows = [](std::int64_t n) { return TensorView(nullptr, DType::kBF16, {n, 64}); };
+  EXPECT_LT(experts->workspace_bytes(rows(1)), experts->workspace_bytes(rows(96)));
+  EXPECT_EQ(experts->workspace_bytes(rows(96)), experts->workspace_bytes(rows(1 << 20)));
+  const TensorView batch(nullptr, DType::kBF16, {1, 96, 64});
+  EXPECT_EQ(experts->workspace_bytes(batch), experts->workspace_bytes(rows(96)));
+  // One scale for all rows of an expert keeps them all: 4 * I bytes more for each row.
   const auto whole = make_exact_experts(problem.weights(), {schemes::kFp8Tensor});
-  EXPECT_EQ(whole->workspace_bytes(2000) - whole->workspace_bytes(1000), 1000U * 4 * 32);
-  expect_error(Errc::kInvalidArgument, "-1 rows", [&] { experts->workspace_bytes(-1); });
+  EXPECT_EQ(whole->workspace_bytes(rows(2000)) - whole->workspace_bytes(rows(1000)),
+            1000U * 4 * 32);
+  expect_error(Errc::kInvalidArgument, "workspace_bytes: rows is bf16 [64], want",
+               [&] { experts->workspace_bytes(TensorView(nullptr, DType::kBF16, {64})); });
+  expect_error(Errc::kInvalidArgument, "workspace_bytes: rows is absent",
+               [&] { experts->workspace_bytes({}); });
 }
 
 TEST(ExpertsTest, AWorkspaceMayStartAnywhereAndIsNeverOverrun) {
@@ -79,7 +86,7 @@ TEST(ExpertsTest, AWorkspaceMayStartAnywhereAndIsNeverOverrun) {
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
     const auto experts = make_exact_experts(problem.weights(), {scheme});
     const auto expected = naive_experts(problem, scheme);
-    const std::size_t bytes = experts->workspace_bytes(problem.total_rows);
+    const std::size_t bytes = experts->workspace_bytes(problem.rows);
     for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{63}}) {
       std::vector<std::byte> memory(bytes + 128, std::byte{0x5A});
       std::vector<std::uint16_t> out(expected.size(), test::kUntouchedBits);
@@ -142,7 +149,7 @@ TEST(ExpertsTest, BadCallsAreNamed) {
   const auto experts = make_exact_experts(good.weights());
   std::vector<std::uint16_t> out(static_cast<std::size_t>(total * 130), test::kUntouchedBits);
   const std::vector<std::uint16_t> untouched = out;
-  std::vector<std::byte> memory(experts->workspace_bytes(total));
+  std::vector<std::byte> memory(experts->workspace_bytes(good.rows));
   const std::int64_t outside[] = {0, 8};
   const std::int64_t before[] = {-1, 5};
   const std::int32_t negative[] = {3, -2};
@@ -175,12 +182,22 @@ TEST(ExpertsTest, BadCallsAreNamed) {
        [](Call& c) { c.input.scheme = schemes::kFp8Token; }},
       {"scales is f32 [9, 2], want f32 [1] or [2]",
        [](Call& c) { c.input.scheme = schemes::kFp8Tensor; }},
-      {"first_row has 1 entries", [](Call& c) { c.input.first_row = c.input.first_row.first(1); }},
-      {"num_rows 1, want 2", [](Call& c) { c.input.num_rows = c.input.num_rows.first(1); }},
+      {"first_row is i64 [1]",
+       [](Call& c) {
+         c.input.first_row = TensorView::of(c.input.first_row.as<std::int64_t>(), {1});
+       }},
+      {"first_row is i32 [2]", [](Call& c) { c.input.first_row = c.input.num_rows; }},
+      {"first_row is absent", [](Call& c) { c.input.first_row = {}; }},
+      {"num_rows i32 [1], want contiguous",
+       [](Call& c) {
+         c.input.num_rows = TensorView::of(c.input.num_rows.as<std::int32_t>(), {1});
+       }},
+      {"num_rows absent, want contiguous", [](Call& c) { c.input.num_rows = {}; }},
       {"expert 1 has 2 rows from row 8, but the buffer has 9",
-       [&](Call& c) { c.input.first_row = outside; }},
-      {"expert 0 has 3 rows from row -1", [&](Call& c) { c.input.first_row = before; }},
-      {"expert 1 has -2 rows", [&](Call& c) { c.input.num_rows = negative; }},
+       [&](Call& c) { c.input.first_row = TensorView::of(outside, {2}); }},
+      {"expert 0 has 3 rows from row -1",
+       [&](Call& c) { c.input.first_row = TensorView::of(before, {2}); }},
+      {"expert 1 has -2 rows", [&](Call& c) { c.input.num_rows = TensorView::of(negative, {2}); }},
       {"output is absent", [](Call& c) { c.output = {}; }},
       {"output is f16 [9, 130], want bf16",
        [&](Call& c) {

@@ -36,8 +36,9 @@ class FailingExperts final : public Experts {
       : fails_(fails), num_calls_(num_calls) {}
   std::string_view name() const override { return "failing"; }
   bool is_batch_invariant() const override { return true; }
-  std::size_t workspace_bytes(std::int64_t) const override { return 128; }
-  void apply(const ExpertRows&, const TensorView&, std::span<std::byte> workspace) override {
+  std::size_t workspace_bytes(const TensorView&) const override { return 128; }
+  void apply(const ExpertRows&, const TensorView&, std::span<std::byte> workspace,
+             Stream) override {
     if (num_calls_ != nullptr) ++*num_calls_;
     last_workspace = workspace.data();
     if (fails_) throw Error(Errc::kOutOfMemory, "no memory for rows");
@@ -232,8 +233,10 @@ TEST(ModularKernelFaultsTest, ExpertsMayThrowAnything) {
    public:
     std::string_view name() const override { return "throwing"; }
     bool is_batch_invariant() const override { return true; }
-    std::size_t workspace_bytes(std::int64_t) const override { return 0; }
-    void apply(const ExpertRows&, const TensorView&, std::span<std::byte>) override { throw 7; }
+    std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+    void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {
+      throw 7;
+    }
   };
   ModularKernel kernel(make_local(small_config()), std::make_unique<Throwing>());
   const Call call(0);

@@ -45,7 +45,7 @@ struct PermutedLayer {
     const auto experts = make_exact_experts({gate.values, up.values, down.values, {}, {}, {}});
     const std::int64_t num_rows = permuted.plan.num_rows();
     const Tensor output(DType::kBF16, {num_rows, kHidden});
-    std::vector<std::byte> workspace(experts->workspace_bytes(num_rows));
+    std::vector<std::byte> workspace(experts->workspace_bytes(output));
     experts->apply(permuted.expert_rows(scheme), output, workspace);
     const Tensor sum(DType::kBF16, {kTokens, kHidden});
     unpermute_and_reduce(output, permuted.plan, topk_weights, sum);

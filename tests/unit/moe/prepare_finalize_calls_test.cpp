@@ -13,6 +13,7 @@
 
 #include "prepare_finalize_case.h"
 #include "quant/bf16.h"
+#include "support/elements.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -116,7 +117,7 @@ TEST(PrepareFinalizeCallsTest, BatchedScalesHaveTheStridesOfTheirLayout) {
       EXPECT_EQ(scales.stride(0), 3 * column);
       EXPECT_EQ(scales.stride(1), 1);
       EXPECT_EQ(scales.stride(2), column);
-      object->finalize({hidden, Tensor(DType::kBF16, {prepared.experts.rows.shape(0), 384})});
+      object->finalize({hidden, test::zeros_like(prepared.experts.rows)});
     });
   }
 }
@@ -225,8 +226,8 @@ class PackedExperts final : public Experts {
   std::string_view name() const override { return "packed"; }
   bool is_batch_invariant() const override { return true; }
   bool supports_packed_ue8m0_act_scales() const override { return true; }
-  std::size_t workspace_bytes(std::int64_t) const override { return 0; }
-  void apply(const ExpertRows&, const TensorView&, std::span<std::byte>) override {}
+  std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+  void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {}
 };
 
 TEST(PrepareFinalizeCallsTest, ExpertsWithPackedScalesGetThemFromLowLatencyOnly) {
@@ -243,8 +244,7 @@ TEST(PrepareFinalizeCallsTest, ExpertsWithPackedScalesGetThemFromLowLatencyOnly)
                                              ? schemes::kFp8Ue8m0DeepEp
                                              : schemes::kFp8BlockDeepEp);
       const Tensor output(DType::kBF16, {5, 136});
-      object->finalize({output, Tensor(DType::kBF16, {prepared.experts.rows.shape(0), 136}),
-                        WeightAndReduce::no_op()});
+      object->finalize({output, test::zeros_like(prepared.experts.rows), WeightAndReduce::no_op()});
     });
   }
   run_ranks(1, [](const Group& group) {

@@ -10,6 +10,7 @@
 #include "switchyard/modular_kernel.h"
 
 #include "prepare_finalize_case.h"
+#include "support/elements.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -136,7 +137,7 @@ TEST(PrepareFinalizeErrorsTest, StrictClassesWantTheirDtypeOfIds) {
         }
         if (object->topk_indices_dtype().value_or(dtype) == dtype) {
           const Prepared prepared = object->prepare({hidden, ids, weights});
-          const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), 2048});
+          const Tensor rows = test::zeros_like(prepared.experts.rows);
           if (kind == PrepareKind::kLowLatency) {
             expect_error(Errc::kInvalidArgument, "weight_and_reduce is no_op, must be delegate",
                          [&] {
@@ -209,7 +210,7 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
         });
       }
       const Prepared prepared = object->prepare(input.arguments());
-      const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), test.hidden});
+      const Tensor rows = test::zeros_like(prepared.experts.rows);
       if (group.rank() == 1) {
         const Tensor short_output(DType::kBF16, {2, test.hidden});
         const Tensor short_rows(DType::kBF16, {1, 8});
@@ -243,7 +244,7 @@ TEST(PrepareFinalizeErrorsTest, RanksThatDisagreeOnMaxTokensAreToldAndGoOn) {
       expect_error(Errc::kInvalidArgument, "max_tokens", [&] { object->prepare(arguments); });
       arguments.max_tokens = 5;
       const Prepared prepared = object->prepare(arguments);
-      const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), test.hidden});
+      const Tensor rows = test::zeros_like(prepared.experts.rows);
       object->finalize({input.hidden, rows, WeightAndReduce::no_op()});
     });
   }

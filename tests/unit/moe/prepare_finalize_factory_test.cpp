@@ -10,6 +10,7 @@
 #include "switchyard/expert_placement.h"
 #include "switchyard/modular_kernel.h"
 
+#include "support/elements.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -365,8 +366,8 @@ TEST(PrepareFinalizeFactoryTest, WhatIsMadeWorks) {
         const Prepared prepared = made->prepare({hidden, ids, weights});
         EXPECT_EQ(prepared.experts.scheme, config.scheme) << name_of(config.scheme);
         EXPECT_EQ(prepared.experts.scale_layout, config.scale_layout) << name_of(config.scheme);
-        EXPECT_GT(prepared.num_rows, 0);
-        const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), 256});
+        EXPECT_GT(prepared.host->num_rows, 0);
+        const Tensor rows = test::zeros_like(prepared.experts.rows);
         std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), std::uint16_t{0x3F80});
         const Tensor output(DType::kBF16, {3, 256});
         made->finalize({output, rows, WeightAndReduce::no_op()});

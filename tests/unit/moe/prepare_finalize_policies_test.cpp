@@ -13,6 +13,7 @@
 #include "prepare_finalize_case.h"
 #include "prepare_finalize_oracle.h"
 #include "quant/bf16.h"
+#include "support/elements.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -27,6 +28,7 @@ using test::expect_error;
 using test::factor_of;
 using test::kAllClasses;
 using test::run_ranks;
+using test::zeros_like;
 
 bool is_grouped(PrepareKind kind) {
   return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
@@ -40,7 +42,7 @@ std::int64_t id_at(const TensorView& ids, std::int64_t i) {
 // Writes row `from`, times the expert's factor, times `weight`, as row `to` of a bf16 tensor.
 void write_row(const TensorView& rows, std::int64_t from, std::int64_t expert, float weight,
                const Tensor& output, std::int64_t to) {
-  const std::int64_t width = rows.shape(1);
+  const std::int64_t width = rows.shape(rows.num_dims() - 1);
   for (std::int64_t h = 0; h < width; ++h) {
     const float x = f32_from_bf16(rows.as<std::uint16_t>()[from * width + h]) * factor_of(expert);
     output.as<std::uint16_t>()[to * width + h] =
@@ -71,7 +73,8 @@ Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {
 Tensor grouped_rows(const PrepareFinalize& object, const Prepared& prepared, std::int32_t first,
                     bool is_weighted) {
   const ExpertRows& experts = prepared.experts;
-  Tensor output = nan_rows({experts.rows.shape(0), experts.rows.shape(1)});
+  Tensor output = zeros_like(experts.rows);
+  std::fill_n(output.as<std::uint16_t>(), output.view().num_elements(), 0x7FC0);
   for (const RowOrigin& origin : object.row_origins()) {
     write_row(experts.rows, origin.row, first + origin.expert, is_weighted ? origin.weight : 1.0f,
               output, origin.row);

@@ -197,9 +197,9 @@ TEST(RoutingPropertyTest, PlansAreConsistent) {
             ASSERT_LT(key(order[i - 1]), key(order[i]));
             ASSERT_LT(std::get<0>(order[i - 1]), std::get<0>(order[i]));
           }
-          const std::int64_t most =
+          const std::int64_t max_rows =
               max_buffer_rows(rank, ownership, num_topk, {Layout::kExpanded, 3, 0, 12});
-          EXPECT_LE(align_up<std::int64_t>(plan.num_buffer_rows, 1), most);
+          EXPECT_LE(align_up<std::int64_t>(plan.num_buffer_rows, 1), max_rows);
         }
         EXPECT_EQ(sent, arrived);
       }

@@ -80,8 +80,8 @@ void compare(const QuantScheme& scheme, const Case& test) {
   const Tensor y(dtype, {num_rows, hidden});
   const TensorView global =
       scheme.needs_tensor_scale() ? TensorView::of(&kGlobalScale, {1}) : TensorView{};
-  quantize(test.x, scheme, q, scales, global);
-  dequantize(q, scales, scheme, y, global);
+  quantize(test.x, scheme, q, scales, Stream::host(), global);
+  dequantize(q, scales, scheme, y, Stream::host(), global);
 
   const reference::QuantizedRows want = reference::quantize(
       scheme, test.values,

@@ -34,7 +34,7 @@ void expect_as_quantize(const QuantizedInput& got, const TensorView& x, const Qu
   const std::int64_t num_rows = scheme.group == ScaleGroup::kTensor ? 1 : x.shape(0);
   const Tensor q(scheme.dtype, {x.shape(0), x.shape(1)});
   const Tensor scales(scale_dtype(scheme), {num_rows, num_scales(scheme, x.shape(1))});
-  quantize(x, scheme, q, scales, static_scale);
+  quantize(x, scheme, q, scales, Stream::host(), static_scale);
   EXPECT_EQ(got.values.describe(), q.view().describe());
   EXPECT_EQ(bytes_of(got.values), bytes_of(q)) << name_of(scheme);
   ASSERT_TRUE(got.scales.has_value());
@@ -289,8 +289,8 @@ TEST(FakeQuantizeTest, EqualsQuantizeThenDequantize) {
       const Tensor q(scheme.dtype, {5, 200});
       const Tensor scales(scale_dtype(scheme), {is_tensor ? 1 : 5, num_scales(scheme, 200)});
       const Tensor want(dtype, {5, 200});
-      quantize(x, scheme, q, scales, static_scale);
-      dequantize(q, scales, scheme, want, static_scale);
+      quantize(x, scheme, q, scales, Stream::host(), static_scale);
+      dequantize(q, scales, scheme, want, Stream::host(), static_scale);
       EXPECT_EQ(bytes_of(y), bytes_of(want)) << name_of(scheme);
       EXPECT_NE(bytes_of(y), bytes_of(x)) << name_of(scheme);
     }

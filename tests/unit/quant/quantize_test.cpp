@@ -98,7 +98,7 @@ TEST(QuantizeTest, TensorScaleIsDynamicOrGiven) {
   EXPECT_EQ(bits_from_f32(*scale.as<float>()), 0x3BDB6DB7u);
   EXPECT_EQ(q.as<std::uint8_t>()[1], 0xFE);
   const float given = 0.5f;
-  quantize(x, schemes::kFp8Tensor, q, scale, TensorView::of(&given, {1}));
+  quantize(x, schemes::kFp8Tensor, q, scale, Stream::host(), TensorView::of(&given, {1}));
   EXPECT_EQ(*scale.as<float>(), 0.5f);
   EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(2.0f));
 }
@@ -182,7 +182,7 @@ TEST(QuantizeTest, RefusesWrongTensorsAndWritesNothing) {
   expect_refused([&] { quantize(integers, scheme, q, scales); }, "want bf16, f16 or f32");
   expect_refused([&] { quantize({}, scheme, q, scales); }, "x is absent, want 2 dimensions");
   expect_refused([&] { quantize(x, schemes::kFp8Tensor, q, scales); }, "want f32 [1]");
-  expect_refused([&] { quantize(x, scheme, q, scales, scales); },
+  expect_refused([&] { quantize(x, scheme, q, scales, Stream::host(), scales); },
                  "static_scale is given for fp8_block");
   const TensorView columns(x.data(), DType::kBF16, {kT, 2}, {1, kT});
   expect_refused([&] { quantize(columns, scheme, q, scales); }, "want contiguous rows");
