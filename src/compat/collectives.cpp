@@ -76,12 +76,12 @@ std::vector<Tensor> CollectivesImpl::all_gatherv(const std::vector<TensorView>& 
           "{}: {} rows, but sizes[{}] is {}; must be the same", kName, num_rows, rank(),
           wanted[rank()]);
   const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing_of(num_rows), tensors);
-  const auto& arrived = got.received.rows_per_rank;
+  const auto& arrived = got.received.host->rows_per_rank;
   require(std::equal(wanted.begin(), wanted.end(), arrived.begin(), arrived.end()),
           Errc::kInvalidArgument,
           "{}: {} rows arrived, sizes add up to {}; every rank must pass the same sizes, its own "
           "rows among them",
-          kName, got.received.num_rows, sum_of(wanted));
+          kName, got.received.host->num_rows, sum_of(wanted));
   std::vector<Tensor> gathered;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     gathered.push_back(copy_payload(got.received, i, tensors[i]));

@@ -19,7 +19,7 @@ std::shared_ptr<Exchange> ExchangePool::get(const ExchangeConfig& config) {
 
 void KeptDispatch::send(const TensorView& tokens, const TensorView& topk_ids,
                         const TensorView& topk_weights, const DispatchOptions& options) {
-  handle_ = exchange_->dispatch_send(tokens, topk_ids, topk_weights, options);
+  handle_ = exchange_->dispatch_send(tokens, topk_ids, topk_weights, Stream::host(), options);
   stage_ = Stage::kSent;
 }
 
@@ -39,9 +39,10 @@ Dispatched KeptDispatch::dispatch_again(const std::shared_ptr<Exchange>& exchang
                                         const DispatchOptions& options) {
   release();
   if (exchange == exchange_) {
-    handle_ = exchange_->dispatch_again_send(handle_, tokens, topk_weights, options);
+    handle_ =
+        exchange_->dispatch_again_send(handle_, tokens, topk_weights, Stream::host(), options);
   } else {
-    handle_ = exchange->dispatch_send(tokens, topk_ids, topk_weights, options);
+    handle_ = exchange->dispatch_send(tokens, topk_ids, topk_weights, Stream::host(), options);
     exchange_ = exchange;
   }
   stage_ = Stage::kSent;
@@ -55,14 +56,17 @@ void KeptDispatch::combine_send(const TensorView& rows, const TensorView& row_we
     stage_ = Stage::kReceived;
   }
   exchange_->check_output(handle_, output, options);
-  exchange_->combine_send(handle_, rows, row_weights, RowsAre::kWeighted);
+  CombineOptions sent = options;
+  sent.rows_are = RowsAre::kWeighted;
+  sent.row_weights = row_weights;
+  exchange_->combine_send(handle_, rows, Stream::host(), sent);
   stage_ = Stage::kReturned;
 }
 
 void KeptDispatch::combine_receive(const TensorView& output, const CombineOptions& options) {
   // Arguments were checked before the rows were sent, so the handle ends here even after an error.
   stage_ = Stage::kClosed;
-  exchange_->combine_receive(handle_, output, options);
+  exchange_->combine_receive(handle_, output, Stream::host(), options);
 }
 
 void KeptDispatch::release() noexcept {

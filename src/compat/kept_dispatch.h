@@ -75,6 +75,11 @@ class KeptDispatch {
 /// absent.
 TensorView reshaped(const TensorView& view, DType dtype, std::initializer_list<std::int64_t> shape);
 
+/// The counts [L] of a received dispatch.
+inline std::span<const std::int32_t> counts_of(const TensorView& num_rows) {
+  return {num_rows.as<std::int32_t>(), static_cast<std::size_t>(num_rows.shape(0))};
+}
+
 /// An i32 tensor with the values of a list.
 template <typename List>
 Tensor to_i32(const List& list) {

@@ -67,9 +67,10 @@ void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const Tenso
   kept.send(output, routing.topk_ids, {}, options);
   const Dispatched received = kept.receive();
   const std::int64_t wanted = received.experts.rows.shape(0);
-  const bool is_as_said = rows_per_rank.empty() ||
-                          std::equal(rows_per_rank.begin(), rows_per_rank.end(),
-                                     received.rows_per_rank.begin(), received.rows_per_rank.end());
+  const std::span<const std::int64_t> arrived = received.host->rows_per_rank;
+  const bool is_as_said =
+      rows_per_rank.empty() ||
+      std::equal(rows_per_rank.begin(), rows_per_rank.end(), arrived.begin(), arrived.end());
   if (rows.shape(0) != wanted || !is_as_said) {
     // Nothing earlier reveals this, and the peers are waiting for these rows.
     const std::string reason =
@@ -88,7 +89,7 @@ Tensor copy_payload(const Dispatched& received, std::size_t index, const TensorV
   std::vector<std::int64_t> shape{payload.shape(0)};
   for (int d = 1; d < like.num_dims(); ++d) shape.push_back(like.shape(d));
   Tensor copy(like.dtype(), shape);
-  const auto bytes = static_cast<std::size_t>(received.num_rows * payload.shape(1));
+  const auto bytes = static_cast<std::size_t>(received.host->num_rows * payload.shape(1));
   if (bytes > 0) std::memcpy(copy.data(), payload.data(), bytes);
   return copy;
 }

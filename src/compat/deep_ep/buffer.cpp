@@ -100,7 +100,7 @@ BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& top
   }
   if (options.num_worst_tokens == 0) {
     result.num_recv_tokens_per_expert_list =
-        aligned_counts("dispatch", received.experts.num_rows, options.expert_alignment);
+        aligned_counts("dispatch", counts_of(received.experts.num_rows), options.expert_alignment);
   }
   return result;
 }

@@ -28,19 +28,21 @@ struct ElasticState {
 namespace {
 
 void fill_psums(EPHandle& handle, const Dispatched& received) {
+  const std::span<const std::int32_t> counts = counts_of(received.experts.num_rows);
   const std::vector<std::int64_t> aligned =
-      aligned_counts("dispatch", received.experts.num_rows, handle.expert_alignment);
-  std::vector<std::int64_t> ranks(received.rows_per_rank.begin(), received.rows_per_rank.end());
+      aligned_counts("dispatch", counts, handle.expert_alignment);
+  std::vector<std::int64_t> ranks(received.host->rows_per_rank.begin(),
+                                  received.host->rows_per_rank.end());
   std::vector<std::int64_t> ends;
   std::int64_t start = 0;
   for (std::size_t e = 0; e < aligned.size(); ++e) {
-    ends.push_back(handle.do_expand ? start + received.experts.num_rows[e] : start + aligned[e]);
+    ends.push_back(handle.do_expand ? start + counts[e] : start + aligned[e]);
     start += aligned[e];
   }
   for (std::size_t r = 1; r < ranks.size(); ++r) ranks[r] += ranks[r - 1];
   handle.psum_num_recv_tokens_per_scaleup_rank = to_i32(ranks);
   handle.psum_num_recv_tokens_per_expert = to_i32(ends);
-  handle.num_unaligned_recv_tokens_per_expert = to_i32(received.experts.num_rows);
+  handle.num_unaligned_recv_tokens_per_expert = to_i32(counts);
   if (handle.state->is_synced) handle.num_recv_tokens_per_expert_list = aligned;
 }
 

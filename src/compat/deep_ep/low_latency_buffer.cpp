@@ -94,18 +94,18 @@ void set_origins(LowLatencyHandle& handle, int num_ranks, std::int64_t num_local
 void add_statistics(const LowLatencyDispatchOptions& options, const Dispatched& received) {
   if (options.cumulative_local_expert_recv_stats.has_value()) {
     auto* total = options.cumulative_local_expert_recv_stats.as<std::int32_t>();
-    for (const std::int32_t count : received.experts.num_rows) *total++ += count;
+    for (const std::int32_t count : counts_of(received.experts.num_rows)) *total++ += count;
   }
   if (options.dispatch_wait_recv_cost_stats.has_value()) {
     auto* total = options.dispatch_wait_recv_cost_stats.as<std::int64_t>();
-    for (const std::int64_t ns : received.wait_ns) *total++ += ns;
+    for (const std::int64_t ns : received.host->wait_ns) *total++ += ns;
   }
 }
 
 void receive(LowLatencyHandle& handle, int num_ranks) {
   LowLatencyState& state = *handle.state;
   const Dispatched received = state.kept.receive();
-  const auto num_local = static_cast<std::int64_t>(received.experts.num_rows.size());
+  const std::int64_t num_local = received.experts.num_rows.shape(0);
   const std::int64_t capacity = num_ranks * handle.num_max_dispatch_tokens_per_rank;
   const TensorView& rows = received.experts.rows;
   LowLatencyRows& view = state.rows;
@@ -113,7 +113,7 @@ void receive(LowLatencyHandle& handle, int num_ranks) {
                     ? reshaped(rows, DType::kU8, {num_local, capacity, handle.hidden / 2})
                     : reshaped(rows, rows.dtype(), {num_local, capacity, handle.hidden});
   view.scales = received.experts.scales;
-  view.recv_count = TensorView::of(received.experts.num_rows.data(), {num_local});
+  view.recv_count = received.experts.num_rows;
   set_origins(handle, num_ranks, num_local, capacity);
   if (state.options.topk_weights.has_value()) {
     view.recv_topk_weights = reshaped(received.topk_weights, DType::kF32, {num_local, capacity});
@@ -244,8 +244,7 @@ LowLatencyCombined LowLatencyBufferImpl::combine(const TensorView& x, const Tens
   }
   CombineOptions extra;
   extra.topk_weights = topk_weights;
-  const TensorView rows = reshaped(x, x.dtype(), {checked_mul(x.shape(0), x.shape(1)), x.shape(2)});
-  state.kept.combine_send(rows, {}, result.combined_x, extra);
+  state.kept.combine_send(x, {}, result.combined_x, extra);
   const auto finish = [handle, output = result.combined_x, extra] {
     handle->state->kept.combine_receive(output, extra);
   };

@@ -81,7 +81,8 @@ void fill_send_lists(MoEAlltoallInfo& info, const TensorView& ids, const ExpertO
 }
 
 void fill_receive_lists(MoEAlltoallInfo& info, const Dispatched& received) {
-  std::vector<std::int64_t> ends(received.rows_per_rank.begin(), received.rows_per_rank.end());
+  std::vector<std::int64_t> ends(received.host->rows_per_rank.begin(),
+                                 received.host->rows_per_rank.end());
   for (std::size_t r = 1; r < ends.size(); ++r) ends[r] += ends[r - 1];
   info.recv_rank_count_cumsum = to_i32(ends);
   info.local_token_allocation_count = received.topk_ids.shape(0);

@@ -110,7 +110,7 @@ std::vector<TensorView> MoeAlltoAllImpl::dispatch(const TensorView& ids,
   routing_.max_tokens = max_tokens;
   // kByRank without worst_case_rows: the size follows max_tokens, not the rows that arrive.
   dispatched_ = dispatch_payloads("dispatch", pool_, routing_, payloads);
-  const auto& arrived = dispatched_.received.rows_per_rank;
+  const auto& arrived = dispatched_.received.host->rows_per_rank;
   num_received_.assign(arrived.begin(), arrived.end());
   std::vector<TensorView> views;
   for (std::size_t i = 0; i < payloads.size(); ++i) {
