@@ -95,4 +95,26 @@ void synchronize(Stream stream) {
   check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
 }
 
+std::shared_ptr<CUstream_st> make_stream(Device device) {
+  const DeviceGuard guard(device.index);
+  const auto owner = std::make_shared<OwnedStream>();
+  return {owner, owner->get()};
+}
+
+std::shared_ptr<void> record_event(Stream stream) {
+  const DeviceGuard guard(stream.device().index);
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  std::shared_ptr<void> owner(event,
+                              [](void* made) { cudaEventDestroy(static_cast<cudaEvent_t>(made)); });
+  check_cuda(cudaEventRecord(event, stream.get()), "cudaEventRecord");
+  return owner;
+}
+
+void wait_event(void* event, Stream stream) {
+  const DeviceGuard guard(stream.device().index);
+  check_cuda(cudaStreamWaitEvent(stream.get(), static_cast<cudaEvent_t>(event), 0),
+             "cudaStreamWaitEvent");
+}
+
 }  // namespace switchyard
