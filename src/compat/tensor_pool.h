@@ -17,7 +17,8 @@ namespace switchyard {
 ///
 /// - On a GPU a tensor's memory comes back with its last owner, and a later call may be given it:
 ///   ordered in the streams of the calls, as the received rows of an exchange are.
-/// - Memory is taken from the GPU only when no tensor of about that size has come back.
+/// - Memory is taken from the GPU only when no tensor of about that size has come back and the slab
+///   for small ones is full.
 class TensorPool {
  public:
   explicit TensorPool(Device device);
@@ -30,7 +31,7 @@ class TensorPool {
   }
 
  private:
-  struct Blocks;
+  class Blocks;
   Device device_;
   std::shared_ptr<Blocks> blocks_;
 };
