@@ -139,6 +139,13 @@ class SWITCHYARD_API Exchange {
   /// kNotSupported.
   std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const;
 
+  /// The same as tensors, on either device; one small kernel. On GPUs not for kAllGather, where
+  /// tokens of every rank come in order: kNotSupported.
+  ///
+  /// Errors: kInvalidArgument (the handle has no received rows; dtype, shape).
+  void write_row_sources(const DispatchHandle& handle, const RowSources& sources,
+                         Stream stream = Stream::host()) const;
+
   /// Of a received handle: what its dispatch sent, and what its combine sends. On GPUs
   /// kNotSupported.
   WireBytes wire_bytes(const DispatchHandle& handle) const;

@@ -92,6 +92,13 @@ struct RowOrigin {
   float weight = 1.0f;      ///< of that choice; 1 where weights do not travel, or token-major
 };
 
+/// The same as tensors, i32, on the device of the exchange; what is absent is not written.
+struct RowSources {
+  TensorView rank{};           ///< [N] source rank of each row; -1 without a token
+  TensorView token{};          ///< [N] token on that rank; -1 without one
+  TensorView rows_per_rank{};  ///< [P] tokens placed here from each rank
+};
+
 /// What the host knows of received rows. Valid as long as the rows.
 struct HostCounts {
   std::int64_t num_rows = 0;                    ///< valid rows

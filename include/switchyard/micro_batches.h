@@ -3,6 +3,11 @@
 // micro_batches.h: overlap. A rank's tokens are split into micro-batches; while the rows of one are
 // on their way, another one computes. Each has a thread, and exactly one of them runs at a time.
 //
+// On GPUs the threads only launch work. A body may use a stream of its own: the receive part of a
+// call runs in the stream of the micro-batch whose rows it receives, whoever launches it. Sends and
+// receives of all micro-batches run one after another, in the order of their launches, which is the
+// same on every rank: so none of them waits for one that has no room to start.
+//
 // Mirrors vLLM's dual-batch overlap (v1/worker/ubatching.py) over two-phase calls as DeepEP's
 // low-latency mode has them; what runs inside a micro-batch finds vLLM's names here.
 #pragma once
@@ -11,6 +16,7 @@
 
 #include "switchyard/export.h"
 #include "switchyard/group.h"
+#include "switchyard/stream.h"
 
 namespace switchyard {
 
@@ -58,12 +64,17 @@ SWITCHYARD_API void dbo_maybe_run_recv_hook();
 /// the bits of a plain apply wherever rows are independent: with every class, contract and scheme
 /// but those with one dynamic scale over all rows, when the experts are batch invariant.
 ///
+/// On a GPU micro-batch 0 runs in `stream` and each further one in a stream of the kernel, forked
+/// from `stream` and joined to it, so the call may be captured in a CUDA graph when apply may.
+/// Where ranks share the GPU, all run in `stream`.
+///
 /// Collective, as apply. `arguments` as for apply, micro_batch unused. num_micro_batches is the
 /// same on every rank, from 1 to that of kernel.prepare_finalize(); 0: as many.
 ///
 /// Errors: kInvalidArgument for the number and for row counts that differ, with nothing sent; all
 /// others as run_micro_batches.
 SWITCHYARD_API void apply_overlapped(ModularKernel& kernel, const PrepareArguments& arguments,
-                                     const TensorView& output, int num_micro_batches = 0);
+                                     const TensorView& output, int num_micro_batches = 0,
+                                     Stream stream = Stream::host());
 
 }  // namespace switchyard

@@ -89,6 +89,10 @@ class SWITCHYARD_API ModularKernel {
   bool is_capturable() const;
   /// Rows, expert output and the experts' scratch.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
+  /// Where apply_overlapped, called with `stream`, runs a micro-batch: the first one there, each
+  /// further one on a GPU of its own in a stream of this object. Errors: kInvalidArgument (no such
+  /// micro-batch).
+  Stream stream_of(int micro_batch, Stream stream) const;
   /// Errors: kInvalidArgument (no such micro-batch).
   const StageTimes& times(int micro_batch = 0) const;
   /// kNone without a shared expert.

@@ -13,11 +13,11 @@
 // With an expert_map (i32 [E], global id to local index, or negative) ids are global; without one
 // they are local. No function is collective. After kInvalidArgument nothing has been written.
 //
-// Functions with a Stream (stream.h) give the same rows, order and bits on either device. Values in
-// GPU memory are not known at the call: what is refused on the host (an id that no expert has, a
-// count that is not that of the ids, an inv_perm entry outside M) counts as "no expert" there and
-// is added to num_errors (i32 [1], or absent), which is never cleared. On a GPU K is at most 1024.
-// The other functions work on the host.
+// Functions with a Stream (stream.h) give the same rows, order and bits on either device. The host
+// cannot see values in GPU memory, so what is refused on the host (an id that no expert has, a
+// count that differs from that of the ids, an inv_perm entry outside M) is treated as "no expert"
+// there and added to num_errors (i32 [1], or absent), which is never cleared. On a GPU K is at most
+// 1024. The other functions work on the host.
 #pragma once
 
 #include <cstddef>
@@ -143,14 +143,16 @@ struct ScatterOutputs {
 /// in byte j of word p. Their output strides select the layout: (S, 1) row-major, (1, M)
 /// column-major, (1, up(M, 4)) column-major for TMA. Inputs and outputs must not overlap.
 ///
-/// On a GPU M is at least compute_aligned_m() of the shapes, what any routing needs (without local
-/// experts: 0), and outputs.num_rows is how many rows are in use. `workspace` is device memory that
-/// begins at a multiple of 16 bytes and is free again when the stream has passed the call; the host
-/// needs none.
+/// On a GPU M must be at least compute_aligned_m() of the shapes, which suffices for any routing (0
+/// without local experts); outputs.num_rows receives the number of rows in use. `workspace` is
+/// device memory aligned to 16 bytes and may be reused once the stream has passed this call; the
+/// host needs none.
 ///
-/// Errors: as plan_permute; kInvalidArgument (shapes, dtypes, strides that let elements of an
-/// output overlap; on a GPU more than 2^31 - 1 choices or rows); kWorkspaceTooSmall (M, workspace).
-/// Source: vLLM, ep_scatter, with a fixed order instead of that of atomics.
+/// Errors: kInvalidArgument (shapes, dtypes, output strides whose elements overlap, an id beyond
+/// the last expert, given counts that differ from those of the ids, more than 65535 experts or
+/// 2^31 - 1 rows; on a GPU more than 2^31 - 1 choices); kWorkspaceTooSmall (M less than the ids
+/// need, workspace).
+/// Source: vLLM, ep_scatter, with a fixed order instead of that of its atomics.
 SWITCHYARD_API void ep_scatter(const TensorView& x, const TensorView& scales,
                                const TensorView& topk_ids, const PermuteOptions& options,
                                const ScatterOutputs& outputs, Stream stream = Stream::host(),

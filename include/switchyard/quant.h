@@ -130,12 +130,14 @@ SWITCHYARD_API DType stored_dtype(const QuantScheme& scheme, DType input = DType
 ///                 scale, by convention 448 * 6 / largest magnitude of the tensor
 ///   scale_ub      upper bound on the largest magnitude of a row, above 0; for dynamic fp8_token
 ///
-/// NaN never changes a scale; as an element it becomes what docs/schemes.md says of the scheme.
-/// On a GPU values are not checked: a global scale that is not positive gives codes without
-/// meaning. There a dynamic scale of the tensor is computed in `scales` itself, which nothing else
-/// may touch meanwhile.
-/// Errors: kInvalidArgument (scheme, shape, dtype, scale, device); nothing was written then. On a
+/// NaN never changes a scale; docs/schemes.md says what a NaN element becomes in each scheme.
+/// On a GPU values are not checked: a global scale that is not positive gives meaningless codes. A
+/// dynamic per-tensor scale is computed in `scales` itself there, which nothing else may access
+/// until the call has run.
+///
+/// Errors: kInvalidArgument (scheme, shape, dtype, scale, device); nothing is written then. On a
 /// GPU also kNotAvailable (no CUDA module, no GPU), kSystem.
+///
 /// Mirrors vLLM's ops.scaled_fp8_quant, scaled_int8_quant, scaled_fp4_quant and
 /// per_token_group_quant_fp8.
 SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
@@ -146,7 +148,7 @@ SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, con
 /// The inverse: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or f32).
 /// For nvfp4 the scale is the block's scale times the IEEE reciprocal of tensor_scale.
 ///
-///   tensor_scale  f32 [1]: what nvfp4 was quantized with; not looked at for other schemes
+///   tensor_scale  f32 [1]: the scale that nvfp4 was quantized with; ignored by other schemes
 ///
 /// Errors: those of quantize.
 SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,

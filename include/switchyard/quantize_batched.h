@@ -28,11 +28,11 @@ namespace switchyard {
 ///   static_scale  f32 [1], or [L] with one scale per expert: the static scale of kTensor (absent:
 ///                 dynamic), the global scale of nvfp4 (required); absent for other schemes
 ///
-/// On a GPU counts and scales are not read on the host: a count below 0 is taken as 0, one above
-/// the capacity as the capacity.
-/// Errors: kInvalidArgument (shape, dtype, device, count); nothing was written then. On a GPU also
-/// kNotAvailable (no CUDA module, no GPU), kSystem. Mirrors vLLM's
-/// batched_moe_kernel_quantize_input outside graph capture; within it vLLM ignores the counts.
+/// On a GPU the host does not read counts and scales; counts are clamped to [0, capacity].
+/// Errors: kInvalidArgument (shape, dtype, device, count); nothing is written then. On a GPU also
+/// kNotAvailable (no CUDA module, no GPU), kSystem.
+/// Mirrors vLLM's batched_moe_kernel_quantize_input outside graph capture; during capture vLLM
+/// ignores the counts.
 SWITCHYARD_API void quantize_batched(const TensorView& x, const TensorView& counts,
                                      const QuantScheme& scheme, const TensorView& q,
                                      const TensorView& scales, Stream stream = Stream::host(),

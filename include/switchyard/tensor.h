@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "switchyard/device.h"
 #include "switchyard/dtype.h"
@@ -119,6 +120,12 @@ class SWITCHYARD_API Tensor {
   Tensor(DType dtype, std::span<const std::int64_t> shape, Device device = Device::cpu());
   Tensor(DType dtype, std::initializer_list<std::int64_t> shape, Device device = Device::cpu())
       : Tensor(dtype, std::span(shape.begin(), shape.size()), device) {}
+
+  /// Of memory that `owner` keeps alive; nothing is copied or cleared.
+  ///
+  ///   view  contiguous
+  Tensor(std::shared_ptr<std::byte> owner, const TensorView& view)
+      : memory_(std::move(owner)), view_(view) {}
 
   const TensorView& view() const noexcept { return view_; }
   operator const TensorView&() const noexcept { return view_; }

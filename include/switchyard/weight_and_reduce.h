@@ -78,13 +78,14 @@ struct WeightAndReduceArguments {
 ///
 ///   output  [T, H]  dtype of expert_output, contiguous rows; written; must not overlap
 ///
-/// On a GPU the bits are the same. What the host refuses for the values of ids, and rows beyond C,
-/// is left out of the sum there and added to num_errors (i32 [1], or absent); K is at most 1024;
-/// `workspace` is device memory that begins at a multiple of 16 bytes.
+/// On a GPU the bits are the same. Ids that the host refuses, and rows beyond C, are left out of
+/// the sum there and added to num_errors (i32 [1], or absent); K is at most 1024; `workspace` is
+/// device memory aligned to 16 bytes.
 ///
+/// Not collective.
 /// Errors: kInvalidArgument (shapes, dtypes, devices, an id without an entry in the map, an expert
-/// with more tokens than C); nothing was written then. On a GPU also kWorkspaceTooSmall,
-/// kNotAvailable. Not collective.
+/// with more tokens than C); nothing is written then. On a GPU also kWorkspaceTooSmall,
+/// kNotAvailable.
 /// Source: vLLM, topk_weight_and_reduce.py; moe_sum.
 SWITCHYARD_API TensorView weight_and_reduce(const WeightAndReduce& policy,
                                             const WeightAndReduceArguments& arguments,

@@ -21,20 +21,21 @@ std::int64_t sum_of(std::span<const std::int64_t> sizes) {
 
 class CollectivesImpl {
  public:
-  CollectivesImpl(const Group& group, std::int64_t max_rows) : pool_(group), max_rows_(max_rows) {
+  CollectivesImpl(const Group& group, std::int64_t max_rows, const ExchangeOptions& options)
+      : pool_(group, options), max_rows_(max_rows) {
     require(max_rows >= 0, Errc::kInvalidArgument,
             "collectives: max_rows_per_rank is {}, must not be negative", max_rows);
   }
 
-  std::vector<Tensor> all_gatherv(const std::vector<TensorView>& tensors,
+  std::vector<Tensor> all_gatherv(const std::vector<TensorView>& tensors, Stream stream,
                                   std::span<const std::int64_t> sizes);
-  Tensor reduce_scatterv(const TensorView& x, std::span<const std::int64_t> sizes);
+  Tensor reduce_scatterv(const TensorView& x, Stream stream, std::span<const std::int64_t> sizes);
 
  private:
   std::size_t rank() const { return static_cast<std::size_t>(pool_.group().rank()); }
   std::vector<std::int64_t> checked_sizes(const char* function, std::span<const std::int64_t> sizes,
                                           std::int64_t if_equal) const;
-  PayloadRouting routing_of(std::int64_t num_rows) const;
+  PayloadRouting routing_of(std::span<const std::int64_t> sizes) const;
 
   ExchangePool pool_;
   std::int64_t max_rows_;
@@ -57,17 +58,21 @@ std::vector<std::int64_t> CollectivesImpl::checked_sizes(const char* function,
 }
 
 // There are no experts: every row goes to every rank.
-PayloadRouting CollectivesImpl::routing_of(std::int64_t num_rows) const {
+PayloadRouting CollectivesImpl::routing_of(std::span<const std::int64_t> sizes) const {
   PayloadRouting routing;
   routing.config.layout = Layout::kAllGather;
   routing.config.max_tokens_per_rank = max_rows_;
-  routing.num_tokens = num_rows;
+  routing.num_tokens = sizes[rank()];
+  // On CPUs the sizes are compared when rows have arrived, with a better message.
+  if (pool_.is_on_gpu()) routing.max_tokens = *std::max_element(sizes.begin(), sizes.end());
   return routing;
 }
 
 std::vector<Tensor> CollectivesImpl::all_gatherv(const std::vector<TensorView>& tensors,
+                                                 Stream stream,
                                                  std::span<const std::int64_t> sizes) {
   constexpr const char* kName = "all_gatherv";
+  pool_.check_call(kName, stream, {});
   require(!tensors.empty() && tensors.front().num_dims() >= 1, Errc::kInvalidArgument,
           "{}: {} tensors, must be at least one, with rows", kName, tensors.size());
   const std::int64_t num_rows = tensors.front().shape(0);
@@ -75,22 +80,27 @@ std::vector<Tensor> CollectivesImpl::all_gatherv(const std::vector<TensorView>& 
   require(num_rows == wanted[rank()], Errc::kInvalidArgument,
           "{}: {} rows, but sizes[{}] is {}; must be the same", kName, num_rows, rank(),
           wanted[rank()]);
-  const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing_of(num_rows), tensors);
-  const auto& arrived = got.received.rows_per_rank;
-  require(std::equal(wanted.begin(), wanted.end(), arrived.begin(), arrived.end()),
-          Errc::kInvalidArgument,
-          "{}: {} rows arrived, sizes add up to {}; every rank must pass the same sizes, its own "
-          "rows among them",
-          kName, got.received.num_rows, sum_of(wanted));
+  const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing_of(wanted), tensors, stream);
+  if (got.received.host.has_value()) {
+    const auto& arrived = got.received.host->rows_per_rank;
+    require(std::equal(wanted.begin(), wanted.end(), arrived.begin(), arrived.end()),
+            Errc::kInvalidArgument,
+            "{}: {} rows arrived, sizes add up to {}; every rank must pass the same sizes, its own "
+            "rows among them",
+            kName, got.received.host->num_rows, sum_of(wanted));
+  }
   std::vector<Tensor> gathered;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    gathered.push_back(copy_payload(got.received, i, tensors[i]));
+    gathered.push_back(
+        copy_payload(pool_.results(), got.received, i, tensors[i], stream, sum_of(wanted)));
   }
   return gathered;
 }
 
-Tensor CollectivesImpl::reduce_scatterv(const TensorView& x, std::span<const std::int64_t> sizes) {
+Tensor CollectivesImpl::reduce_scatterv(const TensorView& x, Stream stream,
+                                        std::span<const std::int64_t> sizes) {
   constexpr const char* kName = "reduce_scatterv";
+  pool_.check_call(kName, stream, {{"x", x}});
   require(x.num_dims() >= 1 && x.is_contiguous(), Errc::kInvalidArgument,
           "{}: x is {}, must have rows and be contiguous", kName, x);
   const std::int64_t num_ranks = pool_.group().size();
@@ -106,29 +116,32 @@ Tensor CollectivesImpl::reduce_scatterv(const TensorView& x, std::span<const std
     shape.push_back(x.shape(d));
     row *= x.shape(d);
   }
-  Tensor output(x.dtype(), shape);
-  combine_rows(pool_, routing_of(wanted[rank()]), reshaped(x, x.dtype(), {x.shape(0), row}),
-               reshaped(output, x.dtype(), {wanted[rank()], row}), wanted);
+  Tensor output = pool_.results().make(x.dtype(), shape);
+  combine_rows(pool_, routing_of(wanted), reshaped(x, x.dtype(), {x.shape(0), row}),
+               reshaped(output, x.dtype(), {wanted[rank()], row}), stream, wanted);
   return output;
 }
 
-Collectives::Collectives(const Group& group, std::int64_t max_rows_per_rank)
-    : impl_(std::make_unique<CollectivesImpl>(group, max_rows_per_rank)) {}
+Collectives::Collectives(const Group& group, std::int64_t max_rows_per_rank,
+                         const ExchangeOptions& options)
+    : impl_(std::make_unique<CollectivesImpl>(group, max_rows_per_rank, options)) {}
 Collectives::Collectives(Collectives&&) noexcept = default;
 Collectives& Collectives::operator=(Collectives&&) noexcept = default;
 Collectives::~Collectives() = default;
 
-Tensor Collectives::all_gatherv(const TensorView& x, std::span<const std::int64_t> sizes) {
-  return std::move(impl_->all_gatherv({x}, sizes).front());
+Tensor Collectives::all_gatherv(const TensorView& x, Stream stream,
+                                std::span<const std::int64_t> sizes) {
+  return std::move(impl_->all_gatherv({x}, stream, sizes).front());
 }
 
-std::vector<Tensor> Collectives::all_gatherv(const std::vector<TensorView>& tensors,
+std::vector<Tensor> Collectives::all_gatherv(const std::vector<TensorView>& tensors, Stream stream,
                                              std::span<const std::int64_t> sizes) {
-  return impl_->all_gatherv(tensors, sizes);
+  return impl_->all_gatherv(tensors, stream, sizes);
 }
 
-Tensor Collectives::reduce_scatterv(const TensorView& x, std::span<const std::int64_t> sizes) {
-  return impl_->reduce_scatterv(x, sizes);
+Tensor Collectives::reduce_scatterv(const TensorView& x, Stream stream,
+                                    std::span<const std::int64_t> sizes) {
+  return impl_->reduce_scatterv(x, stream, sizes);
 }
 
 }  // namespace switchyard

@@ -31,18 +31,21 @@ struct ReceivedPayloads {
 ///   payloads  [T, ...] each, contiguous
 ReceivedPayloads dispatch_payloads(const char* function, ExchangePool& pool,
                                    const PayloadRouting& routing,
-                                   const std::vector<TensorView>& payloads,
+                                   const std::vector<TensorView>& payloads, Stream stream,
                                    const TensorView& topk_weights = {});
 
 /// output [T, H] = sums of `rows` [N, H], both of the same dtype, bf16, f16 or f32. Collective.
-///   rows_per_rank  [P] how many of `rows` the caller expects to belong to each rank; empty: any
+///   rows_per_rank  [P] how many of `rows` the caller expects to belong to each rank; empty: any.
+///                  On a GPU it is believed: `rows` has as many, N is the largest number
 /// Errors: kInvalidArgument; when the routing contradicts N or rows_per_rank, the group is aborted
 /// first.
 void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const TensorView& rows,
-                  const TensorView& output, std::span<const std::int64_t> rows_per_rank = {});
+                  const TensorView& output, Stream stream,
+                  std::span<const std::int64_t> rows_per_rank = {});
 
-/// A copy of received payload `index` with the dtype and row shape of `like`: the first num_rows
-/// rows; the rest of the buffer is 0.
-Tensor copy_payload(const Dispatched& received, std::size_t index, const TensorView& like);
+/// A copy of the first `num_rows` rows of received payload `index`, with the dtype and row shape of
+/// `like`. Below 0: of the whole buffer, where rows that no rank sent are 0.
+Tensor copy_payload(const TensorPool& pool, const Dispatched& received, std::size_t index,
+                    const TensorView& like, Stream stream, std::int64_t num_rows = -1);
 
 }  // namespace switchyard

@@ -54,7 +54,8 @@ std::size_t span_bytes(const TensorView& view) {
 Arena::Arena(Device device, std::size_t bytes) : stream_(Stream::default_of(device)) {
   if (device.is_cpu()) return;
   memory_ = Tensor(DType::kU8, {static_cast<std::int64_t>(bytes)}, device);
-  stream_ = cuda_module().own_stream(device);
+  own_stream_ = cuda_module().make_stream(device);
+  stream_ = Stream::cuda(own_stream_.get(), device.index);
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -53,6 +54,7 @@ class Arena {
  private:
   std::byte* allocate(std::size_t bytes);
 
+  std::shared_ptr<CUstream_st> own_stream_;  // on GPUs
   Stream stream_;
   Tensor memory_;
   std::size_t used_ = 0;

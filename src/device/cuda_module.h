@@ -11,6 +11,7 @@
 #include "switchyard/exchange.h"
 #include "switchyard/stream.h"
 
+#include "cuda/compat/compat_rows.h"
 #include "cuda/experts/expert_blas.h"
 #include "cuda/experts/expert_kernels.h"
 #include "cuda/experts/layer_rows.h"
@@ -39,9 +40,12 @@ struct CudaModule {
   void (*copy)(void* to, const void* from, std::size_t bytes, Stream stream) = nullptr;
   void (*fill)(void* to, int value, std::size_t bytes, Stream stream) = nullptr;
   void (*synchronize)(Stream stream) = nullptr;
-  /// A stream of this thread on a GPU, for tools: kept until the thread ends; it does not wait for
-  /// the default stream.
-  Stream (*own_stream)(Device device) = nullptr;
+  /// A stream that does not wait for the default stream; destroyed with the last copy.
+  std::shared_ptr<CUstream_st> (*make_stream)(Device device) = nullptr;
+  /// An event that stands behind everything in the stream so far; what follows in another stream
+  /// waits for it. During capture both are part of the graph.
+  std::shared_ptr<void> (*record_event)(Stream stream) = nullptr;
+  void (*wait_event)(void* event, Stream stream) = nullptr;
   /// Of GPU (index mod number of GPUs), which becomes current for the calling thread; below 0: of
   /// the one that is. Errors: kNotAvailable.
   std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;
@@ -74,6 +78,14 @@ struct CudaModule {
   void (*mark_rows)(const cuda::MarkRowsArgs&, Stream) = nullptr;
   void (*weigh_rows)(const cuda::WeighRowsArgs&, Stream) = nullptr;
   void (*gate_weights)(const cuda::GateWeightsArgs&, Stream) = nullptr;
+
+  // Of the calls that other libraries have (cuda/compat/compat_rows.h).
+  void (*fill_tails)(const cuda::FillTailsArgs&, Stream) = nullptr;
+  void (*find_row_segments)(const cuda::RowSegmentsArgs&, Stream) = nullptr;
+  void (*mask_weights)(const cuda::MaskWeightsArgs&, Stream) = nullptr;
+  void (*running_sums)(const cuda::RunningSumsArgs&, Stream) = nullptr;
+  void (*count_sent_tokens)(const cuda::SentTokensArgs&, Stream) = nullptr;
+
   /// Collective. Errors: as the constructor of Exchange.
   std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;
 };

@@ -55,6 +55,8 @@ class ExchangeBackend {
   virtual void combine(const CombineCall& call) = 0;
   virtual void release(const DispatchHandle& handle) = 0;
   virtual std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const = 0;
+  virtual void write_row_sources(const DispatchHandle& handle, const RowSources& sources,
+                                 Stream stream) const = 0;
   virtual WireBytes wire_bytes(const DispatchHandle& handle) const = 0;
   virtual void check() const = 0;
 };

@@ -61,4 +61,16 @@ void check_both_weights(const TensorView& row_weights, const TensorView& returne
           "them");
 }
 
+void check_row_sources(const RowSources& sources, std::int64_t num_rows, int num_ranks) {
+  const auto check = [](const char* name, const TensorView& list, std::int64_t size) {
+    require(!list.has_value() || (list.dtype() == DType::kI32 && list.num_elements() == size &&
+                                  list.is_contiguous()),
+            Errc::kInvalidArgument, "write_row_sources: {} is {}, must be i32 [{}], contiguous",
+            name, list, size);
+  };
+  check("rank", sources.rank, num_rows);
+  check("token", sources.token, num_rows);
+  check("rows_per_rank", sources.rows_per_rank, num_ranks);
+}
+
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "switchyard/exchange_config.h"
+#include "switchyard/exchange_types.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -29,5 +30,8 @@ void check_returned_weights(const ExchangeConfig& config, std::int64_t num_token
 
 /// In a combine of both phases, a rank that wants returned_weights must pass row_weights.
 void check_both_weights(const TensorView& row_weights, const TensorView& returned_weights);
+
+/// Lists of i32, contiguous, of N rows and P ranks, or absent. Errors: kInvalidArgument.
+void check_row_sources(const RowSources& sources, std::int64_t num_rows, int num_ranks);
 
 }  // namespace switchyard

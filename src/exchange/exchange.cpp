@@ -135,6 +135,16 @@ std::vector<RowOrigin> Exchange::row_origins(const DispatchHandle& handle) const
   return backend_->row_origins(handle);
 }
 
+void Exchange::write_row_sources(const DispatchHandle& handle, const RowSources& sources,
+                                 Stream stream) const {
+  constexpr const char* kName = "write_row_sources";
+  check_stream(kName, *backend_, stream);
+  require_device(
+      kName, backend_->device(),
+      {{"rank", sources.rank}, {"token", sources.token}, {"rows_per_rank", sources.rows_per_rank}});
+  backend_->write_row_sources(handle, sources, stream);
+}
+
 WireBytes Exchange::wire_bytes(const DispatchHandle& handle) const {
   return backend_->wire_bytes(handle);
 }

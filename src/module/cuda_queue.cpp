@@ -3,7 +3,6 @@
 #include "module/cuda_queue.h"
 
 #include <algorithm>
-#include <map>
 
 #include "core/fail.h"
 #include "cuda/base/check.h"
@@ -92,15 +91,32 @@ void fill_bytes(void* to, int value, std::size_t bytes, Stream stream) {
   cuda::check_cuda(cudaMemsetAsync(to, value, bytes, stream.get()), "cudaMemsetAsync");
 }
 
-Stream own_stream(Device device) {
-  thread_local std::map<int, cuda::OwnedStream> streams;
-  const cuda::DeviceGuard guard(device.index);
-  return Stream::cuda(streams[device.index].get(), device.index);
-}
-
 void synchronize(Stream stream) {
   const cuda::DeviceGuard guard(stream.device().index);
   cuda::check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+}
+
+std::shared_ptr<CUstream_st> make_stream(Device device) {
+  const cuda::DeviceGuard guard(device.index);
+  const auto owner = std::make_shared<cuda::OwnedStream>();
+  return {owner, owner->get()};
+}
+
+std::shared_ptr<void> record_event(Stream stream) {
+  const cuda::DeviceGuard guard(stream.device().index);
+  cudaEvent_t event = nullptr;
+  cuda::check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                   "cudaEventCreateWithFlags");
+  std::shared_ptr<void> owner(event,
+                              [](void* made) { cudaEventDestroy(static_cast<cudaEvent_t>(made)); });
+  cuda::check_cuda(cudaEventRecord(event, stream.get()), "cudaEventRecord");
+  return owner;
+}
+
+void wait_event(void* event, Stream stream) {
+  const cuda::DeviceGuard guard(stream.device().index);
+  cuda::check_cuda(cudaStreamWaitEvent(stream.get(), static_cast<cudaEvent_t>(event), 0),
+                   "cudaStreamWaitEvent");
 }
 
 }  // namespace switchyard

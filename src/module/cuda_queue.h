@@ -35,6 +35,8 @@ std::shared_ptr<std::byte> allocate_zeroed_on_gpu(Device device, std::size_t byt
 void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream);
 void fill_bytes(void* to, int value, std::size_t bytes, Stream stream);
 void synchronize(Stream stream);
-Stream own_stream(Device device);
+std::shared_ptr<CUstream_st> make_stream(Device device);
+std::shared_ptr<void> record_event(Stream stream);
+void wait_event(void* event, Stream stream);
 
 }  // namespace switchyard

@@ -9,6 +9,7 @@
 
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"
+#include "cuda/compat/compat_rows.h"
 #include "cuda/experts/expert_blas.h"
 #include "cuda/experts/expert_kernels.h"
 #include "cuda/experts/layer_rows.h"
@@ -58,7 +59,9 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .copy = copy_bytes,
       .fill = fill_bytes,
       .synchronize = synchronize,
-      .own_stream = own_stream,
+      .make_stream = make_stream,
+      .record_event = record_event,
+      .wait_event = wait_event,
       .make_queue = make_cuda_queue,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
@@ -79,6 +82,11 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .mark_rows = on_gpu<cuda::mark_rows>,
       .weigh_rows = on_gpu<cuda::weigh_rows>,
       .gate_weights = on_gpu<cuda::gate_weights>,
+      .fill_tails = on_gpu<cuda::fill_tails>,
+      .find_row_segments = on_gpu<cuda::find_row_segments>,
+      .mask_weights = on_gpu<cuda::mask_weights>,
+      .running_sums = on_gpu<cuda::running_sums>,
+      .count_sent_tokens = on_gpu<cuda::count_sent_tokens>,
       .make_meter = make_cuda_meter,
   };
   return &module;

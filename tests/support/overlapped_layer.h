@@ -45,8 +45,9 @@ class OverlappedLayer {
   static constexpr std::int64_t kIntermediate = 40;
   static constexpr std::int64_t kMaxTokens = 11;
 
-  OverlappedLayer(const Group& group, const OverlapCase& test)
-      : num_tokens_(test.has_even_tokens ? 9
+  OverlappedLayer(const Group& group, const OverlapCase& test, Stream stream = Stream::host())
+      : stream_(stream),
+        num_tokens_(test.has_even_tokens ? 9
                     : group.rank() == 1  ? 0
                     : group.rank() == 2  ? 1
                                          : 9),
@@ -58,6 +59,11 @@ class OverlappedLayer {
     std::copy(input.topk_ids.data.begin(), input.topk_ids.data.end(), topk_ids_.as<std::int32_t>());
     std::copy(input.topk_weights.data.begin(), input.topk_weights.data.end(),
               topk_weights_.as<float>());
+    const Device device = stream.device();
+    hidden_ = hidden_.to(device);
+    topk_ids_ = topk_ids_.to(device);
+    topk_weights_ = topk_weights_.to(device);
+    output_ = Tensor(DType::kBF16, {num_tokens_, kHidden}, device);
 
     PrepareFinalizeConfig config;
     config.num_experts = kExperts;
@@ -72,24 +78,34 @@ class OverlappedLayer {
     const int rank = is_local ? 0 : group.rank();
     weights_ = Weights(ownership.count(rank), static_cast<std::uint64_t>(ownership.first(rank)));
     shared_ = Weights(1, 99);
-    kernel_ = std::make_unique<ModularKernel>(make_prepare_finalize(test.kind, group, config),
-                                              make_exact_experts(weights_.view(), {test.scheme}),
-                                              SharedExpert{make_exact_experts(shared_.view()), {}});
+    kernel_ = std::make_unique<ModularKernel>(
+        make_prepare_finalize(test.kind, group, config, {.device = device}),
+        make_exact_experts(weights_.view(), {test.scheme}, device),
+        SharedExpert{make_exact_experts(shared_.view(), {}, device), {}});
   }
 
   ModularKernel& kernel() { return *kernel_; }
   std::int64_t num_tokens() const { return num_tokens_; }
   PrepareArguments arguments() const { return {hidden_, topk_ids_, topk_weights_}; }
 
-  /// Returns [T, H] as bits. With 0 micro-batches it calls ModularKernel::apply.
-  std::vector<std::uint16_t> run(int num_micro_batches) {
-    const Tensor output(DType::kBF16, {num_tokens_, kHidden});
+  /// Into the output, without waiting for a GPU.
+  void launch(int num_micro_batches) {
     if (num_micro_batches == 0) {
-      kernel_->apply(arguments(), output);
+      kernel_->apply(arguments(), output_, stream_);
     } else {
-      apply_overlapped(*kernel_, arguments(), output, num_micro_batches);
+      apply_overlapped(*kernel_, arguments(), output_, num_micro_batches, stream_);
     }
-    return {output.as<std::uint16_t>(), output.as<std::uint16_t>() + output.view().num_elements()};
+  }
+  /// [T, H] as bits. 0 micro-batches: ModularKernel::apply.
+  std::vector<std::uint16_t> run(int num_micro_batches) {
+    launch(num_micro_batches);
+    return output();
+  }
+  const TensorView& output_view() const { return output_.view(); }
+  /// What the last call wrote.
+  std::vector<std::uint16_t> output() const {
+    const Tensor host = output_.to(Device::cpu(), stream_);
+    return {host.as<std::uint16_t>(), host.as<std::uint16_t>() + host.view().num_elements()};
   }
 
  private:
@@ -119,7 +135,9 @@ class OverlappedLayer {
     return base + static_cast<std::uint64_t>(group.rank());
   }
 
+  Stream stream_;
   std::int64_t num_tokens_;
+  Tensor output_;
   Tensor hidden_;
   Tensor topk_ids_;
   Tensor topk_weights_;

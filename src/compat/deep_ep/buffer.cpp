@@ -2,11 +2,12 @@
 
 #include "switchyard/compat/deep_ep/buffer.h"
 
-#include <algorithm>
+#include "switchyard/permute.h"
 
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
 
@@ -23,13 +24,18 @@ struct BufferState {
 
 class BufferImpl {
  public:
-  BufferImpl(const Group& group, const BufferOptions& options) : pool_(group), options_(options) {}
+  BufferImpl(const Group& group, const BufferOptions& options,
+             const ExchangeOptions& exchange_options)
+      : pool_(group, exchange_options), options_(options) {}
 
-  const Group& group() const { return pool_.group(); }
+  const ExchangePool& pool() const { return pool_; }
   BufferDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                            std::int32_t num_experts, const BufferDispatchOptions& options);
-  BufferDispatched dispatch_again(const TensorView& x, const BufferHandle& handle,
+                            std::int32_t num_experts, Stream stream,
+                            const BufferDispatchOptions& options);
+  BufferDispatched dispatch_again(const TensorView& x, const BufferHandle& handle, Stream stream,
                                   const TensorView& x_scales);
+  BufferCombined combine(const TensorView& x, const BufferHandle& handle, Stream stream,
+                         const TensorView& topk_weights, const std::vector<TensorView>& bias);
 
  private:
   std::int64_t tokens_of_worst_case(std::int64_t num_worst_tokens) const;
@@ -47,7 +53,19 @@ BufferState& state_of(const char* function, const BufferHandle& handle) {
 }
 
 // The original sends 0 for experts of other ranks, and its tests expect that.
-Tensor local_weights(const TensorView& weights, const TensorView& local_ids) {
+Tensor local_weights(const TensorPool& pool, const Dispatched& received, Stream stream) {
+  const TensorView& weights = received.topk_weights;
+  const TensorView& local_ids = received.topk_ids;
+  if (stream.device().is_cuda()) {
+    Tensor kept = copy_of(pool, weights, stream);
+    const auto row_weights = weights.shape(1);
+    on_gpu::mask_weights({local_ids.as<std::int32_t>(), kept.as<float>(), weights.num_elements()},
+                         stream);
+    on_gpu::fill_tails({kept.data(), sizeof(float), 0, 1, weights.shape(0), row_weights,
+                        received.total_rows.as<std::int32_t>()},
+                       stream);
+    return kept;
+  }
   Tensor kept(DType::kF32, {weights.shape(0), weights.shape(1)});
   for (std::int64_t i = 0; i < weights.num_elements(); ++i) {
     if (local_ids.as<std::int32_t>()[i] >= 0) kept.as<float>()[i] = weights.as<float>()[i];
@@ -55,11 +73,30 @@ Tensor local_weights(const TensorView& weights, const TensorView& local_ids) {
   return kept;
 }
 
+DispatchLayout layout_on_gpu(const TensorPool& pool, const TensorView& topk_idx,
+                             const ExpertOwnership& ownership, Stream stream) {
+  DispatchLayout layout{pool.make(DType::kI32, {ownership.num_ranks}),
+                        pool.make(DType::kI32, {ownership.num_experts}),
+                        pool.make(DType::kU8, {topk_idx.shape(0), ownership.num_ranks}),
+                        {}};
+  count_expert_num_tokens(topk_idx, layout.num_tokens_per_expert, {}, stream);
+  on_gpu::count_sent_tokens(
+      {ids_for_kernel(topk_idx), ownership, layout.num_tokens_per_rank.as<std::int32_t>(),
+       layout.is_token_in_rank.as<std::uint8_t>()},
+      stream);
+  layout.event = event_behind(stream);
+  return layout;
+}
+
 }  // namespace
 
 // The bound on T that a user of the original multiplies by P.
 std::int64_t BufferImpl::tokens_of_worst_case(std::int64_t num_worst_tokens) const {
-  const std::int64_t num_ranks = group().size();
+  const std::int64_t num_ranks = pool_.group().size();
+  require(num_worst_tokens != 0 || !pool_.is_on_gpu(), Errc::kNotSupported,
+          "dispatch: num_worst_tokens is 0, so recv_x would have as many rows as arrive, which the "
+          "host of a GPU does not know; pass {} times an upper bound on T",
+          num_ranks);
   require(num_worst_tokens >= 0 && num_worst_tokens % num_ranks == 0 &&
               num_worst_tokens / num_ranks <= options_.max_tokens_per_rank,
           Errc::kInvalidArgument,
@@ -69,8 +106,9 @@ std::int64_t BufferImpl::tokens_of_worst_case(std::int64_t num_worst_tokens) con
 }
 
 BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                      std::int32_t num_experts,
+                                      std::int32_t num_experts, Stream stream,
                                       const BufferDispatchOptions& options) {
+  pool_.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
   check_ids("dispatch", x, topk_idx);
   ExchangeConfig config;
   config.num_experts = num_experts;
@@ -81,32 +119,35 @@ BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& top
   config.scheme = scheme_of_rows("dispatch", x, options.x_scales);
   config.worst_case_rows = options.num_worst_tokens != 0;
   config.max_in_flight = options_.max_in_flight;
-  (void)aligned_counts("dispatch", {}, options.expert_alignment);
+  check_alignment("dispatch", options.expert_alignment);
   DispatchOptions extra;
   extra.scales = retyped(options.x_scales, DType::kF32);
   extra.max_tokens = tokens_of_worst_case(options.num_worst_tokens);
 
+  const TensorPool& results = pool_.results();
   BufferDispatched result;
   result.handle.state = std::make_shared<BufferState>(
-      pool_.get(config), copy_ids("dispatch", topk_idx), extra.max_tokens);
+      pool_.get(config), copy_ids("dispatch", results, topk_idx, stream), extra.max_tokens);
   KeptDispatch& kept = result.handle.state->kept;
-  kept.send(x, topk_idx, options.topk_weights, extra);
-  const Dispatched received = kept.receive();
+  const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
   result.recv_x = received.experts.rows;
   result.recv_x_scales = retyped(received.experts.scales, options.x_scales.dtype());
-  result.recv_topk_idx = copy_ids("dispatch", received.topk_ids);
+  result.recv_topk_idx =
+      copy_ids("dispatch", results, received.topk_ids, stream, received.total_rows);
   if (options.topk_weights.has_value()) {
-    result.recv_topk_weights = local_weights(received.topk_weights, received.topk_ids);
+    result.recv_topk_weights = local_weights(results, received, stream);
   }
   if (options.num_worst_tokens == 0) {
     result.num_recv_tokens_per_expert_list =
-        aligned_counts("dispatch", received.experts.num_rows, options.expert_alignment);
+        aligned_counts(counts_of(received.experts.num_rows), options.expert_alignment);
   }
+  result.event = event_behind(stream);
   return result;
 }
 
 BufferDispatched BufferImpl::dispatch_again(const TensorView& x, const BufferHandle& handle,
-                                            const TensorView& x_scales) {
+                                            Stream stream, const TensorView& x_scales) {
+  pool_.check_call("dispatch", stream, {{"x", x}});
   BufferState& state = state_of("dispatch", handle);
   ExchangeConfig config = state.kept.exchange().config();
   config.scheme = scheme_of_rows("dispatch", x, x_scales);
@@ -115,30 +156,58 @@ BufferDispatched BufferImpl::dispatch_again(const TensorView& x, const BufferHan
   extra.scales = retyped(x_scales, DType::kF32);
   extra.max_tokens = state.max_tokens;
   const Dispatched received =
-      state.kept.dispatch_again(pool_.get(config), x, state.topk_idx, {}, extra);
+      state.kept.dispatch_again(pool_.get(config), x, state.topk_idx, {}, stream, extra);
   BufferDispatched result;
   result.recv_x = received.experts.rows;
   result.recv_x_scales = retyped(received.experts.scales, x_scales.dtype());
   result.handle = handle;
+  result.event = event_behind(stream);
   return result;
 }
 
-Buffer::Buffer(const Group& group, const BufferOptions& options)
-    : impl_(std::make_unique<BufferImpl>(group, options)) {}
+BufferCombined BufferImpl::combine(const TensorView& x, const BufferHandle& handle, Stream stream,
+                                   const TensorView& topk_weights,
+                                   const std::vector<TensorView>& bias) {
+  pool_.check_call("combine", stream, {});
+  BufferState& state = state_of("combine", handle);
+  check_bias("combine", bias);
+  const std::int64_t num_tokens = state.topk_idx.shape(0);
+  BufferCombined result;
+  result.combined_x =
+      pool_.results().make(DType::kBF16, {num_tokens, state.kept.exchange().config().hidden});
+  CombineOptions extra;
+  extra.bias = bias;
+  if (topk_weights.has_value()) {
+    result.combined_topk_weights =
+        pool_.results().make(DType::kF32, {num_tokens, state.topk_idx.shape(1)});
+    extra.returned_weights = result.combined_topk_weights;
+  }
+  state.kept.combine(x, topk_weights, state.topk_idx, result.combined_x, stream, extra);
+  result.event = event_behind(stream);
+  return result;
+}
+
+Buffer::Buffer(const Group& group, const BufferOptions& options,
+               const ExchangeOptions& exchange_options)
+    : impl_(std::make_unique<BufferImpl>(group, options, exchange_options)) {}
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&&) noexcept = default;
 Buffer::~Buffer() = default;
 
-DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx,
-                                           std::int32_t num_experts) const {
+DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int32_t num_experts,
+                                           Stream stream) const {
   constexpr const char* kName = "get_dispatch_layout";
   constexpr std::int32_t kMaxExperts = 65535;
+  impl_->pool().check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(topk_idx.num_dims() == 2 && num_experts >= 1 && num_experts <= kMaxExperts,
           Errc::kInvalidArgument, "{}: topk_idx is {} of {} experts, must be [T, K] of 1 to {}",
           kName, topk_idx, num_experts, kMaxExperts);
   const IdTensor ids(kName, "topk_idx", topk_idx);
   const std::int64_t num_topk = topk_idx.shape(1);
-  const ExpertOwnership ownership{num_experts, impl_->group().size()};
+  const ExpertOwnership ownership{num_experts, impl_->pool().group().size()};
+  if (stream.device().is_cuda()) {
+    return layout_on_gpu(impl_->pool().results(), topk_idx, ownership, stream);
+  }
   DispatchLayout layout{Tensor(DType::kI32, {ownership.num_ranks}),
                         Tensor(DType::kI32, {num_experts}),
                         Tensor(DType::kU8, {topk_idx.shape(0), ownership.num_ranks}),
@@ -160,32 +229,20 @@ DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx,
 }
 
 BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                  std::int32_t num_experts, const BufferDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, num_experts, options);
+                                  std::int32_t num_experts, Stream stream,
+                                  const BufferDispatchOptions& options) {
+  return impl_->dispatch(x, topk_idx, num_experts, stream, options);
 }
 
-BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle,
+BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle, Stream stream,
                                   const TensorView& x_scales) {
-  return impl_->dispatch_again(x, handle, x_scales);
+  return impl_->dispatch_again(x, handle, stream, x_scales);
 }
 
-BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle,
+BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, Stream stream,
                                const TensorView& topk_weights,
                                const std::vector<TensorView>& bias) {
-  BufferState& state = state_of("combine", handle);
-  check_bias("combine", bias);
-  const std::int64_t num_tokens = state.topk_idx.shape(0);
-  BufferCombined result;
-  result.combined_x = Tensor(DType::kBF16, {num_tokens, state.kept.exchange().config().hidden});
-  CombineOptions extra;
-  extra.bias = bias;
-  if (topk_weights.has_value()) {
-    result.combined_topk_weights = Tensor(DType::kF32, {num_tokens, state.topk_idx.shape(1)});
-    extra.returned_weights = result.combined_topk_weights;
-  }
-  state.kept.combine_send(x, topk_weights, result.combined_x, extra);
-  state.kept.combine_receive(result.combined_x, extra);
-  return result;
+  return impl_->combine(x, handle, stream, topk_weights, bias);
 }
 
 }  // namespace switchyard::deep_ep

@@ -3,6 +3,7 @@
 #include "switchyard/compat/deep_ep/elastic_buffer.h"
 
 #include <algorithm>
+#include <bit>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
 
@@ -28,20 +30,43 @@ struct ElasticState {
 namespace {
 
 void fill_psums(EPHandle& handle, const Dispatched& received) {
-  const std::vector<std::int64_t> aligned =
-      aligned_counts("dispatch", received.experts.num_rows, handle.expert_alignment);
-  std::vector<std::int64_t> ranks(received.rows_per_rank.begin(), received.rows_per_rank.end());
+  const std::span<const std::int32_t> counts = counts_of(received.experts.num_rows);
+  const std::vector<std::int64_t> aligned = aligned_counts(counts, handle.expert_alignment);
+  std::vector<std::int64_t> ranks(received.host->rows_per_rank.begin(),
+                                  received.host->rows_per_rank.end());
   std::vector<std::int64_t> ends;
   std::int64_t start = 0;
   for (std::size_t e = 0; e < aligned.size(); ++e) {
-    ends.push_back(handle.do_expand ? start + received.experts.num_rows[e] : start + aligned[e]);
+    ends.push_back(handle.do_expand ? start + counts[e] : start + aligned[e]);
     start += aligned[e];
   }
   for (std::size_t r = 1; r < ranks.size(); ++r) ranks[r] += ranks[r - 1];
   handle.psum_num_recv_tokens_per_scaleup_rank = to_i32(ranks);
   handle.psum_num_recv_tokens_per_expert = to_i32(ends);
-  handle.num_unaligned_recv_tokens_per_expert = to_i32(received.experts.num_rows);
+  handle.num_unaligned_recv_tokens_per_expert = to_i32(counts);
   if (handle.state->is_synced) handle.num_recv_tokens_per_expert_list = aligned;
+}
+
+void fill_psums_on_gpu(EPHandle& handle, const Dispatched& received, const ExchangePool& pool,
+                       Stream stream) {
+  const TensorPool& results = pool.results();
+  const TensorView& counts = received.experts.num_rows;
+  const auto num_local = static_cast<std::int32_t>(counts.shape(0));
+  const int num_ranks = pool.group().size();
+  const Tensor per_rank = results.make(DType::kI32, {num_ranks});
+  KeptDispatch& kept = handle.state->kept;
+  kept.exchange().write_row_sources(kept.handle(), {.rows_per_rank = per_rank}, stream);
+  handle.psum_num_recv_tokens_per_scaleup_rank = results.make(DType::kI32, {num_ranks});
+  on_gpu::running_sums({per_rank.as<std::int32_t>(),
+                        handle.psum_num_recv_tokens_per_scaleup_rank.as<std::int32_t>(), num_ranks},
+                       stream);
+  handle.psum_num_recv_tokens_per_expert = results.make(DType::kI32, {num_local});
+  on_gpu::running_sums(
+      {counts.as<std::int32_t>(), handle.psum_num_recv_tokens_per_expert.as<std::int32_t>(),
+       num_local, handle.expert_alignment, !handle.do_expand},
+      stream);
+  handle.num_unaligned_recv_tokens_per_expert = copy_of(results, counts, stream);
+  handle.num_recv_tokens = num_ranks * handle.num_max_tokens_per_rank;
 }
 
 // Writes one line of metadata per received token, in the order of (rank, token).
@@ -101,15 +126,36 @@ EPHandle& checked(const char* function, const std::shared_ptr<EPHandle>& handle)
   return *handle;
 }
 
-ElasticDispatched result_of(const std::shared_ptr<EPHandle>& handle, const Dispatched& received,
-                            const TensorView& sf, const TensorView& topk_weights) {
+ElasticDispatched result_of(const TensorPool& pool, const std::shared_ptr<EPHandle>& handle,
+                            const Dispatched& received, const TensorView& sf,
+                            const TensorView& topk_weights, Stream stream) {
   ElasticDispatched result;
   result.handle = handle;
   result.recv_x = received.experts.rows;
   result.recv_sf = retyped(received.experts.scales, sf.dtype());
   if (topk_weights.has_value()) result.recv_topk_weights = received.topk_weights;
-  if (!handle->do_expand) result.recv_topk_idx = copy_ids("dispatch", received.topk_ids);
+  if (!handle->do_expand) {
+    result.recv_topk_idx =
+        copy_ids("dispatch", pool, received.topk_ids, stream, received.total_rows);
+  }
+  result.event = event_behind(stream);
   return result;
+}
+
+// Weights of sums in which every row counts as it is.
+Tensor ones_of(const TensorPool& pool, std::int64_t num_tokens, std::int64_t num_topk,
+               Stream stream) {
+  Tensor ones = pool.make(DType::kF32, {num_tokens, num_topk});
+  if (stream.device().is_cpu()) {
+    std::fill_n(ones.as<float>(), num_tokens * num_topk, 1.0f);
+    return ones;
+  }
+  const Tensor zero = pool.make(DType::kI32, {1});
+  on_gpu::fill(zero, 0, stream);
+  on_gpu::fill_tails({ones.data(), sizeof(float), std::bit_cast<std::int32_t>(1.0f), 1, num_tokens,
+                      num_topk, zero.as<std::int32_t>()},
+                     stream);
+  return ones;
 }
 
 ExchangeConfig config_of(const ElasticBufferOptions& buffer, std::int32_t num_experts,
@@ -139,15 +185,19 @@ void set_rows(ExchangeConfig& config, const TensorView& x, const TensorView& sf,
 
 class ElasticBufferImpl {
  public:
-  ElasticBufferImpl(const Group& group, const ElasticBufferOptions& options)
-      : pool_(group), options_(options) {}
+  ElasticBufferImpl(const Group& group, const ElasticBufferOptions& options,
+                    const ExchangeOptions& exchange_options)
+      : pool_(group, exchange_options), options_(options) {}
 
   ElasticDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                             std::int32_t num_experts, const ElasticDispatchOptions& options);
+                             std::int32_t num_experts, Stream stream,
+                             const ElasticDispatchOptions& options);
   ElasticDispatched dispatch_again(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                                   const TensorView& sf, const TensorView& topk_weights);
+                                   Stream stream, const TensorView& sf,
+                                   const TensorView& topk_weights);
   ElasticCombined combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                          const TensorView& topk_weights, const std::vector<TensorView>& bias);
+                          Stream stream, const TensorView& topk_weights,
+                          const std::vector<TensorView>& bias);
 
  private:
   ExchangePool pool_;
@@ -155,10 +205,15 @@ class ElasticBufferImpl {
 };
 
 ElasticDispatched ElasticBufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                              std::int32_t num_experts,
+                                              std::int32_t num_experts, Stream stream,
                                               const ElasticDispatchOptions& options) {
+  pool_.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
   check_ids("dispatch", x, topk_idx);
-  (void)aligned_counts("dispatch", {}, options.expert_alignment);
+  check_alignment("dispatch", options.expert_alignment);
+  require(
+      !options.do_cpu_sync || !pool_.is_on_gpu(), Errc::kNotSupported,
+      "dispatch: do_cpu_sync is set, so recv_x would have as many rows as arrive, which the host "
+      "of a GPU does not know; pass false");
   require(options.do_expand || !options.do_zero_padding, Errc::kInvalidArgument,
           "dispatch: do_zero_padding is set, must come with do_expand: other rows have no gaps");
   ExchangeConfig config =
@@ -177,25 +232,29 @@ ElasticDispatched ElasticBufferImpl::dispatch(const TensorView& x, const TensorV
   state.has_aligned_sf = options.use_tma_aligned_col_major_sf;
   handle->topk_idx = topk_idx;
   if (options.do_handle_copy) {
-    state.topk_idx = copy_ids("dispatch", topk_idx);
+    state.topk_idx = copy_ids("dispatch", pool_.results(), topk_idx, stream);
     handle->topk_idx = state.topk_idx;
   }
   DispatchOptions extra;
   extra.scales = retyped(options.sf, DType::kF32);
   extra.max_tokens = options.num_max_tokens_per_rank;
-  state.kept.send(x, topk_idx, options.topk_weights, extra);
-  const Dispatched received = state.kept.receive();
-  fill_psums(*handle, received);
-  fill_metadata(*handle, pool_.group().size());
-  fill_slots(*handle, pool_.group());
+  const Dispatched received = state.kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
+  if (pool_.is_on_gpu()) {
+    fill_psums_on_gpu(*handle, received, pool_, stream);
+  } else {
+    fill_psums(*handle, received);
+    fill_metadata(*handle, pool_.group().size());
+    fill_slots(*handle, pool_.group());
+  }
   if (handle->do_expand) handle->num_expanded_tokens = received.experts.rows.shape(0);
-  return result_of(handle, received, options.sf, options.topk_weights);
+  return result_of(pool_.results(), handle, received, options.sf, options.topk_weights, stream);
 }
 
 ElasticDispatched ElasticBufferImpl::dispatch_again(const TensorView& x,
                                                     const std::shared_ptr<EPHandle>& handle,
-                                                    const TensorView& sf,
+                                                    Stream stream, const TensorView& sf,
                                                     const TensorView& topk_weights) {
+  pool_.check_call("dispatch", stream, {{"x", x}});
   const EPHandle& earlier = checked("dispatch", handle);
   require(earlier.do_expand || !topk_weights.has_value(), Errc::kInvalidArgument,
           "dispatch: topk_weights is {} with a handle, must be absent unless it is expanded",
@@ -206,21 +265,22 @@ ElasticDispatched ElasticBufferImpl::dispatch_again(const TensorView& x,
   extra.scales = retyped(sf, DType::kF32);
   extra.max_tokens = earlier.num_max_tokens_per_rank;
   const Dispatched received = earlier.state->kept.dispatch_again(
-      pool_.get(config), x, earlier.topk_idx, topk_weights, extra);
-  return result_of(handle, received, sf, topk_weights);
+      pool_.get(config), x, earlier.topk_idx, topk_weights, stream, extra);
+  return result_of(pool_.results(), handle, received, sf, topk_weights, stream);
 }
 
 ElasticCombined ElasticBufferImpl::combine(const TensorView& x,
-                                           const std::shared_ptr<EPHandle>& handle,
+                                           const std::shared_ptr<EPHandle>& handle, Stream stream,
                                            const TensorView& topk_weights,
                                            const std::vector<TensorView>& bias) {
+  pool_.check_call("combine", stream, {});
   ElasticState& state = *checked("combine", handle).state;
   check_bias("combine", bias);
   const ExchangeConfig& config = state.kept.exchange().config();
   const std::int64_t num_tokens = handle->topk_idx.shape(0);
   const std::int64_t num_topk = handle->topk_idx.shape(1);
   ElasticCombined result;
-  result.combined_x = Tensor(DType::kBF16, {num_tokens, config.hidden});
+  result.combined_x = pool_.results().make(DType::kBF16, {num_tokens, config.hidden});
   CombineOptions extra;
   extra.bias = bias;
   if (config.reduce == Reduce::kPerExpert) {
@@ -228,22 +288,22 @@ ElasticCombined ElasticBufferImpl::combine(const TensorView& x,
             "combine: topk_weights is {}, must be absent without allow_multiple_reduction",
             topk_weights);
     if (!state.ones.view().has_value()) {
-      state.ones = Tensor(DType::kF32, {num_tokens, num_topk});
-      std::fill_n(state.ones.as<float>(), num_tokens * num_topk, 1.0f);
+      state.ones = ones_of(pool_.results(), num_tokens, num_topk, stream);
     }
     extra.topk_weights = state.ones;
   }
   if (topk_weights.has_value()) {
-    result.combined_topk_weights = Tensor(DType::kF32, {num_tokens, num_topk});
+    result.combined_topk_weights = pool_.results().make(DType::kF32, {num_tokens, num_topk});
     extra.returned_weights = result.combined_topk_weights;
   }
-  state.kept.combine_send(x, topk_weights, result.combined_x, extra);
-  state.kept.combine_receive(result.combined_x, extra);
+  state.kept.combine(x, topk_weights, handle->topk_idx, result.combined_x, stream, extra);
+  result.event = event_behind(stream);
   return result;
 }
 
-ElasticBuffer::ElasticBuffer(const Group& group, const ElasticBufferOptions& options)
-    : impl_(std::make_unique<ElasticBufferImpl>(group, options)) {}
+ElasticBuffer::ElasticBuffer(const Group& group, const ElasticBufferOptions& options,
+                             const ExchangeOptions& exchange_options)
+    : impl_(std::make_unique<ElasticBufferImpl>(group, options, exchange_options)) {}
 ElasticBuffer::ElasticBuffer(ElasticBuffer&&) noexcept = default;
 ElasticBuffer& ElasticBuffer::operator=(ElasticBuffer&&) noexcept = default;
 ElasticBuffer::~ElasticBuffer() = default;
@@ -261,21 +321,21 @@ std::size_t ElasticBuffer::get_buffer_size_hint(int num_ranks, std::int32_t num_
 }
 
 ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                          std::int32_t num_experts,
+                                          std::int32_t num_experts, Stream stream,
                                           const ElasticDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, num_experts, options);
+  return impl_->dispatch(x, topk_idx, num_experts, stream, options);
 }
 
 ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
-                                          const std::shared_ptr<EPHandle>& handle,
+                                          const std::shared_ptr<EPHandle>& handle, Stream stream,
                                           const TensorView& sf, const TensorView& topk_weights) {
-  return impl_->dispatch_again(x, handle, sf, topk_weights);
+  return impl_->dispatch_again(x, handle, stream, sf, topk_weights);
 }
 
 ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                                       const TensorView& topk_weights,
+                                       Stream stream, const TensorView& topk_weights,
                                        const std::vector<TensorView>& bias) {
-  return impl_->combine(x, handle, topk_weights, bias);
+  return impl_->combine(x, handle, stream, topk_weights, bias);
 }
 
 }  // namespace switchyard::deep_ep

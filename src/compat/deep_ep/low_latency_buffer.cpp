@@ -9,18 +9,22 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 
 namespace switchyard::deep_ep {
 
 struct LowLatencyState {
-  explicit LowLatencyState(std::shared_ptr<Exchange> exchange) : kept(std::move(exchange)) {}
+  LowLatencyState(std::shared_ptr<Exchange> exchange, const TensorPool& pool)
+      : kept(std::move(exchange)), results(pool) {}
 
   KeptDispatch kept;
+  TensorPool results;
   LowLatencyDispatchOptions options;
   LowLatencyRows rows;
   bool is_received = false;
-  Tensor topk_idx;  ///< [T, K] i64
+  Tensor topk_idx;  ///< [T, K] i64; on CPUs
+  std::int64_t num_tokens = 0;
   Tensor recv_src_rank;
   Tensor combine_rows;  ///< for get_next_low_latency_combine_buffer, made on demand
 };
@@ -60,7 +64,11 @@ ExchangeConfig config_of(std::int64_t max_tokens, std::int64_t hidden, std::int3
 }
 
 void check_statistics(const LowLatencyDispatchOptions& options, std::int64_t num_local,
-                      int num_ranks) {
+                      int num_ranks, bool is_on_gpu) {
+  require(
+      !is_on_gpu || !options.dispatch_wait_recv_cost_stats.has_value(), Errc::kNotSupported,
+      "low_latency_dispatch: dispatch_wait_recv_cost_stats is given, but only the host measures "
+      "waits; on a GPU profile the kernels");
   const auto check = [](const char* name, const TensorView& view, DType dtype, std::int64_t size) {
     require(!view.has_value() ||
                 (view.dtype() == dtype && view.num_elements() == size && view.is_contiguous()),
@@ -73,53 +81,74 @@ void check_statistics(const LowLatencyDispatchOptions& options, std::int64_t num
         num_ranks);
 }
 
-// Sets the origin of each row of [L, C], and the segment of rows from each rank.
-void set_origins(LowLatencyHandle& handle, int num_ranks, std::int64_t num_local,
-                 std::int64_t capacity) {
-  LowLatencyState& state = *handle.state;
-  handle.src_info = Tensor(DType::kI32, {num_local, capacity});
-  handle.layout_range = Tensor(DType::kI64, {num_local, num_ranks});
-  state.recv_src_rank = Tensor(DType::kI32, {num_local, capacity});
-  auto* range = handle.layout_range.as<std::int64_t>();
-  for (const RowOrigin& origin : state.kept.exchange().row_origins(state.kept.handle())) {
-    handle.src_info.as<std::int32_t>()[origin.row] = origin.token;
-    state.recv_src_rank.as<std::int32_t>()[origin.row] = origin.rank;
-    std::int64_t& segment = range[std::int64_t{origin.expert} * num_ranks + origin.rank];
-    // Origins come in row order, so the first row of a segment sets its start.
-    if (segment == 0) segment = (origin.row - origin.expert * capacity) << 32;
-    ++segment;
+// The segment of rows from each rank, which follow each other in an expert.
+void find_segments(const TensorView& source_rank, const TensorView& counts,
+                   const TensorView& layout_range, const TensorView& totals, Stream stream) {
+  const std::int64_t capacity = source_rank.shape(1);
+  const std::int64_t num_ranks = layout_range.shape(1);
+  if (stream.device().is_cuda()) {
+    return on_gpu::find_row_segments(
+        {source_rank.as<std::int32_t>(), counts.as<std::int32_t>(),
+         static_cast<std::int32_t>(source_rank.shape(0)), capacity,
+         static_cast<std::int32_t>(num_ranks), layout_range.as<std::int64_t>(),
+         totals.has_value() ? totals.as<std::int32_t>() : nullptr},
+        stream);
+  }
+  for (std::int64_t e = 0; e < source_rank.shape(0); ++e) {
+    const std::int32_t count = counts.as<std::int32_t>()[e];
+    if (totals.has_value()) totals.as<std::int32_t>()[e] += count;
+    for (std::int64_t row = 0; row < count; ++row) {
+      const std::int32_t rank = source_rank.as<std::int32_t>()[e * capacity + row];
+      std::int64_t& segment = layout_range.as<std::int64_t>()[e * num_ranks + rank];
+      if (segment == 0) segment = row << 32;
+      ++segment;
+    }
   }
 }
 
-void add_statistics(const LowLatencyDispatchOptions& options, const Dispatched& received) {
-  if (options.cumulative_local_expert_recv_stats.has_value()) {
-    auto* total = options.cumulative_local_expert_recv_stats.as<std::int32_t>();
-    for (const std::int32_t count : received.experts.num_rows) *total++ += count;
+void set_sources(LowLatencyHandle& handle, const Dispatched& received, int num_ranks,
+                 Stream stream) {
+  LowLatencyState& state = *handle.state;
+  const LowLatencyDispatchOptions& options = state.options;
+  const TensorView& totals = options.cumulative_local_expert_recv_stats;
+  const std::int64_t num_local = received.experts.rows.shape(0);
+  const std::int64_t capacity = received.experts.rows.shape(1);
+  const bool has_segments = options.sets_source_info || totals.has_value();
+  if (!has_segments && !options.topk_weights.has_value()) return;
+  RowSources sources;
+  state.recv_src_rank = state.results.make(DType::kI32, {num_local, capacity});
+  sources.rank = state.recv_src_rank;
+  if (options.sets_source_info) {
+    handle.src_info = state.results.make(DType::kI32, {num_local, capacity});
+    sources.token = handle.src_info;
   }
-  if (options.dispatch_wait_recv_cost_stats.has_value()) {
-    auto* total = options.dispatch_wait_recv_cost_stats.as<std::int64_t>();
-    for (const std::int64_t ns : received.wait_ns) *total++ += ns;
-  }
+  state.kept.exchange().write_row_sources(state.kept.handle(), sources, stream);
+  if (!has_segments) return;
+  handle.layout_range = state.results.make(DType::kI64, {num_local, num_ranks});
+  find_segments(state.recv_src_rank, received.experts.num_rows, handle.layout_range, totals,
+                stream);
 }
 
-void receive(LowLatencyHandle& handle, int num_ranks) {
+void receive(LowLatencyHandle& handle, const Dispatched& received, int num_ranks, Stream stream) {
   LowLatencyState& state = *handle.state;
-  const Dispatched received = state.kept.receive();
-  const auto num_local = static_cast<std::int64_t>(received.experts.num_rows.size());
-  const std::int64_t capacity = num_ranks * handle.num_max_dispatch_tokens_per_rank;
   const TensorView& rows = received.experts.rows;
   LowLatencyRows& view = state.rows;
-  view.recv_x = rows.dtype() == DType::kE2M1
-                    ? reshaped(rows, DType::kU8, {num_local, capacity, handle.hidden / 2})
-                    : reshaped(rows, rows.dtype(), {num_local, capacity, handle.hidden});
+  view.recv_x = rows;
+  if (rows.dtype() == DType::kE2M1) {
+    view.recv_x = reshaped(rows, DType::kU8, {rows.shape(0), rows.shape(1), handle.hidden / 2});
+  }
   view.scales = received.experts.scales;
-  view.recv_count = TensorView::of(received.experts.num_rows.data(), {num_local});
-  set_origins(handle, num_ranks, num_local, capacity);
+  view.recv_count = received.experts.num_rows;
+  set_sources(handle, received, num_ranks, stream);
   if (state.options.topk_weights.has_value()) {
-    view.recv_topk_weights = reshaped(received.topk_weights, DType::kF32, {num_local, capacity});
+    view.recv_topk_weights =
+        reshaped(received.topk_weights, DType::kF32, {rows.shape(0), rows.shape(1)});
     view.recv_src_rank = state.recv_src_rank;
   }
-  add_statistics(state.options, received);
+  if (state.options.dispatch_wait_recv_cost_stats.has_value()) {
+    auto* total = state.options.dispatch_wait_recv_cost_stats.as<std::int64_t>();
+    for (const std::int64_t ns : received.host->wait_ns) *total++ += ns;
+  }
   state.is_received = true;
 }
 
@@ -133,14 +162,15 @@ const LowLatencyRows& LowLatencyDispatched::rows() const {
 
 class LowLatencyBufferImpl {
  public:
-  explicit LowLatencyBufferImpl(const Group& group) : pool_(group) {}
+  LowLatencyBufferImpl(const Group& group, const ExchangeOptions& options)
+      : pool_(group, options) {}
 
   LowLatencyDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                                std::int64_t max_tokens, std::int32_t num_experts,
+                                std::int64_t max_tokens, std::int32_t num_experts, Stream stream,
                                 const LowLatencyDispatchOptions& options);
   LowLatencyCombined combine(const TensorView& x, const TensorView& topk_idx,
                              const TensorView& topk_weights,
-                             const std::shared_ptr<LowLatencyHandle>& handle,
+                             const std::shared_ptr<LowLatencyHandle>& handle, Stream stream,
                              const LowLatencyCombineOptions& options);
   TensorView combine_buffer(const std::shared_ptr<LowLatencyHandle>& handle);
   void barrier() const { pool_.group().barrier(); }
@@ -168,8 +198,13 @@ void LowLatencyBufferImpl::check_outstanding() {
 
 LowLatencyDispatched LowLatencyBufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
                                                     std::int64_t max_tokens,
-                                                    std::int32_t num_experts,
+                                                    std::int32_t num_experts, Stream stream,
                                                     const LowLatencyDispatchOptions& options) {
+  pool_.check_call(
+      "low_latency_dispatch", stream,
+      {{"x", x},
+       {"topk_idx", topk_idx},
+       {"cumulative_local_expert_recv_stats", options.cumulative_local_expert_recv_stats}});
   check_ids("low_latency_dispatch", x, topk_idx);
   require(!(options.async_finish && options.return_recv_hook), Errc::kInvalidArgument,
           "low_latency_dispatch: async_finish and return_recv_hook are both set, must be one");
@@ -178,26 +213,34 @@ LowLatencyDispatched LowLatencyBufferImpl::dispatch(const TensorView& x, const T
   const ExchangeConfig config = config_of(max_tokens, x.shape(1), num_experts, num_topk, options);
   const int num_ranks = pool_.group().size();
   const ExpertOwnership ownership{num_experts, num_ranks};
-  check_statistics(options, ownership.count(pool_.group().rank()), num_ranks);
+  check_statistics(options, ownership.count(pool_.group().rank()), num_ranks, pool_.is_on_gpu());
 
   auto handle = std::make_shared<LowLatencyHandle>();
   handle->num_max_dispatch_tokens_per_rank = max_tokens;
   handle->hidden = x.shape(1);
   handle->num_experts = num_experts;
-  handle->state = std::make_shared<LowLatencyState>(pool_.get(config));
+  handle->state = std::make_shared<LowLatencyState>(pool_.get(config), pool_.results());
   handle->state->options = options;
-  handle->state->topk_idx = copy_ids("low_latency_dispatch", topk_idx);
+  handle->state->num_tokens = topk_idx.shape(0);
+  if (!pool_.is_on_gpu()) {
+    handle->state->topk_idx = copy_ids("low_latency_dispatch", pool_.results(), topk_idx, stream);
+  }
   DispatchOptions extra;
   if (options.use_nvfp4) extra.tensor_scale = options.x_global_scale;
-  handle->state->kept.send(x, topk_idx, options.topk_weights, extra);
-  outstanding_.push_back(handle->state);
-
+  KeptDispatch& kept = handle->state->kept;
   LowLatencyDispatched result{handle, {}, {}};
   if (options.return_recv_hook) {
-    result.hook = [handle, num_ranks] { receive(*handle, num_ranks); };
+    kept.send(x, topk_idx, options.topk_weights, stream, extra);
+    outstanding_.push_back(handle->state);
+    result.hook = [handle, num_ranks, stream] {
+      receive(*handle, handle->state->kept.receive(), num_ranks, stream);
+    };
   } else {
-    receive(*handle, num_ranks);
+    const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
+    outstanding_.push_back(handle->state);
+    receive(*handle, received, num_ranks, stream);
   }
+  result.event = event_behind(stream);
   return result;
 }
 
@@ -212,8 +255,10 @@ LowLatencyState& LowLatencyBufferImpl::received_state(
 LowLatencyCombined LowLatencyBufferImpl::combine(const TensorView& x, const TensorView& topk_idx,
                                                  const TensorView& topk_weights,
                                                  const std::shared_ptr<LowLatencyHandle>& handle,
+                                                 Stream stream,
                                                  const LowLatencyCombineOptions& options) {
   constexpr const char* kName = "low_latency_combine";
+  pool_.check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(!options.use_logfmt, Errc::kNotSupported,
           "{}: use_logfmt is set; rows come back as bf16, see ExchangeConfig::combine_scheme for "
           "quantized ones",
@@ -230,7 +275,7 @@ LowLatencyCombined LowLatencyBufferImpl::combine(const TensorView& x, const Tens
               (state.combine_rows.view().has_value() && x.data() == state.combine_rows.data()),
           Errc::kInvalidArgument,
           "{}: zero_copy is set, x must be what get_next_low_latency_combine_buffer gave", kName);
-  require(is_same_ids(topk_idx, state.topk_idx), Errc::kInvalidArgument,
+  require(pool_.is_on_gpu() || is_same_ids(topk_idx, state.topk_idx), Errc::kInvalidArgument,
           "{}: topk_idx is {}, must be the ids of the dispatch, {}", kName, topk_idx,
           state.topk_idx.view());
   require(topk_weights.has_value(), Errc::kInvalidArgument,
@@ -239,21 +284,20 @@ LowLatencyCombined LowLatencyBufferImpl::combine(const TensorView& x, const Tens
   LowLatencyCombined result;
   result.combined_x = options.out;
   if (!options.out.has_value()) {
-    result.memory = Tensor(DType::kBF16, {state.topk_idx.shape(0), handle->hidden});
+    result.memory = state.results.make(DType::kBF16, {state.num_tokens, handle->hidden});
     result.combined_x = result.memory;
   }
   CombineOptions extra;
   extra.topk_weights = topk_weights;
-  const TensorView rows = reshaped(x, x.dtype(), {checked_mul(x.shape(0), x.shape(1)), x.shape(2)});
-  state.kept.combine_send(rows, {}, result.combined_x, extra);
-  const auto finish = [handle, output = result.combined_x, extra] {
-    handle->state->kept.combine_receive(output, extra);
-  };
   if (options.return_recv_hook) {
-    result.hook = finish;
+    state.kept.combine_send(x, {}, topk_idx, result.combined_x, stream, extra);
+    result.hook = [handle, output = result.combined_x, extra, stream] {
+      handle->state->kept.combine_receive(output, stream, extra);
+    };
   } else {
-    finish();
+    state.kept.combine(x, {}, topk_idx, result.combined_x, stream, extra);
   }
+  result.event = event_behind(stream);
   return result;
 }
 
@@ -261,13 +305,14 @@ TensorView LowLatencyBufferImpl::combine_buffer(const std::shared_ptr<LowLatency
   LowLatencyState& state = received_state("get_next_low_latency_combine_buffer", handle);
   const TensorView& recv = state.rows.recv_x;
   if (!state.combine_rows.view().has_value()) {
-    state.combine_rows = Tensor(DType::kBF16, {recv.shape(0), recv.shape(1), handle->hidden});
+    state.combine_rows =
+        state.results.make(DType::kBF16, {recv.shape(0), recv.shape(1), handle->hidden});
   }
   return state.combine_rows;
 }
 
-LowLatencyBuffer::LowLatencyBuffer(const Group& group)
-    : impl_(std::make_unique<LowLatencyBufferImpl>(group)) {}
+LowLatencyBuffer::LowLatencyBuffer(const Group& group, const ExchangeOptions& exchange_options)
+    : impl_(std::make_unique<LowLatencyBufferImpl>(group, exchange_options)) {}
 LowLatencyBuffer::LowLatencyBuffer(LowLatencyBuffer&&) noexcept = default;
 LowLatencyBuffer& LowLatencyBuffer::operator=(LowLatencyBuffer&&) noexcept = default;
 LowLatencyBuffer::~LowLatencyBuffer() = default;
@@ -305,14 +350,15 @@ ExchangeMemory LowLatencyBuffer::memory(std::int64_t max_tokens, std::int64_t hi
 
 LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
     const TensorView& x, const TensorView& topk_idx, std::int64_t max_tokens,
-    std::int32_t num_experts, const LowLatencyDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, max_tokens, num_experts, options);
+    std::int32_t num_experts, Stream stream, const LowLatencyDispatchOptions& options) {
+  return impl_->dispatch(x, topk_idx, max_tokens, num_experts, stream, options);
 }
 
 LowLatencyCombined LowLatencyBuffer::low_latency_combine(
     const TensorView& x, const TensorView& topk_idx, const TensorView& topk_weights,
-    const std::shared_ptr<LowLatencyHandle>& handle, const LowLatencyCombineOptions& options) {
-  return impl_->combine(x, topk_idx, topk_weights, handle, options);
+    const std::shared_ptr<LowLatencyHandle>& handle, Stream stream,
+    const LowLatencyCombineOptions& options) {
+  return impl_->combine(x, topk_idx, topk_weights, handle, stream, options);
 }
 
 TensorView LowLatencyBuffer::get_next_low_latency_combine_buffer(

@@ -9,6 +9,7 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
 
@@ -34,8 +35,18 @@ ExchangeConfig config_of(std::int64_t max_tokens, std::int32_t slot_count, std::
 }
 
 // Ids for the exchange: everything that means "none" becomes -1.
-Tensor known_ids(const TensorView& expert_ids, std::int32_t slot_count) {
-  Tensor ids = copy_ids(kPrepare, expert_ids);
+Tensor known_ids(const TensorPool& pool, const TensorView& expert_ids, std::int32_t slot_count,
+                 Stream stream) {
+  if (stream.device().is_cuda()) {
+    Tensor ids = pool.make(DType::kI64, {expert_ids.shape(0), expert_ids.shape(1)});
+    cuda::RenameIdsArgs args;
+    args.from = ids_for_kernel(expert_ids);
+    args.to = ids_for_kernel(ids);
+    args.num_ids = slot_count;
+    on_gpu::rename_ids(args, stream);
+    return ids;
+  }
+  Tensor ids = copy_ids(kPrepare, pool, expert_ids, stream);
   for (std::int64_t i = 0; i < ids.view().num_elements(); ++i) {
     std::int64_t& id = ids.as<std::int64_t>()[i];
     require(id <= slot_count, Errc::kInvalidArgument,
@@ -81,7 +92,8 @@ void fill_send_lists(MoEAlltoallInfo& info, const TensorView& ids, const ExpertO
 }
 
 void fill_receive_lists(MoEAlltoallInfo& info, const Dispatched& received) {
-  std::vector<std::int64_t> ends(received.rows_per_rank.begin(), received.rows_per_rank.end());
+  std::vector<std::int64_t> ends(received.host->rows_per_rank.begin(),
+                                 received.host->rows_per_rank.end());
   for (std::size_t r = 1; r < ends.size(); ++r) ends[r] += ends[r - 1];
   info.recv_rank_count_cumsum = to_i32(ends);
   info.local_token_allocation_count = received.topk_ids.shape(0);
@@ -91,9 +103,25 @@ void fill_receive_lists(MoEAlltoallInfo& info, const Dispatched& received) {
   }
 }
 
-// Local indices become slots; everything else becomes slot_count.
-Tensor slots_of(const TensorView& local_ids, std::int32_t first_slot, std::int32_t slot_count) {
-  Tensor slots(DType::kI32, {local_ids.shape(0), local_ids.shape(1)});
+// Local indices become slots; everything else becomes slot_count. On GPUs weights of rows without a
+// token become 0; CPUs receive them so.
+Tensor slots_of(const TensorPool& pool, const Dispatched& received, std::int32_t first_slot,
+                std::int32_t slot_count, const TensorView& weights, Stream stream) {
+  const TensorView& local_ids = received.topk_ids;
+  Tensor slots = pool.make(DType::kI32, {local_ids.shape(0), local_ids.shape(1)});
+  if (stream.device().is_cuda()) {
+    cuda::RenameIdsArgs args;
+    args.from = ids_for_kernel(local_ids);
+    args.to = ids_for_kernel(slots);
+    args.num_ids = slot_count - first_slot;
+    args.offset = first_slot;
+    args.none = slot_count;
+    args.invalid = slot_count;
+    args.num_rows = received.total_rows.as<std::int32_t>();
+    args.weights = weights.has_value() ? weights.as<float>() : nullptr;
+    on_gpu::rename_ids(args, stream);
+    return slots;
+  }
   for (std::int64_t i = 0; i < local_ids.num_elements(); ++i) {
     const std::int32_t local = local_ids.as<std::int32_t>()[i];
     slots.as<std::int32_t>()[i] = local < 0 ? slot_count : first_slot + local;
@@ -101,10 +129,26 @@ Tensor slots_of(const TensorView& local_ids, std::int32_t first_slot, std::int32
   return slots;
 }
 
-Tensor copy_of(const TensorView& weights) {
-  Tensor copy(DType::kF32, {weights.shape(0), weights.shape(1)});
-  std::copy_n(weights.as<float>(), weights.num_elements(), copy.as<float>());
-  return copy;
+// The two sums that do not need the host.
+void sum_counts_on_gpu(MoEAlltoallInfo& info, const TensorPool& pool, const TensorView& ids,
+                       const ExpertOwnership& ownership, const ReceivedPayloads& got,
+                       Stream stream) {
+  const std::int64_t num_ranks = ownership.num_ranks;
+  const Tensor sent = pool.make(DType::kI32, {num_ranks});
+  const Tensor received = pool.make(DType::kI32, {num_ranks});
+  const Tensor flags = pool.make(DType::kU8, {ids.shape(0), num_ranks});
+  on_gpu::count_sent_tokens(
+      {ids_for_kernel(ids), ownership, sent.as<std::int32_t>(), flags.as<std::uint8_t>()}, stream);
+  got.kept->exchange().write_row_sources(got.kept->handle(), {.rows_per_rank = received}, stream);
+  const auto sum = [&](const Tensor& counts) {
+    Tensor sums = pool.make(DType::kI32, {num_ranks});
+    on_gpu::running_sums({counts.as<std::int32_t>(), sums.as<std::int32_t>(), ownership.num_ranks},
+                         stream);
+    return sums;
+  };
+  info.send_rank_count_cumsum = sum(sent);
+  info.recv_rank_count_cumsum = sum(received);
+  info.local_token_allocation_count = got.received.topk_ids.shape(0);
 }
 
 const TwoSidedRouting& routing_of(const char* function, const MoEAlltoallInfo& info) {
@@ -117,15 +161,16 @@ const TwoSidedRouting& routing_of(const char* function, const MoEAlltoallInfo& i
 
 class MnnvlMoeImpl {
  public:
-  MnnvlMoeImpl(const Group& group, const MnnvlMoeOptions& options)
-      : pool_(group), options_(options), statics_(group, 1) {}
+  MnnvlMoeImpl(const Group& group, const MnnvlMoeOptions& options,
+               const ExchangeOptions& exchange_options)
+      : pool_(group, exchange_options), options_(options), statics_(group, 1, exchange_options) {}
 
   MoEAlltoallPrepared prepare(const TensorView& expert_ids, const TensorView& scales,
                               const TensorView& expert_statics, std::int64_t max_tokens,
-                              std::int32_t expert_count, std::int32_t slot_count);
+                              std::int32_t expert_count, std::int32_t slot_count, Stream stream);
   std::vector<Tensor> alltoallv(const std::vector<TensorView>& payloads,
-                                const MoEAlltoallInfo& info);
-  Tensor combine(const TensorView& x, const MoEAlltoallInfo& info);
+                                const MoEAlltoallInfo& info, Stream stream);
+  Tensor combine(const TensorView& x, const MoEAlltoallInfo& info, Stream stream);
 
  private:
   void check(const TensorView& expert_ids, std::int64_t max_tokens, std::int32_t expert_count,
@@ -141,6 +186,7 @@ void MnnvlMoeImpl::check(const TensorView& expert_ids, std::int64_t max_tokens,
   constexpr std::int64_t kMaxTopk = 32;
   require(expert_ids.num_dims() == 2, Errc::kInvalidArgument,
           "{}: expert_ids is {}, must be [T, K]", kPrepare, expert_ids);
+  (void)IdTensor(kPrepare, "expert_ids", expert_ids);
   require(max_tokens >= 1 && max_tokens <= options_.max_token_count_per_rank,
           Errc::kInvalidArgument, "{}: max_token_count_per_rank is {}, must be from 1 to {}",
           kPrepare, max_tokens, options_.max_token_count_per_rank);
@@ -155,7 +201,11 @@ void MnnvlMoeImpl::check(const TensorView& expert_ids, std::int64_t max_tokens,
 
 MoEAlltoallPrepared MnnvlMoeImpl::prepare(const TensorView& expert_ids, const TensorView& scales,
                                           const TensorView& expert_statics, std::int64_t max_tokens,
-                                          std::int32_t expert_count, std::int32_t slot_count) {
+                                          std::int32_t expert_count, std::int32_t slot_count,
+                                          Stream stream) {
+  pool_.check_call(
+      kPrepare, stream,
+      {{"expert_ids", expert_ids}, {"scales", scales}, {"expert_statics", expert_statics}});
   check(expert_ids, max_tokens, expert_count, slot_count);
   const TensorView& statics = expert_statics;
   require(!statics.has_value() || (statics.dtype() == DType::kI32 && statics.num_dims() == 1 &&
@@ -163,29 +213,36 @@ MoEAlltoallPrepared MnnvlMoeImpl::prepare(const TensorView& expert_ids, const Te
           Errc::kInvalidArgument, "{}: expert_statics is {}, must be i32 [{}]", kPrepare, statics,
           expert_count);
   auto routing = std::make_shared<TwoSidedRouting>();
-  routing->ids = known_ids(expert_ids, slot_count);
+  const TensorPool& results = pool_.results();
+  routing->ids = known_ids(results, expert_ids, slot_count, stream);
   routing->shared = {config_of(options_.max_token_count_per_rank, slot_count,
                                narrow_size(kPrepare, "K", expert_ids.shape(1))),
                      routing->ids, expert_ids.shape(0), max_tokens};
-  const ReceivedPayloads got = dispatch_payloads(kPrepare, pool_, routing->shared, {}, scales);
+  const ReceivedPayloads got =
+      dispatch_payloads(kPrepare, pool_, routing->shared, {}, stream, scales);
   const ExpertOwnership ownership{slot_count, pool_.group().size()};
   MoEAlltoallPrepared result;
-  fill_send_lists(result.info, routing->ids, ownership, max_tokens);
-  fill_receive_lists(result.info, got.received);
+  if (pool_.is_on_gpu()) {
+    sum_counts_on_gpu(result.info, results, routing->ids, ownership, got, stream);
+  } else {
+    fill_send_lists(result.info, routing->ids, ownership, max_tokens);
+    fill_receive_lists(result.info, got.received);
+  }
   result.info.routing = routing;
-  result.expert_ids =
-      slots_of(got.received.topk_ids, ownership.first(pool_.group().rank()), slot_count);
-  if (scales.has_value()) result.scales = copy_of(got.received.topk_weights);
+  if (scales.has_value()) result.scales = copy_of(results, got.received.topk_weights, stream);
+  result.expert_ids = slots_of(results, got.received, ownership.first(pool_.group().rank()),
+                               slot_count, result.scales, stream);
   if (statics.has_value()) {
     result.gathered_expert_statics =
-        statics_.all_gatherv(reshaped(statics, DType::kI32, {1, expert_count}));
+        statics_.all_gatherv(reshaped(statics, DType::kI32, {1, expert_count}), stream);
   }
   return result;
 }
 
 std::vector<Tensor> MnnvlMoeImpl::alltoallv(const std::vector<TensorView>& payloads,
-                                            const MoEAlltoallInfo& info) {
+                                            const MoEAlltoallInfo& info, Stream stream) {
   constexpr const char* kName = "alltoallv";
+  pool_.check_call(kName, stream, {});
   constexpr std::int64_t kRowUnitBits = 128;
   const PayloadRouting& routing = routing_of(kName, info).shared;
   require(!payloads.empty(), Errc::kInvalidArgument, "{}: no payloads, must be at least one",
@@ -197,27 +254,29 @@ std::vector<Tensor> MnnvlMoeImpl::alltoallv(const std::vector<TensorView>& paylo
             "{}: a payload is {}, strict wants two dimensions and rows of a multiple of 16 bytes",
             kName, payload);
   }
-  const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing, payloads);
+  const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing, payloads, stream);
   std::vector<Tensor> result;
   for (std::size_t i = 0; i < payloads.size(); ++i) {
-    result.push_back(copy_payload(got.received, i, payloads[i]));
+    result.push_back(copy_payload(pool_.results(), got.received, i, payloads[i], stream));
   }
   return result;
 }
 
-Tensor MnnvlMoeImpl::combine(const TensorView& x, const MoEAlltoallInfo& info) {
+Tensor MnnvlMoeImpl::combine(const TensorView& x, const MoEAlltoallInfo& info, Stream stream) {
   constexpr const char* kName = "alltoallv_combine";
+  pool_.check_call(kName, stream, {{"x", x}});
   const PayloadRouting& routing = routing_of(kName, info).shared;
   require(x.num_dims() == 2 && x.shape(0) == info.local_token_allocation_count,
           Errc::kInvalidArgument, "{}: x is {}, must be [{}, H]", kName, x,
           info.local_token_allocation_count);
-  Tensor output(x.dtype(), {routing.num_tokens, x.shape(1)});
-  combine_rows(pool_, routing, x, output);
+  Tensor output = pool_.results().make(x.dtype(), {routing.num_tokens, x.shape(1)});
+  combine_rows(pool_, routing, x, output, stream);
   return output;
 }
 
-MnnvlMoe::MnnvlMoe(const Group& group, const MnnvlMoeOptions& options)
-    : impl_(std::make_unique<MnnvlMoeImpl>(group, options)) {}
+MnnvlMoe::MnnvlMoe(const Group& group, const MnnvlMoeOptions& options,
+                   const ExchangeOptions& exchange_options)
+    : impl_(std::make_unique<MnnvlMoeImpl>(group, options, exchange_options)) {}
 MnnvlMoe::MnnvlMoe(MnnvlMoe&&) noexcept = default;
 MnnvlMoe& MnnvlMoe::operator=(MnnvlMoe&&) noexcept = default;
 MnnvlMoe::~MnnvlMoe() = default;
@@ -232,24 +291,28 @@ ExchangeMemory MnnvlMoe::workspace_size_per_rank(std::int64_t max_token_count_pe
   return exchange_memory(config, ep_size, ep_rank);
 }
 
-MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(
-    const TensorView& expert_ids, const TensorView& scales, const TensorView& expert_statics,
-    std::int64_t max_token_count_per_rank, std::int32_t expert_count, std::int32_t slot_count) {
+MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(const TensorView& expert_ids,
+                                                        const TensorView& scales,
+                                                        const TensorView& expert_statics,
+                                                        std::int64_t max_token_count_per_rank,
+                                                        std::int32_t expert_count,
+                                                        std::int32_t slot_count, Stream stream) {
   return impl_->prepare(expert_ids, scales, expert_statics, max_token_count_per_rank, expert_count,
-                        slot_count);
+                        slot_count, stream);
 }
 
-Tensor MnnvlMoe::alltoallv(const TensorView& x, const MoEAlltoallInfo& info) {
-  return std::move(impl_->alltoallv({x}, info).front());
+Tensor MnnvlMoe::alltoallv(const TensorView& x, const MoEAlltoallInfo& info, Stream stream) {
+  return std::move(impl_->alltoallv({x}, info, stream).front());
 }
 
 std::vector<Tensor> MnnvlMoe::alltoallv(const std::vector<TensorView>& payloads,
-                                        const MoEAlltoallInfo& info) {
-  return impl_->alltoallv(payloads, info);
+                                        const MoEAlltoallInfo& info, Stream stream) {
+  return impl_->alltoallv(payloads, info, stream);
 }
 
-Tensor MnnvlMoe::alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info) {
-  return impl_->combine(x, info);
+Tensor MnnvlMoe::alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info,
+                                   Stream stream) {
+  return impl_->combine(x, info, stream);
 }
 
 }  // namespace switchyard::flashinfer

@@ -7,14 +7,16 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "device/compat_rows.h"
 #include "plan/one_sided_limits.h"
 
 namespace switchyard::flashinfer {
 namespace {
 
 // Ids for the exchange: any negative id becomes -1, "none".
-Tensor known_ids(const TensorView& ids) {
-  Tensor known = copy_ids("dispatch", ids);
+Tensor known_ids(const TensorPool& pool, const TensorView& ids, Stream stream) {
+  Tensor known = copy_ids("dispatch", pool, ids, stream);
+  if (stream.device().is_cuda()) return known;  // the copy has done it
   for (std::int64_t i = 0; i < known.view().num_elements(); ++i) {
     std::int64_t& id = known.as<std::int64_t>()[i];
     id = std::max<std::int64_t>(id, -1);
@@ -26,15 +28,21 @@ Tensor known_ids(const TensorView& ids) {
 TensorView by_rank(const TensorView& received, const TensorView& payload, std::int64_t num_ranks) {
   std::vector<std::int64_t> shape{num_ranks, received.shape(0) / num_ranks};
   for (int d = 1; d < payload.num_dims(); ++d) shape.push_back(payload.shape(d));
-  return TensorView(received.data(), payload.dtype(), shape);
+  return TensorView(received.data(), payload.dtype(), shape, received.device());
 }
 
-void sanitize(const TensorView& ids, std::span<const std::int64_t> num_received,
-              std::int32_t invalid) {
+void sanitize(const TensorView& ids, const TensorView& counts, std::int32_t invalid,
+              Stream stream) {
   const std::int64_t max_tokens = ids.shape(1);
   const std::int64_t num_topk = ids.shape(2);
+  if (stream.device().is_cuda()) {
+    return on_gpu::fill_tails(
+        {ids.data(), sizeof(std::int32_t), invalid, static_cast<std::int32_t>(ids.shape(0)),
+         max_tokens, num_topk, counts.as<std::int32_t>()},
+        stream);
+  }
   for (std::int64_t s = 0; s < ids.shape(0); ++s) {
-    const std::int64_t valid = num_received[static_cast<std::size_t>(s)];
+    const std::int64_t valid = counts.as<std::int32_t>()[s];
     std::fill_n(ids.as<std::int32_t>() + (s * max_tokens + valid) * num_topk,
                 (max_tokens - valid) * num_topk, invalid);
   }
@@ -44,8 +52,9 @@ void sanitize(const TensorView& ids, std::span<const std::int64_t> num_received,
 
 class MoeAlltoAllImpl {
  public:
-  MoeAlltoAllImpl(const Group& group, const MoeAlltoAllOptions& options)
-      : pool_(group), options_(options) {
+  MoeAlltoAllImpl(const Group& group, const MoeAlltoAllOptions& options,
+                  const ExchangeOptions& exchange_options)
+      : pool_(group, exchange_options), options_(options) {
     if (options.strict) {
       check_one_sided_limits("moe_alltoall", options.top_k, group.size(), options.num_experts);
     }
@@ -56,9 +65,11 @@ class MoeAlltoAllImpl {
   }
 
   std::vector<TensorView> dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
-                                   std::int64_t max_tokens, const MoeDispatchOptions& options);
-  std::span<const std::int64_t> num_received() const { return num_received_; }
-  Tensor combine(const TensorView& payload);
+                                   std::int64_t max_tokens, Stream stream,
+                                   const MoeDispatchOptions& options);
+  const TensorView& recv_counts() const { return recv_counts_.view(); }
+  std::span<const std::int64_t> num_received() const;
+  Tensor combine(const TensorView& payload, Stream stream);
 
  private:
   void check_dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
@@ -68,6 +79,7 @@ class MoeAlltoAllImpl {
   MoeAlltoAllOptions options_;
   Tensor ids_;  ///< [T, K] i64 of the last dispatch
   PayloadRouting routing_;
+  Tensor recv_counts_;  ///< [P] i32
   std::vector<std::int64_t> num_received_;
   ReceivedPayloads dispatched_;  ///< held from dispatch to combine
 };
@@ -101,29 +113,44 @@ void MoeAlltoAllImpl::check_dispatch(const TensorView& ids, const std::vector<Te
 
 std::vector<TensorView> MoeAlltoAllImpl::dispatch(const TensorView& ids,
                                                   const std::vector<TensorView>& payloads,
-                                                  std::int64_t max_tokens,
+                                                  std::int64_t max_tokens, Stream stream,
                                                   const MoeDispatchOptions& options) {
+  pool_.check_call("dispatch", stream, {{"token_selected_experts", ids}});
   check_dispatch(ids, payloads, max_tokens, options);
-  ids_ = known_ids(ids);
+  ids_ = known_ids(pool_.results(), ids, stream);
   routing_.topk_ids = ids_;
   routing_.num_tokens = ids.shape(0);
   routing_.max_tokens = max_tokens;
   // kByRank without worst_case_rows: the size follows max_tokens, not the rows that arrive.
-  dispatched_ = dispatch_payloads("dispatch", pool_, routing_, payloads);
-  const auto& arrived = dispatched_.received.rows_per_rank;
-  num_received_.assign(arrived.begin(), arrived.end());
+  dispatched_ = dispatch_payloads("dispatch", pool_, routing_, payloads, stream);
+  recv_counts_ = pool_.results().make(DType::kI32, {pool_.group().size()});
+  dispatched_.kept->exchange().write_row_sources(dispatched_.kept->handle(),
+                                                 {.rows_per_rank = recv_counts_}, stream);
+  if (dispatched_.received.host.has_value()) {
+    const auto& arrived = dispatched_.received.host->rows_per_rank;
+    num_received_.assign(arrived.begin(), arrived.end());
+  }
   std::vector<TensorView> views;
   for (std::size_t i = 0; i < payloads.size(); ++i) {
     views.push_back(by_rank(dispatched_.received.payloads[i], payloads[i], pool_.group().size()));
   }
   if (options.invalid_token_expert_id.has_value()) {
-    sanitize(views[static_cast<std::size_t>(options.expert_id_payload_index)], num_received_,
-             *options.invalid_token_expert_id);
+    sanitize(views[static_cast<std::size_t>(options.expert_id_payload_index)], recv_counts_,
+             *options.invalid_token_expert_id, stream);
   }
   return views;
 }
 
-Tensor MoeAlltoAllImpl::combine(const TensorView& payload) {
+std::span<const std::int64_t> MoeAlltoAllImpl::num_received() const {
+  require(!pool_.is_on_gpu(), Errc::kNotSupported,
+          "num_received: the counts are on {}, and the host does not wait for them; read "
+          "recv_counts()",
+          name_of(pool_.device()));
+  return num_received_;
+}
+
+Tensor MoeAlltoAllImpl::combine(const TensorView& payload, Stream stream) {
+  pool_.check_call("combine", stream, {{"payload", payload}});
   require(dispatched_.kept != nullptr, Errc::kInvalidArgument,
           "combine: nothing was dispatched; dispatch first");
   const std::int64_t num_ranks = pool_.group().size();
@@ -131,17 +158,18 @@ Tensor MoeAlltoAllImpl::combine(const TensorView& payload) {
               payload.shape(1) == routing_.max_tokens && payload.is_contiguous(),
           Errc::kInvalidArgument, "combine: payload is {}, must be [{}, {}, H], contiguous",
           payload, num_ranks, routing_.max_tokens);
-  Tensor output(payload.dtype(), {routing_.num_tokens, payload.shape(2)});
+  Tensor output = pool_.results().make(payload.dtype(), {routing_.num_tokens, payload.shape(2)});
   combine_rows(
       pool_, routing_,
       reshaped(payload, payload.dtype(), {num_ranks * routing_.max_tokens, payload.shape(2)}),
-      output);
+      output, stream);
   dispatched_ = {};
   return output;
 }
 
-MoeAlltoAll::MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options)
-    : impl_(std::make_unique<MoeAlltoAllImpl>(group, options)) {}
+MoeAlltoAll::MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options,
+                         const ExchangeOptions& exchange_options)
+    : impl_(std::make_unique<MoeAlltoAllImpl>(group, options, exchange_options)) {}
 MoeAlltoAll::MoeAlltoAll(MoeAlltoAll&&) noexcept = default;
 MoeAlltoAll& MoeAlltoAll::operator=(MoeAlltoAll&&) noexcept = default;
 MoeAlltoAll::~MoeAlltoAll() = default;
@@ -170,13 +198,16 @@ std::size_t MoeAlltoAll::get_workspace_size_per_rank(std::int64_t ep_size,
 std::vector<TensorView> MoeAlltoAll::dispatch(const TensorView& token_selected_experts,
                                               const std::vector<TensorView>& input_payloads,
                                               std::int64_t runtime_max_tokens_per_rank,
-                                              const MoeDispatchOptions& options) {
+                                              Stream stream, const MoeDispatchOptions& options) {
   return impl_->dispatch(token_selected_experts, input_payloads, runtime_max_tokens_per_rank,
-                         options);
+                         stream, options);
 }
 
+const TensorView& MoeAlltoAll::recv_counts() const { return impl_->recv_counts(); }
 std::span<const std::int64_t> MoeAlltoAll::num_received() const { return impl_->num_received(); }
 
-Tensor MoeAlltoAll::combine(const TensorView& payload) { return impl_->combine(payload); }
+Tensor MoeAlltoAll::combine(const TensorView& payload, Stream stream) {
+  return impl_->combine(payload, stream);
+}
 
 }  // namespace switchyard::flashinfer

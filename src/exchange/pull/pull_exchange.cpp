@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/bytes.h"
+#include "exchange/check_returns.h"
 
 namespace switchyard {
 
@@ -155,6 +156,25 @@ void PullExchange::release(const DispatchHandle& handle) {
   const bool is_open = handles_.stage(index) != Stage::kReceived;
   handles_.advance(index, Stage::kFree);
   if (is_open) finish(slots_[index].call);
+}
+
+void PullExchange::write_row_sources(const DispatchHandle& handle, const RowSources& sources,
+                                     Stream) const {
+  const Slot& slot = slot_of(handle, "write_row_sources");
+  const std::vector<RowOrigin> origins = row_origins(handle);
+  check_row_sources(sources, slot.receive().num_buffer_rows, num_ranks_);
+  const auto write = [&](const TensorView& list, std::int32_t RowOrigin::*value) {
+    if (!list.has_value()) return;
+    std::fill_n(list.as<std::int32_t>(), list.num_elements(), -1);
+    for (const RowOrigin& origin : origins) list.as<std::int32_t>()[origin.row] = origin.*value;
+  };
+  write(sources.rank, &RowOrigin::rank);
+  write(sources.token, &RowOrigin::token);
+  if (!sources.rows_per_rank.has_value()) return;
+  auto* count = sources.rows_per_rank.as<std::int32_t>();
+  for (const std::int64_t rows : slot.routing->rows_per_rank) {
+    *count++ = static_cast<std::int32_t>(rows);
+  }
 }
 
 std::vector<RowOrigin> PullExchange::row_origins(const DispatchHandle& handle) const {

@@ -79,6 +79,8 @@ class PullExchange final : public ExchangeBackend {
   void combine(const CombineCall& call) override;
   void release(const DispatchHandle& handle) override;
   std::vector<RowOrigin> row_origins(const DispatchHandle& handle) const override;
+  void write_row_sources(const DispatchHandle& handle, const RowSources& sources,
+                         Stream stream) const override;
   WireBytes wire_bytes(const DispatchHandle& handle) const override;
   void check() const override;
 

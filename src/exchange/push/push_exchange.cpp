@@ -7,6 +7,7 @@
 
 #include "core/bytes.h"
 #include "cuda/base/check.h"
+#include "cuda/exchange/row_sources.h"
 #include "exchange/check_returns.h"
 #include "heap/heap.h"
 
@@ -250,6 +251,28 @@ std::vector<RowOrigin> PushExchange::row_origins(const DispatchHandle&) const {
        "row_origins: the exchange is on {}, where origins stay in the kernels; ask an exchange on "
        "CPUs with the same routing",
        name_of(device_));
+}
+
+void PushExchange::write_row_sources(const DispatchHandle& handle, const RowSources& sources,
+                                     Stream stream) const {
+  constexpr const char* kName = "write_row_sources";
+  const cuda::DeviceGuard guard(device_.index);
+  check();
+  require(
+      !shape_.gathers, Errc::kNotSupported,
+      "{}: the layout is all_gather, where the kernels keep no source of a row; its rows are the "
+      "tokens of all ranks, in order",
+      kName);
+  const Slot& slot = slots_[handles_.find(handle, Stage::kReceived, kName)];
+  check_row_sources(sources, buffer_rows(slot), group_.size());
+  const auto list = [](const TensorView& view) {
+    return view.has_value() ? view.as<std::int32_t>() : nullptr;
+  };
+  cuda::launch_row_sources(
+      {slot.kernels.memory.state, group_.size(), shape_.main_topk,
+       static_cast<std::int32_t>(shape_.config.max_tokens_per_rank), buffer_rows(slot),
+       list(sources.rank), list(sources.token), list(sources.rows_per_rank)},
+      stream.get());
 }
 
 WireBytes PushExchange::wire_bytes(const DispatchHandle&) const {

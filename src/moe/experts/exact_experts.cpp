@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exact_experts.cpp: "exact" experts: both GEMMs in one fixed order (cpu/gemm.h), so that a row's
-// result has the same bits in every batch and on every machine. Weights are repacked here, once:
-// bf16 stays 16 bits wide, all else takes 32. GPUs have kernels with the same order of sums.
+// exact_experts.cpp: "exact" experts: both GEMMs run in one fixed order (cpu/gemm.h), so that a
+// row's result has the same bits in every batch and on every machine. Weights are repacked once,
+// here: bf16 stays 16 bits wide, all other dtypes become 32. GPUs have kernels with the same order
+// of sums.
 #include "cpu/weights.h"
 #include "moe/experts/gpu_products.h"
 #include "moe/experts/tiled_experts.h"

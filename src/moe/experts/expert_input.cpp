@@ -111,7 +111,7 @@ void check_ranges(std::int64_t num_experts, const ExpertRows& input) {
   for (std::int64_t e = 0; e < num_experts; ++e) {
     const std::int64_t first = input.first_row.as<std::int64_t>()[e];
     const std::int64_t count = input.num_rows.as<std::int32_t>()[e];
-    if (count == 0) continue;  // where an expert without rows would start does not matter
+    if (count == 0) continue;  // without rows first_row does not matter
     require(count > 0 && first >= 0 && first <= total && count <= total - first,
             Errc::kInvalidArgument,
             "apply: expert {} has {} rows from row {}, but the buffer has {} rows", e, count, first,

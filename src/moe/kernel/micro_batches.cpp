@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -18,6 +19,8 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "device/cuda_module.h"
+#include "moe/kernel/communication_order.h"
 
 namespace switchyard {
 namespace {
@@ -49,6 +52,7 @@ class Ring {
   void yield(Context& self);
   void leave_hook(Context& self, std::function<void()> hook);
   static void run_hooks(Context& self);
+  void launch_in_order(Stream stream, const std::function<void()>& launch);
 
  private:
   Context& at(int id) { return contexts_[static_cast<std::size_t>(id)]; }
@@ -64,6 +68,8 @@ class Ring {
   const Group& group_;
   const std::chrono::milliseconds turn_limit_;
   std::vector<Context> contexts_;
+  std::shared_ptr<void> last_launch_;  // event; for who has the turn, as the next
+  Stream last_stream_ = Stream::host();
   std::mutex mutex_;  // guards what follows, and has_ended
   int turn_ = 0;
   std::uint64_t num_turns_ = 0;
@@ -204,7 +210,21 @@ void Ring::run_hooks(Context& self) {
   for (const std::function<void()>& hook : hooks) hook();
 }
 
+void Ring::launch_in_order(Stream stream, const std::function<void()>& launch) {
+  if (last_launch_ != nullptr && last_stream_ != stream) {
+    cuda_module().wait_event(last_launch_.get(), stream);
+  }
+  launch();
+  last_launch_ = cuda_module().record_event(stream);
+  last_stream_ = stream;
+}
+
 }  // namespace
+
+void launch_in_order(Stream stream, const std::function<void()>& launch) {
+  if (current == nullptr || stream.device().is_cpu()) return launch();
+  current->ring->launch_in_order(stream, launch);
+}
 
 void run_micro_batches(const Group& group, int num_micro_batches,
                        const std::function<void(int)>& body) {

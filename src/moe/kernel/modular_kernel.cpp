@@ -14,6 +14,7 @@
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/require_device.h"
+#include "moe/kernel/communication_order.h"
 #include "moe/kernel/layer_checks.h"
 #include "moe/kernel/modular_kernel_memory.h"
 
@@ -34,14 +35,14 @@ class Stopwatch {
 
 // The receive part of a call: left to the next micro-batch, which runs it before it sends; without
 // micro-batches run at once. Returns the nanoseconds that it took, wherever that was.
-std::int64_t receive_later(std::function<void()> hook) {
+std::int64_t receive_later(std::function<void()> hook, Stream stream) {
   if (!hook) return 0;
   const auto ns = std::make_shared<std::int64_t>(-1);
-  const auto once = [hook = std::move(hook), ns] {
+  const auto once = [hook = std::move(hook), ns, stream] {
     if (*ns >= 0) return;
     *ns = 0;
     Stopwatch watch;
-    hook();
+    launch_in_order(stream, hook);
     *ns = watch.lap();
   };
   dbo_register_recv_hook(once);
@@ -128,9 +129,10 @@ Prepared ModularKernel::prepare(const PrepareArguments& arguments, Stream stream
   }
   dbo_maybe_run_recv_hook();
   watch.lap();
-  Pending<Prepared> pending = prepare_finalize_->prepare_async(arguments, stream);
+  Pending<Prepared> pending;
+  launch_in_order(stream, [&] { pending = prepare_finalize_->prepare_async(arguments, stream); });
   times.dispatch_ns = watch.lap();
-  times.place_ns = receive_later(std::move(pending.hook));
+  times.place_ns = receive_later(std::move(pending.hook), stream);
   watch.lap();
   const Prepared prepared = pending.receiver();
   times.place_ns += watch.lap();
@@ -143,7 +145,8 @@ void ModularKernel::finalize(const FinalizeArguments& arguments, const TensorVie
   Stopwatch watch;
   dbo_maybe_run_recv_hook();
   watch.lap();
-  Pending<void> pending = return_results(arguments, overlaps_shared, stream);
+  Pending<void> pending;
+  launch_in_order(stream, [&] { pending = return_results(arguments, overlaps_shared, stream); });
   times.combine_ns = watch.lap();
   if (overlaps_shared) {
     observe(LayerStage::kCombine);
@@ -155,7 +158,7 @@ void ModularKernel::finalize(const FinalizeArguments& arguments, const TensorVie
     }
     times.shared_ns = watch.lap();
   }
-  times.combine_ns += receive_later(std::move(pending.hook));
+  times.combine_ns += receive_later(std::move(pending.hook), stream);
   watch.lap();
   if (pending.receiver) pending.receiver();
   times.combine_ns += watch.lap();

@@ -3,6 +3,8 @@
 // modular_kernel_memory.h: what a modular kernel keeps from call to call, on its device.
 #pragma once
 
+#include <memory>
+
 #include "switchyard/modular_kernel.h"
 
 namespace switchyard {
@@ -24,6 +26,8 @@ struct ModularKernel::Scratch {
   Tensor shared_rows;     ///< [T, H] bf16
   Tensor shared_weights;  ///< [T] f32
   Tensor shared_workspace;
+  /// On a GPU of its own, of all but the first micro-batch: for apply_overlapped.
+  std::shared_ptr<CUstream_st> side_stream;
   StageTimes times;
 };
 

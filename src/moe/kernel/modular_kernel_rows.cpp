@@ -14,6 +14,7 @@
 #include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "device/cuda_module.h"
 #include "device/layer_rows.h"
 #include "moe/kernel/layer_checks.h"
 #include "moe/kernel/modular_kernel_memory.h"
@@ -68,6 +69,16 @@ void ModularKernel::allocate_memory() {
     if (is_permuted) allocate_permuted(scratch, grouped);
   }
   if (shared_.experts != nullptr) allocate_shared();
+  // Ranks that share a GPU share its hardware queues, where a stream may stand behind another's.
+  if (device().is_cpu() || prepare.is_shared_gpu()) return;
+  for (std::size_t m = 1; m < scratch_.size(); ++m) {
+    scratch_[m].side_stream = cuda_module().make_stream(device());
+  }
+}
+
+Stream ModularKernel::stream_of(int micro_batch, Stream stream) const {
+  const auto& side = const_cast<ModularKernel*>(this)->scratch_of(micro_batch).side_stream;
+  return side == nullptr ? stream : Stream::cuda(side.get(), device().index);
 }
 
 void ModularKernel::allocate_permuted(Scratch& scratch, std::int64_t grouped) {

@@ -27,7 +27,7 @@ TEST(CollectivesTest, RowsOfAllRanksFollowEachOther) {
     Tensor marks(DType::kU8, {rows});
     std::fill_n(marks.as<std::uint8_t>(), rows, static_cast<std::uint8_t>(group.rank() + 1));
     for (int round = 0; round < 2; ++round) {
-      const std::vector<Tensor> got = collectives.all_gatherv({x, marks}, kSizes);
+      const std::vector<Tensor> got = collectives.all_gatherv({x, marks}, Stream::host(), kSizes);
       ASSERT_EQ(got[0].view().describe(), "i32 [8, 2, 3]");
       const std::vector<std::uint8_t> want{1, 1, 1, 3, 3, 3, 3, 3};
       EXPECT_EQ(std::vector<std::uint8_t>(got[1].as<std::uint8_t>(), got[1].as<std::uint8_t>() + 8),
@@ -63,7 +63,7 @@ TEST(CollectivesTest, SumsRunInRankOrderAndRoundOnce) {
     Tensor x(DType::kBF16, {8, kHidden});
     std::transform(inputs[rank].data.begin(), inputs[rank].data.end(), x.as<std::uint16_t>(),
                    bf16_from_f32);
-    const Tensor got = collectives.reduce_scatterv(x, kSizes);
+    const Tensor got = collectives.reduce_scatterv(x, Stream::host(), kSizes);
     ASSERT_EQ(got.shape(0), kSizes[rank]);
     const std::int64_t first = group.rank() == 0 ? 0 : 3;
     for (std::int64_t i = 0; i < got.view().num_elements(); ++i) {
@@ -86,11 +86,11 @@ TEST(CollectivesTest, WrongSizesAreNamed) {
     const std::vector<std::int64_t> one{2};
     const std::vector<std::int64_t> other{1, 1};
     const std::vector<std::int64_t> large{2, 5};
-    refuses("1 sizes, must be 2", [&] { collectives.all_gatherv(x, one); });
-    refuses("2 rows, but sizes", [&] { collectives.all_gatherv(x, other); });
-    refuses("sizes[1] is 5", [&] { collectives.all_gatherv(x, large); });
+    refuses("1 sizes, must be 2", [&] { collectives.all_gatherv(x, Stream::host(), one); });
+    refuses("2 rows, but sizes", [&] { collectives.all_gatherv(x, Stream::host(), other); });
+    refuses("sizes[1] is 5", [&] { collectives.all_gatherv(x, Stream::host(), large); });
     refuses("x has 2 rows, but sizes add up to 3", [&] {
-      collectives.reduce_scatterv(x, std::vector<std::int64_t>{1, 2});
+      collectives.reduce_scatterv(x, Stream::host(), std::vector<std::int64_t>{1, 2});
     });
     refuses("must divide", [&] { collectives.reduce_scatterv(Tensor(DType::kF32, {3, 2})); });
     refuses("must be bf16, f16 or f32", [&] {
@@ -99,7 +99,8 @@ TEST(CollectivesTest, WrongSizesAreNamed) {
     // Every rank is right about its own size and wrong about the other's.
     const std::vector<std::int64_t> mine =
         group.rank() == 0 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{3, 2};
-    refuses("every rank must pass the same sizes", [&] { collectives.all_gatherv(x, mine); });
+    refuses("every rank must pass the same sizes",
+            [&] { collectives.all_gatherv(x, Stream::host(), mine); });
     EXPECT_EQ(collectives.all_gatherv(x).shape(0), 4);
   });
 }
@@ -111,11 +112,11 @@ TEST(CollectivesTest, AReduceScatterOfOtherSizesEndsTheGroup) {
     const bool is_wrong = group.rank() == 1;
     const std::vector<std::int64_t> sizes =
         is_wrong ? std::vector<std::int64_t>{1, 1, 2} : std::vector<std::int64_t>{2, 1, 1};
-    test::expect_error(is_wrong ? Errc::kInvalidArgument : Errc::kAborted,
-                       is_wrong ? "every rank must pass the same sizes" : "sizes are not theirs",
-                       [&] {
-                         collectives.reduce_scatterv(Tensor(DType::kF32, {4, 2}), sizes);
-                       });
+    test::expect_error(
+        is_wrong ? Errc::kInvalidArgument : Errc::kAborted,
+        is_wrong ? "every rank must pass the same sizes" : "sizes are not theirs", [&] {
+          collectives.reduce_scatterv(Tensor(DType::kF32, {4, 2}), Stream::host(), sizes);
+        });
   });
 }
 

@@ -28,7 +28,7 @@ struct Rank {
 
   BufferDispatched dispatch(BufferDispatchOptions options = {}) {
     options.topk_weights = own.weights();
-    return buffer.dispatch(own.x(), own.ids(), shape.num_experts, options);
+    return buffer.dispatch(own.x(), own.ids(), shape.num_experts, Stream::host(), options);
   }
 
   ViewShape shape;
@@ -96,8 +96,8 @@ TEST(DeepEpBufferTest, RowsComeOnceARankAndSumsHaveBiasFirst) {
 
       const Tensor bias_0 = test::random_bias(r.own.num_tokens(), shape.hidden, 1);
       const Tensor bias_1 = test::random_bias(r.own.num_tokens(), shape.hidden, 2);
-      const BufferCombined combined =
-          r.buffer.combine(got.recv_x, got.handle, got.recv_topk_weights, {bias_0, bias_1});
+      const BufferCombined combined = r.buffer.combine(got.recv_x, got.handle, Stream::host(),
+                                                       got.recv_topk_weights, {bias_0, bias_1});
       check_combined(r, combined.combined_x, {bias_0, bias_1});
       check_weights(r, combined.combined_topk_weights);
       check_combined(r, r.buffer.combine(got.recv_x, got.handle).combined_x, {});
@@ -156,7 +156,7 @@ TEST(DeepEpBufferTest, AHandleServesAgainAlsoForRowsOfAnotherFormat) {
     Tensor scales(DType::kI32, {r.own.num_tokens(), 2});
     std::memset(codes.data(), r.rank + 1, codes.view().num_bytes());
     for (std::int32_t i = 0; i < r.own.num_tokens() * 2; ++i) scales.as<std::int32_t>()[i] = i / 2;
-    const BufferDispatched fp8 = r.buffer.dispatch(codes, fresh.handle, scales);
+    const BufferDispatched fp8 = r.buffer.dispatch(codes, fresh.handle, Stream::host(), scales);
     const auto arrivals = test::arrivals_at(r.batches, r.rank);
     ASSERT_EQ(fp8.recv_x_scales.dtype(), DType::kI32);
     for (std::size_t n = 0; n < arrivals.size(); ++n) {
@@ -173,12 +173,14 @@ TEST(DeepEpBufferTest, WeightsThatOneRankKeepsEndTheHandleToo) {
     Rank r(group, {});
     const BufferDispatched got = r.dispatch();
     if (group.rank() == 0) {
-      test::expect_error(Errc::kInvalidArgument, "rank 1 passed no row_weights",
-                         [&] { r.buffer.combine(got.recv_x, got.handle, got.recv_topk_weights); });
+      test::expect_error(Errc::kInvalidArgument, "rank 1 passed no row_weights", [&] {
+        r.buffer.combine(got.recv_x, got.handle, Stream::host(), got.recv_topk_weights);
+      });
     } else {
       check_combined(r, r.buffer.combine(got.recv_x, got.handle).combined_x, {});
     }
-    const BufferCombined again = r.buffer.combine(got.recv_x, got.handle, got.recv_topk_weights);
+    const BufferCombined again =
+        r.buffer.combine(got.recv_x, got.handle, Stream::host(), got.recv_topk_weights);
     check_weights(r, again.combined_topk_weights);
   });
 }
@@ -197,7 +199,7 @@ TEST(DeepEpBufferTest, BadArgumentsAreNamed) {
     const BufferDispatched got = r.dispatch();
     const TensorView bias = r.own.x();
     refuses("3 bias tensors", [&] {
-      r.buffer.combine(got.recv_x, got.handle, {}, {bias, bias, bias});
+      r.buffer.combine(got.recv_x, got.handle, Stream::host(), {}, {bias, bias, bias});
     });
     const BufferDispatched second = r.dispatch();
     refuses("2 handles are alive", [&] { r.dispatch(); });

@@ -28,7 +28,7 @@ struct Rank {
 
   ElasticDispatched dispatch(ElasticDispatchOptions options) {
     options.topk_weights = own.weights();
-    return buffer.dispatch(own.x(), own.ids(), shape.num_experts, options);
+    return buffer.dispatch(own.x(), own.ids(), shape.num_experts, Stream::host(), options);
   }
   const ViewBatch& batch(int r) const { return batches[static_cast<std::size_t>(r)]; }
 
@@ -186,12 +186,13 @@ TEST(DeepEpElasticTest, HandlesRowsAndSumsAreThoseOfTheRouting) {
         check_counts(r, got, is_synced);
         check_slots(r, *got.handle);
         const Tensor bias = test::random_bias(r.own.num_tokens(), shape.hidden, 3);
-        const ElasticCombined combined =
-            r.buffer.combine(got.recv_x, got.handle, got.recv_topk_weights, {bias, bias});
+        const ElasticCombined combined = r.buffer.combine(got.recv_x, got.handle, Stream::host(),
+                                                          got.recv_topk_weights, {bias, bias});
         check_combined(r, combined.combined_x, {bias, bias}, is_expanded);
         check_weights(r, combined.combined_topk_weights);
-        const ElasticDispatched again = r.buffer.dispatch(
-            r.own.x(), got.handle, {}, is_expanded ? r.own.weights() : TensorView{});
+        const ElasticDispatched again =
+            r.buffer.dispatch(r.own.x(), got.handle, Stream::host(), {},
+                              is_expanded ? r.own.weights() : TensorView{});
         EXPECT_EQ(again.handle, got.handle);
         check_metadata(r, again);
         check_combined(r, r.buffer.combine(again.recv_x, again.handle).combined_x, {}, is_expanded);
@@ -204,8 +205,9 @@ TEST(DeepEpElasticTest, EveryRowTravelsWithoutMultipleReduction) {
   run_ranks(3, [](const Group& group) {
     Rank r(group, {3, 7, 4, 6, 256}, false);
     const ElasticDispatched got = r.dispatch({.do_expand = true});
-    test::expect_error(Errc::kInvalidArgument, "without allow_multiple_reduction",
-                       [&] { r.buffer.combine(got.recv_x, got.handle, got.recv_topk_weights); });
+    test::expect_error(Errc::kInvalidArgument, "without allow_multiple_reduction", [&] {
+      r.buffer.combine(got.recv_x, got.handle, Stream::host(), got.recv_topk_weights);
+    });
     check_combined(r, r.buffer.combine(got.recv_x, got.handle).combined_x, {}, true, false);
   });
 }
@@ -222,7 +224,7 @@ TEST(DeepEpElasticTest, ScalesTravelAlignedAndGapsAreZero) {
     }
     const TensorView sf(memory.data(), DType::kF32, {r.own.num_tokens(), 2},
                         {1, r.own.num_tokens()});
-    const ElasticDispatched got = r.buffer.dispatch(codes, r.own.ids(), 8,
+    const ElasticDispatched got = r.buffer.dispatch(codes, r.own.ids(), 8, Stream::host(),
                                                     {.sf = sf,
                                                      .expert_alignment = 8,
                                                      .do_expand = true,
@@ -266,7 +268,7 @@ TEST(DeepEpElasticTest, SmallerBoundsAndBadArguments) {
     const ElasticDispatched got = r.dispatch({.do_cpu_sync = false});
     EXPECT_EQ(got.recv_x.shape(0), 10);
     refuses("must be absent unless it is expanded",
-            [&] { r.buffer.dispatch(r.own.x(), got.handle, {}, r.own.weights()); });
+            [&] { r.buffer.dispatch(r.own.x(), got.handle, Stream::host(), {}, r.own.weights()); });
     check_combined(r, r.buffer.combine(got.recv_x, got.handle).combined_x, {}, false);
   });
   EXPECT_EQ(ElasticBuffer::get_buffer_size_hint(8, 256, {4096}, 7168, 8) % (2 << 20), 0u);

@@ -31,11 +31,12 @@ struct Rank {
 
   LowLatencyDispatched dispatch(const LowLatencyDispatchOptions& options) {
     return buffer.low_latency_dispatch(own.x(), own.ids(), shape.max_tokens, shape.num_experts,
-                                       options);
+                                       Stream::host(), options);
   }
   LowLatencyCombined combine(const TensorView& x, const LowLatencyDispatched& dispatched,
                              const LowLatencyCombineOptions& options = {}) {
-    return buffer.low_latency_combine(x, own.ids(), own.weights(), dispatched.handle, options);
+    return buffer.low_latency_combine(x, own.ids(), own.weights(), dispatched.handle,
+                                      Stream::host(), options);
   }
 
   ViewShape shape;

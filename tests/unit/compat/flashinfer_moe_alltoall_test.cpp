@@ -37,7 +37,7 @@ TEST(FlashInferMoeAlltoAllTest, PayloadsArriveByRankAndSumsComeHome) {
       const std::int64_t tr = shape.max_tokens;
       for (int round = 0; round < 2; ++round) {
         const std::vector<TensorView> got =
-            moe.dispatch(own.ids32(), {own.x(), own.ids32(), own.weights()}, tr,
+            moe.dispatch(own.ids32(), {own.x(), own.ids32(), own.weights()}, tr, Stream::host(),
                          {.invalid_token_expert_id = kInvalid, .expert_id_payload_index = 1});
         ASSERT_EQ(got[0].shape(0), shape.num_ranks);
         ASSERT_EQ(got[0].shape(1), tr);
@@ -54,6 +54,8 @@ TEST(FlashInferMoeAlltoAllTest, PayloadsArriveByRankAndSumsComeHome) {
         }
         EXPECT_EQ(std::vector<std::int64_t>(moe.num_received().begin(), moe.num_received().end()),
                   counts);
+        const auto* recv_counts = moe.recv_counts().as<std::int32_t>();
+        EXPECT_EQ(std::vector<std::int64_t>(recv_counts, recv_counts + counts.size()), counts);
         for (std::int64_t row = 0; row < shape.num_ranks * tr; ++row) {
           if (row % tr < counts[static_cast<std::size_t>(row / tr)]) continue;
           for (int k = 0; k < shape.num_topk; ++k) {
@@ -107,7 +109,8 @@ TEST(FlashInferMoeAlltoAllTest, LimitsHoldOnlyWithStrict) {
     test::expect_error(Errc::kInvalidArgument, "runtime_max_tokens_per_rank is 3",
                        [&] { moe.dispatch(ids, {ids}, 3); });
     test::expect_error(Errc::kInvalidArgument, "expert_id_payload_index is 1", [&] {
-      moe.dispatch(ids, {ids}, 2, {.invalid_token_expert_id = 4, .expert_id_payload_index = 1});
+      moe.dispatch(ids, {ids}, 2, Stream::host(),
+                   {.invalid_token_expert_id = 4, .expert_id_payload_index = 1});
     });
   });
 }

@@ -15,7 +15,8 @@
 //   - of the topk_weights given to combine, only those of a rank's own experts return to the source
 //   - recv_x is memory of the view: valid until the next call with its handle, or until the last
 //     copy of the handle is destroyed
-//   - any number of ranks, any H; no streams
+//   - any number of ranks, any H
+//   - on a GPU nothing waits for counts: dispatch needs num_worst_tokens
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,10 @@
 #include <vector>
 
 #include "switchyard/compat/deep_ep/event.h"
+#include "switchyard/exchange_types.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::deep_ep {
@@ -52,8 +55,9 @@ struct BufferDispatchOptions {
   TensorView x_scales{};
   TensorView topk_weights{};          ///< [T, K] f32
   std::int64_t expert_alignment = 1;  ///< rounds up the counts in the list
-  /// 0: recv_x has as many rows as arrive. Otherwise P times an upper bound on T, the same on every
-  /// rank: recv_x has that many rows, the list is empty, and ids of unused rows are -1.
+  /// 0, on CPUs only: recv_x has as many rows as arrive. Otherwise P times an upper bound on T, the
+  /// same on every rank: recv_x has that many rows, the list is empty, and ids of unused rows are
+  /// -1.
   std::int64_t num_worst_tokens = 0;
 };
 
@@ -77,30 +81,40 @@ struct BufferCombined {
 /// x, with or without num_worst_tokens) has its own Exchange, created at first use and kept; each
 /// adds the memory that exchange_memory() states.
 ///
+/// Tensors and streams are of the device in the ExchangeOptions. On a GPU calls are ordered in the
+/// stream and wait for nothing once a call of these sizes has run; then they may be captured in a
+/// CUDA graph. Results are memory of the object, which a later call may reuse when the last Tensor
+/// that holds it is gone.
+///
 /// Construction, dispatch and combine are collective: sizes other than T, options, and which
 /// tensors are given must be the same on every rank.
-/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. When ranks pass different sizes
+/// Errors: kInvalidArgument at once; kNotSupported (a dispatch on a GPU without num_worst_tokens:
+/// how many rows arrive is not known there on the host); kTimeout, kPeerLost, kAborted. When ranks
+/// pass different sizes
 /// or options, they get kInvalidArgument if an Exchange is created for the call, otherwise
 /// kTimeout.
 class SWITCHYARD_API Buffer {
  public:
-  Buffer(const Group& group, const BufferOptions& options);
+  Buffer(const Group& group, const BufferOptions& options,
+         const ExchangeOptions& exchange_options = {});
   Buffer(Buffer&&) noexcept;
   Buffer& operator=(Buffer&&) noexcept;
   ~Buffer();
 
-  /// Not collective. topk_idx [T, K] i64 or i32; -1: none.
-  DispatchLayout get_dispatch_layout(const TensorView& topk_idx, std::int32_t num_experts) const;
+  /// Not collective. topk_idx [T, K] i64 or i32; -1: none; on a GPU also what is no expert.
+  DispatchLayout get_dispatch_layout(const TensorView& topk_idx, std::int32_t num_experts,
+                                     Stream stream = Stream::host()) const;
 
   /// x [T, H] bf16, or e4m3 with x_scales.
   BufferDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                            std::int32_t num_experts, const BufferDispatchOptions& options = {});
+                            std::int32_t num_experts, Stream stream = Stream::host(),
+                            const BufferDispatchOptions& options = {});
 
   /// The same routing again: rows arrive in the same places. Ids, weights and the list of the
   /// result are absent. When the format of x or x_scales differs from before, the routing travels
   /// once more.
   BufferDispatched dispatch(const TensorView& x, const BufferHandle& handle,
-                            const TensorView& x_scales = {});
+                            Stream stream = Stream::host(), const TensorView& x_scales = {});
 
   /// combined_x[t] = bias_0[t] + bias_1[t] + one row from each rank that received the token: in
   /// f32, rounded once. Not weighted. May be repeated with one handle.
@@ -109,7 +123,7 @@ class SWITCHYARD_API Buffer {
   ///   topk_weights  [R, K]  f32: returned to the source ranks
   ///   bias          up to two [T, H] bf16
   BufferCombined combine(const TensorView& x, const BufferHandle& handle,
-                         const TensorView& topk_weights = {},
+                         Stream stream = Stream::host(), const TensorView& topk_weights = {},
                          const std::vector<TensorView>& bias = {});
 
  private:

@@ -13,7 +13,8 @@
 //   - rows always have the order of deterministic=true, and ids of unused rows are -1
 //   - without do_cpu_sync expanded buffers have up to P * Tm * K + (A - 1) * L rows, because a
 //     token may name an expert twice
-//   - one level of ranks: no hybrid mode and therefore not its two handle fields; no streams
+//   - one level of ranks: no hybrid mode and therefore not its two handle fields
+//   - on a GPU nothing waits for counts: dispatch needs do_cpu_sync = false
 //   - recv_x is memory of the view: valid until the next call with its handle, or until the last
 //     copy of the handle is destroyed
 #pragma once
@@ -25,8 +26,10 @@
 #include <vector>
 
 #include "switchyard/compat/deep_ep/event.h"
+#include "switchyard/exchange_types.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::deep_ep {
@@ -46,7 +49,7 @@ struct EPHandle {
   std::int32_t num_experts = 0;
   std::int64_t expert_alignment = 1;
   std::int64_t num_max_tokens_per_rank = 0;  ///< Tm of this call
-  std::int32_t num_sms = 0;                  ///< always 0: CPUs have no SMs
+  std::int32_t num_sms = 0;                  ///< always 0: the exchange chooses its grids
   /// [T, K]: a copy (i64), or, with do_handle_copy false, the caller's tensor, which must then
   /// outlive the handle.
   TensorView topk_idx;
@@ -58,6 +61,7 @@ struct EPHandle {
   Tensor num_unaligned_recv_tokens_per_expert;                ///< [L] i32
   /// [R, K + 2] i32, by (rank, token): rank * Tm + token; rank * K + the highest k served here;
   /// and, if expanded, the row of each k or -1. Without sync [P * Tm, K + 2], -1 in unused rows.
+  /// This and the next are for the original's own kernels: on GPUs they are absent.
   Tensor recv_src_metadata;
   /// [T, K] i32, set at the highest k of each rank, -1 elsewhere: own rank * Tm + the token's index
   /// among those that go to the rank of k.
@@ -84,7 +88,9 @@ struct ElasticDispatched {
   TensorView recv_x;     ///< [N, H] dtype of x
   TensorView recv_sf;    ///< [N, S], strides (S, 1) or as requested; absent without sf
   Tensor recv_topk_idx;  ///< [N, K] i64: local ids, -1 for experts of other ranks; not if expanded
-  TensorView recv_topk_weights;  ///< f32 [N, K] as sent, [N] if expanded; absent if none were given
+  /// f32 [N, K] as sent, [N] if expanded; absent if none were given. Unused rows: 0; on GPUs only
+  /// with do_zero_padding.
+  TensorView recv_topk_weights;
   std::shared_ptr<EPHandle> handle;
   EventOverlap event;
 };
@@ -99,14 +105,22 @@ struct ElasticCombined {
 /// do_cpu_sync, do_zero_padding, layout of sf; if expanded also expert_alignment) has its own
 /// Exchange, created at first use and kept; each adds the memory that exchange_memory() states.
 ///
+/// Tensors and streams are of the device in the ExchangeOptions. On a GPU calls are ordered in the
+/// stream and wait for nothing once a call of these sizes has run; then they may be captured in a
+/// CUDA graph. Results are memory of the object, which a later call may reuse when the last Tensor
+/// that holds it is gone.
+///
 /// Construction, dispatch and combine are collective: sizes other than T, options, and which
 /// tensors are given must be the same on every rank.
-/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. When ranks pass different sizes
+/// Errors: kInvalidArgument at once; kNotSupported (a dispatch on a GPU with do_cpu_sync: how many
+/// rows arrive is not known there on the host); kTimeout, kPeerLost, kAborted. When ranks pass
+/// different sizes
 /// or options, they get kInvalidArgument if an Exchange is created for the call, otherwise
 /// kTimeout.
 class SWITCHYARD_API ElasticBuffer {
  public:
-  ElasticBuffer(const Group& group, const ElasticBufferOptions& options);
+  ElasticBuffer(const Group& group, const ElasticBufferOptions& options,
+                const ExchangeOptions& exchange_options = {});
   ElasticBuffer(ElasticBuffer&&) noexcept;
   ElasticBuffer& operator=(ElasticBuffer&&) noexcept;
   ~ElasticBuffer();
@@ -118,12 +132,14 @@ class SWITCHYARD_API ElasticBuffer {
 
   /// x [T, H] bf16, or e4m3 with sf. topk_idx [T, K] i64 or i32; -1: none.
   ElasticDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                             std::int32_t num_experts, const ElasticDispatchOptions& options = {});
+                             std::int32_t num_experts, Stream stream = Stream::host(),
+                             const ElasticDispatchOptions& options = {});
 
   /// The routing and options of `handle` again: rows arrive in the same places, and the same handle
   /// is returned. `sf` and topk_weights have the shapes of the options.
   ElasticDispatched dispatch(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                             const TensorView& sf = {}, const TensorView& topk_weights = {});
+                             Stream stream = Stream::host(), const TensorView& sf = {},
+                             const TensorView& topk_weights = {});
 
   /// combined_x[t] = the bias terms in the order given, then the rows by ascending (highest) k: in
   /// f32, rounded once at each level. Not weighted. May be repeated with one handle.
@@ -133,7 +149,7 @@ class SWITCHYARD_API ElasticBuffer {
   ///                 expanded with allow_multiple_reduction = false
   ///   bias          up to two [T, H] bf16
   ElasticCombined combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                          const TensorView& topk_weights = {},
+                          Stream stream = Stream::host(), const TensorView& topk_weights = {},
                           const std::vector<TensorView>& bias = {});
 
  private:

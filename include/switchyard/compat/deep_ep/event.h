@@ -3,14 +3,29 @@
 // event.h: the value that calls return in place of a CUDA event.
 #pragma once
 
+#include <memory>
+#include <utility>
+
 #include "switchyard/export.h"
+#include "switchyard/stream.h"
 
 namespace switchyard::deep_ep {
 
-/// Stands in for DeepEP's EventOverlap in ported code. CPUs have no streams: results are complete
-/// when the call has returned or its hook has run.
-struct EventOverlap {
-  void current_stream_wait() const noexcept {}
+/// Mirrors DeepEP's EventOverlap. On a GPU it stands behind the work that a call has put into its
+/// stream. On CPUs results are complete when the call has returned or its hook has run.
+class EventOverlap {
+ public:
+  EventOverlap() = default;
+  /// Internal to the library.
+  explicit EventOverlap(std::shared_ptr<void> event) : event_(std::move(event)) {}
+
+  /// What comes next in `stream` waits for the call. Without an event nothing happens.
+  ///
+  /// Errors: kInvalidArgument when a call on a GPU is to be waited for in the host's stream.
+  SWITCHYARD_API void current_stream_wait(Stream stream = Stream::host()) const;
+
+ private:
+  std::shared_ptr<void> event_;
 };
 
 }  // namespace switchyard::deep_ep

@@ -14,7 +14,7 @@
 //   - a token that names an expert twice is an error; the original loses one of the two rows
 //   - received rows are memory of the view: valid until the combine of their handle has been
 //     received, or until the last copy of the handle is destroyed
-//   - no masks of failed ranks, no use_logfmt, no streams
+//   - no masks of failed ranks, no use_logfmt
 #pragma once
 
 #include <cstddef>
@@ -24,23 +24,28 @@
 
 #include "switchyard/compat/deep_ep/event.h"
 #include "switchyard/exchange_config.h"
+#include "switchyard/exchange_types.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::deep_ep {
 
 struct LowLatencyDispatchOptions {
-  bool use_fp8 = true;            ///< quantize to e4m3, one scale per 128 columns (kFp8BlockDeepEp)
-  bool round_scale = false;       ///< scales become powers of two
-  bool use_ue8m0 = false;         ///< scales travel as packed exponent bytes; requires round_scale
-  bool use_nvfp4 = false;         ///< quantize to e2m1; excludes use_fp8
-  TensorView x_global_scale{};    ///< [1] f32, the same on every rank; for use_nvfp4
-  TensorView topk_weights{};      ///< [T, K] f32: sets recv_topk_weights and recv_src_rank
-  bool async_finish = false;      ///< no effect: there is no stream to run ahead of
-  bool return_recv_hook = false;  ///< send only; hook() receives. Excludes async_finish
+  bool use_fp8 = true;          ///< quantize to e4m3, one scale per 128 columns (kFp8BlockDeepEp)
+  bool round_scale = false;     ///< scales become powers of two
+  bool use_ue8m0 = false;       ///< scales travel as packed exponent bytes; requires round_scale
+  bool use_nvfp4 = false;       ///< quantize to e2m1; excludes use_fp8
+  TensorView x_global_scale{};  ///< [1] f32, the same on every rank; for use_nvfp4
+  TensorView topk_weights{};    ///< [T, K] f32: sets recv_topk_weights and recv_src_rank
+  bool async_finish = false;    ///< no effect: every call returns an event
+  /// Send only; hook() receives, in the stream of this call. Excludes async_finish.
+  bool return_recv_hook = false;
   TensorView cumulative_local_expert_recv_stats{};  ///< [L] i32; += recv_count
-  TensorView dispatch_wait_recv_cost_stats{};       ///< [P] i64; += ns waited for each rank
+  TensorView dispatch_wait_recv_cost_stats{};  ///< [P] i64; += ns waited for each rank; on CPUs
+  /// Sets src_info and layout_range of the handle: on GPUs two small kernels behind each receive.
+  bool sets_source_info = true;
 };
 
 /// Rows that a dispatch received: L blocks of C rows, of which [0, recv_count[e]) are valid.
@@ -56,9 +61,10 @@ struct LowLatencyRows {
   TensorView recv_src_rank;      ///< [L, C] i32, if topk_weights were given
 };
 
-/// What combine needs from its dispatch. The fields are set once rows have been received.
+/// What combine needs from its dispatch. The fields are set once rows have been received. combine
+/// itself does not read the tensors.
 struct LowLatencyHandle {
-  Tensor src_info;      ///< [L, C] i32: token of each valid row on its source rank
+  Tensor src_info;      ///< [L, C] i32: token of each row on its source rank; -1 in unused rows
   Tensor layout_range;  ///< [L, P] i64: low 32 bits: rows from rank j; high 32: the first of them
   std::int64_t num_max_dispatch_tokens_per_rank = 0;
   std::int64_t hidden = 0;
@@ -78,7 +84,7 @@ struct LowLatencyDispatched {
 struct LowLatencyCombineOptions {
   bool zero_copy = false;   ///< x is the buffer of get_next_low_latency_combine_buffer
   bool use_logfmt = false;  ///< true throws kNotSupported
-  TensorView out{};         ///< [T, H] bf16; written. Absent: combined_x has its own memory
+  TensorView out{};         ///< [T, H] bf16; written. Absent: combined_x is `memory` of the result
   bool async_finish = false;
   bool return_recv_hook = false;
 };
@@ -93,13 +99,21 @@ struct LowLatencyCombined {
 /// Mirrors the low-latency half of deep_ep.Buffer. Every distinct set of (maximum T, H, K, E,
 /// quantization) has its own Exchange, created at first use and kept.
 ///
+/// Tensors and streams are of the device in the ExchangeOptions. On a GPU calls and hooks are
+/// ordered in the stream and wait for nothing once a call of these sizes has run; then they may be
+/// captured in a CUDA graph. `memory` of a result and tensors of a handle may be reused by a later
+/// call when the last Tensor that holds them is gone. A second combine of one handle sends the
+/// routing once more, x_global_scale included.
+///
 /// Construction and all calls are collective, except the static functions and
 /// get_next_low_latency_combine_buffer.
-/// Errors of calls: kInvalidArgument at once; kTimeout, kPeerLost and kAborted, after which the
-/// group can only be destroyed. Hooks are receive phases: every rank calls them, in the same order.
+/// Errors of calls: kInvalidArgument at once; kNotSupported (use_logfmt; on a GPU
+/// dispatch_wait_recv_cost_stats, because only the host measures waits); kTimeout, kPeerLost and
+/// kAborted, after which the group can only be destroyed. Hooks are receive phases: every rank
+/// calls them, in the same order.
 class SWITCHYARD_API LowLatencyBuffer {
  public:
-  explicit LowLatencyBuffer(const Group& group);
+  explicit LowLatencyBuffer(const Group& group, const ExchangeOptions& exchange_options = {});
   LowLatencyBuffer(LowLatencyBuffer&&) noexcept;
   LowLatencyBuffer& operator=(LowLatencyBuffer&&) noexcept;
   ~LowLatencyBuffer();
@@ -110,7 +124,7 @@ class SWITCHYARD_API LowLatencyBuffer {
                                                     std::int64_t hidden, std::int64_t num_ranks,
                                                     std::int64_t num_experts);
 
-  /// Memory of one rank for one set of options. Pure.
+  /// Memory of one rank on CPUs for one set of options. Pure.
   static ExchangeMemory memory(std::int64_t num_max_dispatch_tokens_per_rank, std::int64_t hidden,
                                std::int32_t num_experts, std::int32_t num_topk,
                                const LowLatencyDispatchOptions& options, int num_ranks, int rank);
@@ -125,24 +139,27 @@ class SWITCHYARD_API LowLatencyBuffer {
   LowLatencyDispatched low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
                                             std::int64_t num_max_dispatch_tokens_per_rank,
                                             std::int32_t num_experts,
+                                            Stream stream = Stream::host(),
                                             const LowLatencyDispatchOptions& options = {});
 
   /// combined_x[t] = sum of topk_weights[t, k] * row of (t, k): one f32 fma chain, k ascending,
   /// rounded once; 0 for a token without experts. May be repeated with one handle.
   ///
   ///   x             [L, C, H]  bf16, f16 or f32: one row per received row
-  ///   topk_idx      [T, K]     the ids given to dispatch; other ids are an error
+  ///   topk_idx      [T, K]     the ids given to dispatch; other ids are an error on CPUs, and
+  ///                            undefined on a GPU
   ///   topk_weights  [T, K]     f32; unchanged until the hook has run
   LowLatencyCombined low_latency_combine(const TensorView& x, const TensorView& topk_idx,
                                          const TensorView& topk_weights,
                                          const std::shared_ptr<LowLatencyHandle>& handle,
+                                         Stream stream = Stream::host(),
                                          const LowLatencyCombineOptions& options = {});
 
-  /// [L, C, H] bf16, uninitialized: memory of the handle for results. On CPUs any other memory
-  /// works as well, because combine copies rows straight from x to their owners.
+  /// [L, C, H] bf16, uninitialized: memory of the handle for results. Any other memory works as
+  /// well, because combine takes rows straight from x to their owners.
   TensorView get_next_low_latency_combine_buffer(const std::shared_ptr<LowLatencyHandle>& handle);
 
-  /// A barrier, because windows here never need cleaning. Collective.
+  /// A barrier of the hosts, because windows here never need cleaning. Collective.
   void clean_low_latency_buffer(std::int64_t num_max_dispatch_tokens_per_rank, std::int64_t hidden,
                                 std::int32_t num_experts);
 

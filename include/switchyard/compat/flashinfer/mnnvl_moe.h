@@ -20,13 +20,16 @@
 #include <vector>
 
 #include "switchyard/exchange_config.h"
+#include "switchyard/exchange_types.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::flashinfer {
 
-/// Mirrors MoEAlltoallInfo; all tensors are i32. Unused entries are -1.
+/// Mirrors MoEAlltoallInfo; all tensors are i32. Unused entries are -1. The three lists of indices
+/// are for the original's own kernels: on GPUs they are absent.
 struct MoEAlltoallInfo {
   Tensor send_rank_count_cumsum;   ///< [P] inclusive prefix sum of tokens sent to each rank
   Tensor send_rank_local_indices;  ///< [Tm * max(P, K)] token of each sent row, packed by rank
@@ -54,10 +57,17 @@ struct MnnvlMoeOptions {
 
 /// Construction and all calls are collective. Memory for each row size is allocated at first use
 /// and kept.
+///
+/// Tensors and streams are of the device in the ExchangeOptions. On a GPU calls are ordered in the
+/// stream and wait for nothing once a call of these sizes has run; then they may be captured in a
+/// CUDA graph. Results are memory of the object, which a later call may reuse when the last Tensor
+/// that holds it is gone.
+///
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API MnnvlMoe {
  public:
-  MnnvlMoe(const Group& group, const MnnvlMoeOptions& options);
+  MnnvlMoe(const Group& group, const MnnvlMoeOptions& options,
+           const ExchangeOptions& exchange_options = {});
   MnnvlMoe(MnnvlMoe&&) noexcept;
   MnnvlMoe& operator=(MnnvlMoe&&) noexcept;
   ~MnnvlMoe();
@@ -69,29 +79,32 @@ class SWITCHYARD_API MnnvlMoe {
 
   /// mnnvl_moe_alltoallv_prepare_without_allgather.
   ///
-  ///   expert_ids      [T, K]  i32 or i64; negative or slot_count: none
+  ///   expert_ids      [T, K]  i32 or i64; negative or slot_count: none; on GPUs also above
   ///   scales          [T, K]  f32 router weights, or absent on every rank
   ///   expert_statics  [expert_count] i32, or absent on every rank
   MoEAlltoallPrepared prepare_without_allgather(const TensorView& expert_ids,
                                                 const TensorView& scales,
                                                 const TensorView& expert_statics,
                                                 std::int64_t max_token_count_per_rank,
-                                                std::int32_t expert_count, std::int32_t slot_count);
+                                                std::int32_t expert_count, std::int32_t slot_count,
+                                                Stream stream = Stream::host());
 
   /// mnnvl_moe_alltoallv: [P * Tm, ...] rows by (source rank, token).
   ///
   ///   x  [T, ...]  any dtype, contiguous
-  Tensor alltoallv(const TensorView& x, const MoEAlltoallInfo& info);
+  Tensor alltoallv(const TensorView& x, const MoEAlltoallInfo& info,
+                   Stream stream = Stream::host());
 
   /// Several payloads in one exchange; results are in the same order.
   std::vector<Tensor> alltoallv(const std::vector<TensorView>& payloads,
-                                const MoEAlltoallInfo& info);
+                                const MoEAlltoallInfo& info, Stream stream = Stream::host());
 
   /// mnnvl_moe_alltoallv_combine: [T, H], one row from each rank that received the token, summed in
   /// f32 in the order of the highest k of each rank, rounded once. Not weighted.
   ///
   ///   x  [P * Tm, H]  bf16, f16 or f32: already weighted and summed over this rank's experts
-  Tensor alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info);
+  Tensor alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info,
+                           Stream stream = Stream::host());
 
  private:
   std::unique_ptr<class MnnvlMoeImpl> impl_;

@@ -23,8 +23,10 @@
 #include <span>
 #include <vector>
 
+#include "switchyard/exchange_types.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::flashinfer {
@@ -45,10 +47,17 @@ struct MoeDispatchOptions {
 
 /// Construction, dispatch and combine are collective. Memory for each row size is allocated at
 /// first use.
+///
+/// Tensors and streams are of the device in the ExchangeOptions. On a GPU calls are ordered in the
+/// stream and wait for nothing once a call of these sizes has run; then they may be captured in a
+/// CUDA graph. Results of combine are memory of the object, which a later call may reuse when the
+/// last Tensor that holds it is gone.
+///
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API MoeAlltoAll {
  public:
-  MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options);
+  MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options,
+              const ExchangeOptions& exchange_options = {});
   MoeAlltoAll(MoeAlltoAll&&) noexcept;
   MoeAlltoAll& operator=(MoeAlltoAll&&) noexcept;
   ~MoeAlltoAll();
@@ -62,7 +71,7 @@ class SWITCHYARD_API MoeAlltoAll {
                                                  std::int64_t aux_bytes);
 
   /// [P, Tr, ...] for each payload: the n-th token from rank s is at (s, n), for n below
-  /// num_received()[s]. Valid until combine. Ids of other ranks' experts remain in valid rows.
+  /// recv_counts()[s]. Valid until combine. Ids of other ranks' experts remain in valid rows.
   ///
   ///   token_selected_experts  [T, K]  i32 (i64 also without `strict`); negative: none
   ///   input_payloads          [T, cols] each, any dtype, contiguous
@@ -72,16 +81,20 @@ class SWITCHYARD_API MoeAlltoAll {
   std::vector<TensorView> dispatch(const TensorView& token_selected_experts,
                                    const std::vector<TensorView>& input_payloads,
                                    std::int64_t runtime_max_tokens_per_rank,
+                                   Stream stream = Stream::host(),
                                    const MoeDispatchOptions& options = {});
 
-  /// [P] tokens received from each rank in the last dispatch.
+  /// [P] i32: tokens received from each rank in the last dispatch, on the device of the object;
+  /// valid until the next one.
+  const TensorView& recv_counts() const;
+  /// The same on the host. On GPUs kNotSupported, because the host would have to wait for them.
   std::span<const std::int64_t> num_received() const;
 
   /// [T, H]: for each token, the sum of one row from each rank that received it, or 0. Not
   /// weighted.
   ///
   ///   payload  [P, Tr, H]  bf16, f16 or f32, contiguous; may be what dispatch returned
-  Tensor combine(const TensorView& payload);
+  Tensor combine(const TensorView& payload, Stream stream = Stream::host());
 
  private:
   std::unique_ptr<class MoeAlltoAllImpl> impl_;
