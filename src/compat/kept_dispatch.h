@@ -35,7 +35,7 @@ class ExchangePool {
 
   /// Errors: kInvalidArgument when the stream or a tensor is of another device.
   void check_call(const char* function, Stream stream,
-                  std::initializer_list<NamedTensor> tensors) const;
+                  std::initializer_list<Argument> tensors) const;
 
   /// Collective when the configuration is new.
   std::shared_ptr<Exchange> get(const ExchangeConfig& config);
