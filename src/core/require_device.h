@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// require_device.h: every tensor of a call lies where the call works.
+// require_device.h: every tensor of a call lies where the call works, and so does its stream.
 #pragma once
 
 #include <initializer_list>
@@ -19,6 +19,9 @@ struct NamedTensor {
 /// tensor's name and both devices.
 void require_device(const char* function, Device device,
                     std::initializer_list<NamedTensor> tensors);
+
+/// Errors: kInvalidArgument, with both devices.
+void require_stream(const char* function, Device device, Stream stream);
 
 /// The work of a function that only CPUs have.
 inline void require_host(const char* function, std::initializer_list<NamedTensor> tensors) {
