@@ -3,6 +3,7 @@
 // Exchange, prepare/finalize, experts and the modular kernel refuse tensors and streams of another
 // device, and work on.
 
+#include <functional>
 #include <vector>
 
 #include "switchyard/modular_kernel.h"
@@ -252,6 +253,28 @@ TEST(WrongDeviceLayerTest, ModularKernel) {
   EXPECT_EQ(error.code(), Errc::kInvalidArgument);
   EXPECT_THAT(error.what(), HasSubstr("the stream is of cuda:0, must be of cpu"));
   kernel.apply({hidden, ids, weights}, output);
+}
+
+// Of a build without CUDA, or a machine without a GPU.
+TEST(WrongDeviceLayerTest, ADeviceThatIsNotThereIsNotAvailable) {
+  if (num_cuda_devices() > 0) GTEST_SKIP() << "this machine has a GPU";
+  const Device device = Device::cuda(0);
+  const auto refused = [](const std::function<void()>& call) {
+    const Error error = error_of(call);
+    EXPECT_EQ(error.code(), Errc::kNotAvailable) << error.what();
+  };
+  const Tensor gate(DType::kBF16, {2, 16, kHidden});
+  const Tensor down(DType::kBF16, {2, kHidden, 16});
+  for (const char* name : {"exact", "cublas"}) {
+    refused([&] { (void)make_experts(name, {gate, gate, down, {}, {}, {}}, {}, device); });
+  }
+  run_ranks(1, [&](const Group& group) {
+    ExchangeOptions options;
+    options.device = device;
+    refused([&] { const Exchange exchange(group, exchange_config(schemes::kNone), options); });
+    refused([&] { (void)make_low_latency(group, layer_config(), options); });
+    refused([&] { (void)make_local(layer_config(), options); });
+  });
 }
 
 TEST(WrongDeviceLayerTest, StaticScalesOfAChoice) {
