@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// require_device.h: every tensor of a call lies where the call works.
+// require_device.h: every tensor of a call lies where the call works, and so does its stream.
 #pragma once
 
 #include <initializer_list>
@@ -18,6 +18,9 @@ struct Argument {
 /// Absent tensors, and those without elements, lie anywhere. Errors: kInvalidArgument, with the
 /// tensor's name and both devices.
 void require_device(const char* function, Device device, std::initializer_list<Argument> tensors);
+
+/// Errors: kInvalidArgument, with both devices.
+void require_stream(const char* function, Device device, Stream stream);
 
 /// The work of a function that only CPUs have.
 inline void require_host(const char* function, std::initializer_list<Argument> tensors) {

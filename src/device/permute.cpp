@@ -193,6 +193,12 @@ void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
 void unpermute_and_reduce(const TensorView& expert_output, const TensorView& inv_perm,
                           const TensorView& topk_weights, const TensorView& output, Stream stream,
                           const TensorView& num_errors) {
+  require_device("unpermute_and_reduce", stream.device(),
+                 {{"expert_output", expert_output},
+                  {"inv_perm", inv_perm},
+                  {"topk_weights", topk_weights},
+                  {"output", output},
+                  {"num_errors", num_errors}});
   ep_gather(expert_output, inv_perm, topk_weights, inv_perm, {}, output, stream, num_errors);
 }
 

@@ -20,14 +20,8 @@ std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const Exchange
   return std::make_unique<PullExchange>(group, config, options);
 }
 
-void check_stream(const char* function, const ExchangeBackend& backend, Stream stream) {
-  require(stream.device() == backend.device(), Errc::kInvalidArgument,
-          "{}: the stream is of {}, must be of {} as the exchange", function,
-          name_of(stream.device()), name_of(backend.device()));
-}
-
 DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
-  check_stream(call.name(), backend, call.stream);
+  require_stream(call.name(), backend.device(), call.stream);
   require_device(call.name(), backend.device(),
                  {{"tokens", call.tokens},
                   {"topk_ids", call.topk_ids},
@@ -41,7 +35,7 @@ DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
 }
 
 CombineCall checked(const ExchangeBackend& backend, const CombineCall& call) {
-  check_stream("combine", backend, call.stream);
+  require_stream("combine", backend.device(), call.stream);
   require_device("combine", backend.device(),
                  {{"rows", call.rows},
                   {"row_weights", call.options.row_weights},
@@ -86,7 +80,7 @@ DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
 }
 
 Dispatched Exchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
-  check_stream("dispatch_receive", *backend_, stream);
+  require_stream("dispatch_receive", device(), stream);
   return backend_->dispatch_receive(handle, stream);
 }
 
@@ -104,7 +98,7 @@ Dispatched Exchange::dispatch_again(const DispatchHandle& earlier, const TensorV
 }
 
 DispatchHandle Exchange::reopen(const DispatchHandle& earlier, Stream stream) {
-  check_stream("reopen", *backend_, stream);
+  require_stream("reopen", device(), stream);
   return backend_->reopen(earlier, stream);
 }
 

@@ -6,7 +6,7 @@ set -euo pipefail
 compiler=$1 folder=$2
 cd "$folder"
 for header in $(find switchyard -name '*.h' | sort); do
-  first=$("$compiler" -std=c++17 -fsyntax-only -I. -x c++ "$header" 2>&1 | grep -m 1 'error' || true)
+  first=$("$compiler" -std=c++17 -fsyntax-only -I. -x c++ "$header" 2>&1 | grep -m 1 -E ': (fatal )?error:' || true)
   if [[ $first != *"need C++20"* ]]; then
     echo "$header as C++17: first error is '$first'" >&2
     exit 1

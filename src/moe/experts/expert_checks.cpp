@@ -189,9 +189,7 @@ TensorView flat_rows(const char* name, const TensorView& tensor) {
 
 void require_experts_device(Device device, const ExpertRows& input, const TensorView& output,
                             Stream stream) {
-  require(stream.device() == device, Errc::kInvalidArgument,
-          "apply: the stream is of {}, must be of {} as the experts", name_of(stream.device()),
-          name_of(device));
+  require_stream("apply", device, stream);
   require_device("apply", device,
                  {{"rows", input.rows},
                   {"scales", input.scales},

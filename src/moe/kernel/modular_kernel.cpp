@@ -90,6 +90,7 @@ void ModularKernel::observe(LayerStage stage) const {
 }
 
 void ModularKernel::apply(const PrepareArguments& given, const TensorView& output, Stream stream) {
+  require_stream("modular_kernel", device(), stream);
   require_device("modular_kernel", device(), {{"hidden", given.hidden}, {"output", output}});
   check_call(output, given.hidden.shape(0), prepare_finalize_->hidden(), given.weighs_in_place,
              shared_.experts != nullptr);

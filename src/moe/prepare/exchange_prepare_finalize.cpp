@@ -207,13 +207,15 @@ Prepared ExchangePrepareFinalize::prepare(const PrepareArguments& arguments, Str
 // The rows that combine takes; with [M, K, H] this rank's choices of each row are summed first.
 TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch, const FinalizeArguments& arguments,
                                             Stream stream) const {
+  require_stream("finalize", device(), stream);
+  require_device("finalize", device(),
+                 {{"expert_output", arguments.expert_output}, {"reduced", arguments.reduced}});
   const TensorView& received = batch.dispatched.experts.rows;
   const std::int64_t num_rows =
       received.num_dims() == 3 ? received.shape(0) * received.shape(1) : received.shape(0);
   const auto [rows, needs_sum] = check_returned_rows(
       recipe_, config_, num_rows, arguments.expert_output, arguments.weight_and_reduce);
   if (!needs_sum) return rows;
-  require_device("finalize", device(), {{"reduced", arguments.reduced}});
   TensorView reduced = arguments.reduced;
   if (!reduced.has_value() && device().is_cpu()) {
     batch.reduced = Tensor(rows.dtype(), {num_rows, config_.hidden});

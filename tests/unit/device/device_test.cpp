@@ -128,10 +128,10 @@ TEST(RequireDeviceTest, NamesTheTensorAndBothDevices) {
   const TensorView none(nullptr, DType::kF32, {0}, Device::cuda(0));
   require_host("call", {{"a", near}, {"b", TensorView()}, {"c", none}});
   expect_error(Errc::kInvalidArgument,
-               "call: b is f32 [2] on cuda:0, which lies on cuda:0, must lie on cpu", [&] {
+               "call: b is f32 [2] on cuda:0, must lie on cpu; copy it there", [&] {
                  require_host("call", {{"a", near}, {"b", far}});
                });
-  expect_error(Errc::kInvalidArgument, "a is f32 [2], which lies on cpu, must lie on cuda:1", [&] {
+  expect_error(Errc::kInvalidArgument, "a is f32 [2] on cpu, must lie on cuda:1", [&] {
     require_device("call", Device::cuda(1), {{"a", near}});
   });
 }

@@ -191,7 +191,29 @@ TEST(ModularKernelFaultsTest, ArgumentsAreChecked) {
   kernel.apply(call.arguments(), call.output);
 }
 
-// The refusal comes before anything is sent, so the other rank continues too.
+TEST(ModularKernelFaultsTest, AllPartsAreOfOneDevice) {
+  class FarExperts final : public Experts {
+   public:
+    std::string_view name() const override { return "far"; }
+    Device device() const override { return Device::cuda(1); }
+    bool is_batch_invariant() const override { return true; }
+    std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+    void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {}
+  };
+  bool fails = false;
+  expect_error(Errc::kInvalidArgument, "experts are on cuda:1, must be on cpu",
+               [&] { ModularKernel(make_local(small_config()), std::make_unique<FarExperts>()); });
+  expect_error(Errc::kInvalidArgument, "shared experts are on cuda:1, must be on cpu", [&] {
+    ModularKernel(make_local(small_config()), std::make_unique<FailingExperts>(fails),
+                  {std::make_unique<FarExperts>(), {}});
+  });
+  const ModularKernel kernel(make_local(small_config()), std::make_unique<FailingExperts>(fails));
+  EXPECT_EQ(kernel.device(), Device::cpu());
+  EXPECT_FALSE(kernel.is_capturable());
+  kernel.check();
+}
+
+// Refused before anything is sent: the other rank, too, goes on.
 TEST(ModularKernelFaultsTest, AnOutputThatCombineRefusesIsRefusedAtOnce) {
   run_ranks(2, [](const Group& group) {
     bool fails = false;

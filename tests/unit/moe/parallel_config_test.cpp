@@ -179,7 +179,7 @@ TEST(ParallelConfigTest, RefusesImpossibleSizesAndRanks) {
                make(options_of(1, 0, 2, 2, true)));
   expect_error(Errc::kInvalidArgument, "tp_rank is -1", make(options_of(2, -1, 1, 0, true)));
   expect_error(Errc::kInvalidArgument, "sp_size is 0", make({.sp_size = 0}));
-  expect_error(Errc::kInvalidArgument, "ranks, want at largest 2147483647",
+  expect_error(Errc::kInvalidArgument, "ranks, want at most 2147483647",
                make(options_of(kMax, 0, 2, 0, true)));
   expect_error(Errc::kInvalidArgument, "overflows 64 bits",
                make({.tp_size = kMax, .dp_size = kMax, .pcp_size = kMax}));

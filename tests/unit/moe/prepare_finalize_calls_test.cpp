@@ -27,6 +27,15 @@ using test::expect_error;
 using test::kAllClasses;
 using test::run_ranks;
 
+class QuantizingExperts final : public Experts {
+ public:
+  std::string_view name() const override { return "quantizing"; }
+  bool is_batch_invariant() const override { return true; }
+  bool expects_unquantized_inputs() const override { return true; }
+  std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+  void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {}
+};
+
 void check_every_class(ClassCase test) {
   for (const PrepareKind kind : kAllClasses) {
     test.kind = kind;
@@ -76,6 +85,35 @@ TEST(PrepareFinalizeCallsTest, DeferredRowsArriveAsTheyWere) {
                      .wire_scheme = schemes::kNone,
                      .static_scale = 600.0f,
                      .defers = true});
+}
+
+// The second exchange is taken by the constructor, or by post_init_setup for experts that want it.
+TEST(PrepareFinalizeCallsTest, DeferredRowsNeedAnExchangeOfTheirOwn) {
+  for (const PrepareKind kind : kAllClasses) {
+    const ClassCase test{.kind = kind, .num_tokens = {5, 2}, .scheme = schemes::kFp8Block};
+    const reference::Batch batch = test::random_batch_of(test);
+    run_ranks(2, [&](const Group& group) {
+      const auto object = make_prepare_finalize(kind, group, test.config());
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      PrepareArguments deferred = input.arguments();
+      deferred.defer_input_quant = true;
+      expect_error(Errc::kInvalidArgument, "set PrepareFinalizeConfig::defers_input_quant",
+                   [&] { object->prepare(deferred); });
+      EXPECT_EQ(object->row_scheme(false), schemes::kFp8Block);
+      EXPECT_EQ(object->row_scheme(true), schemes::kNone);
+      const ExchangeMemory before = object->memory();
+      object->post_init_setup(QuantizingExperts());
+      EXPECT_GT(object->memory().window_bytes, before.window_bytes);
+      for (const bool defers : {true, false}) {
+        PrepareArguments arguments = input.arguments();
+        arguments.defer_input_quant = defers;
+        const Prepared prepared = object->prepare(arguments);
+        EXPECT_EQ(prepared.experts.scheme, defers ? schemes::kNone : schemes::kFp8Block);
+        const Tensor rows = test::zeros_like(prepared.experts.rows);
+        object->finalize({input.hidden, rows, WeightAndReduce::no_op()});
+      }
+    });
+  }
 }
 
 TEST(PrepareFinalizeCallsTest, PrefillStartsExpertsAtTheAlignment) {

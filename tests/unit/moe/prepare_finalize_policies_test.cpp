@@ -131,6 +131,50 @@ TEST(PrepareFinalizePoliciesTest, RowsOfEachChoiceAreWeighedAndSummed) {
   }
 }
 
+// The caller's memory for the sums gives the same output; the shared row is added to the rounded
+// output, which is rounded again.
+TEST(PrepareFinalizePoliciesTest, SharedRowsAndMemoryForSumsMayBeGiven) {
+  for (const PrepareKind kind : kAllClasses) {
+    const ClassCase test{.kind = kind};
+    const reference::Batch batch = batch_of_powers(test);
+    const ClassOracle oracle(test, batch);
+    run_ranks(test.num_ranks(), [&](const Group& group) {
+      const auto object = make_prepare_finalize(kind, group, test.config());
+      const std::int32_t first =
+          test.is_local() ? 0 : reference::first_expert(7, group.size(), group.rank());
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      const Prepared prepared = object->prepare(input.arguments());
+      const Tensor rows = is_grouped(kind) ? grouped_rows(*object, prepared, first, false)
+                                           : choice_rows(*object, prepared);
+      const Tensor output(DType::kBF16, {input.hidden.shape(0), test.hidden});
+      FinalizeArguments arguments{output, rows};
+      arguments.shared = input.hidden;
+      const Tensor wrong(DType::kBF16, {input.hidden.shape(0) + 1, test.hidden});
+      FinalizeArguments refused = arguments;
+      refused.shared = wrong;
+      expect_error(Errc::kInvalidArgument, "shared is bf16", [&] { object->finalize(refused); });
+      Tensor reduced;
+      if (!is_grouped(kind)) {
+        refused.shared = input.hidden;
+        refused.reduced = wrong;
+        if (prepared.experts.rows.shape(0) != wrong.shape(0)) {
+          expect_error(Errc::kInvalidArgument, "reduced is bf16",
+                       [&] { object->finalize(refused); });
+        }
+        reduced = zeros_like(prepared.experts.rows);
+        arguments.reduced = reduced;
+      }
+      object->finalize(arguments);
+      Bits want = bits_of(oracle.output(group.rank()));
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        want[i] = bf16_from_f32(f32_from_bf16(want[i]) +
+                                f32_from_bf16(input.hidden.as<std::uint16_t>()[i]));
+      }
+      EXPECT_EQ(bits_of(output), want) << name_of(kind);
+    });
+  }
+}
+
 TEST(PrepareFinalizePoliciesTest, GroupedRowsAreWeighedByTheClassOrBefore) {
   for (const PrepareKind kind : kAllClasses) {
     for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
