@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// experts_bench.cpp: one core's rate of the expert MLP, by kind of experts and rows of an expert,
-// beside the core's measured fma peak. Counter "flops": 6 * H * I operations a row; "of_peak": its
-// share.
+// experts_bench.cpp: the rate of the expert MLP on one core, by kind of experts and rows per
+// expert, compared with the core's measured fma peak. Counter "flops": 6 * H * I operations per
+// row; "of_peak": its share of the peak.
 //
-// H = 1024, I = 512: the weights of an expert are 3 MiB in bf16. One expert is multiplied again and
-// again, so weights come from a near cache; "cold" goes around 64 experts, so they come from
-// memory.
+// H = 1024, I = 512: the weights of an expert are 3 MiB in bf16. One expert is multiplied
+// repeatedly, so its weights come from a cache; "cold" cycles through 64 experts, so that weights
+// come from memory.
 
 #include <string>
 #include <vector>
@@ -29,7 +29,7 @@ constexpr std::int64_t kIntermediate = 512;
 Tensor random_tensor(DType dtype, std::int64_t a, std::int64_t b, std::int64_t c) {
   Tensor tensor(dtype, {a, b, c});
   for (std::int64_t i = 0; i < a * b * c; ++i) {
-    // A period that no size divides keeps the set-up short.
+    // Repeating values keep the set-up short; no size divides the period.
     const double x = random_normal(1, static_cast<std::uint64_t>(i % 100003));
     scalar::store(tensor.data(), dtype, i, static_cast<float>(x / 32));
   }
@@ -51,9 +51,11 @@ void run_experts(benchmark::State& state, const std::string& name, DType dtype, 
   for (std::int64_t e = 0; e < num_experts; ++e) first_row.push_back(e * rows_each);
   const std::vector<std::int32_t> num_rows(static_cast<std::size_t>(num_experts),
                                            static_cast<std::int32_t>(rows_each));
-  const AlignedBuffer workspace(experts->workspace_bytes(total));
+  const TensorView first_rows = TensorView::of(first_row.data(), {num_experts});
+  const TensorView counts = TensorView::of(num_rows.data(), {num_experts});
+  const AlignedBuffer workspace(experts->workspace_bytes(x));
   for (auto _ : state) {
-    experts->apply({x, {}, schemes::kNone, first_row, num_rows}, y,
+    experts->apply({x, {}, schemes::kNone, first_rows, counts}, y,
                    {workspace.data(), workspace.size_bytes()});
   }
   const double flops = 6.0 * static_cast<double>(total * kHidden * kIntermediate);

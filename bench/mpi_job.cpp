@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The baseline: the same de-duplicated bytes by MPI. Ids by MPI_Allgather, rows packed by target
-// rank and moved by MPI_Alltoallv, then the same placement; combine: the same sums on the expert's
-// rank, packed, MPI_Alltoallv, the same sum on the owner. Plans come from the library, so that only
-// the transport differs.
+// The baseline: the same de-duplicated bytes over MPI. Dispatch: ids by MPI_Allgather, rows packed
+// by target rank and moved by MPI_Alltoallv, then the same placement. Combine: the same sums on the
+// expert's rank, packed, MPI_Alltoallv, and the same sum on the owner. Plans come from the library,
+// so that only the transport differs.
 
 #include <mpi.h>
 #include <span>
@@ -24,10 +24,10 @@ class MpiExchange {
         ownership_{test.num_experts, test.num_ranks},
         row_bytes_(static_cast<std::size_t>(test.hidden) * 2),
         all_ids_(static_cast<std::size_t>(test.num_ranks * test.num_tokens * test.num_topk)) {
-    const std::int64_t most = std::int64_t{test.num_ranks} * test.num_tokens;
-    send_ = AlignedBuffer(static_cast<std::size_t>(most) * row_bytes_);
-    receive_ = AlignedBuffer(static_cast<std::size_t>(most) * row_bytes_);
-    rows_ = AlignedBuffer(static_cast<std::size_t>(most * test.num_topk) * row_bytes_);
+    const std::int64_t max_rows = std::int64_t{test.num_ranks} * test.num_tokens;
+    send_ = AlignedBuffer(static_cast<std::size_t>(max_rows) * row_bytes_);
+    receive_ = AlignedBuffer(static_cast<std::size_t>(max_rows) * row_bytes_);
+    rows_ = AlignedBuffer(static_cast<std::size_t>(max_rows * test.num_topk) * row_bytes_);
     MPI_Type_contiguous(static_cast<int>(row_bytes_), MPI_BYTE, &row_type_);
     MPI_Type_commit(&row_type_);
   }
@@ -66,12 +66,12 @@ class MpiExchange {
 
   void combine(std::uint16_t* output) {
     const std::vector<float> weights(static_cast<std::size_t>(test_.num_topk), 0.125f);
-    std::vector<const void*> terms(weights.size());
+    std::vector<const void*> summands(weights.size());
     for (std::size_t a = 0; a < receive_plan_.arrivals.size(); ++a) {
       const Arrival& arrival = receive_plan_.arrivals[a];
       for (std::int32_t i = 0; i < arrival.count; ++i)
-        terms[static_cast<std::size_t>(i)] = row_of(arrival, i);
-      weigh_reduce_row(terms.data(), DType::kBF16, weights.data(), arrival.count, test_.hidden,
+        summands[static_cast<std::size_t>(i)] = row_of(arrival, i);
+      weigh_reduce_row(summands.data(), DType::kBF16, weights.data(), arrival.count, test_.hidden,
                        receive_.data() + a * row_bytes_, DType::kBF16);
     }
     all_to_all(false);
@@ -79,11 +79,11 @@ class MpiExchange {
     for (std::int64_t t = 0; t < test_.num_tokens; ++t) {
       int count = 0;
       for (const TokenRank& r : send_plan_.ranks_of(t)) {
-        terms[static_cast<std::size_t>(count++)] =
+        summands[static_cast<std::size_t>(count++)] =
             send_.data() +
             static_cast<std::size_t>(next[static_cast<std::size_t>(r.rank)]++) * row_bytes_;
       }
-      weigh_reduce_row(terms.data(), DType::kBF16, nullptr, count, test_.hidden,
+      weigh_reduce_row(summands.data(), DType::kBF16, nullptr, count, test_.hidden,
                        output + t * test_.hidden, DType::kBF16);
     }
   }
@@ -94,7 +94,7 @@ class MpiExchange {
     return rows_.data() + static_cast<std::size_t>(p.row) * row_bytes_;
   }
 
-  // Where the rows for each rank begin among those that go out.
+  // The first row for each rank among the outgoing rows.
   std::vector<std::int64_t> first_row_to() const {
     std::vector<std::int64_t> first(static_cast<std::size_t>(test_.num_ranks), 0);
     for (std::size_t r = 1; r < first.size(); ++r) {
@@ -103,7 +103,7 @@ class MpiExchange {
     return first;
   }
 
-  // Rows of own tokens go out and rows of arrivals come in; combine is the way back.
+  // Sends rows of this rank's tokens and receives arrivals; combine moves them the other way.
   void all_to_all(bool is_dispatch) {
     const auto size = static_cast<std::size_t>(test_.num_ranks);
     std::vector<int> out(size), out_at(size), in(size), in_at(size);

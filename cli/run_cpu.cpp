@@ -21,7 +21,7 @@ class CpuLayer final : public LayerTarget {
     }
     SharedExpert shared;
     if (setup.weights.shared.has_value()) {
-      // Shared experts are not dispatched, so nothing of theirs is quantized.
+      // Shared experts are not dispatched, so nothing is quantized for them.
       shared.experts = make_experts(setup.options.experts, setup.weights.shared.view(), {});
       shared.gate = setup.weights.shared_gate.view();
     }
@@ -59,10 +59,12 @@ class CpuLayer final : public LayerTarget {
   }
 
  private:
-  // Once for each micro-batch.
+  // Runs once per micro-batch.
   void inspect(const PrepareArguments& arguments, const Prepared& prepared,
                const TensorView& expert_output, RankResult& result) const {
-    add_rows(setup_, prepared.num_rows, prepared.experts.num_rows, result);
+    const TensorView& counts = prepared.experts.num_rows;
+    add_rows(setup_, prepared.host->num_rows,
+             {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.num_elements())}, result);
     const WireBytes bytes = kernel_->prepare_finalize().wire_bytes(dbo_current_micro_batch());
     result.dispatch_bytes += bytes.dispatch;
     result.combine_bytes += bytes.combine;

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layer of `run` on GPUs. A rank waits for its stream after each stage, to time it, so
-// micro-batches follow one another.
+// The layer of `run` on GPUs. To time the stages, a rank waits for its stream after each, so
+// micro-batches run one after another.
 
 #include <algorithm>
 
-#include "switchyard/device_modular_kernel.h"
+#include "switchyard/modular_kernel.h"
 
 #include "core/clock.h"
 #include "core/even_parts.h"
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
-#include "device/device_tensors.h"
 #include "run_layer.h"
 
 namespace switchyard::cli {
@@ -36,70 +35,66 @@ class CudaLayer final : public LayerTarget {
                                              const TensorView& output, RankResult* last) override;
 
  private:
-  std::unique_ptr<DeviceModularKernel> make_kernel();
-  TensorView upload(const TensorView& host, std::byte* to);
+  std::unique_ptr<ModularKernel> make_kernel();
+  TensorView upload(const TensorView& host, const Tensor& to);
   Tensor download(const TensorView& device);
-  void inspect(const PrepareArguments& arguments, const DevicePrepared& prepared,
+  void inspect(const PrepareArguments& arguments, const Prepared& prepared,
                const TensorView& expert_output, RankResult& result);
-  void dump(const PrepareArguments& arguments, const DevicePrepared& prepared,
+  void dump(const PrepareArguments& arguments, const Prepared& prepared,
             const TensorView& expert_output);
   std::vector<RowOrigin> row_origins(const PrepareArguments& arguments) const;
   void describe(RankResult& result) const;
 
   LayerSetup setup_;
   std::unique_ptr<DeviceQueue> queue_;
-  // Of this rank's tokens.
-  DeviceTensors tensors_;
-  std::byte* hidden_;
-  std::byte* topk_ids_;
-  std::byte* topk_weights_;
-  std::byte* output_;
-  TensorView shared_gate_;
-  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: it ends before memory does
+  // Buffers for this rank's tokens.
+  Tensor hidden_;
+  Tensor topk_ids_;
+  Tensor topk_weights_;
+  Tensor output_;
+  Tensor shared_gate_;
+  std::unique_ptr<ModularKernel> kernel_;  ///< last: destroyed before the memory it uses
 };
 
 CudaLayer::CudaLayer(const LayerSetup& setup)
     : setup_(setup), queue_(cuda_module().make_queue(setup.group.rank())) {
   const PrepareFinalizeConfig& config = setup.run_config.prepare;
-  const auto num_tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
-  const std::size_t num_elements = num_tokens * static_cast<std::size_t>(config.hidden);
-  const std::size_t num_choices = num_tokens * static_cast<std::size_t>(config.num_topk);
-  hidden_ = tensors_.allocate_bytes(num_elements * sizeof(std::uint16_t));
-  topk_ids_ = tensors_.allocate_bytes(num_choices * sizeof(std::int64_t));
-  topk_weights_ = tensors_.allocate_bytes(num_choices * sizeof(float));
-  output_ = tensors_.allocate_bytes(num_elements * sizeof(std::uint16_t));
-  if (setup.weights.shared_gate.view().has_value()) {
-    const TensorView& gate = setup.weights.shared_gate;
-    shared_gate_ = upload(gate, tensors_.allocate_bytes(gate.num_bytes()));
-  }
-  tensors_.close();
+  const Device device = queue_->device();
+  const std::int64_t num_tokens = config.max_tokens_per_rank;
+  hidden_ = Tensor(DType::kBF16, {num_tokens, config.hidden}, device);
+  topk_ids_ = Tensor(DType::kI64, {num_tokens, config.num_topk}, device);
+  topk_weights_ = Tensor(DType::kF32, {num_tokens, config.num_topk}, device);
+  output_ = Tensor(DType::kBF16, {num_tokens, config.hidden}, device);
+  const TensorView& gate = setup.weights.shared_gate;
+  if (gate.has_value()) shared_gate_ = copy_to(gate, device);
   kernel_ = make_kernel();
 }
 
-std::unique_ptr<DeviceModularKernel> CudaLayer::make_kernel() {
+std::unique_ptr<ModularKernel> CudaLayer::make_kernel() {
   const auto& [kind, config, intermediate_scale] = setup_.run_config;
   const std::string& name = setup_.options.experts;
   ExpertOptions expert_options{config.scheme};
   if (intermediate_scale) {
     expert_options.intermediate_scale = TensorView::of(&*intermediate_scale, {1});
   }
-  DeviceSharedExpert shared;
+  SharedExpert shared;
   if (setup_.weights.shared.has_value()) {
-    shared.experts = make_device_experts(name, setup_.weights.shared.view(), {});
+    shared.experts = make_experts(name, setup_.weights.shared.view(), {}, queue_->device());
     shared.gate = shared_gate_;
   }
-  auto experts = make_device_experts(name, setup_.weights.experts.view(), expert_options);
-  return std::make_unique<DeviceModularKernel>(
-      make_device_prepare_finalize(kind, setup_.group, config), std::move(experts),
-      std::move(shared));
+  auto experts =
+      make_experts(name, setup_.weights.experts.view(), expert_options, queue_->device());
+  return std::make_unique<ModularKernel>(
+      make_prepare_finalize(kind, setup_.group, config, {.device = queue_->device()}),
+      std::move(experts), std::move(shared));
 }
 
-TensorView CudaLayer::upload(const TensorView& host, std::byte* to) {
-  if (host.num_bytes() > 0) queue_->copy(to, host.data(), host.num_bytes());
-  return TensorView(to, host.dtype(), {host.shape(0), host.shape(1)});
+TensorView CudaLayer::upload(const TensorView& host, const Tensor& to) {
+  if (host.num_bytes() > 0) queue_->copy(to.data(), host.data(), host.num_bytes());
+  return TensorView(to.data(), host.dtype(), {host.shape(0), host.shape(1)}, to.device());
 }
 
-// Of two dimensions or one; rows of experts one below the other.
+// Copies a tensor of one or more dimensions to a host matrix; experts' rows are stacked.
 Tensor CudaLayer::download(const TensorView& device) {
   const int last = device.num_dims() - 1;
   const std::int64_t width = last > 0 ? device.shape(last) : 1;
@@ -113,10 +108,11 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   const TensorView hidden = upload(arguments.hidden, hidden_);
   const TensorView ids = upload(arguments.topk_ids, topk_ids_);
   const TensorView weights = upload(arguments.topk_weights, topk_weights_);
-  const TensorView result(output_, output.dtype(), {output.shape(0), output.shape(1)});
+  const TensorView result(output_.data(), output.dtype(), {output.shape(0), output.shape(1)},
+                          output_.device());
   if (last != nullptr) {
     describe(*last);
-    kernel_->set_inspector([&, last](const DevicePrepared& prepared, const TensorView& rows) {
+    kernel_->set_inspector([&, last](const Prepared& prepared, const TensorView& rows) {
       inspect(arguments, prepared, rows, *last);
     });
   }
@@ -124,7 +120,7 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   std::int64_t before = now_ns();
   kernel_->set_stage_observer([&](LayerStage stage) {
     queue_->wait();
-    // On a shared GPU libraries may load kernels only while no peer's kernel waits for this rank.
+    // On a shared GPU, libraries may load kernels only while no peer's kernel waits for this rank.
     if (kernel_->prepare_finalize().is_shared_gpu()) setup_.group.barrier();
     const std::int64_t now = now_ns();
     sample[stage_of(stage)] += now - std::exchange(before, now);
@@ -134,7 +130,7 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   for (std::int64_t m = 0; m < count; ++m) {
     const std::int64_t begin = part_begin(num_tokens, count, m);
     const std::int64_t end = part_begin(num_tokens, count, m + 1);
-    DevicePrepareArguments part;
+    PrepareArguments part;
     part.hidden = slice_rows(hidden, begin, end);
     part.topk_ids = slice_rows(ids, begin, end);
     part.topk_weights = slice_rows(weights, begin, end);
@@ -144,12 +140,12 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   }
   kernel_->check();
   kernel_->set_inspector({});
-  if (output.num_bytes() > 0) queue_->copy(output.data(), output_, output.num_bytes());
+  if (output.num_bytes() > 0) queue_->copy(output.data(), output_.data(), output.num_bytes());
   return sample;
 }
 
-// Before the rows go home; once for each micro-batch.
-void CudaLayer::inspect(const PrepareArguments& arguments, const DevicePrepared& prepared,
+// Runs once per micro-batch, before the rows return to their source ranks.
+void CudaLayer::inspect(const PrepareArguments& arguments, const Prepared& prepared,
                         const TensorView& expert_output, RankResult& result) {
   queue_->wait();
   kernel_->check();
@@ -160,9 +156,9 @@ void CudaLayer::inspect(const PrepareArguments& arguments, const DevicePrepared&
   if (!setup_.options.dump.empty()) dump(arguments, prepared, expert_output);
 }
 
-void CudaLayer::dump(const PrepareArguments& arguments, const DevicePrepared& prepared,
+void CudaLayer::dump(const PrepareArguments& arguments, const Prepared& prepared,
                      const TensorView& expert_output) {
-  const DeviceExpertRows& from = prepared.experts;
+  const ExpertRows& from = prepared.experts;
   const auto optional = [&](const TensorView& device) {
     return device.has_value() ? download(device) : Tensor();
   };
@@ -176,13 +172,13 @@ void CudaLayer::dump(const PrepareArguments& arguments, const DevicePrepared& pr
   experts.rows = rows;
   experts.scales = scales;
   experts.scheme = from.scheme;
-  experts.num_rows = {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.shape(0))};
+  experts.num_rows = TensorView::of(counts.as<std::int32_t>(), {counts.shape(0)});
   experts.tensor_scale = tensor_scale;
   dump_rows(setup_, arguments, {experts, ids, returned, row_origins(arguments)});
 }
 
-// GPUs keep no list of them. Rows lie where they lie on CPUs: the same ids over the same ranks with
-// narrow rows tell.
+// GPUs keep no list of origins. Rows have the same places as on CPUs, so a CPU exchange of the same
+// ids between the same ranks, with narrow rows, yields them.
 std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments) const {
   constexpr std::int64_t kWidth = 16;
   PrepareFinalizeConfig config = setup_.run_config.prepare;
@@ -202,7 +198,7 @@ std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments)
 }
 
 void CudaLayer::describe(RankResult& result) const {
-  const DevicePrepareFinalize& prepare = kernel_->prepare_finalize();
+  const PrepareFinalize& prepare = kernel_->prepare_finalize();
   const ExchangeMemory memory = prepare.memory();
   result.window_bytes = static_cast<std::int64_t>(memory.window_bytes);
   result.workspace_bytes =

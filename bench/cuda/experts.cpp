@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// experts.cpp: experts on a GPU at the sizes of DeepSeek-V3 on 8 ranks: 32 experts, H
-// 7168, I 2048, bf16 weights. Decode: a batch of 512 places an expert, of which 16 hold rows;
-// prefill: 4096 rows, 128 an expert, one expert after another. The floor is the time of reading the
-// weights once, at the rate at which a long device-to-device copy reads and writes in this run. Its
-// use ends where arithmetic takes longer, so the rate of arithmetic of the rows that count stands
-// beside it. Median of 20 calls between two events.
+// experts.cpp: experts on a GPU at the sizes of DeepSeek-V3 on 8 ranks: 32 experts, H 7168, I 2048,
+// bf16 weights. Decode: a batch with 512 slots per expert, of which 16 hold rows. Prefill: 4096
+// rows, 128 per expert, one expert after another. The floor is the time to read the weights once,
+// at the rate at which a long device-to-device copy reads and writes in this run. It does not apply
+// where arithmetic takes longer, so the arithmetic rate over valid rows is printed as well. Medians
+// of 20 calls between two events.
 //
-// usage: cuda_experts_bench     A table on standard error, a line of JSON a case on output.
+// usage: cuda_experts_bench     Prints a table to stderr, and one JSON line per case to stdout.
 
 #include <algorithm>
 #include <cstdio>
@@ -38,23 +38,23 @@ constexpr double kWeightBytes = 2.0 * 3 * kExperts * kIntermediate * kHidden;
 struct Case {
   const char* name;
   bool is_batched;
-  std::int64_t places;  // of an expert
-  std::int32_t count;   // rows of an expert
+  std::int64_t places;  // per expert
+  std::int32_t count;   // rows per expert
   QuantScheme scheme;
 };
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreate(&event_), "event"); }
+  Event() { cuda::check_cuda(cudaEventCreate(&event_), "event"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
-  void record(const OwnedStream& stream) {
-    check_cuda(cudaEventRecord(event_, stream.get()), "event");
+  void record(const cuda::OwnedStream& stream) {
+    cuda::check_cuda(cudaEventRecord(event_, stream.get()), "event");
   }
   double us_since(const Event& start) const {
     float milliseconds = 0;
-    check_cuda(cudaEventElapsedTime(&milliseconds, start.event_, event_), "event");
+    cuda::check_cuda(cudaEventElapsedTime(&milliseconds, start.event_, event_), "event");
     return 1000.0 * static_cast<double>(milliseconds);
   }
 
@@ -63,22 +63,22 @@ class Event {
 };
 
 template <typename Call>
-double median_us(const OwnedStream& stream, const Call& call) {
+double median_us(const cuda::OwnedStream& stream, const Call& call) {
   std::vector<double> times;
   Event begin, end;
   for (int i = -kWarmUp; i < kRounds; ++i) {
     begin.record(stream);
     call();
     end.record(stream);
-    check_cuda(cudaStreamSynchronize(stream.get()), "synchronize");
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "synchronize");
     if (i >= 0) times.push_back(end.us_since(begin));
   }
   std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
   return times[kRounds / 2];
 }
 
-// All experts have the same weights on the host: [1, n, k] with a stride of 0. On the GPU each has
-// its own.
+// On the host all experts share the same weights: [1, n, k] with a stride of 0. On the GPU each has
+// its own copy.
 class HostWeights {
  public:
   HostWeights() : values_(static_cast<std::size_t>(kIntermediate * kHidden)) {
@@ -104,7 +104,7 @@ class HostWeights {
   std::vector<std::uint16_t> values_;
 };
 
-// Rows of zeros cost what others do, but draw less power; so: the same random byte pattern in all.
+// Rows of zeros take as many operations but draw less power, so all rows get one random pattern.
 class Rows {
  public:
   explicit Rows(const Case& of)
@@ -120,27 +120,31 @@ class Rows {
       if (of.scheme.is_quantized())
         pattern[i] = static_cast<std::uint16_t>(random_bits(2, i) & 0x7777);
     }
-    // The pattern, then as much again as is there.
+    // Uploads the pattern, then doubles what is there.
     std::size_t have = 2 * pattern.size();
-    check_cuda(cudaMemcpy(rows_.data(), pattern.data(), have, cudaMemcpyHostToDevice), "rows");
+    cuda::check_cuda(cudaMemcpy(rows_.data(), pattern.data(), have, cudaMemcpyHostToDevice),
+                     "rows");
     for (; have < rows_.size_bytes(); have *= 2) {
-      check_cuda(cudaMemcpy(rows_.data() + have, rows_.data(),
-                            std::min(have, rows_.size_bytes() - have), cudaMemcpyDeviceToDevice),
-                 "rows");
+      cuda::check_cuda(
+          cudaMemcpy(rows_.data() + have, rows_.data(), std::min(have, rows_.size_bytes() - have),
+                     cudaMemcpyDeviceToDevice),
+          "rows");
     }
     const std::vector<float> ones(scales_.size_bytes() / 4, 0.01f);
     std::vector<std::int64_t> first;
     for (std::int64_t e = 0; e < kExperts; ++e) first.push_back(e * of.places);
     const std::vector<std::int32_t> counts(kExperts, of.count);
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(scales_.data(), ones.data(), scales_.size_bytes(), cudaMemcpyHostToDevice),
         "scales");
-    check_cuda(cudaMemcpy(first_row_.data(), first.data(), 8 * kExperts, cudaMemcpyHostToDevice),
-               "first_row");
-    check_cuda(cudaMemcpy(num_rows_.data(), counts.data(), 4 * kExperts, cudaMemcpyHostToDevice),
-               "num_rows");
-    check_cuda(cudaDeviceSynchronize(), "rows");
-    const auto shaped = [&](const DeviceBuffer& memory, DType dtype) {
+    cuda::check_cuda(
+        cudaMemcpy(first_row_.data(), first.data(), 8 * kExperts, cudaMemcpyHostToDevice),
+        "first_row");
+    cuda::check_cuda(
+        cudaMemcpy(num_rows_.data(), counts.data(), 4 * kExperts, cudaMemcpyHostToDevice),
+        "num_rows");
+    cuda::check_cuda(cudaDeviceSynchronize(), "rows");
+    const auto shaped = [&](const cuda::DeviceBuffer& memory, DType dtype) {
       return of.is_batched ? TensorView(memory.data(), dtype, {kExperts, of.places, kHidden})
                            : TensorView(memory.data(), dtype, {kExperts * of.places, kHidden});
     };
@@ -148,7 +152,7 @@ class Rows {
     output = shaped(output_, DType::kBF16);
     input.scheme = of.scheme;
     if (of.scheme.is_quantized()) {
-      // Columns of an expert's scales side by side, as masked grouped GEMMs of fp8 want them.
+      // Column-major scales per expert, as masked grouped GEMMs of fp8 want them.
       input.scales = TensorView(scales_.data(), DType::kF32, {kExperts, of.places, kHidden / 128},
                                 {of.places * (kHidden / 128), 1, of.places});
       input.scale_layout = ScaleLayout::kColumnMajor;
@@ -162,26 +166,26 @@ class Rows {
 
  private:
   std::int64_t elements_;
-  DeviceBuffer rows_, scales_, output_, first_row_, num_rows_;
+  cuda::DeviceBuffer rows_, scales_, output_, first_row_, num_rows_;
 };
 
-// Bytes a microsecond, read and written together.
+// Bytes per microsecond, read and written together.
 double copy_rate(const OwnedStream& stream) {
   constexpr std::size_t kBytes = std::size_t{2} << 30;
-  const DeviceBuffer from(kBytes), to(kBytes);
+  const cuda::DeviceBuffer from(kBytes), to(kBytes);
   const double us = median_us(stream, [&] {
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream.get()),
         "copy");
   });
   return 2.0 * static_cast<double>(kBytes) / us;
 }
 
-void measure(DeviceExperts& experts, const Case& each, const OwnedStream& stream, double rate,
+void measure(DeviceExperts& experts, const Case& each, const cuda::OwnedStream& stream, double rate,
              const char* device) {
   const Rows rows(each);
   const std::size_t bytes = experts.workspace_bytes(rows.input.rows);
-  const DeviceBuffer workspace(bytes);
+  const cuda::DeviceBuffer workspace(bytes);
   const TensorView view(workspace.data(), DType::kU8, {static_cast<std::int64_t>(bytes)});
   const double us =
       median_us(stream, [&] { experts.apply(rows.input, rows.output, view, stream.get()); });
@@ -202,8 +206,8 @@ void measure(DeviceExperts& experts, const Case& each, const OwnedStream& stream
 
 void run() {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-  const OwnedStream stream;
+  cuda::check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  const cuda::OwnedStream stream;
   const double rate = copy_rate(stream);
   std::fprintf(stderr, "%s, copies at %.0f GB/s\n%-8s %-22s %9s %9s %8s %9s %12s\n",
                properties.name, rate * 1e-3, "experts", "case", "us", "floor us", "of floor",

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_permute.cpp: the permute family on a GPU beside cudaMemcpyAsync of as many bytes (read and
-// written together), in the same run: 4096 tokens of 7168, 8 of 256 experts. A row is read once and
-// written for each choice; back, each row is read once and the sum written. Before each pair runs a
-// long copy, which empties L2 and hides the launches. Medians of 30; inputs and outputs rotate.
+// permute.cpp: the permute family on a GPU, compared with cudaMemcpyAsync of as many bytes (read
+// and written together) in the same run: 4096 tokens of 7168, 8 of 256 experts. Permute reads a row
+// once and writes it once per choice; unpermute reads each row once and writes the sum. A long copy
+// before each timing empties L2 and hides the launches. Medians of 30; inputs and outputs rotate.
 //
-// usage: cuda_permute [FILE]      Prints a table; JSON lines go to FILE, or after the table.
+// usage: cuda_permute [FILE]      Prints a table; JSON lines go to FILE, or follow the table.
 
 #include "switchyard/permute.h"
 
@@ -35,7 +35,7 @@ constexpr std::int64_t kTopk = 8;
 constexpr std::int64_t kExperts = 256;
 constexpr std::int64_t kChoices = kTokens * kTopk;
 constexpr int kRuns = 30;
-constexpr int kSets = 2;  // of inputs and outputs that take turns
+constexpr int kSets = 2;  // sets of inputs and outputs that alternate
 
 class DeviceTensor {
  public:
@@ -44,33 +44,33 @@ class DeviceTensor {
       : memory_(TensorView(nullptr, dtype, shape).num_bytes()),
         view_(memory_.data(), dtype, shape) {
     if (memory_.size_bytes() == 0) return;
-    check_cuda(cudaMemset(memory_.data(), 1, memory_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(memory_.data(), 1, memory_.size_bytes()), "cudaMemset");
   }
   const TensorView& view() const { return view_; }
   operator const TensorView&() const { return view_; }
   std::span<std::byte> span() const { return {memory_.data(), memory_.size_bytes()}; }
   void upload(const void* from) {
-    check_cuda(cudaMemcpy(memory_.data(), from, memory_.size_bytes(), cudaMemcpyHostToDevice),
-               "upload");
+    cuda::check_cuda(cudaMemcpy(memory_.data(), from, memory_.size_bytes(), cudaMemcpyHostToDevice),
+                     "upload");
   }
 
  private:
-  DeviceBuffer memory_;
+  cuda::DeviceBuffer memory_;
   TensorView view_;
 };
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event() { cuda::check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
-  void record(const OwnedStream& stream) {
-    check_cuda(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
+  void record(const cuda::OwnedStream& stream) {
+    cuda::check_cuda(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
   }
   double us_since(const Event& start) const {
     float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, start.event_, event_), "cudaEventElapsedTime");
+    cuda::check_cuda(cudaEventElapsedTime(&ms, start.event_, event_), "cudaEventElapsedTime");
     return static_cast<double>(ms) * 1e3;
   }
 
@@ -94,10 +94,9 @@ double median(std::vector<double> values) {
 
 class Bench {
  public:
-  // `bytes` are those read and written by call(set).
+  // `bytes` counts what call(set) reads and writes.
   void measure(const std::string& name, std::int64_t bytes, const std::function<void(int)>& call) {
-    check_cuda(cudaDeviceSynchronize(),
-               name.c_str());  // what the tensors were filled with is there
+    check_cuda(cudaDeviceSynchronize(), name.c_str());  // the tensors are filled
     const auto half = std::min(static_cast<std::size_t>(bytes / 2), kCopyBytes);
     std::vector<double> times, copy_times;
     for (int run = -3; run < kRuns; ++run) {
@@ -110,7 +109,7 @@ class Bench {
       copy_begin_.record(stream_);
       copy(half, set);
       copy_end_.record(stream_);
-      check_cuda(cudaStreamSynchronize(stream_.get()), name.c_str());
+      cuda::check_cuda(cudaStreamSynchronize(stream_.get()), name.c_str());
       if (run < 0) continue;
       times.push_back(end_.us_since(begin_));
       copy_times.push_back(copy_end_.us_since(copy_begin_));
@@ -141,17 +140,18 @@ class Bench {
   void copy(std::size_t bytes, int set) {
     std::byte* to = set == 0 ? to_.data() : from_.data();
     std::byte* from = set == 0 ? from_.data() : to_.data();
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()), "copy");
+    cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()),
+                     "copy");
   }
 
-  OwnedStream stream_;
-  DeviceBuffer from_{kCopyBytes};
-  DeviceBuffer to_{kCopyBytes};
+  cuda::OwnedStream stream_;
+  cuda::DeviceBuffer from_{kCopyBytes};
+  cuda::DeviceBuffer to_{kCopyBytes};
   Event begin_, end_, copy_begin_, copy_end_;
   std::vector<Row> rows_;
 };
 
-// Distinct random experts a token.
+// Distinct random experts per token.
 std::vector<std::int64_t> random_ids() {
   std::vector<std::int64_t> ids(kChoices);
   std::uint64_t counter = 0;
@@ -168,8 +168,8 @@ std::vector<std::int64_t> random_ids() {
 struct Routed {
   std::int64_t num_local;
   std::int64_t num_rows = compute_aligned_m(kTokens, kTopk, num_local);
-  std::int64_t num_copies = 0;   ///< choices that go somewhere
-  std::int64_t num_sources = 0;  ///< tokens with one of them
+  std::int64_t num_copies = 0;   ///< choices of this rank's experts
+  std::int64_t num_sources = 0;  ///< tokens with such a choice
   DeviceTensor ids{DType::kI64, {kTokens, kTopk}};
   DeviceTensor map{DType::kI32, {kExperts}};
   DeviceTensor m_indices{DType::kI32, {num_rows}};
@@ -235,7 +235,7 @@ void scatter(Bench& bench, const std::string& name, const Routed& routed, DType 
 }
 
 void gather(Bench& bench, const std::string& name, const Routed& routed, DType dtype) {
-  check_cuda(cudaDeviceSynchronize(), "gather");
+  cuda::check_cuda(cudaDeviceSynchronize(), "gather");
   plan_permute(routed.ids, {.expert_map = routed.map}, routed.outputs({}, {}),
                routed.workspace.span(), bench.stream());
   DeviceTensor rows[kSets], output[kSets];
@@ -297,7 +297,7 @@ void counts(Bench& bench, const Routed& routed) {
 
 void run(const char* json_path) {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  cuda::check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   std::printf("%s: %d tokens x %d, %d of %d experts; times are medians of %d\n", properties.name,
               static_cast<int>(kTokens), static_cast<int>(kHidden), static_cast<int>(kTopk),
               static_cast<int>(kExperts), kRuns);

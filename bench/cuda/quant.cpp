@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_quant.cpp: the rate of quantize, dequantize and the fused activation on a GPU, beside a
-// device-to-device copy whose reads and writes together are as many bytes; a dynamic scale of the
-// whole tensor reads it twice, and so it counts. One call between two events, median of 30, over 4
-// sets of tensors in turn, so that the L2 cache does not help.
+// quant.cpp: the rate of quantize, dequantize and the fused activation on a GPU, compared with a
+// device-to-device copy that reads and writes as many bytes in total. A dynamic tensor scale reads
+// the tensor twice, and both reads count. One call between two events, median of 30, over 4
+// alternating sets of tensors, so that the L2 cache does not help.
 //
-// usage: cuda_quant [rows] [hidden]     A table on standard error, a line of JSON a case on output.
+// usage: cuda_quant [rows] [hidden]     A table goes to stderr, a JSON line per case to stdout.
 
 #include <algorithm>
 #include <array>
@@ -39,22 +39,23 @@ struct Shape {
 };
 
 struct Set {
-  DeviceBuffer x;
-  DeviceBuffer q;
-  DeviceBuffer scales;
-  DeviceBuffer y;
+  cuda::DeviceBuffer x;
+  cuda::DeviceBuffer q;
+  cuda::DeviceBuffer scales;
+  cuda::DeviceBuffer y;
 };
 
 class Bench {
  public:
   explicit Bench(const Shape& shape) : shape_(shape) {
-    for (cudaEvent_t& event : events_) check_cuda(cudaEventCreate(&event), "event");
+    for (cudaEvent_t& event : events_) cuda::check_cuda(cudaEventCreate(&event), "event");
     const auto elements = static_cast<std::size_t>(shape.num_rows * shape.hidden);
-    global_ = DeviceBuffer(sizeof(float));
+    global_ = cuda::DeviceBuffer(sizeof(float));
     const float scale = 600.0f;
-    check_cuda(cudaMemcpy(global_.data(), &scale, sizeof scale, cudaMemcpyHostToDevice), "scale");
+    cuda::check_cuda(cudaMemcpy(global_.data(), &scale, sizeof scale, cudaMemcpyHostToDevice),
+                     "scale");
     for (Set& set : sets_) {
-      set.x = DeviceBuffer(5 * elements);  // a copy may have more bytes than any call
+      set.x = DeviceBuffer(5 * elements);  // a copy may move more bytes than any call
       set.q = DeviceBuffer(4 * elements);
       set.scales = DeviceBuffer(elements / 2 + 1024);
       set.y = DeviceBuffer(5 * elements);
@@ -72,11 +73,12 @@ class Bench {
     std::vector<std::byte> host(num_bytes);
     const auto count = static_cast<std::int64_t>(num_bytes) * 8 / bits_of(dtype);
     for (std::int64_t i = 0; i < count; ++i) {
-      // A period that no block divides keeps the set-up short.
+      // Repeating values keep the set-up short; no block divides the period.
       scalar::store(host.data(), dtype, i, values_[static_cast<std::size_t>(i) % values_.size()]);
     }
     for (Set& set : sets_) {
-      check_cuda(cudaMemcpy(set.x.data(), host.data(), num_bytes, cudaMemcpyHostToDevice), "fill");
+      cuda::check_cuda(cudaMemcpy(set.x.data(), host.data(), num_bytes, cudaMemcpyHostToDevice),
+                       "fill");
     }
   }
 
@@ -85,7 +87,7 @@ class Bench {
     const std::size_t x_bytes = bytes(dtype, shape_.hidden);
     const std::size_t stored_bytes = bytes(stored, shape_.hidden) + scale_bytes(scheme);
     const TensorView global = scheme.needs_tensor_scale() ? one(global_) : TensorView{};
-    // A scale of the whole tensor is found before the first element is rounded.
+    // The scale of a whole tensor must be known before the first element is rounded.
     const std::size_t num_reads = scheme.group == ScaleGroup::kTensor ? 2 : 1;
     report(scheme, "quantize", dtype, num_reads * x_bytes + stored_bytes, [&](Set& set) {
       quantize(rows(set.x, dtype), scheme, rows(set.q, stored), scales(scheme, set), stream(),
@@ -100,7 +102,7 @@ class Bench {
     if (scheme.is_simulated() || dtype != DType::kBF16) return;
     const bool is_tensor = scheme.group == ScaleGroup::kTensor;
     const TensorView given = is_tensor ? one(global_) : global;
-    // Half as many rows of twice the width: x is as large as before.
+    // Half as many rows of twice the width, so that x has the same size.
     report(scheme, "silu_mul", dtype, x_bytes + stored_bytes / 2, [&](Set& set) {
       const std::int64_t half = shape_.num_rows / 2;
       silu_mul_quantize(TensorView(set.x.data(), dtype, {half, 2 * shape_.hidden}), scheme,
@@ -120,10 +122,10 @@ class Bench {
     if (scheme.group == ScaleGroup::kTensor) return sizeof(float);
     return static_cast<std::size_t>(shape_.num_rows) * scale_row_bytes(scheme, shape_.hidden);
   }
-  TensorView rows(const DeviceBuffer& memory, DType dtype) const {
+  TensorView rows(const cuda::DeviceBuffer& memory, DType dtype) const {
     return TensorView(memory.data(), dtype, {shape_.num_rows, shape_.hidden});
   }
-  static TensorView one(const DeviceBuffer& memory) {
+  static TensorView one(const cuda::DeviceBuffer& memory) {
     return TensorView(memory.data(), DType::kF32, {1});
   }
   TensorView scales(const QuantScheme& scheme, const Set& set, std::int64_t num_rows = 0) const {
@@ -135,20 +137,21 @@ class Bench {
   }
   Stream stream() const { return Stream(stream_.get()); }
 
-  // Median microseconds of one call.
+  // Median time of one call, in microseconds.
   double time(const std::function<void(Set&)>& call) {
     for (int i = 0; i < kWarmUp; ++i) call(sets_[static_cast<std::size_t>(i % kSets)]);
     for (int i = 0; i < kRounds; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      check_cuda(cudaEventRecord(events_[2 * at], stream_.get()), "event");
+      cuda::check_cuda(cudaEventRecord(events_[2 * at], stream_.get()), "event");
       call(sets_[at % kSets]);
-      check_cuda(cudaEventRecord(events_[2 * at + 1], stream_.get()), "event");
+      cuda::check_cuda(cudaEventRecord(events_[2 * at + 1], stream_.get()), "event");
     }
-    check_cuda(cudaStreamSynchronize(stream_.get()), "synchronize");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "synchronize");
     std::array<double, kRounds> times{};
     for (std::size_t i = 0; i < kRounds; ++i) {
       float milliseconds = 0;
-      check_cuda(cudaEventElapsedTime(&milliseconds, events_[2 * i], events_[2 * i + 1]), "time");
+      cuda::check_cuda(cudaEventElapsedTime(&milliseconds, events_[2 * i], events_[2 * i + 1]),
+                       "time");
       times[i] = 1000.0 * static_cast<double>(milliseconds);
     }
     std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
@@ -159,9 +162,9 @@ class Bench {
               const std::function<void(Set&)>& work) {
     const double us = time(work);
     const double copy_us = time([&](Set& set) {
-      check_cuda(cudaMemcpyAsync(set.y.data(), set.x.data(), num_bytes / 2,
-                                 cudaMemcpyDeviceToDevice, stream_.get()),
-                 "copy");
+      cuda::check_cuda(cudaMemcpyAsync(set.y.data(), set.x.data(), num_bytes / 2,
+                                       cudaMemcpyDeviceToDevice, stream_.get()),
+                       "copy");
     });
     const double gb = static_cast<double>(num_bytes) / 1000.0;
     const std::string name = name_of(scheme);
@@ -184,10 +187,10 @@ class Bench {
   }
 
   Shape shape_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
   std::array<cudaEvent_t, 2 * kRounds> events_{};
   std::array<Set, kSets> sets_;
-  DeviceBuffer global_;
+  cuda::DeviceBuffer global_;
   std::vector<float> values_ = make_values();
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Code as users of DeepEP and FlashInfer know it, over the views that take their names.
-// docs/coming_from.md shows these functions beside the originals. The experts here double a row.
-// What runs on CPUs runs on GPUs: device_of says where.
+// Code as users of DeepEP and FlashInfer know it, on the compat classes that carry their names.
+// docs/coming_from.md shows these functions next to the originals. The experts double each row.
+// What runs on CPUs runs on GPUs: device_of selects the device.
 
 #include <cstdint>
 #include <cstdio>
@@ -54,8 +54,8 @@ Batch make_batch(int number, Device device) {
   return {x.to(device), topk_idx.to(device), topk_weights.to(device)};
 }
 
-// Experts that double: 2 * x of a normal bf16 is one more in the exponent. They work on the host,
-// wherever the rows lie; yours are kernels in the stream.
+// The experts double their rows: 2 * x of a normal bf16 adds one to its exponent. They work on the
+// host, wherever the rows lie; yours are kernels in the stream.
 Tensor doubled(const Rank& rank, const TensorView& rows) {
   const Tensor result = copy_to(rows, Device::cpu(), rank.stream);
   for (std::int64_t i = 0; i < rows.num_elements(); ++i) {

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// Released with the last of its users: a helper thread may be one.
+// Released by its last user, which may be a helper thread.
 struct Communicator {
   Communicator() = default;
   Communicator(const Communicator&) = delete;
@@ -23,7 +23,8 @@ struct Communicator {
   ncclComm_t comm = nullptr;
 };
 
-// The store takes any bytes. Never empty, and never what a failure begins with.
+// The id of rank 0 as bytes, which the store accepts. The leading "-" keeps the text from being
+// empty and from looking like a failure.
 std::string id_text(int rank) {
   const NcclCalls& api = nccl_calls();
   if (rank != 0) return "-";
@@ -70,17 +71,18 @@ class GroupedCalls final : public NcclAllToAll {
 
 }  // namespace
 
-std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& engine, int device) {
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& control, int device) {
   turn_nvls_off();
   const std::vector<std::string> texts =
-      gather_or_fail(engine, [&] { return id_text(engine.rank()); });
+      gather_or_fail(control, [&] { return id_text(control.rank()); });
   auto communicator = std::make_shared<Communicator>();
-  const auto join = [communicator, id = id_of(texts[0]), rank = engine.rank(),
-                     size = engine.size()] {
+  const auto join = [communicator, id = id_of(texts[0]), rank = control.rank(),
+                     size = control.size()] {
     check_nccl(nccl_calls().comm_init_rank(&communicator->comm, size, id, rank),
                "ncclCommInitRank");
   };
-  gather_or_fail(engine, [&] { return run_within_deadline(engine, device, join), std::string(); });
+  gather_or_fail(control,
+                 [&] { return run_within_deadline(control, device, join), std::string(); });
   return std::make_unique<GroupedCalls>(std::move(communicator));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For a build without NCCL's headers.
+// The functions of nccl_heap.h and nccl_all_to_all.h in a build without NCCL's headers.
 
 #include "core/fail.h"
 #include "heap/nccl_all_to_all.h"
@@ -20,7 +20,7 @@ std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
   fail(Errc::kNotAvailable, "device window: {}", nccl_obstacle());
 }
 
-std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& /*engine*/, int /*device*/) {
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& /*control*/, int /*device*/) {
   fail(Errc::kNotAvailable, "nccl: {}", nccl_obstacle());
 }
 

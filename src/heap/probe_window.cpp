@@ -26,7 +26,7 @@ Pattern pattern_of(std::uint64_t nonce, int writer, int reader, Place place) {
   return pattern;
 }
 
-// Where `writer` stores in the window of `owner`, as this rank sees it.
+// Where `writer` stores in the window of `owner`, as mapped on this rank.
 std::uint64_t* slot(const Heap& heap, int owner, int writer, Place place, int num_ranks) {
   const std::size_t all = static_cast<std::size_t>(num_ranks) * sizeof(Pattern);
   require(2 * all <= heap.mapped_bytes(), Errc::kInternal, "device window: {} ranks do not fit",
@@ -36,22 +36,22 @@ std::uint64_t* slot(const Heap& heap, int owner, int writer, Place place, int nu
                                           static_cast<std::size_t>(writer) * sizeof(Pattern));
 }
 
-// Loads by a kernel: what copy engines can reach says little about kernels.
+// Loads with a kernel: what copy engines can reach says little about what kernels can reach.
 class Loader {
  public:
   Pattern load(const std::uint64_t* from) {
     launch_load_pattern(from, landing_.as<std::uint64_t>(), stream_.get());
     Pattern pattern{};
-    check_cuda(cudaMemcpyAsync(&pattern, landing_.data(), sizeof(pattern), cudaMemcpyDeviceToHost,
-                               stream_.get()),
-               "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(stream_.get()), "load of a pattern");
+    cuda::check_cuda(cudaMemcpyAsync(&pattern, landing_.data(), sizeof(pattern),
+                                     cudaMemcpyDeviceToHost, stream_.get()),
+                     "cudaMemcpyAsync");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "load of a pattern");
     return pattern;
   }
 
  private:
-  OwnedStream stream_;
-  DeviceBuffer landing_{sizeof(Pattern)};
+  cuda::OwnedStream stream_;
+  cuda::DeviceBuffer landing_{sizeof(Pattern)};
 };
 
 bool is_equal(const Pattern& a, const Pattern& b) {
@@ -64,7 +64,7 @@ bool is_equal(const Pattern& a, const Pattern& b) {
 }  // namespace
 
 void write_patterns(const Heap& heap, int rank, std::uint64_t nonce) {
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   const int num_ranks = heap.num_ranks();
   for (int peer = 0; peer < num_ranks; ++peer) {
     for (const Place place : kPlaces) {
@@ -72,7 +72,7 @@ void write_patterns(const Heap& heap, int rank, std::uint64_t nonce) {
                            slot(heap, peer, rank, place, num_ranks), stream.get());
     }
     const std::string what = fmt::format("store into the window of rank {}", peer);
-    check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
   }
 }
 

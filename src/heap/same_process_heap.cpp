@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks are threads of one process: a pointer means the same to all of them, and a GPU may follow
-// it once peer access is on. It stays on: other windows of the process may need it. Every rank owns
-// the memory of all: after a failure a rank may end while kernels of another still write to it.
+// Ranks are threads of one process: a pointer means the same to all of them, and a GPU can
+// dereference it once peer access is on. Peer access stays on, because other windows of the process
+// may need it. Every rank owns the memory of all ranks: after a failure, a rank may end while
+// kernels of another still write to its memory.
 
 #include <map>
 #include <mutex>
@@ -20,10 +21,10 @@ void enable_peer_access(int peer_device) {
     cudaGetLastError();
     return;
   }
-  check_cuda(result, "cudaDeviceEnablePeerAccess");
+  cuda::check_cuda(result, "cudaDeviceEnablePeerAccess");
 }
 
-using SharedMemory = std::shared_ptr<DeviceBuffer>;
+using SharedMemory = std::shared_ptr<cuda::DeviceBuffer>;
 
 // Where ranks find each other's memory.
 class MemoryList {
@@ -43,7 +44,7 @@ class MemoryList {
  private:
   std::mutex mutex_;
   std::uint64_t num_added_ = 0;
-  std::map<std::uint64_t, std::weak_ptr<DeviceBuffer>> list_;
+  std::map<std::uint64_t, std::weak_ptr<cuda::DeviceBuffer>> list_;
 };
 
 MemoryList& memory_list() {
@@ -63,7 +64,7 @@ class SameProcessHeap final : public Heap {
   }
 
   std::string place() override {
-    own_ = std::make_shared<DeviceBuffer>(mapped_bytes());
+    own_ = std::make_shared<cuda::DeviceBuffer>(mapped_bytes());
     return fmt::format("{}", memory_list().add(own_));
   }
 

@@ -21,8 +21,8 @@ double us_between(std::int64_t start_ns, std::int64_t end_ns) {
   return static_cast<double>(end_ns - start_ns) * 1e-3;
 }
 
-// What experts return in timed iterations, where the received rows are no bf16: rows that are real
-// memory, or combine would read one page of zeros over and over.
+// What the experts return in timed iterations when the received rows are not bf16. The rows must be
+// backed by real memory, or combine would read one page of zeros over and over.
 class ResultRows {
  public:
   ResultRows(const BenchShape& shape, int rank, std::int64_t max_rows)
@@ -35,7 +35,7 @@ class ResultRows {
     return TensorView(rows_.data(), DType::kBF16, {num_rows, shape_.workload.hidden});
   }
 
-  /// Makes those rows real that an iteration fills.
+  /// Touches the rows that an iteration fills, so that they are backed by memory.
   void cover(std::int64_t iteration) {
     std::vector<std::int64_t> counts(touched_.size(), 0);
     for (int r = 0; r < shape_.num_ranks; ++r) {
@@ -71,8 +71,18 @@ class ResultRows {
   const BenchShape& shape_;
   int rank_;
   Tensor rows_;
-  std::vector<std::int64_t> touched_;  ///< [L + 1] rows of each expert, and of all
+  std::vector<std::int64_t> touched_;  ///< [L + 1] rows per expert, then over all experts
 };
+
+std::int64_t num_rows_of(const Dispatched& got) {
+  const TensorView& rows = got.experts.rows;
+  return rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
+}
+
+std::span<const std::int32_t> counts_of(const Dispatched& got) {
+  const TensorView& counts = got.experts.num_rows;
+  return {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.num_elements())};
+}
 
 class ExchangeRun {
  public:
@@ -85,7 +95,7 @@ class ExchangeRun {
                  shape.scheme.is_quantized() ? exchange_.max_buffer_rows() : 0),
         output_(DType::kBF16, {shape.num_tokens, shape.workload.hidden}) {}
 
-  /// Microseconds of this rank.
+  /// Returns the microseconds of this rank.
   double time(std::int64_t iteration) {
     prepare(iteration);
     Dispatched got;
@@ -107,8 +117,8 @@ class ExchangeRun {
     group_.barrier();
     const Dispatched got = dispatch();
     std::int64_t wrong =
-        oracle.count_wrong_received(got.experts.rows, got.experts.scales, got.experts.num_rows);
-    exchange_.combine(got.handle, oracle.results(got.experts.rows.shape(0)), output_);
+        oracle.count_wrong_received(got.experts.rows, got.experts.scales, counts_of(got));
+    exchange_.combine(got.handle, oracle.results(num_rows_of(got)), output_);
     return wrong + oracle.count_wrong_output(output_);
   }
 
@@ -121,13 +131,14 @@ class ExchangeRun {
 
   Dispatched dispatch() {
     return exchange_.dispatch(batch_.tokens(), batch_.topk_ids(), batch_.topk_weights(),
-                              batch_.dispatch_options());
+                              Stream::host(), batch_.dispatch_options());
   }
 
   void combine(const Dispatched& got) {
-    const TensorView& rows = got.experts.rows;
-    exchange_.combine(got.handle,
-                      shape_.scheme.is_quantized() ? results_.first(rows.shape(0)) : rows, output_);
+    exchange_.combine(
+        got.handle,
+        shape_.scheme.is_quantized() ? results_.first(num_rows_of(got)) : got.experts.rows,
+        output_);
   }
 
   Group group_;
@@ -169,7 +180,7 @@ class CpuTarget : public BenchTarget {
 
 }  // namespace
 
-// Tokens and output, windows' rows, received rows, and results in the run and in the check.
+// Tokens and output; rows in windows; received rows; results in timed runs and in the check.
 std::int64_t cpu_bytes_needed(const BenchShape& shape) {
   const Workload& workload = shape.workload;
   const double row = 2.0 * static_cast<double>(workload.hidden);

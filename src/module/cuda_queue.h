@@ -10,11 +10,11 @@ namespace switchyard {
 
 class CudaQueue final : public DeviceQueue {
  public:
-  /// Makes GPU (index mod number of GPUs) current for the calling thread; below 0: takes the one
-  /// that is. Errors: kNotAvailable.
+  /// Makes GPU (index mod number of GPUs) current for the calling thread. A negative index selects
+  /// the GPU that is current. Errors: kNotAvailable.
   explicit CudaQueue(int index);
 
-  int device() const { return device_; }
+  Device device() const override { return Device::cuda(device_); }
   Stream stream() override { return Stream::cuda(stream_.get(), device_); }
   std::size_t free_bytes() override;
   DeviceMemory allocate(std::size_t bytes) override;
@@ -25,7 +25,7 @@ class CudaQueue final : public DeviceQueue {
 
  private:
   int device_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
 };
 
 // Entries of the table.

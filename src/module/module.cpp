@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of the CUDA module.
+// The CUDA module's table of functions.
 
 #include <tuple>
 
@@ -42,7 +42,7 @@ struct OnGpu;
 template <typename... Args, void (*kLaunch)(Args...)>
 struct OnGpu<kLaunch> {
   static void call(Args... args) {
-    const DeviceGuard guard(std::get<sizeof...(Args) - 1>(std::tie(args...)).device().index);
+    const cuda::DeviceGuard guard(std::get<sizeof...(Args) - 1>(std::tie(args...)).device().index);
     kLaunch(args...);
   }
 };
@@ -65,12 +65,12 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .make_queue = make_cuda_queue,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
-      .quantize = on_gpu<launch_quantize>,
-      .dequantize = on_gpu<launch_dequantize>,
-      .exact_product = on_gpu<launch_exact_product>,
-      .activate_rows = on_gpu<launch_activation>,
-      .fill_bias = on_gpu<launch_fill_bias>,
-      .make_blas = make_cublas,
+      .quantize = on_gpu<cuda::launch_quantize>,
+      .dequantize = on_gpu<cuda::launch_dequantize>,
+      .exact_product = on_gpu<cuda::launch_exact_product>,
+      .activate_rows = on_gpu<cuda::launch_activation>,
+      .fill_bias = on_gpu<cuda::launch_fill_bias>,
+      .make_blas = cuda::make_cublas,
       .map_choices = on_gpu<cuda::map_choices>,
       .scatter_rows = on_gpu<cuda::scatter_rows>,
       .copy_rows = on_gpu<cuda::copy_rows>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// id_tensor.h: tensors of expert ids, of either width, read and written through i64.
+// id_tensor.h: tensors of expert ids, i32 or i64, read and written as i64.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,24 @@
 
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/require_device.h"
 
 namespace switchyard {
 
 class IdTensor {
  public:
-  /// Errors: kInvalidArgument unless `view` is i32 or i64 and contiguous.
+  /// Errors: kInvalidArgument unless `view` is i32 or i64, contiguous and in host memory.
   IdTensor(const char* function, const char* name, const TensorView& view)
       : data_(static_cast<std::byte*>(view.data())), is_wide_(view.dtype() == DType::kI64) {
     require(view.has_value() && (is_wide_ || view.dtype() == DType::kI32) && view.is_contiguous(),
             Errc::kInvalidArgument, "{}: {} is {}, want i32 or i64, contiguous", function, name,
             view);
+    require_host(function, {{name, view}});
     require(data_ != nullptr || view.num_elements() == 0, Errc::kInvalidArgument,
             "{}: {} is {} at a null pointer, want memory", function, name, view);
   }
 
-  // By memcpy: no alignment is asked for.
+  // Access by memcpy, so ids may be unaligned.
   std::int64_t operator[](std::int64_t i) const {
     return is_wide_ ? load<std::int64_t>(i) : load<std::int32_t>(i);
   }
@@ -54,10 +56,11 @@ class IdTensor {
   bool is_wide_;
 };
 
-/// out[i] = map(i, ids[i]) for ids that are not negative; the others are kept. The first pass finds
-/// every error, so that nothing is written before one.
+/// out[i] = map(i, ids[i]) for ids that are not negative; negative ids are copied. A first pass
+/// finds every error, so nothing is written if there is one.
 ///
-/// Errors: kInvalidArgument: shapes, dtypes, an id of num_ids or more, a result that does not fit.
+/// Errors: kInvalidArgument (shape, dtype, an id >= num_ids, a result that does not fit into i32,
+/// one memory seen with two dtypes).
 template <typename Map>
 void map_ids(const char* function, const TensorView& ids, std::int64_t num_ids,
              const TensorView& out, Map map) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scale_layout.cpp: sizes and views of scale layouts, and copies between them, a plane at a time.
+// scale_layout.cpp: sizes and views of scale layouts, and copies between them, one plane at a time.
 
 #include "switchyard/scale_layout.h"
 
@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "core/require_device.h"
 #include "quant/scale_plane.h"
 
 namespace switchyard {
@@ -15,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kTileRows = ScaleGeometry::kTileRows;
 constexpr std::int64_t kQuad = ScaleGeometry::kTileScales;
-constexpr std::int64_t kAlignedRows = 4;  // 16 bytes of f32 or packed words: what TMA wants
+constexpr std::int64_t kAlignedRows = 4;  // 16 bytes of f32 or packed words, as TMA requires
 
 std::int64_t checked_align_up(std::int64_t value, std::int64_t alignment) {
   return checked_add(value, alignment - 1) / alignment * alignment;
@@ -118,6 +119,7 @@ OwnedScales make_batched_scales(DType dtype, ScaleLayout layout, std::int64_t nu
 void relayout_scales(const TensorView& from, const TensorView& to) {
   check_scale_view("relayout_scales", "from", from);
   check_scale_view("relayout_scales", "to", to);
+  require_host("relayout_scales", {{"from", from}, {"to", to}});
   const ScalePlane a = plane_of(from);
   const ScalePlane b = plane_of(to);
   const std::int64_t row_slack = a.is_swizzled != b.is_swizzled ? kTileRows : 1;
@@ -143,6 +145,7 @@ void relayout_scales(const TensorView& from, const TensorView& to) {
 
 Tensor swizzle_scales(const TensorView& scales) {
   check_scale_view("swizzle_scales", "scales", scales);
+  require_host("swizzle_scales", {{"scales", scales}});
   require(!is_swizzled(scales) && bits_of(scales.dtype()) <= 16, Errc::kInvalidArgument,
           "swizzle_scales: scales is {}, want rows of one or two bytes an element",
           scales.describe());
@@ -162,6 +165,7 @@ Tensor unswizzle_scales(const TensorView& tiles, std::int64_t num_rows, std::int
           Errc::kInvalidArgument,
           "unswizzle_scales: tiles is {}, want {} contiguous elements for [{}, {}]",
           tiles.describe(), want, num_rows, num_scales);
+  require_host("unswizzle_scales", {{"tiles", tiles}});
   Tensor rows(tiles.dtype(), {num_rows, num_scales});
   relayout_scales(
       view_scales(tiles.data(), tiles.dtype(), ScaleLayout::kSwizzled, num_rows, num_scales), rows);
@@ -170,17 +174,19 @@ Tensor unswizzle_scales(const TensorView& tiles, std::int64_t num_rows, std::int
 
 TensorView normalize_scales_shape(const TensorView& scales) {
   if (!scales.has_value()) return scales;
-  if (scales.num_elements() == 1) return TensorView(scales.data(), scales.dtype(), {1, 1});
+  const Device device = scales.device();
+  if (scales.num_elements() == 1) return TensorView(scales.data(), scales.dtype(), {1, 1}, device);
   const int dims = scales.num_dims();
   if (dims == 2) return scales;
   if (dims == 1) {
-    return TensorView(scales.data(), scales.dtype(), {1, scales.shape(0)}, {0, scales.stride(0)});
+    return TensorView(scales.data(), scales.dtype(), {1, scales.shape(0)}, {0, scales.stride(0)},
+                      device);
   }
   require(scales.is_contiguous(), Errc::kInvalidArgument,
           "normalize_scales_shape: scales is {}, want a contiguous tensor", scales.describe());
   std::int64_t num_rows = 1;
   for (int dim = 0; dim + 1 < dims; ++dim) num_rows *= scales.shape(dim);
-  return TensorView(scales.data(), scales.dtype(), {num_rows, scales.shape(dims - 1)});
+  return TensorView(scales.data(), scales.dtype(), {num_rows, scales.shape(dims - 1)}, device);
 }
 
 TensorView normalize_batched_scales_shape(const TensorView& scales, std::int64_t num_experts) {
@@ -188,7 +194,8 @@ TensorView normalize_batched_scales_shape(const TensorView& scales, std::int64_t
   require(num_experts >= 1, Errc::kInvalidArgument,
           "normalize_batched_scales_shape: num_experts is {}, want at least 1", num_experts);
   if (scales.num_elements() == 1) {
-    return TensorView(scales.data(), scales.dtype(), {num_experts, 1, 1}, {0, 0, 0});
+    return TensorView(scales.data(), scales.dtype(), {num_experts, 1, 1}, {0, 0, 0},
+                      scales.device());
   }
   const TensorView rows = normalize_scales_shape(scales);
   require(rows.shape(0) % num_experts == 0, Errc::kInvalidArgument,
@@ -196,7 +203,7 @@ TensorView normalize_batched_scales_shape(const TensorView& scales, std::int64_t
           scales.describe(), num_experts);
   const std::int64_t capacity = rows.shape(0) / num_experts;
   return TensorView(rows.data(), rows.dtype(), {num_experts, capacity, rows.shape(1)},
-                    {capacity * rows.stride(0), rows.stride(0), rows.stride(1)});
+                    {capacity * rows.stride(0), rows.stride(0), rows.stride(1)}, rows.device());
 }
 
 }  // namespace switchyard

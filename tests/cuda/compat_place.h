@@ -38,7 +38,7 @@ class Place {
   explicit Place(int gpu = -1)
       : device_(gpu < 0 ? Device::cpu() : Device::cuda(gpu)), stream_(Stream::host()) {
     if (gpu < 0) return;
-    check_cuda(cudaSetDevice(gpu), "cudaSetDevice");
+    cuda::check_cuda(cudaSetDevice(gpu), "cudaSetDevice");
     own_stream_.emplace_back();
     stream_ = Stream::cuda(own_stream_.back().get(), gpu);
   }
@@ -110,7 +110,7 @@ class Place {
 
   Device device_;
   Stream stream_;
-  std::vector<OwnedStream> own_stream_;
+  std::vector<cuda::OwnedStream> own_stream_;
   std::vector<Tensor> inputs_;
   std::map<std::string, Bytes> seen_;
   std::size_t rows_ = 1;

@@ -19,7 +19,7 @@ using test::run_ranks;
 
 constexpr Errc kBad = Errc::kInvalidArgument;
 
-// Schemes that CPUs take and no kernel is made for.
+// Schemes that CPUs support and no kernel exists for.
 std::vector<ExchangeConfig> unnamed_schemes() {
   QuantScheme small = schemes::kFp8Block;
   small.block = 64;
@@ -32,7 +32,7 @@ std::vector<ExchangeConfig> unnamed_schemes() {
     configs.push_back(fault_config());
     configs.back().combine_scheme = scheme;
   }
-  configs.push_back(fault_config());  // only rows on their way out have these
+  configs.push_back(fault_config());  // supported for dispatched rows only
   configs.back().combine_scheme = schemes::kFp8Block;
   configs.back().combine_scheme.scale_format = ScaleFormat::kF32PowerOfTwo;
   return configs;
@@ -45,7 +45,7 @@ class DeviceAgainArgumentsTest : public testing::Test {
   static void run(const ExchangeConfig& config, const ExchangeOptions& options,
                   const std::function<void(ExchangeRank&)>& body) {
     run_ranks(1, [&](const Group& group) {
-      const DeviceGuard guard(0);
+      const cuda::DeviceGuard guard(0);
       ExchangeRank rank(group, config, options);
       body(rank);
       rank.finish();
@@ -155,7 +155,7 @@ TEST_F(DeviceAgainArgumentsTest, Payloads) {
 
 TEST_F(DeviceAgainArgumentsTest, ConfigurationsThatAreNotSupported) {
   run_ranks(1, [](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     const auto refuse = [&](const ExchangeConfig& config, const char* phrase) {
       expect_error(Errc::kNotSupported, phrase, [&] { const Exchange exchange(group, config); });
     };
@@ -180,7 +180,7 @@ TEST_F(DeviceAgainArgumentsTest, ACapacityThatIsExceeded) {
   for (const Layout layout : {Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
     SCOPED_TRACE(name_of(layout));
     ExchangeConfig config = fault_config(layout);
-    config.capacity = 3;  // 16 tokens of 2 choices, 8 experts: 4 each
+    config.capacity = 3;  // 16 tokens with 2 choices of 8 experts: 4 rows per expert
     expect_error(Errc::kCapacityExceeded, "was sent 4 rows, its capacity is 3", [&] {
       run(config, {}, [](ExchangeRank& rank) {
         (void)rank.dispatch();

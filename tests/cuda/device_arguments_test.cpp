@@ -28,7 +28,7 @@ class DeviceArgumentsTest : public testing::Test {
   static void run(const ExchangeConfig& config,
                   const std::function<void(const Group&, ExchangeRank&)>& body) {
     run_ranks(1, [&](const Group& group) {
-      const DeviceGuard guard(0);
+      const cuda::DeviceGuard guard(0);
       ExchangeRank rank(group, config);
       body(group, rank);
       rank.pair();
@@ -37,7 +37,7 @@ class DeviceArgumentsTest : public testing::Test {
   }
 };
 
-// Views of memory of the rank, and how they go wrong.
+// Views of the rank's memory, to be made wrong in one respect each.
 struct Views {
   explicit Views(const ExchangeRank& rank) : tokens(rank.tokens()), ids(rank.ids()) {}
   TensorView tokens;
@@ -143,7 +143,7 @@ TEST_F(DeviceArgumentsTest, WrongScalesOfDispatch) {
   ExchangeConfig config = fault_config();
   config.scheme = schemes::kFp8Block;
   run_ranks(1, [&](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     ExchangeRank rank(group, config);
     const auto quantized = [&](Views& v, DType dtype, std::int64_t rows, std::int64_t columns) {
       v.tokens = like(v.tokens, DType::kE4M3, {16, 1024});
@@ -170,7 +170,7 @@ TEST_F(DeviceArgumentsTest, WrongTensorScaleOfDispatch) {
   ExchangeConfig config = fault_config();
   config.scheme = schemes::kFp8Tensor;
   run_ranks(1, [&](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     ExchangeRank rank(group, config);
     const auto scale = [&](DType dtype, std::int64_t count) {
       return [&rank, dtype, count](Views& v) {
@@ -267,7 +267,7 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
       }
     });
     EXPECT_EQ(launches, 0u);
-    rank.combine(got);  // the handle is as it was
+    rank.combine(got);  // the handle is unchanged
     rank.finish();
   });
 }

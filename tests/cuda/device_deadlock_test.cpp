@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels of an exchange get little room, or start before what they read is written: they end, and
-// with the right bits. A rank has a GPU of its own here: ranks that share one need room together.
-// Every token goes to two experts that return it as it is, so outputs are twice the tokens.
+// Exchange kernels that get few SMs, or start before their input is written, must still end with
+// the right bits. Each rank has a GPU of its own, because ranks that share one need SMs at the same
+// time. Every token goes to two experts that return it unchanged, so outputs are twice the tokens.
 
 #include <algorithm>
 #include <cstdlib>
@@ -25,7 +25,7 @@ using test::launch_hog;
 using test::launch_late_copy;
 using test::run_ranks;
 
-constexpr std::int64_t kHogMs = 20'000;  // longer than the kernels' timeout
+constexpr std::int64_t kHogMs = 20'000;  // longer than the timeout of the kernels
 
 ExchangeOptions options_for(int num_ctas = 0, bool programmatic = false) {
   ExchangeOptions options;
@@ -51,7 +51,7 @@ std::vector<std::uint16_t> make_tokens(const Group& group, std::int64_t count, i
   return tokens;
 }
 
-// A rank with tokens of its own. Made before kernels run.
+// A rank with tokens of its own. Construct it before kernels run.
 class RudeRank {
  public:
   RudeRank(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
@@ -59,12 +59,12 @@ class RudeRank {
         release_(64),
         started_(sizeof(std::uint32_t)),
         rank_(group, config, options) {
-    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
     const std::int32_t num_experts = config.num_experts;
     rank_.set_ids([&](std::int64_t token, std::int64_t k) {
-      return (token + k * num_experts / 2) % num_experts;  // two ranks, where there are two
+      return (token + k * num_experts / 2) % num_experts;  // on two ranks if there are two
     });
-    // A row a token: with one rank there is one row.
+    // Token-major: with a single rank each token has one row.
     factor_ = config.layout == Layout::kCompact && group.size() == 1 ? 1.0f : 2.0f;
     set_tokens(0);
   }
@@ -73,25 +73,26 @@ class RudeRank {
   void set_tokens(int call) {
     const TensorView to = rank_.tokens();
     tokens_ = make_tokens(group_, to.num_elements(), call);
-    check_cuda(cudaMemcpy(to.data(), tokens_.data(), to.num_bytes(), cudaMemcpyHostToDevice), "up");
-    check_cuda(cudaMemset(rank_.output().data(), 0xFF, rank_.output().num_bytes()), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    cuda::check_cuda(cudaMemcpy(to.data(), tokens_.data(), to.num_bytes(), cudaMemcpyHostToDevice),
+                     "up");
+    cuda::check_cuda(cudaMemset(rank_.output().data(), 0xFF, rank_.output().num_bytes()), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
   }
 
   /// From here on other streams have `num_spared` SMs.
   void start_hog(int num_spared, std::int64_t max_ms = kHogMs) {
     int num_sms = 0;
-    check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()),
-               "sms");
+    cuda::check_cuda(
+        cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()), "sms");
     launch_hog(num_spared, release_.as<std::uint32_t>(), max_ms, started_.as<std::uint32_t>(),
                hog_stream_.get());
     std::uint32_t started = 0;
     const Deadline deadline = Deadline::after_ms(5'000);
     while (started != static_cast<std::uint32_t>(num_sms) && !deadline.expired()) {
-      check_cuda(cudaMemcpyAsync(&started, started_.data(), sizeof(started), cudaMemcpyDeviceToHost,
-                                 look_stream_.get()),
-                 "look");
-      check_cuda(cudaStreamSynchronize(look_stream_.get()), "look");
+      cuda::check_cuda(cudaMemcpyAsync(&started, started_.data(), sizeof(started),
+                                       cudaMemcpyDeviceToHost, look_stream_.get()),
+                       "look");
+      cuda::check_cuda(cudaStreamSynchronize(look_stream_.get()), "look");
     }
     EXPECT_EQ(started, static_cast<std::uint32_t>(num_sms));
     group_.barrier();
@@ -99,15 +100,15 @@ class RudeRank {
   bool is_hog_busy() const { return cudaStreamQuery(hog_stream_.get()) == cudaErrorNotReady; }
   void end_hog() {
     *release_.as<volatile std::uint32_t>() = 1;
-    check_cuda(cudaStreamSynchronize(hog_stream_.get()), "hog");
+    cuda::check_cuda(cudaStreamSynchronize(hog_stream_.get()), "hog");
     *release_.as<volatile std::uint32_t>() = 0;
-    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
   }
 
   void expect_doubled(const void* on_gpu, const std::vector<std::uint16_t>& tokens) const {
     std::vector<std::uint16_t> output(tokens.size());
-    check_cuda(cudaMemcpy(output.data(), on_gpu, 2 * output.size(), cudaMemcpyDeviceToHost),
-               "down");
+    cuda::check_cuda(cudaMemcpy(output.data(), on_gpu, 2 * output.size(), cudaMemcpyDeviceToHost),
+                     "down");
     for (std::size_t i = 0; i < output.size(); ++i) {
       ASSERT_EQ(output[i], bf16_from_f32(factor_ * f32_from_bf16(tokens[i])))
           << "rank " << group_.rank() << ", element " << i;
@@ -117,10 +118,10 @@ class RudeRank {
 
  private:
   Group group_;
-  PinnedBuffer release_;
-  DeviceBuffer started_;
-  OwnedStream hog_stream_;
-  OwnedStream look_stream_;
+  cuda::PinnedBuffer release_;
+  cuda::DeviceBuffer started_;
+  cuda::OwnedStream hog_stream_;
+  cuda::OwnedStream look_stream_;
   std::vector<std::uint16_t> tokens_;
   float factor_ = 2.0f;
   ExchangeRank rank_;
@@ -131,13 +132,13 @@ class DeviceDeadlockTest : public testing::TestWithParam<Layout> {
   void SetUp() override { REQUIRE_GPU(); }
   static void run(const std::function<void(const Group&)>& body) {
     run_ranks(std::min(test::num_gpus(), 8), [&](const Group& group) {
-      const DeviceGuard guard(group.rank());
+      const cuda::DeviceGuard guard(group.rank());
       body(group);
     });
   }
 };
 
-// Of 700 tokens the grid has hundreds of CTAs, of which two or four fit; of few it has few.
+// For 700 tokens the grid has hundreds of CTAs, of which two or four fit at once.
 TEST_P(DeviceDeadlockTest, OneFreeSmIsEnough) {
   run([](const Group& group) {
     for (const std::int64_t num_tokens : {1, 64, 700}) {
@@ -153,7 +154,7 @@ TEST_P(DeviceDeadlockTest, OneFreeSmIsEnough) {
   });
 }
 
-// One rank has little room, its peers are there long before.
+// One rank has little room, so its peers wait for it for a long time.
 TEST_P(DeviceDeadlockTest, OnlyOneRankIsHeldUp) {
   run([](const Group& group) {
     RudeRank rude(group, config_for(GetParam(), 64), options_for());
@@ -166,7 +167,7 @@ TEST_P(DeviceDeadlockTest, OnlyOneRankIsHeldUp) {
   });
 }
 
-// Nothing fits until the hog has gone.
+// Nothing fits until the hog ends.
 TEST_P(DeviceDeadlockTest, WaitsForAGpuThatIsFull) {
   run([](const Group& group) {
     RudeRank rude(group, config_for(GetParam(), 64), options_for());
@@ -207,7 +208,7 @@ TEST(DeviceQueuesTest, StreamsOfSharedGpusAreCounted) {
   EXPECT_EQ(queue_obstacle(33, "32").find("set CUDA"), std::string::npos);
 }
 
-// Kernels of nine streams would stand in line behind one another.
+// With too few hardware queues, kernels of nine streams are serialized behind one another.
 TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
   REQUIRE_GPU();
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -222,7 +223,7 @@ TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
       << error.what();
 }
 
-// Both at once: three CTAs at most, one SM.
+// Both limits at once: at most three CTAs, and one free SM.
 TEST_P(DeviceDeadlockTest, ThreeCtasOnOneSm) {
   run([](const Group& group) {
     RudeRank rude(group, config_for(GetParam(), 300), options_for(3));
@@ -239,8 +240,8 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceDeadlockTest,
                          testing::Values(Layout::kBatched, Layout::kExpanded, Layout::kCompact),
                          [](const auto& each) { return std::string(name_of(each.param)); });
 
-// Programmatic dependent launch: what the kernel ahead writes at its very end is read, and what is
-// behind reads the sums.
+// Programmatic dependent launch: dispatch sees what the preceding kernel writes at its very end,
+// and the following kernel sees the sums.
 class LateWriteTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
@@ -259,20 +260,20 @@ class LateRank {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ids[i] = static_cast<std::int64_t>(i) % config_.num_experts;
     }
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(late_ids_.data(), ids.data(), late_ids_.size_bytes(), cudaMemcpyHostToDevice),
         "up");
   }
 
-  /// What is there too early: other tokens, and no expert.
+  /// Sets what a premature reader would find: other tokens, and no experts.
   void prepare(int call) {
     rude_.set_tokens(1000 + call);
     rude_.rank().set_ids([](std::int64_t, std::int64_t) { return -1; });
     tokens_ = make_tokens(group_, static_cast<std::int64_t>(bytes() / 2), call);
-    check_cuda(cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice),
-               "up");
-    check_cuda(cudaMemset(copied_.data(), 0xFF, bytes()), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    cuda::check_cuda(
+        cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice), "up");
+    cuda::check_cuda(cudaMemset(copied_.data(), 0xFF, bytes()), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
     group_.barrier();
   }
   void enqueue() {
@@ -298,9 +299,9 @@ class LateRank {
   }
 
   ExchangeConfig config_;
-  DeviceBuffer late_tokens_;
-  DeviceBuffer late_ids_;
-  DeviceBuffer copied_;
+  cuda::DeviceBuffer late_tokens_;
+  cuda::DeviceBuffer late_ids_;
+  cuda::DeviceBuffer copied_;
   RudeRank rude_;
   Group group_;
   std::vector<std::uint16_t> tokens_;
@@ -308,7 +309,7 @@ class LateRank {
 
 TEST_F(LateWriteTest, IsSeenByDispatchAndSumsByTheKernelBehind) {
   run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
-    const DeviceGuard guard(group.rank());
+    const cuda::DeviceGuard guard(group.rank());
     LateRank late(group);
     for (int call = 0; call < 10; ++call) {
       late.prepare(call);
@@ -320,7 +321,7 @@ TEST_F(LateWriteTest, IsSeenByDispatchAndSumsByTheKernelBehind) {
 
 TEST_F(LateWriteTest, IsSeenInAGraph) {
   run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
-    const DeviceGuard guard(group.rank());
+    const cuda::DeviceGuard guard(group.rank());
     LateRank late(group);
     late.rank().capture(group, [&] { late.enqueue(); });
     for (int call = 0; call < 10; ++call) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_experts_case.h: the problems of CPU experts on a GPU: one expert after another, or, where
-// every expert has as much room, as a batch.
+// device_experts_case.h: runs the problems of the CPU experts on a GPU: as consecutive experts or,
+// where every expert has the same room, as a batch.
 #pragma once
 
 #include <cstring>
@@ -26,13 +26,13 @@ class Upload {
   Upload() = default;
   Upload(const void* data, std::size_t bytes) : memory_(bytes) {
     if (bytes == 0) return;
-    check_cuda(cudaMemcpy(memory_.data(), data, bytes, cudaMemcpyHostToDevice), "upload");
-    check_cuda(cudaStreamSynchronize(nullptr), "upload");
+    cuda::check_cuda(cudaMemcpy(memory_.data(), data, bytes, cudaMemcpyHostToDevice), "upload");
+    cuda::check_cuda(cudaStreamSynchronize(nullptr), "upload");
   }
   template <typename T>
   explicit Upload(const std::vector<T>& values)
       : Upload(values.data(), values.size() * sizeof(T)) {}
-  /// Gaps of strides included.
+  /// Includes the gaps between strided rows.
   explicit Upload(const TensorView& tensor) : Upload(tensor.data(), extent(tensor)) {}
   std::byte* data() const { return memory_.data(); }
 
@@ -46,10 +46,10 @@ class Upload {
     return static_cast<std::size_t>(((last + 1) * bits_of(tensor.dtype()) + 7) / 8);
   }
 
-  DeviceBuffer memory_;
+  cuda::DeviceBuffer memory_;
 };
 
-/// `Problem` with every expert's rows in C places, of which some count.
+/// A `Problem` in which every expert has room for `capacity` rows, of which `counts` are valid.
 inline Problem batch_problem(std::int64_t hidden, std::int64_t intermediate, std::int32_t capacity,
                              std::vector<std::int32_t> counts,
                              const WeightFormat& format = DType::kBF16,
@@ -86,7 +86,7 @@ struct DeviceInput {
   }
 
  private:
-  /// The same shape and strides elsewhere.
+  /// The same shape and strides over other memory.
   static TensorView moved(const TensorView& from, const Upload& to) {
     switch (from.num_dims()) {
       case 0: return {};
@@ -101,7 +101,7 @@ struct DeviceInput {
   }
 };
 
-/// Exactly the workspace that is asked for, off any alignment, and an output between guards.
+/// A workspace of exactly the required size, unaligned, and an output between guards.
 class DeviceCall {
  public:
   DeviceCall(DeviceExperts& experts, const DeviceExpertRows& input)
@@ -111,8 +111,8 @@ class DeviceCall {
         workspace_(workspace_bytes_ + 1),
         elements_(static_cast<std::size_t>(input.rows.num_elements())),
         output_(2 * (elements_ + 2 * kGuard)) {
-    check_cuda(cudaMemset(output_.data(), 0xAB, output_.size_bytes()), "fill");
-    check_cuda(cudaDeviceSynchronize(), "fill");
+    cuda::check_cuda(cudaMemset(output_.data(), 0xAB, output_.size_bytes()), "fill");
+    cuda::check_cuda(cudaDeviceSynchronize(), "fill");
   }
 
   TensorView output() const {
@@ -129,10 +129,10 @@ class DeviceCall {
   void enqueue(Stream stream) { experts_.apply(input_, output(), workspace(), stream); }
 
   std::vector<std::uint16_t> result() const {
-    check_cuda(cudaDeviceSynchronize(), "apply");
+    cuda::check_cuda(cudaDeviceSynchronize(), "apply");
     std::vector<std::uint16_t> all(elements_ + 2 * kGuard);
-    check_cuda(cudaMemcpy(all.data(), output_.data(), 2 * all.size(), cudaMemcpyDeviceToHost),
-               "download");
+    cuda::check_cuda(cudaMemcpy(all.data(), output_.data(), 2 * all.size(), cudaMemcpyDeviceToHost),
+                     "download");
     for (std::size_t i = 0; i < kGuard; ++i) {
       EXPECT_EQ(all[i], 0xABAB) << "before the output";
       EXPECT_EQ(all[all.size() - 1 - i], 0xABAB) << "behind the output";
@@ -146,9 +146,9 @@ class DeviceCall {
   DeviceExperts& experts_;
   const DeviceExpertRows& input_;
   std::size_t workspace_bytes_;
-  DeviceBuffer workspace_;
+  cuda::DeviceBuffer workspace_;
   std::size_t elements_;
-  DeviceBuffer output_;
+  cuda::DeviceBuffer output_;
 };
 
 inline std::vector<std::uint16_t> run_on_gpu(DeviceExperts& experts, const ExpertRows& from,
@@ -159,7 +159,7 @@ inline std::vector<std::uint16_t> run_on_gpu(DeviceExperts& experts, const Exper
   return call.result();
 }
 
-/// Elements of rows that count.
+/// Returns the elements of the valid rows.
 inline std::vector<std::uint16_t> valid_part(const Problem& problem,
                                              const std::vector<std::uint16_t>& all) {
   std::vector<std::uint16_t> valid;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GPU waits that fail: a rank that does not come, an abort, an id or a capacity that kernels find.
-// Ranks are threads; with fewer GPUs than ranks some share one.
+// GPU waits that fail: a missing rank, an abort, a bad id or an exceeded capacity found by kernels.
+// Ranks are threads; with fewer GPUs than ranks some share a GPU.
 
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ using test::fault_config;
 using test::run_ranks;
 using ::testing::HasSubstr;
 
-constexpr std::int64_t kLongMs = 100'000;  // of groups: no test waits for so long
+constexpr std::int64_t kLongMs = 100'000;  // timeout of groups; no test waits this long
 
 double seconds_since(std::int64_t start_ns) {
   return static_cast<double>(now_ns() - start_ns) * 1e-9;
@@ -72,13 +72,14 @@ class DeviceFaultTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
-  /// `body` gets each rank's exchange, which must end at once whatever became of the group.
+  /// `body` gets each rank's exchange, which must be destroyed quickly whatever became of the
+  /// group.
   static void run(int num_ranks, const ExchangeConfig& config, std::int64_t kernel_timeout_ms,
                   const std::function<void(const Group&, ExchangeRank&)>& body) {
     run_ranks(
         num_ranks,
         [&](const Group& group) {
-          const DeviceGuard guard(group.rank() % test::num_gpus());
+          const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
           std::int64_t end_ns = 0;
           {
             ExchangeRank rank(group, config, {.timeout_ms = kernel_timeout_ms});
@@ -139,7 +140,7 @@ TEST_F(DeviceFaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
         group.abort("enough");
       });
       (void)rank.dispatch();
-      check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+      cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const std::int64_t ended_ns = now_ns();
       other.join();
       EXPECT_GT(ended_ns, aborted_ns);
@@ -151,7 +152,7 @@ TEST_F(DeviceFaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
   });
 }
 
-// Replays that are queued already end, too, each as soon as it starts.
+// Replays that are already enqueued end too, each as soon as it starts.
 TEST_F(DeviceFaultTest, AbortEndsReplaysThatAreQueued) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     rank.capture(group);
@@ -163,7 +164,7 @@ TEST_F(DeviceFaultTest, AbortEndsReplaysThatAreQueued) {
     }
     EXPECT_THAT(wait_for_cause(rank.exchange()).what(), HasSubstr("by rank 1: enough"));
     const std::int64_t start = now_ns();
-    check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+    cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
     EXPECT_LT(seconds_since(start), 1.0);
   });
 }
@@ -190,7 +191,7 @@ struct BadId {
   bool is_i32 = false;
 };
 
-// Rank 1 has the id at [5, 1]; rank 0 hears of it.
+// Rank 1 has the bad id at [5, 1]; rank 0 learns of it.
 TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
   constexpr std::int64_t kFirstOfToken = 10 % 8;
   constexpr std::int64_t kMin = std::numeric_limits<std::int32_t>::min();
@@ -233,7 +234,7 @@ TEST_F(DeviceFaultTest, ExceededCapacityIsEveryRanksError) {
     rank.set_ids([](std::int64_t, std::int64_t k) { return k == 0 ? 6 : -1; });
     group.barrier();
     (void)rank.dispatch();
-    check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+    cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
     const Error cause = wait_for_cause(rank.exchange());
     EXPECT_EQ(cause.code(), Errc::kCapacityExceeded);
     EXPECT_THAT(cause.what(),
@@ -254,7 +255,7 @@ TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
       } else {
         rank.combine(got);
       }
-      check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+      cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const Error cause = wait_for_cause(rank.exchange());
       EXPECT_EQ(cause.code(), group.rank() == 0 ? Errc::kInvalidArgument : Errc::kAborted);
       EXPECT_THAT(cause.what(), HasSubstr("returned_weights is wanted, but rank 1 passed no "
@@ -267,7 +268,7 @@ TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
 TEST_F(DeviceFaultTest, RankWithoutRowsNeedsNoRowWeights) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     test::HomeWeights weights(fault_config());
-    rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // of rank 0
+    rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // rank 0's experts
     group.barrier();
     const Dispatched got = rank.dispatch();
     rank.finish();
@@ -280,13 +281,13 @@ TEST_F(DeviceFaultTest, RankWithoutRowsNeedsNoRowWeights) {
   });
 }
 
-// With the group's timeout, which ranks on one GPU multiply.
+// Uses the group's timeout, which is multiplied for ranks that share a GPU.
 TEST_F(DeviceFaultTest, DeadlineOfTheGroupHoldsForKernels) {
   if (test::num_gpus() < 2) GTEST_SKIP() << "one GPU: 20 times the timeout";
   run_ranks(
       2,
       [](const Group& group) {
-        const DeviceGuard guard(group.rank());
+        const cuda::DeviceGuard guard(group.rank());
         ExchangeRank rank(group, fault_config());
         EXPECT_FALSE(rank.exchange().is_shared_gpu());
         if (group.rank() == 1) {

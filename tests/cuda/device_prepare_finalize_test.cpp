@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The prepare/finalize classes on GPUs give what those on CPUs give, bit for bit. Ranks are
-// threads; with fewer GPUs than ranks some share one.
+// The prepare/finalize classes on GPUs return the same bits as those on CPUs. Ranks are threads;
+// with fewer GPUs than ranks some share a GPU.
 
 #include "switchyard/device_prepare_finalize.h"
 
@@ -158,7 +158,7 @@ TEST_P(DevicePrepareFinalizeTest, EqualsTheCpuClass) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     ClassRank(group, GetParam()).run();
   });
 }
@@ -190,7 +190,7 @@ TEST(DevicePrepareFinalizeErrorsTest, WrongCallsSendNothing) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
   run_ranks(2, [&](const Group& group) {
-    const DeviceGuard guard(group.rank() % num_gpus);
+    const cuda::DeviceGuard guard(group.rank() % num_gpus);
     PrepareFinalizeConfig config = config_of(schemes::kFp8Block);
     config.strict = true;
     config.hidden = 2048;
@@ -243,7 +243,7 @@ TEST(DevicePrepareFinalizeErrorsTest, WrongCallsSendNothing) {
   });
 }
 
-// Without a GPU the reason is given.
+// Without a GPU the error gives the reason.
 TEST(DevicePrepareFinalizeErrorsTest, WithoutAGpuThereIsNone) {
   if (test::num_gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
   run_ranks(1, [](const Group& group) {

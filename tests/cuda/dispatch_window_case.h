@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_window_case.h: the receiving half of a dispatch among 40 ranks, of which one is real:
-// its window is filled by hand with what all of them would send.
+// dispatch_window_case.h: the receiving half of a dispatch among 40 ranks, only one of which is
+// real: the test fills its window with what all of them would send.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ inline constexpr int kLocal = 2;
 inline constexpr int kFirstLocal = kRank * kLocal;
 inline constexpr int kTopk = 4;
 inline constexpr int kTokens = 4;
-inline constexpr int kHidden = kChunkElements + kVecElements;  // a chunk, and a vector of the next
+inline constexpr int kHidden = kChunkElements + kVecElements;  // a chunk, and one more vector
 inline constexpr int kRowWords = kHidden / 2;
 inline constexpr int kRows = kRanks * kTokens * kLocal;
 inline constexpr std::uint64_t kCall = 7;
@@ -35,14 +35,15 @@ inline constexpr std::int32_t kUnset = 0x5A5A5A5A;
 enum class Missing { kNothing, kAnnouncement, kCounts, kChoices, kWeights, kElements };
 
 template <typename T>
-std::vector<T> host_copy(const DeviceBuffer& buffer) {
+std::vector<T> host_copy(const cuda::DeviceBuffer& buffer) {
   std::vector<T> values(buffer.size_bytes() / sizeof(T));
-  check_cuda(cudaMemcpy(values.data(), buffer.data(), buffer.size_bytes(), cudaMemcpyDeviceToHost),
-             "copy");
+  cuda::check_cuda(
+      cudaMemcpy(values.data(), buffer.data(), buffer.size_bytes(), cudaMemcpyDeviceToHost),
+      "copy");
   return values;
 }
 
-inline DeviceBuffer unset(std::size_t words) {
+inline cuda::DeviceBuffer unset(std::size_t words) {
   return device_copy(std::vector<std::int32_t>(words, kUnset));
 }
 
@@ -58,12 +59,13 @@ inline PushLayout layout_of(Layout rows_layout) {
   return make_push_layout(shape);
 }
 
-// What a source sends. Its n-th row is not its n-th token where the source is odd.
+// What a source sends. For odd sources the n-th row is not the n-th token.
 inline int rows_of(int source) { return source % 4; }
 inline int token_of(int source, int n) {
   return source % 2 == 1 ? n + kTokens - rows_of(source) : n;
 }
-// One expert of the rank, one of another rank, every other row the other expert too, none.
+// k = 0 is an expert of this rank, k = 1 of another rank, k = 2 this rank's other expert in every
+// other row; everything else is -1.
 inline int id_of(int source, int n, int k) {
   const int first = (source + n) % kLocal;
   if (k == 0) return kFirstLocal + first;
@@ -78,7 +80,7 @@ inline std::uint32_t word_of(int source, int token, int i) {
   return static_cast<std::uint32_t>((source * 8 + token) * 65536 + i);
 }
 
-/// The bytes of a window in which everything but one thing of one source has come.
+/// The bytes of a window that has received everything except one thing from one source.
 class FilledWindow {
  public:
   FilledWindow(const PushLayout& layout, Missing missing, int of_source)
@@ -125,7 +127,7 @@ class FilledWindow {
     if (!is_local(id)) return kNoRoute;
     return static_cast<std::uint32_t>(id - kFirstLocal) << layout_.place_bits | place;
   }
-  // Of 16 elements a lane has first the front half, and the back half after those of all lanes.
+  // A lane's vector has 16 elements: the first halves of all lanes precede their second halves.
   void write_row(int s, int token, bool lacks_end) {
     constexpr int kVecWords = kVecElements / 2;
     constexpr int kUnitWords = 4;
@@ -144,35 +146,35 @@ class FilledWindow {
   std::vector<std::byte> bytes_;
 };
 
-/// All that a call leaves.
+/// Everything that a call writes.
 struct Results {
-  DeviceBuffer counter = device_copy<std::uint64_t>({kCall * kCallUnit});
-  DeviceBuffer num_arrivals = unset(kRanks);
-  DeviceBuffer arrival_token = unset(kRanks * kTokens);
-  DeviceBuffer arrival_rows = unset(kRanks * kTokens * kTopk);
-  DeviceBuffer arrival_weights = unset(kRanks * kTokens * kTopk);
-  DeviceBuffer rows = unset(kRows * kRowWords);
-  DeviceBuffer num_rows = unset(kLocal);
-  DeviceBuffer first_row = device_copy<std::int64_t>({-1, -1});
-  DeviceBuffer total_rows = unset(1);
-  DeviceBuffer row_ids = unset(kRows * kTopk);
-  DeviceBuffer row_weights = unset(kRows * kTopk);
+  cuda::DeviceBuffer counter = device_copy<std::uint64_t>({kCall * cuda::kCallUnit});
+  cuda::DeviceBuffer num_arrivals = unset(kRanks);
+  cuda::DeviceBuffer arrival_token = unset(kRanks * kTokens);
+  cuda::DeviceBuffer arrival_rows = unset(kRanks * kTokens * kTopk);
+  cuda::DeviceBuffer arrival_weights = unset(kRanks * kTokens * kTopk);
+  cuda::DeviceBuffer rows = unset(kRows * kRowWords);
+  cuda::DeviceBuffer num_rows = unset(kLocal);
+  cuda::DeviceBuffer first_row = device_copy<std::int64_t>({-1, -1});
+  cuda::DeviceBuffer total_rows = unset(1);
+  cuda::DeviceBuffer row_ids = unset(kRows * kTopk);
+  cuda::DeviceBuffer row_weights = unset(kRows * kTopk);
 };
 
-/// Receivers; small CTAs where the rank has the GPU for itself.
+/// Requests receivers; CTAs may be small when the rank has the GPU for itself.
 inline GridRequest receivers(int num_ctas, bool has_whole_gpu) {
   return {num_ctas, false, true, has_whole_gpu};
 }
 
-/// The rank.
+/// The real rank.
 class Receiver {
  public:
-  Receiver(Layout rows_layout, const GridRequest& grid, std::uint64_t timeout_ns,
+  Receiver(Layout rows_layout, const cuda::GridRequest& grid, std::uint64_t timeout_ns,
            Missing missing = Missing::kNothing, int of_source = 0)
       : layout_(layout_of(rows_layout)),
         window_(device_copy(FilledWindow(layout_, missing, of_source).bytes())) {
     args_.layout = layout_;
-    args_.ownership = KernelOwnership(ExpertOwnership{kRanks * kLocal, kRanks});
+    args_.ownership = cuda::KernelOwnership(ExpertOwnership{kRanks * kLocal, kRanks});
     args_.rank = kRank;
     args_.num_topk = kTopk;
     args_.rows_layout = rows_layout;
@@ -180,20 +182,20 @@ class Receiver {
                    failed_.as<std::uint32_t>(), timeout_ns};
     args_.windows.base[kRank] = window_.data();
     set_results(rows_layout);
-    choose_grid(grid, args_);
+    args_.grid = cuda::dispatch_grid(grid, layout_, 0);
   }
 
-  WaitRecord run() {
-    check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "load");
-    launch_dispatch(args_, Phases::kNone, false, nullptr);
-    check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "load");
-    launch_dispatch(args_, Phases::kReceive, false, nullptr);
-    check_cuda(cudaDeviceSynchronize(), "dispatch");
+  cuda::WaitRecord run() {
+    cuda::check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "load");
+    cuda::launch_dispatch(args_, cuda::Phases::kNone, false, nullptr);
+    cuda::check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "load");
+    cuda::launch_dispatch(args_, cuda::Phases::kReceive, false, nullptr);
+    cuda::check_cuda(cudaDeviceSynchronize(), "dispatch");
     return words_.as<WatchWords>()->record;
   }
 
   const PushLayout& layout() const { return layout_; }
-  const DeviceBuffer& window() const { return window_; }
+  const cuda::DeviceBuffer& window() const { return window_; }
   const Results& results() const { return results_; }
 
  private:
@@ -203,28 +205,29 @@ class Receiver {
     args_.state.arrival_token = results_.arrival_token.as<std::int32_t>();
     args_.state.arrival_rows = results_.arrival_rows.as<std::int32_t>();
     args_.state.arrival_weights = results_.arrival_weights.as<float>();
-    args_.rows = results_.rows.data();
-    args_.row_bytes = 2 * kHidden;
-    args_.aligned_rows = true;
-    args_.capacity = rows_layout == Layout::kBatched ? kRanks * kTokens
-                                                     : std::numeric_limits<std::int64_t>::max();
-    args_.source_rows = rows_layout == Layout::kByRank ? kTokens : 0;
-    args_.num_rows = results_.num_rows.as<std::int32_t>();
-    args_.total_rows = results_.total_rows.as<std::int32_t>();
-    args_.row_weights = results_.row_weights.as<float>();
+    cuda::ReceiveBuffer& to = args_.received;
+    to.rows = results_.rows.data();
+    to.row_bytes = 2 * kHidden;
+    to.are_aligned = true;
+    to.capacity = rows_layout == Layout::kBatched ? kRanks * kTokens
+                                                  : std::numeric_limits<std::int64_t>::max();
+    to.source_rows = rows_layout == Layout::kByRank ? kTokens : 0;
+    to.num_rows = results_.num_rows.as<std::int32_t>();
+    to.total_rows = results_.total_rows.as<std::int32_t>();
+    to.row_weights = results_.row_weights.as<float>();
     if (is_expert_major(rows_layout)) {
-      args_.first_row = results_.first_row.as<std::int64_t>();
+      to.first_row = results_.first_row.as<std::int64_t>();
     } else {
-      args_.row_ids = results_.row_ids.as<std::int32_t>();
+      to.row_ids = results_.row_ids.as<std::int32_t>();
     }
   }
 
   PushLayout layout_;
-  DeviceBuffer window_;
+  cuda::DeviceBuffer window_;
   Results results_;
-  DeviceBuffer failed_ = device_copy<std::uint32_t>({0});
-  PinnedBuffer words_{sizeof(WatchWords)};
-  DispatchArgs args_;
+  cuda::DeviceBuffer failed_ = device_copy<std::uint32_t>({0});
+  cuda::PinnedBuffer words_{sizeof(WatchWords)};
+  cuda::DispatchArgs args_;
 };
 
 }  // namespace switchyard::test

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The receiving half of a dispatch among more ranks than a warp has lanes. Rows and what is kept of
-// them are where they belong; with something missing the kernel ends and names the source.
+// The receiving half of a dispatch among more ranks than a warp has lanes. Rows and their metadata
+// land where they belong; if something is missing, the kernel ends and names the source.
 
 #include <algorithm>
 #include <string>
@@ -21,7 +21,7 @@ struct ExpectedRow {
   int row;
   int source;
   int n;
-  int k;  ///< expert-major layouts: whose row it is; else 0
+  int k;  ///< the choice that the row is for in expert-major layouts, else 0
 };
 
 struct Expected {
@@ -30,7 +30,7 @@ struct Expected {
   std::int64_t first_row[kLocal] = {};
   int total = 0;
 
-  // Rows of an expert lie by (source, token), and so do rows of tokens.
+  // An expert's rows are ordered by (source, token), and so are token-major rows.
   explicit Expected(Layout layout) {
     for (int e = 0; e < kLocal; ++e) {
       int next = layout == Layout::kBatched ? e * kRanks * kTokens
@@ -75,7 +75,7 @@ void expect_rows(const Expected& expected, const Receiver& receiver) {
   EXPECT_EQ(words, want);
 }
 
-// Ids and weights of rows, where rows are tokens.
+// Checks weights of rows, and ids in token-major layouts.
 void expect_row_facts(const Expected& expected, const Receiver& receiver, Layout layout) {
   const auto ids = host_copy<std::int32_t>(receiver.results().row_ids);
   const auto weights = host_copy<float>(receiver.results().row_weights);
@@ -115,7 +115,7 @@ void expect_arrivals(const Expected& expected, const Receiver& receiver, Layout 
   }
 }
 
-// Slots of rows; nobody empties what is tagged.
+// Slots of rows must be empty again; tagged records are never emptied.
 void expect_empty_slots(const Receiver& receiver) {
   const auto words = host_copy<std::uint32_t>(receiver.window());
   const std::size_t begin = receiver.layout().set(kCall) / sizeof(words[0]);
@@ -129,11 +129,11 @@ TEST(DispatchWindowTest, RowsOfFortySourcesLandWhereTheyBelong) {
   REQUIRE_GPU();
   for (const Layout layout :
        {Layout::kBatched, Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
-    for (const GridRequest& grid :
+    for (const cuda::GridRequest& grid :
          {receivers(1, false), receivers(3, false), receivers(132, false), receivers(132, true)}) {
       SCOPED_TRACE(std::to_string(static_cast<int>(layout)) + ", " + std::to_string(grid.max_ctas));
       Receiver receiver(layout, grid, 10'000'000'000);
-      ASSERT_EQ(receiver.run().failure, static_cast<std::uint32_t>(WaitFailure::kNone));
+      ASSERT_EQ(receiver.run().failure, static_cast<std::uint32_t>(cuda::WaitFailure::kNone));
       const Expected expected(layout);
       for (std::size_t e = 0; e < kLocal; ++e) {
         EXPECT_EQ(host_copy<std::int32_t>(receiver.results().num_rows)[e], expected.num_rows[e])
@@ -143,7 +143,8 @@ TEST(DispatchWindowTest, RowsOfFortySourcesLandWhereTheyBelong) {
             << e;
       }
       EXPECT_EQ(host_copy<std::int32_t>(receiver.results().total_rows)[0], expected.total);
-      EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0], (kCall + 1) * kCallUnit);
+      EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0],
+                (kCall + 1) * cuda::kCallUnit);
       expect_rows(expected, receiver);
       expect_row_facts(expected, receiver, layout);
       expect_arrivals(expected, receiver, layout);
@@ -158,8 +159,8 @@ struct LostWords {
   bool names_token;
 };
 
-// Few CTAs: warps have items after the one that fails. A source beyond a warp's lanes, and one
-// within.
+// With few CTAs, warps have items after the one that fails. One source is beyond a warp's lanes,
+// the other within.
 TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
   REQUIRE_GPU();
   for (const LostWords& lost : {LostWords{Missing::kAnnouncement, "no announcement from", false},
@@ -173,10 +174,10 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
                      std::to_string(static_cast<int>(layout)));
         ASSERT_EQ(rows_of(source), 1);
         const std::string from = "from rank " + std::to_string(source) + " within 0.2 s";
-        const GridRequest grid = source == 1 ? receivers(3, false) : receivers(24, true);
+        const cuda::GridRequest grid = source == 1 ? receivers(3, false) : receivers(24, true);
         Receiver receiver(layout, grid, 200'000'000, lost.missing, source);
-        const WaitRecord record = receiver.run();
-        ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
+        const cuda::WaitRecord record = receiver.run();
+        ASSERT_EQ(record.failure, static_cast<std::uint32_t>(cuda::WaitFailure::kTimeout));
         EXPECT_EQ(record.call, kCall);
         const WaitFailureText text = describe(record, kRank, kRanks * kLocal);
         EXPECT_EQ(text.culprit, source);
@@ -185,7 +186,7 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
         if (lost.names_token) {
           EXPECT_EQ(record.token, token_of(source, 0));
         }
-        // The call is over; a later one would find the rank failed.
+        // The call is over; a later one would find that the rank has failed.
         EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0], (kCall + 1) * kCallUnit);
       }
     }

@@ -39,7 +39,7 @@ class ExchangeRank {
         output_(2 * static_cast<std::size_t>(num_tokens_ * hidden_)),
         ids_(8 * host_ids_.size()),
         exchange_(group, config, options) {
-    check_cuda(cudaMemset(tokens_.data(), 0x3F, tokens_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(tokens_.data(), 0x3F, tokens_.size_bytes()), "cudaMemset");
     set_ids([&](std::int64_t token, std::int64_t k) {
       return (token * num_topk_ + k) % config.num_experts;
     });
@@ -49,24 +49,25 @@ class ExchangeRank {
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
   }
 
-  /// Sets every id. Not while kernels run.
+  /// Sets every id. Do not call this while kernels run.
   void set_ids(const std::function<std::int64_t(std::int64_t token, std::int64_t k)>& id_of) {
     for (std::size_t i = 0; i < host_ids_.size(); ++i) {
       const auto at = static_cast<std::int64_t>(i);
       host_ids_[i] = id_of(at / num_topk_, at % num_topk_);
     }
-    check_cuda(cudaMemcpy(ids_.data(), host_ids_.data(), ids_.size_bytes(), cudaMemcpyHostToDevice),
-               "ids");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
+    cuda::check_cuda(
+        cudaMemcpy(ids_.data(), host_ids_.data(), ids_.size_bytes(), cudaMemcpyHostToDevice),
+        "ids");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
     ids_dtype_ = DType::kI64;
   }
 
-  /// Gives the same ids as i32 from now on. Not while kernels run.
+  /// Switches the same ids to i32. Do not call this while kernels run.
   void narrow_ids() {
     const std::vector<std::int32_t> narrow(host_ids_.begin(), host_ids_.end());
-    check_cuda(cudaMemcpy(ids_.data(), narrow.data(), 4 * narrow.size(), cudaMemcpyHostToDevice),
-               "ids");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
+    cuda::check_cuda(
+        cudaMemcpy(ids_.data(), narrow.data(), 4 * narrow.size(), cudaMemcpyHostToDevice), "ids");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
     ids_dtype_ = DType::kI32;
   }
 
@@ -75,45 +76,46 @@ class ExchangeRank {
     exchange_.combine(got.handle, got.rows, output(), stream_.get());
   }
   void pair() { combine(dispatch()); }
-  /// Waits for the stream; throws what the exchange found.
+  /// Waits for the stream and throws the errors that the exchange found.
   void finish() {
-    check_cuda(cudaStreamSynchronize(stream_.get()), "kernels");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "kernels");
     exchange_.check();
   }
 
-  /// Makes a graph of `pair`. Collective: see above.
+  /// Captures `pair` as a graph. Collective, because it allocates.
   void capture(const Group& group) {
     capture(group, [this] { pair(); });
   }
   void capture(const Group& group, const std::function<void()>& call) {
     cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                     "capture");
     call();
-    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
-    check_cuda(cudaGraphDestroy(graph), "graph");
-    check_cuda(cudaGraphUpload(graph_, stream_.get()), "graph");
-    check_cuda(cudaStreamSynchronize(stream_.get()), "graph");
+    cuda::check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
+    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
+    cuda::check_cuda(cudaGraphUpload(graph_, stream_.get()), "graph");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "graph");
     group.barrier();
   }
-  void replay() { check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
+  void replay() { cuda::check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
 
-  /// How many kernels and copies `call` puts into the stream. Another rank that frees memory of
-  /// this GPU meanwhile ends the capture: then `call` is called again.
+  /// Counts the kernels and copies that `call` enqueues. If another rank frees memory of this GPU
+  /// meanwhile, the capture is invalidated and `call` runs again.
   std::size_t num_launches(const std::function<void()>& call) {
     cudaGraph_t graph = nullptr;
     cudaError_t ended = cudaErrorStreamCaptureInvalidated;
     while (ended == cudaErrorStreamCaptureInvalidated) {
-      check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-                 "capture");
+      cuda::check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                       "capture");
       call();
       ended = cudaStreamEndCapture(stream_.get(), &graph);
       (void)cudaGetLastError();
     }
-    check_cuda(ended, "capture");
+    cuda::check_cuda(ended, "capture");
     std::size_t count = 0;
-    check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "capture");
-    check_cuda(cudaGraphDestroy(graph), "capture");
+    cuda::check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "capture");
+    cuda::check_cuda(cudaGraphDestroy(graph), "capture");
     return count;
   }
 
@@ -133,15 +135,15 @@ class ExchangeRank {
   std::int64_t num_topk_;
   std::vector<std::int64_t> host_ids_;
   DType ids_dtype_ = DType::kI64;
-  DeviceBuffer tokens_;
-  DeviceBuffer output_;
-  DeviceBuffer ids_;
-  OwnedStream stream_;
+  cuda::DeviceBuffer tokens_;
+  cuda::DeviceBuffer output_;
+  cuda::DeviceBuffer ids_;
+  cuda::OwnedStream stream_;
   cudaGraphExec_t graph_ = nullptr;
   Exchange exchange_;  // last: it ends before its memory
 };
 
-/// Weights of rows, all alike, that go home with some combines of an ExchangeRank.
+/// Equal weights for all rows, which some combines of an ExchangeRank return.
 class HomeWeights {
  public:
   explicit HomeWeights(const ExchangeConfig& config, std::int64_t num_calls = 1)
@@ -152,13 +154,14 @@ class HomeWeights {
     set(0x3F800000u);
   }
 
-  /// Sets the bits of every weight. Not while kernels run.
+  /// Sets the bits of every weight. Do not call this while kernels run.
   void set(std::uint32_t bits) {
     const std::vector<std::uint32_t> all(kMaxRows, bits);
-    check_cuda(cudaMemcpy(rows_.data(), all.data(), rows_.size_bytes(), cudaMemcpyHostToDevice),
-               "weights");
-    check_cuda(cudaMemset(home_.data(), 0x5A, home_.size_bytes()), "weights");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "weights");
+    cuda::check_cuda(
+        cudaMemcpy(rows_.data(), all.data(), rows_.size_bytes(), cudaMemcpyHostToDevice),
+        "weights");
+    cuda::check_cuda(cudaMemset(home_.data(), 0x5A, home_.size_bytes()), "weights");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "weights");
   }
   CombineOptions options(const Dispatched& got, std::int64_t call = 0) const {
     const TensorView& rows = got.rows;
@@ -174,11 +177,12 @@ class HomeWeights {
   void combine(ExchangeRank& rank, const Dispatched& got, std::int64_t call = 0) const {
     rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options(got, call));
   }
-  /// Those that came home in all calls.
+  /// Returns the weights that all calls returned.
   std::vector<std::uint32_t> home() const {
     std::vector<std::uint32_t> all(num_home());
-    check_cuda(cudaMemcpy(all.data(), home_.data(), home_.size_bytes(), cudaMemcpyDeviceToHost),
-               "weights");
+    cuda::check_cuda(
+        cudaMemcpy(all.data(), home_.data(), home_.size_bytes(), cudaMemcpyDeviceToHost),
+        "weights");
     return all;
   }
   std::vector<std::uint32_t> all_home(std::uint32_t bits) const {
@@ -193,8 +197,8 @@ class HomeWeights {
 
   std::int64_t shape_[2];
   std::int64_t num_calls_;
-  DeviceBuffer rows_;
-  DeviceBuffer home_;
+  cuda::DeviceBuffer rows_;
+  cuda::DeviceBuffer home_;
 };
 
 }  // namespace switchyard::test

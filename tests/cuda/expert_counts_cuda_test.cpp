@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts, mapped ids and rounded sums on a GPU; the permute family in a graph; what is refused
-// before a GPU is asked. All but the last needs a GPU.
+// Counts, mapped ids and rounded sums on a GPU; the permute family in a graph; arguments refused
+// before a GPU is used. Only the last part runs without a GPU.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ TEST(ExpertCountsCudaTest, CountsEqualTheCpus) {
           const ErrorWord errors;
           count_expert_num_tokens(ids.device, counts.device, map.device, Stream(nullptr),
                                   errors.view());
-          check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
+          cuda::check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
           EXPECT_TRUE(counts.is_equal());
           EXPECT_EQ(errors.value(), 0);
         }
@@ -47,7 +47,7 @@ TEST(ExpertCountsCudaTest, MappedIdsEqualTheCpus) {
       const TwinTensor local(dtype, num_tokens, 7, {19, 2, 3});
       apply_expert_map(ids.host, map.host, local.host);
       apply_expert_map(ids.device, map.device, local.device, Stream(nullptr));
-      check_cuda(cudaDeviceSynchronize(), "apply_expert_map");
+      cuda::check_cuda(cudaDeviceSynchronize(), "apply_expert_map");
       EXPECT_TRUE(local.is_equal());
     }
   }
@@ -66,13 +66,13 @@ TEST(ExpertCountsCudaTest, RoundedSumsEqualTheCpus) {
       const TwinTensor sum = TwinTensor::flat(DType::kI64, 1);
       *sum.host.as<std::int64_t>() = expert_num_tokens_round_up_and_sum(counts.host, alignment);
       expert_num_tokens_round_up_and_sum(counts.device, alignment, sum.device, Stream(nullptr));
-      check_cuda(cudaDeviceSynchronize(), "expert_num_tokens_round_up_and_sum");
+      cuda::check_cuda(cudaDeviceSynchronize(), "expert_num_tokens_round_up_and_sum");
       EXPECT_TRUE(sum.is_equal());
     }
   }
 }
 
-// A graph of count, scatter and gather, replayed with other ids: nothing of a run stays.
+// A graph of count, scatter and gather replayed with other ids: no replay sees values of another.
 TEST(PermuteGraphTest, ReplaysWithOtherIds) {
   REQUIRE_GPU();
   constexpr std::int64_t kTokens = 61, kTopk = 5, kLocal = 9, kHidden = 136, kAlignment = 16;
@@ -93,25 +93,25 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(kTokens, kTopk, kLocal));
   const PermuteOptions options{.alignment = kAlignment};
 
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+  cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
   count_expert_num_tokens(ids.device, counts.device, {}, stream.get());
   ep_scatter(x.device, {}, ids.device, options,
              {rows.device, {}, m_indices.device, inv_perm.device, first_row.device},
              workspace.span(), stream.get());
   ep_gather(rows.device, ids.device, weights.device, inv_perm.device, {}, output.device,
             stream.get());
-  check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+  cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
   cudaGraphExec_t runnable = nullptr;
-  check_cuda(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+  cuda::check_cuda(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     ids.fill<std::int32_t>([&](auto t, auto k) {
       const std::uint64_t bits = random_bits(seed, static_cast<std::uint64_t>(t * kTopk + k));
       return static_cast<std::int64_t>(bits % (kLocal + 1)) - 1;
     });
-    check_cuda(cudaGraphLaunch(runnable, stream.get()), "cudaGraphLaunch");
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaGraphLaunch");
+    cuda::check_cuda(cudaGraphLaunch(runnable, stream.get()), "cudaGraphLaunch");
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "cudaGraphLaunch");
     count_expert_num_tokens(ids.host, counts.host);
     ep_scatter(x.host, {}, ids.host, options,
                {rows.host, {}, m_indices.host, inv_perm.host, first_row.host});
@@ -120,11 +120,11 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
       EXPECT_TRUE(twin->is_equal()) << seed;
     }
   }
-  check_cuda(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  cuda::check_cuda(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
+  cuda::check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
-// Shapes are refused before a GPU is asked, so these views need no memory of one.
+// Shapes are refused before a GPU is used, so these views need no GPU memory.
 struct Refused {
   Tensor ids{DType::kI32, {4, 2}};
   Tensor x{DType::kBF16, {4, 8}};

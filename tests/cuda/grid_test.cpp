@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which CTA does what: every kind has one, no more than are wished for, and their shares cover all
-// tokens. No GPU: the same numbers on the host.
+// Which CTA does what: every kind has at least one, their sum does not exceed the request, and
+// their shares cover all tokens. Needs no GPU: the same numbers are computed on the host.
 
 #include "cuda/exchange/grid.h"
 
@@ -16,7 +16,7 @@ namespace switchyard {
 namespace {
 
 constexpr int kTopk = 8;
-constexpr int kSparseCtas = 32;  // so many may be half busy
+constexpr int kSparseCtas = 32;  // this many CTAs may be half busy
 constexpr bool kSends = true;
 constexpr bool kReceives = true;
 
@@ -26,8 +26,8 @@ struct GridCase {
   int tokens;
   std::int64_t hidden;
   bool has_whole_gpu;
-  std::int64_t max_tokens;       ///< of a rank, in any call
-  std::int64_t call_max_tokens;  ///< in this call; 0: not told
+  std::int64_t max_tokens;       ///< per rank, in any call
+  std::int64_t call_max_tokens;  ///< in this call; 0: unknown
 
   std::string text() const {
     return std::to_string(max_ctas) + " CTAs, " + std::to_string(ranks) + " ranks, " +
@@ -55,34 +55,28 @@ std::vector<GridCase> cases() {
   return all;
 }
 
-template <class Args>
-Args args_of(const GridCase& c) {
-  Args args;
+PushLayout layout_of(const GridCase& c) {
   PushShape shape;
   shape.max_tokens = c.max_tokens;
   shape.hidden = c.hidden;
   shape.num_ranks = c.ranks;
   shape.num_topk = kTopk;
-  args.layout = make_push_layout(shape);
-  args.ownership = KernelOwnership(ExpertOwnership{c.ranks, c.ranks});
-  args.num_topk = kTopk;
-  args.num_tokens = c.tokens;
-  return args;
+  return make_push_layout(shape);
 }
 
-DispatchArgs dispatch_grid(const GridCase& c, bool sends, bool receives) {
-  auto args = args_of<DispatchArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens}, args);
-  return args;
+cuda::GridRequest request_of(const GridCase& c, bool sends, bool receives) {
+  return {c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens};
 }
 
-CombineArgs combine_grid(const GridCase& c, bool sends, bool receives) {
-  auto args = args_of<CombineArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens}, args);
-  return args;
+cuda::DispatchGrid dispatch_grid(const GridCase& c, bool sends, bool receives) {
+  return cuda::dispatch_grid(request_of(c, sends, receives), layout_of(c), c.tokens);
 }
 
-// CTAs of the largest size that have room for some.
+cuda::CombineGrid combine_grid(const GridCase& c, bool sends, bool receives) {
+  return cuda::combine_grid(request_of(c, sends, receives), layout_of(c), c.tokens);
+}
+
+// Returns the number of full-size CTAs with the same total of warps, rounded up.
 template <class Args>
 int room(const Args& args, int ctas) {
   return (ctas * args.num_warps + kExchangeWarps - 1) / kExchangeWarps;
@@ -91,13 +85,13 @@ int room(const Args& args, int ctas) {
 TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
-    const DispatchArgs both = dispatch_grid(c, kSends, kReceives);
+    const cuda::DispatchGrid both = dispatch_grid(c, kSends, kReceives);
     ASSERT_GE(std::min({both.num_notify_ctas, both.num_senders, both.num_receivers}), 1);
     ASSERT_LE(room(both, both.num_notify_ctas + both.num_senders + both.num_receivers), c.max_ctas);
-    const DispatchArgs sends = dispatch_grid(c, kSends, false);
+    const cuda::DispatchGrid sends = dispatch_grid(c, kSends, false);
     ASSERT_GE(std::min(sends.num_notify_ctas, sends.num_senders), 1);
     ASSERT_LE(room(sends, sends.num_notify_ctas + sends.num_senders), c.max_ctas);
-    const DispatchArgs receives = dispatch_grid(c, false, kReceives);
+    const cuda::DispatchGrid receives = dispatch_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
     ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
   }
@@ -106,44 +100,44 @@ TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
 TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
-    const CombineArgs both = combine_grid(c, kSends, kReceives);
+    const cuda::CombineGrid both = combine_grid(c, kSends, kReceives);
     ASSERT_GE(std::min(both.num_senders, both.num_receivers), 1);
     ASSERT_LE(room(both, both.num_senders + both.num_receivers), c.max_ctas);
-    const CombineArgs sends = combine_grid(c, kSends, false);
+    const cuda::CombineGrid sends = combine_grid(c, kSends, false);
     ASSERT_GE(sends.num_senders, 1);
     ASSERT_LE(room(sends, sends.num_senders), c.max_ctas);
-    const CombineArgs receives = combine_grid(c, false, kReceives);
+    const cuda::CombineGrid receives = combine_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
     ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
-    const int chunks = both.layout.num_return_chunks;
+    const int chunks = layout_of(c).num_return_chunks;
     ASSERT_EQ(both.by_chunks.divisor, static_cast<std::uint32_t>(chunks));
     ASSERT_EQ(both.by_slot.divisor, static_cast<std::uint32_t>(chunks * c.ranks));
   }
 }
 
-// What a receiver or sender does is cut into items for warps; more CTAs than have one only wait.
+// Receivers and senders split their work into items for warps; a CTA without an item only waits.
 TEST(GridTest, NoCtaIsWithoutAnItem) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
     const std::int64_t tokens = std::max(1, c.tokens);
-    const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
-    const CombineArgs combine = combine_grid(c, kSends, kReceives);
-    const std::int64_t chunks = dispatch.layout.num_chunks;
+    const cuda::DispatchGrid dispatch = dispatch_grid(c, kSends, kReceives);
+    const cuda::CombineGrid combine = combine_grid(c, kSends, kReceives);
+    const std::int64_t chunks = layout_of(c).num_chunks;
     ASSERT_LE(dispatch.num_senders, tokens * chunks);
     const std::int64_t most = std::max({tokens, c.call_max_tokens, c.max_tokens});
     ASSERT_LE(dispatch.num_receivers, most * c.ranks * (chunks + 1));
     for (const int warps : {dispatch.num_warps, combine.num_warps}) {
       const int threads = warps * kLanes;
-      ASSERT_TRUE(threads == kExchangeThreads ||
-                  (c.has_whole_gpu && threads == kMinExchangeThreads));
+      ASSERT_TRUE(threads == cuda::kExchangeThreads ||
+                  (c.has_whole_gpu && threads == cuda::kMinExchangeThreads));
     }
-    const std::int64_t returned = combine.layout.num_return_chunks;
+    const std::int64_t returned = layout_of(c).num_return_chunks;
     ASSERT_LE(combine.num_senders, most * returned * std::min(c.ranks, kTopk));
     ASSERT_LE(combine.num_receivers, tokens * returned);
   }
 }
 
-// Fewer CTAs would give some warps more items.
+// With one CTA fewer, some warps would have more items.
 TEST(GridTest, RoundsAreEven) {
   const auto rounds = [](std::int64_t items, int ctas, int warps) {
     return (items + std::int64_t{ctas} * warps - 1) / (std::int64_t{ctas} * warps);
@@ -151,15 +145,15 @@ TEST(GridTest, RoundsAreEven) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
     const std::int64_t tokens = std::max(1, c.tokens);
-    const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
-    const CombineArgs combine = combine_grid(c, kSends, kReceives);
-    const std::int64_t sums = tokens * combine.layout.num_return_chunks;
+    const cuda::DispatchGrid dispatch = dispatch_grid(c, kSends, kReceives);
+    const cuda::CombineGrid combine = combine_grid(c, kSends, kReceives);
+    const std::int64_t sums = tokens * layout_of(c).num_return_chunks;
     if (combine.num_receivers > kSparseCtas) {
       ASSERT_LT(rounds(sums, combine.num_receivers, combine.num_warps),
                 rounds(sums, combine.num_receivers - 1, combine.num_warps));
     }
     if (dispatch.num_senders <= kSparseCtas) continue;
-    const std::int64_t sent = tokens * dispatch.layout.num_chunks;
+    const std::int64_t sent = tokens * layout_of(c).num_chunks;
     ASSERT_LT(rounds(sent, dispatch.num_senders, dispatch.num_warps),
               rounds(sent, dispatch.num_senders - 1, dispatch.num_warps));
   }
@@ -172,16 +166,16 @@ TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
     return dispatch_grid({kCtas, 8, tokens, 7168, true, max_tokens, call_max_tokens}, true, true);
   };
   const auto warps = [](const DispatchArgs& args) { return args.num_receivers * args.num_warps; };
-  // Told: as if it had as many itself.
+  // Known limit: as if the rank had that many tokens itself.
   EXPECT_EQ(warps(grid(0, 4096, 8)), warps(grid(8, 8, 0)));
   EXPECT_GE(warps(grid(0, 4096, 128)), warps(grid(128, 128, 0)));
-  // Not told: for a sixteenth of the most, up to a small CTA for every SM.
+  // Unknown limit: for a sixteenth of the maximum, up to one small CTA per SM.
   EXPECT_EQ(warps(grid(0, 128, 0)), warps(grid(8, 8, 0)));
-  EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / kExchangeCtasPerSm);
+  EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / cuda::kExchangeCtasPerSm);
   EXPECT_EQ(warps(grid(128, 4096, 0)), warps(grid(128, 128, 0)));
 }
 
-// How often tasks of `size` tokens have each token.
+// Returns how often tasks of `size` tokens contain each token.
 std::vector<int> times_in(int num_tasks, int size, int tokens) {
   std::vector<int> times(static_cast<std::size_t>(tokens));
   for (int task = 0; task < num_tasks; ++task) {
@@ -196,29 +190,29 @@ TEST(GridTest, EveryTokenIsInOneRunAndInOneTaskOfTerms) {
   for (const GridCase& c : cases()) {
     for (const bool receives : {true, false}) {
       SCOPED_TRACE(c.text());
-      const DispatchArgs a = dispatch_grid(c, kSends, receives);
+      const cuda::DispatchGrid a = dispatch_grid(c, kSends, receives);
       const std::vector<int> once(static_cast<std::size_t>(c.tokens), 1);
       ASSERT_GE(a.num_runs, 1);
       ASSERT_GE(a.tokens_per_run, 1);
       ASSERT_EQ(times_in(a.num_runs, a.tokens_per_run, c.tokens), once);
       ASSERT_EQ(times_in(c.ranks, a.tokens_per_task, c.tokens), once);
-      // No run is empty, and no notify CTA has nothing to do.
+      // No run is empty, and no notify CTA is idle.
       ASSERT_LT((a.num_runs - 1) * a.tokens_per_run, std::max(1, c.tokens));
       ASSERT_LE(a.num_notify_ctas, c.ranks * (1 + a.num_runs));
     }
   }
 }
 
-// Where a sender's item is and what a receiver's is are the same divisions in the kernel.
+// The kernel uses the same divisions to locate a sender's and a receiver's item.
 TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
-    const DispatchArgs a = dispatch_grid(c, kSends, kReceives);
-    const int chunks = a.layout.num_chunks;
+    const cuda::DispatchGrid a = dispatch_grid(c, kSends, kReceives);
+    const int chunks = layout_of(c).num_chunks;
     const std::int64_t num_chunks = std::int64_t{std::max(1, c.tokens)} * chunks;
     ASSERT_GE(a.shares, 1);
     ASSERT_LE(a.shares, c.ranks);
-    // Shares are for warps that would have nothing to do.
+    // Shares exist only for warps that would otherwise be idle.
     ASSERT_TRUE(a.shares == 1 || num_chunks * a.shares <= a.num_senders * a.num_warps);
     ASSERT_EQ(a.by_topk.divisor, static_cast<std::uint32_t>(kTopk));
     ASSERT_EQ(a.by_ranks.divisor, static_cast<std::uint32_t>(c.ranks));

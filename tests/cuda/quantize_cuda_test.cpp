@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize and dequantize on a GPU write the bytes that the CPU's write, and no others. Needs a
-// GPU; skips without one, except for what is refused before it is looked for.
+// quantize and dequantize on a GPU write the same bytes as the CPU and no others. Needs a GPU
+// except for the refused arguments; skips without one.
 
 #include <functional>
 #include <optional>
@@ -29,7 +29,7 @@ struct Shape {
 struct Options {
   ScaleLayout layout = ScaleLayout::kRowMajor;
   std::int64_t gap = 0;          ///< elements between rows of x
-  std::size_t misalignment = 0;  ///< bytes, of x and q
+  std::size_t misalignment = 0;  ///< in bytes, of x and q
   const Twin* given = nullptr;   ///< static scales
   std::int64_t given_stride = 1;
   std::optional<float> scale_ub;
@@ -50,7 +50,7 @@ TensorView given_view(const QuantScheme& scheme, const Shape& shape, const Optio
   return TensorView(data, DType::kF32, {shape.num_rows, 1}, {options.given_stride, 1});
 }
 
-// Quantizes the same rows on both and compares all memory.
+// Quantizes the same rows on both processors and compares all memory.
 void expect_same_codes(const QuantScheme& scheme, DType dtype, const Shape& shape,
                        const Options& options = {}) {
   SCOPED_TRACE(test::describe(scheme, dtype, shape.num_rows, shape.hidden) + " layout " +
@@ -137,7 +137,7 @@ TEST(QuantizeCudaTest, RowsApartAndOffTheirAlignment) {
   }
 }
 
-// Rows longer than the registers of a thread block, and enough of them to fill the GPU.
+// Rows longer than a thread block's registers hold, and enough rows to fill the GPU.
 TEST(QuantizeCudaTest, LongRowsAndManyRows) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
@@ -151,13 +151,13 @@ TEST(QuantizeCudaTest, LongRowsAndManyRows) {
   }
 }
 
-// Rows so many that blocks of any GPU walk over several, of every kind that a warp may meet; a row
-// may end inside a warp, and leave threads of a block without one.
+// So many rows that each block of any GPU processes several, of every kind that a warp can meet. A
+// row may end inside a warp and leave threads of a block without one.
 TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
   for (const QuantScheme& scheme : {schemes::kNvfp4, schemes::kMxfp4}) {
-    const std::int64_t ctas = num_multiprocessors();
+    const std::int64_t ctas = cuda::num_multiprocessors();
     for (const Shape& shape : {Shape{60 * ctas + 3, 1024}, Shape{120 * ctas + 1, 48}}) {
       SCOPED_TRACE(test::describe(scheme, DType::kBF16, shape.num_rows, shape.hidden));
       const std::int64_t width = 2 * shape.hidden;
@@ -217,7 +217,7 @@ TEST(QuantizeCudaTest, ScalesMayBeGivenOrBounded) {
   }
 }
 
-// Random bytes as codes and scales: NaN codes and scales of all kinds among them.
+// Random bytes as codes and scales, which include all kinds of NaN codes and scales.
 void expect_same_values(const QuantScheme& scheme, DType stored, DType output, const Shape& shape,
                         ScaleLayout layout) {
   SCOPED_TRACE(test::describe(scheme, output, shape.num_rows, shape.hidden) + " from " +
@@ -274,10 +274,10 @@ TEST(QuantizeCudaTest, EveryCodeBecomesTheSameValue) {
   }
 }
 
-// A capture allocates nothing and waits for nothing; a replay reads what is there then.
+// A capture allocates nothing and waits for nothing; a replay reads the current contents.
 TEST(QuantizeCudaTest, CallsMayBeCaptured) {
   REQUIRE_GPU();
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   for (const QuantScheme& scheme : {schemes::kFp8Tensor, schemes::kFp8Token, schemes::kFp8Block}) {
     const Shape shape{9, 512};
     Twin x = test::make_rows(DType::kBF16, shape.num_rows, shape.hidden, shape.hidden);
@@ -285,12 +285,12 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
     Twin scales(4 * static_cast<std::size_t>(shape.num_rows * 4));
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
     quantize(TensorView(x.device(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
              TensorView(q.device(), DType::kE4M3, {shape.num_rows, shape.hidden}),
              scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.device()), stream.get());
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (int round = 0; round < 3; ++round) {
       for (std::int64_t h = 0; h < shape.hidden; ++h) {
         scalar::store(x.host(), DType::kBF16, h, test::element(6, h + 1000 * round));
@@ -299,8 +299,8 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
       quantize(TensorView(x.host(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
                TensorView(q.host(), DType::kE4M3, {shape.num_rows, shape.hidden}),
                scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.host()));
-      check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
-      check_cuda(cudaStreamSynchronize(stream.get()), "replay");
+      cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+      cuda::check_cuda(cudaStreamSynchronize(stream.get()), "replay");
       q.expect_equal("q");
       scales.expect_equal("scales");
     }
@@ -309,7 +309,7 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
   }
 }
 
-// Refused before a GPU is looked for.
+// These are refused before a GPU is used.
 TEST(QuantizeCudaTest, WrongTensorsAreRefused) {
   const Stream stream(nullptr);
   const auto refused = [](const char* phrase, const std::function<void()>& call) {

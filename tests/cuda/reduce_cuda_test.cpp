@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums and policies have the CPU's bits on a GPU: random bit patterns as values, so infinities, NaN
-// of any payload, subnormals and both zeros are among them. Needs a GPU; skips without one.
+// Sums and policies have the CPU's bits on a GPU. Values are random bit patterns, which include
+// infinity, NaN of any payload, subnormals and both zeros. Needs a GPU; skips without one.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 
-// Values around 1 of random sign; every 13th any bit pattern.
+// Values around 1 of random sign; one in 13 has an arbitrary bit pattern.
 void fill_floats(TwinTensor& twin, std::uint64_t seed) {
   const DType dtype = twin.host.dtype();
   const auto width = static_cast<std::size_t>(bits_of(dtype) / 8);
@@ -56,7 +56,7 @@ void expect_cpu_bits(const GatherCase& test) {
   TwinTensor rows(test.row_dtype, num_rows, test.hidden, {test.hidden + gap, 1, gap});
   fill_floats(rows, 21);
   TwinTensor inv_perm(DType::kI32, test.num_tokens, test.num_topk, {test.num_topk + gap, 1, gap});
-  // Dropped choices may hold anything: they are never read.
+  // Dropped choices may hold anything, because they are never read.
   const TwinTensor map = test.has_map ? twin_map(16) : TwinTensor();
   inv_perm.fill<std::int32_t>([&](std::int64_t t, std::int64_t k) -> std::int64_t {
     const std::int32_t id =
@@ -73,11 +73,11 @@ void expect_cpu_bits(const GatherCase& test) {
   }
   TwinTensor output(test.out_dtype, test.num_tokens, test.hidden, {test.hidden + gap, 1, gap});
   ep_gather(rows.host, ids.host, weights.host, inv_perm.host, map.host, output.host);
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   const ErrorWord errors;
   ep_gather(rows.device, ids.device, weights.device, inv_perm.device, map.device, output.device,
             stream.get(), errors.view());
-  check_cuda(cudaStreamSynchronize(stream.get()), "ep_gather");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "ep_gather");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
   EXPECT_EQ(errors.value(), 0);
@@ -128,7 +128,7 @@ TEST(GatherCudaTest, RowsOutsideAreCountedAndLeftOut) {
   TwinTensor output(DType::kF32, 2, 4);
   const ErrorWord errors;
   unpermute_and_reduce(rows.device, bad.device, {}, output.device, Stream(nullptr), errors.view());
-  check_cuda(cudaDeviceSynchronize(), "unpermute_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "unpermute_and_reduce");
   std::copy_n(rows.host.as<float>(), 8, output.host.as<float>());
   EXPECT_TRUE(output.is_equal());
   EXPECT_EQ(errors.value(), 2);
@@ -181,7 +181,7 @@ void expect_policy_bits(const PolicyCase& test) {
   (void)weight_and_reduce(test.policy,
                           arguments([](const TwinTensor& twin) { return twin.device; }),
                           output.device, workspace.span(), Stream(nullptr), errors.view());
-  check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
   EXPECT_TRUE(workspace.has_guards());
@@ -225,7 +225,7 @@ TEST(WeightAndReduceCudaTest, RowsBeyondTheCapacityAreCountedAndLeftOut) {
   arguments.apply_router_weight_on_input = true;
   (void)weight_and_reduce(policy, arguments, output.device, workspace.span(), Stream(nullptr),
                           errors.view());
-  check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   std::fill_n(output.host.as<float>(), 12, 0.0f);
   std::copy_n(rows.host.as<float>(), 8, output.host.as<float>());
   EXPECT_TRUE(output.is_equal());
@@ -247,7 +247,7 @@ TEST(WeightAndReduceCudaTest, NoOpReturnsTheRowsOrCopiesThem) {
               rows.device.data());
     EXPECT_EQ(weight_and_reduce(policy, arguments, output.device, {}, Stream(nullptr)).data(),
               output.device.data());
-    check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+    cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
     EXPECT_TRUE(output.is_equal());
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The host's half of waits of kernels: records and abort words in ordinary memory, so no GPU.
+// The host's side of kernel waits: records and abort words in ordinary memory, so no GPU is needed.
 
 #include "exchange/push/watcher.h"
 
@@ -27,8 +27,8 @@ using ::testing::HasSubstr;
 constexpr std::int64_t kNumExperts = 8;
 constexpr WaitSite kSite{Phase::kDispatchSend, 41, -1};
 
-WaitRecord record_of(WaitPlace place, std::int32_t peer, std::int32_t token) {
-  WaitRecord record{};
+cuda::WaitRecord record_of(cuda::WaitPlace place, std::int32_t peer, std::int32_t token) {
+  cuda::WaitRecord record{};
   record.place = static_cast<std::uint32_t>(place);
   record.peer = peer;
   record.token = token;
@@ -37,7 +37,7 @@ WaitRecord record_of(WaitPlace place, std::int32_t peer, std::int32_t token) {
   return record;
 }
 
-// As a kernel does: the failure comes last.
+// Writes the failure last, as a kernel does.
 void leave(WatchWords& words, WaitFailure failure, const WaitRecord& record) {
   constexpr std::size_t kRest = offsetof(WaitRecord, place);
   std::memcpy(&words.record.place, &record.place, sizeof(WaitRecord) - kRest);
@@ -45,7 +45,7 @@ void leave(WatchWords& words, WaitFailure failure, const WaitRecord& record) {
       .store(static_cast<std::uint32_t>(failure), std::memory_order_release);
 }
 
-// Milliseconds until kernels are told to end; 10 s at most.
+// Milliseconds until kernels are asked to end; at most 10 s.
 std::int64_t wait_for_word(WatchWords& words) {
   const std::int64_t start = now_ns();
   while (std::atomic_ref(words.abort_word).load() == 0 && now_ns() - start < 10'000'000'000) {
@@ -57,7 +57,7 @@ std::int64_t wait_for_word(WatchWords& words) {
 TEST(WatcherTest, NothingHappensWhileAllIsWell) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     usleep(100'000);
     EXPECT_NO_THROW(watcher.check(kSite));
     EXPECT_FALSE(watcher.look());
@@ -69,10 +69,10 @@ TEST(WatcherTest, NothingHappensWhileAllIsWell) {
 TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
   run_ranks(3, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 0) {
-      leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kRow, 2, 3));
+      leave(words, cuda::WaitFailure::kTimeout, record_of(cuda::WaitPlace::kRow, 2, 3));
     }
     EXPECT_LT(wait_for_word(words), 1000);
     const Error error = error_of([&] { watcher.check(kSite); });
@@ -84,9 +84,9 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
             (group.rank() == 0
                  ? " (rank 0 of 3, call 7)"
                  : fmt::format(" (rank {} of 3 stopped in dispatch send, call 41)", group.rank())));
-    // A record that comes later changes nothing.
+    // A later record changes nothing.
     if (group.rank() == 1) {
-      leave(words, WaitFailure::kAborted, record_of(WaitPlace::kReturnedRow, 2, 5));
+      leave(words, cuda::WaitFailure::kAborted, record_of(cuda::WaitPlace::kReturnedRow, 2, 5));
     }
     EXPECT_STREQ(error_of([&] { watcher.check(kSite); }).what(), error.what());
   });
@@ -95,11 +95,11 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
 TEST(WatcherTest, KernelThatStoppedSaysWhere) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) group.abort("enough");
     EXPECT_LT(wait_for_word(words), 1000);
-    leave(words, WaitFailure::kAborted, record_of(WaitPlace::kReturnedRow, 1, 5));
+    leave(words, cuda::WaitFailure::kAborted, record_of(cuda::WaitPlace::kReturnedRow, 1, 5));
     const Error error = error_of([&] { watcher.check(kSite); });
     EXPECT_EQ(error.code(), Errc::kAborted);
     EXPECT_EQ(std::string(error.what()),
@@ -112,13 +112,13 @@ TEST(WatcherTest, KernelThatStoppedSaysWhere) {
 TEST(WatcherTest, BadIdIsThisRanksErrorAndAbortsTheOthers) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
-      WaitRecord record = record_of(WaitPlace::kInput, 1, 5);
+      cuda::WaitRecord record = record_of(cuda::WaitPlace::kInput, 1, 5);
       record.expected = 3;
       record.seen = 99;
-      leave(words, WaitFailure::kInvalidId, record);
+      leave(words, cuda::WaitFailure::kInvalidId, record);
     }
     wait_for_word(words);
     const bool is_own = group.rank() == 1;
@@ -131,13 +131,13 @@ TEST(WatcherTest, BadIdIsThisRanksErrorAndAbortsTheOthers) {
 TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
-      WaitRecord record = record_of(WaitPlace::kAnnouncement, 1, 2);
+      cuda::WaitRecord record = record_of(cuda::WaitPlace::kAnnouncement, 1, 2);
       record.expected = 4;
       record.seen = 9;
-      leave(words, WaitFailure::kCapacityExceeded, record);
+      leave(words, cuda::WaitFailure::kCapacityExceeded, record);
     }
     wait_for_word(words);
     test::expect_error(Errc::kCapacityExceeded,
@@ -149,10 +149,11 @@ TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
 TEST(WatcherTest, PeerWithoutWeightsIsThisRanksErrorAndAbortsTheOthers) {
   run_ranks(3, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     const bool is_own = group.rank() == 1;
-    if (is_own) leave(words, WaitFailure::kNoWeights, record_of(WaitPlace::kReturnedRow, 2, 5));
+    if (is_own)
+      leave(words, cuda::WaitFailure::kNoWeights, record_of(cuda::WaitPlace::kReturnedRow, 2, 5));
     wait_for_word(words);
     test::expect_error(is_own ? Errc::kInvalidArgument : Errc::kAborted,
                        "returned_weights is wanted, but rank 2 passed no row_weights", [&] {
@@ -165,7 +166,7 @@ TEST(WatcherTest, PeerThatLeftIsLost) {
   EXPECT_NO_THROW(run_ranks(2, [](const Group& group) {
     if (group.rank() == 1) return;
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     EXPECT_LT(wait_for_word(words), 1000);
     test::expect_error(Errc::kPeerLost, "rank 1 was lost (it left the group)",
                        [&] { watcher.check(kSite); });
@@ -176,10 +177,10 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
   test::Shared<std::atomic<int>> num_ready;
   test::RankProcesses ranks(3, [&](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     ++*num_ready;
     EXPECT_LT(wait_for_word(words), 10'000);
-    // What the kernel saw is not the cause.
+    // What the kernel reported is not the cause.
     leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kReturnedRow, 1, 5));
     watcher.check(kSite);
   });
@@ -199,8 +200,8 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
 }
 
 TEST(WaitFailureTest, IdsInWords) {
-  WaitRecord record = record_of(WaitPlace::kInput, 0, 5);
-  record.failure = static_cast<std::uint32_t>(WaitFailure::kInvalidId);
+  cuda::WaitRecord record = record_of(cuda::WaitPlace::kInput, 0, 5);
+  record.failure = static_cast<std::uint32_t>(cuda::WaitFailure::kInvalidId);
   record.expected = 1;
   const auto what = [&](std::int32_t id) {
     record.seen = id;

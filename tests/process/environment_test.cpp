@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Groups that processes join by environment variables, as under torchrun or mpirun.
+// Groups that processes join through environment variables, as under torchrun or mpirun.
 
 #include <unistd.h>
 
@@ -73,7 +73,7 @@ TEST(EnvironmentTest, OneRankOverSharedMemoryNeedsNoStore) {
       const Group group = Group::from_environment({.engine = "shm"});
       EXPECT_EQ(group.size(), 1);
       EXPECT_STREQ(group.engine_name(), "shm");
-      const auto window = group.engine().make_window(4096);
+      const auto window = group.engine().windows().make_window(4096);
       EXPECT_EQ(window->base(0)[0], std::byte{0});
       group.barrier();
     }
@@ -105,7 +105,7 @@ TEST(EnvironmentTest, ProcessesMeetOverTcp) {
   });
 }
 
-// A rank that is ahead meets the server that the last group of rank 0 used.
+// A rank that runs ahead finds the server of rank 0's previous group still at the address.
 TEST(EnvironmentTest, GroupsFollowEachOtherOverOneAddress) {
   for (const char* kind : {"unix", "tcp"}) {
     run_processes(3, [&](const Group& outer) {
@@ -141,8 +141,8 @@ TEST(EnvironmentTest, FailedGroupTakesItsServerAlongButNotThatOfOthers) {
                 Errc::kTimeout);
     }
     outer.barrier();
-    (void)first.engine().all_gather_text("still served");
-    Group::from_environment().barrier();  // nothing of the failed one is in the way
+    (void)first.control().all_gather_text("still served");
+    Group::from_environment().barrier();  // nothing of the failed group is left
   });
 }
 
@@ -151,12 +151,12 @@ TEST(EnvironmentTest, DestroyedGroupLeavesNothing) {
     set_torchrun_variables(outer.rank(), 3, "leak");
     Group::from_environment().barrier();  // rank 0 keeps its store's server
     outer.barrier();
-    usleep(100'000);  // the server closes what its clients have closed
+    usleep(100'000);  // the server closes connections that its clients closed
     const int files_before = num_open_files();
-    outer.barrier();  // nobody is ahead and connects again before it is counted
+    outer.barrier();  // nobody may reconnect before all have counted
     {
       const Group group = Group::from_environment();
-      const auto window = group.engine().make_window(8192);
+      const auto window = group.engine().windows().make_window(8192);
       EXPECT_GT(num_open_files(), files_before);
       EXPECT_THAT(text_of("/proc/self/maps"), HasSubstr("switchyard window"));
       group.barrier();

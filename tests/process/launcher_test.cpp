@@ -36,7 +36,7 @@ double seconds_since(std::int64_t start_ns) {
   return static_cast<double>(now_ns() - start_ns) * 1e-9;
 }
 
-// A file without a name that takes output.
+// An unnamed file that captures output.
 class Capture {
  public:
   Capture() : file_(memfd_create("capture", MFD_CLOEXEC)) {}
@@ -145,6 +145,18 @@ TEST(LauncherTest, KilledRankEndsAllWithinASecondAndIsNamed) {
   }
 }
 
+// The launcher tells the world; subgroups learn of it from there. Rank 2 is rank 0 of its pair.
+TEST(LauncherTest, KilledRankIsNamedInSubgroups) {
+  const Finished got = run(options_for(4, "die_in_pairs", 2));
+  EXPECT_EQ(got.result.culprit, 2);
+  for (const char* who :
+       {"[rank 0] peer_lost: dispatch: rank 2 of the parent group was lost (killed by signal 9)",
+        "[rank 1] peer_lost: dispatch: rank 2 of the parent group was lost (killed by signal 9)",
+        "[rank 3] peer_lost: dispatch: rank 0 was lost (killed by signal 9) while rank 1 waited"}) {
+    EXPECT_THAT(got.errors, HasSubstr(who));
+  }
+}
+
 TEST(LauncherTest, ExitCodeOfTheFirstThatFailsIsReturned) {
   const Finished got = run(options_for(3, "exit3", 1));
   EXPECT_EQ(got.result.exit_code, 3);
@@ -224,7 +236,7 @@ TEST(LauncherTest, CommandThatIsNotThereIsAnError) {
 }
 
 TEST(LauncherTest, NothingIsLeftBehind) {
-  (void)run(options_for(2, "meet"));  // descriptors that libraries keep are open now
+  (void)run(options_for(2, "meet"));  // opens the descriptors that libraries keep
   const auto files = files_in("/proc/self/fd");
   const auto named_memory = files_in("/dev/shm");
   (void)run(options_for(3, "meet"));
@@ -236,7 +248,7 @@ TEST(LauncherTest, NothingIsLeftBehind) {
   EXPECT_THAT(unix_sockets(), Not(HasSubstr("@switchyard-")));
 }
 
-// A launcher in a process of its own, and the pids that its ranks tell.
+// A launcher in a process of its own, and the pids that its ranks print.
 struct RemoteLauncher {
   RemoteLauncher(int num_ranks, const std::string& task, int grace_ms = 200) {
     std::fflush(nullptr);
@@ -333,7 +345,7 @@ TEST(LauncherTest, SecondSignalToTheLauncherIsPassedOnAtOnce) {
   const std::vector<pid_t> pids = launcher.rank_pids(2);
   ASSERT_EQ(pids.size(), 2u) << launcher.errors.text();
   kill(launcher.pid, SIGTERM);
-  EXPECT_FALSE(are_gone(pids, 300));  // told, which they do not hear
+  EXPECT_FALSE(are_gone(pids, 300));  // the ranks are notified, but ignore it
   kill(launcher.pid, SIGTERM);
   EXPECT_TRUE(are_gone(pids, 5000));
 }

@@ -20,7 +20,7 @@ struct OverlapCase {
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerExpert;
   int num_micro_batches = 2;
-  bool has_even_tokens = false;  ///< 9 on every rank
+  bool has_even_tokens = false;  ///< 9 tokens on every rank
 };
 
 inline Tensor bf16_tensor(std::initializer_list<std::int64_t> shape, std::uint64_t seed,
@@ -35,8 +35,8 @@ inline Tensor bf16_tensor(std::initializer_list<std::int64_t> shape, std::uint64
   return tensor;
 }
 
-/// Seven experts over the ranks of a group, a shared one, and this rank's tokens: 9; unless they
-/// are even, none on rank 1 and one on rank 2.
+/// Seven experts spread over the ranks of a group, a shared expert, and this rank's tokens: 9, or,
+/// unless they are even, none on rank 1 and one on rank 2.
 class OverlappedLayer {
  public:
   static constexpr std::int32_t kExperts = 7;
@@ -109,7 +109,7 @@ class OverlappedLayer {
   }
 
  private:
-  // Expert e has the same weights wherever it lives.
+  // Expert e has the same weights on whichever rank it is.
   struct Weights {
     Tensor gate, up, down;
     Weights() = default;

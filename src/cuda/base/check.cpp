@@ -4,7 +4,7 @@
 
 #include "core/fail.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 Errc code_of(cudaError_t result) {
@@ -22,11 +22,11 @@ Errc code_of(cudaError_t result) {
 void check_cuda(cudaError_t result, const char* what) {
   if (result == cudaSuccess) [[likely]]
     return;
-  cudaGetLastError();  // so that a later check does not report it again
+  cudaGetLastError();  // cleared, so that no later check reports it again
   fail(code_of(result), "{}: CUDA says {}: {}", what, cudaGetErrorName(result),
        cudaGetErrorString(result));
 }
 
 void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

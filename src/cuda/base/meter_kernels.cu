@@ -2,27 +2,17 @@
 
 #include "cuda/base/check.h"
 #include "cuda/base/meter_kernels.h"
-#include "cuda/exchange/wire.cuh"
+#include "cuda/base/ptx.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
-
-__device__ std::uint32_t load_word(const void* from) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-
-__device__ void store_word(void* to, std::uint32_t value) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
 
 // False: it did not come in time; whoever waits for this GPU's results hears of it otherwise.
 __device__ bool await_word(const void* at, std::uint32_t value, std::uint64_t timeout_ns) {
   constexpr std::uint32_t kLooksPerClock = 1024;
-  const std::uint64_t start = now_on_gpu_ns();
-  for (std::uint32_t look = 1; load_word(at) != value; ++look) {
-    if (look % kLooksPerClock == 0 && now_on_gpu_ns() - start > timeout_ns) return false;
+  const std::uint64_t start = globaltimer_ns();
+  for (std::uint32_t look = 1; load_relaxed_sys_u32(at) != value; ++look) {
+    if (look % kLooksPerClock == 0 && globaltimer_ns() - start > timeout_ns) return false;
   }
   return true;
 }
@@ -32,7 +22,7 @@ __global__ void gate_kernel(MeterPeers peers, const std::uint32_t* flag, std::ui
   const void* at = opens ? static_cast<const void*>(flag) : peers.windows.base[peers.rank];
   if (!await_word(at, call, peers.timeout_ns)) return;
   for (int peer = 1; opens && peer < peers.num_ranks; ++peer) {
-    store_word(peers.windows.base[peer], call);
+    store_relaxed_sys_u32(peers.windows.base[peer], call);
   }
 }
 
@@ -42,9 +32,9 @@ __global__ void ping_kernel(MeterPeers peers, std::int32_t peer, std::uint32_t f
   const std::byte* here = peers.windows.base[peers.rank] + kPingOffset;
   const bool begins = peers.rank < peer;
   for (std::uint32_t trip = first; trip < first + static_cast<std::uint32_t>(num_trips); ++trip) {
-    if (begins) store_word(there, trip);
+    if (begins) store_relaxed_sys_u32(there, trip);
     if (!await_word(here, trip, peers.timeout_ns)) return;
-    if (!begins) store_word(there, trip);
+    if (!begins) store_relaxed_sys_u32(there, trip);
   }
 }
 
@@ -59,13 +49,13 @@ __global__ void push_kernel(MeterPeers peers, std::size_t offset, std::size_t nu
       for (int step = 1; step < peers.num_ranks; ++step) {
         const int peer = (peers.rank + step) % peers.num_ranks;
         auto* to = reinterpret_cast<uint4*>(peers.windows.base[peer] + offset) + own + unit;
-        asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(to), "r"(word) : "memory");
+        store_global_x4(to, word);
       }
     }
   }
 }
 
-// The rows' zeros say where the next one is, so that nothing is read ahead.
+// The contents of a row (zeros) determine the next row, so no row can be loaded ahead of time.
 __global__ void touch_rows_kernel(uint4* memory, std::int64_t num_in_memory, int num_rows) {
   std::int64_t row = 0;
   for (int i = 0; i < num_rows; ++i) {
@@ -114,4 +104,4 @@ void launch_nothing(cudaStream_t stream) {
   check_launch("nothing_kernel");
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

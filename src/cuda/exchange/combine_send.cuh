@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine_send.cuh: the send part of combine: results go to the slot (token, column) of the token's
-// owner. per_rank sums the rows that this rank has of a token first, k ascending, and rounds once;
-// per_expert sends each row as it is.
+// combine_send.cuh: the send part of combine. Results go to slot (token, column) of the token's
+// owner. per_rank first sums this rank's rows of a token, k ascending, and rounds once; per_expert
+// sends each row unchanged.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
@@ -10,9 +10,9 @@
 #include "cuda/exchange/return_vec.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
-/// What a lane knows of an arrived token: row and weight of choice k.
+/// What lane k knows about an arrived token: row and weight of choice k.
 struct ArrivedToken {
   std::int32_t row;
   float weight;
@@ -21,7 +21,7 @@ struct ArrivedToken {
   __device__ __forceinline__ ArrivedToken(const CombineArgs& a, std::int32_t arrival, int lane) {
     const std::int64_t at = std::int64_t{arrival} * a.num_topk + lane;
     row = lane < a.num_topk ? a.state.arrival_rows[at] : -1;
-    weight = lane < a.num_topk && a.applies_weights ? a.state.arrival_weights[at] : 1.0f;
+    weight = lane < a.num_topk && a.results.applies_weights ? a.state.arrival_weights[at] : 1.0f;
     token = a.state.arrival_token[arrival];
   }
 };
@@ -32,7 +32,7 @@ struct ReturnTo {
   std::byte* chunk;
 };
 
-/// Words of canonical sums: none is reserved.
+/// Sends a lane's rounded sums. NaN is canonical, so no word is reserved.
 template <DType kWire>
 __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
                                             const float (&sum)[kReturnVecElements]) {
@@ -42,11 +42,11 @@ __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
   for (int u = 0; u < kVecUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    store_words(to.chunk + (u * kLanes + lane) * kUnitBytes, unit);
+    store_relaxed_sys(to.chunk + (u * kLanes + lane) * kUnitBytes, unit);
   }
 }
 
-/// A chunk of the rows of one arrived token, for one lane.
+/// One lane's part of a chunk of the rows of an arrived token.
 template <class Wire, bool kIsCommon>
 class ReturnRows {
  public:
@@ -54,7 +54,7 @@ class ReturnRows {
                                         std::int32_t first)
       : a_(a), from_(from), first_(first) {
     if constexpr (kIsCommon) {
-      common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
+      common_ = a.results.data + first * (wire_bits(Wire::kRows) / 8);
       keep_in_register(common_);
     }
   }
@@ -63,8 +63,8 @@ class ReturnRows {
     return kIsCommon || first_ < a_.layout.shape.hidden;
   }
 
-  /// Gives `take` the row of each of `choices`, ascending, as (k, element values). Up to kMax are
-  /// asked for together.
+  /// Calls take(k, elements) for the row of each of `choices`, in ascending order. Up to kMax rows
+  /// are loaded together.
   template <int kMax, typename Take>
   __device__ __forceinline__ void visit(unsigned choices, const Take& take) const {
 #pragma unroll 1
@@ -77,12 +77,13 @@ class ReturnRows {
   __device__ __forceinline__ RawVec<kWords> load(std::int32_t row) const {
     if constexpr (kIsCommon) {
       RawVec<kWords> raw;
-      raw.load(common_ + product_of(row, a_.row_stride));
+      raw.load(common_ + product_of(row, a_.results.stride));
       return raw;
     } else {
       const std::int64_t hidden = a_.layout.shape.hidden;
-      return load_raw({a_.rows, a_.row_stride, hidden, a_.row_dtype, a_.aligned_rows}, row, first_,
-                      is_there());
+      return load_raw(
+          {a_.results.data, a_.results.stride, hidden, a_.results.dtype, a_.results.are_aligned},
+          row, first_, is_there());
     }
   }
 
@@ -93,7 +94,8 @@ class ReturnRows {
     }
     visit_first<kMax>(choices, take);
   }
-  /// No branches between: with one, nvcc 13 asks for the second row when it has the first.
+  /// There is no branch between the loads: with one, nvcc 13 issues the second load after the first
+  /// has returned.
   template <int kCount, typename Take>
   __device__ __forceinline__ void visit_first(unsigned& choices, const Take& take) const {
     int k[kCount];
@@ -110,7 +112,7 @@ class ReturnRows {
       if constexpr (kIsCommon) {
         widen_words<Wire::kRows>(raw[i].words, x);
       } else {
-        widen_raw(a_.row_dtype, raw[i], x);
+        widen_raw(a_.results.dtype, raw[i], x);
       }
       take(k[i], x);
     }
@@ -122,7 +124,8 @@ class ReturnRows {
   const std::byte* common_;
 };
 
-/// One chunk of one arrived token, by one warp. kIsEach: rows return one by one, as they are.
+/// One warp returns one chunk of one arrived token. kIsEach: each row is returned on its own,
+/// unchanged.
 template <class Wire, bool kIsCommon, bool kIsEach>
 __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int owner,
@@ -133,7 +136,7 @@ __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t
   std::byte* first_column = window + slots.at(a.layout, from.token, chunk);
   unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
   const int highest = 31 - __clz(static_cast<int>(choices));
-  // A row a token: the caller has summed it.
+  // One row per (token, rank): the caller has already summed it.
   if (!a.layout.shape.sends_routes) choices &= 1u << highest;
   const auto send = [&](int k, const float(&x)[kReturnVecElements]) {
     const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, k));
@@ -143,7 +146,7 @@ __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t
   if constexpr (kIsEach) {
     rows.template visit<2>(choices, send);
   } else {
-    // A row of the caller's stays as it is, with the sign of its zeros.
+    // A row that the caller has summed is returned unchanged, including the sign of its zeros.
     const float nothing = a.layout.shape.sends_routes ? 0.0f : -0.0f;
     float sum[kReturnVecElements] = {nothing, nothing, nothing, nothing,
                                      nothing, nothing, nothing, nothing};
@@ -164,26 +167,28 @@ struct ArrivedChunk {
   std::int32_t chunk;
 };
 
-/// `asked`: by begin_kernel. `next_call` and `num_arrivals` are shared memory.
+/// Returns rows to all ranks, together with the other senders. `asked` is what begin_kernel
+/// returned; `next_call` and `num_arrivals` are in shared memory.
 template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t asked,
                                               CallOfCta& next_call, int sender,
                                               std::int32_t* num_arrivals) {
-  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_warps = a.num_senders * a.num_warps;
+  const int num_warps = a.grid.num_senders * a.grid.num_warps;
   const int num_ranks = a.ownership.num_ranks;
   const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
   if (max_tokens == 0) return;
   const auto at = [&](int item) {
-    const int slot = min(a.by_slot.quotient(item), max_tokens - 1);
-    const int rest = item - a.by_slot.quotient(item) * static_cast<int>(a.by_slot.divisor);
-    const int nth = a.by_chunks.quotient(rest);
+    const int slot = min(a.grid.by_slot.quotient(item), max_tokens - 1);
+    const int rest =
+        item - a.grid.by_slot.quotient(item) * static_cast<int>(a.grid.by_slot.divisor);
+    const int nth = a.grid.by_chunks.quotient(rest);
     const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
     return ArrivedChunk{owner, slot, rest - nth * a.layout.num_return_chunks};
   };
-  // Before it is known whether there is such a token, and while the one before is returned: loads
-  // of one wait are one wait.
+  // Loaded before it is known whether there is such a token, and later while the one before is
+  // returned, so that the latencies overlap.
   ArrivedChunk now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
   next_call.ask(a, asked);
@@ -198,7 +203,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   const ReturnSlots slots(a.layout, call);
   const std::int32_t most = __reduce_max_sync(
       kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
-  const int num_items = most * static_cast<int>(a.by_slot.divisor);
+  const int num_items = most * static_cast<int>(a.grid.by_slot.divisor);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
     ArrivedChunk next = now;
@@ -219,4 +224,4 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

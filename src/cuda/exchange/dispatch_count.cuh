@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_count.cuh: what follows from all ids of a rank: how many rows a peer gets, and how many
-// for each of its experts; and which rows come back.
+// dispatch_count.cuh: what follows from all ids of a rank: how many rows each peer gets, in total
+// and per expert, and which partial sums come back.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
@@ -9,7 +9,7 @@
 #include "cuda/exchange/given_id.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
   return id >= 0 && id < a.ownership.num_experts;
@@ -28,18 +28,18 @@ struct ExpertRange {
   }
 };
 
-/// A lane for each choice of as many whole tokens as fit in a warp.
+/// One lane per choice, for as many whole tokens as fit in a warp.
 struct ChoiceLanes {
-  int num_tokens;  ///< of a warp
-  int token;       ///< of this lane, from the warp's first; num_tokens or more: none
+  int num_tokens;  ///< per warp
+  int token;       ///< of this lane, counted from the warp's first; none if >= num_tokens
   int k;
-  unsigned own;    ///< the lanes of this lane's token
-  unsigned below;  ///< the lanes before this one
+  unsigned own;    ///< mask of the lanes of this lane's token
+  unsigned below;  ///< mask of the lanes before this one
 
   __device__ __forceinline__ explicit ChoiceLanes(const DispatchArgs& a) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    num_tokens = a.by_topk.quotient(kLanes);
-    token = a.by_topk.quotient(lane);
+    num_tokens = a.grid.by_topk.quotient(kLanes);
+    token = a.grid.by_topk.quotient(lane);
     k = lane - token * a.num_topk;
     const int last = min(lane - k + a.num_topk, kLanes) - 1;
     own = (2u << last) - (1u << (lane - k));
@@ -48,23 +48,24 @@ struct ChoiceLanes {
   __device__ __forceinline__ bool is_there(int first, int end) const {
     return token < num_tokens && first + token < end;
   }
-  /// `first`: the warp's first token. -1 at `end` and beyond.
+  /// Asks for this lane's id. `first` is the warp's first token. The id is -1 at `end` and beyond.
   __device__ __forceinline__ GivenId ask(const DispatchArgs& a, int first, int end) const {
     GivenId id;
     if (is_there(first, end)) {
-      id.ask(a, std::int64_t{first + token} * a.num_topk + k);
+      id.ask(a.tokens.ids, std::int64_t{first + token} * a.num_topk + k);
     }
     return id;
   }
 };
 
-/// What a rank gets of this one's tokens up to one, in shared memory.
+/// How many rows a rank gets from a prefix of this rank's tokens. In shared memory.
 struct RankCount {
   std::uint32_t* num_tokens;
-  std::uint32_t* rows;  ///< of each of its experts
+  std::uint32_t* rows;  ///< per expert of that rank
 };
 
-/// Counts tokens from the first. Loads are two rounds ahead.
+/// Counts tokens from the first on, whatever was counted elsewhere (notify_routes says why). Loads
+/// are two rounds ahead.
 struct TokenCount {
   ChoiceLanes lanes;
   int end;
@@ -75,7 +76,7 @@ struct TokenCount {
     ids[0] = lanes.ask(a, first(0), end);
     ids[1] = lanes.ask(a, first(1), end);
   }
-  /// This warp's first token of a round.
+  /// This warp's first token in a round.
   __device__ __forceinline__ int first(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     return (round * cta_warps() + warp) * lanes.num_tokens;
@@ -85,7 +86,7 @@ struct TokenCount {
     int num_tokens = 0;
 #pragma unroll 1
     for (int round = 0; first(round) < end; ++round) {
-      const std::int32_t id = ids[0].value(a);
+      const std::int32_t id = ids[0].value(a.tokens.ids);
       ids[0] = ids[1];
       ids[1] = lanes.ask(a, first(round + 2), end);
       const bool counts = experts.has(id);
@@ -105,7 +106,7 @@ __device__ __forceinline__ void clear_words(std::uint32_t* words, int size) {
   for (int i = static_cast<int>(threadIdx.x); i < size; i += cta_threads()) words[i] = 0;
 }
 
-/// Tells a rank how many rows it gets, and how many for each of its experts.
+/// Announces to rank `to` how many rows it gets, in total and per expert.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call, int to,
                                          const ExpertRange& experts, const RankCount& sum) {
   std::byte* at = a.windows.base[to] + a.layout.announcement(call, a.rank);
@@ -116,8 +117,8 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
   }
 }
 
-/// Keeps which returned rows the sum of each token from `begin` on will have, in order, for its
-/// combine. The highest choice of each rank leads it.
+/// Keeps for the combine which partial sums each token from `begin` on has, in order. Where a rank
+/// returns one for all its choices, the highest choice stands for it.
 __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64_t call, int begin,
                                               int end) {
   const ChoiceLanes lanes(a);
@@ -128,7 +129,7 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
   for (int first = begin + warp * lanes.num_tokens; first < end;
        first += cta_warps() * lanes.num_tokens) {
     const int token = first + lanes.token;
-    const std::int32_t id = lanes.ask(a, first, end).value(a);
+    const std::int32_t id = lanes.ask(a, first, end).value(a.tokens.ids);
     const bool is_valid = names_expert(a, id);
     const int rank = is_valid ? a.ownership.owner(id) : -1;
     const unsigned same_rank = __match_any_sync(kAllLanes, rank) & lanes.own;
@@ -150,8 +151,8 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
     a.state.partial_ranks[to] = rank;
     if (!by_choice) continue;
     a.state.partial_weights[to] =
-        a.topk_weights == nullptr ? 1.0f : __ldg(a.topk_weights + own + lanes.k);
+        a.tokens.topk_weights == nullptr ? 1.0f : __ldg(a.tokens.topk_weights + own + lanes.k);
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

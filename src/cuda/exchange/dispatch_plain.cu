@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dispatch of rows that are not quantized on the way: bf16, f16, f32, and codes that came so.
+// Dispatch of rows that are not quantized on the way: bf16, f16, f32, and codes of callers.
 
 #include "cuda/exchange/dispatch_forms.h"
 #include "cuda/exchange/dispatch_kernel.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void dispatch_plain(const DispatchArgs& args, Phases phases, bool programmatic,
                     cudaStream_t stream) {
@@ -27,4 +27,4 @@ void dispatch_stored(const DispatchArgs& args, Phases phases, bool programmatic,
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -6,7 +6,7 @@
 #include "cuda/base/launch.h"
 #include "cuda/exchange/row_sources.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -50,4 +50,4 @@ void launch_row_sources(const RowSourcesArgs& args, cudaStream_t stream) {
   launch_kernel(row_sources_kernel, {ctas, kThreads, 0, false, stream}, "write_row_sources", args);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -7,7 +7,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 struct RowSourcesArgs {
   CallState state;  ///< of the rows' dispatch
@@ -22,4 +22,4 @@ struct RowSourcesArgs {
 
 void launch_row_sources(const RowSourcesArgs& args, cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

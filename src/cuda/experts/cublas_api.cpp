@@ -8,7 +8,7 @@
 
 #include "core/fail.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 std::vector<std::string> candidates(const std::string& asked) {
@@ -16,7 +16,7 @@ std::vector<std::string> candidates(const std::string& asked) {
   return {"libcublas.so.13", "libcublas.so.12"};
 }
 
-// It stays loaded: the program itself may use it.
+// The library stays loaded: the program itself may use it.
 void* open_library(const std::string& asked, std::string& path) {
   std::string why;
   for (const std::string& candidate : candidates(asked)) {
@@ -74,4 +74,4 @@ void check_cublas(const CublasApi& api, CublasStatus status, const char* what) {
   fail(Errc::kSystem, "{}: cuBLAS says {}", what, api.status_string(status));
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -14,7 +14,7 @@
 namespace switchyard {
 namespace {
 
-// GPUs keep 32-bit row numbers, and counts in shared memory.
+// Kernels use 32-bit row numbers and keep counts in shared memory.
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
 constexpr int kMaxExperts = 16384;
 constexpr std::int64_t kMaxRowElements = std::int64_t{1} << 24;
@@ -23,13 +23,13 @@ void refuse(bool is_bad, const std::string& what) {
   require(!is_bad, Errc::kNotSupported, "device exchange: {}", what);
 }
 
-// Kernels are made for the schemes that have a name; others differ in block or scale format.
+// Kernels exist for named schemes; other schemes differ in block or scale format.
 bool has_kernels(const QuantScheme& scheme) {
   const std::vector<QuantScheme> named = named_schemes();
   return !scheme.is_quantized() || std::find(named.begin(), named.end(), scheme) != named.end();
 }
 
-// And, on the way out, for fp8 blocks whose scales are powers of two and stay f32.
+// Dispatch also supports fp8 blocks whose scales are powers of two but stored as f32.
 bool can_dispatch(QuantScheme scheme) {
   if (has_kernels(scheme)) return true;
   if (scheme.scale_format != ScaleFormat::kF32PowerOfTwo) return false;
@@ -49,7 +49,7 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_r
          fmt::format("scheme is {}, must be bf16, f16, f32, one of switchyard::schemes, or one of "
                      "its fp8 blocks with f32 power-of-two scales",
                      name_of(config.scheme)));
-  refuse(!has_kernels(config.combine_scheme) || !is_return_scheme(config.combine_scheme),
+  refuse(!has_kernels(config.combine_scheme) || !cuda::is_return_scheme(config.combine_scheme),
          fmt::format("combine_scheme is {}, must be bf16, f16, f32, or one of "
                      "switchyard::schemes with codes of 8 bits and a scale for each block",
                      name_of(config.combine_scheme)));
@@ -73,16 +73,16 @@ PushLayout main_layout(const PushExchangeShape& shape) {
   push.max_local_experts = shape.main_ownership.max_count();
   push.element_bits =
       config.scheme.is_simulated() ? bits_of(DType::kBF16) : bits_of(config.scheme.dtype);
-  push.chunk_scale_bytes = chunk_scale_bytes(config.scheme);
+  push.chunk_scale_bytes = cuda::chunk_scale_bytes(config.scheme);
   push.return_element_bits = bits_of(config.combine_scheme.dtype);
-  push.return_scale_bytes = return_scale_bytes(config.combine_scheme);
+  push.return_scale_bytes = cuda::return_scale_bytes(config.combine_scheme);
   push.sends_routes = is_expert_major(config.layout);
   push.sends_weights = config.sends_weights && !shape.gathers;
   push.keeps_every_choice = config.reduce == Reduce::kPerExpert;
   return make_push_layout(push);
 }
 
-// A route is the expert and the number of a row among those of one rank for it, in 32 bits.
+// A route holds an expert and a row's place among the rows of one rank for it, in 32 bits.
 void require_places(const PushLayout& layout) {
   const PushShape& shape = layout.shape;
   const std::int64_t most = checked_mul<std::int64_t>(shape.max_tokens, shape.num_topk);
@@ -93,7 +93,7 @@ void require_places(const PushLayout& layout) {
                      shape.max_tokens, shape.num_topk, most, limit, shape.max_local_experts));
 }
 
-// Rows of bytes that go where the tokens go; none come back.
+// The layout of rows of bytes that go where the tokens go; none are returned.
 PushLayout bytes_layout(PushShape push, std::int64_t row_bytes) {
   push.hidden = row_bytes;
   push.element_bits = 8;
@@ -130,7 +130,7 @@ PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num
   shape.drops = config.overflow == Overflow::kDrop && config.capacity > 0;
   shape.gathers_routing = (shape.gathers && config.num_topk > 0) || shape.drops;
   require_supported(config, num_ranks, shape.gathers || shape.drops);
-  // Rank 0 has the most experts: what is refused there is refused on every rank.
+  // Rank 0 has the most experts, so a check against its rows fails alike on every rank.
   const std::int64_t max_rows = shape.buffer_rows(0, config.max_tokens_per_rank);
   refuse(max_rows >= kMaxRows,
          fmt::format("the receive buffer has {} rows, must be fewer than {}", max_rows, kMaxRows));

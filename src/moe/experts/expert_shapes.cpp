@@ -6,6 +6,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "core/require_device.h"
 
 namespace switchyard {
 namespace {
@@ -72,6 +73,7 @@ ExpertRanges expert_ranges_from_m_indices(const TensorView& m_indices, std::int3
   require(num_experts >= 0 && tile_rows > 0, Errc::kInvalidArgument,
           "{}: {} experts and tiles of {} rows, want at least 0 and 1", kFunction, num_experts,
           tile_rows);
+  require_host(kFunction, {{"m_indices", m_indices}});
   const std::int64_t total = m_indices.shape(0);
   ExpertRanges ranges;
   ranges.first_row.resize(static_cast<std::size_t>(num_experts));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "switchyard/permute.h"
 #include "switchyard/scale_layout.h"
@@ -112,7 +113,12 @@ void ModularKernel::allocate_permuted(Scratch& scratch, std::int64_t grouped) {
 }
 
 void ModularKernel::allocate_shared() {
-  const std::int64_t num_tokens = *prepare_finalize_->max_num_tokens_per_rank();
+  const std::optional<std::int64_t> max_tokens = prepare_finalize_->max_num_tokens_per_rank();
+  require(max_tokens.has_value(), Errc::kInvalidArgument,
+          "modular_kernel: {} has no max_num_tokens_per_rank, which a shared expert needs for its "
+          "memory",
+          prepare_finalize_->name());
+  const std::int64_t num_tokens = *max_tokens;
   const std::int64_t hidden = prepare_finalize_->hidden();
   std::vector<std::int32_t> counts(static_cast<std::size_t>(num_tokens) + 1);
   std::iota(counts.begin(), counts.end(), 0);

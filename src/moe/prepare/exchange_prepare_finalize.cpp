@@ -156,6 +156,9 @@ void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
   }
   if (packs) {
     config_.scheme.scale_format = ScaleFormat::kE8M0Packed;
+    if (config_.scale_layout == ScaleLayout::kColumnMajor) {
+      config_.scale_layout = ScaleLayout::kColumnMajorAligned;
+    }
     make_exchanges(false);
   }
   if (defers) make_exchanges(true);
@@ -171,9 +174,9 @@ Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments&
                                                          Stream stream, Stream receive_stream) {
   MicroBatch& batch = batch_of(arguments.micro_batch);
   const Input input = begin(batch, arguments, stream);
-  batch.handle = batch.exchange->dispatch_send(input.hidden, input.topk_ids, input.topk_weights,
+  batch.handle = input.exchange->dispatch_send(input.hidden, input.topk_ids, input.topk_weights,
                                                stream, input.options);
-  sent(batch, arguments, stream);
+  sent(batch, input, arguments, stream);
   return split_call<Prepared>([this, &batch, receive_stream] { receive(batch, receive_stream); },
                               [&batch] { return batch.prepared; });
 }
@@ -193,10 +196,10 @@ Prepared ExchangePrepareFinalize::prepare(const PrepareArguments& arguments, Str
   if (device().is_cpu()) return prepare_async(arguments, stream, stream).receiver();
   MicroBatch& batch = batch_of(arguments.micro_batch);
   const Input input = begin(batch, arguments, stream);
-  batch.dispatched = batch.exchange->dispatch(input.hidden, input.topk_ids, input.topk_weights,
+  batch.dispatched = input.exchange->dispatch(input.hidden, input.topk_ids, input.topk_weights,
                                               stream, input.options);
   batch.handle = batch.dispatched.handle;
-  sent(batch, arguments, stream);
+  sent(batch, input, arguments, stream);
   arrived(batch, stream);
   return batch.prepared;
 }

@@ -82,8 +82,10 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
     Tensor reduced;         ///< [M, H], from [M, K, H]; on CPUs, from call to call
     std::unique_ptr<ArrivedRows> quantizer;
   };
-  /// What dispatch is given.
+  /// What dispatch is given, and by which exchange it goes.
   struct Input {
+    Exchange* exchange = nullptr;
+    bool is_deferred = false;
     TensorView hidden;
     TensorView topk_ids;
     TensorView topk_weights;
@@ -113,7 +115,8 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   void weigh_input(MicroBatch& batch, const PrepareArguments& arguments, Input& input,
                    Stream stream) const;
   TensorView to_physical(MicroBatch& batch, const TensorView& topk_ids, Stream stream) const;
-  void sent(MicroBatch& batch, const PrepareArguments& arguments, Stream stream) const;
+  void sent(MicroBatch& batch, const Input& input, const PrepareArguments& arguments,
+            Stream stream) const;
   void arrived(MicroBatch& batch, Stream stream) const;
   void add_metadata(MicroBatch& batch, const TensorView& counts) const;
   void mark_received(MicroBatch& batch, Stream stream) const;

@@ -26,16 +26,17 @@ ExchangePrepareFinalize::Input ExchangePrepareFinalize::begin(MicroBatch& batch,
                   {"topk_weights", arguments.topk_weights}});
   check_ids_dtype(recipe_, config_, arguments.topk_ids);
   const bool is_deferred = arguments.defer_input_quant && config_.scheme.is_quantized();
-  Exchange& exchange = exchange_for(arguments, is_deferred);
   batch.num_tokens = arguments.hidden.num_dims() == 2 ? arguments.hidden.shape(0) : 0;
-  Input input{arguments.hidden, arguments.topk_ids, arguments.topk_weights, {}};
+  Input input{&exchange_for(arguments, is_deferred),
+              is_deferred,
+              arguments.hidden,
+              arguments.topk_ids,
+              arguments.topk_weights,
+              {}};
   if (arguments.apply_router_weight_on_input) weigh_input(batch, arguments, input, stream);
   input.topk_ids = to_physical(batch, arguments.topk_ids, stream);
   input.options.tensor_scale = static_scale_;
   input.options.max_tokens = rounded_max_tokens(recipe_, config_, arguments.max_tokens);
-  batch.is_weighted = arguments.apply_router_weight_on_input;
-  batch.is_deferred = is_deferred;
-  batch.exchange = &exchange;
   return input;
 }
 
@@ -77,10 +78,14 @@ TensorView ExchangePrepareFinalize::to_physical(MicroBatch& batch, const TensorV
   return renamed;
 }
 
-// After dispatch took the rows: arguments that it refuses leave the caller's memory as it was.
-void ExchangePrepareFinalize::sent(MicroBatch& batch, const PrepareArguments& arguments,
-                                   Stream stream) const {
+// After dispatch took the rows: arguments that it refuses leave the caller's memory and what is
+// known of the last prepare as they were.
+void ExchangePrepareFinalize::sent(MicroBatch& batch, const Input& input,
+                                   const PrepareArguments& arguments, Stream stream) const {
   batch.is_busy = true;
+  batch.is_weighted = arguments.apply_router_weight_on_input;
+  batch.is_deferred = input.is_deferred;
+  batch.exchange = input.exchange;
   if (!batch.is_weighted || !arguments.weighs_in_place || batch.num_tokens == 0) return;
   const TensorView weighted(batch.weighted.data(), arguments.hidden.dtype(),
                             {batch.num_tokens, config_.hidden}, device());

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "core/require_device.h"
 #include "moe/router/router_logits.h"
 #include "quant/activation.h"
 #include "quant/bits.h"
@@ -237,12 +238,16 @@ void router_logits(const TensorView& hidden, const TensorView& gate, const Tenso
                num_experts, hidden.shape(1));
   check_matrix("router_logits", "logits", logits, logits.dtype() == DType::kF32, "f32",
                hidden.shape(0), num_experts);
+  require_host("router_logits", {{"hidden", hidden}, {"gate", gate}, {"logits", logits}});
   compute_router_logits(hidden, gate, logits.as<float>());
 }
 
 void select_experts(const RouterConfig& config, const TensorView& logits, const TensorView& bias,
                     const TensorView& topk_ids, const TensorView& topk_weights) {
   check_select(config, logits, bias, topk_ids, topk_weights);
+  require_host(
+      "select_experts",
+      {{"logits", logits}, {"bias", bias}, {"topk_ids", topk_ids}, {"topk_weights", topk_weights}});
   const auto num_experts = static_cast<std::size_t>(config.num_experts);
   const auto num_topk = static_cast<std::size_t>(config.num_topk);
   const std::span<const float> biases(bias.as<const float>(), bias.has_value() ? num_experts : 0);

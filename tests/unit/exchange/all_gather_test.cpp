@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Without routing: every rank gets every token, and the sums come back, rank 0 first. Against plain
-// loops over what each rank is known to hold.
+// Exchange without routing: every rank gets every token, and the sums return, added from rank 0
+// upwards. Compared with plain loops over what each rank is known to hold.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kHidden = 5;
 
-// Element h of token t of `rank`, and what `rank` adds to it; f32 values that make sums round.
+// Element h of token t of `rank`, and the result of `rank` for it; sums of these f32 values round.
 float token_value(int rank, std::int64_t t, std::int64_t h) {
   return static_cast<float>(
       random_normal(static_cast<std::uint64_t>(rank) + 1, static_cast<std::uint64_t>(t * 8 + h)));
@@ -42,7 +42,7 @@ ExchangeConfig all_gather_config(const std::vector<std::int64_t>& sizes) {
 void check_gathered(const Dispatched& got, const std::vector<std::int64_t>& sizes) {
   std::int64_t row = 0;
   for (std::size_t r = 0; r < sizes.size(); ++r) {
-    EXPECT_EQ(got.rows_per_rank[r], sizes[r]);
+    EXPECT_EQ(got.host->rows_per_rank[r], sizes[r]);
     for (std::int64_t t = 0; t < sizes[r]; ++t, ++row) {
       for (std::int64_t h = 0; h < kHidden; ++h) {
         ASSERT_EQ(got.experts.rows.as<float>()[row * kHidden + h],
@@ -51,12 +51,12 @@ void check_gathered(const Dispatched& got, const std::vector<std::int64_t>& size
       }
     }
   }
-  EXPECT_EQ(got.num_rows, row);
+  EXPECT_EQ(got.host->num_rows, row);
   EXPECT_EQ(got.experts.rows.shape(0), row);
-  EXPECT_TRUE(got.expert_load.empty());
+  EXPECT_TRUE(got.host->expert_load.empty());
 }
 
-// Gathers, lets each rank change every row, scatters the sums.
+// Gathers the tokens, lets each rank change every row, and scatters the sums.
 void check_sizes(const Group& group, Exchange& exchange, const std::vector<std::int64_t>& sizes) {
   const int rank = group.rank();
   const std::int64_t num_tokens = sizes[static_cast<std::size_t>(rank)];
@@ -66,8 +66,8 @@ void check_sizes(const Group& group, Exchange& exchange, const std::vector<std::
   }
   const Dispatched got = exchange.dispatch(tokens, {});
   check_gathered(got, sizes);
-  const Tensor results(DType::kF32, {got.num_rows, kHidden});
-  for (std::int64_t i = 0; i < got.num_rows * kHidden; ++i) {
+  const Tensor results(DType::kF32, {got.host->num_rows, kHidden});
+  for (std::int64_t i = 0; i < got.host->num_rows * kHidden; ++i) {
     results.as<float>()[i] = result_value(rank, got.experts.rows.as<float>()[i]);
   }
   const Tensor output(DType::kF32, {num_tokens, kHidden});
@@ -93,7 +93,7 @@ TEST(AllGatherTest, UnequalSizesAgainstAPlainSum) {
   }
 }
 
-// One exchange; sizes change from call to call.
+// One exchange whose sizes change from call to call.
 TEST(AllGatherTest, EmptyRanksAndNothingAtAll) {
   ASSERT_NO_THROW(test::run_ranks(4, [](const Group& group) {
     Exchange exchange(group, all_gather_config({7}));
@@ -113,9 +113,9 @@ TEST(AllGatherTest, WorstCaseRowsHideTheSizes) {
     DispatchOptions options;
     for (const std::int64_t max_tokens : {0, 2, 3}) {
       options.max_tokens = max_tokens;
-      const Dispatched got = exchange.dispatch(tokens, {}, {}, options);
+      const Dispatched got = exchange.dispatch(tokens, {}, {}, Stream::host(), options);
       EXPECT_EQ(got.experts.rows.shape(0), 3 * (max_tokens == 0 ? 4 : max_tokens));
-      EXPECT_EQ(got.num_rows, 3);
+      EXPECT_EQ(got.host->num_rows, 3);
       exchange.release(got.handle);
     }
   }));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks must pass alike in each call, and capacities: every rank gets the same error, names
-// who differs, and goes on with the same exchange.
+// Arguments on which ranks must agree in each call, and capacities: every rank gets the same error,
+// which names the rank that differs, and continues with the same exchange.
 
 #include <functional>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 constexpr int kNumRanks = 3;
 constexpr int kOddRank = 1;
 
-// The odd rank is named on every rank: as the peer, or as this one.
+// Every rank's message names the odd rank, either as the peer or as itself.
 std::string named(int rank, const std::string& odd, const std::string& others) {
   return rank == kOddRank ? "rank 0 " + others + ", rank 1 " + odd
                           : "rank 1 " + odd + ", rank " + std::to_string(rank) + " " + others;
@@ -30,10 +30,12 @@ TEST(ExchangeAgreementTest, MaxTokensMustBeAlike) {
     DispatchOptions options;
     for (int i = 0; i < 3; ++i) {
       options.max_tokens = group.rank() == kOddRank ? 2 : 3;
-      expect_invalid(
-          error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
-          named(group.rank(), group.rank() == kOddRank ? "2" : "passed max_tokens 2",
-                group.rank() == kOddRank ? "passed max_tokens 3" : "3"));
+      expect_invalid(error_of([&] {
+                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
+                                         options);
+                     }),
+                     named(group.rank(), group.rank() == kOddRank ? "2" : "passed max_tokens 2",
+                           group.rank() == kOddRank ? "passed max_tokens 3" : "3"));
       options.max_tokens = 2;
       expect_works(exchange, options);
     }
@@ -51,7 +53,9 @@ TEST(ExchangeAgreementTest, TensorScalesMustBeAlike) {
     DispatchOptions options;
     options.tensor_scale = TensorView::of(&scale, {1});
     expect_invalid(
-        error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
+        error_of([&] {
+          exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
+        }),
         named(group.rank(), group.rank() == kOddRank ? "0.25" : "passed tensor_scale 0.25",
               group.rank() == kOddRank ? "passed tensor_scale 0.5" : "0.5"));
     options.tensor_scale = TensorView::of(&alike, {1});
@@ -98,7 +102,7 @@ TEST(ExchangeAgreementTest, NewAndKeptRoutingDoNotMix) {
   });
 }
 
-// Expert 1 is sent a row by each rank.
+// Every rank sends a row to expert 0.
 TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
                               Layout::kByRank, Layout::kAllGather}) {
@@ -109,7 +113,7 @@ TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
       config.max_in_flight = 2;
       Exchange exchange(group, config);
       const Inputs in;
-      // Only rank 0 sends what fits; it stays alive meanwhile.
+      // Only rank 0 sends, and its rows fit; this handle stays alive meanwhile.
       const std::int64_t alone = group.rank() == 0 ? 2 : 0;
       const Dispatched before =
           exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));
@@ -124,8 +128,8 @@ TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
                      "whose dispatch was received");
       const Dispatched after =
           exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));
-      EXPECT_EQ(after.num_dropped, 0);
-      const Tensor rows(DType::kBF16, {after.experts.rows.shape(0), kHidden});
+      EXPECT_EQ(after.host->num_dropped, 0);
+      const Tensor rows = zeros_like(after.experts.rows);
       const Tensor output(DType::kBF16, {alone, kHidden});
       exchange.combine(after.handle, rows, output);
       exchange.combine(before.handle, rows, output);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every argument error: the code, the words, and that the exchange works on afterwards.
+// Every argument error: its code, its text, and that the exchange stays usable.
 
 #include <vector>
 
@@ -52,7 +52,7 @@ TEST(ExchangeErrorsTest, DispatchArgumentsAreNamedAndNothingIsLost) {
     in.id_values[3] = 3;
 
     const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-    EXPECT_EQ(got.num_rows, 4);
+    EXPECT_EQ(got.host->num_rows, 4);
   });
 }
 
@@ -66,7 +66,7 @@ TEST(ExchangeErrorsTest, BatchedLayoutRefusesAnExpertTwice) {
     expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
                    "token 1 names expert 2 twice");
     in.id_values = {-1, -1, -1, -1};
-    EXPECT_EQ(exchange.dispatch(in.tokens(), in.ids(), in.weights()).num_rows, 0);
+    EXPECT_EQ(exchange.dispatch(in.tokens(), in.ids(), in.weights()).host->num_rows, 0);
   });
 }
 
@@ -91,12 +91,14 @@ TEST(ExchangeErrorsTest, CombineArgumentsAndHandlesAreChecked) {
                    "output is bf16 [4, 8], must be bf16, f16 or f32 [2, 8]");
     CombineOptions options;
     options.topk_weights = in.weights();
-    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output, options); }),
-                   "topk_weights is given, but reduce is per_rank");
+    expect_invalid(
+        error_of([&] { exchange.combine_receive(got.handle, output, Stream::host(), options); }),
+        "topk_weights is given, but reduce is per_rank");
     options = {};
     options.bias = {rows.view()};
-    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output, options); }),
-                   "bias[0] is bf16 [4, 8]");
+    expect_invalid(
+        error_of([&] { exchange.combine_receive(got.handle, output, Stream::host(), options); }),
+        "bias[0] is bf16 [4, 8]");
     exchange.combine_receive(got.handle, output);
     expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output); }),
                    "the handle is not alive");
@@ -125,7 +127,7 @@ TEST(ExchangeErrorsTest, WeightsThatCannotTravelAreRefused) {
     const Inputs in;
     expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
                    "sends_weights is false");
-    EXPECT_EQ(exchange.dispatch(in.tokens(), in.ids()).num_rows, 4);
+    EXPECT_EQ(exchange.dispatch(in.tokens(), in.ids()).host->num_rows, 4);
   });
 }
 
@@ -138,7 +140,7 @@ TEST(ExchangeErrorsTest, NullPointersAreRefused) {
   });
 }
 
-// After an abort every later call ends with it, also one whose data has arrived.
+// After an abort every later call ends with its error, even one whose data has arrived.
 TEST(ExchangeErrorsTest, AbortEndsLaterCalls) {
   run_ranks(1, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -226,7 +228,7 @@ TEST(ExchangeErrorsTest, RanksThatDisagreeAreNamed) {
            "rank 1 has reduce per_expert, but rank 0 has per_rank");
 }
 
-// A rank that stops calling ends the others' wait with an error that says who, where and when.
+// When a rank stops calling, the others' wait ends with an error that says who, where and when.
 TEST(ExchangeErrorsTest, ARankThatDoesNotCallIsNamed) {
   const Error error = error_of([] {
     run_ranks(

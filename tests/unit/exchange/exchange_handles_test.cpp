@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Handles: which may be used again, and that one exchange does not take another's.
+// Handles: which ones can be used again, and that an exchange refuses another exchange's handles.
 
 #include <optional>
 
@@ -33,7 +33,8 @@ TEST(ExchangeHandlesTest, OnlyReceivedHandlesCanBeUsedAgain) {
   });
 }
 
-// Sent and not received, and returned and not collected: more often than there are slots.
+// Releases handles that were sent but not received, and returned but not collected, more often than
+// there are slots.
 TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -41,7 +42,7 @@ TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
     for (int i = 0; i < 5; ++i) {
       exchange.release(exchange.dispatch_send(in.tokens(), in.ids(), in.weights()));
       const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-      const Tensor rows(DType::kBF16, {got.experts.rows.shape(0), kHidden});
+      const Tensor rows = zeros_like(got.experts.rows);
       exchange.combine_send(got.handle, rows);
       exchange.release(got.handle);
     }
@@ -49,7 +50,7 @@ TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
   });
 }
 
-// Both have the same slot and number; only what they belong to differs.
+// Both handles have the same slot and number; they differ only in their exchange.
 TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
   run_ranks(2, [](const Group& group) {
     std::optional<Exchange> other(std::in_place, group, small_config());
@@ -57,7 +58,7 @@ TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
     const Inputs in;
     const Dispatched theirs = other->dispatch(in.tokens(), in.ids(), in.weights());
     const Dispatched ours = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-    const Tensor rows(DType::kBF16, {ours.experts.rows.shape(0), kHidden});
+    const Tensor rows = zeros_like(ours.experts.rows);
     const Tensor output(DType::kBF16, {2, kHidden});
     expect_invalid(error_of([&] { exchange.combine(theirs.handle, rows, output); }), "not alive");
     expect_invalid(error_of([&] { exchange.combine_send(theirs.handle, rows); }), "not alive");
@@ -99,7 +100,8 @@ TEST(ExchangeHandlesTest, KeptRoutingHasItsNumberOfTokens) {
     const Inputs in;
     DispatchOptions options;
     options.max_tokens = 2;
-    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights(), options);
+    const Dispatched got =
+        exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
     exchange.release(got.handle);
     expect_invalid(error_of([&] { exchange.dispatch_again(got.handle, in.tokens(3)); }),
                    "tokens has 3 rows, must be 2 as in the earlier dispatch");
@@ -107,36 +109,39 @@ TEST(ExchangeHandlesTest, KeptRoutingHasItsNumberOfTokens) {
         error_of([&] { exchange.dispatch_again(got.handle, in.tokens(), in.weights(1)); }),
         "topk_weights is f32 [1, 2]");
     options.max_tokens = 3;
-    expect_invalid(error_of([&] { exchange.dispatch_again(got.handle, in.tokens(), {}, options); }),
+    expect_invalid(error_of([&] {
+                     exchange.dispatch_again(got.handle, in.tokens(), {}, Stream::host(), options);
+                   }),
                    "options.max_tokens is 3, must be 2 as in the earlier dispatch");
     options.max_tokens = 2;
-    exchange.release(exchange.dispatch_again(got.handle, in.tokens(), {}, options).handle);
+    exchange.release(
+        exchange.dispatch_again(got.handle, in.tokens(), {}, Stream::host(), options).handle);
   });
 }
 
-// A kept handle keeps its routing, however many dispatches follow; the others' memory is reused.
+// A handle keeps its routing however many dispatches follow; the memory of released ones is reused.
 TEST(ExchangeHandlesTest, KeptHandlesOutliveManyDispatches) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
     Inputs in;
     const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-    const std::int64_t num_rows = first.num_rows;
+    const std::int64_t num_rows = first.host->num_rows;
     exchange.release(first.handle);
     in.id_values = {-1, -1, -1, 3, 0, 0, 0, 0};
     for (int i = 0; i < 5; ++i) {
       exchange.release(exchange.dispatch(in.tokens(), in.ids(), in.weights()).handle);
       const Dispatched again = exchange.dispatch_again(first.handle, in.tokens());
-      EXPECT_EQ(again.num_rows, num_rows);
+      EXPECT_EQ(again.host->num_rows, num_rows);
       exchange.release(again.handle);
     }
   });
 }
 
-// Ids travel once; a reopened handle has sent nothing.
+// Ids travel once; a reopened handle has dispatched nothing.
 TEST(ExchangeHandlesTest, WireBytesOfKeptRouting) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
-    const Inputs in;  // each token has both its experts on one rank: 0 and 1 here, 2 and 3 there
+    const Inputs in;  // each token's experts are on one rank: 0 and 1, or 2 and 3
     const std::int64_t row = 2 * kHidden;
     const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
     EXPECT_EQ(exchange.wire_bytes(got.handle).dispatch, row + 2 * 2 * 6);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Options of dispatch and combine: shapes, dtypes, what must be given or absent, hostile sizes.
+// Options of dispatch and combine: shapes, dtypes, what is required or forbidden, hostile sizes.
 
 #include <limits>
 #include <vector>
@@ -25,9 +25,11 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     const auto refused = [&](std::vector<TensorView> payloads, const char* words) {
       DispatchOptions options;
       options.payloads = std::move(payloads);
-      expect_invalid(
-          error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
-          words);
+      expect_invalid(error_of([&] {
+                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
+                                         options);
+                     }),
+                     words);
     };
     const TensorView good = TensorView::of(bytes.data(), {2, 3});
     refused({}, "0 payloads are given, the configuration has 1");
@@ -37,12 +39,13 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     refused({TensorView::of(bytes.data(), {2, 4})}, "payloads[0] is u8 [2, 4]");
     refused({TensorView::of(bytes.data(), {2})}, "payloads[0] is u8 [2]");
     refused({TensorView(bytes.data(), DType::kU8, {2, 3}, {4, 1})}, "with strides [4, 1]");
-    // Seven bytes are not two rows of three, though 7 / 2 is 3.
+    // Seven bytes are not two rows of three, although 7 / 2 is 3.
     refused({TensorView(bytes.data(), DType::kE2M1, {2, 7})}, "payloads[0] is e2m1 [2, 7]");
     refused({TensorView::of<std::uint8_t>(nullptr, {2, 3})}, "payloads[0] starts at");
     DispatchOptions options;
     options.payloads = {good};
-    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights(), options);
+    const Dispatched got =
+        exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
     EXPECT_EQ(got.payloads.front().shape(0), 4);
   });
 }
@@ -59,7 +62,9 @@ TEST(ExchangeOptionsTest, ScalesBelongToQuantizedTokens) {
                              const char* words) {
       DispatchOptions options;
       options.scales = scales;
-      expect_invalid(error_of([&] { exchange.dispatch(tokens, in.ids(), in.weights(), options); }),
+      expect_invalid(error_of([&] {
+                       exchange.dispatch(tokens, in.ids(), in.weights(), Stream::host(), options);
+                     }),
                      words);
     };
     refused(codes, {}, "tokens are e4m3 already, options.scales is absent, must be f32 [2, 1]");
@@ -71,7 +76,8 @@ TEST(ExchangeOptionsTest, ScalesBelongToQuantizedTokens) {
     refused(TensorView(in.token_values.data(), DType::kI8, {2, kHidden}), {}, "tokens is i8");
     DispatchOptions options;
     options.scales = TensorView::of(values.data(), {2, 1});
-    exchange.release(exchange.dispatch(codes, in.ids(), in.weights(), options).handle);
+    exchange.release(
+        exchange.dispatch(codes, in.ids(), in.weights(), Stream::host(), options).handle);
     expect_works(exchange);
   });
 }
@@ -86,9 +92,11 @@ TEST(ExchangeOptionsTest, ATensorScaleIsNeeded) {
     const auto refused = [&](const TensorView& scale, const char* words) {
       DispatchOptions options;
       options.tensor_scale = scale;
-      expect_invalid(
-          error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
-          words);
+      expect_invalid(error_of([&] {
+                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
+                                         options);
+                     }),
+                     words);
     };
     refused({}, "tensor_scale is absent, must be f32 [1] for fp8_tensor");
     refused(TensorView::of(values.data(), {2}), "tensor_scale is f32 [2]");
@@ -107,9 +115,11 @@ TEST(ExchangeOptionsTest, MaxTokensIsBounded) {
     DispatchOptions options;
     const auto refused = [&](std::int64_t max_tokens, const char* words) {
       options.max_tokens = max_tokens;
-      expect_invalid(
-          error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights(), options); }),
-          words);
+      expect_invalid(error_of([&] {
+                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
+                                         options);
+                     }),
+                     words);
     };
     refused(4, "options.max_tokens is 4, must be from 0 to max_tokens_per_rank, 3");
     refused(-1, "options.max_tokens is -1");
@@ -120,12 +130,12 @@ TEST(ExchangeOptionsTest, MaxTokensIsBounded) {
   });
 }
 
-TEST(ExchangeOptionsTest, WeightsOnTheWayHome) {
+TEST(ExchangeOptionsTest, WeightsTravelBack) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
     const Inputs in;
     const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-    ASSERT_EQ(got.num_rows, 4);
+    ASSERT_EQ(got.host->num_rows, 4);
     const std::vector<float> values(16, 2.0f);
     const Tensor output(DType::kBF16, {2, kHidden});
     const Tensor returned(DType::kF32, {2, 2});
@@ -133,7 +143,8 @@ TEST(ExchangeOptionsTest, WeightsOnTheWayHome) {
     CombineOptions options;
     options.returned_weights = TensorView::of(values.data(), {1, 2});
     const auto combine = [&](const TensorView& weights) {
-      exchange.combine(got.handle, got.experts.rows, output, options, weights);
+      options.row_weights = weights;
+      exchange.combine(got.handle, got.experts.rows, output, Stream::host(), options);
     };
     expect_invalid(error_of([&] { combine(row_weights); }), "returned_weights is f32 [1, 2]");
     options.returned_weights = returned;
@@ -149,7 +160,7 @@ TEST(ExchangeOptionsTest, WeightsOnTheWayHome) {
   });
 }
 
-// A rank that sends none is named where they are wanted; without them the combine still ends.
+// A rank that sends no row weights is named where they are needed; the combine still ends.
 TEST(ExchangeOptionsTest, ARankWithoutRowWeightsIsNamed) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -159,11 +170,13 @@ TEST(ExchangeOptionsTest, ARankWithoutRowWeightsIsNamed) {
     const Tensor output(DType::kBF16, {2, kHidden});
     const Tensor returned(DType::kF32, {2, 2});
     const TensorView weights = TensorView::of(values.data(), {4});
-    exchange.combine_send(got.handle, got.experts.rows, group.rank() == 1 ? TensorView() : weights);
     CombineOptions options;
+    if (group.rank() != 1) options.row_weights = weights;
+    exchange.combine_send(got.handle, got.experts.rows, Stream::host(), options);
     options.returned_weights = returned;
-    expect_invalid(error_of([&] { exchange.combine_receive(got.handle, output, options); }),
-                   "rank 1 passed no row_weights to combine_send");
+    expect_invalid(
+        error_of([&] { exchange.combine_receive(got.handle, output, Stream::host(), options); }),
+        "rank 1 passed no row_weights to combine_send");
     expect_works(exchange);
   });
 }
@@ -180,15 +193,17 @@ TEST(ExchangeOptionsTest, WithoutRoutingThereAreNoIdsAndNoWeights) {
     expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), {}, in.weights()); }),
                    "topk_weights is f32 [2, 2]");
     const Dispatched got = exchange.dispatch(in.tokens(), {});
-    EXPECT_EQ(got.num_rows, 4);
+    EXPECT_EQ(got.host->num_rows, 4);
     EXPECT_FALSE(got.topk_ids.has_value());
     EXPECT_FALSE(got.topk_weights.has_value());
     const Tensor output(DType::kBF16, {2, kHidden});
     const Tensor returned(DType::kF32, {2, 0});
     CombineOptions options;
+    options.row_weights = returned;
     options.returned_weights = returned;
     expect_invalid(error_of([&] {
-                     exchange.combine(got.handle, got.experts.rows, output, options, returned);
+                     exchange.combine(got.handle, got.experts.rows, output, Stream::host(),
+                                      options);
                    }),
                    "weights do not travel");
     exchange.combine(got.handle, got.experts.rows, output);
@@ -221,7 +236,7 @@ TEST(ExchangeOptionsTest, HostileSizesAreRefused) {
         c.num_topk = 0;
       },
       "num_experts without num_topk is 4");
-  // Every field is possible, what follows from them is not.
+  // Every field is valid, but the sizes they imply are not.
   refused(
       [](auto& c) {
         c.hidden = kInt;

@@ -30,27 +30,27 @@ std::vector<float> random_row(std::uint64_t seed) {
   return row;
 }
 
-TEST(PartialSumTest, NoTermsGiveZero) {
-  PartialSum terms(kHidden);
+TEST(PartialSumTest, NoRowsGiveZero) {
+  PartialSum partial(kHidden);
   for (int i = 0; i < 2; ++i) {
     std::vector<float> sum(kHidden, 7.0f);
-    terms.clear();
-    terms.sum(sum.data(), DType::kF32);
+    partial.clear();
+    partial.sum(sum.data(), DType::kF32);
     EXPECT_THAT(sum, Each(0.0f));
   }
 }
 
-// Every order of dtypes of two, three and four terms; one object for all sums.
+// Mixed dtypes of one to four partial sums; one object serves all sums.
 TEST(PartialSumTest, MixedDtypesAreSummedInOrder) {
-  PartialSum terms(kHidden);
+  PartialSum partial(kHidden);
   constexpr std::array kDTypes{DType::kBF16, DType::kF16, DType::kF32};
   for (int code = 0; code < 3 * 3 * 3 * 3; ++code) {
-    const int num_terms = 1 + code % 4;
+    const int num_rows = 1 + code % 4;
     std::vector<std::vector<std::uint16_t>> halves(4);
     std::vector<std::vector<float>> rows;
     std::vector<float> want(kHidden, 0.0f);
-    terms.clear();
-    for (int i = 0, rest = code; i < num_terms; ++i, rest /= 3) {
+    partial.clear();
+    for (int i = 0, rest = code; i < num_rows; ++i, rest /= 3) {
       const DType dtype = kDTypes[static_cast<std::size_t>(rest % 3)];
       const float weight = 0.3f * static_cast<float>(i + 1);
       rows.push_back(random_row(static_cast<std::uint64_t>(code * 10 + i)));
@@ -62,23 +62,23 @@ TEST(PartialSumTest, MixedDtypesAreSummedInOrder) {
       }
       for (std::size_t h = 0; h < kHidden; ++h) want[h] = std::fma(weight, rows.back()[h], want[h]);
     }
-    for (int i = 0, rest = code; i < num_terms; ++i, rest /= 3) {
+    for (int i = 0, rest = code; i < num_rows; ++i, rest /= 3) {
       const auto n = static_cast<std::size_t>(i);
       const DType dtype = kDTypes[static_cast<std::size_t>(rest % 3)];
       const void* row = dtype == DType::kF32 ? static_cast<const void*>(rows[n].data())
                                              : static_cast<const void*>(halves[n].data());
-      terms.add(row, dtype, 0.3f * static_cast<float>(i + 1));
+      partial.add(row, dtype, 0.3f * static_cast<float>(i + 1));
     }
     std::vector<float> sum(kHidden, -1.0f);
-    terms.sum(sum.data(), DType::kF32);
+    partial.sum(sum.data(), DType::kF32);
     ASSERT_EQ(sum, want) << code;
     std::vector<std::uint16_t> rounded(kHidden);
-    terms.sum(rounded.data(), DType::kBF16);
+    partial.sum(rounded.data(), DType::kBF16);
     for (std::size_t h = 0; h < kHidden; ++h) ASSERT_EQ(rounded[h], bf16_from_f32(want[h])) << code;
   }
 }
 
-// A copied row may change before the sum; stored and plain rows meet in one sum.
+// A copied row may change before the sum; stored and plain rows are added in one sum.
 TEST(PartialSumTest, StoredRowsAreWidened) {
   const QuantScheme& scheme = schemes::kFp8Block;
   const std::vector<float> x = random_row(3);
@@ -89,14 +89,14 @@ TEST(PartialSumTest, StoredRowsAreWidened) {
   dequantize_row(scheme, codes.data(), scales.data(), scheme.dtype, kHidden, wide.data());
   const std::vector<std::uint16_t> ones(kHidden, 0x3F80);
 
-  PartialSum terms(kHidden);
-  terms.clear();
-  terms.add(ones.data(), DType::kBF16, 0.5f);
-  terms.add_stored(scheme, codes.data(), scales.data(), 2.0f);
-  terms.add_copy(scheme, codes.data(), scales.data(), -1.5f);
+  PartialSum partial(kHidden);
+  partial.clear();
+  partial.add(ones.data(), DType::kBF16, 0.5f);
+  partial.add_stored(scheme, codes.data(), scales.data(), 2.0f);
+  partial.add_copy(scheme, codes.data(), scales.data(), -1.5f);
   codes.assign(codes.size(), std::byte{0});
   std::vector<float> sum(kHidden);
-  terms.sum(sum.data(), DType::kF32);
+  partial.sum(sum.data(), DType::kF32);
   for (std::size_t h = 0; h < kHidden; ++h) {
     const float want = std::fma(-1.5f, wide[h], std::fma(2.0f, wide[h], 0.5f));
     ASSERT_EQ(sum[h], want) << h;

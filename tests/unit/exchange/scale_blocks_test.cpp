@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where scales of received rows lie: known places, and that no two scales share one.
+// Where the scales of received rows lie: known places, and no two scales share one.
 
 #include <vector>
 
@@ -50,7 +50,7 @@ TEST(ScaleBlocksTest, EveryScaleHasAPlaceOfItsOwn) {
   }
 }
 
-// The scales of a receive buffer of any number of rows fit into those of the largest.
+// For any number of rows, the scales fit into the memory for the largest number.
 TEST(ScaleBlocksTest, FewerRowsNeedNoMoreBytes) {
   ExchangeConfig config = small_config();
   config.scheme = schemes::kFp8Block;
@@ -62,9 +62,10 @@ TEST(ScaleBlocksTest, FewerRowsNeedNoMoreBytes) {
     const ExchangeShape shape = make_exchange_shape(config, 3, 0);
     for (const ScaleLayout scales : kLayouts) {
       config.scale_layout = scales;
-      const std::size_t most = scale_blocks(config, shape, 0, shape.max_buffer_rows).num_bytes();
+      const std::size_t max_bytes =
+          scale_blocks(config, shape, 0, shape.max_buffer_rows).num_bytes();
       for (std::int64_t rows = 0; rows <= shape.max_buffer_rows; ++rows) {
-        ASSERT_LE(scale_blocks(config, shape, 0, rows).num_bytes(), most) << rows;
+        ASSERT_LE(scale_blocks(config, shape, 0, rows).num_bytes(), max_bytes) << rows;
       }
     }
   }

@@ -24,7 +24,7 @@ using test::oracle_experts;
 using test::Problem;
 using test::run_experts;
 
-// The fast experts, or nothing in a build without oneDNN.
+// Returns the oneDNN experts, or null in a build without oneDNN.
 std::unique_ptr<Experts> onednn_or_null(const Problem& problem, const ExpertOptions& options = {}) {
   try {
     return make_onednn_experts(problem.weights(), options);
@@ -57,21 +57,28 @@ TEST(ExpertsTest, NoRowsIsNoWork) {
   const auto experts = make_exact_experts(problem.weights());
   const std::vector<std::int64_t> first_row(2, 0);
   const std::vector<std::int32_t> num_rows(2, 0);
-  EXPECT_EQ(experts->workspace_bytes(0), 0U);
-  experts->apply(
-      {TensorView(nullptr, DType::kBF16, {0, 8}), {}, schemes::kNone, first_row, num_rows},
-      TensorView(nullptr, DType::kBF16, {0, 8}), {});
+  const TensorView rows(nullptr, DType::kBF16, {0, 8});
+  EXPECT_EQ(experts->workspace_bytes(rows), 0U);
+  experts->apply({rows, {}, schemes::kNone, test::view_of(first_row), test::view_of(num_rows)},
+                 TensorView(nullptr, DType::kBF16, {0, 8}), {});
 }
 
 TEST(ExpertsTest, WorkspaceStopsGrowingWithTheBatch) {
   const Problem problem(64, 32, {1});
   const auto experts = make_exact_experts(problem.weights());
-  EXPECT_LT(experts->workspace_bytes(1), experts->workspace_bytes(96));
-  EXPECT_EQ(experts->workspace_bytes(96), experts->workspace_bytes(1 << 20));
+  const auto rows = [](std::int64_t n) { return TensorView(nullptr, DType::kBF16, {n, 64}); };
+  EXPECT_LT(experts->workspace_bytes(rows(1)), experts->workspace_bytes(rows(96)));
+  EXPECT_EQ(experts->workspace_bytes(rows(96)), experts->workspace_bytes(rows(1 << 20)));
+  const TensorView batch(nullptr, DType::kBF16, {1, 96, 64});
+  EXPECT_EQ(experts->workspace_bytes(batch), experts->workspace_bytes(rows(96)));
   // One scale for all rows of an expert keeps them all: 4 * I bytes more for each row.
   const auto whole = make_exact_experts(problem.weights(), {schemes::kFp8Tensor});
-  EXPECT_EQ(whole->workspace_bytes(2000) - whole->workspace_bytes(1000), 1000U * 4 * 32);
-  expect_error(Errc::kInvalidArgument, "-1 rows", [&] { experts->workspace_bytes(-1); });
+  EXPECT_EQ(whole->workspace_bytes(rows(2000)) - whole->workspace_bytes(rows(1000)),
+            1000U * 4 * 32);
+  expect_error(Errc::kInvalidArgument, "workspace_bytes: rows is bf16 [64], want",
+               [&] { experts->workspace_bytes(TensorView(nullptr, DType::kBF16, {64})); });
+  expect_error(Errc::kInvalidArgument, "workspace_bytes: rows is absent",
+               [&] { experts->workspace_bytes({}); });
 }
 
 TEST(ExpertsTest, AWorkspaceMayStartAnywhereAndIsNeverOverrun) {
@@ -79,7 +86,7 @@ TEST(ExpertsTest, AWorkspaceMayStartAnywhereAndIsNeverOverrun) {
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
     const auto experts = make_exact_experts(problem.weights(), {scheme});
     const auto expected = naive_experts(problem, scheme);
-    const std::size_t bytes = experts->workspace_bytes(problem.total_rows);
+    const std::size_t bytes = experts->workspace_bytes(problem.rows);
     for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{63}}) {
       std::vector<std::byte> memory(bytes + 128, std::byte{0x5A});
       std::vector<std::uint16_t> out(expected.size(), test::kUntouchedBits);
@@ -135,14 +142,14 @@ TEST(ExpertsTest, BadWeightsAreNamed) {
   });
 }
 
-// Every bad call leaves the output as it was.
+// A bad call leaves the output unchanged.
 TEST(ExpertsTest, BadCallsAreNamed) {
   const Problem good(130, 8, {3, 2}, DType::kBF16, schemes::kFp8Block);
-  const std::int64_t total = good.total_rows;  // 9: rows 0-2 and 5-6 have owners
+  const std::int64_t total = good.total_rows;  // 9: rows 0-2 and 5-6 are owned
   const auto experts = make_exact_experts(good.weights());
   std::vector<std::uint16_t> out(static_cast<std::size_t>(total * 130), test::kUntouchedBits);
   const std::vector<std::uint16_t> untouched = out;
-  std::vector<std::byte> memory(experts->workspace_bytes(total));
+  std::vector<std::byte> memory(experts->workspace_bytes(good.rows));
   const std::int64_t outside[] = {0, 8};
   const std::int64_t before[] = {-1, 5};
   const std::int32_t negative[] = {3, -2};
@@ -175,12 +182,22 @@ TEST(ExpertsTest, BadCallsAreNamed) {
        [](Call& c) { c.input.scheme = schemes::kFp8Token; }},
       {"scales is f32 [9, 2], want f32 [1] or [2]",
        [](Call& c) { c.input.scheme = schemes::kFp8Tensor; }},
-      {"first_row has 1 entries", [](Call& c) { c.input.first_row = c.input.first_row.first(1); }},
-      {"num_rows 1, want 2", [](Call& c) { c.input.num_rows = c.input.num_rows.first(1); }},
+      {"first_row is i64 [1]",
+       [](Call& c) {
+         c.input.first_row = TensorView::of(c.input.first_row.as<std::int64_t>(), {1});
+       }},
+      {"first_row is i32 [2]", [](Call& c) { c.input.first_row = c.input.num_rows; }},
+      {"first_row is absent", [](Call& c) { c.input.first_row = {}; }},
+      {"num_rows i32 [1], want contiguous",
+       [](Call& c) {
+         c.input.num_rows = TensorView::of(c.input.num_rows.as<std::int32_t>(), {1});
+       }},
+      {"num_rows absent, want contiguous", [](Call& c) { c.input.num_rows = {}; }},
       {"expert 1 has 2 rows from row 8, but the buffer has 9",
-       [&](Call& c) { c.input.first_row = outside; }},
-      {"expert 0 has 3 rows from row -1", [&](Call& c) { c.input.first_row = before; }},
-      {"expert 1 has -2 rows", [&](Call& c) { c.input.num_rows = negative; }},
+       [&](Call& c) { c.input.first_row = TensorView::of(outside, {2}); }},
+      {"expert 0 has 3 rows from row -1",
+       [&](Call& c) { c.input.first_row = TensorView::of(before, {2}); }},
+      {"expert 1 has -2 rows", [&](Call& c) { c.input.num_rows = TensorView::of(negative, {2}); }},
       {"output is absent", [](Call& c) { c.output = {}; }},
       {"output is f16 [9, 130], want bf16",
        [&](Call& c) {
@@ -203,7 +220,7 @@ TEST(ExpertsTest, BadCallsAreNamed) {
 }
 
 TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
-  // Every piece of a tile, more than a tile, and an expert without rows.
+  // Partial tiles, more than a tile, and an expert without rows.
   const std::vector<std::int32_t> counts = {1, 0, 15, 17, 111, 255, 300};
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
     for (const QuantScheme& input : {schemes::kNone, schemes::kFp8Block}) {
@@ -213,7 +230,7 @@ TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
       EXPECT_FALSE(fast->is_batch_invariant());
       const auto out = run_experts(*fast, problem);
       const auto expected = run_experts(*make_exact_experts(problem.weights()), problem);
-      // Quantized rows and weights are rounded to bf16 after their scale, 2^-9 for each element.
+      // Quantized rows and weights are rounded to bf16 after scaling: an error of 2^-9 per element.
       EXPECT_LT(test::worst_row_error(out, expected, 136), 1e-2)
           << name_of(dtype) << " weights, input " << name_of(input);
     }
@@ -243,7 +260,7 @@ TEST(OneDnnExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
     if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
     const auto out = run_experts(*fast, problem);
     const auto expected = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
-    // A sum that lands on the other side of an e4m3 rounding moves one of 72 terms by up to 2^-3.
+    // A sum that crosses an e4m3 rounding boundary changes one of 72 terms by up to 2^-3.
     EXPECT_LT(test::worst_row_error(out, expected, 136), 4e-2) << name_of(scheme);
   }
 }

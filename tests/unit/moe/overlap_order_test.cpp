@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which ModularKernel sends, receives and computes: events of stand-ins that move
-// nothing. "receive 0@1" is the receive part of micro-batch 0, run by micro-batch 1.
+// The order in which ModularKernel sends, receives and computes, recorded by stand-ins that move no
+// data. "receive 0@1" is the receive half of micro-batch 0, run by micro-batch 1.
 
 #include <chrono>
 #include <string>
@@ -32,22 +32,29 @@ void record(Events& events, const std::string& what, int micro_batch) {
                    std::to_string(dbo_current_micro_batch()));
 }
 
-// One expert, one row; `has_hooks` false: receiver does both parts.
+// One expert, one row. Without hooks the receiver does both halves.
 class RecordingPrepare final : public PrepareFinalize {
  public:
-  RecordingPrepare(const Group& group, Events& events, int num_micro_batches, bool has_hooks)
+  RecordingPrepare(const Group& group, Events& events, int num_micro_batches, bool has_hooks,
+                   std::optional<std::int64_t> max_tokens = 2)
       : group_(group),
         events_(events),
         num_micro_batches_(num_micro_batches),
         has_hooks_(has_hooks),
+        max_tokens_(max_tokens),
         row_(DType::kBF16, {1, kHidden}),
-        expert_map_(DType::kI32, {2}) {}
+        first_row_(DType::kI64, {1}),
+        num_rows_(DType::kI32, {1}),
+        expert_map_(DType::kI32, {2}) {
+    *num_rows_.as<std::int32_t>() = 1;
+  }
 
   std::string_view name() const override { return "recording"; }
   PrepareKind kind() const override { return PrepareKind::kLowLatency; }
+  Device device() const override { return Device::cpu(); }
   ActivationFormat activation_format() const override { return ActivationFormat::kBatched; }
   std::optional<DType> topk_indices_dtype() const override { return std::nullopt; }
-  std::optional<std::int64_t> max_num_tokens_per_rank() const override { return std::nullopt; }
+  std::optional<std::int64_t> max_num_tokens_per_rank() const override { return max_tokens_; }
   const Group& group() const override { return group_; }
   int num_dispatchers() const override { return 1; }
   bool output_is_reduced() const override { return true; }
@@ -58,6 +65,11 @@ class RecordingPrepare final : public PrepareFinalize {
   std::int64_t max_buffer_rows() const override { return 1; }
   std::int32_t num_local_experts() const override { return 1; }
   const TensorView& expert_map() const override { return expert_map_.view(); }
+  QuantScheme row_scheme(bool) const override { return schemes::kNone; }
+  ScaleLayout row_scale_layout(bool) const override { return ScaleLayout::kRowMajor; }
+  const char* heap() const override { return "host"; }
+  bool is_shared_gpu() const override { return false; }
+  ExchangeMemory memory() const override { return {}; }
   void post_init_setup(const Experts&) override {}
   void abandon(int micro_batch, const std::string&) override {
     record(events_, "abandon", micro_batch);
@@ -65,26 +77,35 @@ class RecordingPrepare final : public PrepareFinalize {
   std::vector<RowOrigin> row_origins(int) const override { return {}; }
   WireBytes wire_bytes(int) const override { return {}; }
 
-  Pending<Prepared> prepare_async(const PrepareArguments& arguments) override {
+  void check() const override {}
+
+  Pending<Prepared> prepare_async(const PrepareArguments& arguments, Stream, Stream) override {
     record(events_, "send", arguments.micro_batch);
     Pending<Prepared> pending;
     pending.hook = hook("receive", arguments.micro_batch);
     pending.receiver = [this] {
       Prepared prepared;
-      prepared.experts = {row_, {}, schemes::kNone, kFirstRow, kNumRows};
+      prepared.experts = {row_, {}, schemes::kNone, first_row_, num_rows_};
       return prepared;
     };
     return pending;
   }
-  Pending<void> finalize_async(const FinalizeArguments& arguments) override {
+  Prepared prepare(const PrepareArguments& arguments, Stream stream) override {
+    const Pending<Prepared> pending = prepare_async(arguments, stream, stream);
+    if (pending.hook) pending.hook();
+    return pending.receiver();
+  }
+  Pending<void> finalize_async(const FinalizeArguments& arguments, Stream, Stream) override {
     record(events_, "return", arguments.micro_batch);
     return {hook("collect", arguments.micro_batch), [] {}};
   }
+  void finalize(const FinalizeArguments& arguments, Stream stream) override {
+    const Pending<void> pending = finalize_async(arguments, stream, stream);
+    if (pending.hook) pending.hook();
+    pending.receiver();
+  }
 
  private:
-  static constexpr std::array<std::int64_t, 1> kFirstRow{0};
-  static constexpr std::array<std::int32_t, 1> kNumRows{1};
-
   std::function<void()> hook(const char* what, int micro_batch) {
     if (!has_hooks_) return {};
     return [this, what, micro_batch] { record(events_, what, micro_batch); };
@@ -94,7 +115,10 @@ class RecordingPrepare final : public PrepareFinalize {
   Events& events_;
   int num_micro_batches_;
   bool has_hooks_;
+  std::optional<std::int64_t> max_tokens_;
   Tensor row_;
+  Tensor first_row_;
+  Tensor num_rows_;
   Tensor expert_map_;
 };
 
@@ -104,8 +128,8 @@ class RecordingExperts final : public Experts {
       : events_(events), what_(what), sleep_ms_(sleep_ms) {}
   std::string_view name() const override { return "recording"; }
   bool is_batch_invariant() const override { return true; }
-  std::size_t workspace_bytes(std::int64_t) const override { return 0; }
-  void apply(const ExpertRows&, const TensorView&, std::span<std::byte>) override {
+  std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+  void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {
     record(events_, what_, dbo_current_micro_batch());
     std::this_thread::sleep_for(std::chrono::milliseconds(sleep_ms_));
   }
@@ -197,7 +221,7 @@ TEST(OverlapOrderTest, SharedExpertsMayComeFirst) {
                           "collect 0@0"));
 }
 
-// The other yields without a send: this one receives for itself, once.
+// The other micro-batch yields without sending, so this one receives for itself, once.
 TEST(OverlapOrderTest, AHookThatNobodyRanIsRunByItsOwner) {
   Events events;
   run_ranks(1, [&](const Group& group) {
@@ -245,6 +269,19 @@ TEST(OverlapOrderTest, ASharedExpertHasAnOrder) {
     EXPECT_THAT(error.what(), HasSubstr("order none"));
     EXPECT_EQ(make_kernel(group, events, {}).shared_experts_order(),
               SharedExpertsOrder::kMkInternalOverlapped);
+  });
+}
+
+TEST(OverlapOrderTest, ASharedExpertNeedsABoundOfTokens) {
+  run_ranks(1, [](const Group& group) {
+    Events events;
+    const Error error = error_of([&] {
+      ModularKernel(std::make_unique<RecordingPrepare>(group, events, 1, true, std::nullopt),
+                    std::make_unique<RecordingExperts>(events, "experts"),
+                    SharedExpert{std::make_unique<RecordingExperts>(events, "shared"), {}});
+    });
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("recording has no max_num_tokens_per_rank"));
   });
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From rows that lie by token to experts that want rows by expert, and back: the whole way equals
-// the oracle's layer on one rank, bit for bit.
+// From token-major rows to experts that need expert-major rows, and back: the result equals the
+// oracle's layer on one rank bit for bit.
 
 #include <vector>
 
@@ -45,7 +45,7 @@ struct PermutedLayer {
     const auto experts = make_exact_experts({gate.values, up.values, down.values, {}, {}, {}});
     const std::int64_t num_rows = permuted.plan.num_rows();
     const Tensor output(DType::kBF16, {num_rows, kHidden});
-    std::vector<std::byte> workspace(experts->workspace_bytes(num_rows));
+    std::vector<std::byte> workspace(experts->workspace_bytes(output));
     experts->apply(permuted.expert_rows(scheme), output, workspace);
     const Tensor sum(DType::kBF16, {kTokens, kHidden});
     unpermute_and_reduce(output, permuted.plan, topk_weights, sum);

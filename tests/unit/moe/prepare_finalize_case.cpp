@@ -4,16 +4,19 @@
 
 #include <cstring>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "switchyard/modular_kernel.h"
 
 #include "core/format.h"
+#include "moe/experts/expert_checks.h"
 #include "moe/experts/expert_input.h"
 #include "prepare_finalize_oracle.h"
 #include "quant/bf16.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
+#include "support/elements.h"
 #include "support/random_batch.h"
 #include "support/ranks.h"
 
@@ -21,24 +24,27 @@ namespace switchyard::test {
 namespace {
 
 using reference::Table;
+using ::testing::ElementsAreArray;
 
 class ScalingExperts final : public Experts {
  public:
   explicit ScalingExperts(std::int32_t first) : first_(first) {}
   std::string_view name() const override { return "scaling"; }
   bool is_batch_invariant() const override { return true; }
-  std::size_t workspace_bytes(std::int64_t) const override { return 0; }
-  void apply(const ExpertRows& input, const TensorView& output, std::span<std::byte>) override {
-    const auto num_experts = static_cast<std::int64_t>(input.num_rows.size());
+  std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+  void apply(const ExpertRows& given, const TensorView& output, std::span<std::byte>,
+             Stream) override {
+    ExpertRows input = given;
+    input.rows = flat_rows("rows", given.rows);
+    const std::int64_t num_experts = input.num_rows.shape(0);
     const std::int64_t width = input.rows.shape(1);
     check_input(num_experts, width, input);
     const InputReader reader(input);
     std::vector<float> row(static_cast<std::size_t>(width));
     std::vector<std::byte> scales(row.size() * sizeof(float));
     for (std::int64_t e = 0; e < num_experts; ++e) {
-      const auto i = static_cast<std::size_t>(e);
-      for (std::int64_t n = 0; n < input.num_rows[i]; ++n) {
-        const std::int64_t at = input.first_row[i] + n;
+      for (std::int64_t n = 0; n < input.num_rows.as<std::int32_t>()[e]; ++n) {
+        const std::int64_t at = input.first_row.as<std::int64_t>()[e] + n;
         reader.read(e, at, 1, row.data(), scales.data());
         for (std::int64_t h = 0; h < width; ++h) {
           output.as<std::uint16_t>()[at * width + h] =
@@ -52,7 +58,7 @@ class ScalingExperts final : public Experts {
   std::int64_t first_;
 };
 
-// Scale s of row n, wherever the layout puts it.
+// Returns scale s of row n in any layout.
 const std::byte* scale_at(const ExpertRows& experts, std::int64_t n, std::int64_t s) {
   const TensorView& scales = experts.scales;
   const std::int64_t bytes = bits_of(scales.dtype()) / 8;
@@ -60,8 +66,7 @@ const std::byte* scale_at(const ExpertRows& experts, std::int64_t n, std::int64_
   if (experts.scale_layout == ScaleLayout::kSwizzled) {
     const bool is_batch = scales.num_dims() == 6;
     const int first = is_batch ? 1 : 0;
-    const std::int64_t rows =
-        is_batch ? experts.rows.shape(0) / scales.shape(0) : experts.rows.shape(0);
+    const std::int64_t rows = experts.rows.shape(is_batch ? 1 : 0);
     const std::int64_t tiles = scales.shape(first + 1);
     const std::int64_t m = n % rows;
     at = (n / rows) * scales.shape(first) * tiles * 512 + (m / 128 * tiles + s / 4) * 512 +
@@ -96,10 +101,15 @@ void expect_row(const ExpertRows& experts, std::int64_t n, const ExpectedRows& w
 void expect_prepared(const ClassCase& test, const Prepared& got, const ExpectedRows& want) {
   const ExpertRows& experts = got.experts;
   ASSERT_EQ(experts.scheme, test.defers ? schemes::kNone : test.scheme);
-  ASSERT_EQ(got.num_rows, static_cast<std::int64_t>(want.positions.size()));
-  ASSERT_EQ(experts.rows.shape(0), want.num_rows);
-  ASSERT_EQ(std::vector<std::int32_t>(experts.num_rows.begin(), experts.num_rows.end()),
-            want.counts);
+  ASSERT_EQ(got.host->num_rows, static_cast<std::int64_t>(want.positions.size()));
+  ASSERT_EQ(*got.total_rows.as<std::int32_t>(), got.host->num_rows);
+  const bool is_batched = test.kind == PrepareKind::kLowLatency;
+  ASSERT_EQ(experts.rows.num_dims(), is_batched ? 3 : 2);
+  ASSERT_EQ(experts.rows.num_elements(), want.num_rows * test.hidden);
+  const bool has_first_row =
+      is_batched || test.kind == PrepareKind::kElasticPrefill || test.is_local();
+  ASSERT_EQ(experts.first_row.has_value(), has_first_row);
+  ASSERT_THAT(elements<std::int32_t>(experts.num_rows), ElementsAreArray(want.counts));
   for (std::size_t i = 0; i < want.positions.size(); ++i) {
     expect_row(experts, want.positions[i].index, want, i);
   }
@@ -130,7 +140,9 @@ void expect_metadata(const ClassCase& test, const Prepared& got, const ExpectedR
       test.kind == PrepareKind::kLowLatency || test.kind == PrepareKind::kElasticPrefill;
   ASSERT_EQ(got.metadata.has_value(), has_metadata);
   if (!has_metadata) return;
-  EXPECT_EQ(got.metadata->expert_num_tokens, counts);
+  EXPECT_THAT(elements<std::int32_t>(got.metadata->expert_num_tokens), ElementsAreArray(counts));
+  EXPECT_THAT(elements<std::int32_t>(got.metadata->expert_num_tokens_cpu),
+              ElementsAreArray(counts));
 }
 
 Bits run_rank(const Group& group, const ClassCase& test, const reference::Batch& earlier,
@@ -181,6 +193,7 @@ PrepareFinalizeConfig ClassCase::config() const {
   config.reduce = reduce;
   config.expert_alignment = expert_alignment;
   config.global_to_physical = global_to_physical;
+  config.defers_input_quant = defers;
   return config;
 }
 

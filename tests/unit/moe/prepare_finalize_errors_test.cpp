@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is refused: configurations, and calls on one rank, after which the group works on.
+// What is refused: configurations, and calls on one rank, after which the group stays usable.
 
 #include <limits>
 
@@ -10,6 +10,7 @@
 #include "switchyard/modular_kernel.h"
 
 #include "prepare_finalize_case.h"
+#include "support/elements.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -67,7 +68,7 @@ TEST(PrepareFinalizeErrorsTest, ConfigurationsThatNoClassServes) {
       c.scale_layout = ScaleLayout::kSwizzled;
     });
     refuse("elements are e4m3 without scales", [](auto& c) { c.scheme.dtype = DType::kE4M3; });
-    refuse("block is 64", [](auto& c) {  // packed UE8M0 scales are of 128
+    refuse("block is 64", [](auto& c) {  // packed UE8M0 scales need blocks of 128
       c.wire_scheme = schemes::kFp8Ue8m0;
       c.wire_scheme->block = 64;
     });
@@ -136,7 +137,7 @@ TEST(PrepareFinalizeErrorsTest, StrictClassesWantTheirDtypeOfIds) {
         }
         if (object->topk_indices_dtype().value_or(dtype) == dtype) {
           const Prepared prepared = object->prepare({hidden, ids, weights});
-          const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), 2048});
+          const Tensor rows = test::zeros_like(prepared.experts.rows);
           if (kind == PrepareKind::kLowLatency) {
             expect_error(Errc::kInvalidArgument, "weight_and_reduce is no_op, must be delegate",
                          [&] {
@@ -154,7 +155,7 @@ TEST(PrepareFinalizeErrorsTest, StrictClassesWantTheirDtypeOfIds) {
   }
 }
 
-// One rank makes every mistake while the other waits for it; then the call goes through.
+// One rank makes every mistake while the other waits for it; then the call succeeds.
 TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
   for (const PrepareKind kind : kAllClasses) {
     ClassCase test{.kind = kind, .num_tokens = {4, 3}, .num_topk = 1};
@@ -209,7 +210,7 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
         });
       }
       const Prepared prepared = object->prepare(input.arguments());
-      const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), test.hidden});
+      const Tensor rows = test::zeros_like(prepared.experts.rows);
       if (group.rank() == 1) {
         const Tensor short_output(DType::kBF16, {2, test.hidden});
         const Tensor short_rows(DType::kBF16, {1, 8});
@@ -229,7 +230,7 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
   }
 }
 
-// Each rank learns of it, and the next call goes through.
+// Every rank gets the error, and the next call succeeds.
 TEST(PrepareFinalizeErrorsTest, RanksThatDisagreeOnMaxTokensAreToldAndGoOn) {
   for (const PrepareKind kind : kAllClasses) {
     if (kind == PrepareKind::kLocal) continue;
@@ -243,7 +244,7 @@ TEST(PrepareFinalizeErrorsTest, RanksThatDisagreeOnMaxTokensAreToldAndGoOn) {
       expect_error(Errc::kInvalidArgument, "max_tokens", [&] { object->prepare(arguments); });
       arguments.max_tokens = 5;
       const Prepared prepared = object->prepare(arguments);
-      const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), test.hidden});
+      const Tensor rows = test::zeros_like(prepared.experts.rows);
       object->finalize({input.hidden, rows, WeightAndReduce::no_op()});
     });
   }
@@ -257,7 +258,7 @@ TEST(PrepareFinalizeErrorsTest, HiddenSizesAreRoundedAsTheOriginalsDo) {
   EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kF32), 128);
   EXPECT_EQ(round_up_hidden_512_bytes(513, DType::kE4M3), 1024);
   EXPECT_EQ(round_up_hidden_512_bytes(1024, DType::kE2M1), 1024);
-  EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kE2M3), 2048);  // 6 bits: 1536 bytes
+  EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kE2M3), 2048);  // 6 bits each: 1536 bytes
   constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(round_up_hidden_512_bytes(kMax - 1100, DType::kBF16), kMax - 1023);
   for (const std::int64_t hidden : {std::int64_t{0}, std::int64_t{-1}, -kMax - 1}) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who weighs and sums: every policy that a class takes gives the oracle's output, and the others
-// are refused with nothing sent. Weights are powers of two, so that weighing a row before or after
-// rounding it is the same.
+// Who weights and sums: every policy that a class supports gives the oracle's output, and the
+// others are refused with nothing sent. Weights are powers of two, so weighting a row before or
+// after rounding gives the same result.
 
 #include <cmath>
 #include <limits>
@@ -13,6 +13,7 @@
 #include "prepare_finalize_case.h"
 #include "prepare_finalize_oracle.h"
 #include "quant/bf16.h"
+#include "support/elements.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -27,6 +28,7 @@ using test::expect_error;
 using test::factor_of;
 using test::kAllClasses;
 using test::run_ranks;
+using test::zeros_like;
 
 bool is_grouped(PrepareKind kind) {
   return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
@@ -37,10 +39,10 @@ std::int64_t id_at(const TensorView& ids, std::int64_t i) {
   return ids.dtype() == DType::kI64 ? ids.as<std::int64_t>()[i] : ids.as<std::int32_t>()[i];
 }
 
-// Row `from` times the factor of an expert, times `weight`, as row `to` of a bf16 tensor.
+// Writes row `from`, times the expert's factor, times `weight`, as row `to` of a bf16 tensor.
 void write_row(const TensorView& rows, std::int64_t from, std::int64_t expert, float weight,
                const Tensor& output, std::int64_t to) {
-  const std::int64_t width = rows.shape(1);
+  const std::int64_t width = rows.shape(rows.num_dims() - 1);
   for (std::int64_t h = 0; h < width; ++h) {
     const float x = f32_from_bf16(rows.as<std::uint16_t>()[from * width + h]) * factor_of(expert);
     output.as<std::uint16_t>()[to * width + h] =
@@ -54,7 +56,7 @@ Tensor nan_rows(std::initializer_list<std::int64_t> shape) {
   return rows;
 }
 
-// [M, K, H]: a row for each choice that this rank serves, NaN for the others.
+// [M, K, H]: one row per choice that this rank serves, NaN for the others.
 Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {
   const TensorView& rows = prepared.experts.rows;
   const std::int64_t num_topk = object.num_topk();
@@ -67,11 +69,12 @@ Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {
   return output;
 }
 
-// Rows as grouped; with `weights` (by row) multiplied.
+// Expert-major result rows; multiplied by their weights if `is_weighted`.
 Tensor grouped_rows(const PrepareFinalize& object, const Prepared& prepared, std::int32_t first,
                     bool is_weighted) {
   const ExpertRows& experts = prepared.experts;
-  Tensor output = nan_rows({experts.rows.shape(0), experts.rows.shape(1)});
+  Tensor output = zeros_like(experts.rows);
+  std::fill_n(output.as<std::uint16_t>(), output.view().num_elements(), 0x7FC0);
   for (const RowOrigin& origin : object.row_origins()) {
     write_row(experts.rows, origin.row, first + origin.expert, is_weighted ? origin.weight : 1.0f,
               output, origin.row);

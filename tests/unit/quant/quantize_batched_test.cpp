@@ -23,7 +23,7 @@ constexpr std::int64_t kL = 4;
 constexpr std::int64_t kC = 5;
 constexpr std::int64_t kH = 288;  // two blocks of 128 and a partial one
 
-// Rows beyond the counts are infinite: whoever reads them shows it in a scale.
+// Rows beyond the counts are infinite, so reading one shows in a scale.
 Tensor batch_with_poison(DType dtype, const std::vector<std::int32_t>& counts) {
   Tensor x = normal_tensor(dtype, {kL, kC, kH});
   for (std::int64_t e = 0; e < kL; ++e) {
@@ -64,9 +64,9 @@ TEST(QuantizeBatchedTest, EachExpertIsQuantizedAloneUpToItsCount) {
         if (has_scales) std::memset(scales.memory.data(), 0xAB, scales.memory.view().num_bytes());
         const TensorView static_scale =
             scheme.needs_tensor_scale() ? TensorView::of(global.data(), {1}) : TensorView{};
-        quantize_batched(x, counts_view, scheme, q, scales.view, static_scale);
+        quantize_batched(x, counts_view, scheme, q, scales.view, Stream::host(), static_scale);
 
-        // Scales as rows, whatever their layout.
+        // Scales in row-major order, whatever their layout.
         const OwnedScales linear =
             has_scales
                 ? make_batched_scales(scale_dtype(scheme), ScaleLayout::kRowMajor, kL, rows, width)
@@ -81,7 +81,7 @@ TEST(QuantizeBatchedTest, EachExpertIsQuantizedAloneUpToItsCount) {
           if (n > 0) {
             const TensorView x_e(x.as<std::byte>() + e * kC * x_row_bytes, dtype, {n, kH});
             quantize(x_e, scheme, want_q, has_scales ? want_scales.view() : TensorView{},
-                     static_scale);
+                     Stream::host(), static_scale);
           }
           std::vector<std::uint8_t> want = padded(want_q, q_row * kC, 0xAB);
           const auto first = static_cast<std::size_t>(e * kC);
@@ -96,7 +96,7 @@ TEST(QuantizeBatchedTest, EachExpertIsQuantizedAloneUpToItsCount) {
   }
 }
 
-// The scale of an expert is 448 / 448 = 1 or 896 / 448 = 2, whatever lies beyond the count.
+// An expert's scale is 448 / 448 = 1 or 896 / 448 = 2, whatever lies beyond its count.
 TEST(QuantizeBatchedTest, TensorScalesAreOnePerExpert) {
   const std::vector<float> x{448, 1, 7e7f, 7e7f, 896, 2, 4, -6};  // [2, 2, 2]
   const std::vector<std::int32_t> counts{1, 2};
@@ -109,7 +109,8 @@ TEST(QuantizeBatchedTest, TensorScalesAreOnePerExpert) {
   EXPECT_EQ(bytes_of(q), (std::vector<std::uint8_t>{0x7E, 0x38, 0, 0, 0x7E, 0x38, 0x40, 0xC4}));
   const std::vector<float> given{1.0f, 4.0f};
   quantize_batched(TensorView::of(x.data(), {2, 2, 2}), TensorView::of(counts.data(), {2}),
-                   schemes::kFp8Tensor, q, scales, TensorView::of(given.data(), {2}));
+                   schemes::kFp8Tensor, q, scales, Stream::host(),
+                   TensorView::of(given.data(), {2}));
   EXPECT_EQ(scales.as<float>()[1], 4.0f);
   EXPECT_EQ(q.as<std::uint8_t>()[6], 0x38);  // 4 / 4
 }
@@ -145,11 +146,12 @@ TEST(QuantizeBatchedTest, RefusesWrongTensorsAndWritesNothing) {
                [&] { quantize_batched(x, counts, schemes::kFp8Tensor, q, scales); });
   expect_error(code, "q is f32 [2, 3, 1], want contiguous e4m3 [2, 3, 128]",
                [&] { quantize_batched(x, counts, scheme, scales, scales); });
-  expect_error(code, "static_scale is given, want none for fp8_block",
-               [&] { quantize_batched(x, counts, scheme, q, scales, Tensor(DType::kF32, {1})); });
+  expect_error(code, "static_scale is given, want none for fp8_block", [&] {
+    quantize_batched(x, counts, scheme, q, scales, Stream::host(), Tensor(DType::kF32, {1}));
+  });
   expect_error(code, "static_scale is f32 [3], want f32 [1] or [2]", [&] {
     quantize_batched(x, counts, schemes::kFp8Tensor, q, Tensor(DType::kF32, {2, 1, 1}),
-                     Tensor(DType::kF32, {3}));
+                     Stream::host(), Tensor(DType::kF32, {3}));
   });
   expect_error(code, "x is bf16 [6, 128], want 3 dimensions", [&] {
     quantize_batched(TensorView(x.data(), DType::kBF16, {6, 128}), counts, scheme, q, scales);

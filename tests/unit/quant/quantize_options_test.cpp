@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scales that the caller gives, formats whose bytes are not one an element, and refusals of both.
+// Scales given by the caller, formats with other than one byte per element, and refusals of both.
 
 #include <cmath>
 #include <functional>
@@ -27,13 +27,13 @@ void expect_refused(const std::string& phrase, const std::function<void()>& call
 TEST(QuantizeOptionsTest, TokenScalesMayBeGiven) {
   const std::vector<float> data{1.0f, 1000.0f, -0.3f, 2.0f};
   const TensorView x = TensorView::of(data.data(), {2, 2});
-  const std::vector<float> given{0.7f, -1.0f, 0.5f, -1.0f};  // every second one, as strides say
+  const std::vector<float> given{0.7f, -1.0f, 0.5f, -1.0f};  // the strides select every second one
   const TensorView static_scale(given.data(), DType::kF32, {2, 1}, {2, 1});
   const Tensor q(DType::kE4M3, {2, 2});
   const Tensor scales(DType::kF32, {2, 1});
-  quantize(x, schemes::kFp8Token, q, scales, static_scale);
+  quantize(x, schemes::kFp8Token, q, scales, Stream::host(), static_scale);
   const float inverse = 1.0f / 0.7f;
-  EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(inverse));  // multiplied, as one a tensor is
+  EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(inverse));  // as per-tensor schemes do
   EXPECT_EQ(q.as<std::uint8_t>()[1], 0x7E);
   EXPECT_EQ(q.as<std::uint8_t>()[2], e4m3_from_f32(-0.6f));
   EXPECT_EQ(scales.as<float>()[0], 0.7f);
@@ -45,7 +45,7 @@ TEST(QuantizeOptionsTest, TokenScalesMayHaveAnUpperBound) {
   const TensorView x = TensorView::of(data.data(), {2, 3});
   const Tensor q(DType::kE4M3, {2, 3});
   const Tensor scales(DType::kF32, {2, 1});
-  quantize(x, schemes::kFp8Token, q, scales, {}, 448.0f);
+  quantize(x, schemes::kFp8Token, q, scales, Stream::host(), {}, 448.0f);
   EXPECT_EQ(scales.as<float>()[0], 1.0f);
   EXPECT_EQ(scales.as<float>()[1], 0.5f);
   const auto* codes = q.as<std::uint8_t>();
@@ -62,13 +62,13 @@ TEST(QuantizeOptionsTest, Nvfp4HasAGlobalScaleAndTwoElementsAByte) {
   const TensorView global_scale = TensorView::of(&global, {1});
   const Tensor q(DType::kE2M1, {1, 16});
   const Tensor scales(DType::kE4M3, {1, 1});
-  quantize(x, schemes::kNvfp4, q, scales, global_scale);
+  quantize(x, schemes::kNvfp4, q, scales, Stream::host(), global_scale);
   const auto* bytes = q.as<std::uint8_t>();
   EXPECT_EQ((std::vector<std::uint8_t>(bytes, bytes + 8)),
             (std::vector<std::uint8_t>{0xFF, 0xEE, 0xCD, 0x9A, 0x21, 0x54, 0x66, 0x77}));
   EXPECT_EQ(*scales.as<std::uint8_t>(), 0x6E);
   const Tensor y(DType::kBF16, {1, 16});
-  dequantize(q, scales, schemes::kNvfp4, y, global_scale);
+  dequantize(q, scales, schemes::kNvfp4, y, Stream::host(), global_scale);
   EXPECT_EQ(y.as<std::uint16_t>()[15], bf16_from_f32(0.75f));
   EXPECT_EQ(y.as<std::uint16_t>()[8], bf16_from_f32(0.0625f));
 }
@@ -99,7 +99,7 @@ TEST(QuantizeOptionsTest, ByteScalesGoWhereTheStridesSay) {
   for (std::int64_t i = 0; i < 3 * hidden; ++i) {
     ASSERT_EQ(y.as<std::uint16_t>()[i], y2.as<std::uint16_t>()[i]);
     const float want = scalar::load(x.data(), DType::kBF16, i);
-    // Magnitudes stay below 12, so no scale is above 2, and the widest step is from 4 to 6.
+    // Magnitudes stay below 12, so no scale exceeds 2, and the widest step is from 4 to 6.
     ASSERT_NEAR(scalar::load(y.data(), DType::kBF16, i), want, 2.0f) << i;
   }
 }
@@ -141,13 +141,15 @@ TEST(QuantizeOptionsTest, RefusesMissingAndSenselessGlobalScales) {
   expect_refused("tensor_scale is absent, want f32 [1]",
                  [&] { dequantize(q, scales, schemes::kNvfp4, x); });
   for (const float value : {0.0f, -1.0f, kInf, std::numeric_limits<float>::quiet_NaN()}) {
-    expect_refused("want a positive number",
-                   [&] { quantize(x, schemes::kNvfp4, q, scales, TensorView::of(&value, {1})); });
+    expect_refused("want a positive number", [&] {
+      quantize(x, schemes::kNvfp4, q, scales, Stream::host(), TensorView::of(&value, {1}));
+    });
   }
   const Tensor wrong(DType::kF32, {1, 1});
   const float one = 1.0f;
-  expect_refused("scales is f32 [1, 1], want e4m3 [1, 1] for nvfp4",
-                 [&] { quantize(x, schemes::kNvfp4, q, wrong, TensorView::of(&one, {1})); });
+  expect_refused("scales is f32 [1, 1], want e4m3 [1, 1] for nvfp4", [&] {
+    quantize(x, schemes::kNvfp4, q, wrong, Stream::host(), TensorView::of(&one, {1}));
+  });
 }
 
 TEST(QuantizeOptionsTest, RefusesOptionsThatTheSchemeHasNoUseFor) {
@@ -157,16 +159,16 @@ TEST(QuantizeOptionsTest, RefusesOptionsThatTheSchemeHasNoUseFor) {
   const Tensor bytes(DType::kE8M0, {2, 1});
   expect_refused("static_scale is f32 [1], want f32 [2, 1]", [&] {
     const float one = 1.0f;
-    quantize(x, schemes::kFp8Token, q, scales, TensorView::of(&one, {1}));
+    quantize(x, schemes::kFp8Token, q, scales, Stream::host(), TensorView::of(&one, {1}));
   });
   expect_refused("static_scale is given for mxfp8",
-                 [&] { quantize(x, schemes::kMxfp8, q, bytes, scales); });
+                 [&] { quantize(x, schemes::kMxfp8, q, bytes, Stream::host(), scales); });
   expect_refused("scale_ub is given for mxfp8",
-                 [&] { quantize(x, schemes::kMxfp8, q, bytes, {}, 1.0f); });
+                 [&] { quantize(x, schemes::kMxfp8, q, bytes, Stream::host(), {}, 1.0f); });
   expect_refused("scale_ub is given for fp8_token, want fp8_token without static_scale",
-                 [&] { quantize(x, schemes::kFp8Token, q, scales, scales, 1.0f); });
+                 [&] { quantize(x, schemes::kFp8Token, q, scales, Stream::host(), scales, 1.0f); });
   expect_refused("scale_ub is -1, want above 0",
-                 [&] { quantize(x, schemes::kFp8Token, q, scales, {}, -1.0f); });
+                 [&] { quantize(x, schemes::kFp8Token, q, scales, Stream::host(), {}, -1.0f); });
   for (int i = 0; i < 64; ++i) ASSERT_EQ(q.as<std::uint8_t>()[i], 0);
 }
 
@@ -180,7 +182,7 @@ TEST(QuantizeOptionsTest, Int8TensorScaleIsDynamicOrGiven) {
   const auto* codes = q.as<std::int8_t>();
   EXPECT_EQ((std::vector<int>(codes, codes + 4)), (std::vector<int>{0, -127, 2, 2}));
   const float given = 2.5f;
-  quantize(x, schemes::kInt8Tensor, q, scale, TensorView::of(&given, {1}));
+  quantize(x, schemes::kInt8Tensor, q, scale, Stream::host(), TensorView::of(&given, {1}));
   EXPECT_EQ((std::vector<int>(codes, codes + 4)), (std::vector<int>{0, -102, 1, 2}));
 }
 

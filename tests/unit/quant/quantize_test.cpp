@@ -47,7 +47,7 @@ TEST(QuantizeTest, ScalesGoWhereTheStridesSay) {
   const Tensor q(DType::kE4M3, {kT, kH});
   const Tensor scales(DType::kF32, {kT, 5});
   quantize(x, schemes::kFp8Block, q, scales);
-  // Column major with columns padded to 8 rows, as TMA wants them.
+  // Column-major with columns padded to 8 rows, as TMA needs them.
   std::vector<float> columns(8 * 5, -1.0f);
   const Tensor q2(DType::kE4M3, {kT, kH});
   const TensorView strided(columns.data(), DType::kF32, {kT, 5}, {1, 8});
@@ -98,7 +98,7 @@ TEST(QuantizeTest, TensorScaleIsDynamicOrGiven) {
   EXPECT_EQ(bits_from_f32(*scale.as<float>()), 0x3BDB6DB7u);
   EXPECT_EQ(q.as<std::uint8_t>()[1], 0xFE);
   const float given = 0.5f;
-  quantize(x, schemes::kFp8Tensor, q, scale, TensorView::of(&given, {1}));
+  quantize(x, schemes::kFp8Tensor, q, scale, Stream::host(), TensorView::of(&given, {1}));
   EXPECT_EQ(*scale.as<float>(), 0.5f);
   EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(2.0f));
 }
@@ -128,7 +128,7 @@ TEST(QuantizeTest, WithoutScalesRowsAreCopiedOrRoundedOnce) {
   const Tensor y(DType::kF16, {1, 3});
   dequantize(q, {}, schemes::kNone, y);
   EXPECT_EQ(y.as<std::uint16_t>()[2], 0xC100);
-  q.as<std::uint16_t>()[0] = 0xFFFF;  // the same dtype: the same bytes, NaN too
+  q.as<std::uint16_t>()[0] = 0xFFFF;  // the same dtype keeps all bytes, even NaN
   const Tensor copy(DType::kBF16, {1, 3});
   dequantize(q, {}, schemes::kNone, copy);
   EXPECT_EQ(copy.as<std::uint16_t>()[0], 0xFFFF);
@@ -182,7 +182,7 @@ TEST(QuantizeTest, RefusesWrongTensorsAndWritesNothing) {
   expect_refused([&] { quantize(integers, scheme, q, scales); }, "want bf16, f16 or f32");
   expect_refused([&] { quantize({}, scheme, q, scales); }, "x is absent, want 2 dimensions");
   expect_refused([&] { quantize(x, schemes::kFp8Tensor, q, scales); }, "want f32 [1]");
-  expect_refused([&] { quantize(x, scheme, q, scales, scales); },
+  expect_refused([&] { quantize(x, scheme, q, scales, Stream::host(), scales); },
                  "static_scale is given for fp8_block");
   const TensorView columns(x.data(), DType::kBF16, {kT, 2}, {1, kT});
   expect_refused([&] { quantize(columns, scheme, q, scales); }, "want contiguous rows");

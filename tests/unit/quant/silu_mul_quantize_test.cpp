@@ -25,7 +25,7 @@ using test::normal_tensor;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// silu(gate) * up, one element after the other.
+// silu(gate) * up, element by element.
 Table<float> activated(const Tensor& x, std::int64_t num_rows, std::int64_t intermediate) {
   Table<float> y(num_rows, intermediate);
   for (std::int64_t t = 0; t < num_rows; ++t) {
@@ -42,7 +42,7 @@ TensorView view_of(const Table<float>& table) {
   return TensorView::of(table.data.data(), {table.rows, table.cols});
 }
 
-// The fused rule by its formula.
+// The result of the fused rule's formula.
 struct FusedRow {
   std::vector<std::uint8_t> q;
   std::vector<float> scales;
@@ -72,19 +72,19 @@ std::vector<std::uint8_t> q_row_of(const Tensor& q, std::int64_t row, std::int64
   return bytes_of(q.as<std::byte>() + row * row_size, static_cast<std::size_t>(row_size));
 }
 
-// gate 0 gives silu 0; large gates pass through, so y is up * gate to the last bit.
+// gate 0 gives silu 0; large gates are unchanged by silu, so y is exactly up * gate.
 TEST(SiluMulQuantizeTest, FusedRuleHasTheKnownAnswers) {
   std::vector<float> x(256, 0.0f);
   x[0] = 100.0f;
   x[1] = -100.0f;
   x[2] = 100.0f;
-  x[128] = 0.03f;  // 100 * 0.03 is 3: scale 3BDB6DB8, not the 3BDB6DB7 of a division
+  x[128] = 0.03f;  // 100 * 0.03 is 3: scale 3BDB6DB8, where division gives 3BDB6DB7
   x[129] = 1.0f;
   x[130] = -0.015f;
   const Tensor q(DType::kE4M3, {1, 128});
   const Tensor scale(DType::kF32, {1, 1});
   silu_mul_quantize(TensorView::of(x.data(), {1, 256}), schemes::kFp8Block, q, scale,
-                    ActivationScale::kFused);
+                    Stream::host(), ActivationScale::kFused);
   EXPECT_EQ(bits_from_f32(*scale.as<float>()), 0x3BDB6DB8u);
   EXPECT_EQ(q.as<std::uint8_t>()[0], 0x7E);
   EXPECT_EQ(q.as<std::uint8_t>()[2], 0xF6);  // -1.5 / 3 * 448 = -224
@@ -92,13 +92,13 @@ TEST(SiluMulQuantizeTest, FusedRuleHasTheKnownAnswers) {
   silu_mul_quantize(TensorView::of(x.data(), {1, 256}), schemes::kFp8Block, q, scale);
   EXPECT_EQ(bits_from_f32(*scale.as<float>()), 0x3BDB6DB7u);
 
-  // amax 3 as a byte is 120; a block of zeros is the ceiling of 1e-10 / 448, 2^-42.
+  // amax 3 gives byte 120; a block of zeros gives the ceiling of 1e-10 / 448, 2^-42.
   const Tensor word(DType::kI32, {1, 1});
-  silu_mul_quantize(TensorView::of(x.data(), {1, 256}), schemes::kFp8Ue8m0, q, word,
+  silu_mul_quantize(TensorView::of(x.data(), {1, 256}), schemes::kFp8Ue8m0, q, word, Stream::host(),
                     ActivationScale::kFused);
   EXPECT_EQ(*word.as<std::int32_t>(), 120);
   const Tensor zeros(DType::kF32, {1, 256});
-  silu_mul_quantize(zeros, schemes::kFp8Ue8m0, q, word, ActivationScale::kFused);
+  silu_mul_quantize(zeros, schemes::kFp8Ue8m0, q, word, Stream::host(), ActivationScale::kFused);
   EXPECT_EQ(*word.as<std::int32_t>(), 127 - 42);
 }
 
@@ -113,7 +113,7 @@ TEST(SiluMulQuantizeTest, FusedRuleEqualsTheFormulaForOddSizes) {
         const Tensor x = normal_tensor(dtype, {3, 2 * size});
         const Tensor q(DType::kE4M3, {3, size});
         const Tensor scales(DType::kF32, {3, num_scales(scheme, size)});
-        silu_mul_quantize(x, scheme, q, scales, ActivationScale::kFused);
+        silu_mul_quantize(x, scheme, q, scales, Stream::host(), ActivationScale::kFused);
         const Table<float> y = activated(x, 3, size);
         for (std::int64_t t = 0; t < 3; ++t) {
           const bool is_power = scheme.scale_format != ScaleFormat::kF32;
@@ -130,12 +130,12 @@ TEST(SiluMulQuantizeTest, FusedRuleEqualsTheFormulaForOddSizes) {
 TEST(SiluMulQuantizeTest, FusedRuleTurnsNaNAndInfinityIntoTheLeastCode) {
   constexpr std::int64_t kI = 256;
   Tensor x(DType::kF32, {1, 2 * kI});
-  for (std::int64_t i = 0; i < 2 * kI; ++i) x.as<float>()[i] = 10.0f;  // y near 100 everywhere
+  for (std::int64_t i = 0; i < 2 * kI; ++i) x.as<float>()[i] = 10.0f;  // y is near 100 everywhere
   for (const std::int64_t at : {0, 5, 127}) x.as<float>()[kI + at] = kNaN;
   x.as<float>()[kI + 130] = std::numeric_limits<float>::infinity();
   const Tensor q(DType::kE4M3, {1, kI});
   const Tensor scales(DType::kF32, {1, 2});
-  silu_mul_quantize(x, schemes::kFp8Block, q, scales, ActivationScale::kFused);
+  silu_mul_quantize(x, schemes::kFp8Block, q, scales, Stream::host(), ActivationScale::kFused);
   for (std::int64_t i = 0; i < 128; ++i) {
     const bool is_nan = i == 0 || i == 5 || i == 127;
     ASSERT_EQ(q.as<std::uint8_t>()[i], is_nan ? 0xFE : 0x7E) << i;
@@ -146,7 +146,7 @@ TEST(SiluMulQuantizeTest, FusedRuleTurnsNaNAndInfinityIntoTheLeastCode) {
   EXPECT_TRUE(std::isinf(scales.as<float>()[1]));
 }
 
-// Two steps: the activation written out in f32, then quantize.
+// Two steps: the activation in f32, then quantize.
 TEST(SiluMulQuantizeTest, SchemesKeepTheirOwnRules) {
   constexpr std::int64_t kRows = 5;
   const std::vector<float> given{0.01f};
@@ -163,14 +163,16 @@ TEST(SiluMulQuantizeTest, SchemesKeepTheirOwnRules) {
       const std::int64_t width = num_scales(scheme, size);
       const Tensor want_scales(scale_dtype(scheme), {is_tensor ? 1 : kRows, width});
       quantize(view_of(y), scheme, want_q,
-               scheme.is_quantized() ? want_scales.view() : TensorView{}, tensor_scale);
+               scheme.is_quantized() ? want_scales.view() : TensorView{}, Stream::host(),
+               tensor_scale);
       for (const ScaleLayout layout : layouts_of(scheme)) {
         SCOPED_TRACE(name_of(scheme) + " " + std::to_string(size));
         const Tensor q(scheme.dtype, {kRows, size});
         const bool has_scales = has_row_scales(scheme);
         const OwnedScales scales =
             has_scales ? make_scales(scale_dtype(scheme), layout, kRows, width) : OwnedScales{};
-        silu_mul_quantize(x, scheme, q, scales.view, ActivationScale::kScheme, tensor_scale);
+        silu_mul_quantize(x, scheme, q, scales.view, Stream::host(), ActivationScale::kScheme,
+                          tensor_scale);
         ASSERT_EQ(bytes_of(q), bytes_of(want_q));
         if (!has_scales) continue;
         const Tensor linear(scale_dtype(scheme), {kRows, width});
@@ -210,7 +212,7 @@ TEST(SiluMulQuantizeTest, BatchesStopAtTheCount) {
     const OwnedScales words = make_batched_scales(DType::kI32, layout, kL, kT, 2);
     std::memset(words.memory.data(), 0xAB, words.memory.view().num_bytes());
     silu_mul_quantize_batched(x, TensorView::of(counts.data(), {kL}), schemes::kFp8Ue8m0, q,
-                              words.view, ActivationScale::kFused);
+                              words.view, Stream::host(), ActivationScale::kFused);
     const Tensor scales(DType::kF32, {kL, kT, 5});
     unpack_ue8m0(words.view, scales);
     for (std::int64_t row = 0; row < kL * kT; ++row) {
@@ -234,15 +236,17 @@ TEST(SiluMulQuantizeTest, RefusesWhatItCannotServe) {
     silu_mul_quantize(TensorView(x.data(), DType::kBF16, {2, 255}), schemes::kFp8Block, q, scales);
   });
   expect_error(code, "kFused with scheme fp8_token, want e4m3 blocks of rule kDivide", [&] {
-    silu_mul_quantize(x, schemes::kFp8Token, q, scales, ActivationScale::kFused);
+    silu_mul_quantize(x, schemes::kFp8Token, q, scales, Stream::host(), ActivationScale::kFused);
   });
   expect_error(code, "kFused with scheme fp8_block_deepep", [&] {
-    silu_mul_quantize(x, schemes::kFp8BlockDeepEp, q, scales, ActivationScale::kFused);
+    silu_mul_quantize(x, schemes::kFp8BlockDeepEp, q, scales, Stream::host(),
+                      ActivationScale::kFused);
   });
   expect_error(code, "tensor_scale is absent, want f32 [1] for fp8_tensor",
                [&] { silu_mul_quantize(x, schemes::kFp8Tensor, q, {}); });
   expect_error(code, "tensor_scale is f32 [2, 1], want none for fp8_block", [&] {
-    silu_mul_quantize(x, schemes::kFp8Block, q, scales, ActivationScale::kScheme, scales);
+    silu_mul_quantize(x, schemes::kFp8Block, q, scales, Stream::host(), ActivationScale::kScheme,
+                      scales);
   });
   expect_error(code, "want one-byte scales in tiles", [&] {
     silu_mul_quantize(x, schemes::kFp8Block, q,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stores: the same behaviour in process, over TCP and over Unix sockets; then a hostile world.
+// Stores: the same behaviour in process, over TCP, over Unix sockets, in a file and through the
+// caller's functions; then a hostile world.
 
 #include "transport/store.h"
 
@@ -20,6 +21,9 @@
 #include "switchyard/log.h"
 
 #include "support/ranks.h"
+#include "support/temp_folder.h"
+#include "transport/file_store.h"
+#include "transport/function_store.h"
 #include "transport/hash_store.h"
 #include "transport/prefix_store.h"
 #include "transport/socket_store.h"
@@ -42,12 +46,15 @@ Address fresh_unix_address() {
                         std::to_string(number++));
 }
 
-// A server, where the kind has one, and clients of it.
+// A server, if this kind of store has one, and its clients.
 class World {
  public:
   explicit World(const std::string& kind) {
-    if (kind == "hash") {
+    if (kind == "hash" || kind == "functions") {
       hash_ = std::make_shared<HashStore>();
+      has_functions_ = kind == "functions";
+    } else if (kind == "file") {
+      folder_ = std::make_unique<test::TempFolder>();
     } else {
       const bool is_tcp = kind == "tcp";
       server = StoreServer::start(
@@ -56,7 +63,18 @@ class World {
   }
 
   std::shared_ptr<Store> client() const {
+    if (has_functions_) {
+      return std::make_shared<FunctionStore>(
+          StoreFunctions{[hash = hash_](const std::string& key, const std::string& value) {
+                           hash->set(key, value);
+                         },
+                         // Does not wait: the library calls it again.
+                         [hash = hash_](const std::string& key, std::int64_t) {
+                           return hash->get(key, Deadline::after_ms(0));
+                         }});
+    }
     if (hash_) return hash_;
+    if (folder_) return std::make_shared<FileStore>(folder_->file("store"), kTimeoutMs);
     return std::make_shared<SocketStore>(server->address(), "sesame", kTimeoutMs);
   }
 
@@ -64,6 +82,8 @@ class World {
 
  private:
   std::shared_ptr<HashStore> hash_;
+  bool has_functions_ = false;
+  std::unique_ptr<test::TempFolder> folder_;
 };
 
 class StoreTest : public ::testing::TestWithParam<const char*> {};
@@ -133,7 +153,8 @@ TEST_P(StoreTest, PrefixesAreApart) {
   EXPECT_EQ(base->get("a/key", soon()), "1");
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest, ::testing::Values("hash", "tcp", "unix"));
+INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest,
+                         ::testing::Values("hash", "tcp", "unix", "file", "functions"));
 
 class SocketStoreTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -146,7 +167,7 @@ class SocketStoreTest : public ::testing::TestWithParam<const char*> {
   void send_text(const Fd& socket, const std::string& text) {
     send_all(socket, std::as_bytes(std::span(text)), soon());
   }
-  // True when the server closes the connection, after whatever it says.
+  // True when the server closes the connection after whatever it sends.
   bool is_dropped(const Fd& socket) {
     std::array<char, 1024> bytes;
     while (wait_readable(socket, Deadline::after_ms(5000))) {
@@ -192,7 +213,7 @@ TEST_P(SocketStoreTest, GarbageAndOversizedFramesAreDropped) {
     const Fd client = raw_client(world);
     try {
       send_text(client, text);
-    } catch (const Error&) {  // dropped while it still sent
+    } catch (const Error&) {  // dropped while sending
     }
     EXPECT_TRUE(is_dropped(client));
   }
@@ -223,11 +244,11 @@ TEST_P(SocketStoreTest, SilentAndSlowClientsDelayNobody) {
   const Fd slow = raw_client(world);
   const std::string hello = encode(store_protocol::Request{
       store_protocol::Operation::kHello, 1, 0, std::string(store_protocol::kMagic), "sesame"});
-  for (const char byte : hello) {  // one byte at a time, and everybody else is served
+  for (const char byte : hello) {  // byte by byte, while other clients are served
     send_text(slow, std::string(1, byte));
     if (byte == hello[10]) expect_serving(world);
   }
-  EXPECT_TRUE(wait_readable(slow, soon()));  // its hello was understood
+  EXPECT_TRUE(wait_readable(slow, soon()));  // the server understood its hello
 }
 
 TEST_P(SocketStoreTest, ClientThatNeverReadsIsDropped) {
@@ -241,10 +262,10 @@ TEST_P(SocketStoreTest, ClientThatNeverReadsIsDropped) {
       send_text(greedy,
                 encode(store_protocol::Request{store_protocol::Operation::kGet, i, 0, "big", {}}));
     }
-  } catch (const Error&) {  // dropped while it still asked
+  } catch (const Error&) {  // dropped while requesting
   }
   expect_serving(world);
-  // What was sent before the drop comes first (TCP tells of it only behind the data), then the end.
+  // Data sent before the drop arrives first (TCP reports the drop only after it), then the end.
   std::vector<char> bytes(1 << 20);
   std::size_t num_received = 0;
   ssize_t got = 1;
