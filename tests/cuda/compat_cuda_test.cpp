@@ -26,6 +26,7 @@
 namespace switchyard {
 namespace {
 
+using cuda::check_cuda;
 using test::expect_same;
 using test::OverlapCase;
 using test::OverlappedLayer;
