@@ -4,9 +4,10 @@
 // on their way, another one computes. Each has a thread, and exactly one of them runs at a time.
 //
 // On GPUs the threads only launch work. A body may use a stream of its own: the receive part of a
-// call runs in the stream of the micro-batch whose rows it receives, whoever launches it. Sends and
-// receives of all micro-batches run one after another, in the order of their launches, which is the
-// same on every rank: so none of them waits for one that has no room to start.
+// call runs in the stream of the micro-batch whose rows it receives, whoever launches it. So it
+// must not be the default stream, which is another one on each thread: that is kInvalidArgument.
+// Sends and receives of all micro-batches run one after another, in the order of their launches,
+// which is the same on every rank: so none of them waits for one that has no room to start.
 //
 // Mirrors vLLM's dual-batch overlap (v1/worker/ubatching.py) over two-phase calls as DeepEP's
 // low-latency mode has them; what runs inside a micro-batch finds vLLM's names here.

@@ -90,7 +90,8 @@ class SWITCHYARD_API ModularKernel {
   /// Rows, expert output and the experts' scratch.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   /// Where apply_overlapped, called with `stream`, runs a micro-batch: the first one there, each
-  /// further one on a GPU of its own in a stream of this object. Errors: kInvalidArgument (no such
+  /// further one on a GPU in a stream of this object; where ranks share the GPU, all there. Instead
+  /// of a thread's default stream it takes one of this object. Errors: kInvalidArgument (no such
   /// micro-batch).
   Stream stream_of(int micro_batch, Stream stream) const;
   /// Errors: kInvalidArgument (no such micro-batch).

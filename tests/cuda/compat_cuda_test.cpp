@@ -16,7 +16,6 @@
 
 #include "core/round_up.h"
 #include "cuda/compat_place.h"
-#include "cuda/device_arena.h"
 #include "cuda/gpu.h"
 #include "quant/scale_layout.h"
 #include "support/errors.h"
@@ -27,6 +26,7 @@
 namespace switchyard {
 namespace {
 
+using cuda::check_cuda;
 using test::expect_same;
 using test::OverlapCase;
 using test::OverlappedLayer;
@@ -35,8 +35,8 @@ using test::run_ranks;
 using test::ViewBatch;
 using test::ViewShape;
 
-// Before any use of CUDA: ranks that share a GPU must not load kernels while others wait.
-const bool kIsEager = [] { return test::load_kernels_eagerly(), true; }();
+// Before any use of CUDA.
+const bool kIsEager = [] { return test::prepare_for_shared_gpus(), true; }();
 
 using Body = std::function<void(Place& place, const Group& group, const ViewBatch& own)>;
 
@@ -479,7 +479,6 @@ TEST(CompatCudaTest, WhatNeedsHostCountsSaysSo) {
     Place place(0);
     const TensorView x = place.put(own.x());
     const TensorView ids = place.put(own.ids());
-    const TensorView weights = place.put(own.weights());
     const TensorView waits = place.blank(DType::kI64, {1});
     const auto refuses = [](const char* phrase, auto&& call) {
       test::expect_error(Errc::kNotSupported, phrase, call);

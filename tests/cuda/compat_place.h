@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -21,6 +22,13 @@
 #include "cuda/base/memory.h"
 
 namespace switchyard::test {
+
+/// Ranks that share a GPU must not load kernels while those of others wait, and each stream needs a
+/// hardware queue of its own.
+inline void prepare_for_shared_gpus() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+}
 
 class Place {
  public:

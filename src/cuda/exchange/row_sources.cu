@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/bytes.h"
+#include "core/round_up.h"
 #include "cuda/base/launch.h"
 #include "cuda/exchange/row_sources.h"
 

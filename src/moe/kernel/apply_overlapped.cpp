@@ -77,7 +77,7 @@ void apply_overlapped(ModularKernel& kernel, const PrepareArguments& arguments,
   if (count > 1 && max_tokens > 0) part.max_tokens = cdiv(max_tokens, count);
   const Fork fork(kernel.device().is_cuda() && count > 1, stream);
   run_micro_batches(prepare_finalize.group(), static_cast<int>(count), [&](int m) {
-    const Stream own_stream = kernel.stream_of(m, stream);
+    const Stream own_stream = count > 1 ? kernel.stream_of(m, stream) : stream;
     fork.enter(own_stream);
     const std::int64_t begin = part_begin(num_tokens, count, m);
     const std::int64_t end = part_begin(num_tokens, count, m + 1);
@@ -88,7 +88,7 @@ void apply_overlapped(ModularKernel& kernel, const PrepareArguments& arguments,
     own.micro_batch = m;
     kernel.apply(own, rows_of(output, begin, end), own_stream);
   });
-  for (int m = 1; m < count; ++m) fork.join(kernel.stream_of(m, stream));
+  for (int m = 0; m < count && count > 1; ++m) fork.join(kernel.stream_of(m, stream));
 }
 
 }  // namespace switchyard

@@ -223,6 +223,11 @@ void Ring::launch_in_order(Stream stream, const std::function<void()>& launch) {
 
 void launch_in_order(Stream stream, const std::function<void()>& launch) {
   if (current == nullptr || stream.device().is_cpu()) return launch();
+  require(
+      stream != Stream::default_of(stream.device()), Errc::kInvalidArgument,
+      "run_micro_batches: micro-batch {} launches into the default stream, which is another one "
+      "on each thread; use a stream of its own",
+      current->id);
   current->ring->launch_in_order(stream, launch);
 }
 

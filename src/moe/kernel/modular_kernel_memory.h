@@ -26,7 +26,7 @@ struct ModularKernel::Scratch {
   Tensor shared_rows;     ///< [T, H] bf16
   Tensor shared_weights;  ///< [T] f32
   Tensor shared_workspace;
-  /// On a GPU of its own, of all but the first micro-batch: for apply_overlapped.
+  /// On GPUs with several micro-batches: for apply_overlapped. One for all where ranks share it.
   std::shared_ptr<CUstream_st> side_stream;
   StageTimes times;
 };

@@ -69,16 +69,23 @@ void ModularKernel::allocate_memory() {
     if (is_permuted) allocate_permuted(scratch, grouped);
   }
   if (shared_.experts != nullptr) allocate_shared();
+  if (device().is_cpu() || scratch_.size() == 1) return;
   // Ranks that share a GPU share its hardware queues, where a stream may stand behind another's.
-  if (device().is_cpu() || prepare.is_shared_gpu()) return;
-  for (std::size_t m = 1; m < scratch_.size(); ++m) {
-    scratch_[m].side_stream = cuda_module().make_stream(device());
+  const bool is_shared = prepare.is_shared_gpu();
+  for (Scratch& scratch : scratch_) {
+    const bool has_own = !is_shared || &scratch == &scratch_.front();
+    scratch.side_stream =
+        has_own ? cuda_module().make_stream(device()) : scratch_.front().side_stream;
   }
 }
 
+// The default stream is another one on each thread, and the receive part of a micro-batch runs on
+// the thread of the next.
 Stream ModularKernel::stream_of(int micro_batch, Stream stream) const {
   const auto& side = const_cast<ModularKernel*>(this)->scratch_of(micro_batch).side_stream;
-  return side == nullptr ? stream : Stream::cuda(side.get(), device().index);
+  const bool is_callers = micro_batch == 0 || prepare_finalize_->is_shared_gpu();
+  const bool stays = is_callers && stream != Stream::default_of(device());
+  return side == nullptr || stays ? stream : Stream::cuda(side.get(), device().index);
 }
 
 void ModularKernel::allocate_permuted(Scratch& scratch, std::int64_t grouped) {

@@ -40,7 +40,8 @@ struct LowLatencyDispatchOptions {
   TensorView x_global_scale{};  ///< [1] f32, the same on every rank; for use_nvfp4
   TensorView topk_weights{};    ///< [T, K] f32: sets recv_topk_weights and recv_src_rank
   bool async_finish = false;    ///< no effect: every call returns an event
-  /// Send only; hook() receives, in the stream of this call. Excludes async_finish.
+  /// Send only; hook() receives, in the stream of this call; if that is the default stream of the
+  /// thread, on the same thread. Excludes async_finish.
   bool return_recv_hook = false;
   TensorView cumulative_local_expert_recv_stats{};  ///< [L] i32; += recv_count
   TensorView dispatch_wait_recv_cost_stats{};  ///< [P] i64; += ns waited for each rank; on CPUs
