@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What a machine with GPUs can tell in at most 9 minutes: doctor, tests of memory, exchange and experts, check, bench.
-# Needs nothing but the programs of a static build (cmake --preset device). Results lie in FOLDER: JSON of each step,
-# summary.txt with a line for each, *.log with what they said. Exit 1 when a step failed, 2 without a GPU.
+# Reports on a machine with GPUs in at most 9 minutes: doctor, tests of memory, exchange and experts, check, bench.
+# Needs only the programs of a static build (cmake --preset device). Writes to FOLDER: JSON files, summary.txt with one
+# line per step, and the output of each step as *.log. Exits with 1 when a step failed, with 2 without a GPU.
 #
 # usage: tools/gpu_report.sh [BIN [FOLDER [RANKS]]]
 #   BIN     folder with the programs        default: build/device/bin
-#   FOLDER  made when missing               default: gpu-report
-#   RANKS   of bench                        default: number of GPUs, at least 2
+#   FOLDER  created if missing              default: gpu-report
+#   RANKS   ranks of bench                  default: number of GPUs, at least 2
 set -u
 bin=$(cd "${1:-build/device/bin}" && pwd) || exit 2
 [ -x "$bin/switchyard" ] || { echo "no switchyard in $bin; build it: cmake --preset device, ninja -C build/device" >&2; exit 2; }
@@ -17,12 +17,12 @@ gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 ranks=${3:-$((gpus > 2 ? gpus : 2))}
 budget=${SWITCHYARD_REPORT_SECONDS:-530}
 failed=0
-# PyTorch's packages bring NCCL, where the system has none.
+# PyTorch's packages contain NCCL, in case the system has none.
 nccl=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib")' 2>/dev/null)
 [ -d "$nccl" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl"
 : >"$out/summary.txt"
 
-# step NAME SECONDS COMMAND...: its output goes to NAME.log. Skipped when the time is over.
+# step NAME SECONDS COMMAND...: runs COMMAND with its output in NAME.log, or skips it when the time is up.
 step() {
   local name=$1 limit=$2 began=$SECONDS code
   shift 2
@@ -38,7 +38,7 @@ step() {
   ((code != 0)) && tail -n 5 "$out/$name.log"
 }
 
-# bench NAME OPTIONS...
+# bench NAME OPTIONS...: runs one bench as a step and adds its rows to the summary.
 bench() {
   local name=bench-$1
   shift

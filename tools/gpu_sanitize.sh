@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# NVIDIA's compute-sanitizer over dispatch and combine: several ranks on one GPU, then one rank alone, whose kernels may
-# be of smaller blocks; every byte compared, and no kernel that waits for one that has not ended, because the tools run
-# one at a time. Exit 1 when a tool found something.
+# Runs dispatch and combine under NVIDIA's compute-sanitizer: several ranks on one GPU, then one rank alone, whose
+# kernels may use smaller blocks. Every byte is compared. The tools run one kernel at a time, so no kernel waits for one
+# that has not ended. Exits with 1 when a tool found something.
 #
 # usage: tools/gpu_sanitize.sh [BIN [SECONDS [RANKS]]]
 #   BIN      folder with the programs     default: build/device/bin
-#   SECONDS  for each tool and number     default: 20
+#   SECONDS  per tool and number of ranks  default: 20
 #   RANKS    threads that share the GPU   default: 3
 set -u
 bin=${1:-build/device/bin} seconds=${2:-20} ranks=${3:-3} failed=0

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times dispatch and combine between GPUs of this machine: one thread a GPU, a captured graph of
-// many calls, all GPUs started by one flag, the slowest rank counts. Bits are the tests' matter
-// (tests/cuda); here every run only checks that nothing failed.
+// Times dispatch and combine between GPUs of this machine: one thread per GPU, a captured graph of
+// many calls, all GPUs started by one flag; the slowest rank counts. The tests (tests/cuda) check
+// the bits; here each run only checks that nothing failed.
 //
 // usage: cuda_exchange_bench [--pdl] [--per-expert] [RANKS [TOKENS...]]
 //   --pdl         programmatic dependent launch
@@ -50,7 +50,7 @@ class RankBench {
     make_inputs();
   }
 
-  /// Each replay's time in us, for one operation.
+  /// The time of each replay, in us per call.
   std::vector<double> run(int num_calls, bool combines, PinnedBuffer& flag) {
     cudaGraphExec_t graph = capture(num_calls, combines);
     cudaEvent_t begin{};

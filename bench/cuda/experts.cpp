@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// experts.cpp: experts on a GPU at the sizes of DeepSeek-V3 on 8 ranks: 32 experts, H
-// 7168, I 2048, bf16 weights. Decode: a batch of 512 places an expert, of which 16 hold rows;
-// prefill: 4096 rows, 128 an expert, one expert after another. The floor is the time of reading the
-// weights once, at the rate at which a long device-to-device copy reads and writes in this run. Its
-// use ends where arithmetic takes longer, so the rate of arithmetic of the rows that count stands
-// beside it. Median of 20 calls between two events.
+// experts.cpp: experts on a GPU at the sizes of DeepSeek-V3 on 8 ranks: 32 experts, H 7168, I 2048,
+// bf16 weights. Decode: a batch with 512 slots per expert, of which 16 hold rows. Prefill: 4096
+// rows, 128 per expert, one expert after another. The floor is the time to read the weights once,
+// at the rate at which a long device-to-device copy reads and writes in this run. It does not apply
+// where arithmetic takes longer, so the arithmetic rate over valid rows is printed as well. Medians
+// of 20 calls between two events.
 //
-// usage: cuda_experts_bench     A table on standard error, a line of JSON a case on output.
+// usage: cuda_experts_bench     Prints a table to stderr, and one JSON line per case to stdout.
 
 #include <algorithm>
 #include <cstdio>
@@ -38,8 +38,8 @@ constexpr double kWeightBytes = 2.0 * 3 * kExperts * kIntermediate * kHidden;
 struct Case {
   const char* name;
   bool is_batched;
-  std::int64_t places;  // of an expert
-  std::int32_t count;   // rows of an expert
+  std::int64_t places;  // per expert
+  std::int32_t count;   // rows per expert
   QuantScheme scheme;
 };
 
@@ -77,8 +77,8 @@ double median_us(const OwnedStream& stream, const Call& call) {
   return times[kRounds / 2];
 }
 
-// All experts have the same weights on the host: [1, n, k] with a stride of 0. On the GPU each has
-// its own.
+// On the host all experts share the same weights: [1, n, k] with a stride of 0. On the GPU each has
+// its own copy.
 class HostWeights {
  public:
   HostWeights() : values_(static_cast<std::size_t>(kIntermediate * kHidden)) {
@@ -104,7 +104,7 @@ class HostWeights {
   std::vector<std::uint16_t> values_;
 };
 
-// Rows of zeros cost what others do, but draw less power; so: the same random byte pattern in all.
+// Rows of zeros take as many operations but draw less power, so all rows get one random pattern.
 class Rows {
  public:
   explicit Rows(const Case& of)
@@ -120,7 +120,7 @@ class Rows {
       if (of.scheme.is_quantized())
         pattern[i] = static_cast<std::uint16_t>(random_bits(2, i) & 0x7777);
     }
-    // The pattern, then as much again as is there.
+    // Uploads the pattern, then doubles what is there.
     std::size_t have = 2 * pattern.size();
     check_cuda(cudaMemcpy(rows_.data(), pattern.data(), have, cudaMemcpyHostToDevice), "rows");
     for (; have < rows_.size_bytes(); have *= 2) {
@@ -148,7 +148,7 @@ class Rows {
     output = shaped(output_, DType::kBF16);
     input.scheme = of.scheme;
     if (of.scheme.is_quantized()) {
-      // Columns of an expert's scales side by side, as masked grouped GEMMs of fp8 want them.
+      // Column-major scales per expert, as masked grouped GEMMs of fp8 want them.
       input.scales = TensorView(scales_.data(), DType::kF32, {kExperts, of.places, kHidden / 128},
                                 {of.places * (kHidden / 128), 1, of.places});
       input.scale_layout = ScaleLayout::kColumnMajor;
@@ -165,7 +165,7 @@ class Rows {
   DeviceBuffer rows_, scales_, output_, first_row_, num_rows_;
 };
 
-// Bytes a microsecond, read and written together.
+// Bytes per microsecond, read and written together.
 double copy_rate(const OwnedStream& stream) {
   constexpr std::size_t kBytes = std::size_t{2} << 30;
   const DeviceBuffer from(kBytes), to(kBytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gate.h: holds a stream until the host opens a flag, so that all GPUs start together.
+// gate.h: holds a stream until the host sets a flag, so that all GPUs start together.
 #pragma once
 
 #include <cstdint>

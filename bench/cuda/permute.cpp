@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_permute.cpp: the permute family on a GPU beside cudaMemcpyAsync of as many bytes (read and
-// written together), in the same run: 4096 tokens of 7168, 8 of 256 experts. A row is read once and
-// written for each choice; back, each row is read once and the sum written. Before each pair runs a
-// long copy, which empties L2 and hides the launches. Medians of 30; inputs and outputs rotate.
+// permute.cpp: the permute family on a GPU, compared with cudaMemcpyAsync of as many bytes (read
+// and written together) in the same run: 4096 tokens of 7168, 8 of 256 experts. Permute reads a row
+// once and writes it once per choice; unpermute reads each row once and writes the sum. A long copy
+// before each timing empties L2 and hides the launches. Medians of 30; inputs and outputs rotate.
 //
-// usage: cuda_permute [FILE]      Prints a table; JSON lines go to FILE, or after the table.
+// usage: cuda_permute [FILE]      Prints a table; JSON lines go to FILE, or follow the table.
 
 #include "switchyard/permute.h"
 
@@ -35,7 +35,7 @@ constexpr std::int64_t kTopk = 8;
 constexpr std::int64_t kExperts = 256;
 constexpr std::int64_t kChoices = kTokens * kTopk;
 constexpr int kRuns = 30;
-constexpr int kSets = 2;  // of inputs and outputs that take turns
+constexpr int kSets = 2;  // sets of inputs and outputs that alternate
 
 class DeviceTensor {
  public:
@@ -94,10 +94,9 @@ double median(std::vector<double> values) {
 
 class Bench {
  public:
-  // `bytes` are those read and written by call(set).
+  // `bytes` counts what call(set) reads and writes.
   void measure(const std::string& name, std::int64_t bytes, const std::function<void(int)>& call) {
-    check_cuda(cudaDeviceSynchronize(),
-               name.c_str());  // what the tensors were filled with is there
+    check_cuda(cudaDeviceSynchronize(), name.c_str());  // the tensors are filled
     const auto half = std::min(static_cast<std::size_t>(bytes / 2), kCopyBytes);
     std::vector<double> times, copy_times;
     for (int run = -3; run < kRuns; ++run) {
@@ -151,7 +150,7 @@ class Bench {
   std::vector<Row> rows_;
 };
 
-// Distinct random experts a token.
+// Distinct random experts per token.
 std::vector<std::int64_t> random_ids() {
   std::vector<std::int64_t> ids(kChoices);
   std::uint64_t counter = 0;
@@ -168,8 +167,8 @@ std::vector<std::int64_t> random_ids() {
 struct Routed {
   std::int64_t num_local;
   std::int64_t num_rows = compute_aligned_m(kTokens, kTopk, num_local);
-  std::int64_t num_copies = 0;   ///< choices that go somewhere
-  std::int64_t num_sources = 0;  ///< tokens with one of them
+  std::int64_t num_copies = 0;   ///< choices of this rank's experts
+  std::int64_t num_sources = 0;  ///< tokens with such a choice
   DeviceTensor ids{DType::kI64, {kTokens, kTopk}};
   DeviceTensor map{DType::kI32, {kExperts}};
   DeviceTensor m_indices{DType::kI32, {num_rows}};

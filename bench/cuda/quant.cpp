@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_quant.cpp: the rate of quantize, dequantize and the fused activation on a GPU, beside a
-// device-to-device copy whose reads and writes together are as many bytes; a dynamic scale of the
-// whole tensor reads it twice, and so it counts. One call between two events, median of 30, over 4
-// sets of tensors in turn, so that the L2 cache does not help.
+// quant.cpp: the rate of quantize, dequantize and the fused activation on a GPU, compared with a
+// device-to-device copy that reads and writes as many bytes in total. A dynamic tensor scale reads
+// the tensor twice, and both reads count. One call between two events, median of 30, over 4
+// alternating sets of tensors, so that the L2 cache does not help.
 //
-// usage: cuda_quant [rows] [hidden]     A table on standard error, a line of JSON a case on output.
+// usage: cuda_quant [rows] [hidden]     A table goes to stderr, a JSON line per case to stdout.
 
 #include <algorithm>
 #include <array>
@@ -54,7 +54,7 @@ class Bench {
     const float scale = 600.0f;
     check_cuda(cudaMemcpy(global_.data(), &scale, sizeof scale, cudaMemcpyHostToDevice), "scale");
     for (Set& set : sets_) {
-      set.x = DeviceBuffer(5 * elements);  // a copy may have more bytes than any call
+      set.x = DeviceBuffer(5 * elements);  // a copy may move more bytes than any call
       set.q = DeviceBuffer(4 * elements);
       set.scales = DeviceBuffer(elements / 2 + 1024);
       set.y = DeviceBuffer(5 * elements);
@@ -72,7 +72,7 @@ class Bench {
     std::vector<std::byte> host(num_bytes);
     const auto count = static_cast<std::int64_t>(num_bytes) * 8 / bits_of(dtype);
     for (std::int64_t i = 0; i < count; ++i) {
-      // A period that no block divides keeps the set-up short.
+      // Repeating values keep the set-up short; no block divides the period.
       scalar::store(host.data(), dtype, i, values_[static_cast<std::size_t>(i) % values_.size()]);
     }
     for (Set& set : sets_) {
@@ -85,7 +85,7 @@ class Bench {
     const std::size_t x_bytes = bytes(dtype, shape_.hidden);
     const std::size_t stored_bytes = bytes(stored, shape_.hidden) + scale_bytes(scheme);
     const TensorView global = scheme.needs_tensor_scale() ? one(global_) : TensorView{};
-    // A scale of the whole tensor is found before the first element is rounded.
+    // The scale of a whole tensor must be known before the first element is rounded.
     const std::size_t num_reads = scheme.group == ScaleGroup::kTensor ? 2 : 1;
     report(scheme, "quantize", dtype, num_reads * x_bytes + stored_bytes, [&](Set& set) {
       quantize(rows(set.x, dtype), scheme, rows(set.q, stored), scales(scheme, set), stream(),
@@ -100,7 +100,7 @@ class Bench {
     if (scheme.is_simulated() || dtype != DType::kBF16) return;
     const bool is_tensor = scheme.group == ScaleGroup::kTensor;
     const TensorView given = is_tensor ? one(global_) : global;
-    // Half as many rows of twice the width: x is as large as before.
+    // Half as many rows of twice the width, so that x has the same size.
     report(scheme, "silu_mul", dtype, x_bytes + stored_bytes / 2, [&](Set& set) {
       const std::int64_t half = shape_.num_rows / 2;
       silu_mul_quantize(TensorView(set.x.data(), dtype, {half, 2 * shape_.hidden}), scheme,
@@ -135,7 +135,7 @@ class Bench {
   }
   Stream stream() const { return Stream(stream_.get()); }
 
-  // Median microseconds of one call.
+  // Median time of one call, in microseconds.
   double time(const std::function<void(Set&)>& call) {
     for (int i = 0; i < kWarmUp; ++i) call(sets_[static_cast<std::size_t>(i % kSets)]);
     for (int i = 0; i < kRounds; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// run_bench.h: what main does around a benchmark of GPUs.
+// run_bench.h: the common part of main in GPU benchmarks.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-/// The exit code: 77 on a machine without a GPU, as programs have it that skip; 1 after an error.
+/// Returns the exit code: 77 on a machine without a GPU, which means skipped; 1 after an error.
 template <typename Body>
 int run_bench(const char* name, const Body& body) {
   int count = 0;

@@ -22,7 +22,7 @@ constexpr int kTokens = 3;
 constexpr int kTopk = 2;
 constexpr int kHidden = 1024;
 
-// Experts 0 and 1 live on rank 0, 2 and 3 on rank 1. -1 is no expert.
+// Experts 0 and 1 live on rank 0, 2 and 3 on rank 1. -1 means no expert.
 const std::vector<std::int32_t> kTopkIds = {0, 3, 2, 1, 3, -1};
 const std::vector<float> kTopkWeights = {0.5f, 0.25f, 0.5f, 0.5f, 0.75f, 0.25f};
 constexpr std::array<float, kTokens> kWeightSums = {0.75f, 1.0f, 0.75f};
@@ -31,7 +31,7 @@ void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// An array in the memory of the GPU that is current.
+/// An array in the memory of the current GPU.
 template <typename T>
 class DeviceArray {
  public:
@@ -57,7 +57,7 @@ class DeviceArray {
   void* data_ = nullptr;
 };
 
-// All elements of a token are one number, short enough for bf16: the upper half of its float.
+// All elements of a token are the same number, which fits bf16, the upper half of a float.
 float value_of(int rank, int token) { return static_cast<float>(10 * rank + token + 1); }
 
 std::vector<std::uint16_t> tokens_of(int rank) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Experts around a GEMM of one's own: tokens are quantized to fp8 and dispatched into a batch,
-// whose scales lie by columns that start at 16 bytes, as TMA wants them; OwnExperts multiplies them
-// as they are, with weights of fp8, too. The library's "exact" experts, given the same rows, say
-// whether the result is right. One rank on one GPU.
+// Experts built around a GEMM of your own. Tokens are quantized to fp8 and dispatched in layout
+// batched, with scales in columns that start at multiples of 16 bytes, as TMA requires; OwnExperts
+// multiplies them without conversion by fp8 weights. The library's "exact" experts, given the same
+// rows, check the result. One rank on one GPU.
 
 #include <bit>
 #include <cmath>
@@ -35,7 +35,7 @@ void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// Memory of the GPU.
+/// GPU memory.
 class DeviceArray {
  public:
   explicit DeviceArray(std::size_t bytes) : bytes_(bytes) { check_cuda(cudaMalloc(&data_, bytes)); }
@@ -60,7 +60,7 @@ class DeviceArray {
   void* data_ = nullptr;
 };
 
-/// Numbers that look random, from -1 to 1.
+/// Pseudo-random numbers from -1 to 1.
 float noise(std::uint32_t i) {
   std::uint32_t x = i * 2654435761u + 12345u;
   x = (x ^ x >> 15) * 2246822519u;
@@ -72,7 +72,7 @@ std::uint16_t bf16_of(float x) {
   return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16);
 }
 
-/// fp8 matrices [experts, outputs, depth], a scale for each 128 x 128 elements.
+/// fp8 matrices [experts, outputs, depth], with one scale per 128 x 128 elements.
 struct Fp8Matrix {
   std::int64_t outputs;
   std::int64_t depth;
@@ -83,7 +83,7 @@ struct Fp8Matrix {
       : outputs(num_outputs), depth(num_inputs) {
     for (std::int64_t i = 0; i < kExperts * outputs * depth; ++i) {
       const float value = noise(seed + static_cast<std::uint32_t>(i));
-      // From 2^-3 to 2 in steps of the format, of either sign.
+      // Magnitudes from 2^-3 to 2 in steps of the format, of either sign.
       const auto code = static_cast<std::uint8_t>(0x20 + std::abs(value) * 0x20);
       codes.push_back(value < 0 ? code | 0x80 : code);
     }
@@ -108,7 +108,7 @@ struct Fp8Matrix {
   }
 };
 
-/// The same weights as the library's experts take them: gate and up are halves of one tensor.
+/// The same weights in the library's form: gate and up are halves of one tensor.
 sy::ExpertWeights library_weights(const Fp8Matrix& gate_up, const Fp8Matrix& down) {
   sy::ExpertWeights weights;
   weights.gate = gate_up.values(0, kIntermediate);
@@ -176,7 +176,7 @@ class OwnExperts final : public sy::DeviceExperts {
                        const DeviceArray& w, const DeviceArray& w_scales,
                        const sy::TensorView& num_rows, const sy::TensorView& out,
                        sy::Stream stream) {
-    // What a TMA descriptor of the scales needs: rows side by side, columns at 16 bytes.
+    // A TMA descriptor of the scales needs contiguous rows and 16-byte aligned columns.
     if (x_scales.stride(1) != 1 || x_scales.stride(2) % 4 != 0 || x_scales.stride(0) % 4 != 0) {
       throw std::invalid_argument("scales are not by aligned columns");
     }
@@ -195,7 +195,7 @@ class OwnExperts final : public sy::DeviceExperts {
   DeviceArray down_scales_;
 };
 
-/// Combined results [T, H] f32 of one layer with these experts.
+/// Runs one layer with `experts`; returns the combined results, f32 [T, H].
 std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts) {
   cudaStream_t stream{};
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -210,7 +210,7 @@ std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts)
   std::vector<std::uint16_t> tokens;
   std::vector<std::int32_t> ids;
   for (std::uint32_t i = 0; i < kTokens * kHidden; ++i) tokens.push_back(bf16_of(noise(i)));
-  // Expert 0 is wanted by all, the others by a third each.
+  // Every token chooses expert 0 and one of the other three.
   for (std::int32_t t = 0; t < kTokens; ++t) ids.insert(ids.end(), {0, 1 + t % 3});
   const DeviceArray device_tokens(tokens);
   const DeviceArray device_ids(ids);
@@ -228,7 +228,7 @@ std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts)
   rows.first_row = received.first_row;
   rows.num_rows = received.num_rows;
   rows.scale_layout = config.scale_layout;
-  const DeviceArray results(received.rows.num_bytes() * 2);  // bf16 of fp8 rows
+  const DeviceArray results(received.rows.num_bytes() * 2);  // bf16 results of fp8 rows
   const std::size_t bytes = experts.workspace_bytes(rows.rows);
   const DeviceArray workspace(bytes);
   const sy::TensorView result =
@@ -246,7 +246,7 @@ std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts)
   return values;
 }
 
-/// The largest |a - b| / |b| of a token.
+/// The largest |a - b| / |b| over all tokens.
 double worst_error(const std::vector<float>& a, const std::vector<float>& b) {
   double worst = 0;
   for (std::size_t t = 0; t < kTokens; ++t) {
@@ -258,7 +258,7 @@ double worst_error(const std::vector<float>& a, const std::vector<float>& b) {
       size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
     }
     const double ratio = std::sqrt(error / size);
-    if (!(ratio <= worst)) worst = ratio;  // NaN is the worst
+    if (!(ratio <= worst)) worst = ratio;  // also when it is NaN
   }
   return worst;
 }
@@ -271,8 +271,8 @@ int main() {
     std::printf("no GPU on this machine, nothing to show\n");
     return 0;
   }
-  // Sums in another order land on the other side of an fp8 rounding now and then, which moves one
-  // of 256 terms by up to 2^-3 of itself.
+  // Sums in a different order occasionally fall on the other side of an fp8 rounding boundary,
+  // which changes one of 256 summands by up to 2^-3 of its value.
   constexpr double kTolerance = 1e-2;
   double error = 0;
   sy::run_local_ranks(1, [&](const sy::Group& group) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread block makes 64 rows by 64 outputs of one expert, a warp 16 of the rows. Each step takes
-// 128 k, the elements that share a scale, to shared memory as bf16, which holds every e4m3 exactly,
-// multiplies them on the tensor cores (mma.sync, of every GPU since Ampere) and adds the scaled
-// sums. It shows the interface, not speed: no pipeline, no fp8 tensor cores.
+// A thread block computes 64 rows by 64 outputs of one expert, each warp 16 of the rows. Each step
+// loads 128 k, the elements that share a scale, into shared memory as bf16, which holds every e4m3
+// exactly, multiplies them on the tensor cores (mma.sync, on every GPU since Ampere) and adds the
+// scaled sums. It shows the interface, not speed: no pipelining, no fp8 tensor cores.
 
 #include "masked_gemm.h"
 
@@ -12,12 +12,12 @@ namespace {
 constexpr int kRows = 64;
 constexpr int kOutputs = 64;
 constexpr int kBlock = 128;          // k that share a scale
-constexpr int kStride = kBlock + 8;  // of a row in shared memory: banks differ from row to row
+constexpr int kStride = kBlock + 8;  // padded row in shared memory: banks differ from row to row
 constexpr int kThreads = 128;
-constexpr int kColumns = kOutputs / 8;  // of results that a tensor core makes at a time
+constexpr int kColumns = kOutputs / 8;  // 8-wide column tiles of results, one mma each
 
-// The bf16 of an e4m3: exponent and mantissa moved to their places, then times 2^120, which lifts
-// what were subnormals too.
+// Converts e4m3 to bf16: moves exponent and mantissa into place, then multiplies by 2^120, which
+// also normalises subnormals.
 __device__ unsigned bf16_of(unsigned code) {
   const float small = __uint_as_float((code & 0x80u) << 24 | (code & 0x7Fu) << 20);
   const bool is_nan = (code & 0x7Fu) == 0x7Fu;
@@ -30,7 +30,7 @@ __device__ std::uint16_t bf16_rounded(float x) {
   return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
-// 128 codes of each of 64 rows, of which `count` exist; the others are zeros.
+// Loads 128 codes of each of 64 rows; rows from `count` on are zeros.
 __device__ void load_tile(const std::uint8_t* from, std::int64_t row_bytes, int count,
                           std::uint16_t* tile) {
   constexpr int kWords = kBlock / 4;
@@ -45,7 +45,7 @@ __device__ void load_tile(const std::uint8_t* from, std::int64_t row_bytes, int 
   }
 }
 
-// sums += a [16, 16] * b [8, 16]^T of bf16.
+// sums += a [16, 16] * b [8, 16]^T, both bf16.
 __device__ void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
@@ -53,7 +53,7 @@ __device__ void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The products of one step, of this warp's rows.
+// Adds the products of one step for this warp's rows.
 __device__ void multiply_block(const std::uint16_t* x, const std::uint16_t* w,
                                float (&sums)[kColumns][4]) {
   const int group = static_cast<int>(threadIdx.x % 32 / 4);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) masked_gemm_kernel(const MaskedGemm 
   const std::int64_t e = blockIdx.z;
   const int first_row = static_cast<int>(blockIdx.y) * kRows;
   const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
-  const int count = min(g.num_rows[e], g.capacity) - first_row;  // of this tile and behind it
+  const int count = min(g.num_rows[e], g.capacity) - first_row;  // rows in this tile and after it
   if (count <= 0) return;                                        // the mask
   const std::int64_t num_blocks = g.depth / kBlock;
   const std::uint8_t* x = g.x + (e * g.capacity + first_row) * g.depth;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) masked_gemm_kernel(const MaskedGemm 
   const float* w_scales =
       g.w_scales + (e * (g.outputs / kBlock) + first_output / kBlock) * num_blocks;
   const int warp_row = static_cast<int>(threadIdx.x / 32) * 16;
-  const int upper = warp_row + static_cast<int>(threadIdx.x % 32 / 4);  // and 8 below
+  const int upper = warp_row + static_cast<int>(threadIdx.x % 32 / 4);  // and the row 8 below
   float totals[kColumns][4] = {};
   for (std::int64_t b = 0; b < num_blocks; ++b) {
     __syncthreads();
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) masked_gemm_kernel(const MaskedGemm 
     __syncthreads();
     float sums[kColumns][4] = {};
     multiply_block(x_tile + warp_row * kStride, w_tile, sums);
-    // Scales of rows that do not count are undefined.
+    // Scales of rows beyond the count are undefined.
     const float* column = x_scales + b * g.x_scale_column;
     const float of_upper = upper < count ? column[upper] * w_scales[b] : 0.0f;
     const float of_lower = upper + 8 < count ? column[upper + 8] * w_scales[b] : 0.0f;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) masked_gemm_kernel(const MaskedGemm 
 }  // namespace
 
 cudaError_t launch_masked_gemm(const MaskedGemm& gemm, cudaStream_t stream) {
-  // As many blocks as there may be rows: the counts stay on the GPU. Those without rows end at
+  // The counts stay on the GPU, so the grid covers the whole capacity; blocks without rows exit at
   // once.
   const dim3 grid(static_cast<unsigned>(gemm.outputs / kOutputs),
                   static_cast<unsigned>((gemm.capacity + kRows - 1) / kRows),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_meter.cpp: DeviceMeter on the CUDA runtime. A window carries the words that open all GPUs
+// cuda_meter.cpp: DeviceMeter on the CUDA runtime. A window holds the words that release all GPUs
 // and the bytes that are pushed.
 
 #include "module/cuda_meter.h"
@@ -23,8 +23,8 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kWordBytes = 4096;                     // at the window's begin
-constexpr std::size_t kFlushBytes = std::size_t{192} << 20;  // more than any L2 cache
+constexpr std::size_t kWordBytes = 4096;                     // at the start of the window
+constexpr std::size_t kFlushBytes = std::size_t{192} << 20;  // more than any L2 cache holds
 constexpr std::uint64_t kSharedGpuPatience = 20;
 
 class Event {
@@ -151,7 +151,7 @@ CudaMeter::~CudaMeter() {
     cudaDeviceSynchronize();
     group_.barrier();
   } catch (const Error&) {
-    // A lost group: nobody is left to wait for.
+    // The group is lost: there is nobody to wait for.
   }
 }
 

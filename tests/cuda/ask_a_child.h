@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ask_a_child.h: what a GPU says, for a test that must not use CUDA itself because it forks ranks.
+// ask_a_child.h: queries a GPU for a test that must not use CUDA itself because it forks ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace switchyard::test {
 
-/// What `ask` returns in a child.
+/// Returns what `ask` returns in a child process.
 inline std::string ask_a_child(const std::function<std::string()>& ask) {
   RankProcesses child(1, [&](const Group&) { throw Error(Errc::kNotAvailable, ask()); });
   return child.wait()[0].error->what();
 }
 
-/// Why this machine cannot use a heap, or empty.
+/// Returns why this machine cannot use a heap; empty: it can.
 inline std::string why_not(const std::string& heap) {
   return ask_a_child([&]() -> std::string {
     if (heap == "nccl") return nccl_obstacle();
@@ -37,7 +37,7 @@ inline std::size_t free_bytes() {
   return available;
 }
 
-/// Of all GPUs together.
+/// Free bytes of all GPUs together.
 inline std::int64_t free_bytes_of_a_child() {
   return std::stoll(ask_a_child([] {
     int num_gpus = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A handful of the cases of `switchyard check --device cuda`, in this process: that they agree,
-// that what is not supported is said, and that they can differ.
+// Runs a few cases of `switchyard check --device cuda` in this process: they agree, unsupported
+// ones say so, and a difference is detected.
 
 #include <atomic>
 #include <mutex>
@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 const bool is_prepared = (test::load_kernels_eagerly(), true);
 
-// Every n-th case of a group that is quick and whose name begins so.
+// Every n-th quick GPU case whose name starts with `prefix`.
 std::vector<CheckCase> some(const std::string& prefix, std::size_t n) {
   std::vector<CheckCase> result;
   std::size_t i = 0;
@@ -106,7 +106,7 @@ TEST(CheckCudaTest, NothingIsLeftOutOfAPlainRound) {
   }
 }
 
-// The GPUs round rows that go home to bf16, the oracle does not.
+// The GPUs round returned rows to bf16; the oracle does not.
 TEST(CheckCudaTest, OtherBitsAreADifference) {
   REQUIRE_GPU();
   const auto without_rounding = [](Carrier& carrier, const Group& group, const ExchangeCase& test) {

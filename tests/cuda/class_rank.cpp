@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kTimeoutMs = 10'000;
 constexpr std::size_t kArenaBytes = std::size_t{64} << 20;
 
-// Values from many binades.
+// Fills with values from many binades.
 void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed) {
   for (std::int64_t i = 0; i < count; ++i) {
     const auto n = static_cast<std::uint64_t>(i);
@@ -25,7 +25,7 @@ void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed) {
   }
 }
 
-// Element (row n, scale s) of a view of scale_layout.h, counted from its first.
+// Returns the index of (row n, scale s) relative to the first element of a view of scale_layout.h.
 std::int64_t scale_index(const TensorView& scales, ScaleLayout layout, std::int64_t num_rows,
                          std::int64_t n, std::int64_t s) {
   if (layout == ScaleLayout::kSwizzled) {
@@ -196,7 +196,8 @@ void ClassRank::compare_rows(const ExpertRows& want, const DeviceExpertRows& got
   }
 }
 
-// Behind the CPU's rows, which may be as many as came, there is nobody.
+// The GPU's buffer may be longer than the CPU's, which may hold received rows only; entries past
+// its end must be empty.
 void ClassRank::compare_ids(const Prepared& want, const DevicePrepared& got) const {
   ASSERT_EQ(got.topk_ids.has_value(), want.topk_ids.has_value());
   if (!want.topk_ids.has_value()) return;
@@ -221,7 +222,8 @@ void ClassRank::compare_ids(const Prepared& want, const DevicePrepared& got) con
   }
 }
 
-// What experts return, NaN where nothing is to be read: as many rows as the GPU's buffer has.
+// Returns what the experts return, for as many rows as the GPU's buffer has, with NaN wherever
+// nothing may be read.
 Tensor ClassRank::results(const Prepared& prepared, WeightAndReduceKind policy, int call) const {
   const std::int64_t hidden = c_.config.hidden;
   const bool is_cube = !is_grouped() && policy != WeightAndReduceKind::kNoOp;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// class_rank.h: one rank with a prepare/finalize class on the CPU and the same on the GPU. Every
-// call is made on both, and all that they hand out is compared, bit for bit.
+// class_rank.h: one rank with the same prepare/finalize class on the CPU and on the GPU. Every call
+// is made on both, and all results are compared bit for bit.
 #pragma once
 
 #include <memory>
@@ -20,21 +20,21 @@ struct DeviceClassCase {
   PrepareKind kind = PrepareKind::kLowLatency;
   int num_ranks = 2;
   PrepareFinalizeConfig config;
-  std::vector<std::int64_t> num_tokens{37, 5, 0, 20};  ///< of a rank and call, in turn
+  std::vector<std::int64_t> num_tokens{37, 5, 0, 20};  ///< cycles over ranks and calls
   double none_share = 0.15;
   DType input = DType::kBF16;
   bool weighs_input = false;
   bool defers = false;
-  std::int64_t max_tokens = 0;  ///< as PrepareArguments
+  std::int64_t max_tokens = 0;  ///< passed as PrepareArguments::max_tokens
   int num_calls = 4;
 };
 
 inline void PrintTo(const DeviceClassCase& c, std::ostream* out) { *out << c.name; }
 
-/// What a rank brings to a call, on the host.
+/// One rank's input of a call, on the host.
 struct LayerInput {
   Tensor hidden;   ///< [T, H]
-  Tensor ids;      ///< [T, K] i32 or i64, distinct in a token
+  Tensor ids;      ///< [T, K] i32 or i64, distinct within a token
   Tensor weights;  ///< [T, K]
 };
 
@@ -54,7 +54,7 @@ class ClassRank {
   /// Collective.
   ClassRank(const Group& group, const DeviceClassCase& c);
 
-  /// Collective: all calls of the case.
+  /// Collective: runs all calls of the case.
   void run();
 
  private:
@@ -71,8 +71,8 @@ class ClassRank {
   std::unique_ptr<PrepareFinalize> cpu_;
   DeviceArena arena_;
   std::unique_ptr<DevicePrepareFinalize> gpu_;
-  int last_ = 0;               ///< micro-batch of the call
-  std::int64_t num_rows_ = 0;  ///< of its receive buffer on the GPU
+  int last_ = 0;               ///< micro-batch of the latest call
+  std::int64_t num_rows_ = 0;  ///< rows in its receive buffer on the GPU
 };
 
 }  // namespace switchyard::test

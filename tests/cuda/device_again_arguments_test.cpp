@@ -19,7 +19,7 @@ using test::run_ranks;
 
 constexpr Errc kBad = Errc::kInvalidArgument;
 
-// Schemes that CPUs take and no kernel is made for.
+// Schemes that CPUs support and no kernel exists for.
 std::vector<ExchangeConfig> unnamed_schemes() {
   QuantScheme small = schemes::kFp8Block;
   small.block = 64;
@@ -32,7 +32,7 @@ std::vector<ExchangeConfig> unnamed_schemes() {
     configs.push_back(fault_config());
     configs.back().combine_scheme = scheme;
   }
-  configs.push_back(fault_config());  // only rows on their way out have these
+  configs.push_back(fault_config());  // supported for dispatched rows only
   configs.back().combine_scheme = schemes::kFp8Block;
   configs.back().combine_scheme.scale_format = ScaleFormat::kF32PowerOfTwo;
   return configs;
@@ -180,7 +180,7 @@ TEST_F(DeviceAgainArgumentsTest, ACapacityThatIsExceeded) {
   for (const Layout layout : {Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
     SCOPED_TRACE(name_of(layout));
     ExchangeConfig config = fault_config(layout);
-    config.capacity = 3;  // 16 tokens of 2 choices, 8 experts: 4 each
+    config.capacity = 3;  // 16 tokens with 2 choices of 8 experts: 4 rows per expert
     expect_error(Errc::kCapacityExceeded, "was sent 4 rows, its capacity is 3", [&] {
       run(config, {}, [](ExchangeRank& rank) {
         (void)rank.dispatch();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_arena.h: GPU memory of one rank of a test, taken at once. Ranks that share a GPU must not
-// take memory, nor load kernels, while kernels of their peers wait: the runtime would wait for
-// kernels that wait for the rank.
+// device_arena.h: the GPU memory of one rank of a test, allocated up front. Ranks that share a GPU
+// must not allocate memory or load kernels while kernels of their peers wait: the runtime would
+// wait for those kernels, and they wait for this rank.
 #pragma once
 
 #include <cstdlib>
@@ -18,7 +18,7 @@
 
 namespace switchyard::test {
 
-/// Before the first use of CUDA.
+/// Call this before the first use of CUDA.
 inline void load_kernels_eagerly() {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
@@ -35,7 +35,7 @@ class DeviceArena {
     if (used_ > memory_.size_bytes()) throw std::bad_alloc();
     return memory_.data() + at;
   }
-  /// A contiguous tensor of the shape of `host`, with its elements unless it has no memory.
+  /// Returns a contiguous tensor with the shape of `host`, and its elements if it has memory.
   TensorView upload(const TensorView& host) {
     if (!host.has_value()) return {};
     std::byte* to = allocate(host.num_bytes());
@@ -57,7 +57,7 @@ class DeviceArena {
   std::size_t used_ = 0;
 };
 
-/// A tensor of the GPU, strides and all, on the host. Absent stays absent.
+/// A host copy of a GPU tensor with the same strides. An absent tensor stays absent.
 class Downloaded {
  public:
   Downloaded() = default;
@@ -75,7 +75,7 @@ class Downloaded {
     return reinterpret_cast<const T*>(bytes_.data());
   }
 
-  TensorView view;  ///< shape and strides; data of the GPU
+  TensorView view;  ///< shape and strides; the data pointer is on the GPU
 
  private:
   std::vector<std::byte> bytes_;

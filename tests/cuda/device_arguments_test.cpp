@@ -37,7 +37,7 @@ class DeviceArgumentsTest : public testing::Test {
   }
 };
 
-// Views of memory of the rank, and how they go wrong.
+// Views of the rank's memory, to be made wrong in one respect each.
 struct Views {
   explicit Views(const ExchangeRank& rank) : tokens(rank.tokens()), ids(rank.ids()) {}
   TensorView tokens;
@@ -267,7 +267,7 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
       }
     });
     EXPECT_EQ(launches, 0u);
-    rank.combine(got);  // the handle is as it was
+    rank.combine(got);  // the handle is unchanged
     rank.finish();
   });
 }

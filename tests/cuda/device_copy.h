@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_copy.h: values of the host in memory of the GPU.
+// device_copy.h: copies host values to GPU memory.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace switchyard::test {
 
-/// Never without memory: of no values it has room for one.
+/// The buffer always has memory: with no values it has room for one.
 template <typename T>
 DeviceBuffer device_copy(const std::vector<T>& values) {
   DeviceBuffer buffer(std::max<std::size_t>(1, values.size()) * sizeof(T));

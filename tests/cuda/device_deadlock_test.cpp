@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels of an exchange get little room, or start before what they read is written: they end, and
-// with the right bits. A rank has a GPU of its own here: ranks that share one need room together.
-// Every token goes to two experts that return it as it is, so outputs are twice the tokens.
+// Exchange kernels that get few SMs, or start before their input is written, must still end with
+// the right bits. Each rank has a GPU of its own, because ranks that share one need SMs at the same
+// time. Every token goes to two experts that return it unchanged, so outputs are twice the tokens.
 
 #include <algorithm>
 #include <cstdlib>
@@ -25,7 +25,7 @@ using test::launch_hog;
 using test::launch_late_copy;
 using test::run_ranks;
 
-constexpr std::int64_t kHogMs = 20'000;  // longer than the kernels' timeout
+constexpr std::int64_t kHogMs = 20'000;  // longer than the timeout of the kernels
 
 ExchangeOptions options_for(int num_ctas = 0, bool programmatic = false) {
   ExchangeOptions options;
@@ -51,7 +51,7 @@ std::vector<std::uint16_t> make_tokens(const Group& group, std::int64_t count, i
   return tokens;
 }
 
-// A rank with tokens of its own. Made before kernels run.
+// A rank with tokens of its own. Construct it before kernels run.
 class RudeRank {
  public:
   RudeRank(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
@@ -62,9 +62,9 @@ class RudeRank {
     check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
     const std::int32_t num_experts = config.num_experts;
     rank_.set_ids([&](std::int64_t token, std::int64_t k) {
-      return (token + k * num_experts / 2) % num_experts;  // two ranks, where there are two
+      return (token + k * num_experts / 2) % num_experts;  // on two ranks if there are two
     });
-    // A row a token: with one rank there is one row.
+    // Token-major: with a single rank each token has one row.
     factor_ = config.layout == Layout::kCompact && group.size() == 1 ? 1.0f : 2.0f;
     set_tokens(0);
   }
@@ -137,7 +137,7 @@ class DeviceDeadlockTest : public testing::TestWithParam<Layout> {
   }
 };
 
-// Of 700 tokens the grid has hundreds of CTAs, of which two or four fit; of few it has few.
+// For 700 tokens the grid has hundreds of CTAs, of which two or four fit at once.
 TEST_P(DeviceDeadlockTest, OneFreeSmIsEnough) {
   run([](const Group& group) {
     for (const std::int64_t num_tokens : {1, 64, 700}) {
@@ -153,7 +153,7 @@ TEST_P(DeviceDeadlockTest, OneFreeSmIsEnough) {
   });
 }
 
-// One rank has little room, its peers are there long before.
+// One rank has little room, so its peers wait for it for a long time.
 TEST_P(DeviceDeadlockTest, OnlyOneRankIsHeldUp) {
   run([](const Group& group) {
     RudeRank rude(group, config_for(GetParam(), 64), options_for());
@@ -166,7 +166,7 @@ TEST_P(DeviceDeadlockTest, OnlyOneRankIsHeldUp) {
   });
 }
 
-// Nothing fits until the hog has gone.
+// Nothing fits until the hog ends.
 TEST_P(DeviceDeadlockTest, WaitsForAGpuThatIsFull) {
   run([](const Group& group) {
     RudeRank rude(group, config_for(GetParam(), 64), options_for());
@@ -207,7 +207,7 @@ TEST(DeviceQueuesTest, StreamsOfSharedGpusAreCounted) {
   EXPECT_EQ(queue_obstacle(33, "32").find("set CUDA"), std::string::npos);
 }
 
-// Kernels of nine streams would stand in line behind one another.
+// With too few hardware queues, kernels of nine streams are serialized behind one another.
 TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
   REQUIRE_GPU();
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -222,7 +222,7 @@ TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
       << error.what();
 }
 
-// Both at once: three CTAs at most, one SM.
+// Both limits at once: at most three CTAs, and one free SM.
 TEST_P(DeviceDeadlockTest, ThreeCtasOnOneSm) {
   run([](const Group& group) {
     RudeRank rude(group, config_for(GetParam(), 300), options_for(3));
@@ -239,8 +239,8 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceDeadlockTest,
                          testing::Values(Layout::kBatched, Layout::kExpanded, Layout::kCompact),
                          [](const auto& each) { return std::string(name_of(each.param)); });
 
-// Programmatic dependent launch: what the kernel ahead writes at its very end is read, and what is
-// behind reads the sums.
+// Programmatic dependent launch: dispatch sees what the preceding kernel writes at its very end,
+// and the following kernel sees the sums.
 class LateWriteTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
@@ -264,7 +264,7 @@ class LateRank {
         "up");
   }
 
-  /// What is there too early: other tokens, and no expert.
+  /// Sets what a premature reader would find: other tokens, and no experts.
   void prepare(int call) {
     rude_.set_tokens(1000 + call);
     rude_.rank().set_ids([](std::int64_t, std::int64_t) { return -1; });

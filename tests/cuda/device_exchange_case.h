@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_exchange_case.h: what a test of the exchange between GPUs is given, in host memory and on
-// the GPU.
+// device_exchange_case.h: the inputs of a GPU exchange test, in host memory and on the GPU.
 #pragma once
 
 #include <cstring>
@@ -23,27 +22,27 @@ struct Case {
   std::string name;
   int num_ranks = 2;
   ExchangeConfig config;
-  std::vector<std::int64_t> num_tokens;  ///< of each rank; shorter: repeated
+  std::vector<std::int64_t> num_tokens;  ///< per rank, repeated if shorter
   double none_share = 0.0;
   std::int32_t only_expert = -1;
-  bool all_ones = false;  ///< tokens and results full of words that the wire reserves
+  bool all_ones = false;  ///< tokens and results contain many words that the wire reserves
   DType token_dtype = DType::kBF16;
   bool splits_phases = false;
   int num_calls = 3;
   std::int64_t max_tokens = 0;  ///< option of every call
   bool adds_shared = false;
-  bool returns_weights = false;       ///< of rows, home with every combine
-  bool goes_again = false;            ///< after each call: dispatch_again, reopen, and routing only
-  bool ids_are_i32 = false;           ///< those that the GPU is given
+  bool returns_weights = false;  ///< every combine returns weights of rows
+  bool goes_again = false;       ///< after each call also: dispatch_again, reopen, and routing only
+  bool ids_are_i32 = false;      ///< type of the ids on the GPU
   DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
-  bool pads_output = false;           ///< rows of it lie apart
-  bool has_tiny = false;              ///< zeros, denormals, weights that leave nothing of them
+  bool pads_output = false;           ///< the output has a row stride
+  bool has_tiny = false;              ///< zeros, denormals, and weights that make them vanish
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 /// GPU memory for one rank. Ranks that share a GPU must not allocate while kernels run: the runtime
-/// would wait for kernels that wait for the rank.
+/// would wait for those kernels, and they wait for this rank.
 class Arena {
  public:
   Arena() : memory_(kBytes) {}
@@ -76,7 +75,7 @@ class Both {
   TensorView device(Arena& arena, DType dtype, std::initializer_list<std::int64_t> shape) {
     std::byte* to = arena.allocate(host_.size());
     check_cuda(cudaMemcpy(to, host_.data(), host_.size(), cudaMemcpyHostToDevice), "up");
-    // Of pageable memory the copy may still be under way.
+    // Copies from pageable memory may still be under way when cudaMemcpy returns.
     check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
     return TensorView(to, dtype, shape);
   }
@@ -95,7 +94,7 @@ inline std::size_t bytes_of(DType dtype, std::int64_t count) {
   return static_cast<std::size_t>(count * bits_of(dtype) / 8);
 }
 
-// Values from many binades, some special, or patterns that the wire reserves.
+// Fills with values from many binades, some of them special, or with words that the wire reserves.
 inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, bool all_ones,
                  bool has_tiny = false) {
   for (std::int64_t i = 0; i < count; ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an exchange between GPUs does besides the rows of its tokens: rows by rank and rows of all
-// ranks, payloads, capacities, and routing that is used again; bit for bit as between CPUs.
+// The GPU exchange beyond the rows of tokens: rows by rank, all-gather, payloads, capacities and
+// reused routing; bit for bit as between CPUs.
 
 #include <algorithm>
 
@@ -151,8 +151,8 @@ void add_returns(Cases& cases) {
   }
 }
 
-// Rows, returned rows and sums of one type: whole chunks have kernels of their own. More choices
-// are more rounds of rows to return and of partials.
+// Rows, returned rows and sums of one type: whole chunks have their own kernels. More choices mean
+// more rounds of returned rows and partial sums.
 void add_results(Cases& cases) {
   const auto add = [&](const QuantScheme& wire, Reduce reduce, std::int64_t hidden, int topk) {
     Case one{std::string("results_") + name_of(wire.dtype), 3,
@@ -242,13 +242,13 @@ TEST_P(DeviceExchangeExtrasTest, EqualsTheCpuExchange) {
 INSTANTIATE_TEST_SUITE_P(All, DeviceExchangeExtrasTest, testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
 
-// Everything besides the rows is in the stream too.
+// Everything besides the rows is stream-ordered too.
 TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
   REQUIRE_GPU();
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     ExchangeConfig config = test::fault_config(layout);
-    config.capacity = 3;  // of 4 rows that want each expert
+    config.capacity = 3;  // of 4 rows that choose each expert
     config.overflow = Overflow::kDrop;
     config.combine_scheme = schemes::kFp8Block;
     run_ranks(1, [&](const Group& group) {
@@ -269,10 +269,10 @@ TEST(DeviceExchangeGraphTest, ReplaysGiveTheSame) {
   }
 }
 
-// Calls behind one another without the host: weights are never later than the sums.
+// Back-to-back calls without host synchronization: weights never arrive later than the sums.
 TEST(DeviceExchangeWeightsTest, NoneIsLate) {
   constexpr int kCalls = 150;
-  // On one GPU it has hung after other tests: see Heaps in docs/gpu.md.
+  // On one GPU this can hang after other tests; see Heaps in docs/gpu.md.
   if (test::num_gpus() < 2) {
     GTEST_SKIP() << "needs two GPUs: threads that share one may keep each other from launching";
   }
@@ -280,7 +280,7 @@ TEST(DeviceExchangeWeightsTest, NoneIsLate) {
     SCOPED_TRACE(name_of(layout));
     const bool comes_early = layout != Layout::kExpanded;
     ExchangeConfig config = test::fault_config(layout);
-    config.hidden = 16;  // rows are about as quick as weights
+    config.hidden = 16;  // makes rows about as fast as weights
     run_ranks(std::clamp(test::num_gpus(), 2, 4), [&](const Group& group) {
       const DeviceGuard guard(group.rank() % test::num_gpus());
       test::HomeWeights weights(config, kCalls);
@@ -294,7 +294,7 @@ TEST(DeviceExchangeWeightsTest, NoneIsLate) {
   }
 }
 
-// Each replay sends the weights that the rows have then.
+// Each replay sends the weights that the rows have at that time.
 TEST(DeviceExchangeGraphTest, ReplaysTakeWeightsHome) {
   REQUIRE_GPU();
   for (const Layout layout : kLayouts) {

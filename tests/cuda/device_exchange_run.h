@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_exchange_run.h: the same calls on the exchange between GPUs and on the one between CPUs;
-// everything that comes out is compared bit for bit. Ranks are threads; with fewer GPUs than ranks
-// some share one.
+// device_exchange_run.h: makes the same calls on the GPU exchange and the CPU exchange and compares
+// all results bit for bit. Ranks are threads; with fewer GPUs than ranks some share a GPU.
 #pragma once
 
 #include <utility>
@@ -31,7 +30,7 @@ class RankRun {
   }
 
  private:
-  /// What one dispatch is given, on both sides.
+  /// The inputs of one dispatch on both sides.
   struct Call {
     Input in;
     std::vector<Both> payloads;
@@ -42,7 +41,7 @@ class RankRun {
     DispatchOptions gpu_options;
   };
 
-  /// Any bits as weights of rows, and where they come home.
+  /// Row weights with arbitrary bits, and the buffer that receives the returned ones.
   class Weights {
    public:
     Weights(const Case& c, const ExchangeConfig& config, std::int64_t num_rows,
@@ -133,7 +132,7 @@ class RankRun {
     return narrow_ids;
   }
 
-  // `salt`: other tokens and weights; the number of tokens follows from the call alone.
+  // `salt` selects other tokens and weights; the number of tokens depends on the call alone.
   Call make_call(int call, bool routing_only, int salt = 0) {
     Call c;
     const std::int64_t topk = config_.num_topk;
@@ -271,7 +270,7 @@ class RankRun {
     const auto device = download(got.scales);
     ASSERT_EQ(scales.num_dims(), got.scales.num_dims());
     if (scales.num_dims() != 2) {
-      // Tiles or blocks: compare all that the CPU wrote; gaps of both are zero.
+      // Tiles or blocks: compare all that the CPU wrote; both sides zero the gaps.
       EXPECT_EQ(std::memcmp(scales.data(), device.data(), scales.num_bytes()), 0) << c_.name;
       return;
     }
@@ -315,7 +314,7 @@ class RankRun {
     }
     Weights weights(c_, config_, num_rows, num_tokens, 10 * call + group_.rank());
     if (c_.returns_weights) weights.add_to(gpu_options, cpu_options, arena_);
-    // Apart by a unit of 16 bytes or more, or so that few begin at one.
+    // The stride keeps rows 16-byte aligned in call 0 and leaves most of them unaligned later.
     const std::int64_t stride = config_.hidden + (!c_.pads_output ? 0 : call == 0 ? 8 : 3);
     const std::size_t padded_bytes = bytes_of(out_dtype, num_tokens * stride);
     const TensorView on_gpu(arena_.allocate(padded_bytes), out_dtype, {num_tokens, config_.hidden},

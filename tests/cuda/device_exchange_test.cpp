@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exchange between GPUs gives what the exchange between CPUs gives, bit for bit: rows, scales,
-// places, counts, weights and sums.
+// The GPU exchange produces the same bits as the CPU exchange: rows, scales, places, counts,
+// weights and sums.
 
 #include "device_exchange_run.h"
 
@@ -13,7 +13,7 @@ using test::config_of;
 using test::RankRun;
 using test::run_ranks;
 
-// Tellers take 32 tokens at a time. With many choices a chunk takes several rounds of their warps.
+// Notify CTAs count 32 tokens at a time; with many choices that takes their warps several rounds.
 std::vector<Case> many_chunks() {
   std::vector<Case> all;
   for (const Layout layout : {Layout::kExpanded, Layout::kCompact, Layout::kBatched}) {
@@ -24,7 +24,7 @@ std::vector<Case> many_chunks() {
              config_of(layout, schemes::kNone, Reduce::kPerRank, topk == 5 ? 64 : 16),
              {1500, 3, 700},
              topk == 31 ? 0.2 : 0.0};
-      c.config.num_experts = topk == 5 ? 12 : 34;  // random: a token names some of them often
+      c.config.num_experts = topk == 5 ? 12 : 34;  // random ids: some repeat within a token
       c.config.num_topk = topk;
       c.config.max_tokens_per_rank = 1500;
       c.ids_are_i32 = topk == 31;
@@ -112,7 +112,7 @@ std::vector<Case> cases() {
     add(few);
     Case most{"most_experts", 2, config_of(layout, schemes::kFp8Block, Reduce::kPerRank, 128),
               tokens};
-    most.config.num_experts = 16384;  // their counts take more than 48 KB of shared memory
+    most.config.num_experts = 16384;  // the counts need more than 48 KB of shared memory
     add(most);
     Case widest{"widest_topk", 2, config_of(layout, schemes::kNvfp4, Reduce::kPerRank, 512), tokens,
                 0.3};

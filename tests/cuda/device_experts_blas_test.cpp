@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "cublas" experts agree with the CPU's exact ones within the tolerances of its "onednn" ones.
-// Needs a GPU and cuBLAS; skips with a reason otherwise.
+// "cublas" experts agree with the CPU's exact experts within the tolerances of its "onednn"
+// experts. Needs a GPU and cuBLAS; skips with a reason otherwise.
 
 #include "core/settings.h"
 #include "device_experts_case.h"
@@ -17,7 +17,7 @@ using test::Problem;
 using test::run_on_gpu;
 using test::valid_part;
 
-// Empty, or why there are no cuBLAS experts here.
+// Returns why there are no cuBLAS experts here; empty: there are.
 std::string why_no_cublas() {
   static const std::string why = [] {
     const Problem problem(8, 4, {1});
@@ -45,7 +45,7 @@ std::unique_ptr<DeviceExperts> make_cublas_experts(const Problem& problem, bool 
   return experts;
 }
 
-// Rows of cuBLAS experts against those of `expected`.
+// Returns the error of cuBLAS experts relative to `expected`.
 double error_against(const std::vector<std::uint16_t>& expected, const Problem& problem,
                      bool is_batched, const ExpertOptions& options = {}) {
   const auto on_gpu = make_cublas_experts(problem, is_batched, options);
@@ -65,8 +65,8 @@ Tensor rounded(const std::vector<float>& values, const TensorView& shaped) {
   return narrow;
 }
 
-// The same against exact experts whose rows and weights were rounded to bf16 before: what is left
-// is the order of sums, and what lies on the other side of a bf16 rounding for it.
+// The same against exact experts whose rows and weights were rounded to bf16 first. What remains is
+// the order of sums, and values that it moves to the other side of a bf16 rounding boundary.
 double error_of_sums(const Problem& problem, bool is_batched) {
   const Tensor gate = rounded(problem.gate.wide, problem.gate.values);
   const Tensor up = rounded(problem.up.wide, problem.up.values);
@@ -89,7 +89,7 @@ double error_of_sums(const Problem& problem, bool is_batched) {
 
 const std::vector<std::int32_t> kCounts = {1, 0, 15, 17, 111, 255, 300};
 
-// Quantized rows and weights are rounded to bf16 after their scale, 2^-9 for each element.
+// Quantized rows and weights are rounded to bf16 after scaling: an error of 2^-9 per element.
 TEST(DeviceExpertsBlasTest, AgreesWithExactWithinATolerance) {
   REQUIRE_CUBLAS();
   for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
@@ -101,7 +101,7 @@ TEST(DeviceExpertsBlasTest, AgreesWithExactWithinATolerance) {
   }
 }
 
-// A partial of down that lands on the other side moves by 2^-8 of itself.
+// A term of the down projection that crosses a rounding boundary changes by 2^-8 of its value.
 TEST(DeviceExpertsBlasTest, OperandsAreThoseRoundedToBF16) {
   REQUIRE_CUBLAS();
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
@@ -114,7 +114,7 @@ TEST(DeviceExpertsBlasTest, OperandsAreThoseRoundedToBF16) {
   }
 }
 
-// Sides that are no multiples of anything: the grouped call cannot serve them.
+// Sizes that are multiples of nothing, which the grouped call does not support.
 TEST(DeviceExpertsBlasTest, OddSizesAgreeToo) {
   REQUIRE_CUBLAS();
   for (const auto& [hidden, intermediate] :
@@ -145,7 +145,7 @@ TEST(DeviceExpertsBlasTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATole
   }
 }
 
-// A sum that lands on the other side of an e4m3 rounding moves one of 72 partials by up to 2^-3.
+// A sum that crosses an e4m3 rounding boundary changes one of 72 terms by up to 2^-3.
 TEST(DeviceExpertsBlasTest, IntermediateSchemesAgreeWithinTheirStep) {
   REQUIRE_CUBLAS();
   for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token, schemes::kFp8Tensor}) {
@@ -179,7 +179,7 @@ TEST(DeviceExpertsBlasTest, BatchesMayBeCaptured) {
   cudaGraphDestroy(graph);
 }
 
-// Of the setting, which is looked at once: in a process that has not loaded cuBLAS.
+// Tests the setting, which is read once, in a process that has not loaded cuBLAS.
 TEST(DeviceExpertsBlasDeathTest, SaysWhatItLookedFor) {
   REQUIRE_GPU();
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_experts_case.h: the problems of CPU experts on a GPU: one expert after another, or, where
-// every expert has as much room, as a batch.
+// device_experts_case.h: runs the problems of the CPU experts on a GPU: as consecutive experts or,
+// where every expert has the same room, as a batch.
 #pragma once
 
 #include <cstring>
@@ -32,7 +32,7 @@ class Upload {
   template <typename T>
   explicit Upload(const std::vector<T>& values)
       : Upload(values.data(), values.size() * sizeof(T)) {}
-  /// Gaps of strides included.
+  /// Includes the gaps between strided rows.
   explicit Upload(const TensorView& tensor) : Upload(tensor.data(), extent(tensor)) {}
   std::byte* data() const { return memory_.data(); }
 
@@ -49,7 +49,7 @@ class Upload {
   DeviceBuffer memory_;
 };
 
-/// `Problem` with every expert's rows in C places, of which some count.
+/// A `Problem` in which every expert has room for `capacity` rows, of which `counts` are valid.
 inline Problem batch_problem(std::int64_t hidden, std::int64_t intermediate, std::int32_t capacity,
                              std::vector<std::int32_t> counts,
                              const WeightFormat& format = DType::kBF16,
@@ -86,7 +86,7 @@ struct DeviceInput {
   }
 
  private:
-  /// The same shape and strides elsewhere.
+  /// The same shape and strides over other memory.
   static TensorView moved(const TensorView& from, const Upload& to) {
     switch (from.num_dims()) {
       case 0: return {};
@@ -101,7 +101,7 @@ struct DeviceInput {
   }
 };
 
-/// Exactly the workspace that is asked for, off any alignment, and an output between guards.
+/// A workspace of exactly the required size, unaligned, and an output between guards.
 class DeviceCall {
  public:
   DeviceCall(DeviceExperts& experts, const DeviceExpertRows& input)
@@ -159,7 +159,7 @@ inline std::vector<std::uint16_t> run_on_gpu(DeviceExperts& experts, const Exper
   return call.result();
 }
 
-/// Elements of rows that count.
+/// Returns the elements of the valid rows.
 inline std::vector<std::uint16_t> valid_part(const Problem& problem,
                                              const std::vector<std::uint16_t>& all) {
   std::vector<std::uint16_t> valid;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "exact" experts on a GPU give the bits of the CPU's. Needs a GPU; skips without one.
+// "exact" experts on a GPU return the same bits as on the CPU. Needs a GPU; skips without one.
 
 #include "device_experts_case.h"
 #include "quant/scale_layout.h"
@@ -17,7 +17,7 @@ using test::run_on_gpu;
 using test::valid_part;
 using test::WeightFormat;
 
-// One expert after another, and, where a problem has equal places, as a batch.
+// Runs consecutive experts and, where all experts have the same room, a batch.
 void expect_same_bits(const Problem& problem, const std::string& what,
                       const ExpertOptions& options = {}, const ExpertRows* given = nullptr) {
   SCOPED_TRACE(what);
@@ -68,7 +68,7 @@ TEST(DeviceExpertsTest, EveryFormatOfWeightsOverOddSizes) {
   }
 }
 
-// Odd rows begin at any address; tiles are full, partial, and of every size of kernel.
+// Odd rows start at any address; tiles are full, partial, and of every kernel's size.
 TEST(DeviceExpertsTest, EveryNumberOfRows) {
   REQUIRE_GPU();
   expect_same_bits(Problem(31, 17, {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 97, 0}),
@@ -133,7 +133,7 @@ TEST(DeviceExpertsTest, BiasesOfEveryDType) {
   }
 }
 
-// NaN and infinities stay in their rows and become the same codes.
+// NaN and infinity stay in their rows and become the same codes.
 TEST(DeviceExpertsTest, RowsThatAreNoNumbers) {
   REQUIRE_GPU();
   for (const char* name : kNames) {
@@ -153,7 +153,7 @@ TEST(DeviceExpertsTest, RowsThatAreNoNumbers) {
   }
 }
 
-// [L, C, S] with strides (S * C, 1, C): what masked grouped GEMMs of fp8 read; and tiles.
+// [L, C, S] with strides (S * C, 1, C), as masked grouped fp8 GEMMs read it; and tiles.
 TEST(DeviceExpertsTest, ScalesInEveryLayout) {
   REQUIRE_GPU();
   const auto layouts = [](const QuantScheme& scheme) {
@@ -206,7 +206,7 @@ TEST(DeviceExpertsTest, EachExpertMayHaveItsOwnScales) {
   expect_same_bits(nvfp4, "nvfp4");
 }
 
-// A capture waits for nothing; a replay reads the counts that are there then.
+// A capture waits for nothing; a replay reads the current counts.
 TEST(DeviceExpertsTest, CallsMayBeCaptured) {
   REQUIRE_GPU();
   Problem problem = batch_problem(130, 34, 40, {7, 0, 12}, DType::kBF16, schemes::kFp8Block);
@@ -239,7 +239,7 @@ TEST(DeviceExpertsTest, CallsMayBeCaptured) {
   }
 }
 
-// Kernels stay inside the buffer whatever counts say.
+// Kernels stay inside the buffer whatever the counts say.
 TEST(DeviceExpertsTest, CountsAreHeldToTheRowsThatThereAre) {
   REQUIRE_GPU();
   Problem problem = batch_problem(64, 18, 20, {20, 0, 20});

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that are processes and exchange between GPUs, when one is killed, stopped or ends. The test
-// itself never uses CUDA: its ranks are forked from it. With fewer GPUs than ranks some share one.
+// Ranks that are processes and exchange between GPUs while one of them is killed, stopped or exits.
+// The test itself never uses CUDA, because it forks the ranks. With fewer GPUs than ranks some
+// share a GPU.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,7 +39,7 @@ double seconds_since(std::int64_t start_ns) {
   return static_cast<double>(now_ns() - start_ns) * 1e-9;
 }
 
-// Pairs without end, a few of them queued at a time.
+// Runs pairs endlessly, a few of them enqueued at a time.
 void exchange_on(const Group& group, ExchangeRank& rank, bool replays, std::atomic<int>& num_busy) {
   if (replays) rank.capture(group);
   for (int round = 0;; ++round) {
@@ -110,7 +111,7 @@ class DeviceFaultProcessTest : public ::testing::TestWithParam<Case> {
   double seconds_ = 0.0;
 };
 
-// Also the end of their processes is in the time: contexts take a second or so.
+// The time includes the exit of the processes: destroying contexts takes about a second.
 TEST_P(DeviceFaultProcessTest, KilledRankIsLostForAll) {
   const auto outcomes = strike(SIGKILL, {.heap = GetParam().heap});
   expect_errors(outcomes, Errc::kPeerLost, "rank 1 was lost (its process is gone)");
@@ -136,7 +137,7 @@ class DeviceLeaveTest : public ::testing::Test {
   void SetUp() override { REQUIRE_GPU_OF_A_CHILD(); }
 };
 
-// How long the error takes, without the ends of processes.
+// Measures how long the error takes, without the exit of processes.
 TEST_F(DeviceLeaveTest, SurvivorsKnowWithinASecond) {
   test::Shared<std::atomic<int>> num_busy;
   test::Shared<std::atomic<std::int64_t>> killed_ns;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GPU waits that fail: a rank that does not come, an abort, an id or a capacity that kernels find.
-// Ranks are threads; with fewer GPUs than ranks some share one.
+// GPU waits that fail: a missing rank, an abort, a bad id or an exceeded capacity found by kernels.
+// Ranks are threads; with fewer GPUs than ranks some share a GPU.
 
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ using test::fault_config;
 using test::run_ranks;
 using ::testing::HasSubstr;
 
-constexpr std::int64_t kLongMs = 100'000;  // of groups: no test waits for so long
+constexpr std::int64_t kLongMs = 100'000;  // timeout of groups; no test waits this long
 
 double seconds_since(std::int64_t start_ns) {
   return static_cast<double>(now_ns() - start_ns) * 1e-9;
@@ -72,7 +72,8 @@ class DeviceFaultTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
-  /// `body` gets each rank's exchange, which must end at once whatever became of the group.
+  /// `body` gets each rank's exchange, which must be destroyed quickly whatever became of the
+  /// group.
   static void run(int num_ranks, const ExchangeConfig& config, std::int64_t kernel_timeout_ms,
                   const std::function<void(const Group&, ExchangeRank&)>& body) {
     run_ranks(
@@ -151,7 +152,7 @@ TEST_F(DeviceFaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
   });
 }
 
-// Replays that are queued already end, too, each as soon as it starts.
+// Replays that are already enqueued end too, each as soon as it starts.
 TEST_F(DeviceFaultTest, AbortEndsReplaysThatAreQueued) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     rank.capture(group);
@@ -190,7 +191,7 @@ struct BadId {
   bool is_i32 = false;
 };
 
-// Rank 1 has the id at [5, 1]; rank 0 hears of it.
+// Rank 1 has the bad id at [5, 1]; rank 0 learns of it.
 TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
   constexpr std::int64_t kFirstOfToken = 10 % 8;
   constexpr std::int64_t kMin = std::numeric_limits<std::int32_t>::min();
@@ -267,7 +268,7 @@ TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
 TEST_F(DeviceFaultTest, RankWithoutRowsNeedsNoRowWeights) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     test::HomeWeights weights(fault_config());
-    rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // of rank 0
+    rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // rank 0's experts
     group.barrier();
     const Dispatched got = rank.dispatch();
     rank.finish();
@@ -280,7 +281,7 @@ TEST_F(DeviceFaultTest, RankWithoutRowsNeedsNoRowWeights) {
   });
 }
 
-// With the group's timeout, which ranks on one GPU multiply.
+// Uses the group's timeout, which is multiplied for ranks that share a GPU.
 TEST_F(DeviceFaultTest, DeadlineOfTheGroupHoldsForKernels) {
   if (test::num_gpus() < 2) GTEST_SKIP() << "one GPU: 20 times the timeout";
   run_ranks(

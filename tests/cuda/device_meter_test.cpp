@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The meter on real GPUs: memory, graphs, the common start, kernels of the floor, NCCL. Ranks are
-// threads; with fewer GPUs than ranks some share one.
+// The meter on real GPUs: memory, graphs, the common start, the kernels of the floor, NCCL. Ranks
+// are threads; with fewer GPUs than ranks some share a GPU.
 
 #include "device/device_meter.h"
 

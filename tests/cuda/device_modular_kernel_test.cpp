@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole layers on GPUs give what ModularKernel gives on CPUs, bit for bit, with the exact experts:
-// every class, also replayed from a CUDA graph. Ranks are threads; with fewer GPUs than ranks some
-// share one.
+// With exact experts, whole layers on GPUs return the same bits as ModularKernel on CPUs, for every
+// class, also when replayed from a CUDA graph. Ranks are threads; with fewer GPUs than ranks some
+// share a GPU.
 
 #include "switchyard/device_modular_kernel.h"
 
@@ -73,7 +73,7 @@ Tensor random_weights(std::initializer_list<std::int64_t> shape, std::uint64_t s
   return tensor;
 }
 
-/// Of a run of experts; the same for an expert on whatever rank it is.
+/// Weights of consecutive experts; an expert has the same weights on whichever rank it is.
 struct Weights {
   Weights(std::int64_t first, std::int64_t count, std::uint64_t seed)
       : gate(random_weights({count, kIntermediate, kHidden}, seed + 7 * first_of(first))),
@@ -116,7 +116,7 @@ class LayerRank {
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
   }
 
-  /// Input `call` to the GPU, and what the CPU makes of it.
+  /// Copies input `call` to the GPU and returns the CPU's output for it.
   std::vector<std::uint16_t> feed(int call, std::int64_t num_tokens) {
     const LayerInput in = test::make_layer_input(
         {num_tokens, kHidden, c_.config.num_topk, c_.config.num_experts, 0.15, c_.input},
@@ -131,7 +131,7 @@ class LayerRank {
   }
 
   void apply(std::int64_t num_tokens) { apply_part(0, num_tokens, 0, arena_.stream()); }
-  /// Tokens from `begin` to `end`.
+  /// Applies the layer to tokens [begin, end).
   void apply_part(std::int64_t begin, std::int64_t end, int micro_batch, Stream stream) {
     const std::int64_t count = end - begin;
     const std::int64_t num_topk = c_.config.num_topk;
@@ -146,7 +146,7 @@ class LayerRank {
                stream);
   }
 
-  /// Collective, because a graph takes memory.
+  /// Collective, because a graph allocates memory.
   void capture(std::int64_t num_tokens) {
     graph_ = capture_part(0, num_tokens, 0, arena_.stream());
     group_.barrier();
@@ -246,7 +246,7 @@ std::vector<LayerCase> cases() {
 
 class DeviceModularKernelTest : public testing::TestWithParam<LayerCase> {};
 
-// The number of tokens of a rank changes from call to call.
+// The number of tokens per rank changes from call to call.
 std::int64_t tokens_of(int rank, int call) {
   constexpr std::int64_t kTokens[] = {21, 0, 5, 17};
   return kTokens[(rank + call) % 4];
@@ -287,7 +287,7 @@ TEST_P(DeviceModularKernelTest, ReplaysFromAGraph) {
 INSTANTIATE_TEST_SUITE_P(All, DeviceModularKernelTest, testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
 
-// Both are under way at once: the second does not wait for the first.
+// Both micro-batches run at once: the second does not wait for the first.
 TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
@@ -295,7 +295,7 @@ TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
                                  PrepareKind::kElasticPrefill, PrepareKind::kAllToAllOneSided}) {
     LayerCase c{"streams", kind, 2, config_of(schemes::kFp8Block), Shared::kGated};
     c.config.num_micro_batches = 2;
-    c.num_ctas = 16;  // all of them fit beside one another
+    c.num_ctas = 16;  // all of them fit on the GPU together
     run_ranks(2, [&](const Group& group) {
       const DeviceGuard guard(group.rank() % num_gpus);
       const OwnedStream second;
@@ -321,7 +321,7 @@ TEST(DeviceModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
   }
 }
 
-// Tensor cores sum in another order: close, not equal.
+// Tensor cores sum in another order, so results are close but not equal.
 TEST(DeviceModularKernelBlasTest, IsCloseToTheCpuLayer) {
   const int num_gpus = test::num_gpus();
   REQUIRE_GPU();
@@ -387,7 +387,7 @@ TEST(DeviceModularKernelErrorsTest, WrongCallsAreRefused) {
   });
 }
 
-// The stages come in their order, each with what it hands on.
+// The stages are observed in order, each with its result.
 TEST(DeviceModularKernelStagesTest, AreObserved) {
   REQUIRE_GPU();
   const LayerCase c{"stages", PrepareKind::kLowLatency, 1, config_of(schemes::kNone)};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The prepare/finalize classes on GPUs give what those on CPUs give, bit for bit. Ranks are
-// threads; with fewer GPUs than ranks some share one.
+// The prepare/finalize classes on GPUs return the same bits as those on CPUs. Ranks are threads;
+// with fewer GPUs than ranks some share a GPU.
 
 #include "switchyard/device_prepare_finalize.h"
 
@@ -243,7 +243,7 @@ TEST(DevicePrepareFinalizeErrorsTest, WrongCallsSendNothing) {
   });
 }
 
-// Without a GPU the reason is given.
+// Without a GPU the error gives the reason.
 TEST(DevicePrepareFinalizeErrorsTest, WithoutAGpuThereIsNone) {
   if (test::num_gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
   run_ranks(1, [](const Group& group) {

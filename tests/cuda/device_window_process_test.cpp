@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Windows of ranks that are processes, through every kind of heap. The test itself never uses CUDA:
-// its ranks are forked from it. With fewer GPUs than ranks some share one.
+// Windows of ranks that are processes, on every kind of heap. The test itself never uses CUDA,
+// because it forks the ranks. With fewer GPUs than ranks some share a GPU.
 
 #include <unistd.h>
 
@@ -49,7 +49,7 @@ void exchange_values(Engine& engine, const DeviceWindow& window) {
   }
   engine.barrier();
   for (int peer = 0; peer < engine.size(); ++peer) {
-    int came = -1;  // from peer to this rank; then from this rank to peer, loaded over the link
+    int came = -1;  // first from peer to this rank, then the reverse, loaded over the link
     copy(&came, reinterpret_cast<int*>(window.base(engine.rank())) + peer, sizeof(came));
     EXPECT_EQ(came, 1000 * peer + engine.rank());
     copy(&came, reinterpret_cast<int*>(window.base(peer)) + engine.rank(), sizeof(came));
@@ -103,7 +103,7 @@ TEST_P(DeviceWindowProcessTest, WindowsLeaveNoMemoryAndNoDescriptorBehind) {
           const auto window = make_device_window(group.engine(), device, kBytes, GetParam());
           group.barrier();
         };
-        make();  // contexts, kernels and descriptors of the driver stay
+        make();  // the driver keeps contexts, kernels and descriptors
         group.barrier();
         const std::size_t before = free_bytes();
         const int files = num_open_files();
@@ -117,7 +117,7 @@ TEST_P(DeviceWindowProcessTest, WindowsLeaveNoMemoryAndNoDescriptorBehind) {
       kSlow);
 }
 
-// Windows of the others stay what they are; vmm keeps the memory of the dead rank, too.
+// The other windows keep their contents; vmm even keeps the memory of the dead rank.
 TEST_P(DeviceWindowProcessTest, KilledRankIsLostAndTheOthersKeepTheirMemory) {
   test::Shared<std::atomic<int>> num_ready;
   RankProcesses ranks(
@@ -242,7 +242,7 @@ TEST(DeviceWindowAutoTest, WhatProcessesCannotUseIsRefused) {
       [](const Group& group) {
         expect_error(Errc::kNotAvailable, "same_process: ranks 0 and 1 are of two processes",
                      [&] { (void)make_device_window(group.engine(), 0, 64, "same_process"); });
-        expect_error(Errc::kNotAvailable, "nccl: ", [&] {  // both ranks on one GPU
+        expect_error(Errc::kNotAvailable, "nccl: ", [&] {  // both ranks are on one GPU
           (void)make_device_window(group.engine(), 0, 64, "nccl");
         });
         expect_error(Errc::kOutOfMemory, "rank 0 of 2",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Windows of ranks that are threads. With fewer GPUs than ranks some share one.
+// Windows of ranks that are threads. With fewer GPUs than ranks some share a GPU.
 
 #include "heap/device_window.h"
 
@@ -30,7 +30,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
   check_cuda(cudaDeviceSynchronize(), "copy");
 }
 
-// Every rank leaves a value at every rank, at the very end of the window as well.
+// Every rank writes a value to every rank, at the start and at the very end of the window.
 void exchange_values(Engine& engine, const DeviceWindow& window) {
   const auto words = window.size_bytes() / sizeof(int);
   const auto size = static_cast<std::size_t>(engine.size());
@@ -101,7 +101,7 @@ TEST(DeviceWindowTest, ManyWindowsLeaveNoMemoryBehind) {
       }
     });
   };
-  make_windows(1);  // contexts and kernels stay
+  make_windows(1);  // contexts and kernels stay allocated
   check_cuda(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
   make_windows(kRepeats);
   check_cuda(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");

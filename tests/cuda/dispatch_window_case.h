@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_window_case.h: the receiving half of a dispatch among 40 ranks, of which one is real:
-// its window is filled by hand with what all of them would send.
+// dispatch_window_case.h: the receiving half of a dispatch among 40 ranks, only one of which is
+// real: the test fills its window with what all of them would send.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ inline constexpr int kLocal = 2;
 inline constexpr int kFirstLocal = kRank * kLocal;
 inline constexpr int kTopk = 4;
 inline constexpr int kTokens = 4;
-inline constexpr int kHidden = kChunkElements + kVecElements;  // a chunk, and a vector of the next
+inline constexpr int kHidden = kChunkElements + kVecElements;  // a chunk, and one more vector
 inline constexpr int kRowWords = kHidden / 2;
 inline constexpr int kRows = kRanks * kTokens * kLocal;
 inline constexpr std::uint64_t kCall = 7;
@@ -58,12 +58,13 @@ inline PushLayout layout_of(Layout rows_layout) {
   return make_push_layout(shape);
 }
 
-// What a source sends. Its n-th row is not its n-th token where the source is odd.
+// What a source sends. For odd sources the n-th row is not the n-th token.
 inline int rows_of(int source) { return source % 4; }
 inline int token_of(int source, int n) {
   return source % 2 == 1 ? n + kTokens - rows_of(source) : n;
 }
-// One expert of the rank, one of another rank, every other row the other expert too, none.
+// k = 0 is an expert of this rank, k = 1 of another rank, k = 2 this rank's other expert in every
+// other row; everything else is -1.
 inline int id_of(int source, int n, int k) {
   const int first = (source + n) % kLocal;
   if (k == 0) return kFirstLocal + first;
@@ -78,7 +79,7 @@ inline std::uint32_t word_of(int source, int token, int i) {
   return static_cast<std::uint32_t>((source * 8 + token) * 65536 + i);
 }
 
-/// The bytes of a window in which everything but one thing of one source has come.
+/// The bytes of a window that has received everything except one thing from one source.
 class FilledWindow {
  public:
   FilledWindow(const PushLayout& layout, Missing missing, int of_source)
@@ -125,7 +126,7 @@ class FilledWindow {
     if (!is_local(id)) return kNoRoute;
     return static_cast<std::uint32_t>(id - kFirstLocal) << layout_.place_bits | place;
   }
-  // Of 16 elements a lane has first the front half, and the back half after those of all lanes.
+  // A lane's vector has 16 elements: the first halves of all lanes precede their second halves.
   void write_row(int s, int token, bool lacks_end) {
     constexpr int kVecWords = kVecElements / 2;
     constexpr int kUnitWords = 4;
@@ -144,7 +145,7 @@ class FilledWindow {
   std::vector<std::byte> bytes_;
 };
 
-/// All that a call leaves.
+/// Everything that a call writes.
 struct Results {
   DeviceBuffer counter = device_copy<std::uint64_t>({kCall * kCallUnit});
   DeviceBuffer num_arrivals = unset(kRanks);
@@ -159,12 +160,12 @@ struct Results {
   DeviceBuffer row_weights = unset(kRows * kTopk);
 };
 
-/// Receivers; small CTAs where the rank has the GPU for itself.
+/// Requests receivers; CTAs may be small when the rank has the GPU for itself.
 inline GridRequest receivers(int num_ctas, bool has_whole_gpu) {
   return {num_ctas, false, true, has_whole_gpu};
 }
 
-/// The rank.
+/// The real rank.
 class Receiver {
  public:
   Receiver(Layout rows_layout, const GridRequest& grid, std::uint64_t timeout_ns,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The receiving half of a dispatch among more ranks than a warp has lanes. Rows and what is kept of
-// them are where they belong; with something missing the kernel ends and names the source.
+// The receiving half of a dispatch among more ranks than a warp has lanes. Rows and their metadata
+// land where they belong; if something is missing, the kernel ends and names the source.
 
 #include <algorithm>
 #include <string>
@@ -21,7 +21,7 @@ struct ExpectedRow {
   int row;
   int source;
   int n;
-  int k;  ///< expert-major layouts: whose row it is; else 0
+  int k;  ///< the choice that the row is for in expert-major layouts, else 0
 };
 
 struct Expected {
@@ -30,7 +30,7 @@ struct Expected {
   std::int64_t first_row[kLocal] = {};
   int total = 0;
 
-  // Rows of an expert lie by (source, token), and so do rows of tokens.
+  // An expert's rows are ordered by (source, token), and so are token-major rows.
   explicit Expected(Layout layout) {
     for (int e = 0; e < kLocal; ++e) {
       int next = layout == Layout::kBatched ? e * kRanks * kTokens
@@ -75,7 +75,7 @@ void expect_rows(const Expected& expected, const Receiver& receiver) {
   EXPECT_EQ(words, want);
 }
 
-// Ids and weights of rows, where rows are tokens.
+// Checks weights of rows, and ids in token-major layouts.
 void expect_row_facts(const Expected& expected, const Receiver& receiver, Layout layout) {
   const auto ids = host_copy<std::int32_t>(receiver.results().row_ids);
   const auto weights = host_copy<float>(receiver.results().row_weights);
@@ -115,7 +115,7 @@ void expect_arrivals(const Expected& expected, const Receiver& receiver, Layout 
   }
 }
 
-// Slots of rows; nobody empties what is tagged.
+// Slots of rows must be empty again; tagged records are never emptied.
 void expect_empty_slots(const Receiver& receiver) {
   const auto words = host_copy<std::uint32_t>(receiver.window());
   const std::size_t begin = receiver.layout().set(kCall) / sizeof(words[0]);
@@ -158,8 +158,8 @@ struct LostWords {
   bool names_token;
 };
 
-// Few CTAs: warps have items after the one that fails. A source beyond a warp's lanes, and one
-// within.
+// With few CTAs, warps have items after the one that fails. One source is beyond a warp's lanes,
+// the other within.
 TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
   REQUIRE_GPU();
   for (const LostWords& lost : {LostWords{Missing::kAnnouncement, "no announcement from", false},
@@ -185,7 +185,7 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
         if (lost.names_token) {
           EXPECT_EQ(record.token, token_of(source, 0));
         }
-        // The call is over; a later one would find the rank failed.
+        // The call is over; a later one would find that the rank has failed.
         EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0], (kCall + 1) * kCallUnit);
       }
     }

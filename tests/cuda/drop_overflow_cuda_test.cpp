@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A GPU drops the choices that the CPU drops (plan/overflow.h): every rank's view of routings with
-// many ties and with weights that have no order of their own.
+// A GPU drops the same choices as the CPU (plan/overflow.h): every rank's view of routings with
+// many ties and of weights without a natural order.
 
 #include <algorithm>
 #include <cmath>
@@ -34,16 +34,16 @@ struct DropCase {
   std::string name;
   int num_topk = 4;
   std::int32_t num_experts = 12;
-  std::vector<std::int64_t> num_tokens;  ///< of each rank
+  std::vector<std::int64_t> num_tokens;  ///< per rank
   std::int64_t capacity = 9;
-  std::uint64_t num_weights = 1000;  ///< different ones; 0: kOdd; few make ties
-  double hot_share = 0.3;            ///< of choices that want expert 0
-  std::int64_t spare_tokens = 0;     ///< that ranks have room for and nobody has
+  std::uint64_t num_weights = 1000;  ///< number of distinct weights; 0: kOdd; few cause ties
+  double hot_share = 0.3;            ///< share of choices that name expert 0
+  std::int64_t spare_tokens = 0;     ///< room per rank beyond the largest number of tokens
 };
 
 void PrintTo(const DropCase& c, std::ostream* out) { *out << c.name; }
 
-/// The choices of all ranks, by (rank, token, k), and what is left of them by plan/overflow.h.
+/// The choices of all ranks by (rank, token, k), and those that plan/overflow.h keeps.
 struct Choices {
   std::vector<std::uint16_t> ids;
   std::vector<float> weights;
@@ -96,7 +96,7 @@ std::vector<std::int32_t> download(const DeviceBuffer& buffer, std::size_t count
 
 std::int32_t as_id(std::uint16_t id) { return id == kNoExpert ? -1 : id; }
 
-/// What one rank's kernels are given, after all rows were gathered and own ids kept.
+/// The arguments of one rank's kernels, after rows were gathered and the rank's own ids saved.
 class DropRun {
  public:
   DropRun(const DropCase& c, const Choices& choices) : c_(c), choices_(choices) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What kernels use instead of the definitions of quant gives their bits: every f32 through every
-// element format, every bf16 and f16, and the shared division. The GPU compares and counts. Needs a
-// GPU; skips without one.
+// The kernels' replacements for the definitions of quant give the same bits: every f32 through
+// every element format, every bf16 and f16, and the shared division. The GPU compares and counts.
+// Needs a GPU; skips without one.
 
 #include <cstdint>
 #include <string>
@@ -22,7 +22,7 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr unsigned kBlocks = 4096;
 
-// One number a comparison: how often it failed, and the input of one failure.
+// The result of one comparison: how often it failed, and the input of one failure.
 struct Tally {
   unsigned long long num_wrong;
   std::uint32_t example;
@@ -66,7 +66,7 @@ __device__ void compare(Tally* tally, std::uint32_t input, std::uint32_t got, st
   tally->example = input;
 }
 
-// The map is an argument, so that the multiplication by 1 is really done, as in kernels.
+// `one` is an argument, so that the multiplication is not optimized away, as in kernels.
 __device__ void compare_bytes(Tally* tally, std::uint32_t bits, float one, Codec codec,
                               std::uint8_t nan_code) {
   const float x = f32_from_bits(bits);
@@ -97,7 +97,7 @@ __device__ void compare_silu(Tally* tallies, std::uint32_t bits, float x) {
   compare(tallies + kSilu, bits, bits_from_f32(silu_near<kGate>(x)), bits_from_f32(silu(x)));
 }
 
-// What wide kernels do where nothing is rare.
+// Tests the fast paths of wide kernels within the range where they apply.
 __device__ void compare_near(Tally* tallies, std::uint32_t bits) {
   const float x = f32_from_bits(bits);
   if (x >= 0x1p-125f && x <= 0x1p125f) {
@@ -156,7 +156,7 @@ __global__ void compare_all_kernel(Tally* tallies, float one) {
   }
 }
 
-// Every 16-bit float beside its successor, every byte of codes.
+// Compares every 16-bit float next to its successor, and every byte as a code.
 __global__ void compare_widening_kernel(Tally* tally) {
   const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   const std::uint32_t next = (i + 1) & 0xFFFF;
@@ -184,8 +184,8 @@ __global__ void compare_widening_kernel(Tally* tally) {
   }
 }
 
-// x / s for all mantissas of s from `first` on, `num` of them, and mantissas of x `x_step` apart
-// from `x_first` on; signs and exponents vary with them.
+// Tests x / s for `num` mantissas of s starting at `first`, and mantissas of x starting at
+// `x_first` in steps of `x_step`; signs and exponents vary with them.
 struct Quotients {
   std::uint32_t first, num, x_first, x_step;
 };
@@ -254,16 +254,16 @@ void expect_quotients(std::uint32_t x_first, std::uint32_t x_step) {
   EXPECT_EQ(tally.read()[0].num_wrong, 0u) << std::hex << tally.read()[0].example;
 }
 
-// Every mantissa of the divisor with every mantissa of a bf16, of an f16, and many of an f32.
+// Every mantissa of the divisor, with every mantissa of bf16, every one of f16, and many of f32.
 TEST(EncodeTest, SharedQuotientsAreIeeeQuotients) {
   REQUIRE_GPU();
   expect_quotients(0, 1u << 16);
   expect_quotients(0, 1u << 13);
   expect_quotients(1, 6007);
-  expect_quotients((1u << 23) - 64, 1);  // where the first estimate is worst
+  expect_quotients((1u << 23) - 64, 1);  // the first estimate is worst here
 }
 
-// All 2^46 pairs; minutes.
+// All 2^46 pairs; takes minutes.
 TEST(EncodeTest, DISABLED_EverySharedQuotient) {
   REQUIRE_GPU();
   for (std::uint32_t x_first = 0; x_first < 64; ++x_first) expect_quotients(x_first, 64);

@@ -49,7 +49,7 @@ class ExchangeRank {
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
   }
 
-  /// Sets every id. Not while kernels run.
+  /// Sets every id. Do not call this while kernels run.
   void set_ids(const std::function<std::int64_t(std::int64_t token, std::int64_t k)>& id_of) {
     for (std::size_t i = 0; i < host_ids_.size(); ++i) {
       const auto at = static_cast<std::int64_t>(i);
@@ -61,7 +61,7 @@ class ExchangeRank {
     ids_dtype_ = DType::kI64;
   }
 
-  /// Gives the same ids as i32 from now on. Not while kernels run.
+  /// Switches the same ids to i32. Do not call this while kernels run.
   void narrow_ids() {
     const std::vector<std::int32_t> narrow(host_ids_.begin(), host_ids_.end());
     check_cuda(cudaMemcpy(ids_.data(), narrow.data(), 4 * narrow.size(), cudaMemcpyHostToDevice),
@@ -75,13 +75,13 @@ class ExchangeRank {
     exchange_.combine(got.handle, got.rows, output(), stream_.get());
   }
   void pair() { combine(dispatch()); }
-  /// Waits for the stream; throws what the exchange found.
+  /// Waits for the stream and throws the errors that the exchange found.
   void finish() {
     check_cuda(cudaStreamSynchronize(stream_.get()), "kernels");
     exchange_.check();
   }
 
-  /// Makes a graph of `pair`. Collective: see above.
+  /// Captures `pair` as a graph. Collective, because it allocates.
   void capture(const Group& group) {
     capture(group, [this] { pair(); });
   }
@@ -98,8 +98,8 @@ class ExchangeRank {
   }
   void replay() { check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
 
-  /// How many kernels and copies `call` puts into the stream. Another rank that frees memory of
-  /// this GPU meanwhile ends the capture: then `call` is called again.
+  /// Counts the kernels and copies that `call` enqueues. If another rank frees memory of this GPU
+  /// meanwhile, the capture is invalidated and `call` runs again.
   std::size_t num_launches(const std::function<void()>& call) {
     cudaGraph_t graph = nullptr;
     cudaError_t ended = cudaErrorStreamCaptureInvalidated;
@@ -141,7 +141,7 @@ class ExchangeRank {
   Exchange exchange_;  // last: it ends before its memory
 };
 
-/// Weights of rows, all alike, that go home with some combines of an ExchangeRank.
+/// Equal weights for all rows, which some combines of an ExchangeRank return.
 class HomeWeights {
  public:
   explicit HomeWeights(const ExchangeConfig& config, std::int64_t num_calls = 1)
@@ -152,7 +152,7 @@ class HomeWeights {
     set(0x3F800000u);
   }
 
-  /// Sets the bits of every weight. Not while kernels run.
+  /// Sets the bits of every weight. Do not call this while kernels run.
   void set(std::uint32_t bits) {
     const std::vector<std::uint32_t> all(kMaxRows, bits);
     check_cuda(cudaMemcpy(rows_.data(), all.data(), rows_.size_bytes(), cudaMemcpyHostToDevice),
@@ -174,7 +174,7 @@ class HomeWeights {
   void combine(ExchangeRank& rank, const Dispatched& got, std::int64_t call = 0) const {
     rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options(got, call));
   }
-  /// Those that came home in all calls.
+  /// Returns the weights that all calls returned.
   std::vector<std::uint32_t> home() const {
     std::vector<std::uint32_t> all(num_home());
     check_cuda(cudaMemcpy(all.data(), home_.data(), home_.size_bytes(), cudaMemcpyDeviceToHost),

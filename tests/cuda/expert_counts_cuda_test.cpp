@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts, mapped ids and rounded sums on a GPU; the permute family in a graph; what is refused
-// before a GPU is asked. All but the last needs a GPU.
+// Counts, mapped ids and rounded sums on a GPU; the permute family in a graph; arguments refused
+// before a GPU is used. Only the last part runs without a GPU.
 
 #include <gtest/gtest.h>
 
@@ -72,7 +72,7 @@ TEST(ExpertCountsCudaTest, RoundedSumsEqualTheCpus) {
   }
 }
 
-// A graph of count, scatter and gather, replayed with other ids: nothing of a run stays.
+// A graph of count, scatter and gather replayed with other ids: no replay sees values of another.
 TEST(PermuteGraphTest, ReplaysWithOtherIds) {
   REQUIRE_GPU();
   constexpr std::int64_t kTokens = 61, kTopk = 5, kLocal = 9, kHidden = 136, kAlignment = 16;
@@ -124,7 +124,7 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
   check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
-// Shapes are refused before a GPU is asked, so these views need no memory of one.
+// Shapes are refused before a GPU is used, so these views need no GPU memory.
 struct Refused {
   Tensor ids{DType::kI32, {4, 2}};
   Tensor x{DType::kBF16, {4, 8}};

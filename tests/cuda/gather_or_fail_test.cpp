@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ranks of a group go on together or fail with the same words. Needs no GPU.
+// The ranks of a group continue together or fail with the same message. Needs no GPU.
 
 #include <string>
 #include <vector>

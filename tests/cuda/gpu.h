@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // gpu.h: which GPUs a test has, and how it skips without one. A process that forks ranks must not
-// have used CUDA itself, so there a child is asked.
+// use CUDA itself, so it asks a child.
 #pragma once
 
 #include <sys/wait.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which CTA does what: every kind has one, no more than are wished for, and their shares cover all
-// tokens. No GPU: the same numbers on the host.
+// Which CTA does what: every kind has at least one, their sum does not exceed the request, and
+// their shares cover all tokens. Needs no GPU: the same numbers are computed on the host.
 
 #include "cuda/exchange/grid.h"
 
@@ -16,7 +16,7 @@ namespace switchyard {
 namespace {
 
 constexpr int kTopk = 8;
-constexpr int kSparseCtas = 32;  // so many may be half busy
+constexpr int kSparseCtas = 32;  // this many CTAs may be half busy
 constexpr bool kSends = true;
 constexpr bool kReceives = true;
 
@@ -26,8 +26,8 @@ struct GridCase {
   int tokens;
   std::int64_t hidden;
   bool has_whole_gpu;
-  std::int64_t max_tokens;       ///< of a rank, in any call
-  std::int64_t call_max_tokens;  ///< in this call; 0: not told
+  std::int64_t max_tokens;       ///< per rank, in any call
+  std::int64_t call_max_tokens;  ///< in this call; 0: unknown
 
   std::string text() const {
     return std::to_string(max_ctas) + " CTAs, " + std::to_string(ranks) + " ranks, " +
@@ -82,7 +82,7 @@ CombineArgs combine_grid(const GridCase& c, bool sends, bool receives) {
   return args;
 }
 
-// CTAs of the largest size that have room for some.
+// Returns the number of full-size CTAs with the same total of warps, rounded up.
 template <class Args>
 int room(const Args& args, int ctas) {
   return (ctas * args.num_warps + kExchangeWarps - 1) / kExchangeWarps;
@@ -121,7 +121,7 @@ TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
   }
 }
 
-// What a receiver or sender does is cut into items for warps; more CTAs than have one only wait.
+// Receivers and senders split their work into items for warps; a CTA without an item only waits.
 TEST(GridTest, NoCtaIsWithoutAnItem) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
@@ -143,7 +143,7 @@ TEST(GridTest, NoCtaIsWithoutAnItem) {
   }
 }
 
-// Fewer CTAs would give some warps more items.
+// With one CTA fewer, some warps would have more items.
 TEST(GridTest, RoundsAreEven) {
   const auto rounds = [](std::int64_t items, int ctas, int warps) {
     return (items + std::int64_t{ctas} * warps - 1) / (std::int64_t{ctas} * warps);
@@ -172,16 +172,16 @@ TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
     return dispatch_grid({kCtas, 8, tokens, 7168, true, max_tokens, call_max_tokens}, true, true);
   };
   const auto warps = [](const DispatchArgs& args) { return args.num_receivers * args.num_warps; };
-  // Told: as if it had as many itself.
+  // Known limit: as if the rank had that many tokens itself.
   EXPECT_EQ(warps(grid(0, 4096, 8)), warps(grid(8, 8, 0)));
   EXPECT_GE(warps(grid(0, 4096, 128)), warps(grid(128, 128, 0)));
-  // Not told: for a sixteenth of the most, up to a small CTA for every SM.
+  // Unknown limit: for a sixteenth of the maximum, up to one small CTA per SM.
   EXPECT_EQ(warps(grid(0, 128, 0)), warps(grid(8, 8, 0)));
   EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / kExchangeCtasPerSm);
   EXPECT_EQ(warps(grid(128, 4096, 0)), warps(grid(128, 128, 0)));
 }
 
-// How often tasks of `size` tokens have each token.
+// Returns how often tasks of `size` tokens contain each token.
 std::vector<int> times_in(int num_tasks, int size, int tokens) {
   std::vector<int> times(static_cast<std::size_t>(tokens));
   for (int task = 0; task < num_tasks; ++task) {
@@ -202,14 +202,14 @@ TEST(GridTest, EveryTokenIsInOneRunAndInOneTaskOfTerms) {
       ASSERT_GE(a.tokens_per_run, 1);
       ASSERT_EQ(times_in(a.num_runs, a.tokens_per_run, c.tokens), once);
       ASSERT_EQ(times_in(c.ranks, a.tokens_per_task, c.tokens), once);
-      // No run is empty, and no notify CTA has nothing to do.
+      // No run is empty, and no notify CTA is idle.
       ASSERT_LT((a.num_runs - 1) * a.tokens_per_run, std::max(1, c.tokens));
       ASSERT_LE(a.num_notify_ctas, c.ranks * (1 + a.num_runs));
     }
   }
 }
 
-// Where a sender's item is and what a receiver's is are the same divisions in the kernel.
+// The kernel uses the same divisions to locate a sender's and a receiver's item.
 TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
@@ -218,7 +218,7 @@ TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
     const std::int64_t num_chunks = std::int64_t{std::max(1, c.tokens)} * chunks;
     ASSERT_GE(a.shares, 1);
     ASSERT_LE(a.shares, c.ranks);
-    // Shares are for warps that would have nothing to do.
+    // Shares exist only for warps that would otherwise be idle.
     ASSERT_TRUE(a.shares == 1 || num_chunks * a.shares <= a.num_senders * a.num_warps);
     ASSERT_EQ(a.by_topk.divisor, static_cast<std::uint32_t>(kTopk));
     ASSERT_EQ(a.by_ranks.divisor, static_cast<std::uint32_t>(c.ranks));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The headers that serve both processors give the same bits on a GPU as on the CPU: conversions,
+// Headers that serve both processors give the same bits on a GPU as on the CPU: conversions,
 // quantization rules, exp, expert ownership and window offsets. Needs a GPU; skips without one.
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 namespace switchyard {
 namespace {
 
-// Every 211th f32 pattern, all exponents and signs among them, and the patterns around each tie.
+// Every 211th f32 pattern, which covers all exponents and signs, and the patterns around each tie.
 constexpr std::uint64_t kStride = 211;
 constexpr std::uint64_t kNumValues = (std::uint64_t{1} << 32) / kStride;
 

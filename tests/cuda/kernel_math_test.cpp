@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Divisions as products, on the host: the same code runs in kernels.
+// Divisions computed as products, on the host: kernels run the same code.
 
 #include "cuda/base/kernel_math.h"
 

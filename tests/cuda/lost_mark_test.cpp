@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A returned row with words that stand for reserved ones, whose marks never come: the error names
+// A returned row with words that escape reserved ones, whose marks never arrive: the error names
 // the rank that should have sent them.
 
 #include <cstdint>
@@ -41,8 +41,8 @@ PushLayout layout_of(const QuantScheme& wire) {
   return make_push_layout(shape);
 }
 
-/// The receiving half of a combine on rank 0. Only token 1 has partials: zeros from rank 2, and a
-/// row of escaped words from rank 3.
+/// The receiving half of a combine on rank 0. Only token 1 has partial sums: zeros from rank 2, and
+/// a row of escaped words from rank 3.
 class LostMark {
  public:
   LostMark(const QuantScheme& wire, bool is_aligned) : layout_(layout_of(wire)) {
@@ -98,7 +98,7 @@ TEST(LostMarkTest, RankThatShouldHaveSentItIsNamed) {
   REQUIRE_GPU();
   for (const QuantScheme& wire : {schemes::kFp8Block, schemes::kMxfp8}) {
     SCOPED_TRACE(name_of(wire));
-    for (const bool is_aligned : {false, true}) {  // kernels of their own
+    for (const bool is_aligned : {false, true}) {  // selects different kernels
       const WaitRecord record = LostMark(wire, is_aligned).run();
       ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
       const WaitFailureText text = describe(record, 0, 8);

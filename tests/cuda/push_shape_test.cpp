@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an exchange between GPUs refuses by its configuration alone: places of rows that a route has
-// no bits for. No GPU.
+// What a GPU exchange refuses by its configuration alone: places of rows that need more bits than a
+// route has. Needs no GPU.
 
 #include "exchange/push/push_shape.h"
 
@@ -19,7 +19,7 @@ constexpr int kTopk = 3;
 struct PlaceCase {
   int num_experts;
   int num_ranks;
-  std::int64_t limit;  ///< of rows for one rank, a multiple of kTopk
+  std::int64_t limit;  ///< rows for one rank; a multiple of kTopk
 };
 
 ExchangeConfig config_of(const PlaceCase& c, Layout layout, std::int64_t rows) {
@@ -49,7 +49,7 @@ TEST(P2pShapeTest, RoutesHaveBitsForEveryPlace) {
   }
 }
 
-// Rows that are not placed by expert have no places.
+// Rows that are not placed by expert have no place in a route.
 TEST(P2pShapeTest, LayoutsWithARowATokenHaveNoSuchLimit) {
   const PlaceCase c{16384, 1, (1 << 18) - 1};
   for (const Layout layout : {Layout::kCompact, Layout::kByRank}) {

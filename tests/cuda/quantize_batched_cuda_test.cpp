@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_batched and the fused activation on a GPU against the CPU, all memory compared. Needs a
-// GPU; skips without one, except for what is refused before it is looked for.
+// quantize_batched and the fused activation on a GPU against the CPU; all memory is compared. Needs
+// a GPU except for the refused arguments; skips without one.
 
 #include "switchyard/quantize_batched.h"
 
@@ -18,16 +18,16 @@ constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 constexpr std::int64_t kL = 5;
 constexpr std::int64_t kC = 9;
 
-// All calls of this file, on either processor.
+// Describes any call of this file, on either processor.
 struct Case {
   QuantScheme scheme;
   DType dtype = DType::kBF16;
-  std::int64_t hidden = 0;  ///< of q
+  std::int64_t hidden = 0;  ///< elements per row of q
   ScaleLayout layout = ScaleLayout::kRowMajor;
   bool is_activated = false;
   bool is_batch = true;
   ActivationScale activation_scale = ActivationScale::kScheme;
-  std::int64_t num_given = 0;  ///< static scales: 0, 1 or kL
+  std::int64_t num_given = 0;  ///< number of static scales: 0, 1 or kL
   std::vector<std::int32_t> counts{4, 0, 9, 1, 7};
 
   std::int64_t width() const { return is_activated ? 2 * hidden : hidden; }
@@ -58,7 +58,7 @@ TensorView scales_view(const Case& c, std::byte* data) {
                     : view_scales(data, dtype, c.layout, kC, width);
 }
 
-// `stream` is absent for the CPU.
+// `stream` is null for the CPU.
 void call(const Case& c, const Memory& m, const Stream* stream) {
   const DType stored = stored_dtype(c.scheme, c.dtype);
   const TensorView scales = scales_view(c, m.scales);
@@ -185,7 +185,7 @@ TEST(QuantizeBatchedCudaTest, TheFusedScaleOfTheActivation) {
   }
 }
 
-// Counts are data there: nobody refuses them, so they are held to what is possible.
+// Counts in GPU memory cannot be refused, so kernels clamp them to the possible range.
 TEST(QuantizeBatchedCudaTest, ImpossibleCountsTouchNothingElse) {
   REQUIRE_GPU();
   Case c{schemes::kFp8Block, DType::kBF16, 288};

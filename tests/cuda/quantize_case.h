@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_case.h: inputs with everything that a float can be, and tensors that exist on both
-// processors.
+// quantize_case.h: inputs with every kind of float, in tensors that exist on both processors.
 #pragma once
 
 #include <cmath>
@@ -21,7 +20,7 @@
 
 namespace switchyard::test {
 
-/// Schemes without a name, whose blocks only the general kernel serves.
+/// Schemes without a name, whose blocks only the general kernel supports.
 inline std::vector<QuantScheme> unnamed_schemes() {
   std::vector<QuantScheme> schemes{{DType::kF16}, {DType::kF32}};
   for (const std::int32_t block : {1, 7, 64, 128, 300, 100000}) {
@@ -35,14 +34,14 @@ inline std::vector<QuantScheme> unnamed_schemes() {
   return schemes;
 }
 
-/// Those of a matrix: no tiles.
+/// The scale layouts for a matrix: all except swizzled tiles.
 inline std::vector<ScaleLayout> matrix_layouts_of(const QuantScheme& scheme) {
   std::vector<ScaleLayout> layouts = layouts_of(scheme);
   if (layouts.back() == ScaleLayout::kSwizzled) layouts.pop_back();
   return layouts;
 }
 
-/// Element h of row `row`: rows differ in what is rare in them.
+/// Element h of row `row`; each row in eight has its own kind of rare value.
 inline float element(std::int64_t row, std::int64_t h) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const auto counter = static_cast<std::uint64_t>(row * 100003 + h);
@@ -55,12 +54,12 @@ inline float element(std::int64_t row, std::int64_t h) {
     case 4: return normal * 1e-30f;
     case 5: return normal * 1e37f;
     case 6: return std::ldexp(normal, static_cast<int>(chance) * 4 - 16);
-    case 7: return std::round(normal * 4.0f) / 4.0f;  // many ties
+    case 7: return std::round(normal * 4.0f) / 4.0f;  // causes many ties
     default: return normal;
   }
 }
 
-/// Rows of `hidden` elements, `stride` apart.
+/// Rows of `hidden` elements, `stride` elements apart.
 inline Twin make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden, std::int64_t stride,
                       std::size_t misalignment = 0) {
   const auto bytes = static_cast<std::size_t>(num_rows * stride * bits_of(dtype) / 8);
@@ -74,7 +73,7 @@ inline Twin make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden, s
   return rows;
 }
 
-/// Bytes of a tensor of a shape, packed.
+/// Bytes of a contiguous tensor of this shape.
 inline std::size_t bytes_of(DType dtype, std::initializer_list<std::int64_t> shape) {
   return TensorView(nullptr, dtype, shape).num_bytes();
 }

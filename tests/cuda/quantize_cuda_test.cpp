@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize and dequantize on a GPU write the bytes that the CPU's write, and no others. Needs a
-// GPU; skips without one, except for what is refused before it is looked for.
+// quantize and dequantize on a GPU write the same bytes as the CPU and no others. Needs a GPU
+// except for the refused arguments; skips without one.
 
 #include <functional>
 #include <optional>
@@ -29,7 +29,7 @@ struct Shape {
 struct Options {
   ScaleLayout layout = ScaleLayout::kRowMajor;
   std::int64_t gap = 0;          ///< elements between rows of x
-  std::size_t misalignment = 0;  ///< bytes, of x and q
+  std::size_t misalignment = 0;  ///< in bytes, of x and q
   const Twin* given = nullptr;   ///< static scales
   std::int64_t given_stride = 1;
   std::optional<float> scale_ub;
@@ -50,7 +50,7 @@ TensorView given_view(const QuantScheme& scheme, const Shape& shape, const Optio
   return TensorView(data, DType::kF32, {shape.num_rows, 1}, {options.given_stride, 1});
 }
 
-// Quantizes the same rows on both and compares all memory.
+// Quantizes the same rows on both processors and compares all memory.
 void expect_same_codes(const QuantScheme& scheme, DType dtype, const Shape& shape,
                        const Options& options = {}) {
   SCOPED_TRACE(test::describe(scheme, dtype, shape.num_rows, shape.hidden) + " layout " +
@@ -137,7 +137,7 @@ TEST(QuantizeCudaTest, RowsApartAndOffTheirAlignment) {
   }
 }
 
-// Rows longer than the registers of a thread block, and enough of them to fill the GPU.
+// Rows longer than a thread block's registers hold, and enough rows to fill the GPU.
 TEST(QuantizeCudaTest, LongRowsAndManyRows) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
@@ -151,8 +151,8 @@ TEST(QuantizeCudaTest, LongRowsAndManyRows) {
   }
 }
 
-// Rows so many that blocks of any GPU walk over several, of every kind that a warp may meet; a row
-// may end inside a warp, and leave threads of a block without one.
+// So many rows that each block of any GPU processes several, of every kind that a warp can meet. A
+// row may end inside a warp and leave threads of a block without one.
 TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
   REQUIRE_GPU();
   const Twin global = make_floats({kGlobalScale});
@@ -217,7 +217,7 @@ TEST(QuantizeCudaTest, ScalesMayBeGivenOrBounded) {
   }
 }
 
-// Random bytes as codes and scales: NaN codes and scales of all kinds among them.
+// Random bytes as codes and scales, which include all kinds of NaN codes and scales.
 void expect_same_values(const QuantScheme& scheme, DType stored, DType output, const Shape& shape,
                         ScaleLayout layout) {
   SCOPED_TRACE(test::describe(scheme, output, shape.num_rows, shape.hidden) + " from " +
@@ -274,7 +274,7 @@ TEST(QuantizeCudaTest, EveryCodeBecomesTheSameValue) {
   }
 }
 
-// A capture allocates nothing and waits for nothing; a replay reads what is there then.
+// A capture allocates nothing and waits for nothing; a replay reads the current contents.
 TEST(QuantizeCudaTest, CallsMayBeCaptured) {
   REQUIRE_GPU();
   const OwnedStream stream;
@@ -309,7 +309,7 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
   }
 }
 
-// Refused before a GPU is looked for.
+// These are refused before a GPU is used.
 TEST(QuantizeCudaTest, WrongTensorsAreRefused) {
   const Stream stream(nullptr);
   const auto refused = [](const char* phrase, const std::function<void()>& call) {

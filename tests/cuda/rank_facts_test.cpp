@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which heap a group takes and what it says when there is none. Needs no GPU.
+// Which heap a group uses, and the message when there is none. Needs no GPU.
 
 #include "heap/rank_facts.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums and policies have the CPU's bits on a GPU: random bit patterns as values, so infinities, NaN
-// of any payload, subnormals and both zeros are among them. Needs a GPU; skips without one.
+// Sums and policies have the CPU's bits on a GPU. Values are random bit patterns, which include
+// infinity, NaN of any payload, subnormals and both zeros. Needs a GPU; skips without one.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 
-// Values around 1 of random sign; every 13th any bit pattern.
+// Values around 1 of random sign; one in 13 has an arbitrary bit pattern.
 void fill_floats(TwinTensor& twin, std::uint64_t seed) {
   const DType dtype = twin.host.dtype();
   const auto width = static_cast<std::size_t>(bits_of(dtype) / 8);
@@ -56,7 +56,7 @@ void expect_cpu_bits(const GatherCase& test) {
   TwinTensor rows(test.row_dtype, num_rows, test.hidden, {test.hidden + gap, 1, gap});
   fill_floats(rows, 21);
   TwinTensor inv_perm(DType::kI32, test.num_tokens, test.num_topk, {test.num_topk + gap, 1, gap});
-  // Dropped choices may hold anything: they are never read.
+  // Dropped choices may hold anything, because they are never read.
   const TwinTensor map = test.has_map ? twin_map(16) : TwinTensor();
   inv_perm.fill<std::int32_t>([&](std::int64_t t, std::int64_t k) -> std::int64_t {
     const std::int32_t id =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranges that kernels read are held to the buffer, and a grid has a place for every tile. No GPU:
-// the same functions on the host.
+// Ranges that kernels read are clamped to the buffer, and a grid has a place for every tile. Needs
+// no GPU: the same functions run on the host.
 
 #include "cuda/quantize/row_ranges.h"
 
@@ -36,7 +36,7 @@ TEST(RowRangesTest, RangesEndWithTheBuffer) {
   EXPECT_EQ((RowRanges{}.of(0).count), 0);
 }
 
-// Random neighbours, all in one expert, none.
+// Random counts per expert, some of them 0.
 TEST(RowRangesTest, EveryTileHasAPlaceInTheGrid) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const auto experts = static_cast<std::int64_t>(1 + random_bits(seed, 0) % 40);

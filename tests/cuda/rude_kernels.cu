@@ -14,7 +14,7 @@ __device__ std::uint64_t gpu_ns() {
   return ns;
 }
 
-// One CTA fills an SM: it has all shared memory. Those that spare theirs stay until all have one.
+// One CTA uses all shared memory of an SM. CTAs on spared SMs stay until every SM has its CTA.
 __global__ void hog_kernel(unsigned num_spared, const volatile std::uint32_t* release,
                            std::uint64_t max_ns, std::uint32_t* num_started) {
   unsigned sm;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ep_scatter and its relatives write on a GPU byte for byte what they write on the CPU, and nothing
-// else. Needs a GPU for all but the errors; skips without one.
+// ep_scatter and its relatives write the same bytes on a GPU as on the CPU, and nothing else. Needs
+// a GPU except for the errors; skips without one.
 
 #include <gtest/gtest.h>
 
@@ -20,14 +20,14 @@ struct ScatterCase {
   std::int64_t num_local = 8;
   std::int64_t hidden = 128;
   std::int64_t alignment = 8;
-  std::int64_t more_rows = 0;  ///< of the buffer, than any routing needs
+  std::int64_t more_rows = 0;  ///< extra rows in the buffer, beyond what any routing needs
   DType dtype = DType::kBF16;
   Scales scales = Scales::kNone;
   DType scale_dtype = DType::kF32;
   std::int64_t num_scales = 5;
   Routing routing = Routing::kRandom;
   DType id_dtype = DType::kI32;
-  bool is_strided = false;  ///< ids and x have gaps and odd beginnings
+  bool is_strided = false;  ///< ids and x have gaps and odd start addresses
   bool has_map = false;
   CompatPadding padding = CompatPadding::kNone;
 };
@@ -199,7 +199,7 @@ TEST(ScatterCudaTest, PackedScales) {
   }
 }
 
-// Several chunks a warp, several warps a block, several tiles of experts, several counts a chunk.
+// Several chunks per warp, warps per block, tiles of experts, and counts per chunk.
 TEST(ScatterCudaTest, ManyChoicesAndManyExperts) {
   REQUIRE_GPU();
   struct Size {
@@ -258,8 +258,8 @@ TEST(ScatterCudaTest, NoLocalExpertsNeedNoRows) {
   EXPECT_TRUE(needed.is_equal());
 }
 
-// What the CPU refuses goes nowhere and is counted: ids past the last expert, known counts that are
-// not those of the ids.
+// Values that the CPU refuses are counted and written nowhere: ids beyond the last expert, and
+// known counts that contradict the ids.
 TEST(ScatterCudaTest, RefusedValuesAreCountedAndGoNowhere) {
   REQUIRE_GPU();
   const ScatterCase test{.num_tokens = 40, .num_topk = 3, .num_local = 8};
@@ -288,7 +288,7 @@ TEST(ScatterCudaTest, RefusedValuesAreCountedAndGoNowhere) {
   twins.expect_equal();
   EXPECT_EQ(errors.value(), num_bad + 1);
 
-  // With a map of fewer entries than ids there are, those past its end.
+  // With a map shorter than the ids require, ids beyond its end.
   const TwinTensor map = twin_map(4);
   TwinTensor counts = TwinTensor::flat(DType::kI32, 2);
   const ErrorWord map_errors;

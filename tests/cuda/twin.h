@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// twin.h: memory that exists twice, with guard bytes, for a result of the CPU beside one of the
-// GPU.
+// twin.h: memory that exists twice, with guard bytes, to compare a CPU result with a GPU result.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +15,10 @@
 
 namespace switchyard::test {
 
-/// The same bytes on both processors. They start as 0xAB, as do the guards around them.
+/// The same bytes on both processors. They start as 0xAB, like the guards around them.
 class Twin {
  public:
-  /// `misalignment` moves the memory away from a 16-byte address.
+  /// `misalignment` is the distance from a 16-byte aligned address.
   explicit Twin(std::size_t num_bytes, std::size_t misalignment = 0)
       : start_(kGuard + misalignment),
         bytes_(num_bytes + 2 * kGuard + misalignment, std::byte{0xAB}),
@@ -34,7 +33,7 @@ class Twin {
                "upload");
   }
 
-  /// Guards included. The first difference counts from the start of the memory.
+  /// Compares guards as well. Reports the first difference relative to the start of the memory.
   void expect_equal(const char* what) const {
     std::vector<std::byte> got(bytes_.size());
     check_cuda(cudaMemcpy(got.data(), device_.data(), got.size(), cudaMemcpyDeviceToHost),

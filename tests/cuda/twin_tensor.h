@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// twin_tensor.h: the same bytes on the host and on the GPU, guards around them and gaps of strides
-// among them. A CPU function works on one and a GPU function on the other; then all bytes are
+// twin_tensor.h: the same bytes on the host and on the GPU, between guards and with the gaps of
+// strides. A CPU function works on one copy, a GPU function on the other; then all bytes must be
 // equal.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace switchyard::test {
 
-/// Strides of a matrix in elements, and where it begins behind an aligned address.
+/// Strides of a matrix in elements, and its offset from an aligned address.
 struct Placement {
   std::int64_t row_stride = 0;
   std::int64_t column_stride = 1;
@@ -63,7 +63,7 @@ class TwinTensor {
     return twin;
   }
 
-  /// Every byte inside the guards from value(i).
+  /// Sets every byte between the guards to value(i).
   template <typename Value>
   TwinTensor& fill_bytes(const Value& value) {
     for (std::size_t i = first_; i + kGuard < bytes_.size(); ++i) {
@@ -76,7 +76,7 @@ class TwinTensor {
     return fill_bytes([&](std::size_t i) { return random_bits(seed, i) >> 7 & 0xFF; });
   }
 
-  /// Elements of a matrix from value(row, column).
+  /// Sets the elements of a matrix to value(row, column).
   template <typename T, typename Value>
   TwinTensor& fill(const Value& value) {
     for (std::int64_t r = 0; r < host.shape(0); ++r) {
@@ -92,7 +92,7 @@ class TwinTensor {
     check_cuda(
         cudaMemcpy(device_bytes_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
         "upload");
-    // A copy of pageable memory may still be on its way; streams of their own do not wait for it.
+    // A copy from pageable memory may still be under way, and other streams do not wait for it.
     check_cuda(cudaStreamSynchronize(nullptr), "upload");
   }
 
@@ -103,7 +103,7 @@ class TwinTensor {
     return got;
   }
 
-  /// Guards, gaps and elements alike.
+  /// Compares guards, gaps and elements.
   ::testing::AssertionResult is_equal() const {
     const std::vector<std::byte> got = download();
     for (std::size_t i = 0; i < got.size(); ++i) {
@@ -125,7 +125,7 @@ class TwinTensor {
   DeviceBuffer device_bytes_;
 };
 
-/// Workspace of exactly these bytes, poisoned, between guards.
+/// A poisoned workspace of exactly this many bytes, between guards.
 class GuardedWorkspace {
  public:
   explicit GuardedWorkspace(std::size_t bytes)
@@ -144,7 +144,7 @@ class GuardedWorkspace {
   TwinTensor memory_;
 };
 
-/// i32 [1] on the GPU, 0 at first.
+/// i32 [1] on the GPU, initially 0.
 class ErrorWord {
  public:
   ErrorWord() : word_(TwinTensor::flat(DType::kI32, 1)) {
@@ -173,7 +173,7 @@ inline std::int64_t random_id(Routing routing, std::int64_t num_experts, std::ui
              : static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(num_experts));
 }
 
-/// [T, K] i32 or i64; strided ones have gaps in both directions.
+/// [T, K] i32 or i64; strided ids have gaps in both dimensions.
 inline TwinTensor twin_ids(DType dtype, std::int64_t num_tokens, std::int64_t num_topk,
                            std::int64_t num_experts, Routing routing, bool is_strided) {
   const Placement placement =
@@ -190,7 +190,7 @@ inline TwinTensor twin_ids(DType dtype, std::int64_t num_tokens, std::int64_t nu
   return ids;
 }
 
-/// Global expert e is local e / 2 where e is even, otherwise elsewhere.
+/// Global expert e is local expert e / 2 if e is even, otherwise on another rank.
 inline TwinTensor twin_map(std::int64_t num_experts) {
   TwinTensor map = TwinTensor::flat(DType::kI32, num_experts);
   for (std::int64_t e = 0; e < num_experts; ++e) {

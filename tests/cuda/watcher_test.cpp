@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The host's half of waits of kernels: records and abort words in ordinary memory, so no GPU.
+// The host's side of kernel waits: records and abort words in ordinary memory, so no GPU is needed.
 
 #include "exchange/push/watcher.h"
 
@@ -37,7 +37,7 @@ WaitRecord record_of(WaitPlace place, std::int32_t peer, std::int32_t token) {
   return record;
 }
 
-// As a kernel does: the failure comes last.
+// Writes the failure last, as a kernel does.
 void leave(WatchWords& words, WaitFailure failure, const WaitRecord& record) {
   constexpr std::size_t kRest = offsetof(WaitRecord, place);
   std::memcpy(&words.record.place, &record.place, sizeof(WaitRecord) - kRest);
@@ -45,7 +45,7 @@ void leave(WatchWords& words, WaitFailure failure, const WaitRecord& record) {
       .store(static_cast<std::uint32_t>(failure), std::memory_order_release);
 }
 
-// Milliseconds until kernels are told to end; 10 s at most.
+// Milliseconds until kernels are asked to end; at most 10 s.
 std::int64_t wait_for_word(WatchWords& words) {
   const std::int64_t start = now_ns();
   while (std::atomic_ref(words.abort_word).load() == 0 && now_ns() - start < 10'000'000'000) {
@@ -84,7 +84,7 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
             (group.rank() == 0
                  ? " (rank 0 of 3, call 7)"
                  : fmt::format(" (rank {} of 3 stopped in dispatch send, call 41)", group.rank())));
-    // A record that comes later changes nothing.
+    // A later record changes nothing.
     if (group.rank() == 1) {
       leave(words, WaitFailure::kAborted, record_of(WaitPlace::kReturnedRow, 2, 5));
     }
@@ -179,7 +179,7 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
     Watcher watcher(group.engine(), words, kNumExperts);
     ++*num_ready;
     EXPECT_LT(wait_for_word(words), 10'000);
-    // What the kernel saw is not the cause.
+    // What the kernel reported is not the cause.
     leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kReturnedRow, 1, 5));
     watcher.check(kSite);
   });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exchange_stress: dispatch and combine between GPUs without end, every byte compared on the GPU.
-// Ranks are threads or processes of this host; with fewer GPUs than ranks some share one. Goes
-// through all cases by turns of time; prints one JSON object. Exit codes: 0 all bytes are right
+// exchange_stress: repeats dispatch and combine between GPUs and compares every byte on the GPU.
+// Ranks are threads or processes of this host; with fewer GPUs than ranks some share a GPU. All
+// cases get a share of the time; the result is one JSON object. Exit codes: 0 all bytes are right
 // (or, with --inject, exactly the spoiled ones are wrong), 1 some are not, 77 no GPU.
 
 #include <algorithm>
@@ -28,10 +28,10 @@ namespace switchyard::test {
 namespace {
 
 constexpr int kNoGpu = 77;
-constexpr double kRoundSeconds = 0.1;  // between two looks at the clock
+constexpr double kRoundSeconds = 0.1;  // time between checks of the clock
 
 struct Options {
-  int ranks = 0;  ///< 0: a rank a GPU
+  int ranks = 0;  ///< 0: one per GPU
   bool processes = false;
   double seconds = 10;
   std::int64_t rows = 0;  ///< 0: no limit
@@ -46,8 +46,8 @@ struct Options {
 struct CaseResult {
   std::string name;
   double seconds = 0;
-  std::int64_t pairs = 0;  ///< each of all ranks
-  std::int64_t rows = 0;   ///< this and what follows: of all ranks
+  std::int64_t pairs = 0;  ///< every rank takes part in each
+  std::int64_t rows = 0;   ///< this and the following: summed over ranks
   std::int64_t outputs = 0;
   std::int64_t bytes = 0;
   std::int64_t wrong = 0;
@@ -68,7 +68,7 @@ std::string text_of(const StressTally& tally, int rank) {
                      d.want);
 }
 
-/// Adds up what the ranks found.
+/// Adds up the ranks' results.
 CaseResult gather(const Group& group, const StressTally& tally) {
   const std::string own =
       fmt::format("{} {} {} {} {} {}", tally.num_rows, tally.num_outputs, tally.num_bytes,
@@ -111,7 +111,7 @@ class Run {
   }
 
  private:
-  // What rank 0 says: its clock decides.
+  // Returns rank 0's number, so that its clock decides.
   int agree(int number) {
     return std::stoi(group_.engine().all_gather_text(std::to_string(number))[0]);
   }
@@ -162,7 +162,7 @@ class Run {
     }
   }
 
-  // Rows of the other ranks are about as many.
+  // The other ranks have about as many rows.
   bool reaches_limit(std::int64_t pairs, const StressTally& tally) const {
     const std::int64_t rows = static_cast<std::int64_t>(tally.num_rows) * group_.size();
     return (options_.pairs > 0 && total(&CaseResult::pairs) + pairs >= options_.pairs) ||

@@ -45,7 +45,7 @@ std::string name_of(const StressCase& c) {
   return name;
 }
 
-// Every layout with both contracts, in each of the ways of sending and of ordering.
+// Adds one layout and one reduce contract in each way of sending and ordering.
 void add_ways(Layout layout, Reduce reduce, std::vector<StressCase>& cases) {
   StressCase decode = make(layout, reduce, StressForm::kStored, 7168, 128);
   decode.uses_graph = true;
@@ -75,7 +75,7 @@ void add_ways(Layout layout, Reduce reduce, std::vector<StressCase>& cases) {
 
 std::vector<StressCase> stress_cases(int num_ranks, std::uint32_t seed, bool is_small) {
   std::vector<StressCase> cases;
-  // The many rows and the many pairs.
+  // One case for many rows and two for many pairs.
   StressCase rows = make(kExpanded, Reduce::kPerRank, StressForm::kStored, 128, 4096);
   rows.uses_graph = true;
   rows.share = 7;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stress_case.h: the ways of exchanging that a stress run goes through.
+// stress_case.h: the kinds of exchange that a stress run tests.
 #pragma once
 
 #include <string>
@@ -17,11 +17,11 @@ struct StressCase {
   StressShape shape;
   Reduce reduce = Reduce::kPerRank;
   bool uses_graph = false;
-  bool is_cold = false;  ///< memory is swept before each dispatch and combine
+  bool is_cold = false;  ///< sweeps the L2 cache before each dispatch and combine
   bool splits_phases = false;
   bool programmatic = false;
-  int num_lanes = 1;   ///< handles in flight, 1 or 2; a stream each where GPUs are not shared
-  double share = 1.0;  ///< of the time
+  int num_lanes = 1;   ///< handles in flight, 1 or 2; each has a stream unless ranks share a GPU
+  double share = 1.0;  ///< relative share of the time
 };
 
 /// `is_small`: few tokens and short rows, for tools that slow kernels down.

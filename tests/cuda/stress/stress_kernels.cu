@@ -17,30 +17,30 @@ __device__ std::uint32_t number_of(const StressStep& step) {
   return *const_cast<const volatile std::uint32_t*>(step.base) + step.offset;
 }
 
-// ---- what must come
+// ---- expected rows
 
 __device__ int sum_of_warp(int value) { return __reduce_add_sync(kAll, value); }
 
-/// Rows are counted by (group, source, 32 tokens) and listed in that order. A group is a local
-/// expert, or, the last one, all of them: a row a token.
+/// Rows are counted per (group, source, 32 tokens) and listed in that order. A group is a local
+/// expert; the last group stands for all experts, with one row per token.
 struct Units {
-  int chunks;  ///< of a source
-  int num;     ///< of all sources
+  int chunks;  ///< per source
+  int num;     ///< over all sources
 
   SWITCHYARD_HOST_DEVICE explicit Units(const StressShape& s)
       : chunks(stress_chunks(s)), num(s.num_ranks * chunks) {}
 };
 
-/// Few units are listed by the CTA that counts them, many by a kernel of their own.
+/// The CTA that counts a few units also lists them; many units have a list kernel.
 SWITCHYARD_HOST_DEVICE bool is_planned_by_make(const StressShape& s) {
   return Units(s).num <= 2 * kWarps;
 }
 
-/// What the token of a lane chose here.
+/// What the token of a lane chose on this rank.
 struct LaneChoices {
   int source;
   int token;
-  int local[kMaxStressTopk];  ///< expert of each choice, -1: none, or not here
+  int local[kMaxStressTopk];  ///< local expert of each choice; -1: none, or on another rank
   bool is_any = false;
 
   __device__ LaneChoices(const StressShape& s, std::uint32_t step, std::uint32_t slot, int unit,
@@ -56,7 +56,7 @@ struct LaneChoices {
       is_any = is_any || is_here;
     }
   }
-  /// As bits by k; of all experts together bit 0.
+  /// Returns bits indexed by k; for the group of all experts only bit 0.
   __device__ std::uint32_t of_group(const StressShape& s, int group) const {
     if (group == s.num_local) return is_any ? 1 : 0;
     std::uint32_t choices = 0;
@@ -75,7 +75,7 @@ __device__ void count_unit(const StressShape& s, std::uint32_t step, std::uint32
   }
 }
 
-/// Sum of counts[begin, end), by a warp.
+/// Sum of counts[begin, end), computed by a warp.
 __device__ int sum_of_counts(const int* counts, int begin, int end) {
   int sum = 0;
 #pragma unroll 4
@@ -83,7 +83,7 @@ __device__ int sum_of_counts(const int* counts, int begin, int end) {
   return sum_of_warp(sum);
 }
 
-/// Lists the rows of a unit in the order of tokens and choices.
+/// Lists the rows of a unit in order of tokens and choices.
 __device__ void list_unit(const StressShape& s, std::uint32_t step, std::uint32_t slot, int unit,
                           const Units& units, const StressPlan& plan) {
   const LaneChoices own(s, step, slot, unit, units);
@@ -110,7 +110,7 @@ __device__ void list_unit(const StressShape& s, std::uint32_t step, std::uint32_
   }
 }
 
-/// By one CTA.
+/// Runs on one CTA.
 __device__ void sum_up(const StressShape& s, const Units& units, const StressPlan& plan) {
   for (int e = warp_id(); e <= s.num_local; e += kWarps) {
     const int begin = e * units.num;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// ---- what is given
+// ---- inputs
 
 __device__ void fill_token(const StressShape& s, std::uint32_t step, int token,
                            const StressInput& input) {
@@ -199,9 +199,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int t = first; t < num_tokens; t += num_warps) fill_token(s, number, t, input);
 }
 
-// ---- what came
+// ---- received rows
 
-/// Of one thread; added up at the end.
+/// Counts of one thread, added up at the end.
 struct Count {
   StressTally* tally;
   std::uint32_t step;
@@ -218,7 +218,7 @@ struct Count {
         static_cast<std::uint32_t>(part), step, row.row, row.source, row.token, word, want, got};
   }
 
-  /// By whole warps. `rows`: of this thread, for `counter`.
+  /// Call this with whole warps. `rows` is this thread's contribution to `counter`.
   __device__ void add(unsigned rows, unsigned long long* counter) {
     const unsigned all_bytes = __reduce_add_sync(kAll, bytes);
     const unsigned all_wrong = __reduce_add_sync(kAll, wrong);
@@ -322,9 +322,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   count.add(rows, &tally->num_rows);
 }
 
-// ---- what came back
+// ---- outputs
 
-/// What four elements of an own token's output must be.
+/// The expected values of four elements of an own token's output.
 struct WantedSum {
   int of[4] = {0, 0, 0, 0};
 
@@ -333,7 +333,7 @@ struct WantedSum {
   }
 };
 
-/// Choices that are somewhere; of layouts with a row a token ranks that have the token.
+/// Returns the choices that name an expert as bits; in token-major layouts the ranks they name.
 __device__ std::uint32_t terms_of(const StressShape& s, std::uint32_t step, int token) {
   std::uint32_t partials = 0;
   for (int k = 0; k < s.num_topk; ++k) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stress_kernels.h: the GPU makes what a step sends and judges what it received. The host only says
-// which step comes, and with graphs not even that.
+// stress_kernels.h: the GPU generates what a step sends and checks what it receives. The host only
+// says which step is next, and with graphs not even that.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@
 
 namespace switchyard::test {
 
-/// Which step: *base + offset.
+/// The number of the step is *base + offset.
 struct StressStep {
   const std::uint32_t* base = nullptr;
   std::uint32_t offset = 0;
   std::uint32_t slot = 0;  ///< see stress_tokens
 };
 
-/// A row that must arrive. k is -1 in layouts with a row a token.
+/// A row that must arrive. k is -1 in token-major layouts.
 struct StressRow {
   std::int32_t row;
   std::int32_t source;
@@ -27,17 +27,17 @@ struct StressRow {
   std::int32_t k;
 };
 
-/// What must arrive here, found from the ids of all ranks.
+/// What must arrive on this rank, derived from the ids of all ranks.
 struct StressPlan {
-  StressRow* rows = nullptr;          ///< as many as can come
+  StressRow* rows = nullptr;          ///< room for as many as can arrive
   std::int32_t* counts = nullptr;     ///< [L + 1, P, chunks]
   std::int32_t* total = nullptr;      ///< [1]
   std::int32_t* num_rows = nullptr;   ///< [L]
   std::int64_t* first_row = nullptr;  ///< [L]
-  std::int64_t capacity = 0;          ///< rows of an expert in a batch
+  std::int64_t capacity = 0;          ///< rows per expert in a batch
 };
 
-/// What this rank gives.
+/// What this rank sends.
 struct StressInput {
   std::uint32_t* tokens = nullptr;
   std::byte* scales = nullptr;
@@ -46,7 +46,7 @@ struct StressInput {
   std::byte* output = nullptr;  ///< poisoned
 };
 
-/// What came.
+/// What this rank received.
 struct StressReceived {
   std::byte* rows = nullptr;
   std::byte* scales = nullptr;  ///< row-major
@@ -59,11 +59,11 @@ struct StressReceived {
 
 enum class StressPart : std::uint32_t { kCount, kElement, kScale, kId, kWeight, kOutput };
 
-/// The first difference of a rank.
+/// The first difference on a rank.
 struct StressDifference {
-  std::uint32_t part;  ///< StressPart
+  std::uint32_t part;  ///< a StressPart
   std::uint32_t step;
-  std::int32_t row;  ///< or token of an output
+  std::int32_t row;  ///< for outputs: the token
   std::int32_t source;
   std::int32_t token;
   std::int32_t word;
@@ -73,10 +73,10 @@ struct StressDifference {
 
 /// In device memory.
 struct StressTally {
-  unsigned long long num_rows;     ///< received rows that were compared
-  unsigned long long num_outputs;  ///< summed rows that were compared
-  unsigned long long num_bytes;    ///< of both
-  unsigned long long num_wrong;    ///< bytes
+  unsigned long long num_rows;     ///< received rows compared
+  unsigned long long num_outputs;  ///< output rows compared
+  unsigned long long num_bytes;    ///< bytes compared, of both
+  unsigned long long num_wrong;    ///< wrong bytes
   unsigned long long num_injected;
   unsigned int has_difference;
   StressDifference difference;
@@ -87,24 +87,24 @@ struct StressLaunch {
   cudaStream_t stream = nullptr;
 };
 
-/// Loads all kernels: a first launch would wait for kernels that run, which may wait for it.
+/// Loads all kernels: a first launch would wait for running kernels, which may wait for it.
 void load_stress_kernels();
-/// Tokens, scales, ids and weights of this rank; the plan of what must come.
+/// Generates tokens, scales, ids and weights of this rank, and the plan of what must arrive.
 void launch_make(const StressShape& shape, const StressStep& step, const StressInput& input,
                  const StressPlan& plan, const StressLaunch& launch);
-/// Compares all that came; writes the results of the rows [N, H] bf16.
+/// Compares everything received and writes the results for the rows, [N, H] bf16.
 void launch_check_rows(const StressShape& shape, const StressStep& step, const StressPlan& plan,
                        const StressReceived& received, std::uint16_t* results, StressTally* tally,
                        const StressLaunch& launch);
 void launch_check_output(const StressShape& shape, const StressStep& step, const std::byte* output,
                          StressTally* tally, const StressLaunch& launch);
-/// The fault that the test must find: changes a byte of a received row and, where there are scales,
-/// of a scale, in one step of seven.
+/// Injects the fault that the test must find: changes a byte of a received row and, if there are
+/// scales, of a scale, in one step of seven.
 void launch_spoil_row(const StressShape& shape, const StressStep& step, const StressPlan& plan,
                       const StressReceived& received, StressTally* tally, cudaStream_t stream);
 void launch_spoil_output(const StressShape& shape, const StressStep& step, std::byte* output,
                          StressTally* tally, cudaStream_t stream);
-/// *base += count.
+/// Executes *base += count.
 void launch_advance(std::uint32_t* base, std::uint32_t count, cudaStream_t stream);
 
 }  // namespace switchyard::test

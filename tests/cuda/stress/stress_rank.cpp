@@ -11,12 +11,12 @@
 namespace switchyard::test {
 namespace {
 
-constexpr std::uint32_t kStepsPerGraph = 8;  // of a lane
+constexpr std::uint32_t kStepsPerGraph = 8;  // per lane
 constexpr std::size_t kNumGraphs = 8;
 constexpr int kGraphsAtOnce = 16;
 constexpr std::uint32_t kStepsByCalls = 16;
 constexpr std::uint32_t kStepsByTurns = 4;
-constexpr std::size_t kSweptBytes = std::size_t{80} << 20;  // more than the L2 cache
+constexpr std::size_t kSweptBytes = std::size_t{80} << 20;  // larger than the L2 cache
 
 int attribute(cudaDeviceAttr which) {
   int device = 0;
@@ -145,7 +145,7 @@ void StressRank::sweep(const Lane& lane) {
   check_cuda(cudaMemsetAsync(swept_.data(), 0, swept_.size_bytes(), lane.stream), "sweep");
 }
 
-// Racecheck and the like run one kernel at a time: what a kernel waits for must have ended.
+// Racecheck and similar tools run one kernel at a time, so what a kernel waits for must have ended.
 void StressRank::turn(const Lane& lane) {
   if (!options_.by_turns) return;
   wait(lane.stream);
@@ -240,8 +240,8 @@ void StressRank::end(Lane& lane) {
   turn(lane);
 }
 
-// A step of each lane. All handles are alive before the first one ends, so each lane keeps its
-// place in the exchange.
+// Runs one step per lane. All handles are alive before the first ends, so each lane keeps its
+// in-flight slot of the exchange.
 void StressRank::enqueue_lanes(std::uint32_t offset, std::uint32_t slot) {
   std::uint32_t i = 0;
   for (Lane& lane : lanes_) {
@@ -283,8 +283,8 @@ std::int64_t StressRank::steps_per_round() const {
                          : std::int64_t{kStepsPerGraph} * static_cast<std::int64_t>(lanes_.size());
 }
 
-// Few at a time: a launch that finds the queue of its GPU full may keep the other ranks of a GPU
-// from theirs.
+// Few launches at a time: a launch that finds its GPU's queue full may keep other ranks on that GPU
+// from launching.
 void StressRank::run(int num_rounds) {
   const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
   for (int round = 1; round <= num_rounds; ++round) {

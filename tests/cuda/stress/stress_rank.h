@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // stress_rank.h: one rank of one case. All memory, streams and graphs exist before the first
-// kernel: the runtime may wait for kernels that run, which may wait for a rank of the same GPU.
+// kernel: the runtime may wait for running kernels, which may wait for a rank on the same GPU.
 #pragma once
 
 #include <memory>
@@ -14,24 +14,24 @@
 namespace switchyard::test {
 
 struct StressOptions {
-  bool by_turns = false;  ///< no kernel is launched before those that it needs have ended
-  bool injects = false;   ///< spoils bytes, which must be found
+  bool by_turns = false;  ///< each kernel is launched only after those it needs have ended
+  bool injects = false;   ///< spoils bytes, which the test must find
   std::int64_t timeout_ms = 30'000;  ///< of kernels
 };
 
 class StressRank {
  public:
-  /// Collective, as all members.
+  /// Collective, like all members.
   StressRank(const Group& group, const StressCase& c, const StressOptions& options);
   StressRank(const StressRank&) = delete;
   StressRank& operator=(const StressRank&) = delete;
   ~StressRank();
 
-  /// Steps of one round.
+  /// Number of steps per round.
   std::int64_t steps_per_round() const;
   /// So many rounds, then waits. Errors: of Exchange::check.
   void run(int num_rounds);
-  /// What was found so far.
+  /// Returns what was found so far.
   StressTally tally() const;
   const Exchange& exchange() const { return *exchange_; }
 

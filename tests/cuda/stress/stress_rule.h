@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stress_rule.h: what every byte of a step must be: pure functions of seed, step, source, token and
-// place, for both processors. Nothing of the exchange is used here.
+// stress_rule.h: what every byte of a step must be, as pure functions of seed, step, source, token
+// and place, for both processors. No code of the exchange is used here.
 //
-// Elements of a row start with two words that name it: {source, token} and {step}. The words after
-// are hashes; of codes that are given, one unit of eight is full of words that the wire reserves,
-// and some rows are nothing else. Results are small whole numbers and weights powers of two, so
-// that sums are exact in every order.
+// The elements of a row start with two words that name it: {source, token} and {step}. The words
+// after them are hashes. In forms other than kMade one 16-byte unit in eight consists mostly of
+// words that the wire reserves, and some rows of nothing else. Results are small integers and
+// weights powers of two, so sums are exact in any order.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@
 
 namespace switchyard::test {
 
-/// What dispatch is given.
+/// What dispatch receives.
 enum class StressForm : std::uint8_t {
-  kPlain,      ///< bf16 of any bits
-  kStored,     ///< e4m3 codes and f32 scales of any bits
-  kStoredFp4,  ///< e2m1 codes and e4m3 scales of any bits
+  kPlain,      ///< bf16 with arbitrary bits
+  kStored,     ///< e4m3 codes and f32 scales with arbitrary bits
+  kStoredFp4,  ///< e2m1 codes and e4m3 scales with arbitrary bits
   kMade,       ///< bf16 whose e4m3 codes and scales are known
 };
 
@@ -29,8 +29,8 @@ inline constexpr int kMaxStressRanks = 16;
 inline constexpr int kMaxStressTopk = 8;
 inline constexpr int kMadeBlock = 128;
 
-/// The same on every rank but for `rank`. Experts e of rank r are r * num_local + e; num_local is a
-/// power of two.
+/// The same on every rank except for `rank`. The experts of rank r are r * num_local + e; num_local
+/// is a power of two.
 struct StressShape {
   std::uint32_t seed = 1;
   std::int32_t num_ranks = 1;
@@ -50,7 +50,7 @@ struct StressShape {
   SWITCHYARD_HOST_DEVICE constexpr bool has_row_a_token() const {
     return layout == Layout::kCompact || layout == Layout::kByRank;
   }
-  /// Of a token as it is given, and of a row as it arrives.
+  /// Bytes of a token before dispatch; row_bytes() is the size of an arriving row.
   SWITCHYARD_HOST_DEVICE constexpr std::int32_t token_bytes() const {
     return form == StressForm::kStored      ? hidden
            : form == StressForm::kStoredFp4 ? hidden / 2
@@ -69,7 +69,7 @@ struct StressShape {
   }
 };
 
-/// Rows are counted by so many parts of a source's tokens.
+/// Number of blocks of 32 tokens per source; rows are counted per block.
 SWITCHYARD_HOST_DEVICE constexpr int stress_chunks(const StressShape& s) {
   return (s.max_tokens + 31) / 32;
 }
@@ -93,7 +93,8 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t token_name(int source, int token)
   return static_cast<std::uint32_t>(source) << 24 | static_cast<std::uint32_t>(token);
 }
 
-/// Tokens of a rank. `slot`: the step, or its place in the graphs: the host must know this number.
+/// Returns the number of tokens of a rank. `slot` is the step, or its position in the graphs: the
+/// host must know this number.
 SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_tokens(const StressShape& s,
                                                             std::uint32_t slot, int rank) {
   const std::uint32_t h =
@@ -103,11 +104,11 @@ SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_tokens(const StressShape& s
   return static_cast<std::int32_t>((h >> 3) % (static_cast<std::uint32_t>(s.max_tokens) + 1));
 }
 
-/// Choice k of a token. Of sixteen steps eight are uniform; the others lean to low experts, leave
-/// choices out, have one expert or one rank for all, or no expert, or experts twice in a token.
+/// Returns choice k of a token. In sixteen steps eight are uniform; the others favor low experts,
+/// omit choices, use one expert or one rank for all, no expert, or repeat experts within a token.
 SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_id(const StressShape& s, std::uint32_t step,
                                                         int source, int token, int k) {
-  // Prime to any number of experts: ranks are few, local experts a power of two.
+  // Coprime to any number of experts: there are few ranks, and num_local is a power of two.
   constexpr std::uint32_t kStrides[8] = {1, 67, 71, 73, 79, 83, 89, 97};
   const std::uint32_t key = step_key(s, step, StressSalt::kIds);
   const auto num_experts = static_cast<std::uint32_t>(s.num_experts());
@@ -141,7 +142,7 @@ SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_id(const StressShape& s, st
   }
 }
 
-/// Choice k as a layout with a row a token shows it: kCompact knows local experts only.
+/// Returns choice k as token-major rows report it: kCompact knows local experts only.
 SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_row_id(const StressShape& s,
                                                             std::uint32_t step, int source,
                                                             int token, int k) {
@@ -151,7 +152,7 @@ SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_row_id(const StressShape& s
   return id >= 0 && local >= 0 && local < s.num_local ? local : -1;
 }
 
-/// 1, 2, -1 or -2.
+/// Returns 1, 2, -1 or -2.
 SWITCHYARD_HOST_DEVICE constexpr float stress_weight(const StressShape& s, std::uint32_t step,
                                                      int source, int token, int k) {
   const std::uint32_t h = stress_hash(step_key(s, step, StressSalt::kWeights),
@@ -160,15 +161,16 @@ SWITCHYARD_HOST_DEVICE constexpr float stress_weight(const StressShape& s, std::
   return (h & 2) != 0 ? -size : size;
 }
 
-/// Words full of ones are the ones that the wire treats apart.
+/// Returns one of the two words that the wire reserves, or `other` in one case of four.
 SWITCHYARD_HOST_DEVICE constexpr std::uint32_t reserved_or(std::uint32_t which,
                                                            std::uint32_t other) {
   if (which % 4 == 0) return other;
   return which % 4 == 1 ? 0xFFFFFFFEu : 0xFFFFFFFFu;
 }
 
-/// A whole number of element h of kMade, from -15 to 15; the last of each block is 448, which makes
-/// the block's scale 1. The first 16 elements spell the row's two words, four bits each.
+/// Returns element h in form kMade, an integer from -15 to 15. The last element of each block is
+/// 448, which makes the block's scale 1. The first 16 elements encode the row's two words, four
+/// bits each.
 SWITCHYARD_HOST_DEVICE constexpr std::int32_t made_element(std::uint32_t key, std::uint32_t name,
                                                            std::uint32_t step, std::uint32_t h) {
   if (h % kMadeBlock == kMadeBlock - 1) return 448;
@@ -187,7 +189,7 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t bf16_of_whole(std::int32_t x) {
   auto size = static_cast<std::uint32_t>(x < 0 ? -x : x);
   std::uint32_t exponent = 127 + 7;
   while (size < 128) size *= 2, --exponent;
-  while (size >= 256) size /= 2, ++exponent;  // 448 has no bits below
+  while (size >= 256) size /= 2, ++exponent;  // 448 loses no bits here
   return sign | exponent << 7 | (size & 127u);
 }
 
@@ -201,7 +203,7 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t e4m3_of_whole(std::int32_t x) {
   return sign | exponent << 3 | (size & 7u);
 }
 
-/// Word w of a token as it is given (`arrives`: as it arrives).
+/// Returns word w of a token as dispatch receives it or, if `arrives`, as it arrives.
 SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_word(const StressShape& s, std::uint32_t key,
                                                            std::uint32_t step, int source,
                                                            int token, std::uint32_t w,
@@ -223,7 +225,7 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_word(const StressShape& s,
   return stress_hash(key + 2, name, 0) % 16 == 0 ? 0xFFFFFFFFu : own;
 }
 
-/// The bits of a scale.
+/// Returns the bits of a scale.
 SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_scale(const StressShape& s,
                                                             std::uint32_t step, int source,
                                                             int token, int index) {
@@ -239,8 +241,8 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_scale(const StressShape& s
   return h % 4 == 0 ? reserved_or(h >> 2, h) : h;
 }
 
-/// Element h of the result of choice k of a token; layouts with a row a token: of the row at rank
-/// k. Four bytes of a hash are four elements, from -16 to 15.
+/// Returns element h of the result of choice k or, in token-major layouts, of the row at rank k.
+/// The four bytes of a hash are four elements, from -16 to 15.
 SWITCHYARD_HOST_DEVICE constexpr std::int32_t result_of(std::uint32_t four, std::uint32_t h) {
   return static_cast<std::int32_t>(four >> (8 * (h % 4)) & 31u) - 16;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rule of the stress test says what the exchange between CPUs does: the bytes of each row at
-// its place, scales, ids and weights, and exact sums. No GPU is needed.
+// The rule of the stress test matches the CPU exchange: the bytes of each row at its place, scales,
+// ids and weights, and exact sums. Needs no GPU.
 
 #include <cstring>
 #include <vector>
@@ -179,7 +179,7 @@ TEST(StressRuleTest, IsWhatTheCpuExchangeDoes) {
   std::vector<StressCase> cases = stress_cases(kNumRanks, 1, true);
   StressCase by_rank = cases.back();
   ASSERT_EQ(by_rank.shape.layout, Layout::kCompact);
-  by_rank.shape.layout = Layout::kByRank;  // where it is not on GPUs the rule holds already
+  by_rank.shape.layout = Layout::kByRank;  // no stress case on GPUs uses it, but the rule covers it
   cases.push_back(by_rank);
   for (StressCase c : cases) {
     c.shape.max_tokens = 9;
