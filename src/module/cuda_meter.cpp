@@ -48,35 +48,36 @@ class Event {
 
 class Graph {
  public:
-  Graph(const DeviceWork& work, cudaStream_t stream) {
+  Graph(const DeviceWork& work, Stream stream) {
     cudaGraph_t graph = captured(work, stream);
     const cudaError_t result = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
     check_cuda(result, "cudaGraphInstantiate");
-    check_cuda(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
+    check_cuda(cudaGraphUpload(exec_, stream.get()), "cudaGraphUpload");
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   ~Graph() {
     if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
   }
-  void launch(cudaStream_t stream) const {
-    check_cuda(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
+  void launch(Stream stream) const {
+    check_cuda(cudaGraphLaunch(exec_, stream.get()), "cudaGraphLaunch");
   }
 
  private:
-  static cudaGraph_t captured(const DeviceWork& work, cudaStream_t stream) {
+  static cudaGraph_t captured(const DeviceWork& work, Stream stream) {
     cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin capture");
+    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
+               "begin capture");
     try {
       work(stream);
     } catch (...) {
-      cudaStreamEndCapture(stream, &graph);
+      cudaStreamEndCapture(stream.get(), &graph);
       if (graph != nullptr) cudaGraphDestroy(graph);
       cudaGetLastError();
       throw;
     }
-    check_cuda(cudaStreamEndCapture(stream, &graph), "end capture");
+    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "end capture");
     return graph;
   }
 
@@ -162,14 +163,14 @@ int CudaMeter::num_ctas(int num_sms) const {
 
 void CudaMeter::run(const DeviceWork& work) {
   group_.barrier();
-  work(queue_.stream().get());
+  work(queue_.stream());
   queue_.wait();
 }
 
 DeviceWork CudaMeter::capture(const DeviceWork& work) {
-  const auto graph = std::make_shared<Graph>(work, queue_.stream().get());
+  const auto graph = std::make_shared<Graph>(work, queue_.stream());
   queue_.wait();
-  return [graph](Stream stream) { graph->launch(stream.get()); };
+  return [graph](Stream stream) { graph->launch(stream); };
 }
 
 double CudaMeter::time_us(const DeviceWork& work) {
@@ -178,7 +179,7 @@ double CudaMeter::time_us(const DeviceWork& work) {
   group_.barrier();
   launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
   begin_.record(queue_.stream().get());
-  work(queue_.stream().get());
+  work(queue_.stream());
   end_.record(queue_.stream().get());
   group_.barrier();
   *flag_.as<volatile std::uint32_t>() = num_timed_;

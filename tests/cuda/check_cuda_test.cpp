@@ -15,7 +15,6 @@
 #include "conformance/device_carrier.h"
 #include "conformance/device_suite.h"
 #include "conformance/exchange_suite.h"
-#include "device_arena.h"
 #include "gpu.h"
 #include "support/ranks.h"
 

@@ -19,6 +19,7 @@
 #include "quant/rows.h"
 #include "quant/scalar.h"
 #include "reference/reference.h"
+#include "support/elements.h"
 
 namespace switchyard::test {
 
@@ -112,7 +113,9 @@ struct Problem {
     return {gate.values, up.values, down.values, gate.scales, up.scales, down.scales, block,
             gate.alpha,  up.alpha,  down.alpha,  gate_bias,   up_bias,   down_bias};
   }
-  ExpertRows input() const { return {rows, scales, scheme, first_row, num_rows, tensor_scale}; }
+  ExpertRows input() const {
+    return {rows, scales, scheme, view_of(first_row), view_of(num_rows), tensor_scale};
+  }
 };
 
 inline std::vector<float> naive_gemm(const std::vector<float>& x, const float* w, std::int64_t rows,
@@ -222,7 +225,7 @@ inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
 inline std::vector<std::uint16_t> run_experts(Experts& experts, const Problem& problem) {
   std::vector<std::uint16_t> out(static_cast<std::size_t>(problem.total_rows * problem.hidden),
                                  kUntouchedBits);
-  const AlignedBuffer workspace(experts.workspace_bytes(problem.total_rows));
+  const AlignedBuffer workspace(experts.workspace_bytes(problem.rows));
   experts.apply(problem.input(),
                 TensorView(out.data(), DType::kBF16, {problem.total_rows, problem.hidden}),
                 {workspace.data(), workspace.size_bytes()});

@@ -4,8 +4,6 @@
 // class, also when replayed from a CUDA graph. Ranks are threads; with fewer GPUs than ranks some
 // share a GPU.
 
-#include "switchyard/device_modular_kernel.h"
-
 #include <cmath>
 #include <string>
 #include <vector>
@@ -13,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "switchyard/device_modular_kernel.h"
 #include "switchyard/modular_kernel.h"
 
 #include "class_rank.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "blocking_kernels.h"
 #include "cuda/base/launch.h"
-#include "rude_kernels.h"
 
 namespace switchyard::test {
 namespace {
@@ -15,8 +15,8 @@ __device__ std::uint64_t gpu_ns() {
 }
 
 // One CTA uses all shared memory of an SM. CTAs on spared SMs stay until every SM has its CTA.
-__global__ void hog_kernel(unsigned num_spared, const volatile std::uint32_t* release,
-                           std::uint64_t max_ns, std::uint32_t* num_started) {
+__global__ void blocker_kernel(unsigned num_spared, const volatile std::uint32_t* release,
+                               std::uint64_t max_ns, std::uint32_t* num_started) {
   unsigned sm;
   asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
   if (threadIdx.x == 0) atomicAdd(num_started, 1u);
@@ -60,14 +60,14 @@ int device_attribute(cudaDeviceAttr which) {
 
 }  // namespace
 
-void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
-                std::uint32_t* num_started, cudaStream_t stream) {
+void launch_blocker(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
+                    std::uint32_t* num_started, cudaStream_t stream) {
   const auto shared =
       static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  allow_shared_memory(hog_kernel, shared, "hog");
-  launch_kernel(hog_kernel,
+  allow_shared_memory(blocker_kernel, shared, "blocker");
+  launch_kernel(blocker_kernel,
                 {device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
-                "hog", static_cast<unsigned>(num_spared), release,
+                "blocker", static_cast<unsigned>(num_spared), release,
                 static_cast<std::uint64_t>(max_ms) * 1'000'000, num_started);
 }
 

@@ -3,13 +3,13 @@
 // The prepare/finalize classes on GPUs return the same bits as those on CPUs. Ranks are threads;
 // with fewer GPUs than ranks some share a GPU.
 
-#include "switchyard/device_prepare_finalize.h"
-
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "switchyard/device_prepare_finalize.h"
 
 #include "class_rank.h"
 #include "gpu.h"
