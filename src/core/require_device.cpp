@@ -16,4 +16,10 @@ void require_device(const char* function, Device device,
   }
 }
 
+void require_stream(const char* function, Device device, Stream stream) {
+  require(stream.device() == device, Errc::kInvalidArgument,
+          "{}: the stream is of {}, must be of {}", function, name_of(stream.device()),
+          name_of(device));
+}
+
 }  // namespace switchyard

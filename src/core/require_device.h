@@ -20,6 +20,9 @@ struct NamedTensor {
 void require_device(const char* function, Device device,
                     std::initializer_list<NamedTensor> tensors);
 
+/// Errors: kInvalidArgument, with both devices.
+void require_stream(const char* function, Device device, Stream stream);
+
 /// The work of a function that only CPUs have.
 inline void require_host(const char* function, std::initializer_list<NamedTensor> tensors) {
   require_device(function, Device::cpu(), tensors);

@@ -169,6 +169,7 @@ QuantScheme ExchangePrepareFinalize::row_scheme(bool is_deferred) const {
 
 Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments,
                                                          Stream stream, Stream receive_stream) {
+  require_stream("prepare", device(), receive_stream);
   MicroBatch& batch = batch_of(arguments.micro_batch);
   const Input input = begin(batch, arguments, stream);
   batch.handle = batch.exchange->dispatch_send(input.hidden, input.topk_ids, input.topk_weights,
@@ -204,13 +205,15 @@ Prepared ExchangePrepareFinalize::prepare(const PrepareArguments& arguments, Str
 // The rows that combine takes; with [M, K, H] this rank's choices of each row are summed first.
 TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch, const FinalizeArguments& arguments,
                                             Stream stream) const {
+  require_stream("finalize", device(), stream);
+  require_device("finalize", device(),
+                 {{"expert_output", arguments.expert_output}, {"reduced", arguments.reduced}});
   const TensorView& received = batch.dispatched.experts.rows;
   const std::int64_t num_rows =
       received.num_dims() == 3 ? received.shape(0) * received.shape(1) : received.shape(0);
   const auto [rows, needs_sum] = check_returned_rows(
       recipe_, config_, num_rows, arguments.expert_output, arguments.weight_and_reduce);
   if (!needs_sum) return rows;
-  require_device("finalize", device(), {{"reduced", arguments.reduced}});
   TensorView reduced = arguments.reduced;
   if (!reduced.has_value() && device().is_cpu()) {
     batch.reduced = Tensor(rows.dtype(), {num_rows, config_.hidden});
@@ -248,6 +251,7 @@ Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& a
                                                       Stream stream, Stream receive_stream) {
   MicroBatch& batch = busy_batch_of(arguments.micro_batch);
   const TensorView output = arguments.output;
+  require_stream("finalize", device(), receive_stream);
   const CombineOptions options = combine_options(batch, arguments);
   batch.exchange->check_output(batch.handle, output, options);
   batch.exchange->combine_send(batch.handle, to_send(batch, arguments, stream), stream, options);

@@ -20,6 +20,7 @@ ExchangePrepareFinalize::Input ExchangePrepareFinalize::begin(MicroBatch& batch,
   require(!batch.is_busy, Errc::kInvalidArgument,
           "{}: micro_batch {} was prepared and not finalized; finalize it first", name(),
           arguments.micro_batch);
+  require_stream("prepare", device(), stream);
   require_device("prepare", device(),
                  {{"hidden", arguments.hidden},
                   {"topk_ids", arguments.topk_ids},
