@@ -45,8 +45,12 @@ struct Timing {
 
 class RankBench {
  public:
-  RankBench(const Group& group, const Shape& shape)
-      : shape_(shape), group_(group), exchange_(group, config(group, shape), options(shape)) {
+  /// On the thread's current GPU, `device`.
+  RankBench(const Group& group, const Shape& shape, Device device)
+      : shape_(shape),
+        group_(group),
+        device_(device),
+        exchange_(group, config(group, shape), options(shape, device)) {
     make_inputs();
   }
 
@@ -92,8 +96,9 @@ class RankBench {
     config.reduce = shape.reduce;
     return config;
   }
-  static ExchangeOptions options(const Shape& shape) {
+  static ExchangeOptions options(const Shape& shape, Device device) {
     ExchangeOptions options;
+    options.device = device;
     options.programmatic_launch = shape.programmatic;
     return options;
   }
@@ -145,16 +150,17 @@ class RankBench {
     check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
     const std::int64_t t = shape_.num_tokens;
     const std::int64_t rows = std::int64_t{shape_.experts_per_rank} * group_.size() * t;
+    const Stream stream = Stream::cuda(stream_.get(), device_.index);
     for (int i = 0; i < num_calls; ++i) {
       const auto n = static_cast<std::size_t>(i % kInputs);
       const Dispatched got = exchange_.dispatch(
-          TensorView(tokens_[n].data(), DType::kBF16, {t, shape_.hidden}),
-          TensorView(ids_[n].data(), DType::kI64, {t, shape_.num_topk}),
-          TensorView(weights_[n].data(), DType::kF32, {t, shape_.num_topk}), stream_.get());
+          TensorView(tokens_[n].data(), DType::kBF16, {t, shape_.hidden}, device_),
+          TensorView(ids_[n].data(), DType::kI64, {t, shape_.num_topk}, device_),
+          TensorView(weights_[n].data(), DType::kF32, {t, shape_.num_topk}, device_), stream);
       if (combines) {
         exchange_.combine(
-            got.handle, TensorView(results_.data(), DType::kBF16, {rows, shape_.hidden}),
-            TensorView(output_.data(), DType::kBF16, {t, shape_.hidden}), stream_.get());
+            got.handle, TensorView(results_.data(), DType::kBF16, {rows, shape_.hidden}, device_),
+            TensorView(output_.data(), DType::kBF16, {t, shape_.hidden}, device_), stream);
       } else {
         exchange_.release(got.handle);
       }
@@ -167,6 +173,7 @@ class RankBench {
 
   Shape shape_;
   Group group_;
+  Device device_;
   OwnedStream stream_;
   std::vector<DeviceBuffer> tokens_, ids_, weights_;
   DeviceBuffer output_, results_, flush_;
@@ -193,8 +200,9 @@ Timing measure(int num_ranks, const Shape& shape) {
   run_local_ranks(num_ranks, [&](const Group& group) {
     int num_gpus = 1;
     check_cuda(cudaGetDeviceCount(&num_gpus), "gpus");
-    check_cuda(cudaSetDevice(group.rank() % num_gpus), "set");
-    RankBench bench(group, shape);
+    const Device device = Device::cuda(group.rank() % num_gpus);
+    check_cuda(cudaSetDevice(device.index), "set");
+    RankBench bench(group, shape, device);
     const auto r = static_cast<std::size_t>(group.rank());
     pairs[r] = bench.run(20, true, flag);
     dispatches[r] = bench.run(20, false, flag);
