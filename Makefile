@@ -1,4 +1,4 @@
-# Short names for what people do most. CMakePresets.json has the rest.
+# Short names for the most common tasks. CMakePresets.json has the rest.
 .PHONY: help demo test bench format lint clean release
 
 JOBS ?= $(shell nproc)
@@ -12,7 +12,7 @@ help:
 	@echo 'make lint     include order, file sizes, clang-tidy'
 	@echo 'make clean    remove build/'
 
-# Everything, tests included. The first run of demo does with less, so that there is less to install.
+# Configures everything, tests included. The first run of demo configures less, so that there is less to install.
 release:
 	@scripts/install-deps all
 	cmake --preset release -DSWITCHYARD_BUILD_TESTS=ON -DSWITCHYARD_BUILD_EXAMPLES=ON

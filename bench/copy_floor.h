@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// copy_floor.h: times a body beside the floor that memory sets: a memcpy whose reads and writes
-// together are as many bytes as the body reads and writes.
+// copy_floor.h: times a body against the floor that memory sets: a memcpy that reads and writes as
+// many bytes in total as the body does.
 #pragma once
 
 #include <algorithm>
@@ -36,9 +36,9 @@ class CopyFloor {
   AlignedBuffer to_;
 };
 
-// Runs `body`, which moves `num_bytes`, in turn with the floor, so that a busy machine slows both;
-// the counters are of the best run of each, "of_floor" is floor time / time. Twice in a row, for
-// warm caches where they are large enough.
+// Times `body`, which moves `num_bytes`, alternating with the floor, so that a busy machine slows
+// both. The counters are from the best run of each; "of_floor" is floor time / time. Each runs
+// twice in a row, so that caches are warm if they are large enough.
 void measure(benchmark::State& state, std::size_t num_bytes, const auto& body) {
   CopyFloor floor(num_bytes);
   double best = 1e9;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dispatch and combine of engines shm and local beside two yardsticks of the same run: the time to
-// copy all bytes that the exchange must write, by as many threads as ranks, and Open MPI moving the
-// same de-duplicated rows. One iteration is one call, timed on the slowest rank.
+// Dispatch and combine of engines shm and local, compared with two yardsticks from the same run:
+// the time to copy all bytes that the exchange must write, with one thread per rank, and Open MPI
+// moving the same de-duplicated rows. One iteration is one call, timed on the slowest rank.
 //   of_floor  floor / time, both medians     vs_mpi  MPI's time / time, both medians
-// Needs memory for the largest shape; shapes over 60 % of what is available are left out, by name.
+// Needs memory for the largest shape; shapes over 60 % of what is available are skipped, by name.
 
 #include <array>
 #include <filesystem>
@@ -23,7 +23,7 @@ namespace {
 
 using Times = std::map<std::string, std::vector<double>>;
 
-std::string folder;  // of this program: the jobs lie beside it
+std::string folder;  // this program's folder, which also contains the jobs
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -63,14 +63,13 @@ std::string command_of(const ExchangeCase& test) {
       test.num_ranks, folder, joined(test));
 }
 
-// The baseline moves the same rows, so it exists for bf16 and per_rank; layouts do not matter to
-// it.
+// The baseline moves the same rows, so it exists for bf16 and per_rank. Layouts do not affect it.
 bool has_baseline(const ExchangeCase& test) {
   return test.scheme == "none" && test.reduce == Reduce::kPerRank;
 }
 
-// A shape and its baseline by turns, several times: a shared machine's speed changes from minute to
-// minute, for both. All times together make the medians.
+// Alternates a shape and its baseline several times, because a shared machine's speed changes from
+// minute to minute, for both. The medians are over all rounds.
 const Times& measured(const ExchangeCase& test) {
   constexpr int kRounds = 3;
   static std::map<std::string, Times> results;
@@ -127,7 +126,7 @@ std::int64_t available_bytes() {
   return 0;
 }
 
-// Touched memory of all ranks: tokens, output, windows' rows, arrived rows, floor buffers.
+// Memory that all ranks touch: tokens, output, rows in windows, received rows, floor buffers.
 std::int64_t needed_bytes(const ExchangeCase& test) {
   const std::int64_t row = test.hidden * 2;
   const std::int64_t tokens = test.num_ranks * test.num_tokens;

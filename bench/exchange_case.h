@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exchange_case.h: one measured shape, and the text in which jobs report it. The jobs run as their
-// own processes (started by our launcher or by mpirun) and print a few lines "name value value
-// ...".
+// exchange_case.h: one measured shape, and the text in which jobs report it. The jobs run as
+// separate processes (started by our launcher or by mpirun) and print lines "name value value ...".
 #pragma once
 
 #include <algorithm>
@@ -26,7 +25,7 @@ namespace switchyard::bench {
 struct ExchangeCase {
   std::string engine = "shm";  ///< shm, local; mpi for the baseline
   int num_ranks = 2;
-  std::int64_t num_tokens = 128;  ///< of each rank
+  std::int64_t num_tokens = 128;  ///< per rank
   Layout layout = Layout::kExpanded;
   std::string scheme = "none";
   Reduce reduce = Reduce::kPerRank;
@@ -60,7 +59,7 @@ struct ExchangeCase {
             std::to_string(num_runs)};
   }
 
-  /// Inverse of arguments(), from argv[1] on.
+  /// The inverse of arguments(), from argv[1] on.
   static ExchangeCase parse(char** argv) {
     ExchangeCase result;
     result.engine = argv[1];
@@ -77,7 +76,7 @@ struct ExchangeCase {
   }
 };
 
-/// Uniform random routing: distinct experts, the same for every engine.
+/// Uniform random routing with distinct experts, the same for every engine.
 inline std::vector<std::int32_t> random_ids(const ExchangeCase& test, int rank) {
   std::vector<std::int32_t> ids;
   std::uint64_t counter = 0;
@@ -93,7 +92,7 @@ inline std::vector<std::int32_t> random_ids(const ExchangeCase& test, int rank) 
   return ids;
 }
 
-/// bf16 values of N(0, 1), cheap to make.
+/// bf16 values of either sign, with magnitudes from 2^-7 to 2; cheap to generate.
 inline void fill_tokens(std::uint16_t* tokens, std::int64_t num_elements) {
   for (std::int64_t i = 0; i < num_elements; ++i) {
     const std::uint64_t bits = random_bits(7, static_cast<std::uint64_t>(i) % 65'521);
@@ -101,7 +100,7 @@ inline void fill_tokens(std::uint16_t* tokens, std::int64_t num_elements) {
   }
 }
 
-/// Bytes that one rank must write, whatever the method: rows that others read, then rows in place.
+/// Bytes that one rank must write, whatever the method: rows for others to read, then placed rows.
 struct WrittenBytes {
   std::int64_t dispatch = 0;
   std::int64_t combine = 0;
@@ -137,7 +136,7 @@ inline WrittenBytes written_bytes(const ExchangeCase& test, int rank, std::int64
   return bytes;
 }
 
-/// Copies `bytes` in memory of its own: what the machine can do on this core.
+/// Copies `bytes` within its own memory: what this core can achieve.
 class CopyFloor {
  public:
   explicit CopyFloor(std::int64_t bytes)

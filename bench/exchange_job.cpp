@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times dispatch and combine of one shape over engine shm (started by our launcher) or local.
-// A run's time is the slowest rank's, between a barrier and the call's return. The experts are the
-// identity: what arrived is sent back, where the rows are bf16.
+// Times dispatch and combine of one shape over engine shm (started by our launcher) or local. The
+// time of a run is the slowest rank's, from a barrier to the return of the call. The experts are
+// the identity: received rows are sent back if they are bf16.
 
 #include <functional>
 
@@ -12,7 +12,7 @@
 namespace switchyard::bench {
 namespace {
 
-// Times one action on every rank; the slowest counts. All ranks get the result.
+// Times one action on every rank and returns the slowest time to all ranks.
 class Stopwatch {
  public:
   explicit Stopwatch(const Group& group)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exchange_launch N COMMAND...: starts the ranks of a job by the library's launcher.
+// exchange_launch N COMMAND...: starts the ranks of a job with the library's launcher.
 
 #include <cstdio>
 #include <exception>

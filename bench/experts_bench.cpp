@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// experts_bench.cpp: one core's rate of the expert MLP, by kind of experts and rows of an expert,
-// beside the core's measured fma peak. Counter "flops": 6 * H * I operations a row; "of_peak": its
-// share.
+// experts_bench.cpp: the rate of the expert MLP on one core, by kind of experts and rows per
+// expert, compared with the core's measured fma peak. Counter "flops": 6 * H * I operations per
+// row; "of_peak": its share of the peak.
 //
-// H = 1024, I = 512: the weights of an expert are 3 MiB in bf16. One expert is multiplied again and
-// again, so weights come from a near cache; "cold" goes around 64 experts, so they come from
-// memory.
+// H = 1024, I = 512: the weights of an expert are 3 MiB in bf16. One expert is multiplied
+// repeatedly, so its weights come from a cache; "cold" cycles through 64 experts, so that weights
+// come from memory.
 
 #include <string>
 #include <vector>
@@ -29,7 +29,7 @@ constexpr std::int64_t kIntermediate = 512;
 Tensor random_tensor(DType dtype, std::int64_t a, std::int64_t b, std::int64_t c) {
   Tensor tensor(dtype, {a, b, c});
   for (std::int64_t i = 0; i < a * b * c; ++i) {
-    // A period that no size divides keeps the set-up short.
+    // Repeating values keep the set-up short; no size divides the period.
     const double x = random_normal(1, static_cast<std::uint64_t>(i % 100003));
     scalar::store(tensor.data(), dtype, i, static_cast<float>(x / 32));
   }

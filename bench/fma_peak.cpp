@@ -6,10 +6,10 @@
 #include <chrono>
 #include <cstddef>
 
-// Arrays of vectors need sized vectors.
+// Arrays of vectors need vectors of known size.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../bench/fma_peak.cpp"  // seen from include/
+#define HWY_TARGET_INCLUDE "../bench/fma_peak.cpp"  // relative to include/
 #include <hwy/foreach_target.h>                     // IWYU pragma: keep
 #include <hwy/highway.h>
 
@@ -18,11 +18,11 @@ namespace switchyard {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Twelve chains: enough to hide a latency of 5 cycles of two units. Returns operations done.
+// Twelve chains hide a latency of 5 cycles on two units. Returns the number of operations.
 HWY_ATTR double run_chains(std::size_t steps, float* sink) {
   const hn::ScalableTag<float> d;
   const auto x = hn::Set(d, 0.5f);
-  // Chains that start apart, so that no compiler makes one of them.
+  // Chains start apart, so that no compiler merges them.
   const auto start = [=](int chain)
                          HWY_ATTR { return hn::Set(d, *sink + static_cast<float>(chain)); };
   auto a = start(0), b = start(1), c = start(2), e = start(3), f = start(4), g = start(5);

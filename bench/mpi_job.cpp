@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The baseline: the same de-duplicated bytes by MPI. Ids by MPI_Allgather, rows packed by target
-// rank and moved by MPI_Alltoallv, then the same placement; combine: the same sums on the expert's
-// rank, packed, MPI_Alltoallv, the same sum on the owner. Plans come from the library, so that only
-// the transport differs.
+// The baseline: the same de-duplicated bytes over MPI. Dispatch: ids by MPI_Allgather, rows packed
+// by target rank and moved by MPI_Alltoallv, then the same placement. Combine: the same sums on the
+// expert's rank, packed, MPI_Alltoallv, and the same sum on the owner. Plans come from the library,
+// so that only the transport differs.
 
 #include <mpi.h>
 #include <span>
@@ -94,7 +94,7 @@ class MpiExchange {
     return rows_.data() + static_cast<std::size_t>(p.row) * row_bytes_;
   }
 
-  // Where the rows for each rank begin among those that go out.
+  // The first row for each rank among the outgoing rows.
   std::vector<std::int64_t> first_row_to() const {
     std::vector<std::int64_t> first(static_cast<std::size_t>(test_.num_ranks), 0);
     for (std::size_t r = 1; r < first.size(); ++r) {
@@ -103,7 +103,7 @@ class MpiExchange {
     return first;
   }
 
-  // Rows of own tokens go out and rows of arrivals come in; combine is the way back.
+  // Sends rows of this rank's tokens and receives arrivals; combine moves them the other way.
   void all_to_all(bool is_dispatch) {
     const auto size = static_cast<std::size_t>(test_.num_ranks);
     std::vector<int> out(size), out_at(size), in(size), in_at(size);

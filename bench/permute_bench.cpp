@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// permute_bench.cpp: one core's rate of permute and unpermute, beside the floor that memory sets
-// (copy_floor.h). Bytes are those that must move: a row is read once and written for each expert;
-// back, each expert row is read once and the sum written.
+// permute_bench.cpp: the rate of permute and unpermute on one core, compared with the floor that
+// memory sets (copy_floor.h). Bytes are those that must move: permute reads a row once and writes
+// it once per expert; unpermute reads each expert row once and writes the sum.
 //
 // Shapes: T x 7168, 8 of 64 experts; 64 tokens (a decode batch, in cache) and 4096 (out of cache).
-// "owned" is the rank's share: 1 of 8 experts of a token on average when one of 8 ranks owns 8.
+// "owned" is the number of experts on this rank: with 8, a token has one expert here on average.
 
 #include <vector>
 
@@ -23,7 +23,7 @@ constexpr std::int64_t kHidden = 7168;
 constexpr std::int32_t kExperts = 64;
 constexpr std::int64_t kTopk = 8;
 
-// Distinct random experts a token. A rank that owns `num_local` of them sees the others as -1.
+// Distinct random experts per token. A rank that owns `num_local` of them sees the others as -1.
 Tensor random_ids(std::int64_t num_tokens, std::int64_t num_local) {
   Tensor ids(DType::kI32, {num_tokens, kTopk});
   std::uint64_t counter = 0;
@@ -52,8 +52,8 @@ struct Shape {
   std::int32_t num_local;
   Tensor ids;
   PermutePlan plan;
-  std::int64_t num_copies = 0;   ///< rows that some expert gets
-  std::int64_t num_sources = 0;  ///< tokens with an expert here
+  std::int64_t num_copies = 0;   ///< rows for all experts together
+  std::int64_t num_sources = 0;  ///< tokens with an expert on this rank
 
   explicit Shape(const benchmark::State& state)
       : num_tokens(state.range(0)),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant_bench.cpp: one core's rate of the row formats, beside the floor that memory sets: a memcpy
-// whose reads and writes together are as many bytes as the format reads and writes (copy_floor.h).
+// quant_bench.cpp: the rate of the row formats on one core, compared with the floor that memory
+// sets: a memcpy that reads and writes as many bytes in total as the format does (copy_floor.h).
 //
 // Shapes: 128 x 7168 (a decode batch, in cache) and 8192 x 7168 (a prefill batch, out of cache).
 
@@ -24,7 +24,7 @@ constexpr std::int64_t kHidden = 7168;
 Tensor normal_tensor(DType dtype, std::int64_t num_rows) {
   Tensor x(dtype, {num_rows, kHidden});
   for (std::int64_t i = 0; i < num_rows * kHidden; ++i) {
-    // A period that no block divides keeps the set-up short.
+    // Repeating values keep the set-up short; no block divides the period.
     const auto value = static_cast<float>(random_normal(1, static_cast<std::uint64_t>(i % 100003)));
     if (dtype == DType::kBF16) {
       x.as<std::uint16_t>()[i] = bf16_from_f32(value);
@@ -35,7 +35,7 @@ Tensor normal_tensor(DType dtype, std::int64_t num_rows) {
   return x;
 }
 
-// 448 * 6 over the largest magnitude that normal_tensor has, about.
+// About 448 * 6 / the largest magnitude of normal_tensor.
 constexpr float kGlobalScale = 600.0f;
 
 // Elements and scales of a scheme, for `num_rows` rows of bf16.

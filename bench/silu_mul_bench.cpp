@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// silu_mul_bench.cpp: one core's rate of the fused gated activation and quantization, and of the
-// relayout of scales, beside a memcpy that moves as many bytes (reads and writes together). The
-// counter "of_floor" is floor time / time, both of the best run.
+// silu_mul_bench.cpp: the rate of the fused gated activation and quantization, and of the relayout
+// of scales, on one core, compared with a memcpy that moves as many bytes (reads and writes
+// together). The counter "of_floor" is floor time / time, each from its best run.
 //
-// Shapes: gate and up of 2048 elements each, 64 rows (in cache) and 8192 rows (out of it).
+// Shapes: gate and up of 2048 elements each, 64 rows (in cache) and 8192 rows (out of cache).
 
 #include <algorithm>
 #include <chrono>
@@ -30,7 +30,7 @@ double seconds_of(const auto& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// By turns with the floor, so that a busy machine slows both.
+// Alternates with the floor, so that a busy machine slows both.
 void measure(benchmark::State& state, std::size_t num_bytes, const auto& body) {
   const AlignedBuffer from(num_bytes / 2);
   const AlignedBuffer to(num_bytes / 2);
@@ -56,7 +56,7 @@ void silu_mul(benchmark::State& state, const QuantScheme& scheme, ActivationScal
   const std::int64_t num_rows = state.range(0);
   const Tensor x(DType::kBF16, {num_rows, 2 * kIntermediate});
   for (std::int64_t i = 0; i < x.view().num_elements(); ++i) {
-    const auto at = static_cast<std::uint64_t>(i % 100003);  // a period keeps the set-up short
+    const auto at = static_cast<std::uint64_t>(i % 100003);  // repeating keeps the set-up short
     x.as<std::uint16_t>()[i] = bf16_from_f32(static_cast<float>(random_normal(1, at)));
   }
   const Tensor q(scheme.dtype, {num_rows, kIntermediate});

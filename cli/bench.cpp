@@ -26,7 +26,7 @@ constexpr int kDefaultRanks = 2;
 constexpr std::int64_t kMaxTokens = 1 << 24;
 constexpr std::int64_t kMaxSms = 4096;
 
-// "1,8,32": numbers from 1 to `most`.
+// Parses a comma-separated list such as "1,8,32"; each number is from 1 to `most`.
 std::vector<std::int64_t> parse_list(const char* option, const std::string& text,
                                      std::int64_t most) {
   std::vector<std::int64_t> numbers;
@@ -70,7 +70,7 @@ void check_device(const BenchOptions& options) {
           "bench: --engine p2p with --device cpu, must be --device cuda: it moves memory of GPUs");
 }
 
-// What every rank would refuse is refused once, before there are ranks.
+// Checks once, before any rank starts, what every rank would refuse.
 void check_before(const BenchOptions& options, int num_ranks) {
   check_device(options);
   require_device("bench", options.device);
@@ -207,7 +207,8 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
 CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   CLI::App* verb = app.add_subcommand(
       "bench", "time dispatch and combine against this machine's limits and against others");
-  // Hidden: for the ranks of bench. Its group comes first, or help ends with an empty line.
+  // A hidden option that bench passes to its ranks. Its group must come before the help flag, or
+  // the help text ends with an empty line.
   verb->set_help_flag();
   verb->add_option("--baseline-file", options.baseline_file)->group("");
   verb->set_help_flag("-h,--help", "Print this help message and exit");
@@ -227,7 +228,7 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
 
 int bench(const BenchOptions& given, char** argv) {
   BenchOptions options = given;
-  // Only threads need it, and processes are measured as CUDA is by itself.
+  // Only ranks that are threads need these settings; processes are measured with CUDA's defaults.
   const std::string engine =
       options.engine.empty() ? setting("SWITCHYARD_ENGINE").text : options.engine;
   if (options.device == "cuda" && engine == "local") prepare_for_shared_gpus();
@@ -237,7 +238,7 @@ int bench(const BenchOptions& given, char** argv) {
   start.verb = "bench";
   start.num_ranks = options.ranks;
   start.default_ranks = kDefaultRanks;
-  start.engine = options.engine == "p2p" ? "shm" : options.engine;  // GPUs are beneath the ranks
+  start.engine = options.engine == "p2p" ? "shm" : options.engine;  // p2p ranks are processes too
   start.timeout_ms = options.timeout_ms;
   start.check = [&](int num_ranks) { check_before(options, num_ranks); };
   start.before = [&](int num_ranks) -> std::vector<std::string> {

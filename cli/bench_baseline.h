@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_baseline.h: what others need for the same: a file of measured numbers (docs/bench.md has
-// the format), or MPI_Alltoallv of the same bytes, measured now.
+// bench_baseline.h: what other implementations need for the same work: a file of measured numbers
+// (docs/bench.md describes the format), or an MPI_Alltoallv of the same bytes that bench measures.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 namespace switchyard::cli {
 
 struct BaselineRow {
-  std::string name;  ///< "DeepEP V1 low latency"
-  std::string mode;  ///< "CUDA graph"; may be empty
+  std::string name;  ///< for example "DeepEP V1 low latency"
+  std::string mode;  ///< for example "CUDA graph"; may be empty
   measure::Operation operation = measure::Operation::kPair;
-  std::int64_t num_tokens = 0;  ///< of each rank
+  std::int64_t num_tokens = 0;  ///< per rank
   double us = 0;
 };
 
@@ -31,21 +31,21 @@ struct Baseline {
   std::vector<BaselineRow> rows;
 };
 
-/// Errors: kSystem (open), kMalformedFile with file, key and value.
+/// Errors: kSystem (cannot open), kMalformedFile with file, key and value.
 Baseline read_baseline(const std::string& path);
 Baseline parse_baseline(const std::string& text, const std::string& file);
 std::string to_json(const Baseline& baseline);
 
-/// True when its numbers are of the same sizes and number of ranks.
+/// True when the baseline has the sizes and the number of ranks of `shape`.
 bool is_comparable(const Baseline& baseline, const measure::BenchShape& shape);
 
-/// The fastest of its rows for this operation and number of tokens, times the layers of the shape;
-/// nothing when there is none or the sizes are others.
+/// Returns the fastest row for the shape's operation and number of tokens, its time multiplied by
+/// the shape's number of layers; nothing when there is no such row or the sizes differ.
 std::optional<BaselineRow> best_of(const Baseline& baseline, const measure::BenchShape& shape);
 
-/// Starts mpirun for each shape. The bytes are those of traffic_of for the timed iterations;
-/// nothing is quantized, placed or summed. Errors: kNotAvailable: no mpirun, or no program for it
-/// beside this one; kSystem: it failed or took longer than its limit.
+/// Starts mpirun once per shape. The bytes are those of traffic_of for the timed iterations;
+/// nothing is quantized, placed or summed. Errors: kNotAvailable: no mpirun, or its program is not
+/// beside this one; kSystem: the job failed or exceeded its time limit.
 Baseline measure_mpi(const std::vector<measure::BenchShape>& shapes);
 
 }  // namespace switchyard::cli

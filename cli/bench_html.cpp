@@ -60,7 +60,7 @@ std::string label_of(std::int64_t tokens, double us) {
   return fmt::format("{} token{}: {}", tokens, tokens == 1 ? "" : "s", time_text(us));
 }
 
-// Measured rows, the fastest budget of each number of tokens, by tokens.
+// Returns the measured rows by number of tokens, for each number the row of the fastest SM budget.
 std::vector<const BenchRow*> fastest_rows(const BenchReport& report) {
   std::map<std::int64_t, const BenchRow*> best;
   for (const BenchRow& row : report.rows) {
@@ -73,7 +73,7 @@ std::vector<const BenchRow*> fastest_rows(const BenchReport& report) {
   return rows;
 }
 
-// A line for each name and mode that the baseline has for this operation; the first few.
+// Returns one line per name that the baseline has for this operation, limited to the first few.
 std::vector<ChartSeries> peer_lines(const BenchReport& report) {
   std::map<std::string, ChartSeries> lines;
   std::vector<std::string> order;
@@ -92,7 +92,7 @@ std::vector<ChartSeries> peer_lines(const BenchReport& report) {
       if (line.points.empty()) order.push_back(peer.name);
       const double us = peer.us * row->shape.num_layers;
       const auto tokens = static_cast<double>(peer.num_tokens);
-      // Several modes at one place: the fastest.
+      // Of several modes at the same number of tokens, keep the fastest.
       if (!line.points.empty() && line.points.back().x == tokens) {
         if (line.points.back().y <= us) continue;
         line.points.pop_back();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_html.h: the report as one page that needs nothing else: no network, no script.
+// bench_html.h: the report as one self-contained page: no network access, no script.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 namespace switchyard::cli {
 
 /// Charts of time against tokens, of the share of the floor and, where several SM budgets were
-/// asked for, of time against SMs; all rows as a table; where it was measured. Light and dark.
+/// requested, of time against SMs; a table of all rows; a description of the machine. Follows the
+/// reader's light or dark colour scheme.
 std::string to_html(const BenchReport& report);
 
 }  // namespace switchyard::cli

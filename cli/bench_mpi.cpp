@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mpirun as a child: one job a shape. What to move goes to it as numbers in a file in memory:
+// Runs mpirun as a child process, one job per shape. A memory file of numbers says what to move:
 //   ranks iterations operations, then for each iteration and operation [P, P] bytes.
 
 #include <poll.h>
@@ -26,7 +26,7 @@ namespace switchyard::cli {
 namespace {
 
 constexpr const char* kProgram = "switchyard-mpi-alltoallv";
-constexpr std::int64_t kLimitMs = 120'000;  // of one job
+constexpr std::int64_t kLimitMs = 120'000;  // per job
 constexpr std::size_t kShownError = 400;
 
 std::string job_program() {
@@ -48,7 +48,8 @@ std::string find_mpirun() {
   return mpirun;
 }
 
-// Ours, and what lets Open MPI 4 and 5 start more ranks than cores, also as root.
+// Returns this process's environment plus the settings that let Open MPI 4 and 5 start more ranks
+// than cores, also as root.
 std::vector<std::string> environment() {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) result.emplace_back(*entry);
@@ -79,14 +80,14 @@ std::string traffic_text(const measure::BenchShape& shape) {
   return text;
 }
 
-// The exit code; -1 when the job had to be ended.
+// Returns the exit code, or -1 when the job exceeded the deadline and was killed.
 int wait_for(const ChildProcess& child, const Deadline& deadline) {
   int status = 0;
   while (waitpid(child.pid, &status, WNOHANG) == 0) {
     pollfd entry{child.handle.get(), POLLIN, 0};
     poll(&entry, child.handle.has_value() ? 1 : 0, 20);
     if (!deadline.expired()) continue;
-    kill(child.pid, SIGTERM);  // mpirun ends its ranks
+    kill(child.pid, SIGTERM);  // lets mpirun end its ranks
     poll(&entry, child.handle.has_value() ? 1 : 0, 2000);
     kill(child.pid, SIGKILL);
     waitpid(child.pid, &status, 0);

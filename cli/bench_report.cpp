@@ -18,7 +18,7 @@ std::string time_text(double us) {
   return us < 1000 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
 }
 
-// Of times: small ones with a digit, not as 0.00.
+// Formats a ratio of two times: below 0.1 one significant digit, so that it never reads 0.00.
 std::string ratio_text(double ratio) {
   return ratio < 0.1 ? fmt::format("{:.1g}x", ratio) : fmt::format("{:.2f}x", ratio);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_report.h: what `bench` found out, as text and as JSON (docs/bench.md has the schema).
+// bench_report.h: the results of `bench` as text and as JSON (docs/bench.md has the schema).
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@
 
 namespace switchyard::cli {
 
-/// One shape. Where it was left out, only shape and left_out count.
+/// The result for one shape. When `left_out` is set, only `shape` is valid beside it.
 struct BenchRow {
   measure::BenchShape shape;
-  std::string left_out;  ///< why; empty: it was measured
-  double p50_us = 0;     ///< of the slowest rank of each iteration, as all times here
+  std::string left_out;  ///< the reason; empty: the shape was measured
+  double p50_us = 0;     ///< slowest rank of each iteration, like all times here
   double p99_us = 0;
   double min_us = 0;
-  std::int64_t wire_bytes = 0;  ///< leave the busiest rank in an iteration; median
-  double floor_us = 0;          ///< median
-  std::int64_t num_wrong = 0;   ///< elements, of all ranks
+  std::int64_t wire_bytes = 0;  ///< bytes that leave the busiest rank per iteration; median
+  double floor_us = 0;          ///< median over iterations
+  std::int64_t num_wrong = 0;   ///< wrong elements, summed over ranks
   std::string method;
-  std::optional<BaselineRow> baseline;  ///< the fastest
+  std::optional<BaselineRow> baseline;  ///< the fastest row of the baseline
 
   double of_floor() const { return p50_us > 0 ? floor_us / p50_us : 0; }
   double wire_gb_per_second() const {
@@ -39,11 +39,11 @@ struct BudgetFloor {
   measure::FloorModel model;
 };
 
-/// Filled on rank 0.
+/// Filled in on rank 0 only.
 struct BenchReport {
   BenchOptions options;
   std::string engine;
-  std::string date;  ///< UTC, 2026-11-21
+  std::string date;  ///< UTC, for example 2026-11-21
   int num_ranks = 1;
   measure::Workload workload;
   std::vector<std::pair<std::string, std::string>> machine;
@@ -52,13 +52,13 @@ struct BenchReport {
   std::vector<BenchRow> rows;
 
   bool is_ok() const;
-  bool has_budgets() const;  ///< an SM budget was asked for
+  bool has_budgets() const;  ///< true when an SM budget was requested
 };
 
-/// All that is known before the first row; ends with the table's head.
+/// Returns everything known before the first row; ends with the table's header.
 std::string header_text(const BenchReport& report);
 std::string row_text(const BenchReport& report, const BenchRow& row);
-/// What is to be said after the last row; may be empty.
+/// Returns what follows the last row; may be empty.
 std::string footer_text(const BenchReport& report);
 
 std::string to_json(const BenchReport& report);

@@ -14,7 +14,7 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr std::int64_t kCountedIterations = 16;  // whose bytes are counted
+constexpr std::int64_t kCountedIterations = 16;  // iterations whose bytes are counted
 
 std::string today() {
   const std::time_t now = std::time(nullptr);

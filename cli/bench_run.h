@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_run.h: what each rank does in `bench`.
+// bench_run.h: the work of one rank in `bench`.
 #pragma once
 
 #include <functional>
@@ -13,12 +13,13 @@
 
 namespace switchyard::cli {
 
-/// What measures on a device. Errors: as require_device.
+/// Returns the target that measures on `device`. Errors: kNotAvailable with the reason.
 std::unique_ptr<measure::BenchTarget> make_bench_target(const std::string& device,
                                                         const Group& group);
 
-/// Collective. Floors first, then shape after shape. On rank 0 the report is complete and `say`
-/// gets the lines of text as they are known; other ranks' is empty.
+/// Collective. Measures the floors first, then each shape in order. On rank 0 the report is
+/// complete and `say` receives each line of text as soon as it is known; on other ranks the report
+/// is empty.
 BenchReport run_bench(const Group& group, const BenchOptions& options,
                       const std::function<void(const std::string&)>& say);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which class measures on which device.
+// Chooses the class that measures on a device.
 
 #include "bench_run.h"
 #include "device_option.h"

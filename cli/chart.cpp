@@ -14,12 +14,12 @@ namespace {
 constexpr double kWidth = 800;
 constexpr double kHeight = 360;
 constexpr double kLeft = 64;
-constexpr double kRight = 226;  // names of lines
+constexpr double kRight = 226;  // room for the names of lines
 constexpr double kTop = 16;
 constexpr double kBottom = 48;
 constexpr double kLineHeight = 15;
 
-// A value axis onto pixels.
+// Maps the values of an axis to pixels.
 struct Scale {
   double low = 1;
   double high = 10;
@@ -71,7 +71,7 @@ std::string dot(double x, double y, const std::string& color, const std::string&
       x, y, radius, color, escaped(label));
 }
 
-// Ticks at 1, 2 and 5 times powers of ten; only powers where those would be too many.
+// Draws ticks at 1, 2 and 5 times powers of ten, or at the powers alone if those are too many.
 std::string log_grid(const Scale& y) {
   const double decades = std::log10(y.high / y.low);
   std::string svg;
@@ -86,7 +86,7 @@ std::string log_grid(const Scale& y) {
   return svg;
 }
 
-// The value of the form {1, 2, 5} * 10^n next to `value`, downwards or upwards.
+// Returns the nearest value of the form {1, 2, 5} * 10^n at or below `value`, or at or above it.
 double nice(double value, bool is_up) {
   const double power = std::pow(10.0, std::floor(std::log10(value)));
   double best = is_up ? power * 10 : power;
@@ -117,7 +117,7 @@ std::string shortened(const std::string& text) {
   return text.size() <= kLongest ? text : text.substr(0, kLongest - 3) + "...";
 }
 
-// Names beside the ends of lines, pushed apart where lines end close to each other.
+// Places names beside the ends of their lines and pushes them apart where lines end close together.
 std::string line_names(const std::vector<ChartSeries>& series, const Scale& x, const Scale& y) {
   struct Name {
     const ChartSeries* series;
@@ -179,7 +179,7 @@ std::string line_chart(const ChartAxes& axes, const std::vector<ChartSeries>& se
     }
   }
   if (xs.empty()) return {};
-  const double spread = xs.size() > 1 ? 1 : 2;  // one place stands in the middle
+  const double spread = xs.size() > 1 ? 1 : 2;  // a single point is centered
   const Scale x{*xs.begin() / spread, *xs.rbegin() * spread, kLeft + 16, kWidth - kRight - 8};
   const double low = nice(*ys.begin(), false);
   const Scale y{low, std::max(nice(*ys.rbegin(), true), low * 2), kHeight - kBottom, kTop};
@@ -191,7 +191,7 @@ std::string line_chart(const ChartAxes& axes, const std::vector<ChartSeries>& se
     last = x(value);
     svg += x_tick(last, number_text(value));
   }
-  svg += line_names(series, x, y);  // lines go over what leads to their names
+  svg += line_names(series, x, y);  // drawn first, so that the lines cover the leaders of the names
   for (const ChartSeries& one : series) svg += polyline(one, x, y);
   return svg + "</svg>\n";
 }
@@ -201,7 +201,7 @@ std::string percent_chart(const ChartAxes& axes, const ChartSeries& bars,
   if (bars.points.empty()) return {};
   constexpr double kNarrow = 24;
   double most = 100;
-  constexpr double kMax = 200;  // marks beyond it stay at the edge
+  constexpr double kMax = 200;  // marks beyond this are clamped to the edge
   for (const ChartPoint& point : marks.points) most = std::max(most, std::min(point.y, kMax));
   for (const ChartPoint& point : bars.points) most = std::max(most, point.y);
   const Scale y{0, std::ceil(most / 20) * 20, kHeight - kBottom, kTop, false};

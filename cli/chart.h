@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// chart.h: line and bar charts as inline SVG. Colours are the page's: elements have classes, and a
-// series brings the name of a CSS variable.
+// chart.h: line and bar charts as inline SVG. The page sets the colours: elements have classes, and
+// each series names a CSS variable.
 #pragma once
 
 #include <string>
@@ -12,15 +12,15 @@ namespace switchyard::cli {
 struct ChartPoint {
   double x = 0;
   double y = 0;
-  std::string label;  ///< shown when the pointer rests on it
+  std::string label;  ///< tooltip
 };
 
 struct ChartSeries {
   std::string name;
-  std::string color;  ///< "--ours"
+  std::string color;  ///< a CSS variable, for example "--ours"
   bool is_dashed = false;
   bool is_strong = false;
-  std::vector<ChartPoint> points;  ///< by x
+  std::vector<ChartPoint> points;  ///< ascending by x
 };
 
 struct ChartAxes {
@@ -29,14 +29,15 @@ struct ChartAxes {
   std::string y_label;
 };
 
-/// Both axes logarithmic, x ticks where points are; names at the ends of lines. All values above 0.
-/// Empty when there is no point.
+/// Both axes are logarithmic, with x ticks at the points and names at the ends of the lines. All
+/// values must be above 0. Returns an empty string when there is no point.
 std::string line_chart(const ChartAxes& axes, const std::vector<ChartSeries>& series);
 
-/// A bar for each point of `bars`, in percent, with marks of another series over it; a line at 100.
+/// Draws one bar in percent per point of `bars`, with the marks of another series over it and a
+/// line at 100.
 std::string percent_chart(const ChartAxes& axes, const ChartSeries& bars, const ChartSeries& marks);
 
-/// Text in HTML and SVG.
+/// Escapes text for HTML and SVG.
 std::string escaped(const std::string& text);
 
 }  // namespace switchyard::cli

@@ -52,7 +52,8 @@ bool matches(const std::string& pattern, const std::string& name) {
 CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   CLI::App* verb = app.add_subcommand(
       "check", "try every engine, layout, class and scheme against a slow, exact oracle");
-  // Hidden: for the ranks of check. Its group comes first, or help ends with an empty line.
+  // A hidden option that check passes to its ranks. Its group must come before the help flag, or
+  // the help text ends with an empty line.
   verb->set_help_flag();
   verb->add_option("--results", options.results)->group("");
   verb->set_help_flag("-h,--help", "Print this help message and exit");

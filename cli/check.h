@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check.h: the verb `check`: every engine, layout, class and scheme against the oracle.
+// check.h: the verb `check` compares every engine, layout, class and scheme with the oracle.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,21 @@ struct CheckOptions {
   std::string filter;
   bool quick = false;
   bool list = false;
-  std::string json;  ///< a file, or "-" for stdout; empty: none
+  std::string json;  ///< a file, or "-" for stdout; empty: no JSON
   std::uint64_t seed = 1;
   std::int64_t timeout_ms = 0;
-  std::string results;  ///< of a rank that check started: where it writes; no option of the user
+  std::string results;  ///< hidden option: where a rank that check started writes its results
 };
 
 /// Declares the verb and its options.
 CLI::App* add_check(CLI::App& app, CheckOptions& options);
 
-/// Returns the exit code: 0, or 1 when a case failed. `argv` is what ranks are started with, when
-/// they are processes; the program that they run must call check with the same cases.
+/// Returns the exit code: 0, or 1 when a case failed. Ranks that are processes are started with
+/// `argv`; the program they run must call check with the same cases.
 int check(const CheckOptions& options, char** argv,
           std::vector<conformance::CheckCase> cases = conformance::all_cases());
 
-/// `*` stands for any text. A pattern without it need only occur in the name.
+/// `*` matches any text. A pattern without `*` matches anywhere in the name.
 bool matches(const std::string& pattern, const std::string& name);
 
 }  // namespace switchyard::cli

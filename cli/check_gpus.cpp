@@ -10,7 +10,7 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr int kMaxRanks = 7;  // on a GPU
+constexpr int kMaxRanks = 7;  // per GPU
 
 }  // namespace
 

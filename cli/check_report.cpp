@@ -17,7 +17,7 @@ namespace {
 
 using conformance::CheckCase;
 
-// Cases that share a place in a table.
+// The cases that share one cell of a table.
 struct Cell {
   int num_cases = 0;
   int num_failed = 0;
@@ -37,7 +37,7 @@ struct Cell {
     ns += result.ns;
     if (!result.has_passed() || result.agreement.is_exact) return;
     is_exact = false;
-    // The case that came nearest to its bound.
+    // Keep the case that came closest to its bound.
     const bool is_nearer =
         bound == 0 || result.agreement.max_error * bound > max_error * result.agreement.bound;
     if (!is_nearer) return;
@@ -67,7 +67,7 @@ std::string cell_text(const Cell& cell) {
                      time_text(cell.ns), more);
 }
 
-// Numbers in names by their value: EP2 before EP16.
+// Orders numbers within names by value: EP2 before EP16.
 bool precedes(const std::string& a, const std::string& b) {
   const auto padded = [](const std::string& text) {
     constexpr std::size_t kDigits = 8;
@@ -149,7 +149,7 @@ std::string failures(const CheckReport& report) {
   return text.empty() ? text : text + "\n";
 }
 
-// "   12  text", most first.
+// Lists the counts as "   12  text", largest first.
 std::string counted(const std::string& title, const std::map<std::string, int>& counts) {
   if (counts.empty()) return "";
   std::vector<std::pair<std::string, int>> sorted(counts.begin(), counts.end());
@@ -159,7 +159,7 @@ std::string counted(const std::string& title, const std::map<std::string, int>& 
   return text + "\n";
 }
 
-// What was not tried, and why.
+// Lists what was not tested, and why.
 std::string gaps(const CheckReport& report) {
   std::map<std::string, int> skipped;
   std::map<std::string, int> left_out;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_report.h: what `check` says: a matrix for each group and a verdict, or JSON.
+// check_report.h: the output of `check`: a matrix per group and a verdict, or JSON.
 #pragma once
 
 #include <string>
@@ -14,18 +14,18 @@ namespace switchyard::cli {
 struct CheckReport {
   CheckOptions options;
   std::vector<conformance::CheckCase> cases;
-  std::vector<CheckResult> results;  ///< one for each case
+  std::vector<CheckResult> results;  ///< one per case
   double seconds = 0;
-  std::vector<std::string> gpus{};  ///< their names, where cases want them
+  std::vector<std::string> gpus{};  ///< names of the GPUs when there are cases that need them
 
-  /// No case failed, and not all were skipped.
+  /// True when no case failed and not all were skipped.
   bool is_ok() const;
 };
 
 std::string to_text(const CheckReport& report);
 std::string to_json(const CheckReport& report);
 
-/// One line a case: its number, from 1, and name.
+/// Returns one line per case: its number, starting at 1, and its name.
 std::string list_text(const std::vector<conformance::CheckCase>& cases);
 
 }  // namespace switchyard::cli

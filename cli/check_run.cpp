@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads run a case at a time. Processes start once for each number of ranks and run all its
-// cases: every rank appends a line for each to one file without a name, which also says where to go
-// on when a case has ended the group and processes start anew.
+// Cases whose ranks are threads run one at a time. For processes, the ranks are started once per
+// number of ranks and run all cases of that number: every rank appends one line per case to an
+// unnamed file. When a case has ended the group, that file also tells the ranks of the next start
+// where to continue.
 
 #include "check_run.h"
 
@@ -31,7 +32,7 @@ namespace {
 using conformance::Agreement;
 using conformance::CheckCase;
 
-// What this rank's part of a case came to; a failure is thrown on.
+// Runs this rank's part of a case. A failure propagates as an exception.
 CheckResult run_part(const CheckCase& test, const Group& group, std::uint64_t seed) {
   CheckResult result;
   const std::int64_t start = now_ns();
@@ -47,7 +48,7 @@ void merge(CheckResult& result, const CheckResult& part) {
   result.agreement.is_exact = result.agreement.is_exact && part.agreement.is_exact;
   result.agreement.max_error = std::max(result.agreement.max_error, part.agreement.max_error);
   result.agreement.bound = std::max(result.agreement.bound, part.agreement.bound);
-  // Alike on every rank.
+  // These are the same on every rank.
   result.agreement.skipped = part.agreement.skipped;
   result.agreement.left_out = part.agreement.left_out;
   result.agreement.heap = part.agreement.heap;
@@ -77,8 +78,8 @@ CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
 
 // ---- processes ---------------------------------------------------------------------------------
 
-// Lines of {case, rank, failure or agreement, ns}. A file in memory that the ranks open by its
-// place in the launcher's descriptors; it is gone when the launcher is.
+// A memory file with lines of {case, rank, failure or agreement, ns}. Ranks open it through the
+// launcher's /proc/PID/fd; it disappears with the launcher.
 class ResultLog {
  public:
   ResultLog() : fd_(memfd_create("switchyard-check", MFD_CLOEXEC)) {
@@ -97,7 +98,7 @@ class ResultLog {
 struct LogLine {
   std::size_t number = 0;
   int rank = 0;
-  bool is_secondary = false;  ///< a failure that only says that another rank failed
+  bool is_secondary = false;  ///< the failure only reports that another rank failed
   CheckResult result;
 };
 
@@ -143,7 +144,7 @@ std::vector<LogLine> read_log(const std::string& path) {
   return lines;
 }
 
-// Takes over what the ranks wrote. A case counts when it failed anywhere or passed everywhere.
+// Collects what the ranks wrote. A case is done when one rank failed or all ranks passed.
 void collect(const std::string& path, const CheckPlan& plan, std::vector<CheckResult>& results) {
   std::vector<int> num_passed(plan.cases.size(), 0);
   for (CheckResult& result : results) {
@@ -186,7 +187,7 @@ void run_processes(int num_ranks, const CheckPlan& plan, char** argv,
   }
   const ResultLog log;
   options.command.push_back("--results=" + log.path());
-  // What a failing rank says of itself is in the log.
+  // The log has what a failing rank reports, so its stderr is discarded.
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
   options.error_fd = plan.shows_progress ? STDERR_FILENO : null;
   for (std::size_t next = first_open(plan, results, num_ranks); next < results.size();
@@ -229,10 +230,10 @@ std::vector<CheckResult> run_plan(const CheckPlan& plan, char** argv) {
 int run_as_rank(const CheckPlan& plan, const std::string& results) {
   const RankInfo info = discover_ranks();
   std::vector<bool> is_done(plan.cases.size(), false);
-  // Of a case that ended the ranks before these, one line is enough.
+  // A case that ended the previous group has at least one line, which is enough to skip it.
   for (const LogLine& line : read_log(results)) is_done[line.number] = true;
   const Group group = Group::from_environment({.engine = "shm", .timeout_ms = plan.timeout_ms});
-  group.barrier();  // all have read the log
+  group.barrier();  // every rank has read the log
   Progress progress(fmt::format("check, {} processes", info.size),
                     static_cast<std::int64_t>(plan.cases.size()),
                     plan.shows_progress && info.rank == 0);
@@ -248,7 +249,7 @@ int run_as_rank(const CheckPlan& plan, const std::string& results) {
       line.result.failure = error.what();
     }
     append(results, line);
-    // The others may wait in the middle of a call: this group is over.
+    // Other ranks may be waiting in the middle of a call, so this group cannot continue.
     if (!line.result.failure.empty()) {
       group.abort("a case failed");
       return 1;

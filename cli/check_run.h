@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_run.h: starts the ranks of cases and keeps what came out.
+// check_run.h: starts the ranks of all cases and collects the results.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ struct CheckPlan {
   bool shows_progress = true;
 };
 
-/// Runs every case and returns a result for each. A case that fails does not stop the others.
+/// Runs every case and returns one result per case. A case that fails does not stop the others.
 std::vector<CheckResult> run_plan(const CheckPlan& plan, char** argv);
 
-/// The part of one process among those that run_plan started: the cases of this many ranks, from
-/// the first that has no result yet. Returns the exit code.
+/// Runs in each process that run_plan started: the cases of this number of ranks, beginning at the
+/// first without a result. Returns the exit code.
 int run_as_rank(const CheckPlan& plan, const std::string& results);
 
 }  // namespace switchyard::cli

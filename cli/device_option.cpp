@@ -18,7 +18,7 @@ void require_device(const std::string& verb, const std::string& device) {
 }
 
 void prepare_for_shared_gpus() {
-  constexpr int kKeep = 0;  // what the user has set
+  constexpr int kKeep = 0;  // keeps values that the user has set
   setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
 }

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "SWITCHYARD_";
 
-// The summary of the build says "oneDNN 2.6" or "no oneDNN".
+// The build summary contains "oneDNN 2.6" or "no oneDNN".
 std::string onednn_version() {
   const std::string_view summary = build_summary();
   constexpr std::string_view kName = "oneDNN ";

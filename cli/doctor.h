@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// doctor.h: the verb `doctor`: what this machine and this build offer, what is missing, what that
-// costs and how to get it.
+// doctor.h: the verb `doctor` reports what this machine and this build offer, what is missing, what
+// that costs and how to get it.
 #pragma once
 
 #include <optional>
@@ -29,39 +29,39 @@ struct Finding {
 
 struct DoctorSetting {
   std::string name;
-  std::string value;  ///< a secret is not shown
+  std::string value;  ///< secrets are not shown
   std::string origin;
 };
 
 struct DoctorReport {
   MachineFacts machine;
-  std::string why_no_cuda;  ///< empty: there are `devices`
+  std::string why_no_cuda;  ///< empty: `devices` is set
   std::optional<DeviceFacts> devices;
-  std::string onednn;  ///< its version; empty: not in this build
+  std::string onednn;  ///< version; empty: not in this build
   std::vector<std::string> engines;
-  std::string launcher;  ///< who started this process as a rank; "none"
+  std::string launcher;  ///< what started this process as a rank, or "none"
   std::vector<DoctorSetting> settings;
-  std::vector<std::string> unknown_variables;  ///< SWITCHYARD_ names that are no settings
+  std::vector<std::string> unknown_variables;  ///< SWITCHYARD_ names that are not settings
   std::vector<Finding> findings;
 };
 
 CLI::App* add_doctor(CLI::App& app, DoctorOptions& options);
 
-/// Returns the exit code: 0, whatever is missing.
+/// Returns the exit code, which is 0 whatever is missing.
 int doctor(const DoctorOptions& options);
 
-/// Whether it may be the value of SWITCHYARD_HEAP.
+/// True when `name` is a valid value of SWITCHYARD_HEAP.
 bool is_heap(std::string_view name);
 
-/// Of the report's facts; pure.
+/// Derives the findings from the report's facts; a pure function.
 std::vector<Finding> find_missing(const DoctorReport& report);
 
 std::string to_text(const DoctorReport& report);
 std::string to_json(const DoctorReport& report);
 
-/// "13.0" of 13000.
+/// Formats 13000 as "13.0".
 std::string cuda_version_text(int version);
-/// "2.28.9" of 22809.
+/// Formats 22809 as "2.28.9".
 std::string nccl_version_text(int version);
 std::string_view name_of(GpuLink link);
 

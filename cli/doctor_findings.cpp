@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is missing, what that costs, how to get it.
+// Finds what is missing, what that costs and how to get it.
 
 #include <algorithm>
 
@@ -104,7 +104,7 @@ void add_part_findings(const DoctorReport& report, Findings& findings) {
   }
 }
 
-// A value that the library will refuse when it is used.
+// Returns why the library would refuse this value when it uses it; empty: it would not.
 std::string objection_to(const DoctorSetting& one, const DoctorReport& report) {
   if (one.name == "SWITCHYARD_TIMEOUT_MS") {
     try {

@@ -93,7 +93,7 @@ std::string to_json(const DoctorReport& report) {
   for (const Finding& one : report.findings) {
     json["missing"].push_back({{"what", one.what}, {"costs", one.costs}, {"get_it", one.remedy}});
   }
-  // Names of hosts may hold any byte.
+  // Host names may contain any byte, so invalid UTF-8 is replaced.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

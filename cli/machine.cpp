@@ -33,7 +33,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The value after "name" and a colon in a file of such lines; empty: none.
+// Returns the value after `name` and a colon in a file of such lines; empty: there is none.
 std::string value_in(const char* path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -66,7 +66,7 @@ int num_numa_nodes() {
   return count;
 }
 
-// The best of what this program has code for and this processor can do.
+// Returns the best target that this program was compiled for and this processor supports.
 std::string vector_target() {
   const std::int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
   return hwy::TargetName(usable & -usable);
@@ -89,7 +89,7 @@ std::optional<std::int64_t> memory_limit() {
        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     std::int64_t bytes = 0;
     std::istringstream line(first_line(path));
-    constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;  // version 1 writes a huge number
+    constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;  // cgroup v1: huge when unlimited
     if (line >> bytes && bytes < kNoLimit) return bytes;
   }
   return std::nullopt;
@@ -122,8 +122,8 @@ std::string in_path(const std::string& program) {
   return {};
 }
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..." or, of the open modules, with
-// other words before the number.
+// The line reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..."; the open kernel
+// modules have other words before the number.
 std::string nvidia_driver() {
   std::istringstream words(first_line("/proc/driver/nvidia/version"));
   for (std::string word; words >> word;) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The switchyard command. Exit codes: 0 fine, 1 result outside its bound, a case of check that
-// disagrees or a wrong element of bench, 2 usage or malformed file, 3 environment, 4 timeout or
-// lost peer.
+// The switchyard command. Exit codes: 0 success; 1 result outside its bound, failed case of check
+// or wrong element in bench; 2 usage error or malformed file; 3 environment; 4 timeout or lost
+// peer.
 
 #include <algorithm>
 #include <cstdio>
@@ -51,7 +51,7 @@ std::vector<std::string> names_of_verbs(const CLI::App& app) {
   return names;
 }
 
-// CLI11 would only say that a subcommand is required.
+// CLI11 alone would only say that a subcommand is required.
 int no_verb_error(const CLI::App& app, const std::string& word) {
   const std::string names = CLI::detail::join(names_of_verbs(app), ", ");
   if (word.empty()) {
@@ -63,7 +63,7 @@ int no_verb_error(const CLI::App& app, const std::string& word) {
   return 2;
 }
 
-// CLI11 has messages and codes of its own; help and version are no errors.
+// Replaces CLI11's messages and exit codes; requests for help or the version are not errors.
 int usage_error(const CLI::App& app, const std::string& verb, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
   if (verb.empty()) return no_verb_error(app, verb);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// memory_file.h: a file without a name, which other processes open by its place in this one's
-// descriptors. It is gone when its owner is.
+// memory_file.h: an unnamed file in memory that other processes open through this process's
+// /proc/PID/fd. It disappears with its owner.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace switchyard::cli {
 
 class MemoryFile {
  public:
-  /// `verb` begins messages. Errors: kSystem.
+  /// `verb` is the prefix of error messages. Errors: kSystem.
   MemoryFile(const char* verb, const std::string& text = {});
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
@@ -18,7 +18,7 @@ class MemoryFile {
 
   int fd() const { return fd_; }
   std::string path() const;
-  /// All that was written, from its start.
+  /// Returns everything written so far.
   std::string text() const;
 
  private:

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // switchyard-mpi-alltoallv FILE: the baseline of `switchyard bench --baseline mpi`. FILE says how
-// many bytes go from rank to rank (bench_mpi.cpp has the format). An iteration is one MPI_Alltoallv
-// for each of its operations, after a barrier; the slowest rank's microseconds are printed, one a
-// line. Calls count in units of 16 bytes, rounded up, so that counts fit into an int.
+// many bytes each rank sends to each other rank (bench_mpi.cpp describes the format). Each
+// iteration is a barrier followed by one MPI_Alltoallv per operation; it prints the microseconds of
+// the slowest rank, one iteration per line. Counts are in units of 16 bytes, rounded up, so that
+// they fit into an int.
 
 #include <chrono>
 #include <cstdint>

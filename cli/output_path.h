@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// output_path.h: a file to be written wants a folder, said before the work instead of after it.
+// output_path.h: reports a missing output folder before the work instead of after it.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace switchyard::cli {
 
-/// Errors: kInvalidArgument. `option` is "verb: --option".
+/// `option` is "verb: --option". Errors: kInvalidArgument.
 inline void check_output_folder(const char* option, const std::string& path) {
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::absolute(path, error).parent_path();

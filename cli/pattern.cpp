@@ -6,7 +6,7 @@
 
 namespace switchyard::cli {
 
-// Back to the last * whenever the text after it does not fit.
+// Backtracks to the last * whenever the text after it does not match.
 bool matches_pattern(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;
   std::size_t n = 0;

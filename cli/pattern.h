@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pattern.h: names chosen by a pattern in which * stands for any text.
+// pattern.h: selects names by a pattern in which * matches any text.
 #pragma once
 
 #include <string_view>

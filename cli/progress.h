@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// progress.h: a bar on stderr, on a terminal only, and only for work that takes a while.
+// progress.h: a progress bar on stderr, shown only on a terminal and only for longer work.
 #pragma once
 
 #include <cstdint>

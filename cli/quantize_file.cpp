@@ -28,7 +28,7 @@ constexpr const char* kTensorsKey = "switchyard.quantized";
 struct Format {
   QuantScheme scheme;
   ScaleLayout layout = ScaleLayout::kRowMajor;
-  bool packs = false;  ///< e8m0 scales, four to an i32
+  bool packs = false;  ///< packs four e8m0 scales into an i32
 
   bool has_scales() const { return !scheme.is_simulated(); }
   bool is_tensor() const { return scheme.group == ScaleGroup::kTensor; }
@@ -51,7 +51,7 @@ bool is_float(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
-// Tensors to be written, and the memory of those that were made.
+// The tensors to write, and the memory of those made here.
 class Output {
  public:
   void add(const std::string& name, const TensorView& tensor) {
@@ -76,7 +76,7 @@ class Output {
   std::int64_t bytes_ = 0;
 };
 
-// Files hold contiguous tensors only, so columns become rows of [S, N].
+// Files hold contiguous tensors only, so column-major scales are stored as rows of [S, N].
 TensorView stored_view(const Format& format, const OwnedScales& scales, std::int64_t num_rows,
                        std::int64_t num) {
   const void* data = scales.memory.data();
@@ -89,7 +89,7 @@ TensorView stored_view(const Format& format, const OwnedScales& scales, std::int
   }
 }
 
-// The factor that nvfp4 wants, or the scale of schemes with one for the tensor; absent: dynamic.
+// Returns nvfp4's global scale, or the static scale of a per-tensor scheme; absent: dynamic.
 std::optional<float> given_scale(const QuantizeOptions& options, const Format& format,
                                  const std::string& name, const TensorView& x) {
   if (!format.scheme.needs_tensor_scale()) return options.static_scale;
@@ -178,7 +178,7 @@ Format format_of(const QuantizeOptions& options) {
   return format;
 }
 
-// ---- back --------------------------------------------------------------------------------------
+// ---- dequantize --------------------------------------------------------------------------------
 
 const std::string& metadata_of(const SafetensorsFile& file, const char* key) {
   const auto found = file.metadata().find(key);
@@ -199,7 +199,7 @@ Format format_in(const SafetensorsFile& file) {
   return {*scheme, *layout, packs == "true"};
 }
 
-// Names of quantized matrices, with the dtype that they had.
+// Returns the names of the quantized matrices with their original dtypes.
 std::map<std::string, DType> quantized_in(const SafetensorsFile& file) {
   const auto json = nlohmann::json::parse(metadata_of(file, kTensorsKey), nullptr, false);
   require(json.is_object(), Errc::kMalformedFile, "{}: metadata {} is no JSON object", file.path(),
@@ -216,7 +216,7 @@ std::map<std::string, DType> quantized_in(const SafetensorsFile& file) {
   return result;
 }
 
-// Scales row after row, as dequantize takes them.
+// Returns the scales in row-major order, as dequantize expects them.
 TensorView scale_rows(const SafetensorsFile& file, const Format& format, const std::string& name,
                       std::int64_t num_rows, std::int64_t hidden, Output& output) {
   const TensorView stored = file.tensor(name);

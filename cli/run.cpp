@@ -24,7 +24,7 @@
 namespace switchyard::cli {
 namespace {
 
-// The job of one rank; rank 0 also reports. The exit code is rank 0's.
+// The work of one rank; rank 0 also reports and determines the exit code.
 int run_rank(const Group& group, const RunOptions& options) {
   const RankResult result = run_layer(group, options);
   const RunReport report = gather_report(group, options, result);
@@ -36,7 +36,7 @@ int run_rank(const Group& group, const RunOptions& options) {
   return report.is_ok() ? 0 : 1;
 }
 
-// quantize writes one file, which is then all of the model.
+// quantize writes a single file, which then holds the whole model.
 void check_is_not_quantized(const std::string& model) {
   const Checkpoint checkpoint(model);
   const std::vector<std::string> names = checkpoint.names();
@@ -55,7 +55,7 @@ void check_places(const RunOptions& options) {
           error.message());
 }
 
-// What every rank would refuse is refused once, before there are ranks.
+// Checks once, before any rank starts, what every rank would refuse.
 void check_before(const RunOptions& options, int num_ranks) {
   check_run_options(options);
   require(std::filesystem::is_directory(options.model), Errc::kInvalidArgument,

@@ -15,19 +15,19 @@ struct RunOptions {
   std::string model;
   int layer = -1;
   std::string input;
-  int ranks = 0;       ///< 0: from the launcher's variables, else 1
+  int ranks = 0;       ///< 0: the launcher's count, else 1
   std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
   std::string device = "cpu";
   std::string prepare = "low_latency";
   std::string scheme = "none";
-  std::string reduce;  ///< empty: that of the class
+  std::string reduce;  ///< empty: the default of the prepare class
   std::string experts = "exact";
   std::string global_scale;        ///< nvfp4: auto or a number; empty: auto
-  std::string static_scale;        ///< one scale a tensor: auto or a number; empty: dynamic
+  std::string static_scale;        ///< per-tensor schemes: auto or a number; empty: dynamic
   std::string intermediate_scale;  ///< a number; empty: see run_config.h
   std::int64_t alignment = 1;
   std::string split = "even";
-  std::optional<std::int64_t> tokens;  ///< absent: all of the input, or 1024 random ones
+  std::optional<std::int64_t> tokens;  ///< absent: all of the input, or 1024 random tokens
   std::uint64_t seed = 1;
   std::int64_t repeat = 1;
   int micro_batches = 1;
@@ -40,8 +40,8 @@ struct RunOptions {
 /// Declares the verb and its options.
 CLI::App* add_run(CLI::App& app, RunOptions& options);
 
-/// Returns the exit code: 0, or 1 when the result is off by more than the scheme's bound. `argv` is
-/// what the ranks are started with, when they are processes.
+/// Returns the exit code: 0, or 1 when the error of the result exceeds the scheme's bound. Ranks
+/// that are processes are started with `argv`.
 int run(const RunOptions& options, char** argv);
 
 }  // namespace switchyard::cli

@@ -15,7 +15,7 @@
 namespace switchyard::cli {
 namespace {
 
-// NaN and infinity aside. Magnitudes of bf16 are ordered as their bits.
+// Ignores NaN and infinity. Magnitudes of bf16 order like their bits.
 float largest_magnitude(const Tensor& hidden) {
   constexpr std::uint16_t kInfinity = 0x7F80;
   std::uint16_t largest = 0;
@@ -26,7 +26,7 @@ float largest_magnitude(const Tensor& hidden) {
   return f32_from_bf16(largest);
 }
 
-// By vLLM's convention: the largest element becomes the largest e2m1 times the largest e4m3.
+// vLLM's convention: the largest element maps to the largest e2m1 times the largest e4m3.
 float global_scale(float amax) {
   constexpr float kLargest = 448.0f * 6.0f;
   if (amax == 0.0f) return 1.0f;

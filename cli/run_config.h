@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// run_config.h: the prepare/finalize class and the scales that `run` uses, out of its options and
-// its input.
+// run_config.h: derives the prepare/finalize class and the scales that `run` uses from its options
+// and its input.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,25 @@
 
 namespace switchyard::cli {
 
-/// Global scale of nvfp4 between the two GEMMs, unless --intermediate-scale says another: blocks
-/// whose largest magnitude is from 0.024 to 672 get a scale of full precision.
+/// Global scale of nvfp4 between the two GEMMs, unless --intermediate-scale sets another: blocks
+/// whose largest magnitude is from 0.024 to 672 get a scale with full precision.
 inline constexpr float kIntermediateGlobalScale = 4.0f;
 
 struct RunConfig {
   PrepareKind kind = PrepareKind::kLowLatency;
   PrepareFinalizeConfig prepare;
-  std::optional<float> intermediate_scale;  ///< absent: dynamic, or not looked at
+  std::optional<float> intermediate_scale;  ///< absent: dynamic, or the scheme has none
 
   Reduce reduce() const;
   QuantScheme wire_scheme() const;
 };
 
-/// Errors: kInvalidArgument: options that do not belong together, a scale that is no number above
-/// 0.
+/// Errors: kInvalidArgument: options that do not belong together, or a scale that is not a number
+/// above 0.
 void check_run_options(const RunOptions& options);
 
-/// The same on every rank, because all of them read the whole input. The options must be checked.
+/// Gives the same result on every rank, because each reads the whole input. Call check_run_options
+/// first.
 RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
                           const RunInput& input, std::int64_t max_tokens_per_rank);
 

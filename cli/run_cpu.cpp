@@ -21,7 +21,7 @@ class CpuLayer final : public LayerTarget {
     }
     SharedExpert shared;
     if (setup.weights.shared.has_value()) {
-      // Shared experts are not dispatched, so nothing of theirs is quantized.
+      // Shared experts are not dispatched, so nothing is quantized for them.
       shared.experts = make_experts(setup.options.experts, setup.weights.shared.view(), {});
       shared.gate = setup.weights.shared_gate.view();
     }
@@ -59,7 +59,7 @@ class CpuLayer final : public LayerTarget {
   }
 
  private:
-  // Once for each micro-batch.
+  // Runs once per micro-batch.
   void inspect(const PrepareArguments& arguments, const Prepared& prepared,
                const TensorView& expert_output, RankResult& result) const {
     add_rows(setup_, prepared.num_rows, prepared.experts.num_rows, result);

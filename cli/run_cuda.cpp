@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layer of `run` on GPUs. A rank waits for its stream after each stage, to time it, so
-// micro-batches follow one another.
+// The layer of `run` on GPUs. To time the stages, a rank waits for its stream after each, so
+// micro-batches run one after another.
 
 #include <algorithm>
 
@@ -48,14 +48,14 @@ class CudaLayer final : public LayerTarget {
 
   LayerSetup setup_;
   std::unique_ptr<DeviceQueue> queue_;
-  // Of this rank's tokens.
+  // Buffers for this rank's tokens.
   DeviceTensors tensors_;
   std::byte* hidden_;
   std::byte* topk_ids_;
   std::byte* topk_weights_;
   std::byte* output_;
   TensorView shared_gate_;
-  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: it ends before memory does
+  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: destroyed before the memory it uses
 };
 
 CudaLayer::CudaLayer(const LayerSetup& setup)
@@ -99,7 +99,7 @@ TensorView CudaLayer::upload(const TensorView& host, std::byte* to) {
   return TensorView(to, host.dtype(), {host.shape(0), host.shape(1)});
 }
 
-// Of two dimensions or one; rows of experts one below the other.
+// Copies a tensor of one or more dimensions to a host matrix; experts' rows are stacked.
 Tensor CudaLayer::download(const TensorView& device) {
   const int last = device.num_dims() - 1;
   const std::int64_t width = last > 0 ? device.shape(last) : 1;
@@ -124,7 +124,7 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   std::int64_t before = now_ns();
   kernel_->set_stage_observer([&](LayerStage stage) {
     queue_->wait();
-    // On a shared GPU libraries may load kernels only while no peer's kernel waits for this rank.
+    // On a shared GPU, libraries may load kernels only while no peer's kernel waits for this rank.
     if (kernel_->prepare_finalize().is_shared_gpu()) setup_.group.barrier();
     const std::int64_t now = now_ns();
     sample[stage_of(stage)] += now - std::exchange(before, now);
@@ -148,7 +148,7 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   return sample;
 }
 
-// Before the rows go home; once for each micro-batch.
+// Runs once per micro-batch, before the rows return to their source ranks.
 void CudaLayer::inspect(const PrepareArguments& arguments, const DevicePrepared& prepared,
                         const TensorView& expert_output, RankResult& result) {
   queue_->wait();
@@ -181,8 +181,8 @@ void CudaLayer::dump(const PrepareArguments& arguments, const DevicePrepared& pr
   dump_rows(setup_, arguments, {experts, ids, returned, row_origins(arguments)});
 }
 
-// GPUs keep no list of them. Rows lie where they lie on CPUs: the same ids over the same ranks with
-// narrow rows tell.
+// GPUs keep no list of origins. Rows have the same places as on CPUs, so a CPU exchange of the same
+// ids between the same ranks, with narrow rows, yields them.
 std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments) const {
   constexpr std::int64_t kWidth = 16;
   PrepareFinalizeConfig config = setup_.run_config.prepare;

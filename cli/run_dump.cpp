@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `run --dump` writes.
+// Writes the files of `run --dump`.
 
 #include <algorithm>
 #include <filesystem>
@@ -22,8 +22,8 @@ void add_rows(const LayerSetup& setup, std::int64_t num_rows,
   }
 }
 
-// Valid rows only: by (expert, source rank, token, k), or by (source rank, token) in layouts with a
-// row a token, whose expert is -1.
+// Dumps valid rows only: by (expert, source rank, token, k), or by (source rank, token) in
+// token-major layouts, where the expert is -1.
 void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments,
                const ServedRows& served) {
   const std::vector<RowOrigin>& origins = served.origins;
@@ -33,7 +33,7 @@ void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments,
   const QuantScheme& scheme = experts.scheme;
   const std::int64_t num_row_scales = num_scales(scheme, setup.config.hidden);
   const bool has_row_scales = scheme.group != ScaleGroup::kTensor && num_row_scales > 0;
-  // Row-major, whether or not experts have blocks of their own.
+  // Scales are row-major, whether or not experts have blocks of their own.
   const TensorView scales = has_row_scales
                                 ? TensorView(experts.scales.data(), experts.scales.dtype(),
                                              {rows.shape(0), num_row_scales})

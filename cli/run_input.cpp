@@ -69,7 +69,7 @@ void load_reference(RunInput& input, const SafetensorsFile& file, const ModelCon
   }
 }
 
-// Tokens in a file whose hidden_states fit the model.
+// Returns the number of tokens in a file and checks that its hidden_states fit the model.
 std::int64_t tokens_in(const SafetensorsFile& file, const RunOptions& options,
                        const ModelConfig& config) {
   const TensorView hidden = file.tensor("hidden_states");
@@ -82,7 +82,7 @@ std::int64_t tokens_in(const SafetensorsFile& file, const RunOptions& options,
   return file_tokens;
 }
 
-// Empty: the input is random.
+// Returns an empty string when the input is random.
 std::string input_file(const RunOptions& options) {
   if (!options.input.empty()) return options.input;
   const std::string beside =

@@ -15,9 +15,9 @@
 
 namespace switchyard::cli {
 
-/// All tokens of the run, on every rank; each takes its slice.
+/// All tokens of the run, on every rank; each rank uses its slice.
 struct RunInput {
-  std::string source;   ///< a file, or "random, seed 1"
+  std::string source;   ///< a file, or for example "random, seed 1"
   Tensor hidden;        ///< [T, H] bf16
   Tensor topk_ids;      ///< [T, K] i32; absent: the router runs
   Tensor topk_weights;  ///< [T, K] f32
@@ -26,22 +26,22 @@ struct RunInput {
   std::int64_t num_tokens() const { return hidden.shape(0); }
 };
 
-/// Tokens of the run, without reading them. Errors: kInvalidArgument when the input has fewer than
-/// --tokens, kSystem, kMalformedFile (also hidden_states that do not fit the model).
+/// Returns the number of tokens without reading them. Errors: kInvalidArgument when the input has
+/// fewer than --tokens, kSystem, kMalformedFile (also hidden_states that do not fit the model).
 std::int64_t count_tokens(const RunOptions& options, const ModelConfig& config);
 
 /// Errors: kInvalidArgument, kMalformedFile (shapes that do not fit the model, missing tensors).
 RunInput load_run_input(const RunOptions& options, const ModelConfig& config);
 
-/// First token of each rank, and the end: P + 1 numbers.
-///   even    as equal as possible, earlier ranks one more
-///   uneven  rank r gets a share proportional to r: the first none
-///   N,N,... as told; the sum must be the number of tokens
+/// Returns the first token of each rank, then the end: P + 1 numbers.
+///   even    as equal as possible; earlier ranks get one more
+///   uneven  rank r gets a share proportional to r, so rank 0 gets none
+///   N,N,... as given; the sum must be the number of tokens
 /// Errors: kInvalidArgument.
 std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t num_tokens,
                                        int num_ranks);
 
-/// Rows [begin, end) of a tensor of two dimensions; absent stays absent.
+/// Returns rows [begin, end) of a tensor of two dimensions; an absent tensor stays absent.
 TensorView slice_rows(const TensorView& tensor, std::int64_t begin, std::int64_t end);
 
 }  // namespace switchyard::cli

@@ -15,7 +15,7 @@
 
 namespace switchyard::cli {
 
-/// All of it lives as long as the layer.
+/// All references must outlive the layer.
 struct LayerSetup {
   const Group& group;
   const RunOptions& options;
@@ -23,7 +23,7 @@ struct LayerSetup {
   const MoeLayerWeights& weights;
   const RunConfig& run_config;
   ExpertOwnership ownership;
-  int owner = 0;  ///< this rank among the owners of experts
+  int owner = 0;  ///< index of this rank among the owners of experts
 
   std::int32_t first_expert() const { return ownership.first(owner); }
 };
@@ -35,30 +35,32 @@ class LayerTarget {
   LayerTarget& operator=(const LayerTarget&) = delete;
   virtual ~LayerTarget() = default;
 
-  /// Collective. Arguments and output are host memory. Returns nanoseconds of the stages; that of
-  /// the router is the caller's. `last`, of the last call: takes what is reported of the call.
+  /// Collective. Arguments and output are host memory. Returns the nanoseconds of each stage except
+  /// the router, which the caller times. `last` is null except in the last call, which fills it in
+  /// for the report.
   virtual std::array<std::int64_t, kNumStages> apply(const PrepareArguments& arguments,
                                                      const TensorView& output,
                                                      RankResult* last) = 0;
 };
 
 std::unique_ptr<LayerTarget> make_cpu_layer(const LayerSetup& setup);
-/// Makes GPU (rank mod number of GPUs) current. Errors: as make_device_prepare_finalize.
+/// Makes GPU (rank mod number of GPUs) current. Errors: those of make_device_prepare_finalize.
 std::unique_ptr<LayerTarget> make_cuda_layer(const LayerSetup& setup);
 
-/// Rows of its experts, in all micro-batches.
+/// Adds the rows of this rank's experts; called once per micro-batch.
 void add_rows(const LayerSetup& setup, std::int64_t num_rows,
               std::span<const std::int32_t> expert_rows, RankResult& result);
 
-/// What experts received and returned, on the host. Rows have two dimensions, scales rows in order.
+/// What the experts received and returned, in host memory. Rows have two dimensions; scales are
+/// row-major.
 struct ServedRows {
   const ExpertRows& experts;
-  TensorView topk_ids;       ///< or absent
+  TensorView topk_ids;       ///< may be absent
   TensorView expert_output;  ///< bf16
   std::vector<RowOrigin> origins;
 };
 
-/// Writes --dump. Errors: kSystem.
+/// Writes the files of --dump. Errors: kSystem.
 void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments, const ServedRows& rows);
 
 }  // namespace switchyard::cli

@@ -16,7 +16,7 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr std::size_t kMaxSamples = 1000;  // of a long run, the newest count
+constexpr std::size_t kMaxSamples = 1000;  // a long run keeps the newest samples
 
 // Medians over repeats, in bounded memory.
 class StageSamples {
@@ -31,7 +31,7 @@ class StageSamples {
 
   std::array<std::int64_t, kNumStages> medians() const {
     std::array<std::int64_t, kNumStages> result{};
-    // The first call maps pages and loads code: it counts only when it is the only one.
+    // The first call maps pages and loads code, so it counts only when it is the only one.
     const std::size_t skip = samples_.size() > 1 ? 1 : 0;
     for (std::size_t stage = 0; stage < kNumStages; ++stage) {
       std::vector<std::int64_t> values;
@@ -47,7 +47,7 @@ class StageSamples {
   std::size_t next_ = 0;
 };
 
-// Everything one rank needs to run the layer, in the order in which it is made.
+// Everything one rank needs to run the layer, in order of construction.
 class LayerRun {
  public:
   LayerRun(const Group& group, const RunOptions& options)
@@ -106,7 +106,7 @@ void LayerRun::make_layer(int rank) {
   layer_ = options_.device == "cuda" ? make_cuda_layer(setup) : make_cpu_layer(setup);
 }
 
-// Ids and weights of this rank's tokens: from the file, or from the router. Returns nanoseconds.
+// Sets ids and weights of this rank's tokens, from the file or the router. Returns nanoseconds.
 std::int64_t LayerRun::route() {
   const std::int64_t start = now_ns();
   arguments_.hidden = slice_rows(input_.hidden, begin_, end_);

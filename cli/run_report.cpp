@@ -18,7 +18,7 @@
 namespace switchyard::cli {
 namespace {
 
-// What a rank leaves in its window for rank 0; rows of experts and the output follow.
+// What a rank leaves in its window for rank 0; its rows per expert and its output follow.
 struct RankRecord {
   std::int64_t num_rows;
   std::int64_t dispatch_bytes;
@@ -26,7 +26,7 @@ struct RankRecord {
   std::int64_t window_bytes;
   std::int64_t workspace_bytes;
   std::array<std::int64_t, kNumStages> stage_ns;
-  std::array<char, 64> gpu;  ///< its name, cut; zeros behind it
+  std::array<char, 64> gpu;  ///< name, truncated and zero-padded
   bool is_shared_gpu;
 };
 
@@ -181,7 +181,7 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     for (std::size_t s = 0; s < kNumStages; ++s) report.stages[s].us = spread_of(stage_ns[s]);
     compare_with_reference(report, result.input.reference);
   }
-  group.barrier();  // the windows live until rank 0 has read them
+  group.barrier();  // the windows must live until rank 0 has read them
   return report;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// run_report.h: what `run` says: the ranks' results in one place, as text, JSON or a file.
+// run_report.h: gathers the ranks' results in one place and reports them as text, JSON or a file.
 #pragma once
 
 #include <array>
@@ -26,23 +26,23 @@ struct Spread {
 struct StageReport {
   std::string name;
   Spread us;
-  std::int64_t wire_bytes = 0;  ///< of all ranks; not counted on GPUs
+  std::int64_t wire_bytes = 0;  ///< summed over ranks; not counted on GPUs
 };
 
-/// Filled on rank 0.
+/// Filled in on rank 0 only.
 struct RunReport {
   RunOptions options;
   ModelConfig config;
   int layer = 0;
   std::string engine;
-  std::vector<std::string> gpus;  ///< of each rank; empty on CPUs
+  std::vector<std::string> gpus;  ///< one per rank; empty on CPUs
   std::string heap;               ///< how GPUs share memory
-  bool is_shared_gpu = false;     ///< several ranks use one
+  bool is_shared_gpu = false;     ///< several ranks use one GPU
   std::string input_source;
-  std::string wire_scheme;            ///< how rows travel
-  std::string reduce;                 ///< the one that holds
+  std::string wire_scheme;            ///< format in which rows travel
+  std::string reduce;                 ///< the reduce contract in effect
   std::optional<float> tensor_scale;  ///< of the input, for all ranks
-  bool has_routing = false;           ///< ids came with the input
+  bool has_routing = false;           ///< the input has expert ids
   int num_ranks = 1;
   std::int64_t num_tokens = 0;
   Tensor output;  ///< [T, H] bf16, input order
@@ -50,20 +50,20 @@ struct RunReport {
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int64_t> rows_per_rank;
   std::vector<std::int64_t> rows_per_expert;
-  std::int64_t window_bytes = 0;     ///< the most of any rank
-  std::int64_t workspace_bytes = 0;  ///< likewise
+  std::int64_t window_bytes = 0;     ///< largest of any rank
+  std::int64_t workspace_bytes = 0;  ///< largest of any rank
   std::optional<double> rel_l2;      ///< ||out - reference|| / ||reference||
   std::optional<double> max_abs;
 
   bool is_ok() const;
   bool is_on_gpus() const { return options.device == "cuda"; }
-  std::int64_t wire_bytes() const;  ///< of all stages and ranks
+  std::int64_t wire_bytes() const;  ///< summed over stages and ranks
 };
 
-/// Largest rel_l2 that a correct run shows on real activations; documented in docs/schemes.md.
+/// Largest rel_l2 of a correct run on real activations; documented in docs/schemes.md.
 double rel_l2_bound(const std::string& scheme);
 
-/// Collective. Rank 0's is complete, the others' is empty.
+/// Collective. The report is complete on rank 0 and empty on the others.
 RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result);
 
 std::string to_text(const RunReport& report);

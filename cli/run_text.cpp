@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The report that a person reads.
+// The report of `run` as text.
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kBarWidth = 40;
 
-// What a terminal or file can show.
+// Characters that the terminal or file can show.
 struct Glyphs {
   const char* full;
   std::array<const char*, 8> levels;
@@ -35,7 +35,7 @@ Glyphs glyphs() {
   return {"#", {".", ":", "-", "=", "+", "*", "%", "#"}};
 }
 
-// GPUs of one name once.
+// Lists GPUs of the same name once.
 std::string device_line(const RunReport& report) {
   std::vector<std::string> names = report.gpus;
   std::sort(names.begin(), names.end());

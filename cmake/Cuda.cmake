@@ -1,6 +1,6 @@
-# The CUDA language and the module with everything that runs on a GPU. The arithmetic promise holds there too: no
-# contraction of a * b + c. The library itself never links CUDA: it loads the module, or, in a static build, finds its
-# table in the program.
+# The CUDA language, for the module with everything that runs on a GPU. The arithmetic promise holds there too: no
+# contraction of a * b + c. The library itself never links CUDA: it loads the module or, in a static build, finds the
+# module's table in the program.
 if(SWITCHYARD_WITH_CUDA)
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 90-virtual CACHE STRING "GPU architectures to compile for")
   # Not every installation puts nvcc on PATH.
@@ -13,7 +13,7 @@ if(SWITCHYARD_WITH_CUDA)
   enable_language(CUDA)
   find_package(CUDAToolkit 12.4 REQUIRED)
   set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -std=c++20 --fmad=false --expt-relaxed-constexpr")
-  # Headers only: the library is loaded at run time. Windows came with 2.28.
+  # Headers only: NCCL itself is loaded at run time. Windows need 2.28.
   set(SWITCHYARD_HAS_NCCL OFF)
   if(NOT SWITCHYARD_WITH_NCCL STREQUAL "OFF")
     find_path(SWITCHYARD_NCCL_INCLUDE_DIR nccl_device.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

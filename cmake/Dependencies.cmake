@@ -1,4 +1,4 @@
-# Every find_package, with the least version and who needs it. Debian 12 has them all
+# Every find_package, with the minimum version and what needs it. Debian 12 has them all
 # (scripts/install-deps); nothing is downloaded.
 find_package(Threads REQUIRED)
 find_package(fmt 9 REQUIRED)              # messages, everywhere in src/

@@ -1,5 +1,5 @@
-# oneDNN::oneDNN from its headers and library. Its own config file, as Debian ships it, demands OpenCL,
-# which the CPU engine does not use.
+# Defines oneDNN::oneDNN from its headers and library. Its own config file, as shipped by Debian, requires
+# OpenCL, which the CPU engine does not use.
 find_path(oneDNN_INCLUDE_DIR NAMES dnnl.hpp)
 find_library(oneDNN_LIBRARY NAMES dnnl)
 if(oneDNN_INCLUDE_DIR)

@@ -1,5 +1,5 @@
-# What `cmake --install` puts where: the library with its headers, the CUDA module, a CMake package, a pkg-config file,
-# and the command.
+# What `cmake --install` installs, and where: the library with its headers, the CUDA module, a CMake package, a
+# pkg-config file and the command.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -17,8 +17,8 @@ configure_file(cmake/FindoneDNN.cmake ${PROJECT_BINARY_DIR}/FindoneDNN.cmake COP
 install(FILES cmake/FindoneDNN.cmake ${PROJECT_BINARY_DIR}/SwitchyardConfig.cmake ${PROJECT_BINARY_DIR}/SwitchyardConfigVersion.cmake
         DESTINATION ${config_dir})
 
-# The .pc file finds its prefix from where it lies, unless the library directory is outside the prefix.
-# A static library names what it needs in the open fields, so that `pkg-config --libs` is enough.
+# The .pc file derives its prefix from its own location, unless the library directory is outside the prefix.
+# For a static library it lists dependencies in the public fields, so that `pkg-config --libs` is enough.
 if(IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
   set(pc_prefix ${CMAKE_INSTALL_PREFIX})
 else()

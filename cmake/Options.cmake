@@ -9,7 +9,7 @@ option(SWITCHYARD_WITH_CUDA "Build the CUDA module and its tests; needs nvcc" OF
 option(SWITCHYARD_CUDA_STATIC "Link the CUDA module into the library instead of loading it" OFF)
 option(BUILD_SHARED_LIBS "Build a shared library" OFF)
 
-# AUTO takes what is found, ON fails if it is absent, OFF does without.
+# AUTO uses the dependency if it is found, ON fails if it is absent, OFF does without it.
 foreach(part ONEDNN NCCL)
   set(SWITCHYARD_WITH_${part} AUTO CACHE STRING "Use ${part}: AUTO, ON or OFF")
   set_property(CACHE SWITCHYARD_WITH_${part} PROPERTY STRINGS AUTO ON OFF)

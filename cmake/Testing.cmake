@@ -12,9 +12,9 @@ function(switchyard_add_test)
   add_executable(${ARG_NAME} ${ARG_SOURCES})
   target_link_libraries(${ARG_NAME} PRIVATE switchyard_internal switchyard_test_support GTest::gmock GTest::gtest_main
                                             ${ARG_LIBRARIES})
-  # g++ 12 at -O3 takes the length of a std::vector::assign for boundless.
+  # g++ 12 at -O3 mistakes the length in a std::vector::assign for unbounded.
   target_compile_options(${ARG_NAME} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overread>)
-  # Tests with processes or GPUs look at the whole machine (sockets, deadlines, free memory): one at a time.
+  # Tests with processes or GPUs depend on the whole machine (sockets, deadlines, free memory): they run one at a time.
   set(is_serial FALSE)
   if(ARG_LABEL MATCHES "^(process|cuda)$")
     set(is_serial TRUE)

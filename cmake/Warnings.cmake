@@ -1,11 +1,11 @@
-# Flags of our own targets: warnings, the arithmetic promise, sanitizers. Nothing here is exported.
+# Flags for our own targets: warnings, the arithmetic promise, sanitizers. Nothing here is exported.
 add_library(switchyard_flags INTERFACE)
 target_compile_features(switchyard_flags INTERFACE cxx_std_20)
 # A fused multiply-add happens only where the source says fma; no fast-math, no flush to zero.
 target_compile_options(switchyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 target_compile_options(
   switchyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wsign-conversion;-Wnon-virtual-dtor>)
-# g++ 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
+# g++ 12 reports overlaps in std::string's operator+ that do not exist (GCC bug 105651).
 target_compile_options(switchyard_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
 if(SWITCHYARD_WARNINGS_AS_ERRORS)
   target_compile_options(switchyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)

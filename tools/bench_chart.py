@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws JSON of `switchyard bench` as one SVG: time against tokens, with the floor and the baseline of the first file.
+"""Draws JSON files of `switchyard bench` as one SVG: time against tokens, with the floor and the baseline of the first file.
 
 usage: tools/bench_chart.py RESULTS.json... > chart.svg"""
 import json
@@ -12,7 +12,7 @@ COLORS = ["#1f6feb", "#8250df", "#bf3989"]
 
 
 def curves(results):
-    """[(name, color, dash, [(tokens, us)])], the fastest last."""
+    """Returns [(name, color, dash, [(tokens, us)])]: the floor and the baseline first, then one curve per file."""
     first = results[0]["rows"]
     found = [("floor", "#6e7781", "5 4", [(r["tokens"], r["floor_us"]) for r in first])]
     with_baseline = [r for r in first if r.get("baseline")]

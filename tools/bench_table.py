@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns results of benchmarks into the Markdown tables of the documents.
+"""Turns benchmark results into the Markdown tables of the documentation.
 
 usage: tools/bench_table.py RESULTS.json...
 
-One table of all files: of `switchyard bench` (a row for each number of tokens, columns for each file); of exchange_bench; of quant_bench;
-of cuda_quant and cuda_permute; of cuda_experts_bench. Pages name the files of a table in a comment before it, and tests/tools/docs_test.py
-compares."""
+Makes one table from all files, which come from `switchyard bench` (one row per number of tokens, columns per file), exchange_bench,
+quant_bench, cuda_quant and cuda_permute, or cuda_experts_bench. Pages name the files of a table in a comment before it, and
+tests/tools/docs_test.py compares the two."""
 import json
 import sys
 
 BLOCKS_AND_TOKENS = ["fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token", "int8_token", "int8_block", "mxfp8"]
 TENSORS = ["fp8_tensor", "int8_tensor"]
 FP4 = ["nvfp4", "mxfp4"]
-CUDA_ROWS = [  # call, what, names of the measurements; the calls of cuda_quant are of bf16
+CUDA_ROWS = [  # call, description, names of the measurements; calls of cuda_quant use bf16
     ("dequantize", "fp8 and int8 by block or token, mxfp8", [f"dequantize {s}" for s in BLOCKS_AND_TOKENS]),
     ("", "nvfp4, mxfp4", [f"dequantize {s}" for s in FP4]),
     ("", "fp8_tensor, int8_tensor, whose copy is slower", [f"dequantize {s}" for s in TENSORS]),
@@ -38,7 +38,7 @@ EXPERT_ROWS = {
 
 
 def load(path):
-    """One JSON object, or a list of those that lie in lines."""
+    """Returns the file's JSON object, or a list of objects if it has one per line."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     try:
@@ -48,7 +48,7 @@ def load(path):
 
 
 def shapes(results):
-    """(engine, layout, scheme, reduce, ranks, tokens) -> {operation: counters}, in the file's order."""
+    """Maps (engine, layout, scheme, reduce, ranks, tokens) to {operation: counters}, in the file's order."""
     rows = {}
     for entry in results["benchmarks"]:
         if "error_occurred" in entry:
@@ -85,7 +85,7 @@ def quant_bench(results):
 
 
 def title_of(result):
-    """What sets one run of `switchyard bench` apart from the plain pair, and the unit of its times."""
+    """Describes how a run of `switchyard bench` differs from the plain pair, and the unit of its times."""
     settings = result["settings"]
     parts = [f"{result['ranks']} GPUs" if result["device"] == "cuda" else f"{result['ranks']} ranks",
              "" if settings["op"] == "pair" else settings["op"],
@@ -105,7 +105,7 @@ def cells_of(result, row, has_baseline):
 
 
 def bench(results):
-    """A row for each number of tokens (and of SMs), a group of columns for each file."""
+    """One row per number of tokens (and of SMs), one group of columns per file."""
     by_size = [{(row["tokens"], row["sms"]): row for row in result["rows"] if "p50_us" in row} for result in results]
     head, rule = "| tokens a rank |", "|---:|"
     lines = {size: f"| {size[0]} |" for rows in by_size for size in rows}
@@ -119,7 +119,7 @@ def bench(results):
 
 
 def percents(shares):
-    """Each of a few, else from the least to the most."""
+    """Lists up to three shares; for more, gives their range."""
     if len(shares) > 3:
         return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
     return ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
@@ -147,7 +147,7 @@ def cuda_experts(entries):
 
 
 def table(paths):
-    """The lines of the table that these files make."""
+    """Returns the lines of the table for these files."""
     results = [load(path) for path in paths]
     if isinstance(results[0], list):
         entries = [entry for result in results for entry in result]

@@ -4,15 +4,15 @@
 
 A folder of src/ may include folders of lower layers and public headers. Folders of one layer do not
 include each other; SCALAR_USERS may include the scalar definitions of quant. Public headers and
-examples include only the standard library and public headers; examples may have the CUDA runtime too.
+examples include only the standard library and public headers; examples may also include the CUDA runtime.
 
-usage: tools/layers.py [root]      Prints each offence as file:line: rule. Exit 1 when there is one.
+usage: tools/layers.py [root]      Prints each violation as file:line: rule. Exits with 1 if there is any.
 """
 import pathlib
 import re
 import sys
 
-LAYERS = [  # lowest first; the number is the place in this list, from 1
+LAYERS = [  # lowest first; a layer's number is its position in this list, from 1
     {"core"},
     {"plan", "quant", "reference", "transport"},
     {"io"},
@@ -33,7 +33,7 @@ STANDARD = re.compile(r"[a-z_]+\Z")  # <vector>, <cstdint>: no slash, no dot
 
 
 def offence(folder, quoted, target):
-    """The rule that an include breaks, or nothing. `folder` is one of LEVEL, "include" or "examples"."""
+    """Returns the rule that an include breaks, or None. `folder` is one of LEVEL, "include" or "examples"."""
     is_public = target.startswith("switchyard/")
     if folder in ("include", "examples"):
         if folder == "examples" and target == "cuda_runtime_api.h":

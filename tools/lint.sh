@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Sizes of files, and on demand clang-tidy.
+# Checks the lengths of files and, on request, runs clang-tidy.
 #
 # usage: tools/lint.sh                         the ten longest files; fails above the hard limits
-#        tools/lint.sh --tidy BUILD [FILE...]  also clang-tidy-14 over FILEs (default: src/ and cli/);
-#                                              BUILD holds compile_commands.json
+#        tools/lint.sh --tidy BUILD [FILE...]  also runs clang-tidy-14 on FILEs (default: src/ and cli/);
+#                                              BUILD contains compile_commands.json
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Lines that a file of this kind may have.
+# Prints the maximum number of lines of a file of this kind.
 limit_of() {
   case $1 in
     include/*) echo 400 ;;

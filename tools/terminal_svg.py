@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 CELL_WIDTH, LINE_HEIGHT, MARGIN, TITLE_HEIGHT = 8.4, 19, 18, 34
-LEVELS = {chr(0x2580 + eighths): eighths / 8 for eighths in range(1, 9)}  # lower blocks, 1/8 to 8/8
+LEVELS = {chr(0x2580 + eighths): eighths / 8 for eighths in range(1, 9)}  # lower block characters, 1/8 to 8/8
 BACKGROUND, FRAME, TEXT, DIM, ACCENT, GOOD = "#11151c", "#1c222c", "#d7dce4", "#8b95a5", "#5fa8d3", "#7bc47f"
 
 
@@ -28,7 +28,7 @@ def colour_of(line):
 
 
 def draw_line(line, top):
-    """SVG of one line: runs of text, each pinned to its column, and rectangles for blocks."""
+    """Returns the SVG of one line: runs of text, each pinned to its column, and rectangles for blocks."""
     parts = []
     for run in re.finditer(r"█{2,}|[▁▂▃▄▅▆▇█]|[^\s▁▂▃▄▅▆▇█]+(?: [^\s▁▂▃▄▅▆▇█]+)*", line):
         x, width = MARGIN + run.start() * CELL_WIDTH, len(run[0]) * CELL_WIDTH

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two ranks, as threads, exchange tokens: dispatch, a toy expert, combine. Prints what moved.
+// Two ranks, as threads, exchange tokens: dispatch, a toy expert, combine. Prints what was moved.
 
 #include <array>
 #include <bit>
@@ -19,12 +19,12 @@ constexpr int kTokens = 3;
 constexpr int kTopk = 2;
 constexpr int kHidden = 4;
 
-// Which experts the tokens of each rank want. Experts 0 and 1 live on rank 0, 2 and 3 on rank 1.
+// The experts that each rank's tokens choose. Experts 0 and 1 live on rank 0, 2 and 3 on rank 1.
 constexpr std::int32_t kTopkIds[kRanks][kTokens][kTopk] = {{{0, 1}, {0, 3}, {2, 3}},
                                                            {{1, 2}, {3, -1}, {0, 2}}};
 constexpr float kTopkWeights[kTokens][kTopk] = {{0.5f, 0.5f}, {0.75f, 0.25f}, {0.5f, 0.25f}};
 
-// bf16 is the upper half of a float; the numbers here are short enough to fit without rounding.
+// bf16 is the upper half of a float; the numbers here fit without rounding.
 std::uint16_t bf16_of(float x) {
   return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16);
 }
@@ -32,7 +32,7 @@ float float_of(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{b
 
 float value_of(int rank, int token) { return static_cast<float>(10 * rank + token + 1); }
 
-// The toy expert multiplies by its number + 1.
+// The toy expert multiplies by its id + 1.
 float expert(int id, float x) { return static_cast<float>(id + 1) * x; }
 
 bool run_rank(const sy::Group& group, std::string& report) {
@@ -54,7 +54,7 @@ bool run_rank(const sy::Group& group, std::string& report) {
   const auto topk_ids = sy::TensorView::of(&kTopkIds[rank][0][0], {kTokens, kTopk});
   const auto topk_weights = sy::TensorView::of(&kTopkWeights[0][0], {kTokens, kTopk});
 
-  // Each token travels once to each rank that has one of its experts.
+  // Each token travels once to each rank that holds one of its experts.
   const sy::Dispatched received = exchange.dispatch(tokens, topk_ids, topk_weights);
   const sy::Tensor results(sy::DType::kBF16, {received.experts.rows.shape(0), kHidden});
   std::array<char, 128> line{};
@@ -71,7 +71,7 @@ bool run_rank(const sy::Group& group, std::string& report) {
   }
   const sy::WireBytes bytes = exchange.wire_bytes(received.handle);
 
-  // The results go home; each rank sums those of its own tokens, with the weights.
+  // The results return to the tokens' owners; each rank sums those of its own tokens, weighted.
   const sy::Tensor output(sy::DType::kF32, {kTokens, kHidden});
   exchange.combine(received.handle, results, output);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One MoE layer with random weights, over 4 ranks and over 1: router, prepare, experts, finalize.
-// The sum contract per_expert makes both give the same bits; the program checks that.
+// Runs one MoE layer with random weights over 1, 2 and 4 ranks: router, prepare, experts, finalize.
+// With the sum contract per_expert all of them give the same bits; the program checks that.
 
 #include <algorithm>
 #include <cstdint>
@@ -54,7 +54,8 @@ sy::TensorView slice(const sy::Tensor& tensor, std::int64_t begin, std::int64_t 
   return {data, view.dtype(), {end - begin, view.shape(1), view.shape(2)}};
 }
 
-// This rank's share of the tokens through the layer; `output` [T, H] bf16 is shared by the threads.
+// Runs this rank's share of the tokens through the layer. All threads write to `output` [T, H]
+// bf16.
 void run_rank(const sy::Group& group, const Layer& layer, const sy::Tensor& hidden,
               const sy::Tensor& output) {
   const std::int64_t num_tokens = kTokens / group.size();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One small batch in each of the five receive layouts, as rank 1 of two sees it; docs/layouts.md
-// shows the same batch.
+// Prints one small batch in each of the five receive layouts, as rank 1 of 2 sees it.
+// docs/layouts.md shows the same batch.
 
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kHidden = 8;
 
-// The letter of a received row: its first element counts tokens from 1.0 (bf16).
+// The letter of a received row: the elements of tokens a, b and c are 1.0, 2.0 and 3.0 (bf16).
 char letter_of(const TensorView& rows, std::int64_t row) {
   const std::uint16_t bits = rows.as<std::uint16_t>()[row * kHidden];
   if (bits == 0x3F80) return 'a';
@@ -51,7 +51,7 @@ void show(const Group& group, Layout layout) {
   config.expert_alignment = layout == Layout::kExpanded ? 4 : 1;
   Exchange exchange(group, config);
 
-  // Rank 0 has a {2, 0} and b {3, 2}; rank 1 has c {2, none}.
+  // Rank 0 has tokens a, for experts {2, 0}, and b, for {3, 2}; rank 1 has c, for {2, none}.
   const bool is_first = group.rank() == 0;
   const std::int64_t num_tokens = is_first ? 2 : 1;
   const std::vector<std::int32_t> topk_ids =

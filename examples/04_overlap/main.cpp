@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One MoE layer whole and in two overlapped micro-batches: the same bits, and the time of both.
-// Alone it runs two ranks as threads; started by a launcher (mpirun -n 2, torchrun) each process is
+// Runs one MoE layer whole and in two overlapped micro-batches, compares their bits and times both.
+// On its own it runs two ranks as threads; under a launcher (mpirun -n 2, torchrun) each process is
 // a rank.
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace sy = switchyard;
 
 namespace {
 
-constexpr std::int64_t kTokens = 192;  // of each rank
+constexpr std::int64_t kTokens = 192;  // per rank
 constexpr std::int64_t kHidden = 512;
 constexpr std::int64_t kIntermediate = 128;
 constexpr std::int32_t kExpertsPerRank = 4;
@@ -40,7 +40,7 @@ sy::Tensor random_bf16(int seed, float scale, std::initializer_list<std::int64_t
   return tensor;
 }
 
-// What one rank has: its experts, its tokens and their routing.
+// What one rank holds: its experts, its tokens and their routing.
 struct Rank {
   explicit Rank(const sy::Group& group)
       : gate(random_bf16(group.rank(), 0.05f, {kExpertsPerRank, kIntermediate, kHidden})),
@@ -65,7 +65,7 @@ sy::ModularKernel make_kernel(const sy::Group& group, const Rank& rank) {
   config.num_topk = kTopk;
   config.hidden = kHidden;
   config.max_tokens_per_rank = kTokens;
-  config.num_micro_batches = 2;  // a buffer set for each
+  config.num_micro_batches = 2;  // one set of buffers for each
   sy::ExpertWeights weights;
   weights.gate = rank.gate;
   weights.up = rank.up;
@@ -97,7 +97,7 @@ bool run_rank(const sy::Group& group) {
   const auto run_overlapped = [&] { sy::apply_overlapped(kernel, arguments, overlapped); };
   run_whole();
   run_overlapped();  // the first calls map pages
-  // In turns, each first as often as second: what else the machine does meets both alike.
+  // Alternates which one goes first, so that other load on the machine affects both alike.
   std::vector<double> whole_us;
   std::vector<double> overlapped_us;
   for (int i = 0; i < kRepeats; ++i) {

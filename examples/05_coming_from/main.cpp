@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Code as users of DeepEP and FlashInfer know it, over the views that take their names.
-// docs/coming_from.md shows these functions beside the originals. The experts here double a row.
+// Code as users of DeepEP and FlashInfer know it, on the compat classes that carry their names.
+// docs/coming_from.md shows these functions next to the originals. The experts double each row.
 
 #include <cstdint>
 #include <cstdio>
@@ -41,7 +41,7 @@ Batch make_batch(int rank) {
   return batch;
 }
 
-// Experts that double: 2 * x of a normal bf16 is one more in the exponent.
+// The experts double their rows: 2 * x of a normal bf16 adds one to its exponent.
 Tensor doubled(const TensorView& rows) {
   Tensor result(DType::kBF16, {rows.num_elements() / kHidden, kHidden});
   for (std::int64_t i = 0; i < rows.num_elements(); ++i) {

@@ -13,20 +13,20 @@
 
 namespace switchyard {
 
-/// vLLM's all2all_backend strings. An alias is a value of its own, so that every name survives.
+/// vLLM's all2all_backend strings. An alias is a value of its own, so that its name is preserved.
 enum class All2AllBackend : std::uint8_t {
   kAllGatherReduceScatter,  ///< the default
-  kNaive,                   ///< alias of the first
+  kNaive,                   ///< alias of kAllGatherReduceScatter
   kDeepEpHighThroughput,
   kDeepEpLowLatency,
   kDeepEpV2,
   kFlashInferNvlinkTwoSided,
-  kFlashInferAll2AllV,  ///< older name of the one before
+  kFlashInferAll2AllV,  ///< older name of kFlashInferNvlinkTwoSided
   kFlashInferNvlinkOneSided,
   kMoriHighThroughput,
   kMoriLowLatency,
   kNixlEp,
-  kPplx,  ///< no longer in vLLM
+  kPplx,  ///< removed from vLLM
 };
 
 /// "allgather_reducescatter", "naive", "deepep_high_throughput", "deepep_low_latency", "deepep_v2",
@@ -36,20 +36,22 @@ SWITCHYARD_API const char* name_of(All2AllBackend backend) noexcept;
 SWITCHYARD_API std::optional<All2AllBackend> all2all_backend_from_name(
     std::string_view name) noexcept;
 
-/// What a backend's prepare/finalize class says of itself.
+/// What a backend's prepare/finalize class reports about itself.
 struct All2AllProperties {
   ActivationFormat format = ActivationFormat::kStandard;
   bool supports_async = false;
-  std::optional<DType> topk_indices_dtype{};  ///< nothing: any, or the library's own
+  std::optional<DType> topk_indices_dtype{};  ///< absent: any dtype, or one internal to the library
   bool output_is_reduced = false;
 
   friend bool operator==(const All2AllProperties&, const All2AllProperties&) = default;
 };
 
-/// pplx takes u32 ids, which are i32 here. Errors: kInvalidArgument: no such backend.
+/// pplx uses u32 ids, which are i32 here.
+/// Errors: kInvalidArgument when `backend` is not one of the values above.
 SWITCHYARD_API All2AllProperties properties_of(All2AllBackend backend);
 
-/// Of the class without a backend: one rank, or data parallel without expert parallelism.
+/// Properties of the class that needs no backend: one rank, or data parallelism without expert
+/// parallelism.
 inline constexpr All2AllProperties kNoAll2AllProperties{};
 
 }  // namespace switchyard

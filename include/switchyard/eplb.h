@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eplb.h: expert-parallel load balancing: experts in several copies, which copy serves a token, and
-// how busy each has been.
+// eplb.h: expert-parallel load balancing: which experts have several copies, which copy serves a
+// token, and how loaded each copy is.
 //
-// A logical expert is one of the model; a physical expert is a copy of one, at a place on a rank.
-// Physical experts are split over ranks in order, and are what Exchange calls experts.
+// A logical expert belongs to the model; a physical expert is a copy of one in a slot of a rank.
+// Physical experts are numbered in rank order; they are the experts of Exchange.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,12 @@
 
 namespace switchyard {
 
-/// [num_logical + num_redundant] logical expert of each physical one at the start: first every
-/// logical expert once, then redundant copy i of logical expert i mod num_logical.
+/// The initial mapping, [num_logical + num_redundant]: the logical expert of each physical one.
+/// Each logical expert comes once, then the redundant copies: copy i is of logical expert
+/// i mod num_logical.
 ///
-/// Errors: kInvalidArgument: num_logical below 1, num_redundant below 0, more than 65535 in all.
+/// Errors: kInvalidArgument when num_logical is below 1, num_redundant is below 0, or both together
+/// exceed 65535.
 /// Source: vLLM's EPLB.
 SWITCHYARD_API std::vector<std::int32_t> initial_physical_to_logical(std::int32_t num_logical,
                                                                      std::int32_t num_redundant);
@@ -27,21 +29,22 @@ SWITCHYARD_API std::vector<std::int32_t> initial_physical_to_logical(std::int32_
 /// Where the copies of each logical expert are.
 struct LogicalMaps {
   std::int32_t num_logical = 0;
-  std::int32_t max_replicas = 0;  ///< the most copies that one has
+  std::int32_t max_replicas = 0;  ///< copies of the most replicated expert
   std::vector<std::int32_t>
       logical_to_physical;                   ///< [num_logical, max_replicas] ascending, then -1
   std::vector<std::int32_t> replica_counts;  ///< [num_logical] at least 1
 };
 
-/// The inverse of a physical-to-logical map, in which -1 is an empty place.
+/// The inverse of a physical-to-logical map, in which -1 marks an empty slot.
 ///
-/// Errors: kInvalidArgument: an id that is neither -1 nor from 0 to num_logical - 1; a logical
-/// expert without a copy; more than 65535 of either kind. Source: vLLM's compute_logical_maps.
+/// Errors: kInvalidArgument (an id that is neither -1 nor from 0 to num_logical - 1, a logical
+/// expert without a copy, more than 65535 experts of either kind).
+/// Source: vLLM's compute_logical_maps.
 SWITCHYARD_API LogicalMaps compute_logical_maps(std::span<const std::int32_t> physical_to_logical,
                                                 std::int32_t num_logical);
 
-/// Which of `num_replicas` (at least 1) copies serves token row `token`:
-/// ((token * 2654435769) mod 2^32) mod num_replicas, Knuth's multiplicative hash, as in vLLM.
+/// Which of `num_replicas` (at least 1) copies serves token row `token`: Knuth's multiplicative
+/// hash, ((token * 2654435769) mod 2^32) mod num_replicas, as in vLLM.
 constexpr std::int32_t choose_replica(std::int64_t token, std::int32_t num_replicas) {
   const std::uint32_t hash = static_cast<std::uint32_t>(token) * 2654435769u;
   return static_cast<std::int32_t>(hash % static_cast<std::uint32_t>(num_replicas));
@@ -53,45 +56,49 @@ constexpr std::int32_t choose_replica(std::int64_t token, std::int32_t num_repli
 ///   topk_ids  [T, K]  i32 or i64, contiguous
 ///   out       [T, K]  i32 or i64, contiguous; written; may be `topk_ids` itself
 ///
-/// Errors: kInvalidArgument: shapes, dtypes, an id of num_logical or more; nothing was written.
+/// Errors: kInvalidArgument (shapes, dtypes, an id of num_logical or more); nothing is written
+/// then.
 SWITCHYARD_API void map_logical_to_physical(const TensorView& topk_ids, const LogicalMaps& maps,
                                             const TensorView& out);
 
-/// Rows of each physical expert, summed over the last steps. Not for several threads at once.
+/// Rows per physical expert, summed over the most recent steps. Not thread-safe.
 /// Mirrors the expert load window of vLLM's EPLB.
 class SWITCHYARD_API ExpertLoad {
  public:
   static constexpr std::int32_t kDefaultWindow = 1000;
 
-  /// Takes 8 * num_physical * (window + 1) bytes, real as steps come.
+  /// Reserves 8 * num_physical * (window + 1) bytes; the system backs the pages as steps are added.
   ///
-  /// Errors: kInvalidArgument: num_physical not from 1 to 65535, window below 1; kOutOfMemory.
+  /// Errors: kInvalidArgument when num_physical is not from 1 to 65535 or window is below 1;
+  /// kOutOfMemory.
   explicit ExpertLoad(std::int32_t num_physical, std::int32_t window = kDefaultWindow);
 
-  /// A step by its counts: Dispatched::expert_load, which is the load of the whole group.
+  /// Adds a step given as counts, for example Dispatched::expert_load, the load of the whole group.
   ///
-  /// Errors: kInvalidArgument: another number of counts, a negative count, a sum above 2^63 - 1;
-  /// nothing was added.
+  /// Errors: kInvalidArgument (a wrong number of counts, a negative count, a sum above 2^63 - 1);
+  /// nothing is added then.
   void add_step(std::span<const std::int64_t> expert_load);
 
-  /// A step by chosen experts: +1 for each id of the first num_tokens rows; the others are padding.
-  /// Negative ids count nothing. The load of this rank: sum it over ranks for the group's.
+  /// Adds a step given as chosen experts: +1 for each id in the first num_tokens rows; the rows
+  /// after them are padding. Negative ids count nothing. This is the load of one rank: add it up
+  /// over the ranks for that of the group.
   ///
   ///   physical_ids  [T, K]  i32 or i64, contiguous
   ///
-  /// Errors: kInvalidArgument: shape, dtype, num_tokens not from 0 to T, an id of num_physical or
-  /// more; nothing was added.
+  /// Errors: kInvalidArgument (shape, dtype, num_tokens not from 0 to T, an id of num_physical or
+  /// more); nothing is added then.
   void add_step(const TensorView& physical_ids, std::int64_t num_tokens);
 
-  /// Steps that the sums are over: at most the window.
+  /// Steps that the sums cover, at most the window.
   std::int64_t num_steps() const { return num_steps_; }
 
   /// [num_physical] sums over these steps.
   std::span<const std::int64_t> physical_load() const { return sums_; }
 
-  /// [num_logical] the same, copies of a logical expert added up; empty places (-1) count nothing.
+  /// [num_logical] the same, with the copies of each logical expert added up; empty slots (-1)
+  /// count nothing.
   ///
-  /// Errors: kInvalidArgument: another number of physical experts, an id out of range.
+  /// Errors: kInvalidArgument (a wrong number of physical experts, an id out of range).
   std::vector<std::int64_t> logical_load(std::span<const std::int32_t> physical_to_logical,
                                          std::int32_t num_logical) const;
 
@@ -100,7 +107,7 @@ class SWITCHYARD_API ExpertLoad {
  private:
   std::int64_t window_;
   std::int64_t num_steps_ = 0;
-  std::int64_t next_ = 0;            ///< place of the next step in the ring
+  std::int64_t next_ = 0;            ///< index of the next step in the ring
   std::vector<std::int64_t> sums_;   ///< [num_physical]
   std::vector<std::int64_t> steps_;  ///< [steps so far, at most window_, num_physical]
 };

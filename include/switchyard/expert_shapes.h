@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_shapes.h: sizes that experts are described by: where each expert's rows lie in the layouts
-// of grouped GEMMs, the problem size, and the workspaces that the usual kinds of experts want. Pure
-// functions, for users who bring their own experts.
+// expert_shapes.h: sizes that describe experts: the rows of each expert in the layouts of grouped
+// GEMMs, the problem size, and the workspaces of the usual kinds of experts. Pure functions, for
+// users who bring their own experts.
 //
 // Letters used for shapes in this header:
 //   L  local experts     H  elements per row (hidden)     K  experts chosen per token
@@ -30,12 +30,12 @@ struct ExpertRanges {
 SWITCHYARD_API ExpertRanges expert_ranges_from_counts(std::span<const std::int32_t> counts,
                                                       std::int64_t capacity);
 
-/// Contiguous layout of DeepGEMM: m_indices [M] i32 names the expert of each row, negative for
-/// padding. All rows of a tile belong to one expert and its padding follows them; the tiles of an
-/// expert follow each other, in any order of experts. A tile of padding is skipped.
+/// DeepGEMM's contiguous layout: m_indices [M] i32 names the expert of each row; negative is
+/// padding. All rows of a tile belong to one expert, followed by its padding. The tiles of one
+/// expert are adjacent; experts may come in any order. Tiles of nothing but padding are skipped.
 ///
-/// Errors: kInvalidArgument (shape, dtype, an index that is not below `num_experts`, two experts in
-/// a tile, an expert's rows in pieces).
+/// Errors: kInvalidArgument (shape, dtype, an index of `num_experts` or more, two experts in one
+/// tile, tiles of an expert that are not adjacent).
 SWITCHYARD_API ExpertRanges expert_ranges_from_m_indices(const TensorView& m_indices,
                                                          std::int32_t num_experts,
                                                          std::int64_t tile_rows = 128);
@@ -63,7 +63,7 @@ SWITCHYARD_API MoeProblemSize moe_problem_size(const TensorView& a1, const Tenso
 
 enum class ExpertWorkspaceKind : std::uint8_t {
   kBatched,       ///< masked grouped GEMM over [L, capacity, H]
-  kNaiveBatched,  ///< expert after expert over [L, capacity, H]
+  kNaiveBatched,  ///< one expert after another over [L, capacity, H]
   kContiguous,    ///< grouped GEMM over permuted rows
 };
 
@@ -72,19 +72,20 @@ struct ExpertWorkspaceSizes {
   std::int64_t hidden = 0;             ///< H
   std::int64_t outputs = 0;            ///< N
   bool is_gated = true;                ///< the activation halves N
-  std::int64_t max_tokens = 0;         ///< batched kinds: tokens of a rank, at most
+  std::int64_t max_tokens = 0;         ///< batched kinds: maximum tokens per rank
   std::int64_t num_dispatchers = 0;    ///< batched kinds: ranks that can send
-  std::int64_t num_rows = 0;           ///< kContiguous: M, rows before they are permuted
-  std::int64_t num_permuted_rows = 0;  ///< kContiguous: with the padding of tiles
+  std::int64_t num_rows = 0;           ///< kContiguous: M, rows before permutation
+  std::int64_t num_permuted_rows = 0;  ///< kContiguous: rows after it, tile padding included
 };
 
-/// Shapes in elements.
+/// Shapes in elements. Both GEMM results share a workspace, because they never live at the same
+/// time.
 struct ExpertWorkspaceShapes {
-  std::vector<std::int64_t> workspace13;  ///< results of both GEMMs, which never live together
-  std::vector<std::int64_t> workspace2;   ///< the activation
+  std::vector<std::int64_t> workspace13;  ///< GEMM results; kContiguous: the activation
+  std::vector<std::int64_t> workspace2;   ///< the activation; kContiguous: GEMM results
   std::vector<std::int64_t> output;
 
-  /// Elements of the one allocation that workspace13 and output share.
+  /// Elements of the single allocation that workspace13 and output share.
   SWITCHYARD_API std::int64_t shared_elements() const;
 };
 

@@ -13,10 +13,9 @@ namespace switchyard {
 /// Rows and columns of a block: {128, 128} for weights.
 using BlockShape = std::array<std::int32_t, 2>;
 
-/// Rows and columns of the tile that shares a scale; -1 is the full extent. Mirrors vLLM's
-/// GroupShape.
-///
-/// Row 0 occurs only where a weight-only builder of QuantConfig was given the block {0, g}.
+/// Rows and columns of the tile that shares a scale; -1 is the full extent.
+/// Row 0 occurs only when a weight-only builder of QuantConfig is given the block {0, g}.
+/// Mirrors vLLM's GroupShape.
 struct GroupShape {
   std::int32_t row = -1;
   std::int32_t col = -1;

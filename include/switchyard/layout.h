@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// layout.h: how received rows lie, and where sums happen. Values, not libraries.
+// layout.h: how received rows are arranged, and where sums are computed. Values, not libraries.
 #pragma once
 
 #include <cstdint>
@@ -14,32 +14,31 @@ namespace switchyard {
 /// Receive layouts. Rows of an expert are always ordered by (source rank, token, k).
 enum class Layout : std::uint8_t {
   kBatched,    ///< [L, capacity, H] and counts; expert-major (DeepEP low latency)
-  kExpanded,   ///< a row for each (token, local expert), experts contiguous (ElasticBuffer
-               ///< do_expand)
-  kCompact,    ///< a row for each (token, rank) with local expert ids (DeepEP high throughput)
+  kExpanded,   ///< one row per (token, local expert), experts contiguous (ElasticBuffer do_expand)
+  kCompact,    ///< one row per (token, rank) with local expert ids (DeepEP high throughput)
   kByRank,     ///< [P, Tmax, ...]: row n of source s at (s, n) (TRT-LLM all-to-all)
   kAllGather,  ///< every token of every rank, by (source rank, token)
 };
 
-/// What happens when more rows want an expert than its capacity. Decided from the routing of all
-/// ranks before rows move, alike on every rank.
+/// What happens when more rows want an expert than its capacity. The decision follows from the
+/// routing of all ranks before any row moves, and is the same on every rank.
 enum class Overflow : std::uint8_t {
   kError,  ///< dispatch fails on every rank and nothing is lost
-  kDrop,   ///< rows of the lowest weight are dropped; ties: those of the later (rank, token, k)
+  kDrop,   ///< drops the rows of lowest weight; among equal ones the last by (rank, token, k)
 };
 
-/// Where the weighted sum of a token's expert rows happens.
+/// Where the weighted sum of a token's expert rows is computed.
 enum class Reduce : std::uint8_t {
-  /// Exact: rows travel un-reduced; the owner runs one f32 chain, k ascending. Same bits for every
-  /// engine, grouping and number of ranks.
+  /// Exact: rows return unreduced, and the owner runs one f32 chain, k ascending. The bits are the
+  /// same for every backend, batch split and number of ranks.
   kPerExpert,
-  /// Fast: each rank sums its rows of a token, rounds once to the wire type, and the owner sums the
-  /// partial rows. Same bits for every engine and run at one placement.
+  /// Fast: each rank sums its rows of a token and rounds once to the wire type; the owner adds up
+  /// the partial sums. The bits are the same for every backend and run at one placement.
   kPerRank,
 };
 
-/// True when each expert's rows are together, a row for each (token, expert); else there is a row
-/// for each token.
+/// True when the rows of each expert are contiguous, one per (token, expert); false when each token
+/// has one row.
 constexpr bool is_expert_major(Layout layout) {
   return layout == Layout::kBatched || layout == Layout::kExpanded;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// moe_config.h: sizes of one MoE layer on one rank, with what follows from them.
+// moe_config.h: the sizes of one MoE layer on one rank, and what follows from them.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace switchyard {
 
-/// Tokens of a rank in one call, unless the program says otherwise (vLLM: the DP chunk size).
+/// Default of MoEConfig::max_num_tokens (vLLM: the DP chunk size).
 inline constexpr std::int64_t kDefaultMaxNumTokens = 256;
 
-/// What stands between the two GEMMs. Gated activations take pairs, gate and up.
+/// The activation between the two GEMMs. Gated activations combine pairs of gate and up.
 enum class MoEActivation : std::uint8_t {
   kSilu,
   kGelu,
@@ -34,31 +34,31 @@ SWITCHYARD_API bool is_gated(MoEActivation activation) noexcept;
 
 /// Mirrors vLLM's FusedMoEConfig. Fill in the fields and pass them through make().
 struct SWITCHYARD_API MoEConfig {
-  std::int32_t num_experts = 0;  ///< E, physical: with redundant experts
+  std::int32_t num_experts = 0;  ///< E, physical: redundant experts included
   std::int32_t num_topk = 0;     ///< K (vLLM: experts_per_token)
-  std::int64_t hidden = 0;       ///< H, with padding
+  std::int64_t hidden = 0;       ///< H, padding included
   ParallelConfig parallel{};
   DType in_dtype = DType::kBF16;
-  std::int64_t max_num_tokens = kDefaultMaxNumTokens;  ///< equal on all ranks
+  std::int64_t max_num_tokens = kDefaultMaxNumTokens;  ///< per rank and call; equal on all ranks
   bool has_bias = false;
-  std::int64_t intermediate = 0;  ///< of the whole layer; 0: not known
+  std::int64_t intermediate = 0;  ///< of the whole layer; 0: unknown
   MoEActivation activation = MoEActivation::kSilu;
 
-  // Filled in by make() where absent.
-  std::optional<std::int32_t> num_local_experts{};    ///< E split over ep_size, the first hold more
+  // Each absent field below is set by make() to the value in its comment.
+  std::optional<std::int32_t> num_local_experts{};    ///< E over ep_size, the first hold one more
   std::optional<std::int32_t> num_logical_experts{};  ///< num_experts
   std::optional<DType> router_logits_dtype{};         ///< in_dtype
   std::optional<std::int64_t> hidden_unpadded{};      ///< hidden
   std::optional<std::int64_t> intermediate_per_partition_unpadded{};
 
-  /// Errors: kInvalidArgument: E not from 1 to 65535, K not from 1 to min(64, E), H, max_num_tokens
-  /// below 1, intermediate not a multiple of tp_size, counts above E, dtypes that are no
-  /// activations, a parallel configuration that contradicts itself.
+  /// Errors: kInvalidArgument (E not from 1 to 65535, K not from 1 to min(64, E), H or
+  /// max_num_tokens below 1, intermediate not a multiple of tp_size, an optional field out of
+  /// range, a dtype other than bf16, f16 or f32, an inconsistent parallel configuration).
   static MoEConfig make(MoEConfig fields);
 
   std::int64_t intermediate_per_partition() const { return intermediate / parallel.tp_size; }
   bool is_act_and_mul() const { return is_gated(activation); }
-  /// Matrices in the first GEMM's weights: gate and up, or up.
+  /// Matrices in the weights of the first GEMM: 2 for gate and up, 1 for up alone.
   int w13_num_shards() const { return is_act_and_mul() ? 2 : 1; }
 
   std::int32_t tp_size() const { return parallel.tp_size; }
@@ -88,9 +88,9 @@ struct SWITCHYARD_API MoEConfig {
     return parallel.needs_round_robin_routing_tables();
   }
 
-  /// Setting SWITCHYARD_USE_FLASHINFER_MOE_FP4 is 1, SWITCHYARD_FLASHINFER_MOE_BACKEND is
-  /// "throughput", and the caller has such kernels. Errors: kInvalidArgument: a setting that cannot
-  /// be read.
+  /// True when the setting SWITCHYARD_USE_FLASHINFER_MOE_FP4 is 1,
+  /// SWITCHYARD_FLASHINFER_MOE_BACKEND is "throughput", and the caller has such kernels.
+  /// Errors: kInvalidArgument for a setting that cannot be parsed.
   bool use_flashinfer_cutlass_kernels(bool has_kernels = true) const;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// parallel_config.h: how the ranks of a job share a MoE layer: tensor, data, context and expert
-// parallelism, and which backend moves tokens.
+// parallel_config.h: how the ranks of a job share a MoE layer (tensor, data, context and expert
+// parallelism), and which backend moves tokens.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-/// A rank counts only where its size is above 1; elsewhere it is taken as 0.
+/// A rank is read only where its size is above 1; otherwise it counts as 0.
 struct ParallelOptions {
   std::int32_t tp_size = 1;  ///< tensor parallel
   std::int32_t tp_rank = 0;
@@ -20,17 +20,19 @@ struct ParallelOptions {
   std::int32_t dp_rank = 0;
   std::int32_t pcp_size = 1;  ///< prefill context parallel; counts as data parallel
   std::int32_t pcp_rank = 0;
-  std::int32_t sp_size = 1;  ///< ranks that split the tokens of a data-parallel rank
+  std::int32_t sp_size = 1;  ///< sequence parallel: splits the tokens of a data-parallel rank
   bool enable_expert_parallel = false;
   bool enable_eplb = false;
-  /// Absent: setting SWITCHYARD_ALL2ALL_BACKEND.
+  /// Absent: the setting SWITCHYARD_ALL2ALL_BACKEND decides.
   std::optional<All2AllBackend> all2all_backend{};
 };
 
 /// Sizes and ranks as the MoE layer sees them. Mirrors vLLM's FusedMoEParallelConfig.
 ///
-/// All ranks of the job are flattened, flat_rank = (dp_rank * pcp_size + pcp_rank) * tp_size +
-/// tp_rank. With expert parallelism they hold whole experts (ep), without it slices of each (tp).
+/// The ranks of the job are flattened:
+/// flat_rank = (dp_rank * pcp_size + pcp_rank) * tp_size + tp_rank.
+/// With expert parallelism each rank holds whole experts (ep), without it a slice of every expert
+/// (tp).
 struct SWITCHYARD_API ParallelConfig {
   std::int32_t tp_size = 1;
   std::int32_t tp_rank = 0;
@@ -45,10 +47,10 @@ struct SWITCHYARD_API ParallelConfig {
   All2AllBackend all2all_backend = All2AllBackend::kAllGatherReduceScatter;
   bool enable_eplb = false;
 
-  /// Expert parallelism is used when it is enabled and there is more than one rank.
+  /// Uses expert parallelism when it is enabled and there is more than one rank.
   ///
-  /// Errors: kInvalidArgument: a size below 1, a rank that is not below its size, more than 2^31 -
-  /// 1 ranks, an unknown name in the setting.
+  /// Errors: kInvalidArgument (a size below 1, a rank that is not below its size, 2^31 ranks or
+  /// more, an unknown name in the setting).
   static ParallelConfig make(const ParallelOptions& options);
   static ParallelConfig make_no_parallel() { return {}; }
 
@@ -56,7 +58,7 @@ struct SWITCHYARD_API ParallelConfig {
   bool use_all2all_kernels() const {
     return use_ep && (dp_size > 1 || pcp_size > 1 || is_sequence_parallel());
   }
-  /// use_all2all_kernels() and exactly this name.
+  /// True when all-to-all kernels are used and the backend is exactly this one.
   bool uses(All2AllBackend backend) const {
     return use_all2all_kernels() && all2all_backend == backend;
   }

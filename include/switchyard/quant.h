@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant.h: activation formats: which element type, how scales are grouped, and the two directions.
+// quant.h: activation formats (element type and grouping of scales), quantization and
+// dequantization.
 //
 // Letters used for shapes in this header:
 //   T  rows (tokens)     H  elements per row (hidden)     S  scales per row
@@ -22,52 +23,52 @@ namespace switchyard {
 enum class ScaleGroup : std::uint8_t {
   kNone,    ///< not quantized, no scale
   kTensor,  ///< one scale for the whole tensor
-  kToken,   ///< one scale a row
-  kBlock,   ///< one scale for each `block` consecutive elements of a row; the last may be partial
+  kToken,   ///< one scale per row
+  kBlock,   ///< one scale per `block` consecutive elements of a row; the last may be partial
 };
 
 /// How a scale follows from the largest magnitude of the elements that share it, and how an element
-/// becomes its code. The originals never agree in every last bit, so each is a name of its own;
-/// docs/schemes.md has the formulas.
+/// is encoded. The originals differ in last bits, so each rule has its own name; docs/schemes.md
+/// has the formulas.
 enum class ScaleRule : std::uint8_t {
-  kDivide,    ///< vLLM: scale = max(amax, 1e-10) / largest, element = x / scale (int8 as in vLLM)
-  kMultiply,  ///< DeepEP, fp8 blocks: amax floor 1e-4; element = x * (448 / amax)
-  kMx,        ///< OCP MX: a power of two by the exponent bits of amax, no floor
-  kTwoLevel,  ///< nvfp4: an e4m3 scale a block, relative to one f32 scale for the tensor
+  kDivide,    ///< vLLM: in general scale = max(amax, 1e-10) / largest, element = x / scale
+  kMultiply,  ///< DeepEP's fp8 blocks: amax is at least 1e-4; element = x * (448 / amax)
+  kMx,        ///< OCP MX: a power of two derived from amax, which has no lower bound
+  kTwoLevel,  ///< nvfp4: one e4m3 scale per block, relative to one f32 scale for the tensor
 };
 
-/// How scales are stored.
+/// How one scale is stored.
 enum class ScaleFormat : std::uint8_t {
   kF32,
-  kF32PowerOfTwo,  ///< f32 whose value is a power of two, rounded up (UE8M0 kept as float)
-  kE8M0Packed,     ///< biased exponent bytes, four to an int32, group 4p + j in byte j of word p
-  kE8M0,           ///< a biased exponent byte
-  kE4M3,           ///< an e4m3 byte, never negative
+  kF32PowerOfTwo,  ///< f32 rounded up to a power of two (UE8M0 kept as float)
+  kE8M0Packed,     ///< biased exponent bytes, four per int32: group 4p + j is byte j of word p
+  kE8M0,           ///< one biased exponent byte
+  kE4M3,           ///< one e4m3 byte, never negative
 };
 
-/// How the scales of many rows lie in memory. Rows of a batch [L, C, H] are laid out an expert at a
-/// time.
+/// How the scales of many rows are arranged in memory. In a batch [L, C, H] each expert's scales
+/// are arranged on their own, one expert after another.
 enum class ScaleLayout : std::uint8_t {
   kRowMajor,            ///< [N, S], strides (S, 1)
   kColumnMajor,         ///< [N, S], strides (1, N)
-  kColumnMajorAligned,  ///< [N, S], strides (1, up(N, 4)): columns start at 16 bytes, for TMA
-  kSwizzled,            ///< one-byte scales, tiles of 128 rows x 4 scales: [up(N, 128) / 128,
-                        ///< cdiv(S, 4), 32, 4, 4], padding 0; tensor cores' block-scale layout
+  kColumnMajorAligned,  ///< [N, S], strides (1, up(N, 4)): columns are 16-byte aligned, for TMA
+  kSwizzled,  ///< one-byte scales in tiles of 128 rows x 4 scales: [up(N, 128) / 128, cdiv(S, 4),
+              ///< 32, 4, 4], padding 0; the block-scale layout of tensor cores
 };
 
-/// A quantization scheme. A plain value; compare with ==.
+/// A quantization scheme: a plain value, compared with ==.
 struct QuantScheme {
-  DType dtype = DType::kBF16;  ///< of an element
+  DType dtype = DType::kBF16;  ///< of the elements
   ScaleGroup group = ScaleGroup::kNone;
   std::int32_t block = 0;  ///< elements that share a scale; for kBlock only
   ScaleRule rule = ScaleRule::kDivide;
   ScaleFormat scale_format = ScaleFormat::kF32;
 
   bool is_quantized() const { return group != ScaleGroup::kNone; }
-  /// Elements are rounded to what the format can hold and kept in the dtype of the input, without
-  /// scales: mxfp6, which no memory format stores (as in vLLM and Quark).
+  /// Elements are rounded to what the format can hold but keep the dtype of the input, without
+  /// scales: mxfp6, which has no storage format (as in vLLM and Quark).
   bool is_simulated() const { return dtype == DType::kE2M3 || dtype == DType::kE3M2; }
-  /// The caller must give the f32 scale of the tensor: nvfp4.
+  /// True when the caller must give the f32 scale of the tensor: nvfp4.
   bool needs_tensor_scale() const { return rule == ScaleRule::kTwoLevel; }
   friend bool operator==(const QuantScheme&, const QuantScheme&) = default;
 };
@@ -100,14 +101,14 @@ inline constexpr QuantScheme kMxfp8{DType::kE4M3, ScaleGroup::kBlock, 32, ScaleR
 
 /// "none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token",
 /// "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2",
-/// "mxfp6_e2m3", "mxfp8"; nothing when unknown.
+/// "mxfp6_e2m3", "mxfp8"; empty when unknown.
 SWITCHYARD_API std::optional<QuantScheme> scheme_from_name(std::string_view name);
 
-/// Inverse of scheme_from_name; a scheme without a name of its own is described in words.
+/// Inverse of scheme_from_name; a scheme without a name is described in words.
 SWITCHYARD_API std::string name_of(const QuantScheme& scheme);
 
-/// S: scales that one row of `hidden` elements has (words, for kE8M0Packed); 0 when not quantized
-/// or simulated.
+/// S: scales per row of `hidden` elements (words, for kE8M0Packed); 0 when not quantized or
+/// simulated.
 SWITCHYARD_API std::int64_t num_scales(const QuantScheme& scheme, std::int64_t hidden);
 
 /// Dtype of a stored scale: f32, i32 for packed words, e8m0 or e4m3.
@@ -120,14 +121,14 @@ SWITCHYARD_API DType stored_dtype(const QuantScheme& scheme, DType input = DType
 ///
 ///   x             [T, H]  bf16, f16 or f32; rows contiguous; H is even for e2m1
 ///   q             [T, H]  stored_dtype(scheme, x.dtype()), contiguous; written. e2m1: H / 2 bytes
-///                         a row, the first element of a byte in its low nibble
-///   scales        [T, S]  scale_dtype(scheme), any strides, so that column-major and TMA-aligned
-///                         layouts are a choice of the caller; f32 [1] for kTensor; written. Not
-///                         looked at for schemes without scales or simulated ones
-///   static_scale  f32. [1] for kTensor and [T, 1] for fp8_token: used instead of the largest
-///                 magnitude; absent: dynamic. [1] for nvfp4, where it is mandatory and positive:
-///                 the global scale, by convention 448 * 6 / largest magnitude of the tensor
-///   scale_ub      bound of the largest magnitude of a row, above 0; for dynamic fp8_token
+///                         per row, the first element of each byte in its low nibble
+///   scales        [T, S]  scale_dtype(scheme), any strides, so the caller chooses column-major or
+///                         TMA-aligned layouts; f32 [1] for kTensor; written. Ignored by schemes
+///                         that have no scales or are simulated
+///   static_scale  f32, replaces the scale computed from the data: [1] for kTensor, [T, 1] for
+///                 fp8_token; absent: dynamic. Required for nvfp4, [1] and positive: the global
+///                 scale, by convention 448 * 6 / largest magnitude of the tensor
+///   scale_ub      upper bound on the largest magnitude of a row, above 0; for dynamic fp8_token
 ///
 /// NaN never changes a scale; as an element it becomes what docs/schemes.md says of the scheme.
 /// On a GPU values are not checked: a global scale that is not positive gives codes without
@@ -142,8 +143,8 @@ SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, con
                              const TensorView& static_scale = {},
                              std::optional<float> scale_ub = {});
 
-/// The inverse map: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or
-/// f32). For nvfp4 the scale is that of the block / tensor_scale, by its IEEE reciprocal.
+/// The inverse: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or f32).
+/// For nvfp4 the scale is the block's scale times the IEEE reciprocal of tensor_scale.
 ///
 ///   tensor_scale  f32 [1]: what nvfp4 was quantized with; not looked at for other schemes
 ///

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant_config.h: how activations and weights of one MoE layer are quantized, as a checked value.
+// quant_config.h: how the activations and weights of one MoE layer are quantized, as a checked
+// value.
 //
-// A configuration is four descriptors, of the inputs and weights of the two GEMMs, made by one of
-// the named builders. Scales and biases are views: their memory must outlive the configuration.
+// A configuration has four descriptors, one each for the inputs and the weights of the two GEMMs,
+// and is made by a named builder. Scales and biases are views: their memory must outlive the
+// configuration.
 #pragma once
 
 #include <array>
@@ -29,17 +31,17 @@ struct QuantShapes {
   std::optional<GroupShape> weight;
 };
 
-/// What the flags of QuantConfig::make mean. Mirrors vLLM's _quant_flags_to_group_shape: a block is
-/// stored alike on both sides, although activations use its columns only, and per_out_ch is stored
-/// as per token.
+/// The group shapes that the flags of QuantConfig::make stand for. A block is stored for both
+/// sides, although activations use only its columns; per_out_ch_quant is stored as per token.
+/// Mirrors vLLM's _quant_flags_to_group_shape.
 ///
-/// Errors: kInvalidArgument: a block together with a flag; a block side below 1.
+/// Errors: kInvalidArgument (a block together with a flag, a block side below 1).
 SWITCHYARD_API QuantShapes quant_flags_to_group_shape(QuantDType dtype, bool per_act_token_quant,
                                                       bool per_out_ch_quant,
                                                       const std::optional<BlockShape>& block_shape);
 
-/// One of a1, a2 (inputs of the first and second GEMM), w1, w2 (their weights). Mirrors vLLM's
-/// FusedMoEQuantDesc.
+/// Describes one of a1, a2 (inputs of the first and second GEMM), w1 and w2 (their weights).
+/// Mirrors vLLM's FusedMoEQuantDesc.
 struct QuantDesc {
   QuantDType dtype = QuantDType::kNone;
   std::optional<GroupShape> shape;
@@ -55,18 +57,18 @@ class SWITCHYARD_API QuantConfig {
   /// Not quantized.
   QuantConfig() = default;
 
-  /// From descriptors, for what no builder makes.
+  /// From descriptors, for combinations that no builder makes.
   ///
-  /// Errors: kInvalidArgument: the two activations, or the two weights, differ in dtype or shape; a
-  /// shape that is none; an activation dtype that is for weights only.
+  /// Errors: kInvalidArgument (the two activations, or the two weights, differ in dtype or shape;
+  /// an invalid shape; an activation dtype that is for weights only; extras that do not fit).
   QuantConfig(QuantDesc a1, QuantDesc a2, QuantDesc w1, QuantDesc w2,
               const QuantExtras& extras = {});
 
-  // Builders, each for one pair of activations and weights; docs/configuration.md has the table.
-  // Errors of all: kInvalidArgument; the message says which rule was broken.
+  // One builder per pair of activations and weights; docs/configuration.md has the table. Each
+  // throws kInvalidArgument with a message that names the broken rule.
 
-  /// quant_dtype: none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_*, mxfp8; weight_dtype also int4, and
-  /// by default the same.
+  /// quant_dtype: none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_*, mxfp8. weight_dtype: any of these or
+  /// int4; absent: quant_dtype.
   static QuantConfig make(const MakeQuantOptions& options);
   static QuantConfig unquantized();
   static QuantConfig fp8_w8a8(const Fp8W8A8Options& options);
@@ -96,17 +98,17 @@ class SWITCHYARD_API QuantConfig {
   bool per_act_token_quant() const { return a1_.shape == group_shapes::kPerToken; }
   bool per_out_ch_quant() const { return w1_.shape == group_shapes::kPerToken; }
   bool is_per_tensor() const { return a1_.shape == group_shapes::kPerTensor; }
-  /// Set when activations have a shape that is neither per tensor nor per token; also without
-  /// quantized activations (int4_w4a16 with a block).
+  /// Set when the shape of the activations is neither per tensor nor per token, even if activations
+  /// are not quantized (int4_w4a16 with a block).
   std::optional<BlockShape> block_shape() const;
   bool is_block_quantized() const { return block_shape().has_value(); }
 
-  /// Absent views when not given. Errors: kInvalidArgument when the slot holds a precision object.
+  /// Absent when not given. Errors: kInvalidArgument when the field holds a precision object.
   TensorView a1_scale() const;
   TensorView a2_scale() const;
   TensorView w1_scale() const;
   TensorView w2_scale() const;
-  /// Null when nothing was given. Errors: kInvalidArgument when the slot holds scales.
+  /// Null when not given. Errors: kInvalidArgument when the field holds scales.
   std::shared_ptr<void> w1_precision() const;
   std::shared_ptr<void> w2_precision() const;
   TensorView a1_gscale() const { return a1_.alpha_or_gscale; }
@@ -137,12 +139,12 @@ class SWITCHYARD_API QuantConfig {
     return switchyard::ocp_mx_scheme(a1_.dtype, w1_.dtype);
   }
 
-  /// Part of the name of a file of tuned kernels: "fp8_w8a8", "fp8_w8a16", "int8_w8a16",
-  /// "int4_w4a16", or "float32" for that input dtype; nothing for all else.
+  /// Part of the file name of tuned kernel configurations: "fp8_w8a8", "fp8_w8a16", "int8_w8a16",
+  /// "int4_w4a16", or "float32" when in_dtype is f32; otherwise absent.
   std::optional<std::string> config_name(DType in_dtype) const;
 
-  /// [rows, columns] of the scales of max_tokens rows; nothing when activations are not quantized.
-  /// Errors: kInvalidArgument: a negative size.
+  /// [rows, columns] of the scales of max_tokens rows; absent when activations are not quantized.
+  /// Errors: kInvalidArgument for a negative size.
   std::optional<std::array<std::int64_t, 2>> scale_shape(std::int64_t max_tokens,
                                                          std::int64_t hidden) const;
   std::optional<std::array<std::int64_t, 3>> batched_scale_shape(std::int64_t num_experts,
@@ -162,18 +164,18 @@ class SWITCHYARD_API QuantConfig {
   QuantExtras extras_;
 };
 
-/// How rows of activations are quantized, for Exchange and PrepareFinalize. Blocks use the columns
-/// of the block shape. The word "fp8" (mxfp4_w4a8) is one fp8 scale for the tensor.
+/// The scheme by which Exchange and PrepareFinalize quantize rows of activations. Blocks use the
+/// columns of the block shape. The format "fp8" (mxfp4_w4a8) means one fp8 scale for the tensor.
 ///
-/// Errors: kInvalidArgument: a format with scales of its own together with another grouping.
+/// Errors: kNotSupported for mxfp8_e5m2 and mxint8, which have no quantizer.
 SWITCHYARD_API QuantScheme activation_scheme(const QuantConfig& config);
 
-/// Name of a file of tuned kernels, as in vLLM's fused_moe: `E=8,N=14336,device_name=NVIDIA_H200`,
-/// then `,dtype=` and `,block_shape=[128,128]` where given, then `.json`. Spaces of the device's
-/// name become underscores, and every name with the token H200 becomes NVIDIA_H200. A block with a
-/// side of 0 is left out.
+/// File name of tuned kernel configurations, as in vLLM's fused_moe:
+/// `E=8,N=14336,device_name=NVIDIA_H200`, then `,dtype=` and `,block_shape=[128,128]` where given,
+/// then `.json`. Spaces in the device name become underscores, and a name that contains the token
+/// H200 becomes NVIDIA_H200. A block with a side of 0 is omitted.
 ///
-/// Errors: kInvalidArgument: num_experts or intermediate below 1, an empty device name.
+/// Errors: kInvalidArgument (num_experts or intermediate below 1, an empty device name).
 SWITCHYARD_API std::string get_config_file_name(std::int64_t num_experts, std::int64_t intermediate,
                                                 const std::optional<std::string>& config_name,
                                                 const std::optional<BlockShape>& block_shape,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant_config_options.h: arguments of QuantConfig's builders. All tensors are optional: a rank
-// that only moves rows has no weights.
+// quant_config_options.h: arguments of QuantConfig's builders. All tensors are optional, because a
+// rank that only moves rows has no weights.
 #pragma once
 
 #include <array>
@@ -17,27 +17,27 @@
 
 namespace switchyard {
 
-/// Scales, or an object that only the user's own experts understand, kept alive with its own
-/// deleter (vLLM: the PrecisionConfig of Triton kernels). Absent by default.
+/// Scales, or an object that only the user's own experts understand, kept alive by its own deleter
+/// (vLLM: the PrecisionConfig of Triton kernels). Absent by default.
 using ScaleSource = std::variant<TensorView, std::shared_ptr<void>>;
 
-/// What only some formats and experts look at.
+/// Options that only some formats and experts use.
 struct QuantExtras {
-  bool is_scale_swizzled = true;  ///< scales of nvfp4 and mxfp8 lie in tiles (ScaleLayout)
+  bool is_scale_swizzled = true;  ///< scales of nvfp4 and mxfp8 are in tiles (ScaleLayout)
   std::optional<float> gemm1_alpha{};
   std::optional<float> gemm1_beta{};
   std::optional<float> gemm1_clamp_limit{};
-  std::int32_t mx_alignment = 0;  ///< mxfp8 pads rows up to a multiple of it; 0: not
-  /// How fp8 block scales of activations are stored. kF32PowerOfTwo and kE8M0Packed (UE8M0) want
+  std::int32_t mx_alignment = 0;  ///< mxfp8 pads H to a multiple of it; 0: no padding
+  /// How fp8 block scales of activations are stored. kF32PowerOfTwo and kE8M0Packed (UE8M0) require
   /// blocks of 128 columns.
   ScaleFormat scale_format = ScaleFormat::kF32;
 };
 
 struct MakeQuantOptions {
   QuantDType quant_dtype = QuantDType::kNone;  ///< of activations
-  bool per_act_token_quant = false;            ///< one scale a row
-  bool per_out_ch_quant = false;               ///< weights: one scale an output channel
-  std::optional<BlockShape> block_shape{};     ///< excludes both flags
+  bool per_act_token_quant = false;            ///< one scale per row
+  bool per_out_ch_quant = false;               ///< weights: one scale per output channel
+  std::optional<BlockShape> block_shape{};     ///< cannot be combined with either flag
   ScaleSource w1_scale{};
   ScaleSource w2_scale{};
   TensorView a1_scale{};  ///< static scales; absent: dynamic
@@ -52,7 +52,7 @@ struct MakeQuantOptions {
   TensorView w2_zp{};
   std::optional<QuantDType> weight_dtype{};  ///< absent: quant_dtype
   QuantExtras extras{};
-  /// Refuses int8 activations with one scale for the tensor, as vLLM of 2025 did.
+  /// Refuses int8 activations with one scale for the tensor, as vLLM did in 2025.
   bool strict = false;
 };
 
@@ -81,10 +81,10 @@ struct Int8W8A8Options {
   TensorView w1_bias{};
   TensorView w2_bias{};
   bool per_act_token_quant = false;
-  bool strict = false;  ///< wants per_act_token_quant
+  bool strict = false;  ///< requires per_act_token_quant
 };
 
-/// Activations as they are: mxfp4_w4a16 (no block) and fp8_w8a16.
+/// Unquantized activations: mxfp4_w4a16 (no block) and fp8_w8a16.
 struct WeightOnlyOptions {
   ScaleSource w1_scale{};
   ScaleSource w2_scale{};
@@ -94,7 +94,7 @@ struct WeightOnlyOptions {
   QuantExtras extras{};
 };
 
-/// int4_w4a16 and int8_w8a16. The block may be {0, g}, groups along the input only.
+/// int4_w4a16 and int8_w8a16. The block may be {0, g}: groups along the input only.
 struct IntWeightOptions {
   ScaleSource w1_scale{};
   ScaleSource w2_scale{};
@@ -109,7 +109,7 @@ struct IntWeightOptions {
 };
 
 struct OcpMxOptions {
-  QuantDType quant_dtype = QuantDType::kMxfp4;  ///< of the OCP set
+  QuantDType quant_dtype = QuantDType::kMxfp4;  ///< one of the OCP set
   ScaleSource w1_scale{};
   ScaleSource w2_scale{};
   std::optional<QuantDType> weight_dtype{};
@@ -158,7 +158,7 @@ struct GptqMarlinOptions {
   TensorView w2_bias{};
 };
 
-/// Scales of mxfp8 activations follow from the rows, so there are none to give.
+/// Scales of mxfp8 activations are computed from the rows, so none can be given.
 struct Mxfp4Mxfp8Options {
   ScaleSource w1_scale{};
   ScaleSource w2_scale{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant_dtype.h: what activations or weights of a MoE layer are quantized to, and which pairs of
-// them are an OCP MX scheme.
+// quant_dtype.h: what the activations or weights of a MoE layer are quantized to, and which pairs
+// form an OCP MX scheme.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@
 
 namespace switchyard {
 
-/// vLLM's configurations hold either an element type or a word for a whole format. Both are values
-/// here, because their rules differ: kFp8E4M3 is the element type, kFp8 the word "fp8".
+/// vLLM's configurations hold either an element type or the name of a whole format. Both are values
+/// here, because their rules differ: kFp8E4M3 is the element type, kFp8 is the name "fp8".
 enum class QuantDType : std::uint8_t {
-  kNone,     ///< not quantized, or quantized before
-  kFp8E4M3,  ///< element type, scales by group shape
-  kInt8,     ///< element type, scales by group shape
-  kFp8,      ///< "fp8": one scale a tensor, with OCP MX weights only
-  kNvfp4,    ///< e2m1, an e4m3 scale for 16, one f32 scale for the tensor
-  kMxfp4,    ///< e2m1, an e8m0 scale for 32; as are all that begin with Mx
+  kNone,     ///< not quantized, or already quantized
+  kFp8E4M3,  ///< element type; scales by group shape
+  kInt8,     ///< element type; scales by group shape
+  kFp8,      ///< "fp8": one scale per tensor; with OCP MX weights only
+  kNvfp4,    ///< e2m1; one e4m3 scale per 16 elements, one f32 scale for the tensor
+  kMxfp4,    ///< e2m1; one e8m0 scale per 32 elements, as in every kMx format
   kMxfp6E3M2,
   kMxfp6E2M3,
-  kMxfp8,      ///< e4m3; not a member of the OCP set below
+  kMxfp8,      ///< e4m3; not in the OCP set below
   kInt4,       ///< weights only
-  kMxfp8E4M3,  ///< named by the OCP set, served by no builder; so the next two
+  kMxfp8E4M3,  ///< this and the next two: in the OCP set, but no builder accepts them
   kMxfp8E5M2,
   kMxint8,
 };
@@ -35,10 +35,10 @@ enum class QuantDType : std::uint8_t {
 SWITCHYARD_API const char* name_of(QuantDType dtype) noexcept;
 SWITCHYARD_API std::optional<QuantDType> quant_dtype_from_name(std::string_view name) noexcept;
 
-/// kFp8E4M3 or kInt8: a number type, not a word for a format.
+/// True for kFp8E4M3 and kInt8, which are number types and not names of formats.
 SWITCHYARD_API bool is_element_type(QuantDType dtype) noexcept;
 
-/// mxfp4, mxfp6_e3m2, mxfp6_e2m3, mxfp8_e4m3, mxfp8_e5m2 or mxint8.
+/// True for mxfp4, mxfp6_e3m2, mxfp6_e2m3, mxfp8_e4m3, mxfp8_e5m2 and mxint8.
 SWITCHYARD_API bool is_ocp_mx(QuantDType dtype) noexcept;
 
 inline constexpr std::int32_t kOcpMxBlock = 32;
@@ -61,8 +61,8 @@ enum class OcpMxScheme : std::uint8_t {
 /// "w_mxfp4", "w_mxfp4_a_mxfp4", ..., as in vLLM's OCP_MX_Scheme.
 SWITCHYARD_API const char* name_of(OcpMxScheme scheme) noexcept;
 
-/// Mirrors vLLM's OCP_MX_Scheme.from_quant_dtype; nothing for every pair that is not in its table,
-/// and whenever one of the two is an element type.
+/// Absent for every pair that is not in the enum, and whenever one of the two is an element type.
+/// Mirrors vLLM's OCP_MX_Scheme.from_quant_dtype.
 SWITCHYARD_API std::optional<OcpMxScheme> ocp_mx_scheme(QuantDType activation,
                                                         QuantDType weight) noexcept;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_batched.h: quantization of rows by expert with a count of each, and of the gated
-// activation between the two expert GEMMs, which is never written out in between.
+// quantize_batched.h: quantizes the valid rows of each expert in a batch, and the gated activation
+// between the two expert GEMMs, which never reaches memory unquantized.
 //
 // Letters used for shapes in this header:
-//   L  experts of a batch    C  rows of each (capacity)    T  rows    H  elements of a row
-//   I  elements of an activated row (half of what the first GEMM returns)    S  scales of a row
+//   L  experts of a batch    C  rows per expert (capacity)    T  rows    H  elements per row
+//   I  elements per activated row (half of the first GEMM's outputs)    S  scales per row
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,16 @@
 
 namespace switchyard {
 
-/// Quantizes the first counts[e] rows of each expert. Rows beyond them are neither read nor, in
-/// `q`, written; their scales become 0.
+/// Quantizes the first counts[e] rows of each expert. Rows beyond them are not read, and `q` is not
+/// written there; their scales become 0.
 ///
 ///   x             [L, C, H]  bf16, f16 or f32; rows contiguous
 ///   counts        [L] i32, from 0 to C
 ///   q             [L, C, H]  stored_dtype(scheme), contiguous; written
 ///   scales        scale_dtype(scheme), any layout of scale_layout.h (tiles: one-byte scales):
-///                 [L, C, S]; [L, 1, 1] for kTensor, one scale an expert; absent without scales
-///   static_scale  as quantize takes it: [1], or [L] with one scale an expert
+///                 [L, C, S]; [L, 1, 1] for kTensor, one scale per expert; absent without scales
+///   static_scale  f32 [1], or [L] with one scale per expert: the static scale of kTensor (absent:
+///                 dynamic), the global scale of nvfp4 (required); absent for other schemes
 ///
 /// On a GPU counts and scales are not read on the host: a count below 0 is taken as 0, one above
 /// the capacity as the capacity.
@@ -37,25 +38,25 @@ SWITCHYARD_API void quantize_batched(const TensorView& x, const TensorView& coun
                                      const TensorView& scales, Stream stream = Stream::host(),
                                      const TensorView& static_scale = {});
 
-/// Where the scale of an activated row comes from.
+/// How the scale of an activated row is computed.
 enum class ActivationScale : std::uint8_t {
-  kScheme,  ///< the scheme's own rule, as quantize of silu(gate) * up in f32
-  kFused,   ///< vLLM's fused kernel: scale = max(amax, 1e-10) * (1 / 448), rounded up where the
-            ///< scheme wants powers of two, element = e4m3(y * (1 / scale)), NaN as -448; for e4m3
-            ///< blocks of any size with rule kDivide
+  kScheme,  ///< the scheme's own rule, applied to silu(gate) * up in f32
+  kFused,   ///< vLLM's fused kernel: scale = max(amax, 1e-10) * (1 / 448), rounded up in
+            ///< power-of-two schemes; element = e4m3(y * (1 / scale)), NaN as -448. For e4m3 blocks
+            ///< of any size with rule kDivide
 };
 
-/// q, scales = quantization of silu(gate) * up, computed in f32.
+/// Computes silu(gate) * up in f32 and quantizes it to `q` and `scales`.
 ///
 ///   x             [T, 2I]  bf16, f16 or f32; gate first, then up; rows contiguous
 ///   q             [T, I]  scheme.dtype, contiguous; written
 ///   scales        [T, S] in any layout of scale_layout.h (tiles: one-byte scales); written;
-///                 absent for kTensor and without scales
+///                 absent for kTensor and for schemes without scales
 ///   tensor_scale  [1] f32: the static scale of kTensor, the global scale of nvfp4; else absent
 ///
-/// A dynamic scale of the tensor is not served: no row knows the largest magnitude of all. mxfp6,
-/// which is only simulated, is refused.
-/// Errors: kInvalidArgument; nothing was written then.
+/// Refuses dynamic per-tensor scales, because the largest magnitude is known only after the last
+/// row, and mxfp6, which is only simulated.
+/// Errors: kInvalidArgument; nothing is written then.
 SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme,
                                       const TensorView& q, const TensorView& scales,
                                       Stream stream = Stream::host(),
@@ -63,9 +64,10 @@ SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& sc
                                       const TensorView& tensor_scale = {});
 
 /// The same for the first counts[e] rows of each expert: x [L, T, 2I], q [L, T, I], scales
-/// [L, T, S]. Rows beyond the count are not read; their scales become 0, q stays.
+/// [L, T, S]. Rows beyond the count are not read, and `q` is not written there; their scales become
+/// 0.
 /// Mirrors vLLM's persistent_masked_m_silu_mul_quant (with kFused), except that y is not rounded to
-/// bf16 on the way.
+/// bf16 first.
 SWITCHYARD_API void silu_mul_quantize_batched(
     const TensorView& x, const TensorView& counts, const QuantScheme& scheme, const TensorView& q,
     const TensorView& scales, Stream stream = Stream::host(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// router.h: from router logits to chosen experts and their weights.
+// router.h: turns router logits into chosen experts and their weights.
 //
 // Letters used for shapes in this header:
 //   T  tokens     E  experts     K  experts chosen per token     H  elements per token
@@ -18,8 +18,8 @@ enum class Scoring : std::uint8_t { kSoftmax, kSigmoid };
 /// How experts are restricted to the best groups before the top-k.
 enum class GroupSelection : std::uint8_t {
   kNone,
-  kMax,      ///< a group counts as its best expert (DeepSeek-V2, group_limited_greedy)
-  kTop2Sum,  ///< a group counts as the sum of its two best biased scores (DeepSeek-V3, noaux_tc)
+  kMax,      ///< a group scores as its best expert (DeepSeek-V2, group_limited_greedy)
+  kTop2Sum,  ///< a group scores as the sum of its two best biased scores (DeepSeek-V3, noaux_tc)
 };
 
 struct RouterConfig {
@@ -27,31 +27,33 @@ struct RouterConfig {
   std::int32_t num_topk = 0;     ///< K, from 1 to 64 and at most E
   Scoring scoring = Scoring::kSoftmax;
   bool norm_topk_prob = false;         ///< divide the chosen weights by their sum
-  float routed_scaling_factor = 1.0f;  ///< multiplies the weights, after the norm
+  float routed_scaling_factor = 1.0f;  ///< multiplies the weights, after normalization
   GroupSelection group_selection = GroupSelection::kNone;
   std::int32_t num_groups = 1;   ///< must divide E
-  std::int32_t topk_groups = 1;  ///< groups that stay
+  std::int32_t topk_groups = 1;  ///< groups that remain eligible
 };
 
-/// logits = hidden x gate^T in f32: one chain a logit, h ascending, fma, from +0.
+/// logits = hidden x gate^T in f32: one fma chain per logit, h ascending, from +0.
 ///
 ///   hidden  [T, H]  bf16, f16 or f32, rows contiguous
 ///   gate    [E, H]  bf16, f16 or f32, contiguous
 ///   logits  [T, E]  f32, contiguous; written
+///
+/// Errors: kInvalidArgument (shapes, dtypes).
 SWITCHYARD_API void router_logits(const TensorView& hidden, const TensorView& gate,
                                   const TensorView& logits);
 
-/// Chooses experts. Ties go to the lower id; NaN scores rank last. Experts are listed best first.
+/// Chooses experts and lists them best first. Ties go to the lower id; NaN scores rank last.
 ///
 ///   logits        [T, E]  f32, contiguous
 ///   bias          [E] f32 or absent (e_score_correction_bias): added to the scores for the choice
-///                 only; weights always come from unbiased scores
+///                 only; weights always come from the unbiased scores
 ///   topk_ids      [T, K]  i32 or i64, contiguous; written
 ///   topk_weights  [T, K]  f32, contiguous; written
 ///
-/// With kTop2Sum and norm_topk_prob the divisor is sum + 1e-20. softmax, sigmoid use the library's
-/// own exp, so the bits are the same on every machine.
-/// Errors: kInvalidArgument (shapes, a config that cannot be).
+/// With kTop2Sum and norm_topk_prob the divisor is sum + 1e-20. Softmax and sigmoid use the
+/// library's own exp, so the bits are the same on every machine.
+/// Errors: kInvalidArgument (shapes, dtypes, an inconsistent config).
 /// Source: Hugging Face DeepSeek-V2/V3, Qwen2-MoE and Mixtral routers.
 SWITCHYARD_API void select_experts(const RouterConfig& config, const TensorView& logits,
                                    const TensorView& bias, const TensorView& topk_ids,

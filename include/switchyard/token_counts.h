@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// token_counts.h: how many tokens each rank has, where ranks of one data-parallel rank share its
-// tokens (sequence parallel, SP) or all ranks walk in chunks of equal number.
-#pragma once
+// token_counts.h: how many tokens each rank has when several ranks split the tokens of one
+// data-parallel rank (sequence parallelism, SP), or when all ranks run the same number of chunks.
 
 #include <cstdint>
 #include <span>
@@ -12,22 +11,23 @@
 
 namespace switchyard {
 
-/// [dp * sp] ceil(n / sp) for each data-parallel rank, sp times each.
+/// [dp * sp] tokens of each rank: ceil(n / sp) for each data-parallel rank, sp times each.
 ///
-/// Errors of all functions here: kInvalidArgument: a negative count, a size below 1, more than 2^24
-/// ranks, sums above 2^63 - 1. Source: vLLM's DPMetadata, of whose functions these have the names.
+/// Errors of all functions here: kInvalidArgument (a negative count, a size below 1, more than 2^24
+/// ranks, sums above 2^63 - 1).
+/// Source: vLLM's DPMetadata, whose function names these keep.
 SWITCHYARD_API std::vector<std::int64_t> compute_sp_num_tokens(
     std::span<const std::int64_t> tokens_across_dp, std::int64_t sp_size);
 
 /// [dp * sp] tokens of each rank in chunk `chunk` of at most max_chunk tokens. A rank that has none
-/// left counts 1: all ranks walk in step, so it joins with a dummy token. Where zero tokens are
-/// welcome, as in all of Switchyard's classes, take compute_sp_num_tokens.
+/// left counts 1: all ranks run in lockstep, so it joins with a dummy token. Where zero tokens are
+/// allowed, as in all classes of Switchyard, use compute_sp_num_tokens instead.
 SWITCHYARD_API std::vector<std::int64_t> compute_chunked_local_num_tokens(
     std::span<const std::int64_t> tokens_across_dp, std::int64_t sp_size, std::int64_t max_chunk,
     std::int64_t chunk);
 
-/// Tokens of all data-parallel ranks in one step, and the local sizes that a surrounding scope has
-/// chosen for the exchange. For one thread at a time.
+/// Tokens of all data-parallel ranks in one step, and the local sizes that the enclosing scope has
+/// chosen for the exchange. Not thread-safe.
 class SWITCHYARD_API TokenCounts {
  public:
   explicit TokenCounts(std::vector<std::int64_t> tokens_across_dp);
@@ -40,7 +40,7 @@ class SWITCHYARD_API TokenCounts {
   /// [dp * sp] inclusive prefix sums of compute_sp_num_tokens.
   std::vector<std::int64_t> cu_tokens_across_sp(std::int64_t sp_size) const;
 
-  /// Sets local_sizes() for its life; the sizes of before come back with its end.
+  /// Sets local_sizes() for its lifetime; its end restores the previous sizes.
   class SWITCHYARD_API Scope {
    public:
     Scope(const Scope&) = delete;
@@ -58,8 +58,8 @@ class SWITCHYARD_API TokenCounts {
   [[nodiscard]] Scope chunked_sizes(std::int64_t sp_size, std::int64_t max_chunk,
                                     std::int64_t chunk);
 
-  /// What the innermost scope has set (vLLM: get_chunk_sizes_across_dp_rank). Errors:
-  /// kInvalidArgument outside of every scope.
+  /// The sizes set by the innermost scope (vLLM: get_chunk_sizes_across_dp_rank).
+  /// Errors: kInvalidArgument outside every scope.
   std::span<const std::int64_t> local_sizes() const;
 
  private:

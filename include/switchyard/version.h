@@ -11,11 +11,11 @@
 
 namespace switchyard {
 
-/// Version of the loaded library, for example "0.1.0". Compare it with the macros above, which are
-/// the version of the header.
+/// Version of the loaded library, for example "0.1.0". Compare it with the macros above, which
+/// state the version of the header.
 SWITCHYARD_API const char* version();
 
-/// One line for reports: version, compiler, build type and the optional parts that were built in.
+/// One line for reports: version, compiler, build type and the optional parts of this build.
 SWITCHYARD_API const char* build_summary();
 
 }  // namespace switchyard

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weight_and_reduce.h: who applies topk_weights and sums a token's expert rows when experts return
-// them un-reduced. Mirrors vLLM's TopKWeightAndReduce classes as values of one type.
+// weight_and_reduce.h: who applies topk_weights and sums the expert rows of a token when experts
+// return them unreduced. Mirrors vLLM's TopKWeightAndReduce classes as values of one type.
 //
 // Letters used for shapes in this header:
 //   T  tokens     K  experts chosen per token     H  elements per row     L  local experts
-//   C  capacity: rows of an expert
+//   C  capacity: rows per expert
 #pragma once
 
 #include <cstddef>
@@ -19,20 +19,20 @@
 namespace switchyard {
 
 enum class WeightAndReduceKind : std::uint8_t {
-  kDelegate,      ///< the prepare/finalize object chooses; apply is an error
-  kNoOp,          ///< rows are final already
+  kDelegate,      ///< the prepare/finalize object chooses; applying it is an error
+  kNoOp,          ///< rows are already final
   kContiguous,    ///< [T, K, H]: row (t, k) belongs to choice k of token t
-  kNaiveBatched,  ///< [L, C, H]: the tokens of an expert, ascending, fill its first rows
+  kNaiveBatched,  ///< [L, C, H]: an expert's tokens, ascending, fill its first rows
 };
 
 /// Name in messages and JSON: "delegate", "no_op", "contiguous", "naive_batched".
 SWITCHYARD_API const char* name_of(WeightAndReduceKind kind) noexcept;
 
-/// A policy. A plain value; compare with ==. Default-made: Delegate.
+/// A policy: a plain value, compared with ==. The default is kDelegate.
 struct WeightAndReduce {
   WeightAndReduceKind kind = WeightAndReduceKind::kDelegate;
   std::int32_t rank = 0;       ///< kNaiveBatched: local expert e is expert rank * L + e
-  bool skips_padding = false;  ///< kContiguous: choices without a local expert are left out
+  bool skips_padding = false;  ///< kContiguous: ignores choices without a local expert
 
   friend bool operator==(const WeightAndReduce&, const WeightAndReduce&) = default;
 
@@ -45,7 +45,7 @@ struct WeightAndReduce {
     return {WeightAndReduceKind::kNaiveBatched, rank};
   }
 
-  /// This policy, or `fallback` when it delegates: how a prepare/finalize object chooses.
+  /// This policy, or `fallback` when it delegates; prepare/finalize objects choose with it.
   constexpr WeightAndReduce or_else(const WeightAndReduce& fallback) const {
     return kind == WeightAndReduceKind::kDelegate ? fallback : *this;
   }
@@ -53,24 +53,24 @@ struct WeightAndReduce {
 
 struct WeightAndReduceArguments {
   TensorView expert_output;  ///< bf16, f16 or f32; shape by kind; contiguous rows
-  TensorView topk_weights;   ///< [T, K] f32, contiguous; not read when already applied, or by kNoOp
-  TensorView topk_ids;       ///< [T, K] i32 or i64; not read by kNoOp
-  TensorView expert_map{};   ///< i32 [E] or absent; kContiguous with skips_padding only
-  bool apply_router_weight_on_input = false;  ///< weights were applied before the experts
+  TensorView topk_weights;   ///< [T, K] f32, contiguous; ignored by kNoOp or when already applied
+  TensorView topk_ids;       ///< [T, K] i32 or i64; ignored by kNoOp
+  TensorView expert_map{};   ///< i32 [E] or absent; for kContiguous with skips_padding only
+  bool apply_router_weight_on_input = false;  ///< the weights were applied before the experts
 };
 
 /// Applies a policy. Returns the tensor that holds the result, [T, H].
 ///
 ///   kDelegate       kInvalidArgument, always.
-///   kNoOp           `output` absent, or the very tensor of expert_output: returns expert_output
-///                   and moves nothing. Otherwise copies into `output` of the same shape and dtype.
-///   kContiguous     [T, K, H], or [T K, H] of the same bytes. Row (t, k) becomes
-///                   round(row * weight) IN PLACE, a product in f32 rounded to the row's dtype;
-///                   then output[t] = round(sum of its rows), in f32 from +0, k ascending. So bf16
-///                   rows are rounded twice, as in vLLM. With apply_router_weight_on_input rows
-///                   stay as they are. With skips_padding, rows of choices whose id is negative, or
-///                   becomes so by the map, are neither read nor written.
-///   kNaiveBatched   output[t] = round(sum over local experts ascending that t chose of
+///   kNoOp           `output` absent or the same tensor as expert_output: returns expert_output and
+///                   moves nothing. Otherwise copies into `output`, of the same shape and dtype.
+///   kContiguous     [T, K, H], or [T K, H] over the same bytes. Row (t, k) becomes
+///                   round(row * weight) IN PLACE, an f32 product rounded to the row's dtype; then
+///                   output[t] = round(sum of its rows), in f32 from +0, k ascending. So bf16 rows
+///                   are rounded twice, as in vLLM. With apply_router_weight_on_input the rows are
+///                   not changed. With skips_padding, rows of choices whose id is negative, or is
+///                   mapped to a negative one, are neither read nor written.
+///   kNaiveBatched   output[t] = round(sum over the local experts of t, ascending, of
 ///                   fma(weight, row, sum)), in f32 from +0, rounded once; weight is the f32 sum
 ///                   of t's weights for that expert, k ascending, or 1 when already applied. vLLM
 ///                   rounds weight, product and every sum to the row's dtype. Tokens without local

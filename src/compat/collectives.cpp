@@ -56,7 +56,7 @@ std::vector<std::int64_t> CollectivesImpl::checked_sizes(const char* function,
   return checked;
 }
 
-// Without experts: every row goes to every rank.
+// There are no experts: every row goes to every rank.
 PayloadRouting CollectivesImpl::routing_of(std::int64_t num_rows) const {
   PayloadRouting routing;
   routing.config.layout = Layout::kAllGather;

@@ -26,7 +26,7 @@ void KeptDispatch::send(const TensorView& tokens, const TensorView& topk_ids,
 Dispatched KeptDispatch::receive() {
   require(stage_ == Stage::kSent, Errc::kInvalidArgument,
           "dispatch: the hook was called before, must be called once");
-  // An error ends the dispatch on every rank.
+  // A failed receive ends the dispatch on every rank.
   stage_ = Stage::kClosed;
   Dispatched received = exchange_->dispatch_receive(handle_);
   stage_ = Stage::kReceived;
@@ -60,7 +60,7 @@ void KeptDispatch::combine_send(const TensorView& rows, const TensorView& row_we
 }
 
 void KeptDispatch::combine_receive(const TensorView& output, const CombineOptions& options) {
-  // Arguments were checked before the rows went out: whatever happens, the handle ends here.
+  // Arguments were checked before the rows were sent, so the handle ends here even after an error.
   stage_ = Stage::kClosed;
   exchange_->combine_receive(handle_, output, options);
 }
@@ -71,7 +71,7 @@ void KeptDispatch::release() noexcept {
   try {
     exchange_->release(handle_);
   } catch (const Error&) {
-    // The group has failed: there is nothing left to give back.
+    // The group has failed: there is nothing left to release.
   }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// kept_dispatch.h: what stands behind the handles of the views. A view takes options by the call
-// where an Exchange is fixed to one configuration, so a pool keeps an Exchange for each; and its
-// handles may be used again, or dropped, where those of an Exchange end with a combine.
+// kept_dispatch.h: what is behind the handles of the views. An Exchange has one fixed
+// configuration, but views accept options per call, so a pool keeps one Exchange per configuration.
+// Handles of an Exchange end with a combine, but those of a view may be used again or dropped.
 #pragma once
 
 #include <limits>
@@ -31,7 +31,7 @@ class ExchangePool {
   std::vector<std::shared_ptr<Exchange>> exchanges_;
 };
 
-/// One dispatch, given up when the last owner of this object is gone.
+/// One dispatch, which is released when the last owner of this object is gone.
 class KeptDispatch {
  public:
   explicit KeptDispatch(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
@@ -41,25 +41,26 @@ class KeptDispatch {
 
   Exchange& exchange() const { return *exchange_; }
   const DispatchHandle& handle() const { return handle_; }
-  /// Waits for a receive or a combine.
+  /// True while a receive or a combine is outstanding.
   bool is_open() const { return stage_ != Stage::kClosed; }
 
   void send(const TensorView& tokens, const TensorView& topk_ids, const TensorView& topk_weights,
             const DispatchOptions& options);
   Dispatched receive();
 
-  /// The same routing again, over `exchange`. Another one than before gets `topk_ids` anew, and
-  /// places rows alike.
+  /// Dispatches with the same routing over `exchange`. If that is not the exchange of the previous
+  /// dispatch, `topk_ids` are sent again; rows arrive in the same places.
   Dispatched dispatch_again(const std::shared_ptr<Exchange>& exchange, const TensorView& tokens,
                             const TensorView& topk_ids, const TensorView& topk_weights,
                             const DispatchOptions& options);
 
-  /// Rows are summed as they are. A dispatch that was combined before is opened again.
+  /// Rows are summed as they are, unweighted. A dispatch that has already been combined is
+  /// reopened.
   void combine_send(const TensorView& rows, const TensorView& row_weights, const TensorView& output,
                     const CombineOptions& options);
   void combine_receive(const TensorView& output, const CombineOptions& options);
 
-  /// Gives received rows up.
+  /// Releases the received rows.
   void release() noexcept;
 
  private:
@@ -70,10 +71,11 @@ class KeptDispatch {
   Stage stage_ = Stage::kClosed;
 };
 
-/// `view` with another shape of as many elements, contiguous; absent stays absent.
+/// `view` as a contiguous tensor of another shape with the same number of elements; absent stays
+/// absent.
 TensorView reshaped(const TensorView& view, DType dtype, std::initializer_list<std::int64_t> shape);
 
-/// i32 tensor with the values of a list.
+/// An i32 tensor with the values of a list.
 template <typename List>
 Tensor to_i32(const List& list) {
   Tensor tensor(DType::kI32, {static_cast<std::int64_t>(list.size())});
@@ -87,27 +89,28 @@ Tensor to_i32(const List& list) {
   return tensor;
 }
 
-/// The same elements by the name of another dtype as wide; absent stays absent.
+/// `view` with another dtype of the same width; absent stays absent.
 TensorView retyped(const TensorView& view, DType dtype);
 
-/// How the caller's rows travel: e4m3 with opaque scales of 4 bytes, one a token or a block of
-/// cdiv(H, S), passed and received as f32; without scales bf16.
+/// The scheme of the caller's rows: e4m3 with opaque 4-byte scales, one per token or one per
+/// cdiv(H, S) elements, passed and received as f32; bf16 without scales.
 /// Errors: kInvalidArgument.
 QuantScheme scheme_of_rows(const char* function, const TensorView& x, const TensorView& scales);
 
 /// Errors: kInvalidArgument unless x is [T, H] and topk_idx [T, K].
 void check_ids(const char* function, const TensorView& x, const TensorView& topk_idx);
 
-/// i64 copy of [T, K] ids, i32 or i64.
+/// An i64 copy of ids [T, K], i32 or i64.
 Tensor copy_ids(const char* function, const TensorView& ids);
 
-/// Whether `ids`, i32 or i64, are those of the copy.
+/// True when `ids`, i32 or i64, equal those of the copy.
 bool is_same_ids(const TensorView& ids, const TensorView& copy);
 
-/// Errors: kInvalidArgument when i32 cannot hold the size.
+/// Errors: kInvalidArgument when the size does not fit in i32.
 std::int32_t narrow_size(const char* function, const char* name, std::int64_t size);
 
-/// Rows of each expert, rounded up. Errors: kInvalidArgument: an alignment below 1, overflow.
+/// Rows per expert, rounded up to the alignment. Errors: kInvalidArgument for an alignment outside
+/// 1 to 2^31 - 1.
 std::vector<std::int64_t> aligned_counts(const char* function, std::span<const std::int32_t> counts,
                                          std::int64_t alignment);
 

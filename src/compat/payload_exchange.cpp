@@ -32,7 +32,7 @@ ReceivedPayloads dispatch_payloads(const char* function, ExchangePool& pool,
                                    const std::vector<TensorView>& payloads,
                                    const TensorView& topk_weights) {
   ExchangeConfig config = routing.config;
-  config.hidden = 1;  // the smallest token: rows are payloads
+  config.hidden = 1;  // the smallest token: the payloads are the rows
   config.sends_weights = topk_weights.has_value();
   for (const TensorView& payload : payloads) {
     config.payload_bytes.push_back(row_bytes_of(function, payload, routing.num_tokens));
@@ -71,7 +71,7 @@ void combine_rows(ExchangePool& pool, const PayloadRouting& routing, const Tenso
                           std::equal(rows_per_rank.begin(), rows_per_rank.end(),
                                      received.rows_per_rank.begin(), received.rows_per_rank.end());
   if (rows.shape(0) != wanted || !is_as_said) {
-    // Only now it is known, and the peers wait for these rows.
+    // Nothing earlier reveals this, and the peers are waiting for these rows.
     const std::string reason =
         fmt::format("its combine has {} rows, the ranks {} together{}", rows.shape(0), wanted,
                     is_as_said ? "" : ", and its sizes are not theirs");

@@ -13,7 +13,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::size_t kAlignment = 128;  // two cache lines: processors fetch them in pairs
-constexpr std::size_t kMapFrom = std::size_t{1} << 20;  // mapped from this size up
+constexpr std::size_t kMapFrom = std::size_t{1} << 20;  // buffers of at least this size are mapped
 
 }  // namespace
 
@@ -22,7 +22,7 @@ std::byte* allocate_zeroed(std::size_t bytes) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(data != MAP_FAILED, Errc::kOutOfMemory, "buffer: {} bytes could not be mapped", bytes);
-    madvise(data, bytes, MADV_HUGEPAGE);  // advice only: no harm where it is refused
+    madvise(data, bytes, MADV_HUGEPAGE);  // a hint; a refusal does no harm
     return static_cast<std::byte*>(data);
   }
   const std::size_t rounded = align_up(bytes == 0 ? std::size_t{1} : bytes, kAlignment);

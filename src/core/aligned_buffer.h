@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// aligned_buffer.h: owned host memory. Zero-filled, 128-byte aligned; large buffers are mapped, so
-// that pages which are never touched cost nothing, and use huge pages where the system has them.
+// aligned_buffer.h: owned host memory, zero-filled and 128-byte aligned. Large buffers are mapped,
+// so pages that are never touched cost nothing, and use huge pages where the system has them.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-/// At least one byte is allocated, so the pointer is never null. Errors: kOutOfMemory.
+/// Allocates at least one byte, so the pointer is never null. Errors: kOutOfMemory.
 std::byte* allocate_zeroed(std::size_t bytes);
 void release_zeroed(std::byte* data, std::size_t bytes) noexcept;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bytes.h: size arithmetic that cannot overflow in silence.
+// bytes.h: size arithmetic that never overflows silently.
 #pragma once
 
 #include <cstddef>

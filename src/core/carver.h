@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// carver.h: cuts a block of memory into aligned parts, or counts what they would take.
+// carver.h: carves a block of memory into aligned parts, or only counts the bytes they need.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace switchyard {
 
 class Carver {
  public:
-  /// `base` is a multiple of `alignment`; null: only counts.
+  /// `base` is a multiple of `alignment`, or null to only count bytes.
   Carver(std::byte* base, std::size_t alignment) : base_(base), alignment_(alignment) {}
 
   /// Errors: kInvalidArgument when the sum overflows.
@@ -33,7 +33,7 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-/// The first multiple of `alignment` from `memory` on.
+/// The first multiple of `alignment` at or after `memory`.
 inline std::byte* aligned(std::byte* memory, std::size_t alignment) {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   return memory + (align_up(address, static_cast<std::uintptr_t>(alignment)) - address);

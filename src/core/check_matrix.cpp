@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-// "bf16, f16 or f32 [2, 8]"
+// For example "bf16, f16 or f32 [2, 8]".
 std::string describe(const MatrixRule& rule) {
   std::string text;
   for (std::size_t i = 0; i < rule.dtypes.size(); ++i) {

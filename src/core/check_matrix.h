@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_matrix.h: what every tensor argument of the exchange must be.
+// check_matrix.h: checks dtype, shape and address of the tensor arguments of the exchange.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,21 @@ namespace switchyard {
 
 inline constexpr std::int64_t kAnyRows = -1;
 
-/// A tensor of two dimensions, aligned to its elements.
+/// Requirements on a two-dimensional tensor. Its address must be aligned to the element size.
 struct MatrixRule {
   const char* function;
   std::string_view name;
   std::initializer_list<DType> dtypes;
-  std::int64_t num_rows;  ///< kAnyRows: T is the tensor's own
+  std::int64_t num_rows;  ///< kAnyRows: the tensor determines T
   std::int64_t num_columns;
-  bool may_have_row_stride = false;  ///< rows contiguous, but not one behind the other
+  bool may_have_row_stride = false;  ///< rows are contiguous, but may lie apart
 };
 
-/// Errors: kInvalidArgument, with what the tensor is and what it must be.
+/// Errors: kInvalidArgument, stating what the tensor is and what it must be.
 void check_matrix(const TensorView& view, const MatrixRule& rule);
 
-/// Elements, if there are any, must be somewhere, aligned to their size.
+/// Unless the view is empty, its address must be non-null and aligned to the element size.
+/// Errors: kInvalidArgument.
 void check_address(const TensorView& view, const char* function, std::string_view name);
 
 }  // namespace switchyard

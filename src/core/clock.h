@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-/// Long waits are cut into slices; between two of them the waiter looks for peers that are lost.
+/// Long waits are split into slices; between two slices the waiter checks for lost peers.
 inline constexpr int kSliceMs = 50;
 
 inline std::int64_t now_ns() noexcept {
@@ -17,7 +17,7 @@ inline std::int64_t now_ns() noexcept {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-/// A point in monotonic time. Every wait of the library takes one.
+/// A point in monotonic time. Every wait in the library has one.
 class Deadline {
  public:
   static Deadline after_ms(std::int64_t ms) noexcept { return Deadline(now_ns() + ms * 1'000'000); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// even_parts.h: n things in parts that differ by one at most: the tokens of micro-batches, of
-// ranks.
+// even_parts.h: splits n items into parts whose sizes differ by at most one, such as tokens over
+// micro-batches or ranks.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-/// Where part `part` of `num_parts` begins, from 0 to num_parts: there it is n. The first n mod
-/// num_parts parts have one more than the others; parts may be empty.
+/// The first item of part `part`, which runs from 0 to num_parts; at num_parts the result is n. The
+/// first n mod num_parts parts have one item more than the others; parts may be empty.
 constexpr std::int64_t part_begin(std::int64_t n, std::int64_t num_parts, std::int64_t part) {
   return n / num_parts * part + std::min(part, n % num_parts);
 }

@@ -25,7 +25,7 @@ void require(bool condition, Errc code, fmt::format_string<Args...> format, Args
   }
 }
 
-/// For errno: "open: /x: No such file or directory".
+/// Throws an Error from errno: "open: /x: No such file or directory".
 [[noreturn]] void fail_errno(const char* call, const std::string& subject);
 
 }  // namespace switchyard

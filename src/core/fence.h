@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fence.h: the one place with instructions of a particular processor.
+// fence.h: the only place that uses instructions of a particular processor.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace switchyard {
 
-/// Orders non-temporal stores before later stores. A release store alone does not order them on
-/// x86; elsewhere non-temporal stores are ordinary ones.
+/// Orders non-temporal stores before later stores. On x86 a release store alone does not order
+/// them; on other processors they are ordinary stores.
 inline void streaming_store_fence() noexcept {
 #if defined(__x86_64__)
   _mm_sfence();
@@ -21,7 +21,7 @@ inline void streaming_store_fence() noexcept {
 #endif
 }
 
-/// Tells the processor that this is a spin loop.
+/// Hints to the processor that this is a spin loop.
 inline void spin_pause() noexcept {
 #if defined(__x86_64__)
   _mm_pause();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// format.h: our types in messages. A view is described only when the message is really made.
+// format.h: formats our types in messages. A view is described only if the message is needed.
 #pragma once
 
 #include <fmt/format.h>

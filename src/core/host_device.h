@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// host_device.h: marks functions that serve both processors.
+// host_device.h: marks functions that are compiled for both host and device.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -19,7 +19,7 @@ constexpr std::array<const char*, 6> kLevelNames{"error", "warn", "info", "debug
 
 thread_local int log_rank = -1;
 
-// Read once: the environment decides until the program calls set_log_level.
+// The environment is read once and holds until the program calls set_log_level.
 std::atomic<LogLevel>& current_level() {
   static std::atomic<LogLevel> level = [] {
     const std::string text = setting("SWITCHYARD_LOG_LEVEL").text;
@@ -43,7 +43,7 @@ struct Sink {
   }();
 };
 
-// Never destroyed: a thread may log while the process ends.
+// Never destroyed: a thread may still log while the process exits.
 Sink& sink() {
   static Sink& instance = *new Sink;
   return instance;

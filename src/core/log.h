@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// log.h (internal): one logger, one line format, the rank of the calling thread in the prefix.
+// log.h (internal): one logger and one line format, with the calling thread's rank in the prefix.
 #pragma once
 
 #include <string_view>
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-/// The rank that messages of this thread carry; -1 for none.
+/// Sets the rank shown in this thread's messages; -1 shows none.
 void set_log_rank(int rank) noexcept;
 bool log_enabled(LogLevel level) noexcept;
 void write_log(LogLevel level, std::string_view subsystem, std::string_view text);

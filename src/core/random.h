@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// random.h: counter-based random numbers. Value i of a seed does not depend on who asks for it, so
-// inputs are the same for every number of ranks. Mixing function: SplitMix64 (Steele et al., 2014).
+// random.h: counter-based random numbers. Value i of a seed does not depend on which rank draws it,
+// so inputs are the same for any number of ranks. Mixing: SplitMix64 (Steele et al., 2014).
 #pragma once
 
 #include <cmath>
@@ -16,12 +16,12 @@ inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t counter) noex
   return z ^ (z >> 31);
 }
 
-/// In [0, 1), 53 bits.
+/// Uniform in [0, 1), with 53 random bits.
 inline double random_uniform(std::uint64_t seed, std::uint64_t counter) noexcept {
   return static_cast<double>(random_bits(seed, counter) >> 11) * 0x1p-53;
 }
 
-/// N(0, 1) by Box and Muller.
+/// N(0, 1) by the Box-Muller transform.
 inline double random_normal(std::uint64_t seed, std::uint64_t counter) noexcept {
   const double u = 1.0 - random_uniform(seed, 2 * counter);
   const double v = random_uniform(seed, 2 * counter + 1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// round_up.h: divisions that round up, for hosts and kernels; sizes that may overflow: bytes.h.
+// round_up.h: division and alignment that round up, for host and device. They do not check for
+// overflow; bytes.h has checked arithmetic.
 #pragma once
 
 namespace switchyard {

@@ -33,7 +33,8 @@ SettingValue setting(std::string_view name);
 /// Errors: kInvalidArgument when the text is not a whole number from `min` to `max`.
 std::int64_t setting_integer(std::string_view name, std::int64_t min, std::int64_t max);
 
-/// What the program asks for wins over the environment. An empty optional text removes it.
+/// Sets a value that takes precedence over the environment. Errors: kInternal when the table has no
+/// such name.
 void set_setting(std::string_view name, std::string text);
 
 }  // namespace switchyard

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Bits first, so that packed fp4 and fp6 shapes round up once.
+// Counts bits first, so that packed fp4 and fp6 shapes round up only once.
 std::size_t contiguous_bytes(DType dtype, std::span<const std::int64_t> shape) {
   std::int64_t elements = 1;
   for (const std::int64_t size : shape) elements = checked_mul(elements, size);
@@ -36,7 +36,7 @@ TensorView::TensorView(const void* data, DType dtype, std::span<const std::int64
             shape[dim], dim);
     shape_[dim] = shape[dim];
   }
-  contiguous_bytes(dtype, shape);  // refuses shapes whose bytes overflow
+  contiguous_bytes(dtype, shape);  // rejects shapes whose byte size overflows
   std::int64_t stride = 1;
   for (std::size_t dim = shape.size(); dim-- > 0;) {
     strides_[dim] = stride;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streaming needs the destination aligned to the vector. Rows are aligned to 16 bytes only, so
-// 16-byte streams lead up to a vector boundary, whole vectors follow, and 16-byte streams and plain
-// bytes end it.
+// Streaming stores need a destination aligned to the vector. Rows are aligned to 16 bytes only, so
+// 16-byte stores lead up to a vector boundary, whole vectors follow, and 16-byte stores and plain
+// bytes complete the row.
 #include "cpu/copy_rows.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Bytes16 = hn::CappedTag<std::uint8_t, 16>;
 using Bytes = hn::ScalableTag<std::uint8_t>;
 
-// Copies [begin, end), a multiple of the vector, which every destination is aligned to at `begin`.
+// Copies [begin, end), a multiple of the vector. Every destination is vector-aligned at `begin`.
 template <typename D>
 HWY_ATTR void stream_range(D d, const std::uint8_t* from, std::byte* const* to, int num_to,
                            std::size_t begin, std::size_t end) {
@@ -34,7 +34,7 @@ HWY_ATTR void stream_range(D d, const std::uint8_t* from, std::byte* const* to, 
   }
 }
 
-// Bytes until the address is a multiple of the vector, or all of them when the destinations differ.
+// Bytes up to the next vector boundary, or all of them if the destinations are aligned differently.
 std::size_t head_bytes(std::byte* const* to, int num_to, std::size_t vector, std::size_t bytes) {
   const std::size_t first = reinterpret_cast<std::uintptr_t>(to[0]) % vector;
   for (int j = 1; j < num_to; ++j) {
@@ -72,8 +72,7 @@ void copy_row_streaming(const std::byte* from, std::byte* to, std::size_t bytes)
 }
 
 void copy_row_to_many(const std::byte* from, std::byte* const* to, int num_to, std::size_t bytes) {
-  // A core follows a handful of write-combining streams at a time; more would evict half-full
-  // lines.
+  // A core sustains only a handful of write-combining streams; more would evict half-full lines.
   constexpr int kStreams = 8;
   for (int first = 0; first < num_to; first += kStreams) {
     HWY_DYNAMIC_DISPATCH(copy_to_some)(from, to + first, std::min(kStreams, num_to - first), bytes);

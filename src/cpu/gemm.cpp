@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Micro-kernel: R rows times two vectors of outputs, all sums in registers; each step broadcasts
-// one element of every row. Lanes are outputs, never parts of a sum, hence the fixed order.
+// The micro-kernel multiplies R rows by two vectors of outputs, with all sums in registers; each
+// step broadcasts one element of every row. Lanes are outputs, never partial sums: order is fixed.
 //
-// bf16 weights stay 16 bits wide in memory. A vector of 32-bit words holds neighbouring pairs of
-// them: a shift widens the even outputs and a mask the odd ones, without a shuffle; sums are put
-// back into order when they are stored. Loop order and packing of rows: Goto and van de Geijn,
-// "Anatomy of High-Performance Matrix Multiplication" (2008).
+// bf16 weights stay 16 bits wide in memory. Each 32-bit word of a vector holds two adjacent ones: a
+// shift widens the even outputs and a mask the odd ones, without a shuffle; the order is restored
+// when sums are stored. Loop order and packing of rows follow Goto and van de Geijn, "Anatomy of
+// High-Performance Matrix Multiplication" (2008).
 #include "cpu/gemm.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 #include "core/bytes.h"
 
-// Arrays of vectors need sized vectors.
+// Arrays of vectors need vectors of known size.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/gemm.cpp"
@@ -33,11 +33,10 @@ namespace HWY_NAMESPACE {
 using Floats = hn::ScalableTag<float>;
 using V = hn::Vec<Floats>;
 
-// Two vectors of sums for each row, two of weights and a broadcast: 27 of 32 registers, or 15
-// of 16.
+// Two vectors of sums per row, two of weights and a broadcast: 27 of 32 registers, or 15 of 16.
 constexpr int kMaxRows = HWY_CAP_GE512 || HWY_ARCH_ARM_A64 ? 12 : 6;
 
-// With few rows memory is the limit; hardware prefetching alone pauses at each page.
+// With few rows, memory is the limit, and hardware prefetching alone stops at page boundaries.
 constexpr std::size_t kPrefetchRows = 4;
 constexpr std::ptrdiff_t kPrefetchElements = 32 * kPanel;
 
@@ -91,8 +90,8 @@ HWY_INLINE void multiply_add(Floats d, float x, const Pair& w, std::array<Pair, 
   sums[r].second = fused_mul_add(d, broadcast, w.second, sums[r].second);
 }
 
-// x is packed [depth][R]; w and y start at the first of two vectors of outputs. The rows are
-// unrolled by the fold expressions, so that all sums are registers.
+// x is packed [depth][R]; w and y start at the first of two vectors of outputs. Fold expressions
+// unroll the rows, so that all sums stay in registers.
 template <typename Weights, std::size_t... Row>
 HWY_INLINE void add_products(const float* x, const typename Weights::Element* w, std::int64_t depth,
                              bool is_first_block, float* y, std::int64_t y_stride,
@@ -116,7 +115,7 @@ HWY_INLINE void add_products(const float* x, const typename Weights::Element* w,
   (Weights::store_sums(d, sums[Row], y_row(Row)), ...);
 }
 
-// One panel times one block of R rows, two vectors of outputs after the other.
+// One panel times one block of R rows, two vectors of outputs at a time.
 template <typename Weights, std::size_t R>
 HWY_ATTR void multiply_panel(const float* x, const typename Weights::Element* w, std::int64_t depth,
                              bool is_first_block, float* y, std::int64_t y_stride) {
@@ -138,7 +137,7 @@ constexpr std::array<MultiplyPanel<Weights>, sizeof...(R)> panel_functions(
   return {multiply_panel<Weights, R + 1>...};
 }
 
-// From rows to [num_columns][num_rows].
+// Transposes rows to [num_columns][num_rows].
 void transpose(const float* x, std::int64_t x_stride, std::int64_t num_rows,
                std::int64_t num_columns, float* packed) {
   for (std::int64_t c = 0; c < num_columns; ++c) {
@@ -151,7 +150,7 @@ void gemm_of(const float* x, std::int64_t x_stride, std::int64_t num_rows, const
              float* y, std::int64_t y_stride, float* scratch) {
   static constexpr auto kFunctions = panel_functions<Weights>(std::make_index_sequence<kMaxRows>());
   const auto* panels = reinterpret_cast<const typename Weights::Element*>(w.panels);
-  // 13 rows are 7 and 6, not 12 and 1: few rows leave the multiply units waiting for sums.
+  // Splits 13 rows into 7 and 6, not 12 and 1: with few rows the FMA units wait for sums.
   const std::int64_t block = cdiv(num_rows, cdiv(num_rows, std::int64_t{kMaxRows}));
   const std::int64_t depth_block = num_rows <= kFewRows ? w.depth : kDepthBlock;
   for (std::int64_t k = 0; k < w.depth; k += depth_block) {

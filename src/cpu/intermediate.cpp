@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-// The quantized row first, its scales after it. Simulated elements stay f32.
+// Scratch holds the quantized row, then its scales. Simulated elements stay f32.
 std::size_t aligned_row_bytes(const QuantScheme& scheme, std::int64_t width) {
   return align_up(row_bytes(scheme, width, DType::kF32), kAlignment);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// permute.cpp: checks everything, plans by plan/permute.h, then moves rows.
+// permute.cpp: checks all arguments, plans with plan/permute.h, then moves rows.
 
 #include "switchyard/permute.h"
 
@@ -22,7 +22,7 @@ void move_rows(const RowMove& move, const Destinations& destinations) {
   if (move.scales.has_value()) ScaleScatter(move.scales, move.out_scales).run(destinations);
 }
 
-// Memory for scales [num_rows, S] in the layout; the view is their logical shape.
+// Allocates scales [num_rows, S] in the requested layout; the view has their logical shape.
 void allocate_scales(const TensorView& scales, std::int64_t num_rows, const PermuteMemory& memory,
                      Permuted& permuted) {
   const bool packs = memory.packs_scales;

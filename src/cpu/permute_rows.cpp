@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows walk the tokens: a row is read once and written to up to K places, past the caches when all
-// of them together are more than the last cache holds. Scales walk the destinations, so that
-// padding is written on the way. Columns of a column-major output are far apart, often by a
-// multiple of 4 KiB, where caches hold a few lines only: a tile of rows is turned in L1 first.
+// Rows are copied in token order: each is read once and written to up to K places, bypassing the
+// caches if all copies together exceed the last-level cache. Scales are written in destination
+// order, so that padding is written along the way. Columns of a column-major output are far apart,
+// often by a multiple of 4 KiB, and then share a few cache lines: a tile of rows is transposed in
+// L1 first.
 
 #include "cpu/permute_rows.h"
 
@@ -32,8 +33,8 @@ void scatter_rows(const ByteRows& from, const Destinations& destinations, const 
   if (streaming) streaming_store_fence();
 }
 
-// The scales of one token, or zeros without a token, to words that lie `step` apart. Packed: group
-// 4p + j is byte j of word p, counted from the least significant.
+// Writes the scales of one token, or zeros if there is none, to words `step` apart. When packing,
+// group 4p + j becomes byte j of word p, counted from the least significant.
 template <typename Word>
 void ScaleScatter::collect(std::int64_t token, Word* words, std::int64_t step) const {
   const std::int64_t num_words = to_.shape(1);
@@ -58,7 +59,7 @@ void ScaleScatter::collect(std::int64_t token, Word* words, std::int64_t step) c
 
 template <typename Word>
 void ScaleScatter::scatter_columns(const std::vector<std::int64_t>& token_of_row) const {
-  constexpr std::int64_t kTileRows = 256 / sizeof(Word);  // four cache lines of a column
+  constexpr std::int64_t kTileRows = 256 / sizeof(Word);  // four cache lines per column
   std::vector<Word> tile(static_cast<std::size_t>(kTileRows * to_.shape(1)));
   for (std::int64_t first = 0; first < to_.shape(0); first += kTileRows) {
     const std::int64_t count = std::min(kTileRows, to_.shape(0) - first);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// permute_rows.h: moves rows and scales to the rows of a permute plan.
+// permute_rows.h: moves rows and scales to the places that a permute plan assigns.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace switchyard {
 
-/// Where rows go: inv_perm [T, K] contiguous, negative for none.
+/// The destinations of each token's row: inv_perm [T, K], contiguous; negative for none.
 struct Destinations {
   const std::int32_t* inv_perm = nullptr;
   std::int64_t num_topk = 0;
@@ -23,15 +23,15 @@ struct Destinations {
   }
 };
 
-/// Copies each row of `from` to its destinations. A row is read once.
+/// Copies each row of `from` to its destinations, reading it once.
 void scatter_rows(const ByteRows& from, const Destinations& destinations, const ByteRows& to);
 
-/// Scales [T, S] to [M, S], or e8m0 packed into [M, cdiv(S, 4)]; see check_row_move.
+/// Moves scales [T, S] to [M, S], or packs e8m0 into [M, cdiv(S, 4)]; see check_row_move.
 class ScaleScatter {
  public:
   ScaleScatter(const TensorView& from, const TensorView& to) : from_(from), to_(to) {}
 
-  /// Writes every row of the output; rows that no token goes to become 0.
+  /// Writes every row of the output; rows that receive no token become 0.
   void run(const Destinations& destinations) const;
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd-inl.h: what the kernels of this folder need from Highway beyond its own operations: a
-// multiply-add that is fused on every target, and exact widening of 16-bit floats. Included once
-// for each target, after hwy/highway.h.
+// simd-inl.h: what the kernels of this folder need beyond Highway's own operations: a multiply-add
+// that is fused on every target, and exact widening of 16-bit floats. Included once per target,
+// after hwy/highway.h.
 
 // clang-format off
 #if defined(SWITCHYARD_CPU_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -23,7 +23,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 /// a * b + c, rounded once. Highway's MulAdd rounds twice where the instruction set has no fma
-/// (SSSE3, SSE4, EMU128); there each lane goes through std::fma.
+/// (SSSE3, SSE4, EMU128); std::fma is called for each lane there.
 template <typename D, typename V = hn::Vec<D>>
 HWY_INLINE V fused_mul_add(D d, V a, V b, V c) {
 #if HWY_NATIVE_FMA
@@ -48,8 +48,8 @@ HWY_INLINE hn::Vec<D> load_bf16(D d, const std::uint16_t* bits) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(half, bits))));
 }
 
-// Exponent and fraction move to their place in an f32 and 2^112 corrects the bias, which is exact
-// for subnormal numbers too; infinity and NaN get the largest exponent instead.
+// Exponent and fraction move to their places in an f32, and 2^112 corrects the bias, which is exact
+// for subnormals too; infinity and NaN get the largest exponent instead.
 template <typename D>
 HWY_INLINE hn::Vec<D> load_f16(D d, const std::uint16_t* bits) {
   const hn::RebindToUnsigned<D> du;
@@ -67,4 +67,4 @@ HWY_INLINE hn::Vec<D> load_f16(D d, const std::uint16_t* bits) {
 }  // namespace switchyard
 HWY_AFTER_NAMESPACE();
 
-#endif  // per target
+#endif  // once per target

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// streaming.h: copies of rows, past the caches where that pays.
+// streaming.h: copies rows, bypassing the caches where that pays off.
 #pragma once
 
 #include <unistd.h>
@@ -16,9 +16,9 @@
 
 namespace switchyard {
 
-/// Rows that the last-level cache cannot keep until they are read are better written past it: no
-/// line is fetched only to be overwritten. `bytes` is what one of `num_ranks` ranks of this host
-/// writes in an operation.
+/// Whether rows should bypass the last-level cache, because it cannot keep them until they are
+/// read: then no line is fetched only to be overwritten. `bytes` is what each of `num_ranks` ranks
+/// of this host writes in one operation.
 inline bool wants_streaming(std::size_t bytes, int num_ranks) {
   static const std::size_t cache_bytes = [] {
     constexpr long kUnknown = 32L << 20;
@@ -28,8 +28,8 @@ inline bool wants_streaming(std::size_t bytes, int num_ranks) {
   return bytes * static_cast<std::size_t>(num_ranks) > cache_bytes;
 }
 
-/// One row to several places. Streaming stores want aligned rows; others are copied as usual. The
-/// caller fences before it announces the rows.
+/// Copies one row to several places. Streaming stores need aligned rows; others are copied by
+/// memcpy. The caller must fence before it announces the rows.
 inline void copy_row(const std::byte* from, std::span<std::byte* const> to, std::size_t bytes,
                      bool streaming) {
   const bool aligned = std::all_of(to.begin(), to.end(), [](const std::byte* row) {

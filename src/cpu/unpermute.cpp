@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// unpermute.cpp: a token's rows, wherever they lie, summed by weigh_reduce_row. Every index is
+// unpermute.cpp: sums each token's rows with weigh_reduce_row, wherever they are. Every index is
 // checked before the first row is written.
 
 #include <vector>

@@ -15,8 +15,8 @@ namespace {
 
 std::size_t bytes_of(DType dtype) { return static_cast<std::size_t>(bits_of(dtype)) / 8; }
 
-// Row `row` of matrix `matrix` of a 3-dimensional tensor, contiguous: in place, or copied to
-// `copy`. e2m1 is contiguous already and its rows begin at whole bytes.
+// Row `row` of matrix `matrix` of a 3-dimensional tensor, contiguous: in place or, if it is
+// strided, copied to `copy`. e2m1 is always contiguous, and its rows begin at whole bytes.
 const std::byte* contiguous_row(const TensorView& tensor, std::int64_t matrix, std::int64_t row,
                                 std::byte* copy) {
   const std::int64_t bits = bits_of(tensor.dtype());
@@ -39,8 +39,8 @@ float load_scale(const TensorView& scales, std::int64_t element) {
   }
 }
 
-// kPanel rows of `depth` floats, in order, to [depth][kPanel]. A few columns of all rows at a time:
-// rows often begin in the same lines of the cache, which then holds no more of them.
+// Interleaves kPanel rows of `depth` floats into [depth][kPanel], a few columns of all rows at a
+// time: rows often begin in the same cache sets, which hold no more lines than that.
 template <typename Element, typename Convert>
 void interleave_as(const std::vector<float>& rows, std::int64_t depth, Element* panel,
                    const Convert& convert) {
@@ -62,7 +62,7 @@ void interleave(const std::vector<float>& rows, std::int64_t depth, DType dtype,
   }
 }
 
-// All panels of one expert's matrix.
+// Packs all panels of one expert's matrix.
 void pack_matrix(const WeightTensor& tensor, std::int64_t expert, DType dtype, std::byte* panels) {
   const std::int64_t num_outputs = tensor.values.shape(1);
   const std::int64_t depth = tensor.values.shape(2);
@@ -113,7 +113,7 @@ WeightReader::WeightReader(const WeightTensor& tensor) : tensor_(tensor) {
   }
 }
 
-// Elements without their scale.
+// Decodes elements without applying their scale.
 void WeightReader::decode(const std::byte* row, float* y) const {
   const std::int64_t depth = tensor_.values.shape(2);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(row);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_module.h: the part of the library that needs CUDA, as one table of functions. The library
-// loads it at the first use of a GPU; without it everything else works.
+// cuda_module.h: the part of the library that needs CUDA, behind one table of functions. It is
+// loaded at the first use of a GPU; everything else works without it.
 #pragma once
 
 #include <memory>
@@ -25,8 +25,8 @@ class ExchangeBackend;
 struct QuantizeJob;
 struct DequantizeJob;
 
-/// Filled by the module. Each function is the GPU version of the public function of its name, and
-/// throws the same errors.
+/// Filled by the module. Each function is the GPU version of the public function with the same name
+/// and throws the same errors.
 struct CudaModule {
   const char* version = nullptr;  ///< of the library it was built with
   int (*device_count)() = nullptr;
@@ -48,14 +48,14 @@ struct CudaModule {
   void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
   void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
 
-  // Experts (cuda/expert_kernels.h, cuda/expert_blas.h).
+  // Experts (cuda/experts/expert_kernels.h, cuda/experts/expert_blas.h).
   void (*exact_product)(const ExpertProduct&, Stream) = nullptr;
   void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
   void (*fill_bias)(const BiasJob&, Stream) = nullptr;
   /// `path`: the setting SWITCHYARD_CUBLAS.
   std::unique_ptr<ExpertBlas> (*make_blas)(Device device, const std::string& path) = nullptr;
 
-  // The permute family (cuda/permute.h).
+  // Permutation (cuda/permute/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;
   void (*scatter_rows)(const cuda::ScatterArgs&, Stream) = nullptr;
   void (*copy_rows)(const ByteRows& from, const ByteRows& to, Stream) = nullptr;
@@ -64,7 +64,7 @@ struct CudaModule {
   void (*map_ids)(const cuda::MapIdsArgs&, Stream) = nullptr;
   void (*round_up_and_sum)(const cuda::RoundUpArgs&, Stream) = nullptr;
 
-  // Of the prepare/finalize classes (cuda/layer_rows.h).
+  // Prepare and finalize (cuda/experts/layer_rows.h).
   void (*rename_ids)(const cuda::RenameIdsArgs&, Stream) = nullptr;
   void (*mark_rows)(const cuda::MarkRowsArgs&, Stream) = nullptr;
   void (*weigh_rows)(const cuda::WeighRowsArgs&, Stream) = nullptr;
@@ -73,8 +73,8 @@ struct CudaModule {
   std::unique_ptr<DeviceMeter> (*make_meter)(const Group& group) = nullptr;
 };
 
-/// Errors: kNotAvailable: not built, not found, of another version, no driver or no GPU; the
-/// message says which.
+/// The loaded module. Errors: kNotAvailable if it was not built, is not found or has another
+/// version, or if there is no driver or no GPU; the message says which.
 const CudaModule& cuda_module();
 
 /// Empty, or why cuda_module() would throw.

@@ -18,33 +18,33 @@ struct GpuFacts {
   int num_sms = 0;
   int compute_major = 0;
   int compute_minor = 0;
-  int num_nvlinks = -1;  ///< that are up; -1: unknown
+  int num_nvlinks = -1;  ///< active links; -1: unknown
 };
 
 /// How one GPU addresses the memory of another.
 enum class GpuLink {
   kSelf,
-  kNvlink,  ///< with atomics
-  kPeer,    ///< without: PCIe
+  kNvlink,  ///< peer access with native atomics
+  kPeer,    ///< peer access without them: PCIe
   kNone,
 };
 
-/// The heap that ranks would share GPU memory through.
+/// The heap through which ranks would share GPU memory.
 struct HeapPlan {
-  std::string kind;  ///< empty: there is none
-  std::string why;
+  std::string kind;  ///< empty: no heap works
+  std::string why;   ///< why this one, or why none
 };
 
 struct DeviceFacts {
   std::string driver_version;  ///< for example "580.65.06"; empty: unknown
-  int driver_cuda = 0;         ///< newest CUDA of the driver: 13000 is 13.0
+  int driver_cuda = 0;         ///< newest CUDA that the driver supports; 13000 is 13.0
   int runtime_cuda = 0;        ///< CUDA of this build
   std::vector<GpuFacts> gpus;
   std::vector<std::vector<GpuLink>> links;  ///< [from][to]
   int nccl_version = 0;                     ///< for example 22809; 0: not found
   std::string nccl_obstacle;                ///< empty, or why NCCL windows cannot be used
-  HeapPlan threads;                         ///< ranks are threads, a GPU each
-  HeapPlan processes;                       ///< ranks are processes, a GPU each
+  HeapPlan threads;                         ///< ranks are threads, one GPU each
+  HeapPlan processes;                       ///< ranks are processes, one GPU each
 };
 
 }  // namespace switchyard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_meter.h: what measuring on GPUs needs of CUDA: graphs, a clock that starts all
-// GPUs together, and the kernels that a machine's limits are measured with. What is measured, and
-// how it is judged, is the caller's.
+// device_meter.h: what measurements on GPUs need from CUDA: graphs, a timer that starts on all GPUs
+// at once, and kernels that measure a machine's limits. What to measure and how to judge it is up
+// to the caller.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@
 
 namespace switchyard {
 
-/// Enqueues the same again each time it is called.
+/// Enqueues the same work at every call.
 using DeviceWork = std::function<void(Stream)>;
 
-/// Of one rank. It makes the GPU (rank mod number of GPUs) current for the thread that makes it,
-/// and that thread must use it. Errors of all members: kOutOfMemory, kSystem.
+/// One rank's meter. Its constructor makes GPU (rank mod number of GPUs) current for the calling
+/// thread, and only that thread may use the meter. Errors of all members: kOutOfMemory, kSystem.
 class DeviceMeter {
  public:
   DeviceMeter() = default;
@@ -37,34 +37,36 @@ class DeviceMeter {
 
   virtual DeviceQueue& queue() = 0;
 
-  /// Collective: runs `work` once, from a barrier on, and waits. (Ranks that share a GPU must not
-  /// allocate while a kernel waits for them.)
+  /// Collective: runs `work` once after a barrier and waits for it. (Ranks that share a GPU must
+  /// not allocate memory while a kernel waits for them.)
   virtual void run(const DeviceWork& work) = 0;
-  /// A CUDA graph of `work`; to call it is to launch the graph.
+  /// Captures `work` in a CUDA graph. A call of the result launches the graph.
   virtual DeviceWork capture(const DeviceWork& work) = 0;
-  /// Collective: microseconds between two events around `work` on this GPU. Caches hold none of
-  /// its data; everything is enqueued before one word opens all GPUs. `work` must have run before.
+  /// Collective: microseconds between two events around `work` on this GPU. The L2 cache is
+  /// overwritten first, and everything is enqueued before one word releases all GPUs. `work` must
+  /// have run before.
   virtual double time_us(const DeviceWork& work) = 0;
 
-  /// Stores `bytes` into the peers' memory, spread evenly, `num_times`, by `num_ctas` CTAs.
-  /// `bytes` is at most kMaxPushBytes.
+  /// Stores `bytes` bytes, at most kMaxPushBytes, `num_times` times into the peers' memory, with
+  /// `num_ctas` CTAs. Each peer gets an equal part.
   virtual void push(std::size_t bytes, int num_times, int num_ctas, Stream stream) = 0;
   static constexpr std::size_t kMaxPushBytes = std::size_t{32} << 20;
-  /// A word goes to the other rank of a pair (ranks 0 and 1, 2 and 3, ...) and comes back, so many
-  /// times. Nothing on a rank that is left over. Not for graphs: words are counted.
+  /// Sends a word to the other rank of the pair (ranks 0 and 1, 2 and 3, ...) and back, `num_trips`
+  /// times. Does nothing on a rank without a partner. Must not be captured in a graph, because the
+  /// words are counted.
   virtual void ping(int num_trips, Stream stream) = 0;
-  /// Reads and writes one row after another, each of 8 KiB, where it can only begin when the one
-  /// before is written. `memory`: zeros, of a multiple of 8 KiB.
+  /// Reads and writes `num_rows` rows of 8 KiB; each access starts only after the row before is
+  /// written. `memory` holds zeros, and `bytes` is a multiple of 8 KiB.
   virtual void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) = 0;
   virtual void launch_nothing(Stream stream) = 0;
 
-  /// Empty, or why this rank has no NCCL.
+  /// Empty, or why this rank cannot use NCCL.
   virtual std::string why_no_nccl() const = 0;
-  /// Collective. Empty, or why the ranks cannot use NCCL together: alike on every rank. Errors:
+  /// Collective. Empty, or why the ranks cannot use NCCL together; the same on every rank. Errors:
   /// kTimeout, kPeerLost, kAborted.
   virtual std::string join_nccl() = 0;
-  /// Grouped ncclSend and ncclRecv, bytes by peer; for ranks that have joined. Call the work once
-  /// before a capture: NCCL connects ranks at the first use.
+  /// Grouped ncclSend and ncclRecv with the given bytes per peer, after a join_nccl that succeeded.
+  /// Run the work once before a capture: NCCL connects ranks at the first use.
   virtual DeviceWork nccl_all_to_all(const std::vector<std::int64_t>& sent,
                                      const std::vector<std::int64_t>& received) = 0;
 };

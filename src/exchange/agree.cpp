@@ -14,7 +14,7 @@ std::string to_text(const NamedValues& values) {
   return text;
 }
 
-// The value of `name` in a text of another rank; "absent" when that rank has no such field.
+// The value of `name` in another rank's text; "absent" when that rank has no such field.
 std::string value_in(const std::string& text, const std::string& name) {
   const std::string wanted = name + "=";
   std::size_t begin = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// agree.h: ranks compare what must be equal, once, at set-up.
+// agree.h: checks, once at set-up, that ranks agree on values that must be equal.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ class Engine;
 
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
-/// Collective. Errors: kInvalidArgument on every rank when a rank differs from rank 0: names the
-/// first such rank, the field and both values.
+/// Collective. Errors: kInvalidArgument on every rank when any rank differs from rank 0; the
+/// message names the first such rank, the field and both values.
 void require_agreement(Engine& engine, std::string_view what, const NamedValues& values);
 
 }  // namespace switchyard

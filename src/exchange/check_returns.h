@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-/// [T, K] instead of the weights given to dispatch.
+/// topk_weights [T, K] f32, which replace the weights passed to dispatch.
 void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                        const TensorView& topk_weights);
 
@@ -23,11 +23,11 @@ void check_results(const ExchangeConfig& config, std::int64_t num_buffer_rows,
 void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_rows,
                        const TensorView& row_weights);
 
-/// [T, K], to be written.
+/// returned_weights [T, K] f32, an output.
 void check_returned_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                             const TensorView& returned_weights);
 
-/// In a combine of both phases: who wants them has to give them.
+/// In a combine of both phases, a rank that wants returned_weights must pass row_weights.
 void check_both_weights(const TensorView& row_weights, const TensorView& returned_weights);
 
 }  // namespace switchyard

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_tokens.h: what the arguments of dispatch must be, wherever their memory is.
+// check_tokens.h: checks the arguments of dispatch, in host or device memory alike.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace switchyard {
 
-/// Tokens [T, H], to be quantized or, with `scales` [T, S], quantized already: then true.
-/// Errors: kInvalidArgument.
+/// Tokens [T, H], either to be quantized by dispatch or already quantized, with `scales` [T, S].
+/// Returns true when they are already quantized. Errors: kInvalidArgument.
 bool check_tokens(const ExchangeConfig& config, std::int64_t num_scales, const TensorView& tokens,
                   const TensorView& scales);
 
-/// [T, K], or absent. Errors: kInvalidArgument.
+/// topk_weights [T, K] f32, or absent. Errors: kInvalidArgument.
 void check_topk_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                         const TensorView& topk_weights);
 
-/// A tensor for each of payload_bytes: T contiguous rows of so many bytes.
+/// One tensor per entry of payload_bytes, with T contiguous rows of that many bytes.
 /// Errors: kInvalidArgument.
 void check_payloads(const ExchangeConfig& config, const std::vector<TensorView>& payloads,
                     std::int64_t num_tokens);
 
-/// The bound on the tokens of a rank that holds for a call: what was asked for, or, with 0, the
-/// configured one. Errors: kInvalidArgument.
+/// The limit on tokens per rank in one call: `asked`, or max_tokens_per_rank when `asked` is 0.
+/// Errors: kInvalidArgument, also when num_tokens exceeds it.
 std::int64_t checked_max_tokens(const ExchangeConfig& config, std::int64_t asked,
                                 std::int64_t num_tokens);
 
-/// True when the scheme needs it; then it is a good one. Errors: kInvalidArgument.
+/// Returns whether the scheme needs a tensor_scale, which is then valid. Errors: kInvalidArgument.
 bool check_tensor_scale(const QuantScheme& scheme, const TensorView& tensor_scale);
 
 }  // namespace switchyard

@@ -98,7 +98,7 @@ void check(const ExchangeConfig& config, int num_ranks) {
   }
 }
 
-// Offsets of the further payloads, relative to the first; `end` is where they end.
+// Offsets of the extra payloads, relative to the first one; `end` is set to where they end.
 std::vector<std::size_t> place_extras(const ExchangeConfig& config, std::size_t& end) {
   std::vector<std::size_t> offsets;
   end = 0;
@@ -138,7 +138,7 @@ ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, i
   if (config.layout == Layout::kBatched && config.capacity == 0) {
     shape.receive.capacity = checked_mul<std::int64_t>(num_ranks, config.max_tokens_per_rank);
   }
-  // Rank 0 has the most experts: what overflows there is refused on every rank.
+  // Rank 0 holds the most experts: a size that overflows there is rejected on every rank.
   (void)max_buffer_rows(0, shape.ownership, config.num_topk, shape.receive);
   shape.max_buffer_rows = max_buffer_rows(rank, shape.ownership, config.num_topk, shape.receive);
 
@@ -162,7 +162,7 @@ ScaleBlocks scale_blocks(const ExchangeConfig& config, const ExchangeShape& shap
                          std::int64_t num_rows) {
   const bool is_batched = config.layout == Layout::kBatched;
   const std::int64_t num_blocks = is_batched ? shape.ownership.count(rank) : 1;
-  // Tiles of 128 rows x 4 scales are the largest padding; refuse what would overflow with it.
+  // Tiles of 128 rows x 4 scales pad the most; reject sizes that would overflow with that padding.
   (void)checked_mul(checked_mul(align_up<std::int64_t>(num_rows, 128) + 128 * num_blocks,
                                 align_up<std::int64_t>(shape.num_scales, 4)),
                     std::int64_t{4});

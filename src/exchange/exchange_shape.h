@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exchange_shape.h: what follows from an ExchangeConfig alone: sizes, layouts, what ranks compare.
+// exchange_shape.h: what follows from an ExchangeConfig alone: sizes, layouts and the fields that
+// ranks compare.
 #pragma once
 
 #include <vector>
@@ -19,24 +20,24 @@ struct ExchangeShape {
   ReceiveShape receive;
   WindowLayout window;
   std::size_t payload_bytes = 0;           ///< elements of one row
-  std::int64_t num_scales = 0;             ///< of one row
-  std::vector<std::size_t> extras_in_row;  ///< offset of each further payload in a row
-  std::size_t combine_payload_bytes = 0;   ///< elements of one returned row
-  std::size_t combine_scales_in_row = 0;   ///< offset of its scales
-  std::int64_t max_buffer_rows = 0;        ///< N, on this rank
+  std::int64_t num_scales = 0;             ///< scales of one row
+  std::vector<std::size_t> extras_in_row;  ///< offset of each extra payload in a row
+  std::size_t combine_payload_bytes = 0;   ///< elements of one row of combine
+  std::size_t combine_scales_in_row = 0;   ///< offset of the scales in it
+  std::int64_t max_buffer_rows = 0;        ///< largest N on this rank
 };
 
 /// Errors: kInvalidArgument, kNotSupported.
 ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank);
 
-/// The scales of a receive buffer of `num_rows` rows.
+/// How the scales of a receive buffer with `num_rows` rows are laid out.
 ScaleBlocks scale_blocks(const ExchangeConfig& config, const ExchangeShape& shape, int rank,
                          std::int64_t num_rows);
 
 /// Bytes of the ids and weights that belong to a received row.
 std::size_t routing_row_bytes(const ExchangeConfig& config);
 
-/// The fields that every rank must pass alike.
+/// The fields that must be equal on every rank.
 NamedValues agreed_fields(const ExchangeConfig& config);
 
 }  // namespace switchyard

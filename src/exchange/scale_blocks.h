@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scale_blocks.h: the scales of a receive buffer: one block for all rows, or, in a batch, one block
-// for each expert, so that an expert's scales lie as its GEMM wants them.
+// scale_blocks.h: the scales of a receive buffer: one block for all rows or, in layout batched, one
+// block per expert, so that an expert's scales are laid out as its GEMM expects them.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct ScaleBlocks {
 
   std::size_t num_bytes() const { return block.num_bytes() * static_cast<std::size_t>(num_blocks); }
 
-  /// Copies the scales of one row, given side by side, to their places in `memory`.
+  /// Copies the scales of one row, contiguous in `scales`, to their places in `memory`.
   void place(const std::byte* scales, std::int64_t row, std::byte* memory) const;
 
   /// [N, S], or [L, C, S] in a batch; tiles where swizzled (switchyard/scale_layout.h).

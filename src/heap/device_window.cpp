@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_window.cpp: how a group gets a window. Each rank says what it has; from that all derive
-// what to try; the first heap whose every step works on every rank, the probe included, is taken.
+// device_window.cpp: how a group gets a window. Ranks exchange what they have and derive from it
+// which heaps to try. The first heap whose every step, the probe included, works on every rank
+// wins.
 
 #include "heap/device_window.h"
 
@@ -22,7 +23,7 @@
 namespace switchyard {
 namespace {
 
-// A number may come again in another container; the secret was made in this process.
+// Another container may have the same pid; the secret is unique to this process.
 std::string process_name() {
   static const std::string secret = make_secret();
   return fmt::format("{}-{}", getpid(), secret);
@@ -37,7 +38,7 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
   require(device >= 0 && device < num_devices, Errc::kInvalidArgument,
           "device {}, want from 0 to {}", device, num_devices - 1);
   const DeviceGuard guard(device);
-  check_cuda(cudaFree(nullptr), "first use of the GPU");  // here, where all ranks hear of it
+  check_cuda(cudaFree(nullptr), "first use of the GPU");  // here: all ranks see a failure
   RankFacts facts;
   facts.wanted = wanted == "auto" ? setting("SWITCHYARD_HEAP").text : wanted;
   facts.bytes = bytes;
@@ -99,7 +100,7 @@ std::unique_ptr<DeviceWindow> share(HeapKind kind, const HeapRequest& request) {
   return heap;
 }
 
-// Of a heap that the facts promised: the next one may do what it could not.
+// Errors of a heap that should have worked: the next one may still work.
 bool is_obstacle(Errc code) {
   return code == Errc::kNotAvailable || code == Errc::kNotSupported || code == Errc::kSystem;
 }

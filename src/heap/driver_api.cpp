@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-constexpr unsigned kDriverVersion = 12000;  // of the functions' ABI
+constexpr unsigned kDriverVersion = 12000;  // the functions' ABI version
 
 template <typename Function>
 void find(Function& function, const char* name) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// driver_api.h: the few functions of the CUDA driver that the runtime has no twin of. They are
-// asked from the runtime, so that nothing links libcuda and the module loads without a driver.
+// driver_api.h: the few functions of the CUDA driver that have no counterpart in the runtime. They
+// are looked up through the runtime, so nothing links libcuda and the module loads without a
+// driver.
 #pragma once
 
 #include <cuda.h>
@@ -22,11 +23,12 @@ struct DriverApi {
   decltype(&cuDeviceGetAttribute) device_get_attribute = nullptr;
   decltype(&cuGetErrorName) get_error_name = nullptr;
 
-  /// Memory of this GPU can be handed to other processes as a descriptor. Errors: kSystem.
+  /// Whether this GPU's memory can be passed to other processes as a file descriptor. Errors:
+  /// kSystem.
   bool has_posix_handles(int device) const;
 };
 
-/// Errors: kNotAvailable: no driver, or one that lacks a function, which is named.
+/// Errors: kNotAvailable if there is no driver, or if it lacks a function, which is named.
 const DriverApi& driver_api();
 
 /// Throws unless `result` is CUDA_SUCCESS. Errors: kOutOfMemory, else kSystem.

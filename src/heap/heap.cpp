@@ -50,7 +50,7 @@ void Heap::release(const std::function<void()>& free) const noexcept {
   cudaDeviceSynchronize();
   free();
   cudaSetDevice(previous);
-  cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
+  cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 
 std::vector<std::string> gather_or_fail(Engine& engine,

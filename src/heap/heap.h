@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// heap.h: a device window in the making. Every kind of heap takes the same steps, and after each
-// the ranks compare how it went, so that all go on or all fail with the same words.
+// heap.h: a device window under construction. All kinds of heap go through the same steps. After
+// each step the ranks compare results, so that all continue or all fail with the same message.
 #pragma once
 
 #include <cstddef>
@@ -16,25 +16,26 @@
 
 namespace switchyard {
 
-/// Own memory is taken in multiples of this: cudaMalloc shares smaller blocks between callers, and
-/// a handle for another process gives away the whole block.
+/// A rank's memory is allocated in multiples of this: cudaMalloc places smaller allocations of
+/// several callers in one block, and a handle for another process exposes the whole block.
 inline constexpr std::size_t kHeapUnitBytes = std::size_t{2} << 20;
 
-/// The same for all kinds. References stay valid while the window is made.
+/// What every kind of heap needs. References stay valid while the window is made.
 struct HeapRequest {
   Engine& engine;
   int device = 0;         ///< of this rank
-  std::size_t bytes = 0;  ///< asked for, at least 1
+  std::size_t bytes = 0;  ///< requested, at least 1
   const std::vector<RankFacts>& ranks;
 };
 
 class Heap : public DeviceWindow {
  public:
-  /// Takes this rank's memory. Returns what the peers must know about it.
+  /// Allocates this rank's memory. Returns what peers must know about it.
   virtual std::string place() = 0;
-  /// Collective; called when every rank has placed. For what does not travel as text.
+  /// Collective; called after every rank has returned from place. Exchanges what does not travel as
+  /// text.
   virtual void swap(const std::vector<std::string>& /*texts*/) {}
-  /// Fills bases_. `texts`: what place returned on each rank.
+  /// Fills bases_. `texts` is what place returned, by rank.
   virtual void map(const std::vector<std::string>& texts) = 0;
 
   /// At least size_bytes(); all of it is mapped.
@@ -43,10 +44,10 @@ class Heap : public DeviceWindow {
 
  protected:
   Heap(HeapKind kind, const HeapRequest& request);
-  /// For destructors: with this rank's device current, after the work on it has ended.
+  /// For destructors: calls `free` with this rank's device current, after all work on it has ended.
   void release(const std::function<void()>& free) const noexcept;
 
-  Engine* engine_;  // only while the window is made
+  Engine* engine_;  // valid only while the window is made
   int rank_;
   int device_;
   std::size_t mapped_bytes_;
@@ -56,9 +57,9 @@ std::unique_ptr<Heap> make_same_process_heap(const HeapRequest& request);
 std::unique_ptr<Heap> make_ipc_heap(const HeapRequest& request);
 std::unique_ptr<Heap> make_vmm_heap(const HeapRequest& request);
 
-/// Collective: `action` on every rank; returns what it returned, by rank. When it fails on some,
-/// every rank throws the error of the first one, which it names. Errors of the group itself
-/// (kTimeout, kPeerLost, kAborted) pass as they are.
+/// Collective: runs `action` on every rank and returns the results, by rank. If it fails on some
+/// ranks, every rank throws the error of the first of them, which it names. Errors of the group
+/// itself (kTimeout, kPeerLost, kAborted) pass unchanged.
 std::vector<std::string> gather_or_fail(Engine& engine, const std::function<std::string()>& action);
 
 }  // namespace switchyard

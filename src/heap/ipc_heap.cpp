@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks are processes: each hands out a cudaIpcMemHandle_t, 64 bytes that travel as text.
+// Ranks are processes. Each passes a cudaIpcMemHandle_t to the others: 64 bytes, which travel as
+// text.
 
 #include <cstring>
 

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// Released with the last of its users: a helper thread may be one.
+// Released by its last user, which may be a helper thread.
 struct Communicator {
   Communicator() = default;
   Communicator(const Communicator&) = delete;
@@ -23,7 +23,8 @@ struct Communicator {
   ncclComm_t comm = nullptr;
 };
 
-// The store takes any bytes. Never empty, and never what a failure begins with.
+// The id of rank 0 as bytes, which the store accepts. The leading "-" keeps the text from being
+// empty and from looking like a failure.
 std::string id_text(int rank) {
   const NcclCalls& api = nccl_calls();
   if (rank != 0) return "-";

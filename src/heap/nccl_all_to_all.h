@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nccl_all_to_all.h: what a program without this library would move rows with: grouped ncclSend and
-// ncclRecv whose sizes the host knows. A baseline for measurements.
+// nccl_all_to_all.h: how a program without this library would move rows: grouped ncclSend and
+// ncclRecv with sizes that the host knows. A baseline for measurements.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace switchyard {
 
-/// Bytes that a rank exchanges in one call, by peer. Own bytes count as others.
+/// Bytes that a rank exchanges in one call, per peer. The rank itself counts as a peer.
 struct AllToAllBytes {
   std::vector<std::int64_t> sent;
   std::vector<std::int64_t> received;
@@ -26,13 +26,13 @@ class NcclAllToAll {
   NcclAllToAll& operator=(const NcclAllToAll&) = delete;
   virtual ~NcclAllToAll() = default;
 
-  /// Collective. Blocks of `from` and `to` lie one after another, by peer. Errors: kSystem.
+  /// Collective. `from` and `to` consist of one block per peer, in rank order. Errors: kSystem.
   virtual void enqueue(const AllToAllBytes& bytes, const std::byte* from, std::byte* to,
                        cudaStream_t stream) = 0;
 };
 
-/// Collective. Errors: kNotAvailable (see nccl_calls_obstacle), kSystem (several ranks on a GPU,
-/// among others), kTimeout, kPeerLost.
+/// Collective. Errors: kNotAvailable (see nccl_calls_obstacle), kSystem (for example several ranks
+/// on one GPU), kTimeout, kPeerLost.
 std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& engine, int device);
 
 }  // namespace switchyard

@@ -24,7 +24,7 @@ void find(void* library, Function& function, const char* name) {
   require(function != nullptr, Errc::kNotAvailable, "{} has no {}", kLibrary, name);
 }
 
-// It stays loaded: communicators of the program itself may live in it.
+// The library stays loaded: the program's own communicators may live in it.
 void* open_library() {
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   require(library != nullptr, Errc::kNotAvailable,

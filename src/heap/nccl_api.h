@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nccl_api.h: the functions of libnccl.so.2 that windows and measurements need,
-// loaded at the first use.
+// nccl_api.h: the functions of libnccl.so.2 that windows and measurements need, loaded on first
+// use.
 #pragma once
 
 #include <nccl.h>
@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-/// What every version has.
+/// Functions that every version has.
 struct NcclCalls {
   int version = 0;  ///< for example 22809
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
@@ -24,7 +24,7 @@ struct NcclCalls {
   decltype(&::ncclGetLastError) get_last_error = nullptr;
 };
 
-/// Errors: kNotAvailable: no library, or one that is too old.
+/// Errors: kNotAvailable if there is no library or it lacks a function.
 const NcclCalls& nccl_calls();
 
 struct NcclApi : NcclCalls {
@@ -32,18 +32,19 @@ struct NcclApi : NcclCalls {
   decltype(&::ncclMemFree) mem_free = nullptr;
   decltype(&::ncclCommWindowRegister) window_register = nullptr;
   decltype(&::ncclCommWindowDeregister) window_deregister = nullptr;
-  /// Only of the version of our headers: its structs have no size field.
+  /// Before 2.29.2, and only if the version is that of our headers: the structs have no size field.
   decltype(&::ncclDevCommCreate) dev_comm_create = nullptr;
   decltype(&::ncclDevCommDestroy) dev_comm_destroy = nullptr;
-  /// From 2.29.2 on.
+  /// From 2.29.2 on; else null.
   ncclResult_t (*get_peer_device_pointer)(ncclWindow_t window, std::size_t offset, int peer,
                                           void** pointer) = nullptr;
 
-  /// The loaded library is the one whose structs our headers describe.
+  /// Whether the loaded library is the one whose structs our headers describe.
   bool is_of_our_headers() const { return version == NCCL_VERSION_CODE; }
 };
 
-/// Errors: kNotAvailable: no library, one without windows, or one whose pointers cannot be had.
+/// Errors: kNotAvailable if there is no library, it has no windows, or there is no way to get their
+/// pointers.
 const NcclApi& nccl_api();
 
 /// Throws unless `result` is ncclSuccess. Errors: kSystem.

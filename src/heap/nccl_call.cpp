@@ -30,8 +30,8 @@ void run_within_deadline(Engine& engine, int device, std::function<void()> work)
     } catch (const std::exception& error) {
       job->error = Error(Errc::kInternal, error.what());
     }
-    work = nullptr;  // before is_done: what it holds is the heap's alone then
-    job->is_done.store(true, std::memory_order_release);  // pairs with the load below
+    work = nullptr;  // before is_done: after it, only the heap owns what `work` held
+    job->is_done.store(true, std::memory_order_release);  // pairs with the acquire below
   });
   try {
     const int next = (engine.rank() + 1) % engine.size();
@@ -45,7 +45,7 @@ void run_within_deadline(Engine& engine, int device, std::function<void()> work)
   if (job->error) throw *job->error;
 }
 
-// NCCL reads the variable once a process.
+// NCCL reads the variable once per process.
 void turn_nvls_off() {
   static const int result = setenv("NCCL_NVLS_ENABLE", "0", 1);
   (void)result;

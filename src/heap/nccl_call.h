@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nccl_call.h: how NCCL is called here. Its calls wait for all ranks and know no deadline, so they
-// run on a helper thread, and this rank waits for it as it waits for a peer. When that wait ends
-// first, the thread keeps what it works on and releases it whenever NCCL lets go.
+// nccl_call.h: how NCCL is called here. Its calls wait for all ranks and have no deadline, so they
+// run on a helper thread, and this rank waits for that thread as it waits for a peer. If that wait
+// fails, the thread keeps what it works on and releases it whenever NCCL returns.
 #pragma once
 
 #include <functional>
@@ -11,10 +11,12 @@
 
 namespace switchyard {
 
-/// Runs `work` on a thread with `device` current. Errors: of `work`, and of a wait for the peers.
+/// Runs `work` on a thread with `device` current. Errors: those of `work` and those of a wait for
+/// peers.
 void run_within_deadline(Engine& engine, int device, std::function<void()> work);
 
-/// Before the first communicator. NVLS would take multicast objects that nothing here uses.
+/// Call before the first communicator is made. NVLS would allocate multicast objects that nothing
+/// here uses.
 void turn_nvls_off();
 
 }  // namespace switchyard

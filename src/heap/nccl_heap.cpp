@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-// What NCCL gave; released with the last of heap and helper.
+// What NCCL allocated; released by the heap or the helper thread, whichever ends last.
 struct NcclState {
   NcclState() = default;
   NcclState(const NcclState&) = delete;
@@ -72,7 +72,7 @@ class NcclHeap final : public Heap {
   std::shared_ptr<NcclState> state_;
 };
 
-// "<version> <id, of rank 0>"
+// "<version> <id>", the id on rank 0 only
 std::string NcclHeap::place() {
   const std::string version = fmt::format("{} ", nccl_api().version);
   if (rank_ != 0) return version;

@@ -22,7 +22,7 @@ std::vector<std::byte*> ask_the_host(ncclWindow_t window, int num_ranks) {
   return pointers;
 }
 
-// A device communicator is refused where windows are none, while their registration is not.
+// Where windows do not work, NCCL refuses a device communicator but accepts the registration.
 void require_device_communicator(ncclComm_t comm, int num_ranks) {
   ncclDevCommRequirements requirements{};
   requirements.lsaBarrierCount = 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one file with NCCL's device code. Before 2.29.2 only a kernel can ask a window for pointers.
+// The only file with device code of NCCL. Before 2.29.2, only a kernel can ask a window for
+// pointers.
 
 #include <nccl_device.h>
 

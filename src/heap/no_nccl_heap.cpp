@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For a build without NCCL's headers.
+// The functions of nccl_heap.h and nccl_all_to_all.h in a build without NCCL's headers.
 
 #include "core/fail.h"
 #include "heap/nccl_all_to_all.h"

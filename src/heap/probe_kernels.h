@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// probe_kernels.h: a store and a load by the GPU itself, through a mapping.
+// probe_kernels.h: kernels that store and load through a mapping.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ namespace switchyard {
 
 inline constexpr int kPatternWords = 16;
 
-/// What one rank leaves for another; a kernel argument, so the words come from the host.
+/// What one rank leaves for another. It is a kernel argument, so its words come from the host.
 struct Pattern {
   std::uint64_t words[kPatternWords];
 };
 
-/// Enqueues. Errors: kSystem.
+/// Both enqueue one kernel. Errors: kSystem.
 void launch_store_pattern(const Pattern& pattern, std::uint64_t* to, cudaStream_t stream);
 void launch_load_pattern(const std::uint64_t* from, std::uint64_t* to, cudaStream_t stream);
 

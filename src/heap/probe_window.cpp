@@ -26,7 +26,7 @@ Pattern pattern_of(std::uint64_t nonce, int writer, int reader, Place place) {
   return pattern;
 }
 
-// Where `writer` stores in the window of `owner`, as this rank sees it.
+// Where `writer` stores in the window of `owner`, as mapped on this rank.
 std::uint64_t* slot(const Heap& heap, int owner, int writer, Place place, int num_ranks) {
   const std::size_t all = static_cast<std::size_t>(num_ranks) * sizeof(Pattern);
   require(2 * all <= heap.mapped_bytes(), Errc::kInternal, "device window: {} ranks do not fit",
@@ -36,7 +36,7 @@ std::uint64_t* slot(const Heap& heap, int owner, int writer, Place place, int nu
                                           static_cast<std::size_t>(writer) * sizeof(Pattern));
 }
 
-// Loads by a kernel: what copy engines can reach says little about kernels.
+// Loads with a kernel: what copy engines can reach says little about what kernels can reach.
 class Loader {
  public:
   Pattern load(const std::uint64_t* from) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// probe_window.h: shows that a mapping leads where it should. Each rank stores a pattern that names
-// it into a slot of every window, at its beginning and at its end; each rank then looks into its
-// own window and, through the mappings, at what it stored in the others.
+// probe_window.h: verifies that mappings lead where they should. Each rank stores patterns that
+// name it at the beginning and at the end of every window; each rank then checks its own window
+// and, through the mappings, what it stored in the others.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace switchyard {
 
-/// Stores this rank's patterns, on a stream of its own. `nonce` tells apart windows that get the
+/// Stores this rank's patterns, on a stream of its own. `nonce` distinguishes windows that get the
 /// same memory. Errors: kSystem.
 void write_patterns(const Heap& heap, int rank, std::uint64_t nonce);
 
-/// After write_patterns has returned on every rank. Errors: kNotAvailable: names writer and reader;
-/// kSystem.
+/// Call after write_patterns has returned on every rank. Errors: kNotAvailable, which names writer
+/// and reader; kSystem.
 void require_patterns(const Heap& heap, int rank, std::uint64_t nonce);
 
 }  // namespace switchyard

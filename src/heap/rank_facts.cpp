@@ -23,7 +23,7 @@ bool is_one_process(const std::vector<RankFacts>& ranks) {
                              [&](const RankFacts& one) { return one.process == ranks[0].process; });
 }
 
-// Two ranks for which `is_bad` holds, in words of `why`; empty: none.
+// The first two ranks for which `is_bad` holds, as a text with `why`; empty: none.
 template <typename IsBad>
 std::string first_pair(const std::vector<RankFacts>& ranks, IsBad is_bad, const char* why) {
   for (std::size_t a = 0; a < ranks.size(); ++a) {
@@ -51,7 +51,7 @@ std::string obstacle_of_pairs(const std::vector<RankFacts>& ranks, HeapKind kind
   return {};
 }
 
-// Why the group cannot use `kind`; empty: it can.
+// Why the group cannot use `kind`; empty if it can.
 std::string obstacle(const std::vector<RankFacts>& ranks, HeapKind kind) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::string& own = ranks[rank].obstacles[static_cast<std::size_t>(kind)];

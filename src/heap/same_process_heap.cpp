@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks are threads of one process: a pointer means the same to all of them, and a GPU may follow
-// it once peer access is on. It stays on: other windows of the process may need it. Every rank owns
-// the memory of all: after a failure a rank may end while kernels of another still write to it.
+// Ranks are threads of one process: a pointer means the same to all of them, and a GPU can
+// dereference it once peer access is on. Peer access stays on, because other windows of the process
+// may need it. Every rank owns the memory of all ranks: after a failure, a rank may end while
+// kernels of another still write to its memory.
 
 #include <map>
 #include <mutex>

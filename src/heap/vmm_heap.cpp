@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks are processes: each makes physical memory that has a descriptor, passes it over the sockets
-// between the ranks, and maps what it gets at addresses of its own. The descriptors are closed once
-// all is mapped; the memory lives until the last mapping goes, also after its owner has died.
+// Ranks are processes. Each allocates physical memory with a file descriptor, passes the descriptor
+// to the others over the sockets between the ranks, and maps what it receives at addresses of its
+// own. The descriptors are closed once everything is mapped; the memory lives until the last
+// mapping is gone, even after its owner has died.
 
 #include "core/bytes.h"
 #include "core/fail.h"
@@ -12,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-// Physical memory; a mapping keeps it alive without this.
+// A handle of physical memory; a mapping keeps the memory alive without it.
 class PhysicalMemory {
  public:
   explicit PhysicalMemory(CUmemGenericAllocationHandle handle) : handle_(handle) {}
@@ -87,7 +88,7 @@ void VmmHeap::map(const std::vector<std::string>& texts) {
       continue;
     }
     CUmemGenericAllocationHandle handle = 0;
-    // The driver takes the descriptor itself for the pointer.
+    // The driver wants the descriptor itself in place of a pointer.
     void* const descriptor =
         reinterpret_cast<void*>(static_cast<std::uintptr_t>(descriptors_[index].get()));
     const std::string what = fmt::format("cuMemImportFromShareableHandle of rank {}", peer);

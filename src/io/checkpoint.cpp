@@ -22,7 +22,8 @@ constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr std::size_t kMaxIndexBytes = std::size_t{128} << 20;
 constexpr std::size_t kMaxIndexValues = 8'000'000;
 
-// Symbolic links are followed, as the Hugging Face cache is made of them; names may not climb.
+// Symbolic links are followed, since the Hugging Face cache consists of them; names must not leave
+// the folder.
 bool stays_in_folder(std::string_view name) {
   if (name.empty() || name.size() > 1024 || name.front() == '/') return false;
   for (const char c : name) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// checkpoint.h: a folder of safetensors files as one set of named tensors. Files are opened when
-// one of their tensors is first asked for, so a rank touches only the files with its own experts.
+// checkpoint.h: a folder of safetensors files as one set of named tensors. A file is opened when
+// one of its tensors is first requested, so a rank touches only the files with its own experts.
 #pragma once
 
 #include <cstddef>
@@ -21,35 +21,36 @@ namespace switchyard {
 
 /// The weight_map of a model.safetensors.index.json.
 struct CheckpointIndex {
-  std::vector<std::string> files;                           ///< inside the folder, no "..".
-  std::map<std::string, std::size_t, std::less<>> file_of;  ///< tensor to index of its file
+  std::vector<std::string> files;                           ///< inside the folder, no ".."
+  std::map<std::string, std::size_t, std::less<>> file_of;  ///< tensor name to index of its file
 };
 
-/// The text of an index; `file` goes into messages.
+/// Parses the text of an index; messages name `file`.
 ///
 /// Errors: kMalformedFile (not JSON, no weight_map, a file name that leaves the folder or is not
 /// *.safetensors).
 CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string& file);
 
-/// All calls may come from any thread. Views stay valid as long as the checkpoint does.
+/// Every member may be called from any thread. Views stay valid as long as the checkpoint exists.
 class Checkpoint {
  public:
-  /// `path` is a folder with model.safetensors, with model.safetensors.index.json and its shards,
-  /// or with one *.safetensors file; or such a file itself.
+  /// `path` is a *.safetensors file, or a folder that holds model.safetensors, or
+  /// model.safetensors.index.json with its shards, or exactly one other *.safetensors file.
   ///
-  /// Errors: kSystem, kMalformedFile; kInvalidArgument when there is nothing of the kind.
+  /// Errors: kSystem, kMalformedFile; kInvalidArgument when the folder holds none of these.
   explicit Checkpoint(const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
   std::vector<std::string> names() const;
-  /// Opens nothing.
+  /// Opens no file.
   bool contains(std::string_view name) const { return index_.file_of.contains(name); }
-  /// The file that holds a tensor, for messages. Errors: as tensor.
+  /// The file that holds a tensor, for messages. Errors: kMalformedFile when no file does.
   std::string file_of(std::string_view name) const;
 
-  /// Errors: as SafetensorsFile::find, and kMalformedFile when the index is wrong about a file.
+  /// nullopt when there is no such tensor. Errors: kNotSupported (dtype, number of dimensions);
+  /// kMalformedFile, also when the index names a file that is missing or lacks the tensor; kSystem.
   std::optional<TensorView> find(std::string_view name) const;
-  /// Errors: as find; kMalformedFile, with the nearest names, when there is no such tensor.
+  /// Errors: those of `find`; kMalformedFile, with the nearest names, when the tensor is missing.
   TensorView tensor(std::string_view name) const;
 
  private:

@@ -18,7 +18,7 @@ namespace {
 class ReadableFile {
  public:
   explicit ReadableFile(const std::string& path) {
-    // O_NONBLOCK: opening a pipe without a writer must not wait.
+    // O_NONBLOCK: opening a pipe without a writer must not block.
     descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor_ < 0) fail_errno("open", path);
     try {
@@ -51,7 +51,7 @@ class ReadableFile {
 
 MappedFile::MappedFile(const std::string& path) {
   const ReadableFile file(path);
-  if (file.num_bytes() == 0) return;  // an empty mapping is not allowed, an empty span is
+  if (file.num_bytes() == 0) return;  // mmap rejects an empty mapping; the span stays empty
   void* data = mmap(nullptr, file.num_bytes(), PROT_READ, MAP_SHARED, file.descriptor(), 0);
   if (data == MAP_FAILED) fail_errno("mmap", path);
   bytes_ = {static_cast<const std::byte*>(data), file.num_bytes()};
@@ -71,7 +71,7 @@ std::string read_text_file(const std::string& path, std::size_t max_bytes) {
     const ssize_t got = read(file.descriptor(), text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail_errno("read", path);
-    if (got == 0) break;  // it shrank since fstat
+    if (got == 0) break;  // the file shrank after fstat
     done += static_cast<std::size_t>(got);
   }
   text.resize(done);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // file.h: read-only files, mapped or read whole. Only regular files are accepted, so that a pipe or
-// a device given by mistake is an error and not an endless wait.
+// device passed by mistake is an error and not an endless wait.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace switchyard {
 
-/// A file mapped for reading. Pages are read when they are touched.
+/// A file mapped for reading. Pages are loaded when they are touched.
 ///
-/// NOTE: a file that another process truncates while it is mapped raises SIGBUS, as with every
-/// memory-mapped reader. Replace checkpoints by rename, as write_safetensors does.
+/// NOTE: if another process truncates the file while it is mapped, access raises SIGBUS, as with
+/// any memory-mapped reader. Replace checkpoints by rename, as write_safetensors does.
 class MappedFile {
  public:
   /// Errors: kSystem (open), kMalformedFile when it is not a regular file, kOutOfMemory.
@@ -28,7 +28,8 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-/// The whole file. Errors: as MappedFile; kMalformedFile when it has more than `max_bytes`.
+/// Reads the whole file. Errors: kSystem; kMalformedFile when it is not a regular file or has more
+/// than `max_bytes`.
 std::string read_text_file(const std::string& path, std::size_t max_bytes);
 
 }  // namespace switchyard

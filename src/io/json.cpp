@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Follows the parser and stops it as soon as a limit is passed or a key comes twice.
+// Watches the parser's events and throws as soon as a limit is exceeded or a key repeats.
 class Watcher {
  public:
   Watcher(const std::string& file, const JsonLimits& limits) : file_(file), limits_(limits) {}

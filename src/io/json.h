@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// json.h: strict JSON for files that strangers wrote: bounded depth and count, no duplicate keys,
-// every failure a kMalformedFile error. Include it from .cpp files only.
+// json.h: strict JSON for untrusted files: depth and number of values are bounded, duplicate keys
+// are rejected, and every failure is kMalformedFile. Include it only from .cpp files.
 #pragma once
 
 #include <cstddef>
@@ -15,25 +15,25 @@ namespace switchyard {
 
 struct JsonLimits {
   std::size_t max_depth = 32;
-  std::size_t max_values = 1'000'000;  ///< values and keys, over the whole document
+  std::size_t max_values = 1'000'000;  ///< values and keys in the whole document
 };
 
-/// `file` goes into messages. Errors: kMalformedFile.
+/// Messages name `file`. Errors: kMalformedFile.
 nlohmann::json parse_json(std::string_view text, const std::string& file,
                           const JsonLimits& limits = {});
 
-/// The value for a message: one line, at most 160 bytes.
+/// Formats a value for a message: one line, cut after 160 bytes.
 std::string describe_json(const nlohmann::json& value);
 
-/// Typed reads out of one JSON object. Messages name file, key, value and what it should be. A key
-/// that is null counts as absent, as in Python. Keeps references: a local helper only.
+/// Typed reads from one JSON object. Messages name the file, the key, its value and what it should
+/// be. A null value counts as absent, as in Python. Holds references: use it as a local only.
 class JsonObject {
  public:
   /// `function` begins every message. Errors: kMalformedFile when `value` is not an object.
   JsonObject(const nlohmann::json& value, const std::string& file, const char* function);
 
   bool has(const char* key) const;
-  /// Also true for null.
+  /// True even when the value is null.
   bool has_key(const char* key) const { return object_.contains(key); }
   const nlohmann::json& value(const char* key) const;
 
@@ -44,7 +44,7 @@ class JsonObject {
   double number_or(const char* key, double absent) const;
   std::string text_or(const char* key, std::string absent) const;
 
-  /// kMalformedFile: "FUNCTION: FILE: KEY is VALUE, want ...".
+  /// Throws kMalformedFile: "FUNCTION: FILE: KEY is VALUE, want ...".
   [[noreturn]] void refuse(const char* key, const std::string& want) const;
 
  private:

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kFunction = "read_model_config";
 constexpr std::size_t kMaxConfigBytes = std::size_t{16} << 20;
-constexpr std::int32_t kMaxSize = 1 << 24;  // of hidden and intermediate rows
+constexpr std::int32_t kMaxSize = 1 << 24;  // limit of hidden and intermediate sizes
 constexpr std::int32_t kMaxLayers = 100'000;
 constexpr std::int32_t kMaxExperts = 65'535;
 constexpr std::int32_t kMaxTopk = 64;
@@ -33,7 +33,7 @@ struct FamilyInfo {
   const char* architecture;
 };
 
-// DeepSeek-V3.2 (deepseek_v32) differs from V3 in attention only.
+// DeepSeek-V3.2 (deepseek_v32) differs from V3 only in attention.
 constexpr std::array<FamilyInfo, 6> kFamilies{{
     {ModelFamily::kDeepSeekV2, "deepseek_v2", "DeepseekV2ForCausalLM"},
     {ModelFamily::kDeepSeekV3, "deepseek_v3", "DeepseekV3ForCausalLM"},
@@ -62,7 +62,7 @@ ModelFamily detect_family(const JsonObject& object, const std::string& file) {
     if (model_type == info.model_type) return info.family;
   }
   if (const auto family = family_of_architectures(object)) return *family;
-  // tiny-moe states neither; these keys together are its own.
+  // tiny-moe states neither; this combination of keys identifies it.
   if (model_type.empty() && !object.has("architectures") && object.has("num_experts") &&
       object.has("moe_intermediate_size") && object.has("scoring_func")) {
     return ModelFamily::kTinyMoe;
@@ -73,7 +73,7 @@ ModelFamily detect_family(const JsonObject& object, const std::string& file) {
        quote(model_type), known);
 }
 
-// Writers of different ages name the number of experts differently; all that are there must agree.
+// Older and newer configs use different keys for the number of experts; those present must agree.
 std::int32_t read_num_experts(const JsonObject& object, std::initializer_list<const char*> keys) {
   const char* first = nullptr;
   for (const char* key : keys) {
@@ -88,10 +88,10 @@ std::int32_t read_num_experts(const JsonObject& object, std::initializer_list<co
   return object.integer(first == nullptr ? *keys.begin() : first, 1, kMaxExperts);
 }
 
-// n_shared_experts experts of the routed size, or one of a stated size.
+// Combined size of n_shared_experts shared experts, each as large as a routed one.
 std::int32_t read_shared_intermediate(const JsonObject& object, std::int32_t moe_intermediate,
                                       std::int32_t num_shared_absent) {
-  // A key that is null says "none"; only a missing key has a default.
+  // A null value means "none"; only a missing key gets the default.
   const std::int32_t absent = object.has_key("n_shared_experts") ? 0 : num_shared_absent;
   const std::int32_t num_shared = object.integer_or("n_shared_experts", absent, 0, 1024);
   const std::int64_t total = std::int64_t{num_shared} * moe_intermediate;
@@ -131,7 +131,7 @@ void read_groups(const JsonObject& object, ModelConfig& config) {
   } else {
     object.refuse("topk_method", "\"greedy\", \"group_limited_greedy\" or \"noaux_tc\"");
   }
-  // V2's class has no default for the groups, V3's has 8 and 4.
+  // V2's configuration class has no defaults for the groups; V3's defaults are 8 and 4.
   const bool has_default = is_v3;
   router.num_groups = has_default ? object.integer_or("n_group", 8, 1, kMaxExperts)
                                   : object.integer("n_group", 1, kMaxExperts);
@@ -151,7 +151,7 @@ void read_deepseek(const JsonObject& object, ModelConfig& config) {
     router.norm_topk_prob = norm;
     router.routed_scaling_factor = factor;
   } else {
-    // V2's gate norms or scales, never both, and does not norm a single expert.
+    // V2's gate normalises or scales, never both, and does not normalise a single expert.
     router.norm_topk_prob = norm && router.num_topk > 1;
     router.routed_scaling_factor = router.norm_topk_prob ? 1.0f : factor;
   }
@@ -207,7 +207,7 @@ void every_layer(ModelConfig& config) {
 
 void read_mixtral(const JsonObject& object, ModelConfig& config) {
   config.router.num_experts = read_num_experts(object, {"num_local_experts", "num_experts"});
-  // The softmax over the chosen logits alone is the softmax over all, renormalised.
+  // Softmax over the chosen logits alone equals softmax over all logits, renormalised.
   config.router.norm_topk_prob = true;
   every_layer(config);
 }

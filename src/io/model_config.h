@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// model_config.h: what an MoE layer needs to know out of a Hugging Face config.json. Families:
+// model_config.h: what an MoE layer needs to know from a Hugging Face config.json. Families:
 // DeepSeek-V2 and V3 (and models of that architecture, such as Kimi-K2), Qwen2-MoE, Qwen3-MoE,
 // Mixtral, and tiny-moe, the small model that comes with this library.
 //
-// Sizes must be stated in the file; what only steers behaviour falls back to the default of the
-// family's Hugging Face configuration class.
+// Sizes must be stated in the file; keys that only control behaviour fall back to the defaults of
+// the family's Hugging Face configuration class.
 #pragma once
 
 #include <cstdint>
@@ -30,16 +30,16 @@ enum class ModelFamily : std::uint8_t {
 const char* name_of(ModelFamily family) noexcept;
 
 struct ModelConfig {
-  std::string path;  ///< of the file, for messages
+  std::string path;  ///< of config.json, for messages
   ModelFamily family = ModelFamily::kTinyMoe;
   std::int32_t num_layers = 0;
   std::int32_t hidden = 0;
   std::int32_t moe_intermediate = 0;     ///< of one routed expert
-  std::int32_t shared_intermediate = 0;  ///< of all shared experts taken as one; 0: there are none
-  bool has_shared_gate = false;  ///< Qwen2-MoE: the shared output times sigmoid(shared gate . x)
-  bool has_router_bias = false;  ///< e_score_correction_bias, for the choice only
-  /// The config announces e4m3 weights with one scale for each 128 x 128 block. Single modules may
-  /// still be unquantized: the dtype of a tensor decides.
+  std::int32_t shared_intermediate = 0;  ///< of all shared experts combined; 0: there are none
+  bool has_shared_gate = false;  ///< Qwen2-MoE: shared output is scaled by sigmoid(gate . x)
+  bool has_router_bias = false;  ///< e_score_correction_bias, used for selection only
+  /// The config declares e4m3 weights with one scale per 128 x 128 block. Individual modules may
+  /// still be unquantized: the dtype of each tensor decides.
   bool has_fp8_weights = false;
   RouterConfig router;                   ///< num_experts, num_topk, scoring, norm, groups
   std::vector<std::int32_t> moe_layers;  ///< ascending, never empty; other layers are dense
@@ -51,12 +51,12 @@ struct ModelConfig {
 
 /// `path` is a config.json or the folder that holds it.
 ///
-/// Errors: kSystem (open); kMalformedFile with file, key and value: not JSON, a missing key, a
-/// wrong type, a value out of range or values that contradict each other; kNotSupported for another
-/// family, activation or quantization.
+/// Errors: kSystem (open); kMalformedFile, naming file, key and value (not JSON, missing key, wrong
+/// type, value out of range, contradictory values); kNotSupported (any other family, activation or
+/// quantization, experts with biases).
 ModelConfig read_model_config(const std::string& path);
 
-/// The text of a config.json; `file` goes into messages. Errors: as read_model_config.
+/// Parses the text of a config.json; messages name `file`. Errors: those of read_model_config.
 ModelConfig parse_model_config(std::string_view text, const std::string& file);
 
 }  // namespace switchyard

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kScaleBlock = 128;
 
-/// How a family names its tensors, below "model.layers.N.".
+/// How a family names its tensors under "model.layers.N.".
 struct LayerNames {
   const char* block;  // module of the MoE layer
   const char* gate;   // projections of a routed expert
@@ -99,7 +99,7 @@ float e8m0_value(std::uint8_t byte) {
   return byte == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, byte - 127);
 }
 
-// Writers store biases and scales in several dtypes; callers get f32.
+// Checkpoints store biases and scales in several dtypes; callers get f32.
 void widen(const Checkpoint& checkpoint, const std::string& name, const TensorView& view,
            float* out) {
   const auto count = static_cast<std::size_t>(view.num_elements());
@@ -116,7 +116,7 @@ void widen(const Checkpoint& checkpoint, const std::string& name, const TensorVi
   }
 }
 
-/// One projection of several experts: [rows, columns] each.
+/// One projection of several experts, each [rows, columns].
 struct Stack {
   std::vector<std::string> names;
   std::int64_t rows;
@@ -139,8 +139,9 @@ void load_scales(const Checkpoint& checkpoint, const Stack& stack, std::size_t n
   }
 }
 
-// All shapes are checked against the file before memory is taken, so a hostile config.json cannot
-// ask for more than the checkpoint holds. `num_local` may be 0: names then still tell the dtype.
+// All shapes are checked against the file before memory is allocated, so a hostile config.json
+// cannot request more than the checkpoint holds. `num_local` may be 0; the one name then still
+// determines the dtype.
 void load_stack(const Checkpoint& checkpoint, const Stack& stack, std::size_t num_local,
                 Tensor& weights, Tensor& scales) {
   const std::int64_t shape[] = {stack.rows, stack.columns};

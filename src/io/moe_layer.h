@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// moe_layer.h: the weights of one MoE layer out of a checkpoint: the experts of one rank, stacked
-// as the expert kernels want them, the router, and the shared experts. Only the bytes of these
-// tensors are read.
+// moe_layer.h: loads the weights of one MoE layer from a checkpoint: the experts of one rank,
+// stacked as the expert kernels expect them, the router, and the shared experts. Only the bytes of
+// these tensors are read.
 //
 // Letters used for shapes in this header:
 //   L  local experts     H  hidden     I  intermediate elements     E  experts of the layer
@@ -29,31 +29,32 @@ struct ExpertTensors {
   Tensor down_scale;  ///< [L, cdiv(H, 128), cdiv(I, 128)] f32
 
   bool has_value() const noexcept { return gate.view().has_value(); }
-  /// Views that live as long as the tensors.
+  /// Views, valid as long as the tensors exist.
   ExpertWeights view() const;
 };
 
 struct MoeLayerWeights {
   std::int32_t layer = 0;
-  ExpertTensors experts;  ///< in the order that was asked for
+  ExpertTensors experts;  ///< in the requested order
   ExpertTensors shared;   ///< L = 1, I = config.shared_intermediate; absent without shared experts
   Tensor router_gate;     ///< [E, H] bf16, f16 or f32
   Tensor router_bias;     ///< [E] f32 (e_score_correction_bias), or absent
-  Tensor shared_gate;     ///< [1, H] (Qwen2-MoE): shared output times sigmoid of this; or absent
+  Tensor shared_gate;  ///< [1, H] (Qwen2-MoE): scales shared output by sigmoid(gate . x); or absent
 };
 
-/// First MoE layer that the checkpoint really holds. Errors: kInvalidArgument when there is none.
+/// The first MoE layer that the checkpoint holds. Errors: kInvalidArgument when it holds none.
 std::int32_t first_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config);
 
 /// `layer` -1 means first_moe_layer(). `expert_ids` may be empty and may repeat an id.
 ///
-/// Errors: kInvalidArgument when the layer is dense (naming the MoE layers), not in the checkpoint
-/// or out of range, or an id is; kMalformedFile when a tensor is missing or has another shape or
-/// dtype than config.json says, naming tensor, file and both shapes; kOutOfMemory.
+/// Errors: kInvalidArgument when the layer is dense (the message lists the MoE layers), out of
+/// range or not in the checkpoint, or when an expert id is out of range; kMalformedFile when a
+/// tensor is missing or its shape or dtype is not what config.json states (the message names
+/// tensor, file and both shapes); kOutOfMemory.
 MoeLayerWeights load_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config,
                                std::int32_t layer, std::span<const std::int32_t> expert_ids);
 
-/// Experts first_expert to first_expert + num_local_experts - 1.
+/// Loads experts first_expert to first_expert + num_local_experts - 1.
 MoeLayerWeights load_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config,
                                std::int32_t layer, std::int32_t first_expert,
                                std::int32_t num_local_experts);

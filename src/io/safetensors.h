@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // safetensors.h: reader and writer of the safetensors format: 8 bytes of header length, a JSON
-// header, then the tensors' bytes. The reader trusts nothing: a file is mapped, its header checked
-// against the size of the file, and only then are views handed out.
+// header, then the tensors' bytes. The reader trusts nothing: it maps the file, checks the header
+// against the file's size, and only then hands out views.
 #pragma once
 
 #include <cstddef>
@@ -22,37 +22,37 @@
 
 namespace switchyard {
 
-/// One tensor of a header, already checked against the size of the file.
+/// One tensor of a header, already checked against the file's size.
 struct SafetensorsEntry {
   std::string name;
   std::string dtype_name;           ///< as in the file, for example "BF16"
   std::optional<DType> dtype;       ///< absent for a dtype that this library does not compute with
-  std::vector<std::int64_t> shape;  ///< products of sizes and bits fit into 64 bits
-  std::uint64_t begin = 0;          ///< bytes from the start of the file
+  std::vector<std::int64_t> shape;  ///< product of sizes and bits fits in 64 bits
+  std::uint64_t begin = 0;          ///< byte offset from the start of the file
   std::uint64_t end = 0;
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  ///< by name
+  std::vector<SafetensorsEntry> entries;  ///< sorted by name
   std::map<std::string, std::string> metadata;
 };
 
-/// Checks the header of a whole file image: `bytes` are all bytes of the file, but only the header
-/// is read. `file` goes into messages.
+/// Parses and checks the header of a file image. `bytes` holds the whole file, but only the header
+/// is read. Messages name `file`.
 ///
-/// As the reference reader (huggingface/safetensors, Metadata::validate): tensors cover the data
-/// without holes or overlaps, sizes match shape and dtype, the header has at most 100 MB. Stricter:
-/// duplicate names, unknown dtypes and unknown fields are refused.
+/// Like the reference reader (huggingface/safetensors, Metadata::validate), requires that tensors
+/// cover the data without holes or overlaps, that sizes match shape and dtype, and that the header
+/// has at most 100 MB. Stricter: rejects duplicate names, unknown dtypes and unknown fields.
 /// Errors: kMalformedFile.
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
                                            const std::string& file);
 
-/// A mapped file. Views stay valid as long as the file does; all calls may come from any thread.
+/// A mapped file. Views stay valid as long as it does; members may be called from any thread.
 class SafetensorsFile {
  public:
   /// Errors: kSystem (open), kMalformedFile.
   static std::shared_ptr<const SafetensorsFile> open(const std::string& path);
-  /// The image of a file. Errors: kMalformedFile.
+  /// Takes ownership of a file image in memory; messages use `name`. Errors: kMalformedFile.
   static std::shared_ptr<const SafetensorsFile> from_bytes(std::vector<std::byte> bytes,
                                                            const std::string& name);
 
@@ -63,13 +63,13 @@ class SafetensorsFile {
 
   const SafetensorsEntry* find_entry(std::string_view name) const noexcept;
 
-  /// Nothing when the file has no such tensor. A tensor that does not lie at a multiple of its
-  /// element size is copied once, so that views can always be read through typed pointers.
+  /// nullopt when the file has no such tensor. A tensor that is not aligned to its element size is
+  /// copied once, so that views can always be read through typed pointers.
   ///
-  /// Errors: kNotSupported for a dtype or a number of dimensions outside of this library.
+  /// Errors: kNotSupported for a dtype or number of dimensions that this library does not support.
   std::optional<TensorView> find(std::string_view name) const;
 
-  /// Errors: as find; kMalformedFile, with the nearest names, when the file has no such tensor.
+  /// Errors: those of `find`; kMalformedFile, with the nearest names, when the tensor is missing.
   TensorView tensor(std::string_view name) const;
 
  private:
@@ -91,15 +91,15 @@ struct NamedTensor {
 };
 
 /// Writes a file that the reference reader accepts. The file appears whole or not at all: it is
-/// written beside `path` and renamed. Tensors are ordered by element size, then name, so that every
-/// one is aligned.
+/// written next to `path` and then renamed. Tensors are ordered by descending element size, then by
+/// name, so that each one is aligned.
 ///
-/// Errors: kInvalidArgument (a name twice, "__metadata__", text that is not UTF-8, a tensor that is
-/// absent or not contiguous, packed elements that do not fill bytes), kSystem.
+/// Errors: kInvalidArgument (duplicate name, the name "__metadata__", text that is not UTF-8, a
+/// tensor that is absent or not contiguous, packed elements that do not fill bytes), kSystem.
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-/// The format's name of a dtype, for example "F8_E4M3".
+/// The format's name for a dtype, for example "F8_E4M3".
 const char* safetensors_name_of(DType dtype) noexcept;
 
 }  // namespace switchyard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The header of a safetensors file, read by events and never as a JSON tree: what does not belong
-// is refused where it stands, so memory stays in proportion to valid tensors, and nesting is
-// bounded by the format itself.
+// Reads the header of a safetensors file from parser events, never as a JSON tree. What does not
+// belong is rejected where it occurs, so memory stays proportional to the valid tensors, and the
+// format itself bounds the nesting.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // of the reference reader
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the reference reader
 constexpr std::size_t kMaxListedDims = 64;
 
 struct FormatDType {
@@ -49,7 +49,7 @@ const FormatDType* find_dtype(std::string_view name) {
   return nullptr;
 }
 
-// Receives the parser's events. Offsets of entries still count from the start of the data.
+// Handles the parser's events. Offsets of entries are still relative to the start of the data.
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(const std::string& file) : file_(file) {}
@@ -204,8 +204,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   SafetensorsHeader header_;
   std::unordered_set<std::string> names_;
   Place place_ = Place::kStart;
-  std::string name_;   // key of the top object
-  std::string field_;  // key below it
+  std::string name_;   // key in the top-level object
+  std::string field_;  // key one level below
   SafetensorsEntry entry_;
   int num_offsets_ = 0;
   bool has_dtype_ = false;
@@ -250,7 +250,7 @@ void check_entry(const SafetensorsEntry& entry, std::uint64_t data_bytes, const 
   }
 }
 
-// Every byte of the data belongs to exactly one tensor.
+// Requires that every data byte belongs to exactly one tensor.
 void check_coverage(std::span<const SafetensorsEntry> entries, std::uint64_t data_bytes,
                     const std::string& file) {
   std::vector<const SafetensorsEntry*> order;

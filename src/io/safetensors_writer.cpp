@@ -32,7 +32,7 @@ void check_tensor(const NamedTensor& named) {
           quote(named.name), tensor.describe());
 }
 
-// Largest elements first: each tensor then begins at a multiple of its element size.
+// Largest elements first, so that each tensor begins at a multiple of its element size.
 std::vector<const NamedTensor*> file_order(std::span<const NamedTensor> tensors) {
   std::vector<const NamedTensor*> order;
   std::set<std::string_view> names;
@@ -75,7 +75,7 @@ std::string make_header(std::span<const NamedTensor* const> order,
   }
 }
 
-// A file that disappears unless it is renamed.
+// A file that is deleted unless it is renamed.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& target) {
@@ -105,7 +105,7 @@ class TemporaryFile {
   void rename_to(const std::string& target) {
     const int descriptor = descriptor_;
     descriptor_ = -1;
-    if (close(descriptor) != 0) fail_errno("close", path_);  // some file systems report here
+    if (close(descriptor) != 0) fail_errno("close", path_);  // late write errors surface here
     if (std::rename(path_.c_str(), target.c_str()) != 0) fail_errno("rename", target);
     renamed_ = true;
   }

@@ -12,7 +12,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::size_t kMaxQuoted = 160;
-constexpr std::size_t kMaxCompared = 256;  // longer names are never offered
+constexpr std::size_t kMaxCompared = 256;  // longer names are never suggested
 
 // Levenshtein distance, one row at a time.
 std::size_t edit_distance(std::string_view a, std::string_view b) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// text.h: names out of files, made fit for error messages.
+// text.h: formats names from files for error messages.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace switchyard {
 
-/// In quotes, at most 160 bytes of it, control characters as '?': hostile names stay one short
-/// line.
+/// `name` in quotes, cut after 160 bytes, with control characters as '?': a hostile name stays one
+/// short line.
 std::string quote(std::string_view name);
 
-/// "; nearest: "a", "b"" with the up to three names that are spelt most alike, or "" when none is.
+/// "; nearest: "a", "b"" with up to three names spelled like `wanted`, or "" when none is close.
 std::string nearest_names(std::string_view wanted, std::span<const std::string_view> names);
 
 /// Ascending numbers as ranges: "1-26" or "0, 2, 4-7"; "none" when empty.

@@ -10,7 +10,7 @@
 namespace switchyard::measure {
 namespace {
 
-constexpr std::int64_t kNumValues = 65'521;  // a prime: rows begin at different places
+constexpr std::int64_t kNumValues = 65'521;  // a prime, so that rows start at different places
 constexpr std::int64_t kSpareRows = 256;
 constexpr std::int64_t kStride = 37;  // rows between iterations; coprime to kSpareRows
 

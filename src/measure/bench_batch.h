@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_batch.h: what ranks feed into one iteration. Every value is a function of seed, iteration,
-// rank and place, so that a rank can judge what it got from another without being told.
+// bench_batch.h: the inputs of one iteration. Every value is a function of seed, iteration, rank
+// and place, so a rank can verify what it received from another without communication.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace switchyard::measure {
 
-/// bf16 elements of one rank: magnitudes from 2^-7 to 2, both signs. Up to 65521 rows differ.
+/// bf16 elements of one rank: magnitudes from 2^-7 to 2, both signs. Rows repeat after 65521 rows.
 class TokenValues {
  public:
   TokenValues(std::int64_t hidden, int rank);
@@ -25,25 +25,25 @@ class TokenValues {
   std::vector<std::uint16_t> values_;
 };
 
-/// Iterations take other rows of a buffer that is larger than a batch, so that caches do not keep
-/// them. The first row of an iteration's tokens:
+/// Iterations use different rows of a buffer that is larger than a batch, so that caches do not
+/// keep them. Returns the first row of an iteration's tokens.
 std::int64_t first_row_of(std::int64_t iteration);
 
-/// [T, K] from 1/16 to 1.
+/// [T, K], values from 1/16 to 1.
 std::vector<float> topk_weights_of(const BenchShape& shape, std::int64_t iteration, int rank);
 
-/// One rank's inputs, in host memory; a device target copies them.
+/// One rank's inputs in host memory; a device target copies them.
 class BenchBatch {
  public:
   BenchBatch(const BenchShape& shape, int rank);
 
-  /// Goes to another iteration: new ids and weights, other rows.
+  /// Moves to another iteration: new ids and weights, other rows.
   void make(std::int64_t iteration);
 
   TensorView tokens() const;                 ///< [T, H] bf16
   TensorView topk_ids() const;               ///< [T, K] i32
   TensorView topk_weights() const;           ///< [T, K] f32
-  DispatchOptions dispatch_options() const;  ///< the scale of the tensor, if wanted
+  DispatchOptions dispatch_options() const;  ///< with the per-tensor scale if dispatch needs one
 
  private:
   BenchShape shape_;

@@ -15,7 +15,7 @@ namespace switchyard::measure {
 
 using reference::Position;
 
-/// One token at a time: its bytes on the wire and the values that they stand for.
+/// Holds one token at a time: its bytes on the wire and the values they represent.
 class BenchOracle::Rows {
  public:
   Rows(const BenchShape& shape, std::int64_t iteration)
@@ -30,7 +30,7 @@ class BenchOracle::Rows {
     }
   }
 
-  /// Valid until the next load.
+  /// Spans are valid until the next load.
   void load(int source, std::int64_t token) {
     const std::int64_t hidden = shape_.workload.hidden;
     std::optional<TokenValues>& from = sources_[static_cast<std::size_t>(source)];
@@ -66,7 +66,7 @@ class BenchOracle::Rows {
 
 namespace {
 
-// Elements of `unit` bytes that differ.
+// Counts the elements of `unit` bytes that differ.
 std::int64_t count_different(const std::byte* got, std::span<const std::byte> want,
                              std::size_t unit) {
   if (std::memcmp(got, want.data(), want.size()) == 0) return 0;
@@ -157,7 +157,8 @@ std::int64_t BenchOracle::count_wrong_received(const TensorView& rows, const Ten
   return wrong;
 }
 
-// One f32 chain over the choices of `token` whose experts are in [first, last), k ascending.
+// Adds one f32 fma chain over the choices of `token` whose experts are in [first, last), k
+// ascending.
 void BenchOracle::add_partial(const Rows& rows, int source, std::int64_t token, std::int32_t first,
                               std::int32_t last, std::span<float> sum) const {
   std::vector<float> result(sum.size());
@@ -195,8 +196,8 @@ Tensor BenchOracle::results(std::int64_t num_buffer_rows) const {
   return tensor;
 }
 
-// per_expert: one chain over all choices. per_rank: a chain for each rank, rounded to bf16, added
-// by ascending highest choice.
+// per_expert: one chain over all choices. per_rank: one partial sum per rank, rounded to bf16; they
+// are added in ascending order of each rank's highest choice.
 void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
                                   std::span<float> sum) const {
   std::fill(sum.begin(), sum.end(), 0.0f);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_oracle.h: what one rank must see in one iteration, and how many elements are not so. Places
-// come from the plain loops of reference/, values from BenchBatch's functions: nothing that is
-// measured has a part in it. All in host memory; a device target copies its tensors.
+// bench_oracle.h: counts the elements of one rank's iteration that are wrong. Places come from the
+// plain loops of reference/ and values from the functions of BenchBatch, so no measured code takes
+// part. Everything is in host memory; a device target copies its tensors.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@
 
 namespace switchyard::measure {
 
-/// Row of a (global) expert: [H] as received, dequantized, to [H] that bf16 holds exactly.
+/// Maps a received, dequantized row [H] of a (global) expert to [H] values that bf16 represents
+/// exactly.
 using ExpertFunction =
     std::function<void(std::int32_t expert, std::span<const float> in, std::span<float> out)>;
 
-/// Cheap, and different for neighbouring experts: x * (1 + 0.37 (expert mod 7)), rounded.
+/// Cheap, and different for neighboring experts: x * (1 + 0.37 (expert mod 7)), rounded to bf16.
 void scale_by_expert(std::int32_t expert, std::span<const float> in, std::span<float> out);
 
 class BenchOracle {
@@ -30,18 +31,18 @@ class BenchOracle {
   BenchOracle(const BenchShape& shape, std::int64_t iteration, int rank,
               ExpertFunction experts = scale_by_expert);
 
-  /// Rows and scales as they must have arrived, bit by bit: [N, ...] contiguous each, scales
-  /// row-major; absent where the scheme has none, [1] for one a tensor. `num_rows`: [L] rows of
-  /// each expert.
+  /// Counts the elements that differ, bit by bit, from what must have arrived. Rows and scales are
+  /// contiguous [N, ...], scales row-major; scales are absent where the scheme has none and [1] for
+  /// per-tensor schemes. `num_rows`: [L] rows per expert.
   std::int64_t count_wrong_received(const TensorView& rows, const TensorView& scales,
                                     std::span<const std::int32_t> num_rows) const;
 
-  /// What experts return for a receive buffer of `num_buffer_rows` rows, [N, H] bf16: a row for
-  /// each received row; in layouts with a row a token the weighted sum over this rank's experts.
+  /// Returns what the experts return for a receive buffer of `num_buffer_rows` rows, [N, H] bf16:
+  /// one row per received row; in token-major layouts the weighted sum over this rank's experts.
   Tensor results(std::int64_t num_buffer_rows) const;
 
-  /// Elements of `output`, [T, H] bf16, with other bits than they must have. Only the first
-  /// `max_tokens` tokens are looked at; 0: all.
+  /// Counts the elements of `output`, [T, H] bf16, whose bits differ from the expected ones, in the
+  /// first `max_tokens` tokens; 0: in all.
   std::int64_t count_wrong_output(const TensorView& output, std::int64_t max_tokens = 0) const;
 
  private:
@@ -56,9 +57,9 @@ class BenchOracle {
   std::int64_t iteration_;
   int rank_;
   ExpertFunction experts_;
-  reference::Batch batch_;                      ///< ids and weights of all ranks, no elements
+  reference::Batch batch_;                      ///< ids and weights of all ranks; no token values
   std::vector<reference::Position> positions_;  ///< of this rank, by (source, token)
-  std::vector<std::int64_t> counts_;            ///< [L]
+  std::vector<std::int64_t> counts_;            ///< [L] rows per expert
 };
 
 }  // namespace switchyard::measure

@@ -41,7 +41,7 @@ bool wants_tensor_scale(const QuantScheme& scheme) noexcept {
 }
 
 float tensor_scale_of(const QuantScheme& scheme) noexcept {
-  constexpr float kLargestValue = 2.0f;  // of BenchBatch
+  constexpr float kLargestValue = 2.0f;  // of the values of BenchBatch
   if (scheme.needs_tensor_scale()) return 448.0f * 6.0f / kLargestValue;
   if (scheme.group != ScaleGroup::kTensor) return 1.0f;
   return kLargestValue / (scheme.dtype == DType::kI8 ? 127.0f : 448.0f);

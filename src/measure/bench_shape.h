@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_shape.h: everything that one line of a measurement is made of.
+// bench_shape.h: everything that defines one line of a measurement.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace switchyard::measure {
 enum class Operation : std::uint8_t {
   kDispatch,
   kCombine,
-  kPair,   ///< dispatch, then combine of what arrived
+  kPair,   ///< dispatch, then combine of the dispatched rows
   kLayer,  ///< prepare, experts with random weights, finalize
 };
 
@@ -29,28 +29,28 @@ struct BenchShape {
   Workload workload;
   RoutingPattern routing;
   int num_ranks = 1;
-  std::int64_t num_tokens = 1;  ///< T, of each rank
-  std::int64_t max_tokens = 0;  ///< that the exchange has room for, of a rank; 0: num_tokens
+  std::int64_t num_tokens = 1;  ///< T, per rank
+  std::int64_t max_tokens = 0;  ///< per rank, for which the exchange has room; 0: num_tokens
   Operation operation = Operation::kPair;
-  Layout layout = Layout::kExpanded;  ///< any but kAllGather
+  Layout layout = Layout::kExpanded;  ///< any except kAllGather
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerRank;
-  int num_layers = 1;            ///< operations in a row that make one iteration
-  std::int64_t num_runs = 51;    ///< timed iterations
-  bool uses_graph = false;       ///< device: replayed graphs instead of launches between events
-  bool is_programmatic = false;  ///< device: kernels launched before the one ahead has ended
-  int num_sms = 0;               ///< device: budget of an operation; 0: by heuristics
+  int num_layers = 1;          ///< consecutive operations that make up one iteration
+  std::int64_t num_runs = 51;  ///< timed iterations
+  bool uses_graph = false;     ///< device: replays graphs instead of timing launches between events
+  bool is_programmatic = false;  ///< device: programmatic dependent launch
+  int num_sms = 0;               ///< device: SM budget of an operation; 0: chosen by heuristics
   std::uint64_t seed = 1;
 
   std::int64_t max_tokens_per_rank() const { return max_tokens == 0 ? num_tokens : max_tokens; }
   ExchangeConfig exchange_config() const;
 };
 
-/// The scale of the whole tensor that `scheme` needs, fit for the values of BenchBatch; 1 for
-/// schemes that need none.
+/// Returns the per-tensor scale that `scheme` needs for the values of BenchBatch; 1 for schemes
+/// that need none.
 float tensor_scale_of(const QuantScheme& scheme) noexcept;
 
-/// True when dispatch wants that scale from its caller.
+/// True when the caller of dispatch must pass that scale.
 bool wants_tensor_scale(const QuantScheme& scheme) noexcept;
 
 /// Errors: kInvalidArgument, kNotSupported: fields that do not go together.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_target.h: the one thing that a processor must offer to be measured. A target belongs to one
-// rank of a group; every rank makes one and calls its members in the same order. What to measure,
-// the traffic, fractions of the floor, tables and charts are the caller's.
+// bench_target.h: the interface that a processor implements to be measured. A target belongs to one
+// rank of a group; every rank makes one and calls its members in the same order. The caller decides
+// what to measure and computes the traffic, the fractions of the floor, the tables and the charts.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,14 @@ namespace switchyard::measure {
 
 /// One rank's part of a measured shape.
 struct ShapeResult {
-  /// Of this rank, one an iteration, shape.num_runs of them, in order: iteration i has the routing
-  /// of BenchBatch::make(i). The caller takes the slowest rank of each. A replayed graph is many
-  /// iterations: one value, their mean.
+  /// Times of this rank in order, shape.num_runs of them. On a CPU one value per iteration, and
+  /// iteration i has the routing of BenchBatch::make(i); GPUs rotate through a few inputs, and a
+  /// replayed graph gives one value, the mean of its iterations. The caller takes the slowest rank
+  /// of each value.
   std::vector<double> us;
   std::string method;          ///< "calls", "graph" or "events", and what was subtracted
   std::int64_t num_wrong = 0;  ///< by BenchOracle, in an iteration that is not timed
-  /// A baseline that runs on the same ranks, timed likewise; empty: there is none.
+  /// Times of a baseline that runs on the same ranks, measured the same way; empty: there is none.
   std::vector<double> baseline_us;
 };
 
@@ -35,21 +36,21 @@ class BenchTarget {
   BenchTarget& operator=(const BenchTarget&) = delete;
   virtual ~BenchTarget() = default;
 
-  /// For the report, before processor and system: names and values, such as {"gpu", "8x NVIDIA
-  /// H200"}, driver and NCCL; the first names the machine. May be empty.
+  /// Names and values for the report, listed before processor and system, such as {"gpu", "8x
+  /// NVIDIA H200"}, driver and NCCL; the first identifies the machine. May be empty.
   virtual std::vector<std::pair<std::string, std::string>> machine() const = 0;
 
-  /// Collective. Measures the floor's constants for a budget of `num_sms`; 0: none. The slowest
-  /// rank counts: the same model on every rank.
+  /// Collective. Measures the floor's constants for a budget of `num_sms`; 0: no budget. The
+  /// slowest rank counts, so every rank returns the same model.
   virtual FloorModel measure_floor(int num_sms) = 0;
 
-  /// Why this shape cannot be measured here, for example its memory; empty: it can. May differ
-  /// between ranks: a shape is left out when any rank says so.
+  /// Returns why this shape cannot be measured here, for example for lack of memory; empty: it can.
+  /// The answer may differ between ranks: a shape is left out when any rank gives a reason.
   virtual std::string why_left_out(const BenchShape& shape) = 0;
 
-  /// Collective. Warms up, measures and checks. Outputs are poisoned before each iteration, and
-  /// ranks start each together. `baseline`: "", or the one that the user asks of this target.
-  /// `tick` is to be called after each iteration, outside of what is timed.
+  /// Collective. Warms up, measures and checks. Outputs are poisoned before each run, and all ranks
+  /// start each run together. `baseline` is "" or the baseline that the user requested from this
+  /// target. The target calls `tick` after each run, outside the timed section.
   virtual ShapeResult measure(const BenchShape& shape, const std::string& baseline,
                               const std::function<void()>& tick) = 0;
 };

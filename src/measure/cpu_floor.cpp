@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two constants of ranks that share memory. A hop: rank 0 writes a word, tells rank 1, which
-// answers likewise; half of the median round trip. Copies: memcpy of all ranks at once in memory of
-// their own, the slowest rank, the median, for sizes that caches hold and that they do not.
+// Two constants of ranks that share memory. Hop: rank 0 writes a word and notifies rank 1, which
+// answers in the same way; half of the round trip, 10th percentile. Copy: all ranks run memcpy at
+// once, each in its own memory; the slowest rank, 10th percentile, for sizes that fit into caches
+// and sizes that do not.
 
 #include <atomic>
 #include <cstring>
@@ -22,7 +23,7 @@ namespace {
 constexpr int kNumTrips = 400;
 constexpr int kNumSamples = 30;
 constexpr double kFast = 0.1;
-constexpr std::size_t kMaxCopied = std::size_t{1} << 30;  // of all ranks
+constexpr std::size_t kMaxCopied = std::size_t{1} << 30;  // over all ranks
 
 double us_since(std::int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-3; }
 
@@ -57,9 +58,9 @@ double hop_us(const Group& group) {
   return slowest_of(group, {own}).front();
 }
 
-// GB/s of each rank.
+// GB/s per rank.
 double copy_rate(const Group& group, std::size_t bytes) {
-  constexpr std::size_t kMin = std::size_t{1} << 20;  // a sample is long enough for the clock
+  constexpr std::size_t kMin = std::size_t{1} << 20;  // makes a sample long enough for the clock
   const std::size_t times = std::max<std::size_t>(1, kMin / bytes);
   AlignedBuffer from(bytes);
   AlignedBuffer to(bytes);
@@ -71,7 +72,7 @@ double copy_rate(const Group& group, std::size_t bytes) {
     const std::int64_t start = now_ns();
     for (std::size_t i = 0; i < times; ++i) {
       std::memcpy(to.data(), from.data(), bytes);
-      asm volatile("" : : "r"(to.data()) : "memory");  // each copy is wanted
+      asm volatile("" : : "r"(to.data()) : "memory");  // keeps every copy from being optimized away
     }
     if (sample >= 0) us.push_back(us_since(start));
   }
@@ -93,7 +94,8 @@ FloorModel measure_cpu_floor(const Group& group) {
   floor.constants.push_back({"hop", floor.start_us, "us"});
   for (const std::size_t bytes : {std::size_t{16} << 10, std::size_t{256} << 10,
                                   std::size_t{4} << 20, std::size_t{32} << 20}) {
-    // The smallest always; others while they fit into any machine that holds so many ranks.
+    // Measure the smallest size always, the others while they fit into any machine with this many
+    // ranks.
     const std::size_t all = 2 * bytes * static_cast<std::size_t>(group.size());
     if (!floor.rate.empty() && all > kMaxCopied) break;
     const double rate = copy_rate(group, bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole MoE layer as a measurement, see layer_parts.h.
+// Measures a whole MoE layer; see layer_parts.h.
 
 #include <cstring>
 

@@ -21,8 +21,8 @@ double us_between(std::int64_t start_ns, std::int64_t end_ns) {
   return static_cast<double>(end_ns - start_ns) * 1e-3;
 }
 
-// What experts return in timed iterations, where the received rows are no bf16: rows that are real
-// memory, or combine would read one page of zeros over and over.
+// What the experts return in timed iterations when the received rows are not bf16. The rows must be
+// backed by real memory, or combine would read one page of zeros over and over.
 class ResultRows {
  public:
   ResultRows(const BenchShape& shape, int rank, std::int64_t max_rows)
@@ -35,7 +35,7 @@ class ResultRows {
     return TensorView(rows_.data(), DType::kBF16, {num_rows, shape_.workload.hidden});
   }
 
-  /// Makes those rows real that an iteration fills.
+  /// Touches the rows that an iteration fills, so that they are backed by memory.
   void cover(std::int64_t iteration) {
     std::vector<std::int64_t> counts(touched_.size(), 0);
     for (int r = 0; r < shape_.num_ranks; ++r) {
@@ -71,7 +71,7 @@ class ResultRows {
   const BenchShape& shape_;
   int rank_;
   Tensor rows_;
-  std::vector<std::int64_t> touched_;  ///< [L + 1] rows of each expert, and of all
+  std::vector<std::int64_t> touched_;  ///< [L + 1] rows per expert, then over all experts
 };
 
 class ExchangeRun {
@@ -85,7 +85,7 @@ class ExchangeRun {
                  shape.scheme.is_quantized() ? exchange_.max_buffer_rows() : 0),
         output_(DType::kBF16, {shape.num_tokens, shape.workload.hidden}) {}
 
-  /// Microseconds of this rank.
+  /// Returns the microseconds of this rank.
   double time(std::int64_t iteration) {
     prepare(iteration);
     Dispatched got;
@@ -169,7 +169,7 @@ class CpuTarget : public BenchTarget {
 
 }  // namespace
 
-// Tokens and output, windows' rows, received rows, and results in the run and in the check.
+// Tokens and output; rows in windows; received rows; results in timed runs and in the check.
 std::int64_t cpu_bytes_needed(const BenchShape& shape) {
   const Workload& workload = shape.workload;
   const double row = 2.0 * static_cast<double>(workload.hidden);

@@ -11,25 +11,26 @@
 
 namespace switchyard::measure {
 
-/// Times are of blocking calls, from a barrier to their return. Its floor: what must be written at
-/// the rate of memcpy of all ranks at once, and the time in which one rank wakes another.
+/// Times blocking calls, from a barrier to their return. The floor: the bytes that must be written,
+/// at the rate of a memcpy by all ranks at once, plus the time for one rank to wake another.
 std::unique_ptr<BenchTarget> make_cpu_target(const Group& group);
 
-/// Collective. The floor by itself.
+/// Collective. Measures the floor alone.
 FloorModel measure_cpu_floor(const Group& group);
 
-/// Collective. Operation kLayer: one prepare/finalize class and exact experts with random bf16
-/// weights. The oracle looks at a few tokens of each rank.
+/// Collective. Measures Operation::kLayer: one prepare/finalize class and exact experts with random
+/// bf16 weights. The oracle checks a few tokens per rank.
 ShapeResult measure_cpu_layer(const Group& group, const BenchShape& shape,
                               const std::function<void()>& tick);
 
-/// Bytes of all ranks that measuring `shape` makes real, about.
+/// Returns the approximate bytes that measuring `shape` touches, over all ranks.
 std::int64_t cpu_bytes_needed(const BenchShape& shape);
 
-/// Timed calls and others: iteration numbers of warm-ups and of the check follow the timed ones.
+/// Warm-up calls. Iteration numbers of the check and the warm-ups follow those of timed calls.
 inline constexpr std::int64_t kNumWarmUps = 3;
 
-/// Warm-ups, timed runs, then the run that is checked. Warm-ups come after the checked iteration.
+/// Runs warm-ups, timed iterations, then the checked one. Iteration numbers of warm-ups follow that
+/// of the checked iteration.
 template <typename Run>
 ShapeResult measure_calls(Run& run, const BenchShape& shape, const std::function<void()>& tick) {
   ShapeResult result;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One iteration that is not timed, brought to host memory and judged there. Buffers have their
-// largest size on both sides; only rows that were received travel.
+// Copies one iteration that is not timed to host memory and checks it there. Buffers have their
+// largest size on both sides; only received rows are copied.
 
 #include <algorithm>
 #include <cstring>
@@ -17,7 +17,7 @@ struct Extent {
   std::int64_t count = 0;
 };
 
-// Host memory with the size and dtype of a device tensor; zeros.
+// Returns zeroed host memory with the size in bytes of a device tensor.
 Tensor host_of(const TensorView& view) {
   return Tensor(DType::kU8, {static_cast<std::int64_t>(view.num_bytes())});
 }
@@ -37,7 +37,7 @@ std::vector<Extent> extents_of(DeviceMeter& meter, Layout layout, const Dispatch
     const auto first = download<std::int64_t>(meter, got.first_row);
     const auto count = download<std::int32_t>(meter, got.num_rows);
     for (std::size_t e = 0; e < first.size(); ++e) extents.push_back({first[e], count[e]});
-  } else if (layout == Layout::kByRank) {  // a slot for every token that may come
+  } else if (layout == Layout::kByRank) {  // a slot for every token that may arrive
     extents.push_back({0, num_buffer_rows});
   } else {
     extents.push_back({0, download<std::int32_t>(meter, got.total_rows).at(0)});

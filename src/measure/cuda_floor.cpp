@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The constants of GPUs that reach each other's memory. A hop: a word goes to a peer and back, half
-// of the round trip. A launch: kernels that do nothing, one after another in a graph. A row: one
-// CTA reads and writes row after row. Copy: what the GPU's own memory gives. Wire: 16-byte stores
-// to all peers at once, by CTAs. Medians of the slowest rank.
+// The constants of GPUs that reach each other's memory. Hop: a word travels to a peer and back;
+// half of the round trip. Launch: empty kernels, one after another in a graph. Row: one CTA reads
+// and writes row after row. Copy: the bandwidth of the GPU's own memory, reads plus writes. Wire:
+// CTAs store 16-byte words to all peers at once. Each is the median over samples of the slowest
+// rank.
 
 #include <algorithm>
 
@@ -44,7 +45,7 @@ double launch_us(const Group& group, DeviceMeter& meter) {
   return median_us(group, meter, meter.capture(many)) / kNumLaunches;
 }
 
-// GB/s of each rank, own memory excluded.
+// GB/s per rank, excluding its own memory.
 double wire_rate(const Group& group, DeviceMeter& meter, int num_ctas) {
   const DeviceWork push = [&](Stream stream) {
     meter.push(DeviceMeter::kMaxPushBytes, kPushTimes, num_ctas, stream);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole MoE layer on GPUs as a measurement, see layer_parts.h: with experts that give the bits of
-// the oracle.
+// Measures a whole MoE layer on GPUs; see layer_parts.h. Its experts return the same bits as the
+// oracle.
 
 #include "switchyard/device_modular_kernel.h"
 
@@ -79,7 +79,7 @@ class CudaLayerRun {
   std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
   DeviceMemory output_;                          ///< [T, H] bf16
-  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: it ends before memory does
+  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: destroyed before the memory it uses
 };
 
 }  // namespace

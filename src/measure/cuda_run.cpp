@@ -102,7 +102,7 @@ std::vector<double> CudaRun::nccl_times(Operation operation) {
   };
   std::vector<std::int64_t> some(size, 256);
   some[rank] = 0;
-  meter_.run(meter_.nccl_all_to_all(some, some));  // connects all
+  meter_.run(meter_.nccl_all_to_all(some, some));  // sets up all connections
   std::vector<std::vector<DeviceWork>> iterations;
   for (std::int64_t i = 0; i < kNumNcclInputs; ++i) {
     const Traffic traffic = traffic_of(shape_, i);

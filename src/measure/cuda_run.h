@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_run.h: one shape on one rank's GPU: inputs in device memory, times, and the check.
+// cuda_run.h: one shape on one rank's GPU: inputs in device memory, times and the check.
 #pragma once
 
 #include <functional>
@@ -17,17 +17,17 @@ namespace switchyard::measure {
 
 class CudaRun {
  public:
-  /// Collective, as all members. References must outlive it.
+  /// Collective, like all members. References must outlive the object.
   CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape);
 
-  /// Microseconds of each iteration, or of the mean iteration of each graph. kDispatch: with the
-  /// release of what came; kPair.
+  /// Returns microseconds per iteration, or the mean iteration of each graph. `operation` is
+  /// kDispatch, which includes the release of the handle, or kPair.
   std::vector<double> times(Operation operation, const std::function<void()>& tick);
 
-  /// The same for NCCL's grouped sends and receives of the same bytes; kDispatch, kCombine, kPair.
+  /// The same for NCCL's grouped sends and receives of the same bytes; also kCombine.
   std::vector<double> nccl_times(Operation operation);
 
-  /// By BenchOracle.
+  /// Returns the number of wrong elements according to BenchOracle.
   std::int64_t count_wrong(std::int64_t iteration);
 
  private:
@@ -44,8 +44,8 @@ class CudaRun {
   std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
   DeviceMemory tensor_scale_;
-  std::int64_t num_rows_ = 0;  ///< of the receive buffer
-  DeviceMemory results_;       ///< [num_rows_, H] bf16: what experts return
+  std::int64_t num_rows_ = 0;  ///< rows in the receive buffer
+  DeviceMemory results_;       ///< [num_rows_, H] bf16: what the experts return
   DeviceMemory output_;        ///< [T, H] bf16
   Exchange exchange_;          ///< last: it ends before memory does
 };

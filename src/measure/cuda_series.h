@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_series.h: how anything is timed on GPUs: so many calls in a row, as launches or as a graph,
-// on inputs that take turns.
+// cuda_series.h: how everything is timed on GPUs: several calls in a row, launched or as a graph,
+// on rotating inputs.
 #pragma once
 
 #include <functional>
@@ -14,9 +14,9 @@
 
 namespace switchyard::measure {
 
-inline constexpr std::size_t kNumInputs = 8;  ///< that calls take by turns
+inline constexpr std::size_t kNumInputs = 8;  ///< calls rotate through these
 
-/// A batch of one rank in device memory.
+/// One rank's batch in device memory.
 struct DeviceInput {
   DeviceMemory tokens;
   DeviceMemory topk_ids;
@@ -25,18 +25,18 @@ struct DeviceInput {
 
 DeviceMemory copy_of(const TensorView& host, DeviceQueue& queue);
 
-/// Batch `iteration`; `batch` goes there.
+/// Moves `batch` to `iteration` and copies it to the device.
 DeviceInput upload(BenchBatch& batch, std::int64_t iteration, DeviceQueue& queue);
 
 /// As the shape asks for.
 ExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape);
 
-/// Iterations that one run makes: a graph has several.
+/// Returns the iterations per run: a graph has several.
 int iterations_per_run(const BenchShape& shape);
 
-/// Collective. Microseconds of an iteration, for each of shape.num_runs. `work`: as many iterations
-/// as a run makes. `before` comes before each run, `after` behind it, `check` throws what kernels
-/// found.
+/// Collective. Returns microseconds per iteration for each of shape.num_runs runs. `work` performs
+/// all iterations of a run. `before` precedes each run, `after` follows each timed one, and `check`
+/// throws the errors that kernels found.
 std::vector<double> time_series(DeviceMeter& meter, const BenchShape& shape, DeviceWork work,
                                 const std::function<void()>& before,
                                 const std::function<void()>& check,

@@ -28,7 +28,8 @@ std::string nccl_text(const DeviceFacts& facts, const std::string& obstacle) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-// Combine alone: a pair less the dispatch that it began with, both of this run.
+// Computes the time of combine alone: a pair minus the median dispatch, both from the same
+// measurement.
 std::vector<double> without(std::vector<double> pairs, const std::vector<double>& dispatches) {
   const double dispatch = median(dispatches);
   for (double& us : pairs) us = std::max(0.0, us - dispatch);
@@ -98,7 +99,7 @@ class CudaTarget : public BenchTarget {
   }
 
  private:
-  // Asked once: a communicator that could not be made will not come.
+  // Asks once: a communicator that cannot be created now will not appear later.
   bool has_nccl() {
     if (why_no_nccl_.has_value()) return why_no_nccl_->empty();
     why_no_nccl_ = meter_->join_nccl();
@@ -115,7 +116,7 @@ class CudaTarget : public BenchTarget {
 
 }  // namespace
 
-// Received rows and results, both slot sets of a window, inputs, and the baseline's blocks.
+// Received rows and results, both slot sets of a window, inputs, and the baseline's buffers.
 std::int64_t cuda_bytes_needed(const BenchShape& shape) {
   const Workload& workload = shape.workload;
   const double back_row = 2.0 * static_cast<double>(workload.hidden);

@@ -16,20 +16,20 @@ namespace switchyard::measure {
 
 /// Collective. Rank r uses GPU r mod the number of GPUs. Errors: kNotAvailable.
 ///
-/// Times are of the GPU, between events around operations that were all enqueued before one word
-/// opened every GPU. Its floor: bytes at the rate of stores to all peers at once, and for a start a
-/// word's way to a peer, a launch, and a read and a write of a row.
+/// Times are GPU times between events around operations that are all enqueued before one word
+/// releases every GPU. The floor: the bytes, at the rate of stores to all peers at once, plus a
+/// start time: one hop to a peer, one launch, and one read and write of a row.
 std::unique_ptr<BenchTarget> make_cuda_target(const Group& group);
 
-/// Collective. The floor by itself.
+/// Collective. Measures the floor alone.
 FloorModel measure_cuda_floor(const Group& group, DeviceMeter& meter, int num_sms);
 
-/// Collective. Operation kLayer: one prepare/finalize class and exact experts with random bf16
-/// weights; there is no baseline. The oracle looks at a few tokens of each rank.
+/// Collective. Measures Operation::kLayer: one prepare/finalize class and exact experts with random
+/// bf16 weights; there is no baseline. The oracle checks a few tokens per rank.
 ShapeResult measure_cuda_layer(const Group& group, DeviceMeter& meter, const BenchShape& shape,
                                const std::function<void()>& tick);
 
-/// Bytes of one rank's GPU that measuring `shape` takes, about.
+/// Returns the approximate bytes of GPU memory that measuring `shape` needs per rank.
 std::int64_t cuda_bytes_needed(const BenchShape& shape);
 
 }  // namespace switchyard::measure

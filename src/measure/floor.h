@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// floor.h: the least time that a machine could take, out of constants measured on it: a start, and
-// bytes at the rate of transfers of that size.
+// floor.h: the shortest time that this machine allows, computed from measured constants: a start
+// time, and bytes at the rate of transfers of that size.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@
 
 namespace switchyard::measure {
 
-/// A measured transfer, all ranks at once.
+/// A measured transfer; all ranks run it at once.
 struct RatePoint {
-  double bytes = 0;  ///< of each rank
+  double bytes = 0;  ///< per rank
   double gb_per_second = 0;
 };
 
-/// For the report.
+/// A measured constant, for the report.
 struct Constant {
-  std::string name;  ///< "hop", "copy of 1 MiB"
+  std::string name;  ///< for example "hop" or "copy of 1 MiB"
   double value = 0;
-  std::string unit;  ///< "us", "GB/s"
+  std::string unit;  ///< "us" or "GB/s"
 };
 
-/// Which bytes a floor is made of.
+/// Which bytes determine a floor.
 enum class FloorBytes : std::uint8_t {
   kWritten,  ///< ranks that share memory: what must be written
   kWire,     ///< ranks with links: what the busiest rank sends or receives
@@ -34,22 +34,23 @@ enum class FloorBytes : std::uint8_t {
 
 struct FloorModel {
   FloorBytes bytes = FloorBytes::kWritten;
-  double start_us = 0;          ///< of one dispatch or combine, however small
-  std::vector<RatePoint> rate;  ///< by bytes, ascending; at least one
+  double start_us = 0;          ///< per dispatch or combine, however small
+  std::vector<RatePoint> rate;  ///< ascending by bytes; at least one point
   std::vector<Constant> constants;
 };
 
-/// GB/s at this size: linear between points over the logarithm of bytes, constant outside.
+/// Returns GB/s at this size, interpolated linearly over the logarithm of bytes and constant
+/// outside the measured range.
 double rate_at(const FloorModel& floor, double bytes);
 
-/// start_us + bytes / rate.
+/// Returns start_us + bytes / rate.
 double transfer_us(const FloorModel& floor, double bytes);
 
-/// Of one iteration: a pair is a dispatch and a combine; a layer likewise, its experts not counted;
-/// times num_layers.
+/// Returns the floor of one iteration. A pair is a dispatch and a combine; so is a layer, whose
+/// experts are not counted. Multiplied by num_layers.
 double floor_us(const FloorModel& floor, const BenchShape& shape, const Traffic& traffic);
 
-/// Bytes that leave the busiest rank in one iteration.
+/// Returns the bytes that leave the busiest rank in one iteration.
 std::int64_t wire_bytes(const BenchShape& shape, const Traffic& traffic);
 
 }  // namespace switchyard::measure

@@ -11,7 +11,7 @@
 namespace switchyard::measure {
 namespace {
 
-// The store takes any bytes.
+// The store accepts arbitrary bytes.
 template <typename T>
 std::string packed(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};

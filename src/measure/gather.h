@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gather.h: measured values of all ranks in one place. For times between measurements.
+// gather.h: gathers measured values of all ranks. Call these between measurements only.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace switchyard::measure {
 
-/// Collective. The largest of the ranks' values, place by place; every rank passes as many.
+/// Collective. Returns the elementwise maximum over ranks; every rank passes the same number of
+/// values.
 std::vector<double> slowest_of(const Group& group, const std::vector<double>& values);
 
 /// Collective. Values of all ranks added up.
 std::int64_t sum_of(const Group& group, std::int64_t value);
 
-/// Collective. The first text that is not empty, by rank.
+/// Collective. Returns the first non-empty text in rank order.
 std::string first_text(const Group& group, const std::string& text);
 
 }  // namespace switchyard::measure

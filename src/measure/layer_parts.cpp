@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kGate = 0, kUp = 1, kDown = 2;
 
-// Element i of a matrix of an expert, bf16: of magnitude up to 1 / sqrt(inputs).
+// Returns element i of one of an expert's matrices, bf16 of magnitude at most 1 / sqrt(inputs).
 std::uint16_t weight_of(std::int32_t expert, std::uint64_t matrix, std::int64_t inputs,
                         std::uint64_t i) {
   const std::uint64_t stream = 3 * static_cast<std::uint64_t>(expert) + matrix;

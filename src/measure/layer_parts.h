@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// layer_parts.h: what a measured MoE layer is made of on any processor: prepare, experts in fixed
-// order, finalize. Weights are a function of expert, matrix and place, so the oracle can make those
-// of any expert by itself.
+// layer_parts.h: the parts of a measured MoE layer on any processor: prepare, experts in fixed
+// order, finalize. Weights are a function of expert, matrix and place, so the oracle can generate
+// those of any expert by itself.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace switchyard::measure {
 
-inline constexpr std::int64_t kCheckedTokens = 4;  ///< of each rank; the oracle is slow
+inline constexpr std::int64_t kCheckedTokens = 4;  ///< per rank; the oracle is slow
 
-/// bf16, of a rank's experts.
+/// bf16 weights of one rank's experts.
 class LayerWeights {
  public:
   LayerWeights(const Workload& workload, int rank, int num_ranks);
@@ -28,10 +28,10 @@ class LayerWeights {
   Tensor down_;
 };
 
-/// An expert with these weights, by the oracle.
+/// Returns the oracle's expert function for these weights.
 ExpertFunction reference_expert(const Workload& workload);
 
-/// The class that has this layout.
+/// Returns the prepare/finalize class that has this layout.
 PrepareKind layer_kind(Layout layout);
 PrepareFinalizeConfig layer_config(const BenchShape& shape);
 

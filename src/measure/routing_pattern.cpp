@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Skewed choices without repetition are drawn by exponential keys -log(u) / weight, the K smallest
-// of which win (Efraimidis and Spirakis, 2006): the same as drawing one after another in proportion
-// to the weights of what is left.
+// Skewed choices without repetition use exponential keys -log(u) / weight; the K smallest win
+// (Efraimidis and Spirakis, 2006). This equals drawing one after another in proportion to the
+// remaining weights.
 
 #include "measure/routing_pattern.h"
 
@@ -18,12 +18,12 @@
 namespace switchyard::measure {
 
 struct RoutingTrace {
-  std::vector<std::vector<std::int32_t>> layers;  ///< [N, K] each, N at least 1
+  std::vector<std::vector<std::int32_t>> layers;  ///< [N, K] each; N is at least 1
 };
 
 namespace {
 
-// One stream of random numbers for each token of each rank in each iteration.
+// Gives each token of each rank in each iteration its own random stream.
 std::uint64_t stream_of(std::uint64_t seed, std::int64_t iteration, int rank, std::int64_t token) {
   const std::uint64_t call = random_bits(seed, static_cast<std::uint64_t>(iteration));
   return random_bits(random_bits(call, static_cast<std::uint64_t>(rank)),
@@ -40,7 +40,7 @@ double parse_exponent(const std::string& text, const std::string& number) {
   return exponent;
 }
 
-// Popularity follows a shuffled list, else one rank would own all that is popular.
+// Popularity follows a shuffled list; otherwise one rank would own all popular experts.
 std::vector<double> zipf_weights(double exponent, std::int32_t num_experts) {
   std::vector<std::size_t> order(static_cast<std::size_t>(num_experts));
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -140,7 +140,7 @@ std::vector<std::int32_t> RoutingPattern::ids(std::uint64_t seed, std::int64_t i
   return ids;
 }
 
-// Floyd's sampling: K draws whatever K is, then a shuffle, so that slots are alike.
+// Floyd's sampling draws exactly K numbers; the shuffle then makes all k equivalent.
 void RoutingPattern::draw_uniform(std::uint64_t stream, std::int32_t* ids) const {
   std::uint64_t counter = 0;
   const auto below = [&](std::int32_t limit) {
@@ -166,8 +166,8 @@ void RoutingPattern::draw_zipf(std::uint64_t stream, std::int32_t* ids) const {
   for (std::int32_t k = 0; k < num_topk_; ++k) ids[k] = keys[static_cast<std::size_t>(k)].second;
 }
 
-// Iterations take the layers by turns; of a layer they take the next rows, from its start again
-// after its end.
+// Iterations rotate through the layers. Each turn continues with the layer's next rows and wraps
+// around at its end.
 void RoutingPattern::replay_trace(std::int64_t iteration, int rank, int num_ranks,
                                   std::int64_t num_tokens, std::vector<std::int32_t>& ids) const {
   const auto num_layers = static_cast<std::int64_t>(trace_->layers.size());

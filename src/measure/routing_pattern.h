@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // routing_pattern.h: which experts the tokens of a measurement choose. Ids depend only on the seed,
-// the iteration and the rank, so that every rank can tell what the others send.
+// the iteration and the rank, so every rank can compute what the others send.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@
 namespace switchyard::measure {
 
 enum class RoutingKind : std::uint8_t {
-  kUniform,  ///< distinct experts, all alike
-  kZipf,     ///< expert i of a shuffled list is chosen in proportion to 1 / (i + 1)^exponent
-  kHot,      ///< every token's first choice is expert 0; the other choices are -1
-  kTrace,    ///< rows of a file, one after another
+  kUniform,  ///< distinct experts, all equally likely
+  kZipf,     ///< chooses expert i of a shuffled list in proportion to 1 / (i + 1)^exponent
+  kHot,      ///< the first choice of every token is expert 0; its other choices are -1
+  kTrace,    ///< consecutive rows of a file
 };
 
-/// What a file's topk_ids say. Shared by all who generate.
+/// The topk_ids of a file, shared by all copies of a pattern.
 struct RoutingTrace;
 
 class RoutingPattern {
  public:
   RoutingPattern() = default;
 
-  /// "uniform", "zipf:A" with A from 0 to 10, "hot", or "trace:FILE": a safetensors file with
-  /// topk_ids [N, K] i32 or i64, or with several tensors named *.topk_ids, which serve iterations
-  /// by turns. Errors: kInvalidArgument; of a file: kSystem, kMalformedFile (shape, ids outside
-  /// [-1, E)).
+  /// `text` is "uniform", "zipf:A" with A from 0 to 10, "hot", or "trace:FILE": a safetensors file
+  /// with topk_ids [N, K] i32 or i64, or with several tensors named *.topk_ids, through which
+  /// iterations rotate. Errors: kInvalidArgument; for a file also kSystem, kMalformedFile (shape,
+  /// ids outside [-1, E)).
   static RoutingPattern parse(const std::string& text, std::int32_t num_experts,
                               std::int32_t num_topk);
 
@@ -37,7 +37,7 @@ class RoutingPattern {
   std::int32_t num_experts() const { return num_experts_; }
   std::int32_t num_topk() const { return num_topk_; }
 
-  /// [T, K]: the choices of `num_tokens` tokens of one rank out of `num_ranks`.
+  /// Returns [T, K], the choices of `num_tokens` tokens of one rank out of `num_ranks`.
   std::vector<std::int32_t> ids(std::uint64_t seed, std::int64_t iteration, int rank, int num_ranks,
                                 std::int64_t num_tokens) const;
 

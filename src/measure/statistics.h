@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// statistics.h: the two figures that a measurement is reported by.
+// statistics.h: percentile and median.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace switchyard::measure {
 
-/// The value that a share `p` of all do not exceed (nearest rank); 0 without values.
+/// Returns the smallest value that a share `p` of all values do not exceed (nearest rank); 0 when
+/// empty.
 inline double percentile(std::vector<double> values, double p) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -18,7 +19,7 @@ inline double percentile(std::vector<double> values, double p) {
   return values[std::min(at, values.size() - 1)];
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the middle value, or the mean of the two middle ones.
 inline double median(const std::vector<double>& values) {
   if (values.size() % 2 == 1) return percentile(values, 0.5);
   std::vector<double> sorted = values;

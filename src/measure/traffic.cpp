@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Written bytes: a row that other ranks read is written once where it is published; a row that
-// arrives is written to its places; returned rows are written on their way and summed into the
-// output. Reads are not counted.
+// Written bytes: a row that other ranks read is written once, where it is published; an arriving
+// row is written to each of its places; a returned row is written once on its way and summed into
+// the output. Reads are not counted.
 
 #include "measure/traffic.h"
 
@@ -14,14 +14,14 @@
 namespace switchyard::measure {
 namespace {
 
-constexpr std::int64_t kRoutingBytes = 8;  // an id and a weight of 32 bits
+constexpr std::int64_t kRoutingBytes = 8;  // a 32-bit id and a 32-bit weight
 
 std::size_t index(int row, int columns, int column) {
   return static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
          static_cast<std::size_t>(column);
 }
 
-// Counts of one token: how many of its choices each rank holds.
+// Counts how many choices of one token each rank holds.
 class TokenRanks {
  public:
   TokenRanks(const BenchShape& shape)

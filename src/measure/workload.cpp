@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes are those of the published config.json files on huggingface.co: hidden_size, number of
+// The sizes come from the published config.json files on huggingface.co: hidden_size, number of
 // routed experts, num_experts_per_tok and the intermediate size of a routed expert of
 //   deepseek-ai/DeepSeek-V3          moonshotai/Kimi-K2-Instruct     Qwen/Qwen3-235B-A22B
 //   Qwen/Qwen3-30B-A3B               openai/gpt-oss-120b             mistralai/Mixtral-8x7B-v0.1

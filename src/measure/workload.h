@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// workload.h: the sizes of a model's MoE layers, as far as an exchange and its experts see them.
+// workload.h: the sizes of a model's MoE layers that an exchange and its experts depend on.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,21 @@
 namespace switchyard::measure {
 
 struct Workload {
-  std::string name;  ///< "deepseek-v3"; of a file: its path
+  std::string name;  ///< for example "deepseek-v3"; the path for a file
   std::int64_t hidden = 0;
   std::int32_t num_experts = 0;
   std::int32_t num_topk = 0;
   std::int64_t intermediate = 0;  ///< of one routed expert
 };
 
-/// Those with names, in the order of the help text.
+/// Returns the built-in workloads in the order of the help text.
 std::span<const Workload> named_workloads();
 
-/// "deepseek-v3, kimi-k2, ..."
+/// Returns "deepseek-v3, kimi-k2, ...".
 std::string workload_names();
 
-/// A name, a config.json or the folder that holds one.
-/// Errors: kInvalidArgument when it is neither; as read_model_config.
+/// `name_or_path` is a name, a config.json or the folder that holds one.
+/// Errors: kInvalidArgument when it is none of these; also those of read_model_config.
 Workload find_workload(const std::string& name_or_path);
 
 }  // namespace switchyard::measure

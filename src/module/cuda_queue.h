@@ -10,8 +10,8 @@ namespace switchyard {
 
 class CudaQueue final : public DeviceQueue {
  public:
-  /// Makes GPU (index mod number of GPUs) current for the calling thread; below 0: takes the one
-  /// that is. Errors: kNotAvailable.
+  /// Makes GPU (index mod number of GPUs) current for the calling thread. A negative index selects
+  /// the GPU that is current. Errors: kNotAvailable.
   explicit CudaQueue(int index);
 
   int device() const { return device_; }

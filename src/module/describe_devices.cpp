@@ -51,7 +51,7 @@ GpuLink link_of(int from, int to) {
   return has_atomics != 0 ? GpuLink::kNvlink : GpuLink::kPeer;
 }
 
-// Ranks as they would be: one on each GPU, and at least two.
+// Hypothetical ranks: one per GPU, and at least two.
 std::vector<RankFacts> imagined_ranks(const DeviceFacts& facts, const std::string& wanted,
                                       bool are_threads) {
   const std::size_t num_gpus = facts.gpus.size();

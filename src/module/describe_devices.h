@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-/// Loads NCCL to learn its version; no context is made on any GPU. `wanted_heap`: the setting
-/// SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
+/// Loads NCCL to learn its version; creates no context on any GPU. `wanted_heap` is the value of
+/// the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
 DeviceFacts describe_devices(const std::string& wanted_heap);
 
 }  // namespace switchyard

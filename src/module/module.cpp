@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of the CUDA module.
+// The CUDA module's table of functions.
 
 #include <tuple>
 

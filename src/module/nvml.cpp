@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Declared here because the toolkit does not always bring nvml.h. Where NVML changes a function, it
-// gives it a new name with a version, so these stay what they are.
+// NVML is declared here because the toolkit does not always include nvml.h. When NVML changes a
+// function, it gives the new one a versioned name, so these declarations stay valid.
 
 #include "module/nvml.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nvml.h: the few things that only NVIDIA's management library says. It comes with the driver and
-// is loaded when asked; without it they are unknown.
+// nvml.h: the few facts that only NVIDIA's management library knows. It comes with the driver and
+// is loaded on first use; without it the facts are unknown.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct NvmlFacts {
   int num_nvlinks = -1;
 };
 
-/// Empty when unknown.
+/// The version of the driver; empty when unknown.
 std::string nvml_driver_version();
 
-/// `uuid`: as nvidia-smi writes it.
+/// `uuid` is as nvidia-smi prints it. Fields are -1 when unknown.
 NvmlFacts nvml_facts(const std::string& uuid);
 
 }  // namespace switchyard

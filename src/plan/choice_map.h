@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// choice_map.h: the place of every (token, choice) among the choices of its expert, as parallel
-// workers find it without atomics: each worker ranks a chunk of choices and counts its experts, and
-// then adds the counts of earlier chunks to its ranks. The order is that of one walk over all
-// choices.
+// choice_map.h: the place of every (token, choice) among the choices of its expert, computed by
+// parallel workers without atomics. Each worker numbers the choices of its chunk, expert by expert,
+// and counts them; then it adds the counts of earlier chunks. The order is that of a serial walk
+// over all choices.
 //
 // Letters: N choices, L local experts, C chunks.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace switchyard {
 
-/// The local expert of a choice and its place among those of the expert (of its chunk, until the
-/// chunks are summed); -1 and -1 where it has none.
+/// The local expert of a choice, and the place of the choice among that expert's choices (of its
+/// chunk, until the counts of earlier chunks are added). Both are -1 without a local expert.
 struct PlacedChoice {
   std::int32_t expert;
   std::int32_t place;
@@ -33,9 +33,10 @@ struct ChoiceMap {
   std::int32_t chunk_choices = 1;
 };
 
-/// A map's memory, with the counts and the number of rows that callers may not want.
+/// The workspace of a map, with room for counts and the number of rows in case the caller passes
+/// no tensors for them.
 struct ChoiceMapMemory {
-  ChoiceMap map;  ///< sizes; pointers are set by `place_in`
+  ChoiceMap map;  ///< sizes only; `place_in` sets the pointers
   std::size_t chunks_offset = 0;
   std::size_t counts_offset = 0;
   std::size_t num_rows_offset = 0;
@@ -49,9 +50,9 @@ struct ChoiceMapMemory {
   }
 };
 
-/// A chunk is a thread block's work: 512 choices, one for each thread, unless there would be more
-/// than 256 chunks or 2^17 counts, all of which every block reads. `num_choices` is below 2^31,
-/// `num_local` at most 65535.
+/// One thread block processes one chunk of 512 choices, one per thread. Chunks are larger where
+/// there would otherwise be more than 256 chunks or 2^17 counts, because every block reads all
+/// counts. `num_choices` is below 2^31, `num_local` at most 65535.
 inline ChoiceMapMemory choice_map_memory(std::int64_t num_choices, std::int64_t num_local) {
   constexpr std::int64_t kStep = 512;
   constexpr std::int64_t kMaxChunks = 256;

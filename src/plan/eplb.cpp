@@ -19,7 +19,7 @@ void check_num_experts(const char* function, const char* name, std::int64_t coun
           "{}: {} is {}, want from 1 to {}", function, name, count, kMaxExperts);
 }
 
-// Copies of each logical expert.
+// Counts the replicas of each logical expert.
 std::vector<std::int32_t> count_replicas(const char* function,
                                          std::span<const std::int32_t> physical_to_logical,
                                          std::int32_t num_logical) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_ownership.h: which rank holds an expert. Experts are split in order; when the number of
-// experts is not a multiple of the number of ranks, the first ranks hold one more (vLLM's "linear"
-// expert map).
+// expert_ownership.h: which rank holds an expert. Experts are assigned to ranks in order; when
+// their number is not a multiple of the number of ranks, the first ranks hold one more each (vLLM's
+// "linear" expert map).
 #pragma once
 
 #include "core/host_device.h"
@@ -16,11 +16,11 @@ struct ExpertOwnership {
   SWITCHYARD_HOST_DEVICE constexpr int base() const { return num_experts / num_ranks; }
   SWITCHYARD_HOST_DEVICE constexpr int extra() const { return num_experts % num_ranks; }
 
-  /// Experts that `rank` holds.
+  /// Number of experts that `rank` holds.
   SWITCHYARD_HOST_DEVICE constexpr int count(int rank) const {
     return base() + (rank < extra() ? 1 : 0);
   }
-  /// Global id of the first of them.
+  /// Global id of the first expert of `rank`.
   SWITCHYARD_HOST_DEVICE constexpr int first(int rank) const {
     return rank * base() + (rank < extra() ? rank : extra());
   }
@@ -33,7 +33,7 @@ struct ExpertOwnership {
   SWITCHYARD_HOST_DEVICE constexpr int local_index(int expert) const {
     return expert - first(owner(expert));
   }
-  /// The most experts that any rank holds.
+  /// The largest number of experts that any rank holds.
   SWITCHYARD_HOST_DEVICE constexpr int max_count() const { return count(0); }
 };
 

@@ -125,7 +125,7 @@ void map_expert_ids(const TensorView& ids, std::span<const std::int32_t> table,
 }
 
 void global_to_local_ids(const TensorView& ids, const ExpertMap& map, const TensorView& out) {
-  // One rank has no expert_map: its local ids are the global ones.
+  // A single rank has no expert_map: its local ids are the global ids.
   if (map.expert_map.empty()) {
     map_by_table("global_to_local_ids", ids, std::span(map.global_ids), out);
   } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// id_tensor.h: tensors of expert ids, of either width, read and written through i64.
+// id_tensor.h: tensors of expert ids, i32 or i64, read and written as i64.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class IdTensor {
             "{}: {} is {} at a null pointer, want memory", function, name, view);
   }
 
-  // By memcpy: no alignment is asked for.
+  // Access by memcpy, so ids may be unaligned.
   std::int64_t operator[](std::int64_t i) const {
     return is_wide_ ? load<std::int64_t>(i) : load<std::int32_t>(i);
   }
@@ -54,10 +54,11 @@ class IdTensor {
   bool is_wide_;
 };
 
-/// out[i] = map(i, ids[i]) for ids that are not negative; the others are kept. The first pass finds
-/// every error, so that nothing is written before one.
+/// out[i] = map(i, ids[i]) for ids that are not negative; negative ids are copied. A first pass
+/// finds every error, so nothing is written if there is one.
 ///
-/// Errors: kInvalidArgument: shapes, dtypes, an id of num_ids or more, a result that does not fit.
+/// Errors: kInvalidArgument (shape, dtype, an id >= num_ids, a result that does not fit into i32,
+/// one memory seen with two dtypes).
 template <typename Map>
 void map_ids(const char* function, const TensorView& ids, std::int64_t num_ids,
              const TensorView& out, Map map) {

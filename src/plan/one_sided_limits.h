@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// one_sided_limits.h: the shapes that FlashInfer's one-sided all-to-all is compiled for
-// (moe_alltoall). Ours takes any; `strict` refuses the others, in the view and in the class.
+// one_sided_limits.h: the shapes for which FlashInfer compiles its one-sided all-to-all
+// (moe_alltoall). Ours accepts any shape; with `strict`, flashinfer::MoeAlltoAll and the
+// PrepareFinalize recipe that mirrors it reject all others.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 namespace switchyard {
 
-/// Errors: kInvalidArgument. `caller` opens the message.
+/// Errors: kInvalidArgument; the message begins with `caller`.
 inline void check_one_sided_limits(const char* caller, std::int32_t num_topk, int num_ranks,
                                    std::int32_t num_experts) {
   constexpr std::array<std::int32_t, 11> kTopks{1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 22};

@@ -39,7 +39,7 @@ void drop_overflow(int num_topk, std::int64_t capacity, std::span<const std::int
   }
   ids.assign(table.size(), {});
   for (std::vector<Choice>& rows : choices) {
-    // Rows come in the order of ties.
+    // Rows are collected in tie-breaking order, which the stable sort preserves.
     std::stable_sort(rows.begin(), rows.end(),
                      [](const Choice& a, const Choice& b) { return a.weight > b.weight; });
     for (auto i = static_cast<std::size_t>(capacity); i < rows.size(); ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A counting sort of (token, choice) by expert: two passes over the ids with a prefix sum between.
-// Walking the ids in order makes the result stable, which is the promised row order.
+// A counting sort of (token, choice) by expert: two passes over the ids with a prefix sum in
+// between. Walking the ids in order makes the sort stable, which gives the promised row order.
 
 #include "plan/permute.h"
 

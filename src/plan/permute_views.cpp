@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// Checks ids, counts them and compares with counts that the caller knew.
+// Checks and counts the ids, and compares the counts with those that the caller passed, if any.
 std::vector<std::int32_t> counts_of(const char* function, const IdTable& ids,
                                     std::int64_t num_local_experts, const PermuteOptions& options) {
   std::vector<std::int32_t> counts(checked_num_experts(function, num_local_experts));
@@ -28,7 +28,7 @@ std::vector<std::int32_t> counts_of(const char* function, const IdTable& ids,
   return counts;
 }
 
-// first_row of counts; returns the rows that are needed.
+// Fills first_row from counts; returns the number of rows needed.
 std::int64_t start_rows(const char* function, std::span<const std::int32_t> counts,
                         std::int64_t alignment, std::span<std::int64_t> first_row) {
   const std::int64_t num_rows = start_experts(function, counts, alignment, first_row);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// permute_views.h: from the tensors of a caller to what plan/permute.h computes with. Messages
-// start with `function`; all errors are kInvalidArgument.
+// permute_views.h: checks the caller's tensors and converts them to the types of plan/permute.h.
+// Messages begin with `function`; errors are kInvalidArgument unless stated otherwise.
 #pragma once
 
 #include "switchyard/permute.h"
@@ -10,10 +10,11 @@
 
 namespace switchyard {
 
-/// i32 or i64 [T, K].
+/// topk_ids must be i32 or i64 [T, K].
 IdTable id_table(const char* function, const TensorView& topk_ids);
 
-/// Ids of any shape: two-dimensional ones as they are, others, contiguous, one choice a token.
+/// Ids of any shape. Two-dimensional ids are used as they are; others must be contiguous and count
+/// as one choice per token.
 IdTable any_id_table(const char* function, const TensorView& topk_ids);
 
 /// The tensors of apply_expert_map.
@@ -25,17 +26,18 @@ struct MappedIds {
 MappedIds check_mapped_ids(const TensorView& topk_ids, const TensorView& expert_map,
                            const TensorView& local_ids);
 
-/// i32 [E], or absent.
+/// expert_map must be i32 [E], or absent.
 ExpertLookup expert_lookup(const char* function, const TensorView& expert_map);
 
-/// A contiguous tensor with this dtype and number of elements.
+/// Requires a contiguous tensor with this dtype and number of elements.
 void check_flat(const char* function, const char* name, const TensorView& tensor, DType dtype,
                 std::int64_t num_elements);
 
-/// A number of local experts from 0 to 65535, as a size.
+/// Requires a number of local experts from 0 to 65535, and returns it.
 std::size_t checked_num_experts(const char* function, std::int64_t num_local_experts);
 
-/// The definition behind plan_permute.
+/// Builds the plan of plan_permute, permute and ep_scatter on the host. Errors: also
+/// kWorkspaceTooSmall when `max_rows` is too small.
 PermutePlan build_plan(const char* function, const IdTable& ids, std::int64_t num_local_experts,
                        const PermuteOptions& options, std::int64_t max_rows);
 

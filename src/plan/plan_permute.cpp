@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plan_permute.cpp: the public functions that compute with ids and counts only.
+// plan_permute.cpp: the public permute functions that need only ids and counts.
 
 #include <algorithm>
 
@@ -77,7 +77,7 @@ std::int64_t compute_aligned_m(std::int64_t num_tokens, std::int64_t num_topk,
     check_flat(kFunction, "expert_num_tokens", expert_num_tokens, DType::kI32, num_local_experts);
     return expert_num_tokens_round_up_and_sum(expert_num_tokens, alignment);
   }
-  checked_align_up(kFunction, 0, alignment);  // refuses the alignment
+  checked_align_up(kFunction, 0, alignment);  // rejects a bad alignment
   const std::int64_t num_ids = checked_mul(num_tokens, num_topk);
   const std::int64_t gaps = checked_mul(std::min(num_ids, num_local_experts), alignment - 1);
   return checked_align_up(kFunction, checked_add(num_ids, gaps), alignment);

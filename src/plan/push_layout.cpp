@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-// What the local index of an expert leaves of 32 bits.
+// The bits of a 32-bit route that an expert's local index leaves free.
 std::int32_t place_bits(std::int32_t num_experts) {
   std::int32_t bits = 31;
   while (bits > 0 && (std::int64_t{1} << (32 - bits)) < num_experts) --bits;
@@ -64,7 +64,7 @@ PushLayout make_push_layout(const PushShape& shape) {
   layout.returns_offset = checked_mul(rows, std::size_t{layout.row_stride});
   layout.marks_offset =
       checked_add(layout.returns_offset, checked_mul(returned, std::size_t{layout.return_stride}));
-  // Returned rows of floats have no words that the wire reserves.
+  // Returned rows of floats contain no words that the wire reserves, so they need no marks.
   const std::size_t marked =
       shape.return_scale_bytes > 0 ? layout.marks_offset : layout.returns_offset;
   layout.announcements_offset = lines(checked_add(layout.marks_offset, marked / 8));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two passes over the ids. The first counts rows of each expert; prefix sums over the counts give
-// where each expert starts. The second walks (source, token, k) in ascending order and hands out
-// the next row of the expert, which is exactly the promised row order. No sort, no atomics.
+// Two passes over the ids. The first counts the rows of each expert; prefix sums over the counts
+// give each expert's first row. The second walks (source, token, k) in ascending order and assigns
+// the expert's next row, which is exactly the promised row order. No sort, no atomics.
 
 #include "plan/routing.h"
 
@@ -13,8 +13,8 @@
 namespace switchyard {
 namespace {
 
-// Ids of other ranks come from their memory: they are trusted to be what those ranks checked, but
-// never as an index.
+// Ids of other ranks are read from memory that those ranks can write. They are trusted to have been
+// checked there, but never used as an index unchecked.
 void count_load(std::span<const RankRouting> table, int num_topk, std::vector<std::int64_t>& load) {
   for (std::size_t source = 0; source < table.size(); ++source) {
     const std::int64_t num_ids = table[source].num_tokens * num_topk;
@@ -109,7 +109,7 @@ std::int64_t max_buffer_rows(int rank, const ExpertOwnership& ownership, int num
   const std::int64_t all_tokens = checked_mul<std::int64_t>(ownership.num_ranks, shape.max_tokens);
   if (shape.layout == Layout::kBatched) return checked_mul(num_local, shape.capacity);
   if (shape.layout != Layout::kExpanded) return all_tokens;
-  // A token may name one expert K times, so min(K, L) is no bound on its rows here.
+  // A token may name one expert K times, so min(K, L) does not bound its rows here.
   std::int64_t rows = num_local == 0 ? 0 : checked_mul<std::int64_t>(all_tokens, num_topk);
   if (shape.capacity > 0) rows = std::min(rows, checked_mul(num_local, shape.capacity));
   const std::int64_t started = std::min(num_local, rows);
@@ -123,7 +123,7 @@ void SendPlan::build(const ExpertOwnership& ownership, int num_topk, Layout layo
   first_rank.assign(1, 0);
   for (std::int64_t t = 0; t < own.num_tokens; ++t) {
     const auto begin = static_cast<std::ptrdiff_t>(ranks.size());
-    // Downwards, so that the first time a rank is met is its highest k.
+    // k descends, so that each rank is first met at its highest k.
     for (int k = num_topk - 1; k >= 0; --k) {
       const std::uint16_t id = own.topk_ids[t * num_topk + k];
       if (id == kNoExpert) continue;

@@ -11,8 +11,8 @@
 namespace switchyard {
 namespace {
 
-// Whether distinct elements surely have distinct memory: one stride steps over the whole extent of
-// the other.
+// Whether distinct elements are sure to have distinct addresses: one stride steps over the whole
+// extent of the other dimension.
 bool is_injective(const TensorView& tensor) {
   if (tensor.num_elements() == 0) return true;
   std::int64_t extents[2];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sum_views.h: the tensors of weight_and_reduce, checked for both processors. No value is read.
+// sum_views.h: checks the tensors of weight_and_reduce, for host and device. No element is read.
 // Errors: kInvalidArgument.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-/// kNoOp: whether rows must be copied, and from where to where.
+/// kNoOp: whether rows must be copied, and their source and destination.
 struct NoOpViews {
   bool is_copy = false;
   ByteRows from;
@@ -18,16 +18,16 @@ struct NoOpViews {
 };
 NoOpViews check_no_op(const TensorView& expert_output, const TensorView& output);
 
-/// What the two policies that sum have in common.
+/// Arguments common to the two policies that sum.
 struct SumViews {
   IdTable ids;
-  ExpertLookup lookup;             ///< of kContiguous with skips_padding
-  const float* weights = nullptr;  ///< [T, K]; null when they were applied before the experts
-  std::byte* rows = nullptr;       ///< contiguous rows of out.row_bytes
+  ExpertLookup lookup;             ///< only for kContiguous with skips_padding
+  const float* weights = nullptr;  ///< [T, K]; null when already applied to the experts' input
+  std::byte* rows = nullptr;       ///< contiguous rows of out.row_bytes each
   ByteRows out;
   std::int64_t hidden = 0;
   DType dtype = DType::kBF16;
-  std::int64_t first_expert = 0;  ///< of kNaiveBatched, as the next two
+  std::int64_t first_expert = 0;  ///< only for kNaiveBatched, like the next two
   std::int64_t num_local = 0;
   std::int64_t capacity = 0;
 
@@ -40,7 +40,7 @@ SumViews check_contiguous(const WeightAndReduce& policy, const WeightAndReduceAr
 SumViews check_naive_batched(const WeightAndReduce& policy,
                              const WeightAndReduceArguments& arguments, const TensorView& output);
 
-/// The error of kDelegate.
+/// Throws the error for policy kDelegate.
 [[noreturn]] void fail_delegate();
 
 }  // namespace switchyard

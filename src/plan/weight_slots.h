@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weight_slots.h: where weights that go home with a combine lie in the window of the token's owner,
-// for both processors. Everything is a 64-bit record {value, tag}, whose tag says of which call it
-// is, so nothing is ever cleared.
+// weight_slots.h: where the weights that a combine returns lie in the window of the token's owner,
+// for host and device code. Everything is a 64-bit record {value, tag}. The tag names the call, so
+// nothing is ever cleared.
 //
 // Two sets alternate from call to call, as in push_layout.h.
-//   set:  P      told: this rank's weights come, before its rows
+//   set:  P      flags (told): rank p returns weights, which arrive before its rows
 //         T x K  the weight of each choice
 #pragma once
 

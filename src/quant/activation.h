@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// activation.h: exp and the gated activation over arrays, the same bits as exp.h element by element
-// on every processor. Without fma in hardware the scalar functions do the work.
+// activation.h: exp and the gated activation over arrays, with the bits of exp.h for each element
+// on every processor. Processors without fma run the scalar functions.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace switchyard {
 /// y = exp(x). x and y may be the same array.
 void exp_f32(const float* x, std::int64_t num_elements, float* y);
 
-/// y = silu(gate) * up, NaN as 7FC00000. y may be gate or up.
+/// y = silu(gate) * up; NaN becomes 7FC00000. y may be gate or up.
 void silu_mul(const float* gate, const float* up, std::int64_t num_elements, float* y);
 
-/// y = activation(gate, up), as silu_mul and clamped_swiglu of exp.h. y may be gate or up.
+/// y = activation(gate, up), defined by silu_mul and clamped_swiglu of exp.h. y may be gate or up.
 void activate(const Activation& activation, const float* gate, const float* up,
               std::int64_t num_elements, float* y);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// batch_rows.h: rows by expert with a count of each. A matrix is a batch of one expert whose rows
-// all count.
+// batch_rows.h: expert-major rows with one count per expert. A matrix is a batch of one expert
+// whose rows all count.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct BatchRows {
   std::int64_t num_experts = 1;
   std::int64_t capacity = 0;
   std::int64_t hidden = 0;
-  const std::int32_t* counts = nullptr;  ///< absent: all rows
+  const std::int32_t* counts = nullptr;  ///< null: all rows
 
   std::int64_t num_rows(std::int64_t e) const {
     return counts == nullptr ? capacity : std::int64_t{counts[e]};
@@ -33,10 +33,11 @@ struct BatchRows {
 BatchRows check_matrix_rows(const char* function, const TensorView& x);
 BatchRows check_batch_rows(const char* function, const TensorView& x, const TensorView& counts);
 
-/// Refuses counts that are no number of rows; reads them.
+/// Refuses counts that are not in [0, capacity]. Reads the counts.
 void check_counts(const char* function, const BatchRows& rows);
 
-/// q is contiguous, of `dtype`, and has the rows of `rows` with `hidden` elements in whole bytes.
+/// Checks that q is contiguous, of `dtype`, and shaped as `rows` with `hidden` elements per row, in
+/// whole bytes.
 void check_batch_codes(const char* function, const TensorView& q, DType dtype,
                        const BatchRows& rows, std::int64_t hidden);
 

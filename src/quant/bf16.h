@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bf16.h: bfloat16, the upper half of an f32. To nearest, ties to even; NaN is 7FC0 in this
-// direction and 7FC00000 in the other; too large becomes infinity.
+// bf16.h: bfloat16, the upper half of an f32. Rounds to nearest, ties to even; overflow becomes
+// infinity. NaN becomes 7FC0 when narrowed and 7FC00000 when widened.
 #pragma once
 
 #include "quant/bits.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bits.h: f32 as its bits, and rounding to nearest, ties to even, on integers: what every format
-// conversion of quant is made of.
+// bits.h: f32 as bits, and rounding to nearest, ties to even, on integers: the basis of every
+// format conversion of quant.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ SWITCHYARD_HOST_DEVICE constexpr float f32_from_bits(std::uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
 
-/// NaN of any payload and sign becomes the canonical one; all else stays.
+/// NaN of any payload and sign becomes the canonical one; other values are unchanged.
 SWITCHYARD_HOST_DEVICE constexpr float canonical_f32(float x) {
   return (bits_from_f32(x) & ~kF32SignBit) > kF32Infinity ? f32_from_bits(kF32NaN) : x;
 }
@@ -33,12 +33,12 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t shift_right_to_even(std::uint32_t
   return (value + (half - 1) + ((value >> shift) & 1)) >> shift;
 }
 
-/// Code of a finite magnitude, given as f32 bits without sign, in the format of kMantissaBits and
-/// exponent bias kBias, subnormals included. Codes beyond the format's largest are the caller's.
+/// The code of a finite magnitude (f32 bits without sign) in a format with kMantissaBits and
+/// exponent bias kBias, subnormals included. The caller handles codes above the format's largest.
 template <int kMantissaBits, int kBias>
 SWITCHYARD_HOST_DEVICE constexpr std::uint32_t narrow_magnitude(std::uint32_t magnitude) {
   constexpr int kDropped = 23 - kMantissaBits;
-  constexpr int kMinNormal = 128 - kBias;  // f32 exponent field of the format's least normal
+  constexpr int kMinNormal = 128 - kBias;  // f32 exponent field of the format's smallest normal
   const int exponent = static_cast<int>(magnitude >> 23);
   if (exponent >= kMinNormal) {
     constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - kBias) << 23;
@@ -50,7 +50,7 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t narrow_magnitude(std::uint32_t ma
   return shift > 24 ? 0 : shift_right_to_even(significand, shift);  // beyond 24: less than half
 }
 
-/// The magnitude of a finite code of that format. Exact.
+/// The magnitude of a finite code of such a format. Exact.
 template <int kMantissaBits, int kBias>
 SWITCHYARD_HOST_DEVICE constexpr float widen_magnitude(std::uint32_t code) {
   constexpr std::uint32_t kMantissaMask = (std::uint32_t{1} << kMantissaBits) - 1;

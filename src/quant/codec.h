@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// codec.h: the element formats under one name each: scaled value to code, code to value.
+// codec.h: a common interface to the element formats: scaled value to code, code to value.
 #pragma once
 
 #include "switchyard/quant.h"
@@ -14,15 +14,15 @@ namespace switchyard {
 
 enum class Codec : std::uint8_t {
   kE4M3,
-  kI8HalfAway,  ///< one scale a token
-  kI8HalfEven,  ///< one scale a tensor
-  kI8Truncate,  ///< one scale a block
+  kI8HalfAway,  ///< one scale per token
+  kI8HalfEven,  ///< one scale per tensor
+  kI8Truncate,  ///< one scale per block
   kE2M1,
   kE2M3,
   kE3M2,
 };
 
-/// vLLM's int8 kernels round differently for each group of scales.
+/// vLLM's int8 kernels round differently for each scale group.
 SWITCHYARD_HOST_DEVICE constexpr Codec codec_of(const QuantScheme& scheme) {
   switch (scheme.dtype) {
     case DType::kE2M1: return Codec::kE2M1;
@@ -35,7 +35,7 @@ SWITCHYARD_HOST_DEVICE constexpr Codec codec_of(const QuantScheme& scheme) {
   }
 }
 
-/// With a constant codec, as kernels pass it, nothing of the choice is left.
+/// If the codec is a constant, as in kernels, the switch disappears.
 SWITCHYARD_HOST_DEVICE constexpr std::uint8_t encode(Codec codec, float x) {
   switch (codec) {
     case Codec::kI8HalfAway: return i8_half_away(x);

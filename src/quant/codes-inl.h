@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// codes-inl.h: finite elements to codes, wide. Included once for each Highway target.
+// codes-inl.h: vectorized encoding of finite elements. Included once per Highway target.
 //
 // Rounding to a small float is one f32 addition: y + M, with M = 2^(23 - mantissa bits) times the
-// power of two of y (at least that of the least normal value), leaves the rounded mantissa,
-// subnormals included, in the low bits. Integers take the same addition or a truncation.
+// power of two of y (at least that of the smallest normal value), leaves the rounded mantissa,
+// subnormals included, in the low bits. Integers use the same addition or a truncation.
 //
-// x / scale becomes a multiplication by r = 1 / scale and one correction in fma (Markstein, 1990):
+// x / scale becomes a multiplication by r = 1 / scale and one correction by fma (Markstein, 1990):
 // p = x r; p + r (x - p scale) is the IEEE quotient for every 8-bit and 11-bit significand of x and
-// every significand of scale (wide_test.cpp tries them). f32 elements are divided.
+// every significand of scale (wide_test.cpp tests them all). f32 elements are divided.
 
-// The include guard of Highway: once for each target.
+// Highway's include guard: once per target.
 #if defined(SWITCHYARD_QUANT_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SWITCHYARD_QUANT_CODES_INL_H_
 #undef SWITCHYARD_QUANT_CODES_INL_H_
@@ -25,7 +25,7 @@ namespace switchyard::simd {
 namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 
-// The ways to apply a scale. Multiply and Divide serve magnitudes and values.
+// The ways to apply a scale. Multiply and Divide accept magnitudes and values.
 struct Multiply {
   float factor;
   HWY_INLINE VecF32 operator()(VecF32 x) const { return hn::Mul(x, hn::Set(kF32, factor)); }
@@ -36,7 +36,7 @@ struct MultiplyLanes {
   HWY_INLINE VecF32 operator()(VecF32 x) const { return hn::Mul(x, factors); }
 };
 
-// Magnitudes under scales that others chose: 448 may be exceeded, also by infinity.
+// For magnitudes under a scale chosen by others: the result may exceed 448 or be infinite.
 struct MultiplyAndClamp {
   float factor;
   HWY_INLINE VecF32 operator()(VecF32 x) const {
@@ -63,9 +63,9 @@ struct DivideByReciprocal {
 };
 #endif
 
-// Codes of magnitudes, in the low 8 bits of each lane; the other bits are arbitrary. kMagic is
-// 2^(23 - mantissa bits) and, in its low bits, what the biased exponents lack to a code, modulo
-// 256; even, for ties. Magnitudes that round beyond the largest value are the caller's.
+// Codes of magnitudes in the low 8 bits of each lane; the other bits are arbitrary. `magic` is
+// 2^(23 - mantissa bits) and, in its low bits, the difference between biased exponents and codes,
+// modulo 256; it is even, for ties. Callers handle magnitudes that round above the largest value.
 template <int kMantissaBits, std::uint32_t kMinNormalBits>
 HWY_INLINE VecU32 small_float_codes(VecF32 y, float magic) {
   const VecI32 exponent = hn::And(hn::BitCast(kI32, y), hn::Set(kI32, 0x7F800000));
@@ -77,7 +77,7 @@ HWY_INLINE VecU32 small_float_codes(VecF32 y, float magic) {
                  hn::ShiftRight<23 - kMantissaBits>(hn::BitCast(kU32, clamped)));
 }
 
-// Coders: a scaled pair to its codes in the low kBits of each lane. Bits above are arbitrary.
+// Coders turn a scaled pair into codes in the low kBits of each lane. Higher bits are arbitrary.
 struct E4M3Coder {
   static constexpr int kBits = 16;
 
@@ -116,7 +116,7 @@ struct E2M1Coder {
   }
 };
 
-// Two's complement: signs need no care.
+// Two's complement: signs need no special handling.
 template <typename Rounding>
 struct I8Coder {
   static constexpr int kBits = 16;
@@ -133,7 +133,7 @@ struct Truncation {
   static HWY_INLINE VecU32 apply(VecF32 y) { return hn::BitCast(kU32, hn::ConvertTo(kI32, y)); }
 };
 
-// The largest float below a half, not a half itself: 0.49999997 + 0.5 would round to 1.
+// Adds the largest float below 0.5, because 0.49999997 + 0.5 would round to 1.
 struct HalfAway {
   static HWY_INLINE VecU32 apply(VecF32 y) {
     const VecF32 sign = hn::BitCast(kF32, hn::And(hn::BitCast(kU32, y), sign_bits()));
@@ -141,7 +141,7 @@ struct HalfAway {
   }
 };
 
-// For scales that others chose, so it saturates. 1.5 * 2^23 leaves the integer in the low bits.
+// For scales chosen by others, so it saturates. 1.5 * 2^23 leaves the integer in the low bits.
 struct HalfEven {
   static HWY_INLINE VecU32 apply(VecF32 y) {
     const VecF32 clamped = hn::Max(hn::Min(y, hn::Set(kF32, 127.0f)), hn::Set(kF32, -128.0f));
@@ -161,7 +161,7 @@ HWY_INLINE void store_codes(VecU32 codes, std::uint8_t* q) {
   }
 }
 
-// Encodes whole vectors of finite elements to bytes; returns how many elements are done.
+// Encodes whole vectors of finite elements to bytes; returns the number of elements encoded.
 template <typename Source, typename Coder, typename Scale>
 HWY_INLINE std::int64_t encode_vectors(const typename Source::Element* x, std::int64_t n,
                                        const Scale& scale, std::uint8_t* q) {
@@ -185,8 +185,8 @@ HWY_INLINE std::int64_t divide_vectors(const typename Source::Element* x, std::i
   return encode_vectors<Source, Coder>(x, n, Divide{scale}, q);
 }
 
-// Encodes finite elements by a scale that was made for them, so that no magnitude exceeds the
-// largest value by more than rounding. map.factor is finite and positive.
+// Encodes finite elements with a scale derived from them, so that no magnitude exceeds the largest
+// value by more than rounding. map.factor is finite and positive.
 template <typename Source, typename Coder>
 HWY_INLINE void encode(const typename Source::Element* x, std::int64_t n, const ElementMap& map,
                        std::uint8_t* q) {
@@ -196,7 +196,7 @@ HWY_INLINE void encode(const typename Source::Element* x, std::int64_t n, const 
   scalar::encode(x, Source::kDType, done, n, map, q);
 }
 
-// The same by any finite and positive scale of a tensor.
+// The same with any finite, positive tensor scale.
 template <typename Source, typename Coder>
 HWY_INLINE void encode_clamped(const typename Source::Element* x, std::int64_t n,
                                const ElementMap& map, std::uint8_t* q) {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// e8m0.h: power-of-two scales. Byte b is 2^(b - 127), byte 255 is NaN. Rounding is upwards, by the
-// exponent bits: one more when any mantissa bit is set, which equals 2^ceil(log2(x)).
+// e8m0.h: power-of-two scales. Byte b is 2^(b - 127), byte 255 is NaN. Rounds up by incrementing
+// the exponent if any mantissa bit is set, which equals 2^ceil(log2(x)).
 #pragma once
 
 #include "quant/bits.h"
 
 namespace switchyard {
 
-/// Least power of two that is not below a positive x. +Inf stays; a subnormal becomes 2^-126.
+/// The smallest power of two not below a positive x. +Inf stays; a subnormal becomes 2^-126.
 SWITCHYARD_HOST_DEVICE constexpr float power_of_two_ceil(float x) {
   return f32_from_bits((bits_from_f32(x) + 0x7FFFFFu) & kF32Infinity);
 }
 
-/// Byte of a positive x, rounded up; 255 for +Inf.
+/// The byte of a positive x, rounded up; 255 for +Inf.
 SWITCHYARD_HOST_DEVICE constexpr std::uint8_t e8m0_ceil(float x) {
   return static_cast<std::uint8_t>(bits_from_f32(power_of_two_ceil(x)) >> 23);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// elements-inl.h: bf16, f16 and f32 rows as vectors, and their largest magnitude. Included once for
-// each Highway target.
+// elements-inl.h: bf16, f16 and f32 rows as vectors, and their largest magnitude. Included once per
+// Highway target.
 //
-// A 32-bit lane takes two neighbours of a row, `low` and `high`; 16-bit elements are widened by
-// shifts, so that nothing is shuffled until the codes are stored. Elements are finite here.
+// A 32-bit lane holds two adjacent elements of a row, `low` and `high`. 16-bit elements are widened
+// by shifts, so nothing is shuffled until the codes are stored. Elements here are finite.
 
-// The include guard of Highway: once for each target.
+// Highway's include guard: once per target.
 #if defined(SWITCHYARD_QUANT_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SWITCHYARD_QUANT_ELEMENTS_INL_H_
 #undef SWITCHYARD_QUANT_ELEMENTS_INL_H_
@@ -38,9 +38,10 @@ using VecF32 = hn::Vec<hn::ScalableTag<float>>;
 
 HWY_INLINE VecU32 sign_bits() { return hn::Set(kU32, kF32SignBit); }
 
-// What Bf16 and F16 share: two elements in each 32-bit word, low half first. A source offers a
-// vector of 2 * Lanes(kU32) elements (Words), the two halves of each lane with (values) and without
-// (magnitudes) signs, and the signs alone, in bits 15 (low) and 31 (high), other bits zero.
+// Common to Bf16 and F16: each 32-bit word holds two elements, the low half first. A source
+// provides vectors of 2 * Lanes(kU32) elements (Words), both halves of each lane with signs
+// (values) and without (magnitudes), and only the signs in bits 15 (low) and 31 (high), other bits
+// zero.
 struct HalfWords {
   using Element = std::uint16_t;
   using Words = VecU32;
@@ -67,7 +68,7 @@ struct Bf16 : HalfWords {
 struct F16 : HalfWords {
   static constexpr DType kDType = DType::kF16;
   static constexpr std::uint32_t kInfinity = 0x7C00;
-  // Bits at the place of f32's, then 2^112 corrects the exponent bias; exact, subnormals too.
+  // Moves the bits to their places in an f32; 2^112 then corrects the bias. Exact for subnormals.
   static HWY_INLINE VecF32 rebias(VecU32 bits) {
     return hn::Mul(hn::BitCast(kF32, bits), hn::Set(kF32, 0x1p112f));
   }
@@ -120,8 +121,8 @@ struct F32 {
   static HWY_INLINE VecF32 high_value(Words words) { return words.high; }
 };
 
-// Asks for what follows the row, which in most uses is the next row: encoding leaves the memory
-// idle. A hint about bytes, never a read, so it may point past the end.
+// Prefetches what follows the row, usually the next row, since encoding leaves memory idle. This is
+// a hint and never a read, so it may point past the end.
 template <typename Element>
 HWY_INLINE void prefetch_ahead(const Element* x, std::int64_t num_elements, std::int64_t distance) {
   const auto from =
@@ -132,7 +133,7 @@ HWY_INLINE void prefetch_ahead(const Element* x, std::int64_t num_elements, std:
   }
 }
 
-// Largest bit pattern without sign; above kInfinity when there is a NaN.
+// The largest bit pattern without sign; above kInfinity if there is a NaN.
 HWY_INLINE std::uint32_t max_bits(const std::uint16_t* x, std::int64_t n) {
   const auto step = static_cast<std::int64_t>(hn::Lanes(kU16));
   const auto mask = hn::Set(kU16, 0x7FFF);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exp.h: the one exp of the library, in f32, the same bits on every processor: x = n ln2 + r, a
-// polynomial for exp(r) in fma, and a scaling by 2^n in two exact steps, so that results between
-// the least normal and the least subnormal round once.
+// exp.h: the library's only exp, in f32, with the same bits on every processor: x = n ln2 + r, a
+// polynomial for exp(r) in fma, and scaling by 2^n in two exact steps, so that results between the
+// smallest normal and the smallest subnormal round once.
 //
-// Error over all f32: below 0.9 ulp (tests/unit/quant/exp_test.cpp measures it). exp(-Inf) is 0,
-// above 88.72 it is +Inf, NaN is 7FC00000.
+// The error over all f32 is below 0.9 ulp (tests/unit/quant/exp_test.cpp measures it). exp(-Inf) is
+// 0, exp(x) is +Inf above 88.72, and exp(NaN) is 7FC00000.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace switchyard {
 
-/// The constants, shared with the wide version, which does the same operations in the same order.
+/// The constants, shared with the vectorized version, which does the same steps in the same order.
 namespace exp_constants {
 inline constexpr float kMin = -104.0f;  // exp is 0 from here down
 inline constexpr float kMax = 89.0f;    // exp is +Inf from here up
@@ -22,7 +22,7 @@ inline constexpr float kLog2E = 0x1.715476p+0f;
 inline constexpr float kRound = 0x1.8p+23f;             // adding it rounds to an integer
 inline constexpr float kMinusLn2High = -0x1.62e43p-1f;  // n * this is exact in the fma
 inline constexpr float kMinusLn2Low = 0x1.05c61p-29f;
-// Minimax of (exp(r) - 1 - r) / r^2 on |r| <= ln2 / 2; relative error of exp(r) 2^-28.2.
+// Minimax of (exp(r) - 1 - r) / r^2 on |r| <= ln2 / 2; the relative error of exp(r) is 2^-28.2.
 inline constexpr float kC0 = 0x1.fffffcp-2f;
 inline constexpr float kC1 = 0x1.55548cp-3f;
 inline constexpr float kC2 = 0x1.555858p-5f;
@@ -56,7 +56,7 @@ SWITCHYARD_HOST_DEVICE inline float sigmoid(float x) {
   return canonical_f32(1.0f / (1.0f + exp_f32(-x)));
 }
 
-/// x / (1 + exp(-x)): one division. -Inf gives NaN, as the formula does.
+/// x / (1 + exp(-x)), with one division. -Inf yields NaN, as the formula does.
 SWITCHYARD_HOST_DEVICE inline float silu(float x) {
   return canonical_f32(x / (1.0f + exp_f32(-x)));
 }
@@ -66,8 +66,8 @@ SWITCHYARD_HOST_DEVICE inline float silu_mul(float gate, float up) {
   return canonical_f32(silu(gate) * up);
 }
 
-/// g / (1 + exp(-(alpha * g))) * (u + beta), with g = min(gate, limit) and u = up between -limit
-/// and limit: one division, every step rounded, NaN stays NaN.
+/// g / (1 + exp(-(alpha * g))) * (u + beta), with g = min(gate, limit) and u = up clamped to
+/// [-limit, limit]. One division, every step rounded; NaN stays NaN.
 SWITCHYARD_HOST_DEVICE inline float clamped_swiglu(float gate, float up, float alpha, float beta,
                                                    float limit) {
   const float g = gate > limit ? limit : gate;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// f16.h: IEEE half precision. To nearest, ties to even, subnormals included; NaN is 7E00 in this
-// direction and 7FC00000 in the other; 65520 and above become infinity.
+// f16.h: IEEE half precision. Rounds to nearest, ties to even, subnormals included; 65520 and above
+// become infinity. NaN becomes 7E00 when narrowed and 7FC00000 when widened.
 #pragma once
 
 #include "quant/bits.h"

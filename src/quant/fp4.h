@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fp4.h: OCP e2m1: sign, then an index into {0, 0.5, 1, 1.5, 2, 3, 4, 6}. To nearest, ties to even,
-// saturating at 6; NaN becomes +6, as the format has none. Minus zero keeps its sign, as in the
-// hardware instruction. Two codes share a byte, the first in the low nibble.
+// fp4.h: OCP e2m1: a sign, then an index into {0, 0.5, 1, 1.5, 2, 3, 4, 6}. Rounds to nearest, ties
+// to even, and saturates at 6; NaN becomes +6, as the format has none. Minus zero keeps its sign,
+// as in the hardware instruction. Two codes share a byte, the first in the low nibble.
 #pragma once
 
 #include "quant/bits.h"

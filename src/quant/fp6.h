@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fp6.h: the two OCP 6-bit floats, which are simulated only: a code in the low 6 bits of a byte.
-// To nearest, ties to even, saturating; NaN becomes the largest value. What rounds to zero is +0,
-// as in Quark's emulation.
+// fp6.h: the two OCP 6-bit floats, which are only simulated: a code in the low 6 bits of a byte.
+// Rounds to nearest, ties to even, and saturates; NaN becomes the largest value. Values that round
+// to zero become +0, as in Quark's emulation.
 #pragma once
 
 #include "quant/bits.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fp8.h: the two OCP 8-bit floats. To nearest, ties to even, subnormals included, saturating: too
-// large and infinity become the largest finite value. NaN becomes 7F; e4m3 has no infinity.
+// fp8.h: the two OCP 8-bit floats. Rounds to nearest, ties to even, subnormals included; overflow
+// and infinity saturate to the largest finite value. NaN becomes 7F; e4m3 has no infinity.
 #pragma once
 
 #include "quant/bits.h"

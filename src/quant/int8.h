@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// int8.h: the three ways in which int8 kernels round. All saturate to -128 and 127 and turn NaN
-// into 0. Codes are two's complement, kept in a byte.
+// int8.h: the three roundings of int8 kernels. All saturate to [-128, 127] and turn NaN into 0.
+// Codes are two's complement, stored in a byte.
 #pragma once
 
 #include "quant/bits.h"
@@ -10,18 +10,18 @@ namespace switchyard {
 
 inline constexpr float kI8Max = 127.0f;
 
-/// Saturation and NaN, for the functions below.
+/// Saturates and removes NaN, for the functions below.
 SWITCHYARD_HOST_DEVICE constexpr float clamp_to_i8(float x) {
   const float below = x < 127.0f ? x : 127.0f;
   return x != x ? 0.0f : below > -128.0f ? below : -128.0f;
 }
 
-/// Toward zero.
+/// Rounds toward zero.
 SWITCHYARD_HOST_DEVICE constexpr std::uint8_t i8_truncate(float x) {
   return static_cast<std::uint8_t>(static_cast<int>(clamp_to_i8(x)));
 }
 
-/// To nearest, ties away from zero (C's round).
+/// Rounds to nearest, ties away from zero (C's round).
 SWITCHYARD_HOST_DEVICE constexpr std::uint8_t i8_half_away(float x) {
   const float y = clamp_to_i8(x);
   const int whole = static_cast<int>(y);
@@ -29,7 +29,7 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint8_t i8_half_away(float x) {
   return static_cast<std::uint8_t>(whole + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0));
 }
 
-/// To nearest, ties to even.
+/// Rounds to nearest, ties to even.
 SWITCHYARD_HOST_DEVICE constexpr std::uint8_t i8_half_even(float x) {
   const float y = clamp_to_i8(x);
   const int whole = static_cast<int>(y);

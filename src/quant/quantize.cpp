@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize.cpp: the public calls: refusals first, then row by row through rows.h. Scales of a row
-// are made in a contiguous scratch row when the caller's columns are strided.
+// quantize.cpp: the public functions check their arguments, then process row by row through rows.h.
+// For strided scale columns, the scales of a row are built in a contiguous scratch row.
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@
 namespace switchyard {
 namespace {
 
-// The global scale of nvfp4, 1 for others.
+// The global scale of nvfp4; 1 for other schemes.
 float check_global_value(const char* function, const char* name, const TensorView& scale,
                          const QuantScheme& scheme) {
   if (!scheme.needs_tensor_scale()) return 1.0f;
@@ -33,7 +33,7 @@ std::byte* row_of(const TensorView& x, std::int64_t t) {
   return x.as<std::byte>() + t * x.stride(0) * bits_of(x.dtype()) / 8;
 }
 
-// Scales of one row side by side: the caller's memory, or a copy of strided columns.
+// The scales of one row, contiguous: in the caller's memory, or in a copy of strided columns.
 class ScaleRow {
  public:
   ScaleRow(const TensorView& scales, const QuantScheme& scheme) : base_(scales.as<std::byte>()) {
@@ -46,12 +46,12 @@ class ScaleRow {
     if (is_strided) scratch_.resize(static_cast<std::size_t>(bytes * scales.shape(1)));
   }
 
-  // Where the scales of row t are written.
+  // Where to write the scales of row t.
   void* target(std::int64_t t) {
     return scratch_.empty() ? base_ + t * row_stride_ : scratch_.data();
   }
 
-  // Brings them to the caller's memory.
+  // Copies them to the caller's memory.
   void finish(std::int64_t t) {
     for_each_scale(
         t, [this](std::byte* theirs, std::byte* ours) { std::memcpy(theirs, ours, scale_bytes_); });
@@ -87,7 +87,7 @@ float scale_of_tensor(const TensorView& x, const QuantRows& rows, DType dtype) {
   return tensor_scale(amax, dtype);
 }
 
-// The scale that one scale a tensor, given or not, and nvfp4 quantize with.
+// The tensor scale, given or computed, or the global scale of nvfp4; 1 for other schemes.
 float whole_scale(const TensorView& x, const QuantRows& rows, const QuantScheme& scheme,
                   const TensorView& static_scale) {
   if (scheme.group == ScaleGroup::kTensor && !static_scale.has_value()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_batched.cpp: an expert at a time through quantize. Scales in tiles are made in rows
-// first and moved: they are a small part of what is written.
+// quantize_batched.cpp: calls quantize once per expert. Swizzled scales are first built row-major
+// and then moved; they are a small part of what is written.
 
 #include "switchyard/quantize_batched.h"
 
@@ -20,7 +20,7 @@ TensorView static_scale_of(const TensorView& scale, std::int64_t e) {
   return TensorView::of(scale.as<float>() + (scale.num_elements() == 1 ? 0 : e), {1});
 }
 
-// Scales of the first rows of an expert as quantize takes them.
+// The scales of the first rows of an expert, in the form that quantize accepts.
 TensorView scales_of(const TensorView& scales, const QuantScheme& scheme, std::int64_t e,
                      std::int64_t num_rows) {
   if (!scales.has_value()) return {};

@@ -15,7 +15,7 @@ bool is_float(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
-// A matrix of bf16, f16 or f32 whose rows are contiguous.
+// Checks that x is a matrix with contiguous rows.
 QuantRows check_matrix(const char* function, const char* name, const TensorView& x) {
   require(x.has_value() && x.num_dims() == 2, Errc::kInvalidArgument,
           "{}: {} is {}, want 2 dimensions", function, name, x.describe());
@@ -190,7 +190,7 @@ void check_silu_mul_quantize(const char* function, const BatchRows& rows, const 
   const std::int64_t intermediate = rows.hidden / 2;
   check_batch_codes(function, q, scheme.dtype, rows, intermediate);
   check_tensor_scale(function, scheme, tensor_scale);
-  // The scale of a tensor is given: it needs no place.
+  // A tensor scale is given by the caller, so it is not stored.
   const bool has_scales = scheme.is_quantized() && scheme.group != ScaleGroup::kTensor;
   require(has_scales || !scales.has_value(), Errc::kInvalidArgument,
           "{}: scales is {}, want none for {}", function, scales.describe(), name_of(scheme));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_checks.h: refusals of the quantization calls that need no look at what the tensors hold,
-// for both processors. Errors: kInvalidArgument.
+// quantize_checks.h: checks of the quantization calls that do not read tensor contents, for both
+// processors. Errors: kInvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ struct QuantRows {
   std::int64_t hidden;
 };
 
-/// Scales are written and read: not for unquantized and simulated elements.
+/// Whether scales are written and read: not for unquantized or simulated elements.
 bool stores_scales(const QuantScheme& scheme);
 
-/// Scales of tokens may be given, or bounded.
+/// Whether token scales may be given or bounded.
 bool is_fp8_token(const QuantScheme& scheme);
 
 QuantRows check_quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
@@ -35,7 +35,7 @@ BatchRows check_quantize_batched(const TensorView& x, const TensorView& counts,
                                  const QuantScheme& scheme, const TensorView& q,
                                  const TensorView& scales, const TensorView& static_scale);
 
-/// Of both calls of silu_mul_quantize, which is `function`.
+/// For both silu_mul_quantize functions; `function` is the one called.
 void check_silu_mul_quantize(const char* function, const BatchRows& rows, const QuantScheme& scheme,
                              const TensorView& q, const TensorView& scales,
                              ActivationScale activation_scale, const TensorView& tensor_scale);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_input.cpp: from options to a scheme, and every combination that is refused.
+// quantize_input.cpp: maps options to a scheme, and refuses invalid combinations.
 
 #include "switchyard/quantize_input.h"
 
@@ -56,7 +56,7 @@ QuantizedInput simulate(const TensorView& x, const QuantScheme& scheme,
   return out;
 }
 
-// Static fp8 scales of a row: one, or one for each of equal parts.
+// Static fp8 scales of a row: one, or one per equal part of it.
 QuantizedInput quantize_with_row_scales(const TensorView& x, const TensorView& scale) {
   const std::int64_t hidden = x.shape(1);
   require(scale.dtype() == DType::kF32 && scale.num_dims() == 2 && scale.shape(0) == x.shape(0) &&
@@ -89,7 +89,7 @@ QuantizedInput quantize_with_static_scale(const TensorView& x, const QuantScheme
   return out;
 }
 
-// fp8_e4m3 and int8, whose options are the same.
+// fp8_e4m3 and int8, which have the same options.
 QuantizedInput quantize_plain(const TensorView& x, const TensorView& scale,
                               const QuantizeInputConfig& config, const QuantScheme& token,
                               const QuantScheme& tensor) {
@@ -136,7 +136,7 @@ QuantizedInput quantize_nvfp4(const TensorView& x, const TensorView& scale,
   return quantize_input(x, schemes::kNvfp4, layout_of(config), scale);
 }
 
-// Rows of `x`, each with zeros behind it.
+// The rows of `x`, each padded with zeros.
 Tensor pad_rows(const TensorView& x, std::int64_t padded) {
   Tensor wide(x.dtype(), {x.shape(0), padded});
   const std::int64_t element_bytes = bits_of(x.dtype()) / 8;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rows.cpp: which wide function serves which scheme and dtype.
+// rows.cpp: selects the vectorized function for a scheme and dtype.
 
 #include "quant/rows.h"
 
@@ -14,7 +14,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kChunk = 1024;  // f32 elements between two conversions: stays in L1
+constexpr std::int64_t kChunk = 1024;  // f32 elements converted at a time, which stay in L1
 
 [[noreturn]] void fail_dtype(const char* function, DType dtype) {
   fail(Errc::kInvalidArgument, "{}: elements are {}, want bf16, f16 or f32", function,
@@ -47,7 +47,7 @@ void narrow(const float* x, std::int64_t num_elements, DType dtype, void* y) {
   }
 }
 
-// A row without scales: the same bytes, or one rounding where the dtypes differ.
+// A row without scales: bytes are copied, or rounded once if the dtypes differ.
 void convert_row(const void* x, DType from, std::int64_t hidden, DType to, std::byte* q) {
   if (from == to) {
     copy(x, bytes_of(from, hidden), q);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scalar.h: the definition of each row format, element by element. rows.h does the same work wide
-// and must give the same bits; tests compare the two.
+// scalar.h: the definition of each row format, element by element. rows.h vectorizes the same work
+// and must produce the same bits; tests compare the two.
 //
-// A scheme is two decisions: the scale that follows from the largest magnitude of the elements that
-// share it (scale_rules.h), and the format of an element under that scale (codec.h). What is left
-// here is memory: how elements, codes and scales lie in a row.
+// A scheme is two decisions: the scale, which follows from the largest magnitude of the elements
+// that share it (scale_rules.h), and the element format under that scale (codec.h). This header
+// adds the memory layout: how elements, codes and scales are stored in a row.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ SWITCHYARD_HOST_DEVICE inline void store(void* y, DType dtype, std::int64_t i, f
   }
 }
 
-/// Largest magnitude of elements begin to end - 1; NaN never compares greater.
+/// The largest magnitude in [begin, end); NaN never compares greater.
 SWITCHYARD_HOST_DEVICE inline float max_magnitude(const void* x, DType dtype, std::int64_t begin,
                                                   std::int64_t end) {
   float amax = 0.0f;
@@ -47,7 +47,8 @@ SWITCHYARD_HOST_DEVICE inline float max_magnitude(const void* x, DType dtype, st
   return amax;
 }
 
-/// Code i of a row: a byte, or for e2m1 a nibble, low one first. Nibbles are stored in order.
+/// Stores code i of a row: a byte or, for e2m1, a nibble, the low one first. Nibbles must be stored
+/// in order.
 SWITCHYARD_HOST_DEVICE inline void store_code(Codec codec, std::uint8_t* q, std::int64_t i,
                                               std::uint8_t code) {
   if (codec != Codec::kE2M1) {
@@ -63,7 +64,7 @@ SWITCHYARD_HOST_DEVICE inline std::uint8_t load_code(DType dtype, const std::uin
   return static_cast<std::uint8_t>(q[i / 2] >> (4 * (i % 2)) & 0xF);
 }
 
-/// Elements begin to end - 1 to their codes.
+/// Encodes the elements in [begin, end).
 SWITCHYARD_HOST_DEVICE inline void encode(const void* x, DType dtype, std::int64_t begin,
                                           std::int64_t end, const ElementMap& map,
                                           std::uint8_t* q) {
@@ -72,7 +73,7 @@ SWITCHYARD_HOST_DEVICE inline void encode(const void* x, DType dtype, std::int64
   }
 }
 
-/// Elements rounded to what codes and scale can hold, in the dtype of the input.
+/// Rounds elements to what codes and scale can represent, in the dtype of the input.
 SWITCHYARD_HOST_DEVICE inline void simulate(DType format, const void* x, DType dtype,
                                             std::int64_t begin, std::int64_t end,
                                             const ScaleAndMap& block, void* y) {
@@ -82,7 +83,7 @@ SWITCHYARD_HOST_DEVICE inline void simulate(DType format, const void* x, DType d
   }
 }
 
-/// Scale b of a row. Packed words are cleared before, by their block 0, 4, 8, ...
+/// Stores scale b of a row. In packed words, blocks 0, 4, 8, ... clear the word first.
 SWITCHYARD_HOST_DEVICE inline void store_scale(ScaleFormat format, void* scales, std::int64_t b,
                                                float scale) {
   const std::uint32_t exponent = bits_from_f32(scale) >> 23;
@@ -111,14 +112,14 @@ SWITCHYARD_HOST_DEVICE inline float load_scale(ScaleFormat format, const void* s
   return static_cast<const float*>(scales)[b];
 }
 
-/// Elements of a row that share a scale.
+/// The number of elements of a row that share a scale.
 SWITCHYARD_HOST_DEVICE inline std::int64_t elements_per_scale(const QuantScheme& scheme,
                                                               std::int64_t hidden) {
   return scheme.group == ScaleGroup::kBlock ? scheme.block : hidden;
 }
 
-/// As quantize_row and dequantize_row of rows.h, for quantized schemes; `dtype` of dequantize_row
-/// is of simulated elements.
+/// The definitions of quantize_row and dequantize_row of rows.h, for quantized schemes. The `dtype`
+/// of dequantize_row is that of simulated elements.
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
                   std::uint8_t* q, void* scales, float tensor_scale = 1.0f);
 void dequantize_row(const QuantScheme& scheme, const std::uint8_t* q, const void* scales,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scale_layout.cpp: sizes and views of scale layouts, and copies between them, a plane at a time.
+// scale_layout.cpp: sizes and views of scale layouts, and copies between them, one plane at a time.
 
 #include "switchyard/scale_layout.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kTileRows = ScaleGeometry::kTileRows;
 constexpr std::int64_t kQuad = ScaleGeometry::kTileScales;
-constexpr std::int64_t kAlignedRows = 4;  // 16 bytes of f32 or packed words: what TMA wants
+constexpr std::int64_t kAlignedRows = 4;  // 16 bytes of f32 or packed words, as TMA requires
 
 std::int64_t checked_align_up(std::int64_t value, std::int64_t alignment) {
   return checked_add(value, alignment - 1) / alignment * alignment;

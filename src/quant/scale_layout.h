@@ -16,8 +16,8 @@ namespace switchyard {
 struct ScaleGeometry {
   ScaleLayout layout = ScaleLayout::kRowMajor;
   std::int64_t num_rows = 0;
-  std::int64_t num_scales = 0;     ///< of a row
-  std::int64_t element_bytes = 4;  ///< of a scale
+  std::int64_t num_scales = 0;     ///< per row
+  std::int64_t element_bytes = 4;  ///< per scale
 
   static constexpr std::int64_t kTileRows = 128;
   static constexpr std::int64_t kTileScales = 4;
@@ -41,8 +41,8 @@ struct ScaleGeometry {
     }
   }
 
-  /// Element of scale `s` of row `n`. In a tile, rows 32 apart are neighbours: (m % 32) * 16 +
-  /// (m / 32) * 4 + s % 4.
+  /// The element of scale `s` of row `n`. In a tile, rows 32 apart are adjacent: row m and scale s
+  /// are at (m % 32) * 16 + (m / 32) * 4 + s % 4.
   SWITCHYARD_HOST_DEVICE constexpr std::int64_t index(std::int64_t n, std::int64_t s) const {
     switch (layout) {
       case ScaleLayout::kRowMajor: return n * num_scales + s;

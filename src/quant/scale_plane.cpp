@@ -30,7 +30,7 @@ void copy_row(const ScalePlane& from, std::int64_t from_row, const ScalePlane& t
         std::memcpy(target + kBytes * j * to.step, source + kBytes * j * from.step, kBytes);
       }
     }
-    // The last step would leave the memory.
+    // After the last quad, the pointers would leave the memory.
     if (s + kQuad < num_scales) {
       source += kBytes * from.quad_stride;
       target += kBytes * to.quad_stride;

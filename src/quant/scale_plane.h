@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scale_plane.h: one face for every layout of scales. A plane is the scales of rows that are laid
-// out together: a [N, S] view, the tiles of a swizzled one, or one expert of their batched forms.
-// A row consists of quads of four scales; inside a quad scales lie `step` apart.
+// scale_plane.h: a common interface to all scale layouts. A plane holds the scales of rows that are
+// laid out together: a [N, S] view, the tiles of a swizzled one, or one expert of their batched
+// forms. A row consists of quads of four scales; within a quad, scales are `step` apart.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace switchyard {
 struct ScalePlane {
   std::byte* data = nullptr;
   std::int64_t element_bytes = 0;
-  std::int64_t num_rows = 0;    ///< with padding where swizzled
-  std::int64_t num_scales = 0;  ///< of a row, with padding where swizzled
+  std::int64_t num_rows = 0;    ///< with padding if swizzled
+  std::int64_t num_scales = 0;  ///< per row, with padding if swizzled
   std::int64_t row_stride = 0;
   std::int64_t quad_stride = 0;
   std::int64_t step = 0;
@@ -34,29 +34,29 @@ struct ScalePlane {
 bool is_swizzled(const TensorView& scales);
 bool is_batched(const TensorView& scales);
 
-/// Refuses what is no 2-D, 3-D, 5-D or 6-D view of scale_layout.h.
+/// Refuses views that are not 2-D, 3-D, 5-D or 6-D views of scale_layout.h.
 ///
 /// Errors: kInvalidArgument; the message starts with `function`.
 void check_scale_view(const char* function, const char* name, const TensorView& scales);
 
-/// num_experts of scales without experts.
+/// The num_experts of scales that are not batched.
 inline constexpr std::int64_t kNoExperts = -1;
 
-/// Refuses anything but scales of `dtype` for [num_rows, num_scales], or for num_experts of them.
+/// Refuses anything but scales of `dtype`: [num_rows, num_scales], or num_experts of those.
 void check_scales_for(const char* function, const TensorView& scales, DType dtype,
                       std::int64_t num_experts, std::int64_t num_rows, std::int64_t num_scales);
 
-/// Plane `expert` of a view that check_scale_view let pass.
+/// Plane `expert` of a view that passed check_scale_view.
 ScalePlane plane_of(const TensorView& scales, std::int64_t expert = 0);
 
-/// Scales of one row that lie side by side.
+/// A plane of one row of contiguous scales.
 ScalePlane plane_of_row(void* scales, std::int64_t num_scales, std::int64_t element_bytes);
 
 /// Copies `num_scales` scales of row `from_row`.
 void copy_scale_row(const ScalePlane& from, std::int64_t from_row, const ScalePlane& to,
                     std::int64_t to_row, std::int64_t num_scales);
 
-/// Fills with zeros; the padding of tiles too.
+/// Fills with zeros, including the padding of tiles.
 void clear_scales(const ScalePlane& plane);
 
 }  // namespace switchyard

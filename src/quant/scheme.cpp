@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scheme.cpp: the tables of named schemes and of meaningful ones. A new format is a row in each,
-// its element in codec.h, its rule in scale_rules.h and its wide version behind rows.h.
+// scheme.cpp: tables of the named schemes and of all valid ones. A new format needs a row in each,
+// an element in codec.h, a rule in scale_rules.h and a vectorized version behind rows.h.
 
 #include "quant/scheme.h"
 
@@ -35,7 +35,7 @@ constexpr std::array<NamedScheme, 15> kSchemes{{{"none", schemes::kNone},
                                                 {"mxfp6_e2m3", schemes::kMxfp6E2M3},
                                                 {"mxfp8", schemes::kMxfp8}}};
 
-// Every combination that means something; a block of 0 stands for any.
+// Every valid combination; block 0 stands for any size.
 constexpr std::array<QuantScheme, 16> kMeanings{
     {{DType::kE4M3, ScaleGroup::kTensor},
      {DType::kE4M3, ScaleGroup::kToken},

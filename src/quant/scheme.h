@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scheme.h: which schemes exist, and refusal of the others.
+// scheme.h: the valid schemes, and checks that refuse all others.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,16 @@
 
 namespace switchyard {
 
-/// All that have a name; the first is "none".
+/// All schemes that have a name; the first is "none".
 std::vector<QuantScheme> named_schemes();
 
-/// Whether the rows of a tensor have scales in memory of their own.
+/// Whether each row has scales that are stored separately.
 bool has_row_scales(const QuantScheme& scheme);
 
-/// Layouts that the scales of a scheme can have, the plain one first and tiles last.
+/// The layouts that a scheme's scales may have, row-major first and swizzled last.
 std::vector<ScaleLayout> layouts_of(const QuantScheme& scheme);
 
-/// Refuses a scheme whose fields contradict each other; the message lists those of its dtype.
+/// Refuses a scheme whose fields contradict each other; the message lists its dtype's valid ones.
 ///
 /// Errors: kInvalidArgument; the message starts with `function`.
 void check_scheme(const char* function, const QuantScheme& scheme);
@@ -31,10 +31,10 @@ void check_scheme(const char* function, const QuantScheme& scheme);
 /// Errors: kInvalidArgument; the message starts with `function`.
 void check_hidden(const char* function, const QuantScheme& scheme, std::int64_t hidden);
 
-/// Bytes of the elements of one stored row; `input` is the dtype of simulated elements.
+/// Bytes of one stored row of elements; `input` is the dtype of simulated elements.
 std::size_t row_bytes(const QuantScheme& scheme, std::int64_t hidden, DType input = DType::kBF16);
 
-/// Bytes of the scales of one row; for kTensor the one scale.
+/// Bytes of the scales of one row; for kTensor, of the one scale.
 std::size_t scale_row_bytes(const QuantScheme& scheme, std::int64_t hidden);
 
 }  // namespace switchyard

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// silu_mul_quantize.cpp: the gated activation and its quantization, a row at a time: silu(gate) *
-// up lives in one row of f32 scratch, which stays in cache, so memory is read and written once.
+// silu_mul_quantize.cpp: the gated activation and its quantization, one row at a time. silu(gate) *
+// up is kept in one f32 scratch row, which stays in cache, so memory is read and written once.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kChunk = 1024;  // f32 elements of gate and up on the stack: stays in L1
+constexpr std::int64_t kChunk = 1024;  // f32 elements of gate and up on the stack, which stay in L1
 
 struct Job {
   BatchRows rows;
@@ -51,7 +51,7 @@ void activate(const std::byte* x, DType dtype, std::int64_t intermediate, float*
   }
 }
 
-// kTensor's rule makes NaN +448, the fused kernel makes it -448: NaN hides among the codes of +448.
+// kTensor's rule makes NaN +448 and the fused kernel -448, so NaNs are among the codes of +448.
 void mark_nan(const float* y, std::int64_t count, float scale, std::uint8_t* q) {
   const float factor = 1.0f / scale;
   std::uint8_t* end = q + count;
@@ -64,7 +64,7 @@ void mark_nan(const float* y, std::int64_t count, float scale, std::uint8_t* q) 
   }
 }
 
-// Each block as a tensor of its own, whose scale is given.
+// Quantizes each block as a tensor with a given scale.
 void quantize_fused(const QuantScheme& scheme, const float* y, std::int64_t intermediate,
                     std::byte* q, void* scales) {
   for (std::int64_t begin = 0, b = 0; begin < intermediate; begin += scheme.block, ++b) {

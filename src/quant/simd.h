@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd.h: the wide functions, each compiled once for every processor target by Highway and chosen
-// at run time. rows.h is the interface for others; here is what rows.cpp puts together.
+// simd.h: the vectorized functions, which Highway compiles once per target and selects at run time.
+// Other folders use rows.h; these are the parts that rows.cpp combines.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace switchyard::simd {
 
-/// As scalar::quantize_row, same bits, for e4m3 and int8 with one scale a tensor, token or block of
+/// The bits of scalar::quantize_row, for e4m3 and int8 with one scale per tensor, token or block of
 /// any size.
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
                   std::uint8_t* q, void* scales, float tensor_scale);
 
-/// As scalar::quantize_row, same bits, for small blocks with one-byte scales: nvfp4, mxfp4, mxfp8.
+/// The bits of scalar::quantize_row, for small blocks with one-byte scales: nvfp4, mxfp4, mxfp8.
 void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype,
                            std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale);
 
-/// As scalar::dequantize_row, same bits, for schemes that are not simulated.
+/// The bits of scalar::dequantize_row, for schemes that are not simulated.
 void dequantize_row(const QuantScheme& scheme, const std::uint8_t* q, const void* scales,
                     std::int64_t hidden, float* y, float tensor_scale);
 
-/// As scalar::max_magnitude from element 0.
+/// The bits of scalar::max_magnitude over all elements.
 float max_magnitude(const void* x, DType dtype, std::int64_t num_elements);
 
 }  // namespace switchyard::simd

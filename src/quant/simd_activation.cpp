@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd_activation.cpp: exp.h, wide: the same operations in the same order. Only for targets with
-// fma, because Highway's MulAdd rounds twice elsewhere.
+// simd_activation.cpp: exp.h, vectorized, with the same operations in the same order. Only for
+// targets with fma: elsewhere Highway's MulAdd rounds twice.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/simd_activation.cpp"
@@ -35,7 +35,7 @@ HWY_INLINE VecF32 power_of_two(hn::VFromD<decltype(kI32)> n) {
   return hn::BitCast(kF32, hn::ShiftLeft<23>(hn::Add(n, hn::Set(kI32, 127))));
 }
 
-// NaN gives some NaN or number: the caller restores it.
+// NaN may yield any NaN or number; the caller restores it.
 HWY_INLINE VecF32 exp_of_number(VecF32 x) {
   const VecF32 clamped = hn::Min(hn::Max(x, set(ec::kMin)), set(ec::kMax));
   const VecF32 shifted = hn::MulAdd(clamped, set(ec::kLog2E), set(ec::kRound));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd_convert.cpp: bf16 and f16 from and to f32, wide, with the rounding and the NaN of bf16.h and
-// f16.h. Highway's own conversions truncate (bf16) or keep NaN payloads (f16), so they are not
-// used.
+// simd_convert.cpp: vectorized conversions between f32 and bf16 or f16, with the rounding and NaN
+// of bf16.h and f16.h. Highway's own conversions truncate (bf16) or keep NaN payloads (f16), so
+// they are not used.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/simd_convert.cpp"
@@ -27,7 +27,7 @@ using VecU32 = hn::Vec<hn::ScalableTag<std::uint32_t>>;
 
 HWY_INLINE VecU32 set(std::uint32_t bits) { return hn::Set(kU32, bits); }
 
-// For bits without a sign: they compare as signed integers, which every target has.
+// For bits without a sign, which compare as signed integers; every target has that comparison.
 HWY_INLINE hn::Mask<hn::ScalableTag<std::uint32_t>> is_above(VecU32 magnitude,
                                                              std::uint32_t limit) {
   return hn::RebindMask(
@@ -47,7 +47,7 @@ struct WidenF16 {
   static HWY_INLINE VecU32 apply(VecU32 x) {
     const VecU32 magnitude = hn::And(x, set(0x7FFFu));
     const VecU32 sign = hn::ShiftLeft<16>(hn::AndNot(set(0x7FFFu), x));
-    // 2^112 corrects the exponent bias; exact, subnormals too.
+    // 2^112 corrects the exponent bias; exact, also for subnormals.
     const VecU32 finite = hn::BitCast(
         kU32, hn::Mul(hn::BitCast(kF32, hn::ShiftLeft<13>(magnitude)), hn::Set(kF32, 0x1p112f)));
     const VecU32 number = hn::IfThenElse(is_above(magnitude, 0x7BFFu), set(kF32Infinity), finite);
@@ -154,7 +154,7 @@ HWY_EXPORT(narrow_bf16);
 HWY_EXPORT(narrow_f16);
 }  // namespace simd
 
-using namespace simd;  // HWY_DYNAMIC_DISPATCH looks its tables up by unqualified name
+using namespace simd;  // HWY_DYNAMIC_DISPATCH looks up its tables by unqualified name
 
 void bf16_to_f32(const std::uint16_t* x, std::int64_t num_elements, float* y) {
   HWY_DYNAMIC_DISPATCH(widen_bf16)(x, num_elements, y);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd_dequantize.cpp: codes to f32, wide. The bits of a small float's code, moved to f32's place,
-// plus the difference of the exponent biases are the value of a normal code; a subnormal one is
-// first given exponent 1 and then loses the leading one that this adds.
+// simd_dequantize.cpp: vectorized decoding to f32. The bits of a small float's code, moved to their
+// place in an f32, plus the difference of the exponent biases give the value of a normal code. A
+// subnormal code first gets exponent 1 and then loses the leading one that this adds.
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Values of the codes in the low bits of the lanes, sign bit and mantissa bits as given.
+// The values of the codes in the low bits of the lanes, for the given sign bit and mantissa bits.
 template <int kSignBit, int kMantissaBits, int kBias, class D, class V>
 HWY_INLINE hn::Vec<D> small_float_values(D d, V code) {
   constexpr hn::RebindToUnsigned<D> du{};
@@ -44,7 +44,7 @@ HWY_INLINE hn::Vec<D> scaled(D d, hn::Vec<D> value, float scale) {
   return hn::IfThenElse(hn::IsNaN(product), nan, product);
 }
 
-// Decoders: elements of a block to element * scale; they return how many are done.
+// Decoders compute element * scale for the elements of a block, and return how many they decoded.
 struct E4M3Decoder {
   static HWY_INLINE std::int64_t decode(const std::uint8_t* q, std::int64_t n, float scale,
                                         float* y) {
@@ -82,7 +82,7 @@ struct I8Decoder {
   }
 };
 
-// At most 8 bytes at once, so that a block of 16 fills a vector.
+// Decodes at most 8 bytes at once, so that a block of 16 fills a vector.
 struct E2M1Decoder {
   static HWY_INLINE std::int64_t decode(const std::uint8_t* q, std::int64_t n, float scale,
                                         float* y) {
@@ -101,7 +101,7 @@ struct E2M1Decoder {
   }
 };
 
-#else  // no vectors: the definition does all
+#else  // no vectors: the scalar definition decodes everything
 struct NoDecoder {
   static std::int64_t decode(const std::uint8_t*, std::int64_t, float, float*) { return 0; }
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd_quantize.cpp: rows to bytes, e4m3 or int8, wide. The largest magnitude is an integer maximum
-// over bit patterns. When it shows NaN or infinity, or the scale is no ordinary number, the scalar
-// definition does the work; so the wide code sees finite elements only.
+// simd_quantize.cpp: vectorized quantization to e4m3 or int8. The largest magnitude is an integer
+// maximum over bit patterns. If it reveals NaN or infinity, or the scale is not a finite positive
+// number, the scalar definition is used, so the vector code sees only finite elements.
 
 #include <algorithm>
 #include <array>
@@ -21,8 +21,8 @@ namespace switchyard::simd {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR
-// The scales of up to kChunk blocks come first: their maxima and divisions depend on nothing else
-// and overlap, which they do not when each block's elements wait for its scale.
+// The scales of up to kChunk blocks are computed first. Their maxima and divisions are independent
+// and overlap, which they would not if each block's elements waited for its scale.
 constexpr std::int64_t kChunk = 64;
 
 template <typename Source, typename Coder>
@@ -67,7 +67,7 @@ void quantize_blocks(const QuantScheme& scheme, const typename Source::Element* 
 
 constexpr std::int64_t kStride = 256;  // elements between two rounds of prefetching
 
-// One scale for the row: its own, or that of the tensor.
+// One scale for the row: its own, or the tensor's.
 template <typename Source, typename Coder>
 void quantize_whole(const QuantScheme& scheme, const typename Source::Element* x,
                     std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale) {
@@ -134,7 +134,7 @@ float max_magnitude(const void* x, DType dtype, std::int64_t num_elements) {
   }
 }
 
-#else  // no vectors: the definition
+#else  // no vectors: the scalar definition
 
 void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
                   std::uint8_t* q, void* scales, float tensor_scale) {

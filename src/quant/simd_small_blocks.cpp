@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// simd_small_blocks.cpp: nvfp4, mxfp4 and mxfp8 rows, wide: one-byte scales for blocks of 16 or 32
-// elements, which are shorter than some vectors.
+// simd_small_blocks.cpp: vectorized nvfp4, mxfp4 and mxfp8 rows: one-byte scales for blocks of 16
+// or 32 elements, which are shorter than some vectors.
 //
-// A chunk of a row is taken in three passes: the largest magnitudes of all its blocks, by maxima of
-// de-interleaved vectors, four to one each time; scales and factors, a lane a block; codes, each
-// lane with the factor of its block. Chunks with NaN or infinity are left to the definition. The
-// end of a row is padded with zeros, which change no maximum.
+// A chunk of a row is processed in three passes. First, the largest magnitudes of all its blocks,
+// as maxima of de-interleaved vectors, four to one each time. Then scales and factors, one lane per
+// block. Finally codes, each lane with the factor of its block. Chunks with NaN or infinity use the
+// scalar definition. The end of a row is padded with zeros, which change no maximum.
 
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ namespace HWY_NAMESPACE {
 
 constexpr std::int64_t kChunk = 1024;
 constexpr std::size_t kMaxBlocks = kChunk / 16;
-constexpr std::size_t kMaxLanes = 64;  // read past the last factor, never used
+constexpr std::size_t kMaxLanes = 64;  // read past the last factor but never used
 
 struct Blocks {
   alignas(64) std::array<std::uint8_t, kMaxBlocks + kMaxLanes> scales;
@@ -58,7 +58,7 @@ HWY_INLINE void max_of_four(const Element* x, std::int64_t num_outputs, Bits* y)
   }
 }
 
-// The same of two patterns without signs, in place.
+// The same for two patterns without signs, in place.
 template <typename Bits>
 HWY_INLINE void max_of_two(std::int64_t num_outputs, Bits* x) {
   constexpr hn::CappedTag<Bits, 64 / sizeof(Bits)> d{};
@@ -77,7 +77,7 @@ HWY_INLINE VecU32 load_bits(const std::uint16_t* bits) {
 }
 HWY_INLINE VecU32 load_bits(const std::uint32_t* bits) { return hn::LoadU(kU32, bits); }
 
-// The rules of scale_rules.h for many blocks: exponents or codes of the scales, and the factors.
+// The rules of scale_rules.h for many blocks: the scales' exponents or codes, and the factors.
 struct RuleResult {
   VecU32 codes;
   VecF32 factors;
@@ -124,7 +124,7 @@ struct Nvfp4Rule {
   }
 };
 
-// Scales and factors of all blocks; false when an element is NaN or infinite.
+// Computes scales and factors of all blocks; false if an element is NaN or infinite.
 template <typename Source, typename Bits, typename Rule>
 HWY_INLINE bool make_scales(const Maxima<Bits>& maxima, std::int64_t num_blocks, const Rule& rule,
                             Blocks& blocks) {
@@ -141,7 +141,7 @@ HWY_INLINE bool make_scales(const Maxima<Bits>& maxima, std::int64_t num_blocks,
   return most < Source::kInfinity;
 }
 
-// Two elements share a lane, so a block of 16 has 8 lanes: less than a vector of 512 bits.
+// Two elements share a lane, so a block of 16 has 8 lanes, fewer than a 512-bit vector.
 template <typename Source, typename Coder, std::int64_t kBlock>
 HWY_INLINE void encode_chunk(const typename Source::Element* x, const Blocks& blocks,
                              std::uint8_t* q) {
@@ -159,7 +159,7 @@ HWY_INLINE void encode_chunk(const typename Source::Element* x, const Blocks& bl
   }
 }
 
-// False when the chunk is not finite; nothing was written then.
+// Returns false, and writes nothing, if the chunk is not finite.
 template <typename Source, typename Coder, std::int64_t kBlock, typename Rule>
 HWY_INLINE bool quantize_chunk(const typename Source::Element* x, const Rule& rule, std::uint8_t* q,
                                std::uint8_t* scales) {
@@ -216,7 +216,7 @@ void quantize_source(const QuantScheme& scheme, const void* x, std::int64_t hidd
   } else if (scheme.rule == ScaleRule::kMx) {
     quantize_chunks<Source, E2M1Coder, 32>(scheme, x, hidden, Mxfp4Rule{}, q, bytes, tensor_scale);
   } else if (tensor_scale > 0x1p-60f && tensor_scale < 0x1p60f) {
-    // So factors are neither zero by underflow nor infinite.
+    // Within these bounds factors neither underflow to zero nor overflow
     quantize_chunks<Source, E2M1Coder, 16>(scheme, x, hidden, Nvfp4Rule{tensor_scale}, q, bytes,
                                            tensor_scale);
   } else {
@@ -233,7 +233,7 @@ void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype
   }
 }
 
-#else  // no vectors: the definition
+#else  // no vectors: the scalar definition
 
 void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype,
                            std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ue8m0_words.cpp: power-of-two scales to and from exponent bytes, four to a word.
+// ue8m0_words.cpp: packs power-of-two scales as exponent bytes, four per word, and unpacks them.
 
 #include <cstring>
 
@@ -22,7 +22,7 @@ struct Shape {
   std::int64_t num_scales;
 };
 
-// Both sides are rows of the same shape, but for the words.
+// Checks that both sides are rows of the same shape, apart from the packing.
 Shape check_sides(const char* function, const TensorView& scales, const TensorView& words) {
   check_scale_view(function, "scales", scales);
   require(!is_swizzled(scales) && (scales.dtype() == DType::kF32 || bits_of(scales.dtype()) == 8),
@@ -37,7 +37,7 @@ Shape check_sides(const char* function, const TensorView& scales, const TensorVi
           plane.num_scales};
 }
 
-// Exponent byte, or -1 for an f32 that is no power of two, 0, Inf or NaN.
+// The exponent byte, or -1 for an f32 that is not a power of two, 0, Inf or NaN.
 int exponent_byte(const ScalePlane& scales, std::int64_t n, std::int64_t s) {
   const std::byte* element = scales.data + scales.element_bytes * (scales.row(n) + s * scales.step);
   if (scales.element_bytes == 1) return static_cast<int>(*element);

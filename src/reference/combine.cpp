@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine.cpp: the two contracts of the way back, written as the sentences that define them.
+// combine.cpp: the sum contracts, written exactly as they are defined.
 
 #include <cmath>
 #include <map>
@@ -12,7 +12,7 @@
 namespace switchyard::reference {
 namespace {
 
-// (source rank, token, slot) to the row of the receive buffer.
+// Maps (source rank, token, slot) to the row of the receive buffer.
 using RowIndex = std::map<std::tuple<int, std::int64_t, std::int32_t>, std::int64_t>;
 
 RowIndex index_rows(std::span<const Position> rows) {
@@ -31,7 +31,7 @@ void add_bias(std::span<const Table<float>> bias, std::int64_t t, Table<float>& 
   }
 }
 
-// Ranks that hold experts of token t, in the order in which their partial rows are added.
+// The ranks that hold experts of token t, in the order in which their partial sums are added.
 std::vector<int> partial_ranks(const Batch& batch, const RankInput& input, std::int64_t t,
                                PartialOrder order) {
   const int num_ranks = batch.num_ranks();
@@ -87,7 +87,7 @@ Table<float> reduce_on_rank(const Batch& batch, int rank, const ExpertMajor& pla
       const auto values = outputs.row(index.at({row.source, row.token, k}));
       const float weight = is_weighted ? compact.topk_weights(row.index, k) : 1.0f;
       for (std::int64_t h = 0; h < partial.cols; ++h) {
-        // A product with 1 is exact, so fma is the plain sum.
+        // A product with 1 is exact, so fma is a plain sum.
         partial(row.index, h) =
             std::fma(weight, values[static_cast<std::size_t>(h)], partial(row.index, h));
       }

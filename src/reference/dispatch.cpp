@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch.cpp: where every row lands. Each layout is the plain reading of its order: loops over
-// (expert, source rank, token, slot) or (source rank, token) that append what belongs here.
+// dispatch.cpp: where every row lands. Each layout is a literal reading of its order: loops over
+// (expert, source rank, token, slot) or (source rank, token) append the rows that belong here.
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@
 namespace switchyard::reference {
 namespace {
 
-// Rows in order, with counts and segments; `index` counts up inside each expert, from 0.
+// Collects rows in order, with counts and segments; `index` counts from 0 within each expert.
 ExpertMajor collect_by_expert(const Batch& batch, int rank) {
   check_batch(batch);
   const int num_ranks = batch.num_ranks();
@@ -37,7 +37,7 @@ ExpertMajor collect_by_expert(const Batch& batch, int rank) {
   return placed;
 }
 
-// Moves every expert to its first row.
+// Offsets the rows of every expert by its first row.
 void add_first_rows(ExpertMajor& placed) {
   for (Position& row : placed.rows)
     row.index += placed.first_row[static_cast<std::size_t>(row.expert)];
@@ -48,7 +48,8 @@ void add_first_rows(ExpertMajor& placed) {
   }
 }
 
-// `index` counts up inside each source rank, from 0. Tokens that want nothing here only if all do.
+// `index` counts from 0 within each source rank. Tokens that want no expert of `rank` are included
+// only if `takes_all`.
 RankMajor collect_by_rank(const Batch& batch, int rank, bool takes_all = false) {
   check_batch(batch);
   RankMajor placed;
@@ -185,7 +186,7 @@ QuantizedRows receive(std::span<const QuantizedRows> sent, std::span<const Posit
                          sent.front().tensor_scale};
   const auto copy_row = [](auto& to, std::int64_t to_row, const auto& from, std::int64_t from_row) {
     if (from.cols == 0) return;
-    // A scale of a whole tensor belongs to each of its rows.
+    // A tensor scale applies to each of the tensor's rows.
     const auto values = from.row(from.rows == 1 ? 0 : from_row);
     std::copy(values.begin(), values.end(), to.row(to_row).begin());
   };

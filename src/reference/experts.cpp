@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// experts.cpp: the expert MLP in its one order of additions.
+// experts.cpp: the expert MLP, with its fixed order of additions.
 
 #include <algorithm>
 #include <cmath>

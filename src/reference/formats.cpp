@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// formats.cpp: element formats by their definitions: the nearest representable value, found in
-// double precision or by trying every code, rather than by moving bits.
+// formats.cpp: element formats by their definition: the nearest representable value, found in
+// double precision or by trying every code rather than by manipulating bits.
 
 #include <algorithm>
 #include <bit>
@@ -14,7 +14,7 @@
 namespace switchyard::reference {
 namespace {
 
-// Nearest multiple of the spacing of the format at x; both are exact in double.
+// The nearest multiple of the format's spacing at x; both are exact in double.
 float round_to_format(float x, int mantissa_bits, int min_exponent, double largest) {
   if (std::isinf(x) || x == 0.0f) return x;
   const int exponent = std::max(std::ilogb(x), min_exponent);
@@ -24,11 +24,11 @@ float round_to_format(float x, int mantissa_bits, int min_exponent, double large
   return static_cast<float>(rounded);
 }
 
-// A float of few bits; codes count magnitudes upwards from zero.
+// A float of few bits; codes order magnitudes upwards from zero.
 struct SmallFloat {
   int mantissa_bits;
   int bias;
-  int max_code;  // of the largest finite magnitude
+  int max_code;  // code of the largest finite magnitude
   int sign_bit;
 
   double magnitude(int code) const {
@@ -38,7 +38,7 @@ struct SmallFloat {
     return std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
   }
 
-  // Saturating; ties go to the even code.
+  // Saturates; ties go to the even code.
   int nearest(double magnitude_wanted) const {
     const double wanted = std::min(magnitude_wanted, magnitude(max_code));
     int best = 0;

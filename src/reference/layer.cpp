@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// layer.cpp: route, dispatch, experts, combine, shared expert; with ranks, and without.
+// layer.cpp: routing, dispatch, experts, combine and shared expert, with and without ranks.
 
 #include <algorithm>
 #include <cmath>
@@ -16,8 +16,8 @@ Routing route(const Layer& layer, const Table<float>& hidden) {
   return select_experts(layer.router, router_logits(hidden, layer.router_gate), layer.router_bias);
 }
 
-// What the experts of one rank see. Rows and blocks have scales of their own, so that quantizing on
-// arrival is quantizing before sending.
+// The rows that the experts of one rank receive. Rows and blocks have their own scales, so
+// quantizing on arrival is equivalent to quantizing before sending.
 Table<float> delivered(const Layer& layer, const Batch& batch, const ExpertMajor& placed) {
   const Table<float> rows = receive(batch, placed.rows, placed.num_rows);
   if (!layer.dispatch.is_quantized()) return rows;
@@ -88,7 +88,7 @@ Table<float> run_layer(const Layer& layer, const Table<float>& hidden) {
       layer.dispatch.is_quantized()
           ? dequantize(layer.dispatch, quantize(layer.dispatch, hidden, layer.static_scale))
           : hidden;
-  // Row t * K + k is what the expert in slot k says about token t.
+  // Row t * K + k is the output for token t of the expert in slot k.
   const std::int64_t num_topk = routing.topk_ids.cols;
   Table<float> rows(hidden.rows * num_topk, hidden.cols);
   for (std::int32_t e = 0; e < layer.router.num_experts; ++e) {

@@ -14,7 +14,7 @@ std::int64_t local_id(const std::optional<std::vector<std::int32_t>>& map, std::
   return map->at(static_cast<std::size_t>(id));
 }
 
-// The choices that name `expert`, by token and choice.
+// The choices that name `expert`, ordered by token and choice.
 std::vector<RowSource> rows_of(const Table<std::int64_t>& local_ids, std::int64_t expert) {
   std::vector<RowSource> rows;
   for (std::int64_t t = 0; t < local_ids.rows; ++t) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize.cpp: scales by the formulas of each scheme, in f32 where the originals are, and powers
+// quantize.cpp: scales by the formula of each scheme, in f32 where the originals use it, and powers
 // of two by their exponents; elements by formats.cpp.
 
 #include <algorithm>
@@ -17,11 +17,11 @@ namespace {
 constexpr float kLargest = 448.0f;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Smallest power of two that is not below a positive x.
+// The smallest power of two not below a positive x.
 float power_of_two_ceil(float x) {
   if (std::isinf(x)) return x;
   int exponent = 0;
-  const float fraction = std::frexp(x, &exponent);  // x = fraction * 2^exponent, from 1/2 to 1
+  const float fraction = std::frexp(x, &exponent);  // x = fraction * 2^exponent, in [1/2, 1)
   return std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
 }
 
@@ -32,7 +32,7 @@ float max_magnitude(std::span<const float> values) {
   return amax;
 }
 
-// The elements that share a scale, where their codes go, and the result beside them.
+// The elements that share a scale, the destination of their codes, and their largest magnitude.
 struct Group {
   std::span<const float> x;
   std::span<std::uint8_t> codes;
@@ -44,7 +44,7 @@ void for_each_code(const Group& group, Code code) {
   for (std::size_t i = 0; i < group.x.size(); ++i) group.codes[i] = code(group.x[i]);
 }
 
-// Each of the following writes the codes and returns the scale.
+// Each of the following functions writes the codes and returns the scale.
 
 float fp8_divide(const Group& group, bool is_power_of_two) {
   float scale = std::max(group.amax, 1e-10f) / kLargest;
@@ -95,8 +95,8 @@ float int8_block(const Group& group) {
   return scale;
 }
 
-// Exponent of the largest magnitude once it is rounded to the element's mantissa, less the exponent
-// of the element's largest value.
+// The exponent of the largest magnitude, rounded to the element's mantissa, minus the exponent of
+// the element's largest value.
 int mx_exponent(DType dtype, float amax) {
   const int mantissa_bits = dtype == DType::kE2M1 ? 1 : dtype == DType::kE3M2 ? 2 : 3;
   const int max_exponent = dtype == DType::kE3M2 ? 4 : 2;
@@ -120,7 +120,7 @@ float mx(const Group& group, DType dtype) {
   const int exponent = is_fp8 ? mxfp8_exponent(group.amax) : mx_exponent(dtype, group.amax);
   const std::uint8_t nan_code = is_fp8 ? 0x7F : dtype == DType::kE2M1 ? 0x07 : 0x1F;
   for_each_code(group, [&](float x) {
-    // In double, so that no quotient over- or underflows.
+    // Uses double, so that no quotient overflows or underflows.
     const double y = std::ldexp(static_cast<double>(x), -exponent);
     return nearest_code(dtype, static_cast<float>(std::clamp(y, -1e9, 1e9)), nan_code);
   });
@@ -163,7 +163,7 @@ std::uint32_t exponent_byte(float power_of_two) {
                                   : static_cast<std::uint32_t>(std::ilogb(power_of_two) + 127);
 }
 
-// Packs the scales of each row four to a word. Byte 255 means NaN.
+// Packs the scales of each row, four per word. Byte 255 means NaN.
 void pack_scales(QuantizedRows& rows) {
   rows.packed_scales = Table<std::uint32_t>(rows.scales.rows, (rows.scales.cols + 3) / 4);
   for (std::int64_t t = 0; t < rows.scales.rows; ++t) {

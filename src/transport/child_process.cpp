@@ -18,7 +18,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kMaxLine = 65536;  // longer ones are cut
+constexpr std::size_t kMaxLine = 65536;  // longer lines are split
 constexpr int kFirstFree = 3;            // above stdin, stdout and stderr
 
 std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
@@ -32,7 +32,7 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
 [[noreturn]] void become(const ChildSpec& spec, char* const* arguments, char* const* environment,
                          int null_fd, int report_fd, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // it died before prctl
+  if (getppid() != parent) _exit(1);  // the parent died before prctl
   const bool is_set = (spec.has_input || dup2(null_fd, STDIN_FILENO) >= 0) &&
                       dup2(spec.output_fd, STDOUT_FILENO) >= 0 &&
                       dup2(spec.error_fd, STDERR_FILENO) >= 0 &&
@@ -59,11 +59,11 @@ void write_all(int fd, std::string_view bytes) {
     const ssize_t size = write(fd, bytes.data(), bytes.size());
     if (size >= 0) {
       bytes.remove_prefix(static_cast<std::size_t>(size));
-    } else if (errno == EAGAIN) {  // somebody made the terminal non-blocking
+    } else if (errno == EAGAIN) {  // another process made the terminal non-blocking
       pollfd entry{fd, POLLOUT, 0};
       poll(&entry, 1, 100);
     } else if (errno != EINTR) {
-      return;  // nobody reads: the output is lost, the job goes on
+      return;  // the reader is gone: drop the output, keep the job running
     }
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// child_process.h: a process that dies with its parent, and its output, line by line.
+// child_process.h: starts a process that dies with its parent, and forwards its output by lines.
 #pragma once
 
 #include <sys/types.h>
@@ -15,32 +15,33 @@ namespace switchyard {
 
 struct ChildSpec {
   std::vector<std::string> command;
-  std::vector<std::string> environment;  ///< "NAME=value", complete
-  bool has_input = false;                ///< keeps stdin; else it is empty
+  std::vector<std::string> environment;  ///< all of it, as "NAME=value"
+  bool has_input = false;                ///< keeps stdin; else stdin is empty
   int output_fd = -1;                    ///< becomes stdout
   int error_fd = -1;                     ///< becomes stderr
-  int kept_fd = -1;                      ///< stays open, at its number
+  int kept_fd = -1;                      ///< stays open under its number
   sigset_t signal_mask{};
 };
 
 struct ChildProcess {
   pid_t pid = -1;
-  Fd handle;  ///< pidfd: readable once the process has ended; none on old systems
+  Fd handle;  ///< pidfd: readable once the process has ended; none on old kernels
 };
 
 /// The child gets SIGKILL when the calling thread ends. Errors: kInvalidArgument when the program
 /// cannot be started, kSystem.
 ChildProcess start_process(const ChildSpec& spec);
 
-/// Copies whole lines, each with a prefix in one write, so that lines of several sources never mix.
+/// Copies whole lines, each with its prefix in a single write, so that lines from different sources
+/// never interleave.
 class LineForwarder {
  public:
   LineForwarder(Fd source, int target_fd, std::string prefix);
 
-  const Fd& source() const { return source_; }  ///< none after the end
-  /// Reads what is there.
+  const Fd& source() const { return source_; }  ///< none after end of file
+  /// Reads what is available and forwards complete lines.
   void forward();
-  /// Writes what came without a line end.
+  /// Writes an incomplete last line and closes the source.
   void finish();
 
  private:
@@ -54,7 +55,7 @@ class LineForwarder {
 
 /// A pipe whose ends are closed on exec and numbered above stdio.
 std::pair<Fd, Fd> make_pipe();
-/// The same file under a number above stdio, closed on exec.
+/// The same file under a descriptor number above stdio, closed on exec.
 Fd above_stdio(Fd fd);
 
 }  // namespace switchyard

@@ -23,7 +23,7 @@ const char* name_of(Phase phase) noexcept {
 
 void ControlBlock::ring(int rank) const noexcept {
   RankLines& target = lines(rank);
-  // seq_cst twice: either this load sees the sleeper, or the sleeper's futex call sees the new
+  // Both are seq_cst: either this load sees the sleeper, or the sleeper's futex call sees the new
   // value.
   target.doorbell.fetch_add(1, std::memory_order_seq_cst);
   if (target.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(target.doorbell);
@@ -36,7 +36,7 @@ bool ControlBlock::abort(std::uint32_t code, int culprit, const char* reason) co
   if (is_first) {
     cause.culprit = culprit;
     std::strncpy(cause.reason, reason, sizeof(cause.reason) - 1);
-    cause.code.store(code, std::memory_order_release);  // pairs with the acquire of the readers
+    cause.code.store(code, std::memory_order_release);  // pairs with the acquire of readers
   }
   for (int rank = 0; rank < num_ranks_; ++rank) ring(rank);
   return is_first;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// control_block.h: the few words that all ranks of a group and their launcher share. Lives in plain
-// memory (threads) or in a memfd (processes); zero-filled memory is a valid fresh block.
+// control_block.h: the few words that all ranks of a group share with their launcher. They live in
+// ordinary memory (threads) or in a memfd (processes); zero-filled memory is a valid new block.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-/// Where a rank is in an operation; for messages.
+/// The phase of an operation that a rank is in, for messages.
 enum class Phase : std::uint32_t {
   kIdle,
   kSetup,
@@ -25,23 +25,23 @@ enum class Phase : std::uint32_t {
 
 const char* name_of(Phase phase) noexcept;
 
-/// AbortLine::code; 0 is "not aborted".
+/// Encodes an Errc as AbortLine::code, where 0 means "not aborted".
 inline std::uint32_t abort_code(Errc code) noexcept { return static_cast<std::uint32_t>(code) + 1; }
 inline Errc errc_of(std::uint32_t code) noexcept { return static_cast<Errc>(code - 1); }
 
-/// Why the group was aborted. Written once by whoever wins `claimed`, then published by `code`.
+/// Why the group was aborted. Written once, by whoever wins `claimed`, then published by `code`.
 struct alignas(128) AbortLine {
   std::atomic<std::uint32_t> claimed;
   std::atomic<std::uint32_t> code;  ///< 0: not aborted; else abort_code()
-  std::int32_t culprit;             ///< the rank that is to blame, or -1
-  char reason[244];                 ///< zero-terminated
+  std::int32_t culprit;             ///< the rank to blame, or -1
+  char reason[244];                 ///< null-terminated
 };
 
-/// What belongs to one rank: a line that peers write when they ring, and one that only the rank
-/// itself writes, so that its own steps and the rings of its peers do not disturb each other.
+/// The two lines of one rank: one that peers write when they ring, and one that only the rank
+/// itself writes, so that its own stores and its peers' rings never share a cache line.
 struct alignas(128) RankLines {
-  std::atomic<std::uint32_t> doorbell;  ///< futex word; moves whenever a peer rings
-  std::atomic<std::uint32_t> sleepers;  ///< threads asleep on it
+  std::atomic<std::uint32_t> doorbell;  ///< futex word; incremented by every ring
+  std::atomic<std::uint32_t> sleepers;  ///< threads asleep on the doorbell
   alignas(128) std::atomic<std::uint32_t> phase;
   std::atomic<std::uint32_t> joined;  ///< 1 after the rank mapped the block, 2 after it left
   std::atomic<std::uint64_t> call;
@@ -51,7 +51,7 @@ struct alignas(128) RankLines {
 static_assert(sizeof(AbortLine) == 256 && sizeof(RankLines) == 256,
               "other processes map these lines");
 
-/// A view of the block: one AbortLine, then RankLines a rank.
+/// A view of the block: one AbortLine, then one RankLines per rank.
 class ControlBlock {
  public:
   ControlBlock() = default;
@@ -65,10 +65,11 @@ class ControlBlock {
     return reinterpret_cast<RankLines*>(data_ + sizeof(AbortLine))[rank];
   }
 
-  /// Moves the doorbell of `rank` and wakes it if it sleeps.
+  /// Increments the doorbell of `rank` and wakes the threads asleep on it.
   void ring(int rank) const noexcept;
 
-  /// Publishes the cause, unless there is one already, and wakes everybody. True for the first.
+  /// Publishes the cause, unless there is one already, and wakes every rank. True for the first
+  /// caller.
   bool abort(std::uint32_t code, int culprit, const char* reason) const noexcept;
 
  private:

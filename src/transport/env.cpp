@@ -21,14 +21,14 @@ namespace {
 struct Source {
   const char* name;
   const char* rank;
-  const char* size;        // null: it does not say
-  const char* needed;      // counts only when this is set too; null: always
-  const char* local_rank;  // null: it does not say
-  const char* local_size;  // null: it does not say
+  const char* size;        // null: not stated
+  const char* needed;      // the source counts only when this is set too; null: always
+  const char* local_rank;  // null: not stated
+  const char* local_size;  // null: not stated
   std::array<const char*, 4> job;
 };
 
-// The first that is set gives the names in messages and the job's id.
+// The first source that is set provides the names for messages and, if it has one, the job id.
 constexpr std::array<Source, 6> kSources{{
     {"switchyard launcher",
      "RANK",
@@ -62,7 +62,7 @@ constexpr std::array<Source, 6> kSources{{
      {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
 }};
 
-// What one source says.
+// What one source claims.
 struct Claim {
   const Source* source = nullptr;
   int rank = -1;
@@ -97,8 +97,8 @@ std::vector<Claim> read_claims(const Lookup& lookup) {
   return claims;
 }
 
-// One process of a launcher may start a launcher of its own; the inner one counts. What the outer
-// one says of the rank in variables without a size (PMIX_RANK) goes with it.
+// A single-process step may start a launcher of its own; the inner launcher wins. Claims without a
+// size that repeat the outer rank (PMIX_RANK) are dropped together with the outer claim.
 void drop_single_steps(std::vector<Claim>& claims) {
   const auto is_single = [](const Claim& claim) { return claim.size == 1; };
   const auto outer = std::find_if(claims.begin(), claims.end(), is_single);

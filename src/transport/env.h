@@ -2,8 +2,9 @@
 //
 // env.h: which rank this process is, from the variables that launchers set.
 //
-//   launcher   rank, size                                  here
-//   ours       RANK, WORLD_SIZE, and SWITCHYARD_CONTROL_FD
+//   launcher   rank, size                                  local rank, local size
+//   ours       RANK, WORLD_SIZE                            LOCAL_RANK, LOCAL_WORLD_SIZE
+//              (if SWITCHYARD_CONTROL_FD is set)
 //   torchrun   RANK, WORLD_SIZE                            LOCAL_RANK, LOCAL_WORLD_SIZE
 //   Open MPI   OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE  OMPI_COMM_WORLD_LOCAL_RANK, ..._SIZE
 //   PMIx       PMIX_RANK
@@ -20,26 +21,27 @@ namespace switchyard {
 struct RankInfo {
   int rank = 0;
   int size = 1;
-  int local_rank = -1;          ///< among the ranks of this host; -1: unknown
-  int local_size = -1;          ///< ranks of this host; -1: unknown
+  int local_rank = -1;          ///< among the ranks on this host; -1: unknown
+  int local_size = -1;          ///< ranks on this host; -1: unknown
   std::string source = "none";  ///< whose variables were used, for messages
-  std::string job_id;           ///< the same text on all ranks of a job; empty: unknown
+  std::string job_id;           ///< the same text on every rank of a job; empty: unknown
 };
 
-/// The value of a variable; null when it is not set.
+/// Returns the value of a variable; null when it is not set.
 using Lookup = std::function<const char*(const char*)>;
 
-/// One rank when no launcher shows. A step of one process that starts a launcher of its own (srun
-/// -n 1 torchrun ...) contradicts nothing; a Slurm batch script, which has SLURM_PROCID without a
-/// step, is no rank.
-/// Errors: kInvalidArgument (not a number, rank outside the size, two sources that disagree).
+/// Returns a single rank when no launcher is found. A single-process step that starts a launcher of
+/// its own (srun -n 1 torchrun ...) is not a contradiction; a Slurm batch script, which has
+/// SLURM_PROCID but no step, is not a rank.
+/// Errors: kInvalidArgument (not a number, no size, rank >= size, two sources that disagree).
 RankInfo discover_ranks(const Lookup& lookup);
 RankInfo discover_ranks();
 
-/// Variables that say which rank a process is; a launcher removes them from what it starts.
+/// Variables that state which rank a process is; a launcher removes them from the environment of
+/// the processes it starts.
 std::span<const char* const> rank_variables();
 
-/// Where the ranks of a job on one host meet when nothing says so: a name of user and job.
+/// The default address at which the ranks of a job on one host meet, made from user and job id.
 /// Errors: kInvalidArgument when the job has no id.
 std::string meeting_address(const RankInfo& info);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// futex.h: sleep on a 32-bit word that other threads or other processes change. std::atomic::wait
-// has no deadline and marks its futex as private to the process, so it serves neither purpose.
+// futex.h: sleeps on a 32-bit word that other threads or processes change. std::atomic::wait does
+// not suffice: it has no deadline, and its futex is private to the process.
 #pragma once
 
 #include <linux/futex.h>
@@ -18,7 +18,7 @@ namespace switchyard {
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free &&
               sizeof(std::atomic<std::uint32_t>) == 4);
 
-/// Sleeps while `word` holds `expected`, for at most `ns`. May return early for no reason.
+/// Sleeps while `word` holds `expected`, for at most `ns` nanoseconds. May wake spuriously.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
                        std::int64_t ns) noexcept {
   const timespec timeout{static_cast<time_t>(ns / 1'000'000'000),

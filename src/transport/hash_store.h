@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// hash_store.h: the store of ranks that are threads of one process.
+// hash_store.h: the store for ranks that are threads of one process.
 #pragma once
 
 #include <condition_variable>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// launcher.cpp: one thread and one poll(2) over signals (signalfd), ends of ranks (pidfd) and their
-// output. The first failure, or a signal to stop, begins an end in three steps: the control block
-// tells, SIGTERM asks, SIGKILL ends; a grace time lies between.
+// launcher.cpp: one thread polls signals (signalfd), exits of ranks (pidfd) and their output. The
+// first failure, or a stop signal, starts a shutdown in three steps with a grace time between them:
+// the control block aborts the group, SIGTERM asks the ranks to end, SIGKILL ends them.
 
 #include "transport/launcher.h"
 
@@ -34,8 +34,8 @@ namespace switchyard {
 namespace {
 
 constexpr int kMaxRanks = 4096;
-constexpr int kNoHandlePollMs = 50;             // where the system has no pidfd
-constexpr std::int64_t kDrainNs = 500'000'000;  // for output, after the last rank ended
+constexpr int kNoHandlePollMs = 50;             // where the kernel has no pidfd
+constexpr std::int64_t kDrainNs = 500'000'000;  // to drain output after the last rank ended
 
 struct Rank {
   ChildProcess process;
@@ -51,8 +51,8 @@ bool is_rank_variable(const char* entry) {
   return false;
 }
 
-// Signals that stop the launcher, as a descriptor; unblocked again at the end. SIGPIPE is held off
-// too: when nobody reads the output of the ranks any more, the job goes on.
+// Blocks the signals that stop the launcher and delivers them through a descriptor; the destructor
+// restores the mask. SIGPIPE is blocked too: the job goes on when nobody reads its output any more.
 class StopSignals {
  public:
   StopSignals() {
@@ -92,7 +92,7 @@ class StopSignals {
   }
 
   sigset_t before_{};
-  bool had_pipe_ = false;  // the caller had blocked it, and one waits: it is the caller's
+  bool had_pipe_ = false;  // blocked and pending before: that SIGPIPE is the caller's
   Fd fd_;
 };
 
@@ -149,7 +149,7 @@ Launcher::Launcher(const LaunchOptions& options) : options_(options) {
   ranks_.resize(static_cast<std::size_t>(options.num_ranks));
 }
 
-// Only after an error there is somebody left.
+// Ranks are still running here only after an error.
 Launcher::~Launcher() {
   send_to_all(SIGKILL);
   for (const Rank& rank : ranks_) {
@@ -215,7 +215,7 @@ LaunchResult Launcher::run() {
   return result_;
 }
 
-// False when all is over.
+// Handles the events of one poll. False when everything has ended.
 bool Launcher::turn() {
   std::vector<pollfd> entries{{signals_.fd().get(), POLLIN, 0}};
   for (const Rank& rank : ranks_) {
@@ -272,7 +272,7 @@ void Launcher::reap(int rank) {
   }
 }
 
-// The first failure counts; but when the ranks had agreed on a cause before, that is the reason.
+// Only the first failure counts. If the ranks had already agreed on a cause, that is the reason.
 void Launcher::record_failure(int rank, const std::string& reason, int exit_code) {
   if (step_ != Step::kRunning) return;
   result_ = {exit_code, rank, reason};
@@ -285,13 +285,14 @@ void Launcher::record_failure(int rank, const std::string& reason, int exit_code
   begin_end();
 }
 
-// The first one is told, so that ranks which wait end with an error; who sends more is in a hurry.
+// The first signal aborts the group, so that waiting ranks end with an error; later ones are passed
+// on at once.
 void Launcher::read_signal() {
   signalfd_siginfo info{};
   while (read(signals_.fd().get(), &info, sizeof(info)) == sizeof(info)) {
     const int signal = static_cast<int>(info.ssi_signo);
     if (step_ != Step::kRunning) {
-      // What the terminal sends goes to the whole foreground group: the ranks have it already.
+      // The terminal signals the whole foreground process group: the ranks already have it.
       if (info.ssi_code != SI_KERNEL) send_to_all(signal);
       continue;
     }
@@ -313,7 +314,7 @@ void Launcher::advance_end() {
   next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
 }
 
-// A pid is ours until it is reaped, so this hits no stranger.
+// A pid stays ours until it is reaped, so this cannot hit an unrelated process.
 void Launcher::send_to_all(int signal) {
   for (const Rank& rank : ranks_) {
     if (rank.is_running) kill(rank.process.pid, signal);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// launcher.h: starts N copies of a command as the ranks of one job on this host, and stops all when
-// one fails. Each gets torchrun's variables and SWITCHYARD_STORE, SWITCHYARD_SECRET and
-// SWITCHYARD_CONTROL_FD. When a rank dies its death is written to the control block, so the others
-// end with an error that names it; who has not ended after a grace time is killed. Ranks also die
-// with the launcher, even when that is killed with SIGKILL.
+// launcher.h: starts N copies of a command as the ranks of one job on this host, and stops them all
+// when one fails. Each gets torchrun's variables plus SWITCHYARD_STORE, SWITCHYARD_SECRET and
+// SWITCHYARD_CONTROL_FD. When a rank dies, the launcher records it in the control block, so that
+// the others end with an error that names it; ranks that outlive a grace time are killed. Ranks
+// also die with the launcher, even when it is killed with SIGKILL.
 #pragma once
 
 #include <unistd.h>
@@ -17,19 +17,19 @@ namespace switchyard {
 
 struct LaunchOptions {
   int num_ranks = 1;
-  std::vector<std::string> command{};  ///< program and arguments; empty: this program, without any
-  std::vector<std::pair<std::string, std::string>> variables{};  ///< more, for every rank
-  /// Rank 0's stdout is the launcher's own, untouched. Every other line goes to `error_fd` with a
-  /// prefix, "[rank 2] ". True: rank 0's stdout too.
+  std::vector<std::string> command{};  ///< program and arguments; empty: this program without any
+  std::vector<std::pair<std::string, std::string>> variables{};  ///< extra, for all ranks
+  /// False: rank 0's stdout goes to `output_fd` unchanged, and every other line to `error_fd` with
+  /// a prefix such as "[rank 2] ". True: rank 0's stdout is prefixed too.
   bool prefix_all = false;
-  int grace_ms = 2000;  ///< from the first failure or signal to SIGTERM, from there to SIGKILL
+  int grace_ms = 2000;  ///< from the first failure or signal to SIGTERM, and from there to SIGKILL
   int output_fd = STDOUT_FILENO;
   int error_fd = STDERR_FILENO;
 };
 
 struct LaunchResult {
-  /// 0; or what the first rank that failed returned; 4 when it was lost to a signal; 128 + n when
-  /// the launcher itself got the signal n.
+  /// 0, or the exit code of the first rank that failed; 4 when that rank was killed by a signal, 1
+  /// when its exit code was lost; 128 + n when the launcher itself got signal n.
   int exit_code = 0;
   int culprit = -1;    ///< the rank to blame, or -1
   std::string reason;  ///< "killed by signal 9", "exited with code 3", or what the ranks agreed on
@@ -37,10 +37,10 @@ struct LaunchResult {
 
 inline constexpr int kRankLostExitCode = 4;
 
-/// Returns when all ranks have ended, or are ended: SIGINT, SIGTERM and SIGHUP to this program are
-/// first told to the ranks, as a failure is; a second signal is passed on at once. The calling
-/// thread must be the only one that has them unblocked, and must live as long. Output that nobody
-/// reads is dropped, and no SIGPIPE comes of it.
+/// Returns when all ranks have ended or were killed. The first SIGINT, SIGTERM or SIGHUP to this
+/// program aborts the group, as a failure does; later ones are passed on to the ranks at once. The
+/// calling thread must be the only one with these signals unblocked, and must live until the end.
+/// Output that nobody reads is dropped without raising SIGPIPE.
 ///
 /// Errors: kInvalidArgument (number of ranks, a command that cannot be started), kSystem.
 LaunchResult launch(const LaunchOptions& options);

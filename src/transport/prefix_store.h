@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// prefix_store.h: a part of another store, so that groups of one job do not meet each other's keys.
+// prefix_store.h: a namespace in another store, so that groups of one job do not share keys.
 #pragma once
 
 #include <memory>

@@ -25,7 +25,7 @@ constexpr double kMiB = 1024.0 * 1024.0;
 Mapping::Mapping(const Fd& memory, std::size_t bytes) : bytes_(bytes == 0 ? 1 : bytes) {
   void* data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (data == MAP_FAILED) fail_errno("mmap", fmt::format("{} bytes of shared memory", bytes));
-  madvise(data, bytes_, MADV_HUGEPAGE);  // advice only: no harm where it is refused
+  madvise(data, bytes_, MADV_HUGEPAGE);  // a hint; a refusal does no harm
   data_ = static_cast<std::byte*>(data);
 }
 

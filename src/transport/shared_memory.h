@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// shared_memory.h: memory that processes share and that has no name: a memfd, sealed so that nobody
-// can shrink it under a mapping. It exists as long as a descriptor or a mapping does.
+// shared_memory.h: unnamed memory that processes share: a memfd, sealed so that nobody can shrink
+// it under a mapping. It exists as long as a descriptor or a mapping does.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-/// A shared mapping; unmapped with the object.
+/// A shared mapping, unmapped by the destructor.
 class Mapping {
  public:
   Mapping() = default;
@@ -34,18 +34,18 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
-/// Zero-filled, of fixed size, closed on exec. Errors: kOutOfMemory, kSystem.
+/// Zero-filled memory of fixed size, closed on exec. Errors: kOutOfMemory, kSystem.
 Fd make_shared_memory(const char* label, std::size_t bytes);
 
-/// Throws unless `memory`, which came from another process, has the size and cannot lose it.
-/// Errors: kSystem.
+/// Throws unless `memory`, received from another process, has this size and is sealed against
+/// shrinking. Errors: kSystem.
 void check_shared_memory(const Fd& memory, std::size_t bytes);
 
-/// What the kernel reckons it could give without swapping (MemAvailable); 0 when it does not say.
+/// The kernel's estimate of what it can allocate without swapping (MemAvailable); 0 when unknown.
 std::size_t available_memory_bytes();
 
-/// Errors: kOutOfMemory, with the numbers, when `num_ranks` windows of `bytes` exceed what there
-/// is.
+/// Throws if `num_ranks` windows of `bytes` each exceed the available memory. Errors: kOutOfMemory,
+/// stating the sizes.
 void require_memory(std::size_t bytes, int num_ranks);
 
 }  // namespace switchyard

@@ -24,7 +24,7 @@ namespace {
 constexpr int kSocketFlags = SOCK_NONBLOCK | SOCK_CLOEXEC;
 constexpr int kBacklog = 1024;
 
-// The bytes of a socket address of any family.
+// A socket address of any family.
 struct RawAddress {
   sockaddr_storage storage{};
   socklen_t size = 0;
@@ -70,7 +70,7 @@ Fd open_socket(int family, int type) {
   return socket;
 }
 
-// True when `events` (or a hang-up) came before the deadline.
+// True when `events` (or a hang-up) occurred before the deadline.
 bool wait_for(const Fd& socket, short events, const Deadline& deadline) {
   pollfd entry{socket.get(), events, 0};
   for (;;) {
@@ -83,7 +83,7 @@ bool wait_for(const Fd& socket, short events, const Deadline& deadline) {
 
 bool is_peer_gone(int error) { return error == EPIPE || error == ECONNRESET; }
 
-// After a send that did not go through: waits for room or throws.
+// After a failed send: waits for buffer space or throws.
 void wait_to_send(const Fd& socket, const Deadline& deadline) {
   if (errno == EINTR) return;
   if (is_peer_gone(errno)) fail(Errc::kPeerLost, "socket: the other end closed the connection");
@@ -99,7 +99,7 @@ std::optional<Fd> connect_raw(RawAddress& address, int type, const std::string& 
     if (connect(socket.get(), address.get(), address.size) == 0 || errno == EISCONN) return socket;
     if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
     if (errno == EINTR) continue;
-    if (errno == EAGAIN) {  // Unix: the backlog of the listener is full
+    if (errno == EAGAIN) {  // Unix: the listener's backlog is full
       poll(nullptr, 0, 10);
     } else if (errno == EINPROGRESS || errno == EALREADY) {
       wait_for(socket, POLLOUT, deadline);
@@ -122,7 +122,7 @@ Address Address::parse(std::string_view text) {
   Address address;
   if (text.substr(0, kUnix.size()) == kUnix && text.size() > kUnix.size()) {
     address.host = text.substr(kUnix.size());
-    abstract_address(address.host);  // refuses names that are too long
+    abstract_address(address.host);  // rejects names that are too long
     return address;
   }
   const std::size_t colon = text.rfind(':');
@@ -202,7 +202,7 @@ std::pair<Fd, std::string> listen_for_packets() {
   Fd socket = open_socket(AF_UNIX, SOCK_SEQPACKET);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  // An address without a name: the kernel chooses an abstract one (autobind, unix(7)).
+  // Bound without a name, the socket gets an abstract one from the kernel (autobind, unix(7)).
   if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
       listen(socket.get(), kBacklog) != 0) {
     fail_errno("bind", "unix socket");

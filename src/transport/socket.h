@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // socket.h: stream and packet sockets with deadlines. All sockets are non-blocking and closed on
-// exec. Unix sockets have abstract names only: they leave no file and vanish with their process.
+// exec. Unix sockets use abstract names only: they leave no file and vanish with their process.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@
 
 namespace switchyard {
 
-/// An owned file descriptor; -1 is none.
+/// An owned file descriptor; -1 means none.
 class Fd {
  public:
   Fd() = default;
@@ -42,7 +42,7 @@ class Fd {
 struct Address {
   enum class Kind { kTcp, kUnix };
   Kind kind = Kind::kUnix;
-  std::string host;  ///< tcp: name or number; unix: the abstract name without '@'
+  std::string host;  ///< tcp: host name or address; unix: the abstract name without '@'
   int port = 0;      ///< tcp only; 0: the system chooses
 
   /// Errors: kInvalidArgument.
@@ -50,27 +50,27 @@ struct Address {
   std::string text() const;
 };
 
-/// Who is at the other end of a Unix socket, as the kernel vouches. Nothing for TCP.
+/// The process at the other end of a Unix socket, as the kernel reports it. nullopt for TCP.
 struct PeerIdentity {
   uid_t uid = 0;
   pid_t pid = 0;
 };
 std::optional<PeerIdentity> peer_identity(const Fd& socket);
 
-/// A listening stream socket. Errors: kSystem; `is_taken`, if given, is set instead when somebody
-/// listens there already, and no socket is returned.
+/// A listening stream socket. Errors: kSystem. If the address is in use and `is_taken` is given,
+/// sets it and returns no socket instead.
 Fd listen_on(const Address& address, bool* is_taken = nullptr);
-/// The address that a listening socket got, for port 0.
+/// The actual address of a listening socket that asked for port 0.
 Address bound_address(const Fd& listener, const Address& asked);
 
-/// Nothing when nobody listens there (yet). Errors: kSystem, kTimeout.
+/// nullopt when nobody listens there (yet). Errors: kSystem, kTimeout.
 std::optional<Fd> connect_to(const Address& address, const Deadline& deadline);
 
-/// A packet socket (SOCK_SEQPACKET) under a name that the kernel chose; returns it without '@'.
+/// A packet socket (SOCK_SEQPACKET) and its abstract name, chosen by the kernel, without '@'.
 std::pair<Fd, std::string> listen_for_packets();
-/// Nothing when nobody listens there.
+/// nullopt when nobody listens there. Errors: kSystem, kTimeout.
 std::optional<Fd> connect_for_packets(const std::string& name, const Deadline& deadline);
-/// Nothing when nobody came before the deadline.
+/// nullopt when nobody connected before the deadline.
 std::optional<Fd> accept_one(const Fd& listener, const Deadline& deadline);
 
 /// False when the deadline passed first.
@@ -79,12 +79,14 @@ bool wait_readable(const Fd& socket, const Deadline& deadline);
 /// Sends all bytes. Errors: kPeerLost (the other end closed), kTimeout, kSystem.
 void send_all(const Fd& socket, std::span<const std::byte> bytes, const Deadline& deadline);
 
-/// One packet and, unless `fd` is -1, a descriptor (SCM_RIGHTS). Errors as send_all.
+/// Sends one packet and, unless `fd` is -1, a descriptor (SCM_RIGHTS). Errors: kPeerLost, kTimeout,
+/// kSystem.
 void send_packet(const Fd& socket, std::span<const std::byte> packet, int fd,
                  const Deadline& deadline);
 
-/// What came in one packet of exactly `packet.size()` bytes, and the descriptor that was with it.
-/// Nothing when the deadline passed first. Errors: kPeerLost, kSystem, also for another size.
+/// Receives one packet of exactly `packet.size()` bytes and returns the descriptor that came with
+/// it, if any. nullopt when the deadline passed first. Errors: kPeerLost; kSystem, also for a
+/// packet of another size.
 std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
                                  const Deadline& deadline);
 

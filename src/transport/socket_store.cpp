@@ -59,14 +59,14 @@ void SocketStore::set(const std::string& key, const std::string& value) {
 std::optional<std::string> SocketStore::get(const std::string& key, const Deadline& deadline) {
   const std::lock_guard lock(mutex_);
   const auto wait_ms = static_cast<std::uint32_t>(deadline.remaining_ms());
-  // A moment more than the server waits, so that its answer is not missed by a hair.
+  // Waits slightly longer than the server does, so that its answer is not narrowly missed.
   const Deadline answer = Deadline::after_ms(std::int64_t{wait_ms} + 50);
   const auto reply = ask({protocol::Operation::kGet, 0, wait_ms, key, {}}, answer);
   if (!reply || reply->status != protocol::Status::kOk) return std::nullopt;
   return reply->value;
 }
 
-// Answers to earlier questions, which nobody waits for any more, are skipped by their id.
+// Skips replies to earlier requests that timed out; their ids differ.
 std::optional<protocol::Reply> SocketStore::ask(protocol::Request request,
                                                 const Deadline& deadline) {
   request.id = ++num_requests_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// socket_store.h: the store as a client of a StoreServer sees it.
+// socket_store.h: the store as a client of a StoreServer.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace switchyard {
 
 class SocketStore final : public Store {
  public:
-  /// Tries until somebody serves at `address`. `timeout_ms` holds for this and for each `set`.
+  /// Retries until a server listens at `address`. `timeout_ms` bounds this and each `set`.
   /// Errors: kTimeout, kInvalidArgument (the secret was refused), kPeerLost, kSystem.
   SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// store.h: key-value rendezvous, for set-up only. Model: Gloo's rendezvous::Store.
+// store.h: key-value rendezvous, for set-up only. Modelled on Gloo's rendezvous::Store.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ class Store {
 
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  /// Waits until the key exists. Nothing when the deadline passes first.
+  /// Waits until the key exists. nullopt when the deadline passes first.
   /// Errors: kPeerLost when the server is gone.
   virtual std::optional<std::string> get(const std::string& key, const Deadline& deadline) = 0;
 };

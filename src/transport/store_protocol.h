@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// store_protocol.h: the frames between a store's client and its server.
+// store_protocol.h: the frames that a store's client and server exchange.
 //
 //   frame    u32 payload bytes, payload
 //   request  u8 operation, u32 id, u32 milliseconds to wait, u32 key bytes, key, value
 //   reply    u8 status, u32 id, value
 //
-// A client's first request is a hello: key kMagic, value the shared secret. Numbers are in host
-// order; a client of another byte order fails at the hello. Lengths are checked before anything is
-// stored, so a hostile client costs at most one frame of memory.
+// A client's first request is a hello, with key kMagic and the shared secret as its value. Numbers
+// are in host byte order; a client with another byte order fails at the hello. Lengths are checked
+// before anything is stored, so a hostile client costs at most one frame of memory.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace switchyard::store_protocol {
 
 inline constexpr std::string_view kMagic = "switchyard store 1";
 inline constexpr std::uint32_t kMaxFrameBytes = 1u << 20;
-inline constexpr std::uint32_t kMaxHelloBytes = 4096;  ///< before the secret was checked
+inline constexpr std::uint32_t kMaxHelloBytes = 4096;  ///< until the secret is accepted
 
 enum class Operation : std::uint8_t { kHello = 1, kSet, kGet };
 enum class Status : std::uint8_t { kOk, kNothing, kRefused, kFull };
@@ -68,7 +68,7 @@ inline std::string encode(const Reply& reply) {
   return frame + reply.value;
 }
 
-/// Nothing when the payload is not a request.
+/// nullopt when the payload is not a request.
 inline std::optional<Request> decode_request(std::string_view payload) {
   if (payload.size() < 13 || payload[0] < 1 || payload[0] > 3) return std::nullopt;
   const std::uint32_t key_bytes = get_u32(payload, 9);
@@ -84,12 +84,12 @@ inline std::optional<Reply> decode_reply(std::string_view payload) {
                std::string(payload.substr(5))};
 }
 
-/// Bytes as they come, cut into frames.
+/// Cuts a stream of bytes into frames.
 class FrameBuffer {
  public:
   void append(std::string_view bytes) { bytes_.append(bytes); }
 
-  /// True when the next frame says that it is longer than `max_bytes`.
+  /// True when the next frame claims to be longer than `max_bytes`.
   bool is_oversized(std::uint32_t max_bytes) const {
     return bytes_.size() >= 4 && get_u32(bytes_, 0) > max_bytes;
   }

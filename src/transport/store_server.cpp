@@ -27,14 +27,14 @@ namespace {
 
 namespace protocol = store_protocol;
 
-constexpr std::int64_t kHelloNs = 10'000'000'000;     // a client must say hello within
+constexpr std::int64_t kHelloNs = 10'000'000'000;     // limit for a client to say hello
 constexpr std::int64_t kAcceptPauseNs = 100'000'000;  // after accept ran out of descriptors
 constexpr std::size_t kMaxClients = 8192;
 constexpr std::size_t kMaxUnsentBytes = std::size_t{8} << 20;
 constexpr std::size_t kMaxStoredBytes = std::size_t{256} << 20;
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
-// A get whose key does not exist yet.
+// A get request whose key does not exist yet.
 struct Waiter {
   std::string key;
   std::uint32_t id = 0;
@@ -46,9 +46,9 @@ struct Client {
   protocol::FrameBuffer received;
   std::string unsent;
   std::vector<Waiter> waiters;
-  std::int64_t hello_end_ns = kForever;  // kForever once the secret was right
+  std::int64_t hello_end_ns = kForever;  // kForever once the secret was accepted
   bool is_known = false;
-  bool is_closing = false;  // after a refusal: closed once it was sent
+  bool is_closing = false;  // refused: closed once the reply is sent
   bool is_gone = false;
 };
 
@@ -94,7 +94,7 @@ class StoreServer::Loop {
   std::thread thread_;
 };
 
-// The thread takes no signals: they belong to the program.
+// The thread blocks all signals: they belong to the program.
 void StoreServer::Loop::start() {
   sigset_t all;
   sigset_t before;
@@ -182,7 +182,7 @@ void StoreServer::Loop::admit(Fd socket) {
   client.hello_end_ns = now_ns() + kHelloNs;
 }
 
-// One read a turn, so that a client which sends without end cannot hold the loop.
+// One read per turn, so that a client that sends without pause cannot monopolize the loop.
 void StoreServer::Loop::receive(Client& client) {
   std::array<char, 65536> bytes;
   const ssize_t size = recv(client.socket.get(), bytes.data(), bytes.size(), 0);
@@ -258,7 +258,7 @@ void StoreServer::Loop::serve_get(Client& client, const protocol::Request& reque
   if (found != values_.end()) {
     return reply(client, {protocol::Status::kOk, request.id, found->second});
   }
-  if (client.waiters.size() >= 1024) {  // a client of ours has one
+  if (client.waiters.size() >= 1024) {  // our own clients have one
     client.is_gone = true;
     return;
   }
@@ -270,7 +270,7 @@ void StoreServer::Loop::reply(Client& client, const protocol::Reply& answer) {
   if (client.is_gone) return;
   client.unsent += protocol::encode(answer);
   flush(client);
-  if (client.unsent.size() > kMaxUnsentBytes) client.is_gone = true;  // it never reads
+  if (client.unsent.size() > kMaxUnsentBytes) client.is_gone = true;  // the client never reads
 }
 
 void StoreServer::Loop::flush(Client& client) {
@@ -286,7 +286,7 @@ void StoreServer::Loop::flush(Client& client) {
   if (client.is_closing) client.is_gone = true;
 }
 
-// Gets whose time is over, and clients that never said hello.
+// Ends gets that timed out, and clients that never said hello.
 void StoreServer::Loop::end_waits() {
   const std::int64_t now = now_ns();
   for (Client& client : clients_) {
@@ -318,7 +318,7 @@ std::unique_ptr<StoreServer> StoreServer::start(const Address& address, std::str
 }
 
 bool secrets_equal(const std::string& given, const std::string& wanted) noexcept {
-  // Every byte of `given` is visited; only lengths show.
+  // Visits every byte of `given`, so that the duration reveals only lengths.
   unsigned difference = given.size() == wanted.size() ? 0 : 1;
   for (std::size_t i = 0; i < given.size(); ++i) {
     const char other = wanted.empty() ? '\0' : wanted[i % wanted.size()];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// store_server.h: the store's server: one thread and one poll(2) over all clients, each with its
-// own buffers, so that a client which is slow, silent or hostile delays nobody. Served over TCP or
-// an abstract Unix socket; over the latter the kernel vouches that a client runs as the same user.
+// store_server.h: the store's server. One thread polls all clients, each with its own buffers, so
+// that a slow, silent or hostile client delays nobody. It serves over TCP or an abstract Unix
+// socket; over the latter, the kernel's credentials prove that a client runs as the same user.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace switchyard {
 
 class StoreServer {
  public:
-  /// Serves from here on. Null when somebody serves at `address` already.
-  /// Errors: kInvalidArgument (TCP without a secret), kSystem.
+  /// Starts serving. Null when `address` is already in use.
+  /// Errors: kInvalidArgument (TCP without a secret, secret too long), kSystem.
   static std::unique_ptr<StoreServer> start(const Address& address, std::string secret);
   ~StoreServer();
 
-  /// Where it serves, with the true port.
+  /// The address it serves at, with the actual port.
   const Address& address() const { return address_; }
 
  private:
@@ -31,13 +31,14 @@ class StoreServer {
   std::unique_ptr<Loop> loop_;
 };
 
-/// Compares without telling, by its duration, how much is equal.
+/// Compares in a time that does not reveal how much of `given` is right.
 bool secrets_equal(const std::string& given, const std::string& wanted) noexcept;
 
-/// A secret that nobody guesses: 32 hexadecimal digits. Errors: kSystem.
+/// A random 128-bit secret, as 32 hexadecimal digits. Errors: kSystem.
 std::string make_secret();
 
-/// Errors: kInvalidArgument when `address` is TCP and there is no secret, or it is too long.
+/// Errors: kInvalidArgument when `address` is TCP and there is no secret, or the secret is too
+/// long.
 void require_secret(const Address& address, const std::string& secret);
 
 }  // namespace switchyard

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `bench` reads and writes, without running it: baselines, text, JSON, page and charts.
+// What `bench` reads and writes, tested without running it: baselines, text, JSON, page and charts.
 
 #include "bench_report.h"
 
@@ -164,7 +164,7 @@ TEST(BenchReportTest, PageEscapesWhatItShows) {
   EXPECT_THAT(page, Not(HasSubstr("<H200>")));
 }
 
-// One point and none are no division by zero.
+// Charts of one point or none must not divide by zero.
 TEST(ChartTest, FewPointsAreStillAChart) {
   EXPECT_EQ(cli::line_chart({}, {}), "");
   EXPECT_EQ(cli::percent_chart({}, {}, {}), "");

@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Small and quick unless `extra` says otherwise.
+// Runs a small and quick bench unless `extra` says otherwise.
 CommandResult bench(const Arguments& extra) {
   const std::pair<const char*, const char*> defaults[] = {
       {"--workload", SWITCHYARD_DATA_DIR "/tiny-moe"},
@@ -95,7 +95,7 @@ TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
   }
 }
 
-// Three pairs move three times the bytes and cannot take less time than their floor's hops.
+// Three pairs move three times the bytes and cannot take less time than the hops of their floor.
 TEST(BenchTest, LayersMultiplyWhatAnIterationMoves) {
   const nlohmann::json one = bench_json({"--engine", "local"});
   const nlohmann::json three = bench_json({"--engine", "local", "--layers", "3"});
@@ -141,7 +141,7 @@ TEST(BenchTest, BaselineFileStandsBesideRowsOfItsSizes) {
               HasSubstr("its numbers are for hidden 256, 32 experts, top-4, 2 ranks"));
 }
 
-// Where there is an MPI: times of the same run. Where there is none: one clear error.
+// With MPI present, the baseline has times of the same run; without it there is one clear error.
 TEST(BenchTest, MpiIsMeasuredOrItsAbsenceExplained) {
   const CommandResult result =
       bench({"--baseline", "mpi", "--engine", "local", "--json", "-", "--op", "dispatch"});
@@ -196,7 +196,7 @@ TEST(BenchTest, CudaWithoutAGpuIsOneErrorOfTheEnvironment) {
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.error, HasSubstr("bench: --device cuda, but CUDA cannot be used: "));
   EXPECT_EQ(std::count(result.error.begin(), result.error.end(), '\n'), 1) << result.error;
-  EXPECT_THAT(result.error, Not(HasSubstr("[rank")));  // before there are ranks
+  EXPECT_THAT(result.error, Not(HasSubstr("[rank")));  // fails before any rank starts
 }
 
 TEST(BenchTest, CudaWithoutItsModuleSaysWhatToDo) {
@@ -210,7 +210,7 @@ TEST(BenchTest, CudaWithoutItsModuleSaysWhatToDo) {
   EXPECT_THAT(result.error, HasSubstr("the CUDA module is not there (/nonexistent/module.so"));
 }
 
-// On a machine with GPUs; fewer of them than ranks are shared.
+// Needs a machine with GPUs; ranks share GPUs when there are fewer GPUs than ranks.
 TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
   const Arguments cases[] = {
       {"--op", "pair", "--graph", "--baseline", "nccl"},

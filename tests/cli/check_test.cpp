@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `switchyard check` as a user sees it, and that it can fail: SWITCHYARD_WRONG_CHECK is the same
-// verb with some cases that expect something wrong.
+// `switchyard check` as a user sees it, and proof that it can fail: SWITCHYARD_WRONG_CHECK is the
+// same verb with some cases whose expected values are wrong.
 
 #include "check.h"
 
@@ -76,7 +76,7 @@ TEST(CheckTest, NothingLeftByTheFilterIsAUsageError) {
 }
 
 TEST(CheckTest, WithoutAGpuItSaysSoBeforeAnythingRuns) {
-  // Hides those that there are; the ranks and the command inherit it.
+  // Hides any GPUs from the ranks and the command, which inherit the variable.
   setenv("CUDA_VISIBLE_DEVICES", "", 1);
   for (const char* device : {"cuda", "all"}) {
     const CommandResult result = check(SWITCHYARD_CLI, {"--device", device, "--filter", "tables"});
@@ -162,7 +162,7 @@ TEST(CheckTest, AWrongBitIsExitCodeOneWithTheCommandThatShowsItAgain) {
   }
 }
 
-// What a failure ends is started again for the cases after it.
+// After a failure has ended the ranks, they start again for the remaining cases.
 TEST(CheckTest, FailuresDoNotHideOtherCases) {
   const CommandResult result = check(SWITCHYARD_WRONG_CHECK, {"--json", "-", "--timeout", "20000"});
   EXPECT_EQ(result.exit_code, 1);

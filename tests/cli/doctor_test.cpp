@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `switchyard doctor` as a user sees it, on a machine with or without GPUs, and what it says of
-// machines that are not here.
+// `switchyard doctor` as a user sees it, on a machine with or without GPUs, and what it reports
+// about other machines.
 
 #include "doctor.h"
 
@@ -25,7 +25,7 @@ CommandResult doctor(std::vector<std::string> arguments) {
   return run_command(arguments, 60 * SWITCHYARD_SLOWDOWN);
 }
 
-// A machine with two GPUs that lacks nothing.
+// A machine with two GPUs on which nothing is missing.
 cli::DoctorReport two_gpus() {
   cli::DoctorReport report;
   report.machine.host = "box";
@@ -77,7 +77,7 @@ TEST(DoctorTest, GoodReportOnThisMachine) {
   }
   EXPECT_THAT(result.output, HasSubstr("SWITCHYARD_HEAP "));
   EXPECT_THAT(result.output, HasSubstr("works (memfd)"));
-  EXPECT_THAT(result.output, Not(HasSubstr(" \n")));  // no blanks at line ends
+  EXPECT_THAT(result.output, Not(HasSubstr(" \n")));  // no trailing blanks
 }
 
 TEST(DoctorTest, JsonIsOneObjectAlone) {

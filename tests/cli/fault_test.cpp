@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr const char* kModel = SWITCHYARD_DATA_DIR "/tiny-moe";
 
-// Waits until the ranks have started and run for a moment.
+// Waits until the ranks have started and have been running for a moment.
 std::vector<pid_t> started_ranks(const Command& command, std::size_t num_ranks) {
   std::vector<pid_t> ranks;
   for (int i = 0; i < 200 && ranks.size() < num_ranks; ++i) {
@@ -46,7 +46,7 @@ TEST(FaultTest, KillingARankEndsTheRunWithinASecond) {
   const CommandResult result = command.wait(20);
   EXPECT_LT(static_cast<double>(now_ns() - start) * 1e-9, 1.0 * SWITCHYARD_SLOWDOWN);
   EXPECT_EQ(result.exit_code, 4) << result.error;
-  // The survivors name the dead rank, the phase and the call; the launcher says how it died.
+  // The survivors name the dead rank, the phase and the call; the launcher reports how it died.
   EXPECT_THAT(result.error, HasSubstr("rank 2"));
   EXPECT_THAT(result.error, HasSubstr("killed by signal 9"));
   EXPECT_THAT(result.error, HasSubstr("peer_lost"));
@@ -84,7 +84,7 @@ TEST(FaultTest, KillingTheLauncherLeavesNothingBehind) {
   for (const pid_t pid : ranks) EXPECT_FALSE(is_running(pid));
 }
 
-// Ranks that somebody else started, by torchrun's variables.
+// Starts a rank as an external launcher does, through torchrun's variables.
 Command start_rank(int rank, int size, std::vector<std::string> extra) {
   std::vector<std::string> arguments{"env",
                                      "RANK=" + std::to_string(rank),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `switchyard quantize`: known answers, every scheme and layout there and back, what is refused.
+// `switchyard quantize`: known answers, round trips of every scheme and layout, refused input.
 
 #include "quantize.h"
 
@@ -65,7 +65,7 @@ std::vector<int> bytes_of(const TensorView& tensor) {
   return {data, data + tensor.num_bytes()};
 }
 
-// Rows of 2, 1 and 0.5 times 448 in one scale each: 448 / 448 = 1, and so on.
+// The rows have maxima 448 and 896, so their fp8 scales are 448 / 448 = 1 and 896 / 448 = 2.
 TEST_F(QuantizeFileTest, KnownAnswersOfFp8AndNvfp4) {
   const std::vector<float> x{448, -448, 224, 0, 896, 0, 2, -896};
   const std::vector<std::int32_t> ids{1, 2, 3};
@@ -80,17 +80,17 @@ TEST_F(QuantizeFileTest, KnownAnswersOfFp8AndNvfp4) {
   EXPECT_EQ(fp8->metadata().at("switchyard.scheme"), "fp8_token");
   EXPECT_EQ(fp8->metadata().at("author"), "nobody");
 
-  // Global scale 448 * 6 / 896 = 3; block scales 3 * 448 / 6 = 224 and 448; codes of x / block.
+  // Global scale 448 * 6 / 896 = 3; block scales 3 * 448 / 6 = 224 and 3 * 896 / 6 = 448.
   const auto fp4 = quantized(options("nvfp4"));
   EXPECT_EQ(fp4->tensor("w.global_scale").as<float>()[0], 3.0f);
   EXPECT_EQ(fp4->tensor("w.scale").dtype(), DType::kE4M3);
   EXPECT_THAT(bytes_of(fp4->tensor("w.scale")), ElementsAre(0x76, 0x7E));
   EXPECT_EQ(fp4->tensor("w").dtype(), DType::kU8);
-  // 6 -6 3 0 and 6 0 0 -6, two to a byte, the first in the low nibble.
+  // The codes of 6 -6 3 0 and 6 0 0 -6, two per byte, the first in the low nibble.
   EXPECT_THAT(bytes_of(fp4->tensor("w")), ElementsAre(0xF7, 0x05, 0x07, 0xF0));
 }
 
-// There and back equals the oracle's round trip, in every layout that the scheme has.
+// The round trip through files equals the oracle's, in every layout that the scheme supports.
 TEST_F(QuantizeFileTest, EverySchemeAndLayoutComesBack) {
   const reference::Table<float> values = conformance::random_table(70, 130, 5);
   Tensor x(DType::kBF16, {70, 130});
@@ -133,7 +133,7 @@ TEST_F(QuantizeFileTest, EverySchemeAndLayoutComesBack) {
       }
     }
   }
-  // 14 schemes in rows; 10 in two kinds of columns; 3 in tiles; 2 packed in 3 layouts.
+  // 14 schemes row-major, 10 in two column-major layouts, 3 swizzled, 2 packed in 3 layouts.
   EXPECT_EQ(num_done, 14 + 2 * 10 + 3 + 2 * 3);
 }
 
@@ -184,7 +184,7 @@ TEST_F(QuantizeFileTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refusal(again), HasSubstr("is quantized already"));
 }
 
-// A file whose metadata lies about its tensors.
+// A file whose metadata contradicts its tensors.
 TEST_F(QuantizeFileTest, HostileMetadataIsAMalformedFile) {
   const std::vector<std::uint8_t> x(6);
   const std::map<std::string, std::string> good{{"switchyard.scheme", "mxfp4"},

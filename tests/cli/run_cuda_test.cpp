@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `switchyard run --device cuda` gives the bits of `--device cpu`; without a GPU it says so. Ranks
-// are processes, which may share GPUs.
+// `switchyard run --device cuda` gives the same bits as `--device cpu`; without a GPU it says so.
+// Ranks are processes, which may share GPUs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

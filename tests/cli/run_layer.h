@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// run_layer.h: `switchyard run` on data/tiny-moe, or on another model, and its JSON.
+// run_layer.h: runs `switchyard run` on data/tiny-moe or another model and parses its JSON.
 #pragma once
 
 #include <fstream>

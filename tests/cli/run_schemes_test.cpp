@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `switchyard run` with every class and scheme: accuracy, what the report says, scales, files.
+// `switchyard run` with every class and scheme: accuracy, report, scales, files.
 
 #include <cmath>
 
@@ -28,7 +28,8 @@ bool is_tensor_scheme(const std::string& scheme) {
   return scheme == "fp8_tensor" || scheme == "int8_tensor";
 }
 
-// Bounds are about 1.5 times what a correct run shows: an error of half that is no accident.
+// Bounds are about 1.5 times the error of a correct run, so the error must also exceed a quarter of
+// the bound.
 TEST(RunSchemesTest, EveryClassAndSchemeStaysWithinItsBound) {
   for (const std::string prepare : kClasses) {
     for (const std::string scheme : kSchemes) {
@@ -57,7 +58,8 @@ TEST(RunSchemesTest, BothExpertsStayWithinTheBound) {
   }
 }
 
-// An error above the bound is exit code 1: a global scale so large that every block saturates.
+// An error above the bound gives exit code 1: this global scale is so large that every block
+// saturates.
 TEST(RunSchemesTest, WrongDataIsExitCodeOne) {
   const CommandResult result = run({"--scheme", "nvfp4", "--global-scale", "1e6"});
   EXPECT_EQ(result.exit_code, 1) << result.error;
@@ -82,7 +84,7 @@ TEST(RunSchemesTest, TheGlobalScaleIsThatOfTheWholeInput) {
   EXPECT_EQ(run_json({"--scheme", "nvfp4", "--global-scale", "512"})["tensor_scale"], 512.0);
 }
 
-// With a given scale rows are quantized by the senders, and no result depends on the ranks.
+// With a given scale the senders quantize the rows, and the result does not depend on the ranks.
 TEST(RunSchemesTest, AGivenScaleTravelsAndGivesTheSameBitsForEveryRankCount) {
   const TempFolder folder;
   const std::string path = folder.file("out.safetensors");
@@ -99,7 +101,8 @@ TEST(RunSchemesTest, AGivenScaleTravelsAndGivesTheSameBitsForEveryRankCount) {
   }
 }
 
-// Where the rows of an expert differ, the scale between the GEMMs must be given too.
+// Micro-batches and local experts see other rows per expert, so the scale between the GEMMs must be
+// given as well.
 TEST(RunSchemesTest, BothScalesGivenGiveTheSameBitsInMicroBatchesAndLocally) {
   const TempFolder folder;
   const std::string path = folder.file("out.safetensors");
@@ -170,7 +173,7 @@ TEST(RunSchemesTest, AlignmentChangesNoBits) {
   }
 }
 
-// Every class and kind of scale can be dumped; the rows of a rank are those of the report.
+// Every class and kind of scale can be dumped; the number of rows per rank equals the report's.
 TEST(RunSchemesTest, EveryClassAndSchemeCanBeDumped) {
   const TempFolder folder;
   const std::string dump = folder.file("dump");

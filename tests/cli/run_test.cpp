@@ -41,7 +41,7 @@ TEST(RunTest, ReportsWhatItDid) {
   EXPECT_GE(json["stages"][3]["us"]["max"], json["stages"][3]["us"]["min"]);
 }
 
-// The promise: with per_expert and exact experts the same bits for every number of ranks, engine,
+// The promise: per_expert and exact experts give the same bits for every number of ranks, engine,
 // split and run.
 TEST(RunTest, PerExpertGivesTheSameBitsForEveryRankCountAndEngine) {
   const TempFolder folder;
@@ -164,7 +164,7 @@ TEST(RunTest, TextReportNamesEverything) {
   EXPECT_THAT(run({"--prepare", "local"}).output, HasSubstr("wire     nothing travels\n"));
 }
 
-// The input of a synthetic checkpoint with its independently computed output.
+// Writes the input of a synthetic checkpoint and its independently computed output.
 void write_input(const std::string& path, const SyntheticCheckpoint& made) {
   const auto table = [&](const std::vector<double>& values) {
     Tensor tensor(DType::kF32, {made.num_tokens, made.hidden});
@@ -180,8 +180,8 @@ void write_input(const std::string& path, const SyntheticCheckpoint& made) {
   write_safetensors(path, tensors);
 }
 
-// Every family and weight format: the router runs, the result is compared with a computation in
-// double that shares nothing with the library.
+// Every family and weight format: the router runs, and the result is compared with a computation in
+// double that shares no code with the library.
 TEST(RunTest, EveryModelFamilyRuns) {
   for (int family = 0; family <= static_cast<int>(ModelFamily::kTinyMoe); ++family) {
     for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
@@ -262,7 +262,7 @@ TEST(RunTest, UsageErrorsAreNamed) {
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
 }
 
-// The launcher refuses what every rank would.
+// The launcher refuses, once, what every rank would refuse.
 TEST(RunTest, AWrongOptionIsSaidOnce) {
   for (const Arguments& wrong : {Arguments{"--split", "foo"}, Arguments{"--tokens", "2000"},
                                  Arguments{"--scheme", "nvfp4", "--global-scale", "x"},
@@ -314,7 +314,7 @@ TEST(RunTest, ZeroTokensAreARun) {
   }
 }
 
-// What quantize writes is no checkpoint.
+// A file that quantize wrote is not a checkpoint.
 TEST(RunTest, AQuantizedFileIsRefused) {
   const TempFolder folder;
   const std::string tiny = SWITCHYARD_DATA_DIR "/tiny-moe";
@@ -344,7 +344,7 @@ TEST(RunTest, MalformedFilesAreExitCodeTwo) {
   }
 }
 
-// NaN and infinities stay in their rows; nothing crashes.
+// NaN and infinity stay in their rows, and nothing crashes.
 TEST(RunTest, NaNAndInfinityStayInTheirRows) {
   const TempFolder folder;
   constexpr std::int64_t kTokens = 12;

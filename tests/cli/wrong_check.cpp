@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `switchyard check` with a list of cases in which some expect something wrong: it must see it.
+// `switchyard check` with some cases whose expected values are wrong; check must report them.
 
 #include <unistd.h>
 
@@ -11,7 +11,7 @@ namespace {
 using switchyard::Group;
 using namespace switchyard::conformance;
 
-// Each rank sends its number around; the expected sum may have one wrong bit.
+// Each rank sends its number to all; the expected sum may have wrong bits.
 CheckCase sum_case(const char* engine, int num_ranks, const char* name, std::uint32_t wrong_bits) {
   CheckCase result;
   result.group = "sums";
@@ -43,7 +43,7 @@ CheckCase dying_case() {
   return result;
 }
 
-// A case that is right, but for what it does not try.
+// A case that passes, but skips everything or leaves a part out.
 CheckCase partial_case(const char* engine, int num_ranks, bool is_skipped) {
   CheckCase result = sum_case(engine, num_ranks, is_skipped ? "part_none" : "part_most", 0);
   result.row = "part";

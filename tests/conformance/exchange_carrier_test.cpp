@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The suite sees one wrong bit of anything that a carrier brings, in whichever round it is.
+// The suite detects a single wrong bit in anything that a carrier delivers, in any round.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 enum class Wrong { kNothing, kRow, kScale, kWeight, kCount, kOrigin, kOutput, kReturnedWeight };
 
-// Exchange, with one bit of one rank's result flipped in one round.
+// Exchange with one bit of one rank's result flipped in one round.
 class WrongCarrier final : public Carrier {
  public:
   WrongCarrier(const Group& group, const ExchangeCase& test, Wrong wrong, int round)
@@ -115,7 +115,7 @@ TEST(ExchangeCarrierTest, EveryWrongBitIsFoundInEveryRound) {
   }
 }
 
-// What a GPU's carrier leaves out changes no other round.
+// Rounds that a GPU's carrier leaves out do not change the others.
 TEST(ExchangeCarrierTest, RoundsWithAKeptRoutingCanBeLeftOut) {
   for (ExchangeCase test : {small_case(), two_in_flight_cases(2).front()}) {
     test.keeps_routing = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes beyond the last-level cache; apart from the other cases because thread sanitizers are slow.
+// Sizes beyond the last-level cache; kept apart because thread sanitizers make them slow.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 TEST(ExchangeLargeTest, RowsTakeTheStreamingPath) {
   ExchangeCase test;
   test.shape = {.num_experts = 4, .num_topk = 2, .hidden = 4096};
-  test.num_tokens = 3000;  // 49 MB of rows in place, over what caches keep
+  test.num_tokens = 3000;  // 49 MB of placed rows, more than caches hold
   test.is_long = false;
   ASSERT_NO_THROW(run_ranks(2, [&](const Group& group) { check_exchange(group, test); }));
   test.reduce = Reduce::kPerRank;

@@ -10,7 +10,7 @@ using test::run_processes;
 
 namespace {
 
-// One group of processes for each number of ranks runs all its cases.
+// One group of processes per number of ranks runs all cases of that number.
 TEST(ExchangeShmTest, EqualsTheOracleBitForBit) {
   const std::vector<int> rank_counts{2, 3, 7};
   const std::vector<ExchangeCase> cases = exchange_cases(rank_counts);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every file of tests/fuzz/corpus/<target>, and mutations of it, through the entry of its target.
+// Runs every file of tests/fuzz/corpus/<target>, and mutations of it, through the target's entry.
 
 #include <algorithm>
 #include <cstdint>
@@ -35,7 +35,7 @@ std::vector<std::uint8_t> contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Each byte once replaced by a random one, and each prefix: what a fuzzer tries first.
+// Replaces each byte in turn by a random one and tries each prefix: a fuzzer's first mutations.
 void run_mutations(Entry entry, const std::vector<std::uint8_t>& seed) {
   std::vector<std::uint8_t> input = seed;
   for (std::size_t i = 0; i < seed.size(); ++i) {

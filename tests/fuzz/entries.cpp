@@ -20,7 +20,7 @@ void check(bool promise) {
   if (!promise) std::abort();
 }
 
-// Bad files have these two codes; a third would be a bug in the reader.
+// Bad files raise one of these two codes; any other is a bug in the reader.
 template <typename Read>
 void only_file_errors(Read&& read) {
   try {
@@ -35,7 +35,7 @@ std::string_view text_of(const std::uint8_t* data, std::size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// Touches both ends of a tensor, where an address sanitizer would object.
+// Touches both ends of a tensor, so that an address sanitizer detects a view that is out of bounds.
 void read_ends(const TensorView& view) {
   const std::size_t num_bytes = view.num_bytes();
   if (num_bytes == 0) return;

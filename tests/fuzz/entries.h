@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // entries.h: what the fuzz targets do with an input. The corpus test calls the same functions, so
-// every input that was ever of interest also runs in ordinary builds.
+// every input that once found something also runs in ordinary builds.
 //
-// An entry lets only the documented errors pass and checks what a reader promises; anything else
-// ends the process, which is how a fuzzer sees it.
+// An entry lets only the documented errors pass and checks the reader's promises; any other outcome
+// ends the process, which a fuzzer reports.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The umbrella in a program: what it declares links. The files beside it include every header.
+// Includes the umbrella in a program, so its declarations must link. The generated files of this
+// test include every header.
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: old_standard_test.sh COMPILER INCLUDE_FOLDER   each header, compiled as C++17, must say first what it needs
+# usage: old_standard_test.sh COMPILER INCLUDE_FOLDER   compiles each header as C++17; the first error must say what it needs
 set -euo pipefail
 compiler=$1 folder=$2
 cd "$folder"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the library, moves the folder (nothing in it may remember where it was), and builds a
-# program of somebody else against it: by find_package, then by pkg-config.
+# Installs the library, moves the folder (nothing in it may depend on the old path), and builds an
+# external program against it, first with find_package, then with pkg-config.
 #
 # usage: run_test.sh BUILD_FOLDER WORK_FOLDER COMPILER
 set -euo pipefail

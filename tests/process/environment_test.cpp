@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Groups that processes join by environment variables, as under torchrun or mpirun.
+// Groups that processes join through environment variables, as under torchrun or mpirun.
 
 #include <unistd.h>
 
@@ -105,7 +105,7 @@ TEST(EnvironmentTest, ProcessesMeetOverTcp) {
   });
 }
 
-// A rank that is ahead meets the server that the last group of rank 0 used.
+// A rank that runs ahead finds the server of rank 0's previous group still at the address.
 TEST(EnvironmentTest, GroupsFollowEachOtherOverOneAddress) {
   for (const char* kind : {"unix", "tcp"}) {
     run_processes(3, [&](const Group& outer) {
@@ -142,7 +142,7 @@ TEST(EnvironmentTest, FailedGroupTakesItsServerAlongButNotThatOfOthers) {
     }
     outer.barrier();
     (void)first.engine().all_gather_text("still served");
-    Group::from_environment().barrier();  // nothing of the failed one is in the way
+    Group::from_environment().barrier();  // nothing of the failed group is left
   });
 }
 
@@ -151,9 +151,9 @@ TEST(EnvironmentTest, DestroyedGroupLeavesNothing) {
     set_torchrun_variables(outer.rank(), 3, "leak");
     Group::from_environment().barrier();  // rank 0 keeps its store's server
     outer.barrier();
-    usleep(100'000);  // the server closes what its clients have closed
+    usleep(100'000);  // the server closes connections that its clients closed
     const int files_before = num_open_files();
-    outer.barrier();  // nobody is ahead and connects again before it is counted
+    outer.barrier();  // nobody may reconnect before all have counted
     {
       const Group group = Group::from_environment();
       const auto window = group.engine().make_window(8192);

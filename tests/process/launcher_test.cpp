@@ -36,7 +36,7 @@ double seconds_since(std::int64_t start_ns) {
   return static_cast<double>(now_ns() - start_ns) * 1e-9;
 }
 
-// A file without a name that takes output.
+// An unnamed file that captures output.
 class Capture {
  public:
   Capture() : file_(memfd_create("capture", MFD_CLOEXEC)) {}
@@ -224,7 +224,7 @@ TEST(LauncherTest, CommandThatIsNotThereIsAnError) {
 }
 
 TEST(LauncherTest, NothingIsLeftBehind) {
-  (void)run(options_for(2, "meet"));  // descriptors that libraries keep are open now
+  (void)run(options_for(2, "meet"));  // opens the descriptors that libraries keep
   const auto files = files_in("/proc/self/fd");
   const auto named_memory = files_in("/dev/shm");
   (void)run(options_for(3, "meet"));
@@ -236,7 +236,7 @@ TEST(LauncherTest, NothingIsLeftBehind) {
   EXPECT_THAT(unix_sockets(), Not(HasSubstr("@switchyard-")));
 }
 
-// A launcher in a process of its own, and the pids that its ranks tell.
+// A launcher in a process of its own, and the pids that its ranks print.
 struct RemoteLauncher {
   RemoteLauncher(int num_ranks, const std::string& task, int grace_ms = 200) {
     std::fflush(nullptr);
@@ -333,7 +333,7 @@ TEST(LauncherTest, SecondSignalToTheLauncherIsPassedOnAtOnce) {
   const std::vector<pid_t> pids = launcher.rank_pids(2);
   ASSERT_EQ(pids.size(), 2u) << launcher.errors.text();
   kill(launcher.pid, SIGTERM);
-  EXPECT_FALSE(are_gone(pids, 300));  // told, which they do not hear
+  EXPECT_FALSE(are_gone(pids, 300));  // the ranks are notified, but ignore it
   kill(launcher.pid, SIGTERM);
   EXPECT_TRUE(are_gone(pids, 5000));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Set-up of the mesh against ends that are gone, silent or somebody else's. Which rank is to blame
-// must not depend on who serves the store.
+// Mesh set-up against peers that are gone, silent or owned by another user. Which rank is blamed
+// must not depend on which rank serves the store.
 
 #include "engine/mesh.h"
 
@@ -26,7 +26,7 @@ namespace {
 using test::error_of;
 using ::testing::HasSubstr;
 
-// Rank 1 of 2 connects to rank 0, which listens on `socket`.
+// Connects as rank 1 of 2 to rank 0, which listens on `socket`.
 void connect_as_rank_1(const std::string& socket) {
   const auto [listener, own_socket] = listen_for_packets();
   const std::vector<Introduction> ranks{Introduction::of_this_process(2, socket),
@@ -48,7 +48,7 @@ TEST(MeshTest, PeerOfTheSameUserIsConnected) {
   EXPECT_TRUE(accept_one(listener, Deadline::after_ms(5000)).has_value());
 }
 
-// A socket of another user, made by a process that has given up its rights.
+// A socket of another user, made by a process that has given up its privileges.
 class StrangersSocket {
  public:
   StrangersSocket() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Micro-batches over engine "shm": the same bits, and what happens when a rank dies or stops while
+// Micro-batches over engine "shm": the same bits, and the errors when a rank dies or stops while
 // its micro-batches are in flight.
 
 #include <atomic>
@@ -35,13 +35,14 @@ TEST(OverlapTest, ProcessesGetTheBitsOfAPlainCall) {
   }
 }
 
-// Rank 2 goes while the experts of its first micro-batch run: the second one's rows are out.
+// Rank 2 dies or stops while the experts of its first micro-batch run; the rows of its second one
+// are already sent.
 std::vector<RankOutcome> run_until(int signal, std::int64_t timeout_ms, std::int64_t& end_ns) {
   test::Shared<std::atomic<std::int64_t>> sent;
   RankProcesses ranks(3,
                       [&](const Group& group) {
                         OverlapCase test;
-                        test.has_even_tokens = true;  // each rank waits for results of rank 2
+                        test.has_even_tokens = true;  // every rank waits for results of rank 2
                         OverlappedLayer layer(group, test);
                         layer.run(2);
                         layer.kernel().set_inspector([&](const Prepared&, const TensorView&) {
@@ -82,7 +83,7 @@ TEST(OverlapTest, ARankThatStopsIsATimeoutThatNamesIt) {
     EXPECT_EQ(outcomes[rank].error->code(), Errc::kTimeout);
     EXPECT_THAT(outcomes[rank].error->what(), HasSubstr("no answer from rank 2 within 0.5 s"));
   }
-  EXPECT_TRUE(outcomes[2].error.has_value());  // it learns of it, too
+  EXPECT_TRUE(outcomes[2].error.has_value());  // the stopped rank learns of it, too
 }
 
 }  // namespace

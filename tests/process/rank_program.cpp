@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rank_program.cpp: what the launcher's tests start. The first argument says what to do, the second
-// is a rank that behaves differently.
+// rank_program.cpp: the program that the launcher tests start. The first argument names the task,
+// the second a rank that behaves differently.
 
 #include <unistd.h>
 
@@ -51,7 +51,7 @@ int meet() {
   return 0;
 }
 
-// All wait for `special`, which never rings: it does something else.
+// Every rank waits for `special`, which runs `act` and never notifies.
 int wait_for_nothing(int special, void (*act)()) {
   const Group group = Group::from_environment();
   group.barrier();
@@ -67,19 +67,19 @@ void die() {
   raise(SIGKILL);
 }
 
-// Never looks at the group; SIGTERM ends it.
+// Never checks the group; SIGTERM ends it.
 [[noreturn]] void sleep_on() {
   std::fprintf(stderr, "pid %d\n", getpid());
   for (;;) pause();
 }
 
-// Deaf to SIGTERM, so that only SIGKILL ends it.
+// Ignores SIGTERM, so only SIGKILL ends it.
 [[noreturn]] void hang() {
   signal(SIGTERM, SIG_IGN);
   sleep_on();
 }
 
-// Waits in the library, so that whatever ends the group ends it.
+// Waits in the library, so whatever ends the group ends this rank.
 void wait_for_abort() {
   const Group group = Group::from_environment();
   std::fprintf(stderr, "pid %d\n", getpid());

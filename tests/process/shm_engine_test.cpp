@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine "shm" in real processes, when all goes well.
+// Engine "shm" in real processes, without failures.
 
 #include <unistd.h>
 
@@ -63,7 +63,7 @@ TEST(ShmEngineTest, WindowIsZeroAndVisibleToAll) {
         EXPECT_EQ(window->base(rank)[100 + group.rank()], std::byte{0});
       }
       group.barrier();
-      // Each rank writes its own byte into everybody's region.
+      // Each rank writes its own byte into every rank's region.
       for (int rank = 0; rank < size; ++rank) {
         window->base(rank)[100 + group.rank()] = static_cast<std::byte>(10 * rank + group.rank());
       }
@@ -92,7 +92,7 @@ TEST(ShmEngineTest, WindowOutlivesItsGroup) {
     window->base(group.rank())[0] = std::byte{7};
     group.barrier();
     if (group.rank() == 1) {
-      EXPECT_EQ(window->base(0)[0], std::byte{7});  // rank 0 may be gone by now
+      EXPECT_EQ(window->base(0)[0], std::byte{7});  // rank 0 may have exited already
     }
   });
 }
@@ -103,7 +103,7 @@ TEST(ShmEngineTest, UnequalWindowSizesAreNamed) {
         error_of([&] { (void)group.engine().make_window(group.rank() == 2 ? 128 : 64); });
     EXPECT_EQ(error.code(), Errc::kInvalidArgument);
     EXPECT_THAT(error.what(), HasSubstr("rank 2 asks for 128 bytes, but rank 0 for 64"));
-    (void)group.engine().make_window(64);  // nothing is broken
+    (void)group.engine().make_window(64);  // the group still works
   });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine "shm" when a process dies, stops, leaves or never comes. No launcher helps here.
+// Engine "shm" when a process dies, stops, leaves or never starts; no launcher is involved.
 
 #include <unistd.h>
 
@@ -108,7 +108,7 @@ TEST(ShmFaultTest, StoppedPeerIsATimeoutThatNamesIt) {
   EXPECT_GE(seconds_since(start), 0.5);
   EXPECT_LT(seconds_since(start), 3.0);
   ranks.send_signal(1, SIGCONT);
-  const RankOutcome late = ranks.wait_for(1);  // it learns of it, too
+  const RankOutcome late = ranks.wait_for(1);  // the stopped rank learns of it, too
   EXPECT_EQ(code(late), Errc::kTimeout);
 }
 
@@ -127,7 +127,7 @@ TEST(ShmFaultTest, PeerThatLeftIsLostAtOnce) {
 TEST(ShmFaultTest, PeerThatLeftIsNotMissedByOthers) {
   test::Shared<std::atomic<int>> flag;
   test::run_processes(3, [&](const Group& group) {
-    if (group.rank() == 2) return;  // nobody waits for it
+    if (group.rank() == 2) return;  // no rank waits for this one
     if (group.rank() == 1) {
       usleep(400'000);
       flag->store(1, std::memory_order_release);

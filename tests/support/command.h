@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// command.h: runs a program and keeps what it printed.
+// command.h: runs a program and captures its output.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@
 namespace switchyard::test {
 
 struct CommandResult {
-  int exit_code = -1;  ///< 128 + n after signal n
+  int exit_code = -1;  ///< 128 + n when signal n ended it
   std::string output;  ///< stdout
   std::string error;   ///< stderr
   double seconds = 0;
@@ -28,7 +28,7 @@ class Command {
   pid_t pid() const { return pid_; }
   /// Direct children of the program, oldest first.
   std::vector<pid_t> children() const;
-  /// Waits until it ends, at most `seconds`; then it is killed and the exit code is 137.
+  /// Waits until it ends, at most `seconds`; then kills it, and the exit code is 137.
   CommandResult wait(double seconds = 60);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// errors.h: a call must fail with this code and a message that contains this phrase.
+// errors.h: expects a call to fail with this code and a message that contains this phrase.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// for_each_target.h: runs a check once for each instruction set that this machine has and the build
-// knows, the widest first.
+// for_each_target.h: runs a check once per instruction set that both the build and this machine
+// support, widest first.
 #pragma once
 
 #include <cstdint>

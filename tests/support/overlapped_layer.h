@@ -20,7 +20,7 @@ struct OverlapCase {
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerExpert;
   int num_micro_batches = 2;
-  bool has_even_tokens = false;  ///< 9 on every rank
+  bool has_even_tokens = false;  ///< 9 tokens on every rank
 };
 
 inline Tensor bf16_tensor(std::initializer_list<std::int64_t> shape, std::uint64_t seed,
@@ -35,8 +35,8 @@ inline Tensor bf16_tensor(std::initializer_list<std::int64_t> shape, std::uint64
   return tensor;
 }
 
-/// Seven experts over the ranks of a group, a shared one, and this rank's tokens: 9; unless they
-/// are even, none on rank 1 and one on rank 2.
+/// Seven experts spread over the ranks of a group, a shared expert, and this rank's tokens: 9, or,
+/// unless they are even, none on rank 1 and one on rank 2.
 class OverlappedLayer {
  public:
   static constexpr std::int32_t kExperts = 7;
@@ -81,7 +81,7 @@ class OverlappedLayer {
   std::int64_t num_tokens() const { return num_tokens_; }
   PrepareArguments arguments() const { return {hidden_, topk_ids_, topk_weights_}; }
 
-  /// [T, H] as bits. 0 micro-batches: ModularKernel::apply.
+  /// Returns [T, H] as bits. With 0 micro-batches it calls ModularKernel::apply.
   std::vector<std::uint16_t> run(int num_micro_batches) {
     const Tensor output(DType::kBF16, {num_tokens_, kHidden});
     if (num_micro_batches == 0) {
@@ -93,7 +93,7 @@ class OverlappedLayer {
   }
 
  private:
-  // Expert e has the same weights wherever it lives.
+  // Expert e has the same weights on whichever rank it is.
   struct Weights {
     Tensor gate, up, down;
     Weights() = default;

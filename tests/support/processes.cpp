@@ -24,7 +24,7 @@
 namespace switchyard::test {
 
 struct RankProcesses::Child {
-  pid_t pid = -1;  // -1: never started, or reaped
+  pid_t pid = -1;  // -1: never started, or already reaped
   Fd output;
   Fd report;
   RankOutcome outcome;
@@ -48,7 +48,7 @@ Pipe make_pipe() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
-// The first byte is the code, the rest the message.
+// The first byte is the error code, the rest is the message.
 void write_report(const Fd& report, const Error& error) {
   std::string bytes(1, static_cast<char>(error.code()));
   bytes += error.what();
@@ -79,10 +79,10 @@ int run_body(const JoinRequest& request, const std::function<void(const Group&)>
   dup2(output.write_end.get(), STDERR_FILENO);
   const int code = run_body(request, body, report.write_end);
   std::fflush(nullptr);
-  _exit(code);  // the test's own exit handlers are the parent's
+  _exit(code);  // skips the exit handlers, which belong to the parent's test
 }
 
-// Everything that can be read now.
+// Reads everything that is available now.
 void drain(const Fd& source, std::string& bytes) {
   std::array<char, 4096> chunk;
   pollfd entry{source.get(), POLLIN, 0};

@@ -21,19 +21,19 @@ namespace switchyard::test {
 
 /// How the process of a rank ended.
 struct RankOutcome {
-  int exit_code = -1;          ///< 0: fine; 1: a test failure; 2: an exception; -1: by a signal
-  int signal = 0;              ///< that ended it, or 0
+  int exit_code = -1;          ///< 0: success; 1: a test failure; 2: an exception; -1: a signal
+  int signal = 0;              ///< the signal that ended it, or 0
   std::optional<Error> error;  ///< what the body threw
   std::string output;          ///< what it wrote to stdout and stderr
 };
 
 struct ProcessOptions {
-  std::int64_t timeout_ms = 20'000;   ///< of the group
-  std::int64_t deadline_ms = 60'000;  ///< of the test: then all are killed
-  int num_missing = 0;                ///< so many ranks, the last ones, never start
+  std::int64_t timeout_ms = 20'000;   ///< timeout of the group
+  std::int64_t deadline_ms = 60'000;  ///< after this the test kills all ranks
+  int num_missing = 0;                ///< this many ranks, the last ones, never start
 };
 
-/// Starts the ranks at once; the destructor kills what is left.
+/// Starts all ranks at once; the destructor kills those still running.
 class RankProcesses {
  public:
   RankProcesses(int num_ranks, const std::function<void(const Group&)>& body,
@@ -45,9 +45,9 @@ class RankProcesses {
   pid_t pid(int rank) const;
   void send_signal(int rank, int signal) const;
 
-  /// Waits for all, until the deadline, and kills who is left then.
+  /// Waits for all ranks until the deadline, then kills those still running.
   std::vector<RankOutcome> wait();
-  /// As wait, but only for these ranks; the others go on.
+  /// Waits for this rank only; the others keep running.
   RankOutcome wait_for(int rank);
 
  private:
@@ -56,11 +56,11 @@ class RankProcesses {
   std::int64_t end_ns_;
 };
 
-/// Runs `body` on every rank; the test fails, with the rank's output, unless all ends well.
+/// Runs `body` on every rank; unless all succeed, the test fails and shows the rank's output.
 void run_processes(int num_ranks, const std::function<void(const Group&)>& body,
                    const ProcessOptions& options = {});
 
-/// A zero-filled T that forked processes share. T is trivially destructible (atomics).
+/// A zero-filled T shared by forked processes. T must be trivially destructible (atomics).
 template <typename T>
 class Shared {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// random_batch.h: inputs for the oracle, those of the conformance suite.
+// random_batch.h: inputs for the oracle, taken from the conformance suite.
 #pragma once
 
 #include "conformance/random_batch.h"

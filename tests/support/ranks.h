@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ranks.h: ranks as threads of a test, with a deadline that suits one.
+// ranks.h: ranks as threads of a test, with a deadline suited to tests.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace switchyard::test {
 /// Long enough for sanitizers on a busy machine, short enough for ctest.
 inline constexpr std::int64_t kRanksTimeoutMs = 30'000;
 
-/// Runs `body` on each rank over engine "local"; the first failure is thrown here.
+/// Runs `body` on each rank over engine "local" and rethrows the first failure.
 inline void run_ranks(int num_ranks, const std::function<void(const Group&)>& body,
                       std::int64_t timeout_ms = kRanksTimeoutMs) {
   run_local_ranks(num_ranks, body, {.engine = "local", .timeout_ms = timeout_ms});
 }
 
-/// The Error that `call` throws; the test fails when it throws none.
+/// Returns the Error that `call` throws; the test fails when it throws none.
 template <typename Call>
 Error error_of(Call&& call) {
   try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// safetensors_image.h: the bytes of a safetensors file from a header given as text, good or bad.
+// safetensors_image.h: builds the bytes of a safetensors file from any header text, valid or not.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace switchyard::test {
 
-/// `stated` is the length of the header that the file claims; by default the true one.
+/// `stated` is the header length that the file claims; the default is the true length.
 inline std::vector<std::byte> safetensors_image(std::string_view header, std::size_t data_bytes,
                                                 std::uint64_t stated = UINT64_MAX) {
   if (stated == UINT64_MAX) stated = header.size();

@@ -21,9 +21,9 @@
 namespace switchyard::test {
 namespace {
 
-constexpr double kClosest = 1e-4;  // scores that decide a choice differ by more
+constexpr double kClosest = 1e-4;  // scores that decide a choice differ by more than this
 
-// A value that `dtype` can hold, near `value`: rounded toward zero. Returns its bits.
+// Rounds `value` toward zero to a value that `dtype` can hold. Returns its bits.
 std::uint32_t truncate_to(DType dtype, double value) {
   const auto wide = static_cast<float>(value);
   std::uint32_t bits = 0;
@@ -35,7 +35,7 @@ std::uint32_t truncate_to(DType dtype, double value) {
   const int bias = is_f16 ? 15 : 7;
   const std::uint32_t sign = (bits >> 31) << (is_f16 ? 15 : 7);
   const int exponent = static_cast<int>((bits >> 23) & 255) - 127 + bias;
-  if (exponent < 1) return sign;  // flushed; subnormals are met elsewhere
+  if (exponent < 1) return sign;  // flushed to zero; other tests cover subnormals
   const std::uint32_t fraction = (bits & 0x7FFFFF) >> (23 - fraction_bits);
   return sign | static_cast<std::uint32_t>(exponent) << fraction_bits | fraction;
 }
@@ -155,10 +155,11 @@ std::vector<double> apply_mlp(const Mlp& mlp, const std::vector<double>& x) {
 struct Choice {
   std::vector<int> ids;
   std::vector<double> weights;
-  bool clear = true;  // no close call
+  bool clear = true;  // no two deciding scores are close
 };
 
-// Indices of `scores`, best first; `clear` falls when neighbours up to place `deciding` are close.
+// Returns the indices of `scores`, best first; clears `clear` when neighbors within the first
+// `deciding` places are close.
 std::vector<int> ranking(const std::vector<double>& scores, int deciding, bool& clear) {
   std::vector<int> order(scores.size());
   std::iota(order.begin(), order.end(), 0);

@@ -14,9 +14,9 @@ namespace switchyard::test {
 
 enum class Groups { kNone, kBest, kTop2 };
 
-// What a family's published model code does, restated.
+// Restates what a family's published model code does.
 struct Family {
-  std::string config;  // extra lines of config.json
+  std::string config;  // additional lines of config.json
   int hidden, intermediate, shared, num_experts, num_topk, num_layers, layer;
   bool sigmoid = false;
   Groups groups = Groups::kNone;
@@ -37,7 +37,7 @@ inline Family deepseek_v2(int norm) {
   f.num_layers = 3, f.layer = 1;
   f.groups = Groups::kBest, f.num_groups = 4, f.topk_groups = 2;
   f.norm = norm == 1;
-  f.scale = f.norm ? 1.0 : 16.0;  // V2's gate norms or scales, not both
+  f.scale = f.norm ? 1.0 : 16.0;  // V2's gate either normalizes or scales
   f.config = fmt::format(
       R"("model_type": "deepseek_v2", "n_routed_experts": 12, "moe_intermediate_size": 40,
  "intermediate_size": 56, "n_shared_experts": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1,

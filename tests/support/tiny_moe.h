@@ -18,7 +18,7 @@ inline std::shared_ptr<const SafetensorsFile> open_tiny_moe(const std::string& f
   return SafetensorsFile::open(std::string(SWITCHYARD_DATA_DIR) + "/tiny-moe/" + file);
 }
 
-/// A bf16 or f32 tensor of two dimensions.
+/// Loads a bf16 or f32 tensor of two dimensions.
 inline reference::Table<float> load_table(const SafetensorsFile& file, std::string_view name) {
   const TensorView view = file.tensor(name);
   require(view.num_dims() == 2 && (view.dtype() == DType::kBF16 || view.dtype() == DType::kF32),

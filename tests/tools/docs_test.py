@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation against the source: names that must be in both, code that must be the same."""
+"""Compares the documentation with the source: names that must be in both, code that must be equal."""
 import pathlib
 import re
 import subprocess
@@ -19,18 +19,18 @@ def read(path):
 
 
 def strings(source):
-    """C++ text with neighbouring string literals joined, as the compiler does."""
+    """Joins adjacent C++ string literals, as the compiler does."""
     return re.sub(r'"\s*\n\s*"', "", source)
 
 
 def table_rows(page):
-    """Cells of every table row of a page, without code marks."""
+    """Returns the cells of every table row of a page, without backticks."""
     lines = [line for line in read(page).splitlines() if line.startswith("|")]
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
 
 
 def measured_tables(page):
-    """(files, whether rows may be left out, lines) of each table with a comment that names its files."""
+    """Returns (files, whether rows may be left out, lines) of each table with a comment that names its files."""
     found = []
     for comment in re.finditer(r"<!-- numbers: (.*?)-->", read(page), re.DOTALL):
         files, _, rest = comment[1].partition(" by tools/bench_table.py")
@@ -42,7 +42,7 @@ def measured_tables(page):
 
 
 def newest(kind):
-    """The last results of a kind, such as cpu-quant."""
+    """Returns the newest results of a kind, such as cpu-quant."""
     return bench_table.load(sorted((ROOT / "bench/results").glob(f"*-{kind}.json"))[-1])
 
 
@@ -69,7 +69,7 @@ class DocsTest(unittest.TestCase):
         known = set(re.findall(r"\w+", headers)) | set(re.findall(r"SWITCHYARD_\w+", read("src/core/settings.cpp")))
         lines = read("docs/coming_from.md").splitlines()
         rows = [line.strip("|").split("|")[-1] for line in lines if line.startswith("|")]
-        ours = [re.split(r"\b(?:without|but)\b", row)[0] for row in rows]  # behind it: what of theirs is missing
+        ours = [re.split(r"\b(?:without|but)\b", row)[0] for row in rows]  # what follows is missing in Switchyard
         names = {name for row in ours for code in re.findall(r"`([^`]+)`", row) for name in re.findall(r"\w{3,}", code)}
         self.assertGreaterEqual(len(names), 100)
         self.assertEqual(sorted(names - known), [])
@@ -199,7 +199,7 @@ class DocsTest(unittest.TestCase):
         (us,) = [row["p50_us"] for row in pair["rows"] if row["tokens"] == tokens]
         (copy,) = [each["value"] for each in pair["floors"][0]["constants"] if each["name"] == "copy"]
         given, sent, row = (tokens * size for size in (2 * hidden, hidden + hidden // 128 * 4, hidden * topk))
-        # Tokens; slots of two ranks written, read and filled; received rows. The same of results, and the sums.
+        # Tokens; slots of two ranks written, read and refilled; received rows. The same for results, and the sums.
         total = given + 6 * sent + topk * sent + 2 * row + 6 * given + given
         self.expect_sentence("docs/bench.md", f"about {total / 1e9:.2f} GB a pair: in the dispatch {given / 1e6:.0f} MB of tokens, {sent / 1e6:.0f} MB "
                                               f"of slots written by either rank, read and filled with ones again, and {topk * sent / 1e6:.0f} MB of rows; "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/layers.py on small trees: what it lets pass, and the words of what it does not."""
+"""Runs tools/layers.py on small trees: what it accepts, and its messages for what it rejects."""
 import pathlib
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def check(files):
-    """Exit code and output of layers.py over a tree of {path: text}."""
+    """Returns the exit code and output of layers.py for a tree of {path: text}."""
     with tempfile.TemporaryDirectory() as folder:
         for path, text in files.items():
             file = pathlib.Path(folder, path)

@@ -18,7 +18,7 @@ struct BufferState {
 
   KeptDispatch kept;
   Tensor topk_idx;          ///< [T, K] i64
-  std::int64_t max_tokens;  ///< 0: that of the exchange
+  std::int64_t max_tokens;  ///< 0: the configured maximum
 };
 
 class BufferImpl {
@@ -46,7 +46,7 @@ BufferState& state_of(const char* function, const BufferHandle& handle) {
   return *handle.state;
 }
 
-// The original sends 0 for experts of other ranks, and so do its tests expect.
+// The original sends 0 for experts of other ranks, and its tests expect that.
 Tensor local_weights(const TensorView& weights, const TensorView& local_ids) {
   Tensor kept(DType::kF32, {weights.shape(0), weights.shape(1)});
   for (std::int64_t i = 0; i < weights.num_elements(); ++i) {
@@ -57,7 +57,7 @@ Tensor local_weights(const TensorView& weights, const TensorView& local_ids) {
 
 }  // namespace
 
-// P times a bound on T, as users of the original compute it.
+// The bound on T that a user of the original multiplies by P.
 std::int64_t BufferImpl::tokens_of_worst_case(std::int64_t num_worst_tokens) const {
   const std::int64_t num_ranks = group().size();
   require(num_worst_tokens >= 0 && num_worst_tokens % num_ranks == 0 &&

@@ -19,8 +19,8 @@ struct ElasticState {
   explicit ElasticState(std::shared_ptr<Exchange> exchange) : kept(std::move(exchange)) {}
 
   KeptDispatch kept;
-  Tensor topk_idx;  ///< with do_handle_copy
-  Tensor ones;      ///< [T, K] f32 1, for sums of every row without weights
+  Tensor topk_idx;  ///< the copy, with do_handle_copy
+  Tensor ones;      ///< [T, K] f32 1: weights of sums in which every row counts as it is
   bool is_synced = true;
   bool has_aligned_sf = false;
 };
@@ -44,7 +44,7 @@ void fill_psums(EPHandle& handle, const Dispatched& received) {
   if (handle.state->is_synced) handle.num_recv_tokens_per_expert_list = aligned;
 }
 
-// Origins by (rank, token, k): a line of metadata for each token received.
+// Writes one line of metadata per received token, in the order of (rank, token).
 void fill_metadata(EPHandle& handle, int num_ranks) {
   const std::int64_t num_topk = handle.topk_idx.shape(1);
   const std::int64_t max_tokens = handle.num_max_tokens_per_rank;

@@ -22,7 +22,7 @@ struct LowLatencyState {
   bool is_received = false;
   Tensor topk_idx;  ///< [T, K] i64
   Tensor recv_src_rank;
-  Tensor combine_rows;  ///< of get_next_low_latency_combine_buffer, made when asked for
+  Tensor combine_rows;  ///< for get_next_low_latency_combine_buffer, made on demand
 };
 
 namespace {
@@ -73,7 +73,7 @@ void check_statistics(const LowLatencyDispatchOptions& options, std::int64_t num
         num_ranks);
 }
 
-// Where each row of [L, C] comes from, and which rows come from each rank.
+// Sets the origin of each row of [L, C], and the segment of rows from each rank.
 void set_origins(LowLatencyHandle& handle, int num_ranks, std::int64_t num_local,
                  std::int64_t capacity) {
   LowLatencyState& state = *handle.state;
@@ -85,7 +85,7 @@ void set_origins(LowLatencyHandle& handle, int num_ranks, std::int64_t num_local
     handle.src_info.as<std::int32_t>()[origin.row] = origin.token;
     state.recv_src_rank.as<std::int32_t>()[origin.row] = origin.rank;
     std::int64_t& segment = range[std::int64_t{origin.expert} * num_ranks + origin.rank];
-    // Rows of a segment are met in order, so the first of them sets its start.
+    // Origins come in row order, so the first row of a segment sets its start.
     if (segment == 0) segment = (origin.row - origin.expert * capacity) << 32;
     ++segment;
   }

@@ -33,7 +33,7 @@ ExchangeConfig config_of(std::int64_t max_tokens, std::int32_t slot_count, std::
   return config;
 }
 
-// Ids as the exchange wants them: whatever means "none" is -1.
+// Ids for the exchange: everything that means "none" becomes -1.
 Tensor known_ids(const TensorView& expert_ids, std::int32_t slot_count) {
   Tensor ids = copy_ids(kPrepare, expert_ids);
   for (std::int64_t i = 0; i < ids.view().num_elements(); ++i) {
@@ -46,7 +46,7 @@ Tensor known_ids(const TensorView& expert_ids, std::int32_t slot_count) {
   return ids;
 }
 
-// A sent row for each rank that a token concerns: token, and token * K + lowest k.
+// One sent row per (token, rank that serves it): the token, and token * K + lowest k.
 void fill_send_lists(MoEAlltoallInfo& info, const TensorView& ids, const ExpertOwnership& ownership,
                      std::int64_t max_tokens) {
   const std::int64_t num_topk = ids.shape(1);
@@ -56,7 +56,7 @@ void fill_send_lists(MoEAlltoallInfo& info, const TensorView& ids, const ExpertO
     const std::int64_t id = ids.as<std::int64_t>()[i];
     if (id < 0) continue;
     auto& list = sent[static_cast<std::size_t>(ownership.owner(static_cast<int>(id)))];
-    // k ascends, so the first time that a token meets a rank is its lowest k there.
+    // k ascends, so the first occurrence of a rank is the lowest k there.
     if (list.empty() || list.back() / num_topk != i / num_topk) {
       list.push_back(static_cast<std::int32_t>(i));
     }
@@ -91,7 +91,7 @@ void fill_receive_lists(MoEAlltoallInfo& info, const Dispatched& received) {
   }
 }
 
-// Local indices to slots; slot_count for all else.
+// Local indices become slots; everything else becomes slot_count.
 Tensor slots_of(const TensorView& local_ids, std::int32_t first_slot, std::int32_t slot_count) {
   Tensor slots(DType::kI32, {local_ids.shape(0), local_ids.shape(1)});
   for (std::int64_t i = 0; i < local_ids.num_elements(); ++i) {

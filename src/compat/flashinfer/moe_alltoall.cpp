@@ -12,7 +12,7 @@
 namespace switchyard::flashinfer {
 namespace {
 
-// Negative ids, whatever their value, are "none" to the exchange.
+// Ids for the exchange: any negative id becomes -1, "none".
 Tensor known_ids(const TensorView& ids) {
   Tensor known = copy_ids("dispatch", ids);
   for (std::int64_t i = 0; i < known.view().num_elements(); ++i) {
@@ -22,7 +22,7 @@ Tensor known_ids(const TensorView& ids) {
   return known;
 }
 
-// [P * Tr, bytes] u8 as [P, Tr, ...] of the payload's dtype.
+// [P * Tr, bytes] u8 viewed as [P, Tr, ...] of the payload's dtype.
 TensorView by_rank(const TensorView& received, const TensorView& payload, std::int64_t num_ranks) {
   std::vector<std::int64_t> shape{num_ranks, received.shape(0) / num_ranks};
   for (int d = 1; d < payload.num_dims(); ++d) shape.push_back(payload.shape(d));
@@ -69,7 +69,7 @@ class MoeAlltoAllImpl {
   Tensor ids_;  ///< [T, K] i64 of the last dispatch
   PayloadRouting routing_;
   std::vector<std::int64_t> num_received_;
-  ReceivedPayloads dispatched_;  ///< kept from dispatch to combine
+  ReceivedPayloads dispatched_;  ///< held from dispatch to combine
 };
 
 void MoeAlltoAllImpl::check_dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
@@ -108,7 +108,7 @@ std::vector<TensorView> MoeAlltoAllImpl::dispatch(const TensorView& ids,
   routing_.topk_ids = ids_;
   routing_.num_tokens = ids.shape(0);
   routing_.max_tokens = max_tokens;
-  // kByRank with worst_case_rows off: its sizes follow max_tokens, not what arrives.
+  // kByRank without worst_case_rows: the size follows max_tokens, not the rows that arrive.
   dispatched_ = dispatch_payloads("dispatch", pool_, routing_, payloads);
   const auto& arrived = dispatched_.received.rows_per_rank;
   num_received_.assign(arrived.begin(), arrived.end());

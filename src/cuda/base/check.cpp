@@ -22,7 +22,7 @@ Errc code_of(cudaError_t result) {
 void check_cuda(cudaError_t result, const char* what) {
   if (result == cudaSuccess) [[likely]]
     return;
-  cudaGetLastError();  // so that a later check does not report it again
+  cudaGetLastError();  // cleared, so that no later check reports it again
   fail(code_of(result), "{}: CUDA says {}: {}", what, cudaGetErrorName(result),
        cudaGetErrorString(result));
 }

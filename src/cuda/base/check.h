@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check.h: what a call of the CUDA runtime returned, as an Error.
+// check.h: turns errors of the CUDA runtime into Error.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace switchyard {
 
-/// Throws unless `result` is cudaSuccess: "<what>: <text of CUDA>". Errors: kOutOfMemory for
-/// cudaErrorMemoryAllocation, kNotAvailable without a device or driver, else kSystem.
+/// Throws "<what>: CUDA says <name>: <description>" unless `result` is cudaSuccess. Errors:
+/// kOutOfMemory for cudaErrorMemoryAllocation; kNotAvailable without a device, a driver or a kernel
+/// image for the GPU; else kSystem.
 void check_cuda(cudaError_t result, const char* what);
 
-/// After a launch: throws what it left behind.
+/// Call after a launch: throws the error that it left behind, as check_cuda does.
 void check_launch(const char* kernel);
 
 }  // namespace switchyard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// kernel_math.h: integer divisions by numbers that the host knows, without dividing in a kernel.
-// Kernels of a few microseconds mostly wait for their own instructions to come from memory: what is
-// not in them is what makes them fast.
+// kernel_math.h: integer division by numbers known on the host, without a divide in the kernel. A
+// kernel of a few microseconds spends most of its time waiting for its own instructions to arrive
+// from memory, so fewer instructions make it faster.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace switchyard {
 
-/// n / divisor for 0 <= n < 2^31 as a product (Granlund and Montgomery, Division by invariant
-/// integers using multiplication, 1994).
+/// Computes n / divisor for 0 <= n < 2^31 with a multiplication and a shift (Granlund and
+/// Montgomery, Division by invariant integers using multiplication, 1994).
 struct FastDivisor {
   std::uint32_t divisor = 1;
   std::uint32_t factor = 0;
@@ -23,8 +23,8 @@ struct FastDivisor {
   explicit FastDivisor(std::int64_t by) : divisor(static_cast<std::uint32_t>(by)) {
     while ((std::uint64_t{1} << shift) < divisor) ++shift;
     const std::uint64_t power = std::uint64_t{1} << (32 + shift);
-    // For numerators below 2^31 the factor rounded up and cut to 32 bits after one halving is
-    // exact.
+    // For numerators below 2^31, ceil(2^(31 + shift) / divisor), which fits in 32 bits, gives exact
+    // quotients.
     factor = divisor == 1 ? 0 : static_cast<std::uint32_t>((power / 2 + divisor - 1) / divisor);
   }
 
@@ -35,13 +35,13 @@ struct FastDivisor {
   }
 };
 
-/// ExpertOwnership with its quotients made before.
+/// ExpertOwnership with its divisors prepared for kernels.
 struct KernelOwnership {
   std::int32_t num_experts = 0;
   std::int32_t num_ranks = 1;
-  std::int32_t base = 0;       ///< experts of a rank, at least
-  std::int32_t extra = 0;      ///< ranks with one more
-  std::int32_t in_larger = 0;  ///< experts of those ranks
+  std::int32_t base = 0;       ///< experts per rank, rounded down
+  std::int32_t extra = 0;      ///< the first ranks, which hold one more
+  std::int32_t in_larger = 0;  ///< experts on those ranks together
   FastDivisor by_base;
   FastDivisor by_larger;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// launch.h: one way to launch a kernel: when the caller asks, before the kernel ahead of it has
-// ended (programmatic dependent launch), and, after allow_shared_memory, with more than 48 KB of
-// shared memory.
+// launch.h: launches kernels, on request before the preceding kernel in the stream has completed
+// (programmatic dependent launch) and, after allow_shared_memory, with more than 48 KB of shared
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;
   bool programmatic = false;
   cudaStream_t stream = nullptr;
-  int parts = 1;  ///< the grid's second dimension
+  int parts = 1;  ///< y dimension of the grid
 };
 
-/// Of the current GPU, as the next two.
+/// This function and the next two describe the current GPU.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0;
   int value = 0;
@@ -30,14 +30,14 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
-/// Whether it starts a kernel before the one ahead of it has ended.
+/// Whether it supports programmatic dependent launch.
 inline bool has_programmatic_launch() {
   return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
 }
 
-/// Lets later launches of a kernel on the current GPU have `shared_bytes`, which may be more
-/// than the 48 KB that need no asking. Once is enough. It then may have all that the GPU gives to a
-/// CTA, so that the limit never depends on who asked last.
+/// Lets later launches of `kernel` on the current GPU use `shared_bytes` of dynamic shared memory,
+/// also beyond the default limit of 48 KB. One call is enough. It raises the limit to all that the
+/// GPU can give a CTA, so the limit never depends on who asked last.
 template <typename... Params>
 void allow_shared_memory(void (*kernel)(Params...), std::size_t shared_bytes, const char* name) {
   const auto* function = reinterpret_cast<const void*>(kernel);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// memory.h: device and pinned host memory, streams and events that release themselves.
+// memory.h: owners of device memory, pinned host memory and streams, and a guard for the current
+// device.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace switchyard {
 
-/// Makes `device` current for a scope.
+/// Makes a device current for the lifetime of the guard.
 class DeviceGuard {
  public:
   /// Errors: kNotAvailable, kSystem.
@@ -23,11 +24,11 @@ class DeviceGuard {
   bool has_changed_ = false;
 };
 
-/// Memory of the device that was current when it was made. Move-only; zero bytes are no memory.
+/// Memory on the device that was current at construction. Move-only. Zero bytes allocate nothing.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  /// Not initialised. Errors: kOutOfMemory.
+  /// Contents are uninitialized. Errors: kOutOfMemory.
   explicit DeviceBuffer(std::size_t bytes);
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -52,7 +53,7 @@ class DeviceBuffer {
   std::size_t bytes_ = 0;
 };
 
-/// Host memory that devices can address, zero-filled. `device_data` is its address on a device.
+/// Zero-filled, pinned host memory that every device can address at the same address. Move-only.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -74,7 +75,7 @@ class PinnedBuffer {
   void* data_ = nullptr;
 };
 
-/// A stream of its own, not synchronised with the default one. Move-only.
+/// A stream that does not synchronize with the default stream. Move-only.
 class OwnedStream {
  public:
   OwnedStream();

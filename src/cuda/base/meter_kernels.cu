@@ -17,7 +17,8 @@ __device__ void store_word(void* to, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// False: it did not come in time; whoever waits for this GPU's results hears of it otherwise.
+// Returns false if the value did not arrive in time; whoever waits for this GPU's results notices
+// by other means.
 __device__ bool await_word(const void* at, std::uint32_t value, std::uint64_t timeout_ns) {
   constexpr std::uint32_t kLooksPerClock = 1024;
   const std::uint64_t start = now_on_gpu_ns();
@@ -65,7 +66,7 @@ __global__ void push_kernel(MeterPeers peers, std::size_t offset, std::size_t nu
   }
 }
 
-// The rows' zeros say where the next one is, so that nothing is read ahead.
+// The contents of a row (zeros) determine the next row, so no row can be loaded ahead of time.
 __global__ void touch_rows_kernel(uint4* memory, std::int64_t num_in_memory, int num_rows) {
   std::int64_t row = 0;
   for (int i = 0; i < num_rows; ++i) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ptx.cuh: what a kernel does that may start before the one ahead of it has ended.
+// ptx.cuh: wrappers of PTX instructions.
 #pragma once
 
 namespace switchyard {
 
-/// Lets the kernel behind this one start, and waits until the one ahead has ended and what it wrote
-/// is there. For kernels launched with LaunchShape::programmatic, and for the first of them.
+/// Lets the next kernel in the stream start early, then waits until the preceding one has completed
+/// and its writes are visible. For kernels launched with LaunchShape::programmatic and for the one
+/// before them.
 __device__ __forceinline__ void follow_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

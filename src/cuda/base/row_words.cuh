@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// row_words.cuh: what kernels over rows share: words that pass the caches (a row is read or written
-// once), elements as f32, and the count of refused values.
+// row_words.cuh: what kernels over rows share: streaming loads and stores (a row is read or written
+// once), elements as f32, and the count of rejected values.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ __device__ inline std::uint32_t load_once(const std::uint32_t* from) { return __
 __device__ inline std::uint16_t load_once(const std::uint16_t* from) { return __ldcs(from); }
 __device__ inline std::uint8_t load_once(const std::uint8_t* from) { return __ldcs(from); }
 
-/// Elements that one access moves; more than 16 bytes are several.
+/// The word that moves kBytes in one access. More than 16 bytes take several words of 16.
 template <int kBytes>
 struct WordOf {
   using Type = uint4;
@@ -71,7 +71,7 @@ __device__ inline void store_elements(std::byte* to, const Elements<Element, kCo
   }
 }
 
-/// Row dtypes. `widen` keeps NaN as any NaN: sums make it canonical when they are rounded.
+/// Row dtypes. `widen` may turn a NaN into any NaN; sums make it canonical when they are rounded.
 struct BF16 {
   using Bits = std::uint16_t;
   __device__ static float widen(Bits x) { return f32_from_bits(std::uint32_t{x} << 16); }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// call.cuh: how the kernels of an exchange know which call they belong to, without the host.
+// call.cuh: how the kernels of an exchange learn the number of their call without the host.
 #pragma once
 
 #include "cuda/exchange/exchange_args.h"
 
 namespace switchyard {
 
-/// Has an address, an offset or flags found here, once: left alone, the compiler may find it again
-/// wherever it is used.
+/// Stops the compiler from recomputing `value` (an address, an offset or flags) at each use.
 template <typename T>
 __device__ __forceinline__ void keep_in_register(T& value) {
   static_assert(sizeof(T) == 8);
@@ -18,24 +17,25 @@ __device__ __forceinline__ void keep_in_register(std::uint32_t& value) {
   asm volatile("" : "+r"(value));
 }
 
-/// Of this CTA.
+/// The size of this CTA.
 __device__ __forceinline__ int cta_threads() { return static_cast<int>(blockDim.x); }
 __device__ __forceinline__ int cta_warps() { return static_cast<int>(blockDim.x / kLanes); }
 
-/// The number of the call that a dispatch begins, or that it has just had (for its combine).
+/// The number of the next call: the one that a dispatch begins. Its combine belongs to the number
+/// before, because the dispatch has advanced the count by then.
 __device__ __forceinline__ std::uint64_t next_call(const CallState& state) {
   return (*const_cast<volatile std::uint64_t*>(state.counter)) / kCallUnit;
 }
 
-/// The same for a CTA: one thread asks, or every warp of the grid would ask for one word. Known
-/// after the next barrier.
+/// The call number of a CTA, loaded by one thread: otherwise every warp of the grid would load the
+/// same word. Valid after the next barrier.
 struct CallOfCta {
   std::uint64_t number;
-  /// This rank gave up before: it takes no more rows, so what it sent would overwrite rows that
-  /// peers still look for.
+  /// This rank has given up. It receives no more rows, so whatever it sent could overwrite rows
+  /// that peers still wait for.
   std::uint32_t has_failed;
 
-  /// `asked`: what begin_kernel gave, which is used here so that the compiler lets it ask.
+  /// `asked` is what begin_kernel returned. It is used here so that the compiler keeps that load.
   __device__ __forceinline__ void ask(const ExchangeBase& a, std::uint32_t asked) {
     constexpr std::uint32_t kUnlikely = 0x9E3779B9u;
     if (threadIdx.x == 0) {
@@ -46,8 +46,8 @@ struct CallOfCta {
   }
 };
 
-/// Every CTA of a launch adds its share as it ends; with the last one the sum is one call. Right
-/// for CTAs that start late: they still read the old number.
+/// Every CTA of a launch adds its share as it ends; the shares of all CTAs add up to one call. CTAs
+/// that start late still read the old number.
 __device__ __forceinline__ void advance_call(const CallState& state) {
   if (threadIdx.x != 0) return;
   const std::uint64_t others = gridDim.x - 1;
@@ -56,8 +56,9 @@ __device__ __forceinline__ void advance_call(const CallState& state) {
             static_cast<unsigned long long>(share));
 }
 
-/// Waits for the kernel ahead. Arguments come from memory too, line by line, when a kernel first
-/// looks at them: each warp asks for one line at once. Pass what it returns to CallOfCta::ask.
+/// Waits for the preceding kernel in the stream. Arguments are fetched from memory line by line
+/// when a kernel first reads them, so each warp requests one line up front. Pass the result to
+/// CallOfCta::ask.
 template <class Args>
 __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   constexpr unsigned kLineWords = 16;

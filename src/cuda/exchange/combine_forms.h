@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine_forms.h: the combine kernels by family; a source file each, because they compile long.
+// combine_forms.h: the combine kernels by family, one source file each because they take long to
+// compile.
 #pragma once
 
 #include "cuda/exchange/exchange_args.h"
@@ -9,7 +10,7 @@ namespace switchyard {
 
 /// Returned rows of bf16, f16 or f32.
 void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);
-/// Returned rows of codes of 8 bits with a scale for each block.
+/// Returned rows of 8-bit codes with one scale per block.
 void combine_quantized(const CombineArgs& args, Phases phases, bool programmatic,
                        cudaStream_t stream);
 

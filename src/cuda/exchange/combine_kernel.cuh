@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine_kernel.cuh: the combine kernel of one form of returned rows: senders first, then
-// receivers, as in dispatch_kernel.cuh. It counts no call: it belongs to the one that dispatch has
-// counted.
+// combine_kernel.cuh: the combine kernel for one form of returned rows: senders first, then
+// receivers, as in dispatch_kernel.cuh. It does not advance the call number, because it belongs to
+// the call that dispatch has counted.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace switchyard {
 
-/// Returned rows of bf16, f16 or f32. No words of theirs are reserved, because NaN is canonical.
+/// Returned rows of bf16, f16 or f32. They contain no reserved words, because NaN is canonical.
 template <DType kDType>
 struct PlainWire {
   static constexpr DType kRows = kDType;
@@ -59,7 +59,8 @@ void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cuda
                 args, sends(phases));
 }
 
-/// See return_grain.cuh. Of what a launch does not do nothing is known yet.
+/// Whether kIsCommon applies; see return_vec.cuh. Arguments of the phase that is not launched are
+/// not set.
 template <class Wire>
 bool is_common(const CombineArgs& args, Phases phases) {
   constexpr std::int64_t kMaxStride = 0xFFFFFFFF;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine_quantized.cuh: returned rows as codes of 8 bits. A chunk of 256 elements travels with its
-// own scales, as f32 whatever the scheme stores: who quantizes a chunk and who sums it need no more
-// than that chunk.
+// combine_quantized.cuh: returned rows as 8-bit codes. A chunk of 256 elements travels with its own
+// scales, as f32 whatever the scheme stores. So quantizing a chunk and summing it need nothing but
+// that chunk.
 #pragma once
 
 #include "cuda/exchange/combine_receive.cuh"
@@ -13,13 +13,13 @@ namespace switchyard {
 
 template <QuantScheme kScheme>
 struct QuantizedWire {
-  static constexpr DType kRows = DType::kBF16;  // of common calls
-  static constexpr int kUnitWords = 2;          // codes of a lane, and two scales
+  static constexpr DType kRows = DType::kBF16;  // in common calls
+  static constexpr int kUnitWords = 2;          // a lane's codes, or two scales
   static constexpr std::size_t kLaneBytes = kUnitWords * 4;
   static constexpr std::size_t kScalesInChunk = kReturnChunkElements;
   static constexpr int kLanesPerBlock = kScheme.block / kReturnVecElements;
   static constexpr int kScaleUnits = kLanes / kLanesPerBlock / kUnitWords;
-  static constexpr int kAtOnce = 4;  // partials that are looked for at once
+  static constexpr int kAtOnce = 4;  // partial sums that are polled at once
   static constexpr bool kIsE8M0 = kScheme.scale_format == ScaleFormat::kE8M0 ||
                                   kScheme.scale_format == ScaleFormat::kE8M0Packed;
   static_assert(kScheme.block % kReturnVecElements == 0 && kScaleUnits >= 1);
@@ -49,7 +49,7 @@ struct QuantizedWire {
                            a.layout, call);
     }
     const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
-    const int block = lane * kUnitWords;  // of this lane's unit of scales
+    const int block = lane * kUnitWords;  // the first in this lane's unit of scales
     const std::uint32_t scales[kUnitWords] = {
         __shfl_sync(kAllLanes, scale, block * kLanesPerBlock % kLanes),
         __shfl_sync(kAllLanes, scale, (block + 1) * kLanesPerBlock % kLanes)};
@@ -60,13 +60,14 @@ struct QuantizedWire {
     }
   }
 
-  /// Some partials of a sum, of one lane: codes, and the scales that the first lanes take.
+  /// A lane's part of some partial sums: codes and, in the first lanes, scales.
   struct PartialSums {
     std::uint32_t codes[kAtOnce][kUnitWords];
     std::uint32_t scales[kAtOnce][kUnitWords];
-    std::uint32_t at[kAtOnce];  ///< from the row of the token's first column
+    std::uint32_t at[kAtOnce];  ///< offset from the row in the token's first column
 
-    /// Looks for what is wanted: bit i is of codes i, bit kAtOnce + i of scales i.
+    /// Polls what is wanted: bit i stands for codes i, bit kAtOnce + i for scales i. Returns what
+    /// has not arrived.
     __device__ __forceinline__ unsigned look(const std::byte* row, int lane, unsigned wanted) {
       const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
 #pragma unroll
@@ -119,11 +120,11 @@ struct QuantizedWire {
       if (__any_sync(kAllLanes, !is_good)) return false;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (begin + i >= of.count) break;  // alike in all lanes
+        if (begin + i >= of.count) break;  // warp-uniform
         const auto what = [&] { return wait_for_partial(a, call, token, begin + i); };
         is_good &= take(a, what, lane, present >> i, row + partials.at[i], partials.codes[i],
                         partials.scales[i]);
-        const int from = lane / kLanesPerBlock;  // block of this lane
+        const int from = lane / kLanesPerBlock;  // this lane's block
         const std::uint32_t low = __shfl_sync(kAllLanes, partials.scales[i][0], from / kUnitWords);
         const std::uint32_t high = __shfl_sync(kAllLanes, partials.scales[i][1], from / kUnitWords);
         const float scale = f32_from_bits(from % kUnitWords == 0 ? low : high);
@@ -146,7 +147,8 @@ struct QuantizedWire {
   }
 
  private:
-  /// Empties the slots that this lane looked at. False: gave up.
+  /// Empties the slots that this lane has read and restores escaped words. Returns false when it
+  /// gives up.
   template <typename What>
   __device__ static __forceinline__ bool take(const CombineArgs& a, const What& what, int lane,
                                               unsigned present, std::size_t at,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine_receive.cuh: the receive part of combine: the owner of a token adds bias, then what came
-// back, in one chain in fixed order, and rounds once.
+// combine_receive.cuh: the receive part of combine. The owner of a token adds the bias, then the
+// partial sums, one after another in fixed order, and rounds once.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
@@ -10,11 +10,11 @@
 
 namespace switchyard {
 
-/// PartialSums that are looked for at once.
+/// Partial sums that are polled at once.
 template <DType kWire>
 inline constexpr int kPartialsAtOnce = 4 / kVecUnits<kWire>;
 
-/// A further addend of a rounded sum, which is rounded again.
+/// Adds a row of `a.shared` to the rounded sum and rounds again.
 template <DType kDType>
 __device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std::int32_t first,
                                            std::uint32_t (&words)[kVecWords<kDType>]) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_sums(const CombineArgs& a, std::byte* to, 
   if (a.aligned_output && first + kReturnVecElements <= a.layout.shape.hidden) {
     return store_row_words(to, words);
   }
-  std::uint32_t copy[kWords];  // the words themselves stay in registers
+  std::uint32_t copy[kWords];  // so that `words` stays in registers
 #pragma unroll
   for (int i = 0; i < kWords; ++i) copy[i] = words[i];
   const auto left = static_cast<int>(a.layout.shape.hidden) - first;
@@ -73,8 +73,9 @@ __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::i
   }
 }
 
-/// Some partials of a sum, of one lane. One that is not there is 0, which changes no sum: sums of
-/// partials without weights begin with 0, so that none is -0, and with weights its own is negative.
+/// A lane's part of some partial sums. One that is missing is 0 and changes no sum: sums without
+/// weights begin with +0 and so are never -0, and in sums with weights its weight is negative,
+/// which adds -0.
 template <DType kWire>
 struct PartialSums {
   static constexpr int kUnits = kVecUnits<kWire>;
@@ -82,7 +83,7 @@ struct PartialSums {
   std::uint32_t units[kCount * kUnits][4] = {};
   std::byte* slots[kCount];
 
-  /// Looks for the units of `wanted`; returns those that have not arrived.
+  /// Polls the units of `wanted`; returns those that have not arrived.
   __device__ __forceinline__ unsigned look(unsigned wanted) {
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
@@ -112,14 +113,14 @@ struct PartialSums {
   }
 };
 
-/// What a sum is made of. Lane i knows partial i; see PartialSums for the weight where there is
-/// none.
+/// What the sum of a token consists of. Lane i knows partial sum i; a lane without one has the
+/// weight that PartialSums requires.
 struct TokenPartials {
   std::int32_t count;
   std::uint32_t column;
   float weight;
 
-  /// What the constructor will read.
+  /// Prefetches what the constructor reads.
   __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
     switchyard::prefetch(a.state.num_partials + token);
     switchyard::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
@@ -138,14 +139,14 @@ struct TokenPartials {
   }
 };
 
-/// Term `partial` of a token's sum, as something to wait for. Looks up who returns it: ask late.
+/// A wait for partial sum `partial`. It loads the rank that returns it: make it only if needed.
 __device__ __forceinline__ WaitFor wait_for_partial(const CombineArgs& a, std::uint64_t call,
                                                     int token, int partial) {
   const std::int32_t peer = a.state.partial_ranks[std::int64_t{token} * a.num_topk + partial];
   return {WaitPlace::kReturnedRow, peer, token, call};
 }
 
-/// Where a sum's elements from `first` on go.
+/// Where the elements of a sum go, from `first` on.
 template <DType kDType, bool kIsCommon>
 __device__ __forceinline__ std::byte* output_at(const CombineArgs& a, int token,
                                                 std::int32_t first) {
@@ -172,7 +173,8 @@ __device__ __forceinline__ void store_output(const CombineArgs& a, std::byte* to
   }
 }
 
-/// One chunk of one own token, by one warp. False: gave up. kIsEach: partials have weights.
+/// One warp sums one chunk of one of this rank's tokens. Returns false when it gives up. kIsEach:
+/// partial sums have weights.
 template <DType kWire, bool kIsCommon, bool kIsEach>
 __device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t call,
                                           const ReturnSlots& slots, int token,
@@ -208,7 +210,7 @@ __device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t ca
     partials.fill_empty_slots(present);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (i % 2 == 0 && begin + i >= of.count) break;  // alike in all lanes
+      if (i % 2 == 0 && begin + i >= of.count) break;  // warp-uniform
       float x[kReturnVecElements];
       partials.widen(i, x);
       const float weight = kIsEach ? __shfl_sync(kAllLanes, of.weight, begin + i) : 1.0f;
@@ -223,7 +225,8 @@ __device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t ca
   return true;
 }
 
-/// `asked`: by begin_kernel. `next_call` is shared memory.
+/// Sums this rank's tokens, together with the other receivers. `asked` is what begin_kernel
+/// returned; `next_call` is in shared memory.
 template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t asked,
                                            CallOfCta& next_call, int receiver) {

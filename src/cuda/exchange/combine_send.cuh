@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// combine_send.cuh: the send part of combine: results go to the slot (token, column) of the token's
-// owner. per_rank sums the rows that this rank has of a token first, k ascending, and rounds once;
-// per_expert sends each row as it is.
+// combine_send.cuh: the send part of combine. Results go to slot (token, column) of the token's
+// owner. per_rank first sums this rank's rows of a token, k ascending, and rounds once; per_expert
+// sends each row unchanged.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-/// What a lane knows of an arrived token: row and weight of choice k.
+/// What lane k knows about an arrived token: row and weight of choice k.
 struct ArrivedToken {
   std::int32_t row;
   float weight;
@@ -32,7 +32,7 @@ struct ReturnTo {
   std::byte* chunk;
 };
 
-/// Words of canonical sums: none is reserved.
+/// Sends a lane's rounded sums. NaN is canonical, so no word is reserved.
 template <DType kWire>
 __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
                                             const float (&sum)[kReturnVecElements]) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
   }
 }
 
-/// A chunk of the rows of one arrived token, for one lane.
+/// One lane's part of a chunk of the rows of an arrived token.
 template <class Wire, bool kIsCommon>
 class ReturnRows {
  public:
@@ -63,8 +63,8 @@ class ReturnRows {
     return kIsCommon || first_ < a_.layout.shape.hidden;
   }
 
-  /// Gives `take` the row of each of `choices`, ascending, as (k, element values). Up to kMax are
-  /// asked for together.
+  /// Calls take(k, elements) for the row of each of `choices`, in ascending order. Up to kMax rows
+  /// are loaded together.
   template <int kMax, typename Take>
   __device__ __forceinline__ void visit(unsigned choices, const Take& take) const {
 #pragma unroll 1
@@ -93,7 +93,8 @@ class ReturnRows {
     }
     visit_first<kMax>(choices, take);
   }
-  /// No branches between: with one, nvcc 13 asks for the second row when it has the first.
+  /// There is no branch between the loads: with one, nvcc 13 issues the second load after the first
+  /// has returned.
   template <int kCount, typename Take>
   __device__ __forceinline__ void visit_first(unsigned& choices, const Take& take) const {
     int k[kCount];
@@ -122,7 +123,8 @@ class ReturnRows {
   const std::byte* common_;
 };
 
-/// One chunk of one arrived token, by one warp. kIsEach: rows return one by one, as they are.
+/// One warp returns one chunk of one arrived token. kIsEach: each row is returned on its own,
+/// unchanged.
 template <class Wire, bool kIsCommon, bool kIsEach>
 __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int owner,
@@ -133,7 +135,7 @@ __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t
   std::byte* first_column = window + slots.at(a.layout, from.token, chunk);
   unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
   const int highest = 31 - __clz(static_cast<int>(choices));
-  // A row a token: the caller has summed it.
+  // One row per (token, rank): the caller has already summed it.
   if (!a.layout.shape.sends_routes) choices &= 1u << highest;
   const auto send = [&](int k, const float(&x)[kReturnVecElements]) {
     const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, k));
@@ -143,7 +145,7 @@ __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t
   if constexpr (kIsEach) {
     rows.template visit<2>(choices, send);
   } else {
-    // A row of the caller's stays as it is, with the sign of its zeros.
+    // A row that the caller has summed is returned unchanged, including the sign of its zeros.
     const float nothing = a.layout.shape.sends_routes ? 0.0f : -0.0f;
     float sum[kReturnVecElements] = {nothing, nothing, nothing, nothing,
                                      nothing, nothing, nothing, nothing};
@@ -164,7 +166,8 @@ struct ArrivedChunk {
   std::int32_t chunk;
 };
 
-/// `asked`: by begin_kernel. `next_call` and `num_arrivals` are shared memory.
+/// Returns rows to all ranks, together with the other senders. `asked` is what begin_kernel
+/// returned; `next_call` and `num_arrivals` are in shared memory.
 template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t asked,
                                               CallOfCta& next_call, int sender,
@@ -182,8 +185,8 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
     const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
     return ArrivedChunk{owner, slot, rest - nth * a.layout.num_return_chunks};
   };
-  // Before it is known whether there is such a token, and while the one before is returned: loads
-  // of one wait are one wait.
+  // Loaded before it is known whether there is such a token, and later while the one before is
+  // returned, so that the latencies overlap.
   ArrivedChunk now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
   next_call.ask(a, asked);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which dispatch kernel serves which scheme.
+// Selects the dispatch kernel for a scheme.
 
 #include "cuda/exchange/dispatch_forms.h"
 

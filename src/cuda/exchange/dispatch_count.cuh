@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_count.cuh: what follows from all ids of a rank: how many rows a peer gets, and how many
-// for each of its experts; and which rows come back.
+// dispatch_count.cuh: what follows from all ids of a rank: how many rows each peer gets, in total
+// and per expert, and which partial sums come back.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
@@ -28,13 +28,13 @@ struct ExpertRange {
   }
 };
 
-/// A lane for each choice of as many whole tokens as fit in a warp.
+/// One lane per choice, for as many whole tokens as fit in a warp.
 struct ChoiceLanes {
-  int num_tokens;  ///< of a warp
-  int token;       ///< of this lane, from the warp's first; num_tokens or more: none
+  int num_tokens;  ///< per warp
+  int token;       ///< of this lane, counted from the warp's first; none if >= num_tokens
   int k;
-  unsigned own;    ///< the lanes of this lane's token
-  unsigned below;  ///< the lanes before this one
+  unsigned own;    ///< mask of the lanes of this lane's token
+  unsigned below;  ///< mask of the lanes before this one
 
   __device__ __forceinline__ explicit ChoiceLanes(const DispatchArgs& a) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -48,7 +48,7 @@ struct ChoiceLanes {
   __device__ __forceinline__ bool is_there(int first, int end) const {
     return token < num_tokens && first + token < end;
   }
-  /// `first`: the warp's first token. -1 at `end` and beyond.
+  /// Asks for this lane's id. `first` is the warp's first token. The id is -1 at `end` and beyond.
   __device__ __forceinline__ GivenId ask(const DispatchArgs& a, int first, int end) const {
     GivenId id;
     if (is_there(first, end)) {
@@ -58,13 +58,13 @@ struct ChoiceLanes {
   }
 };
 
-/// What a rank gets of this one's tokens up to one, in shared memory.
+/// How many rows a rank gets from a prefix of this rank's tokens. In shared memory.
 struct RankCount {
   std::uint32_t* num_tokens;
-  std::uint32_t* rows;  ///< of each of its experts
+  std::uint32_t* rows;  ///< per expert of that rank
 };
 
-/// Counts tokens from the first. Loads are two rounds ahead.
+/// Counts the tokens before `end`. Loads are two rounds ahead.
 struct TokenCount {
   ChoiceLanes lanes;
   int end;
@@ -75,7 +75,7 @@ struct TokenCount {
     ids[0] = lanes.ask(a, first(0), end);
     ids[1] = lanes.ask(a, first(1), end);
   }
-  /// This warp's first token of a round.
+  /// This warp's first token in a round.
   __device__ __forceinline__ int first(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     return (round * cta_warps() + warp) * lanes.num_tokens;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void clear_words(std::uint32_t* words, int size) {
   for (int i = static_cast<int>(threadIdx.x); i < size; i += cta_threads()) words[i] = 0;
 }
 
-/// Tells a rank how many rows it gets, and how many for each of its experts.
+/// Announces to rank `to` how many rows it gets, in total and per expert.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call, int to,
                                          const ExpertRange& experts, const RankCount& sum) {
   std::byte* at = a.windows.base[to] + a.layout.announcement(call, a.rank);
@@ -116,8 +116,8 @@ __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t ca
   }
 }
 
-/// Keeps which returned rows the sum of each token from `begin` on will have, in order, for its
-/// combine. The highest choice of each rank leads it.
+/// Keeps for the combine which partial sums each token from `begin` on has, in order. Where a rank
+/// returns one for all its choices, the highest choice stands for it.
 __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64_t call, int begin,
                                               int end) {
   const ChoiceLanes lanes(a);

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_forms.h: the dispatch kernels by family; a source file each, because they compile long.
+// dispatch_forms.h: the dispatch kernels by family, one source file each because they take long to
+// compile.
 #pragma once
 
 #include "cuda/exchange/exchange_args.h"
 
 namespace switchyard {
 
-/// Tokens of another dtype than scheme.dtype are converted.
+/// Unquantized rows. Tokens of another dtype than scheme.dtype are converted.
 void dispatch_plain(const DispatchArgs& args, Phases phases, bool programmatic,
                     cudaStream_t stream);
-/// Tokens are codes of the scheme already.
+/// Tokens that are already codes of the scheme.
 void dispatch_stored(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
-/// e4m3 with a scale for 128 elements; scales of each rule in every format.
+/// e4m3 with one scale per 128 elements: scales of every rule, in every format.
 void dispatch_fp8_block(const DispatchArgs& args, Phases phases, bool programmatic,
                         cudaStream_t stream);
-/// One scale a token, a tensor, or int8 blocks.
+/// One scale per token or per tensor, or int8 blocks.
 void dispatch_coarse(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
 /// nvfp4 and the OCP MX formats.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_kernel.cuh: the dispatch kernel of one form. CTAs have roles by their number: first
-// notify CTAs, then senders, then receivers. The hardware starts CTAs in order, and only receivers
-// wait, so every rank's rows are on their way before any CTA of it waits for others: a grid that
-// runs in waves, or beside a kernel that takes most of the GPU, cannot deadlock.
+// dispatch_kernel.cuh: the dispatch kernel for one row form. The role of a CTA follows from its
+// index: notify CTAs come first, then senders, then receivers. The hardware starts CTAs in order
+// and only receivers wait, so all rows of a rank are on their way before any of its CTAs waits for
+// a peer. Hence a grid that runs in waves, or beside a kernel that takes most of the GPU, cannot
+// deadlock.
 #pragma once
 
 #include <algorithm>

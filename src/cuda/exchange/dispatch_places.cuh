@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_places.cuh: where received rows go. Each receiving CTA takes the announcements of all
-// ranks and sums them up: where each source's rows of each expert begin.
+// dispatch_places.cuh: where received rows go. Each receiving CTA reads the announcements of all
+// ranks and sums them up to find where each source's rows for each expert begin.
 #pragma once
 
 #include "cuda/exchange/dispatch_route.cuh"
@@ -9,30 +9,30 @@
 
 namespace switchyard {
 
-/// A row of the receive buffer that wants a chunk.
+/// A row of the receive buffer that gets a copy of a chunk.
 struct Target {
   std::byte* row;
   std::byte* scales;  ///< its first scale
 };
 
-/// What a warp keeps of the chunk at hand.
+/// A warp's scratch memory for its current chunk.
 struct ChunkShared {
-  alignas(16) Target targets[kMaxPushTopk];  ///< those that there are, by choice
+  alignas(16) Target targets[kMaxPushTopk];  ///< in order of choices, without gaps
   alignas(16) std::uint8_t scales[kMaxChunkScaleBytes];
 };
 
-/// In dynamic shared memory, after it: first place of each source's rows of each expert [P, L],
-/// then the first row of each expert [L].
+/// The start of a receiver's dynamic shared memory. It is followed by the first place of each
+/// source's rows for each expert [P, L] and the first row of each expert [L].
 struct ReceiverShared {
-  std::int32_t num_from[kMaxPushRanks];     ///< rows of each source
-  std::int32_t rows_before[kMaxPushRanks];  ///< rows of the sources before it
+  std::int32_t num_from[kMaxPushRanks];     ///< rows from each source
+  std::int32_t rows_before[kMaxPushRanks];  ///< rows from the sources before it
   std::int32_t max_from;
-  std::int32_t num_done;  ///< warps that have taken what they wait for
-  std::uint32_t failed;   ///< not 0: no rows are taken
+  std::int32_t num_done;  ///< warps that have received their announcements
+  std::uint32_t failed;   ///< not 0: no rows are received
   ChunkShared chunks[kExchangeWarps];
 };
 
-/// Exclusive sum over the lanes.
+/// Exclusive prefix sum over the lanes.
 __device__ __forceinline__ int sum_before(int value, int lane) {
   int sum = value;
 #pragma unroll
@@ -49,7 +49,7 @@ struct ReceivePlaces {
   std::int32_t num_local;   ///< L
 };
 
-/// Takes how many rows come from each source, by one warp.
+/// One warp receives how many rows come from each source.
 __device__ __forceinline__ void receive_source_counts(const DispatchArgs& a, std::uint64_t call,
                                                       int lane, ReceiverShared& shared) {
   const int num_ranks = a.ownership.num_ranks;
@@ -75,8 +75,8 @@ __device__ __forceinline__ void receive_source_counts(const DispatchArgs& a, std
   if (lane == 0) shared.max_from = most;
 }
 
-/// Takes how many rows of an expert come from each source, and finds where each one's begin. Rows
-/// of an expert lie by (source, token). Returns their sum.
+/// Receives how many rows of an expert come from each source, and finds where each source's rows
+/// begin. An expert's rows are ordered by (source, token). Returns their number.
 __device__ __forceinline__ std::int32_t receive_expert_counts(const DispatchArgs& a,
                                                               std::uint64_t call, int expert,
                                                               ReceiverShared& shared,
@@ -119,7 +119,8 @@ __device__ __forceinline__ std::int32_t receive_expert_counts(const DispatchArgs
   return sum;
 }
 
-/// From how many rows each expert has to its first one, where they lie one after the other.
+/// Turns each expert's number of rows into its first row, in layouts where experts follow one
+/// another.
 __device__ __forceinline__ void find_first_rows(const DispatchArgs& a,
                                                 const ReceivePlaces& places) {
   if (a.rows_layout == Layout::kBatched || !a.layout.shape.sends_routes) return;
@@ -139,7 +140,7 @@ __device__ __forceinline__ void find_first_rows(const DispatchArgs& a,
   __syncthreads();
 }
 
-/// Tells the caller how many rows an expert got; one CTA does it.
+/// Reports to the caller how many rows an expert got; only one CTA does so.
 __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64_t call, int expert,
                                               std::int32_t count) {
   a.num_rows[expert] = count;
@@ -150,7 +151,7 @@ __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64
   }
 }
 
-/// Takes the announcements of all ranks: where each source's rows of each expert go.
+/// Receives the announcements of all ranks and finds where each source's rows for each expert go.
 __device__ __forceinline__ void receive_announcements(const DispatchArgs& a, std::uint64_t call,
                                                       bool reports, ReceiverShared& shared,
                                                       const ReceivePlaces& places) {
@@ -167,7 +168,7 @@ __device__ __forceinline__ void receive_announcements(const DispatchArgs& a, std
       const std::int32_t sum = receive_expert_counts(a, call, e, shared, places);
       const bool is_batched = a.rows_layout == Layout::kBatched;
       places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
-      // Every CTA finds the same sums, so none of them puts a row where there is no room.
+      // Every CTA finds the same sums, so none places a row where there is no room.
       if (sum > a.capacity) shared.failed = 1;
       if (reports) report_expert(a, call, e, sum);
     }
@@ -176,7 +177,7 @@ __device__ __forceinline__ void receive_announcements(const DispatchArgs& a, std
   if (lane == 0) atomicAdd(&shared.num_done, 1);
 }
 
-/// What only the caller and the combine want to know; one CTA writes it, last.
+/// Writes what only the caller and the combine need; one CTA does so, at its end.
 __device__ __forceinline__ void report_totals(const DispatchArgs& a, const ReceiverShared& shared,
                                               const ReceivePlaces& places) {
   const int num_local = a.ownership.count(a.rank);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // dispatch_route.cuh: what follows from the ids of a token and of those before it: the number of
-// its row among the rows for a rank, and its place among those for an expert: how often earlier
-// tokens chose the same. Tellers tell it to the peers, rank by rank, while senders, which need none
-// of it, send the rows themselves.
+// its row among the rows for a rank, and its place among the rows for an expert (how often earlier
+// tokens chose it). Notify CTAs send these routes to the peers, rank by rank. Senders need none of
+// this and send the rows at the same time.
 #pragma once
 
 #include "cuda/exchange/dispatch_count.cuh"
 
 namespace switchyard {
 
-/// A choice of an expert that its token has chosen before.
+/// A choice of an expert that its token has already chosen.
 struct Repeat {
   std::int32_t expert;
-  std::int32_t token;  ///< of the block
+  std::int32_t token;  ///< index in the block
 };
 
 struct Choice {
@@ -21,20 +21,20 @@ struct Choice {
   float weight;
 };
 
-/// In dynamic shared memory, then rows and bits of each expert of a rank, then repeats and choices
-/// of a block.
+/// The start of a notify CTA's dynamic shared memory. Rows and bits per expert of a rank follow,
+/// then the repeats and choices of a block.
 struct NotifyShared {
   std::uint32_t num_tokens;
   std::uint32_t num_repeats;
-  std::uint32_t goes;  ///< tokens of the block that go to the rank, as bits
+  std::uint32_t goes;  ///< mask of the tokens of the block that go to the rank
 };
 
-/// Up to 32 tokens and what a rank gets of them. Of each expert a word says which of them chose it:
-/// how many earlier ones did is a count of bits, whatever order threads work in.
+/// Up to 32 tokens and what a rank gets of them. Each expert has a word whose bits say which tokens
+/// chose it. How many earlier ones did is then a popcount, in whatever order threads work.
 struct TokenBlock {
   NotifyShared* shared;
-  RankCount before;     ///< by the tokens before the block
-  std::uint32_t* bits;  ///< of each expert
+  RankCount before;     ///< rows of the tokens before the block
+  std::uint32_t* bits;  ///< one word per expert
   Repeat* repeats;
   Choice* choices;
 
@@ -49,7 +49,7 @@ struct TokenBlock {
     constexpr int kWords = sizeof(NotifyShared) / sizeof(std::uint32_t);
     clear_words(&shared->num_tokens, kWords + 2 * experts.count);
   }
-  /// `index`: of the choice in the block.
+  /// `index` is that of the choice in the block.
   __device__ __forceinline__ void add(const ExpertRange& experts, int token, int index,
                                       const Choice& choice) const {
     choices[index] = choice;
@@ -60,7 +60,7 @@ struct TokenBlock {
       repeats[atomicAdd(&shared->num_repeats, 1u)] = {choice.id, token};
     }
   }
-  /// Begins and ends with a barrier.
+  /// Adds the block's rows to `before` and clears its bits. Begins and ends with a barrier.
   __device__ __forceinline__ void advance(const ExpertRange& experts) const {
     __syncthreads();
 #pragma unroll 1
@@ -83,7 +83,7 @@ struct TokenBlock {
   }
 };
 
-/// Bytes of shared memory of a notify_cta.
+/// Bytes of dynamic shared memory that a notify CTA needs.
 inline std::size_t notify_shared_bytes(const DispatchArgs& a) {
   const auto choices = static_cast<std::size_t>(kLanes * a.num_topk);
   const auto experts = static_cast<std::size_t>(a.layout.shape.max_local_experts);
@@ -91,8 +91,8 @@ inline std::size_t notify_shared_bytes(const DispatchArgs& a) {
          choices * (sizeof(Repeat) + sizeof(Choice));
 }
 
-/// The rare way: how often a choice's expert was chosen again, by tokens of the block before, and
-/// by its own.
+/// Slow path: how many earlier choices of `id` the bits do not count: repeats in earlier tokens of
+/// the block, and choices of the same token.
 __device__ __noinline__ inline int count_repeats(const TokenBlock& block, std::int32_t id,
                                                  int token, unsigned own_below) {
   int before = 0;
@@ -103,7 +103,8 @@ __device__ __noinline__ inline int count_repeats(const TokenBlock& block, std::i
   return before + __popc(__match_any_sync(kAllLanes, id) & own_below);
 }
 
-/// Tells a rank what its rows are, of as many tokens as fit in a warp, from `first` of a block.
+/// Sends rank `to` the routes of its rows, for as many tokens as fit in a warp, from token `first`
+/// of the block on.
 __device__ __forceinline__ void send_routes_to(const DispatchArgs& a, std::uint64_t call, int to,
                                                const ExpertRange& experts, const ChoiceLanes& lanes,
                                                const TokenBlock& block, int block_begin, int first,
@@ -142,10 +143,10 @@ __device__ __forceinline__ void send_routes_to(const DispatchArgs& a, std::uint6
                __float_as_uint(choice.weight), tag);
 }
 
-/// The choices of a block on their way to it, one or more of each thread.
+/// Loads the choices of a block, one or more per thread.
 struct TokenBlockLoad {
   ChoiceLanes lanes;
-  int first;  ///< token
+  int first;  ///< token of the block
   int size;
   GivenId id;
   float weight;
@@ -154,7 +155,7 @@ struct TokenBlockLoad {
       : lanes(a), first(begin), size(min(end - begin, kLanes)) {
     ask(a, token(0));
   }
-  /// This thread's token of a round, of the block.
+  /// This thread's token in a round, as an index in the block.
   __device__ __forceinline__ int token(int round) const {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     return lanes.token < lanes.num_tokens
@@ -179,10 +180,10 @@ struct TokenBlockLoad {
   }
 };
 
-/// Tells a rank how many rows it gets, from all tokens, and keeps the partials of a share of them.
+/// Announces to rank `to` how many rows it gets; keeps the partial sums of a share of the tokens.
 __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32_t asked,
                                               CallOfCta& call, int to, std::byte* memory) {
-  // All loads of the first wait, then what waits for them.
+  // Start all loads first, then do what waits for them.
   TokenCount all(a, a.num_tokens);
   const ExpertRange experts(a, to);
   const TokenBlock block(a, experts.count, memory);
@@ -197,7 +198,7 @@ __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32
                 min((to + 1) * a.tokens_per_task, a.num_tokens));
 }
 
-/// Tells a rank where the rows of a run of tokens go.
+/// Sends rank `to` the routes of a run of tokens.
 __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32_t asked,
                                               CallOfCta& call, int to, int begin,
                                               std::byte* memory) {
@@ -228,7 +229,7 @@ __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32
   }
 }
 
-/// What a notify_cta does: all announcements come first. `asked`: by begin_kernel.
+/// The work of a notify CTA. All announcements come first. `asked` is what begin_kernel returned.
 __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
                                        int notify_cta, std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;

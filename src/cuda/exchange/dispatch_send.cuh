@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_send.cuh: the send part of dispatch. A warp makes a chunk of a token and stores it into
-// the token's slot at every rank that the token's own ids name.
+// dispatch_send.cuh: the send part of dispatch. A warp makes one chunk of a token and stores it
+// into the token's slot on every rank that the token's ids name.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
@@ -10,12 +10,12 @@
 
 namespace switchyard {
 
-/// Scales of the chunk at hand, of each warp.
+/// The scales of each warp's current chunk.
 struct SenderShared {
   alignas(16) std::uint8_t scales[kExchangeWarps][kMaxChunkScaleBytes];
 };
 
-/// The work of one warp: a chunk, to a share of its token's ranks.
+/// One unit of a warp's work: a chunk, for a share of its token's ranks.
 struct SendItem {
   int token;
   int chunk;
@@ -29,7 +29,7 @@ struct SendItem {
   }
 };
 
-/// A warp's first elements are on their way to the nearest cache before they are asked for.
+/// Prefetches a warp's first elements into L1 before anything waits for them.
 __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender)
   prefetch(row + element * wire_bits(a.token_dtype) / 8);
 }
 
-/// A lane's 16 elements as they travel.
+/// A lane's 16 elements in wire form.
 template <int kWords>
 struct SentVec : VecUnits<kWords> {
   using VecUnits<kWords>::kUnitWords;
@@ -66,11 +66,11 @@ struct SentVec : VecUnits<kWords> {
   }
 };
 
-// What a lane has of a chunk.
+// Flags: what a lane holds of a chunk.
 inline constexpr std::uint32_t kHasElements = 1;
 inline constexpr std::uint32_t kHasScales = 2;
 
-/// Sends a chunk: elements, then, by the first lanes, its scales. `id`: of choice `lane`.
+/// Sends a chunk: the elements and, by the first lanes, the scales. `id` is that of choice `lane`.
 template <class Form>
 __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t call,
                                            const SendItem& item, int lane, std::int32_t id,
@@ -113,8 +113,8 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
   __syncwarp();
 }
 
-/// Sends the rows of all tokens, by all senders. The call's number is known after the barrier that
-/// the first chunk is made before.
+/// Sends the rows of all tokens, together with the other senders. The first chunk is made before
+/// the barrier after which the call number is known.
 template <class Form>
 __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& asked, int sender,
                                           SenderShared& shared) {

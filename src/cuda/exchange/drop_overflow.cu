@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// drop_overflow.cu: which choices of all ranks do not fit. They are sorted by expert and weight;
-// then a choice does not fit if the one that lies a capacity before it wants the same expert. CUB's
-// radix sort is stable, so ties stay in the order of rows.
+// drop_overflow.cu: finds which choices of all ranks exceed an expert's capacity. Choices are
+// sorted by expert and weight; a choice does not fit if the one `capacity` places before it has the
+// same expert. CUB's radix sort is stable, so ties keep the order of rows.
 //
-// The cost does not depend on the routing: all choices that there can be are sorted, in passes of
-// 8 bits: 5 with up to 256 experts, else 6. The same kernels run whatever a call has, as a captured
-// graph needs it.
+// The cost does not depend on the routing: the maximum number of choices is sorted, in passes of 8
+// bits: 5 with up to 256 experts, else 6. Every call runs the same kernels, as a captured graph
+// requires.
 
 #include "cuda/exchange/overflow_key.h"
 #include "cuda/exchange/routing_rows.cuh"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kRoutingThreads) write_keys_kernel(RoutingArgs
   }
 }
 
-// A thread for each place in the order.
+// One thread per place in the sorted order.
 __global__ void __launch_bounds__(kRoutingThreads)
     drop_choices_kernel(RoutingArgs a, const std::uint64_t* keys, const std::uint32_t* choices) {
   const std::int64_t num_filled = std::int64_t{*a.num_rows} * a.num_topk;
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kRoutingThreads)
   }
 }
 
-// With `work` null: only how much of it there must be. The halves of keys and choices change places
-// from pass to pass.
+// With a null `work`, only computes work_bytes. The two halves of keys and choices swap after each
+// pass.
 void sort(void* work, std::size_t& work_bytes, cub::DoubleBuffer<std::uint64_t>& keys,
           cub::DoubleBuffer<std::uint32_t>& choices, std::int64_t count, std::int32_t num_experts,
           cudaStream_t stream) {

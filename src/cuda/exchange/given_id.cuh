@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// given_id.cuh: ids of experts as callers give them, of 32 or 64 bits.
+// given_id.cuh: loads expert ids of 32 or 64 bits, as callers pass them.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace switchyard {
 
-/// An id on its way from memory. Nothing looks at it before value(): loads of one wait are one.
+/// An id on its way from memory. Nothing reads it before value(), so that several loads overlap.
 struct GivenId {
   std::uint32_t low = 0xFFFFFFFFu;
   std::uint32_t high = 0xFFFFFFFFu;
 
-  /// Args has topk_ids and ids_are_64_bits, as in the next.
+  /// Starts the load of an id. Args has topk_ids and ids_are_64_bits.
   template <class Args>
   __device__ __forceinline__ void ask(const Args& a, std::int64_t index) {
     if (a.ids_are_64_bits) {
@@ -26,7 +26,8 @@ struct GivenId {
       low = __ldg(static_cast<const std::uint32_t*>(a.topk_ids) + index);
     }
   }
-  /// As given; of 64 bits and below -1 or beyond 32 bits: kIdBeyond32Bits. -1 if not asked for.
+  /// The id as given; kIdBeyond32Bits for a 64-bit id that is below -1 or needs more than 32 bits;
+  /// -1 if none was asked for.
   template <class Args>
   __device__ __forceinline__ std::int32_t value(const Args& a) const {
     const auto id = static_cast<std::int32_t>(low);

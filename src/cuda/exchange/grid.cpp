@@ -9,41 +9,43 @@
 namespace switchyard {
 namespace {
 
-// Tellers end early. Fewer senders do not fill the links, more take CTAs that receivers need more.
+// Notify CTAs end early. Fewer senders do not saturate the links; more senders take CTAs that
+// receivers need more.
 constexpr int kNotifyCtasOfDispatch = 6;
 constexpr int kTokensOfRun = kLanes;
 constexpr int kSendersOfDispatchTimes64 = 11;
-// Returning rows reads and sums them first.
+// Combine senders read and sum rows before they send, so they get the larger part.
 constexpr int kReceiversOfCombineTimes24 = 7;
 constexpr int kMaxShares = 4;
-// A CTA that waits looks for the words that all others look for, and that slows the stores they
-// wait for. So few items get as few CTAs as have one for each warp, or for every other while those
-// are few, and CTAs of half the size. Combine, where nothing is announced, is faster with those in
-// any case.
+// Waiting CTAs all poll the same words, and that slows down the stores they wait for. So a call
+// with few items gets the fewest CTAs that have a warp per item (two warps per item while that
+// makes few CTAs), and CTAs of half the size. Combine announces nothing and is always faster with
+// CTAs of that size.
 constexpr int kSmallWarps = kMinExchangeThreads / kLanes;
 constexpr int kSparseCtas = 32;
-// Not told how many tokens others have, a rank makes room for this part of the max_ctas_left, but
-// with no more than a small CTA for every SM.
+// A rank that does not know how many tokens others have makes room for this fraction of max_tokens,
+// but for no more than one small CTA per SM.
 constexpr int kGuessedPartOfMax = 16;
 
 int clamp_int(std::int64_t value, int low, int high) {
   return static_cast<int>(std::clamp<std::int64_t>(value, low, std::max(low, high)));
 }
 
-/// As few CTAs as have an item for each warp, or for every other while those are few.
+/// The fewest CTAs with a warp per item; up to kSparseCtas, with two warps per item.
 int min_ctas(std::int64_t items, int warps, int max_ctas_left) {
   const std::int64_t half_busy =
       std::min<std::int64_t>(kSparseCtas, cdiv<std::int64_t>(items, warps / 2));
   return clamp_int(std::max(cdiv<std::int64_t>(items, warps), half_busy), 1, max_ctas_left);
 }
 
-/// The same for more items than there are warps: no more CTAs than rounds need.
+/// The same where items may outnumber warps: no more CTAs than the number of rounds requires.
 int balanced_ctas(std::int64_t items, int warps, int max_ctas_left) {
   const std::int64_t rounds = cdiv(items, std::int64_t{warps} * std::max(1, max_ctas_left));
   return min_ctas(cdiv(items, rounds), warps, max_ctas_left);
 }
 
-/// Warps are for so many items of received tokens; `per_token`: of one of each rank.
+/// The number of received items to provide warps for. `per_token` is the number of items if each
+/// rank sends one token.
 std::int64_t likely_items(const GridRequest& request, const PushShape& shape,
                           std::int64_t own_tokens, std::int64_t per_token) {
   const std::int64_t own = own_tokens * per_token;
@@ -60,8 +62,8 @@ void choose_grid(const GridRequest& request, DispatchArgs& args) {
   const int ranks = args.ownership.num_ranks;
   const int tokens = std::max(1, args.num_tokens);
   const std::int64_t num_chunks = std::int64_t{tokens} * chunks;
-  // As many runs of tokens as there are notify CTAs for, each for every rank, but short ones
-  // suffice.
+  // As many runs of tokens as there are notify CTAs for (each run needs one per rank), but runs
+  // need not be shorter than kTokensOfRun.
   const int max_notify_ctas = std::max(1, request.max_ctas / kNotifyCtasOfDispatch);
   const int runs = clamp_int(cdiv(tokens, kTokensOfRun), 1, max_notify_ctas / ranks - 1);
   args.tokens_per_run = cdiv(tokens, runs);
@@ -74,7 +76,7 @@ void choose_grid(const GridRequest& request, DispatchArgs& args) {
   const bool is_small =
       request.has_whole_gpu && num_items <= std::int64_t{kSmallWarps} * max_ctas_left;
   args.num_warps = is_small ? kSmallWarps : kExchangeWarps;
-  const int in_large = kExchangeWarps / args.num_warps;  // CTAs in the room of a large one
+  const int in_large = kExchangeWarps / args.num_warps;  // CTAs that fit in place of a large one
   const int max_senders =
       in_large *
       (request.receives ? request.max_ctas * kSendersOfDispatchTimes64 / 64 : max_ctas_left);
@@ -82,7 +84,7 @@ void choose_grid(const GridRequest& request, DispatchArgs& args) {
   const int left =
       request.sends ? in_large * max_ctas_left - args.num_senders : in_large * request.max_ctas;
   args.num_receivers = min_ctas(num_items, args.num_warps, left);
-  // Warps that would have nothing to do take a share of the destinations.
+  // Warps that would otherwise idle take a share of the destinations.
   const std::int64_t warps = std::int64_t{args.num_senders} * args.num_warps;
   args.shares = clamp_int(warps / num_chunks, 1, std::min(kMaxShares, ranks));
   args.by_topk = FastDivisor(args.num_topk);
@@ -99,7 +101,7 @@ void choose_grid(const GridRequest& request, CombineArgs& args) {
   const int tokens = std::max(1, args.num_tokens);
   args.by_chunks = FastDivisor(chunks);
   args.by_slot = FastDivisor(std::int64_t{chunks} * ranks);
-  // Rows to return are about as many as a rank's tokens have partials.
+  // A rank returns about as many rows as its own tokens have partial sums.
   const std::int64_t returns = likely_items(request, args.layout.shape, tokens,
                                             std::int64_t{std::min(ranks, args.num_topk)} * chunks);
   const std::int64_t sums = std::int64_t{tokens} * chunks;

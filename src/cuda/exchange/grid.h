@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// grid.h: how many CTAs of a kernel do what. Measured choices live here and nowhere else.
+// grid.h: how many CTAs of a kernel get each role. Tuned values live here and nowhere else.
 #pragma once
 
 #include "cuda/exchange/exchange_args.h"
 
 namespace switchyard {
 
-/// What decides a grid.
+/// What a grid depends on.
 struct GridRequest {
   int max_ctas = 1;  ///< of 512 threads, or twice as many of 256
   bool sends = true;
   bool receives = true;
-  /// No other kernel must find room beside it, so CTAs may be of either size: where sizes mix, what
-  /// is free in sum may be too little for any one.
+  /// No other kernel needs room beside this one, so CTAs may be of either size. (Where sizes mix,
+  /// the free room may be enough in total but too little on every single SM.)
   bool has_whole_gpu = false;
-  /// The most tokens that a rank has in this call; 0: not known.
+  /// Max tokens of any rank in this call; 0: unknown.
   std::int64_t call_max_tokens = 0;
 };
 

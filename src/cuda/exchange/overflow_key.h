@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// overflow_key.h: choices as numbers whose order is that of plan/overflow.h: by expert, then the
-// largest weight first. What is equal is left to a stable sort.
+// overflow_key.h: choices as numbers in the order of plan/overflow.h: by expert, then the largest
+// weight first. Ties are left to a stable sort.
 #pragma once
 
 #include <bit>
@@ -14,7 +14,7 @@ namespace switchyard {
 
 inline constexpr int kWeightKeyBits = 32;
 
-/// Less for a larger weight. Both zeros are equal; NaN is equal to minus infinity.
+/// Smaller for a larger weight. Both zeros are equal; NaN equals minus infinity.
 SWITCHYARD_HOST_DEVICE constexpr std::uint32_t weight_key(float weight) {
   constexpr std::uint32_t kSign = 0x80000000u;
   std::uint32_t bits = bits_from_f32(weight);
@@ -30,11 +30,11 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint64_t overflow_key(std::int32_t expert,
 SWITCHYARD_HOST_DEVICE constexpr std::int32_t expert_of_key(std::uint64_t key) {
   return static_cast<std::int32_t>(key >> kWeightKeyBits);
 }
-/// Of no expert: after all others, also when only the bits below are looked at, because no weight
-/// has a key of ones.
+/// The key of no expert. It sorts after all others, even if only overflow_key_bits are compared,
+/// because no weight's key is all ones.
 inline constexpr std::uint64_t kNoChoiceKey = ~std::uint64_t{0};
 
-/// Bits that order keys, from the lowest on.
+/// The number of low bits that determine the order of keys.
 constexpr int overflow_key_bits(std::int32_t num_experts) {
   return kWeightKeyBits +
          static_cast<int>(std::bit_width(static_cast<std::uint32_t>(num_experts - 1)));

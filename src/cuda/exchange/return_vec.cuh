@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// return_vec.cuh: 8 elements of a returned row, as memory, wire and sums hold them.
+// return_vec.cuh: 8 elements of a returned row as they are in memory, on the wire and in sums.
 //
-// Kernels with kIsCommon know that rows and sums are of the type of returned rows (bf16 where those
-// are codes), whole chunks and aligned, and that nothing else is added: most calls are like that,
-// and every instruction of a lane counts.
+// Kernels with kIsCommon may assume that rows and sums have the dtype of returned rows (bf16 where
+// those are codes), consist of whole chunks and are aligned, and that no bias or shared rows are
+// added. Most calls are like that, and every instruction of a lane counts.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ inline constexpr int kVecWords = kReturnVecElements* wire_bits(kDType) / 32;
 template <DType kDType>
 inline constexpr int kVecUnits = kVecWords<kDType> / 4;
 
-/// The returned rows of a call in a window. What stays the same is asked for once.
+/// Offsets of a call's returned rows in a window. What does not change is computed once.
 struct ReturnSlots {
-  std::size_t first;  ///< of token 0
+  std::size_t first;  ///< offset of token 0
   std::uint32_t num_columns;
 
   __device__ __forceinline__ ReturnSlots(const PushLayout& layout, std::uint64_t call)
       : first(layout.returned(call, 0, 0)),
         num_columns(static_cast<std::uint32_t>(layout.num_columns())) {}
 
-  /// A chunk in the token's first column.
+  /// Offset of a chunk in the token's first column.
   __device__ __forceinline__ std::size_t at(const PushLayout& layout, int token, int chunk) const {
     const std::uint32_t row = static_cast<std::uint32_t>(token) * num_columns;
     return first + std::uint64_t{row} * layout.return_stride +
@@ -37,7 +37,7 @@ struct ReturnSlots {
   }
 };
 
-/// Of a row that exists and a stride below 2^32: one instruction.
+/// row * stride in one instruction, for a row >= 0 and a stride below 2^32.
 __device__ __forceinline__ std::uint64_t product_of(std::int32_t row, std::int64_t stride) {
   return std::uint64_t{static_cast<std::uint32_t>(row)} * static_cast<std::uint32_t>(stride);
 }
@@ -51,12 +51,12 @@ struct ReturnRowSource {
   bool is_aligned;
 };
 
-/// A vector as it lies in memory: 4 words, or 8 of f32.
+/// A vector as it is in memory: 4 words, or 8 for f32.
 template <int kWords>
 struct RawVec {
   std::uint32_t words[kWords];
 
-  /// Reads what may be cached: no kernel that runs writes it.
+  /// A load that may be cached: no running kernel writes this memory.
   __device__ __forceinline__ void load(const std::byte* from) {
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ AnyVec load_raw(const ReturnRowSource& source, std::i
     return raw;
   }
   const auto left = static_cast<int>(min(source.hidden - first, std::int64_t{kReturnVecElements}));
-  std::uint32_t copy[kReturnVecElements];  // the words themselves stay in registers
+  std::uint32_t copy[kReturnVecElements];  // so that `raw` stays in registers
   load_bytes<kReturnVecElements>(from, left * bytes, copy);
 #pragma unroll
   for (int w = 0; w < kReturnVecElements; ++w) raw.words[w] = copy[w];
@@ -117,13 +117,13 @@ __device__ __forceinline__ void widen_raw(DType dtype, const AnyVec& raw,
   }
 }
 
-/// Gives NaNs of converted pairs, 7FFF as the hardware writes them, the canonical bits.
+/// Replaces the NaN 7FFF, which the hardware writes when it converts pairs, with the canonical NaN.
 template <DType kDType>
 __device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnVecElements / 2]) {
   constexpr std::uint32_t kHardwareNaN = 0x7FFFu;
   constexpr std::uint32_t kNaN = kDType == DType::kBF16 ? 0x7FC0u : 0x7E00u;
   static_assert(kReturnVecElements == 8);
-  // No number is larger, as signed 16 bits. One more than it has the sign bit.
+  // As signed 16 bits, no number exceeds 7FFF, and adding one to it sets the sign bit.
   std::uint32_t most = __vimax3_s16x2(words[0], words[1], words[2]);
   most = __vimax3_s16x2(most, words[3], words[3]) & 0x7FFF7FFFu;
   if (((most + 0x00010001u) & 0x80008000u) == 0) [[likely]]
@@ -136,7 +136,8 @@ __device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnVecElemen
   }
 }
 
-/// Sums to memory words: rounded once, NaN canonical. So no word is one that the wire reserves.
+/// Converts sums to words: rounded once, with a canonical NaN, so that no word is one that the wire
+/// reserves.
 template <DType kDType>
 __device__ __forceinline__ void narrow_vec(const float (&x)[kReturnVecElements],
                                            std::uint32_t (&words)[kVecWords<kDType>]) {

@@ -22,7 +22,7 @@ __device__ __forceinline__ bool has_failed(const ReturnWeightsArgs& a) {
   return *const_cast<const volatile std::uint32_t*>(a.watch.failed) != 0;
 }
 
-// The row of choice k of an arrival, or -1 where other ranks have the expert.
+// The row of choice k of an arrival, or -1 if another rank has the expert.
 __device__ __forceinline__ std::int32_t row_of_choice(const ReturnWeightsArgs& a,
                                                       std::int64_t arrival, int k) {
   if (a.row_ids == nullptr) return a.state.arrival_rows[arrival * a.num_columns + k];
@@ -32,7 +32,7 @@ __device__ __forceinline__ std::int32_t row_of_choice(const ReturnWeightsArgs& a
   return local >= 0 && local < a.ownership.count(a.rank) ? row : -1;
 }
 
-// A warp for each arrival, a lane for each choice.
+// One warp per arrival, one lane per choice.
 __global__ void __launch_bounds__(kThreads)
     return_weights_kernel(const __grid_constant__ ReturnWeightsArgs a) {
   if (has_failed(a)) return;
@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(kThreads)
     store_record(a.windows.base[owner] + a.slots.choice(call, a.state.arrival_token[i], lane),
                  reinterpret_cast<const std::uint32_t*>(a.row_weights)[from], tag);
   }
-  // They are there before the combine kernel, which comes next, sends a row.
+  // Makes the weights visible before the combine kernel, which runs next, sends a row.
   __threadfence_system();
 }
 
-// A warp for each own token, a lane for each rank that returned a row of it, then for each choice.
+// One warp per own token; one lane per rank that returned a row of it, then one lane per choice.
 __global__ void __launch_bounds__(kThreads)
     receive_weights_kernel(const __grid_constant__ ReturnWeightsArgs a) {
   if (has_failed(a)) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// routing.cu: kernels for prefill, not for decode: plain, none of them waits for a peer.
+// routing.cu: simple kernels, meant for prefill rather than decode. None of them waits for a peer.
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// A warp for each token, a lane for each choice.
+// One warp per token, one lane per choice.
 __global__ void __launch_bounds__(kRoutingThreads) keep_routing_kernel(RoutingArgs a) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   for (std::int64_t token = thread_number() / kLanes; token < a.num_tokens;
@@ -56,15 +56,15 @@ __global__ void __launch_bounds__(kRoutingThreads) place_rows_kernel(RoutingArgs
   }
 }
 
-// Which rank holds the choice of this lane in a row; -1: none.
+// The rank that holds this lane's choice of a row; -1: none.
 __device__ __forceinline__ std::int32_t rank_of_choice(const RoutingArgs& a, std::int64_t row,
                                                        int lane) {
   const std::int32_t id = lane < a.num_topk ? a.row_ids[row * a.num_topk + lane] : -1;
   return is_expert(a, id) ? a.ownership.owner(id) : -1;
 }
 
-// Of one source, by one warp: what this rank returns. A row whose token chose no expert here leaves
-// the list.
+// One warp lists what this rank returns to one source. Rows whose token chose no expert here are
+// left out.
 __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t first_row, int lane) {
   const int num_ranks = a.ownership.num_ranks;
   const std::int32_t count = a.num_from[source];
@@ -81,7 +81,7 @@ __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t fir
     if (is_kept) {
       const std::int32_t to = kept + __popc(votes & ((1u << lane) - 1));
       const std::int64_t arrival = std::int64_t{source} * a.max_tokens + to;
-      a.state.arrival_token[arrival] = slot;  // every token came, in order
+      a.state.arrival_token[arrival] = slot;  // every token has arrived, in order
       a.state.arrival_rows[arrival * num_ranks + a.rank] =
           static_cast<std::int32_t>(first_row) + slot;
     }
@@ -90,7 +90,7 @@ __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t fir
   if (lane == 0) a.state.num_arrivals[source] = kept;
 }
 
-// The partials of an own token's sum, by one warp: the ranks that it chose, in their order.
+// One warp lists the partial sums of an own token: the ranks that it chose, in rank order.
 __device__ void keep_ranks(const RoutingArgs& a, std::int64_t token, std::int64_t row, int lane) {
   const int num_ranks = a.ownership.num_ranks;
   const std::int32_t mine = rank_of_choice(a, row, lane);

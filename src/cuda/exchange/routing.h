@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// routing.h: what happens to ids outside of the dispatch kernels: kept for a later dispatch,
-// dropped where an expert has too many, and told to the caller where every rank gets every token.
+// routing.h: what happens to ids outside the dispatch kernels: they are kept for a later dispatch,
+// dropped where they exceed an expert's capacity, and passed to the caller where every rank gets
+// every token.
 //
-// Letters: P ranks, T tokens at most, K choices (at most 32), E experts, L local experts.
+// Letters: P ranks, T max tokens per rank, K choices (at most 32), E experts, L local experts.
 #pragma once
 
 #include "cuda/exchange/exchange_args.h"
 
 namespace switchyard {
 
-/// Memory to sort choices in, M = P T K.
+/// Memory for sorting choices; M = P T K.
 struct ChoiceSort {
   std::uint64_t* keys = nullptr;     ///< [2, M]
   std::uint32_t* choices = nullptr;  ///< [2, M]
@@ -25,7 +26,7 @@ struct RoutingArgs {
   std::int32_t rank = 0;
   std::int32_t num_topk = 0;
   std::int32_t max_tokens = 0;  ///< T
-  bool wants_distinct = false;  ///< no expert twice in a token
+  bool wants_distinct = false;  ///< a token must not name an expert twice
   bool is_gathered = false;     ///< row_ids has the ids of all rows
 
   // This rank's tokens.
@@ -33,19 +34,19 @@ struct RoutingArgs {
   bool ids_are_64_bits = false;
   const float* topk_weights = nullptr;  ///< null: all 1
   std::int32_t num_tokens = 0;
-  std::int32_t* own_ids = nullptr;    ///< [T, K], kept: after dropping
+  std::int32_t* own_ids = nullptr;    ///< [T, K], those kept, without dropped ones
   std::uint32_t* own_rows = nullptr;  ///< [T, 2 K] ids and weights to send; null: not sent
 
-  // Of all ranks, by (source, token).
+  // Rows of all ranks, by (source, token).
   const std::uint32_t* rows = nullptr;     ///< [P T, 2 K]
   const std::int32_t* num_rows = nullptr;  ///< [1]
   const std::int32_t* num_from = nullptr;  ///< [P]
-  std::int64_t capacity = 0;               ///< of an expert
+  std::int64_t capacity = 0;               ///< per expert
   ChoiceSort sort;
-  std::int32_t* num_dropped = nullptr;         ///< [1] choices of own tokens
+  std::int32_t* num_dropped = nullptr;         ///< [1] dropped choices of own tokens
   std::int32_t* row_ids = nullptr;             ///< [P T, K]
   float* row_weights = nullptr;                ///< [P T, K]; null without weights
-  std::int32_t num_buffer_rows = 0;            ///< of these two, in this call
+  std::int32_t num_buffer_rows = 0;            ///< rows of these two, in this call
   std::int32_t num_local = 0;                  ///< L
   std::int32_t* num_rows_of_expert = nullptr;  ///< [L]
 
@@ -54,18 +55,18 @@ struct RoutingArgs {
   }
 };
 
-/// Keeps own ids and writes own rows. Ids that no expert has end the group as in dispatch.
+/// Keeps own ids and writes own rows. Invalid ids end the group, as in dispatch.
 void launch_keep_routing(const RoutingArgs& args, cudaStream_t stream);
-/// Drops the choices of all ranks that do not fit (plan/overflow.h) from the own ids that were
-/// kept, and with is_gathered writes the ids of every row without them; counts own ones. Sorts
-/// P T K choices whatever a call has.
+/// Finds the choices of all ranks that do not fit (plan/overflow.h), removes those of own tokens
+/// from the kept ids and counts them. With is_gathered, writes the ids of all rows without dropped
+/// ones. Always sorts P T K choices, however many a call has.
 void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream);
-/// Ids (unless overflow was dropped, which wrote them) and weights of all rows, -1 and 0 in rows
-/// without a token; rows that local experts want; and the way back: only ranks that a token chose
-/// return a row of it, in the order of ranks.
+/// Writes ids (unless has_ids: dropping overflow wrote them) and weights of all rows, -1 and 0 in
+/// rows without a token; how many rows each local expert gets; and what the combine returns: only
+/// ranks that a token chose return a row of it, in rank order.
 void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t stream);
 std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
-/// Runs the kernels without tokens and rows; see launch_dispatch.
+/// Runs the kernels once without tokens or rows; see launch_dispatch.
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);
 
 }  // namespace switchyard

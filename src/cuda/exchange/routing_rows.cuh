@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// routing_rows.cuh: what the kernels of routing.h share: ids and weights of rows, and their grids.
+// routing_rows.cuh: what the kernels of routing.h share: ids and weights of rows, and grid shapes.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// row_form.cuh: how a lane's 16 elements of a token become words for the wire. A form is one way:
-// as they are, converted, or quantized by a scheme.
+// row_form.cuh: how a lane's 16 elements of a token become words on the wire. Each form is one way:
+// unchanged, converted, or quantized by a scheme.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace switchyard {
 
-/// The rare way: the end of a row, or rows at crooked addresses.
+/// Slow path: the end of a row, or unaligned rows.
 template <int kWords>
 __device__ __noinline__ void load_bytes(const std::byte* from, int num_bytes,
                                         std::uint32_t* words) {
@@ -32,7 +32,7 @@ __device__ __noinline__ inline void store_bytes(std::byte* to, int num_bytes,
   }
 }
 
-/// 16 elements of kBits each from `first` on; 0 beyond `hidden`.
+/// Loads 16 elements of kBits each from `first` on; elements at `hidden` and beyond are 0.
 template <int kBits>
 __device__ __forceinline__ void load_vec(const std::byte* row, std::int64_t first,
                                          std::int64_t hidden, bool aligned,
@@ -54,13 +54,13 @@ __device__ __forceinline__ void load_vec(const std::byte* row, std::int64_t firs
     return;
   }
   const std::int64_t left = hidden - first < kVecElements ? hidden - first : kVecElements;
-  std::uint32_t copy[kWords];  // the words themselves stay in registers
+  std::uint32_t copy[kWords];  // so that `words` stays in registers
   load_bytes<kWords>(from, left > 0 ? static_cast<int>(left * kBits / 8) : 0, copy);
 #pragma unroll
   for (int w = 0; w < kWords; ++w) words[w] = copy[w];
 }
 
-/// 16 elements of 16 bits as f32. NaN keeps its bits: what is made of them is canonical.
+/// Widens 16 elements of 16 bits to f32. A NaN keeps its bits; what is made of it is canonical.
 __device__ __forceinline__ void widen_vec(DType dtype, const std::uint32_t (&raw)[8], float* x) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void widen_vec(DType dtype, const std::uint32_t (&raw
   }
 }
 
-/// 16 elements of a token as f32; 0 beyond its end.
+/// Loads 16 elements of a token as f32; elements beyond its end are 0.
 __device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::byte* row,
                                             std::int64_t first, float (&x)[16]) {
   if (a.token_dtype == DType::kF32) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::by
   widen_vec(a.token_dtype, raw, x);
 }
 
-/// Largest magnitude of a whole row, by one warp; NaN ignored.
+/// The largest magnitude in a row, computed by one warp. NaNs are ignored.
 __device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std::byte* row,
                                                int lane) {
   float amax = 0.0f;
@@ -103,7 +103,7 @@ __device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std:
   return amax;
 }
 
-/// Four elements by the definition.
+/// Quantizes four elements by the scalar definition.
 __device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, const float* x) {
   std::uint32_t codes = 0;
   for (int i = 0; i < 4; ++i) {
@@ -114,25 +114,25 @@ __device__ __noinline__ inline std::uint32_t quantize4_defined(ElementMap map, c
 
 inline constexpr int kMaxChunkScaleBytes = 32;
 
-/// How a lane's kWords words of a chunk travel: in units, which lie a warp's units apart.
+/// Splits a lane's kWords words of a chunk into units, which lie one warp of units apart.
 template <int kWords>
 struct VecUnits {
   static constexpr int kUnitWords = kWords < 4 ? kWords : 4;
   static constexpr int kUnits = kWords / kUnitWords;
-  static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);  ///< of a unit
+  static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);  ///< per unit
 };
 
-/// Where a lane's elements are.
+/// Where a lane's elements lie.
 struct VecSource {
   const std::byte* row;
-  std::int32_t first;  ///< element
+  std::int32_t first;  ///< element of the row
 
   __device__ __forceinline__ VecSource(const DispatchArgs& a, int token, int chunk, int lane)
       : row(a.tokens + token * a.token_stride),
         first(chunk * kChunkElements + lane * kVecElements) {}
 };
 
-/// bf16, f16 or f32 on the wire, converted where the tokens have another dtype.
+/// bf16, f16 or f32 on the wire; tokens of another dtype are converted.
 template <DType kWire>
 struct PlainForm {
   static constexpr int kWords = wire_bits(kWire) / 2;
@@ -157,7 +157,7 @@ struct PlainForm {
   }
 };
 
-/// Tokens that are codes already, with scales in memory.
+/// Tokens that are already quantized, with scales in memory.
 template <int kBits>
 struct StoredForm {
   static constexpr int kWords = kBits / 2;
@@ -180,7 +180,7 @@ struct StoredForm {
   }
 };
 
-/// Quantized while it is sent.
+/// Tokens that are quantized while they are sent.
 template <QuantScheme kScheme>
 struct QuantizedForm {
   static constexpr bool kIsSimulated =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// row_ids.cu: a thread for each id. Ids are few beside the rows they belong to.
+// row_ids.cu: kernels over ids, one thread each. Ids are small compared with their rows.
 
 #include <algorithm>
 

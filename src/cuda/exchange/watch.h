@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// watch.h: what a kernel that waits for a peer looks at while it waits, and what it leaves behind
-// when the wait failed. No kernel waits without it, and none traps: it writes a record and ends.
+// watch.h: what a kernel checks while it waits for a peer, and what it leaves behind when a wait
+// fails. No kernel waits without it, and none traps: it writes a record and ends.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard {
 
-/// Why kernels of a rank gave up. The first one stays.
+/// Why the kernels of a rank gave up. The first reason is kept.
 enum class WaitFailure : std::uint32_t {
   kNone,
-  kTimeout,           ///< a peer's words did not come
+  kTimeout,           ///< a peer's words did not arrive
   kAborted,           ///< the group was aborted
-  kInvalidId,         ///< topk_ids has an id out of range, or, in a batch, one twice in a token
+  kInvalidId,         ///< topk_ids: an id out of range or, in kBatched, twice in a token
   kCapacityExceeded,  ///< an expert was sent more rows than its capacity
-  kNoWeights,         ///< a peer returned rows without the weights that are wanted
+  kNoWeights,         ///< a peer returned rows without the requested weights
 };
 
 enum class WaitPlace : std::uint32_t {
@@ -25,7 +25,7 @@ enum class WaitPlace : std::uint32_t {
   kInput,
 };
 
-/// What an id of 64 bits that has no place in 32 is in records.
+/// Stands in records for a 64-bit id that is below -1 or needs more than 32 bits.
 inline constexpr std::int32_t kIdBeyond32Bits = 0x7FFFFFFF;
 
 /// In host memory that the GPU can write. `failure` is written last.
@@ -40,7 +40,7 @@ struct WaitRecord {
   std::uint64_t waited_ns;
 };
 
-/// All in memory that the GPU can address.
+/// The GPU can address everything that these point to.
 struct Watch {
   WaitRecord* record = nullptr;               ///< host
   const std::uint32_t* abort_word = nullptr;  ///< host; not 0: give up

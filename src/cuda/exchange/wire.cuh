@@ -2,19 +2,19 @@
 //
 // wire.cuh: how words cross NVLink without flags or fences.
 //
-// Bulk data certifies itself: slots are filled with kEmpty while nobody uses them, a sender stores
-// words that are never kEmpty, and a reader that no longer sees kEmpty has the word. Nothing is
-// assumed of stores wider than 4 bytes: each word is its own arrival. The one reader of a slot
-// fills it with kEmpty again. (The idea is that of the "Lamport" buffers of TensorRT-LLM's
+// Bulk data certifies itself. Free slots are filled with kEmpty, senders never store a word that
+// equals kEmpty, and once a reader sees another value it has the word. Stores wider than 4 bytes
+// are not assumed to arrive as one: each word arrives on its own. A slot has one reader, which
+// fills it with kEmpty again. (The idea comes from the "Lamport" buffers of TensorRT-LLM's
 // all-reduce, which reserve negative zero.)
 //
-// Words may have any value: kEmpty itself travels as kEscaped, and so that both can be told apart,
-// 8 bytes with one of them also send a mark byte: which of the two words stand for kEmpty. This
-// takes marks only where data is all ones. Returned rows of floats never need them: their NaN is
-// canonical.
+// Data may hold any value. A word equal to kEmpty travels as kEscaped. To tell these two apart, a
+// unit that contains either also sends a mark byte: which of its words stand for kEmpty. So only
+// words of all ones, or of all ones but the last bit, cost marks. Returned rows of floats never
+// need them, because their NaN is canonical.
 //
 // Announcements and routes have many readers and are not cleared: a record is one 64-bit word
-// {value, tag}, and the tag says of which call it is.
+// {value, tag}, and the tag names its call.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ inline constexpr std::uint32_t kEmpty = 0xFFFFFFFFu;
 inline constexpr std::uint32_t kEscaped = 0xFFFFFFFEu;
 inline constexpr std::uint32_t kNoMark = 0xFFu;
 
-// ---- loads and stores that the peers see: relaxed, system scope, never cached in L1
+// ---- loads and stores that peers observe: relaxed, system scope, never cached in L1
 
 __device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[4]) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]),
@@ -70,12 +70,12 @@ __device__ __forceinline__ std::uint64_t load_record(const void* from) {
   return record;
 }
 
-/// Of memory that no kernel that runs writes. Nothing waits for it.
+/// Only for memory that no running kernel writes. Nothing waits for it.
 __device__ __forceinline__ void prefetch(const void* from) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
 }
 
-/// Never the value of memory that was filled with ones.
+/// The low 31 bits of the call number; never the value of memory that is filled with ones.
 __device__ __forceinline__ std::uint32_t tag_of(std::uint64_t call) {
   return static_cast<std::uint32_t>(call) & 0x7FFFFFFFu;
 }
@@ -95,7 +95,7 @@ struct WaitFor {
   std::uint64_t call;
 };
 
-/// Leaves the first failure of this rank in the host's record.
+/// Stores this rank's first failure in the host's record. Later ones are ignored.
 __device__ __noinline__ inline void give_up(const Watch& watch, WaitFailure failure, WaitFor what,
                                             std::int32_t expected, std::int32_t seen,
                                             std::uint64_t waited_ns) {
@@ -112,8 +112,8 @@ __device__ __noinline__ inline void give_up(const Watch& watch, WaitFailure fail
   *const_cast<volatile std::uint32_t*>(&record.failure) = static_cast<std::uint32_t>(failure);
 }
 
-/// Leaves a record of a wait that is over without success, unless there is one. Apart from the
-/// loops that wait: they keep what they hold in registers.
+/// Records a wait that failed, unless there is a record already. Kept out of line, so that the
+/// loops that wait keep their values in registers.
 __device__ __noinline__ inline void report_wait(const Watch& watch, WaitFor what,
                                                 std::uint64_t start_ns) {
   const bool is_aborted = *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0;
@@ -121,14 +121,14 @@ __device__ __noinline__ inline void report_wait(const Watch& watch, WaitFor what
           now_on_gpu_ns() - start_ns);
 }
 
-/// Counts the spins of one wait; looks around now and then.
+/// Counts the spins of one wait. Checks for a failure, an abort and the timeout at intervals.
 struct Spin {
   static constexpr std::uint32_t kSpinsPerLook = 256;
-  static constexpr std::uint32_t kSpinsPerAbortLook = 16 * kSpinsPerLook;  // it is the host's
+  static constexpr std::uint32_t kSpinsPerAbortLook = 16 * kSpinsPerLook;  // it is in host memory
   std::uint32_t num_spins = 0;
   std::uint64_t start_ns = 0;
 
-  /// False when the wait is over without success. `what` makes a WaitFor, when it is needed.
+  /// Returns false when the wait has failed. `what` makes a WaitFor when one is needed.
   template <typename What>
   __device__ __forceinline__ bool again(const Watch& watch, What&& what) {
     ++num_spins;
@@ -150,7 +150,7 @@ struct Spin {
   }
 };
 
-/// Waits for the record of `call` at `from`. False: gave up.
+/// Waits for the record of `what.call` at `from`. Returns false when it gives up.
 __device__ __forceinline__ bool wait_record(const void* from, const Watch& watch,
                                             const WaitFor& what, std::uint32_t& value) {
   Spin spin;
@@ -162,7 +162,7 @@ __device__ __forceinline__ bool wait_record(const void* from, const Watch& watch
   }
 }
 
-// ---- units of N words: 4, or 2
+// ---- units of N words, 4 or 2
 
 template <int N>
 __device__ __forceinline__ std::uint32_t largest(const std::uint32_t (&w)[N]) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ std::uint32_t largest(const std::uint32_t (&w)[N]) {
   return most;
 }
 
-/// Which of the words are kEmpty, as bits.
+/// Bit mask of the words that are kEmpty.
 template <int N>
 __device__ __forceinline__ std::uint32_t empty_words(const std::uint32_t (&w)[N]) {
   std::uint32_t which = 0;
@@ -180,18 +180,18 @@ __device__ __forceinline__ std::uint32_t empty_words(const std::uint32_t (&w)[N]
   return which;
 }
 
-/// The rare way of sending: says which words stand for kEmpty.
+/// Slow path of sending: stores which words stand for kEmpty.
 __device__ __noinline__ inline void store_mark(std::byte* window, const std::byte* to,
                                                const PushLayout& layout, std::uint64_t call,
                                                std::uint32_t which) {
   store_byte(window + layout.mark(call, static_cast<std::size_t>(to - window)), which);
 }
 
-/// N words as they travel.
+/// N words in wire form.
 template <int N>
 struct SentUnit {
   std::uint32_t words[N];
-  std::uint32_t mark;  ///< which of them stand for kEmpty; kNoMark: none is reserved
+  std::uint32_t mark;  ///< which words stand for kEmpty; kNoMark: none is reserved
 
   SentUnit() = default;
   __device__ __forceinline__ explicit SentUnit(const std::uint32_t (&w)[N]) : mark(kNoMark) {
@@ -200,7 +200,7 @@ struct SentUnit {
 #pragma unroll
     for (int i = 0; i < N; ++i) words[i] = min(w[i], kEscaped);
   }
-  /// Sends them to the empty slot at `to` in a window.
+  /// Stores them into the empty slot at `to` in `window`.
   __device__ __forceinline__ void send(std::byte* window, std::byte* to, const PushLayout& layout,
                                        std::uint64_t call) const {
     if (mark != kNoMark) [[unlikely]]
@@ -209,7 +209,7 @@ struct SentUnit {
   }
 };
 
-/// Waits for the mark of a slot and clears it. kNoMark: gave up.
+/// Waits for the mark of a slot and clears it. Returns kNoMark when it gives up.
 __device__ __noinline__ inline std::uint32_t consume_mark(std::byte* window, std::size_t at,
                                                           const PushLayout& layout,
                                                           const Watch& watch, WaitFor what) {
@@ -224,7 +224,7 @@ __device__ __noinline__ inline std::uint32_t consume_mark(std::byte* window, std
   return which;
 }
 
-/// What was loaded from a slot: has it arrived whole?
+/// Whether all words that were loaded from a slot have arrived.
 template <int N>
 __device__ __forceinline__ bool has_arrived(const std::uint32_t (&w)[N]) {
   return largest(w) != kEmpty;
@@ -239,8 +239,8 @@ __device__ __forceinline__ void fill_empty(std::byte* at) {
   store_words(at, empty);
 }
 
-/// Empties the slot in `window` that `w` was taken from, and gives words that were escaped their
-/// value back. False: gave up. `what` makes a WaitFor, of this call, when a mark is needed.
+/// Empties the slot in `window` that `w` was loaded from and restores escaped words. Returns false
+/// when it gives up. `what` makes a WaitFor of this call when a mark must be waited for.
 template <int N, typename What>
 __device__ __forceinline__ bool empty_unit(std::byte* window, std::byte* slot,
                                            const PushLayout& layout, const Watch& watch,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wire_form.h: how much of a row is elements and how much scales, for both processors.
+// wire_form.h: how many bits of a row in flight are elements and how many are scales, for host and
+// device code.
 #pragma once
 
 #include "switchyard/quant.h"
@@ -10,7 +11,7 @@
 
 namespace switchyard {
 
-/// Bits of a dtype that rows travel in.
+/// Bits per element of a dtype in which rows travel.
 SWITCHYARD_HOST_DEVICE constexpr int wire_bits(DType dtype) {
   switch (dtype) {
     case DType::kF32: return 32;
@@ -21,7 +22,8 @@ SWITCHYARD_HOST_DEVICE constexpr int wire_bits(DType dtype) {
   }
 }
 
-/// Bytes of the scales of 512 elements, in whole units; one scale a token takes a unit too.
+/// Bytes of scales per 512 elements, rounded up to whole 16-byte units. A scale per token takes one
+/// unit, too.
 SWITCHYARD_HOST_DEVICE constexpr int chunk_scale_bytes(const QuantScheme& scheme) {
   const bool is_simulated = scheme.dtype == DType::kE2M3 || scheme.dtype == DType::kE3M2;
   if (scheme.group == ScaleGroup::kToken) return static_cast<int>(kUnitBytes);
@@ -32,19 +34,19 @@ SWITCHYARD_HOST_DEVICE constexpr int chunk_scale_bytes(const QuantScheme& scheme
   return (bytes + 15) / 16 * 16;
 }
 
-/// Returned rows travel as they are, or as codes of 8 bits with a scale for each block.
+/// Returned rows travel unquantized, or as 8-bit codes with one scale per block.
 inline bool is_return_scheme(const QuantScheme& scheme) {
   const bool is_code = scheme.dtype == DType::kE4M3 || scheme.dtype == DType::kI8;
   return !scheme.is_quantized() || (is_code && scheme.group == ScaleGroup::kBlock);
 }
 
-/// Bytes of the scales of a chunk of a returned row, an f32 for each block, in whole units.
+/// Bytes of scales per return chunk: one f32 per block, rounded up to whole 16-byte units.
 inline int return_scale_bytes(const QuantScheme& scheme) {
   if (!scheme.is_quantized()) return 0;
   return (kReturnChunkElements / scheme.block * 4 + 15) / 16 * 16;
 }
 
-/// Stored scales of 512 elements: words where they are packed.
+/// Scales stored per 512 elements; packed scales are counted in words.
 SWITCHYARD_HOST_DEVICE constexpr int scales_per_chunk(const QuantScheme& scheme) {
   if (scheme.group != ScaleGroup::kBlock) return 1;
   const int scales = kChunkElements / scheme.block;

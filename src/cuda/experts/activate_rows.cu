@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// activate_rows.cu: what happens between the two products of an expert, a row a thread block. The
-// activation is computed where it is needed, twice where a scale must be known first: exp costs
-// less than memory for its results. Rounding is by the definitions, so that every scheme is served.
+// activate_rows.cu: what happens between the two products of an expert, one thread block per row.
+// The activation is computed where it is needed, twice if a scale must be known first: exp costs
+// less than storing its results. Rounding follows the definitions, so every scheme is supported.
 
 #include <algorithm>
 
@@ -38,7 +38,7 @@ struct ActivatedRow {
     scalar::store(job.y, job.y_dtype, row * job.width + i, value);
   }
 
-  // Lane `lane` of `step` lanes, of elements from `begin` to `end`.
+  // The largest magnitude among the elements of this lane, one of `step`, in [begin, end).
   __device__ __forceinline__ float amax(std::int64_t begin, std::int64_t end, unsigned step) const {
     float largest = 0.0f;
     for (std::int64_t i = begin + threadIdx.x % step; i < end; i += step) {
@@ -51,7 +51,7 @@ struct ActivatedRow {
     const QuantScheme& scheme = job.scheme;
     float scale = rule.scale;
     if (!job.is_simulated && scheme.group != ScaleGroup::kTensor) {
-      float stored = 0.0f;  // as wide as any format
+      float stored = 0.0f;  // wide enough for every format
       scalar::store_scale(scheme.scale_format, &stored, 0, scale);
       scale = effective_scale(scheme, scalar::load_scale(scheme.scale_format, &stored, 0),
                               tensor_scale);
@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// The largest magnitude of each expert's rows, which is 0 before. Its bits grow with it.
+// The largest magnitude of each expert's rows; amax must be 0 before. The bits of a positive f32
+// order as the f32 does.
 __global__ void __launch_bounds__(kThreads)
     max_of_activations_kernel(const __grid_constant__ ActivationJob job) {
   for_each_row_of(job.ranges, [&](std::int64_t e, std::int64_t n) {

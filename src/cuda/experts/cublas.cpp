@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cublas.cpp: a batch is one strided call; rows that lie one expert after another are one grouped
-// call, or a call an expert where the library, the addresses or an f32 result do not allow that.
-// Matrices of cuBLAS are stored by column: what we call y = x w^T, it calls y^T = w x^T.
+// cublas.cpp: a batch is one strided call. Rows that follow each other expert by expert are one
+// grouped call, or one call per expert if the library, the addresses or an f32 result rule that
+// out. cuBLAS matrices are column-major: our y = x w^T is its y^T = w x^T.
 
 #include <limits>
 #include <vector>
@@ -17,9 +17,9 @@
 namespace switchyard {
 namespace {
 
-// What NVIDIA recommends for Hopper and newer.
+// NVIDIA's recommendation for Hopper and newer.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
-constexpr int kSlots = 2;  // products of a call
+constexpr int kSlots = 2;  // products per call
 
 int narrow(std::int64_t size) {
   require(size >= 0 && size <= std::numeric_limits<int>::max(), Errc::kNotSupported,
@@ -68,7 +68,7 @@ class Cublas final : public ExpertBlas {
   int slot_ = 0;
   std::vector<std::int64_t> first_row_;
   std::vector<std::int32_t> num_rows_;
-  std::vector<RowRange> rows_;  // of the experts; empty for a batch
+  std::vector<RowRange> rows_;  // of each expert; empty for a batch
 };
 
 void Cublas::begin(const RowRanges& ranges, std::byte* scratch, Stream stream) {
@@ -151,7 +151,7 @@ void Cublas::multiply_each(const ExpertProduct& p, float beta) {
   }
 }
 
-// The grouped call has no f32 results of bf16, and wants matrices that begin at 16 bytes.
+// The grouped call has no f32 results for bf16 inputs, and needs matrices aligned to 16 bytes.
 bool Cublas::can_group(const ExpertProduct& p) const {
   const auto is_aligned = [](const void* data, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
@@ -161,7 +161,7 @@ bool Cublas::can_group(const ExpertProduct& p) const {
 }
 
 void Cublas::multiply_groups(const ExpertProduct& p, float beta) {
-  std::vector<const void*> pointers;  // all of weights, then all of x, then all of y
+  std::vector<const void*> pointers;  // all weights, then all x, then all y
   std::vector<int> counts;
   std::vector<Matrices> matrices;
   for (std::size_t e = 0; e < rows_.size(); ++e) {
@@ -176,7 +176,7 @@ void Cublas::multiply_groups(const ExpertProduct& p, float beta) {
   const std::size_t size = matrices.size();
   std::byte* const to =
       pointers_ + static_cast<std::size_t>(slot_++ % kSlots) * pointer_bytes(p.ranges.num_experts);
-  // From pageable memory: it has been read when the call returns.
+  // The source is pageable memory, so it has been read when the call returns.
   check_cuda(cudaMemcpyAsync(to, pointers.data(), pointers.size() * sizeof(void*),
                              cudaMemcpyHostToDevice, stream_),
              "cublas: pointers");

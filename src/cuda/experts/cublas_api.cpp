@@ -16,7 +16,7 @@ std::vector<std::string> candidates(const std::string& asked) {
   return {"libcublas.so.13", "libcublas.so.12"};
 }
 
-// It stays loaded: the program itself may use it.
+// The library stays loaded: the program itself may use it.
 void* open_library(const std::string& asked, std::string& path) {
   std::string why;
   for (const std::string& candidate : candidates(asked)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cublas_api.h: the functions of cuBLAS that experts need, found at the first use. They are
-// declared here as the C interface of versions 12 and 13 has them: not every toolkit comes with the
-// headers, and those of 12.4 lack the grouped call.
+// cublas_api.h: the cuBLAS functions that experts need, loaded on first use. They are declared here
+// with the C interface of versions 12 and 13, because not every toolkit ships the headers and those
+// of 12.4 lack the grouped call.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ struct CublasApi {
                                const void* b, cudaDataType_t, int ldb, long long stride_b,
                                const void* beta, void* c, cudaDataType_t, int ldc,
                                long long stride_c, int count, int compute, int algorithm) = nullptr;
-  /// Absent before 12.5. Pointers to matrices are memory of the GPU, all else is of the host.
+  /// Null before 12.5. The arrays of matrix pointers are in GPU memory, all else is in host memory.
   CublasStatus (*gemm_grouped)(CublasHandle, const int*, const int*, const int* m, const int* n,
                                const int* k, const void* alpha, const void* const* a,
                                cudaDataType_t, const int* lda, const void* const* b, cudaDataType_t,
@@ -47,8 +47,9 @@ struct CublasApi {
                                int compute) = nullptr;
 };
 
-/// From `path`, or, when it is empty, libcublas.so.13 or libcublas.so.12 where the system looks.
-/// The first call that succeeds decides. Errors: kNotAvailable: what was looked for.
+/// Loads `path` or, if it is empty, libcublas.so.13 or else libcublas.so.12 from the system's
+/// search path. The first successful call decides for the process. Errors: kNotAvailable, naming
+/// what was tried.
 const CublasApi& cublas_api(const std::string& path);
 
 /// Throws unless `status` is success. Errors: kSystem.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exact_product.cu: rows times weights, each output one chain of fma, k ascending: the bits of
-// cpu/gemm.h. A thread block has 32 rows of an expert, a warp two panels of 32 outputs, a lane four
-// outputs of each for a quarter of the rows: as many sums as a lane can hold, because reading
-// shared memory is what limits the rest. Weights come from memory once for a tile, two stages
-// ahead; rows are widened and turned on their way to shared memory.
+// exact_product.cu: rows times weights, with each output one fma chain, k ascending: the bits of
+// cpu/gemm.h. A thread block computes 32 rows of one expert, a warp two panels of 32 outputs, and a
+// lane four outputs of each panel for a quarter of the rows: as many sums as its registers hold,
+// because shared-memory bandwidth is the limit. Weights are loaded once per tile, two stages ahead;
+// rows are widened and transposed on their way to shared memory.
 //
-// The grid has a block for every tile that there may be. Blocks count tiles to find their own, and
-// those without one end.
+// The grid has one block per possible tile. Each block counts tiles to find its own; a block
+// without a tile exits.
 
 #include <algorithm>
 
@@ -21,13 +21,13 @@ namespace {
 constexpr int kTileRows = 32;
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kPanels = 2;  // of a warp
+constexpr int kPanels = 2;  // per warp
 constexpr int kPanelsOfBlock = kWarps * kPanels;
-constexpr int kColumns = 4;    // of a panel, of a lane
-constexpr int kRowGroups = 4;  // of lanes; the others of a group share its rows
+constexpr int kColumns = 4;    // per lane and panel
+constexpr int kRowGroups = 4;  // groups of lanes; the lanes of a group share its rows
 constexpr int kStages = 3;
 constexpr int kPanel = static_cast<int>(kProductPanel);
-constexpr int kStageBytes = 2048;  // of a panel
+constexpr int kStageBytes = 2048;  // per panel
 
 struct Tile {
   std::int64_t expert = 0;
@@ -35,7 +35,7 @@ struct Tile {
   int num_rows = 0;  // 0: there is no such tile
 };
 
-// By all lanes of a warp: 32 experts at a time.
+// All lanes of a warp call it; they scan 32 experts at a time.
 __device__ __forceinline__ Tile find_tile(const RowRanges& ranges, std::int64_t index) {
   const unsigned lane = threadIdx.x % 32;
   for (std::int64_t base = 0; base < ranges.num_experts; base += 32) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void copy_16_bytes(std::byte* to, const std::byte* fr
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from));
 }
 
-// Four neighbours of a row of weights.
+// Loads four adjacent weights of one k.
 __device__ __forceinline__ void load_weights(const std::uint16_t* from, float* w) {
   const uint2 four = *reinterpret_cast<const uint2*>(from);
   const float2 low = widen2_bf16(four.x);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void load_weights(const float* from, float* w) {
   w[0] = four.x, w[1] = four.y, w[2] = four.z, w[3] = four.w;
 }
 
-// The rows of a lane at one k.
+// Loads the rows of a lane at one k.
 template <int kCount>
 __device__ __forceinline__ void load_rows(const float* from, float* x) {
   if constexpr (kCount == 2) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_rows(const float* from, float* x) {
   }
 }
 
-// One tile times kPanels panels a warp. kRows: 8, 16 or 32, at least those of the tile.
+// One tile times kPanels panels per warp. kRows is 8, 16 or 32, at least the rows of the tile.
 template <DType kX, DType kW, int kRows>
 class TileProduct {
  public:
@@ -126,7 +126,7 @@ class TileProduct {
       multiply(rows, weights_ + step % kStages * (kPanels * kStageBytes), depth_of(step));
     }
     store_sums();
-    __syncthreads();  // shared memory is free
+    __syncthreads();  // shared memory may be reused
   }
 
   static constexpr std::size_t shared_bytes() {
@@ -136,12 +136,12 @@ class TileProduct {
  private:
   using X = ElementBits<kX>;
   using W = ElementBits<kW>;
-  static constexpr int kDepth = kStageBytes / (kPanel * int{sizeof(W)});  // k of a step
-  static constexpr int kPart = kDepth / kWarps;                           // of a thread
+  static constexpr int kDepth = kStageBytes / (kPanel * int{sizeof(W)});  // k per step
+  static constexpr int kPart = kDepth / kWarps;                           // k per thread
   static constexpr int kWords = kPart * int{sizeof(X)} / 4;
   static constexpr int kOwnRows = kRows / kRowGroups;
 
-  // What is left of the depth from a step on, at most the step.
+  // The rest of the depth from a step on, at most one step.
   __device__ __forceinline__ int depth_of(int step) const {
     const std::int64_t left = product_.depth - std::int64_t{step} * kDepth;
     return left < kDepth ? static_cast<int>(left) : kDepth;
@@ -161,7 +161,7 @@ class TileProduct {
     asm volatile("cp.async.commit_group;");
   }
 
-  // A lane has a row, a warp a part of the depth.
+  // Each lane loads one row, each warp a part of the depth.
   __device__ __forceinline__ void fetch_rows(int step) {
     const std::int64_t k = std::int64_t{step} * kDepth + threadIdx.x / 32 * kPart;
     const bool exists = static_cast<int>(lane_) < tile_.num_rows;
@@ -232,7 +232,7 @@ class TileProduct {
   std::int64_t panel_;
   unsigned lane_;
   std::byte* weights_;  // kStages of this warp's panels
-  float* rows_;         // twice [kDepth][kTileRows]
+  float* rows_;         // two buffers of [kDepth][kTileRows]
   std::int64_t panel_bytes_;
   int num_panels_;
   const std::byte* from_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_blas.h: products of experts' bf16 rows by a library of matrix routines.
+// expert_blas.h: products of experts' bf16 rows, computed by a BLAS library.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace switchyard {
 
-/// Of one GPU, the one that was current when it was made. Serves one thread at a time. Errors of
-/// all members: kSystem.
+/// Bound to the GPU that is current at construction. Serves one thread at a time. Errors of all
+/// members: kSystem.
 class ExpertBlas {
  public:
   ExpertBlas() = default;
@@ -25,13 +25,13 @@ class ExpertBlas {
 
   virtual std::size_t scratch_bytes(std::int64_t num_experts) const = 0;
 
-  /// Work from here on goes to `stream`; `scratch`, aligned to 256 bytes, is the library's until
-  /// that has passed. Rows that are no batch (ranges.first_row is there) need their counts on the
-  /// host: waits for the stream.
+  /// Directs the work that follows to `stream`. `scratch`, aligned to 256 bytes, is in use until
+  /// that work has completed. Unless rows are a batch (ranges.first_row is null), their counts are
+  /// needed on the host, and the call waits for the stream.
   virtual void begin(const RowRanges& ranges, std::byte* scratch, Stream stream) = 0;
 
-  /// y = x * w^T, or y += for `adds`. x and weights [experts][num_outputs][depth] are bf16, y is
-  /// bf16 or f32; bias and num_columns are not looked at. All rows of a batch are computed, counted
+  /// y = x * w^T, or y += x * w^T if `adds`. x and weights [experts][num_outputs][depth] are bf16,
+  /// y is bf16 or f32; bias and num_columns are ignored. All rows of a batch are computed, counted
   /// or not.
   virtual void multiply(const ExpertProduct& product, bool adds) = 0;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weigh_rows.cu: rows times a number of their own, and the number that a shared expert's gate
-// gives. The gate's product is one serial chain, as on the CPU: a warp holds a part of it at a time
-// in shared memory and all of its lanes run the same chain.
+// weigh_rows.cu: multiplies rows by a number each, and computes that number for a shared expert's
+// gate. The gate's dot product is one serial chain, as on the CPU: a warp keeps part of it in
+// shared memory, and all of its lanes run the same chain.
 
 #include <algorithm>
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
-constexpr int kPart = 256;  // elements of a chain that lie in shared memory
+constexpr int kPart = 256;  // elements of a chain in shared memory at once
 
 template <typename Element>
 __global__ void weigh_rows_kernel(WeighRowsArgs args) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_counts.cu: counts of ids, ids through an expert_map, and the rows that counts need. A
-// count is an integer sum, so the order of the additions does not show.
+// expert_counts.cu: counts ids, maps ids through an expert_map, and sums the rows that counts need.
+// Counts are integer sums, so the order of the additions does not matter.
 
 #include "cuda/base/check.h"
 #include "cuda/base/row_words.cuh"
@@ -11,13 +11,13 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kSharedCounts = 8192;  // more experts are counted in global memory
+constexpr std::int64_t kSharedCounts = 8192;  // above this, experts are counted in global memory
 
 __device__ std::int64_t thread_index() {
   return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
 }
 
-// The local id of choice i; -1 with an error where the map has no entry.
+// The local id of choice i; -1, and an error, if the map has no entry.
 __device__ std::int64_t local_id(const IdTable& ids, const ExpertLookup& lookup, std::int64_t i,
                                  std::int32_t* num_errors) {
   const std::int64_t id = ids.at(i / ids.num_topk, i % ids.num_topk);
@@ -58,7 +58,7 @@ __global__ void map_ids_kernel(MapIdsArgs args) {
       static_cast<Id>(local_id(args.ids, args.lookup, i, args.num_errors));
 }
 
-// One block; the tree of sums is exact, they are integers.
+// One thread block; integer sums are exact, so a tree may compute them.
 __global__ void round_up_and_sum_kernel(RoundUpArgs args) {
   __shared__ std::int64_t sums[kThreads];
   std::int64_t sum = 0;

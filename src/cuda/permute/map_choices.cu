@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// map_choices.cu: a stable counting sort of choices by expert in two kernels. A block ranks a
-// chunk, a choice a thread, its warps by turns, with the chunk's counters in shared memory (in
-// global memory where they are too many). Then each block sums the counts of all chunks, finds
-// where its own begins, and turns its ranks into places. No atomic decides a place, so the order is
-// the CPU's. Code is short: these kernels mostly wait for their own instructions.
+// map_choices.cu: a stable counting sort of choices by expert, in two kernels. First each block
+// ranks one chunk, one choice per thread and one warp after another, with the chunk's counters in
+// shared memory (in global memory if there are too many). Then each block sums the counts of all
+// chunks, finds where its own begins, and turns its ranks into places. No atomic decides a place,
+// so the order matches the CPU's. The code is short: small kernels mostly wait for instructions.
 
 #include <algorithm>
 
@@ -21,7 +21,7 @@ constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr int kMaxSharedCounts = 8192;
 constexpr int kRankThreads = 512;
-constexpr int kBatch = 16;  // counts of a thread that are on their way together
+constexpr int kBatch = 16;  // counts that a thread loads at once
 constexpr int kPlaceThreads = 1024;
 constexpr std::int64_t kMaxMarkingBlocks = 128;
 
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args
   const std::int32_t num_local = args.map.num_local;
   std::int32_t* totals = args.map.counts_of_chunks + std::int64_t{chunk} * num_local;
   std::int32_t* counts = num_local <= kMaxSharedCounts ? shared_counts : totals;
-  if (args.lookup.map != nullptr && thread < args.lookup.num_experts) {  // on its way with the ids
+  if (args.lookup.map != nullptr && thread < args.lookup.num_experts) {  // prefetch with the ids
     asm volatile("prefetch.global.L1 [%0];" ::"l"(args.lookup.map + thread * args.lookup.stride));
   }
   for (std::int32_t e = thread; e < num_local; e += kRankThreads) counts[e] = 0;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args
     const unsigned same = __match_any_sync(kAllLanes, expert);
     const int before_in_warp = __popc(same & ((1u << thread % kWarp) - 1));
     std::int32_t before = 0;
-    // Warps count one after another, as far as there are choices.
+    // Warps count one after another, as many as have choices in this step.
     const std::int32_t in_step = count - first < kRankThreads ? count - first : kRankThreads;
 #pragma unroll 1
     for (std::int32_t warp = 0; warp * kWarp < in_step; ++warp) {
@@ -91,13 +91,13 @@ __global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args
   for (std::int32_t e = thread; e < num_local; e += kRankThreads) totals[e] = counts[e];
 }
 
-// Choices of an expert in some chunks.
+// Number of choices of one expert, over some chunks.
 struct ChunkSum {
   std::int32_t all = 0;
-  std::int32_t earlier = 0;  // of chunks before one's own
+  std::int32_t earlier = 0;  // in chunks before the block's own
 };
 
-// Of the chunks [begin, end). Loads of a batch are on their way together.
+// Sums over the chunks [begin, end). The loads of a batch are in flight together.
 __device__ ChunkSum sum_chunks(const ChoiceMap& map, std::int32_t e, int begin, int end) {
   const auto own = static_cast<int>(blockIdx.x);
   ChunkSum sum;
@@ -125,13 +125,13 @@ __device__ void write_expert(const MapArgs& args, std::int32_t e, std::int32_t c
   if (args.known != nullptr && args.known[e] != count) add_error(args.num_errors);
 }
 
-// `count` rounded up. The sum over all experts is below 2^31, so unsigned arithmetic holds it.
+// `count` rounded up. The sum over all experts is below 2^31, so unsigned arithmetic is safe.
 __device__ std::int32_t padded(std::int32_t count, std::int32_t alignment) {
   return static_cast<std::int32_t>(
       align_up(static_cast<std::uint32_t>(count), static_cast<std::uint32_t>(alignment)));
 }
 
-// The sum of the values of earlier threads of a block of kPlaceThreads, and of all of them.
+// The sum of the values of earlier threads in a block of kPlaceThreads; `total` is that of all.
 __device__ std::int32_t sum_before(std::int32_t value, std::int32_t* total) {
   __shared__ std::int32_t of_warps[kWarp];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -153,13 +153,13 @@ __device__ std::int32_t sum_before(std::int32_t value, std::int32_t* total) {
   return sum - value + (warp == 0 ? 0 : of_earlier);
 }
 
-// Where an expert's rows begin, and how many have a token.
+// Where an expert's rows begin, and how many of them hold a token.
 struct ExpertRows {
   std::int32_t first_row;
   std::int32_t count;
 };
 
-// Those choices of this block's chunk whose expert is one of `width` from `first` on.
+// Places those choices of this block's chunk whose expert is in [first, first + width).
 __device__ void place_chunk(const MapArgs& args, std::int32_t first, std::int32_t width,
                             const std::int32_t* starts) {
   const ChoiceMap& map = args.map;
@@ -179,15 +179,15 @@ __device__ void place_chunk(const MapArgs& args, std::int32_t first, std::int32_
   }
 }
 
-// What the rows from `begin` to `end` hold, this block's share of them. They belong to `count`
-// experts from `first` on, or to none.
+// Marks this block's share of the rows [begin, end) with what they hold. The rows belong to the
+// `count` experts from `first` on, or to none.
 __device__ void mark_rows(const MapArgs& args, std::int64_t begin, std::int64_t end,
                           std::int32_t first, std::int32_t count, const ExpertRows* experts) {
   std::int64_t row = begin + std::int64_t{blockIdx.x} * kPlaceThreads + threadIdx.x;
 #pragma unroll 1
   for (; row < end; row += std::int64_t{gridDim.x} * kPlaceThreads) {
-    // The last expert that begins at or before the row: of those that begin together, all but the
-    // last are empty.
+    // The last expert that begins at or before the row. Among experts that begin together, only the
+    // last can have rows.
     std::int32_t low = 0;
     std::int32_t high = count;
     while (high - low > 1) {
@@ -200,7 +200,7 @@ __device__ void mark_rows(const MapArgs& args, std::int64_t begin, std::int64_t 
   }
 }
 
-// Threads form a table: 2^log_width experts, and groups of chunks below each other.
+// Threads form a table: 2^log_width columns, one per expert, by groups of chunks.
 __global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs args, int log_width) {
   __shared__ ChunkSum sums[kPlaceThreads];
   __shared__ std::int32_t starts[kPlaceThreads];
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs ar
   const int end = begin + group_chunks < map.num_chunks ? begin + group_chunks : map.num_chunks;
   const bool is_first_block = blockIdx.x == 0;
   const std::int64_t choice = std::int64_t{blockIdx.x} * map.chunk_choices + thread;
-  if (choice < map.num_choices) {  // on its way with the counts
+  if (choice < map.num_choices) {  // prefetch with the counts
     asm volatile("prefetch.global.L1 [%0];" ::"l"(map.choices + choice));
   }
   std::int32_t next_row = 0;
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs ar
       sum.all += sums[g * width + column].all;
       sum.earlier += sums[g * width + column].earlier;
     }
-    // One thread an expert takes part in the scan, in the order of experts.
+    // One thread per expert contributes to the scan, in the order of experts.
     std::int32_t tile_rows = 0;
     const std::int32_t first_row =
         next_row + sum_before(group == 0 ? padded(sum.all, args.alignment) : 0, &tile_rows);
@@ -269,7 +269,7 @@ void map_choices(const MapArgs& args, Stream stream) {
   }
   int log_width = 5;
   while (1 << log_width < std::min(kPlaceThreads, num_local)) ++log_width;
-  // Where chunks are few, more blocks mark rows.
+  // If there are few chunks, extra blocks help to mark rows.
   const std::int64_t marking =
       std::min<std::int64_t>(kMaxMarkingBlocks, cdiv<std::int64_t>(args.m, kPlaceThreads));
   const int num_blocks = std::max({1, args.map.num_chunks, static_cast<int>(marking)});

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// reduce_rows.cu: a block finds the rows of a token, then each thread sums its elements over them:
-// the loads of 8 rows are on their way together or, where a token has few rows, of several words of
-// one; the fma chain follows the order of choices, and the sum is rounded once. Lanes are elements,
-// never partial sums, so bits are the CPU's.
+// reduce_rows.cu: a block locates the rows of a token, then each thread sums its elements over
+// them. The loads of 8 rows or, for a token with few rows, of several words of one row are in
+// flight together. The fma chain follows the order of choices, and the sum is rounded once. Lanes
+// split elements, never partial sums, so the bits match the CPU's.
 
 #include <type_traits>
 
@@ -17,10 +17,10 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kRowsAtOnce = 8;
-constexpr int kWordsAtOnce = 2;  // of the same row, where a token has at most
-constexpr int kFewRows = 2;      // rows
+constexpr int kWordsAtOnce = 2;  // words of a row loaded together if a token has few rows
+constexpr int kFewRows = 2;      // at most this many rows count as few
 
-// The row of a choice, or null, and its weight.
+// The row of a choice, or null if it has none, and its weight.
 struct Summand {
   std::byte* row;
   float weight;
@@ -45,7 +45,7 @@ __device__ bool has_expert(const ReduceArgs& args, std::int64_t t, std::int64_t 
 
 __device__ Summand gather_summand(const ReduceArgs& args, std::int64_t t, std::int64_t k,
                                   std::int32_t* num_errors) {
-  const float weight = weight_of(args, t, k);  // on its way together with the row's number
+  const float weight = weight_of(args, t, k);  // loaded together with the row number
   if (!has_expert(args, t, k, num_errors)) return {nullptr, 0.0f};
   const std::int64_t row =
       args.inv_perm[t * args.inv_perm_token_stride + k * args.inv_perm_choice_stride];
@@ -62,7 +62,7 @@ __device__ Summand contiguous_summand(const ReduceArgs& args, std::int64_t t, st
   return {args.rows.row(t * args.ids.num_topk + k), weight_of(args, t, k)};
 }
 
-// Weights of all choices of the same expert, summed in f32, k ascending.
+// The sum of the weights of all choices of the same expert, in f32, k ascending.
 __device__ float batched_weight(const ReduceArgs& args, std::int64_t t, std::int64_t id) {
   if (args.weights == nullptr) return 1.0f;
   float sum = 0.0f;
@@ -83,7 +83,7 @@ __device__ Summand batched_summand(const ReduceArgs& args, std::int64_t t, std::
   return {args.rows.row(row), batched_weight(args, t, args.ids.at(t, k))};
 }
 
-// Where choice k comes in the order of experts; the map names an expert once a token.
+// The position of choice k in the order of experts; the map names each expert once per token.
 __device__ std::int64_t order_of(const ReduceArgs& args, std::int64_t t, std::int64_t k) {
   const PlacedChoice* choices = args.map.choices + t * args.ids.num_topk;
   std::int64_t order = 0;
@@ -93,9 +93,10 @@ __device__ std::int64_t order_of(const ReduceArgs& args, std::int64_t t, std::in
   return order;
 }
 
-// All summands of token t in the order of the sum; absent ones have no row. Whether they are few.
+// Collects the summands of token t in the order of the sum; absent ones have a null row. Returns
+// whether there are few.
 __device__ bool collect_summands(const ReduceArgs& args, std::int64_t t, Summand* summands) {
-  std::int32_t* num_errors = blockIdx.y == 0 ? args.num_errors : nullptr;  // once for all parts
+  std::int32_t* num_errors = blockIdx.y == 0 ? args.num_errors : nullptr;  // once per token
   if (args.sum_source == SumSource::kBatched) {
     for (std::int64_t k = threadIdx.x; k < args.ids.num_topk; k += blockDim.x) {
       summands[k] = {nullptr, 0.0f};
@@ -121,7 +122,7 @@ __device__ bool collect_summands(const ReduceArgs& args, std::int64_t t, Summand
   return __syncthreads_count(num_summands > 0) <= kFewRows;
 }
 
-// row = round(row * weight) in place; the sum goes on with what was rounded.
+// row = round(row * weight) in place; the sum then uses the rounded value.
 template <typename In, int kCount>
 __device__ void weigh_and_add(const Summand& summand, std::int64_t offset,
                               Elements<typename In::Bits, kCount>& row, float* sum) {
@@ -140,7 +141,7 @@ __device__ void add(const Summand& summand, const Elements<typename In::Bits, kC
   for (int j = 0; j < kCount; ++j) sum[j] = fmaf(summand.weight, In::widen(row.at[j]), sum[j]);
 }
 
-// A thread's words of a token: kWords, blockDim.x words apart, of which the first `count` exist.
+// Sums kWords words of a token, blockDim.x words apart; only the first `count` exist.
 template <typename In, typename Out, int kCount, bool kWeighs, int kRows, int kWords>
 __device__ void sum_words(const Summand* summands, std::int64_t num_summands, std::int64_t word,
                           int count, std::byte* out) {
@@ -221,7 +222,7 @@ template <typename In, typename Out, int kCount, bool kWeighs>
 void launch(const ReduceArgs& args, Stream stream) {
   const RowGrid grid = row_grid(args.ids.num_tokens, args.hidden / kCount);
   const auto shared_bytes = static_cast<std::size_t>(args.ids.num_topk) * sizeof(Summand);
-  // Only places come from a kernel of ours just ahead.
+  // Only kBatched depends on a kernel launched just before, which wrote the places.
   const bool follows = args.sum_source == SumSource::kBatched && has_programmatic_launch();
   launch_kernel(reduce_rows_kernel<In, Out, kCount, kWeighs>,
                 {static_cast<int>(args.ids.num_tokens), static_cast<int>(grid.num_threads),
@@ -229,7 +230,7 @@ void launch(const ReduceArgs& args, Stream stream) {
                 "reduce_rows_kernel", args, grid.part_words);
 }
 
-// 16 bytes of a row at once where addresses allow, otherwise an element.
+// Uses 16-byte accesses where addresses allow them, otherwise one element at a time.
 template <typename In, typename Out, bool kWeighs>
 void launch_width(const ReduceArgs& args, Stream stream) {
   constexpr int kWide = 16 / sizeof(typename In::Bits);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// row_grid.h: blocks for kernels that walk rows of words. A row has a block of its own, or, where
-// rows are few, several blocks that share it.
+// row_grid.h: grids for kernels that copy or sum rows of words. Each row has its own block or, if
+// there are few rows, is split over several blocks.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace switchyard::cuda {
 struct RowGrid {
   unsigned num_threads = 0;
   unsigned num_parts = 0;
-  std::int64_t part_words = 0;  ///< words of each part but the last
+  std::int64_t part_words = 0;  ///< words per part, except the last
 };
 
-/// Threads are as few as take as many steps as 256 threads would, so that the last step is full.
+/// Uses the fewest threads that need no more steps than 256 would, so that the last step is full.
 inline RowGrid row_grid(std::int64_t num_rows, std::int64_t num_words) {
   constexpr std::int64_t kWantedBlocks = 1024;
   constexpr std::int64_t kMaxThreads = 256;
@@ -34,7 +34,7 @@ inline RowGrid row_grid(std::int64_t num_rows, std::int64_t num_words) {
   return grid;
 }
 
-/// Whether rows begin at multiples of `bytes`.
+/// Whether all rows begin at multiples of `bytes`.
 inline bool is_aligned(const void* data, std::int64_t stride_bytes, std::int64_t num_rows,
                        std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0 &&

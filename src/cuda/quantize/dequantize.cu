@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dequantize.cu: codes times their scale, a row a thread block, eight elements a thread at a time.
+// dequantize.cu: codes times their scale; one thread block per row, eight elements at a time.
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr unsigned kMaxThreads = 512;
 
-// A stored scale as a number.
+// The value of a stored scale.
 __device__ __forceinline__ float scale_value(ScaleFormat format, std::uint32_t bits) {
   if (format == ScaleFormat::kE8M0Packed || format == ScaleFormat::kE8M0) {
     return f32_from_e8m0(static_cast<std::uint8_t>(bits));
@@ -27,15 +27,15 @@ __device__ __forceinline__ float scale_value(ScaleFormat format, std::uint32_t b
   return values[0];
 }
 
-// Scales of a row. kBlock is that of the named schemes, or 0 for any.
+// The scales of a row. kBlock is the block size of a named scheme, or 0 for any other.
 template <int kBlock>
 struct ScalesOfRow {
   const DequantizeJob& job;
   DequantizeJob::ScaleRow at;
-  float inverse;  // of the global scale, or 1
+  float inverse;  // 1 / the global scale, or 1
   bool is_two_level;
   bool is_block;
-  static constexpr bool kIsUnit = kBlock > 0;  // a unit of a row has one scale
+  static constexpr bool kIsUnit = kBlock > 0;  // all elements of a unit share one scale
 
   __device__ __forceinline__ ScalesOfRow(const DequantizeJob& of, DequantizeJob::ScaleRow where,
                                          const float* tensor_scale)
@@ -67,7 +67,7 @@ struct ScalesOfRow {
     return is_two_level ? stored * inverse : stored;
   }
 
-  // `bits` is of element h; others are fetched where a unit may have more than one scale.
+  // `bits` belongs to element h; if a unit may have several scales, the others are fetched here.
   __device__ __forceinline__ void multiply(std::int64_t h, std::uint32_t bits, float* y) const {
     if (kIsUnit || !is_block) {
       const float scale = value(bits);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// A kernel of its own: what counts and blocks of scales need costs the other a sixth of its speed.
+// A separate kernel: support for counts and scale blocks would slow the other by a sixth.
 template <DType kCode, int kBlock, DType kOutput>
 __global__ void __launch_bounds__(kMaxThreads)
     dequantize_expert_rows_kernel(const __grid_constant__ DequantizeJob job) {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
 }
 
-// Rows without scales, of experts: few models have such rows, so element by element.
+// Rows of experts without scales. Few models have them, so this works element by element.
 __global__ void __launch_bounds__(kMaxThreads)
     convert_rows_kernel(const __grid_constant__ DequantizeJob job) {
   for_each_row_of(job.ranges, [&](std::int64_t, std::int64_t n) {
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
 }
 
-// The bits of the scale of element h of row n, for the named schemes; kBlock 0: one scale a row or
-// a tensor.
+// The bits of the scale of element h of row n, for the named schemes. kBlock 0: one scale per row
+// or per tensor.
 template <int kBlock>
 __device__ __forceinline__ std::uint32_t fetch_scale(const DequantizeJob& job, std::int64_t n,
                                                      std::int64_t h) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ bool has_e4m3_nan(std::uint32_t codes) {
   return (((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0;
 }
 
-// Every NaN of four words of elements becomes the one that the library writes.
+// Replaces every NaN in four words of elements by the library's canonical NaN.
 template <DType kOutput>
 __device__ __forceinline__ void make_canonical(std::uint32_t (&words)[4]) {
   constexpr std::uint32_t kInfinity = kOutput == DType::kBF16 ? 0x7F80u : 0x7C00u;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void make_canonical(std::uint32_t (&words)[4]) {
   }
 }
 
-// Elements of a thread at a time: 16 bytes of output.
+// Elements that a thread stores at once: 16 bytes of output.
 template <DType kOutput>
 inline constexpr int kWideElements = kOutput == DType::kF32 ? 4 : 8;
 constexpr int kElementsOfThread = 16;
@@ -314,7 +314,7 @@ void launch_bytes(const DequantizeJob& job, Stream stream) {
   launch_output<kCode, 0>(job, stream);
 }
 
-// Rows without scales are converted, which is what quantize does with those of a matrix.
+// Rows without scales are converted, as quantize does for a matrix.
 void convert(const DequantizeJob& job, Stream stream) {
   if (job.ranges.num_rows != nullptr) return launch(convert_rows_kernel, job, stream);
   QuantizeJob conversion;

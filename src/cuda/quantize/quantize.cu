@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize.cu: the order of the launches: a tensor's scale before its rows, padding before scales,
-// and rows that stay what they are.
+// quantize.cu: orders the launches: tensor scales before rows, cleared padding before scales. Rows
+// whose dtype does not change are copied.
 
 #include <algorithm>
 
@@ -26,7 +26,7 @@ __global__ void clear_tensor_scales_kernel(const __grid_constant__ QuantizeJob j
   }
 }
 
-// From the largest magnitude, or the scale that is given. An expert without rows has scale 0.
+// Turns the largest magnitude into a scale, or stores the given one. 0 for an expert without rows.
 __global__ void finish_tensor_scales_kernel(const __grid_constant__ QuantizeJob job) {
   follow_kernel();
   const std::int64_t e = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -40,7 +40,7 @@ __global__ void finish_tensor_scales_kernel(const __grid_constant__ QuantizeJob 
   }
 }
 
-// The same bytes, 16 at a time where both addresses allow.
+// Copies bytes, 16 at a time if both addresses allow it.
 __global__ void __launch_bounds__(kThreads)
     copy_rows_kernel(const __grid_constant__ QuantizeJob job, std::int64_t element_bytes) {
   const std::int64_t num_bytes = job.hidden * element_bytes;
@@ -86,7 +86,7 @@ void copy_rows(const QuantizeJob& job, Stream stream) {
   check_launch("quantize");
 }
 
-// Leaves the scales of all experts where the job says, and reads them from there.
+// Computes the scales of all experts in the job's memory, and returns a job that reads them there.
 QuantizeJob with_tensor_scales(QuantizeJob job, Stream stream) {
   const auto blocks = static_cast<unsigned>(cdiv<std::int64_t>(job.num_experts, kThreads));
   if (job.scales.data == nullptr || blocks == 0) return job;

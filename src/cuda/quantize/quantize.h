@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize.h: what the quantization kernels are told, as plain values, and their launchers. The
+// quantize.h: parameters of the quantization kernels, as plain values, and their launchers. The
 // callers (device/quantize.cpp) have checked everything that can be checked without the GPU.
 //
-// Rows are those of a batch [L, C, H] with a count of each expert; a matrix is one expert whose
+// Rows belong to a batch [L, C, H] with one count per expert; a matrix is a single expert whose
 // rows all count.
 #pragma once
 
@@ -19,13 +19,14 @@
 
 namespace switchyard {
 
-/// Scales of a batch in any strides (elements) or in tiles; `data` is null where there are none.
+/// Scales of a batch with any strides (in elements) or in swizzled tiles; `data` is null if there
+/// are no scales.
 struct ScaleMemory {
   std::byte* data = nullptr;
   std::int64_t expert_stride = 0;
   std::int64_t row_stride = 0;
   std::int64_t step = 0;
-  std::int64_t padded_scales = 0;  ///< tiles: scales of a row with padding; 0: no tiles
+  std::int64_t padded_scales = 0;  ///< tiles: scales per row, padding included; 0: no tiles
 
   SWITCHYARD_HOST_DEVICE constexpr std::int64_t index(std::int64_t e, std::int64_t n,
                                                       std::int64_t s) const {
@@ -35,7 +36,7 @@ struct ScaleMemory {
   }
 };
 
-/// bf16, f16 or f32 elements whose rows are contiguous; strides in elements.
+/// bf16, f16 or f32 elements with contiguous rows; strides are in elements.
 struct RowMemory {
   void* data = nullptr;
   DType dtype = DType::kBF16;
@@ -49,12 +50,12 @@ struct QuantizeJob {
   std::byte* q = nullptr;
   std::int64_t q_row_bytes = 0;  ///< from one row to the next
   ScaleMemory scales;
-  std::int64_t num_scales = 0;  ///< of a row, as stored
+  std::int64_t num_scales = 0;  ///< per row, as stored
   std::int64_t num_experts = 1;
-  std::int64_t capacity = 0;  ///< rows of an expert
-  std::int64_t hidden = 0;    ///< elements of a quantized row; x has twice as many if is_activated
-  const std::int32_t* counts = nullptr;  ///< absent: all rows. Held to what is possible
-  const float* given = nullptr;          ///< a scale that the caller gives
+  std::int64_t capacity = 0;  ///< rows per expert
+  std::int64_t hidden = 0;    ///< elements per row of q; x has twice as many if is_activated
+  const std::int32_t* counts = nullptr;  ///< null: all rows; read clamped to [0, capacity]
+  const float* given = nullptr;          ///< scales given by the caller, or null
   std::int64_t given_expert_stride = 0;
   std::int64_t given_row_stride = 0;
   float scale_ub = std::numeric_limits<float>::infinity();
@@ -70,18 +71,18 @@ struct QuantizeJob {
 
 struct DequantizeJob {
   QuantScheme scheme;
-  DType stored = DType::kBF16;  ///< of simulated or unquantized elements
+  DType stored = DType::kBF16;  ///< dtype of simulated or unquantized elements
   const std::byte* q = nullptr;
   std::int64_t q_row_bytes = 0;
-  ScaleMemory scales;                 ///< one scale a tensor: of an expert's rows
-  std::int64_t scale_block_rows = 0;  ///< rows whose scales lie together; 0: all of them
+  ScaleMemory scales;                 ///< with one scale per tensor: per expert
+  std::int64_t scale_block_rows = 0;  ///< rows whose scales are stored together; 0: all rows
   const float* tensor_scale = nullptr;
   std::int64_t tensor_scale_stride = 0;  ///< from one expert to the next
   RowMemory y;
-  RowRanges ranges;  ///< of q and of y; with counts y is bf16 or f32
+  RowRanges ranges;  ///< of q and y; with counts y is bf16 or f32
   std::int64_t hidden = 0;
 
-  /// Where the scales of a row of expert e are: `e` and `n` of ScaleMemory::index.
+  /// Location of the scales of row n of expert e: the `e` and `n` to pass to ScaleMemory::index.
   struct ScaleRow {
     std::int64_t block = 0;
     std::int64_t row = 0;
@@ -93,7 +94,7 @@ struct DequantizeJob {
   }
 };
 
-/// Enqueue; at most four launches. Errors: kSystem.
+/// Asynchronous; at most four launches each. Errors: kSystem.
 void launch_quantize(const QuantizeJob& job, Stream stream);
 void launch_dequantize(const DequantizeJob& job, Stream stream);
 

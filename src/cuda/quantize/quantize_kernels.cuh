@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_kernels.cuh: one thread block a row, eight elements a thread at a time. Lanes that share
-// a scale agree by shuffles; a row with one scale stays in registers between its two passes unless
-// it is too long.
+// quantize_kernels.cuh: one thread block per row, eight elements per thread at a time. Lanes that
+// share a scale agree on it by shuffles. A row with one scale stays in registers between its two
+// passes unless it is too long.
 #pragma once
 
 #include "core/round_up.h"
@@ -31,7 +31,7 @@ __device__ __forceinline__ RuleInput rule_input(const QuantizeJob& job, std::int
   return {given, format != ScaleFormat::kF32, job.scale_ub};
 }
 
-/// The units of this thread from `base` on, all asked for before the first is looked at.
+/// Loads the units of this thread from `base` on. All loads are issued before the first is used.
 template <typename Source>
 __device__ __forceinline__ void load_units(const Source& source, std::int64_t base,
                                            float (&x)[kUnits][kUnit]) {
@@ -79,12 +79,12 @@ __device__ __forceinline__ void quantize_blocks_of_row(const QuantizeJob& job, s
   }
 }
 
-/// Blocks of 16, 32 or 128, and scales that are known.
+/// Blocks of 16, 32 or 128 elements, and rows whose scale is known in advance.
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(256)
     quantize_blocks_kernel(const __grid_constant__ QuantizeJob job) {
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {
-    // Backwards where a pass over the tensor may have left its last rows in the cache.
+    // Walk backwards: a pass over the tensor may have left its last rows in the cache.
     const std::int64_t n = Rule::kIsGiven ? job.capacity - 1 - i : i;
     if (n < job.num_rows(e)) {
       quantize_blocks_of_row<Rule, Source>(job, e, n);
@@ -111,7 +111,7 @@ __device__ __forceinline__ void quantize_token(const QuantizeJob& job, std::int6
   amax = max_of_block(amax);
   const ScaleAndMap rule = Rule::of(amax, rule_input(job, e, n));
   const PreparedMap map = prepare_map(rule.map, amax);
-  // Backwards: the last part of the row is still there.
+  // Walk backwards: the last part of the row is still in registers.
   for (std::int64_t base = last; base >= 0; base -= step) {
     if (base != last) load_units(source, base, x);
     for_each_unit(base, [&](int u, std::int64_t h) { codes.quantize(map, rule.scale, x[u], h); });
@@ -120,7 +120,7 @@ __device__ __forceinline__ void quantize_token(const QuantizeJob& job, std::int6
   __syncthreads();  // before the next row uses max_of_block
 }
 
-/// One scale a row.
+/// One scale per row.
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(512)
     quantize_tokens_kernel(const __grid_constant__ QuantizeJob job) {
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(512)
   });
 }
 
-/// Blocks of any size: a warp a block, an element a lane, by the definition.
+/// Blocks of any size, by the definition: one warp per block, one element per lane.
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(256)
     quantize_any_blocks_kernel(const __grid_constant__ QuantizeJob job) {
@@ -159,8 +159,8 @@ __global__ void __launch_bounds__(256)
   });
 }
 
-/// The largest magnitude of each expert's rows, as bits, into its scale, which is 0 before. A
-/// maximum does not depend on the order in which blocks arrive.
+/// Writes the largest magnitude of each expert's rows, as bits, to its scale, which must be 0
+/// before. The result does not depend on the order in which thread blocks arrive.
 template <typename Source>
 __global__ void __launch_bounds__(256)
     max_of_experts_kernel(const __grid_constant__ QuantizeJob job) {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(256)
   });
 }
 
-/// Rows without scales: each element rounded once, or, where the dtype stays, the same bytes.
+/// Rows without scales: each element is rounded once; if the dtype does not change, bytes are kept.
 template <DType kOutput, typename Source>
 __global__ void __launch_bounds__(256) convert_kernel(const __grid_constant__ QuantizeJob job) {
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_launch.cuh: which kernel serves which scheme, for rows of one dtype. Each dtype is a
-// source file of its own, so that they compile side by side.
+// quantize_launch.cuh: selects the kernel for a scheme, for rows of one dtype. Each dtype has its
+// own source file, so that they compile in parallel.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace switchyard {
 
 inline dim3 grid_of_rows(std::int64_t num_experts, std::int64_t capacity, bool has_counts) {
-  // Without counts a block a row; with counts most rows may be empty, so blocks walk.
+  // One block per row; with counts, where most rows may be empty, fewer blocks that stride.
   constexpr std::int64_t kBlocksInFlight = 4096;
   const std::int64_t want = has_counts ? cdiv(kBlocksInFlight, num_experts) : capacity;
   const std::int64_t rows = std::min({want, capacity, std::int64_t{0x7FFFFFFF}});
@@ -26,7 +26,7 @@ inline dim3 grid_of_rows(std::int64_t num_experts, std::int64_t capacity, bool h
           static_cast<unsigned>(std::min<std::int64_t>(num_experts, 65535)), 1};
 }
 
-/// Whole warps, enough for a row in one go if `max_threads` are.
+/// Whole warps, enough to cover a row in one step unless that exceeds `max_threads`.
 inline unsigned threads_of_row(std::int64_t hidden, unsigned max_threads) {
   const std::int64_t units = hidden / (kUnit * kUnits) + 1;
   const bool is_full = hidden % (kUnit * kUnits) == 0 && units > 1;
@@ -35,14 +35,14 @@ inline unsigned threads_of_row(std::int64_t hidden, unsigned max_threads) {
       std::min<std::int64_t>((threads + 31) / 32 * 32, std::int64_t{max_threads}));
 }
 
-/// Whole warps, as few as take as many steps of `elements` a thread as `max_threads` would.
+/// The fewest whole warps that take no more steps of `elements` per thread than `max_threads`.
 inline unsigned wide_threads(std::int64_t hidden, std::int64_t elements, std::int64_t max_threads) {
   const std::int64_t units = cdiv(hidden, elements);
   const std::int64_t num_steps = cdiv(units, max_threads);
   return static_cast<unsigned>(align_up<std::int64_t>(cdiv(units, num_steps), 32));
 }
 
-/// The launches for one kind of rows.
+/// Launches the kernels for one kind of row.
 template <typename Source>
 class RowLauncher {
  public:
@@ -82,8 +82,7 @@ class RowLauncher {
 
   static constexpr int kInputElements = 16 / sizeof(ElementBits<Source::kInput>);
 
-  // Whether 16-byte loads of `elements` cover the rows, and the codes of as many are words of
-  // `code_bytes` of their own.
+  // Whether 16-byte loads of `elements` cover rows, and their codes are aligned to `code_bytes`.
   bool is_wide(std::int64_t elements, std::int64_t code_bytes) const {
     constexpr std::int64_t kSize = sizeof(ElementBits<Source::kInput>);
     constexpr std::int64_t kMaxHidden = std::int64_t{1} << 30;
@@ -94,7 +93,7 @@ class RowLauncher {
            cuda::is_aligned(job_.q, job_.q_row_bytes, 2, code_bytes);
   }
 
-  // `follows`: the kernel begins with follow_kernel.
+  // `follows`: the kernel begins with follow_kernel, so it may be launched programmatically.
   void launch_wide(void (*kernel)(QuantizeJob), int elements, unsigned max_threads,
                    bool follows = false) const {
     if (job_.num_experts == 0 || job_.capacity == 0) return;
@@ -114,7 +113,7 @@ class RowLauncher {
     return is_wide(Shape::kElements, std::min(16, Shape::kCodeBytesOfUnit));
   }
 
-  // Blocks of the size that the rule is made for.
+  // Blocks of the size that the rule is specialized for.
   template <typename Rule>
   void named_blocks() const {
     using Shape = WideShape<Rule, Source>;
@@ -130,7 +129,7 @@ class RowLauncher {
     }
   }
 
-  // Whether a row fits a block, and rows are so many that blocks are worth their tables.
+  // Whether a row fits one thread block and there are enough rows to amortize its table.
   bool fits_table(const TableShape& shape) const {
     return job_.num_experts == 1 && job_.counts == nullptr && job_.given_row_stride == 0 &&
            shape.rows_at_once > 0 &&
@@ -211,7 +210,7 @@ class RowLauncher {
   cudaStream_t stream_;
 };
 
-/// The definitions of quantize_rows.h for one dtype.
+/// Defines the functions of quantize_rows.h for one dtype.
 template <DType kInput>
 void quantize_rows_of(const QuantizeJob& job, Stream stream) {
   if (job.is_activated) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_rare.cuh: elements by the definition, for the few that the wide kernels leave: NaN,
-// infinities and magnitudes whose products would under- or overflow. Small, never inlined.
+// quantize_rare.cuh: quantizes by the definition what the wide kernels do not handle: NaN,
+// infinities and magnitudes whose products would overflow or underflow. Small, and never inlined.
 #pragma once
 
 #include "cuda/quantize/quantize_kernels.cuh"
@@ -41,7 +41,7 @@ struct RareRow {
   }
 };
 
-/// The kElements elements from h on of each lane of a warp, kLanes of which share a scale.
+/// Quantizes kElements elements from h on for each lane of a warp; kLanes lanes share a scale.
 template <typename Rule, typename Source, int kElements, int kLanes>
 __device__ __noinline__ void quantize_rare(const QuantizeJob& job, std::int64_t e, std::int64_t n,
                                            std::int64_t h) {
@@ -56,7 +56,7 @@ __device__ __noinline__ void quantize_rare(const QuantizeJob& job, std::int64_t 
   }
 }
 
-/// A whole row by its block of threads. Only after a barrier that follows the last max_of_block.
+/// The thread block quantizes a whole row. A barrier must separate this from the last max_of_block.
 template <typename Rule, typename Source>
 __device__ __noinline__ void quantize_rare_token(const QuantizeJob& job, std::int64_t e,
                                                  std::int64_t n) {

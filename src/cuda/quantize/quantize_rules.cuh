@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_rules.cuh: the schemes as kernels see them: how many lanes share a scale, the scale and
-// the map that follow from their largest magnitude, and how eight codes reach memory.
+// quantize_rules.cuh: the schemes as kernels see them: how many lanes share a scale, which scale
+// and map follow from their largest magnitude, and how eight codes are stored.
 #pragma once
 
 #include "cuda/quantize/quantize.h"
@@ -12,11 +12,11 @@ namespace switchyard {
 /// What a rule needs besides the largest magnitude; the same for all blocks of a row.
 struct RuleInput {
   float given;     ///< the global scale of nvfp4, or the scale itself
-  bool rounds_up;  ///< to a power of two
+  bool rounds_up;  ///< the scale, to a power of two
   float scale_ub;
 };
 
-/// two_level_rule with the conversions of this file.
+/// two_level_rule with the conversions of encode.cuh.
 __device__ __forceinline__ ScaleAndMap two_level_rule_wide(float amax, float global_scale) {
   const float wanted = global_scale * (amax * (1.0f / kE2M1Max));
   const float stored = round_e4m3(wanted);
@@ -42,7 +42,7 @@ constexpr RuleKind kind_of(ScaleRule rule) {
   }
 }
 
-/// One scale a block. kLanes threads of eight elements are a block of the named schemes.
+/// One scale per block. In the named schemes, kLanes threads of eight elements make up a block.
 template <Codec kTheCodec, ScaleRule kRule, bool kIsFused = false>
 struct BlockRule {
   static constexpr Codec kCodec = kTheCodec;
@@ -64,7 +64,7 @@ struct BlockRule {
   }
 };
 
-/// One scale a token.
+/// One scale per token.
 template <Codec kTheCodec>
 struct TokenRule {
   static constexpr Codec kCodec = kTheCodec;
@@ -80,7 +80,7 @@ struct TokenRule {
   }
 };
 
-/// A scale that is known before: given, or of the whole tensor.
+/// A scale known in advance: given by the caller, or computed for the whole tensor.
 template <Codec kTheCodec>
 struct GivenRule {
   static constexpr Codec kCodec = kTheCodec;
@@ -96,7 +96,7 @@ struct GivenRule {
   }
 };
 
-/// Scale `b` of a row of `num_blocks` to memory. The last one clears what its word has left.
+/// Stores scale `b` of a row of `num_blocks`. The last scale also clears the rest of its word.
 __device__ __forceinline__ void store_scale(const QuantizeJob& job, std::int64_t e, std::int64_t n,
                                             std::int64_t b, std::int64_t num_blocks, float scale) {
   const ScaleMemory& to = job.scales;
@@ -116,13 +116,13 @@ __device__ __forceinline__ void store_scale(const QuantizeJob& job, std::int64_t
   }
 }
 
-/// The scales of one row that has fewer than 2^31 elements.
+/// The scales of one row of fewer than 2^31 elements.
 struct ScaleRow {
   const QuantizeJob& job;
   std::int64_t e;
   std::int64_t n;
   std::uint32_t hidden;
-  std::byte* first;  ///< not of tiles
+  std::byte* first;  ///< unused for tiles
 
   template <typename Element>
   static __device__ __forceinline__ ScaleRow of(const QuantizeJob& job, std::int64_t e,
@@ -142,7 +142,8 @@ struct ScaleRow {
     }
   }
 
-  /// Bytes of kBlocks blocks from b on to their word; the last of a row clears what is left of it.
+  /// Stores the bytes of kBlocks blocks from b on in their word; the last of a row clears the rest
+  /// of it.
   template <int kBlocks>
   __device__ __forceinline__ void store_packed(std::uint32_t b, std::uint32_t bytes) const {
     auto* word = reinterpret_cast<std::uint32_t*>(first) + b / 4 * job.scales.step;
@@ -157,7 +158,7 @@ struct ScaleRow {
   }
 };
 
-/// All scales of a row that does not count.
+/// Clears all scales of a row beyond its expert's count.
 __device__ __forceinline__ void clear_scale_row(const QuantizeJob& job, std::int64_t e,
                                                 std::int64_t n) {
   const ScaleMemory& to = job.scales;
@@ -176,7 +177,7 @@ __device__ __forceinline__ void clear_scale_row(const QuantizeJob& job, std::int
   }
 }
 
-/// Where the codes of a row go.
+/// Destination of the codes of a row.
 template <Codec kCodec, DType kInput>
 struct CodeRow {
   static constexpr bool kIsSimulated = kCodec == Codec::kE2M3 || kCodec == Codec::kE3M2;
@@ -193,7 +194,7 @@ struct CodeRow {
         is_wide(num_elements % kUnit == 0 && is_aligned < kUnitBytes < 16 ? kUnitBytes
                                                                           : 16 > (of)) {}
 
-  /// Eight elements from h on, of which those below `hidden` exist.
+  /// Quantizes eight elements from h on; only those below `hidden` exist.
   __device__ __forceinline__ void quantize(const PreparedMap& m, float scale, const float* x,
                                            std::int64_t h) const {
     if constexpr (kCodec == Codec::kE2M1) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_table.cuh: silu(gate) * up of bf16 to e2m1. What that takes is instructions, not bytes,
-// and more than half of them are silu. A bf16 gate has few values: each block writes silu of the
-// common ones into shared memory, while its first rows are on their way. Then it walks over many
-// rows, and the next ones are on their way while it rounds.
+// quantize_table.cuh: silu(gate) * up of bf16 to e2m1. This is limited by instructions, not by
+// memory, and silu is more than half of them. A bf16 gate has few values, so each block tabulates
+// silu of the common ones in shared memory while its first rows are loading. It then walks over
+// many rows and loads the next ones while it rounds.
 #pragma once
 
 #include "core/round_up.h"
@@ -11,15 +11,15 @@
 
 namespace switchyard {
 
-/// One block a multiprocessor, so that a table is written once, and registers hold two rows.
+/// One block per SM, so that a table is written once and registers hold two rows.
 inline constexpr unsigned kTableThreads = 896;
-inline constexpr std::int64_t kTableRounds = 4;  // of rows of a block, at least
+inline constexpr std::int64_t kTableRounds = 4;  // minimum rounds of rows per block
 
 template <typename Rule, typename Source>
 inline constexpr bool kHasTable =
     Rule::kCodec == Codec::kE2M1&& Source::kActivates&& Source::kInput == DType::kBF16;
 
-/// Whole warps for a row, and as many rows as fit a block; 0: not one does.
+/// Whole warps per row, and the number of rows that fit one block; 0: none fits.
 struct TableShape {
   std::uint32_t row_threads;
   std::uint32_t rows_at_once;
@@ -32,15 +32,15 @@ struct TableShape {
   }
 };
 
-/// silu of all bf16 with a magnitude from 2^-13 to kSiluNear: of each magnitude the positive one,
-/// then the negative one.
+/// silu of every bf16 with a magnitude from 2^-13 to kSiluNear, ordered by magnitude, each positive
+/// value before its negative.
 struct SiluTable {
   static constexpr std::uint32_t kFirst = bits_from_f32(0x1p-13f) >> 16;
   static constexpr std::uint32_t kLast = bits_from_f32(kSiluNear) >> 16;
   static constexpr std::uint32_t kSize = 2 * (kLast - kFirst + 1);
   float* silu;
 
-  /// By all threads of a block.
+  /// All threads of the block call it.
   __device__ __forceinline__ void fill() const {
     for (std::uint32_t i = threadIdx.x; i < kSize; i += blockDim.x) {
       const std::uint32_t gate = (i / 2 + kFirst) << 16 | i % 2 << 31;
@@ -48,8 +48,8 @@ struct SiluTable {
     }
   }
 
-  /// silu(gate) * up; by silu_near where a lane of the warp has a gate that is too small for the
-  /// table. False: some gate is beyond both.
+  /// silu(gate) * up. Falls back to silu_near if a lane of the warp has a gate that is too small
+  /// for the table. Returns false if some gate is too large for both.
   template <typename Unit, int kElements>
   __device__ __forceinline__ bool values(const Unit& unit, float (&x)[kElements]) const {
     std::uint32_t least = 0x7FFF7FFFu;
@@ -70,7 +70,7 @@ struct SiluTable {
 #pragma unroll
     for (int w = 0; w < Unit::kWords; ++w) {
       const std::uint32_t gates = unit.words[0][w];
-      // The sign becomes the lowest bit of a pair's halves.
+      // The sign becomes the lowest bit of each half.
       const std::uint32_t at = (gates << 1 & 0xFFFEFFFEu) | (gates >> 15 & 0x00010001u);
       const float2 up = widen2_bf16(unit.words[1][w]);
       x[2 * w] = silu[(at & 0xFFFFu) - 2 * kFirst] * up.x;
@@ -80,7 +80,7 @@ struct SiluTable {
   }
 };
 
-/// A unit a thread; rows of one matrix, and a tensor's scale that they share.
+/// One unit per thread; for rows of one matrix, with at most one tensor scale, which they share.
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(kTableThreads, 1)
     quantize_table_kernel(const __grid_constant__ QuantizeJob job, std::uint32_t row_threads) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_wide.cuh: the kernels for rows that 16-byte accesses cover, which is nearly all rows.
-// What memory allows is about a dozen instructions an element, so: no test an element, divisions of
-// three instructions, two 16-bit elements an instruction for the largest magnitude. What that does
-// not cover (NaN, infinity, magnitudes far out) shows in the largest magnitude, and then the lanes
-// of a warp do their elements again by the definition (quantize_rare.cuh).
+// quantize_wide.cuh: kernels for rows that 16-byte accesses cover, which is nearly all rows. Memory
+// bandwidth leaves about a dozen instructions per element, hence: no test per element, divisions of
+// three instructions, and two 16-bit elements per instruction for the largest magnitude. Anything
+// else (NaN, infinity, extreme magnitudes) shows in the largest magnitude; the lanes of that warp
+// then redo their elements by the definition (quantize_rare.cuh).
 #pragma once
 
 #include "cuda/base/ptx.cuh"
@@ -62,13 +62,13 @@ __device__ __forceinline__ void quantize_wide_row(const QuantizeJob& job, std::i
   }
 }
 
-/// Blocks of 16, 32 or 128, and scales that are known.
+/// Blocks of 16, 32 or 128 elements, and rows whose scale is known in advance.
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(kManyThreads, kManyBlocks<Source>)
     quantize_wide_kernel(const __grid_constant__ QuantizeJob job) {
   follow_kernel();
   for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t i) {
-    // Backwards where a pass over the tensor may have left its last rows in the cache.
+    // Walk backwards: a pass over the tensor may have left its last rows in the cache.
     const std::int64_t n = Rule::kIsGiven ? job.capacity - 1 - i : i;
     if (n < job.num_rows(e)) {
       quantize_wide_row<Rule, Source>(job, e, n);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kManyThreads, kManyBlocks<Source>)
   });
 }
 
-/// One scale a row, of at most kUnits units a thread.
+/// One scale per row, of at most kUnits units per thread.
 template <typename Rule, typename Source>
 __global__ void __launch_bounds__(kTokenThreads<Source>, kTokenBlocks<Source>)
     quantize_wide_tokens_kernel(const __grid_constant__ QuantizeJob job) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kTokenThreads<Source>, kTokenBlocks<Source>)
     float x[Shape::kUnits][kElements];
 #pragma unroll
     for (int u = 0; u < Shape::kUnits; ++u) is_near = units[u].is_near() && is_near;
-    // A branch only so that no load waits for arithmetic.
+    // This branch only keeps the loads from waiting for arithmetic.
     if (!kActivates16<Source> || __all_sync(0xFFFFFFFFu, is_near)) [[likely]] {
 #pragma unroll
       for (int u = 0; u < Shape::kUnits; ++u) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kTokenThreads<Source>, kTokenBlocks<Source>)
   });
 }
 
-/// max_of_experts_kernel.
+/// The wide version of max_of_experts_kernel.
 template <typename Source>
 __global__ void __launch_bounds__(kWideThreads)
     max_of_experts_wide_kernel(const __grid_constant__ QuantizeJob job) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kWideThreads)
   });
 }
 
-/// Rows without scales: each element rounded once.
+/// Rows without scales: each element is rounded once.
 template <DType kOutput, typename Source>
 __global__ void __launch_bounds__(kWideThreads)
     convert_wide_kernel(const __grid_constant__ QuantizeJob job) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// row_ranges.h: where the rows of each expert lie in one buffer, as kernels find out: counts are
-// memory of the GPU, which the host never reads, and are held to what the buffer has.
+// row_ranges.h: where the rows of each expert lie in one buffer, resolved inside kernels: counts
+// are in GPU memory, which the host never reads, and are clamped to the size of the buffer.
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@ struct RowRange {
 };
 
 struct RowRanges {
-  const std::int64_t* first_row = nullptr;  ///< absent: expert e begins at row e * capacity
-  const std::int32_t* num_rows = nullptr;   ///< absent: as many as there can be
+  const std::int64_t* first_row = nullptr;  ///< null: expert e begins at row e * capacity
+  const std::int32_t* num_rows = nullptr;   ///< null: `capacity` rows each
   std::int64_t num_experts = 1;
-  std::int64_t capacity = 0;    ///< most rows of an expert
-  std::int64_t total_rows = 0;  ///< of the buffer
+  std::int64_t capacity = 0;    ///< max rows per expert
+  std::int64_t total_rows = 0;  ///< in the buffer
 
   SWITCHYARD_HOST_DEVICE constexpr RowRange of(std::int64_t e) const {
     const std::int64_t first = first_row == nullptr ? e * capacity : first_row[e];
@@ -32,7 +32,7 @@ struct RowRanges {
     return {first, count < room ? count : room};
   }
 
-  /// Tiles of one expert's rows that there may be at most, for sizes of a grid.
+  /// Upper bound on the number of tiles, each up to `tile_rows` rows of one expert; sizes a grid.
   std::int64_t max_tiles(std::int64_t tile_rows) const {
     if (capacity == 0) return 0;
     const std::int64_t of_each = cdiv(capacity, tile_rows);
@@ -41,8 +41,8 @@ struct RowRanges {
   }
 };
 
-/// Blocks for kernels whose blocks walk the rows of an expert; most experts have few of those that
-/// there may be.
+/// Grid for kernels whose blocks stride over the rows of an expert; most experts have far fewer
+/// rows than `capacity`.
 struct RowBlocks {
   unsigned rows = 0;
   unsigned experts = 0;

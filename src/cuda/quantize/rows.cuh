@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rows.cuh: how row kernels touch memory: eight elements of a row at a time, in 16-byte accesses
-// where the address and the end of the row allow, else element by element. A grid is (rows,
-// experts); both loop, so that any size fits any grid.
+// rows.cuh: memory access of row kernels: eight elements of a row at a time, in 16-byte accesses
+// where the address and the end of the row allow them, otherwise element by element. A grid is
+// (rows, experts); kernels loop over both dimensions, so a grid of any size works.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace switchyard {
 
-inline constexpr int kUnit = 8;   // elements that a thread takes at a time
-inline constexpr int kUnits = 4;  // units of a thread in flight
+inline constexpr int kUnit = 8;   // elements that a thread processes at a time
+inline constexpr int kUnits = 4;  // units in flight per thread
 
 template <DType kDType>
 using ElementBits = std::conditional_t<kDType == DType::kF32, float, std::uint16_t>;
@@ -33,9 +33,9 @@ __device__ __forceinline__ float widen(ElementBits<kDType> bits) {
   if constexpr (kDType == DType::kF16) return f32_from_f16(bits);
 }
 
-/// kWords words of memory. The first `num_bytes` (any number, negative too) exist; the rest is 0.
-/// What is loaded is looked at only later, so that many loads are in flight.
-/// `is_wide`: the address allows one access, and the words exist all or not at all.
+/// Loads kWords words. The first `num_bytes` bytes exist (the number may be negative or too large);
+/// the rest become 0. Callers use the words only after issuing more loads, so many are in flight.
+/// `is_wide`: the address allows one wide access, and either all words exist or none.
 template <int kWords>
 __device__ __forceinline__ void load_words(const void* from, std::int64_t num_bytes, bool is_wide,
                                            std::uint32_t* words) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_words(const void* from, std::int64_t num_by
   }
 }
 
-/// The inverse.
+/// The inverse of load_words.
 template <int kWords>
 __device__ __forceinline__ void store_words(const std::uint32_t* words, std::int64_t num_bytes,
                                             bool is_wide, void* to) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_words(const std::uint32_t* words, std::int
 template <DType kDType>
 inline constexpr int kWordsOfUnit = kDType == DType::kF32 ? 8 : 4;
 
-/// A unit as it lies in memory to values. NaN keeps its bits.
+/// Widens a unit, as loaded from memory, to f32 values. NaN keeps its bits.
 template <DType kDType>
 __device__ __forceinline__ void widen_unit(const std::uint32_t* words, float* x) {
   if constexpr (kDType == DType::kF32) {
@@ -103,8 +103,8 @@ __device__ __forceinline__ void widen_unit(const std::uint32_t* words, float* x)
   }
 }
 
-/// Rounds and stores those of eight values of a row that are before its end, `count` elements away;
-/// NaN becomes the canonical one.
+/// Rounds and stores those of eight values that lie before the end of the row, `count` elements
+/// away. NaN becomes the canonical one.
 template <DType kDType>
 __device__ __forceinline__ void store_unit(const float* x, std::int64_t count, bool is_wide,
                                            ElementBits<kDType>* to) {
@@ -120,13 +120,13 @@ __device__ __forceinline__ void store_unit(const float* x, std::int64_t count, b
                                     is_wide, to);
 }
 
-/// Gates for which silu_near is silu.
+/// Gates up to this magnitude may use silu_near instead of silu.
 inline constexpr float kSiluNear = 86.0f;
 
-/// silu of |x| <= 86: the same operations as silu of exp.h less those that such an x does not need.
-/// exp(-x) is normal, so that 2^n goes straight into its exponent. For the few values that 16 bits
-/// have, sm_90's estimate of the reciprocal gives the IEEE quotient (tests/cuda/encode_test.cu
-/// compares all of them); one f32 needs a better one. Other architectures were not asked.
+/// silu for |x| <= 86: the operations of silu in exp.h without those that such an x does not need.
+/// exp(-x) is normal, so 2^n is added to its exponent directly. For all 16-bit gates, the
+/// reciprocal estimate of sm_90 yields the IEEE quotient (tests/cuda/encode_test.cu compares every
+/// one); one f32 gate needs a better estimate. Other architectures have not been tested.
 template <DType kGate>
 __device__ __forceinline__ float silu_near(float x) {
   namespace c = exp_constants;
@@ -150,7 +150,7 @@ __device__ __forceinline__ float silu_near(float x) {
   return shared_quotient(x, divisor, reciprocal);
 }
 
-/// Where the elements of a row come from: memory, or silu(gate) * up of memory.
+/// Source of the elements of a row: memory, or silu(gate) * up of what is in memory.
 template <DType kDType, bool kIsActivated>
 struct RowSource {
   static constexpr DType kInput = kDType;
@@ -162,12 +162,12 @@ struct RowSource {
   __device__ RowSource(const ElementBits<kDType>* of, std::int64_t num_elements)
       : row(of), hidden(num_elements), is_wide(num_elements % kUnit == 0 && is_aligned<16>(of)) {}
 
-  /// A unit before it is looked at.
+  /// A unit as loaded, before it is used.
   struct Raw {
     std::uint32_t words[kIsActivated ? 2 : 1][kWordsOfUnit<kDType>];
   };
 
-  /// Elements h to h + 7; 0 from `hidden` on.
+  /// Loads elements h to h + 7; elements from `hidden` on are 0.
   __device__ __forceinline__ Raw fetch(std::int64_t h) const {
     constexpr int kWords = kWordsOfUnit<kDType>;
     const std::int64_t num_bytes = (hidden - h) * std::int64_t{sizeof(*row)};
@@ -196,7 +196,7 @@ struct RowSource {
   }
 };
 
-/// Largest of the lanes that share all but the lowest bits of their number.
+/// The maximum over each aligned group of kLanes lanes.
 template <int kLanes>
 __device__ __forceinline__ float max_of_lanes(float x) {
 #pragma unroll
@@ -206,7 +206,7 @@ __device__ __forceinline__ float max_of_lanes(float x) {
   return x;
 }
 
-/// Largest of a block of whole warps. All threads call it; again only after another barrier.
+/// The maximum over a thread block of whole warps. All threads call it, with a barrier in between.
 __device__ __forceinline__ float max_of_block(float x) {
   __shared__ float of_warps[32];
   x = max_of_lanes<32>(x);
@@ -216,7 +216,7 @@ __device__ __forceinline__ float max_of_block(float x) {
   return max_of_lanes<32>(threadIdx.x % 32 < num_warps ? of_warps[threadIdx.x % 32] : 0.0f);
 }
 
-/// The same of bits without a sign, for any number of lanes.
+/// The same maximum for bits without a sign.
 template <int kLanes>
 __device__ __forceinline__ std::uint32_t max_bits_of_lanes(std::uint32_t bits) {
 #pragma unroll
@@ -236,7 +236,7 @@ __device__ __forceinline__ std::uint32_t max_bits_of_block(std::uint32_t bits) {
                            threadIdx.x % 32 < num_warps ? of_warps[threadIdx.x % 32] : 0u);
 }
 
-/// visit(e, n) for each row that this block of the grid does.
+/// Calls visit(e, n) for each row that this thread block handles.
 template <typename Visit>
 __device__ __forceinline__ void for_each_row(std::int64_t num_experts, std::int64_t capacity,
                                              Visit visit) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ void for_each_row(std::int64_t num_experts, std::int6
   }
 }
 
-/// visit(e, row) for each row of the buffer that this block of the grid does.
+/// Calls visit(e, row) for each row of the buffer that this thread block handles.
 template <typename Visit>
 __device__ __forceinline__ void for_each_row_of(const RowRanges& ranges, Visit visit) {
   for (std::int64_t e = blockIdx.y; e < ranges.num_experts; e += gridDim.y) {
@@ -254,14 +254,14 @@ __device__ __forceinline__ void for_each_row_of(const RowRanges& ranges, Visit v
   }
 }
 
-/// visit(u, h) for the kUnits units of this thread from element `base` on.
+/// Calls visit(u, h) for the kUnits units of this thread from element `base` on.
 template <typename Visit>
 __device__ __forceinline__ void for_each_unit(std::int64_t base, Visit visit) {
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) visit(u, base + (u * blockDim.x + threadIdx.x) * kUnit);
 }
 
-/// Elements between two bases.
+/// The step from one `base` to the next.
 __device__ __forceinline__ std::int64_t elements_of_block() {
   return std::int64_t{kUnit} * kUnits * blockDim.x;
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wide_rules.cuh: scales, elements and codes of rows that 16-byte accesses cover, for the wide
-// kernels of quantize_wide.cuh: exact where a largest magnitude says so (WideMap::is_good), else
-// not.
+// wide_rules.cuh: scales, elements and codes of rows that 16-byte accesses cover, for the kernels
+// of quantize_wide.cuh. Results are exact if the largest magnitude allows it (WideMap::is_good).
 #pragma once
 
 #include "core/round_up.h"
@@ -12,14 +11,15 @@ namespace switchyard {
 
 inline constexpr unsigned kWideThreads = 512;
 
-/// Of quantize_wide_kernel, and how many of its blocks a multiprocessor has. Arithmetic is about as
-/// long as memory takes, and what lets both go on is many warps: more than what few registers cost.
+/// Threads per block of quantize_wide_kernel, and its blocks per SM. Arithmetic takes about as long
+/// as memory, and overlapping them takes many warps: high occupancy gains more than having few
+/// registers costs.
 inline constexpr unsigned kManyThreads = 256;
 template <typename Source>
 inline constexpr unsigned kManyBlocks = Source::kInput == DType::kF32 ? 5 : 8;
 
-/// Of quantize_wide_tokens_kernel. Where it activates 16 bits, 72 registers: then four rows of 7168
-/// fit a multiprocessor, 32 elements a thread. Three rows of 16 elements a thread took 3 % longer.
+/// For quantize_wide_tokens_kernel. Activating 16-bit rows is limited to 72 registers, so that four
+/// rows of 7168 fit one SM at 32 elements per thread; three rows at 16 elements took 3 % longer.
 template <typename Source>
 inline constexpr bool kActivates16 = Source::kInput == DType::kF32 ? false : Source::kActivates;
 template <typename Source>
@@ -29,8 +29,8 @@ inline constexpr unsigned kTokenBlocks = kActivates16<Source> ? 2 : 3;
 
 inline constexpr std::uint32_t kMaxSharedBits = bits_from_f32(kMaxShared);
 
-/// A scale, and what elements are multiplied by or divided by. If it is not good, it is for
-/// quantize_rare to find one.
+/// A scale, and the number that elements are multiplied or divided by. If is_good is false,
+/// quantize_rare must find the scale.
 struct WideMap {
   float scale;
   float factor;
@@ -38,7 +38,7 @@ struct WideMap {
   bool is_good;
 };
 
-/// As the rules of scale_rules.h, for a largest magnitude (as bits; NaN is larger than all).
+/// Mirrors the rules of scale_rules.h. `amax_bits` is the largest magnitude; NaN exceeds all.
 template <typename Rule>
 __device__ __forceinline__ WideMap wide_map(std::uint32_t amax_bits, const RuleInput& input,
                                             float inverse_given) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ WideMap wide_map(std::uint32_t amax_bits, const RuleI
     if (input.rounds_up) scale = power_of_two_ceil(scale);
     return {scale, near_reciprocal(scale), 0.0f, is_bounded};
   } else if constexpr (Rule::kKind == RuleKind::kGiven) {
-    // inverse_given is the factor where the map multiplies.
+    // inverse_given is the factor if the map multiplies.
     return {input.given, Rule::kDivides ? input.given : inverse_given, inverse_given,
             is_bounded && is_shared(input.given)};
   } else if constexpr (Rule::kKind == RuleKind::kToken && Rule::kCodec == Codec::kI8HalfAway) {
@@ -101,8 +101,8 @@ __device__ __forceinline__ float wide_scaled(const WideMap& m, float x) {
   return Rule::kDivides ? shared_quotient(x, m.factor, m.reciprocal) : x * m.factor;
 }
 
-/// kElements elements as they lie in memory, and the second half of a row beside them where it is
-/// to be activated.
+/// kElements elements as loaded from memory; if they are to be activated, also those at the same
+/// offset in the second half of the row.
 template <typename Source, int kElements>
 struct WideUnit {
   static constexpr DType kInput = Source::kInput;
@@ -124,7 +124,7 @@ struct WideUnit {
     return max_bits_of<kInput>(words[0]) <= bits_from_f32(kSiluNear);
   }
 
-  /// Of use if is_near().
+  /// Meaningful only if is_near().
   __device__ __forceinline__ void values(float (&x)[kElements]) const {
     widen(words[0], x);
     if constexpr (Source::kActivates) {
@@ -156,7 +156,7 @@ struct WideUnit {
   }
 };
 
-/// Elements of a thread at a time, and how often before the first is looked at.
+/// Elements per unit of a thread, and units that it loads before it uses the first.
 template <typename Rule, typename Source>
 struct WideShape {
   static constexpr bool kIsSimulated = Rule::kCodec == Codec::kE2M3 || Rule::kCodec == Codec::kE3M2;
@@ -174,7 +174,7 @@ struct WideShape {
   static constexpr int kCodeBytesOfUnit = 4 * kCodeWords;
 };
 
-/// Finite elements to the words of their codes.
+/// Encodes finite elements into words of codes.
 template <typename Rule, typename Source, int kElements, int kCodeWords>
 __device__ __forceinline__ void encode_wide(const WideMap& m, const float (&x)[kElements],
                                             std::uint32_t (&words)[kCodeWords]) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ void encode_wide(const WideMap& m, const float (&x)[k
   }
 }
 
-/// The scales of a warp's blocks, one from each kLanes lanes.
+/// Stores the scales of a warp's blocks; each group of kLanes lanes holds one.
 template <typename Rule, int kLanes>
 __device__ __forceinline__ void store_wide_scale(const ScaleRow& row, std::uint32_t h,
                                                  float scale) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void store_wide_scale(const ScaleRow& row, std::uint3
   const unsigned lane = threadIdx.x % 32;
   if constexpr (Rule::kCodec == Codec::kE4M3 && kLanes >= 8) {
     if (row.job.scheme.scale_format == ScaleFormat::kE8M0Packed) {
-      // The first lane has what the blocks of its warp fill: a word, or half of one.
+      // The first lane collects the scales of the warp's blocks: a word, or half of one.
       constexpr int kBlocks = 32 / kLanes;
       std::uint32_t word = is_there ? exponent << (lane / kLanes * 8) : 0;
 #pragma unroll

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Combine: results go back into the owner's window, the owner sums in fixed order.
-//   per_expert  every expert row travels to (token, k); the owner runs one chain, k ascending
-//   per_rank    rows of a token are summed here first, k ascending, and rounded to the wire type;
-//               the owner adds its bias, then the partial rows by ascending highest k of each rank
+// Combine: results are written to the owner's window, and the owner sums them in a fixed order.
+//   per_expert  every expert row goes to (token, k); the owner runs one fma chain, k ascending
+//   per_rank    each rank sums its rows of a token, k ascending, and rounds to the wire type; the
+//               owner adds its bias, then the partial sums by ascending highest k of each rank
 
 #include <string>
 
@@ -51,7 +51,7 @@ const std::byte* PullExchange::result_row(const Slot& slot, std::int64_t row) co
   return slot.results.as<std::byte>() + row * config_.hidden * bits_of(slot.results.dtype()) / 8;
 }
 
-// Where a token's row of this rank goes in the owner's window.
+// The column of this rank's partial sum of a token in the owner's window.
 std::int32_t PullExchange::column_of(const Slot& slot, const Arrival& arrival) const {
   const std::int32_t k = arrival.count == 0 ? -1 : placements_of(slot, arrival).back().k;
   return shape_.window.column(rank_, k);
@@ -62,7 +62,7 @@ bool PullExchange::is_in_wire_form(const Slot& slot) const {
          slot.results.dtype() == config_.combine_scheme.dtype;
 }
 
-// A result row in the form in which it travels: where it is, or in share_.
+// A result row in wire form: in place if it already has that form, else converted into share_.
 const std::byte* PullExchange::to_wire(const Slot& slot, std::int64_t row) {
   const std::byte* from = result_row(slot, row);
   if (is_in_wire_form(slot)) return from;
@@ -71,7 +71,7 @@ const std::byte* PullExchange::to_wire(const Slot& slot, std::int64_t row) {
   return share_.data();
 }
 
-// The sum of a token's rows here, k ascending, in the form in which it travels, in share_.
+// Sums this rank's rows of a token, k ascending, into share_, in wire form.
 const std::byte* PullExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
   own_sum_.clear();
   for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
@@ -89,7 +89,7 @@ const std::byte* PullExchange::reduce_here(const Slot& slot, const Arrival& arri
   return share_.data();
 }
 
-// This rank's share of a token under per_rank.
+// This rank's partial sum of a token under per_rank, in wire form.
 const std::byte* PullExchange::share_of(const Slot& slot, const Arrival& arrival) {
   return is_expert_major(config_.layout) ? reduce_here(slot, arrival) : to_wire(slot, arrival.row);
 }
@@ -122,7 +122,7 @@ void PullExchange::combine_send(const CombineCall& call) {
   slot.call = begin("combine", Phase::kCombineSend);
   handles_.advance(index_of(slot), Stage::kReturned);
   slot.results = rows;
-  // Rows for this rank's own tokens stay where they are: combine_receive reads them in place.
+  // Rows of this rank's own tokens stay where they are: combine_receive reads them in place.
   for (int i = 0; i < num_ranks_; ++i) {
     const int owner = (rank_ + i) % num_ranks_;
     if (owner != rank_) return_rows_to(slot, owner);
@@ -150,14 +150,15 @@ void PullExchange::return_rows_to(const Slot& slot, int owner) {
         send(to_wire(slot, p.row), arrival.token, p.k);
       }
     } else if (returns_row(arrival)) {
-      // By way of a row in cache, so that the window is written past the caches, and once.
+      // By way of share_, a row in cache, so that the window is written once and past the caches.
       send(share_of(slot, arrival), arrival.token, column_of(slot, arrival));
     }
   }
   if (streaming) streaming_store_fence();
 }
 
-// One f32 for each choice that this rank serves, where dispatch has the weights of its own calls.
+// One f32 per choice that this rank serves, at the offset that dispatch uses for weights in its own
+// slot sets.
 void PullExchange::return_weights_to(const Slot& slot, int owner,
                                      const TensorView& row_weights) const {
   if (!row_weights.has_value()) return;
@@ -222,7 +223,7 @@ void PullExchange::sum_tokens(const Slot& slot, const TensorView& output,
   const std::int64_t num_tokens = slot.num_tokens();
   const bool streaming =
       wants_streaming(static_cast<std::size_t>(num_tokens) * row_bytes, num_ranks_);
-  // Own tokens arrive in order too, so their arrivals are met in step with the tokens.
+  // Arrivals of own tokens are ordered by token, so they are walked in step with the tokens.
   std::span<const Arrival> own = arrivals_of(slot, rank_);
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     const Arrival* arrival = !own.empty() && own.front().token == t ? &own.front() : nullptr;
@@ -265,7 +266,7 @@ void PullExchange::add_partials(const Slot& slot, std::int64_t token, const Arri
   }
 }
 
-// per_expert: every valid choice of a token, k ascending; own rows are read where they are.
+// per_expert: every valid choice of a token, k ascending; this rank's own rows are read in place.
 void PullExchange::add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
                                const TensorView& topk_weights) {
   const auto num_topk = static_cast<std::size_t>(config_.num_topk);

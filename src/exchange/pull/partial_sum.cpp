@@ -42,7 +42,7 @@ float* PartialSum::new_wide_row() {
   return wide_[num_wide_++].as<float>();
 }
 
-// Rows of several dtypes in one sum: f32 holds all of them exactly.
+// For a sum of rows with different dtypes: f32 holds each of them exactly.
 void PartialSum::widen_all() {
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     if (dtypes_[i] == DType::kF32) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// partial_sum.h: the rows of one token as terms of a sum, in order. Memory is kept from sum to sum.
+// partial_sum.h: weighted sum of rows of one token, in order. Memory is reused from sum to sum.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,16 @@ class PartialSum {
   explicit PartialSum(std::int64_t hidden) : hidden_(hidden) {}
 
   void clear();
-  /// A row of bf16, f16 or f32, which must stay until the sum.
+  /// Adds a row of bf16, f16 or f32, which must stay valid until `sum`.
   void add(const void* row, DType dtype, float weight);
-  /// A row as it travels under a scheme, scales apart; must stay until the sum.
+  /// Adds a row in the wire form of a scheme, scales apart. It must stay valid until `sum`.
   void add_stored(const QuantScheme& scheme, const std::byte* row, const void* scales,
                   float weight);
-  /// The same for a row that need not stay.
+  /// The same, for a row that need not stay valid.
   void add_copy(const QuantScheme& scheme, const std::byte* row, const void* scales, float weight);
 
-  /// to = round(sum of weight * row in f32, in the order of adding, from +0), fma for each term.
+  /// to = round(sum of weight * row): a chain of f32 fma from +0, in the order in which rows were
+  /// added, rounded once to `dtype`.
   void sum(void* to, DType dtype);
 
  private:
@@ -37,7 +38,7 @@ class PartialSum {
   std::vector<const void*> rows_;
   std::vector<DType> dtypes_;
   std::vector<float> weights_;
-  std::vector<AlignedBuffer> wide_;  ///< f32 rows, as many as any sum wanted
+  std::vector<AlignedBuffer> wide_;  ///< f32 rows, as many as any sum has needed
   std::size_t num_wide_ = 0;
 };
 

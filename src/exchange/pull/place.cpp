@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The receive part of dispatch: read the peers' routing, plan, place rows as they become ready.
-// Cost a rank: for each arrived token one read, and a write for each local expert or for the token.
+// The receive phase of dispatch: reads the peers' routing, plans, and places rows as they become
+// ready. Per rank: one read per arriving token, and one write per local expert that wants it, or
+// per token in layouts with one row per token.
 
 #include <algorithm>
 #include <cstring>
@@ -79,7 +80,7 @@ void PullExchange::receive_headers(Slot& slot) {
   }
 }
 
-// When values are not all alike each rank sees one that differs from its own.
+// When values are not all equal, every rank sees at least one that differs from its own.
 void PullExchange::require_alike(const Slot& slot, int source,
                                  const OperationHeader& header) const {
   const auto& own = *slot.routing;
@@ -129,7 +130,7 @@ void PullExchange::plan(Slot& slot) {
   keep_received(routing);
 }
 
-// What received rows report, in this dispatch and in those that use its routing again.
+// Keeps what `describe` reports, for this dispatch and for those that reuse its routing.
 void PullExchange::keep_received(CachedRouting& routing) const {
   routing.rows_per_rank.clear();
   for (std::size_t r = 0; r < table_.size(); ++r) {
@@ -155,7 +156,7 @@ void PullExchange::keep_received(CachedRouting& routing) const {
 
 void PullExchange::gather_weights(Slot& slot) const {
   slot.placement_weights.clear();
-  if (!is_expert_major(config_.layout)) return;  // the caller weighs these rows
+  if (!is_expert_major(config_.layout)) return;  // the caller applies these weights
   const bool any = std::any_of(table_.begin(), table_.end(),
                                [](const RankRouting& r) { return r.topk_weights != nullptr; });
   if (!any) return;
@@ -171,10 +172,11 @@ void PullExchange::gather_weights(Slot& slot) const {
   }
 }
 
-// What no row fills and yet has a meaning: tiles of swizzled scales, and gaps where asked for.
+// Zeroes what no row fills but consumers read: the rest of swizzled scale tiles and, with
+// zero_padding, the alignment gaps.
 void PullExchange::clear_padding(Slot& slot, const Placing& placing) const {
   const bool is_batched = config_.layout == Layout::kBatched;
-  // A batch's geometry never changes, so its padding stays as it was allocated: zero.
+  // The geometry of layout batched never changes, so its padding keeps the zeros of allocation.
   const bool is_swizzled = config_.scale_layout == ScaleLayout::kSwizzled && !is_batched;
   if (is_swizzled || config_.zero_padding) {
     std::memset(slot.scales.data(), 0, placing.scales.num_bytes());
@@ -228,7 +230,7 @@ void PullExchange::place_rows_of(Slot& slot, int source, const Placing& placing)
   }
 }
 
-// Scales and further payloads of one row.
+// Places the scales and extra payloads of one row.
 void PullExchange::place_extras(Slot& slot, const std::byte* from, std::int64_t row,
                                 const Placing& placing) {
   if (shape_.num_scales > 0) {
@@ -241,7 +243,7 @@ void PullExchange::place_extras(Slot& slot, const std::byte* from, std::int64_t 
   }
 }
 
-// Ids and weights of received rows; -1 and 0 in rows without a token.
+// Writes ids and weights of received rows; rows without a token get -1 and 0.
 void PullExchange::place_routing(Slot& slot) const {
   const ReceivePlan& receive = slot.receive();
   auto* weights = slot.weights.as<float>();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The send part of dispatch: publish routing, then rows, in this rank's own window. The routing
-// goes out first, so that peers plan while rows are still quantized. A row is written once however
-// many ranks read it; with the routing of an earlier dispatch only the header goes before the rows.
+// The send phase of dispatch: publishes routing, then rows, in this rank's own window. The routing
+// goes first, so that peers plan while rows are still being quantized. A row is written once,
+// however many ranks read it. When the routing of an earlier dispatch is reused, only the header
+// and the weights precede the rows.
 
 #include <algorithm>
 #include <cstring>
@@ -19,7 +20,7 @@
 namespace switchyard {
 namespace {
 
-// Rows between two announcements: enough work to be worth a wake-up of the readers.
+// Bytes of rows between two updates of rows_ready: enough to be worth waking the readers.
 constexpr std::size_t kAnnounceBytes = std::size_t{1} << 20;
 
 template <typename Id>
@@ -35,7 +36,7 @@ void narrow_ids(const Id* ids, std::int64_t num_tokens, int num_topk, int num_ex
   }
 }
 
-// The batched layout has room for each token once an expert.
+// The batched layout has room for each token only once per expert.
 void require_distinct(const std::vector<std::uint16_t>& ids, int num_topk) {
   const auto width = static_cast<std::ptrdiff_t>(num_topk);
   for (auto token = ids.begin(); token != ids.end(); token += width) {
@@ -138,7 +139,7 @@ DispatchHandle PullExchange::dispatch_send(const DispatchCall& call) {
   return handle_of(slot);
 }
 
-// What this rank's routing is to everybody: without weights where they do not travel.
+// This rank's routing as peers see it: without weights where they do not travel.
 RankRouting PullExchange::own_routing(const Slot& slot) const {
   const bool has_weights = config_.sends_weights && !slot.topk_weights.empty();
   return {slot.num_tokens(), slot.routing->topk_ids.data(),
@@ -157,7 +158,7 @@ void PullExchange::publish_header(const Slot& slot) {
   header.tensor_scale = slot.input.tensor_scale;
   header.has_weights = has_weights ? 1 : 0;
   header.routing_only = slot.input.options.routing_only ? 1 : 0;
-  // std::copy: without tokens there is no address to copy from.
+  // std::copy rather than memcpy: without tokens the source may be null.
   if (routing.call == slot.call) {
     std::copy(routing.topk_ids.begin(), routing.topk_ids.end(),
               reinterpret_cast<std::uint16_t*>(base + shape_.window.ids(slot.call)));
@@ -171,7 +172,7 @@ void PullExchange::publish_header(const Slot& slot) {
   engine_.notify_all();
 }
 
-// A rank reads its own rows where the caller has them, if they need no change.
+// A rank reads its own rows in the caller's memory unless rows are quantized or have payloads.
 bool PullExchange::is_in_place() const {
   return !config_.scheme.is_quantized() && config_.payload_bytes.empty();
 }

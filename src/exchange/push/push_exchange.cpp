@@ -39,8 +39,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   int num_sms = 0;
   check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_.index),
              "cudaDeviceGetAttribute");
-  // Ranks that share a GPU wait for each other's kernels, so all that may run at once must fit:
-  // those of every handle, and none that comes early.
+  // Ranks that share a GPU wait for each other's kernels, so all kernels that may run at once must
+  // fit on it: one per handle of each rank, none of them launched early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
   num_ctas_ = std::max(kMinCtas, kExchangeCtasPerSm * num_sms / kernels);
   has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
@@ -53,10 +53,11 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
                                        std::int64_t{shape_.config.num_experts});
 }
 
-// Peers may still write to this rank's window, or read from theirs what this rank wrote. Ranks of
-// one process that share a GPU also share what waiting for it, or freeing memory, waits for: so all
-// have launched everything before one of them waits, and all kernels have ended before one frees. A
-// rank that an exception ends waits for nobody: its peers may wait for it.
+// Peers may still write to this rank's window, or read from their windows what this rank wrote.
+// Among ranks of one process that share a GPU, a device synchronization or a free also waits for
+// the kernels of the others: so all ranks have launched everything before one of them synchronizes,
+// and all kernels have ended before one of them frees. A rank that unwinds an exception waits for
+// nobody, because its peers may be waiting for it.
 PushExchange::~PushExchange() {
   const auto is_over = [&] {
     return watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
@@ -65,7 +66,7 @@ PushExchange::~PushExchange() {
     try {
       if (!is_over()) group_.barrier();
     } catch (const Error&) {
-      watcher_->look();  // a lost group: kernels are told to end, nobody is left to wait for
+      watcher_->look();  // the group is lost: stop the kernels, there is nobody to wait for
     }
   };
   try {
@@ -75,9 +76,9 @@ PushExchange::~PushExchange() {
     barrier();
     watcher_.reset();
   } catch (const Error&) {
-    // No GPU any more.
+    // The GPU is lost.
   }
-  cudaGetLastError();  // a lost GPU is not an error of whoever calls CUDA next
+  cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 
 PushExchange::Slot& PushExchange::open_slot(const char* operation) {
@@ -151,7 +152,7 @@ void PushExchange::enter(Phase phase, const Slot& slot) {
   group_.engine().enter(phase, slot.id);
 }
 
-// The rows of the tokens come last: all that they share with other rows is as they leave it.
+// The tokens' rows go last, so that whatever they share with other rows is left as they write it.
 void PushExchange::launch(Slot& slot, Phases phases, Stream stream) {
   enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
   gather_routing(slot, phases, stream);
@@ -166,9 +167,9 @@ void PushExchange::launch(Slot& slot, Phases phases, Stream stream) {
   launch_place_routing(slot.routing_args, drops(slot), stream.get());
 }
 
-// Ranks that share a GPU may share a hardware queue: what is queued behind a kernel that waits for
-// a peer could keep the peer's kernel from starting. There the host waits between the kernels of a
-// call.
+// Ranks that share a GPU may share a hardware queue: whatever follows a kernel that waits for a
+// peer could keep the peer's kernel from starting. In that case the host waits between the kernels
+// of a call.
 void PushExchange::sync_if_shared(Phases phases, Stream stream) const {
   if (!receives(phases) || !window_->is_shared_gpu()) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

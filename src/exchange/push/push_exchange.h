@@ -2,11 +2,12 @@
 //
 // push_exchange.h: the exchange over windows that every rank's GPU can address.
 //
-// A slot is one handle that may be alive: its own two slot sets in the window, its own count of
-// calls, its own receive buffers. Within a slot calls follow one another in stream order, and
-// that alone makes two sets enough: a rank starts call c only after call c - 1 is through here, so
-// it has every peer's announcement of c - 1, which the peer sent after its call c - 2 was through
-// and everything in that set had been read.
+// An in-flight slot serves one live handle: it has its own two slot sets in the window, its own
+// call count and its own receive buffers. Within a slot, calls follow one another in stream order.
+// Two slot sets suffice; no acknowledgement is needed: a rank starts call c only after it has
+// completed call c - 1, and therefore has every peer's announcement of c - 1. The peer, which
+// announces to every rank in every call, sent that after it had completed call c - 2 and read
+// everything in the set that c uses.
 #pragma once
 
 #include <memory>
@@ -55,12 +56,12 @@ class PushExchange final : public ExchangeBackend {
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
     std::int64_t num_tokens = 0;
     std::int64_t max_tokens = 0;
-    std::int64_t call_max_tokens = 0;  ///< max_tokens, if the caller gave it
-    bool is_again = false;             ///< its ids are those of an earlier dispatch
+    std::int64_t call_max_tokens = 0;  ///< max_tokens as the caller gave it, or 0
+    bool is_again = false;             ///< uses the ids of an earlier dispatch
     bool routing_only = false;
-    DispatchArgs dispatch;               ///< of its last dispatch
-    std::vector<DispatchArgs> payloads;  ///< as the next, each a dispatch of its own
-    DispatchArgs gather;                 ///< of ids and weights to all ranks
+    DispatchArgs dispatch;               ///< arguments of the last dispatch
+    std::vector<DispatchArgs> payloads;  ///< one dispatch each
+    DispatchArgs gather;                 ///< dispatch of ids and weights to all ranks
     RoutingArgs routing_args;
     CombineArgs combine;
     ReturnWeightsArgs weights;
@@ -132,7 +133,7 @@ class PushExchange final : public ExchangeBackend {
   PinnedBuffer words_;  ///< WatchWords
   DeviceBuffer failed_;
   DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
-  DeviceBuffer blank_;       ///< the one row of a dispatch of routing only
+  DeviceBuffer blank_;       ///< the row that a routing-only dispatch sends for each token
   Watch watch_;
   HandleTable handles_;
   std::vector<Slot> slots_;  ///< by slot of handles_

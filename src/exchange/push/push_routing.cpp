@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a dispatch does besides its rows: ids that are kept, gathered from all ranks, dropped; and
-// memory that is cleared where rows without a token have a meaning.
+// What a dispatch does besides its rows: it keeps ids, gathers them from all ranks and drops
+// overflow; and it clears memory where rows without a token have a meaning.
 
 #include "core/fail.h"
 #include "cuda/base/check.h"
@@ -41,7 +41,7 @@ const PushExchange::Slot& PushExchange::kept_routing(const DispatchHandle& earli
   return *found;
 }
 
-// Ids of an earlier dispatch, for a slot that may be another one.
+// Copies the ids of an earlier dispatch, unless it used the same slot.
 void PushExchange::copy_routing(Slot& slot, const Slot& earlier, Stream stream) const {
   if (&slot == &earlier) return;
   const auto copy = [&](std::int32_t* to, const std::int32_t* from, std::int64_t count) {
@@ -78,7 +78,8 @@ void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
   }
 }
 
-// What is dropped must be known before rows are sent: then this waits for all ranks.
+// Which choices are dropped must be known before rows are sent, so with drops the send phase waits
+// for all ranks.
 void PushExchange::gather_routing(Slot& slot, Phases phases, Stream stream) {
   const bool is_dropped = drops(slot);
   const bool is_told = shape_.gathers && shape_.gathers_routing;

@@ -14,7 +14,7 @@
 namespace switchyard {
 namespace {
 
-// GPUs keep 32-bit row numbers, and counts in shared memory.
+// Kernels use 32-bit row numbers and keep counts in shared memory.
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
 constexpr int kMaxExperts = 16384;
 constexpr std::int64_t kMaxRowElements = std::int64_t{1} << 24;
@@ -23,13 +23,13 @@ void refuse(bool is_bad, const std::string& what) {
   require(!is_bad, Errc::kNotSupported, "device exchange: {}", what);
 }
 
-// Kernels are made for the schemes that have a name; others differ in block or scale format.
+// Kernels exist for named schemes; other schemes differ in block or scale format.
 bool has_kernels(const QuantScheme& scheme) {
   const std::vector<QuantScheme> named = named_schemes();
   return !scheme.is_quantized() || std::find(named.begin(), named.end(), scheme) != named.end();
 }
 
-// And, on the way out, for fp8 blocks whose scales are powers of two and stay f32.
+// Dispatch also supports fp8 blocks whose scales are powers of two but stored as f32.
 bool can_dispatch(QuantScheme scheme) {
   if (has_kernels(scheme)) return true;
   if (scheme.scale_format != ScaleFormat::kF32PowerOfTwo) return false;
@@ -82,7 +82,7 @@ PushLayout main_layout(const PushExchangeShape& shape) {
   return make_push_layout(push);
 }
 
-// A route is the expert and the number of a row among those of one rank for it, in 32 bits.
+// A route holds an expert and a row's place among the rows of one rank for it, in 32 bits.
 void require_places(const PushLayout& layout) {
   const PushShape& shape = layout.shape;
   const std::int64_t most = checked_mul<std::int64_t>(shape.max_tokens, shape.num_topk);
@@ -93,7 +93,7 @@ void require_places(const PushLayout& layout) {
                      shape.max_tokens, shape.num_topk, most, limit, shape.max_local_experts));
 }
 
-// Rows of bytes that go where the tokens go; none come back.
+// The layout of rows of bytes that go where the tokens go; none are returned.
 PushLayout bytes_layout(PushShape push, std::int64_t row_bytes) {
   push.hidden = row_bytes;
   push.element_bits = 8;
@@ -130,7 +130,7 @@ PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num
   shape.drops = config.overflow == Overflow::kDrop && config.capacity > 0;
   shape.gathers_routing = (shape.gathers && config.num_topk > 0) || shape.drops;
   require_supported(config, num_ranks, shape.gathers || shape.drops);
-  // Rank 0 has the most experts: what is refused there is refused on every rank.
+  // Rank 0 has the most experts, so a check against its rows fails alike on every rank.
   const std::int64_t max_rows = shape.buffer_rows(0, config.max_tokens_per_rank);
   refuse(max_rows >= kMaxRows,
          fmt::format("the receive buffer has {} rows, must be fewer than {}", max_rows, kMaxRows));

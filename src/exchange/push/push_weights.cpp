@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weights of rows that go home with a combine, in a region of their own at the end of a slot's.
+// Weights of rows that a combine returns, in a region of their own at the end of the slot.
 
 #include "exchange/check_returns.h"
 #include "exchange/push/push_exchange.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wait_failure.h: what a kernel found, in words: from the record that it left to an error.
+// wait_failure.h: turns the record that a kernel leaves behind into the text of an error.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace switchyard {
 
-/// Host memory that the GPU writes and reads; zeros at first.
+/// Host memory that the GPU writes and reads; zero at first.
 struct WatchWords {
   WaitRecord record;
   std::uint32_t abort_word;
 };
 
-/// What a record means to its rank.
+/// What a record means for the rank that found it.
 struct WaitFailureText {
   Errc code = Errc::kTimeout;
   Errc peers_code = Errc::kTimeout;  ///< what the other ranks throw
-  bool is_own = false;               ///< found in this rank's call, whatever its peers do
+  bool is_own = false;               ///< the cause lies in this rank's call, not in its peers
   int culprit = -1;
   const char* function = "";  ///< "dispatch" or "combine"
   std::string what;           ///< names ranks, places and values
@@ -31,11 +31,11 @@ struct WaitFailureText {
 
 WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_experts);
 
-/// Where the kernel was.
+/// Where the kernel stopped.
 WaitSite site_of(const WaitRecord& record);
 
-/// How long kernels wait for a peer. `asked_ms` 0: as long as the group, times `kSharedGpuPatience`
-/// when ranks share the GPU: its kernels then run by turns.
+/// How long kernels wait for a peer. With an `asked_ms` of 0: as long as the group, times
+/// kSharedGpuPatience if ranks share the GPU, because their kernels then take turns.
 inline constexpr int kSharedGpuPatience = 20;
 std::int64_t kernel_timeout_ms(std::int64_t asked_ms, std::int64_t group_ms, bool is_shared_gpu);
 

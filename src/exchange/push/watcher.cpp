@@ -12,7 +12,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{5};
-constexpr int kLooksPerPeerLook = 10;  // a look at the peers takes system calls
+constexpr int kLooksPerPeerLook = 10;  // looking for lost peers takes system calls
 
 }  // namespace
 
@@ -27,18 +27,18 @@ Watcher::Watcher(Engine& engine, WatchWords& words, std::int64_t num_experts)
 
 Watcher::~Watcher() = default;
 
-// A group that was aborted stays so: then there is nothing left to look for.
+// An aborted group stays aborted, so there is nothing left to look for.
 void Watcher::run(const std::stop_token& stop) noexcept {
   sigset_t all;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);  // signals are for the program's threads
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);  // leave signals to the program's threads
   for (int i = 1; !stop.stop_requested() && !look(); ++i) {
     if (i % kLooksPerPeerLook == 0) engine_.look_for_lost_peers();
     std::this_thread::sleep_for(kLookEvery);
   }
 }
 
-// Pairs with the fence of the kernel that writes the failure last.
+// The acquire pairs with the fence before the kernel writes `failure`, which it writes last.
 bool Watcher::has_record() const noexcept {
   return std::atomic_ref(words_.record.failure).load(std::memory_order_acquire) != 0;
 }
@@ -58,7 +58,7 @@ void Watcher::notify_peers() noexcept {
     const WaitFailureText text = describe(words_.record, engine_.rank(), num_experts_);
     if (text.code == Errc::kTimeout) engine_.look_for_lost_peers();
     is_first_cause_ = engine_.abort(text.peers_code, text.culprit, text.what);
-  } catch (const std::exception&) {  // no memory for the words
+  } catch (const std::exception&) {  // no memory for the text
     is_first_cause_ = engine_.abort(Errc::kOutOfMemory, engine_.rank(), {});
   }
 }
@@ -80,7 +80,7 @@ Error Watcher::cause(const WaitSite& site) {
     } catch (const Error& error) {
       return error;
     }
-  }  // else, or while another rank still writes its cause, this rank's words
+  }  // else, or while another rank still writes its cause: this rank's text
   return Error(own.code, fmt::format("{}: {} (rank {} of {}, call {})", own.function, own.what,
                                      engine_.rank(), engine_.size(), words_.record.call));
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// watcher.h: joins the waits of kernels to the group. The host does not wait for kernels, so a
-// thread looks, every few milliseconds: what a kernel found is told to the other ranks, and when
-// the group was aborted, or a peer died or left, the kernels of this rank are told to end. The
-// thread uses no CUDA, so a lost GPU cannot hold it.
+// watcher.h: connects the waits of kernels to the group. The host does not wait for kernels, so a
+// thread checks every few milliseconds: it aborts the group if a kernel of this rank failed, and it
+// stops this rank's kernels if the group was aborted or if a peer died or left. The thread uses no
+// CUDA, so a lost GPU cannot block it.
 #pragma once
 
 #include <atomic>
@@ -17,18 +17,20 @@ namespace switchyard {
 
 class Watcher {
  public:
-  /// Both outlive it. Until it ends no peer may leave the group. Errors: kSystem (no thread).
+  /// `engine` and `words` must outlive the watcher. No peer may leave the group before it is
+  /// destroyed. Errors: kSystem (no thread).
   Watcher(Engine& engine, WatchWords& words, std::int64_t num_experts);
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
-  /// Ends the thread.
+  /// Stops the thread.
   ~Watcher();
 
-  /// Throws what kernels of this rank found or why the group was aborted; once it did, the same at
-  /// every call. `site`: where this rank is, unless a kernel said it. Any thread.
+  /// Throws what kernels of this rank found, or why the group was aborted; every later call throws
+  /// the same. `site` is where this rank is, unless a kernel recorded it. Callable from any thread.
   void check(const WaitSite& site);
 
-  /// What the thread does each time, now. True once kernels are told to end. Any thread.
+  /// Runs one check of the thread at once. Returns true once kernels have been stopped. Callable
+  /// from any thread.
   bool look() noexcept;
 
  private:
@@ -40,11 +42,11 @@ class Watcher {
   Engine& engine_;
   WatchWords& words_;
   std::int64_t num_experts_;
-  std::atomic<bool> is_first_cause_ = false;  ///< the group was aborted for this rank's record
-  std::mutex mutex_;                          ///< of the two below
+  std::atomic<bool> is_first_cause_ = false;  ///< this rank's record aborted the group
+  std::mutex mutex_;                          ///< guards the two below
   bool has_told_ = false;
   std::optional<Error> cause_;
-  std::jthread thread_;  // last: it uses all the rest
+  std::jthread thread_;  // last, because it uses all the rest
 };
 
 }  // namespace switchyard

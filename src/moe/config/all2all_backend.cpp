@@ -17,7 +17,7 @@ struct BackendRow {
 constexpr auto kStandard = ActivationFormat::kStandard;
 constexpr auto kBatched = ActivationFormat::kBatched;
 
-// In the order of All2AllBackend.
+// Indexed by All2AllBackend.
 constexpr std::array<BackendRow, 12> kBackends{
     {{"allgather_reducescatter", {kStandard, false, {}, false}},
      {"naive", {kStandard, false, {}, false}},

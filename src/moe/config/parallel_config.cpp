@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-/// The rank that counts: 0 where there is one rank only.
+/// The checked rank; 0 when the size is 1, whatever `rank` is.
 std::int32_t checked_rank(const char* what, std::int32_t size, std::int32_t rank) {
   require(size >= 1, Errc::kInvalidArgument, "parallel_config: {}_size is {}, want at least 1",
           what, size);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant_builders.cpp: one builder for each pair of activations and weights. Those that mirror a
-// call of vLLM's make() go through make(), the others state their descriptors.
+// quant_builders.cpp: one builder per pair of activations and weights. Builders that call make() in
+// vLLM call make() here; the others spell out their descriptors.
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@ namespace {
 
 using Q = QuantDType;
 
-// Element types aside, the words that make() takes.
+// What make() accepts for activations; weights may also be int4.
 constexpr std::array<QuantDType, 8> kMakeActivations{
     Q::kNone, Q::kFp8E4M3, Q::kInt8, Q::kNvfp4, Q::kMxfp4, Q::kMxfp6E3M2, Q::kMxfp6E2M3, Q::kMxfp8};
 
@@ -45,7 +45,7 @@ void check_make(const MakeQuantOptions& options) {
           "per_act_token_quant or a block_shape");
 }
 
-/// The block of weights whose activations stay as they are; {0, g} is a group along the input.
+/// The block of weights with unquantized activations; {0, g} is a group along the input.
 std::optional<GroupShape> weight_block(const std::optional<BlockShape>& block) {
   if (!block.has_value()) return std::nullopt;
   const auto [row, col] = *block;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant_config.cpp: what a quantization configuration may hold, and what follows from it. All
-// builders end in the constructor, so every rule about stored values stands here once.
+// quant_config.cpp: what a quantization configuration may hold, and what follows from it. Every
+// builder ends in the constructor, so each rule about stored values is checked there, once.
 
 #include "switchyard/quant_config.h"
 
@@ -37,7 +37,7 @@ void check_shape(const char* what, const std::optional<GroupShape>& shape) {
           what, describe(shape));
 }
 
-// Formats with scales of their own leave no choice of a grouping.
+// Formats with their own scales accept no other grouping.
 void check_activation(const QuantDesc& a1) {
   const QuantDType dtype = a1.dtype;
   require(dtype <= QuantDType::kMxint8 && dtype != QuantDType::kInt4, Errc::kInvalidArgument,

@@ -20,7 +20,7 @@ struct OcpMxRow {
   const char* name;
 };
 
-// In the order of OcpMxScheme: name_of takes a row by number.
+// Indexed by OcpMxScheme.
 constexpr std::array<OcpMxRow, 11> kOcpMx{
     {{OcpMxScheme::kWMxfp4, Q::kNone, Q::kMxfp4, "w_mxfp4"},
      {OcpMxScheme::kWMxfp4AMxfp4, Q::kMxfp4, Q::kMxfp4, "w_mxfp4_a_mxfp4"},

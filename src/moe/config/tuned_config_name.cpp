@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-/// Whether `token` stands between underscores or at an end.
+/// Whether `name`, split at underscores, contains `token`.
 bool has_token(const std::string& name, const std::string& token) {
   return ("_" + name + "_").find("_" + token + "_") != std::string::npos;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// activation_scheme.cpp: from a configuration to the scheme by which rows travel.
+// activation_scheme.cpp: turns a configuration into the scheme of the rows on the wire.
 
 #include "switchyard/quant_config.h"
 

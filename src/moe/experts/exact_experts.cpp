@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// Weights come from memory once for so many rows; a multiple of 12 and 6, the rows of the kernels.
+// Rows per read of the weights from memory; a multiple of 12 and 6, the kernels' row counts.
 constexpr std::int64_t kTileRows = 96;
 
 class ExactGemm final : public ExpertGemm {

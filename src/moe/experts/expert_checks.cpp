@@ -35,7 +35,7 @@ struct NamedWeight {
   const WeightTensor& tensor;
 };
 
-// Two to a byte: a row must begin at a whole one.
+// e2m1 packs two elements per byte, so each row must begin at a byte.
 void check_packing(const NamedWeight& weight) {
   const TensorView& values = weight.tensor.values;
   if (values.dtype() != DType::kE2M1) return;
@@ -76,7 +76,7 @@ void check_weight_scales(const NamedWeight& weight) {
           alpha.describe(), values.shape(0));
 }
 
-// One of the three weights with its scales.
+// Checks one of the three weights and its scales.
 void check_weight(const NamedWeight& weight, const Shape3& shape) {
   const TensorView& values = weight.tensor.values;
   require(has_shape(values, shape), Errc::kInvalidArgument, "{}: {} is {}, want [{}, {}, {}]",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_checks.h: what make_*_experts and apply demand of their arguments, for every kind of
+// expert_checks.h: what make_*_experts and apply require of their arguments, for every kind of
 // experts.
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace switchyard {
 
-/// L, H and I of the weights.
+/// L, H and I, taken from the weights.
 struct ExpertShape {
   std::int64_t num_experts = 0;
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
 };
 
-/// Each matrix with its scales.
+/// Each matrix with its scales and alpha.
 WeightTensor gate_of(const ExpertWeights& weights);
 WeightTensor up_of(const ExpertWeights& weights);
 WeightTensor down_of(const ExpertWeights& weights);
@@ -40,7 +40,7 @@ void require_experts_device(Device device, const ExpertRows& input, const Tensor
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
                  std::size_t workspace_bytes, std::size_t needed_bytes);
 
-/// The same without the ranges, which a host may not know.
+/// check_apply without the ranges, which the host may not know.
 void check_buffers(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
                    std::size_t workspace_bytes, std::size_t needed_bytes);
 

@@ -34,7 +34,7 @@ std::vector<std::int64_t> shape_of(const TensorView& tensor) {
   return shape;
 }
 
-// The shape that scales of this layout should have; blocks are taken from what they are.
+// The shape that scales of this layout must have. The number of blocks is that of the given scales.
 std::vector<std::int64_t> wanted_shape(const ExpertRows& input, std::int64_t num_scales) {
   const bool is_swizzled = input.scale_layout == ScaleLayout::kSwizzled;
   const int whole_dims = is_swizzled ? 5 : 2;
@@ -60,7 +60,7 @@ void check_scales(std::int64_t hidden, const ExpertRows& input) {
   const bool is_swizzled = input.scale_layout == ScaleLayout::kSwizzled;
   require(!is_swizzled || bits_of(dtype) == 8, Errc::kInvalidArgument,
           "apply: scales are {} and swizzled, want scales of one byte", name_of(dtype));
-  // A rank without experts: how many blocks there would be is nobody's business.
+  // Without rows the number of blocks does not matter.
   if (input.rows.shape(0) == 0 && scales.has_value() && scales.dtype() == dtype) return;
   const std::vector<std::int64_t> shape = wanted_shape(input, num_scales(input.scheme, hidden));
   const TensorView want(nullptr, dtype, shape);
@@ -180,7 +180,7 @@ void InputReader::read(std::int64_t expert, std::int64_t first_row, std::int64_t
   }
 }
 
-// Scales of a row side by side: in place, or copied.
+// The scales of one row, contiguous: in place if they already are, else in `copy`.
 const std::byte* InputReader::scales_of(std::int64_t row, std::byte* copy) const {
   const TensorView& scales = input_.scales;
   const auto bytes = static_cast<std::size_t>(geometry_.element_bytes);

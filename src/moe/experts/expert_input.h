@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_input.h: the rows that experts are given, of any scheme and with scales in any layout, and
-// how they become f32.
+// expert_input.h: checks the rows that experts receive, of any scheme and with scales in any
+// layout, and converts them to f32.
 #pragma once
 
 #include <cstddef>
@@ -14,36 +14,36 @@
 
 namespace switchyard {
 
-/// Refuses rows, scales and tensor scale that contradict the scheme or each other; ranges are not
-/// looked at.
+/// Refuses rows, scales and a tensor scale that contradict the scheme or each other; does not look
+/// at the ranges.
 ///
 /// Errors: kInvalidArgument.
 void check_input(std::int64_t num_experts, std::int64_t hidden, const ExpertRows& input);
 
-/// Refuses ranges that the rows do not have. Errors: kInvalidArgument.
+/// Refuses ranges that lie outside the rows. Errors: kInvalidArgument.
 void check_ranges(std::int64_t num_experts, const ExpertRows& input);
 
-/// Rows that are quantized and have scales of their own.
+/// True for quantized rows that each have their own scales.
 bool has_scale_a_row(const QuantScheme& scheme);
 
-/// True for absent, or f32 [1] or [num_experts].
+/// True when absent, f32 [1] or f32 [num_experts].
 bool is_optional_expert_scalar(const TensorView& tensor, std::int64_t num_experts);
 
-/// Entry `expert` of a tensor [1] or [L].
+/// The value for `expert` in a tensor [1] or [L].
 float expert_scalar(const TensorView& tensor, std::int64_t expert);
 
-/// Of all experts; empty when absent.
+/// The values of all experts; empty when absent.
 std::vector<float> expert_scalars(const TensorView& tensor, std::int64_t num_experts);
 
-/// A bias of all experts, [L, outputs], as f32; empty when absent.
+/// The bias of all experts, [L, outputs], as f32; empty when absent.
 std::vector<float> widen_bias(const TensorView& bias);
 
-/// Reads rows of a checked input.
+/// Reads rows of a checked input as f32.
 class InputReader {
  public:
   explicit InputReader(const ExpertRows& input);
 
-  /// Writes [num_rows][H] floats to x. `scale_copy` has scale_row_bytes() of the scheme.
+  /// Writes [num_rows][H] floats to x. `scale_copy` has room for scale_row_bytes() of the scheme.
   void read(std::int64_t expert, std::int64_t first_row, std::int64_t num_rows, float* x,
             std::byte* scale_copy) const;
 
@@ -54,7 +54,7 @@ class InputReader {
   const ExpertRows& input_;
   std::int64_t row_bytes_ = 0;
   bool has_row_scales_ = false;
-  std::int64_t block_rows_ = 1;  // R: scales of so many rows are laid out together
+  std::int64_t block_rows_ = 1;  // rows whose scales form one block
   ScaleGeometry geometry_;
 };
 

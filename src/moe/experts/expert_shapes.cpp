@@ -21,7 +21,7 @@ std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
   return count;
 }
 
-// The expert of rows `begin` to `end`, or -1 when they are all padding, and how many it owns.
+// The expert that owns rows `begin` to `end` and how many of them; -1 when all are padding.
 struct Tile {
   std::int32_t expert = -1;
   std::int32_t num_rows = 0;
@@ -157,7 +157,7 @@ ExpertWorkspaceShapes expert_workspace_shapes(ExpertWorkspaceKind kind,
       fail(Errc::kInvalidArgument, "expert_workspace_shapes: kind is {}, want from 0 to 2",
            static_cast<int>(kind));
   }
-  (void)shapes.shared_elements();  // refuses what overflows
+  (void)shapes.shared_elements();  // refuses shapes that overflow
   (void)elements_of(shapes.workspace2);
   return shapes;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// no_onednn_experts.cpp: stands in for onednn_experts.cpp in a build without oneDNN.
+// no_onednn_experts.cpp: replaces onednn_experts.cpp in a build without oneDNN.
 #include "switchyard/experts.h"
 
 #include "core/fail.h"

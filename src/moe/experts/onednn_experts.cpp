@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// onednn_experts.cpp: "onednn" experts: both GEMMs by oneDNN's matmul, f32 sums. Elements are bf16
-// where the processor multiplies bf16 and the weights are bf16 or quantized (an element times its
-// scale loses 2^-9 at most, below the rounding of its own format); else f32, as f16 and f32 weights
-// deserve.
+// onednn_experts.cpp: "onednn" experts: both GEMMs use oneDNN's matmul with f32 sums. Elements are
+// bf16 when the processor multiplies bf16 and the weights are bf16 or quantized: rounding element *
+// scale to bf16 loses at most 2^-9, less than the rounding of the weight's own format. Otherwise,
+// and for f16 and f32 weights, they are f32.
 //
-// Weights are reordered once to the layout that oneDNN prefers. A matmul is compiled for a number
-// of rows; a tile is cut into pieces of 256, 128, 64, 32, 16 and at most 15 rows, so that no more
-// than 20 are ever compiled for a shape. They run on the calling thread: a rank is a thread here.
+// Weights are reordered once, into the layout that oneDNN prefers. A matmul is compiled for a fixed
+// number of rows, so a tile is processed 256, 128, 64, 32, 16 or fewer rows at a time: at most 20
+// matmuls per shape. They run on the calling thread, because a rank is a thread here.
 #include <algorithm>
 #include <dlfcn.h>
 #include <map>
@@ -27,8 +27,8 @@ using dnnl::memory;
 
 constexpr std::int64_t kTileRows = 256;
 
-// Runs `body` with one OpenMP thread and gives the caller's setting back after it. The runtime is
-// looked up, because it is oneDNN's choice which one is loaded, or whether any is.
+// Runs `body` with one OpenMP thread and restores the caller's setting afterwards. The functions
+// are looked up at run time, because oneDNN decides which OpenMP runtime is loaded, if any.
 template <typename Body>
 auto on_this_thread(const Body& body) {
   static const auto get = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
@@ -73,7 +73,7 @@ memory::data_type element_type(std::span<const WeightTensor> tensors) {
   return multiplies_bf16() ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
-// y [rows, n] = x [rows, k] * w^T for one of several matrices w [n, k] of equal shape.
+// y [rows, n] = x [rows, k] * w^T for one matrix w [n, k] per expert, all of the same shape.
 class OneDnnGemm final : public ExpertGemm {
  public:
   explicit OneDnnGemm(std::span<const WeightTensor> tensors)
@@ -96,7 +96,7 @@ class OneDnnGemm final : public ExpertGemm {
   }
 
  private:
-  // `scratch` takes x as bf16 when that is the element type.
+  // `scratch` holds x as bf16 when that is the element type.
   void run_rows(std::int64_t expert, const float* x, std::int64_t num_rows, float* y,
                 std::byte* scratch) {
     const void* elements = x;

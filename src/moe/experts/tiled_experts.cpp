@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scratch, for a tile of T rows: x and the second result share T x max(H, its columns) floats, the
-// first result has T x its columns, the activation T x I; then what the GEMMs and the rounding
-// want. With one dynamic intermediate scale a tensor the activation is kept for all rows of an
-// expert, because the scale is known only after the last of them.
+// Scratch for a tile of T rows: x and the second result share T x max(H, columns of down) floats,
+// the first result has T x columns of gate_up floats, and the activation T x I; the GEMMs and the
+// rounding add their own. With a dynamic per-tensor scale the activations of all rows of an expert
+// are kept, because the scale is known only after the last row.
 #include "moe/experts/tiled_experts.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ class TiledExperts final : public Experts {
 
  private:
   struct Scratch {
-    float* x = nullptr;  // [tile, H]; later the second result
+    float* x = nullptr;  // [tile, H]; then the second result
     float* gate_up = nullptr;
     float* h = nullptr;
     std::byte* gemm = nullptr;
@@ -47,7 +47,7 @@ class TiledExperts final : public Experts {
   };
 
   Scratch carve(std::int64_t num_rows, std::byte* base) const;
-  /// The rounding of a row depends on the expert's other rows.
+  /// True when the rounding of a row depends on the other rows of its expert.
   bool rounds_together() const;
   /// Rows of an expert whose activations are rounded together.
   std::int64_t group_rows(std::int64_t num_rows) const;
@@ -103,7 +103,7 @@ TiledExperts::Scratch TiledExperts::carve(std::int64_t num_rows, std::byte* base
   scratch.h = carver.carve_floats(group_rows(num_rows), shape_.intermediate);
   scratch.gemm = carver.carve(std::max(gate_up_->scratch_bytes(tile), down_->scratch_bytes(tile)));
   scratch.rounding = carver.carve(intermediate_scratch_bytes(intermediate_, shape_.intermediate));
-  // A scale of 4 bytes for every element is the most that any scheme has.
+  // 4 bytes of scale per element is the maximum over all schemes.
   scratch.scales = reinterpret_cast<std::byte*>(carver.carve_floats(1, shape_.hidden));
   scratch.bytes = carver.used_bytes();
   return scratch;
@@ -116,7 +116,7 @@ std::size_t TiledExperts::workspace_bytes(const TensorView& rows) const {
   const std::int64_t num_rows =
       num_dims == 3 ? checked_mul(rows.shape(0), rows.shape(1)) : rows.shape(0);
   if (num_rows == 0) return 0;
-  return carve(num_rows, nullptr).bytes + kAlignment;  // the workspace may start anywhere
+  return carve(num_rows, nullptr).bytes + kAlignment;  // the workspace may be unaligned
 }
 
 void TiledExperts::apply(const ExpertRows& given, const TensorView& given_output,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// router.cpp: scores, groups and the K best of each token. One pass over the experts keeps a sorted
-// list of K candidates: cheap because K is small and most experts do not enter the list.
+// router.cpp: scores, groups and the K best experts of each token. One pass over the experts keeps
+// a sorted list of K candidates, which is cheap because K is small and most experts never enter the
+// list.
 //
 // Source: Hugging Face DeepseekV2 (group_limited_greedy), DeepseekV3 (noaux_tc), Qwen2Moe, Mixtral.
-// Hugging Face gives experts of lost groups the score 0, so that one of them can still win against
-// negative biased scores; here, as in vLLM's grouped_topk, they cannot be chosen.
+// Hugging Face gives experts of excluded groups the score 0, so that one of them can still win
+// against negative biased scores. Here, as in vLLM's grouped_topk, they cannot be chosen.
 
 #include "switchyard/router.h"
 
@@ -31,10 +32,10 @@ struct Candidate {
   std::int32_t id;
 };
 
-// NaN ranks last. Equal scores are not better, so the id that came first stays ahead.
+// NaN ranks last. An equal score is not better, so the id that came first stays ahead.
 bool is_better(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
 
-// A list of the best `limit` candidates, best first.
+// The best `limit` candidates, best first.
 class BestList {
  public:
   explicit BestList(std::int32_t limit) : limit_(static_cast<std::size_t>(limit)) {
@@ -74,7 +75,7 @@ void score_sigmoid(std::span<const float> logits, std::span<float> scores) {
   for (float& score : scores) score = 1.0f / (1.0f + score);
 }
 
-// Chooses the experts of one token after another, with scratch that lives as long as the call.
+// Chooses experts token by token; the scratch is reused for all tokens of a call.
 class Selector {
  public:
   Selector(const RouterConfig& config, std::span<const float> bias)
@@ -120,7 +121,7 @@ class Selector {
       const float second = members.size() > 1 ? members[1].score : 0.0f;
       best_groups_.offer({members[0].score + second, g});
     }
-    // Ascending ids, so that ties between experts of two groups go to the lower id.
+    // Offer ids in ascending order, so that ties between experts of two groups go to the lower id.
     is_chosen_.assign(static_cast<std::size_t>(config_.num_groups), false);
     for (const Candidate& group : best_groups_.best()) {
       is_chosen_[static_cast<std::size_t>(group.id)] = true;
@@ -132,7 +133,7 @@ class Selector {
     }
   }
 
-  // Unbiased scores, added in the order of the list when they are normalized.
+  // Weights are unbiased scores; normalization adds them in the order of the list.
   void weigh(std::span<float> weights) const {
     const std::span<const Candidate> best = best_experts_.best();
     for (std::size_t k = 0; k < best.size(); ++k) {

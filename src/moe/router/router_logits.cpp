@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// router_logits.cpp: hidden x gate^T where every logit is one fma chain, h ascending. A chain is
-// serial, so the lanes of a vector are experts: the gate is repacked into blocks of 32 experts,
-// h-major, a slice of h at a time, and tiles of 4 tokens run over a block while it is in L1. A sum
-// rests in `logits` between slices, which is exact. Cost: T x E x H fma and one repack of the gate.
+// router_logits.cpp: hidden x gate^T, where every logit is one fma chain, h ascending. A chain is
+// serial, so vector lanes hold experts: the gate is repacked, one slice of h at a time, into
+// h-major blocks of 32 experts, and tiles of 4 tokens run over a block while it is in L1. Between
+// slices the sums are stored in `logits`, which is exact. Cost: T x E x H fma and one repack of the
+// gate.
 
 #include "moe/router/router_logits.h"
 
@@ -23,8 +24,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::int64_t kBlockExperts = 32;
 
-// Continues the chains of 4 tokens and two vectors of experts. Named variables rather than arrays,
-// because vectors of unknown length (SVE, RVV) cannot be array elements.
+// Continues the chains of 4 tokens and two vectors of experts. These are named variables, because
+// vectors of unknown length (SVE, RVV) cannot be array elements.
 template <class D>
 [[maybe_unused]] HWY_INLINE void run_columns(D d, const float* HWY_RESTRICT x, std::int64_t depth,
                                              const float* HWY_RESTRICT gate,
@@ -73,7 +74,7 @@ void router_tile(const float* x, std::int64_t depth, const float* gate, float* s
     run_columns(d, x, depth, gate + e, sums + e);
   }
 #else
-  // Highway would multiply and add with two roundings here.
+  // Without a native FMA, Highway's MulAdd rounds twice.
   for (std::int64_t r = 0; r < 4; ++r) {
     for (std::int64_t h = 0; h < depth; ++h) {
       for (std::int64_t e = 0; e < kBlockExperts; ++e) {
@@ -116,7 +117,7 @@ void widen(const TensorView& view, std::int64_t row, std::int64_t h, std::int64_
   }
 }
 
-// One slice of the gate as [blocks][depth][32]; experts past the end are 0.
+// Packs one slice of the gate as [blocks][depth][32]; experts past the end are 0.
 void pack_gate(const TensorView& gate, std::int64_t h, std::int64_t depth, float* packed) {
   float row[kDepth];
   for (std::int64_t e = 0; e < gate.shape(0); ++e) {
@@ -126,8 +127,8 @@ void pack_gate(const TensorView& gate, std::int64_t h, std::int64_t depth, float
   }
 }
 
-// Continues the chains of up to 4 tokens and 32 experts. `x` holds 4 rows; what is computed from
-// rows past num_tokens is dropped.
+// Continues the chains of up to 4 tokens and 32 experts. `x` holds 4 rows; results of rows past
+// num_tokens are discarded.
 void continue_chains(const float* x, std::int64_t num_tokens, std::int64_t depth,
                      const float* packed, std::int64_t num_experts, std::int64_t stride,
                      float* logits) {
@@ -141,7 +142,7 @@ void continue_chains(const float* x, std::int64_t num_tokens, std::int64_t depth
   }
 }
 
-// All experts for one group of tokens, `x` [num_tokens, depth].
+// Runs all experts for one group of tokens, `x` [num_tokens, depth].
 void run_group(const float* x, std::int64_t num_tokens, std::int64_t depth, const float* packed,
                std::int64_t num_experts, float* logits) {
   for (std::int64_t e = 0; e < num_experts; e += kBlockExperts) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An exchange over two threads. It also calls what needs the library's own dependencies: messages
-// (fmt), the log (spdlog), wide conversion (Highway), and the experts.
+// Runs an exchange over two threads. Also calls functions that need the library's own dependencies:
+// messages (fmt), the log (spdlog), vectorized conversion (Highway) and the experts.
 
 #include <atomic>
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint16_t kOne = 0x3F80;  // bf16 1.0
 constexpr std::int64_t kHidden = 40;
 
-// One token a rank, for the first expert of each rank: what comes back is 0.25 + 0.5.
+// One token per rank, routed to the first expert of each rank: it returns as 0.25 + 0.5.
 bool exchange_works(const sy::Group& group) {
   sy::ExchangeConfig config;
   config.num_experts = 4;

@@ -96,7 +96,7 @@ TEST(CollectivesTest, WrongSizesAreNamed) {
     refuses("must be bf16, f16 or f32", [&] {
       collectives.reduce_scatterv(Tensor(DType::kI32, {2, 2}));
     });
-    // Every rank is right about itself and wrong about the other.
+    // Every rank is right about its own size and wrong about the other's.
     const std::vector<std::int64_t> mine =
         group.rank() == 0 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{3, 2};
     refuses("every rank must pass the same sizes", [&] { collectives.all_gatherv(x, mine); });
@@ -104,7 +104,7 @@ TEST(CollectivesTest, WrongSizesAreNamed) {
   });
 }
 
-// Every list adds up, and so do the ranks' own sizes: rank 1 means other rows than its peers.
+// Every list adds up, and so do the ranks' own sizes, but rank 1 assigns rows differently.
 TEST(CollectivesTest, AReduceScatterOfOtherSizesEndsTheGroup) {
   run_ranks(3, [](const Group& group) {
     Collectives collectives(group, 2);

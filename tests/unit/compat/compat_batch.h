@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// compat_batch.h: tokens that say where they come from, as in DeepEP's own tests: a row is constant
-// (rank - 128) but for its last element, the token's number. Every rank knows every rank's batch.
+// compat_batch.h: tokens that identify their origin, as in DeepEP's own tests: each element of a
+// row is rank - 128, except the last, the token's number. Every rank knows all batches.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +21,13 @@ struct ViewShape {
   int num_ranks = 2;
   std::int32_t num_experts = 8;
   std::int32_t num_topk = 3;
-  std::int64_t max_tokens = 9;  ///< rank r has max_tokens - r, at least 0
+  std::int64_t max_tokens = 9;  ///< rank r has max_tokens - r tokens, at least 0
   std::int64_t hidden = 256;
 
   ExpertOwnership ownership() const { return {num_experts, num_ranks}; }
 };
 
-/// Sizes that do not divide, one rank alone, more ranks than experts.
+/// Sizes that do not divide evenly, a single rank, more ranks than experts.
 inline std::vector<ViewShape> view_shapes() {
   return {{1, 4, 2, 5, 256}, {2, 8, 3, 9, 256}, {3, 7, 4, 6, 256}, {5, 3, 2, 4, 128}};
 }
@@ -107,7 +107,7 @@ inline std::vector<std::uint8_t> bytes_of(const TensorView& view) {
   return bytes;
 }
 
-/// [rows, H] bf16 of small odd values.
+/// [rows, H] bf16 with random values.
 inline Tensor random_bias(std::int64_t rows, std::int64_t hidden, std::uint64_t seed) {
   const reference::Table<float> values = random_table(rows, hidden, seed);
   Tensor bias(DType::kBF16, {rows, hidden});

@@ -59,7 +59,7 @@ void check_received(const Rank& r, const BufferDispatched& got) {
   }
 }
 
-// bias 0 + bias 1 + the token once for each of its ranks, in f32, one rounding.
+// bias 0 + bias 1 + the token once per rank that received it, in f32, rounded once.
 void check_combined(const Rank& r, const TensorView& combined,
                     const std::vector<TensorView>& bias) {
   for (std::int64_t i = 0; i < combined.num_elements(); ++i) {
@@ -151,7 +151,7 @@ TEST(DeepEpBufferTest, AHandleServesAgainAlsoForRowsOfAnotherFormat) {
     EXPECT_FALSE(again.recv_topk_idx.view().has_value());
     check_combined(r, r.buffer.combine(again.recv_x, again.handle).combined_x, {});
 
-    // Codes and opaque scales of 4 bytes: the rank, and the token.
+    // Codes and opaque scales of 4 bytes: the rank and the token.
     Tensor codes(DType::kE4M3, {r.own.num_tokens(), 256});
     Tensor scales(DType::kI32, {r.own.num_tokens(), 2});
     std::memset(codes.data(), r.rank + 1, codes.view().num_bytes());
@@ -205,7 +205,7 @@ TEST(DeepEpBufferTest, BadArgumentsAreNamed) {
   });
 }
 
-// What differs is named while memory is made for it; afterwards the ranks wait for each other.
+// A different size is named when memory is allocated for it; later the ranks only time out.
 TEST(DeepEpBufferTest, RanksThatPassOtherSizesGetAnError) {
   constexpr std::int64_t kTimeoutMs = 100;
   run_ranks(

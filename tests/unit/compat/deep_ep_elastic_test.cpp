@@ -47,7 +47,7 @@ void expect_token(const Rank& r, const TensorView& rows, std::int64_t row, int s
   EXPECT_EQ(bf16_at(rows, (row + 1) * r.shape.hidden - 1), static_cast<float>(token));
 }
 
-// Metadata lines lead from every received token to its rows.
+// The metadata leads from every received token to its rows.
 void check_metadata(const Rank& r, const ElasticDispatched& got) {
   const EPHandle& handle = *got.handle;
   const auto arrivals = test::arrivals_at(r.batches, r.rank);
@@ -111,7 +111,7 @@ void check_counts(const Rank& r, const ElasticDispatched& got, bool is_synced) {
   }
 }
 
-// The place of each token in the destination's buffer, as the destination sees it.
+// The slot of each token in the destination's buffer, as the destination computes it.
 void check_slots(const Rank& r, const EPHandle& handle) {
   for (int dst = 0; dst < r.shape.num_ranks; ++dst) {
     std::int32_t place = 0;
@@ -132,8 +132,8 @@ void check_slots(const Rank& r, const EPHandle& handle) {
   }
 }
 
-// Levels: rows of a token on a rank, rounded; then bias and one row a rank. Without the first
-// level, every choice is a term.
+// Two levels: a token's rows on each rank are summed and rounded; then biases and one partial sum
+// per rank are added. Without the first level every choice is added by itself.
 void check_combined(const Rank& r, const TensorView& combined, const std::vector<TensorView>& bias,
                     bool is_expanded, bool has_levels = true) {
   for (std::int64_t i = 0; i < combined.num_elements(); ++i) {
@@ -147,7 +147,7 @@ void check_combined(const Rank& r, const TensorView& combined, const std::vector
       ++rows[static_cast<std::size_t>(r.shape.ownership().owner(r.own.id(t, k)))];
       if (!has_levels) sum += x;
     }
-    // Equal partial rows but for their number: the order is that of the highest k.
+    // Partial sums differ by their number of rows; their order is that of each rank's highest k.
     for (int k = 0; k < r.shape.num_topk && has_levels; ++k) {
       if (r.own.id(t, k) < 0) continue;
       const int owner = r.shape.ownership().owner(r.own.id(t, k));
@@ -215,7 +215,7 @@ TEST(DeepEpElasticTest, ScalesTravelAlignedAndGapsAreZero) {
     Rank r(group, {});
     Tensor codes(DType::kE4M3, {r.own.num_tokens(), 256});
     std::memset(codes.data(), 0x38, codes.view().num_bytes());
-    // Column-major on the sender: any strides will do.
+    // Column-major on the sender, because any strides are accepted.
     Tensor memory(DType::kF32, {2, r.own.num_tokens()});
     for (std::int64_t i = 0; i < memory.view().num_elements(); ++i) {
       memory.as<float>()[i] = static_cast<float>(100 * r.rank + i + 1);

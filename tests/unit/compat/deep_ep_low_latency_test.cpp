@@ -20,7 +20,7 @@ using test::run_ranks;
 using test::ViewBatch;
 using test::ViewShape;
 
-// One rank of a group with a batch of its own.
+// One rank of a group with its own batch.
 struct Rank {
   Rank(const Group& group, const ViewShape& of)
       : shape(of),
@@ -85,7 +85,7 @@ void check_segments(const Rank& r, const LowLatencyDispatched& got) {
   }
 }
 
-// Experts that change nothing: the weighted sum of the token with itself.
+// With identity experts, the output is the token times the sum of its weights.
 void check_identity(const Rank& r, const TensorView& combined) {
   for (std::int64_t t = 0; t < r.own.num_tokens(); ++t) {
     for (std::int64_t h : {std::int64_t{0}, r.shape.hidden - 1}) {
@@ -107,7 +107,7 @@ TEST(DeepEpLowLatencyTest, RowsSegmentsAndSumsAreThoseOfTheRouting) {
       check_segments(r, got);
       const LowLatencyCombined first = r.combine(got.rows().recv_x, got);
       check_identity(r, first.combined_x);
-      // The handle serves again, also with other rows.
+      // The handle can be used again, also with other rows.
       const Tensor zero(DType::kBF16,
                         {got.rows().recv_x.shape(0), got.rows().recv_x.shape(1), shape.hidden});
       const LowLatencyCombined second = r.combine(zero, got);
@@ -169,7 +169,7 @@ TEST(DeepEpLowLatencyTest, Fp8RowsKeepTheirConstantAndScalesAreTransposed) {
           const auto* codes = rows.as<std::uint8_t>() + (e * capacity + i) * r.shape.hidden;
           EXPECT_EQ(std::set<std::uint8_t>(codes, codes + 896).size(), 1u);
           const float value = reference::f32_from_e4m3(codes[0]) * scale;
-          EXPECT_NEAR(value, -127.0f, is_packed ? 4.0f : 1.001f);  // -128, -127, -126
+          EXPECT_NEAR(value, -127.0f, is_packed ? 4.0f : 1.001f);  // -128, -127 or -126
         }
       }
     });
@@ -205,7 +205,7 @@ TEST(DeepEpLowLatencyTest, AThirdHandleIsAnErrorUntilOneIsCombinedOrDropped) {
   run_ranks(2, [](const Group& group) {
     Rank r(group, {});
     LowLatencyDispatched first = r.dispatch(kBf16);
-    const LowLatencyDispatched second = r.dispatch({});  // another exchange: they count together
+    const LowLatencyDispatched second = r.dispatch({});  // another exchange: both count
     test::expect_error(Errc::kInvalidArgument, "2 handles wait for their combine",
                        [&] { r.dispatch(kBf16); });
     const LowLatencyCombined combined = r.combine(first.rows().recv_x, first);
@@ -263,8 +263,8 @@ TEST(DeepEpLowLatencyTest, BadArgumentsAreNamedAndNothingIsLost) {
 }
 
 TEST(DeepEpLowLatencyTest, SizeHintIsDeepEpsFormula) {
-  // Dispatch message 16 + 2 x 7168, combine message 224 + 14336; 288 x 128 of the larger twice, and
-  // 1152 bytes of signals; all twice, and the next multiple of 128 above.
+  // Dispatch message 16 + 2 x 7168, combine message 224 + 14336; 288 x 128 of the larger one twice,
+  // plus 1152 bytes of signals; all of it twice, rounded up to the next larger multiple of 128.
   const std::size_t hint = LowLatencyBuffer::get_low_latency_rdma_size_hint(128, 7168, 8, 288);
   EXPECT_EQ(hint, std::size_t{2} * (2 * 288 * 128 * 14560 + 1152) + 128);
   test::expect_error(Errc::kInvalidArgument, "overflows", [] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What FlashInfer's test of its one-sided all-to-all checks, non-divisible cases included.
+// What FlashInfer's test of its one-sided all-to-all checks, including non-divisible cases.
 
 #include <gtest/gtest.h>
 
@@ -113,7 +113,7 @@ TEST(FlashInferMoeAlltoAllTest, LimitsHoldOnlyWithStrict) {
 }
 
 TEST(FlashInferMoeAlltoAllTest, WorkspaceSizeIsFlashInfersFormula) {
-  // 4 x 10 rows of 100 and of 33 bytes, each part rounded up to 128.
+  // 4 x 10 rows of 100 and of 33 bytes, each part rounded up to 128 bytes.
   EXPECT_EQ(MoeAlltoAll::get_workspace_size_per_rank(4, 10, 100, 33, 1), 128u + 4096u + 1408u);
   test::expect_error(Errc::kInvalidArgument, "overflows", [] {
     MoeAlltoAll::get_workspace_size_per_rank(std::int64_t{1} << 40, std::int64_t{1} << 40, 1, 1, 0);

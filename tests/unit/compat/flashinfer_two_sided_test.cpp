@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What FlashInfer's test of its two-sided all-to-all checks; slots that do not divide among ranks.
+// What FlashInfer's test of its two-sided all-to-all checks; also slots that do not divide evenly.
 
 #include <gtest/gtest.h>
 
@@ -76,7 +76,7 @@ TEST(FlashInferTwoSidedTest, PrepareMovesAndSums) {
         EXPECT_EQ(i32_at(got.gathered_expert_statics, 2 * r + 1), 5);
       }
 
-      // Two payloads of other sizes, the second with others in one exchange.
+      // Payloads of two sizes: rows alone, then ids and rows in one exchange.
       const Tensor rows = moe.alltoallv(own.x(), got.info);
       const std::vector<Tensor> both = moe.alltoallv({own.ids(), own.x()}, got.info);
       EXPECT_EQ(test::bytes_of(both[1]), test::bytes_of(rows));
@@ -90,7 +90,7 @@ TEST(FlashInferTwoSidedTest, PrepareMovesAndSums) {
                   batches[static_cast<std::size_t>(source)].id(token, 0));
       }
 
-      // Experts that change nothing: the token, as often as it has ranks.
+      // With identity experts, the output is the token times its number of ranks.
       const Tensor out = moe.alltoallv_combine(rows, got.info);
       ASSERT_EQ(out.shape(0), own.num_tokens());
       for (std::int64_t i = 0; i < out.view().num_elements(); ++i) {

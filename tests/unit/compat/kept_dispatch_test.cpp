@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the views rest on: routing without rows, handles that serve again, places that do not depend
-// on the exchange.
+// What the compat views rely on: routing without rows, handles that can be used again, and places
+// that do not depend on the exchange.
 
 #include "compat/kept_dispatch.h"
 
@@ -81,7 +81,7 @@ TEST(KeptDispatchTest, ADispatchIsGivenUpWithItsOwner) {
     const ViewShape shape{2, 7, 4, 6, 64};
     const ViewBatch own(shape, group.rank());
     ExchangePool pool(group);
-    for (int round = 0; round < 3; ++round) {  // one may be in flight
+    for (int round = 0; round < 3; ++round) {  // only one may be in flight
       KeptDispatch kept(pool.get(compact()));
       kept.send(own.x(), own.ids(), {}, {});
       kept.receive();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The comparer must see one wrong bit, wherever it is.
+// The comparer must detect a single wrong bit anywhere.
 
 #include "conformance/compare.h"
 

@@ -27,11 +27,11 @@ TEST(PairwiseTest, EveryPairOccursInFarFewerThanAllCombinations) {
       }
     }
   }
-  EXPECT_LT(found.size(), 40u);  // of 1440
+  EXPECT_LT(found.size(), 40u);  // of 1440 combinations
   EXPECT_EQ(found, cover_pairs(num_levels));
 }
 
-// The last value of factor 0 needs the last one of factor 1: one combination in 400 has both.
+// The last value of factor 0 requires the last value of factor 1: one combination in 400 has both.
 TEST(PairwiseTest, ConstraintsHoldAndRarePairsAreFound) {
   const Levels num_levels{20, 20, 3};
   const std::vector<Levels> found = cover_pairs(num_levels, [](Levels& l) {
@@ -47,7 +47,7 @@ TEST(PairwiseTest, NoFactorsAndNoPairs) {
   EXPECT_TRUE(cover_pairs({3}).empty());
 }
 
-// Names are what --filter takes, and what a person writes down.
+// Names are what --filter matches and what people write down.
 TEST(AllCasesTest, NamesAreUniqueAndBeginWithTheirGroup) {
   std::set<std::string> names;
   for (const CheckCase& test : all_cases()) {

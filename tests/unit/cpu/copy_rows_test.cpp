@@ -34,7 +34,7 @@ std::vector<std::byte> random_bytes(std::size_t count) {
   return bytes;
 }
 
-// Exactly the row is written: all bytes before and after it keep their value.
+// Exactly the row is written: all bytes before and after it keep their values.
 void expect_row(const AlignedBuffer& buffer, std::size_t at, const std::byte* row,
                 std::size_t bytes) {
   for (std::size_t i = 0; i < kRoom; ++i) {
@@ -59,7 +59,7 @@ TEST(CopyRowsTest, EverySizeAndAlignmentIsCopiedExactly) {
   });
 }
 
-// 19 destinations: more than one round of streams, at the same and at different alignments.
+// 19 destinations need more than one round of streams, at equal and at different alignments.
 TEST(CopyRowsTest, EveryDestinationGetsTheRow) {
   const std::vector<std::byte> source = random_bytes(kRoom);
   test::for_each_target([&] {

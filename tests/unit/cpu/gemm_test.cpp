@@ -35,7 +35,7 @@ float weight_at(const Tensor& tensor, std::int64_t expert, std::int64_t n, std::
   return scalar::load(tensor.data(), tensor.dtype(), row * tensor.shape(2) + k);
 }
 
-// x and y with rows further apart than they are long; what lies between must stay.
+// Rows of x and y with a stride larger than their length; the gaps must not change.
 struct Rows {
   std::int64_t count;
   std::int64_t stride;
@@ -81,7 +81,7 @@ TEST(GemmTest, EachOutputIsOneChainOnEveryTarget) {
       const std::array<Tensor, 2> tensors = {random_weights(dtype, 2, 33, depth, 1),
                                              random_weights(dtype, 2, 5, depth, 2)};
       const PackedWeights packed(std::array<WeightTensor, 2>{{{tensors[0], {}}, {tensors[1], {}}}});
-      ASSERT_EQ(packed.num_columns(), 96);  // 33 take two panels, 5 take one
+      ASSERT_EQ(packed.num_columns(), 96);  // 33 columns use two panels, 5 use one
       for (const std::int64_t count : {1, 2, 6, 12, 13, 24, 25, 37}) {
         Rows x(count, depth + 2, 0.0f);
         for (std::size_t i = 0; i < x.data.size(); ++i) {
@@ -96,7 +96,7 @@ TEST(GemmTest, EachOutputIsOneChainOnEveryTarget) {
   }
 }
 
-// 1 + 2^-24 twice: rounded to even each time in ascending order, 1 + 2^-23 in any other.
+// 1 + 2^-24 twice: in ascending order each sum rounds to even; in any other it is 1 + 2^-23.
 TEST(GemmTest, OrderIsAscending) {
   const float weights[] = {1.0f, 0x1p-24f, 0x1p-24f};
   const PackedWeights packed(
@@ -121,10 +121,10 @@ TEST(WeightsTest, BF16StaysNarrowAndAllElseIsWidened) {
             3U * 64 * 10 * 4);
 }
 
-// Output 129, element 130 lies in block (1, 1) of 128 x 128.
+// Element (129, 130) lies in block (1, 1) of 128 x 128.
 TEST(WeightsTest, E4M3IsScaledByItsBlock) {
   const Tensor values(DType::kE4M3, {1, 130, 131});
-  std::memset(values.data(), 0x38, 130 * 131);  // 1.0
+  std::memset(values.data(), 0x38, 130 * 131);  // all 1.0
   const float scales[] = {2.0f, 3.0f, 5.0f, 7.0f};
   WeightReader reader({values, TensorView::of(scales, {1, 2, 2})});
   std::vector<float> row(131);

@@ -52,27 +52,27 @@ TEST(AddBiasTest, AddsOnceToEachRowAndNothingBetweenRows) {
 }
 
 TEST(RoundIntermediateTest, NoneRoundsToBF16) {
-  // A tie goes to even.
+  // Ties go to even.
   EXPECT_EQ(rounded(schemes::kNone, 3, {0x1.01p+0f, 0x1.03p+0f, 1.5f}),
             (std::vector<float>{1.0f, 0x1.04p+0f, 1.5f}));
 }
 
-// 448 and 0.25 share a scale of 1 in one tensor; each row has its own with one scale a token.
+// 448 and 0.267 share a per-tensor scale of 1; with per-token scales each row has its own.
 TEST(RoundIntermediateTest, ScaleIsThatOfTheTensorOrOfTheRow) {
   const std::vector<float> h = {448.0f, 448.0f, 0x1.11p-2f, 0x1.11p-2f};
   const std::vector<float> tensor = rounded(schemes::kFp8Tensor, 2, h);
   EXPECT_EQ(tensor[0], 448.0f);
-  EXPECT_EQ(tensor[2], 0x1.2p-2f);  // 1.066 has only 3 bits: 1.125
+  EXPECT_EQ(tensor[2], 0x1.2p-2f);  // 1.066 rounds to 3 mantissa bits: 1.125
   const std::vector<float> token = rounded(schemes::kFp8Token, 2, h);
   EXPECT_EQ(token[0], 448.0f);
-  EXPECT_NEAR(token[2], 0x1.11p-2f, 1e-7);  // the largest of its row
+  EXPECT_NEAR(token[2], 0x1.11p-2f, 1e-7);  // the largest value of its row
 }
 
 TEST(RoundIntermediateTest, AStaticScaleIsUsedAsGiven) {
   std::vector<float> h = {3.0f, 1000.0f};
   std::vector<std::byte> scratch(intermediate_scratch_bytes(schemes::kFp8Tensor, 2));
   round_intermediate(schemes::kFp8Tensor, 1, 2, h.data(), scratch.data(), 0.5f);
-  EXPECT_EQ(h, (std::vector<float>{3.0f, 224.0f}));  // 448 * 0.5 at most
+  EXPECT_EQ(h, (std::vector<float>{3.0f, 224.0f}));  // clamped to 448 * 0.5
 }
 
 TEST(RoundIntermediateTest, EqualsTheScalarDefinition) {

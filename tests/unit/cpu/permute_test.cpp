@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows and scales land where the oracle says, in every dtype and layout, and nothing else changes.
+// Rows and scales land where the oracle puts them, in every dtype and layout; nothing else changes.
 
 #include "switchyard/permute.h"
 
@@ -39,7 +39,7 @@ Tensor random_tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
   return tensor;
 }
 
-// Slots without an expert, an expert that is named twice by a token, experts without rows.
+// Choices without an expert, an expert named twice by a token, and experts without rows.
 Table<std::int64_t> random_ids(std::int64_t num_tokens, std::int64_t num_topk,
                                std::int64_t num_experts) {
   Table<std::int64_t> ids(num_tokens, num_topk);
@@ -117,7 +117,7 @@ TEST(PermuteTest, EveryDTypeAndSizeEqualsTheOracle) {
   }
 }
 
-// More bytes than a last-level cache that is not huge: rows are streamed past it.
+// More bytes than most last-level caches hold, so rows bypass the cache.
 TEST(PermuteTest, LargeBuffersEqualTheOracle) {
   const Table<std::int64_t> ids = random_ids(700, 8, 64);
   const AlignedRows want = reference::permute(ids, {}, 64, 128);
@@ -130,7 +130,7 @@ TEST(PermuteTest, OneExpertGetsAllAndNobodyGetsAny) {
   const Tensor x = random_tensor(DType::kBF16, {200, 40});
   const Tensor scales = random_tensor(DType::kF32, {200, 3});
   for (const std::int64_t id : {3, -1}) {
-    const Table<std::int64_t> ids(200, 2, id);  // also a duplicate
+    const Table<std::int64_t> ids(200, 2, id);  // also names an expert twice
     const AlignedRows want = reference::permute(ids, {}, 4, 128);
     const Permuted permuted = permute(x, scales, view(ids), 4);
     EXPECT_EQ(permuted.x.shape(0), id < 0 ? 0 : 512);
@@ -139,7 +139,7 @@ TEST(PermuteTest, OneExpertGetsAllAndNobodyGetsAny) {
   }
 }
 
-// Columns of no rows have the stride 0.
+// Columns without rows have stride 0.
 TEST(PermuteTest, NoRowsNeedNoPlaceForScales) {
   const Table<std::int64_t> ids(3, 2, -1);
   const Tensor x = random_tensor(DType::kE4M3, {3, 256});
@@ -202,7 +202,7 @@ TEST(PermuteTest, ExpertRowsNameTheRowsOfEachExpert) {
   EXPECT_THAT(rows.num_rows, ElementsAre(3, 2));
 }
 
-/// Memory for ep_scatter: rows with a gap between them, two rows more than needed.
+/// Memory for ep_scatter: rows and columns of scales are further apart than they are long.
 struct Outputs {
   Tensor x;
   Tensor scales;
@@ -254,7 +254,7 @@ TEST(EpScatterTest, StridedInputsAndGivenOutputs) {
     ASSERT_EQ(outputs.counts.as<std::int32_t>()[e], rows_of_e);
   }
   EXPECT_EQ(*outputs.needed.as<std::int64_t>(), num_rows - 2);
-  // Rows without a token and the gaps between rows keep what they held.
+  // Rows without a token and the gaps between rows keep their contents.
   for (std::int64_t n = 0; n < num_rows; ++n) {
     const auto i = static_cast<std::size_t>(n);
     const bool is_padding = i >= want.rows.size() || want.rows[i].token < 0;

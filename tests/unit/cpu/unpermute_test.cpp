@@ -73,7 +73,7 @@ TensorView view(const Table<T>& table) {
   return TensorView::of(table.data.data(), {table.rows, table.cols});
 }
 
-// 1 + 2^-8 lies half-way between two bf16 values: the sum is rounded once, to the even one.
+// 1 + 2^-8 lies halfway between two bf16 values: the sum is rounded once, to the even one.
 TEST(UnpermuteTest, KnownAnswer) {
   const std::vector<float> rows = {1.0f, -1.0f, 0x1p-8f, 4.0f, 0x1p-8f, 8.0f};
   const std::vector<std::int32_t> ids = {0, 2, 1, -1, -1, -1};
@@ -123,8 +123,8 @@ TEST(UnpermuteTest, EqualsTheOracleBitForBit) {
   }
 }
 
-// There and back with identity experts, over sizes of vLLM's test_moe_permute_unpermute: every rank
-// gathers its part, and the parts together are the token times the sum of its weights.
+// Round trip with identity experts over the sizes of vLLM's test_moe_permute_unpermute: every rank
+// gathers its part, and the parts add up to the token times the sum of its weights.
 TEST(UnpermuteTest, ThereAndBackOverRanks) {
   for (const std::int32_t num_ranks : {1, 4, 16}) {
     const reference::RankInput input = test::random_tokens(shape_of(64, 8, 256), 33, 31);

@@ -24,7 +24,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Rows of any of the three dtypes, kept as bytes.
+// Rows of any of the three dtypes, stored as bytes.
 struct Row {
   DType dtype;
   std::vector<std::byte> bytes;
@@ -101,7 +101,7 @@ TEST(WeighReduceTest, KnownAnswers) {
   std::vector<Row> rows(2, Row(DType::kF32, 3));
   rows[0].set(0, 1.0f);
   rows[1].set(0, 2.0f);
-  // 2^-24 is lost beside 1 in f32 but the product of the second row is not rounded before the sum.
+  // f32 loses 2^-24 beside 1, but the second row's product is not rounded before the sum.
   rows[0].set(1, 1.0f);
   rows[1].set(1, 0x1.000002p+0f);
   rows[0].set(2, -0.0f);
@@ -111,7 +111,7 @@ TEST(WeighReduceTest, KnownAnswers) {
   EXPECT_EQ(plain.get(0), 3.0f);
   EXPECT_FALSE(std::signbit(plain.get(2)));
   const Row weighed = reduced(rows, weights, 3, DType::kF32, DType::kF32);
-  EXPECT_EQ(weighed.get(1), 0x1.000001p-22f);  // 2^-22 + 2^-46: the square, not its rounding
+  EXPECT_EQ(weighed.get(1), 0x1.000001p-22f);  // 2^-22 + 2^-46: from the unrounded square
 }
 
 TEST(WeighReduceTest, NoRowsGivePositiveZero) {

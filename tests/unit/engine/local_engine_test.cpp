@@ -44,7 +44,7 @@ TEST(LocalEngineTest, WindowIsZeroAndVisibleToAll) {
         EXPECT_EQ(window->base(rank)[100 + group.rank()], std::byte{0});
       }
       group.barrier();
-      // Each rank writes its own byte into everybody's region.
+      // Each rank writes its own byte into every rank's region.
       for (int rank = 0; rank < size; ++rank) {
         window->base(rank)[100 + group.rank()] = static_cast<std::byte>(10 * rank + group.rank());
       }
@@ -82,7 +82,7 @@ TEST(LocalEngineTest, WindowOutlivesTheRankThatMadeIt) {
     window->base(group.rank())[0] = std::byte{7};
     group.barrier();
     if (group.rank() == 1) {
-      EXPECT_EQ(window->base(0)[0], std::byte{7});  // rank 0 may be gone by now
+      EXPECT_EQ(window->base(0)[0], std::byte{7});  // rank 0 may have left already
     }
   });
 }
@@ -109,7 +109,7 @@ TEST(LocalEngineTest, WindowThatDoesNotFitFailsOnAllRanks) {
   EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2"));
 }
 
-// Of this process, as in /proc/self/statm.
+// Mapped bytes of this process, from /proc/self/statm.
 std::size_t num_mapped_bytes() {
   std::ifstream file("/proc/self/statm");
   std::size_t num_pages = 0;

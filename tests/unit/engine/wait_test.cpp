@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Waits of an engine: nothing is missed, everything ends, and the words of the errors.
+// An engine's waits: no notification is missed, every wait ends, and errors have the right text.
 
 #include <atomic>
 #include <chrono>
@@ -43,7 +43,7 @@ TEST(WaitTest, PingPongMissesNoBell) {
   EXPECT_EQ(ball, kRounds);
 }
 
-// More ranks than any machine here has cores: every wait sleeps at once.
+// More ranks than test machines have cores, so every wait sleeps at once.
 TEST(WaitTest, RingOfManyRanksMissesNoBell) {
   constexpr int kRanks = 16;
   std::atomic<int> token = 0;
@@ -96,7 +96,7 @@ TEST(WaitTest, TimeoutOfOneReachesTheOthersAtOnce) {
             EXPECT_EQ(late.code(), Errc::kTimeout);
             return;
           }
-          // Ranks 2 and 3 begin later, so that rank 0 is the first to give up.
+          // Ranks 2 and 3 start later, so rank 0 is the first to give up.
           if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
           const Error told = error_of([&] {
             engine.wait({Phase::kDispatchReceive, 7, 1}, kNever);
@@ -134,7 +134,7 @@ TEST(WaitTest, AbortFromAnotherThreadWakesSleepers) {
     EXPECT_THAT(error.what(), HasSubstr("dispatch: the group was aborted by rank 2: enough"));
     ++num_woken;
     group.engine().enter(Phase::kIdle, 0);
-    while (num_woken < 3) std::this_thread::yield();  // nobody leaves before all were told
+    while (num_woken < 3) std::this_thread::yield();  // wait until all saw the error
   });
   EXPECT_EQ(num_woken, 3);
 }
@@ -197,7 +197,7 @@ TEST(WaitTest, LastWordOfAPeerThatLeftCounts) {
         group.engine().wait({Phase::kDispatchReceive, 1, 1},
                             [&] { return is_said.load(std::memory_order_acquire); });
       } else {
-        is_said.store(true, std::memory_order_release);  // and leaves without ringing
+        is_said.store(true, std::memory_order_release);  // leaves without notifying
       }
     });
   }

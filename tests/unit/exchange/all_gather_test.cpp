@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Without routing: every rank gets every token, and the sums come back, rank 0 first. Against plain
-// loops over what each rank is known to hold.
+// Exchange without routing: every rank gets every token, and the sums return, added from rank 0
+// upwards. Compared with plain loops over what each rank is known to hold.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kHidden = 5;
 
-// Element h of token t of `rank`, and what `rank` adds to it; f32 values that make sums round.
+// Element h of token t of `rank`, and the result of `rank` for it; sums of these f32 values round.
 float token_value(int rank, std::int64_t t, std::int64_t h) {
   return static_cast<float>(
       random_normal(static_cast<std::uint64_t>(rank) + 1, static_cast<std::uint64_t>(t * 8 + h)));
@@ -56,7 +56,7 @@ void check_gathered(const Dispatched& got, const std::vector<std::int64_t>& size
   EXPECT_TRUE(got.expert_load.empty());
 }
 
-// Gathers, lets each rank change every row, scatters the sums.
+// Gathers the tokens, lets each rank change every row, and scatters the sums.
 void check_sizes(const Group& group, Exchange& exchange, const std::vector<std::int64_t>& sizes) {
   const int rank = group.rank();
   const std::int64_t num_tokens = sizes[static_cast<std::size_t>(rank)];
@@ -93,7 +93,7 @@ TEST(AllGatherTest, UnequalSizesAgainstAPlainSum) {
   }
 }
 
-// One exchange; sizes change from call to call.
+// One exchange whose sizes change from call to call.
 TEST(AllGatherTest, EmptyRanksAndNothingAtAll) {
   ASSERT_NO_THROW(test::run_ranks(4, [](const Group& group) {
     Exchange exchange(group, all_gather_config({7}));

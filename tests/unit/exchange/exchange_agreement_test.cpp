@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks must pass alike in each call, and capacities: every rank gets the same error, names
-// who differs, and goes on with the same exchange.
+// Arguments on which ranks must agree in each call, and capacities: every rank gets the same error,
+// which names the rank that differs, and continues with the same exchange.
 
 #include <functional>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 constexpr int kNumRanks = 3;
 constexpr int kOddRank = 1;
 
-// The odd rank is named on every rank: as the peer, or as this one.
+// Every rank's message names the odd rank, either as the peer or as itself.
 std::string named(int rank, const std::string& odd, const std::string& others) {
   return rank == kOddRank ? "rank 0 " + others + ", rank 1 " + odd
                           : "rank 1 " + odd + ", rank " + std::to_string(rank) + " " + others;
@@ -98,7 +98,7 @@ TEST(ExchangeAgreementTest, NewAndKeptRoutingDoNotMix) {
   });
 }
 
-// Expert 1 is sent a row by each rank.
+// Every rank sends a row to expert 0.
 TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
                               Layout::kByRank, Layout::kAllGather}) {
@@ -109,7 +109,7 @@ TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
       config.max_in_flight = 2;
       Exchange exchange(group, config);
       const Inputs in;
-      // Only rank 0 sends what fits; it stays alive meanwhile.
+      // Only rank 0 sends, and its rows fit; this handle stays alive meanwhile.
       const std::int64_t alone = group.rank() == 0 ? 2 : 0;
       const Dispatched before =
           exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));

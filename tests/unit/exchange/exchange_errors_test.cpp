@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every argument error: the code, the words, and that the exchange works on afterwards.
+// Every argument error: its code, its text, and that the exchange stays usable.
 
 #include <vector>
 
@@ -138,7 +138,7 @@ TEST(ExchangeErrorsTest, NullPointersAreRefused) {
   });
 }
 
-// After an abort every later call ends with it, also one whose data has arrived.
+// After an abort every later call ends with its error, even one whose data has arrived.
 TEST(ExchangeErrorsTest, AbortEndsLaterCalls) {
   run_ranks(1, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -226,7 +226,7 @@ TEST(ExchangeErrorsTest, RanksThatDisagreeAreNamed) {
            "rank 1 has reduce per_expert, but rank 0 has per_rank");
 }
 
-// A rank that stops calling ends the others' wait with an error that says who, where and when.
+// When a rank stops calling, the others' wait ends with an error that says who, where and when.
 TEST(ExchangeErrorsTest, ARankThatDoesNotCallIsNamed) {
   const Error error = error_of([] {
     run_ranks(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Handles: which may be used again, and that one exchange does not take another's.
+// Handles: which ones can be used again, and that an exchange refuses another exchange's handles.
 
 #include <optional>
 
@@ -33,7 +33,8 @@ TEST(ExchangeHandlesTest, OnlyReceivedHandlesCanBeUsedAgain) {
   });
 }
 
-// Sent and not received, and returned and not collected: more often than there are slots.
+// Releases handles that were sent but not received, and returned but not collected, more often than
+// there are slots.
 TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -49,7 +50,7 @@ TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
   });
 }
 
-// Both have the same slot and number; only what they belong to differs.
+// Both handles have the same slot and number; they differ only in their exchange.
 TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
   run_ranks(2, [](const Group& group) {
     std::optional<Exchange> other(std::in_place, group, small_config());
@@ -114,7 +115,7 @@ TEST(ExchangeHandlesTest, KeptRoutingHasItsNumberOfTokens) {
   });
 }
 
-// A kept handle keeps its routing, however many dispatches follow; the others' memory is reused.
+// A handle keeps its routing however many dispatches follow; the memory of released ones is reused.
 TEST(ExchangeHandlesTest, KeptHandlesOutliveManyDispatches) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -132,11 +133,11 @@ TEST(ExchangeHandlesTest, KeptHandlesOutliveManyDispatches) {
   });
 }
 
-// Ids travel once; a reopened handle has sent nothing.
+// Ids travel once; a reopened handle has dispatched nothing.
 TEST(ExchangeHandlesTest, WireBytesOfKeptRouting) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
-    const Inputs in;  // each token has both its experts on one rank: 0 and 1 here, 2 and 3 there
+    const Inputs in;  // each token's experts are on one rank: 0 and 1, or 2 and 3
     const std::int64_t row = 2 * kHidden;
     const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
     EXPECT_EQ(exchange.wire_bytes(got.handle).dispatch, row + 2 * 2 * 6);

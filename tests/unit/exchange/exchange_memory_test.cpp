@@ -24,7 +24,7 @@ RowSizes sizes_of(const QuantScheme& scheme, std::int64_t hidden) {
   return {h, up(h, 128) / 128 * 4};
 }
 
-// The formula of the public header, written again.
+// Restates the formula of the public header.
 std::size_t stated_window(const ExchangeConfig& c, std::size_t num_ranks) {
   const auto tokens = static_cast<std::size_t>(c.max_tokens_per_rank);
   const auto topk = static_cast<std::size_t>(c.num_topk);
@@ -42,7 +42,7 @@ std::size_t stated_window(const ExchangeConfig& c, std::size_t num_ranks) {
                       128);
 }
 
-// The most rows that can arrive on rank 0, counted anew for each layout.
+// Restates the maximum number of rows that can arrive on rank 0, for each layout.
 std::size_t stated_rows(const ExchangeConfig& c, std::size_t num_ranks) {
   const std::size_t tokens = num_ranks * static_cast<std::size_t>(c.max_tokens_per_rank);
   if (!is_expert_major(c.layout)) return tokens;
@@ -74,7 +74,7 @@ std::size_t stated_receive(const ExchangeConfig& c, std::size_t num_ranks) {
   return static_cast<std::size_t>(c.max_in_flight) * (rows * row + scales);
 }
 
-// Sizes, layouts and formats against each other; the other fields by turns.
+// Combines all sizes, layouts and formats; the other fields rotate.
 TEST(ExchangeMemoryTest, EqualsTheStatedFormula) {
   const std::vector<QuantScheme> formats{schemes::kNone, QuantScheme{DType::kF32},
                                          schemes::kFp8Block, schemes::kFp8Ue8m0,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Options of dispatch and combine: shapes, dtypes, what must be given or absent, hostile sizes.
+// Options of dispatch and combine: shapes, dtypes, what is required or forbidden, hostile sizes.
 
 #include <limits>
 #include <vector>
@@ -37,7 +37,7 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     refused({TensorView::of(bytes.data(), {2, 4})}, "payloads[0] is u8 [2, 4]");
     refused({TensorView::of(bytes.data(), {2})}, "payloads[0] is u8 [2]");
     refused({TensorView(bytes.data(), DType::kU8, {2, 3}, {4, 1})}, "with strides [4, 1]");
-    // Seven bytes are not two rows of three, though 7 / 2 is 3.
+    // Seven bytes are not two rows of three, although 7 / 2 is 3.
     refused({TensorView(bytes.data(), DType::kE2M1, {2, 7})}, "payloads[0] is e2m1 [2, 7]");
     refused({TensorView::of<std::uint8_t>(nullptr, {2, 3})}, "payloads[0] starts at");
     DispatchOptions options;
@@ -149,7 +149,7 @@ TEST(ExchangeOptionsTest, WeightsOnTheWayHome) {
   });
 }
 
-// A rank that sends none is named where they are wanted; without them the combine still ends.
+// A rank that sends no row weights is named where they are needed; the combine still ends.
 TEST(ExchangeOptionsTest, ARankWithoutRowWeightsIsNamed) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
@@ -221,7 +221,7 @@ TEST(ExchangeOptionsTest, HostileSizesAreRefused) {
         c.num_topk = 0;
       },
       "num_experts without num_topk is 4");
-  // Every field is possible, what follows from them is not.
+  // Every field is valid, but the sizes they imply are not.
   refused(
       [](auto& c) {
         c.hidden = kInt;

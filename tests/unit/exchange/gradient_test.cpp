@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dispatch and combine are each other's gradient. A layer whose experts multiply by small whole
-// numbers is linear in the tokens and in the weights, and f32 holds all its sums exactly: so the
-// gradient must equal the difference quotient of the forward pass, to the bit.
+// Dispatch and combine are each other's gradient. A layer whose experts multiply by small integers
+// is linear in the tokens and in the weights, and f32 holds all its sums exactly, so the gradient
+// must equal the difference quotient of the forward pass bit for bit.
 //
 //   forward   y = combine(w, factor[e] * dispatch(x));  loss = sum(g * y)
-//   backward  g travels with the kept routing; d_rows = w * factor * g goes home by a reopened or
-//             the same handle, <row, factor * g> beside it as the gradient of the weight
+//   backward  g is dispatched with the kept routing; d_rows = w * factor * g returns through a
+//             reopened or the same handle, with <row, factor * g> as the gradient of the weight
 
 #include <atomic>
 #include <vector>
@@ -38,7 +38,7 @@ struct Problem {
   std::vector<float> w;           // [T, K]
   std::vector<std::int32_t> ids;  // [T, K]
 
-  explicit Problem(int rank) : num_tokens(5 * rank) {  // rank 0 has none
+  explicit Problem(int rank) : num_tokens(5 * rank) {  // rank 0 has no tokens
     const auto seed = static_cast<std::uint64_t>(rank) * 10;
     for (std::int64_t i = 0; i < num_tokens * kHidden; ++i) {
       x.push_back(small_int(seed + 1, i));
@@ -46,7 +46,7 @@ struct Problem {
     }
     for (std::int64_t i = 0; i < num_tokens * kTopk; ++i) {
       w.push_back(small_int(seed + 3, i));
-      // -1 among them, and experts that differ within a token.
+      // Some ids are -1, and the experts of a token are distinct.
       const auto first =
           static_cast<int>(random_bits(seed + 4, static_cast<std::uint64_t>(i / kTopk)) % 8);
       const int id = (first + static_cast<int>(i % kTopk) * 3) % (kNumExperts + 1);
@@ -60,7 +60,7 @@ struct Problem {
   TensorView weights() const { return TensorView::of(w.data(), {num_tokens, kTopk}); }
 };
 
-// Experts of one received row: (global expert, weight, place in row weights).
+// The experts of one received row: (global expert, weight, place in the row weights).
 struct Choice {
   int expert;
   float weight;
@@ -87,7 +87,8 @@ std::vector<std::vector<Choice>> choices_of(const Exchange& exchange, const Disp
   return choices;
 }
 
-// to = sum over a row's experts of weight * factor * from; the library weighs rows of experts.
+// Returns, per row, the sum over its experts of weight * factor * from. Expert-major rows are
+// weighted by the library in the forward pass.
 Tensor apply(const TensorView& from, const std::vector<std::vector<Choice>>& choices, bool weighs) {
   Tensor to(DType::kF32, {from.shape(0), kHidden});
   for (std::size_t row = 0; row < choices.size(); ++row) {
@@ -108,7 +109,7 @@ class GradientTest {
     for (int r = 0; r < rank_; ++r) first_ += num_local(r);
   }
 
-  // The output for tokens and weights of this rank that may differ from the problem's.
+  // Returns the output for tokens and weights of this rank that may differ from the problem's.
   std::vector<float> forward(const Problem& problem) {
     const Dispatched got =
         exchange_.dispatch(problem.tokens(problem.x), problem.topk_ids(), problem.weights());
@@ -119,7 +120,7 @@ class GradientTest {
     exchange_.combine(got.handle, rows, output);
     kept_ = got.handle;
     kept_choices_ = choices;
-    // Inputs of the backward pass, as a training engine keeps them.
+    // Keep the inputs of the backward pass, as a training engine does.
     const float* data = got.experts.rows.as<float>();
     kept_rows_.assign(data, data + got.experts.rows.num_elements());
     return {output.as<float>(), output.as<float>() + problem.num_tokens * kHidden};
@@ -192,8 +193,8 @@ double loss(const Problem& problem, const std::vector<float>& output) {
   return sum;
 }
 
-// Each element of x and w in turn one larger, on all ranks at once: a token's loss depends on its
-// own inputs only. The ranks have unequal numbers of elements, all run the most.
+// Increments each element of x and w in turn, on all ranks at once: a token's loss depends on its
+// own inputs only. Ranks have different numbers of elements; all run the largest number.
 void check_gradients(const Group& group, Layout layout, Reduce reduce) {
   GradientTest test(group, layout, reduce);
   const Problem& problem = test.problem();

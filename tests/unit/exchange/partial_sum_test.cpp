@@ -40,7 +40,7 @@ TEST(PartialSumTest, NoTermsGiveZero) {
   }
 }
 
-// Every order of dtypes of two, three and four terms; one object for all sums.
+// Mixed dtypes of one to four partial sums; one object serves all sums.
 TEST(PartialSumTest, MixedDtypesAreSummedInOrder) {
   PartialSum terms(kHidden);
   constexpr std::array kDTypes{DType::kBF16, DType::kF16, DType::kF32};
@@ -78,7 +78,7 @@ TEST(PartialSumTest, MixedDtypesAreSummedInOrder) {
   }
 }
 
-// A copied row may change before the sum; stored and plain rows meet in one sum.
+// A copied row may change before the sum; stored and plain rows are added in one sum.
 TEST(PartialSumTest, StoredRowsAreWidened) {
   const QuantScheme& scheme = schemes::kFp8Block;
   const std::vector<float> x = random_row(3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where scales of received rows lie: known places, and that no two scales share one.
+// Where the scales of received rows lie: known places, and no two scales share one.
 
 #include <vector>
 
@@ -50,7 +50,7 @@ TEST(ScaleBlocksTest, EveryScaleHasAPlaceOfItsOwn) {
   }
 }
 
-// The scales of a receive buffer of any number of rows fit into those of the largest.
+// For any number of rows, the scales fit into the memory for the largest number.
 TEST(ScaleBlocksTest, FewerRowsNeedNoMoreBytes) {
   ExchangeConfig config = small_config();
   config.scheme = schemes::kFp8Block;

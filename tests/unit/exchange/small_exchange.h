@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// small_exchange.h: an exchange of a few tokens, for what is refused and that it works on after it.
+// small_exchange.h: an exchange of a few tokens, to test refusals and that it works afterwards.
 #pragma once
 
 #include <array>
@@ -49,17 +49,17 @@ struct Inputs {
   }
 };
 
-/// A round trip: every choice's row is the token itself, so the output is K times the token.
+/// A round trip in which every choice returns the token itself, so the output is K times the token.
 inline void expect_works(Exchange& exchange, const DispatchOptions& options = {}) {
   Inputs in;
-  in.token_values.fill(0x3F80);  // 1
+  in.token_values.fill(0x3F80);  // 1.0
   const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights(), options);
   Tensor rows(DType::kBF16, {got.experts.rows.shape(0), kHidden});
   std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), 0x3F80);
   const Tensor output(DType::kBF16, {2, kHidden});
   exchange.combine(got.handle, rows, output);
   for (std::int64_t i = 0; i < 2 * kHidden; ++i) {
-    ASSERT_EQ(output.as<std::uint16_t>()[i], 0x4000) << i;  // 2
+    ASSERT_EQ(output.as<std::uint16_t>()[i], 0x4000) << i;  // 2.0
   }
 }
 

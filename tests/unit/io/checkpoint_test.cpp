@@ -31,7 +31,7 @@ TEST(CheckpointTest, OpensAFolderWithOneFile) {
   const TempFolder folder;
   write_one(folder.file("weights.safetensors"), "x", 1);
   EXPECT_EQ(value_of(Checkpoint(folder.path()), "x"), 1.0f);
-  // model.safetensors goes before everything else.
+  // model.safetensors takes precedence over everything else.
   write_one(folder.file("model.safetensors"), "x", 2);
   folder.write("model.safetensors.index.json", "nonsense");
   EXPECT_EQ(value_of(Checkpoint(folder.path()), "x"), 2.0f);

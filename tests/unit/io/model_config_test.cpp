@@ -59,7 +59,7 @@ TEST(ModelConfigTest, DeepSeekV2NormsOrScalesButV3DoesBoth) {
       parse(replaced(kV2, "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"));
   EXPECT_TRUE(v2.router.norm_topk_prob);
   EXPECT_EQ(v2.router.routed_scaling_factor, 1.0f);
-  // One expert a token is scaled even when the norm is on.
+  // With one expert per token the weight is scaled even if the norm is on.
   const ModelConfig top1 =
       parse(replaced(replaced(kV2, "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"),
                      "_tok\": 6", "_tok\": 1"));
@@ -110,7 +110,7 @@ TEST(ModelConfigTest, AbsentKeysTakeTheDefaultsOfTheFamily) {
   EXPECT_EQ(v2.router.routed_scaling_factor, 1.0f);
   EXPECT_FALSE(v2.router.norm_topk_prob);
   EXPECT_THAT(v2.moe_layers, SizeIs(5));
-  // null is a statement: no shared experts.
+  // An explicit null means that there are no shared experts.
   EXPECT_EQ(parse(R"({"model_type": "deepseek_v2", "n_shared_experts": null, )" + sizes)
                 .shared_intermediate,
             0);
@@ -130,7 +130,7 @@ TEST(ModelConfigTest, ReadsQwen) {
   EXPECT_FALSE(qwen3.has_shared_gate);
   EXPECT_TRUE(qwen3.router.norm_topk_prob);
   EXPECT_EQ(qwen3.router.scoring, Scoring::kSoftmax);
-  // Newer writers call the count num_local_experts.
+  // Newer writers name the count num_local_experts.
   EXPECT_EQ(parse(replaced(kQwen3, "\"num_experts\"", "\"num_local_experts\"")).num_experts(), 128);
 }
 

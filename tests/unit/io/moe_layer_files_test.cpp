@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What load_moe_layer reads, and what it says about checkpoints that do not fit their config.json.
+// What load_moe_layer reads, and its errors for checkpoints that do not fit their config.json.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ using test::write_synthetic_checkpoint;
 TEST(MoeLayerFilesTest, ARankReadsOnlyTheFilesOfItsExperts) {
   const TempFolder folder;
   write_synthetic_checkpoint(folder.path(), {.family = ModelFamily::kQwen3Moe, .num_shards = 3});
-  // Experts 0-2, 3-5 and 6-8 lie in one file each; the router is in the first.
+  // Experts 0-2, 3-5 and 6-8 are in one file each; the router is in the first.
   std::filesystem::remove(folder.file("model-00003-of-00003.safetensors"));
   const ModelConfig config = read_model_config(folder.path());
   const Checkpoint checkpoint(folder.path());
@@ -85,7 +85,7 @@ TEST(MoeLayerFilesTest, WrongLayersAndExpertsAreNamed) {
                [&] { load_moe_layer(checkpoint, config, 2, ids); });
 }
 
-// Writes the tensors of a V3 checkpoint again, one of them changed.
+// Rewrites a V3 checkpoint with one tensor replaced or removed.
 void rewrite_without(const std::string& folder, const std::string& name,
                      const Tensor* replacement) {
   const auto file = SafetensorsFile::open(folder + "/model.safetensors");

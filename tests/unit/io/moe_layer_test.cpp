@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints of every family, written by tests/support/synthetic_checkpoint.h, are loaded as ranks
-// do, and their layer is computed again in double precision from what was loaded. Names,
-// transposes, scales, the router's settings: anything wrong shows in the output.
+// Loads checkpoints of every family, written by tests/support/synthetic_checkpoint.h, as ranks do,
+// and recomputes their layer in double precision from what was loaded. Any error in names,
+// transposes, scales or the router's settings shows in the output.
 
 #include "io/moe_layer.h"
 
@@ -31,7 +31,7 @@ using test::write_synthetic_checkpoint;
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
-// Row `row` of matrix `m` of a stack [L, rows, columns], times x; e4m3 with scales [L, .., ..].
+// Row `row` of matrix `m` of a stack [L, rows, columns], times x; e4m3 has scales [L, .., ..].
 double row_times(const TensorView& stack, const TensorView& scale, std::int64_t m, std::int64_t row,
                  const std::vector<double>& x) {
   const std::int64_t rows = stack.shape(1);
@@ -67,7 +67,7 @@ struct Routed {
   std::vector<double> weights;
 };
 
-// RouterConfig as router.h words it, in double.
+// RouterConfig as router.h defines it, in double.
 Routed route(const RouterConfig& config, const std::vector<double>& logits,
              const std::vector<double>& bias) {
   const auto count = static_cast<std::size_t>(config.num_experts);
@@ -152,7 +152,7 @@ void expect_rows_near(const std::vector<double>& got, const std::vector<double>&
   }
 }
 
-// Two ranks of uneven size; rank r computes the experts it loaded, the sum is the layer.
+// Two ranks of uneven size: each rank computes the experts that it loaded; the sum is the layer.
 void check_layer(const SyntheticCheckpoint& made, std::int32_t first_of_rank_1) {
   const ModelConfig config = read_model_config(made.folder);
   const Checkpoint checkpoint(made.folder);
@@ -208,7 +208,7 @@ TEST(MoeLayerTest, EveryFamilyGivesItsIndependentlyComputedOutput) {
   }
 }
 
-// Chosen so that each number can be checked by eye: e^x is 1, 2, 3, 4, so softmax is x/10.
+// The numbers can be checked by eye: e^x is 1, 4, 2, 3, so softmax is a tenth of that.
 TEST(MoeLayerTest, RouterSettingsByHand) {
   const std::vector<double> logits = {std::log(1.0), std::log(4.0), std::log(2.0), std::log(3.0)};
   const std::string sizes = R"("hidden_size": 8, "moe_intermediate_size": 8, "intermediate_size": 8,
@@ -226,13 +226,13 @@ TEST(MoeLayerTest, RouterSettingsByHand) {
   expect(routed(R"("model_type": "qwen2_moe")"), 1, 3, 0.4, 0.3);
   expect(routed(R"("model_type": "qwen3_moe", "norm_topk_prob": true)"), 1, 3, 4.0 / 7, 3.0 / 7);
   expect(routed(R"("model_type": "deepseek_v2", "routed_scaling_factor": 16)"), 1, 3, 6.4, 4.8);
-  // Group 0 has the best expert (1), group 1 the better sum (2 + 3 = 5 of 10, as group 0: 1 + 4).
+  // Group 0 has the best expert (expert 1); both groups have the same sum (1 + 4 = 2 + 3 of 10).
   expect(routed(R"("model_type": "deepseek_v2", "topk_method": "group_limited_greedy")"), 1, 0, 0.4,
          0.1);
   // sigmoid(log x) = x / (1 + x): 1/2, 4/5, 2/3, 3/4; groups sum to 1.3 and 1.41667.
   const double sum = 2.0 / 3 + 3.0 / 4;
   expect(routed(R"("model_type": "deepseek_v3")"), 3, 2, 2.5 * 0.75 / sum, 2.5 * 2.0 / 3 / sum);
-  // The bias turns the choice round, but not the weights.
+  // The bias changes the choice, but not the weights.
   expect(routed(R"("model_type": "deepseek_v3", "norm_topk_prob": false)", {0.5, 0, 0, 0}), 0, 1,
          2.5 * 0.5, 2.5 * 0.8);
 }

@@ -80,7 +80,7 @@ TEST(SafetensorsTest, ReadsTinyMoe) {
   for (int t = 0; t < 1024; ++t) {
     double sum = 0;
     for (int k = 0; k < 4; ++k) sum += double{weights.as<float>()[t * 4 + k]};
-    EXPECT_NEAR(sum, 1.0, 1e-6);  // renormalised
+    EXPECT_NEAR(sum, 1.0, 1e-6);  // renormalized
   }
 }
 
@@ -117,7 +117,7 @@ TEST(SafetensorsTest, EveryDTypeSurvivesARoundTrip) {
 }
 
 TEST(SafetensorsTest, UnalignedTensorsAreCopied) {
-  // Old writers did not pad headers: three of these four lengths put the floats off their places.
+  // Old writers did not pad headers: three of these four lengths leave the floats unaligned.
   const std::string header =
       R"({"abc":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},"d":{"dtype":"U8","shape":[1],"data_offsets":[12,13]}})";
   for (std::size_t padding = 0; padding < 4; ++padding) {
@@ -130,7 +130,7 @@ TEST(SafetensorsTest, UnalignedTensorsAreCopied) {
         const TensorView view = file->tensor("abc");
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(view.data()) % alignof(float), 0u);
         EXPECT_EQ(std::memcmp(view.data(), want, sizeof want), 0);
-        EXPECT_EQ(file->tensor("abc").data(), view.data());  // copied once
+        EXPECT_EQ(file->tensor("abc").data(), view.data());  // copied only once
       });
     }
   }
@@ -144,7 +144,7 @@ TEST(SafetensorsTest, ViewsOutliveOtherHandles) {
   auto first = SafetensorsFile::open(folder.file("x.safetensors"));
   const auto second = first;
   first.reset();
-  write_safetensors(folder.file("x.safetensors"), {});  // replaced, the mapping is not
+  write_safetensors(folder.file("x.safetensors"), {});  // replaces the file but not the mapping
   EXPECT_EQ(second->tensor("x").as<float>()[0], 2.5f);
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 BenchShape shape_of(Layout layout, Reduce reduce, const char* scheme) {
   BenchShape shape;
-  shape.workload = {"odd", 144, 7, 3, 8};  // a partial block of 16, ranks with 3, 2 and 2 experts
+  shape.workload = {"odd", 144, 7, 3, 8};  // a partial block of 16; ranks with 3, 2 and 2 experts
   shape.routing = RoutingPattern::parse("uniform", 7, 3);
   shape.num_ranks = 3;
   shape.num_tokens = 5;
@@ -23,7 +23,7 @@ BenchShape shape_of(Layout layout, Reduce reduce, const char* scheme) {
   return shape;
 }
 
-// What one rank got in iteration 4, copied so that it can be spoilt.
+// What one rank received in iteration 4, copied so that the test can corrupt it.
 struct Seen {
   std::vector<std::byte> rows;
   std::vector<std::byte> scales;
@@ -82,7 +82,7 @@ TEST(BenchOracleTest, AgreesWithTheExchangeInEveryLayoutAndScheme) {
   }
 }
 
-// Every element counts by itself, wherever it lies.
+// Every element counts by itself, wherever it is.
 TEST(BenchOracleTest, CountsWhatIsWrong) {
   const BenchShape shape = shape_of(Layout::kExpanded, Reduce::kPerRank, "fp8_block");
   test::run_ranks(3, [&](const Group& group) {
@@ -104,7 +104,7 @@ TEST(BenchOracleTest, CountsWhatIsWrong) {
   });
 }
 
-// Rows, weights and ids of one iteration are not those of another.
+// Rows, weights and ids of one iteration differ from those of another.
 TEST(BenchOracleTest, AnotherIterationIsWrong) {
   const BenchShape shape = shape_of(Layout::kBatched, Reduce::kPerExpert, "none");
   test::run_ranks(3, [&](const Group& group) {

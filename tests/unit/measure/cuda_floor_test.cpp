@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the floor of GPUs makes of times, with a meter whose times are known. No GPU is needed.
+// How the floor of GPUs is computed, with a meter whose times are known. Needs no GPU.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace switchyard::measure {
 namespace {
 
-// Adds what a copy would take.
+// Adds the time that a copy would take.
 class KnownQueue final : public DeviceQueue {
  public:
   explicit KnownQueue(double& us) : us_(us) {}
@@ -29,7 +29,7 @@ class KnownQueue final : public DeviceQueue {
   double& us_;
 };
 
-// Each chunk of work adds what it would take. `slowness`: of this rank.
+// Every operation adds the time it would take. `slowness` is this rank's factor.
 class KnownMeter final : public DeviceMeter {
  public:
   explicit KnownMeter(double slowness) : slowness_(slowness) {}
@@ -46,7 +46,7 @@ class KnownMeter final : public DeviceMeter {
     return us_ * slowness_;
   }
   void push(std::size_t bytes, int num_times, int num_ctas, Stream) override {
-    const double rate = num_ctas > 30 ? 200.0 : 10.0 * num_ctas;  // GB/s; best at 16 CTAs or 40
+    const double rate = num_ctas > 30 ? 200.0 : 10.0 * num_ctas;  // GB/s; flat above 30 CTAs
     us_ += static_cast<double>(bytes) * num_times * 1e-3 / rate;
   }
   void ping(int num_trips, Stream) override { us_ += 2 * 0.5 * num_trips; }

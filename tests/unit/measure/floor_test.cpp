@@ -28,7 +28,7 @@ TEST(FloorTest, RateIsInterpolatedOverTheLogarithmOfBytes) {
 
 TEST(FloorTest, TransferIsStartAndBytesOverRate) {
   EXPECT_DOUBLE_EQ(transfer_us(two_points(), 0), 3);
-  EXPECT_DOUBLE_EQ(transfer_us(two_points(), 3e6), 3 + 100);  // 30 GB/s: 30000 bytes a us
+  EXPECT_DOUBLE_EQ(transfer_us(two_points(), 3e6), 3 + 100);  // 30 GB/s: 30000 bytes per us
 }
 
 TEST(FloorTest, OperationsAddUp) {

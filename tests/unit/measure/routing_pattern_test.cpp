@@ -77,7 +77,7 @@ TEST(RoutingPatternTest, IterationsAndRanksDifferAndRepeatThemselves) {
   EXPECT_EQ(base, ids_of("uniform", 64, 4, 10, 5, 0));
   EXPECT_NE(base, ids_of("uniform", 64, 4, 10, 6, 0));
   EXPECT_NE(base, ids_of("uniform", 64, 4, 10, 5, 1));
-  // Tokens do not depend on how many follow.
+  // A token's ids do not depend on how many tokens follow.
   const auto more = ids_of("uniform", 64, 4, 20, 5, 0);
   EXPECT_TRUE(std::equal(base.begin(), base.end(), more.begin()));
 }

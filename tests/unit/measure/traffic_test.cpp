@@ -18,17 +18,18 @@ BenchShape small_shape() {
   return shape;
 }
 
-// bf16 rows of 32 bytes, 16 bytes of routing a token on the wire.
+// bf16 rows of 32 bytes, and 16 bytes of routing per token on the wire.
 TEST(TrafficTest, CountsByHand) {
   BenchShape shape = small_shape();
-  // Rank 0: a token to both experts of rank 1, one that stays. Rank 1: one to each, one to nobody.
+  // Rank 0: one token for both experts of rank 1, one that stays. Rank 1: one for each rank, one
+  // none.
   const std::vector<std::vector<std::int32_t>> ids{{2, 3, 0, 1}, {1, 2, -1, -1}};
   const Traffic traffic = traffic_of(shape, ids);
   EXPECT_THAT(traffic.dispatch.wire, ElementsAre(0, 48, 48, 0));
   EXPECT_THAT(traffic.combine.wire, ElementsAre(0, 32, 32, 0));
-  // Rank 0 publishes one row and fills 2 + 1 places; rank 1 publishes one and fills 2 + 1.
+  // Each rank publishes one row and fills 2 + 1 places.
   EXPECT_THAT(traffic.dispatch.written, ElementsAre(4 * 32, 4 * 32));
-  // Each returns one row and writes two of output.
+  // Each rank returns one row and writes two rows of output.
   EXPECT_THAT(traffic.combine.written, ElementsAre(3 * 32, 3 * 32));
   shape.reduce = Reduce::kPerExpert;
   EXPECT_THAT(traffic_of(shape, ids).combine.wire, ElementsAre(0, 32, 64, 0));
@@ -47,8 +48,7 @@ TEST(TrafficTest, BusiestAreTheLargestSums) {
   EXPECT_EQ(busiest_writer(incast), 0);
 }
 
-// Eight of 256 experts over eight ranks: 7 (1 - C(224, 8) / C(256, 8)) = 4.633 remote ranks a
-// token.
+// Eight of 256 experts, eight ranks: 7 (1 - C(224, 8) / C(256, 8)) = 4.633 remote ranks per token.
 TEST(TrafficTest, UniformRoutingReachesTheExpectedRanks) {
   BenchShape shape;
   shape.workload = {"v3", 7168, 256, 8, 2048};

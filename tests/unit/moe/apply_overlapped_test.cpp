@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A layer in micro-batches has the bits of the layer whole; ranks are threads.
+// A layer run in micro-batches gives the same bits as the whole layer; ranks are threads.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(ApplyOverlappedTest, EqualsApplyWithEveryClass) {
   }
 }
 
-// 9 tokens over 5 or 16 micro-batches: uneven and empty ones; no token on rank 1, one on rank 2.
+// 9 tokens over 5 or 16 micro-batches, some uneven or empty; rank 1 has no token, rank 2 has one.
 TEST(ApplyOverlappedTest, EqualsApplyWithManyMicroBatches) {
   for (const int num_ranks : {1, 2, 4}) {
     check_overlap(num_ranks, {PrepareKind::kLowLatency, schemes::kFp8Token, Reduce::kPerRank, 5});
@@ -87,7 +87,7 @@ TEST(ApplyOverlappedTest, RanksMustSplitAlike) {
   });
 }
 
-// One rank's second micro-batch fails in its experts; every rank ends, with the cause.
+// The experts of one rank's second micro-batch fail; every rank ends with that cause.
 TEST(ApplyOverlappedTest, AnErrorInOneMicroBatchEndsEveryRank) {
   run_ranks(3, [](const Group& group) {
     OverlappedLayer layer(group, {});
@@ -98,7 +98,7 @@ TEST(ApplyOverlappedTest, AnErrorInOneMicroBatchEndsEveryRank) {
     });
     const Error error = error_of([&] {
       layer.run(2);
-      group.barrier();  // rank 1 has no tokens, so no results to wait for
+      group.barrier();  // rank 1 has no tokens, so it waits for no results
     });
     EXPECT_EQ(error.code(), group.rank() == 2 ? Errc::kOutOfMemory : Errc::kAborted);
     EXPECT_THAT(error.what(), HasSubstr("no memory for rows"));

@@ -41,7 +41,7 @@ TEST(ExactExpertsTest, KnownAnswer) {
   std::vector<std::byte> workspace(experts->workspace_bytes(1));
   experts->apply({TensorView(x, DType::kBF16, {1, 2}), {}, schemes::kNone, first_row, num_rows},
                  TensorView(y, DType::kBF16, {1, 2}), workspace);
-  // silu(100) is 100 in f32; 100 * 3 = 300 is a bf16.
+  // silu(100) is 100 in f32, and 100 * 3 = 300 is a bf16 value.
   EXPECT_EQ(f32_from_bf16(y[0]), 300.0f);
   EXPECT_EQ(f32_from_bf16(y[1]), -600.0f);
 }
@@ -88,7 +88,7 @@ TEST(ExactExpertsTest, EveryWeightDTypeAndSchemeEqualsTheDefinition) {
   }
 }
 
-// One scale for all rows of an expert, which is more than a tile.
+// One scale for all rows of an expert, which are more than a tile.
 TEST(ExactExpertsTest, IntermediateScaleOfATensorSpansTiles) {
   const Problem problem(40, 70, {250, 1, 97});
   const auto experts = make_exact_experts(problem.weights(), {schemes::kFp8Tensor});
@@ -136,7 +136,7 @@ TEST(ExactExpertsTest, NotANumberStaysInItsRow) {
   });
 }
 
-// gate and up as halves of one tensor, rows of input and output apart, scales by column.
+// gate and up are halves of one tensor, rows have gaps, and scales are column-major.
 TEST(ExactExpertsTest, StridesChangeNothing) {
   const Problem problem(150, 40, {5, 9}, DType::kF32, schemes::kFp8Block);
   const auto expected = run_experts(*make_exact_experts(problem.weights()), problem);
@@ -148,7 +148,7 @@ TEST(ExactExpertsTest, StridesChangeNothing) {
       fused.as<float>()[e * 12000 + 6000 + i] = problem.up.values.as<float>()[e * 6000 + i];
     }
   }
-  const Tensor down(DType::kF32, {2, 40, 150});  // depth first
+  const Tensor down(DType::kF32, {2, 40, 150});  // transposed: depth first
   for (std::int64_t i = 0; i < 12000; ++i) {
     down.as<float>()[i / 6000 * 6000 + i % 40 * 150 + i % 6000 / 40] =
         problem.down.values.as<float>()[i];

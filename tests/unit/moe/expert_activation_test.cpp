@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activations and biases of experts: answers by hand, then exact experts against the oracle.
+// Activations and biases of experts: known answers, then exact experts against the oracle.
 
 #include <limits>
 
@@ -26,7 +26,7 @@ constexpr Activation kActivations[] = {
     {ActivationKind::kClampedSwiGlu, -0.5f, -2.0f, kInfinity},
 };
 
-// One expert, H = I = 1, down = 1: what comes out is the activation of x * 1 + bias.
+// One expert, H = I = 1, down = 1: the result is the activation of x * 1 + bias.
 std::vector<float> activation_of(const Activation& activation, float gate_bias, float up_bias,
                                  float down_bias, float x) {
   const float one[] = {1.0f};
@@ -50,13 +50,13 @@ TEST(ExpertActivationTest, KnownAnswers) {
   using ::testing::ElementsAre;
   // silu(1 + 99) * (1 + 2) - 44 = 300 - 44.
   EXPECT_THAT(activation_of(activations::kSiluMul, 99, 2, -44, 1), ElementsAre(256.0f));
-  // Both limits: 7 * sigmoid(11.9) * 8 = 55.9996, 56 in bf16.
+  // Both limits apply: 7 * sigmoid(11.9) * 8 = 55.9996, which is 56 in bf16.
   EXPECT_THAT(activation_of(activations::kGptOss, 50, 50, 0, 1), ElementsAre(56.0f));
-  // up at -7: 7 * (-7 + 1), and the bias of down is not clamped.
+  // up is clamped to -7: 7 * (-7 + 1); the bias of down is not clamped.
   EXPECT_THAT(activation_of(activations::kGptOss, 50, -50, 100, 1), ElementsAre(58.0f));
   // up + beta is 0.
   EXPECT_THAT(activation_of(activations::kGptOss, 2, -2, 3, 1), ElementsAre(3.0f));
-  // The bias of down is added before the one rounding: 256 + 1 is a tie, 256 + 1.01 is not.
+  // The bias of down is added before the only rounding: 256 + 1 is a tie, 256 + 1.01 is not.
   EXPECT_THAT(activation_of(activations::kSiluMul, 255, 0, 1.0f, 1), ElementsAre(256.0f));
   EXPECT_THAT(activation_of(activations::kSiluMul, 255, 0, 1.01f, 1), ElementsAre(258.0f));
 }
@@ -115,7 +115,7 @@ TEST(ExpertActivationTest, ARowAloneEqualsTheRowInABatch) {
     Problem problem(50, 37, {120});
     problem.add_biases(DType::kF32);
     ExpertOptions options{intermediate, activations::kGptOss};
-    // A static scale does not look at the batch.
+    // A static scale does not depend on the batch.
     if (intermediate == schemes::kFp8Tensor) {
       options.intermediate_scale = TensorView::of(scale, {1});
     }

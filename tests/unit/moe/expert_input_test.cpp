@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of every scheme, with scales in every layout: the same results as row-major ones.
+// Rows of every scheme, with scales in every layout, give the same results as row-major ones.
 
 #include <cstring>
 #include <functional>
@@ -28,7 +28,7 @@ std::vector<std::uint16_t> run_on(const Problem& problem, const ExpertRows& inpu
   return out;
 }
 
-// The scales of a problem, moved to `target`: element (n, s) goes to place(n, s).
+// Moves the scales of a problem to `target`: element (n, s) goes to place(n, s).
 template <typename Place>
 void move_scales(const Problem& problem, std::byte* target, const Place& place) {
   const TensorView& from = problem.scales;
@@ -42,7 +42,7 @@ void move_scales(const Problem& problem, std::byte* target, const Place& place) 
   }
 }
 
-// Three blocks of 10 rows: what a masked grouped GEMM gets.
+// Three blocks of 10 rows, as a masked grouped GEMM receives them.
 Problem three_blocks(const QuantScheme& scheme, std::int64_t hidden) {
   Problem problem(hidden, 18, {8, 8, 8}, DType::kBF16, scheme);
   problem.num_rows = {8, 0, 3};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_problem.h: random weights and rows of every dtype and scheme, and what experts should make
-// of them: by scalar loops over std::fma, and by the oracle.
+// expert_problem.h: random weights and rows of every dtype and scheme, and the expected results of
+// experts: from scalar loops over std::fma, and from the oracle.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Problem {
   Tensor rows, scales, tensor_scale;
   std::vector<float> x;  // the rows as f32
 
-  /// Two rows that nobody owns stand between experts.
+  /// Two unowned rows follow each expert.
   Problem(std::int64_t hidden_size, std::int64_t intermediate_size,
           std::vector<std::int32_t> counts, const WeightFormat& format = DType::kBF16,
           QuantScheme input_scheme = schemes::kNone)
@@ -94,7 +94,7 @@ struct Problem {
     }
   }
 
-  /// Biases of about 1.
+  /// Adds biases of about 1.
   void add_biases(DType dtype) {
     const auto make = [&](std::int64_t width, std::uint64_t seed) {
       Tensor bias(dtype, {num_experts(), width});
@@ -133,7 +133,7 @@ inline std::vector<float> naive_gemm(const std::vector<float>& x, const float* w
   return y;
 }
 
-/// Rounds the activation between the GEMMs, by the scalar definitions.
+/// Rounds the activation between the GEMMs by the scalar definitions.
 inline void naive_round(const QuantScheme& scheme, std::int64_t width, std::vector<float>& h) {
   if (!scheme.is_quantized()) {
     for (float& value : h) value = f32_from_bf16(bf16_from_f32(value));
@@ -154,7 +154,7 @@ inline void naive_round(const QuantScheme& scheme, std::int64_t width, std::vect
 
 constexpr std::uint16_t kUntouchedBits = 0xABCD;
 
-/// What apply should write, rows that nobody owns included.
+/// What apply should write, including unowned rows.
 inline std::vector<std::uint16_t> naive_experts(const Problem& problem,
                                                 const QuantScheme& intermediate) {
   const std::int64_t hidden = problem.hidden;
@@ -179,7 +179,7 @@ inline std::vector<std::uint16_t> naive_experts(const Problem& problem,
   return out;
 }
 
-/// The same by the oracle.
+/// The same from the oracle.
 inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
                                                  const ExpertOptions& options = {}) {
   const std::int64_t hidden = problem.hidden;
@@ -221,7 +221,7 @@ inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
   return out;
 }
 
-/// Runs apply with exactly the workspace that it asks for.
+/// Runs apply with exactly the workspace it requires.
 inline std::vector<std::uint16_t> run_experts(Experts& experts, const Problem& problem) {
   std::vector<std::uint16_t> out(static_cast<std::size_t>(problem.total_rows * problem.hidden),
                                  kUntouchedBits);
@@ -232,7 +232,7 @@ inline std::vector<std::uint16_t> run_experts(Experts& experts, const Problem& p
   return out;
 }
 
-/// The largest |out - expected| / |expected| of a row, Euclidean norms.
+/// The largest |out - expected| / |expected| of any row, in Euclidean norms.
 inline double worst_row_error(const std::vector<std::uint16_t>& out,
                               const std::vector<std::uint16_t>& expected, std::size_t hidden) {
   double worst = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every named scheme as the scheme of rows and of the activation, and swizzled scales.
+// Every named scheme for the rows and for the activation, and swizzled scales.
 
 #include <cstring>
 #include <functional>
@@ -25,7 +25,7 @@ constexpr const char* kNames[] = {"none",       "fp8_block",  "fp8_ue8m0",      
                                   "int8_block", "nvfp4",      "mxfp4",           "mxfp6_e3m2",
                                   "mxfp6_e2m3", "mxfp8",      "fp8_block_deepep"};
 
-// nvfp4 wants the scale of the tensor; the others take none.
+// nvfp4 needs a scale for the tensor; the other schemes must not get one.
 ExpertOptions options_of(const QuantScheme& intermediate) {
   static const float global = 300.0f;
   ExpertOptions options{intermediate, activations::kGptOss};
@@ -58,7 +58,7 @@ TEST(ExpertSchemesTest, EverySchemeOfTheActivationEqualsTheOracle) {
   }
 }
 
-// Scales of 130 rows, and of two blocks of 65, in tiles of 128 x 4.
+// Scales of 130 rows, and of two blocks of 65 rows, in tiles of 128 x 4.
 TEST(ExpertSchemesTest, SwizzledScalesChangeNothing) {
   for (const QuantScheme& scheme : {schemes::kNvfp4, schemes::kMxfp4, schemes::kMxfp8}) {
     const Problem problem(300, 6, {63, 63}, DType::kBF16, scheme);
@@ -71,7 +71,7 @@ TEST(ExpertSchemesTest, SwizzledScalesChangeNothing) {
       const Tensor scales(problem.scales.dtype(), {blocks, tiles, across, 32, 4, 4});
       for (std::int64_t n = 0; n < 130; ++n) {
         for (std::int64_t s = 0; s < per_row; ++s) {
-          // By its dimensions: block, tile, tile, m % 32, m / 32, s % 4.
+          // Index by dimension: block, tile, tile, m % 32, m / 32, s % 4.
           const std::int64_t m = n % rows % 128;
           const std::int64_t tile = (n / rows * tiles + n % rows / 128) * across + s / 4;
           scales.as<std::uint8_t>()[((tile * 32 + m % 32) * 4 + m / 32) * 4 + s % 4] =

@@ -31,13 +31,13 @@ TEST(ExpertRangesTest, CountsOfTheMaskedLayout) {
                      [&] { expert_ranges_from_counts(counts, 7); });
 }
 
-// Tiles of 4: expert 2 has a full tile and 2 rows, then a skipped tile, then expert 0.
+// Tiles of 4: expert 2 has a full tile and 2 rows; a skipped tile and expert 0 follow.
 TEST(ExpertRangesTest, MIndicesOfTheContiguousLayout) {
   const ExpertRanges ranges =
       ranges_of({2, 2, 2, 2, 2, 2, -1, -1, -1, -1, -1, -1, 0, -1, -1, -1}, 3, 4);
   EXPECT_THAT(ranges.first_row, ElementsAre(12, 0, 0));
   EXPECT_THAT(ranges.num_rows, ElementsAre(1, 0, 6));
-  // Padding may also carry its owner, and the last tile may be partial.
+  // Padding may also name its owner, and the last tile may be partial.
   EXPECT_THAT(ranges_of({1, 1, 1, 1, 0, 0}, 2, 4).num_rows, ElementsAre(2, 4));
   EXPECT_THAT(ranges_of({}, 2, 128).num_rows, ElementsAre(0, 0));
 }
@@ -57,9 +57,9 @@ TEST(ExpertRangesTest, BadMIndicesAreNamed) {
                      [&] { expert_ranges_from_m_indices(TensorView::of(wide, {1}), 2); });
 }
 
-// The same rows, counted and indexed, through exact experts.
+// The same rows through exact experts, given by counts and by m_indices.
 TEST(ExpertRangesTest, ContiguousTilesComputeWhatTheirRangesDo) {
-  test::Problem problem(24, 10, {126, 14, 126});  // two rows of padding each: tiles of 16
+  test::Problem problem(24, 10, {126, 14, 126});  // two rows of padding each, so tiles of 16
   std::vector<std::int32_t> m_indices(static_cast<std::size_t>(problem.total_rows), -1);
   for (std::size_t e = 0; e < 3; ++e) {
     std::fill_n(m_indices.begin() + problem.first_row[e], problem.num_rows[e],

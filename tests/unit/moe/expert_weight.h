@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_weight.h: a random weight tensor of any format and, decoded by tables, what it stands for.
+// expert_weight.h: a random weight tensor of any format and its values, decoded by tables.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace switchyard::test {
 
-/// How weights are stored. Scales and block are for e4m3, i8 and e2m1.
+/// How weights are stored. Scales and block apply to e4m3, i8 and e2m1.
 struct WeightFormat {
   DType dtype = DType::kBF16;
   DType scale_dtype = DType::kF32;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weights of every format: values known by hand, then exact experts against the oracle.
+// Weights of every format: known values, then exact experts against the oracle.
 
 #include <array>
 #include <cstring>
@@ -27,10 +27,10 @@ std::vector<float> read_row(const WeightTensor& tensor, std::int64_t expert, std
   return row;
 }
 
-// Two rows of four: codes 0 to 3 and 12 to 15, the first of a pair in the low nibble.
+// Two rows of four: codes 0 to 3 and 12 to 15, the first of each pair in the low nibble.
 TEST(WeightReaderTest, Fp4KnownAnswers) {
   const std::uint8_t codes[] = {0x10, 0x32, 0xDC, 0xFE};
-  const std::uint8_t powers[] = {127, 130, 126, 128};  // 1, 8, 1/2, 2: two inputs share one
+  const std::uint8_t powers[] = {127, 130, 126, 128};  // 1, 8, 1/2, 2: one scale per two inputs
   const WeightTensor mx{TensorView(codes, DType::kE2M1, {1, 2, 4}),
                         TensorView(powers, DType::kE8M0, {1, 2, 2}),
                         {1, 2}};
@@ -56,7 +56,7 @@ TEST(WeightReaderTest, Int8ByChannelAndFp8ByTensorKnownAnswers) {
   EXPECT_EQ(read_row(channel, 0, 0), (std::vector<float>{0.5f, -1, 63.5f}));
   EXPECT_EQ(read_row(channel, 0, 1), (std::vector<float>{-256, 0, 6}));
 
-  const std::uint8_t e4m3[] = {0x38, 0xB8, 0x7E, 0x01};  // experts of one output: 1, -1; 448, 2^-9
+  const std::uint8_t e4m3[] = {0x38, 0xB8, 0x7E, 0x01};  // two experts: 1, -1; 448, 2^-9
   const float scales[] = {3.0f, 0.5f};
   const WeightTensor tensor{TensorView(e4m3, DType::kE4M3, {2, 1, 2}),
                             TensorView::of(scales, {2, 1, 1}), weight_blocks::kTensor};
@@ -120,7 +120,7 @@ TEST(ExpertWeightsTest, OnlyBF16StaysNarrow) {
   }
 }
 
-// gate and up as the even and odd rows of one packed tensor, as GPT-OSS stores them.
+// gate and up are the even and odd rows of one packed tensor, as GPT-OSS stores them.
 TEST(ExpertWeightsTest, InterleavedHalvesOfPackedPairsChangeNothing) {
   const Problem problem(64, 10, {3, 4}, {DType::kE2M1, DType::kE8M0, weight_blocks::kMxfp4});
   const Tensor fused(DType::kE2M1, {2, 20, 64});

@@ -24,7 +24,7 @@ using test::oracle_experts;
 using test::Problem;
 using test::run_experts;
 
-// The fast experts, or nothing in a build without oneDNN.
+// Returns the oneDNN experts, or null in a build without oneDNN.
 std::unique_ptr<Experts> onednn_or_null(const Problem& problem, const ExpertOptions& options = {}) {
   try {
     return make_onednn_experts(problem.weights(), options);
@@ -68,7 +68,7 @@ TEST(ExpertsTest, WorkspaceStopsGrowingWithTheBatch) {
   const auto experts = make_exact_experts(problem.weights());
   EXPECT_LT(experts->workspace_bytes(1), experts->workspace_bytes(96));
   EXPECT_EQ(experts->workspace_bytes(96), experts->workspace_bytes(1 << 20));
-  // One scale for all rows of an expert keeps them all: 4 * I bytes more for each row.
+  // A single scale for all rows of an expert requires keeping them all: 4 * I more bytes per row.
   const auto whole = make_exact_experts(problem.weights(), {schemes::kFp8Tensor});
   EXPECT_EQ(whole->workspace_bytes(2000) - whole->workspace_bytes(1000), 1000U * 4 * 32);
   expect_error(Errc::kInvalidArgument, "-1 rows", [&] { experts->workspace_bytes(-1); });
@@ -135,10 +135,10 @@ TEST(ExpertsTest, BadWeightsAreNamed) {
   });
 }
 
-// Every bad call leaves the output as it was.
+// A bad call leaves the output unchanged.
 TEST(ExpertsTest, BadCallsAreNamed) {
   const Problem good(130, 8, {3, 2}, DType::kBF16, schemes::kFp8Block);
-  const std::int64_t total = good.total_rows;  // 9: rows 0-2 and 5-6 have owners
+  const std::int64_t total = good.total_rows;  // 9: rows 0-2 and 5-6 are owned
   const auto experts = make_exact_experts(good.weights());
   std::vector<std::uint16_t> out(static_cast<std::size_t>(total * 130), test::kUntouchedBits);
   const std::vector<std::uint16_t> untouched = out;
@@ -203,7 +203,7 @@ TEST(ExpertsTest, BadCallsAreNamed) {
 }
 
 TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
-  // Every piece of a tile, more than a tile, and an expert without rows.
+  // Partial tiles, more than a tile, and an expert without rows.
   const std::vector<std::int32_t> counts = {1, 0, 15, 17, 111, 255, 300};
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
     for (const QuantScheme& input : {schemes::kNone, schemes::kFp8Block}) {
@@ -213,7 +213,7 @@ TEST(OneDnnExpertsTest, AgreeWithExactWithinATolerance) {
       EXPECT_FALSE(fast->is_batch_invariant());
       const auto out = run_experts(*fast, problem);
       const auto expected = run_experts(*make_exact_experts(problem.weights()), problem);
-      // Quantized rows and weights are rounded to bf16 after their scale, 2^-9 for each element.
+      // Quantized rows and weights are rounded to bf16 after scaling: an error of 2^-9 per element.
       EXPECT_LT(test::worst_row_error(out, expected, 136), 1e-2)
           << name_of(dtype) << " weights, input " << name_of(input);
     }
@@ -243,7 +243,7 @@ TEST(OneDnnExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
     if (fast == nullptr) GTEST_SKIP() << "this build has no oneDNN";
     const auto out = run_experts(*fast, problem);
     const auto expected = run_experts(*make_exact_experts(problem.weights(), {scheme}), problem);
-    // A sum that lands on the other side of an e4m3 rounding moves one of 72 terms by up to 2^-3.
+    // A sum that crosses an e4m3 rounding boundary changes one of 72 terms by up to 2^-3.
     EXPECT_LT(test::worst_row_error(out, expected, 136), 4e-2) << name_of(scheme);
   }
 }

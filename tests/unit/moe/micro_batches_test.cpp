@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ring: whose turn it is, who runs which hook, and how errors end it.
+// The ring of micro-batches: whose turn it is, who runs which hook, and how errors end it.
 
 #include "switchyard/micro_batches.h"
 
@@ -32,7 +32,7 @@ std::string event(const std::string& what) {
 
 TEST(MicroBatchesTest, TheTurnGoesRoundInARing) {
   run_ranks(1, [](const Group& group) {
-    Events events;  // no lock: only one runs at a time, and ThreadSanitizer watches
+    Events events;  // no lock: only one runs at a time, and ThreadSanitizer checks that
     run_micro_batches(group, 3, [&](int m) {
       EXPECT_TRUE(dbo_enabled());
       EXPECT_EQ(dbo_current_micro_batch(), m);
@@ -68,7 +68,7 @@ TEST(MicroBatchesTest, TheNextOneRunsTheHook) {
       dbo_yield();
       events.push_back(event("run"));
       dbo_maybe_run_recv_hook();
-      dbo_maybe_run_recv_hook();  // it is gone
+      dbo_maybe_run_recv_hook();  // the hook has run already
     });
     EXPECT_THAT(events, ElementsAre("run@0", "hook 2@0", "run@1", "hook 0@1", "run@2", "hook 1@2"));
   });
@@ -104,7 +104,7 @@ TEST(MicroBatchesTest, OutsideAHookRunsAtOnce) {
   EXPECT_EQ(num_calls, 11);
 }
 
-// Says when it is destroyed.
+// Records its destruction.
 struct Witness {
   Events& events;
   const char* what;
@@ -133,7 +133,7 @@ TEST(MicroBatchesTest, TheFirstErrorEndsTheOthersOneAfterTheOther) {
     EXPECT_EQ(seen,
               "run_micro_batches: micro-batch 0 was ended, because micro-batch 1 ended with: "
               "no such row");
-    // 2 had not begun.
+    // Micro-batch 2 had not started.
     EXPECT_THAT(events, ElementsAre("unwound@1", "unwound@0"));
     EXPECT_FALSE(dbo_enabled());
     EXPECT_THAT(error_of([&] { group.barrier(); }).what(),
@@ -185,13 +185,13 @@ TEST(MicroBatchesTest, ATurnHasADeadline) {
   run_ranks(1, body, kTimeoutMs);
 }
 
-// Who waited in vain unwinds only when the turn is there: bodies never run side by side.
+// A micro-batch whose wait timed out unwinds only on its turn: bodies never run concurrently.
 TEST(MicroBatchesTest, AfterALateTurnStillOneRunsAtATime) {
   constexpr std::int64_t kTimeoutMs = 50;
   run_ranks(
       1,
       [](const Group& group) {
-        bool is_running = false;  // without a lock: ThreadSanitizer sees a second runner
+        bool is_running = false;  // no lock: ThreadSanitizer detects concurrent bodies
         bool was_alone = false;
         const Error error = error_of([&] {
           run_micro_batches(group, 2, [&](int m) {
@@ -201,7 +201,7 @@ TEST(MicroBatchesTest, AfterALateTurnStillOneRunsAtATime) {
               was_alone = !is_running;
               throw late;
             }
-            dbo_yield();  // lets 1 start
+            dbo_yield();  // lets micro-batch 1 start
             is_running = true;
             std::this_thread::sleep_for(std::chrono::milliseconds(6 * kTimeoutMs));
             is_running = false;

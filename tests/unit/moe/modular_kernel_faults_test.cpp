@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel when something is missing or breaks: no rows, experts that throw, wrong arguments.
+// The kernel when something is missing or fails: no rows, experts that throw, wrong arguments.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ PrepareFinalizeConfig small_config() {
   return config;
 }
 
-// Counts its calls and throws while `fails`.
+// Counts its calls and throws while `fails` is set.
 class FailingExperts final : public Experts {
  public:
   explicit FailingExperts(bool& fails, int* num_calls = nullptr)
@@ -64,7 +64,7 @@ struct Call {
   PrepareArguments arguments() const { return {hidden, ids, weights}; }
 };
 
-// That rank throws its own error, the other learns of it at once.
+// The failing rank throws its own error; the other learns of it at once.
 TEST(ModularKernelFaultsTest, ExpertsThatFailEndThePeersWait) {
   for (const PrepareKind kind : kAllClasses) {
     if (kind == PrepareKind::kLocal) continue;
@@ -73,7 +73,7 @@ TEST(ModularKernelFaultsTest, ExpertsThatFailEndThePeersWait) {
         bool fails = group.rank() == 1;
         ModularKernel kernel(make_prepare_finalize(kind, group, small_config()),
                              std::make_unique<FailingExperts>(fails));
-        const Call call(1);  // on rank 1
+        const Call call(1);  // its expert is on rank 1
         if (group.rank() == 0) {
           const Error seen = error_of([&] { kernel.apply(call.arguments(), call.output); });
           EXPECT_THAT(seen.what(), HasSubstr("no memory for rows"));
@@ -103,7 +103,7 @@ TEST(ModularKernelFaultsTest, AloneTheKernelWorksOnAfterItsExpertsFailed) {
   }
 }
 
-// Results are under way by then: the call ends on every rank, and the next one is in step.
+// Results are already under way, so the call ends on every rank and the next one is in step.
 TEST(ModularKernelFaultsTest, ASharedExpertThatFailsLeavesTheGroupAsItWas) {
   for (const PrepareKind kind : kAllClasses) {
     run_ranks(2, [&](const Group& group) {
@@ -190,7 +190,7 @@ TEST(ModularKernelFaultsTest, ArgumentsAreChecked) {
   kernel.apply(call.arguments(), call.output);
 }
 
-// Refused before anything is sent: the other rank, too, goes on.
+// The refusal comes before anything is sent, so the other rank continues too.
 TEST(ModularKernelFaultsTest, AnOutputThatCombineRefusesIsRefusedAtOnce) {
   run_ranks(2, [](const Group& group) {
     bool fails = false;
@@ -226,7 +226,7 @@ TEST(ModularKernelFaultsTest, NullArgumentsAreRefusedAlsoWhereTheyAreReadFirst) 
   });
 }
 
-// Anything may be thrown by experts of somebody else.
+// Users' experts may throw anything.
 TEST(ModularKernelFaultsTest, ExpertsMayThrowAnything) {
   class Throwing final : public Experts {
    public:

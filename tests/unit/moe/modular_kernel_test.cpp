@@ -30,8 +30,7 @@ std::vector<std::uint16_t> bf16_bits(const Table<float>& table) {
   return bits;
 }
 
-// Rows [first, first + count) of the oracle's stacked weights as a tensor [count / rows, rows,
-// cols].
+// Matrices [first, first + num) of the oracle's stacked weights, as a tensor [num, rows, cols].
 Tensor stacked(const Table<float>& table, std::int64_t first, std::int64_t num, std::int64_t rows) {
   Tensor tensor(DType::kBF16, {num, rows, table.cols});
   const std::vector<std::uint16_t> bits = bf16_bits(table);
@@ -87,7 +86,7 @@ reference::Layer random_layer(const LayerCase& test) {
   return layer;
 }
 
-// What one rank's ModularKernel gives for its tokens.
+// What one rank's ModularKernel returns for its tokens.
 std::vector<std::uint16_t> run_kernel(const Group& group, const LayerCase& test,
                                       const reference::Layer& layer, const Table<float>& hidden,
                                       std::int64_t max_tokens) {
@@ -132,7 +131,7 @@ void check_layer(const LayerCase& test) {
   std::vector<Table<float>> hidden;
   std::int64_t max_tokens = 0;
   for (int r = 0; r < test.num_ranks; ++r) {
-    const std::int64_t num_tokens = r == 1 ? 0 : 9 - r;  // rank 1 brings none
+    const std::int64_t num_tokens = r == 1 ? 0 : 9 - r;  // rank 1 has no tokens
     hidden.push_back(test::random_table(num_tokens, 136, 50 + static_cast<std::uint64_t>(r)));
     max_tokens = std::max(max_tokens, num_tokens);
   }
@@ -176,8 +175,8 @@ TEST(ModularKernelTest, RanksWithoutExpertsTakePart) {
   check_layer({5, PrepareKind::kLowLatency, schemes::kFp8Block, Reduce::kPerRank, false, 3});
 }
 
-// All ranks' partial rows are summed in the order of the oracle's layer; all_gather's own order is
-// the same for two terms, and its dynamic tensor scale is that of every token.
+// Partial sums of all ranks are added in the order of the oracle's layer. all_gather's own order is
+// the same for two ranks, and its dynamic per-tensor scale covers every token.
 TEST(ModularKernelTest, EveryClassEqualsTheOracle) {
   for (const PrepareKind kind :
        {PrepareKind::kElasticDecode, PrepareKind::kElasticPrefill, PrepareKind::kAllGather,
@@ -213,7 +212,7 @@ TEST(PrepareFinalizeTest, WeightOnTheInputNeedsOneChoice) {
   EXPECT_THAT(error.what(), HasSubstr("with 2 experts a token, must be 1"));
 }
 
-// 3.0 on the input, 1 afterwards: rows reach the expert multiplied, and the sum is not weighted.
+// Weight 3 on the input, 1 afterwards: rows reach the expert multiplied, and the sum is unweighted.
 TEST(PrepareFinalizeTest, WeightOnTheInputIsAppliedOnce) {
   const auto one = make_local(small_config(1));
   const Tensor hidden(DType::kBF16, {1, 4});
@@ -236,7 +235,7 @@ TEST(PrepareFinalizeTest, SaysWhatItIs) {
     EXPECT_EQ(low_latency->activation_format(), ActivationFormat::kBatched);
     EXPECT_EQ(low_latency->num_dispatchers(), 2);
     EXPECT_EQ(low_latency->max_num_tokens_per_rank(), 2);
-    EXPECT_EQ(low_latency->max_buffer_rows(), 4);  // one expert, two tokens of each rank
+    EXPECT_EQ(low_latency->max_buffer_rows(), 4);  // one expert, two tokens per rank
     EXPECT_TRUE(low_latency->output_is_reduced());
     EXPECT_TRUE(low_latency->supports_async());
     EXPECT_EQ(low_latency->topk_indices_dtype(), std::nullopt);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which ModularKernel sends, receives and computes: events of stand-ins that move
-// nothing. "receive 0@1" is the receive part of micro-batch 0, run by micro-batch 1.
+// The order in which ModularKernel sends, receives and computes, recorded by stand-ins that move no
+// data. "receive 0@1" is the receive half of micro-batch 0, run by micro-batch 1.
 
 #include <chrono>
 #include <string>
@@ -32,7 +32,7 @@ void record(Events& events, const std::string& what, int micro_batch) {
                    std::to_string(dbo_current_micro_batch()));
 }
 
-// One expert, one row; `has_hooks` false: receiver does both parts.
+// One expert, one row. Without hooks the receiver does both halves.
 class RecordingPrepare final : public PrepareFinalize {
  public:
   RecordingPrepare(const Group& group, Events& events, int num_micro_batches, bool has_hooks)
@@ -197,7 +197,7 @@ TEST(OverlapOrderTest, SharedExpertsMayComeFirst) {
                           "collect 0@0"));
 }
 
-// The other yields without a send: this one receives for itself, once.
+// The other micro-batch yields without sending, so this one receives for itself, once.
 TEST(OverlapOrderTest, AHookThatNobodyRanIsRunByItsOwner) {
   Events events;
   run_ranks(1, [&](const Group& group) {

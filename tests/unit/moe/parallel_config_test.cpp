@@ -62,7 +62,7 @@ TEST(ParallelConfigTest, TheTruthTable) {
 }
 
 TEST(ParallelConfigTest, ContextParallelRanksLieBetweenDataAndTensorParallelRanks) {
-  // dp 2 x pcp 3 x tp 2: (d, p, t) = (1, 2, 1) is the last of 12, (1, 0, 1) is rank 7.
+  // dp 2 x pcp 3 x tp 2: (d, p, t) = (1, 2, 1) is the last of 12; (1, 0, 1) is rank 7.
   ParallelOptions options = options_of(2, 1, 2, 1, true);
   options.pcp_size = 3;
   options.pcp_rank = 2;
@@ -112,7 +112,7 @@ TEST(ParallelConfigTest, All2AllKernelsWantExpertsSpreadOverMoreThanTensorParall
   EXPECT_FALSE(ParallelConfig::make(sequence).use_all2all_kernels());
 }
 
-// The predicates that hold for a backend; with the two about formats at the end.
+// The predicates that hold for a backend, with the two about formats at the end.
 std::string predicates_of(const ParallelConfig& c) {
   const std::vector<std::pair<bool, const char*>> all{
       {c.use_ag_rs_all2all_kernels(), "ag_rs"},
@@ -222,8 +222,8 @@ TEST(All2AllBackendTest, Properties) {
   EXPECT_EQ(properties_of(Backend::kFlashInferAll2AllV),
             properties_of(Backend::kFlashInferNvlinkTwoSided));
   EXPECT_EQ(properties_of(Backend::kFlashInferNvlinkOneSided).topk_indices_dtype, DType::kI32);
-  // The backends whose format is batched are those that the parallel configuration calls so, and
-  // pplx, which has left vLLM.
+  // The backends with batched format are those that the parallel configuration reports as batched,
+  // and pplx, which vLLM no longer has.
   for (int i = 0; i < kNumBackends; ++i) {
     const auto backend = static_cast<Backend>(i);
     ParallelOptions options = options_of(1, 0, 2, 0, true);

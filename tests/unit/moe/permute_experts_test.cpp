@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From rows that lie by token to experts that want rows by expert, and back: the whole way equals
-// the oracle's layer on one rank, bit for bit.
+// From token-major rows to experts that need expert-major rows, and back: the result equals the
+// oracle's layer on one rank bit for bit.
 
 #include <vector>
 

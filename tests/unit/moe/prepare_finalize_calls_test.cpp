@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call may be: other placements, sizes, sums and batches, weights on the input, rows that
-// the experts quantize, and two calls at once. Of every class.
+// What a call may vary, for every class: placements, sizes, sums, batches, weights on the input,
+// rows that the experts quantize, and two calls at once.
 
 #include <cstring>
 
@@ -33,7 +33,7 @@ void check_every_class(ClassCase test) {
   }
 }
 
-// Expert g is on rank g % P: 8 over 2, and 9 over 4, where ranks hold 3, 2, 2, 2.
+// Expert g is on rank g % P: 8 experts over 2 ranks, and 9 over 4 that hold 3, 2, 2 and 2.
 TEST(PrepareFinalizeCallsTest, IdsOfAnotherPlacementAreMappedBothWays) {
   check_every_class({.num_tokens = {4, 3},
                      .num_experts = 8,
@@ -52,7 +52,7 @@ TEST(PrepareFinalizeCallsTest, ShapesAtTheEdge) {
   check_every_class({.num_tokens = {4, 2}, .none_share = 1.1, .scheme = schemes::kFp8Tensor});
 }
 
-// A group of one rank: every token, quantized, with the scales of tensor cores.
+// A group of one rank quantizes every token, with scales in the layout of tensor cores.
 TEST(PrepareFinalizeCallsTest, OneRankQuantizesInPlaceOfAnExchange) {
   check_every_class({.num_tokens = {5},
                      .none_share = 0.0,
@@ -121,7 +121,7 @@ TEST(PrepareFinalizeCallsTest, BatchedScalesHaveTheStridesOfTheirLayout) {
   }
 }
 
-// Rows and weights as given with the flag; rows multiplied and weights of 1 without it.
+// With the flag, weights apply to the rows; without it, pre-multiplied rows have weights of 1.
 TEST(PrepareFinalizeCallsTest, WeightsOnTheInputEqualWeightedRows) {
   for (const PrepareKind kind : kAllClasses) {
     const ClassCase test{.kind = kind, .num_topk = 1};
@@ -160,13 +160,13 @@ TEST(PrepareFinalizeCallsTest, WeightsOnTheInputEqualWeightedRows) {
   }
 }
 
-// Two calls at once, their halves interleaved; a third has no micro-batch.
+// Two calls at once with interleaved halves; there is no micro-batch for a third.
 TEST(PrepareFinalizeCallsTest, TwoMicroBatchesAreIndependent) {
   for (const PrepareKind kind : kAllClasses) {
     ClassCase test{.kind = kind, .num_topk = 1, .none_share = 0.0};
     PrepareFinalizeConfig config = test.config();
     config.num_micro_batches = 2;
-    // Arrived rows are written once more, so each call needs memory of its own for them.
+    // Arriving rows are converted once more, so each call needs memory of its own for them.
     config.wire_scheme = QuantScheme{DType::kF32};
     const reference::Batch first = test::random_batch_of(test);
     test.seed = 2;
@@ -200,7 +200,7 @@ TEST(PrepareFinalizeCallsTest, TwoMicroBatchesAreIndependent) {
         const Prepared got0 = prepare0.receiver();
         expect_error(Errc::kInvalidArgument, "hook: was called already", [&] { prepare0.hook(); });
         expect_error(Errc::kInvalidArgument, "hook: was called already", [&] { prepare1.hook(); });
-        // The experts return what they got.
+        // The experts return what they received.
         auto back1 =
             object->finalize_async({outputs[1], got1.experts.rows, WeightAndReduce::no_op(), 1});
         auto back0 =
@@ -236,7 +236,7 @@ TEST(PrepareFinalizeCallsTest, ExpertsWithPackedScalesGetThemFromLowLatencyOnly)
     run_ranks(2, [&](const Group& group) {
       const auto object = make_prepare_finalize(kind, group, config);
       object->post_init_setup(PackedExperts());
-      object->post_init_setup(PackedExperts());  // once more changes nothing
+      object->post_init_setup(PackedExperts());  // a second call changes nothing
       const CallInput input(test::random_batch_of({}).ranks[0], DType::kBF16);
       const Prepared prepared = object->prepare(input.arguments());
       EXPECT_EQ(prepared.experts.scheme, kind == PrepareKind::kLowLatency

@@ -52,7 +52,7 @@ class ScalingExperts final : public Experts {
   std::int64_t first_;
 };
 
-// Scale s of row n, wherever the layout puts it.
+// Returns scale s of row n in any layout.
 const std::byte* scale_at(const ExpertRows& experts, std::int64_t n, std::int64_t s) {
   const TensorView& scales = experts.scales;
   const std::int64_t bytes = bits_of(scales.dtype()) / 8;

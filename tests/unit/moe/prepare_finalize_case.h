@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// prepare_finalize_case.h: one call of one prepare/finalize class, compared with the oracle in
-// every byte: what the experts get, the ids and weights beside it, and the output. Receive memory
-// holds the large values of an earlier call, so that reading a row without a token shows.
+// prepare_finalize_case.h: compares one call of one prepare/finalize class with the oracle in every
+// byte: what the experts get, its ids and weights, and the output. Receive memory holds large
+// values of an earlier call, so reading a row without a token becomes visible.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ inline constexpr PrepareKind kAllClasses[] = {
 
 struct ClassCase {
   PrepareKind kind = PrepareKind::kLowLatency;
-  /// Tokens of each rank.
+  /// Number of tokens per rank.
   std::vector<std::int64_t> num_tokens{5, 0, 4};
   std::int32_t num_experts = 7;
   std::int32_t num_topk = 3;
@@ -38,7 +38,7 @@ struct ClassCase {
   std::vector<std::int32_t> global_to_physical{};
   DType input = DType::kBF16;
   bool defers = false;
-  /// As PrepareArguments::max_tokens; 0: the configured one.
+  /// Passed as PrepareArguments::max_tokens; 0: the configured maximum.
   std::int64_t max_tokens = 0;
   std::uint64_t seed = 1;
 
@@ -50,10 +50,10 @@ struct ClassCase {
 
 using Bits = std::vector<std::uint16_t>;
 
-/// Runs the case on every rank and expects all that the oracle says. Returns the outputs, bf16.
+/// Runs the case on every rank and compares everything with the oracle. Returns the outputs, bf16.
 std::vector<Bits> check_class(const ClassCase& test);
 
-/// What a rank brings, as tensors. `ids` have the numbers of experts before any mapping.
+/// One rank's input as tensors. `ids` are expert ids before any mapping.
 struct CallInput {
   CallInput(const reference::RankInput& input, DType dtype);
 
@@ -64,10 +64,10 @@ struct CallInput {
   PrepareArguments arguments() const { return {hidden, ids, weights}; }
 };
 
-/// Tokens of every rank, ids before any mapping; not rounded to bf16 when the input is wider.
+/// Tokens of every rank with ids before any mapping; not rounded to bf16 when the input is wider.
 reference::Batch random_batch_of(const ClassCase& test);
 
-/// x * (1 + e / 4) for physical expert e, rounded to bf16.
+/// Experts that return x * (1 + e / 4) for physical expert e, rounded to bf16.
 std::unique_ptr<Experts> make_scaling_experts(std::int32_t first_expert);
 
 }  // namespace switchyard::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is refused: configurations, and calls on one rank, after which the group works on.
+// What is refused: configurations, and calls on one rank, after which the group stays usable.
 
 #include <limits>
 
@@ -67,7 +67,7 @@ TEST(PrepareFinalizeErrorsTest, ConfigurationsThatNoClassServes) {
       c.scale_layout = ScaleLayout::kSwizzled;
     });
     refuse("elements are e4m3 without scales", [](auto& c) { c.scheme.dtype = DType::kE4M3; });
-    refuse("block is 64", [](auto& c) {  // packed UE8M0 scales are of 128
+    refuse("block is 64", [](auto& c) {  // packed UE8M0 scales need blocks of 128
       c.wire_scheme = schemes::kFp8Ue8m0;
       c.wire_scheme->block = 64;
     });
@@ -154,7 +154,7 @@ TEST(PrepareFinalizeErrorsTest, StrictClassesWantTheirDtypeOfIds) {
   }
 }
 
-// One rank makes every mistake while the other waits for it; then the call goes through.
+// One rank makes every mistake while the other waits for it; then the call succeeds.
 TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
   for (const PrepareKind kind : kAllClasses) {
     ClassCase test{.kind = kind, .num_tokens = {4, 3}, .num_topk = 1};
@@ -229,7 +229,7 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
   }
 }
 
-// Each rank learns of it, and the next call goes through.
+// Every rank gets the error, and the next call succeeds.
 TEST(PrepareFinalizeErrorsTest, RanksThatDisagreeOnMaxTokensAreToldAndGoOn) {
   for (const PrepareKind kind : kAllClasses) {
     if (kind == PrepareKind::kLocal) continue;
@@ -257,7 +257,7 @@ TEST(PrepareFinalizeErrorsTest, HiddenSizesAreRoundedAsTheOriginalsDo) {
   EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kF32), 128);
   EXPECT_EQ(round_up_hidden_512_bytes(513, DType::kE4M3), 1024);
   EXPECT_EQ(round_up_hidden_512_bytes(1024, DType::kE2M1), 1024);
-  EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kE2M3), 2048);  // 6 bits: 1536 bytes
+  EXPECT_EQ(round_up_hidden_512_bytes(1, DType::kE2M3), 2048);  // 6 bits each: 1536 bytes
   constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(round_up_hidden_512_bytes(kMax - 1100, DType::kBF16), kMax - 1023);
   for (const std::int64_t hidden : {std::int64_t{0}, std::int64_t{-1}, -kMax - 1}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which class, wire form and scale follow from a configuration: a row for each backend, a column
-// for each kind of activations.
+// Which class, wire format and scale follow from a configuration: one row per backend, one column
+// per kind of activations.
 
 #include "switchyard/prepare_finalize_factory.h"
 
@@ -26,7 +26,7 @@ constexpr float kGlobalScale = 512.0f;
 constexpr float kStaticScale = 0.25f;
 constexpr std::array<float, 3> kRowScales{0.25f, 0.5f, 0.25f};
 constexpr std::array<float, 3> kEqualScales{512.0f, 512.0f, 512.0f};
-const Scheme kAsScheme;  // what travels is what the experts get
+const Scheme kAsScheme;  // rows travel in the experts' scheme
 constexpr QuantScheme kBf16 = schemes::kNone;
 
 MoEConfig layer(B backend, std::int32_t dp_size = 2, std::int32_t dp_rank = 0,
@@ -84,7 +84,7 @@ TEST(PrepareFinalizeFactoryTest, EveryBackendHasItsClass) {
   }
 }
 
-// What a class says of itself is what vLLM's class of the backend says.
+// A class reports the same properties as vLLM's class for the backend.
 TEST(PrepareFinalizeFactoryTest, ClassesHaveTheProperties) {
   for (const B backend : kAll) {
     run_ranks(2, [&](const Group& group) {
@@ -134,8 +134,8 @@ TEST(PrepareFinalizeFactoryTest, SizesAreThoseOfTheLayer) {
 
 struct Expected {
   B backend;
-  QuantScheme scheme;  // what the experts get
-  Scheme wire;         // what travels, where it is something else
+  QuantScheme scheme;  // of the rows that experts get
+  Scheme wire;         // of the rows on the wire, if different
 };
 
 void expect_schemes(const QuantConfig& quant, const std::vector<Expected>& rows,
@@ -155,7 +155,7 @@ std::vector<Expected> everywhere(const QuantScheme& scheme, const Scheme& wire =
   return rows;
 }
 
-// The rows of backends that send what they quantized, and then those given.
+// Rows for the backends that quantize before sending, appended to those given.
 std::vector<Expected> with_senders(const QuantScheme& scheme, std::vector<Expected> rows) {
   for (const B backend :
        {B::kAllGatherReduceScatter, B::kNaive, B::kFlashInferNvlinkTwoSided, B::kFlashInferAll2AllV,
@@ -170,7 +170,7 @@ TEST(PrepareFinalizeFactoryTest, UnquantizedRowsTravelAsTheyAre) {
   expect_schemes(QuantConfig::int4_w4a16({.block_shape = BlockShape{0, 128}}), everywhere(kBf16));
 }
 
-// DeepEP's kernels cast by their own rule, and for weights in blocks of 128 x 128 only.
+// DeepEP's kernels cast by their own rule, and only for weights in blocks of 128 x 128.
 TEST(PrepareFinalizeFactoryTest, Fp8Blocks) {
   expect_schemes(
       fp8(BlockShape{128, 128}),
@@ -200,8 +200,8 @@ TEST(PrepareFinalizeFactoryTest, Ue8m0WantsBlocksOf128) {
                [&] { (void)choose_prepare_finalize(layer(B::kNaive), ue8m0(64)); });
 }
 
-// One scale a row travels where rows are quantized first; DeepEP's standard classes quantize what
-// arrived with one scale, its low-latency class with one a row.
+// Per-row scales travel where rows are quantized first. DeepEP's standard classes quantize arrived
+// rows with one scale, its low-latency class with one scale per row.
 TEST(PrepareFinalizeFactoryTest, ScalesByToken) {
   expect_schemes(
       fp8({}, true),
@@ -226,7 +226,7 @@ TEST(PrepareFinalizeFactoryTest, OneScaleForTheTensor) {
   const TensorView scale = TensorView::of(&kStaticScale, {1});
   expect_schemes(fp8(), rows);
   expect_schemes(fp8({}, false, scale), rows);
-  expect_schemes(fp8({}, true, scale), rows);  // a static scale wins
+  expect_schemes(fp8({}, true, scale), rows);  // a static scale takes precedence
   expect_schemes(QuantConfig::mxfp4_w4a8({.a1_scale = scale}), rows);
   for (const B backend : kAll) {
     EXPECT_EQ(choose_prepare_finalize(layer(backend), fp8()).config.static_scale, std::nullopt);
@@ -345,7 +345,7 @@ TEST(PrepareFinalizeFactoryTest, TheGroupIsThatOfTheExperts) {
   });
 }
 
-// Every backend and kind of activations can be prepared, and hands out what was chosen.
+// Every backend works with every kind of activations and returns what was chosen.
 TEST(PrepareFinalizeFactoryTest, WhatIsMadeWorks) {
   const std::vector<QuantConfig> quants{{},      fp8(),   fp8({}, true), fp8(BlockShape{128, 128}),
                                         nvfp4(), mxfp8(), nvfp4(false)};
@@ -370,11 +370,11 @@ TEST(PrepareFinalizeFactoryTest, WhatIsMadeWorks) {
         std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), std::uint16_t{0x3F80});
         const Tensor output(DType::kBF16, {3, 256});
         made->finalize({output, rows, WeightAndReduce::no_op()});
-        // Ones from both choices, or from each rank that a token went to.
+        // The output adds a one for both choices, or for each rank that the token went to.
         const bool is_grouped = made->activation_format() == ActivationFormat::kBatched;
         const std::uint16_t both = 0x4000;
         for (std::int64_t t = 0; t < 3; ++t) {
-          // Token 1 wants experts 3 and 4, of both ranks; the others' experts share a rank.
+          // Token 1 names experts 3 and 4, on both ranks; the others' experts share a rank.
           const std::uint16_t want = is_grouped || t == 1 ? both : 0x3F80;
           EXPECT_EQ(output.as<std::uint16_t>()[t * 256], want) << name_of(backend) << " " << t;
         }

@@ -60,7 +60,7 @@ std::pair<const Batch*, int> ClassOracle::seen_by(int rank) const {
   return {&alone_[static_cast<std::size_t>(rank)], 0};
 }
 
-// A dynamic scale of a whole tensor is known only where the rows arrive.
+// A dynamic per-tensor scale is known only where the rows arrive.
 QuantScheme ClassOracle::wire() const {
   const QuantScheme wanted = test_.wire_scheme.value_or(test_.scheme);
   const bool is_late = wanted.group == ScaleGroup::kTensor && !test_.static_scale;
@@ -68,7 +68,7 @@ QuantScheme ClassOracle::wire() const {
   return is_late || is_deferred ? schemes::kNone : wanted;
 }
 
-// Rows as they are after the way, before the experts' own scheme; [rows, H].
+// Rows as they arrive, before the experts' own scheme is applied; [rows, H].
 Table<float> ClassOracle::travelled(const Batch& batch, const std::vector<Position>& rows) const {
   const QuantScheme scheme = wire();
   Table<float> result(static_cast<std::int64_t>(rows.size()), test_.hidden);
@@ -78,7 +78,7 @@ Table<float> ClassOracle::travelled(const Batch& batch, const std::vector<Positi
     std::copy(from.begin(), from.end(), result.row(static_cast<std::int64_t>(i)).begin());
   }
   if (!scheme.is_quantized()) return rounded(result, scheme.dtype);
-  if (scheme == test_.scheme) return result;  // quantized once, below
+  if (scheme == test_.scheme) return result;  // quantized only once, below
   return rounded(
       reference::dequantize(scheme, reference::quantize(scheme, result, test_.static_scale)),
       DType::kBF16);
@@ -187,7 +187,7 @@ ExpectedRows ClassOracle::received(int rank) const {
   return want;
 }
 
-// Rows of `placed` as the experts read them. A dynamic scale of a tensor is that of what arrived.
+// Rows of `placed` as the experts read them. A dynamic per-tensor scale covers the arrived rows.
 Table<float> ClassOracle::read_by_experts(const Batch& batch, int rank,
                                           const ExpertMajor& placed) const {
   const Table<float> rows = travelled(batch, placed.rows);

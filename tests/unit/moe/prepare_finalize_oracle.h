@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// prepare_finalize_oracle.h: what a class must give, from the layouts, quantizers and sums of the
+// prepare_finalize_oracle.h: what a class must return, from the layouts, quantizers and sums of the
 // oracle.
 #pragma once
 
@@ -15,18 +15,18 @@ namespace switchyard::test {
 struct ExpectedRows {
   std::vector<reference::Position> positions;  ///< valid rows
   std::int64_t num_rows = 0;                   ///< of the receive buffer
-  std::vector<std::int32_t> counts;            ///< [L] rows, or tokens that want the expert
+  std::vector<std::int32_t> counts;            ///< [L] rows, or tokens that name the expert
   reference::Table<std::uint8_t> elements;     ///< [positions, bytes] as stored
   reference::Table<std::uint8_t> scales;       ///< [positions, bytes] as stored
   std::optional<float> tensor_scale;
-  reference::Table<std::int64_t> topk_ids;  ///< of every row of the buffer; empty: none are given
+  reference::Table<std::int64_t> topk_ids;  ///< of every row of the buffer; empty if there are none
   DType ids_dtype = DType::kI32;
   reference::Table<float> topk_weights;
 };
 
 class ClassOracle {
  public:
-  /// `batch`: ids before mapping.
+  /// `batch` has ids before any mapping.
   ClassOracle(const ClassCase& test, const reference::Batch& batch);
 
   ExpectedRows received(int rank) const;
@@ -48,7 +48,7 @@ class ClassOracle {
   std::vector<reference::Batch> alone_;  ///< kLocal: each rank by itself
 };
 
-/// What expert e multiplies a row with.
+/// Returns the factor with which expert e multiplies a row.
 inline float factor_of(std::int64_t expert) { return 1.0f + static_cast<float>(expert) / 4.0f; }
 
 }  // namespace switchyard::test

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who weighs and sums: every policy that a class takes gives the oracle's output, and the others
-// are refused with nothing sent. Weights are powers of two, so that weighing a row before or after
-// rounding it is the same.
+// Who weights and sums: every policy that a class supports gives the oracle's output, and the
+// others are refused with nothing sent. Weights are powers of two, so weighting a row before or
+// after rounding gives the same result.
 
 #include <cmath>
 #include <limits>
@@ -37,7 +37,7 @@ std::int64_t id_at(const TensorView& ids, std::int64_t i) {
   return ids.dtype() == DType::kI64 ? ids.as<std::int64_t>()[i] : ids.as<std::int32_t>()[i];
 }
 
-// Row `from` times the factor of an expert, times `weight`, as row `to` of a bf16 tensor.
+// Writes row `from`, times the expert's factor, times `weight`, as row `to` of a bf16 tensor.
 void write_row(const TensorView& rows, std::int64_t from, std::int64_t expert, float weight,
                const Tensor& output, std::int64_t to) {
   const std::int64_t width = rows.shape(1);
@@ -54,7 +54,7 @@ Tensor nan_rows(std::initializer_list<std::int64_t> shape) {
   return rows;
 }
 
-// [M, K, H]: a row for each choice that this rank serves, NaN for the others.
+// [M, K, H]: one row per choice that this rank serves, NaN for the others.
 Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {
   const TensorView& rows = prepared.experts.rows;
   const std::int64_t num_topk = object.num_topk();
@@ -67,7 +67,7 @@ Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {
   return output;
 }
 
-// Rows as grouped; with `weights` (by row) multiplied.
+// Expert-major result rows; multiplied by their weights if `is_weighted`.
 Tensor grouped_rows(const PrepareFinalize& object, const Prepared& prepared, std::int32_t first,
                     bool is_weighted) {
   const ExpertRows& experts = prepared.experts;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every class with every scheme, on the wire and after it: what experts get and what comes back are
-// the oracle's, and classes that quantize and weigh at the same places agree in every bit.
+// Every class with every scheme, on the wire and for the experts: what experts get and what returns
+// equal the oracle, and classes that quantize and weight at the same points agree in every bit.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ struct SchemeCase {
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;
 };
 
-// What senders can apply.
+// Schemes that senders can apply.
 std::vector<SchemeCase> sender_schemes() {
   return {{schemes::kNone},
           {schemes::kFp8Block},
@@ -63,7 +63,7 @@ TEST(PrepareFinalizeSchemesTest, EveryClassEqualsTheOracleAndItsKin) {
   }
 }
 
-// No rank can know the scale of all rows: it is taken where they arrive, from valid rows only.
+// No rank can know a scale for all rows, so it is computed where they arrive, from valid rows only.
 TEST(PrepareFinalizeSchemesTest, DynamicTensorScalesAreThoseOfTheArrivedRows) {
   for (const PrepareKind kind : kAllClasses) {
     check_class(case_of(kind, {schemes::kFp8Tensor}));
@@ -103,7 +103,7 @@ TEST(PrepareFinalizeSchemesTest, OtherSchemesOnTheWireAreQuantizedAgain) {
   }
 }
 
-// Tiles of 128 rows: more rows than one has, on one rank and on several.
+// Tiles of 128 rows: more rows than one tile, on one rank and on several.
 TEST(PrepareFinalizeSchemesTest, SwizzledScalesOfMoreThanOneTile) {
   for (const PrepareKind kind : kAllClasses) {
     for (const bool is_late : {false, true}) {

@@ -30,7 +30,7 @@ TEST(QuantDTypeTest, NamesGoBothWays) {
   EXPECT_STREQ(name_of(Q::kMxint8), "mxint8");
 }
 
-// Every pair of dtypes: the eleven of the table, and nothing else.
+// Every pair of dtypes: the eleven of the table, and no others.
 TEST(OcpMxSchemeTest, TheWholeTable) {
   const std::set<std::tuple<std::string, std::string, std::string>> table{
       {"none", "mxfp4", "w_mxfp4"},

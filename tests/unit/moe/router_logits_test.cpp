@@ -22,7 +22,7 @@ namespace {
 using reference::Table;
 using test::bits_of_table;
 
-// `values` as a tensor of `dtype`; they are representable in it.
+// Converts `values`, which `dtype` can represent, to a tensor of that type.
 Tensor tensor_of(DType dtype, const Table<float>& values) {
   Tensor tensor(dtype, {values.rows, values.cols});
   for (std::size_t i = 0; i < values.data.size(); ++i) {
@@ -54,7 +54,7 @@ TEST(RouterLogitsTest, SameBitsAsTheOracleOnEveryTarget) {
   struct Case {
     std::int64_t num_tokens, num_experts, hidden;
   };
-  // Around tiles of 4 tokens, groups of 64, blocks of 32 experts and slices of 128 elements.
+  // Sizes around tiles of 4 tokens, groups of 64, blocks of 32 experts and slices of 128 elements.
   const Case cases[] = {{1, 1, 1},    {0, 5, 7},    {3, 0, 7},     {2, 3, 0},     {5, 31, 127},
                         {4, 32, 128}, {7, 33, 129}, {66, 64, 300}, {129, 97, 77}, {3, 300, 515}};
   const DType dtypes[] = {DType::kBF16, DType::kF16, DType::kF32};

@@ -23,7 +23,7 @@ using test::bits_of_table;
 using test::config_of;
 using test::run_router;
 
-// Scores, choice and weights in double precision, by scanning for the best K times.
+// Scores, choice and weights in double precision, by scanning K times for the best.
 struct BruteForce {
   std::vector<int> ids;
   std::vector<double> weights;

@@ -57,7 +57,7 @@ TEST(RouterTest, BiasChangesTheChoiceButNotTheWeights) {
 }
 
 TEST(RouterTest, GroupsByTheirBestAndByTheSumOfTwo) {
-  // Scores of sigmoid(0) = 1/2 plus bias, groups of 3: {3, 0, 0}, {2, 2, 1}, {1, 1, 1}.
+  // Scores sigmoid(0) = 1/2 plus bias, in groups of 3: {3, 0, 0}, {2, 2, 1}, {1, 1, 1}.
   const Table<float> logits(1, 9, 0.0f);
   const std::vector<float> bias{2.5f, -.5f, -.5f, 1.5f, 1.5f, .5f, .5f, .5f, .5f};
   RouterConfig config = config_of(9, 3, Scoring::kSigmoid);
@@ -73,7 +73,7 @@ TEST(RouterTest, GroupsByTheirBestAndByTheSumOfTwo) {
 }
 
 TEST(RouterTest, ExpertsOfLostGroupsLoseAgainstNegativeScores) {
-  // All biased scores are below 0, the value that Hugging Face gives to lost groups.
+  // All biased scores are below 0, the value that Hugging Face assigns to dropped groups.
   RouterConfig config = config_of(4, 2, Scoring::kSigmoid);
   config.group_selection = GroupSelection::kTop2Sum;
   config.num_groups = 2;
@@ -107,7 +107,7 @@ TEST(RouterTest, NanRanksLastAndStaysCanonical) {
   EXPECT_THAT(routing.topk_ids.data, ElementsAre(3, 2, 1, 0));
   EXPECT_THAT(bits_of_table(routing.topk_weights),
               ElementsAre(0x3F800000u, ::testing::_, 0u, 0x7FC00000u));
-  // Softmax spreads NaN over all scores, as the formula does.
+  // Softmax spreads NaN over all scores, as its formula does.
   const Routing softmax = run_router(config_of(4, 2, Scoring::kSoftmax), logits, {});
   EXPECT_THAT(softmax.topk_ids.data, ElementsAre(0, 1));
   EXPECT_THAT(bits_of_table(softmax.topk_weights), ElementsAre(0x7FC00000u, 0x7FC00000u));

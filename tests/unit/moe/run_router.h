@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// run_router.h: select_experts over tables of the oracle.
+// run_router.h: runs select_experts on tables of the oracle.
 #pragma once
 
 #include <cstdint>

@@ -79,8 +79,8 @@ TEST(WeightAndReduceTest, NoOpReturnsTheRowsOrCopiesThem) {
                [&] { (void)weight_and_reduce(policy, arguments, small); });
 }
 
-// From 128 to 255 bf16 holds whole numbers: 129 * 1.5 = 193.5 becomes 194 in place, and
-// 131 * 1.5 = 196.5 becomes 196, to which 0.25 adds nothing, where one rounding would give 197.
+// From 128 to 255 bf16 holds integers only: 129 * 1.5 = 193.5 becomes 194 in place, and 131 * 1.5 =
+// 196.5 becomes 196, to which 0.25 adds nothing, where a single rounding would give 197.
 TEST(WeightAndReduceTest, ContiguousRoundsTheProductInPlaceThenTheSum) {
   const Tensor rows = bf16_tensor(
       {
@@ -101,7 +101,7 @@ TEST(WeightAndReduceTest, ContiguousRoundsTheProductInPlaceThenTheSum) {
   const Tensor sum(DType::kBF16, {1, 1});
   arguments.expert_output = other;
   weight_and_reduce(WeightAndReduce::contiguous(), arguments, sum);
-  EXPECT_EQ(table_of(sum, 1, 1).data[0], 196.0f);  // 196.75 rounded once is 197
+  EXPECT_EQ(table_of(sum, 1, 1).data[0], 196.0f);  // 196.75 rounded once would be 197
 }
 
 TEST(WeightAndReduceTest, ContiguousEqualsTheFormulaInBothModes) {
@@ -137,7 +137,7 @@ TEST(WeightAndReduceTest, ContiguousEqualsTheFormulaInBothModes) {
   }
 }
 
-// Rows of dropped choices hold NaN, which must reach neither the sum nor be touched.
+// Rows of dropped choices hold NaN, which must neither reach the sum nor be touched.
 TEST(WeightAndReduceTest, PaddingIsLeftOut) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const Tensor rows = bf16_tensor({4, 1, {1, nan, nan, nan}}, {2, 2, 1});

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Explores every interleaving of a few ranks that run the exchange's operations over real
-// EpochLedgers and a model of their windows. A cell of memory remembers the call that wrote it; a
-// reader that finds another call has seen a slot set reused too early.
+// CallLedgers and a model of their windows. A cell of memory remembers the call that wrote it; a
+// reader that finds another call has detected a slot set that was reused too early.
 //
 // A program is a sequence of steps "start operation i" and "finish operation i". A dispatch is
-// written in the own window and read by every peer, a combine is written into every peer's window
-// and read there: both lie in the same bytes of a slot set, as in WindowLayout.
+// written to the rank's own window and read by every peer; a combine is written to every peer's
+// window and read there. Both use the same bytes of a slot set, as in WindowLayout.
 
 #include <algorithm>
 #include <set>
@@ -23,8 +23,8 @@ namespace {
 struct Operation {
   bool is_dispatch = true;
   bool writes = true;  // false: T = 0, or nothing for any peer; header and report only
-  // false: nothing here, or a dispatch that every rank refused after its headers. A combine then
-  // waits for nobody.
+  // false: nothing for this rank, or a dispatch that every rank refused after its headers. A
+  // combine then waits for nobody.
   bool reads = true;
 };
 
@@ -38,7 +38,7 @@ using Program = std::vector<Step>;
 struct Rules {
   int ledger_sets = 2;        // n of the rule
   int memory_sets = 2;        // slot sets that really exist
-  bool waits_for_all = true;  // every peer, not only the one written to
+  bool waits_for_all = true;  // for every peer, not only the one written to
 };
 
 struct Rank {
@@ -55,7 +55,7 @@ class Explorer {
         rules_(rules),
         num_ranks_(static_cast<int>(programs_.size())) {}
 
-  // True when some interleaving reads a cell of the wrong call.
+  // True when some interleaving reads a cell written by the wrong call.
   bool finds_overwrite() {
     State start;
     start.ranks.assign(programs_.size(), Rank{CallLedger(rules_.ledger_sets)});
@@ -88,7 +88,7 @@ class Explorer {
     });
   }
 
-  // Partial rows of one peer lie where rows for another may have been.
+  // Partial sums of one peer may lie where rows for another peer were.
   int partial_column(int writer) const { return (writer + 1) % num_ranks_; }
 
   bool may_write(const State& state, int r, int peer, std::uint64_t call) const {
@@ -101,7 +101,7 @@ class Explorer {
     return true;
   }
 
-  // One atomic action of rank r. False when it must wait.
+  // Performs one atomic action of rank r. Returns false when it must wait.
   bool advance(State& state, int r) {
     Rank& rank = state.ranks[static_cast<std::size_t>(r)];
     const Step& step = programs_[static_cast<std::size_t>(r)][rank.step];
@@ -137,7 +137,7 @@ class Explorer {
     return true;
   }
 
-  // Finish: for each peer wait for its announcement, then read; then report.
+  // Finish: for each peer wait for its announcement, then read; at the end report.
   bool finish(State& state, int r, const Step& step) {
     Rank& rank = state.ranks[static_cast<std::size_t>(r)];
     const int peer = rank.micro / 2;
@@ -206,7 +206,7 @@ class Explorer {
 
 using Operations = std::vector<Operation>;
 
-// S1 R1 S2 R2 ...: the blocking calls.
+// S1 R1 S2 R2 ...: blocking calls.
 Program blocking(const Operations& operations) {
   Program program;
   for (std::size_t i = 0; i < operations.size(); ++i) {
@@ -216,7 +216,7 @@ Program blocking(const Operations& operations) {
   return program;
 }
 
-// S1 S2 R1 R2 ...: two operations outstanding; `swapped` receives each pair in the other order.
+// S1 S2 R1 R2 ...: two outstanding operations; `swapped` receives each pair in reverse order.
 Program split(const Operations& operations, bool swapped) {
   Program program;
   for (std::size_t i = 0; i + 1 < operations.size(); i += 2) {
@@ -234,9 +234,9 @@ constexpr Operation kDispatch{true};
 constexpr Operation kCombine{false};
 constexpr Operation kRefused{true, true, false};
 
-// Six operations each: layer after layer, dispatches that are released, micro-batches, empty ones,
-// combines of reopened handles, dispatches that ranks refuse after their headers. A dispatch with a
-// kept routing is a dispatch; returned weights lie where its weights do, as rows lie where rows do.
+// Six operations each: layer after layer, released dispatches, micro-batches, empty operations,
+// combines of reopened handles, dispatches that ranks refuse after their headers. A dispatch with
+// kept routing counts as one; returned weights share memory with its weights, as rows do with rows.
 std::vector<Operations> sequences() {
   constexpr Operation kNothingSent{true, false, false};
   constexpr Operation kNothingReturned{false, false, false};
@@ -252,7 +252,7 @@ std::vector<Operations> sequences() {
   };
 }
 
-// What the two ranks see of one operation when only rank 1 has tokens.
+// The operations of two ranks when only rank 1 has tokens.
 std::vector<Operations> one_sided(const Operations& operations) {
   std::vector<Operations> ranks(2);
   for (const Operation& operation : operations) {
@@ -285,7 +285,7 @@ TEST(EpochInterleavingTest, ThreeSetsServeTwoOutstandingOperations) {
   }
 }
 
-// A rank without tokens waits for nobody in its combines, and may be far ahead or behind.
+// A rank without tokens waits for nobody in its combines and may be far ahead or behind.
 TEST(EpochInterleavingTest, ARankWithoutTokensOverwritesNothing) {
   for (const Operations& operations : sequences()) {
     const std::vector<Operations> ranks = one_sided(operations);
@@ -301,8 +301,8 @@ TEST(EpochInterleavingTest, ARankWithoutTokensOverwritesNothing) {
   EXPECT_TRUE(Explorer({blocking(ranks[0]), blocking(ranks[1])}, {3, 1, true}).finds_overwrite());
 }
 
-// The twin: with one slot set fewer than the rule counts on, some interleaving must read rows of a
-// later operation. Consecutive dispatches show it; an alternation hides it behind its own order.
+// With one slot set fewer than the rule requires, some interleaving must read rows of a later
+// operation. Consecutive dispatches show it; alternating operations hide it by their own order.
 TEST(EpochInterleavingTest, OneSetFewerIsCaught) {
   const Operations dispatches = sequences()[1];
   EXPECT_TRUE(
@@ -312,7 +312,7 @@ TEST(EpochInterleavingTest, OneSetFewerIsCaught) {
 }
 
 // A combine writes into the owner's window, where a third rank may still read the owner's rows of
-// an earlier dispatch. Waiting for the owner alone is the twin that must fail.
+// an earlier dispatch. The negative test waits for the owner alone and must fail.
 TEST(EpochInterleavingTest, ThreeRanksMustWaitForEveryPeer) {
   const std::vector<Program> programs(3, split({kDispatch, kDispatch, kCombine, kCombine}, false));
   Explorer all(programs, {3, 3, true});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of a map is what its formula says.
+// The memory of a map equals its formula.
 
 #include "plan/choice_map.h"
 

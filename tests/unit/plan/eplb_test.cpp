@@ -73,12 +73,12 @@ TEST(EplbTest, ReplicasByHash) {
   EXPECT_THAT(replicas(1), ElementsAre(0, 0, 0, 0, 0, 0, 0, 0));
   EXPECT_THAT(replicas(2), ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
   EXPECT_THAT(replicas(3), ElementsAre(0, 0, 2, 2, 1, 0, 0, 2));
-  // Beyond 2^32 the token wraps around.
+  // Beyond 2^32 the token number wraps around.
   EXPECT_EQ(choose_replica((std::int64_t{1} << 32) + 2, 3), choose_replica(2, 3));
 }
 
 TEST(EplbTest, MapsTokensToCopies) {
-  // Logical 0 at 0, 3 and 5; logical 1 at 1 and 4; logical 2 at 2.
+  // Logical expert 0 is at 0, 3 and 5; logical 1 at 1 and 4; logical 2 at 2.
   const LogicalMaps maps = compute_logical_maps(Ids{0, 1, 2, 0, 1, 0}, 3);
   const Ids ids{0, 1, 0, 1, 0, 1, 0, 2, 0, -1};  // [5, 2]
   Counts physical(10, 99);
@@ -98,7 +98,7 @@ TEST(EplbTest, MapsTokensToCopies) {
 
 TEST(ExpertLoadTest, CountsChosenExpertsWithoutPadding) {
   ExpertLoad load(4);
-  const Counts ids{0, 3, 3, -1, 1, 1, 2, 2};  // [4, 2], of which the last row is padding
+  const Counts ids{0, 3, 3, -1, 1, 1, 2, 2};  // [4, 2], the last row is padding
   load.add_step(TensorView::of(ids.data(), {4, 2}), 3);
   EXPECT_THAT(load.physical_load(), ElementsAre(1, 2, 0, 2));
   load.add_step(Counts{10, 0, 5, 0});

@@ -65,7 +65,7 @@ void expect_each_expert_once(int num_ranks, int num_experts, PlacementStrategy s
   EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), num_experts);
 }
 
-// Sizes of vLLM's test_expert_placement, and odd ones: fewer experts than ranks, primes, the most.
+// Sizes of vLLM's test_expert_placement, and fewer experts than ranks, primes and the maximum.
 TEST(ExpertMapTest, EveryExpertHasOneOwner) {
   for (const auto strategy : {kLinear, kRoundRobin}) {
     for (const int num_experts : {4, 8, 9, 16, 17})
@@ -143,7 +143,7 @@ TEST(RoutingTablesTest, KnownAnswers) {
                [] { (void)round_robin_routing_tables(4, 4, 9); });
 }
 
-// A physical id lies where linear ownership puts it, and is the expert that round robin put there.
+// Linear ownership places a physical id; it denotes the expert that round robin put there.
 TEST(RoutingTablesTest, PhysicalIdsAreLinear) {
   for (const int num_ranks : {1, 2, 3, 8}) {
     for (const int num_experts : {1, 7, 9, 64}) {
@@ -180,7 +180,7 @@ TEST(MapExpertIdsTest, NegativeIdsAreKeptAndWidthsMayDiffer) {
 }
 
 TEST(MapExpertIdsTest, LocalAndGlobalIds) {
-  const ExpertMap map = determine_expert_map(4, 1, 9, kRoundRobin);  // holds 1, 5
+  const ExpertMap map = determine_expert_map(4, 1, 9, kRoundRobin);  // holds experts 1 and 5
   const std::vector<std::int64_t> ids{5, 0, -1, 1};
   std::vector<std::int64_t> local(4, 99);
   global_to_local_ids(TensorView::of(ids.data(), {4}), map, TensorView::of(local.data(), {4}));

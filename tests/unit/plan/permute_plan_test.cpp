@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts, sizes and plans: everything about the permute that is integers only.
+// Counts, sizes and plans: the integer part of the permute.
 
 #include <algorithm>
 #include <cstdint>
@@ -86,7 +86,7 @@ TEST(PermutePlanTest, OwnerPaddingFillsTilesAndLeavesZeroBehind) {
   EXPECT_EQ(values(without.m_indices).back(), -1);
 }
 
-// vLLM's test of padding: two tokens, one expert each, tiles of 128.
+// vLLM's padding test: two tokens, one expert each, tiles of 128.
 TEST(PermutePlanTest, TwoTokensInTwoTilesLeavePadding) {
   const PermutePlan plan = plan_permute(view(Table<std::int64_t>(2, 1, {0, 1})), 2);
   EXPECT_EQ(plan.num_rows(), 256);
@@ -95,7 +95,7 @@ TEST(PermutePlanTest, TwoTokensInTwoTilesLeavePadding) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), -1), 254);
 }
 
-// What rank `rank` of `num_ranks` plans for these ids.
+// Compares the plan of `rank` among `num_ranks` for these ids with the oracle.
 void expect_plan_of_oracle(const Table<std::int64_t>& ids, std::int32_t num_experts,
                            std::int32_t num_ranks, std::int32_t rank, std::int64_t alignment) {
   const std::vector<std::int32_t> map = linear_map(num_experts, num_ranks, rank);
@@ -180,7 +180,7 @@ TEST(CountExpertTokensTest, WrongArgumentsAreErrors) {
   expect_error(Errc::kInvalidArgument, "num_local_experts is 1099511627776",
                [&] { count_expert_num_tokens(ids_view, hostile); });
   const TensorView strided(ids.data(), DType::kI32, {1}, {-4});
-  count_expert_num_tokens(strided, out_view);  // one element has no stride
+  count_expert_num_tokens(strided, out_view);  // the stride of a single element is ignored
   EXPECT_THAT(out, ElementsAre(1, 0));
   const std::vector<float> floats(2);
   expect_error(Errc::kInvalidArgument, "expert_num_tokens is f32 [2]",
@@ -206,7 +206,7 @@ TEST(AlignedSizeTest, KnownAnswers) {
   EXPECT_EQ(expert_num_tokens_round_up_and_sum(tokens), 0 + 128 + 128 + 256);
   EXPECT_EQ(expert_num_tokens_round_up_and_sum(tokens, 10), 0 + 10 + 130 + 130);
   EXPECT_EQ(compute_aligned_m(129, 2, 4, 128, tokens), 512);
-  // Unknown: up(258 + min(258, 4) * 127, 128), and few ids start few experts.
+  // Unknown counts: up(258 + min(258, 4) * 127, 128); few ids reach few experts.
   EXPECT_EQ(compute_aligned_m(129, 2, 4), 768);  // 766, rounded up
   EXPECT_EQ(compute_aligned_m(1, 2, 256), 256);
   EXPECT_EQ(compute_aligned_m(0, 8, 256), 0);

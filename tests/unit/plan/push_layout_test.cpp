@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parts of a push window do not overlap, units are aligned, marks belong to one slot each.
+// Parts of a push window do not overlap, units are aligned, and each mark belongs to one slot.
 
 #include "plan/push_layout.h"
 
@@ -126,7 +126,7 @@ TEST(PushLayoutTest, SizesThatOverflowAreRefused) {
   test::expect_error(Errc::kInvalidArgument, "overflows", [&] { make_push_layout(shape); });
 }
 
-// Sizes whose 32-bit halves look harmless.
+// Sizes whose low 32 bits look harmless.
 TEST(PushLayoutTest, SizesBeyond32BitsAreRefused) {
   PushShape longest = shape_of(2, 4, std::int64_t{1} << 41, 4);  // 2^32 chunks
   PushShape many = shape_of(8, 4, 64, std::int64_t{1} << 30);    // 2^33 rows

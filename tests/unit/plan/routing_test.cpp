@@ -102,7 +102,7 @@ TEST_F(ReceivePlanTest, AllGatherPlacesEveryToken) {
   const ReceivePlan plan = build({Layout::kAllGather, 1, 0, 5}, 0);
   ASSERT_EQ(plan.arrivals.size(), 3u);
   EXPECT_EQ(plan.num_buffer_rows, 3);
-  EXPECT_EQ(plan.arrivals[1].count, 0);  // rank 0, token {3, 2} wants nothing of rank 0
+  EXPECT_EQ(plan.arrivals[1].count, 0);  // rank 0's token {3, 2} names no expert of rank 0
   EXPECT_EQ(plan.arrivals[2].row, 2);
   EXPECT_THAT(plan.num_rows, ElementsAre(1, 0));
 }
@@ -112,7 +112,7 @@ TEST_F(ReceivePlanTest, WorstCaseRowsDoNotDependOnTheRouting) {
   EXPECT_EQ(build({Layout::kCompact, 1, 0, 5, true}).num_buffer_rows, 10);
 }
 
-// Expert 2 is wanted by (0, token 0) with 0.5, (0, token 1) with 0.125, (1, token 0) with 1.5.
+// Expert 2 is chosen by (0, token 0) with 0.5, (0, token 1) with 0.125, (1, token 0) with 1.5.
 TEST_F(ReceivePlanTest, OverflowDropsTheLowestWeights) {
   const ReceivePlan plan = build({Layout::kExpanded, 1, 0, 0});
   EXPECT_EQ(find_overflow(plan.expert_load, 3), -1);
@@ -149,8 +149,8 @@ TEST_F(ReceivePlanTest, SendPlanOrdersRanksByTheirHighestChoice) {
   EXPECT_THAT(plan.num_tokens_to, ElementsAre(2, 2));
 }
 
-// Random tables over odd sizes: rows are a permutation in the promised order, and what all ranks
-// send is what all ranks receive.
+// Random tables over odd sizes: rows are a permutation in the promised order, and all ranks
+// together send what they receive.
 TEST(RoutingPropertyTest, PlansAreConsistent) {
   std::uint64_t counter = 0;
   for (const int num_ranks : {1, 2, 3, 7}) {
@@ -189,7 +189,7 @@ TEST(RoutingPropertyTest, PlansAreConsistent) {
             }
           }
           std::sort(order.begin(), order.end());
-          // In row order the keys (expert, source, token, k) ascend strictly.
+          // In row order, the keys (expert, source, token, k) ascend strictly.
           for (std::size_t i = 1; i < order.size(); ++i) {
             const auto key = [](const auto& x) {
               return std::tuple(std::get<1>(x), std::get<2>(x), std::get<3>(x), std::get<4>(x));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Records of weights that go home lie apart, in two sets by turns.
+// Records of returned weights do not overlap; they alternate between two sets.
 
 #include "plan/weight_slots.h"
 

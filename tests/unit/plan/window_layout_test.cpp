@@ -79,7 +79,7 @@ TEST(WindowLayoutTest, OverflowIsAnError) {
   WindowShape shape = small_shape();
   shape.max_tokens = std::numeric_limits<std::int64_t>::max() / 2;
   EXPECT_THROW(make_window_layout(shape), Error);
-  // Rounding up, too: the last bytes of the address space.
+  // Rounding up must not overflow either: the last bytes of the address space.
   for (std::size_t less = 1; less < 400; ++less) {
     shape = small_shape();
     shape.max_tokens = 1;

@@ -22,7 +22,7 @@ const float kInf = f32_from_bits(kF32Infinity);
 
 struct Row {
   Bytes q;
-  std::vector<std::uint32_t> words;  // of scales
+  std::vector<std::uint32_t> words;  // scales
 
   std::uint8_t scale_byte(std::size_t i) const {
     return static_cast<std::uint8_t>(words[i / 4] >> (8 * (i % 4)));
@@ -54,7 +54,7 @@ TEST(BlockAnswersTest, Int8TokenRoundsHalfAwayFromZero) {
 }
 
 TEST(BlockAnswersTest, Int8BlockTruncates) {
-  // scale 1 and, in a second block, 2.
+  // The scale is 1 in the first block and 2 in the second.
   QuantScheme scheme = schemes::kInt8Block;
   scheme.block = 4;
   const Row row = quantized(scheme, {127.0f, 2.9f, -2.9f, kNan, -254.0f, 3.9f, 0.0f});
@@ -86,13 +86,13 @@ TEST(BlockAnswersTest, Nvfp4) {
   EXPECT_EQ(row.q, (Bytes{0xFF, 0xEE, 0xCD, 0x9A, 0x21, 0x54, 0x66, 0x77}));
   EXPECT_EQ(row.scale_byte(0), 0x6E);  // 112
   EXPECT_EQ(two_level_rule(0.75f, 896.0f).map.factor, 8.0f);
-  // 6 * 112 / 896, by the reciprocal.
+  // 6 * 112 / 896, computed with the reciprocal.
   EXPECT_EQ(dequantized(schemes::kNvfp4, row, 16, 896.0f)[15], 6.0f * (112.0f * (1.0f / 896.0f)));
 }
 
 TEST(BlockAnswersTest, Nvfp4OfZerosAndOfTooMuch) {
   const Row zeros = quantized(schemes::kNvfp4, {0.0f, -0.0f, kNan, 0.0f}, 896.0f);
-  EXPECT_EQ(zeros.q, (Bytes{0x80, 0x07}));  // minus zero keeps its sign, NaN is +6 times scale 0
+  EXPECT_EQ(zeros.q, (Bytes{0x80, 0x07}));  // -0 keeps its sign; NaN becomes +6 with scale 0
   EXPECT_EQ(zeros.scale_byte(0), 0);
   // The block scale saturates at 448, then the elements at 6.
   const Row much = quantized(schemes::kNvfp4, {1e6f, -1e6f, kInf, 1.0f}, 1.0f);

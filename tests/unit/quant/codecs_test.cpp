@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element formats one by one: all bf16 inputs against the oracle, all codes there and back, and the
-// roundings that tell similar formats apart.
+// Each element format: all bf16 inputs against the oracle, round trips of all codes, and the
+// roundings that distinguish similar formats.
 
 #include <cmath>
 #include <vector>
@@ -83,7 +83,7 @@ TEST(CodecTest, IntegersRoundThreeWays) {
   }
 }
 
-// {0, 0.5, 1, 1.5, 2, 3, 4, 6}, ties to the even index, beyond 5 to 6.
+// {0, 0.5, 1, 1.5, 2, 3, 4, 6}; ties go to the even index, everything beyond 5 to 6.
 TEST(CodecTest, E2M1TiesGoToTheEvenCode) {
   const std::vector<std::pair<float, float>> ties{{0.25f, 0}, {0.75f, 1}, {1.25f, 1}, {1.75f, 2},
                                                   {2.5f, 2},  {3.5f, 4},  {5.0f, 4}};

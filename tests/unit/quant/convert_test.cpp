@@ -13,8 +13,7 @@
 namespace switchyard {
 namespace {
 
-// Samples of all f32, and the neighbourhoods of every bf16 and f16 rounding boundary of some
-// exponents.
+// Samples of all f32, and the neighbors of every bf16 and f16 rounding boundary.
 std::vector<float> sampled_floats() {
   std::vector<float> x;
   for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4093) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Distance from the exact value in units of the last place of f32 there, subnormals included.
+// Distance from the exact value in f32 ulps at that value, subnormals included.
 double error_in_ulps(float got, double exact) {
   int exponent = 0;
   std::frexp(exact, &exponent);
@@ -47,7 +47,7 @@ TEST(ExpTest, EdgesFollowTheFunction) {
   EXPECT_EQ(exp_f32(-kInfinity), 0.0f);
   EXPECT_FALSE(std::signbit(exp_f32(-kInfinity)));
   EXPECT_EQ(exp_f32(kInfinity), kInfinity);
-  EXPECT_EQ(exp_f32(88.72283f), 3.40279852e38f);  // the last finite one
+  EXPECT_EQ(exp_f32(88.72283f), 3.40279852e38f);  // the largest finite result
   EXPECT_EQ(exp_f32(std::nextafter(88.72283f, 89.0f)), kInfinity);
   EXPECT_EQ(exp_f32(-103.5f), std::numeric_limits<float>::denorm_min());
   EXPECT_EQ(exp_f32(-104.0f), 0.0f);
@@ -84,7 +84,7 @@ TEST(ExpTest, ClampedSwigluKnownAnswers) {
   EXPECT_EQ(bits_from_f32(gpt_oss(f32_from_bits(0xFFC00001u), 1.0f)), kF32NaN);
   EXPECT_EQ(bits_from_f32(gpt_oss(1.0f, f32_from_bits(0x7F800001u))), kF32NaN);
   EXPECT_EQ(bits_from_f32(gpt_oss(-kInfinity, 1.0f)), kF32NaN);
-  // Without limits it is silu_mul.
+  // Without limits it equals silu_mul.
   for (float x = -20.0f; x <= 20.0f; x += 0.37f) {
     EXPECT_EQ(clamped_swiglu(x, 3.0f, 1.0f, 0.0f, kInfinity), silu_mul(x, 3.0f));
   }

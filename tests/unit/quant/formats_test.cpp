@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scalar conversions against a definition that moves no bits: the list of a format's values in
-// double, and the midpoints between neighbours.
+// The scalar conversions against a definition without bit operations: the list of a format's values
+// in double, and the midpoints between neighbors.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ struct Format {
   int mantissa_bits;
   int bias;
   std::uint32_t max_code;       // of the largest finite value
-  std::uint32_t overflow_code;  // what is beyond
+  std::uint32_t overflow_code;  // for everything beyond it
   std::uint32_t nan_code;
   std::uint32_t sign_bit;
   std::function<std::uint32_t(float)> narrow;
@@ -57,8 +57,8 @@ const std::vector<Format>& formats() {
   return all;
 }
 
-// Entry c lies between codes c and c + 1; the last one between the largest value and what would be
-// the next.
+// Entry c lies between codes c and c + 1; the last entry lies between the largest value and what
+// the next would be.
 std::vector<double> midpoints(const Format& format) {
   std::vector<double> middle;
   for (std::uint32_t code = 0; code <= format.max_code; ++code) {
@@ -111,7 +111,7 @@ TEST(FormatTest, EveryBoundaryAndItsNeighboursRound) {
   }
 }
 
-// The walk visits magnitudes upwards, so the expected code only moves up: no search.
+// The walk visits magnitudes in ascending order, so the expected code only ascends: no search.
 TEST(FormatTest, EveryFloatRounds) {
   if (!test::is_exhaustive()) GTEST_SKIP() << "set SWITCHYARD_TEST_EXHAUSTIVE=1";
   for (const Format& format : formats()) {

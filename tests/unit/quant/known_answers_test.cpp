@@ -23,7 +23,7 @@ struct ScaleCase {
   std::uint8_t multiply_byte;
 };
 
-// The rows 0 and 1e-5 show the floors: 1e-10 of vLLM, 1e-4 of DeepEP.
+// The rows 0 and 1e-5 show the lower bounds: 1e-10 in vLLM, 1e-4 in DeepEP.
 constexpr std::array<ScaleCase, 10> kScales{
     {{0.0f, 0x2A7B5123, 94, 0x346FACAD, 0x4A88B800, 105},
      {1e-5f, 0x32BFBD57, 102, 0x346FACAD, 0x4A88B800, 105},
@@ -95,7 +95,7 @@ TEST(KnownAnswersTest, NaNFollowsTheClampOrderOfEachKernel) {
   std::vector<std::uint32_t> scales;
   EXPECT_EQ(quantized(schemes::kFp8Block, x, scales),
             (std::vector<std::uint8_t>{0xFE, 0x7E, 0xFE}));
-  EXPECT_EQ(scales[0], bits_from_f32(2.0f / 448.0f));  // NaN does not reach the scale
+  EXPECT_EQ(scales[0], bits_from_f32(2.0f / 448.0f));  // NaN does not affect the scale
   EXPECT_EQ(quantized(schemes::kFp8BlockDeepEp, x, scales),
             (std::vector<std::uint8_t>{0x7F, 0x7E, 0xFE}));
   EXPECT_EQ(quantized(schemes::kFp8Token, x, scales),

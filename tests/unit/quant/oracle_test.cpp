@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The public calls against the oracle, byte for byte: every named scheme, odd sizes, partial
-// blocks, NaN, infinity and magnitudes of all sizes among the elements.
+// blocks, and elements that include NaN, infinity and very different magnitudes.
 
 #include <cmath>
 #include <cstring>
@@ -29,7 +29,7 @@ const std::vector<QuantScheme>& all_schemes() {
   return all;
 }
 
-// Magnitudes of 2^-30 to 2^30 that change from block to block; now and then zero or no number.
+// Normal values scaled by 2^-12 to 2^12; some are zeros and, if `has_specials`, NaN or -infinity.
 float element(std::uint64_t seed, std::uint64_t i, bool has_specials) {
   const auto normal = static_cast<float>(random_normal(seed, i));
   const std::uint64_t kind = random_bits(seed + 1, i) % 401;

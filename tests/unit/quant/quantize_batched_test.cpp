@@ -23,7 +23,7 @@ constexpr std::int64_t kL = 4;
 constexpr std::int64_t kC = 5;
 constexpr std::int64_t kH = 288;  // two blocks of 128 and a partial one
 
-// Rows beyond the counts are infinite: whoever reads them shows it in a scale.
+// Rows beyond the counts are infinite, so reading one shows in a scale.
 Tensor batch_with_poison(DType dtype, const std::vector<std::int32_t>& counts) {
   Tensor x = normal_tensor(dtype, {kL, kC, kH});
   for (std::int64_t e = 0; e < kL; ++e) {
@@ -66,7 +66,7 @@ TEST(QuantizeBatchedTest, EachExpertIsQuantizedAloneUpToItsCount) {
             scheme.needs_tensor_scale() ? TensorView::of(global.data(), {1}) : TensorView{};
         quantize_batched(x, counts_view, scheme, q, scales.view, static_scale);
 
-        // Scales as rows, whatever their layout.
+        // Scales in row-major order, whatever their layout.
         const OwnedScales linear =
             has_scales
                 ? make_batched_scales(scale_dtype(scheme), ScaleLayout::kRowMajor, kL, rows, width)
@@ -96,7 +96,7 @@ TEST(QuantizeBatchedTest, EachExpertIsQuantizedAloneUpToItsCount) {
   }
 }
 
-// The scale of an expert is 448 / 448 = 1 or 896 / 448 = 2, whatever lies beyond the count.
+// An expert's scale is 448 / 448 = 1 or 896 / 448 = 2, whatever lies beyond its count.
 TEST(QuantizeBatchedTest, TensorScalesAreOnePerExpert) {
   const std::vector<float> x{448, 1, 7e7f, 7e7f, 896, 2, 4, -6};  // [2, 2, 2]
   const std::vector<std::int32_t> counts{1, 2};

@@ -28,7 +28,7 @@ QuantizeInputConfig config_of(const std::string& quant_dtype) {
   return config;
 }
 
-// What quantize makes of the same rows.
+// Compares with the result of quantize for the same rows.
 void expect_as_quantize(const QuantizedInput& got, const TensorView& x, const QuantScheme& scheme,
                         const TensorView& static_scale = {}) {
   const std::int64_t num_rows = scheme.group == ScaleGroup::kTensor ? 1 : x.shape(0);
@@ -73,7 +73,7 @@ TEST(QuantizeInputTest, PlainDtypesTakeTensorTokenOrBlockScales) {
     *given.as<float>() = 0.25f;
     const QuantizedInput out = quantize_input(x, given, config);
     expect_as_quantize(out, x, plain.tensor, given);
-    EXPECT_EQ(out.scales.data(), given.data());  // the same tensor comes back
+    EXPECT_EQ(out.scales.data(), given.data());  // returns the same tensor
     config.per_act_token_quant = true;
     expect_as_quantize(quantize_input(x, {}, config), x, plain.token);
     config.block_shape = {{128, 128}};
@@ -91,7 +91,7 @@ TEST(QuantizeInputTest, PlainDtypesTakeTensorTokenOrBlockScales) {
   }
 }
 
-// A static scale wins over per_act_token_quant; x / 2^s is exact.
+// A static scale takes precedence over per_act_token_quant; x / 2^s is exact.
 TEST(QuantizeInputTest, StaticFp8ScalesMayBeOneForEachRowOrPart) {
   const std::vector<float> x{1, 2, 3, 4, 1, 2, 3, 4};
   QuantizeInputConfig config = config_of("fp8_e4m3");
@@ -216,7 +216,7 @@ TEST(QuantizeInputTest, WeightOnlySchemesRoundThroughFp8) {
   });
 }
 
-// amax 1, 3, 448, 1000 and 0 are bytes 119, 120, 127, 129 and 94.
+// amax 1, 3, 448, 1000 and 0 give bytes 119, 120, 127, 129 and 94.
 TEST(QuantizeInputTest, PackedScalesForDeepGemmAreColumnsOfFourRows) {
   constexpr std::int64_t kRows = 5;
   constexpr std::int64_t kH = 640;
@@ -235,7 +235,7 @@ TEST(QuantizeInputTest, PackedScalesForDeepGemmAreColumnsOfFourRows) {
   const auto* words = out.scales_memory.as<std::uint32_t>();
   EXPECT_EQ(words[0], 0x817F7877u);
   EXPECT_EQ(words[1], 0x5E817F78u);
-  EXPECT_EQ(words[8], 94u);  // the fifth group of row 0, then nothing
+  EXPECT_EQ(words[8], 94u);  // the fifth group of row 0, zero-padded
   EXPECT_EQ(words[9], 119u);
   for (std::int64_t n = kRows; n < 8; ++n) {
     EXPECT_EQ(words[n], 0u);

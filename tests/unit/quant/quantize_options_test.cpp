@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scales that the caller gives, formats whose bytes are not one an element, and refusals of both.
+// Scales given by the caller, formats with other than one byte per element, and refusals of both.
 
 #include <cmath>
 #include <functional>
@@ -27,13 +27,13 @@ void expect_refused(const std::string& phrase, const std::function<void()>& call
 TEST(QuantizeOptionsTest, TokenScalesMayBeGiven) {
   const std::vector<float> data{1.0f, 1000.0f, -0.3f, 2.0f};
   const TensorView x = TensorView::of(data.data(), {2, 2});
-  const std::vector<float> given{0.7f, -1.0f, 0.5f, -1.0f};  // every second one, as strides say
+  const std::vector<float> given{0.7f, -1.0f, 0.5f, -1.0f};  // the strides select every second one
   const TensorView static_scale(given.data(), DType::kF32, {2, 1}, {2, 1});
   const Tensor q(DType::kE4M3, {2, 2});
   const Tensor scales(DType::kF32, {2, 1});
   quantize(x, schemes::kFp8Token, q, scales, static_scale);
   const float inverse = 1.0f / 0.7f;
-  EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(inverse));  // multiplied, as one a tensor is
+  EXPECT_EQ(q.as<std::uint8_t>()[0], e4m3_from_f32(inverse));  // as per-tensor schemes do
   EXPECT_EQ(q.as<std::uint8_t>()[1], 0x7E);
   EXPECT_EQ(q.as<std::uint8_t>()[2], e4m3_from_f32(-0.6f));
   EXPECT_EQ(scales.as<float>()[0], 0.7f);
@@ -99,7 +99,7 @@ TEST(QuantizeOptionsTest, ByteScalesGoWhereTheStridesSay) {
   for (std::int64_t i = 0; i < 3 * hidden; ++i) {
     ASSERT_EQ(y.as<std::uint16_t>()[i], y2.as<std::uint16_t>()[i]);
     const float want = scalar::load(x.data(), DType::kBF16, i);
-    // Magnitudes stay below 12, so no scale is above 2, and the widest step is from 4 to 6.
+    // Magnitudes stay below 12, so no scale exceeds 2, and the widest step is from 4 to 6.
     ASSERT_NEAR(scalar::load(y.data(), DType::kBF16, i), want, 2.0f) << i;
   }
 }

@@ -47,7 +47,7 @@ TEST(QuantizeTest, ScalesGoWhereTheStridesSay) {
   const Tensor q(DType::kE4M3, {kT, kH});
   const Tensor scales(DType::kF32, {kT, 5});
   quantize(x, schemes::kFp8Block, q, scales);
-  // Column major with columns padded to 8 rows, as TMA wants them.
+  // Column-major with columns padded to 8 rows, as TMA needs them.
   std::vector<float> columns(8 * 5, -1.0f);
   const Tensor q2(DType::kE4M3, {kT, kH});
   const TensorView strided(columns.data(), DType::kF32, {kT, 5}, {1, 8});
@@ -128,7 +128,7 @@ TEST(QuantizeTest, WithoutScalesRowsAreCopiedOrRoundedOnce) {
   const Tensor y(DType::kF16, {1, 3});
   dequantize(q, {}, schemes::kNone, y);
   EXPECT_EQ(y.as<std::uint16_t>()[2], 0xC100);
-  q.as<std::uint16_t>()[0] = 0xFFFF;  // the same dtype: the same bytes, NaN too
+  q.as<std::uint16_t>()[0] = 0xFFFF;  // the same dtype keeps all bytes, even NaN
   const Tensor copy(DType::kBF16, {1, 3});
   dequantize(q, {}, schemes::kNone, copy);
   EXPECT_EQ(copy.as<std::uint16_t>()[0], 0xFFFF);

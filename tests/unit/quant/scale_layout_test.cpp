@@ -20,11 +20,11 @@ using test::expect_error;
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 constexpr std::array<ScaleLayout, 3> kRowLayouts{ScaleLayout::kRowMajor, ScaleLayout::kColumnMajor,
                                                  ScaleLayout::kColumnMajorAligned};
-// One row, a prime, a full tile, one more; one scale, a partial quad, a full one, several tiles.
+// Rows: none, one, a prime, a full tile, one more, several. Scales: partial and full quads.
 constexpr std::array<std::int64_t, 6> kRows{0, 1, 37, 128, 129, 260};
 constexpr std::array<std::int64_t, 6> kScales{0, 1, 3, 4, 7, 16};
 
-// Distinct neighbours, never 0.
+// Distinct for neighbors, never 0.
 std::vector<std::uint8_t> numbered(std::int64_t count) {
   std::vector<std::uint8_t> values(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < values.size(); ++i)
@@ -152,7 +152,7 @@ TEST(ScaleLayoutTest, SizesAgreeWithTheGeometryOfBothProcessors) {
   }
 }
 
-// Any way round through all layouts brings the same numbers back, for each width of an element.
+// A round trip through all layouts restores the same values, for each element width.
 TEST(ScaleLayoutTest, RelayoutIsAPermutation) {
   for (const DType dtype : {DType::kE4M3, DType::kBF16, DType::kF32}) {
     for (const std::int64_t n : {1, 37, 129}) {
@@ -175,7 +175,7 @@ TEST(ScaleLayoutTest, RelayoutIsAPermutation) {
   }
 }
 
-// Rows without scales have no memory, however many they are.
+// Any number of rows without scales needs no memory.
 TEST(ScaleLayoutTest, RowsWithoutScalesCostNothing) {
   const TensorView none(nullptr, DType::kU8, {std::int64_t{1} << 58, 0});
   relayout_scales(none, none);

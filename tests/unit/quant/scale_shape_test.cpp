@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scale_shape_test.cpp: packed exponent words, and scales brought to the shapes of matrices and
+// scale_shape_test.cpp: packed exponent words, and scales normalized to the shapes of matrices and
 // batches.
 
 #include <bit>

@@ -25,7 +25,7 @@ using test::normal_tensor;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// silu(gate) * up, one element after the other.
+// silu(gate) * up, element by element.
 Table<float> activated(const Tensor& x, std::int64_t num_rows, std::int64_t intermediate) {
   Table<float> y(num_rows, intermediate);
   for (std::int64_t t = 0; t < num_rows; ++t) {
@@ -42,7 +42,7 @@ TensorView view_of(const Table<float>& table) {
   return TensorView::of(table.data.data(), {table.rows, table.cols});
 }
 
-// The fused rule by its formula.
+// The result of the fused rule's formula.
 struct FusedRow {
   std::vector<std::uint8_t> q;
   std::vector<float> scales;
@@ -72,13 +72,13 @@ std::vector<std::uint8_t> q_row_of(const Tensor& q, std::int64_t row, std::int64
   return bytes_of(q.as<std::byte>() + row * row_size, static_cast<std::size_t>(row_size));
 }
 
-// gate 0 gives silu 0; large gates pass through, so y is up * gate to the last bit.
+// gate 0 gives silu 0; large gates are unchanged by silu, so y is exactly up * gate.
 TEST(SiluMulQuantizeTest, FusedRuleHasTheKnownAnswers) {
   std::vector<float> x(256, 0.0f);
   x[0] = 100.0f;
   x[1] = -100.0f;
   x[2] = 100.0f;
-  x[128] = 0.03f;  // 100 * 0.03 is 3: scale 3BDB6DB8, not the 3BDB6DB7 of a division
+  x[128] = 0.03f;  // 100 * 0.03 is 3: scale 3BDB6DB8, where division gives 3BDB6DB7
   x[129] = 1.0f;
   x[130] = -0.015f;
   const Tensor q(DType::kE4M3, {1, 128});
@@ -92,7 +92,7 @@ TEST(SiluMulQuantizeTest, FusedRuleHasTheKnownAnswers) {
   silu_mul_quantize(TensorView::of(x.data(), {1, 256}), schemes::kFp8Block, q, scale);
   EXPECT_EQ(bits_from_f32(*scale.as<float>()), 0x3BDB6DB7u);
 
-  // amax 3 as a byte is 120; a block of zeros is the ceiling of 1e-10 / 448, 2^-42.
+  // amax 3 gives byte 120; a block of zeros gives the ceiling of 1e-10 / 448, 2^-42.
   const Tensor word(DType::kI32, {1, 1});
   silu_mul_quantize(TensorView::of(x.data(), {1, 256}), schemes::kFp8Ue8m0, q, word,
                     ActivationScale::kFused);
@@ -130,7 +130,7 @@ TEST(SiluMulQuantizeTest, FusedRuleEqualsTheFormulaForOddSizes) {
 TEST(SiluMulQuantizeTest, FusedRuleTurnsNaNAndInfinityIntoTheLeastCode) {
   constexpr std::int64_t kI = 256;
   Tensor x(DType::kF32, {1, 2 * kI});
-  for (std::int64_t i = 0; i < 2 * kI; ++i) x.as<float>()[i] = 10.0f;  // y near 100 everywhere
+  for (std::int64_t i = 0; i < 2 * kI; ++i) x.as<float>()[i] = 10.0f;  // y is near 100 everywhere
   for (const std::int64_t at : {0, 5, 127}) x.as<float>()[kI + at] = kNaN;
   x.as<float>()[kI + 130] = std::numeric_limits<float>::infinity();
   const Tensor q(DType::kE4M3, {1, kI});
@@ -146,7 +146,7 @@ TEST(SiluMulQuantizeTest, FusedRuleTurnsNaNAndInfinityIntoTheLeastCode) {
   EXPECT_TRUE(std::isinf(scales.as<float>()[1]));
 }
 
-// Two steps: the activation written out in f32, then quantize.
+// Two steps: the activation in f32, then quantize.
 TEST(SiluMulQuantizeTest, SchemesKeepTheirOwnRules) {
   constexpr std::int64_t kRows = 5;
   const std::vector<float> given{0.01f};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// targets.h: runs a test once for every Highway target of this build and processor, and says
-// whether exhaustive tests were asked for.
+// targets.h: runs a test once per Highway target of this build and processor, and says whether
+// exhaustive tests were requested.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ void for_each_target(const Body& body) {
   }
 }
 
-/// SWITCHYARD_TEST_EXHAUSTIVE=1 tries all 2^32 inputs: minutes.
+/// SWITCHYARD_TEST_EXHAUSTIVE=1 tests all 2^32 inputs, which takes minutes.
 inline bool is_exhaustive() { return std::getenv("SWITCHYARD_TEST_EXHAUSTIVE") != nullptr; }
 
 }  // namespace switchyard::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tensors.h: what tests of whole tensors share.
+// tensors.h: helpers shared by tests of whole tensors.
 #pragma once
 
 #include <cmath>

@@ -42,7 +42,7 @@ std::vector<QuantScheme> all_schemes() {
   return all;
 }
 
-// Kinds of data; each row of elements is stored in the dtype asked for.
+// Kinds of data; each row is stored in the requested dtype.
 enum class Data { kNormal, kTiny, kHuge, kZeros, kAnyBits, kWithSpecials };
 constexpr Data kData[] = {Data::kNormal, Data::kTiny,    Data::kHuge,
                           Data::kZeros,  Data::kAnyBits, Data::kWithSpecials};
@@ -63,7 +63,7 @@ float element(Data data, std::uint64_t i) {
   return i % 997 == 131 ? specials[(i / 997) % 4] : normal;
 }
 
-// Elements begin to begin + hidden - 1 of the data, at an address that no vector is aligned to.
+// Elements [begin, begin + hidden) of the data, at an address without vector alignment.
 class Row {
  public:
   Row(Data data, DType dtype, std::int64_t begin, std::int64_t hidden)
@@ -84,7 +84,7 @@ class Row {
   std::vector<std::byte> bytes_;
 };
 
-// Bytes in words, so that any element and scale is aligned; one word more than is written.
+// Bytes stored in words, so that every element and scale is aligned; one word more than is written.
 struct Quantized {
   std::vector<std::uint32_t> q;
   std::vector<std::uint32_t> scales;
@@ -148,7 +148,7 @@ TEST(WideTest, AnyTensorScaleIsBitEqual) {
 }
 
 // Every significand of the largest magnitude with every significand and 20 exponents of the others:
-// with exact scaling by powers of two, all that a block of this dtype can contain.
+// because scaling by powers of two is exact, this covers every block of this dtype.
 void try_all_significands(DType dtype, int mantissa_bits, const QuantScheme& scheme) {
   const int count = 1 << mantissa_bits;
   const auto hidden = static_cast<std::int64_t>(20 * count);
@@ -189,7 +189,7 @@ TEST(WideTest, EverySignificandOfF16AndScaleDividesExactly) {
   }
 }
 
-// The reciprocal and one correction give the IEEE quotient; the exponents do not matter.
+// The reciprocal and one correction give the IEEE quotient; exponents do not matter.
 TEST(WideTest, CorrectedReciprocalIsTheQuotient) {
   const std::uint32_t step = test::is_exhaustive() ? 1 : 509;
   for (std::uint32_t mantissa = 0; mantissa < (1u << 23); mantissa += step) {
@@ -219,7 +219,7 @@ TEST(WideTest, LargestMagnitudeIsEqualAndIgnoresNaN) {
   });
 }
 
-// Any byte is a code here, and any scale may come: NaN and infinity too.
+// Any byte is a code here, and any scale may occur, including NaN and infinity.
 TEST(WideTest, RowsDequantizeToElementTimesScale) {
   test::for_each_target([] {
     for (const std::int64_t hidden : kHiddens) {

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Rank 1 of two, experts 2 and 3 of four. Token 1 lists expert 3 twice.
+// Rank 1 of two, experts 2 and 3 of four. Token 1 names expert 3 twice.
 const RankInput kInput{Table<float>(3, 1, {10, 20, 30}),
                        Table<std::int32_t>(3, 2, {2, 0, 3, 3, 2, -1}),
                        Table<float>(3, 2, {0.5f, 9, 0.25f, 1, 2, 9})};

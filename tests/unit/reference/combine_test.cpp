@@ -19,7 +19,7 @@ struct Placed {
   std::vector<Table<float>> outputs;
 };
 
-// What expert e says about a row: a value that depends on the row and on e only.
+// Expert e returns a value that depends on the row and on e only.
 Placed place(const Batch& batch, std::int64_t alignment) {
   Placed placed;
   for (int rank = 0; rank < batch.num_ranks(); ++rank) {
@@ -134,14 +134,14 @@ TEST(ReferenceCombineTest, PerRankSumsOnTheRankFirst) {
 }
 
 TEST(ReferenceCombineTest, PerRankRoundsToTheWireOnce) {
-  // 1 + 2^-8 is a tie of bf16 and goes to 1; as two rows of two ranks it would survive in f32.
+  // 1 + 2^-8 is a bf16 tie and rounds to 1; as two rows of two ranks it survives in f32.
   EXPECT_EQ(OneToken(1, {0, 1}, {1, 1}, {1.0f, 0x1p-8f}).per_rank(true), 1.0f);
   EXPECT_EQ(OneToken(2, {0, 1}, {1, 1}, {1.0f, 0x1p-8f}).per_rank(true), 1.0f + 0x1p-8f);
 }
 
 TEST(ReferenceCombineTest, PartialRowsFollowTheHighestSlot) {
-  // Rank 0 holds slots 0 and 3, rank 1 slot 1, rank 2 slot 2: the order is rank 1, rank 2, rank 0.
-  // 1 - 2^24 rounds to -(2^24 - 1), 2^24 closes it: 1. In rank order 2^24 + 1 would tie to 2^24.
+  // Rank 0 holds choices 0 and 3, rank 1 choice 1, rank 2 choice 2: the order is rank 1, rank 2,
+  // rank 0. 1 - 2^24 is exact, and adding 2^24 gives 1. In rank order 2^24 + 1 would tie to 2^24.
   const OneToken token(3, {0, 2, 4, 1}, {1, 1, 1, 1}, {0x1p24f, 0.0f, 1.0f, 0.0f, -0x1p24f, 0.0f});
   EXPECT_EQ(token.per_rank(true), 1.0f);
   EXPECT_EQ(token.per_rank(true, {}, PartialOrder::kRank), 0.0f);
@@ -155,7 +155,7 @@ TEST(ReferenceCombineTest, BiasComesBeforeTheRowsInTheOrderGiven) {
   const std::vector<Table<float>> swapped{bias[1], Table<float>(1, 1, 3.0f)};
   EXPECT_EQ(token.per_rank(true, swapped), 4.0f - 0x1p24f);
   EXPECT_EQ(token.per_expert(swapped), 4.0f - 0x1p24f);
-  // Without weights the row is added as it is.
+  // Without weights the row is added unchanged.
   EXPECT_EQ(token.per_rank(false, swapped), 4.0f - 0x1p23f);
 }
 
@@ -192,7 +192,7 @@ TEST(ReferenceCombineTest, ReduceScatterByHand) {
     batch.ranks.push_back({Table<float>(num_tokens, 1), Table<std::int32_t>(num_tokens, 0),
                            Table<float>(num_tokens, 0)});
   }
-  // 2^24 + 1 is not a float: the order of the ranks decides.
+  // 2^24 + 1 is not a float, so the order of ranks matters.
   const std::vector<Table<float>> rows{Table<float>(3, 1, std::vector<float>{1, 0x1p24f, 1}),
                                        Table<float>(3, 1, std::vector<float>{2, 1, 1}),
                                        Table<float>(3, 1, std::vector<float>{3, 1, 0x1p24f})};
@@ -213,8 +213,8 @@ TEST(ReferenceCombineTest, PerRankStaysCloseToPerExpert) {
     error += std::pow(static_cast<double>(exact.data[i]) - static_cast<double>(fast.data[i]), 2);
     norm += std::pow(static_cast<double>(exact.data[i]), 2);
   }
-  // Each partial row is rounded to 8 bits once, so the rows differ, by less than 2^-8 of their
-  // size.
+  // Each partial sum is rounded once to 8 bits, so results differ, but by less than 2^-8 of their
+  // magnitude.
   EXPECT_GT(error, 0.0);
   EXPECT_LT(std::sqrt(error / norm), 0x1p-8);
 }

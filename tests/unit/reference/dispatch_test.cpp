@@ -15,8 +15,8 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Two ranks, four experts: 0 and 1 live on rank 0, 2 and 3 on rank 1. Token values are
-// 10 * rank + token; token 1 of rank 1 lists expert 1 twice.
+// Two ranks, four experts: 0 and 1 on rank 0, 2 and 3 on rank 1. Token values are 10 * rank +
+// token; token 1 of rank 1 names expert 1 twice.
 Batch two_ranks() {
   Batch batch{4, {}};
   batch.ranks.push_back({Table<float>(2, 1, std::vector<float>{0, 1}),
@@ -43,7 +43,7 @@ TEST(ReferenceDispatchTest, BatchedByHand) {
 
 TEST(ReferenceDispatchTest, ExpandedByHand) {
   const ExpertMajor placed = dispatch_expanded(two_ranks(), 0, 4);
-  // Expert 0 has one row and three of padding; the duplicate gives expert 1 two rows.
+  // Expert 0 has one row and three rows of padding; the duplicate gives expert 1 two rows.
   EXPECT_THAT(placed.rows, ElementsAre(Position{0, 1, 0, 0, 0}, Position{1, 1, 0, 1, 4},
                                        Position{1, 1, 1, 1, 5}));
   EXPECT_THAT(placed.counts, ElementsAre(1, 2));
@@ -86,7 +86,7 @@ TEST(ReferenceDispatchTest, OverflowKeepsTheLargestWeights) {
   const Batch one = drop_overflow(two_ranks(), 1, true);
   EXPECT_THAT(one.ranks[0].topk_ids.data, ElementsAre(-1, -1, 0, 2));
   EXPECT_THAT(one.ranks[1].topk_ids.data, ElementsAre(3, -1, -1, 1));
-  // All weights alike: the earlier (rank, token, slot) stays.
+  // With equal weights the earlier (rank, token, k) stays.
   const Batch tied = drop_overflow(two_ranks(), 1, false);
   EXPECT_THAT(tied.ranks[0].topk_ids.data, ElementsAre(2, 3, 0, -1));
   EXPECT_THAT(tied.ranks[1].topk_ids.data, ElementsAre(-1, -1, 1, -1));

@@ -40,14 +40,14 @@ TEST(ReferenceExpertTest, MlpByHand) {
   weights.up = Table<float>(2, 2, std::vector<float>{9, 9, 0, 3});
   weights.down = Table<float>(4, 1, std::vector<float>{9, 9, 2, -1});
   const Table<float> x(1, 2, std::vector<float>{1, 2});
-  // The activation, 600, is a value of bf16.
+  // The activation, 600, is a bf16 value.
   EXPECT_THAT(expert_mlp(weights, 1, x, {}).data, ElementsAre(1200, -600));
   // As e4m3 with scale 600 / 448 it is 448 * scale = 600 again.
   EXPECT_THAT(expert_mlp(weights, 1, x, schemes::kFp8Token).data, ElementsAre(1200, -600));
 }
 
 TEST(ReferenceExpertTest, ActivationIsRoundedOnce) {
-  // silu(257) * 1 is 257, a tie of bf16 that goes to 256; silu(256) * -1 takes it away again.
+  // silu(257) * 1 is 257, a bf16 tie that rounds to 256; silu(256) * -1 cancels it.
   MlpWeights weights{1, 1, 2, {}, {}, {}};
   weights.gate = Table<float>(2, 1, std::vector<float>{257, 256});
   weights.up = Table<float>(2, 1, std::vector<float>{1, -1});

@@ -78,7 +78,7 @@ TEST(ReferenceLayerTest, PerExpertIsTheLayerWithoutRanks) {
        {schemes::kNone, schemes::kFp8Block, packed, schemes::kFp8Token, schemes::kFp8Tensor}) {
     layer.dispatch = scheme;
     layer.intermediate = scheme;
-    // A dynamic scale of a whole tensor would depend on how tokens are split.
+    // A dynamic per-tensor scale would depend on how tokens are split.
     layer.static_scale = 0.01f;
     const Table<float> want = run_layer(layer, hidden);
     for (const int num_ranks : {1, 2, 3, 4, 7, 8}) {
@@ -126,7 +126,7 @@ TEST(ReferenceLayerTest, TinyMoeMatchesItsDoublePrecisionOutput) {
   want = rows_of(want, 0, 128);
   EXPECT_LE(relative_error(run_layer(layer, hidden), want), 5e-3);
   EXPECT_LE(relative_error(run_split(layer, hidden, 4, Reduce::kPerRank), want), 5e-3);
-  // fp8 on the way there costs accuracy, and must not cost more than that format's step.
+  // fp8 in dispatch costs accuracy, but must not cost more than that format's step.
   layer.dispatch = schemes::kFp8Block;
   const double fp8_error = relative_error(run_layer(layer, hidden), want);
   EXPECT_GT(fp8_error, 5e-3);

@@ -28,10 +28,10 @@ QuantScheme with_format(QuantScheme scheme, ScaleFormat format) {
 }
 
 TEST(ReferenceRoundTest, KnownAnswers) {
-  EXPECT_EQ(bits(round_to(DType::kBF16, 1.00390625f)), 0x3F800000u);    // tie, to even
-  EXPECT_EQ(bits(round_to(DType::kBF16, 1.01171875f)), 0x3F820000u);    // tie, to even
-  EXPECT_EQ(bits(round_to(DType::kBF16, 3.4028235e38f)), 0x7F800000u);  // to infinity
-  EXPECT_EQ(bits(round_to(DType::kBF16, 0x1p-133f)), bits(0x1p-133f));  // least subnormal
+  EXPECT_EQ(bits(round_to(DType::kBF16, 1.00390625f)), 0x3F800000u);    // a tie goes to even
+  EXPECT_EQ(bits(round_to(DType::kBF16, 1.01171875f)), 0x3F820000u);    // a tie goes to even
+  EXPECT_EQ(bits(round_to(DType::kBF16, 3.4028235e38f)), 0x7F800000u);  // overflows to infinity
+  EXPECT_EQ(bits(round_to(DType::kBF16, 0x1p-133f)), bits(0x1p-133f));  // smallest subnormal
   EXPECT_EQ(bits(round_to(DType::kBF16, -0x1p-134f)), 0x80000000u);     // tie with zero
   EXPECT_EQ(round_to(DType::kF16, 65519.0f), 65504.0f);
   EXPECT_EQ(round_to(DType::kF16, 65520.0f), kInf);
@@ -66,8 +66,8 @@ TEST(ReferenceE4m3Test, KnownAnswers) {
   EXPECT_EQ(f32_from_e4m3(0x38), 1.0f);
   EXPECT_EQ(f32_from_e4m3(0xFE), -448.0f);
   EXPECT_EQ(e4m3_from_f32(0x1p-10f, 0), 0x00);   // tie between 0 and 2^-9
-  EXPECT_EQ(e4m3_from_f32(-0x1p-10f, 0), 0x80);  // the sign stays
-  EXPECT_EQ(e4m3_from_f32(0x1.8p-9f, 0), 0x02);  // tie, to even
+  EXPECT_EQ(e4m3_from_f32(-0x1p-10f, 0), 0x80);  // keeps the sign
+  EXPECT_EQ(e4m3_from_f32(0x1.8p-9f, 0), 0x02);  // a tie goes to even
   EXPECT_EQ(e4m3_from_f32(17.0f, 0), 0x58);      // tie between 16 and 18
   EXPECT_EQ(e4m3_from_f32(19.0f, 0), 0x5A);      // tie between 18 and 20
   EXPECT_EQ(e4m3_from_f32(1e9f, 0), 0x7E);
@@ -134,7 +134,7 @@ TEST(ReferenceQuantizeTest, TokenAndTensor) {
   const QuantizedRows tensor = quantize(schemes::kFp8Tensor, x);
   EXPECT_THAT(tensor.scales.data, ElementsAre(1.0f));
   EXPECT_THAT(quantize(schemes::kFp8Tensor, x, 2.0f).elements.data, ElementsAre(0x76, 0xEE, 0, 0));
-  // All zeros: scale 0, so 0 * infinity, which the clamp turns into the largest value.
+  // All zeros give scale 0, so 0 * infinity, which the clamp turns into the largest value.
   const QuantizedRows zero = quantize(schemes::kFp8Tensor, Table<float>(1, 2));
   EXPECT_THAT(zero.elements.data, ElementsAre(0x7E, 0x7E));
   EXPECT_THAT(dequantize(schemes::kFp8Tensor, zero).data, ElementsAre(0.0f, 0.0f));
@@ -154,7 +154,7 @@ TEST(ReferenceQuantizeTest, InfinityMakesTheScaleInfinite) {
   EXPECT_EQ(rows.scales(0, 0), kInf);
   EXPECT_THAT(rows.elements.data, ElementsAre(0xFE, 0x00));
   EXPECT_EQ(quantize(schemes::kFp8BlockDeepEp, x).elements(0, 0), 0x7F);
-  // Packed, the byte 255 means NaN.
+  // In packed scales, byte 255 means NaN.
   const QuantScheme packed = with_format(schemes::kFp8Block, ScaleFormat::kE8M0Packed);
   EXPECT_EQ(quantize(packed, x).packed_scales(0, 0), 255u);
   EXPECT_TRUE(std::isnan(dequantize(packed, quantize(packed, x))(0, 0)));
@@ -166,7 +166,7 @@ TEST(ReferenceQuantizeTest, ErrorIsAtMostHalfAStep) {
        {schemes::kFp8Block, schemes::kFp8BlockDeepEp, schemes::kFp8Token, schemes::kFp8Tensor}) {
     const Table<float> y = dequantize(scheme, quantize(scheme, x));
     for (std::size_t i = 0; i < x.data.size(); ++i) {
-      // Half a step of e4m3 is 1/16 of the power of two below; tiny values share the least step.
+      // Half a step of e4m3 is 1/16 of the power of two below; tiny values share the smallest step.
       EXPECT_NEAR(y.data[i], x.data[i], std::abs(x.data[i]) / 15.9 + 2e-5);
     }
   }

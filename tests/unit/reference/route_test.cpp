@@ -30,8 +30,8 @@ TEST(ReferenceOwnershipTest, FirstRanksTakeTheRemainder) {
 }
 
 TEST(ReferenceRouterTest, LogitIsOneFusedChain) {
-  // 1 + 2^-13 squared is 1 + 2^-12 + 2^-26; only a fused step keeps the last term for the
-  // subtraction that follows.
+  // (1 + 2^-13) squared is 1 + 2^-12 + 2^-26; only a fused step keeps the last term for the
+  // following subtraction.
   const float x = 1.0f + 0x1p-13f;
   const Table<float> hidden(1, 2, std::vector<float>{-(1.0f + 0x1p-12f), x});
   const Table<float> gate(1, 2, std::vector<float>{1.0f, x});
@@ -63,8 +63,8 @@ TEST(ReferenceRouterTest, SoftmaxOfEqualLogitsIsUniform) {
 }
 
 TEST(ReferenceRouterTest, LostGroupsCannotWin) {
-  // Groups {0, 1} and {2, 3}. By the best expert the first wins (bias 3), by the sum of two the
-  // second (1.5 + 1.5 against 3 - 3).
+  // Groups {0, 1} and {2, 3}. By best expert the first wins (bias 3), by the sum of two the second
+  // (1.5 + 1.5 against 3 - 3).
   RouterConfig config;
   config.num_experts = 4;
   config.num_topk = 2;
@@ -77,7 +77,7 @@ TEST(ReferenceRouterTest, LostGroupsCannotWin) {
   EXPECT_THAT(select_experts(config, logits, bias).topk_ids.data, ElementsAre(0, 1));
   config.group_selection = GroupSelection::kTop2Sum;
   EXPECT_THAT(select_experts(config, logits, bias).topk_ids.data, ElementsAre(2, 3));
-  // The weights come from scores without bias.
+  // Weights come from scores without bias.
   EXPECT_THAT(select_experts(config, logits, bias).topk_weights.data, ElementsAre(0.5f, 0.5f));
 }
 

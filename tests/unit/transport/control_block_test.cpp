@@ -62,7 +62,7 @@ TEST(ControlBlockTest, ReasonIsCutToItsPlace) {
   const Block block(1);
   block.control.abort(1, 0, std::string(1000, 'x').c_str());
   EXPECT_EQ(std::strlen(block.control.abort_line().reason), sizeof(AbortLine::reason) - 1);
-  EXPECT_EQ(block.control.lines(0).joined, 0u);  // nothing ran over
+  EXPECT_EQ(block.control.lines(0).joined, 0u);  // nothing was overwritten
 }
 
 TEST(FutexTest, WakesOnARingAndNotBefore) {

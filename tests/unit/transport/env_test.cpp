@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
                             -1,
                             -1,
                             "slurm.77.1"},
-                      // The shell of a batch script: rank 0 of nothing.
+                      // The shell of a batch script is not a rank.
                       Known{"none",
                             {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}},
                             0,
@@ -194,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"PMIX_RANK", "3"}},
                 "OMPI_COMM_WORLD_RANK is 1",
                 "PMIX_RANK is 3"},
-        // Not the outer launcher's rank, so nothing explains it.
+        // 3 is not the outer launcher's rank, so nothing explains it.
         Refused{{{"RANK", "1"},
                  {"WORLD_SIZE", "4"},
                  {"PMIX_RANK", "3"},

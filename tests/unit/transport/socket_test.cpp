@@ -159,7 +159,7 @@ TEST(FdTest, ClosesWhatItOwns) {
   {
     Fd first(raw);
     Fd second(std::move(first));
-    EXPECT_FALSE(first.has_value());  // NOLINT(bugprone-use-after-move): that is the point
+    EXPECT_FALSE(first.has_value());  // NOLINT(bugprone-use-after-move): the point of the test
     EXPECT_EQ(second.get(), raw);
   }
   EXPECT_EQ(fcntl(raw, F_GETFD), -1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stores: the same behaviour in process, over TCP and over Unix sockets; then a hostile world.
+// Stores behave the same in process, over TCP and over Unix sockets; then hostile clients.
 
 #include "transport/store.h"
 
@@ -42,7 +42,7 @@ Address fresh_unix_address() {
                         std::to_string(number++));
 }
 
-// A server, where the kind has one, and clients of it.
+// A server, if this kind of store has one, and its clients.
 class World {
  public:
   explicit World(const std::string& kind) {
@@ -146,7 +146,7 @@ class SocketStoreTest : public ::testing::TestWithParam<const char*> {
   void send_text(const Fd& socket, const std::string& text) {
     send_all(socket, std::as_bytes(std::span(text)), soon());
   }
-  // True when the server closes the connection, after whatever it says.
+  // True when the server closes the connection after whatever it sends.
   bool is_dropped(const Fd& socket) {
     std::array<char, 1024> bytes;
     while (wait_readable(socket, Deadline::after_ms(5000))) {
@@ -192,7 +192,7 @@ TEST_P(SocketStoreTest, GarbageAndOversizedFramesAreDropped) {
     const Fd client = raw_client(world);
     try {
       send_text(client, text);
-    } catch (const Error&) {  // dropped while it still sent
+    } catch (const Error&) {  // dropped while sending
     }
     EXPECT_TRUE(is_dropped(client));
   }
@@ -223,11 +223,11 @@ TEST_P(SocketStoreTest, SilentAndSlowClientsDelayNobody) {
   const Fd slow = raw_client(world);
   const std::string hello = encode(store_protocol::Request{
       store_protocol::Operation::kHello, 1, 0, std::string(store_protocol::kMagic), "sesame"});
-  for (const char byte : hello) {  // one byte at a time, and everybody else is served
+  for (const char byte : hello) {  // byte by byte, while other clients are served
     send_text(slow, std::string(1, byte));
     if (byte == hello[10]) expect_serving(world);
   }
-  EXPECT_TRUE(wait_readable(slow, soon()));  // its hello was understood
+  EXPECT_TRUE(wait_readable(slow, soon()));  // the server understood its hello
 }
 
 TEST_P(SocketStoreTest, ClientThatNeverReadsIsDropped) {
@@ -241,10 +241,10 @@ TEST_P(SocketStoreTest, ClientThatNeverReadsIsDropped) {
       send_text(greedy,
                 encode(store_protocol::Request{store_protocol::Operation::kGet, i, 0, "big", {}}));
     }
-  } catch (const Error&) {  // dropped while it still asked
+  } catch (const Error&) {  // dropped while requesting
   }
   expect_serving(world);
-  // What was sent before the drop comes first (TCP tells of it only behind the data), then the end.
+  // Data sent before the drop arrives first (TCP reports the drop only after it), then the end.
   std::vector<char> bytes(1 << 20);
   std::size_t num_received = 0;
   ssize_t got = 1;

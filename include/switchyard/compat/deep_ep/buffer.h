@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// buffer.h: the high-throughput calls of DeepEP's Buffer (V1), as a thin view over Exchange
-// in the compact layout: a token travels once to each rank that holds one of its experts.
+// buffer.h: the high-throughput calls of DeepEP's Buffer (V1), as a thin view over Exchange in the
+// compact layout: a token travels once to each rank that holds one of its experts.
 //
 // Letters used for shapes in this header:
 //   T  tokens on this rank     K  experts chosen per token     H  elements per token
@@ -9,12 +9,12 @@
 //   R  rows received           S  scales per token
 //
 // Differences, and why:
-//   - a bound on T is given at construction, because windows are sized once; in return there is no
-//     channel or chunk configuration, and dispatch needs no layout tensors
-//   - combine adds rows by the highest k that each rank holds, not by rank, as all sums per rank do
-//   - of the topk_weights given to combine, only those of a rank's own experts come home
-//   - recv_x stays in the view's memory: valid until the next call with its handle, or until the
-//     last copy of the handle is gone
+//   - the constructor needs an upper bound on T, because windows are sized once; in return there is
+//     no channel or chunk configuration, and dispatch needs no layout tensors
+//   - combine adds rows by the highest k that each rank holds, as all per-rank sums do, not by rank
+//   - of the topk_weights given to combine, only those of a rank's own experts return to the source
+//   - recv_x is memory of the view: valid until the next call with its handle, or until the last
+//     copy of the handle is destroyed
 //   - any number of ranks, any H; no streams
 #pragma once
 
@@ -31,12 +31,12 @@ namespace switchyard::deep_ep {
 
 struct BufferOptions {
   std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, the same on every rank
-  std::int32_t max_in_flight = 2;        ///< handles that may wait for their combine
+  std::int32_t max_in_flight = 2;        ///< handles that may await their combine
 };
 
-/// Where this rank's tokens go.
+/// How many of this rank's tokens go where.
 struct DispatchLayout {
-  Tensor num_tokens_per_rank;    ///< [P] i32; a token counts once a rank
+  Tensor num_tokens_per_rank;    ///< [P] i32; a token counts once per rank
   Tensor num_tokens_per_expert;  ///< [E] i32
   Tensor is_token_in_rank;       ///< [T, P] u8, 0 or 1
   EventOverlap event;
@@ -44,16 +44,16 @@ struct DispatchLayout {
 
 /// Ties combine, and later dispatches with the same routing, to a dispatch.
 struct BufferHandle {
-  std::shared_ptr<struct BufferState> state;  ///< for code of the library
+  std::shared_ptr<struct BufferState> state;  ///< internal to the library
 };
 
 struct BufferDispatchOptions {
-  /// [T, S] f32 or i32 (packed UE8M0), for x e4m3: one scale a token, or a block of cdiv(H, S).
+  /// [T, S] f32 or i32 (packed UE8M0), for e4m3 x: a scale per token or per cdiv(H, S) elements.
   TensorView x_scales{};
   TensorView topk_weights{};          ///< [T, K] f32
-  std::int64_t expert_alignment = 1;  ///< counts in the list are rounded up to it
-  /// 0: as many rows as arrive. Else P times an upper bound on T, the same on every rank: recv_x
-  /// has that many rows, the list is empty, ids of unused rows are -1.
+  std::int64_t expert_alignment = 1;  ///< rounds up the counts in the list
+  /// 0: recv_x has as many rows as arrive. Otherwise P times an upper bound on T, the same on every
+  /// rank: recv_x has that many rows, the list is empty, and ids of unused rows are -1.
   std::int64_t num_worst_tokens = 0;
 };
 
@@ -62,7 +62,7 @@ struct BufferDispatched {
   TensorView recv_x_scales;  ///< [R, S], contiguous; absent without x_scales
   Tensor recv_topk_idx;      ///< [R, K] i64: local ids, -1 for experts of other ranks
   Tensor recv_topk_weights;  ///< [R, K] f32: 0 where the id is -1; absent if none were given
-  std::vector<std::int64_t> num_recv_tokens_per_expert_list;  ///< [L], aligned
+  std::vector<std::int64_t> num_recv_tokens_per_expert_list;  ///< [L], rounded up
   BufferHandle handle;
   EventOverlap event;
 };
@@ -74,13 +74,14 @@ struct BufferCombined {
 };
 
 /// Mirrors deep_ep.Buffer without its low-latency calls. Every distinct set of (H, K, E, format of
-/// x, with num_worst_tokens or without) has an Exchange of its own, made at first use and kept:
-/// memory grows with the number of sets, each by what exchange_memory() says.
+/// x, with or without num_worst_tokens) has its own Exchange, created at first use and kept; each
+/// adds the memory that exchange_memory() states.
 ///
-/// Collective, as dispatch and combine are: sizes but T, options, and which tensors are given must
-/// be the same on every rank.
-/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. Ranks that pass other sizes or
-/// options get kInvalidArgument where an Exchange is made for them, else kTimeout.
+/// Construction, dispatch and combine are collective: sizes other than T, options, and which
+/// tensors are given must be the same on every rank.
+/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. When ranks pass different sizes
+/// or options, they get kInvalidArgument if an Exchange is created for the call, otherwise
+/// kTimeout.
 class SWITCHYARD_API Buffer {
  public:
   Buffer(const Group& group, const BufferOptions& options);
@@ -88,23 +89,24 @@ class SWITCHYARD_API Buffer {
   Buffer& operator=(Buffer&&) noexcept;
   ~Buffer();
 
-  /// Not collective. topk_idx [T, K] i64 or i32, -1: none.
+  /// Not collective. topk_idx [T, K] i64 or i32; -1: none.
   DispatchLayout get_dispatch_layout(const TensorView& topk_idx, std::int32_t num_experts) const;
 
   /// x [T, H] bf16, or e4m3 with x_scales.
   BufferDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
                             std::int32_t num_experts, const BufferDispatchOptions& options = {});
 
-  /// The same routing again: rows land where they landed. Ids, weights and list of the result are
-  /// absent. With other scales than before, the routing travels once more.
+  /// The same routing again: rows arrive in the same places. Ids, weights and the list of the
+  /// result are absent. When the format of x or x_scales differs from before, the routing travels
+  /// once more.
   BufferDispatched dispatch(const TensorView& x, const BufferHandle& handle,
                             const TensorView& x_scales = {});
 
-  /// combined_x[t] = bias_0[t] + bias_1[t] + one row of each rank concerned: f32, one rounding. Not
-  /// weighted. May be repeated with one handle.
+  /// combined_x[t] = bias_0[t] + bias_1[t] + one row from each rank that received the token: in
+  /// f32, rounded once. Not weighted. May be repeated with one handle.
   ///
   ///   x             [R, H]  bf16
-  ///   topk_weights  [R, K]  f32: carried home
+  ///   topk_weights  [R, K]  f32: returned to the source ranks
   ///   bias          up to two [T, H] bf16
   BufferCombined combine(const TensorView& x, const BufferHandle& handle,
                          const TensorView& topk_weights = {},

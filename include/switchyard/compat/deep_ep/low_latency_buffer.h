@@ -5,14 +5,15 @@
 // Letters used for shapes in this header:
 //   T  tokens on this rank       K  experts chosen per token     H  elements per token
 //   P  ranks                     E  experts of all ranks         L  experts of this rank
-//   C  rows of an expert, P * num_max_dispatch_tokens_per_rank
+//   C  rows per expert, P * num_max_dispatch_tokens_per_rank
 //
 // Differences, and why:
-//   - any H, K, E and C; E need not be a multiple of P (no kernel is compiled for a list of sizes)
+//   - any H, K, E and C, because no kernel is compiled for particular sizes; E need not be a
+//     multiple of P
 //   - rows of an expert are ordered by (source rank, token), not by arrival
 //   - a token that names an expert twice is an error; the original loses one of the two rows
-//   - received rows stay in the view's memory: they are valid until the combine of their handle has
-//     been received, or the last copy of the handle is gone
+//   - received rows are memory of the view: valid until the combine of their handle has been
+//     received, or until the last copy of the handle is destroyed
 //   - no masks of failed ranks, no use_logfmt, no streams
 #pragma once
 
@@ -30,71 +31,72 @@
 namespace switchyard::deep_ep {
 
 struct LowLatencyDispatchOptions {
-  bool use_fp8 = true;            ///< quantize to e4m3, a scale for 128 columns (kFp8BlockDeepEp)
+  bool use_fp8 = true;            ///< quantize to e4m3, one scale per 128 columns (kFp8BlockDeepEp)
   bool round_scale = false;       ///< scales become powers of two
-  bool use_ue8m0 = false;         ///< scales travel as packed exponent bytes; wants round_scale
+  bool use_ue8m0 = false;         ///< scales travel as packed exponent bytes; requires round_scale
   bool use_nvfp4 = false;         ///< quantize to e2m1; excludes use_fp8
   TensorView x_global_scale{};    ///< [1] f32, the same on every rank; for use_nvfp4
-  TensorView topk_weights{};      ///< [T, K] f32: recv_topk_weights and recv_src_rank are wanted
-  bool async_finish = false;      ///< changes nothing: there is no stream to run ahead of
-  bool return_recv_hook = false;  ///< only send; hook() receives. Excludes async_finish
+  TensorView topk_weights{};      ///< [T, K] f32: sets recv_topk_weights and recv_src_rank
+  bool async_finish = false;      ///< no effect: there is no stream to run ahead of
+  bool return_recv_hook = false;  ///< send only; hook() receives. Excludes async_finish
   TensorView cumulative_local_expert_recv_stats{};  ///< [L] i32; += recv_count
   TensorView dispatch_wait_recv_cost_stats{};       ///< [P] i64; += ns waited for each rank
 };
 
-/// Rows that a dispatch brought. L blocks of C rows, of which [0, recv_count[e]) are valid.
+/// Rows that a dispatch received: L blocks of C rows, of which [0, recv_count[e]) are valid.
 struct LowLatencyRows {
-  TensorView recv_x;  ///< [L, C, H] bf16 or e4m3, nvfp4: [L, C, H / 2] u8; contiguous
-  /// fp8: f32 [L, C, cdiv(H, 128)], use_ue8m0: i32 [L, C, cdiv(H, 512)], byte j of word p being the
-  /// exponent of group 4p + j; with S columns both have strides (S * C, 1, C). nvfp4: e4m3
-  /// [L, cdiv(C, 128), cdiv(H, 64), 32, 4, 4], contiguous. The original shows nvfp4 rows and scales
-  /// with their dimensions permuted; these are the tensors behind them.
+  TensorView recv_x;  ///< [L, C, H] bf16 or e4m3; nvfp4: [L, C, H / 2] u8; contiguous
+  /// fp8: f32 [L, C, cdiv(H, 128)]; use_ue8m0: i32 [L, C, cdiv(H, 512)], where byte j of word p is
+  /// the exponent of group 4p + j. Both have strides (S * C, 1, C) for S columns. nvfp4:
+  /// e4m3 [L, cdiv(C, 128), cdiv(H, 64), 32, 4, 4], contiguous. The original permutes the
+  /// dimensions of nvfp4 rows and scales; these are the tensors before that.
   TensorView scales;
   TensorView recv_count;         ///< [L] i32
-  TensorView recv_topk_weights;  ///< [L, C] f32, where topk_weights were given
-  TensorView recv_src_rank;      ///< [L, C] i32, where topk_weights were given
+  TensorView recv_topk_weights;  ///< [L, C] f32, if topk_weights were given
+  TensorView recv_src_rank;      ///< [L, C] i32, if topk_weights were given
 };
 
-/// What combine needs to know of its dispatch. Fields are set once rows have been received.
+/// What combine needs from its dispatch. The fields are set once rows have been received.
 struct LowLatencyHandle {
   Tensor src_info;      ///< [L, C] i32: token of each valid row on its source rank
   Tensor layout_range;  ///< [L, P] i64: low 32 bits: rows from rank j; high 32: the first of them
   std::int64_t num_max_dispatch_tokens_per_rank = 0;
   std::int64_t hidden = 0;
   std::int32_t num_experts = 0;
-  std::shared_ptr<struct LowLatencyState> state;  ///< for code of the library
+  std::shared_ptr<struct LowLatencyState> state;  ///< internal to the library
 };
 
 struct LowLatencyDispatched {
   std::shared_ptr<LowLatencyHandle> handle;
   EventOverlap event;
-  std::function<void()> hook;  ///< with return_recv_hook: to be called once, by every rank
+  std::function<void()> hook;  ///< with return_recv_hook: every rank calls it once
 
-  /// Errors: kInvalidArgument before the hook was called.
+  /// Errors: kInvalidArgument before the hook has been called.
   SWITCHYARD_API const LowLatencyRows& rows() const;
 };
 
 struct LowLatencyCombineOptions {
-  bool zero_copy = false;   ///< x is what get_next_low_latency_combine_buffer gave
-  bool use_logfmt = false;  ///< kNotSupported
-  TensorView out{};         ///< [T, H] bf16; written. Absent: combined_x has memory of its own
+  bool zero_copy = false;   ///< x is the buffer of get_next_low_latency_combine_buffer
+  bool use_logfmt = false;  ///< true throws kNotSupported
+  TensorView out{};         ///< [T, H] bf16; written. Absent: combined_x has its own memory
   bool async_finish = false;
   bool return_recv_hook = false;
 };
 
 struct LowLatencyCombined {
   TensorView combined_x;  ///< [T, H] bf16
-  Tensor memory;          ///< of combined_x, unless `out` was given
+  Tensor memory;          ///< owns combined_x, unless `out` was given
   EventOverlap event;
-  std::function<void()> hook;  ///< with return_recv_hook: combined_x is valid after it
+  std::function<void()> hook;  ///< with return_recv_hook: completes combined_x
 };
 
-/// Mirrors the low-latency half of deep_ep.Buffer. Every distinct set of (T max, H, K, E,
-/// quantization) has an Exchange of its own, made at first use and kept.
+/// Mirrors the low-latency half of deep_ep.Buffer. Every distinct set of (maximum T, H, K, E,
+/// quantization) has its own Exchange, created at first use and kept.
 ///
-/// Collective, as all of its calls but the hints and get_next_low_latency_combine_buffer.
+/// Construction and all calls are collective, except the static functions and
+/// get_next_low_latency_combine_buffer.
 /// Errors of calls: kInvalidArgument at once; kTimeout, kPeerLost and kAborted, after which the
-/// group can only be destroyed. Hooks are receive phases: every rank calls them, in one order.
+/// group can only be destroyed. Hooks are receive phases: every rank calls them, in the same order.
 class SWITCHYARD_API LowLatencyBuffer {
  public:
   explicit LowLatencyBuffer(const Group& group);
@@ -102,13 +104,13 @@ class SWITCHYARD_API LowLatencyBuffer {
   LowLatencyBuffer& operator=(LowLatencyBuffer&&) noexcept;
   ~LowLatencyBuffer();
 
-  /// Bytes that the original registers, by its own formula. This library takes what memory() says,
-  /// without being told a size. Pure.
+  /// Bytes that the original registers, by its own formula. This library allocates what memory()
+  /// states and needs no size from the caller. Pure.
   static std::size_t get_low_latency_rdma_size_hint(std::int64_t num_max_dispatch_tokens_per_rank,
                                                     std::int64_t hidden, std::int64_t num_ranks,
                                                     std::int64_t num_experts);
 
-  /// What one rank takes for one set of options. Pure.
+  /// Memory of one rank for one set of options. Pure.
   static ExchangeMemory memory(std::int64_t num_max_dispatch_tokens_per_rank, std::int64_t hidden,
                                std::int32_t num_experts, std::int32_t num_topk,
                                const LowLatencyDispatchOptions& options, int num_ranks, int rank);
@@ -118,29 +120,29 @@ class SWITCHYARD_API LowLatencyBuffer {
   ///   x         [T, H]  bf16, f16 or f32, rows contiguous; T from 0 to the maximum
   ///   topk_idx  [T, K]  i64 or i32; -1: none
   ///
-  /// At most two handles may wait for their combine; a third dispatch is an error. Dropping every
-  /// copy of a handle gives it up.
+  /// At most two handles may await their combine; a third dispatch is an error. Destroying every
+  /// copy of a handle releases it.
   LowLatencyDispatched low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
                                             std::int64_t num_max_dispatch_tokens_per_rank,
                                             std::int32_t num_experts,
                                             const LowLatencyDispatchOptions& options = {});
 
-  /// combined_x[t] = sum of topk_weights[t, k] * row of (t, k): one f32 chain of fma, k ascending,
+  /// combined_x[t] = sum of topk_weights[t, k] * row of (t, k): one f32 fma chain, k ascending,
   /// rounded once; 0 for a token without experts. May be repeated with one handle.
   ///
-  ///   x             [L, C, H]  bf16 (f16, f32 too): a row for each received row
-  ///   topk_idx      [T, K]     as given to dispatch; others are an error
+  ///   x             [L, C, H]  bf16, f16 or f32: one row per received row
+  ///   topk_idx      [T, K]     the ids given to dispatch; other ids are an error
   ///   topk_weights  [T, K]     f32; unchanged until the hook has run
   LowLatencyCombined low_latency_combine(const TensorView& x, const TensorView& topk_idx,
                                          const TensorView& topk_weights,
                                          const std::shared_ptr<LowLatencyHandle>& handle,
                                          const LowLatencyCombineOptions& options = {});
 
-  /// [L, C, H] bf16, uninitialised: memory of the handle, for results. On CPUs any memory serves as
-  /// well: combine copies rows straight from x to their owners.
+  /// [L, C, H] bf16, uninitialized: memory of the handle for results. On CPUs any other memory
+  /// works as well, because combine copies rows straight from x to their owners.
   TensorView get_next_low_latency_combine_buffer(const std::shared_ptr<LowLatencyHandle>& handle);
 
-  /// A barrier: windows here never need cleaning. Collective.
+  /// A barrier, because windows here never need cleaning. Collective.
   void clean_low_latency_buffer(std::int64_t num_max_dispatch_tokens_per_rank, std::int64_t hidden,
                                 std::int32_t num_experts);
 

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mnnvl_moe.h: FlashInfer's two-sided all-to-all (MnnvlMoe), as a thin view over
-// Exchange in the compact layout with fixed shapes: prepare, one alltoallv a payload, combine.
+// mnnvl_moe.h: FlashInfer's two-sided all-to-all (MnnvlMoe), as a thin view over Exchange in the
+// compact layout with fixed shapes: prepare, one alltoallv per payload, combine.
 //
 // Letters used for shapes in this header:
 //   T  tokens on this rank     K  experts chosen per token (top_k)     P  ranks
 //   Tm max_token_count_per_rank of the call
 //
 // Differences, and why:
-//   - rows of a source are in token order, not in that of an atomic counter
+//   - rows of a source rank are in token order, not in the order of an atomic counter
 //   - negative ids are dropped; the original sends them to rank 0
-//   - slots are spread as experts are everywhere here: the first slot_count % P ranks hold one more
-//   - no workspace tensors: windows belong to the object; rows that nobody sent are 0
+//   - slots are distributed like experts everywhere in this library: the first slot_count % P ranks
+//     hold one more
+//   - no workspace tensors, because windows belong to the object; rows that no rank sent are 0
 #pragma once
 
 #include <cstdint>
@@ -25,33 +26,34 @@
 
 namespace switchyard::flashinfer {
 
-/// Mirrors MoEAlltoallInfo; all i32. Entries that mean nothing are -1.
+/// Mirrors MoEAlltoallInfo; all tensors are i32. Unused entries are -1.
 struct MoEAlltoallInfo {
   Tensor send_rank_count_cumsum;   ///< [P] inclusive prefix sum of tokens sent to each rank
   Tensor send_rank_local_indices;  ///< [Tm * max(P, K)] token of each sent row, packed by rank
   Tensor recv_rank_count_cumsum;   ///< [P] inclusive prefix sum of tokens received
-  Tensor recv_rank_local_indices;  ///< [Tm * P] place of each received row: 0, 1, 2, ...
-  /// [Tm * max(P, K)] of each sent row: token * K + the lowest k that the rank serves.
+  Tensor recv_rank_local_indices;  ///< [Tm * P] index of each received row: 0, 1, 2, ...
+  /// [Tm * max(P, K)] for each sent row: token * K + the lowest k that the rank serves.
   Tensor backward_recv_rank_local_indices;
   std::int64_t local_token_allocation_count = 0;          ///< Tm * P
-  std::shared_ptr<const struct TwoSidedRouting> routing;  ///< for code of the library
+  std::shared_ptr<const struct TwoSidedRouting> routing;  ///< internal to the library
 };
 
 struct MoEAlltoallPrepared {
   MoEAlltoallInfo info;
-  Tensor expert_ids;  ///< [P * Tm, K] i32; slot_count for slots of other ranks, and for no token
-  Tensor scales;      ///< [P * Tm, K] f32 router weights, 0 for no token; absent if none were given
-  Tensor gathered_expert_statics;  ///< [P, expert_count] i32; absent if none were given
+  Tensor expert_ids;  ///< [P * Tm, K] i32; slot_count for slots of other ranks and in unused rows
+  Tensor scales;      ///< [P * Tm, K] f32 router weights, 0 in unused rows; absent if not given
+  Tensor gathered_expert_statics;  ///< [P, expert_count] i32; absent if not given
 };
 
-/// `strict` refuses what the original refuses.
+/// The same on every rank.
 struct MnnvlMoeOptions {
-  std::int64_t max_token_count_per_rank = 0;  ///< upper bound of every Tm
-  bool strict = false;  ///< expert_count and slot_count multiples of 4, K at most 32, rows of
-                        ///< payloads multiples of 16 bytes
+  std::int64_t max_token_count_per_rank = 0;  ///< upper bound on every Tm
+  bool strict = false;  ///< refuses what the original refuses: requires expert_count and slot_count
+                        ///< multiples of 4, K at most 32, payload rows of multiples of 16 bytes
 };
 
-/// Collective, as all calls are. Memory for each size of row is taken at first use and kept.
+/// Construction and all calls are collective. Memory for each row size is allocated at first use
+/// and kept.
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API MnnvlMoe {
  public:
@@ -60,14 +62,14 @@ class SWITCHYARD_API MnnvlMoe {
   MnnvlMoe& operator=(MnnvlMoe&&) noexcept;
   ~MnnvlMoe();
 
-  /// What one rank takes for a payload of this many bytes a row. Pure.
+  /// Memory of one rank for a payload of `row_bytes` bytes per row. Pure.
   static ExchangeMemory workspace_size_per_rank(std::int64_t max_token_count_per_rank,
                                                 std::int32_t slot_count, std::int32_t top_k,
                                                 std::int64_t row_bytes, int ep_size, int ep_rank);
 
   /// mnnvl_moe_alltoallv_prepare_without_allgather.
   ///
-  ///   expert_ids      [T, K]  i32 or i64; negative and slot_count: none
+  ///   expert_ids      [T, K]  i32 or i64; negative or slot_count: none
   ///   scales          [T, K]  f32 router weights, or absent on every rank
   ///   expert_statics  [expert_count] i32, or absent on every rank
   MoEAlltoallPrepared prepare_without_allgather(const TensorView& expert_ids,
@@ -81,12 +83,12 @@ class SWITCHYARD_API MnnvlMoe {
   ///   x  [T, ...]  any dtype, contiguous
   Tensor alltoallv(const TensorView& x, const MoEAlltoallInfo& info);
 
-  /// Several payloads in one exchange; results in the same order.
+  /// Several payloads in one exchange; results are in the same order.
   std::vector<Tensor> alltoallv(const std::vector<TensorView>& payloads,
                                 const MoEAlltoallInfo& info);
 
-  /// mnnvl_moe_alltoallv_combine: [T, H], one row of each rank that got the token, summed in f32 by
-  /// the highest k of each rank, rounded once. Not weighted.
+  /// mnnvl_moe_alltoallv_combine: [T, H], one row from each rank that received the token, summed in
+  /// f32 in the order of the highest k of each rank, rounded once. Not weighted.
   ///
   ///   x  [P * Tm, H]  bf16, f16 or f32: already weighted and summed over this rank's experts
   Tensor alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// moe_alltoall.h: FlashInfer's one-sided MoeAlltoAll, as a thin view over Exchange in
-// the by_rank layout: several payloads in one dispatch, then exactly one combine.
+// moe_alltoall.h: FlashInfer's one-sided MoeAlltoAll, as a thin view over Exchange in the by_rank
+// layout: several payloads in one dispatch, then exactly one combine.
 //
 // Letters used for shapes in this header:
 //   T  tokens on this rank     K  experts chosen per token (top_k)     P  ranks
 //   Tr runtime_max_tokens_per_rank of the call
 //
 // Differences, and why:
-//   - rows of a source are in token order, not in that of an atomic counter
+//   - rows of a source rank are in token order, not in the order of an atomic counter
 //   - negative ids are dropped; the original sends them to rank 0
-//   - combine adds in f32 by the highest k that each rank holds, one after the other, not as a tree
-//     over k; rounded once either way
-//   - limits of P, K, E and the number of payloads hold only with `strict`; no fp8 staging, no
-//     quantized output, no rank mask, no payload_in_workspace (rows are read where they are)
+//   - combine adds rows one after another in f32, in the order of the highest k that each rank
+//     holds, not as a tree over k; both round once
+//   - limits on P, K, E and the number of payloads apply only with `strict`; no fp8 staging, no
+//     quantized output, no rank mask, no payload_in_workspace (rows are read in place)
 #pragma once
 
 #include <cstddef>
@@ -31,19 +31,20 @@ namespace switchyard::flashinfer {
 
 /// The same on every rank.
 struct MoeAlltoAllOptions {
-  std::int64_t max_num_tokens = 0;  ///< upper bound of every Tr
+  std::int64_t max_num_tokens = 0;  ///< upper bound on every Tr
   std::int32_t top_k = 0;
   std::int32_t num_experts = 0;
-  bool strict = false;  ///< refuse what the original refuses
+  bool strict = false;  ///< refuses what the original refuses
 };
 
 struct MoeDispatchOptions {
-  /// Written into the ids of rows that hold no token; without it they are stale.
+  /// Written into the ids of rows without a token; if absent, those ids are stale.
   std::optional<std::int32_t> invalid_token_expert_id{};
-  std::int32_t expert_id_payload_index = 0;  ///< which payload has the ids, [T, K] i32
+  std::int32_t expert_id_payload_index = 0;  ///< the payload that holds the ids, [T, K] i32
 };
 
-/// Collective, as dispatch and combine are. Memory for each size of row is taken at first use.
+/// Construction, dispatch and combine are collective. Memory for each row size is allocated at
+/// first use.
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API MoeAlltoAll {
  public:
@@ -52,30 +53,32 @@ class SWITCHYARD_API MoeAlltoAll {
   MoeAlltoAll& operator=(MoeAlltoAll&&) noexcept;
   ~MoeAlltoAll();
 
-  /// Bytes of the original's workspace: control words, and P * Tmax rows of each direction, each
-  /// rounded up to 128. This library needs none from the caller: see exchange_memory. Pure.
+  /// Bytes of the original's workspace: control words and, for each direction, P * max_num_tokens
+  /// rows, each part rounded up to 128. This library needs no workspace from the caller;
+  /// exchange_memory() states what it allocates. Pure.
   static std::size_t get_workspace_size_per_rank(std::int64_t ep_size, std::int64_t max_num_tokens,
                                                  std::int64_t dispatch_bytes_per_token,
                                                  std::int64_t combine_bytes_per_token,
                                                  std::int64_t aux_bytes);
 
-  /// [P, Tr, ...] for each payload: the n-th token that came from rank s is at (s, n), for n below
-  /// num_received()[s]. Valid until combine. Ids of other ranks' experts stay in valid rows.
+  /// [P, Tr, ...] for each payload: the n-th token from rank s is at (s, n), for n below
+  /// num_received()[s]. Valid until combine. Ids of other ranks' experts remain in valid rows.
   ///
-  ///   token_selected_experts  [T, K]  i32 (without `strict` also i64); negative: none
+  ///   token_selected_experts  [T, K]  i32 (i64 also without `strict`); negative: none
   ///   input_payloads          [T, cols] each, any dtype, contiguous
   ///   runtime_max_tokens_per_rank  Tr, at least every rank's T; the same on every rank
   ///
-  /// A second dispatch before combine is an error.
+  /// Errors: kInvalidArgument also when the previous dispatch has not been combined.
   std::vector<TensorView> dispatch(const TensorView& token_selected_experts,
                                    const std::vector<TensorView>& input_payloads,
                                    std::int64_t runtime_max_tokens_per_rank,
                                    const MoeDispatchOptions& options = {});
 
-  /// [P] tokens that came from each rank with the last dispatch.
+  /// [P] tokens received from each rank in the last dispatch.
   std::span<const std::int64_t> num_received() const;
 
-  /// [T, H]: the sum of one row of each rank that got the token; 0 without any. Not weighted.
+  /// [T, H]: for each token, the sum of one row from each rank that received it, or 0. Not
+  /// weighted.
   ///
   ///   payload  [P, Tr, H]  bf16, f16 or f32, contiguous; may be what dispatch returned
   Tensor combine(const TensorView& payload);
