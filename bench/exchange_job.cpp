@@ -16,7 +16,7 @@ namespace {
 class Stopwatch {
  public:
   explicit Stopwatch(const Group& group)
-      : group_(group), window_(group.engine().make_window(sizeof(double))) {}
+      : group_(group), window_(group.engine().windows().make_window(sizeof(double))) {}
 
   double run(const std::function<void()>& action) {
     group_.barrier();

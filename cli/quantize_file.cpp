@@ -119,12 +119,12 @@ void quantize_tensor(const QuantizeOptions& options, const Format& format, const
   output.add(name, is_packed_pair ? TensorView(q.data(), DType::kU8, {num_rows, hidden / 2})
                                   : TensorView(q));
   if (!format.has_scales()) {
-    switchyard::quantize(x, scheme, q, {}, given_view);
+    switchyard::quantize(x, scheme, q, {}, Stream::host(), given_view);
     return;
   }
   if (format.is_tensor()) {
     const Tensor& scale = output.own(Tensor(DType::kF32, {1}));
-    switchyard::quantize(x, scheme, q, scale, given_view);
+    switchyard::quantize(x, scheme, q, scale, Stream::host(), given_view);
     output.add(name + ".scale", scale);
     return;
   }
@@ -132,10 +132,10 @@ void quantize_tensor(const QuantizeOptions& options, const Format& format, const
   OwnedScales scales = make_scales(format.stored_scale_dtype(), format.layout, num_rows, num);
   if (format.packs || format.layout == ScaleLayout::kSwizzled) {
     const Tensor rows(scale_dtype(scheme), {num_rows, num_scales(scheme, hidden)});
-    switchyard::quantize(x, scheme, q, rows, given_view);
+    switchyard::quantize(x, scheme, q, rows, Stream::host(), given_view);
     format.packs ? pack_ue8m0(rows, scales.view) : relayout_scales(rows, scales.view);
   } else {
-    switchyard::quantize(x, scheme, q, scales.view, given_view);
+    switchyard::quantize(x, scheme, q, scales.view, Stream::host(), given_view);
   }
   output.add(name + ".scale", stored_view(format, scales, num_rows, num));
   output.own(std::move(scales.memory));
@@ -268,7 +268,7 @@ void dequantize_tensor(const SafetensorsFile& file, const Format& format, const 
   }
   const TensorView q(stored.data(), scheme.dtype, {num_rows, hidden});
   switchyard::dequantize(q, scale_rows(file, format, name + ".scale", num_rows, hidden, output),
-                         scheme, y, global);
+                         scheme, y, Stream::host(), global);
 }
 
 std::int64_t bytes_in(const SafetensorsFile& file) {

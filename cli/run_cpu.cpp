@@ -62,7 +62,9 @@ class CpuLayer final : public LayerTarget {
   // Runs once per micro-batch.
   void inspect(const PrepareArguments& arguments, const Prepared& prepared,
                const TensorView& expert_output, RankResult& result) const {
-    add_rows(setup_, prepared.num_rows, prepared.experts.num_rows, result);
+    const TensorView& counts = prepared.experts.num_rows;
+    add_rows(setup_, prepared.host->num_rows,
+             {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.num_elements())}, result);
     const WireBytes bytes = kernel_->prepare_finalize().wire_bytes(dbo_current_micro_batch());
     result.dispatch_bytes += bytes.dispatch;
     result.combine_bytes += bytes.combine;

@@ -5,14 +5,13 @@
 
 #include <algorithm>
 
-#include "switchyard/device_modular_kernel.h"
+#include "switchyard/modular_kernel.h"
 
 #include "core/clock.h"
 #include "core/even_parts.h"
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
-#include "device/device_tensors.h"
 #include "run_layer.h"
 
 namespace switchyard::cli {
@@ -36,12 +35,12 @@ class CudaLayer final : public LayerTarget {
                                              const TensorView& output, RankResult* last) override;
 
  private:
-  std::unique_ptr<DeviceModularKernel> make_kernel();
-  TensorView upload(const TensorView& host, std::byte* to);
+  std::unique_ptr<ModularKernel> make_kernel();
+  TensorView upload(const TensorView& host, const Tensor& to);
   Tensor download(const TensorView& device);
-  void inspect(const PrepareArguments& arguments, const DevicePrepared& prepared,
+  void inspect(const PrepareArguments& arguments, const Prepared& prepared,
                const TensorView& expert_output, RankResult& result);
-  void dump(const PrepareArguments& arguments, const DevicePrepared& prepared,
+  void dump(const PrepareArguments& arguments, const Prepared& prepared,
             const TensorView& expert_output);
   std::vector<RowOrigin> row_origins(const PrepareArguments& arguments) const;
   void describe(RankResult& result) const;
@@ -49,54 +48,50 @@ class CudaLayer final : public LayerTarget {
   LayerSetup setup_;
   std::unique_ptr<DeviceQueue> queue_;
   // Buffers for this rank's tokens.
-  DeviceTensors tensors_;
-  std::byte* hidden_;
-  std::byte* topk_ids_;
-  std::byte* topk_weights_;
-  std::byte* output_;
-  TensorView shared_gate_;
-  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: destroyed before the memory it uses
+  Tensor hidden_;
+  Tensor topk_ids_;
+  Tensor topk_weights_;
+  Tensor output_;
+  Tensor shared_gate_;
+  std::unique_ptr<ModularKernel> kernel_;  ///< last: destroyed before the memory it uses
 };
 
 CudaLayer::CudaLayer(const LayerSetup& setup)
     : setup_(setup), queue_(cuda_module().make_queue(setup.group.rank())) {
   const PrepareFinalizeConfig& config = setup.run_config.prepare;
-  const auto num_tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
-  const std::size_t num_elements = num_tokens * static_cast<std::size_t>(config.hidden);
-  const std::size_t num_choices = num_tokens * static_cast<std::size_t>(config.num_topk);
-  hidden_ = tensors_.allocate_bytes(num_elements * sizeof(std::uint16_t));
-  topk_ids_ = tensors_.allocate_bytes(num_choices * sizeof(std::int64_t));
-  topk_weights_ = tensors_.allocate_bytes(num_choices * sizeof(float));
-  output_ = tensors_.allocate_bytes(num_elements * sizeof(std::uint16_t));
-  if (setup.weights.shared_gate.view().has_value()) {
-    const TensorView& gate = setup.weights.shared_gate;
-    shared_gate_ = upload(gate, tensors_.allocate_bytes(gate.num_bytes()));
-  }
-  tensors_.close();
+  const Device device = queue_->device();
+  const std::int64_t num_tokens = config.max_tokens_per_rank;
+  hidden_ = Tensor(DType::kBF16, {num_tokens, config.hidden}, device);
+  topk_ids_ = Tensor(DType::kI64, {num_tokens, config.num_topk}, device);
+  topk_weights_ = Tensor(DType::kF32, {num_tokens, config.num_topk}, device);
+  output_ = Tensor(DType::kBF16, {num_tokens, config.hidden}, device);
+  const TensorView& gate = setup.weights.shared_gate;
+  if (gate.has_value()) shared_gate_ = copy_to(gate, device);
   kernel_ = make_kernel();
 }
 
-std::unique_ptr<DeviceModularKernel> CudaLayer::make_kernel() {
+std::unique_ptr<ModularKernel> CudaLayer::make_kernel() {
   const auto& [kind, config, intermediate_scale] = setup_.run_config;
   const std::string& name = setup_.options.experts;
   ExpertOptions expert_options{config.scheme};
   if (intermediate_scale) {
     expert_options.intermediate_scale = TensorView::of(&*intermediate_scale, {1});
   }
-  DeviceSharedExpert shared;
+  SharedExpert shared;
   if (setup_.weights.shared.has_value()) {
-    shared.experts = make_device_experts(name, setup_.weights.shared.view(), {});
+    shared.experts = make_experts(name, setup_.weights.shared.view(), {}, queue_->device());
     shared.gate = shared_gate_;
   }
-  auto experts = make_device_experts(name, setup_.weights.experts.view(), expert_options);
-  return std::make_unique<DeviceModularKernel>(
-      make_device_prepare_finalize(kind, setup_.group, config), std::move(experts),
-      std::move(shared));
+  auto experts =
+      make_experts(name, setup_.weights.experts.view(), expert_options, queue_->device());
+  return std::make_unique<ModularKernel>(
+      make_prepare_finalize(kind, setup_.group, config, {.device = queue_->device()}),
+      std::move(experts), std::move(shared));
 }
 
-TensorView CudaLayer::upload(const TensorView& host, std::byte* to) {
-  if (host.num_bytes() > 0) queue_->copy(to, host.data(), host.num_bytes());
-  return TensorView(to, host.dtype(), {host.shape(0), host.shape(1)});
+TensorView CudaLayer::upload(const TensorView& host, const Tensor& to) {
+  if (host.num_bytes() > 0) queue_->copy(to.data(), host.data(), host.num_bytes());
+  return TensorView(to.data(), host.dtype(), {host.shape(0), host.shape(1)}, to.device());
 }
 
 // Copies a tensor of one or more dimensions to a host matrix; experts' rows are stacked.
@@ -113,10 +108,11 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   const TensorView hidden = upload(arguments.hidden, hidden_);
   const TensorView ids = upload(arguments.topk_ids, topk_ids_);
   const TensorView weights = upload(arguments.topk_weights, topk_weights_);
-  const TensorView result(output_, output.dtype(), {output.shape(0), output.shape(1)});
+  const TensorView result(output_.data(), output.dtype(), {output.shape(0), output.shape(1)},
+                          output_.device());
   if (last != nullptr) {
     describe(*last);
-    kernel_->set_inspector([&, last](const DevicePrepared& prepared, const TensorView& rows) {
+    kernel_->set_inspector([&, last](const Prepared& prepared, const TensorView& rows) {
       inspect(arguments, prepared, rows, *last);
     });
   }
@@ -134,7 +130,7 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   for (std::int64_t m = 0; m < count; ++m) {
     const std::int64_t begin = part_begin(num_tokens, count, m);
     const std::int64_t end = part_begin(num_tokens, count, m + 1);
-    DevicePrepareArguments part;
+    PrepareArguments part;
     part.hidden = slice_rows(hidden, begin, end);
     part.topk_ids = slice_rows(ids, begin, end);
     part.topk_weights = slice_rows(weights, begin, end);
@@ -144,12 +140,12 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   }
   kernel_->check();
   kernel_->set_inspector({});
-  if (output.num_bytes() > 0) queue_->copy(output.data(), output_, output.num_bytes());
+  if (output.num_bytes() > 0) queue_->copy(output.data(), output_.data(), output.num_bytes());
   return sample;
 }
 
 // Runs once per micro-batch, before the rows return to their source ranks.
-void CudaLayer::inspect(const PrepareArguments& arguments, const DevicePrepared& prepared,
+void CudaLayer::inspect(const PrepareArguments& arguments, const Prepared& prepared,
                         const TensorView& expert_output, RankResult& result) {
   queue_->wait();
   kernel_->check();
@@ -160,9 +156,9 @@ void CudaLayer::inspect(const PrepareArguments& arguments, const DevicePrepared&
   if (!setup_.options.dump.empty()) dump(arguments, prepared, expert_output);
 }
 
-void CudaLayer::dump(const PrepareArguments& arguments, const DevicePrepared& prepared,
+void CudaLayer::dump(const PrepareArguments& arguments, const Prepared& prepared,
                      const TensorView& expert_output) {
-  const DeviceExpertRows& from = prepared.experts;
+  const ExpertRows& from = prepared.experts;
   const auto optional = [&](const TensorView& device) {
     return device.has_value() ? download(device) : Tensor();
   };
@@ -176,7 +172,7 @@ void CudaLayer::dump(const PrepareArguments& arguments, const DevicePrepared& pr
   experts.rows = rows;
   experts.scales = scales;
   experts.scheme = from.scheme;
-  experts.num_rows = {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.shape(0))};
+  experts.num_rows = TensorView::of(counts.as<std::int32_t>(), {counts.shape(0)});
   experts.tensor_scale = tensor_scale;
   dump_rows(setup_, arguments, {experts, ids, returned, row_origins(arguments)});
 }
@@ -202,7 +198,7 @@ std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments)
 }
 
 void CudaLayer::describe(RankResult& result) const {
-  const DevicePrepareFinalize& prepare = kernel_->prepare_finalize();
+  const PrepareFinalize& prepare = kernel_->prepare_finalize();
   const ExchangeMemory memory = prepare.memory();
   result.window_bytes = static_cast<std::int64_t>(memory.window_bytes);
   result.workspace_bytes =

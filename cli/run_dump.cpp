@@ -22,6 +22,12 @@ void add_rows(const LayerSetup& setup, std::int64_t num_rows,
   }
 }
 
+// Rows of experts, [L, C, H], one after another.
+static TensorView stacked(const TensorView& rows) {
+  if (rows.num_dims() != 3) return rows;
+  return TensorView(rows.data(), rows.dtype(), {rows.shape(0) * rows.shape(1), rows.shape(2)});
+}
+
 // Dumps valid rows only: by (expert, source rank, token, k), or by (source rank, token) in
 // token-major layouts, where the expert is -1.
 void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments,
@@ -29,7 +35,8 @@ void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments,
   const std::vector<RowOrigin>& origins = served.origins;
   const ExpertRows& experts = served.experts;
   const auto num_rows = static_cast<std::int64_t>(origins.size());
-  const TensorView& rows = experts.rows;
+  const TensorView rows = stacked(experts.rows);
+  const TensorView expert_output = stacked(served.expert_output);
   const QuantScheme& scheme = experts.scheme;
   const std::int64_t num_row_scales = num_scales(scheme, setup.config.hidden);
   const bool has_row_scales = scheme.group != ScaleGroup::kTensor && num_row_scales > 0;
@@ -51,7 +58,7 @@ void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments,
   for (std::int64_t i = 0; i < num_rows; ++i) {
     const RowOrigin& origin = origins[static_cast<std::size_t>(i)];
     copy_row(rows, origin.row, recv_x, i);
-    copy_row(served.expert_output, origin.row, returned, i);
+    copy_row(expert_output, origin.row, returned, i);
     if (has_row_scales) copy_row(scales, origin.row, row_scales, i);
     if (scales.has_value() && !has_row_scales) row_scales.as<float>()[i] = *scales.as<float>();
     std::int32_t* source = sources.as<std::int32_t>() + i * 4;
@@ -60,11 +67,8 @@ void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments,
     source[2] = origin.token;
     source[3] = origin.k;
   }
-  const std::span<const std::int32_t> counts = experts.num_rows;
-  const TensorView expert_num_tokens(counts.data(), DType::kI32,
-                                     {static_cast<std::int64_t>(counts.size())});
   std::vector<NamedTensor> tensors{{"recv_x", recv_x},
-                                   {"expert_num_tokens", expert_num_tokens},
+                                   {"expert_num_tokens", experts.num_rows},
                                    {"row_source", sources},
                                    {"topk_ids", arguments.topk_ids},
                                    {"topk_weights", arguments.topk_weights},

@@ -167,7 +167,7 @@ TensorView slice_rows(const TensorView& tensor, std::int64_t begin, std::int64_t
   if (!tensor.has_value()) return {};
   const std::int64_t row_bytes = tensor.shape(1) * bits_of(tensor.dtype()) / 8;
   return TensorView(tensor.as<std::byte>() + begin * row_bytes, tensor.dtype(),
-                    {end - begin, tensor.shape(1)});
+                    {end - begin, tensor.shape(1)}, tensor.device());
 }
 
 }  // namespace switchyard::cli

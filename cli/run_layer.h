@@ -44,15 +44,14 @@ class LayerTarget {
 };
 
 std::unique_ptr<LayerTarget> make_cpu_layer(const LayerSetup& setup);
-/// Makes GPU (rank mod number of GPUs) current. Errors: those of make_device_prepare_finalize.
+/// Makes GPU (rank mod number of GPUs) current. Errors: those of make_prepare_finalize.
 std::unique_ptr<LayerTarget> make_cuda_layer(const LayerSetup& setup);
 
 /// Adds the rows of this rank's experts; called once per micro-batch.
 void add_rows(const LayerSetup& setup, std::int64_t num_rows,
               std::span<const std::int32_t> expert_rows, RankResult& result);
 
-/// What the experts received and returned, in host memory. Rows have two dimensions; scales are
-/// row-major.
+/// What the experts received and returned, in host memory; scales are row-major.
 struct ServedRows {
   const ExpertRows& experts;
   TensorView topk_ids;       ///< may be absent

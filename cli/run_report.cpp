@@ -152,7 +152,7 @@ bool RunReport::is_ok() const {
 
 RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result) {
   const RecordLayout layout = record_layout(result);
-  const std::unique_ptr<Window> window = group.engine().make_window(layout.bytes);
+  const std::unique_ptr<Window> window = group.engine().windows().make_window(layout.bytes);
   leave_record(window->base(group.rank()), layout, result);
   group.barrier();
   RunReport report;

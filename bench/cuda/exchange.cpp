@@ -55,28 +55,29 @@ class RankBench {
   }
 
   /// The time of each replay, in us per call.
-  std::vector<double> run(int num_calls, bool combines, PinnedBuffer& flag) {
+  std::vector<double> run(int num_calls, bool combines, cuda::PinnedBuffer& flag) {
     cudaGraphExec_t graph = capture(num_calls, combines);
     cudaEvent_t begin{};
     cudaEvent_t end{};
-    check_cuda(cudaEventCreate(&begin), "event");
-    check_cuda(cudaEventCreate(&end), "event");
+    cuda::check_cuda(cudaEventCreate(&begin), "event");
+    cuda::check_cuda(cudaEventCreate(&end), "event");
     std::vector<double> times;
     for (int i = -3; i < kReplays; ++i) {
       if (group_.rank() == 0) *flag.as<volatile std::uint32_t>() = 0;
-      check_cuda(cudaMemsetAsync(flush_.data(), i, flush_.size_bytes(), stream_.get()), "flush");
-      check_cuda(cudaStreamSynchronize(stream_.get()), "flush");
+      cuda::check_cuda(cudaMemsetAsync(flush_.data(), i, flush_.size_bytes(), stream_.get()),
+                       "flush");
+      cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "flush");
       group_.barrier();
       launch_gate(flag.as<std::uint32_t>(), stream_.get());
-      check_cuda(cudaEventRecord(begin, stream_.get()), "event");
-      check_cuda(cudaGraphLaunch(graph, stream_.get()), "graph");
-      check_cuda(cudaEventRecord(end, stream_.get()), "event");
+      cuda::check_cuda(cudaEventRecord(begin, stream_.get()), "event");
+      cuda::check_cuda(cudaGraphLaunch(graph, stream_.get()), "graph");
+      cuda::check_cuda(cudaEventRecord(end, stream_.get()), "event");
       group_.barrier();
       if (group_.rank() == 0) *flag.as<volatile std::uint32_t>() = 1;
-      check_cuda(cudaStreamSynchronize(stream_.get()), "replay");
+      cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "replay");
       exchange_.check();
       float ms = 0;
-      check_cuda(cudaEventElapsedTime(&ms, begin, end), "event");
+      cuda::check_cuda(cudaEventElapsedTime(&ms, begin, end), "event");
       if (i >= 0) times.push_back(1000.0 * static_cast<double>(ms) / num_calls);
       group_.barrier();
     }
@@ -130,24 +131,25 @@ class RankBench {
       ids_.push_back(upload(ids.data(), ids.size() * 8));
       weights_.push_back(upload(weights.data(), weights.size() * 4));
     }
-    output_ = DeviceBuffer(x.size() * 2);
+    output_ = cuda::DeviceBuffer(x.size() * 2);
     const auto rows = static_cast<std::size_t>(shape_.experts_per_rank) *
                       static_cast<std::size_t>(group_.size()) * tokens;
-    results_ = DeviceBuffer(rows * hidden * 2);
-    check_cuda(cudaMemset(results_.data(), 0x3C, results_.size_bytes()), "results");
-    flush_ = DeviceBuffer(std::size_t{192} << 20);
-    check_cuda(cudaDeviceSynchronize(), "inputs");
+    results_ = cuda::DeviceBuffer(rows * hidden * 2);
+    cuda::check_cuda(cudaMemset(results_.data(), 0x3C, results_.size_bytes()), "results");
+    flush_ = cuda::DeviceBuffer(std::size_t{192} << 20);
+    cuda::check_cuda(cudaDeviceSynchronize(), "inputs");
   }
-  static DeviceBuffer upload(const void* from, std::size_t bytes) {
-    DeviceBuffer buffer(bytes);
-    check_cuda(cudaMemcpy(buffer.data(), from, bytes, cudaMemcpyHostToDevice), "up");
+  static cuda::DeviceBuffer upload(const void* from, std::size_t bytes) {
+    cuda::DeviceBuffer buffer(bytes);
+    cuda::check_cuda(cudaMemcpy(buffer.data(), from, bytes, cudaMemcpyHostToDevice), "up");
     return buffer;
   }
 
   cudaGraphExec_t capture(int num_calls, bool combines) {
     cudaGraph_t graph{};
     cudaGraphExec_t exec{};
-    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                     "capture");
     const std::int64_t t = shape_.num_tokens;
     const std::int64_t rows = std::int64_t{shape_.experts_per_rank} * group_.size() * t;
     const Stream stream = Stream::cuda(stream_.get(), device_.index);
@@ -165,8 +167,8 @@ class RankBench {
         exchange_.release(got.handle);
       }
     }
-    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    cuda::check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
     cudaGraphDestroy(graph);
     return exec;
   }
@@ -174,9 +176,9 @@ class RankBench {
   Shape shape_;
   Group group_;
   Device device_;
-  OwnedStream stream_;
-  std::vector<DeviceBuffer> tokens_, ids_, weights_;
-  DeviceBuffer output_, results_, flush_;
+  cuda::OwnedStream stream_;
+  std::vector<cuda::DeviceBuffer> tokens_, ids_, weights_;
+  cuda::DeviceBuffer output_, results_, flush_;
   Exchange exchange_;  // last: it ends before its memory
 };
 
@@ -194,14 +196,14 @@ double slowest_median(const std::vector<std::vector<double>>& by_rank) {
 }
 
 Timing measure(int num_ranks, const Shape& shape) {
-  PinnedBuffer flag(64);
+  cuda::PinnedBuffer flag(64);
   std::vector<std::vector<double>> pairs(static_cast<std::size_t>(num_ranks));
   std::vector<std::vector<double>> dispatches(static_cast<std::size_t>(num_ranks));
   run_local_ranks(num_ranks, [&](const Group& group) {
     int num_gpus = 1;
-    check_cuda(cudaGetDeviceCount(&num_gpus), "gpus");
+    cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "gpus");
     const Device device = Device::cuda(group.rank() % num_gpus);
-    check_cuda(cudaSetDevice(device.index), "set");
+    cuda::check_cuda(cudaSetDevice(device.index), "set");
     RankBench bench(group, shape, device);
     const auto r = static_cast<std::size_t>(group.rank());
     pairs[r] = bench.run(20, true, flag);

@@ -46,16 +46,16 @@ struct Case {
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreate(&event_), "event"); }
+  Event() { cuda::check_cuda(cudaEventCreate(&event_), "event"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
-  void record(const OwnedStream& stream) {
-    check_cuda(cudaEventRecord(event_, stream.get()), "event");
+  void record(const cuda::OwnedStream& stream) {
+    cuda::check_cuda(cudaEventRecord(event_, stream.get()), "event");
   }
   double us_since(const Event& start) const {
     float milliseconds = 0;
-    check_cuda(cudaEventElapsedTime(&milliseconds, start.event_, event_), "event");
+    cuda::check_cuda(cudaEventElapsedTime(&milliseconds, start.event_, event_), "event");
     return 1000.0 * static_cast<double>(milliseconds);
   }
 
@@ -64,14 +64,14 @@ class Event {
 };
 
 template <typename Call>
-double median_us(const OwnedStream& stream, const Call& call) {
+double median_us(const cuda::OwnedStream& stream, const Call& call) {
   std::vector<double> times;
   Event begin, end;
   for (int i = -kWarmUp; i < kRounds; ++i) {
     begin.record(stream);
     call();
     end.record(stream);
-    check_cuda(cudaStreamSynchronize(stream.get()), "synchronize");
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "synchronize");
     if (i >= 0) times.push_back(end.us_since(begin));
   }
   std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
@@ -123,25 +123,29 @@ class Rows {
     }
     // Uploads the pattern, then doubles what is there.
     std::size_t have = 2 * pattern.size();
-    check_cuda(cudaMemcpy(rows_.data(), pattern.data(), have, cudaMemcpyHostToDevice), "rows");
+    cuda::check_cuda(cudaMemcpy(rows_.data(), pattern.data(), have, cudaMemcpyHostToDevice),
+                     "rows");
     for (; have < rows_.size_bytes(); have *= 2) {
-      check_cuda(cudaMemcpy(rows_.data() + have, rows_.data(),
-                            std::min(have, rows_.size_bytes() - have), cudaMemcpyDeviceToDevice),
-                 "rows");
+      cuda::check_cuda(
+          cudaMemcpy(rows_.data() + have, rows_.data(), std::min(have, rows_.size_bytes() - have),
+                     cudaMemcpyDeviceToDevice),
+          "rows");
     }
     const std::vector<float> ones(scales_.size_bytes() / 4, 0.01f);
     std::vector<std::int64_t> first;
     for (std::int64_t e = 0; e < kExperts; ++e) first.push_back(e * of.places);
     const std::vector<std::int32_t> counts(kExperts, of.count);
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(scales_.data(), ones.data(), scales_.size_bytes(), cudaMemcpyHostToDevice),
         "scales");
-    check_cuda(cudaMemcpy(first_row_.data(), first.data(), 8 * kExperts, cudaMemcpyHostToDevice),
-               "first_row");
-    check_cuda(cudaMemcpy(num_rows_.data(), counts.data(), 4 * kExperts, cudaMemcpyHostToDevice),
-               "num_rows");
-    check_cuda(cudaDeviceSynchronize(), "rows");
-    const auto shaped = [&](const DeviceBuffer& memory, DType dtype) {
+    cuda::check_cuda(
+        cudaMemcpy(first_row_.data(), first.data(), 8 * kExperts, cudaMemcpyHostToDevice),
+        "first_row");
+    cuda::check_cuda(
+        cudaMemcpy(num_rows_.data(), counts.data(), 4 * kExperts, cudaMemcpyHostToDevice),
+        "num_rows");
+    cuda::check_cuda(cudaDeviceSynchronize(), "rows");
+    const auto shaped = [&](const cuda::DeviceBuffer& memory, DType dtype) {
       return of.is_batched
                  ? TensorView(memory.data(), dtype, {kExperts, of.places, kHidden}, kGpu)
                  : TensorView(memory.data(), dtype, {kExperts * of.places, kHidden}, kGpu);
@@ -164,26 +168,26 @@ class Rows {
 
  private:
   std::int64_t elements_;
-  DeviceBuffer rows_, scales_, output_, first_row_, num_rows_;
+  cuda::DeviceBuffer rows_, scales_, output_, first_row_, num_rows_;
 };
 
 // Bytes per microsecond, read and written together.
-double copy_rate(const OwnedStream& stream) {
+double copy_rate(const cuda::OwnedStream& stream) {
   constexpr std::size_t kBytes = std::size_t{2} << 30;
-  const DeviceBuffer from(kBytes), to(kBytes);
+  const cuda::DeviceBuffer from(kBytes), to(kBytes);
   const double us = median_us(stream, [&] {
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream.get()),
         "copy");
   });
   return 2.0 * static_cast<double>(kBytes) / us;
 }
 
-void measure(Experts& experts, const Case& each, const OwnedStream& stream, double rate,
+void measure(Experts& experts, const Case& each, const cuda::OwnedStream& stream, double rate,
              const char* device) {
   const Rows rows(each);
   const std::size_t bytes = experts.workspace_bytes(rows.input.rows);
-  const DeviceBuffer workspace(bytes);
+  const cuda::DeviceBuffer workspace(bytes);
   const double us = median_us(stream, [&] {
     experts.apply(rows.input, rows.output, {workspace.data(), bytes},
                   Stream::cuda(stream.get(), kGpu.index));
@@ -205,8 +209,8 @@ void measure(Experts& experts, const Case& each, const OwnedStream& stream, doub
 
 void run() {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-  const OwnedStream stream;
+  cuda::check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  const cuda::OwnedStream stream;
   const double rate = copy_rate(stream);
   std::fprintf(stderr, "%s, copies at %.0f GB/s\n%-8s %-22s %9s %9s %8s %9s %12s\n",
                properties.name, rate * 1e-3, "experts", "case", "us", "floor us", "of floor",

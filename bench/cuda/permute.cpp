@@ -43,14 +43,14 @@ class DeviceTensor {
   DeviceTensor() = default;
   DeviceTensor(DType dtype, std::initializer_list<std::int64_t> shape)
       : memory_(dtype, shape, kGpu) {
-    check_cuda(cudaMemset(memory_.data(), 1, view().num_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(memory_.data(), 1, view().num_bytes()), "cudaMemset");
   }
   const TensorView& view() const { return memory_.view(); }
   operator const TensorView&() const { return view(); }
   std::span<std::byte> span() const { return {memory_.as<std::byte>(), view().num_bytes()}; }
   void upload(const void* from) {
-    check_cuda(cudaMemcpy(memory_.data(), from, view().num_bytes(), cudaMemcpyHostToDevice),
-               "upload");
+    cuda::check_cuda(cudaMemcpy(memory_.data(), from, view().num_bytes(), cudaMemcpyHostToDevice),
+                     "upload");
   }
 
  private:
@@ -59,16 +59,16 @@ class DeviceTensor {
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event() { cuda::check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
-  void record(const OwnedStream& stream) {
-    check_cuda(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
+  void record(const cuda::OwnedStream& stream) {
+    cuda::check_cuda(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
   }
   double us_since(const Event& start) const {
     float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, start.event_, event_), "cudaEventElapsedTime");
+    cuda::check_cuda(cudaEventElapsedTime(&ms, start.event_, event_), "cudaEventElapsedTime");
     return static_cast<double>(ms) * 1e3;
   }
 
@@ -94,7 +94,7 @@ class Bench {
  public:
   // `bytes` counts what call(set) reads and writes.
   void measure(const std::string& name, std::int64_t bytes, const std::function<void(int)>& call) {
-    check_cuda(cudaDeviceSynchronize(), name.c_str());  // the tensors are filled
+    cuda::check_cuda(cudaDeviceSynchronize(), name.c_str());  // the tensors are filled
     const auto half = std::min(static_cast<std::size_t>(bytes / 2), kCopyBytes);
     std::vector<double> times, copy_times;
     for (int run = -3; run < kRuns; ++run) {
@@ -107,7 +107,7 @@ class Bench {
       copy_begin_.record(stream_);
       copy(half, set);
       copy_end_.record(stream_);
-      check_cuda(cudaStreamSynchronize(stream_.get()), name.c_str());
+      cuda::check_cuda(cudaStreamSynchronize(stream_.get()), name.c_str());
       if (run < 0) continue;
       times.push_back(end_.us_since(begin_));
       copy_times.push_back(copy_end_.us_since(copy_begin_));
@@ -138,12 +138,13 @@ class Bench {
   void copy(std::size_t bytes, int set) {
     std::byte* to = set == 0 ? to_.data() : from_.data();
     std::byte* from = set == 0 ? from_.data() : to_.data();
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()), "copy");
+    cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()),
+                     "copy");
   }
 
-  OwnedStream stream_;
-  DeviceBuffer from_{kCopyBytes};
-  DeviceBuffer to_{kCopyBytes};
+  cuda::OwnedStream stream_;
+  cuda::DeviceBuffer from_{kCopyBytes};
+  cuda::DeviceBuffer to_{kCopyBytes};
   Event begin_, end_, copy_begin_, copy_end_;
   std::vector<Row> rows_;
 };
@@ -232,7 +233,7 @@ void scatter(Bench& bench, const std::string& name, const Routed& routed, DType 
 }
 
 void gather(Bench& bench, const std::string& name, const Routed& routed, DType dtype) {
-  check_cuda(cudaDeviceSynchronize(), "gather");
+  cuda::check_cuda(cudaDeviceSynchronize(), "gather");
   plan_permute(routed.ids, {.expert_map = routed.map}, routed.outputs({}, {}), bench.stream(),
                routed.workspace.span());
   DeviceTensor rows[kSets], output[kSets];
@@ -294,7 +295,7 @@ void counts(Bench& bench, const Routed& routed) {
 
 void run(const char* json_path) {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  cuda::check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   std::printf("%s: %d tokens x %d, %d of %d experts; times are medians of %d\n", properties.name,
               static_cast<int>(kTokens), static_cast<int>(kHidden), static_cast<int>(kTopk),
               static_cast<int>(kExperts), kRuns);

@@ -39,25 +39,26 @@ struct Shape {
 };
 
 struct Set {
-  DeviceBuffer x;
-  DeviceBuffer q;
-  DeviceBuffer scales;
-  DeviceBuffer y;
+  cuda::DeviceBuffer x;
+  cuda::DeviceBuffer q;
+  cuda::DeviceBuffer scales;
+  cuda::DeviceBuffer y;
 };
 
 class Bench {
  public:
   explicit Bench(const Shape& shape) : shape_(shape) {
-    for (cudaEvent_t& event : events_) check_cuda(cudaEventCreate(&event), "event");
+    for (cudaEvent_t& event : events_) cuda::check_cuda(cudaEventCreate(&event), "event");
     const auto elements = static_cast<std::size_t>(shape.num_rows * shape.hidden);
-    global_ = DeviceBuffer(sizeof(float));
+    global_ = cuda::DeviceBuffer(sizeof(float));
     const float scale = 600.0f;
-    check_cuda(cudaMemcpy(global_.data(), &scale, sizeof scale, cudaMemcpyHostToDevice), "scale");
+    cuda::check_cuda(cudaMemcpy(global_.data(), &scale, sizeof scale, cudaMemcpyHostToDevice),
+                     "scale");
     for (Set& set : sets_) {
-      set.x = DeviceBuffer(5 * elements);  // a copy may move more bytes than any call
-      set.q = DeviceBuffer(4 * elements);
-      set.scales = DeviceBuffer(elements / 2 + 1024);
-      set.y = DeviceBuffer(5 * elements);
+      set.x = cuda::DeviceBuffer(5 * elements);  // a copy may move more bytes than any call
+      set.q = cuda::DeviceBuffer(4 * elements);
+      set.scales = cuda::DeviceBuffer(elements / 2 + 1024);
+      set.y = cuda::DeviceBuffer(5 * elements);
     }
     std::fprintf(stderr, "%-18s %-12s %-5s %9s %9s %9s %7s\n", "scheme", "call", "x", "us", "GB/s",
                  "copy GB/s", "of copy");
@@ -76,7 +77,8 @@ class Bench {
       scalar::store(host.data(), dtype, i, values_[static_cast<std::size_t>(i) % values_.size()]);
     }
     for (Set& set : sets_) {
-      check_cuda(cudaMemcpy(set.x.data(), host.data(), num_bytes, cudaMemcpyHostToDevice), "fill");
+      cuda::check_cuda(cudaMemcpy(set.x.data(), host.data(), num_bytes, cudaMemcpyHostToDevice),
+                       "fill");
     }
   }
 
@@ -120,10 +122,10 @@ class Bench {
     if (scheme.group == ScaleGroup::kTensor) return sizeof(float);
     return static_cast<std::size_t>(shape_.num_rows) * scale_row_bytes(scheme, shape_.hidden);
   }
-  TensorView rows(const DeviceBuffer& memory, DType dtype) const {
+  TensorView rows(const cuda::DeviceBuffer& memory, DType dtype) const {
     return TensorView(memory.data(), dtype, {shape_.num_rows, shape_.hidden}, kGpu);
   }
-  static TensorView one(const DeviceBuffer& memory) {
+  static TensorView one(const cuda::DeviceBuffer& memory) {
     return TensorView(memory.data(), DType::kF32, {1}, kGpu);
   }
   TensorView scales(const QuantScheme& scheme, const Set& set, std::int64_t num_rows = 0) const {
@@ -140,15 +142,16 @@ class Bench {
     for (int i = 0; i < kWarmUp; ++i) call(sets_[static_cast<std::size_t>(i % kSets)]);
     for (int i = 0; i < kRounds; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      check_cuda(cudaEventRecord(events_[2 * at], stream_.get()), "event");
+      cuda::check_cuda(cudaEventRecord(events_[2 * at], stream_.get()), "event");
       call(sets_[at % kSets]);
-      check_cuda(cudaEventRecord(events_[2 * at + 1], stream_.get()), "event");
+      cuda::check_cuda(cudaEventRecord(events_[2 * at + 1], stream_.get()), "event");
     }
-    check_cuda(cudaStreamSynchronize(stream_.get()), "synchronize");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "synchronize");
     std::array<double, kRounds> times{};
     for (std::size_t i = 0; i < kRounds; ++i) {
       float milliseconds = 0;
-      check_cuda(cudaEventElapsedTime(&milliseconds, events_[2 * i], events_[2 * i + 1]), "time");
+      cuda::check_cuda(cudaEventElapsedTime(&milliseconds, events_[2 * i], events_[2 * i + 1]),
+                       "time");
       times[i] = 1000.0 * static_cast<double>(milliseconds);
     }
     std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
@@ -159,9 +162,9 @@ class Bench {
               const std::function<void(Set&)>& work) {
     const double us = time(work);
     const double copy_us = time([&](Set& set) {
-      check_cuda(cudaMemcpyAsync(set.y.data(), set.x.data(), num_bytes / 2,
-                                 cudaMemcpyDeviceToDevice, stream_.get()),
-                 "copy");
+      cuda::check_cuda(cudaMemcpyAsync(set.y.data(), set.x.data(), num_bytes / 2,
+                                       cudaMemcpyDeviceToDevice, stream_.get()),
+                       "copy");
     });
     const double gb = static_cast<double>(num_bytes) / 1000.0;
     const std::string name = name_of(scheme);
@@ -184,10 +187,10 @@ class Bench {
   }
 
   Shape shape_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
   std::array<cudaEvent_t, 2 * kRounds> events_{};
   std::array<Set, kSets> sets_;
-  DeviceBuffer global_;
+  cuda::DeviceBuffer global_;
   std::vector<float> values_ = make_values();
 };
 

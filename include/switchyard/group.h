@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "switchyard/error.h"
 #include "switchyard/export.h"
 
 namespace switchyard {
 
+class Control;
 class Engine;
 
 struct GroupOptions {
@@ -20,16 +23,34 @@ struct GroupOptions {
   std::string engine{};
   /// Longest wait for a peer. 0: the setting SWITCHYARD_TIMEOUT_MS (30000).
   std::int64_t timeout_ms = 0;
+  /// What a store over TCP asks of whoever connects; the same text on every rank. Empty: the
+  /// setting SWITCHYARD_SECRET.
+  std::string secret{};
+};
+
+/// The caller's own key-value store (torch's c10d Store, etcd, Redis): where the ranks of one group
+/// meet. Only Group::from calls these functions, from the calling thread; they may throw.
+///
+/// Keys and values are short texts. Each group needs a store of its own, for example by a prefix
+/// that the functions put before each key.
+struct StoreFunctions {
+  /// Stores `value` for all ranks, in place of an older value.
+  std::function<void(const std::string& key, const std::string& value)> set;
+  /// The value of `key`, once some rank has set it; nothing when `timeout_ms` (from 0 to 50) passed
+  /// before that. It may return nothing earlier, and is called again then.
+  std::function<std::optional<std::string>(const std::string& key, std::int64_t timeout_ms)> get;
 };
 
 /// The ranks that exchange. Copying shares the group; its memory is released with the last copy and
-/// the last object made from it.
+/// the last object made from it, subgroups included.
 ///
-/// One thread of each rank calls collective functions, in the same order on every rank. `abort` may
-/// be called from any thread.
+/// One thread of each rank calls collective functions, in the same order on every rank. `abort` and
+/// `error` may be called from any thread.
 class SWITCHYARD_API Group {
  public:
+  /// Empty: it can be assigned to and nothing else.
   Group() = default;
+  bool is_empty() const { return engine_ == nullptr; }
 
   /// Joins the ranks that a launcher started: torchrun, mpirun, srun or ours. Without any of them
   /// the group has one rank.
@@ -39,8 +60,42 @@ class SWITCHYARD_API Group {
   /// kSystem.
   static Group from_environment(const GroupOptions& options = {});
 
+  /// Joins `size` ranks, of which this process is `rank`, from 0. All ranks pass the same `store`:
+  ///
+  ///   "host:port"   rank 0 serves there until its process ends; needs a secret
+  ///   "unix:@name"  the same over an abstract Unix socket, for ranks of one host
+  ///   "/path/file"  any path with a slash, on a file system that all ranks share; created when
+  ///                 there is none. The caller deletes it, once all ranks have returned
+  ///
+  /// The same address or path may serve one group after another, as long as every process makes all
+  /// of them. A file that an earlier job left must be deleted first.
+  ///
+  /// Collective. Returns when every rank has arrived. Errors: kInvalidArgument (rank outside of
+  /// size; sizes that differ or two processes with one number, which it names; no secret; an
+  /// unknown engine), kTimeout (names the ranks that did not arrive), kPeerLost, kNotSupported
+  /// (ranks on several hosts), kSystem.
+  static Group from(int rank, int size, const std::string& store, const GroupOptions& options = {});
+  /// The same over a store of the caller's. Errors: also kSystem with what the functions throw.
+  static Group from(int rank, int size, const StoreFunctions& store,
+                    const GroupOptions& options = {});
+
+  /// Parts the ranks: those that pass the same `color` get a group of their own, in which they are
+  /// ordered by (`key`, rank here). A negative color gets an empty Group.
+  ///
+  /// Windows, handles and aborts of a subgroup are its own. What ends this group, the parent, ends
+  /// its subgroups too, within about 50 ms: a rank that is lost, a timeout, an abort. Not the other
+  /// way round.
+  ///
+  /// Collective: every rank of this group calls. Returns when all subgroups are complete.
+  /// Errors: kTimeout, kPeerLost, kAborted; kSystem or kOutOfMemory, on every rank, when a subgroup
+  /// could not be made.
+  Group split(int color, int key = 0) const;
+
   int rank() const;
   int size() const;
+  /// This rank's place among the ranks that share its host, from 0, and how many those are.
+  int host_rank() const;
+  int host_size() const;
   /// "local" or "shm".
   const char* engine_name() const;
   std::int64_t timeout_ms() const;
@@ -52,9 +107,14 @@ class SWITCHYARD_API Group {
   /// collective, any thread.
   void abort(const std::string& reason) const;
 
+  /// Why the group ended (kPeerLost, kTimeout or kAborted); nothing while all is well. Looks for
+  /// ranks that died, does not wait. Not collective, any thread.
+  std::optional<Error> error() const;
+
   /// For code of the library.
   explicit Group(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
   Engine& engine() const { return *engine_; }
+  Control& control() const;
 
  private:
   std::shared_ptr<Engine> engine_;

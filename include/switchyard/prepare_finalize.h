@@ -177,7 +177,8 @@ class SWITCHYARD_API PrepareFinalize {
   virtual ExchangeMemory memory() const = 0;
 
   /// Called once by the kernel before the first prepare, with the experts that will serve: with
-  /// packed UE8M0 scales LowLatency then sends them; for experts that expect unquantized input it
+  /// packed UE8M0 scales LowLatency then sends them, and kColumnMajor scales become
+  /// kColumnMajorAligned; for experts that expect unquantized input it
   /// sets defers_input_quant. Collective; may take memory.
   virtual void post_init_setup(const Experts& experts) = 0;
 

@@ -30,10 +30,16 @@ struct PrepareFinalizeOptions {
   bool nvfp4_dispatch = false;
   /// [E] physical id of each expert: RoutingTables::global_to_physical. Empty: ids are physical.
   std::span<const std::int64_t> global_to_physical{};
-  std::optional<Reduce> reduce{};     ///< absent: the default of the class
+  std::optional<Reduce> reduce{};  ///< absent: the default of the class
+  /// Of the scales that the experts get. Absent: kSwizzled for nvfp4 and mxfp8 with
+  /// QuantConfig::is_scale_swizzled(); kColumnMajorAligned for packed UE8M0 words, as DeepGEMM
+  /// reads them; kColumnMajor for the fp8 blocks that DeepEP's low-latency kernels cast; otherwise
+  /// kRowMajor.
+  std::optional<ScaleLayout> scale_layout{};
   std::int64_t expert_alignment = 1;  ///< kElasticPrefill
   std::int32_t num_micro_batches = 1;
-  bool strict = false;  ///< refuses what the originals refuse
+  bool strict = false;         ///< refuses what the originals refuse
+  ExchangeOptions exchange{};  ///< the device, and how this rank uses it
 };
 
 /// A class and its configuration.

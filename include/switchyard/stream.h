@@ -29,11 +29,12 @@ class Stream {
   static Stream cuda(std::nullptr_t, int) = delete;  // say default_of(Device::cuda(index))
   static Stream cuda(int, int) = delete;
 
-  /// The host, or the legacy default stream of a GPU.
-  static constexpr Stream default_of(Device device) noexcept { return Stream(nullptr, device); }
+  /// The host, or the calling thread's default stream of a GPU (cudaStreamPerThread). It does not
+  /// wait for other threads, as the legacy default stream does: ranks may be threads.
+  SWITCHYARD_API static Stream default_of(Device device) noexcept;
 
   constexpr Device device() const noexcept { return device_; }
-  /// The cudaStream_t; null for the host and for a GPU's default stream.
+  /// The cudaStream_t; null for the host.
   constexpr CUstream_st* get() const noexcept { return stream_; }
   friend constexpr bool operator==(const Stream&, const Stream&) = default;
 

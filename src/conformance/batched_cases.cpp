@@ -13,13 +13,14 @@
 
 #include <fmt/format.h>
 
+#include "switchyard/quantize_batched.h"
 #include "switchyard/scale_layout.h"
 
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
 #include "conformance/exchange_values.h"
 #include "conformance/pairwise.h"
 #include "conformance/scheme_list.h"
-#include "conformance/tensor_calls.h"
 #include "core/random.h"
 #include "quant/exp.h"
 #include "quant/scalar.h"
@@ -109,18 +110,24 @@ class BatchedRun {
                                 : make_scales(dtype, test.layout, test.capacity, test.num_scales());
   }
 
-  void call(TensorCalls& calls) const {
+  void call(Arena& arena) const {
     const float& value = test_.scheme.needs_tensor_scale() ? kGivenTwoLevel : kGiven;
     const TensorView given = test_.needs_scale() ? TensorView::of(&value, {1}) : TensorView{};
     const TensorView counts = TensorView::of(counts_.data(), {test_.num_experts});
     const auto rule = test_.is_fused() ? ActivationScale::kFused : ActivationScale::kScheme;
+    const TensorView x = arena.in(x_);
+    const TensorView num_rows = arena.in(counts);
+    const TensorView q = arena.out(q_);
+    const TensorView scales = arena.out(scales_.view);
     if (!test_.is_activated()) {
-      calls.quantize_batched(x_, counts, test_.scheme, q_, scales_.view, given);
+      quantize_batched(x, num_rows, test_.scheme, q, scales, arena.stream(), arena.in(given));
     } else if (test_.has_counts()) {
-      calls.silu_mul_quantize_batched(x_, counts, test_.scheme, q_, scales_.view, rule, given);
+      silu_mul_quantize_batched(x, num_rows, test_.scheme, q, scales, arena.stream(), rule,
+                                arena.in(given));
     } else {
-      calls.silu_mul_quantize(x_, test_.scheme, q_, scales_.view, rule, given);
+      silu_mul_quantize(x, test_.scheme, q, scales, arena.stream(), rule, arena.in(given));
     }
+    arena.finish();
   }
 
   void check() const {
@@ -245,7 +252,8 @@ void add(Cases& cases, const std::string& device, const BatchedCase& test) {
   result.device = device;
   result.body = [test, device](const Group&, std::uint64_t seed) {
     const BatchedRun run(test, seed * 1000);
-    run.call(*make_calls(device));
+    Arena arena(device_of(device), kCaseBytes);
+    run.call(arena);
     run.check();
     return Agreement{};
   };

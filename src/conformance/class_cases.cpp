@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
 #include "conformance/layer_run.h"
 #include "conformance/pairwise.h"
@@ -54,7 +55,7 @@ void add(Cases& cases, const Place& place, const LayerCase& test, int number) {
   result.body = [test, place](const Group& group, std::uint64_t seed) {
     const LayerRun layer(group, test, seed * 1000);
     Agreement agreement;
-    const Tensor output = place.has_gpus() ? layer.run_on_gpus(group, agreement) : layer.run(group);
+    const Tensor output = layer.run(group, device_of(place.device, group.rank()), agreement);
     if (agreement.skipped.empty()) expect_same_bits("output", output, layer.exact());
     return agreement;
   };

@@ -6,28 +6,18 @@
 
 #include <fmt/format.h>
 
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
-#include "conformance/device_suite.h"
 #include "conformance/exchange_suite.h"
 
 namespace switchyard::conformance {
 namespace {
 
-using Suite = void (*)(const Group&, const ExchangeCase&);
-
 // Another seed keeps what a case does: it depends on the case's own number modulo small ones.
 constexpr std::uint64_t kSeedStep = 1'000'000 * 60;
 
-// A suite over both carriers.
-struct Suites {
-  Suite on_cpus;
-  CarrierSuite on_gpus;
-};
-constexpr Suites kRounds{check_exchange, check_exchange};
-constexpr Suites kTwoInFlight{check_two_in_flight, check_two_in_flight};
-
 void add(Cases& cases, const Place& place, const ExchangeCase& test, std::string name,
-         const Suites& suites, bool is_quick) {
+         ExchangeSuite suite, bool is_quick) {
   CheckCase result;
   result.group = "exchange";
   result.name = fmt::format("exchange/{}/P{}/{}/{}", place.name(), test.num_ranks,
@@ -38,12 +28,10 @@ void add(Cases& cases, const Place& place, const ExchangeCase& test, std::string
   result.engine = place.engine;
   result.num_ranks = test.num_ranks;
   result.is_quick = is_quick;
-  result.body = [test, suites, place](const Group& group, std::uint64_t seed) {
+  result.body = [test, suite, place](const Group& group, std::uint64_t seed) {
     ExchangeCase seeded = test;
     seeded.seed += seed * kSeedStep;
-    if (place.has_gpus()) return check_on_gpus(group, seeded, suites.on_gpus);
-    suites.on_cpus(group, seeded);
-    return Agreement{};
+    return suite(group, seeded, device_of(place.device, group.rank()), {});
   };
   cases.push_back(std::move(result));
 }
@@ -64,7 +52,8 @@ void add_large(Cases& cases, const Place& place) {
     test.num_tokens = 3000;  // 49 MB of rows in place
     test.reduce = reduce;
     test.is_long = false;
-    add(cases, place, test, fmt::format("beyond_caches/{}", name_of(reduce)), kRounds, false);
+    add(cases, place, test, fmt::format("beyond_caches/{}", name_of(reduce)), check_exchange,
+        false);
   }
 }
 
@@ -72,12 +61,12 @@ void add_all(Cases& cases, const Place& place) {
   const bool is_local = place.engine == std::string_view("local");
   for (const ExchangeCase& test : exchange_cases({1, 2, 3, 7})) {
     if (!is_local && test.num_ranks == 1) continue;
-    add(cases, place, test, name_of_case(test), kRounds, is_local || test.num_ranks < 4);
+    add(cases, place, test, name_of_case(test), check_exchange, is_local || test.num_ranks < 4);
   }
   for (const int num_ranks : {2, 3}) {
     for (const ExchangeCase& test : two_in_flight_cases(num_ranks)) {
-      add(cases, place, test, fmt::format("two_in_flight/{}", name_of(test.reduce)), kTwoInFlight,
-          true);
+      add(cases, place, test, fmt::format("two_in_flight/{}", name_of(test.reduce)),
+          check_two_in_flight, true);
     }
   }
   add_large(cases, place);

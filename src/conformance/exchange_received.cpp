@@ -14,10 +14,20 @@ namespace switchyard::conformance {
 using reference::Position;
 using reference::Table;
 
+namespace {
+
+template <typename T>
+bool is_table(const TensorView& got, const std::vector<std::int64_t>& want) {
+  return got.num_elements() == static_cast<std::int64_t>(want.size()) &&
+         std::equal(want.begin(), want.end(), got.as<T>());
+}
+
+}  // namespace
+
 void Round::check_received(const Received& received) const {
   const Dispatched& got = received.rows;
   check_counts(got);
-  if (received.has_host_facts) check_host_facts(received);
+  if (got.host.has_value()) check_host_counts(received);
   check_rows(got);
   check_scales(got);
   check_payloads(got);
@@ -27,24 +37,31 @@ void Round::check_received(const Received& received) const {
 
 void Round::check_counts(const Dispatched& got) const {
   const auto num_positions = static_cast<std::int64_t>(positions(rank_).size());
-  expect(got.num_rows == num_positions, "{} rows, want {}", got.num_rows, num_positions);
-  expect(got.experts.rows.shape(0) == num_rows(rank_), "buffer of {} rows, want {}",
-         got.experts.rows.shape(0), num_rows(rank_));
+  const std::int64_t total = *got.total_rows.as<std::int32_t>();
+  expect(total == num_positions, "{} rows, want {}", total, num_positions);
+  const std::int64_t num_buffer_rows = got.experts.rows.num_elements() / test_->shape.hidden;
+  expect(num_buffer_rows == num_rows(rank_), "buffer of {} rows, want {}", num_buffer_rows,
+         num_rows(rank_));
   // Rows of an expert are counted alike in every layout.
   const std::vector<std::int64_t> counts = reference::dispatch_expanded(batch_, rank_, 1).counts;
-  expect(std::ranges::equal(got.experts.num_rows, counts), "rows of experts differ");
-  expect(std::ranges::equal(got.experts.first_row, placed(rank_).by_expert.first_row),
+  expect(is_table<std::int32_t>(got.experts.num_rows, counts), "rows of experts differ");
+  const auto& first_row = placed(rank_).by_expert.first_row;
+  expect(is_major() ? is_table<std::int64_t>(got.experts.first_row, first_row)
+                    : !got.experts.first_row.has_value(),
          "starts of experts differ");
+  if (!got.num_dropped.has_value()) return;
   const auto& asked = wanted_.ranks[static_cast<std::size_t>(rank_)].topk_ids.data;
-  std::int64_t dropped = 0;
+  std::int32_t dropped = 0;
   for (std::size_t i = 0; i < asked.size(); ++i) dropped += asked[i] != own().topk_ids.data[i];
-  expect(got.num_dropped == dropped, "{} choices dropped, want {}", got.num_dropped, dropped);
+  const std::int32_t told = *got.num_dropped.as<std::int32_t>();
+  expect(told == dropped, "{} choices dropped, want {}", told, dropped);
 }
 
 // What the host is told beside the rows.
-void Round::check_host_facts(const Received& received) const {
+void Round::check_host_counts(const Received& received) const {
   check_origins(received.origins);
-  const Dispatched& got = received.rows;
+  const HostCounts& got = *received.rows.host;
+  expect(got.num_rows == *received.rows.total_rows.as<std::int32_t>(), "another total");
   std::vector<std::int64_t> load(static_cast<std::size_t>(test_->shape.num_experts), 0);
   for (const reference::RankInput& input : wanted_.ranks) {
     for (const std::int32_t id : input.topk_ids.data) {
@@ -104,18 +121,14 @@ void Round::check_scale_shape(const TensorView& scales, std::int64_t num_scales)
       reference::num_local_experts(test_->shape.num_experts, num_ranks_, rank_);
   const std::int64_t rows = is_batched ? capacity() : num_rows(rank_);
   std::vector<std::int64_t> shape;
-  if (test_->scale_layout == ScaleLayout::kRowMajor) {
-    shape = {num_rows(rank_), num_scales};
-  } else {
-    if (is_batched) shape.push_back(local);
-    if (test_->scale_layout == ScaleLayout::kSwizzled) {
-      for (const std::int64_t size : {(rows + 127) / 128, (num_scales + 3) / 4, 32L, 4L, 4L}) {
-        shape.push_back(size);
-      }
-    } else {
-      shape.push_back(rows);
-      shape.push_back(num_scales);
+  if (is_batched) shape.push_back(local);
+  if (test_->scale_layout == ScaleLayout::kSwizzled) {
+    for (const std::int64_t size : {(rows + 127) / 128, (num_scales + 3) / 4, 32L, 4L, 4L}) {
+      shape.push_back(size);
     }
+  } else {
+    shape.push_back(rows);
+    shape.push_back(num_scales);
   }
   expect(scales.num_dims() == static_cast<int>(shape.size()), "scales are {}", scales.describe());
   for (int d = 0; d < scales.num_dims(); ++d) {

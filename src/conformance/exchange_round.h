@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "conformance/carrier.h"
 #include "conformance/exchange_case.h"
+#include "conformance/exchange_probe.h"
 #include "conformance/exchange_values.h"
 #include "reference/reference.h"
 
@@ -58,7 +58,7 @@ class Round {
   bool is_major() const { return is_expert_major(test_->layout); }
 
   void check_counts(const Dispatched& got) const;
-  void check_host_facts(const Received& received) const;
+  void check_host_counts(const Received& received) const;
   void check_origins(const std::vector<RowOrigin>& origins) const;
   void check_rows(const Dispatched& got) const;
   void check_scales(const Dispatched& got) const;

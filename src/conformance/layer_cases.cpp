@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
 #include "conformance/layer_run.h"
 #include "conformance/pairwise.h"
@@ -57,11 +58,8 @@ void add(Cases& cases, const Place& place, LayerCase test, bool is_quick) {
   result.is_quick = is_quick;
   result.body = [test, place](const Group& group, std::uint64_t seed) {
     const LayerRun layer(group, test, seed * 1000);
-    if (!place.has_gpus()) {
-      return expect_close("output", layer.run(group), layer.plain(), bound_of(test.scheme));
-    }
     Agreement agreement;
-    const Tensor output = layer.run_on_gpus(group, agreement);
+    const Tensor output = layer.run(group, device_of(place.device, group.rank()), agreement);
     if (!agreement.skipped.empty()) return agreement;
     const Agreement reached = expect_close("output", output, layer.plain(), bound_of(test.scheme));
     agreement.is_exact = reached.is_exact;

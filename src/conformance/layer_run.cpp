@@ -9,7 +9,9 @@
 #include "switchyard/error.h"
 #include "switchyard/micro_batches.h"
 
+#include "conformance/arena.h"
 #include "conformance/exchange_values.h"
+#include "core/even_parts.h"
 
 namespace switchyard::conformance {
 
@@ -38,6 +40,43 @@ Tensor stacked(const Table<float>& table, std::int64_t first, std::int64_t num, 
   const Bytes bytes = encode(DType::kBF16, part);
   if (!bytes.empty()) std::memcpy(tensor.data(), bytes.data(), bytes.size());
   return tensor;
+}
+
+// On GPUs cuBLAS, where it is there, for oneDNN.
+std::unique_ptr<Experts> make_layer_experts(const std::string& name, const ExpertWeights& weights,
+                                            const ExpertOptions& options, Device device,
+                                            Agreement& agreement) {
+  if (device.is_cpu() || name != "onednn") return make_experts(name, weights, options, device);
+  try {
+    return make_cublas_experts(weights, options, device);
+  } catch (const Error& error) {
+    if (error.code() != Errc::kNotAvailable) throw;
+    agreement.left_out.emplace_back("cuBLAS (not found; exact experts were used)");
+    return make_exact_experts(weights, options, device);
+  }
+}
+
+// Rows [begin, end) of a matrix.
+TensorView rows_of(const TensorView& matrix, std::int64_t begin, std::int64_t end) {
+  const std::int64_t at = begin * matrix.stride(0) * bits_of(matrix.dtype()) / 8;
+  return TensorView(matrix.as<std::byte>() + at, matrix.dtype(), {end - begin, matrix.shape(1)},
+                    {matrix.stride(0), 1}, matrix.device());
+}
+
+// Micro-batch after micro-batch.
+void apply_in_turn(ModularKernel& kernel, const PrepareArguments& whole, const TensorView& output,
+                   int num_micro_batches, Stream stream) {
+  const std::int64_t num_tokens = whole.hidden.shape(0);
+  for (int m = 0; m < num_micro_batches; ++m) {
+    const std::int64_t begin = part_begin(num_tokens, num_micro_batches, m);
+    const std::int64_t end = part_begin(num_tokens, num_micro_batches, m + 1);
+    PrepareArguments part = whole;
+    part.hidden = rows_of(whole.hidden, begin, end);
+    part.topk_ids = rows_of(whole.topk_ids, begin, end);
+    part.topk_weights = rows_of(whole.topk_weights, begin, end);
+    part.micro_batch = m;
+    kernel.apply(part, rows_of(output, begin, end), stream);
+  }
 }
 
 }  // namespace
@@ -113,17 +152,41 @@ LayerRun::Setup LayerRun::set_up() const {
   return setup;
 }
 
-Tensor LayerRun::run(const Group& group) const {
+Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) const try {
   const Setup setup = set_up();
-  ModularKernel kernel(make_prepare_finalize(test_.kind, group, setup.config),
-                       make_experts(test_.experts, setup.weights(), setup.options));
-  Tensor output = poisoned(DType::kBF16, setup.arguments.hidden.shape(0), test_.shape.hidden);
-  if (test_.num_micro_batches > 1) {
-    apply_overlapped(kernel, setup.arguments, output);
+  const PrepareArguments& given = setup.arguments;
+  Tensor output = poisoned(DType::kBF16, given.hidden.shape(0), test_.shape.hidden);
+  constexpr std::size_t kGaps = 4096;
+  Arena arena(device, span_bytes(given.hidden) + span_bytes(given.topk_ids) +
+                          span_bytes(given.topk_weights) + span_bytes(output) + kGaps);
+  ExchangeOptions options{.device = device};
+  if (device.is_cuda()) options.timeout_ms = group.timeout_ms();
+  ModularKernel kernel(
+      make_prepare_finalize(test_.kind, group, setup.config, options),
+      make_layer_experts(test_.experts, setup.weights(), setup.options, device, agreement));
+  PrepareArguments arguments = given;
+  arguments.hidden = arena.in(given.hidden);
+  arguments.topk_ids = arena.in(given.topk_ids);
+  arguments.topk_weights = arena.in(given.topk_weights);
+  const TensorView there = arena.out(output);
+  if (device.is_cuda()) {
+    group.barrier();  // all have their memory
+    apply_in_turn(kernel, arguments, there, test_.num_micro_batches, arena.stream());
+    agreement.heap = kernel.prepare_finalize().heap();
+    agreement.is_shared_gpu = kernel.prepare_finalize().is_shared_gpu();
+  } else if (test_.num_micro_batches > 1) {
+    apply_overlapped(kernel, arguments, there);
   } else {
-    kernel.apply(setup.arguments, output);
+    kernel.apply(arguments, there);
   }
+  arena.finish();
+  kernel.check();
   return output;
+} catch (const Error& error) {
+  // Refused for its configuration: by every rank alike, before anything was sent.
+  if (error.code() != Errc::kNotSupported || device.is_cpu()) throw;
+  agreement.skipped = error.what();
+  return {};
 }
 
 // Rows as experts see them. Blocks and rows have scales of their own, so it does not matter where

@@ -38,13 +38,10 @@ class LayerRun {
  public:
   LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed);
 
-  /// The output of this rank by the library. Collective.
-  Tensor run(const Group& group) const;
-
-  /// The same by GPUs; rank r has GPU (r mod number of GPUs). Micro-batches follow one another.
+  /// The output of this rank by the library; on a GPU micro-batches follow one another. Collective.
   /// `agreement` is told how GPUs share memory, and why a layer that they do not support is
-  /// skipped; then the output is absent. "onednn" stands for cuBLAS.
-  Tensor run_on_gpus(const Group& group, Agreement& agreement) const;
+  /// skipped; then the output is absent. There "onednn" stands for cuBLAS.
+  Tensor run(const Group& group, Device device, Agreement& agreement) const;
 
   /// The oracle's, from every rank's tokens: the same bits.
   reference::Table<float> exact() const;

@@ -9,12 +9,14 @@
 
 #include <fmt/format.h>
 
+#include "switchyard/permute.h"
+
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
 #include "conformance/exchange_values.h"
 #include "conformance/pairwise.h"
 #include "conformance/random_batch.h"
 #include "conformance/scheme_list.h"
-#include "conformance/tensor_calls.h"
 #include "core/random.h"
 #include "reference/permute.h"
 
@@ -103,25 +105,81 @@ void check_rows(const Permuted& got, const AlignedRows& want, const Bytes& rows,
   }
 }
 
+// On a GPU into buffers for any routing, which are cut to what the ids need.
+Permuted permuted(Arena& arena, const TensorView& x, const TensorView& scales,
+                  const TensorView& topk_ids, std::int32_t num_local_experts,
+                  const PermuteOptions& options, ScaleLayout layout) {
+  if (arena.device().is_cpu()) {
+    return permute(x, scales, topk_ids, num_local_experts, options, {.scale_layout = layout});
+  }
+  const std::int64_t num_tokens = topk_ids.shape(0);
+  const std::int64_t num_topk = topk_ids.shape(1);
+  const std::int64_t max_rows =
+      compute_aligned_m(num_tokens, num_topk, num_local_experts, options.alignment);
+  Permuted result;
+  result.x_memory = poisoned(x.dtype(), max_rows, x.shape(1));
+  result.x = result.x_memory;
+  OwnedScales owned = make_scales(scales.dtype(), layout, max_rows, scales.shape(1));
+  result.scales = owned.view;
+  result.scales_memory = std::move(owned.memory);
+  const Tensor m_indices(DType::kI32, {max_rows});
+  PermutePlan& plan = result.plan;
+  plan.inv_perm = Tensor(DType::kI32, {num_tokens, num_topk});
+  plan.first_row.resize(static_cast<std::size_t>(num_local_experts));
+  plan.expert_num_tokens.resize(static_cast<std::size_t>(num_local_experts));
+  std::int64_t num_rows = -1;
+  ScatterOutputs outputs;
+  outputs.x = arena.out(result.x);
+  outputs.scales = arena.out(result.scales);
+  outputs.m_indices = arena.out(m_indices);
+  outputs.inv_perm = arena.out(plan.inv_perm);
+  outputs.first_row = arena.out(TensorView::of(plan.first_row.data(), {num_local_experts}));
+  outputs.expert_num_tokens =
+      arena.out(TensorView::of(plan.expert_num_tokens.data(), {num_local_experts}));
+  outputs.num_rows = arena.out(TensorView::of(&num_rows, {1}));
+  PermuteOptions there = options;
+  there.expert_map = arena.in(options.expert_map);
+  ep_scatter(arena.in(x), arena.in(scales), arena.in(topk_ids), there, outputs, arena.stream(),
+             arena.scratch(ep_scatter_workspace_bytes(num_tokens, num_topk, num_local_experts)),
+             arena.errors());
+  arena.finish();
+  expect(num_rows >= 0 && num_rows <= max_rows, "{} rows of {}", num_rows, max_rows);
+  plan.m_indices = Tensor(DType::kI32, {num_rows});
+  std::copy_n(m_indices.as<std::int32_t>(), num_rows, plan.m_indices.as<std::int32_t>());
+  for (std::int64_t row = num_rows; row < max_rows; ++row) {
+    const std::int32_t index = m_indices.as<std::int32_t>()[row];
+    expect(index == -1, "m_indices[{}] is {} behind the last row", row, index);
+  }
+  return result;
+}
+
 // Counts, their sum by whole tiles, and local ids.
-void check_counts(TensorCalls& calls, const PermuteCase& test, const Table<std::int64_t>& ids,
+void check_counts(Arena& arena, const PermuteCase& test, const Table<std::int64_t>& ids,
                   const TensorView& expert_map, const AlignedRows& want) {
   const TensorView id_view = TensorView::of(ids.data.data(), {ids.rows, ids.cols});
   const auto num_local = static_cast<std::int64_t>(want.counts.size());
   const Tensor counts(DType::kI32, {num_local});
-  calls.count_expert_num_tokens(id_view, counts, expert_map);
+  count_expert_num_tokens(arena.in(id_view), arena.out(counts), arena.in(expert_map),
+                          arena.stream(), arena.errors());
+  arena.finish();
   for (std::int64_t e = 0; e < num_local; ++e) {
     const auto wanted = want.counts[static_cast<std::size_t>(e)];
     expect(counts.as<std::int32_t>()[e] == wanted, "count of expert {} is {}, want {}", e,
            counts.as<std::int32_t>()[e], wanted);
   }
-  const std::int64_t sum = calls.round_up_and_sum(counts, test.alignment);
+  std::int64_t sum = -1;
+  expert_num_tokens_round_up_and_sum(arena.in(counts), test.alignment,
+                                     arena.out(TensorView::of(&sum, {1})), arena.stream(),
+                                     arena.errors());
+  arena.finish();
   expect(sum == static_cast<std::int64_t>(want.rows.size()), "counts in tiles are {}, want {}", sum,
          want.rows.size());
   if (!expert_map.has_value()) return;
   Table<std::int64_t> local(ids.rows, ids.cols, -7);
-  calls.apply_expert_map(id_view, expert_map,
-                         TensorView::of(local.data.data(), {ids.rows, ids.cols}));
+  apply_expert_map(arena.in(id_view), arena.in(expert_map),
+                   arena.out(TensorView::of(local.data.data(), {ids.rows, ids.cols})),
+                   arena.stream(), arena.errors());
+  arena.finish();
   for (std::size_t i = 0; i < ids.data.size(); ++i) {
     const std::int64_t id = ids.data[i];
     const std::int64_t wanted = id < 0 ? id : expert_map.as<std::int32_t>()[id];
@@ -129,7 +187,7 @@ void check_counts(TensorCalls& calls, const PermuteCase& test, const Table<std::
   }
 }
 
-Agreement check(TensorCalls& calls, const PermuteCase& test, std::uint64_t seed) {
+Agreement check(Arena& arena, const PermuteCase& test, std::uint64_t seed) {
   const Table<std::int64_t> ids = make_ids(test, seed);
   const std::int32_t num_local = test.num_experts / test.num_shares;
   std::vector<std::int32_t> map(static_cast<std::size_t>(test.num_experts), -1);
@@ -147,13 +205,13 @@ Agreement check(TensorCalls& calls, const PermuteCase& test, std::uint64_t seed)
   PermuteOptions options{.alignment = test.alignment};
   if (has_map) options.expert_map = TensorView::of(map.data(), {test.num_experts});
   const Permuted got =
-      calls.permute(TensorView(rows.data(), test.dtype, {test.num_tokens, test.hidden}),
-                    TensorView::of(scales.data.data(), {scales.rows, scales.cols}), id_view,
-                    num_local, options, test.layout);
+      permuted(arena, TensorView(rows.data(), test.dtype, {test.num_tokens, test.hidden}),
+               TensorView::of(scales.data.data(), {scales.rows, scales.cols}), id_view, num_local,
+               options, test.layout);
   check_plan(got.plan, want);
   check_rows(got, want, rows, scales);
 
-  check_counts(calls, test, ids, options.expert_map, want);
+  check_counts(arena, test, ids, options.expert_map, want);
   const auto num_rows = static_cast<std::int64_t>(want.rows.size());
   const Table<float> results = random_table(num_rows, test.hidden, seed + 4);
   const Table<float> weights = random_table(ids.rows, ids.cols, seed + 5);
@@ -163,10 +221,15 @@ Agreement check(TensorCalls& calls, const PermuteCase& test, std::uint64_t seed)
   const Table<float> want_sum =
       reference::unpermute_and_reduce(want, results, weights, DType::kBF16);
   const Tensor sum = poisoned(DType::kBF16, test.num_tokens, test.hidden);
-  calls.unpermute_and_reduce(outputs, got.plan, weight_view, sum);
+  unpermute_and_reduce(arena.in(outputs), arena.in(got.plan.inv_perm), arena.in(weight_view),
+                       arena.out(sum), arena.stream(), arena.errors());
+  arena.finish();
   expect_same_bits("sum", sum, want_sum);
   const Tensor gathered = poisoned(DType::kBF16, test.num_tokens, test.hidden);
-  calls.ep_gather(outputs, id_view, weight_view, got.plan.inv_perm, options.expert_map, gathered);
+  ep_gather(arena.in(outputs), arena.in(id_view), arena.in(weight_view),
+            arena.in(got.plan.inv_perm), arena.in(options.expert_map), arena.out(gathered),
+            arena.stream(), arena.errors());
+  arena.finish();
   expect_same_bits("gathered sum", gathered, want_sum);
   return {};
 }
@@ -184,7 +247,8 @@ void add(Cases& cases, const std::string& device, const PermuteCase& test, bool 
   result.device = device;
   result.is_quick = is_quick;
   result.body = [test, device](const Group&, std::uint64_t seed) {
-    return check(*make_calls(device), test, seed);
+    Arena arena(device_of(device), kCaseBytes);
+    return check(arena, test, seed);
   };
   cases.push_back(std::move(result));
 }

@@ -7,9 +7,10 @@
 
 #include "switchyard/eplb.h"
 #include "switchyard/expert_placement.h"
+#include "switchyard/permute.h"
 
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
-#include "conformance/tensor_calls.h"
 
 namespace switchyard::conformance {
 namespace {
@@ -30,21 +31,24 @@ std::vector<int> owners(int num_ranks, int num_experts, PlacementStrategy strate
 }
 
 // Every id through the map.
-void check_lookup(TensorCalls& calls, const ExpertMap& map) {
+void check_lookup(Arena& arena, const ExpertMap& map) {
   if (map.expert_map.empty()) return;
   const auto num_experts = static_cast<std::int64_t>(map.expert_map.size());
   std::vector<std::int32_t> ids;
   for (std::int32_t e = 0; e < num_experts; ++e) ids.push_back(e);
   std::vector<std::int32_t> local(ids.size(), -7);
-  calls.apply_expert_map(TensorView::of(ids.data(), {num_experts, 1}),
-                         TensorView::of(map.expert_map.data(), {num_experts}),
-                         TensorView::of(local.data(), {num_experts, 1}));
+  apply_expert_map(arena.in(TensorView::of(ids.data(), {num_experts, 1})),
+                   arena.in(TensorView::of(map.expert_map.data(), {num_experts})),
+                   arena.out(TensorView::of(local.data(), {num_experts, 1})), arena.stream(),
+                   arena.errors());
+  arena.finish();
+  arena.clear();
   expect(local == map.expert_map, "local ids differ from the map");
 }
 
 void check_map(const std::string& device, int num_ranks, int num_experts,
                PlacementStrategy strategy) {
-  const std::unique_ptr<TensorCalls> calls = make_calls(device);
+  Arena arena(device_of(device), kCaseBytes);
   const std::vector<int> owner = owners(num_ranks, num_experts, strategy);
   for (int r = 0; r < num_ranks; ++r) {
     const ExpertMap got = determine_expert_map(num_ranks, r, num_experts, strategy);
@@ -55,7 +59,7 @@ void check_map(const std::string& device, int num_ranks, int num_experts,
       const std::int32_t found = got.expert_map[static_cast<std::size_t>(e)];
       expect(found == want, "rank {}: expert_map[{}] is {}, want {}", r, e, found, want);
     }
-    check_lookup(*calls, got);
+    check_lookup(arena, got);
     expect(got.num_local_experts == num_local, "rank {} has {} experts, want {}", r,
            got.num_local_experts, num_local);
     expect(num_ranks > 1 || got.expert_map.empty(), "a map although there is one rank");

@@ -13,11 +13,11 @@
 #include "switchyard/quant.h"
 #include "switchyard/scale_layout.h"
 
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
 #include "conformance/exchange_values.h"
 #include "conformance/pairwise.h"
 #include "conformance/scheme_list.h"
-#include "conformance/tensor_calls.h"
 #include "core/random.h"
 #include "quant/scalar.h"
 
@@ -67,18 +67,22 @@ std::span<const std::byte> bytes_of(const TensorView& tensor) {
 }
 
 // Quantizes into the layout; tiles are made from rows, as after an exchange.
-void quantize_into(TensorCalls& calls, const QuantizeCase& test, const Tensor& x, const Tensor& q,
+void quantize_into(Arena& arena, const QuantizeCase& test, const Tensor& x, const Tensor& q,
                    const OwnedScales& scales, const TensorView& given) {
   if (test.layout != ScaleLayout::kSwizzled) {
-    return calls.quantize(x, test.scheme, q, scales.view, given);
+    quantize(arena.in(x), test.scheme, arena.out(q), arena.out(scales.view), arena.stream(),
+             arena.in(given));
+    return arena.finish();
   }
   const Tensor rows(scale_dtype(test.scheme),
                     {test.num_rows, num_scales(test.scheme, test.hidden)});
-  calls.quantize(x, test.scheme, q, rows, given);
+  quantize(arena.in(x), test.scheme, arena.out(q), arena.out(rows), arena.stream(),
+           arena.in(given));
+  arena.finish();
   relayout_scales(rows, scales.view);
 }
 
-Agreement check(TensorCalls& calls, const QuantizeCase& test, std::uint64_t seed) {
+Agreement check(Arena& arena, const QuantizeCase& test, std::uint64_t seed) {
   const QuantScheme& scheme = test.scheme;
   const bool is_tensor = scheme.group == ScaleGroup::kTensor;
   const float given = scheme.needs_tensor_scale() ? 448.0f * 6.0f / 4.5f : 0.0371f;
@@ -96,7 +100,7 @@ Agreement check(TensorCalls& calls, const QuantizeCase& test, std::uint64_t seed
   const OwnedScales scales =
       is_tensor ? make_scales(DType::kF32, ScaleLayout::kRowMajor, 1, 1)
                 : make_scales(scale_dtype(scheme), test.layout, test.num_rows, num);
-  quantize_into(calls, test, x, q, scales, given_view);
+  quantize_into(arena, test, x, q, scales, given_view);
 
   const reference::QuantizedRows want =
       reference::quantize(scheme, values, has_given ? std::optional<float>(given) : std::nullopt);
@@ -115,11 +119,13 @@ Agreement check(TensorCalls& calls, const QuantizeCase& test, std::uint64_t seed
                       reinterpret_cast<const std::byte*>(stored.data.data()) + stored.data.size());
   expect_same_bytes("scales", bytes_of(scales.memory),
                     is_tensor ? in_rows : laid_out(test, in_rows, num), 1, 1);
-  if (test.layout != ScaleLayout::kSwizzled) {
-    calls.dequantize(q, scales.view, scheme, y, given_view);
-  } else {
-    calls.dequantize(q, unswizzle_scales(scales.view, test.num_rows, num), scheme, y, given_view);
+  Tensor rows;
+  if (test.layout == ScaleLayout::kSwizzled) {
+    rows = unswizzle_scales(scales.view, test.num_rows, num);
   }
+  dequantize(arena.in(q), arena.in(rows.view().has_value() ? rows.view() : scales.view), scheme,
+             arena.out(y), arena.stream(), arena.in(given_view));
+  arena.finish();
   expect_same_bytes("dequantized", bytes_of(y), back, unit, columns);
   return {};
 }
@@ -136,7 +142,8 @@ void add(Cases& cases, const std::string& device, const QuantizeCase& test, bool
   result.device = device;
   result.is_quick = is_quick;
   result.body = [test, device](const Group&, std::uint64_t seed) {
-    return check(*make_calls(device), test, seed);
+    Arena arena(device_of(device), kCaseBytes);
+    return check(arena, test, seed);
   };
   cases.push_back(std::move(result));
 }

@@ -9,11 +9,11 @@
 
 #include "switchyard/weight_and_reduce.h"
 
+#include "conformance/arena.h"
 #include "conformance/check_case.h"
 #include "conformance/exchange_values.h"
 #include "conformance/pairwise.h"
 #include "conformance/random_batch.h"
-#include "conformance/tensor_calls.h"
 #include "reference/batched.h"
 
 namespace switchyard::conformance {
@@ -63,9 +63,24 @@ class ReduceRun {
     bytes_ = encode(test.dtype, values_);
   }
 
-  Agreement check(TensorCalls& calls) {
+  // Rows of choices are weighted where they lie.
+  void reduce(Arena& arena, const TensorView& output) {
+    const WeightAndReduceArguments given = arguments();
+    WeightAndReduceArguments there = given;
+    there.expert_output = arena.out(given.expert_output);
+    there.topk_weights = arena.in(given.topk_weights);
+    there.topk_ids = arena.in(given.topk_ids);
+    there.expert_map = arena.in(given.expert_map);
+    const std::size_t workspace = weight_and_reduce_workspace_bytes(
+        policy(), given.topk_ids.shape(0), given.topk_ids.shape(1), given.expert_output.shape(0));
+    weight_and_reduce(policy(), there, arena.out(output), arena.stream(), arena.scratch(workspace),
+                      arena.errors());
+    arena.finish();
+  }
+
+  Agreement check(Arena& arena) {
     const Tensor output = poisoned(test_.dtype, test_.num_tokens, test_.hidden);
-    calls.weight_and_reduce(policy(), arguments(), output);
+    reduce(arena, output);
     if (test_.rows == Rows::kExperts) {
       expect_same_bits("sum", output,
                        reference::finalize_batched(input_, kNumLocal, rank_, values_, test_.dtype,
@@ -157,7 +172,8 @@ void add(Cases& cases, const std::string& device, const ReduceCase& test) {
   result.column = column_part(device) + switchyard::name_of(test.dtype);
   result.device = device;
   result.body = [test, device](const Group&, std::uint64_t seed) {
-    return ReduceRun(test, seed * 1000).check(*make_calls(device));
+    Arena arena(device_of(device), kCaseBytes);
+    return ReduceRun(test, seed * 1000).check(arena);
   };
   cases.push_back(std::move(result));
 }

@@ -7,9 +7,8 @@
 
 namespace switchyard {
 
-void require_device(const char* function, Device device,
-                    std::initializer_list<NamedTensor> tensors) {
-  for (const NamedTensor& tensor : tensors) {
+void require_device(const char* function, Device device, std::initializer_list<Argument> tensors) {
+  for (const Argument& tensor : tensors) {
     if (tensor.view.num_elements() == 0 || tensor.view.device() == device) continue;
     fail(Errc::kInvalidArgument, "{}: {} is {}, which lies on {}, must lie on {}; copy it there",
          function, tensor.name, tensor.view, name_of(tensor.view.device()), name_of(device));

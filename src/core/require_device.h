@@ -10,21 +10,20 @@
 
 namespace switchyard {
 
-struct NamedTensor {
+struct Argument {
   const char* name;
   const TensorView& view;
 };
 
 /// Absent tensors, and those without elements, lie anywhere. Errors: kInvalidArgument, with the
 /// tensor's name and both devices.
-void require_device(const char* function, Device device,
-                    std::initializer_list<NamedTensor> tensors);
+void require_device(const char* function, Device device, std::initializer_list<Argument> tensors);
 
 /// Errors: kInvalidArgument, with both devices.
 void require_stream(const char* function, Device device, Stream stream);
 
 /// The work of a function that only CPUs have.
-inline void require_host(const char* function, std::initializer_list<NamedTensor> tensors) {
+inline void require_host(const char* function, std::initializer_list<Argument> tensors) {
   require_device(function, Device::cpu(), tensors);
 }
 

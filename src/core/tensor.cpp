@@ -19,6 +19,11 @@ std::size_t contiguous_bytes(DType dtype, std::span<const std::int64_t> shape) {
 
 }  // namespace
 
+Stream Stream::default_of(Device device) noexcept {
+  constexpr std::uintptr_t kPerThread = 2;  // CUDA's cudaStreamPerThread
+  return {device.is_cpu() ? nullptr : reinterpret_cast<CUstream_st*>(kPerThread), device};
+}
+
 std::string name_of(Device device) {
   return device.is_cpu() ? "cpu" : fmt::format("cuda:{}", device.index);
 }

@@ -22,8 +22,10 @@
 namespace switchyard {
 
 class ExchangeBackend;
+namespace cuda {
 struct QuantizeJob;
 struct DequantizeJob;
+}  // namespace cuda
 
 /// Filled by the module. Each function is the GPU version of the public function with the same name
 /// and throws the same errors.
@@ -37,6 +39,9 @@ struct CudaModule {
   void (*copy)(void* to, const void* from, std::size_t bytes, Stream stream) = nullptr;
   void (*fill)(void* to, int value, std::size_t bytes, Stream stream) = nullptr;
   void (*synchronize)(Stream stream) = nullptr;
+  /// A stream of this thread on a GPU, for tools: kept until the thread ends; it does not wait for
+  /// the default stream.
+  Stream (*own_stream)(Device device) = nullptr;
   /// Of GPU (index mod number of GPUs), which becomes current for the calling thread; below 0: of
   /// the one that is. Errors: kNotAvailable.
   std::unique_ptr<DeviceQueue> (*make_queue)(int index) = nullptr;
@@ -45,15 +50,15 @@ struct CudaModule {
                                                     const ExchangeOptions& options) = nullptr;
   /// For reports. `wanted_heap`: the setting SWITCHYARD_HEAP. Errors: kNotAvailable, kSystem.
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
-  void (*quantize)(const QuantizeJob& job, Stream stream) = nullptr;
-  void (*dequantize)(const DequantizeJob& job, Stream stream) = nullptr;
+  void (*quantize)(const cuda::QuantizeJob& job, Stream stream) = nullptr;
+  void (*dequantize)(const cuda::DequantizeJob& job, Stream stream) = nullptr;
 
   // Experts (cuda/experts/expert_kernels.h, cuda/experts/expert_blas.h).
-  void (*exact_product)(const ExpertProduct&, Stream) = nullptr;
-  void (*activate_rows)(const ActivationJob&, Stream) = nullptr;
-  void (*fill_bias)(const BiasJob&, Stream) = nullptr;
+  void (*exact_product)(const cuda::ExpertProduct&, Stream) = nullptr;
+  void (*activate_rows)(const cuda::ActivationJob&, Stream) = nullptr;
+  void (*fill_bias)(const cuda::BiasJob&, Stream) = nullptr;
   /// `path`: the setting SWITCHYARD_CUBLAS.
-  std::unique_ptr<ExpertBlas> (*make_blas)(Device device, const std::string& path) = nullptr;
+  std::unique_ptr<cuda::ExpertBlas> (*make_blas)(Device device, const std::string& path) = nullptr;
 
   // Permutation (cuda/permute/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;

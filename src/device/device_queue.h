@@ -23,6 +23,7 @@ class DeviceQueue {
   DeviceQueue& operator=(const DeviceQueue&) = delete;
   virtual ~DeviceQueue() = default;
 
+  virtual Device device() const = 0;
   virtual Stream stream() = 0;           ///< its own; does not wait for the default stream
   virtual std::size_t free_bytes() = 0;  ///< of the GPU, now
 

@@ -18,17 +18,17 @@ namespace switchyard {
 namespace {
 
 // Of a call without experts: rows and columns, or the one scale of a tensor.
-ScaleMemory matrix_memory_of(const TensorView& scales, const QuantScheme& scheme) {
+cuda::ScaleMemory matrix_memory_of(const TensorView& scales, const QuantScheme& scheme) {
   if (!stores_scales(scheme)) return {};
   if (scheme.group != ScaleGroup::kTensor) return memory_of(scales);
-  ScaleMemory memory;
+  cuda::ScaleMemory memory;
   memory.data = scales.as<std::byte>();
   return memory;
 }
 
-QuantizeJob job_of(const BatchRows& rows, const QuantScheme& scheme, const TensorView& q,
-                   std::int64_t hidden) {
-  QuantizeJob job;
+cuda::QuantizeJob job_of(const BatchRows& rows, const QuantScheme& scheme, const TensorView& q,
+                         std::int64_t hidden) {
+  cuda::QuantizeJob job;
   job.scheme = scheme;
   const int rows_dim = rows.x.num_dims() - 2;
   job.x = {rows.x.data(), rows.x.dtype(), rows_dim == 1 ? rows.x.stride(0) : 0,
@@ -47,7 +47,7 @@ void activate_and_quantize(const char* name, const BatchRows& rows, const QuantS
                            const TensorView& q, const TensorView& scales, Stream stream,
                            ActivationScale activation_scale, const TensorView& tensor_scale) {
   check_silu_mul_quantize(name, rows, scheme, q, scales, activation_scale, tensor_scale);
-  QuantizeJob job = job_of(rows, scheme, q, rows.hidden / 2);
+  cuda::QuantizeJob job = job_of(rows, scheme, q, rows.hidden / 2);
   job.scales = memory_of(scales);
   job.given = tensor_scale.as<float>();
   job.is_activated = true;
@@ -64,7 +64,7 @@ void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& 
                  {{"x", x}, {"q", q}, {"scales", scales}, {"static_scale", static_scale}});
   if (stream.device().is_cpu()) return host::quantize(x, scheme, q, scales, static_scale, scale_ub);
   const QuantRows rows = check_quantize(x, scheme, q, scales, static_scale, scale_ub);
-  QuantizeJob job = job_of({x, 1, rows.num_rows, rows.hidden}, scheme, q, rows.hidden);
+  cuda::QuantizeJob job = job_of({x, 1, rows.num_rows, rows.hidden}, scheme, q, rows.hidden);
   job.scales = matrix_memory_of(scales, scheme);
   job.given = static_scale.as<float>();
   if (is_fp8_token(scheme) && static_scale.has_value()) {
@@ -80,7 +80,7 @@ void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme
                  {{"q", q}, {"scales", scales}, {"y", y}, {"tensor_scale", tensor_scale}});
   if (stream.device().is_cpu()) return host::dequantize(q, scales, scheme, y, tensor_scale);
   const QuantRows rows = check_dequantize(q, scales, scheme, y, tensor_scale);
-  DequantizeJob job;
+  cuda::DequantizeJob job;
   job.scheme = scheme;
   job.stored = q.dtype();
   job.q = q.as<std::byte>();
@@ -104,7 +104,7 @@ void quantize_batched(const TensorView& x, const TensorView& counts, const Quant
     return host::quantize_batched(x, counts, scheme, q, scales, static_scale);
   }
   const BatchRows rows = check_quantize_batched(x, counts, scheme, q, scales, static_scale);
-  QuantizeJob job = job_of(rows, scheme, q, rows.hidden);
+  cuda::QuantizeJob job = job_of(rows, scheme, q, rows.hidden);
   if (stores_scales(scheme)) job.scales = memory_of(scales);
   job.given = static_scale.as<float>();
   job.given_expert_stride = static_scale.num_elements() == 1 ? 0 : 1;

@@ -10,6 +10,6 @@
 namespace switchyard {
 
 /// Of scales that are absent or that check_scale_view let pass.
-ScaleMemory memory_of(const TensorView& scales);
+cuda::ScaleMemory memory_of(const TensorView& scales);
 
 }  // namespace switchyard

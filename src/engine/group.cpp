@@ -2,69 +2,17 @@
 
 #include "switchyard/group.h"
 
-#include <atomic>
-#include <exception>
-#include <system_error>
-#include <thread>
-#include <vector>
-
 #include "core/fail.h"
 #include "core/log.h"
 #include "core/settings.h"
 #include "engine/engine.h"
-#include "engine/local_engine.h"
+#include "engine/group_options.h"
 #include "engine/registry.h"
 
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
-
-std::int64_t timeout_of(const GroupOptions& options) {
-  if (options.timeout_ms == 0) return setting_integer("SWITCHYARD_TIMEOUT_MS", 1, kMaxTimeoutMs);
-  require(options.timeout_ms > 0 && options.timeout_ms <= kMaxTimeoutMs, Errc::kInvalidArgument,
-          "group: timeout_ms is {}, want from 1 to {}", options.timeout_ms, kMaxTimeoutMs);
-  return options.timeout_ms;
-}
-
-// How the ranks of run_local_ranks ended.
-struct Outcome {
-  std::exception_ptr error;
-  int order = 0;              // of the errors, by time
-  bool is_secondary = false;  // the cause lies with another rank
-};
-
-void run_rank(std::shared_ptr<Engine> engine, const std::function<void(const Group&)>& body,
-              std::atomic<int>& num_errors, Outcome& outcome) {
-  const int rank = engine->rank();
-  set_log_rank(rank);
-  const auto record = [&](const char* what) {
-    outcome.error = std::current_exception();
-    outcome.is_secondary = engine->has_seen_abort();
-    outcome.order = num_errors.fetch_add(1);
-    engine->abort(Errc::kAborted, rank, fmt::format("it ended with the error \"{}\"", what));
-  };
-  try {
-    body(Group(engine));
-  } catch (const std::exception& error) {
-    record(error.what());
-  } catch (...) {
-    record("unknown exception");
-  }
-}
-
-// The first error that is not an echo of another rank's.
-std::exception_ptr first_cause(const std::vector<Outcome>& outcomes) {
-  const Outcome* first = nullptr;
-  for (const Outcome& outcome : outcomes) {
-    if (!outcome.error) continue;
-    const auto key = [](const Outcome& o) { return std::pair(o.is_secondary, o.order); };
-    if (first == nullptr || key(outcome) < key(*first)) first = &outcome;
-  }
-  return first == nullptr ? nullptr : first->error;
-}
-
-const Engine& engine_of(const std::shared_ptr<Engine>& engine) {
+Engine& checked(const std::shared_ptr<Engine>& engine) {
   require(engine != nullptr, Errc::kInvalidArgument,
           "group: it is empty; make it with Group::from_environment or run_local_ranks");
   return *engine;
@@ -77,58 +25,29 @@ Group Group::from_environment(const GroupOptions& options) {
   request.ranks = discover_ranks();
   request.timeout_ms = timeout_of(options);
   request.store = setting("SWITCHYARD_STORE").text;
-  request.secret = setting("SWITCHYARD_SECRET").text;
+  request.secret = secret_of(options);
   if (!setting("SWITCHYARD_CONTROL_FD").text.empty()) {
     constexpr std::int64_t kMaxFd = 1 << 30;
     request.control_fd = static_cast<int>(setting_integer("SWITCHYARD_CONTROL_FD", 0, kMaxFd));
   }
   set_log_rank(request.ranks.rank);
-  const std::string name =
-      options.engine.empty() ? setting("SWITCHYARD_ENGINE").text : options.engine;
-  return Group(join_engine(name, request));
+  return Group(join_engine(engine_of(options), request));
 }
 
-int Group::rank() const { return engine_of(engine_).rank(); }
-int Group::size() const { return engine_of(engine_).size(); }
-const char* Group::engine_name() const { return engine_of(engine_).name(); }
-std::int64_t Group::timeout_ms() const { return engine_of(engine_).timeout_ms(); }
+Group Group::split(int color, int key) const { return Group(checked(engine_).split(color, key)); }
 
-void Group::barrier() const {
-  engine_of(engine_);
-  engine_->barrier();
-}
+Control& Group::control() const { return checked(engine_).control(); }
+int Group::rank() const { return control().rank(); }
+int Group::size() const { return control().size(); }
+int Group::host_rank() const { return control().host_rank(); }
+int Group::host_size() const { return control().host_size(); }
+const char* Group::engine_name() const { return checked(engine_).name(); }
+std::int64_t Group::timeout_ms() const { return control().timeout_ms(); }
+void Group::barrier() const { control().barrier(); }
+std::optional<Error> Group::error() const { return control().error(); }
 
 void Group::abort(const std::string& reason) const {
-  engine_of(engine_);
-  engine_->abort(Errc::kAborted, engine_->rank(), reason);
-}
-
-void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& body,
-                     const GroupOptions& options) {
-  require(options.engine.empty() || options.engine == "auto" || options.engine == "local",
-          Errc::kInvalidArgument, "run_local_ranks: engine \"{}\", but threads need \"local\"",
-          options.engine);
-  std::vector<std::shared_ptr<Engine>> engines = make_local_engines(num_ranks, timeout_of(options));
-  std::vector<Outcome> outcomes(engines.size());
-  std::atomic<int> num_errors = 0;
-  {
-    const std::vector<std::weak_ptr<Engine>> ranks(engines.begin(), engines.end());
-    std::vector<std::jthread> threads;
-    try {
-      for (std::size_t rank = 0; rank < engines.size(); ++rank) {
-        threads.emplace_back(run_rank, std::move(engines[rank]), std::cref(body),
-                             std::ref(num_errors), std::ref(outcomes[rank]));
-      }
-    } catch (const std::system_error& error) {
-      const int culprit = static_cast<int>(threads.size());
-      for (const std::weak_ptr<Engine>& rank : ranks) {
-        if (const auto engine = rank.lock()) engine->abort(Errc::kAborted, culprit, "no thread");
-      }
-      fail(Errc::kSystem, "run_local_ranks: thread {} of {}: {}", threads.size(), num_ranks,
-           error.what());
-    }
-  }
-  if (const std::exception_ptr error = first_cause(outcomes)) std::rethrow_exception(error);
+  control().abort(Errc::kAborted, rank(), reason);
 }
 
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 
 #include "core/aligned_buffer.h"
 #include "core/fail.h"
+#include "engine/shared_control.h"
 #include "transport/hash_store.h"
 
 namespace switchyard {
@@ -23,6 +24,7 @@ struct LocalGroup {
 
   AlignedBuffer control_memory;
   ControlBlock control;
+  const std::shared_ptr<HashStore> store = std::make_shared<HashStore>();
 
   struct PendingWindow {
     std::shared_ptr<Buffers> buffers;
@@ -30,7 +32,18 @@ struct LocalGroup {
   };
   std::mutex mutex;
   std::map<std::uint64_t, PendingWindow> windows;  // by number, until every rank has taken it
+
+  std::map<std::string, std::weak_ptr<LocalGroup>> subgroups;  // by name; the first rank makes it
+  std::shared_ptr<LocalGroup> subgroup(const std::string& name, int num_ranks);
 };
+
+std::shared_ptr<LocalGroup> LocalGroup::subgroup(const std::string& name, int num_ranks) {
+  const std::lock_guard lock(mutex);
+  std::erase_if(subgroups, [](const auto& entry) { return entry.second.expired(); });
+  std::shared_ptr<LocalGroup> group = subgroups[name].lock();
+  if (!group) subgroups[name] = group = std::make_shared<LocalGroup>(num_ranks);
+  return group;
+}
 
 class LocalWindow final : public Window {
  public:
@@ -43,46 +56,57 @@ class LocalWindow final : public Window {
   std::shared_ptr<Buffers> buffers_;
 };
 
-class LocalEngine final : public Engine {
+class LocalControl final : public SharedControl {
  public:
-  LocalEngine(int rank, int size, std::int64_t timeout_ms, std::shared_ptr<Store> store,
-              std::shared_ptr<LocalGroup> group)
-      : Engine(rank, size, timeout_ms, std::move(store)), group_(std::move(group)) {
+  LocalControl(GroupSpec spec, std::shared_ptr<LocalGroup> group)
+      : SharedControl(std::move(spec)), group_(std::move(group)) {
     attach(group_->control);
   }
-  ~LocalEngine() override { leave(); }
+  ~LocalControl() override { leave(); }
 
-  const char* name() const override { return "local"; }
+ private:
+  std::shared_ptr<LocalGroup> group_;
+};
+
+class LocalWindows final : public SharedWindowSource {
+ public:
+  LocalWindows(LocalControl& control, std::shared_ptr<LocalGroup> group)
+      : SharedWindowSource(control), control_(control), group_(std::move(group)) {}
+
   std::unique_ptr<Window> make_window(std::size_t bytes) override;
+  std::vector<Fd> swap_descriptors(const Fd& /*own*/, std::size_t /*bytes*/) override {
+    fail(Errc::kNotSupported, "group: engine \"local\" has no sockets to pass descriptors over");
+  }
 
  private:
   std::shared_ptr<Buffers> place_own_buffer(std::uint64_t number, std::size_t bytes);
   void drop_pending(std::uint64_t number);
 
+  LocalControl& control_;
   std::shared_ptr<LocalGroup> group_;
   std::uint64_t num_windows_ = 0;
 };
 
 // Each rank allocates its own buffer, so that its pages are near the core that uses them.
-std::shared_ptr<Buffers> LocalEngine::place_own_buffer(std::uint64_t number, std::size_t bytes) {
+std::shared_ptr<Buffers> LocalWindows::place_own_buffer(std::uint64_t number, std::size_t bytes) {
   AlignedBuffer own(bytes);
   const std::lock_guard lock(group_->mutex);
   LocalGroup::PendingWindow& pending = group_->windows[number];
   if (!pending.buffers)
-    pending.buffers = std::make_shared<Buffers>(static_cast<std::size_t>(size()));
-  (*pending.buffers)[static_cast<std::size_t>(rank())] = std::move(own);
+    pending.buffers = std::make_shared<Buffers>(static_cast<std::size_t>(control_.size()));
+  (*pending.buffers)[static_cast<std::size_t>(control_.rank())] = std::move(own);
   std::shared_ptr<Buffers> buffers = pending.buffers;
-  if (++pending.num_taken == size()) group_->windows.erase(number);
+  if (++pending.num_taken == control_.size()) group_->windows.erase(number);
   return buffers;
 }
 
 // After a failure: a rank that could not allocate never takes the window, so it would stay.
-void LocalEngine::drop_pending(std::uint64_t number) {
+void LocalWindows::drop_pending(std::uint64_t number) {
   const std::lock_guard lock(group_->mutex);
   group_->windows.erase(number);
 }
 
-std::unique_ptr<Window> LocalEngine::make_window(std::size_t bytes) {
+std::unique_ptr<Window> LocalWindows::make_window(std::size_t bytes) {
   const std::uint64_t number = ++num_windows_;
   std::shared_ptr<Buffers> buffers;
   std::string error;
@@ -92,7 +116,7 @@ std::unique_ptr<Window> LocalEngine::make_window(std::size_t bytes) {
     error = failure.what();
   }
   try {
-    agree_on_window(bytes, error);
+    agree_on_window(control_, bytes, error);
   } catch (...) {
     drop_pending(number);
     throw;
@@ -100,16 +124,39 @@ std::unique_ptr<Window> LocalEngine::make_window(std::size_t bytes) {
   return std::make_unique<LocalWindow>(std::move(buffers), bytes);
 }
 
+class LocalEngine final : public Engine {
+ public:
+  static std::shared_ptr<Engine> make(const GroupSpec& spec, std::shared_ptr<LocalGroup> group) {
+    auto control = std::make_unique<LocalControl>(spec, group);
+    auto windows = std::make_unique<LocalWindows>(*control, group);
+    return std::shared_ptr<Engine>(
+        new LocalEngine(std::move(control), std::move(windows), std::move(group)));
+  }
+
+ private:
+  LocalEngine(std::unique_ptr<Control> control, std::unique_ptr<WindowSource> windows,
+              std::shared_ptr<LocalGroup> group)
+      : Engine("local", std::move(control), std::move(windows)), group_(std::move(group)) {}
+
+  std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec, const std::string& name) override {
+    std::shared_ptr<LocalGroup> group = group_->subgroup(name, spec.size);
+    GroupSpec own = spec;
+    own.store = group->store;
+    return make(own, std::move(group));
+  }
+
+  std::shared_ptr<LocalGroup> group_;
+};
+
 }  // namespace
 
 std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms) {
   require(num_ranks >= 1 && num_ranks <= 4096, Errc::kInvalidArgument,
           "run_local_ranks: {} ranks, want from 1 to 4096", num_ranks);
   const auto group = std::make_shared<LocalGroup>(num_ranks);
-  const auto store = std::make_shared<HashStore>();
   std::vector<std::shared_ptr<Engine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    engines.push_back(std::make_shared<LocalEngine>(rank, num_ranks, timeout_ms, store, group));
+    engines.push_back(LocalEngine::make({rank, num_ranks, timeout_ms, group->store}, group));
   }
   return engines;
 }

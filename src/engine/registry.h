@@ -20,6 +20,9 @@ struct JoinRequest {
   std::string store;    ///< address; empty: from the job's id
   std::string secret;   ///< may be empty with a Unix address
   int control_fd = -1;  ///< the control block of our launcher; -1: there is none
+  /// Where ranks meet in place of an address; `store` is then its name, or empty.
+  std::shared_ptr<Store> meeting{};
+  bool claims_ranks = false;  ///< numbers come from the program: two may have the same
 };
 
 struct EngineInfo {

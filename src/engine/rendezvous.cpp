@@ -50,7 +50,8 @@ Address address_of(const JoinRequest& request) {
 }
 
 bool serves_store(const JoinRequest& request) {
-  return request.ranks.size > 1 && request.ranks.rank == 0 && request.control_fd < 0;
+  return request.ranks.size > 1 && request.ranks.rank == 0 && request.control_fd < 0 &&
+         !request.meeting;
 }
 
 std::shared_ptr<Store> connect_to_store(const JoinRequest& request) {
@@ -77,7 +78,8 @@ StoreAccess open_store(const JoinRequest& request, int group) {
     access.server = ServedStores::instance().serve(address_of(request), request.secret);
   }
   access.store =
-      std::make_shared<PrefixStore>(fmt::format("group/{}/", group), connect_to_store(request));
+      std::make_shared<PrefixStore>(fmt::format("group/{}/", group),
+                                    request.meeting ? request.meeting : connect_to_store(request));
   return access;
 }
 

@@ -3,7 +3,7 @@
 #include "exchange/agree.h"
 
 #include "core/fail.h"
-#include "engine/engine.h"
+#include "engine/control.h"
 
 namespace switchyard {
 namespace {
@@ -30,8 +30,8 @@ std::string value_in(const std::string& text, const std::string& name) {
 
 }  // namespace
 
-void require_agreement(Engine& engine, std::string_view what, const NamedValues& values) {
-  const std::vector<std::string> texts = engine.all_gather_text(to_text(values));
+void require_agreement(Control& control, std::string_view what, const NamedValues& values) {
+  const std::vector<std::string> texts = control.all_gather_text(to_text(values));
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[0]) continue;
     for (const auto& field : values) {

@@ -10,12 +10,12 @@
 
 namespace switchyard {
 
-class Engine;
+class Control;
 
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
 /// Collective. Errors: kInvalidArgument on every rank when any rank differs from rank 0; the
 /// message names the first such rank, the field and both values.
-void require_agreement(Engine& engine, std::string_view what, const NamedValues& values);
+void require_agreement(Control& control, std::string_view what, const NamedValues& values);
 
 }  // namespace switchyard

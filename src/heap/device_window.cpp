@@ -34,15 +34,15 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
   require(bytes > 0, Errc::kInvalidArgument, "0 bytes, want at least 1");
   checked_add(bytes, 2 * kHeapUnitBytes);
   int num_devices = 0;
-  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   require(device >= 0 && device < num_devices, Errc::kInvalidArgument,
           "device {}, want from 0 to {}", device, num_devices - 1);
-  const DeviceGuard guard(device);
-  check_cuda(cudaFree(nullptr), "first use of the GPU");  // here: all ranks see a failure
+  const cuda::DeviceGuard guard(device);
+  cuda::check_cuda(cudaFree(nullptr), "first use of the GPU");  // here: all ranks see a failure
   RankFacts facts;
   facts.wanted = wanted == "auto" ? setting("SWITCHYARD_HEAP").text : wanted;
   facts.bytes = bytes;
-  facts.host = Introduction::of_this_process(engine.size(), "").host_id;
+  facts.host = Introduction::of_this_process(engine.control().size(), "").host_id;
   facts.process = process_name();
   facts.device = device;
   facts.gpu = gpu_uuid(device);
@@ -51,7 +51,7 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
     facts.obstacles[static_cast<std::size_t>(HeapKind::kNccl)] = nccl_obstacle();
   }
   std::string& vmm = facts.obstacles[static_cast<std::size_t>(HeapKind::kVmm)];
-  if (vmm.empty() && !engine.can_swap_descriptors()) {
+  if (vmm.empty() && !(engine.has_windows() && engine.windows().can_swap_descriptors())) {
     vmm = fmt::format("engine \"{}\" cannot pass descriptors", engine.name());
   }
   return facts;
@@ -60,8 +60,8 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
 std::vector<RankFacts> gather_facts(Engine& engine, int device, std::size_t bytes,
                                     const std::string& wanted) {
   std::vector<RankFacts> ranks;
-  for (const std::string& text :
-       gather_or_fail(engine, [&] { return own_facts(engine, device, bytes, wanted).text(); })) {
+  for (const std::string& text : gather_or_fail(
+           engine.control(), [&] { return own_facts(engine, device, bytes, wanted).text(); })) {
     ranks.push_back(RankFacts::parse(text));
   }
   require_equal_facts(ranks);
@@ -71,7 +71,7 @@ std::vector<RankFacts> gather_facts(Engine& engine, int device, std::size_t byte
 void require_group_reach(Engine& engine, int device, const std::vector<RankFacts>& ranks) {
   std::vector<std::string> gpus;
   for (const RankFacts& one : ranks) gpus.push_back(one.gpu);
-  require_reach(ranks, gather_or_fail(engine, [&] { return reach_of(device, gpus); }));
+  require_reach(ranks, gather_or_fail(engine.control(), [&] { return reach_of(device, gpus); }));
 }
 
 std::unique_ptr<Heap> make_heap(HeapKind kind, const HeapRequest& request) {
@@ -87,16 +87,20 @@ std::unique_ptr<Heap> make_heap(HeapKind kind, const HeapRequest& request) {
 std::unique_ptr<DeviceWindow> share(HeapKind kind, const HeapRequest& request) {
   Engine& engine = request.engine;
   std::unique_ptr<Heap> heap = make_heap(kind, request);
-  const std::vector<std::string> texts = gather_or_fail(engine, [&] { return heap->place(); });
-  gather_or_fail(engine, [&] { return heap->swap(texts), std::string(); });
-  gather_or_fail(engine, [&] { return heap->map(texts), std::string(); });
-  const std::uint64_t nonce = std::hash<std::string>{}(gather_or_fail(engine, make_secret)[0]);
-  gather_or_fail(engine,
-                 [&] { return write_patterns(*heap, engine.rank(), nonce), std::string(); });
-  gather_or_fail(engine,
-                 [&] { return require_patterns(*heap, engine.rank(), nonce), std::string(); });
+  const std::vector<std::string> texts =
+      gather_or_fail(engine.control(), [&] { return heap->place(); });
+  gather_or_fail(engine.control(), [&] { return heap->swap(texts), std::string(); });
+  gather_or_fail(engine.control(), [&] { return heap->map(texts), std::string(); });
+  const std::uint64_t nonce =
+      std::hash<std::string>{}(gather_or_fail(engine.control(), make_secret)[0]);
+  gather_or_fail(engine.control(), [&] {
+    return write_patterns(*heap, engine.control().rank(), nonce), std::string();
+  });
+  gather_or_fail(engine.control(), [&] {
+    return require_patterns(*heap, engine.control().rank(), nonce), std::string();
+  });
   log(LogLevel::kInfo, "p2p", "window of {} bytes on {} ranks through heap {}", request.bytes,
-      engine.size(), name_of(kind));
+      engine.control().size(), name_of(kind));
   return heap;
 }
 
@@ -112,7 +116,7 @@ std::unique_ptr<DeviceWindow> make_device_window(Engine& engine, int device, std
   const std::vector<RankFacts> ranks = gather_facts(engine, device, bytes, wanted);
   const std::vector<HeapKind> kinds = heaps_to_try(ranks);
   require_group_reach(engine, device, ranks);
-  const DeviceGuard guard(device);
+  const cuda::DeviceGuard guard(device);
   const HeapRequest request{engine, device, bytes, ranks};
   for (std::size_t i = 0;; ++i) {
     try {

@@ -22,7 +22,7 @@ void find(Function& function, const char* name) {
 #else
   const cudaError_t result = cudaGetDriverEntryPoint(name, &address, cudaEnableDefault, &found);
 #endif
-  check_cuda(result, name);
+  cuda::check_cuda(result, name);
   require(found == cudaDriverEntryPointSuccess && address != nullptr, Errc::kNotAvailable,
           "cuda: the driver has no {}, want one of CUDA 12 or newer", name);
   function = reinterpret_cast<Function>(address);

@@ -34,7 +34,7 @@ std::string failure_text(const Error& error) {
 
 Heap::Heap(HeapKind kind, const HeapRequest& request)
     : engine_(&request.engine),
-      rank_(request.engine.rank()),
+      rank_(request.engine.control().rank()),
       device_(request.device),
       mapped_bytes_(align_up(request.bytes, kHeapUnitBytes)) {
   kind_ = kind;
@@ -53,7 +53,7 @@ void Heap::release(const std::function<void()>& free) const noexcept {
   cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 
-std::vector<std::string> gather_or_fail(Engine& engine,
+std::vector<std::string> gather_or_fail(Control& control,
                                         const std::function<std::string()>& action) {
   std::string text;
   try {
@@ -62,10 +62,10 @@ std::vector<std::string> gather_or_fail(Engine& engine,
     if (is_of_the_group(error.code())) throw;
     text = failure_text(error);
   }
-  const std::vector<std::string> texts = engine.all_gather_text(text);
+  const std::vector<std::string> texts = control.all_gather_text(text);
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty() && texts[rank][0] == kFailed) {
-      fail_as(texts[rank], rank, engine.size());
+      fail_as(texts[rank], rank, control.size());
     }
   }
   return texts;

@@ -22,7 +22,7 @@ inline constexpr std::size_t kHeapUnitBytes = std::size_t{2} << 20;
 
 /// What every kind of heap needs. References stay valid while the window is made.
 struct HeapRequest {
-  Engine& engine;
+  Control& control;
   int device = 0;         ///< of this rank
   std::size_t bytes = 0;  ///< requested, at least 1
   const std::vector<RankFacts>& ranks;
@@ -60,6 +60,7 @@ std::unique_ptr<Heap> make_vmm_heap(const HeapRequest& request);
 /// Collective: runs `action` on every rank and returns the results, by rank. If it fails on some
 /// ranks, every rank throws the error of the first of them, which it names. Errors of the group
 /// itself (kTimeout, kPeerLost, kAborted) pass unchanged.
-std::vector<std::string> gather_or_fail(Engine& engine, const std::function<std::string()>& action);
+std::vector<std::string> gather_or_fail(Control& control,
+                                        const std::function<std::string()>& action);
 
 }  // namespace switchyard

@@ -13,7 +13,7 @@ namespace {
 
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
-  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  cuda::check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
   return value;
 }
 
@@ -45,7 +45,7 @@ std::array<std::string, kNumHeapKinds> heap_obstacles(int device) {
 
 std::string gpu_uuid(int device) {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  cuda::check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   std::string text = "GPU";
   for (int i = 0; i < 16; ++i) {
     const bool is_group = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
@@ -57,7 +57,7 @@ std::string gpu_uuid(int device) {
 
 ReachRow reach_of(int device, const std::vector<std::string>& gpus) {
   int num_visible = 0;
-  check_cuda(cudaGetDeviceCount(&num_visible), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_visible), "cudaGetDeviceCount");
   std::vector<std::string> visible;
   for (int other = 0; other < num_visible; ++other) visible.push_back(gpu_uuid(other));
   ReachRow row;
@@ -66,7 +66,7 @@ ReachRow reach_of(int device, const std::vector<std::string>& gpus) {
     for (int other = 0; other < num_visible; ++other) {
       if (visible[static_cast<std::size_t>(other)] != gpu) continue;
       int can = other == device ? 1 : 0;
-      if (can == 0) check_cuda(cudaDeviceCanAccessPeer(&can, device, other), "peer access");
+      if (can == 0) cuda::check_cuda(cudaDeviceCanAccessPeer(&can, device, other), "peer access");
       mark = can != 0 ? '1' : '0';
     }
     row += mark;

@@ -39,14 +39,14 @@ class IpcHeap final : public Heap {
       for (int peer = 0; peer < num_ranks(); ++peer) {
         if (peer != rank_ && base(peer) != nullptr) cudaIpcCloseMemHandle(base(peer));
       }
-      own_ = DeviceBuffer();
+      own_ = cuda::DeviceBuffer();
     });
   }
 
   std::string place() override {
-    own_ = DeviceBuffer(mapped_bytes());
+    own_ = cuda::DeviceBuffer(mapped_bytes());
     cudaIpcMemHandle_t handle{};
-    check_cuda(cudaIpcGetMemHandle(&handle, own_.data()), "cudaIpcGetMemHandle");
+    cuda::check_cuda(cudaIpcGetMemHandle(&handle, own_.data()), "cudaIpcGetMemHandle");
     return to_hex(handle);
   }
 
@@ -55,16 +55,17 @@ class IpcHeap final : public Heap {
       void* address = own_.data();
       if (peer != rank_) {
         const std::string what = fmt::format("cudaIpcOpenMemHandle of rank {}", peer);
-        check_cuda(cudaIpcOpenMemHandle(&address, from_hex(texts[static_cast<std::size_t>(peer)]),
-                                        cudaIpcMemLazyEnablePeerAccess),
-                   what.c_str());
+        cuda::check_cuda(
+            cudaIpcOpenMemHandle(&address, from_hex(texts[static_cast<std::size_t>(peer)]),
+                                 cudaIpcMemLazyEnablePeerAccess),
+            what.c_str());
       }
       bases_[static_cast<std::size_t>(peer)] = static_cast<std::byte*>(address);
     }
   }
 
  private:
-  DeviceBuffer own_;
+  cuda::DeviceBuffer own_;
 };
 
 }  // namespace

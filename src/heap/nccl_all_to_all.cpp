@@ -71,17 +71,18 @@ class GroupedCalls final : public NcclAllToAll {
 
 }  // namespace
 
-std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& engine, int device) {
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& control, int device) {
   turn_nvls_off();
   const std::vector<std::string> texts =
-      gather_or_fail(engine, [&] { return id_text(engine.rank()); });
+      gather_or_fail(control, [&] { return id_text(control.rank()); });
   auto communicator = std::make_shared<Communicator>();
-  const auto join = [communicator, id = id_of(texts[0]), rank = engine.rank(),
-                     size = engine.size()] {
+  const auto join = [communicator, id = id_of(texts[0]), rank = control.rank(),
+                     size = control.size()] {
     check_nccl(nccl_calls().comm_init_rank(&communicator->comm, size, id, rank),
                "ncclCommInitRank");
   };
-  gather_or_fail(engine, [&] { return run_within_deadline(engine, device, join), std::string(); });
+  gather_or_fail(control,
+                 [&] { return run_within_deadline(control, device, join), std::string(); });
   return std::make_unique<GroupedCalls>(std::move(communicator));
 }
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/control.h"
 
 namespace switchyard {
 
@@ -33,6 +33,6 @@ class NcclAllToAll {
 
 /// Collective. Errors: kNotAvailable (see nccl_calls_obstacle), kSystem (for example several ranks
 /// on one GPU), kTimeout, kPeerLost.
-std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& engine, int device);
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& control, int device);
 
 }  // namespace switchyard

@@ -19,11 +19,11 @@ struct Job {
 
 }  // namespace
 
-void run_within_deadline(Engine& engine, int device, std::function<void()> work) {
+void run_within_deadline(Control& control, int device, std::function<void()> work) {
   const auto job = std::make_shared<Job>();
   std::thread helper([job, device, work = std::move(work)]() mutable {
     try {
-      check_cuda(cudaSetDevice(device), "cudaSetDevice");
+      cuda::check_cuda(cudaSetDevice(device), "cudaSetDevice");
       work();
     } catch (const Error& error) {
       job->error = error;
@@ -34,9 +34,9 @@ void run_within_deadline(Engine& engine, int device, std::function<void()> work)
     job->is_done.store(true, std::memory_order_release);  // pairs with the acquire below
   });
   try {
-    const int next = (engine.rank() + 1) % engine.size();
-    engine.wait({Phase::kSetup, 0, next},
-                [&] { return job->is_done.load(std::memory_order_acquire); });
+    const int next = (control.rank() + 1) % control.size();
+    control.wait({Phase::kSetup, 0, next},
+                 [&] { return job->is_done.load(std::memory_order_acquire); });
   } catch (...) {
     helper.detach();
     throw;

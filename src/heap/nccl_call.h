@@ -7,13 +7,13 @@
 
 #include <functional>
 
-#include "engine/engine.h"
+#include "engine/control.h"
 
 namespace switchyard {
 
 /// Runs `work` on a thread with `device` current. Errors: those of `work` and those of a wait for
 /// peers.
-void run_within_deadline(Engine& engine, int device, std::function<void()> work);
+void run_within_deadline(Control& control, int device, std::function<void()> work);
 
 /// Call before the first communicator is made. NVLS would allocate multicast objects that nothing
 /// here uses.

@@ -91,7 +91,7 @@ void NcclHeap::swap(const std::vector<std::string>& texts) {
   const ncclUniqueId id = from_hex(texts[0].substr(digits));
   turn_nvls_off();
   run_within_deadline(
-      *engine_, device_,
+      engine_->control(), device_,
       [state = state_, id, rank = rank_, size = num_ranks(), bytes = mapped_bytes()] {
         check_nccl(nccl_api().comm_init_rank(&state->comm, size, id, rank), "ncclCommInitRank");
         const ncclResult_t result = nccl_api().mem_alloc(&state->memory, bytes);
@@ -102,7 +102,7 @@ void NcclHeap::swap(const std::vector<std::string>& texts) {
 
 void NcclHeap::map(const std::vector<std::string>& /*texts*/) {
   run_within_deadline(
-      *engine_, device_, [state = state_, size = num_ranks(), bytes = mapped_bytes()] {
+      engine_->control(), device_, [state = state_, size = num_ranks(), bytes = mapped_bytes()] {
         check_nccl(nccl_api().window_register(state->comm, state->memory, bytes, &state->window,
                                               NCCL_WIN_COLL_SYMMETRIC),
                    "ncclCommWindowRegister");

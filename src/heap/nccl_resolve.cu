@@ -21,16 +21,16 @@ __global__ void resolve_peers_kernel(ncclWindow_t window, int num_ranks, void** 
 }  // namespace
 
 std::vector<std::byte*> resolve_by_kernel(ncclWindow_t window, int num_ranks) {
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   std::vector<std::byte*> pointers(static_cast<std::size_t>(num_ranks));
   const std::size_t bytes = pointers.size() * sizeof(std::byte*);
-  const DeviceBuffer table(bytes);
+  const cuda::DeviceBuffer table(bytes);
   resolve_peers_kernel<<<1, 1, 0, stream.get()>>>(window, num_ranks, table.as<void*>());
-  check_launch("resolve_peers_kernel");
-  check_cuda(
+  cuda::check_launch("resolve_peers_kernel");
+  cuda::check_cuda(
       cudaMemcpyAsync(pointers.data(), table.data(), bytes, cudaMemcpyDeviceToHost, stream.get()),
       "cudaMemcpyAsync");
-  check_cuda(cudaStreamSynchronize(stream.get()), "resolve_peers_kernel");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "resolve_peers_kernel");
   return pointers;
 }
 

@@ -20,7 +20,7 @@ std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
   fail(Errc::kNotAvailable, "device window: {}", nccl_obstacle());
 }
 
-std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Engine& /*engine*/, int /*device*/) {
+std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& /*control*/, int /*device*/) {
   fail(Errc::kNotAvailable, "nccl: {}", nccl_obstacle());
 }
 

@@ -18,12 +18,12 @@ __global__ void load_pattern_kernel(const std::uint64_t* from, std::uint64_t* to
 
 void launch_store_pattern(const Pattern& pattern, std::uint64_t* to, cudaStream_t stream) {
   store_pattern_kernel<<<1, kPatternWords, 0, stream>>>(pattern, to);
-  check_launch("store_pattern_kernel");
+  cuda::check_launch("store_pattern_kernel");
 }
 
 void launch_load_pattern(const std::uint64_t* from, std::uint64_t* to, cudaStream_t stream) {
   load_pattern_kernel<<<1, kPatternWords, 0, stream>>>(from, to);
-  check_launch("load_pattern_kernel");
+  cuda::check_launch("load_pattern_kernel");
 }
 
 }  // namespace switchyard

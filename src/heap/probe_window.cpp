@@ -42,16 +42,16 @@ class Loader {
   Pattern load(const std::uint64_t* from) {
     launch_load_pattern(from, landing_.as<std::uint64_t>(), stream_.get());
     Pattern pattern{};
-    check_cuda(cudaMemcpyAsync(&pattern, landing_.data(), sizeof(pattern), cudaMemcpyDeviceToHost,
-                               stream_.get()),
-               "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(stream_.get()), "load of a pattern");
+    cuda::check_cuda(cudaMemcpyAsync(&pattern, landing_.data(), sizeof(pattern),
+                                     cudaMemcpyDeviceToHost, stream_.get()),
+                     "cudaMemcpyAsync");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "load of a pattern");
     return pattern;
   }
 
  private:
-  OwnedStream stream_;
-  DeviceBuffer landing_{sizeof(Pattern)};
+  cuda::OwnedStream stream_;
+  cuda::DeviceBuffer landing_{sizeof(Pattern)};
 };
 
 bool is_equal(const Pattern& a, const Pattern& b) {
@@ -64,7 +64,7 @@ bool is_equal(const Pattern& a, const Pattern& b) {
 }  // namespace
 
 void write_patterns(const Heap& heap, int rank, std::uint64_t nonce) {
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   const int num_ranks = heap.num_ranks();
   for (int peer = 0; peer < num_ranks; ++peer) {
     for (const Place place : kPlaces) {
@@ -72,7 +72,7 @@ void write_patterns(const Heap& heap, int rank, std::uint64_t nonce) {
                            slot(heap, peer, rank, place, num_ranks), stream.get());
     }
     const std::string what = fmt::format("store into the window of rank {}", peer);
-    check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
   }
 }
 

@@ -21,10 +21,10 @@ void enable_peer_access(int peer_device) {
     cudaGetLastError();
     return;
   }
-  check_cuda(result, "cudaDeviceEnablePeerAccess");
+  cuda::check_cuda(result, "cudaDeviceEnablePeerAccess");
 }
 
-using SharedMemory = std::shared_ptr<DeviceBuffer>;
+using SharedMemory = std::shared_ptr<cuda::DeviceBuffer>;
 
 // Where ranks find each other's memory.
 class MemoryList {
@@ -44,7 +44,7 @@ class MemoryList {
  private:
   std::mutex mutex_;
   std::uint64_t num_added_ = 0;
-  std::map<std::uint64_t, std::weak_ptr<DeviceBuffer>> list_;
+  std::map<std::uint64_t, std::weak_ptr<cuda::DeviceBuffer>> list_;
 };
 
 MemoryList& memory_list() {
@@ -64,7 +64,7 @@ class SameProcessHeap final : public Heap {
   }
 
   std::string place() override {
-    own_ = std::make_shared<DeviceBuffer>(mapped_bytes());
+    own_ = std::make_shared<cuda::DeviceBuffer>(mapped_bytes());
     return fmt::format("{}", memory_list().add(own_));
   }
 

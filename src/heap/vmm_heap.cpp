@@ -46,7 +46,7 @@ class VmmHeap final : public Heap {
 
   std::string place() override;
   void swap(const std::vector<std::string>& /*texts*/) override {
-    descriptors_ = engine_->swap_descriptors(own_descriptor_, mapped_bytes());
+    descriptors_ = engine_->windows().swap_descriptors(own_descriptor_, mapped_bytes());
   }
   void map(const std::vector<std::string>& texts) override;
 

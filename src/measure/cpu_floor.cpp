@@ -33,8 +33,9 @@ std::atomic<std::uint64_t>& word_of(const Window& window, int rank) {
 
 double hop_us(const Group& group) {
   if (group.size() == 1) return 0;
-  Engine& engine = group.engine();
-  const std::unique_ptr<Window> window = engine.make_window(128);
+  Control& control = group.control();
+  WindowSource& windows = group.engine().windows("bench");
+  const std::unique_ptr<Window> window = windows.make_window(128);
   std::vector<double> trips(static_cast<std::size_t>(kNumTrips), 0.0);
   const int rank = group.rank();
   for (std::uint64_t call = 1; rank < 2 && call <= trips.size(); ++call) {
@@ -42,11 +43,11 @@ double hop_us(const Group& group) {
     const std::int64_t start = now_ns();
     const auto tell = [&] {
       word_of(*window, rank).store(call, std::memory_order_release);
-      engine.notify(peer);
+      windows.notify(peer);
     };
     const auto await = [&] {
-      engine.wait({Phase::kSetup, call, peer},
-                  [&] { return word_of(*window, peer).load(std::memory_order_acquire) >= call; });
+      control.wait({Phase::kSetup, call, peer},
+                   [&] { return word_of(*window, peer).load(std::memory_order_acquire) >= call; });
     };
     if (rank == 0) tell();
     await();

@@ -74,6 +74,16 @@ class ResultRows {
   std::vector<std::int64_t> touched_;  ///< [L + 1] rows per expert, then over all experts
 };
 
+std::int64_t num_rows_of(const Dispatched& got) {
+  const TensorView& rows = got.experts.rows;
+  return rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
+}
+
+std::span<const std::int32_t> counts_of(const Dispatched& got) {
+  const TensorView& counts = got.experts.num_rows;
+  return {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.num_elements())};
+}
+
 class ExchangeRun {
  public:
   ExchangeRun(const Group& group, const BenchShape& shape)
@@ -107,8 +117,8 @@ class ExchangeRun {
     group_.barrier();
     const Dispatched got = dispatch();
     std::int64_t wrong =
-        oracle.count_wrong_received(got.experts.rows, got.experts.scales, got.experts.num_rows);
-    exchange_.combine(got.handle, oracle.results(got.experts.rows.shape(0)), output_);
+        oracle.count_wrong_received(got.experts.rows, got.experts.scales, counts_of(got));
+    exchange_.combine(got.handle, oracle.results(num_rows_of(got)), output_);
     return wrong + oracle.count_wrong_output(output_);
   }
 
@@ -121,13 +131,14 @@ class ExchangeRun {
 
   Dispatched dispatch() {
     return exchange_.dispatch(batch_.tokens(), batch_.topk_ids(), batch_.topk_weights(),
-                              batch_.dispatch_options());
+                              Stream::host(), batch_.dispatch_options());
   }
 
   void combine(const Dispatched& got) {
-    const TensorView& rows = got.experts.rows;
-    exchange_.combine(got.handle,
-                      shape_.scheme.is_quantized() ? results_.first(rows.shape(0)) : rows, output_);
+    exchange_.combine(
+        got.handle,
+        shape_.scheme.is_quantized() ? results_.first(num_rows_of(got)) : got.experts.rows,
+        output_);
   }
 
   Group group_;

@@ -33,9 +33,9 @@ std::vector<T> download(DeviceMeter& meter, const TensorView& view) {
 std::vector<Extent> extents_of(DeviceMeter& meter, Layout layout, const Dispatched& got,
                                std::int64_t num_buffer_rows) {
   std::vector<Extent> extents;
-  if (got.first_row.has_value()) {
-    const auto first = download<std::int64_t>(meter, got.first_row);
-    const auto count = download<std::int32_t>(meter, got.num_rows);
+  if (got.experts.first_row.has_value()) {
+    const auto first = download<std::int64_t>(meter, got.experts.first_row);
+    const auto count = download<std::int32_t>(meter, got.experts.num_rows);
     for (std::size_t e = 0; e < first.size(); ++e) extents.push_back({first[e], count[e]});
   } else if (layout == Layout::kByRank) {  // a slot for every token that may arrive
     extents.push_back({0, num_buffer_rows});
@@ -75,20 +75,21 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   exchange_.check();
 
   const std::vector<Extent> extents = extents_of(meter_, shape_.layout, got, num_rows_);
-  const Tensor rows = host_of(got.rows);
-  copy_rows(meter_, rows.data(), got.rows.data(), row_bytes_of(got.rows, num_rows_), extents);
+  const Tensor rows = host_of(got.experts.rows);
+  copy_rows(meter_, rows.data(), got.experts.rows.data(), row_bytes_of(got.experts.rows, num_rows_),
+            extents);
   Tensor scales;
-  if (got.scales.has_value()) {
-    scales = host_of(got.scales);
-    if (got.scales.num_elements() == 1) {
-      meter_.queue().copy(scales.data(), got.scales.data(), got.scales.num_bytes());
+  if (got.experts.scales.has_value()) {
+    scales = host_of(got.experts.scales);
+    if (got.experts.scales.num_elements() == 1) {
+      meter_.queue().copy(scales.data(), got.experts.scales.data(), got.experts.scales.num_bytes());
     } else {
-      copy_rows(meter_, scales.data(), got.scales.data(), row_bytes_of(got.scales, num_rows_),
-                extents);
+      copy_rows(meter_, scales.data(), got.experts.scales.data(),
+                row_bytes_of(got.experts.scales, num_rows_), extents);
     }
   }
-  std::int64_t wrong =
-      oracle.count_wrong_received(rows, scales, download<std::int32_t>(meter_, got.num_rows));
+  std::int64_t wrong = oracle.count_wrong_received(
+      rows, scales, download<std::int32_t>(meter_, got.experts.num_rows));
 
   const Tensor results = oracle.results(num_rows_);
   copy_rows(meter_, results_.get(), results.data(), row_bytes_of(results, num_rows_), extents);

@@ -3,7 +3,7 @@
 // Measures a whole MoE layer on GPUs; see layer_parts.h. Its experts return the same bits as the
 // oracle.
 
-#include "switchyard/device_modular_kernel.h"
+#include "switchyard/modular_kernel.h"
 
 #include "core/fail.h"
 #include "measure/bench_batch.h"
@@ -22,12 +22,11 @@ class CudaLayerRun {
       inputs_.push_back(upload(batch_, static_cast<std::int64_t>(i), meter.queue()));
     }
     output_ = meter.queue().allocate(output_bytes());
-    DevicePrepareFinalizeOptions options;
-    options.exchange = exchange_options(meter, shape);
+    const ExchangeOptions options = exchange_options(meter, shape);
     const LayerWeights weights(shape.workload, group.rank(), group.size());
-    kernel_ = std::make_unique<DeviceModularKernel>(
-        make_device_prepare_finalize(layer_kind(shape.layout), group, layer_config(shape), options),
-        make_device_experts("exact", weights.view()));
+    kernel_ = std::make_unique<ModularKernel>(
+        make_prepare_finalize(layer_kind(shape.layout), group, layer_config(shape), options),
+        make_exact_experts(weights.view(), {}, options.device));
   }
 
   std::vector<double> times(const std::function<void()>& tick) {
@@ -63,12 +62,14 @@ class CudaLayerRun {
     const std::int64_t num_tokens = shape_.num_tokens;
     const std::int64_t num_topk = shape_.workload.num_topk;
     const std::int64_t hidden = shape_.workload.hidden;
-    DevicePrepareArguments arguments;
-    arguments.hidden = TensorView(input.tokens.get(), DType::kBF16, {num_tokens, hidden});
-    arguments.topk_ids = TensorView(input.topk_ids.get(), DType::kI32, {num_tokens, num_topk});
+    PrepareArguments arguments;
+    const Device device = meter_.queue().device();
+    arguments.hidden = TensorView(input.tokens.get(), DType::kBF16, {num_tokens, hidden}, device);
+    arguments.topk_ids =
+        TensorView(input.topk_ids.get(), DType::kI32, {num_tokens, num_topk}, device);
     arguments.topk_weights =
-        TensorView(input.topk_weights.get(), DType::kF32, {num_tokens, num_topk});
-    kernel_->apply(arguments, TensorView(output_.get(), DType::kBF16, {num_tokens, hidden}),
+        TensorView(input.topk_weights.get(), DType::kF32, {num_tokens, num_topk}, device);
+    kernel_->apply(arguments, TensorView(output_.get(), DType::kBF16, {num_tokens, hidden}, device),
                    stream);
   }
 
@@ -78,8 +79,8 @@ class CudaLayerRun {
   BenchBatch batch_;
   std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
-  DeviceMemory output_;                          ///< [T, H] bf16
-  std::unique_ptr<DeviceModularKernel> kernel_;  ///< last: destroyed before the memory it uses
+  DeviceMemory output_;                    ///< [T, H] bf16
+  std::unique_ptr<ModularKernel> kernel_;  ///< last: destroyed before the memory it uses
 };
 
 }  // namespace

@@ -33,7 +33,7 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
   output_ = meter.queue().allocate(static_cast<std::size_t>(shape.num_tokens) * row_bytes);
   meter.run([&](Stream stream) {
     const Dispatched got = dispatch(inputs_[0], stream);
-    num_rows_ = rows_of(got.rows);
+    num_rows_ = rows_of(got.experts.rows);
     exchange_.release(got.handle);
   });
   exchange_.check();
@@ -42,23 +42,28 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
   meter.queue().fill(results_.get(), kResultByte, result_bytes);
 }
 
+TensorView CudaRun::view(const DeviceMemory& memory, DType dtype,
+                         std::initializer_list<std::int64_t> shape) const {
+  return TensorView(memory.get(), dtype, shape, meter_.queue().device());
+}
+
 Dispatched CudaRun::dispatch(const DeviceInput& input, Stream stream) {
   const std::int64_t num_tokens = shape_.num_tokens;
   const std::int64_t num_topk = shape_.workload.num_topk;
   DispatchOptions options;
   if (tensor_scale_ != nullptr) {
-    options.tensor_scale = TensorView(tensor_scale_.get(), DType::kF32, {1});
+    options.tensor_scale = view(tensor_scale_, DType::kF32, {1});
   }
-  return exchange_.dispatch(
-      TensorView(input.tokens.get(), DType::kBF16, {num_tokens, shape_.workload.hidden}),
-      TensorView(input.topk_ids.get(), DType::kI32, {num_tokens, num_topk}),
-      TensorView(input.topk_weights.get(), DType::kF32, {num_tokens, num_topk}), stream, options);
+  return exchange_.dispatch(view(input.tokens, DType::kBF16, {num_tokens, shape_.workload.hidden}),
+                            view(input.topk_ids, DType::kI32, {num_tokens, num_topk}),
+                            view(input.topk_weights, DType::kF32, {num_tokens, num_topk}), stream,
+                            options);
 }
 
 void CudaRun::combine(const DispatchHandle& handle, Stream stream) {
   const std::int64_t hidden = shape_.workload.hidden;
-  exchange_.combine(handle, TensorView(results_.get(), DType::kBF16, {num_rows_, hidden}),
-                    TensorView(output_.get(), DType::kBF16, {shape_.num_tokens, hidden}), stream);
+  exchange_.combine(handle, view(results_, DType::kBF16, {num_rows_, hidden}),
+                    view(output_, DType::kBF16, {shape_.num_tokens, hidden}), stream);
 }
 
 void CudaRun::poison_output() {

@@ -31,6 +31,8 @@ class CudaRun {
   std::int64_t count_wrong(std::int64_t iteration);
 
  private:
+  TensorView view(const DeviceMemory& memory, DType dtype,
+                  std::initializer_list<std::int64_t> shape) const;
   Dispatched dispatch(const DeviceInput& input, Stream stream);
   void combine(const DispatchHandle& handle, Stream stream);
   void poison_output();

@@ -24,8 +24,9 @@ DeviceInput upload(BenchBatch& batch, std::int64_t iteration, DeviceQueue& queue
           copy_of(batch.topk_weights(), queue)};
 }
 
-ExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape) {
+ExchangeOptions exchange_options(DeviceMeter& meter, const BenchShape& shape) {
   ExchangeOptions options;
+  options.device = meter.queue().device();
   options.programmatic_launch = shape.is_programmatic;
   if (shape.num_sms > 0) options.num_ctas = meter.num_ctas(shape.num_sms);
   return options;

@@ -29,7 +29,7 @@ DeviceMemory copy_of(const TensorView& host, DeviceQueue& queue);
 DeviceInput upload(BenchBatch& batch, std::int64_t iteration, DeviceQueue& queue);
 
 /// As the shape asks for.
-ExchangeOptions exchange_options(const DeviceMeter& meter, const BenchShape& shape);
+ExchangeOptions exchange_options(DeviceMeter& meter, const BenchShape& shape);
 
 /// Returns the iterations per run: a graph has several.
 int iterations_per_run(const BenchShape& shape);

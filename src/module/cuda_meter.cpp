@@ -29,16 +29,16 @@ constexpr std::uint64_t kSharedGpuPatience = 20;
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event() { cuda::check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
   void record(cudaStream_t stream) {
-    check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+    cuda::check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
   }
   double us_until(const Event& end) const {
     float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, event_, end.event_), "cudaEventElapsedTime");
+    cuda::check_cuda(cudaEventElapsedTime(&ms, event_, end.event_), "cudaEventElapsedTime");
     return 1000.0 * static_cast<double>(ms);
   }
 
@@ -48,36 +48,38 @@ class Event {
 
 class Graph {
  public:
-  Graph(const DeviceWork& work, Stream stream) {
-    cudaGraph_t graph = captured(work, stream);
+  Graph(const DeviceWork& work, Stream given) {
+    cudaStream_t stream = given.get();
+    cudaGraph_t graph = captured(work, given);
     const cudaError_t result = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
-    check_cuda(result, "cudaGraphInstantiate");
-    check_cuda(cudaGraphUpload(exec_, stream.get()), "cudaGraphUpload");
+    cuda::check_cuda(result, "cudaGraphInstantiate");
+    cuda::check_cuda(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   ~Graph() {
     if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
   }
-  void launch(Stream stream) const {
-    check_cuda(cudaGraphLaunch(exec_, stream.get()), "cudaGraphLaunch");
+  void launch(cudaStream_t stream) const {
+    cuda::check_cuda(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
   }
 
  private:
-  static cudaGraph_t captured(const DeviceWork& work, Stream stream) {
+  static cudaGraph_t captured(const DeviceWork& work, Stream given) {
+    cudaStream_t stream = given.get();
     cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
-               "begin capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                     "begin capture");
     try {
-      work(stream);
+      work(given);
     } catch (...) {
-      cudaStreamEndCapture(stream.get(), &graph);
+      cudaStreamEndCapture(stream, &graph);
       if (graph != nullptr) cudaGraphDestroy(graph);
       cudaGetLastError();
       throw;
     }
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "end capture");
+    cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "end capture");
     return graph;
   }
 
@@ -100,7 +102,7 @@ class CudaMeter final : public DeviceMeter {
   void push(std::size_t bytes, int num_times, int num_ctas, Stream stream) override;
   void ping(int num_trips, Stream stream) override;
   void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) override;
-  void launch_nothing(Stream stream) override { switchyard::launch_nothing(stream.get()); }
+  void launch_nothing(Stream stream) override { cuda::launch_nothing(stream.get()); }
 
   std::string why_no_nccl() const override;
   std::string join_nccl() override;
@@ -117,9 +119,9 @@ class CudaMeter final : public DeviceMeter {
   CudaQueue queue_;
   int num_sms_ = 0;
   std::unique_ptr<DeviceWindow> window_;
-  MeterPeers peers_;
-  PinnedBuffer flag_{sizeof(std::uint32_t)};
-  DeviceBuffer flush_{kFlushBytes};
+  cuda::MeterPeers peers_;
+  cuda::PinnedBuffer flag_{sizeof(std::uint32_t)};
+  cuda::DeviceBuffer flush_{kFlushBytes};
   Event begin_;
   Event end_;
   std::uint32_t num_timed_ = 0;
@@ -128,13 +130,14 @@ class CudaMeter final : public DeviceMeter {
 };
 
 CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.rank()) {
-  check_cuda(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device()),
-             "cudaDeviceGetAttribute");
+  cuda::check_cuda(
+      cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device().index),
+      "cudaDeviceGetAttribute");
   const auto size = static_cast<std::size_t>(group.size());
   require(size <= kMaxPushRanks, Errc::kNotSupported, "make_meter: {} ranks, must be at most {}",
           size, kMaxPushRanks);
   const std::size_t pushed = size == 1 ? 0 : size * bytes_each(kMaxPushBytes);
-  window_ = make_device_window(group.engine(), queue_.device(), kWordBytes + pushed);
+  window_ = make_device_window(group.engine(), queue_.device().index, kWordBytes + pushed);
   peers_.rank = group.rank();
   peers_.num_ranks = group.size();
   peers_.timeout_ns = static_cast<std::uint64_t>(group.timeout_ms()) * 1'000'000 *
@@ -157,8 +160,8 @@ CudaMeter::~CudaMeter() {
 }
 
 int CudaMeter::num_ctas(int num_sms) const {
-  const int all = std::max(3, kExchangeCtasPerSm * num_sms_ / ranks_on_gpu());
-  return num_sms == 0 ? all : std::min(all, std::max(3, kExchangeCtasPerSm * num_sms));
+  const int all = std::max(3, cuda::kExchangeCtasPerSm * num_sms_ / ranks_on_gpu());
+  return num_sms == 0 ? all : std::min(all, std::max(3, cuda::kExchangeCtasPerSm * num_sms));
 }
 
 void CudaMeter::run(const DeviceWork& work) {
@@ -170,14 +173,14 @@ void CudaMeter::run(const DeviceWork& work) {
 DeviceWork CudaMeter::capture(const DeviceWork& work) {
   const auto graph = std::make_shared<Graph>(work, queue_.stream());
   queue_.wait();
-  return [graph](Stream stream) { graph->launch(stream); };
+  return [graph](Stream stream) { graph->launch(stream.get()); };
 }
 
 double CudaMeter::time_us(const DeviceWork& work) {
   ++num_timed_;
   queue_.fill(flush_.data(), static_cast<int>(num_timed_ & 0xFF), flush_.size_bytes());
   group_.barrier();
-  launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
+  cuda::launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
   begin_.record(queue_.stream().get());
   work(queue_.stream());
   end_.record(queue_.stream().get());
@@ -191,19 +194,19 @@ void CudaMeter::push(std::size_t bytes, int num_times, int num_ctas, Stream stre
   require(bytes <= kMaxPushBytes, Errc::kInternal, "push: {} bytes, must be at most {}", bytes,
           std::size_t{kMaxPushBytes});
   if (group_.size() == 1) return;
-  launch_push(peers_, kWordBytes, bytes_each(bytes), num_times, num_ctas, stream.get());
+  cuda::launch_push(peers_, kWordBytes, bytes_each(bytes), num_times, num_ctas, stream.get());
 }
 
 void CudaMeter::ping(int num_trips, Stream stream) {
   const int peer = group_.rank() ^ 1;
   const std::uint32_t first = num_trips_ + 1;
   num_trips_ += static_cast<std::uint32_t>(num_trips);
-  if (peer < group_.size()) launch_ping(peers_, peer, first, num_trips, stream.get());
+  if (peer < group_.size()) cuda::launch_ping(peers_, peer, first, num_trips, stream.get());
 }
 
 void CudaMeter::touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) {
-  launch_touch_rows(memory, static_cast<std::int64_t>(bytes / kMeterRowBytes), num_rows,
-                    stream.get());
+  cuda::launch_touch_rows(memory, static_cast<std::int64_t>(bytes / cuda::kMeterRowBytes), num_rows,
+                          stream.get());
 }
 
 std::string CudaMeter::why_no_nccl() const {
@@ -214,12 +217,12 @@ std::string CudaMeter::why_no_nccl() const {
 std::string CudaMeter::join_nccl() {
   if (nccl_ != nullptr) return {};
   try {
-    gather_or_fail(group_.engine(), [&] {
+    gather_or_fail(group_.control(), [&] {
       const std::string why = why_no_nccl();
       require(why.empty(), Errc::kNotAvailable, "{}", why);
       return std::string();
     });
-    nccl_ = make_nccl_all_to_all(group_.engine(), queue_.device());
+    nccl_ = make_nccl_all_to_all(group_.control(), queue_.device().index);
     return {};
   } catch (const Error& error) {
     const Errc code = error.code();

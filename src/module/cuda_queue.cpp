@@ -3,6 +3,7 @@
 #include "module/cuda_queue.h"
 
 #include <algorithm>
+#include <map>
 
 #include "core/fail.h"
 #include "cuda/base/check.h"
@@ -12,14 +13,14 @@ namespace {
 
 int choose_device(int index) {
   int num_devices = 0;
-  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   require(num_devices > 0, Errc::kNotAvailable, "make_queue: CUDA shows no GPU");
   if (index < 0) {
-    check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+    cuda::check_cuda(cudaGetDevice(&index), "cudaGetDevice");
     return index;
   }
   const int device = index % num_devices;
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  cuda::check_cuda(cudaSetDevice(device), "cudaSetDevice");
   return device;
 }
 
@@ -30,7 +31,7 @@ CudaQueue::CudaQueue(int index) : device_(choose_device(index)) {}
 std::size_t CudaQueue::free_bytes() {
   std::size_t free = 0;
   std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  cuda::check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   return free;
 }
 
@@ -60,12 +61,12 @@ std::unique_ptr<DeviceQueue> make_cuda_queue(int index) {
 
 std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
   int num_devices = 0;
-  check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   require(device.index >= 0 && device.index < num_devices, Errc::kNotAvailable,
           "tensor: {} was asked for, this process has {} GPUs", name_of(device), num_devices);
-  const DeviceGuard guard(device.index);
+  const cuda::DeviceGuard guard(device.index);
   // Never null: a tensor without elements has memory too.
-  const auto owner = std::make_shared<DeviceBuffer>(std::max<std::size_t>(1, bytes));
+  const auto owner = std::make_shared<cuda::DeviceBuffer>(std::max<std::size_t>(1, bytes));
   return {owner, owner->data()};
 }
 
@@ -73,26 +74,33 @@ std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
 // wait for this rank.
 std::shared_ptr<std::byte> allocate_zeroed_on_gpu(Device device, std::size_t bytes) {
   std::shared_ptr<std::byte> memory = allocate_on_gpu(device, bytes);
-  const DeviceGuard guard(device.index);
-  const OwnedStream stream;
-  check_cuda(cudaMemsetAsync(memory.get(), 0, bytes, stream.get()), "cudaMemsetAsync");
-  check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+  const cuda::DeviceGuard guard(device.index);
+  const cuda::OwnedStream stream;
+  cuda::check_cuda(cudaMemsetAsync(memory.get(), 0, bytes, stream.get()), "cudaMemsetAsync");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
   return memory;
 }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream) {
-  const DeviceGuard guard(stream.device().index);
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
+  const cuda::DeviceGuard guard(stream.device().index);
+  cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()),
+                   "cudaMemcpyAsync");
 }
 
 void fill_bytes(void* to, int value, std::size_t bytes, Stream stream) {
-  const DeviceGuard guard(stream.device().index);
-  check_cuda(cudaMemsetAsync(to, value, bytes, stream.get()), "cudaMemsetAsync");
+  const cuda::DeviceGuard guard(stream.device().index);
+  cuda::check_cuda(cudaMemsetAsync(to, value, bytes, stream.get()), "cudaMemsetAsync");
+}
+
+Stream own_stream(Device device) {
+  thread_local std::map<int, cuda::OwnedStream> streams;
+  const cuda::DeviceGuard guard(device.index);
+  return Stream::cuda(streams[device.index].get(), device.index);
 }
 
 void synchronize(Stream stream) {
-  const DeviceGuard guard(stream.device().index);
-  check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+  const cuda::DeviceGuard guard(stream.device().index);
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
 }
 
 }  // namespace switchyard

@@ -14,7 +14,7 @@ class CudaQueue final : public DeviceQueue {
   /// the GPU that is current. Errors: kNotAvailable.
   explicit CudaQueue(int index);
 
-  int device() const { return device_; }
+  Device device() const override { return Device::cuda(device_); }
   Stream stream() override { return Stream::cuda(stream_.get(), device_); }
   std::size_t free_bytes() override;
   DeviceMemory allocate(std::size_t bytes) override;
@@ -25,7 +25,7 @@ class CudaQueue final : public DeviceQueue {
 
  private:
   int device_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
 };
 
 // Entries of the table.
@@ -35,5 +35,6 @@ std::shared_ptr<std::byte> allocate_zeroed_on_gpu(Device device, std::size_t byt
 void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream);
 void fill_bytes(void* to, int value, std::size_t bytes, Stream stream);
 void synchronize(Stream stream);
+Stream own_stream(Device device);
 
 }  // namespace switchyard

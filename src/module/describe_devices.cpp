@@ -18,14 +18,14 @@ namespace {
 
 std::string pci_of(int device) {
   std::array<char, 32> text{};
-  check_cuda(cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device),
-             "cudaDeviceGetPCIBusId");
+  cuda::check_cuda(cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device),
+                   "cudaDeviceGetPCIBusId");
   return text.data();
 }
 
 GpuFacts describe_gpu(int device) {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  cuda::check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   GpuFacts gpu;
   gpu.name = properties.name;
   gpu.uuid = gpu_uuid(device);
@@ -44,10 +44,11 @@ GpuLink link_of(int from, int to) {
   if (from == to) return GpuLink::kSelf;
   int can = 0;
   int has_atomics = 0;
-  check_cuda(cudaDeviceCanAccessPeer(&can, from, to), "cudaDeviceCanAccessPeer");
+  cuda::check_cuda(cudaDeviceCanAccessPeer(&can, from, to), "cudaDeviceCanAccessPeer");
   if (can == 0) return GpuLink::kNone;
-  check_cuda(cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported, from, to),
-             "cudaDeviceGetP2PAttribute");
+  cuda::check_cuda(
+      cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported, from, to),
+      "cudaDeviceGetP2PAttribute");
   return has_atomics != 0 ? GpuLink::kNvlink : GpuLink::kPeer;
 }
 
@@ -108,10 +109,10 @@ HeapPlan plan_heap(const DeviceFacts& facts, const std::string& wanted, bool are
 DeviceFacts describe_devices(const std::string& wanted_heap) {
   DeviceFacts facts;
   facts.driver_version = nvml_driver_version();
-  check_cuda(cudaDriverGetVersion(&facts.driver_cuda), "cudaDriverGetVersion");
-  check_cuda(cudaRuntimeGetVersion(&facts.runtime_cuda), "cudaRuntimeGetVersion");
+  cuda::check_cuda(cudaDriverGetVersion(&facts.driver_cuda), "cudaDriverGetVersion");
+  cuda::check_cuda(cudaRuntimeGetVersion(&facts.runtime_cuda), "cudaRuntimeGetVersion");
   int num_gpus = 0;
-  check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
   require(num_gpus > 0, Errc::kNotAvailable, "describe_devices: CUDA shows no GPU");
   for (int from = 0; from < num_gpus; ++from) {
     facts.gpus.push_back(describe_gpu(from));

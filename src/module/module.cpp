@@ -41,7 +41,7 @@ struct OnGpu;
 template <typename... Args, void (*kLaunch)(Args...)>
 struct OnGpu<kLaunch> {
   static void call(Args... args) {
-    const DeviceGuard guard(std::get<sizeof...(Args) - 1>(std::tie(args...)).device().index);
+    const cuda::DeviceGuard guard(std::get<sizeof...(Args) - 1>(std::tie(args...)).device().index);
     kLaunch(args...);
   }
 };
@@ -58,15 +58,16 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .copy = copy_bytes,
       .fill = fill_bytes,
       .synchronize = synchronize,
+      .own_stream = own_stream,
       .make_queue = make_cuda_queue,
       .make_exchange = make_exchange,
       .describe_devices = describe_devices,
-      .quantize = on_gpu<launch_quantize>,
-      .dequantize = on_gpu<launch_dequantize>,
-      .exact_product = on_gpu<launch_exact_product>,
-      .activate_rows = on_gpu<launch_activation>,
-      .fill_bias = on_gpu<launch_fill_bias>,
-      .make_blas = make_cublas,
+      .quantize = on_gpu<cuda::launch_quantize>,
+      .dequantize = on_gpu<cuda::launch_dequantize>,
+      .exact_product = on_gpu<cuda::launch_exact_product>,
+      .activate_rows = on_gpu<cuda::launch_activation>,
+      .fill_bias = on_gpu<cuda::launch_fill_bias>,
+      .make_blas = cuda::make_cublas,
       .map_choices = on_gpu<cuda::map_choices>,
       .scatter_rows = on_gpu<cuda::scatter_rows>,
       .copy_rows = on_gpu<cuda::copy_rows>,

@@ -8,19 +8,6 @@
 
 namespace switchyard {
 
-const char* name_of(Phase phase) noexcept {
-  switch (phase) {
-    case Phase::kIdle: return "idle";
-    case Phase::kSetup: return "set-up";
-    case Phase::kBarrier: return "barrier";
-    case Phase::kDispatchSend: return "dispatch send";
-    case Phase::kDispatchReceive: return "dispatch receive";
-    case Phase::kCombineSend: return "combine send";
-    case Phase::kCombineReceive: return "combine receive";
-  }
-  return "unknown";
-}
-
 void ControlBlock::ring(int rank) const noexcept {
   RankLines& target = lines(rank);
   // Both are seq_cst: either this load sees the sleeper, or the sleeper's futex call sees the new

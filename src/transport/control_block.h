@@ -12,19 +12,6 @@
 
 namespace switchyard {
 
-/// The phase of an operation that a rank is in, for messages.
-enum class Phase : std::uint32_t {
-  kIdle,
-  kSetup,
-  kBarrier,
-  kDispatchSend,
-  kDispatchReceive,
-  kCombineSend,
-  kCombineReceive,
-};
-
-const char* name_of(Phase phase) noexcept;
-
 /// Encodes an Errc as AbortLine::code, where 0 means "not aborted".
 inline std::uint32_t abort_code(Errc code) noexcept { return static_cast<std::uint32_t>(code) + 1; }
 inline Errc errc_of(std::uint32_t code) noexcept { return static_cast<Errc>(code - 1); }
@@ -40,9 +27,9 @@ struct alignas(128) AbortLine {
 /// The two lines of one rank: one that peers write when they ring, and one that only the rank
 /// itself writes, so that its own stores and its peers' rings never share a cache line.
 struct alignas(128) RankLines {
-  std::atomic<std::uint32_t> doorbell;  ///< futex word; incremented by every ring
-  std::atomic<std::uint32_t> sleepers;  ///< threads asleep on the doorbell
-  alignas(128) std::atomic<std::uint32_t> phase;
+  std::atomic<std::uint32_t> doorbell;            ///< futex word; incremented by every ring
+  std::atomic<std::uint32_t> sleepers;            ///< threads asleep on the doorbell
+  alignas(128) std::atomic<std::uint32_t> phase;  ///< a Phase, for messages
   std::atomic<std::uint32_t> joined;  ///< 1 after the rank mapped the block, 2 after it left
   std::atomic<std::uint64_t> call;
   std::atomic<std::uint64_t> barrier;  ///< barriers this rank has entered

@@ -23,5 +23,16 @@ TEST(ExchangeLocalTest, TwoHandlesMayBeAlive) {
   }
 }
 
+// Five ranks: three and two exchange side by side, numbered backwards.
+TEST(ExchangeLocalTest, SubgroupsSideBySideEqualTheOracle) {
+  const std::vector<ExchangeCase> cases = exchange_cases({2, 3});
+  ASSERT_NO_THROW(run_ranks(5, [&](const Group& group) {
+    const Group part = group.split(group.rank() < 3 ? 0 : 1, -group.rank());
+    for (const ExchangeCase& test : cases) {
+      if (test.num_ranks == part.size()) check_exchange(part, test);
+    }
+  }));
+}
+
 }  // namespace
 }  // namespace switchyard::conformance

@@ -29,5 +29,16 @@ TEST(ExchangeShmTest, TwoHandlesMayBeAlive) {
   });
 }
 
+// Five ranks: three and two exchange side by side, numbered backwards.
+TEST(ExchangeShmTest, SubgroupsSideBySideEqualTheOracle) {
+  const std::vector<ExchangeCase> cases = exchange_cases({2, 3});
+  run_processes(5, [&](const Group& group) {
+    const Group part = group.split(group.rank() < 3 ? 0 : 1, -group.rank());
+    for (const ExchangeCase& test : cases) {
+      if (test.num_ranks == part.size()) check_exchange(part, test);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace switchyard::conformance

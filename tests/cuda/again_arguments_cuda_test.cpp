@@ -45,7 +45,7 @@ class AgainArgumentsTest : public testing::Test {
   static void run(const ExchangeConfig& config, const ExchangeOptions& options,
                   const std::function<void(ExchangeRank&)>& body) {
     run_ranks(1, [&](const Group& group) {
-      const DeviceGuard guard(0);
+      const cuda::DeviceGuard guard(0);
       ExchangeRank rank(group, config, options);
       body(rank);
       rank.finish();
@@ -154,7 +154,7 @@ TEST_F(AgainArgumentsTest, Payloads) {
 
 TEST_F(AgainArgumentsTest, ConfigurationsThatAreNotSupported) {
   run_ranks(1, [](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     const auto refuse = [&](const ExchangeConfig& config, const char* phrase) {
       expect_error(Errc::kNotSupported, phrase,
                    [&] { const Exchange exchange(group, config, {.device = Device::cuda(0)}); });

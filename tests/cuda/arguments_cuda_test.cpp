@@ -28,7 +28,7 @@ class ExchangeArgumentsTest : public testing::Test {
   static void run(const ExchangeConfig& config,
                   const std::function<void(const Group&, ExchangeRank&)>& body) {
     run_ranks(1, [&](const Group& group) {
-      const DeviceGuard guard(0);
+      const cuda::DeviceGuard guard(0);
       ExchangeRank rank(group, config);
       body(group, rank);
       rank.pair();
@@ -144,7 +144,7 @@ TEST_F(ExchangeArgumentsTest, WrongScalesOfDispatch) {
   ExchangeConfig config = fault_config();
   config.scheme = schemes::kFp8Block;
   run_ranks(1, [&](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     ExchangeRank rank(group, config);
     const auto quantized = [&](Views& v, DType dtype, std::int64_t rows, std::int64_t columns) {
       v.tokens = like(v.tokens, DType::kE4M3, {16, 1024});
@@ -171,7 +171,7 @@ TEST_F(ExchangeArgumentsTest, WrongTensorScaleOfDispatch) {
   ExchangeConfig config = fault_config();
   config.scheme = schemes::kFp8Tensor;
   run_ranks(1, [&](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     ExchangeRank rank(group, config);
     const auto scale = [&](DType dtype, std::int64_t count) {
       return [&rank, dtype, count](Views& v) {
@@ -375,7 +375,7 @@ TEST_F(ExchangeArgumentsTest, AsManyHandlesAsConfigured) {
 
 TEST_F(ExchangeArgumentsTest, WrongOptionsOfTheExchange) {
   run_ranks(1, [](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     const auto make = [&](ExchangeOptions options) {
       options.device = Device::cuda(0);
       const Exchange exchange(group, fault_config(), options);

@@ -2,6 +2,7 @@
 
 #include "blocking_kernels.h"
 #include "cuda/base/launch.h"
+#include "cuda/base/ptx.cuh"
 
 namespace switchyard::test {
 namespace {
@@ -20,14 +21,14 @@ __global__ void blocker_kernel(unsigned num_spared, const volatile std::uint32_t
   unsigned sm;
   asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
   if (threadIdx.x == 0) atomicAdd(num_started, 1u);
-  const std::uint64_t start = gpu_ns();
+  const std::uint64_t start = cuda::globaltimer_ns();
   if (sm < num_spared) {
     while (*const_cast<volatile std::uint32_t*>(num_started) < gridDim.x &&
-           gpu_ns() - start < max_ns) {
+           cuda::globaltimer_ns() - start < max_ns) {
     }
     return;
   }
-  while (*release == 0 && gpu_ns() - start < max_ns) __nanosleep(500);
+  while (*release == 0 && cuda::globaltimer_ns() - start < max_ns) __nanosleep(500);
 }
 
 __device__ void copy(const LateCopy& what) {
@@ -40,22 +41,12 @@ __device__ void copy(const LateCopy& what) {
 }
 
 __global__ void late_copy_kernel(LateCopy first, LateCopy second, std::uint64_t sleep_ns) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-  const std::uint64_t start = gpu_ns();
-  while (gpu_ns() - start < sleep_ns) __nanosleep(500);
+  cuda::wait_for_prerequisites();
+  cuda::launch_dependents();
+  const std::uint64_t start = cuda::globaltimer_ns();
+  while (cuda::globaltimer_ns() - start < sleep_ns) __nanosleep(500);
   copy(first);
   copy(second);
-}
-
-int device_attribute(cudaDeviceAttr which) {
-  int device = 0;
-  int value = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
 }
 
 }  // namespace
@@ -63,18 +54,19 @@ int device_attribute(cudaDeviceAttr which) {
 void launch_blocker(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
                     std::uint32_t* num_started, cudaStream_t stream) {
   const auto shared =
-      static_cast<std::size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  allow_shared_memory(blocker_kernel, shared, "blocker");
-  launch_kernel(blocker_kernel,
-                {device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
-                "blocker", static_cast<unsigned>(num_spared), release,
-                static_cast<std::uint64_t>(max_ms) * 1'000'000, num_started);
+      static_cast<std::size_t>(cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  cuda::allow_shared_memory(blocker_kernel, shared, "blocker");
+  cuda::launch_kernel(
+      blocker_kernel,
+      {cuda::device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
+      "blocker", static_cast<unsigned>(num_spared), release,
+      static_cast<std::uint64_t>(max_ms) * 1'000'000, num_started);
 }
 
 void launch_late_copy(const LateCopy& first, const LateCopy& second, std::int64_t sleep_us,
                       bool programmatic, cudaStream_t stream) {
-  launch_kernel(late_copy_kernel, {8, kThreads, 0, programmatic, stream}, "late_copy", first,
-                second, static_cast<std::uint64_t>(sleep_us) * 1000);
+  cuda::launch_kernel(late_copy_kernel, {8, kThreads, 0, programmatic, stream}, "late_copy", first,
+                      second, static_cast<std::uint64_t>(sleep_us) * 1000);
 }
 
 }  // namespace switchyard::test

@@ -164,19 +164,19 @@ TEST(CublasExpertsTest, BatchesMayBeCaptured) {
   const auto experts = make_cublas_experts(problem.weights(), {}, kGpu);
   const GpuInput input(problem.input(), true);
   GpuCall call(*experts, input.input);
-  const OwnedStream own_stream;
+  const cuda::OwnedStream own_stream;
   const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
   call.apply(stream);
   const auto expected = valid_part(problem, call.result());
-  check_cuda(cudaMemset(call.output().data(), 0xAB, call.output().num_bytes()), "fill");
+  cuda::check_cuda(cudaMemset(call.output().data(), 0xAB, call.output().num_bytes()), "fill");
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+  cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
   call.apply(stream);
-  check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+  cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
   for (int round = 0; round < 3; ++round) {
-    check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+    cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
     EXPECT_EQ(valid_part(problem, call.result()), expected);
   }
   cudaGraphExecDestroy(executable);

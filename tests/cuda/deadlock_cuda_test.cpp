@@ -59,7 +59,7 @@ class BlockedRank {
         release_(64),
         started_(sizeof(std::uint32_t)),
         rank_(group, config, options) {
-    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
     const std::int32_t num_experts = config.num_experts;
     rank_.set_ids([&](std::int64_t token, std::int64_t k) {
       return (token + k * num_experts / 2) % num_experts;  // on two ranks if there are two
@@ -73,25 +73,26 @@ class BlockedRank {
   void set_tokens(int call) {
     const TensorView to = rank_.tokens();
     tokens_ = make_tokens(group_, to.num_elements(), call);
-    check_cuda(cudaMemcpy(to.data(), tokens_.data(), to.num_bytes(), cudaMemcpyHostToDevice), "up");
-    check_cuda(cudaMemset(rank_.output().data(), 0xFF, rank_.output().num_bytes()), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    cuda::check_cuda(cudaMemcpy(to.data(), tokens_.data(), to.num_bytes(), cudaMemcpyHostToDevice),
+                     "up");
+    cuda::check_cuda(cudaMemset(rank_.output().data(), 0xFF, rank_.output().num_bytes()), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
   }
 
   /// From here on other streams have `num_spared` SMs.
   void start_blocker(int num_spared, std::int64_t max_ms = kBlockerMs) {
     int num_sms = 0;
-    check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()),
-               "sms");
+    cuda::check_cuda(
+        cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()), "sms");
     launch_blocker(num_spared, release_.as<std::uint32_t>(), max_ms, started_.as<std::uint32_t>(),
                    blocker_stream_.get());
     std::uint32_t started = 0;
     const Deadline deadline = Deadline::after_ms(5'000);
     while (started != static_cast<std::uint32_t>(num_sms) && !deadline.expired()) {
-      check_cuda(cudaMemcpyAsync(&started, started_.data(), sizeof(started), cudaMemcpyDeviceToHost,
-                                 look_stream_.get()),
-                 "look");
-      check_cuda(cudaStreamSynchronize(look_stream_.get()), "look");
+      cuda::check_cuda(cudaMemcpyAsync(&started, started_.data(), sizeof(started),
+                                       cudaMemcpyDeviceToHost, look_stream_.get()),
+                       "look");
+      cuda::check_cuda(cudaStreamSynchronize(look_stream_.get()), "look");
     }
     EXPECT_EQ(started, static_cast<std::uint32_t>(num_sms));
     group_.barrier();
@@ -101,15 +102,15 @@ class BlockedRank {
   }
   void end_blocker() {
     *release_.as<volatile std::uint32_t>() = 1;
-    check_cuda(cudaStreamSynchronize(blocker_stream_.get()), "blocker");
+    cuda::check_cuda(cudaStreamSynchronize(blocker_stream_.get()), "blocker");
     *release_.as<volatile std::uint32_t>() = 0;
-    check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
   }
 
   void expect_doubled(const void* on_gpu, const std::vector<std::uint16_t>& tokens) const {
     std::vector<std::uint16_t> output(tokens.size());
-    check_cuda(cudaMemcpy(output.data(), on_gpu, 2 * output.size(), cudaMemcpyDeviceToHost),
-               "down");
+    cuda::check_cuda(cudaMemcpy(output.data(), on_gpu, 2 * output.size(), cudaMemcpyDeviceToHost),
+                     "down");
     for (std::size_t i = 0; i < output.size(); ++i) {
       ASSERT_EQ(output[i], bf16_from_f32(factor_ * f32_from_bf16(tokens[i])))
           << "rank " << group_.rank() << ", element " << i;
@@ -119,10 +120,10 @@ class BlockedRank {
 
  private:
   Group group_;
-  PinnedBuffer release_;
-  DeviceBuffer started_;
-  OwnedStream blocker_stream_;
-  OwnedStream look_stream_;
+  cuda::PinnedBuffer release_;
+  cuda::DeviceBuffer started_;
+  cuda::OwnedStream blocker_stream_;
+  cuda::OwnedStream look_stream_;
   std::vector<std::uint16_t> tokens_;
   float factor_ = 2.0f;
   ExchangeRank rank_;
@@ -133,7 +134,7 @@ class DeadlockTest : public testing::TestWithParam<Layout> {
   void SetUp() override { REQUIRE_GPU(); }
   static void run(const std::function<void(const Group&)>& body) {
     run_ranks(std::min(test::num_gpus(), 8), [&](const Group& group) {
-      const DeviceGuard guard(group.rank());
+      const cuda::DeviceGuard guard(group.rank());
       body(group);
     });
   }
@@ -214,7 +215,7 @@ TEST(QueuesTest, RanksThatShareAGpuNeedAQueueEach) {
   REQUIRE_GPU();
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const auto nine = [](const Group& group) {
-    const DeviceGuard guard(0);
+    const cuda::DeviceGuard guard(0);
     const Exchange exchange(group, test::fault_config(), {.device = Device::cuda(0)});
   };
   const Error error = test::error_of([&] { run_ranks(9, nine); });
@@ -261,7 +262,7 @@ class LateRank {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ids[i] = static_cast<std::int64_t>(i) % config_.num_experts;
     }
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(late_ids_.data(), ids.data(), late_ids_.size_bytes(), cudaMemcpyHostToDevice),
         "up");
   }
@@ -271,10 +272,10 @@ class LateRank {
     blocked_.set_tokens(1000 + call);
     blocked_.rank().set_ids([](std::int64_t, std::int64_t) { return -1; });
     tokens_ = make_tokens(group_, static_cast<std::int64_t>(bytes() / 2), call);
-    check_cuda(cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice),
-               "up");
-    check_cuda(cudaMemset(copied_.data(), 0xFF, bytes()), "poison");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
+    cuda::check_cuda(
+        cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice), "up");
+    cuda::check_cuda(cudaMemset(copied_.data(), 0xFF, bytes()), "poison");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
     group_.barrier();
   }
   void enqueue() {
@@ -301,9 +302,9 @@ class LateRank {
   }
 
   ExchangeConfig config_;
-  DeviceBuffer late_tokens_;
-  DeviceBuffer late_ids_;
-  DeviceBuffer copied_;
+  cuda::DeviceBuffer late_tokens_;
+  cuda::DeviceBuffer late_ids_;
+  cuda::DeviceBuffer copied_;
   BlockedRank blocked_;
   Group group_;
   std::vector<std::uint16_t> tokens_;
@@ -311,7 +312,7 @@ class LateRank {
 
 TEST_F(LateWriteTest, IsSeenByDispatchAndSumsByTheKernelBehind) {
   run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
-    const DeviceGuard guard(group.rank());
+    const cuda::DeviceGuard guard(group.rank());
     LateRank late(group);
     for (int call = 0; call < 10; ++call) {
       late.prepare(call);
@@ -323,7 +324,7 @@ TEST_F(LateWriteTest, IsSeenByDispatchAndSumsByTheKernelBehind) {
 
 TEST_F(LateWriteTest, IsSeenInAGraph) {
   run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
-    const DeviceGuard guard(group.rank());
+    const cuda::DeviceGuard guard(group.rank());
     LateRank late(group);
     late.rank().capture(group, [&] { late.enqueue(); });
     for (int call = 0; call < 10; ++call) {

@@ -14,9 +14,9 @@ namespace switchyard::test {
 
 /// The buffer always has memory: with no values it has room for one.
 template <typename T>
-DeviceBuffer device_copy(const std::vector<T>& values) {
-  DeviceBuffer buffer(std::max<std::size_t>(1, values.size()) * sizeof(T));
-  check_cuda(
+cuda::DeviceBuffer device_copy(const std::vector<T>& values) {
+  cuda::DeviceBuffer buffer(std::max<std::size_t>(1, values.size()) * sizeof(T));
+  cuda::check_cuda(
       cudaMemcpy(buffer.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
       "copy");
   return buffer;

@@ -38,24 +38,24 @@ constexpr test::ProcessOptions kSlow{.timeout_ms = 60'000, .deadline_ms = 110'00
 int device_of(int rank) { return rank % test::num_gpus(); }
 
 void copy(void* to, const void* from, std::size_t bytes) {
-  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-  check_cuda(cudaDeviceSynchronize(), "copy");
+  cuda::check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  cuda::check_cuda(cudaDeviceSynchronize(), "copy");
 }
 
-void exchange_values(Engine& engine, const DeviceWindow& window) {
-  for (int peer = 0; peer < engine.size(); ++peer) {
-    const int value = 1000 * engine.rank() + peer;
-    copy(reinterpret_cast<int*>(window.base(peer)) + engine.rank(), &value, sizeof(value));
+void exchange_values(Control& control, const DeviceWindow& window) {
+  for (int peer = 0; peer < control.size(); ++peer) {
+    const int value = 1000 * control.rank() + peer;
+    copy(reinterpret_cast<int*>(window.base(peer)) + control.rank(), &value, sizeof(value));
   }
-  engine.barrier();
-  for (int peer = 0; peer < engine.size(); ++peer) {
+  control.barrier();
+  for (int peer = 0; peer < control.size(); ++peer) {
     int came = -1;  // first from peer to this rank, then the reverse, loaded over the link
-    copy(&came, reinterpret_cast<int*>(window.base(engine.rank())) + peer, sizeof(came));
-    EXPECT_EQ(came, 1000 * peer + engine.rank());
-    copy(&came, reinterpret_cast<int*>(window.base(peer)) + engine.rank(), sizeof(came));
-    EXPECT_EQ(came, 1000 * engine.rank() + peer);
+    copy(&came, reinterpret_cast<int*>(window.base(control.rank())) + peer, sizeof(came));
+    EXPECT_EQ(came, 1000 * peer + control.rank());
+    copy(&came, reinterpret_cast<int*>(window.base(peer)) + control.rank(), sizeof(came));
+    EXPECT_EQ(came, 1000 * control.rank() + peer);
   }
-  engine.barrier();
+  control.barrier();
 }
 
 int num_open_files() {
@@ -81,11 +81,11 @@ TEST_P(DeviceWindowProcessTest, EveryRankReachesEveryWindow) {
         size,
         [](const Group& group) {
           const int device = device_of(group.rank());
-          const DeviceGuard guard(device);
+          const cuda::DeviceGuard guard(device);
           for (const std::size_t bytes : {std::size_t{64}, std::size_t{5} << 20}) {
             const auto window = make_device_window(group.engine(), device, bytes, GetParam());
             EXPECT_STREQ(name_of(window->kind()), GetParam());
-            exchange_values(group.engine(), *window);
+            exchange_values(group.control(), *window);
           }
         },
         kSlow);
@@ -98,7 +98,7 @@ TEST_P(DeviceWindowProcessTest, WindowsLeaveNoMemoryAndNoDescriptorBehind) {
       [](const Group& group) {
         constexpr std::size_t kBytes = std::size_t{256} << 20;
         const int device = device_of(group.rank());
-        const DeviceGuard guard(device);
+        const cuda::DeviceGuard guard(device);
         const auto make = [&] {
           const auto window = make_device_window(group.engine(), device, kBytes, GetParam());
           group.barrier();
@@ -124,12 +124,12 @@ TEST_P(DeviceWindowProcessTest, KilledRankIsLostAndTheOthersKeepTheirMemory) {
       3,
       [&](const Group& group) {
         const int device = device_of(group.rank());
-        const DeviceGuard guard(device);
+        const cuda::DeviceGuard guard(device);
         const auto window = make_device_window(group.engine(), device, 1 << 20, GetParam());
-        exchange_values(group.engine(), *window);
+        exchange_values(group.control(), *window);
         ++*num_ready;
         try {
-          group.engine().wait({Phase::kDispatchReceive, 17, 1}, [] { return false; });
+          group.control().wait({Phase::kDispatchReceive, 17, 1}, [] { return false; });
         } catch (const Error&) {
           const bool is_vmm = window->kind() == HeapKind::kVmm;
           for (const int owner : {group.rank(), is_vmm ? 1 : group.rank()}) {
@@ -160,7 +160,7 @@ TEST_P(DeviceWindowProcessTest, RankKilledWhileWindowsAreMadeIsLost) {
       3,
       [&](const Group& group) {
         const int device = device_of(group.rank());
-        const DeviceGuard guard(device);
+        const cuda::DeviceGuard guard(device);
         (void)make_device_window(group.engine(), device, 1 << 20, GetParam());
         ++*num_ready;
         for (;;) (void)make_device_window(group.engine(), device, 1 << 20, GetParam());
@@ -185,11 +185,11 @@ TEST(DeviceWindowAutoTest, ProcessesTakeAHeapThatWorks) {
       4,
       [](const Group& group) {
         const int device = device_of(group.rank());
-        const DeviceGuard guard(device);
+        const cuda::DeviceGuard guard(device);
         const auto window = make_device_window(group.engine(), device, 1 << 20);
         EXPECT_NE(window->kind(), HeapKind::kSameProcess);
         EXPECT_EQ(window->is_shared_gpu(), test::num_gpus() < group.size());
-        exchange_values(group.engine(), *window);
+        exchange_values(group.control(), *window);
       },
       kSlow);
 }
@@ -209,11 +209,11 @@ TEST_F(NcclWindowTest, EveryRankReachesEveryWindow) {
   run_processes(
       std::min(num_gpus_, 4),
       [](const Group& group) {
-        const DeviceGuard guard(group.rank());
+        const cuda::DeviceGuard guard(group.rank());
         for (const std::size_t bytes : {std::size_t{64}, std::size_t{5} << 20}) {
           const auto window = make_device_window(group.engine(), group.rank(), bytes, "nccl");
           EXPECT_EQ(window->kind(), HeapKind::kNccl);
-          exchange_values(group.engine(), *window);
+          exchange_values(group.control(), *window);
         }
       },
       kSlow);
@@ -223,7 +223,7 @@ TEST_F(NcclWindowTest, RankThatDiesBeforeItJoinsEndsTheWait) {
   RankProcesses ranks(
       2,
       [](const Group& group) {
-        const DeviceGuard guard(group.rank());
+        const cuda::DeviceGuard guard(group.rank());
         (void)make_device_window(group.engine(), group.rank(), 64, "nccl");
         group.barrier();
         if (group.rank() == 1) raise(SIGKILL);

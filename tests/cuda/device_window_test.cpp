@@ -26,32 +26,32 @@ int device_of(int rank) { return rank % test::num_gpus(); }
 int value_of(int writer, int reader) { return 1000 * writer + reader + 1; }
 
 void copy(void* to, const void* from, std::size_t bytes) {
-  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-  check_cuda(cudaDeviceSynchronize(), "copy");
+  cuda::check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  cuda::check_cuda(cudaDeviceSynchronize(), "copy");
 }
 
 // Every rank writes a value to every rank, at the start and at the very end of the window.
-void exchange_values(Engine& engine, const DeviceWindow& window) {
+void exchange_values(Control& control, const DeviceWindow& window) {
   const auto words = window.size_bytes() / sizeof(int);
-  const auto size = static_cast<std::size_t>(engine.size());
+  const auto size = static_cast<std::size_t>(control.size());
   ASSERT_GE(words, 2 * size);
-  for (int peer = 0; peer < engine.size(); ++peer) {
+  for (int peer = 0; peer < control.size(); ++peer) {
     auto* const to = reinterpret_cast<int*>(window.base(peer));
-    const int value = value_of(engine.rank(), peer);
-    copy(to + engine.rank(), &value, sizeof(value));
-    copy(to + words - size + static_cast<std::size_t>(engine.rank()), &value, sizeof(value));
+    const int value = value_of(control.rank(), peer);
+    copy(to + control.rank(), &value, sizeof(value));
+    copy(to + words - size + static_cast<std::size_t>(control.rank()), &value, sizeof(value));
   }
-  engine.barrier();
+  control.barrier();
   std::vector<int> first(size);
   std::vector<int> last(size);
-  const auto* const own = reinterpret_cast<const int*>(window.base(engine.rank()));
+  const auto* const own = reinterpret_cast<const int*>(window.base(control.rank()));
   copy(first.data(), own, size * sizeof(int));
   copy(last.data(), own + words - size, size * sizeof(int));
-  for (int writer = 0; writer < engine.size(); ++writer) {
-    EXPECT_EQ(first[static_cast<std::size_t>(writer)], value_of(writer, engine.rank()));
-    EXPECT_EQ(last[static_cast<std::size_t>(writer)], value_of(writer, engine.rank()));
+  for (int writer = 0; writer < control.size(); ++writer) {
+    EXPECT_EQ(first[static_cast<std::size_t>(writer)], value_of(writer, control.rank()));
+    EXPECT_EQ(last[static_cast<std::size_t>(writer)], value_of(writer, control.rank()));
   }
-  engine.barrier();
+  control.barrier();
 }
 
 TEST(DeviceWindowTest, EveryRankReachesEveryWindow) {
@@ -59,11 +59,11 @@ TEST(DeviceWindowTest, EveryRankReachesEveryWindow) {
   for (const int size : {1, 2, 3, 4, 8}) {
     for (const std::size_t bytes : {std::size_t{64}, std::size_t{4100}, std::size_t{5} << 20}) {
       run_ranks(size, [&](const Group& group) {
-        const DeviceGuard guard(device_of(group.rank()));
+        const cuda::DeviceGuard guard(device_of(group.rank()));
         const auto window = make_device_window(group.engine(), device_of(group.rank()), bytes);
         EXPECT_EQ(window->kind(), HeapKind::kSameProcess);
         EXPECT_EQ(window->size_bytes(), bytes);
-        exchange_values(group.engine(), *window);
+        exchange_values(group.control(), *window);
       });
     }
   }
@@ -102,9 +102,9 @@ TEST(DeviceWindowTest, ManyWindowsLeaveNoMemoryBehind) {
     });
   };
   make_windows(1);  // contexts and kernels stay allocated
-  check_cuda(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
+  cuda::check_cuda(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
   make_windows(kRepeats);
-  check_cuda(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");
+  cuda::check_cuda(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");
   EXPECT_GT(after + kBytes, before);
 }
 
@@ -117,13 +117,15 @@ TEST(DeviceWindowTest, WrongRequestsAreRefusedOnEveryRank) {
       group.barrier();
     });
   };
-  refuse(Errc::kInvalidArgument, "rank 2 of 3: 0 bytes, want at least 1", 3,
-         [](Engine& engine) { (void)make_device_window(engine, 0, engine.rank() == 2 ? 0 : 64); });
-  refuse(
-      Errc::kInvalidArgument, "rank 1 asks for 128 bytes, but rank 0 for 64", 2,
-      [](Engine& engine) { (void)make_device_window(engine, 0, engine.rank() == 1 ? 128 : 64); });
+  refuse(Errc::kInvalidArgument, "rank 2 of 3: 0 bytes, want at least 1", 3, [](Engine& engine) {
+    (void)make_device_window(engine, 0, engine.control().rank() == 2 ? 0 : 64);
+  });
+  refuse(Errc::kInvalidArgument, "rank 1 asks for 128 bytes, but rank 0 for 64", 2,
+         [](Engine& engine) {
+           (void)make_device_window(engine, 0, engine.control().rank() == 1 ? 128 : 64);
+         });
   refuse(Errc::kInvalidArgument, "rank 1 of 2: device 1000, want from 0 to", 2, [](Engine& engine) {
-    (void)make_device_window(engine, engine.rank() == 1 ? 1000 : 0, 64);
+    (void)make_device_window(engine, engine.control().rank() == 1 ? 1000 : 0, 64);
   });
   refuse(Errc::kInvalidArgument, "rank 0 of 2: device -1", 2,
          [](Engine& engine) { (void)make_device_window(engine, -1, 64); });
@@ -135,7 +137,7 @@ TEST(DeviceWindowTest, WrongRequestsAreRefusedOnEveryRank) {
   refuse(Errc::kInvalidArgument, "heap \"wire\"", 2,
          [](Engine& engine) { (void)make_device_window(engine, 0, 64, "wire"); });
   refuse(Errc::kInvalidArgument, "rank 1 wants heap ipc, but rank 0 auto", 2, [](Engine& engine) {
-    (void)make_device_window(engine, 0, 64, engine.rank() == 1 ? "ipc" : "auto");
+    (void)make_device_window(engine, 0, 64, engine.control().rank() == 1 ? "ipc" : "auto");
   });
   refuse(Errc::kNotAvailable, "ipc: ranks 0 and 1 are threads of one process", 2,
          [](Engine& engine) { (void)make_device_window(engine, 0, 64, "ipc"); });

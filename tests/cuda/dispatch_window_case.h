@@ -35,14 +35,15 @@ inline constexpr std::int32_t kUnset = 0x5A5A5A5A;
 enum class Missing { kNothing, kAnnouncement, kCounts, kChoices, kWeights, kElements };
 
 template <typename T>
-std::vector<T> host_copy(const DeviceBuffer& buffer) {
+std::vector<T> host_copy(const cuda::DeviceBuffer& buffer) {
   std::vector<T> values(buffer.size_bytes() / sizeof(T));
-  check_cuda(cudaMemcpy(values.data(), buffer.data(), buffer.size_bytes(), cudaMemcpyDeviceToHost),
-             "copy");
+  cuda::check_cuda(
+      cudaMemcpy(values.data(), buffer.data(), buffer.size_bytes(), cudaMemcpyDeviceToHost),
+      "copy");
   return values;
 }
 
-inline DeviceBuffer unset(std::size_t words) {
+inline cuda::DeviceBuffer unset(std::size_t words) {
   return device_copy(std::vector<std::int32_t>(words, kUnset));
 }
 
@@ -147,33 +148,33 @@ class FilledWindow {
 
 /// Everything that a call writes.
 struct Results {
-  DeviceBuffer counter = device_copy<std::uint64_t>({kCall * kCallUnit});
-  DeviceBuffer num_arrivals = unset(kRanks);
-  DeviceBuffer arrival_token = unset(kRanks * kTokens);
-  DeviceBuffer arrival_rows = unset(kRanks * kTokens * kTopk);
-  DeviceBuffer arrival_weights = unset(kRanks * kTokens * kTopk);
-  DeviceBuffer rows = unset(kRows * kRowWords);
-  DeviceBuffer num_rows = unset(kLocal);
-  DeviceBuffer first_row = device_copy<std::int64_t>({-1, -1});
-  DeviceBuffer total_rows = unset(1);
-  DeviceBuffer row_ids = unset(kRows * kTopk);
-  DeviceBuffer row_weights = unset(kRows * kTopk);
+  cuda::DeviceBuffer counter = device_copy<std::uint64_t>({kCall * cuda::kCallUnit});
+  cuda::DeviceBuffer num_arrivals = unset(kRanks);
+  cuda::DeviceBuffer arrival_token = unset(kRanks * kTokens);
+  cuda::DeviceBuffer arrival_rows = unset(kRanks * kTokens * kTopk);
+  cuda::DeviceBuffer arrival_weights = unset(kRanks * kTokens * kTopk);
+  cuda::DeviceBuffer rows = unset(kRows * kRowWords);
+  cuda::DeviceBuffer num_rows = unset(kLocal);
+  cuda::DeviceBuffer first_row = device_copy<std::int64_t>({-1, -1});
+  cuda::DeviceBuffer total_rows = unset(1);
+  cuda::DeviceBuffer row_ids = unset(kRows * kTopk);
+  cuda::DeviceBuffer row_weights = unset(kRows * kTopk);
 };
 
 /// Requests receivers; CTAs may be small when the rank has the GPU for itself.
-inline GridRequest receivers(int num_ctas, bool has_whole_gpu) {
+inline cuda::GridRequest receivers(int num_ctas, bool has_whole_gpu) {
   return {num_ctas, false, true, has_whole_gpu};
 }
 
 /// The real rank.
 class Receiver {
  public:
-  Receiver(Layout rows_layout, const GridRequest& grid, std::uint64_t timeout_ns,
+  Receiver(Layout rows_layout, const cuda::GridRequest& grid, std::uint64_t timeout_ns,
            Missing missing = Missing::kNothing, int of_source = 0)
       : layout_(layout_of(rows_layout)),
         window_(device_copy(FilledWindow(layout_, missing, of_source).bytes())) {
     args_.layout = layout_;
-    args_.ownership = KernelOwnership(ExpertOwnership{kRanks * kLocal, kRanks});
+    args_.ownership = cuda::KernelOwnership(ExpertOwnership{kRanks * kLocal, kRanks});
     args_.rank = kRank;
     args_.num_topk = kTopk;
     args_.rows_layout = rows_layout;
@@ -181,20 +182,20 @@ class Receiver {
                    failed_.as<std::uint32_t>(), timeout_ns};
     args_.windows.base[kRank] = window_.data();
     set_results(rows_layout);
-    choose_grid(grid, args_);
+    args_.grid = cuda::dispatch_grid(grid, layout_, 0);
   }
 
-  WaitRecord run() {
-    check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "load");
-    launch_dispatch(args_, Phases::kNone, false, nullptr);
-    check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "load");
-    launch_dispatch(args_, Phases::kReceive, false, nullptr);
-    check_cuda(cudaDeviceSynchronize(), "dispatch");
+  cuda::WaitRecord run() {
+    cuda::check_cuda(cudaMemset(failed_.data(), 1, failed_.size_bytes()), "load");
+    cuda::launch_dispatch(args_, cuda::Phases::kNone, false, nullptr);
+    cuda::check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "load");
+    cuda::launch_dispatch(args_, cuda::Phases::kReceive, false, nullptr);
+    cuda::check_cuda(cudaDeviceSynchronize(), "dispatch");
     return words_.as<WatchWords>()->record;
   }
 
   const PushLayout& layout() const { return layout_; }
-  const DeviceBuffer& window() const { return window_; }
+  const cuda::DeviceBuffer& window() const { return window_; }
   const Results& results() const { return results_; }
 
  private:
@@ -204,28 +205,29 @@ class Receiver {
     args_.state.arrival_token = results_.arrival_token.as<std::int32_t>();
     args_.state.arrival_rows = results_.arrival_rows.as<std::int32_t>();
     args_.state.arrival_weights = results_.arrival_weights.as<float>();
-    args_.rows = results_.rows.data();
-    args_.row_bytes = 2 * kHidden;
-    args_.aligned_rows = true;
-    args_.capacity = rows_layout == Layout::kBatched ? kRanks * kTokens
-                                                     : std::numeric_limits<std::int64_t>::max();
-    args_.source_rows = rows_layout == Layout::kByRank ? kTokens : 0;
-    args_.num_rows = results_.num_rows.as<std::int32_t>();
-    args_.total_rows = results_.total_rows.as<std::int32_t>();
-    args_.row_weights = results_.row_weights.as<float>();
+    cuda::ReceiveBuffer& to = args_.received;
+    to.rows = results_.rows.data();
+    to.row_bytes = 2 * kHidden;
+    to.are_aligned = true;
+    to.capacity = rows_layout == Layout::kBatched ? kRanks * kTokens
+                                                  : std::numeric_limits<std::int64_t>::max();
+    to.source_rows = rows_layout == Layout::kByRank ? kTokens : 0;
+    to.num_rows = results_.num_rows.as<std::int32_t>();
+    to.total_rows = results_.total_rows.as<std::int32_t>();
+    to.row_weights = results_.row_weights.as<float>();
     if (is_expert_major(rows_layout)) {
-      args_.first_row = results_.first_row.as<std::int64_t>();
+      to.first_row = results_.first_row.as<std::int64_t>();
     } else {
-      args_.row_ids = results_.row_ids.as<std::int32_t>();
+      to.row_ids = results_.row_ids.as<std::int32_t>();
     }
   }
 
   PushLayout layout_;
-  DeviceBuffer window_;
+  cuda::DeviceBuffer window_;
   Results results_;
-  DeviceBuffer failed_ = device_copy<std::uint32_t>({0});
-  PinnedBuffer words_{sizeof(WatchWords)};
-  DispatchArgs args_;
+  cuda::DeviceBuffer failed_ = device_copy<std::uint32_t>({0});
+  cuda::PinnedBuffer words_{sizeof(WatchWords)};
+  cuda::DispatchArgs args_;
 };
 
 }  // namespace switchyard::test

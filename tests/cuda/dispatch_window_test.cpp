@@ -129,11 +129,11 @@ TEST(DispatchWindowTest, RowsOfFortySourcesLandWhereTheyBelong) {
   REQUIRE_GPU();
   for (const Layout layout :
        {Layout::kBatched, Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
-    for (const GridRequest& grid :
+    for (const cuda::GridRequest& grid :
          {receivers(1, false), receivers(3, false), receivers(132, false), receivers(132, true)}) {
       SCOPED_TRACE(std::to_string(static_cast<int>(layout)) + ", " + std::to_string(grid.max_ctas));
       Receiver receiver(layout, grid, 10'000'000'000);
-      ASSERT_EQ(receiver.run().failure, static_cast<std::uint32_t>(WaitFailure::kNone));
+      ASSERT_EQ(receiver.run().failure, static_cast<std::uint32_t>(cuda::WaitFailure::kNone));
       const Expected expected(layout);
       for (std::size_t e = 0; e < kLocal; ++e) {
         EXPECT_EQ(host_copy<std::int32_t>(receiver.results().num_rows)[e], expected.num_rows[e])
@@ -143,7 +143,8 @@ TEST(DispatchWindowTest, RowsOfFortySourcesLandWhereTheyBelong) {
             << e;
       }
       EXPECT_EQ(host_copy<std::int32_t>(receiver.results().total_rows)[0], expected.total);
-      EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0], (kCall + 1) * kCallUnit);
+      EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0],
+                (kCall + 1) * cuda::kCallUnit);
       expect_rows(expected, receiver);
       expect_row_facts(expected, receiver, layout);
       expect_arrivals(expected, receiver, layout);
@@ -173,10 +174,10 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
                      std::to_string(static_cast<int>(layout)));
         ASSERT_EQ(rows_of(source), 1);
         const std::string from = "from rank " + std::to_string(source) + " within 0.2 s";
-        const GridRequest grid = source == 1 ? receivers(3, false) : receivers(24, true);
+        const cuda::GridRequest grid = source == 1 ? receivers(3, false) : receivers(24, true);
         Receiver receiver(layout, grid, 200'000'000, lost.missing, source);
-        const WaitRecord record = receiver.run();
-        ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
+        const cuda::WaitRecord record = receiver.run();
+        ASSERT_EQ(record.failure, static_cast<std::uint32_t>(cuda::WaitFailure::kTimeout));
         EXPECT_EQ(record.call, kCall);
         const WaitFailureText text = describe(record, kRank, kRanks * kLocal);
         EXPECT_EQ(text.culprit, source);
@@ -186,7 +187,8 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
           EXPECT_EQ(record.token, token_of(source, 0));
         }
         // The call is over; a later one would find that the rank has failed.
-        EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0], (kCall + 1) * kCallUnit);
+        EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0],
+                  (kCall + 1) * cuda::kCallUnit);
       }
     }
   }

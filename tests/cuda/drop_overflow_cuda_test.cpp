@@ -88,9 +88,10 @@ struct Choices {
   }
 };
 
-std::vector<std::int32_t> download(const DeviceBuffer& buffer, std::size_t count) {
+std::vector<std::int32_t> download(const cuda::DeviceBuffer& buffer, std::size_t count) {
   std::vector<std::int32_t> values(count);
-  check_cuda(cudaMemcpy(values.data(), buffer.data(), count * 4, cudaMemcpyDeviceToHost), "copy");
+  cuda::check_cuda(cudaMemcpy(values.data(), buffer.data(), count * 4, cudaMemcpyDeviceToHost),
+                   "copy");
   return values;
 }
 
@@ -116,7 +117,7 @@ class DropRun {
     num_rows_ = device_copy<std::int32_t>(
         {static_cast<std::int32_t>(rows.size() / std::max<std::size_t>(1, 2 * topk))});
     num_from_ = device_copy(num_from);
-    args_.ownership = KernelOwnership({c.num_experts, static_cast<int>(num_from.size())});
+    args_.ownership = cuda::KernelOwnership({c.num_experts, static_cast<int>(num_from.size())});
     args_.num_topk = c.num_topk;
     args_.max_tokens = most + static_cast<std::int32_t>(c.spare_tokens);
     args_.rows = rows_.as<std::uint32_t>();
@@ -133,15 +134,15 @@ class DropRun {
     const std::size_t count = topk * tokens_of(rank);
     std::vector<std::int32_t> own;
     for (std::size_t i = 0; i < count; ++i) own.push_back(as_id(choices_.ids[first + i]));
-    const DeviceBuffer own_ids = device_copy(own);
-    const DeviceBuffer num_dropped = device_copy<std::int32_t>({77});
+    const cuda::DeviceBuffer own_ids = device_copy(own);
+    const cuda::DeviceBuffer num_dropped = device_copy<std::int32_t>({77});
     args_.rank = rank;
     args_.num_tokens = static_cast<std::int32_t>(tokens_of(rank));
     args_.own_ids = own_ids.as<std::int32_t>();
     args_.num_dropped = num_dropped.as<std::int32_t>();
     args_.is_gathered = is_gathered;
-    launch_drop_overflow(args_, nullptr);
-    check_cuda(cudaDeviceSynchronize(), "drop");
+    cuda::launch_drop_overflow(args_, nullptr);
+    cuda::check_cuda(cudaDeviceSynchronize(), "drop");
     std::int32_t lost = 0;
     const std::vector<std::int32_t> got = download(own_ids, count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -161,21 +162,21 @@ class DropRun {
   }
   void allocate_sort_memory() {
     const auto count = static_cast<std::size_t>(args_.max_choices());
-    row_ids_ = DeviceBuffer(count * sizeof(std::int32_t));
-    keys_ = DeviceBuffer(2 * count * sizeof(std::uint64_t));
-    places_ = DeviceBuffer(2 * count * sizeof(std::uint32_t));
+    row_ids_ = cuda::DeviceBuffer(count * sizeof(std::int32_t));
+    keys_ = cuda::DeviceBuffer(2 * count * sizeof(std::uint64_t));
+    places_ = cuda::DeviceBuffer(2 * count * sizeof(std::uint32_t));
     args_.row_ids = row_ids_.as<std::int32_t>();
     args_.sort.keys = keys_.as<std::uint64_t>();
     args_.sort.choices = places_.as<std::uint32_t>();
-    args_.sort.work_bytes = sort_work_bytes(args_.max_choices(), c_.num_experts);
-    work_ = DeviceBuffer(args_.sort.work_bytes);
+    args_.sort.work_bytes = cuda::sort_work_bytes(args_.max_choices(), c_.num_experts);
+    work_ = cuda::DeviceBuffer(args_.sort.work_bytes);
     args_.sort.work = work_.data();
   }
 
   const DropCase& c_;
   const Choices& choices_;
-  DeviceBuffer rows_, num_rows_, num_from_, row_ids_, keys_, places_, work_;
-  RoutingArgs args_;
+  cuda::DeviceBuffer rows_, num_rows_, num_from_, row_ids_, keys_, places_, work_;
+  cuda::RoutingArgs args_;
 };
 
 std::vector<DropCase> cases() {
@@ -225,18 +226,19 @@ TEST(OverflowKeyTest, OrdersAsTheDefinition) {
   weights.insert(weights.end(), std::begin(more), std::end(more));
   for (const float a : weights) {
     for (const float b : weights) {
-      EXPECT_EQ(overflow_key(3, a) < overflow_key(3, b), value(a) > value(b)) << a << ", " << b;
-      EXPECT_LT(overflow_key(3, a), overflow_key(4, b)) << a << ", " << b;
+      EXPECT_EQ(cuda::overflow_key(3, a) < cuda::overflow_key(3, b), value(a) > value(b))
+          << a << ", " << b;
+      EXPECT_LT(cuda::overflow_key(3, a), cuda::overflow_key(4, b)) << a << ", " << b;
     }
   }
-  EXPECT_EQ(expert_of_key(overflow_key(16383, kNaN)), 16383);
-  EXPECT_EQ(overflow_key_bits(256), 40);
+  EXPECT_EQ(cuda::expert_of_key(cuda::overflow_key(16383, kNaN)), 16383);
+  EXPECT_EQ(cuda::overflow_key_bits(256), 40);
   for (const std::int32_t experts : {1, 2, 255, 256, 257, 16384}) {
-    const std::uint64_t looked_at = (std::uint64_t{1} << overflow_key_bits(experts)) - 1;
+    const std::uint64_t looked_at = (std::uint64_t{1} << cuda::overflow_key_bits(experts)) - 1;
     for (const float weight : weights) {
-      const std::uint64_t last = overflow_key(experts - 1, weight);
+      const std::uint64_t last = cuda::overflow_key(experts - 1, weight);
       EXPECT_EQ(last & looked_at, last) << experts;
-      EXPECT_LT(last, kNoChoiceKey & looked_at) << experts;
+      EXPECT_LT(last, cuda::kNoChoiceKey & looked_at) << experts;
     }
   }
 }

@@ -70,9 +70,9 @@ __device__ void compare(Tally* tally, std::uint32_t input, std::uint32_t got, st
 __device__ void compare_bytes(Tally* tally, std::uint32_t bits, float one, Codec codec,
                               std::uint8_t nan_code) {
   const float x = f32_from_bits(bits);
-  const PreparedMap map = prepare_map({one, false, nan_code, codec}, 1.0f);
+  const cuda::PreparedMap map = cuda::prepare_map({one, false, nan_code, codec}, 1.0f);
   const std::uint32_t want = quantize_element(x, map.map);
-  compare(tally, bits, quantize4(map, x, -1.0f, x, 0.0f),
+  compare(tally, bits, cuda::quantize4(map, x, -1.0f, x, 0.0f),
           want | quantize_element(-1.0f, map.map) << 8 | want << 16);
 }
 
@@ -80,28 +80,29 @@ template <Codec kCodec>
 __device__ void compare_fp6(Tally* tally, std::uint32_t bits, float one, DType dtype) {
   const float y = f32_from_bits(bits) * one;
   const std::uint8_t code = quantize_element(y, {one, false, kFp6MaxCode, kCodec});
-  compare(tally, bits, bits_from_f32(round_fp6<kCodec>(y)), bits_from_f32(decode(dtype, code)));
+  compare(tally, bits, bits_from_f32(cuda::round_fp6<kCodec>(y)),
+          bits_from_f32(decode(dtype, code)));
 }
 
 __device__ void compare_e2m1(Tally* tally, std::uint32_t bits, float one) {
   const float x = f32_from_bits(bits);
-  const PreparedMap map = prepare_map({one, false, kE2M1MaxCode, Codec::kE2M1}, 1.0f);
+  const cuda::PreparedMap map = cuda::prepare_map({one, false, kE2M1MaxCode, Codec::kE2M1}, 1.0f);
   const float elements[8] = {x, 0.5f, 1.0f, -6.0f, 0.0f, 0.0f, 2.0f, x};
   const std::uint32_t want = quantize_element(x, map.map);
-  compare(tally, bits, quantize8_e2m1(map, elements), want | 0x0400F210u | want << 28);
+  compare(tally, bits, cuda::quantize8_e2m1(map, elements), want | 0x0400F210u | want << 28);
 }
 
 template <DType kGate>
 __device__ void compare_silu(Tally* tallies, std::uint32_t bits, float x) {
-  if (!(fabsf(x) <= kSiluNear)) return;
-  compare(tallies + kSilu, bits, bits_from_f32(silu_near<kGate>(x)), bits_from_f32(silu(x)));
+  if (!(fabsf(x) <= cuda::kSiluNear)) return;
+  compare(tallies + kSilu, bits, bits_from_f32(cuda::silu_near<kGate>(x)), bits_from_f32(silu(x)));
 }
 
 // Tests the fast paths of wide kernels within the range where they apply.
 __device__ void compare_near(Tally* tallies, std::uint32_t bits) {
   const float x = f32_from_bits(bits);
   if (x >= 0x1p-125f && x <= 0x1p125f) {
-    compare(tallies + kReciprocal, bits, bits_from_f32(near_reciprocal(x)),
+    compare(tallies + kReciprocal, bits, bits_from_f32(cuda::near_reciprocal(x)),
             bits_from_f32(1.0f / x));
   }
   compare_silu<DType::kF32>(tallies, bits, x);
@@ -114,7 +115,7 @@ __device__ void compare_near(Tally* tallies, std::uint32_t bits) {
     float eighths[8];
     for (int i = 0; i < 8; ++i) eighths[i] = __saturatef(fabsf(elements[i]) * 0.125f);
     const std::uint32_t code = e2m1_from_f32(x);
-    compare(tallies + kE2M1, bits, encode8_e2m1(eighths, elements),
+    compare(tallies + kE2M1, bits, cuda::encode8_e2m1(eighths, elements),
             code | 0x0400F210u | code << 28);
   }
 }
@@ -122,12 +123,12 @@ __device__ void compare_near(Tally* tallies, std::uint32_t bits) {
 __device__ void compare_largest(Tally* tally, std::uint32_t bits) {
   const std::uint32_t magnitude = bits & ~kF32SignBit;
   const std::uint32_t words[3] = {0x80000000u, bits, 0x3F803F80u};
-  const std::uint32_t as_f32 = max_bits_of<DType::kF32>(words);
+  const std::uint32_t as_f32 = cuda::max_bits_of<DType::kF32>(words);
   compare(tally, bits, as_f32 > kF32Infinity ? kF32NaN : as_f32,
           magnitude > kF32Infinity ? kF32NaN : max(magnitude, 0x3F803F80u));
   const std::uint32_t larger = max(max(bits & 0x7FFFu, bits >> 16 & 0x7FFFu), 0x3F80u);
-  compare(tally, bits, max_bits_of<DType::kBF16>(words), larger << 16);
-  const std::uint32_t as_f16 = max_bits_of<DType::kF16>(words);
+  compare(tally, bits, cuda::max_bits_of<DType::kBF16>(words), larger << 16);
+  const std::uint32_t as_f16 = cuda::max_bits_of<DType::kF16>(words);
   compare(tally, bits, as_f16 > kF32Infinity ? kF32NaN : as_f16,
           bits_from_f32(f32_from_f16(static_cast<std::uint16_t>(larger))));
 }
@@ -147,9 +148,9 @@ __global__ void compare_all_kernel(Tally* tallies, float one) {
     compare_e2m1(tallies + kE2M1, bits, one);
     compare_fp6<Codec::kE2M3>(tallies + kE2M3, bits, one, DType::kE2M3);
     compare_fp6<Codec::kE3M2>(tallies + kE3M2, bits, one, DType::kE3M2);
-    compare(tallies + kToBf16, bits, narrow2<DType::kBF16>(x, 1.0f),
+    compare(tallies + kToBf16, bits, cuda::narrow2<DType::kBF16>(x, 1.0f),
             bf16_from_f32(x) | 0x3F800000u);
-    compare(tallies + kToF16, bits, narrow2<DType::kF16>(-2.0f, x),
+    compare(tallies + kToF16, bits, cuda::narrow2<DType::kF16>(-2.0f, x),
             0xC000u | static_cast<std::uint32_t>(f16_from_f32(x)) << 16);
     compare_near(tallies, bits);
     compare_largest(tallies + kLargest, bits);
@@ -160,8 +161,8 @@ __global__ void compare_all_kernel(Tally* tallies, float one) {
 __global__ void compare_widening_kernel(Tally* tally) {
   const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   const std::uint32_t next = (i + 1) & 0xFFFF;
-  const float2 bf16 = widen2<DType::kBF16>(i | next << 16);
-  const float2 f16 = widen2<DType::kF16>(i | next << 16);
+  const float2 bf16 = cuda::widen2<DType::kBF16>(i | next << 16);
+  const float2 f16 = cuda::widen2<DType::kF16>(i | next << 16);
   compare(tally, i, bits_from_f32(bf16.x), bits_from_f32(f32_from_bf16(i)));
   compare(tally, i, bits_from_f32(bf16.y), bits_from_f32(f32_from_bf16(next)));
   compare(tally, i, bits_from_f32(f16.x), bits_from_f32(f32_from_f16(i)));
@@ -170,14 +171,14 @@ __global__ void compare_widening_kernel(Tally* tally) {
   const std::uint32_t codes = i | (255 - i) << 8 | i << 16 | (i ^ 0x55) << 24;
   float values[8];
   for (const DType dtype : {DType::kE4M3, DType::kI8}) {
-    decode4(dtype, codes, values);
+    cuda::decode4(dtype, codes, values);
     for (int j = 0; j < 4; ++j) {
       const auto code = static_cast<std::uint8_t>(codes >> (8 * j));
       compare(tally, i, bits_from_f32(canonical_f32(values[j])),
               bits_from_f32(decode(dtype, code)));
     }
   }
-  decode8_e2m1(codes, values);
+  cuda::decode8_e2m1(codes, values);
   for (int j = 0; j < 8; ++j) {
     const auto code = static_cast<std::uint8_t>(codes >> (4 * j) & 0xF);
     compare(tally, i, bits_from_f32(values[j]), bits_from_f32(f32_from_e2m1(code)));
@@ -195,10 +196,10 @@ __global__ void compare_quotients_kernel(Tally* tally, Quotients range) {
   for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < range.num; i += step) {
     const std::uint32_t mantissa = range.first + i;
     const float s = f32_from_bits((127 - 20 + mantissa % 40) << 23 | mantissa);
-    const PreparedMap map = prepare_map({s, true, 0}, 0x1p60f);
+    const cuda::PreparedMap map = cuda::prepare_map({s, true, 0}, 0x1p60f);
     for (std::uint32_t m = range.x_first; m < 1u << 23; m += range.x_step) {
       const float x = f32_from_bits((m & 1) << 31 | (100 + m % 60) << 23 | m);
-      compare(tally, mantissa, bits_from_f32(scaled(map, x)), bits_from_f32(x / s));
+      compare(tally, mantissa, bits_from_f32(cuda::scaled(map, x)), bits_from_f32(x / s));
     }
   }
 }
@@ -207,12 +208,12 @@ class TallyBuffer {
  public:
   explicit TallyBuffer(int count)
       : count_(count), device_(sizeof(Tally) * static_cast<std::size_t>(count)) {
-    check_cuda(cudaMemset(device_.data(), 0, device_.size_bytes()), "tally");
+    cuda::check_cuda(cudaMemset(device_.data(), 0, device_.size_bytes()), "tally");
   }
   Tally* device() const { return device_.as<Tally>(); }
   std::vector<Tally> read() const {
     std::vector<Tally> host(static_cast<std::size_t>(count_));
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(host.data(), device_.data(), device_.size_bytes(), cudaMemcpyDeviceToHost),
         "tally");
     return host;
@@ -220,14 +221,14 @@ class TallyBuffer {
 
  private:
   int count_;
-  DeviceBuffer device_;
+  cuda::DeviceBuffer device_;
 };
 
 TEST(EncodeTest, AllInputsOfEveryElementFormat) {
   REQUIRE_GPU();
   const TallyBuffer tallies(kNumComparisons);
   compare_all_kernel<<<kBlocks, kThreads>>>(tallies.device(), 1.0f);
-  check_launch("compare");
+  cuda::check_launch("compare");
   const std::vector<Tally> got = tallies.read();
   for (int i = 0; i < kNumComparisons; ++i) {
     const Tally& tally = got[static_cast<std::size_t>(i)];
@@ -239,7 +240,7 @@ TEST(EncodeTest, EverySmallFloatAndCodeIsWidened) {
   REQUIRE_GPU();
   const TallyBuffer tally(1);
   compare_widening_kernel<<<65536 / kThreads, kThreads>>>(tally.device());
-  check_launch("compare");
+  cuda::check_launch("compare");
   EXPECT_EQ(tally.read()[0].num_wrong, 0u) << std::hex << tally.read()[0].example;
 }
 
@@ -249,7 +250,7 @@ void expect_quotients(std::uint32_t x_first, std::uint32_t x_step) {
   for (std::uint32_t first = 0; first < 1u << 23; first += kPart) {
     compare_quotients_kernel<<<kBlocks, kThreads>>>(tally.device(),
                                                     {first, kPart, x_first, x_step});
-    check_launch("compare");
+    cuda::check_launch("compare");
   }
   EXPECT_EQ(tally.read()[0].num_wrong, 0u) << std::hex << tally.read()[0].example;
 }
@@ -270,17 +271,17 @@ TEST(EncodeTest, DISABLED_EverySharedQuotient) {
 }
 
 __global__ void signs_of_zero_kernel(float s, std::uint32_t* out) {
-  const PreparedMap map = prepare_map({s, true, 0}, 1.0f);
-  out[0] = bits_from_f32(scaled(map, 0.0f));
-  out[1] = bits_from_f32(scaled(map, -0.0f));
+  const cuda::PreparedMap map = cuda::prepare_map({s, true, 0}, 1.0f);
+  out[0] = bits_from_f32(cuda::scaled(map, 0.0f));
+  out[1] = bits_from_f32(cuda::scaled(map, -0.0f));
 }
 
 TEST(EncodeTest, SharedQuotientsKeepTheSignOfZero) {
   REQUIRE_GPU();
-  const DeviceBuffer device(8);
+  const cuda::DeviceBuffer device(8);
   signs_of_zero_kernel<<<1, 1>>>(3.7f, device.as<std::uint32_t>());
   std::uint32_t host[2];
-  check_cuda(cudaMemcpy(host, device.data(), 8, cudaMemcpyDeviceToHost), "zero");
+  cuda::check_cuda(cudaMemcpy(host, device.data(), 8, cudaMemcpyDeviceToHost), "zero");
   EXPECT_EQ(host[0], 0u);
   EXPECT_EQ(host[1], kF32SignBit);
 }

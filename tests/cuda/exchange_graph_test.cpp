@@ -30,7 +30,7 @@ TEST(ExchangeGraphTest, ReplaysGiveTheSame) {
     config.overflow = Overflow::kDrop;
     config.combine_scheme = schemes::kFp8Block;
     run_ranks(1, [&](const Group& group) {
-      const DeviceGuard guard(0);
+      const cuda::DeviceGuard guard(0);
       test::ExchangeRank rank(group, config, {.keeps_routing = true});
       rank.pair();
       rank.finish();
@@ -41,8 +41,8 @@ TEST(ExchangeGraphTest, ReplaysGiveTheSame) {
       const std::vector<std::byte> want = output();
       rank.capture(group);
       for (int i = 0; i < 3; ++i) {
-        check_cuda(cudaMemset(rank.output().data(), 0x5A, want.size()), "poison");
-        check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
+        cuda::check_cuda(cudaMemset(rank.output().data(), 0x5A, want.size()), "poison");
+        cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "poison");
         rank.replay();
         rank.finish();
         EXPECT_EQ(output(), want);
@@ -64,7 +64,7 @@ TEST(ExchangeWeightsTest, NoneIsLate) {
     ExchangeConfig config = test::fault_config(layout);
     config.hidden = 16;  // makes rows about as fast as weights
     run_ranks(std::clamp(test::num_gpus(), 2, 4), [&](const Group& group) {
-      const DeviceGuard guard(group.rank() % test::num_gpus());
+      const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
       test::ReturnedWeights weights(test::gpu_of(group.rank()), config, kCalls);
       test::ExchangeRank rank(group, config, {.programmatic_launch = comes_early});
       for (int call = 0; call < kCalls; ++call) weights.combine(rank, rank.dispatch(), call);
@@ -82,7 +82,7 @@ TEST(ExchangeGraphTest, ReplaysReturnWeights) {
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     run_ranks(std::min(2, test::num_gpus()), [&](const Group& group) {
-      const DeviceGuard guard(group.rank());
+      const cuda::DeviceGuard guard(group.rank());
       test::ReturnedWeights weights(test::gpu_of(group.rank()), test::fault_config(layout));
       test::ExchangeRank rank(group, test::fault_config(layout));
       const auto call = [&] { weights.combine(rank, rank.dispatch()); };

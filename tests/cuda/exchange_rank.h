@@ -42,7 +42,7 @@ class ExchangeRank {
         ids_(DType::kI64, {num_tokens_, num_topk_}, device_),
         stream_(make_stream(device_)),
         exchange_(group, config, on_device(options, device_)) {
-    check_cuda(cudaMemset(tokens_.data(), 0x3F, tokens().num_bytes()), "cudaMemset");
+    cuda::check_cuda(cudaMemset(tokens_.data(), 0x3F, tokens().num_bytes()), "cudaMemset");
     set_ids([&](std::int64_t token, std::int64_t k) {
       return (token * num_topk_ + k) % config.num_experts;
     });
@@ -58,19 +58,19 @@ class ExchangeRank {
       const auto at = static_cast<std::int64_t>(i);
       host_ids_[i] = id_of(at / num_topk_, at % num_topk_);
     }
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(ids_.data(), host_ids_.data(), 8 * host_ids_.size(), cudaMemcpyHostToDevice),
         "ids");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
     ids_dtype_ = DType::kI64;
   }
 
   /// Switches the same ids to i32. Do not call this while kernels run.
   void narrow_ids() {
     const std::vector<std::int32_t> narrow(host_ids_.begin(), host_ids_.end());
-    check_cuda(cudaMemcpy(ids_.data(), narrow.data(), 4 * narrow.size(), cudaMemcpyHostToDevice),
-               "ids");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
+    cuda::check_cuda(
+        cudaMemcpy(ids_.data(), narrow.data(), 4 * narrow.size(), cudaMemcpyHostToDevice), "ids");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
     ids_dtype_ = DType::kI32;
   }
 
@@ -81,7 +81,7 @@ class ExchangeRank {
   void pair() { combine(dispatch()); }
   /// Waits for the stream and throws the errors that the exchange found.
   void finish() {
-    check_cuda(cudaStreamSynchronize(stream_.get()), "kernels");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "kernels");
     exchange_.check();
   }
 
@@ -91,16 +91,17 @@ class ExchangeRank {
   }
   void capture(const Group& group, const std::function<void()>& call) {
     cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                     "capture");
     call();
-    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
-    check_cuda(cudaGraphDestroy(graph), "graph");
-    check_cuda(cudaGraphUpload(graph_, stream_.get()), "graph");
-    check_cuda(cudaStreamSynchronize(stream_.get()), "graph");
+    cuda::check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
+    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
+    cuda::check_cuda(cudaGraphUpload(graph_, stream_.get()), "graph");
+    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "graph");
     group.barrier();
   }
-  void replay() { check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
+  void replay() { cuda::check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
 
   /// Counts the kernels and copies that `call` enqueues. If another rank frees memory of this GPU
   /// meanwhile, the capture is invalidated and `call` runs again.
@@ -108,16 +109,16 @@ class ExchangeRank {
     cudaGraph_t graph = nullptr;
     cudaError_t ended = cudaErrorStreamCaptureInvalidated;
     while (ended == cudaErrorStreamCaptureInvalidated) {
-      check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-                 "capture");
+      cuda::check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                       "capture");
       call();
       ended = cudaStreamEndCapture(stream_.get(), &graph);
       (void)cudaGetLastError();
     }
-    check_cuda(ended, "capture");
+    cuda::check_cuda(ended, "capture");
     std::size_t count = 0;
-    check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "capture");
-    check_cuda(cudaGraphDestroy(graph), "capture");
+    cuda::check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "capture");
+    cuda::check_cuda(cudaGraphDestroy(graph), "capture");
     return count;
   }
 
@@ -145,7 +146,7 @@ class ExchangeRank {
   Tensor tokens_;
   Tensor output_;
   Tensor ids_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
   cudaGraphExec_t graph_ = nullptr;
   Exchange exchange_;  // last: it ends before its memory
 };
@@ -163,10 +164,10 @@ class ReturnedWeights {
   /// Sets the bits of every weight. Do not call this while kernels run.
   void set(std::uint32_t bits) {
     const std::vector<std::uint32_t> all(kMaxRows, bits);
-    check_cuda(cudaMemcpy(rows_.data(), all.data(), 4 * all.size(), cudaMemcpyHostToDevice),
-               "weights");
-    check_cuda(cudaMemset(returned_.data(), 0x5A, returned_.view().num_bytes()), "weights");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "weights");
+    cuda::check_cuda(cudaMemcpy(rows_.data(), all.data(), 4 * all.size(), cudaMemcpyHostToDevice),
+                     "weights");
+    cuda::check_cuda(cudaMemset(returned_.data(), 0x5A, returned_.view().num_bytes()), "weights");
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "weights");
   }
   CombineOptions options(const Dispatched& got, std::int64_t call = 0) const {
     const TensorView& rows = got.experts.rows;
@@ -186,8 +187,9 @@ class ReturnedWeights {
   /// The bits that all calls returned.
   std::vector<std::uint32_t> bits() const {
     std::vector<std::uint32_t> all(num_weights());
-    check_cuda(cudaMemcpy(all.data(), returned_.data(), 4 * all.size(), cudaMemcpyDeviceToHost),
-               "weights");
+    cuda::check_cuda(
+        cudaMemcpy(all.data(), returned_.data(), 4 * all.size(), cudaMemcpyDeviceToHost),
+        "weights");
     return all;
   }
   /// As many of the same.

@@ -28,7 +28,7 @@ TEST(ExpertCountsCudaTest, CountsEqualTheCpus) {
           count_expert_num_tokens(ids.host, counts.host, map.host);
           const ErrorWord errors;
           count_expert_num_tokens(ids.device, counts.device, map.device, kGpuStream, errors.view());
-          check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
+          cuda::check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
           EXPECT_TRUE(counts.is_equal());
           EXPECT_EQ(errors.value(), 0);
         }
@@ -46,7 +46,7 @@ TEST(ExpertCountsCudaTest, MappedIdsEqualTheCpus) {
       const TensorPair local(dtype, num_tokens, 7, {19, 2, 3});
       apply_expert_map(ids.host, map.host, local.host);
       apply_expert_map(ids.device, map.device, local.device, kGpuStream);
-      check_cuda(cudaDeviceSynchronize(), "apply_expert_map");
+      cuda::check_cuda(cudaDeviceSynchronize(), "apply_expert_map");
       EXPECT_TRUE(local.is_equal());
     }
   }
@@ -65,7 +65,7 @@ TEST(ExpertCountsCudaTest, RoundedSumsEqualTheCpus) {
       const TensorPair sum = TensorPair::flat(DType::kI64, 1);
       *sum.host.as<std::int64_t>() = expert_num_tokens_round_up_and_sum(counts.host, alignment);
       expert_num_tokens_round_up_and_sum(counts.device, alignment, sum.device, kGpuStream);
-      check_cuda(cudaDeviceSynchronize(), "expert_num_tokens_round_up_and_sum");
+      cuda::check_cuda(cudaDeviceSynchronize(), "expert_num_tokens_round_up_and_sum");
       EXPECT_TRUE(sum.is_equal());
     }
   }
@@ -92,25 +92,25 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(kTokens, kTopk, kLocal));
   const PermuteOptions options{.alignment = kAlignment};
 
-  const OwnedStream own_stream;
+  const cuda::OwnedStream own_stream;
   const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
   cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+  cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
   count_expert_num_tokens(ids.device, counts.device, {}, stream);
   ep_scatter(x.device, {}, ids.device, options,
              {rows.device, {}, m_indices.device, inv_perm.device, first_row.device}, stream,
              workspace.span());
   ep_gather(rows.device, ids.device, weights.device, inv_perm.device, {}, output.device, stream);
-  check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+  cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
   cudaGraphExec_t runnable = nullptr;
-  check_cuda(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+  cuda::check_cuda(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     ids.fill<std::int32_t>([&](auto t, auto k) {
       const std::uint64_t bits = random_bits(seed, static_cast<std::uint64_t>(t * kTopk + k));
       return static_cast<std::int64_t>(bits % (kLocal + 1)) - 1;
     });
-    check_cuda(cudaGraphLaunch(runnable, stream.get()), "cudaGraphLaunch");
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaGraphLaunch");
+    cuda::check_cuda(cudaGraphLaunch(runnable, stream.get()), "cudaGraphLaunch");
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "cudaGraphLaunch");
     count_expert_num_tokens(ids.host, counts.host);
     ep_scatter(x.host, {}, ids.host, options,
                {rows.host, {}, m_indices.host, inv_perm.host, first_row.host});
@@ -119,8 +119,8 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
       EXPECT_TRUE(pair->is_equal()) << seed;
     }
   }
-  check_cuda(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  cuda::check_cuda(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
+  cuda::check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 // Host memory under the name of a GPU: shapes are refused before a GPU is used.

@@ -65,8 +65,8 @@ class GpuCall {
         workspace_bytes_(experts.workspace_bytes(input.rows)),
         workspace_(DType::kU8, {static_cast<std::int64_t>(workspace_bytes_) + 1}, kGpu),
         output_(DType::kBF16, {input.rows.num_elements() + 2 * kGuard}, kGpu) {
-    check_cuda(cudaMemset(output_.data(), 0xAB, output_.view().num_bytes()), "fill");
-    check_cuda(cudaDeviceSynchronize(), "fill");
+    cuda::check_cuda(cudaMemset(output_.data(), 0xAB, output_.view().num_bytes()), "fill");
+    cuda::check_cuda(cudaDeviceSynchronize(), "fill");
   }
 
   TensorView output() const {
@@ -82,7 +82,7 @@ class GpuCall {
   void apply(Stream stream) { experts_.apply(input_, output(), workspace(), stream); }
 
   std::vector<std::uint16_t> result() const {
-    check_cuda(cudaDeviceSynchronize(), "apply");
+    cuda::check_cuda(cudaDeviceSynchronize(), "apply");
     const Tensor host = output_.to(Device::cpu());
     const auto* all = host.as<const std::uint16_t>();
     const std::int64_t size = host.view().num_elements();

@@ -212,21 +212,21 @@ TEST(ExpertsCudaTest, CallsMayBeCaptured) {
     ASSERT_TRUE(experts->is_capturable(false));
     const GpuInput input(problem.input(), true);
     GpuCall call(*experts, input.input);
-    const OwnedStream own_stream;
+    const cuda::OwnedStream own_stream;
     const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
     call.apply(stream);
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (const std::vector<std::int32_t>& counts :
          {std::vector{7, 0, 12}, {40, 40, 1}, {0, 0, 0}}) {
       problem.num_rows = counts;
-      check_cuda(cudaMemcpy(input.num_rows.data(), counts.data(), 12, cudaMemcpyHostToDevice),
-                 "counts");
-      check_cuda(cudaDeviceSynchronize(), "counts");
-      check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+      cuda::check_cuda(cudaMemcpy(input.num_rows.data(), counts.data(), 12, cudaMemcpyHostToDevice),
+                       "counts");
+      cuda::check_cuda(cudaDeviceSynchronize(), "counts");
+      cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
       EXPECT_EQ(valid_part(problem, call.result()),
                 valid_part(problem, test::run_experts(*on_cpu, problem)));
     }

@@ -79,7 +79,7 @@ class FaultTest : public testing::Test {
     run_ranks(
         num_ranks,
         [&](const Group& group) {
-          const DeviceGuard guard(group.rank() % test::num_gpus());
+          const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
           std::int64_t end_ns = 0;
           {
             ExchangeRank rank(group, config, {.timeout_ms = kernel_timeout_ms});
@@ -140,7 +140,7 @@ TEST_F(FaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
         group.abort("enough");
       });
       (void)rank.dispatch();
-      check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+      cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const std::int64_t ended_ns = now_ns();
       other.join();
       EXPECT_GT(ended_ns, aborted_ns);
@@ -164,7 +164,7 @@ TEST_F(FaultTest, AbortEndsReplaysThatAreQueued) {
     }
     EXPECT_THAT(wait_for_cause(rank.exchange()).what(), HasSubstr("by rank 1: enough"));
     const std::int64_t start = now_ns();
-    check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+    cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
     EXPECT_LT(seconds_since(start), 1.0);
   });
 }
@@ -217,7 +217,7 @@ TEST_F(FaultTest, BadIdIsNamedByTokenAndChoice) {
       }
       group.barrier();
       const Dispatched got = rank.dispatch();
-      check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+      cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const Error cause = wait_for_cause(rank.exchange());
       EXPECT_EQ(cause.code(), is_bad_rank ? Errc::kInvalidArgument : Errc::kAborted);
       EXPECT_THAT(cause.what(), HasSubstr("topk_ids[5, "));
@@ -234,7 +234,7 @@ TEST_F(FaultTest, ExceededCapacityIsEveryRanksError) {
     rank.set_ids([](std::int64_t, std::int64_t k) { return k == 0 ? 6 : -1; });
     group.barrier();
     (void)rank.dispatch();
-    check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+    cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
     const Error cause = wait_for_cause(rank.exchange());
     EXPECT_EQ(cause.code(), Errc::kCapacityExceeded);
     EXPECT_THAT(cause.what(),
@@ -255,7 +255,7 @@ TEST_F(FaultTest, RankWithoutRowWeightsIsNamed) {
       } else {
         rank.combine(got);
       }
-      check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+      cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const Error cause = wait_for_cause(rank.exchange());
       EXPECT_EQ(cause.code(), group.rank() == 0 ? Errc::kInvalidArgument : Errc::kAborted);
       EXPECT_THAT(cause.what(), HasSubstr("returned_weights is wanted, but rank 1 passed no "
@@ -287,7 +287,7 @@ TEST_F(FaultTest, DeadlineOfTheGroupHoldsForKernels) {
   run_ranks(
       2,
       [](const Group& group) {
-        const DeviceGuard guard(group.rank());
+        const cuda::DeviceGuard guard(group.rank());
         ExchangeRank rank(group, fault_config());
         EXPECT_FALSE(rank.exchange().is_shared_gpu());
         if (group.rank() == 1) {

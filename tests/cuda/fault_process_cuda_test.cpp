@@ -81,7 +81,7 @@ class FaultProcessTest : public ::testing::TestWithParam<Case> {
     RankProcesses ranks(
         kNumRanks,
         [&](const Group& group) {
-          const DeviceGuard guard(group.rank() % test::num_gpus());
+          const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
           ExchangeRank rank(group, config, options);
           exchange_on(group, rank, GetParam().replays, *num_busy_);
         },
@@ -144,7 +144,7 @@ TEST_F(LeaveTest, SurvivorsKnowWithinASecond) {
   RankProcesses ranks(
       kNumRanks,
       [&](const Group& group) {
-        const DeviceGuard guard(group.rank() % test::num_gpus());
+        const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
         ExchangeRank rank(group, fault_config());
         try {
           exchange_on(group, rank, false, *num_busy);
@@ -170,7 +170,7 @@ TEST_F(LeaveTest, RankThatEndsWithAnErrorOfItsOwnIsLost) {
   RankProcesses ranks(
       2,
       [](const Group& group) {
-        const DeviceGuard guard(group.rank() % test::num_gpus());
+        const cuda::DeviceGuard guard(group.rank() % test::num_gpus());
         ExchangeRank rank(group, fault_config());
         rank.pair();
         rank.finish();

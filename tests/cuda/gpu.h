@@ -20,9 +20,10 @@
 
 #define REQUIRE_GPU() \
   if (::switchyard::test::num_gpus() == 0) GTEST_SKIP() << "no CUDA device on this machine"
-#define REQUIRE_GPU_IN_CHILD()                                                                \
-  if (::switchyard::test::num_gpus_in_child() == 0) GTEST_SKIP() << "no CUDA device on this " \
-                                                                    "machine"
+#define REQUIRE_GPU_IN_CHILD()                      \
+  if (::switchyard::test::num_gpus_in_child() == 0) \
+  GTEST_SKIP() << "no CUDA device on this "         \
+                  "machine"
 
 namespace switchyard::test {
 
@@ -41,15 +42,15 @@ inline int num_gpus_in_child() {
 
 /// Where tests of one GPU work.
 inline constexpr Device kGpu = Device::cuda(0);
-inline constexpr Stream kGpuStream = Stream::default_of(kGpu);
+inline const Stream kGpuStream = Stream::default_of(kGpu);
 
 /// The GPU of a rank; with fewer GPUs than ranks some share one.
 inline Device gpu_of(int rank) { return Device::cuda(rank % std::max(1, num_gpus())); }
 
 /// A stream of its own on a GPU.
-inline OwnedStream make_stream(Device device) {
-  const DeviceGuard guard(device.index);
-  return OwnedStream();
+inline cuda::OwnedStream make_stream(Device device) {
+  const cuda::DeviceGuard guard(device.index);
+  return cuda::OwnedStream();
 }
 
 /// Call this before the first use of CUDA: ranks that share a GPU must not load kernels while

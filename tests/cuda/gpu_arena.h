@@ -61,7 +61,7 @@ class GpuArena {
 
   Device device() const { return memory_.device(); }
   Stream stream() const { return Stream::cuda(stream_.get(), device().index); }
-  void wait() const { check_cuda(cudaStreamSynchronize(stream_.get()), "wait"); }
+  void wait() const { cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "wait"); }
 
   /// Forgets every tensor.
   void clear() { used_ = 0; }
@@ -81,7 +81,7 @@ class GpuArena {
   /// Waits.
   void copy(void* to, const void* from, std::size_t bytes) const {
     if (bytes == 0) return;
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "copy");
+    cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "copy");
     wait();
   }
 
@@ -94,7 +94,7 @@ class GpuArena {
   }
 
   Tensor memory_;
-  OwnedStream stream_;
+  cuda::OwnedStream stream_;
   std::size_t used_ = 0;
 };
 

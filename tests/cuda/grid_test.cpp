@@ -55,49 +55,43 @@ std::vector<GridCase> cases() {
   return all;
 }
 
-template <class Args>
-Args args_of(const GridCase& c) {
-  Args args;
+PushLayout layout_of(const GridCase& c) {
   PushShape shape;
   shape.max_tokens = c.max_tokens;
   shape.hidden = c.hidden;
   shape.num_ranks = c.ranks;
   shape.num_topk = kTopk;
-  args.layout = make_push_layout(shape);
-  args.ownership = KernelOwnership(ExpertOwnership{c.ranks, c.ranks});
-  args.num_topk = kTopk;
-  args.num_tokens = c.tokens;
-  return args;
+  return make_push_layout(shape);
 }
 
-DispatchArgs dispatch_grid(const GridCase& c, bool sends, bool receives) {
-  auto args = args_of<DispatchArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens}, args);
-  return args;
+cuda::GridRequest request_of(const GridCase& c, bool sends, bool receives) {
+  return {c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens};
 }
 
-CombineArgs combine_grid(const GridCase& c, bool sends, bool receives) {
-  auto args = args_of<CombineArgs>(c);
-  choose_grid({c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens}, args);
-  return args;
+cuda::DispatchGrid dispatch_grid(const GridCase& c, bool sends, bool receives) {
+  return cuda::dispatch_grid(request_of(c, sends, receives), layout_of(c), c.tokens);
+}
+
+cuda::CombineGrid combine_grid(const GridCase& c, bool sends, bool receives) {
+  return cuda::combine_grid(request_of(c, sends, receives), layout_of(c), c.tokens);
 }
 
 // Returns the number of full-size CTAs with the same total of warps, rounded up.
 template <class Args>
 int room(const Args& args, int ctas) {
-  return (ctas * args.num_warps + kExchangeWarps - 1) / kExchangeWarps;
+  return (ctas * args.num_warps + cuda::kExchangeWarps - 1) / cuda::kExchangeWarps;
 }
 
 TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
-    const DispatchArgs both = dispatch_grid(c, kSends, kReceives);
+    const cuda::DispatchGrid both = dispatch_grid(c, kSends, kReceives);
     ASSERT_GE(std::min({both.num_notify_ctas, both.num_senders, both.num_receivers}), 1);
     ASSERT_LE(room(both, both.num_notify_ctas + both.num_senders + both.num_receivers), c.max_ctas);
-    const DispatchArgs sends = dispatch_grid(c, kSends, false);
+    const cuda::DispatchGrid sends = dispatch_grid(c, kSends, false);
     ASSERT_GE(std::min(sends.num_notify_ctas, sends.num_senders), 1);
     ASSERT_LE(room(sends, sends.num_notify_ctas + sends.num_senders), c.max_ctas);
-    const DispatchArgs receives = dispatch_grid(c, false, kReceives);
+    const cuda::DispatchGrid receives = dispatch_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
     ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
   }
@@ -106,16 +100,16 @@ TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
 TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
-    const CombineArgs both = combine_grid(c, kSends, kReceives);
+    const cuda::CombineGrid both = combine_grid(c, kSends, kReceives);
     ASSERT_GE(std::min(both.num_senders, both.num_receivers), 1);
     ASSERT_LE(room(both, both.num_senders + both.num_receivers), c.max_ctas);
-    const CombineArgs sends = combine_grid(c, kSends, false);
+    const cuda::CombineGrid sends = combine_grid(c, kSends, false);
     ASSERT_GE(sends.num_senders, 1);
     ASSERT_LE(room(sends, sends.num_senders), c.max_ctas);
-    const CombineArgs receives = combine_grid(c, false, kReceives);
+    const cuda::CombineGrid receives = combine_grid(c, false, kReceives);
     ASSERT_GE(receives.num_receivers, 1);
     ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
-    const int chunks = both.layout.num_return_chunks;
+    const int chunks = layout_of(c).num_return_chunks;
     ASSERT_EQ(both.by_chunks.divisor, static_cast<std::uint32_t>(chunks));
     ASSERT_EQ(both.by_slot.divisor, static_cast<std::uint32_t>(chunks * c.ranks));
   }
@@ -126,18 +120,18 @@ TEST(GridTest, NoCtaIsWithoutAnItem) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
     const std::int64_t tokens = std::max(1, c.tokens);
-    const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
-    const CombineArgs combine = combine_grid(c, kSends, kReceives);
-    const std::int64_t chunks = dispatch.layout.num_chunks;
+    const cuda::DispatchGrid dispatch = dispatch_grid(c, kSends, kReceives);
+    const cuda::CombineGrid combine = combine_grid(c, kSends, kReceives);
+    const std::int64_t chunks = layout_of(c).num_chunks;
     ASSERT_LE(dispatch.num_senders, tokens * chunks);
     const std::int64_t most = std::max({tokens, c.call_max_tokens, c.max_tokens});
     ASSERT_LE(dispatch.num_receivers, most * c.ranks * (chunks + 1));
     for (const int warps : {dispatch.num_warps, combine.num_warps}) {
       const int threads = warps * kLanes;
-      ASSERT_TRUE(threads == kExchangeThreads ||
-                  (c.has_whole_gpu && threads == kMinExchangeThreads));
+      ASSERT_TRUE(threads == cuda::kExchangeThreads ||
+                  (c.has_whole_gpu && threads == cuda::kMinExchangeThreads));
     }
-    const std::int64_t returned = combine.layout.num_return_chunks;
+    const std::int64_t returned = layout_of(c).num_return_chunks;
     ASSERT_LE(combine.num_senders, most * returned * std::min(c.ranks, kTopk));
     ASSERT_LE(combine.num_receivers, tokens * returned);
   }
@@ -151,15 +145,15 @@ TEST(GridTest, RoundsAreEven) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
     const std::int64_t tokens = std::max(1, c.tokens);
-    const DispatchArgs dispatch = dispatch_grid(c, kSends, kReceives);
-    const CombineArgs combine = combine_grid(c, kSends, kReceives);
-    const std::int64_t sums = tokens * combine.layout.num_return_chunks;
+    const cuda::DispatchGrid dispatch = dispatch_grid(c, kSends, kReceives);
+    const cuda::CombineGrid combine = combine_grid(c, kSends, kReceives);
+    const std::int64_t sums = tokens * layout_of(c).num_return_chunks;
     if (combine.num_receivers > kSparseCtas) {
       ASSERT_LT(rounds(sums, combine.num_receivers, combine.num_warps),
                 rounds(sums, combine.num_receivers - 1, combine.num_warps));
     }
     if (dispatch.num_senders <= kSparseCtas) continue;
-    const std::int64_t sent = tokens * dispatch.layout.num_chunks;
+    const std::int64_t sent = tokens * layout_of(c).num_chunks;
     ASSERT_LT(rounds(sent, dispatch.num_senders, dispatch.num_warps),
               rounds(sent, dispatch.num_senders - 1, dispatch.num_warps));
   }
@@ -171,13 +165,15 @@ TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
   const auto grid = [](int tokens, std::int64_t max_tokens, std::int64_t call_max_tokens) {
     return dispatch_grid({kCtas, 8, tokens, 7168, true, max_tokens, call_max_tokens}, true, true);
   };
-  const auto warps = [](const DispatchArgs& args) { return args.num_receivers * args.num_warps; };
+  const auto warps = [](const cuda::DispatchGrid& args) {
+    return args.num_receivers * args.num_warps;
+  };
   // Known limit: as if the rank had that many tokens itself.
   EXPECT_EQ(warps(grid(0, 4096, 8)), warps(grid(8, 8, 0)));
   EXPECT_GE(warps(grid(0, 4096, 128)), warps(grid(128, 128, 0)));
   // Unknown limit: for a sixteenth of the maximum, up to one small CTA per SM.
   EXPECT_EQ(warps(grid(0, 128, 0)), warps(grid(8, 8, 0)));
-  EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / kExchangeCtasPerSm);
+  EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / cuda::kExchangeCtasPerSm);
   EXPECT_EQ(warps(grid(128, 4096, 0)), warps(grid(128, 128, 0)));
 }
 
@@ -196,7 +192,7 @@ TEST(GridTest, EveryTokenIsInOneRunAndInOneTaskOfTerms) {
   for (const GridCase& c : cases()) {
     for (const bool receives : {true, false}) {
       SCOPED_TRACE(c.text());
-      const DispatchArgs a = dispatch_grid(c, kSends, receives);
+      const cuda::DispatchGrid a = dispatch_grid(c, kSends, receives);
       const std::vector<int> once(static_cast<std::size_t>(c.tokens), 1);
       ASSERT_GE(a.num_runs, 1);
       ASSERT_GE(a.tokens_per_run, 1);
@@ -213,8 +209,8 @@ TEST(GridTest, EveryTokenIsInOneRunAndInOneTaskOfTerms) {
 TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
-    const DispatchArgs a = dispatch_grid(c, kSends, kReceives);
-    const int chunks = a.layout.num_chunks;
+    const cuda::DispatchGrid a = dispatch_grid(c, kSends, kReceives);
+    const int chunks = layout_of(c).num_chunks;
     const std::int64_t num_chunks = std::int64_t{std::max(1, c.tokens)} * chunks;
     ASSERT_GE(a.shares, 1);
     ASSERT_LE(a.shares, c.ranks);

@@ -34,8 +34,8 @@ class HostAndDevice {
     return device.is_cpu() ? host() : gpu_.as<std::byte>() + start_;
   }
   void upload() {
-    check_cuda(cudaMemcpy(gpu_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
-               "upload");
+    cuda::check_cuda(cudaMemcpy(gpu_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
+                     "upload");
   }
 
   /// Guards included. The first difference counts from the start of the memory.

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int32_t kMax = 2147483647;
 
 void expect_quotients(std::int32_t divisor) {
-  const FastDivisor by(divisor);
+  const cuda::FastDivisor by(divisor);
   std::vector<std::int64_t> numerators{0, 1, kMax, kMax - 1};
   for (const std::int64_t multiple : {1, 2, 3, 1000, kMax / divisor}) {
     for (const std::int64_t near : {-1, 0, 1}) numerators.push_back(multiple * divisor + near);
@@ -46,7 +46,7 @@ TEST(KernelOwnershipTest, EqualsExpertOwnership) {
   for (const int num_experts : {1, 2, 7, 61, 64, 256, 257, 32768}) {
     for (const int num_ranks : {1, 2, 3, 7, 8, 63, 64}) {
       const ExpertOwnership want{num_experts, num_ranks};
-      const KernelOwnership got(want);
+      const cuda::KernelOwnership got(want);
       for (int rank = 0; rank < num_ranks; ++rank) {
         ASSERT_EQ(got.count(rank), want.count(rank));
         ASSERT_EQ(got.first(rank), want.first(rank));

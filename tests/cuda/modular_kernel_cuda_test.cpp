@@ -148,16 +148,17 @@ class LayerRank {
                                Stream stream) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t instance = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
+                     "capture");
     apply_part(begin, end, micro_batch, stream);
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&instance, graph, 0), "graph");
-    check_cuda(cudaGraphDestroy(graph), "graph");
-    check_cuda(cudaGraphUpload(instance, stream.get()), "graph");
-    check_cuda(cudaStreamSynchronize(stream.get()), "graph");
+    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "graph");
+    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
+    cuda::check_cuda(cudaGraphUpload(instance, stream.get()), "graph");
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "graph");
     return instance;
   }
-  void replay() { check_cuda(cudaGraphLaunch(graph_, arena_.stream().get()), "replay"); }
+  void replay() { cuda::check_cuda(cudaGraphLaunch(graph_, arena_.stream().get()), "replay"); }
 
   std::vector<std::uint16_t> output(std::int64_t num_tokens) {
     arena_.wait();
@@ -239,7 +240,7 @@ std::int64_t tokens_of(int rank, int call) {
 TEST_P(ModularKernelCudaTest, CallsAndReplaysEqualTheCpuLayer) {
   REQUIRE_GPU();
   run_ranks(GetParam().num_ranks, [&](const Group& group) {
-    const DeviceGuard guard(test::gpu_of(group.rank()).index);
+    const cuda::DeviceGuard guard(test::gpu_of(group.rank()).index);
     LayerRank rank(group, GetParam());
     for (int call = 4; call < 6; ++call) {
       const std::int64_t num_tokens = tokens_of(group.rank(), call + 1);
@@ -271,8 +272,8 @@ TEST(ModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
     c.config.num_micro_batches = 2;
     c.num_ctas = 16;  // all of them fit on the GPU together
     run_ranks(2, [&](const Group& group) {
-      const DeviceGuard guard(test::gpu_of(group.rank()).index);
-      const OwnedStream own_second;
+      const cuda::DeviceGuard guard(test::gpu_of(group.rank()).index);
+      const cuda::OwnedStream own_second;
       LayerRank rank(group, c);
       const Stream first = rank.arena().stream();
       const Stream second = Stream::cuda(own_second.get(), rank.arena().device().index);
@@ -285,10 +286,10 @@ TEST(ModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
           rank.apply_part(0, 10, 0, first);
           rank.apply_part(10, 21, 1, second);
         } else {
-          check_cuda(cudaGraphLaunch(graphs[1], second.get()), "replay");
-          check_cuda(cudaGraphLaunch(graphs[0], first.get()), "replay");
+          cuda::check_cuda(cudaGraphLaunch(graphs[1], second.get()), "replay");
+          cuda::check_cuda(cudaGraphLaunch(graphs[0], first.get()), "replay");
         }
-        check_cuda(cudaStreamSynchronize(second.get()), "second");
+        cuda::check_cuda(cudaStreamSynchronize(second.get()), "second");
         EXPECT_EQ(rank.output(21), want) << name_of(kind) << " call " << call;
       }
       for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
@@ -302,7 +303,7 @@ TEST(CublasModularKernelTest, IsCloseToTheCpuLayer) {
   for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kElasticDecode}) {
     const LayerCase c{"blas", kind, 2, config_of(schemes::kNone)};
     run_ranks(2, [&](const Group& group) {
-      const DeviceGuard guard(test::gpu_of(group.rank()).index);
+      const cuda::DeviceGuard guard(test::gpu_of(group.rank()).index);
       std::unique_ptr<LayerRank> rank;
       try {
         rank = std::make_unique<LayerRank>(group, c, "cublas");

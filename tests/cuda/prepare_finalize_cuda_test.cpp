@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the prepare/finalize classes on GPUs hand out and accept has the bits of those on CPUs, where
-// the layers of src/conformance do not try it: renamed experts, other schemes on the wire, deferred
-// quantization, small calls, every policy. Ranks are threads; with fewer GPUs than ranks some share
-// a GPU.
+// What the prepare/finalize classes on GPUs hand out and accept has the bits of those on CPUs,
+// where the layers of src/conformance do not try it: renamed experts, other schemes on the wire,
+// deferred quantization, small calls, every policy. Ranks are threads; with fewer GPUs than ranks
+// some share a GPU.
 
 #include <string>
 #include <vector>

@@ -135,7 +135,7 @@ TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
   REQUIRE_GPU();
   HostAndDevice global = make_floats({kGlobalScale});
   for (const QuantScheme& scheme : {schemes::kNvfp4, schemes::kMxfp4}) {
-    const std::int64_t ctas = num_multiprocessors();
+    const std::int64_t ctas = cuda::num_multiprocessors();
     for (const Shape& shape : {Shape{60 * ctas + 3, 1024}, Shape{120 * ctas + 1, 48}}) {
       SCOPED_TRACE(test::describe(scheme, DType::kBF16, shape.num_rows, shape.hidden));
       const std::int64_t width = 2 * shape.hidden;
@@ -248,7 +248,7 @@ TEST(QuantizeCudaTest, EveryCodeBecomesTheSameValue) {
 // A capture allocates nothing and waits for nothing; a replay reads the current contents.
 TEST(QuantizeCudaTest, CallsMayBeCaptured) {
   REQUIRE_GPU();
-  const OwnedStream stream;
+  const cuda::OwnedStream stream;
   for (const QuantScheme& scheme : {schemes::kFp8Tensor, schemes::kFp8Token, schemes::kFp8Block}) {
     const Shape shape{9, 512};
     HostAndDevice x = test::make_rows(DType::kBF16, shape.num_rows, shape.hidden, shape.hidden);
@@ -263,18 +263,18 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
     };
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
     call(Stream::cuda(stream.get(), test::kGpu.index));
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (int round = 0; round < 3; ++round) {
       for (std::int64_t h = 0; h < shape.hidden; ++h) {
         scalar::store(x.host(), DType::kBF16, h, test::element(6, h + 1000 * round));
       }
       x.upload();
       call(Stream::host());
-      check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
-      check_cuda(cudaStreamSynchronize(stream.get()), "replay");
+      cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+      cuda::check_cuda(cudaStreamSynchronize(stream.get()), "replay");
       q.expect_equal("q");
       scales.expect_equal("scales");
     }

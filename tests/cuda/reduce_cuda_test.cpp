@@ -73,12 +73,12 @@ void expect_cpu_bits(const GatherCase& test) {
   }
   TensorPair output(test.out_dtype, test.num_tokens, test.hidden, {test.hidden + gap, 1, gap});
   ep_gather(rows.host, ids.host, weights.host, inv_perm.host, map.host, output.host);
-  const OwnedStream own_stream;
+  const cuda::OwnedStream own_stream;
   const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
   const ErrorWord errors;
   ep_gather(rows.device, ids.device, weights.device, inv_perm.device, map.device, output.device,
             stream, errors.view());
-  check_cuda(cudaStreamSynchronize(stream.get()), "ep_gather");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "ep_gather");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
   EXPECT_EQ(errors.value(), 0);
@@ -129,7 +129,7 @@ TEST(GatherCudaTest, RowsOutsideAreCountedAndLeftOut) {
   TensorPair output(DType::kF32, 2, 4);
   const ErrorWord errors;
   unpermute_and_reduce(rows.device, bad.device, {}, output.device, kGpuStream, errors.view());
-  check_cuda(cudaDeviceSynchronize(), "unpermute_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "unpermute_and_reduce");
   std::copy_n(rows.host.as<float>(), 8, output.host.as<float>());
   EXPECT_TRUE(output.is_equal());
   EXPECT_EQ(errors.value(), 2);
@@ -183,7 +183,7 @@ void expect_policy_bits(const PolicyCase& test) {
   (void)weight_and_reduce(test.policy,
                           arguments([](const TensorPair& pair) { return pair.device; }),
                           output.device, kGpuStream, workspace.span(), errors.view());
-  check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
   EXPECT_TRUE(workspace.has_guards());
@@ -226,7 +226,7 @@ TEST(WeightAndReduceCudaTest, RowsBeyondTheCapacityAreCountedAndLeftOut) {
   arguments.apply_router_weight_on_input = true;
   (void)weight_and_reduce(policy, arguments, output.device, kGpuStream, workspace.span(),
                           errors.view());
-  check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+  cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   std::fill_n(output.host.as<float>(), 12, 0.0f);
   std::copy_n(rows.host.as<float>(), 8, output.host.as<float>());
   EXPECT_TRUE(output.is_equal());
@@ -247,7 +247,7 @@ TEST(WeightAndReduceCudaTest, NoOpReturnsTheRowsOrCopiesThem) {
     EXPECT_EQ(weight_and_reduce(policy, arguments, {}, kGpuStream).data(), rows.device.data());
     EXPECT_EQ(weight_and_reduce(policy, arguments, output.device, kGpuStream).data(),
               output.device.data());
-    check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
+    cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
     EXPECT_TRUE(output.is_equal());
   }
 }

@@ -33,7 +33,7 @@ inline std::string why_not(const std::string& heap) {
 inline std::size_t free_bytes() {
   std::size_t available = 0;
   std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+  cuda::check_cuda(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
   return available;
 }
 
@@ -41,10 +41,10 @@ inline std::size_t free_bytes() {
 inline std::int64_t free_bytes_of_all_gpus() {
   return std::stoll(run_in_child([] {
     int num_gpus = 0;
-    check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
+    cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
     std::size_t sum = 0;
     for (int device = 0; device < num_gpus; ++device) {
-      check_cuda(cudaSetDevice(device), "cudaSetDevice");
+      cuda::check_cuda(cudaSetDevice(device), "cudaSetDevice");
       sum += free_bytes();
     }
     return std::to_string(sum);

@@ -114,12 +114,12 @@ void expect_cpu_bytes(const ScatterCase& test) {
              tensors.outputs(kOnHost));
   const GuardedWorkspace workspace(
       ep_scatter_workspace_bytes(test.num_tokens, test.num_topk, test.num_local));
-  const OwnedStream own_stream;
+  const cuda::OwnedStream own_stream;
   const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
   const ErrorWord errors;
   ep_scatter(tensors.x.device, tensors.scales.device, tensors.ids.device, options(kOnDevice),
              tensors.outputs(kOnDevice), stream, workspace.span(), errors.view());
-  check_cuda(cudaStreamSynchronize(stream.get()), "ep_scatter");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "ep_scatter");
   tensors.expect_equal();
   EXPECT_TRUE(workspace.has_guards());
   EXPECT_EQ(errors.value(), 0);
@@ -230,7 +230,7 @@ TEST(ScatterCudaTest, ThePlanAloneIsThatOfTheScatter) {
   outputs.x = {};
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(301, 5, 17));
   plan_permute(tensors.ids.device, {.alignment = 8}, outputs, kGpuStream, workspace.span());
-  check_cuda(cudaDeviceSynchronize(), "plan_permute");
+  cuda::check_cuda(cudaDeviceSynchronize(), "plan_permute");
   for (const TensorPair* pair : {&tensors.m_indices, &tensors.inv_perm, &tensors.first_row,
                                  &tensors.counts, &tensors.needed}) {
     EXPECT_TRUE(pair->is_equal());
@@ -250,7 +250,7 @@ TEST(ScatterCudaTest, NoLocalExpertsNeedNoRows) {
   plan_permute(ids.device, {},
                {{}, {}, m_indices.device, inv_perm.device, first_row.device, {}, needed.device},
                kGpuStream, workspace.span());
-  check_cuda(cudaDeviceSynchronize(), "plan_permute");
+  cuda::check_cuda(cudaDeviceSynchronize(), "plan_permute");
   std::fill_n(inv_perm.host.as<std::int32_t>(), 6, -1);
   std::fill_n(m_indices.host.as<std::int32_t>(), 2, -1);
   *needed.host.as<std::int64_t>() = 0;
@@ -285,7 +285,7 @@ TEST(ScatterCudaTest, RefusedValuesAreCountedAndGoNowhere) {
   ep_scatter(tensors.x.device, {}, bad_ids.device,
              {.expert_num_tokens = known.device, .alignment = 8}, tensors.outputs(kOnDevice),
              kGpuStream, workspace.span(), errors.view());
-  check_cuda(cudaDeviceSynchronize(), "ep_scatter");
+  cuda::check_cuda(cudaDeviceSynchronize(), "ep_scatter");
   tensors.expect_equal();
   EXPECT_EQ(errors.value(), num_bad + 1);
 
@@ -298,7 +298,7 @@ TEST(ScatterCudaTest, RefusedValuesAreCountedAndGoNowhere) {
   std::copy_n(ids, 5, five.host.as<std::int64_t>());
   five.upload();
   count_expert_num_tokens(five.device, counts.device, map.device, kGpuStream, map_errors.view());
-  check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
+  cuda::check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
   std::fill_n(counts.host.as<std::int32_t>(), 2, 1);
   EXPECT_TRUE(counts.is_equal());
   EXPECT_EQ(map_errors.value(), 2);

@@ -88,17 +88,18 @@ class TensorPair {
   }
 
   void upload() {
-    check_cuda(
+    cuda::check_cuda(
         cudaMemcpy(device_bytes_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
         "upload");
     // A copy from pageable memory may still be under way, and other streams do not wait for it.
-    check_cuda(cudaStreamSynchronize(nullptr), "upload");
+    cuda::check_cuda(cudaStreamSynchronize(nullptr), "upload");
   }
 
   std::vector<std::byte> download() const {
     std::vector<std::byte> got(bytes_.size());
-    check_cuda(cudaMemcpy(got.data(), device_bytes_.data(), got.size(), cudaMemcpyDeviceToHost),
-               "download");
+    cuda::check_cuda(
+        cudaMemcpy(got.data(), device_bytes_.data(), got.size(), cudaMemcpyDeviceToHost),
+        "download");
     return got;
   }
 
@@ -152,8 +153,8 @@ class ErrorWord {
   const TensorView& view() const { return word_.device; }
   std::int32_t value() const {
     std::int32_t value = 0;
-    check_cuda(cudaMemcpy(&value, word_.device.data(), sizeof value, cudaMemcpyDeviceToHost),
-               "error word");
+    cuda::check_cuda(cudaMemcpy(&value, word_.device.data(), sizeof value, cudaMemcpyDeviceToHost),
+                     "error word");
     return value;
   }
 

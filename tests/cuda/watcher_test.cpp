@@ -27,8 +27,8 @@ using ::testing::HasSubstr;
 constexpr std::int64_t kNumExperts = 8;
 constexpr WaitSite kSite{Phase::kDispatchSend, 41, -1};
 
-WaitRecord record_of(WaitPlace place, std::int32_t peer, std::int32_t token) {
-  WaitRecord record{};
+cuda::WaitRecord record_of(cuda::WaitPlace place, std::int32_t peer, std::int32_t token) {
+  cuda::WaitRecord record{};
   record.place = static_cast<std::uint32_t>(place);
   record.peer = peer;
   record.token = token;
@@ -38,9 +38,9 @@ WaitRecord record_of(WaitPlace place, std::int32_t peer, std::int32_t token) {
 }
 
 // Writes the failure last, as a kernel does.
-void leave(WatchWords& words, WaitFailure failure, const WaitRecord& record) {
-  constexpr std::size_t kRest = offsetof(WaitRecord, place);
-  std::memcpy(&words.record.place, &record.place, sizeof(WaitRecord) - kRest);
+void leave(WatchWords& words, cuda::WaitFailure failure, const cuda::WaitRecord& record) {
+  constexpr std::size_t kRest = offsetof(cuda::WaitRecord, place);
+  std::memcpy(&words.record.place, &record.place, sizeof(cuda::WaitRecord) - kRest);
   std::atomic_ref(words.record.failure)
       .store(static_cast<std::uint32_t>(failure), std::memory_order_release);
 }
@@ -57,7 +57,7 @@ std::int64_t wait_for_word(WatchWords& words) {
 TEST(WatcherTest, NothingHappensWhileAllIsWell) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     usleep(100'000);
     EXPECT_NO_THROW(watcher.check(kSite));
     EXPECT_FALSE(watcher.look());
@@ -69,10 +69,10 @@ TEST(WatcherTest, NothingHappensWhileAllIsWell) {
 TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
   run_ranks(3, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 0) {
-      leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kRow, 2, 3));
+      leave(words, cuda::WaitFailure::kTimeout, record_of(cuda::WaitPlace::kRow, 2, 3));
     }
     EXPECT_LT(wait_for_word(words), 1000);
     const Error error = error_of([&] { watcher.check(kSite); });
@@ -86,7 +86,7 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
                  : fmt::format(" (rank {} of 3 stopped in dispatch send, call 41)", group.rank())));
     // A later record changes nothing.
     if (group.rank() == 1) {
-      leave(words, WaitFailure::kAborted, record_of(WaitPlace::kReturnedRow, 2, 5));
+      leave(words, cuda::WaitFailure::kAborted, record_of(cuda::WaitPlace::kReturnedRow, 2, 5));
     }
     EXPECT_STREQ(error_of([&] { watcher.check(kSite); }).what(), error.what());
   });
@@ -95,11 +95,11 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
 TEST(WatcherTest, KernelThatStoppedSaysWhere) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) group.abort("enough");
     EXPECT_LT(wait_for_word(words), 1000);
-    leave(words, WaitFailure::kAborted, record_of(WaitPlace::kReturnedRow, 1, 5));
+    leave(words, cuda::WaitFailure::kAborted, record_of(cuda::WaitPlace::kReturnedRow, 1, 5));
     const Error error = error_of([&] { watcher.check(kSite); });
     EXPECT_EQ(error.code(), Errc::kAborted);
     EXPECT_EQ(std::string(error.what()),
@@ -112,13 +112,13 @@ TEST(WatcherTest, KernelThatStoppedSaysWhere) {
 TEST(WatcherTest, BadIdIsThisRanksErrorAndAbortsTheOthers) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
-      WaitRecord record = record_of(WaitPlace::kInput, 1, 5);
+      cuda::WaitRecord record = record_of(cuda::WaitPlace::kInput, 1, 5);
       record.expected = 3;
       record.seen = 99;
-      leave(words, WaitFailure::kInvalidId, record);
+      leave(words, cuda::WaitFailure::kInvalidId, record);
     }
     wait_for_word(words);
     const bool is_own = group.rank() == 1;
@@ -131,13 +131,13 @@ TEST(WatcherTest, BadIdIsThisRanksErrorAndAbortsTheOthers) {
 TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     if (group.rank() == 1) {
-      WaitRecord record = record_of(WaitPlace::kAnnouncement, 1, 2);
+      cuda::WaitRecord record = record_of(cuda::WaitPlace::kAnnouncement, 1, 2);
       record.expected = 4;
       record.seen = 9;
-      leave(words, WaitFailure::kCapacityExceeded, record);
+      leave(words, cuda::WaitFailure::kCapacityExceeded, record);
     }
     wait_for_word(words);
     test::expect_error(Errc::kCapacityExceeded,
@@ -149,10 +149,11 @@ TEST(WatcherTest, ExceededCapacityIsEveryRanksError) {
 TEST(WatcherTest, PeerWithoutWeightsIsThisRanksErrorAndAbortsTheOthers) {
   run_ranks(3, [](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     group.barrier();
     const bool is_own = group.rank() == 1;
-    if (is_own) leave(words, WaitFailure::kNoWeights, record_of(WaitPlace::kReturnedRow, 2, 5));
+    if (is_own)
+      leave(words, cuda::WaitFailure::kNoWeights, record_of(cuda::WaitPlace::kReturnedRow, 2, 5));
     wait_for_word(words);
     test::expect_error(is_own ? Errc::kInvalidArgument : Errc::kAborted,
                        "returned_weights is wanted, but rank 2 passed no row_weights", [&] {
@@ -165,7 +166,7 @@ TEST(WatcherTest, PeerThatLeftIsLost) {
   EXPECT_NO_THROW(run_ranks(2, [](const Group& group) {
     if (group.rank() == 1) return;
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     EXPECT_LT(wait_for_word(words), 1000);
     test::expect_error(Errc::kPeerLost, "rank 1 was lost (it left the group)",
                        [&] { watcher.check(kSite); });
@@ -176,11 +177,11 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
   test::Shared<std::atomic<int>> num_ready;
   test::RankProcesses ranks(3, [&](const Group& group) {
     WatchWords words{};
-    Watcher watcher(group.engine(), words, kNumExperts);
+    Watcher watcher(group.control(), words, kNumExperts);
     ++*num_ready;
     EXPECT_LT(wait_for_word(words), 10'000);
     // What the kernel reported is not the cause.
-    leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kReturnedRow, 1, 5));
+    leave(words, cuda::WaitFailure::kTimeout, record_of(cuda::WaitPlace::kReturnedRow, 1, 5));
     watcher.check(kSite);
   });
   const Deadline deadline = Deadline::after_ms(20'000);
@@ -199,8 +200,8 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
 }
 
 TEST(WaitFailureTest, IdsInWords) {
-  WaitRecord record = record_of(WaitPlace::kInput, 0, 5);
-  record.failure = static_cast<std::uint32_t>(WaitFailure::kInvalidId);
+  cuda::WaitRecord record = record_of(cuda::WaitPlace::kInput, 0, 5);
+  record.failure = static_cast<std::uint32_t>(cuda::WaitFailure::kInvalidId);
   record.expected = 1;
   const auto what = [&](std::int32_t id) {
     record.seen = id;

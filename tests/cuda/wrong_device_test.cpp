@@ -358,7 +358,7 @@ TEST(WrongDeviceOfClassesTest, IsNamedAndNothingIsSent) {
           expect_refused("output", wrong, device, [&] { object->finalize(results, right); });
         }
         object->finalize({input.output, rows, WeightAndReduce::no_op()}, right);
-        if (device.is_cuda()) check_cuda(cudaDeviceSynchronize(), "finalize");
+        if (device.is_cuda()) (void)Downloaded(input.output, right);  // waits
         object->check();
       });
     }
@@ -407,7 +407,7 @@ TEST(WrongDeviceOfLayersTest, PartsOfTwoDevicesAreNamed) {
 
 int current_gpu() {
   int index = -1;
-  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  cuda::check_cuda(cudaGetDevice(&index), "cudaGetDevice");
   return index;
 }
 
@@ -436,7 +436,7 @@ class OtherGpuTest : public testing::TestWithParam<int> {
   // The current GPU, and the one that calls work on.
   void SetUp() override {
     if (num_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
-    check_cuda(cudaSetDevice(GetParam()), "cudaSetDevice");
+    cuda::check_cuda(cudaSetDevice(GetParam()), "cudaSetDevice");
   }
   static Device other() { return Device::cuda(1 - GetParam()); }
   static Stream stream() { return Stream::default_of(other()); }
@@ -471,7 +471,7 @@ TEST_P(OtherGpuTest, FunctionsWorkThereAndKeepTheCurrentOne) {
 
 TEST_P(OtherGpuTest, ExchangeClassAndLayerWorkThereAndKeepTheCurrentOne) {
   run_ranks(1, [&](const Group& group) {
-    check_cuda(cudaSetDevice(GetParam()), "cudaSetDevice");
+    cuda::check_cuda(cudaSetDevice(GetParam()), "cudaSetDevice");
     const KeepsCurrentGpu all("all");
     const Tensor tokens = filled<std::uint16_t>(DType::kBF16, {4, 16}, other(), 0x3F80);
     const Tensor ids = filled<std::int64_t>(DType::kI64, {4, 2}, other(), -1);

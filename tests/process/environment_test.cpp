@@ -73,7 +73,7 @@ TEST(EnvironmentTest, OneRankOverSharedMemoryNeedsNoStore) {
       const Group group = Group::from_environment({.engine = "shm"});
       EXPECT_EQ(group.size(), 1);
       EXPECT_STREQ(group.engine_name(), "shm");
-      const auto window = group.engine().make_window(4096);
+      const auto window = group.engine().windows().make_window(4096);
       EXPECT_EQ(window->base(0)[0], std::byte{0});
       group.barrier();
     }
@@ -141,7 +141,7 @@ TEST(EnvironmentTest, FailedGroupTakesItsServerAlongButNotThatOfOthers) {
                 Errc::kTimeout);
     }
     outer.barrier();
-    (void)first.engine().all_gather_text("still served");
+    (void)first.control().all_gather_text("still served");
     Group::from_environment().barrier();  // nothing of the failed group is left
   });
 }
@@ -156,7 +156,7 @@ TEST(EnvironmentTest, DestroyedGroupLeavesNothing) {
     outer.barrier();  // nobody may reconnect before all have counted
     {
       const Group group = Group::from_environment();
-      const auto window = group.engine().make_window(8192);
+      const auto window = group.engine().windows().make_window(8192);
       EXPECT_GT(num_open_files(), files_before);
       EXPECT_THAT(text_of("/proc/self/maps"), HasSubstr("switchyard window"));
       group.barrier();

@@ -145,6 +145,18 @@ TEST(LauncherTest, KilledRankEndsAllWithinASecondAndIsNamed) {
   }
 }
 
+// The launcher tells the world; subgroups learn of it from there. Rank 2 is rank 0 of its pair.
+TEST(LauncherTest, KilledRankIsNamedInSubgroups) {
+  const Finished got = run(options_for(4, "die_in_pairs", 2));
+  EXPECT_EQ(got.result.culprit, 2);
+  for (const char* who :
+       {"[rank 0] peer_lost: dispatch: rank 2 of the parent group was lost (killed by signal 9)",
+        "[rank 1] peer_lost: dispatch: rank 2 of the parent group was lost (killed by signal 9)",
+        "[rank 3] peer_lost: dispatch: rank 0 was lost (killed by signal 9) while rank 1 waited"}) {
+    EXPECT_THAT(got.errors, HasSubstr(who));
+  }
+}
+
 TEST(LauncherTest, ExitCodeOfTheFirstThatFailsIsReturned) {
   const Finished got = run(options_for(3, "exit3", 1));
   EXPECT_EQ(got.result.exit_code, 3);

@@ -41,7 +41,7 @@ int show_variables() {
 
 int meet() {
   const Group group = Group::from_environment();
-  const auto window = group.engine().make_window(4096);
+  const auto window = group.engine().windows().make_window(4096);
   window->base(0)[group.rank()] = std::byte{1};
   group.barrier();
   int sum = 0;
@@ -55,10 +55,20 @@ int meet() {
 int wait_for_nothing(int special, void (*act)()) {
   const Group group = Group::from_environment();
   group.barrier();
-  group.engine().enter(Phase::kDispatchReceive, 17);
+  group.control().enter(Phase::kDispatchReceive, 17);
   if (group.rank() == special) act();
   const int peer = group.rank() == special ? (special + 1) % group.size() : special;
-  group.engine().wait({Phase::kDispatchReceive, 17, peer}, [] { return false; });
+  group.control().wait({Phase::kDispatchReceive, 17, peer}, [] { return false; });
+  return 0;
+}
+
+// Pairs; the one without `special` waits too.
+int wait_in_pairs(int special, void (*act)()) {
+  const Group group = Group::from_environment();
+  const Group pair = group.split(group.rank() / 2);
+  group.barrier();
+  if (group.rank() == special) act();
+  pair.control().wait({Phase::kDispatchReceive, 17, 1 - pair.rank()}, [] { return false; });
   return 0;
 }
 
@@ -83,7 +93,7 @@ void die() {
 void wait_for_abort() {
   const Group group = Group::from_environment();
   std::fprintf(stderr, "pid %d\n", getpid());
-  group.engine().wait({Phase::kDispatchReceive, 17, -1}, [] { return false; });
+  group.control().wait({Phase::kDispatchReceive, 17, -1}, [] { return false; });
 }
 
 int run(const std::string& task, int special) {
@@ -92,6 +102,7 @@ int run(const std::string& task, int special) {
   if (task == "variables") return show_variables();
   if (task == "meet") return meet();
   if (task == "die") return wait_for_nothing(special, die);
+  if (task == "die_in_pairs") return wait_in_pairs(special, die);
   if (task == "exit3") return wait_for_nothing(special, [] { _exit(3); });
   if (task == "stop") return wait_for_nothing(special, [] { raise(SIGSTOP); });
   if (task == "hang") hang();

@@ -57,7 +57,7 @@ TEST(ShmEngineTest, KnowsRankSizeAndName) {
 TEST(ShmEngineTest, WindowIsZeroAndVisibleToAll) {
   for (const int size : kSizes) {
     run_processes(size, [&](const Group& group) {
-      const auto window = group.engine().make_window(4096 + 64);
+      const auto window = group.engine().windows().make_window(4096 + 64);
       ASSERT_EQ(window->size_bytes(), 4160u);
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_EQ(window->base(rank)[100 + group.rank()], std::byte{0});
@@ -80,7 +80,7 @@ TEST(ShmEngineTest, ManyWindowsOfOddSizes) {
   run_processes(3, [](const Group& group) {
     std::vector<std::unique_ptr<Window>> windows;
     for (const std::size_t bytes : {0u, 1u, 63u, 4097u, 3u << 20}) {
-      windows.push_back(group.engine().make_window(bytes));
+      windows.push_back(group.engine().windows().make_window(bytes));
       EXPECT_EQ(windows.back()->size_bytes(), bytes);
     }
   });
@@ -88,7 +88,7 @@ TEST(ShmEngineTest, ManyWindowsOfOddSizes) {
 
 TEST(ShmEngineTest, WindowOutlivesItsGroup) {
   run_processes(2, [](const Group& group) {
-    const auto window = group.engine().make_window(64);
+    const auto window = group.engine().windows().make_window(64);
     window->base(group.rank())[0] = std::byte{7};
     group.barrier();
     if (group.rank() == 1) {
@@ -100,16 +100,17 @@ TEST(ShmEngineTest, WindowOutlivesItsGroup) {
 TEST(ShmEngineTest, UnequalWindowSizesAreNamed) {
   run_processes(3, [](const Group& group) {
     const Error error =
-        error_of([&] { (void)group.engine().make_window(group.rank() == 2 ? 128 : 64); });
+        error_of([&] { (void)group.engine().windows().make_window(group.rank() == 2 ? 128 : 64); });
     EXPECT_EQ(error.code(), Errc::kInvalidArgument);
     EXPECT_THAT(error.what(), HasSubstr("rank 2 asks for 128 bytes, but rank 0 for 64"));
-    (void)group.engine().make_window(64);  // the group still works
+    (void)group.engine().windows().make_window(64);  // the group still works
   });
 }
 
 TEST(ShmEngineTest, WindowBeyondMemoryIsRefusedWithNumbers) {
   run_processes(2, [](const Group& group) {
-    const Error error = error_of([&] { (void)group.engine().make_window(std::size_t{1} << 40); });
+    const Error error =
+        error_of([&] { (void)group.engine().windows().make_window(std::size_t{1} << 40); });
     EXPECT_EQ(error.code(), Errc::kOutOfMemory);
     EXPECT_THAT(error.what(), HasSubstr("1048576.0 MiB on each of 2 ranks are 2097152.0 MiB"));
     group.barrier();
@@ -119,13 +120,13 @@ TEST(ShmEngineTest, WindowBeyondMemoryIsRefusedWithNumbers) {
 TEST(ShmEngineTest, DescriptorsReachEveryRank) {
   for (const int size : kSizes) {
     run_processes(size, [&](const Group& group) {
-      ASSERT_TRUE(group.engine().can_swap_descriptors());
+      ASSERT_TRUE(group.engine().windows().can_swap_descriptors());
       for (int round = 0; round < 3; ++round) {
         const std::size_t bytes = 4096;
         const Fd own = make_shared_memory("switchyard test", bytes);
         const Mapping mine(own, bytes);
         mine.data()[0] = static_cast<std::byte>(10 * round + group.rank());
-        const std::vector<Fd> all = group.engine().swap_descriptors(own, bytes);
+        const std::vector<Fd> all = group.engine().windows().swap_descriptors(own, bytes);
         ASSERT_EQ(all.size(), static_cast<std::size_t>(size));
         for (int peer = 0; peer < size; ++peer) {
           const Fd& theirs = all[static_cast<std::size_t>(peer)];
@@ -144,7 +145,7 @@ TEST(ShmEngineTest, AllGatherTextReturnsByRank) {
     run_processes(size, [&](const Group& group) {
       for (int round = 0; round < 5; ++round) {
         const auto texts =
-            group.engine().all_gather_text(std::to_string(group.rank() * 100 + round));
+            group.control().all_gather_text(std::to_string(group.rank() * 100 + round));
         ASSERT_EQ(texts.size(), static_cast<std::size_t>(size));
         for (int rank = 0; rank < size; ++rank) {
           EXPECT_EQ(texts[static_cast<std::size_t>(rank)], std::to_string(rank * 100 + round));
@@ -172,13 +173,13 @@ TEST(ShmEngineTest, PingPongMissesNoBell) {
   constexpr int kRounds = 100'000;
   test::Shared<std::atomic<int>> ball;
   run_processes(2, [&](const Group& group) {
-    Engine& engine = group.engine();
+    Control& control = group.control();
     const int peer = 1 - group.rank();
     for (int round = group.rank(); round < kRounds; round += 2) {
-      engine.wait({Phase::kDispatchReceive, static_cast<std::uint64_t>(round), peer},
-                  [&] { return ball->load(std::memory_order_acquire) == round; });
+      control.wait({Phase::kDispatchReceive, static_cast<std::uint64_t>(round), peer},
+                   [&] { return ball->load(std::memory_order_acquire) == round; });
       ball->store(round + 1, std::memory_order_release);
-      engine.notify(peer);
+      group.engine().windows().notify(peer);
     }
   });
   EXPECT_EQ(*ball, kRounds);
@@ -189,7 +190,7 @@ TEST(ShmEngineTest, DestroyedGroupLeavesNoDescriptorAndNoMapping) {
     outer.barrier();
     const int files_before = num_open_files();
     for (int repeat = 0; repeat < 3; ++repeat) {
-      const auto window = outer.engine().make_window(8192);
+      const auto window = outer.engine().windows().make_window(8192);
       EXPECT_EQ(num_open_files(), files_before);
       EXPECT_THAT(text_of("/proc/self/maps"), HasSubstr("switchyard window"));
     }
@@ -200,7 +201,7 @@ TEST(ShmEngineTest, DestroyedGroupLeavesNoDescriptorAndNoMapping) {
 
 TEST(ShmEngineTest, NothingIsLeftBehind) {
   const std::string sockets_before = text_of("/proc/net/unix");
-  run_processes(4, [](const Group& group) { (void)group.engine().make_window(1 << 20); });
+  run_processes(4, [](const Group& group) { (void)group.engine().windows().make_window(1 << 20); });
   EXPECT_THAT(text_of("/proc/net/unix"),
               ::testing::Not(HasSubstr("@switchyard-test-" + std::to_string(getpid()))));
   const int files = num_open_files();

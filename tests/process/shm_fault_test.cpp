@@ -49,8 +49,8 @@ TEST(ShmFaultTest, KilledPeerIsNamedOnAllRanksWithinASecond) {
   test::Shared<std::atomic<int>> num_waiting;
   RankProcesses ranks(4, [&](const Group& group) {
     ++*num_waiting;
-    group.engine().enter(Phase::kDispatchReceive, 17);
-    group.engine().wait({Phase::kDispatchReceive, 17, (group.rank() + 1) % 4}, kNever);
+    group.control().enter(Phase::kDispatchReceive, 17);
+    group.control().wait({Phase::kDispatchReceive, 17, (group.rank() + 1) % 4}, kNever);
   });
   wait_until(*num_waiting, 4);
   const std::int64_t start = now_ns();
@@ -71,8 +71,8 @@ TEST(ShmFaultTest, KilledPeerIsNamedInABarrierAndInAWindow) {
     test::Shared<std::atomic<int>> num_ready;
     RankProcesses ranks(3, [&](const Group& group) {
       ++*num_ready;
-      if (group.rank() == 0) group.engine().wait({Phase::kIdle, 0, 1}, kNever);
-      if (in_window) (void)group.engine().make_window(4096);
+      if (group.rank() == 0) group.control().wait({Phase::kIdle, 0, 1}, kNever);
+      if (in_window) (void)group.engine().windows().make_window(4096);
       group.barrier();
     });
     wait_until(*num_ready, 3);
@@ -89,10 +89,10 @@ TEST(ShmFaultTest, StoppedPeerIsATimeoutThatNamesIt) {
   test::Shared<std::atomic<int>> num_ready;
   RankProcesses ranks(3,
                       [&](const Group& group) {
-                        group.engine().enter(Phase::kCombineSend, 5);
+                        group.control().enter(Phase::kCombineSend, 5);
                         ++*num_ready;
                         while (*num_ready < 4) usleep(1000);
-                        group.engine().wait({Phase::kCombineReceive, 6, 1}, kNever);
+                        group.control().wait({Phase::kCombineReceive, 6, 1}, kNever);
                       },
                       {.timeout_ms = 500, .deadline_ms = 30'000});
   wait_until(*num_ready, 3);
@@ -115,7 +115,7 @@ TEST(ShmFaultTest, StoppedPeerIsATimeoutThatNamesIt) {
 TEST(ShmFaultTest, PeerThatLeftIsLostAtOnce) {
   const std::int64_t start = now_ns();
   RankProcesses ranks(2, [](const Group& group) {
-    if (group.rank() == 0) group.engine().wait({Phase::kCombineReceive, 3, 1}, kNever);
+    if (group.rank() == 0) group.control().wait({Phase::kCombineReceive, 3, 1}, kNever);
   });
   const std::vector<RankOutcome> outcomes = ranks.wait();
   EXPECT_LT(seconds_since(start), 5.0);
@@ -131,11 +131,11 @@ TEST(ShmFaultTest, PeerThatLeftIsNotMissedByOthers) {
     if (group.rank() == 1) {
       usleep(400'000);
       flag->store(1, std::memory_order_release);
-      group.engine().notify(0);
+      group.engine().windows().notify(0);
       return;
     }
-    group.engine().wait({Phase::kDispatchReceive, 1, 1},
-                        [&] { return flag->load(std::memory_order_acquire) == 1; });
+    group.control().wait({Phase::kDispatchReceive, 1, 1},
+                         [&] { return flag->load(std::memory_order_acquire) == 1; });
   });
 }
 
@@ -145,7 +145,7 @@ TEST(ShmFaultTest, AbortReachesAllRanks) {
     ++*num_ready;
     while (*num_ready < 3) usleep(1000);
     if (group.rank() == 1) group.abort("user said stop");
-    group.engine().wait({Phase::kDispatchReceive, 1, 0}, kNever);
+    group.control().wait({Phase::kDispatchReceive, 1, 0}, kNever);
   });
   wait_until(*num_ready, 3);
   const std::int64_t start = now_ns();

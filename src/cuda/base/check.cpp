@@ -4,7 +4,7 @@
 
 #include "core/fail.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 Errc code_of(cudaError_t result) {
@@ -29,4 +29,4 @@ void check_cuda(cudaError_t result, const char* what) {
 
 void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Throws "<what>: CUDA says <name>: <description>" unless `result` is cudaSuccess. Errors:
 /// kOutOfMemory for cudaErrorMemoryAllocation; kNotAvailable without a device, a driver or a kernel
@@ -15,4 +15,4 @@ void check_cuda(cudaError_t result, const char* what);
 /// Call after a launch: throws the error that it left behind, as check_cuda does.
 void check_launch(const char* kernel);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -10,7 +10,7 @@
 #include "core/host_device.h"
 #include "plan/expert_ownership.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Computes n / divisor for 0 <= n < 2^31 with a multiplication and a shift (Granlund and
 /// Montgomery, Division by invariant integers using multiplication, 1994).
@@ -67,4 +67,4 @@ struct KernelOwnership {
   }
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -10,7 +10,7 @@
 
 #include "cuda/base/check.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 struct LaunchShape {
   int ctas = 1;
@@ -66,4 +66,4 @@ void launch_kernel(void (*kernel)(Params...), const LaunchShape& shape, const ch
   check_cuda(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

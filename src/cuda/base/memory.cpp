@@ -6,7 +6,7 @@
 
 #include "cuda/base/check.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 DeviceGuard::DeviceGuard(int device) {
   check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
@@ -42,4 +42,4 @@ OwnedStream::~OwnedStream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -8,7 +8,7 @@
 #include <cuda_runtime_api.h>
 #include <utility>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Makes a device current for the lifetime of the guard.
 class DeviceGuard {
@@ -91,4 +91,4 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

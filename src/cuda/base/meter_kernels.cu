@@ -2,28 +2,17 @@
 
 #include "cuda/base/check.h"
 #include "cuda/base/meter_kernels.h"
-#include "cuda/exchange/wire.cuh"
+#include "cuda/base/ptx.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
-__device__ std::uint32_t load_word(const void* from) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-
-__device__ void store_word(void* to, std::uint32_t value) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-// Returns false if the value did not arrive in time; whoever waits for this GPU's results notices
-// by other means.
+// False: it did not come in time; whoever waits for this GPU's results hears of it otherwise.
 __device__ bool await_word(const void* at, std::uint32_t value, std::uint64_t timeout_ns) {
   constexpr std::uint32_t kLooksPerClock = 1024;
-  const std::uint64_t start = now_on_gpu_ns();
-  for (std::uint32_t look = 1; load_word(at) != value; ++look) {
-    if (look % kLooksPerClock == 0 && now_on_gpu_ns() - start > timeout_ns) return false;
+  const std::uint64_t start = globaltimer_ns();
+  for (std::uint32_t look = 1; load_relaxed_sys_u32(at) != value; ++look) {
+    if (look % kLooksPerClock == 0 && globaltimer_ns() - start > timeout_ns) return false;
   }
   return true;
 }
@@ -33,7 +22,7 @@ __global__ void gate_kernel(MeterPeers peers, const std::uint32_t* flag, std::ui
   const void* at = opens ? static_cast<const void*>(flag) : peers.windows.base[peers.rank];
   if (!await_word(at, call, peers.timeout_ns)) return;
   for (int peer = 1; opens && peer < peers.num_ranks; ++peer) {
-    store_word(peers.windows.base[peer], call);
+    store_relaxed_sys_u32(peers.windows.base[peer], call);
   }
 }
 
@@ -43,9 +32,9 @@ __global__ void ping_kernel(MeterPeers peers, std::int32_t peer, std::uint32_t f
   const std::byte* here = peers.windows.base[peers.rank] + kPingOffset;
   const bool begins = peers.rank < peer;
   for (std::uint32_t trip = first; trip < first + static_cast<std::uint32_t>(num_trips); ++trip) {
-    if (begins) store_word(there, trip);
+    if (begins) store_relaxed_sys_u32(there, trip);
     if (!await_word(here, trip, peers.timeout_ns)) return;
-    if (!begins) store_word(there, trip);
+    if (!begins) store_relaxed_sys_u32(there, trip);
   }
 }
 
@@ -60,7 +49,7 @@ __global__ void push_kernel(MeterPeers peers, std::size_t offset, std::size_t nu
       for (int step = 1; step < peers.num_ranks; ++step) {
         const int peer = (peers.rank + step) % peers.num_ranks;
         auto* to = reinterpret_cast<uint4*>(peers.windows.base[peer] + offset) + own + unit;
-        asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(to), "r"(word) : "memory");
+        store_global_x4(to, word);
       }
     }
   }
@@ -115,4 +104,4 @@ void launch_nothing(cudaStream_t stream) {
   check_launch("nothing_kernel");
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -10,7 +10,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline constexpr int kMeterThreads = 512;
 inline constexpr std::size_t kMeterRowBytes = kMeterThreads * 16;
@@ -47,4 +47,4 @@ void launch_touch_rows(std::byte* memory, std::int64_t num_in_memory, int num_ro
 
 void launch_nothing(cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

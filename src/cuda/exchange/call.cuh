@@ -3,19 +3,10 @@
 // call.cuh: how the kernels of an exchange learn the number of their call without the host.
 #pragma once
 
+#include "cuda/base/ptx.cuh"
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
-
-/// Stops the compiler from recomputing `value` (an address, an offset or flags) at each use.
-template <typename T>
-__device__ __forceinline__ void keep_in_register(T& value) {
-  static_assert(sizeof(T) == 8);
-  asm volatile("" : "+l"(value));
-}
-__device__ __forceinline__ void keep_in_register(std::uint32_t& value) {
-  asm volatile("" : "+r"(value));
-}
+namespace switchyard::cuda {
 
 /// The size of this CTA.
 __device__ __forceinline__ int cta_threads() { return static_cast<int>(blockDim.x); }
@@ -65,11 +56,9 @@ __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   const unsigned at = threadIdx.x / kLanes * kLineWords;
   std::uint32_t word = 0;
   if (at < sizeof(Args) / sizeof(word)) word = reinterpret_cast<const std::uint32_t*>(&args)[at];
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  wait_for_prerequisites();
+  launch_dependents();  // only now: see follow_kernel
   return word;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

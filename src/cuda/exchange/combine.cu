@@ -3,7 +3,7 @@
 #include "cuda/exchange/combine_forms.h"
 #include "cuda/exchange/combine_kernel.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   switch (args.wire.dtype) {
@@ -21,4 +21,4 @@ void launch_combine(const CombineArgs& args, Phases phases, bool programmatic,
   combine_plain(args, phases, programmatic, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -6,7 +6,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Returned rows of bf16, f16 or f32.
 void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);
@@ -14,4 +14,4 @@ void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cu
 void combine_quantized(const CombineArgs& args, Phases phases, bool programmatic,
                        cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -12,7 +12,7 @@
 #include "cuda/exchange/combine_receive.cuh"
 #include "cuda/exchange/combine_send.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Returned rows of bf16, f16 or f32. They contain no reserved words, because NaN is canonical.
 template <DType kDType>
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   __shared__ CallOfCta next;
   __shared__ std::int32_t num_arrivals[kMaxPushRanks];
   const std::uint32_t asked = begin_kernel(a);
-  const int num_sending = sends ? a.num_senders : 0;
+  const int num_sending = sends ? a.grid.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta < num_sending) {
     return_tokens<Wire, kIsCommon>(a, asked, next, cta, num_arrivals);
@@ -52,23 +52,24 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
 
 template <class Wire, bool kIsCommon>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  const int ctas =
-      (sends(phases) ? args.num_senders : 0) + (receives(phases) ? args.num_receivers : 0);
+  const int ctas = (sends(phases) ? args.grid.num_senders : 0) +
+                   (receives(phases) ? args.grid.num_receivers : 0);
   launch_kernel(combine_kernel<Wire, kIsCommon>,
-                {std::max(1, ctas), args.num_warps * kLanes, 0, programmatic, stream}, "combine",
-                args, sends(phases));
+                {std::max(1, ctas), args.grid.num_warps * kLanes, 0, programmatic, stream},
+                "combine", args, sends(phases));
 }
 
-/// Whether kIsCommon applies; see return_vec.cuh. Arguments of the phase that is not launched are
-/// not set.
+/// See return_vec.cuh. Arguments of the phase that is not launched are not set.
 template <class Wire>
 bool is_common(const CombineArgs& args, Phases phases) {
   constexpr std::int64_t kMaxStride = 0xFFFFFFFF;
+  const ReturnInput& rows = args.results;
+  const SumOutput& sums = args.sums;
   const bool has_common_rows =
-      args.row_dtype == Wire::kRows && args.aligned_rows && args.row_stride <= kMaxStride;
-  const bool has_common_sums = args.output_dtype == Wire::kRows && args.aligned_output &&
-                               args.output_stride <= kMaxStride && args.num_bias == 0 &&
-                               args.shared == nullptr;
+      rows.dtype == Wire::kRows && rows.are_aligned && rows.stride <= kMaxStride;
+  const bool has_common_sums = sums.dtype == Wire::kRows && sums.are_aligned &&
+                               sums.stride <= kMaxStride && sums.num_bias == 0 &&
+                               sums.shared == nullptr;
   return args.layout.shape.hidden % kReturnChunkElements == 0 &&
          (!sends(phases) || has_common_rows) && (!receives(phases) || has_common_sums);
 }
@@ -85,4 +86,4 @@ void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cuda
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

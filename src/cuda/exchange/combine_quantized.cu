@@ -4,7 +4,7 @@
 #include "cuda/exchange/combine_kernel.cuh"
 #include "cuda/exchange/combine_quantized.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void combine_quantized(const CombineArgs& args, Phases phases, bool programmatic,
                        cudaStream_t stream) {
@@ -19,4 +19,4 @@ void combine_quantized(const CombineArgs& args, Phases phases, bool programmatic
   launch.operator()<schemes::kMxfp8>();
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -9,7 +9,7 @@
 #include "cuda/exchange/combine_send.cuh"
 #include "quant/e8m0.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 template <QuantScheme kScheme>
 struct QuantizedWire {
@@ -60,8 +60,8 @@ struct QuantizedWire {
     }
   }
 
-  /// A lane's part of some partial sums: codes and, in the first lanes, scales.
-  struct PartialSums {
+  /// Some partials of a sum, of one lane: codes, and the scales that the first lanes take.
+  struct PartialCodes {
     std::uint32_t codes[kAtOnce][kUnitWords];
     std::uint32_t scales[kAtOnce][kUnitWords];
     std::uint32_t at[kAtOnce];  ///< offset from the row in the token's first column
@@ -72,9 +72,9 @@ struct QuantizedWire {
       const std::size_t lane_at = static_cast<std::size_t>(lane) * kLaneBytes;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if ((wanted >> i & 1) != 0) load_words(row + at[i] + lane_at, codes[i]);
+        if ((wanted >> i & 1) != 0) load_relaxed_sys(row + at[i] + lane_at, codes[i]);
         if ((wanted >> (kAtOnce + i) & 1) != 0) {
-          load_words(row + at[i] + kScalesInChunk + lane_at, scales[i]);
+          load_relaxed_sys(row + at[i] + kScalesInChunk + lane_at, scales[i]);
         }
       }
 #pragma unroll
@@ -98,7 +98,7 @@ struct QuantizedWire {
     if (!kIsCommon && is_there) add_bias(a, token, first, total);
 #pragma unroll 1
     for (int begin = 0; begin < of.count; begin += kAtOnce) {
-      PartialSums partials{};
+      PartialCodes partials{};
       unsigned missing = 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -168,4 +168,4 @@ struct QuantizedWire {
   }
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -8,7 +8,7 @@
 #include "cuda/exchange/return_vec.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Partial sums that are polled at once.
 template <DType kWire>
@@ -18,8 +18,9 @@ inline constexpr int kPartialsAtOnce = 4 / kVecUnits<kWire>;
 template <DType kDType>
 __device__ __forceinline__ void add_shared(const CombineArgs& a, int token, std::int32_t first,
                                            std::uint32_t (&words)[kVecWords<kDType>]) {
-  const ReturnRowSource rows{reinterpret_cast<const std::byte*>(a.shared), a.shared_stride * 2,
-                             a.layout.shape.hidden, DType::kBF16, a.aligned_shared};
+  const ReturnRowSource rows{reinterpret_cast<const std::byte*>(a.sums.shared),
+                             a.sums.shared_stride * 2, a.layout.shape.hidden, DType::kBF16,
+                             a.sums.shared_is_aligned};
   const AnyVec raw = load_raw(rows, token, first, true);
   float x[kReturnVecElements];
   float sum[kReturnVecElements];
@@ -48,8 +49,8 @@ __device__ __forceinline__ void store_sums(const CombineArgs& a, std::byte* to, 
   constexpr int kBytes = wire_bits(kDType) / 8;
   std::uint32_t words[kWords];
   narrow_vec<kDType>(x, words);
-  if (a.shared != nullptr) add_shared<kDType>(a, token, first, words);
-  if (a.aligned_output && first + kReturnVecElements <= a.layout.shape.hidden) {
+  if (a.sums.shared != nullptr) add_shared<kDType>(a, token, first, words);
+  if (a.sums.are_aligned && first + kReturnVecElements <= a.layout.shape.hidden) {
     return store_row_words(to, words);
   }
   std::uint32_t copy[kWords];  // so that `words` stays in registers
@@ -62,9 +63,10 @@ __device__ __forceinline__ void store_sums(const CombineArgs& a, std::byte* to, 
 __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::int32_t first,
                                          float (&sum)[kReturnVecElements]) {
 #pragma unroll 1
-  for (int b = 0; b < a.num_bias; ++b) {
-    const ReturnRowSource rows{reinterpret_cast<const std::byte*>(a.bias[b]), a.bias_stride[b] * 2,
-                               a.layout.shape.hidden, DType::kBF16, false};
+  for (int b = 0; b < a.sums.num_bias; ++b) {
+    const ReturnRowSource rows{reinterpret_cast<const std::byte*>(a.sums.bias[b]),
+                               a.sums.bias_stride[b] * 2, a.layout.shape.hidden, DType::kBF16,
+                               false};
     const AnyVec raw = load_raw(rows, token, first, true);
     float x[kReturnVecElements];
     widen_words<DType::kBF16>(raw.words, x);
@@ -88,7 +90,7 @@ struct PartialSums {
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
       if ((wanted >> i & 1) != 0) {
-        load_words(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
+        load_relaxed_sys(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
       }
     }
 #pragma unroll
@@ -122,8 +124,8 @@ struct TokenPartials {
 
   /// Prefetches what the constructor reads.
   __device__ static __forceinline__ void prefetch(const CombineArgs& a, int token) {
-    switchyard::prefetch(a.state.num_partials + token);
-    switchyard::prefetch(a.state.columns + std::int64_t{token} * a.num_topk);
+    prefetch_l1(a.state.num_partials + token);
+    prefetch_l1(a.state.columns + std::int64_t{token} * a.num_topk);
   }
   __device__ __forceinline__ TokenPartials(const CombineArgs& a, int token, int lane) {
     const std::int64_t at = std::int64_t{token} * a.num_topk;
@@ -133,8 +135,8 @@ struct TokenPartials {
     if (a.reduce != Reduce::kPerExpert) return;
     weight = -1.0f;
     if (lane < count) {
-      weight = a.topk_weights == nullptr ? a.state.partial_weights[at + lane]
-                                         : __ldg(a.topk_weights + at + column);
+      weight = a.sums.topk_weights == nullptr ? a.state.partial_weights[at + lane]
+                                              : __ldg(a.sums.topk_weights + at + column);
     }
   }
 };
@@ -151,10 +153,10 @@ template <DType kDType, bool kIsCommon>
 __device__ __forceinline__ std::byte* output_at(const CombineArgs& a, int token,
                                                 std::int32_t first) {
   if constexpr (kIsCommon) {
-    return a.output + product_of(token, a.output_stride) + first * (wire_bits(kDType) / 8);
+    return a.sums.data + product_of(token, a.sums.stride) + first * (wire_bits(kDType) / 8);
   }
-  const int bytes = a.output_dtype == DType::kF32 ? 4 : 2;
-  return a.output + token * a.output_stride + std::int64_t{first} * bytes;
+  const int bytes = a.sums.dtype == DType::kF32 ? 4 : 2;
+  return a.sums.data + token * a.sums.stride + std::int64_t{first} * bytes;
 }
 
 template <DType kDType, bool kIsCommon>
@@ -166,7 +168,7 @@ __device__ __forceinline__ void store_output(const CombineArgs& a, std::byte* to
     narrow_vec<kDType>(sum, words);
     return store_row_words(to, words);
   }
-  switch (a.output_dtype) {
+  switch (a.sums.dtype) {
     case DType::kF32: return store_sums<DType::kF32>(a, to, token, first, sum);
     case DType::kF16: return store_sums<DType::kF16>(a, to, token, first, sum);
     default: return store_sums<DType::kBF16>(a, to, token, first, sum);
@@ -230,13 +232,13 @@ __device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t ca
 template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t asked,
                                            CallOfCta& next_call, int receiver) {
-  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_warps = a.num_receivers * a.num_warps;
+  const int num_warps = a.grid.num_receivers * a.grid.num_warps;
   const int num_chunks = a.layout.num_return_chunks;
-  const int num_items = a.num_tokens * num_chunks;
+  const int num_items = a.sums.num_tokens * num_chunks;
   if (num_items == 0) return;
-  int token = a.by_chunks.quotient(warp);
+  int token = a.grid.by_chunks.quotient(warp);
   if (warp < num_items) TokenPartials::prefetch(a, token);
   next_call.ask(a, asked);
   __syncthreads();
@@ -244,7 +246,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t a
   const ReturnSlots slots(a.layout, call);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    const int next = a.by_chunks.quotient(item + num_warps);
+    const int next = a.grid.by_chunks.quotient(item + num_warps);
     if (item + num_warps < num_items) TokenPartials::prefetch(a, next);
     const int chunk = item - token * num_chunks;
     if (!Wire::template sum<kIsCommon>(a, call, slots, token, TokenPartials(a, token, lane), chunk,
@@ -254,4 +256,4 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t a
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

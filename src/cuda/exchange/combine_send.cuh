@@ -10,7 +10,7 @@
 #include "cuda/exchange/return_vec.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// What lane k knows about an arrived token: row and weight of choice k.
 struct ArrivedToken {
@@ -21,7 +21,7 @@ struct ArrivedToken {
   __device__ __forceinline__ ArrivedToken(const CombineArgs& a, std::int32_t arrival, int lane) {
     const std::int64_t at = std::int64_t{arrival} * a.num_topk + lane;
     row = lane < a.num_topk ? a.state.arrival_rows[at] : -1;
-    weight = lane < a.num_topk && a.applies_weights ? a.state.arrival_weights[at] : 1.0f;
+    weight = lane < a.num_topk && a.results.applies_weights ? a.state.arrival_weights[at] : 1.0f;
     token = a.state.arrival_token[arrival];
   }
 };
@@ -42,7 +42,7 @@ __device__ __forceinline__ void send_return(const ReturnTo& to, int lane,
   for (int u = 0; u < kVecUnits<kWire>; ++u) {
     const std::uint32_t unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2],
                                    words[4 * u + 3]};
-    store_words(to.chunk + (u * kLanes + lane) * kUnitBytes, unit);
+    store_relaxed_sys(to.chunk + (u * kLanes + lane) * kUnitBytes, unit);
   }
 }
 
@@ -54,7 +54,7 @@ class ReturnRows {
                                         std::int32_t first)
       : a_(a), from_(from), first_(first) {
     if constexpr (kIsCommon) {
-      common_ = a.rows + first * (wire_bits(Wire::kRows) / 8);
+      common_ = a.results.data + first * (wire_bits(Wire::kRows) / 8);
       keep_in_register(common_);
     }
   }
@@ -77,12 +77,13 @@ class ReturnRows {
   __device__ __forceinline__ RawVec<kWords> load(std::int32_t row) const {
     if constexpr (kIsCommon) {
       RawVec<kWords> raw;
-      raw.load(common_ + product_of(row, a_.row_stride));
+      raw.load(common_ + product_of(row, a_.results.stride));
       return raw;
     } else {
       const std::int64_t hidden = a_.layout.shape.hidden;
-      return load_raw({a_.rows, a_.row_stride, hidden, a_.row_dtype, a_.aligned_rows}, row, first_,
-                      is_there());
+      return load_raw(
+          {a_.results.data, a_.results.stride, hidden, a_.results.dtype, a_.results.are_aligned},
+          row, first_, is_there());
     }
   }
 
@@ -111,7 +112,7 @@ class ReturnRows {
       if constexpr (kIsCommon) {
         widen_words<Wire::kRows>(raw[i].words, x);
       } else {
-        widen_raw(a_.row_dtype, raw[i], x);
+        widen_raw(a_.results.dtype, raw[i], x);
       }
       take(k[i], x);
     }
@@ -172,16 +173,17 @@ template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t asked,
                                               CallOfCta& next_call, int sender,
                                               std::int32_t* num_arrivals) {
-  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.num_senders + sender;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_warps = a.num_senders * a.num_warps;
+  const int num_warps = a.grid.num_senders * a.grid.num_warps;
   const int num_ranks = a.ownership.num_ranks;
   const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
   if (max_tokens == 0) return;
   const auto at = [&](int item) {
-    const int slot = min(a.by_slot.quotient(item), max_tokens - 1);
-    const int rest = item - a.by_slot.quotient(item) * static_cast<int>(a.by_slot.divisor);
-    const int nth = a.by_chunks.quotient(rest);
+    const int slot = min(a.grid.by_slot.quotient(item), max_tokens - 1);
+    const int rest =
+        item - a.grid.by_slot.quotient(item) * static_cast<int>(a.grid.by_slot.divisor);
+    const int nth = a.grid.by_chunks.quotient(rest);
     const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
     return ArrivedChunk{owner, slot, rest - nth * a.layout.num_return_chunks};
   };
@@ -201,7 +203,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   const ReturnSlots slots(a.layout, call);
   const std::int32_t most = __reduce_max_sync(
       kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
-  const int num_items = most * static_cast<int>(a.by_slot.divisor);
+  const int num_items = most * static_cast<int>(a.grid.by_slot.divisor);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
     ArrivedChunk next = now;
@@ -222,4 +224,4 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -4,13 +4,13 @@
 
 #include "cuda/exchange/dispatch_forms.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream) {
   const QuantScheme& scheme = args.scheme;
   if (!scheme.is_quantized()) return dispatch_plain(args, phases, programmatic, stream);
-  if (!scheme.is_simulated() && args.token_dtype == scheme.dtype) {
+  if (!scheme.is_simulated() && args.tokens.dtype == scheme.dtype) {
     return dispatch_stored(args, phases, programmatic, stream);
   }
   const bool is_small = scheme.rule == ScaleRule::kMx || scheme.rule == ScaleRule::kTwoLevel;
@@ -20,4 +20,4 @@ void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
   dispatch_coarse(args, phases, programmatic, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -9,7 +9,7 @@
 #include "cuda/exchange/given_id.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t id) {
   return id >= 0 && id < a.ownership.num_experts;
@@ -38,8 +38,8 @@ struct ChoiceLanes {
 
   __device__ __forceinline__ explicit ChoiceLanes(const DispatchArgs& a) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    num_tokens = a.by_topk.quotient(kLanes);
-    token = a.by_topk.quotient(lane);
+    num_tokens = a.grid.by_topk.quotient(kLanes);
+    token = a.grid.by_topk.quotient(lane);
     k = lane - token * a.num_topk;
     const int last = min(lane - k + a.num_topk, kLanes) - 1;
     own = (2u << last) - (1u << (lane - k));
@@ -52,7 +52,7 @@ struct ChoiceLanes {
   __device__ __forceinline__ GivenId ask(const DispatchArgs& a, int first, int end) const {
     GivenId id;
     if (is_there(first, end)) {
-      id.ask(a, std::int64_t{first + token} * a.num_topk + k);
+      id.ask(a.tokens.ids, std::int64_t{first + token} * a.num_topk + k);
     }
     return id;
   }
@@ -64,7 +64,8 @@ struct RankCount {
   std::uint32_t* rows;  ///< per expert of that rank
 };
 
-/// Counts the tokens before `end`. Loads are two rounds ahead.
+/// Counts tokens from the first on, whatever was counted elsewhere (notify_routes says why). Loads
+/// are two rounds ahead.
 struct TokenCount {
   ChoiceLanes lanes;
   int end;
@@ -85,7 +86,7 @@ struct TokenCount {
     int num_tokens = 0;
 #pragma unroll 1
     for (int round = 0; first(round) < end; ++round) {
-      const std::int32_t id = ids[0].value(a);
+      const std::int32_t id = ids[0].value(a.tokens.ids);
       ids[0] = ids[1];
       ids[1] = lanes.ask(a, first(round + 2), end);
       const bool counts = experts.has(id);
@@ -128,7 +129,7 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
   for (int first = begin + warp * lanes.num_tokens; first < end;
        first += cta_warps() * lanes.num_tokens) {
     const int token = first + lanes.token;
-    const std::int32_t id = lanes.ask(a, first, end).value(a);
+    const std::int32_t id = lanes.ask(a, first, end).value(a.tokens.ids);
     const bool is_valid = names_expert(a, id);
     const int rank = is_valid ? a.ownership.owner(id) : -1;
     const unsigned same_rank = __match_any_sync(kAllLanes, rank) & lanes.own;
@@ -150,8 +151,8 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
     a.state.partial_ranks[to] = rank;
     if (!by_choice) continue;
     a.state.partial_weights[to] =
-        a.topk_weights == nullptr ? 1.0f : __ldg(a.topk_weights + own + lanes.k);
+        a.tokens.topk_weights == nullptr ? 1.0f : __ldg(a.tokens.topk_weights + own + lanes.k);
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -6,7 +6,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Unquantized rows. Tokens of another dtype than scheme.dtype are converted.
 void dispatch_plain(const DispatchArgs& args, Phases phases, bool programmatic,
@@ -24,4 +24,4 @@ void dispatch_coarse(const DispatchArgs& args, Phases phases, bool programmatic,
 void dispatch_small_blocks(const DispatchArgs& args, Phases phases, bool programmatic,
                            cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -3,7 +3,7 @@
 #include "cuda/exchange/dispatch_forms.h"
 #include "cuda/exchange/dispatch_kernel.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr QuantScheme with_powers_of_two(QuantScheme scheme) {
@@ -29,4 +29,4 @@ void dispatch_fp8_block(const DispatchArgs& args, Phases phases, bool programmat
   launch.operator()<kPowersDeepEp>();
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -15,7 +15,26 @@
 #include "cuda/exchange/dispatch_receive.cuh"
 #include "cuda/exchange/dispatch_send.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
+
+/// What a notify CTA does: all announcements come first, then routes. `asked`: by begin_kernel.
+__device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
+                                       int notify_cta, std::byte* memory) {
+  const int num_ranks = a.ownership.num_ranks;
+#pragma unroll 1
+  for (int task = notify_cta; task < num_ranks * (1 + a.grid.num_runs);
+       task += a.grid.num_notify_ctas) {
+    const int part = a.grid.by_ranks.quotient(task);
+    const int turned = task - part * num_ranks + a.rank;
+    const int to = turned < num_ranks ? turned : turned - num_ranks;
+    if (part == 0) {
+      notify_counts(a, asked, call, to, memory);
+    } else {
+      notify_routes(a, asked, call, to, (part - 1) * a.grid.tokens_per_run, memory);
+    }
+    __syncthreads();
+  }
+}
 
 template <class Form>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
@@ -23,8 +42,8 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta call;
   const std::uint32_t asked = begin_kernel(a);
-  const int num_notify_ctas = sends ? a.num_notify_ctas : 0;
-  const int num_sending = sends ? num_notify_ctas + a.num_senders : 0;
+  const int num_notify_ctas = sends ? a.grid.num_notify_ctas : 0;
+  const int num_sending = sends ? num_notify_ctas + a.grid.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
     call.ask(a, asked);
@@ -51,12 +70,12 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const std::size_t shared =
       std::max({sizeof(SenderShared), notify_shared_bytes(args),
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
-  const int ctas = (sends(phases) ? args.num_notify_ctas + args.num_senders : 0) +
-                   (receives(phases) ? args.num_receivers : 0);
+  const int ctas = (sends(phases) ? args.grid.num_notify_ctas + args.grid.num_senders : 0) +
+                   (receives(phases) ? args.grid.num_receivers : 0);
   if (phases == Phases::kNone) allow_shared_memory(dispatch_kernel<Form>, shared, "dispatch");
   launch_kernel(dispatch_kernel<Form>,
-                {std::max(1, ctas), args.num_warps * kLanes, shared, programmatic, stream},
+                {std::max(1, ctas), args.grid.num_warps * kLanes, shared, programmatic, stream},
                 "dispatch", args, sends(phases), receives(phases));
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -7,7 +7,7 @@
 #include "cuda/exchange/dispatch_route.cuh"
 #include "cuda/exchange/row_form.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// A row of the receive buffer that gets a copy of a chunk.
 struct Target {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void receive_source_counts(const DispatchArgs& a, std
     const std::int32_t before = next + sum_before(count, lane);
     if (s < num_ranks) {
       shared.num_from[s] = count;
-      shared.rows_before[s] = a.source_rows > 0 ? s * a.source_rows : before;
+      shared.rows_before[s] = a.received.source_rows > 0 ? s * a.received.source_rows : before;
     }
     next = __shfl_sync(kAllLanes, before + count, kLanes - 1);
     most = max(most, __reduce_max_sync(kAllLanes, count));
@@ -125,7 +125,7 @@ __device__ __forceinline__ void find_first_rows(const DispatchArgs& a,
                                                 const ReceivePlaces& places) {
   if (a.rows_layout == Layout::kBatched || !a.layout.shape.sends_routes) return;
   const auto lane = static_cast<int>(threadIdx.x);
-  const auto alignment = static_cast<std::uint32_t>(a.row_alignment);
+  const auto alignment = static_cast<std::uint32_t>(a.received.row_alignment);
   std::int32_t next = 0;
 #pragma unroll 1
   for (int base = 0; lane < kLanes && base < places.num_local; base += kLanes) {
@@ -143,11 +143,11 @@ __device__ __forceinline__ void find_first_rows(const DispatchArgs& a,
 /// Reports to the caller how many rows an expert got; only one CTA does so.
 __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64_t call, int expert,
                                               std::int32_t count) {
-  a.num_rows[expert] = count;
-  if (count > a.capacity) {
+  a.received.num_rows[expert] = count;
+  if (count > a.received.capacity) {
     give_up(a.watch, WaitFailure::kCapacityExceeded,
-            {WaitPlace::kAnnouncement, a.rank, expert, call}, static_cast<std::int32_t>(a.capacity),
-            count, 0);
+            {WaitPlace::kAnnouncement, a.rank, expert, call},
+            static_cast<std::int32_t>(a.received.capacity), count, 0);
   }
 }
 
@@ -167,9 +167,9 @@ __device__ __forceinline__ void receive_announcements(const DispatchArgs& a, std
          e += (num_takers - 1) * kLanes) {
       const std::int32_t sum = receive_expert_counts(a, call, e, shared, places);
       const bool is_batched = a.rows_layout == Layout::kBatched;
-      places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.capacity) : sum;
-      // Every CTA finds the same sums, so none places a row where there is no room.
-      if (sum > a.capacity) shared.failed = 1;
+      places.first_row[e] = is_batched ? e * static_cast<std::int32_t>(a.received.capacity) : sum;
+      // Every CTA finds the same sums, so none of them puts a row where there is no room.
+      if (sum > a.received.capacity) shared.failed = 1;
       if (reports) report_expert(a, call, e, sum);
     }
   }
@@ -184,7 +184,7 @@ __device__ __forceinline__ void report_totals(const DispatchArgs& a, const Recei
   const bool has_routes = a.layout.shape.sends_routes;
 #pragma unroll 1
   for (int e = static_cast<int>(threadIdx.x); e < num_local; e += cta_threads()) {
-    if (has_routes) a.first_row[e] = places.first_row[e];
+    if (has_routes) a.received.first_row[e] = places.first_row[e];
   }
 #pragma unroll 1
   for (int s = static_cast<int>(threadIdx.x); s < a.ownership.num_ranks; s += cta_threads()) {
@@ -195,13 +195,13 @@ __device__ __forceinline__ void report_totals(const DispatchArgs& a, const Recei
   std::int32_t total = 0;
   if (has_routes) {
 #pragma unroll 1
-    for (int e = lane; e < num_local; e += kLanes) total += a.num_rows[e];
+    for (int e = lane; e < num_local; e += kLanes) total += a.received.num_rows[e];
   } else {
 #pragma unroll 1
     for (int s = lane; s < a.ownership.num_ranks; s += kLanes) total += shared.num_from[s];
   }
   total = __reduce_add_sync(kAllLanes, total);
-  if (lane == 0) *a.total_rows = total;
+  if (lane == 0) *a.received.total_rows = total;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

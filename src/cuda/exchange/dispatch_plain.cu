@@ -5,7 +5,7 @@
 #include "cuda/exchange/dispatch_forms.h"
 #include "cuda/exchange/dispatch_kernel.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void dispatch_plain(const DispatchArgs& args, Phases phases, bool programmatic,
                     cudaStream_t stream) {
@@ -27,4 +27,4 @@ void dispatch_stored(const DispatchArgs& args, Phases phases, bool programmatic,
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -1,103 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_receive.cuh: the receive part of dispatch. A warp takes chunk after chunk and puts it at
-// its rows, one for each local expert that the token chose.
+// dispatch_receive.cuh: the receive part of dispatch. A warp receives chunk after chunk, and after
+// the last chunk of a row keeps what the combine and the caller want to know of it.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
-#include "cuda/exchange/dispatch_places.cuh"
+#include "cuda/exchange/dispatch_chunk.cuh"
 
-namespace switchyard {
-
-/// 16 elements to a row, as whole units.
-template <int kWords>
-__device__ __forceinline__ void store_vec(std::byte* to, const std::uint32_t (&words)[kWords]) {
-  if constexpr (kWords >= 4) {
-#pragma unroll
-    for (int i = 0; i < kWords / 4; ++i) {
-      reinterpret_cast<uint4*>(to)[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
-                                         words[4 * i + 3]};
-    }
-  } else {
-    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
-  }
-}
-
-/// The place of scale s of row n, in bytes, where scales lie in tiles.
-__device__ __noinline__ inline std::int64_t tiled_scale_at(ScaleGeometry block, std::int32_t n,
-                                                           std::int32_t s) {
-  return block.index(n, s) * block.element_bytes;
-}
-
-/// Where row `row` of the receive buffer, of a local expert, begins. In every layout the place of
-/// scale s is that of the row's first scale plus what s alone says.
-__device__ __forceinline__ Target target_of(const DispatchArgs& a, std::int32_t row,
-                                            std::int32_t expert) {
-  const bool is_batched = a.scale_block_bytes != 0;
-  const std::int32_t n = is_batched ? row - expert * static_cast<std::int32_t>(a.capacity) : row;
-  std::byte* scales =
-      a.scales + (is_batched ? static_cast<std::size_t>(expert) * a.scale_block_bytes : 0);
-  scales += a.scales_are_tiled ? tiled_scale_at(a.scale_block, n, 0) : n * a.scale_row_step;
-  return {a.rows + row * a.row_bytes, scales};
-}
-
-/// Where a token's row goes: lane k has choice k.
-struct Routes {
-  std::uint64_t token;  ///< a record, as the next
-  std::uint64_t choice;
-
-  /// Asks for them; they may not be there yet.
-  __device__ __forceinline__ void ask(const DispatchArgs& a, std::size_t at, int lane) {
-    const std::byte* from = a.windows.base[a.rank] + at;
-    token = load_record(from);
-    const int nth = lane < a.num_topk ? 1 + lane : 0;
-    choice = load_record(from + static_cast<std::size_t>(nth) * kRecordBytes);
-  }
-  __device__ __forceinline__ bool is_there(std::uint64_t call) const {
-    const std::uint32_t tag = tag_of(call);
-    return __all_sync(kAllLanes, static_cast<std::uint32_t>(token >> 32) == tag &&
-                                     static_cast<std::uint32_t>(choice >> 32) == tag);
-  }
-};
-
-/// What a warp does at a time: takes a chunk of a row, or, after its last chunk, keeps what is to
-/// be known of it.
-struct ReceiveItem {
-  std::int32_t source;
-  std::int32_t number;  ///< of the source's rows for this rank
-  std::int32_t chunk;
-
-  __device__ __forceinline__ ReceiveItem(const DispatchArgs& a, int item) {
-    number = a.by_slot.quotient(item);
-    const int rest = item - number * static_cast<int>(a.by_slot.divisor);
-    const int nth = a.by_items.quotient(rest);
-    chunk = rest - nth * static_cast<int>(a.by_items.divisor);
-    const int turned = nth + a.rank;
-    source = turned < a.ownership.num_ranks ? turned : turned - a.ownership.num_ranks;
-  }
-};
-
-/// A choice of a received token; row: of the receive buffer, -1: another rank's.
-struct Placed {
-  std::int32_t expert;  ///< local
-  std::int32_t row;
-};
-
-__device__ __forceinline__ Placed place_choice(const DispatchArgs& a, const ReceiveItem& in,
-                                               std::uint32_t choice, const ReceiverShared& block,
-                                               const ReceivePlaces& places) {
-  if (a.layout.shape.sends_routes) {
-    if (choice == kNoRoute) return {0, -1};
-    const auto expert = static_cast<std::int32_t>(choice >> a.layout.place_bits);
-    const std::uint32_t place = choice & ((1u << a.layout.place_bits) - 1);
-    return {expert, places.first_row[expert] +
-                        places.before[in.source * places.num_local + expert] +
-                        static_cast<std::int32_t>(place)};
-  }
-  const std::int32_t local = static_cast<std::int32_t>(choice) - a.ownership.first(a.rank);
-  const bool is_local = local >= 0 && local < places.num_local;
-  return {is_local ? local : -1, is_local ? block.rows_before[in.source] + in.number : -1};
-}
+namespace switchyard::cuda {
 
 /// Keeps the token's number, rows and weights for its combine, and tells the caller ids and
 /// weights. False: a lane gave up.
@@ -113,8 +23,8 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
   a.state.arrival_rows[at] = to.row;
   const bool has_routes = a.layout.shape.sends_routes;
   const std::int64_t own_row = block.rows_before[in.source] + in.number;
-  if (!has_routes && a.row_ids != nullptr) {
-    a.row_ids[own_row * a.num_topk + lane] =
+  if (!has_routes && a.received.row_ids != nullptr) {
+    a.received.row_ids[own_row * a.num_topk + lane] =
         a.rows_layout == Layout::kCompact ? to.expert : static_cast<std::int32_t>(choice);
   }
   if (!a.layout.shape.sends_weights) return true;
@@ -128,151 +38,13 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
   }
   const float weight = f32_from_bits(bits);
   a.state.arrival_weights[at] = weight;
-  if (a.row_weights == nullptr) return true;
+  if (a.received.row_weights == nullptr) return true;
   if (!has_routes) {
-    a.row_weights[own_row * a.num_topk + lane] = weight;
+    a.received.row_weights[own_row * a.num_topk + lane] = weight;
   } else if (to.row >= 0) {
-    a.row_weights[to.row] = weight;
+    a.received.row_weights[to.row] = weight;
   }
   return true;
-}
-
-/// A lane's part of a chunk: its elements, and, of the first lanes, a unit of scales.
-template <int kWords>
-struct ChunkUnits : VecUnits<kWords> {
-  using VecUnits<kWords>::kUnitWords;
-  using VecUnits<kWords>::kUnits;
-  using VecUnits<kWords>::kLaneBytes;
-  static constexpr unsigned kScales = 1u << kUnits;
-
-  std::uint32_t words[kUnits][kUnitWords];
-  std::uint32_t scales[4];
-
-  /// Asks for the units of `wanted`.
-  __device__ __forceinline__ void ask(const std::byte* elements, const std::byte* scale_unit,
-                                      unsigned wanted) {
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if ((wanted >> u & 1) != 0) load_words(elements + u * kLanes * kLaneBytes, words[u]);
-    }
-    if ((wanted & kScales) != 0) load_words(scale_unit, scales);
-  }
-  /// Those of `wanted` that were not there.
-  __device__ __forceinline__ unsigned missing(unsigned wanted) const {
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if (has_arrived(words[u])) wanted &= ~(1u << u);
-    }
-    return has_arrived(scales) ? wanted & ~kScales : wanted;
-  }
-};
-
-/// Takes a chunk and puts it at every row that wants it. False: a lane gave up.
-template <int kWords>
-__device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64_t call,
-                                              const ReceiveItem& in, int lane, const Routes& routes,
-                                              const ReceiverShared& block, ChunkShared& shared,
-                                              const ReceivePlaces& places) {
-  using Units = ChunkUnits<kWords>;
-  std::byte* own = a.windows.base[a.rank];
-  const std::int32_t first = in.chunk * kChunkElements + lane * kVecElements;
-  const int per_chunk = a.layout.shape.chunk_scale_bytes / static_cast<int>(kUnitBytes);
-  const std::size_t row = a.layout.row(call, in.source, static_cast<std::uint32_t>(routes.token));
-  std::byte* elements =
-      own + a.layout.elements(row, in.chunk) + static_cast<unsigned>(lane) * Units::kLaneBytes;
-  std::byte* scale_unit =
-      own + a.layout.scales(row, in.chunk) + static_cast<unsigned>(lane) * kUnitBytes;
-  const bool is_there = first < a.layout.shape.hidden;
-  const bool has_unit = lane < per_chunk && in.chunk * per_chunk + lane < a.scale_units_per_row;
-  unsigned missing = (is_there ? Units::kScales - 1 : 0) | (has_unit ? Units::kScales : 0);
-  Units units{};
-  units.ask(elements, scale_unit, missing);
-
-  // On their way, the rows they go to.
-  const auto choice = static_cast<std::uint32_t>(routes.choice);
-  Placed to{0, -1};
-  if (a.layout.shape.sends_routes) {
-    if (lane < a.num_topk) to = place_choice(a, in, choice, block, places);
-  } else if (lane == 0) {
-    to.row = block.rows_before[in.source] + in.number;
-  }
-  const unsigned targets = __ballot_sync(kAllLanes, to.row >= 0);
-  const int num_targets = __popc(targets);
-  if (to.row >= 0) {
-    shared.targets[__popc(targets & ((1u << lane) - 1))] = target_of(a, to.row, to.expert);
-  }
-
-  const auto what = [&] {
-    return WaitFor{WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call};
-  };
-  Spin spin;
-  for (;;) {
-    missing = units.missing(missing);
-    if (__all_sync(kAllLanes, missing == 0)) break;
-    if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return false;
-    units.ask(elements, scale_unit, missing);
-  }
-
-  // The slots are empty again for the call after the next.
-  bool is_good = true;
-#pragma unroll
-  for (int u = 0; u < Units::kUnits; ++u) {
-    if (!is_there) break;
-    is_good &= empty_unit(own, elements + u * kLanes * Units::kLaneBytes, a.layout, a.watch, what,
-                          units.words[u]);
-  }
-  if (has_unit) {
-    is_good &= empty_unit(own, scale_unit, a.layout, a.watch, what, units.scales);
-    reinterpret_cast<uint4*>(shared.scales)[lane] = {units.scales[0], units.scales[1],
-                                                     units.scales[2], units.scales[3]};
-  }
-  __syncwarp();
-
-  std::uint32_t vector[kWords];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i)
-    vector[i] = units.words[i / Units::kUnitWords][i % Units::kUnitWords];
-  const std::int32_t offset = first * kWords / 4;
-  const bool is_whole = a.aligned_rows && first + kVecElements <= a.layout.shape.hidden;
-  const std::int32_t s = in.chunk * a.scales_per_chunk + lane;
-  const bool has_scale = per_chunk > 0 && lane < a.scales_per_chunk && s < a.scale_block.num_scales;
-  const bool is_wide = a.scale_block.element_bytes == 4;
-  const std::uint32_t scale = !has_scale ? 0
-                              : is_wide
-                                  ? reinterpret_cast<const std::uint32_t*>(shared.scales)[lane]
-                                  : shared.scales[lane];
-  const std::int64_t scale_at =
-      a.scales_are_tiled ? tiled_scale_at(a.scale_block, 0, s) : s * a.scale_step;
-  if (__all_sync(kAllLanes, is_whole && (is_wide || !has_scale))) {
-#pragma unroll 1
-    for (int i = 0; i < num_targets; ++i) {
-      const Target target = shared.targets[i];
-      store_vec(target.row + offset, vector);
-      if (has_scale) *reinterpret_cast<std::uint32_t*>(target.scales + scale_at) = scale;
-    }
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < num_targets; ++i) {
-      const Target target = shared.targets[i];
-      if (is_whole) {
-        store_vec(target.row + offset, vector);
-      } else if (is_there) {
-        std::uint32_t copy[kWords];  // the vector itself stays in registers
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) copy[w] = vector[w];
-        const auto left = static_cast<int>(a.row_bytes) - offset;
-        store_bytes(target.row + offset, left < 4 * kWords ? left : 4 * kWords, copy);
-      }
-      if (!has_scale) continue;
-      if (is_wide) {
-        *reinterpret_cast<std::uint32_t*>(target.scales + scale_at) = scale;
-      } else {
-        target.scales[scale_at] = static_cast<std::byte>(scale);
-      }
-    }
-  }
-  __syncwarp();
-  return is_good;
 }
 
 /// The items of a warp, by the numbers of rows, in the order in which every source sends them; few
@@ -282,7 +54,7 @@ struct ReceiveWalk {
   Routes routes;
 
   __device__ __forceinline__ ReceiveWalk(const DispatchArgs& a, int receiver)
-      : item(static_cast<int>(threadIdx.x) / kLanes * a.num_receivers + receiver) {}
+      : item(static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver) {}
   __device__ __forceinline__ void ask(const DispatchArgs& a, std::uint64_t call,
                                       const ReceiveItem& in) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -299,8 +71,8 @@ struct ReceiveWalk {
   /// Goes on to the next item that comes, or stays at one that does and was asked for. False: none.
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
                                        const ReceiverShared& block, bool is_asked) {
-    const int num_items = block.max_from * static_cast<int>(a.by_slot.divisor);
-    const int step = a.num_receivers * a.num_warps;
+    const int num_items = block.max_from * static_cast<int>(a.grid.by_slot.divisor);
+    const int step = a.grid.num_receivers * a.grid.num_warps;
     if (!is_asked) item += step;
 #pragma unroll 1
     for (; item < num_items; item += step, is_asked = false) {
@@ -345,7 +117,7 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
                                              std::int32_t* memory) {
   const int num_local = a.ownership.count(a.rank);
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
-  const bool reports = receiver == a.num_receivers - 1;
+  const bool reports = receiver == a.grid.num_receivers - 1;
   // After a failure slots may hold what nobody took.
   if (threadIdx.x == 0) {
     shared.failed = asked.has_failed;
@@ -363,4 +135,4 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   if (reports) report_totals(a, shared, places);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

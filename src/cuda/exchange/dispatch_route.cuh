@@ -8,7 +8,7 @@
 
 #include "cuda/exchange/dispatch_count.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// A choice of an expert that its token has already chosen.
 struct Repeat {
@@ -165,15 +165,15 @@ struct TokenBlockLoad {
   __device__ __forceinline__ void ask(const DispatchArgs& a, int in_block) {
     if (in_block >= size) return;
     const std::int64_t at = std::int64_t{first + in_block} * a.num_topk + lanes.k;
-    id.ask(a, at);
+    id.ask(a.tokens.ids, at);
     weight = 1.0f;
-    if (a.topk_weights != nullptr) weight = __ldg(a.topk_weights + at);
+    if (a.tokens.topk_weights != nullptr) weight = __ldg(a.tokens.topk_weights + at);
   }
   __device__ __forceinline__ void add_to(const DispatchArgs& a, const ExpertRange& experts,
                                          const TokenBlock& block) {
 #pragma unroll 1
     for (int round = 0, t = token(0); t < size;) {
-      block.add(experts, t, t * a.num_topk + lanes.k, {id.value(a), weight});
+      block.add(experts, t, t * a.num_topk + lanes.k, {id.value(a.tokens.ids), weight});
       t = token(++round);
       ask(a, t);
     }
@@ -183,8 +183,8 @@ struct TokenBlockLoad {
 /// Announces to rank `to` how many rows it gets; keeps the partial sums of a share of the tokens.
 __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32_t asked,
                                               CallOfCta& call, int to, std::byte* memory) {
-  // Start all loads first, then do what waits for them.
-  TokenCount all(a, a.num_tokens);
+  // All loads of the first wait, then what waits for them.
+  TokenCount all(a, a.tokens.count);
   const ExpertRange experts(a, to);
   const TokenBlock block(a, experts.count, memory);
   block.clear(experts);
@@ -194,15 +194,18 @@ __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32
   all.count(a, experts, block.before);
   __syncthreads();
   announce(a, call.number, to, experts, block.before);
-  keep_partials(a, call.number, to * a.tokens_per_task,
-                min((to + 1) * a.tokens_per_task, a.num_tokens));
+  keep_partials(a, call.number, to * a.grid.tokens_per_task,
+                min((to + 1) * a.grid.tokens_per_task, a.tokens.count));
 }
 
-/// Sends rank `to` the routes of a run of tokens.
+/// Tells a rank where the rows of a run of tokens go. What the tokens before the run chose is
+/// counted again from token 0: the CTA of the run before knows it, but a CTA that asks another one
+/// waits for it, and only receivers may wait (dispatch_kernel.cuh). Ids are few beside rows, all
+/// CTAs read the same ones, and their loads overlap (TokenCount).
 __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32_t asked,
                                               CallOfCta& call, int to, int begin,
                                               std::byte* memory) {
-  const int end = min(begin + a.tokens_per_run, a.num_tokens);
+  const int end = min(begin + a.grid.tokens_per_run, a.tokens.count);
   TokenCount before(a, begin);
   TokenBlockLoad own(a, begin, end);
   const ExpertRange experts(a, to);
@@ -229,22 +232,4 @@ __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32
   }
 }
 
-/// The work of a notify CTA. All announcements come first. `asked` is what begin_kernel returned.
-__device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
-                                       int notify_cta, std::byte* memory) {
-  const int num_ranks = a.ownership.num_ranks;
-#pragma unroll 1
-  for (int task = notify_cta; task < num_ranks * (1 + a.num_runs); task += a.num_notify_ctas) {
-    const int part = a.by_ranks.quotient(task);
-    const int turned = task - part * num_ranks + a.rank;
-    const int to = turned < num_ranks ? turned : turned - num_ranks;
-    if (part == 0) {
-      notify_counts(a, asked, call, to, memory);
-    } else {
-      notify_routes(a, asked, call, to, (part - 1) * a.tokens_per_run, memory);
-    }
-    __syncthreads();
-  }
-}
-
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -8,7 +8,7 @@
 #include "cuda/exchange/dispatch_route.cuh"
 #include "cuda/exchange/row_form.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// The scales of each warp's current chunk.
 struct SenderShared {
@@ -22,9 +22,9 @@ struct SendItem {
   int share;
 
   __device__ __forceinline__ SendItem(const DispatchArgs& a, int item) {
-    share = a.by_shares.quotient(item);
-    const int in_share = item - share * static_cast<int>(a.by_shares.divisor);
-    token = a.by_chunks.quotient(in_share);
+    share = a.grid.by_shares.quotient(item);
+    const int in_share = item - share * static_cast<int>(a.grid.by_shares.divisor);
+    token = a.grid.by_chunks.quotient(in_share);
     chunk = in_share - token * a.layout.num_chunks;
   }
 };
@@ -33,11 +33,11 @@ struct SendItem {
 __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const SendItem item(a, warp * a.num_senders + sender);
+  const SendItem item(a, warp * a.grid.num_senders + sender);
   const int element = item.chunk * kChunkElements + lane * kVecElements;
-  if (item.token >= a.num_tokens || element >= a.layout.shape.hidden) return;
-  const std::byte* row = a.tokens + item.token * a.token_stride;
-  prefetch(row + element * wire_bits(a.token_dtype) / 8);
+  if (item.token >= a.tokens.count || element >= a.layout.shape.hidden) return;
+  const std::byte* row = a.tokens.data + item.token * a.tokens.stride;
+  prefetch_l1(row + element * wire_bits(a.tokens.dtype) / 8);
 }
 
 /// A lane's 16 elements in wire form.
@@ -81,7 +81,8 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
   const unsigned same = __match_any_sync(kAllLanes, rank);
   unsigned leaders = __ballot_sync(kAllLanes, rank >= 0 && same >> lane == 1);
   const int per_chunk = a.layout.shape.chunk_scale_bytes / static_cast<int>(kUnitBytes);
-  const bool has_scales = lane < per_chunk && item.chunk * per_chunk + lane < a.scale_units_per_row;
+  const bool has_scales =
+      lane < per_chunk && item.chunk * per_chunk + lane < a.scales.units_per_row;
   const bool is_there = item.chunk * kChunkElements + lane * kVecElements < a.layout.shape.hidden;
   std::uint32_t parts = (is_there ? kHasElements : 0) | (has_scales ? kHasScales : 0);
   const std::size_t row = a.layout.row(call, a.rank, item.token);
@@ -105,7 +106,7 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
   for (int nth = 0; leaders != 0; ++nth, leaders &= leaders - 1) {
     const int to = __shfl_sync(kAllLanes, rank, __ffs(leaders) - 1);
     if (nth != next) continue;
-    next += a.shares;
+    next += a.grid.shares;
     std::byte* window = a.windows.base[to];
     if ((parts & kHasElements) != 0) units.send(window, window + at, a.layout, call);
     if ((parts & kHasScales) != 0) scale_unit.send(window, window + scales_at, a.layout, call);
@@ -120,24 +121,24 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
                                           SenderShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_items = a.num_tokens * a.layout.num_chunks * a.shares;
+  const int num_items = a.tokens.count * a.layout.num_chunks * a.grid.shares;
   std::uint8_t* scales = shared.scales[warp];
   bool is_first = true;
 #pragma unroll 1
-  for (int i = warp * a.num_senders + sender; i < num_items || is_first;
-       i += a.num_warps * a.num_senders) {
+  for (int i = warp * a.grid.num_senders + sender; i < num_items || is_first;
+       i += a.grid.num_warps * a.grid.num_senders) {
     const SendItem item(a, i);
     std::uint32_t words[Form::kWords];
     GivenId id;
     if (i < num_items) {
-      if (lane < a.num_topk) id.ask(a, std::int64_t{item.token} * a.num_topk + lane);
+      if (lane < a.num_topk) id.ask(a.tokens.ids, std::int64_t{item.token} * a.num_topk + lane);
       Form::make(a, item.token, item.chunk, lane, words, scales);
     }
     if (is_first) __syncthreads();
     is_first = false;
     if (i >= num_items || asked.has_failed != 0) return;
-    send_chunk<Form>(a, asked.number, item, lane, id.value(a), words, scales);
+    send_chunk<Form>(a, asked.number, item, lane, id.value(a.tokens.ids), words, scales);
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -3,7 +3,7 @@
 #include "cuda/exchange/dispatch_forms.h"
 #include "cuda/exchange/dispatch_kernel.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void dispatch_small_blocks(const DispatchArgs& args, Phases phases, bool programmatic,
                            cudaStream_t stream) {
@@ -17,4 +17,4 @@ void dispatch_small_blocks(const DispatchArgs& args, Phases phases, bool program
   launch.operator()<schemes::kMxfp6E2M3>();
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -13,7 +13,7 @@
 
 #include <cub/device/device_radix_sort.cuh>
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kRoutingThreads) write_keys_kernel(RoutingArgs a) {
@@ -79,4 +79,4 @@ void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream) {
                 static_cast<const std::uint32_t*>(choices.Current()));
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -20,7 +20,7 @@
 #include "plan/push_layout.h"
 #include "quant/scale_layout.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Which halves of an operation one launch does.
 enum class Phases : std::uint8_t { kNone = 0, kSend = 1, kReceive = 2, kBoth = 3 };
@@ -49,7 +49,8 @@ struct CallState {
   float* arrival_weights = nullptr;       ///< [P, T, K]
 };
 
-/// Last in the arguments of a kernel, which asks for the first lines of them at once.
+/// Last in the arguments of a kernel: begin_kernel (call.cuh) asks for the first lines of them at
+/// once, and those hold all but the windows of high ranks.
 struct PeerTable {
   std::byte* base[kMaxPushRanks];
 };
@@ -70,48 +71,60 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
-  std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
 };
 
-struct DispatchArgs : ExchangeBase {
-  // This rank's tokens.
-  const std::byte* tokens = nullptr;
-  std::int64_t token_stride = 0;  ///< bytes
-  std::int32_t num_tokens = 0;
-  DType token_dtype = DType::kBF16;
-  QuantScheme scheme;
-  const std::byte* given_scales = nullptr;  ///< of tokens that are quantized already
-  std::int64_t given_scale_stride[2] = {};  ///< elements
-  const float* tensor_scale = nullptr;
-  const void* topk_ids = nullptr;
-  bool ids_are_64_bits = false;
-  const float* topk_weights = nullptr;  ///< null: all 1
-  bool aligned_tokens = false;          ///< rows start and end at 16 bytes
+/// Ids of experts [tokens, K] as the caller gives them.
+struct GivenIds {
+  const void* data = nullptr;
+  bool are_64_bits = false;
+};
 
-  // What is received.
+/// This rank's tokens.
+struct TokenInput {
+  const std::byte* data = nullptr;
+  std::int64_t stride = 0;  ///< bytes
+  std::int32_t count = 0;
+  DType dtype = DType::kBF16;
+  const std::byte* scales = nullptr;  ///< of tokens that are quantized already
+  std::int64_t scale_stride[2] = {};  ///< elements
+  const float* tensor_scale = nullptr;
+  GivenIds ids;
+  const float* topk_weights = nullptr;  ///< null: all 1
+  bool are_aligned = false;             ///< rows start and end at multiples of 16 bytes
+};
+
+/// Where received rows go, and what is said of them.
+struct ReceiveBuffer {
   std::byte* rows = nullptr;
   std::int64_t row_bytes = 0;
-  bool aligned_rows = false;
-  std::int64_t capacity = 0;       ///< rows of an expert
-  std::int64_t row_alignment = 1;  ///< expanded
-  std::int32_t source_rows = 0;    ///< a row a token: rows of each source; 0: as many as come
-  std::byte* scales = nullptr;
-  ScaleGeometry scale_block;
-  std::int32_t scales_per_chunk = 1;
-  std::int32_t scale_units_per_row = 0;  ///< of 16 bytes
-  std::size_t scale_block_bytes = 0;     ///< from expert to expert in a batch, else 0
-  std::int64_t scale_row_step = 0;       ///< bytes from row to row, unless scales lie in tiles
-  std::int64_t scale_step = 0;           ///< bytes from scale to scale, likewise
-  bool scales_are_tiled = false;
+  bool are_aligned = false;            ///< rows start and end at multiples of 16 bytes
+  std::int64_t capacity = 0;           ///< rows of an expert
+  std::int64_t row_alignment = 1;      ///< expanded
+  std::int32_t source_rows = 0;        ///< token-major: rows of each source; 0: as many as come
   std::int32_t* num_rows = nullptr;    ///< [L]
-  std::int64_t* first_row = nullptr;   ///< [L]; null in layouts with a row a token
+  std::int64_t* first_row = nullptr;   ///< [L]; null in token-major layouts
   std::int32_t* total_rows = nullptr;  ///< [1]
-  std::int32_t* row_ids = nullptr;     ///< [N, K], layouts with a row a token
-  float* row_weights = nullptr;        ///< [N] or [N, K]; null without weights
+  std::int32_t* row_ids = nullptr;     ///< [N, K], token-major layouts; null: not wanted
+  float* row_weights = nullptr;        ///< [N], or [N, K] token-major; null without weights
+};
 
-  // The grid: notify CTAs, senders, receivers.
+/// Where the scales of received rows go. All zero where rows have none.
+struct ScalePlacement {
+  std::byte* data = nullptr;
+  ScaleGeometry block;
+  std::int32_t per_chunk = 1;
+  std::int32_t units_per_row = 0;  ///< of 16 bytes
+  std::size_t expert_stride = 0;   ///< bytes from expert to expert in a batch, else 0
+  std::int64_t row_step = 0;       ///< bytes from row to row, unless tiled
+  std::int64_t step = 0;           ///< bytes from scale to scale, unless tiled
+  bool are_tiled = false;
+};
+
+/// Which CTAs do what: first notify CTAs, then senders, then receivers.
+struct DispatchGrid {
+  std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
   std::int32_t num_notify_ctas = 1;
-  std::int32_t num_runs = 1;  ///< of tokens, told about one by one
+  std::int32_t num_runs = 1;  ///< of tokens; each has its routes published by a CTA per rank
   std::int32_t tokens_per_run = 1;
   std::int32_t tokens_per_task = 1;  ///< tokens whose partials are kept by what counts for a rank
   std::int32_t num_senders = 0;
@@ -123,34 +136,57 @@ struct DispatchArgs : ExchangeBase {
   FastDivisor by_shares;  ///< chunks of all tokens
   FastDivisor by_items;   ///< of a received row: its chunks, then what is kept of it
   FastDivisor by_slot;    ///< items of a row of every rank
+};
+
+struct DispatchArgs : ExchangeBase {
+  QuantScheme scheme;
+  TokenInput tokens;
+  ReceiveBuffer received;
+  ScalePlacement scales;
+  DispatchGrid grid;
   PeerTable windows;
 };
 
-struct CombineArgs : ExchangeBase {
-  const std::byte* rows = nullptr;  ///< results, one for each row of the receive buffer
-  std::int64_t row_stride = 0;      ///< bytes
-  DType row_dtype = DType::kBF16;
-  QuantScheme wire;
+/// Results of this rank's experts, one for each row of the receive buffer.
+struct ReturnInput {
+  const std::byte* data = nullptr;
+  std::int64_t stride = 0;  ///< bytes
+  DType dtype = DType::kBF16;
   bool applies_weights = true;  ///< per_rank: rows are not weighted yet
-  bool aligned_rows = false;
+  bool are_aligned = false;     ///< rows start and end at multiples of 16 bytes
+};
 
+/// Sums of own tokens, and what is added to them.
+struct SumOutput {
   std::int32_t num_tokens = 0;
   const float* topk_weights = nullptr;  ///< per_expert: instead of those given to dispatch
   const std::uint16_t* bias[4] = {};
   std::int64_t bias_stride[4] = {};  ///< elements
   std::int32_t num_bias = 0;
-  std::byte* output = nullptr;
-  std::int64_t output_stride = 0;  ///< bytes
-  DType output_dtype = DType::kBF16;
-  bool aligned_output = false;
-
-  std::int32_t num_senders = 0;
-  std::int32_t num_receivers = 0;
-  FastDivisor by_chunks;                  ///< chunks of a returned row
-  FastDivisor by_slot;                    ///< chunks of a returned row of every rank
+  std::byte* data = nullptr;
+  std::int64_t stride = 0;  ///< bytes
+  DType dtype = DType::kBF16;
+  bool are_aligned = false;               ///< rows start and end at multiples of 16 bytes
   const std::uint16_t* shared = nullptr;  ///< added to the rounded sum; null: none
   std::int64_t shared_stride = 0;         ///< elements
-  bool aligned_shared = false;
+  bool shared_is_aligned = false;
+};
+
+/// Which CTAs do what: first senders, then receivers.
+struct CombineGrid {
+  std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
+  std::int32_t num_senders = 0;
+  std::int32_t num_receivers = 0;
+  FastDivisor by_chunks;  ///< chunks of a returned row
+  FastDivisor by_slot;    ///< chunks of a returned row of every rank
+};
+
+/// Of the phase that a launch leaves out, `results` or `sums` is not set.
+struct CombineArgs : ExchangeBase {
+  QuantScheme wire;
+  ReturnInput results;
+  SumOutput sums;
+  CombineGrid grid;
   PeerTable windows;
 };
 
@@ -163,4 +199,4 @@ void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
 void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

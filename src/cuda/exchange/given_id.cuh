@@ -6,34 +6,30 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
-#include "cuda/exchange/watch.h"
+#include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// An id on its way from memory. Nothing reads it before value(), so that several loads overlap.
 struct GivenId {
   std::uint32_t low = 0xFFFFFFFFu;
   std::uint32_t high = 0xFFFFFFFFu;
 
-  /// Starts the load of an id. Args has topk_ids and ids_are_64_bits.
-  template <class Args>
-  __device__ __forceinline__ void ask(const Args& a, std::int64_t index) {
-    if (a.ids_are_64_bits) {
-      const uint2 words = __ldg(static_cast<const uint2*>(a.topk_ids) + index);
+  __device__ __forceinline__ void ask(const GivenIds& ids, std::int64_t index) {
+    if (ids.are_64_bits) {
+      const uint2 words = __ldg(static_cast<const uint2*>(ids.data) + index);
       low = words.x;
       high = words.y;
     } else {
-      low = __ldg(static_cast<const std::uint32_t*>(a.topk_ids) + index);
+      low = __ldg(static_cast<const std::uint32_t*>(ids.data) + index);
     }
   }
-  /// The id as given; kIdBeyond32Bits for a 64-bit id that is below -1 or needs more than 32 bits;
-  /// -1 if none was asked for.
-  template <class Args>
-  __device__ __forceinline__ std::int32_t value(const Args& a) const {
+  /// As given; of 64 bits and below -1 or beyond 32 bits: kIdBeyond32Bits. -1 if not asked for.
+  __device__ __forceinline__ std::int32_t value(const GivenIds& ids) const {
     const auto id = static_cast<std::int32_t>(low);
     const bool fits = high == (id < 0 ? 0xFFFFFFFFu : 0u) && id >= -1;
-    return !a.ids_are_64_bits || fits ? id : kIdBeyond32Bits;
+    return !ids.are_64_bits || fits ? id : kIdBeyond32Bits;
   }
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -6,11 +6,11 @@
 
 #include "core/round_up.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
-// Notify CTAs end early. Fewer senders do not saturate the links; more senders take CTAs that
-// receivers need more.
+// Notify CTAs end early. Fewer senders do not fill the links, more take CTAs that receivers need
+// more.
 constexpr int kNotifyCtasOfDispatch = 6;
 constexpr int kTokensOfRun = kLanes;
 constexpr int kSendersOfDispatchTimes64 = 11;
@@ -57,61 +57,67 @@ std::int64_t likely_items(const GridRequest& request, const PushShape& shape,
 
 }  // namespace
 
-void choose_grid(const GridRequest& request, DispatchArgs& args) {
-  const int chunks = args.layout.num_chunks;
-  const int ranks = args.ownership.num_ranks;
-  const int tokens = std::max(1, args.num_tokens);
+DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
+                           std::int32_t num_tokens) {
+  DispatchGrid grid;
+  const int chunks = layout.num_chunks;
+  const int ranks = layout.shape.num_ranks;
+  const int tokens = std::max(1, num_tokens);
   const std::int64_t num_chunks = std::int64_t{tokens} * chunks;
   // As many runs of tokens as there are notify CTAs for (each run needs one per rank), but runs
   // need not be shorter than kTokensOfRun.
   const int max_notify_ctas = std::max(1, request.max_ctas / kNotifyCtasOfDispatch);
   const int runs = clamp_int(cdiv(tokens, kTokensOfRun), 1, max_notify_ctas / ranks - 1);
-  args.tokens_per_run = cdiv(tokens, runs);
-  args.num_runs = cdiv(tokens, args.tokens_per_run);
-  args.num_notify_ctas = std::min(max_notify_ctas, ranks * (1 + args.num_runs));
-  args.tokens_per_task = cdiv(tokens, ranks);
-  const int max_ctas_left = request.max_ctas - args.num_notify_ctas;
+  grid.tokens_per_run = cdiv(tokens, runs);
+  grid.num_runs = cdiv(tokens, grid.tokens_per_run);
+  grid.num_notify_ctas = std::min(max_notify_ctas, ranks * (1 + grid.num_runs));
+  grid.tokens_per_task = cdiv(tokens, ranks);
+  const int max_ctas_left = request.max_ctas - grid.num_notify_ctas;
   const std::int64_t num_items =
-      likely_items(request, args.layout.shape, tokens, std::int64_t{ranks} * (chunks + 1));
+      likely_items(request, layout.shape, tokens, std::int64_t{ranks} * (chunks + 1));
   const bool is_small =
       request.has_whole_gpu && num_items <= std::int64_t{kSmallWarps} * max_ctas_left;
-  args.num_warps = is_small ? kSmallWarps : kExchangeWarps;
-  const int in_large = kExchangeWarps / args.num_warps;  // CTAs that fit in place of a large one
+  grid.num_warps = is_small ? kSmallWarps : kExchangeWarps;
+  const int in_large = kExchangeWarps / grid.num_warps;  // CTAs in the room of a large one
   const int max_senders =
       in_large *
       (request.receives ? request.max_ctas * kSendersOfDispatchTimes64 / 64 : max_ctas_left);
-  args.num_senders = balanced_ctas(num_chunks, args.num_warps, max_senders);
+  grid.num_senders = balanced_ctas(num_chunks, grid.num_warps, max_senders);
   const int left =
-      request.sends ? in_large * max_ctas_left - args.num_senders : in_large * request.max_ctas;
-  args.num_receivers = min_ctas(num_items, args.num_warps, left);
-  // Warps that would otherwise idle take a share of the destinations.
-  const std::int64_t warps = std::int64_t{args.num_senders} * args.num_warps;
-  args.shares = clamp_int(warps / num_chunks, 1, std::min(kMaxShares, ranks));
-  args.by_topk = FastDivisor(args.num_topk);
-  args.by_ranks = FastDivisor(ranks);
-  args.by_chunks = FastDivisor(chunks);
-  args.by_shares = FastDivisor(num_chunks);
-  args.by_items = FastDivisor(chunks + 1);
-  args.by_slot = FastDivisor(std::int64_t{chunks + 1} * ranks);
+      request.sends ? in_large * max_ctas_left - grid.num_senders : in_large * request.max_ctas;
+  grid.num_receivers = min_ctas(num_items, grid.num_warps, left);
+  // Warps that would have nothing to do take a share of the destinations.
+  const std::int64_t warps = std::int64_t{grid.num_senders} * grid.num_warps;
+  grid.shares = clamp_int(warps / num_chunks, 1, std::min(kMaxShares, ranks));
+  grid.by_topk = FastDivisor(layout.shape.num_topk);
+  grid.by_ranks = FastDivisor(ranks);
+  grid.by_chunks = FastDivisor(chunks);
+  grid.by_shares = FastDivisor(num_chunks);
+  grid.by_items = FastDivisor(chunks + 1);
+  grid.by_slot = FastDivisor(std::int64_t{chunks + 1} * ranks);
+  return grid;
 }
 
-void choose_grid(const GridRequest& request, CombineArgs& args) {
-  const int chunks = args.layout.num_return_chunks;
-  const int ranks = args.ownership.num_ranks;
-  const int tokens = std::max(1, args.num_tokens);
-  args.by_chunks = FastDivisor(chunks);
-  args.by_slot = FastDivisor(std::int64_t{chunks} * ranks);
-  // A rank returns about as many rows as its own tokens have partial sums.
-  const std::int64_t returns = likely_items(request, args.layout.shape, tokens,
-                                            std::int64_t{std::min(ranks, args.num_topk)} * chunks);
+CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
+                         std::int32_t num_tokens) {
+  CombineGrid grid;
+  const int chunks = layout.num_return_chunks;
+  const int ranks = layout.shape.num_ranks;
+  const int tokens = std::max(1, num_tokens);
+  grid.by_chunks = FastDivisor(chunks);
+  grid.by_slot = FastDivisor(std::int64_t{chunks} * ranks);
+  // Rows to return are about as many as a rank's tokens have partials.
+  const std::int64_t returns = likely_items(
+      request, layout.shape, tokens, std::int64_t{std::min(ranks, layout.shape.num_topk)} * chunks);
   const std::int64_t sums = std::int64_t{tokens} * chunks;
-  args.num_warps = request.has_whole_gpu ? kSmallWarps : kExchangeWarps;
-  const int max_ctas_left = kExchangeWarps / args.num_warps * request.max_ctas;
+  grid.num_warps = request.has_whole_gpu ? kSmallWarps : kExchangeWarps;
+  const int max_ctas_left = kExchangeWarps / grid.num_warps * request.max_ctas;
   const int max_receivers =
       request.sends ? max_ctas_left * kReceiversOfCombineTimes24 / 24 : max_ctas_left;
-  args.num_receivers = balanced_ctas(sums, args.num_warps, max_receivers);
-  const int max_senders = request.receives ? max_ctas_left - args.num_receivers : max_ctas_left;
-  args.num_senders = min_ctas(returns, args.num_warps, max_senders);
+  grid.num_receivers = balanced_ctas(sums, grid.num_warps, max_receivers);
+  const int max_senders = request.receives ? max_ctas_left - grid.num_receivers : max_ctas_left;
+  grid.num_senders = min_ctas(returns, grid.num_warps, max_senders);
+  return grid;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

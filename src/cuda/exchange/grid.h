@@ -5,7 +5,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// What a grid depends on.
 struct GridRequest {
@@ -19,7 +19,10 @@ struct GridRequest {
   std::int64_t call_max_tokens = 0;
 };
 
-void choose_grid(const GridRequest& request, DispatchArgs& args);
-void choose_grid(const GridRequest& request, CombineArgs& args);
+/// For `num_tokens` of this rank.
+DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
+                           std::int32_t num_tokens);
+CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
+                         std::int32_t num_tokens);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

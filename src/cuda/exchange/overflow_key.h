@@ -10,7 +10,7 @@
 #include "core/host_device.h"
 #include "quant/bits.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline constexpr int kWeightKeyBits = 32;
 
@@ -40,4 +40,4 @@ constexpr int overflow_key_bits(std::int32_t num_experts) {
          static_cast<int>(std::bit_width(static_cast<std::uint32_t>(num_experts - 1)));
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

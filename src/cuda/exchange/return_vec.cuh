@@ -13,7 +13,7 @@
 #include "cuda/exchange/row_form.cuh"
 #include "cuda/quantize/encode.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 template <DType kDType>
 inline constexpr int kVecWords = kReturnVecElements* wire_bits(kDType) / 32;
@@ -153,4 +153,4 @@ __device__ __forceinline__ void narrow_vec(const float (&x)[kReturnVecElements],
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -7,7 +7,7 @@
 #include "cuda/exchange/return_weights.h"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -100,4 +100,4 @@ void launch_receive_weights(const ReturnWeightsArgs& args, cudaStream_t stream) 
   launch_kernel(receive_weights_kernel, shape_of(args.num_tokens, stream), "combine", args);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

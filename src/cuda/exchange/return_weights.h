@@ -10,7 +10,7 @@
 #include "cuda/exchange/exchange_args.h"
 #include "plan/weight_slots.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 struct ReturnWeightsArgs {
   WeightSlots slots;
@@ -39,4 +39,4 @@ void launch_return_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
 /// group.
 void launch_receive_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

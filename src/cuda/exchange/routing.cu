@@ -9,7 +9,7 @@
 #include "cuda/exchange/routing_rows.cuh"
 #include "cuda/exchange/wire.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 // One warp per token, one lane per choice.
@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kRoutingThreads) keep_routing_kernel(RoutingAr
     const std::int64_t at = token * a.num_topk + lane;
     const bool is_choice = lane < a.num_topk;
     GivenId given;
-    if (is_choice) given.ask(a, at);
-    const std::int32_t id = given.value(a);
+    if (is_choice) given.ask(a.ids, at);
+    const std::int32_t id = given.value(a.ids);
     const unsigned same = __match_any_sync(kAllLanes, id);
     const bool is_twice = is_expert(a, id) && a.wants_distinct && (same & ((1u << lane) - 1)) != 0;
     if (id < -1 || id >= a.ownership.num_experts || is_twice) {
@@ -148,4 +148,4 @@ void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaS
   if (places) launch_place_routing(args, drops, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -9,7 +9,7 @@
 
 #include "cuda/exchange/exchange_args.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Memory for sorting choices; M = P T K.
 struct ChoiceSort {
@@ -30,8 +30,7 @@ struct RoutingArgs {
   bool is_gathered = false;     ///< row_ids has the ids of all rows
 
   // This rank's tokens.
-  const void* topk_ids = nullptr;
-  bool ids_are_64_bits = false;
+  GivenIds ids;
   const float* topk_weights = nullptr;  ///< null: all 1
   std::int32_t num_tokens = 0;
   std::int32_t* own_ids = nullptr;    ///< [T, K], those kept, without dropped ones
@@ -69,4 +68,4 @@ std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
 /// Runs the kernels once without tokens or rows; see launch_dispatch.
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

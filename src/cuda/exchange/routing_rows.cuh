@@ -9,7 +9,7 @@
 #include "cuda/exchange/routing.h"
 #include "quant/bits.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline constexpr int kRoutingThreads = 256;
 inline constexpr int kRoutingWarps = kRoutingThreads / kLanes;
@@ -52,4 +52,4 @@ inline void clear_counts(std::int32_t* counts, std::int64_t size, cudaStream_t s
   check_cuda(cudaMemsetAsync(counts, 0, bytes, stream), "dispatch");
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

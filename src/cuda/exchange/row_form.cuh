@@ -11,7 +11,7 @@
 #include "cuda/exchange/wire_form.h"
 #include "cuda/quantize/encode.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Slow path: the end of a row, or unaligned rows.
 template <int kWords>
@@ -73,16 +73,16 @@ __device__ __forceinline__ void widen_vec(DType dtype, const std::uint32_t (&raw
 /// Loads 16 elements of a token as f32; elements beyond its end are 0.
 __device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::byte* row,
                                             std::int64_t first, float (&x)[16]) {
-  if (a.token_dtype == DType::kF32) {
+  if (a.tokens.dtype == DType::kF32) {
     std::uint32_t words[16];
-    load_vec<32>(row, first, a.layout.shape.hidden, a.aligned_tokens, words);
+    load_vec<32>(row, first, a.layout.shape.hidden, a.tokens.are_aligned, words);
 #pragma unroll
     for (int i = 0; i < 16; ++i) x[i] = f32_from_bits(words[i]);
     return;
   }
   std::uint32_t raw[8];
-  load_vec<16>(row, first, a.layout.shape.hidden, a.aligned_tokens, raw);
-  widen_vec(a.token_dtype, raw, x);
+  load_vec<16>(row, first, a.layout.shape.hidden, a.tokens.are_aligned, raw);
+  widen_vec(a.tokens.dtype, raw, x);
 }
 
 /// The largest magnitude in a row, computed by one warp. NaNs are ignored.
@@ -128,7 +128,7 @@ struct VecSource {
   std::int32_t first;  ///< element of the row
 
   __device__ __forceinline__ VecSource(const DispatchArgs& a, int token, int chunk, int lane)
-      : row(a.tokens + token * a.token_stride),
+      : row(a.tokens.data + token * a.tokens.stride),
         first(chunk * kChunkElements + lane * kVecElements) {}
 };
 
@@ -140,8 +140,8 @@ struct PlainForm {
   __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t*) {
     const VecSource from(a, token, chunk, lane);
-    if (a.token_dtype == kWire) {
-      load_vec<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens,
+    if (a.tokens.dtype == kWire) {
+      load_vec<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.tokens.are_aligned,
                                  words);
       return;
     }
@@ -165,15 +165,15 @@ struct StoredForm {
   __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
     const VecSource from(a, token, chunk, lane);
-    load_vec<kBits>(from.row, from.first, a.layout.shape.hidden, a.aligned_tokens, words);
-    const int bytes = static_cast<int>(a.scale_block.element_bytes);
-    if (a.given_scales != nullptr && lane < kMaxChunkScaleBytes / bytes) {
-      const std::int64_t s = std::int64_t{chunk} * a.scales_per_chunk + lane;
-      const bool is_given = lane < a.scales_per_chunk && s < a.scale_block.num_scales;
-      const std::int64_t at = token * a.given_scale_stride[0] + s * a.given_scale_stride[1];
+    load_vec<kBits>(from.row, from.first, a.layout.shape.hidden, a.tokens.are_aligned, words);
+    const int bytes = static_cast<int>(a.scales.block.element_bytes);
+    if (a.tokens.scales != nullptr && lane < kMaxChunkScaleBytes / bytes) {
+      const std::int64_t s = std::int64_t{chunk} * a.scales.per_chunk + lane;
+      const bool is_given = lane < a.scales.per_chunk && s < a.scales.block.num_scales;
+      const std::int64_t at = token * a.tokens.scale_stride[0] + s * a.tokens.scale_stride[1];
       for (int b = 0; b < bytes; ++b) {
         scales[lane * bytes + b] =
-            is_given ? static_cast<std::uint8_t>(a.given_scales[at * bytes + b]) : std::uint8_t{0};
+            is_given ? static_cast<std::uint8_t>(a.tokens.scales[at * bytes + b]) : std::uint8_t{0};
       }
     }
     __syncwarp();
@@ -206,7 +206,8 @@ struct QuantizedForm {
         amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
       }
     }
-    const float tensor_scale = a.tensor_scale == nullptr ? 1.0f : __ldg(a.tensor_scale);
+    const float tensor_scale =
+        a.tokens.tensor_scale == nullptr ? 1.0f : __ldg(a.tokens.tensor_scale);
     const ScaleAndMap rule = scale_rule(kScheme, amax, tensor_scale);
     encode(rule, amax, x, words);
     if (kHasScales && lane % kLanesPerBlock == 0) {
@@ -257,4 +258,4 @@ struct QuantizedForm {
   }
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Why the kernels of a rank gave up. The first reason is kept.
 enum class WaitFailure : std::uint32_t {
@@ -48,4 +48,4 @@ struct Watch {
   std::uint64_t timeout_ns = 0;
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

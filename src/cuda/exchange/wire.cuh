@@ -20,73 +20,29 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
+#include "cuda/base/ptx.cuh"
 #include "cuda/exchange/watch.h"
 #include "plan/push_layout.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline constexpr std::uint32_t kEmpty = 0xFFFFFFFFu;
 inline constexpr std::uint32_t kEscaped = 0xFFFFFFFEu;
 inline constexpr std::uint32_t kNoMark = 0xFFu;
 
-// ---- loads and stores that peers observe: relaxed, system scope, never cached in L1
-
-__device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[4]) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]),
-               "r"(w[1]), "r"(w[2]), "r"(w[3])
-               : "memory");
-}
-__device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[2]) {
-  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1])
-               : "memory");
-}
-__device__ __forceinline__ void load_words(const void* from, std::uint32_t (&w)[4]) {
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-               : "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void load_words(const void* from, std::uint32_t (&w)[2]) {
-  asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(w[0]), "=r"(w[1])
-               : "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void store_byte(void* to, std::uint32_t value) {
-  asm volatile("st.relaxed.sys.global.u8 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-__device__ __forceinline__ std::uint32_t load_byte(const void* from) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ void store_record(void* to, std::uint32_t value, std::uint32_t tag) {
-  const std::uint64_t record = std::uint64_t{tag} << 32 | value;
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(record) : "memory");
-}
-__device__ __forceinline__ std::uint64_t load_record(const void* from) {
-  std::uint64_t record;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(record) : "l"(from) : "memory");
-  return record;
-}
-
-/// Only for memory that no running kernel writes. Nothing waits for it.
-__device__ __forceinline__ void prefetch(const void* from) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
-}
-
-/// The low 31 bits of the call number; never the value of memory that is filled with ones.
+/// Never the value of memory that was filled with ones.
 __device__ __forceinline__ std::uint32_t tag_of(std::uint64_t call) {
   return static_cast<std::uint32_t>(call) & 0x7FFFFFFFu;
 }
 
-// ---- waiting
-
-__device__ __forceinline__ std::uint64_t now_on_gpu_ns() {
-  std::uint64_t ns;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-  return ns;
+__device__ __forceinline__ void store_record(void* to, std::uint32_t value, std::uint32_t tag) {
+  store_relaxed_sys_u64(to, std::uint64_t{tag} << 32 | value);
 }
+__device__ __forceinline__ std::uint64_t load_record(const void* from) {
+  return load_relaxed_sys_u64(from);
+}
+
+// ---- waiting
 
 struct WaitFor {
   WaitPlace place;
@@ -118,7 +74,7 @@ __device__ __noinline__ inline void report_wait(const Watch& watch, WaitFor what
                                                 std::uint64_t start_ns) {
   const bool is_aborted = *const_cast<const volatile std::uint32_t*>(watch.abort_word) != 0;
   give_up(watch, is_aborted ? WaitFailure::kAborted : WaitFailure::kTimeout, what, 0, 0,
-          now_on_gpu_ns() - start_ns);
+          globaltimer_ns() - start_ns);
 }
 
 /// Counts the spins of one wait. Checks for a failure, an abort and the timeout at intervals.
@@ -139,7 +95,7 @@ struct Spin {
 
  private:
   __device__ __forceinline__ bool goes_on(const Watch& watch) {
-    const std::uint64_t now = now_on_gpu_ns();
+    const std::uint64_t now = globaltimer_ns();
     if (start_ns == 0) start_ns = now;
     if (*const_cast<volatile std::uint32_t*>(watch.failed) != 0) return false;
     if (num_spins % kSpinsPerAbortLook == 0 &&
@@ -184,7 +140,7 @@ __device__ __forceinline__ std::uint32_t empty_words(const std::uint32_t (&w)[N]
 __device__ __noinline__ inline void store_mark(std::byte* window, const std::byte* to,
                                                const PushLayout& layout, std::uint64_t call,
                                                std::uint32_t which) {
-  store_byte(window + layout.mark(call, static_cast<std::size_t>(to - window)), which);
+  store_relaxed_sys_u8(window + layout.mark(call, static_cast<std::size_t>(to - window)), which);
 }
 
 /// N words in wire form.
@@ -205,7 +161,7 @@ struct SentUnit {
                                        std::uint64_t call) const {
     if (mark != kNoMark) [[unlikely]]
       store_mark(window, to, layout, call, mark);
-    store_words(to, words);
+    store_relaxed_sys(to, words);
   }
 };
 
@@ -215,12 +171,12 @@ __device__ __noinline__ inline std::uint32_t consume_mark(std::byte* window, std
                                                           const Watch& watch, WaitFor what) {
   std::byte* mark = window + layout.mark(what.call, at);
   Spin spin;
-  std::uint32_t which = load_byte(mark);
+  std::uint32_t which = load_relaxed_sys_u8(mark);
   while (which == kNoMark) {
     if (!spin.again(watch, [&] { return what; })) return kNoMark;
-    which = load_byte(mark);
+    which = load_relaxed_sys_u8(mark);
   }
-  store_byte(mark, kNoMark);
+  store_relaxed_sys_u8(mark, kNoMark);
   return which;
 }
 
@@ -236,7 +192,7 @@ __device__ __forceinline__ void fill_empty(std::byte* at) {
   std::uint32_t empty[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) empty[i] = kEmpty;
-  store_words(at, empty);
+  store_relaxed_sys(at, empty);
 }
 
 /// Empties the slot in `window` that `w` was loaded from and restores escaped words. Returns false
@@ -258,4 +214,4 @@ __device__ __forceinline__ bool empty_unit(std::byte* window, std::byte* slot,
   return true;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

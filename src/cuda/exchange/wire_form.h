@@ -9,7 +9,7 @@
 #include "core/host_device.h"
 #include "plan/push_layout.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Bits per element of a dtype in which rows travel.
 SWITCHYARD_HOST_DEVICE constexpr int wire_bits(DType dtype) {
@@ -53,4 +53,4 @@ SWITCHYARD_HOST_DEVICE constexpr int scales_per_chunk(const QuantScheme& scheme)
   return scheme.scale_format == ScaleFormat::kE8M0Packed ? scales / 4 : scales;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -11,7 +11,7 @@
 #include "cuda/quantize/rows.cuh"
 #include "quant/scalar.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
@@ -140,4 +140,4 @@ void launch_activation(const ActivationJob& job, Stream stream) {
 
 void launch_fill_bias(const BiasJob& job, Stream stream) { launch(fill_bias_kernel, job, stream); }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

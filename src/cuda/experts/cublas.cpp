@@ -14,7 +14,7 @@
 #include "cuda/experts/cublas_api.h"
 #include "cuda/experts/expert_blas.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 // NVIDIA's recommendation for Hopper and newer.
@@ -202,4 +202,4 @@ std::unique_ptr<ExpertBlas> make_cublas(Device device, const std::string& path) 
   return std::make_unique<Cublas>(path);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -8,7 +8,7 @@
 
 #include "core/fail.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 std::vector<std::string> candidates(const std::string& asked) {
@@ -74,4 +74,4 @@ void check_cublas(const CublasApi& api, CublasStatus status, const char* what) {
   fail(Errc::kSystem, "{}: cuBLAS says {}", what, api.status_string(status));
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -10,7 +10,7 @@
 #include <library_types.h>
 #include <string>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 struct CublasContext;
 using CublasHandle = CublasContext*;
@@ -55,4 +55,4 @@ const CublasApi& cublas_api(const std::string& path);
 /// Throws unless `status` is success. Errors: kSystem.
 void check_cublas(const CublasApi& api, CublasStatus status, const char* what);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

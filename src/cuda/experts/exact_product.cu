@@ -12,10 +12,11 @@
 #include <algorithm>
 
 #include "cuda/base/check.h"
+#include "cuda/base/ptx.cuh"
 #include "cuda/experts/expert_kernels.h"
 #include "cuda/quantize/rows.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr int kTileRows = 32;
@@ -61,12 +62,7 @@ __device__ __forceinline__ Tile find_tile(const RowRanges& ranges, std::int64_t 
   return {};
 }
 
-__device__ __forceinline__ void copy_16_bytes(std::byte* to, const std::byte* from) {
-  const auto shared = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from));
-}
-
-// Loads four adjacent weights of one k.
+// Four neighbours of a row of weights.
 __device__ __forceinline__ void load_weights(const std::uint16_t* from, float* w) {
   const uint2 four = *reinterpret_cast<const uint2*>(from);
   const float2 low = widen2_bf16(four.x);
@@ -119,7 +115,7 @@ class TileProduct {
     for (int step = 0; step < num_steps; ++step) {
       float* rows = rows_ + step % 2 * (kDepth * kTileRows);
       store_rows(rows);
-      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+      wait_async_groups<kStages - 2>();
       __syncthreads();
       fetch_weights(step + kStages - 1);
       fetch_rows(step + 1);
@@ -155,10 +151,10 @@ class TileProduct {
     for (int p = 0; p < kPanels; ++p) {
       if (p >= num_panels_) break;
       for (int i = static_cast<int>(lane_) * 16; i < num_bytes; i += 32 * 16) {
-        copy_16_bytes(to + p * kStageBytes + i, from + p * panel_bytes_ + i);
+        copy_async_16(to + p * kStageBytes + i, from + p * panel_bytes_ + i);
       }
     }
-    asm volatile("cp.async.commit_group;");
+    commit_async_group();
   }
 
   // Each lane loads one row, each warp a part of the depth.
@@ -289,4 +285,4 @@ void launch_exact_product(const ExpertProduct& product, Stream stream) {
                    : launch<DType::kF32, DType::kF32>(product, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -12,7 +12,7 @@
 
 #include "cuda/experts/expert_kernels.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Bound to the GPU that is current at construction. Serves one thread at a time. Errors of all
 /// members: kSystem.
@@ -39,4 +39,4 @@ class ExpertBlas {
 /// By cuBLAS of this path, or empty (cuda/cublas_api.h). Errors: kNotAvailable, kSystem.
 std::unique_ptr<ExpertBlas> make_cublas(Device device, const std::string& path);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -14,7 +14,7 @@
 
 #include "cuda/quantize/row_ranges.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Rows of a buffer times one matrix per expert.
 struct ExpertProduct {
@@ -74,4 +74,4 @@ struct BiasJob {
 
 void launch_fill_bias(const BiasJob& job, Stream stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

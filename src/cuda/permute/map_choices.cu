@@ -11,6 +11,7 @@
 #include "core/round_up.h"
 #include "cuda/base/check.h"
 #include "cuda/base/launch.h"
+#include "cuda/base/ptx.cuh"
 #include "cuda/base/row_words.cuh"
 #include "cuda/permute/permute.h"
 
@@ -58,8 +59,8 @@ __global__ void __launch_bounds__(kRankThreads) rank_choices_kernel(MapArgs args
   const std::int32_t num_local = args.map.num_local;
   std::int32_t* totals = args.map.counts_of_chunks + std::int64_t{chunk} * num_local;
   std::int32_t* counts = num_local <= kMaxSharedCounts ? shared_counts : totals;
-  if (args.lookup.map != nullptr && thread < args.lookup.num_experts) {  // prefetch with the ids
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(args.lookup.map + thread * args.lookup.stride));
+  if (args.lookup.map != nullptr && thread < args.lookup.num_experts) {  // on its way with the ids
+    prefetch_l1(args.lookup.map + thread * args.lookup.stride);
   }
   for (std::int32_t e = thread; e < num_local; e += kRankThreads) counts[e] = 0;
   const std::int32_t begin = chunk * args.map.chunk_choices;
@@ -217,8 +218,8 @@ __global__ void __launch_bounds__(kPlaceThreads) place_choices_kernel(MapArgs ar
   const int end = begin + group_chunks < map.num_chunks ? begin + group_chunks : map.num_chunks;
   const bool is_first_block = blockIdx.x == 0;
   const std::int64_t choice = std::int64_t{blockIdx.x} * map.chunk_choices + thread;
-  if (choice < map.num_choices) {  // prefetch with the counts
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(map.choices + choice));
+  if (choice < map.num_choices) {  // on its way with the counts
+    prefetch_l1(map.choices + choice);
   }
   std::int32_t next_row = 0;
 #pragma unroll 1

@@ -238,8 +238,8 @@ void launch_width(const ReduceArgs& args, Stream stream) {
   const std::int64_t out_bytes = kOutBytes < 16 ? kOutBytes : 16;
   const bool is_wide =
       args.hidden % kWide == 0 &&
-      is_aligned(args.rows.data, args.rows.stride_bytes, args.rows.num_rows, 16) &&
-      is_aligned(args.out.data, args.out.stride_bytes, args.out.num_rows, out_bytes);
+      has_aligned_rows(args.rows.data, args.rows.stride_bytes, args.rows.num_rows, 16) &&
+      has_aligned_rows(args.out.data, args.out.stride_bytes, args.out.num_rows, out_bytes);
   if (is_wide) return launch<In, Out, kWide, kWeighs>(args, stream);
   launch<In, Out, 1, kWeighs>(args, stream);
 }

@@ -34,9 +34,9 @@ inline RowGrid row_grid(std::int64_t num_rows, std::int64_t num_words) {
   return grid;
 }
 
-/// Whether all rows begin at multiples of `bytes`.
-inline bool is_aligned(const void* data, std::int64_t stride_bytes, std::int64_t num_rows,
-                       std::int64_t bytes) {
+/// Whether rows begin at multiples of `bytes`.
+inline bool has_aligned_rows(const void* data, std::int64_t stride_bytes, std::int64_t num_rows,
+                             std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0 &&
          (num_rows <= 1 || stride_bytes % bytes == 0);
 }

@@ -270,8 +270,8 @@ __global__ void __launch_bounds__(256) copy_rows_kernel(CopyPlan plan) {
 int access_bytes(const ByteRows& from, const ByteRows& to) {
   for (const int bytes : {16, 4}) {
     if (from.row_bytes % static_cast<std::size_t>(bytes) == 0 &&
-        is_aligned(from.data, from.stride_bytes, from.num_rows, bytes) &&
-        is_aligned(to.data, to.stride_bytes, to.num_rows, bytes)) {
+        has_aligned_rows(from.data, from.stride_bytes, from.num_rows, bytes) &&
+        has_aligned_rows(to.data, to.stride_bytes, to.num_rows, bytes)) {
       return bytes;
     }
   }

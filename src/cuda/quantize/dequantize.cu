@@ -11,7 +11,7 @@
 #include "cuda/quantize/rows.cuh"
 #include "quant/scalar.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr unsigned kMaxThreads = 512;
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(512)
 bool is_wide(const DequantizeJob& job) {
   const std::int64_t size = job.y.dtype == DType::kF32 ? 4 : 2;
   const std::int64_t code_bytes = job.scheme.dtype == DType::kE2M1 ? 4 : 8;
-  return job.hidden % kUnit == 0 && cuda::is_aligned(job.q, job.q_row_bytes, 2, code_bytes) &&
-         cuda::is_aligned(job.y.data, job.y.row_stride * size, 2, 16);
+  return job.hidden % kUnit == 0 && has_aligned_rows(job.q, job.q_row_bytes, 2, code_bytes) &&
+         has_aligned_rows(job.y.data, job.y.row_stride * size, 2, 16);
 }
 
 void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stream) {
@@ -341,4 +341,4 @@ void launch_dequantize(const DequantizeJob& job, Stream stream) {
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "cuda/base/ptx.cuh"
 #include "quant/bf16.h"
 #include "quant/f16.h"
 #include "quant/scale_rules.h"
@@ -18,7 +19,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// x / divisor for a divisor that many x share: Markstein's correction of x * RN(1 / divisor) by
 /// its exact remainder, which yields the IEEE quotient (Brisebarre, Muller, Raina: Accelerating
@@ -39,14 +40,7 @@ __device__ __forceinline__ bool is_shared(float divisor) {
   return divisor >= 1.0f / kMaxShared && divisor <= kMaxShared;
 }
 
-/// 1 / x to within one ulp.
-__device__ __forceinline__ float reciprocal_estimate(float x) {
-  float estimate;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
-  return estimate;
-}
-
-/// 1 / x for x from 2^-125 to 2^125: the fast path of the IEEE division, without its range test.
+/// 1 / x for x from 2^-125 to 2^125: what the division does after it has tested that.
 __device__ __forceinline__ float near_reciprocal(float x) {
   const float estimate = reciprocal_estimate(x);
   return __fmaf_rn(estimate, __fmaf_rn(-x, estimate, 1.0f), estimate);
@@ -92,10 +86,8 @@ __device__ __forceinline__ std::uint32_t encode4_e4m3(std::uint8_t nan_code, flo
     if (nan_code == kE4M3MinCode) return fmaxf(y, -kE4M3Max);
     return nan_code == kE4M3MaxCode ? fminf(y, kE4M3Max) : y;
   };
-  std::uint16_t low;
-  std::uint16_t high;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(low) : "f"(bound(a)), "f"(bound(b)));
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(high) : "f"(bound(c)), "f"(bound(d)));
+  const std::uint16_t low = cvt_e4m3x2(bound(a), bound(b));
+  const std::uint16_t high = cvt_e4m3x2(bound(c), bound(d));
   return low | static_cast<std::uint32_t>(high) << 16;
 #else
   return pack_bytes(
@@ -114,15 +106,8 @@ __device__ __forceinline__ int round_i8(Codec codec, float y) {
 
 __device__ __forceinline__ std::uint32_t encode4_i8(Codec codec, float a, float b, float c,
                                                     float d) {
-  std::uint32_t high;
-  std::uint32_t all;
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-      : "=r"(high)
-      : "r"(round_i8(codec, d)), "r"(round_i8(codec, c)), "r"(0));
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-      : "=r"(all)
-      : "r"(round_i8(codec, b)), "r"(round_i8(codec, a)), "r"(high));
-  return all;
+  const std::uint32_t high = pack_sat_s8(round_i8(codec, d), round_i8(codec, c), 0);
+  return pack_sat_s8(round_i8(codec, b), round_i8(codec, a), high);
 }
 
 /// Encodes four scaled values as the bytes of an e4m3 or int8 codec, the first in the low byte. The
@@ -212,9 +197,7 @@ __device__ __forceinline__ std::uint32_t max_bits_of(const std::uint32_t (&words
   if constexpr (kDType == DType::kF32) {
     float amax = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      asm("max.NaN.f32 %0, %1, %2;" : "=f"(amax) : "f"(amax), "f"(fabsf(f32_from_bits(words[w]))));
-    }
+    for (int w = 0; w < kWords; ++w) amax = max_nan(amax, fabsf(f32_from_bits(words[w])));
     return bits_from_f32(amax);
   } else {
     std::uint32_t pair = 0;
@@ -234,10 +217,8 @@ __device__ __forceinline__ float2 widen2_bf16(std::uint32_t pair) {
 }
 
 __device__ __forceinline__ float2 widen2_f16(std::uint32_t pair) {
-  float2 v;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(v.x) : "h"(static_cast<std::uint16_t>(pair)));
-  asm("cvt.f32.f16 %0, %1;" : "=f"(v.y) : "h"(static_cast<std::uint16_t>(pair >> 16)));
-  return v;
+  return {cvt_f32_f16(static_cast<std::uint16_t>(pair)),
+          cvt_f32_f16(static_cast<std::uint16_t>(pair >> 16))};
 }
 
 __device__ __forceinline__ float2 canonical2(float2 v) {
@@ -257,13 +238,11 @@ __device__ __forceinline__ bool is_nan_bits(float x) {
 /// bf16_from_f32 or f16_from_f32 of two values, the first in the low half; but NaN becomes 7FFF.
 template <DType kDType>
 __device__ __forceinline__ std::uint32_t narrow2_finite(float a, float b) {
-  std::uint32_t pair;
   if constexpr (kDType == DType::kBF16) {
-    asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(a), "f"(b));
+    return cvt_bf16x2(a, b);
   } else {
-    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(a), "f"(b));
+    return cvt_f16x2(a, b);
   }
-  return pair;
 }
 
 /// bf16_from_f32 or f16_from_f32 of two values. The hardware's NaN, 7FFF, is replaced.
@@ -293,10 +272,8 @@ __device__ __forceinline__ void widen8(uint4 raw, float* x) {
 __device__ __forceinline__ void decode4(DType dtype, std::uint32_t codes, float* y) {
 #if __CUDA_ARCH__ >= 890
   if (dtype == DType::kE4M3) {
-    std::uint32_t low;
-    std::uint32_t high;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"(static_cast<std::uint16_t>(codes)));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"(static_cast<std::uint16_t>(codes >> 16)));
+    const std::uint32_t low = cvt_f16x2_e4m3x2(static_cast<std::uint16_t>(codes));
+    const std::uint32_t high = cvt_f16x2_e4m3x2(static_cast<std::uint16_t>(codes >> 16));
     const float2 first = widen2_f16(low);
     const float2 second = widen2_f16(high);
     y[0] = first.x, y[1] = first.y, y[2] = second.x, y[3] = second.y;
@@ -318,14 +295,11 @@ __device__ __forceinline__ void decode4(DType dtype, std::uint32_t codes, float*
 
 /// Decodes two e2m1 codes, given as e4m3 bytes worth 2^-6 times their values.
 __device__ __forceinline__ float2 decode2_small_e4m3(std::uint16_t codes) {
-  std::uint32_t pair;
 #if __CUDA_ARCH__ >= 890
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
-  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(pair), "r"(0x54005400u));  // 64
+  return widen2_f16(mul_f16x2(cvt_f16x2_e4m3x2(codes), 0x54005400u));  // 64
 #else
-  pair = 0;
+  return {};
 #endif
-  return widen2_f16(pair);
 }
 
 /// Decodes the eight e2m1 codes of a word, the lowest nibble first.
@@ -357,4 +331,4 @@ __device__ __forceinline__ float round_e4m3(float y) {
   return values[0];
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -13,7 +13,7 @@
 #include "cuda/quantize/quantize_rows.h"
 #include "cuda/quantize/rows.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -122,4 +122,4 @@ void launch_quantize(const QuantizeJob& job, Stream stream) {
   quantize_rows(job, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -17,7 +17,7 @@
 #include "cuda/quantize/row_ranges.h"
 #include "quant/scale_layout.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// Scales of a batch with any strides (in elements) or in swizzled tiles; `data` is null if there
 /// are no scales.
@@ -98,4 +98,4 @@ struct DequantizeJob {
 void launch_quantize(const QuantizeJob& job, Stream stream);
 void launch_dequantize(const DequantizeJob& job, Stream stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -2,7 +2,7 @@
 
 #include "cuda/quantize/quantize_launch.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void quantize_rows_f32(const QuantizeJob& job, Stream stream) {
   quantize_rows_of<DType::kF32>(job, stream);
@@ -12,4 +12,4 @@ void max_of_experts_f32(const QuantizeJob& job, Stream stream) {
   max_of_experts_of<DType::kF32>(job, stream);
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

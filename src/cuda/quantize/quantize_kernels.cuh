@@ -8,7 +8,7 @@
 #include "core/round_up.h"
 #include "cuda/quantize/quantize_rules.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 template <typename Source>
 __device__ __forceinline__ Source source_of(const QuantizeJob& job, std::int64_t e,
@@ -200,4 +200,4 @@ __global__ void __launch_bounds__(256) convert_kernel(const __grid_constant__ Qu
   });
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -15,7 +15,7 @@
 #include "cuda/quantize/quantize_table.cuh"
 #include "cuda/quantize/quantize_wide.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline dim3 grid_of_rows(std::int64_t num_experts, std::int64_t capacity, bool has_counts) {
   // One block per row; with counts, where most rows may be empty, fewer blocks that stride.
@@ -88,9 +88,9 @@ class RowLauncher {
     constexpr std::int64_t kMaxHidden = std::int64_t{1} << 30;
     const RowMemory& x = job_.x;
     return job_.hidden > 0 && job_.hidden <= kMaxHidden && job_.hidden % elements == 0 &&
-           cuda::is_aligned(x.data, x.row_stride * kSize, 2, 16) &&
+           has_aligned_rows(x.data, x.row_stride * kSize, 2, 16) &&
            x.expert_stride * kSize % 16 == 0 &&
-           cuda::is_aligned(job_.q, job_.q_row_bytes, 2, code_bytes);
+           has_aligned_rows(job_.q, job_.q_row_bytes, 2, code_bytes);
   }
 
   // `follows`: the kernel begins with follow_kernel, so it may be launched programmatically.
@@ -225,4 +225,4 @@ void max_of_experts_of(const QuantizeJob& job, Stream stream) {
   RowLauncher<RowSource<kInput, false>>(job, stream).max_of_experts();
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

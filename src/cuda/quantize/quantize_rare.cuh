@@ -7,7 +7,7 @@
 #include "cuda/quantize/quantize_kernels.cuh"
 #include "quant/scalar.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 template <typename Source>
 struct RareRow {
@@ -77,4 +77,4 @@ __device__ __noinline__ void convert_rare(const QuantizeJob& job, std::int64_t e
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

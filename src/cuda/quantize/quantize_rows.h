@@ -5,7 +5,7 @@
 
 #include "cuda/quantize/quantize.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 void quantize_rows_bf16(const QuantizeJob& job, Stream stream);
 void quantize_rows_f16(const QuantizeJob& job, Stream stream);
@@ -16,4 +16,4 @@ void max_of_experts_bf16(const QuantizeJob& job, Stream stream);
 void max_of_experts_f16(const QuantizeJob& job, Stream stream);
 void max_of_experts_f32(const QuantizeJob& job, Stream stream);
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -7,7 +7,7 @@
 #include "cuda/quantize/quantize.h"
 #include "cuda/quantize/rows.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// What a rule needs besides the largest magnitude; the same for all blocks of a row.
 struct RuleInput {
@@ -220,4 +220,4 @@ __device__ __forceinline__ float max_of_unit(const float* x) {
   return amax;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

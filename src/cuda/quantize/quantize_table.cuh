@@ -9,7 +9,7 @@
 #include "core/round_up.h"
 #include "cuda/quantize/quantize_wide.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 /// One block per SM, so that a table is written once and registers hold two rows.
 inline constexpr unsigned kTableThreads = 896;
@@ -124,4 +124,4 @@ __global__ void __launch_bounds__(kTableThreads, 1)
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -11,7 +11,7 @@
 #include "cuda/quantize/quantize_rare.cuh"
 #include "cuda/quantize/wide_rules.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 template <typename Rule>
 __device__ __forceinline__ float inverse_of_given(const RuleInput& input) {
@@ -202,4 +202,4 @@ __global__ void __launch_bounds__(kWideThreads)
   });
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -10,7 +10,7 @@
 #include "core/host_device.h"
 #include "core/round_up.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 struct RowRange {
   std::int64_t first = 0;
@@ -58,4 +58,4 @@ inline RowBlocks blocks_of(const RowRanges& ranges) {
           static_cast<unsigned>(std::min<std::int64_t>(ranges.num_experts, 65535))};
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -13,7 +13,7 @@
 #include "cuda/quantize/row_ranges.h"
 #include "quant/exp.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline constexpr int kUnit = 8;   // elements that a thread processes at a time
 inline constexpr int kUnits = 4;  // units in flight per thread
@@ -266,4 +266,4 @@ __device__ __forceinline__ std::int64_t elements_of_block() {
   return std::int64_t{kUnit} * kUnits * blockDim.x;
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -7,7 +7,7 @@
 #include "core/round_up.h"
 #include "cuda/quantize/quantize_rules.cuh"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
 inline constexpr unsigned kWideThreads = 512;
 
@@ -242,4 +242,4 @@ __device__ __forceinline__ void store_wide_scale(const ScaleRow& row, std::uint3
   }
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::cuda

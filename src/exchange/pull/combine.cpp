@@ -131,7 +131,7 @@ void PullExchange::combine_send(const CombineCall& call) {
     line.has_weights = row_weights.has_value() ? 1 : 0;
     // Pairs with the acquire in combine_receive().
     line.call.store(slot.call, std::memory_order_release);
-    engine_.notify(owner);
+    windows_.notify(owner);
   }
 }
 
@@ -176,15 +176,15 @@ void PullExchange::combine_receive(const CombineCall& call) {
   Slot& slot = find(call.handle, Stage::kReturned, "combine_receive");
   const CombineOptions& options = call.options;
   check_output(call);
-  engine_.check_alive({Phase::kCombineReceive, slot.call, -1});
-  engine_.enter(Phase::kCombineReceive, slot.call);
+  control_.check_alive({Phase::kCombineReceive, slot.call, -1});
+  control_.enter(Phase::kCombineReceive, slot.call);
   for (int peer = 0; peer < num_ranks_; ++peer) {
     const bool is_concerned = slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)] > 0;
     if (peer == rank_ || !is_concerned) continue;
     const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.call, peer));
     // Pairs with the release in combine_send().
-    engine_.wait({Phase::kCombineReceive, slot.call, peer},
-                 [&] { return arrived.call.load(std::memory_order_acquire) == slot.call; });
+    control_.wait({Phase::kCombineReceive, slot.call, peer},
+                  [&] { return arrived.call.load(std::memory_order_acquire) == slot.call; });
   }
   const bool wants_weights = options.returned_weights.has_value();
   const int lacking = wants_weights ? rank_without_weights(slot) : -1;

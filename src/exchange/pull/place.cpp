@@ -20,8 +20,8 @@ Dispatched PullExchange::dispatch(const DispatchCall& call) {
 
 Dispatched PullExchange::dispatch_receive(const DispatchHandle& handle, Stream) {
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
-  engine_.check_alive({Phase::kDispatchReceive, slot.call, -1});
-  engine_.enter(Phase::kDispatchReceive, slot.call);
+  control_.check_alive({Phase::kDispatchReceive, slot.call, -1});
+  control_.enter(Phase::kDispatchReceive, slot.call);
   slot.wait_ns.assign(static_cast<std::size_t>(num_ranks_), 0);
   receive_headers(slot);
   try {

@@ -169,7 +169,7 @@ void PullExchange::publish_header(const Slot& slot) {
   }
   // Pairs with the acquire in receive_headers().
   header.call.store(slot.call, std::memory_order_release);
-  engine_.notify_all();
+  windows_.notify_all();
 }
 
 // A rank reads its own rows in the caller's memory unless rows are quantized or have payloads.
@@ -229,7 +229,7 @@ void PullExchange::publish_rows(const Slot& slot) {
     if (streaming) streaming_store_fence();
     // Pairs with the acquire in place_rows_of().
     header.rows_ready.store(t + 1, std::memory_order_release);
-    engine_.notify_all();
+    windows_.notify_all();
   }
 }
 

@@ -11,7 +11,8 @@ namespace switchyard {
 PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
                            const ExchangeOptions& options)
     : group_(group),
-      engine_(group.engine()),
+      control_(group.control()),
+      windows_(group.engine().windows("exchange")),
       config_(config),
       shape_(make_exchange_shape(config, group.size(), group.rank())),
       rank_(group.rank()),
@@ -23,10 +24,10 @@ PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
   require(options.timeout_ms == 0, Errc::kNotSupported,
           "exchange: timeout_ms is {}, must be 0 on CPUs, where waits have the group's deadline",
           options.timeout_ms);
-  require_agreement(engine_, "exchange", agreed_fields(config));
+  require_agreement(control_, "exchange", agreed_fields(config));
   slots_.resize(handles_.size());
   allocate_buffers();
-  window_ = engine_.make_window(shape_.window.total_bytes);
+  window_ = windows_.make_window(shape_.window.total_bytes);
 }
 
 // Ranks may need different amounts: that one of them has too little memory must end all of them.
@@ -39,7 +40,7 @@ void PullExchange::allocate_buffers() {
   } catch (const Error& cause) {
     error = cause.what();
   }
-  const std::vector<std::string> errors = engine_.all_gather_text(error);
+  const std::vector<std::string> errors = control_.all_gather_text(error);
   for (std::size_t rank = 0; rank < errors.size(); ++rank) {
     require(errors[rank].empty(), Errc::kOutOfMemory, "exchange: rank {} of {}: {}", rank,
             errors.size(), errors[rank]);
@@ -64,7 +65,7 @@ void PullExchange::allocate(Slot& slot) const {
 
 ExchangeMemory PullExchange::memory() const { return exchange_memory(config_, num_ranks_, rank_); }
 
-void PullExchange::check() const { engine_.check_alive({Phase::kIdle, ledger_.next(), -1}); }
+void PullExchange::check() const { control_.check_alive({Phase::kIdle, ledger_.next(), -1}); }
 
 PullExchange::Slot& PullExchange::open_slot(const char* operation) {
   check();
@@ -126,17 +127,17 @@ PullExchange::Slot& PullExchange::find(const DispatchHandle& handle, Stage wante
 }
 
 std::uint64_t PullExchange::begin(const char* operation, Phase phase) {
-  engine_.check_alive({phase, ledger_.next(), -1});
+  control_.check_alive({phase, ledger_.next(), -1});
   const std::uint64_t call = ledger_.begin(operation);
-  engine_.enter(phase, call);
+  control_.enter(phase, call);
   // A peer may still read this rank's rows of the set, or the rows that lie in a third rank's set:
   // so every peer is waited for, not only those that this operation writes to. It is one load each.
   const std::uint64_t needed = ledger_.needed(call);
   for (int peer = 0; needed > 0 && peer < num_ranks_; ++peer) {
     const auto& consumed = in_window<ConsumedLine>(peer, shape_.window.consumed()).call;
     // Pairs with the release in finish().
-    engine_.wait({phase, call, peer},
-                 [&] { return consumed.load(std::memory_order_acquire) >= needed; });
+    control_.wait({phase, call, peer},
+                  [&] { return consumed.load(std::memory_order_acquire) >= needed; });
   }
   return call;
 }
@@ -145,8 +146,8 @@ void PullExchange::finish(std::uint64_t call) {
   ledger_.finish(call);
   in_window<ConsumedLine>(rank_, shape_.window.consumed())
       .call.store(ledger_.consumed(), std::memory_order_release);
-  engine_.notify_all();
-  engine_.enter(Phase::kIdle, call);
+  windows_.notify_all();
+  control_.enter(Phase::kIdle, call);
 }
 
 void PullExchange::release(const DispatchHandle& handle) {

@@ -204,7 +204,8 @@ class PullExchange final : public ExchangeBackend {
   }
 
   Group group_;
-  Engine& engine_;
+  Control& control_;
+  WindowSource& windows_;
   ExchangeConfig config_;
   ExchangeShape shape_;
   int rank_;
@@ -229,7 +230,7 @@ template <typename Ready>
 void PullExchange::wait_for(Slot& slot, int peer, Ready&& ready) {
   if (ready()) return;
   const std::int64_t start = now_ns();
-  engine_.wait({Phase::kDispatchReceive, slot.call, peer}, ready);
+  control_.wait({Phase::kDispatchReceive, slot.call, peer}, ready);
   slot.wait_ns[static_cast<std::size_t>(peer)] += now_ns() - start;
 }
 

@@ -34,13 +34,13 @@ void PushExchange::check_input(const DispatchCall& input, const Slot* earlier) c
   const std::int64_t num_tokens = input.tokens.shape(0);
   (void)checked_max_tokens(config, options.max_tokens, num_tokens);
   if (earlier != nullptr) {
-    require(num_tokens == earlier->num_tokens, Errc::kInvalidArgument,
+    require(num_tokens == earlier->dispatch.num_tokens(), Errc::kInvalidArgument,
             "dispatch_again: tokens has {} rows, must be {} as in the earlier dispatch", num_tokens,
-            earlier->num_tokens);
-    require(options.max_tokens == 0 || options.max_tokens == earlier->max_tokens,
+            earlier->dispatch.num_tokens());
+    require(options.max_tokens == 0 || options.max_tokens == earlier->dispatch.max_tokens,
             Errc::kInvalidArgument,
             "dispatch_again: options.max_tokens is {}, must be {} as in the earlier dispatch",
-            options.max_tokens, earlier->max_tokens);
+            options.max_tokens, earlier->dispatch.max_tokens);
   } else if (config.num_topk == 0) {
     require(!input.topk_ids.has_value(), Errc::kInvalidArgument,
             "dispatch: topk_ids is {}, must be absent: num_topk is 0", input.topk_ids);
@@ -53,167 +53,121 @@ void PushExchange::check_input(const DispatchCall& input, const Slot* earlier) c
   if (!options.routing_only) check_payloads(config, options.payloads, num_tokens);
 }
 
-void PushExchange::set_input(Slot& slot, const DispatchCall& input, const Slot* earlier) const {
-  const TensorView& tokens = input.tokens;
-  const DispatchOptions& options = input.options;
-  const std::int64_t max_tokens = earlier == nullptr ? options.max_tokens : earlier->max_tokens;
-  slot.max_tokens = checked_max_tokens(shape_.config, max_tokens, tokens.shape(0));
-  slot.call_max_tokens = earlier == nullptr ? max_tokens : earlier->call_max_tokens;
-  slot.num_tokens = tokens.shape(0);
-  slot.is_again = earlier != nullptr;
-  slot.routing_only = options.routing_only;
-  slot.routing = slot.is_again ? earlier->routing : options_.keeps_routing ? slot.id : 0;
-  DispatchArgs& args = slot.dispatch;
-  args.tokens = tokens.as<std::byte>();
-  args.token_stride = stride_bytes(tokens);
-  args.num_tokens = static_cast<std::int32_t>(tokens.shape(0));
-  args.token_dtype = tokens.dtype();
-  args.aligned_tokens = is_aligned(tokens, shape_.config.hidden * bits_of(tokens.dtype()) / 8);
-  args.given_scales = nullptr;
-  if (options.scales.has_value()) {
-    args.given_scales = options.scales.as<std::byte>();
-    args.given_scale_stride[0] = options.scales.stride(0);
-    args.given_scale_stride[1] = options.scales.stride(1);
+PushDispatch PushExchange::push_dispatch(const DispatchCall& call, const Slot* earlier) const {
+  const DispatchOptions& options = call.options;
+  const PushDispatch* kept = earlier == nullptr ? nullptr : &earlier->dispatch;
+  const std::int64_t asked = kept == nullptr ? options.max_tokens : kept->max_tokens;
+  PushDispatch result;
+  result.tokens = token_input(call);
+  result.max_tokens = checked_max_tokens(shape_.config, asked, call.tokens.shape(0));
+  result.call_max_tokens = kept == nullptr ? asked : kept->call_max_tokens;
+  result.is_again = kept != nullptr;
+  result.routing_only = options.routing_only;
+  if (options.routing_only) return result;
+  for (const TensorView& payload : options.payloads) {
+    result.payloads.push_back(payload.as<std::byte>());
   }
-  args.tensor_scale = options.tensor_scale.has_value() ? options.tensor_scale.as<float>() : nullptr;
-  set_ids(slot, input, earlier != nullptr);
-  set_rows_of_call(slot);
-  for (std::size_t i = 0; i < slot.payloads.size() && !options.routing_only; ++i) {
-    const TensorView& from = options.payloads[i];
-    DispatchArgs& payload = slot.payloads[i];
-    payload.tokens = from.as<std::byte>();
-    payload.token_stride = payload.row_bytes;
-    payload.aligned_tokens =
-        payload.aligned_rows && reinterpret_cast<std::uintptr_t>(from.data()) % kUnitBytes == 0;
-  }
+  return result;
 }
 
-// The ids of this rank's tokens: as given, as kept, or, where every rank takes part, every rank.
-void PushExchange::set_ids(Slot& slot, const DispatchCall& input, bool is_again) const {
-  DispatchArgs& args = slot.dispatch;
-  RoutingArgs& routing = slot.routing_args;
-  const bool is_given = !is_again;
-  const bool are_kept = !is_given || drops(slot);
-  const float* weights = input.topk_weights.has_value() ? input.topk_weights.as<float>() : nullptr;
-  routing.num_tokens = args.num_tokens;
-  routing.topk_ids = is_given ? input.topk_ids.data() : routing.own_ids;
-  routing.ids_are_64_bits = is_given && input.topk_ids.dtype() == DType::kI64;
-  routing.topk_weights = shape_.config.sends_weights ? weights : nullptr;
-  routing.num_buffer_rows = static_cast<std::int32_t>(buffer_rows(slot));
-  args.topk_ids = shape_.gathers ? every_rank_.data()
-                  : are_kept     ? routing.own_ids
-                                 : input.topk_ids.data();
-  args.ids_are_64_bits = !shape_.gathers && !are_kept && routing.ids_are_64_bits;
-  args.topk_weights = shape_.gathers ? nullptr : weights;
-  for (DispatchArgs& payload : slot.payloads) {
-    payload.num_tokens = args.num_tokens;
-    payload.topk_ids = args.topk_ids;
-    payload.ids_are_64_bits = args.ids_are_64_bits;
+cuda::TokenInput PushExchange::token_input(const DispatchCall& call) const {
+  const TensorView& tokens = call.tokens;
+  const DispatchOptions& options = call.options;
+  cuda::TokenInput to;
+  to.data = tokens.as<std::byte>();
+  to.stride = stride_bytes(tokens);
+  to.count = static_cast<std::int32_t>(tokens.shape(0));
+  to.dtype = tokens.dtype();
+  to.are_aligned = is_aligned(tokens, shape_.config.hidden * bits_of(tokens.dtype()) / 8);
+  if (options.tensor_scale.has_value()) to.tensor_scale = options.tensor_scale.as<float>();
+  if (call.topk_weights.has_value()) to.topk_weights = call.topk_weights.as<float>();
+  if (call.earlier == nullptr) {
+    to.ids = {call.topk_ids.data(), call.topk_ids.dtype() == DType::kI64};
   }
-  slot.gather.num_tokens = args.num_tokens;
+  if (options.routing_only) {  // every token is the same short row
+    to.data = blank_.data();
+    to.stride = 0;
+  } else if (options.scales.has_value()) {
+    to.scales = options.scales.as<std::byte>();
+    to.scale_stride[0] = options.scales.stride(0);
+    to.scale_stride[1] = options.scales.stride(1);
+  }
+  return to;
 }
 
-// Where rows of this call go. With routing only, a row has one vector of elements and no scales.
-void PushExchange::set_rows_of_call(Slot& slot) const {
-  DispatchArgs& args = slot.dispatch;
-  const ExchangeShape& shape = shape_.exchange;
-  args.layout = shape_.main;
-  args.scale_block = scale_blocks(shape_.config, shape, group_.rank(), buffer_rows(slot)).block;
-  const ScaleGeometry& block = args.scale_block;
-  args.scales_are_tiled = block.layout == ScaleLayout::kSwizzled;
-  args.scale_row_step = block.index(1, 0) * block.element_bytes;
-  args.scale_step = block.index(0, 1) * block.element_bytes;
-  const std::int64_t units_per_chunk = shape_.main.shape.chunk_scale_bytes / 16;
-  const std::int64_t last = shape.num_scales % args.scales_per_chunk;
-  args.scale_units_per_row =
-      static_cast<std::int32_t>(shape.num_scales / args.scales_per_chunk * units_per_chunk +
-                                cdiv<std::int64_t>(last * block.element_bytes, 16));
-  const bool is_by_rank = shape_.config.layout == Layout::kByRank;
-  args.source_rows = is_by_rank ? static_cast<std::int32_t>(slot.max_tokens) : 0;
-  for (DispatchArgs& payload : slot.payloads) payload.source_rows = args.source_rows;
-  if (!slot.routing_only) return;
-  args.layout.shape.hidden = std::min<std::int64_t>(kVecElements, args.layout.shape.hidden);
-  args.layout.num_chunks = 1;
-  args.scale_units_per_row = 0;
-  args.scale_block.num_scales = 0;
-  args.given_scales = nullptr;
-  args.tokens = blank_.data();
-  args.token_stride = 0;
-}
-
-void PushExchange::set_results(Slot& slot, const CombineCall& call) const {
+void PushExchange::add_results(PushCombine& to, const Slot& slot, const CombineCall& call) const {
   const ExchangeConfig& config = shape_.config;
   const TensorView& rows = call.rows;
   check_results(config, buffer_rows(slot), rows);
+  check_row_weights(config, buffer_rows(slot), call.options.row_weights);
   const DType dtype = rows.dtype();
-  CombineArgs& args = slot.combine;
-  args.rows = rows.as<std::byte>();
-  args.row_dtype = dtype;
-  args.row_stride = config.hidden * bits_of(dtype) / 8;
-  args.aligned_rows = args.row_stride % static_cast<std::int64_t>(kUnitBytes) == 0 &&
-                      reinterpret_cast<std::uintptr_t>(rows.data()) % kUnitBytes == 0;
-  args.shared = nullptr;
-  args.applies_weights = call.options.rows_are == RowsAre::kUnweighted && config.sends_weights &&
-                         config.reduce == Reduce::kPerRank && args.layout.shape.sends_routes;
-  set_row_weights(slot, call.options);
+  const std::int64_t stride = config.hidden * bits_of(dtype) / 8;
+  const bool are_unweighted = call.options.rows_are == RowsAre::kUnweighted && config.sends_weights;
+  to.results = {.data = rows.as<std::byte>(),
+                .stride = stride,
+                .dtype = dtype,
+                .applies_weights = are_unweighted && config.reduce == Reduce::kPerRank &&
+                                   shape_.main.shape.sends_routes,
+                .are_aligned = stride % static_cast<std::int64_t>(kUnitBytes) == 0 &&
+                               reinterpret_cast<std::uintptr_t>(rows.data()) % kUnitBytes == 0};
+  if (call.options.row_weights.has_value()) to.row_weights = call.options.row_weights.as<float>();
 }
 
 void PushExchange::check_output_of(const Slot& slot, const CombineCall& call) const {
   const ExchangeConfig& config = shape_.config;
+  const std::int64_t num_tokens = slot.dispatch.num_tokens();
   check_matrix(call.output, {"combine",
                              "output",
                              {DType::kBF16, DType::kF16, DType::kF32},
-                             slot.num_tokens,
+                             num_tokens,
                              config.hidden,
                              true});
-  check_new_weights(config, slot.num_tokens, call.options.topk_weights);
-  check_returned_weights(config, slot.num_tokens, call.options.returned_weights);
+  check_new_weights(config, num_tokens, call.options.topk_weights);
+  check_returned_weights(config, num_tokens, call.options.returned_weights);
 }
 
-void PushExchange::set_output(Slot& slot, const CombineCall& call) const {
-  const ExchangeConfig& config = shape_.config;
+void PushExchange::add_output(PushCombine& to, const Slot& slot, const CombineCall& call) const {
+  check_output_of(slot, call);
+  to.sums = sum_output(slot, call);
+  if (call.options.returned_weights.has_value()) {
+    to.returned_weights = call.options.returned_weights.as<std::uint32_t>();
+  }
+}
+
+cuda::SumOutput PushExchange::sum_output(const Slot& slot, const CombineCall& call) const {
+  const std::int64_t hidden = shape_.config.hidden;
   const TensorView& output = call.output;
   const CombineOptions& options = call.options;
-  CombineArgs& args = slot.combine;
-  args.output = output.as<std::byte>();
-  args.output_dtype = output.dtype();
-  args.output_stride = stride_bytes(output);
-  args.aligned_output = is_aligned(output, config.hidden * bits_of(output.dtype()) / 8);
-  args.topk_weights = options.topk_weights.has_value() ? options.topk_weights.as<float>() : nullptr;
-  set_addends(slot, options);
-  set_returned_weights(slot, options);
-}
-
-void PushExchange::set_addends(Slot& slot, const CombineOptions& options) const {
-  const ExchangeConfig& config = shape_.config;
-  CombineArgs& args = slot.combine;
+  const auto check_addend = [&](const TensorView& rows, const std::string& name) {
+    check_matrix(rows, {"combine", name, {DType::kBF16}, slot.dispatch.num_tokens(), hidden, true});
+  };
+  cuda::SumOutput sums;
+  sums.num_tokens = slot.dispatch.tokens.count;
+  sums.data = output.as<std::byte>();
+  sums.dtype = output.dtype();
+  sums.stride = stride_bytes(output);
+  sums.are_aligned = is_aligned(output, hidden * bits_of(output.dtype()) / 8);
+  if (options.topk_weights.has_value()) sums.topk_weights = options.topk_weights.as<float>();
   if (options.shared.has_value()) {
-    check_matrix(options.shared,
-                 {"combine", "shared", {DType::kBF16}, slot.num_tokens, config.hidden, true});
-    args.shared_stride = options.shared.stride(0);
-    args.aligned_shared = is_aligned(options.shared, config.hidden * 2);
+    check_addend(options.shared, "shared");
+    sums.shared = options.shared.as<std::uint16_t>();
+    sums.shared_stride = options.shared.stride(0);
+    sums.shared_is_aligned = is_aligned(options.shared, hidden * 2);
   }
-  args.shared = options.shared.has_value() ? options.shared.as<std::uint16_t>() : nullptr;
-  require(options.bias.size() <= std::size(args.bias), Errc::kNotSupported,
-          "combine: {} bias partials are given, must be at most {}", options.bias.size(),
-          std::size(args.bias));
-  args.num_bias = static_cast<std::int32_t>(options.bias.size());
-  for (std::size_t i = 0; i < options.bias.size(); ++i) {
-    check_matrix(options.bias[i], {"combine",
-                                   fmt::format("bias[{}]", i),
-                                   {DType::kBF16},
-                                   slot.num_tokens,
-                                   config.hidden,
-                                   true});
-    args.bias[i] = options.bias[i].as<std::uint16_t>();
-    args.bias_stride[i] = options.bias[i].stride(0);
+  require(options.bias.size() <= std::size(sums.bias), Errc::kNotSupported,
+          "combine: options.bias has {} tensors, must be at most {} on GPUs", options.bias.size(),
+          std::size(sums.bias));
+  for (const TensorView& bias : options.bias) {
+    check_addend(bias, fmt::format("bias[{}]", sums.num_bias));
+    sums.bias[sums.num_bias] = bias.as<std::uint16_t>();
+    sums.bias_stride[sums.num_bias++] = bias.stride(0);
   }
+  return sums;
 }
 
 Dispatched PushExchange::describe(const Slot& slot) const {
-  const DispatchArgs& args = slot.dispatch;
+  const SlotMemory& memory = slot.kernels.memory;
   const ExchangeConfig& config = shape_.config;
-  const RoutingArgs& routing = slot.routing_args;
   const std::int64_t rows = buffer_rows(slot);
   const std::int64_t local = shape_.exchange.ownership.count(group_.rank());
   const bool is_major = is_expert_major(config.layout);
@@ -223,38 +177,38 @@ Dispatched PushExchange::describe(const Slot& slot) const {
   ExpertRows& experts = result.experts;
   experts.scheme = config.scheme;
   experts.rows = config.layout == Layout::kBatched
-                     ? TensorView(args.rows, dtype,
+                     ? TensorView(memory.rows, dtype,
                                   {local, shape_.exchange.receive.capacity, config.hidden}, device_)
-                     : TensorView(args.rows, dtype, {rows, config.hidden}, device_);
+                     : TensorView(memory.rows, dtype, {rows, config.hidden}, device_);
   if (config.scheme.group == ScaleGroup::kTensor) {
-    experts.scales = TensorView(args.tensor_scale, DType::kF32, {1}, device_);
-  } else if (args.scales != nullptr) {
+    experts.scales = TensorView(slot.dispatch.tokens.tensor_scale, DType::kF32, {1}, device_);
+  } else if (memory.scales != nullptr) {
     experts.scales =
-        scale_blocks(config, shape_.exchange, group_.rank(), rows).view(args.scales, device_);
+        scale_blocks(config, shape_.exchange, group_.rank(), rows).view(memory.scales, device_);
     experts.scale_layout = config.scale_layout;
   }
   if (config.scheme.needs_tensor_scale()) {
-    experts.tensor_scale = TensorView(args.tensor_scale, DType::kF32, {1}, device_);
+    experts.tensor_scale = TensorView(slot.dispatch.tokens.tensor_scale, DType::kF32, {1}, device_);
   }
-  experts.num_rows = TensorView(routing.num_rows_of_expert, DType::kI32, {local}, device_);
-  if (is_major) experts.first_row = TensorView(args.first_row, DType::kI64, {local}, device_);
-  result.total_rows = TensorView(args.total_rows, DType::kI32, {1}, device_);
+  experts.num_rows = TensorView(memory.num_rows_of_expert, DType::kI32, {local}, device_);
+  if (is_major) experts.first_row = TensorView(memory.first_row, DType::kI64, {local}, device_);
+  result.total_rows = TensorView(memory.total_rows, DType::kI32, {1}, device_);
   const std::int64_t topk = config.num_topk;
-  std::int32_t* ids = shape_.gathers ? routing.row_ids : args.row_ids;
-  float* weights = shape_.gathers ? routing.row_weights : args.row_weights;
+  std::int32_t* ids = shape_.gathers ? memory.row_ids : memory.row_ids;
+  float* weights = shape_.gathers ? memory.row_weights : memory.row_weights;
   if (!is_major && topk > 0) result.topk_ids = TensorView(ids, DType::kI32, {rows, topk}, device_);
   if (config.sends_weights && is_major) {
     result.topk_weights = TensorView(weights, DType::kF32, {rows}, device_);
   } else if (config.sends_weights && topk > 0) {
     result.topk_weights = TensorView(weights, DType::kF32, {rows, topk}, device_);
   }
-  for (const DispatchArgs& payload : slot.payloads) {
+  for (const PayloadMemory& payload : memory.payloads) {
     result.payloads.emplace_back(payload.rows, DType::kU8,
                                  std::initializer_list<std::int64_t>{rows, payload.row_bytes},
                                  device_);
   }
   if (config.overflow == Overflow::kDrop) {
-    result.num_dropped = TensorView(routing.num_dropped, DType::kI32, {1}, device_);
+    result.num_dropped = TensorView(memory.num_dropped, DType::kI32, {1}, device_);
   }
   return result;
 }

@@ -29,27 +29,28 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
           "exchange: timeout_ms is {}, must be from 0 to {}", options.timeout_ms, kMaxTimeoutMs);
   require(options.num_ctas >= 0, Errc::kInvalidArgument,
           "exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
-  require_agreement(group.engine(), "exchange", agreed_fields(shape_.config));
+  require_agreement(group.control(), "exchange", agreed_fields(shape_.config));
 
-  const DeviceGuard guard(device_.index);
+  const cuda::DeviceGuard guard(device_.index);
   const std::size_t num_slots = handles_.size();
   window_ =
       make_device_window(group.engine(), device_.index, checked_mul(num_slots, shape_.window_bytes),
                          options.heap.empty() ? "auto" : options.heap);
   int num_sms = 0;
-  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_.index),
-             "cudaDeviceGetAttribute");
+  cuda::check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_.index),
+                   "cudaDeviceGetAttribute");
   // Ranks that share a GPU wait for each other's kernels, so all kernels that may run at once must
   // fit on it: one per handle of each rank, none of them launched early.
   const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
-  num_ctas_ = std::max(kMinCtas, kExchangeCtasPerSm * num_sms / kernels);
+  num_ctas_ = std::max(cuda::kMinCtas, cuda::kExchangeCtasPerSm * num_sms / kernels);
   has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
-  if (options.num_ctas > 0) num_ctas_ = std::min(num_ctas_, std::max(kMinCtas, options.num_ctas));
+  if (options.num_ctas > 0)
+    num_ctas_ = std::min(num_ctas_, std::max(cuda::kMinCtas, options.num_ctas));
 
   slots_.resize(num_slots);
-  gather_or_fail(group.engine(), [&] { return prepare_memory(), std::string(); });
-  watcher_ = std::make_unique<Watcher>(group_.engine(), *words_.as<WatchWords>(),
+  gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
+  watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
                                        std::int64_t{shape_.config.num_experts});
 }
 
@@ -70,7 +71,7 @@ PushExchange::~PushExchange() {
     }
   };
   try {
-    const DeviceGuard guard(device_.index);
+    const cuda::DeviceGuard guard(device_.index);
     barrier();
     cudaDeviceSynchronize();
     barrier();
@@ -98,93 +99,95 @@ DispatchHandle PushExchange::handle_of(const Slot& slot) const {
   return handle;
 }
 
-PushExchange::Slot& PushExchange::start(const DispatchCall& call, Phases phases) {
+PushExchange::Slot& PushExchange::start(const DispatchCall& call, cuda::Phases phases) {
   check();
   const Slot* earlier =
       call.earlier == nullptr ? nullptr : &kept_routing(*call.earlier, "dispatch_again");
   check_input(call, earlier);
   Slot& slot = open_slot(call.name());
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
-  set_input(slot, call, earlier);
+  slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
+  slot.dispatch = push_dispatch(call, earlier);
   launch(slot, phases, call.stream);
   return slot;
 }
 
 DispatchHandle PushExchange::dispatch_send(const DispatchCall& call) {
-  const DeviceGuard guard(device_.index);
-  Slot& slot = start(call, Phases::kSend);
+  const cuda::DeviceGuard guard(device_.index);
+  Slot& slot = start(call, cuda::Phases::kSend);
   advance(slot, Stage::kSent);
   return handle_of(slot);
 }
 
 Dispatched PushExchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
-  const DeviceGuard guard(device_.index);
+  const cuda::DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
-  launch(slot, Phases::kReceive, stream);
+  launch(slot, cuda::Phases::kReceive, stream);
   advance(slot, Stage::kReceived);
   return describe(slot);
 }
 
 Dispatched PushExchange::dispatch(const DispatchCall& call) {
-  const DeviceGuard guard(device_.index);
-  Slot& slot = start(call, Phases::kBoth);
+  const cuda::DeviceGuard guard(device_.index);
+  Slot& slot = start(call, cuda::Phases::kBoth);
   advance(slot, Stage::kReceived);
   return describe(slot);
 }
 
 // Slots are used by turns of calls, so a combine needs a call of its own, on every rank.
 DispatchHandle PushExchange::reopen(const DispatchHandle& earlier, Stream stream) {
-  const DeviceGuard guard(device_.index);
+  const cuda::DeviceGuard guard(device_.index);
   const Slot& kept = kept_routing(earlier, "reopen");
   DispatchOptions options;
   options.routing_only = true;
   options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1}, device_);
-  const TensorView tokens(blank_.data(), DType::kBF16, {kept.num_tokens, shape_.config.hidden},
-                          device_);
-  Slot& slot = start({tokens, {}, {}, stream, options, &earlier}, Phases::kBoth);
+  const TensorView tokens(blank_.data(), DType::kBF16,
+                          {kept.dispatch.num_tokens(), shape_.config.hidden}, device_);
+  Slot& slot = start({tokens, {}, {}, stream, options, &earlier}, cuda::Phases::kBoth);
   advance(slot, Stage::kReceived);
   return handle_of(slot);
 }
 
 void PushExchange::enter(Phase phase, const Slot& slot) {
   site_ = {phase, slot.id, -1};
-  group_.engine().enter(phase, slot.id);
+  group_.control().enter(phase, slot.id);
 }
 
 // The tokens' rows go last, so that whatever they share with other rows is left as they write it.
-void PushExchange::launch(Slot& slot, Phases phases, Stream stream) {
-  enter(phases == Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
+void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) {
+  enter(phases == cuda::Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
   gather_routing(slot, phases, stream);
-  for (DispatchArgs& payload : slot.payloads) {
-    if (slot.routing_only) continue;
-    launch_rows(slot, payload, phases, stream);
+  for (std::size_t i = 0; i < slot.dispatch.payloads.size(); ++i) {
+    launch_rows(slot, payload_args(slot.kernels, slot.dispatch, i), phases, stream);
     sync_if_shared(phases, stream);
   }
-  launch_rows(slot, slot.dispatch, phases, stream);
-  if (!receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
+  launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
+  if (!cuda::receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
   sync_if_shared(phases, stream);
-  launch_place_routing(slot.routing_args, drops(slot), stream.get());
+  cuda::launch_place_routing(routing_args(slot.kernels, slot.dispatch), drops(slot), stream.get());
 }
 
 // Ranks that share a GPU may share a hardware queue: whatever follows a kernel that waits for a
 // peer could keep the peer's kernel from starting. In that case the host waits between the kernels
 // of a call.
-void PushExchange::sync_if_shared(Phases phases, Stream stream) const {
-  if (!receives(phases) || !window_->is_shared_gpu()) return;
+void PushExchange::sync_if_shared(cuda::Phases phases, Stream stream) const {
+  if (!cuda::receives(phases) || !window_->is_shared_gpu()) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
+  cuda::check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
   if (status != cudaStreamCaptureStatusNone) return;
-  check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
+  cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
-GridRequest PushExchange::grid_request(const Slot& slot, Phases phases) const {
-  return {num_ctas_, sends(phases), receives(phases), has_whole_gpu_, slot.call_max_tokens};
+cuda::GridRequest PushExchange::grid_request(const Slot& slot, cuda::Phases phases) const {
+  return {num_ctas_, cuda::sends(phases), cuda::receives(phases), has_whole_gpu_,
+          slot.dispatch.call_max_tokens};
 }
 
-void PushExchange::launch_rows(const Slot& slot, DispatchArgs& args, Phases phases, Stream stream) {
-  choose_grid(grid_request(slot, phases), args);
-  launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
+void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
+                               Stream stream) const {
+  args.grid = cuda::dispatch_grid(grid_request(slot, phases), args.layout, args.tokens.count);
+  cuda::launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
 }
 
 void PushExchange::check_output(const CombineCall& call) const {
@@ -192,48 +195,50 @@ void PushExchange::check_output(const CombineCall& call) const {
 }
 
 void PushExchange::combine_send(const CombineCall& call) {
-  const DeviceGuard guard(device_.index);
+  const cuda::DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(call.handle, Stage::kReceived, "combine");
-  set_results(slot, call);
-  launch_return(slot, Phases::kSend, call.stream);
+  PushCombine combine;
+  add_results(combine, slot, call);
+  launch_return(slot, combine, cuda::Phases::kSend, call.stream);
   advance(slot, Stage::kReturned);
 }
 
 void PushExchange::combine_receive(const CombineCall& call) {
-  const DeviceGuard guard(device_.index);
+  const cuda::DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(call.handle, Stage::kReturned, "combine_receive");
-  check_output_of(slot, call);
-  set_output(slot, call);
-  launch_return(slot, Phases::kReceive, call.stream);
+  PushCombine combine;
+  add_output(combine, slot, call);
+  launch_return(slot, combine, cuda::Phases::kReceive, call.stream);
   advance(slot, Stage::kFree);
 }
 
 void PushExchange::combine(const CombineCall& call) {
-  const DeviceGuard guard(device_.index);
+  const cuda::DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(call.handle, Stage::kReceived, "combine");
-  check_output_of(slot, call);
   check_both_weights(call.options.row_weights, call.options.returned_weights);
-  set_results(slot, call);
-  set_output(slot, call);
-  launch_return(slot, Phases::kBoth, call.stream);
+  PushCombine combine;
+  add_output(combine, slot, call);
+  add_results(combine, slot, call);
+  launch_return(slot, combine, cuda::Phases::kBoth, call.stream);
   advance(slot, Stage::kFree);
 }
 
-void PushExchange::launch_return(Slot& slot, Phases phases, Stream stream) {
-  enter(phases == Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
-  CombineArgs& args = slot.combine;
-  args.num_tokens = static_cast<std::int32_t>(slot.num_tokens);
-  choose_grid(grid_request(slot, phases), args);
-  ReturnWeightsArgs& weights = slot.weights;
-  weights.num_tokens = args.num_tokens;
-  if (sends(phases) && weights.row_weights != nullptr) launch_return_weights(weights, stream.get());
-  launch_combine(args, phases, options_.programmatic_launch, stream.get());
-  if (!receives(phases) || weights.returned == nullptr) return;
+void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda::Phases phases,
+                                 Stream stream) {
+  enter(phases == cuda::Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
+  cuda::CombineArgs args = combine_args(slot.kernels, call);
+  args.grid =
+      cuda::combine_grid(grid_request(slot, phases), args.layout, slot.dispatch.tokens.count);
+  if (call.row_weights != nullptr) {
+    cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
+  }
+  cuda::launch_combine(args, phases, options_.programmatic_launch, stream.get());
+  if (call.returned_weights == nullptr) return;
   sync_if_shared(phases, stream);
-  launch_receive_weights(weights, stream.get());
+  cuda::launch_receive_weights(return_weights_args(slot.kernels, call), stream.get());
 }
 
 void PushExchange::release(const DispatchHandle& handle) {

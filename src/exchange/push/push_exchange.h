@@ -16,10 +16,9 @@
 #include "cuda/base/memory.h"
 #include "cuda/exchange/exchange_args.h"
 #include "cuda/exchange/grid.h"
-#include "cuda/exchange/return_weights.h"
-#include "cuda/exchange/routing.h"
 #include "exchange/backend.h"
 #include "exchange/handle_table.h"
+#include "exchange/push/kernel_arguments.h"
 #include "exchange/push/push_shape.h"
 #include "exchange/push/watcher.h"
 #include "heap/device_window.h"
@@ -54,28 +53,20 @@ class PushExchange final : public ExchangeBackend {
   struct Slot {
     std::uint64_t id = 0;       ///< of the handle that uses it
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
-    std::int64_t num_tokens = 0;
-    std::int64_t max_tokens = 0;
-    std::int64_t call_max_tokens = 0;  ///< max_tokens as the caller gave it, or 0
-    bool is_again = false;             ///< uses the ids of an earlier dispatch
-    bool routing_only = false;
-    DispatchArgs dispatch;               ///< arguments of the last dispatch
-    std::vector<DispatchArgs> payloads;  ///< one dispatch each
-    DispatchArgs gather;                 ///< dispatch of ids and weights to all ranks
-    RoutingArgs routing_args;
-    CombineArgs combine;
-    ReturnWeightsArgs weights;
-    DeviceBuffer memory;  ///< everything above points into it
+    PushDispatch dispatch;      ///< its last dispatch
+    cuda::DeviceBuffer buffer;
+    SlotKernels kernels;  ///< whose memory is the buffer's
   };
 
   // push_exchange.cpp
   void enter(Phase phase, const Slot& slot);
-  Slot& start(const DispatchCall& call, Phases phases);
-  void launch(Slot& slot, Phases phases, Stream stream);
-  GridRequest grid_request(const Slot& slot, Phases phases) const;
-  void launch_rows(const Slot& slot, DispatchArgs& args, Phases phases, Stream stream);
-  void sync_if_shared(Phases phases, Stream stream) const;
-  void launch_return(Slot& slot, Phases phases, Stream stream);
+  Slot& start(const DispatchCall& call, cuda::Phases phases);
+  void launch(const Slot& slot, cuda::Phases phases, Stream stream);
+  cuda::GridRequest grid_request(const Slot& slot, cuda::Phases phases) const;
+  void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
+                   Stream stream) const;
+  void sync_if_shared(cuda::Phases phases, Stream stream) const;
+  void launch_return(const Slot& slot, const PushCombine& call, cuda::Phases phases, Stream stream);
   Slot& open_slot(const char* operation);
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
   std::size_t index_of(const Slot& slot) const {
@@ -88,12 +79,6 @@ class PushExchange final : public ExchangeBackend {
   void prepare_memory();
   void run_kernels() const;
   void allocate(Slot& slot, std::size_t index);
-  void set_base(Slot& slot, std::size_t index);
-  void set_routing(Slot& slot) const;
-  void set_gather(Slot& slot, std::size_t region) const;
-  void set_rows(DispatchArgs& dispatch) const;
-  DispatchArgs bytes_base(const DispatchArgs& main, std::size_t region,
-                          std::int64_t row_bytes) const;
   void fill_every_rank_ids();
 
   // push_routing.cpp
@@ -102,25 +87,19 @@ class PushExchange final : public ExchangeBackend {
   const Slot& kept_routing(const DispatchHandle& earlier, const char* operation) const;
   void copy_routing(Slot& slot, const Slot& earlier, Stream stream) const;
   void clear_rows(const Slot& slot, Stream stream) const;
-  void gather_routing(Slot& slot, Phases phases, Stream stream);
-
-  // push_weights.cpp
-  void set_weights_base(Slot& slot) const;
-  void set_row_weights(Slot& slot, const CombineOptions& options) const;
-  void set_returned_weights(Slot& slot, const CombineOptions& options) const;
+  void gather_routing(const Slot& slot, cuda::Phases phases, Stream stream);
 
   // push_arguments.cpp
   void check_input(const DispatchCall& call, const Slot* earlier) const;
-  void set_input(Slot& slot, const DispatchCall& call, const Slot* earlier) const;
-  void set_ids(Slot& slot, const DispatchCall& call, bool is_again) const;
-  void set_rows_of_call(Slot& slot) const;
-  void set_results(Slot& slot, const CombineCall& call) const;
+  PushDispatch push_dispatch(const DispatchCall& call, const Slot* earlier) const;
+  cuda::TokenInput token_input(const DispatchCall& call) const;
   void check_output_of(const Slot& slot, const CombineCall& call) const;
-  void set_output(Slot& slot, const CombineCall& call) const;
-  void set_addends(Slot& slot, const CombineOptions& options) const;
+  void add_results(PushCombine& to, const Slot& slot, const CombineCall& call) const;
+  void add_output(PushCombine& to, const Slot& slot, const CombineCall& call) const;
+  cuda::SumOutput sum_output(const Slot& slot, const CombineCall& call) const;
   Dispatched describe(const Slot& slot) const;
   std::int64_t buffer_rows(const Slot& slot) const {
-    return shape_.buffer_rows(group_.rank(), slot.max_tokens);
+    return shape_.buffer_rows(group_.rank(), slot.dispatch.max_tokens);
   }
 
   Group group_;
@@ -130,11 +109,11 @@ class PushExchange final : public ExchangeBackend {
   int num_ctas_ = 1;
   bool has_whole_gpu_ = true;
   std::unique_ptr<DeviceWindow> window_;
-  PinnedBuffer words_;  ///< WatchWords
-  DeviceBuffer failed_;
-  DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
-  DeviceBuffer blank_;       ///< the row that a routing-only dispatch sends for each token
-  Watch watch_;
+  cuda::PinnedBuffer words_;  ///< WatchWords
+  cuda::DeviceBuffer failed_;
+  cuda::DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
+  cuda::DeviceBuffer blank_;       ///< the row that a routing-only dispatch sends for each token
+  cuda::Watch watch_;
   HandleTable handles_;
   std::vector<Slot> slots_;  ///< by slot of handles_
   int num_uncaught_;         ///< exceptions when it was made

@@ -14,7 +14,7 @@ constexpr int kNoIdByte = 0xFF;
 
 }  // namespace
 
-bool PushExchange::drops(const Slot& slot) const { return shape_.drops && !slot.is_again; }
+bool PushExchange::drops(const Slot& slot) const { return shape_.drops && !slot.dispatch.is_again; }
 
 const PushExchange::Slot& PushExchange::kept_routing(const DispatchHandle& earlier,
                                                      const char* operation) const {
@@ -47,12 +47,13 @@ void PushExchange::copy_routing(Slot& slot, const Slot& earlier, Stream stream) 
   const auto copy = [&](std::int32_t* to, const std::int32_t* from, std::int64_t count) {
     const auto bytes = static_cast<std::size_t>(count) * sizeof(std::int32_t);
     if (bytes == 0) return;
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.get()),
-               "dispatch_again");
+    cuda::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.get()),
+                     "dispatch_again");
   };
-  copy(slot.routing_args.own_ids, earlier.routing_args.own_ids,
-       earlier.num_tokens * shape_.config.num_topk);
-  copy(slot.routing_args.num_dropped, earlier.routing_args.num_dropped, 1);
+  const SlotMemory& to = slot.kernels.memory;
+  const SlotMemory& from = earlier.kernels.memory;
+  copy(to.own_ids, from.own_ids, earlier.dispatch.num_tokens() * shape_.config.num_topk);
+  copy(to.num_dropped, from.num_dropped, 1);
 }
 
 void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
@@ -61,41 +62,41 @@ void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
   const auto topk = static_cast<std::size_t>(config.num_topk);
   const auto clear = [&](void* memory, int byte, std::size_t bytes) {
     if (memory == nullptr || bytes == 0) return;
-    check_cuda(cudaMemsetAsync(memory, byte, bytes, stream.get()), "dispatch");
+    cuda::check_cuda(cudaMemsetAsync(memory, byte, bytes, stream.get()), "dispatch");
   };
-  const DispatchArgs& args = slot.dispatch;
+  const cuda::ReceiveBuffer to = receive_buffer(slot.kernels, slot.dispatch);
   if (config.layout == Layout::kByRank) {
-    clear(args.row_ids, kNoIdByte, rows * topk * sizeof(std::int32_t));
-    clear(args.row_weights, 0, rows * topk * sizeof(float));
+    clear(to.row_ids, kNoIdByte, rows * topk * sizeof(std::int32_t));
+    clear(to.row_weights, 0, rows * topk * sizeof(float));
   }
   if (!config.zero_padding) return;
-  clear(args.row_weights, 0, rows * sizeof(float));
-  if (slot.routing_only) return;
-  clear(args.rows, 0, rows * shape_.exchange.payload_bytes);
-  clear(args.scales, 0, args.scale_block.num_bytes());
-  for (const DispatchArgs& payload : slot.payloads) {
+  clear(to.row_weights, 0, rows * sizeof(float));
+  if (slot.dispatch.routing_only) return;
+  clear(to.rows, 0, rows * shape_.exchange.payload_bytes);
+  const cuda::ScalePlacement scales = scale_placement(slot.kernels, slot.dispatch);
+  clear(scales.data, 0, scales.block.num_bytes());
+  for (const PayloadMemory& payload : slot.kernels.memory.payloads) {
     clear(payload.rows, 0, rows * static_cast<std::size_t>(payload.row_bytes));
   }
 }
 
-// Which choices are dropped must be known before rows are sent, so with drops the send phase waits
-// for all ranks.
-void PushExchange::gather_routing(Slot& slot, Phases phases, Stream stream) {
+// What is dropped must be known before rows are sent: then this waits for all ranks.
+void PushExchange::gather_routing(const Slot& slot, cuda::Phases phases, Stream stream) {
   const bool is_dropped = drops(slot);
-  const bool is_told = shape_.gathers && shape_.gathers_routing;
+  const bool is_published = shape_.gathers && shape_.gathers_routing;
   const bool is_kept = keeps_ids() && shape_.config.num_topk > 0;
-  if (sends(phases) && is_kept && (is_told || !slot.is_again)) {
-    launch_keep_routing(slot.routing_args, stream.get());
+  if (cuda::sends(phases) && is_kept && (is_published || !slot.dispatch.is_again)) {
+    cuda::launch_keep_routing(routing_args(slot.kernels, slot.dispatch), stream.get());
   }
-  if (is_dropped && sends(phases)) {
-    launch_rows(slot, slot.gather, Phases::kBoth, stream);
-    sync_if_shared(Phases::kBoth, stream);
-    launch_drop_overflow(slot.routing_args, stream.get());
-  } else if (!is_dropped && is_told) {
-    launch_rows(slot, slot.gather, phases, stream);
+  if (is_dropped && cuda::sends(phases)) {
+    launch_rows(slot, gather_args(slot.kernels, slot.dispatch), cuda::Phases::kBoth, stream);
+    sync_if_shared(cuda::Phases::kBoth, stream);
+    cuda::launch_drop_overflow(routing_args(slot.kernels, slot.dispatch), stream.get());
+  } else if (!is_dropped && is_published) {
+    launch_rows(slot, gather_args(slot.kernels, slot.dispatch), phases, stream);
     sync_if_shared(phases, stream);
   }
-  if (receives(phases)) clear_rows(slot, stream);
+  if (cuda::receives(phases)) clear_rows(slot, stream);
 }
 
 }  // namespace switchyard

@@ -49,7 +49,7 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_r
          fmt::format("scheme is {}, must be bf16, f16, f32, one of switchyard::schemes, or one of "
                      "its fp8 blocks with f32 power-of-two scales",
                      name_of(config.scheme)));
-  refuse(!has_kernels(config.combine_scheme) || !is_return_scheme(config.combine_scheme),
+  refuse(!has_kernels(config.combine_scheme) || !cuda::is_return_scheme(config.combine_scheme),
          fmt::format("combine_scheme is {}, must be bf16, f16, f32, or one of "
                      "switchyard::schemes with codes of 8 bits and a scale for each block",
                      name_of(config.combine_scheme)));
@@ -73,9 +73,9 @@ PushLayout main_layout(const PushExchangeShape& shape) {
   push.max_local_experts = shape.main_ownership.max_count();
   push.element_bits =
       config.scheme.is_simulated() ? bits_of(DType::kBF16) : bits_of(config.scheme.dtype);
-  push.chunk_scale_bytes = chunk_scale_bytes(config.scheme);
+  push.chunk_scale_bytes = cuda::chunk_scale_bytes(config.scheme);
   push.return_element_bits = bits_of(config.combine_scheme.dtype);
-  push.return_scale_bytes = return_scale_bytes(config.combine_scheme);
+  push.return_scale_bytes = cuda::return_scale_bytes(config.combine_scheme);
   push.sends_routes = is_expert_major(config.layout);
   push.sends_weights = config.sends_weights && !shape.gathers;
   push.keeps_every_choice = config.reduce == Reduce::kPerExpert;

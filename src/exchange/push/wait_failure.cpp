@@ -7,21 +7,21 @@
 namespace switchyard {
 namespace {
 
-const char* name_of(WaitPlace place) {
+const char* name_of(cuda::WaitPlace place) {
   switch (place) {
-    case WaitPlace::kAnnouncement: return "announcement";
-    case WaitPlace::kRow:
-    case WaitPlace::kReturnedRow: return "row";
-    case WaitPlace::kInput: break;
+    case cuda::WaitPlace::kAnnouncement: return "announcement";
+    case cuda::WaitPlace::kRow:
+    case cuda::WaitPlace::kReturnedRow: return "row";
+    case cuda::WaitPlace::kInput: break;
   }
   return "input";
 }
 
-WaitFailureText bad_id(const WaitRecord& record, int rank, std::int64_t num_experts) {
+WaitFailureText bad_id(const cuda::WaitRecord& record, int rank, std::int64_t num_experts) {
   WaitFailureText text{Errc::kInvalidArgument, Errc::kAborted, true, rank, "dispatch", ""};
   const bool is_expert = record.seen >= 0 && record.seen < num_experts;
   const std::string id =
-      record.seen == kIdBeyond32Bits ? "out of range" : fmt::format("{}", record.seen);
+      record.seen == cuda::kIdBeyond32Bits ? "out of range" : fmt::format("{}", record.seen);
   text.what = fmt::format("topk_ids[{}, {}] is {}, ", record.token, record.expected, id);
   text.what += is_expert ? "which is twice in its token; layout batched has room for it once"
                          : fmt::format("must be -1 or an expert from 0 to {}", num_experts - 1);
@@ -30,22 +30,22 @@ WaitFailureText bad_id(const WaitRecord& record, int rank, std::int64_t num_expe
 
 }  // namespace
 
-WaitSite site_of(const WaitRecord& record) {
-  switch (static_cast<WaitPlace>(record.place)) {
-    case WaitPlace::kInput: return {Phase::kDispatchSend, record.call, -1};
-    case WaitPlace::kReturnedRow: return {Phase::kCombineReceive, record.call, record.peer};
-    case WaitPlace::kAnnouncement:
-    case WaitPlace::kRow: break;
+WaitSite site_of(const cuda::WaitRecord& record) {
+  switch (static_cast<cuda::WaitPlace>(record.place)) {
+    case cuda::WaitPlace::kInput: return {Phase::kDispatchSend, record.call, -1};
+    case cuda::WaitPlace::kReturnedRow: return {Phase::kCombineReceive, record.call, record.peer};
+    case cuda::WaitPlace::kAnnouncement:
+    case cuda::WaitPlace::kRow: break;
   }
   return {Phase::kDispatchReceive, record.call, record.peer};
 }
 
-WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_experts) {
+WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t num_experts) {
   const WaitSite site = site_of(record);
   const char* function = site.phase == Phase::kCombineReceive ? "combine" : "dispatch";
-  switch (static_cast<WaitFailure>(record.failure)) {
-    case WaitFailure::kInvalidId: return bad_id(record, rank, num_experts);
-    case WaitFailure::kCapacityExceeded:
+  switch (static_cast<cuda::WaitFailure>(record.failure)) {
+    case cuda::WaitFailure::kInvalidId: return bad_id(record, rank, num_experts);
+    case cuda::WaitFailure::kCapacityExceeded:
       return {Errc::kCapacityExceeded,
               Errc::kCapacityExceeded,
               true,
@@ -54,7 +54,7 @@ WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_ex
               fmt::format("local expert {} of rank {} was sent {} rows, its capacity is {}; raise "
                           "capacity",
                           record.token, rank, record.seen, record.expected)};
-    case WaitFailure::kNoWeights:
+    case cuda::WaitFailure::kNoWeights:
       return {Errc::kInvalidArgument,
               Errc::kAborted,
               true,
@@ -63,13 +63,13 @@ WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_ex
               fmt::format("returned_weights is wanted, but rank {} passed no row_weights to "
                           "combine_send; pass them on every rank",
                           record.peer)};
-    case WaitFailure::kAborted:
+    case cuda::WaitFailure::kAborted:
       return {
           Errc::kAborted, Errc::kAborted,
           false,          record.peer,
           function,       fmt::format("rank {} stopped to wait for rank {}", rank, record.peer)};
-    case WaitFailure::kNone:
-    case WaitFailure::kTimeout: break;
+    case cuda::WaitFailure::kNone:
+    case cuda::WaitFailure::kTimeout: break;
   }
   const std::string token = record.token < 0 ? "" : fmt::format(" {}", record.token);
   return {Errc::kTimeout,
@@ -78,7 +78,7 @@ WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_ex
           record.peer,
           function,
           fmt::format("rank {} had no {}{} from rank {} within {:.1f} s in {}", rank,
-                      name_of(static_cast<WaitPlace>(record.place)), token, record.peer,
+                      name_of(static_cast<cuda::WaitPlace>(record.place)), token, record.peer,
                       static_cast<double>(record.waited_ns) * 1e-9, name_of(site.phase))};
 }
 

@@ -9,13 +9,13 @@
 #include "switchyard/error.h"
 
 #include "cuda/exchange/watch.h"
-#include "engine/engine.h"
+#include "engine/control.h"
 
 namespace switchyard {
 
 /// Host memory that the GPU writes and reads; zero at first.
 struct WatchWords {
-  WaitRecord record;
+  cuda::WaitRecord record;
   std::uint32_t abort_word;
 };
 
@@ -29,10 +29,10 @@ struct WaitFailureText {
   std::string what;           ///< names ranks, places and values
 };
 
-WaitFailureText describe(const WaitRecord& record, int rank, std::int64_t num_experts);
+WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t num_experts);
 
-/// Where the kernel stopped.
-WaitSite site_of(const WaitRecord& record);
+/// Where the kernel was.
+WaitSite site_of(const cuda::WaitRecord& record);
 
 /// How long kernels wait for a peer. With an `asked_ms` of 0: as long as the group, times
 /// kSharedGpuPatience if ranks share the GPU, because their kernels then take turns.

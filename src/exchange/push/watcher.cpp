@@ -16,8 +16,8 @@ constexpr int kLooksPerPeerLook = 10;  // looking for lost peers takes system ca
 
 }  // namespace
 
-Watcher::Watcher(Engine& engine, WatchWords& words, std::int64_t num_experts)
-    : engine_(engine), words_(words), num_experts_(num_experts) {
+Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts)
+    : control_(control), words_(words), num_experts_(num_experts) {
   try {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   } catch (const std::system_error& error) {
@@ -33,7 +33,7 @@ void Watcher::run(const std::stop_token& stop) noexcept {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, nullptr);  // leave signals to the program's threads
   for (int i = 1; !stop.stop_requested() && !look(); ++i) {
-    if (i % kLooksPerPeerLook == 0) engine_.look_for_lost_peers();
+    if (i % kLooksPerPeerLook == 0) control_.look_for_lost_peers();
     std::this_thread::sleep_for(kLookEvery);
   }
 }
@@ -45,7 +45,7 @@ bool Watcher::has_record() const noexcept {
 
 bool Watcher::look() noexcept {
   if (has_record()) notify_peers();
-  if (!engine_.is_aborted()) return false;
+  if (!control_.is_aborted()) return false;
   std::atomic_ref(words_.abort_word).store(1, std::memory_order_release);
   return true;
 }
@@ -55,16 +55,16 @@ void Watcher::notify_peers() noexcept {
   if (has_told_) return;
   has_told_ = true;
   try {
-    const WaitFailureText text = describe(words_.record, engine_.rank(), num_experts_);
-    if (text.code == Errc::kTimeout) engine_.look_for_lost_peers();
-    is_first_cause_ = engine_.abort(text.peers_code, text.culprit, text.what);
+    const WaitFailureText text = describe(words_.record, control_.rank(), num_experts_);
+    if (text.code == Errc::kTimeout) control_.look_for_lost_peers();
+    is_first_cause_ = control_.abort(text.peers_code, text.culprit, text.what);
   } catch (const std::exception&) {  // no memory for the text
-    is_first_cause_ = engine_.abort(Errc::kOutOfMemory, engine_.rank(), {});
+    is_first_cause_ = control_.abort(Errc::kOutOfMemory, control_.rank(), {});
   }
 }
 
 void Watcher::check(const WaitSite& site) {
-  if (!has_record() && !engine_.is_aborted()) [[likely]]
+  if (!has_record() && !control_.is_aborted()) [[likely]]
     return;
   look();
   const std::lock_guard lock(mutex_);
@@ -73,16 +73,16 @@ void Watcher::check(const WaitSite& site) {
 }
 
 Error Watcher::cause(const WaitSite& site) {
-  const WaitFailureText own = describe(words_.record, engine_.rank(), num_experts_);
+  const WaitFailureText own = describe(words_.record, control_.rank(), num_experts_);
   if (!own.is_own && !is_first_cause_) {
     try {
-      engine_.check_alive(has_record() ? site_of(words_.record) : site);
+      control_.check_alive(has_record() ? site_of(words_.record) : site);
     } catch (const Error& error) {
       return error;
     }
   }  // else, or while another rank still writes its cause: this rank's text
   return Error(own.code, fmt::format("{}: {} (rank {} of {}, call {})", own.function, own.what,
-                                     engine_.rank(), engine_.size(), words_.record.call));
+                                     control_.rank(), control_.size(), words_.record.call));
 }
 
 }  // namespace switchyard

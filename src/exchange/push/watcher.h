@@ -17,9 +17,9 @@ namespace switchyard {
 
 class Watcher {
  public:
-  /// `engine` and `words` must outlive the watcher. No peer may leave the group before it is
+  /// `control` and `words` must outlive the watcher. No peer may leave the group before it is
   /// destroyed. Errors: kSystem (no thread).
-  Watcher(Engine& engine, WatchWords& words, std::int64_t num_experts);
+  Watcher(Control& control, WatchWords& words, std::int64_t num_experts);
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
   /// Stops the thread.
@@ -39,7 +39,7 @@ class Watcher {
   void notify_peers() noexcept;
   Error cause(const WaitSite& site);
 
-  Engine& engine_;
+  Control& control_;
   WatchWords& words_;
   std::int64_t num_experts_;
   std::atomic<bool> is_first_cause_ = false;  ///< this rank's record aborted the group

@@ -80,13 +80,13 @@ class GpuExperts final : public Experts {
   bool takes(DType dtype) const { return dtype == DType::kBF16 || dtype == products_->element(); }
 
   Scratch carve(std::int64_t num_rows, DType rows_dtype, std::byte* base) const;
-  RowRanges checked_ranges(const ExpertRows& input) const;
-  void widen(const ExpertRows& rows, const RowRanges& ranges, void* to, Stream stream) const;
-  void activate(const RowRanges& ranges, const Scratch& scratch, Stream stream) const;
-  ExpertProduct product_of(const GpuMatrices& matrices, const RowRanges& ranges) const;
-  void first_half(const ExpertRows& rows, const RowRanges& ranges, const Scratch& scratch,
+  cuda::RowRanges checked_ranges(const ExpertRows& input) const;
+  void widen(const ExpertRows& rows, const cuda::RowRanges& ranges, void* to, Stream stream) const;
+  void activate(const cuda::RowRanges& ranges, const Scratch& scratch, Stream stream) const;
+  cuda::ExpertProduct product_of(const GpuMatrices& matrices, const cuda::RowRanges& ranges) const;
+  void first_half(const ExpertRows& rows, const cuda::RowRanges& ranges, const Scratch& scratch,
                   Stream stream);
-  void second_half(const TensorView& output, const RowRanges& ranges, const Scratch& scratch,
+  void second_half(const TensorView& output, const cuda::RowRanges& ranges, const Scratch& scratch,
                    Stream stream);
 
   std::string name_;
@@ -149,7 +149,7 @@ std::size_t GpuExperts::workspace_bytes(const TensorView& rows) const {
   return checked_add(carve(num_rows, rows.dtype(), nullptr).bytes, kAlignment);
 }
 
-RowRanges GpuExperts::checked_ranges(const ExpertRows& input) const {
+cuda::RowRanges GpuExperts::checked_ranges(const ExpertRows& input) const {
   const std::int64_t num_experts = shape_.num_experts;
   const auto check = [&](const char* name, const TensorView& tensor, DType dtype) {
     require(tensor.has_value() && tensor.dtype() == dtype && tensor.num_dims() == 1 &&
@@ -158,7 +158,7 @@ RowRanges GpuExperts::checked_ranges(const ExpertRows& input) const {
             tensor.describe(), name_of(dtype), num_experts);
   };
   check("num_rows", input.num_rows, DType::kI32);
-  RowRanges ranges;
+  cuda::RowRanges ranges;
   ranges.num_rows = input.num_rows.as<const std::int32_t>();
   ranges.num_experts = num_experts;
   if (input.rows.num_dims() == 3) {
@@ -175,11 +175,11 @@ RowRanges GpuExperts::checked_ranges(const ExpertRows& input) const {
   return ranges;
 }
 
-void GpuExperts::widen(const ExpertRows& rows, const RowRanges& ranges, void* to,
+void GpuExperts::widen(const ExpertRows& rows, const cuda::RowRanges& ranges, void* to,
                        Stream stream) const {
   const bool is_tensor = rows.scheme.group == ScaleGroup::kTensor;
   const TensorView& scales = rows.scales;
-  DequantizeJob job;
+  cuda::DequantizeJob job;
   job.scheme = rows.scheme;
   job.stored = rows.rows.dtype();
   job.q = rows.rows.as<const std::byte>();
@@ -202,8 +202,9 @@ void GpuExperts::widen(const ExpertRows& rows, const RowRanges& ranges, void* to
   cuda_module().dequantize(job, stream);
 }
 
-void GpuExperts::activate(const RowRanges& ranges, const Scratch& scratch, Stream stream) const {
-  ActivationJob job;
+void GpuExperts::activate(const cuda::RowRanges& ranges, const Scratch& scratch,
+                          Stream stream) const {
+  cuda::ActivationJob job;
   job.ranges = ranges;
   job.gate_up = scratch.sums;
   job.gate_up_stride = gate_up_.num_columns;
@@ -220,8 +221,9 @@ void GpuExperts::activate(const RowRanges& ranges, const Scratch& scratch, Strea
   cuda_module().activate_rows(job, stream);
 }
 
-ExpertProduct GpuExperts::product_of(const GpuMatrices& matrices, const RowRanges& ranges) const {
-  ExpertProduct product;
+cuda::ExpertProduct GpuExperts::product_of(const GpuMatrices& matrices,
+                                           const cuda::RowRanges& ranges) const {
+  cuda::ExpertProduct product;
   product.ranges = ranges;
   product.weights = matrices.memory.as<const std::byte>();
   product.weight_dtype = matrices.dtype;
@@ -230,9 +232,9 @@ ExpertProduct GpuExperts::product_of(const GpuMatrices& matrices, const RowRange
   return product;
 }
 
-void GpuExperts::first_half(const ExpertRows& rows, const RowRanges& ranges, const Scratch& scratch,
-                            Stream stream) {
-  ExpertProduct product = product_of(gate_up_, ranges);
+void GpuExperts::first_half(const ExpertRows& rows, const cuda::RowRanges& ranges,
+                            const Scratch& scratch, Stream stream) {
+  cuda::ExpertProduct product = product_of(gate_up_, ranges);
   product.x = rows.rows.data();
   product.x_dtype = rows.rows.dtype();
   product.x_stride = rows.rows.stride(0);
@@ -250,9 +252,9 @@ void GpuExperts::first_half(const ExpertRows& rows, const RowRanges& ranges, con
   activate(ranges, scratch, stream);
 }
 
-void GpuExperts::second_half(const TensorView& output, const RowRanges& ranges,
+void GpuExperts::second_half(const TensorView& output, const cuda::RowRanges& ranges,
                              const Scratch& scratch, Stream stream) {
-  ExpertProduct product = product_of(down_, ranges);
+  cuda::ExpertProduct product = product_of(down_, ranges);
   product.x = scratch.elements;
   product.x_dtype = activated_dtype();
   product.x_stride = shape_.intermediate;
@@ -270,7 +272,7 @@ void GpuExperts::apply(const ExpertRows& input, const TensorView& output,
   require(is_rows(input.rows) && output.num_dims() == input.rows.num_dims(), Errc::kInvalidArgument,
           "apply: rows is {} and output {}, want [N, H] or [L, C, H], alike", input.rows.describe(),
           output.describe());
-  const RowRanges ranges = checked_ranges(input);
+  const cuda::RowRanges ranges = checked_ranges(input);
   ExpertRows rows = input;
   rows.rows = flat_rows("rows", input.rows);
   const TensorView flat_output = flat_rows("output", output);

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-static_assert(kProductPanel == kPanel, "kernels read what PackedWeights packs");
+static_assert(cuda::kProductPanel == kPanel, "kernels read what PackedWeights packs");
 
 // An expert at a time, so that the host never holds all of them: fill(e) gives `bytes` bytes.
 template <typename Fill>
@@ -58,8 +58,8 @@ class ExactProducts final : public GpuProducts {
     return matrices;
   }
 
-  void begin(const RowRanges&, std::byte*, Stream) override {}
-  void run(const ExpertProduct& product, Stream stream) override {
+  void begin(const cuda::RowRanges&, std::byte*, Stream) override {}
+  void run(const cuda::ExpertProduct& product, Stream stream) override {
     cuda_module().exact_product(product, stream);
   }
 };
@@ -99,10 +99,10 @@ class BlasProducts final : public GpuProducts {
     return matrices;
   }
 
-  void begin(const RowRanges& ranges, std::byte* scratch, Stream stream) override {
+  void begin(const cuda::RowRanges& ranges, std::byte* scratch, Stream stream) override {
     blas_->begin(ranges, scratch, stream);
   }
-  void run(const ExpertProduct& product, Stream stream) override {
+  void run(const cuda::ExpertProduct& product, Stream stream) override {
     const bool has_bias = product.bias != nullptr;
     if (has_bias) {
       cuda_module().fill_bias({product.ranges, product.bias, static_cast<std::uint16_t*>(product.y),
@@ -113,7 +113,7 @@ class BlasProducts final : public GpuProducts {
   }
 
  private:
-  std::unique_ptr<ExpertBlas> blas_;
+  std::unique_ptr<cuda::ExpertBlas> blas_;
 };
 
 }  // namespace

@@ -46,9 +46,9 @@ class GpuProducts {
   virtual GpuMatrices upload(std::span<const WeightTensor> tensors, Device device) const = 0;
 
   /// `scratch` is aligned to 256 bytes.
-  virtual void begin(const RowRanges& ranges, std::byte* scratch, Stream stream) = 0;
+  virtual void begin(const cuda::RowRanges& ranges, std::byte* scratch, Stream stream) = 0;
   /// y = x * w^T + bias. A bias is for a bf16 y.
-  virtual void run(const ExpertProduct& product, Stream stream) = 0;
+  virtual void run(const cuda::ExpertProduct& product, Stream stream) = 0;
 };
 
 std::unique_ptr<GpuProducts> make_exact_products();

@@ -156,6 +156,9 @@ void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
   }
   if (packs) {
     config_.scheme.scale_format = ScaleFormat::kE8M0Packed;
+    if (config_.scale_layout == ScaleLayout::kColumnMajor) {
+      config_.scale_layout = ScaleLayout::kColumnMajorAligned;
+    }
     make_exchanges(false);
   }
   if (defers) make_exchanges(true);

@@ -121,10 +121,18 @@ void apply_static_scale(PrepareFinalizeConfig& config, const QuantConfig& quant)
   config.scheme.group = ScaleGroup::kTensor;
 }
 
-ScaleLayout scale_layout_of(const QuantScheme& scheme, const QuantConfig& quant) {
+// The layout that reads fastest in the experts that the originals pair with the class: tiles for
+// nvfp4 and mxfp8 where they asked for them, the aligned columns of DeepGEMM for packed UE8M0, the
+// columns of DeepEP's low-latency kernels for the fp8 blocks that these cast.
+ScaleLayout scale_layout_of(const PrepareFinalizeChoice& choice, const QuantConfig& quant,
+                            const PrepareFinalizeOptions& options) {
+  if (options.scale_layout.has_value()) return *options.scale_layout;
+  const QuantScheme& scheme = choice.config.scheme;
   const bool can_be_tiles = scheme == schemes::kNvfp4 || scheme == schemes::kMxfp8;
-  return can_be_tiles && quant.is_scale_swizzled() ? ScaleLayout::kSwizzled
-                                                   : ScaleLayout::kRowMajor;
+  if (can_be_tiles && quant.is_scale_swizzled()) return ScaleLayout::kSwizzled;
+  if (scheme.scale_format == ScaleFormat::kE8M0Packed) return ScaleLayout::kColumnMajorAligned;
+  const bool are_columns = choice.kind == PrepareKind::kLowLatency && is_cast_by_deepep(quant);
+  return are_columns ? ScaleLayout::kColumnMajor : ScaleLayout::kRowMajor;
 }
 
 PrepareFinalizeConfig sizes_of(const MoEConfig& moe, const PrepareFinalizeOptions& options) {
@@ -156,7 +164,7 @@ void apply_placement(PrepareFinalizeConfig& config, std::span<const std::int64_t
 PrepareFinalizeChoice finish(PrepareFinalizeChoice choice, const QuantConfig& quant,
                              const PrepareFinalizeOptions& options) {
   apply_static_scale(choice.config, quant);
-  choice.config.scale_layout = scale_layout_of(choice.config.scheme, quant);
+  choice.config.scale_layout = scale_layout_of(choice, quant, options);
   if (choice.kind == PrepareKind::kElasticPrefill) {
     choice.config.expert_alignment = options.expert_alignment;
   }
@@ -194,9 +202,10 @@ void check_group(const Group& group, const MoEConfig& moe) {
 }
 
 std::unique_ptr<PrepareFinalize> make_choice(const Group& group, const MoEConfig& moe,
-                                             const PrepareFinalizeChoice& choice) {
+                                             const PrepareFinalizeChoice& choice,
+                                             const ExchangeOptions& exchange) {
   if (choice.kind != PrepareKind::kLocal) check_group(group, moe);
-  return make_prepare_finalize(choice.kind, group, choice.config);
+  return make_prepare_finalize(choice.kind, group, choice.config, exchange);
 }
 
 }  // namespace
@@ -232,7 +241,7 @@ PrepareFinalizeChoice choose_prepare_finalize(const MoEConfig& moe, const QuantC
 std::unique_ptr<PrepareFinalize> make_prepare_finalize(const Group& group, const MoEConfig& moe,
                                                        const QuantConfig& quant,
                                                        const PrepareFinalizeOptions& options) {
-  return make_choice(group, moe, choose_prepare_finalize(moe, quant, options));
+  return make_choice(group, moe, choose_prepare_finalize(moe, quant, options), options.exchange);
 }
 
 PrepareFinalizeChoice choose_flashinfer_prepare_finalize(const FlashInferFlags& flags,
@@ -253,7 +262,8 @@ PrepareFinalizeChoice choose_flashinfer_prepare_finalize(const FlashInferFlags& 
 std::unique_ptr<PrepareFinalize> make_flashinfer_prepare_finalize(
     const Group& group, const FlashInferFlags& flags, const MoEConfig& moe,
     const QuantConfig& quant, const PrepareFinalizeOptions& options) {
-  return make_choice(group, moe, choose_flashinfer_prepare_finalize(flags, moe, quant, options));
+  return make_choice(group, moe, choose_flashinfer_prepare_finalize(flags, moe, quant, options),
+                     options.exchange);
 }
 
 }  // namespace switchyard

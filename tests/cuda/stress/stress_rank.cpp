@@ -20,13 +20,13 @@ constexpr std::size_t kSweptBytes = std::size_t{80} << 20;  // larger than the L
 
 int current_gpu() {
   int index = 0;
-  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  cuda::check_cuda(cudaGetDevice(&index), "cudaGetDevice");
   return index;
 }
 
 int attribute(cudaDeviceAttr which) {
   int value = 0;
-  check_cuda(cudaDeviceGetAttribute(&value, which, current_gpu()), "cudaDeviceGetAttribute");
+  cuda::check_cuda(cudaDeviceGetAttribute(&value, which, current_gpu()), "cudaDeviceGetAttribute");
   return value;
 }
 
@@ -34,9 +34,10 @@ int attribute(cudaDeviceAttr which) {
 // test: those of a rank must find room while its peers wait for it.
 ExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   int num_gpus = 1;
-  check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
+  cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
   const int sharing = (c.shape.num_ranks + num_gpus - 1) / num_gpus;
-  const int most = kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
+  const int most =
+      cuda::kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
   ExchangeOptions options;
   options.device = Device::cuda(current_gpu());
   options.programmatic_launch = c.programmatic;
@@ -46,17 +47,19 @@ ExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   return options;
 }
 
-void wait(cudaStream_t stream) { check_cuda(cudaStreamSynchronize(stream), "exchange_stress"); }
+void wait(cudaStream_t stream) {
+  cuda::check_cuda(cudaStreamSynchronize(stream), "exchange_stress");
+}
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event"); }
+  Event() { cuda::check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
   void order(cudaStream_t before, cudaStream_t after) const {
-    check_cuda(cudaEventRecord(event_, before), "event");
-    check_cuda(cudaStreamWaitEvent(after, event_), "event");
+    cuda::check_cuda(cudaEventRecord(event_, before), "event");
+    cuda::check_cuda(cudaStreamWaitEvent(after, event_), "event");
   }
 
  private:
@@ -66,10 +69,10 @@ class Event {
 }  // namespace
 
 struct StressRank::Lane {
-  OwnedStream own_stream;
+  cuda::OwnedStream own_stream;
   cudaStream_t stream = own_stream.get();
-  DeviceBuffer tokens, scales, ids, weights, output, results;
-  DeviceBuffer rows, counts, first_row;
+  cuda::DeviceBuffer tokens, scales, ids, weights, output, results;
+  cuda::DeviceBuffer rows, counts, first_row;
   StressInput input;
   StressPlan plan;
   StressStep step;
@@ -95,13 +98,13 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
       make_exchange_shape(config, group.size(), group.rank()).max_buffer_rows;
   for (Lane& lane : lanes_) make_lane(lane, max_rows);
   const float one = 1.0f;
-  check_cuda(cudaMemset(tally_.data(), 0, tally_.size_bytes()), "cudaMemset");
-  check_cuda(cudaMemset(base_.data(), 0, base_.size_bytes()), "cudaMemset");
-  check_cuda(cudaMemset(swept_.data(), 0, swept_.size_bytes()), "cudaMemset");
-  check_cuda(cudaMemcpy(tensor_scale_.data(), &one, sizeof(one), cudaMemcpyHostToDevice),
-             "cudaMemcpy");
+  cuda::check_cuda(cudaMemset(tally_.data(), 0, tally_.size_bytes()), "cudaMemset");
+  cuda::check_cuda(cudaMemset(base_.data(), 0, base_.size_bytes()), "cudaMemset");
+  cuda::check_cuda(cudaMemset(swept_.data(), 0, swept_.size_bytes()), "cudaMemset");
+  cuda::check_cuda(cudaMemcpy(tensor_scale_.data(), &one, sizeof(one), cudaMemcpyHostToDevice),
+                   "cudaMemcpy");
   load_stress_kernels();
-  check_cuda(cudaDeviceSynchronize(), "exchange_stress");
+  cuda::check_cuda(cudaDeviceSynchronize(), "exchange_stress");
   exchange_ = std::make_unique<Exchange>(group, config, options_of(case_, options_));
   // There further streams may stand behind those of other ranks.
   if (exchange_->is_shared_gpu()) {
@@ -123,17 +126,17 @@ void StressRank::make_lane(Lane& lane, std::int64_t max_rows) {
   const auto local = static_cast<std::size_t>(s.num_local);
   const auto hidden = static_cast<std::size_t>(s.hidden);
   const auto num_rows = static_cast<std::size_t>(max_rows);
-  lane.tokens = DeviceBuffer(tokens * static_cast<std::size_t>(s.token_bytes()));
-  lane.scales = DeviceBuffer(tokens * static_cast<std::size_t>(s.num_scales()) * 4 + 4);
-  lane.ids = DeviceBuffer(tokens * topk * 8);
-  lane.weights = DeviceBuffer(tokens * topk * 4);
-  lane.output = DeviceBuffer(tokens * hidden * 4);
-  lane.results = DeviceBuffer(num_rows * hidden * 2);
-  lane.rows = DeviceBuffer(num_rows * sizeof(StressRow));
+  lane.tokens = cuda::DeviceBuffer(tokens * static_cast<std::size_t>(s.token_bytes()));
+  lane.scales = cuda::DeviceBuffer(tokens * static_cast<std::size_t>(s.num_scales()) * 4 + 4);
+  lane.ids = cuda::DeviceBuffer(tokens * topk * 8);
+  lane.weights = cuda::DeviceBuffer(tokens * topk * 4);
+  lane.output = cuda::DeviceBuffer(tokens * hidden * 4);
+  lane.results = cuda::DeviceBuffer(num_rows * hidden * 2);
+  lane.rows = cuda::DeviceBuffer(num_rows * sizeof(StressRow));
   const std::size_t num_counts =
       (local + 1) * static_cast<std::size_t>(s.num_ranks * stress_chunks(s));
-  lane.counts = DeviceBuffer((num_counts + local + 1) * sizeof(std::int32_t));
-  lane.first_row = DeviceBuffer(local * sizeof(std::int64_t));
+  lane.counts = cuda::DeviceBuffer((num_counts + local + 1) * sizeof(std::int32_t));
+  lane.first_row = cuda::DeviceBuffer(local * sizeof(std::int64_t));
   lane.input = {lane.tokens.as<std::uint32_t>(), lane.scales.data(), lane.ids.data(),
                 lane.weights.as<float>(), lane.output.data()};
   lane.plan.rows = lane.rows.as<StressRow>();
@@ -148,7 +151,7 @@ StressLaunch StressRank::launch_on(const Lane& lane) const { return {num_ctas_, 
 
 void StressRank::sweep(const Lane& lane) {
   if (!case_.is_cold) return;
-  check_cuda(cudaMemsetAsync(swept_.data(), 0, swept_.size_bytes(), lane.stream), "sweep");
+  cuda::check_cuda(cudaMemsetAsync(swept_.data(), 0, swept_.size_bytes(), lane.stream), "sweep");
 }
 
 // Racecheck and similar tools run one kernel at a time, so what a kernel waits for must have ended.
@@ -230,7 +233,7 @@ void StressRank::begin(Lane& lane, const StressStep& step) {
   }
   launch_check_rows(s, step, lane.plan, lane.received, lane.results.as<std::uint16_t>(), tally,
                     launch_on(lane));
-  check_launch("exchange_stress");
+  cuda::check_launch("exchange_stress");
   turn(lane);
 }
 
@@ -243,7 +246,7 @@ void StressRank::end(Lane& lane) {
     launch_spoil_output(s, lane.step, lane.output.data(), tally, lane.stream);
   }
   launch_check_output(s, lane.step, lane.output.data(), tally, launch_on(lane));
-  check_launch("exchange_stress");
+  cuda::check_launch("exchange_stress");
   turn(lane);
 }
 
@@ -267,7 +270,7 @@ void StressRank::capture() {
     const Event join;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    check_cuda(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "capture");
     const bool forks = lanes_.back().stream != first;
     if (forks) fork.order(first, lanes_.back().stream);
     for (std::uint32_t offset = 0; offset < steps; offset += num_lanes) {
@@ -275,11 +278,11 @@ void StressRank::capture() {
     }
     if (forks) join.order(lanes_.back().stream, first);
     launch_advance(base_.as<std::uint32_t>(), steps, first);
-    check_cuda(cudaStreamEndCapture(first, &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&exec, graph, 0), "graph");
+    cuda::check_cuda(cudaStreamEndCapture(first, &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&exec, graph, 0), "graph");
     graphs_.push_back(exec);
-    check_cuda(cudaGraphDestroy(graph), "graph");
-    check_cuda(cudaGraphUpload(exec, first), "graph");
+    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
+    cuda::check_cuda(cudaGraphUpload(exec, first), "graph");
     wait(first);
   }
 }
@@ -296,7 +299,8 @@ void StressRank::run(int num_rounds) {
   const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
   for (int round = 1; round <= num_rounds; ++round) {
     if (!graphs_.empty()) {
-      check_cuda(cudaGraphLaunch(graphs_[next_graph_++ % kNumGraphs], lanes_[0].stream), "graph");
+      cuda::check_cuda(cudaGraphLaunch(graphs_[next_graph_++ % kNumGraphs], lanes_[0].stream),
+                       "graph");
       if (round % kGraphsAtOnce != 0 && round != num_rounds) continue;
     } else {
       for (std::int64_t i = 0; i < steps_per_round(); i += num_lanes) {
@@ -311,7 +315,8 @@ void StressRank::run(int num_rounds) {
 
 StressTally StressRank::tally() const {
   StressTally tally{};
-  check_cuda(cudaMemcpy(&tally, tally_.data(), sizeof(tally), cudaMemcpyDeviceToHost), "tally");
+  cuda::check_cuda(cudaMemcpy(&tally, tally_.data(), sizeof(tally), cudaMemcpyDeviceToHost),
+                   "tally");
   return tally;
 }
 

@@ -54,10 +54,10 @@ class StressRank {
   StressOptions options_;
   Device device_;     ///< the GPU that was current at construction
   int num_ctas_ = 2;  ///< of the kernels of this test
-  DeviceBuffer tally_;
-  DeviceBuffer base_;
-  DeviceBuffer swept_;
-  DeviceBuffer tensor_scale_;
+  cuda::DeviceBuffer tally_;
+  cuda::DeviceBuffer base_;
+  cuda::DeviceBuffer swept_;
+  cuda::DeviceBuffer tensor_scale_;
   std::vector<Lane> lanes_;
   std::vector<cudaGraphExec_t> graphs_;
   std::size_t next_graph_ = 0;

@@ -38,7 +38,7 @@ TEST(LocalEngineTest, KnowsRankSizeAndName) {
 TEST(LocalEngineTest, WindowIsZeroAndVisibleToAll) {
   for (const int size : kSizes) {
     run_ranks(size, [&](const Group& group) {
-      const auto window = group.engine().make_window(4096 + 64);
+      const auto window = group.engine().windows().make_window(4096 + 64);
       ASSERT_EQ(window->size_bytes(), 4160u);
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_EQ(window->base(rank)[100 + group.rank()], std::byte{0});
@@ -59,8 +59,9 @@ TEST(LocalEngineTest, WindowIsZeroAndVisibleToAll) {
 
 TEST(LocalEngineTest, ThreadsHaveNoSocketsForDescriptors) {
   run_ranks(2, [](const Group& group) {
-    EXPECT_FALSE(group.engine().can_swap_descriptors());
-    const Error error = error_of([&] { (void)group.engine().swap_descriptors(Fd(), 64); });
+    EXPECT_FALSE(group.engine().windows().can_swap_descriptors());
+    const Error error =
+        error_of([&] { (void)group.engine().windows().swap_descriptors(Fd(), 64); });
     EXPECT_EQ(error.code(), Errc::kNotSupported);
     EXPECT_THAT(error.what(), HasSubstr("engine \"local\" has no sockets"));
   });
@@ -70,7 +71,7 @@ TEST(LocalEngineTest, ManyWindowsOfOddSizes) {
   run_ranks(3, [](const Group& group) {
     std::vector<std::unique_ptr<Window>> windows;
     for (const std::size_t bytes : {0u, 1u, 63u, 4097u, 3u << 20}) {
-      windows.push_back(group.engine().make_window(bytes));
+      windows.push_back(group.engine().windows().make_window(bytes));
       EXPECT_EQ(windows.back()->size_bytes(), bytes);
     }
   });
@@ -78,7 +79,7 @@ TEST(LocalEngineTest, ManyWindowsOfOddSizes) {
 
 TEST(LocalEngineTest, WindowOutlivesTheRankThatMadeIt) {
   run_ranks(2, [](const Group& group) {
-    const auto window = group.engine().make_window(64);
+    const auto window = group.engine().windows().make_window(64);
     window->base(group.rank())[0] = std::byte{7};
     group.barrier();
     if (group.rank() == 1) {
@@ -90,7 +91,7 @@ TEST(LocalEngineTest, WindowOutlivesTheRankThatMadeIt) {
 TEST(LocalEngineTest, UnequalWindowSizesAreNamed) {
   const Error error = error_of([] {
     run_ranks(3, [](const Group& group) {
-      (void)group.engine().make_window(group.rank() == 2 ? 128 : 64);
+      (void)group.engine().windows().make_window(group.rank() == 2 ? 128 : 64);
     });
   });
   EXPECT_EQ(error.code(), Errc::kInvalidArgument);
@@ -100,7 +101,8 @@ TEST(LocalEngineTest, UnequalWindowSizesAreNamed) {
 TEST(LocalEngineTest, WindowThatDoesNotFitFailsOnAllRanks) {
   const Error error = error_of([] {
     run_ranks(2, [](const Group& group) {
-      const Error own = error_of([&] { (void)group.engine().make_window(std::size_t{1} << 60); });
+      const Error own =
+          error_of([&] { (void)group.engine().windows().make_window(std::size_t{1} << 60); });
       EXPECT_EQ(own.code(), Errc::kOutOfMemory);
       throw own;
     });
@@ -124,7 +126,7 @@ TEST(LocalEngineTest, WindowThatOneRankCannotGetKeepsNothingOfTheOthers) {
     const std::size_t before = num_mapped_bytes();
     for (int repeat = 0; repeat < 4; ++repeat) {
       const std::size_t bytes = group.rank() == 1 ? std::size_t{1} << 60 : kBytes;
-      const Error error = error_of([&] { (void)group.engine().make_window(bytes); });
+      const Error error = error_of([&] { (void)group.engine().windows().make_window(bytes); });
       EXPECT_EQ(error.code(), Errc::kOutOfMemory);
       EXPECT_THAT(error.what(), HasSubstr("rank 1 of 2"));
     }
@@ -138,7 +140,7 @@ TEST(LocalEngineTest, AllGatherTextReturnsByRank) {
     run_ranks(size, [&](const Group& group) {
       for (int round = 0; round < 3; ++round) {
         const auto texts =
-            group.engine().all_gather_text(std::to_string(group.rank() * 100 + round));
+            group.control().all_gather_text(std::to_string(group.rank() * 100 + round));
         ASSERT_EQ(texts.size(), static_cast<std::size_t>(size));
         for (int rank = 0; rank < size; ++rank) {
           EXPECT_EQ(texts[static_cast<std::size_t>(rank)], std::to_string(rank * 100 + round));

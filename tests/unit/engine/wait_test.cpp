@@ -31,13 +31,13 @@ TEST(WaitTest, PingPongMissesNoBell) {
   constexpr int kRounds = 100'000;
   std::atomic<int> ball = 0;
   run_ranks(2, [&](const Group& group) {
-    Engine& engine = group.engine();
+    Control& control = group.control();
     const int peer = 1 - group.rank();
     for (int round = group.rank(); round < kRounds; round += 2) {
-      engine.wait({Phase::kDispatchReceive, static_cast<std::uint64_t>(round), peer},
-                  [&] { return ball.load(std::memory_order_acquire) == round; });
+      control.wait({Phase::kDispatchReceive, static_cast<std::uint64_t>(round), peer},
+                   [&] { return ball.load(std::memory_order_acquire) == round; });
       ball.store(round + 1, std::memory_order_release);
-      engine.notify(peer);
+      group.engine().windows().notify(peer);
     }
   });
   EXPECT_EQ(ball, kRounds);
@@ -48,13 +48,13 @@ TEST(WaitTest, RingOfManyRanksMissesNoBell) {
   constexpr int kRanks = 16;
   std::atomic<int> token = 0;
   run_ranks(kRanks, [&](const Group& group) {
-    Engine& engine = group.engine();
+    Control& control = group.control();
     for (int lap = 0; lap < 200; ++lap) {
       const int mine = lap * kRanks + group.rank();
-      engine.wait({Phase::kCombineReceive, 1, (group.rank() + kRanks - 1) % kRanks},
-                  [&] { return token.load(std::memory_order_acquire) == mine; });
+      control.wait({Phase::kCombineReceive, 1, (group.rank() + kRanks - 1) % kRanks},
+                   [&] { return token.load(std::memory_order_acquire) == mine; });
       token.store(mine + 1, std::memory_order_release);
-      engine.notify((group.rank() + 1) % kRanks);
+      group.engine().windows().notify((group.rank() + 1) % kRanks);
     }
   });
   EXPECT_EQ(token, 200 * kRanks);
@@ -67,9 +67,9 @@ TEST(WaitTest, DeadlineNamesPeerPhaseAndCall) {
     run_ranks(
         3,
         [&](const Group& group) {
-          Engine& engine = group.engine();
-          if (group.rank() == 0) engine.wait({Phase::kCombineReceive, 1841, 1}, kNever);
-          engine.enter(Phase::kDispatchSend, 1840);
+          Control& control = group.control();
+          if (group.rank() == 0) control.wait({Phase::kCombineReceive, 1841, 1}, kNever);
+          control.enter(Phase::kDispatchSend, 1840);
           while (!is_done && seconds_since(start) < 0.6) std::this_thread::yield();
         },
         300);
@@ -88,18 +88,20 @@ TEST(WaitTest, TimeoutOfOneReachesTheOthersAtOnce) {
     run_ranks(
         4,
         [&](const Group& group) {
-          Engine& engine = group.engine();
-          engine.enter(Phase::kDispatchReceive, 7);
+          Control& control = group.control();
+          control.enter(Phase::kDispatchReceive, 7);
           if (group.rank() == 1) {  // stuck, but not in a wait
             while (num_told < 2 && seconds_since(start) < 20) std::this_thread::yield();
-            const Error late = error_of([&] { engine.check_alive({Phase::kDispatchSend, 8, -1}); });
+            const Error late = error_of([&] {
+              control.check_alive({Phase::kDispatchSend, 8, -1});
+            });
             EXPECT_EQ(late.code(), Errc::kTimeout);
             return;
           }
           // Ranks 2 and 3 start later, so rank 0 is the first to give up.
           if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
           const Error told = error_of([&] {
-            engine.wait({Phase::kDispatchReceive, 7, 1}, kNever);
+            control.wait({Phase::kDispatchReceive, 7, 1}, kNever);
           });
           EXPECT_EQ(told.code(), Errc::kTimeout);
           EXPECT_THAT(told.what(), HasSubstr("no answer from rank 1 within 0.8 s"));
@@ -127,13 +129,13 @@ TEST(WaitTest, AbortFromAnotherThreadWakesSleepers) {
       });
     }
     const Error error = error_of([&] {
-      group.engine().wait({Phase::kDispatchReceive, 5, 0}, kNever);
+      group.control().wait({Phase::kDispatchReceive, 5, 0}, kNever);
     });
     EXPECT_LT(seconds_since(aborted_at), 1.0);
     EXPECT_EQ(error.code(), Errc::kAborted);
     EXPECT_THAT(error.what(), HasSubstr("dispatch: the group was aborted by rank 2: enough"));
     ++num_woken;
-    group.engine().enter(Phase::kIdle, 0);
+    group.control().enter(Phase::kIdle, 0);
     while (num_woken < 3) std::this_thread::yield();  // wait until all saw the error
   });
   EXPECT_EQ(num_woken, 3);
@@ -141,10 +143,10 @@ TEST(WaitTest, AbortFromAnotherThreadWakesSleepers) {
 
 TEST(WaitTest, FirstAbortIsKept) {
   run_ranks(1, [](const Group& group) {
-    EXPECT_FALSE(group.engine().is_aborted());
-    EXPECT_TRUE(group.engine().abort(Errc::kAborted, 0, "first"));
-    EXPECT_TRUE(group.engine().is_aborted());
-    EXPECT_FALSE(group.engine().abort(Errc::kTimeout, 0, "second"));
+    EXPECT_FALSE(group.control().is_aborted());
+    EXPECT_TRUE(group.control().abort(Errc::kAborted, 0, "first"));
+    EXPECT_TRUE(group.control().is_aborted());
+    EXPECT_FALSE(group.control().abort(Errc::kTimeout, 0, "second"));
     EXPECT_THAT(error_of([&] { group.barrier(); }).what(), HasSubstr("first"));
   });
 }
@@ -163,11 +165,11 @@ TEST(WaitTest, LongReasonIsCutNotOverrun) {
 
 TEST(WaitTest, LookForLostPeersAbortsOnlyWhenOneIsMissing) {
   run_ranks(2, [](const Group& group) {
-    group.engine().look_for_lost_peers();
-    EXPECT_FALSE(group.engine().is_aborted());
+    group.control().look_for_lost_peers();
+    EXPECT_FALSE(group.control().is_aborted());
     group.barrier();
     if (group.rank() == 1) return;
-    while (!group.engine().is_aborted()) group.engine().look_for_lost_peers();
+    while (!group.control().is_aborted()) group.control().look_for_lost_peers();
     const Error error = error_of([&] { group.barrier(); });
     EXPECT_EQ(error.code(), Errc::kPeerLost);
     EXPECT_THAT(error.what(), HasSubstr("rank 1 was lost (it left the group)"));
@@ -178,7 +180,7 @@ TEST(WaitTest, PeerThatLeftIsLost) {
   const std::int64_t start = now_ns();
   const Error error = error_of([] {
     run_ranks(2, [](const Group& group) {
-      if (group.rank() == 0) group.engine().wait({Phase::kDispatchReceive, 17, 1}, kNever);
+      if (group.rank() == 0) group.control().wait({Phase::kDispatchReceive, 17, 1}, kNever);
     });
   });
   EXPECT_LT(seconds_since(start), 5.0);
@@ -194,8 +196,8 @@ TEST(WaitTest, LastWordOfAPeerThatLeftCounts) {
     run_ranks(2, [&](const Group& group) {
       if (group.rank() == 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(repeat % 5));
-        group.engine().wait({Phase::kDispatchReceive, 1, 1},
-                            [&] { return is_said.load(std::memory_order_acquire); });
+        group.control().wait({Phase::kDispatchReceive, 1, 1},
+                             [&] { return is_said.load(std::memory_order_acquire); });
       } else {
         is_said.store(true, std::memory_order_release);  // leaves without notifying
       }

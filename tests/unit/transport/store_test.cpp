@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stores behave the same in process, over TCP and over Unix sockets; then hostile clients.
+// Stores: the same behaviour in process, over TCP, over Unix sockets, in a file and through the
+// caller's functions; then a hostile world.
 
 #include "transport/store.h"
 
@@ -20,6 +21,9 @@
 #include "switchyard/log.h"
 
 #include "support/ranks.h"
+#include "support/temp_folder.h"
+#include "transport/file_store.h"
+#include "transport/function_store.h"
 #include "transport/hash_store.h"
 #include "transport/prefix_store.h"
 #include "transport/socket_store.h"
@@ -46,8 +50,11 @@ Address fresh_unix_address() {
 class World {
  public:
   explicit World(const std::string& kind) {
-    if (kind == "hash") {
+    if (kind == "hash" || kind == "functions") {
       hash_ = std::make_shared<HashStore>();
+      has_functions_ = kind == "functions";
+    } else if (kind == "file") {
+      folder_ = std::make_unique<test::TempFolder>();
     } else {
       const bool is_tcp = kind == "tcp";
       server = StoreServer::start(
@@ -56,7 +63,18 @@ class World {
   }
 
   std::shared_ptr<Store> client() const {
+    if (has_functions_) {
+      return std::make_shared<FunctionStore>(
+          StoreFunctions{[hash = hash_](const std::string& key, const std::string& value) {
+                           hash->set(key, value);
+                         },
+                         // Does not wait: the library calls it again.
+                         [hash = hash_](const std::string& key, std::int64_t) {
+                           return hash->get(key, Deadline::after_ms(0));
+                         }});
+    }
     if (hash_) return hash_;
+    if (folder_) return std::make_shared<FileStore>(folder_->file("store"), kTimeoutMs);
     return std::make_shared<SocketStore>(server->address(), "sesame", kTimeoutMs);
   }
 
@@ -64,6 +82,8 @@ class World {
 
  private:
   std::shared_ptr<HashStore> hash_;
+  bool has_functions_ = false;
+  std::unique_ptr<test::TempFolder> folder_;
 };
 
 class StoreTest : public ::testing::TestWithParam<const char*> {};
@@ -133,7 +153,8 @@ TEST_P(StoreTest, PrefixesAreApart) {
   EXPECT_EQ(base->get("a/key", soon()), "1");
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest, ::testing::Values("hash", "tcp", "unix"));
+INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest,
+                         ::testing::Values("hash", "tcp", "unix", "file", "functions"));
 
 class SocketStoreTest : public ::testing::TestWithParam<const char*> {
  protected:

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// group_from.cpp: groups whose rank, size and store the program says.
+
+#include "switchyard/group.h"
+
+#include "core/fail.h"
+#include "core/log.h"
+#include "engine/group_options.h"
+#include "engine/registry.h"
+#include "transport/file_store.h"
+#include "transport/function_store.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kMaxRanks = 4096;
+
+JoinRequest request_of(int rank, int size, const GroupOptions& options) {
+  require(size >= 1 && size <= kMaxRanks, Errc::kInvalidArgument,
+          "group: size is {}, want from 1 to {} (rank {})", size, kMaxRanks, rank);
+  require(rank >= 0 && rank < size, Errc::kInvalidArgument,
+          "group: rank is {}, but size is {}; want from 0 to {}", rank, size, size - 1);
+  JoinRequest request;
+  request.ranks.rank = rank;
+  request.ranks.size = size;
+  request.ranks.source = "the program";
+  request.timeout_ms = timeout_of(options);
+  request.secret = secret_of(options);
+  request.claims_ranks = true;
+  return request;
+}
+
+bool has_scheme(const std::string& store) {
+  return store.starts_with("tcp://") || store.starts_with("unix:@");
+}
+
+// "host:port" as an address with its scheme.
+std::string address_text(const std::string& store) {
+  try {
+    const Address address = Address::parse(has_scheme(store) ? store : "tcp://" + store);
+    if (address.kind == Address::Kind::kUnix || address.port > 0) return address.text();
+  } catch (const Error&) {  // in the words of this function
+  }
+  fail(Errc::kInvalidArgument,
+       "group: store is \"{}\", want host:port, unix:@name or a path with a slash", store);
+}
+
+Group join(const JoinRequest& request, const GroupOptions& options) {
+  set_log_rank(request.ranks.rank);
+  return Group(join_engine(engine_of(options), request));
+}
+
+}  // namespace
+
+Group Group::from(int rank, int size, const std::string& store, const GroupOptions& options) {
+  JoinRequest request = request_of(rank, size, options);
+  const bool is_path = !has_scheme(store) && store.find('/') != store.npos;
+  request.store = is_path ? store : address_text(store);
+  if (is_path) request.meeting = std::make_shared<FileStore>(store, request.timeout_ms);
+  return join(request, options);
+}
+
+Group Group::from(int rank, int size, const StoreFunctions& store, const GroupOptions& options) {
+  JoinRequest request = request_of(rank, size, options);
+  request.meeting = std::make_shared<FunctionStore>(store);
+  return join(request, options);
+}
+
+}  // namespace switchyard

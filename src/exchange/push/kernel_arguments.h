@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// kernel_arguments.h: what the kernels of a slot are given. Each structure is built whole by one
+// function, from what no call changes (SlotKernels) and what a call brings (PushDispatch,
+// PushCombine).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cuda/exchange/exchange_args.h"
+#include "cuda/exchange/return_weights.h"
+#include "cuda/exchange/routing.h"
+#include "exchange/push/push_shape.h"
+#include "exchange/push/slot_memory.h"
+
+namespace switchyard {
+
+/// A region of push_shape.h, as its kernel sees it.
+struct PushRegion {
+  cuda::ExchangeBase base;
+  cuda::PeerTable windows;  ///< where the region begins at each rank
+};
+
+/// What no call changes.
+struct SlotKernels {
+  const PushExchangeShape* shape = nullptr;
+  int rank = 0;
+  cuda::Watch watch;
+  const std::int32_t* every_rank = nullptr;  ///< [T, P]: ids of tokens that go to every rank
+  SlotMemory memory{};
+  PushRegion main{};
+  std::vector<PushRegion> payloads{};
+  PushRegion gather{};        ///< where shape.gathers_routing
+  cuda::PeerTable weights{};  ///< where shape.returns_weights
+};
+
+/// `shared` with the memory of a slot, and its regions. `windows`: where those begin at each rank.
+SlotKernels make_slot_kernels(const SlotKernels& shared, const SlotMemory& memory,
+                              const cuda::PeerTable& windows);
+
+/// What one dispatch is given.
+struct PushDispatch {
+  cuda::TokenInput tokens;                 ///< as the caller gives them; no ids with is_again
+  std::vector<const std::byte*> payloads;  ///< none with routing_only
+  std::int64_t max_tokens = 0;             ///< of any rank
+  std::int64_t call_max_tokens = 0;        ///< the same, if the caller gave it
+  bool is_again = false;                   ///< its ids are those of an earlier dispatch, in own_ids
+  bool routing_only = false;  ///< rows travel as one vector of elements, without scales
+
+  std::int64_t num_tokens() const { return tokens.count; }
+};
+
+/// What one combine is given; of the phase that is not launched nothing.
+struct PushCombine {
+  cuda::ReturnInput results;
+  cuda::SumOutput sums;
+  const float* row_weights = nullptr;         ///< to return; null: none
+  std::uint32_t* returned_weights = nullptr;  ///< null: not wanted
+};
+
+// Rows of one dispatch. The grid, which depends on the phases of a launch, is not chosen yet.
+cuda::DispatchArgs token_args(const SlotKernels& slot, const PushDispatch& call);
+cuda::DispatchArgs payload_args(const SlotKernels& slot, const PushDispatch& call,
+                                std::size_t index);
+cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call);
+/// Of token_args.
+cuda::ReceiveBuffer receive_buffer(const SlotKernels& slot, const PushDispatch& call);
+cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch& call);
+
+cuda::RoutingArgs routing_args(const SlotKernels& slot, const PushDispatch& call);
+
+/// Without a grid, as above.
+cuda::CombineArgs combine_args(const SlotKernels& slot, const PushCombine& call);
+cuda::ReturnWeightsArgs return_weights_args(const SlotKernels& slot, const PushCombine& call);
+
+}  // namespace switchyard

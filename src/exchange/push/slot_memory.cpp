@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/push/slot_memory.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/carver.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::size_t kPartAlignment = 256;
+
+template <typename T>
+void carve(Carver& parts, T*& array, std::size_t count) {
+  array = reinterpret_cast<T*>(parts.carve(checked_mul(count, sizeof(T))));
+}
+
+cuda::CallState lay_out_state(Carver& parts, std::size_t ranks, std::size_t tokens,
+                              std::size_t topk) {
+  cuda::CallState state;
+  carve(parts, state.counter, 1);
+  carve(parts, state.num_partials, tokens);
+  carve(parts, state.columns, tokens * topk);
+  carve(parts, state.partial_weights, tokens * topk);
+  carve(parts, state.partial_ranks, tokens * topk);
+  carve(parts, state.num_arrivals, ranks);
+  carve(parts, state.arrival_token, ranks * tokens);
+  carve(parts, state.arrival_rows, ranks * tokens * topk);
+  carve(parts, state.arrival_weights, ranks * tokens * topk);
+  return state;
+}
+
+GatherMemory lay_out_gather(Carver& parts, const PushExchangeShape& shape) {
+  const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
+  const auto tokens = static_cast<std::size_t>(shape.config.max_tokens_per_rank);
+  const auto row_bytes = static_cast<std::size_t>(shape.routing_row_bytes());
+  GatherMemory gather;
+  gather.state = lay_out_state(parts, ranks, tokens, ranks);
+  carve(parts, gather.num_rows, 1);
+  carve(parts, gather.total_rows, 1);
+  carve(parts, gather.rows, checked_mul(ranks * tokens, row_bytes));
+  carve(parts, gather.own_rows, tokens * row_bytes / sizeof(std::uint32_t));
+  if (!shape.drops) return gather;
+  const std::size_t choices = ranks * tokens * static_cast<std::size_t>(shape.config.num_topk);
+  cuda::ChoiceSort& sort = gather.sort;
+  carve(parts, sort.keys, 2 * choices);
+  carve(parts, sort.choices, 2 * choices);
+  sort.work_bytes =
+      cuda::sort_work_bytes(static_cast<std::int64_t>(choices), shape.config.num_experts);
+  carve(parts, sort.work, sort.work_bytes);
+  return gather;
+}
+
+}  // namespace
+
+SlotMemory lay_out_slot(std::byte* base, const PushExchangeShape& shape, int rank, bool keeps_ids) {
+  const ExchangeConfig& config = shape.config;
+  const std::int64_t buffer_rows = shape.exchange.max_buffer_rows;
+  const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
+  const auto tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
+  const auto topk = static_cast<std::size_t>(config.num_topk);
+  const auto rows = static_cast<std::size_t>(buffer_rows);
+  const auto local = static_cast<std::size_t>(shape.exchange.ownership.count(rank));
+  const bool is_major = is_expert_major(config.layout);
+
+  Carver parts(base, kPartAlignment);
+  SlotMemory memory;
+  memory.state = lay_out_state(parts, ranks, tokens, static_cast<std::size_t>(shape.main_topk));
+  carve(parts, memory.num_rows, std::max<std::size_t>(local, 1));
+  carve(parts, memory.total_rows, 1);
+  if (is_major) carve(parts, memory.first_row, local);
+  carve(parts, memory.rows, checked_mul(rows, shape.exchange.payload_bytes));
+  if (shape.exchange.num_scales > 0) {
+    const ScaleBlocks scales = scale_blocks(config, shape.exchange, rank, buffer_rows);
+    carve(parts, memory.scales, scales.num_bytes());
+  }
+  if (!is_major) carve(parts, memory.row_ids, rows * topk);
+  if (config.sends_weights) carve(parts, memory.row_weights, rows * (is_major ? 1 : topk));
+  memory.num_rows_of_expert = memory.num_rows;
+  if (shape.gathers) carve(parts, memory.num_rows_of_expert, local);
+  if (keeps_ids) carve(parts, memory.own_ids, tokens * topk);
+  carve(parts, memory.num_dropped, 1);
+  for (const std::int64_t bytes : config.payload_bytes) {
+    PayloadMemory& payload = memory.payloads.emplace_back();
+    payload.row_bytes = bytes;
+    carve(parts, payload.counter, 1);
+    carve(parts, payload.rows, checked_mul(rows, static_cast<std::size_t>(bytes)));
+  }
+  if (shape.gathers_routing) memory.gather = lay_out_gather(parts, shape);
+  memory.num_bytes = parts.used_bytes();
+  return memory;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Groups whose rank, size and store the program says: an address, a file, its own functions. The
+// outer group of the test only starts the processes and keeps them in step.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <signal.h>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/clock.h"
+#include "engine/engine.h"
+#include "support/processes.h"
+#include "support/ranks.h"
+#include "support/temp_folder.h"
+#include "transport/file_store.h"
+
+namespace switchyard {
+namespace {
+
+using test::error_of;
+using test::run_processes;
+using test::TempFolder;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+std::string fresh_port() {
+  static int number = 0;
+  return std::to_string(20'000 + (getpid() * 7 + number++) % 20'000);
+}
+
+// What an embedder has: here over a file, and it counts.
+struct OwnStore {
+  explicit OwnStore(const std::string& path) : file(path, 5000) {}
+  StoreFunctions functions() {
+    return {[this](const std::string& key, const std::string& value) {
+              ++num_calls;
+              file.set("mine/" + key, value);
+            },
+            [this](const std::string& key, std::int64_t timeout_ms) {
+              ++num_calls;
+              EXPECT_LE(timeout_ms, kSliceMs);
+              return file.get("mine/" + key, Deadline::after_ms(timeout_ms));
+            }};
+  }
+  FileStore file;
+  int num_calls = 0;
+};
+
+void use(const Group& group, int rank, int size) {
+  EXPECT_EQ(group.rank(), rank);
+  EXPECT_EQ(group.size(), size);
+  EXPECT_EQ(group.host_rank(), rank);
+  EXPECT_EQ(group.host_size(), size);
+  const auto window = group.engine().windows().make_window(4096);
+  window->base(0)[rank] = std::byte{1};
+  group.barrier();
+  for (int peer = 0; peer < size; ++peer) EXPECT_EQ(window->base(0)[peer], std::byte{1});
+  const Group part = group.split(rank % 2);
+  part.barrier();
+  EXPECT_EQ(group.error(), std::nullopt);
+}
+
+TEST(GroupFromTest, RanksMeetOverAnAddressAgainAndAgain) {
+  for (const int size : {1, 2, 3, 7}) {
+    const std::string name = "unix:@switchyard-from-" + std::to_string(getpid()) + fresh_port();
+    const std::string port = fresh_port();
+    run_processes(size, [&](const Group& outer) {
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        use(Group::from(outer.rank(), size, "127.0.0.1:" + port, {.secret = "sesame"}),
+            outer.rank(), size);
+        use(Group::from(outer.rank(), size, name), outer.rank(), size);
+      }
+      outer.barrier();
+    });
+  }
+}
+
+TEST(GroupFromTest, RanksMeetInAFileThatCanBeDeletedAtOnce) {
+  for (const int size : {1, 2, 3, 7}) {
+    const TempFolder folder;
+    const std::string path = folder.file("store");
+    run_processes(size, [&](const Group& outer) {
+      const Group first = Group::from(outer.rank(), size, path);
+      use(Group::from(outer.rank(), size, path), outer.rank(), size);
+      outer.barrier();
+      std::filesystem::remove(path);
+      use(first, outer.rank(), size);
+    });
+  }
+}
+
+TEST(GroupFromTest, FunctionsAreCalledByFromAlone) {
+  const TempFolder folder;
+  run_processes(3, [&](const Group& outer) {
+    OwnStore store(folder.file("store"));
+    const Group group = Group::from(outer.rank(), 3, store.functions());
+    const int num_calls = store.num_calls;
+    EXPECT_GT(num_calls, 0);
+    use(group, outer.rank(), 3);
+    EXPECT_EQ(store.num_calls, num_calls);
+  });
+}
+
+TEST(GroupFromTest, GroupsOfSomeRanksDoNotDisturbEachOther) {
+  const TempFolder folder;
+  run_processes(4, [&](const Group& outer) {
+    const int half = outer.rank() / 2;
+    use(Group::from(outer.rank() % 2, 2, folder.file(half == 0 ? "low" : "high")), outer.rank() % 2,
+        2);
+    if (half == 0) use(Group::from(outer.rank(), 2, folder.file("low")), outer.rank(), 2);
+    use(Group::from(3 - outer.rank(), 4, folder.file("all")), 3 - outer.rank(), 4);
+  });
+}
+
+TEST(GroupFromTest, WrongArgumentsAreNamedAtOnce) {
+  const auto message = [](int rank, int size, const std::string& store) {
+    const Error error = error_of([&] { Group::from(rank, size, store); });
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    return std::string(error.what());
+  };
+  EXPECT_EQ(message(4, 4, "localhost:1234"), "group: rank is 4, but size is 4; want from 0 to 3");
+  EXPECT_THAT(message(-1, 4, "localhost:1234"), HasSubstr("rank is -1, but size is 4"));
+  EXPECT_THAT(message(0, 0, "localhost:1234"), HasSubstr("size is 0, want from 1 to 4096"));
+  for (const char* store : {"", "localhost", "localhost:", ":5", "localhost:0", "a:b", "unix:@"}) {
+    EXPECT_THAT(message(0, 2, store),
+                HasSubstr("want host:port, unix:@name or a path with a slash"))
+        << store;
+  }
+  EXPECT_THAT(message(0, 2, "localhost:1234"), HasSubstr("needs a secret"));
+  EXPECT_THAT(error_of([] { Group::from(0, 2, StoreFunctions{}); }).what(),
+              HasSubstr("has no set"));
+  EXPECT_THAT(error_of([] { Group::from(0, 2, "/proc/none/store"); }).what(), HasSubstr("open: "));
+}
+
+TEST(GroupFromTest, TwoProcessesWithOneNumberAreNamed) {
+  const TempFolder folder;
+  run_processes(3, [&](const Group& outer) {
+    const int rank = outer.rank() == 2 ? 1 : outer.rank();  // 0, 1, 1 of 3
+    const std::int64_t start = now_ns();
+    const Error error =
+        error_of([&] { Group::from(rank, 3, folder.file("store"), {.timeout_ms = 3000}); });
+    EXPECT_LT(now_ns() - start, 3'600'000'000);
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("two processes say that they are rank 1"));
+    EXPECT_THAT(error.what(), HasSubstr("(rank " + std::to_string(rank) + " of 3)"));
+    outer.barrier();
+  });
+}
+
+TEST(GroupFromTest, SizesThatDisagreeAreNamedOnBothRanks) {
+  const TempFolder folder;
+  run_processes(2, [&](const Group& outer) {
+    const Error error = error_of([&] {
+      Group::from(outer.rank(), 2 + outer.rank(), folder.file("store"), {.timeout_ms = 5000});
+    });
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 says that there are 2 ranks, but rank 1 says 3"));
+    outer.barrier();
+  });
+}
+
+TEST(GroupFromTest, FileOfAnEarlierJobIsNamed) {
+  const TempFolder folder;
+  for (int job = 0; job < 2; ++job) {
+    run_processes(2, [&](const Group& outer) {
+      const auto join = [&] {
+        Group::from(outer.rank(), 2, folder.file("store"), {.timeout_ms = 2000});
+      };
+      if (job == 0) return join();
+      const Error error = error_of(join);
+      EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("or the store is of an earlier group"));
+      outer.barrier();
+    });
+  }
+}
+
+TEST(GroupFromTest, RanksThatNeverComeAreNamedAndARetryWorks) {
+  const TempFolder folder;
+  const std::string port = fresh_port();
+  run_processes(3, [&](const Group& outer) {
+    const GroupOptions hasty{.timeout_ms = 400, .secret = "sesame"};
+    for (const std::string& store : {folder.file("store"), "localhost:" + port}) {
+      if (outer.rank() != 2) {
+        const Error error = error_of([&] { Group::from(outer.rank(), 3, store, hasty); });
+        EXPECT_EQ(error.code(), Errc::kTimeout) << error.what();
+        EXPECT_THAT(error.what(), HasSubstr("no sign of rank 2 within 0.4 s"));
+      }
+      outer.barrier();
+      use(Group::from(outer.rank(), 3, store, {.secret = "sesame"}), outer.rank(), 3);
+    }
+  });
+}
+
+TEST(GroupFromTest, StoreThatNeverAnswersEndsWithTheDeadline) {
+  const std::int64_t start = now_ns();
+  const StoreFunctions silent{
+      [](const std::string&, const std::string&) {},
+      [](const std::string&, std::int64_t) { return std::optional<std::string>(); }};
+  const Error mute = error_of([&] { Group::from(1, 3, silent, {.timeout_ms = 300}); });
+  EXPECT_EQ(mute.code(), Errc::kTimeout);
+  EXPECT_THAT(mute.what(), HasSubstr("no sign of ranks 0, 1, 2 within 0.3 s (rank 1 of 3)"));
+  const Error nobody =
+      error_of([] { Group::from(1, 2, "127.0.0.1:9", {.timeout_ms = 300, .secret = "sesame"}); });
+  EXPECT_EQ(nobody.code(), Errc::kTimeout);
+  EXPECT_THAT(nobody.what(), HasSubstr("no sign of rank 0, which serves the store (rank 1 of 2)"));
+  EXPECT_LT(now_ns() - start, 2'000'000'000);
+}
+
+// Rank 2 dies at its n-th call of the store: before, while and after it introduces itself.
+TEST(GroupFromTest, RankThatIsKilledMeanwhileIsNamed) {
+  for (int last_call = 1; last_call <= 6; ++last_call) {
+    const TempFolder folder;
+    test::RankProcesses ranks(3, [&](const Group& outer) {
+      OwnStore store(folder.file("store"));
+      StoreFunctions functions = store.functions();
+      if (outer.rank() == 2) {
+        functions.get = [&, get = functions.get](const std::string& key, std::int64_t ms) {
+          if (store.num_calls + 1 >= last_call) raise(SIGKILL);
+          return get(key, ms);
+        };
+      }
+      const Group group = Group::from(outer.rank(), 3, functions, {.timeout_ms = 700});
+      group.barrier();  // it may have died just after
+    });
+    const auto outcomes = ranks.wait();
+    EXPECT_EQ(outcomes[2].signal, SIGKILL) << last_call;
+    for (const std::size_t rank : {0u, 1u}) {
+      ASSERT_TRUE(outcomes[rank].error) << last_call << outcomes[rank].output;
+      EXPECT_THAT(outcomes[rank].error->code(), AnyOf(Errc::kTimeout, Errc::kPeerLost));
+      EXPECT_THAT(outcomes[rank].error->what(), HasSubstr("rank 2")) << last_call;
+    }
+  }
+}
+
+TEST(GroupFromTest, NothingIsLeftBehind) {
+  const TempFolder folder;
+  const auto sockets = [] {
+    std::ifstream file("/proc/net/unix");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  test::RankProcesses ranks(2, [&](const Group& outer) {
+    const Group group = Group::from(outer.rank(), 2, folder.file("store"));
+    const Group part = group.split(0);
+    outer.barrier();
+    raise(SIGKILL);
+  });
+  (void)ranks.wait();
+  EXPECT_THAT(sockets(), ::testing::Not(HasSubstr("@switchyard-test-" + std::to_string(getpid()))));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);  // the file
+}
+
+}  // namespace
+}  // namespace switchyard
