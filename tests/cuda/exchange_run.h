@@ -113,8 +113,11 @@ class ExchangeRun {
     given.in = make_input(c_, group_.rank(), call, salt);
     Call& c = given.call;
     c.tokens = given.in.tokens;
-    c.ids = given.in.ids;
-    if (config_.sends_weights || config_.reduce == Reduce::kPerExpert) c.weights = given.in.weights;
+    const bool has_routing = config_.num_topk > 0;
+    if (has_routing) c.ids = given.in.ids;
+    if (has_routing && (config_.sends_weights || config_.reduce == Reduce::kPerExpert)) {
+      c.weights = given.in.weights;
+    }
     given.scale = Tensor(DType::kF32, {1});
     *given.scale.as<float>() = 300.0f;
     if (config_.scheme.group == ScaleGroup::kTensor || config_.scheme.needs_tensor_scale()) {
@@ -136,7 +139,8 @@ class ExchangeRun {
   Call on_gpu(const Call& host) {
     Call c;
     c.tokens = arena_.upload(host.tokens);
-    c.ids = arena_.upload(c_.ids_are_i32 ? narrow(host.ids).view() : host.ids);
+    const Tensor narrow_ids = c_.ids_are_i32 ? narrow(host.ids) : Tensor();
+    c.ids = arena_.upload(c_.ids_are_i32 ? narrow_ids.view() : host.ids);
     c.weights = arena_.upload(host.weights);
     c.options.tensor_scale = arena_.upload(host.options.tensor_scale);
     c.options.routing_only = host.options.routing_only;
@@ -146,11 +150,11 @@ class ExchangeRun {
     return c;
   }
   static Tensor narrow(const TensorView& ids) {
-    Tensor narrow_ids(DType::kI32, {ids.shape(0), ids.shape(1)});
+    Tensor result(DType::kI32, {ids.shape(0), ids.shape(1)});
     for (std::int64_t i = 0; i < ids.num_elements(); ++i) {
-      narrow_ids.as<std::int32_t>()[i] = static_cast<std::int32_t>(ids.as<std::int64_t>()[i]);
+      result.as<std::int32_t>()[i] = static_cast<std::int32_t>(ids.as<std::int64_t>()[i]);
     }
-    return narrow_ids;
+    return result;
   }
   CombineOptions on_gpu(const CombineOptions& host) {
     CombineOptions options;

@@ -36,6 +36,8 @@ class HostAndDevice {
   void upload() {
     cuda::check_cuda(cudaMemcpy(gpu_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
                      "upload");
+    // A copy of pageable memory may still be on its way; streams of their own do not wait for it.
+    cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "upload");
   }
 
   /// Guards included. The first difference counts from the start of the memory.
