@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "core/require_device.h"
 #include "quant/scale_plane.h"
 
 namespace switchyard {
@@ -116,6 +117,7 @@ OwnedScales make_batched_scales(DType dtype, ScaleLayout layout, std::int64_t nu
 }
 
 void relayout_scales(const TensorView& from, const TensorView& to) {
+  require_host("relayout_scales", {{"from", from}, {"to", to}});
   check_scale_view("relayout_scales", "from", from);
   check_scale_view("relayout_scales", "to", to);
   const ScalePlane a = plane_of(from);
@@ -142,6 +144,7 @@ void relayout_scales(const TensorView& from, const TensorView& to) {
 }
 
 Tensor swizzle_scales(const TensorView& scales) {
+  require_host("swizzle_scales", {{"scales", scales}});
   check_scale_view("swizzle_scales", "scales", scales);
   require(!is_swizzled(scales) && bits_of(scales.dtype()) <= 16, Errc::kInvalidArgument,
           "swizzle_scales: scales is {}, want rows of one or two bytes an element",
@@ -157,6 +160,7 @@ Tensor swizzle_scales(const TensorView& scales) {
 }
 
 Tensor unswizzle_scales(const TensorView& tiles, std::int64_t num_rows, std::int64_t num_scales) {
+  require_host("unswizzle_scales", {{"tiles", tiles}});
   const std::int64_t want = num_scale_elements(ScaleLayout::kSwizzled, num_rows, num_scales);
   require(tiles.has_value() && tiles.is_contiguous() && tiles.num_elements() == want,
           Errc::kInvalidArgument,
@@ -170,17 +174,20 @@ Tensor unswizzle_scales(const TensorView& tiles, std::int64_t num_rows, std::int
 
 TensorView normalize_scales_shape(const TensorView& scales) {
   if (!scales.has_value()) return scales;
-  if (scales.num_elements() == 1) return TensorView(scales.data(), scales.dtype(), {1, 1});
+  if (scales.num_elements() == 1)
+    return TensorView(scales.data(), scales.dtype(), {1, 1}, scales.device());
   const int dims = scales.num_dims();
   if (dims == 2) return scales;
   if (dims == 1) {
-    return TensorView(scales.data(), scales.dtype(), {1, scales.shape(0)}, {0, scales.stride(0)});
+    return TensorView(scales.data(), scales.dtype(), {1, scales.shape(0)}, {0, scales.stride(0)},
+                      scales.device());
   }
   require(scales.is_contiguous(), Errc::kInvalidArgument,
           "normalize_scales_shape: scales is {}, want a contiguous tensor", scales.describe());
   std::int64_t num_rows = 1;
   for (int dim = 0; dim + 1 < dims; ++dim) num_rows *= scales.shape(dim);
-  return TensorView(scales.data(), scales.dtype(), {num_rows, scales.shape(dims - 1)});
+  return TensorView(scales.data(), scales.dtype(), {num_rows, scales.shape(dims - 1)},
+                    scales.device());
 }
 
 TensorView normalize_batched_scales_shape(const TensorView& scales, std::int64_t num_experts) {
@@ -188,7 +195,8 @@ TensorView normalize_batched_scales_shape(const TensorView& scales, std::int64_t
   require(num_experts >= 1, Errc::kInvalidArgument,
           "normalize_batched_scales_shape: num_experts is {}, want at least 1", num_experts);
   if (scales.num_elements() == 1) {
-    return TensorView(scales.data(), scales.dtype(), {num_experts, 1, 1}, {0, 0, 0});
+    return TensorView(scales.data(), scales.dtype(), {num_experts, 1, 1}, {0, 0, 0},
+                      scales.device());
   }
   const TensorView rows = normalize_scales_shape(scales);
   require(rows.shape(0) % num_experts == 0, Errc::kInvalidArgument,
@@ -196,7 +204,7 @@ TensorView normalize_batched_scales_shape(const TensorView& scales, std::int64_t
           scales.describe(), num_experts);
   const std::int64_t capacity = rows.shape(0) / num_experts;
   return TensorView(rows.data(), rows.dtype(), {num_experts, capacity, rows.shape(1)},
-                    {capacity * rows.stride(0), rows.stride(0), rows.stride(1)});
+                    {capacity * rows.stride(0), rows.stride(0), rows.stride(1)}, rows.device());
 }
 
 }  // namespace switchyard

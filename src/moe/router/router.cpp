@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "core/require_device.h"
 #include "moe/router/router_logits.h"
 #include "quant/activation.h"
 #include "quant/bits.h"
@@ -226,6 +227,7 @@ bool is_float(DType dtype) {
 }  // namespace
 
 void router_logits(const TensorView& hidden, const TensorView& gate, const TensorView& logits) {
+  require_host("router_logits", {{"hidden", hidden}, {"gate", gate}, {"logits", logits}});
   require(hidden.num_dims() == 2 && is_float(hidden.dtype()) &&
               (hidden.shape(1) <= 1 || hidden.stride(1) == 1) &&
               (hidden.num_elements() == 0 || hidden.data() != nullptr),
@@ -242,6 +244,9 @@ void router_logits(const TensorView& hidden, const TensorView& gate, const Tenso
 
 void select_experts(const RouterConfig& config, const TensorView& logits, const TensorView& bias,
                     const TensorView& topk_ids, const TensorView& topk_weights) {
+  require_host(
+      "select_experts",
+      {{"logits", logits}, {"bias", bias}, {"topk_ids", topk_ids}, {"topk_weights", topk_weights}});
   check_select(config, logits, bias, topk_ids, topk_weights);
   const auto num_experts = static_cast<std::size_t>(config.num_experts);
   const auto num_topk = static_cast<std::size_t>(config.num_topk);
