@@ -17,6 +17,8 @@
 #include "switchyard/permute.h"
 #include "switchyard/prepare_finalize.h"
 #include "switchyard/quantize_batched.h"
+#include "switchyard/router.h"
+#include "switchyard/scale_layout.h"
 #include "switchyard/weight_and_reduce.h"
 
 #include "experts_case.h"
@@ -170,6 +172,18 @@ TEST(WrongDeviceOfHostFunctionsTest, IsNamed) {
     refused("options.expert_map", [&] { (void)plan_permute(host, 4, options_of(gpu, {})); });
     refused("x", [&] { (void)permute(gpu, host, host, 4); });
     refused("topk_ids", [&] { (void)permute(host, host, gpu, 4); });
+    refused("from", [&] { relayout_scales(gpu, host); });
+    refused("to", [&] { relayout_scales(host, gpu); });
+    refused("scales", [&] { (void)swizzle_scales(gpu); });
+    refused("tiles", [&] { (void)unswizzle_scales(gpu, 4, 4); });
+    refused("scales", [&] { pack_ue8m0(gpu, host); });
+    refused("words", [&] { unpack_ue8m0(gpu, host); });
+    refused("gate", [&] { router_logits(host, gpu, host); });
+    refused("logits", [&] { select_experts({}, gpu, {}, host, host); });
+    ExpertWeights weights{host, gpu, host, {}, {}, {}};
+    refused("up", [&] { (void)make_exact_experts(weights, {}, Device::cuda(0)); });
+    EXPECT_EQ(normalize_scales_shape(gpu).device(), wrong);
+    EXPECT_EQ(normalize_batched_scales_shape(gpu, 2).device(), wrong);
   }
 }
 
