@@ -45,13 +45,17 @@ struct Timing {
 
 class RankBench {
  public:
-  RankBench(const Group& group, const Shape& shape)
-      : shape_(shape), group_(group), exchange_(group, config(group, shape), options(shape)) {
+  /// On the thread's current GPU, `device`.
+  RankBench(const Group& group, const Shape& shape, Device device)
+      : shape_(shape),
+        group_(group),
+        device_(device),
+        exchange_(group, config(group, shape), options(shape, device)) {
     make_inputs();
   }
 
   /// The time of each replay, in us per call.
-  std::vector<double> run(int num_calls, bool combines, PinnedBuffer& flag) {
+  std::vector<double> run(int num_calls, bool combines, cuda::PinnedBuffer& flag) {
     cudaGraphExec_t graph = capture(num_calls, combines);
     cudaEvent_t begin{};
     cudaEvent_t end{};
@@ -93,8 +97,9 @@ class RankBench {
     config.reduce = shape.reduce;
     return config;
   }
-  static ExchangeOptions options(const Shape& shape) {
+  static ExchangeOptions options(const Shape& shape, Device device) {
     ExchangeOptions options;
+    options.device = device;
     options.programmatic_launch = shape.programmatic;
     return options;
   }
@@ -147,16 +152,17 @@ class RankBench {
                      "capture");
     const std::int64_t t = shape_.num_tokens;
     const std::int64_t rows = std::int64_t{shape_.experts_per_rank} * group_.size() * t;
+    const Stream stream = Stream::cuda(stream_.get(), device_.index);
     for (int i = 0; i < num_calls; ++i) {
       const auto n = static_cast<std::size_t>(i % kInputs);
       const Dispatched got = exchange_.dispatch(
-          TensorView(tokens_[n].data(), DType::kBF16, {t, shape_.hidden}),
-          TensorView(ids_[n].data(), DType::kI64, {t, shape_.num_topk}),
-          TensorView(weights_[n].data(), DType::kF32, {t, shape_.num_topk}), stream_.get());
+          TensorView(tokens_[n].data(), DType::kBF16, {t, shape_.hidden}, device_),
+          TensorView(ids_[n].data(), DType::kI64, {t, shape_.num_topk}, device_),
+          TensorView(weights_[n].data(), DType::kF32, {t, shape_.num_topk}, device_), stream);
       if (combines) {
         exchange_.combine(
-            got.handle, TensorView(results_.data(), DType::kBF16, {rows, shape_.hidden}),
-            TensorView(output_.data(), DType::kBF16, {t, shape_.hidden}), stream_.get());
+            got.handle, TensorView(results_.data(), DType::kBF16, {rows, shape_.hidden}, device_),
+            TensorView(output_.data(), DType::kBF16, {t, shape_.hidden}, device_), stream);
       } else {
         exchange_.release(got.handle);
       }
@@ -169,9 +175,10 @@ class RankBench {
 
   Shape shape_;
   Group group_;
-  OwnedStream stream_;
-  std::vector<DeviceBuffer> tokens_, ids_, weights_;
-  DeviceBuffer output_, results_, flush_;
+  Device device_;
+  cuda::OwnedStream stream_;
+  std::vector<cuda::DeviceBuffer> tokens_, ids_, weights_;
+  cuda::DeviceBuffer output_, results_, flush_;
   Exchange exchange_;  // last: it ends before its memory
 };
 
@@ -195,8 +202,9 @@ Timing measure(int num_ranks, const Shape& shape) {
   run_local_ranks(num_ranks, [&](const Group& group) {
     int num_gpus = 1;
     cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "gpus");
-    cuda::check_cuda(cudaSetDevice(group.rank() % num_gpus), "set");
-    RankBench bench(group, shape);
+    const Device device = Device::cuda(group.rank() % num_gpus);
+    cuda::check_cuda(cudaSetDevice(device.index), "set");
+    RankBench bench(group, shape, device);
     const auto r = static_cast<std::size_t>(group.rank());
     pairs[r] = bench.run(20, true, flag);
     dispatches[r] = bench.run(20, false, flag);

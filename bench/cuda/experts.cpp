@@ -9,6 +9,8 @@
 //
 // usage: cuda_experts_bench     Prints a table to stderr, and one JSON line per case to stdout.
 
+#include "switchyard/experts.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cuda_runtime_api.h>
@@ -16,7 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "switchyard/device_experts.h"
 #include "switchyard/error.h"
 
 #include "core/random.h"
@@ -145,8 +146,9 @@ class Rows {
         "num_rows");
     cuda::check_cuda(cudaDeviceSynchronize(), "rows");
     const auto shaped = [&](const cuda::DeviceBuffer& memory, DType dtype) {
-      return of.is_batched ? TensorView(memory.data(), dtype, {kExperts, of.places, kHidden})
-                           : TensorView(memory.data(), dtype, {kExperts * of.places, kHidden});
+      return of.is_batched
+                 ? TensorView(memory.data(), dtype, {kExperts, of.places, kHidden}, kGpu)
+                 : TensorView(memory.data(), dtype, {kExperts * of.places, kHidden}, kGpu);
     };
     input.rows = shaped(rows_, stored_dtype(of.scheme));
     output = shaped(output_, DType::kBF16);
@@ -154,14 +156,14 @@ class Rows {
     if (of.scheme.is_quantized()) {
       // Column-major scales per expert, as masked grouped GEMMs of fp8 want them.
       input.scales = TensorView(scales_.data(), DType::kF32, {kExperts, of.places, kHidden / 128},
-                                {of.places * (kHidden / 128), 1, of.places});
+                                {of.places * (kHidden / 128), 1, of.places}, kGpu);
       input.scale_layout = ScaleLayout::kColumnMajor;
     }
-    input.first_row = TensorView(first_row_.data(), DType::kI64, {kExperts});
-    input.num_rows = TensorView(num_rows_.data(), DType::kI32, {kExperts});
+    input.first_row = TensorView(first_row_.data(), DType::kI64, {kExperts}, kGpu);
+    input.num_rows = TensorView(num_rows_.data(), DType::kI32, {kExperts}, kGpu);
   }
 
-  DeviceExpertRows input;
+  ExpertRows input;
   TensorView output;
 
  private:
@@ -170,7 +172,7 @@ class Rows {
 };
 
 // Bytes per microsecond, read and written together.
-double copy_rate(const OwnedStream& stream) {
+double copy_rate(const cuda::OwnedStream& stream) {
   constexpr std::size_t kBytes = std::size_t{2} << 30;
   const cuda::DeviceBuffer from(kBytes), to(kBytes);
   const double us = median_us(stream, [&] {
@@ -181,14 +183,15 @@ double copy_rate(const OwnedStream& stream) {
   return 2.0 * static_cast<double>(kBytes) / us;
 }
 
-void measure(DeviceExperts& experts, const Case& each, const cuda::OwnedStream& stream, double rate,
+void measure(Experts& experts, const Case& each, const cuda::OwnedStream& stream, double rate,
              const char* device) {
   const Rows rows(each);
   const std::size_t bytes = experts.workspace_bytes(rows.input.rows);
   const cuda::DeviceBuffer workspace(bytes);
-  const TensorView view(workspace.data(), DType::kU8, {static_cast<std::int64_t>(bytes)});
-  const double us =
-      median_us(stream, [&] { experts.apply(rows.input, rows.output, view, stream.get()); });
+  const double us = median_us(stream, [&] {
+    experts.apply(rows.input, rows.output, {workspace.data(), bytes},
+                  Stream::cuda(stream.get(), kGpu.index));
+  });
   const double floor_us = kWeightBytes / rate;
   const double flops = 2.0 * 3 * kIntermediate * kHidden * kExperts * each.count;
   const std::string name(experts.name());
@@ -222,7 +225,7 @@ void run() {
   const HostWeights weights;
   for (const char* name : {"exact", "cublas"}) {
     try {
-      const auto experts = make_device_experts(name, weights.weights());
+      const auto experts = make_experts(name, weights.weights(), {}, kGpu);
       for (const Case& each : cases) measure(*experts, each, stream, rate, properties.name);
     } catch (const Error& error) {
       if (error.code() != Errc::kNotAvailable) throw;

@@ -37,26 +37,24 @@ constexpr std::int64_t kChoices = kTokens * kTopk;
 constexpr int kRuns = 30;
 constexpr int kSets = 2;  // sets of inputs and outputs that alternate
 
+// GPU memory whose bytes are all 1 at first.
 class DeviceTensor {
  public:
   DeviceTensor() = default;
   DeviceTensor(DType dtype, std::initializer_list<std::int64_t> shape)
-      : memory_(TensorView(nullptr, dtype, shape).num_bytes()),
-        view_(memory_.data(), dtype, shape) {
-    if (memory_.size_bytes() == 0) return;
-    cuda::check_cuda(cudaMemset(memory_.data(), 1, memory_.size_bytes()), "cudaMemset");
+      : memory_(dtype, shape, kGpu) {
+    cuda::check_cuda(cudaMemset(memory_.data(), 1, view().num_bytes()), "cudaMemset");
   }
-  const TensorView& view() const { return view_; }
-  operator const TensorView&() const { return view_; }
-  std::span<std::byte> span() const { return {memory_.data(), memory_.size_bytes()}; }
+  const TensorView& view() const { return memory_.view(); }
+  operator const TensorView&() const { return view(); }
+  std::span<std::byte> span() const { return {memory_.as<std::byte>(), view().num_bytes()}; }
   void upload(const void* from) {
-    cuda::check_cuda(cudaMemcpy(memory_.data(), from, memory_.size_bytes(), cudaMemcpyHostToDevice),
+    cuda::check_cuda(cudaMemcpy(memory_.data(), from, view().num_bytes(), cudaMemcpyHostToDevice),
                      "upload");
   }
 
  private:
-  cuda::DeviceBuffer memory_;
-  TensorView view_;
+  Tensor memory_;
 };
 
 class Event {
@@ -96,7 +94,7 @@ class Bench {
  public:
   // `bytes` counts what call(set) reads and writes.
   void measure(const std::string& name, std::int64_t bytes, const std::function<void(int)>& call) {
-    check_cuda(cudaDeviceSynchronize(), name.c_str());  // the tensors are filled
+    cuda::check_cuda(cudaDeviceSynchronize(), name.c_str());  // the tensors are filled
     const auto half = std::min(static_cast<std::size_t>(bytes / 2), kCopyBytes);
     std::vector<double> times, copy_times;
     for (int run = -3; run < kRuns; ++run) {
@@ -131,7 +129,7 @@ class Bench {
     }
   }
 
-  Stream stream() const { return stream_.get(); }
+  Stream stream() const { return Stream::cuda(stream_.get(), kGpu.index); }
 
  private:
   static constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
@@ -219,7 +217,7 @@ void scatter(Bench& bench, const std::string& name, const Routed& routed, DType 
     scales[set] = DeviceTensor(packs ? DType::kE8M0 : DType::kF32, {kTokens, num_scales});
     out_scales[set] = DeviceTensor(word, {num_words, routed.num_rows});
     columns[set] = TensorView(out_scales[set].view().data(), word, {routed.num_rows, num_words},
-                              {1, routed.num_rows});
+                              {1, routed.num_rows}, kGpu);
   }
   const std::int64_t row_bytes = kHidden * bits_of(dtype) / 8;
   const std::int64_t scale_bytes =
@@ -230,14 +228,14 @@ void scatter(Bench& bench, const std::string& name, const Routed& routed, DType 
       (routed.num_sources + routed.num_copies) * row_bytes + scale_bytes + routed.plan_bytes();
   bench.measure(name, bytes, [&](int set) {
     ep_scatter(x[set], scales[set], routed.ids, {.expert_map = routed.map},
-               routed.outputs(rows[set], columns[set]), routed.workspace.span(), bench.stream());
+               routed.outputs(rows[set], columns[set]), bench.stream(), routed.workspace.span());
   });
 }
 
 void gather(Bench& bench, const std::string& name, const Routed& routed, DType dtype) {
   cuda::check_cuda(cudaDeviceSynchronize(), "gather");
-  plan_permute(routed.ids, {.expert_map = routed.map}, routed.outputs({}, {}),
-               routed.workspace.span(), bench.stream());
+  plan_permute(routed.ids, {.expert_map = routed.map}, routed.outputs({}, {}), bench.stream(),
+               routed.workspace.span());
   DeviceTensor rows[kSets], output[kSets];
   const DeviceTensor weights(DType::kF32, {kTokens, kTopk});
   for (int set = 0; set < kSets; ++set) {
@@ -277,7 +275,7 @@ void policy(Bench& bench, const std::string& name, const Routed& routed,
     arguments.topk_weights = weights;
     arguments.topk_ids = routed.ids;
     arguments.apply_router_weight_on_input = is_weighed_already;
-    (void)weight_and_reduce(policy, arguments, output[set], workspace.span(), bench.stream());
+    (void)weight_and_reduce(policy, arguments, output[set], bench.stream(), workspace.span());
   });
 }
 
@@ -285,8 +283,8 @@ void counts(Bench& bench, const Routed& routed) {
   const DeviceTensor num_tokens(DType::kI32, {kExperts});
   const DeviceTensor sum(DType::kI64, {1});
   bench.measure("plan_permute", routed.plan_bytes(), [&](int) {
-    plan_permute(routed.ids, {.expert_map = routed.map}, routed.outputs({}, {}),
-                 routed.workspace.span(), bench.stream());
+    plan_permute(routed.ids, {.expert_map = routed.map}, routed.outputs({}, {}), bench.stream(),
+                 routed.workspace.span());
   });
   bench.measure("count_expert_num_tokens", kChoices * 8,
                 [&](int) { count_expert_num_tokens(routed.ids, num_tokens, {}, bench.stream()); });

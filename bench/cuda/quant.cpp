@@ -55,10 +55,10 @@ class Bench {
     cuda::check_cuda(cudaMemcpy(global_.data(), &scale, sizeof scale, cudaMemcpyHostToDevice),
                      "scale");
     for (Set& set : sets_) {
-      set.x = DeviceBuffer(5 * elements);  // a copy may move more bytes than any call
-      set.q = DeviceBuffer(4 * elements);
-      set.scales = DeviceBuffer(elements / 2 + 1024);
-      set.y = DeviceBuffer(5 * elements);
+      set.x = cuda::DeviceBuffer(5 * elements);  // a copy may move more bytes than any call
+      set.q = cuda::DeviceBuffer(4 * elements);
+      set.scales = cuda::DeviceBuffer(elements / 2 + 1024);
+      set.y = cuda::DeviceBuffer(5 * elements);
     }
     std::fprintf(stderr, "%-18s %-12s %-5s %9s %9s %9s %7s\n", "scheme", "call", "x", "us", "GB/s",
                  "copy GB/s", "of copy");
@@ -105,8 +105,8 @@ class Bench {
     // Half as many rows of twice the width, so that x has the same size.
     report(scheme, "silu_mul", dtype, x_bytes + stored_bytes / 2, [&](Set& set) {
       const std::int64_t half = shape_.num_rows / 2;
-      silu_mul_quantize(TensorView(set.x.data(), dtype, {half, 2 * shape_.hidden}), scheme,
-                        TensorView(set.q.data(), scheme.dtype, {half, shape_.hidden}),
+      silu_mul_quantize(TensorView(set.x.data(), dtype, {half, 2 * shape_.hidden}, kGpu), scheme,
+                        TensorView(set.q.data(), scheme.dtype, {half, shape_.hidden}, kGpu),
                         is_tensor ? TensorView{} : scales(scheme, set, half), stream(),
                         ActivationScale::kScheme, given);
     });
@@ -123,19 +123,19 @@ class Bench {
     return static_cast<std::size_t>(shape_.num_rows) * scale_row_bytes(scheme, shape_.hidden);
   }
   TensorView rows(const cuda::DeviceBuffer& memory, DType dtype) const {
-    return TensorView(memory.data(), dtype, {shape_.num_rows, shape_.hidden});
+    return TensorView(memory.data(), dtype, {shape_.num_rows, shape_.hidden}, kGpu);
   }
   static TensorView one(const cuda::DeviceBuffer& memory) {
-    return TensorView(memory.data(), DType::kF32, {1});
+    return TensorView(memory.data(), DType::kF32, {1}, kGpu);
   }
   TensorView scales(const QuantScheme& scheme, const Set& set, std::int64_t num_rows = 0) const {
     if (!scheme.is_quantized() || scheme.is_simulated()) return {};
     if (scheme.group == ScaleGroup::kTensor) return one(set.scales);
     return TensorView(
         set.scales.data(), scale_dtype(scheme),
-        {num_rows == 0 ? shape_.num_rows : num_rows, num_scales(scheme, shape_.hidden)});
+        {num_rows == 0 ? shape_.num_rows : num_rows, num_scales(scheme, shape_.hidden)}, kGpu);
   }
-  Stream stream() const { return Stream(stream_.get()); }
+  Stream stream() const { return Stream::cuda(stream_.get(), kGpu.index); }
 
   // Median time of one call, in microseconds.
   double time(const std::function<void(Set&)>& call) {

@@ -7,7 +7,12 @@
 #include <cuda_runtime_api.h>
 #include <exception>
 
+#include "switchyard/device.h"
+
 namespace switchyard {
+
+/// Where benchmarks of one GPU run.
+inline constexpr Device kGpu = Device::cuda(0);
 
 /// Returns the exit code: 77 on a machine without a GPU, which means skipped; 1 after an error.
 template <typename Body>

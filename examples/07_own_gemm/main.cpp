@@ -10,13 +10,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cuda_runtime_api.h>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
 #include "masked_gemm.h"
 
-#include <switchyard/device_experts.h>
 #include <switchyard/exchange.h>
+#include <switchyard/experts.h>
 #include <switchyard/quantize_batched.h>
 #include <switchyard/scale_layout.h>
 
@@ -35,30 +36,14 @@ void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// GPU memory.
-class DeviceArray {
- public:
-  explicit DeviceArray(std::size_t bytes) : bytes_(bytes) { check_cuda(cudaMalloc(&data_, bytes)); }
-  template <typename T>
-  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size() * sizeof(T)) {
-    check_cuda(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
-  }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
-  ~DeviceArray() { cudaFree(data_); }
+constexpr sy::Device kGpu = sy::Device::cuda(0);
 
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  sy::TensorView view(sy::DType dtype, std::initializer_list<std::int64_t> shape) const {
-    return {data_, dtype, shape};
-  }
-
- private:
-  std::size_t bytes_;
-  void* data_ = nullptr;
-};
+/// A copy on the GPU.
+template <typename T>
+sy::Tensor on_gpu(const std::vector<T>& values) {
+  return sy::copy_to(sy::TensorView::of(values.data(), {static_cast<std::int64_t>(values.size())}),
+                     kGpu);
+}
 
 /// Pseudo-random numbers from -1 to 1.
 float noise(std::uint32_t i) {
@@ -120,15 +105,16 @@ sy::ExpertWeights library_weights(const Fp8Matrix& gate_up, const Fp8Matrix& dow
   return weights;
 }
 
-class OwnExperts final : public sy::DeviceExperts {
+class OwnExperts final : public sy::Experts {
  public:
   OwnExperts(const Fp8Matrix& gate_up, const Fp8Matrix& down)
-      : gate_up_(gate_up.codes),
-        gate_up_scales_(gate_up.scales),
-        down_(down.codes),
-        down_scales_(down.scales) {}
+      : gate_up_(on_gpu(gate_up.codes)),
+        gate_up_scales_(on_gpu(gate_up.scales)),
+        down_(on_gpu(down.codes)),
+        down_scales_(on_gpu(down.scales)) {}
 
   std::string_view name() const override { return "own"; }
+  sy::Device device() const override { return kGpu; }
   bool is_batch_invariant() const override { return true; }
   bool is_capturable(bool) const override { return true; }
 
@@ -136,14 +122,14 @@ class OwnExperts final : public sy::DeviceExperts {
     return carve(rows.shape(1), nullptr).bytes;
   }
 
-  void apply(const sy::DeviceExpertRows& input, const sy::TensorView& output,
-             const sy::TensorView& workspace, sy::Stream stream) override {
+  void apply(const sy::ExpertRows& input, const sy::TensorView& output,
+             std::span<std::byte> workspace, sy::Stream stream) override {
     const std::int64_t capacity = input.rows.shape(1);
-    const Scratch scratch = carve(capacity, workspace.as<std::byte>());
+    const Scratch scratch = carve(capacity, workspace.data());
     const sy::TensorView sums(scratch.sums, sy::DType::kF32,
-                              {kExperts, capacity, 2 * kIntermediate});
-    const sy::TensorView codes(scratch.codes, sy::DType::kE4M3,
-                               {kExperts, capacity, kIntermediate});
+                              {kExperts, capacity, 2 * kIntermediate}, kGpu);
+    const sy::TensorView codes(scratch.codes, sy::DType::kE4M3, {kExperts, capacity, kIntermediate},
+                               kGpu);
     multiply(input.rows, input.scales, gate_up_, gate_up_scales_, input.num_rows, sums, stream);
     sy::silu_mul_quantize_batched(sums, input.num_rows, sy::schemes::kFp8Block, codes,
                                   scratch.scales, stream);
@@ -168,14 +154,13 @@ class OwnExperts final : public sy::DeviceExperts {
     std::byte* scales = base == nullptr ? nullptr : base + sums + codes;
     return {base, base == nullptr ? nullptr : base + sums,
             sy::TensorView(scales, sy::DType::kF32, {kExperts, capacity, blocks},
-                           {elements, 1, column}),
+                           {elements, 1, column}, kGpu),
             static_cast<std::size_t>(sums + codes + kExperts * elements * 4)};
   }
 
-  static void multiply(const sy::TensorView& x, const sy::TensorView& x_scales,
-                       const DeviceArray& w, const DeviceArray& w_scales,
-                       const sy::TensorView& num_rows, const sy::TensorView& out,
-                       sy::Stream stream) {
+  static void multiply(const sy::TensorView& x, const sy::TensorView& x_scales, const sy::Tensor& w,
+                       const sy::Tensor& w_scales, const sy::TensorView& num_rows,
+                       const sy::TensorView& out, sy::Stream stream) {
     // A TMA descriptor of the scales needs contiguous rows and 16-byte aligned columns.
     if (x_scales.stride(1) != 1 || x_scales.stride(2) % 4 != 0 || x_scales.stride(0) % 4 != 0) {
       throw std::invalid_argument("scales are not by aligned columns");
@@ -189,16 +174,17 @@ class OwnExperts final : public sy::DeviceExperts {
         stream.get()));
   }
 
-  DeviceArray gate_up_;
-  DeviceArray gate_up_scales_;
-  DeviceArray down_;
-  DeviceArray down_scales_;
+  sy::Tensor gate_up_;
+  sy::Tensor gate_up_scales_;
+  sy::Tensor down_;
+  sy::Tensor down_scales_;
 };
 
-/// Runs one layer with `experts`; returns the combined results, f32 [T, H].
-std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts) {
-  cudaStream_t stream{};
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+/// Runs one layer with `experts`; returns the combined results, f32 [T, H], on the host.
+sy::Tensor run_layer(const sy::Group& group, sy::Experts& experts) {
+  cudaStream_t own_stream{};
+  check_cuda(cudaStreamCreateWithFlags(&own_stream, cudaStreamNonBlocking));
+  const sy::Stream stream = sy::Stream::cuda(own_stream, kGpu.index);
   sy::ExchangeConfig config{.num_experts = kExperts,
                             .num_topk = kTopk,
                             .hidden = kHidden,
@@ -206,48 +192,36 @@ std::vector<float> run_layer(const sy::Group& group, sy::DeviceExperts& experts)
                             .layout = sy::Layout::kBatched,
                             .scheme = sy::schemes::kFp8Block,
                             .scale_layout = sy::ScaleLayout::kColumnMajorAligned};
-  sy::Exchange exchange(group, config);
-  std::vector<std::uint16_t> tokens;
-  std::vector<std::int32_t> ids;
-  for (std::uint32_t i = 0; i < kTokens * kHidden; ++i) tokens.push_back(bf16_of(noise(i)));
+  sy::Exchange exchange(group, config, {.device = kGpu});
+  std::vector<std::uint16_t> values;
+  std::vector<std::int32_t> chosen;
+  for (std::uint32_t i = 0; i < kTokens * kHidden; ++i) values.push_back(bf16_of(noise(i)));
   // Every token chooses expert 0 and one of the other three.
-  for (std::int32_t t = 0; t < kTokens; ++t) ids.insert(ids.end(), {0, 1 + t % 3});
-  const DeviceArray device_tokens(tokens);
-  const DeviceArray device_ids(ids);
-  const DeviceArray weights(std::vector<float>(kTokens * kTopk, 0.5f));
-  const DeviceArray output(kTokens * kHidden * sizeof(float));
+  for (std::int32_t t = 0; t < kTokens; ++t) chosen.insert(chosen.end(), {0, 1 + t % 3});
+  const std::vector<float> halves(kTokens * kTopk, 0.5f);
+  const sy::Tensor tokens =
+      sy::copy_to(sy::TensorView(values.data(), sy::DType::kBF16, {kTokens, kHidden}), kGpu);
+  const sy::Tensor ids = sy::copy_to(sy::TensorView::of(chosen.data(), {kTokens, kTopk}), kGpu);
+  const sy::Tensor weights = sy::copy_to(sy::TensorView::of(halves.data(), {kTokens, kTopk}), kGpu);
+  const sy::Tensor output(sy::DType::kF32, {kTokens, kHidden}, kGpu);
 
-  const sy::Dispatched received =
-      exchange.dispatch(device_tokens.view(sy::DType::kBF16, {kTokens, kHidden}),
-                        device_ids.view(sy::DType::kI32, {kTokens, kTopk}),
-                        weights.view(sy::DType::kF32, {kTokens, kTopk}), stream);
-  sy::DeviceExpertRows rows;
-  rows.rows = received.rows;
-  rows.scales = received.scales;
-  rows.scheme = config.scheme;
-  rows.first_row = received.first_row;
-  rows.num_rows = received.num_rows;
-  rows.scale_layout = config.scale_layout;
-  const DeviceArray results(received.rows.num_bytes() * 2);  // bf16 results of fp8 rows
-  const std::size_t bytes = experts.workspace_bytes(rows.rows);
-  const DeviceArray workspace(bytes);
-  const sy::TensorView result =
-      results.view(sy::DType::kBF16, {received.rows.shape(0), received.rows.shape(1), kHidden});
-  experts.apply(rows, result, workspace.view(sy::DType::kU8, {static_cast<std::int64_t>(bytes)}),
-                stream);
-  exchange.combine(received.handle, result, output.view(sy::DType::kF32, {kTokens, kHidden}),
-                   stream);
-  check_cuda(cudaStreamSynchronize(stream));
+  const sy::Dispatched received = exchange.dispatch(tokens, ids, weights, stream);
+  const sy::TensorView& rows = received.experts.rows;  // e4m3 [L, C, H]
+  const sy::Tensor results(sy::DType::kBF16, {rows.shape(0), rows.shape(1), kHidden}, kGpu);
+  const std::size_t bytes = experts.workspace_bytes(rows);
+  const sy::Tensor workspace(sy::DType::kU8, {static_cast<std::int64_t>(bytes)}, kGpu);
+  experts.apply(received.experts, results, {workspace.as<std::byte>(), bytes}, stream);
+  exchange.combine(received.handle, results, output, stream);
+  sy::Tensor sums = output.to(sy::Device::cpu(), stream);  // waits
   exchange.check();
-  check_cuda(cudaStreamDestroy(stream));
-  std::vector<float> values(kTokens * kHidden);
-  check_cuda(cudaMemcpy(values.data(), output.as<float>(), values.size() * sizeof(float),
-                        cudaMemcpyDeviceToHost));
-  return values;
+  check_cuda(cudaStreamDestroy(own_stream));
+  return sums;
 }
 
 /// The largest |a - b| / |b| over all tokens.
-double worst_error(const std::vector<float>& a, const std::vector<float>& b) {
+double worst_error(const sy::Tensor& left, const sy::Tensor& right) {
+  const auto* a = left.as<const float>();
+  const auto* b = right.as<const float>();
   double worst = 0;
   for (std::size_t t = 0; t < kTokens; ++t) {
     double error = 0;
@@ -266,8 +240,7 @@ double worst_error(const std::vector<float>& a, const std::vector<float>& b) {
 }  // namespace
 
 int main() {
-  int num_gpus = 0;
-  if (cudaGetDeviceCount(&num_gpus) != cudaSuccess || num_gpus == 0) {
+  if (sy::num_cuda_devices() == 0) {
     std::printf("no GPU on this machine, nothing to show\n");
     return 0;
   }
@@ -276,13 +249,13 @@ int main() {
   constexpr double kTolerance = 1e-2;
   double error = 0;
   sy::run_local_ranks(1, [&](const sy::Group& group) {
-    check_cuda(cudaSetDevice(0));
+    check_cuda(cudaSetDevice(kGpu.index));  // for launch_masked_gemm
     const Fp8Matrix gate_up(2 * kIntermediate, kHidden, 1);
     const Fp8Matrix down(kHidden, kIntermediate, 2);
     OwnExperts own(gate_up, down);
     sy::ExpertOptions options;
     options.intermediate = sy::schemes::kFp8Block;
-    const auto exact = sy::make_device_experts("exact", library_weights(gate_up, down), options);
+    const auto exact = sy::make_exact_experts(library_weights(gate_up, down), options, kGpu);
     error = worst_error(run_layer(group, own), run_layer(group, *exact));
   });
   std::printf("largest difference of a token from exact experts: %.2e, allowed %.0e\n", error,

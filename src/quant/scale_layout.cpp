@@ -117,6 +117,7 @@ OwnedScales make_batched_scales(DType dtype, ScaleLayout layout, std::int64_t nu
 }
 
 void relayout_scales(const TensorView& from, const TensorView& to) {
+  require_host("relayout_scales", {{"from", from}, {"to", to}});
   check_scale_view("relayout_scales", "from", from);
   check_scale_view("relayout_scales", "to", to);
   require_host("relayout_scales", {{"from", from}, {"to", to}});
@@ -144,6 +145,7 @@ void relayout_scales(const TensorView& from, const TensorView& to) {
 }
 
 Tensor swizzle_scales(const TensorView& scales) {
+  require_host("swizzle_scales", {{"scales", scales}});
   check_scale_view("swizzle_scales", "scales", scales);
   require_host("swizzle_scales", {{"scales", scales}});
   require(!is_swizzled(scales) && bits_of(scales.dtype()) <= 16, Errc::kInvalidArgument,
@@ -160,6 +162,7 @@ Tensor swizzle_scales(const TensorView& scales) {
 }
 
 Tensor unswizzle_scales(const TensorView& tiles, std::int64_t num_rows, std::int64_t num_scales) {
+  require_host("unswizzle_scales", {{"tiles", tiles}});
   const std::int64_t want = num_scale_elements(ScaleLayout::kSwizzled, num_rows, num_scales);
   require(tiles.has_value() && tiles.is_contiguous() && tiles.num_elements() == want,
           Errc::kInvalidArgument,

@@ -75,6 +75,7 @@ std::byte* word_of(const ScalePlane& words, std::int64_t n, std::int64_t p) {
 }  // namespace
 
 void pack_ue8m0(const TensorView& scales, const TensorView& words) {
+  require_host("pack_ue8m0", {{"scales", scales}, {"words", words}});
   const Shape shape = check_sides("pack_ue8m0", scales, words);
   check_powers_of_two(scales, shape);
   for (std::int64_t e = 0; e < shape.num_planes; ++e) {
@@ -94,6 +95,7 @@ void pack_ue8m0(const TensorView& scales, const TensorView& words) {
 }
 
 void unpack_ue8m0(const TensorView& words, const TensorView& scales) {
+  require_host("unpack_ue8m0", {{"words", words}, {"scales", scales}});
   const Shape shape = check_sides("unpack_ue8m0", scales, words);
   for (std::int64_t e = 0; e < shape.num_planes; ++e) {
     const ScalePlane from = plane_of(words, e);

@@ -48,12 +48,19 @@ std::int64_t num_rows_of(const TensorView& rows) {
   return rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
 }
 
-template <typename T>
-void expect_list(const DeviceArena& arena, const TensorView& got, const T* want, std::size_t count,
-                 const char* what) {
-  ASSERT_EQ(got.num_elements(), static_cast<std::int64_t>(count)) << what;
-  const Downloaded host(arena, got);
-  for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(host.as<T>()[i], want[i]) << what << " " << i;
+PrepareFinalizeConfig config_of(const ClassCase& c) {
+  PrepareFinalizeConfig config = c.config;
+  config.defers_input_quant = c.defers;
+  return config;
+}
+
+// Odd calls are split.
+Prepared prepare(PrepareFinalize& object, const PrepareArguments& arguments, int call,
+                 Stream stream) {
+  if (call % 2 == 0) return object.prepare(arguments, stream);
+  const Pending<Prepared> pending = object.prepare_async(arguments, stream);
+  pending.hook();
+  return pending.receiver();
 }
 
 }  // namespace
@@ -80,14 +87,13 @@ LayerInput make_layer_input(const LayerInputShape& shape, std::uint64_t seed) {
   return in;
 }
 
-ClassRank::ClassRank(const Group& group, const DeviceClassCase& c)
+ClassRank::ClassRank(const Group& group, const ClassCase& c)
     : c_(c),
       rank_(group.rank()),
-      cpu_(make_prepare_finalize(c.kind, group, c.config)),
-      arena_(kArenaBytes),
-      gpu_(make_device_prepare_finalize(
-          c.kind, group, c.config,
-          {.exchange = {.timeout_ms = kTimeoutMs}, .defers_input_quant = c.defers})) {
+      arena_(gpu_of(group.rank()), kArenaBytes),
+      cpu_(make_prepare_finalize(c.kind, group, config_of(c))),
+      gpu_(make_prepare_finalize(c.kind, group, config_of(c),
+                                 {.device = arena_.device(), .timeout_ms = kTimeoutMs})) {
   group.barrier();
 }
 
@@ -102,6 +108,14 @@ void ClassRank::run() {
   }
 }
 
+PrepareArguments ClassRank::on_gpu(const PrepareArguments& host) {
+  PrepareArguments arguments = host;
+  arguments.hidden = arena_.upload(host.hidden);
+  arguments.topk_ids = arena_.upload(host.topk_ids);
+  arguments.topk_weights = arena_.upload(host.topk_weights);
+  return arguments;
+}
+
 void ClassRank::run_call(int call) {
   arena_.clear();
   const auto turn = static_cast<std::size_t>(rank_ + call) % c_.num_tokens.size();
@@ -110,64 +124,58 @@ void ClassRank::run_call(int call) {
       make_layer_input({c_.num_tokens[turn], config.hidden, config.num_topk, config.num_experts,
                         c_.none_share, c_.input, call % 2 == 0 ? DType::kI64 : DType::kI32},
                        static_cast<std::uint64_t>(1000 * call + 10 * rank_));
-  const DevicePrepareArguments on_gpu{
-      .hidden = arena_.upload(in.hidden),
-      .topk_ids = arena_.upload(in.ids),
-      .topk_weights = arena_.upload(in.weights),
+  const PrepareArguments on_cpu{
+      .hidden = in.hidden,
+      .topk_ids = in.ids,
+      .topk_weights = in.weights,
       .apply_router_weight_on_input = c_.weighs_input,
       .micro_batch = call % config.num_micro_batches,
       .defer_input_quant = c_.defers,
       .weighs_in_place = c_.weighs_input && call % 2 == 1,
       .max_tokens = c_.max_tokens,
   };
-  last_ = on_gpu.micro_batch;
-  PrepareArguments on_cpu{in.hidden, in.ids, in.weights, c_.weighs_input};
-  on_cpu.micro_batch = on_gpu.micro_batch;
-  on_cpu.defer_input_quant = c_.defers;
-  on_cpu.max_tokens = c_.max_tokens;
-  on_cpu.weighs_in_place = on_gpu.weighs_in_place;
-  DevicePrepared got;
-  if (call % 2 == 1) {
-    const auto pending = gpu_->prepare_async(on_gpu, arena_.stream(), arena_.stream());
-    pending.hook();
-    got = pending.receiver();
-  } else {
-    got = gpu_->prepare(on_gpu, arena_.stream());
-  }
-  const Prepared want = cpu_->prepare(on_cpu);
+  last_ = on_cpu.micro_batch;
+  const PrepareArguments arguments = on_gpu(on_cpu);
+  const Prepared got = prepare(*gpu_, arguments, call, arena_.stream());
+  const Prepared want = prepare(*cpu_, on_cpu, call, Stream::host());
   num_rows_ = num_rows_of(got.experts.rows);
   arena_.wait();
   gpu_->check();
   compare(want, got);
-  const Downloaded hidden(arena_, on_gpu.hidden);
-  EXPECT_EQ(std::memcmp(hidden.as<std::byte>(), in.hidden.data(), in.hidden.view().num_bytes()), 0)
+  const Downloaded hidden = download(arguments.hidden);
+  EXPECT_EQ(std::memcmp(hidden.bytes().data(), in.hidden.data(), in.hidden.view().num_bytes()), 0)
       << "hidden";
   finalize(want, in.hidden.shape(0), call);
 }
 
-void ClassRank::compare(const Prepared& want, const DevicePrepared& got) const {
-  const std::span<const std::int32_t> counts = want.experts.num_rows;
-  expect_list(arena_, got.experts.num_rows, counts.data(), counts.size(), "count of expert");
-  const auto total = static_cast<std::int32_t>(want.num_rows);
-  expect_list(arena_, got.total_rows, &total, 1, "total");
-  if (is_grouped()) {
-    const auto first = want.experts.first_row;
-    expect_list(arena_, got.experts.first_row, first.data(), first.size(), "first row of expert");
-  }
+void ClassRank::expect_list(const TensorView& got, const TensorView& want, const char* what) const {
+  ASSERT_EQ(got.has_value(), want.has_value()) << what;
+  if (!want.has_value()) return;
+  ASSERT_EQ(got.describe(), want.describe() + " on " + name_of(arena_.device())) << what;
+  const Downloaded list = download(got);
+  ASSERT_EQ(std::memcmp(list.bytes().data(), want.data(), want.num_bytes()), 0) << what;
+}
+
+void ClassRank::compare(const Prepared& want, const Prepared& got) const {
+  expect_list(got.experts.num_rows, want.experts.num_rows, "counts of experts");
+  expect_list(got.total_rows, want.total_rows, "total");
+  expect_list(got.experts.first_row, want.experts.first_row, "first rows of experts");
+  ASSERT_EQ(want.experts.first_row.has_value(), is_grouped());
   ASSERT_EQ(got.metadata.has_value(), want.metadata.has_value());
   if (want.metadata.has_value()) {
-    const auto& list = want.metadata->expert_num_tokens;
-    expect_list(arena_, got.metadata->expert_num_tokens, list.data(), list.size(), "metadata");
+    expect_list(got.metadata->expert_num_tokens, want.metadata->expert_num_tokens, "metadata");
+    EXPECT_FALSE(got.metadata->expert_num_tokens_cpu.has_value());
   }
+  EXPECT_FALSE(got.host.has_value());
   compare_rows(want.experts, got.experts);
   compare_ids(want, got);
 }
 
-void ClassRank::compare_rows(const ExpertRows& want, const DeviceExpertRows& got) const {
+void ClassRank::compare_rows(const ExpertRows& want, const ExpertRows& got) const {
   ASSERT_EQ(got.scheme, want.scheme);
   ASSERT_EQ(got.rows.dtype(), want.rows.dtype());
-  const Downloaded rows(arena_, got.rows);
-  const Downloaded scales(arena_, got.scales);
+  const Downloaded rows = download(got.rows);
+  const Downloaded scales = download(got.scales);
   const bool is_one_scale = want.scales.num_elements() == 1 && want.scales.num_dims() == 1;
   ASSERT_EQ(got.scales.has_value(), want.scales.has_value());
   if (is_one_scale) {
@@ -198,11 +206,11 @@ void ClassRank::compare_rows(const ExpertRows& want, const DeviceExpertRows& got
 
 // The GPU's buffer may be longer than the CPU's, which may hold received rows only; entries past
 // its end must be empty.
-void ClassRank::compare_ids(const Prepared& want, const DevicePrepared& got) const {
+void ClassRank::compare_ids(const Prepared& want, const Prepared& got) const {
   ASSERT_EQ(got.topk_ids.has_value(), want.topk_ids.has_value());
   if (!want.topk_ids.has_value()) return;
   ASSERT_EQ(got.topk_ids.dtype(), want.topk_ids.dtype());
-  const Downloaded ids(arena_, got.topk_ids);
+  const Downloaded ids = download(got.topk_ids);
   const TensorView on_host(ids.as<std::byte>(), got.topk_ids.dtype(),
                            {got.topk_ids.num_elements()});
   const IdTensor got_ids("compare", "ids", on_host);
@@ -213,7 +221,7 @@ void ClassRank::compare_ids(const Prepared& want, const DevicePrepared& got) con
   }
   ASSERT_EQ(got.topk_weights.has_value(), want.topk_weights.has_value());
   if (!want.topk_weights.has_value()) return;
-  const Downloaded weights(arena_, got.topk_weights);
+  const Downloaded weights = download(got.topk_weights);
   ASSERT_EQ(got.topk_weights.num_dims(), want.topk_weights.num_dims());
   for (std::int64_t i = 0; i < got.topk_weights.num_elements(); ++i) {
     const bool is_there = i < want.topk_weights.num_elements();
@@ -257,27 +265,27 @@ void ClassRank::finalize(const Prepared& prepared, std::int64_t num_tokens, int 
   const std::int64_t per_row = is_cube ? c_.config.num_topk : 1;
   const DType dtype = call % 2 == 0 ? DType::kBF16 : DType::kF32;
   const Tensor output(dtype, {num_tokens, hidden});
-  DeviceFinalizeArguments on_gpu;
+  FinalizeArguments on_gpu;
   on_gpu.output = arena_.upload(output);
   on_gpu.expert_output = arena_.upload(rows);
   on_gpu.weight_and_reduce = policy;
   on_gpu.micro_batch = last_;
   if (is_cube) {
-    on_gpu.reduced = arena_.upload(Tensor(DType::kBF16, {num_rows_, hidden}));
+    on_gpu.reduced = arena_.allocate(DType::kBF16, {num_rows_, hidden});
   }
   if (call % 2 == 1) {
-    gpu_->finalize_async(on_gpu, arena_.stream(), arena_.stream()).receiver();
+    gpu_->finalize_async(on_gpu, arena_.stream()).receiver();
   } else {
     gpu_->finalize(on_gpu, arena_.stream());
   }
-  const std::int64_t cpu_rows = prepared.experts.rows.shape(0);
+  const std::int64_t cpu_rows = num_rows_of(prepared.experts.rows);
   const TensorView returned =
       is_cube ? TensorView(rows.data(), DType::kBF16, {cpu_rows, per_row, hidden})
               : TensorView(rows.data(), DType::kBF16, {cpu_rows, hidden});
   cpu_->finalize({output, returned, policy, last_});
   arena_.wait();
   gpu_->check();
-  const Downloaded got(arena_, on_gpu.output);
+  const Downloaded got = download(on_gpu.output);
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     const auto bytes = static_cast<std::size_t>(hidden * bits_of(dtype) / 8);
     ASSERT_EQ(std::memcmp(got.as<std::byte>() + static_cast<std::size_t>(t) * bytes,

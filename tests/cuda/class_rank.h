@@ -8,14 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "switchyard/device_prepare_finalize.h"
 #include "switchyard/prepare_finalize.h"
 
-#include "device_arena.h"
+#include "gpu_arena.h"
 
 namespace switchyard::test {
 
-struct DeviceClassCase {
+struct ClassCase {
   std::string name;
   PrepareKind kind = PrepareKind::kLowLatency;
   int num_ranks = 2;
@@ -29,7 +28,7 @@ struct DeviceClassCase {
   int num_calls = 4;
 };
 
-inline void PrintTo(const DeviceClassCase& c, std::ostream* out) { *out << c.name; }
+inline void PrintTo(const ClassCase& c, std::ostream* out) { *out << c.name; }
 
 /// One rank's input of a call, on the host.
 struct LayerInput {
@@ -52,27 +51,30 @@ LayerInput make_layer_input(const LayerInputShape& shape, std::uint64_t seed);
 class ClassRank {
  public:
   /// Collective.
-  ClassRank(const Group& group, const DeviceClassCase& c);
+  ClassRank(const Group& group, const ClassCase& c);
 
-  /// Collective: runs all calls of the case.
+  /// Collective: all calls of the case.
   void run();
 
  private:
   bool is_grouped() const;
   void run_call(int call);
-  void compare(const Prepared& want, const DevicePrepared& got) const;
-  void compare_rows(const ExpertRows& want, const DeviceExpertRows& got) const;
-  void compare_ids(const Prepared& want, const DevicePrepared& got) const;
+  PrepareArguments on_gpu(const PrepareArguments& host);
+  Downloaded download(const TensorView& gpu) const { return Downloaded(gpu, arena_.stream()); }
+  void expect_list(const TensorView& got, const TensorView& want, const char* what) const;
+  void compare(const Prepared& want, const Prepared& got) const;
+  void compare_rows(const ExpertRows& want, const ExpertRows& got) const;
+  void compare_ids(const Prepared& want, const Prepared& got) const;
   void finalize(const Prepared& prepared, std::int64_t num_tokens, int call);
   Tensor results(const Prepared& prepared, WeightAndReduceKind policy, int call) const;
 
-  const DeviceClassCase& c_;
+  const ClassCase& c_;
   int rank_;
+  GpuArena arena_;
   std::unique_ptr<PrepareFinalize> cpu_;
-  DeviceArena arena_;
-  std::unique_ptr<DevicePrepareFinalize> gpu_;
-  int last_ = 0;               ///< micro-batch of the latest call
-  std::int64_t num_rows_ = 0;  ///< rows in its receive buffer on the GPU
+  std::unique_ptr<PrepareFinalize> gpu_;
+  int last_ = 0;               ///< micro-batch of the call
+  std::int64_t num_rows_ = 0;  ///< of its receive buffer on the GPU
 };
 
 }  // namespace switchyard::test

@@ -12,13 +12,13 @@
 
 #include <gmock/gmock.h>
 
-#include "ask_a_child.h"
 #include "core/clock.h"
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"
 #include "engine/engine.h"
 #include "gpu.h"
 #include "heap/device_window.h"
+#include "run_in_child.h"
 #include "support/errors.h"
 #include "support/processes.h"
 
@@ -69,7 +69,7 @@ int num_open_files() {
 class DeviceWindowProcessTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    REQUIRE_GPU_OF_A_CHILD();
+    REQUIRE_GPU_IN_CHILD();
     const std::string why = test::why_not(GetParam());
     if (!why.empty()) GTEST_SKIP() << GetParam() << ": " << why;
   }
@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(Heaps, DeviceWindowProcessTest, ::testing::ValuesIn(kHa
                          [](const auto& param) { return std::string(param.param); });
 
 TEST(DeviceWindowAutoTest, ProcessesTakeAHeapThatWorks) {
-  REQUIRE_GPU_OF_A_CHILD();
+  REQUIRE_GPU_IN_CHILD();
   run_processes(
       4,
       [](const Group& group) {
@@ -197,7 +197,7 @@ TEST(DeviceWindowAutoTest, ProcessesTakeAHeapThatWorks) {
 class NcclWindowTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    num_gpus_ = test::num_gpus_of_a_child();
+    num_gpus_ = test::num_gpus_in_child();
     if (num_gpus_ < 2) GTEST_SKIP() << num_gpus_ << " CUDA devices on this machine, needs two";
     const std::string why = test::why_not("nccl");
     if (!why.empty()) GTEST_SKIP() << why;
@@ -236,7 +236,7 @@ TEST_F(NcclWindowTest, RankThatDiesBeforeItJoinsEndsTheWait) {
 }
 
 TEST(DeviceWindowAutoTest, WhatProcessesCannotUseIsRefused) {
-  REQUIRE_GPU_OF_A_CHILD();
+  REQUIRE_GPU_IN_CHILD();
   run_processes(
       2,
       [](const Group& group) {

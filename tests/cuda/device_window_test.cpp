@@ -102,7 +102,7 @@ TEST(DeviceWindowTest, ManyWindowsLeaveNoMemoryBehind) {
     });
   };
   make_windows(1);  // contexts and kernels stay allocated
-  check_cuda(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
+  cuda::check_cuda(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
   make_windows(kRepeats);
   cuda::check_cuda(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");
   EXPECT_GT(after + kBytes, before);
@@ -117,33 +117,32 @@ TEST(DeviceWindowTest, WrongRequestsAreRefusedOnEveryRank) {
       group.barrier();
     });
   };
-  refuse(Errc::kInvalidArgument, "rank 2 of 3: 0 bytes, want at least 1", 3, [](Control& control) {
+  refuse(Errc::kInvalidArgument, "rank 2 of 3: 0 bytes, want at least 1", 3, [](Engine& engine) {
     (void)make_device_window(engine, 0, engine.control().rank() == 2 ? 0 : 64);
   });
   refuse(Errc::kInvalidArgument, "rank 1 asks for 128 bytes, but rank 0 for 64", 2,
-         [](Control& control) {
+         [](Engine& engine) {
            (void)make_device_window(engine, 0, engine.control().rank() == 1 ? 128 : 64);
          });
-  refuse(Errc::kInvalidArgument, "rank 1 of 2: device 1000, want from 0 to", 2,
-         [](Control& control) {
-           (void)make_device_window(engine, engine.control().rank() == 1 ? 1000 : 0, 64);
-         });
+  refuse(Errc::kInvalidArgument, "rank 1 of 2: device 1000, want from 0 to", 2, [](Engine& engine) {
+    (void)make_device_window(engine, engine.control().rank() == 1 ? 1000 : 0, 64);
+  });
   refuse(Errc::kInvalidArgument, "rank 0 of 2: device -1", 2,
-         [](Control& control) { (void)make_device_window(engine, -1, 64); });
-  refuse(Errc::kInvalidArgument, "overflows 64 bits", 2, [](Control& control) {
+         [](Engine& engine) { (void)make_device_window(engine, -1, 64); });
+  refuse(Errc::kInvalidArgument, "overflows 64 bits", 2, [](Engine& engine) {
     (void)make_device_window(engine, 0, std::numeric_limits<std::size_t>::max());
   });
   refuse(Errc::kOutOfMemory, "rank 0 of 2", 2,
-         [](Control& control) { (void)make_device_window(engine, 0, std::size_t{1} << 50); });
+         [](Engine& engine) { (void)make_device_window(engine, 0, std::size_t{1} << 50); });
   refuse(Errc::kInvalidArgument, "heap \"wire\"", 2,
-         [](Control& control) { (void)make_device_window(engine, 0, 64, "wire"); });
-  refuse(Errc::kInvalidArgument, "rank 1 wants heap ipc, but rank 0 auto", 2, [](Control& control) {
+         [](Engine& engine) { (void)make_device_window(engine, 0, 64, "wire"); });
+  refuse(Errc::kInvalidArgument, "rank 1 wants heap ipc, but rank 0 auto", 2, [](Engine& engine) {
     (void)make_device_window(engine, 0, 64, engine.control().rank() == 1 ? "ipc" : "auto");
   });
   refuse(Errc::kNotAvailable, "ipc: ranks 0 and 1 are threads of one process", 2,
-         [](Control& control) { (void)make_device_window(engine, 0, 64, "ipc"); });
+         [](Engine& engine) { (void)make_device_window(engine, 0, 64, "ipc"); });
   refuse(Errc::kNotAvailable, "engine \"local\" cannot pass descriptors", 2,
-         [](Control& control) { (void)make_device_window(engine, 0, 64, "vmm"); });
+         [](Engine& engine) { (void)make_device_window(engine, 0, 64, "vmm"); });
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ struct Results {
 };
 
 /// Requests receivers; CTAs may be small when the rank has the GPU for itself.
-inline GridRequest receivers(int num_ctas, bool has_whole_gpu) {
+inline cuda::GridRequest receivers(int num_ctas, bool has_whole_gpu) {
   return {num_ctas, false, true, has_whole_gpu};
 }
 

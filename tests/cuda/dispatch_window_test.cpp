@@ -187,7 +187,8 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
           EXPECT_EQ(record.token, token_of(source, 0));
         }
         // The call is over; a later one would find that the rank has failed.
-        EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0], (kCall + 1) * kCallUnit);
+        EXPECT_EQ(host_copy<std::uint64_t>(receiver.results().counter)[0],
+                  (kCall + 1) * cuda::kCallUnit);
       }
     }
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exchange_rank.h: one rank with a Exchange and all the memory that a dispatch and its
-// combine take. Nothing is allocated later: the runtime would wait for kernels that run, which may
+// exchange_rank.h: one rank with an exchange on its GPU and all the memory that a dispatch and its
+// combine need. Nothing is allocated later: the runtime would wait for kernels that run, which may
 // wait for a peer that shares the GPU.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "switchyard/exchange.h"
 
 #include "cuda/base/check.h"
-#include "cuda/base/memory.h"
+#include "gpu.h"
 
 namespace switchyard::test {
 
@@ -27,6 +27,7 @@ inline ExchangeConfig fault_config(Layout layout = Layout::kExpanded) {
   return config;
 }
 
+/// The caller makes gpu_of(rank) current.
 class ExchangeRank {
  public:
   ExchangeRank(const Group& group, const ExchangeConfig& config,
@@ -34,12 +35,14 @@ class ExchangeRank {
       : num_tokens_(config.max_tokens_per_rank),
         hidden_(config.hidden),
         num_topk_(config.num_topk),
+        device_(gpu_of(group.rank())),
         host_ids_(static_cast<std::size_t>(num_tokens_ * num_topk_)),
-        tokens_(2 * static_cast<std::size_t>(num_tokens_ * hidden_)),
-        output_(2 * static_cast<std::size_t>(num_tokens_ * hidden_)),
-        ids_(8 * host_ids_.size()),
-        exchange_(group, config, options) {
-    cuda::check_cuda(cudaMemset(tokens_.data(), 0x3F, tokens_.size_bytes()), "cudaMemset");
+        tokens_(DType::kBF16, {num_tokens_, hidden_}, device_),
+        output_(DType::kBF16, {num_tokens_, hidden_}, device_),
+        ids_(DType::kI64, {num_tokens_, num_topk_}, device_),
+        stream_(make_stream(device_)),
+        exchange_(group, config, on_device(options, device_)) {
+    cuda::check_cuda(cudaMemset(tokens_.data(), 0x3F, tokens().num_bytes()), "cudaMemset");
     set_ids([&](std::int64_t token, std::int64_t k) {
       return (token * num_topk_ + k) % config.num_experts;
     });
@@ -56,7 +59,7 @@ class ExchangeRank {
       host_ids_[i] = id_of(at / num_topk_, at % num_topk_);
     }
     cuda::check_cuda(
-        cudaMemcpy(ids_.data(), host_ids_.data(), ids_.size_bytes(), cudaMemcpyHostToDevice),
+        cudaMemcpy(ids_.data(), host_ids_.data(), 8 * host_ids_.size(), cudaMemcpyHostToDevice),
         "ids");
     cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "ids");
     ids_dtype_ = DType::kI64;
@@ -71,9 +74,9 @@ class ExchangeRank {
     ids_dtype_ = DType::kI32;
   }
 
-  Dispatched dispatch() { return exchange_.dispatch(tokens(), ids(), TensorView{}, stream_.get()); }
+  Dispatched dispatch() { return exchange_.dispatch(tokens(), ids(), {}, stream()); }
   void combine(const Dispatched& got) {
-    exchange_.combine(got.handle, got.rows, output(), stream_.get());
+    exchange_.combine(got.handle, got.experts.rows, output(), stream());
   }
   void pair() { combine(dispatch()); }
   /// Waits for the stream and throws the errors that the exchange found.
@@ -120,85 +123,89 @@ class ExchangeRank {
   }
 
   Exchange& exchange() { return exchange_; }
-  Stream stream() const { return stream_.get(); }
-  TensorView tokens() const {
-    return TensorView(tokens_.data(), DType::kBF16, {num_tokens_, hidden_});
+  Device device() const { return device_; }
+  Stream stream() const { return Stream::cuda(stream_.get(), device_.index); }
+  TensorView tokens() const { return tokens_; }
+  TensorView ids() const {
+    return TensorView(ids_.data(), ids_dtype_, {num_tokens_, num_topk_}, device_);
   }
-  TensorView ids() const { return TensorView(ids_.data(), ids_dtype_, {num_tokens_, num_topk_}); }
-  TensorView output() const {
-    return TensorView(output_.data(), DType::kBF16, {num_tokens_, hidden_});
-  }
+  TensorView output() const { return output_; }
 
  private:
+  static ExchangeOptions on_device(ExchangeOptions options, Device device) {
+    options.device = device;
+    return options;
+  }
+
   std::int64_t num_tokens_;
   std::int64_t hidden_;
   std::int64_t num_topk_;
+  Device device_;
   std::vector<std::int64_t> host_ids_;
   DType ids_dtype_ = DType::kI64;
-  cuda::DeviceBuffer tokens_;
-  cuda::DeviceBuffer output_;
-  cuda::DeviceBuffer ids_;
+  Tensor tokens_;
+  Tensor output_;
+  Tensor ids_;
   cuda::OwnedStream stream_;
   cudaGraphExec_t graph_ = nullptr;
   Exchange exchange_;  // last: it ends before its memory
 };
 
 /// Equal weights for all rows, which some combines of an ExchangeRank return.
-class HomeWeights {
+class ReturnedWeights {
  public:
-  explicit HomeWeights(const ExchangeConfig& config, std::int64_t num_calls = 1)
+  ReturnedWeights(Device device, const ExchangeConfig& config, std::int64_t num_calls = 1)
       : shape_{config.max_tokens_per_rank, config.num_topk},
-        num_calls_(num_calls),
-        rows_(kMaxRows * sizeof(std::uint32_t)),
-        home_(num_home() * sizeof(std::uint32_t)) {
+        rows_(DType::kF32, {kMaxRows}, device),
+        returned_(DType::kF32, {num_calls, shape_[0], shape_[1]}, device) {
     set(0x3F800000u);
   }
 
   /// Sets the bits of every weight. Do not call this while kernels run.
   void set(std::uint32_t bits) {
     const std::vector<std::uint32_t> all(kMaxRows, bits);
-    cuda::check_cuda(
-        cudaMemcpy(rows_.data(), all.data(), rows_.size_bytes(), cudaMemcpyHostToDevice),
-        "weights");
-    cuda::check_cuda(cudaMemset(home_.data(), 0x5A, home_.size_bytes()), "weights");
+    cuda::check_cuda(cudaMemcpy(rows_.data(), all.data(), 4 * all.size(), cudaMemcpyHostToDevice),
+                     "weights");
+    cuda::check_cuda(cudaMemset(returned_.data(), 0x5A, returned_.view().num_bytes()), "weights");
     cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "weights");
   }
   CombineOptions options(const Dispatched& got, std::int64_t call = 0) const {
-    const TensorView& rows = got.rows;
+    const TensorView& rows = got.experts.rows;
     const std::int64_t num_rows =
         rows.num_dims() == 3 ? rows.shape(0) * rows.shape(1) : rows.shape(0);
     const std::int64_t columns = got.topk_ids.has_value() ? shape_[1] : 1;
     CombineOptions options;
-    options.returned_weights = TensorView(home_.as<float>() + call * shape_[0] * shape_[1],
-                                          DType::kF32, {shape_[0], shape_[1]});
-    options.row_weights = TensorView(rows_.data(), DType::kF32, {num_rows, columns});
+    options.returned_weights = TensorView(returned_.as<float>() + call * shape_[0] * shape_[1],
+                                          DType::kF32, {shape_[0], shape_[1]}, rows.device());
+    options.row_weights = TensorView(rows_.data(), DType::kF32, {num_rows, columns}, rows.device());
     return options;
   }
   void combine(ExchangeRank& rank, const Dispatched& got, std::int64_t call = 0) const {
-    rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options(got, call));
+    rank.exchange().combine(got.handle, got.experts.rows, rank.output(), rank.stream(),
+                            options(got, call));
   }
-  /// Returns the weights that all calls returned.
-  std::vector<std::uint32_t> home() const {
-    std::vector<std::uint32_t> all(num_home());
+  /// The bits that all calls returned.
+  std::vector<std::uint32_t> bits() const {
+    std::vector<std::uint32_t> all(num_weights());
     cuda::check_cuda(
-        cudaMemcpy(all.data(), home_.data(), home_.size_bytes(), cudaMemcpyDeviceToHost),
+        cudaMemcpy(all.data(), returned_.data(), 4 * all.size(), cudaMemcpyDeviceToHost),
         "weights");
     return all;
   }
-  std::vector<std::uint32_t> all_home(std::uint32_t bits) const {
-    return std::vector<std::uint32_t>(num_home(), bits);
+  /// As many of the same.
+  std::vector<std::uint32_t> all_of(std::uint32_t bits) const {
+    return std::vector<std::uint32_t>(num_weights(), bits);
   }
 
  private:
-  static constexpr std::size_t kMaxRows = 4096;
-  std::size_t num_home() const {
-    return static_cast<std::size_t>(num_calls_ * shape_[0] * shape_[1]);
+  static constexpr std::int64_t kMaxRows = 4096;
+  std::size_t num_weights() const {
+    return static_cast<std::size_t>(returned_.view().num_elements());
   }
 
   std::int64_t shape_[2];
-  std::int64_t num_calls_;
-  cuda::DeviceBuffer rows_;
-  cuda::DeviceBuffer home_;
+  Tensor rows_;
+  Tensor returned_;
 };
 
 }  // namespace switchyard::test

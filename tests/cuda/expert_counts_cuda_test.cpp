@@ -9,7 +9,7 @@
 #include "switchyard/weight_and_reduce.h"
 
 #include "support/errors.h"
-#include "twin_tensor.h"
+#include "tensor_pair.h"
 
 namespace switchyard::test {
 namespace {
@@ -21,14 +21,13 @@ TEST(ExpertCountsCudaTest, CountsEqualTheCpus) {
       for (const bool has_map : {false, true}) {
         for (const bool is_strided : {false, true}) {
           SCOPED_TRACE(::testing::Message() << num_tokens << " " << num_local << " " << has_map);
-          const TwinTensor ids = twin_ids(is_strided ? DType::kI64 : DType::kI32, num_tokens, 8,
+          const TensorPair ids = make_ids(is_strided ? DType::kI64 : DType::kI32, num_tokens, 8,
                                           2 * num_local + 1, Routing::kRandom, is_strided);
-          const TwinTensor map = has_map ? twin_map(2 * num_local + 1) : TwinTensor();
-          const TwinTensor counts = TwinTensor::flat(DType::kI32, num_local);
+          const TensorPair map = has_map ? make_map(2 * num_local + 1) : TensorPair();
+          const TensorPair counts = TensorPair::flat(DType::kI32, num_local);
           count_expert_num_tokens(ids.host, counts.host, map.host);
           const ErrorWord errors;
-          count_expert_num_tokens(ids.device, counts.device, map.device, Stream(nullptr),
-                                  errors.view());
+          count_expert_num_tokens(ids.device, counts.device, map.device, kGpuStream, errors.view());
           cuda::check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
           EXPECT_TRUE(counts.is_equal());
           EXPECT_EQ(errors.value(), 0);
@@ -40,13 +39,13 @@ TEST(ExpertCountsCudaTest, CountsEqualTheCpus) {
 
 TEST(ExpertCountsCudaTest, MappedIdsEqualTheCpus) {
   REQUIRE_GPU();
-  const TwinTensor map = twin_map(31);
+  const TensorPair map = make_map(31);
   for (const DType dtype : {DType::kI32, DType::kI64}) {
     for (const std::int64_t num_tokens : {0, 1, 613}) {
-      const TwinTensor ids = twin_ids(dtype, num_tokens, 7, 31, Routing::kRandom, true);
-      const TwinTensor local(dtype, num_tokens, 7, {19, 2, 3});
+      const TensorPair ids = make_ids(dtype, num_tokens, 7, 31, Routing::kRandom, true);
+      const TensorPair local(dtype, num_tokens, 7, {19, 2, 3});
       apply_expert_map(ids.host, map.host, local.host);
-      apply_expert_map(ids.device, map.device, local.device, Stream(nullptr));
+      apply_expert_map(ids.device, map.device, local.device, kGpuStream);
       cuda::check_cuda(cudaDeviceSynchronize(), "apply_expert_map");
       EXPECT_TRUE(local.is_equal());
     }
@@ -57,15 +56,15 @@ TEST(ExpertCountsCudaTest, RoundedSumsEqualTheCpus) {
   REQUIRE_GPU();
   for (const std::int64_t num_local : {0, 1, 61, 1000, 65535}) {
     for (const std::int64_t alignment : {1, 7, 128}) {
-      TwinTensor counts = TwinTensor::flat(DType::kI32, num_local);
+      TensorPair counts = TensorPair::flat(DType::kI32, num_local);
       for (std::int64_t e = 0; e < num_local; ++e) {
         counts.host.as<std::int32_t>()[e] =
             static_cast<std::int32_t>(random_bits(3, static_cast<std::uint64_t>(e)) % 1000);
       }
       counts.upload();
-      const TwinTensor sum = TwinTensor::flat(DType::kI64, 1);
+      const TensorPair sum = TensorPair::flat(DType::kI64, 1);
       *sum.host.as<std::int64_t>() = expert_num_tokens_round_up_and_sum(counts.host, alignment);
-      expert_num_tokens_round_up_and_sum(counts.device, alignment, sum.device, Stream(nullptr));
+      expert_num_tokens_round_up_and_sum(counts.device, alignment, sum.device, kGpuStream);
       cuda::check_cuda(cudaDeviceSynchronize(), "expert_num_tokens_round_up_and_sum");
       EXPECT_TRUE(sum.is_equal());
     }
@@ -77,31 +76,31 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
   REQUIRE_GPU();
   constexpr std::int64_t kTokens = 61, kTopk = 5, kLocal = 9, kHidden = 136, kAlignment = 16;
   const std::int64_t num_rows = compute_aligned_m(kTokens, kTopk, kLocal, kAlignment);
-  TwinTensor ids(DType::kI32, kTokens, kTopk);
-  TwinTensor x(DType::kBF16, kTokens, kHidden);
+  TensorPair ids(DType::kI32, kTokens, kTopk);
+  TensorPair x(DType::kBF16, kTokens, kHidden);
   x.fill<std::uint16_t>([](auto t, auto h) { return 0x3F00 + (t * 31 + h) % 256; });
-  TwinTensor weights(DType::kF32, kTokens, kTopk);
+  TensorPair weights(DType::kF32, kTokens, kTopk);
   weights.fill<float>(
       [](auto t, auto k) { return static_cast<float>(t + 1) * 0.25f + static_cast<float>(k); });
-  TwinTensor rows(DType::kBF16, num_rows, kHidden);
+  TensorPair rows(DType::kBF16, num_rows, kHidden);
   rows.fill_bytes([](std::size_t) { return 0; });
-  TwinTensor m_indices = TwinTensor::flat(DType::kI32, num_rows);
-  TwinTensor inv_perm(DType::kI32, kTokens, kTopk);
-  TwinTensor first_row = TwinTensor::flat(DType::kI64, kLocal);
-  TwinTensor counts = TwinTensor::flat(DType::kI32, kLocal);
-  TwinTensor output(DType::kBF16, kTokens, kHidden);
+  TensorPair m_indices = TensorPair::flat(DType::kI32, num_rows);
+  TensorPair inv_perm(DType::kI32, kTokens, kTopk);
+  TensorPair first_row = TensorPair::flat(DType::kI64, kLocal);
+  TensorPair counts = TensorPair::flat(DType::kI32, kLocal);
+  TensorPair output(DType::kBF16, kTokens, kHidden);
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(kTokens, kTopk, kLocal));
   const PermuteOptions options{.alignment = kAlignment};
 
-  const cuda::OwnedStream stream;
+  const cuda::OwnedStream own_stream;
+  const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
   cudaGraph_t graph = nullptr;
   cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-  count_expert_num_tokens(ids.device, counts.device, {}, stream.get());
+  count_expert_num_tokens(ids.device, counts.device, {}, stream);
   ep_scatter(x.device, {}, ids.device, options,
-             {rows.device, {}, m_indices.device, inv_perm.device, first_row.device},
-             workspace.span(), stream.get());
-  ep_gather(rows.device, ids.device, weights.device, inv_perm.device, {}, output.device,
-            stream.get());
+             {rows.device, {}, m_indices.device, inv_perm.device, first_row.device}, stream,
+             workspace.span());
+  ep_gather(rows.device, ids.device, weights.device, inv_perm.device, {}, output.device, stream);
   cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
   cudaGraphExec_t runnable = nullptr;
   cuda::check_cuda(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
@@ -116,31 +115,41 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
     ep_scatter(x.host, {}, ids.host, options,
                {rows.host, {}, m_indices.host, inv_perm.host, first_row.host});
     ep_gather(rows.host, ids.host, weights.host, inv_perm.host, {}, output.host);
-    for (const TwinTensor* twin : {&rows, &m_indices, &inv_perm, &first_row, &counts, &output}) {
-      EXPECT_TRUE(twin->is_equal()) << seed;
+    for (const TensorPair* pair : {&rows, &m_indices, &inv_perm, &first_row, &counts, &output}) {
+      EXPECT_TRUE(pair->is_equal()) << seed;
     }
   }
   cuda::check_cuda(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
   cuda::check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
-// Shapes are refused before a GPU is used, so these views need no GPU memory.
+// Host memory under the name of a GPU: shapes are refused before a GPU is used.
+class NotOnGpu {
+ public:
+  NotOnGpu(DType dtype, std::initializer_list<std::int64_t> shape)
+      : memory_(dtype, shape), view_(memory_.data(), dtype, shape, kGpu) {}
+  operator const TensorView&() const { return view_; }
+  std::byte* data() const { return memory_.as<std::byte>(); }
+
+ private:
+  Tensor memory_;
+  TensorView view_;
+};
+
 struct Refused {
-  Tensor ids{DType::kI32, {4, 2}};
-  Tensor x{DType::kBF16, {4, 8}};
-  Tensor rows{DType::kBF16, {64, 8}};
-  Tensor m_indices{DType::kI32, {64}};
-  Tensor inv_perm{DType::kI32, {4, 2}};
-  Tensor first_row{DType::kI64, {3}};
-  Tensor workspace{DType::kU8, {65536}};
+  NotOnGpu ids{DType::kI32, {4, 2}};
+  NotOnGpu x{DType::kBF16, {4, 8}};
+  NotOnGpu rows{DType::kBF16, {64, 8}};
+  NotOnGpu m_indices{DType::kI32, {64}};
+  NotOnGpu inv_perm{DType::kI32, {4, 2}};
+  NotOnGpu first_row{DType::kI64, {3}};
+  NotOnGpu workspace{DType::kU8, {65536}};
   PermuteOptions options{.alignment = 4};
 
-  std::span<std::byte> memory(std::size_t bytes) const {
-    return {workspace.as<std::byte>(), bytes};
-  }
+  std::span<std::byte> memory(std::size_t bytes) const { return {workspace.data(), bytes}; }
   ScatterOutputs outputs() const { return {rows, {}, m_indices, inv_perm, first_row}; }
   void scatter(const ScatterOutputs& outputs, std::span<std::byte> given) const {
-    ep_scatter(x, {}, ids, options, outputs, given, Stream(nullptr));
+    ep_scatter(x, {}, ids, options, outputs, kGpuStream, given);
   }
 };
 
@@ -152,8 +161,8 @@ TEST(PermuteCudaErrorsTest, BuffersAndWorkspacesThatAreTooSmall) {
   expect_error(Errc::kInvalidArgument, "want a multiple of 16 bytes",
                [&] { refused.scatter(refused.outputs(), refused.memory(bytes + 8).subspan(8)); });
   ScatterOutputs small = refused.outputs();
-  small.x = TensorView(refused.rows.data(), DType::kBF16, {19, 8});
-  small.m_indices = TensorView(refused.m_indices.data(), DType::kI32, {19});
+  small.x = TensorView(refused.rows.data(), DType::kBF16, {19, 8}, kGpu);
+  small.m_indices = TensorView(refused.m_indices.data(), DType::kI32, {19}, kGpu);
   expect_error(Errc::kWorkspaceTooSmall, "the buffer has 19 rows, any routing needs 20",
                [&] { refused.scatter(small, refused.memory(bytes)); });
   small.x = refused.rows;
@@ -183,13 +192,13 @@ TEST(PermuteCudaErrorsTest, SizesBeyondAGrid) {
 
 TEST(PermuteCudaErrorsTest, TensorsOfTheWrongKind) {
   const Refused refused;
-  const Stream stream(nullptr);
-  expect_error(Errc::kInvalidArgument, "num_errors is i64 [3], want i32", [&] {
-    ep_scatter(refused.x, {}, refused.ids, refused.options, refused.outputs(),
-               refused.memory(65536), stream, refused.first_row);
+  const Stream stream = kGpuStream;
+  expect_error(Errc::kInvalidArgument, "num_errors is i64 [3] on cuda:0, want i32", [&] {
+    ep_scatter(refused.x, {}, refused.ids, refused.options, refused.outputs(), stream,
+               refused.memory(65536), refused.first_row);
   });
   expect_error(Errc::kInvalidArgument, "outputs have x or scales", [&] {
-    plan_permute(refused.ids, refused.options, refused.outputs(), refused.memory(65536), stream);
+    plan_permute(refused.ids, refused.options, refused.outputs(), stream, refused.memory(65536));
   });
   expect_error(Errc::kInvalidArgument, "inv_perm is bf16 [4, 8]",
                [&] { ep_gather(refused.rows, refused.ids, {}, refused.x, {}, refused.x, stream); });
@@ -199,13 +208,13 @@ TEST(PermuteCudaErrorsTest, TensorsOfTheWrongKind) {
   expect_error(Errc::kInvalidArgument, "expert_map is absent",
                [&] { apply_expert_map(refused.ids, {}, refused.ids, stream); });
   expect_error(Errc::kInvalidArgument, "the policy is delegate",
-               [&] { (void)weight_and_reduce({}, {}, {}, {}, stream); });
+               [&] { (void)weight_and_reduce({}, {}, {}, stream); });
   WeightAndReduceArguments arguments;
-  arguments.expert_output = TensorView(refused.rows.data(), DType::kBF16, {2, 4, 8});
+  arguments.expert_output = TensorView(refused.rows.data(), DType::kBF16, {2, 4, 8}, kGpu);
   arguments.topk_ids = refused.ids;
   arguments.apply_router_weight_on_input = true;
   expect_error(Errc::kWorkspaceTooSmall, "weight_and_reduce: workspace has 0 bytes", [&] {
-    (void)weight_and_reduce(WeightAndReduce::naive_batched(0), arguments, refused.x, {}, stream);
+    (void)weight_and_reduce(WeightAndReduce::naive_batched(0), arguments, refused.x, stream);
   });
 }
 

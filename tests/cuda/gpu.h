@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gpu.h: which GPUs a test has, and how it skips without one. A process that forks ranks must not
-// use CUDA itself, so it asks a child.
+// gpu.h: which GPUs a test has, which of them a rank gets, and how a test skips without one. A
+// process that forks ranks must not use CUDA itself, so it asks a child.
 #pragma once
 
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cuda_runtime_api.h>
 
 #include <gtest/gtest.h>
 
+#include "switchyard/device.h"
+#include "switchyard/stream.h"
+
+#include "cuda/base/memory.h"
+
 #define REQUIRE_GPU() \
   if (::switchyard::test::num_gpus() == 0) GTEST_SKIP() << "no CUDA device on this machine"
-#define REQUIRE_GPU_OF_A_CHILD()                      \
-  if (::switchyard::test::num_gpus_of_a_child() == 0) \
-  GTEST_SKIP() << "no CUDA device on this machine"
+#define REQUIRE_GPU_IN_CHILD()                      \
+  if (::switchyard::test::num_gpus_in_child() == 0) \
+  GTEST_SKIP() << "no CUDA device on this "         \
+                  "machine"
 
 namespace switchyard::test {
 
@@ -25,12 +32,32 @@ inline int num_gpus() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-inline int num_gpus_of_a_child() {
+inline int num_gpus_in_child() {
   const pid_t child = fork();
   if (child == 0) _exit(std::min(num_gpus(), 100));
   int status = 0;
   waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+/// Where tests of one GPU work.
+inline constexpr Device kGpu = Device::cuda(0);
+inline const Stream kGpuStream = Stream::default_of(kGpu);
+
+/// The GPU of a rank; with fewer GPUs than ranks some share one.
+inline Device gpu_of(int rank) { return Device::cuda(rank % std::max(1, num_gpus())); }
+
+/// A stream of its own on a GPU.
+inline cuda::OwnedStream make_stream(Device device) {
+  const cuda::DeviceGuard guard(device.index);
+  return cuda::OwnedStream();
+}
+
+/// Call this before the first use of CUDA: ranks that share a GPU must not load kernels while
+/// kernels of their peers wait, and need a hardware queue each.
+inline void load_kernels_eagerly() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 }
 
 }  // namespace switchyard::test

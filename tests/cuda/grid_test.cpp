@@ -79,7 +79,7 @@ cuda::CombineGrid combine_grid(const GridCase& c, bool sends, bool receives) {
 // Returns the number of full-size CTAs with the same total of warps, rounded up.
 template <class Args>
 int room(const Args& args, int ctas) {
-  return (ctas * args.num_warps + kExchangeWarps - 1) / kExchangeWarps;
+  return (ctas * args.num_warps + cuda::kExchangeWarps - 1) / cuda::kExchangeWarps;
 }
 
 TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
@@ -165,7 +165,9 @@ TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
   const auto grid = [](int tokens, std::int64_t max_tokens, std::int64_t call_max_tokens) {
     return dispatch_grid({kCtas, 8, tokens, 7168, true, max_tokens, call_max_tokens}, true, true);
   };
-  const auto warps = [](const DispatchArgs& args) { return args.num_receivers * args.num_warps; };
+  const auto warps = [](const cuda::DispatchGrid& args) {
+    return args.num_receivers * args.num_warps;
+  };
   // Known limit: as if the rank had that many tokens itself.
   EXPECT_EQ(warps(grid(0, 4096, 8)), warps(grid(8, 8, 0)));
   EXPECT_GE(warps(grid(0, 4096, 128)), warps(grid(128, 128, 0)));

@@ -99,8 +99,8 @@ TEST(LostMarkTest, RankThatShouldHaveSentItIsNamed) {
   for (const QuantScheme& wire : {schemes::kFp8Block, schemes::kMxfp8}) {
     SCOPED_TRACE(name_of(wire));
     for (const bool is_aligned : {false, true}) {  // selects different kernels
-      const WaitRecord record = LostMark(wire, is_aligned).run();
-      ASSERT_EQ(record.failure, static_cast<std::uint32_t>(WaitFailure::kTimeout));
+      const cuda::WaitRecord record = LostMark(wire, is_aligned).run();
+      ASSERT_EQ(record.failure, static_cast<std::uint32_t>(cuda::WaitFailure::kTimeout));
       const WaitFailureText text = describe(record, 0, 8);
       EXPECT_EQ(text.culprit, 3);
       EXPECT_EQ(text.what, "rank 0 had no row 1 from rank 3 within 0.2 s in combine receive");

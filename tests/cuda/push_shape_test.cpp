@@ -32,7 +32,7 @@ ExchangeConfig config_of(const PlaceCase& c, Layout layout, std::int64_t rows) {
   return config;
 }
 
-TEST(P2pShapeTest, RoutesHaveBitsForEveryPlace) {
+TEST(PushShapeTest, RoutesHaveBitsForEveryPlace) {
   for (const PlaceCase& c :
        {PlaceCase{16384, 1, (1 << 18) - 1}, PlaceCase{16384, 4, (1 << 20) - 1}}) {
     SCOPED_TRACE(c.num_ranks);
@@ -50,7 +50,7 @@ TEST(P2pShapeTest, RoutesHaveBitsForEveryPlace) {
 }
 
 // Rows that are not placed by expert have no place in a route.
-TEST(P2pShapeTest, LayoutsWithARowATokenHaveNoSuchLimit) {
+TEST(PushShapeTest, TokenMajorLayoutsHaveNoSuchLimit) {
   const PlaceCase c{16384, 1, (1 << 18) - 1};
   for (const Layout layout : {Layout::kCompact, Layout::kByRank}) {
     const ExchangeConfig config = config_of(c, layout, c.limit);

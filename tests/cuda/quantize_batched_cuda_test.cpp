@@ -12,7 +12,8 @@
 namespace switchyard {
 namespace {
 
-using test::Twin;
+using test::HostAndDevice;
+using test::kGpuStream;
 
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 constexpr std::int64_t kL = 5;
@@ -42,85 +43,84 @@ struct Case {
   }
 };
 
+// What a call reads and writes.
 struct Memory {
-  std::byte* x;
-  std::byte* counts;
-  std::byte* q;
-  std::byte* scales;
-  std::byte* given;
+  HostAndDevice x, counts, q, scales, given;
+
+  explicit Memory(const Case& c)
+      : x(test::make_rows(c.dtype, num_experts(c) * kC, c.width(), c.width())),
+        counts(sizeof(std::int32_t) * kL),
+        q(static_cast<std::size_t>(num_experts(c) * kC) * row_bytes(c.scheme, c.hidden, c.dtype)),
+        scales(4 * static_cast<std::size_t>(
+                       num_experts(c) *
+                           num_scale_elements(c.layout, kC, num_scales(c.scheme, c.hidden)) +
+                       1)),
+        given(sizeof(float) * kL) {
+    set_counts(c.counts);
+    counts.upload();
+    for (std::int64_t e = 0; e < kL; ++e) {
+      scalar::store(given.host(), DType::kF32, e, 0.3f + static_cast<float>(e));
+    }
+    given.upload();
+  }
+  // On the host.
+  void set_counts(const std::vector<std::int32_t>& values) {
+    std::memcpy(counts.host(), values.data(), sizeof(std::int32_t) * kL);
+  }
+  static std::int64_t num_experts(const Case& c) { return c.is_batch ? kL : 1; }
 };
 
-TensorView scales_view(const Case& c, std::byte* data) {
+TensorView scales_view(const Case& c, std::byte* data, Device device) {
   if (!c.has_scales()) return {};
   const DType dtype = scale_dtype(c.scheme);
   const std::int64_t width = num_scales(c.scheme, c.hidden);
-  return c.is_batch ? view_batched_scales(data, dtype, c.layout, kL, c.scale_rows(), width)
-                    : view_scales(data, dtype, c.layout, kC, width);
+  return c.is_batch ? view_batched_scales(data, dtype, c.layout, kL, c.scale_rows(), width, device)
+                    : view_scales(data, dtype, c.layout, kC, width, device);
 }
 
-// `stream` is null for the CPU.
-void call(const Case& c, const Memory& m, const Stream* stream) {
+void call(const Case& c, Memory& m, Stream stream) {
+  const Device device = stream.device();
   const DType stored = stored_dtype(c.scheme, c.dtype);
-  const TensorView scales = scales_view(c, m.scales);
+  const TensorView scales = scales_view(c, m.scales.data(device), device);
   const TensorView given =
-      c.num_given == 0 ? TensorView{} : TensorView(m.given, DType::kF32, {c.num_given});
+      c.num_given == 0 ? TensorView{}
+                       : TensorView(m.given.data(device), DType::kF32, {c.num_given}, device);
   if (!c.is_batch) {
-    const TensorView x(m.x, c.dtype, {kC, c.width()});
-    const TensorView q(m.q, stored, {kC, c.hidden});
-    if (stream == nullptr) {
-      silu_mul_quantize(x, c.scheme, q, scales, c.activation_scale, given);
-    } else {
-      silu_mul_quantize(x, c.scheme, q, scales, *stream, c.activation_scale, given);
-    }
+    silu_mul_quantize(TensorView(m.x.data(device), c.dtype, {kC, c.width()}, device), c.scheme,
+                      TensorView(m.q.data(device), stored, {kC, c.hidden}, device), scales, stream,
+                      c.activation_scale, given);
     return;
   }
-  const TensorView x(m.x, c.dtype, {kL, kC, c.width()});
-  const TensorView q(m.q, stored, {kL, kC, c.hidden});
-  const TensorView counts(m.counts, DType::kI32, {kL});
-  if (!c.is_activated && stream == nullptr) {
-    quantize_batched(x, counts, c.scheme, q, scales, given);
-  } else if (!c.is_activated) {
-    quantize_batched(x, counts, c.scheme, q, scales, *stream, given);
-  } else if (stream == nullptr) {
-    silu_mul_quantize_batched(x, counts, c.scheme, q, scales, c.activation_scale, given);
+  const TensorView x(m.x.data(device), c.dtype, {kL, kC, c.width()}, device);
+  const TensorView q(m.q.data(device), stored, {kL, kC, c.hidden}, device);
+  const TensorView counts(m.counts.data(device), DType::kI32, {kL}, device);
+  if (c.is_activated) {
+    silu_mul_quantize_batched(x, counts, c.scheme, q, scales, stream, c.activation_scale, given);
   } else {
-    silu_mul_quantize_batched(x, counts, c.scheme, q, scales, *stream, c.activation_scale, given);
+    quantize_batched(x, counts, c.scheme, q, scales, stream, given);
   }
 }
 
 void expect_same(const Case& c) {
   SCOPED_TRACE(c.describe());
-  const std::int64_t num_experts = c.is_batch ? kL : 1;
-  Twin x = test::make_rows(c.dtype, num_experts * kC, c.width(), c.width());
-  Twin q(static_cast<std::size_t>(num_experts * kC) * row_bytes(c.scheme, c.hidden, c.dtype));
-  Twin scales(
-      4 * static_cast<std::size_t>(
-              num_experts * num_scale_elements(c.layout, kC, num_scales(c.scheme, c.hidden)) + 1));
-  Twin counts(sizeof(std::int32_t) * kL);
-  std::memcpy(counts.host(), c.counts.data(), sizeof(std::int32_t) * kL);
-  counts.upload();
-  Twin given(sizeof(float) * kL);
-  for (std::int64_t e = 0; e < kL; ++e) {
-    scalar::store(given.host(), DType::kF32, e, 0.3f + static_cast<float>(e));
-  }
-  given.upload();
-  call(c, {x.host(), counts.host(), q.host(), scales.host(), given.host()}, nullptr);
-  const Stream stream(nullptr);
-  call(c, {x.device(), counts.device(), q.device(), scales.device(), given.device()}, &stream);
-  q.expect_equal("q");
-  scales.expect_equal("scales");
+  Memory memory(c);
+  call(c, memory, Stream::host());
+  call(c, memory, kGpuStream);
+  memory.q.expect_equal("q");
+  memory.scales.expect_equal("scales");
 }
 
 bool allows(const QuantScheme& scheme, std::int64_t hidden) {
   return scheme.dtype != DType::kE2M1 || hidden % 2 == 0;
 }
 
-TEST(QuantizeBatchedCudaTest, RowsUpToTheCountOfEverySchemeAndLayout) {
+// Sizes that src/conformance does not try.
+TEST(QuantizeBatchedCudaTest, EmptyAndOddRowsUpToTheCount) {
   REQUIRE_GPU();
   for (const QuantScheme& scheme : named_schemes()) {
     for (const DType dtype : kFloats) {
       for (const ScaleLayout layout : layouts_of(scheme)) {
-        for (const std::int64_t hidden : {0, 1, 7, 16, 128, 288, 1030}) {
+        for (const std::int64_t hidden : {0, 1, 7}) {
           if (!allows(scheme, hidden)) continue;
           Case c{scheme, dtype, hidden, layout};
           c.num_given = scheme.needs_tensor_scale() ? 1 : 0;
@@ -145,13 +145,13 @@ TEST(QuantizeBatchedCudaTest, ScalesOfExpertsMayBeGiven) {
   }
 }
 
-TEST(QuantizeBatchedCudaTest, TheActivationOfEverySchemeAndLayout) {
+TEST(QuantizeBatchedCudaTest, TheActivationOfEmptyAndOddRows) {
   REQUIRE_GPU();
   for (const QuantScheme& scheme : named_schemes()) {
     if (scheme.is_simulated()) continue;
     for (const DType dtype : kFloats) {
       for (const ScaleLayout layout : layouts_of(scheme)) {
-        for (const std::int64_t hidden : {0, 2, 7, 128, 290, 2048}) {
+        for (const std::int64_t hidden : {0, 7, 2048}) {
           if (!allows(scheme, hidden)) continue;
           for (const bool is_batch : {true, false}) {
             Case c{scheme, dtype, hidden, layout, true, is_batch};
@@ -167,19 +167,17 @@ TEST(QuantizeBatchedCudaTest, TheActivationOfEverySchemeAndLayout) {
   }
 }
 
-TEST(QuantizeBatchedCudaTest, TheFusedScaleOfTheActivation) {
+TEST(QuantizeBatchedCudaTest, TheFusedScaleOfBlocksOfAnySize) {
   REQUIRE_GPU();
-  QuantScheme small = schemes::kFp8Block;
-  small.block = 48;
-  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Ue8m0, small}) {
-    for (const DType dtype : kFloats) {
-      for (const ScaleLayout layout : layouts_of(scheme)) {
-        for (const std::int64_t hidden : {1, 128, 290, 2048}) {
-          Case c{scheme, dtype, hidden, layout, true, true, ActivationScale::kFused};
-          expect_same(c);
-          c.is_batch = false;
-          expect_same(c);
-        }
+  QuantScheme scheme = schemes::kFp8Block;
+  scheme.block = 48;
+  for (const DType dtype : kFloats) {
+    for (const ScaleLayout layout : layouts_of(scheme)) {
+      for (const std::int64_t hidden : {1, 128, 290, 2048}) {
+        Case c{scheme, dtype, hidden, layout, true, true, ActivationScale::kFused};
+        expect_same(c);
+        c.is_batch = false;
+        expect_same(c);
       }
     }
   }
@@ -189,44 +187,37 @@ TEST(QuantizeBatchedCudaTest, TheFusedScaleOfTheActivation) {
 TEST(QuantizeBatchedCudaTest, ImpossibleCountsTouchNothingElse) {
   REQUIRE_GPU();
   Case c{schemes::kFp8Block, DType::kBF16, 288};
-  Twin x = test::make_rows(c.dtype, kL * kC, c.hidden, c.hidden);
-  Twin q(static_cast<std::size_t>(kL * kC * c.hidden));
-  Twin scales(4 * static_cast<std::size_t>(kL * kC * 3));
-  Twin counts(sizeof(std::int32_t) * kL);
-  const std::vector<std::int32_t> possible{0, 9, 3, 0, 9};
-  const std::vector<std::int32_t> impossible{-5, 1000000, 3, -2147483647, 10};
-  std::memcpy(counts.host(), impossible.data(), sizeof(std::int32_t) * kL);
-  counts.upload();
-  std::memcpy(counts.host(), possible.data(), sizeof(std::int32_t) * kL);
-  call(c, {x.host(), counts.host(), q.host(), scales.host(), nullptr}, nullptr);
-  const Stream stream(nullptr);
-  call(c, {x.device(), counts.device(), q.device(), scales.device(), nullptr}, &stream);
-  q.expect_equal("q");
-  scales.expect_equal("scales");
+  Memory memory(c);
+  memory.set_counts({-5, 1000000, 3, -2147483647, 10});
+  memory.counts.upload();
+  memory.set_counts({0, 9, 3, 0, 9});
+  call(c, memory, Stream::host());
+  call(c, memory, kGpuStream);
+  memory.q.expect_equal("q");
+  memory.scales.expect_equal("scales");
 }
 
 TEST(QuantizeBatchedCudaTest, WrongTensorsAreRefused) {
-  const Stream stream(nullptr);
-  const TensorView x(nullptr, DType::kBF16, {kL, kC, 256});
-  const TensorView counts(nullptr, DType::kI32, {kL});
-  const TensorView scales(nullptr, DType::kF32, {kL, kC, 2});
-  const TensorView q(nullptr, DType::kE4M3, {kL, kC, 256});
+  const TensorView x(nullptr, DType::kBF16, {kL, kC, 256}, test::kGpu);
+  const TensorView counts(nullptr, DType::kI32, {kL}, test::kGpu);
+  const TensorView scales(nullptr, DType::kF32, {kL, kC, 2}, test::kGpu);
+  const TensorView q(nullptr, DType::kE4M3, {kL, kC, 256}, test::kGpu);
   const auto refused = [](const char* phrase, const auto& refused_call) {
     test::expect_error(Errc::kInvalidArgument, phrase, refused_call);
   };
   refused("want contiguous i32 [5]", [&] {
-    quantize_batched(x, TensorView(nullptr, DType::kI32, {4}), schemes::kFp8Block, q, scales,
-                     stream);
+    quantize_batched(x, TensorView(nullptr, DType::kI32, {4}, test::kGpu), schemes::kFp8Block, q,
+                     scales, kGpuStream);
   });
   refused("want f32 [5, 9, 2]", [&] {
-    quantize_batched(x, counts, schemes::kFp8Block, q, TensorView(nullptr, DType::kF32, {9, 2}),
-                     stream);
+    quantize_batched(x, counts, schemes::kFp8Block, q,
+                     TensorView(nullptr, DType::kF32, {9, 2}, test::kGpu), kGpuStream);
   });
   refused("want contiguous e4m3 [5, 9, 128]",
-          [&] { silu_mul_quantize_batched(x, counts, schemes::kFp8Block, q, scales, stream); });
+          [&] { silu_mul_quantize_batched(x, counts, schemes::kFp8Block, q, scales, kGpuStream); });
   refused("want one with a memory format", [&] {
-    silu_mul_quantize(TensorView(nullptr, DType::kBF16, {2, 64}), schemes::kMxfp6E2M3,
-                      TensorView(nullptr, DType::kBF16, {2, 32}), {}, stream);
+    silu_mul_quantize(TensorView(nullptr, DType::kBF16, {2, 64}, test::kGpu), schemes::kMxfp6E2M3,
+                      TensorView(nullptr, DType::kBF16, {2, 32}, test::kGpu), {}, kGpuStream);
   });
 }
 

@@ -14,9 +14,9 @@
 
 #include "core/random.h"
 #include "gpu.h"
+#include "host_and_device.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
-#include "twin.h"
 
 namespace switchyard::test {
 
@@ -60,10 +60,10 @@ inline float element(std::int64_t row, std::int64_t h) {
 }
 
 /// Rows of `hidden` elements, `stride` elements apart.
-inline Twin make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden, std::int64_t stride,
-                      std::size_t misalignment = 0) {
+inline HostAndDevice make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden,
+                               std::int64_t stride, std::size_t misalignment = 0) {
   const auto bytes = static_cast<std::size_t>(num_rows * stride * bits_of(dtype) / 8);
-  Twin rows(bytes, misalignment);
+  HostAndDevice rows(bytes, misalignment);
   for (std::int64_t t = 0; t < num_rows; ++t) {
     for (std::int64_t h = 0; h < hidden; ++h) {
       scalar::store(rows.host(), dtype, t * stride + h, element(t, h));
@@ -71,11 +71,6 @@ inline Twin make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden, s
   }
   rows.upload();
   return rows;
-}
-
-/// Bytes of a contiguous tensor of this shape.
-inline std::size_t bytes_of(DType dtype, std::initializer_list<std::int64_t> shape) {
-  return TensorView(nullptr, dtype, shape).num_bytes();
 }
 
 inline std::string describe(const QuantScheme& scheme, DType dtype, std::int64_t num_rows,

@@ -16,7 +16,8 @@
 namespace switchyard {
 namespace {
 
-using test::Twin;
+using test::HostAndDevice;
+using test::kGpuStream;
 
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 constexpr float kGlobalScale = 600.0f;
@@ -28,26 +29,27 @@ struct Shape {
 
 struct Options {
   ScaleLayout layout = ScaleLayout::kRowMajor;
-  std::int64_t gap = 0;          ///< elements between rows of x
-  std::size_t misalignment = 0;  ///< in bytes, of x and q
-  const Twin* given = nullptr;   ///< static scales
+  std::int64_t gap = 0;            ///< elements between rows of x
+  std::size_t misalignment = 0;    ///< in bytes, of x and q
+  HostAndDevice* given = nullptr;  ///< static scales
   std::int64_t given_stride = 1;
   std::optional<float> scale_ub;
 };
 
 TensorView scales_view(const QuantScheme& scheme, const Shape& shape, ScaleLayout layout,
-                       const void* data) {
-  if (scheme.group == ScaleGroup::kTensor) return TensorView(data, DType::kF32, {1});
+                       const void* data, Device device) {
+  if (scheme.group == ScaleGroup::kTensor) return TensorView(data, DType::kF32, {1}, device);
   if (!has_row_scales(scheme)) return {};
   return view_scales(data, scale_dtype(scheme), layout, shape.num_rows,
-                     num_scales(scheme, shape.hidden));
+                     num_scales(scheme, shape.hidden), device);
 }
 
 TensorView given_view(const QuantScheme& scheme, const Shape& shape, const Options& options,
-                      const std::byte* data) {
+                      Device device) {
   if (options.given == nullptr) return {};
-  if (scheme.group != ScaleGroup::kToken) return TensorView(data, DType::kF32, {1});
-  return TensorView(data, DType::kF32, {shape.num_rows, 1}, {options.given_stride, 1});
+  const std::byte* data = options.given->data(device);
+  if (scheme.group != ScaleGroup::kToken) return TensorView(data, DType::kF32, {1}, device);
+  return TensorView(data, DType::kF32, {shape.num_rows, 1}, {options.given_stride, 1}, device);
 }
 
 // Quantizes the same rows on both processors and compares all memory.
@@ -56,61 +58,37 @@ void expect_same_codes(const QuantScheme& scheme, DType dtype, const Shape& shap
   SCOPED_TRACE(test::describe(scheme, dtype, shape.num_rows, shape.hidden) + " layout " +
                std::to_string(static_cast<int>(options.layout)));
   const std::int64_t stride = shape.hidden + options.gap;
-  Twin x = test::make_rows(dtype, shape.num_rows, shape.hidden, stride, options.misalignment);
-  Twin q(static_cast<std::size_t>(shape.num_rows) * row_bytes(scheme, shape.hidden, dtype),
-         options.misalignment);
-  Twin scales(4 * static_cast<std::size_t>(num_scale_elements(options.layout, shape.num_rows,
-                                                              num_scales(scheme, shape.hidden)) +
-                                           1));
-  auto* given = const_cast<Twin*>(options.given);
-  const DType stored = stored_dtype(scheme, dtype);
-  const TensorView static_host =
-      given_view(scheme, shape, options, given == nullptr ? nullptr : given->host());
-  quantize(TensorView(x.host(), dtype, {shape.num_rows, shape.hidden}, {stride, 1}), scheme,
-           TensorView(q.host(), stored, {shape.num_rows, shape.hidden}),
-           scales_view(scheme, shape, options.layout, scales.host()), static_host,
-           options.scale_ub);
-  const TensorView static_device =
-      given_view(scheme, shape, options, given == nullptr ? nullptr : given->device());
-  quantize(TensorView(x.device(), dtype, {shape.num_rows, shape.hidden}, {stride, 1}), scheme,
-           TensorView(q.device(), stored, {shape.num_rows, shape.hidden}),
-           scales_view(scheme, shape, options.layout, scales.device()), Stream(nullptr),
-           static_device, options.scale_ub);
+  HostAndDevice x =
+      test::make_rows(dtype, shape.num_rows, shape.hidden, stride, options.misalignment);
+  HostAndDevice q(static_cast<std::size_t>(shape.num_rows) * row_bytes(scheme, shape.hidden, dtype),
+                  options.misalignment);
+  HostAndDevice scales(
+      4 * static_cast<std::size_t>(
+              num_scale_elements(options.layout, shape.num_rows, num_scales(scheme, shape.hidden)) +
+              1));
+  for (const Stream stream : {Stream::host(), kGpuStream}) {
+    const Device device = stream.device();
+    quantize(TensorView(x.data(device), dtype, {shape.num_rows, shape.hidden}, {stride, 1}, device),
+             scheme,
+             TensorView(q.data(device), stored_dtype(scheme, dtype), {shape.num_rows, shape.hidden},
+                        device),
+             scales_view(scheme, shape, options.layout, scales.data(device), device), stream,
+             given_view(scheme, shape, options, device), options.scale_ub);
+  }
   q.expect_equal("q");
   scales.expect_equal("scales");
   x.expect_equal("x");
 }
 
-Twin make_floats(const std::vector<float>& values) {
-  Twin twin(values.size() * sizeof(float));
-  std::memcpy(twin.host(), values.data(), values.size() * sizeof(float));
-  twin.upload();
-  return twin;
+HostAndDevice make_floats(const std::vector<float>& values) {
+  HostAndDevice floats(values.size() * sizeof(float));
+  std::memcpy(floats.host(), values.data(), values.size() * sizeof(float));
+  floats.upload();
+  return floats;
 }
 
 bool allows(const QuantScheme& scheme, std::int64_t hidden) {
   return scheme.dtype != DType::kE2M1 || hidden % 2 == 0;
-}
-
-TEST(QuantizeCudaTest, EverySchemeDtypeLayoutAndSize) {
-  REQUIRE_GPU();
-  const Twin global = make_floats({kGlobalScale});
-  for (const QuantScheme& scheme : named_schemes()) {
-    Options options;
-    options.given = scheme.needs_tensor_scale() ? &global : nullptr;
-    for (const DType dtype : kFloats) {
-      for (const ScaleLayout layout : test::matrix_layouts_of(scheme)) {
-        options.layout = layout;
-        for (const std::int64_t hidden : {0, 1, 2, 7, 16, 100, 128, 130, 7168, 7170}) {
-          if (!allows(scheme, hidden)) continue;
-          for (const std::int64_t num_rows : {0, 1, 9}) {
-            expect_same_codes(scheme, dtype, {num_rows, hidden}, options);
-          }
-        }
-        if (HasFailure()) return;
-      }
-    }
-  }
 }
 
 TEST(QuantizeCudaTest, BlocksOfAnySize) {
@@ -127,7 +105,7 @@ TEST(QuantizeCudaTest, BlocksOfAnySize) {
 
 TEST(QuantizeCudaTest, RowsApartAndOffTheirAlignment) {
   REQUIRE_GPU();
-  const Twin global = make_floats({kGlobalScale});
+  HostAndDevice global = make_floats({kGlobalScale});
   for (const QuantScheme& scheme : named_schemes()) {
     Options options;
     options.given = scheme.needs_tensor_scale() ? &global : nullptr;
@@ -140,7 +118,7 @@ TEST(QuantizeCudaTest, RowsApartAndOffTheirAlignment) {
 // Rows longer than a thread block's registers hold, and enough rows to fill the GPU.
 TEST(QuantizeCudaTest, LongRowsAndManyRows) {
   REQUIRE_GPU();
-  const Twin global = make_floats({kGlobalScale});
+  HostAndDevice global = make_floats({kGlobalScale});
   for (const QuantScheme& scheme : named_schemes()) {
     Options options;
     options.given = scheme.needs_tensor_scale() ? &global : nullptr;
@@ -155,34 +133,28 @@ TEST(QuantizeCudaTest, LongRowsAndManyRows) {
 // row may end inside a warp and leave threads of a block without one.
 TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
   REQUIRE_GPU();
-  const Twin global = make_floats({kGlobalScale});
+  HostAndDevice global = make_floats({kGlobalScale});
   for (const QuantScheme& scheme : {schemes::kNvfp4, schemes::kMxfp4}) {
     const std::int64_t ctas = cuda::num_multiprocessors();
     for (const Shape& shape : {Shape{60 * ctas + 3, 1024}, Shape{120 * ctas + 1, 48}}) {
       SCOPED_TRACE(test::describe(scheme, DType::kBF16, shape.num_rows, shape.hidden));
       const std::int64_t width = 2 * shape.hidden;
-      Twin x = test::make_rows(DType::kBF16, shape.num_rows, width, width);
-      Twin q(static_cast<std::size_t>(shape.num_rows) *
-             row_bytes(scheme, shape.hidden, DType::kBF16));
-      Twin scales(static_cast<std::size_t>(shape.num_rows * num_scales(scheme, shape.hidden)));
-      const auto call = [&](std::byte* from, std::byte* to, std::byte* to_scales,
-                            const std::byte* given, const Stream* stream) {
-        const TensorView rows(from, DType::kBF16, {shape.num_rows, width});
-        const TensorView codes(to, DType::kE2M1, {shape.num_rows, shape.hidden});
-        const TensorView all_scales = scales_view(scheme, shape, ScaleLayout::kRowMajor, to_scales);
-        const TensorView one =
-            scheme.needs_tensor_scale() ? TensorView(given, DType::kF32, {1}) : TensorView{};
-        if (stream == nullptr) {
-          silu_mul_quantize(rows, scheme, codes, all_scales, ActivationScale::kScheme, one);
-        } else {
-          silu_mul_quantize(rows, scheme, codes, all_scales, *stream, ActivationScale::kScheme,
-                            one);
-        }
-      };
-      const Stream stream(nullptr);
-      Twin& given = const_cast<Twin&>(global);
-      call(x.host(), q.host(), scales.host(), given.host(), nullptr);
-      call(x.device(), q.device(), scales.device(), given.device(), &stream);
+      HostAndDevice x = test::make_rows(DType::kBF16, shape.num_rows, width, width);
+      HostAndDevice q(static_cast<std::size_t>(shape.num_rows) *
+                      row_bytes(scheme, shape.hidden, DType::kBF16));
+      HostAndDevice scales(
+          static_cast<std::size_t>(shape.num_rows * num_scales(scheme, shape.hidden)));
+      for (const Stream stream : {Stream::host(), kGpuStream}) {
+        const Device device = stream.device();
+        const TensorView one = scheme.needs_tensor_scale()
+                                   ? TensorView(global.data(device), DType::kF32, {1}, device)
+                                   : TensorView{};
+        silu_mul_quantize(
+            TensorView(x.data(device), DType::kBF16, {shape.num_rows, width}, device), scheme,
+            TensorView(q.data(device), DType::kE2M1, {shape.num_rows, shape.hidden}, device),
+            scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.data(device), device), stream,
+            ActivationScale::kScheme, one);
+      }
       q.expect_equal("q");
       scales.expect_equal("scales");
     }
@@ -191,14 +163,14 @@ TEST(QuantizeCudaTest, ManyActivatedRowsToFourBits) {
 
 TEST(QuantizeCudaTest, ScalesMayBeGivenOrBounded) {
   REQUIRE_GPU();
-  const Twin one = make_floats({0.37f});
-  const Twin zero = make_floats({0.0f});
-  const Twin tiny = make_floats({1e-42f});
-  const Twin rows = make_floats({0.5f, -1, 0.01f, -1, 3.0f, -1, 1e-30f, -1, 1e30f, -1, 0.0f, -1,
-                                 0.3f, -1, 1.0f, -1, 7.0f, -1});
+  HostAndDevice one = make_floats({0.37f});
+  HostAndDevice zero = make_floats({0.0f});
+  HostAndDevice tiny = make_floats({1e-42f});
+  HostAndDevice rows = make_floats({0.5f, -1, 0.01f, -1, 3.0f, -1, 1e-30f, -1, 1e30f, -1, 0.0f, -1,
+                                    0.3f, -1, 1.0f, -1, 7.0f, -1});
   for (const DType dtype : kFloats) {
     for (const std::int64_t hidden : {1, 130, 7168}) {
-      for (const Twin* given : {&one, &zero, &tiny}) {
+      for (HostAndDevice* given : {&one, &zero, &tiny}) {
         Options options;
         options.given = given;
         expect_same_codes(schemes::kFp8Tensor, dtype, {9, hidden}, options);
@@ -223,33 +195,32 @@ void expect_same_values(const QuantScheme& scheme, DType stored, DType output, c
   SCOPED_TRACE(test::describe(scheme, output, shape.num_rows, shape.hidden) + " from " +
                name_of(stored));
   const std::int64_t stride = shape.hidden + 3;
-  const auto random = [](Twin& twin, std::size_t num_bytes, std::uint64_t seed) {
+  const auto random = [](HostAndDevice& memory, std::size_t num_bytes, std::uint64_t seed) {
     for (std::size_t i = 0; i < num_bytes; ++i) {
-      twin.host()[i] = static_cast<std::byte>(random_bits(seed, i));
+      memory.host()[i] = static_cast<std::byte>(random_bits(seed, i));
     }
-    twin.upload();
+    memory.upload();
   };
   const std::size_t q_bytes =
       static_cast<std::size_t>(shape.num_rows) * row_bytes(scheme, shape.hidden, stored);
-  Twin q(q_bytes);
+  HostAndDevice q(q_bytes);
   random(q, q_bytes, 5);
   const std::size_t scale_bytes =
       4 * static_cast<std::size_t>(
               num_scale_elements(layout, shape.num_rows, num_scales(scheme, shape.hidden)) + 1);
-  Twin scales(scale_bytes);
+  HostAndDevice scales(scale_bytes);
   random(scales, scale_bytes, 6);
-  Twin y(static_cast<std::size_t>(shape.num_rows * stride) *
-         static_cast<std::size_t>(bits_of(output) / 8));
-  Twin global = make_floats({kGlobalScale});
-  const auto view = [&](std::byte* data) {
-    return TensorView(data, output, {shape.num_rows, shape.hidden}, {stride, 1});
-  };
-  dequantize(TensorView(q.host(), stored, {shape.num_rows, shape.hidden}),
-             scales_view(scheme, shape, layout, scales.host()), scheme, view(y.host()),
-             TensorView(global.host(), DType::kF32, {1}));
-  dequantize(TensorView(q.device(), stored, {shape.num_rows, shape.hidden}),
-             scales_view(scheme, shape, layout, scales.device()), scheme, view(y.device()),
-             Stream(nullptr), TensorView(global.device(), DType::kF32, {1}));
+  HostAndDevice y(static_cast<std::size_t>(shape.num_rows * stride) *
+                  static_cast<std::size_t>(bits_of(output) / 8));
+  HostAndDevice global = make_floats({kGlobalScale});
+  for (const Stream stream : {Stream::host(), kGpuStream}) {
+    const Device device = stream.device();
+    dequantize(
+        TensorView(q.data(device), stored, {shape.num_rows, shape.hidden}, device),
+        scales_view(scheme, shape, layout, scales.data(device), device), scheme,
+        TensorView(y.data(device), output, {shape.num_rows, shape.hidden}, {stride, 1}, device),
+        stream, TensorView(global.data(device), DType::kF32, {1}, device));
+  }
   y.expect_equal("y");
 }
 
@@ -280,15 +251,20 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
   const cuda::OwnedStream stream;
   for (const QuantScheme& scheme : {schemes::kFp8Tensor, schemes::kFp8Token, schemes::kFp8Block}) {
     const Shape shape{9, 512};
-    Twin x = test::make_rows(DType::kBF16, shape.num_rows, shape.hidden, shape.hidden);
-    Twin q(static_cast<std::size_t>(shape.num_rows * shape.hidden));
-    Twin scales(4 * static_cast<std::size_t>(shape.num_rows * 4));
+    HostAndDevice x = test::make_rows(DType::kBF16, shape.num_rows, shape.hidden, shape.hidden);
+    HostAndDevice q(static_cast<std::size_t>(shape.num_rows * shape.hidden));
+    HostAndDevice scales(4 * static_cast<std::size_t>(shape.num_rows * 4));
+    const auto call = [&](Stream on) {
+      const Device device = on.device();
+      quantize(TensorView(x.data(device), DType::kBF16, {shape.num_rows, shape.hidden}, device),
+               scheme,
+               TensorView(q.data(device), DType::kE4M3, {shape.num_rows, shape.hidden}, device),
+               scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.data(device), device), on);
+    };
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-    quantize(TensorView(x.device(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
-             TensorView(q.device(), DType::kE4M3, {shape.num_rows, shape.hidden}),
-             scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.device()), stream.get());
+    call(Stream::cuda(stream.get(), test::kGpu.index));
     cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
     cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (int round = 0; round < 3; ++round) {
@@ -296,9 +272,7 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
         scalar::store(x.host(), DType::kBF16, h, test::element(6, h + 1000 * round));
       }
       x.upload();
-      quantize(TensorView(x.host(), DType::kBF16, {shape.num_rows, shape.hidden}), scheme,
-               TensorView(q.host(), DType::kE4M3, {shape.num_rows, shape.hidden}),
-               scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.host()));
+      call(Stream::host());
       cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
       cuda::check_cuda(cudaStreamSynchronize(stream.get()), "replay");
       q.expect_equal("q");
@@ -311,26 +285,27 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
 
 // These are refused before a GPU is used.
 TEST(QuantizeCudaTest, WrongTensorsAreRefused) {
-  const Stream stream(nullptr);
   const auto refused = [](const char* phrase, const std::function<void()>& call) {
     test::expect_error(Errc::kInvalidArgument, phrase, call);
   };
-  const TensorView x(nullptr, DType::kBF16, {2, 128});
-  const TensorView q(nullptr, DType::kE4M3, {2, 128});
-  const TensorView scales(nullptr, DType::kF32, {2, 1});
-  const TensorView one(nullptr, DType::kF32, {1});
+  const TensorView x(nullptr, DType::kBF16, {2, 128}, test::kGpu);
+  const TensorView q(nullptr, DType::kE4M3, {2, 128}, test::kGpu);
+  const TensorView scales(nullptr, DType::kF32, {2, 1}, test::kGpu);
+  const TensorView one(nullptr, DType::kF32, {1}, test::kGpu);
   refused("want contiguous e4m3 [2, 128]", [&] {
-    quantize(x, schemes::kFp8Block, TensorView(nullptr, DType::kI8, {2, 128}), scales, stream);
+    quantize(x, schemes::kFp8Block, TensorView(nullptr, DType::kI8, {2, 128}, test::kGpu), scales,
+             kGpuStream);
   });
-  refused("want f32 [2, 1]", [&] { quantize(x, schemes::kFp8Block, q, one, stream); });
+  refused("want f32 [2, 1]", [&] { quantize(x, schemes::kFp8Block, q, one, kGpuStream); });
   refused("the global scale of nvfp4", [&] {
-    quantize(x, schemes::kNvfp4, TensorView(nullptr, DType::kE2M1, {2, 128}),
-             TensorView(nullptr, DType::kE4M3, {2, 8}), stream);
+    quantize(x, schemes::kNvfp4, TensorView(nullptr, DType::kE2M1, {2, 128}, test::kGpu),
+             TensorView(nullptr, DType::kE4M3, {2, 8}, test::kGpu), kGpuStream);
   });
   refused("scale_ub is given",
-          [&] { quantize(x, schemes::kFp8Block, q, scales, stream, {}, 1.0f); });
+          [&] { quantize(x, schemes::kFp8Block, q, scales, kGpuStream, {}, 1.0f); });
   refused("want contiguous e4m3 [2, 100]", [&] {
-    dequantize(q, scales, schemes::kFp8Block, TensorView(nullptr, DType::kF32, {2, 100}), stream);
+    dequantize(q, scales, schemes::kFp8Block,
+               TensorView(nullptr, DType::kF32, {2, 100}, test::kGpu), kGpuStream);
   });
 }
 

@@ -8,7 +8,7 @@
 #include "switchyard/permute.h"
 #include "switchyard/weight_and_reduce.h"
 
-#include "twin_tensor.h"
+#include "tensor_pair.h"
 
 namespace switchyard::test {
 namespace {
@@ -16,11 +16,11 @@ namespace {
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 // Values around 1 of random sign; one in 13 has an arbitrary bit pattern.
-void fill_floats(TwinTensor& twin, std::uint64_t seed) {
-  const DType dtype = twin.host.dtype();
+void fill_floats(TensorPair& pair, std::uint64_t seed) {
+  const DType dtype = pair.host.dtype();
   const auto width = static_cast<std::size_t>(bits_of(dtype) / 8);
   const std::uint8_t one_low = dtype == DType::kF16 ? 0x3B : 0x3F;
-  twin.fill_bytes([&](std::size_t i) -> std::uint64_t {
+  pair.fill_bytes([&](std::size_t i) -> std::uint64_t {
     const std::uint64_t bits = random_bits(seed, i / width) >> 9;
     const std::uint64_t byte = bits >> (8 * (i % width)) & 0xFF;
     if (random_bits(seed + 1, i / width) % 13 == 0 || i % width != width - 1) return byte;
@@ -51,32 +51,33 @@ void expect_cpu_bits(const GatherCase& test) {
   SCOPED_TRACE(test);
   const std::int64_t num_rows = test.num_tokens * test.num_topk + 3;
   const std::int64_t gap = test.is_strided ? 3 : 0;
-  const TwinTensor ids =
-      twin_ids(DType::kI32, test.num_tokens, test.num_topk, 16, test.routing, test.is_strided);
-  TwinTensor rows(test.row_dtype, num_rows, test.hidden, {test.hidden + gap, 1, gap});
+  const TensorPair ids =
+      make_ids(DType::kI32, test.num_tokens, test.num_topk, 16, test.routing, test.is_strided);
+  TensorPair rows(test.row_dtype, num_rows, test.hidden, {test.hidden + gap, 1, gap});
   fill_floats(rows, 21);
-  TwinTensor inv_perm(DType::kI32, test.num_tokens, test.num_topk, {test.num_topk + gap, 1, gap});
+  TensorPair inv_perm(DType::kI32, test.num_tokens, test.num_topk, {test.num_topk + gap, 1, gap});
   // Dropped choices may hold anything, because they are never read.
-  const TwinTensor map = test.has_map ? twin_map(16) : TwinTensor();
+  const TensorPair map = test.has_map ? make_map(16) : TensorPair();
   inv_perm.fill<std::int32_t>([&](std::int64_t t, std::int64_t k) -> std::int64_t {
     const std::int32_t id =
         ids.host.as<std::int32_t>()[t * ids.host.stride(0) + k * ids.host.stride(1)];
     const bool is_dropped = id < 0 || (test.has_map && map.host.as<std::int32_t>()[id] < 0);
     return is_dropped ? 1 << 30 : (t * 7919 + k * 31) % num_rows;
   });
-  TwinTensor weights;
+  TensorPair weights;
   if (test.has_weights) {
-    weights = TwinTensor(
+    weights = TensorPair(
         DType::kF32, test.num_tokens, test.num_topk,
         test.is_strided ? Placement{1, test.num_tokens + 1, 2} : Placement{test.num_topk, 1, 0});
     fill_floats(weights, 23);
   }
-  TwinTensor output(test.out_dtype, test.num_tokens, test.hidden, {test.hidden + gap, 1, gap});
+  TensorPair output(test.out_dtype, test.num_tokens, test.hidden, {test.hidden + gap, 1, gap});
   ep_gather(rows.host, ids.host, weights.host, inv_perm.host, map.host, output.host);
-  const cuda::OwnedStream stream;
+  const cuda::OwnedStream own_stream;
+  const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
   const ErrorWord errors;
   ep_gather(rows.device, ids.device, weights.device, inv_perm.device, map.device, output.device,
-            stream.get(), errors.view());
+            stream, errors.view());
   cuda::check_cuda(cudaStreamSynchronize(stream.get()), "ep_gather");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
@@ -120,14 +121,14 @@ TEST(GatherCudaTest, EverySizeAndRouting) {
 
 TEST(GatherCudaTest, RowsOutsideAreCountedAndLeftOut) {
   REQUIRE_GPU();
-  TwinTensor rows(DType::kF32, 2, 4);
+  TensorPair rows(DType::kF32, 2, 4);
   rows.fill<float>([](std::int64_t r, std::int64_t c) { return static_cast<float>(r * 10 + c); });
-  TwinTensor bad(DType::kI32, 2, 2);
+  TensorPair bad(DType::kI32, 2, 2);
   const std::int32_t entries[] = {0, 2, 1, 1 << 30};
   bad.fill<std::int32_t>([&](std::int64_t t, std::int64_t k) { return entries[t * 2 + k]; });
-  TwinTensor output(DType::kF32, 2, 4);
+  TensorPair output(DType::kF32, 2, 4);
   const ErrorWord errors;
-  unpermute_and_reduce(rows.device, bad.device, {}, output.device, Stream(nullptr), errors.view());
+  unpermute_and_reduce(rows.device, bad.device, {}, output.device, kGpuStream, errors.view());
   cuda::check_cuda(cudaDeviceSynchronize(), "unpermute_and_reduce");
   std::copy_n(rows.host.as<float>(), 8, output.host.as<float>());
   EXPECT_TRUE(output.is_equal());
@@ -151,21 +152,22 @@ void expect_policy_bits(const PolicyCase& test) {
   constexpr std::int64_t kLocal = 5;
   const bool is_batched = test.policy.kind == WeightAndReduceKind::kNaiveBatched;
   const std::int64_t capacity = test.num_tokens;
-  const TwinTensor ids =
-      twin_ids(DType::kI64, test.num_tokens, test.num_topk, 3 * kLocal, Routing::kRandom, false);
-  const TwinTensor map = twin_map(3 * kLocal);
-  TwinTensor rows(test.dtype, is_batched ? kLocal * capacity : test.num_tokens * test.num_topk,
+  const TensorPair ids =
+      make_ids(DType::kI64, test.num_tokens, test.num_topk, 3 * kLocal, Routing::kRandom, false);
+  const TensorPair map = make_map(3 * kLocal);
+  TensorPair rows(test.dtype, is_batched ? kLocal * capacity : test.num_tokens * test.num_topk,
                   test.hidden);
   fill_floats(rows, 31);
-  TwinTensor weights(DType::kF32, test.num_tokens, test.num_topk);
+  TensorPair weights(DType::kF32, test.num_tokens, test.num_topk);
   fill_floats(weights, 33);
-  TwinTensor output(test.dtype, test.num_tokens, test.hidden);
+  TensorPair output(test.dtype, test.num_tokens, test.hidden);
   const auto arguments = [&](const auto& pick) {
     WeightAndReduceArguments given;
     const TensorView flat = pick(rows);
     given.expert_output = flat;
     if (is_batched) {
-      given.expert_output = TensorView(flat.data(), test.dtype, {kLocal, capacity, test.hidden});
+      given.expert_output =
+          TensorView(flat.data(), test.dtype, {kLocal, capacity, test.hidden}, flat.device());
     }
     given.topk_weights = pick(weights);
     given.topk_ids = pick(ids);
@@ -173,14 +175,14 @@ void expect_policy_bits(const PolicyCase& test) {
     given.apply_router_weight_on_input = test.is_weighed_already;
     return given;
   };
-  (void)weight_and_reduce(test.policy, arguments([](const TwinTensor& twin) { return twin.host; }),
+  (void)weight_and_reduce(test.policy, arguments([](const TensorPair& pair) { return pair.host; }),
                           output.host);
   const GuardedWorkspace workspace(
       weight_and_reduce_workspace_bytes(test.policy, test.num_tokens, test.num_topk, kLocal));
   const ErrorWord errors;
   (void)weight_and_reduce(test.policy,
-                          arguments([](const TwinTensor& twin) { return twin.device; }),
-                          output.device, workspace.span(), Stream(nullptr), errors.view());
+                          arguments([](const TensorPair& pair) { return pair.device; }),
+                          output.device, kGpuStream, workspace.span(), errors.view());
   cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   EXPECT_TRUE(output.is_equal());
   EXPECT_TRUE(rows.is_equal());
@@ -188,7 +190,8 @@ void expect_policy_bits(const PolicyCase& test) {
   EXPECT_EQ(errors.value(), 0);
 }
 
-TEST(WeightAndReduceCudaTest, EveryPolicyAndSize) {
+// Beyond the sizes of src/conformance.
+TEST(WeightAndReduceCudaTest, EveryPolicyOfLongRowsAndManyChoices) {
   REQUIRE_GPU();
   for (const WeightAndReduce& policy :
        {WeightAndReduce::contiguous(), WeightAndReduce::contiguous(true),
@@ -196,13 +199,11 @@ TEST(WeightAndReduceCudaTest, EveryPolicyAndSize) {
         WeightAndReduce::naive_batched(7)}) {
     for (const DType dtype : kFloats) {
       for (const bool is_weighed_already : {false, true}) {
-        for (const std::int64_t hidden : {1, 7, 128, 7168}) {
+        for (const std::int64_t hidden : {7, 7168}) {
           expect_policy_bits({policy, 29, 4, hidden, dtype, is_weighed_already});
         }
-        for (const std::int64_t num_tokens : {0, 1, 2, 331}) {
-          for (const std::int64_t num_topk : {1, 3, 9, 40}) {
-            expect_policy_bits({policy, num_tokens, num_topk, 24, dtype, is_weighed_already});
-          }
+        for (const std::int64_t num_topk : {9, 40}) {
+          expect_policy_bits({policy, 331, num_topk, 24, dtype, is_weighed_already});
         }
       }
     }
@@ -211,19 +212,19 @@ TEST(WeightAndReduceCudaTest, EveryPolicyAndSize) {
 
 TEST(WeightAndReduceCudaTest, RowsBeyondTheCapacityAreCountedAndLeftOut) {
   REQUIRE_GPU();
-  TwinTensor ids(DType::kI32, 3, 1);
+  TensorPair ids(DType::kI32, 3, 1);
   ids.fill<std::int32_t>([](auto, auto) { return 0; });
-  TwinTensor rows(DType::kF32, 2, 4);
+  TensorPair rows(DType::kF32, 2, 4);
   rows.fill<float>([](std::int64_t r, std::int64_t c) { return static_cast<float>(r * 10 + c); });
-  TwinTensor output(DType::kF32, 3, 4);
+  TensorPair output(DType::kF32, 3, 4);
   const WeightAndReduce policy = WeightAndReduce::naive_batched(0);
   const GuardedWorkspace workspace(weight_and_reduce_workspace_bytes(policy, 3, 1, 1));
   const ErrorWord errors;
   WeightAndReduceArguments arguments;
-  arguments.expert_output = TensorView(rows.device.data(), DType::kF32, {1, 2, 4});
+  arguments.expert_output = TensorView(rows.device.data(), DType::kF32, {1, 2, 4}, kGpu);
   arguments.topk_ids = ids.device;
   arguments.apply_router_weight_on_input = true;
-  (void)weight_and_reduce(policy, arguments, output.device, workspace.span(), Stream(nullptr),
+  (void)weight_and_reduce(policy, arguments, output.device, kGpuStream, workspace.span(),
                           errors.view());
   cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
   std::fill_n(output.host.as<float>(), 12, 0.0f);
@@ -235,17 +236,16 @@ TEST(WeightAndReduceCudaTest, RowsBeyondTheCapacityAreCountedAndLeftOut) {
 TEST(WeightAndReduceCudaTest, NoOpReturnsTheRowsOrCopiesThem) {
   REQUIRE_GPU();
   for (const std::int64_t hidden : {1, 7, 128, 7168}) {
-    TwinTensor rows(DType::kBF16, 13, hidden, {hidden + 5, 1, 1});
+    TensorPair rows(DType::kBF16, 13, hidden, {hidden + 5, 1, 1});
     rows.randomize(3);
-    TwinTensor output(DType::kBF16, 13, hidden, {hidden + 2, 1, 0});
+    TensorPair output(DType::kBF16, 13, hidden, {hidden + 2, 1, 0});
     WeightAndReduceArguments arguments;
     arguments.expert_output = rows.host;
     const WeightAndReduce policy = WeightAndReduce::no_op();
     (void)weight_and_reduce(policy, arguments, output.host);
     arguments.expert_output = rows.device;
-    EXPECT_EQ(weight_and_reduce(policy, arguments, {}, {}, Stream(nullptr)).data(),
-              rows.device.data());
-    EXPECT_EQ(weight_and_reduce(policy, arguments, output.device, {}, Stream(nullptr)).data(),
+    EXPECT_EQ(weight_and_reduce(policy, arguments, {}, kGpuStream).data(), rows.device.data());
+    EXPECT_EQ(weight_and_reduce(policy, arguments, output.device, kGpuStream).data(),
               output.device.data());
     cuda::check_cuda(cudaDeviceSynchronize(), "weight_and_reduce");
     EXPECT_TRUE(output.is_equal());

@@ -7,7 +7,7 @@
 
 #include "switchyard/permute.h"
 
-#include "twin_tensor.h"
+#include "tensor_pair.h"
 
 namespace switchyard::test {
 namespace {
@@ -41,22 +41,22 @@ std::ostream& operator<<(std::ostream& out, const ScatterCase& test) {
 }
 
 // Inputs and outputs of one call.
-struct ScatterTwins {
-  explicit ScatterTwins(const ScatterCase& test)
-      : ids(twin_ids(test.id_dtype, test.num_tokens, test.num_topk, num_experts(test), test.routing,
+struct ScatterTensors {
+  explicit ScatterTensors(const ScatterCase& test)
+      : ids(make_ids(test.id_dtype, test.num_tokens, test.num_topk, num_experts(test), test.routing,
                      test.is_strided)),
         num_rows(compute_aligned_m(test.num_tokens, test.num_topk, test.num_local, test.alignment) +
                  test.more_rows) {
     const std::int64_t gap = test.is_strided ? 3 : 0;
-    x = TwinTensor(test.dtype, test.num_tokens, test.hidden, {test.hidden + gap, 1, gap});
+    x = TensorPair(test.dtype, test.num_tokens, test.hidden, {test.hidden + gap, 1, gap});
     x.randomize(3);
-    out_x = TwinTensor(test.dtype, num_rows, test.hidden, {test.hidden + gap, 1, gap});
-    m_indices = TwinTensor::flat(DType::kI32, num_rows);
-    inv_perm = TwinTensor(DType::kI32, test.num_tokens, test.num_topk);
-    first_row = TwinTensor::flat(DType::kI64, test.num_local);
-    counts = TwinTensor::flat(DType::kI32, test.num_local);
-    needed = TwinTensor::flat(DType::kI64, 1);
-    if (test.has_map) map = twin_map(num_experts(test));
+    out_x = TensorPair(test.dtype, num_rows, test.hidden, {test.hidden + gap, 1, gap});
+    m_indices = TensorPair::flat(DType::kI32, num_rows);
+    inv_perm = TensorPair(DType::kI32, test.num_tokens, test.num_topk);
+    first_row = TensorPair::flat(DType::kI64, test.num_local);
+    counts = TensorPair::flat(DType::kI32, test.num_local);
+    needed = TensorPair::flat(DType::kI64, 1);
+    if (test.has_map) map = make_map(num_experts(test));
     if (test.scales != Scales::kNone) make_scales(test);
   }
 
@@ -76,9 +76,9 @@ struct ScatterTwins {
     const Placement from_place = test.scales == Scales::kStrided
                                      ? Placement{1, test.num_tokens + 2, 1}
                                      : Placement{test.num_scales, 1, 0};
-    scales = TwinTensor(test.scale_dtype, test.num_tokens, test.num_scales, from_place);
+    scales = TensorPair(test.scale_dtype, test.num_tokens, test.num_scales, from_place);
     scales.randomize(5);
-    out_scales = TwinTensor(to, num_rows, columns, to_place);
+    out_scales = TensorPair(to, num_rows, columns, to_place);
   }
 
   template <typename Pick>
@@ -88,38 +88,39 @@ struct ScatterTwins {
   }
 
   void expect_equal() const {
-    for (const TwinTensor* twin : {&out_x, &out_scales, &m_indices, &inv_perm, &first_row, &counts,
+    for (const TensorPair* pair : {&out_x, &out_scales, &m_indices, &inv_perm, &first_row, &counts,
                                    &needed, &x, &scales, &ids}) {
-      if (!twin->host.has_value()) continue;
-      EXPECT_TRUE(twin->is_equal());
+      if (!pair->host.has_value()) continue;
+      EXPECT_TRUE(pair->is_equal());
     }
   }
 
-  TwinTensor ids;
+  TensorPair ids;
   std::int64_t num_rows;
-  TwinTensor x, scales, map;
-  TwinTensor out_x, out_scales, m_indices, inv_perm, first_row, counts, needed;
+  TensorPair x, scales, map;
+  TensorPair out_x, out_scales, m_indices, inv_perm, first_row, counts, needed;
 };
 
-constexpr auto kOnHost = [](const TwinTensor& twin) { return twin.host; };
-constexpr auto kOnDevice = [](const TwinTensor& twin) { return twin.device; };
+constexpr auto kOnHost = [](const TensorPair& pair) { return pair.host; };
+constexpr auto kOnDevice = [](const TensorPair& pair) { return pair.device; };
 
 void expect_cpu_bytes(const ScatterCase& test) {
   SCOPED_TRACE(test);
-  const ScatterTwins twins(test);
+  const ScatterTensors tensors(test);
   const auto options = [&](const auto& pick) {
-    return PermuteOptions{pick(twins.map), {}, test.alignment, test.padding};
+    return PermuteOptions{pick(tensors.map), {}, test.alignment, test.padding};
   };
-  ep_scatter(twins.x.host, twins.scales.host, twins.ids.host, options(kOnHost),
-             twins.outputs(kOnHost));
+  ep_scatter(tensors.x.host, tensors.scales.host, tensors.ids.host, options(kOnHost),
+             tensors.outputs(kOnHost));
   const GuardedWorkspace workspace(
       ep_scatter_workspace_bytes(test.num_tokens, test.num_topk, test.num_local));
-  const cuda::OwnedStream stream;
+  const cuda::OwnedStream own_stream;
+  const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
   const ErrorWord errors;
-  ep_scatter(twins.x.device, twins.scales.device, twins.ids.device, options(kOnDevice),
-             twins.outputs(kOnDevice), workspace.span(), stream.get(), errors.view());
+  ep_scatter(tensors.x.device, tensors.scales.device, tensors.ids.device, options(kOnDevice),
+             tensors.outputs(kOnDevice), stream, workspace.span(), errors.view());
   cuda::check_cuda(cudaStreamSynchronize(stream.get()), "ep_scatter");
-  twins.expect_equal();
+  tensors.expect_equal();
   EXPECT_TRUE(workspace.has_guards());
   EXPECT_EQ(errors.value(), 0);
 }
@@ -223,32 +224,32 @@ TEST(ScatterCudaTest, ManyChoicesAndManyExperts) {
 TEST(ScatterCudaTest, ThePlanAloneIsThatOfTheScatter) {
   REQUIRE_GPU();
   const ScatterCase test{.num_tokens = 301, .num_topk = 5, .num_local = 17};
-  const ScatterTwins twins(test);
-  ep_scatter(twins.x.host, {}, twins.ids.host, {.alignment = 8}, twins.outputs(kOnHost));
-  ScatterOutputs outputs = twins.outputs(kOnDevice);
+  const ScatterTensors tensors(test);
+  ep_scatter(tensors.x.host, {}, tensors.ids.host, {.alignment = 8}, tensors.outputs(kOnHost));
+  ScatterOutputs outputs = tensors.outputs(kOnDevice);
   outputs.x = {};
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(301, 5, 17));
-  plan_permute(twins.ids.device, {.alignment = 8}, outputs, workspace.span(), Stream(nullptr));
+  plan_permute(tensors.ids.device, {.alignment = 8}, outputs, kGpuStream, workspace.span());
   cuda::check_cuda(cudaDeviceSynchronize(), "plan_permute");
-  for (const TwinTensor* twin :
-       {&twins.m_indices, &twins.inv_perm, &twins.first_row, &twins.counts, &twins.needed}) {
-    EXPECT_TRUE(twin->is_equal());
+  for (const TensorPair* pair : {&tensors.m_indices, &tensors.inv_perm, &tensors.first_row,
+                                 &tensors.counts, &tensors.needed}) {
+    EXPECT_TRUE(pair->is_equal());
   }
   EXPECT_TRUE(workspace.has_guards());
 }
 
 TEST(ScatterCudaTest, NoLocalExpertsNeedNoRows) {
   REQUIRE_GPU();
-  TwinTensor ids(DType::kI32, 3, 2);
+  TensorPair ids(DType::kI32, 3, 2);
   ids.fill<std::int32_t>([](auto, auto) { return -1; });
-  TwinTensor inv_perm(DType::kI32, 3, 2);
-  TwinTensor m_indices = TwinTensor::flat(DType::kI32, 2);
-  TwinTensor needed = TwinTensor::flat(DType::kI64, 1);
-  const TwinTensor first_row = TwinTensor::flat(DType::kI64, 0);
+  TensorPair inv_perm(DType::kI32, 3, 2);
+  TensorPair m_indices = TensorPair::flat(DType::kI32, 2);
+  TensorPair needed = TensorPair::flat(DType::kI64, 1);
+  const TensorPair first_row = TensorPair::flat(DType::kI64, 0);
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(3, 2, 0));
   plan_permute(ids.device, {},
                {{}, {}, m_indices.device, inv_perm.device, first_row.device, {}, needed.device},
-               workspace.span(), Stream(nullptr));
+               kGpuStream, workspace.span());
   cuda::check_cuda(cudaDeviceSynchronize(), "plan_permute");
   std::fill_n(inv_perm.host.as<std::int32_t>(), 6, -1);
   std::fill_n(m_indices.host.as<std::int32_t>(), 2, -1);
@@ -263,41 +264,40 @@ TEST(ScatterCudaTest, NoLocalExpertsNeedNoRows) {
 TEST(ScatterCudaTest, RefusedValuesAreCountedAndGoNowhere) {
   REQUIRE_GPU();
   const ScatterCase test{.num_tokens = 40, .num_topk = 3, .num_local = 8};
-  ScatterTwins twins(test);
-  TwinTensor bad_ids(DType::kI32, 40, 3);
+  ScatterTensors tensors(test);
+  TensorPair bad_ids(DType::kI32, 40, 3);
   std::int32_t num_bad = 0;
   bad_ids.fill<std::int32_t>([&](std::int64_t t, std::int64_t k) {
-    std::int32_t& good = twins.ids.host.as<std::int32_t>()[t * 3 + k];
+    std::int32_t& good = tensors.ids.host.as<std::int32_t>()[t * 3 + k];
     if ((t + k) % 7 != 0) return good;
     good = -1;
     ++num_bad;
     return static_cast<std::int32_t>(8 + t * 1000000);
   });
-  twins.ids.upload();
-  ep_scatter(twins.x.host, {}, twins.ids.host, {.alignment = 8}, twins.outputs(kOnHost));
-  TwinTensor known = TwinTensor::flat(DType::kI32, 8);
-  std::copy_n(twins.counts.host.as<std::int32_t>(), 8, known.host.as<std::int32_t>());
+  tensors.ids.upload();
+  ep_scatter(tensors.x.host, {}, tensors.ids.host, {.alignment = 8}, tensors.outputs(kOnHost));
+  TensorPair known = TensorPair::flat(DType::kI32, 8);
+  std::copy_n(tensors.counts.host.as<std::int32_t>(), 8, known.host.as<std::int32_t>());
   ++known.host.as<std::int32_t>()[2];
   known.upload();
   const GuardedWorkspace workspace(ep_scatter_workspace_bytes(40, 3, 8));
   const ErrorWord errors;
-  ep_scatter(twins.x.device, {}, bad_ids.device,
-             {.expert_num_tokens = known.device, .alignment = 8}, twins.outputs(kOnDevice),
-             workspace.span(), Stream(nullptr), errors.view());
+  ep_scatter(tensors.x.device, {}, bad_ids.device,
+             {.expert_num_tokens = known.device, .alignment = 8}, tensors.outputs(kOnDevice),
+             kGpuStream, workspace.span(), errors.view());
   cuda::check_cuda(cudaDeviceSynchronize(), "ep_scatter");
-  twins.expect_equal();
+  tensors.expect_equal();
   EXPECT_EQ(errors.value(), num_bad + 1);
 
   // With a map shorter than the ids require, ids beyond its end.
-  const TwinTensor map = twin_map(4);
-  TwinTensor counts = TwinTensor::flat(DType::kI32, 2);
+  const TensorPair map = make_map(4);
+  TensorPair counts = TensorPair::flat(DType::kI32, 2);
   const ErrorWord map_errors;
-  TwinTensor five = TwinTensor::flat(DType::kI64, 5);
+  TensorPair five = TensorPair::flat(DType::kI64, 5);
   const std::int64_t ids[] = {0, 4, -1, 2, std::int64_t{1} << 40};
   std::copy_n(ids, 5, five.host.as<std::int64_t>());
   five.upload();
-  count_expert_num_tokens(five.device, counts.device, map.device, Stream(nullptr),
-                          map_errors.view());
+  count_expert_num_tokens(five.device, counts.device, map.device, kGpuStream, map_errors.view());
   cuda::check_cuda(cudaDeviceSynchronize(), "count_expert_num_tokens");
   std::fill_n(counts.host.as<std::int32_t>(), 2, 1);
   EXPECT_TRUE(counts.is_equal());

@@ -38,9 +38,9 @@ cuda::WaitRecord record_of(cuda::WaitPlace place, std::int32_t peer, std::int32_
 }
 
 // Writes the failure last, as a kernel does.
-void leave(WatchWords& words, WaitFailure failure, const WaitRecord& record) {
-  constexpr std::size_t kRest = offsetof(WaitRecord, place);
-  std::memcpy(&words.record.place, &record.place, sizeof(WaitRecord) - kRest);
+void leave(WatchWords& words, cuda::WaitFailure failure, const cuda::WaitRecord& record) {
+  constexpr std::size_t kRest = offsetof(cuda::WaitRecord, place);
+  std::memcpy(&words.record.place, &record.place, sizeof(cuda::WaitRecord) - kRest);
   std::atomic_ref(words.record.failure)
       .store(static_cast<std::uint32_t>(failure), std::memory_order_release);
 }
@@ -181,7 +181,7 @@ TEST(WatcherTest, KilledPeerIsNamedByAll) {
     ++*num_ready;
     EXPECT_LT(wait_for_word(words), 10'000);
     // What the kernel reported is not the cause.
-    leave(words, WaitFailure::kTimeout, record_of(WaitPlace::kReturnedRow, 1, 5));
+    leave(words, cuda::WaitFailure::kTimeout, record_of(cuda::WaitPlace::kReturnedRow, 1, 5));
     watcher.check(kSite);
   });
   const Deadline deadline = Deadline::after_ms(20'000);

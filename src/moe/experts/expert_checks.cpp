@@ -125,6 +125,18 @@ WeightTensor down_of(const ExpertWeights& weights) {
 }
 
 ExpertShape check_weights(const char* function, const ExpertWeights& weights) {
+  require_host(function, {{"gate", weights.gate},
+                          {"up", weights.up},
+                          {"down", weights.down},
+                          {"gate_scale", weights.gate_scale},
+                          {"up_scale", weights.up_scale},
+                          {"down_scale", weights.down_scale},
+                          {"gate_alpha", weights.gate_alpha},
+                          {"up_alpha", weights.up_alpha},
+                          {"down_alpha", weights.down_alpha},
+                          {"gate_bias", weights.gate_bias},
+                          {"up_bias", weights.up_bias},
+                          {"down_bias", weights.down_bias}});
   require(weights.gate.has_value() && weights.gate.num_dims() == 3, Errc::kInvalidArgument,
           "{}: gate is {}, want [experts, intermediate, hidden]", function,
           weights.gate.describe());
@@ -157,6 +169,7 @@ ExpertShape check_weights(const char* function, const ExpertWeights& weights) {
 
 void check_options(const char* function, const ExpertShape& shape, const ExpertOptions& options) {
   const QuantScheme& scheme = options.intermediate;
+  require_host(function, {{"intermediate_scale", options.intermediate_scale}});
   check_scheme(function, scheme);
   require(scheme.is_quantized() || scheme.dtype == DType::kBF16, Errc::kInvalidArgument,
           "{}: intermediate is {}, want bf16 or a quantized scheme", function, name_of(scheme));

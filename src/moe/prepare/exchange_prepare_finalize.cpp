@@ -172,6 +172,7 @@ QuantScheme ExchangePrepareFinalize::row_scheme(bool is_deferred) const {
 
 Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments,
                                                          Stream stream, Stream receive_stream) {
+  require_stream("prepare", device(), receive_stream);
   MicroBatch& batch = batch_of(arguments.micro_batch);
   const Input input = begin(batch, arguments, stream);
   batch.handle = input.exchange->dispatch_send(input.hidden, input.topk_ids, input.topk_weights,
@@ -253,6 +254,7 @@ Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& a
                                                       Stream stream, Stream receive_stream) {
   MicroBatch& batch = busy_batch_of(arguments.micro_batch);
   const TensorView output = arguments.output;
+  require_stream("finalize", device(), receive_stream);
   const CombineOptions options = combine_options(batch, arguments);
   batch.exchange->check_output(batch.handle, output, options);
   batch.exchange->combine_send(batch.handle, to_send(batch, arguments, stream), stream, options);

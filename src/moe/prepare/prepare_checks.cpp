@@ -58,7 +58,9 @@ ReturnedRows check_returned_rows(const PrepareRecipe& recipe, const PrepareFinal
             name, name_of(policy.kind));
     const bool is_rows =
         rows.has_value() && rows.is_contiguous() && rows.num_elements() == num_rows * config.hidden;
-    return {is_rows ? TensorView(rows.data(), rows.dtype(), {num_rows, config.hidden}) : rows};
+    return {is_rows
+                ? TensorView(rows.data(), rows.dtype(), {num_rows, config.hidden}, rows.device())
+                : rows};
   }
   if (policy.kind == WeightAndReduceKind::kNoOp) return {rows};
   require(policy.kind != WeightAndReduceKind::kNaiveBatched, Errc::kInvalidArgument,
@@ -70,7 +72,8 @@ ReturnedRows check_returned_rows(const PrepareRecipe& recipe, const PrepareFinal
           "{}: expert_output is {}, must be [{}, {}, {}], contiguous, for {}; pass no_op for rows "
           "that are summed",
           name, rows, num_rows, num_topk, config.hidden, name_of(policy.kind));
-  return {TensorView(rows.data(), rows.dtype(), {num_rows, num_topk, config.hidden}), true};
+  return {TensorView(rows.data(), rows.dtype(), {num_rows, num_topk, config.hidden}, rows.device()),
+          true};
 }
 
 std::int64_t rounded_max_tokens(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,

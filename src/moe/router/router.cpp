@@ -227,6 +227,7 @@ bool is_float(DType dtype) {
 }  // namespace
 
 void router_logits(const TensorView& hidden, const TensorView& gate, const TensorView& logits) {
+  require_host("router_logits", {{"hidden", hidden}, {"gate", gate}, {"logits", logits}});
   require(hidden.num_dims() == 2 && is_float(hidden.dtype()) &&
               (hidden.shape(1) <= 1 || hidden.stride(1) == 1) &&
               (hidden.num_elements() == 0 || hidden.data() != nullptr),
@@ -244,6 +245,9 @@ void router_logits(const TensorView& hidden, const TensorView& gate, const Tenso
 
 void select_experts(const RouterConfig& config, const TensorView& logits, const TensorView& bias,
                     const TensorView& topk_ids, const TensorView& topk_weights) {
+  require_host(
+      "select_experts",
+      {{"logits", logits}, {"bias", bias}, {"topk_ids", topk_ids}, {"topk_weights", topk_weights}});
   check_select(config, logits, bias, topk_ids, topk_weights);
   require_host(
       "select_experts",

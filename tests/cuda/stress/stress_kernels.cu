@@ -87,8 +87,8 @@ __device__ int sum_of_counts(const int* counts, int begin, int end) {
 __device__ void list_unit(const StressShape& s, std::uint32_t step, std::uint32_t slot, int unit,
                           const Units& units, const StressPlan& plan) {
   const LaneChoices own(s, step, slot, unit, units);
-  const int first_group = s.has_row_a_token() ? s.num_local : 0;
-  const int end_group = s.has_row_a_token() ? s.num_local + 1 : s.num_local;
+  const int first_group = s.is_token_major() ? s.num_local : 0;
+  const int end_group = s.is_token_major() ? s.num_local + 1 : s.num_local;
   int before_group = 0;
   for (int group = first_group; group < end_group; ++group) {
     const int begin = group * units.num;
@@ -102,7 +102,7 @@ __device__ void list_unit(const StressShape& s, std::uint32_t step, std::uint32_
     }
     const std::int64_t first = s.layout == Layout::kBatched ? group * plan.capacity : before_group;
     for (; choices != 0; ++n, choices &= choices - 1) {
-      const int k = s.has_row_a_token() ? -1 : __ffs(static_cast<int>(choices)) - 1;
+      const int k = s.is_token_major() ? -1 : __ffs(static_cast<int>(choices)) - 1;
       plan.rows[before_group + n] = {static_cast<std::int32_t>(first) + n, own.source, own.token,
                                      k};
     }
@@ -118,7 +118,7 @@ __device__ void sum_up(const StressShape& s, const Units& units, const StressPla
     const int before = sum_of_counts(plan.counts, 0, begin);
     if (lane_id() != 0) continue;
     if (e == s.num_local) {
-      *plan.total = s.has_row_a_token() ? count : before;
+      *plan.total = s.is_token_major() ? count : before;
     } else {
       plan.num_rows[e] = count;
       plan.first_row[e] = s.layout == Layout::kBatched ? e * plan.capacity : before;
@@ -247,7 +247,7 @@ __device__ void check_counts(const StressShape& s, const StressPlan& plan,
 
 __device__ void check_routing(const StressShape& s, const StressRow& row, const StressReceived& got,
                               Count& count) {
-  if (!s.has_row_a_token()) {
+  if (!s.is_token_major()) {
     if (lane_id() != 0) return;
     const float want = stress_weight(s, count.step, row.source, row.token, row.k);
     count.compare(StressPart::kWeight, __float_as_uint(want), __float_as_uint(got.weights[row.row]),
@@ -338,7 +338,7 @@ __device__ std::uint32_t terms_of(const StressShape& s, std::uint32_t step, int 
   std::uint32_t partials = 0;
   for (int k = 0; k < s.num_topk; ++k) {
     const int id = stress_id(s, step, s.rank, token, k);
-    if (id >= 0) partials |= 1u << (s.has_row_a_token() ? id / s.num_local : k);
+    if (id >= 0) partials |= 1u << (s.is_token_major() ? id / s.num_local : k);
   }
   return partials;
 }
@@ -353,7 +353,7 @@ __device__ void check_token(const StressShape& s, int token, const std::byte* ou
     for (std::uint32_t left = partials; left != 0; left &= left - 1) {
       const int k = __ffs(static_cast<int>(left)) - 1;
       const float weight =
-          s.has_row_a_token() ? 1.0f : stress_weight(s, count.step, s.rank, token, k);
+          s.is_token_major() ? 1.0f : stress_weight(s, count.step, s.rank, token, k);
       sum.add(four_results(key, s.rank, token, k, static_cast<std::uint32_t>(four)),
               static_cast<int>(weight));
     }

@@ -18,11 +18,15 @@ constexpr std::uint32_t kStepsByCalls = 16;
 constexpr std::uint32_t kStepsByTurns = 4;
 constexpr std::size_t kSweptBytes = std::size_t{80} << 20;  // larger than the L2 cache
 
+int current_gpu() {
+  int index = 0;
+  cuda::check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  return index;
+}
+
 int attribute(cudaDeviceAttr which) {
-  int device = 0;
   int value = 0;
-  cuda::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  cuda::check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  cuda::check_cuda(cudaDeviceGetAttribute(&value, which, current_gpu()), "cudaDeviceGetAttribute");
   return value;
 }
 
@@ -32,8 +36,10 @@ ExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   int num_gpus = 1;
   cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
   const int sharing = (c.shape.num_ranks + num_gpus - 1) / num_gpus;
-  const int most = kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
+  const int most =
+      cuda::kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
   ExchangeOptions options;
+  options.device = Device::cuda(current_gpu());
   options.programmatic_launch = c.programmatic;
   options.timeout_ms = wanted.timeout_ms;
   if (c.num_lanes > 1) options.num_ctas = most;
@@ -78,6 +84,7 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
     : group_(group),
       case_(c),
       options_(options),
+      device_(Device::cuda(current_gpu())),
       num_ctas_(attribute(cudaDevAttrMultiProcessorCount)),
       tally_(sizeof(StressTally)),
       base_(sizeof(std::uint32_t)),
@@ -97,7 +104,7 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
   cuda::check_cuda(cudaMemcpy(tensor_scale_.data(), &one, sizeof(one), cudaMemcpyHostToDevice),
                    "cudaMemcpy");
   load_stress_kernels();
-  check_cuda(cudaDeviceSynchronize(), "exchange_stress");
+  cuda::check_cuda(cudaDeviceSynchronize(), "exchange_stress");
   exchange_ = std::make_unique<Exchange>(group, config, options_of(case_, options_));
   // There further streams may stand behind those of other ranks.
   if (exchange_->is_shared_gpu()) {
@@ -161,19 +168,19 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
   const bool is_given = s.form == StressForm::kStored || s.form == StressForm::kStoredFp4;
   DType dtype = DType::kBF16;
   if (is_given) dtype = s.form == StressForm::kStored ? DType::kE4M3 : DType::kE2M1;
-  const TensorView tokens(lane.tokens.data(), dtype, {num_tokens, s.hidden});
+  const TensorView tokens(lane.tokens.data(), dtype, {num_tokens, s.hidden}, device_);
   const TensorView ids(lane.ids.data(), s.ids_are_64_bits ? DType::kI64 : DType::kI32,
-                       {num_tokens, s.num_topk});
-  const TensorView weights(lane.weights.data(), DType::kF32, {num_tokens, s.num_topk});
-  const Stream stream = lane.stream;
+                       {num_tokens, s.num_topk}, device_);
+  const TensorView weights(lane.weights.data(), DType::kF32, {num_tokens, s.num_topk}, device_);
+  const Stream stream = Stream::cuda(lane.stream, device_.index);
   DispatchOptions options;
   if (is_given) {
     options.scales =
         TensorView(lane.scales.data(), s.form == StressForm::kStored ? DType::kF32 : DType::kE4M3,
-                   {num_tokens, s.num_scales()});
+                   {num_tokens, s.num_scales()}, device_);
   }
   if (s.form == StressForm::kStoredFp4) {
-    options.tensor_scale = TensorView(tensor_scale_.data(), DType::kF32, {1});
+    options.tensor_scale = TensorView(tensor_scale_.data(), DType::kF32, {1}, device_);
   }
   if (case_.splits_phases || options_.by_turns) {
     const DispatchHandle handle = exchange_->dispatch_send(tokens, ids, weights, stream, options);
@@ -186,10 +193,11 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
   const auto bytes_of = [](const TensorView& view) {
     return view.has_value() ? const_cast<std::byte*>(view.as<std::byte>()) : nullptr;
   };
-  lane.received = {bytes_of(got.rows),
-                   bytes_of(got.scales),
-                   got.num_rows.as<std::int32_t>(),
-                   got.first_row.has_value() ? got.first_row.as<std::int64_t>() : nullptr,
+  const ExpertRows& experts = got.experts;
+  lane.received = {bytes_of(experts.rows),
+                   bytes_of(experts.scales),
+                   experts.num_rows.as<std::int32_t>(),
+                   experts.first_row.has_value() ? experts.first_row.as<std::int64_t>() : nullptr,
                    got.total_rows.as<std::int32_t>(),
                    got.topk_ids.has_value() ? got.topk_ids.as<std::int32_t>() : nullptr,
                    got.topk_weights.as<float>()};
@@ -198,12 +206,12 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
 void StressRank::combine(Lane& lane, const StressStep& step) {
   const StressShape& s = case_.shape;
   const std::int64_t num_tokens = stress_tokens(s, step.slot, s.rank);
-  const TensorView& like = lane.got.rows;
+  const TensorView& like = lane.got.experts.rows;
   const std::int64_t num_rows = like.num_elements() / s.hidden;
-  const TensorView rows(lane.results.data(), DType::kBF16, {num_rows, s.hidden});
+  const TensorView rows(lane.results.data(), DType::kBF16, {num_rows, s.hidden}, device_);
   const TensorView output(lane.output.data(), s.outputs_f32 ? DType::kF32 : DType::kBF16,
-                          {num_tokens, s.hidden});
-  const Stream stream = lane.stream;
+                          {num_tokens, s.hidden}, device_);
+  const Stream stream = Stream::cuda(lane.stream, device_.index);
   if (case_.splits_phases || options_.by_turns) {
     exchange_->combine_send(lane.got.handle, rows, stream);
     turn(lane);

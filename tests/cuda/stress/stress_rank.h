@@ -52,6 +52,7 @@ class StressRank {
   Group group_;
   StressCase case_;
   StressOptions options_;
+  Device device_;     ///< the GPU that was current at construction
   int num_ctas_ = 2;  ///< of the kernels of this test
   cuda::DeviceBuffer tally_;
   cuda::DeviceBuffer base_;

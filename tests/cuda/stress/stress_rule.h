@@ -47,7 +47,7 @@ struct StressShape {
   SWITCHYARD_HOST_DEVICE constexpr std::int32_t num_experts() const {
     return num_ranks * num_local;
   }
-  SWITCHYARD_HOST_DEVICE constexpr bool has_row_a_token() const {
+  SWITCHYARD_HOST_DEVICE constexpr bool is_token_major() const {
     return layout == Layout::kCompact || layout == Layout::kByRank;
   }
   /// Bytes of a token before dispatch; row_bytes() is the size of an arriving row.

@@ -51,10 +51,11 @@ class RuleRank {
                                   {num_tokens_, shape_.num_scales()});
     }
     const DType dtype = is_fp4 ? DType::kE2M1 : is_stored ? DType::kE4M3 : DType::kBF16;
-    const Dispatched got = exchange_.dispatch(
-        TensorView(tokens_.data(), dtype, {num_tokens_, shape_.hidden}),
-        TensorView(ids_.data(), DType::kI32, {num_tokens_, shape_.num_topk}),
-        TensorView(weights_.data(), DType::kF32, {num_tokens_, shape_.num_topk}), options);
+    const Dispatched got =
+        exchange_.dispatch(TensorView(tokens_.data(), dtype, {num_tokens_, shape_.hidden}),
+                           TensorView(ids_.data(), DType::kI32, {num_tokens_, shape_.num_topk}),
+                           TensorView(weights_.data(), DType::kF32, {num_tokens_, shape_.num_topk}),
+                           Stream::host(), options);
     const std::vector<RowOrigin> origins = exchange_.row_origins(got.handle);
     for (const RowOrigin& origin : origins) expect_row(got, origin);
     combine(got, origins);
@@ -113,11 +114,11 @@ class RuleRank {
           << case_.name;
     }
     for (int k = 0; k < shape_.num_topk; ++k) {
-      if (!shape_.has_row_a_token() && k != from.k) continue;
-      const std::int64_t at = shape_.has_row_a_token() ? from.row * shape_.num_topk + k : from.row;
+      if (!shape_.is_token_major() && k != from.k) continue;
+      const std::int64_t at = shape_.is_token_major() ? from.row * shape_.num_topk + k : from.row;
       ASSERT_EQ(get<float>(got.topk_weights, at),
                 stress_weight(shape_, step_, from.rank, static_cast<int>(from.token), k));
-      if (!shape_.has_row_a_token()) continue;
+      if (!shape_.is_token_major()) continue;
       ASSERT_EQ(get<std::int32_t>(got.topk_ids, at),
                 stress_row_id(shape_, step_, from.rank, static_cast<int>(from.token), k));
     }
@@ -129,7 +130,7 @@ class RuleRank {
     const std::int64_t num_rows = got.experts.rows.num_elements() / shape_.hidden;
     std::vector<std::uint16_t> results(static_cast<std::size_t>(num_rows) * hidden);
     for (const RowOrigin& from : origins) {
-      const int k = shape_.has_row_a_token() ? shape_.rank : static_cast<int>(from.k);
+      const int k = shape_.is_token_major() ? shape_.rank : static_cast<int>(from.k);
       for (std::size_t h = 0; h < hidden; ++h) {
         const std::uint32_t four = four_results(key, from.rank, static_cast<int>(from.token), k,
                                                 static_cast<std::uint32_t>(h / 4));
@@ -155,13 +156,13 @@ class RuleRank {
       const int id = stress_id(shape_, step_, shape_.rank, token, k);
       if (id < 0) continue;
       const int rank = id / shape_.num_local;
-      if (shape_.has_row_a_token() && (ranks >> rank & 1) != 0) continue;
+      if (shape_.is_token_major() && (ranks >> rank & 1) != 0) continue;
       ranks |= 1u << rank;
       const std::uint32_t four =
-          four_results(key, shape_.rank, token, shape_.has_row_a_token() ? rank : k,
+          four_results(key, shape_.rank, token, shape_.is_token_major() ? rank : k,
                        static_cast<std::uint32_t>(h / 4));
       const float weight =
-          shape_.has_row_a_token() ? 1.0f : stress_weight(shape_, step_, shape_.rank, token, k);
+          shape_.is_token_major() ? 1.0f : stress_weight(shape_, step_, shape_.rank, token, k);
       sum += static_cast<int>(weight) * result_of(four, static_cast<std::uint32_t>(h));
     }
     return sum;

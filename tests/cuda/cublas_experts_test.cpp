@@ -4,15 +4,17 @@
 // experts. Needs a GPU and cuBLAS; skips with a reason otherwise.
 
 #include "core/settings.h"
-#include "device_experts_case.h"
+#include "experts_case.h"
 #include "support/errors.h"
 
 namespace switchyard {
 namespace {
 
 using test::batch_problem;
-using test::DeviceCall;
-using test::DeviceInput;
+using test::GpuCall;
+using test::GpuInput;
+using test::kGpu;
+using test::kGpuStream;
 using test::Problem;
 using test::run_on_gpu;
 using test::valid_part;
@@ -22,7 +24,7 @@ std::string why_no_cublas() {
   static const std::string why = [] {
     const Problem problem(8, 4, {1});
     try {
-      make_device_experts("cublas", problem.weights());
+      make_cublas_experts(problem.weights(), {}, kGpu);
     } catch (const Error& error) {
       if (error.code() == Errc::kNotAvailable) return std::string(error.what());
       throw;
@@ -36,9 +38,9 @@ std::string why_no_cublas() {
   REQUIRE_GPU();         \
   if (!why_no_cublas().empty()) GTEST_SKIP() << why_no_cublas()
 
-std::unique_ptr<DeviceExperts> make_cublas_experts(const Problem& problem, bool is_batched,
-                                                   const ExpertOptions& options) {
-  auto experts = make_device_experts("cublas", problem.weights(), options);
+std::unique_ptr<Experts> make_cublas(const Problem& problem, bool is_batched,
+                                     const ExpertOptions& options) {
+  auto experts = make_cublas_experts(problem.weights(), options, kGpu);
   EXPECT_EQ(experts->name(), "cublas");
   EXPECT_FALSE(experts->is_batch_invariant());
   EXPECT_EQ(experts->is_capturable(is_batched), is_batched);
@@ -48,7 +50,7 @@ std::unique_ptr<DeviceExperts> make_cublas_experts(const Problem& problem, bool 
 // Returns the error of cuBLAS experts relative to `expected`.
 double error_against(const std::vector<std::uint16_t>& expected, const Problem& problem,
                      bool is_batched, const ExpertOptions& options = {}) {
-  const auto on_gpu = make_cublas_experts(problem, is_batched, options);
+  const auto on_gpu = make_cublas(problem, is_batched, options);
   const auto out = valid_part(problem, run_on_gpu(*on_gpu, problem.input(), is_batched));
   return test::worst_row_error(out, valid_part(problem, expected),
                                static_cast<std::size_t>(problem.hidden));
@@ -77,10 +79,11 @@ double error_of_sums(const Problem& problem, bool is_batched) {
   weights.down = down;
   Tensor rows(DType::kBF16, {problem.total_rows, problem.hidden});
   f32_to_bf16(problem.x.data(), problem.total_rows * problem.hidden, rows.as<std::uint16_t>());
-  const ExpertRows input{rows, {}, schemes::kNone, problem.first_row, problem.num_rows};
+  const ExpertRows input{
+      rows, {}, schemes::kNone, test::view_of(problem.first_row), test::view_of(problem.num_rows)};
   const auto exact = make_exact_experts(weights);
   std::vector<std::uint16_t> expected(problem.x.size());
-  const AlignedBuffer workspace(exact->workspace_bytes(problem.total_rows));
+  const AlignedBuffer workspace(exact->workspace_bytes(rows));
   exact->apply(input,
                TensorView(expected.data(), DType::kBF16, {problem.total_rows, problem.hidden}),
                {workspace.data(), workspace.size_bytes()});
@@ -90,7 +93,7 @@ double error_of_sums(const Problem& problem, bool is_batched) {
 const std::vector<std::int32_t> kCounts = {1, 0, 15, 17, 111, 255, 300};
 
 // Quantized rows and weights are rounded to bf16 after scaling: an error of 2^-9 per element.
-TEST(DeviceExpertsBlasTest, AgreesWithExactWithinATolerance) {
+TEST(CublasExpertsTest, AgreesWithExactWithinATolerance) {
   REQUIRE_CUBLAS();
   for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
     for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block}) {
@@ -102,7 +105,7 @@ TEST(DeviceExpertsBlasTest, AgreesWithExactWithinATolerance) {
 }
 
 // A term of the down projection that crosses a rounding boundary changes by 2^-8 of its value.
-TEST(DeviceExpertsBlasTest, OperandsAreThoseRoundedToBF16) {
+TEST(CublasExpertsTest, OperandsAreThoseRoundedToBF16) {
   REQUIRE_CUBLAS();
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
     for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kNvfp4,
@@ -115,7 +118,7 @@ TEST(DeviceExpertsBlasTest, OperandsAreThoseRoundedToBF16) {
 }
 
 // Sizes that are multiples of nothing, which the grouped call does not support.
-TEST(DeviceExpertsBlasTest, OddSizesAgreeToo) {
+TEST(CublasExpertsTest, OddSizesAgreeToo) {
   REQUIRE_CUBLAS();
   for (const auto& [hidden, intermediate] :
        {std::pair<std::int64_t, std::int64_t>{31, 17}, {130, 34}, {258, 100}, {256, 128}}) {
@@ -128,7 +131,7 @@ TEST(DeviceExpertsBlasTest, OddSizesAgreeToo) {
   EXPECT_LT(error_of(Problem(48, 24, {100}), false), 1e-2);
 }
 
-TEST(DeviceExpertsBlasTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATolerance) {
+TEST(CublasExpertsTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATolerance) {
   REQUIRE_CUBLAS();
   const test::WeightFormat formats[] = {{DType::kI8, DType::kF32, weight_blocks::kChannel},
                                         {DType::kE2M1, DType::kE4M3, weight_blocks::kNvfp4, true},
@@ -146,7 +149,7 @@ TEST(DeviceExpertsBlasTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATole
 }
 
 // A sum that crosses an e4m3 rounding boundary changes one of 72 terms by up to 2^-3.
-TEST(DeviceExpertsBlasTest, IntermediateSchemesAgreeWithinTheirStep) {
+TEST(CublasExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
   REQUIRE_CUBLAS();
   for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token, schemes::kFp8Tensor}) {
     SCOPED_TRACE(name_of(scheme));
@@ -155,20 +158,21 @@ TEST(DeviceExpertsBlasTest, IntermediateSchemesAgreeWithinTheirStep) {
   }
 }
 
-TEST(DeviceExpertsBlasTest, BatchesMayBeCaptured) {
+TEST(CublasExpertsTest, BatchesMayBeCaptured) {
   REQUIRE_CUBLAS();
   const Problem problem = batch_problem(136, 72, 40, {7, 0, 12}, DType::kBF16, schemes::kFp8Block);
-  const auto experts = make_device_experts("cublas", problem.weights());
-  const DeviceInput input(problem.input(), true);
-  DeviceCall call(*experts, input.input);
-  const cuda::OwnedStream stream;
-  call.enqueue(stream.get());
+  const auto experts = make_cublas_experts(problem.weights(), {}, kGpu);
+  const GpuInput input(problem.input(), true);
+  GpuCall call(*experts, input.input);
+  const cuda::OwnedStream own_stream;
+  const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
+  call.apply(stream);
   const auto expected = valid_part(problem, call.result());
   cuda::check_cuda(cudaMemset(call.output().data(), 0xAB, call.output().num_bytes()), "fill");
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-  call.enqueue(stream.get());
+  call.apply(stream);
   cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
   cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
   for (int round = 0; round < 3; ++round) {
@@ -180,14 +184,14 @@ TEST(DeviceExpertsBlasTest, BatchesMayBeCaptured) {
 }
 
 // Tests the setting, which is read once, in a process that has not loaded cuBLAS.
-TEST(DeviceExpertsBlasDeathTest, SaysWhatItLookedFor) {
+TEST(CublasExpertsDeathTest, SaysWhatItLookedFor) {
   REQUIRE_GPU();
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto ask = [] {
     set_setting("SWITCHYARD_CUBLAS", "/no/such/libcublas.so");
     const Problem problem(8, 4, {1});
     try {
-      make_device_experts("cublas", problem.weights());
+      make_cublas_experts(problem.weights(), {}, kGpu);
     } catch (const Error& error) {
       std::fputs(error.what(), stderr);
       std::exit(error.code() == Errc::kNotAvailable ? 3 : 4);

@@ -14,11 +14,11 @@
 
 #include <gmock/gmock.h>
 
-#include "ask_a_child.h"
 #include "core/clock.h"
 #include "core/fail.h"
 #include "exchange_rank.h"
 #include "gpu.h"
+#include "run_in_child.h"
 #include "support/processes.h"
 
 namespace switchyard {
@@ -66,10 +66,10 @@ struct Case {
   bool replays;
 };
 
-class DeviceFaultProcessTest : public ::testing::TestWithParam<Case> {
+class FaultProcessTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    REQUIRE_GPU_OF_A_CHILD();
+    REQUIRE_GPU_IN_CHILD();
     const std::string why = test::why_not(GetParam().heap);
     if (!why.empty()) GTEST_SKIP() << GetParam().heap << ": " << why;
   }
@@ -112,19 +112,19 @@ class DeviceFaultProcessTest : public ::testing::TestWithParam<Case> {
 };
 
 // The time includes the exit of the processes: destroying contexts takes about a second.
-TEST_P(DeviceFaultProcessTest, KilledRankIsLostForAll) {
+TEST_P(FaultProcessTest, KilledRankIsLostForAll) {
   const auto outcomes = strike(SIGKILL, {.heap = GetParam().heap});
   expect_errors(outcomes, Errc::kPeerLost, "rank 1 was lost (its process is gone)");
   EXPECT_LT(seconds_, 10.0);
 }
 
-TEST_P(DeviceFaultProcessTest, StoppedRankIsNamedWithinTheTimeout) {
-  const auto outcomes = strike(SIGSTOP, {.heap = GetParam().heap, .timeout_ms = kStopTimeoutMs});
+TEST_P(FaultProcessTest, StoppedRankIsNamedWithinTheTimeout) {
+  const auto outcomes = strike(SIGSTOP, {.timeout_ms = kStopTimeoutMs, .heap = GetParam().heap});
   expect_errors(outcomes, Errc::kTimeout, "from rank 1 within 2.0 s");
   EXPECT_LT(seconds_, 12.0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DeviceFaultProcessTest,
+INSTANTIATE_TEST_SUITE_P(All, FaultProcessTest,
                          ::testing::Values(Case{"vmm", false}, Case{"vmm", true},
                                            Case{"ipc", false}, Case{"ipc", true}),
                          [](const auto& param) {
@@ -132,13 +132,13 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceFaultProcessTest,
                                   (param.param.replays ? "_graph" : "_calls");
                          });
 
-class DeviceLeaveTest : public ::testing::Test {
+class LeaveTest : public ::testing::Test {
  protected:
-  void SetUp() override { REQUIRE_GPU_OF_A_CHILD(); }
+  void SetUp() override { REQUIRE_GPU_IN_CHILD(); }
 };
 
 // Measures how long the error takes, without the exit of processes.
-TEST_F(DeviceLeaveTest, SurvivorsKnowWithinASecond) {
+TEST_F(LeaveTest, SurvivorsKnowWithinASecond) {
   test::Shared<std::atomic<int>> num_busy;
   test::Shared<std::atomic<std::int64_t>> killed_ns;
   RankProcesses ranks(
@@ -166,7 +166,7 @@ TEST_F(DeviceLeaveTest, SurvivorsKnowWithinASecond) {
   }
 }
 
-TEST_F(DeviceLeaveTest, RankThatEndsWithAnErrorOfItsOwnIsLost) {
+TEST_F(LeaveTest, RankThatEndsWithAnErrorOfItsOwnIsLost) {
   RankProcesses ranks(
       2,
       [](const Group& group) {
@@ -187,14 +187,14 @@ TEST_F(DeviceLeaveTest, RankThatEndsWithAnErrorOfItsOwnIsLost) {
   EXPECT_STREQ(outcomes[1].error->what(), "the user's own");
 }
 
-class NothingLeftTest : public DeviceFaultProcessTest {};
+class NothingLeftTest : public FaultProcessTest {};
 
 TEST_P(NothingLeftTest, NoProcessAndNoMemoryOnAnyGpu) {
   ExchangeConfig large = fault_config();
   large.hidden = 7168;
   large.max_tokens_per_rank = 512;
   constexpr std::int64_t kNoise = std::int64_t{48} << 20;
-  const std::int64_t before = test::free_bytes_of_a_child();
+  const std::int64_t before = test::free_bytes_of_all_gpus();
   const auto outcomes = strike(SIGKILL, {.heap = GetParam().heap}, large);
   expect_errors(outcomes, Errc::kPeerLost, "rank 1 was lost");
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
@@ -202,7 +202,7 @@ TEST_P(NothingLeftTest, NoProcessAndNoMemoryOnAnyGpu) {
   const Deadline deadline = Deadline::after_ms(20'000);
   std::int64_t after = 0;
   do {
-    after = test::free_bytes_of_a_child();
+    after = test::free_bytes_of_all_gpus();
   } while (after + kNoise < before && !deadline.expired());
   EXPECT_GE(after + kNoise, before);
 }

@@ -8,24 +8,24 @@
 #include <cstdlib>
 #include <vector>
 
+#include "blocking_kernels.h"
 #include "core/clock.h"
 #include "core/random.h"
 #include "exchange_rank.h"
 #include "gpu.h"
 #include "heap/stream_queues.h"
 #include "quant/bf16.h"
-#include "rude_kernels.h"
 #include "support/ranks.h"
 
 namespace switchyard {
 namespace {
 
 using test::ExchangeRank;
-using test::launch_hog;
+using test::launch_blocker;
 using test::launch_late_copy;
 using test::run_ranks;
 
-constexpr std::int64_t kHogMs = 20'000;  // longer than the timeout of the kernels
+constexpr std::int64_t kBlockerMs = 20'000;  // longer than the timeout of the kernels
 
 ExchangeOptions options_for(int num_ctas = 0, bool programmatic = false) {
   ExchangeOptions options;
@@ -52,9 +52,9 @@ std::vector<std::uint16_t> make_tokens(const Group& group, std::int64_t count, i
 }
 
 // A rank with tokens of its own. Construct it before kernels run.
-class RudeRank {
+class BlockedRank {
  public:
-  RudeRank(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
+  BlockedRank(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
       : group_(group),
         release_(64),
         started_(sizeof(std::uint32_t)),
@@ -80,12 +80,12 @@ class RudeRank {
   }
 
   /// From here on other streams have `num_spared` SMs.
-  void start_hog(int num_spared, std::int64_t max_ms = kHogMs) {
+  void start_blocker(int num_spared, std::int64_t max_ms = kBlockerMs) {
     int num_sms = 0;
     cuda::check_cuda(
         cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, group_.rank()), "sms");
-    launch_hog(num_spared, release_.as<std::uint32_t>(), max_ms, started_.as<std::uint32_t>(),
-               hog_stream_.get());
+    launch_blocker(num_spared, release_.as<std::uint32_t>(), max_ms, started_.as<std::uint32_t>(),
+                   blocker_stream_.get());
     std::uint32_t started = 0;
     const Deadline deadline = Deadline::after_ms(5'000);
     while (started != static_cast<std::uint32_t>(num_sms) && !deadline.expired()) {
@@ -97,10 +97,12 @@ class RudeRank {
     EXPECT_EQ(started, static_cast<std::uint32_t>(num_sms));
     group_.barrier();
   }
-  bool is_hog_busy() const { return cudaStreamQuery(hog_stream_.get()) == cudaErrorNotReady; }
-  void end_hog() {
+  bool is_blocker_busy() const {
+    return cudaStreamQuery(blocker_stream_.get()) == cudaErrorNotReady;
+  }
+  void end_blocker() {
     *release_.as<volatile std::uint32_t>() = 1;
-    cuda::check_cuda(cudaStreamSynchronize(hog_stream_.get()), "hog");
+    cuda::check_cuda(cudaStreamSynchronize(blocker_stream_.get()), "blocker");
     *release_.as<volatile std::uint32_t>() = 0;
     cuda::check_cuda(cudaMemset(started_.data(), 0, started_.size_bytes()), "cudaMemset");
   }
@@ -120,14 +122,14 @@ class RudeRank {
   Group group_;
   cuda::PinnedBuffer release_;
   cuda::DeviceBuffer started_;
-  cuda::OwnedStream hog_stream_;
+  cuda::OwnedStream blocker_stream_;
   cuda::OwnedStream look_stream_;
   std::vector<std::uint16_t> tokens_;
   float factor_ = 2.0f;
   ExchangeRank rank_;
 };
 
-class DeviceDeadlockTest : public testing::TestWithParam<Layout> {
+class DeadlockTest : public testing::TestWithParam<Layout> {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
   static void run(const std::function<void(const Group&)>& body) {
@@ -139,64 +141,64 @@ class DeviceDeadlockTest : public testing::TestWithParam<Layout> {
 };
 
 // For 700 tokens the grid has hundreds of CTAs, of which two or four fit at once.
-TEST_P(DeviceDeadlockTest, OneFreeSmIsEnough) {
+TEST_P(DeadlockTest, OneFreeSmIsEnough) {
   run([](const Group& group) {
     for (const std::int64_t num_tokens : {1, 64, 700}) {
-      RudeRank rude(group, config_for(GetParam(), num_tokens), options_for());
-      rude.start_hog(1);
-      for (int call = 0; call < 5; ++call) rude.rank().pair();
-      rude.rank().finish();
-      EXPECT_TRUE(rude.is_hog_busy());
-      rude.end_hog();
-      rude.expect_doubled();
+      BlockedRank blocked(group, config_for(GetParam(), num_tokens), options_for());
+      blocked.start_blocker(1);
+      for (int call = 0; call < 5; ++call) blocked.rank().pair();
+      blocked.rank().finish();
+      EXPECT_TRUE(blocked.is_blocker_busy());
+      blocked.end_blocker();
+      blocked.expect_doubled();
       group.barrier();
     }
   });
 }
 
 // One rank has little room, so its peers wait for it for a long time.
-TEST_P(DeviceDeadlockTest, OnlyOneRankIsHeldUp) {
+TEST_P(DeadlockTest, OnlyOneRankIsHeldUp) {
   run([](const Group& group) {
-    RudeRank rude(group, config_for(GetParam(), 64), options_for());
-    rude.start_hog(group.rank() == 0 ? 1 : 100);
-    for (int call = 0; call < 20; ++call) rude.rank().pair();
-    rude.rank().finish();
-    rude.end_hog();
-    rude.expect_doubled();
+    BlockedRank blocked(group, config_for(GetParam(), 64), options_for());
+    blocked.start_blocker(group.rank() == 0 ? 1 : 100);
+    for (int call = 0; call < 20; ++call) blocked.rank().pair();
+    blocked.rank().finish();
+    blocked.end_blocker();
+    blocked.expect_doubled();
     group.barrier();
   });
 }
 
-// Nothing fits until the hog ends.
-TEST_P(DeviceDeadlockTest, WaitsForAGpuThatIsFull) {
+// Nothing fits until the blocker ends.
+TEST_P(DeadlockTest, WaitsForAGpuThatIsFull) {
   run([](const Group& group) {
-    RudeRank rude(group, config_for(GetParam(), 64), options_for());
-    rude.start_hog(0, 5 + 20 * group.rank());
-    for (int call = 0; call < 5; ++call) rude.rank().pair();
-    rude.rank().finish();
-    rude.end_hog();
-    rude.expect_doubled();
+    BlockedRank blocked(group, config_for(GetParam(), 64), options_for());
+    blocked.start_blocker(0, 5 + 20 * group.rank());
+    for (int call = 0; call < 5; ++call) blocked.rank().pair();
+    blocked.rank().finish();
+    blocked.end_blocker();
+    blocked.expect_doubled();
     group.barrier();
   });
 }
 
-TEST_P(DeviceDeadlockTest, ThreeCtasAreEnough) {
+TEST_P(DeadlockTest, ThreeCtasAreEnough) {
   run([](const Group& group) {
-    RudeRank rude(group, config_for(GetParam(), 2500), options_for(3));
-    for (int call = 0; call < 3; ++call) rude.rank().pair();
-    rude.rank().finish();
-    rude.expect_doubled();
-    rude.rank().capture(group);
-    rude.set_tokens(1);
+    BlockedRank blocked(group, config_for(GetParam(), 2500), options_for(3));
+    for (int call = 0; call < 3; ++call) blocked.rank().pair();
+    blocked.rank().finish();
+    blocked.expect_doubled();
+    blocked.rank().capture(group);
+    blocked.set_tokens(1);
     group.barrier();
-    rude.rank().replay();
-    rude.rank().finish();
-    rude.expect_doubled();
+    blocked.rank().replay();
+    blocked.rank().finish();
+    blocked.expect_doubled();
     group.barrier();
   });
 }
 
-TEST(DeviceQueuesTest, StreamsOfSharedGpusAreCounted) {
+TEST(QueuesTest, StreamsOfSharedGpusAreCounted) {
   EXPECT_EQ(queue_obstacle(1, nullptr), "");
   EXPECT_EQ(queue_obstacle(8, nullptr), "");
   EXPECT_EQ(queue_obstacle(16, "16"), "");
@@ -209,12 +211,12 @@ TEST(DeviceQueuesTest, StreamsOfSharedGpusAreCounted) {
 }
 
 // With too few hardware queues, kernels of nine streams are serialized behind one another.
-TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
+TEST(QueuesTest, RanksThatShareAGpuNeedAQueueEach) {
   REQUIRE_GPU();
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const auto nine = [](const Group& group) {
-    const DeviceGuard guard(0);
-    const Exchange exchange(group, test::fault_config());
+    const cuda::DeviceGuard guard(0);
+    const Exchange exchange(group, test::fault_config(), {.device = Device::cuda(0)});
   };
   const Error error = test::error_of([&] { run_ranks(9, nine); });
   EXPECT_EQ(error.code(), Errc::kNotAvailable);
@@ -224,19 +226,19 @@ TEST(DeviceQueuesTest, RanksThatShareAGpuNeedAQueueEach) {
 }
 
 // Both limits at once: at most three CTAs, and one free SM.
-TEST_P(DeviceDeadlockTest, ThreeCtasOnOneSm) {
+TEST_P(DeadlockTest, ThreeCtasOnOneSm) {
   run([](const Group& group) {
-    RudeRank rude(group, config_for(GetParam(), 300), options_for(3));
-    rude.start_hog(1);
-    for (int call = 0; call < 3; ++call) rude.rank().pair();
-    rude.rank().finish();
-    rude.end_hog();
-    rude.expect_doubled();
+    BlockedRank blocked(group, config_for(GetParam(), 300), options_for(3));
+    blocked.start_blocker(1);
+    for (int call = 0; call < 3; ++call) blocked.rank().pair();
+    blocked.rank().finish();
+    blocked.end_blocker();
+    blocked.expect_doubled();
     group.barrier();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DeviceDeadlockTest,
+INSTANTIATE_TEST_SUITE_P(All, DeadlockTest,
                          testing::Values(Layout::kBatched, Layout::kExpanded, Layout::kCompact),
                          [](const auto& each) { return std::string(name_of(each.param)); });
 
@@ -254,7 +256,7 @@ class LateRank {
         late_tokens_(bytes()),
         late_ids_(static_cast<std::size_t>(config_.max_tokens_per_rank * config_.num_topk) * 8),
         copied_(bytes()),
-        rude_(group, config_, options_for(0, true)),
+        blocked_(group, config_, options_for(0, true)),
         group_(group) {
     std::vector<std::int64_t> ids(late_ids_.size_bytes() / 8);
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -267,8 +269,8 @@ class LateRank {
 
   /// Sets what a premature reader would find: other tokens, and no experts.
   void prepare(int call) {
-    rude_.set_tokens(1000 + call);
-    rude_.rank().set_ids([](std::int64_t, std::int64_t) { return -1; });
+    blocked_.set_tokens(1000 + call);
+    blocked_.rank().set_ids([](std::int64_t, std::int64_t) { return -1; });
     tokens_ = make_tokens(group_, static_cast<std::int64_t>(bytes() / 2), call);
     cuda::check_cuda(
         cudaMemcpy(late_tokens_.data(), tokens_.data(), bytes(), cudaMemcpyHostToDevice), "up");
@@ -277,21 +279,22 @@ class LateRank {
     group_.barrier();
   }
   void enqueue() {
-    const cudaStream_t stream = rude_.rank().stream().get();
-    const TensorView tokens = rude_.rank().tokens();
-    const TensorView ids = rude_.rank().ids();
+    const cudaStream_t stream = blocked_.rank().stream().get();
+    const TensorView tokens = blocked_.rank().tokens();
+    const TensorView ids = blocked_.rank().ids();
     launch_late_copy({tokens.data(), late_tokens_.data(), bytes()},
                      {ids.data(), late_ids_.data(), late_ids_.size_bytes()}, 300, false, stream);
-    rude_.rank().pair();
-    launch_late_copy({copied_.data(), rude_.rank().output().data(), bytes()}, {}, 0, true, stream);
+    blocked_.rank().pair();
+    launch_late_copy({copied_.data(), blocked_.rank().output().data(), bytes()}, {}, 0, true,
+                     stream);
   }
   void expect() {
-    rude_.rank().finish();
-    rude_.expect_doubled(copied_.data(), tokens_);
-    rude_.expect_doubled(rude_.rank().output().data(), tokens_);
+    blocked_.rank().finish();
+    blocked_.expect_doubled(copied_.data(), tokens_);
+    blocked_.expect_doubled(blocked_.rank().output().data(), tokens_);
     group_.barrier();
   }
-  ExchangeRank& rank() { return rude_.rank(); }
+  ExchangeRank& rank() { return blocked_.rank(); }
 
  private:
   std::size_t bytes() const {
@@ -302,7 +305,7 @@ class LateRank {
   cuda::DeviceBuffer late_tokens_;
   cuda::DeviceBuffer late_ids_;
   cuda::DeviceBuffer copied_;
-  RudeRank rude_;
+  BlockedRank blocked_;
   Group group_;
   std::vector<std::uint16_t> tokens_;
 };

@@ -38,7 +38,7 @@ std::vector<ExchangeConfig> unnamed_schemes() {
   return configs;
 }
 
-class DeviceAgainArgumentsTest : public testing::Test {
+class AgainArgumentsTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
@@ -53,12 +53,11 @@ class DeviceAgainArgumentsTest : public testing::Test {
   }
   static Dispatched again(ExchangeRank& rank, const DispatchHandle& earlier,
                           const DispatchOptions& options = {}) {
-    return rank.exchange().dispatch_again(earlier, rank.tokens(), TensorView{}, rank.stream(),
-                                          options);
+    return rank.exchange().dispatch_again(earlier, rank.tokens(), {}, rank.stream(), options);
   }
 };
 
-TEST_F(DeviceAgainArgumentsTest, RoutingThatIsNotKept) {
+TEST_F(AgainArgumentsTest, RoutingThatIsNotKept) {
   run(fault_config(), {}, [](ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
     rank.combine(got);
@@ -69,12 +68,12 @@ TEST_F(DeviceAgainArgumentsTest, RoutingThatIsNotKept) {
   });
 }
 
-TEST_F(DeviceAgainArgumentsTest, HandlesWhoseRoutingIsGone) {
+TEST_F(AgainArgumentsTest, HandlesWhoseRoutingIsGone) {
   run(fault_config(), {.keeps_routing = true}, [](ExchangeRank& rank) {
     Exchange& exchange = rank.exchange();
     expect_error(kBad, "the handle is empty", [&] { (void)again(rank, {}); });
     const DispatchHandle sent =
-        exchange.dispatch_send(rank.tokens(), rank.ids(), TensorView{}, rank.stream());
+        exchange.dispatch_send(rank.tokens(), rank.ids(), {}, rank.stream());
     expect_error(kBad, "sent by dispatch and not received", [&] { (void)again(rank, sent); });
     const Dispatched first = exchange.dispatch_receive(sent, rank.stream());
     expect_error(kBad, "1 handles are alive, max_in_flight is 1",
@@ -85,22 +84,22 @@ TEST_F(DeviceAgainArgumentsTest, HandlesWhoseRoutingIsGone) {
     exchange.release(exchange.reopen(first.handle, rank.stream()));  // still the same routing
     const Dispatched third = rank.dispatch();
     rank.combine(third);
-    expect_error(kBad, "a new dispatch has taken the place of the handle",
+    expect_error(kBad, "a new dispatch has reused the slot of the handle",
                  [&] { (void)again(rank, second.handle); });
-    expect_error(kBad, "a new dispatch has taken the place of the handle",
+    expect_error(kBad, "a new dispatch has reused the slot of the handle",
                  [&] { (void)exchange.reopen(first.handle, rank.stream()); });
     rank.combine(again(rank, third.handle));
   });
 }
 
-TEST_F(DeviceAgainArgumentsTest, OtherTokensThanBefore) {
+TEST_F(AgainArgumentsTest, OtherTokensThanBefore) {
   run(fault_config(), {.keeps_routing = true}, [](ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
     rank.combine(got);
-    const TensorView fewer(rank.tokens().data(), DType::kBF16, {15, 1024});
+    const TensorView fewer(rank.tokens().data(), DType::kBF16, {15, 1024}, rank.device());
     const std::size_t launches = rank.num_launches([&] {
       expect_error(kBad, "dispatch_again: tokens has 15 rows, must be 16", [&] {
-        (void)rank.exchange().dispatch_again(got.handle, fewer, TensorView{}, rank.stream());
+        (void)rank.exchange().dispatch_again(got.handle, fewer, {}, rank.stream());
       });
       expect_error(kBad, "options.max_tokens is 17, must be from 0 to max_tokens_per_rank, 16",
                    [&] { (void)again(rank, got.handle, {.max_tokens = 17}); });
@@ -110,10 +109,10 @@ TEST_F(DeviceAgainArgumentsTest, OtherTokensThanBefore) {
   });
 }
 
-TEST_F(DeviceAgainArgumentsTest, BoundsOfACall) {
+TEST_F(AgainArgumentsTest, BoundsOfACall) {
   run(fault_config(Layout::kByRank), {}, [](ExchangeRank& rank) {
     const auto dispatch = [&](std::int64_t max_tokens) {
-      return rank.exchange().dispatch(rank.tokens(), rank.ids(), TensorView{}, rank.stream(),
+      return rank.exchange().dispatch(rank.tokens(), rank.ids(), {}, rank.stream(),
                                       {.max_tokens = max_tokens});
     };
     expect_error(kBad, "options.max_tokens is -1", [&] { (void)dispatch(-1); });
@@ -123,16 +122,16 @@ TEST_F(DeviceAgainArgumentsTest, BoundsOfACall) {
   });
 }
 
-TEST_F(DeviceAgainArgumentsTest, Payloads) {
+TEST_F(AgainArgumentsTest, Payloads) {
   ExchangeConfig config = fault_config();
   config.payload_bytes = {32, 64};
   run(config, {}, [](ExchangeRank& rank) {
     const TensorView tokens = rank.tokens();
     const auto payload = [&](std::int64_t rows, std::int64_t bytes) {
-      return TensorView(tokens.data(), DType::kU8, {rows, bytes});
+      return TensorView(tokens.data(), DType::kU8, {rows, bytes}, tokens.device());
     };
     const auto dispatch = [&](const std::vector<TensorView>& payloads) {
-      return rank.exchange().dispatch(tokens, rank.ids(), TensorView{}, rank.stream(),
+      return rank.exchange().dispatch(tokens, rank.ids(), {}, rank.stream(),
                                       {.payloads = payloads});
     };
     const std::size_t launches = rank.num_launches([&] {
@@ -153,11 +152,12 @@ TEST_F(DeviceAgainArgumentsTest, Payloads) {
   });
 }
 
-TEST_F(DeviceAgainArgumentsTest, ConfigurationsThatAreNotSupported) {
+TEST_F(AgainArgumentsTest, ConfigurationsThatAreNotSupported) {
   run_ranks(1, [](const Group& group) {
     const cuda::DeviceGuard guard(0);
     const auto refuse = [&](const ExchangeConfig& config, const char* phrase) {
-      expect_error(Errc::kNotSupported, phrase, [&] { const Exchange exchange(group, config); });
+      expect_error(Errc::kNotSupported, phrase,
+                   [&] { const Exchange exchange(group, config, {.device = Device::cuda(0)}); });
     };
     ExchangeConfig back = fault_config();
     back.combine_scheme = schemes::kFp8Token;
@@ -176,7 +176,7 @@ TEST_F(DeviceAgainArgumentsTest, ConfigurationsThatAreNotSupported) {
   });
 }
 
-TEST_F(DeviceAgainArgumentsTest, ACapacityThatIsExceeded) {
+TEST_F(AgainArgumentsTest, ACapacityThatIsExceeded) {
   for (const Layout layout : {Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
     SCOPED_TRACE(name_of(layout));
     ExchangeConfig config = fault_config(layout);

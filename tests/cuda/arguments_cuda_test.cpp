@@ -21,7 +21,7 @@ using test::run_ranks;
 
 constexpr Errc kBad = Errc::kInvalidArgument;
 
-class DeviceArgumentsTest : public testing::Test {
+class ExchangeArgumentsTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
@@ -52,7 +52,7 @@ struct WrongInput {
 };
 
 TensorView like(const TensorView& view, DType dtype, std::initializer_list<std::int64_t> shape) {
-  return TensorView(view.data(), dtype, shape);
+  return TensorView(view.data(), dtype, shape, view.device());
 }
 
 void expect_input_refused(ExchangeRank& rank, const std::vector<WrongInput>& inputs) {
@@ -72,7 +72,7 @@ void expect_input_refused(ExchangeRank& rank, const std::vector<WrongInput>& inp
   EXPECT_EQ(launches, 0u);
 }
 
-TEST_F(DeviceArgumentsTest, WrongInputsOfDispatch) {
+TEST_F(ExchangeArgumentsTest, WrongInputsOfDispatch) {
   ExchangeConfig config = fault_config();
   config.sends_weights = false;
   run(config, [](const Group&, ExchangeRank& rank) {
@@ -96,7 +96,8 @@ TEST_F(DeviceArgumentsTest, WrongInputsOfDispatch) {
              }},
             {"tokens starts at",
              [](Views& v) {
-               v.tokens = TensorView(v.tokens.as<std::byte>() + 1, DType::kBF16, {15, 1024});
+               v.tokens = TensorView(v.tokens.as<std::byte>() + 1, DType::kBF16, {15, 1024},
+                                     v.tokens.device());
              }},
             {"topk_ids is", [](Views& v) { v.ids = {}; }},
             {"topk_ids is f32",
@@ -118,7 +119,7 @@ TEST_F(DeviceArgumentsTest, WrongInputsOfDispatch) {
   });
 }
 
-TEST_F(DeviceArgumentsTest, WrongWeightsOfDispatch) {
+TEST_F(ExchangeArgumentsTest, WrongWeightsOfDispatch) {
   ExchangeConfig config = fault_config();
   config.sends_weights = true;
   run(config, [](const Group&, ExchangeRank& rank) {
@@ -139,7 +140,7 @@ TEST_F(DeviceArgumentsTest, WrongWeightsOfDispatch) {
   });
 }
 
-TEST_F(DeviceArgumentsTest, WrongScalesOfDispatch) {
+TEST_F(ExchangeArgumentsTest, WrongScalesOfDispatch) {
   ExchangeConfig config = fault_config();
   config.scheme = schemes::kFp8Block;
   run_ranks(1, [&](const Group& group) {
@@ -166,7 +167,7 @@ TEST_F(DeviceArgumentsTest, WrongScalesOfDispatch) {
   });
 }
 
-TEST_F(DeviceArgumentsTest, WrongTensorScaleOfDispatch) {
+TEST_F(ExchangeArgumentsTest, WrongTensorScaleOfDispatch) {
   ExchangeConfig config = fault_config();
   config.scheme = schemes::kFp8Tensor;
   run_ranks(1, [&](const Group& group) {
@@ -191,10 +192,10 @@ struct WrongReturn {
   std::function<void(TensorView& rows, TensorView& output, CombineOptions& options)> spoil;
 };
 
-TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
+TEST_F(ExchangeArgumentsTest, WrongArgumentsOfCombine) {
   run(fault_config(), [](const Group&, ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
-    const std::int64_t num_rows = got.rows.shape(0);
+    const std::int64_t num_rows = got.experts.rows.shape(0);
     const TensorView f32 = like(rank.tokens(), DType::kF32, {16, 2});
     using Options = CombineOptions;
     const std::vector<WrongReturn> wrongs{
@@ -209,7 +210,8 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
          }},
         {"rows starts at", kBad,
          [&](auto& rows, auto&, Options&) {
-           rows = TensorView(rows.template as<std::byte>() + 1, DType::kBF16, {num_rows, 1024});
+           rows = TensorView(rows.template as<std::byte>() + 1, DType::kBF16, {num_rows, 1024},
+                             rows.device());
          }},
         {"output is", kBad, [](auto&, auto& output, Options&) { output = {}; }},
         {"output is i32", kBad,
@@ -236,12 +238,12 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
          [&](auto&, auto&, Options& options) {
            options.row_weights = like(rank.tokens(), DType::kBF16, {num_rows});
          }},
-        {"row_weights is f32 [16, 2], must be f32", kBad,
+        {"row_weights is f32 [16, 2] on cuda:0, must be f32", kBad,
          [&](auto&, auto&, Options& options) { options.row_weights = f32; }},
         {"row_weights starts at", kBad,
          [&](auto&, auto&, Options& options) {
-           options.row_weights =
-               TensorView(rank.tokens().as<std::byte>() + 2, DType::kF32, {num_rows});
+           options.row_weights = TensorView(rank.tokens().as<std::byte>() + 2, DType::kF32,
+                                            {num_rows}, rank.device());
          }},
         {"returned_weights is f32 [16, 1]", kBad,
          [&](auto&, auto&, Options& options) {
@@ -257,7 +259,7 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
     const std::size_t launches = rank.num_launches([&] {
       for (const WrongReturn& wrong : wrongs) {
         SCOPED_TRACE(wrong.phrase);
-        TensorView rows = got.rows;
+        TensorView rows = got.experts.rows;
         TensorView output = rank.output();
         CombineOptions options;
         wrong.spoil(rows, output, options);
@@ -272,7 +274,7 @@ TEST_F(DeviceArgumentsTest, WrongArgumentsOfCombine) {
   });
 }
 
-TEST_F(DeviceArgumentsTest, WrongWeightsOfCombine) {
+TEST_F(ExchangeArgumentsTest, WrongWeightsOfCombine) {
   ExchangeConfig config = fault_config();
   config.reduce = Reduce::kPerExpert;
   run(config, [](const Group&, ExchangeRank& rank) {
@@ -282,7 +284,7 @@ TEST_F(DeviceArgumentsTest, WrongWeightsOfCombine) {
            {like(rank.tokens(), DType::kBF16, {16, 2}), like(rank.tokens(), DType::kF32, {15, 2}),
             like(rank.tokens(), DType::kF32, {16, 3})}) {
         expect_error(kBad, "combine: topk_weights is", [&] {
-          rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(),
+          rank.exchange().combine(got.handle, got.experts.rows, rank.output(), rank.stream(),
                                   {.topk_weights = weights});
         });
       }
@@ -293,17 +295,17 @@ TEST_F(DeviceArgumentsTest, WrongWeightsOfCombine) {
   });
 }
 
-TEST_F(DeviceArgumentsTest, WeightsThatDoNotTravelDoNotGoHome) {
+TEST_F(ExchangeArgumentsTest, WeightsThatDoNotTravelDoNotGoHome) {
   ExchangeConfig config = fault_config();
   config.sends_weights = false;
   run(config, [](const Group&, ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
     const auto combine = [&](const CombineOptions& options) {
-      rank.exchange().combine(got.handle, got.rows, rank.output(), rank.stream(), options);
+      rank.exchange().combine(got.handle, got.experts.rows, rank.output(), rank.stream(), options);
     };
     const std::size_t launches = rank.num_launches([&] {
       expect_error(kBad, "row_weights is given, but weights do not travel; set sends_weights", [&] {
-        combine({.row_weights = like(rank.tokens(), DType::kF32, {got.rows.shape(0)})});
+        combine({.row_weights = like(rank.tokens(), DType::kF32, {got.experts.rows.shape(0)})});
       });
       expect_error(kBad, "returned_weights is given, but weights do not travel", [&] {
         combine({.returned_weights = like(rank.tokens(), DType::kF32, {16, 2})});
@@ -315,7 +317,7 @@ TEST_F(DeviceArgumentsTest, WeightsThatDoNotTravelDoNotGoHome) {
   });
 }
 
-TEST_F(DeviceArgumentsTest, HandlesThatAreUsedWrongly) {
+TEST_F(ExchangeArgumentsTest, HandlesThatAreUsedWrongly) {
   run(fault_config(), [](const Group& group, ExchangeRank& rank) {
     Exchange& exchange = rank.exchange();
     ExchangeRank other(group, fault_config());
@@ -326,7 +328,7 @@ TEST_F(DeviceArgumentsTest, HandlesThatAreUsedWrongly) {
     expect_error(kBad, "the handle is not alive here", [&] { exchange.release({}); });
 
     const DispatchHandle sent =
-        exchange.dispatch_send(rank.tokens(), rank.ids(), TensorView{}, rank.stream());
+        exchange.dispatch_send(rank.tokens(), rank.ids(), {}, rank.stream());
     expect_error(kBad, "was sent by dispatch last, must have been received from dispatch",
                  [&] { combine(sent, rank.tokens()); });
     expect_error(kBad, "1 handles are alive, max_in_flight is 1", [&] { (void)rank.dispatch(); });
@@ -337,22 +339,25 @@ TEST_F(DeviceArgumentsTest, HandlesThatAreUsedWrongly) {
                  [&] { exchange.combine_receive(got.handle, rank.output(), rank.stream()); });
     const Dispatched foreign = other.dispatch();
     expect_error(kBad, "the handle is not alive here",
-                 [&] { combine(foreign.handle, foreign.rows); });
+                 [&] { combine(foreign.handle, foreign.experts.rows); });
     other.combine(foreign);
     other.finish();
 
-    combine(got.handle, got.rows);
-    expect_error(kBad, "the handle is not alive here", [&] { combine(got.handle, got.rows); });
+    combine(got.handle, got.experts.rows);
+    expect_error(kBad, "the handle is not alive here",
+                 [&] { combine(got.handle, got.experts.rows); });
     const Dispatched again = rank.dispatch();
-    expect_error(kBad, "the handle is not alive here", [&] { combine(got.handle, got.rows); });
+    expect_error(kBad, "the handle is not alive here",
+                 [&] { combine(got.handle, got.experts.rows); });
     exchange.release(again.handle);
-    expect_error(kBad, "the handle is not alive here", [&] { combine(again.handle, again.rows); });
+    expect_error(kBad, "the handle is not alive here",
+                 [&] { combine(again.handle, again.experts.rows); });
     expect_error(kBad, "the handle is not alive here", [&] { exchange.release(again.handle); });
     rank.finish();
   });
 }
 
-TEST_F(DeviceArgumentsTest, AsManyHandlesAsConfigured) {
+TEST_F(ExchangeArgumentsTest, AsManyHandlesAsConfigured) {
   ExchangeConfig config = fault_config();
   config.max_in_flight = 2;
   run(config, [](const Group&, ExchangeRank& rank) {
@@ -368,10 +373,11 @@ TEST_F(DeviceArgumentsTest, AsManyHandlesAsConfigured) {
   });
 }
 
-TEST_F(DeviceArgumentsTest, WrongOptionsOfTheExchange) {
+TEST_F(ExchangeArgumentsTest, WrongOptionsOfTheExchange) {
   run_ranks(1, [](const Group& group) {
-    const DeviceGuard guard(0);
-    const auto make = [&](const ExchangeOptions& options) {
+    const cuda::DeviceGuard guard(0);
+    const auto make = [&](ExchangeOptions options) {
+      options.device = Device::cuda(0);
       const Exchange exchange(group, fault_config(), options);
     };
     expect_error(kBad, "num_ctas is -1", [&] { make({.num_ctas = -1}); });
@@ -379,16 +385,17 @@ TEST_F(DeviceArgumentsTest, WrongOptionsOfTheExchange) {
     expect_error(kBad, "timeout_ms is 9223372036854775807",
                  [&] { make({.timeout_ms = std::numeric_limits<std::int64_t>::max()}); });
     expect_error(kBad, "none_such", [&] { make({.heap = "none_such"}); });
+    const ExchangeOptions on_gpu{.device = Device::cuda(0)};
     ExchangeConfig wide = fault_config();
     wide.num_topk = 33;
     expect_error(Errc::kNotSupported, "num_topk is 33, must be at most 32",
-                 [&] { const Exchange exchange(group, wide); });
+                 [&] { const Exchange exchange(group, wide, on_gpu); });
     ExchangeConfig crowded = fault_config();
     crowded.num_experts = 16384;
     crowded.num_topk = 3;
     crowded.max_tokens_per_rank = 87'381;
     expect_error(Errc::kNotSupported, "max_tokens_per_rank 87381 x num_topk 3 is 262143",
-                 [&] { const Exchange exchange(group, crowded); });
+                 [&] { const Exchange exchange(group, crowded, on_gpu); });
   });
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// device_exchange_case.h: the inputs of a GPU exchange test, in host memory and on the GPU.
+// exchange_case.h: one configuration of an exchange between GPUs, and the inputs of its calls.
 #pragma once
 
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,6 @@
 #include "switchyard/exchange.h"
 
 #include "core/random.h"
-#include "cuda/base/check.h"
-#include "cuda/base/memory.h"
 #include "quant/bf16.h"
 
 namespace switchyard::test {
@@ -24,12 +23,9 @@ struct Case {
   ExchangeConfig config;
   std::vector<std::int64_t> num_tokens;  ///< per rank, repeated if shorter
   double none_share = 0.0;
-  std::int32_t only_expert = -1;
   bool all_ones = false;  ///< tokens and results contain many words that the wire reserves
-  DType token_dtype = DType::kBF16;
   bool splits_phases = false;
   int num_calls = 3;
-  std::int64_t max_tokens = 0;  ///< option of every call
   bool adds_shared = false;
   bool returns_weights = false;  ///< every combine returns weights of rows
   bool goes_again = false;       ///< after each call also: dispatch_again, reopen, and routing only
@@ -40,60 +36,6 @@ struct Case {
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
-
-/// GPU memory for one rank. Ranks that share a GPU must not allocate while kernels run: the runtime
-/// would wait for those kernels, and they wait for this rank.
-class Arena {
- public:
-  Arena() : memory_(kBytes) {}
-  std::byte* allocate(std::size_t bytes) {
-    const std::size_t at = used_;
-    used_ += (bytes + 511) / 256 * 256;
-    if (used_ > kBytes) throw std::bad_alloc();
-    return memory_.data() + at;
-  }
-  void clear() { used_ = 0; }
-
- private:
-  static constexpr std::size_t kBytes = std::size_t{640} << 20;
-  cuda::DeviceBuffer memory_;
-  std::size_t used_ = 0;
-};
-
-/// Host bytes and their copy on the GPU.
-class Both {
- public:
-  explicit Both(std::size_t bytes = 0) : host_(bytes) {}
-  template <typename T>
-  T* as() {
-    return reinterpret_cast<T*>(host_.data());
-  }
-  std::size_t size() const { return host_.size(); }
-  TensorView host(DType dtype, std::initializer_list<std::int64_t> shape) const {
-    return TensorView(host_.data(), dtype, shape);
-  }
-  TensorView device(Arena& arena, DType dtype, std::initializer_list<std::int64_t> shape) {
-    std::byte* to = arena.allocate(host_.size());
-    check_cuda(cudaMemcpy(to, host_.data(), host_.size(), cudaMemcpyHostToDevice), "up");
-    // Copies from pageable memory may still be under way when cudaMemcpy returns.
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "up");
-    return TensorView(to, dtype, shape);
-  }
-
- private:
-  std::vector<std::byte> host_;
-};
-
-inline std::vector<std::byte> download(const TensorView& view) {
-  std::vector<std::byte> bytes(view.num_bytes());
-  cuda::check_cuda(cudaMemcpy(bytes.data(), view.data(), bytes.size(), cudaMemcpyDeviceToHost),
-                   "down");
-  return bytes;
-}
-
-inline std::size_t bytes_of(DType dtype, std::int64_t count) {
-  return static_cast<std::size_t>(count * bits_of(dtype) / 8);
-}
 
 // Fills with values from many binades, some of them special, or with words that the wire reserves.
 inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, bool all_ones,
@@ -121,34 +63,32 @@ inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, 
   }
 }
 
+/// What a rank gives to a call, on the host.
 struct Input {
   std::int64_t num_tokens = 0;
-  Both tokens;
-  Both ids;
-  Both weights;
+  Tensor tokens;   ///< [T, H] bf16
+  Tensor ids;      ///< [T, K] i64
+  Tensor weights;  ///< [T, K]
 };
 
+// `salt` changes tokens and weights, but not the number of tokens or their ids.
 inline Input make_input(const Case& c, int rank, int call, int salt = 0) {
   const ExchangeConfig& config = c.config;
+  const std::int64_t topk = config.num_topk;
   const auto seed = static_cast<std::uint64_t>(1000 * call + 10 * rank);
   Input in;
   in.num_tokens = c.num_tokens[static_cast<std::size_t>(rank + call) % c.num_tokens.size()];
-  in.tokens = Both(bytes_of(c.token_dtype, in.num_tokens * config.hidden));
-  in.ids = Both(static_cast<std::size_t>(in.num_tokens * config.num_topk) * 8);
-  in.weights = Both(static_cast<std::size_t>(in.num_tokens * config.num_topk) * 4);
+  in.tokens = Tensor(DType::kBF16, {in.num_tokens, config.hidden});
+  in.ids = Tensor(DType::kI64, {in.num_tokens, topk});
+  in.weights = Tensor(DType::kF32, {in.num_tokens, topk});
   const std::uint64_t salted = seed + static_cast<std::uint64_t>(100'000 * salt);
-  fill(in.tokens.as<void>(), c.token_dtype, in.num_tokens * config.hidden, salted, c.all_ones);
+  fill(in.tokens.data(), DType::kBF16, in.num_tokens * config.hidden, salted, c.all_ones);
   for (std::int64_t t = 0; t < in.num_tokens; ++t) {
     std::vector<bool> used(static_cast<std::size_t>(config.num_experts));
-    for (std::int64_t k = 0; k < config.num_topk; ++k) {
-      const auto at = static_cast<std::uint64_t>(t * config.num_topk + k);
-      std::int64_t id = c.only_expert;
-      if (id < 0) {
-        id = static_cast<std::int64_t>(random_bits(seed + 4, at) %
-                                       static_cast<std::uint64_t>(config.num_experts));
-      } else if (k > 0) {
-        id = -1;
-      }
+    for (std::int64_t k = 0; k < topk; ++k) {
+      const auto at = static_cast<std::uint64_t>(t * topk + k);
+      auto id = static_cast<std::int64_t>(random_bits(seed + 4, at) %
+                                          static_cast<std::uint64_t>(config.num_experts));
       if (random_uniform(seed + 5, at) < c.none_share) id = -1;
       const bool wants_distinct = config.layout == Layout::kBatched;
       while (id >= 0 && wants_distinct && used[static_cast<std::size_t>(id)]) {
@@ -165,7 +105,7 @@ inline Input make_input(const Case& c, int rank, int call, int salt = 0) {
 
 inline void expect_rows_equal(const Case& c, const std::vector<RowOrigin>& origins,
                               std::size_t row_bytes, const void* want,
-                              const std::vector<std::byte>& got, const char* what) {
+                              std::span<const std::byte> got, const char* what) {
   for (const RowOrigin& origin : origins) {
     const auto at = static_cast<std::size_t>(origin.row) * row_bytes;
     ASSERT_LE(at + row_bytes, got.size()) << c.name << " " << what;

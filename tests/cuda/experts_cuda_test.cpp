@@ -2,7 +2,7 @@
 //
 // "exact" experts on a GPU return the same bits as on the CPU. Needs a GPU; skips without one.
 
-#include "device_experts_case.h"
+#include "experts_case.h"
 #include "quant/scale_layout.h"
 #include "support/errors.h"
 
@@ -10,8 +10,10 @@ namespace switchyard {
 namespace {
 
 using test::batch_problem;
-using test::DeviceCall;
-using test::DeviceInput;
+using test::GpuCall;
+using test::GpuInput;
+using test::kGpu;
+using test::kGpuStream;
 using test::Problem;
 using test::run_on_gpu;
 using test::valid_part;
@@ -22,7 +24,7 @@ void expect_same_bits(const Problem& problem, const std::string& what,
                       const ExpertOptions& options = {}, const ExpertRows* given = nullptr) {
   SCOPED_TRACE(what);
   const auto on_cpu = make_exact_experts(problem.weights(), options);
-  const auto on_gpu = make_device_experts("exact", problem.weights(), options);
+  const auto on_gpu = make_exact_experts(problem.weights(), options, kGpu);
   EXPECT_EQ(on_gpu->is_batch_invariant(), on_cpu->is_batch_invariant());
   const auto expected = valid_part(problem, test::run_experts(*on_cpu, problem));
   const ExpertRows input = given == nullptr ? problem.input() : *given;
@@ -55,7 +57,7 @@ const WeightFormat kFormats[] = {
     {DType::kE2M1, DType::kE8M0, weight_blocks::kMxfp4},
 };
 
-TEST(DeviceExpertsTest, EveryFormatOfWeightsOverOddSizes) {
+TEST(ExpertsCudaTest, EveryFormatOfWeightsOverOddSizes) {
   REQUIRE_GPU();
   const std::pair<std::int64_t, std::int64_t> sizes[] = {{2, 2}, {130, 34}, {38, 290}, {256, 128}};
   for (const WeightFormat& format : kFormats) {
@@ -69,7 +71,7 @@ TEST(DeviceExpertsTest, EveryFormatOfWeightsOverOddSizes) {
 }
 
 // Odd rows start at any address; tiles are full, partial, and of every kernel's size.
-TEST(DeviceExpertsTest, EveryNumberOfRows) {
+TEST(ExpertsCudaTest, EveryNumberOfRows) {
   REQUIRE_GPU();
   expect_same_bits(Problem(31, 17, {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 97, 0}),
                    "31 x 17");
@@ -89,21 +91,14 @@ constexpr const char* kNames[] = {"none",       "fp8_block",  "fp8_ue8m0",      
                                   "int8_block", "nvfp4",      "mxfp4",           "mxfp6_e3m2",
                                   "mxfp6_e2m3", "mxfp8",      "fp8_block_deepep"};
 
-TEST(DeviceExpertsTest, EverySchemeOfRows) {
+// The named schemes are cases of src/conformance.
+TEST(ExpertsCudaTest, UnquantizedRowsOfOtherDTypes) {
   REQUIRE_GPU();
-  for (const char* name : kNames) {
-    const QuantScheme scheme = scheme_from_name(name).value();
-    for (const std::int64_t hidden : {2, 34, 200, 518}) {
-      const std::string what = std::string(name) + ", " + std::to_string(hidden);
-      expect_same_bits(Problem(hidden, 6, {3, 0, 14}, DType::kBF16, scheme), what);
-      expect_same_bits(batch_problem(hidden, 6, 20, {3, 20, 0}, DType::kF32, scheme), what);
-    }
-  }
   expect_same_bits(Problem(31, 18, {5, 6}, DType::kBF16, QuantScheme{DType::kF16}), "f16");
   expect_same_bits(Problem(31, 18, {5, 6}, DType::kBF16, QuantScheme{DType::kF32}), "f32");
 }
 
-TEST(DeviceExpertsTest, EverySchemeOfTheActivation) {
+TEST(ExpertsCudaTest, EverySchemeOfTheActivation) {
   REQUIRE_GPU();
   const float global = 300.0f;
   const float given[] = {0.02f, 0.01f, 0.04f};
@@ -123,7 +118,7 @@ TEST(DeviceExpertsTest, EverySchemeOfTheActivation) {
   }
 }
 
-TEST(DeviceExpertsTest, BiasesOfEveryDType) {
+TEST(ExpertsCudaTest, BiasesOfEveryDType) {
   REQUIRE_GPU();
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     Problem problem(130, 34, {5, 0, 33});
@@ -134,7 +129,7 @@ TEST(DeviceExpertsTest, BiasesOfEveryDType) {
 }
 
 // NaN and infinity stay in their rows and become the same codes.
-TEST(DeviceExpertsTest, RowsThatAreNoNumbers) {
+TEST(ExpertsCudaTest, RowsThatAreNoNumbers) {
   REQUIRE_GPU();
   for (const char* name : kNames) {
     Problem problem(64, 40, {9}, DType::kBF16, QuantScheme{DType::kF32});
@@ -154,7 +149,7 @@ TEST(DeviceExpertsTest, RowsThatAreNoNumbers) {
 }
 
 // [L, C, S] with strides (S * C, 1, C), as masked grouped fp8 GEMMs read it; and tiles.
-TEST(DeviceExpertsTest, ScalesInEveryLayout) {
+TEST(ExpertsCudaTest, ScalesInEveryLayout) {
   REQUIRE_GPU();
   const auto layouts = [](const QuantScheme& scheme) {
     std::vector<ScaleLayout> all{ScaleLayout::kColumnMajor, ScaleLayout::kColumnMajorAligned};
@@ -192,7 +187,7 @@ TEST(DeviceExpertsTest, ScalesInEveryLayout) {
   }
 }
 
-TEST(DeviceExpertsTest, EachExpertMayHaveItsOwnScales) {
+TEST(ExpertsCudaTest, EachExpertMayHaveItsOwnScales) {
   REQUIRE_GPU();
   const float scales[] = {0.0125f, 0.05f, 0.1f};
   Problem problem = batch_problem(40, 18, 20, {5, 6, 20}, DType::kBF16, schemes::kFp8Tensor);
@@ -207,21 +202,22 @@ TEST(DeviceExpertsTest, EachExpertMayHaveItsOwnScales) {
 }
 
 // A capture waits for nothing; a replay reads the current counts.
-TEST(DeviceExpertsTest, CallsMayBeCaptured) {
+TEST(ExpertsCudaTest, CallsMayBeCaptured) {
   REQUIRE_GPU();
   Problem problem = batch_problem(130, 34, 40, {7, 0, 12}, DType::kBF16, schemes::kFp8Block);
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Tensor}) {
     const auto on_cpu = make_exact_experts(problem.weights(), {scheme});
-    const auto experts = make_device_experts("exact", problem.weights(), {scheme});
+    const auto experts = make_exact_experts(problem.weights(), {scheme}, kGpu);
     ASSERT_TRUE(experts->is_capturable(true));
     ASSERT_TRUE(experts->is_capturable(false));
-    const DeviceInput input(problem.input(), true);
-    DeviceCall call(*experts, input.input);
-    const cuda::OwnedStream stream;
+    const GpuInput input(problem.input(), true);
+    GpuCall call(*experts, input.input);
+    const cuda::OwnedStream own_stream;
+    const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-    call.enqueue(stream.get());
+    call.apply(stream);
     cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
     cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (const std::vector<std::int32_t>& counts :
@@ -240,67 +236,68 @@ TEST(DeviceExpertsTest, CallsMayBeCaptured) {
 }
 
 // Kernels stay inside the buffer whatever the counts say.
-TEST(DeviceExpertsTest, CountsAreHeldToTheRowsThatThereAre) {
+TEST(ExpertsCudaTest, CountsAreHeldToTheRowsThatThereAre) {
   REQUIRE_GPU();
   Problem problem = batch_problem(64, 18, 20, {20, 0, 20});
   const auto on_cpu = make_exact_experts(problem.weights());
   const auto expected = valid_part(problem, test::run_experts(*on_cpu, problem));
-  const auto experts = make_device_experts("exact", problem.weights());
+  const auto experts = make_exact_experts(problem.weights(), {}, kGpu);
   const std::vector<std::int32_t> wrong = {1000, -5, 0x7FFFFFFF};
   ExpertRows input = problem.input();
-  input.num_rows = wrong;
+  input.num_rows = test::view_of(wrong);
   EXPECT_EQ(valid_part(problem, run_on_gpu(*experts, input, true)), expected);
   const std::vector<std::int64_t> first = {-1, std::int64_t{1} << 62, 40};
-  input.first_row = first;
+  input.first_row = test::view_of(first);
   const auto out = run_on_gpu(*experts, input, false);
   EXPECT_EQ(std::vector(out.begin() + 40 * 64, out.end()),
             std::vector(expected.begin() + 20 * 64, expected.end()));
 }
 
-TEST(DeviceExpertsTest, BadArgumentsAreNamed) {
+TEST(ExpertsCudaTest, BadArgumentsAreNamed) {
   const Problem problem = batch_problem(64, 18, 20, {20, 0, 20});
-  test::expect_error(Errc::kInvalidArgument, "experts are \"onednn\", want \"exact\" or \"cublas\"",
-                     [&] { make_device_experts("onednn", problem.weights()); });
+  test::expect_error(Errc::kInvalidArgument,
+                     "experts are \"onednn\" on cuda:0, want \"exact\" or \"cublas\"",
+                     [&] { make_experts("onednn", problem.weights(), {}, kGpu); });
   ExpertWeights weights = problem.weights();
   weights.up = {};
-  test::expect_error(Errc::kInvalidArgument, "make_device_experts: up is absent",
-                     [&] { make_device_experts("exact", weights); });
+  test::expect_error(Errc::kInvalidArgument, "make_exact_experts: up is absent",
+                     [&] { make_exact_experts(weights, {}, kGpu); });
   REQUIRE_GPU();
-  const auto experts = make_device_experts("exact", problem.weights());
-  const DeviceInput good(problem.input(), true);
-  const DeviceCall call(*experts, good.input);
+  const auto experts = make_exact_experts(problem.weights(), {}, kGpu);
+  const GpuInput good(problem.input(), true);
+  const GpuCall call(*experts, good.input);
   const auto refused =
       [&](Errc code, const char* phrase,
-          const std::function<void(DeviceExpertRows&, TensorView&, TensorView&)>& spoil) {
-        DeviceExpertRows input = good.input;
+          const std::function<void(ExpertRows&, TensorView&, std::span<std::byte>&)>& spoil) {
+        ExpertRows input = good.input;
         TensorView output = call.output();
-        TensorView workspace = call.workspace();
+        std::span<std::byte> workspace = call.workspace();
         spoil(input, output, workspace);
         test::expect_error(code, phrase,
-                           [&] { experts->apply(input, output, workspace, Stream(nullptr)); });
+                           [&] { experts->apply(input, output, workspace, kGpuStream); });
       };
   constexpr Errc kBad = Errc::kInvalidArgument;
   refused(kBad, "num_rows is absent, want contiguous i32 [3]",
           [](auto& input, auto&, auto&) { input.num_rows = {}; });
-  refused(kBad, "rows is bf16 [2, 20, 64], want 3 experts", [&](auto& input, auto& output, auto&) {
-    input.rows = output = TensorView(good.rows.data(), DType::kBF16, {2, 20, 64});
-  });
+  refused(kBad, "rows is bf16 [2, 20, 64] on cuda:0, want 3 experts",
+          [&](auto& input, auto& output, auto&) {
+            input.rows = output = TensorView(good.rows.data(), DType::kBF16, {2, 20, 64}, kGpu);
+          });
   refused(kBad, "alike", [&](auto&, auto& output, auto&) {
-    output = TensorView(output.data(), DType::kBF16, {60, 64});
+    output = TensorView(output.data(), DType::kBF16, {60, 64}, kGpu);
   });
   refused(kBad, "first_row is absent", [&](auto& input, auto& output, auto&) {
-    input.rows = TensorView(good.rows.data(), DType::kBF16, {60, 64});
-    output = TensorView(output.data(), DType::kBF16, {60, 64});
+    input.rows = TensorView(good.rows.data(), DType::kBF16, {60, 64}, kGpu);
+    output = TensorView(output.data(), DType::kBF16, {60, 64}, kGpu);
   });
-  refused(kBad, "experts of rows are 1281 apart, want 20 rows of 64",
-          [&](auto& input, auto&, auto&) {
-            input.rows = TensorView(good.rows.data(), DType::kBF16, {3, 20, 64}, {1281, 64, 1});
-          });
-  refused(kBad, "rows is bf16 [60, 64], want e4m3",
+  refused(
+      kBad, "experts of rows are 1281 apart, want 20 rows of 64", [&](auto& input, auto&, auto&) {
+        input.rows = TensorView(good.rows.data(), DType::kBF16, {3, 20, 64}, {1281, 64, 1}, kGpu);
+      });
+  refused(kBad, "rows is bf16 [60, 64] on cuda:0, want e4m3",
           [](auto& input, auto&, auto&) { input.scheme = schemes::kFp8Block; });
-  refused(Errc::kWorkspaceTooSmall, "ask workspace_bytes()", [](auto&, auto&, auto& workspace) {
-    workspace = TensorView(workspace.data(), DType::kU8, {workspace.shape(0) - 1});
-  });
+  refused(Errc::kWorkspaceTooSmall, "ask workspace_bytes()",
+          [](auto&, auto&, auto& workspace) { workspace = workspace.first(workspace.size() - 1); });
 }
 
 }  // namespace

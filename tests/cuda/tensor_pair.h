@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// twin_tensor.h: the same bytes on the host and on the GPU, between guards and with the gaps of
+// tensor_pair.h: the same bytes on the host and on the GPU, between guards and with the gaps of
 // strides. A CPU function works on one copy, a GPU function on the other; then all bytes must be
 // equal.
 #pragma once
@@ -17,7 +17,6 @@
 
 #include "core/random.h"
 #include "cuda/base/check.h"
-#include "cuda/base/memory.h"
 #include "gpu.h"
 
 namespace switchyard::test {
@@ -29,16 +28,16 @@ struct Placement {
   std::int64_t offset = 0;
 };
 
-class TwinTensor {
+class TensorPair {
  public:
   static constexpr std::size_t kGuard = 128;
 
-  TwinTensor() = default;
+  TensorPair() = default;
 
   /// [rows, columns], all bytes poisoned; contiguous unless placed otherwise.
-  TwinTensor(DType dtype, std::int64_t rows, std::int64_t columns)
-      : TwinTensor(dtype, rows, columns, {columns, 1, 0}) {}
-  TwinTensor(DType dtype, std::int64_t rows, std::int64_t columns, const Placement& placement) {
+  TensorPair(DType dtype, std::int64_t rows, std::int64_t columns)
+      : TensorPair(dtype, rows, columns, {columns, 1, 0}) {}
+  TensorPair(DType dtype, std::int64_t rows, std::int64_t columns, const Placement& placement) {
     const std::int64_t bits = bits_of(dtype);
     const std::int64_t last =
         rows == 0 || columns == 0
@@ -46,39 +45,39 @@ class TwinTensor {
             : (rows - 1) * placement.row_stride + (columns - 1) * placement.column_stride + 1;
     first_ = kGuard + static_cast<std::size_t>(placement.offset * bits / 8);
     bytes_.assign(first_ + static_cast<std::size_t>((last * bits + 7) / 8) + kGuard, kPoison);
-    device_bytes_ = cuda::DeviceBuffer(bytes_.size());
-    const auto view = [&](std::byte* data) {
+    device_bytes_ = Tensor(DType::kU8, {static_cast<std::int64_t>(bytes_.size())}, kGpu);
+    const auto view = [&](std::byte* data, Device where) {
       return TensorView(data + first_, dtype, {rows, columns},
-                        {placement.row_stride, placement.column_stride});
+                        {placement.row_stride, placement.column_stride}, where);
     };
-    host = view(bytes_.data());
-    device = view(device_bytes_.data());
+    host = view(bytes_.data(), Device::cpu());
+    device = view(device_bytes_.as<std::byte>(), kGpu);
     upload();
   }
 
-  static TwinTensor flat(DType dtype, std::int64_t count) {
-    TwinTensor twin(dtype, 1, count);
-    twin.host = TensorView(twin.host.data(), dtype, {count});
-    twin.device = TensorView(twin.device.data(), dtype, {count});
-    return twin;
+  static TensorPair flat(DType dtype, std::int64_t count) {
+    TensorPair pair(dtype, 1, count);
+    pair.host = TensorView(pair.host.data(), dtype, {count});
+    pair.device = TensorView(pair.device.data(), dtype, {count}, kGpu);
+    return pair;
   }
 
   /// Sets every byte between the guards to value(i).
   template <typename Value>
-  TwinTensor& fill_bytes(const Value& value) {
+  TensorPair& fill_bytes(const Value& value) {
     for (std::size_t i = first_; i + kGuard < bytes_.size(); ++i) {
       bytes_[i] = static_cast<std::byte>(value(i - first_));
     }
     upload();
     return *this;
   }
-  TwinTensor& randomize(std::uint64_t seed) {
+  TensorPair& randomize(std::uint64_t seed) {
     return fill_bytes([&](std::size_t i) { return random_bits(seed, i) >> 7 & 0xFF; });
   }
 
   /// Sets the elements of a matrix to value(row, column).
   template <typename T, typename Value>
-  TwinTensor& fill(const Value& value) {
+  TensorPair& fill(const Value& value) {
     for (std::int64_t r = 0; r < host.shape(0); ++r) {
       for (std::int64_t c = 0; c < host.shape(1); ++c) {
         host.as<T>()[r * host.stride(0) + c * host.stride(1)] = static_cast<T>(value(r, c));
@@ -93,7 +92,7 @@ class TwinTensor {
         cudaMemcpy(device_bytes_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice),
         "upload");
     // A copy from pageable memory may still be under way, and other streams do not wait for it.
-    check_cuda(cudaStreamSynchronize(nullptr), "upload");
+    cuda::check_cuda(cudaStreamSynchronize(nullptr), "upload");
   }
 
   std::vector<std::byte> download() const {
@@ -123,7 +122,7 @@ class TwinTensor {
   static constexpr std::byte kPoison{0xA5};
   std::size_t first_ = kGuard;
   std::vector<std::byte> bytes_;
-  cuda::DeviceBuffer device_bytes_;
+  Tensor device_bytes_;
 };
 
 /// A poisoned workspace of exactly this many bytes, between guards.
@@ -134,7 +133,7 @@ class GuardedWorkspace {
   std::span<std::byte> span() const { return {memory_.device.as<std::byte>(), bytes_}; }
   bool has_guards() const {
     const std::vector<std::byte> got = memory_.download();
-    for (std::size_t i = 0; i < TwinTensor::kGuard; ++i) {
+    for (std::size_t i = 0; i < TensorPair::kGuard; ++i) {
       if (got[i] != std::byte{0xA5} || got[got.size() - 1 - i] != std::byte{0xA5}) return false;
     }
     return true;
@@ -142,13 +141,13 @@ class GuardedWorkspace {
 
  private:
   std::size_t bytes_;
-  TwinTensor memory_;
+  TensorPair memory_;
 };
 
 /// i32 [1] on the GPU, initially 0.
 class ErrorWord {
  public:
-  ErrorWord() : word_(TwinTensor::flat(DType::kI32, 1)) {
+  ErrorWord() : word_(TensorPair::flat(DType::kI32, 1)) {
     word_.fill_bytes([](std::size_t) { return 0; });
   }
   const TensorView& view() const { return word_.device; }
@@ -160,7 +159,7 @@ class ErrorWord {
   }
 
  private:
-  TwinTensor word_;
+  TensorPair word_;
 };
 
 enum class Routing { kRandom, kNone, kOneExpert };
@@ -175,11 +174,11 @@ inline std::int64_t random_id(Routing routing, std::int64_t num_experts, std::ui
 }
 
 /// [T, K] i32 or i64; strided ids have gaps in both dimensions.
-inline TwinTensor twin_ids(DType dtype, std::int64_t num_tokens, std::int64_t num_topk,
+inline TensorPair make_ids(DType dtype, std::int64_t num_tokens, std::int64_t num_topk,
                            std::int64_t num_experts, Routing routing, bool is_strided) {
   const Placement placement =
       is_strided ? Placement{2 * num_topk + 3, 2, 1} : Placement{num_topk, 1, 0};
-  TwinTensor ids(dtype, num_tokens, num_topk, placement);
+  TensorPair ids(dtype, num_tokens, num_topk, placement);
   const auto id = [&](std::int64_t t, std::int64_t k) {
     return random_id(routing, num_experts, static_cast<std::uint64_t>(t * num_topk + k));
   };
@@ -192,8 +191,8 @@ inline TwinTensor twin_ids(DType dtype, std::int64_t num_tokens, std::int64_t nu
 }
 
 /// Global expert e is local expert e / 2 if e is even, otherwise on another rank.
-inline TwinTensor twin_map(std::int64_t num_experts) {
-  TwinTensor map = TwinTensor::flat(DType::kI32, num_experts);
+inline TensorPair make_map(std::int64_t num_experts) {
+  TensorPair map = TensorPair::flat(DType::kI32, num_experts);
   for (std::int64_t e = 0; e < num_experts; ++e) {
     map.host.as<std::int32_t>()[e] = e % 2 == 0 ? static_cast<std::int32_t>(e / 2) : -1;
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "blocking_kernels.h"
 #include "cuda/base/launch.h"
 #include "cuda/base/ptx.cuh"
-#include "rude_kernels.h"
 
 namespace switchyard::test {
 namespace {
@@ -16,8 +16,8 @@ __device__ std::uint64_t gpu_ns() {
 }
 
 // One CTA uses all shared memory of an SM. CTAs on spared SMs stay until every SM has its CTA.
-__global__ void hog_kernel(unsigned num_spared, const volatile std::uint32_t* release,
-                           std::uint64_t max_ns, std::uint32_t* num_started) {
+__global__ void blocker_kernel(unsigned num_spared, const volatile std::uint32_t* release,
+                               std::uint64_t max_ns, std::uint32_t* num_started) {
   unsigned sm;
   asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
   if (threadIdx.x == 0) atomicAdd(num_started, 1u);
@@ -51,16 +51,16 @@ __global__ void late_copy_kernel(LateCopy first, LateCopy second, std::uint64_t 
 
 }  // namespace
 
-void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
-                std::uint32_t* num_started, cudaStream_t stream) {
+void launch_blocker(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
+                    std::uint32_t* num_started, cudaStream_t stream) {
   const auto shared =
       static_cast<std::size_t>(cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  cuda::allow_shared_memory(hog_kernel, shared, "hog");
+  cuda::allow_shared_memory(blocker_kernel, shared, "blocker");
   cuda::launch_kernel(
-      hog_kernel,
-      {cuda::device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream}, "hog",
-      static_cast<unsigned>(num_spared), release, static_cast<std::uint64_t>(max_ms) * 1'000'000,
-      num_started);
+      blocker_kernel,
+      {cuda::device_attribute(cudaDevAttrMultiProcessorCount), 64, shared, false, stream},
+      "blocker", static_cast<unsigned>(num_spared), release,
+      static_cast<std::uint64_t>(max_ms) * 1'000'000, num_started);
 }
 
 void launch_late_copy(const LateCopy& first, const LateCopy& second, std::int64_t sleep_us,

@@ -56,19 +56,19 @@ void expect_same_at_every_call(ExchangeRank& rank, const Dispatched& earlier, co
   };
   const std::size_t launches = rank.num_launches([&] {
     expect_cause([&] { (void)rank.dispatch(); });
-    expect_cause([&] {
-      (void)exchange.dispatch_send(rank.tokens(), rank.ids(), TensorView{}, rank.stream());
-    });
+    expect_cause(
+        [&] { (void)exchange.dispatch_send(rank.tokens(), rank.ids(), {}, rank.stream()); });
     expect_cause([&] { (void)exchange.dispatch_receive(earlier.handle, rank.stream()); });
     expect_cause([&] { rank.combine(earlier); });
-    expect_cause([&] { exchange.combine_send(earlier.handle, earlier.rows, rank.stream()); });
+    expect_cause(
+        [&] { exchange.combine_send(earlier.handle, earlier.experts.rows, rank.stream()); });
     expect_cause([&] { exchange.combine_receive(earlier.handle, rank.output(), rank.stream()); });
     expect_cause([&] { exchange.check(); });
   });
   EXPECT_EQ(launches, 0u);
 }
 
-class DeviceFaultTest : public testing::Test {
+class FaultTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
@@ -92,7 +92,7 @@ class DeviceFaultTest : public testing::Test {
   }
 };
 
-TEST_F(DeviceFaultTest, RankThatNeverDispatchesIsNamedInTime) {
+TEST_F(FaultTest, RankThatNeverDispatchesIsNamedInTime) {
   run(3, fault_config(), 1500, [](const Group& group, ExchangeRank& rank) {
     rank.pair();
     rank.finish();
@@ -115,7 +115,7 @@ TEST_F(DeviceFaultTest, RankThatNeverDispatchesIsNamedInTime) {
   });
 }
 
-TEST_F(DeviceFaultTest, RankThatNeverCombinesIsNamed) {
+TEST_F(FaultTest, RankThatNeverCombinesIsNamed) {
   run(2, fault_config(Layout::kBatched), 1500, [](const Group& group, ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
     rank.finish();
@@ -130,7 +130,7 @@ TEST_F(DeviceFaultTest, RankThatNeverCombinesIsNamed) {
   });
 }
 
-TEST_F(DeviceFaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
+TEST_F(FaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     if (group.rank() == 0) {
       std::int64_t aborted_ns = 0;
@@ -153,7 +153,7 @@ TEST_F(DeviceFaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
 }
 
 // Replays that are already enqueued end too, each as soon as it starts.
-TEST_F(DeviceFaultTest, AbortEndsReplaysThatAreQueued) {
+TEST_F(FaultTest, AbortEndsReplaysThatAreQueued) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     rank.capture(group);
     for (int i = 0; i < (group.rank() == 0 ? 40 : 20); ++i) rank.replay();
@@ -169,7 +169,7 @@ TEST_F(DeviceFaultTest, AbortEndsReplaysThatAreQueued) {
   });
 }
 
-TEST_F(DeviceFaultTest, RankThatThrowsEndsTheKernelsThatWaitForIt) {
+TEST_F(FaultTest, RankThatThrowsEndsTheKernelsThatWaitForIt) {
   const std::int64_t start = now_ns();
   try {
     run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
@@ -192,7 +192,7 @@ struct BadId {
 };
 
 // Rank 1 has the bad id at [5, 1]; rank 0 learns of it.
-TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
+TEST_F(FaultTest, BadIdIsNamedByTokenAndChoice) {
   constexpr std::int64_t kFirstOfToken = 10 % 8;
   constexpr std::int64_t kMin = std::numeric_limits<std::int32_t>::min();
   for (const BadId& bad : {
@@ -217,7 +217,7 @@ TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
       }
       group.barrier();
       const Dispatched got = rank.dispatch();
-      check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
+      cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const Error cause = wait_for_cause(rank.exchange());
       EXPECT_EQ(cause.code(), is_bad_rank ? Errc::kInvalidArgument : Errc::kAborted);
       EXPECT_THAT(cause.what(), HasSubstr("topk_ids[5, "));
@@ -227,7 +227,7 @@ TEST_F(DeviceFaultTest, BadIdIsNamedByTokenAndChoice) {
   }
 }
 
-TEST_F(DeviceFaultTest, ExceededCapacityIsEveryRanksError) {
+TEST_F(FaultTest, ExceededCapacityIsEveryRanksError) {
   ExchangeConfig config = fault_config(Layout::kBatched);
   config.capacity = 5;
   run(2, config, 0, [](const Group& group, ExchangeRank& rank) {
@@ -242,11 +242,11 @@ TEST_F(DeviceFaultTest, ExceededCapacityIsEveryRanksError) {
   });
 }
 
-TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
+TEST_F(FaultTest, RankWithoutRowWeightsIsNamed) {
   for (const Layout layout : {Layout::kExpanded, Layout::kByRank, Layout::kAllGather}) {
     SCOPED_TRACE(name_of(layout));
     run(2, fault_config(layout), 0, [&](const Group& group, ExchangeRank& rank) {
-      test::HomeWeights weights(fault_config(layout));
+      test::ReturnedWeights weights(rank.device(), fault_config(layout));
       group.barrier();
       const Dispatched got = rank.dispatch();
       rank.finish();
@@ -265,24 +265,24 @@ TEST_F(DeviceFaultTest, RankWithoutRowWeightsIsNamed) {
   }
 }
 
-TEST_F(DeviceFaultTest, RankWithoutRowsNeedsNoRowWeights) {
+TEST_F(FaultTest, RankWithoutRowsNeedsNoRowWeights) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
-    test::HomeWeights weights(fault_config());
+    test::ReturnedWeights weights(rank.device(), fault_config());
     rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // rank 0's experts
     group.barrier();
     const Dispatched got = rank.dispatch();
     rank.finish();
     CombineOptions options = weights.options(got);
     if (group.rank() == 1) options.row_weights = {};
-    rank.exchange().combine_send(got.handle, got.rows, rank.stream(), options);
+    rank.exchange().combine_send(got.handle, got.experts.rows, rank.stream(), options);
     rank.exchange().combine_receive(got.handle, rank.output(), rank.stream(), options);
     rank.finish();
-    EXPECT_EQ(weights.home(), weights.all_home(0x3F800000u));
+    EXPECT_EQ(weights.bits(), weights.all_of(0x3F800000u));
   });
 }
 
 // Uses the group's timeout, which is multiplied for ranks that share a GPU.
-TEST_F(DeviceFaultTest, DeadlineOfTheGroupHoldsForKernels) {
+TEST_F(FaultTest, DeadlineOfTheGroupHoldsForKernels) {
   if (test::num_gpus() < 2) GTEST_SKIP() << "one GPU: 20 times the timeout";
   run_ranks(
       2,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rude_kernels.h: neighbors that an exchange must tolerate: one that occupies SMs and keeps them,
-// and one that lets the next kernel start long before it writes.
+// blocking_kernels.h: neighbors that an exchange must tolerate: one that occupies SMs and keeps
+// them, and one that lets the next kernel start long before it writes.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace switchyard::test {
 /// Occupies all SMs of the current GPU except `num_spared` until `*release` (host memory) is not 0,
 /// or for `max_ms`. `num_started`, in device memory and zeroed by the caller, counts the occupied
 /// SMs.
-void launch_hog(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
-                std::uint32_t* num_started, cudaStream_t stream);
+void launch_blocker(int num_spared, const std::uint32_t* release, std::int64_t max_ms,
+                    std::uint32_t* num_started, cudaStream_t stream);
 
 struct LateCopy {
   void* to = nullptr;

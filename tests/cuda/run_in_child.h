@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ask_a_child.h: queries a GPU for a test that must not use CUDA itself because it forks ranks.
+// run_in_child.h: queries a GPU for a test that must not use CUDA itself because it forks ranks.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@
 namespace switchyard::test {
 
 /// Returns what `ask` returns in a child process.
-inline std::string ask_a_child(const std::function<std::string()>& ask) {
+inline std::string run_in_child(const std::function<std::string()>& ask) {
   RankProcesses child(1, [&](const Group&) { throw Error(Errc::kNotAvailable, ask()); });
   return child.wait()[0].error->what();
 }
 
 /// Returns why this machine cannot use a heap; empty: it can.
 inline std::string why_not(const std::string& heap) {
-  return ask_a_child([&]() -> std::string {
+  return run_in_child([&]() -> std::string {
     if (heap == "nccl") return nccl_obstacle();
     const HeapKind kind = heap == "vmm" ? HeapKind::kVmm : HeapKind::kIpc;
     return heap_obstacles(0)[static_cast<std::size_t>(kind)];
@@ -38,8 +38,8 @@ inline std::size_t free_bytes() {
 }
 
 /// Free bytes of all GPUs together.
-inline std::int64_t free_bytes_of_a_child() {
-  return std::stoll(ask_a_child([] {
+inline std::int64_t free_bytes_of_all_gpus() {
+  return std::stoll(run_in_child([] {
     int num_gpus = 0;
     cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
     std::size_t sum = 0;
