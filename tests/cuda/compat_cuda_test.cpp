@@ -155,7 +155,7 @@ void run_low_latency(Place& place, const Group& group, const ViewBatch& own, con
     const TensorView memory = buffer.get_next_low_latency_combine_buffer(got.handle);
     const std::size_t num_bytes = memory.num_bytes();
     if (place.is_on_gpu()) {
-      check_cuda(cudaMemcpyAsync(memory.data(), results.data(), num_bytes, cudaMemcpyDeviceToDevice,
+      cuda::check_cuda(cudaMemcpyAsync(memory.data(), results.data(), num_bytes, cudaMemcpyDeviceToDevice,
                                  place.stream().get()),
                  "copy");
     } else if (num_bytes > 0) {
@@ -229,21 +229,21 @@ TEST(CompatCudaTest, LowLatencyDecodeIsCapturedAndReplayed) {
     cudaStream_t stream = place.stream().get();
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t instance = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
     layer();
-    check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&instance, graph, 0), "instantiate");
-    check_cuda(cudaGraphUpload(instance, stream), "upload");
-    check_cuda(cudaStreamSynchronize(stream), "upload");
+    cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+    cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "instantiate");
+    cuda::check_cuda(cudaGraphUpload(instance, stream), "upload");
+    cuda::check_cuda(cudaStreamSynchronize(stream), "upload");
     group.barrier();
     for (int round = 0; round < 3; ++round) {
-      check_cuda(cudaMemsetAsync(out.data(), 0xEE, out.num_bytes(), stream), "memset");
-      check_cuda(cudaGraphLaunch(instance, stream), "launch");
+      cuda::check_cuda(cudaMemsetAsync(out.data(), 0xEE, out.num_bytes(), stream), "memset");
+      cuda::check_cuda(cudaGraphLaunch(instance, stream), "launch");
       EXPECT_EQ(place.read(out), want) << "round " << round;
     }
     group.barrier();
-    check_cuda(cudaGraphExecDestroy(instance), "destroy");
-    check_cuda(cudaGraphDestroy(graph), "destroy");
+    cuda::check_cuda(cudaGraphExecDestroy(instance), "destroy");
+    cuda::check_cuda(cudaGraphDestroy(graph), "destroy");
     group.barrier();
   });
 }
@@ -502,7 +502,7 @@ TEST(CompatCudaTest, WhatNeedsHostCountsSaysSo) {
     test::expect_error(Errc::kInvalidArgument, "which lies on cpu", [&] {
       low_latency.low_latency_dispatch(own.x(), ids, 5, 4, place.stream());
     });
-    check_cuda(cudaStreamSynchronize(place.stream().get()), "wait");
+    cuda::check_cuda(cudaStreamSynchronize(place.stream().get()), "wait");
   });
 }
 
@@ -527,22 +527,22 @@ TEST(CompatCudaTest, AnOverlappedLayerHasTheBitsOfThePlainOne) {
         cudaStream_t stream = place.stream().get();
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t instance = nullptr;
-        check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+        cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
         layer.launch(3);
-        check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-        check_cuda(cudaGraphInstantiate(&instance, graph, 0), "instantiate");
-        check_cuda(cudaGraphUpload(instance, stream), "upload");
-        check_cuda(cudaStreamSynchronize(stream), "upload");
+        cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+        cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "instantiate");
+        cuda::check_cuda(cudaGraphUpload(instance, stream), "upload");
+        cuda::check_cuda(cudaStreamSynchronize(stream), "upload");
         group.barrier();
         for (int round = 0; round < 2; ++round) {
           const TensorView& output = layer.output_view();
-          check_cuda(cudaMemsetAsync(output.data(), 0xEE, output.num_bytes(), stream), "memset");
-          check_cuda(cudaGraphLaunch(instance, stream), "launch");
+          cuda::check_cuda(cudaMemsetAsync(output.data(), 0xEE, output.num_bytes(), stream), "memset");
+          cuda::check_cuda(cudaGraphLaunch(instance, stream), "launch");
           EXPECT_EQ(layer.output(), want) << "replay " << round;
         }
         group.barrier();
-        check_cuda(cudaGraphExecDestroy(instance), "destroy");
-        check_cuda(cudaGraphDestroy(graph), "destroy");
+        cuda::check_cuda(cudaGraphExecDestroy(instance), "destroy");
+        cuda::check_cuda(cudaGraphDestroy(graph), "destroy");
         group.barrier();
       });
     }
