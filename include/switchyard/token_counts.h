@@ -2,6 +2,7 @@
 //
 // token_counts.h: how many tokens each rank has when several ranks split the tokens of one
 // data-parallel rank (sequence parallelism, SP), or when all ranks run the same number of chunks.
+#pragma once
 
 #include <cstdint>
 #include <span>
