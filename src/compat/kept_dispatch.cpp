@@ -14,9 +14,7 @@ namespace switchyard {
 
 void ExchangePool::check_call(const char* function, Stream stream,
                               std::initializer_list<Argument> tensors) const {
-  require(stream.device() == device(), Errc::kInvalidArgument,
-          "{}: the stream is of {}, must be of {}", function, name_of(stream.device()),
-          name_of(device()));
+  require_stream(function, device(), stream);
   require_device(function, device(), tensors);
 }
 

@@ -132,7 +132,7 @@ std::vector<RowOrigin> Exchange::row_origins(const DispatchHandle& handle) const
 void Exchange::write_row_sources(const DispatchHandle& handle, const RowSources& sources,
                                  Stream stream) const {
   constexpr const char* kName = "write_row_sources";
-  check_stream(kName, *backend_, stream);
+  require_stream(kName, backend_->device(), stream);
   require_device(
       kName, backend_->device(),
       {{"rank", sources.rank}, {"token", sources.token}, {"rows_per_rank", sources.rows_per_rank}});

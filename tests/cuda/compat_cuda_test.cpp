@@ -522,6 +522,10 @@ TEST(CompatCudaTest, AnOverlappedLayerHasTheBitsOfThePlainOne) {
         group.barrier();
         EXPECT_EQ(layer.run(0), want);
         for (const int count : {1, 2, 3}) EXPECT_EQ(layer.run(count), want) << count;
+        const Stream threads_own =
+            Stream::default_of(Device::cuda(group.rank() % test::num_gpus()));
+        EXPECT_TRUE(layer.kernel().stream_of(0, place.stream()) == place.stream());
+        EXPECT_FALSE(layer.kernel().stream_of(0, threads_own) == threads_own);
 
         // One graph with all streams of the micro-batches.
         cudaStream_t stream = place.stream().get();

@@ -9,6 +9,7 @@
 #include "core/even_parts.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/require_device.h"
 #include "device/cuda_module.h"
 
 namespace switchyard {
@@ -59,9 +60,7 @@ void apply_overlapped(ModularKernel& kernel, const PrepareArguments& arguments,
           "apply_overlapped: num_micro_batches is {}, must be from 1 to {}; raise "
           "PrepareFinalizeConfig::num_micro_batches",
           num_micro_batches, most);
-  require(stream.device() == kernel.device(), Errc::kInvalidArgument,
-          "apply_overlapped: the stream is of {}, must be of {} as the kernel",
-          name_of(stream.device()), name_of(kernel.device()));
+  require_stream("apply_overlapped", kernel.device(), stream);
   const std::int64_t count = num_micro_batches == 0 ? most : num_micro_batches;
   const std::int64_t num_tokens = arguments.hidden.num_dims() > 0 ? arguments.hidden.shape(0) : 0;
   check_rows(arguments.hidden, "hidden", num_tokens);
