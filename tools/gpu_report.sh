@@ -61,7 +61,7 @@ done
 bench dispatch --graph --baseline nccl --tokens $tokens --op dispatch
 bench combine --graph --baseline nccl --tokens $tokens --op combine
 for test in device_meter rank_facts gather_or_fail device_window device_window_process host_device exchange_cuda \
-  arguments_cuda wrong_device deadlock_cuda experts_cuda prepare_finalize_cuda modular_kernel_cuda drop_overflow_cuda \
+  arguments_cuda wrong_device_cuda deadlock_cuda experts_cuda prepare_finalize_cuda modular_kernel_cuda drop_overflow_cuda \
   quantize_cuda permute_cuda; do
   [ -x "$bin/${test}_test" ] && step "test-$test" 80 "$bin/${test}_test" --gtest_output="json:$out/test-$test.json"
 done
