@@ -225,14 +225,14 @@ void StressRank::begin(Lane& lane, const StressStep& step) {
   const StressShape& s = case_.shape;
   auto* tally = tally_.as<StressTally>();
   lane.step = step;
-  launch_make(s, step, lane.input, lane.plan, cuda::launch_on(lane));
+  launch_make(s, step, lane.input, lane.plan, launch_on(lane));
   sweep(lane);
   dispatch(lane, step);
   if (options_.injects) {
     launch_spoil_row(s, step, lane.plan, lane.received, tally, lane.stream);
   }
   launch_check_rows(s, step, lane.plan, lane.received, lane.results.as<std::uint16_t>(), tally,
-                    cuda::launch_on(lane));
+                    launch_on(lane));
   cuda::check_launch("exchange_stress");
   turn(lane);
 }
@@ -245,7 +245,7 @@ void StressRank::end(Lane& lane) {
   if (options_.injects) {
     launch_spoil_output(s, lane.step, lane.output.data(), tally, lane.stream);
   }
-  launch_check_output(s, lane.step, lane.output.data(), tally, cuda::launch_on(lane));
+  launch_check_output(s, lane.step, lane.output.data(), tally, launch_on(lane));
   cuda::check_launch("exchange_stress");
   turn(lane);
 }

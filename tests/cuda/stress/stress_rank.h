@@ -47,7 +47,7 @@ class StressRank {
   void turn(const Lane& lane);
   void enqueue_lanes(std::uint32_t offset, std::uint32_t slot);
   void capture();
-  StressLaunch cuda::launch_on(const Lane& lane) const;
+  StressLaunch launch_on(const Lane& lane) const;
 
   Group group_;
   StressCase case_;
