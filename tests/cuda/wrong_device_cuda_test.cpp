@@ -39,6 +39,8 @@ struct Function {
   Call call;
 };
 
+void PrintTo(const Function& function, std::ostream* out) { *out << function.arguments.size(); }
+
 // Memory of the host under the name of any device: devices are compared before anything is read.
 TensorView view_on(Device device) {
   static const Tensor memory(DType::kF32, {4, 4});
@@ -48,8 +50,9 @@ TensorView view_on(Device device) {
 void expect_refused(const std::string& argument, Device wrong, Device right,
                     const std::function<void()>& call) {
   SCOPED_TRACE(argument + " on " + name_of(wrong) + " for " + name_of(right));
-  expect_error(Errc::kInvalidArgument, "must lie on " + name_of(right) + "; copy it there", call);
-  expect_error(Errc::kInvalidArgument, "which lies on " + name_of(wrong), call);
+  expect_error(Errc::kInvalidArgument,
+               " on " + name_of(wrong) + ", must lie on " + name_of(right) + "; copy it there",
+               call);
   expect_error(Errc::kInvalidArgument, ": " + argument + " is ", call);
 }
 
