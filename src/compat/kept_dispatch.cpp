@@ -204,9 +204,10 @@ IdTable ids_for_kernel(const TensorView& ids) {
 
 Tensor copy_ids(const char* function, const TensorPool& pool, const TensorView& ids, Stream stream,
                 const TensorView& num_rows) {
-  const IdTensor from(function, "topk_idx", ids);
+  require_ids(function, "topk_idx", ids);
   Tensor copy = pool.make(DType::kI64, {ids.shape(0), ids.shape(1)});
   if (stream.device().is_cpu()) {
+    const IdTensor from(function, "topk_idx", ids);
     for (std::int64_t i = 0; i < ids.num_elements(); ++i) copy.as<std::int64_t>()[i] = from[i];
     return copy;
   }

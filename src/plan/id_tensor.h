@@ -15,17 +15,23 @@
 
 namespace switchyard {
 
+/// Ids on any device. Errors: kInvalidArgument unless `view` is i32 or i64, contiguous, with
+/// memory.
+inline void require_ids(const char* function, const char* name, const TensorView& view) {
+  const bool are_ids = view.dtype() == DType::kI64 || view.dtype() == DType::kI32;
+  require(view.has_value() && are_ids && view.is_contiguous(), Errc::kInvalidArgument,
+          "{}: {} is {}, must be i32 or i64, contiguous", function, name, view);
+  require(view.data() != nullptr || view.num_elements() == 0, Errc::kInvalidArgument,
+          "{}: {} is {} at a null pointer, must have memory", function, name, view);
+}
+
 class IdTensor {
  public:
-  /// Errors: kInvalidArgument unless `view` is i32 or i64, contiguous and in host memory.
+  /// Errors: as require_ids; kInvalidArgument unless `view` is in host memory.
   IdTensor(const char* function, const char* name, const TensorView& view)
       : data_(static_cast<std::byte*>(view.data())), is_wide_(view.dtype() == DType::kI64) {
-    require(view.has_value() && (is_wide_ || view.dtype() == DType::kI32) && view.is_contiguous(),
-            Errc::kInvalidArgument, "{}: {} is {}, want i32 or i64, contiguous", function, name,
-            view);
+    require_ids(function, name, view);
     require_host(function, {{name, view}});
-    require(data_ != nullptr || view.num_elements() == 0, Errc::kInvalidArgument,
-            "{}: {} is {} at a null pointer, want memory", function, name, view);
   }
 
   // Access by memcpy, so ids may be unaligned.

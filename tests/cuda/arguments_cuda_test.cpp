@@ -251,7 +251,7 @@ TEST_F(ExchangeArgumentsTest, WrongArgumentsOfCombine) {
          }},
         {"returned_weights is wanted, but no row_weights are given", kBad,
          [&](auto&, auto&, Options& options) { options.returned_weights = f32; }},
-        {"5 bias partials are given, must be at most 4", Errc::kNotSupported,
+        {"options.bias has 5 tensors, must be at most 4", Errc::kNotSupported,
          [&](auto&, auto&, Options& options) {
            options.bias = std::vector<TensorView>(5, rank.tokens());
          }},

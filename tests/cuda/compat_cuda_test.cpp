@@ -155,9 +155,9 @@ void run_low_latency(Place& place, const Group& group, const ViewBatch& own, con
     const TensorView memory = buffer.get_next_low_latency_combine_buffer(got.handle);
     const std::size_t num_bytes = memory.num_bytes();
     if (place.is_on_gpu()) {
-      cuda::check_cuda(cudaMemcpyAsync(memory.data(), results.data(), num_bytes, cudaMemcpyDeviceToDevice,
-                                 place.stream().get()),
-                 "copy");
+      cuda::check_cuda(cudaMemcpyAsync(memory.data(), results.data(), num_bytes,
+                                       cudaMemcpyDeviceToDevice, place.stream().get()),
+                       "copy");
     } else if (num_bytes > 0) {
       std::memcpy(memory.data(), results.data(), num_bytes);
     }
@@ -531,7 +531,8 @@ TEST(CompatCudaTest, AnOverlappedLayerHasTheBitsOfThePlainOne) {
         cudaStream_t stream = place.stream().get();
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t instance = nullptr;
-        cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+        cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                         "capture");
         layer.launch(3);
         cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
         cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "instantiate");
@@ -540,7 +541,8 @@ TEST(CompatCudaTest, AnOverlappedLayerHasTheBitsOfThePlainOne) {
         group.barrier();
         for (int round = 0; round < 2; ++round) {
           const TensorView& output = layer.output_view();
-          cuda::check_cuda(cudaMemsetAsync(output.data(), 0xEE, output.num_bytes(), stream), "memset");
+          cuda::check_cuda(cudaMemsetAsync(output.data(), 0xEE, output.num_bytes(), stream),
+                           "memset");
           cuda::check_cuda(cudaGraphLaunch(instance, stream), "launch");
           EXPECT_EQ(layer.output(), want) << "replay " << round;
         }

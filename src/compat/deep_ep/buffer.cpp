@@ -202,12 +202,13 @@ DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int3
   require(topk_idx.num_dims() == 2 && num_experts >= 1 && num_experts <= kMaxExperts,
           Errc::kInvalidArgument, "{}: topk_idx is {} of {} experts, must be [T, K] of 1 to {}",
           kName, topk_idx, num_experts, kMaxExperts);
-  const IdTensor ids(kName, "topk_idx", topk_idx);
+  require_ids(kName, "topk_idx", topk_idx);
   const std::int64_t num_topk = topk_idx.shape(1);
   const ExpertOwnership ownership{num_experts, impl_->pool().group().size()};
   if (stream.device().is_cuda()) {
     return layout_on_gpu(impl_->pool().results(), topk_idx, ownership, stream);
   }
+  const IdTensor ids(kName, "topk_idx", topk_idx);
   DispatchLayout layout{Tensor(DType::kI32, {ownership.num_ranks}),
                         Tensor(DType::kI32, {num_experts}),
                         Tensor(DType::kU8, {topk_idx.shape(0), ownership.num_ranks}),

@@ -186,7 +186,7 @@ void MnnvlMoeImpl::check(const TensorView& expert_ids, std::int64_t max_tokens,
   constexpr std::int64_t kMaxTopk = 32;
   require(expert_ids.num_dims() == 2, Errc::kInvalidArgument,
           "{}: expert_ids is {}, must be [T, K]", kPrepare, expert_ids);
-  (void)IdTensor(kPrepare, "expert_ids", expert_ids);
+  require_ids(kPrepare, "expert_ids", expert_ids);
   require(max_tokens >= 1 && max_tokens <= options_.max_token_count_per_rank,
           Errc::kInvalidArgument, "{}: max_token_count_per_rank is {}, must be from 1 to {}",
           kPrepare, max_tokens, options_.max_token_count_per_rank);

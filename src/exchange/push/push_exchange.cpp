@@ -21,6 +21,7 @@ constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
 PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
                            const ExchangeOptions& options)
     : group_(group),
+      config_(config),
       shape_(make_push_exchange_shape(config, group.size(), group.rank())),
       options_(options),
       device_(options.device),
@@ -219,9 +220,9 @@ void PushExchange::combine(const CombineCall& call) {
   const cuda::DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(call.handle, Stage::kReceived, "combine");
-  check_both_weights(call.options.row_weights, call.options.returned_weights);
   PushCombine combine;
   add_output(combine, slot, call);
+  check_both_weights(call.options.row_weights, call.options.returned_weights);
   add_results(combine, slot, call);
   launch_return(slot, combine, cuda::Phases::kBoth, call.stream);
   advance(slot, Stage::kFree);

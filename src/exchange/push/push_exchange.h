@@ -30,7 +30,7 @@ class PushExchange final : public ExchangeBackend {
   PushExchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options);
   ~PushExchange() override;
 
-  const ExchangeConfig& config() const override { return shape_.config; }
+  const ExchangeConfig& config() const override { return config_; }
   Device device() const override { return device_; }
   std::int64_t max_buffer_rows() const override { return shape_.exchange.max_buffer_rows; }
   ExchangeMemory memory() const override;
@@ -105,7 +105,8 @@ class PushExchange final : public ExchangeBackend {
   }
 
   Group group_;
-  PushExchangeShape shape_;
+  ExchangeConfig config_;    ///< as given
+  PushExchangeShape shape_;  ///< its config has worst_case_rows
   ExchangeOptions options_;
   Device device_;
   int num_ctas_ = 1;
