@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,6 +21,9 @@
 
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"
+#include "cuda/gpu.h"
+#include "support/ranks.h"
+#include "unit/compat/compat_batch.h"
 
 namespace switchyard::test {
 
@@ -131,6 +135,23 @@ inline void expect_same(const Place& gpu, const Place& host, int rank) {
         << "rank " << rank << ": " << name << " differs from byte " << a - bytes.begin();
   }
   EXPECT_EQ(gpu.seen().size(), host.seen().size()) << "rank " << rank;
+}
+
+/// What a rank does in one place.
+using Body = std::function<void(Place& place, const Group& group, const ViewBatch& own)>;
+
+// The case on the host and on GPUs, and a comparison of what it saw.
+inline void compare(const ViewShape& shape, const Body& body) {
+  run_ranks(shape.num_ranks, [&](const Group& group) {
+    const ViewBatch own(shape, group.rank());
+    Place host;
+    body(host, group, own);
+    Place gpu(group.rank() % num_gpus());
+    group.barrier();
+    body(gpu, group, own);
+    expect_same(gpu, host, group.rank());
+    group.barrier();  // before anybody frees memory
+  });
 }
 
 }  // namespace switchyard::test

@@ -50,13 +50,16 @@ void exchange_once(const Group& group, const BenchShape& shape, const BenchOracl
   BenchBatch batch(shape, group.rank());
   batch.make(kIteration);
   const Dispatched got = exchange.dispatch(batch.tokens(), batch.topk_ids(), batch.topk_weights(),
-                                           batch.dispatch_options());
+                                           Stream::host(), batch.dispatch_options());
   seen.rows_view = keep(seen.rows, got.experts.rows);
   seen.scales_view = keep(seen.scales, got.experts.scales);
-  seen.num_rows.assign(got.experts.num_rows.begin(), got.experts.num_rows.end());
+  const TensorView& num_rows = got.experts.num_rows;
+  seen.num_rows.assign(num_rows.as<std::int32_t>(),
+                       num_rows.as<std::int32_t>() + num_rows.num_elements());
   seen.output = Tensor(DType::kBF16, {shape.num_tokens, shape.workload.hidden});
   std::memset(seen.output.data(), 0xFF, seen.output.view().num_bytes());
-  exchange.combine(got.handle, oracle.results(got.experts.rows.shape(0)), seen.output);
+  const std::int64_t num_buffer_rows = got.experts.rows.num_elements() / shape.workload.hidden;
+  exchange.combine(got.handle, oracle.results(num_buffer_rows), seen.output);
 }
 
 std::int64_t wrong_received(const BenchOracle& oracle, const Seen& seen) {

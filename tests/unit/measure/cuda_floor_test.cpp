@@ -10,12 +10,15 @@
 namespace switchyard::measure {
 namespace {
 
+const Stream kStream = Stream::default_of(Device::cuda(0));  // nothing is queued in it
+
 // Adds the time that a copy would take.
 class KnownQueue final : public DeviceQueue {
  public:
   explicit KnownQueue(double& us) : us_(us) {}
 
-  Stream stream() override { return nullptr; }
+  Device device() const override { return kStream.device(); }
+  Stream stream() override { return kStream; }
   std::size_t free_bytes() override { return 0; }
   DeviceMemory allocate(std::size_t) override { return std::make_shared<std::byte>(); }
   void copy(void*, const void*, std::size_t) override {}
@@ -38,11 +41,11 @@ class KnownMeter final : public DeviceMeter {
   int ranks_on_gpu() const override { return 1; }
   int num_ctas(int num_sms) const override { return num_sms == 0 ? 40 : 2 * num_sms; }
   DeviceQueue& queue() override { return queue_; }
-  void run(const DeviceWork& work) override { work(nullptr); }
+  void run(const DeviceWork& work) override { work(kStream); }
   DeviceWork capture(const DeviceWork& work) override { return work; }
   double time_us(const DeviceWork& work) override {
     us_ = 0;
-    work(nullptr);
+    work(kStream);
     return us_ * slowness_;
   }
   void push(std::size_t bytes, int num_times, int num_ctas, Stream) override {
