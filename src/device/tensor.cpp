@@ -56,6 +56,9 @@ Tensor copy_to(const TensorView& from, Device device, Stream stream) {
     std::memcpy(to.data(), from.data(), from.num_bytes());
     return to;
   }
+  // A copy of pageable memory that waits for its stream inside the driver can keep other threads
+  // from launching what the stream waits for.
+  cuda_module().synchronize(stream);
   cuda_module().copy(to.data(), from.data(), from.num_bytes(), stream);
   cuda_module().synchronize(stream);
   return to;

@@ -39,6 +39,7 @@ DeviceMemory CudaQueue::allocate(std::size_t bytes) {
 }
 
 void CudaQueue::copy(void* to, const void* from, std::size_t bytes) {
+  wait();  // see copy_to
   copy_async(to, from, bytes, stream());
   wait();
 }

@@ -268,12 +268,15 @@ void run_buffer(Place& place, const Group& group, const ViewBatch& own, const Vi
   const auto arrivals = test::arrivals_at(test::all_batches(shape), group.rank());
   const auto num_rows = static_cast<std::int32_t>(arrivals.size());
   keep_buffer_rows(place, "fresh", got, num_rows);
+  group.barrier();
+  const TensorView results = place.put(got.recv_x);  // received rows end with their combine
+  group.barrier();
   const deep_ep::BufferCombined combined = buffer.combine(
       got.recv_x, got.handle, place.stream(), got.recv_topk_weights, {bias, other_bias});
   place.keep("combined", combined.combined_x);
   place.keep("returned weights", combined.combined_topk_weights);
   // The handle serves again: another combine, and rows of two formats.
-  place.keep("combined twice", buffer.combine(got.recv_x, got.handle, place.stream()).combined_x);
+  place.keep("combined twice", buffer.combine(results, got.handle, place.stream()).combined_x);
   keep_buffer_rows(place, "again", buffer.dispatch(x, got.handle, place.stream()), num_rows);
   keep_buffer_rows(place, "fp8", buffer.dispatch(fp8, got.handle, place.stream(), fp8_scales),
                    num_rows);
@@ -379,7 +382,7 @@ TEST(CompatCudaTest, WhatNeedsHostCountsSaysSo) {
     (void)moe.combine(got[0], place.stream());
     test::expect_error(Errc::kInvalidArgument, "the stream is of cpu, must be of cuda:0",
                        [&] { low_latency.low_latency_dispatch(x, ids, 5, 4); });
-    test::expect_error(Errc::kInvalidArgument, "which lies on cpu", [&] {
+    test::expect_error(Errc::kInvalidArgument, "on cpu, must lie on cuda:0", [&] {
       low_latency.low_latency_dispatch(own.x(), ids, 5, 4, place.stream());
     });
     cuda::check_cuda(cudaStreamSynchronize(place.stream().get()), "wait");
