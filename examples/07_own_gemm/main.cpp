@@ -5,6 +5,7 @@
 // multiplies them without conversion by fp8 weights. The library's "exact" experts, given the same
 // rows, check the result. One rank on one GPU.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -232,7 +233,8 @@ double worst_error(const sy::Tensor& left, const sy::Tensor& right) {
       size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
     }
     const double ratio = std::sqrt(error / size);
-    if (!(ratio <= worst)) worst = ratio;  // also when it is NaN
+    if (std::isnan(ratio)) return ratio;
+    worst = std::max(worst, ratio);
   }
   return worst;
 }

@@ -99,7 +99,7 @@ std::unique_ptr<DeviceWindow> share(HeapKind kind, const HeapRequest& request) {
   gather_or_fail(engine.control(), [&] {
     return require_patterns(*heap, engine.control().rank(), nonce), std::string();
   });
-  log(LogLevel::kInfo, "p2p", "window of {} bytes on {} ranks through heap {}", request.bytes,
+  log(LogLevel::kInfo, "heap", "window of {} bytes on {} ranks through heap {}", request.bytes,
       engine.control().size(), name_of(kind));
   return heap;
 }
@@ -123,7 +123,7 @@ std::unique_ptr<DeviceWindow> make_device_window(Engine& engine, int device, std
       return share(kinds[i], request);
     } catch (const Error& error) {
       if (!is_obstacle(error.code()) || i + 1 == kinds.size()) throw;
-      log(LogLevel::kWarn, "p2p", "heap {} does not work here, next is {}: {}", name_of(kinds[i]),
+      log(LogLevel::kWarn, "heap", "heap {} does not work here, next is {}: {}", name_of(kinds[i]),
           name_of(kinds[i + 1]), error.what());
     }
   }

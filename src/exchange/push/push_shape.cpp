@@ -20,7 +20,7 @@ constexpr int kMaxExperts = 16384;
 constexpr std::int64_t kMaxRowElements = std::int64_t{1} << 24;
 
 void refuse(bool is_bad, const std::string& what) {
-  require(!is_bad, Errc::kNotSupported, "device exchange: {}", what);
+  require(!is_bad, Errc::kNotSupported, "exchange: {}", what);
 }
 
 // Kernels exist for named schemes; other schemes differ in block or scale format.

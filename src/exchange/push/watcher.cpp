@@ -21,7 +21,7 @@ Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts)
   try {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   } catch (const std::system_error& error) {
-    fail(Errc::kSystem, "device exchange: no thread to watch kernels: {}", error.what());
+    fail(Errc::kSystem, "exchange: no thread to watch kernels: {}", error.what());
   }
 }
 
