@@ -120,7 +120,6 @@ void relayout_scales(const TensorView& from, const TensorView& to) {
   require_host("relayout_scales", {{"from", from}, {"to", to}});
   check_scale_view("relayout_scales", "from", from);
   check_scale_view("relayout_scales", "to", to);
-  require_host("relayout_scales", {{"from", from}, {"to", to}});
   const ScalePlane a = plane_of(from);
   const ScalePlane b = plane_of(to);
   const std::int64_t row_slack = a.is_swizzled != b.is_swizzled ? kTileRows : 1;
@@ -147,7 +146,6 @@ void relayout_scales(const TensorView& from, const TensorView& to) {
 Tensor swizzle_scales(const TensorView& scales) {
   require_host("swizzle_scales", {{"scales", scales}});
   check_scale_view("swizzle_scales", "scales", scales);
-  require_host("swizzle_scales", {{"scales", scales}});
   require(!is_swizzled(scales) && bits_of(scales.dtype()) <= 16, Errc::kInvalidArgument,
           "swizzle_scales: scales is {}, want rows of one or two bytes an element",
           scales.describe());
@@ -168,7 +166,6 @@ Tensor unswizzle_scales(const TensorView& tiles, std::int64_t num_rows, std::int
           Errc::kInvalidArgument,
           "unswizzle_scales: tiles is {}, want {} contiguous elements for [{}, {}]",
           tiles.describe(), want, num_rows, num_scales);
-  require_host("unswizzle_scales", {{"tiles", tiles}});
   Tensor rows(tiles.dtype(), {num_rows, num_scales});
   relayout_scales(
       view_scales(tiles.data(), tiles.dtype(), ScaleLayout::kSwizzled, num_rows, num_scales), rows);

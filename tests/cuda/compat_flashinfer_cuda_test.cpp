@@ -29,8 +29,7 @@ using test::run_ranks;
 using test::ViewBatch;
 using test::ViewShape;
 
-// Before any use of CUDA.
-const bool kIsEager = [] { return test::prepare_for_shared_gpus(), true; }();
+const bool is_prepared = (test::load_kernels_eagerly(), true);
 
 // ---- FlashInfer
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -26,13 +25,6 @@
 #include "unit/compat/compat_batch.h"
 
 namespace switchyard::test {
-
-/// Ranks that share a GPU must not load kernels while those of others wait, and each stream needs a
-/// hardware queue of its own.
-inline void prepare_for_shared_gpus() {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-}
 
 class Place {
  public:

@@ -213,7 +213,7 @@ class DocsTest(unittest.TestCase):
         self.expect_sentence("README.md", f"{least_to_most(b['GB/s'] for b in blocks)} GB/s on one core, "
                                           f"{least_to_most(100 * b['of_floor'] for b in blocks)} %")
         for scheme, words in (("nvfp4", "nvfp4 takes {:.1f} GB/s ({:.0f} %)"), ("mxfp8", "mxfp8 {:.1f} ({:.0f} %)"),
-                              ("int8_token", "int8 with a scale a row {:.1f} ({:.0f} %)")):
+                              ("int8_token", "int8 with one scale per row {:.1f} ({:.0f} %)")):
             self.expect_sentence("README.md", words.format(quant[scheme]["GB/s"], 100 * quant[scheme]["of_floor"]))
 
     def test_sentences_about_permute_on_cpus_are_those_of_the_results(self):

@@ -152,18 +152,6 @@ ExpertShape check_weights(const char* function, const ExpertWeights& weights) {
   check_bias(function, "gate", weights.gate_bias, shape.num_experts, shape.intermediate);
   check_bias(function, "up", weights.up_bias, shape.num_experts, shape.intermediate);
   check_bias(function, "down", weights.down_bias, shape.num_experts, shape.hidden);
-  require_host(function, {{"gate", weights.gate},
-                          {"up", weights.up},
-                          {"down", weights.down},
-                          {"gate_scale", weights.gate_scale},
-                          {"up_scale", weights.up_scale},
-                          {"down_scale", weights.down_scale},
-                          {"gate_alpha", weights.gate_alpha},
-                          {"up_alpha", weights.up_alpha},
-                          {"down_alpha", weights.down_alpha},
-                          {"gate_bias", weights.gate_bias},
-                          {"up_bias", weights.up_bias},
-                          {"down_bias", weights.down_bias}});
   return shape;
 }
 
@@ -184,7 +172,6 @@ void check_options(const char* function, const ExpertShape& shape, const ExpertO
   require(is_needed ? scale.has_value() : scheme.group == ScaleGroup::kTensor || !scale.has_value(),
           Errc::kInvalidArgument, "{}: intermediate_scale is {}, want it {} for {}", function,
           scale.describe(), is_needed ? "f32 [1] or [L]" : "absent", name_of(scheme));
-  require_host(function, {{"intermediate_scale", scale}});
   check_activation(function, options.activation);
 }
 

@@ -239,7 +239,6 @@ void router_logits(const TensorView& hidden, const TensorView& gate, const Tenso
                num_experts, hidden.shape(1));
   check_matrix("router_logits", "logits", logits, logits.dtype() == DType::kF32, "f32",
                hidden.shape(0), num_experts);
-  require_host("router_logits", {{"hidden", hidden}, {"gate", gate}, {"logits", logits}});
   compute_router_logits(hidden, gate, logits.as<float>());
 }
 
@@ -249,9 +248,6 @@ void select_experts(const RouterConfig& config, const TensorView& logits, const 
       "select_experts",
       {{"logits", logits}, {"bias", bias}, {"topk_ids", topk_ids}, {"topk_weights", topk_weights}});
   check_select(config, logits, bias, topk_ids, topk_weights);
-  require_host(
-      "select_experts",
-      {{"logits", logits}, {"bias", bias}, {"topk_ids", topk_ids}, {"topk_weights", topk_weights}});
   const auto num_experts = static_cast<std::size_t>(config.num_experts);
   const auto num_topk = static_cast<std::size_t>(config.num_topk);
   const std::span<const float> biases(bias.as<const float>(), bias.has_value() ? num_experts : 0);
