@@ -94,13 +94,14 @@ std::vector<Introduction> ShmControl::meet(const std::string& socket) {
   own_text_ = text;
   std::vector<Introduction> ranks;
   for (int peer = 0; peer < size(); ++peer) ranks.push_back(await_introduction(peer));
-  if (meeting_.claims_ranks) require_own_place();  // another may have come since
+  if (meeting_.claims_ranks) require_own_place();
   return ranks;
 }
 
 Introduction ShmControl::await_introduction(int peer) {
   for (;;) {
     check_set_up(peer);
+    if (meeting_.claims_ranks) require_own_place();  // another may have come since
     const int slice_ms = std::min(kSliceMs, deadline_.remaining_ms());
     const std::string text = look_up(introduction_key(peer), slice_ms).value_or("");
     if (!text.empty()) {
@@ -122,10 +123,10 @@ Introduction ShmControl::await_introduction(int peer) {
   }
 }
 
-// Before this rank introduces itself, its place must be empty; afterwards, hold its own words.
+// In this rank's place of the store there is nothing, or its own words.
 void ShmControl::require_own_place() {
   const std::string text = look_up(introduction_key(rank()), 0).value_or("");
-  if (text == own_text_) return;
+  if (text.empty() || text == own_text_) return;
   own_text_.clear();  // what is there now is another's: not to be withdrawn
   fail_for_all(Errc::kInvalidArgument,
                fmt::format("two processes say that they are rank {}, or the store is of an earlier "
@@ -147,7 +148,7 @@ void ShmControl::tell_failure(Errc code, const std::string& message) {
   if (!meeting_.server && !meeting_.claims_ranks) return;
   try {
     store().set(kFailureKey, fmt::format("{} {}", static_cast<int>(code), message));
-    poll(nullptr, 0, 2 * kSliceMs);  // each asks at least once a slice
+    poll(nullptr, 0, 4 * kSliceMs);  // each asks once a slice, if the machine lets it
     store().set(kFailureKey, "");
     if (meeting_.server) store().set(introduction_key(rank()), "");
   } catch (const Error&) {  // what is wrong with the store is not the first cause
