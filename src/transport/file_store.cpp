@@ -8,11 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
 
+#include "core/clock.h"
 #include "core/fail.h"
 
 namespace switchyard {
@@ -150,7 +152,9 @@ void FileStore::set(const std::string& key, const std::string& value) {
 std::optional<std::string> FileStore::get(const std::string& key, const Deadline& deadline) {
   const std::lock_guard guard(mutex_);
   for (;;) {
-    if (lock(LOCK_SH, deadline)) {
+    // A question that must not wait still has to see what is there: writers hold the lock for
+    // microseconds.
+    if (lock(LOCK_SH, Deadline::after_ms(std::max(deadline.remaining_ms(), kSliceMs)))) {
       const FileLock held(file_);
       read_new_records();
     }
