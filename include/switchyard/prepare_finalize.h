@@ -80,7 +80,7 @@ struct Prepared {
   /// for the elastic classes, else i32. Absent: the caller's own hold.
   TensorView topk_ids;
   TensorView topk_weights;         ///< f32, as topk_ids; 0 in rows without a token
-  std::optional<HostCounts> host;  ///< always on CPUs, absent on GPUs
+  std::optional<HostCounts> host;  ///< as Dispatched::host
 };
 
 struct PrepareArguments {
