@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The library on a GPU against the golden vectors. Needs a GPU; skips without one.
+
+#include "gpu.h"
+#include "support/golden_quantize.h"
+
+namespace switchyard {
+namespace {
+
+using test::Golden;
+using test::kGpuStream;
+
+TEST(GoldenCudaTest, QuantizeGivesTheBytesOfTheOriginals) {
+  REQUIRE_GPU();
+  const Golden golden("quantize");
+  test::expect_golden_quantize(golden, kGpuStream);
+  golden.expect_all_taken();
+}
+
+}  // namespace
+}  // namespace switchyard
