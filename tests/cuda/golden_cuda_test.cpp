@@ -4,6 +4,7 @@
 
 #include "gpu.h"
 #include "support/golden_quantize.h"
+#include "support/golden_reduce.h"
 
 namespace switchyard {
 namespace {
@@ -15,6 +16,13 @@ TEST(GoldenCudaTest, QuantizeGivesTheBytesOfTheOriginals) {
   REQUIRE_GPU();
   const Golden golden("quantize");
   test::expect_golden_quantize(golden, kGpuStream);
+  golden.expect_all_taken();
+}
+
+TEST(GoldenCudaTest, WeightsSumsAndPermutationsGiveTheBytesOfTheOriginals) {
+  REQUIRE_GPU();
+  const Golden golden("reduce");
+  test::expect_golden_reduce(golden, kGpuStream);
   golden.expect_all_taken();
 }
 

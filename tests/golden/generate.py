@@ -11,8 +11,9 @@ import sys
 
 import numerics
 import quantize
+import reduce
 
-FILES = {"quantize": quantize.vectors}
+FILES = {"quantize": quantize.vectors, "reduce": reduce.vectors}
 
 
 def main():
