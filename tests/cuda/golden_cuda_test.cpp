@@ -3,6 +3,7 @@
 // The library on a GPU against the golden vectors. Needs a GPU; skips without one.
 
 #include "gpu.h"
+#include "support/golden_layouts.h"
 #include "support/golden_quantize.h"
 #include "support/golden_reduce.h"
 
@@ -17,6 +18,11 @@ TEST(GoldenCudaTest, QuantizeGivesTheBytesOfTheOriginals) {
   const Golden golden("quantize");
   test::expect_golden_quantize(golden, kGpuStream);
   golden.expect_all_taken();
+}
+
+TEST(GoldenCudaTest, BatchesInEveryScaleLayoutGiveTheBytesOfTheOriginals) {
+  REQUIRE_GPU();
+  test::expect_golden_batched_quantize(Golden("layouts"), kGpuStream);
 }
 
 TEST(GoldenCudaTest, WeightsSumsAndPermutationsGiveTheBytesOfTheOriginals) {

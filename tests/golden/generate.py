@@ -9,11 +9,12 @@ usage: generate.py [FOLDER]   writes FOLDER/*.safetensors; default: vectors/ bes
 import pathlib
 import sys
 
+import layouts
 import numerics
 import quantize
 import reduce
 
-FILES = {"quantize": quantize.vectors, "reduce": reduce.vectors}
+FILES = {"layouts": layouts.vectors, "quantize": quantize.vectors, "reduce": reduce.vectors}
 
 
 def main():
