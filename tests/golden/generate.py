@@ -9,12 +9,20 @@ usage: generate.py [FOLDER]   writes FOLDER/*.safetensors; default: vectors/ bes
 import pathlib
 import sys
 
+import activation
 import layouts
 import numerics
 import quantize
 import reduce
+import router
 
-FILES = {"layouts": layouts.vectors, "quantize": quantize.vectors, "reduce": reduce.vectors}
+FILES = {
+    "activation": activation.vectors,
+    "layouts": layouts.vectors,
+    "quantize": quantize.vectors,
+    "reduce": reduce.vectors,
+    "router": router.vectors,
+}
 
 
 def main():

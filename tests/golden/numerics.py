@@ -144,16 +144,19 @@ def check_fma():
 
 # ---- transcendental functions ------------------------------------------------------------------
 
+LARGEST_F32 = decimal.Decimal(float(np.finfo(F32).max))
+
+
 def exp(x):
-    """exp of a finite or infinite float as a Decimal with 40 digits."""
-    x = float(x)
-    if x == float("inf"):
-        return decimal.Decimal("Infinity")
-    return decimal.Decimal(0) if x < -2000 else decimal.Decimal(x).exp()
+    """exp of a float or Decimal as a Decimal with 40 digits, infinite where f32 is: the originals'
+    1 / (1 + exp(-x)) is 0 below -88.7, not subnormal."""
+    x = decimal.Decimal(x)
+    power = decimal.Decimal(0) if x < -2000 else x.exp()
+    return power if power <= LARGEST_F32 else decimal.Decimal("Infinity")
 
 
 def sigmoid(x):
-    return 1 / (1 + exp(-float(x)))
+    return 1 / (1 + exp(-decimal.Decimal(x)))
 
 
 # ---- inputs ------------------------------------------------------------------------------------
