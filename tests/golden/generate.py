@@ -10,6 +10,7 @@ import pathlib
 import sys
 
 import activation
+import combine
 import layouts
 import numerics
 import quantize
@@ -18,6 +19,7 @@ import router
 
 FILES = {
     "activation": activation.vectors,
+    "combine": combine.vectors,
     "layouts": layouts.vectors,
     "quantize": quantize.vectors,
     "reduce": reduce.vectors,
