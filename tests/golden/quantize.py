@@ -11,6 +11,8 @@ Formulas, each restated from the file that computes it (vLLM unless another proj
   nvfp4                       csrc/quantization/fp4/nvfp4_utils.cuh, with IEEE reciprocals
   mxfp4                       tests/quantization/reference_mxfp4.py
   mxfp6                       amd/Quark, quark/torch/quantization/utils.py (even_round)
+  back to floats              vllm/model_executor/layers/fused_moe/deepep_ll (dequant_fp8): f32
+                              products, rounded once
   mxfp8                       FlashInfer, quantization_utils.cuh (cvt_warp_fp16_to_mxfp8)
 
 amax ignores NaN everywhere, and a NaN element has the value that docs/schemes.md states; where an
@@ -251,6 +253,39 @@ def mxfp8(x):
     return rows_of(codes, x.shape[1]), exponents
 
 
+# ---- back --------------------------------------------------------------------------------------
+
+def scale_of_exponent(e):
+    return np.where(np.asarray(e) == 255, F32(np.nan), power_of_two(e))
+
+
+def nibbles(packed_codes):
+    codes = np.zeros((packed_codes.shape[0], 2 * packed_codes.shape[1]), np.uint8)
+    codes[:, 0::2], codes[:, 1::2] = packed_codes & 0xF, packed_codes >> 4
+    return codes
+
+
+def dequantized(scheme, q, scales, global_scale):
+    """Element times scale in f32, of rows of 8-bit and 4-bit codes."""
+    if scheme.startswith("mxfp4") or scheme.startswith("nvfp4"):
+        value, block = decode(E2M1, nibbles(q)), 32 if scheme.startswith("mxfp4") else 16
+    elif scheme.startswith("int8"):
+        value, block = q.view(np.int8).astype(F32), 32 if scheme == "int8_block32" else 128
+    else:
+        value, block = decode(E4M3, q), {"mxfp8": 32, "fp8_block64_power": 64}.get(scheme, 128)
+    if scales.dtype == np.int32:
+        scale = scale_of_exponent(np.ascontiguousarray(scales).view(np.uint8))
+    elif scheme.startswith("nvfp4"):
+        scale = decode(E4M3, scales) * (F32(1) / global_scale)
+    elif scales.dtype == np.uint8:
+        scale = scale_of_exponent(scales)
+    else:
+        scale = scales.reshape(-1, 1) if scales.ndim == 1 else scales
+    if scale.shape[1] > 1 or "block" in scheme or scales.dtype != F32:
+        scale = np.repeat(scale, block, axis=1)[:, : value.shape[1]]
+    return value * scale
+
+
 # ---- vectors -----------------------------------------------------------------------------------
 
 STATIC = {"fp8_tensor": F32(0.0123), "int8_tensor": F32(0.0371)}
@@ -299,6 +334,10 @@ def vectors():
             for scheme, parts in results(x.astype(F32), DTYPES[dtype_name]):
                 for part, array in parts.items():
                     tensors[f"{dtype_name}/{kind}/{scheme}/{part}"] = array
+                if dtype_name == "bf16" and "scales" in parts:
+                    given = GLOBAL_SCALES.get(scheme.removeprefix("nvfp4"), F32(1))
+                    y = dequantized(scheme, parts["q"], parts["scales"], given)
+                    tensors[f"{dtype_name}/{kind}/{scheme}/y"] = round_to(BF16, y)
     for scheme, scale in STATIC.items():
         tensors[f"static/{scheme}_static"] = scale.reshape(1)
     for suffix, scale in GLOBAL_SCALES.items():

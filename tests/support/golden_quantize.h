@@ -100,6 +100,10 @@ inline void expect_golden_quantize(const Golden& golden, Stream stream) {
     expect_bytes(name + "/q", q, golden(name + "/q"));
     if (golden.has(name + "/scales")) expect_bytes(name, scales, golden(name + "/scales"));
     if (test.is_static && !scheme.needs_tensor_scale()) expect_bytes(name, scales, static_scale);
+    if (!golden.has(name + "/y")) return;
+    const Tensor y(DType::kBF16, {num_rows, hidden}, device);
+    dequantize(q, scales, scheme, y, stream, given);
+    expect_bytes(name + "/y", y, golden(name + "/y"));
   });
 }
 

@@ -61,6 +61,8 @@ TEST(QuantizeGoldenTest, OracleGivesTheBytesOfTheOriginals) {
     expect_equal(reference::stored_elements(test.scheme, got).data, golden(name + "/q"));
     if (!golden.has(name + "/scales")) return;
     expect_equal(reference::stored_scales(test.scheme, got).data, golden(name + "/scales"));
+    if (!golden.has(name + "/y")) return;
+    expect_equal(stored(reference::dequantize(test.scheme, got), x.dtype()), golden(name + "/y"));
   });
 }
 
