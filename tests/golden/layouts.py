@@ -150,7 +150,8 @@ def batched_vectors():
 # ---- input of a layer --------------------------------------------------------------------------
 
 def input_vectors():
-    """moe_kernel_quantize_input: tiles for nvfp4 and mxfp8, words for DeepGEMM."""
+    """moe_kernel_quantize_input (vLLM, fused_moe/utils.py): tiles for nvfp4 and mxfp8, words for
+    DeepGEMM, given scales, and formats that are quantized and dequantized at once."""
     x = round_to(BF16, normal(76, 7 * H).reshape(7, H))
     value = x.astype(F32)
     yield "input/x", x
@@ -167,6 +168,14 @@ def input_vectors():
     padded[:7] = q
     yield "input/fp8_ue8m0/q", padded
     yield "input/fp8_ue8m0/column_aligned", flat(aligned_columns(quantize.words_of(exponents)))
+    # Static scales for five groups of 32, and formats that are only simulated.
+    groups = uniform(77, 7 * 5).reshape(7, 5) * F32(0.01) + F32(0.001)
+    yield "input/fp8_groups/scales", groups
+    yield "input/fp8_groups/q", quantize.fp8_static(value, np.repeat(groups, 32, axis=1))
+    q, scale = quantize.fp8_tensor(value)
+    yield "input/fp8/y", round_to(BF16, quantize.dequantized("fp8_tensor", q, scale, None))
+    q, exponents = quantize.mxfp4(value)
+    yield "input/mxfp4/y", round_to(BF16, quantize.dequantized("mxfp4", q, exponents, None))
 
 
 def vectors():

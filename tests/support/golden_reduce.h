@@ -51,6 +51,10 @@ inline void expect_golden_contiguous(const Golden& golden, Stream stream) {
                           out, stream);
         expect_bytes(at, out, golden(at + "/out"));
         if (name != "plain") expect_bytes(at + " rows", rows, golden(at + "/rows"));
+        // Rows that are final are copied.
+        const Tensor copy(kind.dtype, {out.shape(0), out.shape(1)}, device);
+        weight_and_reduce(WeightAndReduce::no_op(), {out, {}, {}}, copy, stream);
+        expect_bytes(at + " copy", copy, golden(at + "/out"));
       }
     }
   }

@@ -76,6 +76,19 @@ void expect_input_of_a_layer(const Golden& golden) {
   const QuantizedInput mxfp8 = quantize_input(x, TensorView{}, config);
   expect_bytes("mxfp8", mxfp8.values, golden("input/mxfp8/q"));
   expect_bytes("mxfp8 scales", mxfp8.scales_memory, golden("input/mxfp8/swizzled"));
+  config = {};
+  config.quant_dtype = "fp8_e4m3";
+  const QuantizedInput groups = quantize_input(x, golden("input/fp8_groups/scales"), config);
+  expect_bytes("static groups", groups.values, golden("input/fp8_groups/q"));
+  config.quant_dtype = "fp8";
+  config.ocp_mx_scheme = "w_mxfp4_a_fp8";
+  const QuantizedInput fp8 = quantize_input(x, TensorView{}, config);
+  expect_bytes("simulated fp8", fp8.values, golden("input/fp8/y"));
+  config.quant_dtype = "mxfp4";
+  config.ocp_mx_scheme = "";
+  config.quantization_emulation = true;
+  const QuantizedInput mxfp4 = quantize_input(x, TensorView{}, config);
+  expect_bytes("simulated mxfp4", mxfp4.values, golden("input/mxfp4/y"));
   const QuantizedInput words =
       quantize_input(x, schemes::kFp8Ue8m0, ScaleLayout::kColumnMajorAligned);
   expect_bytes("fp8_ue8m0", words.values_memory, golden("input/fp8_ue8m0/q"));
