@@ -12,6 +12,7 @@
 #include "conformance/arena.h"
 #include "conformance/exchange_values.h"
 #include "core/even_parts.h"
+#include "reference/batched.h"
 
 namespace switchyard::conformance {
 
@@ -98,7 +99,7 @@ LayerRun::LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed
   for (reference::RankInput& served : served_.ranks) {
     for (std::int64_t t = 0; test.weighs_input && t < served.num_tokens(); ++t) {
       for (float& x : served.tokens.row(t)) {
-        x = reference::round_to(DType::kBF16, x * served.topk_weights(t, 0));
+        x = reference::weigh_input(DType::kBF16, x, served.topk_weights(t, 0));
       }
       served.topk_weights(t, 0) = 1.0f;
     }
