@@ -5,7 +5,7 @@
 // nothing is ever cleared.
 //
 // Two sets alternate from call to call, as in push_layout.h.
-//   set:  P      flags (told): rank p returns weights, which arrive before its rows
+//   set:  P      flags: rank p returns weights, which arrive before its rows
 //         T x K  the weight of each choice
 #pragma once
 
@@ -22,7 +22,7 @@ struct WeightSlots {
   std::size_t set_bytes = 0;
   std::size_t total_bytes = 0;
 
-  SWITCHYARD_HOST_DEVICE std::size_t told(std::uint64_t call, int source) const {
+  SWITCHYARD_HOST_DEVICE std::size_t flag(std::uint64_t call, int source) const {
     return static_cast<std::size_t>(call & 1) * set_bytes +
            static_cast<std::size_t>(source) * sizeof(std::uint64_t);
   }

@@ -26,14 +26,15 @@ struct CallOfCta {
   /// that peers still wait for.
   std::uint32_t has_failed;
 
-  /// `asked` is what begin_kernel returned. It is used here so that the compiler keeps that load.
-  __device__ __forceinline__ void ask(const ExchangeBase& a, std::uint32_t asked) {
+  /// `prefetched` is what begin_kernel returned. It is used here so that the compiler keeps that
+  /// load.
+  __device__ __forceinline__ void request(const ExchangeBase& a, std::uint32_t prefetched) {
     constexpr std::uint32_t kUnlikely = 0x9E3779B9u;
     if (threadIdx.x == 0) {
       number = next_call(a.state);
       has_failed = *const_cast<const volatile std::uint32_t*>(a.watch.failed);
     }
-    if (asked == kUnlikely) __nanosleep(1);
+    if (prefetched == kUnlikely) __nanosleep(1);
   }
 };
 
@@ -49,7 +50,7 @@ __device__ __forceinline__ void advance_call(const CallState& state) {
 
 /// Waits for the preceding kernel in the stream. Arguments are fetched from memory line by line
 /// when a kernel first reads them, so each warp requests one line up front. Pass the result to
-/// CallOfCta::ask.
+/// CallOfCta::request.
 template <class Args>
 __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   constexpr unsigned kLineWords = 16;

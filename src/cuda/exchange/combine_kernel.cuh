@@ -40,13 +40,13 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
   __shared__ CallOfCta next;
   __shared__ std::int32_t num_arrivals[kMaxPushRanks];
-  const std::uint32_t asked = begin_kernel(a);
+  const std::uint32_t prefetched = begin_kernel(a);
   const int num_sending = sends ? a.grid.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta < num_sending) {
-    return_tokens<Wire, kIsCommon>(a, asked, next, cta, num_arrivals);
+    return_tokens<Wire, kIsCommon>(a, prefetched, next, cta, num_arrivals);
   } else {
-    sum_tokens<Wire, kIsCommon>(a, asked, next, cta - num_sending);
+    sum_tokens<Wire, kIsCommon>(a, prefetched, next, cta - num_sending);
   }
 }
 

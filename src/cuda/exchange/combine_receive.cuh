@@ -227,10 +227,10 @@ __device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t ca
   return true;
 }
 
-/// Sums this rank's tokens, together with the other receivers. `asked` is what begin_kernel
+/// Sums this rank's tokens, together with the other receivers. `prefetched` is what begin_kernel
 /// returned; `next_call` is in shared memory.
 template <class Wire, bool kIsCommon>
-__device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t asked,
+__device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t prefetched,
                                            CallOfCta& next_call, int receiver) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t a
   if (num_items == 0) return;
   int token = a.grid.by_chunks.quotient(warp);
   if (warp < num_items) TokenPartials::prefetch(a, token);
-  next_call.ask(a, asked);
+  next_call.request(a, prefetched);
   __syncthreads();
   const std::uint64_t call = next_call.number - 1;
   const ReturnSlots slots(a.layout, call);

@@ -167,10 +167,10 @@ struct ArrivedChunk {
   std::int32_t chunk;
 };
 
-/// Returns rows to all ranks, together with the other senders. `asked` is what begin_kernel
+/// Returns rows to all ranks, together with the other senders. `prefetched` is what begin_kernel
 /// returned; `next_call` and `num_arrivals` are in shared memory.
 template <class Wire, bool kIsCommon>
-__device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t asked,
+__device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t prefetched,
                                               CallOfCta& next_call, int sender,
                                               std::int32_t* num_arrivals) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   // returned, so that the latencies overlap.
   ArrivedChunk now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
-  next_call.ask(a, asked);
+  next_call.request(a, prefetched);
   static_assert(kMaxPushRanks <= kMinExchangeThreads);
   if (threadIdx.x < kMaxPushRanks) {
     const auto s = static_cast<int>(threadIdx.x);
@@ -201,9 +201,9 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   if (next_call.has_failed != 0) return;
   const std::uint64_t call = next_call.number - 1;
   const ReturnSlots slots(a.layout, call);
-  const std::int32_t most = __reduce_max_sync(
+  const std::int32_t max_count = __reduce_max_sync(
       kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
-  const int num_items = most * static_cast<int>(a.grid.by_slot.divisor);
+  const int num_items = max_count * static_cast<int>(a.grid.by_slot.divisor);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
     ArrivedChunk next = now;

@@ -14,8 +14,8 @@ struct Routes {
   std::uint64_t token;  ///< a record, as the next
   std::uint64_t choice;
 
-  /// Asks for them; they may not be there yet.
-  __device__ __forceinline__ void ask(const DispatchArgs& a, std::size_t at, int lane) {
+  /// Requests them; they may not be there yet.
+  __device__ __forceinline__ void request(const DispatchArgs& a, std::size_t at, int lane) {
     const std::byte* from = a.windows.base[a.rank] + at;
     token = load_record(from);
     const int nth = lane < a.num_topk ? 1 + lane : 0;
@@ -78,9 +78,9 @@ struct ChunkUnits : VecUnits<kWords> {
   std::uint32_t words[kUnits][kUnitWords];
   std::uint32_t scales[4];
 
-  /// Asks for the units of `wanted`.
-  __device__ __forceinline__ void ask(const std::byte* elements, const std::byte* scale_unit,
-                                      unsigned wanted) {
+  /// Requests the units of `wanted`.
+  __device__ __forceinline__ void request(const std::byte* elements, const std::byte* scale_unit,
+                                          unsigned wanted) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       if ((wanted >> u & 1) != 0) load_relaxed_sys(elements + u * kLanes * kLaneBytes, words[u]);
@@ -144,7 +144,7 @@ __device__ __forceinline__ int find_targets(const DispatchArgs& a, const Receive
   return __popc(targets);
 }
 
-/// Polls until every lane has the units of `missing`, which were asked for. False: gave up.
+/// Polls until every lane has the units of `missing`, which were requested. False: gave up.
 template <int kWords, typename What>
 __device__ __forceinline__ bool wait_for_units(const DispatchArgs& a, const ChunkSlot<kWords>& slot,
                                                const What& what, unsigned missing,
@@ -154,7 +154,7 @@ __device__ __forceinline__ bool wait_for_units(const DispatchArgs& a, const Chun
     missing = units.missing(missing);
     if (__all_sync(kAllLanes, missing == 0)) return true;
     if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return false;
-    units.ask(slot.elements, slot.scale_unit, missing);
+    units.request(slot.elements, slot.scale_unit, missing);
   }
 }
 
@@ -190,7 +190,7 @@ __device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64
   const ChunkSlot<kWords> slot(a, call, in, lane, static_cast<std::uint32_t>(routes.token));
   ChunkUnits<kWords> units{};
   const unsigned wanted = slot.wanted();
-  units.ask(slot.elements, slot.scale_unit, wanted);
+  units.request(slot.elements, slot.scale_unit, wanted);
   // While they are on their way.
   const int num_targets =
       find_targets(a, in, lane, static_cast<std::uint32_t>(routes.choice), block, places, shared);

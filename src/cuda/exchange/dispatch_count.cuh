@@ -48,11 +48,11 @@ struct ChoiceLanes {
   __device__ __forceinline__ bool is_there(int first, int end) const {
     return token < num_tokens && first + token < end;
   }
-  /// Asks for this lane's id. `first` is the warp's first token. The id is -1 at `end` and beyond.
-  __device__ __forceinline__ GivenId ask(const DispatchArgs& a, int first, int end) const {
+  /// Requests this lane's id. `first` is the warp's first token. The id is -1 at `end` and beyond.
+  __device__ __forceinline__ GivenId request(const DispatchArgs& a, int first, int end) const {
     GivenId id;
     if (is_there(first, end)) {
-      id.ask(a.tokens.ids, std::int64_t{first + token} * a.num_topk + k);
+      id.request(a.tokens.ids, std::int64_t{first + token} * a.num_topk + k);
     }
     return id;
   }
@@ -73,8 +73,8 @@ struct TokenCount {
 
   __device__ __forceinline__ TokenCount(const DispatchArgs& a, int end_of_tokens)
       : lanes(a), end(end_of_tokens) {
-    ids[0] = lanes.ask(a, first(0), end);
-    ids[1] = lanes.ask(a, first(1), end);
+    ids[0] = lanes.request(a, first(0), end);
+    ids[1] = lanes.request(a, first(1), end);
   }
   /// This warp's first token in a round.
   __device__ __forceinline__ int first(int round) const {
@@ -88,7 +88,7 @@ struct TokenCount {
     for (int round = 0; first(round) < end; ++round) {
       const std::int32_t id = ids[0].value(a.tokens.ids);
       ids[0] = ids[1];
-      ids[1] = lanes.ask(a, first(round + 2), end);
+      ids[1] = lanes.request(a, first(round + 2), end);
       const bool counts = experts.has(id);
       if (counts) atomicAdd(sum.rows + (id - experts.first), 1u);
       const unsigned chose = __ballot_sync(kAllLanes, counts);
@@ -129,7 +129,7 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
   for (int first = begin + warp * lanes.num_tokens; first < end;
        first += cta_warps() * lanes.num_tokens) {
     const int token = first + lanes.token;
-    const std::int32_t id = lanes.ask(a, first, end).value(a.tokens.ids);
+    const std::int32_t id = lanes.request(a, first, end).value(a.tokens.ids);
     const bool is_valid = names_expert(a, id);
     const int rank = is_valid ? a.ownership.owner(id) : -1;
     const unsigned same_rank = __match_any_sync(kAllLanes, rank) & lanes.own;

@@ -17,9 +17,10 @@
 
 namespace switchyard::cuda {
 
-/// What a notify CTA does: all announcements come first, then routes. `asked`: by begin_kernel.
-__device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t asked, CallOfCta& call,
-                                       int notify_cta, std::byte* memory) {
+/// What a notify CTA does: all announcements come first, then routes. `prefetched`: by
+/// begin_kernel.
+__device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t prefetched,
+                                       CallOfCta& call, int notify_cta, std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;
 #pragma unroll 1
   for (int task = notify_cta; task < num_ranks * (1 + a.grid.num_runs);
@@ -28,9 +29,9 @@ __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t aske
     const int turned = task - part * num_ranks + a.rank;
     const int to = turned < num_ranks ? turned : turned - num_ranks;
     if (part == 0) {
-      notify_counts(a, asked, call, to, memory);
+      notify_counts(a, prefetched, call, to, memory);
     } else {
-      notify_routes(a, asked, call, to, (part - 1) * a.grid.tokens_per_run, memory);
+      notify_routes(a, prefetched, call, to, (part - 1) * a.grid.tokens_per_run, memory);
     }
     __syncthreads();
   }
@@ -41,22 +42,22 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta call;
-  const std::uint32_t asked = begin_kernel(a);
+  const std::uint32_t prefetched = begin_kernel(a);
   const int num_notify_ctas = sends ? a.grid.num_notify_ctas : 0;
   const int num_sending = sends ? num_notify_ctas + a.grid.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
-    call.ask(a, asked);
+    call.request(a, prefetched);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
                                reinterpret_cast<std::int32_t*>(&shared + 1));
   } else if (cta >= num_notify_ctas) {
     auto& shared = *reinterpret_cast<SenderShared*>(memory);
     prefetch_item(a, cta - num_notify_ctas);
-    call.ask(a, asked);
+    call.request(a, prefetched);
     send_rows<Form>(a, call, cta - num_notify_ctas, shared);
   } else {
-    notify(a, asked, call, cta, memory);
+    notify(a, prefetched, call, cta, memory);
   }
   if (!receives) return;
   __syncthreads();

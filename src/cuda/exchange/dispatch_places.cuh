@@ -54,7 +54,7 @@ __device__ __forceinline__ void receive_source_counts(const DispatchArgs& a, std
                                                       int lane, ReceiverShared& shared) {
   const int num_ranks = a.ownership.num_ranks;
   std::int32_t next = 0;
-  std::int32_t most = 0;
+  std::int32_t max_count = 0;
 #pragma unroll 1
   for (int base = 0; base < num_ranks; base += kLanes) {
     const int s = base + lane;
@@ -70,9 +70,9 @@ __device__ __forceinline__ void receive_source_counts(const DispatchArgs& a, std
       shared.rows_before[s] = a.received.source_rows > 0 ? s * a.received.source_rows : before;
     }
     next = __shfl_sync(kAllLanes, before + count, kLanes - 1);
-    most = max(most, __reduce_max_sync(kAllLanes, count));
+    max_count = max(max_count, __reduce_max_sync(kAllLanes, count));
   }
-  if (lane == 0) shared.max_from = most;
+  if (lane == 0) shared.max_from = max_count;
 }
 
 /// Receives how many rows of an expert come from each source, and finds where each source's rows

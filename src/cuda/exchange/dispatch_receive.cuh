@@ -55,30 +55,30 @@ struct ReceiveWalk {
 
   __device__ __forceinline__ ReceiveWalk(const DispatchArgs& a, int receiver)
       : item(static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver) {}
-  __device__ __forceinline__ void ask(const DispatchArgs& a, std::uint64_t call,
-                                      const ReceiveItem& in) {
+  __device__ __forceinline__ void request(const DispatchArgs& a, std::uint64_t call,
+                                          const ReceiveItem& in) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    routes.ask(a, a.layout.routes(call, in.source, in.number), lane);
+    routes.request(a, a.layout.routes(call, in.source, in.number), lane);
   }
-  /// Asks for the routes of the first item, which may not come, when announcements begin to come.
-  __device__ __forceinline__ void ask_first(const DispatchArgs& a, std::uint64_t call,
-                                            const ReceiverShared& block) {
+  /// Requests the routes of the first item, which may not come, when announcements begin to come.
+  __device__ __forceinline__ void request_first(const DispatchArgs& a, std::uint64_t call,
+                                                const ReceiverShared& block) {
     const ReceiveItem in(a, item);
     while (*const_cast<volatile const std::int32_t*>(&block.num_done) == 0) {
     }
-    if (in.number < a.layout.shape.max_tokens) ask(a, call, in);
+    if (in.number < a.layout.shape.max_tokens) request(a, call, in);
   }
-  /// Goes on to the next item that comes, or stays at one that does and was asked for. False: none.
+  /// Goes on to the next item that comes, or stays at one that does and was requested. False: none.
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
-                                       const ReceiverShared& block, bool is_asked) {
+                                       const ReceiverShared& block, bool is_requested) {
     const int num_items = block.max_from * static_cast<int>(a.grid.by_slot.divisor);
     const int step = a.grid.num_receivers * a.grid.num_warps;
-    if (!is_asked) item += step;
+    if (!is_requested) item += step;
 #pragma unroll 1
-    for (; item < num_items; item += step, is_asked = false) {
+    for (; item < num_items; item += step, is_requested = false) {
       const ReceiveItem in(a, item);
       if (in.number >= block.num_from[in.source]) continue;
-      if (!is_asked) ask(a, call, in);
+      if (!is_requested) request(a, call, in);
       return true;
     }
     return false;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void receive_chunks(const DispatchArgs& a, std::uint6
     while (!walk.routes.is_there(call)) {
       const auto what = [&] { return WaitFor{WaitPlace::kRow, in.source, in.number, call}; };
       if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return;
-      walk.ask(a, call, in);
+      walk.request(a, call, in);
     }
     const Routes now = walk.routes;
     is_there = walk.find(a, call, shared, false);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void receive_chunks(const DispatchArgs& a, std::uint6
 }
 
 template <int kWords>
-__device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOfCta& asked,
+__device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOfCta& current,
                                              int receiver, ReceiverShared& shared,
                                              std::int32_t* memory) {
   const int num_local = a.ownership.count(a.rank);
@@ -120,14 +120,14 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   const bool reports = receiver == a.grid.num_receivers - 1;
   // After a failure slots may hold what nobody took.
   if (threadIdx.x == 0) {
-    shared.failed = asked.has_failed;
+    shared.failed = current.has_failed;
     shared.num_done = 0;
   }
   __syncthreads();
-  const std::uint64_t call = asked.number;
+  const std::uint64_t call = current.number;
   ReceiveWalk walk(a, receiver);
   receive_announcements(a, call, reports, shared, places);
-  walk.ask_first(a, call, shared);
+  walk.request_first(a, call, shared);
   __syncthreads();
   find_first_rows(a, places);
   if (shared.failed != 0) return;

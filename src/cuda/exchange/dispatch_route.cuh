@@ -153,7 +153,7 @@ struct TokenBlockLoad {
 
   __device__ __forceinline__ TokenBlockLoad(const DispatchArgs& a, int begin, int end)
       : lanes(a), first(begin), size(min(end - begin, kLanes)) {
-    ask(a, token(0));
+    request(a, token(0));
   }
   /// This thread's token in a round, as an index in the block.
   __device__ __forceinline__ int token(int round) const {
@@ -162,10 +162,10 @@ struct TokenBlockLoad {
                ? (round * cta_warps() + warp) * lanes.num_tokens + lanes.token
                : kLanes;
   }
-  __device__ __forceinline__ void ask(const DispatchArgs& a, int in_block) {
+  __device__ __forceinline__ void request(const DispatchArgs& a, int in_block) {
     if (in_block >= size) return;
     const std::int64_t at = std::int64_t{first + in_block} * a.num_topk + lanes.k;
-    id.ask(a.tokens.ids, at);
+    id.request(a.tokens.ids, at);
     weight = 1.0f;
     if (a.tokens.topk_weights != nullptr) weight = __ldg(a.tokens.topk_weights + at);
   }
@@ -175,20 +175,20 @@ struct TokenBlockLoad {
     for (int round = 0, t = token(0); t < size;) {
       block.add(experts, t, t * a.num_topk + lanes.k, {id.value(a.tokens.ids), weight});
       t = token(++round);
-      ask(a, t);
+      request(a, t);
     }
   }
 };
 
 /// Announces to rank `to` how many rows it gets; keeps the partial sums of a share of the tokens.
-__device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32_t asked,
+__device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32_t prefetched,
                                               CallOfCta& call, int to, std::byte* memory) {
   // All loads of the first wait, then what waits for them.
   TokenCount all(a, a.tokens.count);
   const ExpertRange experts(a, to);
   const TokenBlock block(a, experts.count, memory);
   block.clear(experts);
-  call.ask(a, asked);
+  call.request(a, prefetched);
   __syncthreads();
   if (call.has_failed != 0) return;
   all.count(a, experts, block.before);
@@ -202,7 +202,7 @@ __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32
 /// counted again from token 0: the CTA of the run before knows it, but a CTA that asks another one
 /// waits for it, and only receivers may wait (dispatch_kernel.cuh). Ids are few beside rows, all
 /// CTAs read the same ones, and their loads overlap (TokenCount).
-__device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32_t asked,
+__device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32_t prefetched,
                                               CallOfCta& call, int to, int begin,
                                               std::byte* memory) {
   const int end = min(begin + a.grid.tokens_per_run, a.tokens.count);
@@ -211,7 +211,7 @@ __device__ __forceinline__ void notify_routes(const DispatchArgs& a, std::uint32
   const ExpertRange experts(a, to);
   const TokenBlock block(a, experts.count, memory);
   block.clear(experts);
-  call.ask(a, asked);
+  call.request(a, prefetched);
   __syncthreads();
   if (call.has_failed != 0) return;
   before.count(a, experts, block.before);

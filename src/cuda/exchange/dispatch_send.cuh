@@ -117,8 +117,8 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
 /// Sends the rows of all tokens, together with the other senders. The first chunk is made before
 /// the barrier after which the call number is known.
 template <class Form>
-__device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& asked, int sender,
-                                          SenderShared& shared) {
+__device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& current,
+                                          int sender, SenderShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_items = a.tokens.count * a.layout.num_chunks * a.grid.shares;
@@ -131,13 +131,13 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
     std::uint32_t words[Form::kWords];
     GivenId id;
     if (i < num_items) {
-      if (lane < a.num_topk) id.ask(a.tokens.ids, std::int64_t{item.token} * a.num_topk + lane);
+      if (lane < a.num_topk) id.request(a.tokens.ids, std::int64_t{item.token} * a.num_topk + lane);
       Form::make(a, item.token, item.chunk, lane, words, scales);
     }
     if (is_first) __syncthreads();
     is_first = false;
-    if (i >= num_items || asked.has_failed != 0) return;
-    send_chunk<Form>(a, asked.number, item, lane, id.value(a.tokens.ids), words, scales);
+    if (i >= num_items || current.has_failed != 0) return;
+    send_chunk<Form>(a, current.number, item, lane, id.value(a.tokens.ids), words, scales);
   }
 }
 

@@ -49,7 +49,7 @@ struct CallState {
   float* arrival_weights = nullptr;       ///< [P, T, K]
 };
 
-/// Last in the arguments of a kernel: begin_kernel (call.cuh) asks for the first lines of them at
+/// Last in the arguments of a kernel: begin_kernel (call.cuh) requests the first lines of them at
 /// once, and those hold all but the windows of high ranks.
 struct PeerTable {
   std::byte* base[kMaxPushRanks];

@@ -15,7 +15,7 @@ struct GivenId {
   std::uint32_t low = 0xFFFFFFFFu;
   std::uint32_t high = 0xFFFFFFFFu;
 
-  __device__ __forceinline__ void ask(const GivenIds& ids, std::int64_t index) {
+  __device__ __forceinline__ void request(const GivenIds& ids, std::int64_t index) {
     if (ids.are_64_bits) {
       const uint2 words = __ldg(static_cast<const uint2*>(ids.data) + index);
       low = words.x;
@@ -24,7 +24,7 @@ struct GivenId {
       low = __ldg(static_cast<const std::uint32_t*>(ids.data) + index);
     }
   }
-  /// As given; of 64 bits and below -1 or beyond 32 bits: kIdBeyond32Bits. -1 if not asked for.
+  /// As given; of 64 bits and below -1 or beyond 32 bits: kIdBeyond32Bits. -1 if not requested.
   __device__ __forceinline__ std::int32_t value(const GivenIds& ids) const {
     const auto id = static_cast<std::int32_t>(low);
     const bool fits = high == (id < 0 ? 0xFFFFFFFFu : 0u) && id >= -1;

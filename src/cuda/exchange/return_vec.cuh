@@ -124,9 +124,9 @@ __device__ __forceinline__ void fix_nans(std::uint32_t (&words)[kReturnVecElemen
   constexpr std::uint32_t kNaN = kDType == DType::kBF16 ? 0x7FC0u : 0x7E00u;
   static_assert(kReturnVecElements == 8);
   // As signed 16 bits, no number exceeds 7FFF, and adding one to it sets the sign bit.
-  std::uint32_t most = __vimax3_s16x2(words[0], words[1], words[2]);
-  most = __vimax3_s16x2(most, words[3], words[3]) & 0x7FFF7FFFu;
-  if (((most + 0x00010001u) & 0x80008000u) == 0) [[likely]]
+  std::uint32_t max_magnitude = __vimax3_s16x2(words[0], words[1], words[2]);
+  max_magnitude = __vimax3_s16x2(max_magnitude, words[3], words[3]) & 0x7FFF7FFFu;
+  if (((max_magnitude + 0x00010001u) & 0x80008000u) == 0) [[likely]]
     return;
 #pragma unroll
   for (int i = 0; i < kReturnVecElements / 2; ++i) {

@@ -41,10 +41,11 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const auto peer = static_cast<int>(threadIdx.x);
   if (blockIdx.x == 0 && peer < a.ownership.num_ranks) {
-    store_record(a.windows.base[peer] + a.slots.told(call, a.rank), 1, tag);
+    store_record(a.windows.base[peer] + a.slots.flag(call, a.rank), 1, tag);
   }
-  const std::int64_t most = std::int64_t{a.ownership.num_ranks} * a.max_tokens;
-  for (std::int64_t i = warp_number(); i < most && lane < a.num_topk; i += gridDim.x * kWarps) {
+  const std::int64_t num_places = std::int64_t{a.ownership.num_ranks} * a.max_tokens;
+  for (std::int64_t i = warp_number(); i < num_places && lane < a.num_topk;
+       i += gridDim.x * kWarps) {
     const auto owner = static_cast<int>(i / a.max_tokens);
     if (i - std::int64_t{owner} * a.max_tokens >= a.state.num_arrivals[owner]) continue;
     const std::int32_t row = row_of_choice(a, i, lane);
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t token = warp_number(); token < a.num_tokens; token += gridDim.x * kWarps) {
     if (lane < a.state.num_partials[token]) {
       const std::int32_t from = a.state.partial_ranks[token * a.num_columns + lane];
-      if (!is_of_call(load_record(own + a.slots.told(call, from)))) {
+      if (!is_of_call(load_record(own + a.slots.flag(call, from)))) {
         give_up(a.watch, WaitFailure::kNoWeights,
                 {WaitPlace::kReturnedRow, from, static_cast<std::int32_t>(token), call}, 0, 0, 0);
       }
@@ -92,8 +93,8 @@ LaunchShape shape_of(std::int64_t num_warps, cudaStream_t stream) {
 }  // namespace
 
 void launch_return_weights(const ReturnWeightsArgs& args, cudaStream_t stream) {
-  const std::int64_t most = std::int64_t{args.ownership.num_ranks} * args.max_tokens;
-  launch_kernel(return_weights_kernel, shape_of(most, stream), "combine", args);
+  const std::int64_t num_places = std::int64_t{args.ownership.num_ranks} * args.max_tokens;
+  launch_kernel(return_weights_kernel, shape_of(num_places, stream), "combine", args);
 }
 
 void launch_receive_weights(const ReturnWeightsArgs& args, cudaStream_t stream) {

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kRoutingThreads) keep_routing_kernel(RoutingAr
     const std::int64_t at = token * a.num_topk + lane;
     const bool is_choice = lane < a.num_topk;
     GivenId given;
-    if (is_choice) given.ask(a.ids, at);
+    if (is_choice) given.request(a.ids, at);
     const std::int32_t id = given.value(a.ids);
     const unsigned same = __match_any_sync(kAllLanes, id);
     const bool is_twice = is_expert(a, id) && a.wants_distinct && (same & ((1u << lane) - 1)) != 0;

@@ -122,9 +122,9 @@ __device__ __forceinline__ bool wait_record(const void* from, const Watch& watch
 
 template <int N>
 __device__ __forceinline__ std::uint32_t largest(const std::uint32_t (&w)[N]) {
-  std::uint32_t most = max(w[0], w[1]);
-  if constexpr (N == 4) most = max(most, max(w[2], w[3]));
-  return most;
+  std::uint32_t max_word = max(w[0], w[1]);
+  if constexpr (N == 4) max_word = max(max_word, max(w[2], w[3]));
+  return max_word;
 }
 
 /// Bit mask of the words that are kEmpty.

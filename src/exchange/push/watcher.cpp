@@ -52,8 +52,8 @@ bool Watcher::look() noexcept {
 
 void Watcher::notify_peers() noexcept {
   const std::lock_guard lock(mutex_);
-  if (has_told_) return;
-  has_told_ = true;
+  if (has_notified_) return;
+  has_notified_ = true;
   try {
     const WaitFailureText text = describe(words_.record, control_.rank(), num_experts_);
     if (text.code == Errc::kTimeout) control_.look_for_lost_peers();

@@ -44,7 +44,7 @@ class Watcher {
   std::int64_t num_experts_;
   std::atomic<bool> is_first_cause_ = false;  ///< this rank's record aborted the group
   std::mutex mutex_;                          ///< guards the two below
-  bool has_told_ = false;
+  bool has_notified_ = false;
   std::optional<Error> cause_;
   std::jthread thread_;  // last, because it uses all the rest
 };

@@ -21,7 +21,7 @@ TEST(WeightSlotsTest, RecordsLieApart) {
       const WeightSlots slots = make_weight_slots(kTokens, num_ranks, num_topk);
       std::vector<std::size_t> all;
       for (const std::uint64_t call : {4u, 5u}) {
-        for (int r = 0; r < num_ranks; ++r) all.push_back(slots.told(call, r));
+        for (int r = 0; r < num_ranks; ++r) all.push_back(slots.flag(call, r));
         for (std::int64_t t = 0; t < kTokens; ++t) {
           for (int k = 0; k < num_topk; ++k) all.push_back(slots.choice(call, t, k));
         }
@@ -36,7 +36,7 @@ TEST(WeightSlotsTest, RecordsLieApart) {
 
 TEST(WeightSlotsTest, ACallHasTheSetOfTheOneBeforeTheLast) {
   const WeightSlots slots = make_weight_slots(3, 2, 4);
-  EXPECT_EQ(slots.told(8, 1), slots.told(6, 1));
+  EXPECT_EQ(slots.flag(8, 1), slots.told(6, 1));
   EXPECT_EQ(slots.choice(7, 2, 3), slots.choice(5, 2, 3));
   EXPECT_NE(slots.choice(7, 2, 3), slots.choice(6, 2, 3));
 }
