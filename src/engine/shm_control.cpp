@@ -192,7 +192,8 @@ void ShmControl::move_to_own_store(const std::vector<Introduction>& ranks) {
   if (size() == 1) return set_store(std::make_shared<HashStore>());
   const Address address = Address::parse("unix:@switchyard-" + ranks[0].nonce);
   meeting_.is_served_by_rank_0 = true;
-  set_store(with_store([&] { return std::make_shared<SocketStore>(address, "", timeout_ms()); }));
+  set_store(
+      with_store([&] { return std::make_shared<SocketStore>(address, "", timeout_ms(), true); }));
 }
 
 // Rank 0 makes the block and hands it out.

@@ -19,10 +19,11 @@ namespace protocol = store_protocol;
 
 constexpr int kRetryMs = 20;
 
-Fd connect_until(const Address& address, std::int64_t timeout_ms) {
+Fd connect_until(const Address& address, std::int64_t timeout_ms, bool was_served) {
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   for (;;) {
     if (std::optional<Fd> socket = connect_to(address, deadline)) return *std::move(socket);
+    require(!was_served, Errc::kPeerLost, "store: nobody serves {} any more", address.text());
     require(!deadline.expired(), Errc::kTimeout, "store: nobody serves at {} within {:.1f} s",
             address.text(), static_cast<double>(timeout_ms) * 1e-3);
     poll(nullptr, 0, kRetryMs);
@@ -31,10 +32,11 @@ Fd connect_until(const Address& address, std::int64_t timeout_ms) {
 
 }  // namespace
 
-SocketStore::SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms)
+SocketStore::SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms,
+                         bool was_served)
     : address_(address), timeout_ms_(timeout_ms) {
   require_secret(address, secret);
-  socket_ = connect_until(address, timeout_ms);
+  socket_ = connect_until(address, timeout_ms, was_served);
   const std::optional<PeerIdentity> identity = peer_identity(socket_);
   require(!identity || identity->uid == geteuid() || identity->uid == 0, Errc::kInvalidArgument,
           "store: {} is served by user {}, but this is user {}", address.text(),

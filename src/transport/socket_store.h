@@ -15,9 +15,11 @@ namespace switchyard {
 
 class SocketStore final : public Store {
  public:
-  /// Retries until a server listens at `address`. `timeout_ms` bounds this and each `set`.
+  /// Retries until a server listens at `address`, unless it is known to have listened there before:
+  /// then nobody there means that it is gone. `timeout_ms` bounds this and each `set`.
   /// Errors: kTimeout, kInvalidArgument (the secret was refused), kPeerLost, kSystem.
-  SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms);
+  SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms,
+              bool was_served = false);
 
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;

@@ -326,6 +326,9 @@ TEST(StoreServerTest, ClientWaitsForAServerToCome) {
 }
 
 TEST(StoreServerTest, NoServerIsATimeout) {
+  const Error gone = error_of([] { SocketStore(fresh_unix_address(), "", 20'000, true); });
+  EXPECT_EQ(gone.code(), Errc::kPeerLost);
+  EXPECT_THAT(gone.what(), HasSubstr("nobody serves unix:@"));
   const Error error = error_of([] { SocketStore(fresh_unix_address(), "", 100); });
   EXPECT_EQ(error.code(), Errc::kTimeout);
   EXPECT_THAT(error.what(), HasSubstr("nobody serves at unix:@switchyard-store-test"));
