@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every prepare/finalize class around experts of fixed order, bit for bit: prepare, experts,
-// weights, sums and the way back at once; whole, and in micro-batches. Over CPUs and over GPUs.
+// weights, sums, the way back and a shared expert at once; whole, and in micro-batches. Over CPUs
+// and over GPUs.
 
 #include <array>
 
@@ -74,7 +75,8 @@ enum Factor : std::size_t {
   kStatic,
   kActivation,
   kWideIds,
-  kDuplicates
+  kDuplicates,
+  kSharedOf
 };
 
 void make_possible(const std::vector<QuantScheme>& schemes, bool is_split, Levels& l) {
@@ -105,6 +107,7 @@ LayerCase make_case(const std::vector<QuantScheme>& schemes, const Levels& l) {
   test.has_static_scale = l[kStatic] == 1;
   test.quantizes_activation = l[kActivation] == 1;
   test.has_wide_ids = l[kWideIds] == 1;
+  test.shared = static_cast<SharedKind>(l[kSharedOf]);
   return test;
 }
 
@@ -124,7 +127,8 @@ void add_class_cases(Cases& cases) {
                           2,
                           2,
                           2,
-                          2};
+                          2,
+                          4};
   for (const bool is_split : {false, true}) {
     int number = 0;
     for (const Levels& levels :

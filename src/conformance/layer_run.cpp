@@ -21,6 +21,8 @@ using reference::Table;
 
 namespace {
 
+constexpr std::int64_t kSharedIntermediate = 24;
+
 // N(0, 1) / 10 in bf16, drawn from a pool because weights are many.
 Table<float> random_weights(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
   static const Table<float> kPool = random_table(1, 1 << 14, 77, 0.1f);
@@ -29,6 +31,17 @@ Table<float> random_weights(std::int64_t rows, std::int64_t cols, std::uint64_t 
     table.data[i] = kPool.data[random_bits(seed, i) % kPool.data.size()];
   }
   return table;
+}
+
+reference::MlpWeights random_mlp(std::int32_t num_experts, std::int64_t hidden,
+                                 std::int64_t intermediate, std::uint64_t seed) {
+  const std::int64_t rows = num_experts * intermediate;
+  return {num_experts,
+          hidden,
+          intermediate,
+          random_weights(rows, hidden, seed),
+          random_weights(rows, hidden, seed + 1),
+          random_weights(num_experts * hidden, intermediate, seed + 2)};
 }
 
 // Experts [first, first + num) of stacked weights, [num, rows, cols] bf16.
@@ -103,13 +116,13 @@ LayerRun::LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed
       served.topk_weights(t, 0) = 1.0f;
     }
   }
-  const std::int64_t rows = shape.num_experts * test.intermediate;
-  weights_ = {shape.num_experts,
-              shape.hidden,
-              test.intermediate,
-              random_weights(rows, shape.hidden, seed + 11),
-              random_weights(rows, shape.hidden, seed + 12),
-              random_weights(shape.num_experts * shape.hidden, test.intermediate, seed + 13)};
+  layer_.experts = random_mlp(shape.num_experts, shape.hidden, test.intermediate, seed + 11);
+  if (test.shared != SharedKind::kNone) {
+    layer_.shared = random_mlp(1, shape.hidden, kSharedIntermediate, seed + 14);
+  }
+  if (test.shared > SharedKind::kPlain) {
+    layer_.shared_gate = random_table(1, shape.hidden, seed + 17, 0.1f).data;
+  }
   if (test.scheme.needs_tensor_scale()) static_scale_ = 448.0f * 6.0f / (4.5f * test.magnitude);
   if (test.has_static_scale) static_scale_ = 0.031f * test.magnitude;
 }
@@ -131,9 +144,19 @@ LayerRun::Setup LayerRun::set_up() const {
   config.num_micro_batches = test_.num_micro_batches;
   const std::int64_t first = reference::first_expert(config.num_experts, num_ranks_, rank_);
   const std::int64_t num = reference::num_local_experts(config.num_experts, num_ranks_, rank_);
-  setup.gate = stacked(weights_.gate, first, num, test_.intermediate);
-  setup.up = stacked(weights_.up, first, num, test_.intermediate);
-  setup.down = stacked(weights_.down, first, num, test_.shape.hidden);
+  const std::int64_t hidden = test_.shape.hidden;
+  setup.gate = stacked(layer_.experts.gate, first, num, test_.intermediate);
+  setup.up = stacked(layer_.experts.up, first, num, test_.intermediate);
+  setup.down = stacked(layer_.experts.down, first, num, hidden);
+  if (layer_.shared) {
+    setup.shared_gate = stacked(layer_.shared->gate, 0, 1, kSharedIntermediate);
+    setup.shared_up = stacked(layer_.shared->up, 0, 1, kSharedIntermediate);
+    setup.shared_down = stacked(layer_.shared->down, 0, 1, hidden);
+  }
+  if (!layer_.shared_gate.empty()) {
+    setup.row_gate = Tensor(DType::kF32, {1, hidden});
+    std::ranges::copy(layer_.shared_gate, setup.row_gate.as<float>());
+  }
   setup.options.intermediate = test_.quantizes_activation ? test_.scheme : schemes::kNone;
 
   const reference::RankInput& own = batch_.ranks[static_cast<std::size_t>(rank_)];
@@ -152,18 +175,28 @@ LayerRun::Setup LayerRun::set_up() const {
   return setup;
 }
 
+SharedExpert LayerRun::shared_expert(const Setup& setup, const TensorView& row_gate,
+                                     Device device) const {
+  if (!layer_.shared) return {};
+  return {make_exact_experts(setup.shared_weights(), {}, device), row_gate,
+          test_.shared == SharedKind::kGatedFirst ? SharedExpertsOrder::kNoOverlap
+                                                  : SharedExpertsOrder::kMkInternalOverlapped};
+}
+
 Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) const try {
   const Setup setup = set_up();
   const PrepareArguments& given = setup.arguments;
   Tensor output = poisoned(DType::kBF16, given.hidden.shape(0), test_.shape.hidden);
   constexpr std::size_t kGaps = 4096;
   Arena arena(device, span_bytes(given.hidden) + span_bytes(given.topk_ids) +
-                          span_bytes(given.topk_weights) + span_bytes(output) + kGaps);
+                          span_bytes(given.topk_weights) + span_bytes(output) +
+                          span_bytes(setup.row_gate) + kGaps);
   ExchangeOptions options{.device = device};
   if (device.is_cuda()) options.timeout_ms = group.timeout_ms();
   ModularKernel kernel(
       make_prepare_finalize(test_.kind, group, setup.config, options),
-      make_layer_experts(test_.experts, setup.weights(), setup.options, device, agreement));
+      make_layer_experts(test_.experts, setup.weights(), setup.options, device, agreement),
+      shared_expert(setup, arena.in(setup.row_gate), device));
   PrepareArguments arguments = given;
   arguments.hidden = arena.in(given.hidden);
   arguments.topk_ids = arena.in(given.topk_ids);
@@ -198,6 +231,17 @@ Table<float> LayerRun::quantized(const Table<float>& rows) const {
 }
 
 Table<float> LayerRun::exact() const {
+  Table<float> output = routed();
+  if (!layer_.shared) return output;
+  const Table<float> shared =
+      reference::shared_rows(layer_, batch_.ranks[static_cast<std::size_t>(rank_)].tokens);
+  for (std::size_t i = 0; i < output.data.size(); ++i) {
+    output.data[i] = reference::round_to(DType::kBF16, output.data[i] + shared.data[i]);
+  }
+  return output;
+}
+
+Table<float> LayerRun::routed() const {
   const QuantScheme intermediate = test_.quantizes_activation ? test_.scheme : schemes::kNone;
   std::vector<ExpertMajor> placed;
   std::vector<Table<float>> rows;
@@ -205,7 +249,7 @@ Table<float> LayerRun::exact() const {
     placed.push_back(reference::dispatch_expanded(served_, r, 1));
     const ExpertMajor& last = placed.back();
     rows.push_back(reference::apply_experts(
-        weights_, reference::first_expert(served_.num_experts, num_ranks_, r), last,
+        layer_.experts, reference::first_expert(served_.num_experts, num_ranks_, r), last,
         quantized(reference::receive(served_, last.rows, last.num_rows)), intermediate));
   }
   if (test_.reduce == Reduce::kPerExpert) {
@@ -230,7 +274,7 @@ Table<float> LayerRun::plain() const {
     std::ranges::copy(sent.row(p.token), rows.row(p.index).begin());
   }
   const std::array<Table<float>, 1> outputs{
-      reference::apply_experts(weights_, 0, placed[0], rows, schemes::kNone)};
+      reference::apply_experts(layer_.experts, 0, placed[0], rows, schemes::kNone)};
   return reference::combine_per_expert(own, 0, placed, outputs, DType::kF32);
 }
 

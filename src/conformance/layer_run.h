@@ -16,6 +16,8 @@
 
 namespace switchyard::conformance {
 
+enum class SharedKind : std::uint8_t { kNone, kPlain, kGated, kGatedFirst };
+
 struct LayerCase {
   PrepareKind kind = PrepareKind::kLowLatency;
   QuantScheme scheme = schemes::kNone;
@@ -30,6 +32,7 @@ struct LayerCase {
   bool quantizes_activation = true;  ///< between the two GEMMs too
   int num_micro_batches = 1;
   bool has_wide_ids = false;  ///< i64
+  SharedKind shared = SharedKind::kNone;
   std::string experts = "exact";
   float magnitude = 1.0f;  ///< of tokens; weights are N(0, 1) / 10
 };
@@ -54,14 +57,21 @@ class LayerRun {
   struct Setup {
     PrepareFinalizeConfig config;
     Tensor gate, up, down;
+    Tensor shared_gate, shared_up, shared_down;
+    Tensor row_gate;  ///< of the shared expert
     ExpertOptions options;
     Bytes tokens;
     std::vector<std::int64_t> wide_ids;
     PrepareArguments arguments;  ///< views of this and of the batch
 
     ExpertWeights weights() const { return {gate, up, down, {}, {}, {}}; }
+    ExpertWeights shared_weights() const {
+      return {shared_gate, shared_up, shared_down, {}, {}, {}};
+    }
   };
   Setup set_up() const;
+  SharedExpert shared_expert(const Setup& setup, const TensorView& row_gate, Device device) const;
+  reference::Table<float> routed() const;  ///< without the shared expert
   reference::Table<float> quantized(const reference::Table<float>& rows) const;
 
   const LayerCase& test_;
@@ -69,7 +79,7 @@ class LayerRun {
   int num_ranks_ = 1;        ///< of them
   reference::Batch batch_;   ///< their tokens
   reference::Batch served_;  ///< the same after apply_router_weight_on_input
-  reference::MlpWeights weights_;
+  reference::Layer layer_;   ///< its experts
   std::optional<float> static_scale_;
 };
 

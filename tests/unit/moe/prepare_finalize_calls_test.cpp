@@ -296,5 +296,29 @@ TEST(PrepareFinalizeCallsTest, ExpertsWithPackedScalesGetThemFromLowLatencyOnly)
   });
 }
 
+TEST(PrepareFinalizeCallsTest, WeightOnTheInputNeedsOneChoice) {
+  const auto object = make_local(ClassCase{}.config());
+  const CallInput input(test::random_batch_of({}).ranks[0], DType::kBF16);
+  PrepareArguments arguments = input.arguments();
+  arguments.apply_router_weight_on_input = true;
+  expect_error(Errc::kInvalidArgument, "with 3 experts a token, must be 1",
+               [&] { object->prepare(arguments); });
+}
+
+TEST(PrepareFinalizeCallsTest, ClassesSayWhatTheyAre) {
+  run_ranks(2, [](const Group& group) {
+    const auto low_latency = make_low_latency(group, ClassCase{.num_experts = 2}.config());
+    EXPECT_EQ(low_latency->name(), "low_latency");
+    EXPECT_EQ(low_latency->activation_format(), ActivationFormat::kBatched);
+    EXPECT_EQ(low_latency->num_dispatchers(), 2);
+    EXPECT_EQ(low_latency->max_num_tokens_per_rank(), 6);
+    EXPECT_EQ(low_latency->max_buffer_rows(), 12);  // one expert, six tokens per rank
+    EXPECT_TRUE(low_latency->output_is_reduced());
+    EXPECT_TRUE(low_latency->supports_async());
+    EXPECT_EQ(low_latency->topk_indices_dtype(), std::nullopt);
+  });
+  EXPECT_EQ(make_local(ClassCase{}.config())->activation_format(), ActivationFormat::kStandard);
+}
+
 }  // namespace
 }  // namespace switchyard
