@@ -154,8 +154,9 @@ LayerRun::Setup LayerRun::set_up() const {
     setup.shared_down = stacked(layer_.shared->down, 0, 1, hidden);
   }
   if (!layer_.shared_gate.empty()) {
-    setup.row_gate = Tensor(DType::kF32, {1, hidden});
-    std::ranges::copy(layer_.shared_gate, setup.row_gate.as<float>());
+    setup.row_gate = Tensor(DType::kBF16, {1, hidden});
+    const Bytes gate = encode(DType::kBF16, {1, hidden, layer_.shared_gate});
+    std::memcpy(setup.row_gate.data(), gate.data(), gate.size());
   }
   setup.options.intermediate = test_.quantizes_activation ? test_.scheme : schemes::kNone;
 

@@ -9,6 +9,7 @@
 #include "switchyard/quantize_batched.h"
 
 #include "cuda/base/launch.h"
+#include "cuda_graph.h"
 #include "quant/scheme.h"
 #include "quantize_case.h"
 #include "support/errors.h"
@@ -261,25 +262,19 @@ TEST(QuantizeCudaTest, CallsMayBeCaptured) {
                TensorView(q.data(device), DType::kE4M3, {shape.num_rows, shape.hidden}, device),
                scales_view(scheme, shape, ScaleLayout::kRowMajor, scales.data(device), device), on);
     };
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-    call(Stream::cuda(stream.get(), test::kGpu.index));
-    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    const test::CudaGraph graph(stream.get(),
+                                [&] { call(Stream::cuda(stream.get(), test::kGpu.index)); });
     for (int round = 0; round < 3; ++round) {
       for (std::int64_t h = 0; h < shape.hidden; ++h) {
         scalar::store(x.host(), DType::kBF16, h, test::element(6, h + 1000 * round));
       }
       x.upload();
       call(Stream::host());
-      cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+      graph.replay(stream.get());
       cuda::check_cuda(cudaStreamSynchronize(stream.get()), "replay");
       q.expect_equal("q");
       scales.expect_equal("scales");
     }
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
   }
 }
 
