@@ -10,6 +10,7 @@
 #include "switchyard/modular_kernel.h"
 #include "switchyard/prepare_finalize.h"
 
+#include "conformance/arena.h"
 #include "conformance/compare.h"
 #include "conformance/exchange_values.h"
 #include "conformance/random_batch.h"
@@ -19,6 +20,7 @@ namespace switchyard::conformance {
 enum class SharedKind : std::uint8_t { kNone, kPlain, kGated, kGatedFirst };
 
 struct LayerCase {
+  std::string name{};  ///< of what it tries, beside every pair of the other factors
   PrepareKind kind = PrepareKind::kLowLatency;
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerExpert;
@@ -33,6 +35,12 @@ struct LayerCase {
   int num_micro_batches = 1;
   bool has_wide_ids = false;  ///< i64
   SharedKind shared = SharedKind::kNone;
+  DType input = DType::kBF16;                ///< of tokens
+  std::optional<QuantScheme> wire_scheme{};  ///< absent: `scheme`
+  bool defers = false;                       ///< rows are not quantized before the experts
+  bool renames = false;                      ///< experts are at other places than their ids say
+  bool limits_calls = false;                 ///< the call states its own max_tokens
+  std::int64_t alignment = 1;                ///< of elastic_prefill
   std::string experts = "exact";
   float magnitude = 1.0f;  ///< of tokens; weights are N(0, 1) / 10
 };
@@ -61,6 +69,7 @@ class LayerRun {
     Tensor row_gate;  ///< of the shared expert
     ExpertOptions options;
     Bytes tokens;
+    std::vector<std::int32_t> ids;
     std::vector<std::int64_t> wide_ids;
     PrepareArguments arguments;  ///< views of this and of the batch
 
@@ -71,8 +80,15 @@ class LayerRun {
   };
   Setup set_up() const;
   SharedExpert shared_expert(const Setup& setup, const TensorView& row_gate, Device device) const;
-  reference::Table<float> routed() const;  ///< without the shared expert
-  reference::Table<float> quantized(const reference::Table<float>& rows) const;
+  reference::Table<float> routed() const;          ///< without the shared expert
+  static constexpr std::int64_t kSpareTokens = 2;  ///< configured for more than come
+
+  QuantScheme wire() const;
+  reference::Table<float> arrived(const reference::Table<float>& tokens) const;
+  reference::Table<float> read_by_experts(const reference::Table<float>& rows,
+                                          const reference::Table<float>& all_rows) const;
+  std::int64_t max_tokens() const;
+  void check_prepared(const Prepared& got, const Arena& arena) const;
 
   const LayerCase& test_;
   int rank_ = 0;             ///< among those that share the experts
