@@ -187,11 +187,15 @@ void add_options(PrepareKind kind, std::vector<LayerCase>& tests) {
     renamed.renames = true;
     tests.push_back(renamed);
   }
-  LayerCase weighed = option_case("weighed_f32", kind, schemes::kFp8Token);
-  weighed.shape.num_topk = 1;
-  weighed.weighs_input = true;
-  weighed.input = DType::kF32;
-  tests.push_back(weighed);
+  for (const bool in_place : {false, true}) {
+    LayerCase weighed =
+        option_case(in_place ? "weighed_in_place" : "weighed_f32", kind, schemes::kFp8Token);
+    weighed.shape.num_topk = 1;
+    weighed.weighs_input = true;
+    weighed.weighs_in_place = in_place;
+    weighed.input = DType::kF32;
+    tests.push_back(weighed);
+  }
   for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Tensor, schemes::kNvfp4}) {
     LayerCase deferred = option_case("deferred", kind, scheme);
     deferred.defers = true;

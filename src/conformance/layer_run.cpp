@@ -186,6 +186,7 @@ LayerRun::Setup LayerRun::set_up() const {
                            : TensorView::of(setup.ids.data(), {num_tokens, num_topk});
   arguments.topk_weights = TensorView::of(own.topk_weights.data.data(), {num_tokens, num_topk});
   arguments.apply_router_weight_on_input = test_.weighs_input;
+  arguments.weighs_in_place = test_.weighs_in_place;
   arguments.defer_input_quant = test_.defers;
   if (test_.limits_calls) arguments.max_tokens = max_tokens();
   return setup;
@@ -214,7 +215,7 @@ Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) co
       make_layer_experts(test_.experts, setup.weights(), setup.options, device, agreement),
       shared_expert(setup, arena.in(setup.row_gate), device));
   PrepareArguments arguments = given;
-  arguments.hidden = arena.in(given.hidden);
+  arguments.hidden = test_.weighs_input ? arena.out(given.hidden) : arena.in(given.hidden);
   arguments.topk_ids = arena.in(given.topk_ids);
   arguments.topk_weights = arena.in(given.topk_weights);
   const TensorView there = arena.out(output);
@@ -234,6 +235,8 @@ Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) co
   }
   arena.finish();
   kernel.check();
+  const reference::Batch& left = test_.weighs_in_place ? served_ : batch_;
+  expect_same_bits("tokens", given.hidden, left.ranks[static_cast<std::size_t>(rank_)].tokens);
   return output;
 } catch (const Error& error) {
   // Refused for its configuration: by every rank alike, before anything was sent.

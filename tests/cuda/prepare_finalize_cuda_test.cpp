@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the prepare/finalize classes on GPUs hand out and accept has the bits of those on CPUs,
-// where the layers of src/conformance do not try it: renamed experts, other schemes on the wire,
-// deferred quantization, small calls, every policy. Ranks are threads; with fewer GPUs than ranks
-// some share a GPU.
+// Every policy of the prepare/finalize classes, split calls, quantized results and f32 outputs have
+// the bits of the CPU on GPUs. What else they hand out and accept is compared in src/conformance.
+// Ranks are threads; with fewer GPUs than ranks some share a GPU.
 
 #include <string>
 #include <vector>
@@ -56,59 +55,9 @@ std::vector<ClassCase> cases() {
     all.push_back(std::move(c));
   };
   for (const PrepareKind kind : kAllKinds) {
-    ClassCase renamed{"renamed", kind, 2, config_of(schemes::kFp8Block)};
-    for (std::int32_t e = 0; e < 11; ++e) {
-      renamed.config.global_to_physical.push_back((e * 4 + 3) % 11);
-    }
-    add(renamed);
-
-    ClassCase weighed{"weighed_f32", kind, 2, config_of(schemes::kFp8Token)};
-    weighed.config.num_topk = 1;
-    weighed.weighs_input = true;
-    weighed.input = DType::kF32;
-    add(weighed);
-
-    ClassCase defers{"defers", kind, 2, config_of(schemes::kFp8Block)};
-    defers.defers = true;
-    add(defers);
-
-    ClassCase wire{"wire_fp8_for_nvfp4", kind, 2, config_of(schemes::kNvfp4)};
-    wire.config.wire_scheme = schemes::kFp8Block;
-    add(wire);
-    wire = {"wire_bf16_for_fp8", kind, 2, config_of(schemes::kFp8Token)};
-    wire.config.wire_scheme = schemes::kNone;
-    add(wire);
-    wire = {"wire_fp8_for_bf16", kind, 2, config_of(schemes::kNone)};
-    wire.config.wire_scheme = schemes::kFp8Block;
-    add(wire);
-
     ClassCase parts{"micro_batches", kind, 2, config_of(schemes::kFp8Block)};
     parts.config.num_micro_batches = 2;
     add(parts);
-
-    ClassCase columns{"columns_after_wire", kind, 2, config_of(schemes::kFp8Block)};
-    columns.config.scale_layout = ScaleLayout::kColumnMajor;
-    columns.config.wire_scheme = schemes::kNone;
-    add(columns);
-    ClassCase tiles{"tiles_after_wire", kind, 2, config_of(schemes::kNvfp4)};
-    tiles.config.scale_layout = ScaleLayout::kSwizzled;
-    tiles.config.wire_scheme = schemes::kNone;
-    add(tiles);
-
-    ClassCase few{"fewer_experts_after_wire", kind, 3, config_of(schemes::kFp8Block)};
-    few.config.num_experts = 2;
-    few.config.num_topk = 2;
-    few.config.wire_scheme = schemes::kNone;
-    add(few);
-
-    ClassCase small{"small_calls", kind, 2, config_of(schemes::kFp8Block)};
-    small.max_tokens = 20;
-    small.num_tokens = {20, 0, 5};
-    add(small);
-    small.name = "small_calls_after_wire";
-    small.config.wire_scheme = schemes::kNone;
-    small.config.scale_layout = ScaleLayout::kColumnMajor;
-    add(small);
 
     ClassCase back{"fp8_results", kind, 2, config_of(schemes::kFp8Block)};
     back.config.combine_scheme = schemes::kFp8Block;
@@ -120,21 +69,6 @@ std::vector<ClassCase> cases() {
       sums.config.reduce = reduce;
       add(sums);
     }
-  }
-  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token}) {
-    ClassCase aligned{"aligned", PrepareKind::kElasticPrefill, 2, config_of(scheme)};
-    aligned.config.expert_alignment = 16;
-    add(aligned);
-    aligned.name = "aligned_after_wire";
-    aligned.config.wire_scheme = schemes::kNone;
-    add(aligned);
-  }
-  for (const PrepareKind kind : {PrepareKind::kElasticDecode, PrepareKind::kElasticPrefill,
-                                 PrepareKind::kAllGather, PrepareKind::kLocal}) {
-    ClassCase dynamic{"dynamic_scale", kind, 2, config_of(schemes::kFp8Tensor)};
-    dynamic.config.static_scale.reset();
-    dynamic.none_share = 0;
-    add(dynamic);
   }
   return all;
 }
