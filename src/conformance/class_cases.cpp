@@ -237,6 +237,7 @@ void add_option_cases(Cases& cases) {
       ++number;
       add(cases, {"cpu", "local"}, test, number);
       add(cases, {"cuda", "local"}, test, number);
+      cases.back().is_quick = false;
     }
   }
 }
