@@ -313,38 +313,16 @@ TEST(CublasModularKernelTest, IsCloseToTheCpuLayer) {
   }
 }
 
-TEST(ModularKernelCudaErrorsTest, WrongCallsAreRefused) {
+TEST(ModularKernelCudaErrorsTest, PermutedRowsHaveNoSwizzledScales) {
   REQUIRE_GPU();
-  const LayerCase c{"errors", PrepareKind::kElasticDecode, 1, config_of(schemes::kNvfp4)};
   run_ranks(1, [&](const Group& group) {
-    LayerRank rank(group, c);
-    const GpuArena& arena = rank.arena();
-    const PrepareArguments arguments{TensorView(nullptr, DType::kBF16, {0, kHidden}, test::kGpu),
-                                     TensorView(nullptr, DType::kI64, {0, 3}, test::kGpu),
-                                     TensorView(nullptr, DType::kF32, {0, 3}, test::kGpu)};
-    const TensorView output(nullptr, DType::kBF16, {0, kHidden}, test::kGpu);
-    const auto expect_refused = [&](const char* phrase, const PrepareArguments& given,
-                                    const TensorView& to) {
-      expect_error(Errc::kInvalidArgument, phrase,
-                   [&] { rank.kernel().apply(given, to, arena.stream()); });
-    };
-    expect_refused("output is", arguments,
-                   TensorView(nullptr, DType::kF32, {0, kHidden}, test::kGpu));
-    PrepareArguments bad = arguments;
-    bad.micro_batch = 1;
-    expect_refused("micro_batch is 1, must be from 0 to 0", bad, output);
-    bad = arguments;
-    bad.weighs_in_place = true;
-    expect_refused("weighs_in_place is set", bad, output);
-
-    expect_error(Errc::kInvalidArgument, "must both be given",
-                 [] { ModularKernel(nullptr, nullptr); });
-    PrepareFinalizeConfig tiles = c.config;
+    PrepareFinalizeConfig tiles = config_of(schemes::kNvfp4);
     tiles.scale_layout = ScaleLayout::kSwizzled;
     const Weights weights(0, tiles.num_experts, 100);
     expect_error(Errc::kNotSupported, "scale_layout is swizzled", [&] {
-      ModularKernel(make_prepare_finalize(c.kind, group, tiles, {.device = test::kGpu}),
-                    make_exact_experts(weights.view(), {}, test::kGpu));
+      ModularKernel(
+          make_prepare_finalize(PrepareKind::kElasticDecode, group, tiles, {.device = test::kGpu}),
+          make_exact_experts(weights.view(), {}, test::kGpu));
     });
   });
 }

@@ -21,7 +21,6 @@ namespace {
 using test::ClassCase;
 using test::ClassRank;
 using test::expect_error;
-using test::GpuArena;
 using test::run_ranks;
 
 const bool is_prepared = (test::load_kernels_eagerly(), true);
@@ -101,63 +100,6 @@ TEST(PrepareFinalizeCudaErrorsTest, WhatNoGpuServesIsRefused) {
     none.static_scale.reset();
     expect_error(Errc::kInvalidArgument, "static_scale is absent",
                  [&] { make_prepare_finalize(PrepareKind::kLowLatency, group, none, on_gpu); });
-  });
-}
-
-TEST(PrepareFinalizeCudaErrorsTest, WrongCallsSendNothing) {
-  REQUIRE_GPU();
-  run_ranks(2, [&](const Group& group) {
-    PrepareFinalizeConfig config = config_of(schemes::kFp8Block);
-    config.strict = true;
-    config.hidden = 2048;
-    config.num_experts = 12;
-    config.max_tokens_per_rank = 36;
-    GpuArena arena(test::gpu_of(group.rank()), std::size_t{64} << 20);
-    const ExchangeOptions on_gpu{.device = arena.device()};
-    const auto object = make_prepare_finalize(PrepareKind::kElasticDecode, group, config, on_gpu);
-    const test::LayerInput in = test::make_layer_input({4, 2048, 3, 12, 0}, 1);
-    const PrepareArguments good{arena.upload(in.hidden), arena.upload(in.ids),
-                                arena.upload(in.weights)};
-    const Stream stream = arena.stream();
-    const auto expect_refused = [&](const char* phrase, const PrepareArguments& arguments) {
-      expect_error(Errc::kInvalidArgument, phrase, [&] { object->prepare(arguments, stream); });
-    };
-    PrepareArguments bad = good;
-    bad.micro_batch = 1;
-    expect_refused("micro_batch is 1, must be from 0 to 0", bad);
-    bad = good;
-    bad.topk_ids = TensorView(good.topk_ids.data(), DType::kI32, {4, 3}, arena.device());
-    expect_refused("strict wants i64", bad);
-    bad = good;
-    bad.apply_router_weight_on_input = true;
-    expect_refused("with 3 experts a token, must be 1", bad);
-    bad = good;
-    bad.defer_input_quant = true;
-    expect_refused("set PrepareFinalizeConfig::defers_input_quant", bad);
-    bad = good;
-    bad.hidden = TensorView(good.hidden.data(), DType::kBF16, {37, 2048}, arena.device());
-    expect_refused("but max_tokens_per_rank is 36", bad);
-
-    const TensorView output = arena.upload(in.hidden);
-    const TensorView rows = arena.upload(Tensor(DType::kBF16, {object->max_buffer_rows(), 2048}));
-    expect_error(Errc::kInvalidArgument, "nothing is prepared", [&] {
-      object->finalize({output, rows, WeightAndReduce::no_op()}, stream);
-    });
-    object->prepare(good, stream);
-    expect_refused("was prepared and not finalized", good);
-    const auto expect_not_final = [&](const char* phrase, const FinalizeArguments& results) {
-      expect_error(Errc::kInvalidArgument, phrase, [&] { object->finalize(results, stream); });
-    };
-    expect_not_final("pass no_op for rows that are summed", {output, rows});
-    expect_not_final("must be delegate, no_op or contiguous",
-                     {output, rows, WeightAndReduce::naive_batched(0)});
-    expect_not_final("reduced",
-                     {output, TensorView(rows.data(), DType::kBF16,
-                                         {object->max_buffer_rows(), 3, 2048}, arena.device())});
-    expect_not_final("output", {rows, rows, WeightAndReduce::no_op()});
-    object->finalize({output, rows, WeightAndReduce::no_op()}, stream);
-    arena.wait();
-    object->check();
   });
 }
 
