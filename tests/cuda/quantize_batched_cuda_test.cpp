@@ -11,8 +11,8 @@
 namespace switchyard {
 namespace {
 
-using test::HostAndDevice;
 using test::kGpuStream;
+using test::TensorPair;
 
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32};
 constexpr std::int64_t kL = 5;
@@ -44,27 +44,29 @@ struct Case {
 
 // What a call reads and writes.
 struct Memory {
-  HostAndDevice x, counts, q, scales, given;
+  TensorPair x, counts, q, scales, given;
 
   explicit Memory(const Case& c)
       : x(test::make_rows(c.dtype, num_experts(c) * kC, c.width(), c.width())),
-        counts(sizeof(std::int32_t) * kL),
-        q(static_cast<std::size_t>(num_experts(c) * kC) * row_bytes(c.scheme, c.hidden, c.dtype)),
-        scales(4 * static_cast<std::size_t>(
-                       num_experts(c) *
-                           num_scale_elements(c.layout, kC, num_scales(c.scheme, c.hidden)) +
-                       1)),
-        given(sizeof(float) * kL) {
+        counts(TensorPair::bytes(sizeof(std::int32_t) * kL)),
+        q(TensorPair::bytes(static_cast<std::size_t>(num_experts(c) * kC) *
+                            row_bytes(c.scheme, c.hidden, c.dtype))),
+        scales(TensorPair::bytes(
+            4 *
+            static_cast<std::size_t>(
+                num_experts(c) * num_scale_elements(c.layout, kC, num_scales(c.scheme, c.hidden)) +
+                1))),
+        given(TensorPair::bytes(sizeof(float) * kL)) {
     set_counts(c.counts);
     counts.upload();
     for (std::int64_t e = 0; e < kL; ++e) {
-      scalar::store(given.host(), DType::kF32, e, 0.3f + static_cast<float>(e));
+      scalar::store(given.data(Device::cpu()), DType::kF32, e, 0.3f + static_cast<float>(e));
     }
     given.upload();
   }
   // On the host.
   void set_counts(const std::vector<std::int32_t>& values) {
-    std::memcpy(counts.host(), values.data(), sizeof(std::int32_t) * kL);
+    std::memcpy(counts.data(Device::cpu()), values.data(), sizeof(std::int32_t) * kL);
   }
   static std::int64_t num_experts(const Case& c) { return c.is_batch ? kL : 1; }
 };
@@ -105,8 +107,8 @@ void expect_same(const Case& c) {
   Memory memory(c);
   call(c, memory, Stream::host());
   call(c, memory, kGpuStream);
-  memory.q.expect_equal("q");
-  memory.scales.expect_equal("scales");
+  EXPECT_TRUE(memory.q.is_equal()) << "q";
+  EXPECT_TRUE(memory.scales.is_equal()) << "scales";
 }
 
 TEST(QuantizeBatchedCudaTest, ScalesOfExpertsMayBeGiven) {
@@ -146,8 +148,8 @@ TEST(QuantizeBatchedCudaTest, ImpossibleCountsTouchNothingElse) {
   memory.set_counts({0, 9, 3, 0, 9});
   call(c, memory, Stream::host());
   call(c, memory, kGpuStream);
-  memory.q.expect_equal("q");
-  memory.scales.expect_equal("scales");
+  EXPECT_TRUE(memory.q.is_equal()) << "q";
+  EXPECT_TRUE(memory.scales.is_equal()) << "scales";
 }
 
 }  // namespace
