@@ -84,6 +84,7 @@ TEST(StoreEngineTest, AbortReachesAllRanks) {
   std::atomic<int> num_told = 0;
   run_store_ranks(3, [&](const Group& group) {
     EXPECT_EQ(group.error(), std::nullopt);
+    group.barrier();  // everybody has looked
     if (group.rank() == 1) group.abort("user said stop");
     const Error error = error_of([&] { group.control().wait({}, [] { return false; }); });
     EXPECT_EQ(error.code(), Errc::kAborted);
