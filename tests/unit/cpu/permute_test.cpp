@@ -170,6 +170,13 @@ TEST(PermuteTest, ExpertRowsNameTheRowsOfEachExpert) {
   EXPECT_EQ(rows.scheme, schemes::kFp8Tensor);
   EXPECT_THAT(elements<std::int64_t>(rows.first_row), ElementsAre(0, 4));
   EXPECT_THAT(elements<std::int32_t>(rows.num_rows), ElementsAre(3, 2));
+
+  const Tensor by_row = random_tensor(DType::kF32, {3, 1});
+  const Permuted quantized = permute(x, by_row, view(ids), 2, {.alignment = 4},
+                                     {.scale_layout = ScaleLayout::kColumnMajorAligned});
+  const ExpertRows with_scales = quantized.expert_rows(schemes::kFp8Token);
+  EXPECT_EQ(with_scales.scales.data(), quantized.scales.data());
+  EXPECT_EQ(with_scales.scales.stride(1), quantized.scales.stride(1));
 }
 
 /// Memory for ep_scatter: rows and columns of scales are further apart than they are long.
