@@ -201,19 +201,5 @@ TEST(WrongDeviceOfHostFunctionsTest, ShapesOfScalesMayLieAnywhere) {
   EXPECT_EQ(normalize_batched_scales_shape(gpu, 2).device(), gpu.device());
 }
 
-TEST(WrongDeviceOfCopiesTest, StreamsOfADeviceThatTakesNoPartAreNamed) {
-  const TensorView host = view_on(Device::cpu());
-  const TensorView gpu = view_on(Device::cuda(0));
-  const auto refused = [](Device wrong, Device right, const TensorView& from, Device to) {
-    expect_stream_refused(wrong, right,
-                          [&] { (void)copy_to(from, to, Stream::default_of(wrong)); });
-  };
-  refused(Device::cpu(), Device::cuda(0), host, Device::cuda(0));
-  refused(Device::cuda(1), Device::cuda(0), host, Device::cuda(0));
-  refused(Device::cuda(0), Device::cpu(), host, Device::cpu());
-  refused(Device::cpu(), Device::cuda(0), gpu, Device::cpu());
-  refused(Device::cuda(1), Device::cuda(0), gpu, Device::cpu());
-}
-
 }  // namespace
 }  // namespace switchyard::test
