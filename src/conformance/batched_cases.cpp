@@ -261,7 +261,7 @@ void add(Cases& cases, const std::string& device, const BatchedCase& test) {
 }
 
 constexpr std::array kDTypes{DType::kBF16, DType::kF16, DType::kF32};
-constexpr std::array<std::int64_t, 7> kHidden{2, 16, 34, 128, 258, 640, 1154};
+constexpr std::array<std::int64_t, 11> kHidden{0, 1, 2, 7, 16, 34, 128, 258, 640, 1154, 2048};
 constexpr std::array<std::int64_t, 4> kCapacities{1, 5, 33, 130};
 constexpr std::array<std::int64_t, 3> kExperts{1, 3, 8};
 
@@ -281,6 +281,7 @@ void make_possible(const std::vector<QuantScheme>& schemes, Levels& levels) {
     levels[kScheme] = at(schemes::kMxfp8);
   const QuantScheme& scheme = schemes[levels[kScheme]];
   const bool is_tensor = scheme.group == ScaleGroup::kTensor;
+  if (scheme.dtype == DType::kE2M1 && kHidden[levels[kH]] % 2 != 0) --levels[kH];
   levels[kStatic] = !is_tensor ? 0 : is_activated ? 1 : levels[kStatic];
   if (form == Form::kSilu || form == Form::kFused) levels[kL] = 0;
   levels[kLayout] %= layouts_of(scheme).size();

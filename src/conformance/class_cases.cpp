@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every prepare/finalize class around experts of fixed order, bit for bit: prepare, experts,
-// weights, sums and the way back at once; whole, and in micro-batches. Over CPUs and over GPUs.
+// weights, sums, the way back and a shared expert at once; whole, and in micro-batches. Over CPUs
+// and over GPUs.
 
 #include <array>
 
@@ -43,9 +44,10 @@ void add(Cases& cases, const Place& place, const LayerCase& test, int number) {
   const bool is_split = test.num_micro_batches > 1;
   CheckCase result;
   result.group = is_split ? "micro_batches" : "classes";
-  result.name = fmt::format("{}/{}/P{}/{}/{}/{}/T{}/{}", result.group, place.name(), test.num_ranks,
-                            switchyard::name_of(test.kind), switchyard::name_of(test.scheme),
-                            switchyard::name_of(test.reduce), test.num_tokens, number);
+  result.name =
+      fmt::format("{}/{}/P{}/{}/{}/{}/T{}/{}{}", result.group, place.name(), test.num_ranks,
+                  switchyard::name_of(test.kind), switchyard::name_of(test.scheme),
+                  switchyard::name_of(test.reduce), test.num_tokens, test.name, number);
   result.row = switchyard::name_of(test.kind);
   result.column = fmt::format("{} {}", place.name(), switchyard::name_of(test.reduce));
   result.device = place.device;
@@ -74,7 +76,8 @@ enum Factor : std::size_t {
   kStatic,
   kActivation,
   kWideIds,
-  kDuplicates
+  kDuplicates,
+  kSharedOf
 };
 
 void make_possible(const std::vector<QuantScheme>& schemes, bool is_split, Levels& l) {
@@ -105,7 +108,138 @@ LayerCase make_case(const std::vector<QuantScheme>& schemes, const Levels& l) {
   test.has_static_scale = l[kStatic] == 1;
   test.quantizes_activation = l[kActivation] == 1;
   test.has_wide_ids = l[kWideIds] == 1;
+  test.shared = static_cast<SharedKind>(l[kSharedOf]);
   return test;
+}
+
+// ---- what a class can be told besides, each with every class -----------------------------------
+
+struct WireCase {
+  QuantScheme wire;
+  QuantScheme experts;
+  ScaleLayout layout = ScaleLayout::kRowMajor;
+};
+
+// Rows are quantized again where they arrive.
+const std::vector<WireCase>& wire_cases() {
+  static const std::vector<WireCase> kCases{
+      {schemes::kFp8Block, schemes::kNvfp4},
+      {schemes::kFp8Block, schemes::kNone},
+      {schemes::kNone, schemes::kFp8Token},
+      {schemes::kNone, schemes::kFp8Block, ScaleLayout::kColumnMajor},
+      {schemes::kNone, schemes::kNvfp4, ScaleLayout::kSwizzled},
+      {schemes::kNone, schemes::kFp8Ue8m0, ScaleLayout::kColumnMajorAligned},
+      {schemes::kFp8BlockDeepEp, schemes::kFp8Token},
+      {schemes::kFp8BlockDeepEp, schemes::kFp8Tensor},
+      {schemes::kFp8Ue8m0, schemes::kInt8Block, ScaleLayout::kColumnMajorAligned},
+      {schemes::kNvfp4, schemes::kFp8Token},
+      {schemes::kInt8Token, schemes::kMxfp6E2M3},
+      {{DType::kF32}, schemes::kFp8Block},
+      {{DType::kF32}, schemes::kNone},
+      {{DType::kF16}, schemes::kMxfp6E3M2},
+      {{DType::kF16}, schemes::kMxfp8, ScaleLayout::kSwizzled},
+  };
+  return kCases;
+}
+
+LayerCase option_case(const char* name, PrepareKind kind, const QuantScheme& scheme) {
+  LayerCase test;
+  test.name = std::string(name) + "/";
+  test.kind = kind;
+  test.scheme = scheme;
+  const bool is_exact = kind == PrepareKind::kLowLatency || kind == PrepareKind::kLocal;
+  test.reduce = is_exact ? Reduce::kPerExpert : Reduce::kPerRank;
+  test.num_ranks = 3;
+  test.shape = {.num_experts = 7, .num_topk = 3, .hidden = 136, .none_share = 0.2};
+  test.quantizes_activation = false;
+  return test;
+}
+
+void add_wires(PrepareKind kind, std::vector<LayerCase>& tests) {
+  for (const WireCase& wire : wire_cases()) {
+    LayerCase test = option_case("wire", kind, wire.experts);
+    test.name += switchyard::name_of(wire.wire) + "/";
+    test.wire_scheme = wire.wire;
+    test.scale_layout = wire.layout;
+    if (wire.experts.group == ScaleGroup::kTensor) test.shape.none_share = 0;
+    if (!wire.wire.is_quantized()) test.input = wire.wire.dtype;
+    tests.push_back(test);
+  }
+  // More rows than one tile of scales, quantized before and after they travel.
+  for (const bool is_late : {false, true}) {
+    for (const int num_ranks : {1, 3}) {
+      LayerCase test = option_case(is_late ? "late_tiles" : "tiles", kind, schemes::kNvfp4);
+      test.num_ranks = num_ranks;
+      test.shape.hidden = 80;
+      test.num_tokens = 90;
+      test.scale_layout = ScaleLayout::kSwizzled;
+      if (is_late) test.wire_scheme = schemes::kNone;
+      tests.push_back(test);
+    }
+  }
+}
+
+void add_options(PrepareKind kind, std::vector<LayerCase>& tests) {
+  for (const int num_ranks : {2, 4}) {  // of 9 experts 4 ranks have 3, 2, 2 and 2
+    LayerCase renamed = option_case("renamed", kind, schemes::kFp8Block);
+    renamed.num_ranks = num_ranks;
+    renamed.shape.num_experts = num_ranks == 2 ? 8 : 9;
+    renamed.renames = true;
+    tests.push_back(renamed);
+  }
+  for (const bool in_place : {false, true}) {
+    LayerCase weighed =
+        option_case(in_place ? "weighed_in_place" : "weighed_f32", kind, schemes::kFp8Token);
+    weighed.shape.num_topk = 1;
+    weighed.weighs_input = true;
+    weighed.weighs_in_place = in_place;
+    weighed.input = DType::kF32;
+    tests.push_back(weighed);
+  }
+  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Tensor, schemes::kNvfp4}) {
+    LayerCase deferred = option_case("deferred", kind, scheme);
+    deferred.defers = true;
+    if (scheme.needs_tensor_scale()) deferred.wire_scheme = schemes::kNone;
+    tests.push_back(deferred);
+  }
+  LayerCase few = option_case("fewer_experts_than_ranks", kind, schemes::kFp8Block);
+  few.shape = {.num_experts = 2, .num_topk = 2, .hidden = 136, .none_share = 0.2};
+  few.wire_scheme = schemes::kNone;
+  tests.push_back(few);
+  for (const std::int64_t num_tokens : {9, 23}) {
+    LayerCase small = option_case("small_calls", kind, schemes::kFp8Block);
+    small.num_tokens = num_tokens;
+    small.limits_calls = true;
+    tests.push_back(small);
+    small.wire_scheme = schemes::kNone;
+    small.name += "late/";
+    tests.push_back(small);
+  }
+  for (const std::int64_t alignment : {2, 3, 16}) {
+    for (const Reduce reduce : {Reduce::kPerRank, Reduce::kPerExpert}) {
+      if (kind != PrepareKind::kElasticPrefill) continue;
+      LayerCase aligned = option_case("aligned", kind, schemes::kFp8Block);
+      aligned.reduce = reduce;
+      aligned.alignment = alignment;
+      aligned.scale_layout = ScaleLayout::kColumnMajorAligned;
+      tests.push_back(aligned);
+    }
+  }
+}
+
+void add_option_cases(Cases& cases) {
+  int number = 0;
+  for (const PrepareKind kind : kKinds) {
+    std::vector<LayerCase> tests;
+    add_wires(kind, tests);
+    add_options(kind, tests);
+    for (const LayerCase& test : tests) {
+      ++number;
+      add(cases, {"cpu", "local"}, test, number);
+      add(cases, {"cuda", "local"}, test, number);
+      cases.back().is_quick = false;
+    }
+  }
 }
 
 }  // namespace
@@ -124,7 +258,8 @@ void add_class_cases(Cases& cases) {
                           2,
                           2,
                           2,
-                          2};
+                          2,
+                          4};
   for (const bool is_split : {false, true}) {
     int number = 0;
     for (const Levels& levels :
@@ -137,6 +272,7 @@ void add_class_cases(Cases& cases) {
       }
     }
   }
+  add_option_cases(cases);
 }
 
 }  // namespace switchyard::conformance

@@ -82,9 +82,12 @@ struct Flags {
 };
 
 const std::vector<Flags>& flags() {
-  constexpr GroupShape kBlock{128, 128};
+  constexpr GroupShape kBlock{128, 64};
   static const std::vector<Flags> kFlags{
       {QuantDType::kFp8E4M3, false, false, true, kBlock, kBlock},
+      {QuantDType::kNone, false, false, true, kBlock, kBlock},
+      {QuantDType::kNone, true, false, false, group_shapes::kPerToken, {}},
+      {QuantDType::kInt8, false, false, false, group_shapes::kPerTensor, {}},
       {QuantDType::kNone, false, false, false, {}, {}},
       {QuantDType::kFp8E4M3, false, false, false, group_shapes::kPerTensor, {}},
       {QuantDType::kFp8E4M3, true, false, false, group_shapes::kPerToken, {}},
@@ -95,7 +98,7 @@ const std::vector<Flags>& flags() {
 }
 
 void check_flags(const Flags& test) {
-  const auto block = test.has_block ? std::optional(BlockShape{128, 128}) : std::nullopt;
+  const auto block = test.has_block ? std::optional(BlockShape{128, 64}) : std::nullopt;
   const QuantShapes got =
       quant_flags_to_group_shape(test.dtype, test.per_token, test.per_channel, block);
   expect(got.activation == test.activation, "activations have another group shape");

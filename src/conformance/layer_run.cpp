@@ -22,6 +22,8 @@ using reference::Table;
 
 namespace {
 
+constexpr std::int64_t kSharedIntermediate = 24;
+
 // N(0, 1) / 10 in bf16, drawn from a pool because weights are many.
 Table<float> random_weights(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
   static const Table<float> kPool = random_table(1, 1 << 14, 77, 0.1f);
@@ -30,6 +32,17 @@ Table<float> random_weights(std::int64_t rows, std::int64_t cols, std::uint64_t 
     table.data[i] = kPool.data[random_bits(seed, i) % kPool.data.size()];
   }
   return table;
+}
+
+reference::MlpWeights random_mlp(std::int32_t num_experts, std::int64_t hidden,
+                                 std::int64_t intermediate, std::uint64_t seed) {
+  const std::int64_t rows = num_experts * intermediate;
+  return {num_experts,
+          hidden,
+          intermediate,
+          random_weights(rows, hidden, seed),
+          random_weights(rows, hidden, seed + 1),
+          random_weights(num_experts * hidden, intermediate, seed + 2)};
 }
 
 // Experts [first, first + num) of stacked weights, [num, rows, cols] bf16.
@@ -87,7 +100,9 @@ LayerRun::LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed
   const BatchShape& shape = test.shape;
   reference::RankInput input = random_tokens(shape, test.num_tokens, seed);
   for (float& x : input.tokens.data) {
-    x = reference::round_to(DType::kBF16, x * test.magnitude);
+    // f16 and f32 get values that bf16 cannot hold.
+    x = reference::round_to(test.input,
+                            x * test.magnitude / (test.input == DType::kBF16 ? 1.0f : 3.0f));
   }
   batch_ = split(input, shape.num_experts, group.size());
   if (is_alone) {
@@ -99,19 +114,20 @@ LayerRun::LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed
   for (reference::RankInput& served : served_.ranks) {
     for (std::int64_t t = 0; test.weighs_input && t < served.num_tokens(); ++t) {
       for (float& x : served.tokens.row(t)) {
-        x = reference::weigh_input(DType::kBF16, x, served.topk_weights(t, 0));
+        x = reference::weigh_input(test.input, x, served.topk_weights(t, 0));
       }
       served.topk_weights(t, 0) = 1.0f;
     }
   }
-  const std::int64_t rows = shape.num_experts * test.intermediate;
-  weights_ = {shape.num_experts,
-              shape.hidden,
-              test.intermediate,
-              random_weights(rows, shape.hidden, seed + 11),
-              random_weights(rows, shape.hidden, seed + 12),
-              random_weights(shape.num_experts * shape.hidden, test.intermediate, seed + 13)};
-  if (test.scheme.needs_tensor_scale()) static_scale_ = 448.0f * 6.0f / (4.5f * test.magnitude);
+  layer_.experts = random_mlp(shape.num_experts, shape.hidden, test.intermediate, seed + 11);
+  if (test.shared != SharedKind::kNone) {
+    layer_.shared = random_mlp(1, shape.hidden, kSharedIntermediate, seed + 14);
+  }
+  if (test.shared > SharedKind::kPlain) {
+    layer_.shared_gate = random_table(1, shape.hidden, seed + 17, 0.1f).data;
+  }
+  if (test.scheme.needs_tensor_scale() || wire().needs_tensor_scale())
+    static_scale_ = 448.0f * 6.0f / (4.5f * test.magnitude);
   if (test.has_static_scale) static_scale_ = 0.031f * test.magnitude;
 }
 
@@ -121,36 +137,68 @@ LayerRun::Setup LayerRun::set_up() const {
   config.num_experts = test_.shape.num_experts;
   config.num_topk = test_.shape.num_topk;
   config.hidden = test_.shape.hidden;
-  for (const reference::RankInput& input : batch_.ranks) {
-    config.max_tokens_per_rank = std::max(config.max_tokens_per_rank, input.num_tokens());
-  }
-  config.max_tokens_per_rank += 2;  // more than come
+  config.max_tokens_per_rank = max_tokens() + kSpareTokens;
   config.scheme = test_.scheme;
+  config.wire_scheme = test_.wire_scheme;
+  config.defers_input_quant = test_.defers;
+  config.expert_alignment = test_.alignment;
   config.static_scale = static_scale_;
   config.scale_layout = test_.scale_layout;
   config.reduce = test_.reduce;
   config.num_micro_batches = test_.num_micro_batches;
   const std::int64_t first = reference::first_expert(config.num_experts, num_ranks_, rank_);
   const std::int64_t num = reference::num_local_experts(config.num_experts, num_ranks_, rank_);
-  setup.gate = stacked(weights_.gate, first, num, test_.intermediate);
-  setup.up = stacked(weights_.up, first, num, test_.intermediate);
-  setup.down = stacked(weights_.down, first, num, test_.shape.hidden);
+  const std::int64_t hidden = test_.shape.hidden;
+  setup.gate = stacked(layer_.experts.gate, first, num, test_.intermediate);
+  setup.up = stacked(layer_.experts.up, first, num, test_.intermediate);
+  setup.down = stacked(layer_.experts.down, first, num, hidden);
+  if (layer_.shared) {
+    setup.shared_gate = stacked(layer_.shared->gate, 0, 1, kSharedIntermediate);
+    setup.shared_up = stacked(layer_.shared->up, 0, 1, kSharedIntermediate);
+    setup.shared_down = stacked(layer_.shared->down, 0, 1, hidden);
+  }
+  if (!layer_.shared_gate.empty()) {
+    setup.row_gate = Tensor(DType::kBF16, {1, hidden});
+    const Bytes gate = encode(DType::kBF16, {1, hidden, layer_.shared_gate});
+    std::memcpy(setup.row_gate.data(), gate.data(), gate.size());
+  }
   setup.options.intermediate = test_.quantizes_activation ? test_.scheme : schemes::kNone;
 
   const reference::RankInput& own = batch_.ranks[static_cast<std::size_t>(rank_)];
   const std::int64_t num_tokens = own.num_tokens();
   const std::int64_t num_topk = test_.shape.num_topk;
-  setup.tokens = encode(DType::kBF16, own.tokens);
-  setup.wide_ids.assign(own.topk_ids.data.begin(), own.topk_ids.data.end());
+  setup.tokens = encode(test_.input, own.tokens);
+  setup.ids = own.topk_ids.data;
+  if (test_.renames) {
+    constexpr std::int32_t kStep = 3;
+    const std::int32_t num_experts = test_.shape.num_experts;
+    for (std::int32_t e = 0; e < num_experts; ++e) {
+      config.global_to_physical.push_back((e + kStep) % num_experts);
+    }
+    for (std::int32_t& id : setup.ids) {
+      if (id >= 0) id = (id + num_experts - kStep % num_experts) % num_experts;
+    }
+  }
+  setup.wide_ids.assign(setup.ids.begin(), setup.ids.end());
   PrepareArguments& arguments = setup.arguments;
-  arguments.hidden =
-      TensorView(setup.tokens.data(), DType::kBF16, {num_tokens, test_.shape.hidden});
+  arguments.hidden = TensorView(setup.tokens.data(), test_.input, {num_tokens, test_.shape.hidden});
   arguments.topk_ids = test_.has_wide_ids
                            ? TensorView::of(setup.wide_ids.data(), {num_tokens, num_topk})
-                           : TensorView::of(own.topk_ids.data.data(), {num_tokens, num_topk});
+                           : TensorView::of(setup.ids.data(), {num_tokens, num_topk});
   arguments.topk_weights = TensorView::of(own.topk_weights.data.data(), {num_tokens, num_topk});
   arguments.apply_router_weight_on_input = test_.weighs_input;
+  arguments.weighs_in_place = test_.weighs_in_place;
+  arguments.defer_input_quant = test_.defers;
+  if (test_.limits_calls) arguments.max_tokens = max_tokens();
   return setup;
+}
+
+SharedExpert LayerRun::shared_expert(const Setup& setup, const TensorView& row_gate,
+                                     Device device) const {
+  if (!layer_.shared) return {};
+  return {make_exact_experts(setup.shared_weights(), {}, device), row_gate,
+          test_.shared == SharedKind::kGatedFirst ? SharedExpertsOrder::kNoOverlap
+                                                  : SharedExpertsOrder::kMkInternalOverlapped};
 }
 
 Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) const try {
@@ -159,18 +207,24 @@ Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) co
   Tensor output = poisoned(DType::kBF16, given.hidden.shape(0), test_.shape.hidden);
   constexpr std::size_t kGaps = 4096;
   Arena arena(device, span_bytes(given.hidden) + span_bytes(given.topk_ids) +
-                          span_bytes(given.topk_weights) + span_bytes(output) + kGaps);
+                          span_bytes(given.topk_weights) + span_bytes(output) +
+                          span_bytes(setup.row_gate) + kGaps);
   ExchangeOptions options{.device = device};
   if (device.is_cuda()) options.timeout_ms = group.timeout_ms();
   options.exact_memory = (test_.num_tokens + rank_) % 2 == 1;  // each rank may choose
   ModularKernel kernel(
       make_prepare_finalize(test_.kind, group, setup.config, options),
-      make_layer_experts(test_.experts, setup.weights(), setup.options, device, agreement));
+      make_layer_experts(test_.experts, setup.weights(), setup.options, device, agreement),
+      shared_expert(setup, arena.in(setup.row_gate), device));
   PrepareArguments arguments = given;
-  arguments.hidden = arena.in(given.hidden);
+  arguments.hidden = test_.weighs_input ? arena.out(given.hidden) : arena.in(given.hidden);
   arguments.topk_ids = arena.in(given.topk_ids);
   arguments.topk_weights = arena.in(given.topk_weights);
   const TensorView there = arena.out(output);
+  if (test_.num_micro_batches == 1) {
+    kernel.set_inspector(
+        [&](const Prepared& prepared, const TensorView&) { check_prepared(prepared, arena); });
+  }
   if (device.is_cuda()) {
     group.barrier();  // all have their memory
     apply_in_turn(kernel, arguments, there, test_.num_micro_batches, arena.stream());
@@ -183,6 +237,8 @@ Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) co
   }
   arena.finish();
   kernel.check();
+  const reference::Batch& left = test_.weighs_in_place ? served_ : batch_;
+  expect_same_bits("tokens", given.hidden, left.ranks[static_cast<std::size_t>(rank_)].tokens);
   return output;
 } catch (const Error& error) {
   // Refused for its configuration: by every rank alike, before anything was sent.
@@ -191,24 +247,74 @@ Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) co
   return {};
 }
 
-// Rows as experts see them. Blocks and rows have scales of their own, so it does not matter where
-// they are quantized; one scale for the tensor is that of the rows given.
-Table<float> LayerRun::quantized(const Table<float>& rows) const {
-  if (!test_.scheme.is_quantized()) return rows;
-  return reference::dequantize(test_.scheme,
-                               reference::quantize(test_.scheme, rows, static_scale_));
+std::int64_t LayerRun::max_tokens() const {
+  std::int64_t most = 0;
+  for (const reference::RankInput& input : batch_.ranks) most = std::max(most, input.num_tokens());
+  return most;
+}
+
+// A dynamic scale of all rows is known only where they arrive.
+QuantScheme LayerRun::wire() const {
+  const QuantScheme wanted = test_.wire_scheme.value_or(test_.scheme);
+  const bool is_late = wanted.group == ScaleGroup::kTensor && !test_.has_static_scale;
+  const bool is_deferred = test_.defers && test_.scheme.is_quantized() && wanted.is_quantized();
+  return is_late || is_deferred ? schemes::kNone : wanted;
+}
+
+// Tokens as they arrive; those in the experts' own scheme are quantized only once.
+Table<float> LayerRun::arrived(const Table<float>& tokens) const {
+  const QuantScheme scheme = wire();
+  if (scheme == test_.scheme && scheme.is_quantized()) return tokens;
+  if (!scheme.is_quantized()) return rounded(scheme.dtype, tokens);
+  return rounded(DType::kBF16,
+                 reference::dequantize(scheme, reference::quantize(scheme, tokens, static_scale_)));
+}
+
+// Blocks and rows have scales of their own, so it does not matter where they are quantized; one
+// scale for the tensor is that of all rows that arrived.
+Table<float> LayerRun::read_by_experts(const Table<float>& rows,
+                                       const Table<float>& all_rows) const {
+  const QuantScheme& scheme = test_.scheme;
+  if (test_.defers || rows.rows == 0) return rows;
+  if (!scheme.is_quantized()) return rounded(scheme.dtype, rows);
+  std::optional<float> scale = static_scale_;
+  if (scheme.group == ScaleGroup::kTensor && !scale) {
+    scale = reference::quantize(scheme, all_rows).scales(0, 0);
+  }
+  const Table<float> read = reference::dequantize(scheme, reference::quantize(scheme, rows, scale));
+  return scheme.is_simulated() ? rounded(DType::kBF16, read) : read;
 }
 
 Table<float> LayerRun::exact() const {
+  Table<float> output = routed();
+  if (!layer_.shared) return output;
+  const Table<float> shared =
+      reference::shared_rows(layer_, batch_.ranks[static_cast<std::size_t>(rank_)].tokens);
+  for (std::size_t i = 0; i < output.data.size(); ++i) {
+    output.data[i] = reference::round_to(DType::kBF16, output.data[i] + shared.data[i]);
+  }
+  return output;
+}
+
+Table<float> LayerRun::routed() const {
   const QuantScheme intermediate = test_.quantizes_activation ? test_.scheme : schemes::kNone;
   std::vector<ExpertMajor> placed;
   std::vector<Table<float>> rows;
+  Table<float> everything(0, test_.shape.hidden);
+  for (const reference::RankInput& input : served_.ranks) {
+    everything.rows += input.num_tokens();
+    everything.data.insert(everything.data.end(), input.tokens.data.begin(),
+                           input.tokens.data.end());
+  }
+  everything = arrived(everything);
   for (int r = 0; r < num_ranks_; ++r) {
     placed.push_back(reference::dispatch_expanded(served_, r, 1));
     const ExpertMajor& last = placed.back();
+    const Table<float> own = arrived(reference::receive(served_, last.rows, last.num_rows));
     rows.push_back(reference::apply_experts(
-        weights_, reference::first_expert(served_.num_experts, num_ranks_, r), last,
-        quantized(reference::receive(served_, last.rows, last.num_rows)), intermediate));
+        layer_.experts, reference::first_expert(served_.num_experts, num_ranks_, r), last,
+        read_by_experts(own, test_.kind == PrepareKind::kAllGather ? everything : own),
+        intermediate));
   }
   if (test_.reduce == Reduce::kPerExpert) {
     return reference::combine_per_expert(served_, rank_, placed, rows, DType::kBF16);
@@ -226,13 +332,14 @@ Table<float> LayerRun::exact() const {
 Table<float> LayerRun::plain() const {
   const Batch own{served_.num_experts, {served_.ranks[static_cast<std::size_t>(rank_)]}};
   const std::array<ExpertMajor, 1> placed{reference::dispatch_expanded(own, 0, 1)};
-  const Table<float> sent = quantized(own.ranks[0].tokens);
+  const Table<float> tokens = arrived(own.ranks[0].tokens);
+  const Table<float> sent = read_by_experts(tokens, tokens);
   Table<float> rows(placed[0].num_rows, sent.cols);
   for (const reference::Position& p : placed[0].rows) {
     std::ranges::copy(sent.row(p.token), rows.row(p.index).begin());
   }
   const std::array<Table<float>, 1> outputs{
-      reference::apply_experts(weights_, 0, placed[0], rows, schemes::kNone)};
+      reference::apply_experts(layer_.experts, 0, placed[0], rows, schemes::kNone)};
   return reference::combine_per_expert(own, 0, placed, outputs, DType::kF32);
 }
 

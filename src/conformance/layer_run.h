@@ -10,13 +10,17 @@
 #include "switchyard/modular_kernel.h"
 #include "switchyard/prepare_finalize.h"
 
+#include "conformance/arena.h"
 #include "conformance/compare.h"
 #include "conformance/exchange_values.h"
 #include "conformance/random_batch.h"
 
 namespace switchyard::conformance {
 
+enum class SharedKind : std::uint8_t { kNone, kPlain, kGated, kGatedFirst };
+
 struct LayerCase {
+  std::string name{};  ///< of what it tries, beside every pair of the other factors
   PrepareKind kind = PrepareKind::kLowLatency;
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerExpert;
@@ -26,10 +30,18 @@ struct LayerCase {
   std::int64_t num_tokens = 23;  ///< of all ranks, split unevenly
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;
   bool weighs_input = false;         ///< apply_router_weight_on_input; wants num_topk 1
+  bool weighs_in_place = false;      ///< which changes the tokens
   bool has_static_scale = false;     ///< for schemes with one scale a tensor
   bool quantizes_activation = true;  ///< between the two GEMMs too
   int num_micro_batches = 1;
   bool has_wide_ids = false;  ///< i64
+  SharedKind shared = SharedKind::kNone;
+  DType input = DType::kBF16;                ///< of tokens
+  std::optional<QuantScheme> wire_scheme{};  ///< absent: `scheme`
+  bool defers = false;                       ///< rows are not quantized before the experts
+  bool renames = false;                      ///< experts are at other places than their ids say
+  bool limits_calls = false;                 ///< the call states its own max_tokens
+  std::int64_t alignment = 1;                ///< of elastic_prefill
   std::string experts = "exact";
   float magnitude = 1.0f;  ///< of tokens; weights are N(0, 1) / 10
 };
@@ -54,22 +66,37 @@ class LayerRun {
   struct Setup {
     PrepareFinalizeConfig config;
     Tensor gate, up, down;
+    Tensor shared_gate, shared_up, shared_down;
+    Tensor row_gate;  ///< of the shared expert
     ExpertOptions options;
     Bytes tokens;
+    std::vector<std::int32_t> ids;
     std::vector<std::int64_t> wide_ids;
     PrepareArguments arguments;  ///< views of this and of the batch
 
     ExpertWeights weights() const { return {gate, up, down, {}, {}, {}}; }
+    ExpertWeights shared_weights() const {
+      return {shared_gate, shared_up, shared_down, {}, {}, {}};
+    }
   };
   Setup set_up() const;
-  reference::Table<float> quantized(const reference::Table<float>& rows) const;
+  SharedExpert shared_expert(const Setup& setup, const TensorView& row_gate, Device device) const;
+  reference::Table<float> routed() const;          ///< without the shared expert
+  static constexpr std::int64_t kSpareTokens = 2;  ///< configured for more than come
+
+  QuantScheme wire() const;
+  reference::Table<float> arrived(const reference::Table<float>& tokens) const;
+  reference::Table<float> read_by_experts(const reference::Table<float>& rows,
+                                          const reference::Table<float>& all_rows) const;
+  std::int64_t max_tokens() const;
+  void check_prepared(const Prepared& got, const Arena& arena) const;
 
   const LayerCase& test_;
   int rank_ = 0;             ///< among those that share the experts
   int num_ranks_ = 1;        ///< of them
   reference::Batch batch_;   ///< their tokens
   reference::Batch served_;  ///< the same after apply_router_weight_on_input
-  reference::MlpWeights weights_;
+  reference::Layer layer_;   ///< its experts
   std::optional<float> static_scale_;
 };
 

@@ -35,11 +35,14 @@ struct PermuteCase {
   std::int64_t hidden = 0;
   std::int32_t num_experts = 0;
   std::int64_t num_topk = 0;
-  std::int32_t num_shares = 1;  ///< expert parallelism: this rank has the last share
+  std::int32_t num_shares = 1;  ///< expert parallelism: this rank has the last share, or the first
+  bool has_first_share = false;
   std::int64_t alignment = 1;
   Ids ids = Ids::kRandom;
   DType dtype = DType::kBF16;
   ScaleLayout layout = ScaleLayout::kRowMajor;
+  DType results = DType::kBF16;  ///< of what comes back
+  DType sums = DType::kBF16;
 };
 
 Table<std::int64_t> make_ids(const PermuteCase& test, std::uint64_t seed) {
@@ -191,17 +194,19 @@ Agreement check(Arena& arena, const PermuteCase& test, std::uint64_t seed) {
   const Table<std::int64_t> ids = make_ids(test, seed);
   const std::int32_t num_local = test.num_experts / test.num_shares;
   std::vector<std::int32_t> map(static_cast<std::size_t>(test.num_experts), -1);
-  for (std::int32_t e = 0; e < num_local; ++e) {
-    map[static_cast<std::size_t>(test.num_experts - num_local + e)] = e;
-  }
+  const std::int32_t first = test.has_first_share ? 0 : test.num_experts - num_local;
+  for (std::int32_t e = 0; e < num_local; ++e) map[static_cast<std::size_t>(first + e)] = e;
   const bool has_map = test.num_shares > 1;
   const AlignedRows want = reference::permute(ids, has_map ? std::optional(map) : std::nullopt,
                                               num_local, test.alignment);
   const Table<float> tokens = random_table(test.num_tokens, test.hidden, seed + 2);
   const Table<float> scales = random_table(test.num_tokens, (test.hidden + 127) / 128, seed + 3);
   const TensorView id_view = TensorView::of(ids.data.data(), {ids.rows, ids.cols});
-  Bytes rows = encode(test.dtype == DType::kE4M3 ? DType::kBF16 : test.dtype, tokens);
-  if (test.dtype == DType::kE4M3) rows.resize(rows.size() / 2);  // any bytes will do
+  const bool is_float = test.dtype == DType::kBF16 || test.dtype == DType::kF32;
+  Bytes rows = encode(is_float ? test.dtype : DType::kBF16, tokens);
+  if (!is_float) {  // any bytes will do
+    rows.resize(rows.size() * static_cast<std::size_t>(bits_of(test.dtype)) / 16);
+  }
   PermuteOptions options{.alignment = test.alignment};
   if (has_map) options.expert_map = TensorView::of(map.data(), {test.num_experts});
   const Permuted got =
@@ -213,19 +218,18 @@ Agreement check(Arena& arena, const PermuteCase& test, std::uint64_t seed) {
 
   check_counts(arena, test, ids, options.expert_map, want);
   const auto num_rows = static_cast<std::int64_t>(want.rows.size());
-  const Table<float> results = random_table(num_rows, test.hidden, seed + 4);
+  const Table<float> results = rounded(test.results, random_table(num_rows, test.hidden, seed + 4));
   const Table<float> weights = random_table(ids.rows, ids.cols, seed + 5);
-  const Bytes result_bytes = encode(DType::kBF16, results);
-  const TensorView outputs(result_bytes.data(), DType::kBF16, {num_rows, test.hidden});
+  const Bytes result_bytes = encode(test.results, results);
+  const TensorView outputs(result_bytes.data(), test.results, {num_rows, test.hidden});
   const TensorView weight_view = TensorView::of(weights.data.data(), {ids.rows, ids.cols});
-  const Table<float> want_sum =
-      reference::unpermute_and_reduce(want, results, weights, DType::kBF16);
-  const Tensor sum = poisoned(DType::kBF16, test.num_tokens, test.hidden);
+  const Table<float> want_sum = reference::unpermute_and_reduce(want, results, weights, test.sums);
+  const Tensor sum = poisoned(test.sums, test.num_tokens, test.hidden);
   unpermute_and_reduce(arena.in(outputs), arena.in(got.plan.inv_perm), arena.in(weight_view),
                        arena.out(sum), arena.stream(), arena.errors());
   arena.finish();
   expect_same_bits("sum", sum, want_sum);
-  const Tensor gathered = poisoned(DType::kBF16, test.num_tokens, test.hidden);
+  const Tensor gathered = poisoned(test.sums, test.num_tokens, test.hidden);
   ep_gather(arena.in(outputs), arena.in(id_view), arena.in(weight_view),
             arena.in(got.plan.inv_perm), arena.in(options.expert_map), arena.out(gathered),
             arena.stream(), arena.errors());
@@ -238,10 +242,11 @@ void add(Cases& cases, const std::string& device, const PermuteCase& test, bool 
   const char* ids = kIdNames[static_cast<std::size_t>(test.ids)];
   CheckCase result;
   result.group = "permute";
-  result.name =
-      fmt::format("permute/{}{}/T{}xH{}/E{}/K{}/EP{}/align{}/{}/{}", name_part(device), ids,
-                  test.num_tokens, test.hidden, test.num_experts, test.num_topk, test.num_shares,
-                  test.alignment, switchyard::name_of(test.dtype), name_of(test.layout));
+  result.name = fmt::format("permute/{}{}/T{}xH{}/E{}/K{}/EP{}{}/align{}/{}/{}/{}_{}",
+                            name_part(device), ids, test.num_tokens, test.hidden, test.num_experts,
+                            test.num_topk, test.num_shares, test.has_first_share ? "_first" : "",
+                            test.alignment, switchyard::name_of(test.dtype), name_of(test.layout),
+                            switchyard::name_of(test.results), switchyard::name_of(test.sums));
   result.row = ids;
   result.column = fmt::format("{}EP{}", column_part(device), test.num_shares);
   result.device = device;
@@ -254,30 +259,40 @@ void add(Cases& cases, const std::string& device, const PermuteCase& test, bool 
 }
 
 constexpr std::array<std::int64_t, 6> kTokens{0, 1, 2, 33, 127, 301};
-constexpr std::array<std::int64_t, 5> kHidden{1, 17, 128, 200, 1024};
-constexpr std::array<std::int32_t, 3> kExperts{16, 32, 64};
+constexpr std::array<std::int64_t, 6> kHidden{1, 17, 128, 200, 1001, 2048};
+constexpr std::array<std::int32_t, 4> kExperts{16, 32, 64, 256};
 constexpr std::array<std::int64_t, 4> kTopk{1, 2, 6, 8};
 constexpr std::array<std::int32_t, 5> kShares{1, 2, 4, 8, 16};
-constexpr std::array<std::int64_t, 3> kAlignments{1, 8, 128};
-constexpr std::array kDTypes{DType::kBF16, DType::kE4M3, DType::kF32};
+constexpr std::array<std::int64_t, 4> kAlignments{1, 7, 8, 128};
+constexpr std::array kDTypes{DType::kBF16, DType::kE4M3, DType::kF32, DType::kI8, DType::kE2M1};
 constexpr std::array kLayouts{ScaleLayout::kRowMajor, ScaleLayout::kColumnMajor,
                               ScaleLayout::kColumnMajorAligned};
+constexpr std::array kFloats{DType::kBF16, DType::kF16, DType::kF32};
 
 }  // namespace
 
 void add_permute_cases(Cases& cases) {
-  const Levels num_levels{kTokens.size(),  kHidden.size(), kExperts.size(),
-                          kTopk.size(),    kShares.size(), kAlignments.size(),
-                          kIdNames.size(), kDTypes.size(), kLayouts.size()};
+  enum Factor : std::size_t { kT, kH, kE, kK, kEP, kTile, kIds, kType, kLayout, kFirst, kIn, kOut };
+  const Levels num_levels{
+      kTokens.size(),     kHidden.size(),  kExperts.size(), kTopk.size(),    kShares.size(),
+      kAlignments.size(), kIdNames.size(), kDTypes.size(),  kLayouts.size(), 2,
+      kFloats.size(),     kFloats.size()};
+  const MakePossible make_possible = [](Levels& l) {
+    if (kDTypes[l[kType]] == DType::kE2M1 && kHidden[l[kH]] % 2 != 0) l[kType] = 0;
+    if (kShares[l[kEP]] == 1) l[kFirst] = 0;
+  };
   for (const char* device : kDevices) {
-    for (const Levels& l : cover_pairs(num_levels)) {
+    for (const Levels& l : cover_pairs(num_levels, make_possible)) {
       add(cases, device,
-          {kTokens[l[0]], kHidden[l[1]], kExperts[l[2]], kTopk[l[3]], kShares[l[4]],
-           kAlignments[l[5]], static_cast<Ids>(l[6]), kDTypes[l[7]], kLayouts[l[8]]},
+          {kTokens[l[kT]], kHidden[l[kH]], kExperts[l[kE]], kTopk[l[kK]], kShares[l[kEP]],
+           l[kFirst] == 1, kAlignments[l[kTile]], static_cast<Ids>(l[kIds]), kDTypes[l[kType]],
+           kLayouts[l[kLayout]], kFloats[l[kIn]], kFloats[l[kOut]]},
           true);
     }
-    add(cases, device,
-        {700, 7168, 64, 8, 1, 128, Ids::kSomeNone, DType::kBF16, ScaleLayout::kRowMajor}, false);
+    PermuteCase large{700, 7168, 64, 8};
+    large.alignment = 128;
+    large.ids = Ids::kSomeNone;
+    add(cases, device, large, false);
   }
 }
 

@@ -3,6 +3,8 @@
 // Which rank holds which expert, by counting: linear and round-robin placement, translation tables,
 // redundant experts and the choice among copies.
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "switchyard/eplb.h"
@@ -53,8 +55,11 @@ void check_map(const std::string& device, int num_ranks, int num_experts,
   for (int r = 0; r < num_ranks; ++r) {
     const ExpertMap got = determine_expert_map(num_ranks, r, num_experts, strategy);
     std::int32_t num_local = 0;
+    std::vector<std::int32_t> own;
     for (int e = 0; e < num_experts; ++e) {
-      const std::int32_t want = owner[static_cast<std::size_t>(e)] == r ? num_local++ : -1;
+      const bool is_own = owner[static_cast<std::size_t>(e)] == r;
+      if (is_own) own.push_back(e);
+      const std::int32_t want = is_own ? num_local++ : -1;
       if (num_ranks == 1) continue;
       const std::int32_t found = got.expert_map[static_cast<std::size_t>(e)];
       expect(found == want, "rank {}: expert_map[{}] is {}, want {}", r, e, found, want);
@@ -62,6 +67,7 @@ void check_map(const std::string& device, int num_ranks, int num_experts,
     check_lookup(arena, got);
     expect(got.num_local_experts == num_local, "rank {} has {} experts, want {}", r,
            got.num_local_experts, num_local);
+    expect(std::ranges::equal(got.global_ids, own), "experts of rank {} differ", r);
     expect(num_ranks > 1 || got.expert_map.empty(), "a map although there is one rank");
   }
 }
@@ -160,6 +166,9 @@ void add_placement_cases(Cases& cases) {
                        {4, 32},
                        {4, 33},
                        {7, 3},
+                       {7, 65535},
+                       {8, 1},
+                       {8, 61},
                        {16, 256}}) {
     const std::string name = fmt::format("E{}_P{}", s.num_experts, s.num_ranks);
     for (const auto strategy : {PlacementStrategy::kLinear, PlacementStrategy::kRoundRobin}) {

@@ -2,10 +2,9 @@
 
 #include "heap/nccl_heap.h"
 
-#include <cstring>
-
 #include "core/fail.h"
 #include "cuda/base/check.h"
+#include "heap/hex.h"
 #include "heap/nccl_api.h"
 #include "heap/nccl_call.h"
 #include "heap/nccl_peers.h"
@@ -36,24 +35,6 @@ struct NcclState {
   std::vector<std::byte*> bases;
 };
 
-std::string to_hex(const ncclUniqueId& id) {
-  std::string text;
-  for (const char byte : id.internal)
-    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return text;
-}
-
-ncclUniqueId from_hex(const std::string& text) {
-  ncclUniqueId id{};
-  require(text.size() == 2 * sizeof(id.internal), Errc::kSystem,
-          "device window: an id of NCCL with {} digits, want {}", text.size(),
-          2 * sizeof(id.internal));
-  for (std::size_t i = 0; i < sizeof(id.internal); ++i) {
-    id.internal[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  }
-  return id;
-}
-
 class NcclHeap final : public Heap {
  public:
   explicit NcclHeap(const HeapRequest& request)
@@ -78,7 +59,7 @@ std::string NcclHeap::place() {
   if (rank_ != 0) return version;
   ncclUniqueId id{};
   check_nccl(nccl_api().get_unique_id(&id), "ncclGetUniqueId");
-  return version + to_hex(id);
+  return version + to_hex(id.internal);
 }
 
 void NcclHeap::swap(const std::vector<std::string>& texts) {
@@ -88,7 +69,8 @@ void NcclHeap::swap(const std::vector<std::string>& texts) {
             "rank {} loads NCCL {}, but rank 0 NCCL {}", peer, texts[peer],
             texts[0].substr(0, digits));
   }
-  const ncclUniqueId id = from_hex(texts[0].substr(digits));
+  ncclUniqueId id{};
+  from_hex("an id of NCCL with", texts[0].substr(digits), id.internal);
   turn_nvls_off();
   run_within_deadline(
       engine_->control(), device_,

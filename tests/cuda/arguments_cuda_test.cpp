@@ -21,21 +21,31 @@ using test::run_ranks;
 
 constexpr Errc kBad = Errc::kInvalidArgument;
 
+using Shape = std::vector<std::int64_t>;
+
 class ExchangeArgumentsTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
-  static void run(const ExchangeConfig& config,
-                  const std::function<void(const Group&, ExchangeRank&)>& body) {
+  static void run(const ExchangeConfig& config, const std::function<void(ExchangeRank&)>& body,
+                  const ExchangeOptions& options = {}) {
     run_ranks(1, [&](const Group& group) {
       const cuda::DeviceGuard guard(0);
-      ExchangeRank rank(group, config);
-      body(group, rank);
-      rank.pair();
+      ExchangeRank rank(group, config, options);
+      body(rank);
       rank.finish();
     });
   }
 };
+
+TensorView like(const TensorView& view, DType dtype, const Shape& shape) {
+  return TensorView(view.data(), dtype, shape, view.device());
+}
+
+// The same, `bytes` behind.
+TensorView behind(const TensorView& view, std::int64_t bytes, DType dtype, const Shape& shape) {
+  return TensorView(view.as<std::byte>() + bytes, dtype, shape, view.device());
+}
 
 // Views of the rank's memory, to be made wrong in one respect each.
 struct Views {
@@ -51,8 +61,23 @@ struct WrongInput {
   std::function<void(Views&)> spoil;
 };
 
-TensorView like(const TensorView& view, DType dtype, std::initializer_list<std::int64_t> shape) {
-  return TensorView(view.data(), dtype, shape, view.device());
+std::function<void(Views&)> tokens_are(DType dtype, const Shape& shape) {
+  return [=](Views& v) { v.tokens = like(v.tokens, dtype, shape); };
+}
+std::function<void(Views&)> ids_are(DType dtype, const Shape& shape) {
+  return [=](Views& v) { v.ids = like(v.ids, dtype, shape); };
+}
+std::function<void(Views&)> weights_are(DType dtype, const Shape& shape) {
+  return [=](Views& v) { v.weights = like(v.tokens, dtype, shape); };
+}
+std::function<void(Views&)> scales_are(DType tokens, const Shape& shape, DType dtype) {
+  return [=](Views& v) {
+    v.options.scales = like(v.tokens, dtype, shape);
+    v.tokens = like(v.tokens, tokens, {16, 1024});
+  };
+}
+std::function<void(Views&)> tensor_scale_is(DType dtype, std::int64_t count) {
+  return [=](Views& v) { v.options.tensor_scale = like(v.tokens, dtype, {count}); };
 }
 
 void expect_input_refused(ExchangeRank& rank, const std::vector<WrongInput>& inputs) {
@@ -75,252 +100,165 @@ void expect_input_refused(ExchangeRank& rank, const std::vector<WrongInput>& inp
 TEST_F(ExchangeArgumentsTest, WrongInputsOfDispatch) {
   ExchangeConfig config = fault_config();
   config.sends_weights = false;
-  run(config, [](const Group&, ExchangeRank& rank) {
-    const TensorView f32 = like(rank.tokens(), DType::kF32, {16, 2});
+  run(config, [](ExchangeRank& rank) {
     expect_input_refused(
         rank,
-        {
-            {"tokens is", [](Views& v) { v.tokens = {}; }},
-            {"tokens is i32",
-             [](Views& v) {
-               v.tokens = like(v.tokens, DType::kI32, {8, 1024});
-             }},
-            {"tokens is",
-             [](Views& v) {
-               v.tokens = like(v.tokens, DType::kBF16, {16, 1023});
-             }},
-            {"tokens is", [](Views& v) { v.tokens = like(v.tokens, DType::kBF16, {16 * 1024}); }},
-            {"tokens has 17 rows, but max_tokens_per_rank is 16",
-             [](Views& v) {
-               v.tokens = like(v.tokens, DType::kBF16, {17, 1024});
-             }},
-            {"tokens starts at",
-             [](Views& v) {
-               v.tokens = TensorView(v.tokens.as<std::byte>() + 1, DType::kBF16, {15, 1024},
-                                     v.tokens.device());
-             }},
-            {"topk_ids is", [](Views& v) { v.ids = {}; }},
-            {"topk_ids is f32",
-             [](Views& v) {
-               v.ids = like(v.ids, DType::kF32, {16, 2});
-             }},
-            {"topk_ids is",
-             [](Views& v) {
-               v.ids = like(v.ids, DType::kI64, {15, 2});
-             }},
-            {"topk_ids is",
-             [](Views& v) {
-               v.ids = like(v.ids, DType::kI32, {16, 3});
-             }},
-            {"topk_weights is given, but sends_weights is false",
-             [&](Views& v) { v.weights = f32; }},
-            {"options.scales is", [&](Views& v) { v.options.scales = f32; }},
-        });
+        {{"tokens is", [](Views& v) { v.tokens = {}; }},
+         {"tokens is i32", tokens_are(DType::kI32, {8, 1024})},
+         {"tokens is", tokens_are(DType::kBF16, {16, 1023})},
+         {"tokens is", tokens_are(DType::kBF16, {16 * 1024})},
+         {"tokens has 17 rows, but max_tokens_per_rank is 16",
+          tokens_are(DType::kBF16, {17, 1024})},
+         {"tokens starts at",
+          [](Views& v) {
+            v.tokens = behind(v.tokens, 1, DType::kBF16, {15, 1024});
+          }},
+         {"topk_ids is", [](Views& v) { v.ids = {}; }},
+         {"topk_ids is f32", ids_are(DType::kF32, {16, 2})},
+         {"topk_ids is", ids_are(DType::kI64, {15, 2})},
+         {"topk_ids is", ids_are(DType::kI32, {16, 3})},
+         {"topk_weights is given, but sends_weights is false", weights_are(DType::kF32, {16, 2})},
+         {"options.scales is", scales_are(DType::kBF16, {16, 2}, DType::kF32)}});
+    rank.pair();
   });
-}
-
-TEST_F(ExchangeArgumentsTest, WrongWeightsOfDispatch) {
-  ExchangeConfig config = fault_config();
   config.sends_weights = true;
-  run(config, [](const Group&, ExchangeRank& rank) {
-    expect_input_refused(rank, {
-                                   {"topk_weights is bf16",
-                                    [](Views& v) {
-                                      v.weights = like(v.tokens, DType::kBF16, {16, 2});
-                                    }},
-                                   {"topk_weights is",
-                                    [](Views& v) {
-                                      v.weights = like(v.tokens, DType::kF32, {16, 1});
-                                    }},
-                                   {"topk_weights is",
-                                    [](Views& v) {
-                                      v.weights = like(v.tokens, DType::kF32, {15, 2});
-                                    }},
-                               });
+  run(config, [](ExchangeRank& rank) {
+    expect_input_refused(rank, {{"topk_weights is bf16", weights_are(DType::kBF16, {16, 2})},
+                                {"topk_weights is", weights_are(DType::kF32, {16, 1})},
+                                {"topk_weights is", weights_are(DType::kF32, {15, 2})}});
+    rank.pair();
   });
-}
-
-TEST_F(ExchangeArgumentsTest, WrongScalesOfDispatch) {
-  ExchangeConfig config = fault_config();
   config.scheme = schemes::kFp8Block;
-  run_ranks(1, [&](const Group& group) {
-    const cuda::DeviceGuard guard(0);
-    ExchangeRank rank(group, config);
-    const auto quantized = [&](Views& v, DType dtype, std::int64_t rows, std::int64_t columns) {
-      v.tokens = like(v.tokens, DType::kE4M3, {16, 1024});
-      v.options.scales = like(rank.output(), dtype, {rows, columns});
-    };
+  run(config, [](ExchangeRank& rank) {
     expect_input_refused(
-        rank, {
-                  {"options.scales is",
-                   [&](Views& v) {
-                     v.tokens = like(v.tokens, DType::kE4M3, {16, 1024});
-                   }},
-                  {"options.scales is bf16", [&](Views& v) { quantized(v, DType::kBF16, 16, 8); }},
-                  {"options.scales is f32", [&](Views& v) { quantized(v, DType::kF32, 16, 7); }},
-                  {"options.scales is f32", [&](Views& v) { quantized(v, DType::kF32, 15, 8); }},
-                  {"must be absent",
-                   [&](Views& v) {
-                     v.options.scales = like(v.tokens, DType::kF32, {16, 8});
-                   }},
-              });
+        rank, {{"options.scales is", tokens_are(DType::kE4M3, {16, 1024})},
+               {"options.scales is bf16", scales_are(DType::kE4M3, {16, 8}, DType::kBF16)},
+               {"options.scales is f32", scales_are(DType::kE4M3, {16, 7}, DType::kF32)},
+               {"options.scales is f32", scales_are(DType::kE4M3, {15, 8}, DType::kF32)},
+               {"must be absent", scales_are(DType::kBF16, {16, 8}, DType::kF32)}});
+  });
+  config.scheme = schemes::kFp8Tensor;
+  run(config, [](ExchangeRank& rank) {
+    expect_input_refused(rank, {{"tensor_scale is", [](Views&) {}},
+                                {"tensor_scale is bf16", tensor_scale_is(DType::kBF16, 1)},
+                                {"tensor_scale is f32", tensor_scale_is(DType::kF32, 2)}});
   });
 }
 
-TEST_F(ExchangeArgumentsTest, WrongTensorScaleOfDispatch) {
-  ExchangeConfig config = fault_config();
-  config.scheme = schemes::kFp8Tensor;
-  run_ranks(1, [&](const Group& group) {
-    const cuda::DeviceGuard guard(0);
-    ExchangeRank rank(group, config);
-    const auto scale = [&](DType dtype, std::int64_t count) {
-      return [&rank, dtype, count](Views& v) {
-        v.options.tensor_scale = like(rank.output(), dtype, {count});
-      };
-    };
-    expect_input_refused(rank, {
-                                   {"tensor_scale is", [](Views&) {}},
-                                   {"tensor_scale is bf16", scale(DType::kBF16, 1)},
-                                   {"tensor_scale is f32", scale(DType::kF32, 2)},
-                               });
-  });
-}
+/// What a combine is given.
+struct Returns {
+  TensorView rows;
+  TensorView output;
+  CombineOptions options{};
+};
 
 struct WrongReturn {
   const char* phrase;
-  Errc code;
-  std::function<void(TensorView& rows, TensorView& output, CombineOptions& options)> spoil;
+  std::function<void(Returns&)> spoil;
+  Errc code = kBad;
 };
 
+std::function<void(Returns&)> rows_are(DType dtype, const Shape& shape) {
+  return [=](Returns& r) { r.rows = like(r.rows, dtype, shape); };
+}
+std::function<void(Returns&)> output_is(DType dtype, const Shape& shape) {
+  return [=](Returns& r) { r.output = like(r.output, dtype, shape); };
+}
+std::function<void(Returns&)> option_is(TensorView CombineOptions::*option, DType dtype,
+                                        const Shape& shape) {
+  return [=](Returns& r) { r.options.*option = like(r.output, dtype, shape); };
+}
+
+// Nothing is launched, and the handle is unchanged.
+void expect_returns_refused(ExchangeRank& rank, const Dispatched& got,
+                            const std::vector<WrongReturn>& wrongs) {
+  const std::size_t launches = rank.num_launches([&] {
+    for (const WrongReturn& wrong : wrongs) {
+      SCOPED_TRACE(wrong.phrase);
+      Returns r{got.experts.rows, rank.output()};
+      wrong.spoil(r);
+      expect_error(wrong.code, wrong.phrase, [&] {
+        rank.exchange().combine(got.handle, r.rows, r.output, rank.stream(), r.options);
+      });
+    }
+  });
+  EXPECT_EQ(launches, 0u);
+  rank.combine(got);
+  rank.finish();
+  rank.pair();
+}
+
 TEST_F(ExchangeArgumentsTest, WrongArgumentsOfCombine) {
-  run(fault_config(), [](const Group&, ExchangeRank& rank) {
+  using Options = CombineOptions;
+  run(fault_config(), [](ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
     const std::int64_t num_rows = got.experts.rows.shape(0);
     const TensorView f32 = like(rank.tokens(), DType::kF32, {16, 2});
-    using Options = CombineOptions;
-    const std::vector<WrongReturn> wrongs{
-        {"rows is", kBad, [](auto& rows, auto&, Options&) { rows = {}; }},
-        {"rows is", kBad,
-         [&](auto& rows, auto&, Options&) {
-           rows = like(rows, DType::kE4M3, {num_rows, 1024});
-         }},
-        {"rows is", kBad,
-         [&](auto& rows, auto&, Options&) {
-           rows = like(rows, DType::kBF16, {num_rows - 1, 1024});
-         }},
-        {"rows starts at", kBad,
-         [&](auto& rows, auto&, Options&) {
-           rows = TensorView(rows.template as<std::byte>() + 1, DType::kBF16, {num_rows, 1024},
-                             rows.device());
-         }},
-        {"output is", kBad, [](auto&, auto& output, Options&) { output = {}; }},
-        {"output is i32", kBad,
-         [](auto&, auto& output, Options&) {
-           output = like(output, DType::kI32, {16, 1024});
-         }},
-        {"output is", kBad,
-         [](auto&, auto& output, Options&) {
-           output = like(output, DType::kBF16, {15, 1024});
-         }},
-        {"output is", kBad,
-         [](auto&, auto& output, Options&) {
-           output = like(output, DType::kBF16, {16, 1025});
-         }},
-        {"topk_weights is given, but reduce is per_rank", kBad,
-         [&](auto&, auto&, Options& options) { options.topk_weights = f32; }},
-        {"bias[0] is f32", kBad, [&](auto&, auto&, Options& options) { options.bias = {f32}; }},
-        {"bias[1] is", kBad,
-         [&](auto&, auto&, Options& options) {
-           options.bias = {rank.tokens(), like(rank.tokens(), DType::kBF16, {15, 1024})};
-         }},
-        {"shared is f32", kBad, [&](auto&, auto&, Options& options) { options.shared = f32; }},
-        {"row_weights is bf16", kBad,
-         [&](auto&, auto&, Options& options) {
-           options.row_weights = like(rank.tokens(), DType::kBF16, {num_rows});
-         }},
-        {"row_weights is f32 [16, 2] on cuda:0, must be f32", kBad,
-         [&](auto&, auto&, Options& options) { options.row_weights = f32; }},
-        {"row_weights starts at", kBad,
-         [&](auto&, auto&, Options& options) {
-           options.row_weights = TensorView(rank.tokens().as<std::byte>() + 2, DType::kF32,
-                                            {num_rows}, rank.device());
-         }},
-        {"returned_weights is f32 [16, 1]", kBad,
-         [&](auto&, auto&, Options& options) {
-           options.returned_weights = like(rank.tokens(), DType::kF32, {16, 1});
-         }},
-        {"returned_weights is wanted, but no row_weights are given", kBad,
-         [&](auto&, auto&, Options& options) { options.returned_weights = f32; }},
-        {"options.bias has 5 tensors, must be at most 4", Errc::kNotSupported,
-         [&](auto&, auto&, Options& options) {
-           options.bias = std::vector<TensorView>(5, rank.tokens());
-         }},
-    };
-    const std::size_t launches = rank.num_launches([&] {
-      for (const WrongReturn& wrong : wrongs) {
-        SCOPED_TRACE(wrong.phrase);
-        TensorView rows = got.experts.rows;
-        TensorView output = rank.output();
-        CombineOptions options;
-        wrong.spoil(rows, output, options);
-        expect_error(wrong.code, wrong.phrase, [&] {
-          rank.exchange().combine(got.handle, rows, output, rank.stream(), options);
-        });
-      }
-    });
-    EXPECT_EQ(launches, 0u);
-    rank.combine(got);  // the handle is unchanged
-    rank.finish();
+    const TensorView few = like(rank.tokens(), DType::kBF16, {15, 1024});
+    expect_returns_refused(
+        rank, got,
+        {{"rows is", [](Returns& r) { r.rows = {}; }},
+         {"rows is", rows_are(DType::kE4M3, {num_rows, 1024})},
+         {"rows is", rows_are(DType::kBF16, {num_rows - 1, 1024})},
+         {"rows starts at",
+          [=](Returns& r) {
+            r.rows = behind(r.rows, 1, DType::kBF16, {num_rows, 1024});
+          }},
+         {"output is", [](Returns& r) { r.output = {}; }},
+         {"output is i32", output_is(DType::kI32, {16, 1024})},
+         {"output is", output_is(DType::kBF16, {15, 1024})},
+         {"output is", output_is(DType::kBF16, {16, 1025})},
+         {"topk_weights is given, but reduce is per_rank",
+          option_is(&Options::topk_weights, DType::kF32, {16, 2})},
+         {"bias[0] is f32", [=](Returns& r) { r.options.bias = {f32}; }},
+         {"bias[1] is",
+          [&](Returns& r) {
+            r.options.bias = {rank.tokens(), few};
+          }},
+         {"shared is f32", option_is(&Options::shared, DType::kF32, {16, 2})},
+         {"row_weights is bf16", option_is(&Options::row_weights, DType::kBF16, {num_rows})},
+         {"row_weights is f32 [16, 2] on cuda:0, must be f32",
+          option_is(&Options::row_weights, DType::kF32, {16, 2})},
+         {"row_weights starts at",
+          [&](Returns& r) {
+            r.options.row_weights = behind(rank.tokens(), 2, DType::kF32, {num_rows});
+          }},
+         {"returned_weights is f32 [16, 1]",
+          option_is(&Options::returned_weights, DType::kF32, {16, 1})},
+         {"returned_weights is wanted, but no row_weights are given",
+          option_is(&Options::returned_weights, DType::kF32, {16, 2})},
+         {"options.bias has 5 tensors, must be at most 4",
+          [&](Returns& r) { r.options.bias = std::vector<TensorView>(5, rank.tokens()); },
+          Errc::kNotSupported}});
   });
-}
-
-TEST_F(ExchangeArgumentsTest, WrongWeightsOfCombine) {
   ExchangeConfig config = fault_config();
   config.reduce = Reduce::kPerExpert;
-  run(config, [](const Group&, ExchangeRank& rank) {
-    const Dispatched got = rank.dispatch();
-    const std::size_t launches = rank.num_launches([&] {
-      for (const TensorView& weights :
-           {like(rank.tokens(), DType::kBF16, {16, 2}), like(rank.tokens(), DType::kF32, {15, 2}),
-            like(rank.tokens(), DType::kF32, {16, 3})}) {
-        expect_error(kBad, "combine: topk_weights is", [&] {
-          rank.exchange().combine(got.handle, got.experts.rows, rank.output(), rank.stream(),
-                                  {.topk_weights = weights});
-        });
-      }
-    });
-    EXPECT_EQ(launches, 0u);
-    rank.combine(got);
-    rank.finish();
+  run(config, [](ExchangeRank& rank) {
+    const char* phrase = "combine: topk_weights is";
+    expect_returns_refused(rank, rank.dispatch(),
+                           {{phrase, option_is(&Options::topk_weights, DType::kBF16, {16, 2})},
+                            {phrase, option_is(&Options::topk_weights, DType::kF32, {15, 2})},
+                            {phrase, option_is(&Options::topk_weights, DType::kF32, {16, 3})}});
   });
-}
-
-TEST_F(ExchangeArgumentsTest, WeightsThatDoNotTravelDoNotGoHome) {
-  ExchangeConfig config = fault_config();
+  config = fault_config();
   config.sends_weights = false;
-  run(config, [](const Group&, ExchangeRank& rank) {
+  run(config, [](ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
-    const auto combine = [&](const CombineOptions& options) {
-      rank.exchange().combine(got.handle, got.experts.rows, rank.output(), rank.stream(), options);
-    };
-    const std::size_t launches = rank.num_launches([&] {
-      expect_error(kBad, "row_weights is given, but weights do not travel; set sends_weights", [&] {
-        combine({.row_weights = like(rank.tokens(), DType::kF32, {got.experts.rows.shape(0)})});
-      });
-      expect_error(kBad, "returned_weights is given, but weights do not travel", [&] {
-        combine({.returned_weights = like(rank.tokens(), DType::kF32, {16, 2})});
-      });
-    });
-    EXPECT_EQ(launches, 0u);
-    rank.combine(got);
-    rank.finish();
+    expect_returns_refused(
+        rank, got,
+        {{"row_weights is given, but weights do not travel; set sends_weights",
+          option_is(&Options::row_weights, DType::kF32, {got.experts.rows.shape(0)})},
+         {"returned_weights is given, but weights do not travel",
+          option_is(&Options::returned_weights, DType::kF32, {16, 2})}});
   });
 }
 
 TEST_F(ExchangeArgumentsTest, HandlesThatAreUsedWrongly) {
-  run(fault_config(), [](const Group& group, ExchangeRank& rank) {
-    Exchange& exchange = rank.exchange();
+  run_ranks(1, [](const Group& group) {
+    const cuda::DeviceGuard guard(0);
+    ExchangeRank rank(group, fault_config());
     ExchangeRank other(group, fault_config());
+    Exchange& exchange = rank.exchange();
     const auto combine = [&](const DispatchHandle& handle, const TensorView& rows) {
       exchange.combine(handle, rows, rank.output(), rank.stream());
     };
@@ -354,13 +292,15 @@ TEST_F(ExchangeArgumentsTest, HandlesThatAreUsedWrongly) {
                  [&] { combine(again.handle, again.experts.rows); });
     expect_error(kBad, "the handle is not alive here", [&] { exchange.release(again.handle); });
     rank.finish();
+    rank.pair();
+    rank.finish();
   });
 }
 
 TEST_F(ExchangeArgumentsTest, AsManyHandlesAsConfigured) {
   ExchangeConfig config = fault_config();
   config.max_in_flight = 2;
-  run(config, [](const Group&, ExchangeRank& rank) {
+  run(config, [](ExchangeRank& rank) {
     const Dispatched first = rank.dispatch();
     const Dispatched second = rank.dispatch();
     expect_error(kBad, "2 handles are alive, max_in_flight is 2; combine or release one first",

@@ -13,6 +13,7 @@
 
 #include "core/round_up.h"
 #include "cuda/compat_place.h"
+#include "cuda/cuda_graph.h"
 #include "cuda/gpu.h"
 #include "quant/scale_layout.h"
 #include "support/errors.h"
@@ -204,23 +205,15 @@ TEST(CompatCudaTest, LowLatencyDecodeIsCapturedAndReplayed) {
     layer();
     const Place::Bytes want = place.read(out);
     cudaStream_t stream = place.stream().get();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t instance = nullptr;
-    cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-    layer();
-    cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-    cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "instantiate");
-    cuda::check_cuda(cudaGraphUpload(instance, stream), "upload");
-    cuda::check_cuda(cudaStreamSynchronize(stream), "upload");
+    test::CudaGraph graph(stream, layer);
     group.barrier();
     for (int round = 0; round < 3; ++round) {
       cuda::check_cuda(cudaMemsetAsync(out.data(), 0xEE, out.num_bytes(), stream), "memset");
-      cuda::check_cuda(cudaGraphLaunch(instance, stream), "launch");
+      graph.replay(stream);
       EXPECT_EQ(place.read(out), want) << "round " << round;
     }
     group.barrier();
-    cuda::check_cuda(cudaGraphExecDestroy(instance), "destroy");
-    cuda::check_cuda(cudaGraphDestroy(graph), "destroy");
+    graph = {};
     group.barrier();
   });
 }

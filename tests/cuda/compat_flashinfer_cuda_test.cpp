@@ -11,6 +11,7 @@
 
 #include "core/round_up.h"
 #include "cuda/compat_place.h"
+#include "cuda/cuda_graph.h"
 #include "cuda/gpu.h"
 #include "support/errors.h"
 #include "support/overlapped_layer.h"
@@ -152,26 +153,17 @@ TEST(CompatCudaTest, AnOverlappedLayerHasTheBitsOfThePlainOne) {
 
         // One graph with all streams of the micro-batches.
         cudaStream_t stream = place.stream().get();
-        cudaGraph_t graph = nullptr;
-        cudaGraphExec_t instance = nullptr;
-        cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-                         "capture");
-        layer.launch(3);
-        cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-        cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "instantiate");
-        cuda::check_cuda(cudaGraphUpload(instance, stream), "upload");
-        cuda::check_cuda(cudaStreamSynchronize(stream), "upload");
+        test::CudaGraph graph(stream, [&] { layer.launch(3); });
         group.barrier();
         for (int round = 0; round < 2; ++round) {
           const TensorView& output = layer.output_view();
           cuda::check_cuda(cudaMemsetAsync(output.data(), 0xEE, output.num_bytes(), stream),
                            "memset");
-          cuda::check_cuda(cudaGraphLaunch(instance, stream), "launch");
+          graph.replay(stream);
           EXPECT_EQ(layer.output(), want) << "replay " << round;
         }
         group.barrier();
-        cuda::check_cuda(cudaGraphExecDestroy(instance), "destroy");
-        cuda::check_cuda(cudaGraphDestroy(graph), "destroy");
+        graph = {};
         group.barrier();
       });
     }

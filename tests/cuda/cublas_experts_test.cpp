@@ -4,6 +4,7 @@
 // experts. Needs a GPU and cuBLAS; skips with a reason otherwise.
 
 #include "core/settings.h"
+#include "cuda_graph.h"
 #include "experts_case.h"
 #include "support/errors.h"
 
@@ -169,18 +170,11 @@ TEST(CublasExpertsTest, BatchesMayBeCaptured) {
   call.apply(stream);
   const auto expected = valid_part(problem, call.result());
   cuda::check_cuda(cudaMemset(call.output().data(), 0xAB, call.output().num_bytes()), "fill");
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-  call.apply(stream);
-  cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-  cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  const test::CudaGraph graph(stream.get(), [&] { call.apply(stream); });
   for (int round = 0; round < 3; ++round) {
-    cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+    graph.replay(stream.get());
     EXPECT_EQ(valid_part(problem, call.result()), expected);
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 }
 
 // Tests the setting, which is read once, in a process that has not loaded cuBLAS.

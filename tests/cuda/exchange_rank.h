@@ -12,6 +12,7 @@
 #include "switchyard/exchange.h"
 
 #include "cuda/base/check.h"
+#include "cuda_graph.h"
 #include "gpu.h"
 
 namespace switchyard::test {
@@ -47,9 +48,6 @@ class ExchangeRank {
       return (token * num_topk_ + k) % config.num_experts;
     });
     group.barrier();
-  }
-  ~ExchangeRank() {
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
   }
 
   /// Sets every id. Do not call this while kernels run.
@@ -90,18 +88,10 @@ class ExchangeRank {
     capture(group, [this] { pair(); });
   }
   void capture(const Group& group, const std::function<void()>& call) {
-    cudaGraph_t graph = nullptr;
-    cuda::check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-                     "capture");
-    call();
-    cuda::check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capture");
-    cuda::check_cuda(cudaGraphInstantiate(&graph_, graph, 0), "graph");
-    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
-    cuda::check_cuda(cudaGraphUpload(graph_, stream_.get()), "graph");
-    cuda::check_cuda(cudaStreamSynchronize(stream_.get()), "graph");
+    graph_ = CudaGraph(stream_.get(), call);
     group.barrier();
   }
-  void replay() { cuda::check_cuda(cudaGraphLaunch(graph_, stream_.get()), "replay"); }
+  void replay() { graph_.replay(stream_.get()); }
 
   /// Counts the kernels and copies that `call` enqueues. If another rank frees memory of this GPU
   /// meanwhile, the capture is invalidated and `call` runs again.
@@ -147,8 +137,8 @@ class ExchangeRank {
   Tensor output_;
   Tensor ids_;
   cuda::OwnedStream stream_;
-  cudaGraphExec_t graph_ = nullptr;
-  Exchange exchange_;  // last: it ends before its memory
+  Exchange exchange_;  // ends before its memory
+  CudaGraph graph_;
 };
 
 /// Equal weights for all rows, which some combines of an ExchangeRank return.

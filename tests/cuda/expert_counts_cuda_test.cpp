@@ -8,6 +8,7 @@
 #include "switchyard/permute.h"
 #include "switchyard/weight_and_reduce.h"
 
+#include "cuda_graph.h"
 #include "support/errors.h"
 #include "tensor_pair.h"
 
@@ -94,22 +95,19 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
 
   const cuda::OwnedStream own_stream;
   const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
-  cudaGraph_t graph = nullptr;
-  cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-  count_expert_num_tokens(ids.device, counts.device, {}, stream);
-  ep_scatter(x.device, {}, ids.device, options,
-             {rows.device, {}, m_indices.device, inv_perm.device, first_row.device}, stream,
-             workspace.span());
-  ep_gather(rows.device, ids.device, weights.device, inv_perm.device, {}, output.device, stream);
-  cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-  cudaGraphExec_t runnable = nullptr;
-  cuda::check_cuda(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+  const CudaGraph graph(stream.get(), [&] {
+    count_expert_num_tokens(ids.device, counts.device, {}, stream);
+    ep_scatter(x.device, {}, ids.device, options,
+               {rows.device, {}, m_indices.device, inv_perm.device, first_row.device}, stream,
+               workspace.span());
+    ep_gather(rows.device, ids.device, weights.device, inv_perm.device, {}, output.device, stream);
+  });
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     ids.fill<std::int32_t>([&](auto t, auto k) {
       const std::uint64_t bits = random_bits(seed, static_cast<std::uint64_t>(t * kTopk + k));
       return static_cast<std::int64_t>(bits % (kLocal + 1)) - 1;
     });
-    cuda::check_cuda(cudaGraphLaunch(runnable, stream.get()), "cudaGraphLaunch");
+    graph.replay(stream.get());
     cuda::check_cuda(cudaStreamSynchronize(stream.get()), "cudaGraphLaunch");
     count_expert_num_tokens(ids.host, counts.host);
     ep_scatter(x.host, {}, ids.host, options,
@@ -119,8 +117,6 @@ TEST(PermuteGraphTest, ReplaysWithOtherIds) {
       EXPECT_TRUE(pair->is_equal()) << seed;
     }
   }
-  cuda::check_cuda(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
-  cuda::check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 // Host memory under the name of a GPU: shapes are refused before a GPU is used.

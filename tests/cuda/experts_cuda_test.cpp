@@ -2,6 +2,7 @@
 //
 // "exact" experts on a GPU return the same bits as on the CPU. Needs a GPU; skips without one.
 
+#include "cuda_graph.h"
 #include "experts_case.h"
 #include "quant/scale_layout.h"
 #include "support/errors.h"
@@ -214,24 +215,17 @@ TEST(ExpertsCudaTest, CallsMayBeCaptured) {
     GpuCall call(*experts, input.input);
     const cuda::OwnedStream own_stream;
     const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-    call.apply(stream);
-    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    const test::CudaGraph graph(stream.get(), [&] { call.apply(stream); });
     for (const std::vector<std::int32_t>& counts :
          {std::vector{7, 0, 12}, {40, 40, 1}, {0, 0, 0}}) {
       problem.num_rows = counts;
       cuda::check_cuda(cudaMemcpy(input.num_rows.data(), counts.data(), 12, cudaMemcpyHostToDevice),
                        "counts");
       cuda::check_cuda(cudaDeviceSynchronize(), "counts");
-      cuda::check_cuda(cudaGraphLaunch(executable, stream.get()), "replay");
+      graph.replay(stream.get());
       EXPECT_EQ(valid_part(problem, call.result()),
                 valid_part(problem, test::run_experts(*on_cpu, problem)));
     }
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "class_rank.h"
 #include "core/random.h"
+#include "cuda_graph.h"
 #include "gpu.h"
 #include "plan/expert_ownership.h"
 #include "quant/bf16.h"
@@ -24,6 +25,7 @@
 namespace switchyard {
 namespace {
 
+using test::CudaGraph;
 using test::Downloaded;
 using test::expect_error;
 using test::GpuArena;
@@ -108,9 +110,6 @@ class LayerRank {
              shared_expert(experts, device())) {
     group.barrier();
   }
-  ~LayerRank() {
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
-  }
 
   /// Copies input `call` to the GPU and returns the CPU's output for it.
   std::vector<std::uint16_t> feed(int call, std::int64_t num_tokens) {
@@ -144,21 +143,10 @@ class LayerRank {
     graph_ = capture_part(0, num_tokens, 0, arena_.stream());
     group_.barrier();
   }
-  cudaGraphExec_t capture_part(std::int64_t begin, std::int64_t end, int micro_batch,
-                               Stream stream) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t instance = nullptr;
-    cuda::check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
-                     "capture");
-    apply_part(begin, end, micro_batch, stream);
-    cuda::check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    cuda::check_cuda(cudaGraphInstantiate(&instance, graph, 0), "graph");
-    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
-    cuda::check_cuda(cudaGraphUpload(instance, stream.get()), "graph");
-    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "graph");
-    return instance;
+  CudaGraph capture_part(std::int64_t begin, std::int64_t end, int micro_batch, Stream stream) {
+    return CudaGraph(stream.get(), [&] { apply_part(begin, end, micro_batch, stream); });
   }
-  void replay() { cuda::check_cuda(cudaGraphLaunch(graph_, arena_.stream().get()), "replay"); }
+  void replay() { graph_.replay(arena_.stream().get()); }
 
   std::vector<std::uint16_t> output(std::int64_t num_tokens) {
     arena_.wait();
@@ -204,7 +192,7 @@ class LayerRank {
   TensorView gpu_gate_;
   ModularKernel cpu_;
   ModularKernel gpu_;
-  cudaGraphExec_t graph_ = nullptr;
+  CudaGraph graph_;
 };
 
 std::vector<LayerCase> cases() {
@@ -277,8 +265,8 @@ TEST(ModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
       LayerRank rank(group, c);
       const Stream first = rank.arena().stream();
       const Stream second = Stream::cuda(own_second.get(), rank.arena().device().index);
-      const cudaGraphExec_t graphs[] = {rank.capture_part(0, 10, 0, first),
-                                        rank.capture_part(10, 21, 1, second)};
+      const CudaGraph graphs[] = {rank.capture_part(0, 10, 0, first),
+                                  rank.capture_part(10, 21, 1, second)};
       group.barrier();
       for (int call = 0; call < 6; ++call) {
         const std::vector<std::uint16_t> want = rank.feed(call, 21);
@@ -286,13 +274,12 @@ TEST(ModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
           rank.apply_part(0, 10, 0, first);
           rank.apply_part(10, 21, 1, second);
         } else {
-          cuda::check_cuda(cudaGraphLaunch(graphs[1], second.get()), "replay");
-          cuda::check_cuda(cudaGraphLaunch(graphs[0], first.get()), "replay");
+          graphs[1].replay(second.get());
+          graphs[0].replay(first.get());
         }
         cuda::check_cuda(cudaStreamSynchronize(second.get()), "second");
         EXPECT_EQ(rank.output(21), want) << name_of(kind) << " call " << call;
       }
-      for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
     });
   }
 }
@@ -326,38 +313,16 @@ TEST(CublasModularKernelTest, IsCloseToTheCpuLayer) {
   }
 }
 
-TEST(ModularKernelCudaErrorsTest, WrongCallsAreRefused) {
+TEST(ModularKernelCudaErrorsTest, PermutedRowsHaveNoSwizzledScales) {
   REQUIRE_GPU();
-  const LayerCase c{"errors", PrepareKind::kElasticDecode, 1, config_of(schemes::kNvfp4)};
   run_ranks(1, [&](const Group& group) {
-    LayerRank rank(group, c);
-    const GpuArena& arena = rank.arena();
-    const PrepareArguments arguments{TensorView(nullptr, DType::kBF16, {0, kHidden}, test::kGpu),
-                                     TensorView(nullptr, DType::kI64, {0, 3}, test::kGpu),
-                                     TensorView(nullptr, DType::kF32, {0, 3}, test::kGpu)};
-    const TensorView output(nullptr, DType::kBF16, {0, kHidden}, test::kGpu);
-    const auto expect_refused = [&](const char* phrase, const PrepareArguments& given,
-                                    const TensorView& to) {
-      expect_error(Errc::kInvalidArgument, phrase,
-                   [&] { rank.kernel().apply(given, to, arena.stream()); });
-    };
-    expect_refused("output is", arguments,
-                   TensorView(nullptr, DType::kF32, {0, kHidden}, test::kGpu));
-    PrepareArguments bad = arguments;
-    bad.micro_batch = 1;
-    expect_refused("micro_batch is 1, must be from 0 to 0", bad, output);
-    bad = arguments;
-    bad.weighs_in_place = true;
-    expect_refused("weighs_in_place is set", bad, output);
-
-    expect_error(Errc::kInvalidArgument, "must both be given",
-                 [] { ModularKernel(nullptr, nullptr); });
-    PrepareFinalizeConfig tiles = c.config;
+    PrepareFinalizeConfig tiles = config_of(schemes::kNvfp4);
     tiles.scale_layout = ScaleLayout::kSwizzled;
     const Weights weights(0, tiles.num_experts, 100);
     expect_error(Errc::kNotSupported, "scale_layout is swizzled", [&] {
-      ModularKernel(make_prepare_finalize(c.kind, group, tiles, {.device = test::kGpu}),
-                    make_exact_experts(weights.view(), {}, test::kGpu));
+      ModularKernel(
+          make_prepare_finalize(PrepareKind::kElasticDecode, group, tiles, {.device = test::kGpu}),
+          make_exact_experts(weights.view(), {}, test::kGpu));
     });
   });
 }

@@ -12,9 +12,9 @@
 #include "switchyard/weight_and_reduce.h"
 
 #include "gpu_arena.h"
-#include "small_layer.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "unit/moe/small_layer.h"
 
 namespace switchyard::test {
 namespace {

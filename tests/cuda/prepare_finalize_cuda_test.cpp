@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the prepare/finalize classes on GPUs hand out and accept has the bits of those on CPUs,
-// where the layers of src/conformance do not try it: renamed experts, other schemes on the wire,
-// deferred quantization, small calls, every policy. Ranks are threads; with fewer GPUs than ranks
-// some share a GPU.
+// Every policy of the prepare/finalize classes, split calls, quantized results and f32 outputs have
+// the bits of the CPU on GPUs. What else they hand out and accept is compared in src/conformance.
+// Ranks are threads; with fewer GPUs than ranks some share a GPU.
 
 #include <string>
 #include <vector>
@@ -22,7 +21,6 @@ namespace {
 using test::ClassCase;
 using test::ClassRank;
 using test::expect_error;
-using test::GpuArena;
 using test::run_ranks;
 
 const bool is_prepared = (test::load_kernels_eagerly(), true);
@@ -56,59 +54,9 @@ std::vector<ClassCase> cases() {
     all.push_back(std::move(c));
   };
   for (const PrepareKind kind : kAllKinds) {
-    ClassCase renamed{"renamed", kind, 2, config_of(schemes::kFp8Block)};
-    for (std::int32_t e = 0; e < 11; ++e) {
-      renamed.config.global_to_physical.push_back((e * 4 + 3) % 11);
-    }
-    add(renamed);
-
-    ClassCase weighed{"weighed_f32", kind, 2, config_of(schemes::kFp8Token)};
-    weighed.config.num_topk = 1;
-    weighed.weighs_input = true;
-    weighed.input = DType::kF32;
-    add(weighed);
-
-    ClassCase defers{"defers", kind, 2, config_of(schemes::kFp8Block)};
-    defers.defers = true;
-    add(defers);
-
-    ClassCase wire{"wire_fp8_for_nvfp4", kind, 2, config_of(schemes::kNvfp4)};
-    wire.config.wire_scheme = schemes::kFp8Block;
-    add(wire);
-    wire = {"wire_bf16_for_fp8", kind, 2, config_of(schemes::kFp8Token)};
-    wire.config.wire_scheme = schemes::kNone;
-    add(wire);
-    wire = {"wire_fp8_for_bf16", kind, 2, config_of(schemes::kNone)};
-    wire.config.wire_scheme = schemes::kFp8Block;
-    add(wire);
-
     ClassCase parts{"micro_batches", kind, 2, config_of(schemes::kFp8Block)};
     parts.config.num_micro_batches = 2;
     add(parts);
-
-    ClassCase columns{"columns_after_wire", kind, 2, config_of(schemes::kFp8Block)};
-    columns.config.scale_layout = ScaleLayout::kColumnMajor;
-    columns.config.wire_scheme = schemes::kNone;
-    add(columns);
-    ClassCase tiles{"tiles_after_wire", kind, 2, config_of(schemes::kNvfp4)};
-    tiles.config.scale_layout = ScaleLayout::kSwizzled;
-    tiles.config.wire_scheme = schemes::kNone;
-    add(tiles);
-
-    ClassCase few{"fewer_experts_after_wire", kind, 3, config_of(schemes::kFp8Block)};
-    few.config.num_experts = 2;
-    few.config.num_topk = 2;
-    few.config.wire_scheme = schemes::kNone;
-    add(few);
-
-    ClassCase small{"small_calls", kind, 2, config_of(schemes::kFp8Block)};
-    small.max_tokens = 20;
-    small.num_tokens = {20, 0, 5};
-    add(small);
-    small.name = "small_calls_after_wire";
-    small.config.wire_scheme = schemes::kNone;
-    small.config.scale_layout = ScaleLayout::kColumnMajor;
-    add(small);
 
     ClassCase back{"fp8_results", kind, 2, config_of(schemes::kFp8Block)};
     back.config.combine_scheme = schemes::kFp8Block;
@@ -120,21 +68,6 @@ std::vector<ClassCase> cases() {
       sums.config.reduce = reduce;
       add(sums);
     }
-  }
-  for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token}) {
-    ClassCase aligned{"aligned", PrepareKind::kElasticPrefill, 2, config_of(scheme)};
-    aligned.config.expert_alignment = 16;
-    add(aligned);
-    aligned.name = "aligned_after_wire";
-    aligned.config.wire_scheme = schemes::kNone;
-    add(aligned);
-  }
-  for (const PrepareKind kind : {PrepareKind::kElasticDecode, PrepareKind::kElasticPrefill,
-                                 PrepareKind::kAllGather, PrepareKind::kLocal}) {
-    ClassCase dynamic{"dynamic_scale", kind, 2, config_of(schemes::kFp8Tensor)};
-    dynamic.config.static_scale.reset();
-    dynamic.none_share = 0;
-    add(dynamic);
   }
   return all;
 }
@@ -167,63 +100,6 @@ TEST(PrepareFinalizeCudaErrorsTest, WhatNoGpuServesIsRefused) {
     none.static_scale.reset();
     expect_error(Errc::kInvalidArgument, "static_scale is absent",
                  [&] { make_prepare_finalize(PrepareKind::kLowLatency, group, none, on_gpu); });
-  });
-}
-
-TEST(PrepareFinalizeCudaErrorsTest, WrongCallsSendNothing) {
-  REQUIRE_GPU();
-  run_ranks(2, [&](const Group& group) {
-    PrepareFinalizeConfig config = config_of(schemes::kFp8Block);
-    config.strict = true;
-    config.hidden = 2048;
-    config.num_experts = 12;
-    config.max_tokens_per_rank = 36;
-    GpuArena arena(test::gpu_of(group.rank()), std::size_t{64} << 20);
-    const ExchangeOptions on_gpu{.device = arena.device()};
-    const auto object = make_prepare_finalize(PrepareKind::kElasticDecode, group, config, on_gpu);
-    const test::LayerInput in = test::make_layer_input({4, 2048, 3, 12, 0}, 1);
-    const PrepareArguments good{arena.upload(in.hidden), arena.upload(in.ids),
-                                arena.upload(in.weights)};
-    const Stream stream = arena.stream();
-    const auto expect_refused = [&](const char* phrase, const PrepareArguments& arguments) {
-      expect_error(Errc::kInvalidArgument, phrase, [&] { object->prepare(arguments, stream); });
-    };
-    PrepareArguments bad = good;
-    bad.micro_batch = 1;
-    expect_refused("micro_batch is 1, must be from 0 to 0", bad);
-    bad = good;
-    bad.topk_ids = TensorView(good.topk_ids.data(), DType::kI32, {4, 3}, arena.device());
-    expect_refused("strict wants i64", bad);
-    bad = good;
-    bad.apply_router_weight_on_input = true;
-    expect_refused("with 3 experts a token, must be 1", bad);
-    bad = good;
-    bad.defer_input_quant = true;
-    expect_refused("set PrepareFinalizeConfig::defers_input_quant", bad);
-    bad = good;
-    bad.hidden = TensorView(good.hidden.data(), DType::kBF16, {37, 2048}, arena.device());
-    expect_refused("but max_tokens_per_rank is 36", bad);
-
-    const TensorView output = arena.upload(in.hidden);
-    const TensorView rows = arena.upload(Tensor(DType::kBF16, {object->max_buffer_rows(), 2048}));
-    expect_error(Errc::kInvalidArgument, "nothing is prepared", [&] {
-      object->finalize({output, rows, WeightAndReduce::no_op()}, stream);
-    });
-    object->prepare(good, stream);
-    expect_refused("was prepared and not finalized", good);
-    const auto expect_not_final = [&](const char* phrase, const FinalizeArguments& results) {
-      expect_error(Errc::kInvalidArgument, phrase, [&] { object->finalize(results, stream); });
-    };
-    expect_not_final("pass no_op for rows that are summed", {output, rows});
-    expect_not_final("must be delegate, no_op or contiguous",
-                     {output, rows, WeightAndReduce::naive_batched(0)});
-    expect_not_final("reduced",
-                     {output, TensorView(rows.data(), DType::kBF16,
-                                         {object->max_buffer_rows(), 3, 2048}, arena.device())});
-    expect_not_final("output", {rows, rows, WeightAndReduce::no_op()});
-    object->finalize({output, rows, WeightAndReduce::no_op()}, stream);
-    arena.wait();
-    object->check();
   });
 }
 

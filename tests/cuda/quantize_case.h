@@ -14,9 +14,9 @@
 
 #include "core/random.h"
 #include "gpu.h"
-#include "host_and_device.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
+#include "tensor_pair.h"
 
 namespace switchyard::test {
 
@@ -60,13 +60,13 @@ inline float element(std::int64_t row, std::int64_t h) {
 }
 
 /// Rows of `hidden` elements, `stride` elements apart.
-inline HostAndDevice make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden,
-                               std::int64_t stride, std::size_t misalignment = 0) {
+inline TensorPair make_rows(DType dtype, std::int64_t num_rows, std::int64_t hidden,
+                            std::int64_t stride, std::size_t misalignment = 0) {
   const auto bytes = static_cast<std::size_t>(num_rows * stride * bits_of(dtype) / 8);
-  HostAndDevice rows(bytes, misalignment);
+  TensorPair rows = TensorPair::bytes(bytes, misalignment);
   for (std::int64_t t = 0; t < num_rows; ++t) {
     for (std::int64_t h = 0; h < hidden; ++h) {
-      scalar::store(rows.host(), dtype, t * stride + h, element(t, h));
+      scalar::store(rows.data(Device::cpu()), dtype, t * stride + h, element(t, h));
     }
   }
   rows.upload();

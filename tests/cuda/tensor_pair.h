@@ -62,6 +62,14 @@ class TensorPair {
     return pair;
   }
 
+  /// Any bytes, `misalignment` away from a 16-byte address.
+  static TensorPair bytes(std::size_t num_bytes, std::size_t misalignment = 0) {
+    const auto columns = static_cast<std::int64_t>(num_bytes);
+    return {DType::kU8, 1, columns, {columns, 1, static_cast<std::int64_t>(misalignment)}};
+  }
+
+  std::byte* data(Device where) const { return (where.is_cpu() ? host : device).as<std::byte>(); }
+
   /// Sets every byte between the guards to value(i).
   template <typename Value>
   TensorPair& fill_bytes(const Value& value) {

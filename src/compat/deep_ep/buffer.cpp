@@ -24,24 +24,11 @@ struct BufferState {
 
 class BufferImpl {
  public:
-  BufferImpl(const Group& group, const BufferOptions& options,
-             const ExchangeOptions& exchange_options)
-      : pool_(group, exchange_options), options_(options) {}
+  BufferImpl(const Group& group, const BufferOptions& given, const ExchangeOptions& exchange)
+      : pool(group, exchange), options(given) {}
 
-  const ExchangePool& pool() const { return pool_; }
-  BufferDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                            std::int32_t num_experts, Stream stream,
-                            const BufferDispatchOptions& options);
-  BufferDispatched dispatch_again(const TensorView& x, const BufferHandle& handle, Stream stream,
-                                  const TensorView& x_scales);
-  BufferCombined combine(const TensorView& x, const BufferHandle& handle, Stream stream,
-                         const TensorView& topk_weights, const std::vector<TensorView>& bias);
-
- private:
-  std::int64_t tokens_of_worst_case(std::int64_t num_worst_tokens) const;
-
-  ExchangePool pool_;
-  BufferOptions options_;
+  ExchangePool pool;
+  BufferOptions options;
 };
 
 namespace {
@@ -88,43 +75,43 @@ DispatchLayout layout_on_gpu(const TensorPool& pool, const TensorView& topk_idx,
   return layout;
 }
 
-}  // namespace
-
 // The bound on T that a user of the original multiplies by P.
-std::int64_t BufferImpl::tokens_of_worst_case(std::int64_t num_worst_tokens) const {
-  const std::int64_t num_ranks = pool_.group().size();
+std::int64_t tokens_of_worst_case(const BufferImpl& buffer, std::int64_t num_worst_tokens) {
+  const std::int64_t num_ranks = buffer.pool.group().size();
   require(num_worst_tokens >= 0 && num_worst_tokens % num_ranks == 0 &&
-              num_worst_tokens / num_ranks <= options_.max_tokens_per_rank,
+              num_worst_tokens / num_ranks <= buffer.options.max_tokens_per_rank,
           Errc::kInvalidArgument,
           "dispatch: num_worst_tokens is {}, must be {} times an upper bound on T of at most {}",
-          num_worst_tokens, num_ranks, options_.max_tokens_per_rank);
+          num_worst_tokens, num_ranks, buffer.options.max_tokens_per_rank);
   return num_worst_tokens / num_ranks;
 }
 
-BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                      std::int32_t num_experts, Stream stream,
-                                      const BufferDispatchOptions& options) {
-  pool_.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
+}  // namespace
+
+BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_idx,
+                                  std::int32_t num_experts, Stream stream,
+                                  const BufferDispatchOptions& options) {
+  impl_->pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
   check_ids("dispatch", x, topk_idx);
   ExchangeConfig config;
   config.num_experts = num_experts;
   config.num_topk = narrow_size("dispatch", "K", topk_idx.shape(1));
   config.hidden = x.shape(1);
-  config.max_tokens_per_rank = options_.max_tokens_per_rank;
+  config.max_tokens_per_rank = impl_->options.max_tokens_per_rank;
   config.layout = Layout::kCompact;
   config.scheme = scheme_of_rows("dispatch", x, options.x_scales);
   config.worst_case_rows = options.num_worst_tokens != 0;
-  config.max_in_flight = options_.max_in_flight;
+  config.max_in_flight = impl_->options.max_in_flight;
   check_alignment("dispatch", options.expert_alignment);
   DispatchOptions extra;
   extra.scales = retyped(options.x_scales, DType::kF32);
-  extra.max_tokens = tokens_of_worst_case(options.num_worst_tokens);
+  extra.max_tokens = tokens_of_worst_case(*impl_, options.num_worst_tokens);
   extra.host_counts = options.num_worst_tokens == 0;
 
-  const TensorPool& results = pool_.results();
+  const TensorPool& results = impl_->pool.results();
   BufferDispatched result;
   result.handle.state = std::make_shared<BufferState>(
-      pool_.get(config), copy_ids("dispatch", results, topk_idx, stream), extra.max_tokens);
+      impl_->pool.get(config), copy_ids("dispatch", results, topk_idx, stream), extra.max_tokens);
   KeptDispatch& kept = result.handle.state->kept;
   const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
   result.recv_x = received.experts.rows;
@@ -142,9 +129,9 @@ BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& top
   return result;
 }
 
-BufferDispatched BufferImpl::dispatch_again(const TensorView& x, const BufferHandle& handle,
-                                            Stream stream, const TensorView& x_scales) {
-  pool_.check_call("dispatch", stream, {{"x", x}});
+BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle, Stream stream,
+                                  const TensorView& x_scales) {
+  impl_->pool.check_call("dispatch", stream, {{"x", x}});
   BufferState& state = state_of("dispatch", handle);
   ExchangeConfig config = state.kept.exchange().config();
   config.scheme = scheme_of_rows("dispatch", x, x_scales);
@@ -154,7 +141,7 @@ BufferDispatched BufferImpl::dispatch_again(const TensorView& x, const BufferHan
   extra.max_tokens = state.max_tokens;
   extra.host_counts = state.max_tokens == 0;
   const Dispatched received =
-      state.kept.dispatch_again(pool_.get(config), x, state.topk_idx, {}, stream, extra);
+      state.kept.dispatch_again(impl_->pool.get(config), x, state.topk_idx, {}, stream, extra);
   BufferDispatched result;
   result.recv_x = received.experts.rows;
   result.recv_x_scales = retyped(received.experts.scales, x_scales.dtype());
@@ -163,21 +150,21 @@ BufferDispatched BufferImpl::dispatch_again(const TensorView& x, const BufferHan
   return result;
 }
 
-BufferCombined BufferImpl::combine(const TensorView& x, const BufferHandle& handle, Stream stream,
-                                   const TensorView& topk_weights,
-                                   const std::vector<TensorView>& bias) {
-  pool_.check_call("combine", stream, {});
+BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, Stream stream,
+                               const TensorView& topk_weights,
+                               const std::vector<TensorView>& bias) {
+  impl_->pool.check_call("combine", stream, {});
   BufferState& state = state_of("combine", handle);
   check_bias("combine", bias);
   const std::int64_t num_tokens = state.topk_idx.shape(0);
   BufferCombined result;
   result.combined_x =
-      pool_.results().make(DType::kBF16, {num_tokens, state.kept.exchange().config().hidden});
+      impl_->pool.results().make(DType::kBF16, {num_tokens, state.kept.exchange().config().hidden});
   CombineOptions extra;
   extra.bias = bias;
   if (topk_weights.has_value()) {
     result.combined_topk_weights =
-        pool_.results().make(DType::kF32, {num_tokens, state.topk_idx.shape(1)});
+        impl_->pool.results().make(DType::kF32, {num_tokens, state.topk_idx.shape(1)});
     extra.returned_weights = result.combined_topk_weights;
   }
   state.kept.combine(x, topk_weights, state.topk_idx, result.combined_x, stream, extra);
@@ -196,15 +183,15 @@ DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int3
                                            Stream stream) const {
   constexpr const char* kName = "get_dispatch_layout";
   constexpr std::int32_t kMaxExperts = 65535;
-  impl_->pool().check_call(kName, stream, {{"topk_idx", topk_idx}});
+  impl_->pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(topk_idx.num_dims() == 2 && num_experts >= 1 && num_experts <= kMaxExperts,
           Errc::kInvalidArgument, "{}: topk_idx is {} of {} experts, must be [T, K] of 1 to {}",
           kName, topk_idx, num_experts, kMaxExperts);
   require_ids(kName, "topk_idx", topk_idx);
   const std::int64_t num_topk = topk_idx.shape(1);
-  const ExpertOwnership ownership{num_experts, impl_->pool().group().size()};
+  const ExpertOwnership ownership{num_experts, impl_->pool.group().size()};
   if (stream.device().is_cuda()) {
-    return layout_on_gpu(impl_->pool().results(), topk_idx, ownership, stream);
+    return layout_on_gpu(impl_->pool.results(), topk_idx, ownership, stream);
   }
   const IdTensor ids(kName, "topk_idx", topk_idx);
   DispatchLayout layout{Tensor(DType::kI32, {ownership.num_ranks}),
@@ -225,23 +212,6 @@ DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int3
     is_in_rank = 1;
   }
   return layout;
-}
-
-BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                  std::int32_t num_experts, Stream stream,
-                                  const BufferDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, num_experts, stream, options);
-}
-
-BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle, Stream stream,
-                                  const TensorView& x_scales) {
-  return impl_->dispatch_again(x, handle, stream, x_scales);
-}
-
-BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, Stream stream,
-                               const TensorView& topk_weights,
-                               const std::vector<TensorView>& bias) {
-  return impl_->combine(x, handle, stream, topk_weights, bias);
 }
 
 }  // namespace switchyard::deep_ep

@@ -192,50 +192,39 @@ void set_rows(ExchangeConfig& config, const TensorView& x, const TensorView& sf,
 
 class ElasticBufferImpl {
  public:
-  ElasticBufferImpl(const Group& group, const ElasticBufferOptions& options,
-                    const ExchangeOptions& exchange_options)
-      : pool_(group, exchange_options), options_(options) {}
+  ElasticBufferImpl(const Group& group, const ElasticBufferOptions& given,
+                    const ExchangeOptions& exchange)
+      : pool(group, exchange), options(given) {}
 
-  ElasticDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                             std::int32_t num_experts, Stream stream,
-                             const ElasticDispatchOptions& options);
-  ElasticDispatched dispatch_again(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                                   Stream stream, const TensorView& sf,
-                                   const TensorView& topk_weights);
-  ElasticCombined combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                          Stream stream, const TensorView& topk_weights,
-                          const std::vector<TensorView>& bias);
-
- private:
-  ExchangePool pool_;
-  ElasticBufferOptions options_;
+  ExchangePool pool;
+  ElasticBufferOptions options;
 };
 
-ElasticDispatched ElasticBufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                              std::int32_t num_experts, Stream stream,
-                                              const ElasticDispatchOptions& options) {
-  pool_.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
+ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView& topk_idx,
+                                          std::int32_t num_experts, Stream stream,
+                                          const ElasticDispatchOptions& options) {
+  impl_->pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
   check_ids("dispatch", x, topk_idx);
   check_alignment("dispatch", options.expert_alignment);
   require(options.do_expand || !options.do_zero_padding, Errc::kInvalidArgument,
           "dispatch: do_zero_padding is set, must come with do_expand: other rows have no gaps");
-  ExchangeConfig config =
-      config_of(options_, num_experts, narrow_size("dispatch", "K", topk_idx.shape(1)), options);
+  ExchangeConfig config = config_of(impl_->options, num_experts,
+                                    narrow_size("dispatch", "K", topk_idx.shape(1)), options);
   set_rows(config, x, options.sf, options.use_tma_aligned_col_major_sf);
   auto handle = std::make_shared<EPHandle>();
   handle->do_expand = options.do_expand;
   handle->num_experts = num_experts;
   handle->expert_alignment = options.expert_alignment;
   handle->num_max_tokens_per_rank = options.num_max_tokens_per_rank == 0
-                                        ? options_.num_max_tokens_per_rank
+                                        ? impl_->options.num_max_tokens_per_rank
                                         : options.num_max_tokens_per_rank;
-  handle->state = std::make_shared<ElasticState>(pool_.get(config));
+  handle->state = std::make_shared<ElasticState>(impl_->pool.get(config));
   ElasticState& state = *handle->state;
   state.is_synced = options.do_cpu_sync;
   state.has_aligned_sf = options.use_tma_aligned_col_major_sf;
   handle->topk_idx = topk_idx;
   if (options.do_handle_copy) {
-    state.topk_idx = copy_ids("dispatch", pool_.results(), topk_idx, stream);
+    state.topk_idx = copy_ids("dispatch", impl_->pool.results(), topk_idx, stream);
     handle->topk_idx = state.topk_idx;
   }
   DispatchOptions extra;
@@ -243,22 +232,22 @@ ElasticDispatched ElasticBufferImpl::dispatch(const TensorView& x, const TensorV
   extra.max_tokens = options.num_max_tokens_per_rank;
   extra.host_counts = options.do_cpu_sync;
   const Dispatched received = state.kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
-  if (pool_.is_on_gpu()) {
-    fill_psums_on_gpu(*handle, received, pool_, stream);
+  if (impl_->pool.is_on_gpu()) {
+    fill_psums_on_gpu(*handle, received, impl_->pool, stream);
   } else {
     fill_psums(*handle, received);
-    fill_metadata(*handle, pool_.group().size());
-    fill_slots(*handle, pool_.group());
+    fill_metadata(*handle, impl_->pool.group().size());
+    fill_slots(*handle, impl_->pool.group());
   }
   if (handle->do_expand) handle->num_expanded_tokens = received.experts.rows.shape(0);
-  return result_of(pool_.results(), handle, received, options.sf, options.topk_weights, stream);
+  return result_of(impl_->pool.results(), handle, received, options.sf, options.topk_weights,
+                   stream);
 }
 
-ElasticDispatched ElasticBufferImpl::dispatch_again(const TensorView& x,
-                                                    const std::shared_ptr<EPHandle>& handle,
-                                                    Stream stream, const TensorView& sf,
-                                                    const TensorView& topk_weights) {
-  pool_.check_call("dispatch", stream, {{"x", x}});
+ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
+                                          const std::shared_ptr<EPHandle>& handle, Stream stream,
+                                          const TensorView& sf, const TensorView& topk_weights) {
+  impl_->pool.check_call("dispatch", stream, {{"x", x}});
   const EPHandle& earlier = checked("dispatch", handle);
   require(earlier.do_expand || !topk_weights.has_value(), Errc::kInvalidArgument,
           "dispatch: topk_weights is {} with a handle, must be absent unless it is expanded",
@@ -268,23 +257,23 @@ ElasticDispatched ElasticBufferImpl::dispatch_again(const TensorView& x,
   DispatchOptions extra;
   extra.scales = retyped(sf, DType::kF32);
   extra.max_tokens = earlier.num_max_tokens_per_rank;
+  extra.host_counts = earlier.state->is_synced;
   const Dispatched received = earlier.state->kept.dispatch_again(
-      pool_.get(config), x, earlier.topk_idx, topk_weights, stream, extra);
-  return result_of(pool_.results(), handle, received, sf, topk_weights, stream);
+      impl_->pool.get(config), x, earlier.topk_idx, topk_weights, stream, extra);
+  return result_of(impl_->pool.results(), handle, received, sf, topk_weights, stream);
 }
 
-ElasticCombined ElasticBufferImpl::combine(const TensorView& x,
-                                           const std::shared_ptr<EPHandle>& handle, Stream stream,
-                                           const TensorView& topk_weights,
-                                           const std::vector<TensorView>& bias) {
-  pool_.check_call("combine", stream, {});
+ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
+                                       Stream stream, const TensorView& topk_weights,
+                                       const std::vector<TensorView>& bias) {
+  impl_->pool.check_call("combine", stream, {});
   ElasticState& state = *checked("combine", handle).state;
   check_bias("combine", bias);
   const ExchangeConfig& config = state.kept.exchange().config();
   const std::int64_t num_tokens = handle->topk_idx.shape(0);
   const std::int64_t num_topk = handle->topk_idx.shape(1);
   ElasticCombined result;
-  result.combined_x = pool_.results().make(DType::kBF16, {num_tokens, config.hidden});
+  result.combined_x = impl_->pool.results().make(DType::kBF16, {num_tokens, config.hidden});
   CombineOptions extra;
   extra.bias = bias;
   if (config.reduce == Reduce::kPerExpert) {
@@ -292,12 +281,12 @@ ElasticCombined ElasticBufferImpl::combine(const TensorView& x,
             "combine: topk_weights is {}, must be absent without allow_multiple_reduction",
             topk_weights);
     if (!state.ones.view().has_value()) {
-      state.ones = ones_of(pool_.results(), num_tokens, num_topk, stream);
+      state.ones = ones_of(impl_->pool.results(), num_tokens, num_topk, stream);
     }
     extra.topk_weights = state.ones;
   }
   if (topk_weights.has_value()) {
-    result.combined_topk_weights = pool_.results().make(DType::kF32, {num_tokens, num_topk});
+    result.combined_topk_weights = impl_->pool.results().make(DType::kF32, {num_tokens, num_topk});
     extra.returned_weights = result.combined_topk_weights;
   }
   state.kept.combine(x, topk_weights, handle->topk_idx, result.combined_x, stream, extra);
@@ -322,24 +311,6 @@ std::size_t ElasticBuffer::get_buffer_size_hint(int num_ranks, std::int32_t num_
   config.hidden = hidden;
   const std::size_t bytes = exchange_memory(config, num_ranks, 0).window_bytes;
   return checked_add(bytes, kUnit - 1) / kUnit * kUnit;
-}
-
-ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                          std::int32_t num_experts, Stream stream,
-                                          const ElasticDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, num_experts, stream, options);
-}
-
-ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
-                                          const std::shared_ptr<EPHandle>& handle, Stream stream,
-                                          const TensorView& sf, const TensorView& topk_weights) {
-  return impl_->dispatch_again(x, handle, stream, sf, topk_weights);
-}
-
-ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
-                                       Stream stream, const TensorView& topk_weights,
-                                       const std::vector<TensorView>& bias) {
-  return impl_->combine(x, handle, stream, topk_weights, bias);
 }
 
 }  // namespace switchyard::deep_ep

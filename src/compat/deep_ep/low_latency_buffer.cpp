@@ -162,45 +162,40 @@ const LowLatencyRows& LowLatencyDispatched::rows() const {
 
 class LowLatencyBufferImpl {
  public:
-  LowLatencyBufferImpl(const Group& group, const ExchangeOptions& options)
-      : pool_(group, options) {}
+  LowLatencyBufferImpl(const Group& group, const ExchangeOptions& options) : pool(group, options) {}
 
-  LowLatencyDispatched dispatch(const TensorView& x, const TensorView& topk_idx,
-                                std::int64_t max_tokens, std::int32_t num_experts, Stream stream,
-                                const LowLatencyDispatchOptions& options);
-  LowLatencyCombined combine(const TensorView& x, const TensorView& topk_idx,
-                             const TensorView& topk_weights,
-                             const std::shared_ptr<LowLatencyHandle>& handle, Stream stream,
-                             const LowLatencyCombineOptions& options);
-  TensorView combine_buffer(const std::shared_ptr<LowLatencyHandle>& handle);
-  void barrier() const { pool_.group().barrier(); }
-
- private:
-  void check_outstanding();
-  static LowLatencyState& received_state(const char* function,
-                                         const std::shared_ptr<LowLatencyHandle>& handle);
-
-  ExchangePool pool_;
-  std::vector<std::weak_ptr<LowLatencyState>> outstanding_;
+  ExchangePool pool;
+  std::vector<std::weak_ptr<LowLatencyState>> outstanding;
 };
 
-void LowLatencyBufferImpl::check_outstanding() {
+namespace {
+
+void check_outstanding(std::vector<std::weak_ptr<LowLatencyState>>& outstanding) {
   const auto is_done = [](const std::weak_ptr<LowLatencyState>& weak) {
     const auto state = weak.lock();
     return state == nullptr || !state->kept.is_open();
   };
-  std::erase_if(outstanding_, is_done);
-  require(outstanding_.size() < kMaxOutstanding, Errc::kInvalidArgument,
+  std::erase_if(outstanding, is_done);
+  require(outstanding.size() < kMaxOutstanding, Errc::kInvalidArgument,
           "low_latency_dispatch: {} handles wait for their combine, at most {} may; combine one "
           "first, or drop it",
-          outstanding_.size(), kMaxOutstanding);
+          outstanding.size(), kMaxOutstanding);
 }
 
-LowLatencyDispatched LowLatencyBufferImpl::dispatch(const TensorView& x, const TensorView& topk_idx,
-                                                    std::int64_t max_tokens,
-                                                    std::int32_t num_experts, Stream stream,
-                                                    const LowLatencyDispatchOptions& options) {
-  pool_.check_call(
+LowLatencyState& received_state(const char* function,
+                                const std::shared_ptr<LowLatencyHandle>& handle) {
+  require(handle != nullptr && handle->state != nullptr && handle->state->is_received,
+          Errc::kInvalidArgument, "{}: the handle {}, must be of a dispatch that was received",
+          function, handle == nullptr ? "is empty" : "has received nothing");
+  return *handle->state;
+}
+
+}  // namespace
+
+LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
+    const TensorView& x, const TensorView& topk_idx, std::int64_t max_tokens,
+    std::int32_t num_experts, Stream stream, const LowLatencyDispatchOptions& options) {
+  impl_->pool.check_call(
       "low_latency_dispatch", stream,
       {{"x", x},
        {"topk_idx", topk_idx},
@@ -208,22 +203,24 @@ LowLatencyDispatched LowLatencyBufferImpl::dispatch(const TensorView& x, const T
   check_ids("low_latency_dispatch", x, topk_idx);
   require(!(options.async_finish && options.return_recv_hook), Errc::kInvalidArgument,
           "low_latency_dispatch: async_finish and return_recv_hook are both set, must be one");
-  check_outstanding();
+  check_outstanding(impl_->outstanding);
   const auto num_topk = narrow_size("low_latency_dispatch", "K", topk_idx.shape(1));
   const ExchangeConfig config = config_of(max_tokens, x.shape(1), num_experts, num_topk, options);
-  const int num_ranks = pool_.group().size();
+  const int num_ranks = impl_->pool.group().size();
   const ExpertOwnership ownership{num_experts, num_ranks};
-  check_statistics(options, ownership.count(pool_.group().rank()), num_ranks, pool_.is_on_gpu());
+  check_statistics(options, ownership.count(impl_->pool.group().rank()), num_ranks,
+                   impl_->pool.is_on_gpu());
 
   auto handle = std::make_shared<LowLatencyHandle>();
   handle->num_max_dispatch_tokens_per_rank = max_tokens;
   handle->hidden = x.shape(1);
   handle->num_experts = num_experts;
-  handle->state = std::make_shared<LowLatencyState>(pool_.get(config), pool_.results());
+  handle->state = std::make_shared<LowLatencyState>(impl_->pool.get(config), impl_->pool.results());
   handle->state->options = options;
   handle->state->num_tokens = topk_idx.shape(0);
-  if (!pool_.is_on_gpu()) {
-    handle->state->topk_idx = copy_ids("low_latency_dispatch", pool_.results(), topk_idx, stream);
+  if (!impl_->pool.is_on_gpu()) {
+    handle->state->topk_idx =
+        copy_ids("low_latency_dispatch", impl_->pool.results(), topk_idx, stream);
   }
   DispatchOptions extra;
   if (options.use_nvfp4) extra.tensor_scale = options.x_global_scale;
@@ -231,34 +228,25 @@ LowLatencyDispatched LowLatencyBufferImpl::dispatch(const TensorView& x, const T
   LowLatencyDispatched result{handle, {}, {}};
   if (options.return_recv_hook) {
     kept.send(x, topk_idx, options.topk_weights, stream, extra);
-    outstanding_.push_back(handle->state);
+    impl_->outstanding.push_back(handle->state);
     result.hook = [handle, num_ranks, stream] {
       receive(*handle, handle->state->kept.receive(), num_ranks, stream);
     };
   } else {
     const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
-    outstanding_.push_back(handle->state);
+    impl_->outstanding.push_back(handle->state);
     receive(*handle, received, num_ranks, stream);
   }
   result.event = event_behind(stream);
   return result;
 }
 
-LowLatencyState& LowLatencyBufferImpl::received_state(
-    const char* function, const std::shared_ptr<LowLatencyHandle>& handle) {
-  require(handle != nullptr && handle->state != nullptr && handle->state->is_received,
-          Errc::kInvalidArgument, "{}: the handle {}, must be of a dispatch that was received",
-          function, handle == nullptr ? "is empty" : "has received nothing");
-  return *handle->state;
-}
-
-LowLatencyCombined LowLatencyBufferImpl::combine(const TensorView& x, const TensorView& topk_idx,
-                                                 const TensorView& topk_weights,
-                                                 const std::shared_ptr<LowLatencyHandle>& handle,
-                                                 Stream stream,
-                                                 const LowLatencyCombineOptions& options) {
+LowLatencyCombined LowLatencyBuffer::low_latency_combine(
+    const TensorView& x, const TensorView& topk_idx, const TensorView& topk_weights,
+    const std::shared_ptr<LowLatencyHandle>& handle, Stream stream,
+    const LowLatencyCombineOptions& options) {
   constexpr const char* kName = "low_latency_combine";
-  pool_.check_call(kName, stream, {{"topk_idx", topk_idx}});
+  impl_->pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(!options.use_logfmt, Errc::kNotSupported,
           "{}: use_logfmt is set; rows come back as bf16, see ExchangeConfig::combine_scheme for "
           "quantized ones",
@@ -275,7 +263,7 @@ LowLatencyCombined LowLatencyBufferImpl::combine(const TensorView& x, const Tens
               (state.combine_rows.view().has_value() && x.data() == state.combine_rows.data()),
           Errc::kInvalidArgument,
           "{}: zero_copy is set, x must be what get_next_low_latency_combine_buffer gave", kName);
-  require(pool_.is_on_gpu() || is_same_ids(topk_idx, state.topk_idx), Errc::kInvalidArgument,
+  require(impl_->pool.is_on_gpu() || is_same_ids(topk_idx, state.topk_idx), Errc::kInvalidArgument,
           "{}: topk_idx is {}, must be the ids of the dispatch, {}", kName, topk_idx,
           state.topk_idx.view());
   require(topk_weights.has_value(), Errc::kInvalidArgument,
@@ -301,7 +289,8 @@ LowLatencyCombined LowLatencyBufferImpl::combine(const TensorView& x, const Tens
   return result;
 }
 
-TensorView LowLatencyBufferImpl::combine_buffer(const std::shared_ptr<LowLatencyHandle>& handle) {
+TensorView LowLatencyBuffer::get_next_low_latency_combine_buffer(
+    const std::shared_ptr<LowLatencyHandle>& handle) {
   LowLatencyState& state = received_state("get_next_low_latency_combine_buffer", handle);
   const TensorView& recv = state.rows.recv_x;
   if (!state.combine_rows.view().has_value()) {
@@ -348,26 +337,8 @@ ExchangeMemory LowLatencyBuffer::memory(std::int64_t max_tokens, std::int64_t hi
                          rank);
 }
 
-LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
-    const TensorView& x, const TensorView& topk_idx, std::int64_t max_tokens,
-    std::int32_t num_experts, Stream stream, const LowLatencyDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, max_tokens, num_experts, stream, options);
-}
-
-LowLatencyCombined LowLatencyBuffer::low_latency_combine(
-    const TensorView& x, const TensorView& topk_idx, const TensorView& topk_weights,
-    const std::shared_ptr<LowLatencyHandle>& handle, Stream stream,
-    const LowLatencyCombineOptions& options) {
-  return impl_->combine(x, topk_idx, topk_weights, handle, stream, options);
-}
-
-TensorView LowLatencyBuffer::get_next_low_latency_combine_buffer(
-    const std::shared_ptr<LowLatencyHandle>& handle) {
-  return impl_->combine_buffer(handle);
-}
-
 void LowLatencyBuffer::clean_low_latency_buffer(std::int64_t, std::int64_t, std::int32_t) {
-  impl_->barrier();
+  impl_->pool.group().barrier();
 }
 
 }  // namespace switchyard::deep_ep

@@ -151,6 +151,24 @@ void sum_counts_on_gpu(MoEAlltoallInfo& info, const TensorPool& pool, const Tens
   info.local_token_allocation_count = got.received.topk_ids.shape(0);
 }
 
+void check_prepare(const MnnvlMoeOptions& options, const TensorView& expert_ids,
+                   std::int64_t max_tokens, std::int32_t expert_count, std::int32_t slot_count) {
+  constexpr std::int64_t kMaxTopk = 32;
+  require(expert_ids.num_dims() == 2, Errc::kInvalidArgument,
+          "{}: expert_ids is {}, must be [T, K]", kPrepare, expert_ids);
+  require_ids(kPrepare, "expert_ids", expert_ids);
+  require(max_tokens >= 1 && max_tokens <= options.max_token_count_per_rank, Errc::kInvalidArgument,
+          "{}: max_token_count_per_rank is {}, must be from 1 to {}", kPrepare, max_tokens,
+          options.max_token_count_per_rank);
+  require(expert_count >= 1, Errc::kInvalidArgument, "{}: expert_count is {}, must be at least 1",
+          kPrepare, expert_count);
+  require(!options.strict ||
+              (expert_count % 4 == 0 && slot_count % 4 == 0 && expert_ids.shape(1) <= kMaxTopk),
+          Errc::kInvalidArgument,
+          "{}: {} experts, {} slots, K {}; strict wants multiples of 4 and K at most {}", kPrepare,
+          expert_count, slot_count, expert_ids.shape(1), kMaxTopk);
+}
+
 const TwoSidedRouting& routing_of(const char* function, const MoEAlltoallInfo& info) {
   require(info.routing != nullptr, Errc::kInvalidArgument,
           "{}: info is empty, must be from prepare_without_allgather", function);
@@ -161,68 +179,37 @@ const TwoSidedRouting& routing_of(const char* function, const MoEAlltoallInfo& i
 
 class MnnvlMoeImpl {
  public:
-  MnnvlMoeImpl(const Group& group, const MnnvlMoeOptions& options,
-               const ExchangeOptions& exchange_options)
-      : pool_(group, exchange_options), options_(options), statics_(group, 1, exchange_options) {}
+  MnnvlMoeImpl(const Group& group, const MnnvlMoeOptions& given, const ExchangeOptions& exchange)
+      : pool(group, exchange), options(given), statics(group, 1, exchange) {}
 
-  MoEAlltoallPrepared prepare(const TensorView& expert_ids, const TensorView& scales,
-                              const TensorView& expert_statics, std::int64_t max_tokens,
-                              std::int32_t expert_count, std::int32_t slot_count, Stream stream);
-  std::vector<Tensor> alltoallv(const std::vector<TensorView>& payloads,
-                                const MoEAlltoallInfo& info, Stream stream);
-  Tensor combine(const TensorView& x, const MoEAlltoallInfo& info, Stream stream);
-
- private:
-  void check(const TensorView& expert_ids, std::int64_t max_tokens, std::int32_t expert_count,
-             std::int32_t slot_count) const;
-
-  ExchangePool pool_;
-  MnnvlMoeOptions options_;
-  Collectives statics_;
+  ExchangePool pool;
+  MnnvlMoeOptions options;
+  Collectives statics;
 };
 
-void MnnvlMoeImpl::check(const TensorView& expert_ids, std::int64_t max_tokens,
-                         std::int32_t expert_count, std::int32_t slot_count) const {
-  constexpr std::int64_t kMaxTopk = 32;
-  require(expert_ids.num_dims() == 2, Errc::kInvalidArgument,
-          "{}: expert_ids is {}, must be [T, K]", kPrepare, expert_ids);
-  require_ids(kPrepare, "expert_ids", expert_ids);
-  require(max_tokens >= 1 && max_tokens <= options_.max_token_count_per_rank,
-          Errc::kInvalidArgument, "{}: max_token_count_per_rank is {}, must be from 1 to {}",
-          kPrepare, max_tokens, options_.max_token_count_per_rank);
-  require(expert_count >= 1, Errc::kInvalidArgument, "{}: expert_count is {}, must be at least 1",
-          kPrepare, expert_count);
-  require(!options_.strict ||
-              (expert_count % 4 == 0 && slot_count % 4 == 0 && expert_ids.shape(1) <= kMaxTopk),
-          Errc::kInvalidArgument,
-          "{}: {} experts, {} slots, K {}; strict wants multiples of 4 and K at most {}", kPrepare,
-          expert_count, slot_count, expert_ids.shape(1), kMaxTopk);
-}
-
-MoEAlltoallPrepared MnnvlMoeImpl::prepare(const TensorView& expert_ids, const TensorView& scales,
-                                          const TensorView& expert_statics, std::int64_t max_tokens,
-                                          std::int32_t expert_count, std::int32_t slot_count,
-                                          Stream stream) {
-  pool_.check_call(
+MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(
+    const TensorView& expert_ids, const TensorView& scales, const TensorView& expert_statics,
+    std::int64_t max_tokens, std::int32_t expert_count, std::int32_t slot_count, Stream stream) {
+  impl_->pool.check_call(
       kPrepare, stream,
       {{"expert_ids", expert_ids}, {"scales", scales}, {"expert_statics", expert_statics}});
-  check(expert_ids, max_tokens, expert_count, slot_count);
+  check_prepare(impl_->options, expert_ids, max_tokens, expert_count, slot_count);
   const TensorView& statics = expert_statics;
   require(!statics.has_value() || (statics.dtype() == DType::kI32 && statics.num_dims() == 1 &&
                                    statics.shape(0) == expert_count && statics.is_contiguous()),
           Errc::kInvalidArgument, "{}: expert_statics is {}, must be i32 [{}]", kPrepare, statics,
           expert_count);
   auto routing = std::make_shared<TwoSidedRouting>();
-  const TensorPool& results = pool_.results();
+  const TensorPool& results = impl_->pool.results();
   routing->ids = known_ids(results, expert_ids, slot_count, stream);
-  routing->shared = {config_of(options_.max_token_count_per_rank, slot_count,
+  routing->shared = {config_of(impl_->options.max_token_count_per_rank, slot_count,
                                narrow_size(kPrepare, "K", expert_ids.shape(1))),
                      routing->ids, expert_ids.shape(0), max_tokens};
   const ReceivedPayloads got =
-      dispatch_payloads(kPrepare, pool_, routing->shared, {}, stream, scales);
-  const ExpertOwnership ownership{slot_count, pool_.group().size()};
+      dispatch_payloads(kPrepare, impl_->pool, routing->shared, {}, stream, scales);
+  const ExpertOwnership ownership{slot_count, impl_->pool.group().size()};
   MoEAlltoallPrepared result;
-  if (pool_.is_on_gpu()) {
+  if (impl_->pool.is_on_gpu()) {
     sum_counts_on_gpu(result.info, results, routing->ids, ownership, got, stream);
   } else {
     fill_send_lists(result.info, routing->ids, ownership, max_tokens);
@@ -230,47 +217,49 @@ MoEAlltoallPrepared MnnvlMoeImpl::prepare(const TensorView& expert_ids, const Te
   }
   result.info.routing = routing;
   if (scales.has_value()) result.scales = copy_of(results, got.received.topk_weights, stream);
-  result.expert_ids = slots_of(results, got.received, ownership.first(pool_.group().rank()),
+  result.expert_ids = slots_of(results, got.received, ownership.first(impl_->pool.group().rank()),
                                slot_count, result.scales, stream);
   if (statics.has_value()) {
     result.gathered_expert_statics =
-        statics_.all_gatherv(reshaped(statics, DType::kI32, {1, expert_count}), stream);
+        impl_->statics.all_gatherv(reshaped(statics, DType::kI32, {1, expert_count}), stream);
   }
   return result;
 }
 
-std::vector<Tensor> MnnvlMoeImpl::alltoallv(const std::vector<TensorView>& payloads,
-                                            const MoEAlltoallInfo& info, Stream stream) {
+std::vector<Tensor> MnnvlMoe::alltoallv(const std::vector<TensorView>& payloads,
+                                        const MoEAlltoallInfo& info, Stream stream) {
   constexpr const char* kName = "alltoallv";
-  pool_.check_call(kName, stream, {});
+  impl_->pool.check_call(kName, stream, {});
   constexpr std::int64_t kRowUnitBits = 128;
   const PayloadRouting& routing = routing_of(kName, info).shared;
   require(!payloads.empty(), Errc::kInvalidArgument, "{}: no payloads, must be at least one",
           kName);
   for (const TensorView& payload : payloads) {
-    require(!options_.strict || (payload.num_dims() == 2 &&
-                                 payload.shape(1) * bits_of(payload.dtype()) % kRowUnitBits == 0),
-            Errc::kInvalidArgument,
-            "{}: a payload is {}, strict wants two dimensions and rows of a multiple of 16 bytes",
-            kName, payload);
+    require(
+        !impl_->options.strict || (payload.num_dims() == 2 &&
+                                   payload.shape(1) * bits_of(payload.dtype()) % kRowUnitBits == 0),
+        Errc::kInvalidArgument,
+        "{}: a payload is {}, strict wants two dimensions and rows of a multiple of 16 bytes",
+        kName, payload);
   }
-  const ReceivedPayloads got = dispatch_payloads(kName, pool_, routing, payloads, stream);
+  const ReceivedPayloads got = dispatch_payloads(kName, impl_->pool, routing, payloads, stream);
   std::vector<Tensor> result;
   for (std::size_t i = 0; i < payloads.size(); ++i) {
-    result.push_back(copy_payload(pool_.results(), got.received, i, payloads[i], stream));
+    result.push_back(copy_payload(impl_->pool.results(), got.received, i, payloads[i], stream));
   }
   return result;
 }
 
-Tensor MnnvlMoeImpl::combine(const TensorView& x, const MoEAlltoallInfo& info, Stream stream) {
+Tensor MnnvlMoe::alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info,
+                                   Stream stream) {
   constexpr const char* kName = "alltoallv_combine";
-  pool_.check_call(kName, stream, {{"x", x}});
+  impl_->pool.check_call(kName, stream, {{"x", x}});
   const PayloadRouting& routing = routing_of(kName, info).shared;
   require(x.num_dims() == 2 && x.shape(0) == info.local_token_allocation_count,
           Errc::kInvalidArgument, "{}: x is {}, must be [{}, H]", kName, x,
           info.local_token_allocation_count);
-  Tensor output = pool_.results().make(x.dtype(), {routing.num_tokens, x.shape(1)});
-  combine_rows(pool_, routing, x, output, stream);
+  Tensor output = impl_->pool.results().make(x.dtype(), {routing.num_tokens, x.shape(1)});
+  combine_rows(impl_->pool, routing, x, output, stream);
   return output;
 }
 
@@ -291,28 +280,8 @@ ExchangeMemory MnnvlMoe::workspace_size_per_rank(std::int64_t max_token_count_pe
   return exchange_memory(config, ep_size, ep_rank);
 }
 
-MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(const TensorView& expert_ids,
-                                                        const TensorView& scales,
-                                                        const TensorView& expert_statics,
-                                                        std::int64_t max_token_count_per_rank,
-                                                        std::int32_t expert_count,
-                                                        std::int32_t slot_count, Stream stream) {
-  return impl_->prepare(expert_ids, scales, expert_statics, max_token_count_per_rank, expert_count,
-                        slot_count, stream);
-}
-
 Tensor MnnvlMoe::alltoallv(const TensorView& x, const MoEAlltoallInfo& info, Stream stream) {
-  return std::move(impl_->alltoallv({x}, info, stream).front());
-}
-
-std::vector<Tensor> MnnvlMoe::alltoallv(const std::vector<TensorView>& payloads,
-                                        const MoEAlltoallInfo& info, Stream stream) {
-  return impl_->alltoallv(payloads, info, stream);
-}
-
-Tensor MnnvlMoe::alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info,
-                                   Stream stream) {
-  return impl_->combine(x, info, stream);
+  return std::move(alltoallv(std::vector{x}, info, stream).front());
 }
 
 }  // namespace switchyard::flashinfer

@@ -52,118 +52,113 @@ void sanitize(const TensorView& ids, const TensorView& counts, std::int32_t inva
 
 class MoeAlltoAllImpl {
  public:
-  MoeAlltoAllImpl(const Group& group, const MoeAlltoAllOptions& options,
-                  const ExchangeOptions& exchange_options)
-      : pool_(group, exchange_options), options_(options) {
+  MoeAlltoAllImpl(const Group& group, const MoeAlltoAllOptions& given,
+                  const ExchangeOptions& exchange)
+      : pool(group, exchange), options(given) {
     if (options.strict) {
       check_one_sided_limits("moe_alltoall", options.top_k, group.size(), options.num_experts);
     }
-    routing_.config.num_experts = options.num_experts;
-    routing_.config.num_topk = options.top_k;
-    routing_.config.max_tokens_per_rank = options.max_num_tokens;
-    routing_.config.layout = Layout::kByRank;
+    routing.config.num_experts = options.num_experts;
+    routing.config.num_topk = options.top_k;
+    routing.config.max_tokens_per_rank = options.max_num_tokens;
+    routing.config.layout = Layout::kByRank;
   }
 
-  std::vector<TensorView> dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
-                                   std::int64_t max_tokens, Stream stream,
-                                   const MoeDispatchOptions& options);
-  const TensorView& recv_counts() const { return recv_counts_.view(); }
-  std::span<const std::int64_t> num_received() const;
-  Tensor combine(const TensorView& payload, Stream stream);
-
- private:
-  void check_dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
-                      std::int64_t max_tokens, const MoeDispatchOptions& options) const;
-
-  ExchangePool pool_;
-  MoeAlltoAllOptions options_;
-  Tensor ids_;  ///< [T, K] i64 of the last dispatch
-  PayloadRouting routing_;
-  Tensor recv_counts_;  ///< [P] i32
-  std::vector<std::int64_t> num_received_;
-  ReceivedPayloads dispatched_;  ///< held from dispatch to combine
+  ExchangePool pool;
+  MoeAlltoAllOptions options;
+  Tensor ids;  ///< [T, K] i64 of the last dispatch
+  PayloadRouting routing;
+  Tensor recv_counts;  ///< [P] i32
+  std::vector<std::int64_t> num_received;
+  ReceivedPayloads dispatched;  ///< held from dispatch to combine
 };
 
-void MoeAlltoAllImpl::check_dispatch(const TensorView& ids, const std::vector<TensorView>& payloads,
-                                     std::int64_t max_tokens,
-                                     const MoeDispatchOptions& options) const {
+namespace {
+
+void check_dispatch(const MoeAlltoAllImpl& moe, const TensorView& ids,
+                    const std::vector<TensorView>& payloads, std::int64_t max_tokens,
+                    const MoeDispatchOptions& options) {
   constexpr std::size_t kMaxPayloads = 6;
-  require(dispatched_.kept == nullptr, Errc::kInvalidArgument,
+  require(moe.dispatched.kept == nullptr, Errc::kInvalidArgument,
           "dispatch: an earlier dispatch waits for its combine; combine first");
-  require(ids.num_dims() == 2 && ids.shape(1) == options_.top_k &&
-              (!options_.strict || ids.dtype() == DType::kI32),
+  require(ids.num_dims() == 2 && ids.shape(1) == moe.options.top_k &&
+              (!moe.options.strict || ids.dtype() == DType::kI32),
           Errc::kInvalidArgument, "dispatch: token_selected_experts is {}, must be i32 [T, {}]",
-          ids, options_.top_k);
-  require(max_tokens >= 1 && max_tokens <= options_.max_num_tokens, Errc::kInvalidArgument,
+          ids, moe.options.top_k);
+  require(max_tokens >= 1 && max_tokens <= moe.options.max_num_tokens, Errc::kInvalidArgument,
           "dispatch: runtime_max_tokens_per_rank is {}, must be from 1 to {}", max_tokens,
-          options_.max_num_tokens);
-  require(!payloads.empty() && (!options_.strict || payloads.size() <= kMaxPayloads),
+          moe.options.max_num_tokens);
+  require(!payloads.empty() && (!moe.options.strict || payloads.size() <= kMaxPayloads),
           Errc::kInvalidArgument, "dispatch: {} payloads, must be from 1 to {}", payloads.size(),
           kMaxPayloads);
   if (!options.invalid_token_expert_id.has_value()) return;
   const auto index = static_cast<std::size_t>(options.expert_id_payload_index);
   require(options.expert_id_payload_index >= 0 && index < payloads.size() &&
               payloads[index].dtype() == DType::kI32 && payloads[index].num_dims() == 2 &&
-              payloads[index].shape(1) == options_.top_k,
+              payloads[index].shape(1) == moe.options.top_k,
           Errc::kInvalidArgument,
           "dispatch: expert_id_payload_index is {}, must be that of the ids among {} payloads, i32 "
           "[T, {}]",
-          options.expert_id_payload_index, payloads.size(), options_.top_k);
+          options.expert_id_payload_index, payloads.size(), moe.options.top_k);
 }
 
-std::vector<TensorView> MoeAlltoAllImpl::dispatch(const TensorView& ids,
-                                                  const std::vector<TensorView>& payloads,
-                                                  std::int64_t max_tokens, Stream stream,
-                                                  const MoeDispatchOptions& options) {
-  pool_.check_call("dispatch", stream, {{"token_selected_experts", ids}});
-  check_dispatch(ids, payloads, max_tokens, options);
-  ids_ = known_ids(pool_.results(), ids, stream);
-  routing_.topk_ids = ids_;
-  routing_.num_tokens = ids.shape(0);
-  routing_.max_tokens = max_tokens;
+}  // namespace
+
+std::vector<TensorView> MoeAlltoAll::dispatch(const TensorView& ids,
+                                              const std::vector<TensorView>& payloads,
+                                              std::int64_t max_tokens, Stream stream,
+                                              const MoeDispatchOptions& options) {
+  impl_->pool.check_call("dispatch", stream, {{"token_selected_experts", ids}});
+  check_dispatch(*impl_, ids, payloads, max_tokens, options);
+  impl_->ids = known_ids(impl_->pool.results(), ids, stream);
+  impl_->routing.topk_ids = impl_->ids;
+  impl_->routing.num_tokens = ids.shape(0);
+  impl_->routing.max_tokens = max_tokens;
   // kByRank without worst_case_rows: the size follows max_tokens, not the rows that arrive.
-  dispatched_ = dispatch_payloads("dispatch", pool_, routing_, payloads, stream);
-  recv_counts_ = pool_.results().make(DType::kI32, {pool_.group().size()});
-  dispatched_.kept->exchange().write_row_sources(dispatched_.kept->handle(),
-                                                 {.rows_per_rank = recv_counts_}, stream);
-  if (dispatched_.received.host.has_value()) {
-    const auto& arrived = dispatched_.received.host->rows_per_rank;
-    num_received_.assign(arrived.begin(), arrived.end());
+  impl_->dispatched = dispatch_payloads("dispatch", impl_->pool, impl_->routing, payloads, stream);
+  impl_->recv_counts = impl_->pool.results().make(DType::kI32, {impl_->pool.group().size()});
+  impl_->dispatched.kept->exchange().write_row_sources(
+      impl_->dispatched.kept->handle(), {.rows_per_rank = impl_->recv_counts}, stream);
+  if (impl_->dispatched.received.host.has_value()) {
+    const auto& arrived = impl_->dispatched.received.host->rows_per_rank;
+    impl_->num_received.assign(arrived.begin(), arrived.end());
   }
   std::vector<TensorView> views;
   for (std::size_t i = 0; i < payloads.size(); ++i) {
-    views.push_back(by_rank(dispatched_.received.payloads[i], payloads[i], pool_.group().size()));
+    views.push_back(
+        by_rank(impl_->dispatched.received.payloads[i], payloads[i], impl_->pool.group().size()));
   }
   if (options.invalid_token_expert_id.has_value()) {
-    sanitize(views[static_cast<std::size_t>(options.expert_id_payload_index)], recv_counts_,
+    sanitize(views[static_cast<std::size_t>(options.expert_id_payload_index)], impl_->recv_counts,
              *options.invalid_token_expert_id, stream);
   }
   return views;
 }
 
-std::span<const std::int64_t> MoeAlltoAllImpl::num_received() const {
-  require(!pool_.is_on_gpu(), Errc::kNotSupported,
+std::span<const std::int64_t> MoeAlltoAll::num_received() const {
+  require(!impl_->pool.is_on_gpu(), Errc::kNotSupported,
           "num_received: the counts are on {}, and the host does not wait for them; read "
           "recv_counts()",
-          name_of(pool_.device()));
-  return num_received_;
+          name_of(impl_->pool.device()));
+  return impl_->num_received;
 }
 
-Tensor MoeAlltoAllImpl::combine(const TensorView& payload, Stream stream) {
-  pool_.check_call("combine", stream, {{"payload", payload}});
-  require(dispatched_.kept != nullptr, Errc::kInvalidArgument,
+Tensor MoeAlltoAll::combine(const TensorView& payload, Stream stream) {
+  impl_->pool.check_call("combine", stream, {{"payload", payload}});
+  require(impl_->dispatched.kept != nullptr, Errc::kInvalidArgument,
           "combine: nothing was dispatched; dispatch first");
-  const std::int64_t num_ranks = pool_.group().size();
+  const std::int64_t num_ranks = impl_->pool.group().size();
   require(payload.has_value() && payload.num_dims() == 3 && payload.shape(0) == num_ranks &&
-              payload.shape(1) == routing_.max_tokens && payload.is_contiguous(),
+              payload.shape(1) == impl_->routing.max_tokens && payload.is_contiguous(),
           Errc::kInvalidArgument, "combine: payload is {}, must be [{}, {}, H], contiguous",
-          payload, num_ranks, routing_.max_tokens);
-  Tensor output = pool_.results().make(payload.dtype(), {routing_.num_tokens, payload.shape(2)});
+          payload, num_ranks, impl_->routing.max_tokens);
+  Tensor output =
+      impl_->pool.results().make(payload.dtype(), {impl_->routing.num_tokens, payload.shape(2)});
   combine_rows(
-      pool_, routing_,
-      reshaped(payload, payload.dtype(), {num_ranks * routing_.max_tokens, payload.shape(2)}),
+      impl_->pool, impl_->routing,
+      reshaped(payload, payload.dtype(), {num_ranks * impl_->routing.max_tokens, payload.shape(2)}),
       output, stream);
-  dispatched_ = {};
+  impl_->dispatched = {};
   return output;
 }
 
@@ -195,19 +190,6 @@ std::size_t MoeAlltoAll::get_workspace_size_per_rank(std::int64_t ep_size,
   return static_cast<std::size_t>(total);
 }
 
-std::vector<TensorView> MoeAlltoAll::dispatch(const TensorView& token_selected_experts,
-                                              const std::vector<TensorView>& input_payloads,
-                                              std::int64_t runtime_max_tokens_per_rank,
-                                              Stream stream, const MoeDispatchOptions& options) {
-  return impl_->dispatch(token_selected_experts, input_payloads, runtime_max_tokens_per_rank,
-                         stream, options);
-}
-
-const TensorView& MoeAlltoAll::recv_counts() const { return impl_->recv_counts(); }
-std::span<const std::int64_t> MoeAlltoAll::num_received() const { return impl_->num_received(); }
-
-Tensor MoeAlltoAll::combine(const TensorView& payload, Stream stream) {
-  return impl_->combine(payload, stream);
-}
+const TensorView& MoeAlltoAll::recv_counts() const { return impl_->recv_counts.view(); }
 
 }  // namespace switchyard::flashinfer

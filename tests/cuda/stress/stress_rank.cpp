@@ -114,10 +114,7 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
   group_.barrier();
 }
 
-StressRank::~StressRank() {
-  exchange_.reset();
-  for (cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
-}
+StressRank::~StressRank() = default;
 
 void StressRank::make_lane(Lane& lane, std::int64_t max_rows) {
   const StressShape& s = case_.shape;
@@ -268,22 +265,15 @@ void StressRank::capture() {
     const cudaStream_t first = lanes_[0].stream;
     const Event fork;
     const Event join;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    cuda::check_cuda(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "capture");
-    const bool forks = lanes_.back().stream != first;
-    if (forks) fork.order(first, lanes_.back().stream);
-    for (std::uint32_t offset = 0; offset < steps; offset += num_lanes) {
-      enqueue_lanes(offset, static_cast<std::uint32_t>(g) * steps + offset);
-    }
-    if (forks) join.order(lanes_.back().stream, first);
-    launch_advance(base_.as<std::uint32_t>(), steps, first);
-    cuda::check_cuda(cudaStreamEndCapture(first, &graph), "capture");
-    cuda::check_cuda(cudaGraphInstantiate(&exec, graph, 0), "graph");
-    graphs_.push_back(exec);
-    cuda::check_cuda(cudaGraphDestroy(graph), "graph");
-    cuda::check_cuda(cudaGraphUpload(exec, first), "graph");
-    wait(first);
+    graphs_.emplace_back(first, [&] {
+      const bool forks = lanes_.back().stream != first;
+      if (forks) fork.order(first, lanes_.back().stream);
+      for (std::uint32_t offset = 0; offset < steps; offset += num_lanes) {
+        enqueue_lanes(offset, static_cast<std::uint32_t>(g) * steps + offset);
+      }
+      if (forks) join.order(lanes_.back().stream, first);
+      launch_advance(base_.as<std::uint32_t>(), steps, first);
+    });
   }
 }
 
@@ -299,8 +289,7 @@ void StressRank::run(int num_rounds) {
   const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
   for (int round = 1; round <= num_rounds; ++round) {
     if (!graphs_.empty()) {
-      cuda::check_cuda(cudaGraphLaunch(graphs_[next_graph_++ % kNumGraphs], lanes_[0].stream),
-                       "graph");
+      graphs_[next_graph_++ % kNumGraphs].replay(lanes_[0].stream);
       if (round % kGraphsAtOnce != 0 && round != num_rounds) continue;
     } else {
       for (std::int64_t i = 0; i < steps_per_round(); i += num_lanes) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/base/memory.h"
+#include "cuda/cuda_graph.h"
 #include "stress_case.h"
 #include "stress_kernels.h"
 
@@ -59,7 +60,7 @@ class StressRank {
   cuda::DeviceBuffer swept_;
   cuda::DeviceBuffer tensor_scale_;
   std::vector<Lane> lanes_;
-  std::vector<cudaGraphExec_t> graphs_;
+  std::vector<CudaGraph> graphs_;
   std::size_t next_graph_ = 0;
   std::uint32_t next_step_ = 0;
   std::unique_ptr<Exchange> exchange_;  // ends first: then all kernels have ended

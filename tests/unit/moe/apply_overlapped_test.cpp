@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A layer run in micro-batches gives the same bits as the whole layer; ranks are threads.
+// A layer run in micro-batches gives the same bits as the whole layer; ranks are threads. Every
+// class and scheme in two or three micro-batches is a case of src/conformance.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,11 +18,6 @@ using test::OverlappedLayer;
 using test::run_ranks;
 using ::testing::HasSubstr;
 
-constexpr PrepareKind kAllKinds[] = {PrepareKind::kLowLatency,     PrepareKind::kElasticDecode,
-                                     PrepareKind::kElasticPrefill, PrepareKind::kAllGather,
-                                     PrepareKind::kAllToAll,       PrepareKind::kAllToAllOneSided,
-                                     PrepareKind::kLocal};
-
 void check_overlap(int num_ranks, const OverlapCase& test) {
   run_ranks(num_ranks, [&](const Group& group) {
     OverlappedLayer layer(group, test);
@@ -33,19 +29,6 @@ void check_overlap(int num_ranks, const OverlapCase& test) {
     }
     EXPECT_EQ(layer.run(0), whole);
   });
-}
-
-TEST(ApplyOverlappedTest, EqualsApplyWithEveryClass) {
-  for (const PrepareKind kind : kAllKinds) {
-    const bool is_expert_major = kind == PrepareKind::kLowLatency || kind == PrepareKind::kLocal ||
-                                 kind == PrepareKind::kElasticPrefill;
-    for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
-      if (reduce == Reduce::kPerExpert && !is_expert_major) continue;
-      for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block}) {
-        check_overlap(kind == PrepareKind::kLocal ? 1 : 3, {kind, scheme, reduce, 2});
-      }
-    }
-  }
 }
 
 // 9 tokens over 5 or 16 micro-batches, some uneven or empty; rank 1 has no token, rank 2 has one.

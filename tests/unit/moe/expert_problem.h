@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_problem.h: random weights and rows of every dtype and scheme, and the expected results of
-// experts: from scalar loops over std::fma, and from the oracle.
+// expert_problem.h: random weights and rows of every dtype and scheme, and what the oracle says
+// that experts return.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,6 @@
 #include "core/aligned_buffer.h"
 #include "core/random.h"
 #include "expert_weight.h"
-#include "quant/exp.h"
 #include "quant/rows.h"
 #include "quant/scalar.h"
 #include "reference/reference.h"
@@ -118,68 +117,9 @@ struct Problem {
   }
 };
 
-inline std::vector<float> naive_gemm(const std::vector<float>& x, const float* w, std::int64_t rows,
-                                     std::int64_t n, std::int64_t k) {
-  std::vector<float> y;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t j = 0; j < n; ++j) {
-      float acc = 0.0f;
-      for (std::int64_t i = 0; i < k; ++i) {
-        acc = std::fma(x[static_cast<std::size_t>(r * k + i)], w[j * k + i], acc);
-      }
-      y.push_back(acc);
-    }
-  }
-  return y;
-}
-
-/// Rounds the activation between the GEMMs by the scalar definitions.
-inline void naive_round(const QuantScheme& scheme, std::int64_t width, std::vector<float>& h) {
-  if (!scheme.is_quantized()) {
-    for (float& value : h) value = f32_from_bf16(bf16_from_f32(value));
-    return;
-  }
-  std::vector<std::uint8_t> q(static_cast<std::size_t>(width));
-  std::vector<float> scales(static_cast<std::size_t>(num_scales(scheme, width)));
-  const auto total = static_cast<std::int64_t>(h.size());
-  if (scheme.group == ScaleGroup::kTensor) {
-    scales[0] = tensor_scale(scalar::max_magnitude(h.data(), DType::kF32, 0, total));
-  }
-  for (std::int64_t at = 0; at < total; at += width) {
-    scalar::quantize_row(scheme, h.data() + at, DType::kF32, width, q.data(), scales.data(),
-                         scales[0]);
-    scalar::dequantize_row(scheme, q.data(), scales.data(), width, h.data() + at, scales[0]);
-  }
-}
-
 constexpr std::uint16_t kUntouchedBits = 0xABCD;
 
-/// What apply should write, including unowned rows.
-inline std::vector<std::uint16_t> naive_experts(const Problem& problem,
-                                                const QuantScheme& intermediate) {
-  const std::int64_t hidden = problem.hidden;
-  const std::int64_t width = problem.intermediate;
-  std::vector<std::uint16_t> out(static_cast<std::size_t>(problem.total_rows * hidden),
-                                 kUntouchedBits);
-  for (std::int64_t e = 0; e < problem.num_experts(); ++e) {
-    const std::int64_t first = problem.first_row[static_cast<std::size_t>(e)] * hidden;
-    const std::int64_t count = problem.num_rows[static_cast<std::size_t>(e)];
-    const std::vector<float> x(problem.x.begin() + first,
-                               problem.x.begin() + first + count * hidden);
-    const std::int64_t at = e * hidden * width;
-    std::vector<float> h = naive_gemm(x, problem.gate.wide.data() + at, count, width, hidden);
-    const auto up = naive_gemm(x, problem.up.wide.data() + at, count, width, hidden);
-    for (std::size_t i = 0; i < h.size(); ++i) h[i] = canonical_f32(silu(h[i]) * up[i]);
-    naive_round(intermediate, width, h);
-    const auto y = naive_gemm(h, problem.down.wide.data() + at, count, hidden, width);
-    for (std::size_t i = 0; i < y.size(); ++i) {
-      out[static_cast<std::size_t>(first) + i] = bf16_from_f32(y[i]);
-    }
-  }
-  return out;
-}
-
-/// The same from the oracle.
+/// What apply should write by the oracle, including unowned rows.
 inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
                                                  const ExpertOptions& options = {}) {
   const std::int64_t hidden = problem.hidden;

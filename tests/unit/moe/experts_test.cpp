@@ -19,7 +19,6 @@ namespace switchyard {
 namespace {
 
 using test::expect_error;
-using test::naive_experts;
 using test::oracle_experts;
 using test::Problem;
 using test::run_experts;
@@ -41,14 +40,6 @@ TEST(ExpertsTest, AreMadeByName) {
                [&] { make_experts("cublas", problem.weights()); });
   if (onednn_or_null(problem) != nullptr) {
     EXPECT_EQ(make_experts("onednn", problem.weights())->name(), "onednn");
-  }
-}
-
-TEST(ExpertsTest, AgreeWithTheReference) {
-  const Problem problem(96, 40, {9, 0, 3});
-  for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
-    EXPECT_EQ(run_experts(*make_exact_experts(problem.weights(), {scheme}), problem),
-              oracle_experts(problem, {scheme}));
   }
 }
 
@@ -85,7 +76,7 @@ TEST(ExpertsTest, AWorkspaceMayStartAnywhereAndIsNeverOverrun) {
   const Problem problem(33, 17, {40}, DType::kBF16, schemes::kFp8Block);
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor}) {
     const auto experts = make_exact_experts(problem.weights(), {scheme});
-    const auto expected = naive_experts(problem, scheme);
+    const auto expected = oracle_experts(problem, {scheme});
     const std::size_t bytes = experts->workspace_bytes(problem.rows);
     for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{63}}) {
       std::vector<std::byte> memory(bytes + 128, std::byte{0x5A});

@@ -23,20 +23,6 @@ constexpr int kNumBackends = 12;
 
 using Pair = std::pair<std::int32_t, std::int32_t>;  // size, rank
 
-struct Row {
-  ParallelOptions options;
-  Pair tp, dp, ep;
-  bool use_ep;
-};
-
-void expect_row(const Row& row) {
-  const ParallelConfig config = ParallelConfig::make(row.options);
-  EXPECT_EQ(Pair(config.tp_size, config.tp_rank), row.tp);
-  EXPECT_EQ(Pair(config.dp_size, config.dp_rank), row.dp);
-  EXPECT_EQ(Pair(config.ep_size, config.ep_rank), row.ep);
-  EXPECT_EQ(config.use_ep, row.use_ep);
-}
-
 ParallelOptions options_of(std::int32_t tp, std::int32_t t, std::int32_t dp, std::int32_t d,
                            bool is_expert_parallel) {
   return {.tp_size = tp,
@@ -44,21 +30,6 @@ ParallelOptions options_of(std::int32_t tp, std::int32_t t, std::int32_t dp, std
           .dp_size = dp,
           .dp_rank = d,
           .enable_expert_parallel = is_expert_parallel};
-}
-
-TEST(ParallelConfigTest, TheTruthTable) {
-  expect_row({options_of(1, 0, 1, 0, false), {1, 0}, {1, 0}, {1, 0}, false});
-  expect_row({options_of(1, 0, 1, 0, true), {1, 0}, {1, 0}, {1, 0}, false});
-  for (std::int32_t i = 0; i < 2; ++i) {
-    expect_row({options_of(2, i, 1, 0, false), {2, i}, {1, 0}, {1, 0}, false});
-    expect_row({options_of(1, 0, 2, i, false), {2, i}, {2, i}, {1, 0}, false});
-    expect_row({options_of(2, i, 1, 0, true), {1, 0}, {1, 0}, {2, i}, true});
-    expect_row({options_of(1, 0, 2, i, true), {1, 0}, {2, i}, {2, i}, true});
-  }
-  for (std::int32_t i = 0; i < 4; ++i) {
-    expect_row({options_of(2, i % 2, 2, i / 2, false), {4, i}, {2, i / 2}, {1, 0}, false});
-    expect_row({options_of(2, i % 2, 2, i / 2, true), {1, 0}, {2, i / 2}, {4, i}, true});
-  }
 }
 
 TEST(ParallelConfigTest, ContextParallelRanksLieBetweenDataAndTensorParallelRanks) {

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call may vary, for every class: placements, sizes, sums, batches, weights on the input,
-// rows that the experts quantize, and two calls at once.
+// What a call may vary, for every class, besides what src/conformance compares with the oracle:
+// weights on the input, rows that the experts quantize, and two calls at once.
 
 #include <cstring>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "switchyard/expert_placement.h"
-#include "switchyard/modular_kernel.h"
 
 #include "prepare_finalize_case.h"
 #include "quant/bf16.h"
@@ -22,7 +19,6 @@ namespace switchyard {
 namespace {
 
 using test::CallInput;
-using test::check_class;
 using test::ClassCase;
 using test::expect_error;
 using test::kAllClasses;
@@ -37,57 +33,6 @@ class QuantizingExperts final : public Experts {
   void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {}
 };
 
-void check_every_class(ClassCase test) {
-  for (const PrepareKind kind : kAllClasses) {
-    test.kind = kind;
-    check_class(test);
-  }
-}
-
-// Expert g is on rank g % P: 8 experts over 2 ranks, and 9 over 4 that hold 3, 2, 2 and 2.
-TEST(PrepareFinalizeCallsTest, IdsOfAnotherPlacementAreMappedBothWays) {
-  check_every_class({.num_tokens = {4, 3},
-                     .num_experts = 8,
-                     .scheme = schemes::kFp8Block,
-                     .global_to_physical = {0, 4, 1, 5, 2, 6, 3, 7}});
-  check_every_class({.num_tokens = {4, 3, 0, 6},
-                     .num_experts = 9,
-                     .global_to_physical = {0, 3, 5, 7, 1, 4, 6, 8, 2}});
-}
-
-TEST(PrepareFinalizeCallsTest, ShapesAtTheEdge) {
-  check_every_class({.num_tokens = {0, 0}});
-  check_every_class({.num_tokens = {3}, .hidden = 2});
-  check_every_class({.num_tokens = {3, 2, 1, 5}, .num_experts = 2, .num_topk = 2});
-  check_every_class({.num_tokens = {6, 6}, .num_topk = 1, .scheme = schemes::kFp8Token});
-  check_every_class({.num_tokens = {4, 2}, .none_share = 1.1, .scheme = schemes::kFp8Tensor});
-}
-
-// A group of one rank quantizes every token, with scales in the layout of tensor cores.
-TEST(PrepareFinalizeCallsTest, OneRankQuantizesInPlaceOfAnExchange) {
-  check_every_class({.num_tokens = {5},
-                     .none_share = 0.0,
-                     .scheme = schemes::kNvfp4,
-                     .static_scale = 600.0f,
-                     .scale_layout = ScaleLayout::kSwizzled});
-}
-
-TEST(PrepareFinalizeCallsTest, SizesFollowTheCall) {
-  for (const std::int64_t max_tokens : {5, 6, 11}) {
-    check_every_class(
-        {.max_tokens_per_rank = 11, .scheme = schemes::kFp8Block, .max_tokens = max_tokens});
-  }
-}
-
-TEST(PrepareFinalizeCallsTest, DeferredRowsArriveAsTheyWere) {
-  check_every_class({.scheme = schemes::kFp8Block, .defers = true});
-  check_every_class({.scheme = schemes::kFp8Tensor, .defers = true});
-  check_every_class({.scheme = schemes::kNvfp4,
-                     .wire_scheme = schemes::kNone,
-                     .static_scale = 600.0f,
-                     .defers = true});
-}
-
 // The second exchange is taken by the constructor, or by post_init_setup for experts that want it.
 TEST(PrepareFinalizeCallsTest, DeferredRowsNeedAnExchangeOfTheirOwn) {
   for (const PrepareKind kind : kAllClasses) {
@@ -95,7 +40,7 @@ TEST(PrepareFinalizeCallsTest, DeferredRowsNeedAnExchangeOfTheirOwn) {
     const reference::Batch batch = test::random_batch_of(test);
     run_ranks(2, [&](const Group& group) {
       const auto object = make_prepare_finalize(kind, group, test.config());
-      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
       PrepareArguments deferred = input.arguments();
       deferred.defer_input_quant = true;
       expect_error(Errc::kInvalidArgument, "set PrepareFinalizeConfig::defers_input_quant",
@@ -115,23 +60,6 @@ TEST(PrepareFinalizeCallsTest, DeferredRowsNeedAnExchangeOfTheirOwn) {
       }
     });
   }
-}
-
-TEST(PrepareFinalizeCallsTest, PrefillStartsExpertsAtTheAlignment) {
-  for (const std::int64_t alignment : {2, 3, 16}) {
-    for (const Reduce reduce : {Reduce::kPerRank, Reduce::kPerExpert}) {
-      check_class({.kind = PrepareKind::kElasticPrefill,
-                   .scheme = schemes::kFp8Block,
-                   .scale_layout = ScaleLayout::kColumnMajorAligned,
-                   .reduce = reduce,
-                   .expert_alignment = alignment});
-    }
-  }
-}
-
-TEST(PrepareFinalizeCallsTest, BatchedAndLocalRowsCanBeSummedPerRank) {
-  check_class({.kind = PrepareKind::kLowLatency, .reduce = Reduce::kPerRank});
-  check_class({.kind = PrepareKind::kLocal, .reduce = Reduce::kPerRank});
 }
 
 // Column-major scales of a batch: [L, C, S] with the strides of DeepEP's low-latency dispatch.
@@ -168,10 +96,7 @@ TEST(PrepareFinalizeCallsTest, WeightsOnTheInputEqualWeightedRows) {
     const reference::Batch batch = test::random_batch_of(test);
     run_ranks(test.num_ranks(), [&](const Group& group) {
       const auto r = static_cast<std::size_t>(group.rank());
-      const std::int32_t first =
-          test.is_local() ? 0 : reference::first_expert(7, group.size(), group.rank());
-      ModularKernel kernel(make_prepare_finalize(kind, group, test.config()),
-                           test::make_scaling_experts(first));
+      ModularKernel kernel = test::make_scaling_layer(group, test);
       reference::RankInput weighted = batch.ranks[r];
       for (std::int64_t t = 0; t < weighted.tokens.rows; ++t) {
         for (float& x : weighted.tokens.row(t)) {
@@ -179,12 +104,12 @@ TEST(PrepareFinalizeCallsTest, WeightsOnTheInputEqualWeightedRows) {
         }
         weighted.topk_weights(t, 0) = 1.0f;
       }
-      const CallInput plain(weighted, DType::kBF16);
+      const CallInput plain(weighted);
       const Tensor want(DType::kBF16, {weighted.tokens.rows, test.hidden});
       kernel.apply(plain.arguments(), want);
       for (const bool in_place : {false, true}) {
-        const CallInput input(batch.ranks[r], DType::kBF16);
-        const CallInput copy(batch.ranks[r], DType::kBF16);
+        const CallInput input(batch.ranks[r]);
+        const CallInput copy(batch.ranks[r]);
         PrepareArguments arguments = input.arguments();
         arguments.apply_router_weight_on_input = true;
         arguments.weighs_in_place = in_place;
@@ -219,7 +144,7 @@ TEST(PrepareFinalizeCallsTest, TwoMicroBatchesAreIndependent) {
       for (const reference::Batch* batch : {&first, &second}) {
         reference::RankInput input = batch->ranks[r];
         for (float& w : input.topk_weights.data) w = 1.0f;
-        inputs.emplace_back(input, DType::kBF16);
+        inputs.emplace_back(input);
         outputs.emplace_back(DType::kBF16,
                              std::initializer_list<std::int64_t>{input.tokens.rows, test.hidden});
       }
@@ -277,7 +202,7 @@ TEST(PrepareFinalizeCallsTest, ExpertsWithPackedScalesGetThemFromLowLatencyOnly)
       const auto object = make_prepare_finalize(kind, group, config);
       object->post_init_setup(PackedExperts());
       object->post_init_setup(PackedExperts());  // a second call changes nothing
-      const CallInput input(test::random_batch_of({}).ranks[0], DType::kBF16);
+      const CallInput input(test::random_batch_of({}).ranks[0]);
       const Prepared prepared = object->prepare(input.arguments());
       EXPECT_EQ(prepared.experts.scheme, kind == PrepareKind::kLowLatency
                                              ? schemes::kFp8Ue8m0DeepEp
@@ -290,11 +215,35 @@ TEST(PrepareFinalizeCallsTest, ExpertsWithPackedScalesGetThemFromLowLatencyOnly)
     PrepareFinalizeConfig config = ClassCase{}.config();
     config.scheme = schemes::kFp8Block;
     const auto object = make_low_latency(group, config);
-    const CallInput input(test::random_batch_of({}).ranks[0], DType::kBF16);
+    const CallInput input(test::random_batch_of({}).ranks[0]);
     object->prepare(input.arguments());
     expect_error(Errc::kInvalidArgument, "post_init_setup comes after prepare",
                  [&] { object->post_init_setup(PackedExperts()); });
   });
+}
+
+TEST(PrepareFinalizeCallsTest, WeightOnTheInputNeedsOneChoice) {
+  const auto object = make_local(ClassCase{}.config());
+  const CallInput input(test::random_batch_of({}).ranks[0]);
+  PrepareArguments arguments = input.arguments();
+  arguments.apply_router_weight_on_input = true;
+  expect_error(Errc::kInvalidArgument, "with 3 experts a token, must be 1",
+               [&] { object->prepare(arguments); });
+}
+
+TEST(PrepareFinalizeCallsTest, ClassesSayWhatTheyAre) {
+  run_ranks(2, [](const Group& group) {
+    const auto low_latency = make_low_latency(group, ClassCase{.num_experts = 2}.config());
+    EXPECT_EQ(low_latency->name(), "low_latency");
+    EXPECT_EQ(low_latency->activation_format(), ActivationFormat::kBatched);
+    EXPECT_EQ(low_latency->num_dispatchers(), 2);
+    EXPECT_EQ(low_latency->max_num_tokens_per_rank(), 6);
+    EXPECT_EQ(low_latency->max_buffer_rows(), 12);  // one expert, six tokens per rank
+    EXPECT_TRUE(low_latency->output_is_reduced());
+    EXPECT_TRUE(low_latency->supports_async());
+    EXPECT_EQ(low_latency->topk_indices_dtype(), std::nullopt);
+  });
+  EXPECT_EQ(make_local(ClassCase{}.config())->activation_format(), ActivationFormat::kStandard);
 }
 
 }  // namespace

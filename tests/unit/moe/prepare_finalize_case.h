@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// prepare_finalize_case.h: compares one call of one prepare/finalize class with the oracle in every
-// byte: what the experts get, its ids and weights, and the output. Receive memory holds large
-// values of an earlier call, so reading a row without a token becomes visible.
+// prepare_finalize_case.h: small calls of the prepare/finalize classes, for tests of what a call
+// may vary and of what is refused. What every class gives is compared with the oracle in
+// src/conformance.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "switchyard/modular_kernel.h"
 #include "switchyard/prepare_finalize.h"
 
 #include "reference/reference.h"
@@ -30,44 +31,32 @@ struct ClassCase {
   std::int64_t max_tokens_per_rank = 6;
   double none_share = 0.2;
   QuantScheme scheme{};
-  std::optional<QuantScheme> wire_scheme{};
-  std::optional<float> static_scale{};
-  ScaleLayout scale_layout = ScaleLayout::kRowMajor;
   std::optional<Reduce> reduce{};
-  std::int64_t expert_alignment = 1;
-  std::vector<std::int32_t> global_to_physical{};
-  DType input = DType::kBF16;
-  bool defers = false;
-  /// Passed as PrepareArguments::max_tokens; 0: the configured maximum.
-  std::int64_t max_tokens = 0;
   std::uint64_t seed = 1;
 
   int num_ranks() const { return static_cast<int>(num_tokens.size()); }
   bool is_local() const { return kind == PrepareKind::kLocal; }
   PrepareFinalizeConfig config() const;
-  std::string describe() const;
 };
 
-using Bits = std::vector<std::uint16_t>;
-
-/// Runs the case on every rank and compares everything with the oracle. Returns the outputs, bf16.
-std::vector<Bits> check_class(const ClassCase& test);
-
-/// One rank's input as tensors. `ids` are expert ids before any mapping.
+/// One rank's input as tensors.
 struct CallInput {
-  CallInput(const reference::RankInput& input, DType dtype);
+  explicit CallInput(const reference::RankInput& input);
 
-  Tensor hidden;   ///< [T, H]
+  Tensor hidden;   ///< [T, H] bf16
   Tensor ids;      ///< [T, K] i64
   Tensor weights;  ///< [T, K]
 
   PrepareArguments arguments() const { return {hidden, ids, weights}; }
 };
 
-/// Tokens of every rank with ids before any mapping; not rounded to bf16 when the input is wider.
+/// Tokens of every rank.
 reference::Batch random_batch_of(const ClassCase& test);
 
-/// Experts that return x * (1 + e / 4) for physical expert e, rounded to bf16.
-std::unique_ptr<Experts> make_scaling_experts(std::int32_t first_expert);
+/// The factor with which expert e multiplies a row.
+inline float factor_of(std::int64_t expert) { return 1.0f + static_cast<float>(expert) / 4.0f; }
+
+/// A layer around experts that multiply a row by their factor and round to bf16. Collective.
+ModularKernel make_scaling_layer(const Group& group, const ClassCase& test);
 
 }  // namespace switchyard::test

@@ -164,7 +164,7 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
     const reference::Batch batch = test::random_batch_of(test);
     run_ranks(2, [&](const Group& group) {
       const auto object = make_prepare_finalize(kind, group, config);
-      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
       const Tensor output(DType::kBF16, {input.hidden.shape(0), test.hidden});
       const auto refuse = [&](const std::string& words, auto&& change) {
         PrepareArguments arguments = input.arguments();
@@ -238,7 +238,7 @@ TEST(PrepareFinalizeErrorsTest, RanksThatDisagreeOnMaxTokensAreToldAndGoOn) {
     const reference::Batch batch = test::random_batch_of(test);
     run_ranks(2, [&](const Group& group) {
       const auto object = make_prepare_finalize(kind, group, test.config());
-      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
       PrepareArguments arguments = input.arguments();
       arguments.max_tokens = group.rank() == 0 ? 2 : 5;
       expect_error(Errc::kInvalidArgument, "max_tokens", [&] { object->prepare(arguments); });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who weights and sums: every policy that a class supports gives the oracle's output, and the
-// others are refused with nothing sent. Weights are powers of two, so weighting a row before or
-// after rounding gives the same result.
+// Who weights and sums: every policy that a class supports gives the output of the layer, which
+// src/conformance compares with the oracle, and the others are refused with nothing sent. Weights
+// are powers of two, so weighting a row before or after rounding gives the same result.
 
 #include <cmath>
 #include <limits>
@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 
 #include "prepare_finalize_case.h"
-#include "prepare_finalize_oracle.h"
 #include "quant/bf16.h"
 #include "support/elements.h"
 #include "support/errors.h"
@@ -20,10 +19,9 @@
 namespace switchyard {
 namespace {
 
-using test::Bits;
+using Bits = std::vector<std::uint16_t>;
 using test::CallInput;
 using test::ClassCase;
-using test::ClassOracle;
 using test::expect_error;
 using test::factor_of;
 using test::kAllClasses;
@@ -94,10 +92,12 @@ Bits bits_of(const Tensor& tensor) {
   return {tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + tensor.view().num_elements()};
 }
 
-Bits bits_of(const reference::Table<float>& table) {
-  Bits bits;
-  for (const float x : table.data) bits.push_back(bf16_from_f32(x));
-  return bits;
+// What the layer returns whose experts' rows the class weighs and sums itself.
+Bits layer_output(const Group& group, const ClassCase& test, const CallInput& input) {
+  ModularKernel kernel = test::make_scaling_layer(group, test);
+  const Tensor output(DType::kBF16, {input.hidden.shape(0), test.hidden});
+  kernel.apply(input.arguments(), output);
+  return bits_of(output);
 }
 
 TEST(PrepareFinalizePoliciesTest, RowsOfEachChoiceAreWeighedAndSummed) {
@@ -105,10 +105,10 @@ TEST(PrepareFinalizePoliciesTest, RowsOfEachChoiceAreWeighedAndSummed) {
     if (is_grouped(kind)) continue;
     const ClassCase test{.kind = kind};
     const reference::Batch batch = batch_of_powers(test);
-    const ClassOracle oracle(test, batch);
     run_ranks(test.num_ranks(), [&](const Group& group) {
       const auto object = make_prepare_finalize(kind, group, test.config());
-      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
+      const Bits want = layer_output(group, test, input);
       const Tensor output(DType::kBF16, {input.hidden.shape(0), test.hidden});
       for (const WeightAndReduce policy :
            {WeightAndReduce::delegate(), WeightAndReduce::contiguous(true)}) {
@@ -124,8 +124,7 @@ TEST(PrepareFinalizePoliciesTest, RowsOfEachChoiceAreWeighedAndSummed) {
           });
         }
         object->finalize({output, rows, policy});
-        EXPECT_EQ(bits_of(output), bits_of(oracle.output(group.rank())))
-            << name_of(kind) << " " << name_of(policy.kind);
+        EXPECT_EQ(bits_of(output), want) << name_of(kind) << " " << name_of(policy.kind);
       }
     });
   }
@@ -137,12 +136,11 @@ TEST(PrepareFinalizePoliciesTest, SharedRowsAndMemoryForSumsMayBeGiven) {
   for (const PrepareKind kind : kAllClasses) {
     const ClassCase test{.kind = kind};
     const reference::Batch batch = batch_of_powers(test);
-    const ClassOracle oracle(test, batch);
     run_ranks(test.num_ranks(), [&](const Group& group) {
       const auto object = make_prepare_finalize(kind, group, test.config());
       const std::int32_t first =
           test.is_local() ? 0 : reference::first_expert(7, group.size(), group.rank());
-      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+      const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
       const Prepared prepared = object->prepare(input.arguments());
       const Tensor rows = is_grouped(kind) ? grouped_rows(*object, prepared, first, false)
                                            : choice_rows(*object, prepared);
@@ -165,7 +163,7 @@ TEST(PrepareFinalizePoliciesTest, SharedRowsAndMemoryForSumsMayBeGiven) {
         arguments.reduced = reduced;
       }
       object->finalize(arguments);
-      Bits want = bits_of(oracle.output(group.rank()));
+      Bits want = layer_output(group, test, input);
       for (std::size_t i = 0; i < want.size(); ++i) {
         want[i] = bf16_from_f32(f32_from_bf16(want[i]) +
                                 f32_from_bf16(input.hidden.as<std::uint16_t>()[i]));
@@ -181,12 +179,12 @@ TEST(PrepareFinalizePoliciesTest, GroupedRowsAreWeighedByTheClassOrBefore) {
       if (!is_grouped(kind)) continue;
       const ClassCase test{.kind = kind, .reduce = reduce};
       const reference::Batch batch = batch_of_powers(test);
-      const ClassOracle oracle(test, batch);
       run_ranks(test.num_ranks(), [&](const Group& group) {
         const auto object = make_prepare_finalize(kind, group, test.config());
         const std::int32_t first =
             test.is_local() ? 0 : reference::first_expert(7, group.size(), group.rank());
-        const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())], DType::kBF16);
+        const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
+        const Bits want = layer_output(group, test, input);
         const Tensor output(DType::kBF16, {input.hidden.shape(0), test.hidden});
         const bool knows_weights =
             reduce == Reduce::kPerRank || kind == PrepareKind::kElasticPrefill;
@@ -200,7 +198,7 @@ TEST(PrepareFinalizePoliciesTest, GroupedRowsAreWeighedByTheClassOrBefore) {
                        });
           object->finalize(
               {output, rows, is_weighted ? WeightAndReduce::no_op() : WeightAndReduce::delegate()});
-          EXPECT_EQ(bits_of(output), bits_of(oracle.output(group.rank())))
+          EXPECT_EQ(bits_of(output), want)
               << name_of(kind) << " " << name_of(reduce) << " weighted " << is_weighted;
         }
       });

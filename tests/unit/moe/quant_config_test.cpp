@@ -19,12 +19,6 @@ using Shape3 = std::array<std::int64_t, 3>;
 constexpr std::optional<GroupShape> kNoShape;
 constexpr std::optional<BlockShape> kNoBlock;
 
-void expect_shapes(const QuantShapes& shapes, std::optional<GroupShape> activation,
-                   std::optional<GroupShape> weight) {
-  EXPECT_EQ(shapes.activation, activation);
-  EXPECT_EQ(shapes.weight, weight);
-}
-
 TEST(GroupShapeTest, PredicatesTellTheConstantsApart) {
   EXPECT_TRUE(group_shapes::kPerTensor.is_per_tensor());
   EXPECT_TRUE(group_shapes::kPerToken.is_per_token());
@@ -33,23 +27,6 @@ TEST(GroupShapeTest, PredicatesTellTheConstantsApart) {
   EXPECT_FALSE(group_shapes::kPerToken.is_per_tensor());
   EXPECT_TRUE((GroupShape{1, 128}.is_per_group()));
   EXPECT_FALSE((GroupShape{128, 128}.is_per_group()));
-}
-
-TEST(QuantFlagsTest, EveryRowOfTheTable) {
-  const auto shapes = quant_flags_to_group_shape;
-  const GroupShape tensor = group_shapes::kPerTensor;
-  const GroupShape token = group_shapes::kPerToken;
-  expect_shapes(shapes(Q::kFp8E4M3, false, false, BlockShape{128, 64}), GroupShape{128, 64},
-                GroupShape{128, 64});
-  expect_shapes(shapes(Q::kNone, false, false, BlockShape{128, 64}), GroupShape{128, 64},
-                GroupShape{128, 64});
-  expect_shapes(shapes(Q::kNone, false, false, kNoBlock), kNoShape, kNoShape);
-  expect_shapes(shapes(Q::kInt8, false, false, kNoBlock), tensor, kNoShape);
-  expect_shapes(shapes(Q::kFp8E4M3, true, false, kNoBlock), token, kNoShape);
-  expect_shapes(shapes(Q::kNone, true, false, kNoBlock), token, kNoShape);
-  expect_shapes(shapes(Q::kFp8E4M3, true, true, kNoBlock), token, token);
-  expect_shapes(shapes(Q::kFp8E4M3, false, true, kNoBlock), tensor, token);
-  expect_shapes(shapes(Q::kNone, false, true, kNoBlock), kNoShape, token);
 }
 
 TEST(QuantFlagsTest, ABlockExcludesBothFlags) {

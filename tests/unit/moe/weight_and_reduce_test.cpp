@@ -12,9 +12,8 @@
 #include <gtest/gtest.h>
 
 #include "quant/bf16.h"
-#include "reference/batched.h"
+#include "reference/reference.h"
 #include "support/errors.h"
-#include "support/random_batch.h"
 
 namespace switchyard {
 namespace {
@@ -42,16 +41,6 @@ Table<float> table_of(const Tensor& tensor, std::int64_t rows, std::int64_t cols
 template <typename T>
 TensorView view(const Table<T>& table) {
   return TensorView::of(table.data.data(), {table.rows, table.cols});
-}
-
-reference::RankInput random_input(std::int64_t num_tokens, std::int32_t num_topk,
-                                  std::int64_t hidden) {
-  return test::random_tokens({.num_experts = 16,
-                              .num_topk = num_topk,
-                              .hidden = hidden,
-                              .none_share = 0.2,
-                              .has_duplicates = true},
-                             num_tokens, 41);
 }
 
 TEST(WeightAndReduceTest, DelegateIsAnErrorAndIsReplacedByTheFallback) {
@@ -104,39 +93,6 @@ TEST(WeightAndReduceTest, ContiguousRoundsTheProductInPlaceThenTheSum) {
   EXPECT_EQ(table_of(sum, 1, 1).data[0], 196.0f);  // 196.75 rounded once would be 197
 }
 
-TEST(WeightAndReduceTest, ContiguousEqualsTheFormulaInBothModes) {
-  for (const std::int64_t num_tokens : {0, 1, 33}) {
-    for (const std::int64_t hidden : {1, 1001, 2048}) {
-      const reference::RankInput input = random_input(num_tokens, 6, hidden);
-      const Table<float> rows = test::random_table(num_tokens * 6, hidden, 43);
-      for (const bool on_input : {false, true}) {
-        Table<float> want_rows = rows;
-        Table<float> want(num_tokens, hidden);
-        for (std::int64_t n = 0; n < rows.rows; ++n) {
-          for (std::int64_t h = 0; h < hidden; ++h) {
-            float& x = want_rows(n, h);
-            if (!on_input) {
-              x = reference::round_to(DType::kBF16,
-                                      x * input.topk_weights.data[static_cast<std::size_t>(n)]);
-            }
-            want(n / 6, h) += x;
-          }
-        }
-        for (float& value : want.data) value = reference::round_to(DType::kBF16, value);
-        const Tensor given = bf16_tensor(rows, {num_tokens, 6, hidden});
-        const Tensor out(DType::kBF16, {num_tokens, hidden});
-        const TensorView weights = on_input ? TensorView() : view(input.topk_weights);
-        weight_and_reduce(WeightAndReduce::contiguous(),
-                          {given, weights, view(input.topk_ids), {}, on_input}, out);
-        ASSERT_EQ(test::bits_of_table(table_of(out, num_tokens, hidden)),
-                  test::bits_of_table(want));
-        ASSERT_EQ(test::bits_of_table(table_of(given, rows.rows, hidden)),
-                  test::bits_of_table(want_rows));
-      }
-    }
-  }
-}
-
 // Rows of dropped choices hold NaN, which must neither reach the sum nor be touched.
 TEST(WeightAndReduceTest, PaddingIsLeftOut) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -160,31 +116,6 @@ TEST(WeightAndReduceTest, NegativeZeroStaysInPlace) {
   weight_and_reduce(WeightAndReduce::contiguous(), {rows, view(weights), view(ids)}, out);
   EXPECT_EQ(rows.as<std::uint16_t>()[0], 0x8000);
   EXPECT_EQ(out.as<std::uint16_t>()[0], 0);
-}
-
-TEST(WeightAndReduceTest, NaiveBatchedEqualsTheOracleOnEveryRank) {
-  constexpr std::int32_t kLocal = 4;
-  for (const std::int64_t num_tokens : {0, 1, 33}) {
-    for (const std::int64_t hidden : {1, 257}) {
-      const reference::RankInput input = random_input(num_tokens, 6, hidden);
-      for (std::int32_t rank = 0; rank < 4; ++rank) {
-        const reference::PreparedBatch batch =
-            reference::prepare_batched(input, 16, kLocal, rank, num_tokens);
-        for (const bool on_input : {false, true}) {
-          const Table<float> want =
-              reference::finalize_batched(input, kLocal, rank, batch.rows, DType::kBF16, on_input);
-          const Tensor rows = bf16_tensor(batch.rows, {kLocal, num_tokens, hidden});
-          const Tensor out(DType::kBF16, {num_tokens, hidden});
-          weight_and_reduce(WeightAndReduce::naive_batched(rank),
-                            {rows, view(input.topk_weights), view(input.topk_ids), {}, on_input},
-                            out);
-          ASSERT_EQ(test::bits_of_table(table_of(out, num_tokens, hidden)),
-                    test::bits_of_table(want))
-              << num_tokens << " x " << hidden << ", rank " << rank;
-        }
-      }
-    }
-  }
 }
 
 TEST(WeightAndReduceTest, WrongArgumentsAreErrors) {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wrong_device.h: tensors said to lie on a GPU, at an address that nobody may read, for calls that
-// work on the host: each must refuse them before it touches memory, and name both devices.
+// wrong_device.h: calls with tensors and streams of another device than theirs. Each must refuse
+// them before anything reads them, by a message that names the argument and both devices.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -13,45 +11,62 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "switchyard/device.h"
+#include "switchyard/stream.h"
 #include "switchyard/tensor.h"
 
-#include "support/ranks.h"
+#include "support/errors.h"
 
 namespace switchyard::test {
 
-/// The same shape on cuda:0.
-inline TensorView far(const TensorView& near) {
-  std::vector<std::int64_t> shape;
-  for (int dim = 0; dim < near.num_dims(); ++dim) shape.push_back(near.shape(dim));
-  return TensorView(reinterpret_cast<const void*>(std::uintptr_t{4096}), near.dtype(), shape,
-                    Device::cuda(0));
+using Views = std::vector<TensorView>;
+using Call = std::function<void(const Views& v, Stream stream)>;
+
+/// A call with the names of its tensors, in the order in which `call` takes them.
+struct Function {
+  std::vector<std::string> arguments;
+  Call call;
+  DType dtype = DType::kF32;
+};
+
+inline void PrintTo(const Function& function, std::ostream* out) {
+  *out << function.arguments.size();
 }
 
-/// Calls with each of the arguments far in turn; with all of them near the call works.
-inline void expect_refused(const std::string& function, std::vector<TensorView> near,
-                           const std::function<void(const std::vector<TensorView>&)>& call) {
-  SCOPED_TRACE(function);
-  using ::testing::AllOf;
-  using ::testing::HasSubstr;
-  for (std::size_t i = 0; i < near.size(); ++i) {
-    std::vector<TensorView> args = near;
-    args[i] = far(near[i]);
-    const Error error = error_of([&] { call(args); });
-    EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr(function), HasSubstr(" on cuda:0"), HasSubstr("must lie on cpu")))
-        << "argument " << i;
+/// Memory of the host under the name of any device: devices are compared before anything is read.
+inline TensorView view_on(Device device, DType dtype = DType::kF32) {
+  static const Tensor memory(DType::kF32, {4, 4});
+  return TensorView(memory.data(), dtype, {4, 4}, device);
+}
+
+inline void expect_refused(const std::string& argument, Device wrong, Device right,
+                           const std::function<void()>& call) {
+  SCOPED_TRACE(argument + " on " + name_of(wrong) + " for " + name_of(right));
+  expect_error(Errc::kInvalidArgument,
+               " on " + name_of(wrong) + ", must lie on " + name_of(right) + "; copy it there",
+               call);
+  expect_error(Errc::kInvalidArgument, ": " + argument + " is ", call);
+}
+
+inline void expect_stream_refused(Device wrong, Device right, const std::function<void()>& call) {
+  SCOPED_TRACE("stream of " + name_of(wrong) + " for " + name_of(right));
+  expect_error(Errc::kInvalidArgument,
+               "the stream is of " + name_of(wrong) + ", must be of " + name_of(right), call);
+}
+
+/// Each argument in turn lies elsewhere, then all of them.
+inline void expect_every_argument_refused(const Function& function, Device right) {
+  const Stream stream = Stream::default_of(right);
+  for (const Device wrong : {Device::cpu(), Device::cuda(0), Device::cuda(1)}) {
+    if (wrong == right) continue;
+    for (std::size_t i = 0; i < function.arguments.size(); ++i) {
+      Views views(function.arguments.size(), view_on(right, function.dtype));
+      views[i] = view_on(wrong, function.dtype);
+      expect_refused(function.arguments[i], wrong, right, [&] { function.call(views, stream); });
+    }
+    const Views all(function.arguments.size(), view_on(wrong, function.dtype));
+    expect_refused(function.arguments[0], wrong, right, [&] { function.call(all, stream); });
   }
-  ASSERT_NO_THROW(call(near));
-}
-
-inline constexpr std::int64_t kHidden = 128;
-using Args = std::vector<TensorView>;
-
-inline Tensor f32(std::initializer_list<std::int64_t> shape, float value = 1.0f) {
-  Tensor tensor(DType::kF32, shape);
-  std::fill_n(tensor.as<float>(), tensor.view().num_elements(), value);
-  return tensor;
 }
 
 }  // namespace switchyard::test

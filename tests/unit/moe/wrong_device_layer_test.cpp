@@ -1,299 +1,276 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Exchange, prepare/finalize, experts and the modular kernel refuse tensors and streams of another
-// device, and work on.
+// Exchange, prepare/finalize, experts and the modular kernel, each made on one device, refuse
+// tensors and streams of another.
 
+#include <algorithm>
 #include <functional>
+#include <string_view>
 #include <vector>
 
-#include "switchyard/modular_kernel.h"
 #include "switchyard/prepare_finalize_factory.h"
 
-#include "support/elements.h"
-#include "wrong_device.h"
+#include "support/ranks.h"
+#include "unit/moe/small_layer.h"
+#include "unit/moe/wrong_device.h"
 
-namespace switchyard {
+namespace switchyard::test {
 namespace {
 
-using namespace test;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-ExchangeConfig exchange_config(const QuantScheme& scheme) {
-  ExchangeConfig config;
-  config.num_experts = 2;
-  config.num_topk = 1;
-  config.hidden = kHidden;
-  config.max_tokens_per_rank = 2;
-  config.scheme = scheme;
-  config.reduce = Reduce::kPerExpert;
-  config.payload_bytes = {4};
-  return config;
+std::vector<Device> devices() {
+  std::vector<Device> all{Device::cpu()};
+  for (int i = 0; i < std::min(2, num_cuda_devices()); ++i) all.push_back(Device::cuda(i));
+  return all;
 }
 
-TEST(WrongDeviceLayerTest, Exchange) {
-  run_ranks(1, [](const Group& group) {
-    Exchange exchange(group, exchange_config(schemes::kFp8Token));
-    Exchange tensor_exchange(group, exchange_config(schemes::kFp8Tensor));
-    const Stream host = Stream::host();
-    const Tensor codes(DType::kE4M3, {2, kHidden});
-    const Tensor x = f32({2, kHidden});
-    const Tensor ids(DType::kI32, {2, 1});
-    const Tensor weights = f32({2, 1});
-    const Tensor payload(DType::kU8, {2, 4});
-    const auto release = [](Exchange& from, const Dispatched& got) { from.release(got.handle); };
-    expect_refused("dispatch", {codes, ids, weights, f32({2, 1}), payload}, [&](const Args& a) {
-      DispatchOptions options;
-      options.scales = a[3];
-      options.payloads = {a[4]};
-      release(exchange, exchange.dispatch(a[0], a[1], a[2], host, options));
-      const DispatchHandle sent = exchange.dispatch_send(a[0], a[1], a[2], host, options);
-      exchange.release(sent);
-    });
-    expect_refused("dispatch", {x, ids, weights, f32({1}), payload}, [&](const Args& a) {
-      DispatchOptions options;
-      options.tensor_scale = a[3];
-      options.payloads = {a[4]};
-      release(tensor_exchange, tensor_exchange.dispatch(a[0], a[1], a[2], host, options));
-    });
-    DispatchOptions options;
-    options.payloads = {payload};
-    const Dispatched first = exchange.dispatch(x, ids, weights, host, options);
-    exchange.release(first.handle);
-    expect_refused("dispatch_again", {x, weights, payload}, [&](const Args& a) {
-      DispatchOptions again;
-      again.payloads = {a[2]};
-      release(exchange, exchange.dispatch_again(first.handle, a[0], a[1], host, again));
-    });
-    const Dispatched got = exchange.dispatch(x, ids, weights, host, options);
-    const Tensor bf16(DType::kBF16, {2, kHidden});
-    DispatchHandle handle = got.handle;
-    expect_refused("combine", {x, bf16, weights, f32({2}), bf16, bf16, f32({2, 1})},
-                   [&](const Args& a) {
-                     CombineOptions returned;
-                     returned.topk_weights = a[2];
-                     returned.row_weights = a[3];
-                     returned.bias = {a[4]};
-                     returned.shared = a[5];
-                     returned.returned_weights = a[6];
-                     exchange.check_output(handle, a[1], returned);
-                     exchange.combine(handle, a[0], a[1], host, returned);
-                   });
-    expect_refused("combine", {x, bf16}, [&](const Args& a) {
-      if (a[0].device().is_cpu() && a[1].device().is_cuda()) {
-        exchange.check_output(handle, a[1]);  // nothing is sent
-      }
-      handle = exchange.reopen(first.handle);
-      try {
-        exchange.combine_send(handle, a[0]);
-        exchange.combine_receive(handle, a[1]);
-      } catch (const Error&) {
-        exchange.release(handle);
-        throw;
-      }
-    });
-  });
+std::vector<Stream> streams_of_others(Device device) {
+  std::vector<Stream> all;
+  for (const Device other : {Device::cpu(), Device::cuda(0), Device::cuda(1)}) {
+    if (other != device) all.push_back(Stream::default_of(other));
+  }
+  return all;
 }
 
-TEST(WrongDeviceLayerTest, StreamsOfAnExchange) {
-  run_ranks(1, [](const Group& group) {
-    ExchangeConfig config = exchange_config(schemes::kNone);
-    config.payload_bytes.clear();
-    Exchange exchange(group, config);
-    const Tensor x(DType::kBF16, {2, kHidden});
-    const Tensor ids(DType::kI32, {2, 1});
-    const Stream wrong = Stream::default_of(Device::cuda(0));
-    const auto refused = [](const char* words, const std::function<void()>& call) {
-      const Error error = error_of(call);
-      EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
-      EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr(words), HasSubstr("the stream is of cuda:0, must be of cpu")));
-    };
-    refused("dispatch", [&] { exchange.dispatch(x, ids, {}, wrong); });
-    refused("dispatch", [&] { exchange.dispatch_send(x, ids, {}, wrong); });
-    const DispatchHandle handle = exchange.dispatch_send(x, ids);
-    refused("dispatch_receive", [&] { exchange.dispatch_receive(handle, wrong); });
-    const Dispatched got = exchange.dispatch_receive(handle);
-    refused("combine", [&] { exchange.combine(handle, got.experts.rows, x, wrong); });
-    refused("combine", [&] { exchange.combine_send(handle, got.experts.rows, wrong); });
-    exchange.combine_send(handle, got.experts.rows);
-    refused("combine", [&] { exchange.combine_receive(handle, x, wrong); });
-    exchange.combine_receive(handle, x);
-    refused("reopen", [&] { exchange.reopen(handle, wrong); });
-    refused("dispatch_again", [&] { exchange.dispatch_again(handle, x, {}, wrong); });
-  });
-}
-
-PrepareFinalizeConfig layer_config() {
-  PrepareFinalizeConfig config;
-  config.num_experts = 2;
-  config.num_topk = 1;
-  config.hidden = kHidden;
-  config.max_tokens_per_rank = 2;
-  return config;
-}
-
-constexpr PrepareKind kGroupedAndNot[] = {PrepareKind::kLowLatency, PrepareKind::kElasticDecode,
-                                          PrepareKind::kElasticPrefill, PrepareKind::kLocal};
-
-TEST(WrongDeviceLayerTest, PrepareFinalize) {
-  for (const PrepareKind kind : kGroupedAndNot) {
+TEST(WrongDeviceOfExchangeTest, IsNamedForEveryArgument) {
+  for (const Device device : devices()) {
     run_ranks(1, [&](const Group& group) {
-      PrepareFinalizeConfig config = layer_config();
-      config.global_to_physical = {1, 0};  // ids are read before they are sent
-      const auto object = make_prepare_finalize(kind, group, config);
-      EXPECT_EQ(object->device(), Device::cpu());
-      const Tensor hidden(DType::kBF16, {2, kHidden});
-      const Tensor ids(DType::kI32, {2, 1});
-      const Tensor weights = f32({2, 1});
-      for (const bool weighs : {false, true}) {
-        expect_refused("prepare", {hidden, ids, weights}, [&](const Args& a) {
-          object->prepare({a[0], a[1], a[2], weighs});
-          object->abandon(0, "enough");
-        });
+      Exchange exchange(group, exchange_config(), {.device = device});
+      const DispatchHandle none;  // devices are compared before handles
+      expect_every_argument_refused(
+          {{"tokens", "topk_ids", "topk_weights", "scales", "tensor_scale", "payload"},
+           [&](const Views& v, Stream stream) {
+             DispatchOptions options{.scales = v[3], .tensor_scale = v[4], .payloads = {v[5]}};
+             (void)exchange.dispatch(v[0], v[1], v[2], stream, options);
+           }},
+          device);
+      expect_every_argument_refused({{"tokens", "topk_ids", "topk_weights"},
+                                     [&](const Views& v, Stream stream) {
+                                       (void)exchange.dispatch_send(v[0], v[1], v[2], stream);
+                                     }},
+                                    device);
+      expect_every_argument_refused({{"tokens", "topk_weights"},
+                                     [&](const Views& v, Stream stream) {
+                                       (void)exchange.dispatch_again(none, v[0], v[1], stream);
+                                     }},
+                                    device);
+      expect_every_argument_refused(
+          {{"rows", "output", "row_weights", "topk_weights", "shared", "returned_weights", "bias"},
+           [&](const Views& v, Stream stream) {
+             CombineOptions options;
+             options.row_weights = v[2];
+             options.topk_weights = v[3];
+             options.shared = v[4];
+             options.returned_weights = v[5];
+             options.bias = {v[6]};
+             exchange.combine(none, v[0], v[1], stream, options);
+           }},
+          device);
+      expect_every_argument_refused(
+          {{"rows"},
+           [&](const Views& v, Stream stream) { exchange.combine_send(none, v[0], stream); }},
+          device);
+      expect_every_argument_refused(
+          {{"output"},
+           [&](const Views& v, Stream stream) { exchange.combine_receive(none, v[0], stream); }},
+          device);
+    });
+  }
+}
+
+TEST(WrongDeviceOfExchangeTest, StreamsAreNamed) {
+  for (const Device device : devices()) {
+    run_ranks(1, [&](const Group& group) {
+      Exchange exchange(group, exchange_config(), {.device = device});
+      const DispatchHandle none;
+      const TensorView x = view_on(device);
+      for (const Stream stream : streams_of_others(device)) {
+        const auto refused = [&](const std::function<void()>& call) {
+          expect_stream_refused(stream.device(), device, call);
+        };
+        refused([&] { (void)exchange.dispatch(x, x, x, stream); });
+        refused([&] { (void)exchange.dispatch_send(x, x, x, stream); });
+        refused([&] { (void)exchange.dispatch_receive(none, stream); });
+        refused([&] { (void)exchange.dispatch_again(none, x, x, stream); });
+        refused([&] { (void)exchange.dispatch_again_send(none, x, x, stream); });
+        refused([&] { (void)exchange.reopen(none, stream); });
+        refused([&] { exchange.combine(none, x, x, stream); });
+        refused([&] { exchange.combine_send(none, x, stream); });
+        refused([&] { exchange.combine_receive(none, x, stream); });
       }
-      const Prepared prepared = object->prepare({hidden, ids, weights});
-      const bool is_grouped = prepared.experts.first_row.has_value();
-      // Rows of each choice are summed first where rows lie by token.
-      const Tensor rows = is_grouped
-                              ? zeros_like(prepared.experts.rows)
-                              : Tensor(DType::kBF16, {prepared.experts.rows.shape(0), 1, kHidden});
-      const Tensor output(DType::kBF16, {2, kHidden});
-      const Tensor shared(DType::kBF16, {2, kHidden});
-      const Tensor reduced(DType::kBF16, {prepared.experts.rows.shape(0), kHidden});
-      Args args{output, rows, shared};
-      if (!is_grouped) args.push_back(reduced);
-      expect_refused("", args, [&](const Args& a) {
-        FinalizeArguments arguments{a[0], a[1]};
-        arguments.shared = a[2];
-        if (!is_grouped) arguments.reduced = a[3];
-        object->finalize(arguments);
-      });
     });
   }
 }
 
-Tensor random_weights(std::initializer_list<std::int64_t> shape) {
-  return Tensor(DType::kBF16, shape);
+bool has_onednn() try {
+  (void)make_onednn_experts(Problem(16, 8, {1}).weights());
+  return true;
+} catch (const Error& error) {
+  EXPECT_EQ(error.code(), Errc::kNotAvailable) << error.what();
+  return false;
 }
 
-TEST(WrongDeviceLayerTest, Experts) {
-  const Tensor gate = random_weights({2, 16, kHidden});
-  const Tensor down = random_weights({2, kHidden, 16});
-  const Tensor one = f32({1});
-  const Tensor gate_bias = f32({2, 16});
-  const Tensor down_bias = f32({2, kHidden});
+TEST(WrongDeviceOfExpertsTest, WeightsLieOnTheHost) {
   for (const char* name : {"exact", "onednn"}) {
-    SCOPED_TRACE(name);
-    try {
-      (void)make_experts(name, {gate, gate, down, {}, {}, {}});
-    } catch (const Error& error) {
-      ASSERT_EQ(error.code(), Errc::kNotAvailable) << error.what();
-      continue;
-    }
-    expect_refused(name, {gate, gate, down, gate_bias, gate_bias, down_bias, one},
-                   [&](const Args& a) {
-                     ExpertWeights weights{a[0], a[1], a[2], {}, {}, {}};
-                     weights.gate_bias = a[3];
-                     weights.up_bias = a[4];
-                     weights.down_bias = a[5];
-                     ExpertOptions options;
-                     options.intermediate = schemes::kFp8Tensor;
-                     options.intermediate_scale = a[6];
-                     (void)make_experts(name, weights, options);
-                   });
-    const auto experts = make_experts(name, {gate, gate, down, {}, {}, {}});
-    const Tensor codes(DType::kE4M3, {4, kHidden});
-    const Tensor scales = f32({4, 1});
-    const Tensor first_row(DType::kI64, {2});
-    const Tensor num_rows(DType::kI32, {2});
-    const Tensor output(DType::kBF16, {4, kHidden});
-    std::vector<std::byte> workspace(experts->workspace_bytes(codes));
-    const auto apply = [&](const Args& a, Stream stream) {
-      experts->apply({a[0], a[1], schemes::kFp8Token, a[2], a[3]}, a[4], workspace, stream);
+    if (std::string_view(name) == "onednn" && !has_onednn()) continue;
+    expect_every_argument_refused({{"gate", "up", "down", "gate_bias", "up_bias", "down_bias"},
+                                   [&](const Views& v, Stream) {
+                                     ExpertWeights weights{v[0], v[1], v[2], {}, {}, {}};
+                                     weights.gate_bias = v[3];
+                                     weights.up_bias = v[4];
+                                     weights.down_bias = v[5];
+                                     (void)make_experts(name, weights);
+                                   }},
+                                  Device::cpu());
+  }
+  const Problem problem(16, 8, {1});
+  const Device wrong = Device::cuda(0);
+  expect_refused("intermediate_scale", wrong, Device::cpu(), [&] {
+    (void)make_exact_experts(problem.weights(), {schemes::kFp8Tensor, {}, view_on(wrong)});
+  });
+}
+
+TEST(WrongDeviceOfExpertsTest, IsNamedForEveryArgument) {
+  const Problem problem(16, 8, {4, 0, 6});
+  for (const Device device : devices()) {
+    const auto experts = make_exact_experts(problem.weights(), {}, device);
+    EXPECT_EQ(experts->device(), device);
+    const auto call = [&](const Views& v, Stream stream) {
+      const ExpertRows rows{v[0], v[1], schemes::kNone, v[2], v[3], v[4]};
+      experts->apply(rows, v[5], {}, stream);
     };
-    expect_refused("apply", {codes, scales, first_row, num_rows, output},
-                   [&](const Args& a) { apply(a, Stream::host()); });
-    const Error error = error_of([&] {
-      apply({codes, scales, first_row, num_rows, output}, Stream::default_of(Device::cuda(0)));
-    });
-    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("the stream is of cuda:0, must be of cpu"));
+    expect_every_argument_refused(
+        {{"rows", "scales", "first_row", "num_rows", "tensor_scale", "output"}, call}, device);
+    for (const Stream stream : streams_of_others(device)) {
+      expect_stream_refused(stream.device(), device,
+                            [&] { call(Views(6, view_on(device)), stream); });
+    }
   }
 }
 
-TEST(WrongDeviceLayerTest, ModularKernel) {
-  const Tensor gate = random_weights({2, 16, kHidden});
-  const Tensor down = random_weights({2, kHidden, 16});
-  const Tensor shared_gate = f32({kHidden});
-  const auto make = [&](const TensorView& gate_of_shared) {
-    const ExpertWeights all{gate, gate, down, {}, {}, {}};
-    const ExpertWeights one{TensorView(gate.data(), DType::kBF16, {1, 16, kHidden}),
-                            TensorView(gate.data(), DType::kBF16, {1, 16, kHidden}),
-                            TensorView(down.data(), DType::kBF16, {1, kHidden, 16}),
-                            {},
-                            {},
-                            {}};
-    return ModularKernel(make_local(layer_config()), make_exact_experts(all),
-                         {make_exact_experts(one), gate_of_shared});
-  };
-  expect_refused("shared gate", {shared_gate}, [&](const Args& a) { (void)make(a[0]); });
-  ModularKernel kernel = make(shared_gate);
-  EXPECT_EQ(kernel.device(), Device::cpu());
-  const Tensor hidden(DType::kBF16, {2, kHidden});
-  const Tensor ids(DType::kI32, {2, 1});
-  const Tensor weights = f32({2, 1});
-  const Tensor output(DType::kBF16, {2, kHidden});
-  expect_refused("", {hidden, ids, weights, output}, [&](const Args& a) {
-    kernel.apply({a[0], a[1], a[2]}, a[3]);
+/// What a rank gives to a class, on one device.
+struct ClassInput {
+  explicit ClassInput(Device device)
+      : hidden(DType::kBF16, {4, 16}, device),
+        ids(DType::kI64, {4, 2}, device),
+        weights(DType::kF32, {4, 2}, device),
+        output(DType::kBF16, {4, 16}, device) {}
+  PrepareArguments arguments() const { return {hidden, ids, weights}; }
+
+  Tensor hidden, ids, weights, output;
+};
+
+TEST(WrongDeviceOfClassesTest, IsNamedAndNothingIsSent) {
+  for (const Device device : devices()) {
+    for (const PrepareKind kind : {PrepareKind::kLocal, PrepareKind::kElasticDecode}) {
+      run_ranks(1, [&](const Group& group) {
+        PrepareFinalizeConfig config = class_config();
+        config.global_to_physical = {1, 0, 3, 2};  // what is read before dispatch
+        const auto object = make_prepare_finalize(kind, group, config, {.device = device});
+        const ClassInput input(device);
+        const Stream right = Stream::default_of(device);
+        expect_every_argument_refused({{"hidden", "topk_ids", "topk_weights"},
+                                       [&](const Views& v, Stream stream) {
+                                         (void)object->prepare({v[0], v[1], v[2]}, stream);
+                                       }},
+                                      device);
+        for (const Stream stream : streams_of_others(device)) {
+          const auto refused = [&](const std::function<void()>& call) {
+            expect_stream_refused(stream.device(), device, call);
+          };
+          refused([&] { (void)object->prepare(input.arguments(), stream); });
+          refused([&] { (void)object->prepare_async(input.arguments(), stream, right); });
+          refused([&] { (void)object->prepare_async(input.arguments(), right, stream); });
+        }
+        const Prepared prepared = object->prepare(input.arguments(), right);
+        const TensorView& rows = prepared.experts.rows;
+        for (const Stream stream : streams_of_others(device)) {
+          const Device wrong = stream.device();
+          FinalizeArguments results{input.output, rows, WeightAndReduce::no_op()};
+          expect_stream_refused(wrong, device, [&] { object->finalize(results, stream); });
+          expect_stream_refused(wrong, device,
+                                [&] { (void)object->finalize_async(results, right, stream); });
+          results.expert_output = view_on(wrong);
+          expect_refused("expert_output", wrong, device, [&] { object->finalize(results, right); });
+          results.expert_output = rows;
+          results.reduced = view_on(wrong);
+          expect_refused("reduced", wrong, device, [&] { object->finalize(results, right); });
+          results.reduced = {};
+          results.shared = view_on(wrong);
+          expect_refused("shared", wrong, device, [&] { object->finalize(results, right); });
+          results.shared = {};
+          results.output = view_on(wrong);
+          expect_refused("output", wrong, device, [&] { object->finalize(results, right); });
+        }
+        object->finalize({input.output, rows, WeightAndReduce::no_op()}, right);
+        (void)input.output.to(Device::cpu(), right);  // waits
+        object->check();
+      });
+    }
+  }
+}
+
+TEST(WrongDeviceOfLayersTest, IsNamed) {
+  for (const Device device : devices()) {
+    run_ranks(1, [&](const Group& group) {
+      const auto layer = make_layer(group, device, device);
+      expect_every_argument_refused({{"hidden", "output"},
+                                     [&](const Views& v, Stream stream) {
+                                       const TensorView right = view_on(device);
+                                       layer->apply({v[0], right, right}, v[1], stream);
+                                     }},
+                                    device);
+      const ClassInput input(device);
+      for (const Stream stream : streams_of_others(device)) {
+        expect_stream_refused(stream.device(), device,
+                              [&] { layer->apply(input.arguments(), input.output, stream); });
+      }
+    });
+  }
+}
+
+TEST(WrongDeviceOfLayersTest, PartsOfTwoDevicesAreNamed) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device on this machine";
+  const Device gpu = Device::cuda(0);
+  run_ranks(1, [&](const Group& group) {
+    expect_error(Errc::kInvalidArgument,
+                 "experts are on cuda:0, must be on cpu as prepare_finalize",
+                 [&] { (void)make_layer(group, Device::cpu(), gpu); });
+    expect_error(Errc::kInvalidArgument,
+                 "experts are on cpu, must be on cuda:0 as prepare_finalize",
+                 [&] { (void)make_layer(group, gpu, Device::cpu()); });
   });
-  const Error error = error_of([&] {
-    kernel.apply({hidden, ids, weights}, output, Stream::default_of(Device::cuda(0)));
-  });
-  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("the stream is of cuda:0, must be of cpu"));
-  kernel.apply({hidden, ids, weights}, output);
+}
+
+TEST(WrongDeviceOfLayersTest, TheGateOfASharedExpertIsNamed) {
+  const Problem problem(16, 8, {1, 1, 1, 1});
+  const Problem one(16, 8, {1});
+  expect_every_argument_refused({{"shared gate"},
+                                 [&](const Views& v, Stream) {
+                                   ModularKernel(make_local(class_config()),
+                                                 make_exact_experts(problem.weights()),
+                                                 {make_exact_experts(one.weights()), v[0]});
+                                 }},
+                                Device::cpu());
 }
 
 // Of a build without CUDA, or a machine without a GPU.
-TEST(WrongDeviceLayerTest, ADeviceThatIsNotThereIsNotAvailable) {
+TEST(WrongDeviceOfObjectsTest, ADeviceThatIsNotThereIsNotAvailable) {
   if (num_cuda_devices() > 0) GTEST_SKIP() << "this machine has a GPU";
   const Device device = Device::cuda(0);
   const auto refused = [](const std::function<void()>& call) {
-    const Error error = error_of(call);
-    EXPECT_EQ(error.code(), Errc::kNotAvailable) << error.what();
+    expect_error(Errc::kNotAvailable, "", call);
   };
-  const Tensor gate(DType::kBF16, {2, 16, kHidden});
-  const Tensor down(DType::kBF16, {2, kHidden, 16});
+  const Problem problem(16, 8, {1, 1, 1, 1});
   for (const char* name : {"exact", "cublas"}) {
-    refused([&] { (void)make_experts(name, {gate, gate, down, {}, {}, {}}, {}, device); });
+    refused([&] { (void)make_experts(name, problem.weights(), {}, device); });
   }
   run_ranks(1, [&](const Group& group) {
-    ExchangeOptions options;
-    options.device = device;
-    refused([&] { const Exchange exchange(group, exchange_config(schemes::kNone), options); });
-    refused([&] { (void)make_low_latency(group, layer_config(), options); });
-    refused([&] { (void)make_local(layer_config(), options); });
-  });
-}
-
-TEST(WrongDeviceLayerTest, StaticScalesOfAChoice) {
-  MoEConfig fields;
-  fields.num_experts = 8;
-  fields.num_topk = 2;
-  fields.hidden = 256;
-  fields.max_num_tokens = 16;
-  fields.parallel = ParallelConfig::make(
-      {.dp_size = 2, .enable_expert_parallel = true, .all2all_backend = All2AllBackend::kNaive});
-  const MoEConfig moe = MoEConfig::make(fields);
-  const Tensor scale = f32({1});
-  expect_refused("a1_scale", {scale}, [&](const Args& a) {
-    (void)choose_prepare_finalize(moe, QuantConfig::fp8_w8a8({.a1_scale = a[0]}));
-  });
-  expect_refused("a1_gscale", {scale}, [&](const Args& a) {
-    (void)choose_prepare_finalize(moe, QuantConfig::nvfp4({.a1_gscale = a[0]}));
+    const ExchangeOptions options{.device = device};
+    refused([&] { const Exchange exchange(group, exchange_config(), options); });
+    refused([&] { (void)make_low_latency(group, class_config(), options); });
+    refused([&] { (void)make_local(class_config(), options); });
   });
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::test

@@ -32,24 +32,6 @@ TEST(EplbTest, LogicalMapsListCopiesInOrder) {
   EXPECT_THAT(maps.logical_to_physical, ElementsAre(1, 3, 6, 2, -1, -1, 0, 5, -1));
 }
 
-TEST(EplbTest, LogicalMapsAreTheInverse) {
-  for (const int num_logical : {1, 7, 64}) {
-    for (const int num_redundant : {0, 1, 9, 100}) {
-      const Ids physical_to_logical = initial_physical_to_logical(num_logical, num_redundant);
-      const LogicalMaps maps = compute_logical_maps(physical_to_logical, num_logical);
-      std::size_t num_copies = 0;
-      for (std::size_t i = 0; i < maps.logical_to_physical.size(); ++i) {
-        const std::int32_t physical = maps.logical_to_physical[i];
-        if (physical < 0) continue;
-        ++num_copies;
-        EXPECT_EQ(physical_to_logical[static_cast<std::size_t>(physical)],
-                  static_cast<std::int32_t>(i) / maps.max_replicas);
-      }
-      EXPECT_EQ(num_copies, physical_to_logical.size());
-    }
-  }
-}
-
 TEST(EplbTest, LogicalMapsRefuseBadIds) {
   expect_error(Errc::kInvalidArgument, "physical expert 1 is logical expert 3, want from 0 to 2",
                [] {

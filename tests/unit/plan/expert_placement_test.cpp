@@ -44,41 +44,6 @@ TEST(ExpertMapTest, OneRankHasNoMap) {
   }
 }
 
-void expect_each_expert_once(int num_ranks, int num_experts, PlacementStrategy strategy) {
-  std::vector<int> owners(static_cast<std::size_t>(num_experts));
-  for (int r = 0; r < num_ranks; ++r) {
-    const ExpertMap map = determine_expert_map(num_ranks, r, num_experts, strategy);
-    EXPECT_EQ(map.num_local_experts, num_experts / num_ranks + (r < num_experts % num_ranks));
-    ASSERT_EQ(map.global_ids.size(), static_cast<std::size_t>(map.num_local_experts));
-    for (int g = 0; g < num_experts; ++g) {
-      const auto i = static_cast<std::size_t>(g);
-      const int local = num_ranks == 1 ? g : map.expert_map[i];
-      if (local < 0) continue;
-      ++owners[i];
-      EXPECT_EQ(map.global_ids[static_cast<std::size_t>(local)], g);
-      if (strategy == kRoundRobin) {
-        EXPECT_EQ(g % num_ranks, r);
-        EXPECT_EQ(g / num_ranks, local);
-      }
-    }
-  }
-  EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), num_experts);
-}
-
-// Sizes of vLLM's test_expert_placement, and fewer experts than ranks, primes and the maximum.
-TEST(ExpertMapTest, EveryExpertHasOneOwner) {
-  for (const auto strategy : {kLinear, kRoundRobin}) {
-    for (const int num_experts : {4, 8, 9, 16, 17})
-      expect_each_expert_once(2, num_experts, strategy);
-    for (const int num_experts : {8, 16, 18, 32, 33}) {
-      expect_each_expert_once(4, num_experts, strategy);
-    }
-    for (const int num_experts : {1, 2, 7, 61}) expect_each_expert_once(8, num_experts, strategy);
-    expect_each_expert_once(1, 5, strategy);
-    expect_each_expert_once(7, 65535, strategy);
-  }
-}
-
 TEST(ExpertMapTest, RefusesWhatCannotBe) {
   constexpr auto kMax = std::numeric_limits<std::int32_t>::max();
   const auto refuses = [](const char* phrase, int ranks, int rank, int experts,
@@ -141,24 +106,6 @@ TEST(RoutingTablesTest, KnownAnswers) {
   }
   expect_error(Errc::kInvalidArgument, "round_robin_routing_tables: rank is 4 of 4 ranks",
                [] { (void)round_robin_routing_tables(4, 4, 9); });
-}
-
-// Linear ownership places a physical id; it denotes the expert that round robin put there.
-TEST(RoutingTablesTest, PhysicalIdsAreLinear) {
-  for (const int num_ranks : {1, 2, 3, 8}) {
-    for (const int num_experts : {1, 7, 9, 64}) {
-      for (int r = 0; r < num_ranks; ++r) {
-        const auto tables = round_robin_routing_tables(num_ranks, r, num_experts);
-        const auto physical = determine_expert_map(num_ranks, r, num_experts, kLinear).global_ids;
-        std::vector<std::int64_t> globals;
-        for (const std::int64_t p : physical) {
-          globals.push_back(tables.physical_to_global[static_cast<std::size_t>(p)]);
-          EXPECT_EQ(tables.global_to_physical[static_cast<std::size_t>(globals.back())], p);
-        }
-        EXPECT_EQ(globals, tables.local_expert_global_ids);
-      }
-    }
-  }
 }
 
 TEST(MapExpertIdsTest, NegativeIdsAreKeptAndWidthsMayDiffer) {

@@ -12,7 +12,6 @@
 
 #include "switchyard/permute.h"
 
-#include "core/random.h"
 #include "reference/permute.h"
 #include "support/errors.h"
 
@@ -22,7 +21,6 @@ namespace {
 using reference::Table;
 using test::expect_error;
 using ::testing::ElementsAre;
-using ::testing::ElementsAreArray;
 
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
@@ -39,29 +37,6 @@ std::vector<std::int32_t> counts(const TensorView& ids, std::int64_t num_local,
   const Tensor out(DType::kI32, {num_local});
   count_expert_num_tokens(ids, out, map);
   return values(out);
-}
-
-/// Linear placement of E experts over `size` ranks, as seen by `rank`.
-std::vector<std::int32_t> linear_map(std::int32_t num_experts, std::int32_t size,
-                                     std::int32_t rank) {
-  const std::int32_t num_local = num_experts / size;
-  std::vector<std::int32_t> map;
-  for (std::int32_t e = 0; e < num_experts; ++e) {
-    map.push_back(e / num_local == rank ? e % num_local : -1);
-  }
-  return map;
-}
-
-Table<std::int64_t> random_ids(std::int64_t num_tokens, std::int64_t num_topk,
-                               std::int64_t num_experts) {
-  Table<std::int64_t> ids(num_tokens, num_topk);
-  std::uint64_t i = 0;
-  for (std::int64_t& id : ids.data) {
-    const std::uint64_t bits = random_bits(3, i++);
-    const auto expert = static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(num_experts));
-    id = (bits >> 40) % 8 == 0 ? -1 : expert;
-  }
-  return ids;
 }
 
 // Three experts, alignment 4. Expert 0: (0, 0), (2, 1). Expert 1: none. Expert 2: five choices.
@@ -95,46 +70,6 @@ TEST(PermutePlanTest, TwoTokensInTwoTilesLeavePadding) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), -1), 254);
 }
 
-// Compares the plan of `rank` among `num_ranks` for these ids with the oracle.
-void expect_plan_of_oracle(const Table<std::int64_t>& ids, std::int32_t num_experts,
-                           std::int32_t num_ranks, std::int32_t rank, std::int64_t alignment) {
-  const std::vector<std::int32_t> map = linear_map(num_experts, num_ranks, rank);
-  const TensorView map_view = TensorView::of(map.data(), {num_experts});
-  const std::int32_t num_local = num_experts / num_ranks;
-  const reference::AlignedRows want = reference::permute(ids, map, num_local, alignment);
-  const PermutePlan plan =
-      plan_permute(view(ids), num_local, {.expert_map = map_view, .alignment = alignment});
-  ASSERT_THAT(plan.expert_num_tokens, ElementsAreArray(want.counts));
-  ASSERT_EQ(plan.expert_num_tokens, counts(view(ids), num_local, map_view));
-  ASSERT_EQ(plan.first_row, want.first_row);
-  ASSERT_EQ(values(plan.inv_perm), want.inv_perm.data);
-  std::vector<std::int32_t> experts;
-  for (const reference::RowSource& row : want.rows) {
-    experts.push_back(row.token < 0 ? -1 : row.expert);
-  }
-  ASSERT_EQ(values(plan.m_indices), experts);
-  ASSERT_LE(plan.num_rows(), compute_aligned_m(ids.rows, ids.cols, num_local, alignment));
-}
-
-// Sizes of vLLM's test_moe_permute_unpermute.
-TEST(PermutePlanTest, EqualsTheOracleOnFirstAndLastRank) {
-  for (const std::int64_t num_tokens : {0, 1, 33, 1024}) {
-    for (const std::int32_t num_experts : {16, 64, 256}) {
-      for (const std::int64_t num_topk : {2, 6, 8}) {
-        const Table<std::int64_t> ids = random_ids(num_tokens, num_topk, num_experts);
-        for (const std::int32_t num_ranks : {1, 4, 16}) {
-          SCOPED_TRACE(::testing::Message() << "T " << num_tokens << ", E " << num_experts << ", K "
-                                            << num_topk << ", P " << num_ranks);
-          for (const std::int64_t alignment : {1, 7, 128}) {
-            expect_plan_of_oracle(ids, num_experts, num_ranks, 0, alignment);
-            expect_plan_of_oracle(ids, num_experts, num_ranks, num_ranks - 1, alignment);
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(PermutePlanTest, NoChoiceAtAll) {
   const PermutePlan plan = plan_permute(view(Table<std::int64_t>(3, 2, -1)), 4);
   EXPECT_EQ(plan.num_rows(), 0);
@@ -147,20 +82,6 @@ TEST(PermutePlanTest, StridedAndNarrowIdsArePlannedAlike) {
   const TensorView ids(columns.data(), DType::kI32, {4, 2}, {1, 5});
   const PermutePlan plan = plan_permute(ids, 3, {.alignment = 4});
   EXPECT_THAT(values(plan.inv_perm), ElementsAre(0, 4, 5, -1, 6, 1, 7, 8));
-}
-
-// Sizes of vLLM's test: any number of ids, 32 experts on two ranks.
-TEST(CountExpertTokensTest, EveryRankCountsItsOwn) {
-  for (const std::int64_t num_ids : {1, 112, 1111, 8103}) {
-    const Table<std::int64_t> ids = random_ids(num_ids, 1, 32);
-    const TensorView flat = TensorView::of(ids.data.data(), {num_ids});
-    for (const std::int32_t rank : {0, 1}) {
-      const std::vector<std::int32_t> map = linear_map(32, 2, rank);
-      const auto got = counts(flat, 16, TensorView::of(map.data(), {32}));
-      const auto want = reference::permute(ids, map, 16, 1).counts;
-      EXPECT_THAT(got, ElementsAreArray(want));
-    }
-  }
 }
 
 TEST(CountExpertTokensTest, IdsOfNobodyAreNotCounted) {
