@@ -7,6 +7,7 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 
 namespace switchyard {
 namespace {
@@ -131,17 +132,17 @@ Collectives::~Collectives() = default;
 
 Tensor Collectives::all_gatherv(const TensorView& x, Stream stream,
                                 std::span<const std::int64_t> sizes) {
-  return std::move(impl_->all_gatherv({x}, stream, sizes).front());
+  return std::move(live(impl_, "Collectives").all_gatherv({x}, stream, sizes).front());
 }
 
 std::vector<Tensor> Collectives::all_gatherv(const std::vector<TensorView>& tensors, Stream stream,
                                              std::span<const std::int64_t> sizes) {
-  return impl_->all_gatherv(tensors, stream, sizes);
+  return live(impl_, "Collectives").all_gatherv(tensors, stream, sizes);
 }
 
 Tensor Collectives::reduce_scatterv(const TensorView& x, Stream stream,
                                     std::span<const std::int64_t> sizes) {
-  return impl_->reduce_scatterv(x, stream, sizes);
+  return live(impl_, "Collectives").reduce_scatterv(x, stream, sizes);
 }
 
 }  // namespace switchyard

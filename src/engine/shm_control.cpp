@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "transport/hash_store.h"
 #include "transport/socket_store.h"
 
@@ -166,14 +167,18 @@ void ShmControl::fail_for_all(Errc code, const std::string& message) {
 }
 
 void ShmControl::require_nobody_missing(int first) {
-  std::vector<int> missing;
+  // What this rank wrote itself is there, unless who serves the store is stuck.
+  require(!look_up(introduction_key(rank()), kSliceMs).value_or("").empty(), Errc::kTimeout,
+          "group: the store of this group does not answer (rank {} of {}, which waits for rank {})",
+          rank(), size(), first);
+  std::vector<std::int32_t> missing;
   for (int peer = first; peer < size(); ++peer) {
     if (look_up(introduction_key(peer), 0).value_or("").empty()) missing.push_back(peer);
   }
   if (missing.empty()) return;
   const std::string message =
       fmt::format("no sign of rank{} {} within {:.1f} s", missing.size() == 1 ? "" : "s",
-                  fmt::join(missing, ", "), static_cast<double>(timeout_ms()) * 1e-3);
+                  format_ranges(missing), static_cast<double>(timeout_ms()) * 1e-3);
   if (meeting_.launcher_fd >= 0) abort(Errc::kTimeout, missing[0], message);
   fail_for_all(Errc::kTimeout, message);
 }

@@ -7,6 +7,7 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
@@ -198,15 +199,15 @@ DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int3
                                            Stream stream) const {
   constexpr const char* kName = "get_dispatch_layout";
   constexpr std::int32_t kMaxExperts = 65535;
-  impl_->pool().check_call(kName, stream, {{"topk_idx", topk_idx}});
+  live(impl_, "Buffer").pool().check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(topk_idx.num_dims() == 2 && num_experts >= 1 && num_experts <= kMaxExperts,
           Errc::kInvalidArgument, "{}: topk_idx is {} of {} experts, must be [T, K] of 1 to {}",
           kName, topk_idx, num_experts, kMaxExperts);
   require_ids(kName, "topk_idx", topk_idx);
   const std::int64_t num_topk = topk_idx.shape(1);
-  const ExpertOwnership ownership{num_experts, impl_->pool().group().size()};
+  const ExpertOwnership ownership{num_experts, live(impl_, "Buffer").pool().group().size()};
   if (stream.device().is_cuda()) {
-    return layout_on_gpu(impl_->pool().results(), topk_idx, ownership, stream);
+    return layout_on_gpu(live(impl_, "Buffer").pool().results(), topk_idx, ownership, stream);
   }
   const IdTensor ids(kName, "topk_idx", topk_idx);
   DispatchLayout layout{Tensor(DType::kI32, {ownership.num_ranks}),
@@ -232,18 +233,18 @@ DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int3
 BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_idx,
                                   std::int32_t num_experts, Stream stream,
                                   const BufferDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, num_experts, stream, options);
+  return live(impl_, "Buffer").dispatch(x, topk_idx, num_experts, stream, options);
 }
 
 BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle, Stream stream,
                                   const TensorView& x_scales) {
-  return impl_->dispatch_again(x, handle, stream, x_scales);
+  return live(impl_, "Buffer").dispatch_again(x, handle, stream, x_scales);
 }
 
 BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, Stream stream,
                                const TensorView& topk_weights,
                                const std::vector<TensorView>& bias) {
-  return impl_->combine(x, handle, stream, topk_weights, bias);
+  return live(impl_, "Buffer").combine(x, handle, stream, topk_weights, bias);
 }
 
 }  // namespace switchyard::deep_ep

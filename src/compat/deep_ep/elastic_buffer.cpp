@@ -11,6 +11,7 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
@@ -323,19 +324,19 @@ std::size_t ElasticBuffer::get_buffer_size_hint(int num_ranks, std::int32_t num_
 ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView& topk_idx,
                                           std::int32_t num_experts, Stream stream,
                                           const ElasticDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, num_experts, stream, options);
+  return live(impl_, "ElasticBuffer").dispatch(x, topk_idx, num_experts, stream, options);
 }
 
 ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
                                           const std::shared_ptr<EPHandle>& handle, Stream stream,
                                           const TensorView& sf, const TensorView& topk_weights) {
-  return impl_->dispatch_again(x, handle, stream, sf, topk_weights);
+  return live(impl_, "ElasticBuffer").dispatch_again(x, handle, stream, sf, topk_weights);
 }
 
 ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
                                        Stream stream, const TensorView& topk_weights,
                                        const std::vector<TensorView>& bias) {
-  return impl_->combine(x, handle, stream, topk_weights, bias);
+  return live(impl_, "ElasticBuffer").combine(x, handle, stream, topk_weights, bias);
 }
 
 }  // namespace switchyard::deep_ep

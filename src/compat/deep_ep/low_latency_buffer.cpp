@@ -9,6 +9,7 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 
@@ -351,23 +352,25 @@ ExchangeMemory LowLatencyBuffer::memory(std::int64_t max_tokens, std::int64_t hi
 LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
     const TensorView& x, const TensorView& topk_idx, std::int64_t max_tokens,
     std::int32_t num_experts, Stream stream, const LowLatencyDispatchOptions& options) {
-  return impl_->dispatch(x, topk_idx, max_tokens, num_experts, stream, options);
+  return live(impl_, "LowLatencyBuffer")
+      .dispatch(x, topk_idx, max_tokens, num_experts, stream, options);
 }
 
 LowLatencyCombined LowLatencyBuffer::low_latency_combine(
     const TensorView& x, const TensorView& topk_idx, const TensorView& topk_weights,
     const std::shared_ptr<LowLatencyHandle>& handle, Stream stream,
     const LowLatencyCombineOptions& options) {
-  return impl_->combine(x, topk_idx, topk_weights, handle, stream, options);
+  return live(impl_, "LowLatencyBuffer")
+      .combine(x, topk_idx, topk_weights, handle, stream, options);
 }
 
 TensorView LowLatencyBuffer::get_next_low_latency_combine_buffer(
     const std::shared_ptr<LowLatencyHandle>& handle) {
-  return impl_->combine_buffer(handle);
+  return live(impl_, "LowLatencyBuffer").combine_buffer(handle);
 }
 
 void LowLatencyBuffer::clean_low_latency_buffer(std::int64_t, std::int64_t, std::int32_t) {
-  impl_->barrier();
+  live(impl_, "LowLatencyBuffer").barrier();
 }
 
 }  // namespace switchyard::deep_ep

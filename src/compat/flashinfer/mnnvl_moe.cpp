@@ -9,6 +9,7 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
@@ -297,22 +298,23 @@ MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(const TensorView& expert
                                                         std::int64_t max_token_count_per_rank,
                                                         std::int32_t expert_count,
                                                         std::int32_t slot_count, Stream stream) {
-  return impl_->prepare(expert_ids, scales, expert_statics, max_token_count_per_rank, expert_count,
-                        slot_count, stream);
+  return live(impl_, "MnnvlMoe")
+      .prepare(expert_ids, scales, expert_statics, max_token_count_per_rank, expert_count,
+               slot_count, stream);
 }
 
 Tensor MnnvlMoe::alltoallv(const TensorView& x, const MoEAlltoallInfo& info, Stream stream) {
-  return std::move(impl_->alltoallv({x}, info, stream).front());
+  return std::move(live(impl_, "MnnvlMoe").alltoallv({x}, info, stream).front());
 }
 
 std::vector<Tensor> MnnvlMoe::alltoallv(const std::vector<TensorView>& payloads,
                                         const MoEAlltoallInfo& info, Stream stream) {
-  return impl_->alltoallv(payloads, info, stream);
+  return live(impl_, "MnnvlMoe").alltoallv(payloads, info, stream);
 }
 
 Tensor MnnvlMoe::alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info,
                                    Stream stream) {
-  return impl_->combine(x, info, stream);
+  return live(impl_, "MnnvlMoe").combine(x, info, stream);
 }
 
 }  // namespace switchyard::flashinfer

@@ -7,6 +7,7 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/one_sided_limits.h"
 
@@ -199,15 +200,20 @@ std::vector<TensorView> MoeAlltoAll::dispatch(const TensorView& token_selected_e
                                               const std::vector<TensorView>& input_payloads,
                                               std::int64_t runtime_max_tokens_per_rank,
                                               Stream stream, const MoeDispatchOptions& options) {
-  return impl_->dispatch(token_selected_experts, input_payloads, runtime_max_tokens_per_rank,
-                         stream, options);
+  return live(impl_, "MoeAlltoAll")
+      .dispatch(token_selected_experts, input_payloads, runtime_max_tokens_per_rank, stream,
+                options);
 }
 
-const TensorView& MoeAlltoAll::recv_counts() const { return impl_->recv_counts(); }
-std::span<const std::int64_t> MoeAlltoAll::num_received() const { return impl_->num_received(); }
+const TensorView& MoeAlltoAll::recv_counts() const {
+  return live(impl_, "MoeAlltoAll").recv_counts();
+}
+std::span<const std::int64_t> MoeAlltoAll::num_received() const {
+  return live(impl_, "MoeAlltoAll").num_received();
+}
 
 Tensor MoeAlltoAll::combine(const TensorView& payload, Stream stream) {
-  return impl_->combine(payload, stream);
+  return live(impl_, "MoeAlltoAll").combine(payload, stream);
 }
 
 }  // namespace switchyard::flashinfer
