@@ -24,6 +24,7 @@ namespace {
 constexpr std::int64_t kLauncherGraceNs = 250'000'000;  // the launcher knows why a rank died
 
 constexpr int kWithdrawnPollMs = 10;
+constexpr int kTellMs = 4 * kSliceMs;          // each asks once a slice, if the machine lets it
 constexpr const char* kFailureKey = "failed";  // why the group will not be: a code and a message
 
 std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
@@ -117,6 +118,7 @@ Introduction ShmControl::await_introduction(int peer) {
     const std::string failure = look_up(kFailureKey, 0).value_or("");
     if (!failure.empty()) {
       const std::size_t space = failure.find(' ');
+      if (meeting_.server) poll(nullptr, 0, kTellMs);  // others have still to see it
       fail_unmet(static_cast<Errc>(std::atoi(failure.c_str())), failure.substr(space + 1));
     }
     if (deadline_.expired()) require_nobody_missing(peer);
@@ -149,7 +151,7 @@ void ShmControl::tell_failure(Errc code, const std::string& message) {
   if (!meeting_.server && !meeting_.claims_ranks) return;
   try {
     store().set(kFailureKey, fmt::format("{} {}", static_cast<int>(code), message));
-    poll(nullptr, 0, 4 * kSliceMs);  // each asks once a slice, if the machine lets it
+    poll(nullptr, 0, kTellMs);
     store().set(kFailureKey, "");
     if (meeting_.server) store().set(introduction_key(rank()), "");
   } catch (const Error&) {  // what is wrong with the store is not the first cause
