@@ -14,6 +14,7 @@
 #include "device_option.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
+#include "io/moe_layer.h"
 #include "io/output_file.h"
 #include "io/safetensors.h"
 #include "quantize_file.h"
@@ -40,14 +41,17 @@ int run_rank(const Group& group, const RunOptions& options) {
   return report.is_ok() ? 0 : 1;
 }
 
-// quantize writes a single file, which then holds the whole model.
-void check_is_not_quantized(const std::string& model) {
-  const Checkpoint checkpoint(model);
+// The layer without its experts, which each rank reads for itself. quantize writes a single file,
+// which then holds the whole model.
+void check_model(const RunOptions& options, const ModelConfig& config) {
+  const Checkpoint checkpoint(options.model);
   const std::vector<std::string> names = checkpoint.names();
-  if (names.empty()) return;
-  const auto file = SafetensorsFile::open(checkpoint.file_of(names.front()));
-  require(!file->metadata().contains(kSchemeKey), Errc::kInvalidArgument,
-          "run: {} was written by switchyard quantize; dequantize it first", file->path());
+  if (!names.empty()) {
+    const auto file = SafetensorsFile::open(checkpoint.file_of(names.front()));
+    require(!file->metadata().contains(kSchemeKey), Errc::kInvalidArgument,
+            "run: {} was written by switchyard quantize; dequantize it first", file->path());
+  }
+  load_moe_layer(checkpoint, config, options.layer, std::span<const std::int32_t>());
 }
 
 void check_places(const RunOptions& options) {
@@ -75,7 +79,8 @@ void check_memory(const RunOptions& options, const ModelConfig& config,
         prepare_finalize_memory(run_config.kind, run_config.prepare, num_ranks, rank);
     bytes = checked_add(bytes, checked_add(memory.window_bytes, memory.receive_bytes));
   }
-  require_memory(fmt::format("run: {} tokens a rank on {} ranks", max_tokens, num_ranks), bytes);
+  require_memory(
+      fmt::format("run: exchanging {} tokens per rank on {} ranks", max_tokens, num_ranks), bytes);
 }
 
 // Checks once, before any rank starts, what every rank would refuse.
@@ -89,7 +94,7 @@ void check_before(const RunOptions& options, int num_ranks) {
   require_device("run", options.device);
   check_run_input(options, config);
   if (options.device == "cpu") check_memory(options, config, first_token);
-  check_is_not_quantized(options.model);
+  check_model(options, config);
   check_places(options);
 }
 

@@ -203,9 +203,9 @@ void check_run_input(const RunOptions& options, const ModelConfig& config) {
   // Tokens and outputs of all ranks, bf16.
   const std::int64_t num_tokens = count_tokens(options, config);
   const auto bytes = static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(config.hidden);
-  require_memory(
-      fmt::format("run: input and output of {} tokens of {} elements", num_tokens, config.hidden),
-      4 * bytes);
+  require_memory(fmt::format("run: holding {} tokens of {} elements and their output", num_tokens,
+                             config.hidden),
+                 4 * bytes);
 }
 
 std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t num_tokens,

@@ -253,9 +253,10 @@ TEST(RunTest, UsageErrorsAreNamed) {
 
 // The launcher refuses, once, what every rank would refuse.
 TEST(RunTest, AWrongOptionIsSaidOnce) {
-  for (const Arguments& wrong : {Arguments{"--split", "foo"}, Arguments{"--tokens", "2000"},
-                                 Arguments{"--scheme", "nvfp4", "--global-scale", "x"},
-                                 Arguments{"--prepare", "all_to_all", "--reduce", "per_expert"}}) {
+  for (const Arguments& wrong :
+       {Arguments{"--split", "foo"}, Arguments{"--tokens", "2000"},
+        Arguments{"--scheme", "nvfp4", "--global-scale", "x"}, Arguments{"--layer", "99"},
+        Arguments{"--prepare", "all_to_all", "--reduce", "per_expert"}}) {
     Arguments arguments{"--ranks", "8"};
     arguments.insert(arguments.end(), wrong.begin(), wrong.end());
     const CommandResult result = run(arguments);
