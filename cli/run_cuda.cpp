@@ -57,7 +57,7 @@ class CudaLayer final : public LayerTarget {
 };
 
 CudaLayer::CudaLayer(const LayerSetup& setup)
-    : setup_(setup), queue_(cuda_module().make_queue(setup.group.rank())) {
+    : setup_(setup), queue_(cuda_module().make_queue(default_gpu(setup.group).index)) {
   const PrepareFinalizeConfig& config = setup.run_config.prepare;
   const Device device = queue_->device();
   const std::int64_t num_tokens = config.max_tokens_per_rank;

@@ -92,15 +92,13 @@ bool run_rank(const sy::Group& group, sy::Device gpu) {
 }  // namespace
 
 int main() {
-  const int num_gpus = sy::num_cuda_devices();
-  if (num_gpus == 0) {
+  if (sy::num_cuda_devices() == 0) {
     std::printf("no GPU on this machine, nothing to show\n");
     return 0;
   }
   std::array<bool, kRanks> results{};
   sy::run_local_ranks(kRanks, [&](const sy::Group& group) {
-    const sy::Device gpu = sy::Device::cuda(group.rank() % num_gpus);
-    results[static_cast<std::size_t>(group.rank())] = run_rank(group, gpu);
+    results[static_cast<std::size_t>(group.rank())] = run_rank(group, sy::default_gpu(group));
   });
   std::printf(results[0] && results[1] ? "every element is right\n" : "elements are wrong\n");
   return results[0] && results[1] ? 0 : 1;

@@ -29,11 +29,13 @@ namespace switchyard {
 ///   between the phases the caller may compute. The inputs of a send phase must stay unchanged
 ///   until the matching receive phase has returned (CPU) or the stream has passed it (GPU).
 /// - Memory is taken by the constructor, for the largest call; no call takes any, but for small
-///   tables on CPUs that grow with T until they have seen the largest call.
+///   tables on CPUs that grow with T until they have seen the largest call, and for received rows
+///   with ExchangeOptions::exact_memory.
 /// - On GPUs no call waits for the device, and dispatch, combine and their phases may be captured
-///   in a CUDA graph and replayed. (Where ranks share a GPU, a call of several kernels waits
-///   between them unless it is captured.) docs/gpu.md says what the caller orders: calls that share
-///   an in-flight slot, and kernels of two handles that run at once.
+///   in a CUDA graph and replayed: unless counts are asked for (DispatchOptions::host_counts).
+///   (Where ranks share a GPU, a call of several kernels waits between them unless it is captured.)
+///   docs/gpu.md says what the caller orders: calls that share an in-flight slot, and kernels of
+///   two handles that run at once.
 ///
 /// Errors that arguments show appear at the call, with nothing sent: kInvalidArgument,
 /// kNotSupported. Errors that only data or peers show (an id out of range on a GPU, ranks that

@@ -41,6 +41,11 @@ struct ExchangeOptions {
   /// How windows are shared: "auto", "same_process", "vmm", "ipc" or "nccl"; empty: the setting
   /// SWITCHYARD_HEAP.
   std::string heap{};
+  /// Received rows get memory from the dispatches, for as many rows as came at most so far and up
+  /// to an eighth more, instead of from the constructor for the most that can come. Every dispatch
+  /// then counts on the host, as with DispatchOptions::host_counts. Each rank may choose for
+  /// itself; one that shares its GPU takes memory for the most in any event.
+  bool exact_memory = false;
   /// A dispatch keeps its routing for dispatch_again and reopen, at the cost of one small kernel.
   /// On CPUs it is always kept.
   bool keeps_routing = false;
@@ -80,6 +85,11 @@ struct DispatchOptions {
   /// payloads are given, and received rows are undefined. For a combine without a dispatch before
   /// it, or a dispatch_again after it. CPUs check that ranks agree, GPUs do not.
   bool routing_only = false;
+  /// The call that receives waits on the host until all ranks have announced how many rows they
+  /// send, not for the rows; then tensors have the true size, and Dispatched::host is there. Such a
+  /// call cannot be captured in a CUDA graph. CPUs always do; each rank may choose for itself.
+  /// Source: do_cpu_sync of DeepEP's ElasticBuffer.
+  bool host_counts = false;
 };
 
 /// Where a received row comes from.
@@ -99,19 +109,22 @@ struct RowSources {
   TensorView rows_per_rank{};  ///< [P] tokens placed here from each rank
 };
 
-/// What the host knows of received rows. Valid as long as the rows.
+/// What the host knows of received rows. Valid as long as the rows. On GPUs expert_load and wait_ns
+/// are empty: they stay with the senders and in the kernels.
 struct HostCounts {
   std::int64_t num_rows = 0;                    ///< valid rows
   std::int64_t num_dropped = 0;                 ///< this rank's choices that capacity dropped
   std::span<const std::int64_t> rows_per_rank;  ///< [P] tokens placed here from each rank
-  std::span<const std::int64_t> expert_load;    ///< [E] rows that all ranks sent to each expert
-  std::span<const std::int64_t> wait_ns;        ///< [P] time spent waiting for each rank's rows
+  /// [L] as ExpertRows::num_rows; on GPUs empty for kAllGather.
+  std::span<const std::int32_t> rows_per_expert;
+  std::span<const std::int64_t> expert_load;  ///< [E] rows that all ranks sent to each expert
+  std::span<const std::int64_t> wait_ns;      ///< [P] time spent waiting for each rank's rows
 };
 
 /// Received rows: memory of the exchange, on its device. Everything in here is valid until the
 /// handle's combine has been received or the handle is released. On GPUs it is filled when the
-/// stream gets there, tensors have the largest shape that they can have, and counts say how much of
-/// them is in use.
+/// stream gets there; without host counts, tensors have the largest shape that they can have, and
+/// the tensors of counts say how much of them is in use.
 struct Dispatched {
   DispatchHandle handle;
   /// Rows, scales and counts. kBatched: rows [L, C, H]; other layouts: [N, H]. kBatched, kExpanded:
@@ -130,7 +143,7 @@ struct Dispatched {
   std::vector<TensorView> payloads;  ///< [N, bytes] u8 each
   /// [1] i32, with Overflow::kDrop: choices of this rank's tokens lost to capacity.
   TensorView num_dropped;
-  std::optional<HostCounts> host;  ///< always on CPUs, absent on GPUs
+  std::optional<HostCounts> host;  ///< always on CPUs, on GPUs where host counts are asked for
 };
 
 /// Whether the rows given to combine have their topk weights in them already.

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "switchyard/device.h"
 #include "switchyard/error.h"
 #include "switchyard/export.h"
 
@@ -119,6 +120,12 @@ class SWITCHYARD_API Group {
  private:
   std::shared_ptr<Engine> engine_;
 };
+
+/// The GPU that a rank uses unless it chooses another: of those that its process can use the one
+/// with number host_rank(), starting over where ranks outnumber them. Pass the group of all ranks:
+/// host_rank() of a part counts from 0 again. Not collective.
+/// Errors: kNotAvailable (no GPU, no CUDA module).
+SWITCHYARD_API Device default_gpu(const Group& group);
 
 /// Runs `body` once per rank, each rank a thread of this process, over engine "local". The first
 /// exception of a rank aborts the others and is thrown again here, once all threads have ended.

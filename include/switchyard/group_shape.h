@@ -14,7 +14,8 @@ namespace switchyard {
 using BlockShape = std::array<std::int32_t, 2>;
 
 /// Rows and columns of the tile that shares a scale; -1 is the full extent.
-/// Row 0 occurs only when a weight-only builder of QuantConfig is given the block {0, g}.
+/// Row 0 occurs only when a weight-only builder of QuantConfig is given the block {0, g} or
+/// {0, -1}.
 /// Mirrors vLLM's GroupShape.
 struct GroupShape {
   std::int32_t row = -1;

@@ -80,14 +80,15 @@ struct Prepared {
   /// for the elastic classes, else i32. Absent: the caller's own hold.
   TensorView topk_ids;
   TensorView topk_weights;         ///< f32, as topk_ids; 0 in rows without a token
-  std::optional<HostCounts> host;  ///< always on CPUs, absent on GPUs
+  std::optional<HostCounts> host;  ///< as Dispatched::host
 };
 
 struct PrepareArguments {
   TensorView hidden;        ///< [T, H] bf16, f16 or f32
   TensorView topk_ids;      ///< [T, K] i32 or i64; -1: none
   TensorView topk_weights;  ///< [T, K] f32
-  /// Multiplies each row by its weight before dispatch and uses 1 afterwards; K must be 1.
+  /// Multiplies each row by its weight, rounded to the row's dtype first as in vLLM, before
+  /// dispatch and uses 1 afterwards; K must be 1.
   bool apply_router_weight_on_input = false;
   int micro_batch = 0;  ///< from 0 to num_micro_batches - 1: each has a handle of its own
   /// The experts quantize by themselves: rows arrive unquantized. The same on every rank. Where

@@ -94,7 +94,8 @@ struct WeightOnlyOptions {
   QuantExtras extras{};
 };
 
-/// int4_w4a16 and int8_w8a16. The block may be {0, g}: groups along the input only.
+/// int4_w4a16 and int8_w8a16. The block may be {0, g}: groups along the input only; -1
+/// is the full extent.
 struct IntWeightOptions {
   ScaleSource w1_scale{};
   ScaleSource w2_scale{};

@@ -66,8 +66,8 @@ SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& sc
 /// The same for the first counts[e] rows of each expert: x [L, T, 2I], q [L, T, I], scales
 /// [L, T, S]. Rows beyond the count are not read, and `q` is not written there; their scales become
 /// 0.
-/// Mirrors vLLM's persistent_masked_m_silu_mul_quant (with kFused), except that y is not rounded to
-/// bf16 first.
+/// Mirrors vLLM's persistent_masked_m_silu_mul_quant (with kFused), which computes y, scales and
+/// quotients in bf16 where this computes in f32.
 SWITCHYARD_API void silu_mul_quantize_batched(
     const TensorView& x, const TensorView& counts, const QuantScheme& scheme, const TensorView& q,
     const TensorView& scales, Stream stream = Stream::host(),

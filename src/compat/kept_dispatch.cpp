@@ -28,6 +28,7 @@ std::shared_ptr<Exchange> ExchangePool::get(const ExchangeConfig& config) {
 void KeptDispatch::start(Stream stream, const DispatchOptions& options) {
   stream_ = stream;
   max_tokens_ = options.max_tokens;
+  host_counts_ = options.host_counts;
   tensor_scale_ = options.tensor_scale;
 }
 
@@ -97,6 +98,7 @@ void KeptDispatch::reopen(const TensorView& topk_ids, const TensorView& output, 
   DispatchOptions options;
   options.tensor_scale = tensor_scale_;
   options.max_tokens = max_tokens_;
+  options.host_counts = host_counts_;
   options.routing_only = true;  // the output has the shape of the tokens, which do not travel
   (void)dispatch(output, topk_ids, {}, stream, options);
 }

@@ -103,8 +103,9 @@ class KeptDispatch {
   std::shared_ptr<Exchange> exchange_;
   DispatchHandle handle_;
   Stage stage_ = Stage::kClosed;
-  Stream stream_ = Stream::host();  ///< of the last dispatch, as the next two
+  Stream stream_ = Stream::host();  ///< of the last dispatch, as the next three
   std::int64_t max_tokens_ = 0;
+  bool host_counts_ = false;
   TensorView tensor_scale_;
 };
 

@@ -38,10 +38,12 @@ TensorView at(std::byte* data, const TensorView& like, Device device) {
 
 }  // namespace
 
-Device device_of(const std::string& name, int rank) {
-  if (name == "cpu") return Device::cpu();
-  const int num_gpus = cuda_module().device_count();
-  return Device::cuda(rank % num_gpus);
+Device device_of(const std::string& name) {
+  return name == "cpu" ? Device::cpu() : Device::cuda(0);
+}
+
+Device device_of(const std::string& name, const Group& group) {
+  return name == "cpu" ? Device::cpu() : default_gpu(group);
 }
 
 std::size_t span_bytes(const TensorView& view) {

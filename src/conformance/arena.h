@@ -10,13 +10,15 @@
 #include <utility>
 #include <vector>
 
+#include "switchyard/group.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::conformance {
 
-/// Of rank `rank` of a case on "cpu" or "cuda": rank r has GPU (r mod number of GPUs). Errors:
-/// kNotAvailable (no GPU).
-Device device_of(const std::string& name, int rank = 0);
+/// Of a case on "cpu" or "cuda": GPU 0, or the default one of a rank. Errors: kNotAvailable (no
+/// GPU).
+Device device_of(const std::string& name);
+Device device_of(const std::string& name, const Group& group);
 
 /// Bytes from the first to behind the last element of a view, with what lies between.
 std::size_t span_bytes(const TensorView& view);

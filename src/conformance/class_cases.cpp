@@ -55,7 +55,7 @@ void add(Cases& cases, const Place& place, const LayerCase& test, int number) {
   result.body = [test, place](const Group& group, std::uint64_t seed) {
     const LayerRun layer(group, test, seed * 1000);
     Agreement agreement;
-    const Tensor output = layer.run(group, device_of(place.device, group.rank()), agreement);
+    const Tensor output = layer.run(group, device_of(place.device, group), agreement);
     if (agreement.skipped.empty()) expect_same_bits("output", output, layer.exact());
     return agreement;
   };

@@ -31,7 +31,7 @@ void add(Cases& cases, const Place& place, const ExchangeCase& test, std::string
   result.body = [test, suite, place](const Group& group, std::uint64_t seed) {
     ExchangeCase seeded = test;
     seeded.seed += seed * kSeedStep;
-    return suite(group, seeded, device_of(place.device, group.rank()), {});
+    return suite(group, seeded, device_of(place.device, group), {});
   };
   cases.push_back(std::move(result));
 }

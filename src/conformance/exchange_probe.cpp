@@ -76,11 +76,13 @@ struct ExchangeProbe::Arrived {
 ExchangeProbe::ExchangeProbe(const Group& group, const ExchangeCase& test, Device device,
                              Tamper tamper)
     : config_(test.config()),
+      host_counts_(!test.worst_case_rows),
       tamper_(std::move(tamper)),
       arena_(device, device.is_cpu() ? 0 : arena_bytes(test, group.size())),
       exchange_(group, config_,
                 {.device = device,
                  .timeout_ms = device.is_cpu() ? 0 : group.timeout_ms(),
+                 .exact_memory = !test.worst_case_rows && test.seed % 2 == 0,
                  .keeps_routing = test.keeps_routing}) {}
 
 void ExchangeProbe::begin() {
@@ -93,6 +95,7 @@ DispatchOptions ExchangeProbe::in(const DispatchOptions& options) {
   result.scales = arena_.in(options.scales);
   result.tensor_scale = arena_.in(options.tensor_scale);
   for (TensorView& payload : result.payloads) payload = arena_.in(payload);
+  result.host_counts = host_counts_;
   return result;
 }
 
@@ -166,6 +169,7 @@ Received ExchangeProbe::received(const Dispatched& got) {
 }
 
 void ExchangeProbe::copy_to_host(const Dispatched& got, Received& to) {
+  to.is_from_gpu = true;
   const auto arrived = std::make_shared<Arrived>();
   copy_counts(got, *arrived);
   find_extents(got, *arrived);
@@ -195,6 +199,7 @@ void ExchangeProbe::copy_to_host(const Dispatched& got, Received& to) {
   for (const Tensor& payload : arrived->payloads) to.rows.payloads.push_back(payload);
   if (got.topk_ids.has_value()) to.rows.topk_ids = arrived->topk_ids;
   if (got.topk_weights.has_value()) to.rows.topk_weights = arrived->topk_weights;
+  to.rows.host = got.host;
 }
 
 void ExchangeProbe::copy_counts(const Dispatched& got, Arrived& to) {

@@ -19,7 +19,8 @@ namespace switchyard::conformance {
 struct Received {
   DispatchHandle handle;
   Dispatched rows;
-  std::vector<RowOrigin> origins{};      ///< where the exchange knows them (rows.host is there)
+  bool is_from_gpu = false;
+  std::vector<RowOrigin> origins{};      ///< on CPUs
   std::shared_ptr<const void> memory{};  ///< of the views, where the exchange does not own it
 };
 
@@ -75,6 +76,7 @@ class ExchangeProbe {
   void finish(const TensorView& output, const TensorView& returned);
 
   ExchangeConfig config_;
+  bool host_counts_;  ///< each dispatch asks for them
   Tamper tamper_;
   Arena arena_;
   int num_alive_ = 0;  ///< handles, whose inputs are in the arena

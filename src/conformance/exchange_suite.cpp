@@ -130,11 +130,9 @@ constexpr std::array kParts{
          }},
 };
 
-// What is so by contract on GPUs: buffers have their largest size, and a new dispatch reuses the
-// slot of a kept routing.
+// What is so by contract on GPUs: a new dispatch reuses the slot of a kept routing.
 ExchangeCase case_on(Device device, ExchangeCase test) {
   if (device.is_cpu()) return test;
-  test.worst_case_rows = true;
   test.keeps_routing = test.keeps_routing && test.is_long;
   test.forgets_routing = true;
   return test;

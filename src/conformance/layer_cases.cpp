@@ -59,7 +59,7 @@ void add(Cases& cases, const Place& place, LayerCase test, bool is_quick) {
   result.body = [test, place](const Group& group, std::uint64_t seed) {
     const LayerRun layer(group, test, seed * 1000);
     Agreement agreement;
-    const Tensor output = layer.run(group, device_of(place.device, group.rank()), agreement);
+    const Tensor output = layer.run(group, device_of(place.device, group), agreement);
     if (!agreement.skipped.empty()) return agreement;
     const Agreement reached = expect_close("output", output, layer.plain(), bound_of(test.scheme));
     agreement.is_exact = reached.is_exact;

@@ -12,6 +12,7 @@
 #include "conformance/arena.h"
 #include "conformance/exchange_values.h"
 #include "core/even_parts.h"
+#include "reference/batched.h"
 
 namespace switchyard::conformance {
 
@@ -98,7 +99,7 @@ LayerRun::LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed
   for (reference::RankInput& served : served_.ranks) {
     for (std::int64_t t = 0; test.weighs_input && t < served.num_tokens(); ++t) {
       for (float& x : served.tokens.row(t)) {
-        x = reference::round_to(DType::kBF16, x * served.topk_weights(t, 0));
+        x = reference::weigh_input(DType::kBF16, x, served.topk_weights(t, 0));
       }
       served.topk_weights(t, 0) = 1.0f;
     }
@@ -161,6 +162,7 @@ Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) co
                           span_bytes(given.topk_weights) + span_bytes(output) + kGaps);
   ExchangeOptions options{.device = device};
   if (device.is_cuda()) options.timeout_ms = group.timeout_ms();
+  options.exact_memory = (test_.num_tokens + rank_) % 2 == 1;  // each rank may choose
   ModularKernel kernel(
       make_prepare_finalize(test_.kind, group, setup.config, options),
       make_layer_experts(test_.experts, setup.weights(), setup.options, device, agreement));

@@ -35,7 +35,7 @@ constexpr std::array<SettingInfo, 12> kSettings{{
      "how a ParallelConfig moves tokens: a backend's name of configuration.md"},
     {"SWITCHYARD_USE_FLASHINFER_MOE_FP4", "0", "1: a MoEConfig asks for FlashInfer's fp4 kernels"},
     {"SWITCHYARD_FLASHINFER_MOE_BACKEND", "throughput",
-     "which of FlashInfer's kernels a MoEConfig asks for: throughput or latency"},
+     "which of FlashInfer's kernels a MoEConfig asks for: throughput, latency or masked_gemm"},
 }};
 
 std::mutex program_mutex;

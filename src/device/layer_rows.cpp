@@ -12,7 +12,9 @@
 #include "cpu/weigh_reduce.h"
 #include "device/cuda_module.h"
 #include "plan/permute_views.h"
+#include "quant/bf16.h"
 #include "quant/exp.h"
+#include "quant/f16.h"
 #include "quant/rows.h"
 
 namespace switchyard {
@@ -74,6 +76,12 @@ void mark_rows_on_host(const cuda::MarkRowsArgs& args) {
   *args.end = static_cast<std::int32_t>(end);
 }
 
+float rounded(float value, DType dtype) {
+  if (dtype == DType::kBF16) return f32_from_bf16(bf16_from_f32(value));
+  if (dtype == DType::kF16) return f32_from_f16(f16_from_f32(value));
+  return value;
+}
+
 void weigh_rows_on_host(const TensorView& from, const TensorView& weights, const TensorView& to) {
   const std::int64_t width = from.shape(1);
   const std::int64_t row_bytes = row_bytes_of(from);
@@ -82,7 +90,8 @@ void weigh_rows_on_host(const TensorView& from, const TensorView& weights, const
   for (std::int64_t t = 0; t < from.shape(0); ++t) {
     dequantize_row(plain, from.as<std::byte>() + t * row_bytes, nullptr, from.dtype(), width,
                    row.data());
-    for (float& value : row) value *= weights.as<float>()[t];
+    const float weight = rounded(weights.as<float>()[t], from.dtype());
+    for (float& value : row) value *= weight;
     quantize_row(plain, row.data(), DType::kF32, width, to.as<std::byte>() + t * row_bytes,
                  nullptr);
   }

@@ -18,8 +18,8 @@ void rename_ids(const cuda::RenameIdsArgs& args, Stream stream);
 /// Ids of expert-major rows; see cuda::MarkRowsArgs.
 void mark_rows(const cuda::MarkRowsArgs& args, Stream stream);
 
-/// to[t] = round(from[t] * weights[t]), a product in f32. [T, H], contiguous, of one dtype; weights
-/// [T] f32.
+/// to[t] = round(from[t] * round(weights[t])): weights are rounded to the dtype of the rows, as in
+/// the originals, and products are f32. [T, H], contiguous, of one dtype; weights [T] f32.
 void weigh_rows(const TensorView& from, const TensorView& weights, const TensorView& to,
                 Stream stream);
 

@@ -27,8 +27,6 @@ Device copier_of(Device from, Device to) { return from.is_cpu() ? to : from; }
 
 }  // namespace
 
-int num_cuda_devices() { return why_no_cuda().empty() ? cuda_module().device_count() : 0; }
-
 Tensor::Tensor(DType dtype, std::span<const std::int64_t> shape, Device device) {
   const TensorView probe(nullptr, dtype, shape, device);
   memory_ = allocate_on(device, probe.num_bytes());

@@ -2,7 +2,6 @@
 
 #include "exchange/check_returns.h"
 
-#include "core/bytes.h"
 #include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/format.h"
@@ -20,15 +19,16 @@ void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
 
 void check_results(const ExchangeConfig& config, std::int64_t num_buffer_rows,
                    const TensorView& rows) {
-  const std::int64_t num_elements = checked_mul(num_buffer_rows, config.hidden);
   const DType dtype = rows.dtype();
   const bool is_float = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-  require(
-      rows.has_value() && is_float && rows.is_contiguous() && rows.num_elements() == num_elements,
-      Errc::kInvalidArgument,
-      "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: one row for each of "
-      "the receive buffer",
-      rows, num_buffer_rows, config.hidden);
+  const bool is_batch = config.layout == Layout::kBatched && rows.num_dims() == 3;
+  const bool is_shaped =
+      (is_batch || rows.num_dims() == 2) && rows.shape(is_batch ? 2 : 1) == config.hidden &&
+      (is_batch ? rows.shape(0) * rows.shape(1) : rows.shape(0)) == num_buffer_rows;
+  require(rows.has_value() && is_float && is_shaped && rows.is_contiguous(), Errc::kInvalidArgument,
+          "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: one row for each of "
+          "the receive buffer",
+          rows, num_buffer_rows, config.hidden);
   check_address(rows, "combine", "rows");
 }
 

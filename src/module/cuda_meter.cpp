@@ -129,7 +129,7 @@ class CudaMeter final : public DeviceMeter {
   std::shared_ptr<NcclAllToAll> nccl_;
 };
 
-CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.rank()) {
+CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.host_rank()) {
   cuda::check_cuda(
       cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device().index),
       "cudaDeviceGetAttribute");

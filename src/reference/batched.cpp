@@ -33,6 +33,10 @@ float weight_of(const RankInput& input, std::int64_t t, std::int32_t expert) {
 
 }  // namespace
 
+float weigh_input(DType dtype, float x, float weight) {
+  return round_to(dtype, x * round_to(dtype, weight));
+}
+
 PreparedBatch prepare_batched(const RankInput& input, std::int32_t num_experts,
                               std::int32_t num_local_experts, std::int32_t rank,
                               std::int64_t capacity, const QuantScheme& scheme,
@@ -54,7 +58,7 @@ PreparedBatch prepare_batched(const RankInput& input, std::int32_t num_experts,
       const std::int64_t t = tokens[static_cast<std::size_t>(n)];
       for (std::int64_t h = 0; h < hidden; ++h) {
         const float x = input.tokens(t, h);
-        rows(n, h) = weighs_input ? round_to(DType::kBF16, x * input.topk_weights(t, 0)) : x;
+        rows(n, h) = weighs_input ? weigh_input(DType::kBF16, x, input.topk_weights(t, 0)) : x;
         batch.rows(e * capacity + n, h) = rows(n, h);
       }
     }

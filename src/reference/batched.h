@@ -20,8 +20,11 @@ struct PreparedBatch {
   std::vector<std::int32_t> counts;  ///< [E], of which only [0, L) are meaningful: local experts
 };
 
+/// A token's element times its weight, as before dispatch: vLLM's a1 * topk_weights.to(a1.dtype).
+float weigh_input(DType dtype, float x, float weight);
+
 /// What rank `rank` prepares from its own tokens. A token that lists an expert twice appears once.
-/// With `weighs_input` (K must be 1) rows are tokens times weight, rounded to bf16.
+/// With `weighs_input` (K must be 1) rows are weigh_input of tokens and weight, in bf16.
 /// Errors: kInvalidArgument (an expert with more than `capacity` tokens; weighs_input with K > 1).
 PreparedBatch prepare_batched(const RankInput& input, std::int32_t num_experts,
                               std::int32_t num_local_experts, std::int32_t rank,

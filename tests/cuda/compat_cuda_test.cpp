@@ -236,7 +236,8 @@ void keep_buffer_rows(Place& place, const std::string& name, const deep_ep::Buff
   }
 }
 
-void run_buffer(Place& place, const Group& group, const ViewBatch& own, const ViewShape& shape) {
+void run_buffer(Place& place, const Group& group, const ViewBatch& own, const ViewShape& shape,
+                bool is_exact) {
   const TensorView x = place.put(own.x());
   const TensorView ids = place.put(own.ids());
   const TensorView weights = place.put(own.weights());
@@ -259,11 +260,12 @@ void run_buffer(Place& place, const Group& group, const ViewBatch& own, const Vi
 
   deep_ep::BufferDispatchOptions options;
   options.topk_weights = weights;
-  options.num_worst_tokens = shape.num_ranks * shape.max_tokens;
+  if (!is_exact) options.num_worst_tokens = shape.num_ranks * shape.max_tokens;
   const deep_ep::BufferDispatched got =
       buffer.dispatch(x, ids, shape.num_experts, place.stream(), options);
   place.keep("ids", got.recv_topk_idx);
   place.keep("weights", got.recv_topk_weights);
+  place.keep_values("tokens of experts", got.num_recv_tokens_per_expert_list);
   const auto arrivals = test::arrivals_at(test::all_batches(shape), group.rank());
   const auto num_rows = static_cast<std::int32_t>(arrivals.size());
   keep_buffer_rows(place, "fresh", got, num_rows);
@@ -284,16 +286,18 @@ void run_buffer(Place& place, const Group& group, const ViewBatch& own, const Vi
 TEST(CompatCudaTest, BufferGivesTheBitsOfTheHost) {
   REQUIRE_GPU();
   for (const ViewShape& shape : test::view_shapes()) {
-    compare(shape, [&](Place& place, const Group& group, const ViewBatch& own) {
-      run_buffer(place, group, own, shape);
-    });
+    for (const bool is_exact : {false, true}) {
+      compare(shape, [&](Place& place, const Group& group, const ViewBatch& own) {
+        run_buffer(place, group, own, shape, is_exact);
+      });
+    }
   }
 }
 
 // ---- DeepEP, ElasticBuffer
 
 void run_elastic(Place& place, const Group& group, const ViewBatch& own, const ViewShape& shape,
-                 bool is_expanded, std::int64_t alignment, bool has_levels) {
+                 bool is_expanded, std::int64_t alignment, bool has_levels, bool is_exact) {
   const TensorView x = place.put(own.x());
   const TensorView ids = place.put(own.ids());
   const TensorView weights = place.put(own.weights());
@@ -303,15 +307,16 @@ void run_elastic(Place& place, const Group& group, const ViewBatch& own, const V
                                                          {.topk_weights = weights,
                                                           .expert_alignment = alignment,
                                                           .do_expand = is_expanded,
-                                                          .do_cpu_sync = false,
+                                                          .do_cpu_sync = is_exact,
                                                           .do_zero_padding = is_expanded});
   const deep_ep::EPHandle& handle = *got.handle;
   place.keep("rank sums", handle.psum_num_recv_tokens_per_scaleup_rank);
   place.keep("expert sums", handle.psum_num_recv_tokens_per_expert);
   place.keep("counts", handle.num_unaligned_recv_tokens_per_expert);
   place.keep("topk_idx", handle.topk_idx);
-  place.keep_value("received", handle.num_recv_tokens);
-  place.keep_value("expanded", handle.num_expanded_tokens);
+  place.keep_values("received", {handle.num_recv_tokens});
+  place.keep_values("tokens of experts", handle.num_recv_tokens_per_expert_list);
+  place.keep_values("expanded", {handle.num_expanded_tokens});
   const auto arrivals = test::arrivals_at(test::all_batches(shape), group.rank());
   if (is_expanded) {  // with zeros between the rows
     place.keep("rows", got.recv_x);
@@ -339,15 +344,17 @@ TEST(CompatCudaTest, ElasticBufferGivesTheBitsOfTheHost) {
   for (const ViewShape& shape : test::view_shapes()) {
     for (const bool is_expanded : {false, true}) {
       for (const std::int64_t alignment : {1, 4}) {
-        compare(shape, [&](Place& place, const Group& group, const ViewBatch& own) {
-          run_elastic(place, group, own, shape, is_expanded, alignment, true);
-        });
+        for (const bool is_exact : {false, true}) {
+          compare(shape, [&](Place& place, const Group& group, const ViewBatch& own) {
+            run_elastic(place, group, own, shape, is_expanded, alignment, true, is_exact);
+          });
+        }
       }
     }
   }
   const ViewShape shape{3, 7, 4, 6, 256};
   compare(shape, [&](Place& place, const Group& group, const ViewBatch& own) {
-    run_elastic(place, group, own, shape, true, 1, false);
+    run_elastic(place, group, own, shape, true, 1, false, false);
   });
 }
 
@@ -365,10 +372,6 @@ TEST(CompatCudaTest, WhatNeedsHostCountsSaysSo) {
     const auto refuses = [](const char* phrase, auto&& call) {
       test::expect_error(Errc::kNotSupported, phrase, call);
     };
-    deep_ep::Buffer buffer(group, {.max_tokens_per_rank = 5}, place.options());
-    refuses("num_worst_tokens is 0", [&] { buffer.dispatch(x, ids, 4, place.stream()); });
-    deep_ep::ElasticBuffer elastic(group, {.num_max_tokens_per_rank = 5}, place.options());
-    refuses("do_cpu_sync is set", [&] { elastic.dispatch(x, ids, 4, place.stream()); });
     deep_ep::LowLatencyBuffer low_latency(group, place.options());
     refuses("only the host measures waits", [&] {
       low_latency.low_latency_dispatch(x, ids, 5, 4, place.stream(),

@@ -90,10 +90,10 @@ class Place {
   }
   /// Rows of a block, for keep_rows.
   void set_rows(std::int64_t rows) { rows_ = static_cast<std::size_t>(rows); }
-  void keep_value(const std::string& name, std::int64_t value) {
+  void keep_values(const std::string& name, const std::vector<std::int64_t>& values) {
     Bytes& bytes = seen_[name];
-    bytes.resize(sizeof(value));
-    std::memcpy(bytes.data(), &value, sizeof(value));
+    bytes.resize(values.size() * sizeof(std::int64_t));
+    if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
   }
 
   const std::map<std::string, Bytes>& seen() const { return seen_; }

@@ -94,10 +94,6 @@ DispatchLayout layout_on_gpu(const TensorPool& pool, const TensorView& topk_idx,
 // The bound on T that a user of the original multiplies by P.
 std::int64_t BufferImpl::tokens_of_worst_case(std::int64_t num_worst_tokens) const {
   const std::int64_t num_ranks = pool_.group().size();
-  require(num_worst_tokens != 0 || !pool_.is_on_gpu(), Errc::kNotSupported,
-          "dispatch: num_worst_tokens is 0, so recv_x would have as many rows as arrive, which the "
-          "host of a GPU does not know; pass {} times an upper bound on T",
-          num_ranks);
   require(num_worst_tokens >= 0 && num_worst_tokens % num_ranks == 0 &&
               num_worst_tokens / num_ranks <= options_.max_tokens_per_rank,
           Errc::kInvalidArgument,
@@ -124,6 +120,7 @@ BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& top
   DispatchOptions extra;
   extra.scales = retyped(options.x_scales, DType::kF32);
   extra.max_tokens = tokens_of_worst_case(options.num_worst_tokens);
+  extra.host_counts = options.num_worst_tokens == 0;
 
   const TensorPool& results = pool_.results();
   BufferDispatched result;
@@ -140,7 +137,7 @@ BufferDispatched BufferImpl::dispatch(const TensorView& x, const TensorView& top
   }
   if (options.num_worst_tokens == 0) {
     result.num_recv_tokens_per_expert_list =
-        aligned_counts(counts_of(received.experts.num_rows), options.expert_alignment);
+        aligned_counts(received.host->rows_per_expert, options.expert_alignment);
   }
   result.event = event_behind(stream);
   return result;
@@ -156,6 +153,7 @@ BufferDispatched BufferImpl::dispatch_again(const TensorView& x, const BufferHan
   DispatchOptions extra;
   extra.scales = retyped(x_scales, DType::kF32);
   extra.max_tokens = state.max_tokens;
+  extra.host_counts = state.max_tokens == 0;
   const Dispatched received =
       state.kept.dispatch_again(pool_.get(config), x, state.topk_idx, {}, stream, extra);
   BufferDispatched result;

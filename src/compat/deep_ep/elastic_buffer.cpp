@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -68,6 +69,12 @@ void fill_psums_on_gpu(EPHandle& handle, const Dispatched& received, const Excha
       stream);
   handle.num_unaligned_recv_tokens_per_expert = copy_of(results, counts, stream);
   handle.num_recv_tokens = num_ranks * handle.num_max_tokens_per_rank;
+  if (!handle.state->is_synced) return;
+  const HostCounts& host = *received.host;
+  handle.num_recv_tokens =
+      std::accumulate(host.rows_per_rank.begin(), host.rows_per_rank.end(), std::int64_t{0});
+  handle.num_recv_tokens_per_expert_list =
+      aligned_counts(host.rows_per_expert, handle.expert_alignment);
 }
 
 // Writes one line of metadata per received token, in the order of (rank, token).
@@ -211,10 +218,6 @@ ElasticDispatched ElasticBufferImpl::dispatch(const TensorView& x, const TensorV
   pool_.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
   check_ids("dispatch", x, topk_idx);
   check_alignment("dispatch", options.expert_alignment);
-  require(
-      !options.do_cpu_sync || !pool_.is_on_gpu(), Errc::kNotSupported,
-      "dispatch: do_cpu_sync is set, so recv_x would have as many rows as arrive, which the host "
-      "of a GPU does not know; pass false");
   require(options.do_expand || !options.do_zero_padding, Errc::kInvalidArgument,
           "dispatch: do_zero_padding is set, must come with do_expand: other rows have no gaps");
   ExchangeConfig config =
@@ -239,6 +242,7 @@ ElasticDispatched ElasticBufferImpl::dispatch(const TensorView& x, const TensorV
   DispatchOptions extra;
   extra.scales = retyped(options.sf, DType::kF32);
   extra.max_tokens = options.num_max_tokens_per_rank;
+  extra.host_counts = options.do_cpu_sync;
   const Dispatched received = state.kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
   if (pool_.is_on_gpu()) {
     fill_psums_on_gpu(*handle, received, pool_, stream);

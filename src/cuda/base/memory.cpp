@@ -23,6 +23,15 @@ DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
   if (bytes > 0) check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "cudaMalloc");
 }
 
+void DeviceBuffer::resize(std::size_t bytes, cudaStream_t stream) {
+  bytes_ = 0;
+  if (data_ != nullptr)
+    check_cuda(cudaFreeAsync(std::exchange(data_, nullptr), stream), "cudaFree");
+  if (bytes == 0) return;
+  check_cuda(cudaMallocAsync(reinterpret_cast<void**>(&data_), bytes, stream), "cudaMalloc");
+  bytes_ = bytes;
+}
+
 DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
 
 PinnedBuffer::PinnedBuffer(std::size_t bytes) {

@@ -37,6 +37,11 @@ class DeviceBuffer {
   }
   ~DeviceBuffer();
 
+  /// Gives the memory back and takes other, in the order of the stream; contents are lost. For a
+  /// buffer that is empty or was resized before. Errors: kOutOfMemory, kNotAvailable (a GPU without
+  /// memory pools).
+  void resize(std::size_t bytes, cudaStream_t stream);
+
   std::byte* data() const noexcept { return data_; }
   template <typename T>
   T* as() const noexcept {

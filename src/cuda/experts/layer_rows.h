@@ -45,7 +45,7 @@ struct MarkRowsArgs {
 };
 void mark_rows(const MarkRowsArgs& args, Stream stream);
 
-/// to[t] = round(from[t] * weights[t]); products are in f32.
+/// to[t] = round(from[t] * round(weights[t])), to the dtype of the rows; products are in f32.
 struct WeighRowsArgs {
   const void* from = nullptr;      ///< [T, H], contiguous
   void* to = nullptr;              ///< the same

@@ -24,7 +24,7 @@ __global__ void weigh_rows_kernel(WeighRowsArgs args) {
   using Bits = typename Element::Bits;
   const auto* from = static_cast<const Bits*>(args.from) + blockIdx.x * args.hidden;
   auto* to = static_cast<Bits*>(args.to) + blockIdx.x * args.hidden;
-  const float weight = args.weights[blockIdx.x];
+  const float weight = Element::widen(Element::narrow(args.weights[blockIdx.x]));
   for (std::int64_t h = blockIdx.y * kThreads + threadIdx.x; h < args.hidden;
        h += gridDim.y * kThreads) {
     to[h] = Element::narrow(Element::widen(from[h]) * weight);

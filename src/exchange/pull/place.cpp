@@ -282,6 +282,7 @@ HostCounts PullExchange::host_counts(const Slot& slot) const {
       static_cast<std::int64_t>(is_major ? receive.placements.size() : receive.arrivals.size());
   counts.num_dropped = slot.routing->num_dropped;
   counts.rows_per_rank = slot.routing->rows_per_rank;
+  counts.rows_per_expert = receive.num_rows;
   counts.expert_load = receive.expert_load;
   counts.wait_ns = slot.wait_ns;
   return counts;

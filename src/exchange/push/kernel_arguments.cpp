@@ -78,18 +78,16 @@ cuda::TokenInput byte_rows(const std::byte* rows, std::int64_t row_bytes, bool a
 
 }  // namespace
 
-SlotKernels make_slot_kernels(const SlotKernels& shared, const SlotMemory& memory,
-                              const cuda::PeerTable& windows) {
+SlotKernels make_slot_kernels(const SlotKernels& shared, const cuda::PeerTable& windows) {
   const PushExchangeShape& shape = *shared.shape;
   const int num_ranks = shape.main_ownership.num_ranks;
   SlotKernels slot = shared;
-  slot.memory = memory;
   slot.main = main_region(slot, windows);
   std::size_t offset = shape.main.total_bytes;
   for (std::size_t i = 0; i < shape.payloads.size(); ++i) {
     PushRegion& payload = slot.payloads.emplace_back(slot.main);
     payload.base.layout = shape.payloads[i];
-    payload.base.state.counter = memory.payloads[i].counter;
+    payload.base.state.counter = slot.memory.payload_counters[i];
     payload.windows = windows_at(windows, offset, num_ranks);
     offset += shape.payloads[i].total_bytes;
   }
@@ -110,7 +108,7 @@ cuda::ReceiveBuffer receive_buffer(const SlotKernels& slot, const PushDispatch& 
       config.layout == Layout::kBatched || (config.capacity > 0 && !shape.gathers);
   // Where every rank gets every token, only the kernels of routing.h know the experts of rows.
   const bool has_experts = !shape.gathers;
-  return {.rows = memory.rows,
+  return {.rows = slot.received.rows,
           .row_bytes = row_bytes,
           .are_aligned = is_in_units(row_bytes),
           .capacity = is_limited ? shape.exchange.receive.capacity : kNoLimit,
@@ -119,15 +117,14 @@ cuda::ReceiveBuffer receive_buffer(const SlotKernels& slot, const PushDispatch& 
           .num_rows = memory.num_rows,
           .first_row = memory.first_row,
           .total_rows = memory.total_rows,
-          .row_ids = has_experts ? memory.row_ids : nullptr,
-          .row_weights = has_experts ? memory.row_weights : nullptr};
+          .row_ids = has_experts ? slot.received.row_ids : nullptr,
+          .row_weights = has_experts ? slot.received.row_weights : nullptr};
 }
 
 cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch& call) {
   const PushExchangeShape& shape = *slot.shape;
   const ExchangeConfig& config = shape.config;
-  const std::int64_t rows = shape.buffer_rows(slot.rank, call.max_tokens);
-  const ScaleGeometry block = scale_blocks(config, shape.exchange, slot.rank, rows).block;
+  const ScaleGeometry block = scale_blocks(config, shape.exchange, slot.rank, call.num_rows).block;
   const std::int32_t per_chunk = cuda::scales_per_chunk(config.scheme);
   const std::int64_t num_scales = shape.exchange.num_scales;
   const std::int64_t units_per_chunk =
@@ -135,7 +132,7 @@ cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch
   const std::int64_t units_at_end =
       cdiv<std::int64_t>(num_scales % per_chunk * block.element_bytes, std::int64_t{kUnitBytes});
   cuda::ScalePlacement scales{
-      .data = slot.memory.scales,
+      .data = slot.received.scales,
       .block = block,
       .per_chunk = per_chunk,
       .units_per_row =
@@ -167,18 +164,18 @@ cuda::DispatchArgs token_args(const SlotKernels& slot, const PushDispatch& call)
 
 cuda::DispatchArgs payload_args(const SlotKernels& slot, const PushDispatch& call,
                                 std::size_t index) {
-  const PayloadMemory& memory = slot.memory.payloads[index];
+  const std::int64_t row_bytes = slot.shape->config.payload_bytes[index];
   const std::byte* from = call.payloads[index];
   cuda::ReceiveBuffer to = receive_buffer(slot, call);
-  to.rows = memory.rows;
-  to.row_bytes = memory.row_bytes;
-  to.are_aligned = is_in_units(memory.row_bytes);
+  to.rows = slot.received.payloads[index];
+  to.row_bytes = row_bytes;
+  to.are_aligned = is_in_units(row_bytes);
   to.row_ids = nullptr;
   to.row_weights = nullptr;
   const bool are_aligned =
       to.are_aligned && reinterpret_cast<std::uintptr_t>(from) % kUnitBytes == 0;
   const cuda::TokenInput tokens =
-      byte_rows(from, memory.row_bytes, are_aligned, call, ids_of_tokens(slot, call));
+      byte_rows(from, row_bytes, are_aligned, call, ids_of_tokens(slot, call));
   return {slot.payloads[index].base, kBytes, tokens, to, {}, {}, slot.payloads[index].windows};
 }
 
@@ -197,11 +194,14 @@ cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call
   return {slot.gather.base, kBytes, tokens, to, {}, {}, slot.gather.windows};
 }
 
+cuda::HostCountsArgs host_counts_args(const SlotKernels& slot) {
+  return {slot.main.base, slot.main.windows.base[slot.rank], slot.memory.num_dropped, slot.counts};
+}
+
 cuda::RoutingArgs routing_args(const SlotKernels& slot, const PushDispatch& call) {
   const PushExchangeShape& shape = *slot.shape;
   const ExchangeConfig& config = shape.config;
   const SlotMemory& memory = slot.memory;
-  const std::int64_t rows = shape.buffer_rows(slot.rank, call.max_tokens);
   return {.ownership = cuda::KernelOwnership(shape.exchange.ownership),
           .state = memory.state,
           .watch = slot.watch,
@@ -221,9 +221,9 @@ cuda::RoutingArgs routing_args(const SlotKernels& slot, const PushDispatch& call
           .capacity = config.capacity > 0 ? config.capacity : kNoLimit,
           .sort = memory.gather.sort,
           .num_dropped = memory.num_dropped,
-          .row_ids = shape.gathers ? memory.row_ids : nullptr,
-          .row_weights = shape.gathers ? memory.row_weights : nullptr,
-          .num_buffer_rows = static_cast<std::int32_t>(rows),
+          .row_ids = shape.gathers ? slot.received.row_ids : nullptr,
+          .row_weights = shape.gathers ? slot.received.row_weights : nullptr,
+          .num_buffer_rows = static_cast<std::int32_t>(call.num_rows),
           .num_local = shape.exchange.ownership.count(slot.rank),
           .num_rows_of_expert = memory.num_rows_of_expert};
 }
@@ -243,7 +243,7 @@ cuda::ReturnWeightsArgs return_weights_args(const SlotKernels& slot, const PushC
           .num_topk = shape.config.num_topk,
           .num_columns = shape.main_topk,
           .max_tokens = static_cast<std::int32_t>(shape.config.max_tokens_per_rank),
-          .row_ids = shape.gathers ? slot.memory.row_ids : nullptr,
+          .row_ids = shape.gathers ? slot.received.row_ids : nullptr,
           .row_weights = call.row_weights,
           .weighs_rows = is_expert_major(shape.config.layout),
           .returned = call.returned_weights,

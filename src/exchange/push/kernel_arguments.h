@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/exchange/exchange_args.h"
+#include "cuda/exchange/host_counts.h"
 #include "cuda/exchange/return_weights.h"
 #include "cuda/exchange/routing.h"
 #include "exchange/push/push_shape.h"
@@ -23,22 +24,27 @@ struct PushRegion {
   cuda::PeerTable windows;  ///< where the region begins at each rank
 };
 
-/// What no call changes.
+/// What no call changes, but for `received` where memory is taken to size.
 struct SlotKernels {
   const PushExchangeShape* shape = nullptr;
   int rank = 0;
   cuda::Watch watch;
   const std::int32_t* every_rank = nullptr;  ///< [T, P]: ids of tokens that go to every rank
   SlotMemory memory{};
+  ReceivedMemory received{};
+  cuda::HostCountWords counts{};
   PushRegion main{};
   std::vector<PushRegion> payloads{};
   PushRegion gather{};        ///< where shape.gathers_routing
   cuda::PeerTable weights{};  ///< where shape.returns_weights
 };
 
-/// `shared` with the memory of a slot, and its regions. `windows`: where those begin at each rank.
-SlotKernels make_slot_kernels(const SlotKernels& shared, const SlotMemory& memory,
-                              const cuda::PeerTable& windows);
+/// `shared`, whose memory is that of a slot, with its regions. `windows`: where those begin at each
+/// rank.
+SlotKernels make_slot_kernels(const SlotKernels& shared, const cuda::PeerTable& windows);
+
+/// How the rows of a receive buffer are found.
+enum class Sizing : std::uint8_t { kWorstCase, kToBeCounted, kCounted };
 
 /// What one dispatch is given.
 struct PushDispatch {
@@ -46,7 +52,9 @@ struct PushDispatch {
   std::vector<const std::byte*> payloads;  ///< none with routing_only
   std::int64_t max_tokens = 0;             ///< of any rank
   std::int64_t call_max_tokens = 0;        ///< the same, if the caller gave it
-  bool is_again = false;                   ///< its ids are those of an earlier dispatch, in own_ids
+  Sizing sizing = Sizing::kWorstCase;
+  std::int64_t num_rows = 0;  ///< N of the receive buffer: the most until they are counted
+  bool is_again = false;      ///< its ids are those of an earlier dispatch, in own_ids
   bool routing_only = false;  ///< rows travel as one vector of elements, without scales
 
   std::int64_t num_tokens() const { return tokens.count; }
@@ -69,6 +77,7 @@ cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call
 cuda::ReceiveBuffer receive_buffer(const SlotKernels& slot, const PushDispatch& call);
 cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch& call);
 
+cuda::HostCountsArgs host_counts_args(const SlotKernels& slot);
 cuda::RoutingArgs routing_args(const SlotKernels& slot, const PushDispatch& call);
 
 /// Without a grid, as above.

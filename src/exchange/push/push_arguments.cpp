@@ -61,6 +61,10 @@ PushDispatch PushExchange::push_dispatch(const DispatchCall& call, const Slot* e
   result.tokens = token_input(call);
   result.max_tokens = checked_max_tokens(shape_.config, asked, call.tokens.shape(0));
   result.call_max_tokens = kept == nullptr ? asked : kept->call_max_tokens;
+  result.sizing = sizing_of(call, earlier);
+  result.num_rows = result.sizing == Sizing::kCounted
+                        ? kept->num_rows
+                        : shape_.buffer_rows(group_.rank(), result.max_tokens);
   result.is_again = kept != nullptr;
   result.routing_only = options.routing_only;
   if (options.routing_only) return result;
@@ -98,8 +102,8 @@ cuda::TokenInput PushExchange::token_input(const DispatchCall& call) const {
 void PushExchange::add_results(PushCombine& to, const Slot& slot, const CombineCall& call) const {
   const ExchangeConfig& config = shape_.config;
   const TensorView& rows = call.rows;
-  check_results(config, buffer_rows(slot), rows);
-  check_row_weights(config, buffer_rows(slot), call.options.row_weights);
+  check_results(config, slot.dispatch.num_rows, rows);
+  check_row_weights(config, slot.dispatch.num_rows, call.options.row_weights);
   const DType dtype = rows.dtype();
   const std::int64_t stride = config.hidden * bits_of(dtype) / 8;
   const bool are_unweighted = call.options.rows_are == RowsAre::kUnweighted && config.sends_weights;
@@ -167,8 +171,9 @@ cuda::SumOutput PushExchange::sum_output(const Slot& slot, const CombineCall& ca
 
 Dispatched PushExchange::describe(const Slot& slot) const {
   const SlotMemory& memory = slot.kernels.memory;
+  const ReceivedMemory& received = slot.kernels.received;
   const ExchangeConfig& config = shape_.config;
-  const std::int64_t rows = buffer_rows(slot);
+  const std::int64_t rows = slot.dispatch.num_rows;
   const std::int64_t local = shape_.exchange.ownership.count(group_.rank());
   const bool is_major = is_expert_major(config.layout);
   const DType dtype = config.scheme.is_simulated() ? DType::kBF16 : config.scheme.dtype;
@@ -177,14 +182,14 @@ Dispatched PushExchange::describe(const Slot& slot) const {
   ExpertRows& experts = result.experts;
   experts.scheme = config.scheme;
   experts.rows = config.layout == Layout::kBatched
-                     ? TensorView(memory.rows, dtype,
+                     ? TensorView(received.rows, dtype,
                                   {local, shape_.exchange.receive.capacity, config.hidden}, device_)
-                     : TensorView(memory.rows, dtype, {rows, config.hidden}, device_);
+                     : TensorView(received.rows, dtype, {rows, config.hidden}, device_);
   if (config.scheme.group == ScaleGroup::kTensor) {
     experts.scales = TensorView(slot.dispatch.tokens.tensor_scale, DType::kF32, {1}, device_);
-  } else if (memory.scales != nullptr) {
+  } else if (received.scales != nullptr) {
     experts.scales =
-        scale_blocks(config, shape_.exchange, group_.rank(), rows).view(memory.scales, device_);
+        scale_blocks(config, shape_.exchange, group_.rank(), rows).view(received.scales, device_);
     experts.scale_layout = config.scale_layout;
   }
   if (config.scheme.needs_tensor_scale()) {
@@ -194,22 +199,22 @@ Dispatched PushExchange::describe(const Slot& slot) const {
   if (is_major) experts.first_row = TensorView(memory.first_row, DType::kI64, {local}, device_);
   result.total_rows = TensorView(memory.total_rows, DType::kI32, {1}, device_);
   const std::int64_t topk = config.num_topk;
-  std::int32_t* ids = shape_.gathers ? memory.row_ids : memory.row_ids;
-  float* weights = shape_.gathers ? memory.row_weights : memory.row_weights;
-  if (!is_major && topk > 0) result.topk_ids = TensorView(ids, DType::kI32, {rows, topk}, device_);
+  if (!is_major && topk > 0)
+    result.topk_ids = TensorView(received.row_ids, DType::kI32, {rows, topk}, device_);
   if (config.sends_weights && is_major) {
-    result.topk_weights = TensorView(weights, DType::kF32, {rows}, device_);
+    result.topk_weights = TensorView(received.row_weights, DType::kF32, {rows}, device_);
   } else if (config.sends_weights && topk > 0) {
-    result.topk_weights = TensorView(weights, DType::kF32, {rows, topk}, device_);
+    result.topk_weights = TensorView(received.row_weights, DType::kF32, {rows, topk}, device_);
   }
-  for (const PayloadMemory& payload : memory.payloads) {
-    result.payloads.emplace_back(payload.rows, DType::kU8,
-                                 std::initializer_list<std::int64_t>{rows, payload.row_bytes},
+  for (std::size_t i = 0; i < received.payloads.size(); ++i) {
+    result.payloads.emplace_back(received.payloads[i], DType::kU8,
+                                 std::initializer_list<std::int64_t>{rows, config.payload_bytes[i]},
                                  device_);
   }
   if (config.overflow == Overflow::kDrop) {
     result.num_dropped = TensorView(memory.num_dropped, DType::kI32, {1}, device_);
   }
+  if (slot.dispatch.sizing == Sizing::kCounted) result.host = host_counts(slot);
   return result;
 }
 

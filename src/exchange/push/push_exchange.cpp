@@ -101,22 +101,38 @@ DispatchHandle PushExchange::handle_of(const Slot& slot) const {
   return handle;
 }
 
-PushExchange::Slot& PushExchange::start(const DispatchCall& call, cuda::Phases phases) {
+PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
   check();
   const Slot* earlier =
       call.earlier == nullptr ? nullptr : &kept_routing(*call.earlier, "dispatch_again");
   check_input(call, earlier);
+  const PushDispatch dispatch = push_dispatch(call, earlier);
   Slot& slot = open_slot(call.name());
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
   slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
-  slot.dispatch = push_dispatch(call, earlier);
-  launch(slot, phases, call.stream);
+  slot.dispatch = dispatch;
+  if (dispatch.sizing == Sizing::kCounted) fit_received(slot, call.stream);
+  return slot;
+}
+
+// One kernel for both phases, unless the host looks at the counts in between.
+PushExchange::Slot& PushExchange::dispatch_both(const DispatchCall& call) {
+  Slot& slot = open(call);
+  if (slot.dispatch.sizing == Sizing::kToBeCounted) {
+    launch(slot, cuda::Phases::kSend, call.stream);
+    count_rows(slot, !is_shared_gpu(), call.stream);
+    launch(slot, cuda::Phases::kReceive, call.stream);
+  } else {
+    launch(slot, cuda::Phases::kBoth, call.stream);
+  }
+  advance(slot, Stage::kReceived);
   return slot;
 }
 
 DispatchHandle PushExchange::dispatch_send(const DispatchCall& call) {
   const cuda::DeviceGuard guard(device_.index);
-  Slot& slot = start(call, cuda::Phases::kSend);
+  Slot& slot = open(call);
+  launch(slot, cuda::Phases::kSend, call.stream);
   advance(slot, Stage::kSent);
   return handle_of(slot);
 }
@@ -125,6 +141,7 @@ Dispatched PushExchange::dispatch_receive(const DispatchHandle& handle, Stream s
   const cuda::DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
+  if (slot.dispatch.sizing == Sizing::kToBeCounted) count_rows(slot, false, stream);
   launch(slot, cuda::Phases::kReceive, stream);
   advance(slot, Stage::kReceived);
   return describe(slot);
@@ -132,9 +149,7 @@ Dispatched PushExchange::dispatch_receive(const DispatchHandle& handle, Stream s
 
 Dispatched PushExchange::dispatch(const DispatchCall& call) {
   const cuda::DeviceGuard guard(device_.index);
-  Slot& slot = start(call, cuda::Phases::kBoth);
-  advance(slot, Stage::kReceived);
-  return describe(slot);
+  return describe(dispatch_both(call));
 }
 
 // Slots are used by turns of calls, so a combine needs a call of its own, on every rank.
@@ -146,9 +161,7 @@ DispatchHandle PushExchange::reopen(const DispatchHandle& earlier, Stream stream
   options.tensor_scale = TensorView(blank_.data(), DType::kF32, {1}, device_);
   const TensorView tokens(blank_.data(), DType::kBF16,
                           {kept.dispatch.num_tokens(), shape_.config.hidden}, device_);
-  Slot& slot = start({tokens, {}, {}, stream, options, &earlier}, cuda::Phases::kBoth);
-  advance(slot, Stage::kReceived);
-  return handle_of(slot);
+  return handle_of(dispatch_both({tokens, {}, {}, stream, options, &earlier}));
 }
 
 void PushExchange::enter(Phase phase, const Slot& slot) {
@@ -265,13 +278,13 @@ void PushExchange::write_row_sources(const DispatchHandle& handle, const RowSour
       "tokens of all ranks, in order",
       kName);
   const Slot& slot = slots_[handles_.find(handle, Stage::kReceived, kName)];
-  check_row_sources(sources, buffer_rows(slot), group_.size());
+  check_row_sources(sources, slot.dispatch.num_rows, group_.size());
   const auto list = [](const TensorView& view) {
     return view.has_value() ? view.as<std::int32_t>() : nullptr;
   };
   cuda::launch_row_sources(
       {slot.kernels.memory.state, group_.size(), shape_.main_topk,
-       static_cast<std::int32_t>(shape_.config.max_tokens_per_rank), buffer_rows(slot),
+       static_cast<std::int32_t>(shape_.config.max_tokens_per_rank), slot.dispatch.num_rows,
        list(sources.rank), list(sources.token), list(sources.rows_per_rank)},
       stream.get());
 }

@@ -57,12 +57,17 @@ class PushExchange final : public ExchangeBackend {
     std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
     PushDispatch dispatch;      ///< its last dispatch
     cuda::DeviceBuffer buffer;
-    SlotKernels kernels;  ///< whose memory is the buffer's
+    cuda::DeviceBuffer received;
+    std::int64_t num_received_rows = 0;  ///< that there is memory for
+    cuda::PinnedBuffer counts;
+    SlotKernels kernels;                      ///< whose memory is that of these three
+    std::vector<std::int64_t> rows_per_rank;  ///< where they were counted
   };
 
   // push_exchange.cpp
   void enter(Phase phase, const Slot& slot);
-  Slot& start(const DispatchCall& call, cuda::Phases phases);
+  Slot& open(const DispatchCall& call);
+  Slot& dispatch_both(const DispatchCall& call);
   void launch(const Slot& slot, cuda::Phases phases, Stream stream);
   cuda::GridRequest grid_request(const Slot& slot, cuda::Phases phases) const;
   void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
@@ -77,7 +82,18 @@ class PushExchange final : public ExchangeBackend {
   void advance(const Slot& slot, Stage stage) { handles_.advance(index_of(slot), stage); }
   DispatchHandle handle_of(const Slot& slot) const;
 
+  // push_counts.cpp
+  /// Ranks that share a GPU must take memory while no kernel waits: from the constructor.
+  bool takes_memory_to_size() const { return options_.exact_memory && !is_shared_gpu(); }
+  Sizing sizing_of(const DispatchCall& call, const Slot* earlier) const;
+  void count_rows(Slot& slot, bool behind_send, Stream stream);
+  void await_counts(const Slot& slot, Stream stream);
+  std::int64_t exact_rows(const Slot& slot) const;
+  void fit_received(Slot& slot, Stream stream);
+  HostCounts host_counts(const Slot& slot) const;
+
   // push_memory.cpp
+  void take_received(Slot& slot, std::int64_t num_rows, cudaStream_t stream);
   void prepare_memory();
   void run_kernels() const;
   void allocate(Slot& slot, std::size_t index);
@@ -100,10 +116,6 @@ class PushExchange final : public ExchangeBackend {
   void add_output(PushCombine& to, const Slot& slot, const CombineCall& call) const;
   cuda::SumOutput sum_output(const Slot& slot, const CombineCall& call) const;
   Dispatched describe(const Slot& slot) const;
-  std::int64_t buffer_rows(const Slot& slot) const {
-    return shape_.buffer_rows(group_.rank(), slot.dispatch.max_tokens);
-  }
-
   Group group_;
   ExchangeConfig config_;    ///< as given
   PushExchangeShape shape_;  ///< its config has worst_case_rows

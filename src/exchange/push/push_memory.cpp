@@ -30,7 +30,9 @@ void start_count(std::uint64_t* counter) {
 ExchangeMemory PushExchange::memory() const {
   ExchangeMemory memory;
   memory.window_bytes = window_->size_bytes();
-  for (const Slot& slot : slots_) memory.receive_bytes += slot.buffer.size_bytes();
+  for (const Slot& slot : slots_) {
+    memory.receive_bytes += slot.buffer.size_bytes() + slot.received.size_bytes();
+  }
   return memory;
 }
 
@@ -88,6 +90,7 @@ void PushExchange::run_kernels() const {
     cuda::run_routing_kernels(routing_args(slot, call), shape_.drops,
                               shape_.gathers && shape_.gathers_routing, nullptr);
   }
+  cuda::launch_host_counts(host_counts_args(slot), false, nullptr);
   cuda::launch_combine(combine_args(slot, {}), cuda::Phases::kNone, false, nullptr);
   if (shape_.returns_weights) {
     cuda::launch_return_weights(return_weights_args(slot, {}), nullptr);
@@ -105,17 +108,43 @@ void PushExchange::allocate(Slot& slot, std::size_t index) {
   const SlotMemory memory = lay_out(slot.buffer.data());
   start_count(memory.state.counter);
   if (shape_.gathers_routing) start_count(memory.gather.state.counter);
-  for (const PayloadMemory& payload : memory.payloads) start_count(payload.counter);
+  for (std::uint64_t* counter : memory.payload_counters) start_count(counter);
+
+  const int num_ranks = group_.size();
+  const int num_local = shape_.main_ownership.count(group_.rank());
+  slot.counts = cuda::PinnedBuffer(cuda::HostCountWords::num_bytes(num_ranks, num_local));
 
   cuda::PeerTable windows{};
   for (int r = 0; r < group_.size(); ++r) {
     windows.base[r] = window_->base(r) + index * shape_.window_bytes;
   }
-  slot.kernels = make_slot_kernels({.shape = &shape_,
-                                    .rank = group_.rank(),
-                                    .watch = watch_,
-                                    .every_rank = every_rank_.as<std::int32_t>()},
-                                   memory, windows);
+  slot.kernels =
+      make_slot_kernels({.shape = &shape_,
+                         .rank = group_.rank(),
+                         .watch = watch_,
+                         .every_rank = every_rank_.as<std::int32_t>(),
+                         .memory = memory,
+                         .counts = cuda::HostCountWords(slot.counts.as<void>(), num_ranks)},
+                        windows);
+  if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), nullptr);
+  slot.kernels.received.payloads.resize(shape_.payloads.size());  // the kernels' first runs ask
+}
+
+// In the order of the stream where a call does it.
+void PushExchange::take_received(Slot& slot, std::int64_t num_rows, cudaStream_t stream) {
+  const auto lay_out = [&](std::byte* base) {
+    return lay_out_received(base, shape_, group_.rank(), num_rows);
+  };
+  const std::size_t num_bytes = lay_out(nullptr).num_bytes;
+  if (takes_memory_to_size()) {
+    slot.received.resize(num_bytes, stream);
+  } else {
+    slot.received = cuda::DeviceBuffer(num_bytes);
+  }
+  slot.kernels.received = lay_out(slot.received.data());
+  slot.num_received_rows = num_rows;
+  if (num_bytes == 0) return;
+  cuda::check_cuda(cudaMemsetAsync(slot.received.data(), 0, num_bytes, stream), "cudaMemset");
 }
 
 }  // namespace switchyard

@@ -3,6 +3,8 @@
 // What a dispatch does besides its rows: it keeps ids, gathers them from all ranks and drops
 // overflow; and it clears memory where rows without a token have a meaning.
 
+#include <algorithm>
+
 #include "core/fail.h"
 #include "cuda/base/check.h"
 #include "exchange/push/push_exchange.h"
@@ -41,7 +43,7 @@ const PushExchange::Slot& PushExchange::kept_routing(const DispatchHandle& earli
   return *found;
 }
 
-// Copies the ids of an earlier dispatch, unless it used the same slot.
+// Copies what is known of an earlier dispatch's routing, unless it used the same slot.
 void PushExchange::copy_routing(Slot& slot, const Slot& earlier, Stream stream) const {
   if (&slot == &earlier) return;
   const auto copy = [&](std::int32_t* to, const std::int32_t* from, std::int64_t count) {
@@ -54,11 +56,16 @@ void PushExchange::copy_routing(Slot& slot, const Slot& earlier, Stream stream) 
   const SlotMemory& from = earlier.kernels.memory;
   copy(to.own_ids, from.own_ids, earlier.dispatch.num_tokens() * shape_.config.num_topk);
   copy(to.num_dropped, from.num_dropped, 1);
+  if (earlier.dispatch.sizing != Sizing::kCounted) return;
+  slot.rows_per_rank = earlier.rows_per_rank;
+  const auto num_words =
+      static_cast<std::size_t>(group_.size() + shape_.main_ownership.count(group_.rank()));
+  std::copy_n(earlier.kernels.counts.num_dropped, 1 + num_words, slot.kernels.counts.num_dropped);
 }
 
 void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
   const ExchangeConfig& config = shape_.config;
-  const auto rows = static_cast<std::size_t>(buffer_rows(slot));
+  const auto rows = static_cast<std::size_t>(slot.dispatch.num_rows);
   const auto topk = static_cast<std::size_t>(config.num_topk);
   const auto clear = [&](void* memory, int byte, std::size_t bytes) {
     if (memory == nullptr || bytes == 0) return;
@@ -75,8 +82,9 @@ void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
   clear(to.rows, 0, rows * shape_.exchange.payload_bytes);
   const cuda::ScalePlacement scales = scale_placement(slot.kernels, slot.dispatch);
   clear(scales.data, 0, scales.block.num_bytes());
-  for (const PayloadMemory& payload : slot.kernels.memory.payloads) {
-    clear(payload.rows, 0, rows * static_cast<std::size_t>(payload.row_bytes));
+  for (std::size_t i = 0; i < config.payload_bytes.size(); ++i) {
+    clear(slot.kernels.received.payloads[i], 0,
+          rows * static_cast<std::size_t>(config.payload_bytes[i]));
   }
 }
 

@@ -55,13 +55,35 @@ GatherMemory lay_out_gather(Carver& parts, const PushExchangeShape& shape) {
 
 }  // namespace
 
+ReceivedMemory lay_out_received(std::byte* base, const PushExchangeShape& shape, int rank,
+                                std::int64_t num_rows) {
+  const ExchangeConfig& config = shape.config;
+  const auto rows = static_cast<std::size_t>(num_rows);
+  const auto topk = static_cast<std::size_t>(config.num_topk);
+  const bool is_major = is_expert_major(config.layout);
+
+  Carver parts(base, kPartAlignment);
+  ReceivedMemory memory;
+  carve(parts, memory.rows, checked_mul(rows, shape.exchange.payload_bytes));
+  if (shape.exchange.num_scales > 0) {
+    const ScaleBlocks scales = scale_blocks(config, shape.exchange, rank, num_rows);
+    carve(parts, memory.scales, scales.num_bytes());
+  }
+  if (!is_major) carve(parts, memory.row_ids, rows * topk);
+  if (config.sends_weights) carve(parts, memory.row_weights, rows * (is_major ? 1 : topk));
+  for (const std::int64_t bytes : config.payload_bytes) {
+    carve(parts, memory.payloads.emplace_back(),
+          checked_mul(rows, static_cast<std::size_t>(bytes)));
+  }
+  memory.num_bytes = parts.used_bytes();
+  return memory;
+}
+
 SlotMemory lay_out_slot(std::byte* base, const PushExchangeShape& shape, int rank, bool keeps_ids) {
   const ExchangeConfig& config = shape.config;
-  const std::int64_t buffer_rows = shape.exchange.max_buffer_rows;
   const auto ranks = static_cast<std::size_t>(shape.main_ownership.num_ranks);
   const auto tokens = static_cast<std::size_t>(config.max_tokens_per_rank);
   const auto topk = static_cast<std::size_t>(config.num_topk);
-  const auto rows = static_cast<std::size_t>(buffer_rows);
   const auto local = static_cast<std::size_t>(shape.exchange.ownership.count(rank));
   const bool is_major = is_expert_major(config.layout);
 
@@ -71,22 +93,12 @@ SlotMemory lay_out_slot(std::byte* base, const PushExchangeShape& shape, int ran
   carve(parts, memory.num_rows, std::max<std::size_t>(local, 1));
   carve(parts, memory.total_rows, 1);
   if (is_major) carve(parts, memory.first_row, local);
-  carve(parts, memory.rows, checked_mul(rows, shape.exchange.payload_bytes));
-  if (shape.exchange.num_scales > 0) {
-    const ScaleBlocks scales = scale_blocks(config, shape.exchange, rank, buffer_rows);
-    carve(parts, memory.scales, scales.num_bytes());
-  }
-  if (!is_major) carve(parts, memory.row_ids, rows * topk);
-  if (config.sends_weights) carve(parts, memory.row_weights, rows * (is_major ? 1 : topk));
   memory.num_rows_of_expert = memory.num_rows;
   if (shape.gathers) carve(parts, memory.num_rows_of_expert, local);
   if (keeps_ids) carve(parts, memory.own_ids, tokens * topk);
   carve(parts, memory.num_dropped, 1);
-  for (const std::int64_t bytes : config.payload_bytes) {
-    PayloadMemory& payload = memory.payloads.emplace_back();
-    payload.row_bytes = bytes;
-    carve(parts, payload.counter, 1);
-    carve(parts, payload.rows, checked_mul(rows, static_cast<std::size_t>(bytes)));
+  for (std::size_t i = 0; i < config.payload_bytes.size(); ++i) {
+    carve(parts, memory.payload_counters.emplace_back(), 1);
   }
   if (shape.gathers_routing) memory.gather = lay_out_gather(parts, shape);
   memory.num_bytes = parts.used_bytes();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // slot_memory.h: the device memory of one slot: what a call receives, and what it leaves for its
-// combine. All arrays are parts of one allocation.
+// combine, in an allocation each.
 //
 // Letters: P ranks, T tokens at most, K choices, L local experts, N rows of the receive buffer.
 #pragma once
@@ -15,13 +15,6 @@
 
 namespace switchyard {
 
-/// Rows of bytes that go where the tokens go, with a count of calls of their own.
-struct PayloadMemory {
-  std::uint64_t* counter = nullptr;
-  std::byte* rows = nullptr;
-  std::int64_t row_bytes = 0;
-};
-
 /// Ids and weights of all ranks' tokens; every array is null unless shape.gathers_routing.
 struct GatherMemory {
   cuda::CallState state;
@@ -32,25 +25,33 @@ struct GatherMemory {
   cuda::ChoiceSort sort;               ///< where overflow is dropped
 };
 
-/// Null: the exchange has no use for it.
+/// What comes, in a buffer of N rows. Null: the exchange has no use for it.
+struct ReceivedMemory {
+  std::byte* rows = nullptr;  ///< [N]
+  std::byte* scales = nullptr;
+  std::int32_t* row_ids = nullptr;   ///< [N, K], token-major
+  float* row_weights = nullptr;      ///< [N], or [N, K] token-major
+  std::vector<std::byte*> payloads;  ///< [N] of the configured bytes each
+  std::size_t num_bytes = 0;         ///< of all
+};
+
+/// All else. Null: the exchange has no use for it.
 struct SlotMemory {
   cuda::CallState state;
-  std::int32_t* num_rows = nullptr;    ///< [L]
-  std::int32_t* total_rows = nullptr;  ///< [1]
-  std::int64_t* first_row = nullptr;   ///< [L], expert-major
-  std::byte* rows = nullptr;           ///< [N]
-  std::byte* scales = nullptr;
-  std::int32_t* row_ids = nullptr;             ///< [N, K], token-major
-  float* row_weights = nullptr;                ///< [N], or [N, K] token-major
+  std::int32_t* num_rows = nullptr;            ///< [L]
+  std::int32_t* total_rows = nullptr;          ///< [1]
+  std::int64_t* first_row = nullptr;           ///< [L], expert-major
   std::int32_t* num_rows_of_expert = nullptr;  ///< [L]; num_rows unless every rank gets all tokens
   std::int32_t* own_ids = nullptr;             ///< [T, K], where ids are kept
   std::int32_t* num_dropped = nullptr;         ///< [1]
-  std::vector<PayloadMemory> payloads;
+  std::vector<std::uint64_t*> payload_counters;  ///< [1] each: payloads count calls of their own
   GatherMemory gather;
   std::size_t num_bytes = 0;  ///< of all
 };
 
-/// Where each array lies in an allocation that begins at `base`. With null it only finds num_bytes.
+// Where each array lies in an allocation that begins at `base`. With null they only find num_bytes.
+ReceivedMemory lay_out_received(std::byte* base, const PushExchangeShape& shape, int rank,
+                                std::int64_t num_rows);
 SlotMemory lay_out_slot(std::byte* base, const PushExchangeShape& shape, int rank, bool keeps_ids);
 
 }  // namespace switchyard

@@ -18,7 +18,7 @@ constexpr std::int32_t kMaxTopk = 64;
 
 constexpr std::array<const char*, 6> kActivationNames{"silu",        "gelu",        "swigluoai",
                                                       "silu_no_mul", "gelu_no_mul", "relu2_no_mul"};
-constexpr std::array<const char*, 2> kFlashInferBackends{"throughput", "latency"};
+constexpr std::array<const char*, 3> kFlashInferBackends{"throughput", "latency", "masked_gemm"};
 
 void check_sizes(const MoEConfig& c) {
   require(c.num_experts >= 1 && c.num_experts <= kMaxExperts, Errc::kInvalidArgument,
@@ -110,7 +110,8 @@ bool MoEConfig::use_flashinfer_cutlass_kernels(bool has_kernels) const {
   require(std::find(kFlashInferBackends.begin(), kFlashInferBackends.end(), backend) !=
               kFlashInferBackends.end(),
           Errc::kInvalidArgument,
-          "setting SWITCHYARD_FLASHINFER_MOE_BACKEND is \"{}\", want throughput or latency",
+          "setting SWITCHYARD_FLASHINFER_MOE_BACKEND is \"{}\", want throughput, latency or "
+          "masked_gemm",
           backend);
   return is_wanted && has_kernels && backend == "throughput";
 }

@@ -45,12 +45,15 @@ void check_make(const MakeQuantOptions& options) {
           "per_act_token_quant or a block_shape");
 }
 
-/// The block of weights with unquantized activations; {0, g} is a group along the input.
+/// The block of weights with unquantized activations; {0, g} is a group along the input, and g = -1
+/// the whole input, as vLLM's MoeWNA16 and compressed-tensors write channelwise scales.
 std::optional<GroupShape> weight_block(const std::optional<BlockShape>& block) {
   if (!block.has_value()) return std::nullopt;
   const auto [row, col] = *block;
-  require(row >= 0 && col >= 1, Errc::kInvalidArgument,
-          "quant_config: block_shape is {{{}, {}}}, want at least 0 rows and 1 column", row, col);
+  require(row >= -1 && (col == -1 || col >= 1), Errc::kInvalidArgument,
+          "quant_config: block_shape is {{{}, {}}}, want at least 0 rows and 1 column, or -1 for "
+          "all",
+          row, col);
   return GroupShape{row, col};
 }
 

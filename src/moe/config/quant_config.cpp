@@ -31,10 +31,9 @@ void check_alike(const char* what, const QuantDesc& first, const QuantDesc& seco
 
 void check_shape(const char* what, const std::optional<GroupShape>& shape) {
   if (!is_block(shape)) return;
-  require(shape->row >= 0 && shape->col >= 1, Errc::kInvalidArgument,
-          "quant_config: {} has shape {}, want {{-1, -1}}, {{1, -1}} or a block of at least 0 rows "
-          "and 1 column",
-          what, describe(shape));
+  require(shape->row >= -1 && (shape->col == -1 || shape->col >= 1), Errc::kInvalidArgument,
+          "quant_config: {} has shape {}, want at least 0 rows and 1 column, or -1 for all", what,
+          describe(shape));
 }
 
 // Formats with their own scales accept no other grouping.
@@ -43,8 +42,9 @@ void check_activation(const QuantDesc& a1) {
   require(dtype <= QuantDType::kMxint8 && dtype != QuantDType::kInt4, Errc::kInvalidArgument,
           "quant_config: activations are {}, which is for weights only", name_of(dtype));
   if (dtype == QuantDType::kNone) return;
-  require(!is_block(a1.shape) || a1.shape->row >= 1, Errc::kInvalidArgument,
-          "quant_config: {} activations with shape {}, want a block of at least 1 row",
+  require(!is_block(a1.shape) || (a1.shape->row >= 1 && a1.shape->col >= 1), Errc::kInvalidArgument,
+          "quant_config: {} activations with shape {}, want {{-1, -1}}, {{1, -1}} or a block of at "
+          "least 1 row and 1 column",
           name_of(dtype), describe(a1.shape));
   if (is_element_type(dtype) || !a1.shape.has_value() || a1.shape->is_per_tensor()) return;
   const bool is_mx = is_ocp_mx(dtype) || dtype == QuantDType::kMxfp8;

@@ -41,7 +41,7 @@ ExchangePrepareFinalize::Input ExchangePrepareFinalize::begin(MicroBatch& batch,
   return input;
 }
 
-// The product is f32, rounded once to the dtype of the row.
+// The weight is rounded to the dtype of the row, as in the originals, then the f32 product is.
 void ExchangePrepareFinalize::weigh_input(MicroBatch& batch, const PrepareArguments& arguments,
                                           Input& input, Stream stream) const {
   const TensorView& hidden = arguments.hidden;

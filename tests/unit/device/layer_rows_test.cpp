@@ -121,14 +121,24 @@ TEST(MarkRowsTest, GapsBelongToTheirExpert) {
   EXPECT_EQ(end, 0);
 }
 
+// In bf16 the weight is 1 + 2^-7, and 1.75 times that is 225.75 / 128; with the f32 weight it would
+// be 224.9 / 128.
+TEST(WeighRowsTest, WeightsAreRoundedToTheTypeOfTheRowsFirst) {
+  const float weight = 1.0f + 0x1p-8f + 0x1p-12f;
+  const std::vector<std::uint16_t> from = bf16({1.75f});
+  const Tensor to(DType::kBF16, {1, 1});
+  weigh_rows(rows_of(from, {1, 1}), view_of(std::vector{weight}), to, Stream::host());
+  EXPECT_EQ(f32_from_bf16(to.as<std::uint16_t>()[0]), 226.0f / 128.0f);
+}
+
 TEST(WeighRowsTest, ProductsAreRoundedOnce) {
-  const std::vector<std::uint16_t> from = bf16({1, 2, 3, 4, 5, 6});
-  const std::vector<float> weights{0.5f, 1.0f + 0x1p-8f};  // 4 * weight is a tie: to even
+  const std::vector<std::uint16_t> from = bf16({1, 2, 3, 3, 5, 6});
+  const std::vector<float> weights{0.5f, 1.0f + 0x1p-7f};  // 3 * weight is a tie: to even
   const Tensor to(DType::kBF16, {2, 3});
   weigh_rows(rows_of(from, {2, 3}), view_of(weights), to, Stream::host());
   EXPECT_EQ(std::vector<std::uint16_t>(to.as<std::uint16_t>(), to.as<std::uint16_t>() + 6),
-            bf16({0.5f, 1, 1.5f, 4 * weights[1], 5 * weights[1], 6 * weights[1]}));
-  EXPECT_EQ(f32_from_bf16(to.as<std::uint16_t>()[3]), 4.0f);
+            bf16({0.5f, 1, 1.5f, 3 * weights[1], 5 * weights[1], 6 * weights[1]}));
+  EXPECT_EQ(f32_from_bf16(to.as<std::uint16_t>()[3]), 3.03125f);
 
   const std::vector<float> wide{1, 2, 3};
   const std::vector<float> third{1.0f / 3.0f};

@@ -81,9 +81,12 @@ TEST(StoreEngineTest, ExchangeIsNotSupported) {
 }
 
 TEST(StoreEngineTest, AbortReachesAllRanks) {
+  std::atomic<int> num_ready = 0;
   std::atomic<int> num_told = 0;
   run_store_ranks(3, [&](const Group& group) {
     EXPECT_EQ(group.error(), std::nullopt);
+    ++num_ready;
+    while (num_ready < 3) std::this_thread::yield();
     if (group.rank() == 1) group.abort("user said stop");
     const Error error = error_of([&] { group.control().wait({}, [] { return false; }); });
     EXPECT_EQ(error.code(), Errc::kAborted);

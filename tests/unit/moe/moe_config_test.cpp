@@ -110,8 +110,10 @@ TEST(MoEConfigTest, FlashInferKernelsFollowTheSettings) {
   EXPECT_FALSE(config.use_flashinfer_cutlass_kernels(false));
   set_setting("SWITCHYARD_FLASHINFER_MOE_BACKEND", "latency");
   EXPECT_FALSE(config.use_flashinfer_cutlass_kernels());
+  set_setting("SWITCHYARD_FLASHINFER_MOE_BACKEND", "masked_gemm");
+  EXPECT_FALSE(config.use_flashinfer_cutlass_kernels());
   set_setting("SWITCHYARD_FLASHINFER_MOE_BACKEND", "fast");
-  expect_error(Errc::kInvalidArgument, "is \"fast\", want throughput or latency",
+  expect_error(Errc::kInvalidArgument, "is \"fast\", want throughput, latency or masked_gemm",
                [&] { (void)config.use_flashinfer_cutlass_kernels(); });
   set_setting("SWITCHYARD_FLASHINFER_MOE_BACKEND", "throughput");
   set_setting("SWITCHYARD_USE_FLASHINFER_MOE_FP4", "yes");

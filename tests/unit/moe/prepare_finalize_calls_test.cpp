@@ -13,6 +13,7 @@
 
 #include "prepare_finalize_case.h"
 #include "quant/bf16.h"
+#include "reference/batched.h"
 #include "support/elements.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -174,7 +175,7 @@ TEST(PrepareFinalizeCallsTest, WeightsOnTheInputEqualWeightedRows) {
       reference::RankInput weighted = batch.ranks[r];
       for (std::int64_t t = 0; t < weighted.tokens.rows; ++t) {
         for (float& x : weighted.tokens.row(t)) {
-          x = reference::round_to(DType::kBF16, x * weighted.topk_weights(t, 0));
+          x = reference::weigh_input(DType::kBF16, x, weighted.topk_weights(t, 0));
         }
         weighted.topk_weights(t, 0) = 1.0f;
       }

@@ -116,7 +116,8 @@ TEST(QuantBuildersTest, WeightsOnly) {
 
 TEST(QuantBuildersTest, IntegerWeightsWithABlockHaveABlockWithoutBeingQuantized) {
   for (const auto& build : {&QuantConfig::int4_w4a16, &QuantConfig::int8_w8a16}) {
-    for (const BlockShape& block : {BlockShape{0, 64}, BlockShape{1, 128}, BlockShape{128, 128}}) {
+    for (const BlockShape& block : {BlockShape{0, 64}, BlockShape{1, 128}, BlockShape{128, 128},
+                                    BlockShape{0, -1}, BlockShape{-1, 128}}) {
       const QuantConfig config = build({.block_shape = block});
       EXPECT_EQ(config.quant_dtype(), Q::kNone);
       EXPECT_FALSE(config.is_quantized());
@@ -127,9 +128,30 @@ TEST(QuantBuildersTest, IntegerWeightsWithABlockHaveABlockWithoutBeingQuantized)
       EXPECT_EQ(activation_scheme(config), schemes::kNone);
     }
   }
+  expect_error(Errc::kInvalidArgument, "block_shape is {0, -2}", [] {
+    (void)QuantConfig::int8_w8a16({.block_shape = BlockShape{0, -2}});
+  });
   expect_error(Errc::kInvalidArgument, "block_shape is {0, 0}", [] {
     (void)QuantConfig::int4_w4a16({.block_shape = BlockShape{0, 0}});
   });
+}
+
+// vLLM writes {0, group_size} with group_size -1 for channelwise scales; (1, -1) and (-1, -1) are
+// the shapes of a token and a tensor there, so they are no blocks.
+TEST(QuantBuildersTest, ChannelwiseIntegerWeights) {
+  for (const auto& build : {&QuantConfig::int4_w4a16, &QuantConfig::int8_w8a16}) {
+    for (const BlockShape& block : {BlockShape{-1, -1}, BlockShape{1, -1}}) {
+      const QuantConfig config = build({.block_shape = block});
+      EXPECT_EQ(config.w1().shape, (GroupShape{block[0], block[1]}));
+      EXPECT_EQ(config.w2().shape, config.w1().shape);
+      EXPECT_FALSE(config.is_quantized());
+      EXPECT_FALSE(config.is_block_quantized());
+      EXPECT_EQ(config.block_shape(), std::nullopt);
+      EXPECT_EQ(config.per_out_ch_quant(), block[0] == 1);
+      EXPECT_EQ(config.scale_shape(64, 7168), std::nullopt);
+      EXPECT_EQ(activation_scheme(config), schemes::kNone);
+    }
+  }
 }
 
 TEST(QuantBuildersTest, GptqMarlin) {

@@ -177,7 +177,8 @@ TEST(QuantConfigTest, DescriptorsMustAgree) {
   expect_error(Errc::kInvalidArgument, "w1 is fp8_e4m3", build(fp8, fp8, fp8, int4));
   expect_error(Errc::kInvalidArgument, "activations are int4, which is for weights only",
                build(int4, int4, int4, int4));
-  expect_error(Errc::kInvalidArgument, "a1 has shape {-1, 1}", build(odd, odd, fp8, fp8));
+  expect_error(Errc::kInvalidArgument, "int8 activations with shape {-1, 1}",
+               build(odd, odd, fp8, fp8));
 }
 
 TEST(QuantConfigTest, PowerOfTwoScalesWantBlocksOf128) {

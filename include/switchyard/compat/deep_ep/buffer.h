@@ -16,7 +16,6 @@
 //   - recv_x is memory of the view: valid until the next call with its handle, or until the last
 //     copy of the handle is destroyed
 //   - any number of ranks, any H
-//   - on a GPU nothing waits for counts: dispatch needs num_worst_tokens
 #pragma once
 
 #include <cstdint>
@@ -55,9 +54,9 @@ struct BufferDispatchOptions {
   TensorView x_scales{};
   TensorView topk_weights{};          ///< [T, K] f32
   std::int64_t expert_alignment = 1;  ///< rounds up the counts in the list
-  /// 0, on CPUs only: recv_x has as many rows as arrive. Otherwise P times an upper bound on T, the
-  /// same on every rank: recv_x has that many rows, the list is empty, and ids of unused rows are
-  /// -1.
+  /// 0: recv_x has as many rows as arrive; on a GPU the host waits for their number, which cannot
+  /// be captured in a CUDA graph. Otherwise P times an upper bound on T, the same on every rank:
+  /// recv_x has that many rows, the list is empty, and ids of unused rows are -1.
   std::int64_t num_worst_tokens = 0;
 };
 
@@ -88,9 +87,7 @@ struct BufferCombined {
 ///
 /// Construction, dispatch and combine are collective: sizes other than T, options, and which
 /// tensors are given must be the same on every rank.
-/// Errors: kInvalidArgument at once; kNotSupported (a dispatch on a GPU without num_worst_tokens:
-/// how many rows arrive is not known there on the host); kTimeout, kPeerLost, kAborted. When ranks
-/// pass different sizes
+/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. When ranks pass different sizes
 /// or options, they get kInvalidArgument if an Exchange is created for the call, otherwise
 /// kTimeout.
 class SWITCHYARD_API Buffer {

@@ -14,7 +14,6 @@
 //   - without do_cpu_sync expanded buffers have up to P * Tm * K + (A - 1) * L rows, because a
 //     token may name an expert twice
 //   - one level of ranks: no hybrid mode and therefore not its two handle fields
-//   - on a GPU nothing waits for counts: dispatch needs do_cpu_sync = false
 //   - recv_x is memory of the view: valid until the next call with its handle, or until the last
 //     copy of the handle is destroyed
 #pragma once
@@ -77,10 +76,12 @@ struct ElasticDispatchOptions {
   TensorView topk_weights{};                 ///< [T, K] f32; with a handle only if it is expanded
   std::int64_t num_max_tokens_per_rank = 0;  ///< Tm, at least T; 0: the buffer's
   std::int64_t expert_alignment = 1;
-  bool do_expand = false;        ///< one row per (token, local expert) instead of one per token
-  bool do_cpu_sync = true;       ///< N is the number of rows that arrive; false: the maximum
-  bool do_handle_copy = true;    ///< the handle keeps a copy of topk_idx
-  bool do_zero_padding = false;  ///< expanded: unused rows are 0
+  bool do_expand = false;  ///< one row per (token, local expert) instead of one per token
+  /// N is the number of rows that arrive; on a GPU the host waits for it, which cannot be captured
+  /// in a CUDA graph. false: the maximum.
+  bool do_cpu_sync = true;
+  bool do_handle_copy = true;                 ///< the handle keeps a copy of topk_idx
+  bool do_zero_padding = false;               ///< expanded: unused rows are 0
   bool use_tma_aligned_col_major_sf = false;  ///< recv_sf has strides (1, up(N, 4))
 };
 
@@ -112,9 +113,7 @@ struct ElasticCombined {
 ///
 /// Construction, dispatch and combine are collective: sizes other than T, options, and which
 /// tensors are given must be the same on every rank.
-/// Errors: kInvalidArgument at once; kNotSupported (a dispatch on a GPU with do_cpu_sync: how many
-/// rows arrive is not known there on the host); kTimeout, kPeerLost, kAborted. When ranks pass
-/// different sizes
+/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. When ranks pass different sizes
 /// or options, they get kInvalidArgument if an Exchange is created for the call, otherwise
 /// kTimeout.
 class SWITCHYARD_API ElasticBuffer {
