@@ -1,11 +1,13 @@
 # Short names for the most common tasks. CMakePresets.json has the rest.
-.PHONY: help demo test bench format lint clean release
+.PHONY: help demo install test bench format lint clean release
 
 JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
 SOURCES = $(shell find include src cli tests examples bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 help:
 	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks'
+	@echo 'make install  build and install command and library; PREFIX=/usr/local'
 	@echo 'make test     build everything and run every test'
 	@echo 'make bench    build and run the developer benchmarks'
 	@echo 'make format   clang-format over our files'
@@ -29,6 +31,13 @@ demo:
 	@echo '  build/bin/switchyard run --model data/tiny-moe --ranks 8 --scheme fp8_block --split uneven'
 	@echo '  build/bin/switchyard run --help'
 	@echo '  docs/index.md'
+
+install:
+	@scripts/install-deps run
+	@test -f build/CMakeCache.txt || \
+	  cmake --preset release -DSWITCHYARD_BUILD_TESTS=OFF -DSWITCHYARD_BUILD_EXAMPLES=OFF
+	cmake --build build --parallel $(JOBS)
+	cmake --install build --prefix $(PREFIX)
 
 test: release
 	cmake --build build --parallel $(JOBS)

@@ -4,18 +4,17 @@
 
 #include <charconv>
 #include <cstdio>
-#include <fstream>
-#include <limits>
 #include <optional>
 
 #include "bench_html.h"
 #include "bench_report.h"
 #include "bench_run.h"
+#include "common_options.h"
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device_option.h"
+#include "io/output_file.h"
 #include "memory_file.h"
-#include "output_path.h"
 #include "start_ranks.h"
 #include "transport/env.h"
 
@@ -74,11 +73,8 @@ void check_device(const BenchOptions& options) {
 void check_before(const BenchOptions& options, int num_ranks) {
   check_device(options);
   require_device("bench", options.device);
-  if (!options.json.empty() && options.json != "-") {
-    check_output_folder("bench: --json", options.json);
-  }
-  if (!options.html.empty()) check_output_folder("bench: --html", options.html);
-  require(options.html != "-", Errc::kInvalidArgument, "bench: --html is -, must be a file");
+  check_json("bench", options.json);
+  if (!options.html.empty()) check_output_path("bench: --html", options.html);
   const auto shapes = bench_shapes(options, num_ranks);
   if (is_baseline_file(options)) read_baseline(options.baseline);
   if (options.baseline != "mpi") return;
@@ -89,12 +85,6 @@ void check_before(const BenchOptions& options, int num_ranks) {
           "bench: --baseline mpi starts ranks of its own, must be run without a launcher");
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text << std::flush;
-  require(file.good(), Errc::kSystem, "bench: cannot write {}", path);
-}
-
 int run_rank(const Group& group, const BenchOptions& options) {
   const bool speaks = options.json != "-";
   const BenchReport report = run_bench(group, options, [&](const std::string& text) {
@@ -102,10 +92,9 @@ int run_rank(const Group& group, const BenchOptions& options) {
     std::fflush(stdout);
   });
   if (group.rank() != 0) return 0;
-  if (!speaks) std::fputs(to_json(report).c_str(), stdout);
-  if (speaks && !options.json.empty()) write_file(options.json, to_json(report));
+  publish(
+      options.json, [] { return std::string(); }, [&] { return to_json(report); });
   if (!options.html.empty()) write_file(options.html, to_html(report));
-  std::fflush(stdout);
   return report.is_ok() ? 0 : 1;
 }
 
@@ -155,13 +144,9 @@ void add_other_options(CLI::App* verb, BenchOptions& options) {
   verb->add_option("--baseline", options.baseline,
                    "beside it: mpi (MPI_Alltoallv of the same bytes, cpu), nccl (cuda), or a file "
                    "of measured numbers such as bench/peers/*.json");
-  verb->add_option("--seed", options.seed, "of routing and weights")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
-      ->capture_default_str();
-  verb->add_option("--timeout", options.timeout_ms,
-                   "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
-  verb->add_option("--json", options.json, "one JSON object into this file; - for stdout, alone");
+  add_seed(verb, options.seed, "of routing and weights");
+  add_timeout(verb, options.timeout_ms);
+  add_json(verb, options.json);
   verb->add_option("--html", options.html, "a page with charts into this file");
   verb->footer(
       "examples:\n"
@@ -216,7 +201,7 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 2")
-      ->check(CLI::Range(1, 1024));
+      ->check(CLI::Range(1, kMaxRanks));
   verb->add_option("--engine", options.engine,
                    "how ranks reach each other: auto, local (threads), shm (processes), p2p (cuda: "
                    "processes with a GPU each); default: SWITCHYARD_ENGINE or auto")
@@ -226,7 +211,7 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   return verb;
 }
 
-int bench(const BenchOptions& given, char** argv) {
+int bench(const CLI::App& verb, const BenchOptions& given, char** argv) {
   BenchOptions options = given;
   // Only ranks that are threads need these settings; processes are measured with CUDA's defaults.
   const std::string engine =
@@ -249,6 +234,7 @@ int bench(const BenchOptions& given, char** argv) {
     more.push_back("--baseline-file=" + options.baseline_file);
     return more;
   };
+  start.shared = shared_options(verb);
   start.body = [&](const Group& group) { return run_rank(group, options); };
   return start_ranks(start, argv);
 }

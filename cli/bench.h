@@ -43,7 +43,7 @@ struct BenchOptions {
 CLI::App* add_bench(CLI::App& app, BenchOptions& options);
 
 /// Returns the exit code: 0, or 1 when any element is wrong.
-int bench(const BenchOptions& options, char** argv);
+int bench(const CLI::App& verb, const BenchOptions& options, char** argv);
 
 /// Returns the shapes that the options ask for, ordered by SM budget, then by tokens.
 /// Errors: kInvalidArgument, kNotSupported: lists, names or fields that do not go together.

@@ -182,19 +182,25 @@ std::string budget_section(const BenchReport& report) {
          chart + "</section>\n";
 }
 
+bool has_baselines(const BenchReport& report) {
+  return std::any_of(report.rows.begin(), report.rows.end(),
+                     [](const BenchRow& row) { return row.baseline.has_value(); });
+}
+
 std::string table_row(const BenchReport& report, const BenchRow& row) {
   std::string html = "<tr>";
   if (report.has_budgets()) html += fmt::format("<td>{}</td>", row.shape.num_sms);
   html += fmt::format("<td>{}</td>", row.shape.num_tokens);
   if (!row.left_out.empty()) {
-    return html + fmt::format("<td class=\"text\" colspan=\"8\">left out: {}</td></tr>\n",
-                              escaped(row.left_out));
+    return html + fmt::format("<td class=\"text\" colspan=\"{}\">left out: {}</td></tr>\n",
+                              has_baselines(report) ? 8 : 7, escaped(row.left_out));
   }
   html += fmt::format(
       "<td>{}</td><td>{}</td><td>{:.2f}</td><td>{}</td><td>{:.0f} %</td><td{}>{}</td><td>{}</td>",
       time_text(row.p50_us), time_text(row.p99_us), row.wire_gb_per_second(),
       time_text(row.floor_us), 100 * row.of_floor(), row.num_wrong == 0 ? "" : " class=\"bad\"",
       row.num_wrong, escaped(row.method));
+  if (!has_baselines(report)) return html + "</tr>\n";
   html += row.baseline
               ? fmt::format("<td class=\"text\">{} {} ({:.2f}x)</td>", escaped(row.baseline->name),
                             time_text(row.baseline->us), row.baseline->us / row.p50_us)
@@ -209,9 +215,14 @@ std::string table_section(const BenchReport& report) {
        {"tokens", "p50", "p99", "wire GB/s", "floor", "of floor", "wrong", "method"}) {
     html += fmt::format("<th>{}</th>", name);
   }
-  html += "<th class=\"text\">baseline</th></tr></thead><tbody>\n";
+  if (has_baselines(report)) html += "<th class=\"text\">baseline</th>";
+  html += "</tr></thead><tbody>\n";
   for (const BenchRow& row : report.rows) html += table_row(report, row);
-  return html + "</tbody></table></section>\n";
+  html +=
+      "</tbody></table><p>Times in microseconds. p99 is the maximum below 100 iterations. Method ";
+  return html +
+         "<b>calls</b>: blocking calls, from a barrier to their return; <b>graph</b>, "
+         "<b>events</b>: CUDA graphs or events.</p></section>\n";
 }
 
 std::string entry(const std::string& name, const std::string& value) {

@@ -81,7 +81,7 @@ std::string traffic_text(const measure::BenchShape& shape) {
 }
 
 // Returns the exit code, or -1 when the job exceeded the deadline and was killed.
-int wait_for(const ChildProcess& child, const Deadline& deadline) {
+int wait_for(ChildProcess child, const Deadline& deadline) {
   int status = 0;
   while (waitpid(child.pid, &status, WNOHANG) == 0) {
     pollfd entry{child.handle.get(), POLLIN, 0};
@@ -93,6 +93,7 @@ int wait_for(const ChildProcess& child, const Deadline& deadline) {
     waitpid(child.pid, &status, 0);
     return -1;
   }
+  check_started(child);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 

@@ -112,9 +112,14 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
 
 }  // namespace
 
-bool BenchReport::is_ok() const {
+bool BenchReport::is_empty() const {
   return std::all_of(rows.begin(), rows.end(),
-                     [](const BenchRow& row) { return row.num_wrong == 0; });
+                     [](const BenchRow& row) { return !row.left_out.empty(); });
+}
+
+bool BenchReport::is_ok() const {
+  return !is_empty() && std::all_of(rows.begin(), rows.end(),
+                                    [](const BenchRow& row) { return row.num_wrong == 0; });
 }
 
 bool BenchReport::has_budgets() const { return !options.sms.empty(); }
@@ -177,7 +182,11 @@ std::string footer_text(const BenchReport& report) {
   if (report.options.baseline == "nccl" && !has_any_baseline(report)) {
     text += "\nbaseline: nccl was left out; a warning says why\n";
   }
-  if (!report.is_ok()) text += "\nWRONG: elements differ from what they must be\n";
+  if (report.is_empty()) {
+    text += "\nWRONG: nothing was measured\n";
+  } else if (!report.is_ok()) {
+    text += "\nWRONG: elements differ from what they must be\n";
+  }
   return text;
 }
 

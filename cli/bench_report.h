@@ -51,6 +51,7 @@ struct BenchReport {
   std::optional<Baseline> baseline;
   std::vector<BenchRow> rows;
 
+  bool is_empty() const;  ///< nothing was measured
   bool is_ok() const;
   bool has_budgets() const;  ///< true when an SM budget was requested
 };

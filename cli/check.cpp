@@ -4,17 +4,15 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
-#include <limits>
 
 #include "check_gpus.h"
 #include "check_report.h"
 #include "check_run.h"
+#include "common_options.h"
 #include "core/clock.h"
 #include "core/fail.h"
 #include "device/cuda_module.h"
 #include "device_option.h"
-#include "output_path.h"
 #include "pattern.h"
 #include "transport/env.h"
 
@@ -29,17 +27,6 @@ bool is_wanted(const CheckOptions& options, const CheckCase& test) {
   if (options.engine != "all" && !test.engine.empty() && test.engine != options.engine)
     return false;
   return matches(options.filter, test.name);
-}
-
-void write_json(const CheckReport& report) {
-  const std::string text = to_json(report);
-  if (report.options.json == "-") {
-    std::fputs(text.c_str(), stdout);
-    return;
-  }
-  std::ofstream file(report.options.json);
-  file << text << std::flush;
-  require(file.good(), Errc::kSystem, "check: cannot write {}", report.options.json);
 }
 
 }  // namespace
@@ -69,13 +56,9 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
                    "only cases whose name has this text; with *, that are this pattern");
   verb->add_flag("--quick", options.quick, "the small cases: at most two minutes on two cores");
   verb->add_flag("--list", options.list, "print the names of the cases and run nothing");
-  verb->add_option("--json", options.json, "one JSON object into this file; - for stdout, alone");
-  verb->add_option("--seed", options.seed, "of all random values")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
-      ->capture_default_str();
-  verb->add_option("--timeout", options.timeout_ms,
-                   "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
+  add_json(verb, options.json);
+  add_seed(verb, options.seed, "of all random values");
+  add_timeout(verb, options.timeout_ms);
   return verb;
 }
 
@@ -99,15 +82,13 @@ int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases
   require(info.source == "none", Errc::kInvalidArgument,
           "check: {} started {} ranks, must be started once; it starts its ranks itself",
           info.source, info.size);
-  if (!options.json.empty() && options.json != "-")
-    check_output_folder("check: --json", options.json);
+  check_json("check", options.json);
   const std::int64_t start = now_ns();
   CheckReport report{options, plan.cases, run_plan(plan, argv)};
   if (has_gpus) report.gpus = names_of_gpus();
   report.seconds = static_cast<double>(now_ns() - start) * 1e-9;
-  if (!options.json.empty()) write_json(report);
-  if (options.json != "-") std::fputs(to_text(report).c_str(), stdout);
-  std::fflush(stdout);
+  publish(
+      options.json, [&] { return to_text(report); }, [&] { return to_json(report); });
   return report.is_ok() ? 0 : 1;
 }
 

@@ -10,6 +10,7 @@
 #include "switchyard/error.h"
 #include "switchyard/version.h"
 
+#include "common_options.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
 #include "engine/registry.h"
@@ -90,16 +91,16 @@ DoctorReport examine() {
 CLI::App* add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::App* verb = app.add_subcommand(
       "doctor", "what this machine and this build offer, and how to get what is missing");
-  verb->add_flag("--json", options.json, "one JSON object on stdout and nothing else");
+  add_json(verb, options.json);
   verb->footer("Nothing is changed. The exit code is 0, whatever is missing.");
   return verb;
 }
 
 int doctor(const DoctorOptions& options) {
+  check_json("doctor", options.json);
   const DoctorReport report = examine();
-  const std::string text = options.json ? to_json(report) : to_text(report);
-  std::fputs(text.c_str(), stdout);
-  std::fflush(stdout);
+  publish(
+      options.json, [&] { return to_text(report); }, [&] { return to_json(report); });
   return 0;
 }
 

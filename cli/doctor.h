@@ -17,7 +17,7 @@
 namespace switchyard::cli {
 
 struct DoctorOptions {
-  bool json = false;
+  std::string json;  ///< a file, or "-" for stdout; empty: text
 };
 
 /// Something that is missing or looks wrong.

@@ -19,6 +19,7 @@
 
 #include "switchyard/error.h"
 
+#include "core/memory.h"
 #include "transport/shared_memory.h"
 
 namespace switchyard::cli {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/fail.h"
-#include "output_path.h"
+#include "io/output_file.h"
 
 namespace switchyard::cli {
 
@@ -58,14 +58,15 @@ int quantize(const CLI::App& verb, const QuantizeOptions& options) {
     require(!options.dequantize || verb.count(name) == 0, Errc::kInvalidArgument,
             "quantize: {} goes with --scheme, not with --dequantize", name);
   }
-  check_output_folder("quantize: --out", options.output);
+  check_output_path("quantize: --out", options.output);
   const QuantizeSummary summary =
       options.dequantize ? dequantize_file(options) : quantize_file(options);
-  fmt::print("{}: {} {} {} {}, {} {} copied, {} -> {} bytes\n", options.output,
-             summary.num_converted, summary.num_converted == 1 ? "matrix" : "matrices",
-             options.dequantize ? "dequantized from" : "quantized to", summary.scheme,
-             summary.num_copied, summary.num_copied == 1 ? "tensor" : "tensors",
-             summary.input_bytes, summary.output_bytes);
+  const std::string text = fmt::format(
+      "{}: {} {} {} {}, {} {} copied, {} -> {} bytes\n", options.output, summary.num_converted,
+      summary.num_converted == 1 ? "matrix" : "matrices",
+      options.dequantize ? "dequantized from" : "quantized to", summary.scheme, summary.num_copied,
+      summary.num_copied == 1 ? "tensor" : "tensors", summary.input_bytes, summary.output_bytes);
+  std::fputs(text.c_str(), stdout);
   return 0;
 }
 

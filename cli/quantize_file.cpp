@@ -13,6 +13,8 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "core/text.h"
+#include "global_scale.h"
 #include "io/safetensors.h"
 #include "pattern.h"
 #include "quant/scalar.h"
@@ -55,10 +57,13 @@ bool is_float(DType dtype) {
 class Output {
  public:
   void add(const std::string& name, const TensorView& tensor) {
-    require(names_.insert(name).second, Errc::kInvalidArgument,
-            "quantize: two tensors of the output are named {}; exclude one by --names", name);
-    bytes_ += static_cast<std::int64_t>(tensor.num_bytes());
+    count(name, tensor.num_bytes());
     tensors_.push_back({name, tensor});
+  }
+  /// As it lies in its file, which must outlive this.
+  void add_copy(const StoredTensor& tensor) {
+    count(tensor.name, tensor.bytes.size());
+    copied_.push_back(tensor);
   }
   Tensor& own(Tensor tensor) {
     memory_.push_back(std::move(tensor));
@@ -66,11 +71,19 @@ class Output {
   }
   std::int64_t num_bytes() const { return bytes_; }
   void write(const std::string& path, const std::map<std::string, std::string>& metadata) const {
-    write_safetensors(path, tensors_, metadata);
+    write_safetensors(path, tensors_, metadata, copied_);
   }
 
  private:
+  void count(const std::string& name, std::size_t num_bytes) {
+    require(names_.insert(name).second, Errc::kInvalidArgument,
+            "quantize: two tensors of the output are named {}; exclude one by --names",
+            quote(name));
+    bytes_ += static_cast<std::int64_t>(num_bytes);
+  }
+
   std::vector<NamedTensor> tensors_;
+  std::vector<StoredTensor> copied_;
   std::deque<Tensor> memory_;
   std::set<std::string> names_;
   std::int64_t bytes_ = 0;
@@ -91,17 +104,15 @@ TensorView stored_view(const Format& format, const OwnedScales& scales, std::int
 
 // Returns nvfp4's global scale, or the static scale of a per-tensor scheme; absent: dynamic.
 std::optional<float> given_scale(const QuantizeOptions& options, const Format& format,
-                                 const std::string& name, const TensorView& x) {
+                                 const TensorView& x) {
   if (!format.scheme.needs_tensor_scale()) return options.static_scale;
-  if (options.global_scale) return options.global_scale;
-  const float largest = scalar::max_magnitude(x.data(), x.dtype(), 0, x.num_elements());
-  if (largest == 0.0f) return 1.0f;
-  const float scale = 448.0f * 6.0f / largest;
-  require(std::isfinite(scale) && scale > 0.0f, Errc::kInvalidArgument,
-          "quantize: the largest magnitude of {} is {}, which gives no global scale; give one by "
-          "--global-scale, or exclude it by --names",
-          name, largest);
-  return scale;
+  return options.global_scale.value_or(global_scale(largest_finite(x)));
+}
+
+// A matrix without elements has nothing to quantize, however many rows its header states.
+bool is_quantized_by(const QuantizeOptions& options, const SafetensorsEntry& entry) {
+  return entry.dtype && is_float(*entry.dtype) && entry.shape.size() == 2 &&
+         entry.begin < entry.end && matches_pattern(options.names, entry.name);
 }
 
 void quantize_tensor(const QuantizeOptions& options, const Format& format, const std::string& name,
@@ -112,7 +123,7 @@ void quantize_tensor(const QuantizeOptions& options, const Format& format, const
   require(scheme.dtype != DType::kE2M1 || hidden % 2 == 0, Errc::kInvalidArgument,
           "quantize: {} has rows of {} elements, must be even for {}; exclude it by --names", name,
           hidden, options.scheme);
-  const std::optional<float> given = given_scale(options, format, name, x);
+  const std::optional<float> given = given_scale(options, format, x);
   const TensorView given_view = given ? TensorView::of(&*given, {1}) : TensorView{};
   const Tensor& q = output.own(Tensor(stored_dtype(scheme, x.dtype()), {num_rows, hidden}));
   const bool is_packed_pair = scheme.dtype == DType::kE2M1;
@@ -254,6 +265,7 @@ void dequantize_tensor(const SafetensorsFile& file, const Format& format, const 
       is_pair ? checked_mul<std::int64_t>(stored.shape(1), 2) : stored.shape(1);
   const Tensor& y = output.own(Tensor(dtype, {num_rows, hidden}));
   output.add(name, y);
+  if (y.view().num_elements() == 0) return;
   if (scheme.is_simulated()) {
     for (std::int64_t i = 0; i < stored.num_elements(); ++i) {
       scalar::store(y.data(), dtype, i, scalar::load(stored.data(), stored.dtype(), i));
@@ -289,20 +301,20 @@ QuantizeSummary quantize_file(const QuantizeOptions& options) {
   QuantizeSummary summary{options.scheme, 0, 0, bytes_in(*file), 0};
   Output output;
   nlohmann::json converted = nlohmann::json::object();
-  for (const std::string& name : file->names()) {
-    const TensorView x = file->tensor(name);
-    if (x.num_dims() != 2 || !is_float(x.dtype()) || !matches_pattern(options.names, name)) {
-      output.add(name, x);
+  for (const SafetensorsEntry& entry : file->entries()) {
+    if (!is_quantized_by(options, entry)) {
+      output.add_copy(file->stored(entry));
       ++summary.num_copied;
       continue;
     }
-    quantize_tensor(options, format, name, x, output);
-    converted[name] = switchyard::name_of(x.dtype());
+    const TensorView x = file->tensor(entry.name);
+    quantize_tensor(options, format, entry.name, x, output);
+    converted[entry.name] = switchyard::name_of(x.dtype());
     ++summary.num_converted;
   }
   require(summary.num_converted > 0, Errc::kInvalidArgument,
-          "quantize: {} has no matrix of bf16, f16 or f32 that --names \"{}\" fits", options.input,
-          options.names);
+          "quantize: {} has no matrix of bf16, f16 or f32 with elements that --names \"{}\" fits",
+          options.input, options.names);
   std::map<std::string, std::string> metadata = file->metadata();
   metadata[kSchemeKey] = options.scheme;
   metadata[kLayoutKey] = options.scale_layout;
@@ -327,9 +339,9 @@ QuantizeSummary dequantize_file(const QuantizeOptions& options) {
     if (format.has_scales()) scales.insert(name + ".scale");
     if (format.scheme.needs_tensor_scale()) scales.insert(name + ".global_scale");
   }
-  for (const std::string& name : file->names()) {
-    if (quantized.contains(name) || scales.contains(name)) continue;
-    output.add(name, file->tensor(name));
+  for (const SafetensorsEntry& entry : file->entries()) {
+    if (quantized.contains(entry.name) || scales.contains(entry.name)) continue;
+    output.add_copy(file->stored(entry));
     ++summary.num_copied;
   }
   std::map<std::string, std::string> metadata = file->metadata();

@@ -2,27 +2,33 @@
 
 #include "run.h"
 
-#include <cstdio>
+#include <algorithm>
 #include <filesystem>
-#include <limits>
 
 #include "switchyard/group.h"
 
+#include "common_options.h"
+#include "core/bytes.h"
 #include "core/fail.h"
+#include "core/memory.h"
 #include "device_option.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
+#include "io/moe_layer.h"
+#include "io/output_file.h"
 #include "io/safetensors.h"
-#include "output_path.h"
 #include "quantize_file.h"
 #include "run_config.h"
 #include "run_input.h"
 #include "run_rank.h"
 #include "run_report.h"
 #include "start_ranks.h"
+#include "transport/env.h"
 
 namespace switchyard::cli {
 namespace {
+
+constexpr int kMaxLayer = 100'000;
 
 // The work of one rank; rank 0 also reports and determines the exit code.
 int run_rank(const Group& group, const RunOptions& options) {
@@ -30,29 +36,51 @@ int run_rank(const Group& group, const RunOptions& options) {
   const RunReport report = gather_report(group, options, result);
   if (group.rank() != 0) return 0;
   if (!options.output.empty()) write_output(options.output, report);
-  const std::string text = options.json ? to_json(report) : to_text(report);
-  std::fputs(text.c_str(), stdout);
-  std::fflush(stdout);
+  publish(
+      options.json, [&] { return to_text(report); }, [&] { return to_json(report); });
   return report.is_ok() ? 0 : 1;
 }
 
-// quantize writes a single file, which then holds the whole model.
-void check_is_not_quantized(const std::string& model) {
-  const Checkpoint checkpoint(model);
+// The layer without its experts, which each rank reads for itself. quantize writes a single file,
+// which then holds the whole model.
+void check_model(const RunOptions& options, const ModelConfig& config) {
+  const Checkpoint checkpoint(options.model);
   const std::vector<std::string> names = checkpoint.names();
-  if (names.empty()) return;
-  const auto file = SafetensorsFile::open(checkpoint.file_of(names.front()));
-  require(!file->metadata().contains(kSchemeKey), Errc::kInvalidArgument,
-          "run: {} was written by switchyard quantize; dequantize it first", file->path());
+  if (!names.empty()) {
+    const auto file = SafetensorsFile::open(checkpoint.file_of(names.front()));
+    require(!file->metadata().contains(kSchemeKey), Errc::kInvalidArgument,
+            "run: {} was written by switchyard quantize; dequantize it first", file->path());
+  }
+  load_moe_layer(checkpoint, config, options.layer, std::span<const std::int32_t>());
 }
 
 void check_places(const RunOptions& options) {
-  if (!options.output.empty()) check_output_folder("run: --output", options.output);
+  check_json("run", options.json);
+  if (!options.output.empty()) check_output_path("run: --output", options.output);
   if (options.dump.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(options.dump, error);
-  require(!error, Errc::kSystem, "run: --dump is {}, which cannot be made: {}", options.dump,
-          error.message());
+  require(!error, Errc::kInvalidArgument, "run: --dump is {}, which cannot be made: {}",
+          options.dump, error.message());
+}
+
+// Windows and received rows of all ranks, which the exchange would refuse later.
+void check_memory(const RunOptions& options, const ModelConfig& config,
+                  const std::vector<std::int64_t>& first_token) {
+  std::int64_t max_tokens = 0;
+  for (std::size_t r = 1; r < first_token.size(); ++r) {
+    max_tokens = std::max(max_tokens, first_token[r] - first_token[r - 1]);
+  }
+  const RunConfig run_config = make_run_config(options, config, 1.0f, max_tokens);
+  const int num_ranks = static_cast<int>(first_token.size()) - 1;
+  std::size_t bytes = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const ExchangeMemory memory =
+        prepare_finalize_memory(run_config.kind, run_config.prepare, num_ranks, rank);
+    bytes = checked_add(bytes, checked_add(memory.window_bytes, memory.receive_bytes));
+  }
+  require_memory(
+      fmt::format("run: exchanging {} tokens per rank on {} ranks", max_tokens, num_ranks), bytes);
 }
 
 // Checks once, before any rank starts, what every rank would refuse.
@@ -61,9 +89,12 @@ void check_before(const RunOptions& options, int num_ranks) {
   require(std::filesystem::is_directory(options.model), Errc::kInvalidArgument,
           "run: --model is {}, no such folder", options.model);
   const ModelConfig config = read_model_config(options.model);
-  split_tokens(options.split, count_tokens(options, config), num_ranks);
+  const std::vector<std::int64_t> first_token =
+      split_tokens(options.split, count_tokens(options, config), num_ranks);
   require_device("run", options.device);
-  check_is_not_quantized(options.model);
+  check_run_input(options, config);
+  if (options.device == "cpu") check_memory(options, config, first_token);
+  check_model(options, config);
   check_places(options);
 }
 
@@ -72,12 +103,13 @@ void check_before(const RunOptions& options, int num_ranks) {
 CLI::App* add_run(CLI::App& app, RunOptions& options) {
   CLI::App* verb = app.add_subcommand("run", "run one MoE layer of a model over N ranks");
   verb->add_option("--model", options.model, "folder with config.json and safetensors")->required();
-  verb->add_option("--layer", options.layer, "layer number; default: the first MoE layer present");
+  verb->add_option("--layer", options.layer, "layer number; default: the first MoE layer present")
+      ->check(CLI::Range(0, kMaxLayer));
   verb->add_option("--input", options.input,
                    "safetensors with hidden_states, and topk_ids with topk_weights if wanted; "
                    "default: MODEL/activations.safetensors if there, else random");
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 1")
-      ->check(CLI::Range(1, 1024));
+      ->check(CLI::Range(1, kMaxRanks));
   verb->add_option("--engine", options.engine,
                    "how ranks reach each other: auto, local (threads), shm (processes); default: "
                    "SWITCHYARD_ENGINE or auto")
@@ -123,9 +155,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--tokens", options.tokens,
                    "tokens of all ranks; default: all of the input, or 1024")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
-  verb->add_option("--seed", options.seed, "of random inputs")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
-      ->capture_default_str();
+  add_seed(verb, options.seed, "of random inputs");
   verb->add_option("--repeat", options.repeat, "times the layer runs")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
@@ -133,18 +163,16 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "parts of each rank's tokens that run overlapped")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  verb->add_option("--timeout", options.timeout_ms,
-                   "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
+  add_timeout(verb, options.timeout_ms);
   verb->add_option(
       "--dump", options.dump,
       "folder for rank<r>.safetensors: what each rank's experts received and returned");
   verb->add_option("--output", options.output, "safetensors file for the layer's output");
-  verb->add_flag("--json", options.json, "print one JSON object and nothing else");
+  add_json(verb, options.json);
   return verb;
 }
 
-int run(const RunOptions& options, char** argv) {
+int run(const CLI::App& verb, const RunOptions& options, char** argv) {
   if (options.device == "cuda") prepare_for_shared_gpus();
   RankStart start;
   start.verb = "run";
@@ -152,6 +180,7 @@ int run(const RunOptions& options, char** argv) {
   start.engine = options.engine;
   start.timeout_ms = options.timeout_ms;
   start.check = [&](int num_ranks) { check_before(options, num_ranks); };
+  start.shared = shared_options(verb);
   start.body = [&](const Group& group) { return run_rank(group, options); };
   return start_ranks(start, argv);
 }

@@ -34,7 +34,7 @@ struct RunOptions {
   std::int64_t timeout_ms = 0;
   std::string dump;
   std::string output;
-  bool json = false;
+  std::string json;  ///< a file, or "-" for stdout; empty: text
 };
 
 /// Declares the verb and its options.
@@ -42,6 +42,6 @@ CLI::App* add_run(CLI::App& app, RunOptions& options);
 
 /// Returns the exit code: 0, or 1 when the error of the result exceeds the scheme's bound. Ranks
 /// that are processes are started with `argv`.
-int run(const RunOptions& options, char** argv);
+int run(const CLI::App& verb, const RunOptions& options, char** argv);
 
 }  // namespace switchyard::cli

@@ -2,36 +2,16 @@
 
 #include "run_config.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
 
 #include "core/fail.h"
+#include "global_scale.h"
 #include "moe/prepare/prepare_recipe.h"
-#include "quant/bf16.h"
 #include "quant/scale_rules.h"
 
 namespace switchyard::cli {
 namespace {
-
-// Ignores NaN and infinity. Magnitudes of bf16 order like their bits.
-float largest_magnitude(const Tensor& hidden) {
-  constexpr std::uint16_t kInfinity = 0x7F80;
-  std::uint16_t largest = 0;
-  for (std::int64_t i = 0; i < hidden.view().num_elements(); ++i) {
-    const auto magnitude = static_cast<std::uint16_t>(hidden.as<std::uint16_t>()[i] & 0x7FFF);
-    if (magnitude < kInfinity) largest = std::max(largest, magnitude);
-  }
-  return f32_from_bf16(largest);
-}
-
-// vLLM's convention: the largest element maps to the largest e2m1 times the largest e4m3.
-float global_scale(float amax) {
-  constexpr float kLargest = 448.0f * 6.0f;
-  if (amax == 0.0f) return 1.0f;
-  return std::min(kLargest / amax, std::numeric_limits<float>::max());
-}
 
 float parse_scale(const char* option, const std::string& text) {
   float scale = 0;
@@ -43,16 +23,18 @@ float parse_scale(const char* option, const std::string& text) {
   return scale;
 }
 
+bool is_auto_global(const RunOptions& options, const QuantScheme& scheme) {
+  return scheme.needs_tensor_scale() &&
+         (options.global_scale.empty() || options.global_scale == "auto");
+}
+
 std::optional<float> input_scale(const RunOptions& options, const QuantScheme& scheme,
-                                 const RunInput& input) {
-  const bool is_global = scheme.needs_tensor_scale();
-  if (is_global && (options.global_scale.empty() || options.global_scale == "auto")) {
-    return global_scale(largest_magnitude(input.hidden));
-  }
-  if (is_global) return parse_scale("--global-scale", options.global_scale);
+                                 float magnitude) {
+  if (is_auto_global(options, scheme)) return global_scale(magnitude);
+  if (scheme.needs_tensor_scale()) return parse_scale("--global-scale", options.global_scale);
   if (options.static_scale.empty()) return std::nullopt;
   if (options.static_scale != "auto") return parse_scale("--static-scale", options.static_scale);
-  return tensor_scale(largest_magnitude(input.hidden), scheme.dtype);
+  return tensor_scale(magnitude, scheme.dtype);
 }
 
 std::optional<float> intermediate_scale(const RunOptions& options, const QuantScheme& scheme) {
@@ -105,8 +87,13 @@ void check_run_options(const RunOptions& options) {
               "nvfp4, fp8_tensor or int8_tensor");
 }
 
-RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
-                          const RunInput& input, std::int64_t max_tokens_per_rank) {
+bool wants_magnitude(const RunOptions& options) {
+  return options.static_scale == "auto" ||
+         is_auto_global(options, *scheme_from_name(options.scheme));
+}
+
+RunConfig make_run_config(const RunOptions& options, const ModelConfig& model, float magnitude,
+                          std::int64_t max_tokens_per_rank) {
   RunConfig config;
   config.kind = *prepare_kind_from_name(options.prepare);
   PrepareFinalizeConfig& prepare = config.prepare;
@@ -117,7 +104,8 @@ RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
   prepare.scheme = *scheme_from_name(options.scheme);
   if (!options.reduce.empty()) prepare.reduce = *reduce_from_name(options.reduce);
   prepare.expert_alignment = options.alignment;
-  prepare.static_scale = input_scale(options, prepare.scheme, input);
+  prepare.num_micro_batches = options.micro_batches;
+  prepare.static_scale = input_scale(options, prepare.scheme, magnitude);
   config.intermediate_scale = intermediate_scale(options, prepare.scheme);
   return config;
 }

@@ -11,7 +11,6 @@
 
 #include "io/model_config.h"
 #include "run.h"
-#include "run_input.h"
 
 namespace switchyard::cli {
 
@@ -32,9 +31,11 @@ struct RunConfig {
 /// above 0.
 void check_run_options(const RunOptions& options);
 
-/// Gives the same result on every rank, because each reads the whole input. Call check_run_options
-/// first.
-RunConfig make_run_config(const RunOptions& options, const ModelConfig& model,
-                          const RunInput& input, std::int64_t max_tokens_per_rank);
+/// True when a scale follows from the largest magnitude of the input.
+bool wants_magnitude(const RunOptions& options);
+
+/// `magnitude` is that of all ranks' tokens, if it is wanted. Call check_run_options first.
+RunConfig make_run_config(const RunOptions& options, const ModelConfig& model, float magnitude,
+                          std::int64_t max_tokens_per_rank);
 
 }  // namespace switchyard::cli

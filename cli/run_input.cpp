@@ -3,13 +3,18 @@
 #include "run_input.h"
 
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
+#include "core/bytes.h"
 #include "core/even_parts.h"
 #include "core/fail.h"
+#include "core/format.h"
+#include "core/memory.h"
 #include "core/random.h"
 #include "io/safetensors.h"
+#include "progress.h"
 #include "quant/bf16.h"
 #include "quant/rows.h"
 
@@ -25,61 +30,83 @@ void check_tensor(const SafetensorsFile& file, const char* name, const TensorVie
           view.describe(), dtypes, rows, cols);
 }
 
-Tensor copy_rows_of(const TensorView& view, std::int64_t num_rows) {
-  Tensor copy(view.dtype(), {num_rows, view.shape(1)});
-  std::memcpy(copy.data(), view.data(), copy.view().num_bytes());
+// A safetensors file whose tensors fit the model and each other.
+class InputFile {
+ public:
+  InputFile(const std::string& path, const RunOptions& options, const ModelConfig& config)
+      : file_(SafetensorsFile::open(path)), num_experts_(config.num_experts()) {
+    hidden_ = file_->tensor("hidden_states");
+    require(hidden_.num_dims() == 2, Errc::kMalformedFile,
+            "{}: hidden_states is {}, must be bf16 or f32 [T, {}]", path, hidden_, config.hidden);
+    const std::int64_t rows = hidden_.shape(0);
+    check_tensor(*file_, "hidden_states", hidden_, rows, config.hidden,
+                 hidden_.dtype() == DType::kBF16 || hidden_.dtype() == DType::kF32, "bf16 or f32");
+    num_tokens_ = options.tokens.value_or(rows);
+    require(num_tokens_ <= rows, Errc::kInvalidArgument, "run: --tokens is {}, but {} has {}",
+            num_tokens_, path, rows);
+    find_topk(rows, config.num_topk());
+    find(routed_, "routed_output", rows, config.hidden, DType::kF32);
+    find(shared_, "shared_output", rows, config.hidden, DType::kF32);
+  }
+
+  std::int64_t num_tokens() const { return num_tokens_; }
+  const TensorView& hidden() const { return hidden_; }
+  const TensorView& topk_ids() const { return topk_ids_; }
+  const TensorView& topk_weights() const { return topk_weights_; }
+  const TensorView& routed() const { return routed_; }
+  const TensorView& shared() const { return shared_; }
+
+  // Reads all of them, so it is done once, before ranks start.
+  void check_ids() const {
+    if (!topk_ids_.has_value()) return;
+    const std::int64_t num_topk = topk_ids_.shape(1);
+    for (std::int64_t i = 0; i < num_tokens_ * num_topk; ++i) {
+      const std::int32_t id = topk_ids_.as<std::int32_t>()[i];
+      require(id >= -1 && id < num_experts_, Errc::kInvalidArgument,
+              "run: topk_ids[{}, {}] of {} is {}, must be an expert from 0 to {}, or -1 for none",
+              i / num_topk, i % num_topk, file_->path(), id, num_experts_ - 1);
+    }
+  }
+
+ private:
+  void find(TensorView& view, const char* name, std::int64_t rows, std::int64_t cols,
+            DType dtype) const {
+    const auto found = file_->find(name);
+    if (!found) return;
+    check_tensor(*file_, name, *found, rows, cols, found->dtype() == dtype, name_of(dtype));
+    view = *found;
+  }
+
+  void find_topk(std::int64_t rows, int num_topk) {
+    find(topk_ids_, "topk_ids", rows, num_topk, DType::kI32);
+    find(topk_weights_, "topk_weights", rows, num_topk, DType::kF32);
+    require(topk_ids_.has_value() == topk_weights_.has_value(), Errc::kMalformedFile,
+            "{}: {} is there, but {} is not; give both, or neither for the model's router",
+            file_->path(), topk_ids_.has_value() ? "topk_ids" : "topk_weights",
+            topk_ids_.has_value() ? "topk_weights" : "topk_ids");
+  }
+
+  std::shared_ptr<const SafetensorsFile> file_;
+  int num_experts_;
+  std::int64_t num_tokens_ = 0;
+  TensorView hidden_;
+  TensorView topk_ids_;
+  TensorView topk_weights_;
+  TensorView routed_;
+  TensorView shared_;
+};
+
+Tensor copy_rows(const TensorView& view, std::int64_t begin, std::int64_t end) {
+  if (!view.has_value()) return {};
+  Tensor copy(view.dtype(), {end - begin, view.shape(1)});
+  std::memcpy(copy.data(), slice_rows(view, begin, end).data(), copy.view().num_bytes());
   return copy;
 }
 
-// tokens_in() has checked the tensor.
-Tensor load_hidden(const SafetensorsFile& file, std::int64_t num_tokens) {
-  const TensorView view = file.tensor("hidden_states");
-  if (view.dtype() == DType::kBF16) return copy_rows_of(view, num_tokens);
-  Tensor rounded(DType::kBF16, {num_tokens, view.shape(1)});
-  f32_to_bf16(view.as<float>(), rounded.view().num_elements(), rounded.as<std::uint16_t>());
+Tensor as_bf16(const TensorView& view) {
+  Tensor rounded(DType::kBF16, {view.shape(0), view.shape(1)});
+  f32_to_bf16(view.as<float>(), view.num_elements(), rounded.as<std::uint16_t>());
   return rounded;
-}
-
-void load_topk(RunInput& input, const SafetensorsFile& file, const ModelConfig& config,
-               std::int64_t file_tokens) {
-  const auto ids = file.find("topk_ids");
-  if (!ids) return;
-  const TensorView weights = file.tensor("topk_weights");
-  check_tensor(file, "topk_ids", *ids, file_tokens, config.num_topk(), ids->dtype() == DType::kI32,
-               "i32");
-  check_tensor(file, "topk_weights", weights, file_tokens, config.num_topk(),
-               weights.dtype() == DType::kF32, "f32");
-  input.topk_ids = copy_rows_of(*ids, input.num_tokens());
-  input.topk_weights = copy_rows_of(weights, input.num_tokens());
-}
-
-void load_reference(RunInput& input, const SafetensorsFile& file, const ModelConfig& config,
-                    std::int64_t file_tokens) {
-  const auto routed = file.find("routed_output");
-  if (!routed) return;
-  check_tensor(file, "routed_output", *routed, file_tokens, config.hidden,
-               routed->dtype() == DType::kF32, "f32");
-  input.reference = copy_rows_of(*routed, input.num_tokens());
-  const auto shared = file.find("shared_output");
-  if (!shared) return;
-  check_tensor(file, "shared_output", *shared, file_tokens, config.hidden,
-               shared->dtype() == DType::kF32, "f32");
-  for (std::int64_t i = 0; i < input.reference.view().num_elements(); ++i) {
-    input.reference.as<float>()[i] += shared->as<float>()[i];
-  }
-}
-
-// Returns the number of tokens in a file and checks that its hidden_states fit the model.
-std::int64_t tokens_in(const SafetensorsFile& file, const RunOptions& options,
-                       const ModelConfig& config) {
-  const TensorView hidden = file.tensor("hidden_states");
-  const std::int64_t file_tokens = hidden.num_dims() == 2 ? hidden.shape(0) : 0;
-  check_tensor(file, "hidden_states", hidden, file_tokens, config.hidden,
-               hidden.dtype() == DType::kBF16 || hidden.dtype() == DType::kF32, "bf16 or f32");
-  require(options.tokens.value_or(0) <= file_tokens, Errc::kInvalidArgument,
-          "run: --tokens is {}, but {} has {}", options.tokens.value_or(0), file.path(),
-          file_tokens);
-  return file_tokens;
 }
 
 // Returns an empty string when the input is random.
@@ -90,25 +117,33 @@ std::string input_file(const RunOptions& options) {
   return std::filesystem::exists(beside) ? beside : "";
 }
 
-RunInput load_file(const std::string& path, const RunOptions& options, const ModelConfig& config) {
-  const auto file = SafetensorsFile::open(path);
-  const std::int64_t file_tokens = tokens_in(*file, options, config);
+RunInput load_file(const std::string& path, const RunOptions& options, const ModelConfig& config,
+                   std::int64_t begin, std::int64_t end) {
+  const InputFile file(path, options, config);
   RunInput input;
   input.source = path;
-  input.hidden = load_hidden(*file, options.tokens.value_or(file_tokens));
-  load_topk(input, *file, config, file_tokens);
-  load_reference(input, *file, config, file_tokens);
+  const TensorView hidden = slice_rows(file.hidden(), begin, end);
+  input.hidden =
+      hidden.dtype() == DType::kBF16 ? copy_rows(hidden, 0, end - begin) : as_bf16(hidden);
+  input.topk_ids = copy_rows(file.topk_ids(), begin, end);
+  input.topk_weights = copy_rows(file.topk_weights(), begin, end);
   return input;
 }
 
-RunInput make_random(const RunOptions& options, const ModelConfig& config) {
+// An element depends on its place in the whole input, so that any split gives the same tokens.
+RunInput make_random(const RunOptions& options, const ModelConfig& config, std::int64_t begin,
+                     std::int64_t end) {
   RunInput input;
   input.source = fmt::format("random, seed {}", options.seed);
-  const std::int64_t num_tokens = options.tokens.value_or(kDefaultRandomTokens);
-  input.hidden = Tensor(DType::kBF16, {num_tokens, std::int64_t{config.hidden}});
-  for (std::int64_t i = 0; i < input.hidden.view().num_elements(); ++i) {
-    const double x = random_normal(options.seed, static_cast<std::uint64_t>(i));
-    input.hidden.as<std::uint16_t>()[i] = bf16_from_f32(static_cast<float>(x));
+  input.hidden = Tensor(DType::kBF16, {end - begin, std::int64_t{config.hidden}});
+  Progress progress("run: random tokens", end - begin, begin == 0 && options.json != "-");
+  for (std::int64_t t = begin; t < end; ++t) {
+    std::uint16_t* row = input.hidden.as<std::uint16_t>() + (t - begin) * config.hidden;
+    for (std::int64_t h = 0; h < config.hidden; ++h) {
+      const auto i = static_cast<std::uint64_t>(t * config.hidden + h);
+      row[h] = bf16_from_f32(static_cast<float>(random_normal(options.seed, i)));
+    }
+    progress.update(t - begin + 1);
   }
   return input;
 }
@@ -131,15 +166,46 @@ std::vector<std::int64_t> parse_counts(const std::string& text) {
 
 }  // namespace
 
-RunInput load_run_input(const RunOptions& options, const ModelConfig& config) {
+RunInput load_run_input(const RunOptions& options, const ModelConfig& config, std::int64_t begin,
+                        std::int64_t end) {
   const std::string path = input_file(options);
-  return path.empty() ? make_random(options, config) : load_file(path, options, config);
+  return path.empty() ? make_random(options, config, begin, end)
+                      : load_file(path, options, config, begin, end);
+}
+
+RunReference load_run_reference(const RunOptions& options, const ModelConfig& config) {
+  RunReference reference;
+  const std::string path = input_file(options);
+  if (path.empty()) return reference;
+  const InputFile file(path, options, config);
+  const std::int64_t num_tokens = file.num_tokens();
+  const TensorView weights = slice_rows(file.topk_weights(), 0, num_tokens);
+  for (std::int64_t i = 0; i < weights.num_elements(); ++i) {
+    if (!std::isfinite(weights.as<float>()[i])) ++reference.num_bad_weights;
+  }
+  reference.output = copy_rows(file.routed(), 0, num_tokens);
+  if (!file.routed().has_value() || !file.shared().has_value()) return reference;
+  for (std::int64_t i = 0; i < num_tokens * config.hidden; ++i) {
+    reference.output.as<float>()[i] += file.shared().as<float>()[i];
+  }
+  return reference;
 }
 
 std::int64_t count_tokens(const RunOptions& options, const ModelConfig& config) {
   const std::string path = input_file(options);
   if (path.empty()) return options.tokens.value_or(kDefaultRandomTokens);
-  return options.tokens.value_or(tokens_in(*SafetensorsFile::open(path), options, config));
+  return InputFile(path, options, config).num_tokens();
+}
+
+void check_run_input(const RunOptions& options, const ModelConfig& config) {
+  const std::string path = input_file(options);
+  if (!path.empty()) return InputFile(path, options, config).check_ids();
+  // Tokens and outputs of all ranks, bf16.
+  const std::int64_t num_tokens = count_tokens(options, config);
+  const auto bytes = static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(config.hidden);
+  require_memory(fmt::format("run: holding {} tokens of {} elements and their output", num_tokens,
+                             config.hidden),
+                 4 * bytes);
 }
 
 std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t num_tokens,
@@ -157,7 +223,7 @@ std::vector<std::int64_t> split_tokens(const std::string& split, std::int64_t nu
   const std::vector<std::int64_t> counts = parse_counts(split);
   require(counts.size() == static_cast<std::size_t>(num_ranks), Errc::kInvalidArgument,
           "run: --split names {} ranks, but there are {}", counts.size(), num_ranks);
-  for (std::size_t r = 0; r < counts.size(); ++r) first[r + 1] = first[r] + counts[r];
+  for (std::size_t r = 0; r < counts.size(); ++r) first[r + 1] = checked_add(first[r], counts[r]);
   require(first.back() == num_tokens, Errc::kInvalidArgument,
           "run: --split adds up to {} tokens, but the input has {}", first.back(), num_tokens);
   return first;

@@ -15,23 +15,35 @@
 
 namespace switchyard::cli {
 
-/// All tokens of the run, on every rank; each rank uses its slice.
+/// The tokens of one rank.
 struct RunInput {
   std::string source;   ///< a file, or for example "random, seed 1"
   Tensor hidden;        ///< [T, H] bf16
   Tensor topk_ids;      ///< [T, K] i32; absent: the router runs
   Tensor topk_weights;  ///< [T, K] f32
-  Tensor reference;     ///< [T, H] f32: routed + shared output; absent: unknown
-
-  std::int64_t num_tokens() const { return hidden.shape(0); }
 };
 
-/// Returns the number of tokens without reading them. Errors: kInvalidArgument when the input has
-/// fewer than --tokens, kSystem, kMalformedFile (also hidden_states that do not fit the model).
+/// What the input says of the whole result.
+struct RunReference {
+  Tensor output;                     ///< [T, H] f32: routed + shared output; absent: unknown
+  std::int64_t num_bad_weights = 0;  ///< NaN or infinite topk_weights
+};
+
+/// Returns the number of tokens of all ranks without reading them. Errors: kInvalidArgument (no
+/// such file, fewer than --tokens), kSystem, kMalformedFile (tensors that are missing or do not fit
+/// the model).
 std::int64_t count_tokens(const RunOptions& options, const ModelConfig& config);
 
-/// Errors: kInvalidArgument, kMalformedFile (shapes that do not fit the model, missing tensors).
-RunInput load_run_input(const RunOptions& options, const ModelConfig& config);
+/// Checks once what no rank then has to find: the input file with its ids, or that a random input
+/// fits in memory. Errors: those of count_tokens; kInvalidArgument (an id), kOutOfMemory.
+void check_run_input(const RunOptions& options, const ModelConfig& config);
+
+/// Tokens [begin, end) of the run. Errors: those of count_tokens.
+RunInput load_run_input(const RunOptions& options, const ModelConfig& config, std::int64_t begin,
+                        std::int64_t end);
+
+/// Errors: those of count_tokens.
+RunReference load_run_reference(const RunOptions& options, const ModelConfig& config);
 
 /// Returns the first token of each rank, then the end: P + 1 numbers.
 ///   even    as equal as possible; earlier ranks get one more

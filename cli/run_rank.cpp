@@ -7,8 +7,10 @@
 #include "switchyard/router.h"
 
 #include "core/clock.h"
+#include "global_scale.h"
 #include "io/checkpoint.h"
 #include "io/moe_layer.h"
+#include "measure/gather.h"
 #include "plan/expert_ownership.h"
 #include "progress.h"
 #include "run_layer.h"
@@ -54,8 +56,9 @@ class LayerRun {
       : group_(group),
         options_(options),
         config_(read_model_config(options.model)),
-        input_(load_run_input(options, config_)),
-        first_token_(split_tokens(options.split, input_.num_tokens(), group.size())) {
+        first_token_(split_tokens(options.split, count_tokens(options, config_), group.size())) {
+    const auto r = static_cast<std::size_t>(group.rank());
+    input_ = load_run_input(options, config_, first_token_[r], first_token_[r + 1]);
     const Checkpoint checkpoint(options.model);
     const int owners = options.prepare == "local" ? 1 : group.size();
     const int rank = options.prepare == "local" ? 0 : group.rank();
@@ -64,10 +67,7 @@ class LayerRun {
     weights_ =
         load_moe_layer(checkpoint, config_, options.layer, first_expert_, ownership_.count(rank));
     make_layer(rank);
-    const auto r = static_cast<std::size_t>(group.rank());
-    begin_ = first_token_[r];
-    end_ = first_token_[r + 1];
-    output_ = Tensor(DType::kBF16, {end_ - begin_, std::int64_t{config_.hidden}});
+    output_ = Tensor(DType::kBF16, {num_tokens(), std::int64_t{config_.hidden}});
   }
 
   RankResult run();
@@ -75,19 +75,19 @@ class LayerRun {
  private:
   void make_layer(int rank);
   std::int64_t route();
+  std::int64_t num_tokens() const { return input_.hidden.shape(0); }
+  float magnitude() const;
 
   Group group_;
   RunOptions options_;
   ModelConfig config_;
-  RunInput input_;
   std::vector<std::int64_t> first_token_;
+  RunInput input_;
   ExpertOwnership ownership_;
   int first_expert_ = 0;
   MoeLayerWeights weights_;
   RunConfig run_config_;
   std::unique_ptr<LayerTarget> layer_;
-  std::int64_t begin_ = 0;
-  std::int64_t end_ = 0;
   Tensor output_;
   Tensor routed_ids_;
   Tensor routed_weights_;
@@ -100,24 +100,28 @@ void LayerRun::make_layer(int rank) {
   for (std::size_t r = 1; r < first_token_.size(); ++r) {
     max_tokens = std::max(max_tokens, first_token_[r] - first_token_[r - 1]);
   }
-  run_config_ = make_run_config(options_, config_, input_, max_tokens);
-  run_config_.prepare.num_micro_batches = options_.micro_batches;
+  const float largest = wants_magnitude(options_) ? magnitude() : 0.0f;
+  run_config_ = make_run_config(options_, config_, largest, max_tokens);
   const LayerSetup setup{group_, options_, config_, weights_, run_config_, ownership_, rank};
   layer_ = options_.device == "cuda" ? make_cuda_layer(setup) : make_cpu_layer(setup);
+}
+
+// Of all ranks' tokens.
+float LayerRun::magnitude() const {
+  return static_cast<float>(measure::slowest_of(group_, {largest_finite(input_.hidden)}).front());
 }
 
 // Sets ids and weights of this rank's tokens, from the file or the router. Returns nanoseconds.
 std::int64_t LayerRun::route() {
   const std::int64_t start = now_ns();
-  arguments_.hidden = slice_rows(input_.hidden, begin_, end_);
-  arguments_.topk_ids = slice_rows(input_.topk_ids, begin_, end_);
-  arguments_.topk_weights = slice_rows(input_.topk_weights, begin_, end_);
+  arguments_.hidden = input_.hidden;
+  arguments_.topk_ids = input_.topk_ids;
+  arguments_.topk_weights = input_.topk_weights;
   if (!input_.topk_ids.view().has_value()) {
-    const std::int64_t num_tokens = end_ - begin_;
-    const Tensor logits(DType::kF32, {num_tokens, std::int64_t{config_.num_experts()}});
+    const Tensor logits(DType::kF32, {num_tokens(), std::int64_t{config_.num_experts()}});
     router_logits(arguments_.hidden, weights_.router_gate, logits);
-    routed_ids_ = Tensor(DType::kI32, {num_tokens, std::int64_t{config_.num_topk()}});
-    routed_weights_ = Tensor(DType::kF32, {num_tokens, std::int64_t{config_.num_topk()}});
+    routed_ids_ = Tensor(DType::kI32, {num_tokens(), std::int64_t{config_.num_topk()}});
+    routed_weights_ = Tensor(DType::kF32, {num_tokens(), std::int64_t{config_.num_topk()}});
     select_experts(config_.router, logits, weights_.router_bias, routed_ids_, routed_weights_);
     arguments_.topk_ids = routed_ids_;
     arguments_.topk_weights = routed_weights_;
@@ -127,7 +131,7 @@ std::int64_t LayerRun::route() {
 
 RankResult LayerRun::run() {
   StageSamples samples;
-  Progress progress("run", options_.repeat, group_.rank() == 0 && !options_.json);
+  Progress progress("run", options_.repeat, group_.rank() == 0 && options_.json != "-");
   for (std::int64_t i = 0; i < options_.repeat; ++i) {
     const bool is_last = i + 1 == options_.repeat;
     const std::int64_t route_ns = route();
@@ -140,7 +144,8 @@ RankResult LayerRun::run() {
   result_.config = config_;
   result_.layer = weights_.layer;
   result_.run_config = run_config_;
-  result_.input = std::move(input_);
+  result_.input_source = input_.source;
+  result_.has_routing = input_.topk_ids.view().has_value();
   result_.first_token = first_token_;
   result_.output = std::move(output_);
   return std::move(result_);

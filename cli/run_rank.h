@@ -27,7 +27,8 @@ inline constexpr std::size_t kNumStages = kStageNames.size();
 struct RankResult {
   ModelConfig config;
   int layer = 0;
-  RunInput input;                         ///< of all ranks
+  std::string input_source;
+  bool has_routing = false;               ///< the input says which experts
   std::vector<std::int64_t> first_token;  ///< P + 1 numbers
   Tensor output;                          ///< [T, H] bf16, this rank's tokens
   RunConfig run_config;

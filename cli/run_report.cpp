@@ -165,10 +165,10 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     report.wire_scheme = name_of(result.run_config.wire_scheme());
     report.reduce = name_of(result.run_config.reduce());
     report.tensor_scale = result.run_config.prepare.static_scale;
-    report.input_source = result.input.source;
-    report.has_routing = result.input.topk_ids.view().has_value();
+    report.input_source = result.input_source;
+    report.has_routing = result.has_routing;
     report.num_ranks = group.size();
-    report.num_tokens = result.input.num_tokens();
+    report.num_tokens = result.first_token.back();
     report.output = Tensor(DType::kBF16, {report.num_tokens, std::int64_t{result.config.hidden}});
     report.rows_per_expert.assign(result.expert_rows.size(), 0);
     for (const char* name : kStageNames) report.stages.push_back({name, {}, 0});
@@ -179,7 +179,9 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
                   result.first_token[i + 1] - result.first_token[i], stage_ns);
     }
     for (std::size_t s = 0; s < kNumStages; ++s) report.stages[s].us = spread_of(stage_ns[s]);
-    compare_with_reference(report, result.input.reference);
+    const RunReference reference = load_run_reference(options, result.config);
+    report.num_bad_weights = reference.num_bad_weights;
+    compare_with_reference(report, reference.output);
   }
   group.barrier();  // the windows must live until rank 0 has read them
   return report;
@@ -220,6 +222,7 @@ std::string to_json(const RunReport& report) {
   json["rel_l2"] = number(report.rel_l2);
   json["bound"] = rel_l2_bound(report.options.scheme);
   json["max_abs"] = number(report.max_abs);
+  json["bad_weights"] = report.num_bad_weights;
   json["window_bytes"] = report.window_bytes;
   json["workspace_bytes"] = report.workspace_bytes;
   json["stages"] = nlohmann::ordered_json::array();

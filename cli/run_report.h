@@ -54,6 +54,7 @@ struct RunReport {
   std::int64_t workspace_bytes = 0;  ///< largest of any rank
   std::optional<double> rel_l2;      ///< ||out - reference|| / ||reference||
   std::optional<double> max_abs;
+  std::int64_t num_bad_weights = 0;  ///< NaN or infinite topk_weights of the input
 
   bool is_ok() const;
   bool is_on_gpus() const { return options.device == "cuda"; }

@@ -125,6 +125,12 @@ std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
   return text + "\n\n";
 }
 
+std::string notes(const RunReport& report) {
+  if (report.num_bad_weights == 0) return {};
+  return fmt::format("note: {} topk_weights of the input are NaN or infinite\n",
+                     report.num_bad_weights);
+}
+
 std::string accuracy(const RunReport& report) {
   if (report.num_tokens == 0) return "accuracy: no tokens, nothing to compare\n";
   if (!report.rel_l2) return "accuracy: the input has no reference output\n";
@@ -140,7 +146,7 @@ std::string accuracy(const RunReport& report) {
 std::string to_text(const RunReport& report) {
   const Glyphs shown = glyphs();
   return header(report) + stage_table(report) + rank_bars(report, shown) +
-         expert_histogram(report, shown) + accuracy(report);
+         expert_histogram(report, shown) + notes(report) + accuracy(report);
 }
 
 }  // namespace switchyard::cli

@@ -7,6 +7,7 @@
 
 #include "core/fail.h"
 #include "core/settings.h"
+#include "engine/control.h"
 #include "transport/env.h"
 #include "transport/launcher.h"
 
@@ -24,7 +25,8 @@ int run_as_threads(const RankStart& start, int num_ranks) {
   return exit_code;
 }
 
-int run_as_processes(int num_ranks, char** argv, const std::vector<std::string>& more) {
+int run_as_processes(const char* verb, int num_ranks, char** argv,
+                     const std::vector<std::string>& more) {
   LaunchOptions options;
   options.num_ranks = num_ranks;
   options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
@@ -34,8 +36,8 @@ int run_as_processes(int num_ranks, char** argv, const std::vector<std::string>&
   options.command.insert(options.command.end(), more.begin(), more.end());
   const LaunchResult result = launch(options);
   if (result.culprit >= 0) {
-    std::fprintf(stderr, "switchyard: rank %d of %d: %s\n", result.culprit, num_ranks,
-                 result.reason.c_str());
+    std::fprintf(stderr, "switchyard: peer_lost: %s: rank %d of %d: %s\n", verb, result.culprit,
+                 num_ranks, result.reason.c_str());
   }
   return result.exit_code;
 }
@@ -48,8 +50,10 @@ int start_ranks(const RankStart& start, char** argv) {
     require(start.num_ranks == 0 || start.num_ranks == info.size, Errc::kInvalidArgument,
             "{}: --ranks is {}, but {} started {} ranks; leave --ranks out", start.verb,
             start.num_ranks, info.source, info.size);
-    start.check(info.size);
-    return start.body(Group::from_environment({start.engine, start.timeout_ms}));
+    if (!info.is_ours) start.check(info.size);
+    const Group group = Group::from_environment({start.engine, start.timeout_ms});
+    if (!info.is_ours) require_agreement(group.control(), start.verb, start.shared);
+    return start.body(group);
   }
   const int num_ranks = start.num_ranks > 0 ? start.num_ranks : start.default_ranks;
   const std::string engine =
@@ -60,7 +64,8 @@ int start_ranks(const RankStart& start, char** argv) {
   std::vector<std::string> more;
   if (start.before) more = start.before(num_ranks);
   const bool threads = engine == "local" || (engine == "auto" && num_ranks == 1);
-  return threads ? run_as_threads(start, num_ranks) : run_as_processes(num_ranks, argv, more);
+  return threads ? run_as_threads(start, num_ranks)
+                 : run_as_processes(start.verb, num_ranks, argv, more);
 }
 
 }  // namespace switchyard::cli

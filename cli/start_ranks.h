@@ -11,6 +11,8 @@
 
 #include "switchyard/group.h"
 
+#include "exchange/agree.h"
+
 namespace switchyard::cli {
 
 struct RankStart {
@@ -19,8 +21,11 @@ struct RankStart {
   int default_ranks = 1;
   std::string engine;  ///< auto, local, shm; empty: the setting SWITCHYARD_ENGINE
   std::int64_t timeout_ms = 0;
-  /// Runs once per process, before there is a group; throws what every rank would refuse.
+  /// Throws what every rank would refuse. Runs once, in the process that starts the ranks; under
+  /// another launcher each rank runs it, before there is a group.
   std::function<void(int num_ranks)> check;
+  /// What all ranks must have been given alike; compared under another launcher.
+  NamedValues shared;
   /// Runs once, in the process that starts the ranks; the returned arguments are added to theirs.
   /// May be absent.
   std::function<std::vector<std::string>(int num_ranks)> before;

@@ -60,7 +60,8 @@ def main():
                 out.append(f'<line x1="{LEFT}" y1="{y(us * step):.1f}" x2="{WIDTH - RIGHT}" y2="{y(us * step):.1f}" stroke="#eaeef2"/>')
                 out.append(text(LEFT - 8, y(us * step) + 4, f"{us * step:g}", 'text-anchor="end"'))
         us *= 10
-    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "tokens a rank", 'text-anchor="middle"'))
+    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "tokens per rank (log)", 'text-anchor="middle"'))
+    out.append(text(LEFT - 8, TOP - 6, "us (log)", 'text-anchor="end"'))
     taken = []
     for name, color, dash, line in sorted(drawn, key=lambda curve: -curve[3][-1][1]):
         path = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in line)
@@ -70,7 +71,7 @@ def main():
         while any(abs(end_y - other_y) < 14 and abs(end_x - other_x) < 120 for other_x, other_y in taken):
             end_y += 14
         taken.append((end_x, end_y))
-        out.append(text(end_x, end_y, name, f'fill="{color}"'))
+        out.append(text(end_x, end_y, name, f'fill="{color}" stroke="#ffffff" stroke-width="4" paint-order="stroke"'))
     print("\n".join(out + ["</svg>"]))
 
 

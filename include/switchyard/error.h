@@ -31,12 +31,13 @@ enum class Errc {
 SWITCHYARD_API const char* name_of(Errc code) noexcept;
 
 /// Every failure of the library. The message is one sentence: what was found, what is expected,
-/// what to do. In a group of several ranks it names the rank and the peers concerned.
+/// what to do. In a group of several ranks it names the rank and the peers concerned. It is one
+/// line of less than 4096 bytes, whatever text of a file or a peer it quotes.
 ///
 /// After kTimeout, kPeerLost or kAborted, the group that raised it can only be destroyed.
 class SWITCHYARD_API Error : public std::runtime_error {
  public:
-  Error(Errc code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Error(Errc code, const std::string& message);
   Errc code() const noexcept { return code_; }
 
  private:

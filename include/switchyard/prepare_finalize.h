@@ -236,7 +236,8 @@ struct PrepareFinalizeConfig {
   std::int64_t expert_alignment = 1;            ///< kElasticPrefill
   std::int32_t num_micro_batches = 1;
   /// [E] physical id of each expert id, for placements other than linear; negative ids stay. Empty:
-  /// ids are physical.
+  /// ids are physical. With kLocal it may name more experts than this rank holds: -1 for those of
+  /// other ranks, whose choices count as none.
   std::vector<std::int32_t> global_to_physical{};
   /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant
   /// needs where rows travel quantized. The same on every rank.

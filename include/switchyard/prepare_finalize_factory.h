@@ -53,8 +53,8 @@ struct PrepareFinalizeChoice {
 ///
 /// kLocal without all-to-all kernels and with a single data-parallel rank. If tensor-parallel ranks
 /// then hold whole experts (ep_size above 1), kLocal serves this rank's experts only: topk_ids are
-/// local (global_to_local_ids), -1 for experts of other ranks, and the caller sums the outputs of
-/// the ranks.
+/// global as everywhere, choices of other ranks' experts count as none, and the caller sums the
+/// outputs of the ranks.
 ///
 /// Errors: kInvalidArgument (nvfp4 without a1_gscale, scales that are not f32, a table that does
 /// not have one entry per expert); kNotSupported (data parallelism without expert parallelism,

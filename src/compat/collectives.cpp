@@ -7,6 +7,7 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 
 namespace switchyard {
 namespace {
@@ -66,17 +67,18 @@ PayloadRouting CollectivesImpl::routing_of(std::span<const std::int64_t> sizes) 
 
 std::vector<Tensor> Collectives::all_gatherv(const std::vector<TensorView>& tensors, Stream stream,
                                              std::span<const std::int64_t> sizes) {
+  CollectivesImpl& own = live(impl_, "Collectives");
   constexpr const char* kName = "all_gatherv";
-  impl_->pool.check_call(kName, stream, {});
+  own.pool.check_call(kName, stream, {});
   require(!tensors.empty() && tensors.front().num_dims() >= 1, Errc::kInvalidArgument,
           "{}: {} tensors, must be at least one, with rows", kName, tensors.size());
   const std::int64_t num_rows = tensors.front().shape(0);
-  const std::vector<std::int64_t> wanted = impl_->checked_sizes(kName, sizes, num_rows);
-  require(num_rows == wanted[impl_->rank()], Errc::kInvalidArgument,
-          "{}: {} rows, but sizes[{}] is {}; must be the same", kName, num_rows, impl_->rank(),
-          wanted[impl_->rank()]);
+  const std::vector<std::int64_t> wanted = own.checked_sizes(kName, sizes, num_rows);
+  require(num_rows == wanted[own.rank()], Errc::kInvalidArgument,
+          "{}: {} rows, but sizes[{}] is {}; must be the same", kName, num_rows, own.rank(),
+          wanted[own.rank()]);
   const ReceivedPayloads got =
-      dispatch_payloads(kName, impl_->pool, impl_->routing_of(wanted), tensors, stream);
+      dispatch_payloads(kName, own.pool, own.routing_of(wanted), tensors, stream);
   if (got.received.host.has_value()) {
     const auto& arrived = got.received.host->rows_per_rank;
     require(std::equal(wanted.begin(), wanted.end(), arrived.begin(), arrived.end()),
@@ -88,34 +90,34 @@ std::vector<Tensor> Collectives::all_gatherv(const std::vector<TensorView>& tens
   std::vector<Tensor> gathered;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     gathered.push_back(
-        copy_payload(impl_->pool.results(), got.received, i, tensors[i], stream, sum_of(wanted)));
+        copy_payload(own.pool.results(), got.received, i, tensors[i], stream, sum_of(wanted)));
   }
   return gathered;
 }
 
 Tensor Collectives::reduce_scatterv(const TensorView& x, Stream stream,
                                     std::span<const std::int64_t> sizes) {
+  CollectivesImpl& own = live(impl_, "Collectives");
   constexpr const char* kName = "reduce_scatterv";
-  impl_->pool.check_call(kName, stream, {{"x", x}});
+  own.pool.check_call(kName, stream, {{"x", x}});
   require(x.num_dims() >= 1 && x.is_contiguous(), Errc::kInvalidArgument,
           "{}: x is {}, must have rows and be contiguous", kName, x);
-  const std::int64_t num_ranks = impl_->pool.group().size();
+  const std::int64_t num_ranks = own.pool.group().size();
   require(!sizes.empty() || x.shape(0) % num_ranks == 0, Errc::kInvalidArgument,
           "{}: {} rows over {} ranks, must divide; pass sizes", kName, x.shape(0), num_ranks);
-  const std::vector<std::int64_t> wanted =
-      impl_->checked_sizes(kName, sizes, x.shape(0) / num_ranks);
+  const std::vector<std::int64_t> wanted = own.checked_sizes(kName, sizes, x.shape(0) / num_ranks);
   require(x.shape(0) == sum_of(wanted), Errc::kInvalidArgument,
           "{}: x has {} rows, but sizes add up to {}; must be the same", kName, x.shape(0),
           sum_of(wanted));
-  std::vector<std::int64_t> shape{wanted[impl_->rank()]};
+  std::vector<std::int64_t> shape{wanted[own.rank()]};
   std::int64_t row = 1;
   for (int d = 1; d < x.num_dims(); ++d) {
     shape.push_back(x.shape(d));
     row *= x.shape(d);
   }
-  Tensor output = impl_->pool.results().make(x.dtype(), shape);
-  combine_rows(impl_->pool, impl_->routing_of(wanted), reshaped(x, x.dtype(), {x.shape(0), row}),
-               reshaped(output, x.dtype(), {wanted[impl_->rank()], row}), stream, wanted);
+  Tensor output = own.pool.results().make(x.dtype(), shape);
+  combine_rows(own.pool, own.routing_of(wanted), reshaped(x, x.dtype(), {x.shape(0), row}),
+               reshaped(output, x.dtype(), {wanted[own.rank()], row}), stream, wanted);
   return output;
 }
 

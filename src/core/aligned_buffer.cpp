@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/bytes.h"
+#include "core/memory.h"
 
 namespace switchyard {
 namespace {
@@ -19,6 +20,7 @@ constexpr std::size_t kMapFrom = std::size_t{1} << 20;  // buffers of at least t
 
 std::byte* allocate_zeroed(std::size_t bytes) {
   if (bytes >= kMapFrom) {
+    require_memory("buffer", bytes);
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(data != MAP_FAILED, Errc::kOutOfMemory, "buffer: {} bytes could not be mapped", bytes);

@@ -10,7 +10,8 @@
 
 namespace switchyard {
 
-/// Allocates at least one byte, so the pointer is never null. Errors: kOutOfMemory.
+/// Allocates at least one byte, so the pointer is never null. Errors: kOutOfMemory, also when the
+/// host has less memory available.
 std::byte* allocate_zeroed(std::size_t bytes);
 void release_zeroed(std::byte* data, std::size_t bytes) noexcept;
 

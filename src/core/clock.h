@@ -17,16 +17,26 @@ inline std::int64_t now_ns() noexcept {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-/// A point in monotonic time. Every wait in the library has one.
+/// A point in monotonic time. Every wait in the library has one, and looks at it once per slice. If
+/// no look comes for kStoppedNs, the process was stopped (Ctrl-Z, a debugger, a paused machine),
+/// most likely with its peers, and the time away does not count: at most kMaxStops times, so that
+/// what is merely slow still ends. One thread uses a deadline.
 class Deadline {
  public:
-  static Deadline after_ms(std::int64_t ms) noexcept { return Deadline(now_ns() + ms * 1'000'000); }
+  static constexpr std::int64_t kStoppedNs = 10 * std::int64_t{kSliceMs} * 1'000'000;
+  static constexpr int kMaxStops = 4;
 
-  bool expired() const noexcept { return now_ns() >= end_ns_; }
+  static Deadline after_ms(std::int64_t ms) noexcept { return Deadline(now_ns(), ms * 1'000'000); }
+
+  bool expired() const noexcept { return remaining_ns() == 0; }
   /// Never negative.
-  std::int64_t remaining_ns() const noexcept {
-    const std::int64_t left = end_ns_ - now_ns();
-    return left > 0 ? left : 0;
+  std::int64_t remaining_ns() const noexcept { return remaining_ns(now_ns()); }
+  /// At the time `now`, for tests.
+  std::int64_t remaining_ns(std::int64_t now) const noexcept {
+    const std::int64_t away = now - last_look_ns_;
+    if (away > kStoppedNs && num_stops_++ < kMaxStops) end_ns_ += away;
+    last_look_ns_ = now;
+    return end_ns_ > now ? end_ns_ - now : 0;
   }
   /// Rounded up, for poll(2).
   int remaining_ms() const noexcept {
@@ -35,8 +45,11 @@ class Deadline {
   }
 
  private:
-  explicit Deadline(std::int64_t end_ns) noexcept : end_ns_(end_ns) {}
-  std::int64_t end_ns_;
+  Deadline(std::int64_t now, std::int64_t ns) noexcept : end_ns_(now + ns), last_look_ns_(now) {}
+
+  mutable std::int64_t end_ns_;
+  mutable std::int64_t last_look_ns_;
+  mutable int num_stops_ = 0;
 };
 
 }  // namespace switchyard

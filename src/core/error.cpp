@@ -6,8 +6,18 @@
 #include <system_error>
 
 #include "core/fail.h"
+#include "core/text.h"
 
 namespace switchyard {
+
+namespace {
+
+constexpr std::size_t kMaxMessageBytes = 4000;
+
+}  // namespace
+
+Error::Error(Errc code, const std::string& message)
+    : std::runtime_error(one_line(shorten(message, kMaxMessageBytes))), code_(code) {}
 
 const char* name_of(Errc code) noexcept {
   switch (code) {

@@ -44,6 +44,12 @@ const char* function_of(Phase phase) {
   return "group";
 }
 
+// "in barrier, call 3", the end of "waited ..." and "stopped ...".
+std::string where(const WaitSite& site) {
+  if (site.phase == Phase::kIdle) return "between calls";
+  return fmt::format("in {}, call {}", name_of(site.phase), site.call);
+}
+
 std::string words_of(const AbortCause& why) {
   if (why.code == Errc::kTimeout) return why.reason;
   if (why.code == Errc::kPeerLost) {
@@ -125,8 +131,8 @@ void Control::look_for_trouble(const WaitSite& site, WaitState& state) {
 void Control::fail_lost(const WaitSite& site, int peer, const char* reason) {
   abort(Errc::kPeerLost, peer, reason);
   check_alive(site);  // in the words of the first cause, which may know more
-  fail(Errc::kPeerLost, "{}: rank {} was lost ({}) while rank {} waited in {}, call {}",
-       function_of(site.phase), peer, reason, rank(), name_of(site.phase), site.call);
+  fail(Errc::kPeerLost, "{}: rank {} was lost ({}) while rank {} waited {}",
+       function_of(site.phase), peer, reason, rank(), where(site));
 }
 
 void Control::fail_timeout(const WaitSite& site) {
@@ -163,13 +169,12 @@ void Control::fail_aborted(const WaitSite& site) {
     group->has_seen_abort_ = true;
   }
   const char* function = function_of(site.phase);
-  const char* phase = name_of(site.phase);
+  const std::string place = where(site);
   if (why.code == Errc::kPeerLost) {
-    fail(why.code, "{}: {} while rank {} waited in {}, call {}", function, words_of(why), rank(),
-         phase, site.call);
+    fail(why.code, "{}: {} while rank {} waited {}", function, words_of(why), rank(), place);
   }
-  fail(why.code, "{}: {} (rank {} of {} stopped in {}, call {})", function, words_of(why), rank(),
-       size(), phase, site.call);
+  fail(why.code, "{}: {} (rank {} of {} stopped {})", function, words_of(why), rank(), size(),
+       place);
 }
 
 std::optional<Error> Control::error() {

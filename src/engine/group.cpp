@@ -30,6 +30,7 @@ Group Group::from_environment(const GroupOptions& options) {
     constexpr std::int64_t kMaxFd = 1 << 30;
     request.control_fd = static_cast<int>(setting_integer("SWITCHYARD_CONTROL_FD", 0, kMaxFd));
   }
+  request.claims_ranks = request.control_fd < 0;  // our launcher numbers ranks itself
   set_log_rank(request.ranks.rank);
   return Group(join_engine(engine_of(options), request));
 }

@@ -8,13 +8,12 @@
 #include "core/log.h"
 #include "engine/group_options.h"
 #include "engine/registry.h"
+#include "transport/env.h"
 #include "transport/file_store.h"
 #include "transport/function_store.h"
 
 namespace switchyard {
 namespace {
-
-constexpr int kMaxRanks = 4096;
 
 JoinRequest request_of(int rank, int size, const GroupOptions& options) {
   require(size >= 1 && size <= kMaxRanks, Errc::kInvalidArgument,

@@ -8,6 +8,7 @@
 #include "core/aligned_buffer.h"
 #include "core/fail.h"
 #include "engine/shared_control.h"
+#include "transport/env.h"
 #include "transport/hash_store.h"
 
 namespace switchyard {
@@ -111,6 +112,7 @@ std::unique_ptr<Window> LocalWindows::make_window(std::size_t bytes) {
   std::shared_ptr<Buffers> buffers;
   std::string error;
   try {
+    require_window_memory(control_, bytes);
     buffers = place_own_buffer(number, bytes);
   } catch (const Error& failure) {
     error = failure.what();
@@ -151,8 +153,8 @@ class LocalEngine final : public Engine {
 }  // namespace
 
 std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms) {
-  require(num_ranks >= 1 && num_ranks <= 4096, Errc::kInvalidArgument,
-          "run_local_ranks: {} ranks, want from 1 to 4096", num_ranks);
+  require(num_ranks >= 1 && num_ranks <= kMaxRanks, Errc::kInvalidArgument,
+          "run_local_ranks: {} ranks, want from 1 to {}", num_ranks, kMaxRanks);
   const auto group = std::make_shared<LocalGroup>(num_ranks);
   std::vector<std::shared_ptr<Engine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {

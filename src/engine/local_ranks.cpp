@@ -61,6 +61,8 @@ void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& bod
   require(options.engine.empty() || options.engine == "auto" || options.engine == "local",
           Errc::kInvalidArgument, "run_local_ranks: engine \"{}\", but threads need \"local\"",
           options.engine);
+  require(body != nullptr, Errc::kInvalidArgument,
+          "run_local_ranks: the body is empty, must be the work of one rank");
   std::vector<std::shared_ptr<Engine>> engines = make_local_engines(num_ranks, timeout_of(options));
   std::vector<Outcome> outcomes(engines.size());
   std::atomic<int> num_errors = 0;

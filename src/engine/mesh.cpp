@@ -17,6 +17,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "core/text.h"
 #include "transport/store_server.h"
 
 namespace switchyard {
@@ -71,10 +72,10 @@ class Acceptor {
            std::vector<PeerLink>& links)
       : rank_(rank), wanted_(make_hello(nonce, rank, size)), listener_(listener), links_(links) {}
 
-  std::vector<std::size_t> missing_ranks() const {
-    std::vector<std::size_t> missing;
+  std::vector<std::int32_t> missing_ranks() const {
+    std::vector<std::int32_t> missing;
     for (std::size_t peer = static_cast<std::size_t>(rank_) + 1; peer < links_.size(); ++peer) {
-      if (!links_[peer].socket.has_value()) missing.push_back(peer);
+      if (!links_[peer].socket.has_value()) missing.push_back(static_cast<std::int32_t>(peer));
     }
     return missing;
   }
@@ -218,12 +219,12 @@ std::vector<PeerLink> connect_mesh(int rank, const std::vector<Introduction>& ra
   }
   Acceptor acceptor(rank, size, ranks[0].nonce, listener, links);
   for (;;) {
-    const std::vector<std::size_t> missing = acceptor.missing_ranks();
+    const std::vector<std::int32_t> missing = acceptor.missing_ranks();
     if (missing.empty()) return links;
     check();
     require(!deadline.expired(), Errc::kTimeout,
             "group: no connection from rank{} {} within the timeout (rank {} of {})",
-            missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), rank, size);
+            missing.size() == 1 ? "" : "s", format_ranges(missing), rank, size);
     acceptor.turn();
   }
 }

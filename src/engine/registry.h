@@ -22,7 +22,7 @@ struct JoinRequest {
   int control_fd = -1;  ///< the control block of our launcher; -1: there is none
   /// Where ranks meet in place of an address; `store` is then its name, or empty.
   std::shared_ptr<Store> meeting{};
-  bool claims_ranks = false;  ///< numbers come from the program: two may have the same
+  bool claims_ranks = false;  ///< numbers are not of our launcher: two may have the same
 };
 
 struct EngineInfo {

@@ -46,7 +46,11 @@ class ServedStores {
 };
 
 Address address_of(const JoinRequest& request) {
-  return Address::parse(request.store.empty() ? meeting_address(request.ranks) : request.store);
+  const Address address =
+      Address::parse(request.store.empty() ? meeting_address(request.ranks) : request.store);
+  require(address.kind == Address::Kind::kUnix || address.port > 0, Errc::kInvalidArgument,
+          "group: the store is {}, want a port from 1 to 65535: ranks must know it", request.store);
+  return address;
 }
 
 bool serves_store(const JoinRequest& request) {
@@ -60,6 +64,11 @@ std::shared_ptr<Store> connect_to_store(const JoinRequest& request) {
     return std::make_shared<SocketStore>(address_of(request), request.secret, request.timeout_ms);
   } catch (const Error& error) {
     if (request.control_fd >= 0) throw;
+    const bool is_silent = error.code() == Errc::kTimeout || error.code() == Errc::kPeerLost;
+    require(ranks.rank != 0 || !is_silent, Errc::kSystem,
+            "group: {} is in use, and not by a store; give this job an address of its own (rank 0 "
+            "of {})",
+            address_of(request).text(), ranks.size);
     if (error.code() != Errc::kTimeout) fail_with_peer(ranks.rank, 0, error);
     fail(Errc::kTimeout, "group: no sign of rank 0, which serves the store (rank {} of {}); {}",
          ranks.rank, ranks.size, error.what());

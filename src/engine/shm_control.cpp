@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "transport/hash_store.h"
 #include "transport/socket_store.h"
 
@@ -23,6 +24,7 @@ namespace {
 constexpr std::int64_t kLauncherGraceNs = 250'000'000;  // the launcher knows why a rank died
 
 constexpr int kWithdrawnPollMs = 10;
+constexpr int kTellMs = 4 * kSliceMs;          // each asks once a slice, if the machine lets it
 constexpr const char* kFailureKey = "failed";  // why the group will not be: a code and a message
 
 std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
@@ -116,6 +118,7 @@ Introduction ShmControl::await_introduction(int peer) {
     const std::string failure = look_up(kFailureKey, 0).value_or("");
     if (!failure.empty()) {
       const std::size_t space = failure.find(' ');
+      if (meeting_.server) poll(nullptr, 0, kTellMs);  // others have still to see it
       fail_unmet(static_cast<Errc>(std::atoi(failure.c_str())), failure.substr(space + 1));
     }
     if (deadline_.expired()) require_nobody_missing(peer);
@@ -148,7 +151,7 @@ void ShmControl::tell_failure(Errc code, const std::string& message) {
   if (!meeting_.server && !meeting_.claims_ranks) return;
   try {
     store().set(kFailureKey, fmt::format("{} {}", static_cast<int>(code), message));
-    poll(nullptr, 0, 4 * kSliceMs);  // each asks once a slice, if the machine lets it
+    poll(nullptr, 0, kTellMs);
     store().set(kFailureKey, "");
     if (meeting_.server) store().set(introduction_key(rank()), "");
   } catch (const Error&) {  // what is wrong with the store is not the first cause
@@ -166,14 +169,18 @@ void ShmControl::fail_for_all(Errc code, const std::string& message) {
 }
 
 void ShmControl::require_nobody_missing(int first) {
-  std::vector<int> missing;
+  // What this rank wrote itself is there, unless who serves the store is stuck.
+  require(!look_up(introduction_key(rank()), kSliceMs).value_or("").empty(), Errc::kTimeout,
+          "group: the store of this group does not answer (rank {} of {}, which waits for rank {})",
+          rank(), size(), first);
+  std::vector<std::int32_t> missing;
   for (int peer = first; peer < size(); ++peer) {
     if (look_up(introduction_key(peer), 0).value_or("").empty()) missing.push_back(peer);
   }
   if (missing.empty()) return;
   const std::string message =
       fmt::format("no sign of rank{} {} within {:.1f} s", missing.size() == 1 ? "" : "s",
-                  fmt::join(missing, ", "), static_cast<double>(timeout_ms()) * 1e-3);
+                  format_ranges(missing), static_cast<double>(timeout_ms()) * 1e-3);
   if (meeting_.launcher_fd >= 0) abort(Errc::kTimeout, missing[0], message);
   fail_for_all(Errc::kTimeout, message);
 }

@@ -28,7 +28,7 @@ struct ShmMeeting {
   std::shared_ptr<StoreServer> server{};  ///< of the store, when this rank runs it
   bool is_served_by_rank_0 = false;
   bool is_for_meeting_only = false;  ///< rank 0 then serves another store for what comes later
-  bool claims_ranks = false;         ///< programs chose the numbers: two may have the same
+  bool claims_ranks = false;         ///< others chose the numbers: two may have the same
   bool has_launcher = false;         ///< ours, which knows why a rank died
   int launcher_fd = -1;              ///< its control block for this group; -1: rank 0 makes one
 };

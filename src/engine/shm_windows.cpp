@@ -30,7 +30,7 @@ std::unique_ptr<Window> ShmWindows::make_window(std::size_t bytes) {
   Fd own;
   std::string error;
   try {
-    require_memory(bytes, control_.size());
+    require_window_memory(control_, bytes);
     own = make_shared_memory("switchyard window", bytes);
   } catch (const Error& failure) {
     error = failure.what();

@@ -2,10 +2,18 @@
 
 #include "engine/window.h"
 
+#include "core/bytes.h"
 #include "core/fail.h"
+#include "core/memory.h"
 #include "engine/control.h"
 
 namespace switchyard {
+
+void require_window_memory(const Control& control, std::size_t bytes) {
+  const int num_ranks = control.host_size();
+  require_memory(fmt::format("window: {} bytes on each of {} ranks", bytes, num_ranks),
+                 checked_mul(bytes, static_cast<std::size_t>(num_ranks)));
+}
 
 void agree_on_window(Control& control, std::size_t bytes, const std::string& own_error) {
   const std::vector<std::string> notes =

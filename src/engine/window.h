@@ -56,6 +56,10 @@ class WindowSource {
   virtual std::vector<Fd> swap_descriptors(const Fd& own, std::size_t bytes) = 0;
 };
 
+/// For make_window: throws unless this host has memory for a window on each of its ranks. Errors:
+/// kOutOfMemory.
+void require_window_memory(const Control& control, std::size_t bytes);
+
 /// For make_window: throws on every rank, naming the first, when sizes differ or a rank could not
 /// get its memory (`own_error`: why this one could not, else empty).
 void agree_on_window(Control& control, std::size_t bytes, const std::string& own_error);

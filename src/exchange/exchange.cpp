@@ -5,7 +5,7 @@
 
 #include "switchyard/exchange.h"
 
-#include "core/fail.h"
+#include "core/live.h"
 #include "core/require_device.h"
 #include "device/cuda_module.h"
 #include "exchange/backend.h"
@@ -18,6 +18,10 @@ std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const Exchange
                                               const ExchangeOptions& options) {
   if (options.device.is_cuda()) return cuda_module().make_exchange(group, config, options);
   return std::make_unique<PullExchange>(group, config, options);
+}
+
+ExchangeBackend& live(const std::unique_ptr<ExchangeBackend>& backend) {
+  return live(backend, "Exchange");
 }
 
 DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
@@ -57,92 +61,93 @@ Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;
 
-const ExchangeConfig& Exchange::config() const { return backend_->config(); }
-Device Exchange::device() const { return backend_->device(); }
-std::int64_t Exchange::max_buffer_rows() const { return backend_->max_buffer_rows(); }
-ExchangeMemory Exchange::memory() const { return backend_->memory(); }
-const char* Exchange::heap() const { return backend_->heap(); }
-bool Exchange::is_shared_gpu() const { return backend_->is_shared_gpu(); }
+const ExchangeConfig& Exchange::config() const { return live(backend_).config(); }
+Device Exchange::device() const { return live(backend_).device(); }
+std::int64_t Exchange::max_buffer_rows() const { return live(backend_).max_buffer_rows(); }
+ExchangeMemory Exchange::memory() const { return live(backend_).memory(); }
+const char* Exchange::heap() const { return live(backend_).heap(); }
+bool Exchange::is_shared_gpu() const { return live(backend_).is_shared_gpu(); }
 
 DispatchHandle Exchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                        const TensorView& topk_weights, Stream stream,
                                        const DispatchOptions& options) {
-  return backend_->dispatch_send(
-      checked(*backend_, {tokens, topk_ids, topk_weights, stream, options}));
+  return live(backend_).dispatch_send(
+      checked(live(backend_), {tokens, topk_ids, topk_weights, stream, options}));
 }
 
 DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
                                              const TensorView& tokens,
                                              const TensorView& topk_weights, Stream stream,
                                              const DispatchOptions& options) {
-  return backend_->dispatch_send(
-      checked(*backend_, {tokens, {}, topk_weights, stream, options, &earlier}));
+  return live(backend_).dispatch_send(
+      checked(live(backend_), {tokens, {}, topk_weights, stream, options, &earlier}));
 }
 
 Dispatched Exchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
   require_stream("dispatch_receive", device(), stream);
-  return backend_->dispatch_receive(handle, stream);
+  return live(backend_).dispatch_receive(handle, stream);
 }
 
 Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
                               const TensorView& topk_weights, Stream stream,
                               const DispatchOptions& options) {
-  return backend_->dispatch(checked(*backend_, {tokens, topk_ids, topk_weights, stream, options}));
+  return live(backend_).dispatch(
+      checked(live(backend_), {tokens, topk_ids, topk_weights, stream, options}));
 }
 
 Dispatched Exchange::dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
                                     const TensorView& topk_weights, Stream stream,
                                     const DispatchOptions& options) {
-  return backend_->dispatch(
-      checked(*backend_, {tokens, {}, topk_weights, stream, options, &earlier}));
+  return live(backend_).dispatch(
+      checked(live(backend_), {tokens, {}, topk_weights, stream, options, &earlier}));
 }
 
 DispatchHandle Exchange::reopen(const DispatchHandle& earlier, Stream stream) {
   require_stream("reopen", device(), stream);
-  return backend_->reopen(earlier, stream);
+  return live(backend_).reopen(earlier, stream);
 }
 
 void Exchange::check_output(const DispatchHandle& handle, const TensorView& output,
                             const CombineOptions& options) const {
   const Stream any_stream = Stream::default_of(device());
-  backend_->check_output(checked(*backend_, {handle, {}, output, any_stream, options}));
+  live(backend_).check_output(checked(live(backend_), {handle, {}, output, any_stream, options}));
 }
 
 void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows, Stream stream,
                             const CombineOptions& options) {
-  backend_->combine_send(checked(*backend_, {handle, rows, {}, stream, options}));
+  live(backend_).combine_send(checked(live(backend_), {handle, rows, {}, stream, options}));
 }
 
 void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
                                Stream stream, const CombineOptions& options) {
-  backend_->combine_receive(checked(*backend_, {handle, {}, output, stream, options}));
+  live(backend_).combine_receive(checked(live(backend_), {handle, {}, output, stream, options}));
 }
 
 void Exchange::combine(const DispatchHandle& handle, const TensorView& rows,
                        const TensorView& output, Stream stream, const CombineOptions& options) {
-  backend_->combine(checked(*backend_, {handle, rows, output, stream, options}));
+  live(backend_).combine(checked(live(backend_), {handle, rows, output, stream, options}));
 }
 
-void Exchange::release(const DispatchHandle& handle) { backend_->release(handle); }
+void Exchange::release(const DispatchHandle& handle) { live(backend_).release(handle); }
 
 std::vector<RowOrigin> Exchange::row_origins(const DispatchHandle& handle) const {
-  return backend_->row_origins(handle);
+  return live(backend_).row_origins(handle);
 }
 
 void Exchange::write_row_sources(const DispatchHandle& handle, const RowSources& sources,
                                  Stream stream) const {
   constexpr const char* kName = "write_row_sources";
-  require_stream(kName, backend_->device(), stream);
+  require_stream(kName, live(backend_).device(), stream);
   require_device(
-      kName, backend_->device(),
+      kName, live(backend_).device(),
       {{"rank", sources.rank}, {"token", sources.token}, {"rows_per_rank", sources.rows_per_rank}});
-  backend_->write_row_sources(handle, sources, stream);
+  live(backend_).write_row_sources(handle, sources, stream);
 }
 
 WireBytes Exchange::wire_bytes(const DispatchHandle& handle) const {
-  return backend_->wire_bytes(handle);
+  return live(backend_).wire_bytes(handle);
 }
 
-void Exchange::check() const { backend_->check(); }
+void Exchange::check() const { live(backend_).check(); }
 
 }  // namespace switchyard

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "io/file.h"
 #include "io/json.h"
-#include "io/text.h"
 
 namespace switchyard {
 namespace {
@@ -85,7 +85,7 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path), folder_(path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) {
-    fail(Errc::kSystem, "checkpoint: {}: {}", path,
+    fail(Errc::kInvalidArgument, "checkpoint: {}: {}", path,
          error ? error.message() : "no such file or folder");
   }
   if (!fs::is_directory(status)) {

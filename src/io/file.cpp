@@ -9,18 +9,29 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <system_error>
 
 #include "core/fail.h"
 
 namespace switchyard {
 namespace {
 
+// A path that leads nowhere is a mistake of whoever gave it, not of the system.
+[[noreturn]] void fail_to_open(const std::string& path) {
+  const int error = errno;
+  const bool is_mistake = error == ENOENT || error == ENOTDIR || error == EACCES ||
+                          error == ELOOP || error == ENAMETOOLONG;
+  if (!is_mistake) fail_errno("open", path);
+  fail(Errc::kInvalidArgument, "open: {}: {}", path,
+       std::error_code(error, std::system_category()).message());
+}
+
 class ReadableFile {
  public:
   explicit ReadableFile(const std::string& path) {
     // O_NONBLOCK: opening a pipe without a writer must not block.
     descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor_ < 0) fail_errno("open", path);
+    if (descriptor_ < 0) fail_to_open(path);
     try {
       measure(path);
     } catch (...) {

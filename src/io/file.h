@@ -16,7 +16,8 @@ namespace switchyard {
 /// any memory-mapped reader. Replace checkpoints by rename, as write_safetensors does.
 class MappedFile {
  public:
-  /// Errors: kSystem (open), kMalformedFile when it is not a regular file, kOutOfMemory.
+  /// Errors: kInvalidArgument when there is no such file or it may not be read, kMalformedFile when
+  /// it is not a regular file, kOutOfMemory, kSystem.
   explicit MappedFile(const std::string& path);
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -28,8 +29,8 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-/// Reads the whole file. Errors: kSystem; kMalformedFile when it is not a regular file or has more
-/// than `max_bytes`.
+/// Reads the whole file. Errors: those of MappedFile; kMalformedFile when it has more than
+/// `max_bytes`.
 std::string read_text_file(const std::string& path, std::size_t max_bytes);
 
 }  // namespace switchyard

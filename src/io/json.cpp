@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "core/fail.h"
-#include "io/text.h"
+#include "core/text.h"
 
 namespace switchyard {
 namespace {
 
 using nlohmann::json;
+
+constexpr std::size_t kMaxShown = 160;  // bytes of a value or of the parser's words
 
 // Watches the parser's events and throws as soon as a limit is exceeded or a key repeats.
 class Watcher {
@@ -66,19 +68,21 @@ json parse_json(std::string_view text, const std::string& file, const JsonLimits
   try {
     return json::parse(text.begin(), text.end(), std::ref(watcher));
   } catch (const json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, ..."
-    const std::string_view what = error.what();
-    const std::size_t name_end = what.find("] ");
-    fail(Errc::kMalformedFile, "json: {}: {}", file,
-         name_end == what.npos ? what : what.substr(name_end + 2));
+    fail(Errc::kMalformedFile, "json: {}: {}", file, describe_error(error));
   }
+}
+
+// "[json.exception.parse_error.101] parse error at line 1, ...; last read: '<the whole token>'"
+std::string describe_error(const json::exception& error) {
+  const std::string_view what = error.what();
+  const std::size_t name_end = what.find("] ");
+  return shorten(name_end == what.npos ? what : what.substr(name_end + 2), kMaxShown);
 }
 
 std::string describe_json(const json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array";
-  const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  return text.size() > 160 ? text.substr(0, 160) + "..." : text;
+  return shorten(value.dump(-1, ' ', false, json::error_handler_t::replace), kMaxShown);
 }
 
 JsonObject::JsonObject(const json& value, const std::string& file, const char* function)

@@ -22,6 +22,9 @@ struct JsonLimits {
 nlohmann::json parse_json(std::string_view text, const std::string& file,
                           const JsonLimits& limits = {});
 
+/// What the parser says of a text that is not JSON: short, without the name of its exception.
+std::string describe_error(const nlohmann::json::exception& error);
+
 /// Formats a value for a message: one line, cut after 160 bytes.
 std::string describe_json(const nlohmann::json& value);
 

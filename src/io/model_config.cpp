@@ -13,9 +13,9 @@
 #include <optional>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "io/file.h"
 #include "io/json.h"
-#include "io/text.h"
 
 namespace switchyard {
 namespace {
@@ -62,15 +62,15 @@ ModelFamily detect_family(const JsonObject& object, const std::string& file) {
     if (model_type == info.model_type) return info.family;
   }
   if (const auto family = family_of_architectures(object)) return *family;
-  // tiny-moe states neither; this combination of keys identifies it.
+  // tiny-moe states neither; these keys identify it.
   if (model_type.empty() && !object.has("architectures") && object.has("num_experts") &&
-      object.has("moe_intermediate_size") && object.has("scoring_func")) {
+      object.has("scoring_func")) {
     return ModelFamily::kTinyMoe;
   }
   std::string known;
   for (const FamilyInfo& info : kFamilies) known += std::string(" ") + info.model_type;
   fail(Errc::kNotSupported, "read_model_config: {}: model_type is {}, want one of:{}", file,
-       quote(model_type), known);
+       object.has("model_type") ? quote(model_type) : "absent", known);
 }
 
 // Older and newer configs use different keys for the number of experts; those present must agree.
@@ -227,7 +227,8 @@ void read_tiny(const JsonObject& object, ModelConfig& config) {
 
 void read_quantization(const JsonObject& object, const std::string& file, ModelConfig& config) {
   if (!object.has("quantization_config")) return;
-  const JsonObject quantization(object.value("quantization_config"), file, kFunction);
+  const std::string place = file + ": quantization_config";
+  const JsonObject quantization(object.value("quantization_config"), place, kFunction);
   const std::string method = quantization.text_or("quant_method", "");
   const std::string format = quantization.text_or("fmt", "e4m3");
   require(method == "fp8" && format == "e4m3", Errc::kNotSupported,

@@ -12,7 +12,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
-#include "io/text.h"
+#include "core/text.h"
 
 namespace switchyard {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "io/file.h"
-#include "io/text.h"
 
 namespace switchyard {
 
@@ -38,6 +38,11 @@ std::vector<std::string> SafetensorsFile::names() const {
   result.reserve(header_.entries.size());
   for (const SafetensorsEntry& entry : header_.entries) result.push_back(entry.name);
   return result;
+}
+
+StoredTensor SafetensorsFile::stored(const SafetensorsEntry& entry) const {
+  return {entry.name, entry.dtype_name, entry.shape,
+          bytes_.subspan(entry.begin, entry.end - entry.begin)};
 }
 
 const SafetensorsEntry* SafetensorsFile::find_entry(std::string_view name) const noexcept {

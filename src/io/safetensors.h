@@ -32,6 +32,14 @@ struct SafetensorsEntry {
   std::uint64_t end = 0;
 };
 
+/// A tensor as a file stores it, also of a dtype or shape that this library does not support.
+struct StoredTensor {
+  std::string name;
+  std::string dtype_name;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  ///< sorted by name
   std::map<std::string, std::string> metadata;
@@ -50,7 +58,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
 /// A mapped file. Views stay valid as long as it does; members may be called from any thread.
 class SafetensorsFile {
  public:
-  /// Errors: kSystem (open), kMalformedFile.
+  /// Errors: those of MappedFile, kMalformedFile.
   static std::shared_ptr<const SafetensorsFile> open(const std::string& path);
   /// Takes ownership of a file image in memory; messages use `name`. Errors: kMalformedFile.
   static std::shared_ptr<const SafetensorsFile> from_bytes(std::vector<std::byte> bytes,
@@ -61,6 +69,8 @@ class SafetensorsFile {
   std::vector<std::string> names() const;
   const std::map<std::string, std::string>& metadata() const noexcept { return header_.metadata; }
 
+  /// `entry` is one of entries().
+  StoredTensor stored(const SafetensorsEntry& entry) const;
   const SafetensorsEntry* find_entry(std::string_view name) const noexcept;
 
   /// nullopt when the file has no such tensor. A tensor that is not aligned to its element size is
@@ -90,16 +100,20 @@ struct NamedTensor {
   TensorView tensor;  ///< contiguous
 };
 
-/// Writes a file that the reference reader accepts. The file appears whole or not at all: it is
-/// written next to `path` and then renamed. Tensors are ordered by descending element size, then by
-/// name, so that each one is aligned.
+/// Writes a file that the reference reader accepts. The file appears whole or not at all, see
+/// output_file.h. Tensors are ordered by descending element size, then by name, so that each one is
+/// aligned. `copied` are tensors of other files, of any dtype.
 ///
 /// Errors: kInvalidArgument (duplicate name, the name "__metadata__", text that is not UTF-8, a
-/// tensor that is absent or not contiguous, packed elements that do not fill bytes), kSystem.
+/// tensor that is absent or not contiguous, packed elements that do not fill bytes; those of
+/// OutputFile), kSystem.
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {},
+                       std::span<const StoredTensor> copied = {});
 
 /// The format's name for a dtype, for example "F8_E4M3".
 const char* safetensors_name_of(DType dtype) noexcept;
+/// Bits of an element; 0 when the format has no such dtype.
+std::int64_t safetensors_bits_of(std::string_view dtype_name) noexcept;
 
 }  // namespace switchyard

@@ -14,8 +14,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/fail.h"
+#include "core/text.h"
+#include "io/json.h"
 #include "io/safetensors.h"
-#include "io/text.h"
 
 namespace switchyard {
 namespace {
@@ -143,7 +144,11 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
   bool number_unsigned(std::uint64_t value) override {
     constexpr std::uint64_t kMax = std::numeric_limits<std::int64_t>::max();
-    if (place_ == Place::kShape && value <= kMax && entry_.shape.size() < kMaxListedDims) {
+    if (place_ == Place::kShape && entry_.shape.size() == kMaxListedDims) {
+      fail(Errc::kMalformedFile, "safetensors: {}: tensor {} has more than {} dimensions", file_,
+           quote(name_), kMaxListedDims);
+    }
+    if (place_ == Place::kShape && value <= kMax) {
       entry_.shape.push_back(static_cast<std::int64_t>(value));
     } else if (place_ == Place::kOffsets && num_offsets_ < 2) {
       (num_offsets_++ == 0 ? entry_.begin : entry_.end) = value;
@@ -163,7 +168,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
     fail(Errc::kMalformedFile, "safetensors: the header of {} is not JSON: {}", file_,
-         error.what());
+         describe_error(error));
   }
 
  private:
@@ -187,9 +192,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
              quote(name_), what, field_ == "dtype" ? "text" : "an array");
       case Place::kShape:
         fail(Errc::kMalformedFile,
-             "safetensors: {}: shape of tensor {} holds {}, want at most {} whole numbers from 0 "
-             "to 2^63-1",
-             file_, quote(name_), what, kMaxListedDims);
+             "safetensors: {}: shape of tensor {} holds {}, want whole numbers from 0 to 2^63-1",
+             file_, quote(name_), what);
       case Place::kOffsets:
         fail(Errc::kMalformedFile,
              "safetensors: {}: data_offsets of tensor {} hold {}, want two whole numbers from 0",
@@ -279,6 +283,11 @@ const char* safetensors_name_of(DType dtype) noexcept {
     if (candidate.dtype == dtype) return candidate.name;
   }
   return "unknown";
+}
+
+std::int64_t safetensors_bits_of(std::string_view dtype_name) noexcept {
+  const FormatDType* found = find_dtype(dtype_name);
+  return found == nullptr ? 0 : found->bits;
 }
 
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,

@@ -9,10 +9,10 @@
 
 #include "core/clock.h"
 #include "core/fail.h"
+#include "core/memory.h"
 #include "measure/bench_batch.h"
 #include "measure/bench_oracle.h"
 #include "plan/expert_ownership.h"
-#include "transport/shared_memory.h"
 
 namespace switchyard::measure {
 namespace {

@@ -19,6 +19,12 @@
 namespace switchyard {
 namespace {
 
+// Of a matrix without columns, rows count only where each has scales.
+QuantRows rows_with_work(const QuantRows& rows, const QuantScheme& scheme) {
+  const bool has_scales = has_row_scales(scheme) && num_scales(scheme, rows.hidden) > 0;
+  return rows.hidden > 0 || has_scales ? rows : QuantRows{0, 0};
+}
+
 // The global scale of nvfp4; 1 for other schemes.
 float check_global_value(const char* function, const char* name, const TensorView& scale,
                          const QuantScheme& scheme) {
@@ -117,7 +123,8 @@ namespace host {
 void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& q,
               const TensorView& scales, const TensorView& static_scale,
               std::optional<float> scale_ub) {
-  const QuantRows rows = check_quantize(x, scheme, q, scales, static_scale, scale_ub);
+  const QuantRows rows =
+      rows_with_work(check_quantize(x, scheme, q, scales, static_scale, scale_ub), scheme);
   check_global_value("quantize", "static_scale", static_scale, scheme);
   const float whole = whole_scale(x, rows, scheme, static_scale);
   if (scheme.group == ScaleGroup::kTensor) *scales.as<float>() = whole;
@@ -138,7 +145,8 @@ void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& 
 
 void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
                 const TensorView& y, const TensorView& tensor_scale) {
-  const QuantRows rows = check_dequantize(q, scales, scheme, y, tensor_scale);
+  const QuantRows rows =
+      rows_with_work(check_dequantize(q, scales, scheme, y, tensor_scale), scheme);
   const float global = check_global_value("dequantize", "tensor_scale", tensor_scale, scheme);
   const float whole = scheme.group == ScaleGroup::kTensor ? *scales.as<float>() : global;
   ScaleRow scale_row(scales, scheme);

@@ -44,16 +44,6 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   _exit(127);
 }
 
-// The errno that the child reports; 0 when its exec closed the pipe.
-int read_report(const Fd& report) {
-  int error = 0;
-  ssize_t size = 0;
-  do {
-    size = read(report.get(), &error, sizeof(error));
-  } while (size < 0 && errno == EINTR);
-  return size == static_cast<ssize_t>(sizeof(error)) ? error : 0;
-}
-
 void write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t size = write(fd, bytes.data(), bytes.size());
@@ -93,21 +83,30 @@ ChildProcess start_process(const ChildSpec& spec) {
   auto [report, report_end] = make_pipe();
   const pid_t parent = getpid();
   ChildProcess child;
+  child.program = spec.command[0];
   child.pid = fork();
   if (child.pid < 0) fail_errno("fork", spec.command[0]);
   if (child.pid == 0) {
     become(spec, arguments.data(), environment.data(), null.get(), report_end.get(), parent);
   }
-  report_end.reset();
-  if (const int error = read_report(report); error != 0) {
-    waitpid(child.pid, nullptr, 0);
-    fail(Errc::kInvalidArgument, "launch: {}: {}", spec.command[0],
-         std::error_code(error, std::system_category()).message());
-  }
+  fcntl(report.get(), F_SETFL, O_NONBLOCK);
+  child.report = std::move(report);
 #ifdef SYS_pidfd_open
   child.handle = Fd(static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0)));
 #endif
   return child;
+}
+
+// The child writes its errno, or its exec closes the pipe.
+void check_started(ChildProcess& child) {
+  if (!child.report.has_value()) return;
+  int error = 0;
+  const ssize_t size = read(child.report.get(), &error, sizeof(error));
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  child.report.reset();
+  if (size != static_cast<ssize_t>(sizeof(error))) return;
+  fail(Errc::kInvalidArgument, "launch: {}: {}", child.program,
+       std::error_code(error, std::system_category()).message());
 }
 
 LineForwarder::LineForwarder(Fd source, int target_fd, std::string prefix)

@@ -25,12 +25,18 @@ struct ChildSpec {
 
 struct ChildProcess {
   pid_t pid = -1;
+  std::string program;
   Fd handle;  ///< pidfd: readable once the process has ended; none on old kernels
+  Fd report;  ///< readable once the program has started or cannot be; none once that is known
 };
 
-/// The child gets SIGKILL when the calling thread ends. Errors: kInvalidArgument when the program
-/// cannot be started, kSystem.
+/// Does not wait for the program to start: whoever stops the child before that stops nobody else.
+/// The child gets SIGKILL when the calling thread ends. Errors: kSystem.
 ChildProcess start_process(const ChildSpec& spec);
+
+/// Takes what `report` has; nothing if the child is not that far. Errors: kInvalidArgument when the
+/// program cannot be started; the child has ended then, or does at once.
+void check_started(ChildProcess& child);
 
 /// Copies whole lines, each with its prefix in a single write, so that lines from different sources
 /// never interleave.

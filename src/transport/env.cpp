@@ -140,11 +140,17 @@ std::string job_id_of(const Source& source, const Lookup& lookup) {
 
 RankInfo discover_ranks(const Lookup& lookup) {
   std::vector<Claim> claims = read_claims(lookup);
-  if (claims.empty()) return {};
+  if (claims.empty()) {
+    require(number_of(lookup, "WORLD_SIZE") <= 1, Errc::kInvalidArgument,
+            "group: WORLD_SIZE is {}, but RANK is not set; set both or neither",
+            number_of(lookup, "WORLD_SIZE"));
+    return {};
+  }
   drop_single_steps(claims);
   require_one_answer(claims);
   RankInfo info;
   info.source = claims[0].source->name;
+  info.is_ours = claims[0].source == kSources.data();
   info.rank = claims[0].rank;
   info.size = -1;
   for (const Claim& claim : claims) {
@@ -157,6 +163,8 @@ RankInfo discover_ranks(const Lookup& lookup) {
   require(info.size >= 0, Errc::kInvalidArgument,
           "group: {} is {}, but nothing says how many ranks there are; set RANK and WORLD_SIZE",
           rank_name, info.rank);
+  require(info.size >= 1 && info.size <= kMaxRanks, Errc::kInvalidArgument,
+          "group: {} names {} ranks, want from 1 to {}", info.source, info.size, kMaxRanks);
   require(info.rank < info.size, Errc::kInvalidArgument,
           "group: {} is {}, but there are {} ranks; want from 0 to {}", rank_name, info.rank,
           info.size, info.size - 1);

@@ -18,12 +18,16 @@
 
 namespace switchyard {
 
+/// Most ranks of a group.
+inline constexpr int kMaxRanks = 4096;
+
 struct RankInfo {
   int rank = 0;
   int size = 1;
   int local_rank = -1;          ///< among the ranks on this host; -1: unknown
   int local_size = -1;          ///< ranks on this host; -1: unknown
   std::string source = "none";  ///< whose variables were used, for messages
+  bool is_ours = false;         ///< started by our launcher
   std::string job_id;           ///< the same text on every rank of a job; empty: unknown
 };
 
@@ -33,7 +37,8 @@ using Lookup = std::function<const char*(const char*)>;
 /// Returns a single rank when no launcher is found. A single-process step that starts a launcher of
 /// its own (srun -n 1 torchrun ...) is not a contradiction; a Slurm batch script, which has
 /// SLURM_PROCID but no step, is not a rank.
-/// Errors: kInvalidArgument (not a number, no size, rank >= size, two sources that disagree).
+/// Errors: kInvalidArgument (not a number, no size, WORLD_SIZE without a rank, a size above
+/// kMaxRanks, rank >= size, two sources that disagree).
 RankInfo discover_ranks(const Lookup& lookup);
 RankInfo discover_ranks();
 

@@ -22,6 +22,8 @@
 
 #include "core/clock.h"
 #include "core/fail.h"
+#include "core/log.h"
+#include "core/text.h"
 #include "transport/child_process.h"
 #include "transport/control_block.h"
 #include "transport/env.h"
@@ -33,7 +35,6 @@ extern char** environ;  // NOLINT: POSIX wants this declaration
 namespace switchyard {
 namespace {
 
-constexpr int kMaxRanks = 4096;
 constexpr int kNoHandlePollMs = 50;             // where the kernel has no pidfd
 constexpr std::int64_t kDrainNs = 500'000'000;  // to drain output after the last rank ended
 
@@ -118,6 +119,7 @@ class Launcher {
   void begin_end();
   void advance_end();
   void send_to_all(int signal);
+  std::vector<std::int32_t> running_ranks() const;
   bool is_any_running() const;
   bool is_any_stream_open() const;
 
@@ -220,6 +222,7 @@ bool Launcher::turn() {
   std::vector<pollfd> entries{{signals_.fd().get(), POLLIN, 0}};
   for (const Rank& rank : ranks_) {
     entries.push_back({rank.is_running ? rank.process.handle.get() : -1, POLLIN, 0});
+    entries.push_back({rank.process.report.get(), POLLIN, 0});
     for (const LineForwarder& stream : rank.streams) {
       entries.push_back({stream.source().get(), POLLIN, 0});
     }
@@ -230,7 +233,7 @@ bool Launcher::turn() {
   if (entries[0].revents != 0) read_signal();
   std::size_t next = 1;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    ++next;
+    next += 2;
     for (LineForwarder& stream : ranks_[rank].streams) {
       if (entries[next++].revents != 0) stream.forward();
     }
@@ -259,8 +262,10 @@ void Launcher::reap(int rank) {
   Rank& target = ranks_[static_cast<std::size_t>(rank)];
   int status = 0;
   const pid_t ended = waitpid(target.process.pid, &status, WNOHANG);
-  if (ended == 0 || (ended < 0 && errno == EINTR)) return;
-  target.is_running = false;
+  const bool is_running = ended == 0 || (ended < 0 && errno == EINTR);
+  target.is_running = is_running;
+  check_started(target.process);  // of a rank that has ended, all is there
+  if (is_running) return;
   target.process.handle.reset();
   if (ended < 0) {
     record_failure(rank, "ended, but this program ignores SIGCHLD and so lost its exit code", 1);
@@ -309,7 +314,10 @@ void Launcher::begin_end() {
 
 void Launcher::advance_end() {
   if (step_ == Step::kRunning || step_ == Step::kKilled || now_ns() < next_step_ns_) return;
-  send_to_all(step_ == Step::kTold ? SIGTERM : SIGKILL);
+  const int signal = step_ == Step::kTold ? SIGTERM : SIGKILL;
+  log(LogLevel::kWarn, "launch", "still running: rank {}; sends {}", format_ranges(running_ranks()),
+      signal == SIGTERM ? "SIGTERM" : "SIGKILL");
+  send_to_all(signal);
   step_ = step_ == Step::kTold ? Step::kAsked : Step::kKilled;
   next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
 }
@@ -319,6 +327,14 @@ void Launcher::send_to_all(int signal) {
   for (const Rank& rank : ranks_) {
     if (rank.is_running) kill(rank.process.pid, signal);
   }
+}
+
+std::vector<std::int32_t> Launcher::running_ranks() const {
+  std::vector<std::int32_t> running;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].is_running) running.push_back(static_cast<std::int32_t>(rank));
+  }
+  return running;
 }
 
 bool Launcher::is_any_running() const {

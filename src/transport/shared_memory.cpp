@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <limits>
 #include <string>
 
@@ -18,7 +17,6 @@ namespace switchyard {
 namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-constexpr double kMiB = 1024.0 * 1024.0;
 
 }  // namespace
 
@@ -54,27 +52,6 @@ void check_shared_memory(const Fd& memory, std::size_t bytes) {
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   require(seals >= 0 && (seals & F_SEAL_SHRINK) != 0, Errc::kSystem,
           "shared memory: what came from a peer is not sealed against shrinking");
-}
-
-std::size_t available_memory_bytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  std::size_t kilobytes = 0;
-  while (file >> name >> kilobytes) {
-    if (name == "MemAvailable:") return kilobytes * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return 0;
-}
-
-void require_memory(std::size_t bytes, int num_ranks) {
-  const std::size_t available = available_memory_bytes();
-  const double wanted = static_cast<double>(bytes) * num_ranks;
-  require(available == 0 || wanted <= static_cast<double>(available), Errc::kOutOfMemory,
-          "window: {:.1f} MiB on each of {} ranks are {:.1f} MiB, but this host has {:.1f} MiB "
-          "available; use fewer ranks or a smaller window",
-          static_cast<double>(bytes) / kMiB, num_ranks, wanted / kMiB,
-          static_cast<double>(available) / kMiB);
 }
 
 }  // namespace switchyard

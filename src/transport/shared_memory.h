@@ -41,11 +41,4 @@ Fd make_shared_memory(const char* label, std::size_t bytes);
 /// shrinking. Errors: kSystem.
 void check_shared_memory(const Fd& memory, std::size_t bytes);
 
-/// The kernel's estimate of what it can allocate without swapping (MemAvailable); 0 when unknown.
-std::size_t available_memory_bytes();
-
-/// Throws if `num_ranks` windows of `bytes` each exceed the available memory. Errors: kOutOfMemory,
-/// stating the sizes.
-void require_memory(std::size_t bytes, int num_ranks);
-
 }  // namespace switchyard

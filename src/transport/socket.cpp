@@ -9,6 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -74,7 +75,7 @@ Fd open_socket(int family, int type) {
 bool wait_for(const Fd& socket, short events, const Deadline& deadline) {
   pollfd entry{socket.get(), events, 0};
   for (;;) {
-    const int count = poll(&entry, 1, deadline.remaining_ms());
+    const int count = poll(&entry, 1, std::min(kSliceMs, deadline.remaining_ms()));
     if (count > 0) return true;
     if (count < 0 && errno != EINTR) fail_errno("poll", "socket");
     if (deadline.expired()) return false;
@@ -159,6 +160,20 @@ std::optional<PeerIdentity> peer_identity(const Fd& socket) {
     return std::nullopt;
   }
   return PeerIdentity{credentials.uid, credentials.pid};
+}
+
+std::string peer_name(const Fd& socket) {
+  if (const auto identity = peer_identity(socket)) return fmt::format("process {}", identity->pid);
+  RawAddress raw;
+  raw.size = sizeof(raw.storage);
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  if (getpeername(socket.get(), raw.get(), &raw.size) != 0 ||
+      getnameinfo(raw.get(), raw.size, host.data(), host.size(), port.data(), port.size(),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "a client";
+  }
+  return fmt::format("{}:{}", host.data(), port.data());
 }
 
 Fd listen_on(const Address& address, bool* is_taken) {

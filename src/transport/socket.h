@@ -57,6 +57,9 @@ struct PeerIdentity {
 };
 std::optional<PeerIdentity> peer_identity(const Fd& socket);
 
+/// Who is at the other end, for messages: "127.0.0.1:4711" or "process 12".
+std::string peer_name(const Fd& socket);
+
 /// A listening stream socket. Errors: kSystem. If the address is in use and `is_taken` is given,
 /// sets it and returns no socket instead.
 Fd listen_on(const Address& address, bool* is_taken = nullptr);

@@ -32,6 +32,7 @@ constexpr std::int64_t kAcceptPauseNs = 100'000'000;  // after accept ran out of
 constexpr std::size_t kMaxClients = 8192;
 constexpr std::size_t kMaxUnsentBytes = std::size_t{8} << 20;
 constexpr std::size_t kMaxStoredBytes = std::size_t{256} << 20;
+constexpr int kMaxWarnings = 8;  // of strangers; a port scan must not fill the log
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
 // A get request whose key does not exist yet.
@@ -43,6 +44,7 @@ struct Waiter {
 
 struct Client {
   Fd socket;
+  std::string peer;  // its address, or its process
   protocol::FrameBuffer received;
   std::string unsent;
   std::vector<Waiter> waiters;
@@ -74,6 +76,7 @@ class StoreServer::Loop {
   int poll_timeout_ms() const;
   void accept_clients();
   void admit(Fd socket);
+  void warn_of(const std::string& stranger, std::string_view what);
   void receive(Client& client);
   void read_frames(Client& client);
   void serve(Client& client, const protocol::Request& request);
@@ -91,6 +94,7 @@ class StoreServer::Loop {
   std::unordered_map<std::string, std::string> values_;
   std::size_t stored_bytes_ = 0;
   std::int64_t accept_from_ns_ = 0;
+  int num_warnings_ = 0;
   std::thread thread_;
 };
 
@@ -173,13 +177,21 @@ void StoreServer::Loop::accept_clients() {
 
 void StoreServer::Loop::admit(Fd socket) {
   const std::optional<PeerIdentity> identity = peer_identity(socket);
+  std::string peer = peer_name(socket);
   if (identity && identity->uid != geteuid()) {
-    log(LogLevel::kWarn, "store", "refuses a client of user {}", identity->uid);
-    return;
+    return warn_of(peer, fmt::format("is of user {}", identity->uid));
   }
   Client& client = clients_.emplace_back();
   client.socket = std::move(socket);
+  client.peer = std::move(peer);
   client.hello_end_ns = now_ns() + kHelloNs;
+}
+
+void StoreServer::Loop::warn_of(const std::string& stranger, std::string_view what) {
+  if (num_warnings_ > kMaxWarnings) return;
+  const bool is_last = num_warnings_++ == kMaxWarnings;
+  log(LogLevel::kWarn, "store", "refuses {}, which {}{}", stranger, what,
+      is_last ? "; says no more of others" : "");
 }
 
 // One read per turn, so that a client that sends without pause cannot monopolize the loop.
@@ -205,7 +217,7 @@ void StoreServer::Loop::read_frames(Client& client) {
     if (request) {
       serve(client, *request);
     } else {
-      log(LogLevel::kWarn, "store", "drops a client that does not speak the protocol");
+      warn_of(client.peer, "does not speak the protocol");
       client.is_gone = true;
     }
   }
@@ -228,7 +240,7 @@ void StoreServer::Loop::serve_hello(Client& client, const protocol::Request& req
     client.hello_end_ns = kForever;
     return reply(client, {protocol::Status::kOk, request.id, {}});
   }
-  log(LogLevel::kWarn, "store", "refuses a client with a wrong {}", is_hello ? "secret" : "hello");
+  warn_of(client.peer, is_hello ? "has a wrong secret" : "begins with a wrong hello");
   client.is_closing = true;
   reply(client, {protocol::Status::kRefused, request.id, {}});
 }

@@ -248,6 +248,12 @@ TEST(BenchTest, ShapesThatDoNotFitAreLeftOutByName) {
   EXPECT_FALSE(json["rows"][1].contains("p50_us"));
 }
 
+TEST(BenchTest, NothingMeasuredIsNoSuccess) {
+  const CommandResult result = bench({"--tokens", "16777216", "--engine", "local"});
+  EXPECT_EQ(result.exit_code, 1) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("WRONG: nothing was measured"));
+}
+
 TEST(BenchTest, HelpHasExamples) {
   const CommandResult result = run_command({SWITCHYARD_CLI, "bench", "--help"});
   EXPECT_EQ(result.exit_code, 0);

@@ -102,13 +102,40 @@ Command start_rank(int rank, int size, std::vector<std::string> extra) {
   return Command(arguments);
 }
 
-TEST(FaultTest, ARankWithAnotherConfigurationIsRefused) {
-  Command first = start_rank(0, 2, {"--scheme", "none"});
-  Command second = start_rank(1, 2, {"--scheme", "fp8_block"});
-  for (Command* command : {&first, &second}) {
-    const CommandResult result = command->wait(30);
-    EXPECT_EQ(result.exit_code, 2);
-    EXPECT_THAT(result.error, HasSubstr("rank 1 has scheme fp8_block, but rank 0 has none"));
+TEST(FaultTest, ARankWithOtherOptionsIsRefused) {
+  const struct {
+    std::vector<std::string> rank0;
+    std::vector<std::string> rank1;
+    const char* words;
+  } cases[] = {{{"--scheme", "none"},
+                {"--scheme", "fp8_block"},
+                "rank 1 has --scheme fp8_block, but rank 0 has none"},
+               {{"--tokens", "64", "--split", "64,0"},
+                {"--tokens", "64", "--split", "0,64"},
+                "rank 1 has --split 0,64, but rank 0 has 64,0"},
+               {{"--seed", "2"}, {}, "rank 1 has --seed its default, but rank 0 has 2"},
+               {{"--repeat", "5"}, {"--repeat", "1"}, "rank 1 has --repeat 1, but rank 0 has 5"}};
+  for (const auto& [rank0, rank1, words] : cases) {
+    Command first = start_rank(0, 2, rank0);
+    Command second = start_rank(1, 2, rank1);
+    for (Command* command : {&first, &second}) {
+      const CommandResult result = command->wait(30);
+      EXPECT_EQ(result.exit_code, 2);
+      EXPECT_THAT(result.error, HasSubstr(words));
+    }
+  }
+}
+
+TEST(FaultTest, TwoProcessesWithOneNumberAreNamed) {
+  for (const int rank : {0, 1}) {
+    Command first = start_rank(rank, 3, {"--timeout", "20000"});
+    Command second = start_rank(rank, 3, {"--timeout", "20000"});
+    Command other = start_rank(1 - rank, 3, {"--timeout", "20000"});
+    // On a loaded machine the store may be gone before the second has asked it.
+    const CommandResult results[] = {first.wait(30), second.wait(30)};
+    for (const CommandResult& result : results) EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(results[0].error + results[1].error,
+                HasSubstr("two processes say that they are rank " + std::to_string(rank)));
   }
 }
 

@@ -6,7 +6,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <limits>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -153,7 +156,58 @@ TEST_F(QuantizeFileTest, NamesChooseAndTheRestIsCopied) {
   EXPECT_EQ(file->tensor("a.up.weight").dtype(), DType::kI8);
   EXPECT_EQ(file->tensor("norm").as<float>()[3], 4.0f);
   some.names = "nothing";
-  EXPECT_THAT(refusal(some), HasSubstr("no matrix of bf16, f16 or f32 that --names \"nothing\""));
+  EXPECT_THAT(refusal(some),
+              HasSubstr("no matrix of bf16, f16 or f32 with elements that --names \"nothing\""));
+}
+
+// As `run` does: infinity and NaN are left aside, and tiny maxima get the largest finite scale.
+TEST_F(QuantizeFileTest, Nvfp4HasAGlobalScaleForEveryMatrix) {
+  const float tiny = 1e-38f;
+  const std::vector<float> x{INFINITY, NAN, 6, -3, tiny, -tiny, 0, 0, 0, 0, 0, 0};
+  write("in", std::vector<NamedTensor>{{"a", TensorView::of(x.data(), {1, 4})},
+                                       {"b", TensorView::of(x.data() + 4, {1, 4})},
+                                       {"c", TensorView::of(x.data() + 8, {1, 4})}});
+  const auto file = quantized(options("nvfp4"));
+  EXPECT_EQ(*file->tensor("a.global_scale").as<float>(), 448.0f);
+  EXPECT_EQ(*file->tensor("b.global_scale").as<float>(), std::numeric_limits<float>::max());
+  EXPECT_EQ(*file->tensor("c.global_scale").as<float>(), 1.0f);
+}
+
+std::string number_text(float value) {
+  if (std::isnan(value)) return "NaN";
+  return fmt::format("{:g}", value);
+}
+
+// The table "What comes back" of docs/schemes.md.
+TEST_F(QuantizeFileTest, SpecialValuesComeBackAsTheTableSays) {
+  std::ifstream page(SWITCHYARD_SOURCE_DIR "/docs/schemes.md");
+  int num_schemes = 0;
+  bool is_table = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line == "| Scheme | +inf | -inf | NaN | -0 | zeros |") is_table = true;
+    if (!is_table) continue;
+    if (line.empty()) break;
+    for (const std::string name : kSchemes) {
+      if (line.find("`" + name + "`") == line.npos) continue;
+      ++num_schemes;
+      std::string cells;
+      for (const float special : {INFINITY, -INFINITY, NAN, -0.0f}) {
+        std::vector<float> x(128, 1.5f);
+        x[0] = special;
+        write("in", std::vector<NamedTensor>{{"w", TensorView::of(x.data(), {1, 128})}});
+        cli::quantize_file(options(name.c_str()));
+        QuantizeOptions back;
+        back.input = path("out");
+        back.output = path("back");
+        cli::dequantize_file(back);
+        const auto file = SafetensorsFile::open(path("back"));
+        const auto* y = file->tensor("w").as<float>();
+        cells += "| " + number_text(y[0]) + " / " + number_text(y[1]) + " ";
+      }
+      EXPECT_THAT(line, HasSubstr(cells)) << name;
+    }
+  }
+  EXPECT_EQ(num_schemes, 14);
 }
 
 TEST_F(QuantizeFileTest, RefusesWhatDoesNotFit) {
@@ -163,7 +217,7 @@ TEST_F(QuantizeFileTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refusal(options("fp9")), HasSubstr("--scheme is \"fp9\""));
   EXPECT_THAT(refusal(options("mxfp4")), HasSubstr("w has rows of 3 elements, must be even"));
   EXPECT_THAT(refusal(options("fp8_token")),
-              HasSubstr("two tensors of the output are named w.scale"));
+              HasSubstr("two tensors of the output are named \"w.scale\""));
   QuantizeOptions scale = options("fp8_token");
   scale.static_scale = 1.0f;
   EXPECT_THAT(refusal(scale), HasSubstr("--static-scale is for schemes with one scale a tensor"));
@@ -177,7 +231,6 @@ TEST_F(QuantizeFileTest, RefusesWhatDoesNotFit) {
     EXPECT_THAT(refusal(scale), HasSubstr("quantize: --global-scale is "));
   }
   write("in", std::vector<NamedTensor>{{"w", TensorView::of(x.data(), {1, 6})}});
-  EXPECT_THAT(refusal(options("nvfp4")), HasSubstr("largest magnitude of w is inf"));
   cli::quantize_file(options("fp8_token"));
   QuantizeOptions again = options("fp8_token");
   again.input = path("out");

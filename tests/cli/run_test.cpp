@@ -226,7 +226,7 @@ TEST(RunTest, UsageErrorsAreNamed) {
        "--prepare all_gather sums per_rank"},
       {{"--seed", "-1"}, 2, "--seed"},
       {{"--tokens", "-1"}, 2, "--tokens"},
-      {{"--dump", "/proc/x"}, 3, "--dump is /proc/x, which cannot be made"},
+      {{"--dump", "/proc/x"}, 2, "--dump is /proc/x, which cannot be made"},
       {{"--output", "/no/such/file"}, 2, "there is no folder /no/such"},
       {{"--split", "1,2"}, 2, "--split names 2 ranks, but there are 1"},
       {{"--split", "1,x"}, 2, "want even, uneven or N,N,..."},
@@ -236,8 +236,8 @@ TEST(RunTest, UsageErrorsAreNamed) {
       {{"--tokens", "2000"}, 2, "--tokens is 2000, but"},
       {{"--layer", "0"}, 2, "layer 0"},
       {{"--layer", "99"}, 2, "layer 99"},
-      {{"--input", "/no/such/file"}, 3, "/no/such/file"},
-      {{"--no-such-option"}, 2, "--no-such-option; see switchyard run --help\n"},
+      {{"--input", "/no/such/file"}, 2, "/no/such/file"},
+      {{"--no-such-option"}, 2, "no option \"--no-such-option\"; see switchyard help run\n"},
   };
   for (const BadCall& call : calls) {
     const CommandResult result = run(call.arguments);
@@ -247,26 +247,16 @@ TEST(RunTest, UsageErrorsAreNamed) {
   const CommandResult no_model = run({}, "/no/such/model");
   EXPECT_EQ(no_model.exit_code, 2);
   EXPECT_THAT(no_model.error, HasSubstr("run: --model is /no/such/model, no such folder"));
-  const CommandResult nothing = run_command({SWITCHYARD_CLI});
-  EXPECT_EQ(nothing.exit_code, 2);
-  EXPECT_EQ(nothing.output, "");
-  EXPECT_THAT(
-      nothing.error,
-      HasSubstr("switchyard: no verb is given; there are run, check, bench, quantize, doctor\n"));
-  EXPECT_THAT(nothing.error, HasSubstr("run one MoE layer of a model over N ranks"));
-  const CommandResult no_verb = run_command({SWITCHYARD_CLI, "simulate"});
-  EXPECT_EQ(no_verb.exit_code, 2);
-  EXPECT_EQ(no_verb.error,
-            "switchyard: no verb \"simulate\"; there are run, check, bench, quantize, doctor\n");
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
 }
 
 // The launcher refuses, once, what every rank would refuse.
 TEST(RunTest, AWrongOptionIsSaidOnce) {
-  for (const Arguments& wrong : {Arguments{"--split", "foo"}, Arguments{"--tokens", "2000"},
-                                 Arguments{"--scheme", "nvfp4", "--global-scale", "x"},
-                                 Arguments{"--prepare", "all_to_all", "--reduce", "per_expert"}}) {
+  for (const Arguments& wrong :
+       {Arguments{"--split", "foo"}, Arguments{"--tokens", "2000"},
+        Arguments{"--scheme", "nvfp4", "--global-scale", "x"}, Arguments{"--layer", "99"},
+        Arguments{"--prepare", "all_to_all", "--reduce", "per_expert"}}) {
     Arguments arguments{"--ranks", "8"};
     arguments.insert(arguments.end(), wrong.begin(), wrong.end());
     const CommandResult result = run(arguments);

@@ -25,6 +25,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 #include "transport/file_store.h"
+#include "transport/socket.h"
 
 namespace switchyard {
 namespace {
@@ -221,6 +222,15 @@ TEST(GroupFromTest, RanksThatNeverComeAreNamedAndARetryWorks) {
   });
 }
 
+TEST(GroupFromTest, AddressThatIsInUseIsNamed) {
+  const Fd listener = listen_on(Address::parse("tcp://127.0.0.1:0"));
+  const Address taken = bound_address(listener, Address::parse("tcp://127.0.0.1:0"));
+  const Error error =
+      error_of([&] { Group::from(0, 2, taken.text(), {.timeout_ms = 300, .secret = "sesame"}); });
+  EXPECT_EQ(error.code(), Errc::kSystem);
+  EXPECT_THAT(error.what(), HasSubstr(taken.text() + " is in use, and not by a store"));
+}
+
 TEST(GroupFromTest, StoreThatNeverAnswersEndsWithTheDeadline) {
   const std::int64_t start = now_ns();
   const StoreFunctions silent{
@@ -228,7 +238,7 @@ TEST(GroupFromTest, StoreThatNeverAnswersEndsWithTheDeadline) {
       [](const std::string&, std::int64_t) { return std::optional<std::string>(); }};
   const Error mute = error_of([&] { Group::from(1, 3, silent, {.timeout_ms = 300}); });
   EXPECT_EQ(mute.code(), Errc::kTimeout);
-  EXPECT_THAT(mute.what(), HasSubstr("no sign of ranks 0, 1, 2 within 0.3 s (rank 1 of 3)"));
+  EXPECT_THAT(mute.what(), HasSubstr("the store of this group does not answer (rank 1 of 3"));
   const Error nobody =
       error_of([] { Group::from(1, 2, "127.0.0.1:9", {.timeout_ms = 300, .secret = "sesame"}); });
   EXPECT_EQ(nobody.code(), Errc::kTimeout);

@@ -112,7 +112,8 @@ TEST(ShmEngineTest, WindowBeyondMemoryIsRefusedWithNumbers) {
     const Error error =
         error_of([&] { (void)group.engine().windows().make_window(std::size_t{1} << 40); });
     EXPECT_EQ(error.code(), Errc::kOutOfMemory);
-    EXPECT_THAT(error.what(), HasSubstr("1048576.0 MiB on each of 2 ranks are 2097152.0 MiB"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("1099511627776 bytes on each of 2 ranks needs 2097152.0 MiB"));
     group.barrier();
   });
 }

@@ -45,6 +45,24 @@ Errc code(const RankOutcome& outcome) {
   return outcome.error ? outcome.error->code() : Errc::kInternal;
 }
 
+TEST(ShmFaultTest, JobThatIsStoppedAsAWholeGoesOn) {
+  test::Shared<std::atomic<int>> num_ready;
+  test::Shared<std::atomic<int>> goes_on;
+  RankProcesses ranks(2,
+                      [&](const Group& group) {
+                        ++*num_ready;
+                        if (group.rank() == 1) wait_until(*goes_on, 1);
+                        group.barrier();  // rank 0 waits here all the time
+                      },
+                      {.timeout_ms = 3000});
+  wait_until(*num_ready, 2);
+  for (const int rank : {0, 1}) ranks.send_signal(rank, SIGSTOP);
+  usleep(4'000'000);
+  for (const int rank : {0, 1}) ranks.send_signal(rank, SIGCONT);
+  ++*goes_on;
+  for (const RankOutcome& outcome : ranks.wait()) EXPECT_EQ(outcome.exit_code, 0) << what(outcome);
+}
+
 TEST(ShmFaultTest, KilledPeerIsNamedOnAllRanksWithinASecond) {
   test::Shared<std::atomic<int>> num_waiting;
   RankProcesses ranks(4, [&](const Group& group) {
@@ -162,7 +180,7 @@ TEST(ShmFaultTest, RanksThatNeverStartAreNamed) {
   const std::vector<RankOutcome> outcomes = ranks.wait();
   for (const std::size_t rank : {0u, 1u}) {
     EXPECT_EQ(code(outcomes[rank]), Errc::kTimeout);
-    EXPECT_EQ(what(outcomes[rank]), "group: no sign of ranks 2, 3 within 0.7 s (rank " +
+    EXPECT_EQ(what(outcomes[rank]), "group: no sign of ranks 2-3 within 0.7 s (rank " +
                                         std::to_string(rank) + " of 4); did they start?");
   }
 }

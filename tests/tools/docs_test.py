@@ -23,6 +23,15 @@ def strings(source):
     return re.sub(r'"\s*\n\s*"', "", source)
 
 
+def options_of(verb):
+    """Returns the options that a verb declares itself and those of common_options.cpp that it adds."""
+    pattern = r'add_option(?:_function<[\w:]+>)?\(\s*"(--[\w-]+)'
+    common = dict(re.findall(r"void (add_\w+)\(.*?" + pattern, read("cli/common_options.cpp"), re.DOTALL))
+    source = read(f"cli/{verb}.cpp")
+    own = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', source))
+    return own | {option for name, option in common.items() if name + "(" in source}
+
+
 def table_rows(page):
     """Returns the cells of every table row of a page, without backticks."""
     lines = [line for line in read(page).splitlines() if line.startswith("|")]
@@ -59,7 +68,7 @@ class DocsTest(unittest.TestCase):
         self.assertEqual(sorted(page), sorted(source))
 
     def test_run_options_are_those_of_the_source(self):
-        source = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read("cli/run.cpp")))
+        source = options_of("run")
         self.assertGreaterEqual(len(source), 10)
         page = {row[0].split()[0] for row in table_rows("docs/run.md") if re.match("--[a-z]", row[0])}
         self.assertEqual(page, source)
@@ -77,7 +86,7 @@ class DocsTest(unittest.TestCase):
     def test_options_of_check_and_quantize_are_those_of_the_source(self):
         hidden = {"--results"}
         for verb in ("check", "quantize"):
-            source = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read(f"cli/{verb}.cpp"))) - hidden
+            source = options_of(verb) - hidden
             self.assertGreaterEqual(len(source), 7)
             page = {row[0].split()[0] for row in table_rows(f"docs/{verb}.md") if re.match("--[a-z]", row[0])}
             self.assertEqual(page, source)
@@ -154,7 +163,7 @@ class DocsTest(unittest.TestCase):
         self.assertIn(block, read("examples/06_device_exchange/main.cpp"))
 
     def test_options_of_bench_are_those_of_the_source(self):
-        source = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', read("cli/bench.cpp"))) - {"--baseline-file"}
+        source = options_of("bench") - {"--baseline-file"}
         self.assertGreaterEqual(len(source), 15)
         text = read("docs/bench.md").split("## Options")[1].split("\n\nA trace")[0]
         page = set(re.findall(r"--[a-z-]+", "".join(re.findall(r"^\| (`--[^|]*)\|", text, re.MULTILINE))))

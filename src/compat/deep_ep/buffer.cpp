@@ -7,6 +7,7 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
@@ -91,27 +92,28 @@ std::int64_t tokens_of_worst_case(const BufferImpl& buffer, std::int64_t num_wor
 BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_idx,
                                   std::int32_t num_experts, Stream stream,
                                   const BufferDispatchOptions& options) {
-  impl_->pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
+  BufferImpl& own = live(impl_, "Buffer");
+  own.pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
   check_ids("dispatch", x, topk_idx);
   ExchangeConfig config;
   config.num_experts = num_experts;
   config.num_topk = narrow_size("dispatch", "K", topk_idx.shape(1));
   config.hidden = x.shape(1);
-  config.max_tokens_per_rank = impl_->options.max_tokens_per_rank;
+  config.max_tokens_per_rank = own.options.max_tokens_per_rank;
   config.layout = Layout::kCompact;
   config.scheme = scheme_of_rows("dispatch", x, options.x_scales);
   config.worst_case_rows = options.num_worst_tokens != 0;
-  config.max_in_flight = impl_->options.max_in_flight;
+  config.max_in_flight = own.options.max_in_flight;
   check_alignment("dispatch", options.expert_alignment);
   DispatchOptions extra;
   extra.scales = retyped(options.x_scales, DType::kF32);
-  extra.max_tokens = tokens_of_worst_case(*impl_, options.num_worst_tokens);
+  extra.max_tokens = tokens_of_worst_case(own, options.num_worst_tokens);
   extra.host_counts = options.num_worst_tokens == 0;
 
-  const TensorPool& results = impl_->pool.results();
+  const TensorPool& results = own.pool.results();
   BufferDispatched result;
   result.handle.state = std::make_shared<BufferState>(
-      impl_->pool.get(config), copy_ids("dispatch", results, topk_idx, stream), extra.max_tokens);
+      own.pool.get(config), copy_ids("dispatch", results, topk_idx, stream), extra.max_tokens);
   KeptDispatch& kept = result.handle.state->kept;
   const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
   result.recv_x = received.experts.rows;
@@ -131,7 +133,8 @@ BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_id
 
 BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle, Stream stream,
                                   const TensorView& x_scales) {
-  impl_->pool.check_call("dispatch", stream, {{"x", x}});
+  BufferImpl& own = live(impl_, "Buffer");
+  own.pool.check_call("dispatch", stream, {{"x", x}});
   BufferState& state = state_of("dispatch", handle);
   ExchangeConfig config = state.kept.exchange().config();
   config.scheme = scheme_of_rows("dispatch", x, x_scales);
@@ -141,7 +144,7 @@ BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handl
   extra.max_tokens = state.max_tokens;
   extra.host_counts = state.max_tokens == 0;
   const Dispatched received =
-      state.kept.dispatch_again(impl_->pool.get(config), x, state.topk_idx, {}, stream, extra);
+      state.kept.dispatch_again(own.pool.get(config), x, state.topk_idx, {}, stream, extra);
   BufferDispatched result;
   result.recv_x = received.experts.rows;
   result.recv_x_scales = retyped(received.experts.scales, x_scales.dtype());
@@ -153,18 +156,19 @@ BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handl
 BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, Stream stream,
                                const TensorView& topk_weights,
                                const std::vector<TensorView>& bias) {
-  impl_->pool.check_call("combine", stream, {});
+  BufferImpl& own = live(impl_, "Buffer");
+  own.pool.check_call("combine", stream, {});
   BufferState& state = state_of("combine", handle);
   check_bias("combine", bias);
   const std::int64_t num_tokens = state.topk_idx.shape(0);
   BufferCombined result;
   result.combined_x =
-      impl_->pool.results().make(DType::kBF16, {num_tokens, state.kept.exchange().config().hidden});
+      own.pool.results().make(DType::kBF16, {num_tokens, state.kept.exchange().config().hidden});
   CombineOptions extra;
   extra.bias = bias;
   if (topk_weights.has_value()) {
     result.combined_topk_weights =
-        impl_->pool.results().make(DType::kF32, {num_tokens, state.topk_idx.shape(1)});
+        own.pool.results().make(DType::kF32, {num_tokens, state.topk_idx.shape(1)});
     extra.returned_weights = result.combined_topk_weights;
   }
   state.kept.combine(x, topk_weights, state.topk_idx, result.combined_x, stream, extra);
@@ -181,17 +185,18 @@ Buffer::~Buffer() = default;
 
 DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int32_t num_experts,
                                            Stream stream) const {
+  BufferImpl& own = live(impl_, "Buffer");
   constexpr const char* kName = "get_dispatch_layout";
   constexpr std::int32_t kMaxExperts = 65535;
-  impl_->pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
+  own.pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(topk_idx.num_dims() == 2 && num_experts >= 1 && num_experts <= kMaxExperts,
           Errc::kInvalidArgument, "{}: topk_idx is {} of {} experts, must be [T, K] of 1 to {}",
           kName, topk_idx, num_experts, kMaxExperts);
   require_ids(kName, "topk_idx", topk_idx);
   const std::int64_t num_topk = topk_idx.shape(1);
-  const ExpertOwnership ownership{num_experts, impl_->pool.group().size()};
+  const ExpertOwnership ownership{num_experts, own.pool.group().size()};
   if (stream.device().is_cuda()) {
-    return layout_on_gpu(impl_->pool.results(), topk_idx, ownership, stream);
+    return layout_on_gpu(own.pool.results(), topk_idx, ownership, stream);
   }
   const IdTensor ids(kName, "topk_idx", topk_idx);
   DispatchLayout layout{Tensor(DType::kI32, {ownership.num_ranks}),

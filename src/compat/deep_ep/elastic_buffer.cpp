@@ -12,6 +12,7 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
@@ -203,28 +204,29 @@ class ElasticBufferImpl {
 ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView& topk_idx,
                                           std::int32_t num_experts, Stream stream,
                                           const ElasticDispatchOptions& options) {
-  impl_->pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
+  ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
+  own.pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
   check_ids("dispatch", x, topk_idx);
   check_alignment("dispatch", options.expert_alignment);
   require(options.do_expand || !options.do_zero_padding, Errc::kInvalidArgument,
           "dispatch: do_zero_padding is set, must come with do_expand: other rows have no gaps");
-  ExchangeConfig config = config_of(impl_->options, num_experts,
-                                    narrow_size("dispatch", "K", topk_idx.shape(1)), options);
+  ExchangeConfig config =
+      config_of(own.options, num_experts, narrow_size("dispatch", "K", topk_idx.shape(1)), options);
   set_rows(config, x, options.sf, options.use_tma_aligned_col_major_sf);
   auto handle = std::make_shared<EPHandle>();
   handle->do_expand = options.do_expand;
   handle->num_experts = num_experts;
   handle->expert_alignment = options.expert_alignment;
   handle->num_max_tokens_per_rank = options.num_max_tokens_per_rank == 0
-                                        ? impl_->options.num_max_tokens_per_rank
+                                        ? own.options.num_max_tokens_per_rank
                                         : options.num_max_tokens_per_rank;
-  handle->state = std::make_shared<ElasticState>(impl_->pool.get(config));
+  handle->state = std::make_shared<ElasticState>(own.pool.get(config));
   ElasticState& state = *handle->state;
   state.is_synced = options.do_cpu_sync;
   state.has_aligned_sf = options.use_tma_aligned_col_major_sf;
   handle->topk_idx = topk_idx;
   if (options.do_handle_copy) {
-    state.topk_idx = copy_ids("dispatch", impl_->pool.results(), topk_idx, stream);
+    state.topk_idx = copy_ids("dispatch", own.pool.results(), topk_idx, stream);
     handle->topk_idx = state.topk_idx;
   }
   DispatchOptions extra;
@@ -232,22 +234,22 @@ ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView&
   extra.max_tokens = options.num_max_tokens_per_rank;
   extra.host_counts = options.do_cpu_sync;
   const Dispatched received = state.kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
-  if (impl_->pool.is_on_gpu()) {
-    fill_psums_on_gpu(*handle, received, impl_->pool, stream);
+  if (own.pool.is_on_gpu()) {
+    fill_psums_on_gpu(*handle, received, own.pool, stream);
   } else {
     fill_psums(*handle, received);
-    fill_metadata(*handle, impl_->pool.group().size());
-    fill_slots(*handle, impl_->pool.group());
+    fill_metadata(*handle, own.pool.group().size());
+    fill_slots(*handle, own.pool.group());
   }
   if (handle->do_expand) handle->num_expanded_tokens = received.experts.rows.shape(0);
-  return result_of(impl_->pool.results(), handle, received, options.sf, options.topk_weights,
-                   stream);
+  return result_of(own.pool.results(), handle, received, options.sf, options.topk_weights, stream);
 }
 
 ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
                                           const std::shared_ptr<EPHandle>& handle, Stream stream,
                                           const TensorView& sf, const TensorView& topk_weights) {
-  impl_->pool.check_call("dispatch", stream, {{"x", x}});
+  ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
+  own.pool.check_call("dispatch", stream, {{"x", x}});
   const EPHandle& earlier = checked("dispatch", handle);
   require(earlier.do_expand || !topk_weights.has_value(), Errc::kInvalidArgument,
           "dispatch: topk_weights is {} with a handle, must be absent unless it is expanded",
@@ -259,21 +261,22 @@ ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
   extra.max_tokens = earlier.num_max_tokens_per_rank;
   extra.host_counts = earlier.state->is_synced;
   const Dispatched received = earlier.state->kept.dispatch_again(
-      impl_->pool.get(config), x, earlier.topk_idx, topk_weights, stream, extra);
-  return result_of(impl_->pool.results(), handle, received, sf, topk_weights, stream);
+      own.pool.get(config), x, earlier.topk_idx, topk_weights, stream, extra);
+  return result_of(own.pool.results(), handle, received, sf, topk_weights, stream);
 }
 
 ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
                                        Stream stream, const TensorView& topk_weights,
                                        const std::vector<TensorView>& bias) {
-  impl_->pool.check_call("combine", stream, {});
+  ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
+  own.pool.check_call("combine", stream, {});
   ElasticState& state = *checked("combine", handle).state;
   check_bias("combine", bias);
   const ExchangeConfig& config = state.kept.exchange().config();
   const std::int64_t num_tokens = handle->topk_idx.shape(0);
   const std::int64_t num_topk = handle->topk_idx.shape(1);
   ElasticCombined result;
-  result.combined_x = impl_->pool.results().make(DType::kBF16, {num_tokens, config.hidden});
+  result.combined_x = own.pool.results().make(DType::kBF16, {num_tokens, config.hidden});
   CombineOptions extra;
   extra.bias = bias;
   if (config.reduce == Reduce::kPerExpert) {
@@ -281,12 +284,12 @@ ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_pt
             "combine: topk_weights is {}, must be absent without allow_multiple_reduction",
             topk_weights);
     if (!state.ones.view().has_value()) {
-      state.ones = ones_of(impl_->pool.results(), num_tokens, num_topk, stream);
+      state.ones = ones_of(own.pool.results(), num_tokens, num_topk, stream);
     }
     extra.topk_weights = state.ones;
   }
   if (topk_weights.has_value()) {
-    result.combined_topk_weights = impl_->pool.results().make(DType::kF32, {num_tokens, num_topk});
+    result.combined_topk_weights = own.pool.results().make(DType::kF32, {num_tokens, num_topk});
     extra.returned_weights = result.combined_topk_weights;
   }
   state.kept.combine(x, topk_weights, handle->topk_idx, result.combined_x, stream, extra);

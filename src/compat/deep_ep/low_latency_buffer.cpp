@@ -9,6 +9,7 @@
 #include "compat/kept_dispatch.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 
@@ -195,7 +196,8 @@ LowLatencyState& received_state(const char* function,
 LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
     const TensorView& x, const TensorView& topk_idx, std::int64_t max_tokens,
     std::int32_t num_experts, Stream stream, const LowLatencyDispatchOptions& options) {
-  impl_->pool.check_call(
+  LowLatencyBufferImpl& own = live(impl_, "LowLatencyBuffer");
+  own.pool.check_call(
       "low_latency_dispatch", stream,
       {{"x", x},
        {"topk_idx", topk_idx},
@@ -203,24 +205,24 @@ LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
   check_ids("low_latency_dispatch", x, topk_idx);
   require(!(options.async_finish && options.return_recv_hook), Errc::kInvalidArgument,
           "low_latency_dispatch: async_finish and return_recv_hook are both set, must be one");
-  check_outstanding(impl_->outstanding);
+  check_outstanding(own.outstanding);
   const auto num_topk = narrow_size("low_latency_dispatch", "K", topk_idx.shape(1));
   const ExchangeConfig config = config_of(max_tokens, x.shape(1), num_experts, num_topk, options);
-  const int num_ranks = impl_->pool.group().size();
+  const int num_ranks = own.pool.group().size();
   const ExpertOwnership ownership{num_experts, num_ranks};
-  check_statistics(options, ownership.count(impl_->pool.group().rank()), num_ranks,
-                   impl_->pool.is_on_gpu());
+  check_statistics(options, ownership.count(own.pool.group().rank()), num_ranks,
+                   own.pool.is_on_gpu());
 
   auto handle = std::make_shared<LowLatencyHandle>();
   handle->num_max_dispatch_tokens_per_rank = max_tokens;
   handle->hidden = x.shape(1);
   handle->num_experts = num_experts;
-  handle->state = std::make_shared<LowLatencyState>(impl_->pool.get(config), impl_->pool.results());
+  handle->state = std::make_shared<LowLatencyState>(own.pool.get(config), own.pool.results());
   handle->state->options = options;
   handle->state->num_tokens = topk_idx.shape(0);
-  if (!impl_->pool.is_on_gpu()) {
+  if (!own.pool.is_on_gpu()) {
     handle->state->topk_idx =
-        copy_ids("low_latency_dispatch", impl_->pool.results(), topk_idx, stream);
+        copy_ids("low_latency_dispatch", own.pool.results(), topk_idx, stream);
   }
   DispatchOptions extra;
   if (options.use_nvfp4) extra.tensor_scale = options.x_global_scale;
@@ -228,13 +230,13 @@ LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
   LowLatencyDispatched result{handle, {}, {}};
   if (options.return_recv_hook) {
     kept.send(x, topk_idx, options.topk_weights, stream, extra);
-    impl_->outstanding.push_back(handle->state);
+    own.outstanding.push_back(handle->state);
     result.hook = [handle, num_ranks, stream] {
       receive(*handle, handle->state->kept.receive(), num_ranks, stream);
     };
   } else {
     const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
-    impl_->outstanding.push_back(handle->state);
+    own.outstanding.push_back(handle->state);
     receive(*handle, received, num_ranks, stream);
   }
   result.event = event_behind(stream);
@@ -245,8 +247,9 @@ LowLatencyCombined LowLatencyBuffer::low_latency_combine(
     const TensorView& x, const TensorView& topk_idx, const TensorView& topk_weights,
     const std::shared_ptr<LowLatencyHandle>& handle, Stream stream,
     const LowLatencyCombineOptions& options) {
+  LowLatencyBufferImpl& own = live(impl_, "LowLatencyBuffer");
   constexpr const char* kName = "low_latency_combine";
-  impl_->pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
+  own.pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(!options.use_logfmt, Errc::kNotSupported,
           "{}: use_logfmt is set; rows come back as bf16, see ExchangeConfig::combine_scheme for "
           "quantized ones",
@@ -263,7 +266,7 @@ LowLatencyCombined LowLatencyBuffer::low_latency_combine(
               (state.combine_rows.view().has_value() && x.data() == state.combine_rows.data()),
           Errc::kInvalidArgument,
           "{}: zero_copy is set, x must be what get_next_low_latency_combine_buffer gave", kName);
-  require(impl_->pool.is_on_gpu() || is_same_ids(topk_idx, state.topk_idx), Errc::kInvalidArgument,
+  require(own.pool.is_on_gpu() || is_same_ids(topk_idx, state.topk_idx), Errc::kInvalidArgument,
           "{}: topk_idx is {}, must be the ids of the dispatch, {}", kName, topk_idx,
           state.topk_idx.view());
   require(topk_weights.has_value(), Errc::kInvalidArgument,
@@ -338,7 +341,7 @@ ExchangeMemory LowLatencyBuffer::memory(std::int64_t max_tokens, std::int64_t hi
 }
 
 void LowLatencyBuffer::clean_low_latency_buffer(std::int64_t, std::int64_t, std::int32_t) {
-  impl_->pool.group().barrier();
+  live(impl_, "LowLatencyBuffer").pool.group().barrier();
 }
 
 }  // namespace switchyard::deep_ep

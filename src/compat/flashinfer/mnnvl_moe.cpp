@@ -9,6 +9,7 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
@@ -190,26 +191,27 @@ class MnnvlMoeImpl {
 MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(
     const TensorView& expert_ids, const TensorView& scales, const TensorView& expert_statics,
     std::int64_t max_tokens, std::int32_t expert_count, std::int32_t slot_count, Stream stream) {
-  impl_->pool.check_call(
+  MnnvlMoeImpl& own = live(impl_, "MnnvlMoe");
+  own.pool.check_call(
       kPrepare, stream,
       {{"expert_ids", expert_ids}, {"scales", scales}, {"expert_statics", expert_statics}});
-  check_prepare(impl_->options, expert_ids, max_tokens, expert_count, slot_count);
+  check_prepare(own.options, expert_ids, max_tokens, expert_count, slot_count);
   const TensorView& statics = expert_statics;
   require(!statics.has_value() || (statics.dtype() == DType::kI32 && statics.num_dims() == 1 &&
                                    statics.shape(0) == expert_count && statics.is_contiguous()),
           Errc::kInvalidArgument, "{}: expert_statics is {}, must be i32 [{}]", kPrepare, statics,
           expert_count);
   auto routing = std::make_shared<TwoSidedRouting>();
-  const TensorPool& results = impl_->pool.results();
+  const TensorPool& results = own.pool.results();
   routing->ids = known_ids(results, expert_ids, slot_count, stream);
-  routing->shared = {config_of(impl_->options.max_token_count_per_rank, slot_count,
+  routing->shared = {config_of(own.options.max_token_count_per_rank, slot_count,
                                narrow_size(kPrepare, "K", expert_ids.shape(1))),
                      routing->ids, expert_ids.shape(0), max_tokens};
   const ReceivedPayloads got =
-      dispatch_payloads(kPrepare, impl_->pool, routing->shared, {}, stream, scales);
-  const ExpertOwnership ownership{slot_count, impl_->pool.group().size()};
+      dispatch_payloads(kPrepare, own.pool, routing->shared, {}, stream, scales);
+  const ExpertOwnership ownership{slot_count, own.pool.group().size()};
   MoEAlltoallPrepared result;
-  if (impl_->pool.is_on_gpu()) {
+  if (own.pool.is_on_gpu()) {
     sum_counts_on_gpu(result.info, results, routing->ids, ownership, got, stream);
   } else {
     fill_send_lists(result.info, routing->ids, ownership, max_tokens);
@@ -217,49 +219,51 @@ MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(
   }
   result.info.routing = routing;
   if (scales.has_value()) result.scales = copy_of(results, got.received.topk_weights, stream);
-  result.expert_ids = slots_of(results, got.received, ownership.first(impl_->pool.group().rank()),
+  result.expert_ids = slots_of(results, got.received, ownership.first(own.pool.group().rank()),
                                slot_count, result.scales, stream);
   if (statics.has_value()) {
     result.gathered_expert_statics =
-        impl_->statics.all_gatherv(reshaped(statics, DType::kI32, {1, expert_count}), stream);
+        own.statics.all_gatherv(reshaped(statics, DType::kI32, {1, expert_count}), stream);
   }
   return result;
 }
 
 std::vector<Tensor> MnnvlMoe::alltoallv(const std::vector<TensorView>& payloads,
                                         const MoEAlltoallInfo& info, Stream stream) {
+  MnnvlMoeImpl& own = live(impl_, "MnnvlMoe");
   constexpr const char* kName = "alltoallv";
-  impl_->pool.check_call(kName, stream, {});
+  own.pool.check_call(kName, stream, {});
   constexpr std::int64_t kRowUnitBits = 128;
   const PayloadRouting& routing = routing_of(kName, info).shared;
   require(!payloads.empty(), Errc::kInvalidArgument, "{}: no payloads, must be at least one",
           kName);
   for (const TensorView& payload : payloads) {
     require(
-        !impl_->options.strict || (payload.num_dims() == 2 &&
-                                   payload.shape(1) * bits_of(payload.dtype()) % kRowUnitBits == 0),
+        !own.options.strict || (payload.num_dims() == 2 &&
+                                payload.shape(1) * bits_of(payload.dtype()) % kRowUnitBits == 0),
         Errc::kInvalidArgument,
         "{}: a payload is {}, strict wants two dimensions and rows of a multiple of 16 bytes",
         kName, payload);
   }
-  const ReceivedPayloads got = dispatch_payloads(kName, impl_->pool, routing, payloads, stream);
+  const ReceivedPayloads got = dispatch_payloads(kName, own.pool, routing, payloads, stream);
   std::vector<Tensor> result;
   for (std::size_t i = 0; i < payloads.size(); ++i) {
-    result.push_back(copy_payload(impl_->pool.results(), got.received, i, payloads[i], stream));
+    result.push_back(copy_payload(own.pool.results(), got.received, i, payloads[i], stream));
   }
   return result;
 }
 
 Tensor MnnvlMoe::alltoallv_combine(const TensorView& x, const MoEAlltoallInfo& info,
                                    Stream stream) {
+  MnnvlMoeImpl& own = live(impl_, "MnnvlMoe");
   constexpr const char* kName = "alltoallv_combine";
-  impl_->pool.check_call(kName, stream, {{"x", x}});
+  own.pool.check_call(kName, stream, {{"x", x}});
   const PayloadRouting& routing = routing_of(kName, info).shared;
   require(x.num_dims() == 2 && x.shape(0) == info.local_token_allocation_count,
           Errc::kInvalidArgument, "{}: x is {}, must be [{}, H]", kName, x,
           info.local_token_allocation_count);
-  Tensor output = impl_->pool.results().make(x.dtype(), {routing.num_tokens, x.shape(1)});
-  combine_rows(impl_->pool, routing, x, output, stream);
+  Tensor output = own.pool.results().make(x.dtype(), {routing.num_tokens, x.shape(1)});
+  combine_rows(own.pool, routing, x, output, stream);
   return output;
 }
 

@@ -7,6 +7,7 @@
 #include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/live.h"
 #include "device/compat_rows.h"
 #include "plan/one_sided_limits.h"
 
@@ -108,57 +109,60 @@ std::vector<TensorView> MoeAlltoAll::dispatch(const TensorView& ids,
                                               const std::vector<TensorView>& payloads,
                                               std::int64_t max_tokens, Stream stream,
                                               const MoeDispatchOptions& options) {
-  impl_->pool.check_call("dispatch", stream, {{"token_selected_experts", ids}});
-  check_dispatch(*impl_, ids, payloads, max_tokens, options);
-  impl_->ids = known_ids(impl_->pool.results(), ids, stream);
-  impl_->routing.topk_ids = impl_->ids;
-  impl_->routing.num_tokens = ids.shape(0);
-  impl_->routing.max_tokens = max_tokens;
+  MoeAlltoAllImpl& own = live(impl_, "MoeAlltoAll");
+  own.pool.check_call("dispatch", stream, {{"token_selected_experts", ids}});
+  check_dispatch(own, ids, payloads, max_tokens, options);
+  own.ids = known_ids(own.pool.results(), ids, stream);
+  own.routing.topk_ids = own.ids;
+  own.routing.num_tokens = ids.shape(0);
+  own.routing.max_tokens = max_tokens;
   // kByRank without worst_case_rows: the size follows max_tokens, not the rows that arrive.
-  impl_->dispatched = dispatch_payloads("dispatch", impl_->pool, impl_->routing, payloads, stream);
-  impl_->recv_counts = impl_->pool.results().make(DType::kI32, {impl_->pool.group().size()});
-  impl_->dispatched.kept->exchange().write_row_sources(
-      impl_->dispatched.kept->handle(), {.rows_per_rank = impl_->recv_counts}, stream);
-  if (impl_->dispatched.received.host.has_value()) {
-    const auto& arrived = impl_->dispatched.received.host->rows_per_rank;
-    impl_->num_received.assign(arrived.begin(), arrived.end());
+  own.dispatched = dispatch_payloads("dispatch", own.pool, own.routing, payloads, stream);
+  own.recv_counts = own.pool.results().make(DType::kI32, {own.pool.group().size()});
+  own.dispatched.kept->exchange().write_row_sources(own.dispatched.kept->handle(),
+                                                    {.rows_per_rank = own.recv_counts}, stream);
+  if (own.dispatched.received.host.has_value()) {
+    const auto& arrived = own.dispatched.received.host->rows_per_rank;
+    own.num_received.assign(arrived.begin(), arrived.end());
   }
   std::vector<TensorView> views;
   for (std::size_t i = 0; i < payloads.size(); ++i) {
     views.push_back(
-        by_rank(impl_->dispatched.received.payloads[i], payloads[i], impl_->pool.group().size()));
+        by_rank(own.dispatched.received.payloads[i], payloads[i], own.pool.group().size()));
   }
   if (options.invalid_token_expert_id.has_value()) {
-    sanitize(views[static_cast<std::size_t>(options.expert_id_payload_index)], impl_->recv_counts,
+    sanitize(views[static_cast<std::size_t>(options.expert_id_payload_index)], own.recv_counts,
              *options.invalid_token_expert_id, stream);
   }
   return views;
 }
 
 std::span<const std::int64_t> MoeAlltoAll::num_received() const {
-  require(!impl_->pool.is_on_gpu(), Errc::kNotSupported,
+  MoeAlltoAllImpl& own = live(impl_, "MoeAlltoAll");
+  require(!own.pool.is_on_gpu(), Errc::kNotSupported,
           "num_received: the counts are on {}, and the host does not wait for them; read "
           "recv_counts()",
-          name_of(impl_->pool.device()));
-  return impl_->num_received;
+          name_of(own.pool.device()));
+  return own.num_received;
 }
 
 Tensor MoeAlltoAll::combine(const TensorView& payload, Stream stream) {
-  impl_->pool.check_call("combine", stream, {{"payload", payload}});
-  require(impl_->dispatched.kept != nullptr, Errc::kInvalidArgument,
+  MoeAlltoAllImpl& own = live(impl_, "MoeAlltoAll");
+  own.pool.check_call("combine", stream, {{"payload", payload}});
+  require(own.dispatched.kept != nullptr, Errc::kInvalidArgument,
           "combine: nothing was dispatched; dispatch first");
-  const std::int64_t num_ranks = impl_->pool.group().size();
+  const std::int64_t num_ranks = own.pool.group().size();
   require(payload.has_value() && payload.num_dims() == 3 && payload.shape(0) == num_ranks &&
-              payload.shape(1) == impl_->routing.max_tokens && payload.is_contiguous(),
+              payload.shape(1) == own.routing.max_tokens && payload.is_contiguous(),
           Errc::kInvalidArgument, "combine: payload is {}, must be [{}, {}, H], contiguous",
-          payload, num_ranks, impl_->routing.max_tokens);
+          payload, num_ranks, own.routing.max_tokens);
   Tensor output =
-      impl_->pool.results().make(payload.dtype(), {impl_->routing.num_tokens, payload.shape(2)});
+      own.pool.results().make(payload.dtype(), {own.routing.num_tokens, payload.shape(2)});
   combine_rows(
-      impl_->pool, impl_->routing,
-      reshaped(payload, payload.dtype(), {num_ranks * impl_->routing.max_tokens, payload.shape(2)}),
+      own.pool, own.routing,
+      reshaped(payload, payload.dtype(), {num_ranks * own.routing.max_tokens, payload.shape(2)}),
       output, stream);
-  impl_->dispatched = {};
+  own.dispatched = {};
   return output;
 }
 
@@ -190,6 +194,8 @@ std::size_t MoeAlltoAll::get_workspace_size_per_rank(std::int64_t ep_size,
   return static_cast<std::size_t>(total);
 }
 
-const TensorView& MoeAlltoAll::recv_counts() const { return impl_->recv_counts.view(); }
+const TensorView& MoeAlltoAll::recv_counts() const {
+  return live(impl_, "MoeAlltoAll").recv_counts.view();
+}
 
 }  // namespace switchyard::flashinfer

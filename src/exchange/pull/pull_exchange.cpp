@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/bytes.h"
+#include "core/memory.h"
 #include "exchange/check_returns.h"
 
 namespace switchyard {
@@ -31,10 +32,25 @@ PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
   window_ = windows_.make_window(shape_.window.total_bytes);
 }
 
+// Linux would grant each rank its part alone, so the ranks of this host are counted together.
+void PullExchange::require_host_memory() const {
+  std::size_t bytes = 0;
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    if (control_.host_of(peer) != control_.host_of(rank_)) continue;
+    const ExchangeMemory part = exchange_memory(config_, num_ranks_, peer);
+    bytes = checked_add(bytes, checked_add(part.window_bytes, part.receive_bytes));
+  }
+  const ExchangeMemory own = memory();
+  require_memory(fmt::format("memory of {} ranks (this one {} bytes of window and {} of buffers)",
+                             control_.host_size(), own.window_bytes, own.receive_bytes),
+                 bytes);
+}
+
 // Ranks may need different amounts: that one of them has too little memory must end all of them.
 void PullExchange::allocate_buffers() {
   std::string error;
   try {
+    require_host_memory();
     share_ = AlignedBuffer(shape_.window.combine_row_stride);
     sum_ = AlignedBuffer(static_cast<std::size_t>(config_.hidden) * sizeof(float));
     for (Slot& slot : slots_) allocate(slot);

@@ -140,6 +140,7 @@ class PullExchange final : public ExchangeBackend {
   // one_sided.cpp: handles and calls
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
   const Slot& slot_of(const DispatchHandle& handle, const char* operation) const;
+  void require_host_memory() const;
   void allocate_buffers();
   void allocate(Slot& slot) const;
   Slot& open_slot(const char* operation);

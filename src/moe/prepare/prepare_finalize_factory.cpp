@@ -11,9 +11,11 @@
 #include "switchyard/prepare_finalize_factory.h"
 
 #include <array>
+#include <numeric>
 
 #include "core/fail.h"
 #include "core/require_device.h"
+#include "plan/expert_ownership.h"
 
 namespace switchyard {
 namespace {
@@ -174,12 +176,26 @@ PrepareFinalizeChoice finish(PrepareFinalizeChoice choice, const QuantConfig& qu
   return choice;
 }
 
+// Ids keep their meaning: those of other ranks' experts become -1, the others this rank's own.
+void keep_own_experts(PrepareFinalizeConfig& config, const MoEConfig& moe,
+                      std::span<const std::int64_t> global_to_physical) {
+  const ExpertOwnership ownership{moe.num_experts, moe.ep_size()};
+  const int first = ownership.first(moe.ep_rank());
+  const int count = ownership.count(moe.ep_rank());
+  apply_placement(config, global_to_physical);
+  std::vector<std::int32_t>& table = config.global_to_physical;
+  if (table.empty()) {
+    table.resize(static_cast<std::size_t>(moe.num_experts));
+    std::iota(table.begin(), table.end(), 0);
+  }
+  for (std::int32_t& id : table) id = id >= first && id < first + count ? id - first : -1;
+  config.num_experts = count;
+}
+
 PrepareFinalizeChoice choose_local(const MoEConfig& moe, const QuantConfig& quant,
                                    const PrepareFinalizeOptions& options) {
   PrepareFinalizeChoice choice{PrepareKind::kLocal, sizes_of(moe, options)};
-  if (moe.ep_size() > 1) {
-    choice.config.num_experts = moe.num_local_experts.value_or(moe.num_experts);
-  }
+  if (moe.ep_size() > 1) keep_own_experts(choice.config, moe, options.global_to_physical);
   choice.config.scheme = activation_scheme(quant);
   return finish(std::move(choice), quant, options);
 }

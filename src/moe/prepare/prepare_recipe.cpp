@@ -124,17 +124,20 @@ void check_scale_layout(const PrepareFinalizeConfig& config) {
       has_rows ? " or column_major: swizzled scales are one byte" : ": its rows have no scales");
 }
 
-void check_placement(const PrepareFinalizeConfig& config) {
+// kLocal alone may know of experts that this rank does not hold.
+void check_placement(const PrepareFinalizeConfig& config, bool is_local) {
   const auto& table = config.global_to_physical;
   if (table.empty()) return;
   require(
-      static_cast<std::int64_t>(table.size()) == config.num_experts, Errc::kInvalidArgument,
+      is_local || static_cast<std::int64_t>(table.size()) == config.num_experts,
+      Errc::kInvalidArgument,
       "prepare_finalize: global_to_physical has {} entries, must have one for each of {} experts",
       table.size(), config.num_experts);
+  const int min = is_local ? -1 : 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
-    require(table[i] >= 0 && table[i] < config.num_experts, Errc::kInvalidArgument,
-            "prepare_finalize: global_to_physical[{}] is {}, must be from 0 to {}", i, table[i],
-            config.num_experts - 1);
+    require(table[i] >= min && table[i] < config.num_experts, Errc::kInvalidArgument,
+            "prepare_finalize: global_to_physical[{}] is {}, must be from {} to {}", i, table[i],
+            min, config.num_experts - 1);
   }
 }
 
@@ -169,7 +172,7 @@ void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConf
   require(config.num_micro_batches >= 1 && config.num_micro_batches <= kMaxMicroBatches,
           Errc::kInvalidArgument, "prepare_finalize: num_micro_batches is {}, must be from 1 to {}",
           config.num_micro_batches, kMaxMicroBatches);
-  check_placement(config);
+  check_placement(config, recipe.kind == PrepareKind::kLocal);
   if (config.strict) check_strict(recipe, config, num_ranks);
 }
 

@@ -73,7 +73,7 @@ TensorView ExchangePrepareFinalize::to_physical(MicroBatch& batch, const TensorV
   args.from = id_table("prepare", topk_ids);
   args.to = id_table("prepare", renamed);
   args.table = physical_.as<std::int32_t>();
-  args.num_ids = config_.num_experts;
+  args.num_ids = static_cast<std::int32_t>(config_.global_to_physical.size());
   args.invalid = config_.num_experts;
   switchyard::rename_ids(args, stream);
   return renamed;

@@ -2,6 +2,8 @@
 //
 // What DeepEP's test of its intranode calls checks, with small sizes.
 
+#include <utility>
+
 #include <gtest/gtest.h>
 
 #include "switchyard/compat/deep_ep/buffer.h"
@@ -225,6 +227,14 @@ TEST(DeepEpBufferTest, RanksThatPassOtherSizesGetAnError) {
                            [&] { dispatch(16 * (group.rank() + 1)); });
       },
       kTimeoutMs);
+}
+
+TEST(DeepEpBufferTest, ABufferThatWasMovedFromSaysSo) {
+  run_ranks(1, [](const Group& group) {
+    Rank r(group, {});
+    const Buffer taken = std::move(r.buffer);
+    test::expect_error(Errc::kInvalidArgument, "Buffer: it was moved from", [&] { r.dispatch(); });
+  });
 }
 
 }  // namespace

@@ -19,8 +19,10 @@
 #include "core/clock.h"
 #include "core/even_parts.h"
 #include "core/log.h"
+#include "core/memory.h"
 #include "core/random.h"
 #include "core/settings.h"
+#include "core/text.h"
 
 namespace switchyard {
 namespace {
@@ -34,6 +36,63 @@ TEST(ErrorTest, CarriesCodeAndSentence) {
     EXPECT_STREQ(error.what(), "combine: no answer from rank 3");
     EXPECT_STREQ(name_of(error.code()), "timeout");
   }
+}
+
+TEST(ErrorTest, MessageIsOneShortLine) {
+  const Error error(Errc::kAborted, "first\nsecond\x7f" + std::string(5000, 'a'));
+  const std::string text = error.what();
+  EXPECT_THAT(text, ::testing::StartsWith("first?second?aaa"));
+  EXPECT_THAT(text, ::testing::EndsWith("aaa..."));
+  EXPECT_LT(text.size(), 4096u);
+}
+
+TEST(TextTest, ShortenNeverCutsACharacter) {
+  EXPECT_EQ(shorten("abc", 3), "abc");
+  EXPECT_EQ(shorten("abcd", 3), "abc...");
+  EXPECT_EQ(shorten("a\u00e4b", 2), "a...");
+  EXPECT_EQ(quote("a\tb"), "\"a?b\"");
+}
+
+TEST(TextTest, ListsOfNumbersStayShort) {
+  EXPECT_EQ(format_ranges({}), "none");
+  EXPECT_EQ(format_ranges(std::vector<std::int32_t>{0, 2, 4, 5, 6}), "0, 2, 4-6");
+  std::vector<std::int32_t> odd;
+  for (std::int32_t i = 1; i < 5000; i += 2) odd.push_back(i);
+  EXPECT_THAT(format_ranges(odd), ::testing::EndsWith("29, 31 and 2484 more"));
+}
+
+TEST(DeadlineTest, TimeInWhichTheProcessWasStoppedDoesNotCount) {
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  const Deadline deadline = Deadline::after_ms(100'000);
+  std::int64_t now = now_ns();
+  for (int stop = 0; stop < Deadline::kMaxStops - 1; ++stop) {
+    now += 50 * kSecond;
+    EXPECT_GT(deadline.remaining_ns(now), 80 * kSecond);
+  }
+  const std::int64_t left = deadline.remaining_ns(now);
+  now += Deadline::kStoppedNs / 2;  // a long slice
+  EXPECT_EQ(deadline.remaining_ns(now), left - Deadline::kStoppedNs / 2);
+  now += 50 * kSecond;
+  EXPECT_GT(deadline.remaining_ns(now), 20 * kSecond);  // the last stop that is forgiven
+  EXPECT_EQ(deadline.remaining_ns(now + 200 * kSecond), 0);
+}
+
+TEST(MemoryTest, MoreThanThereIsIsRefusedWithNumbers) {
+  ASSERT_GT(available_memory_bytes(), std::size_t{1} << 20);
+  require_memory("test", 1 << 20);
+  const auto expect_refusal = [](const char* phrase, auto&& call) {
+    try {
+      call();
+      ADD_FAILURE() << "no error, want one with: " << phrase;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Errc::kOutOfMemory);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(phrase));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("MiB available"));
+    }
+  };
+  constexpr std::size_t kTooMuch = std::size_t{1} << 50;
+  expect_refusal("test needs 1073741824.0 MiB", [] { require_memory("test", kTooMuch); });
+  expect_refusal("buffer needs 1073741824.0 MiB", [] { const AlignedBuffer buffer(kTooMuch); });
 }
 
 TEST(BytesTest, OverflowIsAnError) {

@@ -198,8 +198,17 @@ TEST(RunLocalRanksTest, RefusesOtherEnginesAndSizes) {
   EXPECT_THAT(error_of([&] { run_local_ranks(2, nothing, {.engine = "shm"}); }).what(),
               HasSubstr("threads need \"local\""));
   EXPECT_THAT(error_of([&] { run_local_ranks(0, nothing); }).what(), HasSubstr("0 ranks"));
+  EXPECT_THAT(error_of([&] { run_local_ranks(4097, nothing); }).what(), HasSubstr("1 to 4096"));
+  EXPECT_THAT(error_of([&] { run_local_ranks(2, nullptr); }).what(), HasSubstr("body is empty"));
   EXPECT_THAT(error_of([&] { run_local_ranks(1, nothing, {.timeout_ms = -5}); }).what(),
               HasSubstr("timeout_ms is -5"));
+}
+
+TEST(GroupTest, ReasonOfAnAbortStaysOneLine) {
+  run_local_ranks(1, [](const Group& group) {
+    group.abort("first\nsecond");
+    EXPECT_THAT(error_of([&] { group.barrier(); }).what(), HasSubstr("by rank 0: first?second"));
+  });
 }
 
 TEST(GroupTest, EmptyGroupSaysSo) {

@@ -2,6 +2,7 @@
 //
 // Every argument error: its code, its text, and that the exchange stays usable.
 
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -54,6 +55,34 @@ TEST(ExchangeErrorsTest, DispatchArgumentsAreNamedAndNothingIsLost) {
     const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
     EXPECT_EQ(got.host->num_rows, 4);
   });
+}
+
+TEST(ExchangeErrorsTest, AnExchangeThatWasMovedFromSaysSo) {
+  run_ranks(1, [](const Group& group) {
+    Exchange first(group, small_config());
+    Exchange second = std::move(first);
+    Inputs in;
+    // NOLINTBEGIN(bugprone-use-after-move): the point of the test
+    expect_invalid(error_of([&] { first.dispatch(in.tokens(), in.ids(), in.weights()); }),
+                   "Exchange: it was moved from");
+    expect_invalid(error_of([&] { (void)first.config(); }), "Exchange: it was moved from");
+    expect_invalid(error_of([&] { first.check(); }), "Exchange: it was moved from");
+    // NOLINTEND(bugprone-use-after-move)
+    expect_works(second);
+  });
+}
+
+TEST(ExchangeErrorsTest, MoreMemoryThanTheHostHasIsRefusedOnEveryRank) {
+  const Error error = error_of([] {
+    run_ranks(2, [](const Group& group) {
+      ExchangeConfig config = small_config();
+      config.max_tokens_per_rank = 500'000'000;
+      const Error own = error_of([&] { const Exchange exchange(group, config); });
+      expect_refused(own, Errc::kOutOfMemory, "memory of 2 ranks (this one ");
+      throw own;
+    });
+  });
+  expect_refused(error, Errc::kOutOfMemory, "MiB available");
 }
 
 TEST(ExchangeErrorsTest, BatchedLayoutRefusesAnExpertTwice) {

@@ -103,16 +103,34 @@ TEST(MalformedModelConfigTest, TextThatIsNoConfig) {
   expect_error(Errc::kMalformedFile, "more than 1000000 values", [&] { parse(wide); });
 }
 
+TEST(MalformedModelConfigTest, MessagesStayShort) {
+  const std::string token(1'000'000, 'x');
+  for (const std::string& text :
+       {"{\"" + token, "{\"a\": \"" + token + "\"", "{\"a\": 1" + token, "\"" + token + "\"",
+        "{\"a\": 1" + std::string(1'000'000, '0') + "}",
+        replaced(kV3, "\"sigmoid\"", "\"" + token + "\"")}) {
+    try {
+      parse(text);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_LT(std::string(error.what()).size(), 400u);
+    }
+  }
+}
+
 TEST(MalformedModelConfigTest, OtherModelsAreNotSupported) {
   expect_error(Errc::kNotSupported, "model_type is \"llama\", want one of: deepseek_v2",
                [&] { parse(R"({"model_type": "llama"})"); });
-  expect_error(Errc::kNotSupported, "model_type is \"\"", [&] { parse("{}"); });
+  expect_error(Errc::kNotSupported, "model_type is absent", [&] { parse("{}"); });
   expect_error(Errc::kNotSupported, "hidden_act is \"gelu\"",
                [&] { parse(replaced(kV2Lite, "\"silu\"", "\"gelu\"")); });
   expect_error(Errc::kNotSupported, "quant_method \"gptq\"",
                [&] { parse(replaced(kV3, "\"fp8\"", "\"gptq\"")); });
   expect_error(Errc::kNotSupported, "weight_block_size of quantization_config is [64,128]",
                [&] { parse(replaced(kV3, "[128, 128]", "[64, 128]")); });
+  expect_error(Errc::kMalformedFile, "quantization_config holds 7, want an object", [&] {
+    parse(replaced(kV3, "\"quantization_config\":", "\"quantization_config\": 7, \"x\":"));
+  });
   expect_error(Errc::kNotSupported, "weight_block_size of quantization_config is absent",
                [&] { parse(replaced(kV3, ", \"weight_block_size\": [128, 128]", "")); });
 }

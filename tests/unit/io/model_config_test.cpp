@@ -173,9 +173,9 @@ TEST(ModelConfigTest, ReadsTinyMoeFromItsFolder) {
   EXPECT_THAT(config.moe_layers, ElementsAre(0, 1, 2, 3));
 }
 
-TEST(ModelConfigTest, MissingFileIsASystemError) {
+TEST(ModelConfigTest, MissingFileIsAnInvalidArgument) {
   const TempFolder folder;
-  expect_error(Errc::kSystem, "config.json: No such file",
+  expect_error(Errc::kInvalidArgument, "config.json: No such file",
                [&] { read_model_config(folder.path()); });
 }
 

@@ -103,13 +103,32 @@ TEST(PrepareFinalizeFactoryTest, WithoutAllToAllTheClassIsLocal) {
   const PrepareFinalizeChoice alone = choose_prepare_finalize(layer(B::kDeepEpV2, 1), {});
   EXPECT_EQ(alone.kind, K::kLocal);
   EXPECT_EQ(alone.config.num_experts, 8);
-  // Slices of all experts, or this rank's experts with local ids.
+  // Slices of all experts, or this rank's experts.
   EXPECT_EQ(choose_prepare_finalize(layer(B::kDeepEpV2, 1, 0, false, 2), {}).config.num_experts, 8);
   const PrepareFinalizeChoice part = choose_prepare_finalize(layer(B::kNaive, 1, 0, true, 2), {});
   EXPECT_EQ(part.kind, K::kLocal);
   EXPECT_EQ(part.config.num_experts, 4);
+  EXPECT_EQ(part.config.global_to_physical,
+            (std::vector<std::int32_t>{0, 1, 2, 3, -1, -1, -1, -1}));
   expect_error(Errc::kNotSupported, "set enable_expert_parallel",
                [] { (void)choose_prepare_finalize(layer(B::kNaive, 2, 0, false), {}); });
+}
+
+// Experts of tensor-parallel ranks: ids are global here too.
+TEST(PrepareFinalizeFactoryTest, LocalServesItsOwnExpertsByGlobalIds) {
+  const MoEConfig moe = layer(B::kNaive, 1, 0, true, 2);
+  const auto local = make_prepare_finalize({}, moe, {});
+  const Tensor hidden(DType::kBF16, {3, 256});
+  const Tensor weights(DType::kF32, {3, 2});
+  const std::array<std::int32_t, 6> ids{1, 5, 7, 6, 3, 0};  // experts 0 to 3 are here
+  const Prepared prepared = local->prepare({hidden, TensorView::of(ids.data(), {3, 2}), weights});
+  const auto* counts = prepared.experts.num_rows.as<std::int32_t>();
+  EXPECT_EQ(std::vector<std::int32_t>(counts, counts + 4), (std::vector<std::int32_t>{1, 1, 0, 1}));
+  const std::array<std::int32_t, 6> wrong{8, 0, 0, 0, 0, 0};
+  expect_error(Errc::kInvalidArgument, "is 8, must be -1 or an expert from 0 to 7", [&] {
+    const auto other = make_prepare_finalize({}, moe, {});
+    (void)other->prepare({hidden, TensorView::of(wrong.data(), {3, 2}), weights});
+  });
 }
 
 TEST(PrepareFinalizeFactoryTest, SizesAreThoseOfTheLayer) {

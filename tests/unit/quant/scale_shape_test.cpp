@@ -12,6 +12,7 @@
 
 #include "switchyard/scale_layout.h"
 
+#include "quant/scheme.h"
 #include "support/errors.h"
 
 namespace switchyard {
@@ -140,6 +141,27 @@ TEST(NormalizeScalesTest, ABatchSharesOneScaleOrDividesTheRows) {
   expect_error(Errc::kInvalidArgument, "num_experts is 0, want at least 1", [&] {
     (void)normalize_batched_scales_shape(TensorView::of(data.data(), {6, 4}), 0);
   });
+}
+
+// A header of 90 bytes may state 2^40 rows of nothing; only rows with scales are visited.
+TEST(ScaleShapeTest, RowsOfNothingTakeNoTime) {
+  constexpr std::int64_t kRows = std::int64_t{1} << 40;
+  float scale = 1.0f;
+  alignas(16) std::byte nothing{};
+  for (const QuantScheme& scheme : named_schemes()) {
+    if (!scheme.is_quantized() || (has_row_scales(scheme) && num_scales(scheme, 0) > 0)) continue;
+    const bool is_tensor = scheme.group == ScaleGroup::kTensor;
+    const TensorView x(&nothing, DType::kBF16, {kRows, 0});
+    const TensorView q(&nothing, stored_dtype(scheme, DType::kBF16), {kRows, 0});
+    const TensorView scales = is_tensor ? TensorView::of(&scale, {1})
+                              : has_row_scales(scheme)
+                                  ? TensorView(&nothing, scale_dtype(scheme), {kRows, 0})
+                                  : TensorView{};
+    const TensorView global =
+        scheme.needs_tensor_scale() ? TensorView::of(&scale, {1}) : TensorView{};
+    quantize(x, scheme, q, scales, Stream::host(), global);
+    if (!scheme.is_simulated()) dequantize(q, scales, scheme, x, Stream::host(), global);
+  }
 }
 
 }  // namespace

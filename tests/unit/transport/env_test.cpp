@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(
                             -1,
                             -1,
                             "1"},
-                      Known{"none", {{"WORLD_SIZE", "4"}}, 0, 1, -1, -1, ""},
+                      Known{"none", {{"WORLD_SIZE", "1"}}, 0, 1, -1, -1, ""},
                       Known{"none", {{"RANK", ""}, {"WORLD_SIZE", ""}}, 0, 1, -1, -1, ""}));
 
 struct Refused {
@@ -203,7 +203,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "RANK is 1",
                 "PMIX_RANK is 3"},
         Refused{{{"RANK", "4"}, {"WORLD_SIZE", "4"}}, "RANK is 4", "want from 0 to 3"},
-        Refused{{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "RANK is 0", "0 ranks"},
+        Refused{{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "torchrun names 0 ranks", "from 1 to 4096"},
+        Refused{{{"RANK", "0"}, {"WORLD_SIZE", "4097"}}, "4097 ranks", "from 1 to 4096"},
+        Refused{{{"WORLD_SIZE", "4"}}, "WORLD_SIZE is 4", "RANK is not set"},
         Refused{{{"RANK", "one"}, {"WORLD_SIZE", "4"}}, "RANK is \"one\"", "whole number"},
         Refused{{{"RANK", "1x"}, {"WORLD_SIZE", "4"}}, "RANK is \"1x\"", "whole number"},
         Refused{{{"RANK", "-1"}, {"WORLD_SIZE", "4"}}, "RANK is \"-1\"", "whole number"},

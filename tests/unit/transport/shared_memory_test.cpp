@@ -53,15 +53,6 @@ TEST(SharedMemoryTest, UnsealedOrOtherSizeIsRefused) {
   EXPECT_THAT(error.what(), HasSubstr("not sealed"));
 }
 
-TEST(SharedMemoryTest, MoreThanThereIsIsRefusedWithNumbers) {
-  ASSERT_GT(available_memory_bytes(), std::size_t{1} << 20);
-  require_memory(1 << 20, 1);
-  const Error error = error_of([] { require_memory(available_memory_bytes(), 2); });
-  EXPECT_EQ(error.code(), Errc::kOutOfMemory);
-  EXPECT_THAT(error.what(), HasSubstr("on each of 2 ranks"));
-  EXPECT_THAT(error.what(), HasSubstr("MiB available"));
-}
-
 TEST(MappingTest, MovesItsMemory) {
   const Fd memory = make_shared_memory("test", 4096);
   Mapping first(memory, 4096);

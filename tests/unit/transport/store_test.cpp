@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -218,6 +219,28 @@ TEST_P(SocketStoreTest, GarbageAndOversizedFramesAreDropped) {
     EXPECT_TRUE(is_dropped(client));
   }
   expect_serving(world);
+}
+
+TEST_P(SocketStoreTest, StrangersAreNamedButDoNotFillTheLog) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  set_log_callback([&](LogLevel, int, std::string_view, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    lines.emplace_back(text);
+  });
+  {
+    const World world(GetParam());
+    for (int i = 0; i < 20; ++i) {
+      const Fd client = raw_client(world);
+      send_text(client, std::string(100, '\xFF'));
+      EXPECT_TRUE(is_dropped(client));
+    }
+  }
+  set_log_callback({});
+  ASSERT_EQ(lines.size(), 9u);
+  EXPECT_THAT(lines[0], ::testing::ContainsRegex("refuses (process [0-9]+|127.0.0.1:[0-9]+), which "
+                                                 "does not speak the protocol$"));
+  EXPECT_THAT(lines[8], HasSubstr("says no more of others"));
 }
 
 TEST_P(SocketStoreTest, OversizedFrameOfAKnownClientIsDroppedAndNeverSentByOurs) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "io/text.h"
+#include "core/text.h"
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +12,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::size_t kMaxQuoted = 160;
+constexpr int kMaxRanges = 16;
 constexpr std::size_t kMaxCompared = 256;  // longer names are never suggested
 
 // Levenshtein distance, one row at a time.
@@ -32,14 +33,23 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::string quote(std::string_view name) {
-  std::string text = "\"";
-  for (const char c : name.substr(0, kMaxQuoted)) {
+std::string shorten(std::string_view text, std::size_t max_bytes) {
+  if (text.size() <= max_bytes) return std::string(text);
+  std::size_t end = max_bytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return std::string(text.substr(0, end)) + "...";
+}
+
+std::string one_line(std::string text) {
+  for (char& c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    text += byte < 0x20 || byte == 0x7F ? '?' : c;
+    if (byte < 0x20 || byte == 0x7F) c = '?';
   }
-  text += name.size() > kMaxQuoted ? "...\"" : "\"";
   return text;
+}
+
+std::string quote(std::string_view name) {
+  return "\"" + one_line(shorten(name, kMaxQuoted)) + "\"";
 }
 
 std::string nearest_names(std::string_view wanted, std::span<const std::string_view> names) {
@@ -65,7 +75,11 @@ std::string nearest_names(std::string_view wanted, std::span<const std::string_v
 std::string format_ranges(std::span<const std::int32_t> numbers) {
   if (numbers.empty()) return "none";
   std::string text;
+  int num_ranges = 0;
   for (std::size_t i = 0; i < numbers.size();) {
+    if (num_ranges++ == kMaxRanges) {
+      return text + fmt::format(" and {} more", numbers.size() - i);
+    }
     std::size_t last = i;
     while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
     if (!text.empty()) text += ", ";

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "common_options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <limits>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "core/settings.h"
+#include "io/output_file.h"
+
+namespace switchyard::cli {
+namespace {
+
+constexpr std::int64_t kMaxSeed = std::numeric_limits<std::int64_t>::max();
+
+// CLI::Range takes a number beyond 64 bits for the largest one.
+std::string seed_error(const std::string& text) {
+  std::int64_t value = -1;
+  const char* end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc{} && last == end && value >= 0) return {};
+  return fmt::format("{} must be a whole number from 0 to {}", text, kMaxSeed);
+}
+
+bool is_own(std::string_view option) {
+  constexpr std::array<std::string_view, 6> kOwn{"--json", "--html", "--output",
+                                                 "--dump", "--help", "--baseline-file"};
+  return std::find(kOwn.begin(), kOwn.end(), option) != kOwn.end();
+}
+
+bool is_shared_setting(std::string_view name) {
+  constexpr std::array<std::string_view, 4> kShared{"SWITCHYARD_ENGINE", "SWITCHYARD_TIMEOUT_MS",
+                                                    "SWITCHYARD_HEAP",
+                                                    "SWITCHYARD_ALL2ALL_BACKEND"};
+  return std::find(kShared.begin(), kShared.end(), name) != kShared.end();
+}
+
+}  // namespace
+
+void add_json(CLI::App* verb, std::string& json) {
+  verb->add_option_function<std::string>(
+          "--json", [&json](const std::string& file) { json = file.empty() ? "-" : file; },
+          "one JSON object into this file; alone, or with -, on stdout and nothing else")
+      ->expected(0, 1)
+      ->type_name("[FILE]");
+}
+
+void add_seed(CLI::App* verb, std::uint64_t& seed, const std::string& help) {
+  verb->add_option("--seed", seed, help)
+      ->check(
+          CLI::Validator([](const std::string& text) { return seed_error(text); }, "0 .. 2^63-1"))
+      ->capture_default_str();
+}
+
+void add_timeout(CLI::App* verb, std::int64_t& timeout_ms) {
+  verb->add_option("--timeout", timeout_ms,
+                   "longest wait for a peer in ms; default: SWITCHYARD_TIMEOUT_MS or 30000")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
+}
+
+void check_json(const std::string& verb, const std::string& json) {
+  if (!json.empty() && json != "-") check_output_path((verb + ": --json").c_str(), json);
+}
+
+void publish(const std::string& json, const std::function<std::string()>& as_text,
+             const std::function<std::string()>& as_json) {
+  if (!json.empty() && json != "-") write_file(json, as_json());
+  std::fputs((json == "-" ? as_json() : as_text()).c_str(), stdout);
+}
+
+NamedValues shared_options(const CLI::App& verb) {
+  NamedValues values;
+  for (const CLI::Option* option : verb.get_options()) {
+    const std::string name = option->get_name();
+    if (is_own(name)) continue;
+    values.emplace_back(name, option->count() == 0
+                                  ? "its default"
+                                  : fmt::format("{}", fmt::join(option->results(), " ")));
+  }
+  for (const SettingInfo& info : all_settings()) {
+    if (is_shared_setting(info.name)) values.emplace_back(info.name, setting(info.name).text);
+  }
+  return values;
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// common_options.h: options that several verbs have, and what follows from them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "exchange/agree.h"
+
+namespace switchyard::cli {
+
+/// --json [FILE]: `json` becomes the file, or "-" when the option stands alone.
+void add_json(CLI::App* verb, std::string& json);
+/// --seed: any whole number from 0 to 2^63 - 1.
+void add_seed(CLI::App* verb, std::uint64_t& seed, const std::string& help);
+/// --timeout: milliseconds; 0 stays the setting's.
+void add_timeout(CLI::App* verb, std::int64_t& timeout_ms);
+
+/// Throws when the report could not be written. Call it before the work. Errors: kInvalidArgument.
+void check_json(const std::string& verb, const std::string& json);
+
+/// Prints the report as text, or as JSON alone when --json has no file; else JSON goes to the file.
+/// Errors: kSystem.
+void publish(const std::string& json, const std::function<std::string()>& as_text,
+             const std::function<std::string()>& as_json);
+
+/// What every rank of a job must be given alike: the options of the verb and the settings, but not
+/// where results go and how ranks meet.
+NamedValues shared_options(const CLI::App& verb);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "io/output_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <signal.h>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "support/errors.h"
+#include "support/temp_folder.h"
+
+namespace switchyard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+using test::TempFolder;
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::ptrdiff_t num_files(const TempFolder& folder) {
+  return std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator());
+}
+
+TEST(OutputFileTest, AppearsAtTheEndOrNotAtAll) {
+  const TempFolder folder;
+  const std::string path = folder.file("x");
+  for (const char* text : {"first", "second"}) {
+    const std::string before = text_of(path);
+    OutputFile file(path);
+    file.write(text);
+    EXPECT_EQ(text_of(path), before);
+    file.commit();
+    EXPECT_EQ(text_of(path), text);
+    EXPECT_EQ(num_files(folder), 1);
+  }
+  { OutputFile(path).write("third"); }
+  EXPECT_EQ(text_of(path), "second");
+  EXPECT_EQ(num_files(folder), 1);
+}
+
+TEST(OutputFileTest, LinksAreFollowed) {
+  const TempFolder folder;
+  fs::create_directory(folder.file("inner"));
+  fs::create_symlink("inner/x", folder.file("link"));
+  for (const char* text : {"to nothing yet", "to a file"}) {
+    write_file(folder.file("link"), text);
+    EXPECT_TRUE(fs::is_symlink(folder.file("link")));
+    EXPECT_EQ(text_of(folder.file("inner/x")), text);
+  }
+}
+
+TEST(OutputFileTest, DevicesAndPipesAreWrittenToNotReplaced) {
+  const TempFolder folder;
+  fs::create_symlink("/dev/null", folder.file("null"));
+  write_file(folder.file("null"), "text");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_TRUE(fs::is_symlink(folder.file("null")));
+
+  const std::string pipe = folder.file("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  expect_error(Errc::kSystem, "No such device", [&] { write_file(pipe, "text"); });
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  write_file(pipe, "text");
+  std::array<char, 8> bytes{};
+  EXPECT_EQ(read(reader, bytes.data(), bytes.size()), 4);
+  close(reader);
+  EXPECT_TRUE(fs::is_fifo(pipe));
+}
+
+TEST(OutputFileTest, PlacesThatCannotBeWrittenAreNamed) {
+  const TempFolder folder;
+  const auto expect_refusal = [](const std::string& path, const char* phrase) {
+    expect_error(Errc::kInvalidArgument, phrase, [&] { check_output_path("run: --output", path); });
+    expect_error(Errc::kInvalidArgument, phrase, [&] { OutputFile file(path); });
+  };
+  expect_refusal("", "is empty, must be a file");
+  expect_refusal("-", "is -, must be a file; /dev/stdout is one");
+  expect_refusal(folder.path(), "which is a folder, must be a file");
+  expect_refusal(folder.file("none/x"), "but there is no folder");
+  check_output_path("run: --output", "x");
+}
+
+// The folder must hold nameless files; tmpfs, ext4, xfs and btrfs do.
+TEST(OutputFileTest, NothingIsLeftAfterASignal) {
+  const TempFolder folder;
+  const int nameless = open(folder.path().c_str(), O_TMPFILE | O_WRONLY, 0600);
+  if (nameless < 0) GTEST_SKIP() << "this file system has no nameless files";
+  close(nameless);
+  const pid_t child = fork();
+  if (child == 0) {
+    OutputFile file(folder.file("x"));
+    file.write("text");
+    raise(SIGKILL);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(num_files(folder), 0);
+}
+
+}  // namespace
+}  // namespace switchyard
