@@ -65,8 +65,6 @@ void check_device(const BenchOptions& options) {
           options.sms);
   require(options.baseline != "nccl", Errc::kInvalidArgument,
           "bench: --baseline nccl with --device cpu, must be mpi or a file");
-  require(options.engine != "p2p", Errc::kInvalidArgument,
-          "bench: --engine p2p with --device cpu, must be --device cuda: it moves memory of GPUs");
 }
 
 // Checks once, before any rank starts, what every rank would refuse.
@@ -203,9 +201,9 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 2")
       ->check(CLI::Range(1, kMaxRanks));
   verb->add_option("--engine", options.engine,
-                   "how ranks reach each other: auto, local (threads), shm (processes), p2p (cuda: "
-                   "processes with a GPU each); default: SWITCHYARD_ENGINE or auto")
-      ->check(CLI::IsMember({"auto", "local", "shm", "p2p"}));
+                   "how ranks find each other: auto, local (threads), shm (processes); default: "
+                   "SWITCHYARD_ENGINE or auto")
+      ->check(CLI::IsMember({"auto", "local", "shm"}));
   add_shape_options(verb, options);
   add_other_options(verb, options);
   return verb;
@@ -223,7 +221,7 @@ int bench(const CLI::App& verb, const BenchOptions& given, char** argv) {
   start.verb = "bench";
   start.num_ranks = options.ranks;
   start.default_ranks = kDefaultRanks;
-  start.engine = options.engine == "p2p" ? "shm" : options.engine;  // p2p ranks are processes too
+  start.engine = options.engine;
   start.timeout_ms = options.timeout_ms;
   start.check = [&](int num_ranks) { check_before(options, num_ranks); };
   start.before = [&](int num_ranks) -> std::vector<std::string> {

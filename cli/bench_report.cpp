@@ -134,7 +134,8 @@ std::string header_text(const BenchReport& report) {
   text += fmt::format("workload {}: hidden {}, {} experts, top-{}; routing {}\n",
                       report.workload.name, report.workload.hidden, report.workload.num_experts,
                       report.workload.num_topk, options.routing);
-  text += fmt::format("exchange {} on {} ranks, {}, {}, {}\n", report.engine, report.num_ranks,
+  text += fmt::format("exchange {}{} on {} ranks, {}, {}, {}\n",
+                      options.device == "cuda" ? "cuda/" : "", report.engine, report.num_ranks,
                       options.layout, options.scheme == "none" ? "bf16" : options.scheme,
                       options.reduce);
   text += fmt::format("timing   {}\n", operation_text(options));

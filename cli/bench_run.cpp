@@ -60,7 +60,7 @@ class BenchRun {
 
   void start(const std::vector<measure::BenchShape>& shapes) {
     report_.options = options_;
-    report_.engine = options_.device == "cuda" ? "p2p" : group_.engine_name();
+    report_.engine = group_.engine_name();
     report_.date = today();
     report_.num_ranks = group_.size();
     report_.workload = shapes.front().workload;

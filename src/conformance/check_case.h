@@ -54,7 +54,7 @@ struct Place {
 
   bool has_gpus() const { return device == std::string_view("cuda"); }
   bool is_local() const { return engine == std::string_view("local"); }
-  std::string name() const { return std::string(has_gpus() ? "p2p/" : "") + engine; }
+  std::string name() const { return std::string(has_gpus() ? "cuda/" : "") + engine; }
 };
 inline constexpr std::array<Place, 4> kPlaces{
     {{"cpu", "local"}, {"cpu", "shm"}, {"cuda", "local"}, {"cuda", "shm"}}};

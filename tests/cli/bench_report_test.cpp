@@ -38,7 +38,7 @@ measure::BenchShape shape_of(Operation operation, std::int64_t num_tokens) {
 BenchReport report_of(std::int64_t num_wrong, bool has_budgets) {
   BenchReport report;
   report.num_ranks = 8;
-  report.engine = "p2p";
+  report.engine = "shm";
   report.workload = measure::find_workload("deepseek-v3");
   report.machine = {{"gpu", "8x <H200>"}, {"driver", "580"}};
   report.baseline = cli::read_baseline(kPeers);

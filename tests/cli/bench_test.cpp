@@ -176,7 +176,6 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--pdl"}, "--pdl with --device cpu, must be --device cuda");
   expect_usage_error({"--sms", "8"}, "--sms 8 with --device cpu");
   expect_usage_error({"--baseline", "nccl"}, "--baseline nccl with --device cpu, must be mpi");
-  expect_usage_error({"--engine", "p2p"}, "--engine p2p with --device cpu, must be --device cuda");
   expect_usage_error({"--device", "cuda", "--baseline", "mpi"}, "must be nccl or a file");
   expect_usage_error({"--baseline", "mpi", "--op", "layer"}, "must be dispatch, combine or pair");
   expect_usage_error({"--layers", "2", "--op", "combine"}, "--layers is 2 with --op combine");
@@ -191,7 +190,7 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
 }
 
 TEST(BenchTest, CudaWithoutAGpuIsOneErrorOfTheEnvironment) {
-  const CommandResult result = bench({"--device", "cuda", "--engine", "p2p", "--graph"});
+  const CommandResult result = bench({"--device", "cuda", "--engine", "shm", "--graph"});
   if (result.exit_code == 0) GTEST_SKIP() << "there is a GPU";
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.error, HasSubstr("bench: --device cuda, but CUDA cannot be used: "));
@@ -229,7 +228,7 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
     if (result.exit_code == 3) GTEST_SKIP() << result.error;
     ASSERT_EQ(result.exit_code, 0) << result.error << result.output;
     const nlohmann::json json = nlohmann::json::parse(result.output);
-    EXPECT_EQ(json["engine"], "p2p");
+    EXPECT_EQ(json["device"], "cuda");
     EXPECT_TRUE(json["machine"].contains("heap")) << json["machine"];
     EXPECT_EQ(json["floors"][0]["bytes"], "wire");
     EXPECT_GT(json["floors"][0]["start_us"], 0);

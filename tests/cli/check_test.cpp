@@ -96,8 +96,8 @@ TEST(CheckTest, WithoutAGpuItSaysSoBeforeAnythingRuns) {
 TEST(CheckTest, CasesOfGpusAreListedWithoutOne) {
   const CommandResult result = check(SWITCHYARD_CLI, {"--list", "--device", "cuda"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.output, HasSubstr("\nexchange/p2p/local/P3/batched/"));
-  EXPECT_THAT(result.output, HasSubstr("\nexchange/p2p/shm/P2/compact/"));
+  EXPECT_THAT(result.output, HasSubstr("\nexchange/cuda/local/P3/batched/"));
+  EXPECT_THAT(result.output, HasSubstr("\nexchange/cuda/shm/P2/compact/"));
   EXPECT_THAT(result.output, HasSubstr("quantize/cuda/nvfp4/"));
   EXPECT_THAT(result.output, Not(HasSubstr("tables/")));
   EXPECT_EQ(check(SWITCHYARD_CLI, {"--device", "tpu"}).exit_code, 2);

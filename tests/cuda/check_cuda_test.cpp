@@ -48,7 +48,7 @@ TEST(CheckCudaTest, RoundsOfTheExchangeAgreeOrSayWhyNot) {
   REQUIRE_GPU();
   int num_tried = 0;
   for (const char* prefix :
-       {"exchange/p2p/local/P1/", "exchange/p2p/local/P2/", "exchange/p2p/local/P3/"}) {
+       {"exchange/cuda/local/P1/", "exchange/cuda/local/P2/", "exchange/cuda/local/P3/"}) {
     for (const CheckCase& test : some(prefix, 6)) {
       std::mutex mutex;
       Agreement last;
@@ -68,7 +68,7 @@ TEST(CheckCudaTest, ClassesAndLayersAgreeOrSayWhyNot) {
   REQUIRE_GPU();
   int num_tried = 0;
   for (const char* prefix :
-       {"classes/p2p/local/", "micro_batches/p2p/local/", "layers/p2p/local/"}) {
+       {"classes/cuda/local/", "micro_batches/cuda/local/", "layers/cuda/local/"}) {
     for (const CheckCase& test : some(prefix, 12)) {
       std::atomic<int> num_agreed = 0;
       EXPECT_NO_THROW(run_ranks(test.num_ranks, [&](const Group& group) {

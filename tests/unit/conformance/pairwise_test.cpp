@@ -55,7 +55,7 @@ TEST(AllCasesTest, NamesAreUniqueAndBeginWithTheirGroup) {
     EXPECT_EQ(test.name.rfind(test.group + "/", 0), 0u) << test.name;
     EXPECT_EQ(test.engine.empty(), test.num_ranks == 0) << test.name;
     const bool names_gpus = test.name.find("/cuda/") != std::string::npos ||
-                            test.name.find("/p2p/") != std::string::npos;
+                            test.name.find("/cuda/") != std::string::npos;
     EXPECT_EQ(test.device, names_gpus ? "cuda" : "cpu") << test.name;
   }
   EXPECT_GT(names.size(), 800u);
