@@ -36,7 +36,7 @@ TEST(WeightSlotsTest, RecordsLieApart) {
 
 TEST(WeightSlotsTest, ACallHasTheSetOfTheOneBeforeTheLast) {
   const WeightSlots slots = make_weight_slots(3, 2, 4);
-  EXPECT_EQ(slots.flag(8, 1), slots.told(6, 1));
+  EXPECT_EQ(slots.flag(8, 1), slots.flag(6, 1));
   EXPECT_EQ(slots.choice(7, 2, 3), slots.choice(5, 2, 3));
   EXPECT_NE(slots.choice(7, 2, 3), slots.choice(6, 2, 3));
 }
