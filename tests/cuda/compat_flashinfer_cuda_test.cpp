@@ -50,7 +50,7 @@ void run_two_sided(Place& place, const Group& group, const ViewBatch& own, const
   place.keep("statics", got.gathered_expert_statics);
   place.keep("sent", got.info.send_rank_count_cumsum);
   place.keep("received", got.info.recv_rank_count_cumsum);
-  place.keep_value("rows", got.info.local_token_allocation_count);
+  place.keep_values("rows", {got.info.local_token_allocation_count});
   const Tensor rows = moe.alltoallv(x, got.info, place.stream());
   const std::vector<Tensor> both = moe.alltoallv({ids, x}, got.info, place.stream());
   place.keep("one payload", rows);

@@ -21,6 +21,8 @@ namespace {
 constexpr int kTimeoutsOfHost = 2;
 constexpr std::int64_t kNsPerMs = 1'000'000;
 constexpr int kSpinsPerLook = 1024;
+// Asking the driver takes a lock that threads of other ranks need for their launches.
+constexpr std::int64_t kNsPerQuery = 5 * kNsPerMs;
 // Memory is taken for an eighth more rows than came, so that it rarely grows.
 constexpr std::int64_t kPartToSpare = 8;
 
@@ -82,9 +84,13 @@ void PushExchange::await_counts(const Slot& slot, Stream stream) {
   const std::int64_t timeout_ms =
       kTimeoutsOfHost * static_cast<std::int64_t>(watch_.timeout_ns) / kNsPerMs;
   const Deadline deadline = Deadline::after_ms(timeout_ms);
+  std::int64_t next_query_ns = now_ns() + kNsPerQuery;
   for (int spins = 1; arrived.load(std::memory_order_acquire) == 0; ++spins) {
     if (spins % kSpinsPerLook != 0) continue;
     check();
+    sched_yield();
+    if (now_ns() < next_query_ns) continue;
+    next_query_ns = now_ns() + kNsPerQuery;
     const cudaError_t state = cudaStreamQuery(stream.get());
     if (state != cudaErrorNotReady) cuda::check_cuda(state, "dispatch");
     if (deadline.expired()) {
@@ -94,7 +100,6 @@ void PushExchange::await_counts(const Slot& slot, Stream stream) {
                       "ahead of it takes longer",
                       static_cast<double>(timeout_ms) * 1e-3));
     }
-    sched_yield();
   }
 }
 
