@@ -149,6 +149,13 @@ class ExchangeRun {
   Tensor output_;
 };
 
+// Of the exchange, on all ranks; each has about as much as rank 0.
+std::size_t reserved_bytes(const BenchShape& shape) {
+  const ExchangeMemory one = exchange_memory(shape.exchange_config(), shape.num_ranks, 0);
+  return checked_mul(checked_add(one.window_bytes, one.receive_bytes),
+                     static_cast<std::size_t>(shape.num_ranks));
+}
+
 class CpuTarget : public BenchTarget {
  public:
   explicit CpuTarget(const Group& group) : group_(group) {}
@@ -160,6 +167,11 @@ class CpuTarget : public BenchTarget {
   std::string why_left_out(const BenchShape& shape) override {
     const auto available = static_cast<std::int64_t>(available_memory_bytes());
     const std::int64_t needed = cpu_bytes_needed(shape);
+    try {
+      require_reservation("its exchange", reserved_bytes(shape));
+    } catch (const Error& error) {
+      return error.what();
+    }
     if (available == 0 || needed <= available / 10 * 6) return {};
     constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
     return fmt::format("needs {:.1f} GiB, more than 60 % of the {:.1f} GiB that are free",

@@ -4,7 +4,7 @@
 
 Needs the packages of requirements.txt, from this Python or from the environment that
 scripts/install-deps makes in build/golden-python. Without them it skips (exit code 77), or fails
-where SWITCHYARD_GOLDEN_REQUIRED is set, as in CI.
+where GOLDEN_VECTORS_REQUIRED is set, as in CI.
 """
 
 import importlib.metadata
@@ -41,7 +41,7 @@ def main():
     if missing:
         print(f"golden vectors are not computed again: no {', '.join(missing)}; "
               "run scripts/install-deps all")
-        return 1 if os.environ.get("SWITCHYARD_GOLDEN_REQUIRED") else 77
+        return 1 if os.environ.get("GOLDEN_VECTORS_REQUIRED") else 77
 
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, HERE / "generate.py", folder], check=True)

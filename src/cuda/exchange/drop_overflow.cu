@@ -16,13 +16,14 @@
 namespace switchyard::cuda {
 namespace {
 
+constexpr std::uint32_t kNoChoice = 0xFFFFFFFFu;  // id -1
+
 __global__ void __launch_bounds__(kRoutingThreads) write_keys_kernel(RoutingArgs a) {
   const std::int64_t num_filled = std::int64_t{*a.num_rows} * a.num_topk;
   for (std::int64_t i = thread_number(); i < a.max_choices(); i += num_threads()) {
     const std::int64_t row = i / a.num_topk;
     const int k = static_cast<int>(i - row * a.num_topk);
     const std::int32_t id = i < num_filled ? id_of(a, row, k) : -1;
-    if (a.is_gathered && i < num_filled) a.row_ids[i] = id;
     a.sort.keys[i] = is_expert(a, id) ? overflow_key(id, weight_of(a, row, k)) : kNoChoiceKey;
     a.sort.choices[i] = static_cast<std::uint32_t>(i);
   }
@@ -37,7 +38,8 @@ __global__ void __launch_bounds__(kRoutingThreads)
     if (key == kNoChoiceKey) return;  // and so are all that follow
     if (expert_of_key(key) != expert_of_key(keys[at - a.capacity])) continue;
     const std::int64_t choice = choices[at];
-    if (a.is_gathered) a.row_ids[choice] = -1;
+    const std::int64_t row = choice / a.num_topk;
+    a.rows[row * a.num_topk + choice] = kNoChoice;  // of rows of 2 K words
     const std::int64_t own = choice - first_own_row(a) * a.num_topk;
     if (own < 0 || own >= std::int64_t{a.num_tokens} * a.num_topk) continue;
     a.own_ids[own] = -1;

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *a.to.num_dropped = *a.num_dropped;
   __threadfence_system();
   if (__syncthreads_and(is_good) != 0 && threadIdx.x == 0) {
+    __threadfence_system();  // behind the counts of the other threads
     *const_cast<volatile std::uint64_t*>(a.to.call) = call;
   }
   wait_for_prerequisites();  // the end of this kernel implies the end of the one ahead

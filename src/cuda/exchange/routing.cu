@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kRoutingThreads) keep_routing_kernel(RoutingAr
   }
 }
 
-__global__ void __launch_bounds__(kRoutingThreads) place_rows_kernel(RoutingArgs a, bool has_ids) {
+__global__ void __launch_bounds__(kRoutingThreads) place_rows_kernel(RoutingArgs a) {
   const std::int64_t num_filled = std::int64_t{*a.num_rows} * a.num_topk;
   const std::int64_t num_choices = std::int64_t{a.num_buffer_rows} * a.num_topk;
   const std::int32_t first = a.ownership.first(a.rank);
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(kRoutingThreads) place_rows_kernel(RoutingArgs
     const std::int64_t row = i / a.num_topk;
     const int k = static_cast<int>(i - row * a.num_topk);
     const bool is_filled = i < num_filled;
-    if (!is_filled) a.row_ids[i] = -1;
-    if (is_filled && !has_ids) a.row_ids[i] = id_of(a, row, k);
+    const std::int32_t id = is_filled ? id_of(a, row, k) : -1;
+    a.row_ids[i] = id;
     if (a.row_weights != nullptr) a.row_weights[i] = is_filled ? weight_of(a, row, k) : 0.0f;
-    const std::int32_t local = a.row_ids[i] - first;
+    const std::int32_t local = id - first;
     if (local >= 0 && local < a.num_local) atomicAdd(a.num_rows_of_expert + local, 1);
   }
 }
@@ -131,12 +131,12 @@ void launch_keep_routing(const RoutingArgs& args, cudaStream_t stream) {
                 "dispatch", args);
 }
 
-void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t stream) {
+void launch_place_routing(const RoutingArgs& args, cudaStream_t stream) {
   clear_counts(args.num_rows_of_expert, args.num_local, stream);
   launch_kernel(
       place_rows_kernel,
       routing_shape(std::int64_t{args.num_buffer_rows} * args.num_topk, kRoutingThreads, stream),
-      "dispatch", args, has_ids);
+      "dispatch", args);
   const std::int64_t num_warps = std::max(args.num_tokens, args.ownership.num_ranks);
   launch_kernel(place_returns_kernel, routing_shape(num_warps, kRoutingWarps, stream), "dispatch",
                 args);
@@ -145,7 +145,7 @@ void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t st
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream) {
   launch_keep_routing(args, stream);
   if (drops) launch_drop_overflow(args, stream);
-  if (places) launch_place_routing(args, drops, stream);
+  if (places) launch_place_routing(args, stream);
 }
 
 }  // namespace switchyard::cuda

@@ -27,7 +27,6 @@ struct RoutingArgs {
   std::int32_t num_topk = 0;
   std::int32_t max_tokens = 0;  ///< T
   bool wants_distinct = false;  ///< a token must not name an expert twice
-  bool is_gathered = false;     ///< row_ids has the ids of all rows
 
   // This rank's tokens.
   GivenIds ids;
@@ -37,7 +36,7 @@ struct RoutingArgs {
   std::uint32_t* own_rows = nullptr;  ///< [T, 2 K] ids and weights to send; null: not sent
 
   // Rows of all ranks, by (source, token).
-  const std::uint32_t* rows = nullptr;     ///< [P T, 2 K]
+  std::uint32_t* rows = nullptr;           ///< [P T, 2 K]
   const std::int32_t* num_rows = nullptr;  ///< [1]
   const std::int32_t* num_from = nullptr;  ///< [P]
   std::int64_t capacity = 0;               ///< per expert
@@ -57,13 +56,13 @@ struct RoutingArgs {
 /// Keeps own ids and writes own rows. Invalid ids end the group, as in dispatch.
 void launch_keep_routing(const RoutingArgs& args, cudaStream_t stream);
 /// Finds the choices of all ranks that do not fit (plan/overflow.h), removes those of own tokens
-/// from the kept ids and counts them. With is_gathered, writes the ids of all rows without dropped
-/// ones. Always sorts P T K choices, however many a call has.
+/// from the kept ids and counts them, and puts -1 in place of each in `rows`. Always sorts P T K
+/// choices, however many a call has.
 void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream);
-/// Writes ids (unless has_ids: dropping overflow wrote them) and weights of all rows, -1 and 0 in
-/// rows without a token; how many rows each local expert gets; and what the combine returns: only
-/// ranks that a token chose return a row of it, in rank order.
-void launch_place_routing(const RoutingArgs& args, bool has_ids, cudaStream_t stream);
+/// Writes ids and weights of all rows, -1 and 0 in rows without a token; how many rows each local
+/// expert gets; and what the combine returns: only ranks that a token chose return a row of it, in
+/// rank order.
+void launch_place_routing(const RoutingArgs& args, cudaStream_t stream);
 std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
 /// Runs the kernels once without tokens or rows; see launch_dispatch.
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);

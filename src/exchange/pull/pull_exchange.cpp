@@ -32,18 +32,23 @@ PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
   window_ = windows_.make_window(shape_.window.total_bytes);
 }
 
-// Linux would grant each rank its part alone, so the ranks of this host are counted together.
+// Linux would grant each rank its part alone, so the ranks of this host are counted together. Rows
+// that never come touch no memory of a receive buffer, so those need not be available.
 void PullExchange::require_host_memory() const {
+  std::size_t windows = 0;
   std::size_t bytes = 0;
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (control_.host_of(peer) != control_.host_of(rank_)) continue;
     const ExchangeMemory part = exchange_memory(config_, num_ranks_, peer);
+    windows = checked_add(windows, part.window_bytes);
     bytes = checked_add(bytes, checked_add(part.window_bytes, part.receive_bytes));
   }
   const ExchangeMemory own = memory();
-  require_memory(fmt::format("memory of {} ranks (this one {} bytes of window and {} of buffers)",
-                             control_.host_size(), own.window_bytes, own.receive_bytes),
-                 bytes);
+  const std::string what =
+      fmt::format("memory of {} ranks (this one {} bytes of window and {} of buffers)",
+                  control_.host_size(), own.window_bytes, own.receive_bytes);
+  require_reservation(what, bytes);
+  require_memory(what, windows);
 }
 
 // Ranks may need different amounts: that one of them has too little memory must end all of them.

@@ -41,14 +41,14 @@ bool has_fixed_rows(Layout layout) {
 
 // The rows of an earlier dispatch that were counted need not be counted again.
 Sizing PushExchange::sizing_of(const DispatchCall& call, const Slot* earlier) const {
-  if (earlier != nullptr && earlier->dispatch.sizing == Sizing::kCounted) return Sizing::kCounted;
-  if (!options_.exact_memory && !call.options.host_counts) return Sizing::kWorstCase;
-  require(!is_capturing(call.stream), Errc::kInvalidArgument,
-          "{}: {} waits for counts on the host, but the stream is captured into a graph; dispatch "
-          "without it",
-          call.name(),
-          options_.exact_memory ? "ExchangeOptions::exact_memory" : "DispatchOptions::host_counts");
-  return Sizing::kToBeCounted;
+  const bool is_known = earlier != nullptr && earlier->dispatch.sizing == Sizing::kCounted;
+  if (!is_known && !options_.exact_memory && !call.options.host_counts) return Sizing::kWorstCase;
+  require((is_known && !takes_memory_to_size()) || !is_capturing(call.stream),
+          Errc::kInvalidArgument,
+          "{}: {}, but the stream is captured into a graph; dispatch without it", call.name(),
+          options_.exact_memory ? "ExchangeOptions::exact_memory takes memory in each dispatch"
+                                : "DispatchOptions::host_counts waits for counts on the host");
+  return is_known ? Sizing::kCounted : Sizing::kToBeCounted;
 }
 
 void PushExchange::count_rows(Slot& slot, bool behind_send, Stream stream) {
@@ -105,7 +105,7 @@ void PushExchange::await_counts(const Slot& slot, Stream stream) {
 
 std::int64_t PushExchange::exact_rows(const Slot& slot) const {
   const Layout layout = shape_.config.layout;
-  if (has_fixed_rows(layout)) return slot.dispatch.num_rows;
+  if (has_fixed_rows(layout) || config_.worst_case_rows) return slot.dispatch.num_rows;
   const cuda::HostCountWords& counts = slot.kernels.counts;
   std::int64_t rows = 0;
   if (layout == Layout::kExpanded) {

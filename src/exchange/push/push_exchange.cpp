@@ -7,6 +7,7 @@
 
 #include "core/bytes.h"
 #include "cuda/base/check.h"
+#include "cuda/base/launch.h"
 #include "cuda/exchange/row_sources.h"
 #include "exchange/check_returns.h"
 #include "heap/heap.h"
@@ -47,6 +48,7 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   num_ctas_ = std::max(cuda::kMinCtas, cuda::kExchangeCtasPerSm * num_sms / kernels);
   has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
   options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
+  counts_behind_send_ = !is_shared_gpu() && cuda::has_programmatic_launch();
   if (options.num_ctas > 0)
     num_ctas_ = std::min(num_ctas_, std::max(cuda::kMinCtas, options.num_ctas));
 
@@ -120,7 +122,12 @@ PushExchange::Slot& PushExchange::dispatch_both(const DispatchCall& call) {
   Slot& slot = open(call);
   if (slot.dispatch.sizing == Sizing::kToBeCounted) {
     launch(slot, cuda::Phases::kSend, call.stream);
-    count_rows(slot, !is_shared_gpu(), call.stream);
+    try {
+      count_rows(slot, counts_behind_send_, call.stream);
+    } catch (const Error& error) {
+      group_.control().abort(error.code(), group_.rank(), error.what());  // peers have its rows
+      throw;
+    }
     launch(slot, cuda::Phases::kReceive, call.stream);
   } else {
     launch(slot, cuda::Phases::kBoth, call.stream);
@@ -180,7 +187,7 @@ void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) 
   launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
   if (!cuda::receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
   sync_if_shared(phases, stream);
-  cuda::launch_place_routing(routing_args(slot.kernels, slot.dispatch), drops(slot), stream.get());
+  cuda::launch_place_routing(routing_args(slot.kernels, slot.dispatch), stream.get());
 }
 
 // Ranks that share a GPU may share a hardware queue: whatever follows a kernel that waits for a

@@ -58,9 +58,8 @@ class PushExchange final : public ExchangeBackend {
     PushDispatch dispatch;      ///< its last dispatch
     cuda::DeviceBuffer buffer;
     cuda::DeviceBuffer received;
-    std::int64_t num_received_rows = 0;  ///< that there is memory for
-    cuda::PinnedBuffer counts;
-    SlotKernels kernels;                      ///< whose memory is that of these three
+    std::int64_t num_received_rows = 0;       ///< that there is memory for
+    SlotKernels kernels;                      ///< whose memory is that of these two
     std::vector<std::int64_t> rows_per_rank;  ///< where they were counted
   };
 
@@ -94,6 +93,7 @@ class PushExchange final : public ExchangeBackend {
 
   // push_memory.cpp
   void take_received(Slot& slot, std::int64_t num_rows, cudaStream_t stream);
+  std::size_t count_bytes() const;
   void prepare_memory();
   void run_kernels() const;
   void allocate(Slot& slot, std::size_t index);
@@ -123,8 +123,10 @@ class PushExchange final : public ExchangeBackend {
   Device device_;
   int num_ctas_ = 1;
   bool has_whole_gpu_ = true;
+  bool counts_behind_send_ = false;  ///< while the rows leave
   std::unique_ptr<DeviceWindow> window_;
-  cuda::PinnedBuffer words_;  ///< WatchWords
+  cuda::PinnedBuffer words_;   ///< WatchWords
+  cuda::PinnedBuffer counts_;  ///< HostCountWords of each slot
   cuda::DeviceBuffer failed_;
   cuda::DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
   cuda::DeviceBuffer blank_;       ///< the row that a routing-only dispatch sends for each token

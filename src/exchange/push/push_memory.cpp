@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/bytes.h"
+#include "core/round_up.h"
 #include "cuda/base/check.h"
 #include "exchange/push/push_exchange.h"
 #include "exchange/push/wait_failure.h"
@@ -36,6 +37,13 @@ ExchangeMemory PushExchange::memory() const {
   return memory;
 }
 
+// Of a slot; in lines of their own.
+std::size_t PushExchange::count_bytes() const {
+  constexpr std::size_t kLine = 128;
+  const int num_local = shape_.main_ownership.count(group_.rank());
+  return align_up(cuda::HostCountWords::num_bytes(group_.size(), num_local), kLine);
+}
+
 void PushExchange::prepare_memory() {
   if (window_->kind() == HeapKind::kSameProcess) {
     const std::string obstacle =
@@ -43,6 +51,7 @@ void PushExchange::prepare_memory() {
     require(obstacle.empty(), Errc::kNotAvailable, "exchange: {}", obstacle);
   }
   words_ = cuda::PinnedBuffer(sizeof(WatchWords));
+  counts_ = cuda::PinnedBuffer(checked_mul(slots_.size(), count_bytes()));
   failed_ = cuda::DeviceBuffer(sizeof(std::uint32_t));
   watch_.record = &words_.as<WatchWords>()->record;
   watch_.abort_word = &words_.as<WatchWords>()->abort_word;
@@ -110,10 +119,6 @@ void PushExchange::allocate(Slot& slot, std::size_t index) {
   if (shape_.gathers_routing) start_count(memory.gather.state.counter);
   for (std::uint64_t* counter : memory.payload_counters) start_count(counter);
 
-  const int num_ranks = group_.size();
-  const int num_local = shape_.main_ownership.count(group_.rank());
-  slot.counts = cuda::PinnedBuffer(cuda::HostCountWords::num_bytes(num_ranks, num_local));
-
   cuda::PeerTable windows{};
   for (int r = 0; r < group_.size(); ++r) {
     windows.base[r] = window_->base(r) + index * shape_.window_bytes;
@@ -124,7 +129,8 @@ void PushExchange::allocate(Slot& slot, std::size_t index) {
                          .watch = watch_,
                          .every_rank = every_rank_.as<std::int32_t>(),
                          .memory = memory,
-                         .counts = cuda::HostCountWords(slot.counts.as<void>(), num_ranks)},
+                         .counts = cuda::HostCountWords(
+                             counts_.as<std::byte>() + index * count_bytes(), group_.size())},
                         windows);
   if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), nullptr);
   slot.kernels.received.payloads.resize(shape_.payloads.size());  // the kernels' first runs ask
@@ -136,6 +142,7 @@ void PushExchange::take_received(Slot& slot, std::int64_t num_rows, cudaStream_t
     return lay_out_received(base, shape_, group_.rank(), num_rows);
   };
   const std::size_t num_bytes = lay_out(nullptr).num_bytes;
+  slot.num_received_rows = 0;
   if (takes_memory_to_size()) {
     slot.received.resize(num_bytes, stream);
   } else {

@@ -18,7 +18,7 @@
 namespace switchyard {
 
 struct PushExchangeShape {
-  ExchangeConfig config;  ///< with worst_case_rows: the host never learns how many rows arrive
+  ExchangeConfig config;  ///< with worst_case_rows: sizes are the largest until rows are counted
   ExchangeShape exchange;
   bool gathers = false;          ///< kAllGather
   bool drops = false;            ///< Overflow::kDrop, with a capacity

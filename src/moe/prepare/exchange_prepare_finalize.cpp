@@ -15,12 +15,12 @@
 namespace switchyard {
 namespace {
 
-// On GPUs the host knows no counts, so receive buffers have their largest size.
-ExchangeConfig config_on(Device device, const PrepareRecipe& recipe,
+// On GPUs receive buffers have their largest size, unless dispatches count on the host.
+ExchangeConfig config_on(const ExchangeOptions& options, const PrepareRecipe& recipe,
                          const PrepareFinalizeConfig& config, bool is_plain) {
   ExchangeConfig result = exchange_config_of(recipe, config, is_plain);
-  if (device.is_cpu()) return result;
-  result.worst_case_rows = true;
+  if (options.device.is_cpu()) return result;
+  result.worst_case_rows = !options.exact_memory;
   result.max_in_flight = 1;
   return result;
 }
@@ -40,7 +40,7 @@ ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, co
       exchange_options_(options),
       ownership_{config.num_experts, group.size()} {
   check_prepare_config(recipe, config, group.size());
-  max_buffer_rows_ = buffer_rows(config_on(device(), recipe, config, false), group);
+  max_buffer_rows_ = buffer_rows(config_on(exchange_options_, recipe, config, false), group);
   allocate_memory();
   make_exchanges(false);
   if (config.defers_input_quant && wire_scheme_of(config).is_quantized()) make_exchanges(true);
@@ -94,7 +94,7 @@ void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
     batch.aligned_counts = allocate(DType::kI32, {num_local_experts()});
     batch.end = allocate(DType::kI32, {1});
   }
-  const ExchangeConfig wire = config_on(device(), recipe_, config_, false);
+  const ExchangeConfig wire = config_on(exchange_options_, recipe_, config_, false);
   if (wire.scheme == config_.scheme) return;
   const ArrivedRowsShape shape{wire,          config_, max_buffer_rows_, num_local_experts(),
                                static_scale_, device()};
@@ -103,7 +103,7 @@ void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
 }
 
 void ExchangePrepareFinalize::make_exchanges(bool is_plain) {
-  const ExchangeConfig config = config_on(device(), recipe_, config_, is_plain);
+  const ExchangeConfig config = config_on(exchange_options_, recipe_, config_, is_plain);
   std::vector<std::unique_ptr<Exchange>> made;
   const std::size_t count = device().is_cpu() ? 1 : batches_.size();
   for (std::size_t m = 0; m < count; ++m) {
