@@ -7,6 +7,7 @@
 
 #include "switchyard/exchange.h"
 
+#include "core/bytes.h"
 #include "core/clock.h"
 #include "core/fail.h"
 #include "core/memory.h"
