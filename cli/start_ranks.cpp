@@ -25,9 +25,9 @@ int run_as_threads(const RankStart& start, int num_ranks) {
   return exit_code;
 }
 
-// A rank that ended by itself has said why; one that exits with 1 has printed its result.
+// A rank that ended by itself has said why. Rank 0 exits with 1 after it printed its result.
 void report_failure(const char* verb, int num_ranks, const LaunchResult& result) {
-  const bool has_result = !result.cause && result.exit_code == 1;
+  const bool has_result = !result.cause && result.exit_code == 1 && result.culprit == 0;
   if (result.culprit < 0 || has_result) return;
   const std::string name = result.cause ? std::string(name_of(*result.cause)) + ": " : "";
   std::fprintf(stderr, "switchyard: %s%s: rank %d of %d: %s\n", name.c_str(), verb, result.culprit,
