@@ -144,11 +144,13 @@ int run_verb(int argc, char** argv) {
   switchyard::cli::DoctorOptions doctor_options;
   const CLI::App* doctor_verb = switchyard::cli::add_doctor(app, doctor_options);
   const std::string word = argc > 1 ? argv[1] : "";
-  if (word == "help") return help(app, argc > 2 ? argv[2] : "");
+  const std::string second = argc > 2 ? argv[2] : "";
+  if (word == "help") return help(app, second);
+  if (word == "-h" || word == "--help") return help(app, second.starts_with("-") ? "" : second);
+  if (word == "-V" || word == "--version") return std::puts(switchyard::build_summary()), 0;
   const std::vector<std::string> verbs = names_of_verbs(app);
   const bool is_verb = std::find(verbs.begin(), verbs.end(), word) != verbs.end();
-  const bool is_own = word == "-h" || word == "--help" || word == "-V" || word == "--version";
-  if (!is_verb && !is_own) return no_verb_error(app, word);
+  if (!is_verb) return no_verb_error(app, word);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -25,6 +25,15 @@ int run_as_threads(const RankStart& start, int num_ranks) {
   return exit_code;
 }
 
+// A rank that ended by itself has said why. Rank 0 exits with 1 after it printed its result.
+void report_failure(const char* verb, int num_ranks, const LaunchResult& result) {
+  const bool has_result = !result.cause && result.exit_code == 1 && result.culprit == 0;
+  if (result.culprit < 0 || has_result) return;
+  const std::string name = result.cause ? std::string(name_of(*result.cause)) + ": " : "";
+  std::fprintf(stderr, "switchyard: %s%s: rank %d of %d: %s\n", name.c_str(), verb, result.culprit,
+               num_ranks, result.reason.c_str());
+}
+
 int run_as_processes(const char* verb, int num_ranks, char** argv,
                      const std::vector<std::string>& more) {
   LaunchOptions options;
@@ -35,10 +44,7 @@ int run_as_processes(const char* verb, int num_ranks, char** argv,
   }
   options.command.insert(options.command.end(), more.begin(), more.end());
   const LaunchResult result = launch(options);
-  if (result.culprit >= 0) {
-    std::fprintf(stderr, "switchyard: peer_lost: %s: rank %d of %d: %s\n", verb, result.culprit,
-                 num_ranks, result.reason.c_str());
-  }
+  report_failure(verb, num_ranks, result);
   return result.exit_code;
 }
 

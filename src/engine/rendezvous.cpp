@@ -58,12 +58,12 @@ bool serves_store(const JoinRequest& request) {
          !request.meeting;
 }
 
-std::shared_ptr<Store> connect_to_store(const JoinRequest& request) {
+std::shared_ptr<Store> connect_to_store(const JoinRequest& request, bool is_own) {
   const RankInfo& ranks = request.ranks;
   try {
     return std::make_shared<SocketStore>(address_of(request), request.secret, request.timeout_ms);
   } catch (const Error& error) {
-    if (request.control_fd >= 0) throw;
+    if (request.control_fd >= 0 || is_own) throw;
     const bool is_silent = error.code() == Errc::kTimeout || error.code() == Errc::kPeerLost;
     require(ranks.rank != 0 || !is_silent, Errc::kSystem,
             "group: {} is in use, and not by a store; give this job an address of its own (rank 0 "
@@ -86,9 +86,10 @@ StoreAccess open_store(const JoinRequest& request, int group) {
   if (serves_store(request)) {
     access.server = ServedStores::instance().serve(address_of(request), request.secret);
   }
-  access.store =
-      std::make_shared<PrefixStore>(fmt::format("group/{}/", group),
-                                    request.meeting ? request.meeting : connect_to_store(request));
+  const bool is_own = access.server != nullptr;
+  access.store = std::make_shared<PrefixStore>(
+      fmt::format("group/{}/", group),
+      request.meeting ? request.meeting : connect_to_store(request, is_own));
   return access;
 }
 

@@ -24,7 +24,9 @@ namespace {
 constexpr std::int64_t kLauncherGraceNs = 250'000'000;  // the launcher knows why a rank died
 
 constexpr int kWithdrawnPollMs = 10;
-constexpr int kTellMs = 4 * kSliceMs;          // each asks once a slice, if the machine lets it
+constexpr int kOwnWordsMs = 10 * kSliceMs;  // a busy machine may let a store answer late
+constexpr int kTellMs = 4 * kSliceMs;       // each asks once a slice, if the machine lets it
+constexpr const char* kNoSign = "no sign of rank";
 constexpr const char* kFailureKey = "failed";  // why the group will not be: a code and a message
 
 std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
@@ -154,13 +156,14 @@ void ShmControl::tell_failure(Errc code, const std::string& message) {
     poll(nullptr, 0, kTellMs);
     store().set(kFailureKey, "");
     if (meeting_.server) store().set(introduction_key(rank()), "");
-  } catch (const Error&) {  // what is wrong with the store is not the first cause
+  } catch (const Error& error) {  // what is wrong with the store is not the first cause
+    if (error.code() == Errc::kTimeout) own_text_.clear();  // withdraw() would wait as long again
   }
 }
 
 void ShmControl::fail_unmet(Errc code, const std::string& message) {
   fail(code, "group: {} (rank {} of {}){}", message, rank(), size(),
-       code == Errc::kTimeout ? "; did they start?" : "");
+       message.starts_with(kNoSign) ? "; did they start?" : "");
 }
 
 void ShmControl::fail_for_all(Errc code, const std::string& message) {
@@ -170,18 +173,22 @@ void ShmControl::fail_for_all(Errc code, const std::string& message) {
 
 void ShmControl::require_nobody_missing(int first) {
   // What this rank wrote itself is there, unless who serves the store is stuck.
-  require(!look_up(introduction_key(rank()), kSliceMs).value_or("").empty(), Errc::kTimeout,
-          "group: the store of this group does not answer (rank {} of {}, which waits for rank {})",
-          rank(), size(), first);
+  if (look_up(introduction_key(rank()), kOwnWordsMs).value_or("").empty()) {
+    end_for_all(-1, "the store of this group does not answer");
+  }
   std::vector<std::int32_t> missing;
   for (int peer = first; peer < size(); ++peer) {
     if (look_up(introduction_key(peer), 0).value_or("").empty()) missing.push_back(peer);
   }
   if (missing.empty()) return;
-  const std::string message =
-      fmt::format("no sign of rank{} {} within {:.1f} s", missing.size() == 1 ? "" : "s",
-                  format_ranges(missing), static_cast<double>(timeout_ms()) * 1e-3);
-  if (meeting_.launcher_fd >= 0) abort(Errc::kTimeout, missing[0], message);
+  end_for_all(missing[0],
+              fmt::format("{}{} {} within {:.1f} s", kNoSign, missing.size() == 1 ? "" : "s",
+                          format_ranges(missing), static_cast<double>(timeout_ms()) * 1e-3));
+}
+
+// After the deadline: through the launcher's control block, if there is one, and the store.
+void ShmControl::end_for_all(int culprit, const std::string& message) {
+  if (meeting_.launcher_fd >= 0) abort(Errc::kTimeout, culprit, message);
   fail_for_all(Errc::kTimeout, message);
 }
 

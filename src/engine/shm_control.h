@@ -65,6 +65,7 @@ class ShmControl final : public SharedControl {
   void tell_failure(Errc code, const std::string& message);
   [[noreturn]] void fail_unmet(Errc code, const std::string& message);
   [[noreturn]] void fail_for_all(Errc code, const std::string& message);
+  [[noreturn]] void end_for_all(int culprit, const std::string& message);
   void require_nobody_missing(int first);
   void share_control();
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // output_file.h: a file that appears whole or not at all, whatever ends the program: until commit()
-// it has no name, where the file system can do that. Symbolic links are followed, and what is no
-// regular file (a device, a pipe) is written to and never replaced.
+// it has no name, where the file system can do that. Symbolic links are followed, an existing file
+// keeps its mode, and what is no regular file (a device, a pipe) is written to and never replaced.
+// So is a descriptor of this process (/dev/stdout, /dev/fd/3), whatever is behind it. Where a file
+// may be written but not replaced (a mount point, a folder without write permission), commit()
+// copies into it, and an end in between leaves a part.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +14,9 @@
 
 namespace switchyard {
 
-/// Throws unless an OutputFile can be made: `path` is empty, a folder, or in a folder that is not
-/// there or may not be written. `option` begins the message. Errors: kInvalidArgument.
+/// Throws unless an OutputFile can be made: `path` is empty, a folder, a descriptor not open for
+/// writing, or a new file in a folder that is not there or may not be written. `option` begins the
+/// message. Errors: kInvalidArgument.
 void check_output_path(const char* option, const std::string& path);
 
 class OutputFile {
@@ -30,11 +34,14 @@ class OutputFile {
   void commit();
 
  private:
+  void share(int descriptor);
   void open_device();
   void open_unnamed();
-  void give_name();
+  void open_elsewhere();
+  bool take_place();
+  void write_through();
 
-  std::string path_;       ///< with links resolved
+  std::string path_;       ///< of a file: with links resolved
   std::string temporary_;  ///< name until commit; empty: none
   int descriptor_ = -1;
   bool is_device_ = false;

@@ -114,7 +114,7 @@ class Launcher {
   bool turn();
   int poll_timeout_ms() const;
   void reap(int rank);
-  void record_failure(int rank, const std::string& reason, int exit_code);
+  void record_failure(const LaunchResult& failure);
   void read_signal();
   void begin_end();
   void advance_end();
@@ -268,24 +268,29 @@ void Launcher::reap(int rank) {
   if (is_running) return;
   target.process.handle.reset();
   if (ended < 0) {
-    record_failure(rank, "ended, but this program ignores SIGCHLD and so lost its exit code", 1);
+    record_failure({1, rank, Errc::kSystem,
+                    "ended, but this program ignores SIGCHLD and so lost its exit code"});
   } else if (WIFSIGNALED(status)) {
-    record_failure(rank, fmt::format("killed by signal {}", WTERMSIG(status)), kRankLostExitCode);
-  } else if (WEXITSTATUS(status) != 0) {
-    record_failure(rank, fmt::format("exited with code {}", WEXITSTATUS(status)),
-                   WEXITSTATUS(status));
+    record_failure({kRankLostExitCode, rank, Errc::kPeerLost,
+                    fmt::format("killed by signal {}", WTERMSIG(status))});
+  } else if (const int code = WEXITSTATUS(status); code != 0) {
+    record_failure({code, rank, std::nullopt, fmt::format("exited with code {}", code)});
   }
 }
 
 // Only the first failure counts. If the ranks had already agreed on a cause, that is the reason.
-void Launcher::record_failure(int rank, const std::string& reason, int exit_code) {
+void Launcher::record_failure(const LaunchResult& failure) {
   if (step_ != Step::kRunning) return;
-  result_ = {exit_code, rank, reason};
+  result_ = failure;
   const AbortLine& cause = control_.abort_line();
-  if (!control_.abort(abort_code(Errc::kPeerLost), rank, reason.c_str()) &&
-      cause.code.load(std::memory_order_acquire) != 0) {
-    result_.culprit = cause.culprit;
-    result_.reason = fmt::format("{} (rank {} {})", cause.reason, rank, reason);
+  if (!control_.abort(abort_code(Errc::kPeerLost), failure.culprit, failure.reason.c_str())) {
+    const std::uint32_t code = cause.code.load(std::memory_order_acquire);
+    if (code != 0) {
+      result_.culprit = cause.culprit;
+      result_.cause = errc_of(code);
+      result_.reason =
+          fmt::format("{} (rank {} {})", cause.reason, failure.culprit, failure.reason);
+    }
   }
   begin_end();
 }
@@ -301,7 +306,7 @@ void Launcher::read_signal() {
       if (info.ssi_code != SI_KERNEL) send_to_all(signal);
       continue;
     }
-    result_ = {128 + signal, -1, fmt::format("the launcher got signal {}", signal)};
+    result_ = {128 + signal, -1, Errc::kAborted, fmt::format("the launcher got signal {}", signal)};
     control_.abort(abort_code(Errc::kAborted), -1, result_.reason.c_str());
     begin_end();
   }

@@ -9,9 +9,12 @@
 
 #include <unistd.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "switchyard/error.h"
 
 namespace switchyard {
 
@@ -31,7 +34,10 @@ struct LaunchResult {
   /// 0, or the exit code of the first rank that failed; 4 when that rank was killed by a signal, 1
   /// when its exit code was lost; 128 + n when the launcher itself got signal n.
   int exit_code = 0;
-  int culprit = -1;    ///< the rank to blame, or -1
+  int culprit = -1;  ///< the rank to blame, or -1
+  /// Why, where that is known: kPeerLost when the culprit was killed by a signal, kSystem when its
+  /// exit code was lost, or what the ranks agreed on. Empty: it ended by itself, with `exit_code`.
+  std::optional<Errc> cause{};
   std::string reason;  ///< "killed by signal 9", "exited with code 3", or what the ranks agreed on
 };
 

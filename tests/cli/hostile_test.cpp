@@ -21,6 +21,7 @@ namespace switchyard::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -59,6 +60,10 @@ TEST(HostileTest, HelpAndVersionHaveShortNames) {
   EXPECT_EQ(command({"help"}).output, command({"--help"}).output);
   EXPECT_EQ(command({"-V"}).output, command({"--version"}).output);
   EXPECT_EQ(command({"-V"}).exit_code, 0);
+  const CommandResult with_more = command({"--help", "run", "--ranks", "x"});
+  EXPECT_EQ(with_more.exit_code, 0) << with_more.error;
+  EXPECT_EQ(with_more.output, command({"help", "run"}).output);
+  EXPECT_EQ(command({"-V", "run", "--ranks", "x"}).output, command({"-V"}).output);
 }
 
 TEST(HostileTest, NumbersThatDoNotFitAreRefused) {
@@ -135,6 +140,10 @@ TEST(HostileTest, OutputThatCannotBeWrittenIsAnError) {
         run_command({"sh", "-c", SWITCHYARD_CLI " " + arguments + " > /dev/full"});
     EXPECT_EQ(result.exit_code, 3) << arguments;
     EXPECT_THAT(result.error, HasSubstr("system: stdout: the output could not be written"));
+    const char* last_line = "\nswitchyard: run: rank 0 of 2: exited with code 3\n";
+    if (arguments.starts_with("run")) {
+      EXPECT_THAT(result.error, EndsWith(last_line));
+    }
   }
 }
 
@@ -144,6 +153,18 @@ TEST(HostileTest, OutputThroughALinkLeavesLinkAndDevice) {
   EXPECT_EQ(run({"--tokens", "8", "--output", folder.file("null")}).exit_code, 0);
   EXPECT_TRUE(std::filesystem::is_symlink(folder.file("null")));
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+}
+
+// The shell's >> must stay an append to the user's file, > a file that both writers share.
+TEST(HostileTest, OutputToDevStdoutKeepsTheRedirectedFile) {
+  const TempFolder folder;
+  const std::string log = folder.write("log", "first line\n");
+  const std::string doctor = SWITCHYARD_CLI " doctor --json /dev/stdout ";
+  EXPECT_EQ(run_command({"sh", "-c", doctor + ">> " + log}).exit_code, 0);
+  EXPECT_THAT(read_file(log), AllOf(StartsWith("first line\n"), HasSubstr("\n{")));
+  EXPECT_EQ(
+      run_command({"sh", "-c", "(echo before; " + doctor + "; echo after) > " + log}).exit_code, 0);
+  EXPECT_THAT(read_file(log), AllOf(StartsWith("before\n"), HasSubstr("\n{"), EndsWith("after\n")));
 }
 
 TEST(HostileTest, JsonGoesToStdoutOrAFileInEveryVerb) {

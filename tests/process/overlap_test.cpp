@@ -3,6 +3,8 @@
 // Micro-batches over engine "shm": the same bits, and the errors when a rank dies or stops while
 // its micro-batches are in flight.
 
+#include <unistd.h>
+
 #include <atomic>
 #include <csignal>
 #include <string>
@@ -10,6 +12,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "switchyard/micro_batches.h"
 
 #include "core/clock.h"
 #include "support/overlapped_layer.h"
@@ -84,6 +88,27 @@ TEST(OverlapTest, ARankThatStopsIsATimeoutThatNamesIt) {
     EXPECT_THAT(outcomes[rank].error->what(), HasSubstr("no answer from rank 2 within 0.5 s"));
   }
   EXPECT_TRUE(outcomes[2].error.has_value());  // the stopped rank learns of it, too
+}
+
+// Ctrl-Z and fg: the time away, longer than a turn may last, does not count.
+TEST(OverlapTest, AStopOfTheWholeJobDoesNotEndATurn) {
+  constexpr int kTimeoutMs = 1000;
+  test::Shared<std::atomic<bool>> has_begun;
+  RankProcesses ranks(1,
+                      [&](const Group& group) {
+                        run_micro_batches(group, 2, [&](int m) {
+                          *has_begun = true;
+                          for (int i = 0; m == 0 && i < 80; ++i) usleep(10'000);
+                        });
+                      },
+                      {.timeout_ms = kTimeoutMs});
+  while (!*has_begun) usleep(10'000);
+  usleep(100'000);
+  ranks.send_signal(0, SIGSTOP);
+  usleep(2 * kTimeoutMs * 1000 + 500'000);
+  ranks.send_signal(0, SIGCONT);
+  const RankOutcome end = ranks.wait_for(0);
+  EXPECT_EQ(end.exit_code, 0) << end.output;
 }
 
 }  // namespace

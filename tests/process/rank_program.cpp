@@ -73,13 +73,14 @@ int wait_in_pairs(int special, void (*act)()) {
 }
 
 void die() {
+  std::fprintf(stderr, "store %s\n", variable("SWITCHYARD_STORE").c_str());
   std::fprintf(stderr, "dies at %lld\n", static_cast<long long>(now_ns()));
   raise(SIGKILL);
 }
 
 // Never checks the group; SIGTERM ends it.
 [[noreturn]] void sleep_on() {
-  std::fprintf(stderr, "pid %d\n", getpid());
+  std::fprintf(stderr, "store %s\npid %d\n", variable("SWITCHYARD_STORE").c_str(), getpid());
   for (;;) pause();
 }
 

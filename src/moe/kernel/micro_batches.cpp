@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/fail.h"
 #include "core/log.h"
 #include "device/cuda_module.h"
@@ -173,9 +174,13 @@ void Ring::wait_for_turn(Context& self) {
   std::unique_lock lock(mutex_);
   while (turn_ != self.id) {
     const std::uint64_t seen = num_turns_;
-    const bool is_turn =
-        self.has_turn.wait_for(lock, turn_limit_, [&] { return turn_ == self.id; });
-    if (is_turn || num_turns_ != seen || error_) continue;
+    const auto is_moved = [&] { return turn_ == self.id || num_turns_ != seen; };
+    // In slices, so that the time for which the whole job was stopped does not count.
+    const Deadline deadline = Deadline::after_ms(turn_limit_.count());
+    while (!is_moved() && !deadline.expired()) {
+      self.has_turn.wait_for(lock, std::chrono::milliseconds(kSliceMs), is_moved);
+    }
+    if (is_moved() || error_) continue;
     const int holder = turn_;
     lock.unlock();
     record_late_turn(self, holder);

@@ -3,11 +3,15 @@
 #include "io/output_file.h"
 
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -79,6 +83,100 @@ TEST(OutputFileTest, DevicesAndPipesAreWrittenToNotReplaced) {
   EXPECT_EQ(read(reader, bytes.data(), bytes.size()), 4);
   close(reader);
   EXPECT_TRUE(fs::is_fifo(pipe));
+}
+
+// What the shell opened for `>>` stays that file, with its text; so does a link to it.
+TEST(OutputFileTest, OwnDescriptorsAreSharedNotReplaced) {
+  const TempFolder folder;
+  const std::string log = folder.file("log");
+  for (const int flags : {O_APPEND, O_TRUNC}) {
+    const int descriptor = open(log.c_str(), O_WRONLY | O_CREAT | flags, 0600);
+    ASSERT_EQ(write(descriptor, "before ", 7), 7);
+    const std::string name = std::to_string(descriptor);
+    fs::remove(folder.file("link"));
+    fs::create_symlink("/dev/fd/" + name, folder.file("link"));
+    write_file("/dev/fd/" + name, "one ");
+    write_file(folder.file("link"), "two ");
+    write_file("/proc/" + std::to_string(getpid()) + "/fd/" + name, "three ");
+    ASSERT_EQ(write(descriptor, "after ", 6), 6);
+    close(descriptor);
+    EXPECT_EQ(text_of(log), "before one two three after ");
+    EXPECT_EQ(num_files(folder), 2);
+    fs::resize_file(log, 0);
+  }
+}
+
+TEST(OutputFileTest, SocketsAreWrittenTo) {
+  std::array<int, 2> sockets{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()), 0);
+  write_file("/dev/fd/" + std::to_string(sockets[0]), "text");
+  std::array<char, 8> bytes{};
+  EXPECT_EQ(read(sockets[1], bytes.data(), bytes.size()), 4);
+  for (const int socket : sockets) close(socket);
+  expect_error(Errc::kInvalidArgument, "is not open for writing",
+               [&] { check_output_path("x", "/dev/fd/" + std::to_string(sockets[0])); });
+}
+
+TEST(OutputFileTest, AFileKeepsItsMode) {
+  const TempFolder folder;
+  folder.write("x", "old");
+  fs::permissions(folder.file("x"), fs::perms::owner_read | fs::perms::owner_write);
+  write_file(folder.file("x"), "new");
+  EXPECT_EQ(text_of(folder.file("x")), "new");
+  EXPECT_EQ(fs::status(folder.file("x")).permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+}
+
+// In a child that is no superuser, who may write everywhere.
+TEST(OutputFileTest, AFileInAFolderThatMayNotBeWrittenIsWrittenThrough) {
+  const TempFolder folder;
+  const std::string path = folder.write("x", "a longer old text");
+  fs::permissions(path, fs::perms::all);
+  fs::permissions(folder.path(), static_cast<fs::perms>(0555));
+  const pid_t child = fork();
+  if (child == 0) {
+    if (getuid() == 0 && setuid(65534) != 0) _exit(2);
+    try {
+      write_file(path, "new");
+      _exit(0);
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      _exit(1);
+    }
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  fs::permissions(folder.path(), static_cast<fs::perms>(0755));
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(text_of(path), "new");
+  EXPECT_EQ(num_files(folder), 1);
+}
+
+// A file that is mounted over another, as containers do, cannot be renamed over.
+TEST(OutputFileTest, AMountedFileIsWrittenThrough) {
+  const TempFolder folder;
+  const std::string path = folder.write("x", "below");
+  const std::string above = folder.write("above", "a longer old text");
+  const pid_t child = fork();
+  if (child == 0) {
+    if (unshare(CLONE_NEWNS) != 0) _exit(2);
+    mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+    if (mount(above.c_str(), path.c_str(), nullptr, MS_BIND, nullptr) != 0) _exit(2);
+    try {
+      write_file(path, "new");
+      _exit(0);
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      _exit(1);
+    }
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 2) GTEST_SKIP() << "mounts need a superuser";
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(text_of(above), "new");
+  EXPECT_EQ(text_of(path), "below");
+  EXPECT_EQ(num_files(folder), 2);
 }
 
 TEST(OutputFileTest, PlacesThatCannotBeWrittenAreNamed) {
