@@ -168,15 +168,17 @@ class CpuTarget : public BenchTarget {
   std::string why_left_out(const BenchShape& shape) override {
     const auto available = static_cast<std::int64_t>(available_memory_bytes());
     const std::int64_t needed = cpu_bytes_needed(shape);
+    if (available > 0 && needed > available / 10 * 6) {
+      constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+      return fmt::format("needs {:.1f} GiB, more than 60 % of the {:.1f} GiB that are free",
+                         static_cast<double>(needed) / kGib, static_cast<double>(available) / kGib);
+    }
     try {
       require_reservation("its exchange", reserved_bytes(shape));
     } catch (const Error& error) {
       return error.what();
     }
-    if (available == 0 || needed <= available / 10 * 6) return {};
-    constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
-    return fmt::format("needs {:.1f} GiB, more than 60 % of the {:.1f} GiB that are free",
-                       static_cast<double>(needed) / kGib, static_cast<double>(available) / kGib);
+    return {};
   }
 
   ShapeResult measure(const BenchShape& shape, const std::string&,
