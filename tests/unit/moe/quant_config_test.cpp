@@ -16,7 +16,6 @@ using Q = QuantDType;
 using Shape2 = std::array<std::int64_t, 2>;
 using Shape3 = std::array<std::int64_t, 3>;
 
-constexpr std::optional<GroupShape> kNoShape;
 constexpr std::optional<BlockShape> kNoBlock;
 
 TEST(GroupShapeTest, PredicatesTellTheConstantsApart) {
