@@ -9,7 +9,6 @@
 #include "core/fail.h"
 
 namespace switchyard {
-
 namespace {
 
 constexpr double kMiB = 1 << 20;

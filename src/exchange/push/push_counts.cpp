@@ -70,12 +70,12 @@ void PushExchange::count_rows(Slot& slot, bool behind_send, Stream stream) {
 // With fixed places, a rank that breaks its word on max_tokens must not write beyond the buffer.
 void PushExchange::fit_received(Slot& slot, Stream stream) {
   if (!takes_memory_to_size()) return;
-  const std::int64_t most = max_buffer_rows();
+  const std::int64_t max_rows = max_buffer_rows();
   const std::int64_t rows = has_fixed_rows(shape_.config.layout)
-                                ? most
+                                ? max_rows
                                 : std::max<std::int64_t>(1, slot.dispatch.num_rows);
   if (rows <= slot.num_received_rows) return;
-  take_received(slot, std::min(rows + rows / kPartToSpare, most), stream.get());
+  take_received(slot, std::min(rows + rows / kPartToSpare, max_rows), stream.get());
 }
 
 // The kernel has the deadline. The host's is for what the caller has queued ahead of it.

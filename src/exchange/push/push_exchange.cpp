@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "core/bytes.h"
 #include "cuda/base/check.h"
@@ -108,12 +109,12 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
   const Slot* earlier =
       call.earlier == nullptr ? nullptr : &kept_routing(*call.earlier, "dispatch_again");
   check_input(call, earlier);
-  const PushDispatch dispatch = push_dispatch(call, earlier);
+  PushDispatch dispatch = push_dispatch(call, earlier);
   Slot& slot = open_slot(call.name());
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
   slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
-  slot.dispatch = dispatch;
-  if (dispatch.sizing == Sizing::kCounted) fit_received(slot, call.stream);
+  slot.dispatch = std::move(dispatch);
+  if (slot.dispatch.sizing == Sizing::kCounted) fit_received(slot, call.stream);
   return slot;
 }
 

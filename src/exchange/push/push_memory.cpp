@@ -133,7 +133,7 @@ void PushExchange::allocate(Slot& slot, std::size_t index) {
                              counts_.as<std::byte>() + index * count_bytes(), group_.size())},
                         windows);
   if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), nullptr);
-  slot.kernels.received.payloads.resize(shape_.payloads.size());  // the kernels' first runs ask
+  slot.kernels.received.payloads.resize(shape_.payloads.size());  // run_kernels() reads them
 }
 
 // In the order of the stream where a call does it.
