@@ -187,7 +187,7 @@ Dispatched PushExchange::describe(const Slot& slot) const {
                      : TensorView(received.rows, dtype, {rows, config.hidden}, device_);
   if (config.scheme.group == ScaleGroup::kTensor) {
     experts.scales = TensorView(slot.dispatch.tokens.tensor_scale, DType::kF32, {1}, device_);
-  } else if (received.scales != nullptr) {
+  } else if (shape_.exchange.num_scales > 0) {
     experts.scales =
         scale_blocks(config, shape_.exchange, group_.rank(), rows).view(received.scales, device_);
     experts.scale_layout = config.scale_layout;
