@@ -21,7 +21,7 @@
 #include "check.h"
 #include "core/text.h"
 #include "doctor.h"
-#include "quantize_file.h"
+#include "quantize.h"
 #include "run.h"
 
 namespace {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "quantize.h"
+
 #include <cstdio>
 
 #include <fmt/format.h>
 
 #include "core/fail.h"
 #include "io/output_file.h"
-#include "quantize_file.h"
 
 namespace switchyard::cli {
 

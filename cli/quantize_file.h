@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_file.h: the verb `quantize`: quantizes the matrices of a safetensors file, and
-// dequantizes them; docs/quantize.md lists the names, dtypes and metadata of the result.
+// quantize_file.h: quantizes the matrices of a safetensors file, and dequantizes them;
+// docs/quantize.md lists the names, dtypes and metadata of the result.
 #pragma once
 
 #include <optional>
 #include <string>
-
-#include <CLI/CLI.hpp>
 
 #include "switchyard/quant.h"
 
@@ -36,13 +34,6 @@ struct QuantizeSummary {
   std::int64_t input_bytes = 0;  ///< bytes of tensors
   std::int64_t output_bytes = 0;
 };
-
-/// Declares the verb and its options.
-CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options);
-
-/// Returns the exit code, 0. `verb` is the parsed subcommand. Errors: kInvalidArgument: options
-/// that do not go together; also those of quantize_file.
-int quantize(const CLI::App& verb, const QuantizeOptions& options);
 
 /// Errors: kInvalidArgument (options that do not fit the scheme or a matrix, names that collide),
 /// kMalformedFile, kNotSupported (a dtype that the library does not have), kSystem. The output

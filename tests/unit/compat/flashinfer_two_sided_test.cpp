@@ -13,7 +13,9 @@
 namespace switchyard::flashinfer {
 namespace {
 
-using namespace test;
+using test::run_ranks;
+using test::ViewBatch;
+using test::ViewShape;
 
 std::int32_t i32_at(const Tensor& tensor, std::int64_t i) { return tensor.as<std::int32_t>()[i]; }
 
@@ -119,19 +121,22 @@ TEST(FlashInferTwoSidedTest, NegativeIdsAndSlotCountAreNobodys) {
 
 TEST(FlashInferTwoSidedTest, BadArgumentsAreNamed) {
   run_ranks(1, [](const Group& group) {
+    const auto refuses = [](const char* phrase, auto&& call) {
+      test::expect_error(Errc::kInvalidArgument, phrase, call);
+    };
     MnnvlMoe moe(group, {.max_token_count_per_rank = 4, .strict = true});
     const std::vector<std::int32_t> ids{0, 1, 9, 2};
     const TensorView view = TensorView::of(ids.data(), {2, 2});
     const auto prepare = [&](std::int64_t max_tokens, std::int32_t slots) {
       return moe.prepare_without_allgather(view, {}, {}, max_tokens, 8, slots);
     };
-    expect_invalid("strict wants multiples of 4", [&] { prepare(4, 10); });
-    expect_invalid("max_token_count_per_rank is 5", [&] { prepare(5, 12); });
-    expect_invalid("element 2 of expert_ids is 9", [&] { prepare(4, 8); });
-    expect_invalid("info is empty", [&] { moe.alltoallv(view, {}); });
+    refuses("strict wants multiples of 4", [&] { prepare(4, 10); });
+    refuses("max_token_count_per_rank is 5", [&] { prepare(5, 12); });
+    refuses("element 2 of expert_ids is 9", [&] { prepare(4, 8); });
+    refuses("info is empty", [&] { moe.alltoallv(view, {}); });
     const MoEAlltoallInfo info = prepare(4, 12).info;
-    expect_invalid("rows of a multiple of 16 bytes", [&] { moe.alltoallv(view, info); });
-    expect_invalid("must be [4, H]", [&] { moe.alltoallv_combine(view, info); });
+    refuses("rows of a multiple of 16 bytes", [&] { moe.alltoallv(view, info); });
+    refuses("must be [4, H]", [&] { moe.alltoallv_combine(view, info); });
   });
   EXPECT_GT(MnnvlMoe::workspace_size_per_rank(64, 16, 4, 4096, 4, 0).window_bytes, 64u * 4096);
 }

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "switchyard/modular_kernel.h"
@@ -16,11 +17,16 @@
 namespace switchyard {
 namespace {
 
-using namespace test;
+using test::CallInput;
+using test::ClassCase;
+using test::expect_error;
+using test::kAllClasses;
+using test::run_ranks;
 
 void expect_config(PrepareKind kind, const PrepareFinalizeConfig& config, const std::string& words,
                    int num_ranks = 2) {
-  expect_invalid(words, [&] { prepare_finalize_memory(kind, config, num_ranks, 0); });
+  expect_error(Errc::kInvalidArgument, words,
+               [&] { prepare_finalize_memory(kind, config, num_ranks, 0); });
 }
 
 PrepareFinalizeConfig strict_config() {
@@ -84,9 +90,8 @@ TEST(PrepareFinalizeErrorsTest, ConfigurationsThatNoClassServes) {
     refuse("num_experts", [](auto& c) { c.num_experts = 65536; });
   }
   expect_config(PrepareKind::kLowLatency, strict_config(), "0 ranks", 0);
-  expect_invalid("kind is 7", [] {
-    prepare_finalize_memory(static_cast<PrepareKind>(7), strict_config(), 1, 0);
-  });
+  expect_error(Errc::kInvalidArgument, "kind is 7",
+               [] { prepare_finalize_memory(static_cast<PrepareKind>(7), strict_config(), 1, 0); });
 }
 
 TEST(PrepareFinalizeErrorsTest, StrictRefusesWhatTheOriginalsRefuse) {
@@ -138,14 +143,17 @@ TEST(PrepareFinalizeErrorsTest, StrictClassesWantTheirDtypeOfIds) {
           const Prepared prepared = object->prepare({hidden, ids, weights});
           const Tensor rows = test::zeros_like(prepared.experts.rows);
           if (kind == PrepareKind::kLowLatency) {
-            expect_invalid("weight_and_reduce is no_op, must be delegate", [&] {
-              object->finalize({hidden, rows, WeightAndReduce::no_op()});
-            });
+            expect_error(Errc::kInvalidArgument, "weight_and_reduce is no_op, must be delegate",
+                         [&] {
+                           object->finalize({hidden, rows, WeightAndReduce::no_op()});
+                         });
           }
           object->abandon(0, "enough");
           continue;
         }
-        expect_invalid("strict wants", [&] { object->prepare({hidden, ids, weights}); });
+        expect_error(Errc::kInvalidArgument, "strict wants", [&] {
+          object->prepare({hidden, ids, weights});
+        });
       }
     });
   }
@@ -165,7 +173,7 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
       const auto refuse = [&](const std::string& words, auto&& change) {
         PrepareArguments arguments = input.arguments();
         change(arguments);
-        expect_invalid(words, [&] { object->prepare(arguments); });
+        expect_error(Errc::kInvalidArgument, words, [&] { object->prepare(arguments); });
       };
       if (group.rank() == 1) {
         const Tensor bad_ids(DType::kI64, {3, 1});
@@ -199,8 +207,9 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
         });
         EXPECT_TRUE(std::equal(copy.as<std::uint16_t>(), copy.as<std::uint16_t>() + 3 * test.hidden,
                                input.hidden.as<std::uint16_t>()));
-        expect_invalid("nothing was prepared", [&] { object->row_origins(); });
-        expect_invalid("nothing is prepared in micro_batch 0", [&] {
+        expect_error(Errc::kInvalidArgument, "nothing was prepared",
+                     [&] { object->row_origins(); });
+        expect_error(Errc::kInvalidArgument, "nothing is prepared in micro_batch 0", [&] {
           object->finalize({output, output});
         });
       }
@@ -211,7 +220,7 @@ TEST(PrepareFinalizeErrorsTest, ABadCallOnOneRankLeavesTheGroupAsItWas) {
         const Tensor short_rows(DType::kBF16, {1, 8});
         const auto no_op = WeightAndReduce::no_op();
         const auto refuse_end = [&](const std::string& words, const FinalizeArguments& a) {
-          expect_invalid(words, [&] { object->finalize(a); });
+          expect_error(Errc::kInvalidArgument, words, [&] { object->finalize(a); });
         };
         refuse_end("output is bf16 [2", {short_output, rows, no_op});
         refuse_end("output", {{}, rows, no_op});
@@ -236,7 +245,7 @@ TEST(PrepareFinalizeErrorsTest, RanksThatDisagreeOnMaxTokensAreToldAndGoOn) {
       const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
       PrepareArguments arguments = input.arguments();
       arguments.max_tokens = group.rank() == 0 ? 2 : 5;
-      expect_invalid("max_tokens", [&] { object->prepare(arguments); });
+      expect_error(Errc::kInvalidArgument, "max_tokens", [&] { object->prepare(arguments); });
       arguments.max_tokens = 5;
       const Prepared prepared = object->prepare(arguments);
       const Tensor rows = test::zeros_like(prepared.experts.rows);
@@ -257,11 +266,13 @@ TEST(PrepareFinalizeErrorsTest, HiddenSizesAreRoundedAsTheOriginalsDo) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(round_up_hidden_512_bytes(kMax - 1100, DType::kBF16), kMax - 1023);
   for (const std::int64_t hidden : {std::int64_t{0}, std::int64_t{-1}, -kMax - 1}) {
-    expect_invalid("hidden is", [&] { round_up_hidden_low_latency(hidden); });
-    expect_invalid("hidden is", [&] { round_up_hidden_512_bytes(hidden, DType::kBF16); });
+    expect_error(Errc::kInvalidArgument, "hidden is", [&] { round_up_hidden_low_latency(hidden); });
+    expect_error(Errc::kInvalidArgument, "hidden is",
+                 [&] { round_up_hidden_512_bytes(hidden, DType::kBF16); });
   }
-  expect_invalid("hidden is 8193", [] { round_up_hidden_low_latency(8193); });
-  expect_invalid("overflows", [&] { round_up_hidden_512_bytes(kMax, DType::kBF16); });
+  expect_error(Errc::kInvalidArgument, "hidden is 8193", [] { round_up_hidden_low_latency(8193); });
+  expect_error(Errc::kInvalidArgument, "overflows",
+               [&] { round_up_hidden_512_bytes(kMax, DType::kBF16); });
 }
 
 }  // namespace

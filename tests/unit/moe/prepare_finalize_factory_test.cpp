@@ -17,7 +17,8 @@
 namespace switchyard {
 namespace {
 
-using namespace test;
+using test::expect_error;
+using test::run_ranks;
 using B = All2AllBackend;
 using K = PrepareKind;
 using Scheme = std::optional<QuantScheme>;
@@ -124,7 +125,7 @@ TEST(PrepareFinalizeFactoryTest, LocalServesItsOwnExpertsByGlobalIds) {
   const auto* counts = prepared.experts.num_rows.as<std::int32_t>();
   EXPECT_EQ(std::vector<std::int32_t>(counts, counts + 4), (std::vector<std::int32_t>{1, 1, 0, 1}));
   const std::array<std::int32_t, 6> wrong{8, 0, 0, 0, 0, 0};
-  expect_invalid("is 8, must be -1 or an expert from 0 to 7", [&] {
+  expect_error(Errc::kInvalidArgument, "is 8, must be -1 or an expert from 0 to 7", [&] {
     const auto other = make_prepare_finalize({}, moe, {});
     (void)other->prepare({hidden, TensorView::of(wrong.data(), {3, 2}), weights});
   });
@@ -215,7 +216,8 @@ TEST(PrepareFinalizeFactoryTest, Ue8m0WantsBlocksOf128) {
   expect_schemes(ue8m0(128), {{B::kNaive, schemes::kFp8Ue8m0, kAsScheme},
                               {B::kDeepEpV2, schemes::kFp8Ue8m0, kAsScheme},
                               {B::kDeepEpLowLatency, schemes::kFp8Ue8m0DeepEp, kAsScheme}});
-  expect_invalid("128", [&] { (void)choose_prepare_finalize(layer(B::kNaive), ue8m0(64)); });
+  expect_error(Errc::kInvalidArgument, "128",
+               [&] { (void)choose_prepare_finalize(layer(B::kNaive), ue8m0(64)); });
 }
 
 // Per-row scales travel where rows are quantized first. DeepEP's standard classes quantize arrived
@@ -304,10 +306,10 @@ TEST(PrepareFinalizeFactoryTest, ScalesThatNoClassCanTakeAreRefused) {
   });
   expect_error(Errc::kNotSupported, "a1_scale[1] is 0.5",
                [&] { (void)choose_prepare_finalize(layer(B::kNaive), fp8({}, false, rows)); });
-  expect_invalid("a1_gscale is absent",
-                 [] { (void)choose_prepare_finalize(layer(B::kNaive), QuantConfig::nvfp4({})); });
+  expect_error(Errc::kInvalidArgument, "a1_gscale is absent",
+               [] { (void)choose_prepare_finalize(layer(B::kNaive), QuantConfig::nvfp4({})); });
   const std::int32_t one = 1;
-  expect_invalid("must be f32", [&] {
+  expect_error(Errc::kInvalidArgument, "must be f32", [&] {
     (void)choose_prepare_finalize(layer(B::kNaive), fp8({}, false, TensorView::of(&one, {1})));
   });
 }
@@ -328,9 +330,9 @@ TEST(PrepareFinalizeFactoryTest, RoutingTablesTranslateIds) {
   };
   EXPECT_EQ(choose(tables.global_to_physical).config.global_to_physical,
             (std::vector<std::int32_t>{0, 4, 1, 5, 2, 6, 3, 7}));
-  expect_invalid("has 1 entries", [&] { (void)choose(std::array{0L}); });
-  expect_invalid("global_to_physical[0] is 4294967296",
-                 [&] { (void)choose(std::array{1L << 32}); });
+  expect_error(Errc::kInvalidArgument, "has 1 entries", [&] { (void)choose(std::array{0L}); });
+  expect_error(Errc::kInvalidArgument, "global_to_physical[0] is 4294967296",
+               [&] { (void)choose(std::array{1L << 32}); });
 }
 
 TEST(FlashInferFactoryTest, EveryCombinationOfFlags) {
@@ -349,15 +351,15 @@ TEST(FlashInferFactoryTest, EveryCombinationOfFlags) {
                 use_nvfp4 ? ScaleLayout::kSwizzled : ScaleLayout::kRowMajor);
     }
   }
-  expect_invalid("use_nvfp4 is true, but activations are fp8_e4m3", [&] {
+  expect_error(Errc::kInvalidArgument, "use_nvfp4 is true, but activations are fp8_e4m3", [&] {
     (void)choose_flashinfer_prepare_finalize({true, true, true}, moe, fp8());
   });
 }
 
 TEST(PrepareFinalizeFactoryTest, TheGroupIsThatOfTheExperts) {
   run_ranks(1, [](const Group& group) {
-    expect_invalid("rank 0 of a group of 1, but the configuration says",
-                   [&] { (void)make_prepare_finalize(group, layer(B::kNaive), {}); });
+    expect_error(Errc::kInvalidArgument, "rank 0 of a group of 1, but the configuration says",
+                 [&] { (void)make_prepare_finalize(group, layer(B::kNaive), {}); });
     const auto local = make_prepare_finalize(group, layer(B::kNaive, 1), {});
     EXPECT_EQ(local->kind(), K::kLocal);
   });

@@ -5,7 +5,9 @@
 // are powers of two, so weighting a row before or after rounding gives the same result.
 
 #include <cmath>
+#include <limits>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "prepare_finalize_case.h"
@@ -18,7 +20,13 @@ namespace switchyard {
 namespace {
 
 using Bits = std::vector<std::uint16_t>;
-using namespace test;
+using test::CallInput;
+using test::ClassCase;
+using test::expect_error;
+using test::factor_of;
+using test::kAllClasses;
+using test::run_ranks;
+using test::zeros_like;
 
 bool is_grouped(PrepareKind kind) {
   return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
@@ -107,11 +115,11 @@ TEST(PrepareFinalizePoliciesTest, RowsOfEachChoiceAreWeighedAndSummed) {
         const Prepared prepared = object->prepare(input.arguments());
         const Tensor rows = choice_rows(*object, prepared);
         const Tensor summed(DType::kBF16, {prepared.experts.rows.shape(0), test.hidden});
-        expect_invalid("must be delegate, no_op or contiguous", [&] {
+        expect_error(Errc::kInvalidArgument, "must be delegate, no_op or contiguous", [&] {
           object->finalize({output, rows, WeightAndReduce::naive_batched(0)});
         });
         if (prepared.experts.rows.shape(0) > 0) {
-          expect_invalid("pass no_op for rows that are summed", [&] {
+          expect_error(Errc::kInvalidArgument, "pass no_op for rows that are summed", [&] {
             object->finalize({output, summed, policy});
           });
         }
@@ -142,13 +150,14 @@ TEST(PrepareFinalizePoliciesTest, SharedRowsAndMemoryForSumsMayBeGiven) {
       const Tensor wrong(DType::kBF16, {input.hidden.shape(0) + 1, test.hidden});
       FinalizeArguments refused = arguments;
       refused.shared = wrong;
-      expect_invalid("shared is bf16", [&] { object->finalize(refused); });
+      expect_error(Errc::kInvalidArgument, "shared is bf16", [&] { object->finalize(refused); });
       Tensor reduced;
       if (!is_grouped(kind)) {
         refused.shared = input.hidden;
         refused.reduced = wrong;
         if (prepared.experts.rows.shape(0) != wrong.shape(0)) {
-          expect_invalid("reduced is bf16", [&] { object->finalize(refused); });
+          expect_error(Errc::kInvalidArgument, "reduced is bf16",
+                       [&] { object->finalize(refused); });
         }
         reduced = zeros_like(prepared.experts.rows);
         arguments.reduced = reduced;
@@ -183,9 +192,10 @@ TEST(PrepareFinalizePoliciesTest, GroupedRowsAreWeighedByTheClassOrBefore) {
           if (is_weighted && !knows_weights) continue;
           const Prepared prepared = object->prepare(input.arguments());
           const Tensor rows = grouped_rows(*object, prepared, first, is_weighted);
-          expect_invalid("weight_and_reduce is contiguous, must be delegate", [&] {
-            object->finalize({output, rows, WeightAndReduce::contiguous()});
-          });
+          expect_error(Errc::kInvalidArgument, "weight_and_reduce is contiguous, must be delegate",
+                       [&] {
+                         object->finalize({output, rows, WeightAndReduce::contiguous()});
+                       });
           object->finalize(
               {output, rows, is_weighted ? WeightAndReduce::no_op() : WeightAndReduce::delegate()});
           EXPECT_EQ(bits_of(output), want)

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_invalid;
+using test::expect_error;
 using Q = QuantDType;
 
 const std::vector<float> kMemory(16);
@@ -128,10 +128,10 @@ TEST(QuantBuildersTest, IntegerWeightsWithABlockHaveABlockWithoutBeingQuantized)
       EXPECT_EQ(activation_scheme(config), schemes::kNone);
     }
   }
-  expect_invalid("block_shape is {0, -2}", [] {
+  expect_error(Errc::kInvalidArgument, "block_shape is {0, -2}", [] {
     (void)QuantConfig::int8_w8a16({.block_shape = BlockShape{0, -2}});
   });
-  expect_invalid("block_shape is {0, 0}", [] {
+  expect_error(Errc::kInvalidArgument, "block_shape is {0, 0}", [] {
     (void)QuantConfig::int4_w4a16({.block_shape = BlockShape{0, 0}});
   });
 }
@@ -160,9 +160,10 @@ TEST(QuantBuildersTest, GptqMarlin) {
       {Q::kNone, Q::kInt4, GroupShape{1, 128}, GroupShape{1, 128}, "int4_w4a16 ", schemes::kNone});
   expect_config(QuantConfig::gptq_marlin({.weight_bits = 8, .group_size = -1}),
                 {Q::kNone, Q::kInt8, {}, {}, "int8_w8a16 ", schemes::kNone});
-  expect_invalid("weight_bits is 3, want 4 or 8",
-                 [] { (void)QuantConfig::gptq_marlin({.weight_bits = 3}); });
-  expect_invalid("group_size is 0", [] { (void)QuantConfig::gptq_marlin({.group_size = 0}); });
+  expect_error(Errc::kInvalidArgument, "weight_bits is 3, want 4 or 8",
+               [] { (void)QuantConfig::gptq_marlin({.weight_bits = 3}); });
+  expect_error(Errc::kInvalidArgument, "group_size is 0",
+               [] { (void)QuantConfig::gptq_marlin({.group_size = 0}); });
 }
 
 TEST(QuantBuildersTest, EveryTensorGoesToItsSlot) {
@@ -216,41 +217,41 @@ TEST(QuantBuildersTest, NamedBuildersPassTheirTensorsOn) {
 
 TEST(QuantBuildersTest, MakeRefusesWordsThatAreNotItsOwn) {
   for (const Q dtype : {Q::kFp8, Q::kInt4, Q::kMxfp8E4M3, Q::kMxfp8E5M2, Q::kMxint8}) {
-    expect_invalid(std::string("quant_dtype is ") + name_of(dtype),
-                   [&] { (void)QuantConfig::make({.quant_dtype = dtype}); });
+    expect_error(Errc::kInvalidArgument, std::string("quant_dtype is ") + name_of(dtype),
+                 [&] { (void)QuantConfig::make({.quant_dtype = dtype}); });
     if (dtype == Q::kInt4) continue;
-    expect_invalid(std::string("weight_dtype is ") + name_of(dtype),
-                   [&] { (void)QuantConfig::make({.weight_dtype = dtype}); });
+    expect_error(Errc::kInvalidArgument, std::string("weight_dtype is ") + name_of(dtype),
+                 [&] { (void)QuantConfig::make({.weight_dtype = dtype}); });
   }
-  expect_invalid("ocp_mx: quant_dtype is mxfp8, want one of the OCP set",
-                 [] { (void)QuantConfig::ocp_mx({.quant_dtype = Q::kMxfp8}); });
-  expect_invalid("make: quant_dtype is mxint8",
-                 [] { (void)QuantConfig::ocp_mx({.quant_dtype = Q::kMxint8}); });
+  expect_error(Errc::kInvalidArgument, "ocp_mx: quant_dtype is mxfp8, want one of the OCP set",
+               [] { (void)QuantConfig::ocp_mx({.quant_dtype = Q::kMxfp8}); });
+  expect_error(Errc::kInvalidArgument, "make: quant_dtype is mxint8",
+               [] { (void)QuantConfig::ocp_mx({.quant_dtype = Q::kMxint8}); });
   EXPECT_EQ(QuantConfig::make({.quant_dtype = Q::kMxfp8}).weight_quant_dtype(), Q::kMxfp8);
 }
 
 TEST(QuantBuildersTest, FormatsWithScalesOfTheirOwnTakeNoGrouping) {
   for (const Q dtype : {Q::kNvfp4, Q::kMxfp4, Q::kMxfp6E3M2, Q::kMxfp6E2M3, Q::kMxfp8}) {
-    expect_invalid("the format has scales of its own", [&] {
+    expect_error(Errc::kInvalidArgument, "the format has scales of its own", [&] {
       (void)QuantConfig::make({.quant_dtype = dtype, .per_act_token_quant = true});
     });
-    expect_invalid("with shape {128, 128}, but the format", [&] {
+    expect_error(Errc::kInvalidArgument, "with shape {128, 128}, but the format", [&] {
       (void)QuantConfig::make({.quant_dtype = dtype, .block_shape = kBlockShape});
     });
   }
-  expect_invalid("nvfp4 activations with shape {1, 32}", [] {
+  expect_error(Errc::kInvalidArgument, "nvfp4 activations with shape {1, 32}", [] {
     (void)QuantConfig::make({.quant_dtype = Q::kNvfp4, .block_shape = BlockShape{1, 32}});
   });
-  expect_invalid("block_shape is given, but mxfp4", [] {
+  expect_error(Errc::kInvalidArgument, "block_shape is given, but mxfp4", [] {
     (void)QuantConfig::mxfp4_w4a16({.block_shape = BlockShape{1, 32}});
   });
-  expect_invalid("a static scale for mxfp8",
-                 [] { (void)QuantConfig::make({.quant_dtype = Q::kMxfp8, .a2_scale = view(0)}); });
+  expect_error(Errc::kInvalidArgument, "a static scale for mxfp8",
+               [] { (void)QuantConfig::make({.quant_dtype = Q::kMxfp8, .a2_scale = view(0)}); });
 }
 
 TEST(QuantBuildersTest, StrictRefusesInt8WithOneScale) {
-  expect_invalid("int8 activations with one scale for the tensor",
-                 [] { (void)QuantConfig::int8_w8a8({.strict = true}); });
+  expect_error(Errc::kInvalidArgument, "int8 activations with one scale for the tensor",
+               [] { (void)QuantConfig::int8_w8a8({.strict = true}); });
   EXPECT_TRUE(
       QuantConfig::int8_w8a8({.per_act_token_quant = true, .strict = true}).per_act_token_quant());
 }
