@@ -87,8 +87,8 @@ PushExchange::~PushExchange() {
   cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 
-PushExchange::Slot& PushExchange::open_slot(const char* operation) {
-  const std::size_t index = handles_.open(operation);
+PushExchange::Slot& PushExchange::open_slot(const char* operation, std::int32_t wanted) {
+  const std::size_t index = handles_.open(operation, wanted);
   slots_[index].id = handles_.id(index);
   return slots_[index];
 }
@@ -110,7 +110,7 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
       call.earlier == nullptr ? nullptr : &kept_routing(*call.earlier, "dispatch_again");
   check_input(call, earlier);
   PushDispatch dispatch = push_dispatch(call, earlier);
-  Slot& slot = open_slot(call.name());
+  Slot& slot = open_slot(call.name(), call.options.slot);
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
   slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
   slot.dispatch = std::move(dispatch);
