@@ -121,13 +121,13 @@ struct FinalizeArguments {
   /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows, and of what contiguous
   /// weighs, which it also does in expert_output. Required on GPUs; absent on CPUs: allocated.
   TensorView reduced{};
-  /// What the originals' finalize takes: f32 and i32 or i64, of the shape of Prepared::topk_weights
-  /// and topk_ids, where those are absent of prepare's, [T, K]. Absent: those. Weights replace
-  /// those of prepare, except after apply_router_weight_on_input, with which both count as 1; what
-  /// cannot replace them is refused. Rows go back where they came from: ids of [T, K] must be those
-  /// of prepare, which CPUs check.
+  /// What the originals' finalize takes; absent: as in prepare. f32 of the shape of
+  /// Prepared::topk_weights, or where these are absent [T, K]; unchanged until received. They count
+  /// instead of the weights of prepare; not after apply_router_weight_on_input, which makes all 1.
+  /// Where combine applies those that came with the rows (delegate in kElasticPrefill and with
+  /// kPerRank in kLowLatency and kLocal), others are kNotSupported.
   TensorView topk_weights{};
-  TensorView topk_ids{};
+  TensorView topk_ids{};  ///< i32 or i64, likewise; must be those of prepare, which CPUs check
 };
 
 /// The shape follows vLLM's FusedMoEPrepareAndFinalizeModular, so that its users find their

@@ -89,6 +89,9 @@ void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
     const bool is_elastic = recipe_.kind == PrepareKind::kElasticDecode;
     batch.topk_ids = allocate(is_elastic ? DType::kI64 : DType::kI32, {max_buffer_rows_, num_topk});
   }
+  if (device().is_cpu() && is_expert_major(recipe_.layout) && !marks_rows()) {
+    batch.sent_ids = allocate(DType::kI64, {num_tokens, num_topk});
+  }
   if (marks_rows()) {
     batch.topk_ids = allocate(DType::kI64, {max_buffer_rows_, 1});
     batch.aligned_counts = allocate(DType::kI32, {num_local_experts()});

@@ -90,9 +90,7 @@ void ExchangePrepareFinalize::sent(MicroBatch& batch, const Input& input,
   batch.is_weighted = arguments.apply_router_weight_on_input;
   batch.is_deferred = input.is_deferred;
   batch.exchange = input.exchange;
-  if (device().is_cpu() && is_expert_major(recipe_.layout) && !marks_rows()) {
-    keep_ids(batch, arguments.topk_ids);
-  }
+  if (batch.sent_ids.view().has_value()) keep_ids(batch, arguments.topk_ids);
   if (!batch.is_weighted || !arguments.weighs_in_place || batch.num_tokens == 0) return;
   const TensorView weighted(batch.weighted.data(), arguments.hidden.dtype(),
                             {batch.num_tokens, config_.hidden}, device());
@@ -101,12 +99,8 @@ void ExchangePrepareFinalize::sent(MicroBatch& batch, const Input& input,
 
 // For finalize, whose ids must be the same.
 void ExchangePrepareFinalize::keep_ids(MicroBatch& batch, const TensorView& topk_ids) const {
-  const std::int64_t num_topk = config_.num_topk;
-  if (!batch.sent_ids.view().has_value()) {
-    batch.sent_ids = Tensor(DType::kI64, {config_.max_tokens_per_rank, num_topk});
-  }
   const IdTensor given("prepare", "topk_ids", topk_ids);
-  for (std::int64_t i = 0; i < batch.num_tokens * num_topk; ++i) {
+  for (std::int64_t i = 0; i < batch.num_tokens * config_.num_topk; ++i) {
     batch.sent_ids.as<std::int64_t>()[i] = given[i];
   }
 }
