@@ -40,6 +40,13 @@ class DeviceWindow {
   bool is_shared_gpu() const { return ranks_on_gpu_ > 1; }
   int ranks_on_gpu() const { return ranks_on_gpu_; }
 
+  /// Ends this rank's use of its peers' memory. CUDA wants memory that went to another process
+  /// unmapped there before it is freed: call it on every rank, then a barrier, then destroy.
+  virtual void unmap_peers() noexcept {}
+  /// Instead of that barrier, if peers may still have this rank's memory mapped: the driver frees
+  /// it when the process ends.
+  virtual void leave_memory() noexcept {}
+
  protected:
   DeviceWindow() = default;
   std::vector<std::byte*> bases_;
