@@ -27,10 +27,9 @@ namespace switchyard {
 ///                    quantized; e4m3, i8; e2m1, or u8 with two per byte, for nvfp4 and mxfp4
 ///   w2  [L, H, I]    down, as w1
 ///
-///   w1_scale      per tensor [L]; per output [L, 2 I]; by block [L, outputs, inputs] of blocks
-///   that
-///                 do not reach from gate into up. Further sides of 1 are allowed. mxfp4 and nvfp4
-///                 may be u8. w2_scale likewise.
+///   w1_scale      per tensor [L]; per output [L, 2 I]; by block [L, outputs, inputs], where no
+///                 block reaches from gate into up. Further sides of 1 are allowed; of mxfp4 and
+///                 nvfp4 also u8; not swizzled. w2_scale likewise.
 ///   g1_alphas     nvfp4 only: [L] f32. With nvfp4 activations what vLLM multiplies the product by;
 ///                 the weight's own factor is g1_alphas * a1_gscale, in f32. g2_alphas likewise.
 ///   w1_bias       [L, 2 I]; w2_bias [L, H]

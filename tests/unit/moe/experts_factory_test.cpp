@@ -141,6 +141,26 @@ TEST(ExpertsFactoryTest, AlphasOfNvfp4) {
                                         .w2_scale = problem.down.scales.view()}));
 }
 
+TEST(ExpertsFactoryTest, AlphasNeedTheScaleOfTheActivations) {
+  const Problem problem = problem_of({DType::kE2M1, DType::kE4M3, weight_blocks::kNvfp4, true});
+  const Tensor w1 = joined(problem.gate.values, problem.up.values);
+  const Tensor scale = joined(problem.gate.scales, problem.up.scales);
+  const TensorView alphas = problem.gate.alpha;
+  const TensorView three(alphas.data(), DType::kF32, {1, 3});
+  const TensorView two(alphas.data(), DType::kF32, {2});
+  const auto refuse = [&](const char* words, const TensorView& g1, const TensorView& a1) {
+    const QuantConfig quant = QuantConfig::nvfp4({.g1_alphas = g1,
+                                                  .a1_gscale = a1,
+                                                  .a2_gscale = three,
+                                                  .w1_scale = scale.view(),
+                                                  .w2_scale = problem.down.scales.view()});
+    expect_error(Errc::kInvalidArgument, words,
+                 [&] { make_experts("exact", w1, problem.down.values, quant); });
+  };
+  refuse("g1_alphas comes without a global scale of the activations", alphas, {});
+  refuse("g1_alphas is f32 [2], must be f32 [1] or [3]", two, three);
+}
+
 // Packed bytes, as checkpoints have them, and GPT-OSS's constants.
 TEST(ExpertsFactoryTest, Mxfp4WithAClampedActivation) {
   const Problem problem = problem_of({DType::kE2M1, DType::kE8M0, weight_blocks::kMxfp4});
