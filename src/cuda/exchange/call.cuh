@@ -45,8 +45,8 @@ struct CallOfCta {
   __device__ __forceinline__ bool is_combined() const { return num_combined >= kCallUnit; }
 };
 
-/// Each of the first `num_ctas` CTAs of a launch adds its share as it ends; the shares add up to
-/// one call. CTAs that start late still read the old number.
+/// Each of the first `num_ctas` CTAs of a launch adds its share after it has read the counter; the
+/// shares add up to one call. CTAs that start late still read the old number.
 __device__ __forceinline__ void add_share(std::uint64_t* counter, unsigned num_ctas) {
   if (threadIdx.x != 0) return;
   const std::uint64_t share = blockIdx.x == 0 ? kCallUnit - (num_ctas - 1) : 1;

@@ -45,7 +45,6 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   const int cta = static_cast<int>(blockIdx.x);
   if (cta < num_sending) {
     return_tokens<Wire, kIsCommon>(a, prefetched, next, cta, num_arrivals);
-    add_share(a.state.counter + 1, static_cast<unsigned>(num_sending));
   } else {
     sum_tokens<Wire, kIsCommon>(a, prefetched, next, cta - num_sending);
   }

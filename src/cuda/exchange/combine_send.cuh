@@ -206,6 +206,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
             0);
     return;
   }
+  add_share(a.state.counter + 1, static_cast<unsigned>(a.grid.num_senders));
   const ReturnSlots slots(a.layout, call);
   const std::int32_t max_count = __reduce_max_sync(
       kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));

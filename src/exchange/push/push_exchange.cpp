@@ -41,8 +41,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   room_ = GpuRoom(cuda::num_multiprocessors(), slots_[0].window->ranks_on_gpu(),
                   shape_.config.max_in_flight, options);
   counts_behind_send_ = !is_shared_gpu() && cuda::has_programmatic_launch();
-  for (Slot& slot : slots_) {  // those that share a GPU must take memory while no kernel waits
-    if (!slot.window && is_shared_gpu()) make_window(slot);
+  if (slots_[0].window->has_shared_gpus()) {  // there memory must be taken while no kernel waits
+    for (std::size_t i = 1; i < slots_.size(); ++i) make_window(slots_[i]);
   }
   gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
   watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
