@@ -92,6 +92,9 @@ struct DispatchOptions {
   /// call cannot be captured in a CUDA graph. CPUs always do; each rank may choose for itself.
   /// Source: do_cpu_sync of DeepEP's ElasticBuffer.
   bool host_counts = false;
+  /// The in-flight slot of the handle, which must be free; -1: the first free one. The same on
+  /// every rank. CUDA graphs of two handles that run at once need a slot each.
+  std::int32_t slot = -1;
 };
 
 /// Where a received row comes from.

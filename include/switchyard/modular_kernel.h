@@ -58,8 +58,8 @@ enum class LayerStage : std::uint8_t {
 
 /// prepare -> experts -> finalize. Token-major rows are permuted for the experts, and weighed and
 /// summed after them in the order in which combine sums. The same bits on both devices where the
-/// experts give them. Memory is taken by the constructor, for the largest call. Model: vLLM's
-/// FusedMoEKernelModularImpl.apply.
+/// experts give them. Memory is taken by the constructor, for the largest call; on GPUs that of a
+/// further micro-batch by its first call. Model: vLLM's FusedMoEKernelModularImpl.apply.
 class SWITCHYARD_API ModularKernel {
  public:
   /// Collective, because it introduces the experts to prepare_finalize. All parts are of one
@@ -87,7 +87,7 @@ class SWITCHYARD_API ModularKernel {
   Device device() const { return prepare_finalize_->device(); }
   /// Whether apply may be captured in a CUDA graph; false on CPUs.
   bool is_capturable() const;
-  /// Rows, expert output and the experts' scratch.
+  /// Rows, expert output and the experts' scratch, of the micro-batches that have theirs.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   /// Where apply_overlapped, called with `stream`, runs a micro-batch: the first one there, each
   /// further one on a GPU in a stream of this object; where ranks share the GPU, all there. Instead
@@ -121,6 +121,8 @@ class SWITCHYARD_API ModularKernel {
   void allocate_memory();
   void allocate_permuted(Scratch& scratch, std::int64_t grouped);
   void allocate_shared();
+  void allocate_scratch(Scratch& scratch);
+  const Scratch& micro_batch_of(int micro_batch) const;
   Scratch& scratch_of(int micro_batch);
   void observe(LayerStage stage) const;
   Prepared prepare(const PrepareArguments& arguments, Stream stream, StageTimes& times);

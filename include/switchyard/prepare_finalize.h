@@ -61,7 +61,7 @@ struct Pending {
 /// Rows of each local expert, as in vLLM's ExpertTokensMetadata.
 struct ExpertTokensMetadata {
   TensorView expert_num_tokens{};      ///< [L] i32, where the rows are
-  TensorView expert_num_tokens_cpu{};  ///< [L] i32 in host memory; absent on GPUs
+  TensorView expert_num_tokens_cpu{};  ///< [L] i32 in host memory; on GPUs with host counts
 };
 
 /// What prepare hands to the experts: memory of the class, on its device, valid until finalize of
@@ -100,6 +100,9 @@ struct PrepareArguments {
   /// max_tokens_per_rank. Sizes of the classes with fixed shapes follow it, on GPUs those of all
   /// but kLowLatency; kElasticDecode rounds it up to a power of two.
   std::int64_t max_tokens = 0;
+  /// On GPUs: waits on the host for counts, which Prepared::host and expert_num_tokens_cpu have
+  /// then. See DispatchOptions::host_counts.
+  bool host_counts = false;
 };
 
 struct FinalizeArguments {
@@ -109,14 +112,22 @@ struct FinalizeArguments {
   /// (no_op), or [M, K, H] (delegate, contiguous).
   TensorView expert_output;
   /// delegate: the class weighs rows and sums them. Grouped by expert no_op says that rows are
-  /// weighted already; the other policies are refused there.
+  /// weighted already, contiguous (kElasticPrefill) weighs them first, rounded to their dtype; the
+  /// other policies are refused there.
   WeightAndReduce weight_and_reduce{};
   int micro_batch = 0;
   /// [T, H] bf16: added to the rounded output, which is rounded again; read by the receive part.
   TensorView shared{};
-  /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows, where the contiguous
-  /// policy also weighs expert_output in place. Required on GPUs; absent on CPUs: allocated.
+  /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows, and of what contiguous
+  /// weighs, which it also does in expert_output. Required on GPUs; absent on CPUs: allocated.
   TensorView reduced{};
+  /// What the originals' finalize takes; absent: as in prepare. f32 of the shape of
+  /// Prepared::topk_weights, or where these are absent [T, K]; unchanged until received. They count
+  /// instead of the weights of prepare; not after apply_router_weight_on_input, which makes all 1.
+  /// Where combine applies those that came with the rows (delegate in kElasticPrefill and with
+  /// kPerRank in kLowLatency and kLocal), others are kNotSupported.
+  TensorView topk_weights{};
+  TensorView topk_ids{};  ///< i32 or i64, likewise; must be those of prepare, which CPUs check
 };
 
 /// The shape follows vLLM's FusedMoEPrepareAndFinalizeModular, so that its users find their
@@ -195,6 +206,7 @@ class SWITCHYARD_API PrepareFinalize {
   virtual Prepared prepare(const PrepareArguments& arguments, Stream stream = Stream::host()) = 0;
 
   /// Returns expert results to the ranks whose tokens they are; the receive part writes the output.
+  /// First runs what dbo_register_recv_hook left to this micro-batch, as vLLM's class does.
   virtual Pending<void> finalize_async(const FinalizeArguments& arguments, Stream stream,
                                        Stream receive_stream) = 0;
   Pending<void> finalize_async(const FinalizeArguments& arguments, Stream stream = Stream::host()) {
@@ -234,7 +246,9 @@ struct PrepareFinalizeConfig {
   std::optional<Reduce> reduce{};  ///< absent: per_expert for kLowLatency and kLocal, else per_rank
   QuantScheme combine_scheme = schemes::kNone;  ///< of rows on the way back
   std::int64_t expert_alignment = 1;            ///< kElasticPrefill
-  std::int32_t num_micro_batches = 1;
+  /// Handles that may be open at once; 0: as many as the mirrored class has, two in kLowLatency and
+  /// the elastic classes, else one.
+  std::int32_t num_micro_batches = 0;
   /// [E] physical id of each expert id, for placements other than linear; negative ids stay. Empty:
   /// ids are physical. With kLocal it may name more experts than this rank holds: -1 for those of
   /// other ranks, whose choices count as none.
@@ -242,8 +256,6 @@ struct PrepareFinalizeConfig {
   /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant
   /// needs where rows travel quantized. The same on every rank.
   bool defers_input_quant = false;
-  /// Refuses what the originals refuse: hidden sizes, K, divisibility, id dtypes.
-  bool strict = false;
 };
 
 /// Collective, except for kLocal, which ignores the group.

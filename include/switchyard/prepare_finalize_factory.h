@@ -36,10 +36,9 @@ struct PrepareFinalizeOptions {
   /// reads them; kColumnMajor for the fp8 blocks that DeepEP's low-latency kernels cast; otherwise
   /// kRowMajor.
   std::optional<ScaleLayout> scale_layout{};
-  std::int64_t expert_alignment = 1;  ///< kElasticPrefill
-  std::int32_t num_micro_batches = 1;
-  bool strict = false;         ///< refuses what the originals refuse
-  ExchangeOptions exchange{};  ///< the device, and how this rank uses it
+  std::int64_t expert_alignment = 1;   ///< kElasticPrefill
+  std::int32_t num_micro_batches = 0;  ///< 0: those of the mirrored class
+  ExchangeOptions exchange{};          ///< the device, and how this rank uses it
 };
 
 /// A class and its configuration.
@@ -57,9 +56,9 @@ struct PrepareFinalizeChoice {
 /// outputs of the ranks.
 ///
 /// Errors: kInvalidArgument (nvfp4 without a1_gscale, scales that are not f32, a table that does
-/// not have one entry per expert); kNotSupported (data parallelism without expert parallelism,
-/// static scales that differ between rows or experts; with `strict`, a scheme that the backend
-/// cannot send).
+/// not have one entry per expert, a1_gscale where only a1_scale counts); kNotSupported (data
+/// parallelism without expert parallelism, static scales that differ between rows or experts, an
+/// mx_alignment that H is not a multiple of).
 /// Mirrors vLLM's maybe_make_prepare_finalize.
 SWITCHYARD_API PrepareFinalizeChoice choose_prepare_finalize(
     const MoEConfig& moe, const QuantConfig& quant, const PrepareFinalizeOptions& options = {});
@@ -70,8 +69,7 @@ SWITCHYARD_API PrepareFinalizeChoice choose_prepare_finalize(
 ///   group  the ep_size ranks that hold the experts; this rank is ep_rank
 ///
 /// Errors: kInvalidArgument and kNotSupported when choose_prepare_finalize refuses the
-/// configuration; kInvalidArgument for a group of another size or rank and, with `strict`, for
-/// shapes that the original refuses; kOutOfMemory.
+/// configuration; kInvalidArgument for a group of another size or rank; kOutOfMemory.
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_prepare_finalize(
     const Group& group, const MoEConfig& moe, const QuantConfig& quant,
     const PrepareFinalizeOptions& options = {});

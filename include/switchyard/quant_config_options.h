@@ -27,7 +27,8 @@ struct QuantExtras {
   std::optional<float> gemm1_alpha{};
   std::optional<float> gemm1_beta{};
   std::optional<float> gemm1_clamp_limit{};
-  std::int32_t mx_alignment = 0;  ///< mxfp8 pads H to a multiple of it; 0: no padding
+  /// quantize_input pads mxfp8 rows to a multiple of it; classes refuse other H. 0: no padding.
+  std::int32_t mx_alignment = 0;
   /// How fp8 block scales of activations are stored. kF32PowerOfTwo and kE8M0Packed (UE8M0) require
   /// blocks of 128 columns.
   ScaleFormat scale_format = ScaleFormat::kF32;
@@ -52,8 +53,6 @@ struct MakeQuantOptions {
   TensorView w2_zp{};
   std::optional<QuantDType> weight_dtype{};  ///< absent: quant_dtype
   QuantExtras extras{};
-  /// Refuses int8 activations with one scale for the tensor, as vLLM did in 2025.
-  bool strict = false;
 };
 
 struct Fp8W8A8Options {
@@ -81,7 +80,6 @@ struct Int8W8A8Options {
   TensorView w1_bias{};
   TensorView w2_bias{};
   bool per_act_token_quant = false;
-  bool strict = false;  ///< requires per_act_token_quant
 };
 
 /// Unquantized activations: mxfp4_w4a16 (no block) and fp8_w8a16.

@@ -17,6 +17,7 @@
 #include "switchyard/expert_rows.h"
 #include "switchyard/expert_shapes.h"
 #include "switchyard/experts.h"
+#include "switchyard/experts_factory.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
 #include "switchyard/group_shape.h"

@@ -18,9 +18,16 @@ std::atomic<std::uint64_t> num_exchanges = 0;
 HandleTable::HandleTable(std::int32_t max_in_flight)
     : entries_(static_cast<std::size_t>(max_in_flight)), exchange_(++num_exchanges) {}
 
-std::size_t HandleTable::open(const char* operation) {
+std::size_t HandleTable::open(const char* operation, std::int32_t wanted) {
+  const auto wanted_slot = static_cast<std::size_t>(wanted);
+  require(wanted == -1 || (wanted >= 0 && wanted_slot < entries_.size() &&
+                           entries_[wanted_slot].stage == Stage::kFree),
+          Errc::kInvalidArgument,
+          "{}: slot is {}, must be a free one from 0 to {}, or -1; raise max_in_flight, or combine "
+          "or release its handle first",
+          operation, wanted, entries_.size() - 1);
   for (std::size_t slot = 0; slot < entries_.size(); ++slot) {
-    if (entries_[slot].stage != Stage::kFree) continue;
+    if (wanted >= 0 ? slot != wanted_slot : entries_[slot].stage != Stage::kFree) continue;
     entries_[slot].id = next_id_++;
     return slot;
   }

@@ -21,9 +21,10 @@ class HandleTable {
 
   std::size_t size() const { return entries_.size(); }
 
-  /// A new handle's slot, not in use until advance(). The first free one: which one it is follows
-  /// from the handles that are alive, so it is the same on every rank. Errors: kInvalidArgument.
-  std::size_t open(const char* operation);
+  /// A new handle's slot, not in use until advance(). With -1 the first free one: which one it is
+  /// follows from the handles that are alive, so it is the same on every rank.
+  /// Errors: kInvalidArgument.
+  std::size_t open(const char* operation, std::int32_t wanted = -1);
   /// The slot of a handle that is alive. Errors: kInvalidArgument.
   std::size_t index_of(const DispatchHandle& handle, const char* operation) const;
   /// The same of a handle in stage `wanted`. Errors: kInvalidArgument.

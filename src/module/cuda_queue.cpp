@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/fail.h"
+#include "cuda/base/beside_capture.h"
 #include "cuda/base/check.h"
 
 namespace switchyard {
@@ -73,6 +74,7 @@ std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
 // In a stream of its own: the default stream would wait for streams of other threads, which may
 // wait for this rank.
 std::shared_ptr<std::byte> allocate_zeroed_on_gpu(Device device, std::size_t bytes) {
+  const cuda::BesideCapture beside;
   std::shared_ptr<std::byte> memory = allocate_on_gpu(device, bytes);
   const cuda::DeviceGuard guard(device.index);
   const cuda::OwnedStream stream;

@@ -103,17 +103,31 @@ void ClassRank::run_call(int call) {
       .hidden = in.hidden,
       .topk_ids = in.ids,
       .topk_weights = in.weights,
-      .micro_batch = call % config.num_micro_batches,
+      .micro_batch = call % cpu_->num_micro_batches(),
   };
   last_ = on_cpu.micro_batch;
-  const PrepareArguments arguments = on_gpu(on_cpu);
+  PrepareArguments arguments = on_gpu(on_cpu);
+  arguments.host_counts = call % 3 == 0;
   const Prepared got = prepare(*gpu_, arguments, call, arena_.stream());
   const Prepared want = prepare(*cpu_, on_cpu, call, Stream::host());
   num_rows_ = num_rows_of(got.experts.rows);
   arena_.wait();
   gpu_->check();
-  EXPECT_FALSE(got.host.has_value());
+  EXPECT_EQ(got.host.has_value(), arguments.host_counts);
+  if (want.metadata.has_value()) expect_host_counts(*want.metadata, *got.metadata, got.host);
   finalize(want, in.hidden.shape(0), call);
+}
+
+void ClassRank::expect_host_counts(const ExpertTokensMetadata& want,
+                                   const ExpertTokensMetadata& got,
+                                   const std::optional<HostCounts>& host) const {
+  ASSERT_EQ(got.expert_num_tokens_cpu.has_value(), host.has_value());
+  if (!host.has_value()) return;
+  ASSERT_EQ(got.expert_num_tokens_cpu.shape(0), want.expert_num_tokens_cpu.shape(0));
+  for (std::int64_t e = 0; e < want.expert_num_tokens_cpu.shape(0); ++e) {
+    EXPECT_EQ(got.expert_num_tokens_cpu.as<std::int32_t>()[e],
+              want.expert_num_tokens_cpu.as<std::int32_t>()[e]);
+  }
 }
 
 // Returns what the experts return, for as many rows as the GPU's buffer has, with NaN wherever
@@ -143,8 +157,10 @@ void ClassRank::finalize(const Prepared& prepared, std::int64_t num_tokens, int 
   const WeightAndReduce policies[] = {
       is_grouped() ? WeightAndReduce::delegate() : WeightAndReduce::no_op(),
       WeightAndReduce::delegate(),
-      is_grouped() ? WeightAndReduce::no_op() : WeightAndReduce::contiguous(true)};
-  const WeightAndReduce policy = policies[call % 3];
+      is_grouped() ? WeightAndReduce::no_op() : WeightAndReduce::contiguous(true),
+      c_.kind == PrepareKind::kElasticPrefill ? WeightAndReduce::contiguous(false)
+                                              : WeightAndReduce::delegate()};
+  const WeightAndReduce policy = policies[call % 4];
   const std::int64_t hidden = c_.config.hidden;
   const Tensor rows = results(prepared, policy.kind, call);
   const bool is_cube = !is_grouped() && policy.kind != WeightAndReduceKind::kNoOp;
@@ -156,7 +172,7 @@ void ClassRank::finalize(const Prepared& prepared, std::int64_t num_tokens, int 
   on_gpu.expert_output = arena_.upload(rows);
   on_gpu.weight_and_reduce = policy;
   on_gpu.micro_batch = last_;
-  if (is_cube) {
+  if (is_cube || policy.kind == WeightAndReduceKind::kContiguous) {
     on_gpu.reduced = arena_.allocate(DType::kBF16, {num_rows_, hidden});
   }
   if (call % 2 == 1) {

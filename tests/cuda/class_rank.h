@@ -55,6 +55,8 @@ class ClassRank {
   bool is_grouped() const;
   void run_call(int call);
   PrepareArguments on_gpu(const PrepareArguments& host);
+  void expect_host_counts(const ExpertTokensMetadata& want, const ExpertTokensMetadata& got,
+                          const std::optional<HostCounts>& host) const;
   void finalize(const Prepared& prepared, std::int64_t num_tokens, int call);
   Tensor results(const Prepared& prepared, WeightAndReduceKind policy, int call) const;
 

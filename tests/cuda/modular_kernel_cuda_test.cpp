@@ -259,8 +259,11 @@ TEST(ModularKernelStreamsTest, MicroBatchesRunInStreamsOfTheirOwn) {
       LayerRank rank(group, c);
       const Stream first = rank.arena().stream();
       const Stream second = Stream::cuda(own_second.get(), rank.arena().device().index);
+      const std::size_t one = rank.kernel().workspace_bytes();
       const CudaGraph graphs[] = {rank.capture_part(0, 10, 0, first),
                                   rank.capture_part(10, 21, 1, second)};
+      const bool is_shared = rank.kernel().prepare_finalize().is_shared_gpu();
+      EXPECT_EQ(rank.kernel().workspace_bytes() > one, !is_shared) << "memory when it is used";
       group.barrier();
       for (int call = 0; call < 6; ++call) {
         const std::vector<std::uint16_t> want = rank.feed(call, 21);

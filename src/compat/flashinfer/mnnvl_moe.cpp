@@ -153,8 +153,7 @@ void sum_counts_on_gpu(MoEAlltoallInfo& info, const TensorPool& pool, const Tens
 }
 
 void check_prepare(const MnnvlMoeOptions& options, const TensorView& expert_ids,
-                   std::int64_t max_tokens, std::int32_t expert_count, std::int32_t slot_count) {
-  constexpr std::int64_t kMaxTopk = 32;
+                   std::int64_t max_tokens, std::int32_t expert_count) {
   require(expert_ids.num_dims() == 2, Errc::kInvalidArgument,
           "{}: expert_ids is {}, must be [T, K]", kPrepare, expert_ids);
   require_ids(kPrepare, "expert_ids", expert_ids);
@@ -163,11 +162,6 @@ void check_prepare(const MnnvlMoeOptions& options, const TensorView& expert_ids,
           options.max_token_count_per_rank);
   require(expert_count >= 1, Errc::kInvalidArgument, "{}: expert_count is {}, must be at least 1",
           kPrepare, expert_count);
-  require(!options.strict ||
-              (expert_count % 4 == 0 && slot_count % 4 == 0 && expert_ids.shape(1) <= kMaxTopk),
-          Errc::kInvalidArgument,
-          "{}: {} experts, {} slots, K {}; strict wants multiples of 4 and K at most {}", kPrepare,
-          expert_count, slot_count, expert_ids.shape(1), kMaxTopk);
 }
 
 const TwoSidedRouting& routing_of(const char* function, const MoEAlltoallInfo& info) {
@@ -195,7 +189,7 @@ MoEAlltoallPrepared MnnvlMoe::prepare_without_allgather(
   own.pool.check_call(
       kPrepare, stream,
       {{"expert_ids", expert_ids}, {"scales", scales}, {"expert_statics", expert_statics}});
-  check_prepare(own.options, expert_ids, max_tokens, expert_count, slot_count);
+  check_prepare(own.options, expert_ids, max_tokens, expert_count);
   const TensorView& statics = expert_statics;
   require(!statics.has_value() || (statics.dtype() == DType::kI32 && statics.num_dims() == 1 &&
                                    statics.shape(0) == expert_count && statics.is_contiguous()),
@@ -233,18 +227,9 @@ std::vector<Tensor> MnnvlMoe::alltoallv(const std::vector<TensorView>& payloads,
   MnnvlMoeImpl& own = live(impl_, "MnnvlMoe");
   constexpr const char* kName = "alltoallv";
   own.pool.check_call(kName, stream, {});
-  constexpr std::int64_t kRowUnitBits = 128;
   const PayloadRouting& routing = routing_of(kName, info).shared;
   require(!payloads.empty(), Errc::kInvalidArgument, "{}: no payloads, must be at least one",
           kName);
-  for (const TensorView& payload : payloads) {
-    require(
-        !own.options.strict || (payload.num_dims() == 2 &&
-                                payload.shape(1) * bits_of(payload.dtype()) % kRowUnitBits == 0),
-        Errc::kInvalidArgument,
-        "{}: a payload is {}, strict wants two dimensions and rows of a multiple of 16 bytes",
-        kName, payload);
-  }
   const ReceivedPayloads got = dispatch_payloads(kName, own.pool, routing, payloads, stream);
   std::vector<Tensor> result;
   for (std::size_t i = 0; i < payloads.size(); ++i) {

@@ -9,7 +9,6 @@
 #include "core/format.h"
 #include "core/live.h"
 #include "device/compat_rows.h"
-#include "plan/one_sided_limits.h"
 
 namespace switchyard::flashinfer {
 namespace {
@@ -49,6 +48,10 @@ void sanitize(const TensorView& ids, const TensorView& counts, std::int32_t inva
   }
 }
 
+constexpr const char* kNoMasks =
+    "moe_alltoall: {} is given, must not be: without the rows of a masked rank a result would look "
+    "complete; a rank that does not come ends the group";
+
 }  // namespace
 
 class MoeAlltoAllImpl {
@@ -56,9 +59,7 @@ class MoeAlltoAllImpl {
   MoeAlltoAllImpl(const Group& group, const MoeAlltoAllOptions& given,
                   const ExchangeOptions& exchange)
       : pool(group, exchange), options(given) {
-    if (options.strict) {
-      check_one_sided_limits("moe_alltoall", options.top_k, group.size(), options.num_experts);
-    }
+    require(!options.enable_rank_mask, Errc::kNotSupported, kNoMasks, "enable_rank_mask");
     routing.config.num_experts = options.num_experts;
     routing.config.num_topk = options.top_k;
     routing.config.max_tokens_per_rank = options.max_num_tokens;
@@ -79,19 +80,16 @@ namespace {
 void check_dispatch(const MoeAlltoAllImpl& moe, const TensorView& ids,
                     const std::vector<TensorView>& payloads, std::int64_t max_tokens,
                     const MoeDispatchOptions& options) {
-  constexpr std::size_t kMaxPayloads = 6;
+  require(!options.active_rank_mask.has_value(), Errc::kNotSupported, kNoMasks, "active_rank_mask");
   require(moe.dispatched.kept == nullptr, Errc::kInvalidArgument,
           "dispatch: an earlier dispatch waits for its combine; combine first");
-  require(ids.num_dims() == 2 && ids.shape(1) == moe.options.top_k &&
-              (!moe.options.strict || ids.dtype() == DType::kI32),
-          Errc::kInvalidArgument, "dispatch: token_selected_experts is {}, must be i32 [T, {}]",
-          ids, moe.options.top_k);
+  require(ids.num_dims() == 2 && ids.shape(1) == moe.options.top_k, Errc::kInvalidArgument,
+          "dispatch: token_selected_experts is {}, must be i32 or i64 [T, {}]", ids,
+          moe.options.top_k);
   require(max_tokens >= 1 && max_tokens <= moe.options.max_num_tokens, Errc::kInvalidArgument,
           "dispatch: runtime_max_tokens_per_rank is {}, must be from 1 to {}", max_tokens,
           moe.options.max_num_tokens);
-  require(!payloads.empty() && (!moe.options.strict || payloads.size() <= kMaxPayloads),
-          Errc::kInvalidArgument, "dispatch: {} payloads, must be from 1 to {}", payloads.size(),
-          kMaxPayloads);
+  require(!payloads.empty(), Errc::kInvalidArgument, "dispatch: no payloads, must be at least one");
   if (!options.invalid_token_expert_id.has_value()) return;
   const auto index = static_cast<std::size_t>(options.expert_id_payload_index);
   require(options.expert_id_payload_index >= 0 && index < payloads.size() &&

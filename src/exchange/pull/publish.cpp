@@ -118,7 +118,7 @@ void PullExchange::use_earlier_routing(Slot& slot, const DispatchCall& call) con
 DispatchHandle PullExchange::dispatch_send(const DispatchCall& call) {
   const bool is_again = call.earlier != nullptr;
   if (is_again) (void)received_routing(*call.earlier, "dispatch_again");
-  Slot& slot = open_slot(call.name());
+  Slot& slot = open_slot(call.name(), call.options.slot);
   slot.input = make_input(call);
   if (is_again) {
     use_earlier_routing(slot, call);

@@ -89,9 +89,9 @@ ExchangeMemory PullExchange::memory() const { return exchange_memory(config_, nu
 
 void PullExchange::check() const { control_.check_alive({Phase::kIdle, ledger_.next(), -1}); }
 
-PullExchange::Slot& PullExchange::open_slot(const char* operation) {
+PullExchange::Slot& PullExchange::open_slot(const char* operation, std::int32_t wanted) {
   check();
-  return slots_[handles_.open(operation)];
+  return slots_[handles_.open(operation, wanted)];
 }
 
 DispatchHandle PullExchange::handle_of(const Slot& slot) const {

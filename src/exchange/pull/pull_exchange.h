@@ -143,7 +143,7 @@ class PullExchange final : public ExchangeBackend {
   void require_host_memory() const;
   void allocate_buffers();
   void allocate(Slot& slot) const;
-  Slot& open_slot(const char* operation);
+  Slot& open_slot(const char* operation, std::int32_t wanted = -1);
   std::size_t index_of(const Slot& slot) const {
     return static_cast<std::size_t>(&slot - slots_.data());
   }

@@ -87,8 +87,8 @@ PushExchange::~PushExchange() {
   cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 
-PushExchange::Slot& PushExchange::open_slot(const char* operation) {
-  const std::size_t index = handles_.open(operation);
+PushExchange::Slot& PushExchange::open_slot(const char* operation, std::int32_t wanted) {
+  const std::size_t index = handles_.open(operation, wanted);
   slots_[index].id = handles_.id(index);
   return slots_[index];
 }
@@ -111,7 +111,7 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
   check_input(call, earlier);
   PushDispatch dispatch = push_dispatch(call, earlier);
   if (handles_.num_alive() == 0) room_.set_main(call.stream);
-  Slot& slot = open_slot(call.name());
+  Slot& slot = open_slot(call.name(), call.options.slot);
   if (!slot.window) take_slot(slot);
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
   slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;

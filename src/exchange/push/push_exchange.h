@@ -76,7 +76,7 @@ class PushExchange final : public ExchangeBackend {
                    Stream stream) const;
   void sync_if_shared(cuda::Phases phases, Stream stream) const;
   void launch_return(const Slot& slot, const PushCombine& call, cuda::Phases phases, Stream stream);
-  Slot& open_slot(const char* operation);
+  Slot& open_slot(const char* operation, std::int32_t wanted = -1);
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
   std::size_t index_of(const Slot& slot) const {
     return static_cast<std::size_t>(&slot - slots_.data());

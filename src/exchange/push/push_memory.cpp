@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/round_up.h"
+#include "cuda/base/beside_capture.h"
 #include "cuda/base/check.h"
 #include "exchange/push/push_exchange.h"
 #include "exchange/push/wait_failure.h"
@@ -32,18 +33,6 @@ void fill(const cuda::DeviceBuffer& buffer, int byte, cudaStream_t stream) {
   cuda::check_cuda(cudaMemsetAsync(buffer.data(), byte, buffer.size_bytes(), stream),
                    "cudaMemsetAsync");
 }
-
-// While it lives, the calling thread may take memory beside a stream that it captures.
-class BesideCapture {
- public:
-  BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideCapture(const BesideCapture&) = delete;
-  BesideCapture& operator=(const BesideCapture&) = delete;
-  ~BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 }  // namespace
 
@@ -97,7 +86,7 @@ void PushExchange::make_window(Slot& slot) {
 
 // Collective: which slot a dispatch takes is the same on every rank.
 void PushExchange::take_slot(Slot& slot) {
-  const BesideCapture beside;
+  const cuda::BesideCapture beside;
   make_window(slot);
   gather_or_fail(group_.control(), [&] {
     const cuda::OwnedStream stream;

@@ -38,11 +38,6 @@ void check_make(const MakeQuantOptions& options) {
   require(options.quant_dtype != Q::kMxfp8 || !has_static_scale, Errc::kInvalidArgument,
           "make: a static scale for mxfp8 activations, whose scales follow from the rows; leave "
           "a1_scale and a2_scale out");
-  require(!options.strict || options.quant_dtype != Q::kInt8 || options.per_act_token_quant ||
-              options.block_shape.has_value(),
-          Errc::kInvalidArgument,
-          "make: int8 activations with one scale for the tensor (strict), want "
-          "per_act_token_quant or a block_shape");
 }
 
 /// The block of weights with unquantized activations; {0, g} is a group along the input, and g = -1
@@ -112,8 +107,7 @@ QuantConfig QuantConfig::int8_w8a8(const Int8W8A8Options& o) {
                .a1_scale = o.a1_scale,
                .a2_scale = o.a2_scale,
                .w1_bias = o.w1_bias,
-               .w2_bias = o.w2_bias,
-               .strict = o.strict});
+               .w2_bias = o.w2_bias});
 }
 
 QuantConfig QuantConfig::mxfp4_w4a16(const WeightOnlyOptions& o) {

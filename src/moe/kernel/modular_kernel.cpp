@@ -74,15 +74,21 @@ bool ModularKernel::is_capturable() const {
          (shared_.experts == nullptr || shared_.experts->is_capturable(false));
 }
 
-ModularKernel::Scratch& ModularKernel::scratch_of(int micro_batch) {
+const ModularKernel::Scratch& ModularKernel::micro_batch_of(int micro_batch) const {
   require(micro_batch >= 0 && micro_batch < prepare_finalize_->num_micro_batches(),
           Errc::kInvalidArgument, "modular_kernel: micro_batch is {}, must be from 0 to {}",
           micro_batch, prepare_finalize_->num_micro_batches() - 1);
   return scratch_[static_cast<std::size_t>(micro_batch)];
 }
 
+ModularKernel::Scratch& ModularKernel::scratch_of(int micro_batch) {
+  Scratch& scratch = const_cast<Scratch&>(micro_batch_of(micro_batch));
+  if (!scratch.expert_output.view().has_value()) allocate_scratch(scratch);
+  return scratch;
+}
+
 const StageTimes& ModularKernel::times(int micro_batch) const {
-  return const_cast<ModularKernel*>(this)->scratch_of(micro_batch).times;
+  return micro_batch_of(micro_batch).times;
 }
 
 void ModularKernel::observe(LayerStage stage) const {

@@ -54,35 +54,47 @@ Tensor ModularKernel::allocate(DType dtype, std::initializer_list<std::int64_t> 
   return tensor;
 }
 
+// On GPUs a further micro-batch takes its memory when it is used first; where ranks share the GPU
+// all of it is taken here, while no rank's kernels wait.
 void ModularKernel::allocate_memory() {
+  const PrepareFinalize& prepare = *prepare_finalize_;
+  const bool is_shared = prepare.is_shared_gpu();
+  if (shared_.experts != nullptr) allocate_shared();
+  scratch_.resize(static_cast<std::size_t>(prepare.num_micro_batches()));
+  for (Scratch& scratch : scratch_) {
+    const bool is_first = &scratch == &scratch_.front();
+    if (is_first || device().is_cpu() || is_shared) allocate_scratch(scratch);
+    if (device().is_cpu() || scratch_.size() == 1) continue;
+    // Ranks that share a GPU share its hardware queues, where a stream may stand behind another's.
+    scratch.side_stream =
+        is_first || !is_shared ? cuda_module().make_stream(device()) : scratch_.front().side_stream;
+  }
+}
+
+void ModularKernel::allocate_scratch(Scratch& scratch) {
   const PrepareFinalize& prepare = *prepare_finalize_;
   const bool is_permuted = is_token_major(prepare.kind());
   const std::int64_t arrived = prepare.max_buffer_rows();
   const std::int64_t grouped =
       is_permuted ? compute_aligned_m(arrived, prepare.num_topk(), prepare.num_local_experts(), 1)
                   : arrived;
-  scratch_.resize(static_cast<std::size_t>(prepare.num_micro_batches()));
-  for (Scratch& scratch : scratch_) {
-    scratch.expert_output = allocate(DType::kBF16, {grouped, prepare.hidden()});
-    scratch.expert_workspace =
-        allocate(DType::kU8, {as_extent(workspace_for(*experts_, prepare, grouped))});
-    if (is_permuted) allocate_permuted(scratch, grouped);
-  }
-  if (shared_.experts != nullptr) allocate_shared();
-  if (device().is_cpu() || scratch_.size() == 1) return;
-  // Ranks that share a GPU share its hardware queues, where a stream may stand behind another's.
-  const bool is_shared = prepare.is_shared_gpu();
-  for (Scratch& scratch : scratch_) {
-    const bool has_own = !is_shared || &scratch == &scratch_.front();
-    scratch.side_stream =
-        has_own ? cuda_module().make_stream(device()) : scratch_.front().side_stream;
-  }
+  scratch.expert_output = allocate(DType::kBF16, {grouped, prepare.hidden()});
+  scratch.expert_workspace =
+      allocate(DType::kU8, {as_extent(workspace_for(*experts_, prepare, grouped))});
+  if (is_permuted) allocate_permuted(scratch, grouped);
+  if (shared_.experts == nullptr) return;
+  const std::int64_t num_tokens = shared_memory_->num_tokens.shape(0) - 1;
+  const TensorView rows(nullptr, DType::kBF16, {num_tokens, prepare.hidden()});
+  scratch.shared_rows = allocate(DType::kBF16, {num_tokens, prepare.hidden()});
+  scratch.shared_weights = allocate(DType::kF32, {num_tokens});
+  scratch.shared_workspace =
+      allocate(DType::kU8, {as_extent(shared_.experts->workspace_bytes(rows))});
 }
 
 // The default stream is another one on each thread, and the receive part of a micro-batch runs on
 // the thread of the next.
 Stream ModularKernel::stream_of(int micro_batch, Stream stream) const {
-  const auto& side = const_cast<ModularKernel*>(this)->scratch_of(micro_batch).side_stream;
+  const auto& side = micro_batch_of(micro_batch).side_stream;
   const bool is_callers = micro_batch == 0 || prepare_finalize_->is_shared_gpu();
   const bool stays = is_callers && stream != Stream::default_of(device());
   return side == nullptr || stays ? stream : Stream::cuda(side.get(), device().index);
@@ -126,19 +138,11 @@ void ModularKernel::allocate_shared() {
           "memory",
           prepare_finalize_->name());
   const std::int64_t num_tokens = *max_tokens;
-  const std::int64_t hidden = prepare_finalize_->hidden();
   std::vector<std::int32_t> counts(static_cast<std::size_t>(num_tokens) + 1);
   std::iota(counts.begin(), counts.end(), 0);
   shared_memory_ = std::make_unique<SharedMemory>();
   shared_memory_->first_row = allocate(DType::kI64, {1});
   shared_memory_->num_tokens = copy_to(TensorView::of(counts.data(), {num_tokens + 1}), device());
-  const TensorView rows(nullptr, DType::kBF16, {num_tokens, hidden});
-  const std::size_t workspace = shared_.experts->workspace_bytes(rows);
-  for (Scratch& scratch : scratch_) {
-    scratch.shared_rows = allocate(DType::kBF16, {num_tokens, hidden});
-    scratch.shared_weights = allocate(DType::kF32, {num_tokens});
-    scratch.shared_workspace = allocate(DType::kU8, {as_extent(workspace)});
-  }
 }
 
 TensorView ModularKernel::run_grouped(const ExpertRows& rows, Scratch& scratch, Stream stream) {

@@ -4,11 +4,11 @@
 
 #include <numeric>
 
-#include "core/check_matrix.h"
+#include "switchyard/micro_batches.h"
+
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/require_device.h"
-#include "device/layer_rows.h"
 #include "exchange/exchange_shape.h"
 #include "moe/kernel/split_call.h"
 
@@ -22,7 +22,6 @@ ExchangeConfig config_on(const ExchangeOptions& options, const PrepareRecipe& re
   ExchangeConfig result = exchange_config_of(recipe, config, is_plain);
   if (options.device.is_cpu()) return result;
   result.worst_case_rows = result.worst_case_rows || !options.exact_memory;
-  result.max_in_flight = 1;
   return result;
 }
 
@@ -41,6 +40,7 @@ ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, co
       exchange_options_(options),
       ownership_{config.num_experts, group.size()} {
   check_prepare_config(recipe, config, group.size());
+  config_.num_micro_batches = num_micro_batches_of(recipe, config);
   max_buffer_rows_ = buffer_rows(config_on(exchange_options_, recipe, config, false), group);
   allocate_memory();
   make_exchanges(false);
@@ -90,6 +90,9 @@ void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
     const bool is_elastic = recipe_.kind == PrepareKind::kElasticDecode;
     batch.topk_ids = allocate(is_elastic ? DType::kI64 : DType::kI32, {max_buffer_rows_, num_topk});
   }
+  if (device().is_cpu() && is_expert_major(recipe_.layout) && !marks_rows()) {
+    batch.sent_ids = allocate(DType::kI64, {num_tokens, num_topk});
+  }
   if (marks_rows()) {
     batch.topk_ids = allocate(DType::kI64, {max_buffer_rows_, 1});
     batch.aligned_counts = allocate(DType::kI32, {num_local_experts()});
@@ -105,12 +108,7 @@ void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
 
 void ExchangePrepareFinalize::make_exchanges(bool is_plain) {
   const ExchangeConfig config = config_on(exchange_options_, recipe_, config_, is_plain);
-  std::vector<std::unique_ptr<Exchange>> made;
-  const std::size_t count = device().is_cpu() ? 1 : batches_.size();
-  for (std::size_t m = 0; m < count; ++m) {
-    made.push_back(std::make_unique<Exchange>(group_, config, exchange_options_));
-  }
-  exchanges_[is_plain] = std::move(made);
+  exchanges_[is_plain] = std::make_unique<Exchange>(group_, config, exchange_options_);
 }
 
 const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
@@ -137,19 +135,18 @@ const Exchange& ExchangePrepareFinalize::exchange_of(const MicroBatch& batch) co
 Exchange& ExchangePrepareFinalize::exchange_for(const PrepareArguments& arguments,
                                                 bool is_deferred) const {
   const bool is_plain = is_deferred && wire_scheme_of(config_).is_quantized();
-  const auto& exchanges = exchanges_[is_plain];
-  require(!exchanges.empty(), Errc::kInvalidArgument,
+  require(exchanges_[is_plain] != nullptr, Errc::kInvalidArgument,
           "{}: defer_input_quant is set in micro_batch {}, which takes an exchange of its own; set "
           "PrepareFinalizeConfig::defers_input_quant",
           name(), arguments.micro_batch);
-  return *exchanges[device().is_cpu() ? 0 : static_cast<std::size_t>(arguments.micro_batch)];
+  return *exchanges_[is_plain];
 }
 
 void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
   const bool packs =
       sends_packed_scales(recipe_, config_, experts.supports_packed_ue8m0_act_scales());
   const bool defers = experts.expects_unquantized_inputs() &&
-                      wire_scheme_of(config_).is_quantized() && exchanges_[1].empty();
+                      wire_scheme_of(config_).is_quantized() && exchanges_[1] == nullptr;
   if (!packs && !defers) return;
   for (const MicroBatch& batch : batches_) {
     require(batch.exchange == nullptr, Errc::kInvalidArgument,
@@ -206,53 +203,9 @@ Prepared ExchangePrepareFinalize::prepare(const PrepareArguments& arguments, Str
   return batch.prepared;
 }
 
-// The rows that combine takes; with [M, K, H] this rank's choices of each row are summed first.
-TensorView ExchangePrepareFinalize::to_send(MicroBatch& batch, const FinalizeArguments& arguments,
-                                            Stream stream) const {
-  require_stream("finalize", device(), stream);
-  require_device("finalize", device(),
-                 {{"expert_output", arguments.expert_output}, {"reduced", arguments.reduced}});
-  const TensorView& received = batch.dispatched.experts.rows;
-  const std::int64_t num_rows =
-      received.num_dims() == 3 ? received.shape(0) * received.shape(1) : received.shape(0);
-  const auto [rows, needs_sum] = check_returned_rows(
-      recipe_, config_, num_rows, arguments.expert_output, arguments.weight_and_reduce);
-  if (!needs_sum) return rows;
-  TensorView reduced = arguments.reduced;
-  if (!reduced.has_value() && device().is_cpu()) {
-    batch.reduced = Tensor(rows.dtype(), {num_rows, config_.hidden});
-    reduced = batch.reduced;
-  }
-  check_matrix(reduced, {"finalize", "reduced", {rows.dtype()}, num_rows, config_.hidden});
-  const Prepared& prepared = batch.prepared;
-  if (arguments.weight_and_reduce.kind == WeightAndReduceKind::kContiguous) {
-    weight_and_reduce(
-        arguments.weight_and_reduce,
-        {rows, prepared.topk_weights, prepared.topk_ids, expert_map_, batch.is_weighted}, reduced,
-        stream);
-    return reduced;
-  }
-  // delegate: one chain in f32, rounded once, as everywhere in this library.
-  sum_choices(rows, prepared.topk_ids, batch.is_weighted ? TensorView() : prepared.topk_weights,
-              expert_map_, reduced, stream);
-  return reduced;
-}
-
-// Rows that are weighted already count as they are.
-CombineOptions ExchangePrepareFinalize::combine_options(const MicroBatch& batch,
-                                                        const FinalizeArguments& arguments) const {
-  const bool is_weighted = arguments.weight_and_reduce.kind == WeightAndReduceKind::kNoOp;
-  CombineOptions options;
-  options.shared = arguments.shared;
-  options.rows_are = is_weighted ? RowsAre::kWeighted : RowsAre::kUnweighted;
-  if (!is_weighted || batch.exchange->config().reduce != Reduce::kPerExpert) return options;
-  options.topk_weights = TensorView(ones_.data(), DType::kF32,
-                                    {batch.num_tokens, std::int64_t{config_.num_topk}}, device());
-  return options;
-}
-
 Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& arguments,
                                                       Stream stream, Stream receive_stream) {
+  dbo_maybe_run_recv_hook();
   MicroBatch& batch = busy_batch_of(arguments.micro_batch);
   const TensorView output = arguments.output;
   require_stream("finalize", device(), receive_stream);
@@ -268,6 +221,7 @@ Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& a
 }
 
 void ExchangePrepareFinalize::finalize(const FinalizeArguments& arguments, Stream stream) {
+  dbo_maybe_run_recv_hook();
   MicroBatch& batch = busy_batch_of(arguments.micro_batch);
   const CombineOptions options = combine_options(batch, arguments);
   batch.exchange->check_output(batch.handle, arguments.output, options);
@@ -297,19 +251,18 @@ WireBytes ExchangePrepareFinalize::wire_bytes(int micro_batch) const {
 
 ExchangeMemory ExchangePrepareFinalize::memory() const {
   ExchangeMemory memory{0, scratch_bytes_};
-  for (const auto& exchanges : exchanges_) {
-    for (const auto& exchange : exchanges) {
-      const ExchangeMemory own = exchange->memory();
-      memory.window_bytes += own.window_bytes;
-      memory.receive_bytes += own.receive_bytes;
-    }
+  for (const auto& exchange : exchanges_) {
+    if (exchange == nullptr) continue;
+    const ExchangeMemory own = exchange->memory();
+    memory.window_bytes += own.window_bytes;
+    memory.receive_bytes += own.receive_bytes;
   }
   return memory;
 }
 
 void ExchangePrepareFinalize::check() const {
-  for (const auto& exchanges : exchanges_) {
-    for (const auto& exchange : exchanges) exchange->check();
+  for (const auto& exchange : exchanges_) {
+    if (exchange != nullptr) exchange->check();
   }
 }
 

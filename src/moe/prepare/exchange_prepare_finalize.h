@@ -27,7 +27,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   PrepareKind kind() const override { return recipe_.kind; }
   Device device() const override { return exchange_options_.device; }
   ActivationFormat activation_format() const override { return recipe_.format(); }
-  std::optional<DType> topk_indices_dtype() const override { return wanted_ids(recipe_, config_); }
+  std::optional<DType> topk_indices_dtype() const override { return std::nullopt; }
   std::optional<std::int64_t> max_num_tokens_per_rank() const override {
     return config_.max_tokens_per_rank;
   }
@@ -45,8 +45,8 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   ScaleLayout row_scale_layout(bool is_deferred) const override {
     return is_deferred ? ScaleLayout::kRowMajor : config_.scale_layout;
   }
-  const char* heap() const override { return exchanges_[0].front()->heap(); }
-  bool is_shared_gpu() const override { return exchanges_[0].front()->is_shared_gpu(); }
+  const char* heap() const override { return exchanges_[0]->heap(); }
+  bool is_shared_gpu() const override { return exchanges_[0]->is_shared_gpu(); }
   ExchangeMemory memory() const override;
 
   void post_init_setup(const Experts& experts) override;
@@ -80,6 +80,8 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
     Tensor aligned_counts;  ///< [L] i32
     Tensor end;             ///< [1] i32: the row behind the last expert's
     Tensor reduced;         ///< [M, H], from [M, K, H]; on CPUs, from call to call
+    Tensor sent_ids;        ///< [T, K] i64 of the last prepare; on CPUs, where none are handed out
+    std::vector<std::int32_t> host_counts;  ///< [L] of the metadata, on GPUs
     std::unique_ptr<ArrivedRows> quantizer;
   };
   /// What dispatch is given, and by which exchange it goes.
@@ -117,6 +119,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   TensorView to_physical(MicroBatch& batch, const TensorView& topk_ids, Stream stream) const;
   void sent(MicroBatch& batch, const Input& input, const PrepareArguments& arguments,
             Stream stream) const;
+  void keep_ids(MicroBatch& batch, const TensorView& topk_ids) const;
   void arrived(MicroBatch& batch, Stream stream) const;
   void add_metadata(MicroBatch& batch, const TensorView& counts) const;
   void mark_received(MicroBatch& batch, Stream stream) const;
@@ -124,6 +127,10 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   TensorView valid_rows(const MicroBatch& batch) const;
 
   void receive(MicroBatch& batch, Stream stream);
+
+  // finalize_rows.cpp: what goes into combine
+  void check_choices(const MicroBatch& batch, const FinalizeArguments& arguments) const;
+  TensorView new_weights(const MicroBatch& batch, const FinalizeArguments& arguments) const;
   CombineOptions combine_options(const MicroBatch& batch, const FinalizeArguments& arguments) const;
   TensorView to_send(MicroBatch& batch, const FinalizeArguments& arguments, Stream stream) const;
 
@@ -139,10 +146,9 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   Tensor static_scale_;  ///< [1] f32, or absent
   Tensor ones_;          ///< [T, K] f32
   std::vector<MicroBatch> batches_;
-  /// As configured; unquantized. On CPUs one with a handle per micro-batch, on GPUs one per
-  /// micro-batch, so that micro-batches may run beside one another in any order. Last: they end
-  /// before memory does.
-  std::vector<std::unique_ptr<Exchange>> exchanges_[2];
+  /// As configured; unquantized. Each micro-batch has the slot of its number. Last: they end before
+  /// memory does.
+  std::unique_ptr<Exchange> exchanges_[2];
 };
 
 }  // namespace switchyard

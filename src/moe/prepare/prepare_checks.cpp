@@ -18,18 +18,6 @@ bool is_float(DType dtype) {
 
 }  // namespace
 
-std::optional<DType> wanted_ids(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config) {
-  return config.strict ? recipe.strict_ids : std::nullopt;
-}
-
-void check_ids_dtype(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
-                     const TensorView& topk_ids) {
-  const std::optional<DType> wanted = wanted_ids(recipe, config);
-  require(!wanted.has_value() || topk_ids.dtype() == *wanted, Errc::kInvalidArgument,
-          "{}: topk_ids is {}, strict wants {}", name_of(recipe.kind), topk_ids,
-          name_of(wanted.value_or(topk_ids.dtype())));
-}
-
 void check_weighed_input(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
                          const TensorView& hidden, const TensorView& topk_weights) {
   require(config.num_topk == 1, Errc::kInvalidArgument,
@@ -51,16 +39,23 @@ ReturnedRows check_returned_rows(const PrepareRecipe& recipe, const PrepareFinal
                                  const WeightAndReduce& policy) {
   const char* const name = name_of(recipe.kind);
   if (is_expert_major(recipe.layout)) {
-    require(policy.kind == WeightAndReduceKind::kDelegate ||
-                (policy.kind == WeightAndReduceKind::kNoOp && !config.strict),
-            Errc::kInvalidArgument,
-            "{}: weight_and_reduce is {}, must be delegate: the weights are applied in combine",
-            name, name_of(policy.kind));
+    // vLLM's class of DeepEP V2 alone has the weights of its rows.
+    const bool is_contiguous = policy.kind == WeightAndReduceKind::kContiguous &&
+                               recipe.kind == PrepareKind::kElasticPrefill;
+    require(is_contiguous || policy.kind == WeightAndReduceKind::kDelegate ||
+                policy.kind == WeightAndReduceKind::kNoOp,
+            Errc::kInvalidArgument, "{}: weight_and_reduce is {}, must be delegate{} or no_op",
+            name, name_of(policy.kind),
+            recipe.kind == PrepareKind::kElasticPrefill ? ", contiguous" : "");
     const bool is_rows =
         rows.has_value() && rows.is_contiguous() && rows.num_elements() == num_rows * config.hidden;
+    require(is_rows || !is_contiguous, Errc::kInvalidArgument,
+            "{}: expert_output is {}, must be [{}, {}], contiguous, for contiguous", name, rows,
+            num_rows, config.hidden);
     return {is_rows
                 ? TensorView(rows.data(), rows.dtype(), {num_rows, config.hidden}, rows.device())
-                : rows};
+                : rows,
+            is_contiguous};
   }
   if (policy.kind == WeightAndReduceKind::kNoOp) return {rows};
   require(policy.kind != WeightAndReduceKind::kNaiveBatched, Errc::kInvalidArgument,

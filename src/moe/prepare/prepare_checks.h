@@ -4,16 +4,9 @@
 // their arguments. Errors: kInvalidArgument.
 #pragma once
 
-#include <optional>
-
 #include "moe/prepare/prepare_recipe.h"
 
 namespace switchyard {
-
-/// The dtype that topk_ids must have; nothing: any.
-std::optional<DType> wanted_ids(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config);
-void check_ids_dtype(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
-                     const TensorView& topk_ids);
 
 /// Of apply_router_weight_on_input.
 void check_weighed_input(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
@@ -22,7 +15,7 @@ void check_weighed_input(const PrepareRecipe& recipe, const PrepareFinalizeConfi
 /// What combine is given of the experts' rows.
 struct ReturnedRows {
   TensorView rows;         ///< [M, H] as they are, or [M, K, H]
-  bool needs_sum = false;  ///< this rank's rows of each token are summed first
+  bool needs_sum = false;  ///< this rank's rows of each token are weighed and summed first
 };
 
 /// `num_rows`: of the receive buffer.

@@ -80,11 +80,10 @@ void apply_low_latency_rule(PrepareFinalizeConfig& config, const QuantConfig& qu
   }
 }
 
-// vLLM's low-latency class takes no scales by row, whatever they are for.
+// vLLM's low-latency class takes no scales by row; it looks at a1_gscale for nvfp4 only.
 void check_low_latency_scales(const QuantConfig& quant) {
   if (quant.use_nvfp4_w4a4()) return;
-  const TensorView first = quant.a1_scale().has_value() ? quant.a1_scale() : quant.a1_gscale();
-  const TensorView scale = first.has_value() ? first : quant.a2_scale();
+  const TensorView scale = quant.a1_scale().has_value() ? quant.a1_scale() : quant.a2_scale();
   require(!scale.has_value() || scale.num_elements() == 1, Errc::kNotSupported,
           "{}: low_latency with a static scale of {} elements, must be 1: it takes no scales by "
           "token",
@@ -118,6 +117,10 @@ void apply_static_scale(PrepareFinalizeConfig& config, const QuantConfig& quant)
   }
   const bool is_fp8_token = config.scheme == schemes::kFp8Token;
   if (!is_fp8_token && config.scheme.group != ScaleGroup::kTensor) return;
+  require(quant.a1_scale().has_value() || !quant.a1_gscale().has_value(), Errc::kInvalidArgument,
+          "{}: a1_gscale is given without a1_scale for {}, but it counts for nvfp4 only; pass the "
+          "static scale as a1_scale, or leave both out",
+          kFunction, name_of(config.scheme));
   if (!quant.a1_scale().has_value()) return;
   config.static_scale = only_value("a1_scale", quant.a1_scale());
   config.scheme.group = ScaleGroup::kTensor;
@@ -145,7 +148,6 @@ PrepareFinalizeConfig sizes_of(const MoEConfig& moe, const PrepareFinalizeOption
   config.max_tokens_per_rank = moe.max_num_tokens;
   config.reduce = options.reduce;
   config.num_micro_batches = options.num_micro_batches;
-  config.strict = options.strict;
   return config;
 }
 
@@ -163,8 +165,19 @@ void apply_placement(PrepareFinalizeConfig& config, std::span<const std::int64_t
           table.size(), config.num_experts);
 }
 
+// vLLM pads mxfp8 rows to a multiple of it; here a received row has the size of a sent one.
+void check_mx_alignment(const PrepareFinalizeConfig& config, const QuantConfig& quant) {
+  const std::int32_t alignment = quant.mx_alignment();
+  require(alignment == 0 || config.hidden % alignment == 0 || config.scheme != schemes::kMxfp8,
+          Errc::kNotSupported,
+          "{}: hidden is {}, must be a multiple of mx_alignment, {}: rows are not padded; round "
+          "hidden up",
+          kFunction, config.hidden, alignment);
+}
+
 PrepareFinalizeChoice finish(PrepareFinalizeChoice choice, const QuantConfig& quant,
                              const PrepareFinalizeOptions& options) {
+  check_mx_alignment(choice.config, quant);
   apply_static_scale(choice.config, quant);
   choice.config.scale_layout = scale_layout_of(choice, quant, options);
   if (choice.kind == PrepareKind::kElasticPrefill) {
@@ -200,16 +213,6 @@ PrepareFinalizeChoice choose_local(const MoEConfig& moe, const QuantConfig& quan
   return finish(std::move(choice), quant, options);
 }
 
-void check_one_sided(const QuantConfig& quant, const PrepareFinalizeOptions& options) {
-  const QuantDType dtype = quant.quant_dtype();
-  require(!options.strict || dtype == QuantDType::kNone || dtype == QuantDType::kNvfp4 ||
-              dtype == QuantDType::kMxfp8,
-          Errc::kNotSupported,
-          "{}: flashinfer_nvlink_one_sided with activations of {}, strict wants none, nvfp4 or "
-          "mxfp8",
-          kFunction, name_of(dtype));
-}
-
 void check_group(const Group& group, const MoEConfig& moe) {
   require(group.size() == moe.ep_size() && group.rank() == moe.ep_rank(), Errc::kInvalidArgument,
           "make_prepare_finalize: rank {} of a group of {}, but the configuration says rank {} of "
@@ -241,7 +244,6 @@ PrepareFinalizeChoice choose_prepare_finalize(const MoEConfig& moe, const QuantC
   PrepareFinalizeChoice choice{rule.kind, sizes_of(moe, options)};
   const bool is_v2 = backend == All2AllBackend::kDeepEpV2;
   if (is_v2 && !options.use_cudagraph) choice.kind = PrepareKind::kElasticPrefill;
-  if (rule.kind == PrepareKind::kAllToAllOneSided) check_one_sided(quant, options);
   choice.config.scheme = activation_scheme(quant);
   switch (rule.wire) {
     case WireRule::kAll: break;

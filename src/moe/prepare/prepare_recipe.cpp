@@ -8,24 +8,19 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
-#include "plan/one_sided_limits.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
 namespace {
 
 constexpr std::array<PrepareRecipe, 7> kRecipes{{
-    {PrepareKind::kLowLatency, Layout::kBatched, Reduce::kPerExpert, true, true, true, DType::kI64},
-    {PrepareKind::kElasticDecode, Layout::kCompact, Reduce::kPerRank, true, true, true,
-     DType::kI64},
-    {PrepareKind::kElasticPrefill, Layout::kExpanded, Reduce::kPerRank, false, true, true,
-     DType::kI64},
-    {PrepareKind::kAllGather, Layout::kAllGather, Reduce::kPerRank, false, false, false,
-     std::nullopt},
-    {PrepareKind::kAllToAll, Layout::kCompact, Reduce::kPerRank, true, true, false, std::nullopt},
-    {PrepareKind::kAllToAllOneSided, Layout::kByRank, Reduce::kPerRank, true, true, false,
-     DType::kI32},
-    {PrepareKind::kLocal, Layout::kExpanded, Reduce::kPerExpert, false, false, false, std::nullopt},
+    {PrepareKind::kLowLatency, Layout::kBatched, Reduce::kPerExpert, true, true, true, 2},
+    {PrepareKind::kElasticDecode, Layout::kCompact, Reduce::kPerRank, true, true, true, 2},
+    {PrepareKind::kElasticPrefill, Layout::kExpanded, Reduce::kPerRank, false, true, true, 2},
+    {PrepareKind::kAllGather, Layout::kAllGather, Reduce::kPerRank, false, false, false, 1},
+    {PrepareKind::kAllToAll, Layout::kCompact, Reduce::kPerRank, true, true, false, 1},
+    {PrepareKind::kAllToAllOneSided, Layout::kByRank, Reduce::kPerRank, true, true, false, 1},
+    {PrepareKind::kLocal, Layout::kExpanded, Reduce::kPerExpert, false, false, false, 1},
 }};
 
 constexpr std::array<const char*, 7> kNames{"low_latency", "elastic_decode", "elastic_prefill",
@@ -37,61 +32,6 @@ constexpr std::array<std::int64_t, 8> kLowLatencyHiddens{2048, 2560, 3072, 4096,
 
 bool wants_static_scale(const QuantScheme& scheme) {
   return scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale();
-}
-
-void check_low_latency(const PrepareFinalizeConfig& config, int num_ranks) {
-  constexpr std::int32_t kMaxTopk = 11;
-  require(std::find(kLowLatencyHiddens.begin(), kLowLatencyHiddens.end(), config.hidden) !=
-              kLowLatencyHiddens.end(),
-          Errc::kInvalidArgument,
-          "low_latency: hidden is {}, strict wants 2048, 2560, 3072, 4096, 5120, 6144, 7168 or "
-          "8192; see round_up_hidden_low_latency",
-          config.hidden);
-  require(config.num_topk <= kMaxTopk, Errc::kInvalidArgument,
-          "low_latency: num_topk is {}, strict wants at most {}", config.num_topk, kMaxTopk);
-  require(config.num_experts % num_ranks == 0, Errc::kInvalidArgument,
-          "low_latency: {} experts over {} ranks, strict wants the same number on each",
-          config.num_experts, num_ranks);
-  require(num_ranks % 4 * (config.max_tokens_per_rank % 4) % 4 == 0, Errc::kInvalidArgument,
-          "low_latency: {} ranks x {} tokens, strict wants a multiple of 4", num_ranks,
-          config.max_tokens_per_rank);
-}
-
-// What DeepEP's ElasticBuffer and FlashInfer's two-sided all-to-all have in common: rows move in
-// units of 16 bytes, and every rank owns as many experts.
-void check_wide_rows(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
-                     int num_ranks) {
-  constexpr std::size_t kUnit = 16;
-  constexpr std::int32_t kMaxTopk = 32;
-  const QuantScheme wire = wire_scheme_of(config);
-  const std::size_t bytes = row_bytes(wire, config.hidden);
-  require(bytes % kUnit == 0, Errc::kInvalidArgument,
-          "{}: a row of {} elements, {}, has {} bytes, strict wants a multiple of {}",
-          name_of(recipe.kind), config.hidden, name_of(wire), bytes, kUnit);
-  require(config.num_topk <= kMaxTopk && config.num_experts % num_ranks == 0,
-          Errc::kInvalidArgument,
-          "{}: num_topk {} and {} experts over {} ranks, strict wants at most {} and the same "
-          "number on each",
-          name_of(recipe.kind), config.num_topk, config.num_experts, num_ranks, kMaxTopk);
-}
-
-void check_two_sided(const PrepareFinalizeConfig& config) {
-  require(config.num_experts % 4 == 0, Errc::kInvalidArgument,
-          "all_to_all: {} experts, strict wants a multiple of 4", config.num_experts);
-}
-
-void check_strict(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config, int num_ranks) {
-  switch (recipe.kind) {
-    case PrepareKind::kLowLatency: return check_low_latency(config, num_ranks);
-    case PrepareKind::kAllToAll: check_two_sided(config); [[fallthrough]];
-    case PrepareKind::kElasticDecode:
-    case PrepareKind::kElasticPrefill: return check_wide_rows(recipe, config, num_ranks);
-    case PrepareKind::kAllToAllOneSided:
-      return check_one_sided_limits(name_of(recipe.kind), config.num_topk, num_ranks,
-                                    config.num_experts);
-    case PrepareKind::kAllGather:
-    case PrepareKind::kLocal: return;
-  }
 }
 
 // Schemes on the wire and of the experts, which share one static scale.
@@ -169,11 +109,17 @@ void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConf
   check_schemes(config);
   check_scale_layout(config);
   constexpr std::int32_t kMaxMicroBatches = 64;
-  require(config.num_micro_batches >= 1 && config.num_micro_batches <= kMaxMicroBatches,
-          Errc::kInvalidArgument, "prepare_finalize: num_micro_batches is {}, must be from 1 to {}",
+  require(config.num_micro_batches >= 0 && config.num_micro_batches <= kMaxMicroBatches,
+          Errc::kInvalidArgument,
+          "prepare_finalize: num_micro_batches is {}, must be from 1 to {}, or 0 for those of the "
+          "mirrored class",
           config.num_micro_batches, kMaxMicroBatches);
   check_placement(config, recipe.kind == PrepareKind::kLocal);
-  if (config.strict) check_strict(recipe, config, num_ranks);
+}
+
+std::int32_t num_micro_batches_of(const PrepareRecipe& recipe,
+                                  const PrepareFinalizeConfig& config) {
+  return config.num_micro_batches > 0 ? config.num_micro_batches : recipe.num_micro_batches;
 }
 
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config) {
@@ -200,7 +146,7 @@ ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFina
       result.reduce == Reduce::kPerRank || recipe.kind == PrepareKind::kElasticPrefill;
   result.worst_case_rows = recipe.has_fixed_shapes && recipe.layout == Layout::kCompact;
   if (recipe.layout == Layout::kExpanded) result.expert_alignment = config.expert_alignment;
-  result.max_in_flight = config.num_micro_batches;
+  result.max_in_flight = num_micro_batches_of(recipe, config);
   return result;
 }
 

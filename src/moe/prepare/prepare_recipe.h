@@ -15,7 +15,7 @@ struct PrepareRecipe {
   bool has_fixed_shapes = false;       ///< receive tensors of the largest size
   bool output_is_reduced = true;
   bool supports_async = true;
-  std::optional<DType> strict_ids;  ///< dtype of topk_ids that the original demands
+  std::int32_t num_micro_batches = 1;  ///< handles of the original
 
   ActivationFormat format() const {
     return layout == Layout::kBatched ? ActivationFormat::kBatched : ActivationFormat::kStandard;
@@ -24,10 +24,13 @@ struct PrepareRecipe {
 
 const PrepareRecipe& recipe_of(PrepareKind kind);
 
-/// Refuses what no class serves, and with `strict` what the mirrored one does not.
+/// Refuses what no class serves.
 /// Errors: kInvalidArgument, kNotSupported.
 void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
                           int num_ranks);
+
+/// As configured, or those of the original.
+std::int32_t num_micro_batches_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config);
 
 /// What travels: nothing that a sender cannot apply.
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config);

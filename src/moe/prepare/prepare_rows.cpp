@@ -7,8 +7,10 @@
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/require_device.h"
+#include "core/round_up.h"
 #include "device/layer_rows.h"
 #include "moe/prepare/exchange_prepare_finalize.h"
+#include "plan/id_tensor.h"
 #include "plan/permute_views.h"
 
 namespace switchyard {
@@ -25,7 +27,6 @@ ExchangePrepareFinalize::Input ExchangePrepareFinalize::begin(MicroBatch& batch,
                  {{"hidden", arguments.hidden},
                   {"topk_ids", arguments.topk_ids},
                   {"topk_weights", arguments.topk_weights}});
-  check_ids_dtype(recipe_, config_, arguments.topk_ids);
   const bool is_deferred = arguments.defer_input_quant && config_.scheme.is_quantized();
   batch.num_tokens = arguments.hidden.num_dims() == 2 ? arguments.hidden.shape(0) : 0;
   Input input{&exchange_for(arguments, is_deferred),
@@ -38,6 +39,8 @@ ExchangePrepareFinalize::Input ExchangePrepareFinalize::begin(MicroBatch& batch,
   input.topk_ids = to_physical(batch, arguments.topk_ids, stream);
   input.options.tensor_scale = static_scale_;
   input.options.max_tokens = rounded_max_tokens(recipe_, config_, arguments.max_tokens);
+  input.options.host_counts = arguments.host_counts;
+  input.options.slot = arguments.micro_batch;
   return input;
 }
 
@@ -87,10 +90,19 @@ void ExchangePrepareFinalize::sent(MicroBatch& batch, const Input& input,
   batch.is_weighted = arguments.apply_router_weight_on_input;
   batch.is_deferred = input.is_deferred;
   batch.exchange = input.exchange;
+  if (batch.sent_ids.view().has_value()) keep_ids(batch, arguments.topk_ids);
   if (!batch.is_weighted || !arguments.weighs_in_place || batch.num_tokens == 0) return;
   const TensorView weighted(batch.weighted.data(), arguments.hidden.dtype(),
                             {batch.num_tokens, config_.hidden}, device());
   copy_tensor(weighted, arguments.hidden, stream);
+}
+
+// For finalize, whose ids must be the same.
+void ExchangePrepareFinalize::keep_ids(MicroBatch& batch, const TensorView& topk_ids) const {
+  const IdTensor given("prepare", "topk_ids", topk_ids);
+  for (std::int64_t i = 0; i < batch.num_tokens * config_.num_topk; ++i) {
+    batch.sent_ids.as<std::int64_t>()[i] = given[i];
+  }
 }
 
 // What the original hands out beside the rows.
@@ -112,7 +124,17 @@ void ExchangePrepareFinalize::arrived(MicroBatch& batch, Stream stream) const {
 }
 
 void ExchangePrepareFinalize::add_metadata(MicroBatch& batch, const TensorView& counts) const {
-  batch.prepared.metadata = {counts, device().is_cpu() ? counts : TensorView()};
+  TensorView on_host = device().is_cpu() ? counts : TensorView();
+  if (device().is_cuda() && batch.dispatched.host.has_value()) {
+    const std::span<const std::int32_t> real = batch.dispatched.host->rows_per_expert;
+    batch.host_counts.assign(real.begin(), real.end());
+    if (marks_rows()) {
+      const auto alignment = static_cast<std::int32_t>(config_.expert_alignment);
+      for (std::int32_t& count : batch.host_counts) count = align_up(count, alignment);
+    }
+    on_host = TensorView::of(batch.host_counts.data(), {num_local_experts()});
+  }
+  batch.prepared.metadata = {counts, on_host};
 }
 
 // Rows of expert e, alignment gaps included, all name e.

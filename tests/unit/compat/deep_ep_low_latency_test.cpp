@@ -247,6 +247,15 @@ TEST(DeepEpLowLatencyTest, BadArgumentsAreNamedAndNothingIsLost) {
     const LowLatencyDispatched got = r.dispatch(kBf16);
     test::expect_error(Errc::kNotSupported, "use_logfmt",
                        [&] { r.combine(got.rows().recv_x, got, {.use_logfmt = true}); });
+    const auto refuses_masks = [](const char* phrase, auto&& call) {
+      test::expect_error(Errc::kNotSupported, phrase, call);
+    };
+    refuses_masks("low_latency_update_mask_buffer: ranks cannot be masked",
+                  [&] { r.buffer.low_latency_update_mask_buffer(0, true); });
+    refuses_masks("low_latency_query_mask_buffer: ranks cannot be masked",
+                  [&] { r.buffer.low_latency_query_mask_buffer({}); });
+    refuses_masks("low_latency_clean_mask_buffer: ranks cannot be masked",
+                  [&] { r.buffer.low_latency_clean_mask_buffer(); });
     refuses("x is f32 [1]", [&] {
       const float one = 1.0f;
       r.combine(TensorView::of(&one, {1}), got);

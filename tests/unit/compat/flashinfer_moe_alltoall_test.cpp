@@ -93,25 +93,25 @@ TEST(FlashInferMoeAlltoAllTest, DispatchAndCombineAlternate) {
   });
 }
 
-TEST(FlashInferMoeAlltoAllTest, LimitsHoldOnlyWithStrict) {
+TEST(FlashInferMoeAlltoAllTest, BadArgumentsAreNamed) {
   run_ranks(2, [](const Group& group) {
-    const MoeAlltoAllOptions odd{.max_num_tokens = 2, .top_k = 3, .num_experts = 4};
-    MoeAlltoAll lenient(group, odd);
-    MoeAlltoAllOptions strict = odd;
-    strict.strict = true;
-    test::expect_error(Errc::kInvalidArgument, "moe_alltoall: top-3, ",
-                       [&] { MoeAlltoAll refused(group, strict); });
-    strict.top_k = 4;
-    MoeAlltoAll moe(group, strict);
-    const Tensor ids(DType::kI32, {1, 4});
-    const std::vector<TensorView> seven(7, ids);
-    test::expect_error(Errc::kInvalidArgument, "7 payloads", [&] { moe.dispatch(ids, seven, 2); });
-    test::expect_error(Errc::kInvalidArgument, "runtime_max_tokens_per_rank is 3",
-                       [&] { moe.dispatch(ids, {ids}, 3); });
-    test::expect_error(Errc::kInvalidArgument, "expert_id_payload_index is 1", [&] {
+    MoeAlltoAll moe(group, {.max_num_tokens = 2, .top_k = 3, .num_experts = 4});
+    const Tensor ids(DType::kI32, {1, 3});
+    const auto refuses = [](Errc code, const char* phrase, auto&& call) {
+      test::expect_error(code, phrase, call);
+    };
+    refuses(Errc::kInvalidArgument, "no payloads",
+            [&] { moe.dispatch(ids, std::vector<TensorView>(), 2); });
+    refuses(Errc::kInvalidArgument, "runtime_max_tokens_per_rank is 3",
+            [&] { moe.dispatch(ids, {ids}, 3); });
+    refuses(Errc::kInvalidArgument, "expert_id_payload_index is 1", [&] {
       moe.dispatch(ids, {ids}, 2, Stream::host(),
                    {.invalid_token_expert_id = 4, .expert_id_payload_index = 1});
     });
+    refuses(Errc::kNotSupported, "active_rank_mask is given",
+            [&] { moe.dispatch(ids, {ids}, 2, Stream::host(), {.active_rank_mask = ids}); });
+    refuses(Errc::kNotSupported, "enable_rank_mask is given",
+            [&] { MoeAlltoAll masked(group, {.max_num_tokens = 2, .enable_rank_mask = true}); });
   });
 }
 

@@ -33,6 +33,31 @@ TEST(ExchangeHandlesTest, OnlyReceivedHandlesCanBeUsedAgain) {
   });
 }
 
+// A handle may ask for its slot; others take the first free one.
+TEST(ExchangeHandlesTest, SlotsMayBeChosen) {
+  run_ranks(2, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.max_in_flight = 2;
+    Exchange exchange(group, config);
+    const Inputs in;
+    const auto dispatch = [&](std::int32_t slot) {
+      return exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), {.slot = slot});
+    };
+    const Dispatched second = dispatch(1);
+    for (const std::int32_t slot : {1, 2, -2}) {
+      expect_invalid(error_of([&] { dispatch(slot); }), "must be a free one from 0 to 1");
+    }
+    const Dispatched first = dispatch(-1);
+    EXPECT_NE(first.experts.rows.data(), second.experts.rows.data());
+    exchange.release(second.handle);
+    const Dispatched again = dispatch(1);
+    EXPECT_EQ(again.experts.rows.data(), second.experts.rows.data());
+    exchange.release(again.handle);
+    exchange.release(first.handle);
+    expect_works(exchange);
+  });
+}
+
 // Releases handles that were sent but not received, and returned but not collected, more often than
 // there are slots.
 TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {

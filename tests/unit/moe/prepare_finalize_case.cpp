@@ -6,6 +6,7 @@
 #include "moe/experts/expert_checks.h"
 #include "moe/experts/expert_input.h"
 #include "quant/bf16.h"
+#include "support/elements.h"
 
 namespace switchyard::test {
 namespace {
@@ -41,6 +42,27 @@ class ScalingExperts final : public Experts {
  private:
   std::int64_t first_;
 };
+
+std::int64_t id_at(const TensorView& ids, std::int64_t i) {
+  return ids.dtype() == DType::kI64 ? ids.as<std::int64_t>()[i] : ids.as<std::int32_t>()[i];
+}
+
+// Writes row `from`, times the expert's factor, times `weight`, as row `to` of a bf16 tensor.
+void write_row(const TensorView& rows, std::int64_t from, std::int64_t expert, float weight,
+               const Tensor& output, std::int64_t to) {
+  const std::int64_t width = rows.shape(rows.num_dims() - 1);
+  for (std::int64_t h = 0; h < width; ++h) {
+    const float x = f32_from_bf16(rows.as<std::uint16_t>()[from * width + h]) * factor_of(expert);
+    output.as<std::uint16_t>()[to * width + h] =
+        bf16_from_f32(f32_from_bf16(bf16_from_f32(x)) * weight);
+  }
+}
+
+Tensor nan_rows(std::initializer_list<std::int64_t> shape) {
+  Tensor rows(DType::kBF16, shape);
+  std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), 0x7FC0);
+  return rows;
+}
 
 }  // namespace
 
@@ -81,6 +103,35 @@ ModularKernel make_scaling_layer(const Group& group, const ClassCase& test) {
       test.is_local() ? 0 : reference::first_expert(test.num_experts, group.size(), group.rank());
   return {make_prepare_finalize(test.kind, group, test.config()),
           std::make_unique<ScalingExperts>(first)};
+}
+
+bool is_grouped(PrepareKind kind) {
+  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
+         kind == PrepareKind::kLocal;
+}
+
+Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {
+  const TensorView& rows = prepared.experts.rows;
+  const std::int64_t num_topk = object.num_topk();
+  Tensor output = nan_rows({rows.shape(0), num_topk, rows.shape(1)});
+  for (std::int64_t i = 0; i < rows.shape(0) * num_topk; ++i) {
+    const std::int64_t id = id_at(prepared.topk_ids, i);
+    if (id < 0 || object.expert_map().as<std::int32_t>()[id] < 0) continue;
+    write_row(rows, i / num_topk, id, 1.0f, output, i);
+  }
+  return output;
+}
+
+Tensor grouped_rows(const PrepareFinalize& object, const Prepared& prepared, std::int32_t first,
+                    bool is_weighted) {
+  const ExpertRows& experts = prepared.experts;
+  Tensor output = zeros_like(experts.rows);
+  std::fill_n(output.as<std::uint16_t>(), output.view().num_elements(), 0x7FC0);
+  for (const RowOrigin& origin : object.row_origins()) {
+    write_row(experts.rows, origin.row, first + origin.expert, is_weighted ? origin.weight : 1.0f,
+              output, origin.row);
+  }
+  return output;
 }
 
 }  // namespace switchyard::test

@@ -55,6 +55,17 @@ reference::Batch random_batch_of(const ClassCase& test);
 /// The factor with which expert e multiplies a row.
 inline float factor_of(std::int64_t expert) { return 1.0f + static_cast<float>(expert) / 4.0f; }
 
+/// Classes that hand out rows grouped by expert.
+bool is_grouped(PrepareKind kind);
+
+/// [M, K, H]: one row per choice that this rank serves, NaN for the others.
+Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared);
+
+/// Expert-major result rows of experts from `first` on; multiplied by their weights if
+/// `is_weighted`.
+Tensor grouped_rows(const PrepareFinalize& object, const Prepared& prepared, std::int32_t first,
+                    bool is_weighted);
+
 /// A layer around experts that multiply a row by their factor and round to bf16. Collective.
 ModularKernel make_scaling_layer(const Group& group, const ClassCase& test);
 

@@ -136,8 +136,7 @@ TEST(PrepareFinalizeFactoryTest, SizesAreThoseOfTheLayer) {
                                                                {.use_cudagraph = false,
                                                                 .reduce = Reduce::kPerExpert,
                                                                 .expert_alignment = 128,
-                                                                .num_micro_batches = 2,
-                                                                .strict = true})
+                                                                .num_micro_batches = 2})
                                            .config;
   EXPECT_EQ(config.num_experts, 8);
   EXPECT_EQ(config.num_topk, 2);
@@ -146,7 +145,6 @@ TEST(PrepareFinalizeFactoryTest, SizesAreThoseOfTheLayer) {
   EXPECT_EQ(config.reduce, Reduce::kPerExpert);
   EXPECT_EQ(config.expert_alignment, 128);
   EXPECT_EQ(config.num_micro_batches, 2);
-  EXPECT_TRUE(config.strict);
   EXPECT_EQ(choose_prepare_finalize(layer(B::kDeepEpV2), {}, {.expert_alignment = 128})
                 .config.expert_alignment,
             1);
@@ -314,13 +312,34 @@ TEST(PrepareFinalizeFactoryTest, ScalesThatNoClassCanTakeAreRefused) {
   });
 }
 
-TEST(PrepareFinalizeFactoryTest, StrictOneSidedRefusesFp8) {
-  const MoEConfig moe = layer(B::kFlashInferNvlinkOneSided);
-  expect_error(Errc::kNotSupported, "strict wants none, nvfp4 or mxfp8",
-               [&] { (void)choose_prepare_finalize(moe, fp8(), {.strict = true}); });
-  for (const QuantConfig& quant : {QuantConfig(), nvfp4(), mxfp8()}) {
-    EXPECT_EQ(choose_prepare_finalize(moe, quant, {.strict = true}).kind, K::kAllToAllOneSided);
+// a1_gscale is for nvfp4: elsewhere it stands beside a1_scale, whatever its size, or is refused.
+TEST(PrepareFinalizeFactoryTest, GlobalScalesCountForNvfp4Only) {
+  const TensorView rows = TensorView::of(kRowScales.data(), {3});
+  const TensorView one = TensorView::of(&kGlobalScale, {1});
+  for (const B backend : {B::kDeepEpLowLatency, B::kNaive}) {
+    const auto choose = [&](const TensorView& scale, const TensorView& gscale) {
+      const QuantConfig quant = QuantConfig::fp8_w8a8({.a1_scale = scale, .a1_gscale = gscale});
+      return choose_prepare_finalize(layer(backend), quant).config;
+    };
+    EXPECT_EQ(choose(one, rows).static_scale, kGlobalScale);
+    expect_error(Errc::kInvalidArgument, "a1_gscale is given without a1_scale",
+                 [&] { (void)choose({}, one); });
   }
+  EXPECT_EQ(choose_prepare_finalize(layer(B::kDeepEpLowLatency),
+                                    QuantConfig::int4_w4a16({.a1_gscale = rows}))
+                .config.scheme,
+            schemes::kNone);
+}
+
+TEST(PrepareFinalizeFactoryTest, MxAlignmentMustDivideTheHiddenSize) {
+  const auto choose = [](const QuantConfig& quant) {
+    return choose_prepare_finalize(layer(B::kDeepEpV2), quant).config.hidden;
+  };
+  const QuantExtras by_192{.mx_alignment = 192};
+  EXPECT_EQ(choose(QuantConfig::mxfp4_mxfp8({.extras = {.mx_alignment = 128}})), 256);
+  EXPECT_EQ(choose(QuantConfig::fp8_w8a8({.extras = by_192})), 256);  // only mxfp8 is padded
+  expect_error(Errc::kNotSupported, "hidden is 256, must be a multiple of mx_alignment, 192",
+               [&] { (void)choose(QuantConfig::mxfp4_mxfp8({.extras = by_192})); });
 }
 
 TEST(PrepareFinalizeFactoryTest, RoutingTablesTranslateIds) {

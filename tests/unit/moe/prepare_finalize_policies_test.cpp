@@ -21,64 +21,14 @@ namespace {
 
 using Bits = std::vector<std::uint16_t>;
 using test::CallInput;
+using test::choice_rows;
 using test::ClassCase;
 using test::expect_error;
-using test::factor_of;
+using test::grouped_rows;
+using test::is_grouped;
 using test::kAllClasses;
 using test::run_ranks;
 using test::zeros_like;
-
-bool is_grouped(PrepareKind kind) {
-  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
-         kind == PrepareKind::kLocal;
-}
-
-std::int64_t id_at(const TensorView& ids, std::int64_t i) {
-  return ids.dtype() == DType::kI64 ? ids.as<std::int64_t>()[i] : ids.as<std::int32_t>()[i];
-}
-
-// Writes row `from`, times the expert's factor, times `weight`, as row `to` of a bf16 tensor.
-void write_row(const TensorView& rows, std::int64_t from, std::int64_t expert, float weight,
-               const Tensor& output, std::int64_t to) {
-  const std::int64_t width = rows.shape(rows.num_dims() - 1);
-  for (std::int64_t h = 0; h < width; ++h) {
-    const float x = f32_from_bf16(rows.as<std::uint16_t>()[from * width + h]) * factor_of(expert);
-    output.as<std::uint16_t>()[to * width + h] =
-        bf16_from_f32(f32_from_bf16(bf16_from_f32(x)) * weight);
-  }
-}
-
-Tensor nan_rows(std::initializer_list<std::int64_t> shape) {
-  Tensor rows(DType::kBF16, shape);
-  std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), 0x7FC0);
-  return rows;
-}
-
-// [M, K, H]: one row per choice that this rank serves, NaN for the others.
-Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {
-  const TensorView& rows = prepared.experts.rows;
-  const std::int64_t num_topk = object.num_topk();
-  Tensor output = nan_rows({rows.shape(0), num_topk, rows.shape(1)});
-  for (std::int64_t i = 0; i < rows.shape(0) * num_topk; ++i) {
-    const std::int64_t id = id_at(prepared.topk_ids, i);
-    if (id < 0 || object.expert_map().as<std::int32_t>()[id] < 0) continue;
-    write_row(rows, i / num_topk, id, 1.0f, output, i);
-  }
-  return output;
-}
-
-// Expert-major result rows; multiplied by their weights if `is_weighted`.
-Tensor grouped_rows(const PrepareFinalize& object, const Prepared& prepared, std::int32_t first,
-                    bool is_weighted) {
-  const ExpertRows& experts = prepared.experts;
-  Tensor output = zeros_like(experts.rows);
-  std::fill_n(output.as<std::uint16_t>(), output.view().num_elements(), 0x7FC0);
-  for (const RowOrigin& origin : object.row_origins()) {
-    write_row(experts.rows, origin.row, first + origin.expert, is_weighted ? origin.weight : 1.0f,
-              output, origin.row);
-  }
-  return output;
-}
 
 reference::Batch batch_of_powers(const ClassCase& test) {
   reference::Batch batch = test::random_batch_of(test);
@@ -192,9 +142,14 @@ TEST(PrepareFinalizePoliciesTest, GroupedRowsAreWeighedByTheClassOrBefore) {
           if (is_weighted && !knows_weights) continue;
           const Prepared prepared = object->prepare(input.arguments());
           const Tensor rows = grouped_rows(*object, prepared, first, is_weighted);
-          expect_error(Errc::kInvalidArgument, "weight_and_reduce is contiguous, must be delegate",
+          const bool may_be_contiguous = kind == PrepareKind::kElasticPrefill;
+          expect_error(Errc::kInvalidArgument,
+                       may_be_contiguous ? "naive_batched, must be delegate, contiguous or no_op"
+                                         : "contiguous, must be delegate or no_op",
                        [&] {
-                         object->finalize({output, rows, WeightAndReduce::contiguous()});
+                         object->finalize({output, rows,
+                                           may_be_contiguous ? WeightAndReduce::naive_batched(0)
+                                                             : WeightAndReduce::contiguous()});
                        });
           object->finalize(
               {output, rows, is_weighted ? WeightAndReduce::no_op() : WeightAndReduce::delegate()});

@@ -249,12 +249,5 @@ TEST(QuantBuildersTest, FormatsWithScalesOfTheirOwnTakeNoGrouping) {
                [] { (void)QuantConfig::make({.quant_dtype = Q::kMxfp8, .a2_scale = view(0)}); });
 }
 
-TEST(QuantBuildersTest, StrictRefusesInt8WithOneScale) {
-  expect_error(Errc::kInvalidArgument, "int8 activations with one scale for the tensor",
-               [] { (void)QuantConfig::int8_w8a8({.strict = true}); });
-  EXPECT_TRUE(
-      QuantConfig::int8_w8a8({.per_act_token_quant = true, .strict = true}).per_act_token_quant());
-}
-
 }  // namespace
 }  // namespace switchyard

@@ -108,7 +108,7 @@ struct LowLatencyCombined {
 ///
 /// Construction and all calls are collective, except the static functions and
 /// get_next_low_latency_combine_buffer.
-/// Errors of calls: kInvalidArgument at once; kNotSupported (use_logfmt; on a GPU
+/// Errors of calls: kInvalidArgument at once; kNotSupported (use_logfmt, rank masks; on a GPU
 /// dispatch_wait_recv_cost_stats, because only the host measures waits); kTimeout, kPeerLost and
 /// kAborted, after which the group can only be destroyed. Hooks are receive phases: every rank
 /// calls them, in the same order.
@@ -163,6 +163,12 @@ class SWITCHYARD_API LowLatencyBuffer {
   /// A barrier of the hosts, because windows here never need cleaning. Collective.
   void clean_low_latency_buffer(std::int64_t num_max_dispatch_tokens_per_rank, std::int64_t hidden,
                                 std::int32_t num_experts);
+
+  /// Masks of failed ranks (enable_shrink): all three throw kNotSupported, because without the rows
+  /// of a masked rank a result would look complete. A rank that does not come ends the group.
+  [[noreturn]] void low_latency_update_mask_buffer(int rank, bool is_masked);
+  [[noreturn]] void low_latency_query_mask_buffer(const TensorView& mask_status);
+  [[noreturn]] void low_latency_clean_mask_buffer();
 
  private:
   std::unique_ptr<class LowLatencyBufferImpl> impl_;

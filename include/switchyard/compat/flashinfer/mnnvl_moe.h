@@ -51,8 +51,6 @@ struct MoEAlltoallPrepared {
 /// The same on every rank.
 struct MnnvlMoeOptions {
   std::int64_t max_token_count_per_rank = 0;  ///< upper bound on every Tm
-  bool strict = false;  ///< refuses what the original refuses: requires expert_count and slot_count
-                        ///< multiples of 4, K at most 32, payload rows of multiples of 16 bytes
 };
 
 /// Construction and all calls are collective. Memory for each row size is allocated at first use

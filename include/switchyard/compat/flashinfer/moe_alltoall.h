@@ -12,8 +12,8 @@
 //   - negative ids are dropped; the original sends them to rank 0
 //   - combine adds rows one after another in f32, in the order of the highest k that each rank
 //     holds, not as a tree over k; both round once
-//   - limits on P, K, E and the number of payloads apply only with `strict`; no fp8 staging, no
-//     quantized output, no rank mask, no payload_in_workspace (rows are read in place)
+//   - any P, K, E and number of payloads; no fp8 staging, no quantized output, no rank mask, no
+//     payload_in_workspace (rows are read in place)
 #pragma once
 
 #include <cstddef>
@@ -36,13 +36,14 @@ struct MoeAlltoAllOptions {
   std::int64_t max_num_tokens = 0;  ///< upper bound on every Tr
   std::int32_t top_k = 0;
   std::int32_t num_experts = 0;
-  bool strict = false;  ///< refuses what the original refuses
+  bool enable_rank_mask = false;  ///< true throws kNotSupported
 };
 
 struct MoeDispatchOptions {
   /// Written into the ids of rows without a token; if absent, those ids are stale.
   std::optional<std::int32_t> invalid_token_expert_id{};
   std::int32_t expert_id_payload_index = 0;  ///< the payload that holds the ids, [T, K] i32
+  TensorView active_rank_mask{};             ///< given throws kNotSupported
 };
 
 /// Construction, dispatch and combine are collective. Memory for each row size is allocated at
@@ -53,7 +54,8 @@ struct MoeDispatchOptions {
 /// CUDA graph. Results of combine are memory of the object, which a later call may reuse when the
 /// last Tensor that holds it is gone.
 ///
-/// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
+/// Errors: kInvalidArgument at once; kNotSupported (rank masks: a result without the rows of a rank
+/// must not look complete); kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API MoeAlltoAll {
  public:
   MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options,
@@ -73,7 +75,7 @@ class SWITCHYARD_API MoeAlltoAll {
   /// [P, Tr, ...] for each payload: the n-th token from rank s is at (s, n), for n below
   /// recv_counts()[s]. Valid until combine. Ids of other ranks' experts remain in valid rows.
   ///
-  ///   token_selected_experts  [T, K]  i32 (i64 also without `strict`); negative: none
+  ///   token_selected_experts  [T, K]  i32 or i64; negative: none
   ///   input_payloads          [T, cols] each, any dtype, contiguous
   ///   runtime_max_tokens_per_rank  Tr, at least every rank's T; the same on every rank
   ///
