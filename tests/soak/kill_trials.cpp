@@ -97,6 +97,7 @@ class Trials {
     json["stops"] = num_of_[static_cast<std::size_t>(Fault::kStop)];
     json["late_starts"] = num_of_[static_cast<std::size_t>(Fault::kLate)];
     json["survivors"] = survivors_;
+    json["survivors_in_set_up"] = in_set_up_;
     json["slowest_survivor_seconds"] = slowest_;
     json["allowed_seconds"] = allowed();
     json["left_behind"] = left_behind_;
@@ -113,6 +114,7 @@ class Trials {
   void judge(const Trial& trial, int number, const TrialRank& rank) {
     if (trial.is_victim(number) && trial.fault == Fault::kKill) return;
     ++survivors_;
+    if (rank.report.find(": group: ") != std::string::npos) ++in_set_up_;
     const double seconds = seconds_of(rank.end_ns - rank.since_ns);
     slowest_ = std::max(slowest_, seconds);
     std::string why;
@@ -194,6 +196,7 @@ class Trials {
   std::filesystem::path folder_;
   int num_of_[3] = {0, 0, 0};
   int survivors_ = 0;
+  int in_set_up_ = 0;  ///< of them: there was no group yet
   int left_behind_ = 0;
   int wrong_ = 0;
   double slowest_ = 0;

@@ -27,7 +27,9 @@ namespace switchyard::test {
 namespace {
 
 constexpr int kNoGpu = 77;
-constexpr std::int64_t kMaxDelayMs = 600;  // from the start of the processes to a signal
+// From the start of the processes to a signal; GPUs are slow to start.
+constexpr std::int64_t kMaxDelayMs = 600;
+constexpr std::int64_t kMaxGpuDelayMs = 6000;
 constexpr std::int64_t kPairsEach = 30;
 constexpr const char* kSecret = "kill-trials";
 
@@ -108,7 +110,9 @@ Trial random_trial(std::uint64_t seed, const std::string& device, std::int64_t t
   trial.signal =
       trial.fault == Fault::kStop ? SIGSTOP : kSignals[static_cast<std::size_t>(draw(3))];
   if (trial.fault == Fault::kLate) trial.signal = 0;
-  trial.delay_ms = trial.fault == Fault::kLate ? draw(2 * timeout_ms) : draw(kMaxDelayMs);
+  trial.delay_ms = trial.fault == Fault::kLate
+                       ? draw(2 * timeout_ms)
+                       : draw(device == "cpu" ? kMaxDelayMs : kMaxGpuDelayMs);
   trial.timeout_ms = timeout_ms;
   trial.device = device;
   trial.name = fmt::format("switchyard-trial-{}-{}", getpid(), seed);
