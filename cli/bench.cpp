@@ -57,8 +57,8 @@ void check_device(const BenchOptions& options) {
   }
   require(!options.graph, Errc::kInvalidArgument,
           "bench: --graph with --device cpu, must be --device cuda: graphs are of a GPU");
-  require(!options.pdl, Errc::kInvalidArgument,
-          "bench: --pdl with --device cpu, must be --device cuda: launches are of a GPU");
+  require(options.pdl, Errc::kInvalidArgument,
+          "bench: --no-pdl with --device cpu, must be --device cuda: launches are of a GPU");
   require(options.sms.empty(), Errc::kInvalidArgument,
           "bench: --sms {} with --device cpu, must be --device cuda: SMs are of a GPU",
           options.sms);
@@ -130,8 +130,8 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
 
 void add_other_options(CLI::App* verb, BenchOptions& options) {
   verb->add_flag("--graph", options.graph, "cuda: replay CUDA graphs");
-  verb->add_flag("--pdl", options.pdl,
-                 "cuda: launch kernels before the one ahead has ended (programmatic dependent "
+  verb->add_flag("!--no-pdl", options.pdl,
+                 "cuda: launch no kernel before the one ahead has ended (no programmatic dependent "
                  "launch)");
   verb->add_option("--sms", options.sms,
                    "cuda: SMs that an operation may take; N,N,... for a chart");

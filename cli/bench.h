@@ -27,8 +27,8 @@ struct BenchOptions {
   std::string reduce = "per_rank";
   int layers = 1;
   bool graph = false;
-  bool pdl = false;  ///< programmatic dependent launch
-  std::string sms;   ///< empty: chosen by heuristics
+  bool pdl = true;  ///< cuda: programmatic dependent launch
+  std::string sms;  ///< empty: chosen by heuristics
   std::string routing = "uniform";
   std::int64_t runs = 51;
   std::uint64_t seed = 1;

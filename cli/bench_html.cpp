@@ -267,7 +267,7 @@ std::string to_html(const BenchReport& report) {
       escaped(report.engine), escaped(options.layout),
       options.scheme == "none" ? "bf16" : escaped(options.scheme), escaped(options.reduce),
       options.layers == 1 ? "" : fmt::format(", {} layers", options.layers),
-      options.pdl ? ", programmatic launches" : "",
+      options.pdl ? "" : ", no programmatic launches",
       options.max_tokens == 0 ? "" : fmt::format(", room for {} tokens", options.max_tokens));
   if (!report.is_ok()) html += "<p class=\"bad\">Some elements were wrong: see the table.</p>\n";
   return html + latency_section(report) + fraction_section(report) + budget_section(report) +

@@ -26,7 +26,7 @@ std::string ratio_text(double ratio) {
 std::string operation_text(const BenchOptions& options) {
   std::string what =
       options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
-  if (options.pdl) what += ", programmatic launches";
+  if (!options.pdl) what += ", no programmatic launches";
   if (options.max_tokens > 0) what += fmt::format(", room for {} tokens", options.max_tokens);
   if (options.graph) {
     return fmt::format(
@@ -104,10 +104,17 @@ nlohmann::ordered_json json_of(const BenchRow& row) {
 }
 
 nlohmann::ordered_json settings_of(const BenchOptions& options) {
-  return {{"op", options.op},         {"layout", options.layout},        {"scheme", options.scheme},
-          {"reduce", options.reduce}, {"layers", options.layers},        {"graph", options.graph},
-          {"pdl", options.pdl},       {"routing", options.routing},      {"runs", options.runs},
-          {"seed", options.seed},     {"max_tokens", options.max_tokens}};
+  return {{"op", options.op},
+          {"layout", options.layout},
+          {"scheme", options.scheme},
+          {"reduce", options.reduce},
+          {"layers", options.layers},
+          {"graph", options.graph},
+          {"pdl", options.device == "cuda" && options.pdl},
+          {"routing", options.routing},
+          {"runs", options.runs},
+          {"seed", options.seed},
+          {"max_tokens", options.max_tokens}};
 }
 
 }  // namespace

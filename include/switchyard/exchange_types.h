@@ -39,7 +39,7 @@ struct ExchangeOptions {
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
   /// it before they touch memory (programmatic dependent launch). Ignored where ranks share a GPU.
-  bool programmatic_launch = false;
+  bool programmatic_launch = true;
   /// How windows are shared: "auto", "same_process", "vmm", "ipc" or "nccl"; empty: the setting
   /// SWITCHYARD_HEAP.
   std::string heap{};

@@ -38,8 +38,8 @@ struct BenchShape {
   int num_layers = 1;          ///< consecutive operations that make up one iteration
   std::int64_t num_runs = 51;  ///< timed iterations
   bool uses_graph = false;     ///< device: replays graphs instead of timing launches between events
-  bool is_programmatic = false;  ///< device: programmatic dependent launch
-  int num_sms = 0;               ///< device: SM budget of an operation; 0: chosen by heuristics
+  bool is_programmatic = true;  ///< device: programmatic dependent launch
+  int num_sms = 0;              ///< device: SM budget of an operation; 0: chosen by heuristics
   std::uint64_t seed = 1;
 
   std::int64_t max_tokens_per_rank() const { return max_tokens == 0 ? num_tokens : max_tokens; }

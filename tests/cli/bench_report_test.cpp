@@ -143,15 +143,16 @@ TEST(BenchReportTest, BudgetsGetColumnsAndAChart) {
   EXPECT_EQ(nlohmann::json::parse(cli::to_json(report))["floors"][1]["sms"], 64);
 }
 
-TEST(BenchReportTest, ProgrammaticLaunchesAreSaidEverywhere) {
+TEST(BenchReportTest, MissingProgrammaticLaunchesAreSaidEverywhere) {
   BenchReport report = report_of(0, false);
   for (const bool pdl : {false, true}) {
+    report.options.device = "cuda";
     report.options.pdl = pdl;
     const auto has = [&](const std::string& text) {
-      return text.find("programmatic launches") != std::string::npos;
+      return text.find("no programmatic launches") != std::string::npos;
     };
-    EXPECT_EQ(has(cli::header_text(report)), pdl);
-    EXPECT_EQ(has(cli::to_html(report)), pdl);
+    EXPECT_EQ(has(cli::header_text(report)), !pdl);
+    EXPECT_EQ(has(cli::to_html(report)), !pdl);
     EXPECT_EQ(nlohmann::json::parse(cli::to_json(report))["settings"]["pdl"], pdl);
   }
 }

@@ -172,7 +172,7 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
                      "workload is \"gpt-5\", must be a config.json or one");
   expect_usage_error({"--routing", "zipf:a"}, "want zipf:A with a number A from 0 to 10");
   expect_usage_error({"--graph"}, "--graph with --device cpu, must be --device cuda");
-  expect_usage_error({"--pdl"}, "--pdl with --device cpu, must be --device cuda");
+  expect_usage_error({"--no-pdl"}, "--no-pdl with --device cpu, must be --device cuda");
   expect_usage_error({"--sms", "8"}, "--sms 8 with --device cpu");
   expect_usage_error({"--baseline", "nccl"}, "--baseline nccl with --device cpu, must be mpi");
   expect_usage_error({"--device", "cuda", "--baseline", "mpi"}, "must be nccl or a file");
@@ -212,7 +212,7 @@ TEST(BenchTest, CudaWithoutItsModuleSaysWhatToDo) {
 TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
   const Arguments cases[] = {
       {"--op", "pair", "--graph", "--baseline", "nccl"},
-      {"--op", "combine", "--graph", "--pdl", "--layout", "batched", "--scheme", "none"},
+      {"--op", "combine", "--graph", "--no-pdl", "--layout", "batched", "--scheme", "none"},
       {"--op", "dispatch", "--layout", "compact", "--sms", "8"},
       {"--op", "pair", "--engine", "local", "--reduce", "per_expert", "--scheme", "nvfp4"},
       {"--op", "pair", "--layout", "by_rank", "--graph", "--layers", "3"},

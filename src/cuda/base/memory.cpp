@@ -51,4 +51,12 @@ OwnedStream::~OwnedStream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
+OwnedEvent::OwnedEvent() {
+  check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+}
+
+OwnedEvent::~OwnedEvent() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+}
+
 }  // namespace switchyard::cuda

@@ -102,4 +102,20 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// An event without times, which counts as reached until it is recorded. Move-only.
+class OwnedEvent {
+ public:
+  OwnedEvent();
+  OwnedEvent(OwnedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  OwnedEvent& operator=(OwnedEvent&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~OwnedEvent();
+  cudaEvent_t get() const noexcept { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 }  // namespace switchyard::cuda

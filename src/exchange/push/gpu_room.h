@@ -5,14 +5,24 @@
 // Kernels wait for their counterparts on other ranks, so those that can run at the same time must
 // not keep one another from starting. Where ranks share a GPU, every kernel of every rank gets an
 // equal share. Elsewhere one stream, the main one, may fill the GPU: the stream of the last
-// dispatch that began while no handle was alive. Kernels of other streams, of which there are at
-// most max_in_flight, share half of it. So a kernel of any stream finds room beside those of the
-// others, and the first CTAs of a dispatch or combine wait for nobody. Ranks must agree on which of
-// a program's streams is which, as they do if they run the same program.
+// dispatch into slot 0 that began while no handle was alive. Kernels in other streams, of which
+// there are at most max_in_flight, share half of it. So a kernel of any stream finds room beside
+// those of the others, and the first CTAs of a dispatch or combine wait for nobody.
+//
+// Kernels of slot 0 are ordered before the dispatch that makes a stream the main one, because the
+// caller orders the calls of a slot. Those of other slots in the main stream before are, too: the
+// new one waits for them, unless it is captured; then the caller orders the graph.
+//
+// What is main follows from the calls alone, so ranks that run the same program agree.
 #pragma once
+
+#include <cstddef>
+#include <vector>
 
 #include "switchyard/exchange_types.h"
 #include "switchyard/stream.h"
+
+#include "cuda/base/memory.h"
 
 namespace switchyard {
 
@@ -28,8 +38,10 @@ class GpuRoom {
   GpuRoom() = default;
   GpuRoom(int num_sms, int ranks_on_gpu, int max_in_flight, const ExchangeOptions& options);
 
-  /// A dispatch into this stream begins; no other handle is alive.
-  void set_main(Stream stream) { main_ = stream; }
+  /// A dispatch into `slot` begins; no other handle is alive.
+  void begin(std::size_t slot, Stream stream);
+  /// The kernels of a call in `slot` have been launched.
+  void end(std::size_t slot, Stream stream);
   KernelRoom of(Stream stream) const { return has_sides_ && stream != main_ ? side_ : full_; }
 
  private:
@@ -37,6 +49,7 @@ class GpuRoom {
   KernelRoom side_;
   bool has_sides_ = false;
   Stream main_ = Stream::host();
+  std::vector<cuda::OwnedEvent> ends_;  ///< of the last call of each slot but 0 in the main stream
 };
 
 }  // namespace switchyard

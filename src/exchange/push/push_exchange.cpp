@@ -110,8 +110,9 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
       call.earlier == nullptr ? nullptr : &kept_routing(*call.earlier, "dispatch_again");
   check_input(call, earlier);
   PushDispatch dispatch = push_dispatch(call, earlier);
-  if (handles_.num_alive() == 0) room_.set_main(call.stream);
+  const bool is_only = handles_.num_alive() == 0;
   Slot& slot = open_slot(call.name(), call.options.slot);
+  if (is_only) room_.begin(index_of(slot), call.stream);
   if (!slot.window) take_slot(slot);
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
   slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
@@ -188,9 +189,11 @@ void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) 
     sync_if_shared(phases, stream);
   }
   launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
-  if (!cuda::receives(phases) || !shape_.gathers || !shape_.gathers_routing) return;
-  sync_if_shared(phases, stream);
-  cuda::launch_place_routing(routing_args(slot.kernels, slot.dispatch), stream.get());
+  if (cuda::receives(phases) && shape_.gathers && shape_.gathers_routing) {
+    sync_if_shared(phases, stream);
+    cuda::launch_place_routing(routing_args(slot.kernels, slot.dispatch), stream.get());
+  }
+  room_.end(index_of(slot), stream);
 }
 
 // Ranks that share a GPU may share a hardware queue: whatever follows a kernel that waits for a
@@ -264,9 +267,11 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
     cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
   }
   cuda::launch_combine(args, phases, room.is_programmatic, stream.get());
-  if (call.returned_weights == nullptr) return;
-  sync_if_shared(phases, stream);
-  cuda::launch_receive_weights(return_weights_args(slot.kernels, call), stream.get());
+  if (call.returned_weights != nullptr) {
+    sync_if_shared(phases, stream);
+    cuda::launch_receive_weights(return_weights_args(slot.kernels, call), stream.get());
+  }
+  room_.end(index_of(slot), stream);
 }
 
 void PushExchange::release(const DispatchHandle& handle) {
