@@ -12,7 +12,6 @@
 #include "common_options.h"
 #include "core/fail.h"
 #include "core/settings.h"
-#include "device_option.h"
 #include "io/output_file.h"
 #include "memory_file.h"
 #include "start_ranks.h"

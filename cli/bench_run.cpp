@@ -6,7 +6,10 @@
 
 #include <fmt/format.h>
 
+#include "common_options.h"
 #include "machine.h"
+#include "measure/cpu_target.h"
+#include "measure/cuda_target.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
 #include "progress.h"
@@ -33,6 +36,14 @@ void add_traffic(BenchRow& row, const measure::FloorModel& floor) {
   }
   row.floor_us = measure::median(floors);
   row.wire_bytes = static_cast<std::int64_t>(measure::median(bytes));
+}
+
+// Measures on `device`.
+std::unique_ptr<measure::BenchTarget> make_bench_target(const std::string& device,
+                                                        const Group& group) {
+  require_device("bench", device);
+  if (device == "cuda") return measure::make_cuda_target(group);
+  return measure::make_cpu_target(group);
 }
 
 class BenchRun {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 
 #include "switchyard/group.h"
@@ -12,10 +11,6 @@
 #include "bench_report.h"
 
 namespace switchyard::cli {
-
-/// Returns the target that measures on `device`. Errors: kNotAvailable with the reason.
-std::unique_ptr<measure::BenchTarget> make_bench_target(const std::string& device,
-                                                        const Group& group);
 
 /// Collective. Measures the floors first, then each shape in order. On rank 0 the report is
 /// complete and `say` receives each line of text as soon as it is known; on other ranks the report

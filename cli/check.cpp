@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "check_gpus.h"
 #include "check_report.h"
 #include "check_run.h"
 #include "common_options.h"
 #include "core/clock.h"
 #include "core/fail.h"
 #include "device/cuda_module.h"
-#include "device_option.h"
-#include "pattern.h"
 #include "transport/env.h"
 
 namespace switchyard::cli {

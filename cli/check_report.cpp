@@ -3,7 +3,6 @@
 #include "check_report.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <thread>
 

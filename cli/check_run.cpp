@@ -8,13 +8,11 @@
 #include "check_run.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <mutex>
 
@@ -22,7 +20,11 @@
 
 #include "core/clock.h"
 #include "core/fail.h"
+#include "core/settings.h"
+#include "device/cuda_module.h"
+#include "memory_file.h"
 #include "progress.h"
+#include "start_ranks.h"
 #include "transport/env.h"
 #include "transport/launcher.h"
 
@@ -31,6 +33,8 @@ namespace {
 
 using conformance::Agreement;
 using conformance::CheckCase;
+
+constexpr int kMaxRanksPerGpu = 7;
 
 // Runs this rank's part of a case. A failure propagates as an exception.
 CheckResult run_part(const CheckCase& test, const Group& group, std::uint64_t seed) {
@@ -78,23 +82,7 @@ CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
 
 // ---- processes ---------------------------------------------------------------------------------
 
-// A memory file with lines of {case, rank, failure or agreement, ns}. Ranks open it through the
-// launcher's /proc/PID/fd; it disappears with the launcher.
-class ResultLog {
- public:
-  ResultLog() : fd_(memfd_create("switchyard-check", MFD_CLOEXEC)) {
-    require(fd_ >= 0, Errc::kSystem, "check: cannot make a file in memory");
-  }
-  ResultLog(const ResultLog&) = delete;
-  ResultLog& operator=(const ResultLog&) = delete;
-  ~ResultLog() { close(fd_); }
-
-  std::string path() const { return fmt::format("/proc/{}/fd/{}", getpid(), fd_); }
-
- private:
-  int fd_;
-};
-
+// A line of the log, a file in memory that ranks open by its path.
 struct LogLine {
   std::size_t number = 0;
   int rank = 0;
@@ -181,11 +169,8 @@ void run_processes(int num_ranks, const CheckPlan& plan, char** argv,
                    std::vector<CheckResult>& results) {
   LaunchOptions options;
   options.num_ranks = num_ranks;
-  options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
-  for (char** argument = argv + 1; *argument != nullptr; ++argument) {
-    options.command.emplace_back(*argument);
-  }
-  const ResultLog log;
+  options.command = own_command(argv);
+  const MemoryFile log("check");
   options.command.push_back("--results=" + log.path());
   // The log has what a failing rank reports, so its stderr is discarded.
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
@@ -205,6 +190,22 @@ void run_processes(int num_ranks, const CheckPlan& plan, char** argv,
 }
 
 }  // namespace
+
+std::vector<std::string> names_of_gpus() {
+  std::vector<std::string> names;
+  const DeviceFacts facts = cuda_module().describe_devices(setting("SWITCHYARD_HEAP").text);
+  for (const GpuFacts& gpu : facts.gpus) names.push_back(gpu.name);
+  return names;
+}
+
+void skip_crowded(std::vector<conformance::CheckCase>& cases, int num_gpus) {
+  for (conformance::CheckCase& test : cases) {
+    if (test.device != "cuda" || test.engine.empty()) continue;
+    if ((test.num_ranks + num_gpus - 1) / num_gpus <= kMaxRanksPerGpu) continue;
+    test.skipped = fmt::format("{} ranks on {} GPU{}, at most {} share one", test.num_ranks,
+                               num_gpus, num_gpus == 1 ? "" : "s", kMaxRanksPerGpu);
+  }
+}
 
 std::vector<CheckResult> run_plan(const CheckPlan& plan, char** argv) {
   std::vector<CheckResult> results(plan.cases.size());

@@ -29,6 +29,13 @@ struct CheckPlan {
   bool shows_progress = true;
 };
 
+/// Errors: kNotAvailable.
+std::vector<std::string> names_of_gpus();
+
+/// Marks as skipped the GPU cases that would put too many ranks on one GPU: kernels of ranks that
+/// share a GPU wait for each other and are time-sliced.
+void skip_crowded(std::vector<conformance::CheckCase>& cases, int num_gpus);
+
 /// Runs every case and returns one result per case. A case that fails does not stop the others.
 std::vector<CheckResult> run_plan(const CheckPlan& plan, char** argv);
 

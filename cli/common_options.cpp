@@ -6,12 +6,15 @@
 #include <array>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <string_view>
 
 #include <fmt/format.h>
 
+#include "core/fail.h"
 #include "core/settings.h"
+#include "device/cuda_module.h"
 #include "io/output_file.h"
 
 namespace switchyard::cli {
@@ -87,6 +90,43 @@ NamedValues shared_options(const CLI::App& verb) {
     if (is_shared_setting(info.name)) values.emplace_back(info.name, setting(info.name).text);
   }
   return values;
+}
+
+void require_device(const std::string& verb, const std::string& device) {
+  if (device == "cpu") return;
+  const std::string reason = why_no_cuda();
+  require(reason.empty(), Errc::kNotAvailable,
+          "{}: --device {}, but CUDA cannot be used: {}; see switchyard doctor", verb, device,
+          reason);
+}
+
+void prepare_for_shared_gpus() {
+  constexpr int kKeep = 0;  // keeps values that the user has set
+  setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
+}
+
+// Backtracks to the last * whenever the text after it does not match.
+bool matches_pattern(std::string_view pattern, std::string_view name) {
+  std::size_t p = 0;
+  std::size_t n = 0;
+  std::size_t star = pattern.npos;
+  std::size_t resume = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = n;
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p;
+      ++n;
+    } else if (star != pattern.npos) {
+      p = star + 1;
+      n = ++resume;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == pattern.npos;
 }
 
 }  // namespace switchyard::cli

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 
@@ -19,6 +20,16 @@ void add_json(CLI::App* verb, std::string& json);
 void add_seed(CLI::App* verb, std::uint64_t& seed, const std::string& help);
 /// --timeout: milliseconds; 0 stays the setting's.
 void add_timeout(CLI::App* verb, std::int64_t& timeout_ms);
+
+/// --device; does nothing for "cpu". Errors: kNotAvailable with the reason.
+void require_device(const std::string& verb, const std::string& device);
+
+/// Call this before the first use of CUDA; it affects this process and the ranks it starts. Ranks
+/// that are threads and share a GPU need all kernels loaded in advance and a hardware queue each.
+void prepare_for_shared_gpus();
+
+/// --filter and --names: * matches any text.
+bool matches_pattern(std::string_view pattern, std::string_view name);
 
 /// Throws when the report could not be written. Call it before the work. Errors: kInvalidArgument.
 void check_json(const std::string& verb, const std::string& json);

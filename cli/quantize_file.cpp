@@ -11,12 +11,12 @@
 
 #include "switchyard/scale_layout.h"
 
+#include "common_options.h"
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "core/text.h"
 #include "global_scale.h"
 #include "io/safetensors.h"
-#include "pattern.h"
 #include "quant/scalar.h"
 
 namespace switchyard::cli {

@@ -11,7 +11,6 @@
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "core/memory.h"
-#include "device_option.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "io/moe_layer.h"

@@ -3,8 +3,6 @@
 // The layer of `run` on GPUs. To time the stages, a rank waits for its stream after each, so
 // micro-batches run one after another.
 
-#include <algorithm>
-
 #include "switchyard/modular_kernel.h"
 
 #include "core/clock.h"

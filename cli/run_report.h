@@ -3,7 +3,6 @@
 // run_report.h: gathers the ranks' results in one place and reports them as text, JSON or a file.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>

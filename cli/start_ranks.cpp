@@ -38,10 +38,7 @@ int run_as_processes(const char* verb, int num_ranks, char** argv,
                      const std::vector<std::string>& more) {
   LaunchOptions options;
   options.num_ranks = num_ranks;
-  options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};
-  for (char** argument = argv + 1; *argument != nullptr; ++argument) {
-    options.command.emplace_back(*argument);
-  }
+  options.command = own_command(argv);
   options.command.insert(options.command.end(), more.begin(), more.end());
   const LaunchResult result = launch(options);
   report_failure(verb, num_ranks, result);
@@ -49,6 +46,13 @@ int run_as_processes(const char* verb, int num_ranks, char** argv,
 }
 
 }  // namespace
+
+std::vector<std::string> own_command(char** argv) {
+  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string()};
+  for (char** argument = argv + 1; *argument != nullptr; ++argument)
+    command.emplace_back(*argument);
+  return command;
+}
 
 int start_ranks(const RankStart& start, char** argv) {
   const RankInfo info = discover_ranks();

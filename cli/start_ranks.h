@@ -37,4 +37,7 @@ struct RankStart {
 /// Errors: kInvalidArgument; what `check`, `before` and `body` throw.
 int start_ranks(const RankStart& start, char** argv);
 
+/// This program with the arguments of `argv`.
+std::vector<std::string> own_command(char** argv);
+
 }  // namespace switchyard::cli

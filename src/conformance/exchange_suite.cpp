@@ -5,7 +5,6 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 
 #include "switchyard/error.h"
 

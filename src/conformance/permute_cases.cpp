@@ -4,7 +4,6 @@
 // rows, scales and sums, for every share of the experts that a rank can have.
 
 #include <array>
-#include <cstring>
 #include <optional>
 
 #include <fmt/format.h>

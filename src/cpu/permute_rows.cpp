@@ -9,7 +9,6 @@
 #include "cpu/permute_rows.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/bytes.h"
 #include "core/fence.h"

@@ -5,7 +5,6 @@
 #include "cpu/weigh_reduce.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>

@@ -3,7 +3,6 @@
 // mesh.h: one packet socket between each two ranks of a host.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>

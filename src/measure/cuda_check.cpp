@@ -4,7 +4,6 @@
 // largest size on both sides; only received rows are copied.
 
 #include <algorithm>
-#include <cstring>
 
 #include "measure/bench_oracle.h"
 #include "measure/cuda_run.h"

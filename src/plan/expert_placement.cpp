@@ -2,7 +2,6 @@
 
 #include "switchyard/expert_placement.h"
 
-#include <algorithm>
 #include <array>
 
 #include "core/fail.h"

@@ -4,8 +4,6 @@
 
 #include "switchyard/scale_layout.h"
 
-#include <algorithm>
-
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "core/require_device.h"

@@ -9,7 +9,6 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
-#include <optional>
 #include <string_view>
 #include <vector>
 

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <limits>
-#include <string>
 
 #include "core/bytes.h"
 #include "core/fail.h"

@@ -5,7 +5,6 @@
 // socket; over the latter, the kernel's credentials prove that a client runs as the same user.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -5,7 +5,6 @@
 #include "bench_report.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "bench_baseline.h"
@@ -17,7 +16,6 @@ namespace switchyard::test {
 namespace {
 
 using cli::Baseline;
-using cli::BaselineRow;
 using cli::BenchReport;
 using cli::BenchRow;
 using measure::Operation;

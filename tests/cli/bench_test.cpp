@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "cli/run_layer.h"
 #include "support/temp_folder.h"

@@ -8,10 +8,9 @@
 #include <cstdlib>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "check_gpus.h"
+#include "check_run.h"
 #include "support/command.h"
 
 namespace switchyard::test {

@@ -9,7 +9,6 @@
 #include <cstdlib>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "support/command.h"

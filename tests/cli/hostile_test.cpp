@@ -9,7 +9,6 @@
 #include <limits>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/clock.h"
 #include "io/safetensors.h"

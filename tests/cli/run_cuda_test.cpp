@@ -4,7 +4,6 @@
 // Ranks are processes, which may share GPUs.
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "cli/run_layer.h"
 #include "device/cuda_module.h"

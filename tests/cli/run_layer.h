@@ -3,8 +3,6 @@
 // run_layer.h: runs `switchyard run` on data/tiny-moe or another model and parses its JSON.
 #pragma once
 
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "support/command.h"
+#include "support/observe.h"
+#include "support/temp_folder.h"
 
 namespace switchyard::test {
 
@@ -32,10 +32,25 @@ inline nlohmann::json run_json(Arguments extra,
   return nlohmann::json::parse(result.output, nullptr, false);
 }
 
-inline std::string read_file(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
+/// Runs each variant beside the common arguments; all must write the same bytes. Returns the
+/// reports.
+inline std::vector<nlohmann::json> expect_same_output(const Arguments& common,
+                                                      const std::vector<Arguments>& variants) {
+  const TempFolder folder;
+  const std::string path = folder.file("out.safetensors");
+  std::vector<nlohmann::json> reports;
+  std::string first;
+  for (const Arguments& variant : variants) {
+    Arguments arguments = common;
+    arguments.insert(arguments.end(), variant.begin(), variant.end());
+    arguments.insert(arguments.end(), {"--output", path});
+    reports.push_back(run_json(arguments));
+    const std::string bytes = read_file(path);
+    EXPECT_FALSE(bytes.empty());
+    if (first.empty()) first = bytes;
+    EXPECT_EQ(bytes, first) << ::testing::PrintToString(arguments);
+  }
+  return reports;
 }
 
 }  // namespace switchyard::test

@@ -9,7 +9,6 @@
 #include "cli/run_layer.h"
 #include "io/safetensors.h"
 #include "quant/bf16.h"
-#include "support/temp_folder.h"
 
 namespace switchyard::test {
 namespace {
@@ -86,17 +85,11 @@ TEST(RunSchemesTest, TheGlobalScaleIsThatOfTheWholeInput) {
 
 // With a given scale the senders quantize the rows, and the result does not depend on the ranks.
 TEST(RunSchemesTest, AGivenScaleTravelsAndGivesTheSameBitsForEveryRankCount) {
-  const TempFolder folder;
-  const std::string path = folder.file("out.safetensors");
   for (const std::string scheme : {"fp8_tensor", "int8_tensor"}) {
-    std::string first;
-    for (const char* ranks : {"1", "3", "8"}) {
-      const nlohmann::json json = run_json({"--ranks", ranks, "--engine", "local", "--scheme",
-                                            scheme, "--static-scale", "auto", "--output", path});
+    for (const nlohmann::json& json :
+         expect_same_output({"--engine", "local", "--scheme", scheme, "--static-scale", "auto"},
+                            {{"--ranks", "1"}, {"--ranks", "3"}, {"--ranks", "8"}})) {
       EXPECT_EQ(json["wire_scheme"], scheme);
-      const std::string bytes = read_file(path);
-      if (first.empty()) first = bytes;
-      EXPECT_EQ(bytes, first) << scheme << " " << ranks;
     }
   }
 }
@@ -104,29 +97,12 @@ TEST(RunSchemesTest, AGivenScaleTravelsAndGivesTheSameBitsForEveryRankCount) {
 // Micro-batches and local experts see other rows per expert, so the scale between the GEMMs must be
 // given as well.
 TEST(RunSchemesTest, BothScalesGivenGiveTheSameBitsInMicroBatchesAndLocally) {
-  const TempFolder folder;
-  const std::string path = folder.file("out.safetensors");
   for (const std::string scheme : {"fp8_tensor", "int8_tensor"}) {
-    std::string first;
-    for (const Arguments& arguments : {Arguments{"--ranks", "1"},
-                                       {"--ranks", "3", "--prepare", "local"},
-                                       {"--ranks", "3", "--micro-batches", "2"}}) {
-      Arguments all{"--engine",
-                    "local",
-                    "--scheme",
-                    scheme,
-                    "--static-scale",
-                    "auto",
-                    "--intermediate-scale",
-                    "0.2",
-                    "--output",
-                    path};
-      all.insert(all.end(), arguments.begin(), arguments.end());
-      run_json(all);
-      const std::string bytes = read_file(path);
-      if (first.empty()) first = bytes;
-      EXPECT_EQ(bytes, first) << scheme << " " << arguments.back();
-    }
+    expect_same_output({"--engine", "local", "--scheme", scheme, "--static-scale", "auto",
+                        "--intermediate-scale", "0.2"},
+                       {{"--ranks", "1"},
+                        {"--ranks", "3", "--prepare", "local"},
+                        {"--ranks", "3", "--micro-batches", "2"}});
   }
 }
 
@@ -141,36 +117,20 @@ TEST(RunSchemesTest, TheScaleBetweenTheGemmsCounts) {
 }
 
 TEST(RunSchemesTest, PerExpertGivesTheSameBitsForEveryRankCountAndScheme) {
-  const TempFolder folder;
-  const std::string path = folder.file("out.safetensors");
   for (const std::string scheme : kSchemes) {
     if (is_tensor_scheme(scheme)) continue;
-    std::string first;
-    for (const Arguments& arguments : {Arguments{"--ranks", "1"},
-                                       {"--ranks", "3", "--prepare", "elastic_prefill"},
-                                       {"--ranks", "2", "--prepare", "local"}}) {
-      Arguments all{"--engine", "local",    "--tokens",   "100",      "--scheme",
-                    scheme,     "--reduce", "per_expert", "--output", path};
-      all.insert(all.end(), arguments.begin(), arguments.end());
-      run_json(all);
-      const std::string bytes = read_file(path);
-      if (first.empty()) first = bytes;
-      EXPECT_EQ(bytes, first) << scheme << " " << arguments.back();
-    }
+    expect_same_output(
+        {"--engine", "local", "--tokens", "100", "--scheme", scheme, "--reduce", "per_expert"},
+        {{"--ranks", "1"},
+         {"--ranks", "3", "--prepare", "elastic_prefill"},
+         {"--ranks", "2", "--prepare", "local"}});
   }
 }
 
 TEST(RunSchemesTest, AlignmentChangesNoBits) {
-  const TempFolder folder;
-  std::string first;
-  for (const char* alignment : {"1", "7", "128"}) {
-    const std::string path = folder.file("out.safetensors");
-    run_json({"--ranks", "3", "--engine", "local", "--prepare", "elastic_prefill", "--scheme",
-              "fp8_ue8m0", "--alignment", alignment, "--output", path});
-    const std::string bytes = read_file(path);
-    if (first.empty()) first = bytes;
-    EXPECT_EQ(bytes, first) << alignment;
-  }
+  expect_same_output({"--ranks", "3", "--engine", "local", "--prepare", "elastic_prefill",
+                      "--scheme", "fp8_ue8m0"},
+                     {{"--alignment", "1"}, {"--alignment", "7"}, {"--alignment", "128"}});
 }
 
 // Every class and kind of scale can be dumped; the number of rows per rank equals the report's.

@@ -5,7 +5,6 @@
 #include "conformance/exchange_suite.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/error.h"
 

@@ -12,12 +12,7 @@
 namespace switchyard {
 namespace {
 
-using test::ExchangeRank;
-using test::expect_error;
-using test::fault_config;
-using test::run_ranks;
-
-constexpr Errc kBad = Errc::kInvalidArgument;
+using namespace test;
 
 // Schemes that CPUs support and no kernel exists for.
 std::vector<ExchangeConfig> unnamed_schemes() {
@@ -61,33 +56,33 @@ TEST_F(AgainArgumentsTest, RoutingThatIsNotKept) {
   run(fault_config(), {}, [](ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
     rank.combine(got);
-    expect_error(kBad, "dispatch_again: the exchange keeps no routing; set",
-                 [&] { (void)again(rank, got.handle); });
-    expect_error(kBad, "reopen: the exchange keeps no routing",
-                 [&] { (void)rank.exchange().reopen(got.handle, rank.stream()); });
+    expect_invalid("dispatch_again: the exchange keeps no routing; set",
+                   [&] { (void)again(rank, got.handle); });
+    expect_invalid("reopen: the exchange keeps no routing",
+                   [&] { (void)rank.exchange().reopen(got.handle, rank.stream()); });
   });
 }
 
 TEST_F(AgainArgumentsTest, HandlesWhoseRoutingIsGone) {
   run(fault_config(), {.keeps_routing = true}, [](ExchangeRank& rank) {
     Exchange& exchange = rank.exchange();
-    expect_error(kBad, "the handle is empty", [&] { (void)again(rank, {}); });
+    expect_invalid("the handle is empty", [&] { (void)again(rank, {}); });
     const DispatchHandle sent =
         exchange.dispatch_send(rank.tokens(), rank.ids(), {}, rank.stream());
-    expect_error(kBad, "sent by dispatch and not received", [&] { (void)again(rank, sent); });
+    expect_invalid("sent by dispatch and not received", [&] { (void)again(rank, sent); });
     const Dispatched first = exchange.dispatch_receive(sent, rank.stream());
-    expect_error(kBad, "1 handles are alive, max_in_flight is 1",
-                 [&] { (void)again(rank, first.handle); });
+    expect_invalid("1 handles are alive, max_in_flight is 1",
+                   [&] { (void)again(rank, first.handle); });
     rank.combine(first);
     const Dispatched second = again(rank, first.handle);
     rank.combine(second);
     exchange.release(exchange.reopen(first.handle, rank.stream()));  // still the same routing
     const Dispatched third = rank.dispatch();
     rank.combine(third);
-    expect_error(kBad, "a new dispatch has reused the slot of the handle",
-                 [&] { (void)again(rank, second.handle); });
-    expect_error(kBad, "a new dispatch has reused the slot of the handle",
-                 [&] { (void)exchange.reopen(first.handle, rank.stream()); });
+    expect_invalid("a new dispatch has reused the slot of the handle",
+                   [&] { (void)again(rank, second.handle); });
+    expect_invalid("a new dispatch has reused the slot of the handle",
+                   [&] { (void)exchange.reopen(first.handle, rank.stream()); });
     rank.combine(again(rank, third.handle));
   });
 }
@@ -98,11 +93,11 @@ TEST_F(AgainArgumentsTest, OtherTokensThanBefore) {
     rank.combine(got);
     const TensorView fewer(rank.tokens().data(), DType::kBF16, {15, 1024}, rank.device());
     const std::size_t launches = rank.num_launches([&] {
-      expect_error(kBad, "dispatch_again: tokens has 15 rows, must be 16", [&] {
+      expect_invalid("dispatch_again: tokens has 15 rows, must be 16", [&] {
         (void)rank.exchange().dispatch_again(got.handle, fewer, {}, rank.stream());
       });
-      expect_error(kBad, "options.max_tokens is 17, must be from 0 to max_tokens_per_rank, 16",
-                   [&] { (void)again(rank, got.handle, {.max_tokens = 17}); });
+      expect_invalid("options.max_tokens is 17, must be from 0 to max_tokens_per_rank, 16",
+                     [&] { (void)again(rank, got.handle, {.max_tokens = 17}); });
     });
     EXPECT_EQ(launches, 0u);
     rank.combine(again(rank, got.handle, {.max_tokens = 16}));
@@ -115,9 +110,8 @@ TEST_F(AgainArgumentsTest, BoundsOfACall) {
       return rank.exchange().dispatch(rank.tokens(), rank.ids(), {}, rank.stream(),
                                       {.max_tokens = max_tokens});
     };
-    expect_error(kBad, "options.max_tokens is -1", [&] { (void)dispatch(-1); });
-    expect_error(kBad, "tokens has 16 rows, but options.max_tokens is 15",
-                 [&] { (void)dispatch(15); });
+    expect_invalid("options.max_tokens is -1", [&] { (void)dispatch(-1); });
+    expect_invalid("tokens has 16 rows, but options.max_tokens is 15", [&] { (void)dispatch(15); });
     rank.combine(dispatch(16));
   });
 }
@@ -135,13 +129,10 @@ TEST_F(AgainArgumentsTest, Payloads) {
                                       {.payloads = payloads});
     };
     const std::size_t launches = rank.num_launches([&] {
-      expect_error(kBad, "0 payloads are given, the configuration has 2",
-                   [&] { (void)dispatch({}); });
-      expect_error(kBad, "payloads[1] is", [&] { (void)dispatch({payload(16, 32), {}}); });
-      expect_error(kBad, "payloads[0] is", [&] {
-        (void)dispatch({payload(16, 31), payload(16, 64)});
-      });
-      expect_error(kBad, "16 rows of 64 bytes", [&] {
+      expect_invalid("0 payloads are given, the configuration has 2", [&] { (void)dispatch({}); });
+      expect_invalid("payloads[1] is", [&] { (void)dispatch({payload(16, 32), {}}); });
+      expect_invalid("payloads[0] is", [&] { (void)dispatch({payload(16, 31), payload(16, 64)}); });
+      expect_invalid("16 rows of 64 bytes", [&] {
         (void)dispatch({payload(16, 32), payload(15, 64)});
       });
     });

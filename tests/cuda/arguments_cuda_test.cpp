@@ -14,10 +14,7 @@
 namespace switchyard {
 namespace {
 
-using test::ExchangeRank;
-using test::expect_error;
-using test::fault_config;
-using test::run_ranks;
+using namespace test;
 
 constexpr Errc kBad = Errc::kInvalidArgument;
 
@@ -86,10 +83,10 @@ void expect_input_refused(ExchangeRank& rank, const std::vector<WrongInput>& inp
       SCOPED_TRACE(wrong.phrase);
       Views v(rank);
       wrong.spoil(v);
-      expect_error(kBad, wrong.phrase, [&] {
+      expect_invalid(wrong.phrase, [&] {
         (void)rank.exchange().dispatch(v.tokens, v.ids, v.weights, rank.stream(), v.options);
       });
-      expect_error(kBad, wrong.phrase, [&] {
+      expect_invalid(wrong.phrase, [&] {
         (void)rank.exchange().dispatch_send(v.tokens, v.ids, v.weights, rank.stream(), v.options);
       });
     }
@@ -262,35 +259,33 @@ TEST_F(ExchangeArgumentsTest, HandlesThatAreUsedWrongly) {
     const auto combine = [&](const DispatchHandle& handle, const TensorView& rows) {
       exchange.combine(handle, rows, rank.output(), rank.stream());
     };
-    expect_error(kBad, "the handle is not alive here", [&] { combine({}, rank.tokens()); });
-    expect_error(kBad, "the handle is not alive here", [&] { exchange.release({}); });
+    expect_invalid("the handle is not alive here", [&] { combine({}, rank.tokens()); });
+    expect_invalid("the handle is not alive here", [&] { exchange.release({}); });
 
     const DispatchHandle sent =
         exchange.dispatch_send(rank.tokens(), rank.ids(), {}, rank.stream());
-    expect_error(kBad, "was sent by dispatch last, must have been received from dispatch",
-                 [&] { combine(sent, rank.tokens()); });
-    expect_error(kBad, "1 handles are alive, max_in_flight is 1", [&] { (void)rank.dispatch(); });
+    expect_invalid("was sent by dispatch last, must have been received from dispatch",
+                   [&] { combine(sent, rank.tokens()); });
+    expect_invalid("1 handles are alive, max_in_flight is 1", [&] { (void)rank.dispatch(); });
     const Dispatched got = exchange.dispatch_receive(sent, rank.stream());
-    expect_error(kBad, "was received from dispatch last, must have been sent by dispatch",
-                 [&] { (void)exchange.dispatch_receive(sent, rank.stream()); });
-    expect_error(kBad, "must have been sent by combine",
-                 [&] { exchange.combine_receive(got.handle, rank.output(), rank.stream()); });
+    expect_invalid("was received from dispatch last, must have been sent by dispatch",
+                   [&] { (void)exchange.dispatch_receive(sent, rank.stream()); });
+    expect_invalid("must have been sent by combine",
+                   [&] { exchange.combine_receive(got.handle, rank.output(), rank.stream()); });
     const Dispatched foreign = other.dispatch();
-    expect_error(kBad, "the handle is not alive here",
-                 [&] { combine(foreign.handle, foreign.experts.rows); });
+    expect_invalid("the handle is not alive here",
+                   [&] { combine(foreign.handle, foreign.experts.rows); });
     other.combine(foreign);
     other.finish();
 
     combine(got.handle, got.experts.rows);
-    expect_error(kBad, "the handle is not alive here",
-                 [&] { combine(got.handle, got.experts.rows); });
+    expect_invalid("the handle is not alive here", [&] { combine(got.handle, got.experts.rows); });
     const Dispatched again = rank.dispatch();
-    expect_error(kBad, "the handle is not alive here",
-                 [&] { combine(got.handle, got.experts.rows); });
+    expect_invalid("the handle is not alive here", [&] { combine(got.handle, got.experts.rows); });
     exchange.release(again.handle);
-    expect_error(kBad, "the handle is not alive here",
-                 [&] { combine(again.handle, again.experts.rows); });
-    expect_error(kBad, "the handle is not alive here", [&] { exchange.release(again.handle); });
+    expect_invalid("the handle is not alive here",
+                   [&] { combine(again.handle, again.experts.rows); });
+    expect_invalid("the handle is not alive here", [&] { exchange.release(again.handle); });
     rank.finish();
     rank.pair();
     rank.finish();
@@ -303,8 +298,8 @@ TEST_F(ExchangeArgumentsTest, AsManyHandlesAsConfigured) {
   run(config, [](ExchangeRank& rank) {
     const Dispatched first = rank.dispatch();
     const Dispatched second = rank.dispatch();
-    expect_error(kBad, "2 handles are alive, max_in_flight is 2; combine or release one first",
-                 [&] { (void)rank.dispatch(); });
+    expect_invalid("2 handles are alive, max_in_flight is 2; combine or release one first",
+                   [&] { (void)rank.dispatch(); });
     rank.combine(second);
     const Dispatched third = rank.dispatch();
     rank.combine(first);
@@ -320,11 +315,11 @@ TEST_F(ExchangeArgumentsTest, WrongOptionsOfTheExchange) {
       options.device = Device::cuda(0);
       const Exchange exchange(group, fault_config(), options);
     };
-    expect_error(kBad, "num_ctas is -1", [&] { make({.num_ctas = -1}); });
-    expect_error(kBad, "timeout_ms is -1, must be from 0", [&] { make({.timeout_ms = -1}); });
-    expect_error(kBad, "timeout_ms is 9223372036854775807",
-                 [&] { make({.timeout_ms = std::numeric_limits<std::int64_t>::max()}); });
-    expect_error(kBad, "none_such", [&] { make({.heap = "none_such"}); });
+    expect_invalid("num_ctas is -1", [&] { make({.num_ctas = -1}); });
+    expect_invalid("timeout_ms is -1, must be from 0", [&] { make({.timeout_ms = -1}); });
+    expect_invalid("timeout_ms is 9223372036854775807",
+                   [&] { make({.timeout_ms = std::numeric_limits<std::int64_t>::max()}); });
+    expect_invalid("none_such", [&] { make({.heap = "none_such"}); });
     const ExchangeOptions on_gpu{.device = Device::cuda(0)};
     ExchangeConfig wide = fault_config();
     wide.num_topk = 33;

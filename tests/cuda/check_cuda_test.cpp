@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "conformance/check_case.h"
 #include "conformance/exchange_suite.h"

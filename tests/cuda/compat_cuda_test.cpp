@@ -24,11 +24,7 @@ namespace switchyard {
 namespace {
 
 using cuda::check_cuda;
-using test::compare;
-using test::Place;
-using test::run_ranks;
-using test::ViewBatch;
-using test::ViewShape;
+using namespace test;
 
 const bool is_prepared = (test::load_kernels_eagerly(), true);
 
@@ -375,9 +371,9 @@ TEST(CompatCudaTest, WhatNeedsHostCountsSaysSo) {
     const auto got = moe.dispatch(ids32, {x}, 5, place.stream());
     refuses("read recv_counts()", [&] { (void)moe.num_received(); });
     (void)moe.combine(got[0], place.stream());
-    test::expect_error(Errc::kInvalidArgument, "the stream is of cpu, must be of cuda:0",
-                       [&] { low_latency.low_latency_dispatch(x, ids, 5, 4); });
-    test::expect_error(Errc::kInvalidArgument, "on cpu, must lie on cuda:0", [&] {
+    test::expect_invalid("the stream is of cpu, must be of cuda:0",
+                         [&] { low_latency.low_latency_dispatch(x, ids, 5, 4); });
+    test::expect_invalid("on cpu, must lie on cuda:0", [&] {
       low_latency.low_latency_dispatch(own.x(), ids, 5, 4, place.stream());
     });
     cuda::check_cuda(cudaStreamSynchronize(place.stream().get()), "wait");

@@ -13,7 +13,6 @@
 #include "cuda/compat_place.h"
 #include "cuda/cuda_graph.h"
 #include "cuda/gpu.h"
-#include "support/errors.h"
 #include "support/overlapped_layer.h"
 #include "support/ranks.h"
 #include "unit/compat/compat_batch.h"
@@ -22,13 +21,7 @@ namespace switchyard {
 namespace {
 
 using cuda::check_cuda;
-using test::compare;
-using test::OverlapCase;
-using test::OverlappedLayer;
-using test::Place;
-using test::run_ranks;
-using test::ViewBatch;
-using test::ViewShape;
+using namespace test;
 
 const bool is_prepared = (test::load_kernels_eagerly(), true);
 

@@ -11,14 +11,7 @@
 namespace switchyard {
 namespace {
 
-using test::batch_problem;
-using test::GpuCall;
-using test::GpuInput;
-using test::kGpu;
-using test::kGpuStream;
-using test::Problem;
-using test::run_on_gpu;
-using test::valid_part;
+using namespace test;
 
 // Returns why there are no cuBLAS experts here; empty: there are.
 std::string why_no_cublas() {

@@ -20,10 +20,7 @@
 namespace switchyard {
 namespace {
 
-using test::ExchangeRank;
-using test::launch_blocker;
-using test::launch_late_copy;
-using test::run_ranks;
+using namespace test;
 
 constexpr std::int64_t kBlockerMs = 20'000;  // longer than the timeout of the kernels
 

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <atomic>
-#include <dirent.h>
 #include <signal.h>
 
 #include <gmock/gmock.h>
@@ -20,16 +19,13 @@
 #include "heap/device_window.h"
 #include "run_in_child.h"
 #include "support/errors.h"
+#include "support/observe.h"
 #include "support/processes.h"
 
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-using test::free_bytes;
-using test::RankOutcome;
-using test::RankProcesses;
-using test::run_processes;
+using namespace test;
 using ::testing::HasSubstr;
 
 constexpr std::array<const char*, 2> kHandleHeaps{"vmm", "ipc"};
@@ -56,14 +52,6 @@ void exchange_values(Control& control, const DeviceWindow& window) {
     EXPECT_EQ(came, 1000 * control.rank() + peer);
   }
   control.barrier();
-}
-
-int num_open_files() {
-  DIR* directory = opendir("/proc/self/fd");
-  int count = 0;
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
 }
 
 class DeviceWindowProcessTest : public ::testing::TestWithParam<const char*> {

@@ -4,7 +4,6 @@
 
 #include "heap/device_window.h"
 
-#include <cstring>
 #include <limits>
 #include <vector>
 

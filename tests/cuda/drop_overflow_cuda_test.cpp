@@ -4,7 +4,6 @@
 // many ties and of weights without a natural order.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>

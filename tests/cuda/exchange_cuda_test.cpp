@@ -9,10 +9,7 @@
 namespace switchyard {
 namespace {
 
-using test::Case;
-using test::config_of;
-using test::ExchangeRun;
-using test::run_ranks;
+using namespace test;
 
 constexpr auto kPerRank = Reduce::kPerRank;
 constexpr Layout kLayouts[] = {Layout::kBatched, Layout::kExpanded, Layout::kCompact,

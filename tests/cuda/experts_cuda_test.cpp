@@ -10,15 +10,7 @@
 namespace switchyard {
 namespace {
 
-using test::batch_problem;
-using test::GpuCall;
-using test::GpuInput;
-using test::kGpu;
-using test::kGpuStream;
-using test::Problem;
-using test::run_on_gpu;
-using test::valid_part;
-using test::WeightFormat;
+using namespace test;
 
 // Runs consecutive experts and, where all experts have the same room, a batch.
 void expect_same_bits(const Problem& problem, const std::string& what,
@@ -249,13 +241,12 @@ TEST(ExpertsCudaTest, CountsAreHeldToTheRowsThatThereAre) {
 
 TEST(ExpertsCudaTest, BadArgumentsAreNamed) {
   const Problem problem = batch_problem(64, 18, 20, {20, 0, 20});
-  test::expect_error(Errc::kInvalidArgument,
-                     "experts are \"onednn\" on cuda:0, want \"exact\" or \"cublas\"",
-                     [&] { make_experts("onednn", problem.weights(), {}, kGpu); });
+  test::expect_invalid("experts are \"onednn\" on cuda:0, want \"exact\" or \"cublas\"",
+                       [&] { make_experts("onednn", problem.weights(), {}, kGpu); });
   ExpertWeights weights = problem.weights();
   weights.up = {};
-  test::expect_error(Errc::kInvalidArgument, "make_exact_experts: up is absent",
-                     [&] { make_exact_experts(weights, {}, kGpu); });
+  test::expect_invalid("make_exact_experts: up is absent",
+                       [&] { make_exact_experts(weights, {}, kGpu); });
   REQUIRE_GPU();
   const auto experts = make_exact_experts(problem.weights(), {}, kGpu);
   const GpuInput good(problem.input(), true);

@@ -14,22 +14,16 @@
 #include "exchange_rank.h"
 #include "gpu.h"
 #include "support/errors.h"
+#include "support/observe.h"
 #include "support/ranks.h"
 
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::ExchangeRank;
-using test::fault_config;
-using test::run_ranks;
+using namespace test;
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kLongMs = 100'000;  // timeout of groups; no test waits this long
-
-double seconds_since(std::int64_t start_ns) {
-  return static_cast<double>(now_ns() - start_ns) * 1e-9;
-}
 
 // The cause, for a rank whose kernels found nothing.
 Error wait_for_cause(const Exchange& exchange) {
@@ -124,9 +118,8 @@ TEST_F(FaultTest, RankThatNeverCombinesIsNamed) {
       return;
     }
     rank.combine(got);
-    const Error cause = error_of([&] { rank.finish(); });
-    EXPECT_EQ(cause.code(), Errc::kTimeout);
-    EXPECT_THAT(cause.what(), HasSubstr("from rank 1 within 1.5 s in combine receive"));
+    expect_error(Errc::kTimeout, "from rank 1 within 1.5 s in combine receive",
+                 [&] { rank.finish(); });
   });
 }
 

@@ -19,25 +19,19 @@
 #include "exchange_rank.h"
 #include "gpu.h"
 #include "run_in_child.h"
+#include "support/observe.h"
 #include "support/processes.h"
 
 namespace switchyard {
 namespace {
 
-using test::ExchangeRank;
-using test::fault_config;
-using test::RankOutcome;
-using test::RankProcesses;
+using namespace test;
 using ::testing::HasSubstr;
 
 constexpr int kNumRanks = 3;
 constexpr int kVictim = 1;
 constexpr std::int64_t kStopTimeoutMs = 2000;
 constexpr test::ProcessOptions kSlow{.timeout_ms = 60'000, .deadline_ms = 110'000};
-
-double seconds_since(std::int64_t start_ns) {
-  return static_cast<double>(now_ns() - start_ns) * 1e-9;
-}
 
 // Runs pairs endlessly, a few of them enqueued at a time.
 void exchange_on(const Group& group, ExchangeRank& rank, bool replays, std::atomic<int>& num_busy) {
@@ -53,12 +47,6 @@ void exchange_on(const Group& group, ExchangeRank& rank, bool replays, std::atom
     rank.finish();
     if (round == 4) ++num_busy;
   }
-}
-
-void wait_until(const std::atomic<int>& value, int wanted) {
-  const Deadline deadline = Deadline::after_ms(60'000);
-  while (value < wanted && !deadline.expired()) usleep(1000);
-  ASSERT_GE(value, wanted) << "ranks did not get to work";
 }
 
 struct Case {

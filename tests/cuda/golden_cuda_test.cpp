@@ -2,6 +2,8 @@
 //
 // The library on a GPU against the golden vectors. Needs a GPU; skips without one.
 
+#include <cstring>
+
 #include "cuda/experts/expert_kernels.h"
 #include "gpu.h"
 #include "support/golden_activation.h"

@@ -4,10 +4,7 @@
 // the rank that should have sent them.
 
 #include <cstdint>
-#include <string>
 #include <vector>
-
-#include <gmock/gmock.h>
 
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"

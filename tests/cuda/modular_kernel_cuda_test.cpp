@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/modular_kernel.h"
 
@@ -25,12 +24,7 @@
 namespace switchyard {
 namespace {
 
-using test::CudaGraph;
-using test::Downloaded;
-using test::expect_error;
-using test::GpuArena;
-using test::LayerInput;
-using test::run_ranks;
+using namespace test;
 
 const bool is_prepared = (test::load_kernels_eagerly(), true);
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "class_rank.h"
@@ -18,10 +17,7 @@
 namespace switchyard {
 namespace {
 
-using test::ClassCase;
-using test::ClassRank;
-using test::expect_error;
-using test::run_ranks;
+using namespace test;
 
 const bool is_prepared = (test::load_kernels_eagerly(), true);
 
@@ -98,8 +94,8 @@ TEST(PrepareFinalizeCudaErrorsTest, WhatNoGpuServesIsRefused) {
                  [&] { make_prepare_finalize(PrepareKind::kLowLatency, group, wide, on_gpu); });
     PrepareFinalizeConfig none = config_of(schemes::kNvfp4);
     none.static_scale.reset();
-    expect_error(Errc::kInvalidArgument, "static_scale is absent",
-                 [&] { make_prepare_finalize(PrepareKind::kLowLatency, group, none, on_gpu); });
+    expect_invalid("static_scale is absent",
+                   [&] { make_prepare_finalize(PrepareKind::kLowLatency, group, none, on_gpu); });
   });
 }
 

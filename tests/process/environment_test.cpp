@@ -5,27 +5,23 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <dirent.h>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/settings.h"
 #include "engine/engine.h"
 #include "engine/mesh.h"
 #include "engine/registry.h"
+#include "support/observe.h"
 #include "support/processes.h"
 #include "support/ranks.h"
 
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::run_processes;
+using namespace test;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -37,19 +33,6 @@ void set_torchrun_variables(int rank, int size, const std::string& run) {
   set_variable("MASTER_ADDR", "127.0.0.1");
   set_variable("MASTER_PORT", "29500");
   set_variable("TORCHELASTIC_RUN_ID", run + std::to_string(getppid()));
-}
-
-int num_open_files() {
-  DIR* directory = opendir("/proc/self/fd");
-  int count = 0;
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
-}
-
-std::string text_of(const char* path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 TEST(EnvironmentTest, WithoutALauncherThereIsOneRank) {
@@ -158,10 +141,10 @@ TEST(EnvironmentTest, DestroyedGroupLeavesNothing) {
       const Group group = Group::from_environment();
       const auto window = group.engine().windows().make_window(8192);
       EXPECT_GT(num_open_files(), files_before);
-      EXPECT_THAT(text_of("/proc/self/maps"), HasSubstr("switchyard window"));
+      EXPECT_THAT(read_file("/proc/self/maps"), HasSubstr("switchyard window"));
       group.barrier();
     }
-    EXPECT_THAT(text_of("/proc/self/maps"), Not(HasSubstr("switchyard window")));
+    EXPECT_THAT(read_file("/proc/self/maps"), Not(HasSubstr("switchyard window")));
     outer.barrier();
     const Deadline end = Deadline::after_ms(5000);
     while (num_open_files() != files_before && !end.expired()) usleep(1000);
@@ -194,13 +177,11 @@ TEST(EnvironmentTest, LocalEngineRefusesOtherProcesses) {
 TEST(EnvironmentTest, RankThatNeverComesIsNamed) {
   run_processes(1, [](const Group&) {
     set_torchrun_variables(1, 2, "alone");
-    const Error no_server = error_of([] { Group::from_environment({.timeout_ms = 200}); });
-    EXPECT_EQ(no_server.code(), Errc::kTimeout);
-    EXPECT_THAT(no_server.what(), HasSubstr("no sign of rank 0"));
+    expect_error(Errc::kTimeout, "no sign of rank 0",
+                 [] { Group::from_environment({.timeout_ms = 200}); });
     set_torchrun_variables(0, 2, "alone");
-    const Error no_peer = error_of([] { Group::from_environment({.timeout_ms = 200}); });
-    EXPECT_EQ(no_peer.code(), Errc::kTimeout);
-    EXPECT_THAT(no_peer.what(), HasSubstr("no sign of rank 1 within 0.2 s (rank 0 of 2)"));
+    expect_error(Errc::kTimeout, "no sign of rank 1 within 0.2 s (rank 0 of 2)",
+                 [] { Group::from_environment({.timeout_ms = 200}); });
   });
 }
 
@@ -239,9 +220,7 @@ TEST(IntroductionTest, RanksOfOtherHostsVersionsAndSizesAreNamed) {
   auto ranks = introductions(3);
   ranks[2].host_id = "other";
   ranks[2].host = "far";
-  const Error host = error_of([&] { require_one_job(ranks); });
-  EXPECT_EQ(host.code(), Errc::kNotSupported);
-  EXPECT_THAT(host.what(), HasSubstr("but rank 2 on host far"));
+  expect_error(Errc::kNotSupported, "but rank 2 on host far", [&] { require_one_job(ranks); });
   ranks = introductions(3);
   ranks[1].version = "9.9.9";
   EXPECT_THAT(error_of([&] { require_one_job(ranks); }).what(), HasSubstr("rank 1 has 9.9.9"));

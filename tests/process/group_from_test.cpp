@@ -6,21 +6,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <signal.h>
 #include <string>
 #include <thread>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/clock.h"
 #include "engine/engine.h"
+#include "support/observe.h"
 #include "support/processes.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
@@ -30,9 +26,7 @@
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::run_processes;
-using test::TempFolder;
+using namespace test;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
@@ -172,9 +166,8 @@ TEST(GroupFromTest, TwoProcessesThatTakeANumberTogetherAreNamed) {
       std::this_thread::sleep_for(outer.rank() * 100ms);
       set(key, value);
     };
-    const Error error = error_of([&] { Group::from(rank, 3, late, {.timeout_ms = 20'000}); });
-    EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr("two processes say that they are rank 1"));
+    expect_invalid("two processes say that they are rank 1",
+                   [&] { Group::from(rank, 3, late, {.timeout_ms = 20'000}); });
     outer.barrier();
   });
 }
@@ -182,11 +175,9 @@ TEST(GroupFromTest, TwoProcessesThatTakeANumberTogetherAreNamed) {
 TEST(GroupFromTest, SizesThatDisagreeAreNamedOnBothRanks) {
   const TempFolder folder;
   run_processes(2, [&](const Group& outer) {
-    const Error error = error_of([&] {
+    expect_invalid("rank 0 says that there are 2 ranks, but rank 1 says 3", [&] {
       Group::from(outer.rank(), 2 + outer.rank(), folder.file("store"), {.timeout_ms = 5000});
     });
-    EXPECT_EQ(error.code(), Errc::kInvalidArgument) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr("rank 0 says that there are 2 ranks, but rank 1 says 3"));
     outer.barrier();
   });
 }
@@ -199,9 +190,7 @@ TEST(GroupFromTest, FileOfAnEarlierJobIsNamed) {
         Group::from(outer.rank(), 2, folder.file("store"), {.timeout_ms = 2000});
       };
       if (job == 0) return join();
-      const Error error = error_of(join);
-      EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-      EXPECT_THAT(error.what(), HasSubstr("or the store is of an earlier group"));
+      expect_invalid("or the store is of an earlier group", join);
       outer.barrier();
     });
   }
@@ -214,9 +203,8 @@ TEST(GroupFromTest, RanksThatNeverComeAreNamedAndARetryWorks) {
     const GroupOptions hasty{.timeout_ms = 400, .secret = "sesame"};
     for (const std::string& store : {folder.file("store"), "localhost:" + port}) {
       if (outer.rank() != 2) {
-        const Error error = error_of([&] { Group::from(outer.rank(), 3, store, hasty); });
-        EXPECT_EQ(error.code(), Errc::kTimeout) << error.what();
-        EXPECT_THAT(error.what(), HasSubstr("no sign of rank 2 within 0.4 s"));
+        expect_error(Errc::kTimeout, "no sign of rank 2 within 0.4 s",
+                     [&] { Group::from(outer.rank(), 3, store, hasty); });
       }
       outer.barrier();
       use(Group::from(outer.rank(), 3, store, {.secret = "sesame"}), outer.rank(), 3);
@@ -227,10 +215,8 @@ TEST(GroupFromTest, RanksThatNeverComeAreNamedAndARetryWorks) {
 TEST(GroupFromTest, AddressThatIsInUseIsNamed) {
   const Fd listener = listen_on(Address::parse("tcp://127.0.0.1:0"));
   const Address taken = bound_address(listener, Address::parse("tcp://127.0.0.1:0"));
-  const Error error =
-      error_of([&] { Group::from(0, 2, taken.text(), {.timeout_ms = 300, .secret = "sesame"}); });
-  EXPECT_EQ(error.code(), Errc::kSystem);
-  EXPECT_THAT(error.what(), HasSubstr(taken.text() + " is in use, and not by a store"));
+  expect_error(Errc::kSystem, taken.text() + " is in use, and not by a store",
+               [&] { Group::from(0, 2, taken.text(), {.timeout_ms = 300, .secret = "sesame"}); });
 }
 
 TEST(GroupFromTest, StoreThatNeverAnswersEndsWithTheDeadline) {
@@ -238,13 +224,10 @@ TEST(GroupFromTest, StoreThatNeverAnswersEndsWithTheDeadline) {
   const StoreFunctions silent{
       [](const std::string&, const std::string&) {},
       [](const std::string&, std::int64_t) { return std::optional<std::string>(); }};
-  const Error mute = error_of([&] { Group::from(1, 3, silent, {.timeout_ms = 300}); });
-  EXPECT_EQ(mute.code(), Errc::kTimeout);
-  EXPECT_THAT(mute.what(), HasSubstr("the store of this group does not answer (rank 1 of 3"));
-  const Error nobody =
-      error_of([] { Group::from(1, 2, "127.0.0.1:9", {.timeout_ms = 300, .secret = "sesame"}); });
-  EXPECT_EQ(nobody.code(), Errc::kTimeout);
-  EXPECT_THAT(nobody.what(), HasSubstr("no sign of rank 0, which serves the store (rank 1 of 2)"));
+  expect_error(Errc::kTimeout, "the store of this group does not answer (rank 1 of 3",
+               [&] { Group::from(1, 3, silent, {.timeout_ms = 300}); });
+  expect_error(Errc::kTimeout, "no sign of rank 0, which serves the store (rank 1 of 2)",
+               [] { Group::from(1, 2, "127.0.0.1:9", {.timeout_ms = 300, .secret = "sesame"}); });
   EXPECT_LT(now_ns() - start, 2'000'000'000);
 }
 
@@ -276,10 +259,6 @@ TEST(GroupFromTest, RankThatIsKilledMeanwhileIsNamed) {
 
 TEST(GroupFromTest, NothingIsLeftBehind) {
   const TempFolder folder;
-  const auto sockets = [] {
-    std::ifstream file("/proc/net/unix");
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  };
   test::RankProcesses ranks(2, [&](const Group& outer) {
     const Group group = Group::from(outer.rank(), 2, folder.file("store"));
     const Group part = group.split(0);
@@ -287,7 +266,8 @@ TEST(GroupFromTest, NothingIsLeftBehind) {
     raise(SIGKILL);
   });
   (void)ranks.wait();
-  EXPECT_THAT(sockets(), ::testing::Not(HasSubstr("@switchyard-test-" + std::to_string(getpid()))));
+  EXPECT_THAT(read_file("/proc/net/unix"),
+              ::testing::Not(HasSubstr("@switchyard-test-" + std::to_string(getpid()))));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);  // the file
 }
 

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/clock.h"
+#include "support/observe.h"
 #include "support/ranks.h"
 #include "transport/child_process.h"
 #include "transport/socket.h"
@@ -29,13 +29,9 @@
 namespace switchyard {
 namespace {
 
-using test::error_of;
+using namespace test;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-double seconds_since(std::int64_t start_ns) {
-  return static_cast<double>(now_ns() - start_ns) * 1e-9;
-}
 
 // An unnamed file that captures output.
 class Capture {
@@ -251,9 +247,7 @@ TEST(LauncherTest, CommandThatIsNotThereIsAnError) {
   LaunchOptions options;
   options.num_ranks = 2;
   options.command = {"/no/such/program"};
-  const Error error = error_of([&] { launch(options); });
-  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("launch: /no/such/program: No such file"));
+  expect_invalid("launch: /no/such/program: No such file", [&] { launch(options); });
   options.num_ranks = 0;
   EXPECT_THAT(error_of([&] { launch(options); }).what(), HasSubstr("0 ranks"));
 }

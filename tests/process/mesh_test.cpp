@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/fail.h"
 #include "support/ranks.h"
@@ -24,6 +23,7 @@ namespace switchyard {
 namespace {
 
 using test::error_of;
+using test::expect_invalid;
 using ::testing::HasSubstr;
 
 // Connects as rank 1 of 2 to rank 0, which listens on `socket`.
@@ -90,10 +90,8 @@ TEST(MeshTest, NothingIsSentToAnotherUsersSocket) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to make a process of another user";
   const StrangersSocket stranger;
   ASSERT_FALSE(stranger.name().empty());
-  const Error error = error_of([&] { connect_as_rank_1(stranger.name()); });
-  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-  EXPECT_THAT(error.what(),
-              HasSubstr("the socket of rank 0 is of user 65534, but rank 1 is of user 0"));
+  expect_invalid("the socket of rank 0 is of user 65534, but rank 1 is of user 0",
+                 [&] { connect_as_rank_1(stranger.name()); });
 }
 
 TEST(MeshTest, ErrorsWithAPeerNameThatPeer) {

@@ -7,11 +7,9 @@
 
 #include <atomic>
 #include <csignal>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/micro_batches.h"
 
@@ -22,10 +20,7 @@
 namespace switchyard {
 namespace {
 
-using test::OverlapCase;
-using test::OverlappedLayer;
-using test::RankOutcome;
-using test::RankProcesses;
+using namespace test;
 using ::testing::HasSubstr;
 
 TEST(OverlapTest, ProcessesGetTheBitsOfAPlainCall) {

@@ -10,40 +10,20 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/clock.h"
 #include "engine/engine.h"
+#include "support/observe.h"
 #include "support/processes.h"
 #include "support/ranks.h"
 
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::RankOutcome;
-using test::RankProcesses;
+using namespace test;
 using ::testing::HasSubstr;
 
 constexpr auto kNever = [] { return false; };
-
-double seconds_since(std::int64_t start_ns) {
-  return static_cast<double>(now_ns() - start_ns) * 1e-9;
-}
-
-void wait_until(const std::atomic<int>& value, int wanted) {
-  const Deadline deadline = Deadline::after_ms(20'000);
-  while (value < wanted && !deadline.expired()) usleep(1000);
-  ASSERT_GE(value, wanted);
-}
-
-std::string what(const RankOutcome& outcome) {
-  return outcome.error ? outcome.error->what() : "no error; output: " + outcome.output;
-}
-
-Errc code(const RankOutcome& outcome) {
-  return outcome.error ? outcome.error->code() : Errc::kInternal;
-}
 
 TEST(ShmFaultTest, JobThatIsStoppedAsAWholeGoesOn) {
   test::Shared<std::atomic<int>> num_ready;

@@ -4,14 +4,10 @@
 // of the originals. A test that takes a vector marks it; none may remain at the end.
 #pragma once
 
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <set>
 #include <string>
-#include <vector>
 
 #include <gtest/gtest.h>
 

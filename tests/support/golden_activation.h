@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "switchyard/activation.h"
 #include "switchyard/quantize_batched.h"

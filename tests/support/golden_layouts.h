@@ -5,7 +5,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "switchyard/quantize_batched.h"
 #include "switchyard/scale_layout.h"

@@ -10,8 +10,8 @@
 #include "switchyard/micro_batches.h"
 #include "switchyard/modular_kernel.h"
 
+#include "conformance/random_batch.h"
 #include "plan/expert_ownership.h"
-#include "support/random_batch.h"
 
 namespace switchyard::test {
 
@@ -27,7 +27,7 @@ inline Tensor bf16_tensor(std::initializer_list<std::int64_t> shape, std::uint64
                           float scale) {
   Tensor tensor(DType::kBF16, shape);
   const std::int64_t count = tensor.view().num_elements();
-  const reference::Table<float> table = random_table(1, count, seed, scale);
+  const reference::Table<float> table = conformance::random_table(1, count, seed, scale);
   for (std::int64_t i = 0; i < count; ++i) {
     tensor.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(
         std::bit_cast<std::uint32_t>(table.data[static_cast<std::size_t>(i)]) >> 16);
@@ -54,8 +54,8 @@ class OverlappedLayer {
         hidden_(bf16_tensor({num_tokens_, kHidden}, seed_of(group, 50), 1.0f)),
         topk_ids_(DType::kI32, {num_tokens_, kTopk}),
         topk_weights_(DType::kF32, {num_tokens_, kTopk}) {
-    const reference::RankInput input =
-        random_tokens({kExperts, kTopk, 1, 0.1, false, -1}, num_tokens_, seed_of(group, 70));
+    const reference::RankInput input = conformance::random_tokens(
+        {kExperts, kTopk, 1, 0.1, false, -1}, num_tokens_, seed_of(group, 70));
     std::copy(input.topk_ids.data.begin(), input.topk_ids.data.end(), topk_ids_.as<std::int32_t>());
     std::copy(input.topk_weights.data.begin(), input.topk_weights.data.end(),
               topk_weights_.as<float>());

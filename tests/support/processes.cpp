@@ -11,7 +11,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <signal.h>
 
 #include <gtest/gtest.h>
@@ -176,6 +175,12 @@ void run_processes(int num_ranks, const std::function<void(const Group&)>& body,
         << (outcome.error ? outcome.error->what() : "no exception") << "\n"
         << outcome.output;
   }
+}
+
+void wait_until(const std::atomic<int>& value, int wanted) {
+  const Deadline deadline = Deadline::after_ms(20'000);
+  while (value < wanted && !deadline.expired()) usleep(1000);
+  ASSERT_GE(value, wanted);
 }
 
 }  // namespace switchyard::test

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <new>
@@ -26,6 +27,14 @@ struct RankOutcome {
   std::optional<Error> error;  ///< what the body threw
   std::string output;          ///< what it wrote to stdout and stderr
 };
+
+/// What the body threw, or what the rank wrote instead.
+inline std::string what(const RankOutcome& outcome) {
+  return outcome.error ? outcome.error->what() : "no error; output: " + outcome.output;
+}
+inline Errc code(const RankOutcome& outcome) {
+  return outcome.error ? outcome.error->code() : Errc::kInternal;
+}
 
 struct ProcessOptions {
   std::int64_t timeout_ms = 20'000;   ///< timeout of the group
@@ -59,6 +68,9 @@ class RankProcesses {
 /// Runs `body` on every rank; unless all succeed, the test fails and shows the rank's output.
 void run_processes(int num_ranks, const std::function<void(const Group&)>& body,
                    const ProcessOptions& options = {});
+
+/// Fails the test unless the value comes within 20 s.
+void wait_until(const std::atomic<int>& value, int wanted);
 
 /// A zero-filled T shared by forked processes. T must be trivially destructible (atomics).
 template <typename T>

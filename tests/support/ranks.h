@@ -5,12 +5,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
-#include <gtest/gtest.h>
-
-#include "switchyard/error.h"
 #include "switchyard/group.h"
+
+#include "support/errors.h"
 
 namespace switchyard::test {
 
@@ -21,18 +19,6 @@ inline constexpr std::int64_t kRanksTimeoutMs = 30'000;
 inline void run_ranks(int num_ranks, const std::function<void(const Group&)>& body,
                       std::int64_t timeout_ms = kRanksTimeoutMs) {
   run_local_ranks(num_ranks, body, {.engine = "local", .timeout_ms = timeout_ms});
-}
-
-/// Returns the Error that `call` throws; the test fails when it throws none.
-template <typename Call>
-Error error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "no error was thrown";
-  return Error(Errc::kInternal, "no error was thrown");
 }
 
 }  // namespace switchyard::test

@@ -8,12 +8,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/fail.h"
 #include "engine/engine.h"

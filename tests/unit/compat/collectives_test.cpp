@@ -6,14 +6,15 @@
 
 #include <gtest/gtest.h>
 
+#include "conformance/random_batch.h"
 #include "quant/bf16.h"
 #include "support/errors.h"
-#include "support/random_batch.h"
 #include "support/ranks.h"
 
 namespace switchyard {
 namespace {
 
+using test::expect_invalid;
 using test::run_ranks;
 
 const std::vector<std::int64_t> kSizes{3, 0, 5};
@@ -56,7 +57,8 @@ TEST(CollectivesTest, SumsRunInRankOrderAndRoundOnce) {
   constexpr int kRanks = 3;
   constexpr std::int64_t kHidden = 37;
   std::vector<reference::Table<float>> inputs;
-  for (std::uint64_t r = 0; r < kRanks; ++r) inputs.push_back(test::random_table(8, kHidden, r));
+  for (std::uint64_t r = 0; r < kRanks; ++r)
+    inputs.push_back(conformance::random_table(8, kHidden, r));
   run_ranks(kRanks, [&](const Group& group) {
     Collectives collectives(group, 5);
     const auto rank = static_cast<std::size_t>(group.rank());
@@ -80,27 +82,26 @@ TEST(CollectivesTest, WrongSizesAreNamed) {
   run_ranks(2, [](const Group& group) {
     Collectives collectives(group, 4);
     const Tensor x(DType::kF32, {2, 2});
-    const auto refuses = [](const char* phrase, auto&& call) {
-      test::expect_error(Errc::kInvalidArgument, phrase, call);
-    };
     const std::vector<std::int64_t> one{2};
     const std::vector<std::int64_t> other{1, 1};
     const std::vector<std::int64_t> large{2, 5};
-    refuses("1 sizes, must be 2", [&] { collectives.all_gatherv(x, Stream::host(), one); });
-    refuses("2 rows, but sizes", [&] { collectives.all_gatherv(x, Stream::host(), other); });
-    refuses("sizes[1] is 5", [&] { collectives.all_gatherv(x, Stream::host(), large); });
-    refuses("x has 2 rows, but sizes add up to 3", [&] {
+    expect_invalid("1 sizes, must be 2", [&] { collectives.all_gatherv(x, Stream::host(), one); });
+    expect_invalid("2 rows, but sizes", [&] { collectives.all_gatherv(x, Stream::host(), other); });
+    expect_invalid("sizes[1] is 5", [&] { collectives.all_gatherv(x, Stream::host(), large); });
+    expect_invalid("x has 2 rows, but sizes add up to 3", [&] {
       collectives.reduce_scatterv(x, Stream::host(), std::vector<std::int64_t>{1, 2});
     });
-    refuses("must divide", [&] { collectives.reduce_scatterv(Tensor(DType::kF32, {3, 2})); });
-    refuses("must be bf16, f16 or f32", [&] {
+    expect_invalid("must divide", [&] {
+      collectives.reduce_scatterv(Tensor(DType::kF32, {3, 2}));
+    });
+    expect_invalid("must be bf16, f16 or f32", [&] {
       collectives.reduce_scatterv(Tensor(DType::kI32, {2, 2}));
     });
     // Every rank is right about its own size and wrong about the other's.
     const std::vector<std::int64_t> mine =
         group.rank() == 0 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{3, 2};
-    refuses("every rank must pass the same sizes",
-            [&] { collectives.all_gatherv(x, Stream::host(), mine); });
+    expect_invalid("every rank must pass the same sizes",
+                   [&] { collectives.all_gatherv(x, Stream::host(), mine); });
     EXPECT_EQ(collectives.all_gatherv(x).shape(0), 4);
   });
 }

@@ -11,9 +11,9 @@
 
 #include "switchyard/tensor.h"
 
+#include "conformance/random_batch.h"
 #include "plan/expert_ownership.h"
 #include "quant/bf16.h"
-#include "support/random_batch.h"
 
 namespace switchyard::test {
 
@@ -36,9 +36,9 @@ class ViewBatch {
  public:
   ViewBatch(const ViewShape& shape, int rank)
       : shape_(shape),
-        input_(random_tokens({shape.num_experts, shape.num_topk, 1, 0.2},
-                             std::max<std::int64_t>(0, shape.max_tokens - rank),
-                             static_cast<std::uint64_t>(rank) * 100 + 7)),
+        input_(conformance::random_tokens({shape.num_experts, shape.num_topk, 1, 0.2},
+                                          std::max<std::int64_t>(0, shape.max_tokens - rank),
+                                          static_cast<std::uint64_t>(rank) * 100 + 7)),
         x_(DType::kBF16, {num_tokens(), shape.hidden}),
         ids_(DType::kI64, {num_tokens(), shape.num_topk}) {
     for (std::int64_t i = 0; i < x_.view().num_elements(); ++i) {
@@ -109,7 +109,7 @@ inline std::vector<std::uint8_t> bytes_of(const TensorView& view) {
 
 /// [rows, H] bf16 with random values.
 inline Tensor random_bias(std::int64_t rows, std::int64_t hidden, std::uint64_t seed) {
-  const reference::Table<float> values = random_table(rows, hidden, seed);
+  const reference::Table<float> values = conformance::random_table(rows, hidden, seed);
   Tensor bias(DType::kBF16, {rows, hidden});
   std::transform(values.data.begin(), values.data.end(), bias.as<std::uint16_t>(), bf16_from_f32);
   return bias;

@@ -13,10 +13,7 @@
 namespace switchyard::deep_ep {
 namespace {
 
-using test::bf16_at;
-using test::run_ranks;
-using test::ViewBatch;
-using test::ViewShape;
+using namespace test;
 
 struct Rank {
   Rank(const Group& group, const ViewShape& of, bool allow_multiple_reduction = true)
@@ -205,7 +202,7 @@ TEST(DeepEpElasticTest, EveryRowTravelsWithoutMultipleReduction) {
   run_ranks(3, [](const Group& group) {
     Rank r(group, {3, 7, 4, 6, 256}, false);
     const ElasticDispatched got = r.dispatch({.do_expand = true});
-    test::expect_error(Errc::kInvalidArgument, "without allow_multiple_reduction", [&] {
+    test::expect_invalid("without allow_multiple_reduction", [&] {
       r.buffer.combine(got.recv_x, got.handle, Stream::host(), got.recv_topk_weights);
     });
     check_combined(r, r.buffer.combine(got.recv_x, got.handle).combined_x, {}, true, false);
@@ -257,18 +254,16 @@ TEST(DeepEpElasticTest, ScalesTravelAlignedAndGapsAreZero) {
 TEST(DeepEpElasticTest, SmallerBoundsAndBadArguments) {
   run_ranks(2, [](const Group& group) {
     Rank r(group, {2, 8, 3, 5, 128});
-    const auto refuses = [](const char* phrase, auto&& call) {
-      test::expect_error(Errc::kInvalidArgument, phrase, call);
-    };
-    refuses("do_zero_padding", [&] { r.dispatch({.do_zero_padding = true}); });
-    refuses("expert_alignment is 0", [&] { r.dispatch({.expert_alignment = 0}); });
-    refuses("must be from 0 to max_tokens_per_rank",
-            [&] { r.dispatch({.num_max_tokens_per_rank = 6}); });
-    refuses("the handle is empty", [&] { r.buffer.combine(r.own.x(), nullptr); });
+    expect_invalid("do_zero_padding", [&] { r.dispatch({.do_zero_padding = true}); });
+    expect_invalid("expert_alignment is 0", [&] { r.dispatch({.expert_alignment = 0}); });
+    expect_invalid("must be from 0 to max_tokens_per_rank",
+                   [&] { r.dispatch({.num_max_tokens_per_rank = 6}); });
+    expect_invalid("the handle is empty", [&] { r.buffer.combine(r.own.x(), nullptr); });
     const ElasticDispatched got = r.dispatch({.do_cpu_sync = false});
     EXPECT_EQ(got.recv_x.shape(0), 10);
-    refuses("must be absent unless it is expanded",
-            [&] { r.buffer.dispatch(r.own.x(), got.handle, Stream::host(), {}, r.own.weights()); });
+    expect_invalid("must be absent unless it is expanded", [&] {
+      r.buffer.dispatch(r.own.x(), got.handle, Stream::host(), {}, r.own.weights());
+    });
     check_combined(r, r.buffer.combine(got.recv_x, got.handle).combined_x, {}, false);
   });
   EXPECT_EQ(ElasticBuffer::get_buffer_size_hint(8, 256, {4096}, 7168, 8) % (2 << 20), 0u);

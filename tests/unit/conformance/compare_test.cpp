@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 namespace switchyard::conformance {
 namespace {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/dtype.h"
 #include "switchyard/error.h"
@@ -23,6 +22,7 @@
 #include "core/random.h"
 #include "core/settings.h"
 #include "core/text.h"
+#include "support/errors.h"
 
 namespace switchyard {
 namespace {
@@ -81,14 +81,8 @@ TEST(MemoryTest, MoreThanThereIsIsRefusedWithNumbers) {
   ASSERT_GT(available_memory_bytes(), std::size_t{1} << 20);
   require_memory("test", 1 << 20);
   const auto expect_refusal = [](const char* phrase, auto&& call) {
-    try {
-      call();
-      ADD_FAILURE() << "no error, want one with: " << phrase;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Errc::kOutOfMemory);
-      EXPECT_THAT(error.what(), ::testing::HasSubstr(phrase));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("MiB available"));
-    }
+    test::expect_error(Errc::kOutOfMemory, phrase, call);
+    test::expect_error(Errc::kOutOfMemory, "MiB available", call);
   };
   constexpr std::size_t kTooMuch = std::size_t{1} << 50;
   expect_refusal("test needs 1073741824.0 MiB", [] { require_memory("test", kTooMuch); });
@@ -165,12 +159,8 @@ TEST(SettingsTest, ProgramWinsOverEnvironmentWinsOverDefault) {
   EXPECT_EQ(setting("SWITCHYARD_TIMEOUT_MS").origin, SettingOrigin::kDefault);
   ::setenv("SWITCHYARD_TIMEOUT_MS", "30s", 1);
   EXPECT_EQ(setting("SWITCHYARD_TIMEOUT_MS").origin, SettingOrigin::kEnvironment);
-  try {
-    setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("is \"30s\", want a whole number"));
-  }
+  test::expect_invalid("is \"30s\", want a whole number",
+                       [] { setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000); });
   set_setting("SWITCHYARD_TIMEOUT_MS", "500");
   EXPECT_EQ(setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000), 500);
   EXPECT_THROW(setting("SWITCHYARD_NO_SUCH"), Error);

@@ -2,7 +2,6 @@
 
 #include "cpu/copy_rows.h"
 
-#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <vector>

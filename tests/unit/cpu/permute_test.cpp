@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/random.h"
 #include "reference/permute.h"
@@ -25,8 +24,7 @@ namespace {
 
 using reference::AlignedRows;
 using reference::Table;
-using test::elements;
-using test::expect_error;
+using namespace test;
 using ::testing::ElementsAre;
 
 TensorView view(const Table<std::int64_t>& ids) {
@@ -302,14 +300,14 @@ TEST(PermuteTest, WrongArgumentsAreErrors) {
                         const PermuteMemory& memory) {
     return [&, memory] { (void)permute(rows, row_scales, view(ids), 2, {}, memory); };
   };
-  expect_error(Errc::kInvalidArgument, "packs_scales with scales f32 [3, 2], want e8m0",
-               call(x, scales, {.packs_scales = true}));
-  expect_error(Errc::kInvalidArgument, "scale_layout is swizzled",
-               call(x, scales, {.scale_layout = ScaleLayout::kSwizzled}));
+  expect_invalid("packs_scales with scales f32 [3, 2], want e8m0",
+                 call(x, scales, {.packs_scales = true}));
+  expect_invalid("scale_layout is swizzled",
+                 call(x, scales, {.scale_layout = ScaleLayout::kSwizzled}));
   const TensorView odd(x.data(), DType::kE2M1, {3, 7});
-  expect_error(Errc::kInvalidArgument, "want rows of whole bytes", call(odd, {}, {}));
+  expect_invalid("want rows of whole bytes", call(odd, {}, {}));
   const TensorView columns(x.data(), DType::kBF16, {3, 8}, {1, 3});
-  expect_error(Errc::kInvalidArgument, "with contiguous rows", call(columns, {}, {}));
+  expect_invalid("with contiguous rows", call(columns, {}, {}));
   expect_error(Errc::kWorkspaceTooSmall, "permute: the buffer has 3 rows, needs 256",
                call(x, {}, {.x = x}));
 }

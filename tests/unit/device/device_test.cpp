@@ -7,10 +7,8 @@
 
 #include <cstdint>
 #include <type_traits>
-#include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
@@ -22,8 +20,7 @@
 namespace switchyard {
 namespace {
 
-using test::elements;
-using test::expect_error;
+using namespace test;
 using ::testing::ElementsAre;
 
 // Never dereferenced: only its device counts.
@@ -127,11 +124,10 @@ TEST(RequireDeviceTest, NamesTheTensorAndBothDevices) {
   const TensorView near = TensorView::of(data, {2});
   const TensorView none(nullptr, DType::kF32, {0}, Device::cuda(0));
   require_host("call", {{"a", near}, {"b", TensorView()}, {"c", none}});
-  expect_error(Errc::kInvalidArgument,
-               "call: b is f32 [2] on cuda:0, must lie on cpu; copy it there", [&] {
-                 require_host("call", {{"a", near}, {"b", far}});
-               });
-  expect_error(Errc::kInvalidArgument, "a is f32 [2] on cpu, must lie on cuda:1", [&] {
+  expect_invalid("call: b is f32 [2] on cuda:0, must lie on cpu; copy it there", [&] {
+    require_host("call", {{"a", near}, {"b", far}});
+  });
+  expect_invalid("a is f32 [2] on cpu, must lie on cuda:1", [&] {
     require_device("call", Device::cuda(1), {{"a", near}});
   });
 }

@@ -4,12 +4,10 @@
 
 #include <array>
 #include <atomic>
-#include <numeric>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/clock.h"
 #include "engine/engine.h"

@@ -4,31 +4,29 @@
 
 #include "support/store_engine.h"
 
-#include <array>
 #include <atomic>
 #include <thread>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/exchange.h"
 #include "switchyard/group.h"
 
-#include "support/ranks.h"
+#include "support/engine_suite.h"
 #include "transport/hash_store.h"
 
 namespace switchyard {
 namespace {
 
-using test::error_of;
+using namespace test;
 using ::testing::HasSubstr;
 
-constexpr std::array<int, 4> kSizes{1, 2, 3, 7};
-constexpr std::int64_t kTimeoutMs = 20'000;
+constexpr std::int64_t kStoreTimeoutMs = 20'000;
 
 // `body` on each rank, a thread each, which must not throw.
 void run_store_ranks(int num_ranks, const std::function<void(const Group&)>& body,
-                     std::int64_t timeout_ms = kTimeoutMs, const std::vector<int>& hosts = {}) {
+                     std::int64_t timeout_ms = kStoreTimeoutMs,
+                     const std::vector<int>& hosts = {}) {
   const auto store = std::make_shared<HashStore>();
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -43,30 +41,15 @@ void run_store_ranks(int num_ranks, const std::function<void(const Group&)>& bod
   }
 }
 
-TEST(StoreEngineTest, BarrierSeparatesRounds) {
-  for (const int size : kSizes) {
-    std::atomic<int> arrived = 0;
-    run_store_ranks(size, [&](const Group& group) {
-      for (int round = 1; round <= 20; ++round) {
-        ++arrived;
-        group.barrier();
-        EXPECT_EQ(arrived, round * size);
-        group.barrier();
-      }
-    });
+struct StoreRanks {
+  static constexpr const char* kName = "store";
+  static constexpr std::int64_t kTimeoutMs = kStoreTimeoutMs;
+  static constexpr int kRounds = 20;
+  static void run(int num_ranks, const std::function<void(const Group&)>& body) {
+    run_store_ranks(num_ranks, body);
   }
-}
-
-TEST(StoreEngineTest, AllGatherTextReturnsByRank) {
-  for (const int size : kSizes) {
-    run_store_ranks(size, [&](const Group& group) {
-      const auto texts = group.control().all_gather_text("of " + std::to_string(group.rank()));
-      for (int rank = 0; rank < size; ++rank) {
-        EXPECT_EQ(texts[static_cast<std::size_t>(rank)], "of " + std::to_string(rank));
-      }
-    });
-  }
-}
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(Store, ControlSuite, StoreRanks);
 
 TEST(StoreEngineTest, ExchangeIsNotSupported) {
   run_store_ranks(2, [](const Group& group) {
@@ -118,14 +101,12 @@ TEST(StoreEngineTest, DeadlineNamesThePeer) {
 TEST(StoreEngineTest, PeerThatLeftIsLost) {
   run_store_ranks(2, [](const Group& group) {
     if (group.rank() == 1) return;
-    const Error error = error_of([&] { group.barrier(); });
-    EXPECT_EQ(error.code(), Errc::kPeerLost);
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 was lost (it left the group)"));
+    expect_error(Errc::kPeerLost, "rank 1 was lost (it left the group)", [&] { group.barrier(); });
   });
 }
 
 TEST(StoreEngineTest, SubgroupsWork) {
-  for (const int size : kSizes) {
+  for (const int size : kRankCounts) {
     run_store_ranks(size, [&](const Group& group) {
       const Group part = group.split(group.rank() % 2, -group.rank());
       EXPECT_EQ(part.size(), (size + 1 - group.rank() % 2) / 2);
@@ -153,7 +134,7 @@ TEST(StoreEngineTest, HostsAreKnownAndKeptInSubgroups) {
         EXPECT_EQ(host.rank(), group.host_rank());
         EXPECT_EQ(host.host_size(), host.size());
       },
-      kTimeoutMs, hosts);
+      kStoreTimeoutMs, hosts);
 }
 
 }  // namespace

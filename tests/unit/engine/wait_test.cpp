@@ -8,40 +8,18 @@
 #include <thread>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include "core/clock.h"
 #include "engine/engine.h"
+#include "support/observe.h"
 #include "support/ranks.h"
 
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::run_ranks;
+using namespace test;
 using ::testing::HasSubstr;
 
 constexpr auto kNever = [] { return false; };
-
-double seconds_since(std::int64_t start_ns) {
-  return static_cast<double>(now_ns() - start_ns) * 1e-9;
-}
-
-TEST(WaitTest, PingPongMissesNoBell) {
-  constexpr int kRounds = 100'000;
-  std::atomic<int> ball = 0;
-  run_ranks(2, [&](const Group& group) {
-    Control& control = group.control();
-    const int peer = 1 - group.rank();
-    for (int round = group.rank(); round < kRounds; round += 2) {
-      control.wait({Phase::kDispatchReceive, static_cast<std::uint64_t>(round), peer},
-                   [&] { return ball.load(std::memory_order_acquire) == round; });
-      ball.store(round + 1, std::memory_order_release);
-      group.engine().windows().notify(peer);
-    }
-  });
-  EXPECT_EQ(ball, kRounds);
-}
 
 // More ranks than test machines have cores, so every wait sleeps at once.
 TEST(WaitTest, RingOfManyRanksMissesNoBell) {
@@ -170,9 +148,7 @@ TEST(WaitTest, LookForLostPeersAbortsOnlyWhenOneIsMissing) {
     group.barrier();
     if (group.rank() == 1) return;
     while (!group.control().is_aborted()) group.control().look_for_lost_peers();
-    const Error error = error_of([&] { group.barrier(); });
-    EXPECT_EQ(error.code(), Errc::kPeerLost);
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 was lost (it left the group)"));
+    expect_error(Errc::kPeerLost, "rank 1 was lost (it left the group)", [&] { group.barrier(); });
   });
 }
 

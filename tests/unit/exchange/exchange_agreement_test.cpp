@@ -30,12 +30,9 @@ TEST(ExchangeAgreementTest, MaxTokensMustBeAlike) {
     DispatchOptions options;
     for (int i = 0; i < 3; ++i) {
       options.max_tokens = group.rank() == kOddRank ? 2 : 3;
-      expect_invalid(error_of([&] {
-                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
-                                         options);
-                     }),
-                     named(group.rank(), group.rank() == kOddRank ? "2" : "passed max_tokens 2",
-                           group.rank() == kOddRank ? "passed max_tokens 3" : "3"));
+      expect_invalid(named(group.rank(), group.rank() == kOddRank ? "2" : "passed max_tokens 2",
+                           group.rank() == kOddRank ? "passed max_tokens 3" : "3"),
+                     [&] { dispatch_inputs(exchange, in, options); });
       options.max_tokens = 2;
       expect_works(exchange, options);
     }
@@ -53,11 +50,9 @@ TEST(ExchangeAgreementTest, TensorScalesMustBeAlike) {
     DispatchOptions options;
     options.tensor_scale = TensorView::of(&scale, {1});
     expect_invalid(
-        error_of([&] {
-          exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
-        }),
         named(group.rank(), group.rank() == kOddRank ? "0.25" : "passed tensor_scale 0.25",
-              group.rank() == kOddRank ? "passed tensor_scale 0.5" : "0.5"));
+              group.rank() == kOddRank ? "passed tensor_scale 0.5" : "0.5"),
+        [&] { dispatch_inputs(exchange, in, options); });
     options.tensor_scale = TensorView::of(&alike, {1});
     expect_works(exchange, options);
   });
@@ -69,8 +64,8 @@ TEST(ExchangeAgreementTest, HandlesMustBeOfTheSameDispatch) {
     config.max_in_flight = 3;
     Exchange exchange(group, config);
     const Inputs in;
-    const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
-    const Dispatched second = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched first = dispatch_inputs(exchange, in);
+    const Dispatched second = dispatch_inputs(exchange, in);
     const DispatchHandle mine = group.rank() == kOddRank ? second.handle : first.handle;
     const Error error = error_of([&] { exchange.dispatch_again(mine, in.tokens()); });
     EXPECT_EQ(error.code(), Errc::kInvalidArgument);
@@ -87,16 +82,15 @@ TEST(ExchangeAgreementTest, NewAndKeptRoutingDoNotMix) {
   run_ranks(kNumRanks, [](const Group& group) {
     Exchange exchange(group, small_config());
     const Inputs in;
-    const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched first = dispatch_inputs(exchange, in);
     exchange.release(first.handle);
-    expect_invalid(error_of([&] {
-                     if (group.rank() == kOddRank) {
-                       exchange.dispatch(in.tokens(), in.ids(), in.weights());
-                     } else {
-                       exchange.dispatch_again(first.handle, in.tokens());
-                     }
-                   }),
-                   "every rank must pass the handle of the same dispatch");
+    expect_invalid("every rank must pass the handle of the same dispatch", [&] {
+      if (group.rank() == kOddRank) {
+        dispatch_inputs(exchange, in);
+      } else {
+        exchange.dispatch_again(first.handle, in.tokens());
+      }
+    });
     exchange.release(exchange.dispatch_again(first.handle, in.tokens()).handle);
     expect_works(exchange);
   });
@@ -118,14 +112,13 @@ TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
       const Dispatched before =
           exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));
       DispatchHandle failed;
-      expect_refused(error_of([&] {
-                       failed = exchange.dispatch_send(in.tokens(), in.ids(), in.weights());
-                       exchange.dispatch_receive(failed);
-                     }),
-                     Errc::kCapacityExceeded, "expert 0 is sent 3 rows, its capacity is 2");
-      expect_invalid(error_of([&] { exchange.dispatch_receive(failed); }), "not alive");
-      expect_invalid(error_of([&] { exchange.dispatch_again(failed, in.tokens()); }),
-                     "whose dispatch was received");
+      expect_error(Errc::kCapacityExceeded, "expert 0 is sent 3 rows, its capacity is 2", [&] {
+        failed = exchange.dispatch_send(in.tokens(), in.ids(), in.weights());
+        exchange.dispatch_receive(failed);
+      });
+      expect_invalid("not alive", [&] { exchange.dispatch_receive(failed); });
+      expect_invalid("whose dispatch was received",
+                     [&] { exchange.dispatch_again(failed, in.tokens()); });
       const Dispatched after =
           exchange.dispatch(in.tokens(alone), in.ids(alone), in.weights(alone));
       EXPECT_EQ(after.host->num_dropped, 0);
@@ -140,7 +133,7 @@ TEST(ExchangeAgreementTest, CapacityExceededOnEveryRank) {
 TEST(ExchangeAgreementTest, EveryFieldOfTheConfigurationIsCompared) {
   const auto disagree = [](const std::function<void(ExchangeConfig&)>& change,
                            const std::string& words) {
-    const Error error = error_of([&] {
+    expect_invalid(words, [&] {
       run_ranks(2, [&](const Group& group) {
         ExchangeConfig config = small_config();
         config.scheme = schemes::kFp8Block;
@@ -148,8 +141,14 @@ TEST(ExchangeAgreementTest, EveryFieldOfTheConfigurationIsCompared) {
         const Exchange exchange(group, config);
       });
     });
-    expect_invalid(error, words);
   };
+  disagree([](auto& c) { c.num_experts = 8; }, "rank 1 has num_experts 8, but rank 0 has 4");
+  disagree([](auto& c) { c.hidden = 16; }, "rank 1 has hidden 16, but rank 0 has 8");
+  disagree([](auto& c) { c.num_topk = 3; }, "rank 1 has num_topk 3, but rank 0 has 2");
+  disagree([](auto& c) { c.scheme = schemes::kFp8Token; },
+           "rank 1 has scheme fp8_token, but rank 0 has fp8_block");
+  disagree([](auto& c) { c.reduce = Reduce::kPerExpert; },
+           "rank 1 has reduce per_expert, but rank 0 has per_rank");
   disagree([](auto& c) { c.max_tokens_per_rank = 4; }, "rank 1 has max_tokens_per_rank 4");
   disagree([](auto& c) { c.layout = Layout::kCompact; }, "rank 1 has layout compact");
   disagree([](auto& c) { c.scale_layout = ScaleLayout::kColumnMajor; }, "rank 1 has scale_layout");

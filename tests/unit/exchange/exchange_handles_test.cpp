@@ -18,8 +18,8 @@ TEST(ExchangeHandlesTest, OnlyReceivedHandlesCanBeUsedAgain) {
     Exchange exchange(group, config);
     const Inputs in;
     const auto refused = [&](const DispatchHandle& handle, const char* words) {
-      expect_invalid(error_of([&] { exchange.dispatch_again(handle, in.tokens()); }), words);
-      expect_invalid(error_of([&] { exchange.reopen(handle); }), words);
+      expect_invalid(words, [&] { exchange.dispatch_again(handle, in.tokens()); });
+      expect_invalid(words, [&] { exchange.reopen(handle); });
     };
     refused(DispatchHandle(), "the handle is empty");
     const DispatchHandle sent = exchange.dispatch_send(in.tokens(), in.ids(), in.weights());
@@ -45,7 +45,7 @@ TEST(ExchangeHandlesTest, SlotsMayBeChosen) {
     };
     const Dispatched second = dispatch(1);
     for (const std::int32_t slot : {1, 2, -2}) {
-      expect_invalid(error_of([&] { dispatch(slot); }), "must be a free one from 0 to 1");
+      expect_invalid("must be a free one from 0 to 1", [&] { dispatch(slot); });
     }
     const Dispatched first = dispatch(-1);
     EXPECT_NE(first.experts.rows.data(), second.experts.rows.data());
@@ -66,7 +66,7 @@ TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
     const Inputs in;
     for (int i = 0; i < 5; ++i) {
       exchange.release(exchange.dispatch_send(in.tokens(), in.ids(), in.weights()));
-      const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+      const Dispatched got = dispatch_inputs(exchange, in);
       const Tensor rows = zeros_like(got.experts.rows);
       exchange.combine_send(got.handle, rows);
       exchange.release(got.handle);
@@ -81,20 +81,20 @@ TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
     std::optional<Exchange> other(std::in_place, group, small_config());
     Exchange exchange(group, small_config());
     const Inputs in;
-    const Dispatched theirs = other->dispatch(in.tokens(), in.ids(), in.weights());
-    const Dispatched ours = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched theirs = dispatch_inputs(*other, in);
+    const Dispatched ours = dispatch_inputs(exchange, in);
     const Tensor rows = zeros_like(ours.experts.rows);
     const Tensor output(DType::kBF16, {2, kHidden});
-    expect_invalid(error_of([&] { exchange.combine(theirs.handle, rows, output); }), "not alive");
-    expect_invalid(error_of([&] { exchange.combine_send(theirs.handle, rows); }), "not alive");
-    expect_invalid(error_of([&] { exchange.release(theirs.handle); }), "not alive");
-    expect_invalid(error_of([&] { exchange.row_origins(theirs.handle); }), "not alive");
-    expect_invalid(error_of([&] { exchange.wire_bytes(theirs.handle); }), "not alive");
-    expect_invalid(error_of([&] { exchange.dispatch_again(theirs.handle, in.tokens()); }),
-                   "of another Exchange");
-    expect_invalid(error_of([&] { exchange.reopen(theirs.handle); }), "of another Exchange");
+    expect_invalid("not alive", [&] { exchange.combine(theirs.handle, rows, output); });
+    expect_invalid("not alive", [&] { exchange.combine_send(theirs.handle, rows); });
+    expect_invalid("not alive", [&] { exchange.release(theirs.handle); });
+    expect_invalid("not alive", [&] { exchange.row_origins(theirs.handle); });
+    expect_invalid("not alive", [&] { exchange.wire_bytes(theirs.handle); });
+    expect_invalid("of another Exchange",
+                   [&] { exchange.dispatch_again(theirs.handle, in.tokens()); });
+    expect_invalid("of another Exchange", [&] { exchange.reopen(theirs.handle); });
     other.reset();
-    expect_invalid(error_of([&] { exchange.reopen(theirs.handle); }), "of another Exchange");
+    expect_invalid("of another Exchange", [&] { exchange.reopen(theirs.handle); });
     exchange.combine(ours.handle, rows, output);
   });
 }
@@ -105,13 +105,12 @@ TEST(ExchangeHandlesTest, OneHandleTooMany) {
     config.max_in_flight = 2;
     Exchange exchange(group, config);
     const Inputs in;
-    const DispatchHandle first = exchange.dispatch(in.tokens(), in.ids(), in.weights()).handle;
+    const DispatchHandle first = dispatch_inputs(exchange, in).handle;
     const DispatchHandle second = exchange.reopen(first);
     const char* words = "2 handles are alive, max_in_flight is 2";
-    expect_invalid(error_of([&] { exchange.reopen(first); }), words);
-    expect_invalid(error_of([&] { exchange.dispatch_again(first, in.tokens()); }), words);
-    expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids(), in.weights()); }),
-                   words);
+    expect_invalid(words, [&] { exchange.reopen(first); });
+    expect_invalid(words, [&] { exchange.dispatch_again(first, in.tokens()); });
+    expect_invalid(words, [&] { dispatch_inputs(exchange, in); });
     exchange.release(first);
     exchange.release(exchange.dispatch_again(second, in.tokens()).handle);
     exchange.release(second);
@@ -125,19 +124,16 @@ TEST(ExchangeHandlesTest, KeptRoutingHasItsNumberOfTokens) {
     const Inputs in;
     DispatchOptions options;
     options.max_tokens = 2;
-    const Dispatched got =
-        exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
+    const Dispatched got = dispatch_inputs(exchange, in, options);
     exchange.release(got.handle);
-    expect_invalid(error_of([&] { exchange.dispatch_again(got.handle, in.tokens(3)); }),
-                   "tokens has 3 rows, must be 2 as in the earlier dispatch");
-    expect_invalid(
-        error_of([&] { exchange.dispatch_again(got.handle, in.tokens(), in.weights(1)); }),
-        "topk_weights is f32 [1, 2]");
+    expect_invalid("tokens has 3 rows, must be 2 as in the earlier dispatch",
+                   [&] { exchange.dispatch_again(got.handle, in.tokens(3)); });
+    expect_invalid("topk_weights is f32 [1, 2]",
+                   [&] { exchange.dispatch_again(got.handle, in.tokens(), in.weights(1)); });
     options.max_tokens = 3;
-    expect_invalid(error_of([&] {
-                     exchange.dispatch_again(got.handle, in.tokens(), {}, Stream::host(), options);
-                   }),
-                   "options.max_tokens is 3, must be 2 as in the earlier dispatch");
+    expect_invalid("options.max_tokens is 3, must be 2 as in the earlier dispatch", [&] {
+      exchange.dispatch_again(got.handle, in.tokens(), {}, Stream::host(), options);
+    });
     options.max_tokens = 2;
     exchange.release(
         exchange.dispatch_again(got.handle, in.tokens(), {}, Stream::host(), options).handle);
@@ -149,12 +145,12 @@ TEST(ExchangeHandlesTest, KeptHandlesOutliveManyDispatches) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
     Inputs in;
-    const Dispatched first = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched first = dispatch_inputs(exchange, in);
     const std::int64_t num_rows = first.host->num_rows;
     exchange.release(first.handle);
     in.id_values = {-1, -1, -1, 3, 0, 0, 0, 0};
     for (int i = 0; i < 5; ++i) {
-      exchange.release(exchange.dispatch(in.tokens(), in.ids(), in.weights()).handle);
+      exchange.release(dispatch_inputs(exchange, in).handle);
       const Dispatched again = exchange.dispatch_again(first.handle, in.tokens());
       EXPECT_EQ(again.host->num_rows, num_rows);
       exchange.release(again.handle);
@@ -168,7 +164,7 @@ TEST(ExchangeHandlesTest, WireBytesOfKeptRouting) {
     Exchange exchange(group, small_config());
     const Inputs in;  // each token's experts are on one rank: 0 and 1, or 2 and 3
     const std::int64_t row = 2 * kHidden;
-    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched got = dispatch_inputs(exchange, in);
     EXPECT_EQ(exchange.wire_bytes(got.handle).dispatch, row + 2 * 2 * 6);
     EXPECT_EQ(exchange.wire_bytes(got.handle).combine, row);
     exchange.release(got.handle);

@@ -25,11 +25,7 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     const auto refused = [&](std::vector<TensorView> payloads, const char* words) {
       DispatchOptions options;
       options.payloads = std::move(payloads);
-      expect_invalid(error_of([&] {
-                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
-                                         options);
-                     }),
-                     words);
+      expect_invalid(words, [&] { dispatch_inputs(exchange, in, options); });
     };
     const TensorView good = TensorView::of(bytes.data(), {2, 3});
     refused({}, "0 payloads are given, the configuration has 1");
@@ -44,8 +40,7 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     refused({TensorView::of<std::uint8_t>(nullptr, {2, 3})}, "payloads[0] starts at");
     DispatchOptions options;
     options.payloads = {good};
-    const Dispatched got =
-        exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
+    const Dispatched got = dispatch_inputs(exchange, in, options);
     EXPECT_EQ(got.payloads.front().shape(0), 4);
   });
 }
@@ -62,10 +57,9 @@ TEST(ExchangeOptionsTest, ScalesBelongToQuantizedTokens) {
                              const char* words) {
       DispatchOptions options;
       options.scales = scales;
-      expect_invalid(error_of([&] {
-                       exchange.dispatch(tokens, in.ids(), in.weights(), Stream::host(), options);
-                     }),
-                     words);
+      expect_invalid(words, [&] {
+        exchange.dispatch(tokens, in.ids(), in.weights(), Stream::host(), options);
+      });
     };
     refused(codes, {}, "tokens are e4m3 already, options.scales is absent, must be f32 [2, 1]");
     refused(codes, TensorView::of(values.data(), {2}), "options.scales is f32 [2]");
@@ -92,11 +86,7 @@ TEST(ExchangeOptionsTest, ATensorScaleIsNeeded) {
     const auto refused = [&](const TensorView& scale, const char* words) {
       DispatchOptions options;
       options.tensor_scale = scale;
-      expect_invalid(error_of([&] {
-                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
-                                         options);
-                     }),
-                     words);
+      expect_invalid(words, [&] { dispatch_inputs(exchange, in, options); });
     };
     refused({}, "tensor_scale is absent, must be f32 [1] for fp8_tensor");
     refused(TensorView::of(values.data(), {2}), "tensor_scale is f32 [2]");
@@ -115,11 +105,7 @@ TEST(ExchangeOptionsTest, MaxTokensIsBounded) {
     DispatchOptions options;
     const auto refused = [&](std::int64_t max_tokens, const char* words) {
       options.max_tokens = max_tokens;
-      expect_invalid(error_of([&] {
-                       exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(),
-                                         options);
-                     }),
-                     words);
+      expect_invalid(words, [&] { dispatch_inputs(exchange, in, options); });
     };
     refused(4, "options.max_tokens is 4, must be from 0 to max_tokens_per_rank, 3");
     refused(-1, "options.max_tokens is -1");
@@ -134,7 +120,7 @@ TEST(ExchangeOptionsTest, WeightsTravelBack) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
     const Inputs in;
-    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched got = dispatch_inputs(exchange, in);
     ASSERT_EQ(got.host->num_rows, 4);
     const std::vector<float> values(16, 2.0f);
     const Tensor output(DType::kBF16, {2, kHidden});
@@ -146,15 +132,14 @@ TEST(ExchangeOptionsTest, WeightsTravelBack) {
       options.row_weights = weights;
       exchange.combine(got.handle, got.experts.rows, output, Stream::host(), options);
     };
-    expect_invalid(error_of([&] { combine(row_weights); }), "returned_weights is f32 [1, 2]");
+    expect_invalid("returned_weights is f32 [1, 2]", [&] { combine(row_weights); });
     options.returned_weights = returned;
-    expect_invalid(error_of([&] { combine({}); }), "no row_weights are given");
-    expect_invalid(error_of([&] { combine(TensorView::of(values.data(), {5})); }),
-                   "row_weights is f32 [5], must be f32 [4, 1]");
-    expect_invalid(error_of([&] { combine(TensorView(values.data(), DType::kBF16, {4})); }),
-                   "row_weights is bf16 [4]");
-    expect_invalid(error_of([&] { combine(TensorView::of<float>(nullptr, {4})); }),
-                   "row_weights starts at");
+    expect_invalid("no row_weights are given", [&] { combine({}); });
+    expect_invalid("row_weights is f32 [5], must be f32 [4, 1]",
+                   [&] { combine(TensorView::of(values.data(), {5})); });
+    expect_invalid("row_weights is bf16 [4]",
+                   [&] { combine(TensorView(values.data(), DType::kBF16, {4})); });
+    expect_invalid("row_weights starts at", [&] { combine(TensorView::of<float>(nullptr, {4})); });
     combine(row_weights);
     EXPECT_EQ(returned.as<float>()[3], 2.0f);
   });
@@ -165,7 +150,7 @@ TEST(ExchangeOptionsTest, ARankWithoutRowWeightsIsNamed) {
   run_ranks(2, [](const Group& group) {
     Exchange exchange(group, small_config());
     const Inputs in;
-    const Dispatched got = exchange.dispatch(in.tokens(), in.ids(), in.weights());
+    const Dispatched got = dispatch_inputs(exchange, in);
     const std::vector<float> values(4, 2.0f);
     const Tensor output(DType::kBF16, {2, kHidden});
     const Tensor returned(DType::kF32, {2, 2});
@@ -174,9 +159,8 @@ TEST(ExchangeOptionsTest, ARankWithoutRowWeightsIsNamed) {
     if (group.rank() != 1) options.row_weights = weights;
     exchange.combine_send(got.handle, got.experts.rows, Stream::host(), options);
     options.returned_weights = returned;
-    expect_invalid(
-        error_of([&] { exchange.combine_receive(got.handle, output, Stream::host(), options); }),
-        "rank 1 passed no row_weights to combine_send");
+    expect_invalid("rank 1 passed no row_weights to combine_send",
+                   [&] { exchange.combine_receive(got.handle, output, Stream::host(), options); });
     expect_works(exchange);
   });
 }
@@ -188,10 +172,10 @@ TEST(ExchangeOptionsTest, WithoutRoutingThereAreNoIdsAndNoWeights) {
     config.num_topk = config.num_experts = 0;
     Exchange exchange(group, config);
     const Inputs in;
-    expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), in.ids()); }),
-                   "topk_ids is i32 [2, 2], must be absent: num_topk is 0");
-    expect_invalid(error_of([&] { exchange.dispatch(in.tokens(), {}, in.weights()); }),
-                   "topk_weights is f32 [2, 2]");
+    expect_invalid("topk_ids is i32 [2, 2], must be absent: num_topk is 0",
+                   [&] { exchange.dispatch(in.tokens(), in.ids()); });
+    expect_invalid("topk_weights is f32 [2, 2]",
+                   [&] { exchange.dispatch(in.tokens(), {}, in.weights()); });
     const Dispatched got = exchange.dispatch(in.tokens(), {});
     EXPECT_EQ(got.host->num_rows, 4);
     EXPECT_FALSE(got.topk_ids.has_value());
@@ -201,11 +185,9 @@ TEST(ExchangeOptionsTest, WithoutRoutingThereAreNoIdsAndNoWeights) {
     CombineOptions options;
     options.row_weights = returned;
     options.returned_weights = returned;
-    expect_invalid(error_of([&] {
-                     exchange.combine(got.handle, got.experts.rows, output, Stream::host(),
-                                      options);
-                   }),
-                   "weights do not travel");
+    expect_invalid("weights do not travel", [&] {
+      exchange.combine(got.handle, got.experts.rows, output, Stream::host(), options);
+    });
     exchange.combine(got.handle, got.experts.rows, output);
   });
 }
@@ -214,7 +196,7 @@ TEST(ExchangeOptionsTest, HostileSizesAreRefused) {
   const auto refused = [](auto&& change, const char* words, int num_ranks = 2) {
     ExchangeConfig config = small_config();
     change(config);
-    expect_invalid(error_of([&] { exchange_memory(config, num_ranks, 0); }), words);
+    expect_invalid(words, [&] { exchange_memory(config, num_ranks, 0); });
   };
 
   refused([](auto& c) { c.hidden = kHuge; }, "hidden is 9223372036854775807");
@@ -259,9 +241,9 @@ TEST(ExchangeOptionsTest, HostileSizesAreRefused) {
   ExchangeConfig none = small_config();
   none.max_tokens_per_rank = 0;
   EXPECT_GT(exchange_memory(none, std::numeric_limits<int>::max(), 0).window_bytes, 0u);
-  expect_invalid(error_of([&] { exchange_memory(none, 0, 0); }), "rank 0 of 0");
-  expect_invalid(error_of([&] { exchange_memory(none, 2, 2); }), "rank 2 of 2");
-  expect_invalid(error_of([&] { exchange_memory(none, 2, -1); }), "rank -1 of 2");
+  expect_invalid("rank 0 of 0", [&] { exchange_memory(none, 0, 0); });
+  expect_invalid("rank 2 of 2", [&] { exchange_memory(none, 2, 2); });
+  expect_invalid("rank -1 of 2", [&] { exchange_memory(none, 2, -1); });
 }
 
 }  // namespace

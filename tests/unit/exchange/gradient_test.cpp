@@ -8,7 +8,6 @@
 //   backward  g is dispatched with the kept routing; d_rows = w * factor * g returns through a
 //             reopened or the same handle, with <row, factor * g> as the gradient of the weight
 
-#include <atomic>
 #include <vector>
 
 #include <gtest/gtest.h>

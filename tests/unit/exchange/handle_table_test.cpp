@@ -13,9 +13,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-
-constexpr Errc kInvalid = Errc::kInvalidArgument;
+using test::expect_invalid;
 
 DispatchHandle opened(HandleTable& table) {
   const std::size_t slot = table.open("dispatch");
@@ -28,8 +26,8 @@ TEST(HandleTableTest, TheFirstFreeSlotIsTaken) {
   EXPECT_EQ(table.size(), 3u);
   const DispatchHandle handles[] = {opened(table), opened(table), opened(table)};
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(table.index_of(handles[i], "combine"), i);
-  expect_error(kInvalid, "dispatch: 3 handles are alive, max_in_flight is 3",
-               [&] { table.open("dispatch"); });
+  expect_invalid("dispatch: 3 handles are alive, max_in_flight is 3",
+                 [&] { table.open("dispatch"); });
   table.advance(2, Stage::kFree);
   table.advance(1, Stage::kFree);
   EXPECT_EQ(table.open("dispatch"), 1u);
@@ -40,11 +38,11 @@ TEST(HandleTableTest, ASlotIsInUseFromAdvanceOn) {
   HandleTable table(1);
   EXPECT_EQ(table.open("dispatch"), 0u);
   const DispatchHandle failed = table.handle_of(0);
-  expect_error(kInvalid, "combine: the handle is not alive here",
-               [&] { table.index_of(failed, "combine"); });
+  expect_invalid("combine: the handle is not alive here",
+                 [&] { table.index_of(failed, "combine"); });
   const DispatchHandle handle = opened(table);
   EXPECT_EQ(table.index_of(handle, "combine"), 0u);
-  expect_error(kInvalid, "not alive", [&] { table.index_of(failed, "combine"); });
+  expect_invalid("not alive", [&] { table.index_of(failed, "combine"); });
 }
 
 TEST(HandleTableTest, ReusedSlotsHaveOtherIds) {
@@ -52,11 +50,11 @@ TEST(HandleTableTest, ReusedSlotsHaveOtherIds) {
   const DispatchHandle first = opened(table);
   const std::uint64_t id = table.id(0);
   table.advance(0, Stage::kFree);
-  expect_error(kInvalid, "not alive", [&] { table.index_of(first, "release"); });
+  expect_invalid("not alive", [&] { table.index_of(first, "release"); });
   const DispatchHandle second = opened(table);
   EXPECT_NE(table.id(0), id);
-  expect_error(kInvalid, "release: the handle is not alive here",
-               [&] { table.index_of(first, "release"); });
+  expect_invalid("release: the handle is not alive here",
+                 [&] { table.index_of(first, "release"); });
   EXPECT_EQ(table.index_of(second, "release"), 0u);
   EXPECT_EQ(table.former_slot(first), 0u);
 }
@@ -66,15 +64,15 @@ TEST(HandleTableTest, StagesFollowOneAnother) {
   const DispatchHandle handle = opened(table);
   EXPECT_EQ(table.stage(0), Stage::kSent);
   EXPECT_EQ(table.find(handle, Stage::kSent, "dispatch_receive"), 0u);
-  expect_error(kInvalid,
-               "combine: the handle was sent by dispatch last, must have been received from "
-               "dispatch",
-               [&] { table.find(handle, Stage::kReceived, "combine"); });
+  expect_invalid(
+      "combine: the handle was sent by dispatch last, must have been received from "
+      "dispatch",
+      [&] { table.find(handle, Stage::kReceived, "combine"); });
   table.advance(0, Stage::kReceived);
   EXPECT_EQ(table.find(handle, Stage::kReceived, "combine"), 0u);
   table.advance(0, Stage::kReturned);
-  expect_error(kInvalid, "was sent by combine last, must have been received from dispatch",
-               [&] { table.find(handle, Stage::kReceived, "combine"); });
+  expect_invalid("was sent by combine last, must have been received from dispatch",
+                 [&] { table.find(handle, Stage::kReceived, "combine"); });
 }
 
 // Same slot, same number: still not this table's.
@@ -84,7 +82,7 @@ TEST(HandleTableTest, HandlesOfOthersAreUnknown) {
   opened(ours);
   const DispatchHandle other = opened(theirs);
   for (const DispatchHandle& handle : {other, DispatchHandle()}) {
-    expect_error(kInvalid, "not alive here", [&] { ours.index_of(handle, "combine"); });
+    expect_invalid("not alive here", [&] { ours.index_of(handle, "combine"); });
     EXPECT_EQ(ours.former_slot(handle), ours.size());
     EXPECT_EQ(ours.routing_id(handle), 0u);
   }

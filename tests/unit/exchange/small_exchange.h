@@ -4,14 +4,11 @@
 #pragma once
 
 #include <array>
-#include <string>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/exchange.h"
 
 #include "support/elements.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace switchyard::test {
@@ -25,15 +22,6 @@ inline ExchangeConfig small_config() {
   config.hidden = kHidden;
   config.max_tokens_per_rank = 3;
   return config;
-}
-
-inline void expect_refused(const Error& error, Errc code, const std::string& words) {
-  EXPECT_EQ(error.code(), code) << error.what();
-  EXPECT_THAT(error.what(), ::testing::HasSubstr(words));
-}
-
-inline void expect_invalid(const Error& error, const std::string& words) {
-  expect_refused(error, Errc::kInvalidArgument, words);
 }
 
 struct Inputs {
@@ -50,12 +38,16 @@ struct Inputs {
   }
 };
 
+inline Dispatched dispatch_inputs(Exchange& exchange, const Inputs& in,
+                                  const DispatchOptions& options = {}) {
+  return exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
+}
+
 /// A round trip in which every choice returns the token itself, so the output is K times the token.
 inline void expect_works(Exchange& exchange, const DispatchOptions& options = {}) {
   Inputs in;
   in.token_values.fill(0x3F80);  // 1
-  const Dispatched got =
-      exchange.dispatch(in.tokens(), in.ids(), in.weights(), Stream::host(), options);
+  const Dispatched got = dispatch_inputs(exchange, in, options);
   const Tensor rows = zeros_like(got.experts.rows);
   std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), 0x3F80);
   const Tensor output(DType::kBF16, {2, kHidden});

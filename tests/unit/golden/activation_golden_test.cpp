@@ -11,9 +11,7 @@
 namespace switchyard {
 namespace {
 
-using test::Golden;
-using test::kGoldenActivations;
-using test::NamedActivation;
+using namespace test;
 
 TEST(ActivationGoldenTest, EveryProcessorIsWithinTheErrorOfExp) {
   const Golden golden("activation");

@@ -11,10 +11,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_bytes;
-using test::Golden;
-using test::kLayouts;
-using test::NamedLayout;
+using namespace test;
 
 // Every layout into every other.
 void expect_copies(const Golden& golden, const std::string& path, DType dtype,

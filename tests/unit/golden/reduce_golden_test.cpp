@@ -13,9 +13,7 @@ namespace switchyard {
 namespace {
 
 using reference::Table;
-using test::Golden;
-using test::kFloatDTypes;
-using test::NamedDType;
+using namespace test;
 
 TEST(ReduceGoldenTest, EveryProcessorGivesTheBytesOfTheOriginals) {
   const Golden golden("reduce");

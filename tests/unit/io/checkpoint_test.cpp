@@ -6,7 +6,6 @@
 #include <string>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/errors.h"
 #include "support/temp_folder.h"
@@ -14,8 +13,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-using test::TempFolder;
+using namespace test;
 using ::testing::ElementsAre;
 
 void write_one(const std::string& path, const std::string& name, float value) {
@@ -64,13 +62,13 @@ TEST(CheckpointTest, ShardsAreOpenedWhenTheyAreNeeded) {
 
 TEST(CheckpointTest, FoldersWithoutACheckpoint) {
   const TempFolder folder;
-  expect_error(Errc::kInvalidArgument, "0 other *.safetensors files, want one",
-               [&] { Checkpoint checkpoint(folder.path()); });
+  expect_invalid("0 other *.safetensors files, want one",
+                 [&] { Checkpoint checkpoint(folder.path()); });
   write_one(folder.file("a.safetensors"), "x", 1);
   write_one(folder.file("b.safetensors"), "x", 1);
-  expect_error(Errc::kInvalidArgument, "2 other *.safetensors files, want one",
-               [&] { Checkpoint checkpoint(folder.path()); });
-  expect_error(Errc::kInvalidArgument, "none", [&] { Checkpoint checkpoint(folder.file("none")); });
+  expect_invalid("2 other *.safetensors files, want one",
+                 [&] { Checkpoint checkpoint(folder.path()); });
+  expect_invalid("none", [&] { Checkpoint checkpoint(folder.file("none")); });
 }
 
 TEST(CheckpointTest, IndexCannotLeaveTheFolder) {

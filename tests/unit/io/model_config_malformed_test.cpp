@@ -3,7 +3,6 @@
 #include <initializer_list>
 #include <string>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "io/model_config.h"
@@ -13,12 +12,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-using test::kMixtral;
-using test::kQwen3;
-using test::kV2Lite;
-using test::kV3;
-using test::replaced;
+using namespace test;
 
 ModelConfig parse(const std::string& text) { return parse_model_config(text, "dir/config.json"); }
 

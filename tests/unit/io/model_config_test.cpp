@@ -5,7 +5,6 @@
 #include <string>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/errors.h"
 #include "support/published_configs.h"
@@ -14,16 +13,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-using test::kKimiK2;
-using test::kMixtral;
-using test::kQwen2;
-using test::kQwen3;
-using test::kV2;
-using test::kV2Lite;
-using test::kV3;
-using test::replaced;
-using test::TempFolder;
+using namespace test;
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
@@ -175,8 +165,7 @@ TEST(ModelConfigTest, ReadsTinyMoeFromItsFolder) {
 
 TEST(ModelConfigTest, MissingFileIsAnInvalidArgument) {
   const TempFolder folder;
-  expect_error(Errc::kInvalidArgument, "config.json: No such file",
-               [&] { read_model_config(folder.path()); });
+  expect_invalid("config.json: No such file", [&] { read_model_config(folder.path()); });
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "io/moe_layer.h"
@@ -21,9 +20,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-using test::TempFolder;
-using test::write_synthetic_checkpoint;
+using namespace test;
 
 TEST(MoeLayerFilesTest, ARankReadsOnlyTheFilesOfItsExperts) {
   const TempFolder folder;
@@ -71,18 +68,16 @@ TEST(MoeLayerFilesTest, WrongLayersAndExpertsAreNamed) {
   const auto load = [&](int layer, int first, int count) {
     load_moe_layer(checkpoint, config, layer, first, count);
   };
-  expect_error(Errc::kInvalidArgument,
-               "layer 0 of " + folder.path() + " is dense; its MoE layers are 2-3",
-               [&] { load(0, 0, 1); });
-  expect_error(Errc::kInvalidArgument, "does not hold layer 3", [&] { load(3, 0, 1); });
-  expect_error(Errc::kInvalidArgument, "it holds the MoE layers 2", [&] { load(3, 0, 1); });
-  expect_error(Errc::kInvalidArgument, "has layers 0 to 3", [&] { load(4, 0, 1); });
-  expect_error(Errc::kInvalidArgument, "layer -2", [&] { load(-2, 0, 1); });
-  expect_error(Errc::kInvalidArgument, "experts 7 to 8 are asked for", [&] { load(2, 7, 2); });
-  expect_error(Errc::kInvalidArgument, "has experts 0 to 7", [&] { load(2, -1, 2); });
+  expect_invalid("layer 0 of " + folder.path() + " is dense; its MoE layers are 2-3",
+                 [&] { load(0, 0, 1); });
+  expect_invalid("does not hold layer 3", [&] { load(3, 0, 1); });
+  expect_invalid("it holds the MoE layers 2", [&] { load(3, 0, 1); });
+  expect_invalid("has layers 0 to 3", [&] { load(4, 0, 1); });
+  expect_invalid("layer -2", [&] { load(-2, 0, 1); });
+  expect_invalid("experts 7 to 8 are asked for", [&] { load(2, 7, 2); });
+  expect_invalid("has experts 0 to 7", [&] { load(2, -1, 2); });
   const std::int32_t ids[] = {8};
-  expect_error(Errc::kInvalidArgument, "expert 8 is asked for",
-               [&] { load_moe_layer(checkpoint, config, 2, ids); });
+  expect_invalid("expert 8 is asked for", [&] { load_moe_layer(checkpoint, config, 2, ids); });
 }
 
 // Rewrites a V3 checkpoint with one tensor replaced or removed.

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/synthetic_checkpoint.h"
 #include "support/temp_folder.h"
@@ -23,11 +22,7 @@
 namespace switchyard {
 namespace {
 
-using test::element_of;
-using test::SyntheticCheckpoint;
-using test::SyntheticOptions;
-using test::TempFolder;
-using test::write_synthetic_checkpoint;
+using namespace test;
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 

@@ -13,7 +13,6 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <signal.h>
 #include <string>
@@ -21,19 +20,14 @@
 #include <gtest/gtest.h>
 
 #include "support/errors.h"
+#include "support/observe.h"
 #include "support/temp_folder.h"
 
 namespace switchyard {
 namespace {
 
 namespace fs = std::filesystem;
-using test::expect_error;
-using test::TempFolder;
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+using namespace test;
 
 std::ptrdiff_t num_files(const TempFolder& folder) {
   return std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator());
@@ -43,16 +37,16 @@ TEST(OutputFileTest, AppearsAtTheEndOrNotAtAll) {
   const TempFolder folder;
   const std::string path = folder.file("x");
   for (const char* text : {"first", "second"}) {
-    const std::string before = text_of(path);
+    const std::string before = read_file(path);
     OutputFile file(path);
     file.write(text);
-    EXPECT_EQ(text_of(path), before);
+    EXPECT_EQ(read_file(path), before);
     file.commit();
-    EXPECT_EQ(text_of(path), text);
+    EXPECT_EQ(read_file(path), text);
     EXPECT_EQ(num_files(folder), 1);
   }
   { OutputFile(path).write("third"); }
-  EXPECT_EQ(text_of(path), "second");
+  EXPECT_EQ(read_file(path), "second");
   EXPECT_EQ(num_files(folder), 1);
 }
 
@@ -63,7 +57,7 @@ TEST(OutputFileTest, LinksAreFollowed) {
   for (const char* text : {"to nothing yet", "to a file"}) {
     write_file(folder.file("link"), text);
     EXPECT_TRUE(fs::is_symlink(folder.file("link")));
-    EXPECT_EQ(text_of(folder.file("inner/x")), text);
+    EXPECT_EQ(read_file(folder.file("inner/x")), text);
   }
 }
 
@@ -100,7 +94,7 @@ TEST(OutputFileTest, OwnDescriptorsAreSharedNotReplaced) {
     write_file("/proc/" + std::to_string(getpid()) + "/fd/" + name, "three ");
     ASSERT_EQ(write(descriptor, "after ", 6), 6);
     close(descriptor);
-    EXPECT_EQ(text_of(log), "before one two three after ");
+    EXPECT_EQ(read_file(log), "before one two three after ");
     EXPECT_EQ(num_files(folder), 2);
     fs::resize_file(log, 0);
   }
@@ -113,8 +107,8 @@ TEST(OutputFileTest, SocketsAreWrittenTo) {
   std::array<char, 8> bytes{};
   EXPECT_EQ(read(sockets[1], bytes.data(), bytes.size()), 4);
   for (const int socket : sockets) close(socket);
-  expect_error(Errc::kInvalidArgument, "is not open for writing",
-               [&] { check_output_path("x", "/dev/fd/" + std::to_string(sockets[0])); });
+  expect_invalid("is not open for writing",
+                 [&] { check_output_path("x", "/dev/fd/" + std::to_string(sockets[0])); });
 }
 
 TEST(OutputFileTest, AFileKeepsItsMode) {
@@ -122,7 +116,7 @@ TEST(OutputFileTest, AFileKeepsItsMode) {
   folder.write("x", "old");
   fs::permissions(folder.file("x"), fs::perms::owner_read | fs::perms::owner_write);
   write_file(folder.file("x"), "new");
-  EXPECT_EQ(text_of(folder.file("x")), "new");
+  EXPECT_EQ(read_file(folder.file("x")), "new");
   EXPECT_EQ(fs::status(folder.file("x")).permissions(),
             fs::perms::owner_read | fs::perms::owner_write);
 }
@@ -148,7 +142,7 @@ TEST(OutputFileTest, AFileInAFolderThatMayNotBeWrittenIsWrittenThrough) {
   waitpid(child, &status, 0);
   fs::permissions(folder.path(), static_cast<fs::perms>(0755));
   EXPECT_EQ(status, 0);
-  EXPECT_EQ(text_of(path), "new");
+  EXPECT_EQ(read_file(path), "new");
   EXPECT_EQ(num_files(folder), 1);
 }
 
@@ -174,16 +168,16 @@ TEST(OutputFileTest, AMountedFileIsWrittenThrough) {
   waitpid(child, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 2) GTEST_SKIP() << "mounts need a superuser";
   EXPECT_EQ(status, 0);
-  EXPECT_EQ(text_of(above), "new");
-  EXPECT_EQ(text_of(path), "below");
+  EXPECT_EQ(read_file(above), "new");
+  EXPECT_EQ(read_file(path), "below");
   EXPECT_EQ(num_files(folder), 2);
 }
 
 TEST(OutputFileTest, PlacesThatCannotBeWrittenAreNamed) {
   const TempFolder folder;
   const auto expect_refusal = [](const std::string& path, const char* phrase) {
-    expect_error(Errc::kInvalidArgument, phrase, [&] { check_output_path("run: --output", path); });
-    expect_error(Errc::kInvalidArgument, phrase, [&] { OutputFile file(path); });
+    expect_invalid(phrase, [&] { check_output_path("run: --output", path); });
+    expect_invalid(phrase, [&] { OutputFile file(path); });
   };
   expect_refusal("", "is empty, must be a file");
   expect_refusal("-", "is -, must be a file; /dev/stdout is one");

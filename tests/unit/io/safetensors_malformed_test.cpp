@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "io/safetensors.h"
 #include "support/errors.h"
@@ -16,9 +15,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-using test::safetensors_image;
-using test::TempFolder;
+using namespace test;
 
 struct BadHeader {
   const char* name;
@@ -154,8 +151,7 @@ TEST(MalformedSafetensorsTest, EveryTruncationIsAnError) {
 
 TEST(MalformedSafetensorsTest, FilesThatAreNoFiles) {
   const TempFolder folder;
-  expect_error(Errc::kInvalidArgument, "No such file",
-               [&] { SafetensorsFile::open(folder.file("none.safetensors")); });
+  expect_invalid("No such file", [&] { SafetensorsFile::open(folder.file("none.safetensors")); });
   expect_error(Errc::kMalformedFile, "is not a regular file",
                [&] { SafetensorsFile::open(folder.path()); });
   const std::string empty = folder.write("empty.safetensors", "");

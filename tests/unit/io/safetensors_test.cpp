@@ -2,20 +2,18 @@
 
 #include "io/safetensors.h"
 
-#include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/random.h"
 #include "support/errors.h"
+#include "support/observe.h"
 #include "support/safetensors_image.h"
 #include "support/synthetic_checkpoint.h"
 #include "support/temp_folder.h"
@@ -23,9 +21,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
-using test::safetensors_image;
-using test::TempFolder;
+using namespace test;
 using ::testing::ElementsAre;
 using ::testing::Pair;
 
@@ -33,11 +29,6 @@ constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType:
                                 DType::kE5M2, DType::kE2M1, DType::kE2M3, DType::kE3M2,
                                 DType::kE8M0, DType::kI8,   DType::kU8,   DType::kU16,
                                 DType::kI32,  DType::kI64};
-
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 std::string little_endian(std::uint64_t value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
@@ -52,21 +43,21 @@ TEST(SafetensorsTest, WritesTheBytesOfTheReferenceWriter) {
 
   const NamedTensor exact[] = {{"attn.0", TensorView::of(values, {1, 2, 3})}};
   write_safetensors(path, exact);
-  EXPECT_EQ(contents(path),
+  EXPECT_EQ(read_file(path),
             little_endian(64) +
                 R"({"attn.0":{"dtype":"F32","shape":[1,2,3],"data_offsets":[0,24]}})" + data);
 
   const NamedTensor padded[] = {{"attn0", TensorView::of(values, {1, 1, 2, 3})}};
   write_safetensors(path, padded);
-  EXPECT_EQ(contents(path),
+  EXPECT_EQ(read_file(path),
             little_endian(72) +
                 R"({"attn0":{"dtype":"F32","shape":[1,1,2,3],"data_offsets":[0,24]}}       )" +
                 data);
 
   write_safetensors(path, {});
-  EXPECT_EQ(contents(path), little_endian(8) + "{}      ");
+  EXPECT_EQ(read_file(path), little_endian(8) + "{}      ");
   write_safetensors(path, {}, {{"framework", "pt"}});
-  EXPECT_EQ(contents(path), little_endian(40) + R"({"__metadata__":{"framework":"pt"}}     )");
+  EXPECT_EQ(read_file(path), little_endian(40) + R"({"__metadata__":{"framework":"pt"}}     )");
 }
 
 TEST(SafetensorsTest, ReadsTinyMoe) {
@@ -189,8 +180,8 @@ TEST(SafetensorsTest, ForeignDTypesAreCopied) {
     EXPECT_TRUE(std::ranges::equal(got.bytes, wanted.bytes));
   }
   stored.push_back({"d", "U8", {0}, {}});
-  expect_error(Errc::kInvalidArgument, "\"d\" is given twice",
-               [&] { write_safetensors(folder.file("y"), named, {}, stored); });
+  expect_invalid("\"d\" is given twice",
+                 [&] { write_safetensors(folder.file("y"), named, {}, stored); });
 }
 
 TEST(SafetensorsTest, WriterRefusesWhatReadersWould) {
@@ -202,23 +193,21 @@ TEST(SafetensorsTest, WriterRefusesWhatReadersWould) {
     const NamedTensor named[] = {{"first", good}, {name, tensor}};
     write_safetensors(path, named);
   };
-  expect_error(Errc::kInvalidArgument, "\"first\" is given twice", [&] { write("first", good); });
-  expect_error(Errc::kInvalidArgument, "reserves", [&] { write("__metadata__", good); });
-  expect_error(Errc::kInvalidArgument, "not UTF-8", [&] { write("\xff", good); });
-  expect_error(Errc::kInvalidArgument, "is absent", [&] { write("x", TensorView()); });
-  expect_error(Errc::kInvalidArgument, "contiguous", [&] {
+  expect_invalid("\"first\" is given twice", [&] { write("first", good); });
+  expect_invalid("reserves", [&] { write("__metadata__", good); });
+  expect_invalid("not UTF-8", [&] { write("\xff", good); });
+  expect_invalid("is absent", [&] { write("x", TensorView()); });
+  expect_invalid("contiguous", [&] {
     write("x", TensorView(values, DType::kF32, {3, 2}, {1, 3}));
   });
-  expect_error(Errc::kInvalidArgument, "whole bytes",
-               [&] { write("x", TensorView(values, DType::kE2M1, {3})); });
+  expect_invalid("whole bytes", [&] { write("x", TensorView(values, DType::kE2M1, {3})); });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 
   const NamedTensor named[] = {{"x", good}};
-  expect_error(Errc::kInvalidArgument, "there is no folder",
-               [&] { write_safetensors(folder.file("none/x.safetensors"), named); });
+  expect_invalid("there is no folder",
+                 [&] { write_safetensors(folder.file("none/x.safetensors"), named); });
   std::filesystem::create_directory(folder.file("taken"));
-  expect_error(Errc::kInvalidArgument, "which is a folder",
-               [&] { write_safetensors(folder.file("taken"), named); });
+  expect_invalid("which is a folder", [&] { write_safetensors(folder.file("taken"), named); });
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 

@@ -3,7 +3,6 @@
 #include "measure/traffic.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 namespace switchyard::measure {
 namespace {

@@ -12,9 +12,7 @@
 namespace switchyard {
 namespace {
 
-using test::oracle_experts;
-using test::Problem;
-using test::run_experts;
+using namespace test;
 
 constexpr QuantScheme kPacked{DType::kE4M3, ScaleGroup::kBlock, 128, ScaleRule::kDivide,
                               ScaleFormat::kE8M0Packed};

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "expert_problem.h"
 #include "support/errors.h"
@@ -14,9 +13,7 @@
 namespace switchyard {
 namespace {
 
-using test::oracle_experts;
-using test::Problem;
-using test::run_experts;
+using namespace test;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr Activation kActivations[] = {
@@ -157,8 +154,7 @@ TEST(ExpertActivationTest, BadOptionsAndBiasesAreNamed) {
   const float scale[] = {1, 2, 3};
   const auto expect_refusal = [&](const ExpertOptions& options, const char* phrase) {
     SCOPED_TRACE(phrase);
-    test::expect_error(Errc::kInvalidArgument, phrase,
-                       [&] { make_exact_experts(problem.weights(), options); });
+    test::expect_invalid(phrase, [&] { make_exact_experts(problem.weights(), options); });
   };
   const auto clamped = [](float alpha, float beta, float limit) {
     return ExpertOptions{schemes::kNone, {ActivationKind::kClampedSwiGlu, alpha, beta, limit}};

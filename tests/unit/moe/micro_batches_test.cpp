@@ -12,15 +12,13 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/ranks.h"
 
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::run_ranks;
+using namespace test;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -174,13 +172,11 @@ TEST(MicroBatchesTest, PeersLearnOfAnError) {
 TEST(MicroBatchesTest, ATurnHasADeadline) {
   constexpr std::int64_t kTimeoutMs = 50;
   const auto body = [](const Group& group) {
-    const Error error = error_of([&] {
+    expect_error(Errc::kTimeout, "micro-batch 0 has not yielded for 0.1 s, twice", [&] {
       run_micro_batches(group, 2, [](int m) {
         if (m == 0) std::this_thread::sleep_for(std::chrono::milliseconds(12 * kTimeoutMs));
       });
     });
-    EXPECT_EQ(error.code(), Errc::kTimeout);
-    EXPECT_THAT(error.what(), HasSubstr("micro-batch 0 has not yielded for 0.1 s, twice"));
   };
   run_ranks(1, body, kTimeoutMs);
 }
@@ -216,15 +212,12 @@ TEST(MicroBatchesTest, AfterALateTurnStillOneRunsAtATime) {
 TEST(MicroBatchesTest, WrongCallsAreRefused) {
   run_ranks(1, [](const Group& group) {
     for (const int count : {-1, 0, 65}) {
-      const Error error = error_of([&] { run_micro_batches(group, count, [](int) {}); });
-      EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-      EXPECT_THAT(error.what(),
-                  HasSubstr("num_micro_batches is " + std::to_string(count) + ", must be from 1"));
+      expect_invalid("num_micro_batches is " + std::to_string(count) + ", must be from 1",
+                     [&] { run_micro_batches(group, count, [](int) {}); });
     }
     run_micro_batches(group, 2, [&](int m) {
-      const Error error = error_of([&] { run_micro_batches(group, 2, [](int) {}); });
-      EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-      EXPECT_THAT(error.what(), HasSubstr("called inside micro-batch " + std::to_string(m)));
+      expect_invalid("called inside micro-batch " + std::to_string(m),
+                     [&] { run_micro_batches(group, 2, [](int) {}); });
     });
   });
 }

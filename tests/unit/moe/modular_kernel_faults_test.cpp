@@ -3,7 +3,6 @@
 // The kernel when something is missing or fails: no rows, experts that throw, wrong arguments.
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/modular_kernel.h"
 
@@ -14,10 +13,7 @@
 namespace switchyard {
 namespace {
 
-using test::error_of;
-using test::expect_error;
-using test::kAllClasses;
-using test::run_ranks;
+using namespace test;
 using ::testing::HasSubstr;
 
 PrepareFinalizeConfig small_config() {
@@ -163,8 +159,7 @@ TEST(ModularKernelFaultsTest, MicroBatchesHaveWorkspacesOfTheirOwn) {
   kernel.apply(arguments, call.output);
   EXPECT_NE(seen.last_workspace, first);
   arguments.micro_batch = 2;
-  expect_error(Errc::kInvalidArgument, "micro_batch is 2",
-               [&] { kernel.apply(arguments, call.output); });
+  expect_invalid("micro_batch is 2", [&] { kernel.apply(arguments, call.output); });
 }
 
 TEST(ModularKernelFaultsTest, ArgumentsAreChecked) {
@@ -174,18 +169,16 @@ TEST(ModularKernelFaultsTest, ArgumentsAreChecked) {
     return ModularKernel(make_local(small_config()), experts(), std::move(shared));
   };
   const Tensor gate(DType::kF32, {3});
-  expect_error(Errc::kInvalidArgument, "shared gate is f32 [3]", [&] { make({nullptr, gate}); });
-  expect_error(Errc::kInvalidArgument, "must both be given",
-               [&] { ModularKernel(nullptr, experts()); });
+  expect_invalid("shared gate is f32 [3]", [&] { make({nullptr, gate}); });
+  expect_invalid("must both be given", [&] { ModularKernel(nullptr, experts()); });
   ModularKernel kernel = make({experts(), {}});
   const Call call(0);
   const Tensor wrong(DType::kF32, {1, 4});
-  expect_error(Errc::kInvalidArgument, "output is f32 [1, 4], must be bf16 [1, 4]",
-               [&] { kernel.apply(call.arguments(), wrong); });
+  expect_invalid("output is f32 [1, 4], must be bf16 [1, 4]",
+                 [&] { kernel.apply(call.arguments(), wrong); });
   PrepareArguments arguments = call.arguments();
   arguments.apply_router_weight_on_input = arguments.weighs_in_place = true;
-  expect_error(Errc::kInvalidArgument, "weighs_in_place is set",
-               [&] { kernel.apply(arguments, call.output); });
+  expect_invalid("weighs_in_place is set", [&] { kernel.apply(arguments, call.output); });
   arguments.hidden = {};
   EXPECT_EQ(error_of([&] { kernel.apply(arguments, call.output); }).code(), Errc::kInvalidArgument);
   kernel.apply(call.arguments(), call.output);
@@ -201,9 +194,10 @@ TEST(ModularKernelFaultsTest, AllPartsAreOfOneDevice) {
     void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {}
   };
   bool fails = false;
-  expect_error(Errc::kInvalidArgument, "experts are on cuda:1, must be on cpu",
-               [&] { ModularKernel(make_local(small_config()), std::make_unique<FarExperts>()); });
-  expect_error(Errc::kInvalidArgument, "shared experts are on cuda:1, must be on cpu", [&] {
+  expect_invalid("experts are on cuda:1, must be on cpu", [&] {
+    ModularKernel(make_local(small_config()), std::make_unique<FarExperts>());
+  });
+  expect_invalid("shared experts are on cuda:1, must be on cpu", [&] {
     ModularKernel(make_local(small_config()), std::make_unique<FailingExperts>(fails),
                   {std::make_unique<FarExperts>(), {}});
   });
@@ -241,12 +235,8 @@ TEST(ModularKernelFaultsTest, NullArgumentsAreRefusedAlsoWhereTheyAreReadFirst) 
   const Call call(0);
   const TensorView no_rows(nullptr, DType::kBF16, {1, 4});
   const TensorView no_ids(nullptr, DType::kI32, {1, 1});
-  expect_error(Errc::kInvalidArgument, "hidden", [&] {
-    local->prepare({no_rows, call.ids, call.weights, true});
-  });
-  expect_error(Errc::kInvalidArgument, "topk_ids", [&] {
-    local->prepare({call.hidden, no_ids, call.weights});
-  });
+  expect_invalid("hidden", [&] { local->prepare({no_rows, call.ids, call.weights, true}); });
+  expect_invalid("topk_ids", [&] { local->prepare({call.hidden, no_ids, call.weights}); });
 }
 
 // Users' experts may throw anything.

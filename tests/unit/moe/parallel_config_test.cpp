@@ -4,7 +4,6 @@
 
 #include "switchyard/parallel_config.h"
 
-#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -17,7 +16,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
+using test::expect_invalid;
 using Backend = All2AllBackend;
 constexpr int kNumBackends = 12;
 
@@ -133,9 +132,8 @@ TEST(ParallelConfigTest, TheBackendComesFromTheSetting) {
   set_setting("SWITCHYARD_ALL2ALL_BACKEND", "deepep_low_latency");
   EXPECT_TRUE(ParallelConfig::make(options).use_deepep_ll_kernels());
   set_setting("SWITCHYARD_ALL2ALL_BACKEND", "deepep");
-  expect_error(Errc::kInvalidArgument,
-               "setting SWITCHYARD_ALL2ALL_BACKEND is \"deepep\", want a backend's name",
-               [&] { (void)ParallelConfig::make(options); });
+  expect_invalid("setting SWITCHYARD_ALL2ALL_BACKEND is \"deepep\", want a backend's name",
+                 [&] { (void)ParallelConfig::make(options); });
   set_setting("SWITCHYARD_ALL2ALL_BACKEND", "allgather_reducescatter");
 }
 
@@ -144,16 +142,13 @@ TEST(ParallelConfigTest, RefusesImpossibleSizesAndRanks) {
   const auto make = [](const ParallelOptions& options) {
     return [options] { (void)ParallelConfig::make(options); };
   };
-  expect_error(Errc::kInvalidArgument, "tp_size is 0", make(options_of(0, 0, 1, 0, true)));
-  expect_error(Errc::kInvalidArgument, "dp_size is -1", make(options_of(1, 0, -1, 0, true)));
-  expect_error(Errc::kInvalidArgument, "dp_rank is 2, want from 0 to 1",
-               make(options_of(1, 0, 2, 2, true)));
-  expect_error(Errc::kInvalidArgument, "tp_rank is -1", make(options_of(2, -1, 1, 0, true)));
-  expect_error(Errc::kInvalidArgument, "sp_size is 0", make({.sp_size = 0}));
-  expect_error(Errc::kInvalidArgument, "ranks, want at most 2147483647",
-               make(options_of(kMax, 0, 2, 0, true)));
-  expect_error(Errc::kInvalidArgument, "overflows 64 bits",
-               make({.tp_size = kMax, .dp_size = kMax, .pcp_size = kMax}));
+  expect_invalid("tp_size is 0", make(options_of(0, 0, 1, 0, true)));
+  expect_invalid("dp_size is -1", make(options_of(1, 0, -1, 0, true)));
+  expect_invalid("dp_rank is 2, want from 0 to 1", make(options_of(1, 0, 2, 2, true)));
+  expect_invalid("tp_rank is -1", make(options_of(2, -1, 1, 0, true)));
+  expect_invalid("sp_size is 0", make({.sp_size = 0}));
+  expect_invalid("ranks, want at most 2147483647", make(options_of(kMax, 0, 2, 0, true)));
+  expect_invalid("overflows 64 bits", make({.tp_size = kMax, .dp_size = kMax, .pcp_size = kMax}));
   const ParallelConfig largest = ParallelConfig::make(options_of(kMax, kMax - 1, 1, 0, true));
   EXPECT_EQ(Pair(largest.ep_size, largest.ep_rank), Pair(kMax, kMax - 1));
 }
@@ -203,8 +198,8 @@ TEST(All2AllBackendTest, Properties) {
     EXPECT_EQ(is_batched, backend == Backend::kPplx ||
                               ParallelConfig::make(options).use_batched_activation_format());
   }
-  expect_error(Errc::kInvalidArgument, "backend is 12, want from 0 to 11",
-               [] { (void)properties_of(static_cast<Backend>(kNumBackends)); });
+  expect_invalid("backend is 12, want from 0 to 11",
+                 [] { (void)properties_of(static_cast<Backend>(kNumBackends)); });
 }
 
 }  // namespace

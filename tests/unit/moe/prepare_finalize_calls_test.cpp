@@ -5,7 +5,6 @@
 
 #include <cstring>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "switchyard/micro_batches.h"
@@ -20,11 +19,7 @@
 namespace switchyard {
 namespace {
 
-using test::CallInput;
-using test::ClassCase;
-using test::expect_error;
-using test::kAllClasses;
-using test::run_ranks;
+using namespace test;
 
 class QuantizingExperts final : public Experts {
  public:
@@ -45,8 +40,8 @@ TEST(PrepareFinalizeCallsTest, DeferredRowsNeedAnExchangeOfTheirOwn) {
       const CallInput input(batch.ranks[static_cast<std::size_t>(group.rank())]);
       PrepareArguments deferred = input.arguments();
       deferred.defer_input_quant = true;
-      expect_error(Errc::kInvalidArgument, "set PrepareFinalizeConfig::defers_input_quant",
-                   [&] { object->prepare(deferred); });
+      expect_invalid("set PrepareFinalizeConfig::defers_input_quant",
+                     [&] { object->prepare(deferred); });
       EXPECT_EQ(object->row_scheme(false), schemes::kFp8Block);
       EXPECT_EQ(object->row_scheme(true), schemes::kNone);
       const ExchangeMemory before = object->memory();
@@ -161,15 +156,15 @@ TEST(PrepareFinalizeCallsTest, TwoMicroBatchesAreIndependent) {
       for (int repeat = 0; repeat < 3; ++repeat) {
         auto prepare0 = object->prepare_async(arguments(0));
         auto prepare1 = object->prepare_async(arguments(1));
-        expect_error(Errc::kInvalidArgument, "micro_batch is 2, must be from 0 to 1",
-                     [&] { object->prepare_async(arguments(2)); });
-        expect_error(Errc::kInvalidArgument, "micro_batch 0 was prepared and not finalized",
-                     [&] { object->prepare_async(arguments(0)); });
+        expect_invalid("micro_batch is 2, must be from 0 to 1",
+                       [&] { object->prepare_async(arguments(2)); });
+        expect_invalid("micro_batch 0 was prepared and not finalized",
+                       [&] { object->prepare_async(arguments(0)); });
         prepare0.hook();
         const Prepared got1 = prepare1.receiver();
         const Prepared got0 = prepare0.receiver();
-        expect_error(Errc::kInvalidArgument, "hook: was called already", [&] { prepare0.hook(); });
-        expect_error(Errc::kInvalidArgument, "hook: was called already", [&] { prepare1.hook(); });
+        expect_invalid("hook: was called already", [&] { prepare0.hook(); });
+        expect_invalid("hook: was called already", [&] { prepare1.hook(); });
         // The experts return what they received.
         auto back1 =
             object->finalize_async({outputs[1], got1.experts.rows, WeightAndReduce::no_op(), 1});
@@ -178,7 +173,7 @@ TEST(PrepareFinalizeCallsTest, TwoMicroBatchesAreIndependent) {
         back0.hook();
         back0.receiver();
         back1.receiver();
-        expect_error(Errc::kInvalidArgument, "hook: was called already", [&] { back0.hook(); });
+        expect_invalid("hook: was called already", [&] { back0.hook(); });
         for (std::size_t m = 0; m < 2; ++m) {
           EXPECT_EQ(std::memcmp(outputs[m].data(), inputs[m].hidden.data(),
                                 outputs[m].view().num_bytes()),
@@ -252,8 +247,8 @@ TEST(PrepareFinalizeCallsTest, ExpertsWithPackedScalesGetThemFromLowLatencyOnly)
     const auto object = make_low_latency(group, config);
     const CallInput input(test::random_batch_of({}).ranks[0]);
     object->prepare(input.arguments());
-    expect_error(Errc::kInvalidArgument, "post_init_setup comes after prepare",
-                 [&] { object->post_init_setup(PackedExperts()); });
+    expect_invalid("post_init_setup comes after prepare",
+                   [&] { object->post_init_setup(PackedExperts()); });
   });
 }
 
@@ -262,8 +257,7 @@ TEST(PrepareFinalizeCallsTest, WeightOnTheInputNeedsOneChoice) {
   const CallInput input(test::random_batch_of({}).ranks[0]);
   PrepareArguments arguments = input.arguments();
   arguments.apply_router_weight_on_input = true;
-  expect_error(Errc::kInvalidArgument, "with 3 experts a token, must be 1",
-               [&] { object->prepare(arguments); });
+  expect_invalid("with 3 experts a token, must be 1", [&] { object->prepare(arguments); });
 }
 
 TEST(PrepareFinalizeCallsTest, ClassesSayWhatTheyAre) {

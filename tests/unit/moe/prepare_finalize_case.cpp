@@ -2,11 +2,11 @@
 
 #include "prepare_finalize_case.h"
 
+#include "conformance/random_batch.h"
 #include "moe/experts/expert_checks.h"
 #include "moe/experts/expert_input.h"
 #include "quant/bf16.h"
 #include "support/elements.h"
-#include "support/random_batch.h"
 
 namespace switchyard::test {
 namespace {
@@ -89,9 +89,11 @@ CallInput::CallInput(const reference::RankInput& input)
 
 reference::Batch random_batch_of(const ClassCase& test) {
   reference::Batch batch{test.num_experts, {}};
-  const BatchShape shape{test.num_experts, test.num_topk, test.hidden, test.none_share};
+  const conformance::BatchShape shape{test.num_experts, test.num_topk, test.hidden,
+                                      test.none_share};
   for (std::size_t r = 0; r < test.num_tokens.size(); ++r) {
-    batch.ranks.push_back(random_tokens(shape, test.num_tokens[r], test.seed * 100 + 7 * r));
+    batch.ranks.push_back(
+        conformance::random_tokens(shape, test.num_tokens[r], test.seed * 100 + 7 * r));
   }
   return batch;
 }

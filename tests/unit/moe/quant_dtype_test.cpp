@@ -6,9 +6,9 @@
 #include <string>
 #include <tuple>
 
-#include "switchyard/quant_config.h"
+#include <gtest/gtest.h>
 
-#include "support/errors.h"
+#include "switchyard/quant_config.h"
 
 namespace switchyard {
 namespace {

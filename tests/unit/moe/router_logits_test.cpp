@@ -1,26 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <bit>
 #include <limits>
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/error.h"
 #include "switchyard/router.h"
 
+#include "conformance/random_batch.h"
 #include "quant/bf16.h"
 #include "quant/f16.h"
 #include "reference/reference.h"
 #include "support/for_each_target.h"
-#include "support/random_batch.h"
 
 namespace switchyard {
 namespace {
 
 using reference::Table;
-using test::bits_of_table;
 
 // Converts `values`, which `dtype` can represent, to a tensor of that type.
 Tensor tensor_of(DType dtype, const Table<float>& values) {
@@ -64,10 +61,11 @@ TEST(RouterLogitsTest, SameBitsAsTheOracleOnEveryTarget) {
       const DType gate_dtype = dtypes[++seed % 3];
       const Table<float> hidden = random_values(dtype, c.num_tokens, c.hidden, seed);
       const Table<float> gate = random_values(gate_dtype, c.num_experts, c.hidden, seed + 1000);
-      const std::vector<std::uint32_t> want = bits_of_table(reference::router_logits(hidden, gate));
+      const std::vector<std::uint32_t> want =
+          conformance::bits_of_table(reference::router_logits(hidden, gate));
       test::for_each_target([&] {
         const Table<float> got = run(tensor_of(dtype, hidden), tensor_of(gate_dtype, gate));
-        ASSERT_EQ(bits_of_table(got), want)
+        ASSERT_EQ(conformance::bits_of_table(got), want)
             << c.num_tokens << " x " << c.num_experts << " x " << c.hidden;
       });
     }
@@ -82,8 +80,8 @@ TEST(RouterLogitsTest, RowsOfHiddenMayBeApart) {
     for (std::int64_t h = 0; h < 17; ++h) hidden(t, h) = wide(t, h);
   }
   const TensorView strided(wide.data.data(), DType::kF32, {6, 17}, {40, 1});
-  EXPECT_EQ(bits_of_table(run(strided, TensorView::of(gate.data.data(), {5, 17}))),
-            bits_of_table(reference::router_logits(hidden, gate)));
+  EXPECT_EQ(conformance::bits_of_table(run(strided, TensorView::of(gate.data.data(), {5, 17}))),
+            conformance::bits_of_table(reference::router_logits(hidden, gate)));
 }
 
 TEST(RouterLogitsTest, NanIsCanonicalAndInfinityStays) {
@@ -91,7 +89,8 @@ TEST(RouterLogitsTest, NanIsCanonicalAndInfinityStays) {
   const Table<float> hidden(1, 2, std::vector<float>{inf, 1.0f});
   const Table<float> gate(3, 2, std::vector<float>{1, 0, -1, 0, 0, 1});
   const Table<float> got = run(tensor_of(DType::kF32, hidden), tensor_of(DType::kF32, gate));
-  EXPECT_THAT(bits_of_table(got), ::testing::ElementsAre(0x7F800000u, 0xFF800000u, 0x7FC00000u));
+  EXPECT_THAT(conformance::bits_of_table(got),
+              ::testing::ElementsAre(0x7F800000u, 0xFF800000u, 0x7FC00000u));
 }
 
 TEST(RouterLogitsTest, WrongArgumentsAreNamedAndNothingIsWritten) {

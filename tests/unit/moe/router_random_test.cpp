@@ -9,8 +9,8 @@
 
 #include "switchyard/router.h"
 
+#include "conformance/random_batch.h"
 #include "reference/reference.h"
-#include "support/random_batch.h"
 #include "support/tiny_moe.h"
 #include "unit/moe/run_router.h"
 
@@ -19,9 +19,7 @@ namespace {
 
 using reference::Routing;
 using reference::Table;
-using test::bits_of_table;
-using test::config_of;
-using test::run_router;
+using namespace test;
 
 // Scores, choice and weights in double precision, by scanning K times for the best.
 struct BruteForce {
@@ -98,7 +96,8 @@ void compare(const RouterConfig& config, const Table<float>& logits, const std::
   const Routing got = run_router(config, logits, bias);
   const Routing oracle = reference::select_experts(config, logits, bias);
   ASSERT_EQ(got.topk_ids, oracle.topk_ids);
-  ASSERT_EQ(bits_of_table(got.topk_weights), bits_of_table(oracle.topk_weights));
+  ASSERT_EQ(conformance::bits_of_table(got.topk_weights),
+            conformance::bits_of_table(oracle.topk_weights));
   for (std::int64_t t = 0; t < logits.rows; ++t) {
     const BruteForce want(config, logits.row(t), bias);
     if (want.least_gap < 1e-6) continue;  // f32 may decide otherwise
@@ -129,9 +128,9 @@ TEST(RouterRandomTest, AgreesWithOracleAndBruteForce) {
       const bool has_pairs = s.num_experts / s.num_groups >= 2;
       if (config.group_selection == GroupSelection::kTop2Sum && !has_pairs) continue;
       if (s.num_topk > s.topk_groups * (s.num_experts / s.num_groups)) continue;
-      const Table<float> logits = test::random_table(9, s.num_experts, ++seed);
+      const Table<float> logits = conformance::random_table(9, s.num_experts, ++seed);
       std::vector<float> bias;
-      if (variant >= 12) bias = test::random_table(1, s.num_experts, ++seed, 0.3f).data;
+      if (variant >= 12) bias = conformance::random_table(1, s.num_experts, ++seed, 0.3f).data;
       ASSERT_NO_FATAL_FAILURE(compare(config, logits, bias, &num_compared))
           << "E " << s.num_experts << " K " << s.num_topk << " variant " << variant;
     }

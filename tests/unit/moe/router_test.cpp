@@ -6,12 +6,11 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/error.h"
 
+#include "conformance/random_batch.h"
 #include "reference/reference.h"
-#include "support/random_batch.h"
 #include "unit/moe/run_router.h"
 
 namespace switchyard {
@@ -19,9 +18,7 @@ namespace {
 
 using reference::Routing;
 using reference::Table;
-using test::bits_of_table;
-using test::config_of;
-using test::run_router;
+using namespace test;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -105,12 +102,13 @@ TEST(RouterTest, NanRanksLastAndStaysCanonical) {
   const Table<float> logits = one_token({-kNan, -kInf, 1.0f, kInf});
   const Routing routing = run_router(config_of(4, 4, Scoring::kSigmoid), logits, {});
   EXPECT_THAT(routing.topk_ids.data, ElementsAre(3, 2, 1, 0));
-  EXPECT_THAT(bits_of_table(routing.topk_weights),
+  EXPECT_THAT(conformance::bits_of_table(routing.topk_weights),
               ElementsAre(0x3F800000u, ::testing::_, 0u, 0x7FC00000u));
   // Softmax spreads NaN over all scores, as its formula does.
   const Routing softmax = run_router(config_of(4, 2, Scoring::kSoftmax), logits, {});
   EXPECT_THAT(softmax.topk_ids.data, ElementsAre(0, 1));
-  EXPECT_THAT(bits_of_table(softmax.topk_weights), ElementsAre(0x7FC00000u, 0x7FC00000u));
+  EXPECT_THAT(conformance::bits_of_table(softmax.topk_weights),
+              ElementsAre(0x7FC00000u, 0x7FC00000u));
   const Routing dead = run_router(config_of(3, 3, Scoring::kSoftmax), one_token({1, -kInf, 1}), {});
   EXPECT_THAT(dead.topk_ids.data, ElementsAre(0, 2, 1));
   EXPECT_THAT(dead.topk_weights.data, ElementsAre(0.5f, 0.5f, 0.0f));
@@ -120,7 +118,7 @@ TEST(RouterTest, NormOfAZeroSum) {
   RouterConfig config = config_of(4, 2, Scoring::kSigmoid);
   config.norm_topk_prob = true;
   const Table<float> logits(1, 4, -kInf);
-  EXPECT_THAT(bits_of_table(run_router(config, logits, {}).topk_weights),
+  EXPECT_THAT(conformance::bits_of_table(run_router(config, logits, {}).topk_weights),
               ElementsAre(0x7FC00000u, 0x7FC00000u));
   config.group_selection = GroupSelection::kTop2Sum;
   config.num_groups = 2;

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "switchyard/device.h"
@@ -42,16 +41,14 @@ inline TensorView view_on(Device device, DType dtype = DType::kF32) {
 inline void expect_refused(const std::string& argument, Device wrong, Device right,
                            const std::function<void()>& call) {
   SCOPED_TRACE(argument + " on " + name_of(wrong) + " for " + name_of(right));
-  expect_error(Errc::kInvalidArgument,
-               " on " + name_of(wrong) + ", must lie on " + name_of(right) + "; copy it there",
-               call);
-  expect_error(Errc::kInvalidArgument, ": " + argument + " is ", call);
+  expect_invalid(" on " + name_of(wrong) + ", must lie on " + name_of(right) + "; copy it there",
+                 call);
+  expect_invalid(": " + argument + " is ", call);
 }
 
 inline void expect_stream_refused(Device wrong, Device right, const std::function<void()>& call) {
   SCOPED_TRACE("stream of " + name_of(wrong) + " for " + name_of(right));
-  expect_error(Errc::kInvalidArgument,
-               "the stream is of " + name_of(wrong) + ", must be of " + name_of(right), call);
+  expect_invalid("the stream is of " + name_of(wrong) + ", must be of " + name_of(right), call);
 }
 
 /// Each argument in turn lies elsewhere, then all of them.

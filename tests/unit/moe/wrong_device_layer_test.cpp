@@ -232,12 +232,10 @@ TEST(WrongDeviceOfLayersTest, PartsOfTwoDevicesAreNamed) {
   if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device on this machine";
   const Device gpu = Device::cuda(0);
   run_ranks(1, [&](const Group& group) {
-    expect_error(Errc::kInvalidArgument,
-                 "experts are on cuda:0, must be on cpu as prepare_finalize",
-                 [&] { (void)make_layer(group, Device::cpu(), gpu); });
-    expect_error(Errc::kInvalidArgument,
-                 "experts are on cpu, must be on cuda:0 as prepare_finalize",
-                 [&] { (void)make_layer(group, gpu, Device::cpu()); });
+    expect_invalid("experts are on cuda:0, must be on cpu as prepare_finalize",
+                   [&] { (void)make_layer(group, Device::cpu(), gpu); });
+    expect_invalid("experts are on cpu, must be on cuda:0 as prepare_finalize",
+                   [&] { (void)make_layer(group, gpu, Device::cpu()); });
   });
 }
 

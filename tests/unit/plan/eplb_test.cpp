@@ -10,19 +10,15 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
+using test::expect_invalid;
 using ::testing::ElementsAre;
 using Ids = std::vector<std::int32_t>;
 using Counts = std::vector<std::int64_t>;
 
-TEST(EplbTest, RedundantExpertsRepeatTheFirst) {
-  EXPECT_THAT(initial_physical_to_logical(4, 0), ElementsAre(0, 1, 2, 3));
-  EXPECT_THAT(initial_physical_to_logical(4, 2), ElementsAre(0, 1, 2, 3, 0, 1));
-  EXPECT_THAT(initial_physical_to_logical(2, 5), ElementsAre(0, 1, 0, 1, 0, 1, 0));
-  expect_error(Errc::kInvalidArgument, "num_logical is 0",
-               [] { (void)initial_physical_to_logical(0, 1); });
-  expect_error(Errc::kInvalidArgument, "num_redundant is 65532, want from 0 to 65531",
-               [] { (void)initial_physical_to_logical(4, 65532); });
+TEST(EplbTest, RefusesSizesThatCannotBe) {
+  expect_invalid("num_logical is 0", [] { (void)initial_physical_to_logical(0, 1); });
+  expect_invalid("num_redundant is 65532, want from 0 to 65531",
+                 [] { (void)initial_physical_to_logical(4, 65532); });
 }
 
 TEST(EplbTest, LogicalMapsListCopiesInOrder) {
@@ -33,28 +29,20 @@ TEST(EplbTest, LogicalMapsListCopiesInOrder) {
 }
 
 TEST(EplbTest, LogicalMapsRefuseBadIds) {
-  expect_error(Errc::kInvalidArgument, "physical expert 1 is logical expert 3, want from 0 to 2",
-               [] {
-                 (void)compute_logical_maps(Ids{0, 3}, 3);
-               });
-  expect_error(Errc::kInvalidArgument, "physical expert 0 is logical expert -2",
-               [] { (void)compute_logical_maps(Ids{-2}, 1); });
-  expect_error(Errc::kInvalidArgument, "logical expert 1 has no physical expert", [] {
+  expect_invalid("physical expert 1 is logical expert 3, want from 0 to 2", [] {
+    (void)compute_logical_maps(Ids{0, 3}, 3);
+  });
+  expect_invalid("physical expert 0 is logical expert -2",
+                 [] { (void)compute_logical_maps(Ids{-2}, 1); });
+  expect_invalid("logical expert 1 has no physical expert", [] {
     (void)compute_logical_maps(Ids{0, 2, -1}, 3);
   });
-  expect_error(Errc::kInvalidArgument, "number of physical experts is 0",
-               [] { (void)compute_logical_maps(Ids{}, 1); });
+  expect_invalid("number of physical experts is 0", [] { (void)compute_logical_maps(Ids{}, 1); });
 }
 
+// src/conformance has the choices of the first tokens among two and three copies.
 TEST(EplbTest, ReplicasByHash) {
-  const auto replicas = [](std::int32_t count) {
-    Ids chosen;
-    for (std::int64_t t = 0; t < 8; ++t) chosen.push_back(choose_replica(t, count));
-    return chosen;
-  };
-  EXPECT_THAT(replicas(1), ElementsAre(0, 0, 0, 0, 0, 0, 0, 0));
-  EXPECT_THAT(replicas(2), ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
-  EXPECT_THAT(replicas(3), ElementsAre(0, 0, 2, 2, 1, 0, 0, 2));
+  for (std::int64_t t = 0; t < 8; ++t) EXPECT_EQ(choose_replica(t, 1), 0);
   // Beyond 2^32 the token number wraps around.
   EXPECT_EQ(choose_replica((std::int64_t{1} << 32) + 2, 3), choose_replica(2, 3));
 }
@@ -70,12 +58,11 @@ TEST(EplbTest, MapsTokensToCopies) {
 
   Counts bad{0, 3};
   const TensorView view = TensorView::of(bad.data(), {1, 2});
-  expect_error(Errc::kInvalidArgument, "element 1 of ids is 3, want below 3",
-               [&] { map_logical_to_physical(view, maps, view); });
+  expect_invalid("element 1 of ids is 3, want below 3",
+                 [&] { map_logical_to_physical(view, maps, view); });
   EXPECT_THAT(bad, ElementsAre(0, 3));
   const TensorView flat = TensorView::of(bad.data(), {2});
-  expect_error(Errc::kInvalidArgument, "want [T, K]",
-               [&] { map_logical_to_physical(flat, maps, flat); });
+  expect_invalid("want [T, K]", [&] { map_logical_to_physical(flat, maps, flat); });
 }
 
 TEST(ExpertLoadTest, CountsChosenExpertsWithoutPadding) {
@@ -124,7 +111,7 @@ TEST(ExpertLoadTest, AnErrorAddsNothing) {
   ExpertLoad load(2, 4);
   load.add_step(Counts{kMax - 1, 5});
   const auto refuses = [&](const char* phrase, const auto& call) {
-    expect_error(Errc::kInvalidArgument, phrase, call);
+    expect_invalid(phrase, call);
     EXPECT_THAT(load.physical_load(), ElementsAre(kMax - 1, 5));
     EXPECT_EQ(load.num_steps(), 1);
   };

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-using test::expect_error;
+using test::expect_invalid;
 using ::testing::ElementsAre;
 using Counts = std::vector<std::int64_t>;
 constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
@@ -41,7 +41,7 @@ TEST(TokenCountsTest, PrefixSumsAreInclusive) {
 TEST(TokenCountsTest, LocalSizesAreThoseOfTheInnermostScope) {
   TokenCounts counts({10, 3});
   const auto outside = [&] { (void)counts.local_sizes(); };
-  expect_error(Errc::kInvalidArgument, "no scope has set them", outside);
+  expect_invalid("no scope has set them", outside);
   {
     const auto whole = counts.sp_local_sizes(1);
     EXPECT_THAT(counts.local_sizes(), ElementsAre(10, 3));
@@ -51,28 +51,21 @@ TEST(TokenCountsTest, LocalSizesAreThoseOfTheInnermostScope) {
     }
     EXPECT_THAT(counts.local_sizes(), ElementsAre(10, 3));
   }
-  expect_error(Errc::kInvalidArgument, "no scope has set them", outside);
+  expect_invalid("no scope has set them", outside);
 }
 
 TEST(TokenCountsTest, RefusesImpossibleCounts) {
-  expect_error(Errc::kInvalidArgument, "rank 1 has -1 tokens", [] {
-    (void)compute_sp_num_tokens(Counts{1, -1}, 1);
-  });
-  expect_error(Errc::kInvalidArgument, "sp_size is 0",
-               [] { (void)compute_sp_num_tokens(Counts{1}, 0); });
-  expect_error(Errc::kInvalidArgument, "ranks, want at most 16777216",
-               [] { (void)compute_sp_num_tokens(Counts{1}, std::int64_t{1} << 40); });
-  expect_error(Errc::kInvalidArgument, "overflows 64 bits", [] {
-    (void)compute_sp_num_tokens(Counts{1, 2}, kMax);
-  });
-  expect_error(Errc::kInvalidArgument, "max_chunk is 0",
-               [] { (void)compute_chunked_local_num_tokens(Counts{1}, 1, 0, 0); });
-  expect_error(Errc::kInvalidArgument, "overflows 64 bits",
-               [] { (void)compute_chunked_local_num_tokens(Counts{1}, 1, kMax, 2); });
-  expect_error(Errc::kInvalidArgument, "overflows 64 bits", [] {
-    (void)TokenCounts({kMax, 1}).cu_tokens_across_sp(1);
-  });
-  expect_error(Errc::kInvalidArgument, "0 data-parallel ranks", [] { TokenCounts counts({}); });
+  expect_invalid("rank 1 has -1 tokens", [] { (void)compute_sp_num_tokens(Counts{1, -1}, 1); });
+  expect_invalid("sp_size is 0", [] { (void)compute_sp_num_tokens(Counts{1}, 0); });
+  expect_invalid("ranks, want at most 16777216",
+                 [] { (void)compute_sp_num_tokens(Counts{1}, std::int64_t{1} << 40); });
+  expect_invalid("overflows 64 bits", [] { (void)compute_sp_num_tokens(Counts{1, 2}, kMax); });
+  expect_invalid("max_chunk is 0",
+                 [] { (void)compute_chunked_local_num_tokens(Counts{1}, 1, 0, 0); });
+  expect_invalid("overflows 64 bits",
+                 [] { (void)compute_chunked_local_num_tokens(Counts{1}, 1, kMax, 2); });
+  expect_invalid("overflows 64 bits", [] { (void)TokenCounts({kMax, 1}).cu_tokens_across_sp(1); });
+  expect_invalid("0 data-parallel ranks", [] { TokenCounts counts({}); });
 }
 
 }  // namespace

@@ -42,8 +42,7 @@ TEST(WeightSlotsTest, ACallHasTheSetOfTheOneBeforeTheLast) {
 }
 
 TEST(WeightSlotsTest, SizesThatOverflowAreRefused) {
-  test::expect_error(Errc::kInvalidArgument, "overflows",
-                     [] { make_weight_slots(std::int64_t{1} << 61, 2, 8); });
+  test::expect_invalid("overflows", [] { make_weight_slots(std::int64_t{1} << 61, 2, 8); });
 }
 
 }  // namespace

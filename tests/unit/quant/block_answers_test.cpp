@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // int8, nvfp4 and OCP MX rows with values computed by hand from the formulas of vLLM's kernels and
-// of Quark's even_round.
+// of Quark's even_round, for the library and for the oracle.
 
 #include <cmath>
+#include <cstring>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -11,6 +13,7 @@
 #include "quant/rows.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
+#include "reference/reference.h"
 
 namespace switchyard {
 namespace {
@@ -29,12 +32,26 @@ struct Row {
   }
 };
 
+reference::QuantizedRows oracle(const QuantScheme& scheme, const std::vector<float>& x,
+                                float tensor_scale = 1.0f) {
+  const bool is_given = scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale();
+  return reference::quantize(scheme,
+                             reference::Table<float>(1, static_cast<std::int64_t>(x.size()), x),
+                             is_given ? std::optional<float>(tensor_scale) : std::nullopt);
+}
+
+// What the library writes; the oracle must agree.
 Row quantized(const QuantScheme& scheme, const std::vector<float>& x, float tensor_scale = 1.0f) {
   const auto hidden = static_cast<std::int64_t>(x.size());
   Row row{Bytes(row_bytes(scheme, hidden, DType::kF32)),
           std::vector<std::uint32_t>(scale_row_bytes(scheme, hidden) / 4 + 1)};
   quantize_row(scheme, x.data(), DType::kF32, hidden, reinterpret_cast<std::byte*>(row.q.data()),
                row.words.data(), tensor_scale);
+  const reference::QuantizedRows want = oracle(scheme, x, tensor_scale);
+  EXPECT_EQ(reference::stored_elements(scheme, want).data, row.q);
+  if (scheme.group == ScaleGroup::kTensor) return row;
+  const Bytes scales = reference::stored_scales(scheme, want).data;
+  EXPECT_EQ(std::memcmp(scales.data(), row.words.data(), scales.size()), 0);
   return row;
 }
 
@@ -125,11 +142,16 @@ TEST(BlockAnswersTest, Mxfp6Exponents) {
       {1.0f, -4}, {1.8f, -4}, {1.875f, -3}, {7.5f, -1}, {28.0f, 0}};
   const std::vector<std::pair<float, int>> e2m3{
       {1.0f, -2}, {1.875f, -2}, {1.9375f, -1}, {7.5f, 0}, {28.0f, 2}};
+  const auto oracle_exponent = [](const QuantScheme& scheme, float amax) {
+    return reference::stored_scales(scheme, oracle(scheme, {-amax, 0.0f})).data.front();
+  };
   for (const auto& [amax, exponent] : e3m2) {
     EXPECT_EQ(mx_exponent(Codec::kE3M2, amax), static_cast<std::uint32_t>(exponent + 127)) << amax;
+    EXPECT_EQ(oracle_exponent(schemes::kMxfp6E3M2, amax), exponent + 127) << amax;
   }
   for (const auto& [amax, exponent] : e2m3) {
     EXPECT_EQ(mx_exponent(Codec::kE2M3, amax), static_cast<std::uint32_t>(exponent + 127)) << amax;
+    EXPECT_EQ(oracle_exponent(schemes::kMxfp6E2M3, amax), exponent + 127) << amax;
   }
 }
 

@@ -8,7 +8,7 @@
 
 #include "quant/rows.h"
 #include "quant/scalar.h"
-#include "unit/quant/targets.h"
+#include "support/for_each_target.h"
 
 namespace switchyard {
 namespace {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "quant/activation.h"
-#include "unit/quant/targets.h"
+#include "support/for_each_target.h"
 
 namespace switchyard {
 namespace {

@@ -16,7 +16,7 @@
 #include "quant/f16.h"
 #include "quant/fp4.h"
 #include "quant/fp8.h"
-#include "unit/quant/targets.h"
+#include "support/for_each_target.h"
 
 namespace switchyard {
 namespace {

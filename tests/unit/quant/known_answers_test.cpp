@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Values computed by hand from the formulas of vLLM's and DeepEP's kernels.
+// Values computed by hand from the formulas of vLLM's and DeepEP's kernels, for the library and for
+// the oracle.
 
 #include <array>
+#include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "quant/rows.h"
 #include "quant/scalar.h"
-#include "unit/quant/targets.h"
+#include "reference/reference.h"
 
 namespace switchyard {
 namespace {
@@ -17,10 +19,10 @@ namespace {
 struct ScaleCase {
   float amax;
   std::uint32_t divide_bits;
-  std::uint8_t divide_byte;
+  std::uint32_t divide_byte;
   std::uint32_t multiply_bits;
   std::uint32_t factor_bits;
-  std::uint8_t multiply_byte;
+  std::uint32_t multiply_byte;
 };
 
 // The rows 0 and 1e-5 show the lower bounds: 1e-10 in vLLM, 1e-4 in DeepEP.
@@ -36,28 +38,43 @@ constexpr std::array<ScaleCase, 10> kScales{
      {1000.0f, 0x400EDB6E, 129, 0x400EDB6E, 0x3EE56042, 129},
      {65504.0f, 0x431236DB, 135, 0x431236DC, 0x3BE01C04, 135}}};
 
-TEST(KnownAnswersTest, BlockScales) {
-  for (const ScaleCase& c : kScales) {
-    const ScaleAndMap divide = divide_rule(c.amax, false);
-    EXPECT_EQ(bits_from_f32(divide.scale), c.divide_bits) << c.amax;
-    EXPECT_TRUE(divide.map.divides);
-    EXPECT_EQ(e8m0_ceil(divide_rule(c.amax, true).scale), c.divide_byte) << c.amax;
-    const ScaleAndMap multiply = multiply_rule(c.amax, false);
-    EXPECT_EQ(bits_from_f32(multiply.scale), c.multiply_bits) << c.amax;
-    EXPECT_EQ(bits_from_f32(multiply.map.factor), c.factor_bits) << c.amax;
-    EXPECT_FALSE(multiply.map.divides);
-    EXPECT_EQ(e8m0_ceil(multiply_rule(c.amax, true).scale), c.multiply_byte) << c.amax;
-  }
-}
-
+// What the library writes; the oracle must agree.
 std::vector<std::uint8_t> quantized(const QuantScheme& scheme, const std::vector<float>& x,
                                     std::vector<std::uint32_t>& scales) {
+  const auto hidden = static_cast<std::int64_t>(x.size());
   std::vector<std::uint8_t> q(x.size());
-  scales.assign(static_cast<std::size_t>(num_scales(scheme, static_cast<std::int64_t>(x.size()))),
-                0);
-  quantize_row(scheme, x.data(), DType::kF32, static_cast<std::int64_t>(x.size()),
-               reinterpret_cast<std::byte*>(q.data()), scales.data());
+  scales.assign(static_cast<std::size_t>(num_scales(scheme, hidden)), 0);
+  quantize_row(scheme, x.data(), DType::kF32, hidden, reinterpret_cast<std::byte*>(q.data()),
+               scales.data());
+  const reference::QuantizedRows oracle =
+      reference::quantize(scheme, reference::Table<float>(1, hidden, x));
+  EXPECT_EQ(reference::stored_elements(scheme, oracle).data, q);
+  const std::vector<std::uint8_t> bytes = reference::stored_scales(scheme, oracle).data;
+  EXPECT_EQ(bytes.size(), 4 * scales.size());
+  EXPECT_EQ(std::memcmp(bytes.data(), scales.data(), bytes.size()), 0);
   return q;
+}
+
+TEST(KnownAnswersTest, BlockScales) {
+  const auto scale = [](QuantScheme scheme, float amax, ScaleFormat format = ScaleFormat::kF32) {
+    std::vector<std::uint32_t> scales;
+    scheme.scale_format = format;
+    quantized(scheme, {-amax, f32_from_bits(kF32NaN)}, scales);
+    return scales.front();
+  };
+  constexpr ScaleFormat kPacked = ScaleFormat::kE8M0Packed;
+  constexpr ScaleFormat kPowers = ScaleFormat::kF32PowerOfTwo;
+  for (const ScaleCase& c : kScales) {
+    EXPECT_EQ(scale(schemes::kFp8Block, c.amax), c.divide_bits) << c.amax;
+    EXPECT_EQ(scale(schemes::kFp8Block, c.amax, kPacked), c.divide_byte) << c.amax;
+    EXPECT_EQ(scale(schemes::kFp8Block, c.amax, kPowers), c.divide_byte << 23) << c.amax;
+    EXPECT_EQ(scale(schemes::kFp8BlockDeepEp, c.amax), c.multiply_bits) << c.amax;
+    EXPECT_EQ(scale(schemes::kFp8BlockDeepEp, c.amax, kPacked), c.multiply_byte) << c.amax;
+    EXPECT_TRUE(divide_rule(c.amax, false).map.divides);
+    const ScaleAndMap multiply = multiply_rule(c.amax, false);
+    EXPECT_EQ(bits_from_f32(multiply.map.factor), c.factor_bits) << c.amax;
+    EXPECT_FALSE(multiply.map.divides);
+  }
 }
 
 TEST(KnownAnswersTest, BlockCodes) {
@@ -128,13 +145,17 @@ TEST(KnownAnswersTest, TokenScaleHasALowerBound) {
 }
 
 TEST(KnownAnswersTest, StaticTensorScaleMultipliesByTheReciprocal) {
-  const std::vector<float> x{1.0f, -1000.0f, 1e30f, f32_from_bits(kF32Infinity), 0.3f};
+  const std::vector<float> x{
+      1.0f, -1000.0f, 1e30f, f32_from_bits(kF32Infinity), 0.3f, f32_from_bits(kF32NaN)};
   std::vector<std::uint8_t> q(x.size());
   const float scale = 0.7f;
-  quantize_row(schemes::kFp8Tensor, x.data(), DType::kF32, 5,
+  quantize_row(schemes::kFp8Tensor, x.data(), DType::kF32, 6,
                reinterpret_cast<std::byte*>(q.data()), nullptr, scale);
   EXPECT_EQ(q, (std::vector<std::uint8_t>{e4m3_from_f32(1.0f / 0.7f), 0xFE, 0x7E, 0x7E,
-                                          e4m3_from_f32(0.3f * (1.0f / 0.7f))}));
+                                          e4m3_from_f32(0.3f * (1.0f / 0.7f)), 0x7E}));
+  EXPECT_EQ(reference::quantize(schemes::kFp8Tensor, reference::Table<float>(1, 6, x), scale)
+                .elements.data,
+            q);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>

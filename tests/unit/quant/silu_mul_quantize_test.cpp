@@ -9,6 +9,7 @@
 
 #include "switchyard/quantize_batched.h"
 
+#include "quant/bf16.h"
 #include "quant/exp.h"
 #include "quant/scheme.h"
 #include "reference/reference.h"
@@ -19,9 +20,7 @@ namespace switchyard {
 namespace {
 
 using reference::Table;
-using test::bytes_of;
-using test::expect_error;
-using test::normal_tensor;
+using namespace test;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -36,10 +35,6 @@ Table<float> activated(const Tensor& x, std::int64_t num_rows, std::int64_t inte
     }
   }
   return y;
-}
-
-TensorView view_of(const Table<float>& table) {
-  return TensorView::of(table.data.data(), {table.rows, table.cols});
 }
 
 // The result of the fused rule's formula.
@@ -146,54 +141,16 @@ TEST(SiluMulQuantizeTest, FusedRuleTurnsNaNAndInfinityIntoTheLeastCode) {
   EXPECT_TRUE(std::isinf(scales.as<float>()[1]));
 }
 
-// Two steps: the activation in f32, then quantize.
-TEST(SiluMulQuantizeTest, SchemesKeepTheirOwnRules) {
-  constexpr std::int64_t kRows = 5;
-  const std::vector<float> given{0.01f};
-  for (const QuantScheme& scheme : named_schemes()) {
-    if (scheme.is_simulated()) continue;
-    for (const std::int64_t size : {2, 130, 1154}) {
-      const Tensor x = normal_tensor(DType::kBF16, {kRows, 2 * size});
-      const Table<float> y = activated(x, kRows, size);
-      const bool is_tensor = scheme.group == ScaleGroup::kTensor;
-      const TensorView tensor_scale = is_tensor || scheme.needs_tensor_scale()
-                                          ? TensorView::of(given.data(), {1})
-                                          : TensorView{};
-      const Tensor want_q(scheme.dtype, {kRows, size});
-      const std::int64_t width = num_scales(scheme, size);
-      const Tensor want_scales(scale_dtype(scheme), {is_tensor ? 1 : kRows, width});
-      quantize(view_of(y), scheme, want_q,
-               scheme.is_quantized() ? want_scales.view() : TensorView{}, Stream::host(),
-               tensor_scale);
-      for (const ScaleLayout layout : layouts_of(scheme)) {
-        SCOPED_TRACE(name_of(scheme) + " " + std::to_string(size));
-        const Tensor q(scheme.dtype, {kRows, size});
-        const bool has_scales = has_row_scales(scheme);
-        const OwnedScales scales =
-            has_scales ? make_scales(scale_dtype(scheme), layout, kRows, width) : OwnedScales{};
-        silu_mul_quantize(x, scheme, q, scales.view, Stream::host(), ActivationScale::kScheme,
-                          tensor_scale);
-        ASSERT_EQ(bytes_of(q), bytes_of(want_q));
-        if (!has_scales) continue;
-        const Tensor linear(scale_dtype(scheme), {kRows, width});
-        relayout_scales(scales.view, linear);
-        ASSERT_EQ(bytes_of(linear), bytes_of(want_scales));
-      }
+// src/conformance tries every scheme but this one.
+TEST(SiluMulQuantizeTest, WithoutASchemeItIsRoundedOnce) {
+  for (const std::int64_t size : {2, 130, 1154}) {
+    const Tensor x = normal_tensor(DType::kBF16, {5, 2 * size});
+    const Table<float> y = activated(x, 5, size);
+    const Tensor q(DType::kBF16, {5, size});
+    silu_mul_quantize(x, schemes::kNone, q, {});
+    for (std::size_t i = 0; i < y.data.size(); ++i) {
+      ASSERT_EQ(q.as<std::uint16_t>()[i], bf16_from_f32(y.data[i])) << i;
     }
-  }
-}
-
-TEST(SiluMulQuantizeTest, AgreesWithTheOracle) {
-  for (const QuantScheme& scheme :
-       {schemes::kFp8Block, schemes::kFp8BlockDeepEp, schemes::kFp8Token}) {
-    const Tensor x = normal_tensor(DType::kBF16, {4, 2 * 200});
-    const Tensor q(DType::kE4M3, {4, 200});
-    const Tensor scales(DType::kF32, {4, num_scales(scheme, 200)});
-    silu_mul_quantize(x, scheme, q, scales);
-    const reference::QuantizedRows want = reference::quantize(scheme, activated(x, 4, 200));
-    ASSERT_EQ(bytes_of(q), want.elements.data) << name_of(scheme);
-    const float* data = scales.as<float>();
-    ASSERT_EQ(std::vector<float>(data, data + scales.view().num_elements()), want.scales.data);
   }
 }
 
@@ -228,31 +185,30 @@ TEST(SiluMulQuantizeTest, BatchesStopAtTheCount) {
 }
 
 TEST(SiluMulQuantizeTest, RefusesWhatItCannotServe) {
-  const Errc code = Errc::kInvalidArgument;
   const Tensor x = normal_tensor(DType::kBF16, {2, 256});
   const Tensor q(DType::kE4M3, {2, 128});
   const Tensor scales(DType::kF32, {2, 1});
-  expect_error(code, "x has rows of 255 elements, want an even number", [&] {
+  expect_invalid("x has rows of 255 elements, want an even number", [&] {
     silu_mul_quantize(TensorView(x.data(), DType::kBF16, {2, 255}), schemes::kFp8Block, q, scales);
   });
-  expect_error(code, "kFused with scheme fp8_token, want e4m3 blocks of rule kDivide", [&] {
+  expect_invalid("kFused with scheme fp8_token, want e4m3 blocks of rule kDivide", [&] {
     silu_mul_quantize(x, schemes::kFp8Token, q, scales, Stream::host(), ActivationScale::kFused);
   });
-  expect_error(code, "kFused with scheme fp8_block_deepep", [&] {
+  expect_invalid("kFused with scheme fp8_block_deepep", [&] {
     silu_mul_quantize(x, schemes::kFp8BlockDeepEp, q, scales, Stream::host(),
                       ActivationScale::kFused);
   });
-  expect_error(code, "tensor_scale is absent, want f32 [1] for fp8_tensor",
-               [&] { silu_mul_quantize(x, schemes::kFp8Tensor, q, {}); });
-  expect_error(code, "tensor_scale is f32 [2, 1], want none for fp8_block", [&] {
+  expect_invalid("tensor_scale is absent, want f32 [1] for fp8_tensor",
+                 [&] { silu_mul_quantize(x, schemes::kFp8Tensor, q, {}); });
+  expect_invalid("tensor_scale is f32 [2, 1], want none for fp8_block", [&] {
     silu_mul_quantize(x, schemes::kFp8Block, q, scales, Stream::host(), ActivationScale::kScheme,
                       scales);
   });
-  expect_error(code, "want one-byte scales in tiles", [&] {
+  expect_invalid("want one-byte scales in tiles", [&] {
     silu_mul_quantize(x, schemes::kFp8Block, q,
                       make_scales(DType::kF32, ScaleLayout::kSwizzled, 2, 1).view);
   });
-  expect_error(code, "counts is absent", [&] {
+  expect_invalid("counts is absent", [&] {
     silu_mul_quantize_batched(Tensor(DType::kBF16, {1, 2, 256}), {}, schemes::kFp8Block, q, scales);
   });
   for (const std::uint8_t byte : bytes_of(q)) ASSERT_EQ(byte, 0);

@@ -3,9 +3,7 @@
 // tensors.h: helpers shared by tests of whole tensors.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "switchyard/quant.h"

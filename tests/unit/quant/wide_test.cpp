@@ -12,7 +12,7 @@
 #include "quant/rows.h"
 #include "quant/scalar.h"
 #include "quant/scheme.h"
-#include "unit/quant/targets.h"
+#include "support/for_each_target.h"
 
 namespace switchyard {
 namespace {

@@ -3,7 +3,6 @@
 #include "reference/batched.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/errors.h"
 
@@ -38,10 +37,10 @@ TEST(BatchedOracleTest, EachExpertIsQuantizedByItself) {
 }
 
 TEST(BatchedOracleTest, CapacityAndWeighedInputAreChecked) {
-  test::expect_error(Errc::kInvalidArgument, "expert 0 has 2 tokens, capacity is 1",
-                     [] { (void)prepare_batched(kInput, 4, 2, 1, 1); });
-  test::expect_error(Errc::kInvalidArgument, "weighs_input with 2 choices",
-                     [] { (void)prepare_batched(kInput, 4, 2, 1, 3, schemes::kNone, {}, true); });
+  test::expect_invalid("expert 0 has 2 tokens, capacity is 1",
+                       [] { (void)prepare_batched(kInput, 4, 2, 1, 1); });
+  test::expect_invalid("weighs_input with 2 choices",
+                       [] { (void)prepare_batched(kInput, 4, 2, 1, 3, schemes::kNone, {}, true); });
   const RankInput one{Table<float>(1, 1, 3.0f), Table<std::int32_t>(1, 1, 0),
                       Table<float>(1, 1, 0.5f)};
   EXPECT_THAT(prepare_batched(one, 1, 1, 0, 1, schemes::kNone, {}, true).rows.data,

@@ -3,15 +3,13 @@
 #include <cmath>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
+#include "conformance/random_batch.h"
 #include "reference/reference.h"
-#include "support/random_batch.h"
 
 namespace switchyard::reference {
 namespace {
 
-using test::bits_of_table;
 using ::testing::ElementsAre;
 
 struct Placed {
@@ -167,20 +165,21 @@ TEST(ReferenceCombineTest, UnusedSlotsAndDuplicates) {
 }
 
 TEST(ReferenceCombineTest, PerExpertHasTheSameBitsForEveryRankCount) {
-  const test::BatchShape shapes[] = {
+  const conformance::BatchShape shapes[] = {
       {.num_experts = 16, .num_topk = 4, .hidden = 24},
       {.num_experts = 13, .num_topk = 6, .hidden = 7, .none_share = 0.3},
       {.num_experts = 5, .num_topk = 8, .hidden = 9, .none_share = 0.1, .has_duplicates = true},
       {.num_experts = 9, .num_topk = 3, .hidden = 5, .has_duplicates = true, .only_expert = 8},
       {.num_experts = 6, .num_topk = 2, .hidden = 4, .none_share = 1.0}};
-  for (const test::BatchShape& shape : shapes) {
-    const RankInput input = test::random_tokens(shape, 37, 11);
+  for (const conformance::BatchShape& shape : shapes) {
+    const RankInput input = conformance::random_tokens(shape, 37, 11);
     for (const DType output : {DType::kBF16, DType::kF16, DType::kF32}) {
-      const Table<float> one = per_expert(test::split(input, shape.num_experts, 1), output);
+      const Table<float> one = per_expert(conformance::split(input, shape.num_experts, 1), output);
       for (const int num_ranks : {2, 3, 4, 7, 8}) {
         const Table<float> many =
-            per_expert(test::split(input, shape.num_experts, num_ranks), output);
-        ASSERT_EQ(bits_of_table(many), bits_of_table(one)) << num_ranks << " ranks";
+            per_expert(conformance::split(input, shape.num_experts, num_ranks), output);
+        ASSERT_EQ(conformance::bits_of_table(many), conformance::bits_of_table(one))
+            << num_ranks << " ranks";
       }
     }
   }
@@ -203,8 +202,8 @@ TEST(ReferenceCombineTest, ReduceScatterByHand) {
 }
 
 TEST(ReferenceCombineTest, PerRankStaysCloseToPerExpert) {
-  const test::BatchShape shape{.num_experts = 16, .num_topk = 6, .hidden = 32};
-  const Batch batch = test::split(test::random_tokens(shape, 23, 5), 16, 4);
+  const conformance::BatchShape shape{.num_experts = 16, .num_topk = 6, .hidden = 32};
+  const Batch batch = conformance::split(conformance::random_tokens(shape, 23, 5), 16, 4);
   const Table<float> exact = per_expert(batch, DType::kF32);
   const Table<float> fast = per_rank(batch, DType::kF32);
   double error = 0.0;

@@ -3,12 +3,12 @@
 #include <set>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/error.h"
 
+#include "conformance/random_batch.h"
 #include "reference/reference.h"
-#include "support/random_batch.h"
+#include "support/errors.h"
 
 namespace switchyard::reference {
 namespace {
@@ -94,20 +94,16 @@ TEST(ReferenceDispatchTest, OverflowKeepsTheLargestWeights) {
 }
 
 TEST(ReferenceDispatchTest, OverfullExpertIsNamed) {
-  try {
-    dispatch_batched(two_ranks(), 0, 1);
-    FAIL() << "two rows fit into a capacity of one";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("local expert 1 receives 2 rows"));
-  }
+  test::expect_invalid("local expert 1 receives 2 rows",
+                       [] { dispatch_batched(two_ranks(), 0, 1); });
   EXPECT_THROW(dispatch_by_rank(two_ranks(), 1, 1), Error);
 }
 
 TEST(ReferenceDispatchTest, NothingToSend) {
-  const test::BatchShape none{.num_experts = 7, .num_topk = 3, .hidden = 4, .none_share = 1.0};
+  const conformance::BatchShape none{
+      .num_experts = 7, .num_topk = 3, .hidden = 4, .none_share = 1.0};
   for (const std::int64_t num_tokens : {0, 5}) {
-    const Batch batch = test::split(test::random_tokens(none, num_tokens, 1), 7, 3);
+    const Batch batch = conformance::split(conformance::random_tokens(none, num_tokens, 1), 7, 3);
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_TRUE(dispatch_expanded(batch, rank, 8).rows.empty());
       EXPECT_EQ(dispatch_expanded(batch, rank, 8).num_rows, 0);
@@ -117,13 +113,13 @@ TEST(ReferenceDispatchTest, NothingToSend) {
 }
 
 TEST(ReferenceDispatchTest, EverySlotLandsOnceForAnyRankCount) {
-  const test::BatchShape shape{
+  const conformance::BatchShape shape{
       .num_experts = 13, .num_topk = 5, .hidden = 3, .none_share = 0.2, .has_duplicates = true};
-  const RankInput input = test::random_tokens(shape, 29, 7);
+  const RankInput input = conformance::random_tokens(shape, 29, 7);
   std::size_t num_slots = 0;
   for (const std::int32_t id : input.topk_ids.data) num_slots += id >= 0 ? 1 : 0;
   for (const int num_ranks : {1, 2, 3, 4, 7, 8, 17}) {
-    const Batch batch = test::split(input, 13, num_ranks);
+    const Batch batch = conformance::split(input, 13, num_ranks);
     std::set<std::tuple<int, std::int64_t, std::int32_t>> seen;
     for (int rank = 0; rank < num_ranks; ++rank) {
       const ExpertMajor placed = dispatch_expanded(batch, rank, 4);

@@ -3,11 +3,10 @@
 #include <cmath>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
+#include "conformance/random_batch.h"
 #include "quant/exp.h"
 #include "reference/reference.h"
-#include "support/random_batch.h"
 
 namespace switchyard::reference {
 namespace {
@@ -20,9 +19,9 @@ MlpWeights random_weights(std::int32_t num_experts, std::int64_t hidden, std::in
   return {num_experts,
           hidden,
           intermediate,
-          test::random_table(inner, hidden, seed, 0.1f),
-          test::random_table(inner, hidden, seed + 1, 0.1f),
-          test::random_table(num_experts * hidden, intermediate, seed + 2, 0.1f)};
+          conformance::random_table(inner, hidden, seed, 0.1f),
+          conformance::random_table(inner, hidden, seed + 1, 0.1f),
+          conformance::random_table(num_experts * hidden, intermediate, seed + 2, 0.1f)};
 }
 
 TEST(ReferenceExpertTest, SiluKnownAnswers) {
@@ -57,7 +56,7 @@ TEST(ReferenceExpertTest, ActivationIsRoundedOnce) {
 
 TEST(ReferenceExpertTest, AgreesWithDoublePrecision) {
   const MlpWeights weights = random_weights(3, 31, 17, 1);
-  const Table<float> x = test::random_table(5, 31, 9);
+  const Table<float> x = conformance::random_table(5, 31, 9);
   const Table<float> y = expert_mlp(weights, 2, x, {});
   for (std::int64_t n = 0; n < 5; ++n) {
     for (std::int64_t h = 0; h < 31; ++h) {
@@ -79,7 +78,7 @@ TEST(ReferenceExpertTest, AgreesWithDoublePrecision) {
 
 TEST(ReferenceExpertTest, RowsDoNotDependOnEachOtherButForTensorScales) {
   const MlpWeights weights = random_weights(1, 16, 140, 4);
-  const Table<float> x = test::random_table(3, 16, 5);
+  const Table<float> x = conformance::random_table(3, 16, 5);
   for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kFp8Token}) {
     const Table<float> together = expert_mlp(weights, 0, x, scheme);
     for (std::int64_t n = 0; n < 3; ++n) {
@@ -92,8 +91,8 @@ TEST(ReferenceExpertTest, RowsDoNotDependOnEachOtherButForTensorScales) {
 }
 
 TEST(ReferenceExpertTest, BufferRowsGoToTheirExpertAndPaddingStaysZero) {
-  const test::BatchShape shape{.num_experts = 5, .num_topk = 2, .hidden = 12};
-  const Batch batch = test::split(test::random_tokens(shape, 9, 3), 5, 2);
+  const conformance::BatchShape shape{.num_experts = 5, .num_topk = 2, .hidden = 12};
+  const Batch batch = conformance::split(conformance::random_tokens(shape, 9, 3), 5, 2);
   const MlpWeights weights = random_weights(5, 12, 6, 8);
   const ExpertMajor placed = dispatch_expanded(batch, 1, 8);
   const Table<float> rows = receive(batch, placed.rows, placed.num_rows);

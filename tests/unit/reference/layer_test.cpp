@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "conformance/random_batch.h"
 #include "reference/reference.h"
-#include "support/random_batch.h"
 #include "support/tiny_moe.h"
 
 namespace switchyard::reference {
 namespace {
-
-using test::bits_of_table;
 
 Layer random_layer(std::int32_t num_experts, std::int32_t num_topk, std::int64_t hidden,
                    std::int64_t intermediate) {
@@ -21,18 +18,18 @@ Layer random_layer(std::int32_t num_experts, std::int32_t num_topk, std::int64_t
   layer.router.num_experts = num_experts;
   layer.router.num_topk = num_topk;
   layer.router.norm_topk_prob = true;
-  layer.router_gate = test::random_table(num_experts, hidden, 100);
+  layer.router_gate = conformance::random_table(num_experts, hidden, 100);
   const auto mlp = [&](std::int32_t experts, std::uint64_t seed) {
     return MlpWeights{experts,
                       hidden,
                       intermediate,
-                      test::random_table(experts * intermediate, hidden, seed, 0.2f),
-                      test::random_table(experts * intermediate, hidden, seed + 1, 0.2f),
-                      test::random_table(experts * hidden, intermediate, seed + 2, 0.2f)};
+                      conformance::random_table(experts * intermediate, hidden, seed, 0.2f),
+                      conformance::random_table(experts * intermediate, hidden, seed + 1, 0.2f),
+                      conformance::random_table(experts * hidden, intermediate, seed + 2, 0.2f)};
   };
   layer.experts = mlp(num_experts, 200);
   layer.shared = mlp(1, 300);
-  layer.shared_gate = test::random_table(1, hidden, 400).data;
+  layer.shared_gate = conformance::random_table(1, hidden, 400).data;
   return layer;
 }
 
@@ -48,8 +45,8 @@ Table<float> run_split(const Layer& layer, const Table<float>& hidden, int num_r
                        Reduce reduce) {
   std::vector<Table<float>> parts;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    parts.push_back(rows_of(hidden, test::split_point(hidden.rows, num_ranks, rank),
-                            test::split_point(hidden.rows, num_ranks, rank + 1)));
+    parts.push_back(rows_of(hidden, conformance::split_point(hidden.rows, num_ranks, rank),
+                            conformance::split_point(hidden.rows, num_ranks, rank + 1)));
   }
   Table<float> all(0, hidden.cols);
   for (const Table<float>& part : run_layer(layer, parts, reduce)) {
@@ -70,7 +67,7 @@ double relative_error(const Table<float>& got, const Table<float>& want) {
 }
 
 TEST(ReferenceLayerTest, PerExpertIsTheLayerWithoutRanks) {
-  const Table<float> hidden = test::random_table(19, 24, 1);
+  const Table<float> hidden = conformance::random_table(19, 24, 1);
   Layer layer = random_layer(7, 3, 24, 10);
   QuantScheme packed = schemes::kFp8BlockDeepEp;
   packed.scale_format = ScaleFormat::kE8M0Packed;
@@ -82,15 +79,15 @@ TEST(ReferenceLayerTest, PerExpertIsTheLayerWithoutRanks) {
     layer.static_scale = 0.01f;
     const Table<float> want = run_layer(layer, hidden);
     for (const int num_ranks : {1, 2, 3, 4, 7, 8}) {
-      ASSERT_EQ(bits_of_table(run_split(layer, hidden, num_ranks, Reduce::kPerExpert)),
-                bits_of_table(want))
+      ASSERT_EQ(conformance::bits_of_table(run_split(layer, hidden, num_ranks, Reduce::kPerExpert)),
+                conformance::bits_of_table(want))
           << num_ranks << " ranks";
     }
   }
 }
 
 TEST(ReferenceLayerTest, PerRankIsClose) {
-  const Table<float> hidden = test::random_table(19, 24, 2);
+  const Table<float> hidden = conformance::random_table(19, 24, 2);
   const Layer layer = random_layer(9, 4, 24, 10);
   const Table<float> want = run_layer(layer, hidden);
   for (const int num_ranks : {1, 3, 8}) {
@@ -106,7 +103,7 @@ TEST(ReferenceLayerTest, NoTokensAnywhere) {
 
 TEST(ReferenceLayerTest, SharedRowIsScaledByTheSigmoidOfItsGate) {
   Layer layer = random_layer(4, 2, 8, 4);
-  const Table<float> hidden = test::random_table(3, 8, 6);
+  const Table<float> hidden = conformance::random_table(3, 8, 6);
   layer.shared_gate.assign(8, 0.0f);
   const Table<float> half = shared_rows(layer, hidden);
   layer.shared_gate.clear();

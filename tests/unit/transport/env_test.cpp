@@ -4,11 +4,12 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/ranks.h"
 
@@ -19,9 +20,14 @@ using test::error_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using Variables = std::map<std::string, std::string>;
-
-RankInfo discover(const Variables& variables) {
+// Of variables as in "NAME=value NAME=value".
+RankInfo discover(const std::string& environment) {
+  std::map<std::string, std::string> variables;
+  std::istringstream words(environment);
+  for (std::string word; words >> word;) {
+    const std::size_t equals = word.find('=');
+    variables[word.substr(0, equals)] = word.substr(equals + 1);
+  }
   return discover_ranks([&](const char* name) -> const char* {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
@@ -30,8 +36,8 @@ RankInfo discover(const Variables& variables) {
 
 struct Known {
   const char* source;
-  Variables variables;
-  int rank, size, local_rank, local_size;
+  const char* environment;
+  std::array<int, 4> numbers;  ///< rank, size, local rank, local size
   const char* job_id;
 };
 
@@ -39,131 +45,65 @@ class EnvTest : public ::testing::TestWithParam<Known> {};
 
 TEST_P(EnvTest, LauncherIsUnderstood) {
   const Known& known = GetParam();
-  const RankInfo info = discover(known.variables);
+  const RankInfo info = discover(known.environment);
   EXPECT_EQ(info.source, known.source);
-  EXPECT_EQ(info.rank, known.rank);
-  EXPECT_EQ(info.size, known.size);
-  EXPECT_EQ(info.local_rank, known.local_rank);
-  EXPECT_EQ(info.local_size, known.local_size);
+  EXPECT_EQ((std::array{info.rank, info.size, info.local_rank, info.local_size}), known.numbers);
   EXPECT_EQ(info.job_id, known.job_id);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Launchers, EnvTest,
-    ::testing::Values(Known{"none", {}, 0, 1, -1, -1, ""},
-                      Known{"torchrun",
-                            {{"RANK", "3"},
-                             {"WORLD_SIZE", "8"},
-                             {"LOCAL_RANK", "1"},
-                             {"LOCAL_WORLD_SIZE", "2"},
-                             {"MASTER_ADDR", "h"},
-                             {"MASTER_PORT", "29500"},
-                             {"TORCHELASTIC_RUN_ID", "abc"}},
-                            3,
-                            8,
-                            1,
-                            2,
-                            "abc/h/29500"},
-                      Known{"switchyard launcher",
-                            {{"RANK", "1"},
-                             {"WORLD_SIZE", "2"},
-                             {"LOCAL_RANK", "1"},
-                             {"LOCAL_WORLD_SIZE", "2"},
-                             {"SWITCHYARD_CONTROL_FD", "5"},
-                             {"SWITCHYARD_STORE", "unix:@x"}},
-                            1,
-                            2,
-                            1,
-                            2,
-                            "unix:@x"},
-                      Known{"Open MPI",
-                            {{"OMPI_COMM_WORLD_RANK", "5"},
-                             {"OMPI_COMM_WORLD_SIZE", "7"},
-                             {"OMPI_COMM_WORLD_LOCAL_RANK", "5"},
-                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "7"},
-                             {"PMIX_RANK", "5"},
-                             {"PMIX_NAMESPACE", "prterun-h-12@1"}},
-                            5,
-                            7,
-                            5,
-                            7,
-                            "prterun-h-12@1"},
-                      Known{"PMI", {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}, 0, 4, -1, -1, ""},
-                      Known{"Slurm",
-                            {{"SLURM_PROCID", "2"},
-                             {"SLURM_NTASKS", "4"},
-                             {"SLURM_STEP_NUM_TASKS", "4"},
-                             {"SLURM_LOCALID", "0"},
-                             {"SLURM_JOB_ID", "77"},
-                             {"SLURM_STEP_ID", "1"}},
-                            2,
-                            4,
-                            0,
-                            -1,
-                            "77/1"},
-                      Known{"PMIx",
-                            {{"PMIX_RANK", "2"},
-                             {"PMIX_NAMESPACE", "slurm.77.1"},
-                             {"SLURM_PROCID", "2"},
-                             {"SLURM_STEP_NUM_TASKS", "4"}},
-                            2,
-                            4,
-                            -1,
-                            -1,
-                            "slurm.77.1"},
-                      // The shell of a batch script is not a rank.
-                      Known{"none",
-                            {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}},
-                            0,
-                            1,
-                            -1,
-                            -1,
-                            ""},
-                      Known{"none", {{"SLURM_NTASKS", "4"}}, 0, 1, -1, -1, ""},
-                      // srun -n 1 torchrun --nproc-per-node 8
-                      Known{"torchrun",
-                            {{"RANK", "6"},
-                             {"WORLD_SIZE", "8"},
-                             {"MASTER_PORT", "1"},
-                             {"SLURM_PROCID", "0"},
-                             {"SLURM_STEP_NUM_TASKS", "1"}},
-                            6,
-                            8,
-                            -1,
-                            -1,
-                            "1"},
-                      // mpirun -n 1 torchrun --nproc-per-node 8
-                      Known{"torchrun",
-                            {{"RANK", "6"},
-                             {"WORLD_SIZE", "8"},
-                             {"MASTER_PORT", "1"},
-                             {"OMPI_COMM_WORLD_RANK", "0"},
-                             {"OMPI_COMM_WORLD_SIZE", "1"},
-                             {"PMIX_RANK", "0"},
-                             {"PMIX_NAMESPACE", "prterun-h-12@1"}},
-                            6,
-                            8,
-                            -1,
-                            -1,
-                            "1"},
-                      // srun --mpi=pmix -n 1 torchrun --nproc-per-node 8
-                      Known{"torchrun",
-                            {{"RANK", "6"},
-                             {"WORLD_SIZE", "8"},
-                             {"MASTER_PORT", "1"},
-                             {"PMIX_RANK", "0"},
-                             {"SLURM_PROCID", "0"},
-                             {"SLURM_STEP_NUM_TASKS", "1"}},
-                            6,
-                            8,
-                            -1,
-                            -1,
-                            "1"},
-                      Known{"none", {{"WORLD_SIZE", "1"}}, 0, 1, -1, -1, ""},
-                      Known{"none", {{"RANK", ""}, {"WORLD_SIZE", ""}}, 0, 1, -1, -1, ""}));
+    ::testing::Values(
+        Known{"none", "", {0, 1, -1, -1}, ""},
+        Known{"torchrun",
+              "RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=29500 "
+              "TORCHELASTIC_RUN_ID=abc",
+              {3, 8, 1, 2},
+              "abc/h/29500"},
+        Known{"switchyard launcher",
+              "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 SWITCHYARD_CONTROL_FD=5 "
+              "SWITCHYARD_STORE=unix:@x",
+              {1, 2, 1, 2},
+              "unix:@x"},
+        Known{"Open MPI",
+              "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=7 OMPI_COMM_WORLD_LOCAL_RANK=5 "
+              "OMPI_COMM_WORLD_LOCAL_SIZE=7 PMIX_RANK=5 PMIX_NAMESPACE=prterun-h-12@1",
+              {5, 7, 5, 7},
+              "prterun-h-12@1"},
+        Known{"PMI", "PMI_RANK=0 PMI_SIZE=4", {0, 4, -1, -1}, ""},
+        Known{"Slurm",
+              "SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=0 "
+              "SLURM_JOB_ID=77 SLURM_STEP_ID=1",
+              {2, 4, 0, -1},
+              "77/1"},
+        Known{"PMIx",
+              "PMIX_RANK=2 PMIX_NAMESPACE=slurm.77.1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
+              {2, 4, -1, -1},
+              "slurm.77.1"},
+        // The shell of a batch script is not a rank.
+        Known{"none", "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=77", {0, 1, -1, -1}, ""},
+        Known{"none", "SLURM_NTASKS=4", {0, 1, -1, -1}, ""},
+        // srun -n 1 torchrun --nproc-per-node 8
+        Known{"torchrun",
+              "RANK=6 WORLD_SIZE=8 MASTER_PORT=1 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
+              {6, 8, -1, -1},
+              "1"},
+        // mpirun -n 1 torchrun --nproc-per-node 8
+        Known{"torchrun",
+              "RANK=6 WORLD_SIZE=8 MASTER_PORT=1 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 "
+              "PMIX_RANK=0 PMIX_NAMESPACE=prterun-h-12@1",
+              {6, 8, -1, -1},
+              "1"},
+        // srun --mpi=pmix -n 1 torchrun --nproc-per-node 8
+        Known{"torchrun",
+              "RANK=6 WORLD_SIZE=8 MASTER_PORT=1 PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
+              {6, 8, -1, -1},
+              "1"},
+        Known{"none", "WORLD_SIZE=1", {0, 1, -1, -1}, ""},
+        Known{"none", "RANK= WORLD_SIZE=", {0, 1, -1, -1}, ""}));
 
 struct Refused {
-  Variables variables;
+  const char* environment;
   const char* first;
   const char* second;
 };
@@ -171,47 +111,33 @@ struct Refused {
 class EnvRefusalTest : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(EnvRefusalTest, IsAnErrorThatNamesTheVariables) {
-  const Error error = error_of([] { discover(GetParam().variables); });
+  const Error error = error_of([] { discover(GetParam().environment); });
   EXPECT_EQ(error.code(), Errc::kInvalidArgument);
   EXPECT_THAT(error.what(), AllOf(HasSubstr(GetParam().first), HasSubstr(GetParam().second)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Contradictions, EnvRefusalTest,
-    ::testing::Values(
-        Refused{{{"RANK", "1"},
-                 {"WORLD_SIZE", "4"},
-                 {"OMPI_COMM_WORLD_RANK", "2"},
-                 {"OMPI_COMM_WORLD_SIZE", "4"}},
-                "RANK is 1",
-                "OMPI_COMM_WORLD_RANK is 2"},
-        Refused{{{"RANK", "1"},
-                 {"WORLD_SIZE", "4"},
-                 {"SLURM_PROCID", "1"},
-                 {"SLURM_STEP_NUM_TASKS", "8"}},
-                "WORLD_SIZE is 4",
-                "SLURM_STEP_NUM_TASKS is 8"},
-        Refused{{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"PMIX_RANK", "3"}},
-                "OMPI_COMM_WORLD_RANK is 1",
-                "PMIX_RANK is 3"},
-        // 3 is not the outer launcher's rank, so nothing explains it.
-        Refused{{{"RANK", "1"},
-                 {"WORLD_SIZE", "4"},
-                 {"PMIX_RANK", "3"},
-                 {"SLURM_PROCID", "0"},
-                 {"SLURM_STEP_NUM_TASKS", "1"}},
-                "RANK is 1",
-                "PMIX_RANK is 3"},
-        Refused{{{"RANK", "4"}, {"WORLD_SIZE", "4"}}, "RANK is 4", "want from 0 to 3"},
-        Refused{{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "torchrun names 0 ranks", "from 1 to 4096"},
-        Refused{{{"RANK", "0"}, {"WORLD_SIZE", "4097"}}, "4097 ranks", "from 1 to 4096"},
-        Refused{{{"WORLD_SIZE", "4"}}, "WORLD_SIZE is 4", "RANK is not set"},
-        Refused{{{"RANK", "one"}, {"WORLD_SIZE", "4"}}, "RANK is \"one\"", "whole number"},
-        Refused{{{"RANK", "1x"}, {"WORLD_SIZE", "4"}}, "RANK is \"1x\"", "whole number"},
-        Refused{{{"RANK", "-1"}, {"WORLD_SIZE", "4"}}, "RANK is \"-1\"", "whole number"},
-        Refused{{{"RANK", "1"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE", "whole number"},
-        Refused{{{"PMIX_RANK", "1"}}, "PMIX_RANK is 1", "nothing says how many"},
-        Refused{{{"RANK", "1"}}, "RANK is 1", "nothing says how many"}));
+    ::testing::Values(Refused{"RANK=1 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4",
+                              "RANK is 1", "OMPI_COMM_WORLD_RANK is 2"},
+                      Refused{"RANK=1 WORLD_SIZE=4 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=8",
+                              "WORLD_SIZE is 4", "SLURM_STEP_NUM_TASKS is 8"},
+                      Refused{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3",
+                              "OMPI_COMM_WORLD_RANK is 1", "PMIX_RANK is 3"},
+                      // 3 is not the outer launcher's rank, so nothing explains it.
+                      Refused{
+                          "RANK=1 WORLD_SIZE=4 PMIX_RANK=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
+                          "RANK is 1", "PMIX_RANK is 3"},
+                      Refused{"RANK=4 WORLD_SIZE=4", "RANK is 4", "want from 0 to 3"},
+                      Refused{"RANK=0 WORLD_SIZE=0", "torchrun names 0 ranks", "from 1 to 4096"},
+                      Refused{"RANK=0 WORLD_SIZE=4097", "4097 ranks", "from 1 to 4096"},
+                      Refused{"WORLD_SIZE=4", "WORLD_SIZE is 4", "RANK is not set"},
+                      Refused{"RANK=one WORLD_SIZE=4", "RANK is \"one\"", "whole number"},
+                      Refused{"RANK=1x WORLD_SIZE=4", "RANK is \"1x\"", "whole number"},
+                      Refused{"RANK=-1 WORLD_SIZE=4", "RANK is \"-1\"", "whole number"},
+                      Refused{"RANK=1 WORLD_SIZE=99999999999", "WORLD_SIZE", "whole number"},
+                      Refused{"PMIX_RANK=1", "PMIX_RANK is 1", "nothing says how many"},
+                      Refused{"RANK=1", "RANK is 1", "nothing says how many"}));
 
 TEST(MeetingAddressTest, IsOfUserAndJob) {
   RankInfo info;

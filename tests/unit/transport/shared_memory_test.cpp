@@ -6,10 +6,8 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <cstring>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/ranks.h"
 
@@ -17,6 +15,7 @@ namespace switchyard {
 namespace {
 
 using test::error_of;
+using test::expect_error;
 using ::testing::HasSubstr;
 
 TEST(SharedMemoryTest, TwoMappingsAreOneMemory) {
@@ -48,9 +47,7 @@ TEST(SharedMemoryTest, UnsealedOrOtherSizeIsRefused) {
               HasSubstr("8192 bytes came from a peer, want 4096"));
   const Fd open(memfd_create("test", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(open.get(), 4096), 0);
-  const Error error = error_of([&] { check_shared_memory(open, 4096); });
-  EXPECT_EQ(error.code(), Errc::kSystem);
-  EXPECT_THAT(error.what(), HasSubstr("not sealed"));
+  expect_error(Errc::kSystem, "not sealed", [&] { check_shared_memory(open, 4096); });
 }
 
 TEST(MappingTest, MovesItsMemory) {

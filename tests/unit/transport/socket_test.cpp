@@ -6,12 +6,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstring>
 #include <string>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/ranks.h"
 #include "transport/shared_memory.h"

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "switchyard/log.h"
 
@@ -34,7 +33,7 @@
 namespace switchyard {
 namespace {
 
-using test::error_of;
+using namespace test;
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kTimeoutMs = 10'000;
@@ -186,9 +185,8 @@ class SocketStoreTest : public ::testing::TestWithParam<const char*> {
 TEST_P(SocketStoreTest, WrongSecretIsRefused) {
   const World world(GetParam());
   for (const char* secret : {"Sesame", "sesam", "sesamesesame", "x"}) {
-    const Error error = error_of([&] { SocketStore(world.server->address(), secret, kTimeoutMs); });
-    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("refused the secret"));
+    expect_invalid("refused the secret",
+                   [&] { SocketStore(world.server->address(), secret, kTimeoutMs); });
   }
   expect_serving(world);
 }
@@ -253,9 +251,7 @@ TEST_P(SocketStoreTest, OversizedFrameOfAKnownClientIsDroppedAndNeverSentByOurs)
   send_text(raw, header);
   EXPECT_TRUE(is_dropped(raw));
   const auto client = world.client();
-  const Error error = error_of([&] { client->set("big", std::string(2 << 20, 'x')); });
-  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("at most 1048576"));
+  expect_invalid("at most 1048576", [&] { client->set("big", std::string(2 << 20, 'x')); });
   client->set("fits", std::string(1'000'000, 'x'));
   EXPECT_EQ(client->get("fits", soon())->size(), 1'000'000u);
 }
@@ -307,9 +303,7 @@ TEST_P(SocketStoreTest, ServerThatEndsIsAPeerLost) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     world.server.reset();
   });
-  const Error error = error_of([&] { client->get("never", soon()); });
-  EXPECT_EQ(error.code(), Errc::kPeerLost);
-  EXPECT_THAT(error.what(), HasSubstr("closed the connection"));
+  expect_error(Errc::kPeerLost, "closed the connection", [&] { client->get("never", soon()); });
   killer.join();
   EXPECT_EQ(error_of([&] { client->set("a", "b"); }).code(), Errc::kPeerLost);
 }
@@ -318,9 +312,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SocketStoreTest, ::testing::Values("tcp", "unix"
 
 TEST(StoreServerTest, TcpNeedsASecret) {
   const Address address = Address::parse("tcp://127.0.0.1:0");
-  const Error error = error_of([&] { StoreServer::start(address, ""); });
-  EXPECT_EQ(error.code(), Errc::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("SWITCHYARD_SECRET"));
+  expect_invalid("SWITCHYARD_SECRET", [&] { StoreServer::start(address, ""); });
   EXPECT_EQ(error_of([&] { SocketStore(address, "", 100); }).code(), Errc::kInvalidArgument);
 }
 
@@ -349,12 +341,10 @@ TEST(StoreServerTest, ClientWaitsForAServerToCome) {
 }
 
 TEST(StoreServerTest, NoServerIsATimeout) {
-  const Error gone = error_of([] { SocketStore(fresh_unix_address(), "", 20'000, true); });
-  EXPECT_EQ(gone.code(), Errc::kPeerLost);
-  EXPECT_THAT(gone.what(), HasSubstr("nobody serves unix:@"));
-  const Error error = error_of([] { SocketStore(fresh_unix_address(), "", 100); });
-  EXPECT_EQ(error.code(), Errc::kTimeout);
-  EXPECT_THAT(error.what(), HasSubstr("nobody serves at unix:@switchyard-store-test"));
+  expect_error(Errc::kPeerLost, "nobody serves unix:@",
+               [] { SocketStore(fresh_unix_address(), "", 20'000, true); });
+  expect_error(Errc::kTimeout, "nobody serves at unix:@switchyard-store-test",
+               [] { SocketStore(fresh_unix_address(), "", 100); });
 }
 
 TEST(SecretTest, EqualOnlyToItself) {

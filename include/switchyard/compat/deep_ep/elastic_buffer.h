@@ -24,6 +24,7 @@
 #include <optional>
 #include <vector>
 
+#include "switchyard/compat/deep_ep/buffer.h"
 #include "switchyard/compat/deep_ep/event.h"
 #include "switchyard/exchange_types.h"
 #include "switchyard/export.h"
@@ -96,11 +97,8 @@ struct ElasticDispatched {
   EventOverlap event;
 };
 
-struct ElasticCombined {
-  Tensor combined_x;             ///< [T, H] bf16
-  Tensor combined_topk_weights;  ///< [T, K] f32, 0 for -1; absent if none were given
-  EventOverlap event;
-};
+/// Returned weights are 0 where the id is -1.
+using ElasticCombined = BufferCombined;
 
 /// Mirrors deep_ep.ElasticBuffer. Every distinct set of (H, K, E, format of x, do_expand,
 /// do_cpu_sync, do_zero_padding, layout of sf; if expanded also expert_alignment) has its own
