@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "conformance/pairwise.h"
+#include "core/round_up.h"
 
 namespace switchyard::conformance {
 namespace {
@@ -221,6 +222,38 @@ std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts) {
     return a.num_ranks < b.num_ranks;
   });
   return cases;
+}
+
+ExchangeCase random_exchange_case(std::uint64_t seed, const std::vector<int>& rank_counts) {
+  std::uint64_t counter = 0;
+  const auto draw = [&](std::int64_t count) {
+    return static_cast<std::int64_t>(random_bits(seed, counter++) %
+                                     static_cast<std::uint64_t>(count));
+  };
+  Levels levels;
+  for (const std::size_t count : num_levels(rank_counts.size())) {
+    levels.push_back(static_cast<std::size_t>(draw(static_cast<std::int64_t>(count))));
+  }
+  make_possible(levels);
+  ExchangeCase test = make_case(levels, rank_counts, random_bits(seed, counter++) >> 32);
+  BatchShape& shape = test.shape;
+  if (shape.num_topk > 0) {
+    shape.num_experts = static_cast<std::int32_t>(1 + draw(40));
+    shape.num_topk = static_cast<std::int32_t>(1 + draw(std::min(8, shape.num_experts)));
+    if (shape.only_expert >= 0) {
+      shape.only_expert = static_cast<std::int32_t>(draw(shape.num_experts));
+      shape.num_topk = 1;
+    }
+  }
+  shape.hidden = 1 + draw(draw(4) == 0 ? 16 : 600);
+  if (draw(2) == 0) shape.hidden = align_up(shape.hidden, std::int64_t{16});
+  if (test.scheme.dtype == DType::kE2M1) shape.hidden = align_up(shape.hidden, std::int64_t{2});
+  test.num_tokens = draw(draw(8) == 0 ? 4 : 48);
+  if (test.alignment > 1) test.alignment = 1 + draw(32);
+  if (test.capacity > 0) test.capacity = 1 + draw(8);
+  for (std::int64_t& bytes : test.payload_bytes) bytes = 1 + draw(40);
+  test.max_in_flight = draw(3) == 0 ? 2 : 1;
+  return test;
 }
 
 std::vector<ExchangeCase> two_in_flight_cases(int num_ranks) {

@@ -345,6 +345,11 @@ void ExchangeProbe::combine(const DispatchHandle& handle, const TensorView& rows
   finish(output, options.returned_weights);
 }
 
+void ExchangeProbe::release(const DispatchHandle& handle) {
+  exchange_.release(handle);
+  --num_alive_;
+}
+
 void ExchangeProbe::finish(const TensorView& output, const TensorView& returned) {
   arena_.finish();
   exchange_.check();

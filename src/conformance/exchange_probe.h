@@ -56,6 +56,7 @@ class ExchangeProbe {
                        const CombineOptions& options);
   void combine(const DispatchHandle& handle, const TensorView& rows, const TensorView& output,
                const CombineOptions& options, const TensorView& row_weights);
+  void release(const DispatchHandle& handle);
 
  private:
   struct Arrived;  ///< host memory of what came to a GPU

@@ -8,36 +8,11 @@
 
 #include "switchyard/error.h"
 
+#include "conformance/exchange_outputs.h"
 #include "conformance/exchange_round.h"
 
 namespace switchyard::conformance {
 namespace {
-
-// What one combine writes.
-class Outputs {
- public:
-  Outputs(const ExchangeCase& test, const Round& round)
-      : output_(poisoned(test.output, round.num_tokens(), test.shape.hidden)) {
-    if (test.returns_weights) {
-      returned_.emplace(poisoned(DType::kF32, round.num_tokens(), test.shape.num_topk));
-    }
-  }
-
-  const TensorView& output() const { return output_; }
-  CombineOptions options(const Round& round) const {
-    CombineOptions options = round.combine_options();
-    if (returned_) options.returned_weights = *returned_;
-    return options;
-  }
-  void check(const Round& round) const {
-    round.check_output(output_);
-    if (returned_) round.check_returned_weights(*returned_);
-  }
-
- private:
-  Tensor output_;
-  std::optional<Tensor> returned_;
-};
 
 void combine(ExchangeProbe& exchange, const ExchangeCase& test, const Round& round,
              const DispatchHandle& handle) {

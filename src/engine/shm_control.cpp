@@ -143,8 +143,8 @@ void ShmControl::require_own_place() {
 void ShmControl::withdraw() noexcept {
   if (!meeting_.claims_ranks || own_text_.empty()) return;
   try {
-    store().set(introduction_key(rank()), "");
-  } catch (const std::exception&) {  // the store went with whoever served it
+    store().set_within(introduction_key(rank()), "", kOwnWordsMs);
+  } catch (const std::exception&) {  // the store went with whoever served it, or is stuck
   }
 }
 
@@ -152,9 +152,10 @@ void ShmControl::withdraw() noexcept {
 void ShmControl::tell_failure(Errc code, const std::string& message) {
   if (!meeting_.server && !meeting_.claims_ranks) return;
   try {
-    store().set(kFailureKey, fmt::format("{} {}", static_cast<int>(code), message));
+    store().set_within(kFailureKey, fmt::format("{} {}", static_cast<int>(code), message),
+                       kOwnWordsMs);
     poll(nullptr, 0, kTellMs);
-    store().set(kFailureKey, "");
+    store().set_within(kFailureKey, "", kOwnWordsMs);
     if (meeting_.server) store().set(introduction_key(rank()), "");
   } catch (const Error& error) {  // what is wrong with the store is not the first cause
     if (error.code() == Errc::kTimeout) own_text_.clear();  // withdraw() would wait as long again
@@ -174,7 +175,10 @@ void ShmControl::fail_for_all(Errc code, const std::string& message) {
 void ShmControl::require_nobody_missing(int first) {
   // What this rank wrote itself is there, unless who serves the store is stuck.
   if (look_up(introduction_key(rank()), kOwnWordsMs).value_or("").empty()) {
-    end_for_all(-1, "the store of this group does not answer");
+    own_text_.clear();  // who is silent is told nothing
+    constexpr const char* kSilent = "the store of this group does not answer";
+    if (meeting_.launcher_fd >= 0) abort(Errc::kTimeout, -1, kSilent);
+    fail_unmet(Errc::kTimeout, kSilent);
   }
   std::vector<std::int32_t> missing;
   for (int peer = first; peer < size(); ++peer) {

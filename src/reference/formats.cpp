@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // formats.cpp: element formats by their definition: the nearest representable value, found in
-// double precision or by trying every code rather than by manipulating bits.
+// double precision or among all codes rather than by manipulating bits.
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "core/fail.h"
 #include "reference/reference.h"
@@ -26,37 +27,40 @@ float round_to_format(float x, int mantissa_bits, int min_exponent, double large
 
 // A float of few bits; codes order magnitudes upwards from zero.
 struct SmallFloat {
-  int mantissa_bits;
-  int bias;
-  int max_code;  // code of the largest finite magnitude
-  int sign_bit;
-
-  double magnitude(int code) const {
-    const int mantissa = code % (1 << mantissa_bits);
-    const int exponent = code >> mantissa_bits;
-    if (exponent == 0) return std::ldexp(mantissa, 1 - bias - mantissa_bits);
-    return std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
+  SmallFloat(int mantissa_bits, int bias, int largest, int sign)
+      : max_code(largest), sign_bit(sign) {
+    for (int code = 0; code < sign_bit; ++code) {
+      const int mantissa = code % (1 << mantissa_bits);
+      const int exponent = code >> mantissa_bits;
+      magnitudes.push_back(exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                                         : std::ldexp((1 << mantissa_bits) + mantissa,
+                                                      exponent - bias - mantissa_bits));
+    }
   }
+
+  double magnitude(int code) const { return magnitudes[static_cast<std::size_t>(code)]; }
 
   // Saturates; ties go to the even code.
   int nearest(double magnitude_wanted) const {
     const double wanted = std::min(magnitude_wanted, magnitude(max_code));
-    int best = 0;
-    for (int code = 1; code <= max_code; ++code) {
-      const double distance = std::abs(wanted - magnitude(code));
-      const double best_distance = std::abs(wanted - magnitude(best));
-      if (distance < best_distance || (distance == best_distance && code % 2 == 0)) best = code;
-    }
-    return best;
+    const auto first = std::lower_bound(magnitudes.begin(), magnitudes.end(), wanted);
+    const auto above = static_cast<int>(first - magnitudes.begin());
+    if (above == 0) return 0;
+    const double up = magnitude(above) - wanted;
+    const double down = wanted - magnitude(above - 1);
+    return up < down || (up == down && above % 2 == 0) ? above : above - 1;
   }
+
+  int max_code;  // code of the largest finite magnitude
+  int sign_bit;
+  std::vector<double> magnitudes;  // by code
 };
 
-constexpr SmallFloat kE4M3{3, 7, 0x7E, 0x80};
-constexpr SmallFloat kE2M1{1, 1, 0x7, 0x8};
-constexpr SmallFloat kE2M3{3, 1, 0x1F, 0x20};
-constexpr SmallFloat kE3M2{2, 3, 0x1F, 0x20};
-
 const SmallFloat& small_float(DType dtype) {
+  static const SmallFloat kE4M3{3, 7, 0x7E, 0x80};
+  static const SmallFloat kE2M1{1, 1, 0x7, 0x8};
+  static const SmallFloat kE2M3{3, 1, 0x1F, 0x20};
+  static const SmallFloat kE3M2{2, 3, 0x1F, 0x20};
   switch (dtype) {
     case DType::kE4M3: return kE4M3;
     case DType::kE2M1: return kE2M1;

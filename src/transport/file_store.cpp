@@ -133,13 +133,13 @@ void FileStore::write_at_end(const std::string& bytes) {
   end_ += static_cast<std::int64_t>(bytes.size());
 }
 
-void FileStore::set(const std::string& key, const std::string& value) {
+void FileStore::set_within(const std::string& key, const std::string& value, std::int64_t ms) {
   const std::lock_guard guard(mutex_);
   require(key.size() <= kMaxTextBytes && value.size() <= kMaxTextBytes, Errc::kInvalidArgument,
           "store: key \"{}\" and its value have {} bytes, at most {} each", key.substr(0, 64),
           key.size() + value.size(), kMaxTextBytes);
-  require(lock(LOCK_EX, Deadline::after_ms(timeout_ms_)), Errc::kTimeout,
-          "store: file {} is locked for {:.1f} s", path_, static_cast<double>(timeout_ms_) * 1e-3);
+  require(lock(LOCK_EX, Deadline::after_ms(ms)), Errc::kTimeout,
+          "store: file {} is locked for {:.1f} s", path_, static_cast<double>(ms) * 1e-3);
   const FileLock held(file_);
   read_new_records();
   std::string record;

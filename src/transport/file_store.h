@@ -24,7 +24,10 @@ class FileStore final : public Store {
   /// Errors: kInvalidArgument (another user's, or not a store), kTimeout (locked), kSystem.
   FileStore(const std::string& path, std::int64_t timeout_ms);
 
-  void set(const std::string& key, const std::string& value) override;
+  void set(const std::string& key, const std::string& value) override {
+    set_within(key, value, timeout_ms_);
+  }
+  void set_within(const std::string& key, const std::string& value, std::int64_t ms) override;
   std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;
 
  private:

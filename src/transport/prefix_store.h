@@ -19,6 +19,9 @@ class PrefixStore final : public Store {
   void set(const std::string& key, const std::string& value) override {
     store_->set(prefix_ + key, value);
   }
+  void set_within(const std::string& key, const std::string& value, std::int64_t ms) override {
+    store_->set_within(prefix_ + key, value, ms);
+  }
   std::optional<std::string> get(const std::string& key, const Deadline& deadline) override {
     return store_->get(prefix_ + key, deadline);
   }

@@ -49,10 +49,9 @@ SocketStore::SocketStore(const Address& address, const std::string& secret, std:
           address.text());
 }
 
-void SocketStore::set(const std::string& key, const std::string& value) {
+void SocketStore::set_within(const std::string& key, const std::string& value, std::int64_t ms) {
   const std::lock_guard lock(mutex_);
-  const auto reply =
-      ask({protocol::Operation::kSet, 0, 0, key, value}, Deadline::after_ms(timeout_ms_));
+  const auto reply = ask({protocol::Operation::kSet, 0, 0, key, value}, Deadline::after_ms(ms));
   require(reply.has_value(), Errc::kTimeout, "store: {} does not answer", address_.text());
   require(reply->status == protocol::Status::kOk, Errc::kOutOfMemory,
           "store: {} is full; key \"{}\" has {} bytes", address_.text(), key, value.size());

@@ -21,7 +21,10 @@ class SocketStore final : public Store {
   SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms,
               bool was_served = false);
 
-  void set(const std::string& key, const std::string& value) override;
+  void set(const std::string& key, const std::string& value) override {
+    set_within(key, value, timeout_ms_);
+  }
+  void set_within(const std::string& key, const std::string& value, std::int64_t ms) override;
   std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;
 
  private:

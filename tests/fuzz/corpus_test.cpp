@@ -60,6 +60,13 @@ void run_corpus(const std::string& target, Entry entry) {
 TEST(FuzzCorpusTest, Safetensors) { run_corpus("safetensors", fuzz::safetensors); }
 TEST(FuzzCorpusTest, ModelConfig) { run_corpus("model_config", fuzz::model_config); }
 TEST(FuzzCorpusTest, Index) { run_corpus("index", fuzz::index); }
+TEST(FuzzCorpusTest, Routing) { run_corpus("routing", fuzz::routing); }
+TEST(FuzzCorpusTest, StoreServer) { run_corpus("store_server", fuzz::store_server); }
+TEST(FuzzCorpusTest, StoreClient) { run_corpus("store_client", fuzz::store_client); }
+TEST(FuzzCorpusTest, StoreFile) { run_corpus("store_file", fuzz::store_file); }
+TEST(FuzzCorpusTest, Rendezvous) { run_corpus("rendezvous", fuzz::rendezvous); }
+TEST(FuzzCorpusTest, Settings) { run_corpus("settings", fuzz::settings); }
+TEST(FuzzCorpusTest, Options) { run_corpus("options", fuzz::options); }
 
 }  // namespace
 }  // namespace switchyard

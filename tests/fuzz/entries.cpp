@@ -1,38 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Files: safetensors, model configs, indices of checkpoints, recorded routing.
 
 #include "fuzz/entries.h"
 
-#include <cstdlib>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "switchyard/error.h"
-
+#include "fuzz/promises.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
+#include "measure/routing_pattern.h"
+#include "transport/socket.h"
 
 namespace switchyard::fuzz {
 namespace {
 
-void check(bool promise) {
-  if (!promise) std::abort();
-}
-
-// Bad files raise one of these two codes; any other is a bug in the reader.
 template <typename Read>
 void only_file_errors(Read&& read) {
-  try {
-    read();
-  } catch (const Error& error) {
-    check(error.code() == Errc::kMalformedFile || error.code() == Errc::kNotSupported);
-    check(std::string_view(error.what()).size() < 4096);
-  }
-}
-
-std::string_view text_of(const std::uint8_t* data, std::size_t size) {
-  return {reinterpret_cast<const char*>(data), size};
+  only_errors({Errc::kMalformedFile, Errc::kNotSupported}, read);
 }
 
 // Touches both ends of a tensor, so that an address sanitizer detects a view that is out of bounds.
@@ -88,6 +79,30 @@ void index(const std::uint8_t* data, std::size_t size) {
       check(("/" + file + "/").find("/../") == std::string::npos);
     }
     for (const auto& [name, file] : index.file_of) check(file < index.files.size());
+  });
+}
+
+// Two bytes are the workload's sizes; the next says whether the rest is text or a trace.
+void routing(const std::uint8_t* data, std::size_t size) {
+  if (size < 3) return;
+  const std::int32_t num_experts = 1 + data[0] % 64;
+  const std::int32_t num_topk = 1 + data[1] % std::min(8, num_experts);
+  const std::string_view rest = text_of(data + 3, size - 3);
+  std::string text(rest);
+  const Fd file(memfd_create("fuzz", MFD_CLOEXEC));
+  if (data[2] % 2 == 0) {
+    check(write(file.get(), rest.data(), rest.size()) == static_cast<ssize_t>(rest.size()));
+    text = "trace:/proc/self/fd/" + std::to_string(file.get());
+  } else if (rest.starts_with("trace:")) {
+    return;  // no file of this machine
+  }
+  only_errors({Errc::kMalformedFile, Errc::kNotSupported, Errc::kInvalidArgument}, [&] {
+    const auto pattern = measure::RoutingPattern::parse(text, num_experts, num_topk);
+    for (const std::int64_t iteration : {0, 1, 1'000'000'007}) {
+      const std::vector<std::int32_t> ids = pattern.ids(7, iteration, 2, 3, 5);
+      check(ids.size() == static_cast<std::size_t>(5 * num_topk));
+      for (const std::int32_t id : ids) check(id >= -1 && id < num_experts);
+    }
   });
 }
 

@@ -15,5 +15,12 @@ namespace switchyard::fuzz {
 void safetensors(const std::uint8_t* data, std::size_t size);
 void model_config(const std::uint8_t* data, std::size_t size);
 void index(const std::uint8_t* data, std::size_t size);
+void routing(const std::uint8_t* data, std::size_t size);
+void store_server(const std::uint8_t* data, std::size_t size);
+void store_client(const std::uint8_t* data, std::size_t size);
+void store_file(const std::uint8_t* data, std::size_t size);
+void rendezvous(const std::uint8_t* data, std::size_t size);
+void settings(const std::uint8_t* data, std::size_t size);
+void options(const std::uint8_t* data, std::size_t size);
 
 }  // namespace switchyard::fuzz

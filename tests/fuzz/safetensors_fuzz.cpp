@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-
-#include "fuzz/entries.h"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  switchyard::fuzz::safetensors(data, size);
-  return 0;
-}
