@@ -45,7 +45,7 @@ TEST(ExchangeHandlesTest, SlotsMayBeChosen) {
     };
     const Dispatched second = dispatch(1);
     for (const std::int32_t slot : {1, 2, -2}) {
-      expect_invalid(error_of([&] { dispatch(slot); }), "must be a free one from 0 to 1");
+      expect_invalid("must be a free one from 0 to 1", [&] { dispatch(slot); });
     }
     const Dispatched first = dispatch(-1);
     EXPECT_NE(first.experts.rows.data(), second.experts.rows.data());
