@@ -73,8 +73,7 @@ ClassRank::ClassRank(const Group& group, const ClassCase& c)
 }
 
 bool ClassRank::is_grouped() const {
-  return c_.kind == PrepareKind::kLowLatency || c_.kind == PrepareKind::kElasticPrefill ||
-         c_.kind == PrepareKind::kLocal;
+  return c_.kind == PrepareKind::kLowLatency || c_.kind == PrepareKind::kElasticPrefill;
 }
 
 void ClassRank::run() {
@@ -113,6 +112,10 @@ void ClassRank::run_call(int call) {
   arena_.wait();
   gpu_->check();
   EXPECT_FALSE(got.host.has_value());
+  if (config.scheme.group == ScaleGroup::kTensor) {
+    const Downloaded scale(got.experts.scales, arena_.stream());
+    EXPECT_EQ(*scale.as<float>(), *want.experts.scales.as<float>());
+  }
   finalize(want, in.hidden.shape(0), call);
 }
 
