@@ -29,8 +29,7 @@ using test::run_ranks;
 using test::zeros_like;
 
 bool is_grouped(PrepareKind kind) {
-  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
-         kind == PrepareKind::kLocal;
+  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill;
 }
 
 std::int64_t id_at(const TensorView& ids, std::int64_t i) {
