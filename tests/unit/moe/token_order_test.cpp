@@ -206,6 +206,9 @@ TEST(TokenOrderTest, SlicesAreOfAllGatherAlone) {
         [&] { slices.combine(got.handle, got.experts.rows, output, Stream::host(), options); });
     slices.combine(got.handle, got.experts.rows, output);
     EXPECT_THAT(floats_of(output), ElementsAre(2, 2, 4, 4, 6, 6));
+    ExchangeConfig other = exchange;
+    other.slices_experts = group.rank() == 0;
+    expect_error(Errc::kInvalidArgument, "slices_experts", [&] { Exchange(group, other); });
   });
 }
 
