@@ -33,7 +33,9 @@ struct ExchangeOptions {
 
   /// Upper bound on the CTAs of a kernel, counted as CTAs of 512 threads (two per SM); at least 3.
   /// 0: as many as the GPU has room for. Ranks that share a GPU get equal shares; a rank that has a
-  /// GPU to itself may get twice as many CTAs of 256 threads.
+  /// GPU to itself may get twice as many CTAs of 256 threads. Of several handles, those that are
+  /// used in another stream than the first one's get a share of half the GPU, so that the kernels
+  /// of all fit on it together.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
   /// it before they touch memory (programmatic dependent launch). Ignored where ranks share a GPU.

@@ -2,6 +2,7 @@
 
 #include "exchange/handle_table.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -26,6 +27,11 @@ std::size_t HandleTable::open(const char* operation) {
   fail(Errc::kInvalidArgument,
        "{}: {} handles are alive, max_in_flight is {}; combine or release one first", operation,
        entries_.size(), entries_.size());
+}
+
+std::size_t HandleTable::num_alive() const {
+  return static_cast<std::size_t>(std::count_if(
+      entries_.begin(), entries_.end(), [](const Entry& e) { return e.stage != Stage::kFree; }));
 }
 
 std::size_t HandleTable::index_of(const DispatchHandle& handle, const char* operation) const {

@@ -30,6 +30,7 @@ class HandleTable {
   std::size_t find(const DispatchHandle& handle, Stage wanted, const char* operation) const;
 
   Stage stage(std::size_t slot) const { return entries_[slot].stage; }
+  std::size_t num_alive() const;
   std::uint64_t id(std::size_t slot) const { return entries_[slot].id; }
   void advance(std::size_t slot, Stage stage) { entries_[slot].stage = stage; }
 

@@ -39,6 +39,15 @@ class DeviceWindow {
   /// Whether other ranks use this rank's GPU, too.
   bool is_shared_gpu() const { return ranks_on_gpu_ > 1; }
   int ranks_on_gpu() const { return ranks_on_gpu_; }
+  /// Whether any GPU of the group is used by several ranks.
+  bool has_shared_gpus() const { return has_shared_gpus_; }
+
+  /// Ends this rank's use of its peers' memory. CUDA wants memory that went to another process
+  /// unmapped there before it is freed: call it on every rank, then a barrier, then destroy.
+  virtual void unmap_peers() noexcept {}
+  /// Instead of that barrier, if peers may still have this rank's memory mapped: the driver frees
+  /// it when the process ends.
+  virtual void leave_memory() noexcept {}
 
  protected:
   DeviceWindow() = default;
@@ -46,6 +55,7 @@ class DeviceWindow {
   std::size_t size_bytes_ = 0;
   HeapKind kind_ = HeapKind::kSameProcess;
   int ranks_on_gpu_ = 1;
+  bool has_shared_gpus_ = false;
 };
 
 /// Collective: every rank passes the same size and the GPU on which it will launch. Every mapping

@@ -41,6 +41,9 @@ Heap::Heap(HeapKind kind, const HeapRequest& request)
   size_bytes_ = request.bytes;
   bases_.resize(request.ranks.size());
   ranks_on_gpu_ = num_ranks_on_gpu(request.ranks, rank_);
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    has_shared_gpus_ |= num_ranks_on_gpu(request.ranks, rank) > 1;
+  }
 }
 
 void Heap::release(const std::function<void()>& free) const noexcept {

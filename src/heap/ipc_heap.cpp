@@ -15,13 +15,20 @@ class IpcHeap final : public Heap {
  public:
   explicit IpcHeap(const HeapRequest& request) : Heap(HeapKind::kIpc, request) {}
   ~IpcHeap() override {
+    unmap_peers();
+    release([&] { own_ = cuda::DeviceBuffer(); });
+  }
+
+  void unmap_peers() noexcept override {
     release([&] {
       for (int peer = 0; peer < num_ranks(); ++peer) {
-        if (peer != rank_ && base(peer) != nullptr) cudaIpcCloseMemHandle(base(peer));
+        std::byte*& base = bases_[static_cast<std::size_t>(peer)];
+        if (peer != rank_ && base != nullptr) cudaIpcCloseMemHandle(base);
+        base = nullptr;
       }
-      own_ = cuda::DeviceBuffer();
     });
   }
+  void leave_memory() noexcept override { own_.leave(); }
 
   std::string place() override {
     own_ = cuda::DeviceBuffer(mapped_bytes());

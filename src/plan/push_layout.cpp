@@ -55,7 +55,7 @@ PushLayout make_push_layout(const PushShape& shape) {
                                                 std::size_t{layout.return_chunk_stride}));
   layout.routes_stride = in_32_bits((1 + topk * (shape.sends_weights ? 2 : 1)) * kRecordBytes);
   layout.announcement_stride =
-      in_32_bits(lines((1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes));
+      in_32_bits(lines((2 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes));
 
   const std::size_t rows = in_32_bits(checked_mul(ranks, tokens));
   const auto columns = static_cast<std::size_t>(layout.num_columns());

@@ -12,7 +12,7 @@
 //   set:  P x T rows        elements, then scales
 //         T x columns       returned rows
 //         marks             one byte per 8 bytes of the rows above, see cuda/exchange/wire.cuh
-//         P announcements   {rows for this rank, rows for each of its experts}
+//         P announcements   {rows for this rank, rows for each of its experts, the call's mode}
 //         P x T routes      {token, each choice, each weight}
 #pragma once
 
@@ -83,7 +83,8 @@ struct PushLayout {
   SWITCHYARD_HOST_DEVICE std::size_t scales(std::size_t row, int chunk) const {
     return row + scales_in_row + static_cast<std::uint32_t>(chunk * shape.chunk_scale_bytes);
   }
-  /// Records: the number of rows, then the number for each of the reader's experts.
+  /// Records: the number of rows, the number for each of the reader's experts, and the call's mode
+  /// (DispatchArgs::mode).
   SWITCHYARD_HOST_DEVICE std::size_t announcement(std::uint64_t call, int source) const {
     return set(call) + announcements_offset +
            product(static_cast<std::uint32_t>(source), announcement_stride);

@@ -29,10 +29,11 @@ inline constexpr int kHidden = kChunkElements + kVecElements;  // a chunk, and o
 inline constexpr int kRowWords = kHidden / 2;
 inline constexpr int kRows = kRanks * kTokens * kLocal;
 inline constexpr std::uint64_t kCall = 7;
+inline constexpr std::uint32_t kCallMode = kTokens;
 inline constexpr int kEmptyByte = 0xFF;
 inline constexpr std::int32_t kUnset = 0x5A5A5A5A;
 
-enum class Missing { kNothing, kAnnouncement, kCounts, kChoices, kWeights, kElements };
+enum class Missing { kNothing, kAnnouncement, kCounts, kMode, kChoices, kWeights, kElements };
 
 template <typename T>
 std::vector<T> host_copy(const cuda::DeviceBuffer& buffer) {
@@ -120,6 +121,7 @@ class FilledWindow {
     if (missing == Missing::kAnnouncement || missing == Missing::kCounts) return;
     write_record(at + kRecordBytes, counts[0]);
     write_record(at + 2 * kRecordBytes, counts[1]);
+    if (missing != Missing::kMode) write_record(at + 3 * kRecordBytes, kCallMode);
   }
   std::uint32_t choice_of(int id, std::uint32_t (&counts)[kLocal]) const {
     const std::uint32_t place = is_local(id) ? counts[id - kFirstLocal]++ : 0;
@@ -148,7 +150,7 @@ class FilledWindow {
 
 /// Everything that a call writes.
 struct Results {
-  cuda::DeviceBuffer counter = device_copy<std::uint64_t>({kCall * cuda::kCallUnit});
+  cuda::DeviceBuffer counter = device_copy<std::uint64_t>({kCall * cuda::kCallUnit, 0});
   cuda::DeviceBuffer num_arrivals = unset(kRanks);
   cuda::DeviceBuffer arrival_token = unset(kRanks * kTokens);
   cuda::DeviceBuffer arrival_rows = unset(kRanks * kTokens * kTopk);
@@ -176,6 +178,7 @@ class Receiver {
     args_.layout = layout_;
     args_.ownership = cuda::KernelOwnership(ExpertOwnership{kRanks * kLocal, kRanks});
     args_.rank = kRank;
+    args_.mode = kCallMode;
     args_.num_topk = kTopk;
     args_.rows_layout = rows_layout;
     args_.watch = {&words_.as<WatchWords>()->record, &words_.as<WatchWords>()->abort_word,

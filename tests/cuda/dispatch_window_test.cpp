@@ -165,6 +165,7 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
   REQUIRE_GPU();
   for (const LostWords& lost : {LostWords{Missing::kAnnouncement, "no announcement from", false},
                                 LostWords{Missing::kCounts, "no announcement from", false},
+                                LostWords{Missing::kMode, "no announcement from", false},
                                 LostWords{Missing::kChoices, "no row ", false},
                                 LostWords{Missing::kWeights, "no row ", true},
                                 LostWords{Missing::kElements, "no row ", true}}) {

@@ -42,6 +42,12 @@ class DeviceBuffer {
   /// memory pools).
   void resize(std::size_t bytes, cudaStream_t stream);
 
+  /// Forgets the memory without freeing it.
+  void leave() noexcept {
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+
   std::byte* data() const noexcept { return data_; }
   template <typename T>
   T* as() const noexcept {

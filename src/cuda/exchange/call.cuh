@@ -25,6 +25,8 @@ struct CallOfCta {
   /// This rank has given up. It receives no more rows, so whatever it sent could overwrite rows
   /// that peers still wait for.
   std::uint32_t has_failed;
+  /// Of combines, by those who send: see CallState::counter.
+  std::uint64_t num_combined;
 
   /// `prefetched` is what begin_kernel returned. It is used here so that the compiler keeps that
   /// load.
@@ -36,16 +38,25 @@ struct CallOfCta {
     }
     if (prefetched == kUnlikely) __nanosleep(1);
   }
+  __device__ __forceinline__ void request_combined(const CallState& state) {
+    if (threadIdx.x == 0) num_combined = const_cast<volatile std::uint64_t*>(state.counter)[1];
+  }
+  /// A combine of this call has run.
+  __device__ __forceinline__ bool is_combined() const { return num_combined >= kCallUnit; }
 };
 
-/// Every CTA of a launch adds its share as it ends; the shares of all CTAs add up to one call. CTAs
-/// that start late still read the old number.
-__device__ __forceinline__ void advance_call(const CallState& state) {
+/// Each of the first `num_ctas` CTAs of a launch adds its share after it has read the counter; the
+/// shares add up to one call. CTAs that start late still read the old number.
+__device__ __forceinline__ void add_share(std::uint64_t* counter, unsigned num_ctas) {
   if (threadIdx.x != 0) return;
-  const std::uint64_t others = gridDim.x - 1;
-  const std::uint64_t share = blockIdx.x == 0 ? kCallUnit - others : 1;
-  atomicAdd(reinterpret_cast<unsigned long long*>(state.counter),
-            static_cast<unsigned long long>(share));
+  const std::uint64_t share = blockIdx.x == 0 ? kCallUnit - (num_ctas - 1) : 1;
+  atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(share));
+}
+
+/// Ends a dispatch, which has not been combined yet.
+__device__ __forceinline__ void advance_call(const CallState& state) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) state.counter[1] = 0;
+  add_share(state.counter, gridDim.x);
 }
 
 /// Waits for the preceding kernel in the stream. Arguments are fetched from memory line by line

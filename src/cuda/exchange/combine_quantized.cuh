@@ -42,8 +42,9 @@ struct QuantizedWire {
     }
     const ScaleAndMap rule = scale_rule(kScheme, amax, 1.0f);
     const PreparedMap map = prepare_map(rule.map, amax);
-    const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]),
-                                             quantize4(map, sum[4], sum[5], sum[6], sum[7])};
+    const std::uint32_t flip = wire_flip(kScheme.dtype);
+    const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]) ^ flip,
+                                             quantize4(map, sum[4], sum[5], sum[6], sum[7]) ^ flip};
     if (is_there) {
       SentUnit(codes).send(to.window, to.chunk + static_cast<std::size_t>(lane) * kLaneBytes,
                            a.layout, call);
@@ -159,6 +160,7 @@ struct QuantizedWire {
     bool is_good = true;
     if ((present & 1) != 0) {
       is_good &= empty_unit(own, own + at + lane_at, a.layout, a.watch, what, codes);
+      for (std::uint32_t& word : codes) word ^= wire_flip(kScheme.dtype);
     }
     if ((present >> kAtOnce & 1) != 0) {
       is_good &=

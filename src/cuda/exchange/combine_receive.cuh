@@ -136,7 +136,7 @@ struct TokenPartials {
     weight = -1.0f;
     if (lane < count) {
       weight = a.sums.topk_weights == nullptr ? a.state.partial_weights[at + lane]
-                                              : __ldg(a.sums.topk_weights + at + column);
+                                              : a.sums.topk_weights[at + column];
     }
   }
 };

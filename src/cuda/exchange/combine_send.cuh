@@ -192,6 +192,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   ArrivedChunk now = at(warp);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
   next_call.request(a, prefetched);
+  next_call.request_combined(a.state);
   static_assert(kMaxPushRanks <= kMinExchangeThreads);
   if (threadIdx.x < kMaxPushRanks) {
     const auto s = static_cast<int>(threadIdx.x);
@@ -200,6 +201,12 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   __syncthreads();
   if (next_call.has_failed != 0) return;
   const std::uint64_t call = next_call.number - 1;
+  if (next_call.is_combined()) [[unlikely]] {
+    give_up(a.watch, WaitFailure::kCombinedTwice, {WaitPlace::kReturnedRow, a.rank, -1, call}, 0, 0,
+            0);
+    return;
+  }
+  add_share(a.state.counter + 1, static_cast<unsigned>(a.grid.num_senders));
   const ReturnSlots slots(a.layout, call);
   const std::int32_t max_count = __reduce_max_sync(
       kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));

@@ -95,9 +95,10 @@ struct ChunkUnits : VecUnits<kWords> {
     }
     return has_arrived(scales) ? wanted & ~kScales : wanted;
   }
-  __device__ __forceinline__ void copy_to(std::uint32_t (&vector)[kWords]) const {
+  __device__ __forceinline__ void copy_to(std::uint32_t (&vector)[kWords],
+                                          std::uint32_t flip) const {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) vector[i] = words[i / kUnitWords][i % kUnitWords];
+    for (int i = 0; i < kWords; ++i) vector[i] = words[i / kUnitWords][i % kUnitWords] ^ flip;
   }
 };
 
@@ -200,7 +201,7 @@ __device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64
   if (!wait_for_units(a, slot, what, wanted, units)) return false;
   const bool is_good = empty_chunk(a, slot, what, lane, units, shared);
   std::uint32_t vector[kWords];
-  units.copy_to(vector);
+  units.copy_to(vector, kWords == 4 ? wire_flip(a.scheme.dtype) : 0);
   std::uint32_t copy[kWords];
   scatter_chunk(a, in.chunk, lane, slot.has_elements, vector, copy, num_targets, shared);
   __syncwarp();

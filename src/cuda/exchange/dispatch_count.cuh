@@ -106,14 +106,15 @@ __device__ __forceinline__ void clear_words(std::uint32_t* words, int size) {
   for (int i = static_cast<int>(threadIdx.x); i < size; i += cta_threads()) words[i] = 0;
 }
 
-/// Announces to rank `to` how many rows it gets, in total and per expert.
+/// Announces to rank `to` how many rows it gets, in total and per expert, and the call's mode.
 __device__ __forceinline__ void announce(const DispatchArgs& a, std::uint64_t call, int to,
                                          const ExpertRange& experts, const RankCount& sum) {
   std::byte* at = a.windows.base[to] + a.layout.announcement(call, a.rank);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i <= experts.count; i += cta_threads()) {
-    const std::uint32_t* from = i == 0 ? sum.num_tokens : sum.rows + i - 1;
-    store_record(at + i * static_cast<int>(kRecordBytes), *from, tag_of(call));
+  for (int i = static_cast<int>(threadIdx.x); i < experts.count + 2; i += cta_threads()) {
+    std::uint32_t value = a.mode;
+    if (i <= experts.count) value = i == 0 ? *sum.num_tokens : sum.rows[i - 1];
+    store_record(at + i * static_cast<int>(kRecordBytes), value, tag_of(call));
   }
 }
 
@@ -151,7 +152,7 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
     a.state.partial_ranks[to] = rank;
     if (!by_choice) continue;
     a.state.partial_weights[to] =
-        a.tokens.topk_weights == nullptr ? 1.0f : __ldg(a.tokens.topk_weights + own + lanes.k);
+        a.tokens.topk_weights == nullptr ? 1.0f : a.tokens.topk_weights[own + lanes.k];
   }
 }
 

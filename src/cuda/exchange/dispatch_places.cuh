@@ -151,6 +151,25 @@ __device__ __forceinline__ void report_expert(const DispatchArgs& a, std::uint64
   }
 }
 
+/// One warp compares the modes of all ranks with its own; one CTA does so.
+__device__ __forceinline__ void compare_modes(const DispatchArgs& a, std::uint64_t call, int lane,
+                                              ReceiverShared& shared, int num_local) {
+  const std::size_t at = (1 + static_cast<std::size_t>(num_local)) * kRecordBytes;
+#pragma unroll 1
+  for (int s = lane; s < a.ownership.num_ranks; s += kLanes) {
+    const WaitFor what{WaitPlace::kAnnouncement, s, -1, call};
+    std::uint32_t mode = 0;
+    const std::byte* from = a.windows.base[a.rank] + a.layout.announcement(call, s) + at;
+    if (!wait_record(from, a.watch, what, mode)) {
+      shared.failed = 1;
+    } else if (mode != a.mode) {
+      give_up(a.watch, WaitFailure::kDifferentMode, what, static_cast<std::int32_t>(a.mode),
+              static_cast<std::int32_t>(mode), 0);
+      shared.failed = 1;
+    }
+  }
+}
+
 /// Receives the announcements of all ranks and finds where each source's rows for each expert go.
 __device__ __forceinline__ void receive_announcements(const DispatchArgs& a, std::uint64_t call,
                                                       bool reports, ReceiverShared& shared,
@@ -158,6 +177,7 @@ __device__ __forceinline__ void receive_announcements(const DispatchArgs& a, std
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_takers = 1 + min((places.num_local + kLanes - 1) / kLanes, cta_warps() - 1);
+  if (reports && warp == cta_warps() - 1) compare_modes(a, call, lane, shared, places.num_local);
   if (warp >= num_takers) return;
   if (warp == 0) {
     receive_source_counts(a, call, lane, shared);

@@ -167,7 +167,7 @@ struct TokenBlockLoad {
     const std::int64_t at = std::int64_t{first + in_block} * a.num_topk + lanes.k;
     id.request(a.tokens.ids, at);
     weight = 1.0f;
-    if (a.tokens.topk_weights != nullptr) weight = __ldg(a.tokens.topk_weights + at);
+    if (a.tokens.topk_weights != nullptr) weight = a.tokens.topk_weights[at];
   }
   __device__ __forceinline__ void add_to(const DispatchArgs& a, const ExpertRange& experts,
                                          const TokenBlock& block) {

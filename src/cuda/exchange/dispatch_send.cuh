@@ -48,12 +48,12 @@ struct SentVec : VecUnits<kWords> {
   using VecUnits<kWords>::kLaneBytes;
   SentUnit<kUnitWords> units[kUnits];
 
-  __device__ __forceinline__ explicit SentVec(const std::uint32_t (&words)[kWords]) {
+  __device__ __forceinline__ SentVec(const std::uint32_t (&words)[kWords], std::uint32_t flip) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       std::uint32_t unit[kUnitWords];
 #pragma unroll
-      for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i];
+      for (int i = 0; i < kUnitWords; ++i) unit[i] = words[u * kUnitWords + i] ^ flip;
       units[u] = SentUnit<kUnitWords>(unit);
     }
   }
@@ -93,7 +93,7 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
   keep_in_register(parts);
   keep_in_register(at);
   keep_in_register(scales_at);
-  const Units units(words);
+  const Units units(words, Form::kWords == 4 ? wire_flip(a.scheme.dtype) : 0);
   std::uint32_t scale_words[4] = {};
   if (has_scales) {
     const uint4 four = *reinterpret_cast<const uint4*>(scales + lane * kUnitBytes);

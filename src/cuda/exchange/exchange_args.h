@@ -30,11 +30,13 @@ constexpr bool receives(Phases phases) {
   return phases == Phases::kReceive || phases == Phases::kBoth;
 }
 
-inline constexpr std::uint64_t kCallUnit = 65536;  ///< more than a grid has CTAs
+inline constexpr std::uint64_t kCallUnit = 65536;        ///< more than a grid has CTAs
+inline constexpr std::uint32_t kRoutingOnly = 1u << 31;  ///< in DispatchArgs::mode
 
 /// What a call leaves in device memory for its combine. Arrays are as large as a call can be.
 struct CallState {
-  /// The number of the next call, times kCallUnit, and what CTAs that have ended have added.
+  /// [2] The number of the next call, times kCallUnit, and what CTAs that have ended have added;
+  /// then the same of the combines since the last dispatch.
   std::uint64_t* counter = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.
@@ -139,6 +141,8 @@ struct DispatchGrid {
 };
 
 struct DispatchArgs : ExchangeBase {
+  /// What all ranks must pass alike: max_tokens, and kRoutingOnly.
+  std::uint32_t mode = 0;
   QuantScheme scheme;
   TokenInput tokens;
   ReceiveBuffer received;

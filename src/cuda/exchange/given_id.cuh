@@ -17,11 +17,11 @@ struct GivenId {
 
   __device__ __forceinline__ void request(const GivenIds& ids, std::int64_t index) {
     if (ids.are_64_bits) {
-      const uint2 words = __ldg(static_cast<const uint2*>(ids.data) + index);
+      const uint2 words = static_cast<const uint2*>(ids.data)[index];
       low = words.x;
       high = words.y;
     } else {
-      low = __ldg(static_cast<const std::uint32_t*>(ids.data) + index);
+      low = static_cast<const std::uint32_t*>(ids.data)[index];
     }
   }
   /// As given; of 64 bits and below -1 or beyond 32 bits: kIdBeyond32Bits. -1 if not requested.

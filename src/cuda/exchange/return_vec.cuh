@@ -56,11 +56,10 @@ template <int kWords>
 struct RawVec {
   std::uint32_t words[kWords];
 
-  /// A load that may be cached: no running kernel writes this memory.
   __device__ __forceinline__ void load(const std::byte* from) {
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {
-      const uint4 four = __ldg(reinterpret_cast<const uint4*>(from) + w / 4);
+      const uint4 four = reinterpret_cast<const uint4*>(from)[w / 4];
       words[w] = four.x, words[w + 1] = four.y, words[w + 2] = four.z, words[w + 3] = four.w;
     }
   }

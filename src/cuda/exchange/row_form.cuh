@@ -43,12 +43,12 @@ __device__ __forceinline__ void load_vec(const std::byte* row, std::int64_t firs
     if constexpr (kWords >= 4) {
 #pragma unroll
       for (int i = 0; i < kWords / 4; ++i) {
-        const uint4 four = __ldg(reinterpret_cast<const uint4*>(from) + i);
+        const uint4 four = reinterpret_cast<const uint4*>(from)[i];
         words[4 * i] = four.x, words[4 * i + 1] = four.y;
         words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
       }
     } else {
-      const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+      const uint2 two = *reinterpret_cast<const uint2*>(from);
       words[0] = two.x, words[1] = two.y;
     }
     return;
@@ -206,8 +206,7 @@ struct QuantizedForm {
         amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
       }
     }
-    const float tensor_scale =
-        a.tokens.tensor_scale == nullptr ? 1.0f : __ldg(a.tokens.tensor_scale);
+    const float tensor_scale = a.tokens.tensor_scale == nullptr ? 1.0f : *a.tokens.tensor_scale;
     const ScaleAndMap rule = scale_rule(kScheme, amax, tensor_scale);
     encode(rule, amax, x, words);
     if (kHasScales && lane % kLanesPerBlock == 0) {

@@ -16,6 +16,8 @@ enum class WaitFailure : std::uint32_t {
   kInvalidId,         ///< topk_ids: an id out of range or, in kBatched, twice in a token
   kCapacityExceeded,  ///< an expert was sent more rows than its capacity
   kNoWeights,         ///< a peer returned rows without the requested weights
+  kDifferentMode,     ///< a peer dispatches with another max_tokens or routing_only
+  kCombinedTwice,     ///< a combine was replayed without its dispatch
 };
 
 enum class WaitPlace : std::uint32_t {

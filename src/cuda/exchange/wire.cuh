@@ -20,6 +20,8 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
+#include "switchyard/dtype.h"
+
 #include "cuda/base/ptx.cuh"
 #include "cuda/exchange/watch.h"
 #include "plan/push_layout.h"
@@ -29,6 +31,12 @@ namespace switchyard::cuda {
 inline constexpr std::uint32_t kEmpty = 0xFFFFFFFFu;
 inline constexpr std::uint32_t kEscaped = 0xFFFFFFFEu;
 inline constexpr std::uint32_t kNoMark = 0xFFu;
+
+/// What 8-bit codes of a dtype are xor-ed with on the wire. Four codes of -1, which are frequent,
+/// would be kEmpty; four of +127 are not.
+__device__ __forceinline__ std::uint32_t wire_flip(DType dtype) {
+  return dtype == DType::kI8 ? 0x80808080u : 0u;
+}
 
 /// Never the value of memory that was filled with ones.
 __device__ __forceinline__ std::uint32_t tag_of(std::uint64_t call) {

@@ -66,6 +66,10 @@ PushLayout layout_of_tokens(const SlotKernels& slot, const PushDispatch& call) {
   return layout;
 }
 
+std::uint32_t mode_of(const PushDispatch& call) {
+  return static_cast<std::uint32_t>(call.max_tokens) | (call.routing_only ? cuda::kRoutingOnly : 0);
+}
+
 cuda::TokenInput byte_rows(const std::byte* rows, std::int64_t row_bytes, bool are_aligned,
                            const PushDispatch& call, const cuda::GivenIds& ids) {
   return {.data = rows,
@@ -154,6 +158,7 @@ cuda::DispatchArgs token_args(const SlotKernels& slot, const PushDispatch& call)
   tokens.ids = ids_of_tokens(slot, call);
   if (slot.shape->gathers) tokens.topk_weights = nullptr;  // they travel with the ids
   return {base,
+          mode_of(call),
           slot.shape->config.scheme,
           tokens,
           receive_buffer(slot, call),
@@ -176,7 +181,8 @@ cuda::DispatchArgs payload_args(const SlotKernels& slot, const PushDispatch& cal
       to.are_aligned && reinterpret_cast<std::uintptr_t>(from) % kUnitBytes == 0;
   const cuda::TokenInput tokens =
       byte_rows(from, row_bytes, are_aligned, call, ids_of_tokens(slot, call));
-  return {slot.payloads[index].base, kBytes, tokens, to, {}, {}, slot.payloads[index].windows};
+  return {slot.payloads[index].base,   mode_of(call), kBytes, tokens, to, {}, {},
+          slot.payloads[index].windows};
 }
 
 cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call) {
@@ -191,7 +197,7 @@ cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call
   const cuda::TokenInput tokens =
       byte_rows(reinterpret_cast<const std::byte*>(memory.own_rows), row_bytes, to.are_aligned,
                 call, {slot.every_rank, false});
-  return {slot.gather.base, kBytes, tokens, to, {}, {}, slot.gather.windows};
+  return {slot.gather.base, mode_of(call), kBytes, tokens, to, {}, {}, slot.gather.windows};
 }
 
 cuda::HostCountsArgs host_counts_args(const SlotKernels& slot) {

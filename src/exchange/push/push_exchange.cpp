@@ -36,24 +36,14 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   require_agreement(group.control(), "exchange", agreed_fields(shape_.config));
 
   const cuda::DeviceGuard guard(device_.index);
-  const std::size_t num_slots = handles_.size();
-  window_ =
-      make_device_window(group.engine(), device_.index, checked_mul(num_slots, shape_.window_bytes),
-                         options.heap.empty() ? "auto" : options.heap);
-  int num_sms = 0;
-  cuda::check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_.index),
-                   "cudaDeviceGetAttribute");
-  // Ranks that share a GPU wait for each other's kernels, so all kernels that may run at once must
-  // fit on it: one per handle of each rank, none of them launched early.
-  const int kernels = is_shared_gpu() ? window_->ranks_on_gpu() * shape_.config.max_in_flight : 1;
-  num_ctas_ = std::max(cuda::kMinCtas, cuda::kExchangeCtasPerSm * num_sms / kernels);
-  has_whole_gpu_ = !is_shared_gpu() && options.num_ctas == 0;
-  options_.programmatic_launch = options_.programmatic_launch && !is_shared_gpu();
+  slots_.resize(handles_.size());
+  make_window(slots_[0]);
+  room_ = GpuRoom(cuda::num_multiprocessors(), slots_[0].window->ranks_on_gpu(),
+                  shape_.config.max_in_flight, options);
   counts_behind_send_ = !is_shared_gpu() && cuda::has_programmatic_launch();
-  if (options.num_ctas > 0)
-    num_ctas_ = std::min(num_ctas_, std::max(cuda::kMinCtas, options.num_ctas));
-
-  slots_.resize(num_slots);
+  if (slots_[0].window->has_shared_gpus()) {  // there memory must be taken while no kernel waits
+    for (std::size_t i = 1; i < slots_.size(); ++i) make_window(slots_[i]);
+  }
   gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
   watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
                                        std::int64_t{shape_.config.num_experts});
@@ -70,16 +60,26 @@ PushExchange::~PushExchange() {
   };
   const auto barrier = [&] {
     try {
-      if (!is_over()) group_.barrier();
+      if (is_over()) return false;
+      group_.barrier();
+      return true;
     } catch (const Error&) {
       watcher_->look();  // the group is lost: stop the kernels, there is nobody to wait for
+      return false;
     }
   };
   try {
     const cuda::DeviceGuard guard(device_.index);
     barrier();
     cudaDeviceSynchronize();
-    barrier();
+    for (const Slot& slot : slots_) {
+      if (slot.window) slot.window->unmap_peers();
+    }
+    if (!barrier()) {
+      for (const Slot& slot : slots_) {
+        if (slot.window) slot.window->leave_memory();
+      }
+    }
     watcher_.reset();
   } catch (const Error&) {
     // The GPU is lost.
@@ -110,7 +110,9 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
       call.earlier == nullptr ? nullptr : &kept_routing(*call.earlier, "dispatch_again");
   check_input(call, earlier);
   PushDispatch dispatch = push_dispatch(call, earlier);
+  if (handles_.num_alive() == 0) room_.set_main(call.stream);
   Slot& slot = open_slot(call.name());
+  if (!slot.window) take_slot(slot);
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
   slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
   slot.dispatch = std::move(dispatch);
@@ -195,22 +197,24 @@ void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) 
 // peer could keep the peer's kernel from starting. In that case the host waits between the kernels
 // of a call.
 void PushExchange::sync_if_shared(cuda::Phases phases, Stream stream) const {
-  if (!cuda::receives(phases) || !window_->is_shared_gpu()) return;
+  if (!cuda::receives(phases) || !is_shared_gpu()) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cuda::check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
   if (status != cudaStreamCaptureStatusNone) return;
   cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
-cuda::GridRequest PushExchange::grid_request(const Slot& slot, cuda::Phases phases) const {
-  return {num_ctas_, cuda::sends(phases), cuda::receives(phases), has_whole_gpu_,
+cuda::GridRequest PushExchange::grid_request(const Slot& slot, const KernelRoom& room,
+                                             cuda::Phases phases) const {
+  return {room.num_ctas, cuda::sends(phases), cuda::receives(phases), room.is_whole_gpu,
           slot.dispatch.call_max_tokens};
 }
 
 void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
                                Stream stream) const {
-  args.grid = cuda::dispatch_grid(grid_request(slot, phases), args.layout, args.tokens.count);
-  cuda::launch_dispatch(args, phases, options_.programmatic_launch, stream.get());
+  const KernelRoom room = room_.of(stream);
+  args.grid = cuda::dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
+  cuda::launch_dispatch(args, phases, room.is_programmatic, stream.get());
 }
 
 void PushExchange::check_output(const CombineCall& call) const {
@@ -253,12 +257,13 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
                                  Stream stream) {
   enter(phases == cuda::Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
   cuda::CombineArgs args = combine_args(slot.kernels, call);
+  const KernelRoom room = room_.of(stream);
   args.grid =
-      cuda::combine_grid(grid_request(slot, phases), args.layout, slot.dispatch.tokens.count);
+      cuda::combine_grid(grid_request(slot, room, phases), args.layout, slot.dispatch.tokens.count);
   if (call.row_weights != nullptr) {
     cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
   }
-  cuda::launch_combine(args, phases, options_.programmatic_launch, stream.get());
+  cuda::launch_combine(args, phases, room.is_programmatic, stream.get());
   if (call.returned_weights == nullptr) return;
   sync_if_shared(phases, stream);
   cuda::launch_receive_weights(return_weights_args(slot.kernels, call), stream.get());

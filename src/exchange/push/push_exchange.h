@@ -18,6 +18,7 @@
 #include "cuda/exchange/grid.h"
 #include "exchange/backend.h"
 #include "exchange/handle_table.h"
+#include "exchange/push/gpu_room.h"
 #include "exchange/push/kernel_arguments.h"
 #include "exchange/push/push_shape.h"
 #include "exchange/push/watcher.h"
@@ -34,8 +35,8 @@ class PushExchange final : public ExchangeBackend {
   Device device() const override { return device_; }
   std::int64_t max_buffer_rows() const override { return shape_.exchange.max_buffer_rows; }
   ExchangeMemory memory() const override;
-  const char* heap() const override { return name_of(window_->kind()); }
-  bool is_shared_gpu() const override { return window_->is_shared_gpu(); }
+  const char* heap() const override { return name_of(slots_[0].window->kind()); }
+  bool is_shared_gpu() const override { return slots_[0].window->is_shared_gpu(); }
   DispatchHandle dispatch_send(const DispatchCall& call) override;
   Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream) override;
   Dispatched dispatch(const DispatchCall& call) override;
@@ -53,9 +54,10 @@ class PushExchange final : public ExchangeBackend {
 
  private:
   struct Slot {
-    std::uint64_t id = 0;       ///< of the handle that uses it
-    std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
-    PushDispatch dispatch;      ///< its last dispatch
+    std::uint64_t id = 0;                  ///< of the handle that uses it
+    std::uint64_t routing = 0;             ///< the call whose own ids are kept; 0: none
+    PushDispatch dispatch;                 ///< its last dispatch
+    std::unique_ptr<DeviceWindow> window;  ///< null: the slot was never used
     cuda::DeviceBuffer buffer;
     cuda::DeviceBuffer received;
     std::int64_t num_received_rows = 0;       ///< that there is memory for
@@ -68,7 +70,8 @@ class PushExchange final : public ExchangeBackend {
   Slot& open(const DispatchCall& call);
   Slot& dispatch_both(const DispatchCall& call);
   void launch(const Slot& slot, cuda::Phases phases, Stream stream);
-  cuda::GridRequest grid_request(const Slot& slot, cuda::Phases phases) const;
+  cuda::GridRequest grid_request(const Slot& slot, const KernelRoom& room,
+                                 cuda::Phases phases) const;
   void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
                    Stream stream) const;
   void sync_if_shared(cuda::Phases phases, Stream stream) const;
@@ -95,8 +98,10 @@ class PushExchange final : public ExchangeBackend {
   void take_received(Slot& slot, std::int64_t num_rows, cudaStream_t stream);
   std::size_t count_bytes() const;
   void prepare_memory();
+  void make_window(Slot& slot);
+  void take_slot(Slot& slot);
   void run_kernels() const;
-  void allocate(Slot& slot, std::size_t index);
+  void allocate(Slot& slot, cudaStream_t stream);
   void fill_every_rank_ids();
 
   // push_routing.cpp
@@ -121,12 +126,10 @@ class PushExchange final : public ExchangeBackend {
   PushExchangeShape shape_;  ///< its config has worst_case_rows
   ExchangeOptions options_;
   Device device_;
-  int num_ctas_ = 1;
-  bool has_whole_gpu_ = true;
+  GpuRoom room_;
   bool counts_behind_send_ = false;  ///< while the rows leave
-  std::unique_ptr<DeviceWindow> window_;
-  cuda::PinnedBuffer words_;   ///< WatchWords
-  cuda::PinnedBuffer counts_;  ///< HostCountWords of each slot
+  cuda::PinnedBuffer words_;         ///< WatchWords
+  cuda::PinnedBuffer counts_;        ///< HostCountWords of each slot
   cuda::DeviceBuffer failed_;
   cuda::DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
   cuda::DeviceBuffer blank_;       ///< the row that a routing-only dispatch sends for each token

@@ -11,6 +11,7 @@
 #include "cuda/base/check.h"
 #include "exchange/push/push_exchange.h"
 #include "exchange/push/wait_failure.h"
+#include "heap/heap.h"
 #include "heap/stream_queues.h"
 
 namespace switchyard {
@@ -20,18 +21,36 @@ constexpr int kEmptyByte = 0xFF;
 constexpr int kBlankByte = 0x3F;  // a finite number of every dtype
 
 // At number 1: a combine belongs to the call before the next.
-void start_count(std::uint64_t* counter) {
-  const std::uint64_t first_call = cuda::kCallUnit;
-  cuda::check_cuda(cudaMemcpy(counter, &first_call, sizeof(first_call), cudaMemcpyHostToDevice),
-                   "cudaMemcpy");
+void start_count(std::uint64_t* counter, cudaStream_t stream) {
+  static constexpr std::uint64_t kFirstCall = cuda::kCallUnit;
+  cuda::check_cuda(
+      cudaMemcpyAsync(counter, &kFirstCall, sizeof(kFirstCall), cudaMemcpyHostToDevice, stream),
+      "cudaMemcpyAsync");
 }
+
+void fill(const cuda::DeviceBuffer& buffer, int byte, cudaStream_t stream) {
+  cuda::check_cuda(cudaMemsetAsync(buffer.data(), byte, buffer.size_bytes(), stream),
+                   "cudaMemsetAsync");
+}
+
+// While it lives, the calling thread may take memory beside a stream that it captures.
+class BesideCapture {
+ public:
+  BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCapture(const BesideCapture&) = delete;
+  BesideCapture& operator=(const BesideCapture&) = delete;
+  ~BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 }  // namespace
 
 ExchangeMemory PushExchange::memory() const {
   ExchangeMemory memory;
-  memory.window_bytes = window_->size_bytes();
   for (const Slot& slot : slots_) {
+    if (slot.window) memory.window_bytes += slot.window->size_bytes();
     memory.receive_bytes += slot.buffer.size_bytes() + slot.received.size_bytes();
   }
   return memory;
@@ -45,9 +64,10 @@ std::size_t PushExchange::count_bytes() const {
 }
 
 void PushExchange::prepare_memory() {
-  if (window_->kind() == HeapKind::kSameProcess) {
+  const DeviceWindow& window = *slots_[0].window;
+  if (window.kind() == HeapKind::kSameProcess) {
     const std::string obstacle =
-        queue_obstacle(window_->ranks_on_gpu(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+        queue_obstacle(window.ranks_on_gpu(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     require(obstacle.empty(), Errc::kNotAvailable, "exchange: {}", obstacle);
   }
   words_ = cuda::PinnedBuffer(sizeof(WatchWords));
@@ -57,16 +77,34 @@ void PushExchange::prepare_memory() {
   watch_.abort_word = &words_.as<WatchWords>()->abort_word;
   watch_.failed = failed_.as<std::uint32_t>();
   const std::int64_t timeout_ms =
-      kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), window_->is_shared_gpu());
+      kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), is_shared_gpu());
   watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
-  cuda::check_cuda(cudaMemset(window_->base(group_.rank()), kEmptyByte, window_->size_bytes()),
-                   "cudaMemset");
   blank_ = cuda::DeviceBuffer(kVecElements * sizeof(float));
-  cuda::check_cuda(cudaMemset(blank_.data(), kBlankByte, blank_.size_bytes()), "cudaMemset");
+  fill(blank_, kBlankByte, nullptr);
   if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
-  for (std::size_t i = 0; i < slots_.size(); ++i) allocate(slots_[i], i);
+  for (Slot& slot : slots_) {
+    if (slot.window) allocate(slot, nullptr);
+  }
   run_kernels();
   cuda::check_cuda(cudaDeviceSynchronize(), "exchange");
+}
+
+// Collective.
+void PushExchange::make_window(Slot& slot) {
+  slot.window = make_device_window(group_.engine(), device_.index, shape_.window_bytes,
+                                   options_.heap.empty() ? "auto" : options_.heap);
+}
+
+// Collective: which slot a dispatch takes is the same on every rank.
+void PushExchange::take_slot(Slot& slot) {
+  const BesideCapture beside;
+  make_window(slot);
+  gather_or_fail(group_.control(), [&] {
+    const cuda::OwnedStream stream;
+    allocate(slot, stream.get());
+    cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
+    return std::string();
+  });
 }
 
 void PushExchange::fill_every_rank_ids() {
@@ -108,31 +146,33 @@ void PushExchange::run_kernels() const {
   cuda::check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
 
-void PushExchange::allocate(Slot& slot, std::size_t index) {
+void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
+  const DeviceWindow& window = *slot.window;
+  cuda::check_cuda(
+      cudaMemsetAsync(window.base(group_.rank()), kEmptyByte, window.size_bytes(), stream),
+      "cudaMemsetAsync");
   const auto lay_out = [&](std::byte* base) {
     return lay_out_slot(base, shape_, group_.rank(), keeps_ids());
   };
   slot.buffer = cuda::DeviceBuffer(lay_out(nullptr).num_bytes);
-  cuda::check_cuda(cudaMemset(slot.buffer.data(), 0, slot.buffer.size_bytes()), "cudaMemset");
+  fill(slot.buffer, 0, stream);
   const SlotMemory memory = lay_out(slot.buffer.data());
-  start_count(memory.state.counter);
-  if (shape_.gathers_routing) start_count(memory.gather.state.counter);
-  for (std::uint64_t* counter : memory.payload_counters) start_count(counter);
+  start_count(memory.state.counter, stream);
+  if (shape_.gathers_routing) start_count(memory.gather.state.counter, stream);
+  for (std::uint64_t* counter : memory.payload_counters) start_count(counter, stream);
 
   cuda::PeerTable windows{};
-  for (int r = 0; r < group_.size(); ++r) {
-    windows.base[r] = window_->base(r) + index * shape_.window_bytes;
-  }
-  slot.kernels =
-      make_slot_kernels({.shape = &shape_,
-                         .rank = group_.rank(),
-                         .watch = watch_,
-                         .every_rank = every_rank_.as<std::int32_t>(),
-                         .memory = memory,
-                         .counts = cuda::HostCountWords(
-                             counts_.as<std::byte>() + index * count_bytes(), group_.size())},
-                        windows);
-  if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), nullptr);
+  for (int r = 0; r < group_.size(); ++r) windows.base[r] = window.base(r);
+  slot.kernels = make_slot_kernels(
+      {.shape = &shape_,
+       .rank = group_.rank(),
+       .watch = watch_,
+       .every_rank = every_rank_.as<std::int32_t>(),
+       .memory = memory,
+       .counts = cuda::HostCountWords(counts_.as<std::byte>() + index_of(slot) * count_bytes(),
+                                      group_.size())},
+      windows);
+  if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), stream);
   slot.kernels.received.payloads.resize(shape_.payloads.size());  // run_kernels() reads them
 }
 
@@ -151,7 +191,7 @@ void PushExchange::take_received(Slot& slot, std::int64_t num_rows, cudaStream_t
   slot.kernels.received = lay_out(slot.received.data());
   slot.num_received_rows = num_rows;
   if (num_bytes == 0) return;
-  cuda::check_cuda(cudaMemsetAsync(slot.received.data(), 0, num_bytes, stream), "cudaMemset");
+  fill(slot.received, 0, stream);
 }
 
 }  // namespace switchyard

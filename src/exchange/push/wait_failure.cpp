@@ -3,6 +3,7 @@
 #include "exchange/push/wait_failure.h"
 
 #include "core/fail.h"
+#include "cuda/exchange/exchange_args.h"
 
 namespace switchyard {
 namespace {
@@ -26,6 +27,12 @@ WaitFailureText bad_id(const cuda::WaitRecord& record, int rank, std::int64_t nu
   text.what += is_expert ? "which is twice in its token; layout batched has room for it once"
                          : fmt::format("must be -1 or an expert from 0 to {}", num_experts - 1);
   return text;
+}
+
+std::string mode_text(std::int32_t mode) {
+  const auto bits = static_cast<std::uint32_t>(mode);
+  return fmt::format("max_tokens {} and routing_only {}", bits & ~cuda::kRoutingOnly,
+                     (bits & cuda::kRoutingOnly) != 0);
 }
 
 }  // namespace
@@ -63,6 +70,23 @@ WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t 
               fmt::format("returned_weights is wanted, but rank {} passed no row_weights to "
                           "combine_send; pass them on every rank",
                           record.peer)};
+    case cuda::WaitFailure::kDifferentMode:
+      return {Errc::kInvalidArgument,
+              Errc::kInvalidArgument,
+              true,
+              record.peer,
+              function,
+              fmt::format("rank {} passed {}, rank {} {}; every rank must pass the same",
+                          record.peer, mode_text(record.seen), rank, mode_text(record.expected))};
+    case cuda::WaitFailure::kCombinedTwice:
+      return {Errc::kInvalidArgument,
+              Errc::kAborted,
+              true,
+              rank,
+              function,
+              fmt::format("rank {} combined a dispatch twice, as a captured combine does that is "
+                          "replayed without its dispatch; replay both",
+                          rank)};
     case cuda::WaitFailure::kAborted:
       return {
           Errc::kAborted, Errc::kAborted,

@@ -15,12 +15,13 @@
 namespace switchyard {
 namespace {
 
-// On GPUs receive buffers have their largest size, unless dispatches count on the host.
+// On GPUs receive buffers have their largest size, unless dispatches count on the host. Shapes that
+// are fixed on CPUs are fixed there, too.
 ExchangeConfig config_on(const ExchangeOptions& options, const PrepareRecipe& recipe,
                          const PrepareFinalizeConfig& config, bool is_plain) {
   ExchangeConfig result = exchange_config_of(recipe, config, is_plain);
   if (options.device.is_cpu()) return result;
-  result.worst_case_rows = !options.exact_memory;
+  result.worst_case_rows = result.worst_case_rows || !options.exact_memory;
   result.max_in_flight = 1;
   return result;
 }

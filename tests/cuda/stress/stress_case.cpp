@@ -42,6 +42,8 @@ std::string name_of(const StressCase& c) {
   if (c.splits_phases) name += ".split";
   if (c.programmatic) name += ".pdl";
   if (c.num_lanes > 1) name += ".two";
+  if (c.shape.mixes_turns) name += ".mixed";
+  if (c.shape.capacity > 0) name += ".drop";
   return name;
 }
 
@@ -69,6 +71,14 @@ void add_ways(Layout layout, Reduce reduce, std::vector<StressCase>& cases) {
   StressCase fp4 = make(layout, reduce, StressForm::kStoredFp4, 1056, 100);
   fp4.programmatic = fp4.uses_graph = fp4.splits_phases = true;
   cases.push_back(fp4);
+  StressCase mixed = make(layout, reduce, StressForm::kPlain, 1040, 48);
+  mixed.shape.mixes_turns = mixed.programmatic = mixed.uses_graph = true;
+  cases.push_back(mixed);
+  StressCase dropping = make(layout, reduce, StressForm::kStored, 640, 12);
+  dropping.shape.mixes_turns = dropping.shape.returns_weights = true;
+  dropping.shape.capacity = 8;
+  dropping.shape.payload_words = 5;
+  cases.push_back(dropping);
 }
 
 }  // namespace
@@ -117,6 +127,9 @@ ExchangeConfig config_of(const StressCase& c) {
   config.reduce = c.reduce;
   config.worst_case_rows = true;
   config.max_in_flight = c.num_lanes;
+  config.capacity = c.shape.capacity;
+  if (c.shape.capacity > 0) config.overflow = Overflow::kDrop;
+  if (c.shape.payload_words > 0) config.payload_bytes = {c.shape.payload_words * 4};
   return config;
 }
 

@@ -12,11 +12,13 @@
 
 namespace switchyard::test {
 
-/// The number of the step is *base + offset.
+/// The number of the step is *base + offset. Its routing is that of the step `back` before it,
+/// whose numbers of tokens are those of `slot`.
 struct StressStep {
   const std::uint32_t* base = nullptr;
   std::uint32_t offset = 0;
-  std::uint32_t slot = 0;  ///< see stress_tokens
+  std::uint32_t slot = 0;
+  std::uint32_t back = 0;
 };
 
 /// A row that must arrive. k is -1 in token-major layouts.
@@ -43,7 +45,9 @@ struct StressInput {
   std::byte* scales = nullptr;
   std::byte* ids = nullptr;
   float* weights = nullptr;
-  std::byte* output = nullptr;  ///< poisoned
+  std::uint32_t* payload = nullptr;
+  std::byte* output = nullptr;        ///< poisoned
+  std::uint32_t* returned = nullptr;  ///< poisoned
 };
 
 /// What this rank received.
@@ -55,9 +59,33 @@ struct StressReceived {
   const std::int32_t* total_rows = nullptr;
   const std::int32_t* ids = nullptr;
   const float* weights = nullptr;
+  std::uint32_t* payload = nullptr;
+  const std::int32_t* num_dropped = nullptr;
 };
 
-enum class StressPart : std::uint32_t { kCount, kElement, kScale, kId, kWeight, kOutput };
+/// What a rank returns for its rows.
+struct StressResults {
+  std::uint16_t* rows = nullptr;     ///< [N, H] bf16
+  std::uint32_t* weights = nullptr;  ///< [N], in token-major layouts [N, K]
+};
+
+/// What came home.
+struct StressOutput {
+  std::byte* rows = nullptr;
+  std::uint32_t* returned = nullptr;  ///< null: no weights were returned
+  bool is_unweighted = false;         ///< reopened: weights are 1
+};
+
+enum class StressPart : std::uint32_t {
+  kCount,
+  kElement,
+  kScale,
+  kId,
+  kWeight,
+  kOutput,
+  kPayload,
+  kReturned
+};
 
 /// The first difference on a rank.
 struct StressDifference {
@@ -87,23 +115,28 @@ struct StressLaunch {
   cudaStream_t stream = nullptr;
 };
 
-/// Loads all kernels: a first launch would wait for running kernels, which may wait for it.
-void load_stress_kernels();
+/// Load all kernels: a first launch would wait for running kernels, which may wait for it.
+void load_make_kernels();
+void load_check_kernels();
 /// Generates tokens, scales, ids and weights of this rank, and the plan of what must arrive.
 void launch_make(const StressShape& shape, const StressStep& step, const StressInput& input,
                  const StressPlan& plan, const StressLaunch& launch);
-/// Compares everything received and writes the results for the rows, [N, H] bf16.
+/// Compares everything received and writes the results for the rows.
 void launch_check_rows(const StressShape& shape, const StressStep& step, const StressPlan& plan,
-                       const StressReceived& received, std::uint16_t* results, StressTally* tally,
-                       const StressLaunch& launch);
-void launch_check_output(const StressShape& shape, const StressStep& step, const std::byte* output,
-                         StressTally* tally, const StressLaunch& launch);
-/// Injects the fault that the test must find: changes a byte of a received row and, if there are
-/// scales, of a scale, in one step of seven.
+                       const StressReceived& received, const StressResults& results,
+                       StressTally* tally, const StressLaunch& launch);
+void launch_check_output(const StressShape& shape, const StressStep& step,
+                         const StressOutput& output, StressTally* tally,
+                         const StressLaunch& launch);
+/// Holds the stream up.
+void launch_pause(const StressShape& shape, const StressStep& step, StressPause where,
+                  cudaStream_t stream);
+/// Injects the fault that the test must find: changes a byte of a received row and, where there are
+/// some, of a scale and a payload, in one step of seven.
 void launch_spoil_row(const StressShape& shape, const StressStep& step, const StressPlan& plan,
                       const StressReceived& received, StressTally* tally, cudaStream_t stream);
-void launch_spoil_output(const StressShape& shape, const StressStep& step, std::byte* output,
-                         StressTally* tally, cudaStream_t stream);
+void launch_spoil_output(const StressShape& shape, const StressStep& step,
+                         const StressOutput& output, StressTally* tally, cudaStream_t stream);
 /// Executes *base += count.
 void launch_advance(std::uint32_t* base, std::uint32_t count, cudaStream_t stream);
 

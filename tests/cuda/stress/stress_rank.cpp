@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/clock.h"
 #include "cuda/base/check.h"
 #include "cuda/exchange/exchange_args.h"
 #include "exchange/exchange_shape.h"
@@ -42,6 +43,7 @@ ExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   options.device = Device::cuda(current_gpu());
   options.programmatic_launch = c.programmatic;
   options.timeout_ms = wanted.timeout_ms;
+  options.keeps_routing = c.shape.mixes_turns;
   if (c.num_lanes > 1) options.num_ctas = most;
   if (sharing > 1) options.num_ctas = std::max(3, most / sharing / 4);
   return options;
@@ -68,18 +70,6 @@ class Event {
 
 }  // namespace
 
-struct StressRank::Lane {
-  cuda::OwnedStream own_stream;
-  cudaStream_t stream = own_stream.get();
-  cuda::DeviceBuffer tokens, scales, ids, weights, output, results;
-  cuda::DeviceBuffer rows, counts, first_row;
-  StressInput input;
-  StressPlan plan;
-  StressStep step;
-  Dispatched got;
-  StressReceived received;
-};
-
 StressRank::StressRank(const Group& group, const StressCase& c, const StressOptions& options)
     : group_(group),
       case_(c),
@@ -89,26 +79,29 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
       tally_(sizeof(StressTally)),
       base_(sizeof(std::uint32_t)),
       swept_(kSweptBytes),
-      tensor_scale_(sizeof(float)),
-      lanes_(static_cast<std::size_t>(c.num_lanes)) {
+      tensor_scale_(sizeof(float)) {
   case_.shape.rank = group.rank();
+  case_.shape.max_delay_ns = static_cast<std::uint32_t>(options.max_delay_us) * 1000;
   if (case_.shape.max_tokens <= 16) num_ctas_ = std::min(num_ctas_, 32);
   const ExchangeConfig config = config_of(case_);
   const std::int64_t max_rows =
       make_exchange_shape(config, group.size(), group.rank()).max_buffer_rows;
-  for (Lane& lane : lanes_) make_lane(lane, max_rows);
+  for (int i = 0; i < case_.num_lanes; ++i) {
+    lanes_.push_back(std::make_unique<StressLane>(case_.shape, max_rows));
+  }
   const float one = 1.0f;
   cuda::check_cuda(cudaMemset(tally_.data(), 0, tally_.size_bytes()), "cudaMemset");
   cuda::check_cuda(cudaMemset(base_.data(), 0, base_.size_bytes()), "cudaMemset");
   cuda::check_cuda(cudaMemset(swept_.data(), 0, swept_.size_bytes()), "cudaMemset");
   cuda::check_cuda(cudaMemcpy(tensor_scale_.data(), &one, sizeof(one), cudaMemcpyHostToDevice),
                    "cudaMemcpy");
-  load_stress_kernels();
+  load_make_kernels();
+  load_check_kernels();
   cuda::check_cuda(cudaDeviceSynchronize(), "exchange_stress");
   exchange_ = std::make_unique<Exchange>(group, config, options_of(case_, options_));
   // There further streams may stand behind those of other ranks.
   if (exchange_->is_shared_gpu()) {
-    for (Lane& lane : lanes_) lane.stream = lanes_[0].own_stream.get();
+    for (const auto& lane : lanes_) lane->stream = lanes_[0]->own_stream.get();
   }
   if (case_.uses_graph && !options_.by_turns) capture();
   group_.barrier();
@@ -116,52 +109,32 @@ StressRank::StressRank(const Group& group, const StressCase& c, const StressOpti
 
 StressRank::~StressRank() = default;
 
-void StressRank::make_lane(Lane& lane, std::int64_t max_rows) {
-  const StressShape& s = case_.shape;
-  const auto tokens = static_cast<std::size_t>(s.max_tokens);
-  const auto topk = static_cast<std::size_t>(s.num_topk);
-  const auto local = static_cast<std::size_t>(s.num_local);
-  const auto hidden = static_cast<std::size_t>(s.hidden);
-  const auto num_rows = static_cast<std::size_t>(max_rows);
-  lane.tokens = cuda::DeviceBuffer(tokens * static_cast<std::size_t>(s.token_bytes()));
-  lane.scales = cuda::DeviceBuffer(tokens * static_cast<std::size_t>(s.num_scales()) * 4 + 4);
-  lane.ids = cuda::DeviceBuffer(tokens * topk * 8);
-  lane.weights = cuda::DeviceBuffer(tokens * topk * 4);
-  lane.output = cuda::DeviceBuffer(tokens * hidden * 4);
-  lane.results = cuda::DeviceBuffer(num_rows * hidden * 2);
-  lane.rows = cuda::DeviceBuffer(num_rows * sizeof(StressRow));
-  const std::size_t num_counts =
-      (local + 1) * static_cast<std::size_t>(s.num_ranks * stress_chunks(s));
-  lane.counts = cuda::DeviceBuffer((num_counts + local + 1) * sizeof(std::int32_t));
-  lane.first_row = cuda::DeviceBuffer(local * sizeof(std::int64_t));
-  lane.input = {lane.tokens.as<std::uint32_t>(), lane.scales.data(), lane.ids.data(),
-                lane.weights.as<float>(), lane.output.data()};
-  lane.plan.rows = lane.rows.as<StressRow>();
-  lane.plan.counts = lane.counts.as<std::int32_t>();
-  lane.plan.num_rows = lane.plan.counts + num_counts;
-  lane.plan.total = lane.plan.num_rows + local;
-  lane.plan.first_row = lane.first_row.as<std::int64_t>();
-  lane.plan.capacity = std::int64_t{s.num_ranks} * s.max_tokens;
+StressLaunch StressRank::launch_on(const StressLane& lane) const {
+  return {num_ctas_, lane.stream};
 }
 
-StressLaunch StressRank::launch_on(const Lane& lane) const { return {num_ctas_, lane.stream}; }
-
-void StressRank::sweep(const Lane& lane) {
+void StressRank::sweep(const StressLane& lane) {
   if (!case_.is_cold) return;
   cuda::check_cuda(cudaMemsetAsync(swept_.data(), 0, swept_.size_bytes(), lane.stream), "sweep");
 }
 
 // Racecheck and similar tools run one kernel at a time, so what a kernel waits for must have ended.
-void StressRank::turn(const Lane& lane) {
+void StressRank::turn(const StressLane& lane) {
   if (!options_.by_turns) return;
   wait(lane.stream);
   exchange_->check();
   group_.barrier();
 }
 
-void StressRank::dispatch(Lane& lane, const StressStep& step) {
+bool StressRank::splits() const { return case_.splits_phases || options_.by_turns; }
+
+Stream StressRank::stream_of(const StressLane& lane) const {
+  return Stream::cuda(lane.stream, device_.index);
+}
+
+void StressRank::dispatch(StressLane& lane) {
   const StressShape& s = case_.shape;
-  const std::int64_t num_tokens = stress_tokens(s, step.slot, s.rank);
+  const std::int64_t num_tokens = stress_tokens(s, lane.step.slot, s.rank);
   const bool is_given = s.form == StressForm::kStored || s.form == StressForm::kStoredFp4;
   DType dtype = DType::kBF16;
   if (is_given) dtype = s.form == StressForm::kStored ? DType::kE4M3 : DType::kE2M1;
@@ -169,7 +142,7 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
   const TensorView ids(lane.ids.data(), s.ids_are_64_bits ? DType::kI64 : DType::kI32,
                        {num_tokens, s.num_topk}, device_);
   const TensorView weights(lane.weights.data(), DType::kF32, {num_tokens, s.num_topk}, device_);
-  const Stream stream = Stream::cuda(lane.stream, device_.index);
+  const Stream stream = stream_of(lane);
   DispatchOptions options;
   if (is_given) {
     options.scales =
@@ -179,99 +152,130 @@ void StressRank::dispatch(Lane& lane, const StressStep& step) {
   if (s.form == StressForm::kStoredFp4) {
     options.tensor_scale = TensorView(tensor_scale_.data(), DType::kF32, {1}, device_);
   }
-  if (case_.splits_phases || options_.by_turns) {
-    const DispatchHandle handle = exchange_->dispatch_send(tokens, ids, weights, stream, options);
-    turn(lane);
-    lane.got = exchange_->dispatch_receive(handle, stream);
-  } else {
-    lane.got = exchange_->dispatch(tokens, ids, weights, stream, options);
+  if (s.payload_words > 0) {
+    options.payloads.emplace_back(
+        lane.payload.data(), DType::kU8,
+        std::initializer_list<std::int64_t>{num_tokens, s.payload_words * 4}, device_);
   }
-  const Dispatched& got = lane.got;
-  const auto bytes_of = [](const TensorView& view) {
-    return view.has_value() ? const_cast<std::byte*>(view.as<std::byte>()) : nullptr;
-  };
-  const ExpertRows& experts = got.experts;
-  lane.received = {bytes_of(experts.rows),
-                   bytes_of(experts.scales),
-                   experts.num_rows.as<std::int32_t>(),
-                   experts.first_row.has_value() ? experts.first_row.as<std::int64_t>() : nullptr,
-                   got.total_rows.as<std::int32_t>(),
-                   got.topk_ids.has_value() ? got.topk_ids.as<std::int32_t>() : nullptr,
-                   got.topk_weights.as<float>()};
+  const bool is_again = lane.step.back > 0;
+  const DispatchHandle earlier = lane.got.handle;
+  if (splits()) {
+    const DispatchHandle handle =
+        is_again ? exchange_->dispatch_again_send(earlier, tokens, weights, stream, options)
+                 : exchange_->dispatch_send(tokens, ids, weights, stream, options);
+    turn(lane);
+    launch_pause(s, lane.step, StressPause::kInDispatch, lane.stream);
+    lane.receive(exchange_->dispatch_receive(handle, stream));
+  } else if (is_again) {
+    lane.receive(exchange_->dispatch_again(earlier, tokens, weights, stream, options));
+  } else {
+    lane.receive(exchange_->dispatch(tokens, ids, weights, stream, options));
+  }
 }
 
-void StressRank::combine(Lane& lane, const StressStep& step) {
+void StressRank::combine(StressLane& lane, const DispatchHandle& handle, bool returns_weights) {
   const StressShape& s = case_.shape;
-  const std::int64_t num_tokens = stress_tokens(s, step.slot, s.rank);
-  const TensorView& like = lane.got.experts.rows;
-  const std::int64_t num_rows = like.num_elements() / s.hidden;
+  const std::int64_t num_tokens = stress_tokens(s, lane.step.slot, s.rank);
+  const std::int64_t num_rows = lane.got.experts.rows.num_elements() / s.hidden;
   const TensorView rows(lane.results.data(), DType::kBF16, {num_rows, s.hidden}, device_);
   const TensorView output(lane.output.data(), s.outputs_f32 ? DType::kF32 : DType::kBF16,
                           {num_tokens, s.hidden}, device_);
-  const Stream stream = Stream::cuda(lane.stream, device_.index);
-  if (case_.splits_phases || options_.by_turns) {
-    exchange_->combine_send(lane.got.handle, rows, stream);
+  const Stream stream = stream_of(lane);
+  CombineOptions options;
+  if (returns_weights) {
+    const std::int64_t columns = s.is_token_major() ? s.num_topk : 1;
+    options.row_weights =
+        TensorView(lane.row_weights.data(), DType::kF32, {num_rows, columns}, device_);
+    options.returned_weights =
+        TensorView(lane.returned.data(), DType::kF32, {num_tokens, s.num_topk}, device_);
+  }
+  if (splits()) {
+    exchange_->combine_send(handle, rows, stream, options);
     turn(lane);
-    exchange_->combine_receive(lane.got.handle, output, stream);
+    launch_pause(s, lane.step, StressPause::kInCombine, lane.stream);
+    exchange_->combine_receive(handle, output, stream, options);
   } else {
-    exchange_->combine(lane.got.handle, rows, output, stream);
+    exchange_->combine(handle, rows, output, stream, options);
   }
 }
 
-void StressRank::begin(Lane& lane, const StressStep& step) {
+void StressRank::begin(StressLane& lane, std::uint32_t offset, std::uint32_t slot) {
   const StressShape& s = case_.shape;
   auto* tally = tally_.as<StressTally>();
-  lane.step = step;
-  launch_make(s, step, lane.input, lane.plan, launch_on(lane));
+  lane.turn = stress_turn(s, slot);
+  // reopen waits for peers in one call.
+  if (lane.turn == StressTurn::kReopen && options_.by_turns) lane.turn = StressTurn::kPair;
+  if (lane.turn == StressTurn::kAgain && !lane.has_routing) lane.turn = StressTurn::kPair;
+  lane.has_routing = true;
+  const std::uint32_t back = lane.turn == StressTurn::kAgain ? lane.step.back + 1 : 0;
+  lane.step = {base_.as<std::uint32_t>(), offset, slot - back, back};
+  launch_make(s, lane.step, lane.input, lane.plan, launch_on(lane));
   sweep(lane);
-  dispatch(lane, step);
+  dispatch(lane);
   if (options_.injects) {
-    launch_spoil_row(s, step, lane.plan, lane.received, tally, lane.stream);
+    launch_spoil_row(s, lane.step, lane.plan, lane.received, tally, lane.stream);
   }
-  launch_check_rows(s, step, lane.plan, lane.received, lane.results.as<std::uint16_t>(), tally,
+  launch_check_rows(s, lane.step, lane.plan, lane.received,
+                    {lane.results.as<std::uint16_t>(), lane.row_weights.as<std::uint32_t>()}, tally,
                     launch_on(lane));
   cuda::check_launch("exchange_stress");
   turn(lane);
 }
 
-void StressRank::end(Lane& lane) {
+void StressRank::end(StressLane& lane) {
   const StressShape& s = case_.shape;
+  if (lane.turn == StressTurn::kRelease) return exchange_->release(lane.got.handle);
   auto* tally = tally_.as<StressTally>();
+  StressOutput output{lane.output.data(), s.returns_weights ? lane.input.returned : nullptr};
   sweep(lane);
-  combine(lane, lane.step);
-  if (options_.injects) {
-    launch_spoil_output(s, lane.step, lane.output.data(), tally, lane.stream);
+  combine(lane, lane.got.handle, s.returns_weights);
+  if (options_.injects) launch_spoil_output(s, lane.step, output, tally, lane.stream);
+  launch_check_output(s, lane.step, output, tally, launch_on(lane));
+  if (lane.turn == StressTurn::kReopen) {
+    output = {lane.output.data(), nullptr, true};
+    cuda::check_cuda(cudaMemsetAsync(output.rows, 0xFF, lane.output.size_bytes(), lane.stream),
+                     "exchange_stress");
+    combine(lane, exchange_->reopen(lane.got.handle, stream_of(lane)), false);
+    launch_check_output(s, lane.step, output, tally, launch_on(lane));
   }
-  launch_check_output(s, lane.step, lane.output.data(), tally, launch_on(lane));
   cuda::check_launch("exchange_stress");
   turn(lane);
+}
+
+// The ranks of a process are threads; each holds itself up.
+void StressRank::pause_host(std::uint32_t step) const {
+  const std::int64_t end =
+      now_ns() + std::int64_t{stress_delay_ns(case_.shape, step, StressPause::kHost)};
+  while (now_ns() < end) {
+  }
 }
 
 // Runs one step per lane. All handles are alive before the first ends, so each lane keeps its
 // in-flight slot of the exchange.
 void StressRank::enqueue_lanes(std::uint32_t offset, std::uint32_t slot) {
   std::uint32_t i = 0;
-  for (Lane& lane : lanes_) {
-    begin(lane, {base_.as<std::uint32_t>(), offset + i, slot + i});
+  for (const auto& lane : lanes_) {
+    begin(*lane, offset + i, slot + i);
     ++i;
   }
-  for (Lane& lane : lanes_) end(lane);
+  for (const auto& lane : lanes_) end(*lane);
 }
 
 void StressRank::capture() {
   const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
   const std::uint32_t steps = kStepsPerGraph * num_lanes;
   for (std::size_t g = 0; g < kNumGraphs; ++g) {
-    const cudaStream_t first = lanes_[0].stream;
+    const cudaStream_t first = lanes_[0]->stream;
+    for (const auto& lane : lanes_) lane->has_routing = false;  // of another graph
     const Event fork;
     const Event join;
     graphs_.emplace_back(first, [&] {
-      const bool forks = lanes_.back().stream != first;
-      if (forks) fork.order(first, lanes_.back().stream);
+      const bool forks = lanes_.back()->stream != first;
+      if (forks) fork.order(first, lanes_.back()->stream);
       for (std::uint32_t offset = 0; offset < steps; offset += num_lanes) {
         enqueue_lanes(offset, static_cast<std::uint32_t>(g) * steps + offset);
       }
-      if (forks) join.order(lanes_.back().stream, first);
+      if (forks) join.order(lanes_.back()->stream, first);
       launch_advance(base_.as<std::uint32_t>(), steps, first);
     });
   }
@@ -289,15 +293,17 @@ void StressRank::run(int num_rounds) {
   const auto num_lanes = static_cast<std::uint32_t>(lanes_.size());
   for (int round = 1; round <= num_rounds; ++round) {
     if (!graphs_.empty()) {
-      graphs_[next_graph_++ % kNumGraphs].replay(lanes_[0].stream);
+      pause_host(static_cast<std::uint32_t>(next_graph_));
+      graphs_[next_graph_++ % kNumGraphs].replay(lanes_[0]->stream);
       if (round % kGraphsAtOnce != 0 && round != num_rounds) continue;
     } else {
       for (std::int64_t i = 0; i < steps_per_round(); i += num_lanes) {
+        pause_host(next_step_);
         enqueue_lanes(next_step_, next_step_);
         next_step_ += num_lanes;
       }
     }
-    for (const Lane& lane : lanes_) wait(lane.stream);
+    for (const auto& lane : lanes_) wait(lane->stream);
     exchange_->check();
   }
 }

@@ -11,6 +11,7 @@
 #include "cuda/cuda_graph.h"
 #include "stress_case.h"
 #include "stress_kernels.h"
+#include "stress_lane.h"
 
 namespace switchyard::test {
 
@@ -18,6 +19,7 @@ struct StressOptions {
   bool by_turns = false;  ///< each kernel is launched only after those it needs have ended
   bool injects = false;   ///< spoils bytes, which the test must find
   std::int64_t timeout_ms = 30'000;  ///< of kernels
+  int max_delay_us = 50;             ///< longest delay of a rank at each StressPause; 0: none
 };
 
 class StressRank {
@@ -37,18 +39,18 @@ class StressRank {
   const Exchange& exchange() const { return *exchange_; }
 
  private:
-  struct Lane;
-
-  void make_lane(Lane& lane, std::int64_t max_rows);
-  void begin(Lane& lane, const StressStep& step);
-  void end(Lane& lane);
-  void dispatch(Lane& lane, const StressStep& step);
-  void combine(Lane& lane, const StressStep& step);
-  void sweep(const Lane& lane);
-  void turn(const Lane& lane);
+  void begin(StressLane& lane, std::uint32_t offset, std::uint32_t slot);
+  void end(StressLane& lane);
+  void dispatch(StressLane& lane);
+  void combine(StressLane& lane, const DispatchHandle& handle, bool returns_weights);
+  void sweep(const StressLane& lane);
+  void turn(const StressLane& lane);
+  void pause_host(std::uint32_t step) const;
+  bool splits() const;
+  Stream stream_of(const StressLane& lane) const;
   void enqueue_lanes(std::uint32_t offset, std::uint32_t slot);
   void capture();
-  StressLaunch launch_on(const Lane& lane) const;
+  StressLaunch launch_on(const StressLane& lane) const;
 
   Group group_;
   StressCase case_;
@@ -59,7 +61,7 @@ class StressRank {
   cuda::DeviceBuffer base_;
   cuda::DeviceBuffer swept_;
   cuda::DeviceBuffer tensor_scale_;
-  std::vector<Lane> lanes_;
+  std::vector<std::unique_ptr<StressLane>> lanes_;
   std::vector<CudaGraph> graphs_;
   std::size_t next_graph_ = 0;
   std::uint32_t next_step_ = 0;

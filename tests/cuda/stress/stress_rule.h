@@ -11,98 +11,9 @@
 
 #include <cstdint>
 
-#include "switchyard/layout.h"
-
-#include "core/host_device.h"
+#include "stress_shape.h"
 
 namespace switchyard::test {
-
-/// What dispatch receives.
-enum class StressForm : std::uint8_t {
-  kPlain,      ///< bf16 with arbitrary bits
-  kStored,     ///< e4m3 codes and f32 scales with arbitrary bits
-  kStoredFp4,  ///< e2m1 codes and e4m3 scales with arbitrary bits
-  kMade,       ///< bf16 whose e4m3 codes and scales are known
-};
-
-inline constexpr int kMaxStressRanks = 16;
-inline constexpr int kMaxStressTopk = 8;
-inline constexpr int kMadeBlock = 128;
-
-/// The same on every rank except for `rank`. The experts of rank r are r * num_local + e; num_local
-/// is a power of two.
-struct StressShape {
-  std::uint32_t seed = 1;
-  std::int32_t num_ranks = 1;
-  std::int32_t rank = 0;
-  std::int32_t num_local = 8;
-  std::int32_t num_topk = 8;
-  std::int32_t max_tokens = 128;
-  std::int32_t hidden = 1024;
-  StressForm form = StressForm::kStored;
-  Layout layout = Layout::kExpanded;
-  bool ids_are_64_bits = false;
-  bool outputs_f32 = false;
-
-  SWITCHYARD_HOST_DEVICE constexpr std::int32_t num_experts() const {
-    return num_ranks * num_local;
-  }
-  SWITCHYARD_HOST_DEVICE constexpr bool is_token_major() const {
-    return layout == Layout::kCompact || layout == Layout::kByRank;
-  }
-  /// Bytes of a token before dispatch; row_bytes() is the size of an arriving row.
-  SWITCHYARD_HOST_DEVICE constexpr std::int32_t token_bytes() const {
-    return form == StressForm::kStored      ? hidden
-           : form == StressForm::kStoredFp4 ? hidden / 2
-                                            : hidden * 2;
-  }
-  SWITCHYARD_HOST_DEVICE constexpr std::int32_t row_bytes() const {
-    return form == StressForm::kMade ? hidden : token_bytes();
-  }
-  SWITCHYARD_HOST_DEVICE constexpr std::int32_t num_scales() const {
-    if (form == StressForm::kPlain) return 0;
-    return form == StressForm::kStoredFp4 ? (hidden + 15) / 16
-                                          : (hidden + kMadeBlock - 1) / kMadeBlock;
-  }
-  SWITCHYARD_HOST_DEVICE constexpr std::int32_t scale_bytes() const {
-    return form == StressForm::kStoredFp4 ? 1 : 4;
-  }
-};
-
-/// Number of blocks of 32 tokens per source; rows are counted per block.
-SWITCHYARD_HOST_DEVICE constexpr int stress_chunks(const StressShape& s) {
-  return (s.max_tokens + 31) / 32;
-}
-
-SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_hash(std::uint32_t a, std::uint32_t b,
-                                                           std::uint32_t c) {
-  std::uint32_t h = a * 0x9E3779B1u + b;
-  h = (h ^ (h >> 15)) * 0x85EBCA77u + c;
-  h = (h ^ (h >> 13)) * 0xC2B2AE3Du;
-  return h ^ (h >> 16);
-}
-
-enum class StressSalt : std::uint32_t { kTokens = 1, kIds, kWords, kScales, kWeights, kResults };
-
-SWITCHYARD_HOST_DEVICE constexpr std::uint32_t step_key(const StressShape& s, std::uint32_t step,
-                                                        StressSalt salt) {
-  return stress_hash(s.seed, static_cast<std::uint32_t>(salt), step);
-}
-
-SWITCHYARD_HOST_DEVICE constexpr std::uint32_t token_name(int source, int token) {
-  return static_cast<std::uint32_t>(source) << 24 | static_cast<std::uint32_t>(token);
-}
-
-/// Returns the number of tokens of a rank. `slot` is the step, or its position in the graphs: the
-/// host must know this number.
-SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_tokens(const StressShape& s,
-                                                            std::uint32_t slot, int rank) {
-  const std::uint32_t h =
-      stress_hash(step_key(s, slot, StressSalt::kTokens), static_cast<std::uint32_t>(rank), 0);
-  if (h % 8 == 0) return 0;
-  if (h % 8 == 1) return s.max_tokens;
-  return static_cast<std::int32_t>((h >> 3) % (static_cast<std::uint32_t>(s.max_tokens) + 1));
-}
 
 /// Returns choice k of a token. In sixteen steps eight are uniform; the others favor low experts,
 /// omit choices, use one expert or one rank for all, no expert, or repeat experts within a token.
@@ -142,16 +53,6 @@ SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_id(const StressShape& s, st
   }
 }
 
-/// Returns choice k as token-major rows report it: kCompact knows local experts only.
-SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_row_id(const StressShape& s,
-                                                            std::uint32_t step, int source,
-                                                            int token, int k) {
-  const std::int32_t id = stress_id(s, step, source, token, k);
-  if (s.layout != Layout::kCompact) return id;
-  const std::int32_t local = id - s.rank * s.num_local;
-  return id >= 0 && local >= 0 && local < s.num_local ? local : -1;
-}
-
 /// Returns 1, 2, -1 or -2.
 SWITCHYARD_HOST_DEVICE constexpr float stress_weight(const StressShape& s, std::uint32_t step,
                                                      int source, int token, int k) {
@@ -159,6 +60,51 @@ SWITCHYARD_HOST_DEVICE constexpr float stress_weight(const StressShape& s, std::
                                       token_name(source, token), static_cast<std::uint32_t>(k));
   const float size = (h & 1) != 0 ? 2.0f : 1.0f;
   return (h & 2) != 0 ? -size : size;
+}
+
+/// Whose ids count in a step: those of an earlier one where the step dispatches again. `slot` says
+/// how many tokens ranks have.
+struct StressRouting {
+  std::uint32_t step = 0;
+  std::uint32_t slot = 0;
+};
+
+/// Returns choice k of a token, or -1 if its expert drops it: an expert accepts the `capacity`
+/// choices of the largest weights, of equal ones the first.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_kept_id(const StressShape& s,
+                                                             const StressRouting& routing,
+                                                             int source, int token, int k) {
+  const std::uint32_t step = routing.step;
+  const std::int32_t id = stress_id(s, step, source, token, k);
+  if (s.capacity == 0 || id < 0) return id;
+  const float weight = stress_weight(s, step, source, token, k);
+  std::int32_t num_ahead = 0;
+  bool is_before = true;
+  for (int rank = 0; rank < s.num_ranks; ++rank) {
+    const auto num_tokens = static_cast<int>(stress_tokens(s, routing.slot, rank));
+    for (int t = 0; t < num_tokens; ++t) {
+      for (int other = 0; other < s.num_topk; ++other) {
+        if (rank == source && t == token && other == k) {
+          is_before = false;
+          continue;
+        }
+        if (stress_id(s, step, rank, t, other) != id) continue;
+        const float theirs = stress_weight(s, step, rank, t, other);
+        if (theirs > weight || (theirs == weight && is_before)) ++num_ahead;
+      }
+    }
+  }
+  return num_ahead < s.capacity ? id : -1;
+}
+
+/// Returns choice k as token-major rows report it: kCompact knows local experts only.
+SWITCHYARD_HOST_DEVICE constexpr std::int32_t stress_row_id(const StressShape& s,
+                                                            const StressRouting& routing,
+                                                            int source, int token, int k) {
+  const std::int32_t id = stress_kept_id(s, routing, source, token, k);
+  if (s.layout != Layout::kCompact) return id;
+  const std::int32_t local = id - s.rank * s.num_local;
+  return id >= 0 && local >= 0 && local < s.num_local ? local : -1;
 }
 
 /// Returns one of the two words that the wire reserves, or `other` in one case of four.
@@ -239,6 +185,23 @@ SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_scale(const StressShape& s
     return unit % 4 == 0 ? 0xFFu : h & 0xFFu;
   }
   return h % 4 == 0 ? reserved_or(h >> 2, h) : h;
+}
+
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_payload(const StressShape& s,
+                                                              std::uint32_t step, int source,
+                                                              int token, std::uint32_t w) {
+  const std::uint32_t h =
+      stress_hash(step_key(s, step, StressSalt::kPayload), token_name(source, token), w);
+  return h % 4 == 0 ? reserved_or(h >> 2, h) : h;
+}
+
+/// Returns the bits of the weight that the rank of choice k returns.
+SWITCHYARD_HOST_DEVICE constexpr std::uint32_t stress_returned(const StressShape& s,
+                                                               std::uint32_t step, int source,
+                                                               int token, int k) {
+  const std::uint32_t h = stress_hash(step_key(s, step, StressSalt::kReturned),
+                                      token_name(source, token), static_cast<std::uint32_t>(k));
+  return 0x3F800000u | (h & 0x7FFFFFu);  // from 1 to 2
 }
 
 /// Returns element h of the result of choice k or, in token-major layouts, of the row at rank k.

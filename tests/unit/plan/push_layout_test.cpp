@@ -37,7 +37,7 @@ Parts parts_of(const PushLayout& layout) {
     for (int source = 0; source < shape.num_ranks; ++source) {
       const std::size_t at = layout.announcement(call, source);
       parts.emplace_back(
-          at, at + (1 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes);
+          at, at + (2 + static_cast<std::size_t>(shape.max_local_experts)) * kRecordBytes);
       for (std::int64_t n = 0; n < shape.max_tokens; ++n) {
         const std::size_t row = layout.row(call, source, n);
         for (int chunk = 0; chunk < layout.num_chunks; ++chunk) {
