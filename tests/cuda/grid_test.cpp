@@ -86,14 +86,32 @@ TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
   for (const GridCase& c : cases()) {
     SCOPED_TRACE(c.text());
     const cuda::DispatchGrid both = dispatch_grid(c, kSends, kReceives);
-    ASSERT_GE(std::min({both.num_notify_ctas, both.num_senders, both.num_receivers}), 1);
-    ASSERT_LE(room(both, both.num_notify_ctas + both.num_senders + both.num_receivers), c.max_ctas);
     const cuda::DispatchGrid sends = dispatch_grid(c, kSends, false);
-    ASSERT_GE(std::min(sends.num_notify_ctas, sends.num_senders), 1);
-    ASSERT_LE(room(sends, sends.num_notify_ctas + sends.num_senders), c.max_ctas);
     const cuda::DispatchGrid receives = dispatch_grid(c, false, kReceives);
+    for (const cuda::DispatchGrid& grid : {both, sends}) {
+      if (grid.shares_work) continue;
+      ASSERT_GE(std::min(grid.num_notify_ctas, grid.num_senders), 1);
+    }
+    ASSERT_GE(both.num_receivers, 1);
     ASSERT_GE(receives.num_receivers, 1);
-    ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
+    ASSERT_LE(room(both, both.num_ctas(kSends, kReceives)), c.max_ctas);
+    ASSERT_LE(room(sends, sends.num_ctas(kSends, false)), c.max_ctas);
+    ASSERT_LE(room(receives, receives.num_ctas(false, kReceives)), c.max_ctas);
+  }
+}
+
+// Few CTAs with much to send share the work; alike with and without the receive part.
+TEST(GridTest, FewCtasShareTheWork) {
+  const auto grid = [](int ctas, int tokens, bool receives) {
+    return dispatch_grid({ctas, 4, tokens, 7168, false, 4096, 0}, kSends, receives);
+  };
+  for (const bool receives : {true, false}) {
+    EXPECT_TRUE(grid(16, 128, receives).shares_work);
+    EXPECT_TRUE(grid(48, 4096, receives).shares_work);
+    EXPECT_EQ(grid(48, 4096, receives).num_ctas(kSends, receives), 48);
+    EXPECT_EQ(grid(48, 4096, receives).shares, 1);
+    EXPECT_FALSE(grid(48, 1, receives).shares_work);
+    EXPECT_FALSE(grid(264, 4096, receives).shares_work);
   }
 }
 

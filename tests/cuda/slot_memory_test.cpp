@@ -90,6 +90,7 @@ void add_state(Parts& parts, const std::string& name, const cuda::CallState& sta
   const auto ranks = static_cast<std::size_t>(kRanks);
   const auto tokens = static_cast<std::size_t>(kTokens);
   parts.add(name + "counter", state.counter, 2);
+  parts.add(name + "taken", state.taken, 4);
   parts.add(name + "num_partials", state.num_partials, tokens);
   parts.add(name + "columns", state.columns, tokens * topk);
   parts.add(name + "partial_weights", state.partial_weights, tokens * topk);

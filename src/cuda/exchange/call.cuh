@@ -53,10 +53,22 @@ __device__ __forceinline__ void add_share(std::uint64_t* counter, unsigned num_c
   atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(share));
 }
 
-/// Ends a dispatch, which has not been combined yet.
-__device__ __forceinline__ void advance_call(const CallState& state) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) state.counter[1] = 0;
+/// Ends dispatch `call`, which has not been combined yet; of the next one nothing has been taken.
+__device__ __forceinline__ void advance_call(const CallState& state, std::uint64_t call) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    state.counter[1] = 0;
+    for (int i = 0; i < 2; ++i) state.taken[(~call & 1) * 2 + i] = 0;
+  }
   add_share(state.counter, gridDim.x);
+}
+
+/// What CTAs that share all work take from one another.
+enum class Work : int { kNotify, kSend };
+
+__device__ __forceinline__ int take_work(const CallState& state, std::uint64_t call, Work what,
+                                         int count) {
+  std::uint32_t* taken = state.taken + (call & 1) * 2 + static_cast<int>(what);
+  return static_cast<int>(atomicAdd(taken, static_cast<std::uint32_t>(count)));
 }
 
 /// Waits for the preceding kernel in the stream. Arguments are fetched from memory line by line

@@ -4,7 +4,8 @@
 // index: notify CTAs come first, then senders, then receivers. The hardware starts CTAs in order
 // and only receivers wait, so all rows of a rank are on their way before any of its CTAs waits for
 // a peer. Hence a grid that runs in waves, or beside a kernel that takes most of the GPU, cannot
-// deadlock.
+// deadlock. Nor can one whose CTAs share all work: none of them receives before everything has been
+// taken to be sent, by CTAs that do not wait.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +18,24 @@
 
 namespace switchyard::cuda {
 
+/// The next notify task of this CTA, whose last one was `task`; for all threads.
+__device__ __forceinline__ int next_task(const DispatchArgs& a, std::uint64_t call, int task) {
+  if (!a.grid.shares_work) return task + a.grid.num_notify_ctas;
+  __shared__ int next;
+  __syncthreads();
+  if (threadIdx.x == 0) next = take_work(a.state, call, Work::kNotify, 1);
+  __syncthreads();
+  return next;
+}
+
 /// What a notify CTA does: all announcements come first, then routes. `prefetched`: by
 /// begin_kernel.
 __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t prefetched,
                                        CallOfCta& call, int notify_cta, std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;
+  const int num_tasks = num_ranks * (1 + a.grid.num_runs);
 #pragma unroll 1
-  for (int task = notify_cta; task < num_ranks * (1 + a.grid.num_runs);
-       task += a.grid.num_notify_ctas) {
+  for (int task = notify_cta; task < num_tasks; task = next_task(a, call.number, task)) {
     const int part = a.grid.by_ranks.quotient(task);
     const int turned = task - part * num_ranks + a.rank;
     const int to = turned < num_ranks ? turned : turned - num_ranks;
@@ -43,25 +54,36 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta call;
   const std::uint32_t prefetched = begin_kernel(a);
-  const int num_notify_ctas = sends ? a.grid.num_notify_ctas : 0;
-  const int num_sending = sends ? num_notify_ctas + a.grid.num_senders : 0;
+  const bool shares = a.grid.shares_work;
+  const int num_notify_ctas = sends && !shares ? a.grid.num_notify_ctas : 0;
+  const int num_sending = sends && !shares ? num_notify_ctas + a.grid.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
-  if (cta >= num_sending) {
+  int first_task = cta;
+  if (shares) {
+    call.request(a, prefetched);
+    __syncthreads();
+    if (sends) first_task = next_task(a, call.number, 0);
+  }
+  if (sends && (shares || cta < num_notify_ctas)) {
+    notify(a, prefetched, call, first_task, memory);
+  }
+  if (sends && (shares || (cta >= num_notify_ctas && cta < num_sending))) {
+    auto& shared = *reinterpret_cast<SenderShared*>(memory);
+    const SendWalk walk(a, call.number, cta - num_notify_ctas);
+    prefetch_item(a, walk.item);
+    call.request(a, prefetched);
+    send_rows<Form>(a, call, walk, shared);
+  }
+  if (shares) __syncthreads();
+  if (receives && cta >= num_sending) {
     call.request(a, prefetched);
     auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
     receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
                                reinterpret_cast<std::int32_t*>(&shared + 1));
-  } else if (cta >= num_notify_ctas) {
-    auto& shared = *reinterpret_cast<SenderShared*>(memory);
-    prefetch_item(a, cta - num_notify_ctas);
-    call.request(a, prefetched);
-    send_rows<Form>(a, call, cta - num_notify_ctas, shared);
-  } else {
-    notify(a, prefetched, call, cta, memory);
   }
   if (!receives) return;
   __syncthreads();
-  advance_call(a.state);
+  advance_call(a.state, call.number);
 }
 
 template <class Form>
@@ -71,8 +93,7 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const std::size_t shared =
       std::max({sizeof(SenderShared), notify_shared_bytes(args),
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
-  const int ctas = (sends(phases) ? args.grid.num_notify_ctas + args.grid.num_senders : 0) +
-                   (receives(phases) ? args.grid.num_receivers : 0);
+  const int ctas = args.grid.num_ctas(sends(phases), receives(phases));
   if (phases == Phases::kNone) allow_shared_memory(dispatch_kernel<Form>, shared, "dispatch");
   launch_kernel(dispatch_kernel<Form>,
                 {std::max(1, ctas), args.grid.num_warps * kLanes, shared, programmatic, stream},

@@ -29,16 +29,47 @@ struct SendItem {
   }
 };
 
-/// Prefetches a warp's first elements into L1 before anything waits for them.
-__device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int sender) {
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+/// Prefetches the elements of an item into L1.
+__device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int index) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const SendItem item(a, warp * a.grid.num_senders + sender);
+  const SendItem item(a, index);
   const int element = item.chunk * kChunkElements + lane * kVecElements;
   if (item.token >= a.tokens.count || element >= a.layout.shape.hidden) return;
   const std::byte* row = a.tokens.data + item.token * a.tokens.stride;
   prefetch_l1(row + element * wire_bits(a.tokens.dtype) / 8);
 }
+
+/// The items of a warp: every so many, or, where CTAs share all work, some at a time of what is
+/// left.
+struct SendWalk {
+  static constexpr int kAtOnce = 4;
+  int item;
+  int end;  ///< of those that were taken
+
+  __device__ __forceinline__ SendWalk(const DispatchArgs& a, std::uint64_t call, int sender) {
+    if (a.grid.shares_work) {
+      take(a, call);
+    } else {
+      item = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
+      end = 0;
+    }
+  }
+  __device__ __forceinline__ void advance(const DispatchArgs& a, std::uint64_t call) {
+    if (!a.grid.shares_work) {
+      item += a.grid.num_warps * a.grid.num_senders;
+    } else if (++item == end) {
+      take(a, call);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void take(const DispatchArgs& a, std::uint64_t call) {
+    int first = 0;
+    if (threadIdx.x % kLanes == 0) first = take_work(a.state, call, Work::kSend, kAtOnce);
+    item = __shfl_sync(kAllLanes, first, 0);
+    end = item + kAtOnce;
+  }
+};
 
 /// A lane's 16 elements in wire form.
 template <int kWords>
@@ -115,18 +146,18 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
 }
 
 /// Sends the rows of all tokens, together with the other senders. The first chunk is made before
-/// the barrier after which the call number is known.
+/// the barrier after which the call number is known, unless it had to be known for the walk.
 template <class Form>
 __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& current,
-                                          int sender, SenderShared& shared) {
+                                          SendWalk walk, SenderShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_items = a.tokens.count * a.layout.num_chunks * a.grid.shares;
   std::uint8_t* scales = shared.scales[warp];
   bool is_first = true;
 #pragma unroll 1
-  for (int i = warp * a.grid.num_senders + sender; i < num_items || is_first;
-       i += a.grid.num_warps * a.grid.num_senders) {
+  while (walk.item < num_items || is_first) {
+    const int i = walk.item;
     const SendItem item(a, i);
     std::uint32_t words[Form::kWords];
     GivenId id;
@@ -137,6 +168,8 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
     if (is_first) __syncthreads();
     is_first = false;
     if (i >= num_items || current.has_failed != 0) return;
+    walk.advance(a, current.number);
+    if (a.grid.shares_work) prefetch_item(a, walk.item);
     send_chunk<Form>(a, current.number, item, lane, id.value(a.tokens.ids), words, scales);
   }
 }

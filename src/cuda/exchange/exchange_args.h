@@ -38,6 +38,9 @@ struct CallState {
   /// [2] The number of the next call, times kCallUnit, and what CTAs that have ended have added;
   /// then the same of the combines since the last dispatch.
   std::uint64_t* counter = nullptr;
+  /// [2, 2] By parity of the call: how many notify tasks and how many send items were taken, where
+  /// CTAs share all work.
+  std::uint32_t* taken = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.
   std::int32_t* num_partials = nullptr;   ///< [T]
@@ -122,8 +125,11 @@ struct ScalePlacement {
   bool are_tiled = false;
 };
 
-/// Which CTAs do what: first notify CTAs, then senders, then receivers.
+/// Which CTAs do what: first notify CTAs, then senders, then receivers. Or, where CTAs are few
+/// beside the work, every CTA does all three: it takes what is left of the first, then of the
+/// second, then receives its share.
 struct DispatchGrid {
+  bool shares_work = false;
   std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
   std::int32_t num_notify_ctas = 1;
   std::int32_t num_runs = 1;  ///< of tokens; each has its routes published by a CTA per rank
@@ -138,6 +144,11 @@ struct DispatchGrid {
   FastDivisor by_shares;  ///< chunks of all tokens
   FastDivisor by_items;   ///< of a received row: its chunks, then what is kept of it
   FastDivisor by_slot;    ///< items of a row of every rank
+
+  int num_ctas(bool sends, bool receives) const {
+    if (shares_work) return num_receivers;
+    return (sends ? num_notify_ctas + num_senders : 0) + (receives ? num_receivers : 0);
+  }
 };
 
 struct DispatchArgs : ExchangeBase {

@@ -27,6 +27,11 @@ constexpr int kSparseCtas = 32;
 // but for no more than one small CTA per SM.
 constexpr int kGuessedPartOfMax = 16;
 
+// Few CTAs share all work if each of their warps has some chunks to send. Many divide it, so that
+// rows are received while others leave.
+constexpr int kMaxSharingCtas = 128;
+constexpr std::int64_t kMinChunksOfSharingWarp = 4;
+
 int clamp_int(std::int64_t value, int low, int high) {
   return static_cast<int>(std::clamp<std::int64_t>(value, low, std::max(low, high)));
 }
@@ -66,7 +71,10 @@ DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
   const std::int64_t num_chunks = std::int64_t{tokens} * chunks;
   // As many runs of tokens as there are notify CTAs for (each run needs one per rank), but runs
   // need not be shorter than kTokensOfRun.
-  const int max_notify_ctas = std::max(1, request.max_ctas / kNotifyCtasOfDispatch);
+  grid.shares_work = request.sends && request.max_ctas <= kMaxSharingCtas &&
+                     num_chunks >= kMinChunksOfSharingWarp * kExchangeWarps * request.max_ctas;
+  const int max_notify_ctas =
+      grid.shares_work ? request.max_ctas : std::max(1, request.max_ctas / kNotifyCtasOfDispatch);
   const int runs = clamp_int(cdiv(tokens, kTokensOfRun), 1, max_notify_ctas / ranks - 1);
   grid.tokens_per_run = cdiv(tokens, runs);
   grid.num_runs = cdiv(tokens, grid.tokens_per_run);
@@ -86,6 +94,12 @@ DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
   const int left =
       request.sends ? in_large * max_ctas_left - grid.num_senders : in_large * request.max_ctas;
   grid.num_receivers = min_ctas(num_items, grid.num_warps, left);
+  if (grid.shares_work) {
+    grid.num_warps = kExchangeWarps;
+    grid.num_notify_ctas = 0;
+    grid.num_senders = 0;
+    grid.num_receivers = request.max_ctas;
+  }
   // Warps that would have nothing to do take a share of the destinations.
   const std::int64_t warps = std::int64_t{grid.num_senders} * grid.num_warps;
   grid.shares = clamp_int(warps / num_chunks, 1, std::min(kMaxShares, ranks));

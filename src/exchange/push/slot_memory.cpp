@@ -21,6 +21,7 @@ cuda::CallState lay_out_state(Carver& parts, std::size_t ranks, std::size_t toke
                               std::size_t topk) {
   cuda::CallState state;
   carve(parts, state.counter, 2);
+  carve(parts, state.taken, 4);
   carve(parts, state.num_partials, tokens);
   carve(parts, state.columns, tokens * topk);
   carve(parts, state.partial_weights, tokens * topk);
