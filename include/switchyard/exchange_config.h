@@ -28,8 +28,8 @@ struct ExchangeConfig {
   std::int64_t hidden = 0;               ///< H, at least 1; even for fp4
   std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, over all ranks
   Layout layout = Layout::kExpanded;
-  /// kAllGather: every rank holds a slice of every expert, as with tensor parallelism, or has
-  /// nothing to leave out: each returns a row for every token.
+  /// kAllGather: every rank holds a slice of every expert (tensor parallelism), so each returns a
+  /// row for every token.
   bool slices_experts = false;
   /// Format of rows on the wire; the sender quantizes them once. kNone sends bf16, f16 or f32, by
   /// its dtype.

@@ -97,9 +97,9 @@ struct DequantizeJob {
 };
 
 /// Asynchronous; at most four launches each. Errors: kSystem.
+void launch_quantize(const QuantizeJob& job, Stream stream);
 /// Writes one dynamic scale, that of the valid rows of all experts together, to scales.data.
 void launch_tensor_scale(const QuantizeJob& job, Stream stream);
-void launch_quantize(const QuantizeJob& job, Stream stream);
 void launch_dequantize(const DequantizeJob& job, Stream stream);
 
 }  // namespace switchyard::cuda

@@ -102,7 +102,7 @@ void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
   if (wire.scheme == config_.scheme) return;
   const ArrivedRowsShape shape{wire,          config_, max_buffer_rows_, num_local_experts(),
                                static_scale_, device()};
-  if (recipe_.layout == Layout::kByRank && shape.is_dynamic_tensor()) {
+  if (device().is_cuda() && recipe_.layout == Layout::kByRank && shape.is_dynamic_tensor()) {
     batch.rows_per_rank = allocate(DType::kI32, {group_.size()});
   }
   batch.quantizer =

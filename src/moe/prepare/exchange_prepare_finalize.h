@@ -78,7 +78,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
     Tensor topk_ids;        ///< of received rows
     Tensor aligned_counts;  ///< [L] i32
     Tensor end;             ///< [1] i32: the row behind the last expert's
-    Tensor rows_per_rank;   ///< [P] i32, by rank with a dynamic scale of a tensor
+    Tensor rows_per_rank;   ///< [P] i32, on GPUs by rank with a dynamic scale of a tensor
     Tensor reduced;         ///< [M, H], from [M, K, H]; on CPUs, from call to call
     Tensor sent_ids;        ///< [T, K] i64 of the last prepare; on CPUs, where none are handed out
     std::vector<std::int32_t> host_counts;  ///< [L] of the metadata, on GPUs
