@@ -62,12 +62,11 @@ void check_run_options(const RunOptions& options) {
   const PrepareKind kind = *prepare_kind_from_name(options.prepare);
   const QuantScheme scheme = *scheme_from_name(options.scheme);
   const Layout layout = recipe_of(kind).layout;
-  require(
-      options.reduce != "per_expert" || layout == Layout::kBatched || layout == Layout::kExpanded,
-      Errc::kInvalidArgument,
-      "run: --reduce per_expert is for low_latency, elastic_prefill and local; --prepare {} "
-      "sums per_rank",
-      options.prepare);
+  require(options.reduce != "per_expert" || is_expert_major(layout) || kind == PrepareKind::kLocal,
+          Errc::kInvalidArgument,
+          "run: --reduce per_expert is for low_latency, elastic_prefill and local; --prepare {} "
+          "sums per_rank",
+          options.prepare);
   require(options.alignment == 1 || kind == PrepareKind::kElasticPrefill, Errc::kInvalidArgument,
           "run: --alignment is {} with --prepare {}, must be elastic_prefill", options.alignment,
           options.prepare);

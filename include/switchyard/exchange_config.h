@@ -28,6 +28,9 @@ struct ExchangeConfig {
   std::int64_t hidden = 0;               ///< H, at least 1; even for fp4
   std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, over all ranks
   Layout layout = Layout::kExpanded;
+  /// kAllGather: every rank holds a slice of every expert (tensor parallelism), so each returns a
+  /// row for every token.
+  bool slices_experts = false;
   /// Format of rows on the wire; the sender quantizes them once. kNone sends bf16, f16 or f32, by
   /// its dtype.
   QuantScheme scheme = schemes::kNone;
@@ -61,7 +64,7 @@ struct ExchangeMemory {
   /// where T is the declared maximum, n = max(2, max_in_flight + 1), and 4 T K applies only when
   /// weights travel. row is a token's elements, scales and payloads, each rounded up to 4 bytes and
   /// their sum to 16; back is the same for a returned row. columns is K, or min(P, K) for per_rank
-  /// (P without routing).
+  /// (P without routing, and with slices_experts).
   std::size_t window_bytes = 0;
   /// max_in_flight * (N * (elements + payloads + routing) + scales), in bytes, where N is the
   /// maximum number of rows that can arrive and scales are stored as scale_layout says. routing is

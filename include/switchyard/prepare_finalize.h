@@ -42,7 +42,7 @@ enum class PrepareKind : std::uint8_t {
   kAllGather,         ///< every token everywhere, reduce-scatter (MoEPrepareAndFinalizeNaiveDPEP)
   kAllToAll,          ///< compact, [P x Tmax] rows; FlashInfer's two-sided all-to-all
   kAllToAllOneSided,  ///< [P, Tmax] rows; FlashInfer's one-sided all-to-all
-  kLocal,             ///< no exchange; this rank holds every expert (...NoDPEP)
+  kLocal,             ///< no exchange: [T, H] in token order (...NoDPEP)
 };
 
 /// "low_latency", "elastic_decode", "elastic_prefill", "all_gather", "all_to_all",
@@ -68,9 +68,9 @@ struct ExpertTokensMetadata {
 /// the same micro-batch has returned. On GPUs it is filled when the stream gets there, and tensors
 /// have the largest shape of the call.
 struct Prepared {
-  /// Activations and scales. kLowLatency, kElasticPrefill and kLocal: where each expert's rows lie.
-  /// The token-major classes: first_row is absent, num_rows counts the tokens that want each local
-  /// expert.
+  /// Activations and scales. kLowLatency and kElasticPrefill: where each expert's rows lie. The
+  /// token-major classes: first_row is absent, num_rows counts the tokens that want each local
+  /// expert. kLocal: row t is token t.
   ExpertRows experts;
   TensorView total_rows;  ///< [1] i32: valid rows
   /// kLowLatency: real counts; kElasticPrefill: counts rounded up to the alignment.
@@ -125,7 +125,7 @@ struct FinalizeArguments {
   /// Prepared::topk_weights, or where these are absent [T, K]; unchanged until received. They count
   /// instead of the weights of prepare; not after apply_router_weight_on_input, which makes all 1.
   /// Where combine applies those that came with the rows (delegate in kElasticPrefill and with
-  /// kPerRank in kLowLatency and kLocal), others are kNotSupported.
+  /// kPerRank in kLowLatency), others are kNotSupported.
   TensorView topk_weights{};
   TensorView topk_ids{};  ///< i32 or i64, likewise; must be those of prepare, which CPUs check
 };
@@ -243,16 +243,24 @@ struct PrepareFinalizeConfig {
   /// nvfp4 (a1_gscale). The same on every rank.
   std::optional<float> static_scale{};
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of what experts get
-  std::optional<Reduce> reduce{};  ///< absent: per_expert for kLowLatency and kLocal, else per_rank
+  /// Absent: per_expert for kLowLatency and kLocal, else per_rank. With kLocal both are one.
+  std::optional<Reduce> reduce{};
   QuantScheme combine_scheme = schemes::kNone;  ///< of rows on the way back
   std::int64_t expert_alignment = 1;            ///< kElasticPrefill
   /// Handles that may be open at once; 0: as many as the mirrored class has, two in kLowLatency and
   /// the elastic classes, else one.
   std::int32_t num_micro_batches = 0;
   /// [E] physical id of each expert id, for placements other than linear; negative ids stay. Empty:
-  /// ids are physical. With kLocal it may name more experts than this rank holds: -1 for those of
-  /// other ranks, whose choices count as none.
+  /// ids are physical.
   std::vector<std::int32_t> global_to_physical{};
+  /// kAllGather: every rank of the group holds a slice of each of the E experts (tensor parallelism
+  /// inside the MoE layer). Each computes all tokens, and finalize adds the ranks' results in rank
+  /// order.
+  bool slices_experts = false;
+  /// kLocal: the experts lie over ep_size ranks, and this one holds those of ep_rank; expert_map
+  /// has -1 for the others, and finalize sums none of theirs.
+  std::int32_t ep_size = 1;
+  std::int32_t ep_rank = 0;
   /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant
   /// needs where rows travel quantized. The same on every rank.
   bool defers_input_quant = false;
@@ -261,9 +269,7 @@ struct PrepareFinalizeConfig {
 /// Collective, except for kLocal, which ignores the group.
 ///
 /// Errors: kInvalidArgument, kNotSupported, kOutOfMemory. On GPUs also those of Exchange, and
-/// kNotSupported for a dynamic scale of a whole tensor where received rows have gaps (kLowLatency,
-/// kAllToAllOneSided, kElasticPrefill with an alignment above 1: give static_scale) and for f16 or
-/// f32 rows on the wire of a simulated scheme.
+/// kNotSupported for f16 or f32 rows on the wire of a simulated scheme.
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_prepare_finalize(
     PrepareKind kind, const Group& group, const PrepareFinalizeConfig& config,
     const ExchangeOptions& options = {});

@@ -52,13 +52,16 @@ struct PrepareFinalizeChoice {
 ///
 /// kLocal without all-to-all kernels and with a single data-parallel rank. If tensor-parallel ranks
 /// then hold whole experts (ep_size above 1), kLocal serves this rank's experts only: topk_ids are
-/// global as everywhere, choices of other ranks' experts count as none, and the caller sums the
+/// global as everywhere, expert_map has -1 for other ranks' experts, and the caller sums the
 /// outputs of the ranks.
 ///
+/// kAllGather with slices_experts for data parallelism without expert parallelism: it adds up the
+/// data-parallel ranks, and the caller sums over the tensor-parallel ranks inside each of them.
+///
 /// Errors: kInvalidArgument (nvfp4 without a1_gscale, scales that are not f32, a table that does
-/// not have one entry per expert, a1_gscale where only a1_scale counts); kNotSupported (data
-/// parallelism without expert parallelism, static scales that differ between rows or experts, an
-/// mx_alignment that H is not a multiple of).
+/// not have one entry per expert, a1_gscale where only a1_scale counts); kNotSupported (prefill
+/// context or sequence parallelism without expert parallelism, static scales that differ between
+/// rows or experts, an mx_alignment that H is not a multiple of).
 /// Mirrors vLLM's maybe_make_prepare_finalize.
 SWITCHYARD_API PrepareFinalizeChoice choose_prepare_finalize(
     const MoEConfig& moe, const QuantConfig& quant, const PrepareFinalizeOptions& options = {});
@@ -66,7 +69,9 @@ SWITCHYARD_API PrepareFinalizeChoice choose_prepare_finalize(
 /// Makes the object that choose_prepare_finalize selects. Collective, except for kLocal, which
 /// ignores the group.
 ///
-///   group  the ep_size ranks that hold the experts; this rank is ep_rank
+///   group  the ep_size ranks that hold the experts; this rank is ep_rank. With slices_experts the
+///          dp_size ranks of one data-parallel group; this rank is dp_rank: where there is tensor
+///          parallelism inside, Group::split(tensor-parallel rank, dp_rank) of all ranks
 ///
 /// Errors: kInvalidArgument and kNotSupported when choose_prepare_finalize refuses the
 /// configuration; kInvalidArgument for a group of another size or rank; kOutOfMemory.
@@ -81,9 +86,11 @@ struct FlashInferFlags {
   bool enable_alltoallv = false;  ///< with nvfp4: kAllToAll; otherwise kAllGather
 };
 
-/// Chooses by the flags; the backend of `moe` is ignored.
+/// Chooses by the flags; the backend of `moe` is ignored. With use_dp and without expert
+/// parallelism, kAllGather with slices_experts.
 /// Errors: kInvalidArgument when use_nvfp4 and `quant` disagree or a scale is missing;
-/// kNotSupported for static scales that differ between rows or experts.
+/// kNotSupported for static scales that differ between rows or experts, and for enable_alltoallv
+/// without expert parallelism.
 SWITCHYARD_API PrepareFinalizeChoice choose_flashinfer_prepare_finalize(
     const FlashInferFlags& flags, const MoEConfig& moe, const QuantConfig& quant,
     const PrepareFinalizeOptions& options = {});

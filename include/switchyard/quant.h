@@ -148,7 +148,14 @@ SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, con
 /// The inverse: y = element * scale in f32, rounded once to the dtype of `y` (bf16, f16 or f32).
 /// For nvfp4 the scale is the block's scale times the IEEE reciprocal of tensor_scale.
 ///
-///   tensor_scale  f32 [1]: the scale that nvfp4 was quantized with; ignored by other schemes
+/// q and y are [N, H] with scales as quantize writes them, or a batch [L, C, H], contiguous, all of
+/// whose rows are taken, valid or not.
+///
+///   scales        of a batch: [L, C, S] in any layout of scale_layout.h, tiles included; one scale
+///                 a tensor: [L, 1, 1], or [1] for all
+///   tensor_scale  f32 [1], of a batch also [L]: the scale that nvfp4 was quantized with; ignored
+///   by
+///                 other schemes
 ///
 /// Errors: those of quantize.
 SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows by expert with a count of each, and the gated activation between two GEMMs, byte for byte:
-// every scheme, input dtype and scale layout, counts from none to all, rows beyond a count
-// poisoned.
+// Rows by expert with a count of each, quantized and back, and the gated activation between two
+// GEMMs, byte for byte: every scheme, input dtype and scale layout, counts from none to all, rows
+// beyond a count poisoned.
 
 #include <algorithm>
 #include <array>
@@ -103,6 +103,7 @@ class BatchedRun {
     make_input();
     q_ = Tensor(stored_dtype(test.scheme, test.dtype), shape(test.hidden));
     std::memset(q_.data(), 0x5A, q_.view().num_bytes());
+    if (!test.is_activated()) y_ = Tensor(test.dtype, shape(test.hidden));
     if (!test.has_scales()) return;
     const DType dtype = scale_dtype(test.scheme);
     scales_ = test.has_counts() ? make_batched_scales(dtype, test.layout, test.num_experts,
@@ -121,6 +122,9 @@ class BatchedRun {
     const TensorView scales = arena.out(scales_.view);
     if (!test_.is_activated()) {
       quantize_batched(x, num_rows, test_.scheme, q, scales, arena.stream(), arena.in(given));
+      const bool is_nvfp4 = test_.scheme.needs_tensor_scale();
+      dequantize(q, scales, test_.scheme, arena.out(y_), arena.stream(),
+                 is_nvfp4 ? arena.in(given) : TensorView{});
     } else if (test_.has_counts()) {
       silu_mul_quantize_batched(x, num_rows, test_.scheme, q, scales, arena.stream(), rule,
                                 arena.in(given));
@@ -146,6 +150,7 @@ class BatchedRun {
       const auto first = static_cast<std::size_t>(e * test_.capacity) * row_bytes;
       std::copy(codes.begin(), codes.end(), want_q.begin() + static_cast<std::ptrdiff_t>(first));
       if (test_.has_scales()) place_scales(e, rows, want_scales);
+      if (!test_.is_activated()) check_dequantized(e, rows);
     }
     expect_same_bytes("elements", {q_.as<std::byte>(), q_.view().num_bytes()}, want_q, 1,
                       std::max<std::size_t>(1, row_bytes));
@@ -155,6 +160,16 @@ class BatchedRun {
   }
 
  private:
+  // The first rows of an expert; the others have no scales.
+  void check_dequantized(std::int64_t expert, const QuantizedRows& rows) const {
+    const Bytes want =
+        encode(test_.dtype, rounded(test_.dtype, reference::dequantize(test_.scheme, rows)));
+    const std::int64_t row_bytes = test_.hidden * bits_of(test_.dtype) / 8;
+    expect_same_bytes("dequantized elements",
+                      {y_.as<std::byte>() + expert * test_.capacity * row_bytes, want.size()}, want,
+                      1, static_cast<std::size_t>(std::max<std::int64_t>(1, row_bytes)));
+  }
+
   std::vector<std::int64_t> shape(std::int64_t columns) const {
     if (!test_.has_counts()) return {test_.capacity, columns};
     return {test_.num_experts, test_.capacity, columns};
@@ -236,6 +251,7 @@ class BatchedRun {
   Tensor x_;
   Table<float> values_;
   Tensor q_;
+  Tensor y_;  ///< from q_
   OwnedScales scales_;
 };
 

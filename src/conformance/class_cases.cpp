@@ -224,6 +224,28 @@ void add_options(PrepareKind kind, std::vector<LayerCase>& tests) {
       aligned.scale_layout = ScaleLayout::kColumnMajorAligned;
       tests.push_back(aligned);
     }
+    if (kind != PrepareKind::kElasticPrefill) continue;
+    LayerCase gaps = option_case("gaps", kind, schemes::kInt8Tensor);
+    gaps.alignment = alignment;
+    tests.push_back(gaps);
+  }
+}
+
+// More and fewer ranks than choices, with slices of uneven size.
+void add_slices(PrepareKind kind, std::vector<LayerCase>& tests) {
+  if (kind != PrepareKind::kAllGather) return;
+  for (const int num_ranks : {1, 2, 3, 5}) {
+    for (const QuantScheme& scheme :
+         {schemes::kNone, schemes::kFp8Block, schemes::kFp8Tensor, schemes::kNvfp4}) {
+      LayerCase test = option_case("slices", kind, scheme);
+      test.num_ranks = num_ranks;
+      test.slices_experts = true;
+      test.renames = num_ranks == 2;
+      test.limits_calls = num_ranks == 3;
+      if (num_ranks == 5) test.intermediate = 7;
+      test.shared = num_ranks == 2 ? SharedKind::kGated : SharedKind::kNone;
+      tests.push_back(test);
+    }
   }
 }
 
@@ -233,6 +255,7 @@ void add_option_cases(Cases& cases) {
     std::vector<LayerCase> tests;
     add_wires(kind, tests);
     add_options(kind, tests);
+    add_slices(kind, tests);
     for (const LayerCase& test : tests) {
       ++number;
       add(cases, {"cpu", "local"}, test, number);

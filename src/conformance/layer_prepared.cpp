@@ -24,14 +24,15 @@ struct Choices {
 };
 
 bool is_grouped(PrepareKind kind) {
-  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
-         kind == PrepareKind::kLocal;
+  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill;
 }
 
 // Rows of a token, `size` for each rank.
 RankMajor tokens_of(PrepareKind kind, const Batch& batch, int rank, std::int64_t size) {
   if (kind == PrepareKind::kAllToAllOneSided) return reference::dispatch_by_rank(batch, rank, size);
-  if (kind == PrepareKind::kAllGather) return reference::dispatch_all_gather(batch, rank);
+  if (kind == PrepareKind::kAllGather || kind == PrepareKind::kLocal) {
+    return reference::dispatch_all_gather(batch, rank);
+  }
   RankMajor placed = reference::dispatch_compact(batch, rank);
   const std::int64_t num_topk = batch.ranks.front().topk_ids.cols;
   placed.num_rows = batch.num_ranks() * size;
@@ -89,7 +90,9 @@ std::vector<T> values_of(const TensorView& view, const Arena& arena) {
 
 void LayerRun::check_prepared(const Prepared& got, const Arena& arena) const {
   const bool is_prefill = test_.kind == PrepareKind::kElasticPrefill;
-  std::vector<std::int64_t> counts = reference::dispatch_expanded(served_, rank_, 1).counts;
+  std::vector<std::int64_t> counts = test_.slices_experts
+                                         ? reference::dispatch_expanded(gathered(), 0, 1).counts
+                                         : reference::dispatch_expanded(served_, rank_, 1).counts;
   const auto expect_counts = [&](const char* what, const TensorView& view) {
     expect(std::ranges::equal(values_of<std::int32_t>(view, arena), counts), "{} differ", what);
   };

@@ -146,12 +146,17 @@ LayerRun::Setup LayerRun::set_up() const {
   config.scale_layout = test_.scale_layout;
   config.reduce = test_.reduce;
   config.num_micro_batches = test_.num_micro_batches;
-  const std::int64_t first = reference::first_expert(config.num_experts, num_ranks_, rank_);
-  const std::int64_t num = reference::num_local_experts(config.num_experts, num_ranks_, rank_);
+  config.slices_experts = test_.slices_experts;
+  const bool is_sliced = test_.slices_experts;
+  const int holders = is_sliced ? 1 : num_ranks_;
+  const int holder = is_sliced ? 0 : rank_;
+  const std::int64_t first = reference::first_expert(config.num_experts, holders, holder);
+  const std::int64_t num = reference::num_local_experts(config.num_experts, holders, holder);
   const std::int64_t hidden = test_.shape.hidden;
-  setup.gate = stacked(layer_.experts.gate, first, num, test_.intermediate);
-  setup.up = stacked(layer_.experts.up, first, num, test_.intermediate);
-  setup.down = stacked(layer_.experts.down, first, num, hidden);
+  const reference::MlpWeights experts = is_sliced ? slice_of_rank(rank_) : layer_.experts;
+  setup.gate = stacked(experts.gate, first, num, experts.intermediate);
+  setup.up = stacked(experts.up, first, num, experts.intermediate);
+  setup.down = stacked(experts.down, first, num, hidden);
   if (layer_.shared) {
     setup.shared_gate = stacked(layer_.shared->gate, 0, 1, kSharedIntermediate);
     setup.shared_up = stacked(layer_.shared->up, 0, 1, kSharedIntermediate);
@@ -251,96 +256,6 @@ std::int64_t LayerRun::max_tokens() const {
   std::int64_t most = 0;
   for (const reference::RankInput& input : batch_.ranks) most = std::max(most, input.num_tokens());
   return most;
-}
-
-// A dynamic scale of all rows is known only where they arrive.
-QuantScheme LayerRun::wire() const {
-  const QuantScheme wanted = test_.wire_scheme.value_or(test_.scheme);
-  const bool is_late = wanted.group == ScaleGroup::kTensor && !test_.has_static_scale;
-  const bool is_deferred = test_.defers && test_.scheme.is_quantized() && wanted.is_quantized();
-  return is_late || is_deferred ? schemes::kNone : wanted;
-}
-
-// Tokens as they arrive; those in the experts' own scheme are quantized only once.
-Table<float> LayerRun::arrived(const Table<float>& tokens) const {
-  const QuantScheme scheme = wire();
-  if (scheme == test_.scheme && scheme.is_quantized()) return tokens;
-  if (!scheme.is_quantized()) return rounded(scheme.dtype, tokens);
-  return rounded(DType::kBF16,
-                 reference::dequantize(scheme, reference::quantize(scheme, tokens, static_scale_)));
-}
-
-// Blocks and rows have scales of their own, so it does not matter where they are quantized; one
-// scale for the tensor is that of all rows that arrived.
-Table<float> LayerRun::read_by_experts(const Table<float>& rows,
-                                       const Table<float>& all_rows) const {
-  const QuantScheme& scheme = test_.scheme;
-  if (test_.defers || rows.rows == 0) return rows;
-  if (!scheme.is_quantized()) return rounded(scheme.dtype, rows);
-  std::optional<float> scale = static_scale_;
-  if (scheme.group == ScaleGroup::kTensor && !scale) {
-    scale = reference::quantize(scheme, all_rows).scales(0, 0);
-  }
-  const Table<float> read = reference::dequantize(scheme, reference::quantize(scheme, rows, scale));
-  return scheme.is_simulated() ? rounded(DType::kBF16, read) : read;
-}
-
-Table<float> LayerRun::exact() const {
-  Table<float> output = routed();
-  if (!layer_.shared) return output;
-  const Table<float> shared =
-      reference::shared_rows(layer_, batch_.ranks[static_cast<std::size_t>(rank_)].tokens);
-  for (std::size_t i = 0; i < output.data.size(); ++i) {
-    output.data[i] = reference::round_to(DType::kBF16, output.data[i] + shared.data[i]);
-  }
-  return output;
-}
-
-Table<float> LayerRun::routed() const {
-  const QuantScheme intermediate = test_.quantizes_activation ? test_.scheme : schemes::kNone;
-  std::vector<ExpertMajor> placed;
-  std::vector<Table<float>> rows;
-  Table<float> everything(0, test_.shape.hidden);
-  for (const reference::RankInput& input : served_.ranks) {
-    everything.rows += input.num_tokens();
-    everything.data.insert(everything.data.end(), input.tokens.data.begin(),
-                           input.tokens.data.end());
-  }
-  everything = arrived(everything);
-  for (int r = 0; r < num_ranks_; ++r) {
-    placed.push_back(reference::dispatch_expanded(served_, r, 1));
-    const ExpertMajor& last = placed.back();
-    const Table<float> own = arrived(reference::receive(served_, last.rows, last.num_rows));
-    rows.push_back(reference::apply_experts(
-        layer_.experts, reference::first_expert(served_.num_experts, num_ranks_, r), last,
-        read_by_experts(own, test_.kind == PrepareKind::kAllGather ? everything : own),
-        intermediate));
-  }
-  if (test_.reduce == Reduce::kPerExpert) {
-    return reference::combine_per_expert(served_, rank_, placed, rows, DType::kBF16);
-  }
-  std::vector<Table<float>> partials;
-  for (int r = 0; r < num_ranks_; ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    partials.push_back(reference::reduce_on_rank(served_, r, placed[i], rows[i], true));
-  }
-  const auto order = test_.kind == PrepareKind::kAllGather ? reference::PartialOrder::kRank
-                                                           : reference::PartialOrder::kHighestSlot;
-  return reference::sum_partials(served_, rank_, partials, {}, DType::kBF16, order);
-}
-
-Table<float> LayerRun::plain() const {
-  const Batch own{served_.num_experts, {served_.ranks[static_cast<std::size_t>(rank_)]}};
-  const std::array<ExpertMajor, 1> placed{reference::dispatch_expanded(own, 0, 1)};
-  const Table<float> tokens = arrived(own.ranks[0].tokens);
-  const Table<float> sent = read_by_experts(tokens, tokens);
-  Table<float> rows(placed[0].num_rows, sent.cols);
-  for (const reference::Position& p : placed[0].rows) {
-    std::ranges::copy(sent.row(p.token), rows.row(p.index).begin());
-  }
-  const std::array<Table<float>, 1> outputs{
-      reference::apply_experts(layer_.experts, 0, placed[0], rows, schemes::kNone)};
-  return reference::combine_per_expert(own, 0, placed, outputs, DType::kF32);
 }
 
 bool has_onednn() try {

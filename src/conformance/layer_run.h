@@ -41,6 +41,7 @@ struct LayerCase {
   bool defers = false;                       ///< rows are not quantized before the experts
   bool renames = false;                      ///< experts are at other places than their ids say
   bool limits_calls = false;                 ///< the call states its own max_tokens
+  bool slices_experts = false;               ///< every rank has a slice of every expert
   std::int64_t alignment = 1;                ///< of elastic_prefill
   std::string experts = "exact";
   float magnitude = 1.0f;  ///< of tokens; weights are N(0, 1) / 10
@@ -81,7 +82,10 @@ class LayerRun {
   };
   Setup set_up() const;
   SharedExpert shared_expert(const Setup& setup, const TensorView& row_gate, Device device) const;
-  reference::Table<float> routed() const;          ///< without the shared expert
+  reference::Table<float> routed() const;  ///< without the shared expert
+  reference::Table<float> routed_in_slices() const;
+  reference::Batch gathered() const;  ///< one rank with the tokens of all
+  reference::MlpWeights slice_of_rank(int rank) const;
   static constexpr std::int64_t kSpareTokens = 2;  ///< configured for more than come
 
   QuantScheme wire() const;

@@ -56,6 +56,7 @@ struct CudaModule {
   DeviceFacts (*describe_devices)(const std::string& wanted_heap) = nullptr;
   void (*quantize)(const cuda::QuantizeJob& job, Stream stream) = nullptr;
   void (*dequantize)(const cuda::DequantizeJob& job, Stream stream) = nullptr;
+  void (*tensor_scale)(const cuda::QuantizeJob& job, Stream stream) = nullptr;
 
   // Experts (cuda/experts/expert_kernels.h, cuda/experts/expert_blas.h).
   void (*exact_product)(const cuda::ExpertProduct&, Stream) = nullptr;

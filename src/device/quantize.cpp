@@ -43,6 +43,48 @@ cuda::QuantizeJob job_of(const BatchRows& rows, const QuantScheme& scheme, const
   return job;
 }
 
+cuda::DequantizeJob job_of(const TensorView& q, const QuantScheme& scheme, const TensorView& y,
+                           std::int64_t hidden, const TensorView& tensor_scale) {
+  cuda::DequantizeJob job;
+  job.scheme = scheme;
+  job.stored = q.dtype();
+  job.q = q.as<std::byte>();
+  job.q_row_bytes = static_cast<std::int64_t>(row_bytes(scheme, hidden, q.dtype()));
+  job.tensor_scale = tensor_scale.as<float>();
+  job.y = {y.data(), y.dtype(), 0, y.stride(y.num_dims() - 2)};
+  job.hidden = hidden;
+  return job;
+}
+
+// Whether a batch's rows, all with the same scale or with scales at the same distance, are those of
+// one matrix, for which the kernels are faster.
+bool is_flat(const BatchRows& rows, const TensorView& scales, const QuantScheme& scheme,
+             const TensorView& tensor_scale) {
+  if (scheme.needs_tensor_scale() && tensor_scale.num_elements() > 1) return false;
+  if (!stores_scales(scheme) || rows.num_experts <= 1) return true;
+  if (scheme.group == ScaleGroup::kTensor) return scales.num_elements() == 1;
+  return scales.num_dims() == 3 && scales.stride(0) == rows.capacity * scales.stride(1);
+}
+
+void dequantize_batched(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
+                        const TensorView& y, Stream stream, const TensorView& tensor_scale) {
+  const BatchRows rows = check_dequantize_batched(q, scales, scheme, y, tensor_scale);
+  cuda::DequantizeJob job = job_of(q, scheme, y, rows.hidden, tensor_scale);
+  const std::int64_t num_rows = rows.num_experts * rows.capacity;
+  const bool is_one_matrix = is_flat(rows, scales, scheme, tensor_scale);
+  if (stores_scales(scheme) && scales.num_elements() == 1) {
+    job.scales.data = scales.as<std::byte>();
+  } else if (stores_scales(scheme)) {
+    job.scales = memory_of(scales);
+  }
+  job.scale_block_rows = is_one_matrix ? 0 : rows.capacity;
+  job.tensor_scale_stride = tensor_scale.num_elements() > 1 ? 1 : 0;
+  job.ranges.num_experts = is_one_matrix ? 1 : rows.num_experts;
+  job.ranges.capacity = is_one_matrix ? num_rows : rows.capacity;
+  job.ranges.total_rows = num_rows;
+  cuda_module().dequantize(job, stream);
+}
+
 void activate_and_quantize(const char* name, const BatchRows& rows, const QuantScheme& scheme,
                            const TensorView& q, const TensorView& scales, Stream stream,
                            ActivationScale activation_scale, const TensorView& tensor_scale) {
@@ -79,18 +121,12 @@ void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme
   require_device("dequantize", stream.device(),
                  {{"q", q}, {"scales", scales}, {"y", y}, {"tensor_scale", tensor_scale}});
   if (stream.device().is_cpu()) return host::dequantize(q, scales, scheme, y, tensor_scale);
+  if (y.num_dims() == 3) return dequantize_batched(q, scales, scheme, y, stream, tensor_scale);
   const QuantRows rows = check_dequantize(q, scales, scheme, y, tensor_scale);
-  cuda::DequantizeJob job;
-  job.scheme = scheme;
-  job.stored = q.dtype();
-  job.q = q.as<std::byte>();
-  job.q_row_bytes = static_cast<std::int64_t>(row_bytes(scheme, rows.hidden, q.dtype()));
+  cuda::DequantizeJob job = job_of(q, scheme, y, rows.hidden, tensor_scale);
   job.scales = matrix_memory_of(scales, scheme);
-  job.tensor_scale = tensor_scale.as<float>();
-  job.y = {y.data(), y.dtype(), 0, y.stride(0)};
   job.ranges.capacity = rows.num_rows;
   job.ranges.total_rows = rows.num_rows;
-  job.hidden = rows.hidden;
   cuda_module().dequantize(job, stream);
 }
 

@@ -7,6 +7,17 @@
 #include "core/format.h"
 
 namespace switchyard {
+namespace {
+
+void require_one_owner(const ExchangeConfig& config, const char* name) {
+  require(
+      !config.slices_experts, Errc::kInvalidArgument,
+      "combine: {} is given, but experts are sliced and every rank serves every choice; leave it "
+      "out",
+      name);
+}
+
+}  // namespace
 
 void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                        const TensorView& topk_weights) {
@@ -36,6 +47,7 @@ void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_row
                        const TensorView& row_weights) {
   if (!row_weights.has_value()) return;
   const std::int64_t columns = is_expert_major(config.layout) ? 1 : config.num_topk;
+  require_one_owner(config, "row_weights");
   require(config.sends_weights && columns > 0, Errc::kInvalidArgument,
           "combine: row_weights is given, but weights do not travel; set sends_weights");
   require(row_weights.dtype() == DType::kF32 && row_weights.is_contiguous() &&
@@ -49,6 +61,7 @@ void check_row_weights(const ExchangeConfig& config, std::int64_t num_buffer_row
 void check_returned_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                             const TensorView& returned_weights) {
   if (!returned_weights.has_value()) return;
+  require_one_owner(config, "returned_weights");
   require(config.sends_weights && config.num_topk > 0, Errc::kInvalidArgument,
           "combine: returned_weights is given, but weights do not travel; set sends_weights");
   check_matrix(returned_weights,

@@ -60,6 +60,10 @@ void check_layout(const ExchangeConfig& config) {
           "exchange: reduce is per_expert for layout {}, which has one row a token; use per_rank, "
           "or layout batched or expanded",
           layout);
+  require(!config.slices_experts || config.layout == Layout::kAllGather, Errc::kInvalidArgument,
+          "exchange: slices_experts is set for layout {}, must be all_gather: ranks with slices of "
+          "every expert need every token",
+          layout);
 }
 
 void check_schemes(const ExchangeConfig& config) {
@@ -117,6 +121,7 @@ WindowShape window_shape(const ExchangeConfig& config, int num_ranks) {
   window.num_sets = std::max(2, config.max_in_flight + 1);
   window.sends_weights = config.sends_weights;
   window.keeps_every_choice = config.reduce == Reduce::kPerExpert;
+  window.returns_everywhere = config.slices_experts || config.num_topk == 0;
   window.payload_bytes = row_bytes(config.scheme, config.hidden);
   window.scale_bytes = config.scheme.group == ScaleGroup::kTensor
                            ? 0
@@ -129,7 +134,7 @@ WindowShape window_shape(const ExchangeConfig& config, int num_ranks) {
 ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank) {
   check(config, num_ranks);
   ExchangeShape shape;
-  shape.ownership = {config.num_experts, num_ranks};
+  shape.ownership = {config.num_experts, num_ranks, config.slices_experts};
   shape.receive.layout = config.layout;
   shape.receive.alignment = config.expert_alignment;
   shape.receive.max_tokens = config.max_tokens_per_rank;
@@ -204,6 +209,7 @@ NamedValues agreed_fields(const ExchangeConfig& config) {
           {"hidden", std::to_string(config.hidden)},
           {"max_tokens_per_rank", std::to_string(config.max_tokens_per_rank)},
           {"layout", name_of(config.layout)},
+          {"slices_experts", flag(config.slices_experts)},
           {"scheme", name_of(config.scheme)},
           {"scale_layout", std::to_string(static_cast<int>(config.scale_layout))},
           {"payload_bytes", payloads},

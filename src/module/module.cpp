@@ -67,6 +67,7 @@ extern "C" SWITCHYARD_API const CudaModule* switchyard_cuda_module() {
       .describe_devices = describe_devices,
       .quantize = on_gpu<cuda::launch_quantize>,
       .dequantize = on_gpu<cuda::launch_dequantize>,
+      .tensor_scale = on_gpu<cuda::launch_tensor_scale>,
       .exact_product = on_gpu<cuda::launch_exact_product>,
       .activate_rows = on_gpu<cuda::launch_activation>,
       .fill_bias = on_gpu<cuda::launch_fill_bias>,

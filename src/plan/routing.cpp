@@ -121,10 +121,11 @@ void SendPlan::build(const ExpertOwnership& ownership, int num_topk, Layout layo
   num_tokens_to.assign(static_cast<std::size_t>(ownership.num_ranks), 0);
   ranks.clear();
   first_rank.assign(1, 0);
+  const bool is_everywhere = num_topk == 0 || ownership.is_sliced;
   for (std::int64_t t = 0; t < own.num_tokens; ++t) {
     const auto begin = static_cast<std::ptrdiff_t>(ranks.size());
     // k descends, so that each rank is first met at its highest k.
-    for (int k = num_topk - 1; k >= 0; --k) {
+    for (int k = is_everywhere ? -1 : num_topk - 1; k >= 0; --k) {
       const std::uint16_t id = own.topk_ids[t * num_topk + k];
       if (id == kNoExpert) continue;
       const int rank = ownership.owner(id);
@@ -132,7 +133,7 @@ void SendPlan::build(const ExpertOwnership& ownership, int num_topk, Layout layo
                                     [&](const TokenRank& r) { return r.rank == rank; });
       if (!seen) ranks.push_back({rank, k});
     }
-    for (int rank = 0; num_topk == 0 && rank < ownership.num_ranks; ++rank) {
+    for (int rank = 0; is_everywhere && rank < ownership.num_ranks; ++rank) {
       ranks.push_back({rank, -1});
     }
     const auto by_order = [&](const TokenRank& a, const TokenRank& b) {

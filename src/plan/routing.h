@@ -79,11 +79,12 @@ struct ReceivePlan {
 std::int64_t max_buffer_rows(int rank, const ExpertOwnership& ownership, int num_topk,
                              const ReceiveShape& shape);
 
-/// A rank that serves a token: it holds an expert of the token, or there is no routing. The ranks
-/// of a token are listed in the order in which their partial sums are added.
+/// A rank that serves a token: it holds an expert of the token, or a slice of every expert, or
+/// there is no routing. The ranks of a token are listed in the order in which their partial sums
+/// are added.
 struct TokenRank {
   std::int32_t rank = 0;
-  std::int32_t highest_k = 0;  ///< -1 without routing
+  std::int32_t highest_k = 0;  ///< -1 without routing, and where experts are sliced
 };
 
 /// Which ranks serve each token of one rank.

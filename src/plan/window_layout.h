@@ -33,6 +33,7 @@ struct WindowShape {
   std::int32_t num_sets = 2;
   bool sends_weights = true;
   bool keeps_every_choice = false;    ///< rows of combine by k (per_expert), else by rank if fewer
+  bool returns_everywhere = false;    ///< every rank returns a row of every token
   std::size_t payload_bytes = 0;      ///< elements of one dispatched row
   std::size_t scale_bytes = 0;        ///< scales of one dispatched row
   std::size_t extra_bytes = 0;        ///< extra payloads of one dispatched row
@@ -72,7 +73,8 @@ struct WindowLayout {
   /// Whether the combine columns of a token are ranks rather than choices k: without choices, or
   /// when there are fewer ranks than choices and not every choice is kept.
   SWITCHYARD_HOST_DEVICE bool has_rank_columns() const {
-    return shape.num_topk == 0 || (!shape.keeps_every_choice && shape.num_ranks < shape.num_topk);
+    return shape.returns_everywhere ||
+           (!shape.keeps_every_choice && shape.num_ranks < shape.num_topk);
   }
   SWITCHYARD_HOST_DEVICE std::int32_t num_columns() const {
     return has_rank_columns() ? shape.num_ranks : shape.num_topk;

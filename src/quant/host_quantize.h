@@ -15,6 +15,9 @@ void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& 
               std::optional<float> scale_ub = {});
 void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
                 const TensorView& y, const TensorView& tensor_scale = {});
+/// Of a batch [L, C, H]; dequantize calls it.
+void dequantize_batched(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
+                        const TensorView& y, const TensorView& tensor_scale);
 void quantize_batched(const TensorView& x, const TensorView& counts, const QuantScheme& scheme,
                       const TensorView& q, const TensorView& scales,
                       const TensorView& static_scale = {});

@@ -4,12 +4,10 @@
 // For strided scale columns, the scales of a row are built in a contiguous scratch row.
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <optional>
 #include <vector>
 
-#include "core/fail.h"
 #include "quant/host_quantize.h"
 #include "quant/quantize_checks.h"
 #include "quant/rows.h"
@@ -23,16 +21,6 @@ namespace {
 QuantRows rows_with_work(const QuantRows& rows, const QuantScheme& scheme) {
   const bool has_scales = has_row_scales(scheme) && num_scales(scheme, rows.hidden) > 0;
   return rows.hidden > 0 || has_scales ? rows : QuantRows{0, 0};
-}
-
-// The global scale of nvfp4; 1 for other schemes.
-float check_global_value(const char* function, const char* name, const TensorView& scale,
-                         const QuantScheme& scheme) {
-  if (!scheme.needs_tensor_scale()) return 1.0f;
-  const float value = *scale.as<float>();
-  require(value > 0.0f && std::isfinite(value), Errc::kInvalidArgument,
-          "{}: {} is {}, want a positive number", function, name, value);
-  return value;
 }
 
 std::byte* row_of(const TensorView& x, std::int64_t t) {
@@ -145,6 +133,7 @@ void quantize(const TensorView& x, const QuantScheme& scheme, const TensorView& 
 
 void dequantize(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
                 const TensorView& y, const TensorView& tensor_scale) {
+  if (y.num_dims() == 3) return dequantize_batched(q, scales, scheme, y, tensor_scale);
   const QuantRows rows =
       rows_with_work(check_dequantize(q, scales, scheme, y, tensor_scale), scheme);
   const float global = check_global_value("dequantize", "tensor_scale", tensor_scale, scheme);

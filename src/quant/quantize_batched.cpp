@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_batched.cpp: calls quantize once per expert. Swizzled scales are first built row-major
-// and then moved; they are a small part of what is written.
+// quantize_batched.cpp: calls quantize or dequantize once per expert. Swizzled scales are row-major
+// there and moved behind or before; they are a small part of what is written and read.
 
 #include "switchyard/quantize_batched.h"
+
+#include "switchyard/scale_layout.h"
 
 #include "quant/host_quantize.h"
 #include "quant/quantize_checks.h"
@@ -30,9 +32,41 @@ TensorView scales_of(const TensorView& scales, const QuantScheme& scheme, std::i
                     {plane.row_stride, plane.step});
 }
 
+// An expert's rows of a contiguous batch.
+TensorView rows_of(const TensorView& batch, std::int64_t e) {
+  const std::int64_t num_elements = batch.shape(1) * batch.shape(2);
+  return TensorView(batch.as<std::byte>() + e * num_elements * bits_of(batch.dtype()) / 8,
+                    batch.dtype(), {batch.shape(1), batch.shape(2)});
+}
+
 }  // namespace
 
 namespace host {
+
+void dequantize_batched(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
+                        const TensorView& y, const TensorView& tensor_scale) {
+  const BatchRows rows = check_dequantize_batched(q, scales, scheme, y, tensor_scale);
+  for (std::int64_t e = 0; scheme.needs_tensor_scale() && e < tensor_scale.num_elements(); ++e) {
+    check_global_value("dequantize", "tensor_scale", static_scale_of(tensor_scale, e), scheme);
+  }
+  const bool has_scales = stores_scales(scheme);
+  Tensor linear;
+  if (has_scales && is_swizzled(scales)) {
+    linear =
+        Tensor(scales.dtype(), {rows.num_experts, rows.capacity, num_scales(scheme, rows.hidden)});
+    relayout_scales(scales, linear);
+  }
+  const TensorView from = linear.view().has_value() ? linear.view() : scales;
+  for (std::int64_t e = 0; e < rows.num_experts && rows.capacity > 0; ++e) {
+    TensorView of_expert;
+    if (has_scales) {
+      of_expert = from.num_elements() == 1 && scheme.group == ScaleGroup::kTensor
+                      ? from
+                      : scales_of(from, scheme, e, rows.capacity);
+    }
+    dequantize(rows_of(q, e), of_expert, scheme, rows_of(y, e), static_scale_of(tensor_scale, e));
+  }
+}
 
 void quantize_batched(const TensorView& x, const TensorView& counts, const QuantScheme& scheme,
                       const TensorView& q, const TensorView& scales,

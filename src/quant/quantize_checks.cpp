@@ -2,6 +2,8 @@
 
 #include "quant/quantize_checks.h"
 
+#include <cmath>
+
 #include "core/fail.h"
 #include "quant/scale_plane.h"
 #include "quant/scheme.h"
@@ -89,6 +91,12 @@ void check_scale_ub(std::optional<float> scale_ub, const QuantScheme& scheme,
           *scale_ub);
 }
 
+// One scale, or one of each expert.
+bool is_scale_of_batch(const TensorView& scale, std::int64_t num_experts) {
+  return scale.dtype() == DType::kF32 && scale.is_contiguous() &&
+         (scale.num_elements() == 1 || (scale.num_dims() == 1 && scale.shape(0) == num_experts));
+}
+
 void check_batch_static_scale(const TensorView& scale, const QuantScheme& scheme,
                               std::int64_t num_experts) {
   if (!scale.has_value()) {
@@ -100,11 +108,8 @@ void check_batch_static_scale(const TensorView& scale, const QuantScheme& scheme
   require(scheme.group == ScaleGroup::kTensor || scheme.needs_tensor_scale(),
           Errc::kInvalidArgument, "{}: static_scale is given, want none for {}", kBatched,
           name_of(scheme));
-  const bool is_one = scale.num_elements() == 1;
-  require(scale.dtype() == DType::kF32 && scale.is_contiguous() &&
-              (is_one || (scale.num_dims() == 1 && scale.shape(0) == num_experts)),
-          Errc::kInvalidArgument, "{}: static_scale is {}, want f32 [1] or [{}]", kBatched,
-          scale.describe(), num_experts);
+  require(is_scale_of_batch(scale, num_experts), Errc::kInvalidArgument,
+          "{}: static_scale is {}, want f32 [1] or [{}]", kBatched, scale.describe(), num_experts);
 }
 
 void check_fused(const char* name, const QuantScheme& scheme) {
@@ -125,6 +130,15 @@ void check_tensor_scale(const char* name, const QuantScheme& scheme, const Tenso
 }
 
 }  // namespace
+
+float check_global_value(const char* function, const char* name, const TensorView& scale,
+                         const QuantScheme& scheme) {
+  if (!scheme.needs_tensor_scale()) return 1.0f;
+  const float value = *scale.as<float>();
+  require(value > 0.0f && std::isfinite(value), Errc::kInvalidArgument,
+          "{}: {} is {}, want a positive number", function, name, value);
+  return value;
+}
 
 bool stores_scales(const QuantScheme& scheme) {
   return scheme.is_quantized() && !scheme.is_simulated();
@@ -158,6 +172,32 @@ QuantRows check_dequantize(const TensorView& q, const TensorView& scales, const 
   check_codes("dequantize", q, stored_dtype(scheme, q.dtype()), rows);
   check_scales("dequantize", scales, scheme, rows);
   check_global_scale("dequantize", "tensor_scale", tensor_scale, scheme);
+  return rows;
+}
+
+BatchRows check_dequantize_batched(const TensorView& q, const TensorView& scales,
+                                   const QuantScheme& scheme, const TensorView& y,
+                                   const TensorView& tensor_scale) {
+  constexpr const char* kName = "dequantize";
+  check_scheme(kName, scheme);
+  require(y.num_dims() == 3 && y.is_contiguous(), Errc::kInvalidArgument,
+          "{}: y is {}, want contiguous [L, C, H]", kName, y.describe());
+  const BatchRows rows{y, y.shape(0), y.shape(1), y.shape(2)};
+  check_hidden(kName, scheme, rows.hidden);
+  check_float(kName, "y", y);
+  if (scheme.is_simulated()) check_float(kName, "q", q);
+  check_batch_codes(kName, q, stored_dtype(scheme, q.dtype()), rows, rows.hidden);
+  const bool is_tensor = scheme.group == ScaleGroup::kTensor;
+  const bool is_one = is_tensor && scales.dtype() == DType::kF32 && scales.num_elements() == 1;
+  if (stores_scales(scheme) && !is_one) {
+    check_scales_for(kName, scales, scale_dtype(scheme), rows.num_experts,
+                     is_tensor ? 1 : rows.capacity, num_scales(scheme, rows.hidden));
+  }
+  if (scheme.needs_tensor_scale()) {
+    require(tensor_scale.has_value() && is_scale_of_batch(tensor_scale, rows.num_experts),
+            Errc::kInvalidArgument, "{}: tensor_scale is {}, want f32 [1] or [{}]", kName,
+            tensor_scale.describe(), rows.num_experts);
+  }
   return rows;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_checks.h: checks of the quantization calls that do not read tensor contents, for both
-// processors. Errors: kInvalidArgument.
+// quantize_checks.h: checks of the quantization calls, for both processors. Only check_global_value
+// reads tensor contents. Errors: kInvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,15 @@ QuantRows check_quantize(const TensorView& x, const QuantScheme& scheme, const T
 
 QuantRows check_dequantize(const TensorView& q, const TensorView& scales, const QuantScheme& scheme,
                            const TensorView& y, const TensorView& tensor_scale);
+
+/// The same for a batch [L, C, H].
+BatchRows check_dequantize_batched(const TensorView& q, const TensorView& scales,
+                                   const QuantScheme& scheme, const TensorView& y,
+                                   const TensorView& tensor_scale);
+
+/// The global scale of nvfp4, which is read and must be positive; 1 for other schemes.
+float check_global_value(const char* function, const char* name, const TensorView& scale,
+                         const QuantScheme& scheme);
 
 BatchRows check_quantize_batched(const TensorView& x, const TensorView& counts,
                                  const QuantScheme& scheme, const TensorView& q,

@@ -33,6 +33,25 @@ float activate(const Activation& activation, float gate, float up) {
 
 }  // namespace
 
+MlpWeights slice_of(const MlpWeights& weights, std::int64_t first, std::int64_t count) {
+  MlpWeights slice = weights;
+  slice.intermediate = count;
+  slice.gate = Table<float>(weights.num_experts * count, weights.hidden);
+  slice.up = slice.gate;
+  slice.down = Table<float>(weights.num_experts * weights.hidden, count);
+  for (std::int32_t e = 0; e < weights.num_experts; ++e) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t inner = e * weights.intermediate + first + i;
+      std::ranges::copy(weights.gate.row(inner), slice.gate.row(e * count + i).begin());
+      std::ranges::copy(weights.up.row(inner), slice.up.row(e * count + i).begin());
+    }
+    for (std::int64_t h = e * weights.hidden; h < (e + 1) * weights.hidden; ++h) {
+      for (std::int64_t i = 0; i < count; ++i) slice.down(h, i) = weights.down(h, first + i);
+    }
+  }
+  return slice;
+}
+
 Table<float> expert_mlp(const MlpWeights& weights, std::int32_t expert, const Table<float>& rows,
                         const QuantScheme& intermediate, const Activation& activation,
                         std::optional<float> static_scale) {

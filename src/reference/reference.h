@@ -186,6 +186,10 @@ struct MlpWeights {
   Table<float> down_bias{};  ///< [experts, H], or empty
 };
 
+/// What a tensor-parallel rank holds of every expert: intermediate elements [first, first + count).
+/// Of weights without biases.
+MlpWeights slice_of(const MlpWeights& weights, std::int64_t first, std::int64_t count);
+
 /// Applies one expert to all rows: [N, H] to [N, H], rounded to bf16. Every dot product is one f32
 /// fma chain, ascending, from +0, to which the bias is then added. exp is that of quant/exp.h. The
 /// activation is rounded to bf16, or requantized by `intermediate` (with `static_scale` if given).

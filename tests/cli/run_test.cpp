@@ -125,7 +125,7 @@ TEST(RunTest, DumpHoldsWhatEachRankReceivedAndReturned) {
 TEST(RunTest, LocalClassServesItsOwnTokens) {
   const nlohmann::json json = run_json({"--ranks", "2", "--prepare", "local"});
   EXPECT_EQ(json["ok"], true);
-  EXPECT_EQ(json["rows_per_rank"], (std::vector<int>{2048, 2048}));
+  EXPECT_EQ(json["rows_per_rank"], (std::vector<int>{512, 512}));
   EXPECT_EQ(json["stages"][1]["wire_bytes"], 0);
 }
 

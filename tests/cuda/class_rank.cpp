@@ -73,8 +73,7 @@ ClassRank::ClassRank(const Group& group, const ClassCase& c)
 }
 
 bool ClassRank::is_grouped() const {
-  return c_.kind == PrepareKind::kLowLatency || c_.kind == PrepareKind::kElasticPrefill ||
-         c_.kind == PrepareKind::kLocal;
+  return c_.kind == PrepareKind::kLowLatency || c_.kind == PrepareKind::kElasticPrefill;
 }
 
 void ClassRank::run() {
@@ -115,6 +114,10 @@ void ClassRank::run_call(int call) {
   gpu_->check();
   EXPECT_EQ(got.host.has_value(), arguments.host_counts);
   if (want.metadata.has_value()) expect_host_counts(*want.metadata, *got.metadata, got.host);
+  if (config.scheme.group == ScaleGroup::kTensor) {
+    const Downloaded scale(got.experts.scales, arena_.stream());
+    EXPECT_EQ(*scale.as<float>(), *want.experts.scales.as<float>());
+  }
   finalize(want, in.hidden.shape(0), call);
 }
 

@@ -202,6 +202,9 @@ std::vector<LayerCase> cases() {
     for (const char* scheme : {"none", "nvfp4"}) {
       add({scheme, kind, 2, config_of(*scheme_from_name(scheme))});
     }
+    LayerCase dynamic{"dynamic_scale", kind, 2, config_of(schemes::kFp8Tensor)};
+    if (kind == PrepareKind::kElasticPrefill) dynamic.config.expert_alignment = 16;
+    add(dynamic);
     add({"three_ranks", kind, 3, config_of(schemes::kFp8Block), Shared::kGated});
     add({"shared_first", kind, 2, config_of(schemes::kNone), Shared::kGated,
          SharedExpertsOrder::kNoOverlap});

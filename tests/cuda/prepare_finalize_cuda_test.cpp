@@ -39,8 +39,7 @@ PrepareFinalizeConfig config_of(const QuantScheme& scheme, std::int64_t hidden =
 }
 
 bool is_grouped(PrepareKind kind) {
-  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
-         kind == PrepareKind::kLocal;
+  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill;
 }
 
 std::vector<ClassCase> cases() {
@@ -57,6 +56,19 @@ std::vector<ClassCase> cases() {
     ClassCase back{"fp8_results", kind, 2, config_of(schemes::kFp8Block)};
     back.config.combine_scheme = schemes::kFp8Block;
     add(back);
+
+    // Rows with gaps, in which nothing may count.
+    for (const QuantScheme& scheme : {schemes::kFp8Tensor, schemes::kInt8Tensor}) {
+      ClassCase dynamic{"dynamic_" + name_of(scheme), kind, 2, config_of(scheme)};
+      dynamic.config.static_scale.reset();
+      if (kind == PrepareKind::kElasticPrefill) dynamic.config.expert_alignment = 16;
+      add(dynamic);
+    }
+    if (kind == PrepareKind::kAllGather) {
+      ClassCase sliced{"slices", kind, 2, config_of(schemes::kFp8Block)};
+      sliced.config.slices_experts = true;
+      add(sliced);
+    }
 
     if (!is_grouped(kind)) continue;
     for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
@@ -82,12 +94,6 @@ TEST(PrepareFinalizeCudaErrorsTest, WhatNoGpuServesIsRefused) {
   REQUIRE_GPU();
   run_ranks(1, [&](const Group& group) {
     const ExchangeOptions on_gpu{.device = test::kGpu};
-    PrepareFinalizeConfig dynamic = config_of(schemes::kFp8Tensor);
-    dynamic.static_scale.reset();
-    for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kAllToAllOneSided}) {
-      expect_error(Errc::kNotSupported, "give static_scale",
-                   [&] { make_prepare_finalize(kind, group, dynamic, on_gpu); });
-    }
     PrepareFinalizeConfig wide = config_of(schemes::kMxfp6E2M3);
     wide.wire_scheme = QuantScheme{DType::kF32};
     expect_error(Errc::kNotSupported, "must be bf16 or quantized",

@@ -42,6 +42,7 @@ struct KernelOwnership {
   std::int32_t base = 0;       ///< experts per rank, rounded down
   std::int32_t extra = 0;      ///< the first ranks, which hold one more
   std::int32_t in_larger = 0;  ///< experts on those ranks together
+  bool is_sliced = false;      ///< every rank holds every expert
   FastDivisor by_base;
   FastDivisor by_larger;
 
@@ -52,14 +53,15 @@ struct KernelOwnership {
         base(of.base()),
         extra(of.extra()),
         in_larger(of.extra() * (of.base() + 1)),
+        is_sliced(of.is_sliced),
         by_base(of.base() > 0 ? of.base() : 1),
         by_larger(of.base() + 1) {}
 
   SWITCHYARD_HOST_DEVICE std::int32_t count(std::int32_t rank) const {
-    return base + (rank < extra ? 1 : 0);
+    return is_sliced ? num_experts : base + (rank < extra ? 1 : 0);
   }
   SWITCHYARD_HOST_DEVICE std::int32_t first(std::int32_t rank) const {
-    return rank * base + (rank < extra ? rank : extra);
+    return is_sliced ? 0 : rank * base + (rank < extra ? rank : extra);
   }
   SWITCHYARD_HOST_DEVICE std::int32_t owner(std::int32_t expert) const {
     if (expert < in_larger) return by_larger.quotient(expert);

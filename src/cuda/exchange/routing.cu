@@ -64,7 +64,7 @@ __device__ __forceinline__ std::int32_t rank_of_choice(const RoutingArgs& a, std
 }
 
 // One warp lists what this rank returns to one source. Rows whose token chose no expert here are
-// left out.
+// left out, unless experts are sliced.
 __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t first_row, int lane) {
   const int num_ranks = a.ownership.num_ranks;
   const std::int32_t count = a.num_from[source];
@@ -72,7 +72,7 @@ __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t fir
   std::int32_t kept = 0;
   for (std::int32_t base = 0; base < count; base += kLanes) {
     const std::int32_t slot = base + lane;
-    bool is_kept = false;
+    bool is_kept = a.ownership.is_sliced && slot < count;
     for (int k = 0; slot < count && k < a.num_topk; ++k) {
       const std::int32_t local = a.row_ids[(first_row + slot) * a.num_topk + k] - first_local;
       is_kept |= local >= 0 && local < a.num_local;
@@ -90,11 +90,12 @@ __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t fir
   if (lane == 0) a.state.num_arrivals[source] = kept;
 }
 
-// One warp lists the partial sums of an own token: the ranks that it chose, in rank order.
+// One warp lists the partial sums of an own token: the ranks that it chose, or all where experts
+// are sliced, in rank order.
 __device__ void keep_ranks(const RoutingArgs& a, std::int64_t token, std::int64_t row, int lane) {
   const int num_ranks = a.ownership.num_ranks;
   const std::int32_t mine = rank_of_choice(a, row, lane);
-  bool is_chosen = false;
+  bool is_chosen = a.ownership.is_sliced && lane < num_ranks;
   for (int k = 0; k < a.num_topk; ++k) is_chosen |= __shfl_sync(kAllLanes, mine, k) == lane;
   const unsigned ranks = __ballot_sync(kAllLanes, is_chosen);
   if (lane == 0) a.state.num_partials[token] = __popc(ranks);

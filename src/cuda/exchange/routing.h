@@ -60,8 +60,8 @@ void launch_keep_routing(const RoutingArgs& args, cudaStream_t stream);
 /// choices, however many a call has.
 void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream);
 /// Writes ids and weights of all rows, -1 and 0 in rows without a token; how many rows each local
-/// expert gets; and what the combine returns: only ranks that a token chose return a row of it, in
-/// rank order.
+/// expert gets; and what the combine returns: only ranks that a token chose return a row of it, or
+/// all where experts are sliced, in rank order.
 void launch_place_routing(const RoutingArgs& args, cudaStream_t stream);
 std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
 /// Runs the kernels once without tokens or rows; see launch_dispatch.

@@ -282,6 +282,9 @@ void launch(void (*kernel)(DequantizeJob), const DequantizeJob& job, Stream stre
 
 template <DType kCode, int kBlock, DType kOutput>
 void launch_rows(const DequantizeJob& job, Stream stream) {
+  if (job.ranges.num_rows != nullptr || job.ranges.num_experts > 1) {
+    return launch(dequantize_expert_rows_kernel<kCode, kBlock, kOutput>, job, stream);
+  }
   if ((kBlock > 0 || job.scheme.group != ScaleGroup::kBlock) && is_wide(job)) {
     return launch(dequantize_wide_kernel<kCode, kBlock, kOutput>, job, stream);
   }
@@ -290,17 +293,10 @@ void launch_rows(const DequantizeJob& job, Stream stream) {
 
 template <DType kCode, int kBlock>
 void launch_output(const DequantizeJob& job, Stream stream) {
-  const bool is_of_experts = job.ranges.num_rows != nullptr;
   switch (job.y.dtype) {
-    case DType::kBF16:
-      return is_of_experts
-                 ? launch(dequantize_expert_rows_kernel<kCode, kBlock, DType::kBF16>, job, stream)
-                 : launch_rows<kCode, kBlock, DType::kBF16>(job, stream);
+    case DType::kBF16: return launch_rows<kCode, kBlock, DType::kBF16>(job, stream);
     case DType::kF16: return launch_rows<kCode, kBlock, DType::kF16>(job, stream);
-    default:
-      return is_of_experts
-                 ? launch(dequantize_expert_rows_kernel<kCode, kBlock, DType::kF32>, job, stream)
-                 : launch_rows<kCode, kBlock, DType::kF32>(job, stream);
+    default: return launch_rows<kCode, kBlock, DType::kF32>(job, stream);
   }
 }
 

@@ -86,18 +86,23 @@ void copy_rows(const QuantizeJob& job, Stream stream) {
   check_launch("quantize");
 }
 
-// Computes the scales of all experts in the job's memory, and returns a job that reads them there.
-QuantizeJob with_tensor_scales(QuantizeJob job, Stream stream) {
-  const auto blocks = static_cast<unsigned>(cdiv<std::int64_t>(job.num_experts, kThreads));
-  if (job.scales.data == nullptr || blocks == 0) return job;
-  if (job.given == nullptr) {
-    clear_tensor_scales_kernel<<<blocks, kThreads, 0, stream.get()>>>(job);
+// The scales that `to` describes, given or of the rows that `from` does.
+void find_tensor_scales(const QuantizeJob& from, const QuantizeJob& to, Stream stream) {
+  const auto blocks = static_cast<unsigned>(cdiv<std::int64_t>(to.num_experts, kThreads));
+  if (from.given == nullptr) {
+    clear_tensor_scales_kernel<<<blocks, kThreads, 0, stream.get()>>>(to);
     check_launch("quantize");
-    max_of_experts(job, stream);
+    max_of_experts(from, stream);
   }
   const LaunchShape shape{static_cast<int>(blocks), kThreads, 0, has_programmatic_launch(),
                           stream.get()};
-  launch_kernel(finish_tensor_scales_kernel, shape, "quantize", job);
+  launch_kernel(finish_tensor_scales_kernel, shape, "quantize", to);
+}
+
+// Computes the scales of all experts in the job's memory, and returns a job that reads them there.
+QuantizeJob with_tensor_scales(QuantizeJob job, Stream stream) {
+  if (job.scales.data == nullptr || job.num_experts == 0) return job;
+  find_tensor_scales(job, job, stream);
   job.given = reinterpret_cast<const float*>(job.scales.data);
   job.given_expert_stride = job.scales.expert_stride;
   return job;
@@ -110,6 +115,13 @@ void clear_tiles(const QuantizeJob& job, Stream stream) {
 }
 
 }  // namespace
+
+void launch_tensor_scale(const QuantizeJob& job, Stream stream) {
+  QuantizeJob one = job;  // whose rows always count: the scale of no rows is that of zeros
+  one.num_experts = 1;
+  one.counts = nullptr;
+  find_tensor_scales(job, one, stream);
+}
 
 void launch_quantize(const QuantizeJob& job, Stream stream) {
   if (!job.scheme.is_quantized() && job.scheme.dtype == job.x.dtype && !job.is_activated) {

@@ -55,7 +55,9 @@ struct QuantizeJob {
   std::int64_t capacity = 0;  ///< rows per expert
   std::int64_t hidden = 0;    ///< elements per row of q; x has twice as many if is_activated
   const std::int32_t* counts = nullptr;  ///< null: all rows; read clamped to [0, capacity]
-  const float* given = nullptr;          ///< scales given by the caller, or null
+  /// For launch_tensor_scale: where each expert's rows begin in x [N, H]; null: in its block.
+  const std::int64_t* first_row = nullptr;
+  const float* given = nullptr;  ///< scales given by the caller, or null
   std::int64_t given_expert_stride = 0;
   std::int64_t given_row_stride = 0;
   float scale_ub = std::numeric_limits<float>::infinity();
@@ -79,7 +81,7 @@ struct DequantizeJob {
   const float* tensor_scale = nullptr;
   std::int64_t tensor_scale_stride = 0;  ///< from one expert to the next
   RowMemory y;
-  RowRanges ranges;  ///< of q and y; with counts y is bf16 or f32
+  RowRanges ranges;  ///< of q and y
   std::int64_t hidden = 0;
 
   /// Location of the scales of row n of expert e: the `e` and `n` to pass to ScaleMemory::index.
@@ -96,6 +98,8 @@ struct DequantizeJob {
 
 /// Asynchronous; at most four launches each. Errors: kSystem.
 void launch_quantize(const QuantizeJob& job, Stream stream);
+/// Writes one dynamic scale, that of the valid rows of all experts together, to scales.data.
+void launch_tensor_scale(const QuantizeJob& job, Stream stream);
 void launch_dequantize(const DequantizeJob& job, Stream stream);
 
 }  // namespace switchyard::cuda

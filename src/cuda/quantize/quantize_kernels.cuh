@@ -159,14 +159,26 @@ __global__ void __launch_bounds__(256)
   });
 }
 
+/// Calls visit(e, at, n) for each valid row of expert e: row n of x, in block `at` of its strides.
+template <typename Visit>
+__device__ __forceinline__ void for_each_valid_row(const QuantizeJob& job, Visit visit) {
+  for (std::int64_t e = blockIdx.y; e < job.num_experts; e += gridDim.y) {
+    const std::int64_t count = job.num_rows(e);
+    const bool is_block = job.first_row == nullptr;
+    const std::int64_t first = is_block ? 0 : job.first_row[e];
+    for (std::int64_t n = blockIdx.x; n < count; n += gridDim.x) {
+      visit(e, is_block ? e : 0, first + n);
+    }
+  }
+}
+
 /// Writes the largest magnitude of each expert's rows, as bits, to its scale, which must be 0
 /// before. The result does not depend on the order in which thread blocks arrive.
 template <typename Source>
 __global__ void __launch_bounds__(256)
     max_of_experts_kernel(const __grid_constant__ QuantizeJob job) {
-  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
-    if (n >= job.num_rows(e)) return;
-    const Source source = source_of<Source>(job, e, n);
+  for_each_valid_row(job, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    const Source source = source_of<Source>(job, at, n);
     float amax = 0.0f;
     for (std::int64_t base = 0; base < job.hidden; base += elements_of_block()) {
       float x[kUnits][kUnit];

@@ -134,9 +134,8 @@ __global__ void __launch_bounds__(kWideThreads)
   follow_kernel();
   const auto hidden = static_cast<std::uint32_t>(job.hidden);
   const std::uint32_t step = blockDim.x * kElements;
-  for_each_row(job.num_experts, job.capacity, [&](std::int64_t e, std::int64_t n) {
-    if (n >= job.num_rows(e)) return;
-    const Source source = source_of<Source>(job, e, n);
+  for_each_valid_row(job, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    const Source source = source_of<Source>(job, at, n);
     std::uint32_t amax_bits = 0;
     for (std::uint32_t base = threadIdx.x * kElements; base < hidden; base += kUnits * step) {
       WideUnit<Source, kElements> units[kUnits];
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(kWideThreads)
         std::uint32_t bits = max_bits_of<Source::kInput>(units[u].words[0]);
         if (bits > kF32Infinity) [[unlikely]] {
           const std::int64_t h = base + u * step;
-          bits = bits_from_f32(RareRow<Source>(job, e, n).magnitude(h, h + kElements, 1));
+          bits = bits_from_f32(RareRow<Source>(job, at, n).magnitude(h, h + kElements, 1));
         }
         amax_bits = max(amax_bits, bits);
       }

@@ -184,7 +184,7 @@ class PullExchange final : public ExchangeBackend {
   std::span<const Arrival> arrivals_of(const Slot& slot, int source) const;
   std::span<const Placement> placements_of(const Slot& slot, const Arrival& arrival) const;
   bool returns_row(const Arrival& arrival) const {
-    return arrival.count > 0 || config_.num_topk == 0;
+    return arrival.count > 0 || shape_.window.shape.returns_everywhere;
   }
   const std::byte* result_row(const Slot& slot, std::int64_t row) const;
   bool is_in_wire_form(const Slot& slot) const;

@@ -62,9 +62,11 @@ PushDispatch PushExchange::push_dispatch(const DispatchCall& call, const Slot* e
   result.max_tokens = checked_max_tokens(shape_.config, asked, call.tokens.shape(0));
   result.call_max_tokens = kept == nullptr ? asked : kept->call_max_tokens;
   result.sizing = sizing_of(call, earlier);
-  result.num_rows = result.sizing == Sizing::kCounted
-                        ? kept->num_rows
-                        : shape_.buffer_rows(group_.rank(), result.max_tokens);
+  // Alone a rank gathers its own tokens, whose number the host knows.
+  const bool is_alone = shape_.config.slices_experts && group_.size() == 1;
+  const std::int64_t max_rows =
+      is_alone ? call.tokens.shape(0) : shape_.buffer_rows(group_.rank(), result.max_tokens);
+  result.num_rows = result.sizing == Sizing::kCounted ? kept->num_rows : max_rows;
   result.is_again = kept != nullptr;
   result.routing_only = options.routing_only;
   if (options.routing_only) return result;

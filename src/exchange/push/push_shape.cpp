@@ -148,7 +148,7 @@ PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num
     shape.routing = routing_layout(shape);
     shape.window_bytes = checked_add(shape.window_bytes, shape.routing.total_bytes);
   }
-  shape.returns_weights = config.sends_weights && config.num_topk > 0;
+  shape.returns_weights = config.sends_weights && config.num_topk > 0 && !config.slices_experts;
   if (shape.returns_weights) {
     shape.weights = make_weight_slots(config.max_tokens_per_rank, num_ranks, config.num_topk);
     shape.window_bytes = checked_add(shape.window_bytes, shape.weights.total_bytes);

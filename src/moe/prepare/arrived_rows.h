@@ -21,7 +21,8 @@ class ArrivedRows {
   /// quantized already are dequantized and rounded to bf16 first; so are f16 and f32 rows for
   /// simulated schemes. A dynamic scale of a whole tensor is taken over all valid rows.
   ///
-  ///   counts  on GPUs: [L] i32 in a batch, else [1]: valid rows, the first ones; absent: all
+  ///   counts  on GPUs: i32, valid rows, the first ones: [L] in a batch; [P] by rank for a
+  ///           dynamic scale of a tensor, else absent; [1] in the other layouts
   virtual void quantize(const TensorView& counts, Prepared& to, Stream stream) = 0;
 };
 
@@ -36,6 +37,11 @@ struct ArrivedRowsShape {
   std::int64_t num_blocks;
   TensorView static_scale;
   Device device;
+
+  /// The largest magnitude decides, so it matters which rows are valid.
+  bool is_dynamic_tensor() const {
+    return config.scheme.group == ScaleGroup::kTensor && !static_scale.has_value();
+  }
 };
 std::unique_ptr<ArrivedRows> make_host_arrived_rows(const ArrivedRowsShape& shape);
 std::unique_ptr<ArrivedRows> make_gpu_arrived_rows(const ArrivedRowsShape& shape);

@@ -38,7 +38,7 @@ ExchangePrepareFinalize::ExchangePrepareFinalize(const PrepareRecipe& recipe, co
       config_(config),
       group_(group),
       exchange_options_(options),
-      ownership_{config.num_experts, group.size()} {
+      experts_(expert_holder_of(recipe, config, group.size(), group.rank())) {
   check_prepare_config(recipe, config, group.size());
   config_.num_micro_batches = num_micro_batches_of(recipe, config);
   max_buffer_rows_ = buffer_rows(config_on(exchange_options_, recipe, config, false), group);
@@ -64,7 +64,7 @@ Tensor ExchangePrepareFinalize::upload(DType dtype, const std::vector<T>& values
 // for kernels before it gives memory.
 void ExchangePrepareFinalize::allocate_memory() {
   std::vector<std::int32_t> map(static_cast<std::size_t>(config_.num_experts) + 1, -1);
-  const auto first = map.begin() + ownership_.first(group_.rank());
+  const auto first = map.begin() + experts_.first();
   std::iota(first, first + num_local_experts(), 0);
   expert_map_ = upload(DType::kI32, map);
   if (!config_.global_to_physical.empty()) {
@@ -102,6 +102,9 @@ void ExchangePrepareFinalize::allocate_batch_memory(MicroBatch& batch) {
   if (wire.scheme == config_.scheme) return;
   const ArrivedRowsShape shape{wire,          config_, max_buffer_rows_, num_local_experts(),
                                static_scale_, device()};
+  if (device().is_cuda() && recipe_.layout == Layout::kByRank && shape.is_dynamic_tensor()) {
+    batch.rows_per_rank = allocate(DType::kI32, {group_.size()});
+  }
   batch.quantizer =
       device().is_cpu() ? make_host_arrived_rows(shape) : make_gpu_arrived_rows(shape);
 }

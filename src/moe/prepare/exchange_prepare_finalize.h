@@ -14,7 +14,6 @@
 
 #include "moe/prepare/arrived_rows.h"
 #include "moe/prepare/prepare_checks.h"
-#include "plan/expert_ownership.h"
 
 namespace switchyard {
 
@@ -39,7 +38,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   std::int32_t num_topk() const override { return config_.num_topk; }
   int num_micro_batches() const override { return config_.num_micro_batches; }
   std::int64_t max_buffer_rows() const override { return max_buffer_rows_; }
-  std::int32_t num_local_experts() const override { return ownership_.count(group_.rank()); }
+  std::int32_t num_local_experts() const override { return experts_.count(); }
   const TensorView& expert_map() const override { return expert_map_.view(); }
   QuantScheme row_scheme(bool is_deferred) const override;
   ScaleLayout row_scale_layout(bool is_deferred) const override {
@@ -79,6 +78,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
     Tensor topk_ids;        ///< of received rows
     Tensor aligned_counts;  ///< [L] i32
     Tensor end;             ///< [1] i32: the row behind the last expert's
+    Tensor rows_per_rank;   ///< [P] i32, on GPUs by rank with a dynamic scale of a tensor
     Tensor reduced;         ///< [M, H], from [M, K, H]; on CPUs, from call to call
     Tensor sent_ids;        ///< [T, K] i64 of the last prepare; on CPUs, where none are handed out
     std::vector<std::int32_t> host_counts;  ///< [L] of the metadata, on GPUs
@@ -122,9 +122,10 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   void keep_ids(MicroBatch& batch, const TensorView& topk_ids) const;
   void arrived(MicroBatch& batch, Stream stream) const;
   void add_metadata(MicroBatch& batch, const TensorView& counts) const;
+  void keep_own_counts(MicroBatch& batch) const;
   void mark_received(MicroBatch& batch, Stream stream) const;
   void rename_received(MicroBatch& batch, Stream stream) const;
-  TensorView valid_rows(const MicroBatch& batch) const;
+  TensorView valid_rows(const MicroBatch& batch, Stream stream) const;
 
   void receive(MicroBatch& batch, Stream stream);
 
@@ -138,7 +139,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   PrepareFinalizeConfig config_;
   Group group_;
   ExchangeOptions exchange_options_;
-  ExpertOwnership ownership_;
+  ExpertHolder experts_;
   std::int64_t max_buffer_rows_ = 0;
   std::size_t scratch_bytes_ = 0;
   Tensor expert_map_;    ///< [E + 1] physical id to local index or -1; the last entry is "none"

@@ -7,6 +7,8 @@
 #include "switchyard/scale_layout.h"
 
 #include "core/fail.h"
+#include "cuda/quantize/quantize.h"
+#include "device/cuda_module.h"
 #include "exchange/scale_blocks.h"
 #include "moe/prepare/arrived_rows.h"
 #include "quant/scheme.h"
@@ -14,19 +16,7 @@
 namespace switchyard {
 namespace {
 
-// Rows that hold tokens are the first ones, without gaps.
-bool is_dense(const ExchangeConfig& wire) {
-  return wire.layout == Layout::kCompact || wire.layout == Layout::kAllGather ||
-         (wire.layout == Layout::kExpanded && wire.expert_alignment == 1);
-}
-
-void require_supported(const ExchangeConfig& wire, const QuantScheme& scheme,
-                       const TensorView& static_scale) {
-  require(scheme.group != ScaleGroup::kTensor || static_scale.has_value() || is_dense(wire),
-          Errc::kNotSupported,
-          "prepare_finalize: scheme is {} without static_scale and layout {}{}; on GPUs the "
-          "largest magnitude is found in rows without gaps only: give static_scale",
-          name_of(scheme), name_of(wire.layout), wire.expert_alignment > 1 ? ", aligned" : "");
+void require_supported(const ExchangeConfig& wire, const QuantScheme& scheme) {
   require(!scheme.is_simulated() || wire.scheme.is_quantized() || wire.scheme.dtype == DType::kBF16,
           Errc::kNotSupported,
           "prepare_finalize: rows travel as {} for {}, must be bf16 or quantized",
@@ -59,6 +49,8 @@ class GpuArrivedRows final : public ArrivedRows {
   };
   TensorView shaped(const TensorView& rows, std::int64_t capacity, bool is_batch) const;
   Scales scales_of(std::int64_t capacity) const;
+  void find_tensor_scale(const ExpertRows& experts, const TensorView& counts,
+                         const TensorView& from, Stream stream) const;
 
   QuantScheme wire_;
   QuantScheme scheme_;
@@ -66,11 +58,12 @@ class GpuArrivedRows final : public ArrivedRows {
   std::int64_t num_experts_ = 1;  ///< blocks of rows with a count each
   ScaleBlocks blocks_;
   TensorView static_scale_;
-  Tensor all_rows_;      ///< [1] i32: as many as there can be
-  Tensor narrow_;        ///< [N, H] bf16; absent where rows are quantized as they come
-  Tensor rows_;          ///< [experts, rows, H]; absent for bf16
-  Tensor scale_memory_;  ///< zero-filled: the padding of tiles stays 0
-  TensorView scales_;    ///< as quantize_batched takes them; or absent
+  Tensor dynamic_scale_;  ///< [1] f32: of a whole tensor; absent where it is given
+  Tensor all_rows_;       ///< [1] i32: as many as there can be
+  Tensor narrow_;         ///< [N, H] bf16; absent where rows are quantized as they come
+  Tensor rows_;           ///< [experts, rows, H]; absent for bf16
+  Tensor scale_memory_;   ///< zero-filled: the padding of tiles stays 0
+  TensorView scales_;     ///< as quantize_batched takes them; or absent
 };
 
 GpuArrivedRows::GpuArrivedRows(const ArrivedRowsShape& shape)
@@ -78,7 +71,7 @@ GpuArrivedRows::GpuArrivedRows(const ArrivedRowsShape& shape)
       scheme_(shape.config.scheme),
       hidden_(shape.config.hidden),
       static_scale_(shape.static_scale) {
-  require_supported(shape.wire, scheme_, static_scale_);
+  require_supported(shape.wire, scheme_);
   const Device device = shape.device;
   const bool is_batched = shape.wire.layout == Layout::kBatched;
   num_experts_ = is_batched ? shape.num_blocks : 1;
@@ -93,6 +86,9 @@ GpuArrivedRows::GpuArrivedRows(const ArrivedRowsShape& shape)
   if (scheme_.group == ScaleGroup::kTensor) {
     scale_memory_ = Tensor(DType::kF32, {num_experts_, 1, 1}, device);
     scales_ = scale_memory_;
+    if (!shape.is_dynamic_tensor()) return;
+    dynamic_scale_ = Tensor(DType::kF32, {1}, device);
+    static_scale_ = dynamic_scale_;
     return;
   }
   const DType dtype = scale_dtype(scheme_);
@@ -116,13 +112,28 @@ TensorView GpuArrivedRows::shaped(const TensorView& rows, std::int64_t capacity,
 // Of a call: its blocks, and all of them as the experts see them.
 GpuArrivedRows::Scales GpuArrivedRows::scales_of(std::int64_t capacity) const {
   if (!scales_.has_value()) return {};
-  if (scheme_.group == ScaleGroup::kTensor) {
-    const TensorView own(scales_.data(), DType::kF32, {1}, scales_.device());
-    return {scales_, static_scale_.has_value() ? static_scale_ : own};
-  }
+  if (scheme_.group == ScaleGroup::kTensor) return {scales_, static_scale_};
   ScaleBlocks blocks = blocks_;
   blocks.block.num_rows = capacity;
   return {batched_view(blocks, scales_), blocks.view(scales_.data(), scales_.device())};
+}
+
+// Of the valid rows, wherever they lie: gaps hold anything.
+void GpuArrivedRows::find_tensor_scale(const ExpertRows& experts, const TensorView& counts,
+                                       const TensorView& from, Stream stream) const {
+  const bool is_major = experts.first_row.has_value();
+  const TensorView& num_rows = is_major ? experts.num_rows : counts;
+  cuda::QuantizeJob job;
+  job.scheme = scheme_;
+  job.num_experts = num_rows.num_elements();
+  // Rows by rank lie in blocks of one size.
+  job.capacity = is_major || job.num_experts == 0 ? from.shape(0) : from.shape(0) / job.num_experts;
+  job.hidden = hidden_;
+  job.x = {from.data(), from.dtype(), job.capacity * hidden_, hidden_};
+  job.counts = num_rows.as<std::int32_t>();
+  if (is_major) job.first_row = experts.first_row.as<std::int64_t>();
+  job.scales.data = dynamic_scale_.as<std::byte>();
+  cuda_module().tensor_scale(job, stream);
 }
 
 void GpuArrivedRows::quantize(const TensorView& counts, Prepared& to, Stream stream) {
@@ -137,6 +148,8 @@ void GpuArrivedRows::quantize(const TensorView& counts, Prepared& to, Stream str
     }
     from = narrow;
   }
+  const bool is_dynamic = dynamic_scale_.view().has_value();
+  if (is_dynamic) find_tensor_scale(experts, counts, from, stream);
   const Scales scales = scales_of(capacity);
   experts.scheme = scheme_;
   experts.rows = shaped(rows_.view().has_value() ? rows_.view() : from, capacity, is_batch);
@@ -145,8 +158,9 @@ void GpuArrivedRows::quantize(const TensorView& counts, Prepared& to, Stream str
   experts.scale_layout = blocks_.block.layout;
   if (!rows_.view().has_value() || experts.rows.num_elements() == 0) return;
   const bool takes_scale = scheme_.group == ScaleGroup::kTensor || scheme_.needs_tensor_scale();
-  quantize_batched(shaped(from, capacity, true), counts.has_value() ? counts : all_rows_.view(),
-                   scheme_, shaped(rows_, capacity, true), scales.blocks, stream,
+  const bool has_counts = counts.has_value() && counts.num_elements() == num_experts_;
+  quantize_batched(shaped(from, capacity, true), has_counts ? counts : all_rows_.view(), scheme_,
+                   shaped(rows_, capacity, true), scales.blocks, stream,
                    takes_scale ? static_scale_ : TensorView());
 }
 

@@ -11,11 +11,9 @@
 #include "switchyard/prepare_finalize_factory.h"
 
 #include <array>
-#include <numeric>
 
 #include "core/fail.h"
 #include "core/require_device.h"
-#include "plan/expert_ownership.h"
 
 namespace switchyard {
 namespace {
@@ -183,47 +181,50 @@ PrepareFinalizeChoice finish(PrepareFinalizeChoice choice, const QuantConfig& qu
   if (choice.kind == PrepareKind::kElasticPrefill) {
     choice.config.expert_alignment = options.expert_alignment;
   }
-  if (choice.kind != PrepareKind::kLocal) {
-    apply_placement(choice.config, options.global_to_physical);
-  }
+  apply_placement(choice.config, options.global_to_physical);
   return choice;
-}
-
-// Ids keep their meaning: those of other ranks' experts become -1, the others this rank's own.
-void keep_own_experts(PrepareFinalizeConfig& config, const MoEConfig& moe,
-                      std::span<const std::int64_t> global_to_physical) {
-  const ExpertOwnership ownership{moe.num_experts, moe.ep_size()};
-  const int first = ownership.first(moe.ep_rank());
-  const int count = ownership.count(moe.ep_rank());
-  apply_placement(config, global_to_physical);
-  std::vector<std::int32_t>& table = config.global_to_physical;
-  if (table.empty()) {
-    table.resize(static_cast<std::size_t>(moe.num_experts));
-    std::iota(table.begin(), table.end(), 0);
-  }
-  for (std::int32_t& id : table) id = id >= first && id < first + count ? id - first : -1;
-  config.num_experts = count;
 }
 
 PrepareFinalizeChoice choose_local(const MoEConfig& moe, const QuantConfig& quant,
                                    const PrepareFinalizeOptions& options) {
   PrepareFinalizeChoice choice{PrepareKind::kLocal, sizes_of(moe, options)};
-  if (moe.ep_size() > 1) keep_own_experts(choice.config, moe, options.global_to_physical);
+  choice.config.ep_size = moe.ep_size();
+  choice.config.ep_rank = moe.ep_rank();
   choice.config.scheme = activation_scheme(quant);
   return finish(std::move(choice), quant, options);
 }
 
-void check_group(const Group& group, const MoEConfig& moe) {
-  require(group.size() == moe.ep_size() && group.rank() == moe.ep_rank(), Errc::kInvalidArgument,
+// Every rank has a slice of each expert, so all tokens go to all ranks.
+PrepareFinalizeChoice choose_sliced(const MoEConfig& moe, const QuantConfig& quant,
+                                    const PrepareFinalizeOptions& options) {
+  require(moe.pcp_size() == 1 && !moe.is_sequence_parallel(), Errc::kNotSupported,
+          "{}: pcp_size {} and sp_size {} without expert parallelism, must be 1; set "
+          "enable_expert_parallel",
+          kFunction, moe.pcp_size(), moe.sp_size());
+  PrepareFinalizeChoice choice{PrepareKind::kAllGather, sizes_of(moe, options)};
+  choice.config.slices_experts = true;
+  choice.config.scheme = activation_scheme(quant);
+  return finish(std::move(choice), quant, options);
+}
+
+void check_group(const Group& group, const MoEConfig& moe, bool slices_experts) {
+  const int size = slices_experts ? moe.dp_size() : moe.ep_size();
+  const int rank = slices_experts ? moe.dp_rank() : moe.ep_rank();
+  require(group.size() == size && group.rank() == rank, Errc::kInvalidArgument,
           "make_prepare_finalize: rank {} of a group of {}, but the configuration says rank {} of "
-          "{} that hold the experts",
-          group.rank(), group.size(), moe.ep_rank(), moe.ep_size());
+          "{} {}",
+          group.rank(), group.size(), rank, size,
+          slices_experts ? "with tokens of their own; without expert parallelism pass the "
+                           "data-parallel group, see Group::split"
+                         : "that hold the experts");
 }
 
 std::unique_ptr<PrepareFinalize> make_choice(const Group& group, const MoEConfig& moe,
                                              const PrepareFinalizeChoice& choice,
                                              const ExchangeOptions& exchange) {
-  if (choice.kind != PrepareKind::kLocal) check_group(group, moe);
+  if (choice.kind != PrepareKind::kLocal) {
+    check_group(group, moe, choice.config.slices_experts);
+  }
   return make_prepare_finalize(choice.kind, group, choice.config, exchange);
 }
 
@@ -232,12 +233,8 @@ std::unique_ptr<PrepareFinalize> make_choice(const Group& group, const MoEConfig
 PrepareFinalizeChoice choose_prepare_finalize(const MoEConfig& moe, const QuantConfig& quant,
                                               const PrepareFinalizeOptions& options) {
   if (!moe.use_all2all_kernels()) {
-    require(moe.dp_size() == 1 && moe.pcp_size() == 1 && !moe.is_sequence_parallel(),
-            Errc::kNotSupported,
-            "{}: dp_size {}, pcp_size {}, sp_size {} without expert parallelism: every rank has a "
-            "slice of each expert, which no class here serves; set enable_expert_parallel",
-            kFunction, moe.dp_size(), moe.pcp_size(), moe.sp_size());
-    return choose_local(moe, quant, options);
+    const bool is_sliced = moe.dp_size() > 1 || moe.pcp_size() > 1 || moe.is_sequence_parallel();
+    return is_sliced ? choose_sliced(moe, quant, options) : choose_local(moe, quant, options);
   }
   const All2AllBackend backend = moe.parallel.all2all_backend;
   const BackendRule rule = rule_of(backend);
@@ -271,6 +268,13 @@ PrepareFinalizeChoice choose_flashinfer_prepare_finalize(const FlashInferFlags& 
           flags.use_nvfp4, name_of(quant.quant_dtype()));
   if (!flags.use_dp) return choose_local(moe, quant, options);
   const bool is_all_to_all = flags.use_nvfp4 && flags.enable_alltoallv;
+  if (!moe.use_ep()) {
+    require(
+        !is_all_to_all, Errc::kNotSupported,
+        "choose_flashinfer_prepare_finalize: enable_alltoallv is set without expert parallelism, "
+        "where every rank has a slice of each expert; clear it");
+    return choose_sliced(moe, quant, options);
+  }
   PrepareFinalizeChoice choice{is_all_to_all ? PrepareKind::kAllToAll : PrepareKind::kAllGather,
                                sizes_of(moe, options)};
   choice.config.scheme = activation_scheme(quant);

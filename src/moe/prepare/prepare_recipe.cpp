@@ -20,7 +20,7 @@ constexpr std::array<PrepareRecipe, 7> kRecipes{{
     {PrepareKind::kAllGather, Layout::kAllGather, Reduce::kPerRank, false, false, false, 1},
     {PrepareKind::kAllToAll, Layout::kCompact, Reduce::kPerRank, true, true, false, 1},
     {PrepareKind::kAllToAllOneSided, Layout::kByRank, Reduce::kPerRank, true, true, false, 1},
-    {PrepareKind::kLocal, Layout::kExpanded, Reduce::kPerExpert, false, false, false, 1},
+    {PrepareKind::kLocal, Layout::kAllGather, Reduce::kPerExpert, false, false, false, 1},
 }};
 
 constexpr std::array<const char*, 7> kNames{"low_latency", "elastic_decode", "elastic_prefill",
@@ -64,21 +64,28 @@ void check_scale_layout(const PrepareFinalizeConfig& config) {
       has_rows ? " or column_major: swizzled scales are one byte" : ": its rows have no scales");
 }
 
-// kLocal alone may know of experts that this rank does not hold.
-void check_placement(const PrepareFinalizeConfig& config, bool is_local) {
+void check_placement(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config) {
   const auto& table = config.global_to_physical;
-  if (table.empty()) return;
   require(
-      is_local || static_cast<std::int64_t>(table.size()) == config.num_experts,
+      table.empty() || static_cast<std::int64_t>(table.size()) == config.num_experts,
       Errc::kInvalidArgument,
       "prepare_finalize: global_to_physical has {} entries, must have one for each of {} experts",
       table.size(), config.num_experts);
-  const int min = is_local ? -1 : 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
-    require(table[i] >= min && table[i] < config.num_experts, Errc::kInvalidArgument,
-            "prepare_finalize: global_to_physical[{}] is {}, must be from {} to {}", i, table[i],
-            min, config.num_experts - 1);
+    require(table[i] >= 0 && table[i] < config.num_experts, Errc::kInvalidArgument,
+            "prepare_finalize: global_to_physical[{}] is {}, must be from 0 to {}", i, table[i],
+            config.num_experts - 1);
   }
+  const bool is_local = recipe.kind == PrepareKind::kLocal;
+  require(!config.slices_experts || recipe.layout == Layout::kAllGather, Errc::kInvalidArgument,
+          "prepare_finalize: slices_experts is set for {}, must be all_gather",
+          name_of(recipe.kind));
+  require(config.ep_size >= 1 && config.ep_rank >= 0 && config.ep_rank < config.ep_size &&
+              (is_local || config.ep_size == 1),
+          Errc::kInvalidArgument,
+          "prepare_finalize: ep_rank is {} and ep_size {} for {}, must be {}", config.ep_rank,
+          config.ep_size, name_of(recipe.kind),
+          is_local ? "a rank of at least one" : "0 and 1: its group says who holds the experts");
 }
 
 }  // namespace
@@ -114,12 +121,20 @@ void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConf
           "prepare_finalize: num_micro_batches is {}, must be from 1 to {}, or 0 for those of the "
           "mirrored class",
           config.num_micro_batches, kMaxMicroBatches);
-  check_placement(config, recipe.kind == PrepareKind::kLocal);
+  check_placement(recipe, config);
 }
 
 std::int32_t num_micro_batches_of(const PrepareRecipe& recipe,
                                   const PrepareFinalizeConfig& config) {
   return config.num_micro_batches > 0 ? config.num_micro_batches : recipe.num_micro_batches;
+}
+
+ExpertHolder expert_holder_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                              int num_ranks, int rank) {
+  if (recipe.kind == PrepareKind::kLocal) {
+    return {{config.num_experts, config.ep_size}, config.ep_rank};
+  }
+  return {{config.num_experts, num_ranks, config.slices_experts}, rank};
 }
 
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config) {
@@ -135,11 +150,14 @@ ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFina
   result.num_topk = config.num_topk;
   result.hidden = config.hidden;
   result.max_tokens_per_rank = config.max_tokens_per_rank;
+  const bool is_local = recipe.kind == PrepareKind::kLocal;
   result.layout = recipe.layout;
+  result.slices_experts = is_local || config.slices_experts;
   result.scheme = defers ? schemes::kNone : wire_scheme_of(config);
   const bool arrives_as_wanted = !defers && result.scheme == config.scheme;
   if (arrives_as_wanted) result.scale_layout = config.scale_layout;
-  result.reduce = config.reduce.value_or(recipe.reduce);
+  // On one rank the two contracts are one, and rows come one per token.
+  result.reduce = is_local ? Reduce::kPerRank : config.reduce.value_or(recipe.reduce);
   result.combine_scheme = config.combine_scheme;
   // With per_expert the owner knows the weights, and batched experts need none.
   result.sends_weights =

@@ -6,6 +6,8 @@
 
 #include "switchyard/prepare_finalize.h"
 
+#include "plan/expert_ownership.h"
+
 namespace switchyard {
 
 struct PrepareRecipe {
@@ -31,6 +33,17 @@ void check_prepare_config(const PrepareRecipe& recipe, const PrepareFinalizeConf
 
 /// As configured, or those of the original.
 std::int32_t num_micro_batches_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config);
+
+/// Which experts lie where: rank `holder` of the ownership is this rank.
+struct ExpertHolder {
+  ExpertOwnership ownership;
+  int holder = 0;
+
+  int first() const { return ownership.first(holder); }
+  int count() const { return ownership.count(holder); }
+};
+ExpertHolder expert_holder_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
+                              int num_ranks, int rank);
 
 /// What travels: nothing that a sender cannot apply.
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config);

@@ -112,6 +112,7 @@ void ExchangePrepareFinalize::arrived(MicroBatch& batch, Stream stream) const {
   to = Prepared{from.experts, from.total_rows, std::nullopt, {}, {}, from.host};
   if (from.experts.scheme.needs_tensor_scale()) to.experts.tensor_scale = static_scale_;
   if (recipe_.kind == PrepareKind::kLowLatency) add_metadata(batch, from.experts.num_rows);
+  if (config_.ep_size > 1) keep_own_counts(batch);
   if (marks_rows()) mark_received(batch, stream);
   if (renames_received()) rename_received(batch, stream);
   if (recipe_.layout == Layout::kAllGather || recipe_.layout == Layout::kByRank) {
@@ -119,7 +120,7 @@ void ExchangePrepareFinalize::arrived(MicroBatch& batch, Stream stream) const {
     to.topk_weights = from.topk_weights;
   }
   if (!batch.is_deferred && batch.quantizer != nullptr) {
-    batch.quantizer->quantize(valid_rows(batch), to, stream);
+    batch.quantizer->quantize(valid_rows(batch, stream), to, stream);
   }
 }
 
@@ -137,6 +138,17 @@ void ExchangePrepareFinalize::add_metadata(MicroBatch& batch, const TensorView& 
   batch.prepared.metadata = {counts, on_host};
 }
 
+// kLocal: the exchange counts the rows of every expert.
+void ExchangePrepareFinalize::keep_own_counts(MicroBatch& batch) const {
+  Prepared& to = batch.prepared;
+  const std::int64_t num_local = num_local_experts();
+  to.experts.num_rows = TensorView(to.experts.num_rows.as<std::int32_t>() + experts_.first(),
+                                   DType::kI32, {num_local}, device());
+  if (!to.host.has_value() || to.host->rows_per_expert.empty()) return;
+  to.host->rows_per_expert = to.host->rows_per_expert.subspan(
+      static_cast<std::size_t>(experts_.first()), static_cast<std::size_t>(num_local));
+}
+
 // Rows of expert e, alignment gaps included, all name e.
 void ExchangePrepareFinalize::mark_received(MicroBatch& batch, Stream stream) const {
   const Dispatched& from = batch.dispatched;
@@ -145,7 +157,7 @@ void ExchangePrepareFinalize::mark_received(MicroBatch& batch, Stream stream) co
   args.num_rows = from.experts.num_rows.as<std::int32_t>();
   args.first_row = from.experts.first_row.as<std::int64_t>();
   args.num_local = num_local_experts();
-  args.first_expert = ownership_.first(group_.rank());
+  args.first_expert = experts_.first();
   args.alignment = config_.expert_alignment;
   args.m = from.experts.rows.shape(0);
   args.ids = batch.topk_ids.as<std::int64_t>();
@@ -170,7 +182,7 @@ void ExchangePrepareFinalize::rename_received(MicroBatch& batch, Stream stream) 
   args.from = id_table("prepare", from.topk_ids);
   args.to = id_table("prepare", renamed);
   args.num_ids = num_local_experts();
-  args.offset = ownership_.first(group_.rank());
+  args.offset = experts_.first();
   args.none = recipe_.kind == PrepareKind::kElasticDecode ? -1 : config_.num_experts;
   args.invalid = args.none;
   args.num_rows = from.total_rows.as<std::int32_t>();
@@ -180,11 +192,17 @@ void ExchangePrepareFinalize::rename_received(MicroBatch& batch, Stream stream) 
   batch.prepared.topk_weights = from.topk_weights;
 }
 
-// On GPUs, counts for the rows that are quantized here; absent: all of them.
-TensorView ExchangePrepareFinalize::valid_rows(const MicroBatch& batch) const {
+// On GPUs, counts for the rows that are quantized here.
+TensorView ExchangePrepareFinalize::valid_rows(const MicroBatch& batch, Stream stream) const {
   switch (recipe_.layout) {
     case Layout::kBatched: return batch.dispatched.experts.num_rows;
-    case Layout::kByRank: return {};
+    case Layout::kByRank:
+      if (batch.rows_per_rank.view().has_value()) {
+        RowSources sources;
+        sources.rows_per_rank = batch.rows_per_rank;
+        batch.exchange->write_row_sources(batch.handle, sources, stream);
+      }
+      return batch.rows_per_rank;
     default: return batch.end.view().has_value() ? batch.end.view() : batch.dispatched.total_rows;
   }
 }

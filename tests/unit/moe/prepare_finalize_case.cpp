@@ -106,8 +106,7 @@ ModularKernel make_scaling_layer(const Group& group, const ClassCase& test) {
 }
 
 bool is_grouped(PrepareKind kind) {
-  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill ||
-         kind == PrepareKind::kLocal;
+  return kind == PrepareKind::kLowLatency || kind == PrepareKind::kElasticPrefill;
 }
 
 Tensor choice_rows(const PrepareFinalize& object, const Prepared& prepared) {

@@ -185,8 +185,10 @@ float v2_element(const reference::RankInput& input, std::int64_t t, std::int64_t
   return rounded(sum);
 }
 
-TEST(PrepareFinalizeChoicesTest, ContiguousHasTheBitsOfDeepEpV2) {
-  for (const PrepareKind kind : {PrepareKind::kElasticPrefill, PrepareKind::kElasticDecode}) {
+// Without an exchange one rank has all rows of a token.
+TEST(PrepareFinalizeChoicesTest, ContiguousHasTheBitsOfVllm) {
+  for (const PrepareKind kind :
+       {PrepareKind::kElasticPrefill, PrepareKind::kElasticDecode, PrepareKind::kLocal}) {
     const ClassCase test{.kind = kind, .num_tokens = {5, 0, 6}, .num_topk = 5};
     const reference::Batch batch = test::random_batch_of(test);
     run_ranks(test.num_ranks(), [&](const Group& group) {
@@ -205,7 +207,8 @@ TEST(PrepareFinalizeChoicesTest, ContiguousHasTheBitsOfDeepEpV2) {
       for (std::int64_t t = 0; t < own.tokens.rows; ++t) {
         for (std::int64_t h = 0; h < test.hidden; ++h) {
           const auto at = static_cast<std::size_t>(t * test.hidden + h);
-          ASSERT_EQ(f32_from_bf16(outputs[0][at]), v2_element(own, t, h, group.size()))
+          ASSERT_EQ(f32_from_bf16(outputs[0][at]),
+                    v2_element(own, t, h, test.is_local() ? 1 : group.size()))
               << name_of(kind) << " token " << t << " element " << h;
         }
       }

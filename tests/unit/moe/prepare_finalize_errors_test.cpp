@@ -62,15 +62,12 @@ TEST(PrepareFinalizeErrorsTest, ConfigurationsThatNoClassServes) {
       c.wire_scheme = schemes::kFp8Ue8m0;
       c.wire_scheme->block = 64;
     });
-    const bool is_local = kind == PrepareKind::kLocal;  // may know of other ranks' experts
-    refuse(is_local ? "global_to_physical[6] is 7, must be from -1 to 6"
-                    : "global_to_physical[6] is 7, must be from 0 to 6",
+    refuse("global_to_physical[6] is 7, must be from 0 to 6",
            [](auto& c) { c.global_to_physical = {0, 1, 2, 3, 4, 5, 7}; });
-    refuse(is_local ? "global_to_physical[1] is -2" : "global_to_physical[1] is -1",
-           [&](auto& c) { c.global_to_physical = {0, is_local ? -2 : -1, 2, 3, 4, 5, 6}; });
-    if (!is_local) {
-      refuse("global_to_physical has 2 entries", [](auto& c) { c.global_to_physical = {0, 1}; });
-    }
+    refuse("global_to_physical[1] is -1",
+           [](auto& c) { c.global_to_physical = {0, -1, 2, 3, 4, 5, 6}; });
+    refuse("global_to_physical has 2 entries", [](auto& c) { c.global_to_physical = {0, 1}; });
+    refuse("ep_rank is 2 and ep_size 2", [](auto& c) { c.ep_rank = c.ep_size = 2; });
     refuse("hidden", [](auto& c) { c.hidden = 0; });
     refuse("hidden", [](auto& c) { c.hidden = -5; });
     refuse("", [](auto& c) { c.hidden = std::numeric_limits<std::int64_t>::max(); });

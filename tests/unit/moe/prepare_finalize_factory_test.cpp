@@ -107,11 +107,25 @@ TEST(PrepareFinalizeFactoryTest, WithoutAllToAllTheClassIsLocal) {
   EXPECT_EQ(choose_prepare_finalize(layer(B::kDeepEpV2, 1, 0, false, 2), {}).config.num_experts, 8);
   const PrepareFinalizeChoice part = choose_prepare_finalize(layer(B::kNaive, 1, 0, true, 2), {});
   EXPECT_EQ(part.kind, K::kLocal);
-  EXPECT_EQ(part.config.num_experts, 4);
-  EXPECT_EQ(part.config.global_to_physical,
-            (std::vector<std::int32_t>{0, 1, 2, 3, -1, -1, -1, -1}));
-  expect_error(Errc::kNotSupported, "set enable_expert_parallel",
-               [] { (void)choose_prepare_finalize(layer(B::kNaive, 2, 0, false), {}); });
+  EXPECT_EQ(part.config.num_experts, 8);
+  EXPECT_EQ(part.config.ep_size, 2);
+  EXPECT_EQ(part.config.ep_rank, 0);
+}
+
+TEST(PrepareFinalizeFactoryTest, SlicesOfExpertsAreServedByAllGather) {
+  for (const B backend : kAll) {
+    const PrepareFinalizeChoice choice =
+        choose_prepare_finalize(layer(backend, 2, 0, false), nvfp4());
+    EXPECT_EQ(choice.kind, K::kAllGather);
+    EXPECT_TRUE(choice.config.slices_experts);
+    EXPECT_EQ(choice.config.wire_scheme, kAsScheme);
+    EXPECT_EQ(choice.config.scale_layout, ScaleLayout::kSwizzled);
+    EXPECT_FALSE(choose_prepare_finalize(layer(backend), nvfp4()).config.slices_experts);
+  }
+  MoEConfig sequence = layer(B::kNaive, 2, 0, false);
+  sequence.parallel.sp_size = 2;
+  expect_error(Errc::kNotSupported, "sp_size 2 without expert parallelism",
+               [&] { (void)choose_prepare_finalize(sequence, {}); });
 }
 
 // Experts of tensor-parallel ranks: ids are global here too.
@@ -368,8 +382,15 @@ TEST(FlashInferFactoryTest, EveryCombinationOfFlags) {
       EXPECT_EQ(choose(true).config.wire_scheme, kAsScheme);
       EXPECT_EQ(choose(true).config.scale_layout,
                 use_nvfp4 ? ScaleLayout::kSwizzled : ScaleLayout::kRowMajor);
+      EXPECT_FALSE(choose(true).config.slices_experts);
     }
   }
+  const MoEConfig sliced = layer(B::kAllGatherReduceScatter, 2, 0, false);
+  EXPECT_TRUE(choose_flashinfer_prepare_finalize({true, true, false}, sliced, nvfp4())
+                  .config.slices_experts);
+  expect_error(Errc::kNotSupported, "enable_alltoallv is set without expert parallelism", [&] {
+    (void)choose_flashinfer_prepare_finalize({true, true, true}, sliced, nvfp4());
+  });
   expect_error(Errc::kInvalidArgument, "use_nvfp4 is true, but activations are fp8_e4m3", [&] {
     (void)choose_flashinfer_prepare_finalize({true, true, true}, moe, fp8());
   });

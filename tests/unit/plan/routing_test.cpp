@@ -100,5 +100,26 @@ TEST_F(ReceivePlanTest, SendPlanOrdersRanksByTheirHighestChoice) {
   EXPECT_THAT(plan.num_tokens_to, ElementsAre(2, 2));
 }
 
+// Every rank holds experts 0 to 3 and serves every token, also one that names none.
+TEST_F(ReceivePlanTest, SlicedExpertsAreOnEveryRank) {
+  const ExpertOwnership sliced{4, 2, true};
+  EXPECT_EQ(sliced.first(1), 0);
+  EXPECT_EQ(sliced.count(1), 4);
+  ReceivePlan receive;
+  ReceiveShape shape;
+  shape.layout = Layout::kAllGather;
+  receive.build(1, sliced, 2, shape, table);
+  EXPECT_THAT(receive.num_rows, ElementsAre(1, 0, 3, 1));
+  EXPECT_EQ(receive.num_buffer_rows, 3);
+  const std::vector<std::uint16_t> none{kNoExpert, kNoExpert};
+  SendPlan send;
+  send.build(sliced, 2, Layout::kAllGather, {1, none.data(), nullptr});
+  EXPECT_THAT(send.num_tokens_to, ElementsAre(1, 1));
+  ASSERT_EQ(send.ranks_of(0).size(), 2u);
+  EXPECT_EQ(send.ranks_of(0)[0].rank, 0);
+  EXPECT_EQ(send.ranks_of(0)[1].rank, 1);
+  EXPECT_EQ(send.ranks_of(0)[1].highest_k, -1);
+}
+
 }  // namespace
 }  // namespace switchyard

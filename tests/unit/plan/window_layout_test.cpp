@@ -49,6 +49,17 @@ TEST(WindowLayoutTest, RegionsAreDisjoint) {
   }
 }
 
+// More ranks than choices: a column of each rank where each returns a row.
+TEST(WindowLayoutTest, ColumnsAreChoicesOrRanks) {
+  WindowShape shape = small_shape();
+  shape.num_topk = 2;
+  EXPECT_EQ(make_window_layout(shape).num_columns(), 2);
+  shape.returns_everywhere = true;
+  const WindowLayout everywhere = make_window_layout(shape);
+  EXPECT_EQ(everywhere.num_columns(), 3);
+  EXPECT_EQ(everywhere.column(2, -1), 2);
+}
+
 TEST(WindowLayoutTest, RowsAreAlignedAndDisjoint) {
   const WindowLayout layout = make_window_layout(small_shape());
   EXPECT_EQ(layout.scales_in_row, 40u);  // 37 bytes of elements, then f32 scales
