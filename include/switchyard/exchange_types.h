@@ -38,7 +38,8 @@ struct ExchangeOptions {
   /// of all fit on it together.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
-  /// it before they touch memory (programmatic dependent launch). Ignored where ranks share a GPU.
+  /// it before they touch memory (programmatic dependent launch). Ignored where ranks share a GPU,
+  /// and in calls of more than 512 tokens.
   bool programmatic_launch = true;
   /// How windows are shared: "auto", "same_process", "vmm", "ipc" or "nccl"; empty: the setting
   /// SWITCHYARD_HEAP.

@@ -28,7 +28,7 @@ def options_of(verb):
     pattern = r'add_option(?:_function<[\w:]+>)?\(\s*"(--[\w-]+)'
     common = dict(re.findall(r"void (add_\w+)\(.*?" + pattern, read("cli/common_options.cpp"), re.DOTALL))
     source = read(f"cli/{verb}.cpp")
-    own = set(re.findall(r'add_(?:option|flag)\(\s*"(--[\w-]+)', source))
+    own = set(re.findall(r'add_(?:option|flag)\(\s*"!?(--[\w-]+)', source))
     return own | {option for name, option in common.items() if name + "(" in source}
 
 

@@ -19,8 +19,9 @@
 namespace switchyard::cuda {
 
 /// The next notify task of this CTA, whose last one was `task`; for all threads.
+template <bool kSharesWork>
 __device__ __forceinline__ int next_task(const DispatchArgs& a, std::uint64_t call, int task) {
-  if (!a.grid.shares_work) return task + a.grid.num_notify_ctas;
+  if constexpr (!kSharesWork) return task + a.grid.num_notify_ctas;
   __shared__ int next;
   __syncthreads();
   if (threadIdx.x == 0) next = take_work(a.state, call, Work::kNotify, 1);
@@ -28,14 +29,15 @@ __device__ __forceinline__ int next_task(const DispatchArgs& a, std::uint64_t ca
   return next;
 }
 
-/// What a notify CTA does: all announcements come first, then routes. `prefetched`: by
-/// begin_kernel.
+/// What a notify CTA does, from its first task on: all announcements come first, then routes.
+/// `prefetched`: by begin_kernel.
+template <bool kSharesWork>
 __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t prefetched,
-                                       CallOfCta& call, int notify_cta, std::byte* memory) {
+                                       CallOfCta& call, int first, std::byte* memory) {
   const int num_ranks = a.ownership.num_ranks;
-  const int num_tasks = num_ranks * (1 + a.grid.num_runs);
 #pragma unroll 1
-  for (int task = notify_cta; task < num_tasks; task = next_task(a, call.number, task)) {
+  for (int task = first; task < num_ranks * (1 + a.grid.num_runs);
+       task = next_task<kSharesWork>(a, call.number, task)) {
     const int part = a.grid.by_ranks.quotient(task);
     const int turned = task - part * num_ranks + a.rank;
     const int to = turned < num_ranks ? turned : turned - num_ranks;
@@ -49,44 +51,63 @@ __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t pref
 }
 
 template <class Form>
+__device__ __forceinline__ void receive(const DispatchArgs& a, const CallOfCta& call, int receiver,
+                                        std::byte* memory) {
+  auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
+  receive_rows<Form::kWords>(a, call, receiver, shared,
+                             reinterpret_cast<std::int32_t*>(&shared + 1));
+}
+
+/// Every CTA has one role.
+template <class Form>
+__device__ __forceinline__ void play_role(const DispatchArgs& a, std::uint32_t prefetched,
+                                          CallOfCta& call, bool sends, std::byte* memory) {
+  const int num_notify_ctas = sends ? a.grid.num_notify_ctas : 0;
+  const int num_sending = sends ? num_notify_ctas + a.grid.num_senders : 0;
+  const int cta = static_cast<int>(blockIdx.x);
+  if (cta >= num_sending) {
+    call.request(a, prefetched);
+    receive<Form>(a, call, cta - num_sending, memory);
+  } else if (cta >= num_notify_ctas) {
+    const SendWalk<false> walk(a, 0, cta - num_notify_ctas);
+    prefetch_item(a, walk.item);
+    call.request(a, prefetched);
+    send_rows<Form, false>(a, call, walk, *reinterpret_cast<SenderShared*>(memory));
+  } else {
+    notify<false>(a, prefetched, call, cta, memory);
+  }
+}
+
+/// Every CTA does what is left of everything.
+template <class Form>
+__device__ __forceinline__ void share_work(const DispatchArgs& a, std::uint32_t prefetched,
+                                           CallOfCta& call, bool receives, std::byte* memory) {
+  call.request(a, prefetched);
+  __syncthreads();
+  notify<true>(a, prefetched, call, next_task<true>(a, call.number, 0), memory);
+  send_rows<Form, true>(a, call, SendWalk<true>(a, call.number, 0),
+                        *reinterpret_cast<SenderShared*>(memory));
+  __syncthreads();
+  if (receives) receive<Form>(a, call, static_cast<int>(blockIdx.x), memory);
+}
+
+template <class Form, bool kSharesWork>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     dispatch_kernel(const __grid_constant__ DispatchArgs a, bool sends, bool receives) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta call;
   const std::uint32_t prefetched = begin_kernel(a);
-  const bool shares = a.grid.shares_work;
-  const int num_notify_ctas = sends && !shares ? a.grid.num_notify_ctas : 0;
-  const int num_sending = sends && !shares ? num_notify_ctas + a.grid.num_senders : 0;
-  const int cta = static_cast<int>(blockIdx.x);
-  int first_task = cta;
-  if (shares) {
-    call.request(a, prefetched);
-    __syncthreads();
-    if (sends) first_task = next_task(a, call.number, 0);
-  }
-  if (sends && (shares || cta < num_notify_ctas)) {
-    notify(a, prefetched, call, first_task, memory);
-  }
-  if (sends && (shares || (cta >= num_notify_ctas && cta < num_sending))) {
-    auto& shared = *reinterpret_cast<SenderShared*>(memory);
-    const SendWalk walk(a, call.number, cta - num_notify_ctas);
-    prefetch_item(a, walk.item);
-    call.request(a, prefetched);
-    send_rows<Form>(a, call, walk, shared);
-  }
-  if (shares) __syncthreads();
-  if (receives && cta >= num_sending) {
-    call.request(a, prefetched);
-    auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
-    receive_rows<Form::kWords>(a, call, cta - num_sending, shared,
-                               reinterpret_cast<std::int32_t*>(&shared + 1));
+  if constexpr (kSharesWork) {
+    if (sends) share_work<Form>(a, prefetched, call, receives, memory);
+  } else {
+    play_role<Form>(a, prefetched, call, sends, memory);
   }
   if (!receives) return;
   __syncthreads();
   advance_call(a.state, call.number);
 }
 
-template <class Form>
+template <class Form, bool kSharesWork>
 void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
@@ -94,10 +115,22 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
       std::max({sizeof(SenderShared), notify_shared_bytes(args),
                 sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
   const int ctas = args.grid.num_ctas(sends(phases), receives(phases));
-  if (phases == Phases::kNone) allow_shared_memory(dispatch_kernel<Form>, shared, "dispatch");
-  launch_kernel(dispatch_kernel<Form>,
+  const auto kernel = dispatch_kernel<Form, kSharesWork>;
+  if (phases == Phases::kNone) allow_shared_memory(kernel, shared, "dispatch");
+  launch_kernel(kernel,
                 {std::max(1, ctas), args.grid.num_warps * kLanes, shared, programmatic, stream},
                 "dispatch", args, sends(phases), receives(phases));
+}
+
+/// With Phases::kNone both kernels of the form, which do nothing.
+template <class Form>
+void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
+  if (phases == Phases::kNone || args.grid.shares_work) {
+    launch_form<Form, true>(args, phases, programmatic, stream);
+  }
+  if (phases == Phases::kNone || !args.grid.shares_work) {
+    launch_form<Form, false>(args, phases, programmatic, stream);
+  }
 }
 
 }  // namespace switchyard::cuda

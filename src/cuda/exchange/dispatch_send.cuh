@@ -41,25 +41,28 @@ __device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int index) 
 
 /// The items of a warp: every so many, or, where CTAs share all work, some at a time of what is
 /// left.
+template <bool kSharesWork>
 struct SendWalk {
+  int item;
+
+  __device__ __forceinline__ SendWalk(const DispatchArgs& a, std::uint64_t, int sender)
+      : item(static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender) {}
+  __device__ __forceinline__ void advance(const DispatchArgs& a, std::uint64_t) {
+    item += a.grid.num_warps * a.grid.num_senders;
+  }
+};
+
+template <>
+struct SendWalk<true> {
   static constexpr int kAtOnce = 4;
   int item;
   int end;  ///< of those that were taken
 
-  __device__ __forceinline__ SendWalk(const DispatchArgs& a, std::uint64_t call, int sender) {
-    if (a.grid.shares_work) {
-      take(a, call);
-    } else {
-      item = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
-      end = 0;
-    }
+  __device__ __forceinline__ SendWalk(const DispatchArgs& a, std::uint64_t call, int) {
+    take(a, call);
   }
   __device__ __forceinline__ void advance(const DispatchArgs& a, std::uint64_t call) {
-    if (!a.grid.shares_work) {
-      item += a.grid.num_warps * a.grid.num_senders;
-    } else if (++item == end) {
-      take(a, call);
-    }
+    if (++item == end) take(a, call);
   }
 
  private:
@@ -147,29 +150,28 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
 
 /// Sends the rows of all tokens, together with the other senders. The first chunk is made before
 /// the barrier after which the call number is known, unless it had to be known for the walk.
-template <class Form>
+template <class Form, bool kSharesWork>
 __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& current,
-                                          SendWalk walk, SenderShared& shared) {
+                                          SendWalk<kSharesWork> walk, SenderShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_items = a.tokens.count * a.layout.num_chunks * a.grid.shares;
   std::uint8_t* scales = shared.scales[warp];
   bool is_first = true;
 #pragma unroll 1
-  while (walk.item < num_items || is_first) {
-    const int i = walk.item;
-    const SendItem item(a, i);
+  for (; walk.item < num_items || is_first; walk.advance(a, current.number)) {
+    const SendItem item(a, walk.item);
+    const bool is_there = walk.item < num_items;
     std::uint32_t words[Form::kWords];
     GivenId id;
-    if (i < num_items) {
+    if (is_there) {
       if (lane < a.num_topk) id.request(a.tokens.ids, std::int64_t{item.token} * a.num_topk + lane);
       Form::make(a, item.token, item.chunk, lane, words, scales);
     }
     if (is_first) __syncthreads();
     is_first = false;
-    if (i >= num_items || current.has_failed != 0) return;
-    walk.advance(a, current.number);
-    if (a.grid.shares_work) prefetch_item(a, walk.item);
+    if (!is_there || current.has_failed != 0) return;
+    if constexpr (kSharesWork) prefetch_item(a, walk.item + 1);
     send_chunk<Form>(a, current.number, item, lane, id.value(a.tokens.ids), words, scales);
   }
 }
