@@ -150,8 +150,7 @@ class FilledWindow {
 
 /// Everything that a call writes.
 struct Results {
-  cuda::DeviceBuffer counter = device_copy<std::uint64_t>({kCall * cuda::kCallUnit, 0});
-  cuda::DeviceBuffer taken = device_copy<std::uint32_t>({0, 0, 0, 0});
+  cuda::DeviceBuffer counter = device_copy<std::uint64_t>({kCall * cuda::kCallUnit, 0, 0, 0});
   cuda::DeviceBuffer num_arrivals = unset(kRanks);
   cuda::DeviceBuffer arrival_token = unset(kRanks * kTokens);
   cuda::DeviceBuffer arrival_rows = unset(kRanks * kTokens * kTopk);
@@ -205,7 +204,6 @@ class Receiver {
  private:
   void set_results(Layout rows_layout) {
     args_.state.counter = results_.counter.as<std::uint64_t>();
-    args_.state.taken = results_.taken.as<std::uint32_t>();
     args_.state.num_arrivals = results_.num_arrivals.as<std::int32_t>();
     args_.state.arrival_token = results_.arrival_token.as<std::int32_t>();
     args_.state.arrival_rows = results_.arrival_rows.as<std::int32_t>();

@@ -81,7 +81,8 @@ class LostMark {
 
   PushLayout layout_;
   cuda::DeviceBuffer window_;
-  cuda::DeviceBuffer counter_ = device_copy<std::uint64_t>({(kCall + 1) * cuda::kCallUnit, 0});
+  cuda::DeviceBuffer counter_ =
+      device_copy<std::uint64_t>({(kCall + 1) * cuda::kCallUnit, 0, 0, 0});
   cuda::DeviceBuffer num_terms_ = device_copy<std::int32_t>({0, 2});
   cuda::DeviceBuffer columns_ = device_copy<std::int32_t>({0, 0, 0, 0, 0, 1, 0, 0});
   cuda::DeviceBuffer term_ranks_ = device_copy<std::int32_t>({0, 0, 0, 0, 2, 3, 0, 0});

@@ -89,8 +89,7 @@ void add_state(Parts& parts, const std::string& name, const cuda::CallState& sta
                std::size_t topk) {
   const auto ranks = static_cast<std::size_t>(kRanks);
   const auto tokens = static_cast<std::size_t>(kTokens);
-  parts.add(name + "counter", state.counter, 2);
-  parts.add(name + "taken", state.taken, 4);
+  parts.add(name + "counter", state.counter, cuda::kCounterWords);
   parts.add(name + "num_partials", state.num_partials, tokens);
   parts.add(name + "columns", state.columns, tokens * topk);
   parts.add(name + "partial_weights", state.partial_weights, tokens * topk);
@@ -116,7 +115,8 @@ TEST(SlotMemoryTest, WhatACallLeavesLiesSideBySide) {
     parts.add("own_ids", memory.own_ids, tokens * kTopk);
     parts.add("num_dropped", memory.num_dropped, 1);
     EXPECT_EQ(memory.payload_counters.size(), 2u);
-    for (std::uint64_t* counter : memory.payload_counters) parts.add("payload", counter, 2);
+    for (std::uint64_t* counter : memory.payload_counters)
+      parts.add("payload", counter, cuda::kCounterWords);
     if (shape.gathers_routing) {
       const GatherMemory& gather = memory.gather;
       add_state(parts, "gather ", gather.state, kRanks);

@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_share(std::uint64_t* counter, unsigned num_c
 __device__ __forceinline__ void advance_call(const CallState& state, std::uint64_t call) {
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     state.counter[1] = 0;
-    for (int i = 0; i < 2; ++i) state.taken[(~call & 1) * 2 + i] = 0;
+    state.counter[2 + (~call & 1)] = 0;
   }
   add_share(state.counter, gridDim.x);
 }
@@ -67,7 +67,8 @@ enum class Work : int { kNotify, kSend };
 
 __device__ __forceinline__ int take_work(const CallState& state, std::uint64_t call, Work what,
                                          int count) {
-  std::uint32_t* taken = state.taken + (call & 1) * 2 + static_cast<int>(what);
+  std::uint32_t* taken =
+      reinterpret_cast<std::uint32_t*>(state.counter + 2 + (call & 1)) + static_cast<int>(what);
   return static_cast<int>(atomicAdd(taken, static_cast<std::uint32_t>(count)));
 }
 

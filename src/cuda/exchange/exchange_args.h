@@ -31,16 +31,15 @@ constexpr bool receives(Phases phases) {
 }
 
 inline constexpr std::uint64_t kCallUnit = 65536;        ///< more than a grid has CTAs
+inline constexpr std::size_t kCounterWords = 4;          ///< see CallState::counter
 inline constexpr std::uint32_t kRoutingOnly = 1u << 31;  ///< in DispatchArgs::mode
 
 /// What a call leaves in device memory for its combine. Arrays are as large as a call can be.
 struct CallState {
-  /// [2] The number of the next call, times kCallUnit, and what CTAs that have ended have added;
-  /// then the same of the combines since the last dispatch.
+  /// [kCounterWords] The number of the next call, times kCallUnit, and what CTAs that have ended
+  /// have added; the same of the combines since the last dispatch; then, where CTAs share all work,
+  /// how many notify tasks and how many send items were taken, as [2, 2] u32 by parity of the call.
   std::uint64_t* counter = nullptr;
-  /// [2, 2] By parity of the call: how many notify tasks and how many send items were taken, where
-  /// CTAs share all work.
-  std::uint32_t* taken = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.
   std::int32_t* num_partials = nullptr;   ///< [T]

@@ -20,8 +20,7 @@ void carve(Carver& parts, T*& array, std::size_t count) {
 cuda::CallState lay_out_state(Carver& parts, std::size_t ranks, std::size_t tokens,
                               std::size_t topk) {
   cuda::CallState state;
-  carve(parts, state.counter, 2);
-  carve(parts, state.taken, 4);
+  carve(parts, state.counter, cuda::kCounterWords);
   carve(parts, state.num_partials, tokens);
   carve(parts, state.columns, tokens * topk);
   carve(parts, state.partial_weights, tokens * topk);
@@ -99,7 +98,7 @@ SlotMemory lay_out_slot(std::byte* base, const PushExchangeShape& shape, int ran
   if (keeps_ids) carve(parts, memory.own_ids, tokens * topk);
   carve(parts, memory.num_dropped, 1);
   for (std::size_t i = 0; i < config.payload_bytes.size(); ++i) {
-    carve(parts, memory.payload_counters.emplace_back(), 2);
+    carve(parts, memory.payload_counters.emplace_back(), cuda::kCounterWords);
   }
   if (shape.gathers_routing) memory.gather = lay_out_gather(parts, shape);
   memory.num_bytes = parts.used_bytes();
