@@ -33,6 +33,7 @@ struct Case {
   DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
   bool pads_output = false;           ///< the output has a row stride
   bool has_tiny = false;              ///< zeros, denormals, and weights that make them vanish
+  int num_ctas = 0;                   ///< ExchangeOptions::num_ctas
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }

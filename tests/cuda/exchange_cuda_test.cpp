@@ -114,6 +114,13 @@ void add_options(Cases& cases) {
     payloads.all_ones = true;
     payloads.config.scheme = schemes::kNone;
     cases.add(payloads);
+    // Three CTAs share the work on ranks with many tokens, and not on those with few.
+    Case few{"payloads_few_ctas", 2, config_of(layout, schemes::kFp8Block, kPerRank), {300, 3}};
+    few.config.payload_bytes = {614, 16};
+    few.config.max_tokens_per_rank = 300;
+    few.num_ctas = 3;
+    few.goes_again = true;
+    cases.add(few);
     // Also routing that travels alone, and three handles.
     for (const QuantScheme& scheme : {schemes::kNone, schemes::kNvfp4, schemes::kFp8Token}) {
       Case again{"again", 2, config_of(layout, scheme, kPerRank), kTokens, 0.1};

@@ -22,7 +22,10 @@ class ExchangeRun {
         arena_(gpu_of(group.rank()), kArenaBytes),
         cpu_(group, config_),
         gpu_(group, config_,
-             {.device = arena_.device(), .timeout_ms = 30'000, .keeps_routing = c.goes_again}) {}
+             {.device = arena_.device(),
+              .timeout_ms = 30'000,
+              .num_ctas = c.num_ctas,
+              .keeps_routing = c.goes_again}) {}
 
   void run() {
     for (int call = 0; call < c_.num_calls; ++call) run_call(call);
