@@ -250,7 +250,7 @@ struct PrepareFinalizeConfig {
   /// Handles that may be open at once; 0: as many as the mirrored class has, two in kLowLatency and
   /// the elastic classes, else one.
   std::int32_t num_micro_batches = 0;
-  /// [E] physical id of each expert id, for placements other than linear; negative ids stay. Empty:
+  /// [E] physical id of each expert id, for placements other than linear; -1 stays. Empty:
   /// ids are physical.
   std::vector<std::int32_t> global_to_physical{};
   /// kAllGather: every rank of the group holds a slice of each of the E experts (tensor parallelism

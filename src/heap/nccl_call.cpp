@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "cuda/base/beside_capture.h"
 #include "cuda/base/check.h"
 
 namespace switchyard {
@@ -22,6 +23,7 @@ struct Job {
 void run_within_deadline(Control& control, int device, std::function<void()> work) {
   const auto job = std::make_shared<Job>();
   std::thread helper([job, device, work = std::move(work)]() mutable {
+    const cuda::BesideCapture beside;  // the caller may capture a stream
     try {
       cuda::check_cuda(cudaSetDevice(device), "cudaSetDevice");
       work();

@@ -202,8 +202,10 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   if (next_call.has_failed != 0) return;
   const std::uint64_t call = next_call.number - 1;
   if (next_call.is_combined()) [[unlikely]] {
-    give_up(a.watch, WaitFailure::kCombinedTwice, {WaitPlace::kReturnedRow, a.rank, -1, call}, 0, 0,
-            0);
+    if (threadIdx.x == 0) {
+      give_up(a.watch, WaitFailure::kCombinedTwice, {WaitPlace::kReturnedRow, a.rank, -1, call}, 0,
+              0, 0);
+    }
     return;
   }
   add_share(a.state.counter + 1, static_cast<unsigned>(a.grid.num_senders));

@@ -21,12 +21,15 @@ namespace switchyard::cuda {
 /// The next notify task of this CTA, whose last one was `task`; for all threads.
 template <bool kSharesWork>
 __device__ __forceinline__ int next_task(const DispatchArgs& a, std::uint64_t call, int task) {
-  if constexpr (!kSharesWork) return task + a.grid.num_notify_ctas;
-  __shared__ int next;
-  __syncthreads();
-  if (threadIdx.x == 0) next = take_work(a.state, call, Work::kNotify, 1);
-  __syncthreads();
-  return next;
+  if constexpr (kSharesWork) {
+    __shared__ int next;
+    __syncthreads();
+    if (threadIdx.x == 0) next = take_work(a.state, call, Work::kNotify, 1);
+    __syncthreads();
+    return next;
+  } else {
+    return task + a.grid.num_notify_ctas;
+  }
 }
 
 /// What a notify CTA does, from its first task on: all announcements come first, then routes.

@@ -116,7 +116,7 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
   const bool is_only = handles_.num_alive() == 0;
   Slot& slot = open_slot(call.name(), call.options.slot);
   if (is_only) room_.begin(index_of(slot), call.stream);
-  if (!slot.window) take_slot(slot);
+  if (!slot.has_memory) take_slot(slot);
   if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
   slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
   slot.dispatch = std::move(dispatch);

@@ -54,10 +54,11 @@ class PushExchange final : public ExchangeBackend {
 
  private:
   struct Slot {
-    std::uint64_t id = 0;                  ///< of the handle that uses it
-    std::uint64_t routing = 0;             ///< the call whose own ids are kept; 0: none
-    PushDispatch dispatch;                 ///< its last dispatch
-    std::unique_ptr<DeviceWindow> window;  ///< null: the slot was never used
+    std::uint64_t id = 0;       ///< of the handle that uses it
+    std::uint64_t routing = 0;  ///< the call whose own ids are kept; 0: none
+    PushDispatch dispatch;      ///< its last dispatch
+    std::unique_ptr<DeviceWindow> window;
+    bool has_memory = false;  ///< on every rank; false: the slot was never used
     cuda::DeviceBuffer buffer;
     cuda::DeviceBuffer received;
     std::int64_t num_received_rows = 0;       ///< that there is memory for

@@ -72,7 +72,9 @@ void PushExchange::prepare_memory() {
   fill(blank_, kBlankByte, nullptr);
   if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
   for (Slot& slot : slots_) {
-    if (slot.window) allocate(slot, nullptr);
+    if (!slot.window) continue;
+    allocate(slot, nullptr);
+    slot.has_memory = true;
   }
   run_kernels();
   cuda::check_cuda(cudaDeviceSynchronize(), "exchange");
@@ -87,13 +89,14 @@ void PushExchange::make_window(Slot& slot) {
 // Collective: which slot a dispatch takes is the same on every rank.
 void PushExchange::take_slot(Slot& slot) {
   const cuda::BesideCapture beside;
-  make_window(slot);
+  if (!slot.window) make_window(slot);  // there is one after a failure of what follows
   gather_or_fail(group_.control(), [&] {
     const cuda::OwnedStream stream;
     allocate(slot, stream.get());
     cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
     return std::string();
   });
+  slot.has_memory = true;
 }
 
 void PushExchange::fill_every_rank_ids() {

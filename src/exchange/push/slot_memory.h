@@ -44,7 +44,8 @@ struct SlotMemory {
   std::int32_t* num_rows_of_expert = nullptr;  ///< [L]; num_rows unless every rank gets all tokens
   std::int32_t* own_ids = nullptr;             ///< [T, K], where ids are kept
   std::int32_t* num_dropped = nullptr;         ///< [1]
-  std::vector<std::uint64_t*> payload_counters;  ///< [1] each: payloads count calls of their own
+  std::vector<std::uint64_t*>
+      payload_counters;  ///< [kCounterWords] each: payloads count calls of their own
   GatherMemory gather;
   std::size_t num_bytes = 0;  ///< of all
 };
