@@ -12,6 +12,7 @@
 #include "common_options.h"
 #include "core/fail.h"
 #include "core/settings.h"
+#include "device/cuda_module.h"
 #include "io/output_file.h"
 #include "memory_file.h"
 #include "start_ranks.h"

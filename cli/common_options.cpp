@@ -100,12 +100,6 @@ void require_device(const std::string& verb, const std::string& device) {
           reason);
 }
 
-void prepare_for_shared_gpus() {
-  constexpr int kKeep = 0;  // keeps values that the user has set
-  setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
-}
-
 // Backtracks to the last * whenever the text after it does not match.
 bool matches_pattern(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;

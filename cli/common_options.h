@@ -24,10 +24,6 @@ void add_timeout(CLI::App* verb, std::int64_t& timeout_ms);
 /// --device; does nothing for "cpu". Errors: kNotAvailable with the reason.
 void require_device(const std::string& verb, const std::string& device);
 
-/// Call this before the first use of CUDA; it affects this process and the ranks it starts. Ranks
-/// that are threads and share a GPU need all kernels loaded in advance and a hardware queue each.
-void prepare_for_shared_gpus();
-
 /// --filter and --names: * matches any text.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 

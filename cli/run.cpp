@@ -11,6 +11,7 @@
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "core/memory.h"
+#include "device/cuda_module.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "io/moe_layer.h"

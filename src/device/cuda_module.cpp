@@ -5,6 +5,7 @@
 
 #include "device/cuda_module.h"
 
+#include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
 #include <vector>
@@ -98,5 +99,11 @@ const CudaModule& cuda_module() {
 }
 
 std::string why_no_cuda() { return loaded_module().why; }
+
+void prepare_for_shared_gpus() {
+  constexpr int kKeep = 0;
+  setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeep);
+}
 
 }  // namespace switchyard

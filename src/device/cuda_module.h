@@ -98,6 +98,12 @@ const CudaModule& cuda_module();
 /// Empty, or why cuda_module() would throw.
 std::string why_no_cuda();
 
+/// For a program whose ranks may be threads that share a GPU: kernels are loaded in advance, as
+/// loading one may wait for the kernel of a peer, and each rank has a hardware queue. Call it
+/// before the first use of CUDA. It affects this process and the ranks it starts; what the user has
+/// set in the environment stays.
+void prepare_for_shared_gpus();
+
 /// The entry point of the module.
 extern "C" const CudaModule* switchyard_cuda_module();
 

@@ -12,6 +12,7 @@
 
 #include "conformance/check_case.h"
 #include "conformance/exchange_suite.h"
+#include "device/cuda_module.h"
 #include "gpu.h"
 #include "support/ranks.h"
 
@@ -21,7 +22,7 @@ namespace {
 using test::run_ranks;
 using ::testing::HasSubstr;
 
-const bool is_prepared = (test::load_kernels_eagerly(), true);
+const bool is_prepared = (prepare_for_shared_gpus(), true);
 
 // Every n-th quick GPU case whose name starts with `prefix`.
 std::vector<CheckCase> some(const std::string& prefix, std::size_t n) {

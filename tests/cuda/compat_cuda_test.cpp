@@ -15,6 +15,7 @@
 #include "cuda/compat_place.h"
 #include "cuda/cuda_graph.h"
 #include "cuda/gpu.h"
+#include "device/cuda_module.h"
 #include "quant/scale_layout.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -26,7 +27,7 @@ namespace {
 using cuda::check_cuda;
 using namespace test;
 
-const bool is_prepared = (test::load_kernels_eagerly(), true);
+const bool is_prepared = (prepare_for_shared_gpus(), true);
 
 // Scales of valid rows, whatever their layout: [row, s] one by one.
 void keep_scales(Place& place, const std::string& name, const TensorView& scales,

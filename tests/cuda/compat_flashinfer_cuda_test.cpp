@@ -13,6 +13,7 @@
 #include "cuda/compat_place.h"
 #include "cuda/cuda_graph.h"
 #include "cuda/gpu.h"
+#include "device/cuda_module.h"
 #include "support/overlapped_layer.h"
 #include "support/ranks.h"
 #include "unit/compat/compat_batch.h"
@@ -23,7 +24,7 @@ namespace {
 using cuda::check_cuda;
 using namespace test;
 
-const bool is_prepared = (test::load_kernels_eagerly(), true);
+const bool is_prepared = (prepare_for_shared_gpus(), true);
 
 // ---- FlashInfer
 

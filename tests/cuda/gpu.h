@@ -53,11 +53,4 @@ inline cuda::OwnedStream make_stream(Device device) {
   return cuda::OwnedStream();
 }
 
-/// Call this before the first use of CUDA: ranks that share a GPU must not load kernels while
-/// kernels of their peers wait, and need a hardware queue each.
-inline void load_kernels_eagerly() {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-}
-
 }  // namespace switchyard::test

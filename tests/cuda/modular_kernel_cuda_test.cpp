@@ -15,6 +15,7 @@
 #include "class_rank.h"
 #include "core/random.h"
 #include "cuda_graph.h"
+#include "device/cuda_module.h"
 #include "gpu.h"
 #include "plan/expert_ownership.h"
 #include "quant/bf16.h"
@@ -26,7 +27,7 @@ namespace {
 
 using namespace test;
 
-const bool is_prepared = (test::load_kernels_eagerly(), true);
+const bool is_prepared = (prepare_for_shared_gpus(), true);
 
 constexpr std::int64_t kHidden = 256;
 constexpr std::int64_t kIntermediate = 96;

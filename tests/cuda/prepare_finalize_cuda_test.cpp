@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "class_rank.h"
+#include "device/cuda_module.h"
 #include "gpu.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -19,7 +20,7 @@ namespace {
 
 using namespace test;
 
-const bool is_prepared = (test::load_kernels_eagerly(), true);
+const bool is_prepared = (prepare_for_shared_gpus(), true);
 
 constexpr PrepareKind kAllKinds[] = {PrepareKind::kLowLatency,     PrepareKind::kElasticDecode,
                                      PrepareKind::kElasticPrefill, PrepareKind::kAllGather,

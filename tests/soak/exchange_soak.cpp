@@ -21,6 +21,7 @@
 #include "switchyard/group.h"
 
 #include "core/clock.h"
+#include "device/cuda_module.h"
 #include "engine/engine.h"
 #include "transport/env.h"
 #include "transport/launcher.h"
@@ -160,6 +161,7 @@ int start_processes(const Options& options, char** argv) {
 }
 
 int run(const Options& options, char** argv) {
+  if (options.device == "cuda") prepare_for_shared_gpus();
   const bool is_rank = options.processes && discover_ranks().source != "none";
   if (options.device == "cuda" && num_cuda_devices() == 0) {
     std::puts("no CUDA device on this machine");

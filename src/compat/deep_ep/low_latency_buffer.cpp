@@ -251,8 +251,8 @@ LowLatencyCombined LowLatencyBuffer::low_latency_combine(
   constexpr const char* kName = "low_latency_combine";
   own.pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
   require(!options.use_logfmt, Errc::kNotSupported,
-          "{}: use_logfmt is set, must not be: no oracle here has the format; rows come back as "
-          "bf16, see ExchangeConfig::combine_scheme for quantized ones",
+          "{}: use_logfmt is set, must not be: DeepEP's LogFMT is not implemented; rows return as "
+          "bf16, or quantized as ExchangeConfig::combine_scheme says",
           kName);
   require(!(options.async_finish && options.return_recv_hook), Errc::kInvalidArgument,
           "{}: async_finish and return_recv_hook are both set, must be one", kName);

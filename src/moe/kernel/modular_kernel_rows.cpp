@@ -113,7 +113,7 @@ void ModularKernel::allocate_permuted(Scratch& scratch, std::int64_t grouped) {
             "must be row_major or column_major",
             prepare.name());
     const QuantScheme scheme = prepare.row_scheme(is_deferred);
-    // On CPUs unquantized rows arrive in the dtype of the caller.
+    // Without an exchange, unquantized rows keep the caller's dtype, which may be f32.
     const std::size_t stored = row_bytes(scheme, prepare.hidden());
     row = std::max(row, device().is_cpu() && !scheme.is_quantized() ? 2 * stored : stored);
     row_scales = std::max(row_scales, scale_row_bytes(scheme, prepare.hidden()));

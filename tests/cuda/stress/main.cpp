@@ -19,6 +19,7 @@
 #include "core/clock.h"
 #include "core/fail.h"
 #include "cuda/base/check.h"
+#include "device/cuda_module.h"
 #include "engine/engine.h"
 #include "stress_rank.h"
 #include "transport/env.h"
@@ -288,6 +289,7 @@ int main(int argc, char** argv) {
   CLI::App app{"Compares every byte of dispatch and combine between GPUs", "exchange_stress"};
   switchyard::test::add_options(app, options);
   CLI11_PARSE(app, argc, argv);
+  switchyard::prepare_for_shared_gpus();
   try {
     return switchyard::test::run(options, argv);
   } catch (const std::exception& error) {
