@@ -20,7 +20,7 @@ limit_of() {
   esac
 }
 
-files=$(find include src cli tests examples bench CMakeLists.txt -type f \
+files=$(find include src cli tests examples bench python CMakeLists.txt -type f \
           \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt \) | sort)
 echo "longest files:"
 # shellcheck disable=SC2086

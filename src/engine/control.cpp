@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "core/fail.h"
+#include "core/interrupt.h"
 #include "transport/prefix_store.h"
 
 namespace switchyard {
@@ -111,6 +112,10 @@ void Control::sleep(const WaitSite& site, std::uint32_t seen, WaitState& state) 
 }
 
 void Control::look_for_trouble(const WaitSite& site, WaitState& state) {
+  if (is_interrupted()) {
+    abort(Errc::kAborted, rank(), "it was interrupted");
+    check_alive(site);
+  }
   if (spec_.parent.control) {
     spec_.parent.control->look_for_dead_ranks();
     if (is_aborted()) cause();  // the parent's end rings the bells of this group

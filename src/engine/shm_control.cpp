@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/interrupt.h"
 #include "core/text.h"
 #include "transport/hash_store.h"
 #include "transport/socket_store.h"
@@ -79,6 +80,7 @@ void ShmControl::join() {
 
 // Throws when it is known already that the group will not be.
 void ShmControl::check_set_up(int peer) {
+  if (is_interrupted()) fail_unmet(Errc::kAborted, "interrupted before every rank was there");
   const WaitSite site{Phase::kSetup, 0, peer};
   if (meeting_.launcher_fd >= 0) check_alive(site);
   if (!parent().control) return;

@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "core/fail.h"
+#include "core/interrupt.h"
 #include "transport/store_server.h"
 
 namespace switchyard {
@@ -24,6 +25,8 @@ Fd connect_until(const Address& address, std::int64_t timeout_ms, bool was_serve
   for (;;) {
     if (std::optional<Fd> socket = connect_to(address, deadline)) return *std::move(socket);
     require(!was_served, Errc::kPeerLost, "store: nobody serves {} any more", address.text());
+    require(!is_interrupted(), Errc::kAborted, "store: interrupted before anybody served at {}",
+            address.text());
     require(!deadline.expired(), Errc::kTimeout, "store: nobody serves at {} within {:.1f} s",
             address.text(), static_cast<double>(timeout_ms) * 1e-3);
     poll(nullptr, 0, kRetryMs);

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The extension module switchyard._native: the C++ interface, thinly. Python code is in
+// python/switchyard.
+
+#include "module.h"
+
+#include "switchyard/version.h"
+
+#include "errors.h"
+#include "gil.h"
+#include "owned.h"
+#include "tensors.h"
+
+NB_MODULE(_native, m) {
+  using namespace switchyard::python;
+  nb::set_leak_warnings(false);  // objects of module globals outlive the module
+  count_forks();
+  bind_gil(m);
+  bind_errors(m);
+  bind_tensors(m);
+  bind_quantize(m);
+  bind_group(m);
+  bind_exchange(m);
+  m.def("version", &switchyard::version);
+  m.def("build_summary", &switchyard::build_summary,
+        "One line for reports: version, compiler, optional parts.");
+}

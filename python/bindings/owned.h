@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// owned.h: objects of the library behind Python objects: closed by close(), useless and never
+// destroyed in a forked child, whose parent goes on using the memory that both share.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "switchyard/error.h"
+
+#include "core/fail.h"
+#include "gil.h"
+
+namespace switchyard::python {
+
+/// Number of forks between the process that loaded the module and this one.
+int fork_generation() noexcept;
+void count_forks();
+
+/// A shared T. Tensors that point into it, and calls that run, hold a share each: memory outlives
+/// close(). A T ends without the GIL, because on GPUs it waits for its kernels.
+template <typename T>
+class Owned {
+ public:
+  Owned() = default;
+  explicit Owned(std::unique_ptr<T> object)
+      : generation_(fork_generation()),
+        object_(object.release(), [generation = generation_](T* made) {
+          if (generation == fork_generation()) delete made;
+        }) {}
+
+  Owned(Owned&&) noexcept = default;
+  Owned& operator=(Owned&&) noexcept = default;
+  ~Owned() { close(); }
+
+  /// A share of it. Errors: kInvalidArgument when it was closed or belongs to the parent of a fork.
+  std::shared_ptr<T> live(const char* type) const {
+    require(object_ != nullptr, Errc::kInvalidArgument, "{}: it was closed, must be open", type);
+    require(generation_ == fork_generation(), Errc::kInvalidArgument,
+            "{}: it belongs to the process that this one was forked from; make one here", type);
+    return object_;
+  }
+
+  bool is_closed() const { return object_ == nullptr; }
+  void close() {
+    if (object_ == nullptr) return;
+    std::shared_ptr<T> object = std::move(object_);  // another thread may look meanwhile
+    without_gil([&] { object.reset(); });
+  }
+
+ private:
+  int generation_ = 0;
+  std::shared_ptr<T> object_;
+};
+
+}  // namespace switchyard::python

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "streams.h"
+
+#include <memory>
+
+#include "core/fail.h"
+#include "device/cuda_module.h"
+
+namespace switchyard::python {
+namespace {
+
+// cudaStreamLegacy, which torch, cupy and CUDA also call 0.
+constexpr std::uintptr_t kLegacy = 1;
+
+Stream cuda_stream(std::uintptr_t handle, Device device) {
+  return Stream::cuda(reinterpret_cast<CUstream_st*>(handle == 0 ? kLegacy : handle), device.index);
+}
+
+}  // namespace
+
+Stream stream_from(nb::handle value, Device device) {
+  require(device.is_cuda(), Errc::kInvalidArgument,
+          "stream: the tensors are on {}, which has no streams; pass none", name_of(device));
+  nb::object handle = nb::borrow(value);
+  if (nb::hasattr(handle, "__cuda_stream__")) {
+    handle = nb::borrow<nb::tuple>(handle.attr("__cuda_stream__")())[1];
+  } else if (nb::hasattr(handle, "cuda_stream")) {
+    handle = handle.attr("cuda_stream");
+  } else if (nb::hasattr(handle, "ptr")) {
+    handle = handle.attr("ptr");
+  }
+  std::uintptr_t number = 0;
+  require(nb::try_cast(handle, number), Errc::kInvalidArgument,
+          "stream: {}, must be an int or an object with __cuda_stream__, cuda_stream or ptr",
+          nb::repr(value).c_str());
+  return cuda_stream(number, device);
+}
+
+Stream torch_stream(Device device) {
+  const nb::object number =
+      nb::module_::import_("torch._C").attr("_cuda_getCurrentRawStream")(device.index);
+  return cuda_stream(nb::cast<std::uintptr_t>(number), device);
+}
+
+std::intptr_t dlpack_number(Stream stream) { return reinterpret_cast<std::intptr_t>(stream.get()); }
+
+Stream stream_from_dlpack(std::intptr_t number, Device device) {
+  return cuda_stream(static_cast<std::uintptr_t>(number), device);
+}
+
+void order(Stream first, Stream second) {
+  if (first == second || first.device().is_cpu()) return;
+  const std::shared_ptr<void> event = cuda_module().record_event(first);
+  cuda_module().wait_event(event.get(), second);
+}
+
+}  // namespace switchyard::python

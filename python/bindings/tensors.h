@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tensors.h: the one place where arrays of Python become views, and memory of the library becomes
+// tensors of Python. Nothing is copied in either direction.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "switchyard/device.h"
+#include "switchyard/stream.h"
+#include "switchyard/tensor.h"
+
+#include <nanobind/nanobind.h>
+
+namespace switchyard::python {
+
+namespace nb = nanobind;
+
+/// switchyard.Tensor: a view and what keeps its memory alive.
+struct PyTensor {
+  TensorView view;
+  std::shared_ptr<const void> owner{};
+  Stream stream = Stream::host();  ///< that fills it
+
+  /// Takes over memory of the library.
+  static PyTensor of(Tensor tensor, Stream stream);
+};
+
+/// str(object).
+std::string text_of(nb::handle object);
+
+/// A view of any length of shape and strides, which count elements; no strides: contiguous.
+TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shape,
+                     std::span<const std::int64_t> strides, Device device);
+
+/// Keeps a Python object alive, on any thread.
+std::shared_ptr<const void> keep(nb::object object);
+
+/// A Device, its name, or an object whose str() is its name (torch.device). None: the CPU.
+Device device_from(nb::handle value);
+
+/// The array arguments of one call.
+///
+/// Accepted are switchyard.Tensor, numpy arrays (ml_dtypes included), torch tensors, and whatever
+/// has __dlpack__. All arguments of a call live at least as long as this object.
+class Arrays {
+ public:
+  /// `stream`: the caller's argument, or None: torch's current stream if any argument is a torch
+  /// tensor, else the stream that fills the first switchyard.Tensor, else the thread's default.
+  explicit Arrays(nb::handle stream = nb::handle()) : stream_argument_(stream) {}
+
+  /// None gives an absent view. Errors: kInvalidArgument (not an array, a dtype that the library
+  /// does not have).
+  TensorView in(nb::handle array, const char* name);
+  /// The same; a read-only array is refused.
+  TensorView out(nb::handle array, const char* name);
+
+  /// Looks only at what decides the stream.
+  void prefer(nb::handle array);
+  void prefer(Stream filling);
+
+  /// On the device of the first array.
+  Stream stream() { return stream(device()); }
+  Stream stream(Device device);
+  Device device() const { return device_.value_or(Device::cpu()); }
+
+  /// New memory on `device`: zero-filled on CPUs. With torch tensors on GPUs it is torch's, from
+  /// its caching allocator, so that graphs may be captured, and not filled.
+  PyTensor allocate(DType dtype, std::span<const std::int64_t> shape, Device device);
+  PyTensor allocate(DType dtype, std::initializer_list<std::int64_t> shape) {
+    return allocate(dtype, std::span(shape.begin(), shape.size()), device());
+  }
+
+  /// What the views point into, for calls that go on after they return.
+  std::vector<nb::object> take_held() { return std::move(held_); }
+
+ private:
+  struct Found {
+    TensorView view;
+    bool is_read_only = false;
+  };
+  Found find(nb::handle array, const char* name);
+  Found from_numpy(nb::handle array);
+  TensorView from_torch(nb::handle array);
+  Found from_dlpack(nb::handle array);
+  Stream stream_so_far(Device device) const;
+
+  nb::handle stream_argument_;
+  std::vector<nb::object> held_;
+  std::optional<Device> device_;
+  std::optional<Stream> filling_;   ///< of the first switchyard.Tensor on a GPU
+  std::optional<Stream> imported_;  ///< that DLPack imports were ordered in
+  bool has_torch_ = false;
+};
+
+void bind_tensors(nb::module_& m);
+
+}  // namespace switchyard::python

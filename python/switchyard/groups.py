@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of ranks over torch.distributed, mpi4py and threads."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from switchyard._native import Group, local_groups, set_log_rank
+
+Result = TypeVar("Result")
+_PREFIX = "switchyard/"
+_num_torch_groups = 0
+
+
+def from_torch(process_group=None, **options) -> Group:
+    """See Group.from_torch."""
+    from torch import distributed  # pylint: disable=import-outside-toplevel
+
+    ranks = distributed.get_process_group_ranks(process_group or distributed.group.WORLD)
+    rank = distributed.get_rank(process_group)
+    # Every rank must use the same prefix, and every group another one: rank 0 chooses.
+    global _num_torch_groups  # pylint: disable=global-statement
+    _num_torch_groups += 1
+    name = [f"{_PREFIX}{ranks[0]}/{_num_torch_groups}/"]
+    distributed.broadcast_object_list(name, src=ranks[0], group=process_group)
+    store = distributed.distributed_c10d._get_default_store()  # pylint: disable=protected-access
+    return Group(rank, len(ranks), _TorchStore(store, name[0]), **options)
+
+
+class _TorchStore:
+    """A torch.distributed store as Group wants it."""
+
+    def __init__(self, store, prefix: str):
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str, timeout_ms: int) -> str | None:  # pylint: disable=unused-argument
+        """The value, or None; Group asks again."""
+        if not self._store.check([self._prefix + key]):
+            return None
+        return self._store.get(self._prefix + key).decode()
+
+
+def from_mpi(communicator, **options) -> Group:
+    """See Group.from_mpi."""
+    import os  # pylint: disable=import-outside-toplevel
+    import secrets  # pylint: disable=import-outside-toplevel
+    import tempfile  # pylint: disable=import-outside-toplevel
+
+    # The ranks of one host meet over a file that nobody else can read and that is gone afterwards.
+    folder = tempfile.mkdtemp(prefix="switchyard-") if communicator.Get_rank() == 0 else None
+    path = communicator.bcast(folder and os.path.join(folder, secrets.token_hex(8)), root=0)
+    group, error = None, None
+    try:
+        group = Group(communicator.Get_rank(), communicator.Get_size(), path, **options)
+    except Exception as raised:  # pylint: disable=broad-except
+        error = raised
+    communicator.Barrier()
+    if folder is not None:
+        if os.path.exists(path):
+            os.remove(path)
+        os.rmdir(folder)
+    if error is not None:
+        raise error
+    return group
+
+
+def run_local(size: int, function: Callable[..., Result], *args: Any, timeout_ms: int = 0) -> list[Result]:
+    """Calls ``function(group, *args)`` once per rank, each rank a thread of this process.
+
+    Returns the results by rank. The first exception of a rank ends the others and is raised here. Threads
+    of Python run one at a time except inside calls of this library and of numpy or torch.
+    """
+    groups = local_groups(size, timeout_ms)
+    results: list[Any] = [None] * size
+    errors: list[tuple[bool, int, BaseException]] = []  # (caused by another rank, rank, error) by time
+    ranks = [threading.Thread(target=_run_rank, args=(group, function, args, results, errors), daemon=True,
+                              name=f"switchyard rank {rank}") for rank, group in enumerate(groups)]
+    for thread in ranks:
+        thread.start()
+    try:
+        for thread in ranks:
+            thread.join()
+    except BaseException:  # Ctrl-C: nobody may wait for ranks that end
+        for group in groups:
+            if not group.is_closed:
+                group.abort("it was interrupted")
+                break
+        for thread in ranks:
+            thread.join()
+        raise
+    if errors:
+        raise min(errors, key=lambda entry: entry[0])[2]
+    return results
+
+
+def _run_rank(group, function, args, results, errors) -> None:
+    rank = group.rank
+    set_log_rank(rank)
+    try:
+        results[rank] = function(group, *args)
+    except BaseException as error:  # pylint: disable=broad-except
+        is_secondary = not group.is_closed and group._has_seen_abort()  # pylint: disable=protected-access
+        errors.append((is_secondary, rank, error))
+        if not group.is_closed:
+            group.abort(f'it ended with the error "{type(error).__name__}: {error}"')
+    finally:
+        group.close()

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups: threads, processes over every kind of store, errors of ranks."""
+import threading
+import time
+
+import pytest
+
+import switchyard
+from switchyard import Group, run_local
+
+PROCESS = """
+    import sys
+    import switchyard
+    rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    with switchyard.Group(rank, size, store, timeout_ms=20000, secret="test") as group:
+        group.barrier()
+        part = group.split(rank % 2)
+        print(group.engine, group.rank, group.size, part.rank, part.size, group.host_size)
+        part.barrier()
+"""
+
+
+def test_threads():
+    def rank(group, factor):
+        group.barrier()
+        assert group.error() is None and group.engine == "local" and group.timeout_ms == 5000
+        return group.rank * factor, group.size, repr(group)
+
+    assert run_local(3, rank, 10, timeout_ms=5000) == [(r * 10, 3, f"Group(rank={r}, size=3, engine='local')") for r in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["file", "unix"])
+def test_processes(start_program, tmp_path, kind):
+    store = str(tmp_path / "store") if kind == "file" else f"unix:@switchyard-test-{time.time_ns()}"
+    ranks = [start_program(PROCESS, rank, 3, store) for rank in range(3)]
+    outputs = [process.communicate(timeout=60) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0, 0], outputs
+    assert [out.split() for out, _ in outputs] == [["shm", "0", "3", "0", "2", "3"], ["shm", "1", "3", "0", "1", "3"],
+                                                   ["shm", "2", "3", "1", "2", "3"]]
+
+
+@pytest.mark.parametrize("as_pair", [True, False])
+def test_store_of_functions(as_pair):
+    values, keys = {}, []
+
+    class Store:
+        """A dictionary behind a lock."""
+
+        def set(self, key, value):
+            keys.append(key)
+            values[key] = value
+
+        def get(self, key, timeout_ms):
+            assert 0 <= timeout_ms <= 50
+            return values.get(key)
+
+    store = Store()
+    with Group(0, 1, (store.set, store.get) if as_pair else store) as group:
+        group.barrier()
+        assert group.size == 1
+
+
+def test_environment():
+    with Group.from_env() as group:
+        assert (group.rank, group.size, group.host_rank) == (0, 1, 0)
+
+
+def test_a_store_that_raises():
+    def fail(*_):
+        raise KeyError("no store today")
+
+    with pytest.raises(switchyard.SystemCallError, match="no store today") as raised:
+        Group(0, 2, (fail, fail), timeout_ms=500)
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("arguments, phrase", [
+    ((2, 2, "/tmp/x"), "rank is 2, but size is 2"),
+    ((0, 2, "nowhere"), "want host:port"),
+    ((0, 2, 7), "must be an address"),
+    ((0, 2, (print,)), "1 functions"),
+])
+def test_wrong_arguments(arguments, phrase):
+    with pytest.raises(switchyard.InvalidArgumentError, match=phrase):
+        Group(*arguments)
+
+
+def test_ranks_that_do_not_come(tmp_path):
+    with pytest.raises(switchyard.TimeoutError, match="no sign of rank 1"):
+        Group(0, 2, str(tmp_path / "store"), timeout_ms=200)
+
+
+def test_the_first_error_of_a_rank_is_raised():
+    seen = []
+
+    def rank(group):
+        if group.rank == 1:
+            raise ZeroDivisionError("mine")
+        try:
+            group.barrier()
+        except switchyard.AbortedError as error:
+            seen.append((str(error), group.error().code))
+            raise
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run_local(3, rank)
+    assert len(seen) == 2 and all("ZeroDivisionError: mine" in text and code == "aborted" for text, code in seen)
+
+
+def test_a_rank_that_is_late_is_a_timeout():
+    def rank(group):
+        if group.rank == 0:
+            group.barrier()
+        else:
+            time.sleep(0.6)
+
+    with pytest.raises(switchyard.TimeoutError, match="no answer from rank 1") as raised:
+        run_local(2, rank, timeout_ms=200)
+    assert isinstance(raised.value, TimeoutError) and raised.value.code == "timeout"
+
+
+def test_waits_let_other_threads_run():
+    ticks = []
+
+    def rank(group):
+        if group.rank == 0:
+            group.barrier()
+            return len(ticks)
+        for _ in range(20):
+            ticks.append(0)
+            time.sleep(0.001)
+        group.barrier()
+        return 20
+
+    assert run_local(2, rank) == [20, 20]
+
+
+def test_abort_from_another_thread():
+    def rank(group):
+        if group.rank == 0:
+            threading.Timer(0.1, group.abort, ["enough"]).start()
+        group.barrier() if group.rank == 0 else time.sleep(0.3)
+
+    with pytest.raises(switchyard.AbortedError, match="enough"):
+        run_local(2, rank)
+
+
+def test_closed_groups():
+    with Group.from_env() as group:
+        assert not group.is_closed
+    assert group.is_closed and repr(group) == "Group(closed)"
+    group.close()
+    for use in (lambda: group.rank, group.barrier, lambda: group.split(0), lambda: group.abort("x"), group.error):
+        with pytest.raises(switchyard.InvalidArgumentError, match="it was closed"):
+            use()
+
+
+def test_close_during_a_wait():
+    def rank(group):
+        if group.rank == 0:
+            threading.Timer(0.1, group.close).start()
+            group.barrier()
+            return group.is_closed
+        time.sleep(0.3)
+        return group.barrier()
+
+    assert run_local(2, rank) == [True, None]
+
+
+def test_split_without_a_part():
+    assert run_local(2, lambda group: group.split(-1)) == [None, None]
+
+
+def test_torch_process_groups():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    with Group.from_torch() as group:
+        assert group.size == 1
+
+
+def test_mpi_communicators():
+    mpi = pytest.importorskip("mpi4py.MPI", reason="mpi4py is not installed")
+    with Group.from_mpi(mpi.COMM_WORLD) as group:
+        assert group.size == mpi.COMM_WORLD.Get_size()
