@@ -148,7 +148,11 @@ Received ExchangeProbe::dispatch_again(const DispatchHandle& earlier, const Tens
 
 DispatchHandle ExchangeProbe::reopen(const DispatchHandle& earlier) {
   begin();
-  return exchange_.reopen(earlier, arena_.stream());
+  const DispatchHandle handle = exchange_.reopen(earlier, arena_.stream());
+  // Copies from ordinary memory behind a kernel that waits keep threads that share its GPU out of
+  // CUDA, peers among them.
+  if (exchange_.is_shared_gpu()) arena_.finish();
+  return handle;
 }
 
 // ---- what came ---------------------------------------------------------------------------------
