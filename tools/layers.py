@@ -21,7 +21,7 @@ LAYERS = [  # lowest first; a layer's number is its position in this list, from 
     {"device", "heap"},
     {"exchange"},
     {"moe"},
-    {"compat", "module"},
+    {"capi", "compat", "module"},
     {"conformance", "measure"},
     {"cli"},
 ]
@@ -29,7 +29,8 @@ LEVEL = {folder: level for level, folders in enumerate(LAYERS, 1) for folder in 
 SCALAR_USERS = {"reference", "plan"}
 SCALAR_HEADERS = {"bits.h", "bf16.h", "f16.h", "fp8.h", "e8m0.h", "exp.h", "activation.h", "scalar.h", "scheme.h"}
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
-STANDARD = re.compile(r"[a-z_]+\Z")  # <vector>, <cstdint>: no slash, no dot
+# <vector>, <cstdint>: no slash, no dot. The C interface has C's own headers.
+STANDARD = re.compile(r"([a-z_]+|std(bool|def|int)\.h)\Z")
 
 
 def offence(folder, quoted, target):

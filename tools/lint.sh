@@ -21,7 +21,7 @@ limit_of() {
 }
 
 files=$(find include src cli tests examples bench python CMakeLists.txt -type f \
-          \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt \) | sort)
+          \( -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt \) | sort)
 echo "longest files:"
 # shellcheck disable=SC2086
 wc -l $files | grep -v ' total$' | sort -rn | sed -n '1,10p'

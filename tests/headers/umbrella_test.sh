@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: umbrella_test.sh INCLUDE_FOLDER   fails and names the headers that switchyard.h leaves out
+# usage: umbrella_test.sh INCLUDE_FOLDER   fails and names the headers that switchyard.h, or for C c.h, leaves out
 set -euo pipefail
 cd "$1"
-listed=$(sed -n 's/^#include "\(.*\)"$/\1/p' switchyard/switchyard.h | sort)
-present=$(find switchyard -maxdepth 1 -name '*.h' ! -name switchyard.h | sort)
-diff <(echo "$listed") <(echo "$present")
+includes_of() { sed -n 's/^#include "\(.*\)"$/\1/p' "$1" | sort; }
+diff <(includes_of switchyard/switchyard.h) <(find switchyard -maxdepth 1 -name '*.h' ! -name switchyard.h ! -name c.h | sort)
+diff <(includes_of switchyard/c.h) <(find switchyard/c -name '*.h' | sort)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shared library exports as C is the committed list, the headers declare it, and c_test calls all of it.
+
+usage: symbols_test.py LIBRARY C_COMPILER CXX_COMPILER
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MAP = (ROOT / "src/capi/symbols.map").read_text(encoding="utf-8")
+HEADERS = sorted((ROOT / "include/switchyard/c").glob("*.h"))
+# The size of each struct on x86-64: a change that is not an addition at the end breaks callers.
+SIZES = ROOT / "tests/c/struct_sizes.txt"
+
+
+def run(*command):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"{command}: {done.stderr}")
+    return done.stdout
+
+
+def nodes():
+    """Returns {function: version node} of the committed list."""
+    found = {}
+    for version, body in re.findall(r"^(SWITCHYARD_[\d.]+) \{(.*?)^\}", MAP, re.MULTILINE | re.DOTALL):
+        found.update((name, version) for name in re.findall(r"^    (sy_\w+);$", body, re.MULTILINE))
+    return found
+
+
+def listed():
+    return re.findall(r"^    (sy_\w+);$", MAP, re.MULTILINE)
+
+
+def declared():
+    text = "".join(path.read_text(encoding="utf-8") for path in HEADERS)
+    return re.findall(r"^SY_API [^;(]*?\b(sy_\w+)\(", text, re.MULTILINE)
+
+
+def source_of_sizes():
+    text = "".join(path.read_text(encoding="utf-8") for path in HEADERS)
+    structs = sorted(set(re.findall(r"^typedef struct (sy_\w+) \{", text, re.MULTILINE)))
+    lines = "".join(f'  printf("{name} %zu\\n", sizeof({name}));\n' for name in structs)
+    return f'#include <stdio.h>\n#include "switchyard/c.h"\nint main(void) {{\n{lines}  return 0;\n}}\n'
+
+
+class SymbolsTest(unittest.TestCase):
+    def test_exports_are_the_committed_list_with_its_version(self):
+        symbols = re.findall(r" T (sy_\w+?)(?:@@(\S+))?$", run("nm", "-D", "--defined-only", LIBRARY), re.MULTILINE)
+        self.assertGreater(len(symbols), 100)
+        self.assertEqual(dict(symbols), nodes())
+
+    def test_each_function_is_listed_once_and_declared(self):
+        self.assertEqual(sorted(listed()), sorted(nodes()))
+        self.assertEqual(sorted(declared()), sorted(listed()))
+
+    def test_cxx_exports_have_no_version(self):
+        names = [line.split()[-1] for line in run("nm", "-D", "--defined-only", LIBRARY).splitlines()]
+        cxx = [name for name in names if name.startswith("_ZN10switchyard")]
+        self.assertGreater(len(cxx), 100)
+        self.assertEqual([name for name in cxx if "@" in name], [])
+
+    def test_soname_and_version_node_follow_the_version(self):
+        version = (ROOT / "include/switchyard/version.h").read_text(encoding="utf-8")
+        major, minor = re.findall(r"SWITCHYARD_VERSION_(?:MAJOR|MINOR) (\d+)", version)
+        self.assertRegex(run("readelf", "-d", LIBRARY), rf"SONAME.*\.so\.{major}\.{minor}\]")
+        stem = f"SWITCHYARD_{major}.{minor}"
+        self.assertEqual([v for v in nodes().values() if v != stem and not v.startswith(stem + ".")], [])
+
+    def test_the_c_program_calls_every_function(self):
+        text = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests/c").glob("*.c")))
+        called = set(re.findall(r"\b(sy_\w+)\(", text))
+        self.assertEqual(sorted(set(listed()) - called), [])
+
+    def test_structs_have_their_committed_sizes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source, program = pathlib.Path(folder, "a.c"), pathlib.Path(folder, "a")
+            source.write_text(source_of_sizes(), encoding="utf-8")
+            run(C_COMPILER, "-std=c11", "-I", ROOT / "include", source, "-o", program)
+            self.assertEqual(run(program), SIZES.read_text(encoding="utf-8"))
+
+    def compiles(self, compiler, standard, text):
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder, "a.c" if standard.startswith("c1") else "a.cpp")
+            source.write_text(text, encoding="utf-8")
+            flags = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I", ROOT / "include"]
+            run(compiler, f"-std={standard}", *flags, source)
+
+    def test_every_header_compiles_alone_in_both_languages(self):
+        for header in [ROOT / "include/switchyard/c.h", *HEADERS]:
+            name = header.relative_to(ROOT / "include")
+            self.compiles(C_COMPILER, "c11", f'#include "{name}"\n')
+            self.compiles(CXX_COMPILER, "c++17", f'#include "{name}"\n')
+
+    def test_dlpack_before_and_after(self):
+        if not pathlib.Path("/usr/include/dlpack/dlpack.h").exists():
+            self.skipTest("dlpack/dlpack.h is not installed (libdlpack-dev)")
+        same = "sy_status f(DLTensor* t) { sy_array* a = 0; return sy_array_copy_of(t, t->device, 0, &a); }\n"
+        layout = ("_Static_assert(sizeof(sy_tensor) == sizeof(DLTensor) && offsetof(sy_tensor, shape) == "
+                  'offsetof(DLTensor, shape), "layout");\n')
+        for compiler, standard in ((C_COMPILER, "c11"), (CXX_COMPILER, "c++17")):
+            self.compiles(compiler, standard, f'#include <dlpack/dlpack.h>\n#include "switchyard/c.h"\n{same}')
+            self.compiles(compiler, standard, '#include "switchyard/c.h"\n#include <dlpack/dlpack.h>\n' +
+                          (layout if standard == "c11" else ""))
+
+
+if __name__ == "__main__":
+    LIBRARY, C_COMPILER, CXX_COMPILER = sys.argv[1:4]
+    unittest.main(argv=sys.argv[:1])
