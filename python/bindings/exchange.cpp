@@ -36,10 +36,9 @@ struct PyExchange {
 // What combine and its like take: a Handle, or the Dispatched that has one.
 PyHandle& handle_of(nb::handle value) {
   if (nb::isinstance<PyDispatched>(value)) return *nb::cast<const PyDispatched&>(value).handle;
-  require(nb::isinstance<PyHandle>(value), Errc::kInvalidArgument,
-          "handle: a {}, must be what dispatch or dispatch_send returned",
-          nb::str(value.type().attr("__name__")).c_str());
-  return nb::cast<PyHandle&>(value);
+  if (nb::isinstance<PyHandle>(value)) return nb::cast<PyHandle&>(value);
+  fail(Errc::kInvalidArgument, "handle: a {}, must be what dispatch or dispatch_send returned",
+       text_of(value.type().attr("__name__")));
 }
 
 // Keywords of dispatch in all its forms.
@@ -48,9 +47,9 @@ struct DispatchArguments {
                     const nb::kwargs& keywords)
       : arrays(keywords.contains("stream") ? nb::object(keywords["stream"]) : nb::none()) {
     tokens = arrays.in(tokens_array, "dispatch: tokens");
-    require(tokens.num_dims() == 2, Errc::kInvalidArgument,
-            "dispatch: tokens are {}, must be [T, H]",
-            tokens.has_value() ? tokens.describe() : "None");
+    if (tokens.num_dims() != 2) {
+      fail(Errc::kInvalidArgument, "dispatch: tokens are {}, must be [T, H]", tokens.describe());
+    }
     topk_weights = arrays.in(topk_weights_array, "dispatch: topk_weights");
     for (const auto& [key, value] : keywords) set(nb::cast<std::string>(key), value);
   }

@@ -22,6 +22,13 @@ NB_MODULE(_native, m) {
   bind_quantize(m);
   bind_group(m);
   bind_exchange(m);
+  bind_permute(m);
+  bind_reduce(m);
+  bind_placement(m);
+  bind_router(m);
+  bind_experts(m);
+  bind_prepare(m);
+  bind_kernel(m);
   m.def("version", &switchyard::version);
   m.def("build_summary", &switchyard::build_summary,
         "One line for reports: version, compiler, optional parts.");

@@ -12,5 +12,12 @@ namespace nb = nanobind;
 void bind_group(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_exchange(nb::module_& m);
+void bind_permute(nb::module_& m);
+void bind_reduce(nb::module_& m);
+void bind_placement(nb::module_& m);
+void bind_router(nb::module_& m);
+void bind_experts(nb::module_& m);
+void bind_prepare(nb::module_& m);
+void bind_kernel(nb::module_& m);
 
 }  // namespace switchyard::python

@@ -36,8 +36,8 @@ PyTensor allocate_scales(Arrays& arrays, const QuantScheme& scheme, ScaleLayout 
 }
 
 void require_rows(const TensorView& x, const char* function) {
-  require(x.num_dims() == 2, Errc::kInvalidArgument, "{}: {}, must be rows [T, H]", function,
-          x.describe());
+  if (x.num_dims() == 2) return;
+  fail(Errc::kInvalidArgument, "{}: {}, must be rows [T, H]", function, x.describe());
 }
 
 nb::tuple quantize_rows(nb::handle x_array, nb::handle scheme_name, nb::handle static_scale,
@@ -51,8 +51,10 @@ nb::tuple quantize_rows(nb::handle x_array, nb::handle scheme_name, nb::handle s
   const TensorView scale = arrays.in(static_scale, "quantize: static_scale");
   nb::object q_object = nb::none(), scales_object = nb::none();
   if (!out.is_none()) {
-    require(nb::isinstance<nb::tuple>(out) && nb::len(out) == 2, Errc::kInvalidArgument,
-            "quantize: out is {}, must be a pair (q, scales)", nb::repr(out).c_str());
+    if (!nb::isinstance<nb::tuple>(out) || nb::len(out) != 2) {
+      fail(Errc::kInvalidArgument, "quantize: out is {}, must be a pair (q, scales)",
+           nb::repr(out).c_str());
+    }
     q_object = nb::borrow(out[0]);
     scales_object = nb::borrow(out[1]);
   } else {

@@ -31,9 +31,11 @@ Stream stream_from(nb::handle value, Device device) {
     handle = handle.attr("ptr");
   }
   std::uintptr_t number = 0;
-  require(nb::try_cast(handle, number), Errc::kInvalidArgument,
-          "stream: {}, must be an int or an object with __cuda_stream__, cuda_stream or ptr",
-          nb::repr(value).c_str());
+  if (!nb::try_cast(handle, number)) {
+    fail(Errc::kInvalidArgument,
+         "stream: {}, must be an int or an object with __cuda_stream__, cuda_stream or ptr",
+         nb::repr(value).c_str());
+  }
   return cuda_stream(number, device);
 }
 

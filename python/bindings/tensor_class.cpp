@@ -144,9 +144,7 @@ PyTensor view_as(const PyTensor& tensor, nb::handle dtype_name) {
 PyTensor wrap(nb::handle array, nb::handle stream) {
   Arrays arrays(stream);
   const TensorView view = arrays.out(array, "Tensor.wrap");
-  nb::list held;
-  for (nb::object& object : arrays.take_held()) held.append(std::move(object));
-  return {view, keep(std::move(held)), arrays.stream()};
+  return {view, keep_all(arrays.take_held()), arrays.stream()};
 }
 
 PyTensor from_pointer(std::uintptr_t pointer, nb::handle dtype,

@@ -68,8 +68,9 @@ Kind kind_of(nb::handle array) {
 Device device_of_torch(nb::handle array) {
   if (!nb::cast<bool>(array.attr("is_cuda"))) {
     const nb::object device = array.attr("device");
-    require(text_of(device.attr("type")) == "cpu", Errc::kInvalidArgument,
-            "tensor: it is on {}, must be on cpu or cuda", nb::str(device).c_str());
+    if (text_of(device.attr("type")) != "cpu") {
+      fail(Errc::kInvalidArgument, "tensor: it is on {}, must be on cpu or cuda", text_of(device));
+    }
     return Device::cpu();
   }
   return Device::cuda(nb::cast<std::int32_t>(array.attr("get_device")()));
@@ -144,6 +145,12 @@ std::shared_ptr<const void> keep(nb::object object) {
             const WithGil held;
             Py_DECREF(static_cast<PyObject*>(kept));
           }};
+}
+
+std::shared_ptr<const void> keep_all(std::vector<nb::object> objects) {
+  nb::list list;
+  for (nb::object& object : objects) list.append(std::move(object));
+  return keep(std::move(list));
 }
 
 Device device_from(nb::handle value) {

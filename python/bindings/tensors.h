@@ -40,6 +40,7 @@ TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shap
 
 /// Keeps a Python object alive, on any thread.
 std::shared_ptr<const void> keep(nb::object object);
+std::shared_ptr<const void> keep_all(std::vector<nb::object> objects);
 
 /// A Device, its name, or an object whose str() is its name (torch.device). None: the CPU.
 Device device_from(nb::handle value);

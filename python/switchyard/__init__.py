@@ -5,33 +5,61 @@
     import switchyard
 
     def rank(group):
+        tokens = np.ones((1, 8), np.float32)
+        topk_ids, topk_weights = np.array([[0, 3]]), np.array([[0.25, 0.5]], np.float32)
         with switchyard.Exchange(group, num_experts=4, num_topk=2, hidden=8, max_tokens_per_rank=1) as exchange:
             received = exchange.dispatch(tokens, topk_ids, topk_weights)
             return exchange.combine(received, received.rows).numpy()
 
-    switchyard.run_local(2, rank)
+    print(switchyard.run_local(2, rank))
 
-docs/python.md has a complete program. Arrays are those of any library; results are Tensor objects, which
+docs/python.md has a complete layer. Arrays are those of any library; results are Tensor objects, which
 numpy, torch, cupy and jax use without a copy.
 """
 from switchyard._native import (
+    DEEP_GEMM_ALIGNMENT,
     Device,
     Dispatched,
     Exchange,
     ExchangeConfig,
     ExchangeOptions,
+    ExpertLoad,
     ExpertRows,
+    Experts,
     Group,
     Handle,
     HostCounts,
+    LogicalMaps,
+    ModularKernel,
+    Pending,
+    Permuted,
+    Prepared,
+    PrepareFinalize,
+    PrepareFinalizeConfig,
     QuantScheme,
     Tensor,
+    apply_expert_map,
     build_summary,
+    choose_replica,
+    compute_aligned_m,
+    compute_logical_maps,
+    count_expert_num_tokens,
     dequantize,
+    ep_gather,
+    expert_rows,
+    initial_physical_to_logical,
+    make_prepare_finalize,
+    map_logical_to_physical,
     num_cuda_devices,
+    permute,
     quantize,
+    router_logits,
+    select_experts,
+    unpermute_and_reduce,
+    weight_and_reduce,
 )
 from switchyard._native import version as _version
+from switchyard.command import Report, bench, check
 from switchyard.errors import (
     AbortedError,
     CapacityExceededError,
@@ -52,7 +80,7 @@ from switchyard.groups import run_local
 __version__ = _version()
 
 # Users see the names of this module.
-for _name, _object in list(globals().items()):
+for _object in list(globals().values()):
     if isinstance(_object, type) and _object.__module__ == "switchyard._native":
         _object.__module__ = "switchyard"
-del _name, _object
+del _object

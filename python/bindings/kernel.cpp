@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "switchyard/modular_kernel.h"
+
+#include "gil.h"
+#include "layer.h"
+#include "module.h"
+#include "names.h"
+#include "prepare.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+namespace switchyard::python {
+
+template <>
+struct EnumNames<SharedExpertsOrder> {
+  static constexpr const char* kWhat = "shared_order";
+  static constexpr const char* kNames[] = {"none", "no_overlap", "mk_internal_overlapped"};
+};
+
+namespace {
+
+struct PyKernel {
+  Owned<ModularKernel> kernel;
+  nb::object held{};  ///< the gate of the shared expert
+
+  std::shared_ptr<ModularKernel> live() const { return kernel.live("ModularKernel"); }
+};
+
+PyKernel make(PyPrepareFinalize& prepare, PyExperts& experts, nb::handle shared, nb::handle gate,
+              const std::string& order) {
+  Arrays arrays;
+  SharedExpert shared_expert;
+  if (!shared.is_none()) {
+    shared_expert.experts = nb::cast<PyExperts&>(shared).part.take("Experts");
+    shared_expert.gate = arrays.in(gate, "ModularKernel: shared_gate");
+    shared_expert.order = enum_from<SharedExpertsOrder>(order);
+  }
+  auto part = prepare.part.take("PrepareFinalize");
+  auto routed = experts.part.take("Experts");
+  auto* python = dynamic_cast<PythonExperts*>(routed.get());
+  PyKernel made{Owned<ModularKernel>(without_gil([&] {
+                  return std::make_unique<ModularKernel>(std::move(part), std::move(routed),
+                                                         std::move(shared_expert));
+                })),
+                nb::borrow(gate)};
+  if (python != nullptr) python->set_memory(made.live());
+  return made;
+}
+
+nb::object apply(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
+                 nb::handle topk_weights, nb::handle out, const nb::kwargs& keywords) {
+  const auto kernel = self.live();
+  PrepareCall call(hidden, topk_ids, topk_weights, keywords, "apply");
+  nb::object result = nb::borrow(out);
+  if (out.is_none() && call.arguments.hidden.num_dims() == 2) {
+    const std::int64_t shape[] = {call.arguments.hidden.shape(0),
+                                  kernel->prepare_finalize().hidden()};
+    result = nb::cast(call.arrays.allocate(DType::kBF16, shape, kernel->device()));
+  }
+  const TensorView output = call.arrays.out(result, "apply: out");
+  const Stream stream = call.arrays.stream(kernel->device());
+  without_gil([&] { kernel->apply(call.arguments, output, stream); });
+  return result;
+}
+
+nb::dict times_of(const PyKernel& self, int micro_batch) {
+  const StageTimes& times = self.live()->times(micro_batch);
+  nb::dict stages;
+  stages["dispatch_ns"] = times.dispatch_ns;
+  stages["place_ns"] = times.place_ns;
+  stages["experts_ns"] = times.experts_ns;
+  stages["combine_ns"] = times.combine_ns;
+  stages["shared_ns"] = times.shared_ns;
+  return stages;
+}
+
+}  // namespace
+
+void bind_kernel(nb::module_& m) {
+  nb::class_<PyKernel>(m, "ModularKernel",
+                       "prepare -> experts -> finalize in one call, with a shared expert where "
+                       "there is one. Takes the parts over.")
+      .def(
+          "__init__",
+          [](PyKernel* self, PyPrepareFinalize& prepare, PyExperts& experts, nb::handle shared,
+             nb::handle gate, const std::string& order) {
+            new (self) PyKernel(make(prepare, experts, shared, gate, order));
+          },
+          nb::arg("prepare_finalize"), nb::arg("experts"),
+          nb::arg("shared_experts").none() = nb::none(), nb::arg("shared_gate").none() = nb::none(),
+          nb::arg("shared_order") = "mk_internal_overlapped",
+          nb::sig("def __init__(self, prepare_finalize: PrepareFinalize, experts: Experts, "
+                  "shared_experts: Experts | None = None, shared_gate: Array | None = None, "
+                  "shared_order: Literal['none', 'no_overlap', 'mk_internal_overlapped'] = "
+                  "'mk_internal_overlapped') -> None"),
+          "Collective.\n\nshared_experts  one expert that every token visits on its own "
+          "rank\nshared_gate     [H] or [1, H]: its row is multiplied by sigmoid(x . gate)")
+      .def("apply", &apply, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
+           nb::arg("out").none() = nb::none(), nb::arg("options"),
+           nb::sig(
+               "def apply(self, hidden: Array, topk_ids: Array, topk_weights: Array, out: Array | "
+               "None = None, *, apply_router_weight_on_input: bool = False, micro_batch: int = 0, "
+               "defer_input_quant: bool = False, weighs_in_place: bool = False, max_tokens: int = "
+               "0, host_counts: bool = False, stream: StreamLike = None) -> Tensor"),
+           "The layer's output, bf16 [T, H]. Collective. When the experts raise, the group is "
+           "aborted.\n\n"
+           "hidden        [T, H] bf16, f16 or f32\n"
+           "topk_ids      [T, K] i32 or i64; -1: none\n"
+           "topk_weights  [T, K] f32")
+      .def_prop_ro("device", [](const PyKernel& self) { return self.live()->device(); })
+      .def_prop_ro("is_capturable",
+                   [](const PyKernel& self) { return self.live()->is_capturable(); })
+      .def_prop_ro("workspace_bytes",
+                   [](const PyKernel& self) { return self.live()->workspace_bytes(); })
+      .def("times", &times_of, nb::arg("micro_batch") = 0,
+           nb::sig("def times(self, micro_batch: int = 0) -> dict[str, int]"),
+           "Nanoseconds of the last call by stage.")
+      .def(
+          "check", [](const PyKernel& self) { self.live()->check(); },
+          "Raises what kernels found; see Exchange.check.")
+      .def("close", [](PyKernel& self) { self.kernel.close(); })
+      .def("__enter__", [](nb::object self) { return self; })
+      .def("__exit__", [](PyKernel& self, const nb::args&) { self.kernel.close(); })
+      .def("__repr__", [](const PyKernel& self) {
+        if (self.kernel.is_closed()) return std::string("ModularKernel(closed)");
+        const auto kernel = self.live();
+        return fmt::format("ModularKernel('{}', experts='{}', device='{}')",
+                           kernel->prepare_finalize().name(), kernel->experts().name(),
+                           name_of(kernel->device()));
+      });
+}
+
+}  // namespace switchyard::python

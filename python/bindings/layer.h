@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// layer.h: the parts of a layer as Python objects: experts, prepare/finalize objects, kernels. A
+// kernel takes the first two over; the objects that they were made as are closed then.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "switchyard/experts.h"
+#include "switchyard/prepare_finalize.h"
+
+#include "exchange.h"
+#include "owned.h"
+
+#include <nanobind/nanobind.h>
+
+namespace switchyard::python {
+
+/// A part that can be moved into a kernel: the shared object is the owner.
+template <typename T>
+class Part {
+ public:
+  Part() = default;
+  explicit Part(std::unique_ptr<T> part)
+      : owned_(std::make_unique<std::unique_ptr<T>>(std::move(part))) {}
+
+  /// A share of the part. Errors: kInvalidArgument when it was closed or is a kernel's.
+  std::shared_ptr<T> live(const char* type) const {
+    const auto held = owned_.live(type);
+    require(*held != nullptr, Errc::kInvalidArgument,
+            "{}: it is part of a ModularKernel, which calls it", type);
+    return {held, held->get()};
+  }
+  std::unique_ptr<T> take(const char* type) {
+    live(type);
+    return std::move(*owned_.live(type));
+  }
+  void close() { owned_.close(); }
+
+ private:
+  Owned<std::unique_ptr<T>> owned_;
+};
+
+struct PyExperts {
+  Part<Experts> part;
+};
+
+struct PyPrepareFinalize {
+  Part<PrepareFinalize> part;
+
+  std::shared_ptr<PrepareFinalize> live() const { return part.live("PrepareFinalize"); }
+};
+
+/// Experts that call a Python function. Tensors of a call keep `memory` alive, once it is set.
+class PythonExperts final : public Experts {
+ public:
+  struct Facts {
+    std::string name = "python";
+    Device device{};
+    bool is_batch_invariant = false;
+    bool expects_unquantized_inputs = false;
+    bool supports_packed_ue8m0_act_scales = false;
+  };
+
+  PythonExperts(nb::object function, Facts facts)
+      : function_(keep(std::move(function))), facts_(std::move(facts)) {}
+
+  std::string_view name() const override { return facts_.name; }
+  Device device() const override { return facts_.device; }
+  bool is_batch_invariant() const override { return facts_.is_batch_invariant; }
+  bool supports_packed_ue8m0_act_scales() const override {
+    return facts_.supports_packed_ue8m0_act_scales;
+  }
+  bool expects_unquantized_inputs() const override { return facts_.expects_unquantized_inputs; }
+  bool is_capturable(bool) const override { return facts_.device.is_cuda(); }
+  std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+  void apply(const ExpertRows& input, const TensorView& output, std::span<std::byte> workspace,
+             Stream stream) override;
+
+  void set_memory(std::weak_ptr<const void> memory) { memory_ = std::move(memory); }
+
+ private:
+  std::shared_ptr<const void> function_;
+  Facts facts_;
+  std::weak_ptr<const void> memory_;
+};
+
+}  // namespace switchyard::python

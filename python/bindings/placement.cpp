@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Load balancing: copies of experts, which copy serves a token, and the load of each.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "switchyard/eplb.h"
+
+#include "gil.h"
+#include "module.h"
+#include "tensors.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace switchyard::python {
+namespace {
+
+// A list, or an array of any integer type.
+template <typename T>
+std::vector<T> integers_from(nb::handle values) {
+  if (nb::hasattr(values, "tolist")) return nb::cast<std::vector<T>>(values.attr("tolist")());
+  return nb::cast<std::vector<T>>(values);
+}
+
+PyTensor tensor_of(const std::vector<std::int32_t>& values,
+                   std::initializer_list<std::int64_t> shape) {
+  Tensor tensor(DType::kI32, shape);
+  std::copy(values.begin(), values.end(), tensor.as<std::int32_t>());
+  return PyTensor::of(std::move(tensor), Stream::host());
+}
+
+nb::object map_ids(nb::handle topk_ids, const LogicalMaps& maps, nb::handle out) {
+  Arrays arrays;
+  const TensorView ids = arrays.in(topk_ids, "map_logical_to_physical: topk_ids");
+  nb::object result = nb::borrow(out);
+  if (out.is_none()) {
+    std::vector<std::int64_t> shape;
+    for (int dim = 0; dim < ids.num_dims(); ++dim) shape.push_back(ids.shape(dim));
+    result = nb::cast(arrays.allocate(ids.dtype(), shape, arrays.device()));
+  }
+  const TensorView physical = arrays.out(result, "map_logical_to_physical: out");
+  without_gil([&] { map_logical_to_physical(ids, maps, physical); });
+  return result;
+}
+
+std::vector<std::int64_t> copied(std::span<const std::int64_t> values) {
+  return {values.begin(), values.end()};
+}
+
+}  // namespace
+
+void bind_placement(nb::module_& m) {
+  m.def("initial_physical_to_logical", &initial_physical_to_logical, nb::arg("num_logical"),
+        nb::arg("num_redundant"),
+        "[num_logical + num_redundant]: the logical expert of each physical one, before any "
+        "balancing.");
+  m.def("choose_replica", &choose_replica, nb::arg("token"), nb::arg("num_replicas"),
+        "Which of the copies of an expert serves a token row.");
+  nb::class_<LogicalMaps>(m, "LogicalMaps", "Where the copies of each logical expert are.")
+      .def_ro("num_logical", &LogicalMaps::num_logical)
+      .def_ro("max_replicas", &LogicalMaps::max_replicas, "Copies of the most replicated expert.")
+      .def_prop_ro(
+          "logical_to_physical",
+          [](const LogicalMaps& self) {
+            return tensor_of(self.logical_to_physical, {self.num_logical, self.max_replicas});
+          },
+          "i32 [num_logical, max_replicas], ascending, then -1; a copy.")
+      .def_prop_ro(
+          "replica_counts",
+          [](const LogicalMaps& self) {
+            return tensor_of(self.replica_counts, {self.num_logical});
+          },
+          "i32 [num_logical]; a copy.")
+      .def("__repr__", [](const LogicalMaps& self) {
+        return "LogicalMaps(num_logical=" + std::to_string(self.num_logical) +
+               ", max_replicas=" + std::to_string(self.max_replicas) + ")";
+      });
+  m.def(
+      "compute_logical_maps",
+      [](nb::handle physical_to_logical, std::int32_t num_logical) {
+        return compute_logical_maps(integers_from<std::int32_t>(physical_to_logical), num_logical);
+      },
+      nb::arg("physical_to_logical"), nb::arg("num_logical"),
+      nb::sig("def compute_logical_maps(physical_to_logical: Sequence[int] | Array, num_logical: "
+              "int) -> LogicalMaps"),
+      "The inverse of a physical-to-logical map, in which -1 marks an empty slot.");
+  m.def("map_logical_to_physical", &map_ids, nb::arg("topk_ids"), nb::arg("maps"),
+        nb::arg("out").none() = nb::none(),
+        nb::sig("def map_logical_to_physical(topk_ids: Array, maps: LogicalMaps, out: Array | None "
+                "= None) -> Tensor"),
+        "[T, K]: each logical id replaced by the physical id of the copy that serves its token. "
+        "CPUs only.");
+  nb::class_<ExpertLoad>(m, "ExpertLoad",
+                         "Rows per physical expert, summed over the most recent steps.")
+      .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("num_physical"),
+           nb::arg("window") = ExpertLoad::kDefaultWindow)
+      .def(
+          "add_counts",
+          [](ExpertLoad& self, nb::handle expert_load) {
+            self.add_step(integers_from<std::int64_t>(expert_load));
+          },
+          nb::arg("expert_load"),
+          nb::sig("def add_counts(self, expert_load: Sequence[int] | Array) -> None"),
+          "Adds a step given as rows per physical expert, for example HostCounts.expert_load.")
+      .def(
+          "add_ids",
+          [](ExpertLoad& self, nb::handle physical_ids, nb::handle num_tokens) {
+            Arrays arrays;
+            const TensorView ids = arrays.in(physical_ids, "add_ids: physical_ids");
+            const std::int64_t num = num_tokens.is_none() ? (ids.num_dims() > 0 ? ids.shape(0) : 0)
+                                                          : nb::cast<std::int64_t>(num_tokens);
+            self.add_step(ids, num);
+          },
+          nb::arg("physical_ids"), nb::arg("num_tokens").none() = nb::none(),
+          nb::sig("def add_ids(self, physical_ids: Array, num_tokens: int | None = None) -> None"),
+          "Adds a step given as chosen experts, [T, K]; rows from num_tokens on are padding.")
+      .def_prop_ro("num_steps", &ExpertLoad::num_steps, "Steps that the sums cover.")
+      .def_prop_ro("physical_load",
+                   [](const ExpertLoad& self) { return copied(self.physical_load()); })
+      .def(
+          "logical_load",
+          [](const ExpertLoad& self, nb::handle physical_to_logical, std::int32_t num_logical) {
+            return self.logical_load(integers_from<std::int32_t>(physical_to_logical), num_logical);
+          },
+          nb::arg("physical_to_logical"), nb::arg("num_logical"),
+          nb::sig("def logical_load(self, physical_to_logical: Sequence[int] | Array, num_logical: "
+                  "int) -> list[int]"),
+          "[num_logical]: the copies of each expert added up.")
+      .def("reset", &ExpertLoad::reset)
+      .def("__repr__", [](const ExpertLoad& self) {
+        return "ExpertLoad(num_physical=" + std::to_string(self.physical_load().size()) +
+               ", num_steps=" + std::to_string(self.num_steps()) + ")";
+      });
+}
+
+}  // namespace switchyard::python
