@@ -1,5 +1,5 @@
 # Short names for the most common tasks. CMakePresets.json has the rest.
-.PHONY: help demo install test bench format lint clean release
+.PHONY: help demo install deb test bench format lint clean release
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -8,6 +8,7 @@ SOURCES = $(shell find include src cli tests examples bench python -name '*.h' -
 help:
 	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks'
 	@echo 'make install  build and install command and library; PREFIX=/usr/local'
+	@echo 'make deb      build the Debian package, into build/package; CMAKE_ARGS=-DSWITCHYARD_WITH_CUDA=ON: with the CUDA module'
 	@echo 'make test     build everything and run every test'
 	@echo 'make bench    build and run the developer benchmarks'
 	@echo 'make format   clang-format over our files'
@@ -38,6 +39,13 @@ install:
 	  cmake --preset release -DSWITCHYARD_BUILD_TESTS=OFF -DSWITCHYARD_BUILD_EXAMPLES=OFF
 	cmake --build build --parallel $(JOBS)
 	cmake --install build --prefix $(PREFIX)
+
+deb:
+	@scripts/install-deps deb
+	cmake --preset package $(CMAKE_ARGS)
+	cmake --build build/package --parallel $(JOBS)
+	cd build/package && cpack -G DEB
+	@ls build/package/*.deb
 
 test: release
 	cmake --build build --parallel $(JOBS)

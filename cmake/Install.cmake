@@ -1,5 +1,5 @@
 # What `cmake --install` installs, and where: the library with its headers, the CUDA module, a CMake package, a
-# pkg-config file and the command.
+# pkg-config file, and the command with its manual page and completion.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -36,8 +36,9 @@ set(pc_requires "")
 set(pc_libs "")
 if(NOT BUILD_SHARED_LIBS)
   set(pc_requires "fmt spdlog libhwy")
+  set(pc_libs "-lstdc++ -lm") # a program in C is linked by a compiler that does not know C++
   if(SWITCHYARD_HAS_ONEDNN)
-    set(pc_libs "-ldnnl")
+    string(APPEND pc_libs " -ldnnl")
   endif()
   if(SWITCHYARD_CUDA_STATIC)
     string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
@@ -49,5 +50,22 @@ if(SWITCHYARD_BUILD_CLI)
   install(TARGETS switchyard_cli)
   if(TARGET switchyard_mpi_alltoallv)
     install(TARGETS switchyard_mpi_alltoallv)
+  endif()
+
+  # Both files are made from what the command says of itself, so they never differ from it.
+  find_package(Python3 3.9 QUIET COMPONENTS Interpreter)
+  if(Python3_FOUND)
+    set(manual_folder ${PROJECT_BINARY_DIR}/manual)
+    add_custom_command(
+      OUTPUT ${manual_folder}/switchyard.1.gz ${manual_folder}/switchyard.bash
+      COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/manual.py $<TARGET_FILE:switchyard_cli> ${manual_folder}
+      DEPENDS switchyard_cli tools/manual.py
+      COMMENT "Manual page and completion of the command")
+    add_custom_target(switchyard_manual ALL DEPENDS ${manual_folder}/switchyard.1.gz)
+    install(FILES ${manual_folder}/switchyard.1.gz DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    install(FILES ${manual_folder}/switchyard.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+            RENAME switchyard)
+  else()
+    message(STATUS "switchyard: no manual page and no completion, which python3 would make")
   endif()
 endif()

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs the library, moves the folder (nothing in it may depend on the old path), and builds an
-# external program against it, first with find_package, then with pkg-config.
+# external program against it, first with find_package, then with pkg-config, and one in C.
 #
-# usage: run_test.sh BUILD_FOLDER WORK_FOLDER COMPILER
+# usage: run_test.sh BUILD_FOLDER WORK_FOLDER CXX_COMPILER C_COMPILER
 set -euo pipefail
-build=$1 work=$2 compiler=$3
+build=$1 work=$2 compiler=$3 c_compiler=$4
 consumer=$(cd "$(dirname "$0")" && pwd)/consumer
 
 rm -rf "$work"
@@ -34,3 +34,9 @@ pkg-config --modversion switchyard
 "$compiler" -std=c++20 -O1 $(pkg-config --cflags switchyard) "$consumer/main.cpp" -o "$work/by_pkg_config" \
             $(pkg-config --libs switchyard)
 LD_LIBRARY_PATH=$(dirname "$pc_folder") "$work/by_pkg_config"
+
+echo "== C"
+# shellcheck disable=SC2046
+"$c_compiler" -std=c11 -Wall -Wextra -Werror $(pkg-config --cflags switchyard) "$consumer/../../../examples/08_c/main.c" \
+              -o "$work/c_layer" $(pkg-config --libs switchyard)
+LD_LIBRARY_PATH=$(dirname "$pc_folder") "$work/c_layer"
