@@ -1,5 +1,5 @@
 # Short names for the most common tasks. CMakePresets.json has the rest.
-.PHONY: help demo install deb test bench format lint clean release
+.PHONY: help demo install deb wheel test bench format lint clean release
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -9,6 +9,7 @@ help:
 	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks'
 	@echo 'make install  build and install command and library; PREFIX=/usr/local'
 	@echo 'make deb      build the Debian package, into build/package; CMAKE_ARGS=-DSWITCHYARD_WITH_CUDA=ON: with the CUDA module'
+	@echo 'make wheel    build the Python wheel with the CUDA module, into build/wheels; CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=90-real: for one GPU'
 	@echo 'make test     build everything and run every test'
 	@echo 'make bench    build and run the developer benchmarks'
 	@echo 'make format   clang-format over our files'
@@ -46,6 +47,13 @@ deb:
 	cmake --build build/package --parallel $(JOBS)
 	cd build/package && cpack -G DEB
 	@ls build/package/*.deb
+
+wheel:
+	@scripts/install-deps python
+	@test -x build/wheel-python/bin/pip || python3 -m venv build/wheel-python
+	PATH=$$PATH:/usr/local/cuda/bin CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/wheel-python/bin/pip wheel --no-deps -w build/wheels \
+	  -C cmake.define.SWITCHYARD_WITH_CUDA=ON .
+	@ls -l build/wheels
 
 test: release
 	cmake --build build --parallel $(JOBS)

@@ -13,7 +13,7 @@ from typing import Any
 
 from switchyard.errors import make_error
 
-PATH = pathlib.Path(__file__).parent / "bin" / "switchyard"
+PATH = pathlib.Path(__file__).parent / "switchyard"
 
 
 def main() -> None:

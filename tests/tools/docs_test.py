@@ -147,9 +147,14 @@ class DocsTest(unittest.TestCase):
         self.assertEqual([row[0] for row in rows if len(row) == 6 and predicate.match(row[1])], backends)
 
     def test_code_of_the_readme_is_the_example(self):
-        block = re.search(r"```cpp\n(.*?)```", read("README.md"), re.DOTALL)[1]
+        part, block = re.findall(r"```cpp\n(.*?)```", read("README.md"), re.DOTALL)
         example = read("examples/00_smallest/main.cpp").split("\n", 1)[1].lstrip("\n")
         self.assertEqual(block, example)
+        lines = iter([line.strip() for line in example.splitlines()])
+        for line in part.splitlines():  # in the example, in this order
+            self.assertIn(line.strip(), lines)
+        (python,) = re.findall(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
+        self.assertEqual(python, read("examples/10_python/smallest.py").split("\n", 1)[1])
 
     def test_code_of_coming_from_is_the_example(self):
         example = read("examples/05_coming_from/main.cpp")

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples and the program of docs/python.md run."""
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from switchyard import command
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name, phrase", [("smallest", "[0.75, 0.75]"), ("moe_layer", "rank 3: 21 tokens")])
+def test_examples(name, phrase):
+    done = subprocess.run([sys.executable, ROOT / f"examples/10_python/{name}.py"], check=True, capture_output=True, text=True,
+                          timeout=60)
+    assert phrase in done.stdout
+
+
+def test_the_program_of_the_page(run_program):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 5
+    if not command.PATH.exists():
+        blocks = [block for block in blocks if "switchyard.check" not in block]
+    code, _, errors = run_program("\n\n".join(blocks))
+    assert code == 0, errors
