@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "dtypes.h"
 #include "names.h"
 #include "tensors.h"
 
@@ -47,6 +48,13 @@ struct Field<QuantScheme> {
   static QuantScheme from(nb::handle value) { return scheme_from(value); }
   static nb::object to(const QuantScheme& value) { return nb::cast(value); }
   static std::string type() { return "SchemeLike"; }
+};
+
+template <>
+struct Field<DType> {
+  static DType from(nb::handle value) { return dtype_from(value); }
+  static nb::object to(DType value) { return nb::str(name_of(value)); }
+  static std::string type() { return "DTypeLike"; }
 };
 
 template <>

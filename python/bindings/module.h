@@ -19,5 +19,6 @@ void bind_router(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_prepare(nb::module_& m);
 void bind_kernel(nb::module_& m);
+void bind_layer_config(nb::module_& m);
 
 }  // namespace switchyard::python

@@ -99,13 +99,6 @@ std::string name_or_fields(const QuantScheme& scheme) {
 
 }  // namespace
 
-template <>
-struct Field<DType> {
-  static DType from(nb::handle value) { return dtype_from(value); }
-  static nb::object to(DType value) { return nb::str(name_of(value)); }
-  static std::string type() { return "DTypeLike"; }
-};
-
 void bind_quantize(nb::module_& m) {
   nb::class_<QuantScheme>& scheme =
       ConfigClass<QuantScheme>(m, "QuantScheme",

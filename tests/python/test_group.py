@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups: threads, processes over every kind of store, errors of ranks."""
+import importlib.util
+import shutil
 import threading
 import time
 
@@ -178,7 +180,12 @@ def test_torch_process_groups():
         assert group.size == 1
 
 
-def test_mpi_communicators():
-    mpi = pytest.importorskip("mpi4py.MPI", reason="mpi4py is not installed")
-    with Group.from_mpi(mpi.COMM_WORLD) as group:
-        assert group.size == mpi.COMM_WORLD.Get_size()
+def test_mpi_communicators(run_program):
+    if importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None:
+        pytest.skip("mpi4py or mpirun is not installed")
+    code, out, errors = run_program("""
+        import subprocess, sys
+        source = "from mpi4py import MPI; import switchyard; group = switchyard.Group.from_mpi(MPI.COMM_WORLD); print(group.rank, group.size)"
+        sys.exit(subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-c", source]).returncode)
+    """)
+    assert code == 0 and sorted(out.split()) == ["0", "1", "2", "2"], errors

@@ -239,6 +239,11 @@ class DocsTest(unittest.TestCase):
         self.expect_sentence("docs/bench.md", f"scatter of bf16 rows {scatter} of the floor, of e4m3 rows with scales "
                                               f"{scatter_scaled}, gather (weighted sums) {gather}")
 
+    def test_sentences_about_python_are_those_of_the_results(self):
+        pair = newest("cpu-python-pair")
+        self.expect_sentence("docs/python.md", f"takes {pair['python_us']:.1f} us from Python and {pair['native_us']:.1f} us in C++")
+        self.expect_sentence("docs/python.md", f"Python adds {pair['added_us']:.1f} us to a pair")
+
     def test_every_page_is_in_the_index(self):
         index = read("docs/index.md")
         for page in (ROOT / "docs").glob("*.md"):
