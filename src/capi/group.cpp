@@ -69,14 +69,16 @@ extern "C" {
 
 sy_status sy_group_from_environment(const sy_group_options* options, sy_group** group) {
   return call(__func__, [&] {
-    out(group, "group") = give<sy_group>(Group::from_environment(options_of(options)));
+    sy_group*& result = out(group, "group");
+    result = give<sy_group>(Group::from_environment(options_of(options)));
   });
 }
 
 sy_status sy_group_from_store(int32_t rank, int32_t size, const char* store,
                               const sy_group_options* options, sy_group** group) {
   return call(__func__, [&] {
-    out(group, "group") = give<sy_group>(
+    sy_group*& result = out(group, "group");
+    result = give<sy_group>(
         Group::from(rank, size, std::string(text(store, "store")), options_of(options)));
   });
 }
@@ -84,7 +86,8 @@ sy_status sy_group_from_store(int32_t rank, int32_t size, const char* store,
 sy_status sy_group_from_functions(int32_t rank, int32_t size, const sy_store_functions* store,
                                   const sy_group_options* options, sy_group** group) {
   return call(__func__, [&] {
-    out(group, "group") = give<sy_group>(
+    sy_group*& result = out(group, "group");
+    result = give<sy_group>(
         Group::from(rank, size, store_of(read_required(store, "store")), options_of(options)));
   });
 }

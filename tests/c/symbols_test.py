@@ -41,6 +41,34 @@ def declared():
     return re.findall(r"^SY_API [^;(]*?\b(sy_\w+)\(", text, re.MULTILINE)
 
 
+def functions():
+    """Returns (result, name, [parameter types]) of each declaration."""
+    text = "".join(path.read_text(encoding="utf-8") for path in HEADERS)
+    found = []
+    for result, name, rest in re.findall(r"^SY_API ([^;(]*?)\b(sy_\w+)\(([^;]*)\);", text, re.MULTILINE):
+        parameters = [] if rest == "void" else re.split(r",\s*", " ".join(rest.split()))
+        found.append((result.strip(), name, parameters))
+    return found
+
+
+def source_of_calls(handle):
+    """A program that calls every function with zeros, and with `handle` for each handle; prints status and name."""
+    text = "".join(path.read_text(encoding="utf-8") for path in HEADERS)
+    handles = re.findall(r"^typedef struct (sy_\w+) \1;", text, re.MULTILINE)
+    lines = []
+    for result, name, parameters in functions():
+        values = []
+        for parameter in parameters:
+            kind = re.sub(r"\bconst ", "", parameter).split()[0].rstrip("*")
+            is_handle = kind in handles and parameter.count("*") == 1
+            is_struct = kind in ("sy_dtype", "sy_device") and "*" not in parameter
+            values.append(f"({kind}*){handle}" if is_handle else f"({kind}){{0}}" if is_struct else "0")
+        call = f"{name}({', '.join(values)})"
+        lines.append(f'  printf("%d {name}\\n", {call});' if result == "sy_status" else f"  (void){call};")
+    body = "\n".join(lines)
+    return f'#include <stdio.h>\n#include "switchyard/c.h"\nint main(void) {{\n{body}\n  return 0;\n}}\n'
+
+
 def source_of_sizes():
     text = "".join(path.read_text(encoding="utf-8") for path in HEADERS)
     structs = sorted(set(re.findall(r"^typedef struct (sy_\w+) \{", text, re.MULTILINE)))
@@ -83,6 +111,21 @@ class SymbolsTest(unittest.TestCase):
             run(C_COMPILER, "-std=c11", "-I", ROOT / "include", source, "-o", program)
             self.assertEqual(run(program), SIZES.read_text(encoding="utf-8"))
 
+    def call_all(self, handle):
+        with tempfile.TemporaryDirectory() as folder:
+            source, program = pathlib.Path(folder, "a.c"), pathlib.Path(folder, "a")
+            source.write_text(source_of_calls(handle), encoding="utf-8")
+            run(C_COMPILER, "-std=c11", "-I", ROOT / "include", source, LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", "-o", program)
+            return {name: int(status) for status, name in (line.split() for line in run(program).splitlines())}
+
+    def test_zeros_and_handles_that_never_were_are_refused(self):
+        fine = {"sy_log_to"}
+        for handle in ("0", "0x1230", "-16"):
+            statuses = self.call_all(handle)
+            self.assertGreater(len(statuses), 95)
+            accepted = {name for name, status in statuses.items() if status != 1} - fine
+            self.assertEqual(accepted, {name for name in statuses if name.endswith("_destroy")} if handle == "0" else set())
+
     def compiles(self, compiler, standard, text):
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder, "a.c" if standard.startswith("c1") else "a.cpp")
@@ -109,5 +152,5 @@ class SymbolsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    LIBRARY, C_COMPILER, CXX_COMPILER = sys.argv[1:4]
+    LIBRARY, C_COMPILER, CXX_COMPILER = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     unittest.main(argv=sys.argv[:1])
