@@ -30,6 +30,7 @@ struct PyExchange {
   Owned<Exchange> exchange;
   int num_ranks = 0;
 
+  Exclusive call() const { return {exchange.busy(), "Exchange"}; }
   std::shared_ptr<Exchange> live() const { return exchange.live("Exchange"); }
 };
 
@@ -82,6 +83,7 @@ PyDispatched received(const std::shared_ptr<Exchange>& exchange, Dispatched rows
 PyDispatched dispatch(const PyExchange& self, nb::handle tokens, nb::handle topk_ids,
                       nb::handle topk_weights, const nb::kwargs& keywords) {
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   DispatchArguments args(tokens, topk_weights, keywords);
   const TensorView ids = args.arrays.in(topk_ids, "dispatch: topk_ids");
   const Stream stream = args.arrays.stream(exchange->device());
@@ -94,6 +96,7 @@ PyDispatched dispatch(const PyExchange& self, nb::handle tokens, nb::handle topk
 PyDispatched dispatch_again(const PyExchange& self, nb::handle earlier, nb::handle tokens,
                             nb::handle topk_weights, const nb::kwargs& keywords) {
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   const DispatchHandle handle = handle_of(earlier).handle;
   DispatchArguments args(tokens, topk_weights, keywords);
   const Stream stream = args.arrays.stream(exchange->device());
@@ -106,6 +109,7 @@ PyDispatched dispatch_again(const PyExchange& self, nb::handle earlier, nb::hand
 PyHandle dispatch_send(const PyExchange& self, nb::handle tokens, nb::handle topk_ids,
                        nb::handle topk_weights, const nb::kwargs& keywords) {
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   DispatchArguments args(tokens, topk_weights, keywords);
   const TensorView ids = args.arrays.in(topk_ids, "dispatch: topk_ids");
   const Stream stream = args.arrays.stream(exchange->device());
@@ -118,6 +122,7 @@ PyHandle dispatch_send(const PyExchange& self, nb::handle tokens, nb::handle top
 PyHandle dispatch_again_send(const PyExchange& self, nb::handle earlier, nb::handle tokens,
                              nb::handle topk_weights, const nb::kwargs& keywords) {
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   const DispatchHandle handle = handle_of(earlier).handle;
   DispatchArguments args(tokens, topk_weights, keywords);
   const Stream stream = args.arrays.stream(exchange->device());
@@ -131,6 +136,7 @@ PyHandle dispatch_again_send(const PyExchange& self, nb::handle earlier, nb::han
 PyDispatched dispatch_receive(const PyExchange& self, PyHandle& handle,
                               nb::handle stream_argument) {
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   Arrays arrays(stream_argument);
   for (const nb::object& sent : handle.held) arrays.prefer(sent);
   const Stream stream = arrays.stream(exchange->device());
@@ -179,6 +185,7 @@ struct CombineArguments {
 nb::object combine(const PyExchange& self, nb::handle handle_value, nb::handle rows_array,
                    nb::handle out, const nb::kwargs& keywords) {
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   const PyHandle& handle = handle_of(handle_value);
   CombineArguments args(keywords);
   const TensorView rows = args.arrays.in(rows_array, "combine: rows");
@@ -193,6 +200,7 @@ void combine_send(const PyExchange& self, nb::handle handle_value, nb::handle ro
                   const nb::kwargs& keywords) {
   PyHandle& handle = handle_of(handle_value);
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   CombineArguments args(keywords);
   const TensorView rows = args.arrays.in(rows_array, "combine: rows");
   const Stream stream = args.arrays.stream(exchange->device());
@@ -204,6 +212,7 @@ nb::object combine_receive(const PyExchange& self, nb::handle handle_value, nb::
                            nb::handle dtype, const nb::kwargs& keywords) {
   PyHandle& handle = handle_of(handle_value);
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   CombineArguments args(keywords);
   for (const nb::object& sent : handle.held) args.arrays.prefer(sent);
   nb::object result = args.output(*exchange, out, handle.num_tokens, dtype_from(dtype));
@@ -216,6 +225,7 @@ nb::object combine_receive(const PyExchange& self, nb::handle handle_value, nb::
 
 PyExchange make_exchange(const PyGroup& py_group, nb::handle given, const nb::kwargs& keywords) {
   const auto group = py_group.live();
+  const Exclusive call = py_group.call();
   ExchangeConfig config;
   if (!given.is_none()) config = nb::cast<ExchangeConfig>(given);
   ExchangeOptions options;
@@ -256,6 +266,7 @@ nb::dict row_origins(const PyExchange& self, nb::handle handle) {
 nb::tuple row_sources(const PyExchange& self, const PyDispatched& dispatched,
                       nb::handle stream_argument) {
   const auto exchange = self.live();
+  const Exclusive call = self.call();
   const DispatchHandle handle = dispatched.received.handle;
   Arrays arrays(stream_argument);
   const TensorView& rows = dispatched.received.experts.rows;
@@ -329,6 +340,7 @@ void bind_dispatch(nb::class_<PyExchange>& type) {
           "reopen",
           [](const PyExchange& self, nb::handle earlier, nb::handle stream) {
             const auto exchange = self.live();
+            const Exclusive call = self.call();
             const PyHandle& handle = handle_of(earlier);
             const Stream in = Arrays(stream).stream(exchange->device());
             return PyHandle{without_gil([&] { return exchange->reopen(handle.handle, in); }),

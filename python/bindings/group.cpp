@@ -165,6 +165,7 @@ void bind_group(nb::module_& m) {
           "split",
           [](const PyGroup& self, int color, int key) -> std::optional<PyGroup> {
             const auto group = self.live();
+            const Exclusive call = self.call();
             Group part = without_gil([&] { return group->split(color, key); });
             if (part.is_empty()) return std::nullopt;
             return made(std::move(part));
@@ -176,6 +177,7 @@ void bind_group(nb::module_& m) {
           "barrier",
           [](const PyGroup& self) {
             const auto group = self.live();
+            const Exclusive call = self.call();
             without_gil([&] { group->barrier(); });
           },
           "Returns when every rank has called it.")

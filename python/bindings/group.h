@@ -12,6 +12,7 @@ namespace switchyard::python {
 struct PyGroup {
   Owned<Group> group;
 
+  Exclusive call() const { return {group.busy(), "Group"}; }
   std::shared_ptr<const Group> live() const { return group.live("Group"); }
 };
 

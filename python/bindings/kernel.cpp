@@ -29,6 +29,7 @@ struct PyKernel {
   Owned<ModularKernel> kernel;
   nb::object held{};  ///< the gate of the shared expert
 
+  Exclusive call() const { return {kernel.busy(), "ModularKernel"}; }
   std::shared_ptr<ModularKernel> live() const { return kernel.live("ModularKernel"); }
 };
 
@@ -56,6 +57,7 @@ PyKernel make(PyPrepareFinalize& prepare, PyExperts& experts, nb::handle shared,
 nb::object apply(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
                  nb::handle topk_weights, nb::handle out, const nb::kwargs& keywords) {
   const auto kernel = self.live();
+  const Exclusive exclusive = self.call();
   PrepareCall call(hidden, topk_ids, topk_weights, keywords, "apply");
   nb::object result = nb::borrow(out);
   if (out.is_none() && call.arguments.hidden.num_dims() == 2) {

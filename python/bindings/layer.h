@@ -36,6 +36,7 @@ class Part {
     live(type);
     return std::move(*owned_.live(type));
   }
+  const Busy& busy() const { return owned_.busy(); }
   void close() { owned_.close(); }
 
  private:
@@ -49,6 +50,7 @@ struct PyExperts {
 struct PyPrepareFinalize {
   Part<PrepareFinalize> part;
 
+  Exclusive call() const { return {part.busy(), "PrepareFinalize"}; }
   std::shared_ptr<PrepareFinalize> live() const { return part.live("PrepareFinalize"); }
 };
 

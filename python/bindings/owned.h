@@ -4,6 +4,7 @@
 // destroyed in a forked child, whose parent goes on using the memory that both share.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -17,6 +18,24 @@ namespace switchyard::python {
 /// Number of forks between the process that loaded the module and this one.
 int fork_generation() noexcept;
 void count_forks();
+
+/// Set while a call runs; shared by an object and its calls.
+using Busy = std::shared_ptr<std::atomic<bool>>;
+
+/// One call of an object that serves one thread at a time: a second thread is refused.
+class Exclusive {
+ public:
+  Exclusive(Busy busy, const char* type) : busy_(std::move(busy)) {
+    require(!busy_->exchange(true), Errc::kInvalidArgument,
+            "{}: another thread is in a call, must be one thread at a time", type);
+  }
+  ~Exclusive() { busy_->store(false); }
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+
+ private:
+  Busy busy_;
+};
 
 /// A shared T. Tensors that point into it, and calls that run, hold a share each: memory outlives
 /// close(). A T ends without the GIL, because on GPUs it waits for its kernels.
@@ -42,6 +61,7 @@ class Owned {
     return object_;
   }
 
+  const Busy& busy() const { return busy_; }
   bool is_closed() const { return object_ == nullptr; }
   void close() {
     if (object_ == nullptr) return;
@@ -52,6 +72,7 @@ class Owned {
  private:
   int generation_ = 0;
   std::shared_ptr<T> object_;
+  Busy busy_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace switchyard::python

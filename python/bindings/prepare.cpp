@@ -37,6 +37,7 @@ struct PyPrepared {
 // A split call: the second part, with everything that it reads.
 struct PyPending {
   std::shared_ptr<PrepareFinalize> object;
+  Busy busy;
   std::function<void()> hook;
   std::function<Prepared()> prepared;
   std::function<void()> finalized;
@@ -48,6 +49,7 @@ struct PyPending {
 
   void run_hook() {
     if (!hook) return;
+    const Exclusive exclusive(busy, "PrepareFinalize");
     const auto run = std::exchange(hook, nullptr);
     without_gil([&] { run(); });
   }
@@ -56,6 +58,7 @@ struct PyPending {
     require(!is_received, Errc::kInvalidArgument,
             "wait: the result was fetched, must be fetched once");
     run_hook();
+    const Exclusive exclusive(busy, "PrepareFinalize");
     is_received = true;
     held.clear();
     if (finalized) {
@@ -70,6 +73,7 @@ struct PyPending {
 nb::object prepare(const PyPrepareFinalize& self, nb::handle hidden, nb::handle topk_ids,
                    nb::handle topk_weights, const nb::kwargs& keywords, bool is_async) {
   const auto object = self.live();
+  const Exclusive exclusive = self.call();
   PrepareCall call(hidden, topk_ids, topk_weights, keywords, "prepare");
   const Stream stream = call.arrays.stream(object->device());
   const std::int64_t num_tokens =
@@ -81,6 +85,7 @@ nb::object prepare(const PyPrepareFinalize& self, nb::handle hidden, nb::handle 
   Pending<Prepared> pending =
       without_gil([&] { return object->prepare_async(call.arguments, stream); });
   PyPending made{object,
+                 self.part.busy(),
                  std::move(pending.hook),
                  std::move(pending.receiver),
                  {},
@@ -135,6 +140,7 @@ struct FinalizeCall {
 nb::object finalize(const PyPrepareFinalize& self, nb::handle expert_output, nb::handle out,
                     nb::handle num_tokens, const nb::kwargs& keywords, bool is_async) {
   const auto object = self.live();
+  const Exclusive exclusive = self.call();
   FinalizeCall call(*object, expert_output, out, num_tokens, keywords);
   const Stream stream = call.arrays.stream(object->device());
   if (!is_async) {
@@ -144,6 +150,7 @@ nb::object finalize(const PyPrepareFinalize& self, nb::handle expert_output, nb:
   Pending<void> pending =
       without_gil([&] { return object->finalize_async(call.arguments, stream); });
   PyPending made{object,
+                 self.part.busy(),
                  std::move(pending.hook),
                  {},
                  std::move(pending.receiver),

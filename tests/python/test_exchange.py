@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchange: every layout and call on threads, against plain numpy and the golden vectors."""
+import threading
+import time
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -287,3 +290,30 @@ def test_closed_exchanges_and_used_handles():
         return output.numpy()[0, 0]
 
     assert run_local(1, rank) == [3.0]
+
+
+def test_one_thread_at_a_time():
+    """A second thread is refused while the first one waits for a rank that is late."""
+    refused = []
+
+    def rank(group):
+        tokens, ids = np.ones((1, H), np.float32), np.array([[0, 1, 2]], np.int32)
+        with exchange_of(group) as exchange:
+            if group.rank == 1:
+                time.sleep(0.3)
+            else:
+                def intrude():
+                    time.sleep(0.1)
+                    for call in (lambda: exchange.dispatch(tokens, ids), lambda: exchange.dispatch_send(tokens, ids)):
+                        try:
+                            call()
+                        except switchyard.InvalidArgumentError as error:
+                            refused.append(str(error))
+
+                threading.Thread(target=intrude).start()
+            received = exchange.dispatch(tokens, ids)
+            exchange.combine(received, received.rows)
+            return received.host.num_rows
+
+    assert sum(run_local(2, rank)) == 6
+    assert len(refused) == 2 and "another thread is in a call" in refused[0]
