@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers that several tests share."""
+import os
 import pathlib
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 
 import pytest
 
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # ranks that are threads share a GPU (docs/gpu.md)
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
