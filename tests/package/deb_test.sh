@@ -40,6 +40,9 @@ done
 run sh -c 'gcc -std=c11 -Wall -Wextra -Werror /tmp/main.c $(pkg-config --cflags --libs switchyard) -o /tmp/layer && /tmp/layer' |
   tee "$work/layer.txt"
 grep -q '4 ranks: same bits' "$work/layer.txt"
+cmake -S "$here/consumer" -B "$work/consumer" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$root/usr" \
+      > "$work/configure.log"
+grep "Switchyard_DIR:PATH=$root" "$work/consumer/CMakeCache.txt"
 
 run dpkg -r switchyard
 rm "$root/tmp"/*
