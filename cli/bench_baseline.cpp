@@ -3,6 +3,7 @@
 #include "bench_baseline.h"
 
 #include <cmath>
+#include <regex>
 
 #include <nlohmann/json.hpp>
 
@@ -83,11 +84,24 @@ bool is_comparable(const Baseline& baseline, const measure::BenchShape& shape) {
          baseline.num_topk == workload.num_topk && baseline.num_ranks == shape.num_ranks;
 }
 
+int sms_of(const BaselineRow& row) {
+  static const std::regex pattern("(^|[^0-9])([0-9]{1,6}) SMs?($|[^A-Za-z])");
+  std::smatch found;
+  const std::string text = row.name + ", " + row.mode;
+  return std::regex_search(text, found, pattern) ? std::stoi(found[2]) : 0;
+}
+
+bool is_match(const BaselineRow& row, const measure::BenchShape& shape) {
+  if (row.operation != shape.operation || row.num_tokens != shape.num_tokens) return false;
+  const int num_sms = sms_of(row);
+  return shape.num_sms == 0 || (num_sms > 0 && num_sms <= shape.num_sms);
+}
+
 std::optional<BaselineRow> best_of(const Baseline& baseline, const measure::BenchShape& shape) {
   std::optional<BaselineRow> best;
   if (!is_comparable(baseline, shape)) return best;
   for (const BaselineRow& row : baseline.rows) {
-    if (row.operation != shape.operation || row.num_tokens != shape.num_tokens) continue;
+    if (!is_match(row, shape)) continue;
     if (!best || row.us < best->us) best = row;
   }
   if (best) best->us *= shape.num_layers;

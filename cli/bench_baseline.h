@@ -15,7 +15,7 @@ namespace switchyard::cli {
 
 struct BaselineRow {
   std::string name;  ///< for example "DeepEP V1 low latency"
-  std::string mode;  ///< for example "CUDA graph"; may be empty
+  std::string mode;  ///< for example "CUDA graph, 24 SMs"; may be empty
   measure::Operation operation = measure::Operation::kPair;
   std::int64_t num_tokens = 0;  ///< per rank
   double us = 0;
@@ -39,8 +39,15 @@ std::string to_json(const Baseline& baseline);
 /// True when the baseline has the sizes and the number of ranks of `shape`.
 bool is_comparable(const Baseline& baseline, const measure::BenchShape& shape);
 
-/// Returns the fastest row for the shape's operation and number of tokens, its time multiplied by
-/// the shape's number of layers; nothing when there is no such row or the sizes differ.
+/// The SMs that a row's name or mode names, as in "24 SMs"; 0: none.
+int sms_of(const BaselineRow& row);
+
+/// Whether `row` has the shape's operation and number of tokens and, where the shape has a budget
+/// of SMs, names at most as many.
+bool is_match(const BaselineRow& row, const measure::BenchShape& shape);
+
+/// Returns the fastest row that matches the shape, its time multiplied by the shape's number of
+/// layers; nothing when there is no such row or the sizes differ.
 std::optional<BaselineRow> best_of(const Baseline& baseline, const measure::BenchShape& shape);
 
 /// Starts mpirun once per shape. The bytes are those of traffic_of for the timed iterations;

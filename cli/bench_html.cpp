@@ -86,8 +86,7 @@ std::vector<ChartSeries> peer_lines(const BenchReport& report) {
     }
     if (!report.baseline || !is_comparable(*report.baseline, row->shape)) continue;
     for (const BaselineRow& peer : report.baseline->rows) {
-      if (peer.operation != row->shape.operation || peer.num_tokens != row->shape.num_tokens)
-        continue;
+      if (!is_match(peer, row->shape)) continue;
       ChartSeries& line = lines[peer.name];
       if (line.points.empty()) order.push_back(peer.name);
       const double us = peer.us * row->shape.num_layers;
@@ -182,6 +181,33 @@ std::string budget_section(const BenchReport& report) {
          chart + "</section>\n";
 }
 
+// What each way over the wire reached with each grid of all budgets.
+std::string wire_section(const BenchReport& report) {
+  std::map<std::string, std::map<int, double>> rates;
+  std::vector<std::string> order;
+  for (const BudgetFloor& floor : report.floors) {
+    for (const measure::WireRate& one : floor.model.wire) {
+      if (rates.count(one.by) == 0) order.push_back(one.by);
+      rates[one.by][one.num_ctas] = one.gb_per_second;
+    }
+  }
+  std::vector<ChartSeries> series;
+  for (const std::string& by : order) {
+    ChartSeries line{by, kColors[series.size() % kColors.size()], false, false, {}};
+    for (const auto& [num_ctas, rate] : rates[by]) {
+      line.points.push_back({static_cast<double>(num_ctas), rate,
+                             fmt::format("{} of {} CTAs: {:.0f} GB/s", by, num_ctas, rate)});
+    }
+    series.push_back(std::move(line));
+  }
+  const std::string chart =
+      line_chart({"the wire", "CTAs that only carry bytes", "GB/s that leave a GPU"}, series);
+  if (chart.empty()) return {};
+  return "<section><h2>The wire</h2><p>All GPUs to all peers at once, 64 MiB each; the highest "
+         "rate is that of the floor.</p>" +
+         chart + "</section>\n";
+}
+
 bool has_baselines(const BenchReport& report) {
   return std::any_of(report.rows.begin(), report.rows.end(),
                      [](const BenchRow& row) { return row.baseline.has_value(); });
@@ -235,12 +261,8 @@ std::string machine_section(const BenchReport& report) {
   html += entry("library", build_summary());
   html += entry("routing", report.options.routing);
   for (const BudgetFloor& floor : report.floors) {
-    std::string text;
-    for (const measure::Constant& constant : floor.model.constants) {
-      text += fmt::format("{}{} {:.3g} {}", text.empty() ? "" : ", ", constant.name, constant.value,
-                          constant.unit);
-    }
-    html += entry(floor.num_sms == 0 ? "floor" : fmt::format("floor, {} SMs", floor.num_sms), text);
+    html += entry(floor.num_sms == 0 ? "floor" : fmt::format("floor, {} SMs", floor.num_sms),
+                  floor_text(floor.model));
   }
   if (report.baseline) {
     html += entry("baseline", report.baseline->source);
@@ -271,7 +293,8 @@ std::string to_html(const BenchReport& report) {
       options.max_tokens == 0 ? "" : fmt::format(", room for {} tokens", options.max_tokens));
   if (!report.is_ok()) html += "<p class=\"bad\">Some elements were wrong: see the table.</p>\n";
   return html + latency_section(report) + fraction_section(report) + budget_section(report) +
-         table_section(report) + machine_section(report) + "</main></body></html>\n";
+         wire_section(report) + table_section(report) + machine_section(report) +
+         "</main></body></html>\n";
 }
 
 }  // namespace switchyard::cli

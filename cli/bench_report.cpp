@@ -39,15 +39,18 @@ std::string operation_text(const BenchOptions& options) {
       what, options.runs);
 }
 
-std::string floor_text(const BudgetFloor& floor) {
-  std::string text = floor.num_sms == 0 ? "" : fmt::format("{} SMs: ", floor.num_sms);
-  for (std::size_t i = 0; i < floor.model.constants.size(); ++i) {
-    const measure::Constant& constant = floor.model.constants[i];
-    const std::string value = constant.value < 1000 ? fmt::format("{:.3g}", constant.value)
-                                                    : fmt::format("{:.0f}", constant.value);
-    text += fmt::format("{}{} {} {}", i == 0 ? "" : ", ", constant.name, value, constant.unit);
+// For example "wire 359 GB/s by bulk copies of 264 CTAs (16-byte stores 357 of 132)".
+std::string wire_text(const std::vector<measure::WireRate>& wire) {
+  const measure::WireRate* best = best_of(wire);
+  if (best == nullptr) return {};
+  std::string others;
+  for (const measure::WireRate& one : best_of_each(wire)) {
+    if (one.by == best->by) continue;
+    others += fmt::format("{}{} {:.3g} of {}", others.empty() ? "" : ", ", one.by,
+                          one.gb_per_second, one.num_ctas);
   }
-  return text;
+  return fmt::format("wire {:.3g} GB/s by {} of {} CTAs{}", best->gb_per_second, best->by,
+                     best->num_ctas, others.empty() ? "" : " (" + others + ")");
 }
 
 bool has_baseline(const BenchReport& report) {
@@ -59,14 +62,27 @@ bool has_any_baseline(const BenchReport& report) {
                      [](const BenchRow& row) { return row.baseline.has_value(); });
 }
 
+nlohmann::ordered_json json_of(const measure::WireRate& rate) {
+  return {{"by", rate.by}, {"ctas", rate.num_ctas}, {"gb_per_second", rate.gb_per_second}};
+}
+
 nlohmann::ordered_json json_of(const BudgetFloor& floor) {
   nlohmann::ordered_json json;
   json["sms"] = floor.num_sms;
   json["bytes"] = floor.model.bytes == measure::FloorBytes::kWritten ? "written" : "wire";
   json["start_us"] = floor.model.start_us;
+  json["saved_us"] = floor.model.saved_us;
   json["rate"] = nlohmann::ordered_json::array();
   for (const measure::RatePoint& point : floor.model.rate) {
     json["rate"].push_back({{"bytes", point.bytes}, {"gb_per_second", point.gb_per_second}});
+  }
+  json["wire"] = nullptr;
+  if (const measure::WireRate* best = best_of(floor.model.wire)) {
+    json["wire"] = json_of(*best);
+    json["wire"]["tried"] = nlohmann::ordered_json::array();
+    for (const measure::WireRate& one : floor.model.wire) {
+      json["wire"]["tried"].push_back(json_of(one));
+    }
   }
   json["constants"] = nlohmann::ordered_json::array();
   for (const measure::Constant& constant : floor.model.constants) {
@@ -131,6 +147,17 @@ bool BenchReport::is_ok() const {
 
 bool BenchReport::has_budgets() const { return !options.sms.empty(); }
 
+std::string floor_text(const measure::FloorModel& floor) {
+  std::string text = wire_text(floor.wire);
+  for (const measure::Constant& constant : floor.constants) {
+    const std::string value = constant.value < 1000 ? fmt::format("{:.3g}", constant.value)
+                                                    : fmt::format("{:.0f}", constant.value);
+    text +=
+        fmt::format("{}{} {} {}", text.empty() ? "" : ", ", constant.name, value, constant.unit);
+  }
+  return text;
+}
+
 std::string header_text(const BenchReport& report) {
   const BenchOptions& options = report.options;
   std::string text = fmt::format("switchyard {} on {}\n", version(),
@@ -147,7 +174,9 @@ std::string header_text(const BenchReport& report) {
                       options.reduce);
   text += fmt::format("timing   {}\n", operation_text(options));
   for (const BudgetFloor& floor : report.floors) {
-    text += fmt::format("floor    {}\n", floor_text(floor));
+    text += fmt::format("floor    {}{}\n",
+                        floor.num_sms == 0 ? "" : fmt::format("{} SMs: ", floor.num_sms),
+                        floor_text(floor.model));
   }
   if (report.baseline) {
     text += fmt::format("baseline {}; on {}\n", report.baseline->source, report.baseline->machine);

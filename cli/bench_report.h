@@ -56,6 +56,9 @@ struct BenchReport {
   bool has_budgets() const;  ///< true when an SM budget was requested
 };
 
+/// The constants of a floor on one line, the fastest way over the wire first.
+std::string floor_text(const measure::FloorModel& floor);
+
 /// Returns everything known before the first row; ends with the table's header.
 std::string header_text(const BenchReport& report);
 std::string row_text(const BenchReport& report, const BenchRow& row);

@@ -21,6 +21,13 @@ namespace switchyard {
 /// Enqueues the same work at every call.
 using DeviceWork = std::function<void(Stream)>;
 
+/// How a kernel carries bytes between GPUs.
+enum class WireCopy : std::uint8_t {
+  kStores,      ///< 16-byte loads of own memory, 16-byte stores to peers
+  kBulkCopies,  ///< cp.async.bulk, own memory to shared memory to peers; sm_90 on
+  kLoads,       ///< 16-byte loads of the peers' memory, 16-byte stores to own
+};
+
 /// One rank's meter. Its constructor makes GPU (rank mod number of GPUs) current for the calling
 /// thread, and only that thread may use the meter. Errors of all members: kOutOfMemory, kSystem.
 class DeviceMeter {
@@ -35,6 +42,10 @@ class DeviceMeter {
   /// Of an exchange's kernels, with a budget of SMs; 0: all that is this rank's share of its GPU.
   virtual int num_ctas(int num_sms) const = 0;
 
+  virtual int num_sms() const = 0;  ///< of this rank's GPU
+  /// Major compute capability of this rank's GPU. Bulk copies and programmatic launch need 9.
+  virtual int compute_major() const = 0;
+
   virtual DeviceQueue& queue() = 0;
 
   /// Collective: runs `work` once after a barrier and waits for it. (Ranks that share a GPU must
@@ -47,18 +58,21 @@ class DeviceMeter {
   /// have run before.
   virtual double time_us(const DeviceWork& work) = 0;
 
-  /// Stores `bytes` bytes, at most kMaxPushBytes, `num_times` times into the peers' memory, with
-  /// `num_ctas` CTAs. Each peer gets an equal part.
-  virtual void push(std::size_t bytes, int num_times, int num_ctas, Stream stream) = 0;
-  static constexpr std::size_t kMaxPushBytes = std::size_t{32} << 20;
-  /// Sends a word to the other rank of the pair (ranks 0 and 1, 2 and 3, ...) and back, `num_trips`
-  /// times. Does nothing on a rank without a partner. Must not be captured in a graph, because the
-  /// words are counted.
-  virtual void ping(int num_trips, Stream stream) = 0;
+  /// Collective: every rank carries kWireBytes to each peer, `num_times` times, with `num_ctas`
+  /// CTAs. At most one CTA per SM fills an SM; of more CTAs two share one. The first call allocates
+  /// memory for it, and waits for all ranks.
+  virtual void carry(WireCopy how, int num_times, int num_ctas, Stream stream) = 0;
+  static constexpr std::size_t kWireBytes = std::size_t{64} << 20;
+  /// Stores a row of 8 KiB into the memory of the other rank of the pair (ranks 0 and 1, 2 and 3,
+  /// ...) and polls the data of that rank's row until it is there; `num_rows` rows, one after
+  /// another. Does nothing on a rank without a partner. Must not be captured in a graph, because
+  /// the rows are counted.
+  virtual void swap_rows(int num_rows, Stream stream) = 0;
   /// Reads and writes `num_rows` rows of 8 KiB; each access starts only after the row before is
   /// written. `memory` holds zeros, and `bytes` is a multiple of 8 KiB.
   virtual void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) = 0;
-  virtual void launch_nothing(Stream stream) = 0;
+  /// A kernel of one warp that is busy for so many cycles.
+  virtual void launch_busy(int num_cycles, bool programmatic, Stream stream) = 0;
 
   /// Empty, or why this rank cannot use NCCL.
   virtual std::string why_no_nccl() const = 0;

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The constants of GPUs that reach each other's memory. Hop: a word travels to a peer and back;
-// half of the round trip. Launch: empty kernels, one after another in a graph. Row: one CTA reads
-// and writes row after row. Copy: the bandwidth of the GPU's own memory, reads plus writes. Wire:
-// CTAs store 16-byte words to all peers at once. Each is the median over samples of the slowest
-// rank.
+
+#include "measure/cuda_floor.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
-#include "measure/cuda_target.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
 
@@ -18,82 +14,140 @@ namespace switchyard::measure {
 namespace {
 
 constexpr int kNumSamples = 7;
-constexpr int kNumTrips = 200;
-constexpr int kNumLaunches = 100;
+constexpr int kNumWireSamples = 5;
+constexpr int kNumSwaps = 200;
+constexpr int kFewLaunches = 20;
+constexpr int kManyLaunches = 220;
+constexpr int kBusyCycles = 4000;
 constexpr int kNumRows = 512;
-constexpr int kPushTimes = 8;
+constexpr std::size_t kTouchedBytes = std::size_t{8} << 20;  // stays in any L2 cache
 constexpr std::size_t kCopiedBytes = std::size_t{128} << 20;
+// Long enough that the launch and the end of a kernel are below 1 % of its time.
+constexpr std::size_t kCarriedBytes = 6 * DeviceMeter::kWireBytes;
+constexpr std::array kWays{WireCopy::kStores, WireCopy::kBulkCopies, WireCopy::kLoads};
+constexpr std::array kGrids{4, 8, 16, 24, 32, 64};  // then one and two CTAs per SM
 
-double median_us(const Group& group, DeviceMeter& meter, const DeviceWork& work) {
+double median_us(const Group& group, DeviceMeter& meter, const DeviceWork& work,
+                 int num_samples = kNumSamples) {
   std::vector<double> us;
-  for (int i = 0; i < kNumSamples; ++i) us.push_back(meter.time_us(work));
+  for (int i = 0; i < num_samples; ++i) us.push_back(meter.time_us(work));
   return median(slowest_of(group, us));
 }
 
-double hop_us(const Group& group, DeviceMeter& meter) {
+bool is_everywhere(const Group& group, bool is_here) {
+  return sum_of(group, is_here ? 1 : 0) == group.size();
+}
+
+double row_hop_us(const Group& group, DeviceMeter& meter) {
   if (group.size() == 1) return 0;
-  const DeviceWork ping = [&](Stream stream) { meter.ping(kNumTrips, stream); };
-  meter.run(ping);
-  return median_us(group, meter, ping) / (2 * kNumTrips);
+  const DeviceWork swap = [&](Stream stream) { meter.swap_rows(kNumSwaps, stream); };
+  meter.run(swap);
+  return median_us(group, meter, swap) / kNumSwaps;
 }
 
-double launch_us(const Group& group, DeviceMeter& meter) {
-  const DeviceWork many = [&](Stream stream) {
-    for (int i = 0; i < kNumLaunches; ++i) meter.launch_nothing(stream);
+// What a kernel of `num_cycles` adds to a graph.
+double kernel_us(const Group& group, DeviceMeter& meter, int num_cycles, bool programmatic) {
+  const auto graph_us = [&](int count) {
+    const DeviceWork chain = [&meter, num_cycles, programmatic, count](Stream stream) {
+      for (int i = 0; i < count; ++i) meter.launch_busy(num_cycles, programmatic, stream);
+    };
+    meter.run(chain);
+    const DeviceWork graph = meter.capture(chain);
+    meter.run(graph);
+    return median_us(group, meter, graph);
   };
-  meter.run(many);
-  return median_us(group, meter, meter.capture(many)) / kNumLaunches;
+  const double few_us = graph_us(kFewLaunches);
+  return std::max(0.0, graph_us(kManyLaunches) - few_us) / (kManyLaunches - kFewLaunches);
 }
 
-// GB/s per rank, excluding its own memory.
-double wire_rate(const Group& group, DeviceMeter& meter, int num_ctas) {
-  const DeviceWork push = [&](Stream stream) {
-    meter.push(DeviceMeter::kMaxPushBytes, kPushTimes, num_ctas, stream);
-  };
-  meter.run(push);
-  const double bytes = static_cast<double>(DeviceMeter::kMaxPushBytes) * kPushTimes;
-  return bytes * 1e-3 / median_us(group, meter, push);
+// The gap between a kernel of a graph and the next one, which hides what the GPU does for a launch
+// while the kernel ahead is busy. The times of two kernels differ by kBusyCycles.
+double launch_us(const Group& group, DeviceMeter& meter, bool programmatic) {
+  const double once_us = kernel_us(group, meter, kBusyCycles, programmatic);
+  const double twice_us = kernel_us(group, meter, 2 * kBusyCycles, programmatic);
+  return std::max(0.0, 2 * once_us - twice_us);
 }
 
-std::vector<int> cta_counts(const DeviceMeter& meter, int num_sms) {
-  const int all = meter.num_ctas(num_sms);
-  std::vector<int> counts;
-  for (int count = 8; num_sms == 0 && count < all; count *= 2) counts.push_back(count);
-  counts.push_back(all);
-  return counts;
+std::vector<int> grids_of(const DeviceMeter& meter, int num_sms) {
+  const int all = meter.num_sms();
+  const int most = num_sms == 0 ? 2 * all : std::min(num_sms, all);
+  std::vector<int> grids;
+  for (const int grid : kGrids) {
+    if (grid < std::min(most, all)) grids.push_back(grid);
+  }
+  if (num_sms == 0) grids.push_back(all);
+  grids.push_back(most);
+  return grids;
 }
 
 }  // namespace
 
-FloorModel measure_cuda_floor(const Group& group, DeviceMeter& meter, int num_sms) {
-  FloorModel floor;
-  floor.bytes = FloorBytes::kWire;
+const char* name_of(WireCopy how) noexcept {
+  switch (how) {
+    case WireCopy::kStores: return "16-byte stores";
+    case WireCopy::kBulkCopies: return "bulk copies";
+    default: return "16-byte loads";
+  }
+}
+
+CudaFloor::CudaFloor(const Group& group, DeviceMeter& meter) : group_(group), meter_(meter) {
+  start_.bytes = FloorBytes::kWire;
   const auto add = [&](const std::string& name, double value, const char* unit) {
-    floor.constants.push_back({name, value, unit});
+    start_.constants.push_back({name, value, unit});
     return value;
   };
-  floor.start_us += add("hop", hop_us(group, meter), "us");
-  floor.start_us += add("launch", launch_us(group, meter), "us");
-
+  const double row_hop = add("row hop", row_hop_us(group, meter), "us");
+  const double launch = add("launch", launch_us(group, meter, false), "us");
+  has_bulk_copies_ = is_everywhere(group, meter.compute_major() >= 9);
+  if (has_bulk_copies_) {
+    const double after = add("programmatic launch", launch_us(group, meter, true), "us");
+    start_.saved_us = std::max(0.0, launch - after);
+  }
   const DeviceMemory memory = meter.queue().allocate(2 * kCopiedBytes);
   meter.queue().fill(memory.get(), 0, 2 * kCopiedBytes);
   const DeviceWork touch = [&](Stream stream) {
-    meter.touch_rows(memory.get(), 2 * kCopiedBytes, kNumRows, stream);
+    meter.touch_rows(memory.get(), kTouchedBytes, kNumRows, stream);
   };
   meter.run(touch);
-  floor.start_us += add("row", median_us(group, meter, touch) / kNumRows, "us");
+  const double row = add("row", median_us(group, meter, touch) / kNumRows, "us");
+  start_.start_us = row_hop + launch + row;
   const double copy_us = median_us(group, meter, [&](Stream stream) {
     meter.queue().copy_async(memory.get() + kCopiedBytes, memory.get(), kCopiedBytes, stream);
   });
-  double rate = add("copy", 2e-3 * static_cast<double>(kCopiedBytes) / copy_us, "GB/s");
-  if (group.size() > 1) {
-    rate = 0;
-    for (const int count : cta_counts(meter, num_sms)) {
-      rate = std::max(
-          rate, add(fmt::format("wire of {} CTAs", count), wire_rate(group, meter, count), "GB/s"));
+  copy_rate_ = add("copy", 2e-3 * static_cast<double>(kCopiedBytes) / copy_us, "GB/s");
+}
+
+// GB/s per rank, excluding its own memory.
+double CudaFloor::wire_rate(WireCopy how, int num_ctas) {
+  const auto [found, is_new] = rates_.try_emplace({how, num_ctas}, 0);
+  if (!is_new) return found->second;
+  const std::size_t bytes_once =
+      static_cast<std::size_t>(group_.size() - 1) * DeviceMeter::kWireBytes;
+  const auto num_times = static_cast<int>(std::max<std::size_t>(1, kCarriedBytes / bytes_once));
+  const DeviceWork carry = [&](Stream stream) { meter_.carry(how, num_times, num_ctas, stream); };
+  meter_.run(carry);
+  const double us = median_us(group_, meter_, carry, kNumWireSamples);
+  return found->second = static_cast<double>(bytes_once) * num_times * 1e-3 / us;
+}
+
+FloorModel CudaFloor::of(int num_sms) {
+  FloorModel floor = start_;
+  double rate = copy_rate_;
+  if (group_.size() > 1) {
+    for (const WireCopy how : kWays) {
+      if (how == WireCopy::kBulkCopies && !has_bulk_copies_) continue;
+      for (const int num_ctas : grids_of(meter_, num_sms)) {
+        floor.wire.push_back({name_of(how), num_ctas, wire_rate(how, num_ctas)});
+      }
     }
+    rate = best_of(floor.wire)->gb_per_second;
   }
-  floor.rate.push_back({static_cast<double>(DeviceMeter::kMaxPushBytes), rate});
+  if (num_sms > 0 && group_.size() > 1) {
+    const int num_ctas = grids_of(meter_, num_sms).back();
+    floor.constants.push_back({fmt::format("stores of {} SMs", num_ctas),
+                               wire_rate(WireCopy::kStores, num_ctas), "GB/s"});
+  }
+  floor.rate.push_back({static_cast<double>(DeviceMeter::kWireBytes), rate});
   return floor;
 }
 

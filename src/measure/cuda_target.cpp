@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
+#include "measure/cuda_floor.h"
 #include "measure/cuda_run.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
@@ -64,7 +65,8 @@ class CudaTarget : public BenchTarget {
   }
 
   FloorModel measure_floor(int num_sms) override {
-    return measure_cuda_floor(group_, *meter_, num_sms);
+    if (!floor_.has_value()) floor_.emplace(group_, *meter_);
+    return floor_->of(num_sms);
   }
 
   std::string why_left_out(const BenchShape& shape) override {
@@ -111,6 +113,7 @@ class CudaTarget : public BenchTarget {
 
   Group group_;
   std::unique_ptr<DeviceMeter> meter_;
+  std::optional<CudaFloor> floor_;
   std::optional<std::string> why_no_nccl_;
 };
 

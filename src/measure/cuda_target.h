@@ -16,12 +16,8 @@ namespace switchyard::measure {
 /// Collective. Rank r uses GPU r mod the number of GPUs. Errors: kNotAvailable.
 ///
 /// Times are GPU times between events around operations that are all enqueued before one word
-/// releases every GPU. The floor: the bytes, at the rate of stores to all peers at once, plus a
-/// start time: one hop to a peer, one launch, and one read and write of a row.
+/// releases every GPU. The floor: see cuda_floor.h.
 std::unique_ptr<BenchTarget> make_cuda_target(const Group& group);
-
-/// Collective. Measures the floor alone.
-FloorModel measure_cuda_floor(const Group& group, DeviceMeter& meter, int num_sms);
 
 /// Collective. Measures Operation::kLayer: one prepare/finalize class and exact experts with random
 /// bf16 weights; there is no baseline. The oracle checks a few tokens per rank.

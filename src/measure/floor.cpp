@@ -2,6 +2,7 @@
 
 #include "measure/floor.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/fail.h"
@@ -12,13 +13,36 @@ namespace {
 bool has_dispatch(const BenchShape& shape) { return shape.operation != Operation::kCombine; }
 bool has_combine(const BenchShape& shape) { return shape.operation != Operation::kDispatch; }
 
-double flow_us(const FloorModel& floor, const Flow& flow, int num_ranks) {
+double flow_us(const FloorModel& floor, const BenchShape& shape, const Flow& flow, int num_ranks) {
   const std::int64_t bytes =
       floor.bytes == FloorBytes::kWritten ? busiest_writer(flow) : busiest_link(flow, num_ranks);
-  return transfer_us(floor, static_cast<double>(bytes));
+  const double saved_us = shape.is_programmatic ? floor.saved_us : 0;
+  return transfer_us(floor, static_cast<double>(bytes)) - saved_us;
 }
 
 }  // namespace
+
+const WireRate* best_of(const std::vector<WireRate>& wire) {
+  const WireRate* best = nullptr;
+  for (const WireRate& one : wire) {
+    if (best == nullptr || one.gb_per_second > best->gb_per_second) best = &one;
+  }
+  return best;
+}
+
+std::vector<WireRate> best_of_each(const std::vector<WireRate>& wire) {
+  std::vector<WireRate> best;
+  for (const WireRate& one : wire) {
+    const auto same = std::find_if(best.begin(), best.end(),
+                                   [&](const WireRate& other) { return other.by == one.by; });
+    if (same == best.end()) {
+      best.push_back(one);
+    } else if (one.gb_per_second > same->gb_per_second) {
+      *same = one;
+    }
+  }
+  return best;
+}
 
 double rate_at(const FloorModel& floor, double bytes) {
   const std::vector<RatePoint>& points = floor.rate;
@@ -40,8 +64,8 @@ double transfer_us(const FloorModel& floor, double bytes) {
 
 double floor_us(const FloorModel& floor, const BenchShape& shape, const Traffic& traffic) {
   double us = 0;
-  if (has_dispatch(shape)) us += flow_us(floor, traffic.dispatch, traffic.num_ranks);
-  if (has_combine(shape)) us += flow_us(floor, traffic.combine, traffic.num_ranks);
+  if (has_dispatch(shape)) us += flow_us(floor, shape, traffic.dispatch, traffic.num_ranks);
+  if (has_combine(shape)) us += flow_us(floor, shape, traffic.combine, traffic.num_ranks);
   return us * shape.num_layers;
 }
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuda_meter.cpp: DeviceMeter on the CUDA runtime. A window holds the words that release all GPUs
-// and the bytes that are pushed.
+// and the rows that ranks swap; another one holds the bytes that they carry to one another.
 
 #include "module/cuda_meter.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "core/bytes.h"
 #include "core/fail.h"
 #include "cuda/base/check.h"
+#include "cuda/base/launch.h"
 #include "cuda/base/memory.h"
 #include "cuda/base/meter_kernels.h"
+#include "cuda/base/wire_kernels.h"
 #include "engine/engine.h"
 #include "heap/device_window.h"
 #include "heap/heap.h"
@@ -23,7 +24,6 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kWordBytes = 4096;                     // at the start of the window
 constexpr std::size_t kFlushBytes = std::size_t{192} << 20;  // more than any L2 cache holds
 constexpr std::uint64_t kSharedGpuPatience = 20;
 
@@ -94,15 +94,19 @@ class CudaMeter final : public DeviceMeter {
   const char* heap() const override { return name_of(window_->kind()); }
   int ranks_on_gpu() const override { return window_->ranks_on_gpu(); }
   int num_ctas(int num_sms) const override;
+  int num_sms() const override { return num_sms_; }
+  int compute_major() const override { return compute_major_; }
   DeviceQueue& queue() override { return queue_; }
   void run(const DeviceWork& work) override;
   DeviceWork capture(const DeviceWork& work) override;
   double time_us(const DeviceWork& work) override;
 
-  void push(std::size_t bytes, int num_times, int num_ctas, Stream stream) override;
-  void ping(int num_trips, Stream stream) override;
+  void carry(WireCopy how, int num_times, int num_ctas, Stream stream) override;
+  void swap_rows(int num_rows, Stream stream) override;
   void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) override;
-  void launch_nothing(Stream stream) override { cuda::launch_nothing(stream.get()); }
+  void launch_busy(int num_cycles, bool programmatic, Stream stream) override {
+    cuda::launch_busy(num_cycles, programmatic, stream.get());
+  }
 
   std::string why_no_nccl() const override;
   std::string join_nccl() override;
@@ -110,14 +114,12 @@ class CudaMeter final : public DeviceMeter {
                              const std::vector<std::int64_t>& received) override;
 
  private:
-  std::size_t bytes_each(std::size_t bytes) const {
-    const auto num_peers = static_cast<std::size_t>(std::max(1, group_.size() - 1));
-    return align_up(cdiv(bytes, num_peers), sizeof(uint4));
-  }
+  cuda::MeterPeers peers_in(const DeviceWindow& window) const;
 
   Group group_;
   CudaQueue queue_;
   int num_sms_ = 0;
+  int compute_major_ = 0;
   std::unique_ptr<DeviceWindow> window_;
   cuda::MeterPeers peers_;
   cuda::PinnedBuffer flag_{sizeof(std::uint32_t)};
@@ -125,28 +127,31 @@ class CudaMeter final : public DeviceMeter {
   Event begin_;
   Event end_;
   std::uint32_t num_timed_ = 0;
-  std::uint32_t num_trips_ = 0;
+  std::uint32_t num_swapped_ = 0;
+  std::unique_ptr<DeviceWindow> wire_;  ///< made by the first carry
   std::shared_ptr<NcclAllToAll> nccl_;
 };
 
 CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.host_rank()) {
-  cuda::check_cuda(
-      cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, queue_.device().index),
-      "cudaDeviceGetAttribute");
+  num_sms_ = cuda::num_multiprocessors();
+  compute_major_ = cuda::device_attribute(cudaDevAttrComputeCapabilityMajor);
   const auto size = static_cast<std::size_t>(group.size());
   require(size <= kMaxPushRanks, Errc::kNotSupported, "make_meter: {} ranks, must be at most {}",
           size, kMaxPushRanks);
-  const std::size_t pushed = size == 1 ? 0 : size * bytes_each(kMaxPushBytes);
-  window_ = make_device_window(group.engine(), queue_.device().index, kWordBytes + pushed);
-  peers_.rank = group.rank();
-  peers_.num_ranks = group.size();
-  peers_.timeout_ns = static_cast<std::uint64_t>(group.timeout_ms()) * 1'000'000 *
-                      (window_->is_shared_gpu() ? kSharedGpuPatience : 1);
-  for (int rank = 0; rank < group.size(); ++rank) {
-    peers_.windows.base[rank] = window_->base(rank);
-  }
-  queue_.fill(window_->base(group.rank()), 0, kWordBytes);
+  window_ = make_device_window(group.engine(), queue_.device().index, cuda::kMeterWindowBytes);
+  peers_ = peers_in(*window_);
+  queue_.fill(window_->base(group.rank()), 0, cuda::kMeterWindowBytes);
   group.barrier();
+}
+
+cuda::MeterPeers CudaMeter::peers_in(const DeviceWindow& window) const {
+  cuda::MeterPeers peers;
+  peers.rank = group_.rank();
+  peers.num_ranks = group_.size();
+  peers.timeout_ns = static_cast<std::uint64_t>(group_.timeout_ms()) * 1'000'000 *
+                     (window.is_shared_gpu() ? kSharedGpuPatience : 1);
+  for (int rank = 0; rank < group_.size(); ++rank) peers.windows.base[rank] = window.base(rank);
+  return peers;
 }
 
 // Peers may still write to this rank's window.
@@ -190,18 +195,29 @@ double CudaMeter::time_us(const DeviceWork& work) {
   return begin_.us_until(end_);
 }
 
-void CudaMeter::push(std::size_t bytes, int num_times, int num_ctas, Stream stream) {
-  require(bytes <= kMaxPushBytes, Errc::kInternal, "push: {} bytes, must be at most {}", bytes,
-          std::size_t{kMaxPushBytes});
+// The window begins with what this rank sends, followed by what comes from each rank.
+void CudaMeter::carry(WireCopy how, int num_times, int num_ctas, Stream stream) {
   if (group_.size() == 1) return;
-  cuda::launch_push(peers_, kWordBytes, bytes_each(bytes), num_times, num_ctas, stream.get());
+  if (wire_ == nullptr) {
+    const std::size_t num_parts = 1 + static_cast<std::size_t>(group_.size());
+    wire_ = make_device_window(group_.engine(), queue_.device().index, num_parts * kWireBytes);
+    queue_.fill(wire_->base(group_.rank()), 0, wire_->size_bytes());
+    group_.barrier();
+  }
+  const cuda::WireArgs args{0, kWireBytes, kWireBytes, num_times, peers_in(*wire_)};
+  const cuda::WireGrid grid{num_ctas, num_ctas > num_sms_};
+  switch (how) {
+    case WireCopy::kStores: return cuda::launch_wire_stores(args, grid, stream.get());
+    case WireCopy::kBulkCopies: return cuda::launch_wire_bulk_copies(args, grid, stream.get());
+    case WireCopy::kLoads: return cuda::launch_wire_loads(args, grid, stream.get());
+  }
 }
 
-void CudaMeter::ping(int num_trips, Stream stream) {
+void CudaMeter::swap_rows(int num_rows, Stream stream) {
   const int peer = group_.rank() ^ 1;
-  const std::uint32_t first = num_trips_ + 1;
-  num_trips_ += static_cast<std::uint32_t>(num_trips);
-  if (peer < group_.size()) cuda::launch_ping(peers_, peer, first, num_trips, stream.get());
+  const std::uint32_t first = num_swapped_ + 1;
+  num_swapped_ += static_cast<std::uint32_t>(num_rows);
+  if (peer < group_.size()) cuda::launch_swap_rows(peers_, peer, first, num_rows, stream.get());
 }
 
 void CudaMeter::touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) {

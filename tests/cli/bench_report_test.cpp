@@ -46,7 +46,9 @@ BenchReport report_of(std::int64_t num_wrong, bool has_budgets) {
     floor.bytes = measure::FloorBytes::kWire;
     floor.start_us = 3.5;
     floor.rate = {{1e6, 346}};
-    floor.constants = {{"wire", 346, "GB/s"}};
+    floor.saved_us = 0.3;
+    floor.wire = {{"16-byte stores", 8, 340}, {"16-byte stores", 64, 344}, {"bulk copies", 8, 346}};
+    floor.constants = {{"launch", 0.5, "us"}};
     report.floors.push_back({sms, floor});
     for (const std::int64_t tokens : {1, 128}) {
       BenchRow row;
@@ -81,6 +83,38 @@ TEST(BenchBaselineTest, PeersFileIsReadAndTheFastestRowIsTaken) {
   other.num_ranks = 4;
   EXPECT_FALSE(cli::is_comparable(peers, other));
   EXPECT_FALSE(cli::best_of(peers, other).has_value());
+}
+
+TEST(BenchBaselineTest, PeersOfFourGpusMatchTheOperationTokensAndSms) {
+  const Baseline peers =
+      cli::read_baseline(SWITCHYARD_SOURCE_DIR "/bench/peers/2026-11-h200x4.json");
+  const auto best = [&](Operation operation, std::int64_t num_tokens, int num_sms) {
+    measure::BenchShape shape = shape_of(operation, num_tokens);
+    shape.num_ranks = 4;
+    shape.num_sms = num_sms;
+    const auto row = cli::best_of(peers, shape);
+    return row ? std::pair(row->name, row->us) : std::pair(std::string(), 0.0);
+  };
+  EXPECT_EQ(best(Operation::kPair, 128, 0), std::pair(std::string("FlashInfer one-sided"), 35.17));
+  EXPECT_EQ(best(Operation::kDispatch, 4096, 0).second, 257.38);
+  EXPECT_EQ(best(Operation::kCombine, 128, 24).second, 58.06);
+  EXPECT_EQ(best(Operation::kCombine, 128, 8).second, 0);
+  EXPECT_EQ(best(Operation::kPair, 2, 0).second, 0);
+  for (const std::int64_t tokens : {1, 8, 32, 64, 128, 512, 4096, 8192}) {
+    EXPECT_GT(best(Operation::kPair, tokens, 0).second, 0) << tokens;
+  }
+}
+
+TEST(BenchBaselineTest, SmsAreThoseThatTheModeNames) {
+  const auto sms = [](const char* mode) {
+    return cli::sms_of({"a", mode, Operation::kPair, 1, 1});
+  };
+  EXPECT_EQ(sms("CUDA graph, 64 SMs"), 64);
+  EXPECT_EQ(sms("24 SMs, layout new"), 24);
+  EXPECT_EQ(sms("1 SM"), 1);
+  EXPECT_EQ(sms("CUDA graph"), 0);
+  EXPECT_EQ(cli::sms_of({"DeepEP V2, 64 SMs", "kernel", Operation::kPair, 1, 1}), 64);
+  EXPECT_EQ(sms("sm_90, SMs unknown"), 0);
 }
 
 TEST(BenchBaselineTest, WrittenIsReadAgain) {
@@ -136,11 +170,32 @@ TEST(BenchReportTest, RowsHaveTimesSharesAndBaseline) {
 
 TEST(BenchReportTest, BudgetsGetColumnsAndAChart) {
   const BenchReport report = report_of(0, true);
-  EXPECT_THAT(cli::header_text(report), HasSubstr("floor    8 SMs: wire 346 GB/s\n"));
+  EXPECT_THAT(
+      cli::header_text(report),
+      HasSubstr("floor    8 SMs: wire 346 GB/s by bulk copies of 8 CTAs (16-byte stores 344 of "
+                "64), launch 0.5 us\n"));
   EXPECT_THAT(cli::row_text(report, report.rows[0]), ::testing::StartsWith("   8       1"));
   EXPECT_THAT(cli::to_html(report), HasSubstr("Time against SMs"));
   EXPECT_THAT(cli::to_html(report_of(0, false)), Not(HasSubstr("Time against SMs")));
   EXPECT_EQ(nlohmann::json::parse(cli::to_json(report))["floors"][1]["sms"], 64);
+}
+
+TEST(BenchReportTest, FloorNamesTheFastestWayOverTheWire) {
+  const BenchReport report = report_of(0, false);
+  const nlohmann::json floor = nlohmann::json::parse(cli::to_json(report))["floors"][0];
+  EXPECT_EQ(floor["wire"]["by"], "bulk copies");
+  EXPECT_EQ(floor["wire"]["ctas"], 8);
+  EXPECT_EQ(floor["wire"]["gb_per_second"], 346);
+  EXPECT_EQ(floor["wire"]["tried"].size(), 3u);
+  EXPECT_EQ(floor["saved_us"], 0.3);
+  const std::string page = cli::to_html(report);
+  EXPECT_THAT(page, HasSubstr("wire 346 GB/s by bulk copies of 8 CTAs"));
+  EXPECT_THAT(page, HasSubstr("<h2>The wire</h2>"));
+  EXPECT_THAT(page, HasSubstr("16-byte stores of 64 CTAs: 344 GB/s"));
+  BenchReport cpu = report;
+  cpu.floors[0].model.wire.clear();
+  EXPECT_TRUE(nlohmann::json::parse(cli::to_json(cpu))["floors"][0]["wire"].is_null());
+  EXPECT_THAT(cli::to_html(cpu), Not(HasSubstr("<h2>The wire</h2>")));
 }
 
 TEST(BenchReportTest, MissingProgrammaticLaunchesAreSaidEverywhere) {

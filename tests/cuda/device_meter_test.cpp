@@ -11,7 +11,7 @@
 
 #include "device/cuda_module.h"
 #include "gpu.h"
-#include "measure/cuda_target.h"
+#include "measure/cuda_floor.h"
 #include "support/ranks.h"
 
 namespace switchyard::test {
@@ -66,7 +66,9 @@ TEST(DeviceMeterTest, FloorHasPositiveConstantsAlikeOnAllRanks) {
   std::vector<double> starts(static_cast<std::size_t>(num_ranks()));
   run_ranks(num_ranks(), [&](const Group& group) {
     const auto meter = cuda_module().make_meter(group);
-    const measure::FloorModel floor = measure::measure_cuda_floor(group, *meter, 0);
+    measure::CudaFloor all(group, *meter);
+    const measure::FloorModel floor = all.of(0);
+    for (const measure::WireRate& one : floor.wire) EXPECT_GT(one.gb_per_second, 0) << one.by;
     for (const measure::Constant& constant : floor.constants) {
       EXPECT_GT(constant.value, 0) << constant.name;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "cuda/base/check.h"
+#include "cuda/base/launch.h"
 #include "cuda/base/meter_kernels.h"
 #include "cuda/base/ptx.cuh"
 
@@ -8,13 +9,18 @@ namespace switchyard::cuda {
 namespace {
 
 // False: it did not come in time; whoever waits for this GPU's results hears of it otherwise.
-__device__ bool await_word(const void* at, std::uint32_t value, std::uint64_t timeout_ns) {
+template <typename IsThere>
+__device__ bool await(IsThere is_there, std::uint64_t timeout_ns) {
   constexpr std::uint32_t kLooksPerClock = 1024;
   const std::uint64_t start = globaltimer_ns();
-  for (std::uint32_t look = 1; load_relaxed_sys_u32(at) != value; ++look) {
+  for (std::uint32_t look = 1; !is_there(); ++look) {
     if (look % kLooksPerClock == 0 && globaltimer_ns() - start > timeout_ns) return false;
   }
   return true;
+}
+
+__device__ bool await_word(const void* at, std::uint32_t value, std::uint64_t timeout_ns) {
+  return await([=] { return load_relaxed_sys_u32(at) == value; }, timeout_ns);
 }
 
 __global__ void gate_kernel(MeterPeers peers, const std::uint32_t* flag, std::uint32_t call) {
@@ -26,32 +32,22 @@ __global__ void gate_kernel(MeterPeers peers, const std::uint32_t* flag, std::ui
   }
 }
 
-__global__ void ping_kernel(MeterPeers peers, std::int32_t peer, std::uint32_t first,
-                            int num_trips) {
-  std::byte* there = peers.windows.base[peer] + kPingOffset;
-  const std::byte* here = peers.windows.base[peers.rank] + kPingOffset;
-  const bool begins = peers.rank < peer;
-  for (std::uint32_t trip = first; trip < first + static_cast<std::uint32_t>(num_trips); ++trip) {
-    if (begins) store_relaxed_sys_u32(there, trip);
-    if (!await_word(here, trip, peers.timeout_ns)) return;
-    if (!begins) store_relaxed_sys_u32(there, trip);
-  }
-}
-
-__global__ void push_kernel(MeterPeers peers, std::size_t offset, std::size_t num_units,
-                            int num_times) {
-  const std::size_t stride = std::size_t{gridDim.x} * blockDim.x;
-  const std::size_t first = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const auto own = static_cast<std::size_t>(peers.rank) * num_units;
-  for (int time = 0; time < num_times; ++time) {
-    const auto word = static_cast<std::uint32_t>(time);
-    for (std::size_t unit = first; unit < num_units; unit += stride) {
-      for (int step = 1; step < peers.num_ranks; ++step) {
-        const int peer = (peers.rank + step) % peers.num_ranks;
-        auto* to = reinterpret_cast<uint4*>(peers.windows.base[peer] + offset) + own + unit;
-        store_global_x4(to, word);
-      }
-    }
+// Each thread has a vector of the row, and every word of it is the row's number. A rank that has
+// its peer's row `n` may overwrite row n - 1 of that peer, but not yet row n: two rows suffice.
+__global__ void __launch_bounds__(kMeterThreads)
+    swap_rows_kernel(MeterPeers peers, std::int32_t peer, std::uint32_t first, int num_rows) {
+  for (std::uint32_t row = first; row < first + static_cast<std::uint32_t>(num_rows); ++row) {
+    const std::size_t at = kRowsOffset + (row & 1) * kMeterRowBytes + threadIdx.x * sizeof(uint4);
+    store_relaxed_sys(peers.windows.base[peer] + at, {row, row, row, row});
+    const std::byte* own = peers.windows.base[peers.rank] + at;
+    const bool is_there = await(
+        [=] {
+          std::uint32_t w[4];
+          load_relaxed_sys(own, w);
+          return w[0] == row && w[1] == row && w[2] == row && w[3] == row;
+        },
+        peers.timeout_ns);
+    if (__syncthreads_and(static_cast<int>(is_there)) == 0) return;
   }
 }
 
@@ -69,7 +65,12 @@ __global__ void touch_rows_kernel(uint4* memory, std::int64_t num_in_memory, int
   }
 }
 
-__global__ void nothing_kernel() {}
+__global__ void busy_kernel(int num_cycles) {
+  follow_kernel();
+  const long long start = clock64();
+  while (clock64() - start < num_cycles) {
+  }
+}
 
 }  // namespace
 
@@ -79,17 +80,10 @@ void launch_gate(const MeterPeers& peers, const std::uint32_t* flag, std::uint32
   check_launch("gate_kernel");
 }
 
-void launch_ping(const MeterPeers& peers, std::int32_t peer, std::uint32_t first, int num_trips,
-                 cudaStream_t stream) {
-  ping_kernel<<<1, 1, 0, stream>>>(peers, peer, first, num_trips);
-  check_launch("ping_kernel");
-}
-
-void launch_push(const MeterPeers& peers, std::size_t offset, std::size_t bytes_each, int num_times,
-                 int num_ctas, cudaStream_t stream) {
-  push_kernel<<<static_cast<unsigned>(num_ctas), kMeterThreads, 0, stream>>>(
-      peers, offset, bytes_each / sizeof(uint4), num_times);
-  check_launch("push_kernel");
+void launch_swap_rows(const MeterPeers& peers, std::int32_t peer, std::uint32_t first, int num_rows,
+                      cudaStream_t stream) {
+  swap_rows_kernel<<<1, kMeterThreads, 0, stream>>>(peers, peer, first, num_rows);
+  check_launch("swap_rows_kernel");
 }
 
 void launch_touch_rows(std::byte* memory, std::int64_t num_in_memory, int num_rows,
@@ -99,9 +93,8 @@ void launch_touch_rows(std::byte* memory, std::int64_t num_in_memory, int num_ro
   check_launch("touch_rows_kernel");
 }
 
-void launch_nothing(cudaStream_t stream) {
-  nothing_kernel<<<1, 32, 0, stream>>>();
-  check_launch("nothing_kernel");
+void launch_busy(int num_cycles, bool programmatic, cudaStream_t stream) {
+  launch_kernel(busy_kernel, {1, kLanes, 0, programmatic, stream}, "busy_kernel", num_cycles);
 }
 
 }  // namespace switchyard::cuda

@@ -93,9 +93,8 @@ __device__ __forceinline__ std::uint32_t load_relaxed_sys_u8(const void* from) {
 
 // ---- other memory
 
-/// Four times the same word.
-__device__ __forceinline__ void store_global_x4(uint4* to, std::uint32_t word) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(to), "r"(word) : "memory");
+__device__ __forceinline__ std::uint32_t shared_address(const void* of) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(of));
 }
 
 /// For memory that no running kernel writes. Nothing waits for it.
@@ -105,8 +104,7 @@ __device__ __forceinline__ void prefetch_l1(const void* from) {
 
 /// 16 bytes from global to shared memory, past L1, complete after wait_async_groups.
 __device__ __forceinline__ void copy_async_16(std::byte* to, const std::byte* from) {
-  const auto shared = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
 }
 /// Makes a group of this thread's copies since the last one.
 __device__ __forceinline__ void commit_async_group() { asm volatile("cp.async.commit_group;"); }
@@ -114,6 +112,82 @@ __device__ __forceinline__ void commit_async_group() { asm volatile("cp.async.co
 template <int kNumPending>
 __device__ __forceinline__ void wait_async_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kNumPending));
+}
+
+// ---- bulk copies between global and shared memory (nothing before sm_90), 16-byte aligned, of a
+// ---- multiple of 16 bytes; only one thread asks for them
+
+/// Makes a barrier in shared memory that one arrival completes, and whatever that arrival expects.
+__device__ __forceinline__ void init_barrier(std::uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+/// Bulk copies see barriers that this thread has made.
+__device__ __forceinline__ void fence_barrier_init() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/// Arrives at `barrier`, which completes its phase when `bytes` more have been copied.
+__device__ __forceinline__ void arrive_expecting(std::uint64_t* barrier, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+/// Whether the phase of this parity is complete; waits for a moment.
+__device__ __forceinline__ bool try_wait_barrier(std::uint64_t* barrier, std::uint32_t parity) {
+  std::uint32_t is_complete = 1;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
+      " selp.u32 %0, 1, 0, p; }"
+      : "=r"(is_complete)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#endif
+  return is_complete != 0;
+}
+__device__ __forceinline__ void bulk_copy_to_shared(std::byte* to, const std::byte* from,
+                                                    std::uint32_t bytes, std::uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_copy_to_global(std::byte* to, const std::byte* from,
+                                                    std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+#endif
+}
+/// Makes a group of this thread's copies to global memory since the last one.
+__device__ __forceinline__ void commit_bulk_group() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+/// Returns when all groups but the last kNumPending have read their shared memory.
+template <int kNumPending>
+__device__ __forceinline__ void wait_bulk_groups_read() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNumPending) : "memory");
+#endif
+}
+/// Returns when all groups are complete.
+__device__ __forceinline__ void wait_all_bulk_groups() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
 }
 
 // ---- registers and clock

@@ -55,6 +55,20 @@ TEST(FloorTest, OperationsAddUp) {
   EXPECT_EQ(wire_bytes(shape, traffic), 61 * 900'000);
 }
 
+TEST(FloorTest, ProgrammaticLaunchSavesItsShareOfEveryStart) {
+  BenchShape shape;
+  shape.operation = Operation::kPair;
+  Traffic traffic;
+  traffic.num_ranks = 2;
+  traffic.dispatch = {{0, 0, 0, 0}, {0, 0}};
+  traffic.combine = traffic.dispatch;
+  FloorModel floor = two_points();
+  floor.saved_us = 0.25;
+  EXPECT_DOUBLE_EQ(floor_us(floor, shape, traffic), 2 * 2.75);
+  shape.is_programmatic = false;
+  EXPECT_DOUBLE_EQ(floor_us(floor, shape, traffic), 2 * 3);
+}
+
 TEST(StatisticsTest, NearestRank) {
   std::vector<double> values;
   for (int i = 100; i >= 1; --i) values.push_back(i);
