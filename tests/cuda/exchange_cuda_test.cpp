@@ -121,6 +121,14 @@ void add_options(Cases& cases) {
     few.num_ctas = 3;
     few.goes_again = true;
     cases.add(few);
+    // The same for combine.
+    Case streams{"streams", 2, config_of(layout, schemes::kNone, kPerRank, 1536), {5, 160}, 0.3};
+    streams.config.max_tokens_per_rank = 160;
+    streams.num_ctas = 3;
+    streams.num_calls = 2;
+    streams.splits_phases = layout == Layout::kExpanded;
+    streams.has_tiny = true;
+    cases.add(streams);
     // Also routing that travels alone, and three handles.
     for (const QuantScheme& scheme : {schemes::kNone, schemes::kNvfp4, schemes::kFp8Token}) {
       Case again{"again", 2, config_of(layout, scheme, kPerRank), kTokens, 0.1};

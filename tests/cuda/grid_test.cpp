@@ -128,9 +128,33 @@ TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
     ASSERT_GE(receives.num_receivers, 1);
     ASSERT_LE(room(receives, receives.num_receivers), c.max_ctas);
     const int chunks = layout_of(c).num_return_chunks;
-    ASSERT_EQ(both.by_chunks.divisor, static_cast<std::uint32_t>(chunks));
+    ASSERT_EQ(both.by_items.divisor, static_cast<std::uint32_t>(chunks));
     ASSERT_EQ(both.by_slot.divisor, static_cast<std::uint32_t>(chunks * c.ranks));
   }
+}
+
+// Few CTAs with much to return all send, then all receive, some chunks of a row at a time.
+TEST(GridTest, FewCtasStream) {
+  const auto grid = [](int ctas, int tokens, bool may_stream) {
+    const GridCase c{ctas, 4, tokens, 7168, false, 4096, 0};
+    cuda::GridRequest request = request_of(c, kSends, kReceives);
+    request.may_stream = may_stream;
+    return cuda::combine_grid(request, layout_of(c), tokens);
+  };
+  for (const int ctas : {3, 16, 48, 128}) {
+    const cuda::CombineGrid streams = grid(ctas, 4096, true);
+    ASSERT_TRUE(streams.streams);
+    EXPECT_EQ(streams.num_ctas(kSends, kReceives), ctas);
+    EXPECT_EQ(streams.num_ctas(kSends, false), ctas);
+    EXPECT_EQ(streams.chunks_per_item % cuda::kStreamChunks, 0);
+    EXPECT_EQ(streams.chunks_per_item * static_cast<int>(streams.by_items.divisor), 28);
+    EXPECT_EQ(streams.by_slot.divisor, 4 * streams.by_items.divisor);
+    EXPECT_FALSE(grid(ctas, 4096, false).streams);
+    EXPECT_FALSE(grid(ctas, 1, true).streams);
+  }
+  EXPECT_EQ(grid(16, 4096, true).chunks_per_item, 28);
+  EXPECT_EQ(grid(16, 128, true).chunks_per_item, 4);
+  EXPECT_FALSE(grid(132, 4096, true).streams);
 }
 
 // Receivers and senders split their work into items for warps; a CTA without an item only waits.

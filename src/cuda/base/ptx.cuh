@@ -104,14 +104,15 @@ __device__ __forceinline__ void prefetch_l1(const void* from) {
 
 /// 16 bytes from global to shared memory, past L1, complete after wait_async_groups.
 __device__ __forceinline__ void copy_async_16(std::byte* to, const std::byte* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
 }
 /// Makes a group of this thread's copies since the last one.
 __device__ __forceinline__ void commit_async_group() { asm volatile("cp.async.commit_group;"); }
 /// Returns when all of this thread's groups but the last kNumPending are complete.
 template <int kNumPending>
 __device__ __forceinline__ void wait_async_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kNumPending));
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNumPending) : "memory");
 }
 
 // ---- bulk copies between global and shared memory (nothing before sm_90), 16-byte aligned, of a

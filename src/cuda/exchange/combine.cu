@@ -4,6 +4,12 @@
 #include "cuda/exchange/combine_kernel.cuh"
 
 namespace switchyard::cuda {
+namespace {
+
+// Of each CTA: what CUDA takes, and what the kernel has besides.
+constexpr std::size_t kOwnShared = 2048;
+
+}  // namespace
 
 void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   switch (args.wire.dtype) {
@@ -13,6 +19,21 @@ void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cu
       return launch_wire<PlainWire<DType::kF16>>(args, phases, programmatic, stream);
     default: return launch_wire<PlainWire<DType::kBF16>>(args, phases, programmatic, stream);
   }
+}
+
+bool can_stream(const CombineArgs& args, Phases phases) {
+  using Wire = PlainWire<DType::kBF16>;
+  static_assert(kCanStream<Wire>);
+  return sends(phases) && args.reduce != Reduce::kPerExpert && !args.wire.is_quantized() &&
+         args.wire.dtype == Wire::kRows && is_common<Wire>(args, phases) &&
+         args.layout.num_return_chunks % kStreamChunks == 0;
+}
+
+bool gpu_can_stream() {
+  const std::size_t wanted =
+      kExchangeCtasPerSm * (stream_shared_bytes(kExchangeWarps) + kOwnShared);
+  const int there = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  return static_cast<std::size_t>(there) >= wanted;
 }
 
 void launch_combine(const CombineArgs& args, Phases phases, bool programmatic,

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/base/launch.h"
 #include "cuda/exchange/call.cuh"
 #include "cuda/exchange/combine_receive.cuh"
 #include "cuda/exchange/combine_send.cuh"
+#include "cuda/exchange/combine_stream.cuh"
 
 namespace switchyard::cuda {
 
@@ -24,38 +26,52 @@ struct PlainWire {
                                               const float (&sum)[kReturnVecElements]) {
     if (is_there) send_return<kDType>(to, lane, sum);
   }
-  template <bool kIsCommon>
+  template <bool kIsCommon, int kChunks>
   __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int token,
                                              const TokenPartials& of, int chunk, int lane) {
     if (a.reduce == Reduce::kPerExpert) {
-      return sum_chunk<kDType, kIsCommon, true>(a, call, slots, token, of, chunk, lane);
+      return sum_chunks<kDType, kIsCommon, true, kChunks>(a, call, slots, token, of, chunk, lane);
     }
-    return sum_chunk<kDType, kIsCommon, false>(a, call, slots, token, of, chunk, lane);
+    return sum_chunks<kDType, kIsCommon, false, kChunks>(a, call, slots, token, of, chunk, lane);
   }
 };
 
-template <class Wire, bool kIsCommon>
+/// kStreams: of common rows only.
+template <class Wire, bool kIsCommon, bool kStreams>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     combine_kernel(const __grid_constant__ CombineArgs a, bool sends) {
+  extern __shared__ __align__(16) std::byte memory[];
   __shared__ CallOfCta next;
   __shared__ std::int32_t num_arrivals[kMaxPushRanks];
   const std::uint32_t prefetched = begin_kernel(a);
-  const int num_sending = sends ? a.grid.num_senders : 0;
   const int cta = static_cast<int>(blockIdx.x);
-  if (cta < num_sending) {
-    return_tokens<Wire, kIsCommon>(a, prefetched, next, cta, num_arrivals);
+  if constexpr (kStreams) {
+    stream_tokens<Wire>(a, prefetched, next, cta, num_arrivals, memory);
+    __syncthreads();
+    sum_tokens<Wire, kIsCommon, kStreamChunks>(a, prefetched, next, cta);
   } else {
-    sum_tokens<Wire, kIsCommon>(a, prefetched, next, cta - num_sending);
+    const int num_sending = sends ? a.grid.num_senders : 0;
+    if (cta < num_sending) {
+      return_tokens<Wire, kIsCommon>(a, prefetched, next, cta, num_arrivals);
+    } else {
+      sum_tokens<Wire, kIsCommon>(a, prefetched, next, cta - num_sending);
+    }
   }
 }
 
-template <class Wire, bool kIsCommon>
+/// The wire that most calls have; one kernel for each would be too many.
+template <class Wire>
+inline constexpr bool kCanStream = std::is_same_v<Wire, PlainWire<DType::kBF16>>;
+
+template <class Wire, bool kIsCommon, bool kStreams>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  const int ctas = (sends(phases) ? args.grid.num_senders : 0) +
-                   (receives(phases) ? args.grid.num_receivers : 0);
-  launch_kernel(combine_kernel<Wire, kIsCommon>,
-                {std::max(1, ctas), args.grid.num_warps * kLanes, 0, programmatic, stream},
+  const int ctas = args.grid.num_ctas(sends(phases), receives(phases));
+  const std::size_t shared = kStreams ? stream_shared_bytes(kExchangeWarps) : 0;
+  const auto kernel = combine_kernel<Wire, kIsCommon, kStreams>;
+  if (phases == Phases::kNone && kStreams) allow_shared_memory(kernel, shared, "combine");
+  launch_kernel(kernel,
+                {std::max(1, ctas), args.grid.num_warps * kLanes, shared, programmatic, stream},
                 "combine", args, sends(phases));
 }
 
@@ -78,11 +94,16 @@ template <class Wire>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   const bool runs_all = phases == Phases::kNone;
   const bool calls_common = is_common<Wire>(args, phases);
-  if (runs_all || calls_common) {
-    launch_wire<Wire, true>(args, phases, programmatic, stream);
+  if constexpr (kCanStream<Wire>) {
+    if (runs_all || args.grid.streams) {
+      launch_wire<Wire, true, true>(args, phases, programmatic, stream);
+    }
+  }
+  if (runs_all || (calls_common && !args.grid.streams)) {
+    launch_wire<Wire, true, false>(args, phases, programmatic, stream);
   }
   if (runs_all || !calls_common) {
-    launch_wire<Wire, false>(args, phases, programmatic, stream);
+    launch_wire<Wire, false, false>(args, phases, programmatic, stream);
   }
 }
 

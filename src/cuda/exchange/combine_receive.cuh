@@ -10,9 +10,9 @@
 
 namespace switchyard::cuda {
 
-/// Partial sums that are polled at once.
-template <DType kWire>
-inline constexpr int kPartialsAtOnce = 4 / kVecUnits<kWire>;
+/// Partial sums that are polled at once, of kChunks chunks each.
+template <DType kWire, int kChunks>
+inline constexpr int kPartialsAtOnce = 4 / (kVecUnits<kWire> * kChunks);
 
 /// Adds a row of `a.shared` to the rounded sum and rounds again.
 template <DType kDType>
@@ -78,20 +78,24 @@ __device__ __forceinline__ void add_bias(const CombineArgs& a, int token, std::i
 /// A lane's part of some partial sums. One that is missing is 0 and changes no sum: sums without
 /// weights begin with +0 and so are never -0, and in sums with weights its weight is negative,
 /// which adds -0.
-template <DType kWire>
+template <DType kWire, int kChunks>
 struct PartialSums {
-  static constexpr int kUnits = kVecUnits<kWire>;
-  static constexpr int kCount = kPartialsAtOnce<kWire>;
+  static constexpr int kUnits = kVecUnits<kWire> * kChunks;  ///< of a partial sum
+  static constexpr int kCount = kPartialsAtOnce<kWire, kChunks>;
   std::uint32_t units[kCount * kUnits][4] = {};
   std::byte* slots[kCount];
+  std::uint32_t chunk_stride;
 
+  __device__ __forceinline__ std::byte* unit_at(int i) const {
+    const int chunk = i % kUnits / kVecUnits<kWire>;
+    const int unit = i % kVecUnits<kWire>;
+    return slots[i / kUnits] + chunk * chunk_stride + unit * kLanes * kUnitBytes;
+  }
   /// Polls the units of `wanted`; returns those that have not arrived.
   __device__ __forceinline__ unsigned look(unsigned wanted) {
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
-      if ((wanted >> i & 1) != 0) {
-        load_relaxed_sys(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes, units[i]);
-      }
+      if ((wanted >> i & 1) != 0) load_relaxed_sys(unit_at(i), units[i]);
     }
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
@@ -102,15 +106,16 @@ struct PartialSums {
   __device__ __forceinline__ void fill_empty_slots(unsigned present) const {
 #pragma unroll
     for (int i = 0; i < kCount * kUnits; ++i) {
-      if ((present >> i & 1) != 0) {
-        fill_empty<4>(slots[i / kUnits] + i % kUnits * kLanes * kUnitBytes);
-      }
+      if ((present >> i & 1) != 0) fill_empty<4>(unit_at(i));
     }
   }
-  __device__ __forceinline__ void widen(int i, float (&x)[kReturnVecElements]) const {
-    std::uint32_t words[4 * kUnits];
+  __device__ __forceinline__ void widen(int i, int chunk, float (&x)[kReturnVecElements]) const {
+    constexpr int kOfChunk = kVecUnits<kWire>;
+    std::uint32_t words[4 * kOfChunk];
 #pragma unroll
-    for (int w = 0; w < 4 * kUnits; ++w) words[w] = units[i * kUnits + w / 4][w % 4];
+    for (int w = 0; w < 4 * kOfChunk; ++w) {
+      words[w] = units[i * kUnits + chunk * kOfChunk + w / 4][w % 4];
+    }
     widen_words<kWire>(words, x);
   }
 };
@@ -175,28 +180,30 @@ __device__ __forceinline__ void store_output(const CombineArgs& a, std::byte* to
   }
 }
 
-/// One warp sums one chunk of one of this rank's tokens. Returns false when it gives up. kIsEach:
-/// partial sums have weights.
-template <DType kWire, bool kIsCommon, bool kIsEach>
-__device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t call,
-                                          const ReturnSlots& slots, int token,
-                                          const TokenPartials& of, int chunk, int lane) {
-  constexpr int kUnits = kVecUnits<kWire>;
-  constexpr int kAtOnce = kPartialsAtOnce<kWire>;
+/// One warp sums kChunks chunks of one of this rank's tokens. Returns false when it gives up.
+/// kIsEach: partial sums have weights.
+template <DType kWire, bool kIsCommon, bool kIsEach, int kChunks = 1>
+__device__ __forceinline__ bool sum_chunks(const CombineArgs& a, std::uint64_t call,
+                                           const ReturnSlots& slots, int token,
+                                           const TokenPartials& of, int chunk, int lane) {
+  static_assert(kIsCommon || kChunks == 1);
+  using Partials = PartialSums<kWire, kChunks>;
+  constexpr int kAtOnce = Partials::kCount;
   const std::int32_t first = chunk * kReturnChunkElements + lane * kReturnVecElements;
   const bool is_there = kIsCommon || first < a.layout.shape.hidden;
   std::byte* row = a.windows.base[a.rank] + slots.at(a.layout, token, chunk) + lane * kUnitBytes;
   const std::uint32_t column_at = of.column * a.layout.return_stride;
-  float sum[kReturnVecElements] = {};
-  if (!kIsCommon && is_there) add_bias(a, token, first, sum);
+  float sum[kChunks][kReturnVecElements] = {};
+  if (!kIsCommon && is_there) add_bias(a, token, first, sum[0]);
 #pragma unroll 1
   for (int begin = 0; begin < of.count; begin += kAtOnce) {
-    PartialSums<kWire> partials;
+    Partials partials;
+    partials.chunk_stride = static_cast<std::uint32_t>(a.layout.return_chunk_stride);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       partials.slots[i] = row + __shfl_sync(kAllLanes, column_at, begin + i);
     }
-    const int num_units = min(of.count - begin, kAtOnce) * kUnits;
+    const int num_units = min(of.count - begin, kAtOnce) * Partials::kUnits;
     const unsigned present = is_there ? (1u << num_units) - 1 : 0;
     unsigned missing = present;
     bool is_good = true;
@@ -205,7 +212,7 @@ __device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t ca
     while (missing != 0 && is_good) {
       missing = partials.look(missing);
       if (missing == 0) break;
-      const int late = begin + (__ffs(missing) - 1) / kUnits;
+      const int late = begin + (__ffs(missing) - 1) / Partials::kUnits;
       is_good = spin.again(a.watch, [&] { return wait_for_partial(a, call, token, late); });
     }
     if (__any_sync(kAllLanes, !is_good)) return false;
@@ -213,32 +220,39 @@ __device__ __forceinline__ bool sum_chunk(const CombineArgs& a, std::uint64_t ca
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (i % 2 == 0 && begin + i >= of.count) break;  // warp-uniform
-      float x[kReturnVecElements];
-      partials.widen(i, x);
       const float weight = kIsEach ? __shfl_sync(kAllLanes, of.weight, begin + i) : 1.0f;
 #pragma unroll
-      for (int e = 0; e < kReturnVecElements; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
+      for (int c = 0; c < kChunks; ++c) {
+        float x[kReturnVecElements];
+        partials.widen(i, c, x);
+#pragma unroll
+        for (int e = 0; e < kReturnVecElements; ++e) {
+          sum[c][e] = __fmaf_rn(weight, x[e], sum[c][e]);
+        }
+      }
     }
   }
-  if (is_there) {
-    store_output<kWire, kIsCommon>(a, output_at<kWire, kIsCommon>(a, token, first), token, first,
-                                   sum);
+  if (!is_there) return true;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const std::int32_t at = first + c * kReturnChunkElements;
+    store_output<kWire, kIsCommon>(a, output_at<kWire, kIsCommon>(a, token, at), token, at, sum[c]);
   }
   return true;
 }
 
 /// Sums this rank's tokens, together with the other receivers. `prefetched` is what begin_kernel
-/// returned; `next_call` is in shared memory.
-template <class Wire, bool kIsCommon>
+/// returned; `next_call` is in shared memory. kChunks: that a warp sums at a time.
+template <class Wire, bool kIsCommon, int kChunks = 1>
 __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t prefetched,
                                            CallOfCta& next_call, int receiver) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.grid.num_receivers * a.grid.num_warps;
-  const int num_chunks = a.layout.num_return_chunks;
-  const int num_items = a.sums.num_tokens * num_chunks;
+  const int of_token = static_cast<int>(a.grid.by_items.divisor);
+  const int num_items = a.sums.num_tokens * of_token;
   if (num_items == 0) return;
-  int token = a.grid.by_chunks.quotient(warp);
+  int token = a.grid.by_items.quotient(warp);
   if (warp < num_items) TokenPartials::prefetch(a, token);
   next_call.request(a, prefetched);
   __syncthreads();
@@ -246,12 +260,21 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t p
   const ReturnSlots slots(a.layout, call);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    const int next = a.grid.by_chunks.quotient(item + num_warps);
+    const int next = a.grid.by_items.quotient(item + num_warps);
     if (item + num_warps < num_items) TokenPartials::prefetch(a, next);
-    const int chunk = item - token * num_chunks;
-    if (!Wire::template sum<kIsCommon>(a, call, slots, token, TokenPartials(a, token, lane), chunk,
-                                       lane))
-      return;
+    const int chunk = (item - token * of_token) * a.grid.chunks_per_item;
+    const TokenPartials partials(a, token, lane);
+    if constexpr (kChunks == 1) {
+      if (!Wire::template sum<kIsCommon, 1>(a, call, slots, token, partials, chunk, lane)) return;
+    } else {
+#pragma unroll 1
+      for (int c = 0; c < a.grid.chunks_per_item; c += kChunks) {
+        if (!sum_chunks<Wire::kRows, true, false, kChunks>(a, call, slots, token, partials,
+                                                           chunk + c, lane)) {
+          return;
+        }
+      }
+    }
     token = next;
   }
 }

@@ -124,6 +124,19 @@ class ReturnRows {
   const std::byte* common_;
 };
 
+/// Of an arrived token: lane k has the row of choice k, below 0 if it is not this rank's.
+__device__ __forceinline__ unsigned present_choices(std::int32_t row) {
+  return __ballot_sync(kAllLanes, row >= 0);
+}
+__device__ __forceinline__ int highest_choice(std::int32_t row) {
+  return 31 - __clz(static_cast<int>(present_choices(row)));
+}
+/// Those whose rows are returned or added. One row per (token, rank): the caller has summed it.
+__device__ __forceinline__ unsigned added_choices(const CombineArgs& a, std::int32_t row) {
+  const unsigned choices = present_choices(row);
+  return a.layout.shape.sends_routes ? choices : choices & 1u << highest_choice(row);
+}
+
 /// One warp returns one chunk of one arrived token. kIsEach: each row is returned on its own,
 /// unchanged.
 template <class Wire, bool kIsCommon, bool kIsEach>
@@ -134,10 +147,7 @@ __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t
                                          chunk * kReturnChunkElements + lane * kReturnVecElements);
   std::byte* window = a.windows.base[owner];
   std::byte* first_column = window + slots.at(a.layout, from.token, chunk);
-  unsigned choices = __ballot_sync(kAllLanes, from.row >= 0);
-  const int highest = 31 - __clz(static_cast<int>(choices));
-  // One row per (token, rank): the caller has already summed it.
-  if (!a.layout.shape.sends_routes) choices &= 1u << highest;
+  const unsigned choices = added_choices(a, from.row);
   const auto send = [&](int k, const float(&x)[kReturnVecElements]) {
     const auto column = static_cast<std::uint32_t>(a.layout.column(a.rank, k));
     Wire::send(a, call, {window, first_column + column * a.layout.return_stride}, lane,
@@ -156,7 +166,7 @@ __device__ __forceinline__ void return_chunk(const CombineArgs& a, std::uint64_t
       for (int e = 0; e < kReturnVecElements; ++e) sum[e] = __fmaf_rn(weight, x[e], sum[e]);
     };
     rows.template visit<wire_bits(Wire::kRows) == 32 ? 2 : 4>(choices, add);
-    send(highest, sum);
+    send(highest_choice(from.row), sum);
   }
 }
 
@@ -167,8 +177,55 @@ struct ArrivedChunk {
   std::int32_t chunk;
 };
 
-/// Returns rows to all ranks, together with the other senders. `prefetched` is what begin_kernel
-/// returned; `next_call` and `num_arrivals` are in shared memory.
+/// The chunk with which item `item` begins, where each has `num_chunks` chunks.
+__device__ __forceinline__ ArrivedChunk arrived_chunk(const CombineArgs& a, int item,
+                                                      int num_chunks) {
+  const int slot =
+      min(a.grid.by_slot.quotient(item), static_cast<std::int32_t>(a.layout.shape.max_tokens) - 1);
+  const int rest = item - a.grid.by_slot.quotient(item) * static_cast<int>(a.grid.by_slot.divisor);
+  const int nth = a.grid.by_items.quotient(rest);
+  const int owner =
+      nth + a.rank < a.ownership.num_ranks ? nth + a.rank : nth + a.rank - a.ownership.num_ranks;
+  const int in_row = rest - nth * static_cast<int>(a.grid.by_items.divisor);
+  return ArrivedChunk{owner, slot, in_row * num_chunks};
+}
+
+/// Learns the call and how many tokens have arrived. `prefetched` is what begin_kernel returned;
+/// `next_call` and `num_arrivals` are in shared memory. Returns false when there is nothing to
+/// return.
+__device__ __forceinline__ bool begin_return(const CombineArgs& a, std::uint32_t prefetched,
+                                             CallOfCta& next_call, std::int32_t* num_arrivals,
+                                             std::uint64_t& call) {
+  next_call.request(a, prefetched);
+  next_call.request_combined(a.state);
+  static_assert(kMaxPushRanks <= kMinExchangeThreads);
+  if (threadIdx.x < kMaxPushRanks) {
+    const auto s = static_cast<int>(threadIdx.x);
+    num_arrivals[s] = s < a.ownership.num_ranks ? a.state.num_arrivals[s] : 0;
+  }
+  __syncthreads();
+  if (next_call.has_failed != 0) return false;
+  call = next_call.number - 1;
+  if (next_call.is_combined()) [[unlikely]] {
+    if (threadIdx.x == 0) {
+      give_up(a.watch, WaitFailure::kCombinedTwice, {WaitPlace::kReturnedRow, a.rank, -1, call}, 0,
+              0, 0);
+    }
+    return false;
+  }
+  add_share(a.state.counter + 1, static_cast<unsigned>(a.grid.num_senders));
+  return true;
+}
+
+/// As many for every source as the one with most arrivals has.
+__device__ __forceinline__ int num_return_items(const CombineArgs& a,
+                                                const std::int32_t* num_arrivals, int lane) {
+  const std::int32_t max_count = __reduce_max_sync(
+      kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
+  return max_count * static_cast<int>(a.grid.by_slot.divisor);
+}
+
+/// Returns rows to all ranks, together with the other senders. Arguments: see begin_return.
 template <class Wire, bool kIsCommon>
 __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_t prefetched,
                                               CallOfCta& next_call, int sender,
@@ -176,49 +233,22 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   const int warp = static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int num_warps = a.grid.num_senders * a.grid.num_warps;
-  const int num_ranks = a.ownership.num_ranks;
   const auto max_tokens = static_cast<std::int32_t>(a.layout.shape.max_tokens);
   if (max_tokens == 0) return;
-  const auto at = [&](int item) {
-    const int slot = min(a.grid.by_slot.quotient(item), max_tokens - 1);
-    const int rest =
-        item - a.grid.by_slot.quotient(item) * static_cast<int>(a.grid.by_slot.divisor);
-    const int nth = a.grid.by_chunks.quotient(rest);
-    const int owner = nth + a.rank < num_ranks ? nth + a.rank : nth + a.rank - num_ranks;
-    return ArrivedChunk{owner, slot, rest - nth * a.layout.num_return_chunks};
-  };
   // Loaded before it is known whether there is such a token, and later while the one before is
   // returned, so that the latencies overlap.
-  ArrivedChunk now = at(warp);
+  ArrivedChunk now = arrived_chunk(a, warp, 1);
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
-  next_call.request(a, prefetched);
-  next_call.request_combined(a.state);
-  static_assert(kMaxPushRanks <= kMinExchangeThreads);
-  if (threadIdx.x < kMaxPushRanks) {
-    const auto s = static_cast<int>(threadIdx.x);
-    num_arrivals[s] = s < num_ranks ? a.state.num_arrivals[s] : 0;
-  }
-  __syncthreads();
-  if (next_call.has_failed != 0) return;
-  const std::uint64_t call = next_call.number - 1;
-  if (next_call.is_combined()) [[unlikely]] {
-    if (threadIdx.x == 0) {
-      give_up(a.watch, WaitFailure::kCombinedTwice, {WaitPlace::kReturnedRow, a.rank, -1, call}, 0,
-              0, 0);
-    }
-    return;
-  }
-  add_share(a.state.counter + 1, static_cast<unsigned>(a.grid.num_senders));
+  std::uint64_t call = 0;
+  if (!begin_return(a, prefetched, next_call, num_arrivals, call)) return;
   const ReturnSlots slots(a.layout, call);
-  const std::int32_t max_count = __reduce_max_sync(
-      kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
-  const int num_items = max_count * static_cast<int>(a.grid.by_slot.divisor);
+  const int num_items = num_return_items(a, num_arrivals, lane);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
     ArrivedChunk next = now;
     ArrivedToken from_next = from;
     if (item + num_warps < num_items) {
-      next = at(item + num_warps);
+      next = arrived_chunk(a, item + num_warps, 1);
       from_next = ArrivedToken(a, next.owner * max_tokens + next.slot, lane);
     }
     if (now.slot < num_arrivals[now.owner]) {

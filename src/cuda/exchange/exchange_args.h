@@ -186,13 +186,24 @@ struct SumOutput {
   bool shared_is_aligned = false;
 };
 
-/// Which CTAs do what: first senders, then receivers.
+/// Chunks of a row that combine_stream.cuh copies and sums at a time.
+inline constexpr int kStreamChunks = 2;
+
+/// Which CTAs do what: first senders, then receivers. Or, where CTAs are few beside the work, every
+/// CTA sends its share, as combine_stream.cuh does, and then receives its share.
 struct CombineGrid {
+  bool streams = false;
+  std::int32_t chunks_per_item = 1;         ///< where it streams: a multiple of kStreamChunks
   std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
   std::int32_t num_senders = 0;
   std::int32_t num_receivers = 0;
-  FastDivisor by_chunks;  ///< chunks of a returned row
-  FastDivisor by_slot;    ///< chunks of a returned row of every rank
+  FastDivisor by_items;  ///< items of a returned row
+  FastDivisor by_slot;   ///< items of a returned row of every rank
+
+  int num_ctas(bool sends, bool receives) const {
+    if (streams) return num_senders;
+    return (sends ? num_senders : 0) + (receives ? num_receivers : 0);
+  }
 };
 
 /// Of the phase that a launch leaves out, `results` or `sums` is not set.
@@ -212,5 +223,8 @@ struct CombineArgs : ExchangeBase {
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream);
 void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);
+/// Whether combine_stream.cuh serves this call, and whether the current GPU has the shared memory.
+bool can_stream(const CombineArgs& args, Phases phases);
+bool gpu_can_stream();
 
 }  // namespace switchyard::cuda

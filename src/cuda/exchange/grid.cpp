@@ -31,6 +31,7 @@ constexpr int kGuessedPartOfMax = 16;
 // rows are received while others leave.
 constexpr int kMaxSharingCtas = 128;
 constexpr std::int64_t kMinChunksOfSharingWarp = 4;
+constexpr std::int64_t kMinItemsOfStreamingWarp = 3;
 
 int clamp_int(std::int64_t value, int low, int high) {
   return static_cast<int>(std::clamp<std::int64_t>(value, low, std::max(low, high)));
@@ -58,6 +59,16 @@ std::int64_t likely_items(const GridRequest& request, const PushShape& shape,
   const std::int64_t guess = cdiv(shape.max_tokens, std::int64_t{kGuessedPartOfMax}) * per_token;
   const std::int64_t room = std::int64_t{request.max_ctas} / kExchangeCtasPerSm * kSmallWarps;
   return std::max(own, std::min(guess, room));
+}
+
+/// As many chunks of a row as leave each warp some items; 0: there are too few for all warps.
+int streamed_chunks(std::int64_t sums, int chunks, int ctas) {
+  const std::int64_t warps = std::int64_t{kExchangeWarps} * ctas;
+  int most = 0;
+  for (int count = kStreamChunks; count <= chunks; count += kStreamChunks) {
+    if (chunks % count == 0 && sums / count >= kMinItemsOfStreamingWarp * warps) most = count;
+  }
+  return most;
 }
 
 }  // namespace
@@ -118,8 +129,6 @@ CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
   const int chunks = layout.num_return_chunks;
   const int ranks = layout.shape.num_ranks;
   const int tokens = std::max(1, num_tokens);
-  grid.by_chunks = FastDivisor(chunks);
-  grid.by_slot = FastDivisor(std::int64_t{chunks} * ranks);
   // Rows to return are about as many as a rank's tokens have partials.
   const std::int64_t returns = likely_items(
       request, layout.shape, tokens, std::int64_t{std::min(ranks, layout.shape.num_topk)} * chunks);
@@ -131,6 +140,18 @@ CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
   grid.num_receivers = balanced_ctas(sums, grid.num_warps, max_receivers);
   const int max_senders = request.receives ? max_ctas_left - grid.num_receivers : max_ctas_left;
   grid.num_senders = min_ctas(returns, grid.num_warps, max_senders);
+  const bool may_stream = request.may_stream && request.max_ctas <= kMaxSharingCtas;
+  const int streamed = may_stream ? streamed_chunks(sums, chunks, request.max_ctas) : 0;
+  if (streamed > 0) {
+    grid.streams = true;
+    grid.chunks_per_item = streamed;
+    grid.num_warps = kExchangeWarps;
+    grid.num_senders = request.max_ctas;
+    grid.num_receivers = request.max_ctas;
+  }
+  const int items = chunks / grid.chunks_per_item;
+  grid.by_items = FastDivisor(items);
+  grid.by_slot = FastDivisor(std::int64_t{items} * ranks);
   return grid;
 }
 

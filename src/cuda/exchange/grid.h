@@ -17,6 +17,7 @@ struct GridRequest {
   bool has_whole_gpu = false;
   /// Max tokens of any rank in this call; 0: unknown.
   std::int64_t call_max_tokens = 0;
+  bool may_stream = false;  ///< combine: can_stream()
 };
 
 /// For `num_tokens` of this rank.

@@ -43,6 +43,7 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   make_window(slots_[0]);
   room_ = GpuRoom(cuda::num_multiprocessors(), slots_[0].window->ranks_on_gpu(),
                   shape_.config.max_in_flight, options);
+  gpu_can_stream_ = cuda::gpu_can_stream();
   counts_behind_send_ = !is_shared_gpu() && cuda::has_programmatic_launch();
   if (slots_[0].window->has_shared_gpus()) {  // there memory must be taken while no kernel waits
     for (std::size_t i = 1; i < slots_.size(); ++i) make_window(slots_[i]);
@@ -269,8 +270,9 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
   enter(phases == cuda::Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
   cuda::CombineArgs args = combine_args(slot.kernels, call);
   const KernelRoom room = room_.of(stream);
-  args.grid =
-      cuda::combine_grid(grid_request(slot, room, phases), args.layout, slot.dispatch.tokens.count);
+  cuda::GridRequest request = grid_request(slot, room, phases);
+  request.may_stream = gpu_can_stream_ && cuda::can_stream(args, phases);
+  args.grid = cuda::combine_grid(request, args.layout, slot.dispatch.tokens.count);
   if (call.row_weights != nullptr) {
     cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
   }

@@ -129,6 +129,7 @@ class PushExchange final : public ExchangeBackend {
   ExchangeOptions options_;
   Device device_;
   GpuRoom room_;
+  bool gpu_can_stream_ = false;
   bool counts_behind_send_ = false;  ///< while the rows leave
   cuda::PinnedBuffer words_;         ///< WatchWords
   cuda::PinnedBuffer counts_;        ///< HostCountWords of each slot

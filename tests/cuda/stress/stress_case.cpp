@@ -44,6 +44,7 @@ std::string name_of(const StressCase& c) {
   if (c.num_lanes > 1) name += ".two";
   if (c.shape.mixes_turns) name += ".mixed";
   if (c.shape.capacity > 0) name += ".drop";
+  if (c.num_ctas > 0) name += fmt::format(".ctas{}", c.num_ctas);
   return name;
 }
 
@@ -79,6 +80,11 @@ void add_ways(Layout layout, Reduce reduce, std::vector<StressCase>& cases) {
   dropping.shape.capacity = 8;
   dropping.shape.payload_words = 5;
   cases.push_back(dropping);
+  // So few that each does all kinds of work.
+  StressCase few = make(layout, reduce, StressForm::kPlain, 1024, 128);
+  few.shape.mixes_turns = few.uses_graph = true;
+  few.num_ctas = 3;
+  cases.push_back(few);
 }
 
 }  // namespace
@@ -108,7 +114,7 @@ std::vector<StressCase> stress_cases(int num_ranks, std::uint32_t seed, bool is_
     c.shape.seed = next_seed++;
     c.shape.num_ranks = num_ranks;
     if (is_small) {
-      c.shape.max_tokens = std::min(c.shape.max_tokens, 24);
+      c.shape.max_tokens = std::min(c.shape.max_tokens, c.num_ctas > 0 ? 96 : 24);
       if (c.shape.hidden > 2060) c.shape.hidden = 1280;
     }
     c.name = name_of(c);

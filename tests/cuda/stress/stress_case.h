@@ -21,6 +21,7 @@ struct StressCase {
   bool splits_phases = false;
   bool programmatic = false;
   int num_lanes = 1;   ///< handles in flight, 1 or 2; each has a stream unless ranks share a GPU
+  int num_ctas = 0;    ///< of ExchangeOptions; 0: as many as fit
   double share = 1.0;  ///< relative share of the time
 };
 

@@ -44,8 +44,9 @@ ExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   options.programmatic_launch = c.programmatic;
   options.timeout_ms = wanted.timeout_ms;
   options.keeps_routing = c.shape.mixes_turns;
+  options.num_ctas = c.num_ctas;
   if (c.num_lanes > 1) options.num_ctas = most;
-  if (sharing > 1) options.num_ctas = std::max(3, most / sharing / 4);
+  if (sharing > 1 && c.num_ctas == 0) options.num_ctas = std::max(3, most / sharing / 4);
   return options;
 }
 
