@@ -463,8 +463,12 @@ void bind_exchange(nb::module_& m) {
           "close", [](PyExchange& self) { self.exchange.close(); },
           "Gives the memory back, once the tensors that point into it are gone.")
       .def_prop_ro("is_closed", [](const PyExchange& self) { return self.exchange.is_closed(); })
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](PyExchange& self, const nb::args&) { self.exchange.close(); })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Exchange"))
+      .def(
+          "__exit__", [](PyExchange& self, const nb::args&) { self.exchange.close(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", [](const PyExchange& self) {
         if (self.exchange.is_closed()) return std::string("Exchange(closed)");
         return "Exchange(" + describe(self.live()->config(), "ExchangeConfig") + ", device='" +

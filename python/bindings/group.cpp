@@ -202,8 +202,12 @@ void bind_group(nb::module_& m) {
           "close", [](PyGroup& self) { self.group.close(); },
           "Leaves the group, once the objects made from it are closed too.")
       .def_prop_ro("is_closed", [](const PyGroup& self) { return self.group.is_closed(); })
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](PyGroup& self, const nb::args&) { self.group.close(); })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Group"))
+      .def(
+          "__exit__", [](PyGroup& self, const nb::args&) { self.group.close(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", &describe);
   m.def("local_groups", &local_groups, nb::arg("size"), nb::arg("timeout_ms"),
         "One group object per rank of this process, for threads; see run_local.");

@@ -127,8 +127,12 @@ void bind_kernel(nb::module_& m) {
           "check", [](const PyKernel& self) { self.live()->check(); },
           "Raises what kernels found; see Exchange.check.")
       .def("close", [](PyKernel& self) { self.kernel.close(); })
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](PyKernel& self, const nb::args&) { self.kernel.close(); })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> ModularKernel"))
+      .def(
+          "__exit__", [](PyKernel& self, const nb::args&) { self.kernel.close(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", [](const PyKernel& self) {
         if (self.kernel.is_closed()) return std::string("ModularKernel(closed)");
         const auto kernel = self.live();

@@ -452,8 +452,12 @@ void bind_prepare(nb::module_& m) {
           "Gives a prepared micro-batch up whose results will never come.")
       .def("check", [](const PyPrepareFinalize& self) { self.live()->check(); })
       .def("close", [](PyPrepareFinalize& self) { self.part.close(); })
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](PyPrepareFinalize& self, const nb::args&) { self.part.close(); })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> PrepareFinalize"))
+      .def(
+          "__exit__", [](PyPrepareFinalize& self, const nb::args&) { self.part.close(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", [](const PyPrepareFinalize& self) {
         const auto object = self.live();
         return fmt::format(

@@ -53,18 +53,14 @@ def from_mpi(communicator, **options) -> Group:
     # The ranks of one host meet over a file that nobody else can read and that is gone afterwards.
     folder = tempfile.mkdtemp(prefix="switchyard-") if communicator.Get_rank() == 0 else None
     path = communicator.bcast(folder and os.path.join(folder, secrets.token_hex(8)), root=0)
-    group, error = None, None
     try:
         group = Group(communicator.Get_rank(), communicator.Get_size(), path, **options)
-    except Exception as raised:  # pylint: disable=broad-except
-        error = raised
-    communicator.Barrier()
-    if folder is not None:
-        if os.path.exists(path):
-            os.remove(path)
-        os.rmdir(folder)
-    if error is not None:
-        raise error
+    finally:
+        communicator.Barrier()
+        if folder is not None:
+            if os.path.exists(path):
+                os.remove(path)
+            os.rmdir(folder)
     return group
 
 

@@ -9,6 +9,7 @@
 
 #include <gmock/gmock.h>
 
+#include "core/interrupt.h"
 #include "engine/engine.h"
 #include "support/observe.h"
 #include "support/ranks.h"
@@ -57,6 +58,25 @@ TEST(WaitTest, DeadlineNamesPeerPhaseAndCall) {
                "combine: no answer from rank 1 within 0.3 s (rank 0 of 3, call 1841); it last "
                "reached dispatch send, call 1840");
   EXPECT_GE(seconds_since(start), 0.3);
+}
+
+// The check is the process's: it holds for the one thread that is to be interrupted.
+TEST(WaitTest, ProgramInterruptsItsOwnRank) {
+  static thread_local bool is_wanted = false;
+  static std::atomic<int> num_checks = 0;
+  set_interrupt_check([] { return is_wanted && ++num_checks == 2; });
+  const std::int64_t start = now_ns();
+  const Error error = error_of([&] {
+    run_ranks(2, [&](const Group& group) {
+      is_wanted = group.rank() == 1;
+      group.control().wait({Phase::kCombineReceive, 5, 1 - group.rank()}, kNever);
+    });
+  });
+  set_interrupt_check(nullptr);
+  EXPECT_EQ(error.code(), Errc::kAborted);
+  EXPECT_THAT(error.what(), HasSubstr("the group was aborted by rank 1: it was interrupted"));
+  EXPECT_EQ(num_checks, 2);
+  EXPECT_LT(seconds_since(start), 5.0);
 }
 
 TEST(WaitTest, TimeoutOfOneReachesTheOthersAtOnce) {
