@@ -64,6 +64,7 @@ TEST(WaitTest, DeadlineNamesPeerPhaseAndCall) {
 TEST(WaitTest, ProgramInterruptsItsOwnRank) {
   static thread_local bool is_wanted = false;
   static std::atomic<int> num_checks = 0;
+  num_checks = 0;
   set_interrupt_check([] { return is_wanted && ++num_checks == 2; });
   const std::int64_t start = now_ns();
   const Error error = error_of([&] {
