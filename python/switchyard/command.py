@@ -18,7 +18,7 @@ PATH = pathlib.Path(__file__).parent / "switchyard"
 
 def main() -> None:
     """Becomes the command, with this program's arguments."""
-    os.execv(PATH, ["switchyard", *sys.argv[1:]])
+    os.execv(PATH, [str(PATH), *sys.argv[1:]])
 
 
 class Report(dict):

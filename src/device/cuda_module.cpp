@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "switchyard/version.h"
@@ -23,13 +24,22 @@ constexpr const char* kFileName = "libswitchyard_cuda.so";
 constexpr const char* kEntry = "switchyard_cuda_module";
 using Entry = CudaModuleEntry;
 
+// The file that this code is in. Of a program the loader knows only argv[0], which need not say
+// where it lies.
+std::filesystem::path own_file() {
+  Dl_info self{};
+  if (dladdr(reinterpret_cast<const void*>(&why_no_cuda), &self) == 0) return {};
+  const std::filesystem::path path = self.dli_fname;
+  if (path.has_parent_path()) return path;
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error);
+}
+
 std::vector<std::string> candidates() {
   const std::string asked = setting("SWITCHYARD_CUDA_MODULE").text;
   if (!asked.empty()) return {asked};
   std::vector<std::string> paths;
-  Dl_info self{};
-  if (dladdr(reinterpret_cast<const void*>(&why_no_cuda), &self) != 0) {
-    const std::filesystem::path folder = std::filesystem::path(self.dli_fname).parent_path();
+  if (const std::filesystem::path folder = own_file().parent_path(); !folder.empty()) {
     for (const char* from_here : {"", "../lib", "../lib64"}) {
       paths.push_back((folder / from_here / kFileName).string());
     }
