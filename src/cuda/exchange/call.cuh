@@ -58,6 +58,7 @@ __device__ __forceinline__ void advance_call(const CallState& state, std::uint64
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     state.counter[1] = 0;
     state.counter[2 + (~call & 1)] = 0;
+    state.counter[4] = 0;
   }
   add_share(state.counter, gridDim.x);
 }
@@ -70,6 +71,12 @@ __device__ __forceinline__ int take_work(const CallState& state, std::uint64_t c
   std::uint32_t* taken =
       reinterpret_cast<std::uint32_t*>(state.counter + 2 + (call & 1)) + static_cast<int>(what);
   return static_cast<int>(atomicAdd(taken, static_cast<std::uint32_t>(count)));
+}
+
+/// Of the combine that follows the last dispatch; each number once.
+__device__ __forceinline__ int take_combine_share(const CallState& state) {
+  return static_cast<int>(
+      atomicAdd(reinterpret_cast<unsigned long long*>(state.counter + 4), 1ull));
 }
 
 /// Waits for the preceding kernel in the stream. Arguments are fetched from memory line by line

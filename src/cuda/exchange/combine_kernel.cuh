@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   const std::uint32_t prefetched = begin_kernel(a);
   const int cta = static_cast<int>(blockIdx.x);
   if constexpr (kStreams) {
-    stream_tokens<Wire>(a, prefetched, next, cta, num_arrivals, memory);
+    stream_tokens<Wire>(a, prefetched, next, num_arrivals, memory);
     __syncthreads();
     sum_tokens<Wire, kIsCommon, kStreamChunks>(a, prefetched, next, cta);
   } else {

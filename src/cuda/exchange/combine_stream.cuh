@@ -136,22 +136,17 @@ class RowCopies {
   int part_ = 0;
 };
 
-/// As return_tokens. `memory`: stream_shared_bytes().
+/// Returns one of as many shares as there are senders.
 template <class Wire>
-__device__ __forceinline__ void stream_tokens(const CombineArgs& a, std::uint32_t prefetched,
-                                              CallOfCta& next_call, int sender,
-                                              std::int32_t* num_arrivals, std::byte* memory) {
+__device__ __forceinline__ void stream_share(const CombineArgs& a, std::uint64_t call, int share,
+                                             const std::int32_t* num_arrivals, int num_items,
+                                             std::byte* memory) {
   constexpr DType kRows = Wire::kRows;
   static_assert(kVecUnits<kRows> == 1);
-  if (a.layout.shape.max_tokens == 0) return;
-  std::uint64_t call = 0;
-  if (!begin_return(a, prefetched, next_call, num_arrivals, call)) return;
   const int cta_warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_items = num_return_items(a, num_arrivals, lane);
-  if (num_items == 0) return;
   const ReturnSlots slots(a.layout, call);
-  ArrivedItems items(a, num_arrivals, cta_warp * a.grid.num_senders + sender,
+  ArrivedItems items(a, num_arrivals, cta_warp * a.grid.num_senders + share,
                      a.grid.num_senders * a.grid.num_warps, num_items);
   RowCopies copies(a, items,
                    memory + cta_warp * kStreamParts * kStreamPartBytes + lane * kUnitBytes, lane);
@@ -199,6 +194,29 @@ __device__ __forceinline__ void stream_tokens(const CombineArgs& a, std::uint32_
         chunk += a.layout.return_chunk_stride;
       }
     }
+  }
+}
+
+/// As return_tokens. `memory`: stream_shared_bytes(). When it returns, every share has been taken
+/// by a CTA that does not wait before it has sent it. So those that now wait for peers hold up
+/// nothing that a peer waits for, whether or not all CTAs fit on the GPU.
+template <class Wire>
+__device__ __forceinline__ void stream_tokens(const CombineArgs& a, std::uint32_t prefetched,
+                                              CallOfCta& next_call, std::int32_t* num_arrivals,
+                                              std::byte* memory) {
+  __shared__ int share;
+  if (a.layout.shape.max_tokens == 0) return;
+  std::uint64_t call = 0;
+  if (!begin_return(a, prefetched, next_call, num_arrivals, call)) return;
+  const int num_items = num_return_items(a, num_arrivals, static_cast<int>(threadIdx.x) % kLanes);
+#pragma unroll 1
+  for (;;) {
+    if (threadIdx.x == 0) share = take_combine_share(a.state);
+    __syncthreads();
+    const int taken = share;
+    if (taken >= a.grid.num_senders) return;
+    stream_share<Wire>(a, call, taken, num_arrivals, num_items, memory);
+    __syncthreads();
   }
 }
 

@@ -31,14 +31,15 @@ constexpr bool receives(Phases phases) {
 }
 
 inline constexpr std::uint64_t kCallUnit = 65536;        ///< more than a grid has CTAs
-inline constexpr std::size_t kCounterWords = 4;          ///< see CallState::counter
+inline constexpr std::size_t kCounterWords = 5;          ///< see CallState::counter
 inline constexpr std::uint32_t kRoutingOnly = 1u << 31;  ///< in DispatchArgs::mode
 
 /// What a call leaves in device memory for its combine. Arrays are as large as a call can be.
 struct CallState {
   /// [kCounterWords] The number of the next call, times kCallUnit, and what CTAs that have ended
   /// have added; the same of the combines since the last dispatch; then, where CTAs share all work,
-  /// how many notify tasks and how many send items were taken, as [2, 2] u32 by parity of the call.
+  /// how many notify tasks and how many send items were taken, as [2, 2] u32 by parity of the call,
+  /// and how many shares of the combine.
   std::uint64_t* counter = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.
@@ -190,7 +191,8 @@ struct SumOutput {
 inline constexpr int kStreamChunks = 2;
 
 /// Which CTAs do what: first senders, then receivers. Or, where CTAs are few beside the work, every
-/// CTA sends its share, as combine_stream.cuh does, and then receives its share.
+/// CTA takes shares of what is to be sent until none is left, as combine_stream.cuh does, and then
+/// receives its share.
 struct CombineGrid {
   bool streams = false;
   std::int32_t chunks_per_item = 1;         ///< where it streams: a multiple of kStreamChunks
