@@ -115,15 +115,15 @@ void add_options(Cases& cases) {
     payloads.config.scheme = schemes::kNone;
     cases.add(payloads);
     // Three CTAs share the work on ranks with many tokens, and not on those with few.
-    Case few{"payloads_few_ctas", 2, config_of(layout, schemes::kFp8Block, kPerRank), {300, 3}};
+    Case few{"payloads_few_ctas", 2, config_of(layout, schemes::kFp8Block, kPerRank), {100, 3}};
     few.config.payload_bytes = {614, 16};
-    few.config.max_tokens_per_rank = 300;
+    few.config.max_tokens_per_rank = 100;
     few.num_ctas = 3;
     few.goes_again = true;
     cases.add(few);
     // The same for combine.
-    Case streams{"streams", 2, config_of(layout, schemes::kNone, kPerRank, 1536), {5, 160}, 0.3};
-    streams.config.max_tokens_per_rank = 160;
+    Case streams{"streams", 2, config_of(layout, schemes::kNone, kPerRank, 1536), {5, 64}, 0.3};
+    streams.config.max_tokens_per_rank = 64;
     streams.num_ctas = 3;
     streams.num_calls = 2;
     streams.splits_phases = layout == Layout::kExpanded;
