@@ -97,6 +97,11 @@ class SWITCHYARD_API Exchange {
   /// different max_tokens, tensor_scale or routing; kCapacityExceeded.
   Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream = Stream::host());
 
+  /// Where the rows of a sent handle will lie: rows, scales, topk_weights, and on GPUs num_rows.
+  /// Their contents are undefined until dispatch_receive. Only kBatched, whose shapes do not depend
+  /// on the routing, and without exact_memory: otherwise kNotSupported.
+  Dispatched places(const DispatchHandle& handle) const;
+
   /// Both phases; on GPUs one kernel, and those of payloads and of routing that goes to every rank.
   Dispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                       const TensorView& topk_weights = {}, Stream stream = Stream::host(),

@@ -30,6 +30,7 @@ NB_MODULE(_native, m) {
   bind_prepare(m);
   bind_kernel(m);
   bind_layer_config(m);
+  bind_compat(m);
   m.def("version", &switchyard::version);
   m.def("build_summary", &switchyard::build_summary,
         "One line for reports: version, compiler, optional parts.");

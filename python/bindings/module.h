@@ -20,5 +20,6 @@ void bind_experts(nb::module_& m);
 void bind_prepare(nb::module_& m);
 void bind_kernel(nb::module_& m);
 void bind_layer_config(nb::module_& m);
+void bind_compat(nb::module_& m);
 
 }  // namespace switchyard::python

@@ -47,6 +47,7 @@ class ExchangeBackend {
 
   virtual DispatchHandle dispatch_send(const DispatchCall& call) = 0;
   virtual Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream) = 0;
+  virtual Dispatched places(const DispatchHandle& handle) const = 0;
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
   virtual DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) = 0;
   virtual void check_output(const CombineCall& call) const = 0;

@@ -5,6 +5,7 @@
 
 #include "switchyard/exchange.h"
 
+#include "core/fail.h"
 #include "core/live.h"
 #include "core/require_device.h"
 #include "device/cuda_module.h"
@@ -86,6 +87,13 @@ DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
 Dispatched Exchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
   require_stream("dispatch_receive", device(), stream);
   return live(backend_).dispatch_receive(handle, stream);
+}
+
+Dispatched Exchange::places(const DispatchHandle& handle) const {
+  const ExchangeBackend& backend = live(backend_);
+  require(backend.config().layout == Layout::kBatched, Errc::kNotSupported,
+          "places: the layout depends on the routing, must be batched; receive first");
+  return backend.places(handle);
 }
 
 Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,

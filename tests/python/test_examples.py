@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples and the program of docs/python.md run."""
+"""The examples and the programs of the pages run."""
 import pathlib
 import re
 import subprocess
@@ -19,9 +19,10 @@ def test_examples(name, phrase):
     assert phrase in done.stdout
 
 
-def test_the_program_of_the_page(run_program):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) >= 5
+@pytest.mark.parametrize("page, least", [("python", 5), ("from_deep_ep", 2)])
+def test_the_program_of_the_page(page, least, run_program):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= least
     if not command.PATH.exists():
         blocks = [block for block in blocks if "switchyard.check" not in block]
     code, _, errors = run_program("\n\n".join(blocks))

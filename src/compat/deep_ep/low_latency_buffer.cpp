@@ -26,6 +26,7 @@ struct LowLatencyState {
   bool is_received = false;
   Tensor topk_idx;  ///< [T, K] i64; on CPUs
   std::int64_t num_tokens = 0;
+  Tensor recv_count;  ///< [L] i32; on CPUs, where that of the exchange is not fixed
   Tensor recv_src_rank;
   Tensor combine_rows;  ///< for get_next_low_latency_combine_buffer, made on demand
 };
@@ -107,47 +108,62 @@ void find_segments(const TensorView& source_rank, const TensorView& counts,
   }
 }
 
-void set_sources(LowLatencyHandle& handle, const Dispatched& received, int num_ranks,
-                 Stream stream) {
-  LowLatencyState& state = *handle.state;
-  const LowLatencyDispatchOptions& options = state.options;
-  const TensorView& totals = options.cumulative_local_expert_recv_stats;
-  const std::int64_t num_local = received.experts.rows.shape(0);
-  const std::int64_t capacity = received.experts.rows.shape(1);
-  const bool has_segments = options.sets_source_info || totals.has_value();
-  if (!has_segments && !options.topk_weights.has_value()) return;
-  RowSources sources;
-  state.recv_src_rank = state.results.make(DType::kI32, {num_local, capacity});
-  sources.rank = state.recv_src_rank;
-  if (options.sets_source_info) {
-    handle.src_info = state.results.make(DType::kI32, {num_local, capacity});
-    sources.token = handle.src_info;
-  }
-  state.kept.exchange().write_row_sources(state.kept.handle(), sources, stream);
-  if (!has_segments) return;
-  handle.layout_range = state.results.make(DType::kI64, {num_local, num_ranks});
-  find_segments(state.recv_src_rank, received.experts.num_rows, handle.layout_range, totals,
-                stream);
+bool has_segments(const LowLatencyDispatchOptions& options) {
+  return options.sets_source_info || options.cumulative_local_expert_recv_stats.has_value();
 }
 
-void receive(LowLatencyHandle& handle, const Dispatched& received, int num_ranks, Stream stream) {
+// Views of where rows will lie, and memory of what is computed from them: all before they arrive.
+void place(LowLatencyHandle& handle, const Dispatched& places, int num_ranks) {
   LowLatencyState& state = *handle.state;
-  const TensorView& rows = received.experts.rows;
+  const LowLatencyDispatchOptions& options = state.options;
+  const TensorView& rows = places.experts.rows;
+  const std::int64_t num_local = rows.shape(0);
+  const std::int64_t capacity = rows.shape(1);
   LowLatencyRows& view = state.rows;
   view.recv_x = rows;
   if (rows.dtype() == DType::kE2M1) {
-    view.recv_x = reshaped(rows, DType::kU8, {rows.shape(0), rows.shape(1), handle.hidden / 2});
+    view.recv_x = reshaped(rows, DType::kU8, {num_local, capacity, handle.hidden / 2});
   }
-  view.scales = received.experts.scales;
-  view.recv_count = received.experts.num_rows;
-  set_sources(handle, received, num_ranks, stream);
-  if (state.options.topk_weights.has_value()) {
-    view.recv_topk_weights =
-        reshaped(received.topk_weights, DType::kF32, {rows.shape(0), rows.shape(1)});
+  view.scales = places.experts.scales;
+  view.recv_count = places.experts.num_rows;
+  if (!view.recv_count.has_value()) {
+    state.recv_count = state.results.make(DType::kI32, {num_local});
+    view.recv_count = state.recv_count;
+  }
+  if (options.topk_weights.has_value() || has_segments(options)) {
+    state.recv_src_rank = state.results.make(DType::kI32, {num_local, capacity});
+  }
+  if (options.sets_source_info) {
+    handle.src_info = state.results.make(DType::kI32, {num_local, capacity});
+  }
+  if (has_segments(options)) {
+    handle.layout_range = state.results.make(DType::kI64, {num_local, num_ranks});
+  }
+  if (options.topk_weights.has_value()) {
+    view.recv_topk_weights = reshaped(places.topk_weights, DType::kF32, {num_local, capacity});
     view.recv_src_rank = state.recv_src_rank;
   }
-  if (state.options.dispatch_wait_recv_cost_stats.has_value()) {
-    auto* total = state.options.dispatch_wait_recv_cost_stats.as<std::int64_t>();
+}
+
+void receive(LowLatencyHandle& handle, const Dispatched& received, Stream stream) {
+  LowLatencyState& state = *handle.state;
+  const LowLatencyDispatchOptions& options = state.options;
+  if (state.recv_count.view().has_value()) {  // on CPUs, where the counts are known now
+    const auto counts = counts_of(received.experts.num_rows);
+    std::copy(counts.begin(), counts.end(), state.recv_count.as<std::int32_t>());
+  }
+  if (state.recv_src_rank.view().has_value()) {
+    RowSources sources;
+    sources.rank = state.recv_src_rank;
+    sources.token = handle.src_info;
+    state.kept.exchange().write_row_sources(state.kept.handle(), sources, stream);
+  }
+  if (has_segments(options)) {
+    find_segments(state.recv_src_rank, received.experts.num_rows, handle.layout_range,
+                  options.cumulative_local_expert_recv_stats, stream);
+  }
+  if (options.dispatch_wait_recv_cost_stats.has_value()) {
+    auto* total = options.dispatch_wait_recv_cost_stats.as<std::int64_t>();
     for (const std::int64_t ns : received.host->wait_ns) *total++ += ns;
   }
   state.is_received = true;
@@ -156,8 +172,8 @@ void receive(LowLatencyHandle& handle, const Dispatched& received, int num_ranks
 }  // namespace
 
 const LowLatencyRows& LowLatencyDispatched::rows() const {
-  require(handle != nullptr && handle->state->is_received, Errc::kInvalidArgument,
-          "rows: nothing was received yet; call the hook first");
+  require(handle != nullptr && handle->state != nullptr, Errc::kInvalidArgument,
+          "rows: the handle is empty, must be of a dispatch");
   return handle->state->rows;
 }
 
@@ -231,13 +247,13 @@ LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
   if (options.return_recv_hook) {
     kept.send(x, topk_idx, options.topk_weights, stream, extra);
     own.outstanding.push_back(handle->state);
-    result.hook = [handle, num_ranks, stream] {
-      receive(*handle, handle->state->kept.receive(), num_ranks, stream);
-    };
+    place(*handle, kept.exchange().places(kept.handle()), num_ranks);
+    result.hook = [handle, stream] { receive(*handle, handle->state->kept.receive(), stream); };
   } else {
     const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
     own.outstanding.push_back(handle->state);
-    receive(*handle, received, num_ranks, stream);
+    place(*handle, received, num_ranks);
+    receive(*handle, received, stream);
   }
   result.event = event_behind(stream);
   return result;

@@ -288,6 +288,25 @@ HostCounts PullExchange::host_counts(const Slot& slot) const {
   return counts;
 }
 
+Dispatched PullExchange::places(const DispatchHandle& handle) const {
+  const Slot& slot = slot_of(handle, "places");
+  const std::int64_t num_local = shape_.ownership.count(rank_);
+  const std::int64_t rows = num_local * shape_.receive.capacity;
+  Dispatched result;
+  result.handle = handle;
+  result.experts.scheme = config_.scheme;
+  result.experts.rows = TensorView(slot.rows.data(), stored_dtype(config_.scheme),
+                                   {num_local, shape_.receive.capacity, config_.hidden});
+  if (config_.scheme.group != ScaleGroup::kTensor && shape_.num_scales > 0) {
+    result.experts.scales = scale_blocks(config_, shape_, rank_, rows).view(slot.scales.data());
+    result.experts.scale_layout = config_.scale_layout;
+  }
+  if (config_.sends_weights) {
+    result.topk_weights = TensorView(slot.weights.data(), DType::kF32, {rows});
+  }
+  return result;
+}
+
 Dispatched PullExchange::describe(Slot& slot, const Placing& placing) const {
   const ReceivePlan& receive = slot.receive();
   const std::int64_t rows = receive.num_buffer_rows;

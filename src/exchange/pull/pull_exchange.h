@@ -71,6 +71,7 @@ class PullExchange final : public ExchangeBackend {
   bool is_shared_gpu() const override { return false; }
   DispatchHandle dispatch_send(const DispatchCall& call) override;
   Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream) override;
+  Dispatched places(const DispatchHandle& handle) const override;
   Dispatched dispatch(const DispatchCall& call) override;
   DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) override;
   void check_output(const CombineCall& call) const override;

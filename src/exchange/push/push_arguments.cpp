@@ -171,6 +171,12 @@ cuda::SumOutput PushExchange::sum_output(const Slot& slot, const CombineCall& ca
   return sums;
 }
 
+Dispatched PushExchange::places(const DispatchHandle& handle) const {
+  require(!options_.exact_memory, Errc::kNotSupported,
+          "places: exact_memory takes memory when rows are received; receive first");
+  return describe(slots_[handles_.index_of(handle, "places")]);
+}
+
 Dispatched PushExchange::describe(const Slot& slot) const {
   const SlotMemory& memory = slot.kernels.memory;
   const ReceivedMemory& received = slot.kernels.received;

@@ -39,6 +39,7 @@ class PushExchange final : public ExchangeBackend {
   bool is_shared_gpu() const override { return slots_[0].window->is_shared_gpu(); }
   DispatchHandle dispatch_send(const DispatchCall& call) override;
   Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream) override;
+  Dispatched places(const DispatchHandle& handle) const override;
   Dispatched dispatch(const DispatchCall& call) override;
   DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) override;
   void check_output(const CombineCall& call) const override;

@@ -129,8 +129,11 @@ TEST(DeepEpLowLatencyTest, HookAndZeroCopyGiveTheSameBits) {
     LowLatencyDispatchOptions options = kBf16;
     options.return_recv_hook = true;
     const LowLatencyDispatched got = r.dispatch(options);
-    test::expect_error(Errc::kInvalidArgument, "call the hook first", [&] { (void)got.rows(); });
+    const TensorView places = got.rows().recv_x;
+    test::expect_error(Errc::kInvalidArgument, "has received nothing",
+                       [&] { r.combine(places, got); });
     got.hook();
+    EXPECT_EQ(got.rows().recv_x.data(), places.data());
     test::expect_error(Errc::kInvalidArgument, "must be called once", [&] { got.hook(); });
     EXPECT_EQ(test::bytes_of(got.rows().recv_count), want_rows);
     const TensorView memory = r.buffer.get_next_low_latency_combine_buffer(got.handle);

@@ -62,8 +62,8 @@ struct LowLatencyRows {
   TensorView recv_src_rank;      ///< [L, C] i32, if topk_weights were given
 };
 
-/// What combine needs from its dispatch. The fields are set once rows have been received. combine
-/// itself does not read the tensors.
+/// What combine needs from its dispatch. The tensors are filled when rows are received; combine
+/// itself does not read them.
 struct LowLatencyHandle {
   Tensor src_info;      ///< [L, C] i32: token of each row on its source rank; -1 in unused rows
   Tensor layout_range;  ///< [L, P] i64: low 32 bits: rows from rank j; high 32: the first of them
@@ -78,7 +78,7 @@ struct LowLatencyDispatched {
   EventOverlap event;
   std::function<void()> hook;  ///< with return_recv_hook: every rank calls it once
 
-  /// Errors: kInvalidArgument before the hook has been called.
+  /// With return_recv_hook, what lies there is undefined until the hook has run.
   SWITCHYARD_API const LowLatencyRows& rows() const;
 };
 

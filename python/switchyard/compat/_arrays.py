@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as the kind of array that the arguments are, devices of arrays, groups from what callers have."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy
+
+from switchyard import Device, Group, NotSupportedError, Tensor
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is a tensor of torch; torch is not imported for that."""
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__)
+
+
+def device_of(array: Any) -> Device:
+    """Where an array lies."""
+    if isinstance(array, Tensor):
+        return array.device
+    if is_torch(array):
+        index = array.get_device()
+        return Device("cpu" if index < 0 else f"cuda:{index}")
+    if isinstance(array, numpy.ndarray):
+        return Device("cpu")
+    return Tensor.wrap(array).device
+
+
+def like(tensor: Tensor | None, sample: Any) -> Any:
+    """The memory of a Tensor, or of None, as the kind of array that `sample` is."""
+    if tensor is None or isinstance(sample, Tensor):
+        return tensor
+    if is_torch(sample):
+        return tensor.torch()
+    if isinstance(sample, numpy.ndarray):
+        return tensor.numpy()
+    return _from_dlpack(type(sample).__module__.partition(".")[0])(tensor)
+
+
+@functools.cache
+def _from_dlpack(module: str):
+    import importlib  # pylint: disable=import-outside-toplevel
+
+    return importlib.import_module(module).from_dlpack
+
+
+def as_bool(array: Any) -> Any:
+    """u8 of 0 and 1 as truth values, over the same memory. A switchyard.Tensor has no such dtype and stays."""
+    if isinstance(array, Tensor):
+        return array
+    if is_torch(array):
+        import torch  # pylint: disable=import-outside-toplevel
+
+        return array.view(torch.bool)
+    return array.view(bool)
+
+
+def permuted(array: Any, dims: tuple[int, ...]) -> Any:
+    """The dimensions of an array in another order, over the same memory."""
+    if isinstance(array, Tensor):
+        return Tensor.from_pointer(array.data_ptr(), array.dtype, [array.shape[dim] for dim in dims],
+                                   [array.strides[dim] for dim in dims], array.device, owner=array)
+    return array.permute(*dims) if is_torch(array) else array.transpose(dims)
+
+
+def group_of(group: Any, comm: Any = None) -> tuple[Group, bool]:
+    """A Group over torch's, mpi4py's or switchyard's ranks, and whether it was made here."""
+    if isinstance(group, Group):
+        return group, False
+    communicator = comm if group is None else group
+    if hasattr(communicator, "Get_rank"):
+        return Group.from_mpi(communicator), True
+    return Group.from_torch(communicator), True
+
+
+def refuse(function: str, argument: str, why: str) -> NotSupportedError:
+    """The error for an argument that the library does not support."""
+    return NotSupportedError(f"{function}: {argument} is given, must not be: {why}")

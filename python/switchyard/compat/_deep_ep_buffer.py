@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep.Buffer: low-latency and high-throughput calls."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from switchyard import InvalidArgumentError, NotSupportedError
+from switchyard._native import HighThroughputBuffer, LowLatencyBuffer, low_latency_rdma_size_hint
+from switchyard.compat._arrays import as_bool, device_of, group_of, like, permuted, refuse
+from switchyard.compat._deep_ep_values import Config, EventHandle, EventOverlap, event_of, wait_for
+from switchyard.compat._largest import Largest
+
+_MASKS = ("ranks cannot be masked, because without their rows a result would look complete; "
+          "a rank that does not come ends the group")
+_LEAST_TOKENS = 128
+
+
+class LowLatencyHandle(tuple):
+    """(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and the dispatch."""
+
+    call: Any
+    has_combine_buffer = False
+
+
+class HighThroughputHandle:
+    """What combine and later dispatches with the same routing need. The original's tuple of tensors has no
+    counterpart here, so it does not unpack."""
+
+    def __init__(self, buffer: HighThroughputBuffer, call: Any):
+        self.buffer, self.call = buffer, call
+
+
+class Buffer:
+    """deep_ep.Buffer over the ranks of one host.
+
+    Buffer sizes, queue pairs, SM counts and chunk sizes are accepted and ignored: memory is taken when a
+    call first needs it. Every rank makes the same calls in the same order.
+    """
+
+    num_sms: int = 20
+
+    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
+                 num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
+                 *, max_tokens_per_rank: int = 0):
+        """`max_tokens_per_rank` is this library's own: an upper bound on the tokens of high-throughput calls,
+        the same on every rank. 0: the ranks agree on one in each call that is given no `handle` and no
+        `num_worst_tokens`, and the windows grow with it."""
+        del num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric, explicitly_destroy, enable_shrink
+        self.group = group
+        self.num_nvl_bytes, self.num_rdma_bytes, self.low_latency_mode = num_nvl_bytes, num_rdma_bytes, low_latency_mode
+        self._group, self._owns_group = group_of(group, comm)
+        self.rank, self.group_size = self._group.rank, self._group.size
+        self._low_latency: LowLatencyBuffer | None = None
+        self._throughput: HighThroughputBuffer | None = None
+        self._max_tokens = 0
+        self._bound = max_tokens_per_rank
+        self._largest = Largest(self._group)
+
+    def destroy(self) -> None:
+        """Frees the windows, once no handle and no received row is left. Every rank calls it, or none."""
+        for part in (self._low_latency, self._throughput, self._largest):
+            if part is not None:
+                part.close()
+        self._low_latency = self._throughput = None
+        if self._owns_group:
+            self._group.close()
+
+    # What the original tunes, and this library does not need.
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True: every format is there."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Kept, and without effect: the grid of a kernel follows the size of the call."""
+        if new_num_sms % 2:
+            raise InvalidArgumentError(f"set_num_sms: {new_num_sms}, must be even")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """A Config; it has no effect."""
+        del num_ranks
+        return Config(Buffer.num_sms)
+
+    get_combine_config = get_dispatch_config
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event behind what the current stream has so far."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+        """Bytes that the original registers, by its own formula. No call here needs the number."""
+        return low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    def get_comm_stream(self) -> Any:
+        """torch's current stream: calls work in the stream of the caller."""
+        import torch  # pylint: disable=import-outside-toplevel
+
+        return torch.cuda.current_stream()
+
+    def get_local_buffer_tensor(self, *_: Any, **__: Any) -> Any:
+        """Not supported: windows hold several exchanges, whose layouts are internal."""
+        raise NotSupportedError("get_local_buffer_tensor: windows are internal, must not be read; use what the calls return")
+
+    # Low latency.
+
+    def low_latency_dispatch(self, x: Any, topk_idx: Any, num_max_dispatch_tokens_per_rank: int, num_experts: int,
+                             cumulative_local_expert_recv_stats: Any = None, dispatch_wait_recv_cost_stats: Any = None,
+                             use_fp8: bool = True, round_scale: bool = False, use_ue8m0: bool = False,
+                             async_finish: bool = False, return_recv_hook: bool = False, *, use_nvfp4: bool = False,
+                             x_global_scale: Any = None, topk_weights: Any = None) -> tuple:
+        """Sends each token to its experts; L local experts, C = ranks * num_max_dispatch_tokens_per_rank.
+
+        Returns (recv_x, recv_count, handle, event, hook): recv_x is [L, C, H] bf16, or with use_fp8 the pair
+        (e4m3 [L, C, H], scales f32 [L, C, H / 128], or i32 [L, C, H / 512] with use_ue8m0; column-major), or
+        with use_nvfp4 the pair (u8 [C, H / 2, L], e4m3 [32, 4, C / 128, 4, H / 64, L]). recv_count is i32 [L].
+        With topk_weights the handle's `recv_topk_weights` and `recv_src_rank`, [L, C], are there too. `hook`
+        is None without return_recv_hook; until it has run, the contents of the tensors are undefined.
+        """
+        if self._low_latency is None:
+            self._low_latency = LowLatencyBuffer(self._group, device_of(x))
+        call = self._low_latency.dispatch(
+            x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=use_fp8 and not use_nvfp4, round_scale=round_scale,
+            use_ue8m0=use_ue8m0, use_nvfp4=use_nvfp4, x_global_scale=x_global_scale, topk_weights=topk_weights,
+            recv_stats=cumulative_local_expert_recv_stats, wait_stats=dispatch_wait_recv_cost_stats, async_finish=async_finish,
+            return_recv_hook=return_recv_hook)
+        recv_x, scales = like(call.recv_x, x), like(call.scales, x)
+        if use_nvfp4:
+            recv_x, scales = permuted(recv_x, (1, 2, 0)), permuted(scales, (3, 4, 1, 5, 2, 0))
+        handle = LowLatencyHandle((like(call.src_info, x), like(call.layout_range, x), num_max_dispatch_tokens_per_rank,
+                                   x.shape[1], num_experts))
+        handle.call = call
+        handle.recv_topk_weights, handle.recv_src_rank = like(call.recv_topk_weights, x), like(call.recv_src_rank, x)
+        return ((recv_x, scales) if scales is not None else recv_x, like(call.recv_count, x), handle,
+                event_of(call.event, async_finish), call.receive if return_recv_hook else None)
+
+    def low_latency_combine(self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, use_logfmt: bool = False,
+                            zero_copy: bool = False, async_finish: bool = False, return_recv_hook: bool = False, out: Any = None,
+                            combine_wait_recv_cost_stats: Any = None) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
+        """Returns (combined_x, event, hook): bf16 [T, H], the weighted sum of each token's rows.
+
+        x [L, C, H] bf16, one row per received row. With zero_copy the rows are read from what
+        get_next_low_latency_combine_buffer returned for this handle, and travel like any others.
+        """
+        if combine_wait_recv_cost_stats is not None:
+            raise refuse("low_latency_combine", "combine_wait_recv_cost_stats", "waits of a combine are not measured")
+        if self._low_latency is None:
+            raise InvalidArgumentError("low_latency_combine: nothing was dispatched, must follow low_latency_dispatch")
+        if zero_copy and not handle.has_combine_buffer:
+            raise InvalidArgumentError("low_latency_combine: zero_copy is set, but get_next_low_latency_combine_buffer was not called "
+                                       "for this handle; call it and write the rows there")
+        call = self._low_latency.combine(x, topk_idx, topk_weights, handle.call, use_logfmt=use_logfmt, zero_copy=zero_copy, out=out,
+                                         async_finish=async_finish, return_recv_hook=return_recv_hook)
+        return (out if out is not None else like(call.combined_x, x), event_of(call.event, async_finish),
+                call.receive if return_recv_hook else None)
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Any:
+        """[L, C, H] bf16 for results, to be used with zero_copy."""
+        if self._low_latency is None:
+            raise InvalidArgumentError("get_next_low_latency_combine_buffer: nothing was dispatched, must follow low_latency_dispatch")
+        rows = like(self._low_latency.combine_buffer(handle.call), handle[0])
+        handle.has_combine_buffer = True
+        return rows
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """A barrier: windows never need cleaning."""
+        del num_max_dispatch_tokens_per_rank, hidden, num_experts
+        self._group.barrier()
+
+    def low_latency_update_mask_buffer(self, rank: int, mask: bool = False) -> None:
+        """Does nothing while nobody is masked; masking a rank is not supported."""
+        if mask:
+            raise NotSupportedError(f"low_latency_update_mask_buffer: rank {rank} is to be masked, but {_MASKS}")
+
+    def low_latency_query_mask_buffer(self, mask_status: Any) -> None:
+        """Fills the mask, i32 [P], with 0: nobody is masked."""
+        if tuple(mask_status.shape) != (self.group_size,):
+            raise InvalidArgumentError(f"low_latency_query_mask_buffer: mask_status has the shape {tuple(mask_status.shape)}, "
+                                       f"must be ({self.group_size},)")
+        mask_status[:] = 0
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Does nothing: nobody is masked."""
+
+    # High throughput.
+
+    def get_dispatch_layout(self, topk_idx: Any, num_experts: int, previous_event: EventOverlap | None = None,
+                            async_finish: bool = False, allocate_on_comm_stream: bool = False) -> tuple:
+        """Returns (num_tokens_per_rank i32 [P], None, num_tokens_per_expert i32 [E], is_token_in_rank bool [T, P], event).
+        dispatch does not need them. Not collective."""
+        del allocate_on_comm_stream
+        wait_for(previous_event)
+        if self._throughput is None:
+            self._grow(device_of(topk_idx), max(self._bound, _LEAST_TOKENS))
+        layout = self._throughput.get_layout(topk_idx, num_experts)
+        return (like(layout.num_tokens_per_rank, topk_idx), None, like(layout.num_tokens_per_expert, topk_idx),
+                as_bool(like(layout.is_token_in_rank, topk_idx)), event_of(layout.event, async_finish))
+
+    def dispatch(self, x: Any, handle: HighThroughputHandle | None = None, num_tokens_per_rank: Any = None,
+                 num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Any = None, num_tokens_per_expert: Any = None,
+                 topk_idx: Any = None, topk_weights: Any = None, expert_alignment: int = 1, num_worst_tokens: int = 0,
+                 config: Config | None = None, previous_event: EventOverlap | None = None, async_finish: bool = False,
+                 allocate_on_comm_stream: bool = False) -> tuple:
+        """Sends each token once to every rank that holds one of its experts.
+
+        x is bf16 [T, H], or (e4m3 [T, H], scales [T, S]). Returns (recv_x, recv_topk_idx, recv_topk_weights,
+        num_recv_tokens_per_expert_list, handle, event); with a handle the middle four are None. Of the layout
+        tensors only num_tokens_per_expert counts: its length is the number of experts.
+        """
+        del num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, config, allocate_on_comm_stream
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        wait_for(previous_event)
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise InvalidArgumentError("dispatch: topk_idx or topk_weights is given with a handle, which has the routing; pass neither")
+            call = handle.buffer.dispatch_again(rows, handle.call, x_scales=scales)
+            return self._received(call, rows, scales), None, None, None, None, event_of(call.event, async_finish)
+        if topk_idx is None or num_tokens_per_expert is None:
+            raise InvalidArgumentError("dispatch: topk_idx or num_tokens_per_expert is absent, must both be given without a handle")
+        self._reserve(rows, num_worst_tokens)
+        call = self._throughput.dispatch(rows, topk_idx, num_tokens_per_expert.shape[0], x_scales=scales, topk_weights=topk_weights,
+                                         expert_alignment=expert_alignment, num_worst_tokens=num_worst_tokens)
+        return (self._received(call, rows, scales), like(call.recv_topk_idx, topk_idx), like(call.recv_topk_weights, topk_idx),
+                call.counts, HighThroughputHandle(self._throughput, call), event_of(call.event, async_finish))
+
+    def combine(self, x: Any, handle: HighThroughputHandle, topk_weights: Any = None, bias: Any = None, config: Config | None = None,
+                previous_event: EventOverlap | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) -> tuple:
+        """Returns (combined_x bf16 [T, H], combined_topk_weights f32 [T, K] or None, event).
+
+        combined_x[t] = bias + one row from each rank that received the token, in f32, rounded once. `bias`
+        is bf16 [T, H], a pair of them, or None.
+        """
+        del config, allocate_on_comm_stream
+        wait_for(previous_event)
+        terms = [] if bias is None else [one for one in bias if one is not None] if isinstance(bias, tuple) else [bias]
+        call = handle.buffer.combine(x, handle.call, topk_weights=topk_weights, bias=terms)
+        return like(call.combined_x, x), like(call.combined_topk_weights, x), event_of(call.event, async_finish)
+
+    def internode_dispatch(self, *_: Any, **__: Any) -> Any:
+        """Not supported: ranks are on one host."""
+        raise NotSupportedError("internode_dispatch: ranks are on one host, must be dispatched to with dispatch")
+
+    def internode_combine(self, *_: Any, **__: Any) -> Any:
+        """Not supported: ranks are on one host."""
+        raise NotSupportedError("internode_combine: ranks are on one host, must be combined with combine")
+
+    @staticmethod
+    def _received(call: Any, rows: Any, scales: Any) -> Any:
+        return like(call.recv_x, rows) if scales is None else (like(call.recv_x, rows), like(call.scales, scales))
+
+    def _reserve(self, rows: Any, num_worst_tokens: int) -> None:
+        """Windows for this call: what every rank computes is the same."""
+        if self._bound:
+            needed = self._bound
+        elif num_worst_tokens:
+            needed = -(-num_worst_tokens // self.group_size)
+        else:
+            needed = self._largest(rows.shape[0])
+        if self._throughput is None or needed > self._max_tokens:
+            tokens = needed if self._bound else max(_LEAST_TOKENS, 1 << (needed - 1).bit_length())
+            self._grow(device_of(rows), tokens)
+
+    def _grow(self, device: Any, max_tokens: int) -> None:
+        # The old windows live as long as their handles.
+        self._throughput, self._max_tokens = HighThroughputBuffer(self._group, device, max_tokens, 2), max_tokens

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepEP's Python module: the same names, arguments, tuples, shapes, strides and dtypes, on CPUs and GPUs.
+
+    from switchyard.compat import deep_ep             # or switchyard.compat.install(); import deep_ep
+
+    buffer = deep_ep.Buffer(group, low_latency_mode=True)
+    recv_x, recv_count, handle, event, hook = buffer.low_latency_dispatch(
+        x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=False, return_recv_hook=True)
+    hook()
+    combined_x, event, hook = buffer.low_latency_combine(y, topk_idx, topk_weights, handle)
+
+Groups are those of torch, mpi4py or switchyard. Received rows are memory of the library: valid until the
+combine of their handle, instead of for good.
+"""
+from switchyard.compat._deep_ep_buffer import Buffer
+from switchyard.compat._deep_ep_values import Config, EventHandle, EventOverlap
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compat modules with tensors of torch, on CPUs and, where there is one per rank or one for all, on GPUs."""
+import pytest
+
+import switchyard
+from switchyard import run_local
+from switchyard.compat import deep_ep
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+P, E, K, H, T = 2, 4, 2, 512, 4
+HAS_GPU = switchyard.num_cuda_devices() > 0 and torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason="no GPU, or torch or this build has no CUDA"))]
+
+
+def batch(rank, device):
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randint(-8, 8, (T, H), generator=generator).to(torch.bfloat16)
+    ids = torch.stack([torch.randperm(E, generator=generator)[:K] for _ in range(T)])
+    return x.to(device), ids.to(device), torch.full((T, K), 0.5, device=device)
+
+
+def place(device, group):
+    return torch.device("cpu") if device == "cpu" else torch.device("cuda", group.default_gpu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_low_latency(device):
+    def rank(group):
+        x, ids, weights = batch(group.rank, place(device, group))
+        buffer = deep_ep.Buffer(group, low_latency_mode=True)
+        recv_x, count, handle, _, hook = buffer.low_latency_dispatch(x, ids, T, E, use_fp8=False, return_recv_hook=True)
+        hook()
+        assert recv_x.dtype == torch.bfloat16 and recv_x.shape == (E // P, P * T, H) and recv_x.device == x.device
+        assert count.dtype == torch.int32 and handle[1].dtype == torch.int64 and handle[0].device == x.device
+        out, event, _ = buffer.low_latency_combine(recv_x.clone(), ids, weights, handle, async_finish=True)
+        event.current_stream_wait()
+        assert torch.equal(out, x)
+        (q, scales), count, handle, _, _ = buffer.low_latency_dispatch(x, ids, T, E)
+        assert q.dtype == torch.float8_e4m3fn and scales.stride() == (H // 128 * P * T, 1, P * T)
+        back = (q.float().view(*q.shape[:2], H // 128, 128) * scales.unsqueeze(-1)).view(q.shape).to(torch.bfloat16)
+        out, _, _ = buffer.low_latency_combine(back, ids, weights, handle)
+        assert (out.float() - x.float()).abs().max() < 0.5
+
+    run_local(P, rank)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_high_throughput(device):
+    def rank(group):
+        x, ids, weights = batch(group.rank, place(device, group))
+        buffer = deep_ep.Buffer(group)
+        per_rank, _, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(ids, E)
+        assert is_in_rank.dtype == torch.bool and torch.equal(is_in_rank.sum(0), per_rank)
+        recv_x, recv_ids, recv_weights, counts, handle, _ = buffer.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=is_in_rank, num_tokens_per_expert=per_expert, topk_idx=ids, topk_weights=weights)
+        assert sum(counts) == int((recv_ids >= 0).sum()) and len(recv_x) == len(recv_ids)
+        y = (recv_x * torch.where(recv_ids >= 0, recv_weights, 0).sum(1, keepdim=True)).to(torch.bfloat16)
+        out, out_weights, _ = buffer.combine(y, handle, topk_weights=recv_weights)
+        assert torch.equal(out, x) and torch.equal(out_weights, weights)
+        gradient, *_ = buffer.dispatch(x, handle=handle)
+        assert gradient.dtype == torch.bfloat16 and gradient.shape == recv_x.shape
+
+    run_local(P, rank)
