@@ -2,6 +2,7 @@
 """Helpers that several tests share."""
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,8 @@ import textwrap
 import pytest
 
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # ranks that are threads share a GPU (docs/gpu.md)
+# Background jobs of a shell ignore it, and so would every program that these tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
