@@ -81,6 +81,7 @@ struct PyEvent {
 void bind_compat_event(nb::module_& m);
 void bind_compat_low_latency(nb::module_& m);
 void bind_compat_buffer(nb::module_& m);
+void bind_compat_elastic(nb::module_& m);
 void bind_compat_flashinfer(nb::module_& m);
 
 }  // namespace switchyard::python

@@ -32,6 +32,7 @@ void bind_compat(nb::module_& m) {
   bind_compat_event(m);
   bind_compat_low_latency(m);
   bind_compat_buffer(m);
+  bind_compat_elastic(m);
   bind_compat_flashinfer(m);
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 import switchyard
 from switchyard import run_local
-from switchyard.compat import deep_ep
+from switchyard.compat import deep_ep, flashinfer
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -60,5 +60,45 @@ def test_high_throughput(device):
         assert torch.equal(out, x) and torch.equal(out_weights, weights)
         gradient, *_ = buffer.dispatch(x, handle=handle)
         assert gradient.dtype == torch.bfloat16 and gradient.shape == recv_x.shape
+
+    run_local(P, rank)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("expands", [False, True])
+def test_elastic(device, expands):
+    def rank(group):
+        x, ids, weights = batch(group.rank, place(device, group))
+        buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=T)
+        stats = torch.zeros(E // P, dtype=torch.int32, device=x.device)
+        recv_x, recv_ids, recv_weights, handle, _ = buffer.dispatch(
+            x, ids, weights, cumulative_local_expert_recv_stats=stats, num_experts=E, do_expand=expands, do_zero_padding=expands)
+        assert stats.tolist() == handle.num_recv_tokens_per_expert_list and torch.equal(handle.topk_idx, ids)
+        if not expands:
+            recv_weights = torch.where(recv_ids >= 0, recv_weights, 0).sum(1)
+        out, _, _ = buffer.combine((recv_x * recv_weights[:, None]).to(torch.bfloat16), handle)
+        assert out.device == x.device and torch.equal(out, x)
+
+    run_local(P, rank)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_flashinfer(device):
+    def rank(group):
+        x, ids, weights = batch(group.rank, place(device, group))
+        ids = ids.to(torch.int32)
+        moe = flashinfer.MoeAlltoAll(group, T, K, E)
+        rows, row_ids, row_weights = moe.dispatch(ids, [x, ids, weights], T, invalid_token_expert_id=-1, expert_id_payload_index=1)
+        local = torch.where(row_ids // (E // P) == group.rank, row_weights, 0).sum(-1, keepdim=True)
+        payload = moe.get_combine_payload_tensor_in_workspace(T, H, torch.bfloat16)
+        payload.copy_(rows * local)
+        assert torch.equal(moe.combine(payload, T), x)
+        workspace = flashinfer.MnnvlMoe.get_moe_workspaces(group)
+        info, row_ids, row_weights, statics = flashinfer.MnnvlMoe.mnnvl_moe_alltoallv_prepare_without_allgather(
+            ids, weights, None, workspace, T, group.rank, P, E, E, K)
+        rows = flashinfer.MnnvlMoe.mnnvl_moe_alltoallv(x, info, workspace, group.rank, P)
+        local = torch.where(row_ids < E, row_weights, 0).sum(-1, keepdim=True)
+        out = flashinfer.MnnvlMoe.mnnvl_moe_alltoallv_combine((rows * local).to(x.dtype), info, workspace, group.rank, P, K, T)
+        assert statics is None and out.device == x.device and torch.equal(out, x)
 
     run_local(P, rank)

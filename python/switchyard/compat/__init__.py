@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules with the names, arguments and results of others: ``deep_ep``.
+"""Modules with the names, arguments and results of others: ``deep_ep`` and ``flashinfer``.
 
 Import them from here, or call ``install()`` once and leave the imports of a program as they are. Arrays are
 tensors of torch, arrays of numpy (with ml_dtypes) or ``switchyard.Tensor``, on CPUs or GPUs; results are of
-the kind that went in. docs/coming_from.md lists what differs.
+the kind that went in. docs/from_deep_ep.md and docs/from_flashinfer.md list what differs.
 """
 import importlib
 import sys
 
-_MODULES = {"deep_ep": "deep_ep"}
+_MODULES = {"deep_ep": "deep_ep", "flashinfer.comm": "flashinfer"}
 
 
 def install(*names: str) -> None:
-    """Makes modules importable under their original names: "deep_ep", which is also the default.
+    """Makes modules importable under their original names: "deep_ep", "flashinfer.comm"; none: "deep_ep".
 
-    Raises ImportError when another module of that name has been imported.
+    Raises ImportError when another module of that name has been imported. ``flashinfer.comm`` without the
+    package flashinfer also makes an empty ``flashinfer``.
     """
     for name in names or ("deep_ep",):
         if name not in _MODULES:
@@ -22,3 +23,16 @@ def install(*names: str) -> None:
         module = importlib.import_module(f"switchyard.compat.{_MODULES[name]}")
         if sys.modules.setdefault(name, module) is not module:
             raise ImportError(f"install: another {name} is imported already; call install() before the first import of it")
+        package, _, part = name.rpartition(".")
+        if package:
+            parent = sys.modules.get(package) or _import_or_make(package)
+            setattr(parent, part, module)
+
+
+def _import_or_make(package: str):
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        made = type(sys)(package, f"Made by switchyard.compat.install(): {package} is not installed.")
+        made.__path__ = []
+        return sys.modules.setdefault(package, made)

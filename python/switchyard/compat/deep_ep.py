@@ -13,6 +13,7 @@ Groups are those of torch, mpi4py or switchyard. Received rows are memory of the
 combine of their handle, instead of for good.
 """
 from switchyard.compat._deep_ep_buffer import Buffer
+from switchyard.compat._deep_ep_elastic import ElasticBuffer, EPHandle
 from switchyard.compat._deep_ep_values import Config, EventHandle, EventOverlap
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
+__all__ = ["Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap"]

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// deep_ep.ElasticBuffer.
+
+#include "switchyard/compat/deep_ep/elastic_buffer.h"
+
+#include "compat.h"
+
+#include <nanobind/stl/vector.h>
+
+namespace switchyard::python {
+namespace {
+
+using deep_ep::ElasticBuffer;
+using deep_ep::EPHandle;
+using PyElastic = PyCompat<ElasticBuffer>;
+using PyElasticDispatched = PyResult<ElasticBuffer, deep_ep::ElasticDispatched>;
+using PyElasticCombined = PyResult<ElasticBuffer, deep_ep::ElasticCombined>;
+constexpr const char* kName = "ElasticBuffer";
+
+// Keywords of a dispatch without a handle; `sf` and topk_weights are arguments of both.
+deep_ep::ElasticDispatchOptions options_from(const nb::dict& keywords) {
+  deep_ep::ElasticDispatchOptions options;
+  options.num_max_tokens_per_rank = nb::cast<std::int64_t>(keywords["num_max_tokens_per_rank"]);
+  options.expert_alignment = nb::cast<std::int64_t>(keywords["expert_alignment"]);
+  options.do_expand = nb::cast<bool>(keywords["do_expand"]);
+  options.do_cpu_sync = nb::cast<bool>(keywords["do_cpu_sync"]);
+  options.do_zero_padding = nb::cast<bool>(keywords["do_zero_padding"]);
+  options.use_tma_aligned_col_major_sf = nb::cast<bool>(keywords["use_tma_aligned_col_major_sf"]);
+  return options;  // do_handle_copy stays: the caller's ids need not outlive the handle
+}
+
+PyElasticDispatched dispatch(const PyElastic& self, nb::handle x, nb::handle topk_idx,
+                             std::int32_t num_experts, nb::handle sf, nb::handle topk_weights,
+                             const nb::dict& keywords, nb::handle stream_argument) {
+  const auto buffer = self.live(kName);
+  const Exclusive call = self.call(kName);
+  Arrays arrays(stream_argument);
+  const TensorView tokens = arrays.in(x, "dispatch: x");
+  const TensorView ids = arrays.in(topk_idx, "dispatch: topk_idx");
+  deep_ep::ElasticDispatchOptions options = options_from(keywords);
+  options.sf = arrays.in(sf, "dispatch: sf");
+  options.topk_weights = arrays.in(topk_weights, "dispatch: topk_weights");
+  const Stream stream = arrays.stream(self.device);
+  return {buffer,
+          without_gil([&] { return buffer->dispatch(tokens, ids, num_experts, stream, options); }),
+          stream};
+}
+
+PyElasticDispatched dispatch_again(const PyElastic& self, nb::handle x,
+                                   const PyElasticDispatched& earlier, nb::handle sf,
+                                   nb::handle topk_weights, nb::handle stream_argument) {
+  const auto buffer = self.live(kName);
+  const Exclusive call = self.call(kName);
+  Arrays arrays(stream_argument);
+  const TensorView tokens = arrays.in(x, "dispatch: x");
+  const TensorView scales = arrays.in(sf, "dispatch: sf");
+  const TensorView weights = arrays.in(topk_weights, "dispatch: topk_weights");
+  const Stream stream = arrays.stream(self.device);
+  return {buffer, without_gil([&] {
+            return buffer->dispatch(tokens, earlier->handle, stream, scales, weights);
+          }),
+          stream};
+}
+
+PyElasticCombined combine(const PyElastic& self, nb::handle x,
+                          const PyElasticDispatched& dispatched, nb::handle topk_weights,
+                          const std::vector<nb::object>& bias, nb::handle stream_argument) {
+  const auto buffer = self.live(kName);
+  const Exclusive call = self.call(kName);
+  Arrays arrays(stream_argument);
+  const TensorView rows = arrays.in(x, "combine: x");
+  const TensorView weights = arrays.in(topk_weights, "combine: topk_weights");
+  std::vector<TensorView> terms;
+  for (const nb::object& term : bias) terms.push_back(arrays.in(term, "combine: bias"));
+  const Stream stream = arrays.stream(self.device);
+  return {buffer, without_gil([&] {
+            return buffer->combine(rows, dispatched->handle, stream, weights, terms);
+          }),
+          stream};
+}
+
+template <typename T>
+PyEvent event_of(const T& self) {
+  return {self->event, self.stream().device()};
+}
+
+void bind_results(nb::module_& m) {
+  using Self = PyElasticDispatched;
+  const auto tensor = [](auto member) {
+    return [member](const Self& self) { return self.tensor((*self->handle).*member); };
+  };
+  const auto value = [](auto member) {
+    return [member](const Self& self) { return (*self->handle).*member; };
+  };
+  nb::class_<Self>(m, "ElasticDispatched")
+      .def_prop_ro("recv_x", [](const Self& self) { return self.tensor(self->recv_x); })
+      .def_prop_ro("recv_sf", [](const Self& self) { return self.tensor(self->recv_sf); })
+      .def_prop_ro("recv_topk_idx",
+                   [](const Self& self) { return self.tensor(self->recv_topk_idx); })
+      .def_prop_ro("recv_topk_weights",
+                   [](const Self& self) { return self.tensor(self->recv_topk_weights); })
+      .def_prop_ro("event", &event_of<Self>)
+      .def_prop_ro("num_max_tokens_per_rank", value(&EPHandle::num_max_tokens_per_rank))
+      .def_prop_ro("num_recv_tokens", value(&EPHandle::num_recv_tokens))
+      .def_prop_ro("num_expanded_tokens", value(&EPHandle::num_expanded_tokens))
+      .def_prop_ro("num_recv_tokens_per_expert_list",
+                   value(&EPHandle::num_recv_tokens_per_expert_list))
+      .def_prop_ro("topk_idx", tensor(&EPHandle::topk_idx))
+      .def_prop_ro("psum_num_recv_tokens_per_scaleup_rank",
+                   tensor(&EPHandle::psum_num_recv_tokens_per_scaleup_rank))
+      .def_prop_ro("psum_num_recv_tokens_per_expert",
+                   tensor(&EPHandle::psum_num_recv_tokens_per_expert))
+      .def_prop_ro("num_unaligned_recv_tokens_per_expert",
+                   tensor(&EPHandle::num_unaligned_recv_tokens_per_expert))
+      .def_prop_ro("recv_src_metadata", tensor(&EPHandle::recv_src_metadata))
+      .def_prop_ro("dst_buffer_slot_idx", tensor(&EPHandle::dst_buffer_slot_idx));
+  nb::class_<PyElasticCombined>(m, "ElasticCombined")
+      .def_prop_ro("combined_x",
+                   [](const PyElasticCombined& self) { return self.tensor(self->combined_x); })
+      .def_prop_ro(
+          "combined_topk_weights",
+          [](const PyElasticCombined& self) { return self.tensor(self->combined_topk_weights); })
+      .def_prop_ro("event", &event_of<PyElasticCombined>);
+}
+
+}  // namespace
+
+void bind_compat_elastic(nb::module_& m) {
+  bind_results(m);
+  nb::class_<PyElastic>(m, "ElasticCalls",
+                        "What is behind switchyard.compat.deep_ep.ElasticBuffer.")
+      .def(
+          "__init__",
+          [](PyElastic* self, const PyGroup& group, nb::handle device, std::int64_t max_tokens,
+             bool allow_multiple_reduction) {
+            new (self) PyElastic(make_compat<ElasticBuffer>(
+                group, device,
+                deep_ep::ElasticBufferOptions{
+                    .num_max_tokens_per_rank = max_tokens,
+                    .allow_multiple_reduction = allow_multiple_reduction}));
+          },
+          nb::arg("group"), nb::arg("device"), nb::arg("max_tokens"),
+          nb::arg("allow_multiple_reduction"),
+          nb::sig("def __init__(self, group: Group, device: DeviceLike, max_tokens: int, "
+                  "allow_multiple_reduction: bool) -> None"))
+      .def("dispatch", &dispatch, nb::arg("x"), nb::arg("topk_idx"), nb::arg("num_experts"),
+           nb::arg("sf").none(), nb::arg("topk_weights").none(), nb::arg("options"),
+           nb::arg("stream").none() = nb::none())
+      .def("dispatch_again", &dispatch_again, nb::arg("x"), nb::arg("earlier"),
+           nb::arg("sf").none(), nb::arg("topk_weights").none(),
+           nb::arg("stream").none() = nb::none())
+      .def("combine", &combine, nb::arg("x"), nb::arg("dispatched"), nb::arg("topk_weights").none(),
+           nb::arg("bias"), nb::arg("stream").none() = nb::none())
+      .def("close", [](PyElastic& self) { self.object.close(); });
+}
+
+}  // namespace switchyard::python

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flashinfer.comm.MoeAlltoAll."""
+from __future__ import annotations
+
+from typing import Any
+
+from switchyard import InvalidArgumentError, Tensor
+from switchyard._native import OneSidedAllToAll, one_sided_workspace_size
+from switchyard.compat._arrays import device_of, like, refuse
+from switchyard.compat._flashinfer_ranks import ranks_of
+
+_MASK = "without the rows of a masked rank a result would look complete; a rank that does not come ends the group"
+
+
+class MoeAlltoAll:
+    """Several payloads in one dispatch, then exactly one combine. Every rank makes the same calls.
+
+    Memory is the library's, taken at the first call of each row size; `workspace_size_per_rank`,
+    `hidden_size` and `mnnvl_config` are accepted and ignored.
+    """
+
+    def __init__(self, mapping: Any, max_num_tokens: int, top_k: int, num_experts: int, workspace_size_per_rank: int | None = None,
+                 hidden_size: int | None = None, mnnvl_config: Any = None, enable_rank_mask: bool = False):
+        del workspace_size_per_rank, hidden_size, mnnvl_config
+        if enable_rank_mask:
+            raise refuse("MoeAlltoAll", "enable_rank_mask", _MASK)
+        self._group = ranks_of(mapping)
+        self.ep_rank, self.ep_size = self._group.rank, self._group.size
+        self.max_num_tokens, self.top_k, self.num_experts = max_num_tokens, top_k, num_experts
+        self._native: OneSidedAllToAll | None = None
+        self._tokens: int | None = None  # of the dispatch that waits for its combine
+        self._runtime_max = 0
+
+    @staticmethod
+    def get_moe_workspace_size_per_rank(ep_size: int, top_k: int, max_num_tokens: int, hidden_size: int,
+                                        extra_payload_bytes_per_token: int = 0) -> int:
+        """Bytes that the original wants for bf16 rows, ids, weights and extra payloads, without its control
+        words. No call here needs the number."""
+        return one_sided_workspace_size(ep_size, max_num_tokens, hidden_size * 2 + top_k * 8 + extra_payload_bytes_per_token,
+                                        hidden_size * 2, 0)
+
+    def dispatch(self, token_selected_experts: Any, input_payloads: list[Any], runtime_max_tokens_per_rank: int,
+                 invalid_token_expert_id: int | None = None, expert_id_payload_index: int | None = None,
+                 active_rank_mask: Any = None) -> list[Any]:
+        """[P, runtime_max_tokens_per_rank, ...] for each payload: the n-th token from rank s is at (s, n).
+
+        token_selected_experts  [T, K] i32; negative: none
+        input_payloads          [T, cols] each, any dtype, contiguous
+        invalid_token_expert_id written into the ids of rows without a token; expert_id_payload_index says
+                                which payload has the ids
+
+        Valid until combine.
+        """
+        if active_rank_mask is not None:
+            raise refuse("dispatch", "active_rank_mask", _MASK)
+        if invalid_token_expert_id is not None and expert_id_payload_index is None:
+            raise InvalidArgumentError("dispatch: invalid_token_expert_id is given without expert_id_payload_index, must come with it")
+        if self._native is None:
+            self._native = OneSidedAllToAll(self._group, device_of(token_selected_experts), self.max_num_tokens, self.top_k, self.num_experts)
+        received = self._native.dispatch(token_selected_experts, input_payloads, runtime_max_tokens_per_rank, invalid_token_expert_id,
+                                         expert_id_payload_index or 0)
+        self._tokens, self._runtime_max = token_selected_experts.shape[0], runtime_max_tokens_per_rank
+        return [like(rows, sent) for rows, sent in zip(received, input_payloads)]
+
+    @property
+    def recv_counts(self) -> Tensor:
+        """i32 [P]: tokens from each rank in the last dispatch. An addition."""
+        if self._native is None:
+            raise InvalidArgumentError("recv_counts: nothing was dispatched, must follow a dispatch")
+        return self._native.recv_counts
+
+    def combine(self, payload: Any, runtime_max_tokens_per_rank: int, payload_in_workspace: bool = False, *, output_dtype: Any = None,
+                output_scales: Any = None, use_low_precision: bool = False, active_rank_mask: Any = None) -> Any:
+        """[T, H] of the payload's dtype: for each token the sum of one row from each rank that received it.
+
+        payload [P, runtime_max_tokens_per_rank, H] bf16, f16 or f32, weighted by the caller. Rows are read
+        where they are, so payload_in_workspace changes nothing.
+        """
+        del payload_in_workspace
+        for name, value, why in (("output_dtype", output_dtype, "results have the dtype of the rows; quantize them with switchyard.quantize"),
+                                 ("output_scales", output_scales, "results are not quantized"),
+                                 ("use_low_precision", use_low_precision or None, "rows return in their own dtype"),
+                                 ("active_rank_mask", active_rank_mask, _MASK)):
+            if value is not None:
+                raise refuse("combine", name, why)
+        if self._tokens is None:
+            raise InvalidArgumentError("combine: nothing was dispatched since the last combine, must follow a dispatch")
+        if runtime_max_tokens_per_rank != self._runtime_max:
+            raise InvalidArgumentError(f"combine: runtime_max_tokens_per_rank is {runtime_max_tokens_per_rank}, "
+                                       f"must be {self._runtime_max} as in the dispatch")
+        output = like(self._native.combine(payload), payload)
+        self._tokens = None
+        return output
+
+    def get_combine_payload_tensor_in_workspace(self, runtime_max_tokens_per_rank: int, hidden_size: int, dtype: Any) -> Any:
+        """New memory [P, runtime_max_tokens_per_rank, hidden_size]: combine takes rows from any."""
+        if self._native is None:
+            raise InvalidArgumentError("get_combine_payload_tensor_in_workspace: nothing was dispatched, must follow a dispatch")
+        shape = (self.ep_size, runtime_max_tokens_per_rank, hidden_size)
+        if type(dtype).__module__ == "torch":
+            import torch  # pylint: disable=import-outside-toplevel
+
+            return torch.empty(shape, dtype=dtype, device=str(self.recv_counts.device))
+        return Tensor(shape, dtype, self.recv_counts.device)
+
+    def close(self) -> None:
+        """Frees the windows. An addition."""
+        if self._native is not None:
+            self._native.close()

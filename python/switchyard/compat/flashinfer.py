@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's MoE all-to-all: the classes MoeAlltoAll (one-sided) and MnnvlMoe (two-sided) of flashinfer.comm.
+
+    from switchyard.compat import flashinfer          # or switchyard.compat.install("flashinfer.comm")
+
+    moe = flashinfer.MoeAlltoAll(mapping, max_num_tokens, top_k, num_experts, hidden_size=hidden)
+    x, ids, weights = moe.dispatch(ids, [x, ids, weights], runtime_max_tokens_per_rank,
+                                   invalid_token_expert_id=-1, expert_id_payload_index=1)
+    output = moe.combine(rows, runtime_max_tokens_per_rank)
+
+`mapping` says which rank this is; the ranks themselves are those of `use_group`, or else of torch's default
+process group. A group may also stand in the place of the mapping. The functions moe_a2a_* are not here.
+"""
+from switchyard.compat._flashinfer_one_sided import MoeAlltoAll
+from switchyard.compat._flashinfer_ranks import Mapping, use_group
+from switchyard.compat._flashinfer_two_sided import MnnvlMoe, MoEAlltoallInfo, Workspace
+
+__all__ = ["Mapping", "MnnvlMoe", "MoEAlltoallInfo", "MoeAlltoAll", "Workspace", "use_group"]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""switchyard.compat.flashinfer on threads and numpy arrays, against plain numpy."""
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import switchyard
+from switchyard import InvalidArgumentError, NotSupportedError, run_local
+from switchyard.compat import flashinfer
+
+P, E, K, H, MAX = 3, 12, 2, 32, 6
+L = E // P
+TOKENS = [5, 0, 6]
+BF16 = ml_dtypes.bfloat16
+
+
+def batch(rank):
+    random = np.random.default_rng(rank + 10)
+    num = TOKENS[rank]
+    x = random.integers(-8, 8, (num, H)).astype(BF16)
+    ids = np.array([random.permutation(E)[:K] for _ in range(num)], np.int32).reshape(num, K)
+    return x, ids, (random.integers(1, 5, (num, K)) / 4).astype(np.float32)
+
+
+BATCHES = [batch(rank) for rank in range(P)]
+
+
+def tokens_from(source, rank):
+    return [t for t in range(TOKENS[source]) if any(i // L == rank for i in BATCHES[source][1][t])]
+
+
+def times_ranks(rank):
+    x, ids, _ = BATCHES[rank]
+    return x.astype(np.float32) * np.array([[len({i // L for i in row})] for row in ids]).reshape(-1, 1)
+
+
+@pytest.mark.parametrize("runtime_max", [MAX, MAX + 2])
+def test_one_sided(runtime_max):
+    def rank(group):
+        x, ids, weights = BATCHES[group.rank]
+        flashinfer.use_group(group)
+        moe = flashinfer.MoeAlltoAll(flashinfer.Mapping(world_size=P, rank=group.rank), MAX + 2, K, E, hidden_size=H)
+        for _ in range(2):
+            rows, row_ids, row_weights = moe.dispatch(ids, [x, ids, weights], runtime_max, invalid_token_expert_id=-1,
+                                                      expert_id_payload_index=1)
+            assert rows.shape == (P, runtime_max, H) and rows.dtype == BF16 and row_ids.dtype == np.int32
+            for s in range(P):
+                tokens = tokens_from(s, group.rank)
+                assert moe.recv_counts.numpy()[s] == len(tokens)
+                for sent, got in zip(BATCHES[s], (rows, row_ids, row_weights)):
+                    np.testing.assert_array_equal(got[s, :len(tokens)], sent[tokens])
+                assert (row_ids[s, len(tokens):] == -1).all()
+            with pytest.raises(InvalidArgumentError, match="combine first"):
+                moe.dispatch(ids, [x], runtime_max)
+            with pytest.raises(InvalidArgumentError, match="as in the dispatch"):
+                moe.combine(rows, runtime_max - 1)
+            memory = moe.get_combine_payload_tensor_in_workspace(runtime_max, H, "bf16")
+            memory.numpy()[:] = rows
+            output = moe.combine(memory.numpy(), runtime_max, payload_in_workspace=True)
+            assert output.dtype == BF16 and output.shape == (len(x), H)
+            np.testing.assert_array_equal(output.astype(np.float32), times_ranks(group.rank))
+        with pytest.raises(InvalidArgumentError, match="must follow a dispatch"):
+            moe.combine(memory, runtime_max)
+        flashinfer.use_group(None)
+
+    run_local(P, rank)
+
+
+def test_two_sided():
+    def rank(group):
+        x, ids, weights = BATCHES[group.rank]
+        workspace = flashinfer.MnnvlMoe.get_moe_workspaces(group)
+        prepare = flashinfer.MnnvlMoe.get_moe_prepare_workspace(group)
+        statics = np.arange(E, dtype=np.int32) + group.rank
+        where = {"ep_rank": group.rank, "ep_size": P}
+        for most in (MAX, 2 * MAX + 1):  # the windows grow
+            info, got_ids, got_weights, gathered = flashinfer.MnnvlMoe.mnnvl_moe_alltoallv_prepare_without_allgather(
+                ids, weights, statics, prepare, most, group.rank, P, E, E, K)
+            assert got_ids.shape == (P * most, K) and got_ids.dtype == np.int32 and info.local_token_allocation_count == P * most
+            np.testing.assert_array_equal(gathered, np.arange(E) + np.arange(P)[:, None])
+            arrived = [(s, t) for s in range(P) for t in tokens_from(s, group.rank)]
+            np.testing.assert_array_equal(info.recv_rank_count_cumsum, np.cumsum([len(tokens_from(s, group.rank)) for s in range(P)]))
+            np.testing.assert_array_equal(info.send_rank_count_cumsum, np.cumsum([len(tokens_from(group.rank, r)) for r in range(P)]))
+            assert info.local_gather_indices is None and info.recv_rank_local_indices[:len(arrived)].tolist() == list(range(len(arrived)))
+            sent = [t for r in range(P) for t in tokens_from(group.rank, r)]
+            assert info.send_rank_local_indices[:len(sent)].tolist() == sent
+            rows = flashinfer.MnnvlMoe.mnnvl_moe_alltoallv(x, info, workspace, **where)
+            assert rows.shape == (P * most, H) and rows.dtype == BF16
+            for row, (s, t) in enumerate(arrived):
+                np.testing.assert_array_equal(rows[row], BATCHES[s][0][t])
+                np.testing.assert_array_equal(got_weights[row], BATCHES[s][2][t])
+                assert got_ids[row].tolist() == [i if i // L == group.rank else E for i in BATCHES[s][1][t].tolist()]
+            assert (got_ids[len(arrived):] == E).all() and not rows[len(arrived):].any()
+            output = flashinfer.MnnvlMoe.mnnvl_moe_alltoallv_combine(rows, info, workspace, **where, top_k=K, token_count=len(x))
+            np.testing.assert_array_equal(output.astype(np.float32), times_ranks(group.rank))
+        with pytest.raises(InvalidArgumentError, match="the tokens of prepare"):
+            flashinfer.MnnvlMoe.mnnvl_moe_alltoallv_combine(rows, info, workspace, **where, top_k=K, token_count=len(x) + 1)
+        with pytest.raises(InvalidArgumentError, match="as the workspace's"):
+            flashinfer.MnnvlMoe.mnnvl_moe_alltoallv(x, info, workspace, (group.rank + 1) % P, P)
+
+    run_local(P, rank)
+
+
+@pytest.mark.parametrize("call, phrase", [
+    (lambda moe, x, ids: moe.dispatch(ids, [x], MAX, active_rank_mask=ids), "active_rank_mask"),
+    (lambda moe, x, ids: moe.combine(x, MAX, output_dtype="e4m3"), "output_dtype"),
+    (lambda moe, x, ids: moe.combine(x, MAX, output_scales=x), "output_scales"),
+    (lambda moe, x, ids: moe.combine(x, MAX, use_low_precision=True), "use_low_precision"),
+    (lambda moe, x, ids: flashinfer.MoeAlltoAll(None, MAX, K, E, enable_rank_mask=True), "enable_rank_mask"),
+])
+def test_what_is_refused(call, phrase):
+    def rank(group):
+        with pytest.raises(NotSupportedError, match=f"{phrase} is given"):
+            call(flashinfer.MoeAlltoAll(group, MAX, K, E), *BATCHES[0][:2])
+
+    run_local(1, rank)
+
+
+def test_errors_and_sizes():
+    def rank(group):
+        flashinfer.use_group(group)
+        with pytest.raises(InvalidArgumentError, match="rank 1 of 2, but the group has rank 0 of 1"):
+            flashinfer.MoeAlltoAll(flashinfer.Mapping(world_size=2, rank=1), MAX, K, E)
+        flashinfer.use_group(None)
+        moe = flashinfer.MoeAlltoAll(group, MAX, K, E)
+        x, ids, _ = BATCHES[0]
+        with pytest.raises(InvalidArgumentError, match="must come with it"):
+            moe.dispatch(ids, [x], MAX, invalid_token_expert_id=-1)
+        for call in (lambda: moe.recv_counts, lambda: moe.get_combine_payload_tensor_in_workspace(MAX, H, "bf16")):
+            with pytest.raises(InvalidArgumentError, match="must follow a dispatch"):
+                call()
+        tensors = moe.dispatch(switchyard.Tensor.wrap(ids), [switchyard.Tensor.wrap(x)], MAX)
+        assert isinstance(tensors[0], switchyard.Tensor)
+        assert isinstance(moe.combine(tensors[0], MAX), switchyard.Tensor)
+        del tensors
+        moe.close()
+
+    run_local(1, rank)
+    aligned = -(-4 * 8 * (H * 2 + 8 * K) // 128) * 128 + -(-4 * 8 * H * 2 // 128) * 128
+    assert flashinfer.MoeAlltoAll.get_moe_workspace_size_per_rank(4, K, 8, H) == aligned
+
+
+def test_install():
+    source = ("import switchyard.compat\nswitchyard.compat.install('flashinfer.comm', 'deep_ep')\n"
+              "import flashinfer.comm\nfrom flashinfer.comm import MoeAlltoAll, Mapping\nimport deep_ep\n"
+              "print(MoeAlltoAll.__module__)\n")
+    done = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("switchyard.compat")
