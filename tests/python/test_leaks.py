@@ -6,6 +6,7 @@ import pytest
 
 import switchyard
 from switchyard import Exchange, ExchangeConfig, Group, QuantScheme, Tensor, run_local
+from switchyard.compat import deep_ep, flashinfer
 
 CALLS = 100_000
 SLACK_BYTES = 4 << 20  # of what 100,000 leaks of a Python object would be at least
@@ -98,3 +99,25 @@ def test_callbacks():
             pass
 
     expect_no_growth(make, 500)
+
+
+def test_compat_calls():
+    def rank(group):
+        ids, weights = np.array([[0], [1]], np.int64), np.ones((2, 1), np.float32)
+        per_expert = np.zeros(2, np.int32)
+        buffer, elastic = deep_ep.Buffer(group), deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=2)
+        moe = flashinfer.MoeAlltoAll(group, 2, 1, 2)
+
+        def pairs():
+            rows, _, handle, _, hook = buffer.low_latency_dispatch(BF16, ids, 2, 2, use_fp8=False, return_recv_hook=True)
+            hook()
+            buffer.low_latency_combine(rows, ids, weights, handle)
+            rows, _, _, _, handle, _ = buffer.dispatch(BF16, topk_idx=ids, num_tokens_per_expert=per_expert)
+            buffer.combine(rows, handle)
+            rows, _, _, handle, _ = elastic.dispatch(BF16, ids, num_experts=2)
+            elastic.combine(rows, handle)
+            moe.combine(moe.dispatch(ids, [BF16], 2)[0], 2)
+
+        expect_no_growth(pairs, CALLS // 20)
+
+    run_local(1, rank)

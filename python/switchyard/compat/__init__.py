@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules with the names, arguments and results of others: ``deep_ep`` and ``flashinfer``.
+"""Modules with the names, arguments and results of others: ``deep_ep``, ``flashinfer`` and ``deep_gemm``.
 
 Import them from here, or call ``install()`` once and leave the imports of a program as they are. Arrays are
 tensors of torch, arrays of numpy (with ml_dtypes) or ``switchyard.Tensor``, on CPUs or GPUs; results are of
