@@ -63,6 +63,9 @@ void check_device(const BenchOptions& options) {
   require(options.sms.empty(), Errc::kInvalidArgument,
           "bench: --sms {} with --device cpu, must be --device cuda: SMs are of a GPU",
           options.sms);
+  require(!options.cold_code && !options.skew && !options.stages, Errc::kInvalidArgument,
+          "bench: --cold-code, --skew or --stages with --device cpu, must be --device cuda: they "
+          "time kernels");
   require(options.baseline != "nccl", Errc::kInvalidArgument,
           "bench: --baseline nccl with --device cpu, must be mpi or a file");
 }
@@ -136,6 +139,11 @@ void add_other_options(CLI::App* verb, BenchOptions& options) {
                  "launch)");
   verb->add_option("--sms", options.sms,
                    "cuda: SMs that an operation may take; N,N,... for a chart");
+  verb->add_flag("--cold-code", options.cold_code,
+                 "cuda: also with 320 KiB of other code and 64 MiB of traffic before each call");
+  verb->add_flag("--skew", options.skew, "cuda: also with ranks late by a random 0 to 50 us");
+  verb->add_flag("--stages", options.stages,
+                 "cuda: also when CTAs reach which point; needs a build with SWITCHYARD_STAGES");
   verb->add_option("--runs", options.runs, "timed iterations of a shape")
       ->check(CLI::Range(std::int64_t{30}, std::int64_t{1} << 20))
       ->capture_default_str();
@@ -171,6 +179,9 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.num_runs = options.runs;
   shape.uses_graph = options.graph;
   shape.is_programmatic = options.pdl;
+  shape.has_cold_code = options.cold_code;
+  shape.has_skew = options.skew;
+  shape.has_stages = options.stages;
   shape.seed = options.seed;
   std::vector<std::int64_t> budgets{0};
   if (!options.sms.empty()) budgets = parse_list("--sms", options.sms, kMaxSms);

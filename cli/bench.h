@@ -29,6 +29,9 @@ struct BenchOptions {
   bool graph = false;
   bool pdl = true;  ///< cuda: programmatic dependent launch
   std::string sms;  ///< empty: chosen by heuristics
+  bool cold_code = false;
+  bool skew = false;
+  bool stages = false;
   std::string routing = "uniform";
   std::int64_t runs = 51;
   std::uint64_t seed = 1;

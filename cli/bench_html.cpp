@@ -208,9 +208,50 @@ std::string wire_section(const BenchReport& report) {
          chart + "</section>\n";
 }
 
+// One picture per shape, with a colour per role.
+std::string stages_section(const BenchReport& report) {
+  std::string html;
+  for (const BenchRow& row : report.rows) {
+    std::vector<ChartRange> ranges;
+    std::map<std::string, const char*> colors;
+    for (const measure::StageTimes& one : row.stages) {
+      const char*& color = colors[one.role];
+      if (color == nullptr) color = kColors[(colors.size() - 1) % kColors.size()];
+      ranges.push_back({fmt::format("{}, {}: {}", one.kernel, one.role, one.stage), color,
+                        one.min_us, one.median_us, one.max_us});
+    }
+    const std::string chart =
+        range_chart({"stages", "microseconds after the first CTA of the kernel began", ""}, ranges);
+    if (chart.empty()) continue;
+    html += fmt::format(
+        "<section><h2>Stages, {} tokens{}</h2><p>When the CTAs of rank 0 reached which point: "
+        "median, first and last, over all calls.</p>{}</section>\n",
+        row.shape.num_tokens,
+        row.shape.num_sms == 0 ? "" : fmt::format(", {} SMs", row.shape.num_sms), chart);
+  }
+  return html;
+}
+
 bool has_baselines(const BenchReport& report) {
   return std::any_of(report.rows.begin(), report.rows.end(),
                      [](const BenchRow& row) { return row.baseline.has_value(); });
+}
+
+// Columns of calls that were timed one by one.
+std::vector<const char*> apart_names(const BenchReport& report) {
+  std::vector<const char*> names;
+  if (report.options.cold_code || report.options.skew) names.push_back("apart");
+  if (report.options.cold_code) names.push_back("cold code");
+  if (report.options.skew) names.push_back("skewed");
+  return names;
+}
+
+std::vector<double> apart_times(const BenchReport& report, const BenchRow& row) {
+  std::vector<double> us;
+  if (report.options.cold_code || report.options.skew) us.push_back(row.apart_us);
+  if (report.options.cold_code) us.push_back(row.cold_us);
+  if (report.options.skew) us.push_back(row.skewed_us);
+  return us;
 }
 
 std::string table_row(const BenchReport& report, const BenchRow& row) {
@@ -219,13 +260,16 @@ std::string table_row(const BenchReport& report, const BenchRow& row) {
   html += fmt::format("<td>{}</td>", row.shape.num_tokens);
   if (!row.left_out.empty()) {
     return html + fmt::format("<td class=\"text\" colspan=\"{}\">left out: {}</td></tr>\n",
-                              has_baselines(report) ? 8 : 7, escaped(row.left_out));
+                              (has_baselines(report) ? 8 : 7) + apart_names(report).size(),
+                              escaped(row.left_out));
   }
   html += fmt::format(
       "<td>{}</td><td>{}</td><td>{:.2f}</td><td>{}</td><td>{:.0f} %</td><td{}>{}</td><td>{}</td>",
       time_text(row.p50_us), time_text(row.p99_us), row.wire_gb_per_second(),
       time_text(row.floor_us), 100 * row.of_floor(), row.num_wrong == 0 ? "" : " class=\"bad\"",
       row.num_wrong, escaped(row.method));
+  for (const double us : apart_times(report, row))
+    html += fmt::format("<td>{}</td>", time_text(us));
   if (!has_baselines(report)) return html + "</tr>\n";
   html += row.baseline
               ? fmt::format("<td class=\"text\">{} {} ({:.2f}x)</td>", escaped(row.baseline->name),
@@ -241,6 +285,7 @@ std::string table_section(const BenchReport& report) {
        {"tokens", "p50", "p99", "wire GB/s", "floor", "of floor", "wrong", "method"}) {
     html += fmt::format("<th>{}</th>", name);
   }
+  for (const char* name : apart_names(report)) html += fmt::format("<th>{}</th>", name);
   if (has_baselines(report)) html += "<th class=\"text\">baseline</th>";
   html += "</tr></thead><tbody>\n";
   for (const BenchRow& row : report.rows) html += table_row(report, row);
@@ -283,18 +328,19 @@ std::string to_html(const BenchReport& report) {
       escaped(title), kStyle);
   html += fmt::format(
       "<h1>{}</h1>\n<p>switchyard {} bench, {}. Hidden {}, {} experts, top-{}; {} on {}, {}, {}, "
-      "{}{}{}{}.</p>\n",
+      "{}{}{}{}{}.</p>\n",
       escaped(title), version(), escaped(report.date), report.workload.hidden,
       report.workload.num_experts, report.workload.num_topk, escaped(options.op),
       escaped(report.engine), escaped(options.layout),
       options.scheme == "none" ? "bf16" : escaped(options.scheme), escaped(options.reduce),
       options.layers == 1 ? "" : fmt::format(", {} layers", options.layers),
       options.pdl ? "" : ", no programmatic launches",
-      options.max_tokens == 0 ? "" : fmt::format(", room for {} tokens", options.max_tokens));
+      options.max_tokens == 0 ? "" : fmt::format(", room for {} tokens", options.max_tokens),
+      options.skew ? ", also with ranks late by a random 0 to 50 us" : "");
   if (!report.is_ok()) html += "<p class=\"bad\">Some elements were wrong: see the table.</p>\n";
   return html + latency_section(report) + fraction_section(report) + budget_section(report) +
-         wire_section(report) + table_section(report) + machine_section(report) +
-         "</main></body></html>\n";
+         wire_section(report) + stages_section(report) + table_section(report) +
+         machine_section(report) + "</main></body></html>\n";
 }
 
 }  // namespace switchyard::cli

@@ -27,6 +27,10 @@ std::string operation_text(const BenchOptions& options) {
   std::string what =
       options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
   if (!options.pdl) what += ", no programmatic launches";
+  if (options.cold_code) what += ", also after 320 KiB of other code and 64 MiB of traffic";
+  if (options.skew) {
+    what += fmt::format(", also with ranks late by a random 0 to 50 us (seed {})", options.seed);
+  }
   if (options.max_tokens > 0) what += fmt::format(", room for {} tokens", options.max_tokens);
   if (options.graph) {
     return fmt::format(
@@ -92,6 +96,20 @@ nlohmann::ordered_json json_of(const BudgetFloor& floor) {
   return json;
 }
 
+nlohmann::ordered_json json_of(const std::vector<measure::StageTimes>& stages) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const measure::StageTimes& one : stages) {
+    json.push_back({{"kernel", one.kernel},
+                    {"role", one.role},
+                    {"stage", one.stage},
+                    {"min_us", one.min_us},
+                    {"median_us", one.median_us},
+                    {"max_us", one.max_us},
+                    {"count", one.count}});
+  }
+  return json;
+}
+
 nlohmann::ordered_json json_of(const BenchRow& row) {
   nlohmann::ordered_json json;
   json["tokens"] = row.shape.num_tokens;
@@ -107,6 +125,10 @@ nlohmann::ordered_json json_of(const BenchRow& row) {
   json["wire_gb_per_second"] = row.wire_gb_per_second();
   json["floor_us"] = row.floor_us;
   json["of_floor"] = row.of_floor();
+  if (row.apart_us > 0) json["apart_us"] = row.apart_us;
+  if (row.cold_us > 0) json["cold_us"] = row.cold_us;
+  if (row.skewed_us > 0) json["skewed_us"] = row.skewed_us;
+  if (!row.stages.empty()) json["stages"] = json_of(row.stages);
   json["wrong"] = row.num_wrong;
   json["method"] = row.method;
   json["baseline"] = nullptr;
@@ -127,6 +149,8 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
           {"layers", options.layers},
           {"graph", options.graph},
           {"pdl", options.device == "cuda" && options.pdl},
+          {"cold_code", options.cold_code},
+          {"skew", options.skew},
           {"routing", options.routing},
           {"runs", options.runs},
           {"seed", options.seed},
@@ -185,6 +209,9 @@ std::string header_text(const BenchReport& report) {
   if (report.has_budgets()) text += fmt::format("{:>4}", "SMs");
   text += fmt::format("{:>8}{:>12}{:>12}{:>11}{:>12}{:>10}{:>7}  {:<7}", "tokens", "p50 us",
                       "p99 us", "wire GB/s", "floor us", "of floor", "wrong", "method");
+  if (options.cold_code || options.skew) text += fmt::format("{:>10}", "apart us");
+  if (options.cold_code) text += fmt::format("{:>10}", "cold us");
+  if (options.skew) text += fmt::format("{:>11}", "skewed us");
   if (has_baseline(report)) text += fmt::format("{:>13}{:>8}", "baseline us", "ratio");
   return text + "\n";
 }
@@ -197,9 +224,27 @@ std::string row_text(const BenchReport& report, const BenchRow& row) {
   text += fmt::format("{:>12}{:>12}{:>11.2f}{:>12}{:>8.0f} %{:>7}  {:<7}", time_text(row.p50_us),
                       time_text(row.p99_us), row.wire_gb_per_second(), time_text(row.floor_us),
                       100 * row.of_floor(), row.num_wrong, row.method);
+  const BenchOptions& options = report.options;
+  if (options.cold_code || options.skew) text += fmt::format("{:>10}", time_text(row.apart_us));
+  if (options.cold_code) text += fmt::format("{:>10}", time_text(row.cold_us));
+  if (options.skew) text += fmt::format("{:>11}", time_text(row.skewed_us));
   if (row.baseline) {
     text += fmt::format("{:>13}{:>8}  {}", time_text(row.baseline->us),
                         ratio_text(row.baseline->us / row.p50_us), row.baseline->name);
+  }
+  return text + "\n";
+}
+
+std::string stages_text(const BenchRow& row) {
+  if (row.stages.empty()) return {};
+  std::string text =
+      fmt::format("\n  stages of rank 0, {} tokens, us after the first CTA of the kernel began\n",
+                  row.shape.num_tokens);
+  text += fmt::format("  {:<10}{:<10}{:<20}{:>9}{:>9}{:>9}{:>9}\n", "kernel", "CTAs", "stage",
+                      "min", "median", "max", "count");
+  for (const measure::StageTimes& one : row.stages) {
+    text += fmt::format("  {:<10}{:<10}{:<20}{:>9.2f}{:>9.2f}{:>9.2f}{:>9}\n", one.kernel, one.role,
+                        one.stage, one.min_us, one.median_us, one.max_us, one.count);
   }
   return text + "\n";
 }

@@ -22,6 +22,11 @@ struct BenchRow {
   double p50_us = 0;     ///< slowest rank of each iteration, like all times here
   double p99_us = 0;
   double min_us = 0;
+  // Medians of ShapeResult's; 0: not asked for.
+  double apart_us = 0;
+  double cold_us = 0;
+  double skewed_us = 0;
+  std::vector<measure::StageTimes> stages;  ///< of rank 0
   std::int64_t wire_bytes = 0;  ///< bytes that leave the busiest rank per iteration; median
   double floor_us = 0;          ///< median over iterations
   std::int64_t num_wrong = 0;   ///< wrong elements, summed over ranks
@@ -62,6 +67,8 @@ std::string floor_text(const measure::FloorModel& floor);
 /// Returns everything known before the first row; ends with the table's header.
 std::string header_text(const BenchReport& report);
 std::string row_text(const BenchReport& report, const BenchRow& row);
+/// Returns the table of a row's stages; empty without any.
+std::string stages_text(const BenchRow& row);
 /// Returns what follows the last row; may be empty.
 std::string footer_text(const BenchReport& report);
 

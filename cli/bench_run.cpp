@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common_options.h"
+#include "core/fail.h"
 #include "machine.h"
 #include "measure/cpu_target.h"
 #include "measure/cuda_target.h"
@@ -60,7 +61,9 @@ class BenchRun {
     start(shapes);
     for (const measure::BenchShape& shape : shapes) {
       report_.rows.push_back(measure(shape));
-      if (is_first()) say_(row_text(report_, report_.rows.back()));
+      if (!is_first()) continue;
+      say_(row_text(report_, report_.rows.back()));
+      say_(stages_text(report_.rows.back()));
     }
     if (is_first()) say_(footer_text(report_));
     return std::move(report_);
@@ -70,6 +73,9 @@ class BenchRun {
   bool is_first() const { return group_.rank() == 0; }
 
   void start(const std::vector<measure::BenchShape>& shapes) {
+    require(!options_.stages || target_->has_stages(), Errc::kNotAvailable,
+            "bench: --stages needs kernels that record them, those of this build do not; configure "
+            "with -DSWITCHYARD_STAGES=ON");
     report_.options = options_;
     report_.engine = group_.engine_name();
     report_.date = today();
@@ -110,6 +116,10 @@ class BenchRun {
     row.p50_us = measure::median(us);
     row.p99_us = measure::percentile(us, 0.99);
     row.min_us = measure::percentile(us, 0);
+    row.apart_us = measure::median(result.apart_us);
+    row.cold_us = measure::median(result.cold_us);
+    row.skewed_us = measure::median(result.skewed_us);
+    row.stages = std::move(result.stages);
     row.num_wrong = measure::sum_of(group_, result.num_wrong);
     row.method = result.method;
     add_baseline(row, result.baseline_us);

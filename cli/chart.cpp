@@ -230,4 +230,45 @@ std::string percent_chart(const ChartAxes& axes, const ChartSeries& bars,
   return svg + "</svg>\n";
 }
 
+std::string range_chart(const ChartAxes& axes, const std::vector<ChartRange>& ranges) {
+  if (ranges.empty()) return {};
+  constexpr double kNames = 250;
+  constexpr double kStep = 20;
+  double low = 0;
+  double high = 0;
+  for (const ChartRange& range : ranges) {
+    low = std::min(low, range.low);
+    high = std::max(high, range.high);
+  }
+  if (high <= low) high = low + 1;
+  const double height = kTop + kStep * static_cast<double>(ranges.size()) + kBottom;
+  const Scale x{low, high, kNames, kWidth - 24, false};
+  std::string svg = fmt::format(
+      "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n"
+      "<text class=\"axis\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+      kWidth, height, escaped(axes.title), (kNames + kWidth) / 2, height - 8,
+      escaped(axes.x_label));
+  const double step = nice((high - low) / 6, true);
+  for (double value = std::ceil(low / step) * step; value <= high; value += step) {
+    svg += fmt::format(
+        "<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\"/>"
+        "<text class=\"tick\" x=\"{0:.1f}\" y=\"{3}\" text-anchor=\"middle\">{4:g}</text>\n",
+        x(value), kTop, height - kBottom, height - kBottom + 18, value);
+  }
+  double y = kTop + kStep / 2;
+  for (const ChartRange& range : ranges) {
+    svg += fmt::format(
+        "<text class=\"name\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>"
+        "<line class=\"line strong\" style=\"stroke:var({})\" x1=\"{:.1f}\" x2=\"{:.1f}\" "
+        "y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
+        kNames - 12, y + 4, escaped(range.name), range.color, x(range.low), x(range.high), y, y);
+    svg += dot(x(range.middle), y, range.color,
+               fmt::format("{}: {:.2f}, {:.2f} to {:.2f}", range.name, range.middle, range.low,
+                           range.high),
+               4.5);
+    y += kStep;
+  }
+  return svg + "</svg>\n";
+}
+
 }  // namespace switchyard::cli

@@ -37,6 +37,18 @@ std::string line_chart(const ChartAxes& axes, const std::vector<ChartSeries>& se
 /// line at 100.
 std::string percent_chart(const ChartAxes& axes, const ChartSeries& bars, const ChartSeries& marks);
 
+struct ChartRange {
+  std::string name;  ///< at the left
+  std::string color;
+  double low = 0;
+  double middle = 0;
+  double high = 0;
+};
+
+/// Draws one line per range from `low` to `high` with a dot at `middle`, below one another, over a
+/// linear axis from the least value. Returns an empty string when there is none.
+std::string range_chart(const ChartAxes& axes, const std::vector<ChartRange>& ranges);
+
 /// Escapes text for HTML and SVG.
 std::string escaped(const std::string& text);
 

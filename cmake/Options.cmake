@@ -8,6 +8,7 @@ option(SWITCHYARD_BUILD_FUZZ "Build the fuzz targets (clang only)" OFF)
 option(SWITCHYARD_WARNINGS_AS_ERRORS "Fail on a compiler warning" OFF)
 option(SWITCHYARD_WITH_CUDA "Build the CUDA module and its tests; needs nvcc" OFF)
 option(SWITCHYARD_CUDA_STATIC "Link the CUDA module into the library instead of loading it" OFF)
+option(SWITCHYARD_STAGES "Kernels of the exchange record when they reach which point, for bench --stages" OFF)
 option(BUILD_SHARED_LIBS "Build a shared library" OFF)
 
 # AUTO uses the dependency if it is found, ON fails if it is absent, OFF does without it.

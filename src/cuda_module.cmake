@@ -5,6 +5,10 @@ set_target_properties(
                                      CUDA_STANDARD 20)
 target_include_directories(switchyard_cuda_objects PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(switchyard_cuda_objects PUBLIC switchyard_flags fmt::fmt Threads::Threads CUDA::cudart_static)
+# PUBLIC: it changes structures that tests of the module see.
+if(SWITCHYARD_STAGES)
+  target_compile_definitions(switchyard_cuda_objects PUBLIC SWITCHYARD_STAGES)
+endif()
 foreach(folder cuda heap exchange/push module)
   add_subdirectory(${folder})
 endforeach()

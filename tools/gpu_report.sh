@@ -69,6 +69,7 @@ step check-cuda 120 "$bin/switchyard" check --device cuda --quick --json "$out/c
 bench events --baseline nccl --tokens $tokens --op pair
 bench bf16 --graph --baseline nccl --tokens $tokens --op pair --scheme none
 bench large --graph --baseline nccl --tokens 512,4096 --op pair --runs 30
+bench cold --graph --tokens $tokens --op pair --layout batched --cold-code --skew --runs 30
 bench sms --graph --tokens 128 --op pair --sms 8,16,32,64 --runs 30
 step stress 60 "$bin/exchange_stress" --seconds 40
 step check 60 "$bin/switchyard" check --quick --json "$out/check.json"

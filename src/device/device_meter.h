@@ -14,6 +14,7 @@
 
 #include "switchyard/stream.h"
 
+#include "cuda/exchange/stages.h"
 #include "device/device_queue.h"
 
 namespace switchyard {
@@ -73,6 +74,31 @@ class DeviceMeter {
   virtual void touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) = 0;
   /// A kernel of one warp that is busy for so many cycles.
   virtual void launch_busy(int num_cycles, bool programmatic, Stream stream) = 0;
+
+  // Calls that are timed one by one, for which the word that releases all GPUs is too coarse.
+
+  static constexpr int kMaxCalls = 1024;
+  /// Collective: a kernel that waits until it runs on all ranks, marks the time, and begins call
+  /// number `call` `late_ns` later.
+  virtual void begin_call(int call, std::int64_t late_ns, Stream stream) = 0;
+  virtual void end_call(int call, Stream stream) = 0;
+  struct CallTime {
+    double late_us = 0;  ///< from when all ranks were there until the call began
+    double us = 0;       ///< from then until the kernel of end_call
+  };
+  /// Of calls 0 to `num_calls` - 1, which have ended.
+  virtual std::vector<CallTime> call_times(int num_calls) = 0;
+  /// Leaves instruction and L2 caches as a large GEMM does: 320 KiB of straight-line code on every
+  /// SM, and 64 MiB read and written.
+  virtual void run_other_code(Stream stream) = 0;
+
+  /// Whether kernels of exchanges can record their stages: the build has SWITCHYARD_STAGES.
+  virtual bool has_stages() const = 0;
+  /// From now on kernels that this thread launches record them, or no longer do.
+  virtual void record_stages(bool records) = 0;
+  /// Waits. Returns what ran since the last call, in order, of the last 512 launches; replays of a
+  /// graph are one launch.
+  virtual std::vector<cuda::KernelStages> take_stages() = 0;
 
   /// Empty, or why this rank cannot use NCCL.
   virtual std::string why_no_nccl() const = 0;

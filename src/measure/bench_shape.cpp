@@ -74,6 +74,15 @@ void check_shape(const BenchShape& shape) {
               shape.operation == Operation::kLayer,
           Errc::kInvalidArgument, "bench: --layers is {} with --op {}, must be pair or layer",
           shape.num_layers, name_of(shape.operation));
+  require(!(shape.has_cold_code || shape.has_skew || shape.has_stages) ||
+              shape.operation != Operation::kLayer,
+          Errc::kInvalidArgument,
+          "bench: --cold-code, --skew or --stages with --op layer, must be dispatch, combine or "
+          "pair");
+  constexpr int kMaxStagedLayers = 100;  // of the launches that a log has room for
+  require(!shape.has_stages || shape.num_layers <= kMaxStagedLayers, Errc::kInvalidArgument,
+          "bench: --stages with --layers {}, must be at most {}", shape.num_layers,
+          kMaxStagedLayers);
 }
 
 }  // namespace switchyard::measure

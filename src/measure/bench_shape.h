@@ -40,6 +40,9 @@ struct BenchShape {
   bool uses_graph = false;     ///< device: replays graphs instead of timing launches between events
   bool is_programmatic = true;  ///< device: programmatic dependent launch
   int num_sms = 0;              ///< device: SM budget of an operation; 0: chosen by heuristics
+  bool has_cold_code = false;   ///< device: also with other code and traffic between calls
+  bool has_skew = false;        ///< device: also with ranks that are late at random
+  bool has_stages = false;      ///< device: also where the time of kernels goes
   std::uint64_t seed = 1;
 
   std::int64_t max_tokens_per_rank() const { return max_tokens == 0 ? num_tokens : max_tokens; }

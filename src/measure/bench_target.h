@@ -13,6 +13,7 @@
 
 #include "measure/bench_shape.h"
 #include "measure/floor.h"
+#include "measure/stages.h"
 
 namespace switchyard::measure {
 
@@ -25,6 +26,12 @@ struct ShapeResult {
   std::vector<double> us;
   std::string method;          ///< "calls", "graph" or "events", and what was subtracted
   std::int64_t num_wrong = 0;  ///< by BenchOracle, in an iteration that is not timed
+  // Times of calls one by one (measure/calls_apart.h), where the shape asks for them: a value per
+  // run, the mean of its iterations, the same on every rank.
+  std::vector<double> apart_us;    ///< with nothing between calls
+  std::vector<double> cold_us;     ///< with other code and traffic between them
+  std::vector<double> skewed_us;   ///< with ranks that are late, from when the last one is there
+  std::vector<StageTimes> stages;  ///< of this rank, where the shape asks for them
   /// Times of a baseline that runs on the same ranks, measured the same way; empty: there is none.
   std::vector<double> baseline_us;
 };
@@ -39,6 +46,9 @@ class BenchTarget {
   /// Names and values for the report, listed before processor and system, such as {"gpu", "8x
   /// NVIDIA H200"}, driver and NCCL; the first identifies the machine. May be empty.
   virtual std::vector<std::pair<std::string, std::string>> machine() const = 0;
+
+  /// Whether ShapeResult::stages can be measured in this build.
+  virtual bool has_stages() const { return false; }
 
   /// Collective. Measures the floor's constants for a budget of `num_sms`; 0: no budget. The
   /// slowest rank counts, so every rank returns the same model.

@@ -2,13 +2,17 @@
 
 #include "measure/cuda_run.h"
 
+#include <numeric>
+
 #include "measure/cuda_target.h"
+#include "measure/statistics.h"
 #include "measure/traffic.h"
 
 namespace switchyard::measure {
 namespace {
 
 constexpr std::int64_t kNumNcclInputs = 4;
+constexpr int kNumEmptyCalls = 20;
 constexpr int kResultByte = 0x3C;  // bf16 0x3C3C is about 0.01
 
 std::int64_t rows_of(const TensorView& rows) {
@@ -91,6 +95,57 @@ std::vector<double> CudaRun::times(Operation operation, const std::function<void
   };
   return series(
       work, [&] { poison_output(); }, tick);
+}
+
+// The kernel that marks an end costs a gap, which calls between nothing show.
+std::vector<double> CudaRun::times_apart(Operation operation, Before before) {
+  CallsApart calls(group_, meter_, before, shape_.seed);
+  const int num_pairs = iterations_per_run(shape_);
+  const bool has_dispatch = operation != Operation::kCombine;
+  const bool has_combine = operation != Operation::kDispatch;
+  const DeviceWork work = [&](Stream stream) {
+    calls.restart();
+    for (int i = 0; i < num_pairs; ++i) {
+      Dispatched got;
+      const auto send = [&] { got = dispatch(inputs_[next_input_++ % kNumInputs], stream); };
+      has_dispatch ? calls.enqueue(stream, send) : send();
+      if (has_combine) {
+        calls.enqueue(stream, [&] { combine(got.handle, stream); });
+      } else {
+        exchange_.release(got.handle);
+      }
+    }
+  };
+  const auto mean_of_run = [&](const std::vector<double>& us) {
+    return std::accumulate(us.begin(), us.end(), 0.0) / num_pairs;
+  };
+  CallsApart nothing(group_, meter_, before, shape_.seed);
+  const DeviceWork empty = [&](Stream stream) {
+    nothing.restart();
+    for (int i = 0; i < kNumEmptyCalls; ++i) nothing.enqueue(stream, [] {});
+  };
+  std::vector<double> empty_us;
+  series(
+      empty, [] {}, [&] { empty_us.push_back(median(nothing.times())); });
+  const double end_us = median(empty_us) * (has_dispatch && has_combine ? 2 : 1);
+  std::vector<double> us;
+  series(
+      work, [&] { poison_output(); },
+      [&] { us.push_back((mean_of_run(calls.times()) - end_us) * shape_.num_layers); });
+  return us;
+}
+
+std::vector<StageTimes> CudaRun::stages(Operation operation) {
+  std::vector<std::vector<cuda::KernelStages>> runs;
+  bool is_first = true;
+  meter_.record_stages(true);
+  times(operation, [&] {
+    std::vector<cuda::KernelStages> run = meter_.take_stages();
+    if (!is_first) runs.push_back(std::move(run));  // the first also has what ran before it
+    is_first = false;
+  });
+  meter_.record_stages(false);
+  return stage_times(runs);
 }
 
 std::vector<double> CudaRun::nccl_times(Operation operation) {

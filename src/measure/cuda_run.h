@@ -10,7 +10,9 @@
 
 #include "device/device_meter.h"
 #include "measure/bench_batch.h"
+#include "measure/calls_apart.h"
 #include "measure/cuda_series.h"
+#include "measure/stages.h"
 
 namespace switchyard::measure {
 
@@ -22,6 +24,12 @@ class CudaRun {
   /// Returns microseconds per iteration, or the mean iteration of each graph. `operation` is
   /// kDispatch, which includes the release of the handle, or kPair.
   std::vector<double> times(Operation operation, const std::function<void()>& tick);
+
+  /// Times of calls one by one; also kCombine. Values are as ShapeResult says.
+  std::vector<double> times_apart(Operation operation, Before before);
+
+  /// Returns the stages of this rank's kernels in further runs like those of times().
+  std::vector<StageTimes> stages(Operation operation);
 
   /// The same for NCCL's grouped sends and receives of the same bytes; also kCombine.
   std::vector<double> nccl_times(Operation operation);

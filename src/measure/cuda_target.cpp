@@ -64,6 +64,8 @@ class CudaTarget : public BenchTarget {
     return machine;
   }
 
+  bool has_stages() const override { return meter_->has_stages(); }
+
   FloorModel measure_floor(int num_sms) override {
     if (!floor_.has_value()) floor_.emplace(group_, *meter_);
     return floor_->of(num_sms);
@@ -94,6 +96,17 @@ class CudaTarget : public BenchTarget {
       result.method += ", pair - dispatch";
     } else {
       result.us = run.times(shape.operation, tick);
+    }
+    if (shape.has_cold_code || shape.has_skew) {
+      result.apart_us = run.times_apart(shape.operation, Before::kNothing);
+    }
+    if (shape.has_cold_code) {
+      result.cold_us = run.times_apart(shape.operation, Before::kOtherCode);
+    }
+    if (shape.has_skew) result.skewed_us = run.times_apart(shape.operation, Before::kBeLate);
+    if (shape.has_stages) {
+      result.stages = run.stages(shape.operation == Operation::kDispatch ? Operation::kDispatch
+                                                                         : Operation::kPair);
     }
     if (baseline == "nccl" && has_nccl()) result.baseline_us = run.nccl_times(shape.operation);
     result.num_wrong = run.count_wrong(shape.num_runs);

@@ -9,11 +9,13 @@
 #include <numeric>
 
 #include "core/fail.h"
+#include "cuda/base/apart_kernels.h"
 #include "cuda/base/check.h"
 #include "cuda/base/launch.h"
 #include "cuda/base/memory.h"
 #include "cuda/base/meter_kernels.h"
 #include "cuda/base/wire_kernels.h"
+#include "cuda/exchange/stage_log.h"
 #include "engine/engine.h"
 #include "heap/device_window.h"
 #include "heap/heap.h"
@@ -25,6 +27,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::size_t kFlushBytes = std::size_t{192} << 20;  // more than any L2 cache holds
+constexpr std::size_t kOtherBytes = std::size_t{64} << 20;
 constexpr std::uint64_t kSharedGpuPatience = 20;
 
 class Event {
@@ -108,6 +111,15 @@ class CudaMeter final : public DeviceMeter {
     cuda::launch_busy(num_cycles, programmatic, stream.get());
   }
 
+  void begin_call(int call, std::int64_t late_ns, Stream stream) override;
+  void end_call(int call, Stream stream) override;
+  std::vector<CallTime> call_times(int num_calls) override;
+  void run_other_code(Stream stream) override;
+
+  bool has_stages() const override { return cuda::kHasStages; }
+  void record_stages(bool records) override;
+  std::vector<cuda::KernelStages> take_stages() override;
+
   std::string why_no_nccl() const override;
   std::string join_nccl() override;
   DeviceWork nccl_all_to_all(const std::vector<std::int64_t>& sent,
@@ -115,6 +127,7 @@ class CudaMeter final : public DeviceMeter {
 
  private:
   cuda::MeterPeers peers_in(const DeviceWindow& window) const;
+  cuda::CallMarks* marks_of(int call);
 
   Group group_;
   CudaQueue queue_;
@@ -129,6 +142,9 @@ class CudaMeter final : public DeviceMeter {
   std::uint32_t num_timed_ = 0;
   std::uint32_t num_swapped_ = 0;
   std::unique_ptr<DeviceWindow> wire_;  ///< made by the first carry
+  cuda::DeviceBuffer num_begun_{sizeof(std::uint32_t)};
+  cuda::DeviceBuffer marks_{kMaxCalls * sizeof(cuda::CallMarks)};
+  std::unique_ptr<cuda::StageLog> stages_;  ///< made when stages are first recorded
   std::shared_ptr<NcclAllToAll> nccl_;
 };
 
@@ -141,6 +157,7 @@ CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.host_rank
   window_ = make_device_window(group.engine(), queue_.device().index, cuda::kMeterWindowBytes);
   peers_ = peers_in(*window_);
   queue_.fill(window_->base(group.rank()), 0, cuda::kMeterWindowBytes);
+  queue_.fill(num_begun_.data(), 0, num_begun_.size_bytes());
   group.barrier();
 }
 
@@ -156,6 +173,7 @@ cuda::MeterPeers CudaMeter::peers_in(const DeviceWindow& window) const {
 
 // Peers may still write to this rank's window.
 CudaMeter::~CudaMeter() {
+  cuda::set_stage_log(nullptr);
   try {
     cudaDeviceSynchronize();
     group_.barrier();
@@ -223,6 +241,50 @@ void CudaMeter::swap_rows(int num_rows, Stream stream) {
 void CudaMeter::touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) {
   cuda::launch_touch_rows(memory, static_cast<std::int64_t>(bytes / cuda::kMeterRowBytes), num_rows,
                           stream.get());
+}
+
+cuda::CallMarks* CudaMeter::marks_of(int call) {
+  require(call >= 0 && call < kMaxCalls, Errc::kInternal, "begin_call: call {}, must be below {}",
+          call, int{kMaxCalls});
+  return marks_.as<cuda::CallMarks>() + call;
+}
+
+void CudaMeter::begin_call(int call, std::int64_t late_ns, Stream stream) {
+  cuda::launch_begin_call(peers_, num_begun_.as<std::uint32_t>(), marks_of(call),
+                          static_cast<std::uint64_t>(late_ns), stream.get());
+}
+
+void CudaMeter::end_call(int call, Stream stream) {
+  cuda::launch_end_call(marks_of(call), stream.get());
+}
+
+std::vector<DeviceMeter::CallTime> CudaMeter::call_times(int num_calls) {
+  std::vector<cuda::CallMarks> marks(static_cast<std::size_t>(num_calls));
+  queue_.copy(marks.data(), marks_.data(), marks.size() * sizeof(cuda::CallMarks));
+  std::vector<CallTime> times;
+  for (const cuda::CallMarks& mark : marks) {
+    times.push_back({1e-3 * static_cast<double>(mark.begin - mark.all_here),
+                     1e-3 * static_cast<double>(mark.end - mark.begin)});
+  }
+  return times;
+}
+
+void CudaMeter::run_other_code(Stream stream) {
+  cuda::launch_other_code(flush_.data(), kOtherBytes, num_sms_, stream.get());
+}
+
+void CudaMeter::record_stages(bool records) {
+  if (records && stages_ == nullptr) {
+    constexpr int kMaxCtas =
+        cuda::kExchangeCtasPerSm * (cuda::kExchangeThreads / cuda::kMinExchangeThreads);  // per SM
+    stages_ = std::make_unique<cuda::StageLog>(kMaxCtas * num_sms_);
+  }
+  cuda::set_stage_log(records ? stages_.get() : nullptr);
+}
+
+std::vector<cuda::KernelStages> CudaMeter::take_stages() {
+  queue_.wait();
+  return stages_ == nullptr ? std::vector<cuda::KernelStages>{} : stages_->take();
 }
 
 std::string CudaMeter::why_no_nccl() const {

@@ -212,10 +212,60 @@ TEST(BenchReportTest, MissingProgrammaticLaunchesAreSaidEverywhere) {
   }
 }
 
+TEST(BenchReportTest, CallsApartAreColumnsWhereAskedFor) {
+  BenchReport report = report_of(0, false);
+  EXPECT_THAT(cli::header_text(report), Not(HasSubstr("apart us")));
+  report.options.cold_code = true;
+  report.options.skew = true;
+  report.options.seed = 5;
+  for (BenchRow& row : report.rows) {
+    row.apart_us = row.p50_us + 1;
+    row.cold_us = row.p50_us + 4;
+    row.skewed_us = row.p50_us + 2;
+  }
+  EXPECT_THAT(cli::header_text(report), HasSubstr("ranks late by a random 0 to 50 us (seed 5)"));
+  EXPECT_THAT(cli::header_text(report), HasSubstr("method   apart us   cold us  skewed us"));
+  EXPECT_THAT(cli::row_text(report, report.rows[1]),
+              HasSubstr("graph        55.0      58.0       56.0"));
+  const nlohmann::json json = nlohmann::json::parse(cli::to_json(report));
+  EXPECT_EQ(json["settings"]["cold_code"], true);
+  EXPECT_EQ(json["settings"]["skew"], true);
+  EXPECT_EQ(json["rows"][1]["apart_us"], 55);
+  EXPECT_EQ(json["rows"][1]["cold_us"], 58);
+  EXPECT_EQ(json["rows"][1]["skewed_us"], 56);
+  const std::string page = cli::to_html(report);
+  EXPECT_THAT(page, HasSubstr("<th>cold code</th><th>skewed</th>"));
+  EXPECT_THAT(page, HasSubstr("ranks late by a random 0 to 50 us"));
+}
+
+TEST(BenchReportTest, StagesAreATableAndAPicture) {
+  BenchReport report = report_of(0, false);
+  EXPECT_EQ(cli::stages_text(report.rows[0]), "");
+  EXPECT_THAT(cli::to_html(report), Not(HasSubstr("<h2>Stages")));
+  report.rows[0].stages = {{"dispatch", "send", "first store", 0.5, 0.75, 2, 40},
+                           {"combine", "-", "gap", 0.2, 0.3, 0.4, 20}};
+  EXPECT_THAT(cli::stages_text(report.rows[0]),
+              HasSubstr("  dispatch  send      first store              0.50     0.75     2.00"));
+  const nlohmann::json json = nlohmann::json::parse(cli::to_json(report));
+  EXPECT_EQ(json["rows"][0]["stages"][1]["stage"], "gap");
+  EXPECT_EQ(json["rows"][0]["stages"][0]["median_us"], 0.75);
+  EXPECT_FALSE(json["rows"][1].contains("stages"));
+  const std::string page = cli::to_html(report);
+  EXPECT_THAT(page, HasSubstr("<h2>Stages, 1 tokens</h2>"));
+  EXPECT_THAT(page, HasSubstr("dispatch, send: first store: 0.75, 0.50 to 2.00"));
+}
+
 TEST(BenchReportTest, PageEscapesWhatItShows) {
   const std::string page = cli::to_html(report_of(0, false));
   EXPECT_THAT(page, HasSubstr("8x &lt;H200&gt;"));
   EXPECT_THAT(page, Not(HasSubstr("<H200>")));
+}
+
+TEST(ChartTest, RangesOfNoLengthAreStillAChart) {
+  EXPECT_EQ(cli::range_chart({}, {}), "");
+  const std::string svg = cli::range_chart({"t", "x", ""}, {{"one", "--ours", 0, 0, 0}});
+  EXPECT_THAT(svg, HasSubstr("</svg>"));
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
 }
 
 // Charts of one point or none must not divide by zero.

@@ -171,6 +171,9 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--workload", "gpt-5"},
                      "workload is \"gpt-5\", must be a config.json or one");
   expect_usage_error({"--routing", "zipf:a"}, "want zipf:A with a number A from 0 to 10");
+  for (const char* option : {"--cold-code", "--skew", "--stages"}) {
+    expect_usage_error({option}, "--cold-code, --skew or --stages with --device cpu");
+  }
   expect_usage_error({"--graph"}, "--graph with --device cpu, must be --device cuda");
   expect_usage_error({"--no-pdl"}, "--no-pdl with --device cpu, must be --device cuda");
   expect_usage_error({"--sms", "8"}, "--sms 8 with --device cpu");
@@ -216,6 +219,8 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--op", "dispatch", "--layout", "compact", "--sms", "8"},
       {"--op", "pair", "--engine", "local", "--reduce", "per_expert", "--scheme", "nvfp4"},
       {"--op", "pair", "--layout", "by_rank", "--graph", "--layers", "3"},
+      {"--op", "pair", "--graph", "--cold-code", "--skew"},
+      {"--op", "combine", "--skew"},
       {"--op", "layer", "--graph", "--layers", "3"},
       {"--op", "layer", "--layout", "compact", "--scheme", "none"},
       {"--op", "layer", "--layout", "batched", "--reduce", "per_expert"},

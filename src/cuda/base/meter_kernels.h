@@ -23,7 +23,10 @@ struct MeterPeers {
   std::int32_t num_ranks = 1;
   std::uint64_t timeout_ns = 0;  ///< limit of each wait; a kernel that exceeds it just ends
 };
+inline constexpr std::size_t kAlignOffset = 128;  ///< of a word of each rank, for apart_kernels.h
+inline constexpr int kAlignStride = 16;
 inline constexpr std::size_t kRowsOffset = 4096;
+static_assert(kAlignOffset + kMaxPushRanks * kAlignStride <= kRowsOffset);
 inline constexpr std::size_t kMeterWindowBytes = kRowsOffset + 2 * kMeterRowBytes;
 
 /// The kernel ends when `flag`, in host memory that rank 0 polls, has the value `call`; rank 0

@@ -5,6 +5,7 @@
 
 #include "cuda/base/ptx.cuh"
 #include "cuda/exchange/exchange_args.h"
+#include "cuda/exchange/stages.cuh"
 
 namespace switchyard::cuda {
 
@@ -90,6 +91,7 @@ __device__ __forceinline__ std::uint32_t begin_kernel(const Args& args) {
   if (at < sizeof(Args) / sizeof(word)) word = reinterpret_cast<const std::uint32_t*>(&args)[at];
   wait_for_prerequisites();
   launch_dependents();  // only now: see follow_kernel
+  stamp_start(args);
   return word;
 }
 

@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
       sum_tokens<Wire, kIsCommon>(a, prefetched, next, cta - num_sending);
     }
   }
+  stamp_end(a);
 }
 
 /// The wire that most calls have; one kernel for each would be too many.

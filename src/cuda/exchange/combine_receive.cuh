@@ -216,6 +216,7 @@ __device__ __forceinline__ bool sum_chunks(const CombineArgs& a, std::uint64_t c
       is_good = spin.again(a.watch, [&] { return wait_for_partial(a, call, token, late); });
     }
     if (__any_sync(kAllLanes, !is_good)) return false;
+    stamp(a, Stage::kChunkSeen);
     partials.fill_empty_slots(present);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -258,6 +259,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t p
   __syncthreads();
   const std::uint64_t call = next_call.number - 1;
   const ReturnSlots slots(a.layout, call);
+  stamp(a, Stage::kCallKnown);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
     const int next = a.grid.by_items.quotient(item + num_warps);

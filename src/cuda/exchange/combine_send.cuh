@@ -204,6 +204,7 @@ __device__ __forceinline__ bool begin_return(const CombineArgs& a, std::uint32_t
     num_arrivals[s] = s < a.ownership.num_ranks ? a.state.num_arrivals[s] : 0;
   }
   __syncthreads();
+  stamp(a, Stage::kCallKnown);
   if (next_call.has_failed != 0) return false;
   call = next_call.number - 1;
   if (next_call.is_combined()) [[unlikely]] {
@@ -257,6 +258,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
       } else {
         return_chunk<Wire, kIsCommon, false>(a, call, slots, now.owner, from, now.chunk, lane);
       }
+      stamp(a, Stage::kFirstStore);
     }
     now = next;
     from = from_next;

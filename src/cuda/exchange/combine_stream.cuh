@@ -193,6 +193,7 @@ __device__ __forceinline__ void stream_share(const CombineArgs& a, std::uint64_t
         send_return<kRows>({window, chunk}, lane, sum[c]);
         chunk += a.layout.return_chunk_stride;
       }
+      stamp(a, Stage::kFirstStore);
     }
   }
 }

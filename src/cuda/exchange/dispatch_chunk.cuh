@@ -199,6 +199,7 @@ __device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64
     return WaitFor{WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call};
   };
   if (!wait_for_units(a, slot, what, wanted, units)) return false;
+  stamp(a, Stage::kChunkSeen);
   const bool is_good = empty_chunk(a, slot, what, lane, units, shared);
   std::uint32_t vector[kWords];
   units.copy_to(vector, kWords == 4 ? wire_flip(a.scheme.dtype) : 0);

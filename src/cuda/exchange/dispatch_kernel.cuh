@@ -105,6 +105,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   } else {
     play_role<Form>(a, prefetched, call, sends, memory);
   }
+  stamp_end(a);
   if (!receives) return;
   __syncthreads();
   advance_call(a.state, call.number);

@@ -101,6 +101,7 @@ __device__ __forceinline__ void receive_chunks(const DispatchArgs& a, std::uint6
       if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return;
       walk.request(a, call, in);
     }
+    stamp(a, Stage::kRouteSeen);
     const Routes now = walk.routes;
     is_there = walk.find(a, call, shared, false);
     const bool is_chunk = in.chunk < a.layout.num_chunks;
@@ -125,10 +126,12 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   }
   __syncthreads();
   const std::uint64_t call = current.number;
+  stamp(a, Stage::kCallKnown);
   ReceiveWalk walk(a, receiver);
   receive_announcements(a, call, reports, shared, places);
   walk.request_first(a, call, shared);
   __syncthreads();
+  stamp(a, Stage::kAnnouncementSeen);
   find_first_rows(a, places);
   if (shared.failed != 0) return;
   receive_chunks<kWords>(a, call, walk, shared, places);

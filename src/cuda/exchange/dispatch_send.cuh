@@ -169,10 +169,12 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
       Form::make(a, item.token, item.chunk, lane, words, scales);
     }
     if (is_first) __syncthreads();
+    stamp(a, Stage::kCallKnown);
     is_first = false;
     if (!is_there || current.has_failed != 0) return;
     if constexpr (kSharesWork) prefetch_item(a, walk.item + 1);
     send_chunk<Form>(a, current.number, item, lane, id.value(a.tokens.ids), words, scales);
+    stamp(a, Stage::kFirstStore);
   }
 }
 

@@ -16,6 +16,7 @@
 #include "switchyard/quant.h"
 
 #include "cuda/base/kernel_math.h"
+#include "cuda/exchange/stages.h"
 #include "cuda/exchange/watch.h"
 #include "plan/push_layout.h"
 #include "quant/scale_layout.h"
@@ -76,6 +77,9 @@ struct ExchangeBase {
   Reduce reduce = Reduce::kPerRank;
   CallState state;
   Watch watch;
+#ifdef SWITCHYARD_STAGES
+  StageRecord stages{};  ///< of one launch
+#endif
 };
 
 /// Ids of experts [tokens, K] as the caller gives them.

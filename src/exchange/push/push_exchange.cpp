@@ -10,6 +10,7 @@
 #include "cuda/base/check.h"
 #include "cuda/base/launch.h"
 #include "cuda/exchange/row_sources.h"
+#include "cuda/exchange/stage_log.h"
 #include "exchange/check_returns.h"
 #include "heap/heap.h"
 
@@ -226,6 +227,7 @@ void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::
                                Stream stream) const {
   const KernelRoom room = room_.of(stream);
   args.grid = cuda::dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
+  cuda::record_stages(args, phases);
   cuda::launch_dispatch(args, phases, room.is_programmatic && is_short(slot), stream.get());
 }
 
@@ -273,6 +275,7 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
   cuda::GridRequest request = grid_request(slot, room, phases);
   request.may_stream = gpu_can_stream_ && cuda::can_stream(args, phases);
   args.grid = cuda::combine_grid(request, args.layout, slot.dispatch.tokens.count);
+  cuda::record_stages(args, phases);
   if (call.row_weights != nullptr) {
     cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
   }
