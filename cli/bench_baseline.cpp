@@ -2,8 +2,9 @@
 
 #include "bench_baseline.h"
 
+#include <cctype>
 #include <cmath>
-#include <regex>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -85,10 +86,18 @@ bool is_comparable(const Baseline& baseline, const measure::BenchShape& shape) {
 }
 
 int sms_of(const BaselineRow& row) {
-  static const std::regex pattern("(^|[^0-9])([0-9]{1,6}) SMs?($|[^A-Za-z])");
-  std::smatch found;
-  const std::string text = row.name + ", " + row.mode;
-  return std::regex_search(text, found, pattern) ? std::stoi(found[2]) : 0;
+  constexpr std::string_view kUnit = " SM";
+  constexpr std::size_t kMaxDigits = 6;
+  const std::string text = row.name + ", " + row.mode + ".";
+  for (std::size_t unit = text.find(kUnit); unit != text.npos; unit = text.find(kUnit, unit + 1)) {
+    std::size_t after = unit + kUnit.size();
+    if (text[after] == 's') ++after;
+    if (std::isalpha(static_cast<unsigned char>(text[after])) != 0) continue;
+    std::size_t first = unit;
+    while (first > 0 && std::isdigit(static_cast<unsigned char>(text[first - 1])) != 0) --first;
+    if (first < unit && unit - first <= kMaxDigits) return std::stoi(text.substr(first));
+  }
+  return 0;
 }
 
 bool is_match(const BaselineRow& row, const measure::BenchShape& shape) {
