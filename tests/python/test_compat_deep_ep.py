@@ -297,6 +297,49 @@ def test_errors(call, error, phrase):
     on_ranks(rank)
 
 
+def test_a_destroyed_buffer():
+    def rank(group):
+        buffer = deep_ep.Buffer(group)
+        x, ids, _ = BATCHES[0]
+        buffer.low_latency_dispatch(x, ids, MAX, E)
+        buffer.destroy()
+        for call in (lambda: buffer.low_latency_dispatch(x, ids, MAX, E), lambda: buffer.get_dispatch_layout(ids, E),
+                     lambda: buffer.dispatch(x, topk_idx=ids, num_tokens_per_expert=np.zeros(E, np.int32))):
+            with pytest.raises(InvalidArgumentError, match="was destroyed"):
+                call()
+
+    run_local(1, rank)
+
+
+def test_processes(start_program, tmp_path):
+    source = """
+        import sys
+        import ml_dtypes
+        import numpy as np
+        import switchyard
+        import switchyard.compat
+        switchyard.compat.install()
+        import deep_ep
+
+        rank = int(sys.argv[1])
+        buffer = deep_ep.Buffer(switchyard.Group(rank, 2, sys.argv[2]))
+        x = np.full((3, 128), rank + 1, ml_dtypes.bfloat16)
+        ids, weights = np.array([[0, 3]] * 3), np.full((3, 2), 0.5, np.float32)
+        rows, count, handle, _, hook = buffer.low_latency_dispatch(x, ids, 3, 4, use_fp8=False, return_recv_hook=True)
+        hook()
+        out, _, _ = buffer.low_latency_combine(rows, ids, weights, handle)
+        assert (out == x).all() and count.sum() == 6
+        rows, _, _, counts, handle, _ = buffer.dispatch(x, topk_idx=ids, num_tokens_per_expert=np.zeros(4, np.int32))
+        out, _, _ = buffer.combine(rows, handle)
+        assert (out == 2 * x).all() and sum(counts) == 6
+        print("right")
+    """
+    programs = [start_program(source, rank, tmp_path / "store") for rank in range(2)]
+    for program in programs:
+        out, errors = program.communicate(timeout=60)
+        assert out == "right\n", errors
+
+
 def test_logfmt_is_refused():
     def rank(buffer, group):
         x, ids, weights = BATCHES[group.rank]

@@ -154,5 +154,7 @@ def test_errors():
         with pytest.raises(InvalidArgumentError, match="bias"):
             buffer.combine(x, handle, bias=(x, x, x))
         buffer.destroy()
+        with pytest.raises(InvalidArgumentError, match="was destroyed"):
+            buffer.dispatch(x, ids, num_experts=E, num_max_tokens_per_rank=MAX)
 
     run_local(1, rank)

@@ -57,6 +57,7 @@ class Buffer:
         self._max_tokens = 0
         self._bound = max_tokens_per_rank
         self._largest = Largest(self._group)
+        self._is_destroyed = False
 
     def destroy(self) -> None:
         """Frees the windows, once no handle and no received row is left. Every rank calls it, or none."""
@@ -64,8 +65,13 @@ class Buffer:
             if part is not None:
                 part.close()
         self._low_latency = self._throughput = None
+        self._is_destroyed = True
         if self._owns_group:
             self._group.close()
+
+    def _check_open(self) -> None:
+        if self._is_destroyed:
+            raise InvalidArgumentError("Buffer: it was destroyed, must be open")
 
     # What the original tunes, and this library does not need.
 
@@ -125,6 +131,7 @@ class Buffer:
         is None without return_recv_hook; until it has run, the contents of the tensors are undefined.
         """
         if self._low_latency is None:
+            self._check_open()
             self._low_latency = LowLatencyBuffer(self._group, device_of(x))
         call = self._low_latency.dispatch(
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=use_fp8 and not use_nvfp4, round_scale=round_scale,
@@ -257,6 +264,7 @@ class Buffer:
 
     def _reserve(self, rows: Any, num_worst_tokens: int) -> None:
         """Windows for this call: what every rank computes is the same."""
+        self._check_open()
         if self._bound:
             needed = self._bound
         elif num_worst_tokens:
@@ -269,4 +277,5 @@ class Buffer:
 
     def _grow(self, device: Any, max_tokens: int) -> None:
         # The old windows live as long as their handles.
+        self._check_open()
         self._throughput, self._max_tokens = HighThroughputBuffer(self._group, device, max_tokens, 2), max_tokens

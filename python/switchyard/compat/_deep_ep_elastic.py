@@ -51,12 +51,14 @@ class ElasticBuffer:
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self._native: ElasticCalls | None = None
         self._max_tokens = 0
+        self._is_destroyed = False
 
     def destroy(self) -> None:
         """Frees the windows, once no handle and no received row is left. Every rank calls it, or none."""
         if self._native is not None:
             self._native.close()
         self._native = None
+        self._is_destroyed = True
         if self._owns_group:
             self._group.close()
 
@@ -107,6 +109,8 @@ class ElasticBuffer:
             raise InvalidArgumentError("dispatch: topk_idx, num_experts or num_max_tokens_per_rank is absent, must all be given without a "
                                        "handle, the last here or to the constructor")
         if self._native is None or max_tokens > self._max_tokens:
+            if self._is_destroyed:
+                raise InvalidArgumentError("ElasticBuffer: it was destroyed, must be open")
             self._max_tokens = max(max_tokens, self.num_max_tokens_per_rank)
             self._native = ElasticCalls(self._group, device_of(rows), self._max_tokens, self.allow_multiple_reduction)
         call = self._native.dispatch(rows, topk_idx, num_experts, sf, topk_weights, {"num_max_tokens_per_rank": max_tokens, **options})
