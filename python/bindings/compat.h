@@ -57,6 +57,11 @@ class PyResult {
   void hold(std::vector<nb::object> arguments) const {
     shared_->arguments = keep_all(std::move(arguments));
   }
+  /// Errors: kInvalidArgument in a forked child, which shares the windows with its parent.
+  void require_own_process(const char* type) const {
+    require(generation_ == fork_generation(), Errc::kInvalidArgument,
+            "{}: it belongs to the process that this one was forked from; make one here", type);
+  }
   void release_arguments() const { shared_->arguments = nullptr; }
   /// Memory of the result, which the tensor keeps.
   nb::object tensor(const TensorView& view) const { return tensor_or_none(view, shared_, stream_); }
@@ -68,6 +73,7 @@ class PyResult {
     std::shared_ptr<const void> arguments;
   };
 
+  int generation_ = fork_generation();
   std::shared_ptr<Shared> shared_;
   Stream stream_;
 };

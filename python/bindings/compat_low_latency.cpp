@@ -26,6 +26,7 @@ struct PyLowLatencyCombined {
 
 template <typename T>
 void run_hook(const T& self) {
+  self.result.require_own_process(kName);
   const Exclusive call{self.busy, kName};
   if (!self.result->hook) return;
   without_gil([&] { self.result->hook(); });

@@ -311,6 +311,36 @@ def test_a_destroyed_buffer():
     run_local(1, rank)
 
 
+def test_a_forked_child_leaves_the_windows_alone(run_program, tmp_path):
+    code, out, errors = run_program("""
+        import os
+        import sys
+        import ml_dtypes
+        import numpy as np
+        import switchyard
+        from switchyard.compat import deep_ep
+
+        buffer = deep_ep.Buffer(switchyard.Group(0, 1, sys.argv[1]))
+        x, ids, weights = np.ones((1, 128), ml_dtypes.bfloat16), np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32)
+        rows, _, handle, _, hook = buffer.low_latency_dispatch(x, ids, 1, 1, use_fp8=False, return_recv_hook=True)
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in (hook, lambda: buffer.low_latency_combine(rows, ids, weights, handle)):
+                try:
+                    call()
+                except switchyard.InvalidArgumentError as error:
+                    refused += "forked" in str(error)
+            del buffer, rows, handle, hook
+            sys.exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        hook()
+        assert (buffer.low_latency_combine(rows, ids, weights, handle)[0] == x).all()
+        print("right")
+    """, tmp_path / "store")
+    assert (code, out) == (0, "right\n"), errors
+
+
 def test_processes(start_program, tmp_path):
     source = """
         import sys
