@@ -57,17 +57,20 @@ sy_status record_exception() noexcept {
   }
 }
 
-void throw_status(const char* callback, sy_status status) {
+Error error_of(const char* callback, sy_status status) {
   if (status < SY_INVALID_ARGUMENT || status > SY_INTERNAL) {
-    throw Error(
+    return Error(
         Errc::kInvalidArgument,
         fmt::format("{}: {} returned {}, which is no status; return SY_OK or one of c/base.h",
                     current_function(), callback, status));
   }
   const auto code = static_cast<Errc>(status - 1);
-  if (last_error.status == status) throw Error(code, last_error.text.data());
-  throw Error(code, fmt::format("{}: {} returned {}", current_function(), callback, name_of(code)));
+  if (last_error.status == status) return Error(code, last_error.text.data());
+  return Error(code,
+               fmt::format("{}: {} returned {}", current_function(), callback, name_of(code)));
 }
+
+void throw_status(const char* callback, sy_status status) { throw error_of(callback, status); }
 
 }  // namespace switchyard::capi
 

@@ -32,7 +32,9 @@ class CallScope {
 /// Inside a catch block: keeps the exception's text as the thread's last error.
 sy_status record_exception() noexcept;
 
-/// Throws what a callback's status stands for: with the thread's last error if that is its text.
+/// What a callback's status stands for: with the thread's last error if that is its text.
+Error error_of(const char* callback, sy_status status);
+/// Throws what a callback's status stands for.
 [[noreturn]] void throw_status(const char* callback, sy_status status);
 
 template <typename Body>

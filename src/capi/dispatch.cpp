@@ -213,9 +213,11 @@ sy_status sy_dispatch_sources(sy_dispatch* dispatch, const sy_tensor* rank, cons
 sy_status sy_dispatch_wire_bytes(sy_dispatch* dispatch, int64_t* sent, int64_t* returned) {
   return call(__func__, [&] {
     const Open of = open(dispatch);
+    std::int64_t& to_experts = out(sent, "sent");
+    std::int64_t& back = out(returned, "returned");
     const WireBytes bytes = of.exchange->wire_bytes(of.handle());
-    out(sent, "sent") = bytes.dispatch;
-    out(returned, "returned") = bytes.combine;
+    to_experts = bytes.dispatch;
+    back = bytes.combine;
   });
 }
 

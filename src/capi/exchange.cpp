@@ -14,9 +14,17 @@
 #include "capi/sized.h"
 
 namespace switchyard::capi {
+namespace {
+
+constexpr std::size_t kMaxPayloads =
+    1024;  // far beyond any use; more is a field that was never set
+
+}  // namespace
 
 ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
   const sy_exchange_config from = read_required(given, "config");
+  check(from.num_payloads <= kMaxPayloads, "num_payloads is {}, must be at most {}",
+        from.num_payloads, kMaxPayloads);
   check(from.num_payloads == 0 || from.payload_bytes != nullptr,
         "payload_bytes is NULL, must be {} sizes", from.num_payloads);
   const auto overflow_from_name = [](std::string_view name) -> std::optional<Overflow> {

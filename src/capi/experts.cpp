@@ -12,6 +12,7 @@
 #include "switchyard/experts_factory.h"
 
 #include "capi/layer_config.h"
+#include "capi/memory.h"
 #include "capi/names.h"
 #include "capi/objects.h"
 #include "capi/sized.h"
@@ -136,7 +137,7 @@ sy_status sy_experts_apply(sy_experts* experts, const sy_expert_rows* rows, cons
   return call(__func__, [&] {
     const auto of = use(experts);
     of->object->apply(expert_rows_of(rows), view_of(output, "output"),
-                      {static_cast<std::byte*>(workspace), workspace_bytes},
+                      workspace_of(workspace, workspace_bytes),
                       stream_of(stream, of->object->device()));
   });
 }

@@ -100,11 +100,13 @@ sy_status sy_run_local_ranks(int32_t num_ranks, sy_rank_function body, void* use
       const CallScope scope("sy_run_local_ranks");
       sy_group* const handle = give<sy_group>(group);
       const sy_status status = body(user, handle);
-      if (status != SY_OK) {
-        destroy("sy_run_local_ranks", handle);
-        throw_status("body", status);
+      if (status == SY_OK) {
+        take(handle);
+        return;
       }
-      take(handle);
+      const auto error = std::make_exception_ptr(error_of("body", status));
+      destroy("sy_run_local_ranks", handle);  // the body may have done so, which is an error here
+      std::rethrow_exception(error);
     };
     run_local_ranks(num_ranks, run_rank, options_of(options));
   });

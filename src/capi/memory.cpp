@@ -40,6 +40,11 @@ Tensor Memory::make(DType dtype, std::span<const std::int64_t> shape) const {
   return {std::move(owner), TensorView(data, dtype, shape, device_)};
 }
 
+std::span<std::byte> workspace_of(void* workspace, std::size_t bytes) {
+  check(workspace != nullptr || bytes == 0, "workspace is NULL, must be {} bytes", bytes);
+  return {static_cast<std::byte*>(workspace), bytes};
+}
+
 }  // namespace switchyard::capi
 
 using namespace switchyard;

@@ -3,6 +3,7 @@
 // memory.h: memory for the tensors that calls create: the caller's, or the library's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -28,5 +29,8 @@ class Memory {
   Device device_;
   void* stream_;
 };
+
+/// The caller's scratch. Errors: kInvalidArgument (NULL with a size).
+std::span<std::byte> workspace_of(void* workspace, std::size_t bytes);
 
 }  // namespace switchyard::capi

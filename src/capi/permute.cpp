@@ -26,11 +26,6 @@ PermuteOptions options_of(const sy_permute_options& from) {
   return options;
 }
 
-std::span<std::byte> bytes_of(void* workspace, std::size_t size) {
-  check(workspace != nullptr || size == 0, "workspace is NULL, must be {} bytes", size);
-  return {static_cast<std::byte*>(workspace), size};
-}
-
 // M: on the host what the ids need, on a GPU what any ids may need.
 std::int64_t num_permuted_rows(const TensorView& topk_ids, std::int32_t num_local_experts,
                                const PermuteOptions& options) {
@@ -132,7 +127,7 @@ sy_status sy_scatter(const sy_tensor* x, const sy_tensor* scales, const sy_tenso
                                optional_view(to.num_rows, "num_rows")};
     ep_scatter(rows, optional_view(scales, "scales"), view_of(topk_ids, "topk_ids"),
                options_of(read_sized(options, "options")), views, stream_of(stream, rows.device()),
-               bytes_of(workspace, workspace_bytes), optional_view(num_errors, "num_errors"));
+               workspace_of(workspace, workspace_bytes), optional_view(num_errors, "num_errors"));
   });
 }
 
@@ -221,7 +216,7 @@ sy_status sy_weight_and_reduce(const sy_weight_and_reduce_arguments* arguments,
         optional_view(from.expert_map, "expert_map"), from.apply_router_weight_on_input};
     weight_and_reduce(
         policy, given, view_of(output, "output"), stream_of(stream, given.expert_output.device()),
-        bytes_of(workspace, workspace_bytes), optional_view(num_errors, "num_errors"));
+        workspace_of(workspace, workspace_bytes), optional_view(num_errors, "num_errors"));
   });
 }
 

@@ -54,6 +54,7 @@ extern "C" {
 sy_status sy_expert_map(int32_t num_ranks, int32_t rank, int32_t num_experts, const char* strategy,
                         int32_t* expert_map, int64_t* global_ids, int32_t* num_local_experts) {
   return call(__func__, [&] {
+    std::int32_t& num_local = out(num_local_experts, "num_local_experts");
     ExpertMap map =
         determine_expert_map(num_ranks, rank, num_experts, strategy_of(strategy, "strategy"));
     if (map.expert_map.empty()) {  // one rank: every expert is local
@@ -62,7 +63,7 @@ sy_status sy_expert_map(int32_t num_ranks, int32_t rank, int32_t num_experts, co
     }
     copy_to_caller(map.expert_map, expert_map, "expert_map");
     if (global_ids != nullptr) copy_to_caller(map.global_ids, global_ids, "global_ids");
-    out(num_local_experts, "num_local_experts") = map.num_local_experts;
+    num_local = map.num_local_experts;
   });
 }
 

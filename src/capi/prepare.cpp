@@ -43,7 +43,7 @@ WeightAndReduceKind weight_and_reduce_kind_of(const char* name) {
 
 namespace {
 
-// Keeps the table that the C++ options only refer to.
+// The table stays the caller's.
 PrepareFinalizeOptions options_of(const sy_prepare_options* given, std::int32_t num_experts) {
   const sy_prepare_options from = read_sized(given, "options");
   PrepareFinalizeOptions options;

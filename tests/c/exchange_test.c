@@ -192,6 +192,9 @@ static sy_status misuse_exchange(void* user, sy_group* group) {
   config.num_payloads = 1;
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "payload_bytes is NULL",
                 sy_exchange_create(group, &config, NULL, &exchange));
+  config.num_payloads = SIZE_MAX;
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_payloads is 18446744073709551615, must be at most 1024",
+                sy_exchange_create(group, &config, NULL, &exchange));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "sy_group is NULL",
                 sy_exchange_create(NULL, &kConfig, NULL, &exchange));
   CHECK_OK(sy_exchange_create(group, &kConfig, NULL, &exchange));

@@ -80,6 +80,8 @@ static void test_exact(void) {
   }
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "rows is NULL",
                 sy_experts_apply(experts, NULL, &to, workspace, bytes, NULL));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "workspace is NULL, must be 64 bytes",
+                sy_experts_apply(experts, &rows, &to, NULL, 64, NULL));
   free(workspace);
   CHECK_OK(sy_experts_destroy(experts));
 

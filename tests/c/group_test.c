@@ -209,6 +209,12 @@ static void test_two_processes(void) {
   CHECK_OK(sy_group_destroy(group));
 }
 
+static sy_status destroy_and_fail(void* user, sy_group* group) {
+  (void)user;
+  CHECK_OK(sy_group_destroy(group));
+  return sy_group_barrier(NULL);
+}
+
 void test_groups(void) {
   atomic_int sum = 0;
   const sy_group_options options = {.struct_size = sizeof(options), .timeout_ms = 5000};
@@ -216,6 +222,8 @@ void test_groups(void) {
   CHECK(sum == 6);
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "part is NULL",
                 sy_run_local_ranks(2, fail_on_rank_1, NULL, &options));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "the sy_group is NULL",
+                sy_run_local_ranks(1, destroy_and_fail, NULL, NULL));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "returned 1234",
                 sy_run_local_ranks(1, return_nonsense, NULL, NULL));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "body is NULL", sy_run_local_ranks(1, NULL, NULL, NULL));

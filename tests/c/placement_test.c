@@ -17,6 +17,10 @@ static void test_maps(void) {
                 sy_expert_map(2, 1, 5, "random", map, NULL, &num_local));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "expert_map is NULL",
                 sy_expert_map(2, 1, 5, NULL, NULL, NULL, &num_local));
+  map[0] = 77;  // a refused call writes nothing
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_local_experts is NULL",
+                sy_expert_map(2, 1, 5, NULL, map, NULL, NULL));
+  CHECK(map[0] == 77);
 
   // Experts 0, 2 and 4 on rank 0.
   int64_t to_physical[5], to_global[5], local_ids[3];

@@ -131,6 +131,7 @@ typedef struct sy_allocator {
   void* user;
   /// NULL: SY_OUT_OF_MEMORY. The contents may be anything.
   void* (*alloc)(void* user, size_t bytes, size_t alignment, sy_device device, void* stream);
+  /// `stream` is that of `alloc`; it must exist as long as the memory does.
   void (*free)(void* user, void* data, size_t bytes, sy_device device, void* stream);
 } sy_allocator;
 
@@ -171,7 +172,8 @@ SY_API sy_status sy_setting_write(const char* name, const char* value);
 /// library.
 typedef void (*sy_log_function)(void* user, const char* level, int32_t rank, const char* subsystem,
                                 const char* text);
-/// Messages go to `function` instead of stderr; NULL restores stderr.
+/// Messages go to `function` instead of stderr; NULL restores stderr. A call of the function before
+/// may still be running when this returns, so its `user` must live on.
 SY_API sy_status sy_log_to(sy_log_function function, void* user);
 /// "error", "warn", "info", "debug", "trace" or "off".
 SY_API sy_status sy_log_level(const char* level);

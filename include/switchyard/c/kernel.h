@@ -106,8 +106,8 @@ typedef struct sy_shared_expert {
   bool no_overlap;        ///< runs before prepare, not between the phases of combine
 } sy_shared_expert;
 
-/// Takes prepare_finalize and experts, whose handles are destroyed by it, also when it fails.
-/// `shared` may be NULL. Collective.
+/// Takes prepare_finalize and experts. When it fails their handles may or may not have ended:
+/// destroy them, which does no harm. `shared` may be NULL. Collective.
 SY_API sy_status sy_kernel_create(sy_prepare_finalize* prepare_finalize, sy_experts* experts,
                                   const sy_shared_expert* shared, sy_kernel** kernel);
 
@@ -124,6 +124,7 @@ SY_API sy_status sy_kernel_describe(sy_kernel* kernel, sy_kernel_info* info);
 SY_API sy_status sy_kernel_apply(sy_kernel* kernel, const sy_prepare_arguments* arguments,
                                  const sy_tensor* output, void* stream);
 /// The same in micro-batches that overlap; num_micro_batches 0: as many as there are. Collective.
+/// Functions of sy_expert_functions are then also called by threads of the library.
 SY_API sy_status sy_kernel_apply_overlapped(sy_kernel* kernel,
                                             const sy_prepare_arguments* arguments,
                                             const sy_tensor* output, int32_t num_micro_batches,
