@@ -9,6 +9,7 @@
 
 #include "switchyard/eplb.h"
 
+#include "core/fail.h"
 #include "gil.h"
 #include "module.h"
 #include "tensors.h"
@@ -59,8 +60,15 @@ void bind_placement(nb::module_& m) {
         nb::arg("num_redundant"),
         "[num_logical + num_redundant]: the logical expert of each physical one, before any "
         "balancing.");
-  m.def("choose_replica", &choose_replica, nb::arg("token"), nb::arg("num_replicas"),
-        "Which of the copies of an expert serves a token row.");
+  m.def(
+      "choose_replica",
+      [](std::int64_t token, std::int32_t num_replicas) {
+        require(num_replicas >= 1, Errc::kInvalidArgument,
+                "choose_replica: num_replicas is {}, must be at least 1", num_replicas);
+        return choose_replica(token, num_replicas);
+      },
+      nb::arg("token"), nb::arg("num_replicas"),
+      "Which of the copies of an expert serves a token row.");
   nb::class_<LogicalMaps>(m, "LogicalMaps", "Where the copies of each logical expert are.")
       .def_ro("num_logical", &LogicalMaps::num_logical)
       .def_ro("max_replicas", &LogicalMaps::max_replicas, "Copies of the most replicated expert.")

@@ -27,6 +27,12 @@ def test_ids():
     assert switchyard.map_logical_to_physical(out, maps, out) is out and (out == -1).all()
 
 
+@pytest.mark.parametrize("num_replicas", [0, -1])
+def test_an_expert_has_a_copy(num_replicas):
+    with pytest.raises(switchyard.InvalidArgumentError, match=f"num_replicas is {num_replicas}"):
+        switchyard.choose_replica(5, num_replicas)
+
+
 def test_loads():
     load = switchyard.ExpertLoad(4, window=2)
     load.add_counts([1, 0, 0, 5])
