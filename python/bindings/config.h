@@ -193,6 +193,7 @@ class ConfigClass {
           return true;
         },
         nb::arg("other").none(), nb::sig("def __eq__(self, other: object) -> bool"));
+    class_.attr("__hash__") = nb::none();  // members change
     return class_;
   }
 

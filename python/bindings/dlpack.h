@@ -36,6 +36,7 @@ struct Versioned {
   Tensor tensor;
 };
 
+inline constexpr std::uint32_t kMajor = 1;  ///< other versions may have other members
 inline constexpr std::uint64_t kReadOnly = 1;
 inline constexpr const char* kName = "dltensor";
 inline constexpr const char* kVersionedName = "dltensor_versioned";

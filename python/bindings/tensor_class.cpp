@@ -85,8 +85,10 @@ nb::object to_dlpack(const PyTensor& tensor, nb::handle stream, nb::handle max_v
         "a switchyard.Tensor is exported where it is and without a copy; say to() first");
   }
   constexpr std::intptr_t kNoOrder = -1;
-  if (device.is_cuda() && !stream.is_none() && nb::cast<std::intptr_t>(stream) != kNoOrder) {
-    order(tensor.stream, stream_from_dlpack(nb::cast<std::intptr_t>(stream), device));
+  constexpr std::intptr_t kLegacyDefault = 1;  // what None means to CUDA arrays
+  const std::intptr_t number = stream.is_none() ? kLegacyDefault : nb::cast<std::intptr_t>(stream);
+  if (device.is_cuda() && number != kNoOrder) {
+    order(tensor.stream, stream_from_dlpack(number, device));
   }
   if (max_version.is_none() || nb::cast<int>(max_version[0]) < 1) {
     return export_capsule<dlpack::Managed>(tensor, dlpack::kName, [](PyObject* capsule) {
@@ -98,7 +100,7 @@ nb::object to_dlpack(const PyTensor& tensor, nb::handle stream, nb::handle max_v
       [](PyObject* unused) { destroy_unused<dlpack::Versioned>(unused, dlpack::kVersionedName); });
   auto* managed =
       static_cast<dlpack::Versioned*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kVersionedName));
-  managed->major = 1;
+  managed->major = dlpack::kMajor;
   managed->minor = 0;
   return capsule;
 }
@@ -110,6 +112,9 @@ nb::dict array_interface(const PyTensor& tensor) {
   const int bits = bits_of(view.dtype());
   require(bits >= 8 || view.is_contiguous(), Errc::kNotSupported,
           "numpy: {} has strides, must be contiguous", view.describe());
+  require(bits >= 8 || (view.num_dims() > 0 && view.shape(view.num_dims() - 1) % 2 == 0),
+          Errc::kNotSupported, "numpy: {} has half bytes, must have an even last dimension",
+          view.describe());
   nb::list shape, strides;
   for (int dim = 0; dim < view.num_dims(); ++dim) {
     const bool is_packed = bits < 8 && dim == view.num_dims() - 1;
@@ -126,10 +131,16 @@ nb::dict array_interface(const PyTensor& tensor) {
 }
 
 // The same bytes as another dtype; the last dimension shrinks or grows by the ratio of their sizes.
+// Strides stay where the sizes are equal.
 PyTensor view_as(const PyTensor& tensor, nb::handle dtype_name) {
   const DType dtype = dtype_from(dtype_name);
   const TensorView& view = tensor.view;
   const int last = view.num_dims() - 1;
+  if (bits_of(dtype) == bits_of(view.dtype())) {
+    return {make_view(view.data(), dtype, sizes(view, &TensorView::shape),
+                      sizes(view, &TensorView::stride), view.device()),
+            tensor.owner, tensor.stream};
+  }
   require(view.is_contiguous() && last >= 0, Errc::kInvalidArgument,
           "view: {}, must be contiguous and have a dimension", view.describe());
   std::vector<std::int64_t> shape = sizes(view, &TensorView::shape);

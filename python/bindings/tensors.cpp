@@ -192,7 +192,7 @@ Arrays::Found Arrays::from_numpy(nb::handle array) {
 
 TensorView Arrays::from_torch(nb::handle array) {
   const Device device = device_of_torch(array);
-  has_torch_ = true;
+  has_torch_ = has_torch_ || device.is_cuda();
   const DType dtype = dtype_from(array.attr("dtype"));
   void* pointer = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("data_ptr")()));
   const Sizes shape = sizes_from(array.attr("shape"));
@@ -214,6 +214,9 @@ Arrays::Found Arrays::from_dlpack(nb::handle array) {
   if (PyCapsule_IsValid(capsule.ptr(), dlpack::kVersionedName)) {
     const auto* managed = static_cast<dlpack::Versioned*>(
         PyCapsule_GetPointer(capsule.ptr(), dlpack::kVersionedName));
+    require(managed->major == dlpack::kMajor, Errc::kInvalidArgument,
+            "tensor: DLPack {}.{}, must be of version {}", managed->major, managed->minor,
+            dlpack::kMajor);
     tensor = &managed->tensor;
     is_read_only = (managed->flags & dlpack::kReadOnly) != 0;
   } else {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors: in from every kind of array and out again, without a copy."""
+import ctypes
 import gc
 import weakref
 
@@ -88,6 +89,46 @@ def test_dlpack_of_old_exporters():
             return np.arange(4, dtype=np.int64).__dlpack__(stream=stream)
 
     assert Tensor.wrap(Exporter()).numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_dlpack_of_a_newer_major_version_is_refused():
+    tensor = Tensor([2], "f32")
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+    class Exporter:
+        """Of a version that is not there yet."""
+
+        __dlpack_device__ = tensor.__dlpack_device__
+
+        def __dlpack__(self, **_):
+            capsule = tensor.__dlpack__(max_version=(1, 0))
+            ctypes.c_uint32.from_address(api.PyCapsule_GetPointer(capsule, b"dltensor_versioned")).value = 2
+            return capsule
+
+    with pytest.raises(switchyard.InvalidArgumentError, match="DLPack 2.0, must be of version 1"):
+        Tensor.wrap(Exporter())
+
+
+def test_strided_bytes_have_other_names():
+    array = np.arange(24, dtype=np.uint8).reshape(4, 6)[::2, 1:5]
+    for name in ("e4m3", "e8m0"):
+        eight = Tensor.wrap(array).view(name)
+        assert (eight.dtype, eight.strides, eight.data_ptr()) == (name, (12, 1), array.ctypes.data)
+        assert eight.view("u8").numpy().tolist() == array.tolist()
+    with pytest.raises(switchyard.InvalidArgumentError, match="must be contiguous"):
+        Tensor.wrap(array).view("u16")
+
+
+def test_half_a_byte_is_not_shown():
+    with pytest.raises(switchyard.NotSupportedError, match="even last dimension"):
+        Tensor([2, 3], "e2m1").numpy()
+
+
+def test_objects_that_change_have_no_hash():
+    for config in (switchyard.ExchangeConfig(), switchyard.PrepareFinalizeConfig()):
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(config)
 
 
 def test_dlpack_refuses_what_it_cannot_do():
@@ -182,6 +223,8 @@ def test_torch_tensors():
         assert wrapped.data_ptr() == tensor.data_ptr() and wrapped.strides == (3, 1)
         back = wrapped.torch()
         assert back.data_ptr() == tensor.data_ptr() and back.dtype == tensor.dtype
+        part = Tensor.wrap(tensor[:, 1:]).torch()
+        assert part.data_ptr() == tensor[:, 1:].data_ptr() and part.stride() == (3, 1)
 
 
 def test_jax_arrays():
