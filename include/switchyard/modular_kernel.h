@@ -29,7 +29,7 @@ enum class SharedExpertsOrder : std::uint8_t {
 
 /// An expert that every token visits, on its own rank.
 struct SharedExpert {
-  std::unique_ptr<Experts> experts;  ///< one expert
+  std::shared_ptr<Experts> experts;  ///< one expert
   /// [H] or [1, H], bf16, f16 or f32, on the kernel's device: the row is multiplied by sigmoid(x .
   /// gate) (Qwen2-MoE). Absent: 1. Kept by the caller.
   TensorView gate;
@@ -63,10 +63,10 @@ enum class LayerStage : std::uint8_t {
 class SWITCHYARD_API ModularKernel {
  public:
   /// Collective, because it introduces the experts to prepare_finalize. All parts are of one
-  /// device.
+  /// device. Whoever keeps a share of a part, for the memory that it shows, calls it no more.
   /// Errors: kInvalidArgument, kOutOfMemory; on GPUs kNotSupported: swizzled scales in a
   /// token-major class.
-  ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize, std::unique_ptr<Experts> experts,
+  ModularKernel(std::shared_ptr<PrepareFinalize> prepare_finalize, std::shared_ptr<Experts> experts,
                 SharedExpert shared = {});
   ~ModularKernel();
 
@@ -136,8 +136,8 @@ class SWITCHYARD_API ModularKernel {
   void run_shared(const TensorView& hidden, Scratch& scratch, Stream stream);
   TensorView rows_of_shared(std::int64_t num_tokens, const Scratch& scratch) const;
 
-  std::unique_ptr<PrepareFinalize> prepare_finalize_;
-  std::unique_ptr<Experts> experts_;
+  std::shared_ptr<PrepareFinalize> prepare_finalize_;
+  std::shared_ptr<Experts> experts_;
   SharedExpert shared_;
   std::size_t workspace_bytes_ = 0;
   std::unique_ptr<SharedMemory> shared_memory_;

@@ -242,7 +242,9 @@ PyExchange make_exchange(const PyGroup& py_group, nb::handle given, const nb::kw
 
 // Columns of the origins, by row.
 nb::dict row_origins(const PyExchange& self, nb::handle handle) {
-  const std::vector<RowOrigin> origins = self.live()->row_origins(handle_of(handle).handle);
+  const auto exchange = self.live();
+  const Exclusive call = self.call();
+  const std::vector<RowOrigin> origins = exchange->row_origins(handle_of(handle).handle);
   nb::list row, expert, rank, token, k, weight;
   for (const RowOrigin& origin : origins) {
     row.append(origin.row);
@@ -388,7 +390,9 @@ void bind_combine(nb::class_<PyExchange>& type) {
       .def(
           "release",
           [](const PyExchange& self, nb::handle handle) {
-            self.live()->release(handle_of(handle).handle);
+            const auto exchange = self.live();
+            const Exclusive call = self.call();
+            exchange->release(handle_of(handle).handle);
           },
           nb::arg("handle"), nb::sig("def release(self, handle: Handle | Dispatched) -> None"),
           "Gives a handle up without a combine; every rank must.");
@@ -450,7 +454,9 @@ void bind_exchange(nb::module_& m) {
       .def(
           "wire_bytes",
           [](const PyExchange& self, nb::handle handle) {
-            const WireBytes bytes = self.live()->wire_bytes(handle_of(handle).handle);
+            const auto exchange = self.live();
+            const Exclusive call = self.call();
+            const WireBytes bytes = exchange->wire_bytes(handle_of(handle).handle);
             return nb::make_tuple(bytes.dispatch, bytes.combine);
           },
           nb::arg("handle"),
@@ -461,7 +467,9 @@ void bind_exchange(nb::module_& m) {
           "Raises what kernels that have ended found, or why the group was aborted. Does not wait.")
       .def(
           "close", [](PyExchange& self) { self.exchange.close(); },
-          "Gives the memory back, once the tensors that point into it are gone.")
+          "Gives the memory back, once the tensors that point into it are gone. On GPUs "
+          "collective:\n"
+          "the memory goes when the last such tensor is gone on every rank.")
       .def_prop_ro("is_closed", [](const PyExchange& self) { return self.exchange.is_closed(); })
       .def(
           "__enter__", [](nb::object self) { return self; },

@@ -93,7 +93,7 @@ PyExperts from_function(nb::object function, const std::string& name, nb::handle
 
 nb::object apply(const PyExperts& self, const PyExpertRows& rows, nb::handle out,
                  nb::handle stream_argument) {
-  const auto experts = self.part.live("Experts");
+  const auto experts = self.live();
   Arrays arrays(stream_argument);
   arrays.prefer(rows.stream);
   nb::object result = nb::borrow(out);
@@ -108,6 +108,7 @@ nb::object apply(const PyExperts& self, const PyExpertRows& rows, nb::handle out
   const std::int64_t shape[] = {bytes};
   const PyTensor workspace = arrays.allocate(DType::kU8, shape, experts->device());
   const Stream stream = arrays.stream(experts->device());
+  const CallMemory memory(keep_all({nb::cast(rows), result}));
   without_gil([&] {
     experts->apply(rows.rows, output,
                    {workspace.view.as<std::byte>(), static_cast<std::size_t>(bytes)}, stream);
@@ -130,11 +131,18 @@ PyExpertRows rows_from(nb::handle rows, nb::handle num_rows, nb::handle first_ro
   return {made, keep_all(arrays.take_held()), filled};
 }
 
+thread_local std::shared_ptr<const void> call_memory;
+
 }  // namespace
+
+CallMemory::CallMemory(std::shared_ptr<const void> memory)
+    : outer_(std::exchange(call_memory, std::move(memory))) {}
+
+CallMemory::~CallMemory() { call_memory = std::move(outer_); }
 
 void PythonExperts::apply(const ExpertRows& input, const TensorView& output, std::span<std::byte>,
                           Stream stream) {
-  const std::shared_ptr<const void> memory = memory_.lock();
+  const std::shared_ptr<const void>& memory = call_memory;
   in_callback([&] {
     const nb::handle function(static_cast<PyObject*>(const_cast<void*>(function_.get())));
     function(PyExpertRows{input, memory, stream}, PyTensor{output, memory, stream});
@@ -194,14 +202,10 @@ void bind_experts(nb::module_& m) {
                   "Experts of your own: function(rows, output) writes output, bf16 of the shape of "
                   "rows.rows, at the places of\n"
                   "the valid rows. On GPUs it works in rows.stream and does not wait.")
-      .def_prop_ro(
-          "name",
-          [](const PyExperts& self) { return std::string(self.part.live("Experts")->name()); })
-      .def_prop_ro("device",
-                   [](const PyExperts& self) { return self.part.live("Experts")->device(); })
-      .def_prop_ro(
-          "is_batch_invariant",
-          [](const PyExperts& self) { return self.part.live("Experts")->is_batch_invariant(); })
+      .def_prop_ro("name", [](const PyExperts& self) { return std::string(self.live()->name()); })
+      .def_prop_ro("device", [](const PyExperts& self) { return self.live()->device(); })
+      .def_prop_ro("is_batch_invariant",
+                   [](const PyExperts& self) { return self.live()->is_batch_invariant(); })
       .def("apply", &apply, nb::arg("rows"), nb::arg("out").none() = nb::none(),
            nb::arg("stream").none() = nb::none(),
            nb::sig("def apply(self, rows: ExpertRows, out: Array | None = None, stream: StreamLike "

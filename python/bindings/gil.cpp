@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <thread>
 
@@ -43,6 +44,13 @@ void forget_threads() { num_taking = 0; }
 
 bool may_take_gil() noexcept {
   return !is_exiting || exiting_thread.load() == std::this_thread::get_id();
+}
+
+// PyGILState_Check is not in the limited API, which wheels for several versions are built with.
+bool holds_gil() noexcept {
+  using Check = int (*)();
+  static const auto check = reinterpret_cast<Check>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return check != nullptr && Py_IsInitialized() && may_take_gil() && check() != 0;
 }
 
 WithoutGil::WithoutGil() : state_(PyEval_SaveThread()) {}

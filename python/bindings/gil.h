@@ -49,6 +49,19 @@ auto without_gil(Function&& function) {
 /// threads still hold then are never released.
 bool may_take_gil() noexcept;
 
+/// Whether this thread holds the lock of a running interpreter.
+bool holds_gil() noexcept;
+
+/// Runs `function` without the lock, whether or not the caller holds it.
+template <typename Function>
+void with_gil_released(Function&& function) {
+  if (holds_gil()) {
+    without_gil(std::forward<Function>(function));
+  } else {
+    std::forward<Function>(function)();
+  }
+}
+
 void bind_gil(nb::module_& m);
 
 }  // namespace switchyard::python

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,25 +34,42 @@ struct PyKernel {
   std::shared_ptr<ModularKernel> live() const { return kernel.live("ModularKernel"); }
 };
 
-PyKernel make(PyPrepareFinalize& prepare, PyExperts& experts, nb::handle shared, nb::handle gate,
-              const std::string& order) {
+// A part stays the caller's when the kernel cannot be made.
+PyKernel make(PyPrepareFinalize& prepare, PyExperts& routed, nb::handle shared_value,
+              nb::handle gate, const std::string& order) {
+  auto* shared = shared_value.is_none() ? nullptr : &nb::cast<PyExperts&>(shared_value);
+  require(shared != &routed, Errc::kInvalidArgument,
+          "ModularKernel: shared_experts are the experts, must be others");
+  const auto prepare_finalize = prepare.live();
+  const auto experts = routed.live();
+  const Exclusive of_prepare = prepare.call();
+  const Exclusive of_routed = routed.call();
+  std::optional<Exclusive> of_shared;
   Arrays arrays;
   SharedExpert shared_expert;
-  if (!shared.is_none()) {
-    shared_expert.experts = nb::cast<PyExperts&>(shared).part.take("Experts");
+  if (shared != nullptr) {
+    shared_expert.experts = shared->live();
+    of_shared.emplace(shared->part.busy(), "Experts");
     shared_expert.gate = arrays.in(gate, "ModularKernel: shared_gate");
     shared_expert.order = enum_from<SharedExpertsOrder>(order);
   }
-  auto part = prepare.part.take("PrepareFinalize");
-  auto routed = experts.part.take("Experts");
-  auto* python = dynamic_cast<PythonExperts*>(routed.get());
   PyKernel made{Owned<ModularKernel>(without_gil([&] {
-                  return std::make_unique<ModularKernel>(std::move(part), std::move(routed),
-                                                         std::move(shared_expert));
+                  return std::make_unique<ModularKernel>(prepare_finalize, experts, shared_expert);
                 })),
                 nb::borrow(gate)};
-  if (python != nullptr) python->set_memory(made.live());
+  prepare.part.hand_over();
+  routed.part.hand_over();
+  if (shared != nullptr) shared->part.hand_over();
   return made;
+}
+
+// Experts see memory of the kernel, and the arrays of the call.
+std::shared_ptr<const void> memory_of(std::shared_ptr<const void> kernel, Arrays& arrays) {
+  struct Memory {
+    std::shared_ptr<const void> kernel;
+    std::shared_ptr<const void> arrays;
+  };
+  return std::make_shared<Memory>(Memory{std::move(kernel), keep_all(arrays.take_held())});
 }
 
 nb::object apply(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
@@ -67,6 +85,7 @@ nb::object apply(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
   }
   const TensorView output = call.arrays.out(result, "apply: out");
   const Stream stream = call.arrays.stream(kernel->device());
+  const CallMemory memory(memory_of(kernel, call.arrays));
   without_gil([&] { kernel->apply(call.arguments, output, stream); });
   return result;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // layer.h: the parts of a layer as Python objects: experts, prepare/finalize objects, kernels. A
-// kernel takes the first two over; the objects that they were made as are closed then.
+// kernel takes the first two over; the objects that they were made as refuse calls then.
 #pragma once
 
 #include <memory>
@@ -17,34 +17,37 @@
 
 namespace switchyard::python {
 
-/// A part that can be moved into a kernel: the shared object is the owner.
+/// A part that a kernel may take over.
 template <typename T>
 class Part {
  public:
   Part() = default;
-  explicit Part(std::unique_ptr<T> part)
-      : owned_(std::make_unique<std::unique_ptr<T>>(std::move(part))) {}
+  explicit Part(std::unique_ptr<T> part) : owned_(std::move(part)) {}
 
   /// A share of the part. Errors: kInvalidArgument when it was closed or is a kernel's.
   std::shared_ptr<T> live(const char* type) const {
-    const auto held = owned_.live(type);
-    require(*held != nullptr, Errc::kInvalidArgument,
-            "{}: it is part of a ModularKernel, which calls it", type);
-    return {held, held->get()};
+    require(!is_taken_, Errc::kInvalidArgument, "{}: it is part of a ModularKernel, which calls it",
+            type);
+    return owned_.live(type);
   }
-  std::unique_ptr<T> take(const char* type) {
-    live(type);
-    return std::move(*owned_.live(type));
+  /// From now on it is the kernel's; tensors and calls that hold a share keep it.
+  void hand_over() {
+    is_taken_ = true;
+    owned_.close();
   }
   const Busy& busy() const { return owned_.busy(); }
   void close() { owned_.close(); }
 
  private:
-  Owned<std::unique_ptr<T>> owned_;
+  Owned<T> owned_;
+  bool is_taken_ = false;
 };
 
 struct PyExperts {
   Part<Experts> part;
+
+  Exclusive call() const { return {part.busy(), "Experts"}; }
+  std::shared_ptr<Experts> live() const { return part.live("Experts"); }
 };
 
 struct PyPrepareFinalize {
@@ -54,7 +57,19 @@ struct PyPrepareFinalize {
   std::shared_ptr<PrepareFinalize> live() const { return part.live("PrepareFinalize"); }
 };
 
-/// Experts that call a Python function. Tensors of a call keep `memory` alive, once it is set.
+/// What the tensors that a Python function gets keep alive; of this thread, for its lifetime.
+class CallMemory {
+ public:
+  explicit CallMemory(std::shared_ptr<const void> memory);
+  ~CallMemory();
+  CallMemory(const CallMemory&) = delete;
+  CallMemory& operator=(const CallMemory&) = delete;
+
+ private:
+  std::shared_ptr<const void> outer_;
+};
+
+/// Experts that call a Python function. Who calls them sets CallMemory.
 class PythonExperts final : public Experts {
  public:
   struct Facts {
@@ -80,12 +95,9 @@ class PythonExperts final : public Experts {
   void apply(const ExpertRows& input, const TensorView& output, std::span<std::byte> workspace,
              Stream stream) override;
 
-  void set_memory(std::weak_ptr<const void> memory) { memory_ = std::move(memory); }
-
  private:
   std::shared_ptr<const void> function_;
   Facts facts_;
-  std::weak_ptr<const void> memory_;
 };
 
 }  // namespace switchyard::python

@@ -373,6 +373,7 @@ void bind_factory(nb::module_& m) {
          const nb::kwargs& keywords) {
         const FactoryCall call(keywords);
         const auto ranks = group.live();
+        const Exclusive exclusive = group.call();
         return PyPrepareFinalize{Part<PrepareFinalize>(without_gil(
             [&] { return make_prepare_finalize(*ranks, moe, quant.config, call.options); }))};
       },

@@ -38,7 +38,8 @@ class Exclusive {
 };
 
 /// A shared T. Tensors that point into it, and calls that run, hold a share each: memory outlives
-/// close(). A T ends without the GIL, because on GPUs it waits for its kernels.
+/// close(). A T ends without the GIL, whoever drops the last share, because on GPUs it waits for
+/// its kernels and its peers.
 template <typename T>
 class Owned {
  public:
@@ -46,7 +47,7 @@ class Owned {
   explicit Owned(std::unique_ptr<T> object)
       : generation_(fork_generation()),
         object_(object.release(), [generation = generation_](T* made) {
-          if (generation == fork_generation()) delete made;
+          if (generation == fork_generation()) with_gil_released([&] { delete made; });
         }) {}
 
   Owned(Owned&&) noexcept = default;
@@ -66,7 +67,7 @@ class Owned {
   void close() {
     if (object_ == nullptr) return;
     std::shared_ptr<T> object = std::move(object_);  // another thread may look meanwhile
-    without_gil([&] { object.reset(); });
+    object.reset();
   }
 
  private:

@@ -182,7 +182,9 @@ PyPrepareFinalize make(const std::string& kind_name, nb::handle group, nb::handl
          "make_prepare_finalize: group is {}, must be a Group; only \"local\" needs none",
          text_of(group));
   }
-  const auto ranks = nb::cast<const PyGroup&>(group).live();
+  const auto& py_group = nb::cast<const PyGroup&>(group);
+  const auto ranks = py_group.live();
+  const Exclusive exclusive = py_group.call();
   return {Part<PrepareFinalize>(
       without_gil([&] { return make_prepare_finalize(kind, *ranks, config, options); }))};
 }
@@ -438,7 +440,8 @@ void bind_prepare(nb::module_& m) {
           "post_init_setup",
           [](const PyPrepareFinalize& self, const PyExperts& experts) {
             const auto object = self.live();
-            const auto part = experts.part.live("Experts");
+            const auto part = experts.live();
+            const Exclusive exclusive = self.call();
             without_gil([&] { object->post_init_setup(*part); });
           },
           nb::arg("experts"),
@@ -446,7 +449,9 @@ void bind_prepare(nb::module_& m) {
       .def(
           "abandon",
           [](const PyPrepareFinalize& self, int micro_batch, const std::string& reason) {
-            self.live()->abandon(micro_batch, reason);
+            const auto object = self.live();
+            const Exclusive exclusive = self.call();
+            object->abandon(micro_batch, reason);
           },
           nb::arg("micro_batch"), nb::arg("reason"),
           "Gives a prepared micro-batch up whose results will never come.")

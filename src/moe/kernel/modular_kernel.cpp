@@ -53,8 +53,8 @@ std::int64_t receive_later(std::function<void()> hook, Stream stream) {
 
 }  // namespace
 
-ModularKernel::ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize,
-                             std::unique_ptr<Experts> experts, SharedExpert shared)
+ModularKernel::ModularKernel(std::shared_ptr<PrepareFinalize> prepare_finalize,
+                             std::shared_ptr<Experts> experts, SharedExpert shared)
     : prepare_finalize_(std::move(prepare_finalize)),
       experts_(std::move(experts)),
       shared_(std::move(shared)) {
@@ -66,6 +66,7 @@ ModularKernel::ModularKernel(std::unique_ptr<PrepareFinalize> prepare_finalize,
 }
 
 // The exchange first: on GPUs it waits for kernels, and for peers that may still read from here.
+// Where others keep it, cudaFree waits for the kernels, and peers read only the exchange's windows.
 ModularKernel::~ModularKernel() { prepare_finalize_.reset(); }
 
 bool ModularKernel::is_capturable() const {
