@@ -32,8 +32,6 @@ namespace {
 
 constexpr int kNoGpu = 77;
 constexpr std::int64_t kHungMs = 20'000;  // beyond what is allowed: then the trial kills a rank
-// Longest set-up of six processes on two GPUs: contexts, memory, opening that of peers.
-constexpr double kGpuSetUpSeconds = 3;
 
 struct Options {
   int trials = 20;
@@ -101,9 +99,7 @@ class Trials {
     json["survivors"] = survivors_;
     json["survivors_in_set_up"] = in_set_up_;
     json["slowest_survivor_seconds"] = slowest_;
-    json["allowed_seconds"] = allowed(false);
-    json["slowest_survivor_in_set_up_seconds"] = slowest_in_set_up_;
-    json["allowed_seconds_in_set_up"] = allowed(true);
+    json["allowed_seconds"] = allowed();
     json["left_behind"] = left_behind_;
     json["wrong"] = wrong_;
     json["first_failure"] = first_failure_;
@@ -111,23 +107,18 @@ class Trials {
   }
 
  private:
-  // Whoever sets up GPU memory waits for nobody until CUDA's calls have returned.
-  double allowed(bool in_set_up) const {
-    const double timeout = static_cast<double>(options_.timeout_ms) * 1e-3;
-    return timeout + options_.slack +
-           (in_set_up && options_.device == "cuda" ? kGpuSetUpSeconds : 0);
+  double allowed() const {
+    return static_cast<double>(options_.timeout_ms) * 1e-3 + options_.slack;
   }
 
   void judge(const Trial& trial, int number, const TrialRank& rank) {
     if (trial.is_victim(number) && trial.fault == Fault::kKill) return;
     ++survivors_;
-    const bool in_set_up = rank.report.find(": group: ") != std::string::npos;
-    in_set_up_ += in_set_up ? 1 : 0;
+    if (rank.report.find(": group: ") != std::string::npos) ++in_set_up_;
     const double seconds = seconds_of(rank.end_ns - rank.since_ns);
-    double& slowest = in_set_up ? slowest_in_set_up_ : slowest_;
-    slowest = std::max(slowest, seconds);
+    slowest_ = std::max(slowest_, seconds);
     std::string why;
-    if (seconds > allowed(in_set_up)) {
+    if (seconds > allowed()) {
       why = fmt::format("it ended {:.2f} s after it could know", seconds);
     } else if (rank.signal != 0) {
       why = fmt::format("signal {}", rank.signal);
@@ -180,7 +171,7 @@ class Trials {
 
   template <typename Wanted>
   void wait_for(std::vector<TrialRank>& ranks, const Wanted& wanted) const {
-    const double end = allowed(true) + seconds_of(kHungMs * 1'000'000);
+    const double end = allowed() + seconds_of(kHungMs * 1'000'000);
     bool is_over = false;
     while (!is_over) {
       is_over = true;
@@ -209,7 +200,6 @@ class Trials {
   int left_behind_ = 0;
   int wrong_ = 0;
   double slowest_ = 0;
-  double slowest_in_set_up_ = 0;
   std::string first_failure_;
 };
 

@@ -26,14 +26,14 @@ struct PlainWire {
                                               const float (&sum)[kReturnVecElements]) {
     if (is_there) send_return<kDType>(to, lane, sum);
   }
-  template <bool kIsCommon, int kChunks>
+  template <bool kIsCommon>
   __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int token,
                                              const TokenPartials& of, int chunk, int lane) {
     if (a.reduce == Reduce::kPerExpert) {
-      return sum_chunks<kDType, kIsCommon, true, kChunks>(a, call, slots, token, of, chunk, lane);
+      return sum_chunks<kDType, kIsCommon, true>(a, call, slots, token, of, chunk, lane);
     }
-    return sum_chunks<kDType, kIsCommon, false, kChunks>(a, call, slots, token, of, chunk, lane);
+    return sum_chunks<kDType, kIsCommon, false>(a, call, slots, token, of, chunk, lane);
   }
 };
 

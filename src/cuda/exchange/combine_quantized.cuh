@@ -87,11 +87,10 @@ struct QuantizedWire {
     }
   };
 
-  template <bool kIsCommon, int kChunks>
+  template <bool kIsCommon>
   __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
                                              const ReturnSlots& slots, int token,
                                              const TokenPartials& of, int chunk, int lane) {
-    static_assert(kChunks == 1);
     std::byte* own = a.windows.base[a.rank];
     const std::int32_t first = chunk * kReturnChunkElements + lane * kReturnVecElements;
     const bool is_there = kIsCommon || first < a.layout.shape.hidden;

@@ -267,7 +267,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t p
     const int chunk = (item - token * of_token) * a.grid.chunks_per_item;
     const TokenPartials partials(a, token, lane);
     if constexpr (kChunks == 1) {
-      if (!Wire::template sum<kIsCommon, 1>(a, call, slots, token, partials, chunk, lane)) return;
+      if (!Wire::template sum<kIsCommon>(a, call, slots, token, partials, chunk, lane)) return;
     } else {
 #pragma unroll 1
       for (int c = 0; c < a.grid.chunks_per_item; c += kChunks) {
