@@ -21,6 +21,7 @@
 #include "support/errors.h"
 #include "support/observe.h"
 #include "support/processes.h"
+#include "support/shared.h"
 
 namespace switchyard {
 namespace {

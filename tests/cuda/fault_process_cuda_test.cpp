@@ -21,6 +21,7 @@
 #include "run_in_child.h"
 #include "support/observe.h"
 #include "support/processes.h"
+#include "support/shared.h"
 
 namespace switchyard {
 namespace {

@@ -16,6 +16,7 @@
 #include "core/clock.h"
 #include "support/overlapped_layer.h"
 #include "support/processes.h"
+#include "support/shared.h"
 
 namespace switchyard {
 namespace {

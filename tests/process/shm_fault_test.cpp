@@ -16,6 +16,7 @@
 #include "support/observe.h"
 #include "support/processes.h"
 #include "support/ranks.h"
+#include "support/shared.h"
 
 namespace switchyard {
 namespace {

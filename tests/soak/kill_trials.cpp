@@ -3,8 +3,9 @@
 // kill_trials: ranks that are processes make exchanges while one or two of them are killed or
 // stopped, or start late, at random moments from the set-up on. Every other rank must end within
 // the timeout and a second, with an error that a peer explains, and nothing may be left behind: no
-// process, socket, file or shared memory. The result is one JSON object. Exit codes: 0 all is
-// well, 1 not, 77 no GPU.
+// process, socket, file or shared memory. A trial on GPUs begins when all ranks have their CUDA
+// context: the driver cannot be interrupted while it makes one. The result is one JSON object. Exit
+// codes: 0 all is well, 1 not, 77 no GPU.
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <signal.h>
@@ -16,20 +17,24 @@
 #include "switchyard/device.h"
 #include "switchyard/error.h"
 #include "switchyard/group.h"
+#include "switchyard/tensor.h"
 
 #include "conformance/exchange_soak.h"
 #include "core/clock.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/random.h"
+#include "device/cuda_module.h"
+#include "support/shared.h"
 
 namespace switchyard::test {
 namespace {
 
 constexpr int kNoGpu = 77;
-// From the start of the processes to a signal; GPUs are slow to start.
+// From the moment that all ranks are ready to a signal; exchanges on GPUs take longer to make.
 constexpr std::int64_t kMaxDelayMs = 600;
-constexpr std::int64_t kMaxGpuDelayMs = 6000;
+constexpr std::int64_t kMaxGpuDelayMs = 3000;
+constexpr std::int64_t kMaxReadyMs = 60'000;
 constexpr std::int64_t kPairsEach = 30;
 constexpr const char* kSecret = "kill-trials";
 
@@ -55,8 +60,23 @@ void report(const Fd& to, const std::string& text) {
   if (write(to.get(), line.data(), line.size()) < 0) std::perror("kill_trials");
 }
 
-int be_rank(const Trial& trial, int rank, const Fd& to) {
-  if (trial.device != "cpu" && num_cuda_devices() == 0) return kNoGpu;
+// Starts the driver, makes the context and loads the kernels, which takes seconds where many
+// processes do it at once and cannot be interrupted. False: no GPU.
+bool start_device(const Trial& trial, int rank) {
+  if (trial.device == "cpu") return true;
+  prepare_for_shared_gpus();
+  const int num_gpus = num_cuda_devices();
+  if (num_gpus == 0) return false;
+  (void)Tensor(DType::kU8, {1}, Device::cuda(rank % num_gpus));
+  return true;
+}
+
+int be_rank(const Trial& trial, int rank, std::atomic<int>& num_ready, const Fd& to) {
+  const bool can_run = start_device(trial, rank);
+  ++num_ready;
+  if (!can_run) return kNoGpu;
+  while (num_ready < trial.num_ranks) usleep(500);
+  if (trial.is_late(rank)) usleep(static_cast<useconds_t>(trial.delay_ms * 1000));
   try {
     const Group group =
         Group::from(rank, trial.num_ranks, trial.store,
@@ -84,6 +104,8 @@ std::array<Fd, 2> make_pipe() {
 bool Trial::is_victim(int rank) const {
   return std::find(victims.begin(), victims.end(), rank) != victims.end();
 }
+
+bool Trial::is_late(int rank) const { return fault == Fault::kLate && is_victim(rank); }
 
 std::string Trial::describe() const {
   constexpr const char* kNames[] = {"kill", "stop", "late start"};
@@ -123,11 +145,11 @@ Trial random_trial(std::uint64_t seed, const std::string& device, std::int64_t t
 }
 
 std::vector<TrialRank> start(const Trial& trial) {
+  const Shared<std::atomic<int>> num_ready;
   std::vector<TrialRank> ranks(static_cast<std::size_t>(trial.num_ranks));
   const pid_t parent = getpid();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const int rank = static_cast<int>(i);
-    const bool is_late = trial.fault == Fault::kLate && trial.is_victim(rank);
     std::array<Fd, 2> ends = make_pipe();
     ranks[i].pid = fork();
     require(ranks[i].pid >= 0, Errc::kSystem, "kill_trials: fork failed with error {}", errno);
@@ -135,12 +157,21 @@ std::vector<TrialRank> start(const Trial& trial) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
       setpgid(0, i == 0 ? 0 : ranks[0].pid);
-      if (is_late) usleep(static_cast<useconds_t>(trial.delay_ms * 1000));
-      _exit(be_rank(trial, rank, ends[1]));
+      _exit(be_rank(trial, rank, *num_ready, ends[1]));
     }
     setpgid(ranks[i].pid, ranks[0].pid);
     ranks[i].reports = std::move(ends[0]);
-    ranks[i].since_ns = now_ns() + (is_late ? trial.delay_ms * 1'000'000 : 0);
+  }
+  const Deadline deadline = Deadline::after_ms(kMaxReadyMs);
+  while (*num_ready < trial.num_ranks) {
+    require(!deadline.expired(), Errc::kTimeout,
+            "kill_trials: {} of {} ranks were ready to start after {} s", num_ready->load(),
+            trial.num_ranks, kMaxReadyMs / 1000);
+    usleep(500);
+  }
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const std::int64_t late_ms = trial.is_late(static_cast<int>(i)) ? trial.delay_ms : 0;
+    ranks[i].since_ns = now_ns() + late_ms * 1'000'000;
   }
   return ranks;
 }

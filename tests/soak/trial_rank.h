@@ -32,6 +32,7 @@ struct Trial {
   std::string store{};  ///< where the ranks meet
 
   bool is_victim(int rank) const;
+  bool is_late(int rank) const;
   /// Late ranks that come in time harm nobody.
   bool must_fail() const { return fault != Fault::kLate || delay_ms > timeout_ms; }
   std::string describe() const;
@@ -55,7 +56,8 @@ struct TrialRank {
   bool is_explained() const;
 };
 
-/// One process group; the first rank leads it. No thread may run.
+/// One process group; the first rank leads it. Returns when every rank has its GPU and may begin:
+/// from there times count. No thread may run.
 std::vector<TrialRank> start(const Trial& trial);
 
 }  // namespace switchyard::test

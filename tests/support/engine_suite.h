@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "support/errors.h"
 #include "support/processes.h"
+#include "support/shared.h"
 
 namespace switchyard::test {
 

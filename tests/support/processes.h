@@ -4,13 +4,11 @@
 // "shm". The test process must have no other threads when it forks.
 #pragma once
 
-#include <sys/mman.h>
 #include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -71,22 +69,5 @@ void run_processes(int num_ranks, const std::function<void(const Group&)>& body,
 
 /// Fails the test unless the value comes within 20 s.
 void wait_until(const std::atomic<int>& value, int wanted);
-
-/// A zero-filled T shared by forked processes. T must be trivially destructible (atomics).
-template <typename T>
-class Shared {
- public:
-  Shared()
-      : data_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                        0)) T{}) {}
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  ~Shared() { munmap(data_, sizeof(T)); }
-  T* operator->() const { return data_; }
-  T& operator*() const { return *data_; }
-
- private:
-  T* data_;
-};
 
 }  // namespace switchyard::test
