@@ -19,7 +19,7 @@ def test_examples(name, phrase):
     assert phrase in done.stdout
 
 
-@pytest.mark.parametrize("page, least", [("python", 5), ("from_deep_ep", 3), ("from_flashinfer", 2)])
+@pytest.mark.parametrize("page, least", [("python", 5), ("from_deep_ep", 3), ("from_flashinfer", 2), ("from_vllm", 2)])
 def test_the_program_of_the_page(page, least, run_program):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= least

@@ -150,8 +150,9 @@ def name_of_dtype(dtype: Any) -> str:
 
 @contextlib.contextmanager
 def use_micro_batch(number: int) -> Iterator[None]:
-    """Calls of this thread inside belong to the micro-batch `number`. With vLLM its own micro-batches count instead."""
-    before, _local.micro_batch = getattr(_local, "micro_batch", 0), number
+    """Calls of this thread inside belong to the micro-batch `number`. Elsewhere vLLM's micro-batches count where it is installed, and
+    otherwise the number is 0."""
+    before, _local.micro_batch = getattr(_local, "micro_batch", None), number
     try:
         yield
     finally:
@@ -171,11 +172,12 @@ def use_local_sizes(sizes: list[int]) -> Iterator[None]:
 
 def current_micro_batch() -> int:
     """The micro-batch of a call."""
-    if HAS_VLLM:
+    number = getattr(_local, "micro_batch", None)
+    if number is None and HAS_VLLM:
         from vllm.v1.worker.ubatching import dbo_current_ubatch_id  # pylint: disable=import-error,import-outside-toplevel
 
         return dbo_current_ubatch_id()
-    return getattr(_local, "micro_batch", 0)
+    return number or 0
 
 
 def run_pending_receive() -> None:
