@@ -23,7 +23,8 @@ CLASSES = {
     "low_latency": ("low_latency", lambda m: vllm.DeepEPLLPrepareAndFinalize(m, 8, P)),
     "nixl": ("low_latency", lambda m: vllm.NixlEPPrepareAndFinalize(m, 8, P)),
     "high_throughput": ("elastic_decode", lambda m: vllm.DeepEPHTPrepareAndFinalize(m, P, P, m.rank * E // P)),
-    "v2_decode": ("elastic_decode", lambda m: vllm.DeepEPV2PrepareAndFinalize(m, P, P, m.rank * E // P, E, K, use_cudagraph=True, max_num_tokens=8)),
+    "v2_decode": ("elastic_decode", lambda m: vllm.DeepEPV2PrepareAndFinalize(m, P, P, m.rank * E // P, E, K, use_cudagraph=True,
+                                                                              max_num_tokens=8)),
     "v2_prefill": ("elastic_prefill", lambda m: vllm.DeepEPV2PrepareAndFinalize(m, P, P, m.rank * E // P, E, K)),
     "all_gather": ("all_gather", lambda m: vllm.MoEPrepareAndFinalizeNaiveDPEPModular(num_dispatchers=P, all2all_manager=m)),
     "two_sided": ("all_to_all", lambda m: vllm.FlashInferNVLinkTwoSidedPrepareAndFinalize(P, all2all_manager=m)),
@@ -116,6 +117,8 @@ def test_whole_layers_with_experts_that_reduce(name, num_tokens):
             for _ in range(3):
                 output = layer(one, kind, group.rank, hidden, ids, weights, True)
             np.testing.assert_array_equal(output, library_layer(kind, group, hidden, ids, weights))
+            new_ids = one.prepare(hidden, weights, ids, E, None, False, PLAIN)[3]
+            assert new_ids is None or new_ids.dtype == ids.dtype
 
     run_local(P, rank)
 
@@ -270,10 +273,12 @@ def test_a_policy_of_the_caller():
 
 # name: (batched, dtype of ids, bound on tokens, reduced, async)
 PROPERTIES = {
-    "low_latency": (True, "int64", 8, True, True), "nixl": (True, None, 8, True, True), "high_throughput": (False, "int64", None, True, True),
+    "low_latency": (True, "int64", 8, True, True), "nixl": (True, None, 8, True, True),
+    "high_throughput": (False, "int64", None, True, True),
     "v2_decode": (False, "int64", None, True, True), "v2_prefill": (False, "int64", None, True, True),
     "all_gather": (False, None, None, False, False), "two_sided": (False, None, None, True, False),
-    "one_sided": (False, "int32", None, True, False), "mori": (False, "int32", 8, True, False), "no_dp_ep": (False, None, None, False, False)}
+    "one_sided": (False, "int32", None, True, False), "mori": (False, "int32", 8, True, False),
+    "no_dp_ep": (False, None, None, False, False)}
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -318,12 +323,13 @@ def finalize_with(make, rows, impl, output=None):
     (lambda group: vllm.DeepEPLLPrepareAndFinalize(group, 8, 3), "num_dispatchers is 3, must be 2"),
     (call_of(lambda m: vllm.DeepEPHTPrepareAndFinalize(m, P, P, 3)), "rank_expert_offset is 3, must be"),
     (call_of(CLASSES["v2_decode"][1], num_experts=8), "num_experts is 8, must be 4"),
-    (call_of(CLASSES["low_latency"][1], ids=lambda ids: ids.astype(np.int32)), "topk_ids is int32, must be int64"),
+    (call_of(CLASSES["low_latency"][1], ids=lambda ids: ids.astype(np.int32)), "topk_ids is i32, must be i64"),
     (call_of(CLASSES["low_latency"][1], ids=lambda ids: ids + 100), "topk_ids"),
     (finalize_with(CLASSES["low_latency"][1], lambda rows: rows, NO_OP), "must be TopKWeightAndReduceDelegate"),
     (finalize_with(CLASSES["two_sided"][1], lambda rows: rows[:, None], DELEGATE), "weighted and summed over the experts"),
     (finalize_with(CLASSES["all_gather"][1], lambda rows: rows, NO_OP, np.zeros((1, 3), BF16)), "output is \\(1, 3\\)"),
-    (lambda group: vllm.DeepEPLLPrepareAndFinalize(group, 8, P).finalize(np.zeros((1, H)), None, None, None, False, DELEGATE), "follows no prepare"),
+    (lambda group: CLASSES["low_latency"][1](vllm.All2AllManager(group)).finalize(np.zeros((1, H)), None, None, None, False, DELEGATE),
+     "follows no prepare"),
 ])
 def test_errors(rank, phrase):
     with pytest.raises(switchyard.InvalidArgumentError, match=phrase):

@@ -48,7 +48,8 @@ MAKERS = [
     ("int8_w8a16", {**W, "block_shape": [0, 64]}, (None, "int8", [0, 64], {"use_int8_w8a16", "is_block_quantized"}, "int8_w8a16", None)),
     ("biased", {"w1_bias": SCALE, "w2_bias": SCALE}, (None, None, None, set(), None, None)),
     ("gptq_marlin", {**W, "weight_bits": 8, "group_size": -1}, (None, "int8", None, {"use_int8_w8a16"}, "int8_w8a16", None)),
-    ("gptq_marlin", {**W, "weight_bits": 4, "group_size": 32}, (None, "int4", [1, 32], {"use_int4_w4a16", "is_block_quantized"}, "int4_w4a16", None)),
+    ("gptq_marlin", {**W, "weight_bits": 4, "group_size": 32},
+     (None, "int4", [1, 32], {"use_int4_w4a16", "is_block_quantized"}, "int4_w4a16", None)),
     ("mxfp4_mxfp8", {**W, "mx_alignment": 64}, ("mxfp8", "mxfp4", None, set(), None, None)),
     ("mxfp4_w4a8", {**W, "a1_scale": ONE}, ("fp8", "mxfp4", None, {"use_mxfp4_w4a8"}, None, "w_mxfp4_a_fp8")),
     ("mxfp4", W, ("mxfp4", "mxfp4", None, {"use_mxfp4_w4a4", "is_per_tensor"}, None, "w_mxfp4_a_mxfp4")),
@@ -116,7 +117,8 @@ def test_parallelism(tp, dp, is_expert_parallel, expected):
         assert ((made.tp_size, made.tp_rank), (made.dp_size, made.dp_rank), (made.ep_size, made.ep_rank)) == (of_tp, of_dp, of_ep)
         assert made.use_ep == (is_expert_parallel and tp * dp > 1)
         assert made.use_all2all_kernels == made.use_deepep_ll_kernels == made.use_batched_activation_format == (made.use_ep and dp > 1)
-        assert vllm.FusedMoEParallelConfig.flatten_tp_across_dp_and_pcp(tp, dp, device // tp, 1, 0, tp_rank=device % tp) == (tp * dp, device)
+        flat = vllm.FusedMoEParallelConfig.flatten_tp_across_dp_and_pcp(tp, dp, device // tp, 1, 0, tp_rank=device % tp)
+        assert flat == (tp * dp, device)
 
 
 def test_sizes():
@@ -184,7 +186,8 @@ def test_registry(backend):
     def rank(group):
         with vllm.All2AllManager(group) as manager:
             moe = sizes(group.rank, backend)
-            made = vllm.maybe_make_prepare_finalize(moe, vllm.FUSED_MOE_UNQUANTIZED_CONFIG, allow_new_interface=True, all2all_manager=manager)
+            made = vllm.maybe_make_prepare_finalize(moe, vllm.FUSED_MOE_UNQUANTIZED_CONFIG, allow_new_interface=True,
+                                                    all2all_manager=manager)
             assert type(made) is BACKENDS[backend]
             identity_layer(made, group.rank)
             older = vllm.maybe_make_prepare_finalize(moe, vllm.FUSED_MOE_UNQUANTIZED_CONFIG, all2all_manager=manager)
@@ -234,7 +237,8 @@ FORMATS = [
     ("deepep_v2", vllm.fp8_w8a8_moe_quant_config(**W, block_shape=[128, 128]), (E4M3, (P * 8, H // 128))),
     ("allgather_reducescatter", vllm.fp8_w8a8_moe_quant_config(**W, per_act_token_quant=True), (E4M3, (P * T, 1))),
     ("flashinfer_nvlink_two_sided", vllm.fp8_w8a8_moe_quant_config(**W, block_shape=[128, 128]), (E4M3, (None, H // 128))),
-    ("flashinfer_nvlink_one_sided", vllm.int8_w8a8_moe_quant_config(SCALE, SCALE, None, None, per_act_token_quant=True), (np.int8, (P * 8, 1))),
+    ("flashinfer_nvlink_one_sided", vllm.int8_w8a8_moe_quant_config(SCALE, SCALE, None, None, per_act_token_quant=True),
+     (np.int8, (P * 8, 1))),
     ("none", vllm.fp8_w8a8_moe_quant_config(**W, a1_scale=ONE, a2_scale=ONE), (E4M3, (1,))),
 ]
 

@@ -9,8 +9,7 @@
     prepare_finalize.finalize(output, experts(rows), topk_weights, topk_ids, False, vllm.TopKWeightAndReduceDelegate())
 
 Where vLLM is installed the classes derive from its own, so that its engine takes them; they read its records as well as these. Arrays are
-tensors of torch, arrays of numpy (with ml_dtypes) or switchyard.Tensor; results are of the kind that went in. docs/from_vllm.md lists
-what differs.
+tensors of torch, or arrays of numpy and ml_dtypes; results are of the kind that went in. docs/from_vllm.md lists what differs.
 """
 from switchyard.compat.vllm._classes import (
     DEEPEP_QUANT_BLOCK_SHAPE,

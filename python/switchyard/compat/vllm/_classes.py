@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from switchyard import InvalidArgumentError
-from switchyard.compat._arrays import device_of, is_torch, like
+from switchyard.compat._arrays import device_of, is_torch, like, permuted
 from switchyard.compat.vllm import _interface as interface
 from switchyard.compat.vllm._manager import Activations, All2AllManager, Need
 from switchyard.compat.vllm._prepare import AsyncPrepareAndFinalize, Call, PrepareAndFinalize, contiguous_sum, empty_like
@@ -76,6 +76,8 @@ class DeepEPLLPrepareAndFinalize(AsyncPrepareAndFinalize):
     def _scales(self, call: Call) -> Any:
         assert call.prepared is not None
         scales = call.prepared.experts.scales
+        if call.prepared.experts.scale_layout == "swizzled":
+            return permuted(like(scales, call.a1), (3, 4, 1, 5, 2, 0))  # DeepEP's view [32, 4, C / 128, 4, H / 64, L]
         if scales is None or len(scales.shape) != 1:
             return like(scales, call.a1)
         one = like(scales, call.a1).reshape(1, 1, 1)  # one for all rows, as vLLM's batched kernels take it
@@ -168,8 +170,7 @@ class DeepEPV2PrepareAndFinalize(AsyncPrepareAndFinalize):
     maybe_roundup_layer_hidden_size = staticmethod(DeepEPHTPrepareAndFinalize.maybe_roundup_layer_hidden_size)
 
     def _check_experts(self, num_experts: int) -> None:
-        if num_experts != self.num_experts:
-            raise InvalidArgumentError(f"{type(self).__name__}: num_experts is {num_experts}, must be {self.num_experts}, as in the constructor")
+        _check_number(self, num_experts)
         _check_offset(self, num_experts)
 
     def _need(self, *given: Any) -> tuple[Need, int]:
@@ -256,8 +257,7 @@ class FlashInferNVLinkOneSidedPrepareAndFinalize(FlashInferNVLinkTwoSidedPrepare
         self.top_k, self.num_experts, self.hidden_size = top_k, num_experts, hidden_size
 
     def _check_experts(self, num_experts: int) -> None:
-        if num_experts != self.num_experts:
-            raise InvalidArgumentError(f"{type(self).__name__}: num_experts is {num_experts}, must be {self.num_experts}, as in the constructor")
+        _check_number(self, num_experts)
 
 
 class MoriPrepareAndFinalize(FlashInferNVLinkTwoSidedPrepareAndFinalize):
@@ -276,9 +276,19 @@ class MoriPrepareAndFinalize(FlashInferNVLinkTwoSidedPrepareAndFinalize):
         return self.max_num_tokens
 
 
+def first_expert(num_experts: int, rank: int, size: int) -> int:
+    """The first expert of a rank: where they do not divide, the first ranks have one more."""
+    return num_experts // size * rank + min(rank, num_experts % size)
+
+
+def _check_number(one: Any, num_experts: int) -> None:
+    if num_experts != one.num_experts:
+        raise InvalidArgumentError(f"{type(one).__name__}: num_experts is {num_experts}, must be {one.num_experts}, as in the constructor")
+
+
 def _check_offset(one: Any, num_experts: int) -> None:
     size = one.manager.world_size
-    first = num_experts // size * one.manager.rank + min(one.manager.rank, num_experts % size)
+    first = first_expert(num_experts, one.manager.rank, size)
     if one.rank_expert_offset != first:
         raise InvalidArgumentError(f"{type(one).__name__}: rank_expert_offset is {one.rank_expert_offset}, must be {first}, the first of "
                                    f"{num_experts} experts on rank {one.manager.rank} of {size}")

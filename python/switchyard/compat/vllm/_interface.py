@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import importlib.util
 import sys
 import threading
@@ -143,6 +144,7 @@ def dtype_named(name: str) -> Any:
     return Tensor((0,), name).numpy().dtype
 
 
+@functools.cache
 def name_of_dtype(dtype: Any) -> str:
     """This library's name of a dtype of torch, numpy or ml_dtypes."""
     return Tensor((0,), dtype).dtype
@@ -196,6 +198,12 @@ def local_sizes() -> list[int] | None:
         from vllm import forward_context  # pylint: disable=import-error,import-outside-toplevel
 
         if forward_context.is_forward_context_available():
-            metadata = forward_context.get_forward_context().dp_metadata
-            return None if metadata is None else metadata.get_chunk_sizes_across_dp_rank()
+            return _sizes_of(forward_context.get_forward_context().dp_metadata)
     return None
+
+
+def _sizes_of(metadata: Any) -> list[int] | None:
+    if metadata is None:
+        return None
+    # Without the sizes of a scope those of the data-parallel ranks are an upper bound.
+    return metadata.local_sizes or metadata.num_tokens_across_dp_cpu.tolist()

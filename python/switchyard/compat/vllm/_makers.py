@@ -42,7 +42,8 @@ def ocp_mx_moe_quant_config(quant_dtype: str, w1_scale: Any, w2_scale: Any, weig
                             gemm1_clamp_limit: float | None = None) -> FusedMoEQuantConfig:
     """Activations of an OCP MX format, weights of the same or another."""
     if quant_dtype not in OCP_MX_DTYPES:
-        raise InvalidArgumentError(f'ocp_mx_moe_quant_config: quant_dtype is "{quant_dtype}", must be one of {", ".join(sorted(OCP_MX_DTYPES))}')
+        raise InvalidArgumentError(f'ocp_mx_moe_quant_config: quant_dtype is "{quant_dtype}", must be one of '
+                                   f'{", ".join(sorted(OCP_MX_DTYPES))}')
     return FusedMoEQuantConfig.make(**locals())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from switchyard import InvalidArgumentError, Prepared, PrepareFinalize, Tensor
-from switchyard.compat._arrays import device_of, like
+from switchyard.compat._arrays import device_of, is_torch, like
 from switchyard.compat.vllm import _interface as interface
 from switchyard.compat.vllm._manager import Activations, Need, manager_of
 from switchyard.compat.vllm._weights import TopKWeightAndReduceContiguous, by_choice, kind_of
@@ -23,6 +23,7 @@ class Call:
     a1: Any
     num_tokens: int
     num_experts: int
+    ids_dtype: Any
     is_weighted: bool
     prepared: Prepared | None = None
     weights: Any = None
@@ -114,15 +115,15 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         self._check_experts(num_experts)
         need, largest = self._need(a1, topk_ids, num_experts, self._read(quant_config), defer_input_quant)
         found = self.manager.object_for(need)
-        call = Call(found, a1, a1.shape[0], num_experts, apply_router_weight_on_input)
+        call = Call(found, a1, a1.shape[0], num_experts, topk_ids.dtype, apply_router_weight_on_input)
         return call, {"micro_batch": interface.current_micro_batch(), "apply_router_weight_on_input": apply_router_weight_on_input,
                       "weighs_in_place": apply_router_weight_on_input and self.weighs_in_place, "max_tokens": largest,
                       "host_counts": self.host_counts}
 
     def _check_ids(self, topk_ids: Any) -> None:
-        if self.ids_dtype is not None and interface.name_of_dtype(topk_ids.dtype) != self.ids_dtype:
-            raise InvalidArgumentError(f"{type(self).__name__}: topk_ids is {topk_ids.dtype}, must be {self.topk_indices_dtype()}, "
-                                       "the topk_indices_dtype of the class")
+        dtype = interface.name_of_dtype(topk_ids.dtype)
+        if self.ids_dtype is not None and dtype != self.ids_dtype:
+            raise InvalidArgumentError(f"{type(self).__name__}: topk_ids is {dtype}, must be {self.ids_dtype}, its topk_indices_dtype")
 
     def _check_experts(self, num_experts: int) -> None:
         """A class that was told where its experts are checks it."""
@@ -154,6 +155,8 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         call.prepared = prepared
         rows = like(prepared.experts.rows, call.a1)
         ids, call.weights = like(prepared.topk_ids, call.a1), like(prepared.topk_weights, call.a1)
+        if ids is not None and ids.dtype != call.ids_dtype:
+            ids = ids.to(call.ids_dtype) if is_torch(ids) else ids.astype(call.ids_dtype)
         return rows, self._scales(call), self._metadata(call), ids, call.weights
 
     def _scales(self, call: Call) -> Any:
@@ -197,12 +200,13 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         call = self._calls.get(micro_batch)
         name = type(self).__name__
         if call is None or call.prepared is None:
-            raise InvalidArgumentError(f"{name}: finalize of micro-batch {micro_batch} follows no prepare, must follow one whose result was received")
+            raise InvalidArgumentError(f"{name}: finalize of micro-batch {micro_batch} follows no prepare, must follow one whose result was "
+                                       "received")
         if tuple(output.shape) != (call.num_tokens, call.object.hidden):
             raise InvalidArgumentError(f"{name}: output is {tuple(output.shape)}, must be {(call.num_tokens, call.object.hidden)}, as a1")
         if bool(apply_router_weight_on_input) != bool(call.is_weighted):
-            raise InvalidArgumentError(f"{name}: apply_router_weight_on_input is {apply_router_weight_on_input}, must be {call.is_weighted}, "
-                                       "as in prepare")
+            raise InvalidArgumentError(f"{name}: apply_router_weight_on_input is {apply_router_weight_on_input}, must be "
+                                       f"{call.is_weighted}, as in prepare")
         rows, kind = self._weigh(call, rows, topk_weights, topk_ids, impl)
         arguments = {"micro_batch": micro_batch, "weight_and_reduce": kind}
         if kind != "no_op" and topk_weights is not call.weights and topk_weights is not None:

@@ -45,7 +45,7 @@ def _with_all2all(moe: Any, quant_config: Any, routing_tables: tuple[Any, Any, A
     manager = manager_of(all2all_manager)
     _check_ranks(parallel, manager)
     ranks, experts = manager.world_size, moe.num_experts
-    first = manager.rank * moe.num_local_experts
+    first = classes.first_expert(experts, manager.rank, ranks)
     block_fp8 = Activations.of(quant_config).is_deepep_block
     tables = routing_tables or (None, None, None)
     if backend in ("deepep_low_latency", "nixl_ep"):
@@ -71,8 +71,8 @@ def _with_all2all(moe: Any, quant_config: Any, routing_tables: tuple[Any, Any, A
 
 def _check_ranks(parallel: Any, manager: All2AllManager) -> None:
     if (parallel.ep_size, parallel.ep_rank) != (manager.world_size, manager.rank):
-        raise InvalidArgumentError(f"maybe_make_prepare_finalize: the manager has rank {manager.rank} of {manager.world_size}, must have rank "
-                                   f"{parallel.ep_rank} of {parallel.ep_size}, the ranks that hold the experts")
+        raise InvalidArgumentError(f"maybe_make_prepare_finalize: the manager has rank {manager.rank} of {manager.world_size}, must have "
+                                   f"rank {parallel.ep_rank} of {parallel.ep_size}, the ranks that hold the experts")
 
 
 def make_moe_prepare_and_finalize_naive_dp_ep(use_monolithic: bool, is_sequence_parallel: bool = False, num_dispatchers: int = 1, *,

@@ -28,7 +28,8 @@ class TopKWeightAndReduceDelegate(_ByType):
 
     def apply(self, output: Any, fused_expert_output: Any, topk_weights: Any, topk_ids: Any, apply_router_weight_on_input: bool) -> Any:
         """An error: whoever calls this should have chosen."""
-        raise InvalidArgumentError("TopKWeightAndReduceDelegate: apply was called, must not be: the prepare/finalize object chooses a class")
+        raise InvalidArgumentError("TopKWeightAndReduceDelegate: apply was called, must not be: the prepare/finalize object chooses a "
+                                   "class")
 
 
 class TopKWeightAndReduceNoOP(_ByType):
