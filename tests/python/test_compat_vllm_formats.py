@@ -98,3 +98,55 @@ def test_scales_with_columns_first_are_refused():
     one = vllm.MoEPrepareAndFinalizeNoDPEPModular()
     with pytest.raises(switchyard.NotSupportedError, match="is_scale_transposed"):
         one.prepare(*batch(0, one), E, None, False, newer)
+
+
+def test_the_reference_of_the_batched_format():
+    """Two ranks of the reference, each with its own tokens, against the low-latency class."""
+
+    def rank(group):
+        with vllm.All2AllManager(group) as manager:
+            low_latency, mine = vllm.DeepEPLLPrepareAndFinalize(manager, T, P), slice(group.rank * T, (group.rank + 1) * T)
+            hidden, weights, ids = batch(group.rank, low_latency)
+            rows, _, counts, *_ = low_latency.prepare(hidden, weights, ids, E, None, False, PLAIN)
+            # All tokens on one rank, the experts of this one.
+            everyone = [batch(other, low_latency) for other in range(P)]
+            all_hidden, all_weights, all_ids = (np.concatenate(parts) for parts in zip(*everyone))
+            one = vllm.BatchedPrepareAndFinalize(P * T, E // P, P, group.rank)
+            assert one.activation_format is vllm.FusedMoEActivationFormat.BatchedExperts and one.max_num_tokens_per_rank() == P * T
+            assert one.topk_indices_dtype() is None and one.num_dispatchers() == P and not one.output_is_reduced()
+            found, scales, found_counts, *_ = one.prepare(all_hidden, all_weights, all_ids, E, None, False, PLAIN)
+            assert scales is None and found_counts.expert_num_tokens.tolist() == [*counts.expert_num_tokens.tolist(), 0, 0]
+            for local, count in enumerate(counts.expert_num_tokens):
+                np.testing.assert_array_equal(found[local, :count], rows[local, :count])
+                assert not found[local, count:].any()
+            output, partial = np.zeros_like(hidden), np.zeros_like(all_hidden)
+            low_latency.finalize(output, rows.copy(), weights, ids, False, vllm.TopKWeightAndReduceDelegate())
+            one.finalize(partial, found, all_weights, all_ids, False, vllm.TopKWeightAndReduceDelegate())
+            return output, partial, mine
+
+    results = run_local(P, rank)
+    for output, _, mine in results:
+        summed = sum(partial.astype(np.float32) for _, partial, _ in results)
+        np.testing.assert_array_equal(summed[mine], output.astype(np.float32))  # twice the tokens, exactly
+
+
+@pytest.mark.parametrize("flags, scale_shape", [({}, (1, 1)), ({"per_act_token_quant": True}, (8, 1)), ({"block_shape": [128, 128]}, (8, 2)),
+                                                ({"a1_scale": np.array([0.05], np.float32)}, (1, 1))])
+def test_formats_of_the_reference(flags, scale_shape):
+    quant = vllm.fp8_w8a8_moe_quant_config(ONES, ONES, **flags)
+    one = vllm.BatchedPrepareAndFinalize(8, E, 1, 0)
+    hidden, weights, ids = batch(0, one)
+    expected, *_ = one.prepare(hidden, weights, ids, E, None, False, PLAIN)
+    rows, scales, counts, *_ = one.prepare(hidden, weights, ids, E, None, False, quant)
+    assert rows.dtype == ml_dtypes.float8_e4m3fn and scales.shape == (E, *scale_shape) and counts.expert_num_tokens.sum() == T * K
+    values = rows.astype(np.float32) * np.repeat(scales, H // scale_shape[1], axis=-1)
+    np.testing.assert_allclose(values, expected.astype(np.float32), atol=0.1, rtol=0.07)
+
+
+def test_errors_of_the_reference():
+    hidden, weights, ids = batch(0, vllm.BatchedPrepareAndFinalize(1, E, 1, 0))
+    for one, quant, is_weighted, phrase in [(vllm.BatchedPrepareAndFinalize(1, E, 1, 0), PLAIN, False, "tokens chose local expert"),
+                                            (vllm.BatchedPrepareAndFinalize(8, E, 1, 0), PLAIN, True, "2 experts per token"),
+                                            (vllm.BatchedPrepareAndFinalize(8, E, 1, 0), NVFP4[True], False, "quant_dtype is nvfp4")]:
+        with pytest.raises(switchyard.Error, match=phrase):
+            one.prepare(hidden, weights, ids, E, None, is_weighted, quant)

@@ -4,9 +4,14 @@ August 2026; where vLLM is installed, its own classes are asked too."""
 import dataclasses
 import importlib
 import inspect
+import sys
+import types
 
+import numpy as np
 import pytest
 
+import switchyard
+from switchyard import run_local
 from switchyard.compat import vllm
 from switchyard.compat.vllm import _interface as interface
 
@@ -22,6 +27,7 @@ ROUTING_TABLES = ["global_to_physical", "physical_to_global", "local_expert_glob
 LOW_LATENCY = ["buffer", "max_tokens_per_rank", "num_dispatchers", "use_fp8_dispatch", *ROUTING_TABLES]
 HIGH_THROUGHPUT = ["buffer", "num_dispatchers", "dp_size", "rank_expert_offset"]
 CONSTRUCTORS = {
+    "BatchedPrepareAndFinalize": ["max_num_tokens", "num_local_experts", "num_dispatchers", "rank"],
     "DeepEPLLPrepareAndFinalize": LOW_LATENCY, "NixlEPPrepareAndFinalize": LOW_LATENCY, "DeepEPHTPrepareAndFinalize": HIGH_THROUGHPUT,
     "DeepEPV2PrepareAndFinalize": [*HIGH_THROUGHPUT, "num_experts", "num_topk", "use_fp8_dispatch", "use_cudagraph", "sp_size"],
     "MoEPrepareAndFinalizeNaiveDPEPModular": ["is_sequence_parallel", "num_dispatchers"], "MoEPrepareAndFinalizeNoDPEPModular": [],
@@ -105,6 +111,82 @@ def test_functions(name):
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields(name):
     assert [field.name for field in dataclasses.fields(getattr(vllm, name))][:len(FIELDS[name])] == FIELDS[name]
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Stands for the parts of a running vLLM that know ranks, token counts and micro-batches."""
+    state = types.SimpleNamespace(metadata=None, micro_batch=0, received=[], ranks=None)
+    ranks = {"get_ep_group": lambda: state.ranks, "get_tensor_model_parallel_rank": lambda: 1,
+             "get_dp_group": lambda: types.SimpleNamespace(rank_in_group=2), "get_pcp_group": lambda: types.SimpleNamespace(rank_in_group=0)}
+    modules = {
+        "vllm.distributed": ranks,
+        "vllm.forward_context": {"is_forward_context_available": lambda: state.metadata is not None,
+                                 "get_forward_context": lambda: types.SimpleNamespace(dp_metadata=state.metadata)},
+        "vllm.v1.worker.ubatching": {"dbo_current_ubatch_id": lambda: state.micro_batch,
+                                     "dbo_maybe_run_recv_hook": lambda: state.received.append(True)},
+        "vllm": {}, "vllm.v1": {}, "vllm.v1.worker": {}}
+    for name, contents in modules.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("distributed", "forward_context"):
+        setattr(sys.modules["vllm"], name, sys.modules[f"vllm.{name}"])
+    for part in ("_interface", "_manager", "_config"):
+        monkeypatch.setattr(importlib.import_module(f"switchyard.compat.vllm.{part}"), "HAS_VLLM", True)
+    return state
+
+
+def test_ranks_and_token_counts_of_a_running_vllm(engine):
+    def rank(group):
+        engine.ranks = types.SimpleNamespace(cpu_group=group)
+        one = vllm.MoEPrepareAndFinalizeNaiveDPEPModular()
+        assert one.manager.group is group and vllm.FlashInferNVLinkTwoSidedPrepareAndFinalize().manager is one.manager
+        assert interface.local_sizes() is None
+        engine.metadata = types.SimpleNamespace(local_sizes=[3], num_tokens_across_dp_cpu=np.array([4]))
+        assert interface.local_sizes() == [3]
+        engine.metadata.local_sizes = None  # without a scope: the data-parallel ranks' tokens
+        assert interface.local_sizes() == [4]
+        two_sided = vllm.FlashInferNVLinkTwoSidedPrepareAndFinalize()
+        rows, *_ = two_sided.prepare(np.ones((2, 8), np.float32), np.ones((2, 1), np.float32), np.zeros((2, 1), np.int32), 2, None, False,
+                                     vllm.FUSED_MOE_UNQUANTIZED_CONFIG)
+        assert rows.shape == (4, 8)
+        one.manager.close()
+
+    run_local(1, rank)
+
+
+def test_micro_batches_of_a_running_vllm(engine):
+    def rank(group):
+        one = vllm.DeepEPLLPrepareAndFinalize(vllm.All2AllManager(group), 4, 1)
+        hidden, weights, ids = np.ones((2, 8), np.float32), np.ones((2, 1), np.float32), np.zeros((2, 1), np.int64)
+        call = (hidden, weights, ids, 2, None, False, vllm.FUSED_MOE_UNQUANTIZED_CONFIG)
+        rows = []
+        for engine.micro_batch in (0, 1):
+            rows.append(one.prepare(*call)[0].copy() * (engine.micro_batch + 2))
+        for engine.micro_batch in (1, 0):
+            output = np.zeros_like(hidden)
+            hook, receiver = one.finalize_async(output, rows[engine.micro_batch], weights, ids, False, vllm.TopKWeightAndReduceDelegate())
+            hook()
+            receiver()
+            assert (output == engine.micro_batch + 2).all()
+        assert len(engine.received) == 2  # what the other micro-batch left is received first
+
+    run_local(1, rank)
+
+
+def test_ranks_of_parallelism_of_a_running_vllm(engine):
+    del engine
+    options = types.SimpleNamespace(enable_expert_parallel=True, all2all_backend="deepep_v2", enable_eplb=False)
+    made = vllm.FusedMoEParallelConfig.make(2, 1, 3, 1, options)
+    assert (made.ep_size, made.ep_rank, made.dp_rank, made.tp_rank) == (6, 5, 2, 0)
+
+
+def test_ranks_of_parallelism_must_be_given():
+    options = types.SimpleNamespace(enable_expert_parallel=True, all2all_backend="deepep_v2", enable_eplb=False)
+    if not interface.HAS_VLLM:
+        with pytest.raises(switchyard.InvalidArgumentError, match="dp_rank is absent, must be given where dp_size is 3"):
+            vllm.FusedMoEParallelConfig.make(1, 1, 3, 1, options)
 
 
 needs_vllm = pytest.mark.skipif(not interface.HAS_VLLM, reason="vLLM is not installed; the tables stand for it")

@@ -105,6 +105,21 @@ def test_static_scales_of_tensors(device):
     assert torch.equal(scales.cpu(), scale.cpu()) and torch.equal(rows.float() * 0.5, hidden.float())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_reference_of_the_batched_format(device):
+    one = vllm.BatchedPrepareAndFinalize(T, E, 1, 0)
+    hidden, weights, ids = batch(0, one, torch.device(device))
+    scale = torch.full((E,), 0.5, device=hidden.device)
+    quant = vllm.fp8_w8a8_moe_quant_config(scale, scale, scale[:1], scale[:1])
+    q, scales, counts, *_ = one.prepare(hidden, weights, ids, E, None, False, quant)
+    assert counts.expert_num_tokens.tolist() == [0, T, 0, T] and q.dtype == torch.float8_e4m3fn and q.device == hidden.device
+    assert torch.equal(q[1].float() * scales[1], hidden.float()) and not q[0].float().any()
+    rows, *_ = one.prepare(hidden, weights, ids, E, None, False, PLAIN)
+    output = torch.empty_like(hidden)
+    one.finalize(output, rows * torch.arange(E, device=rows.device)[:, None, None].to(rows.dtype), weights, ids, False, DELEGATE)
+    assert torch.equal(output, hidden * 2)
+
+
 def test_counts_from_a_list():
     made = vllm.ExpertTokensMetadata.make_from_list([3, 0, 2], "cpu")
     assert made.expert_num_tokens.tolist() == [3, 0, 2] and made.expert_num_tokens_cpu.dtype == torch.int32

@@ -12,7 +12,12 @@ from switchyard import Device, Group, NotSupportedError, Tensor
 
 def is_torch(array: Any) -> bool:
     """Whether it is a tensor of torch; torch is not imported for that."""
-    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__)
+    return _is_torch(type(array))
+
+
+@functools.cache
+def _is_torch(kind: type) -> bool:
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in kind.__mro__)
 
 
 def device_of(array: Any) -> Device:

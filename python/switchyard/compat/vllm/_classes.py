@@ -55,12 +55,16 @@ class DeepEPLLPrepareAndFinalize(AsyncPrepareAndFinalize):
     def post_init_setup(self, fused_experts: Any) -> None:
         """Sends packed UE8M0 scales to experts that take them."""
         self.use_ue8m0_dispatch = self.use_fp8_dispatch and fused_experts.supports_packed_ue8m0_act_scales()
+        self._found = None
 
     def max_num_tokens_per_rank(self) -> int | None:
         """max_tokens_per_rank."""
         return self.max_num_tokens
 
-    def _need(self, a1: Any, topk_ids: Any, num_experts: int, activations: Activations, is_deferred: bool) -> tuple[Need, int]:
+    def _most_tokens(self, num_tokens: int) -> int:
+        return 0  # C follows the upper bound
+
+    def _need(self, a1: Any, topk_ids: Any, num_experts: int, activations: Activations, is_deferred: bool) -> Need:
         backend, wire = self.backend, None
         if self.use_fp8_dispatch and not activations.is_deepep_block:
             wire = "fp8_block_deepep"
@@ -68,10 +72,9 @@ class DeepEPLLPrepareAndFinalize(AsyncPrepareAndFinalize):
             backend, wire = "pplx", "none"  # vLLM's rule, on arrival
         if is_deferred:
             activations = Activations()
-        need = Need(backend, num_experts, topk_ids.shape[1], a1.shape[1], self.max_num_tokens, interface.name_of_dtype(a1.dtype),
+        return Need(backend, num_experts, topk_ids.shape[1], a1.shape[1], self.max_num_tokens, interface.name_of_dtype(a1.dtype),
                     str(device_of(a1)), activations, nvfp4_dispatch=self._nvfp4_dispatch, wire_scheme=wire,
                     packs_scales=self.use_ue8m0_dispatch and not is_deferred, global_to_physical=self._physical)
-        return need, 0
 
     def _scales(self, call: Call) -> Any:
         assert call.prepared is not None
@@ -118,7 +121,8 @@ class DeepEPHTPrepareAndFinalize(AsyncPrepareAndFinalize):
         """The smallest hidden size not below whose rows are a multiple of 512 bytes. Calls here take any size."""
         return -(-hidden_size * dtype.itemsize // 512) * 512 // dtype.itemsize
 
-    def _check_experts(self, num_experts: int) -> None:
+    def _check(self, topk_ids: Any, num_experts: int) -> None:
+        super()._check(topk_ids, num_experts)
         _check_offset(self, num_experts)
 
     def _receive(self, call: Call, prepared: Any) -> tuple:
@@ -169,13 +173,13 @@ class DeepEPV2PrepareAndFinalize(AsyncPrepareAndFinalize):
 
     maybe_roundup_layer_hidden_size = staticmethod(DeepEPHTPrepareAndFinalize.maybe_roundup_layer_hidden_size)
 
-    def _check_experts(self, num_experts: int) -> None:
+    def _check(self, topk_ids: Any, num_experts: int) -> None:
+        super()._check(topk_ids, num_experts)
         _check_number(self, num_experts)
         _check_offset(self, num_experts)
 
-    def _need(self, *given: Any) -> tuple[Need, int]:
-        need, largest = super()._need(*given)
-        return dataclasses.replace(need, use_cudagraph=self.use_cudagraph), largest
+    def _need(self, *given: Any) -> Need:
+        return dataclasses.replace(super()._need(*given), use_cudagraph=self.use_cudagraph)
 
     def _weigh(self, call: Call, rows: Any, topk_weights: Any, topk_ids: Any, impl: Any) -> tuple[Any, str]:
         rows, kind = super()._weigh(call, rows, topk_weights, topk_ids, impl)
@@ -198,9 +202,8 @@ class MoEPrepareAndFinalizeNaiveDPEPModular(PrepareAndFinalize):
         super().__init__(all2all_manager, num_dispatchers, max_num_tokens)
         self.is_sequence_parallel, self.slices_experts = is_sequence_parallel, slices_experts
 
-    def _need(self, *given: Any) -> tuple[Need, int]:
-        need, largest = super()._need(*given)
-        return dataclasses.replace(need, slices_experts=self.slices_experts), largest
+    def _need(self, *given: Any) -> Need:
+        return dataclasses.replace(super()._need(*given), slices_experts=self.slices_experts)
 
 
 class MoEPrepareAndFinalizeNoDPEPModular(PrepareAndFinalize):
@@ -256,7 +259,8 @@ class FlashInferNVLinkOneSidedPrepareAndFinalize(FlashInferNVLinkTwoSidedPrepare
         super().__init__(num_dispatchers, all2all_manager=all2all_manager, max_num_tokens=max_num_tokens)
         self.top_k, self.num_experts, self.hidden_size = top_k, num_experts, hidden_size
 
-    def _check_experts(self, num_experts: int) -> None:
+    def _check(self, topk_ids: Any, num_experts: int) -> None:
+        super()._check(topk_ids, num_experts)
         _check_number(self, num_experts)
 
 

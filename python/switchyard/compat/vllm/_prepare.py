@@ -57,6 +57,7 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         self.max_num_tokens = max_num_tokens
         self._windows = max_num_tokens
         self._activations: tuple[Any, Activations] | None = None
+        self._found: tuple[Any, tuple, PrepareFinalize] | None = None
         self._calls: dict[int, Call] = {}
 
     # Properties of the class.
@@ -111,43 +112,46 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
     def _begin(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any, apply_router_weight_on_input: bool,
                quant_config: Any, defer_input_quant: bool) -> tuple[Call, dict[str, Any]]:
         del topk_weights, expert_map  # the library maps experts to ranks by itself
-        self._check_ids(topk_ids)
-        self._check_experts(num_experts)
-        need, largest = self._need(a1, topk_ids, num_experts, self._read(quant_config), defer_input_quant)
-        found = self.manager.object_for(need)
-        call = Call(found, a1, a1.shape[0], num_experts, topk_ids.dtype, apply_router_weight_on_input)
+        largest = self._most_tokens(a1.shape[0])
+        facts = (num_experts, a1.shape[1], a1.dtype, getattr(a1, "device", None), topk_ids.shape[1], topk_ids.dtype, defer_input_quant,
+                 self._windows)
+        # Calls of a layer are alike: what depends on these facts is found once.
+        if self._found is None or self._found[0] is not quant_config or self._found[1] != facts:
+            self._check(topk_ids, num_experts)
+            need = self._need(a1, topk_ids, num_experts, self._read(quant_config), defer_input_quant)
+            self._found = (quant_config, facts, self.manager.object_for(need))
+        call = Call(self._found[2], a1, a1.shape[0], num_experts, topk_ids.dtype, apply_router_weight_on_input)
         return call, {"micro_batch": interface.current_micro_batch(), "apply_router_weight_on_input": apply_router_weight_on_input,
                       "weighs_in_place": apply_router_weight_on_input and self.weighs_in_place, "max_tokens": largest,
                       "host_counts": self.host_counts}
 
-    def _check_ids(self, topk_ids: Any) -> None:
+    def _check(self, topk_ids: Any, num_experts: int) -> None:
+        """The constructor's promises; classes that were told where their experts are check that too."""
+        del num_experts
         dtype = interface.name_of_dtype(topk_ids.dtype)
         if self.ids_dtype is not None and dtype != self.ids_dtype:
             raise InvalidArgumentError(f"{type(self).__name__}: topk_ids is {dtype}, must be {self.ids_dtype}, its topk_indices_dtype")
-
-    def _check_experts(self, num_experts: int) -> None:
-        """A class that was told where its experts are checks it."""
 
     def _read(self, quant_config: Any) -> Activations:
         if self._activations is None or self._activations[0] is not quant_config:
             self._activations = (quant_config, Activations.of(quant_config))
         return self._activations[1]
 
-    def _need(self, a1: Any, topk_ids: Any, num_experts: int, activations: Activations, is_deferred: bool) -> tuple[Need, int]:
-        """The exchange for a call, and the largest number of tokens of a rank, 0 where only the bound is known."""
+    def _most_tokens(self, num_tokens: int) -> int:
+        """The largest number of tokens of a rank, 0 where only the upper bound is known; windows grow to it."""
         sizes = interface.local_sizes()
         largest = max(sizes) if sizes else 0
         if not self.max_num_tokens:
-            largest = largest or self._agree(a1.shape[0])
+            largest = largest or self.manager.largest(num_tokens)
             if largest > self._windows:
                 self._windows = max(_LEAST_TOKENS, 1 << (largest - 1).bit_length())
-        need = Need(self.backend, num_experts, topk_ids.shape[1], a1.shape[1], self._windows or _LEAST_TOKENS,
+        return largest
+
+    def _need(self, a1: Any, topk_ids: Any, num_experts: int, activations: Activations, is_deferred: bool) -> Need:
+        """The exchange for a call."""
+        return Need(self.backend, num_experts, topk_ids.shape[1], a1.shape[1], self._windows or _LEAST_TOKENS,
                     interface.name_of_dtype(a1.dtype), str(device_of(a1)), Activations() if is_deferred else activations,
                     num_micro_batches=self.num_micro_batches)
-        return need, largest
-
-    def _agree(self, num_tokens: int) -> int:
-        return self.manager.largest(num_tokens)
 
     # What prepare returns.
 

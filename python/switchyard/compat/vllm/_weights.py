@@ -2,6 +2,7 @@
 """The classes of vLLM's fused_moe/topk_weight_and_reduce.py, over switchyard.weight_and_reduce."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import switchyard
@@ -82,7 +83,12 @@ _KINDS = {"TopKWeightAndReduceDelegate": "delegate", "TopKWeightAndReduceNoOP": 
 
 def kind_of(impl: Any) -> str | None:
     """"delegate", "no_op", "contiguous" or "naive_batched" for an object of ours or of vLLM's; None for a class of the caller."""
-    return next((_KINDS[base.__name__] for base in type(impl).__mro__ if base.__name__ in _KINDS), None)
+    return _kind_of(type(impl))
+
+
+@functools.cache
+def _kind_of(policy: type) -> str | None:
+    return next((_KINDS[base.__name__] for base in policy.__mro__ if base.__name__ in _KINDS), None)
 
 
 def by_choice(rows: Any, topk_ids: Any) -> Any:
