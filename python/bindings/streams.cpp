@@ -3,6 +3,7 @@
 #include "streams.h"
 
 #include <memory>
+#include <optional>
 
 #include "core/fail.h"
 #include "device/cuda_module.h"
@@ -43,6 +44,52 @@ Stream torch_stream(Device device) {
   const nb::object number =
       nb::module_::import_("torch._C").attr("_cuda_getCurrentRawStream")(device.index);
   return cuda_stream(nb::cast<std::uintptr_t>(number), device);
+}
+
+namespace {
+
+// torch.cuda.Stream; torch calls the legacy default stream 0.
+nb::object torch_object(Stream stream) {
+  const nb::module_ cuda = nb::module_::import_("torch.cuda");
+  const auto handle = reinterpret_cast<std::uintptr_t>(stream.get());
+  const std::int32_t index = stream.device().index;
+  if (handle == kLegacy) return cuda.attr("default_stream")(index);
+  return cuda.attr("ExternalStream")(handle, nb::arg("device") = index);
+}
+
+// `with torch.cuda.stream(stream)`.
+class TorchStreamGuard {
+ public:
+  explicit TorchStreamGuard(Stream stream)
+      : context_(nb::module_::import_("torch.cuda").attr("stream")(torch_object(stream))) {
+    context_.attr("__enter__")();
+  }
+  ~TorchStreamGuard() {
+    try {
+      context_.attr("__exit__")(nb::none(), nb::none(), nb::none());
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("switchyard: torch.cuda.stream");
+    }
+  }
+  TorchStreamGuard(const TorchStreamGuard&) = delete;
+  TorchStreamGuard& operator=(const TorchStreamGuard&) = delete;
+
+ private:
+  nb::object context_;
+};
+
+}  // namespace
+
+nb::object empty_torch(std::size_t num_bytes, Stream stream) {
+  std::optional<TorchStreamGuard> guard;
+  if (stream != torch_stream(stream.device())) guard.emplace(stream);
+  const nb::module_ torch = nb::module_::import_("torch");
+  return torch.attr("empty")(num_bytes, nb::arg("dtype") = torch.attr("uint8"),
+                             nb::arg("device") = nb::str(name_of(stream.device()).c_str()));
+}
+
+void record_stream(nb::handle tensor, Stream stream) {
+  tensor.attr("record_stream")(torch_object(stream));
 }
 
 std::intptr_t dlpack_number(Stream stream) { return reinterpret_cast<std::intptr_t>(stream.get()); }

@@ -3,6 +3,7 @@
 // streams.h: which stream a call works in, from the `stream=` argument.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "switchyard/device.h"
@@ -21,6 +22,13 @@ Stream stream_from(nb::handle value, Device device);
 
 /// The stream that torch works in on this GPU now.
 Stream torch_stream(Device device);
+
+/// New uint8 memory of torch on the GPU of `stream`, which torch reuses behind the work of
+/// `stream`.
+nb::object empty_torch(std::size_t num_bytes, Stream stream);
+
+/// Torch gives the memory of a freed GPU tensor to others only behind what `stream` has by then.
+void record_stream(nb::handle tensor, Stream stream);
 
 /// As DLPack numbers streams: 1 is the legacy default stream, 2 the one per thread.
 std::intptr_t dlpack_number(Stream stream);

@@ -74,6 +74,14 @@ void destroy_unused(PyObject* capsule, const char* name) {
   managed->deleter(managed);
 }
 
+// What `stream` does from now on waits for what fills the tensor. Whether that is another stream.
+bool hand_over(const PyTensor& tensor, Stream stream) {
+  if (tensor.stream == stream) return false;
+  order(tensor.stream, stream);
+  if (tensor.torch != nullptr) record_stream(tensor.torch, stream);
+  return true;
+}
+
 nb::object to_dlpack(const PyTensor& tensor, nb::handle stream, nb::handle max_version,
                      nb::handle dl_device, nb::handle copy) {
   const Device device = tensor.view.device();
@@ -88,7 +96,7 @@ nb::object to_dlpack(const PyTensor& tensor, nb::handle stream, nb::handle max_v
   constexpr std::intptr_t kLegacyDefault = 1;  // what None means to CUDA arrays
   const std::intptr_t number = stream.is_none() ? kLegacyDefault : nb::cast<std::intptr_t>(stream);
   if (device.is_cuda() && number != kNoOrder) {
-    order(tensor.stream, stream_from_dlpack(number, device));
+    (void)hand_over(tensor, stream_from_dlpack(number, device));
   }
   if (max_version.is_none() || nb::cast<int>(max_version[0]) < 1) {
     return export_capsule<dlpack::Managed>(tensor, dlpack::kName, [](PyObject* capsule) {
@@ -139,7 +147,7 @@ PyTensor view_as(const PyTensor& tensor, nb::handle dtype_name) {
   if (bits_of(dtype) == bits_of(view.dtype())) {
     return {make_view(view.data(), dtype, sizes(view, &TensorView::shape),
                       sizes(view, &TensorView::stride), view.device()),
-            tensor.owner, tensor.stream};
+            tensor.owner, tensor.stream, tensor.torch};
   }
   require(view.is_contiguous() && last >= 0, Errc::kInvalidArgument,
           "view: {}, must be contiguous and have a dimension", view.describe());
@@ -149,13 +157,14 @@ PyTensor view_as(const PyTensor& tensor, nb::handle dtype_name) {
           "view: rows of {} bits, must be a multiple of the {} of {}", row_bits, bits_of(dtype),
           name_of(dtype));
   shape.back() = row_bits / bits_of(dtype);
-  return {TensorView(view.data(), dtype, shape, view.device()), tensor.owner, tensor.stream};
+  return {TensorView(view.data(), dtype, shape, view.device()), tensor.owner, tensor.stream,
+          tensor.torch};
 }
 
 PyTensor wrap(nb::handle array, nb::handle stream) {
   Arrays arrays(stream);
   const TensorView view = arrays.out(array, "Tensor.wrap");
-  return {view, keep_all(arrays.take_held()), arrays.stream()};
+  return {view, keep_all(arrays.take_held()), arrays.stream(), arrays.torch_memory()};
 }
 
 PyTensor from_pointer(std::uintptr_t pointer, nb::handle dtype,
@@ -288,6 +297,15 @@ void bind_tensors(nb::module_& m) {
           },
           nb::sig("def torch(self) -> torch.Tensor"),
           "The same memory as a torch tensor; e2m1 as uint8, two per byte.")
+      .def(
+          "_torch_memory",
+          [](const PyTensor& self) {
+            if (self.torch == nullptr) return nb::object(nb::none());
+            (void)hand_over(self, torch_stream(self.view.device()));
+            return nb::borrow(self.torch);
+          },
+          nb::sig("def _torch_memory(self) -> object"),
+          "The torch tensor whose memory this is, ready for torch's current stream; or None.")
       .def("__len__",
            [](const PyTensor& self) {
              if (self.view.num_dims() == 0)

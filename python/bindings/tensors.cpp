@@ -192,7 +192,10 @@ Arrays::Found Arrays::from_numpy(nb::handle array) {
 
 TensorView Arrays::from_torch(nb::handle array) {
   const Device device = device_of_torch(array);
-  has_torch_ = has_torch_ || device.is_cuda();
+  if (device.is_cuda()) {
+    has_torch_ = true;
+    torch_.push_back(nb::borrow(array));
+  }
   const DType dtype = dtype_from(array.attr("dtype"));
   void* pointer = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("data_ptr")()));
   const Sizes shape = sizes_from(array.attr("shape"));
@@ -241,6 +244,7 @@ Arrays::Found Arrays::find(nb::handle array, const char* name) {
     case Kind::kOwn: {
       const PyTensor& tensor = *nb::inst_ptr<PyTensor>(array);
       prefer(tensor.stream);
+      if (tensor.torch != nullptr) torch_.push_back(nb::borrow(tensor.torch));
       return {tensor.view};
     }
     case Kind::kNumpy: return from_numpy(array);
@@ -273,7 +277,10 @@ TensorView Arrays::out(nb::handle array, const char* name) {
 
 void Arrays::prefer(nb::handle array) {
   const Kind kind = kind_of(array);
-  if (kind == Kind::kTorch) has_torch_ = has_torch_ || device_of_torch(array).is_cuda();
+  if (kind == Kind::kTorch && device_of_torch(array).is_cuda()) {
+    has_torch_ = true;
+    torch_.push_back(nb::borrow(array));
+  }
   if (kind == Kind::kOwn) prefer(nb::inst_ptr<PyTensor>(array)->stream);
 }
 
@@ -282,7 +289,7 @@ void Arrays::prefer(Stream filling) {
 }
 
 Stream Arrays::stream_so_far(Device device) const {
-  if (stream_argument_.is_valid() && !stream_argument_.is_none()) {
+  if (names_stream()) {
     return stream_from(stream_argument_, device);
   }
   if (device.is_cpu()) return Stream::host();
@@ -294,18 +301,30 @@ Stream Arrays::stream_so_far(Device device) const {
 Stream Arrays::stream(Device device) {
   const Stream stream = stream_so_far(device);
   if (imported_) order(*std::exchange(imported_, std::nullopt), stream);
+  used_ = stream;
   return stream;
+}
+
+// Without `stream=` the call works in torch's current stream, which is where torch frees memory.
+Arrays::~Arrays() {
+  if (torch_.empty() || !names_stream() || !used_) return;
+  try {
+    if (*used_ == torch_stream(used_->device())) return;
+    for (const nb::object& tensor : torch_) record_stream(tensor, *used_);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("switchyard: record_stream");
+  }
 }
 
 PyTensor Arrays::allocate(DType dtype, std::span<const std::int64_t> shape, Device device) {
   if (device.is_cpu() || !has_torch_)
     return PyTensor::of(Tensor(dtype, shape, device), stream(device));
   const std::size_t bytes = TensorView(nullptr, dtype, shape, device).num_bytes();
-  const nb::module_ torch = nb::module_::import_("torch");
-  nb::object memory = torch.attr("empty")(bytes, nb::arg("dtype") = torch.attr("uint8"),
-                                          nb::arg("device") = nb::str(name_of(device).c_str()));
+  const Stream filling = stream(device);
+  nb::object memory = empty_torch(bytes, filling);
+  PyObject* tensor = memory.ptr();
   void* pointer = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(memory.attr("data_ptr")()));
-  return {TensorView(pointer, dtype, shape, device), keep(std::move(memory)), stream(device)};
+  return {TensorView(pointer, dtype, shape, device), keep(std::move(memory)), filling, tensor};
 }
 
 }  // namespace switchyard::python

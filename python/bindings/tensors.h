@@ -26,6 +26,8 @@ struct PyTensor {
   TensorView view;
   std::shared_ptr<const void> owner{};
   Stream stream = Stream::host();  ///< that fills it
+  /// The torch tensor whose GPU memory this is, which `owner` keeps; otherwise null.
+  PyObject* torch = nullptr;
 
   /// Takes over memory of the library.
   static PyTensor of(Tensor tensor, Stream stream);
@@ -48,12 +50,17 @@ Device device_from(nb::handle value);
 /// The array arguments of one call.
 ///
 /// Accepted are switchyard.Tensor, numpy arrays (ml_dtypes included), torch tensors, and whatever
-/// has __dlpack__. All arguments of a call live at least as long as this object.
+/// has __dlpack__. All arguments of a call live at least as long as this object. At its end torch
+/// learns which of its GPU tensors another stream than its current one works with (record_stream),
+/// so that its allocator gives their memory to others only behind that work.
 class Arrays {
  public:
   /// `stream`: the caller's argument, or None: torch's current stream if any argument is a torch
   /// tensor, else the stream that fills the first switchyard.Tensor, else the thread's default.
   explicit Arrays(nb::handle stream = nb::handle()) : stream_argument_(stream) {}
+  ~Arrays();
+  Arrays(const Arrays&) = delete;
+  Arrays& operator=(const Arrays&) = delete;
 
   /// None gives an absent view. Errors: kInvalidArgument (not an array, a dtype that the library
   /// does not have).
@@ -71,11 +78,14 @@ class Arrays {
   Device device() const { return device_.value_or(Device::cpu()); }
 
   /// New memory on `device`: zero-filled on CPUs. With torch tensors on GPUs it is torch's, from
-  /// its caching allocator, so that graphs may be captured, and not filled.
+  /// what its caching allocator has for stream(), so that graphs may be captured, and not filled.
   PyTensor allocate(DType dtype, std::span<const std::int64_t> shape, Device device);
   PyTensor allocate(DType dtype, std::initializer_list<std::int64_t> shape) {
     return allocate(dtype, std::span(shape.begin(), shape.size()), device());
   }
+
+  /// The first torch tensor on a GPU, or null.
+  PyObject* torch_memory() const { return torch_.empty() ? nullptr : torch_.front().ptr(); }
 
   /// What the views point into, for calls that go on after they return.
   std::vector<nb::object> take_held() { return std::move(held_); }
@@ -90,12 +100,15 @@ class Arrays {
   TensorView from_torch(nb::handle array);
   Found from_dlpack(nb::handle array);
   Stream stream_so_far(Device device) const;
+  bool names_stream() const { return stream_argument_.is_valid() && !stream_argument_.is_none(); }
 
   nb::handle stream_argument_;
   std::vector<nb::object> held_;
   std::optional<Device> device_;
   std::optional<Stream> filling_;   ///< of the first switchyard.Tensor on a GPU
   std::optional<Stream> imported_;  ///< that DLPack imports were ordered in
+  std::optional<Stream> used_;      ///< that stream() returned
+  std::vector<nb::object> torch_;   ///< torch tensors on GPUs
   bool has_torch_ = false;
 };
 

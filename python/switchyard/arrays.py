@@ -4,6 +4,8 @@ import numpy
 
 _OWN_NUMPY = {"f32", "f16", "i8", "u8", "u16", "i32", "i64", "e2m1"}  # e2m1: bytes with two elements
 _ML_DTYPES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e8m0": "float8_e8m0fnu"}
+_OF_TORCH = {"f32": "float32", "f16": "float16", "i8": "int8", "u8": "uint8", "u16": "uint16", "i32": "int32", "i64": "int64",
+             **_ML_DTYPES}
 
 
 def to_numpy(tensor):
@@ -19,16 +21,22 @@ def to_numpy(tensor):
 
 
 def to_torch(tensor):
-    """Returns the memory of a tensor as a torch tensor."""
+    """Returns the memory of a tensor as a torch tensor; as bytes where torch has no such dtype."""
     import torch  # pylint: disable=import-outside-toplevel
 
-    if tensor.dtype in ("f32", "f16", "bf16", "i8", "u8", "i32", "i64"):
-        return torch.from_dlpack(tensor)
-    if tensor.dtype == "u16":
-        return torch.from_dlpack(tensor)
-    name = _ML_DTYPES.get(tensor.dtype)  # older versions have fp8 but do not import it
-    return _as_bytes(torch, tensor) if name is None else _as_bytes(torch, tensor).view(getattr(torch, name))
+    dtype = getattr(torch, _OF_TORCH.get(tensor.dtype, ""), None)
+    if dtype is None:
+        tensor, dtype = tensor.view("u8"), torch.uint8
+    memory = tensor._torch_memory()  # pylint: disable=protected-access
+    if memory is not None:
+        return _part_of(torch, memory, dtype, tensor)
+    if tensor.dtype in ("e4m3", "e5m2", "e8m0"):  # torch has fp8 but not all versions import it
+        return torch.from_dlpack(tensor.view("u8")).view(dtype)
+    return torch.from_dlpack(tensor)
 
 
-def _as_bytes(torch, tensor):
-    return torch.from_dlpack(tensor.view("u8"))
+def _part_of(torch, memory, dtype, tensor):
+    """What a tensor shows of torch's own memory, of which torch's allocator then knows all users."""
+    storage = memory.untyped_storage()
+    offset = (tensor.data_ptr() - storage.data_ptr()) // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=memory.device).set_(storage, offset, tensor.shape, tensor.strides)
