@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an operator is registered with torch."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Makes the decorated function torch.ops.switchyard.<name>, on CPUs and GPUs.
+
+    schema  "name(Tensor x) -> Tensor"; the operator changes none of its arguments and returns new memory
+    fake    returns tensors of the same shapes, strides, dtypes and device for tensors without memory
+    """
+    name, signature = "switchyard::" + schema[: schema.index("(")], schema[schema.index("("):]
+
+    def register(function: Function) -> Function:
+        torch.library.define(name, signature, tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.impl(name, ("cpu", "cuda"), function)
+        torch.library.register_fake(name, fake)
+        return function
+
+    return register

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""switchyard.torch: operators, gradients, torch.compile, and on GPUs graphs and streams. Needs torch."""
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_layer
+from torch_layer import E, H, K, LAYOUTS, T, batch, compare, dense_layer, experts, layer, leaves, local_weights, make_exchange, two_layers
+
+import switchyard
+from switchyard import run_local
+
+ops = torch.ops.switchyard
+HAS_GPU = switchyard.num_cuda_devices() > 0 and torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU, or torch or this build has no CUDA")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+
+
+@pytest.fixture
+def group():
+    with switchyard.Group.from_env() as alone:
+        yield alone
+
+
+def opcheck(op, arguments, **options):
+    assert set(torch.library.opcheck(op, arguments, **options).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout, options", [*((layout, {}) for layout in LAYOUTS), ("expanded", {"exact_rows": True})])
+def test_opcheck_of_the_exchange(group, layout, options, device):
+    with make_exchange(group, layout, device, **options) as exchange:
+        x, ids, weights = leaves(0, device)
+        received = exchange.dispatch(x, ids, weights)
+        rows = torch.randn_like(received.rows, requires_grad=True)
+        row_weights = None if exchange.is_token_major else received.weights.detach().requires_grad_()
+        plain = weights.detach()
+        opcheck(ops.dispatch, (x, ids, weights, None, None, exchange.name, 0))
+        opcheck(ops.combine, (rows, row_weights, received.total_rows, ids, plain, exchange.name, 0))
+        opcheck(ops.combine, (rows, None, received.total_rows, ids, None, exchange.name, 0))
+        opcheck(ops.combine_backward, (torch.randn_like(x).detach(), ids, plain, rows.shape[0], exchange.name, 0))
+        for grad_weights in (torch.rand_like(received.weights).detach(), None):
+            opcheck(ops.dispatch_backward, (rows.detach(), grad_weights, ids, plain, torch.bfloat16, exchange.name, 0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scheme", ["int8_token", "fp8_block", "fp8_ue8m0", "fp8_token", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8", "mxfp6_e3m2"])
+def test_quantize(scheme, device):
+    x = torch.randn(6, 256, device=device)
+    scale = torch.full((1,), 100.0, device=device) if scheme == "nvfp4" else None
+    expected = switchyard.quantize(x, scheme, static_scale=scale)
+    q, scales = switchyard.torch.quantize(x, scheme, static_scale=scale)
+    assert torch.equal(q.view(torch.uint8), expected[0].torch().view(torch.uint8))
+    assert (scales is None) == (expected[1] is None)
+    if scales is not None:
+        assert torch.equal(scales.view(torch.uint8), expected[1].torch().view(torch.uint8))
+    y = switchyard.torch.dequantize(q, scales, scheme, dtype=torch.float32, tensor_scale=scale)
+    assert torch.equal(y, switchyard.dequantize(*expected, scheme, dtype="f32", tensor_scale=scale).torch())
+    for layout in ("row_major", "column_major", "column_major_aligned"):
+        opcheck(ops.quantize, (x, scheme, scale, None, layout))
+    # test_schema multiplies its arguments, which torch cannot with fp8.
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")[0 if scheme in ("int8_token", "mxfp6_e3m2") else 1:2]
+    opcheck(ops.dequantize, (q, scales, scheme, torch.float32, scale), test_utils=checks)
+
+
+def test_quantize_of_unknown_names():
+    with pytest.raises(ValueError, match="fp9"):
+        switchyard.torch.quantize(torch.ones(1, 128), "fp9")
+    with pytest.raises(ValueError, match="diagonal"):
+        switchyard.torch.quantize(torch.ones(1, 128), "fp8_block", scale_layout="diagonal")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_permute(device):
+    x, ids, weights = leaves(0, device)
+    made = switchyard.torch.permute(x, ids, E, alignment=8, scales=torch.rand(T, 2, device=device))
+    assert made.x.shape[0] == switchyard.compute_aligned_m(T, K, E, 8) == made.m_indices.shape[0] == made.scales.shape[0]
+    assert made.expert_num_tokens.sum() == (ids >= 0).sum() and not made.x[made.m_indices < 0].any()
+    y = switchyard.torch.unpermute_and_reduce(torch.tanh(made.x), made.inv_perm, weights)
+    dense = torch.tanh(x) * (weights * (ids >= 0)).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(y, dense)
+    seed = torch.randn_like(y)
+    for a, b in zip(torch.autograd.grad(y, (x, weights), seed), torch.autograd.grad(dense, (x, weights), seed)):
+        torch.testing.assert_close(a, b)
+    expert_map = torch.tensor([0, -1] * (E // 2), dtype=torch.int32, device=device)
+    opcheck(ops.permute, (x, ids, E, None, None, 8))
+    opcheck(ops.permute, (x, ids, 1, torch.rand(T, 2, device=device), expert_map, 1))
+    rows = made.x.detach().requires_grad_()
+    opcheck(ops.unpermute_and_reduce, (rows, made.inv_perm, weights))
+    opcheck(ops.unpermute_and_reduce, (rows, made.inv_perm, None))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind, rank", [("contiguous", 0), ("naive_batched", 0), ("naive_batched", 1)])
+def test_weight_and_reduce(kind, rank, device):
+    _, ids, weights = leaves(0, device)
+    ids[1, 1] = ids[1, 0]  # an expert twice
+    local = E // 2
+    shape = (T, K, H) if kind == "contiguous" else (local, T, H)
+    rows = torch.randn(shape, device=device, requires_grad=True)
+    opcheck(ops.weight_and_reduce, (rows, weights, ids, kind, rank))
+    y = switchyard.torch.weight_and_reduce(rows, weights, ids, kind=kind, rank=rank)
+    dense = torch.zeros_like(y)
+    if kind == "contiguous":
+        dense = (rows * weights.unsqueeze(-1)).sum(dim=1)
+    else:
+        for e in range(local):
+            tokens = (ids == e + rank * local).any(dim=1).nonzero().flatten()
+            weight = (weights * (ids == e + rank * local)).sum(dim=1)[tokens]
+            dense = dense.index_add(0, tokens, rows[e, : len(tokens)] * weight.unsqueeze(-1))
+    torch.testing.assert_close(y, dense)
+    seed = torch.randn_like(y)
+    for a, b in zip(torch.autograd.grad(y, (rows, weights), seed), torch.autograd.grad(dense, (rows, weights), seed)):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("layout, options", [*((layout, {}) for layout in LAYOUTS), *((layout, {"exact_rows": True}) for layout in LAYOUTS),
+                                             ("expanded", {"reduce": "per_expert"}), ("batched", {"reduce": "per_expert"})])
+def test_gradients(layout, options):
+    def rank(group):
+        w = local_weights(group)
+        with make_exchange(group, layout, **options) as exchange:
+            inputs = leaves(group.rank)
+            y = two_layers(exchange, *inputs, w)
+            compare(group, (y.detach(), *torch.autograd.grad(torch_layer.loss_of(y), (inputs[0], inputs[2], w))))
+
+    run_local(2, rank)
+
+
+@pytest.mark.parametrize("overflow", ["drop"])
+def test_gradients_of_dropped_choices(overflow):
+    """Where capacity drops a choice, its gradient is 0."""
+    def rank(group):
+        x, ids, weights = torch.ones(2, H, requires_grad=True), torch.tensor([[0, 1], [0, 2]]), torch.tensor([[0.75, 0.5], [0.25, 0.5]])
+        weights.requires_grad_()
+        with make_exchange(group, "batched", capacity=2, overflow=overflow) as exchange:
+            received = exchange.dispatch(x, ids, weights)
+            exchange.combine(received, received.rows).sum().backward()
+        # Expert 0 accepts two rows of four: those of weight 0.75.
+        torch.testing.assert_close(x.grad, torch.tensor([[1.25], [0.5]]).expand(2, H))
+        torch.testing.assert_close(weights.grad, torch.tensor([[1.0, 1.0], [0.0, 1.0]]) * H)
+
+    run_local(2, rank)
+
+
+def test_rows_with_their_weights_and_bf16():
+    def rank(group):
+        x, ids, weights = leaves(group.rank)
+        with make_exchange(group) as exchange:
+            received = exchange.dispatch(x.to(torch.bfloat16), ids, weights)
+            assert received.rows.dtype == torch.float32  # the scheme of the exchange
+            plain = exchange.combine(received, received.rows)
+            by_hand = exchange.combine(received, received.rows * received.weights.unsqueeze(-1), weighted=True)
+            torch.testing.assert_close(plain, by_hand)
+            grads = [torch.autograd.grad(y.sum(), (x, weights), retain_graph=True) for y in (plain, by_hand)]
+            for a, b in zip(*grads):
+                torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+
+    run_local(2, rank)
+
+
+def test_without_weights():
+    def rank(group):
+        x, ids, _ = leaves(group.rank)
+        with make_exchange(group) as exchange:
+            received = exchange.dispatch(x, ids)
+            assert received.weights is None
+            exchange.combine(received, received.rows).sum().backward()
+            torch.testing.assert_close(x.grad, (ids >= 0).sum(dim=1, keepdim=True).float().expand_as(x))
+
+    run_local(2, rank)
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_batches_in_flight(max_in_flight):
+    """Two dispatches before two combines, in one slot and in two, and two combines of one dispatch."""
+    def rank(group):
+        w = local_weights(group)
+        with make_exchange(group, max_in_flight=max_in_flight) as exchange:
+            first, second = leaves(group.rank), leaves(group.rank, seed=1)
+            a = exchange.dispatch(*first)
+            b = exchange.dispatch(*second, slot=max_in_flight - 1)
+            rows = experts(a, w)
+            outputs = exchange.combine(a, rows), exchange.combine(b, experts(b, w)), exchange.combine(a, 2 * rows)
+            torch.testing.assert_close(outputs[2], 2 * outputs[0])
+            for seed, (y, inputs) in enumerate(zip(outputs, (first, second))):
+                found = (y.detach(), *torch.autograd.grad(torch_layer.loss_of(y), (inputs[0], inputs[2], w), retain_graph=True))
+                compare(group, found, seed, function=dense_layer)
+
+    run_local(2, rank)
+
+
+def test_activation_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    def rank(group):
+        w = local_weights(group)
+        with make_exchange(group, "batched") as exchange:
+            x, ids, weights = leaves(group.rank)
+            y = checkpoint(layer, exchange, x, ids, weights, w, use_reentrant=False)
+            y = checkpoint(layer, exchange, y, ids, weights, w, use_reentrant=False)
+            compare(group, (y.detach(), *torch.autograd.grad(torch_layer.loss_of(y), (x, weights, w))))
+
+    run_local(2, rank)
+
+
+def test_results_are_memory_of_their_own():
+    def rank(group):
+        with make_exchange(group) as exchange:
+            with torch.no_grad():
+                first = exchange.dispatch(*batch(group.rank))
+                kept = [value.clone() for value in first if isinstance(value, torch.Tensor)]
+                exchange.dispatch(*batch(group.rank, seed=1))
+        for a, b in zip((value for value in first if isinstance(value, torch.Tensor)), kept):
+            assert torch.equal(a, b)
+
+    run_local(2, rank)
+
+
+def test_quantized_rows():
+    def rank(group):
+        tokens = torch.randn(T, 256, requires_grad=True)
+        _, ids, weights = batch(0)
+        with switchyard.torch.Exchange(group, num_experts=E, num_topk=K, hidden=256, max_tokens_per_rank=T, layout="batched",
+                                       scheme="fp8_block", scale_layout="column_major_aligned") as exchange:
+            opcheck_shapes = torch.library.opcheck(ops.dispatch, (tokens.detach(), ids, weights, None, None, exchange.name, 0),
+                                                   test_utils="test_faketensor")
+            assert set(opcheck_shapes.values()) == {"SUCCESS"}
+            received = exchange.dispatch(tokens, ids, weights)
+            assert received.rows.dtype == torch.float8_e4m3fn and received.scales.stride(1) == 1
+            y = switchyard.torch.dequantize(received.rows.detach(), received.scales, "fp8_block")
+            output = exchange.combine(received, y.requires_grad_())
+            expected = tokens.detach() * (weights * (ids >= 0)).sum(dim=1, keepdim=True)
+            torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.1)
+            with pytest.raises(switchyard.NotSupportedError, match="quantizes has no gradient"):
+                output.sum().backward()
+
+    rank(switchyard.Group.from_env())
+
+
+def test_refused():
+    def rank(group):
+        for options, phrase in (({"payload_bytes": [4]}, "payload_bytes"), ({"sends_weights": False}, "sends_weights")):
+            with pytest.raises(switchyard.NotSupportedError, match=phrase):
+                make_exchange(group, **options)
+        with make_exchange(group) as exchange:
+            with pytest.raises(ValueError, match="topk_weights"):
+                exchange.dispatch(*batch(0)[:2], torch.ones(T, K, dtype=torch.float16))
+            name, received = exchange.name, exchange.dispatch(*batch(0))
+        with pytest.raises(ValueError, match="closed"):
+            exchange.combine(received, received.rows)
+        del exchange
+        with pytest.raises(ValueError, match=f'no "{name}"'):
+            ops.combine(received.rows, None, received.total_rows, *batch(0)[1:], name, 0)
+
+    rank(switchyard.Group.from_env())
+
+
+def run_ranks(mode, device, folder, size=2, timeout=600):
+    """Runs torch_layer.py on every rank, each a process."""
+    program = pathlib.Path(torch_layer.__file__)
+    ranks = [subprocess.Popen([sys.executable, program, mode, str(rank), str(size), str(folder / "store"), device], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for rank in range(size)]
+    try:
+        for process in ranks:
+            output, errors = process.communicate(timeout=timeout)
+            assert process.returncode == 0 and "equal" in output, errors
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile(backend, device, tmp_path):
+    """Forward and backward of two layers: eager, and compiled with fullgraph=True."""
+    if backend == "inductor" and device == "cpu" and shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    if backend == "inductor" and device == "cuda":
+        pytest.importorskip("triton", reason="triton is not installed")
+    run_ranks(backend, device, tmp_path)
+
+
+@needs_gpu
+@pytest.mark.parametrize("mode", ["graph", "training_graph"])
+def test_cuda_graphs(mode, tmp_path):
+    run_ranks(mode, "cuda", tmp_path)
+
+
+def test_compiled_local_operators():
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def compiled(x, ids, weights):
+        made = switchyard.torch.permute(x, ids, E, alignment=4)
+        y = switchyard.torch.unpermute_and_reduce(made.x, made.inv_perm, weights)
+        q, scales = switchyard.torch.quantize(y.detach(), "int8_token")
+        return y, switchyard.torch.dequantize(q, scales, "int8_token", dtype=torch.float32)
+
+    for seed in range(2):
+        x, ids, weights = leaves(seed)
+        y, rounded = compiled(x, ids, weights)
+        torch.testing.assert_close(y, x * (weights * (ids >= 0)).sum(dim=1, keepdim=True))
+        torch.testing.assert_close(rounded, y, rtol=0.02, atol=0.05)
+        y.sum().backward()
+        torch.testing.assert_close(x.grad, (weights * (ids >= 0)).sum(dim=1, keepdim=True).expand_as(x))
+
+
+def test_tensors_keep_their_memory():
+    expected = torch.arange(1024, dtype=torch.float32).view(4, 256)
+    shown = switchyard.Tensor.wrap(expected.clone()).torch()
+    q = switchyard.quantize(expected, "int8_token")[0].torch()
+    copy = q.clone()
+    for _ in range(10):
+        switchyard.quantize(torch.zeros(4, 256), "int8_token")
+    assert torch.equal(shown, expected) and torch.equal(q, copy)
+
+
+def wait_on(stream):
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(500_000_000)  # a quarter of a second
+
+
+@needs_gpu
+def test_memory_that_another_stream_reads_is_not_reused():
+    side = torch.cuda.Stream()
+    x = torch.randn(512, 512, device="cuda")
+    expected = switchyard.quantize(x, "int8_token")[0].torch().clone()
+    torch.cuda.synchronize()
+    place = x.data_ptr()
+    wait_on(side)
+    q = switchyard.quantize(x, "int8_token", stream=side)[0]
+    assert q.stream == side.cuda_stream
+    del x
+    others = [torch.full((512, 512), 7.0, device="cuda") for _ in range(4)]
+    assert not side.query() and all(other.data_ptr() != place for other in others)
+    assert torch.equal(q.torch(), expected)  # waits for `side`
+
+
+@needs_gpu
+def test_results_of_another_stream_are_not_reused():
+    side = torch.cuda.Stream()
+    x = torch.randn(512, 512, device="cuda")
+    expected = switchyard.quantize(x, "int8_token")[0].torch().float()
+    side.wait_stream(torch.cuda.current_stream())
+    q = switchyard.quantize(x, "int8_token", stream=side)[0]
+    shown = q.torch()
+    assert shown.data_ptr() == q.data_ptr()
+    place = q.data_ptr()
+    wait_on(torch.cuda.current_stream())
+    read = shown.float()
+    del q, shown
+    with torch.cuda.stream(side):
+        others = [torch.full((512, 512), 7, dtype=torch.int8, device="cuda") for _ in range(4)]
+    assert not torch.cuda.current_stream().query() and all(other.data_ptr() != place for other in others)
+    assert torch.equal(read, expected)
+
+
+@needs_gpu
+def test_phases_in_another_stream(group):
+    side = torch.cuda.Stream()
+    options = {"num_experts": E, "num_topk": K, "hidden": H, "max_tokens_per_rank": T, "scheme": "f32", "combine_scheme": "f32"}
+    with switchyard.Exchange(group, device="cuda:0", layout="batched", **options) as exchange:
+        x, ids, weights = (value.cuda() for value in batch(0))
+        expected = x * (weights * (ids >= 0)).sum(dim=1, keepdim=True)
+        for _ in range(3):
+            copies = x.clone(), ids.clone(), weights.clone()
+            torch.cuda.synchronize()
+            wait_on(side)
+            handle = exchange.dispatch_send(*copies, stream=side)
+            received = exchange.dispatch_receive(handle, stream=side)
+            output = exchange.combine(received, received.rows, torch.empty_like(x), stream=side)
+            del copies
+            others = [torch.full_like(x, 7.0) for _ in range(8)]
+            torch.cuda.current_stream().wait_stream(side)
+            torch.testing.assert_close(output, expected)
+            del others
+        exchange.check()
