@@ -257,6 +257,22 @@ def test_router_weight_on_input(name):
     run_local(P, rank)
 
 
+def test_a_refused_finalize_changes_nothing():
+    def rank(group):
+        with vllm.All2AllManager(group) as manager:
+            one = CLASSES["all_gather"][1](manager)
+            hidden, ids, weights = batch(group.rank, one)
+            rows, _, _, new_ids, new_weights = one.prepare(hidden, weights, ids, E, None, False, PLAIN)
+            output = np.ones_like(hidden)
+            with pytest.raises(switchyard.InvalidArgumentError, match="rows is bf16 \\[1, 256\\]"):
+                one.finalize(output, rows[:1].copy(), new_weights, new_ids, False, NO_OP)
+            assert (output == 1).all()
+            one.finalize(output, np.zeros_like(rows), new_weights, new_ids, False, NO_OP)
+            assert not output.any()
+
+    run_local(P, rank)
+
+
 def test_a_policy_of_the_caller():
     class Halves(vllm.TopKWeightAndReduce):
         def apply(self, output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input):

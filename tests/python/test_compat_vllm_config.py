@@ -131,6 +131,17 @@ def test_sizes():
     assert method("softmax", 8, True, None, True).name == "Unspecified" and int(vllm.RoutingMethodType.DeepseekV4) == 100
 
 
+def test_hidden_sizes_of_the_originals():
+    low_latency = vllm.DeepEPLLPrepareAndFinalize.maybe_roundup_layer_hidden_size
+    assert [low_latency(size) for size in (1, 2048, 2049, 7168)] == [2048, 2048, 2560, 7168]
+    for one in (vllm.DeepEPHTPrepareAndFinalize, vllm.DeepEPV2PrepareAndFinalize):
+        assert one.maybe_roundup_layer_hidden_size(2880, np.dtype(BF16)) == 3072
+        assert one.maybe_roundup_layer_hidden_size(2880, np.dtype(np.int8)) == 3072
+        assert one.maybe_roundup_layer_hidden_size(512, E4M3) == 512
+    with pytest.raises(switchyard.InvalidArgumentError, match="at most 8192"):
+        low_latency(8193)
+
+
 @pytest.mark.parametrize("call, phrase", [
     (lambda: vllm.fp8_w8a8_moe_quant_config(**W, block_shape=[128, 128], per_act_token_quant=True), "False with a block"),
     (lambda: vllm.FusedMoEQuantConfig.make("fp9"), 'quant_dtype is "fp9"'),

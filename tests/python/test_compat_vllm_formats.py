@@ -130,7 +130,8 @@ def test_the_reference_of_the_batched_format():
         np.testing.assert_array_equal(summed[mine], output.astype(np.float32))  # twice the tokens, exactly
 
 
-@pytest.mark.parametrize("flags, scale_shape", [({}, (1, 1)), ({"per_act_token_quant": True}, (8, 1)), ({"block_shape": [128, 128]}, (8, 2)),
+@pytest.mark.parametrize("flags, scale_shape", [({}, (1, 1)), ({"per_act_token_quant": True}, (8, 1)),
+                                                ({"block_shape": [128, 128]}, (8, 2)),
                                                 ({"a1_scale": np.array([0.05], np.float32)}, (1, 1))])
 def test_formats_of_the_reference(flags, scale_shape):
     quant = vllm.fp8_w8a8_moe_quant_config(ONES, ONES, **flags)

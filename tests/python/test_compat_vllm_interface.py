@@ -118,7 +118,8 @@ def engine(monkeypatch):
     """Stands for the parts of a running vLLM that know ranks, token counts and micro-batches."""
     state = types.SimpleNamespace(metadata=None, micro_batch=0, received=[], ranks=None)
     ranks = {"get_ep_group": lambda: state.ranks, "get_tensor_model_parallel_rank": lambda: 1,
-             "get_dp_group": lambda: types.SimpleNamespace(rank_in_group=2), "get_pcp_group": lambda: types.SimpleNamespace(rank_in_group=0)}
+             "get_dp_group": lambda: types.SimpleNamespace(rank_in_group=2),
+             "get_pcp_group": lambda: types.SimpleNamespace(rank_in_group=0)}
     modules = {
         "vllm.distributed": ranks,
         "vllm.forward_context": {"is_forward_context_available": lambda: state.metadata is not None,

@@ -89,19 +89,19 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         if activations.dtype is None:
             return None, None
         if activations.dtype not in ("fp8_e4m3", "int8"):
-            raise NotSupportedError(f"BatchedPrepareAndFinalize: quant_dtype is {activations.dtype}, must be fp8_e4m3 or int8, whose scales "
-                                    "are f32")
+            raise NotSupportedError(f"BatchedPrepareAndFinalize: quant_dtype is {activations.dtype}, must be fp8_e4m3 or int8, whose "
+                                    "scales are f32")
         given = dict(activations.scales).get("a1_scale")
         if given is not None and (len(given) != 1 or activations.block or activations.per_act_token):
-            raise NotSupportedError(f"BatchedPrepareAndFinalize: a1_scale has {len(given)} elements, must be absent, or one for the tensor")
+            raise NotSupportedError(f"BatchedPrepareAndFinalize: a1_scale has {len(given)} elements, must be absent or one for the tensor")
         scheme = dataclasses.replace(activations, scales=()).config().activation_scheme.name
         return scheme, None if given is None else numpy.array(given, numpy.float32)
 
 
 def _weigh_in_place(a1: Any, topk_weights: Any) -> None:
     if topk_weights.shape[1] != 1:
-        raise InvalidArgumentError(f"BatchedPrepareAndFinalize: apply_router_weight_on_input is set with {topk_weights.shape[1]} experts per "
-                                   "token, must be one")
+        raise InvalidArgumentError(f"BatchedPrepareAndFinalize: apply_router_weight_on_input is set with {topk_weights.shape[1]} experts "
+                                   "per token, must be one")
     a1 *= topk_weights.to(a1.dtype) if is_torch(topk_weights) else topk_weights.astype(a1.dtype)
 
 

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from switchyard import InvalidArgumentError, Prepared, PrepareFinalize, Tensor
+import numpy
+
+from switchyard import InvalidArgumentError, Prepared, PrepareFinalize
 from switchyard.compat._arrays import device_of, is_torch, like
 from switchyard.compat.vllm import _interface as interface
 from switchyard.compat.vllm._manager import Activations, Need, manager_of
@@ -191,11 +193,13 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         call, rows, arguments = self._end(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input,
                                           weight_and_reduce_impl)
         call.object.finalize(rows, output, **arguments)
+        del self._calls[arguments["micro_batch"]]
 
     def _return(self, output: Any, *given: Any) -> Any:
         interface.run_pending_receive()
         call, rows, arguments = self._end(output, *given)
         pending = call.object.finalize_async(rows, output, **arguments)
+        del self._calls[arguments["micro_batch"]]
         return self._split("finalize_async", pending, lambda: _nothing(pending.wait()))
 
     def _end(self, output: Any, rows: Any, topk_weights: Any, topk_ids: Any, apply_router_weight_on_input: bool,
@@ -204,18 +208,19 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         call = self._calls.get(micro_batch)
         name = type(self).__name__
         if call is None or call.prepared is None:
-            raise InvalidArgumentError(f"{name}: finalize of micro-batch {micro_batch} follows no prepare, must follow one whose result was "
-                                       "received")
+            raise InvalidArgumentError(f"{name}: finalize of micro-batch {micro_batch} follows no prepare, must follow one whose result "
+                                       "was received")
         if tuple(output.shape) != (call.num_tokens, call.object.hidden):
             raise InvalidArgumentError(f"{name}: output is {tuple(output.shape)}, must be {(call.num_tokens, call.object.hidden)}, as a1")
         if bool(apply_router_weight_on_input) != bool(call.is_weighted):
-            raise InvalidArgumentError(f"{name}: apply_router_weight_on_input is {apply_router_weight_on_input}, must be "
-                                       f"{call.is_weighted}, as in prepare")
+            raise InvalidArgumentError(f"{name}: apply_router_weight_on_input is {apply_router_weight_on_input}, must "
+                                       f"be {call.is_weighted}, as in prepare")
         rows, kind = self._weigh(call, rows, topk_weights, topk_ids, impl)
         arguments = {"micro_batch": micro_batch, "weight_and_reduce": kind}
         if kind != "no_op" and topk_weights is not call.weights and topk_weights is not None:
             arguments["topk_weights"] = topk_weights
-        del self._calls[micro_batch]
+        if kind == "contiguous":
+            arguments["reduced"] = empty_like(rows, (call.prepared.experts.rows.shape[0], call.object.hidden))
         return call, rows, arguments
 
     def _weigh(self, call: Call, rows: Any, topk_weights: Any, topk_ids: Any, impl: Any) -> tuple[Any, str]:
@@ -267,8 +272,10 @@ class AsyncPrepareAndFinalize(PrepareAndFinalize):
 
 
 def empty_like(sample: Any, shape: tuple[int, ...]) -> Any:
-    """Memory of another shape, of the kind, dtype and device of an array."""
-    return like(Tensor(shape, interface.name_of_dtype(sample.dtype), device_of(sample)), sample)
+    """Memory of another shape, of the kind, dtype and device of an array; torch's comes from its allocator, as CUDA graphs need."""
+    if is_torch(sample):
+        return sample.new_empty(shape)
+    return numpy.empty(shape, sample.dtype)
 
 
 def contiguous_sum(rows: Any, topk_weights: Any, topk_ids: Any, is_weighted: bool, output: Any) -> Any:
