@@ -6,6 +6,7 @@
 // the slowest rank, one iteration per line. Counts are in units of 16 bytes, rounded up, so that
 // they fit into an int.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

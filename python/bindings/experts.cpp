@@ -4,6 +4,7 @@
 
 #include "switchyard/experts.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <optional>

@@ -2,6 +2,7 @@
 //
 // Load balancing: copies of experts, which copy serves a token, and the load of each.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>

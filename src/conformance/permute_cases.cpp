@@ -3,6 +3,7 @@
 // Rows grouped by expert and the weighted sum back: counts, starts, tile owners, inverse indices,
 // rows, scales and sums, for every share of the experts that a rank can have.
 
+#include <algorithm>
 #include <array>
 #include <optional>
 

@@ -2,6 +2,7 @@
 
 #include "measure/layer_parts.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/random.h"

@@ -2,6 +2,7 @@
 //
 // `switchyard run` with every class and scheme: accuracy, report, scales, files.
 
+#include <algorithm>
 #include <cmath>
 
 #include <gmock/gmock.h>

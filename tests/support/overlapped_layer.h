@@ -3,6 +3,7 @@
 // overlapped_layer.h: a small MoE layer of one rank, run whole and in micro-batches.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <vector>

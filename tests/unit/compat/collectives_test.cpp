@@ -2,6 +2,7 @@
 
 #include "switchyard/compat/collectives.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -3,6 +3,7 @@
 // small_exchange.h: an exchange of a few tokens, to test refusals and that it works afterwards.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "switchyard/exchange.h"

@@ -2,6 +2,7 @@
 
 #include "io/safetensors.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <iterator>

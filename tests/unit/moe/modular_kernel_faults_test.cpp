@@ -2,6 +2,8 @@
 //
 // The kernel when something is missing or fails: no rows, experts that throw, wrong arguments.
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 
 #include "switchyard/modular_kernel.h"

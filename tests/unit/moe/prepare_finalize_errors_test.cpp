@@ -2,6 +2,7 @@
 //
 // What is refused: configurations, and calls on one rank, after which the group stays usable.
 
+#include <algorithm>
 #include <limits>
 
 #include <gmock/gmock.h>

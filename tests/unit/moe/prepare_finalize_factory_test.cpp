@@ -5,6 +5,7 @@
 
 #include "switchyard/prepare_finalize_factory.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "switchyard/expert_placement.h"

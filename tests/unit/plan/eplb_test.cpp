@@ -2,6 +2,7 @@
 
 #include "switchyard/eplb.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/random.h"

@@ -2,6 +2,7 @@
 
 #include "switchyard/scale_layout.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <vector>
