@@ -23,7 +23,6 @@ from switchyard.errors import InvalidArgumentError, NotSupportedError
 
 _exchanges: weakref.WeakValueDictionary[str, Exchange] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-_MASKED = ("batched", "compact", "by_rank", "all_gather")  # expanded rows are cleared by the exchange
 
 
 class Received(NamedTuple):
@@ -64,21 +63,26 @@ class Exchange:
     def __init__(self, group: switchyard.Group, config: switchyard.ExchangeConfig | None = None, *, exact_rows: bool = False,
                  **options: Any):
         options["worst_case_rows"] = not exact_rows
-        layout = options.get("layout", config.layout if config is not None else "expanded")
-        if layout == "expanded":
+        self.layout = options.get("layout", config.layout if config is not None else "expanded")
+        if self.layout == "expanded":
             options["zero_padding"] = True
         self.exchange = switchyard.Exchange(group, config, **options)
         self.config = self.exchange.config
-        _refuse(self.config)
-        self.is_exact = exact_rows and layout not in ("batched", "by_rank")
-        self.is_token_major = layout not in ("batched", "expanded")
+        try:
+            _refuse(self.config)
+        except NotSupportedError:
+            self.exchange.close()
+            raise
+        self.is_exact = exact_rows and self.layout not in ("batched", "by_rank")
+        self.is_token_major = self.layout not in ("batched", "expanded")
         self.is_quantized = self.config.scheme.is_quantized
         self.name = f"exchange {next(_numbers)}"
         share, extra = divmod(self.config.num_experts, group.size)
         self._first_expert = group.rank * share + min(group.rank, extra)
         self._num_local_experts = share + (group.rank < extra)
         self._device = torch.device(str(self.exchange.device))
-        self._counts = {"host_counts": True} if exact_rows and self.exchange.device.is_cuda else {}
+        self._counts: dict[str, Any] = {"host_counts": True} if exact_rows and self.exchange.device.is_cuda else {}
+        self._places = torch.arange(self.exchange.max_buffer_rows, device=self._device)
         self._open: dict[int, tuple[switchyard.Handle, torch.Tensor]] = {}
         self._outputs = self._learn_shapes()
         self.has_scales = len(self._outputs[2][0]) > 1 or self.config.scheme.group == "tensor"
@@ -149,7 +153,9 @@ class Exchange:
     def run_dispatch_again(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None, slot: int) -> torch.Tensor:
         """The rows of a dispatch to which no combine belongs."""
         received = self._send(x, topk_ids, topk_weights, slot)
-        rows = self._copy_rows(received)
+        rows = received.rows.torch()
+        has_token = self._has_token(rows, _torch(received.topk_ids), _torch(received.num_rows), _torch(received.total_rows))
+        rows = self._copy_rows(rows, has_token)
         self.exchange.release(received)
         return rows
 
@@ -157,10 +163,11 @@ class Exchange:
                     topk_weights: torch.Tensor | None, slot: int) -> torch.Tensor:
         """Combines with the dispatch that is open in the slot, if it returned `total_rows`, else with one of the routing alone."""
         output = rows.new_empty(topk_ids.shape[0], self.config.hidden)
-        handle, dispatched = self._open.get(slot, (None, None))
-        if handle is None or dispatched.data_ptr() != total_rows.data_ptr():
+        handle: switchyard.Handle | switchyard.Dispatched
+        if slot in self._open and self._open[slot][1].data_ptr() == total_rows.data_ptr():
+            handle, _ = self._open.pop(slot)
+        else:
             handle = self._reopen(output, topk_ids, topk_weights, slot)
-        self._open.pop(slot, None)
         self.exchange.combine(handle, rows.contiguous(), output, **({} if weighs else self._without_weights(topk_ids)))
         return output
 
@@ -196,9 +203,8 @@ class Exchange:
         return self._send(like, topk_ids, topk_weights, slot, routing_only=True, **scale)
 
     def _give_up(self, slot: int) -> None:
-        handle, _ = self._open.pop(slot, (None, None))
-        if handle is not None:
-            self.exchange.release(handle)
+        if slot in self._open:
+            self.exchange.release(self._open.pop(slot)[0])
 
     def _without_weights(self, topk_ids: torch.Tensor) -> dict[str, Any]:
         if self.config.reduce == "per_rank":
@@ -206,35 +212,43 @@ class Exchange:
         return {"topk_weights": torch.ones(topk_ids.shape, dtype=torch.float32, device=topk_ids.device)}
 
     def _copy(self, received: switchyard.Dispatched) -> tuple[torch.Tensor, ...]:
-        weights, ids = _torch(received.topk_weights), _torch(received.topk_ids)
-        if self.is_token_major:
-            if self.config.layout != "compact":
+        rows, ids, weights = received.rows.torch(), _torch(received.topk_ids), _torch(received.topk_weights)
+        num_rows, total_rows = _torch(received.num_rows), _torch(received.total_rows)
+        has_token = self._has_token(rows, ids, num_rows, total_rows)
+        if ids is not None and has_token is not None:
+            if self.layout != "compact":
                 ids = ids - self._first_expert
-            is_local = (ids >= 0) & (ids < self._num_local_experts)
-            if self.config.layout != "by_rank":
-                is_local &= self._is_valid(received)[:, None]
+            is_local = (ids >= 0) & (ids < self._num_local_experts) & has_token[:, None]
             ids, weights = torch.where(is_local, ids, -1), torch.where(is_local, weights, 0)
-        elif self.config.layout == "batched":
-            valid = self._is_valid(received)
-            weights = torch.where(valid, weights.view(valid.shape), 0)
-        return (self._copy_rows(received), _own(weights, self._device), _own(_torch(received.scales), self._device),
-                _own(ids, self._device, torch.int32), _own(_torch(received.first_row), self._device, torch.int64),
-                _own(_torch(received.num_rows), self._device), _own(_torch(received.total_rows), self._device))
+        elif has_token is not None:
+            weights = torch.where(has_token, weights.view(has_token.shape), 0)
+        else:
+            weights = weights.clone()
+        return (self._copy_rows(rows, has_token), weights, self._own(received.scales, torch.float32),
+                ids if ids is not None else torch.empty(0, dtype=torch.int32, device=self._device),
+                self._own(received.first_row, torch.int64), num_rows.clone(), total_rows.clone())
 
-    def _copy_rows(self, received: switchyard.Dispatched) -> torch.Tensor:
-        rows = received.rows.torch()
-        if self.is_quantized or self.config.layout not in _MASKED:
+    def _copy_rows(self, rows: torch.Tensor, has_token: torch.Tensor | None) -> torch.Tensor:
+        if self.is_quantized or has_token is None:
             return rows.clone()
-        return torch.where(self._is_valid(received).unsqueeze(-1), rows, 0)
+        return torch.where(has_token.unsqueeze(-1), rows, 0)
 
-    def _is_valid(self, received: switchyard.Dispatched) -> torch.Tensor:
-        """bool [L, C] or [N]: whether a row has a token."""
-        if self.config.layout == "by_rank":
-            return (received.topk_ids.torch() >= 0).any(dim=1)
-        rows = received.rows
-        if self.config.layout == "batched":
-            return torch.arange(rows.shape[1], device=self._device) < received.num_rows.torch()[:, None]
-        return torch.arange(rows.shape[0], device=self._device) < received.total_rows.torch()
+    def _has_token(self, rows, ids, num_rows, total_rows) -> torch.Tensor | None:
+        """bool [L, C] or [N]: whether a row has a token. None: the exchange clears those that have none."""
+        if self.layout == "expanded":
+            return None
+        if self.layout == "by_rank":
+            return (ids >= 0).any(dim=1)
+        if self.layout == "batched":
+            return self._places[: rows.shape[1]] < num_rows[:, None]
+        return self._places[: rows.shape[0]] < total_rows
+
+    def _own(self, tensor: switchyard.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        """A copy with the same strides; None: an empty tensor of the dtype."""
+        if tensor is None:
+            return torch.empty(0, dtype=dtype, device=self._device)
+        shown = tensor.torch()
+        return torch.empty_strided(shown.shape, shown.stride(), dtype=shown.dtype, device=self._device).copy_(shown)
 
     def _learn_shapes(self) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]:
         """Of what dispatch returns, by dispatching no tokens."""
@@ -269,15 +283,8 @@ def _refuse(config: switchyard.ExchangeConfig) -> None:
             raise NotSupportedError(f"switchyard.torch.Exchange: {name} has no operators; call switchyard.Exchange")
 
 
-def _torch(tensor: switchyard.Tensor | None) -> torch.Tensor | None:
+def _torch(tensor: switchyard.Tensor | None) -> Any:
     return None if tensor is None else tensor.torch()
-
-
-def _own(tensor: torch.Tensor | None, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A copy with the same strides; None: an empty tensor."""
-    if tensor is None:
-        return torch.empty(0, dtype=dtype, device=device)
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).copy_(tensor)
 
 
 def _empty_like(output, x, num_rows) -> torch.Tensor:
