@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_layer
-from torch_layer import E, H, K, LAYOUTS, T, batch, compare, dense_layer, experts, layer, leaves, local_weights, make_exchange, two_layers
+from torch_layer import (E, H, K, LAYOUTS, T, VARIANTS, batch, compare, dense_layer, experts, layer, leaves, local_weights, make_exchange,
+                         train, two_layers)
 
 import switchyard
 from switchyard import run_local
@@ -49,7 +50,8 @@ def test_opcheck_of_the_exchange(group, layout, options, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("scheme", ["int8_token", "fp8_block", "fp8_ue8m0", "fp8_token", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8", "mxfp6_e3m2"])
+@pytest.mark.parametrize("scheme", ["int8_token", "fp8_block", "fp8_ue8m0", "fp8_token", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8",
+                                    "mxfp6_e3m2"])
 def test_quantize(scheme, device):
     x = torch.randn(6, 256, device=device)
     scale = torch.full((1,), 100.0, device=device) if scheme == "nvfp4" else None
@@ -119,26 +121,21 @@ def test_weight_and_reduce(kind, rank, device):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("layout, options", [*((layout, {}) for layout in LAYOUTS), *((layout, {"exact_rows": True}) for layout in LAYOUTS),
-                                             ("expanded", {"reduce": "per_expert"}), ("batched", {"reduce": "per_expert"})])
+@pytest.mark.parametrize("layout, options", VARIANTS)
 def test_gradients(layout, options):
     def rank(group):
-        w = local_weights(group)
         with make_exchange(group, layout, **options) as exchange:
-            inputs = leaves(group.rank)
-            y = two_layers(exchange, *inputs, w)
-            compare(group, (y.detach(), *torch.autograd.grad(torch_layer.loss_of(y), (inputs[0], inputs[2], w))))
+            compare(group, train(lambda *inputs: two_layers(exchange, *inputs), leaves(group.rank), local_weights(group)))
 
     run_local(2, rank)
 
 
-@pytest.mark.parametrize("overflow", ["drop"])
-def test_gradients_of_dropped_choices(overflow):
+def test_gradients_of_dropped_choices():
     """Where capacity drops a choice, its gradient is 0."""
     def rank(group):
         x, ids, weights = torch.ones(2, H, requires_grad=True), torch.tensor([[0, 1], [0, 2]]), torch.tensor([[0.75, 0.5], [0.25, 0.5]])
         weights.requires_grad_()
-        with make_exchange(group, "batched", capacity=2, overflow=overflow) as exchange:
+        with make_exchange(group, "batched", capacity=2, overflow="drop") as exchange:
             received = exchange.dispatch(x, ids, weights)
             exchange.combine(received, received.rows).sum().backward()
         # Expert 0 accepts two rows of four: those of weight 0.75.
@@ -279,7 +276,7 @@ def run_ranks(mode, device, folder, size=2, timeout=600):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compile(backend, device, tmp_path):
-    """Forward and backward of two layers: eager, and compiled with fullgraph=True."""
+    """Forward and backward of two layers between processes: eager in every layout, and compiled with fullgraph=True."""
     if backend == "inductor" and device == "cpu" and shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
     if backend == "inductor" and device == "cuda":
@@ -288,8 +285,10 @@ def test_compile(backend, device, tmp_path):
 
 
 @needs_gpu
-@pytest.mark.parametrize("mode", ["graph", "training_graph"])
+@pytest.mark.parametrize("mode", ["graph", "training_graph", "reduce-overhead"])
 def test_cuda_graphs(mode, tmp_path):
+    if mode == "reduce-overhead":
+        pytest.importorskip("triton", reason="triton is not installed")
     run_ranks(mode, "cuda", tmp_path)
 
 

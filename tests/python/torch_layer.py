@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small MoE layer over switchyard.torch, the same layer in plain torch, and a program that compares them on one rank.
 
-usage: python torch_layer.py MODE RANK SIZE STORE DEVICE      MODE: eager, aot_eager, inductor, graph, training_graph
+usage: python torch_layer.py MODE RANK SIZE STORE DEVICE
+
+MODE: eager (every layout), aot_eager or inductor (torch.compile), reduce-overhead (with CUDA graphs of the compiler), graph or
+training_graph (torch.cuda.CUDAGraph around the layers, without and with their gradients)
 """
 import contextlib
 import sys
@@ -13,6 +16,8 @@ import switchyard.torch
 
 E, K, H, T = 8, 2, 32, 6
 LAYOUTS = ("expanded", "batched", "compact", "by_rank", "all_gather")
+VARIANTS = [*((layout, {}) for layout in LAYOUTS), *((layout, {"exact_rows": True}) for layout in LAYOUTS),
+            ("expanded", {"reduce": "per_expert"}), ("batched", {"reduce": "per_expert"})]
 
 
 def weights_of_experts():
@@ -104,38 +109,45 @@ def compare(group, found, seed=0, **options):
         torch.testing.assert_close(a.cpu(), b, rtol=2e-4, atol=2e-4)
 
 
-def train(exchange, function, inputs, w):
+def train(function, inputs, w):
     """One step: (y, gradients of x, topk_weights and the local experts)."""
     x, ids, weights = inputs
     y = function(x, ids, weights, w)
     return (y.detach(), *torch.autograd.grad(loss_of(y), (x, weights, w)))
 
 
-def run(mode, group, device):
+def run(mode, group, device, layout="batched", **options):
     w = local_weights(group, device)
-    with make_exchange(group, "batched", device) as exchange:
+    with make_exchange(group, layout, device, **options) as exchange:
         def function(*args):
             return two_layers(exchange, *args)
 
         if mode in ("graph", "training_graph"):
-            run_graph(mode, group, exchange, function, w, device)
-        elif mode != "eager":
-            function = torch.compile(function, fullgraph=True, backend=mode)
-        if mode not in ("graph", "training_graph"):
-            for seed in range(3):
-                compare(group, train(exchange, function, leaves(group.rank, device, seed), w), seed)
+            run_graph(mode, group, function, w, device)
+        else:
+            run_steps(mode, group, function, w, device)
         if device != "cpu":
             torch.cuda.synchronize()
             exchange.check()
 
 
-def run_graph(mode, group, exchange, function, w, device):
+def run_steps(mode, group, function, w, device):
+    if mode == "reduce-overhead":
+        function = torch.compile(function, fullgraph=True, mode=mode)
+    elif mode != "eager":
+        function = torch.compile(function, fullgraph=True, backend=mode)
+    for seed in (0, 1, 2, 0, 1):
+        torch.compiler.cudagraph_mark_step_begin()
+        compare(group, train(function, leaves(group.rank, device, seed), w), seed)
+
+
+def run_graph(mode, group, function, w, device):
     """Captures the layers, with their gradients in mode training_graph, and replays them with other inputs."""
     x, ids, weights = leaves(group.rank, device)
     is_training = mode == "training_graph"
 
     def step():
-        return train(exchange, function, (x, ids, weights), w) if is_training else (function(x, ids, weights, w),)
+        return train(function, (x, ids, weights), w) if is_training else (function(x, ids, weights, w),)
 
     with contextlib.nullcontext() if is_training else torch.no_grad():
         stream = torch.cuda.Stream()
@@ -163,7 +175,8 @@ def main():
     if device == "cuda":
         device = f"cuda:{group.default_gpu()}"
         torch.cuda.set_device(device)
-    run(mode, group, device)
+    for layout, options in VARIANTS if mode == "eager" else [("batched", {}), ("expanded", {})]:
+        run(mode, group, device, layout, **options)
     group.close()
     print("equal")
 

@@ -188,6 +188,7 @@ def _reduce_gradient(ctx, grad):
     return spread[:, :capacity], grad_weights, None, None, None
 
 
-for _name, _gradient, _keep in (("permute", _permute_gradient, _keep_permute), ("unpermute_and_reduce", _unpermute_gradient, _keep_unpermute),
+for _name, _gradient, _keep in (("permute", _permute_gradient, _keep_permute),
+                                ("unpermute_and_reduce", _unpermute_gradient, _keep_unpermute),
                                 ("weight_and_reduce", _reduce_gradient, _keep_reduce)):
     torch.library.register_autograd(f"switchyard::{_name}", _gradient, setup_context=_keep)
