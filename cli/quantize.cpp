@@ -31,7 +31,7 @@ CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
           "takes the router too; the others are copied")
       ->capture_default_str();
   verb->add_option("--scale-layout", options.scale_layout, "how scales lie")
-      ->check(CLI::IsMember({"row", "column", "column_aligned", "swizzled"}))
+      ->check(CLI::IsMember({"row_major", "column_major", "column_major_aligned", "swizzled"}))
       ->capture_default_str();
   verb->add_flag("--pack-ue8m0", options.pack_ue8m0,
                  "scales of mxfp4 and mxfp8: four exponents to an i32");

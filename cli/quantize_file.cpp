@@ -41,14 +41,6 @@ struct Format {
   }
 };
 
-std::optional<ScaleLayout> layout_from_name(const std::string& name) {
-  if (name == "row") return ScaleLayout::kRowMajor;
-  if (name == "column") return ScaleLayout::kColumnMajor;
-  if (name == "column_aligned") return ScaleLayout::kColumnMajorAligned;
-  if (name == "swizzled") return ScaleLayout::kSwizzled;
-  return std::nullopt;
-}
-
 bool is_float(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
@@ -167,7 +159,8 @@ Format format_of(const QuantizeOptions& options) {
           "quantize: --scheme is \"{}\", must be a format of docs/schemes.md", options.scheme);
   check_scale("--static-scale", options.static_scale);
   check_scale("--global-scale", options.global_scale);
-  const Format format{*scheme, layout_from_name(options.scale_layout).value(), options.pack_ue8m0};
+  const Format format{*scheme, scale_layout_from_name(options.scale_layout).value(),
+                      options.pack_ue8m0};
   require(!format.packs || (format.has_scales() && scheme->scale_format == ScaleFormat::kE8M0),
           Errc::kInvalidArgument,
           "quantize: --pack-ue8m0 wants scales that are exponent bytes, {} has others",
@@ -203,7 +196,7 @@ Format format_in(const SafetensorsFile& file) {
   const std::string& layout_name = metadata_of(file, kLayoutKey);
   const std::string& packs = metadata_of(file, kPackedKey);
   const auto scheme = scheme_from_name(scheme_name);
-  const auto layout = layout_from_name(layout_name);
+  const auto layout = scale_layout_from_name(layout_name);
   require(scheme && scheme->is_quantized() && layout && (packs == "true" || packs == "false"),
           Errc::kMalformedFile, "{}: metadata has scheme \"{}\", scales \"{}\", packed \"{}\"",
           file.path(), scheme_name, layout_name, packs);

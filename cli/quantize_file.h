@@ -19,7 +19,7 @@ struct QuantizeOptions {
   std::string input;
   std::string output;
   bool dequantize = false;
-  std::string scale_layout = "row";
+  std::string scale_layout = "row_major";
   bool pack_ue8m0 = false;
   std::optional<float> static_scale;
   std::optional<float> global_scale;  ///< nvfp4 only; absent: 448 * 6 / largest magnitude

@@ -56,7 +56,20 @@ class SWITCHYARD_API Exchange {
   Exchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options = {});
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
+  /// Closes the exchange, unless close() did: without waiting for peers while an exception is
+  /// unwound, because they may be waiting for this rank.
   ~Exchange();
+
+  /// Ends the exchange; a second call does nothing. Collective on GPUs: returns when the kernels of
+  /// every rank have ended, or at once when the group was aborted; CUDA graphs of its calls must
+  /// not run any more. On CPUs it waits for nobody. Windows are freed. What calls have returned
+  /// stays valid until destruction, in which this rank then needs no other. Every later call is
+  /// kInvalidArgument, except for config, device and is_closed.
+  ///
+  /// Without waits_for_peers it is not collective, and memory that peers may still have mapped
+  /// lasts as long as the process: for a rank that fails while others wait for it.
+  void close(bool waits_for_peers = true);
+  bool is_closed() const;
 
   const ExchangeConfig& config() const;
   Device device() const;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -75,6 +76,9 @@ class SWITCHYARD_API Experts {
 
   /// Where apply works.
   virtual Device device() const { return Device::cpu(); }
+
+  /// L, which a ModularKernel compares with its own; nothing: any.
+  virtual std::optional<std::int32_t> num_local_experts() const { return std::nullopt; }
 
   /// True when a row's result never depends on the other rows of the batch.
   virtual bool is_batch_invariant() const = 0;

@@ -64,8 +64,8 @@ class SWITCHYARD_API ModularKernel {
  public:
   /// Collective, because it introduces the experts to prepare_finalize. All parts are of one
   /// device. Whoever keeps a share of a part, for the memory that it shows, calls it no more.
-  /// Errors: kInvalidArgument, kOutOfMemory; on GPUs kNotSupported: swizzled scales in a
-  /// token-major class.
+  /// Errors: kInvalidArgument (also experts for another number of local experts), kOutOfMemory; on
+  /// GPUs kNotSupported: swizzled scales in a token-major class.
   ModularKernel(std::shared_ptr<PrepareFinalize> prepare_finalize, std::shared_ptr<Experts> experts,
                 SharedExpert shared = {});
   ~ModularKernel();
@@ -102,6 +102,8 @@ class SWITCHYARD_API ModularKernel {
   }
   /// Throws what kernels found; see Exchange::check.
   void check() const { prepare_finalize_->check(); }
+  /// Closes prepare_finalize(); see Exchange::close.
+  void close(bool waits_for_peers = true) { prepare_finalize_->close(waits_for_peers); }
 
   /// Called once per call, between experts and finalize, with what the experts receive and return;
   /// on GPUs when the experts' work is in the stream.

@@ -226,6 +226,9 @@ class SWITCHYARD_API PrepareFinalize {
 
   /// See Exchange::check.
   virtual void check() const = 0;
+
+  /// See Exchange::close. What prepare has returned stays valid until destruction.
+  virtual void close(bool waits_for_peers = true) = 0;
 };
 
 struct PrepareFinalizeConfig {

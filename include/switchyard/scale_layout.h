@@ -18,6 +18,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "switchyard/dtype.h"
 #include "switchyard/export.h"
@@ -25,6 +27,10 @@
 #include "switchyard/tensor.h"
 
 namespace switchyard {
+
+/// "row_major", "column_major", "column_major_aligned", "swizzled".
+SWITCHYARD_API const char* name_of(ScaleLayout layout) noexcept;
+SWITCHYARD_API std::optional<ScaleLayout> scale_layout_from_name(std::string_view name) noexcept;
 
 /// Elements of memory for the scales of N rows, padding included; a batch needs L times the
 /// elements of C rows.

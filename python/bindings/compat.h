@@ -84,6 +84,31 @@ struct PyEvent {
   Device device;
 };
 
+template <typename T, typename Result>
+PyEvent event_of(const PyResult<T, Result>& self) {
+  return {self->event, self.stream().device()};
+}
+
+/// combine of DeepEP's Buffer and ElasticBuffer.
+template <typename Combined, typename T, typename Dispatched>
+PyResult<T, Combined> combine_rows(const char* type, const PyCompat<T>& self, nb::handle x,
+                                   const PyResult<T, Dispatched>& dispatched,
+                                   nb::handle topk_weights, const std::vector<nb::object>& bias,
+                                   nb::handle stream_argument) {
+  const auto buffer = self.live(type);
+  const Exclusive call = self.call(type);
+  Arrays arrays(stream_argument);
+  const TensorView rows = arrays.in(x, "combine: x");
+  const TensorView weights = arrays.in(topk_weights, "combine: topk_weights");
+  std::vector<TensorView> terms;
+  for (const nb::object& term : bias) terms.push_back(arrays.in(term, "combine: bias"));
+  const Stream stream = arrays.stream(self.device);
+  return {buffer, without_gil([&] {
+            return buffer->combine(rows, dispatched->handle, stream, weights, terms);
+          }),
+          stream};
+}
+
 void bind_compat_event(nb::module_& m);
 void bind_compat_low_latency(nb::module_& m);
 void bind_compat_buffer(nb::module_& m);

@@ -18,11 +18,6 @@ using PyBufferDispatched = PyResult<Buffer, deep_ep::BufferDispatched>;
 using PyBufferCombined = PyResult<Buffer, deep_ep::BufferCombined>;
 constexpr const char* kName = "Buffer";
 
-template <typename T>
-PyEvent event_of(const T& self) {
-  return {self->event, self.stream().device()};
-}
-
 PyLayout get_layout(const PyBuffer& self, nb::handle topk_idx, std::int32_t num_experts,
                     nb::handle stream_argument) {
   const auto buffer = self.live(kName);
@@ -71,19 +66,9 @@ PyBufferDispatched dispatch_again(const PyBuffer& self, nb::handle x,
 
 PyBufferCombined combine(const PyBuffer& self, nb::handle x, const PyBufferDispatched& dispatched,
                          nb::handle topk_weights, const std::vector<nb::object>& bias,
-                         nb::handle stream_argument) {
-  const auto buffer = self.live(kName);
-  const Exclusive call = self.call(kName);
-  Arrays arrays(stream_argument);
-  const TensorView rows = arrays.in(x, "combine: x");
-  const TensorView weights = arrays.in(topk_weights, "combine: topk_weights");
-  std::vector<TensorView> terms;
-  for (const nb::object& term : bias) terms.push_back(arrays.in(term, "combine: bias"));
-  const Stream stream = arrays.stream(self.device);
-  return {buffer, without_gil([&] {
-            return buffer->combine(rows, dispatched->handle, stream, weights, terms);
-          }),
-          stream};
+                         nb::handle stream) {
+  return combine_rows<deep_ep::BufferCombined>(kName, self, x, dispatched, topk_weights, bias,
+                                               stream);
 }
 
 void bind_results(nb::module_& m) {
@@ -94,7 +79,7 @@ void bind_results(nb::module_& m) {
                    [](const PyLayout& self) { return self.tensor(self->num_tokens_per_expert); })
       .def_prop_ro("is_token_in_rank",
                    [](const PyLayout& self) { return self.tensor(self->is_token_in_rank); })
-      .def_prop_ro("event", &event_of<PyLayout>);
+      .def_prop_ro("event", &event_of<Buffer, deep_ep::DispatchLayout>);
   using Self = PyBufferDispatched;
   nb::class_<Self>(m, "BufferDispatched")
       .def_prop_ro("recv_x", [](const Self& self) { return self.tensor(self->recv_x); })
@@ -104,14 +89,14 @@ void bind_results(nb::module_& m) {
       .def_prop_ro("recv_topk_weights",
                    [](const Self& self) { return self.tensor(self->recv_topk_weights); })
       .def_prop_ro("counts", [](const Self& self) { return self->num_recv_tokens_per_expert_list; })
-      .def_prop_ro("event", &event_of<Self>);
+      .def_prop_ro("event", &event_of<Buffer, deep_ep::BufferDispatched>);
   nb::class_<PyBufferCombined>(m, "BufferCombined")
       .def_prop_ro("combined_x",
                    [](const PyBufferCombined& self) { return self.tensor(self->combined_x); })
       .def_prop_ro(
           "combined_topk_weights",
           [](const PyBufferCombined& self) { return self.tensor(self->combined_topk_weights); })
-      .def_prop_ro("event", &event_of<PyBufferCombined>);
+      .def_prop_ro("event", &event_of<Buffer, deep_ep::BufferCombined>);
 }
 
 }  // namespace
@@ -142,7 +127,7 @@ void bind_compat_buffer(nb::module_& m) {
            nb::arg("x_scales").none(), nb::arg("stream").none() = nb::none())
       .def("combine", &combine, nb::arg("x"), nb::arg("dispatched"), nb::kw_only(),
            nb::arg("topk_weights").none(), nb::arg("bias"), nb::arg("stream").none() = nb::none())
-      .def("close", [](PyBuffer& self) { self.object.close(); });
+      .def("close", [](PyBuffer& self) { self.object.close(kName); });
 }
 
 }  // namespace switchyard::python

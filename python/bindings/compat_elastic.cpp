@@ -65,24 +65,9 @@ PyElasticDispatched dispatch_again(const PyElastic& self, nb::handle x,
 
 PyElasticCombined combine(const PyElastic& self, nb::handle x,
                           const PyElasticDispatched& dispatched, nb::handle topk_weights,
-                          const std::vector<nb::object>& bias, nb::handle stream_argument) {
-  const auto buffer = self.live(kName);
-  const Exclusive call = self.call(kName);
-  Arrays arrays(stream_argument);
-  const TensorView rows = arrays.in(x, "combine: x");
-  const TensorView weights = arrays.in(topk_weights, "combine: topk_weights");
-  std::vector<TensorView> terms;
-  for (const nb::object& term : bias) terms.push_back(arrays.in(term, "combine: bias"));
-  const Stream stream = arrays.stream(self.device);
-  return {buffer, without_gil([&] {
-            return buffer->combine(rows, dispatched->handle, stream, weights, terms);
-          }),
-          stream};
-}
-
-template <typename T>
-PyEvent event_of(const T& self) {
-  return {self->event, self.stream().device()};
+                          const std::vector<nb::object>& bias, nb::handle stream) {
+  return combine_rows<deep_ep::ElasticCombined>(kName, self, x, dispatched, topk_weights, bias,
+                                                stream);
 }
 
 void bind_results(nb::module_& m) {
@@ -100,7 +85,7 @@ void bind_results(nb::module_& m) {
                    [](const Self& self) { return self.tensor(self->recv_topk_idx); })
       .def_prop_ro("recv_topk_weights",
                    [](const Self& self) { return self.tensor(self->recv_topk_weights); })
-      .def_prop_ro("event", &event_of<Self>)
+      .def_prop_ro("event", &event_of<ElasticBuffer, deep_ep::ElasticDispatched>)
       .def_prop_ro("num_max_tokens_per_rank", value(&EPHandle::num_max_tokens_per_rank))
       .def_prop_ro("num_recv_tokens", value(&EPHandle::num_recv_tokens))
       .def_prop_ro("num_expanded_tokens", value(&EPHandle::num_expanded_tokens))
@@ -121,7 +106,7 @@ void bind_results(nb::module_& m) {
       .def_prop_ro(
           "combined_topk_weights",
           [](const PyElasticCombined& self) { return self.tensor(self->combined_topk_weights); })
-      .def_prop_ro("event", &event_of<PyElasticCombined>);
+      .def_prop_ro("event", &event_of<ElasticBuffer, deep_ep::ElasticCombined>);
 }
 
 }  // namespace
@@ -152,7 +137,7 @@ void bind_compat_elastic(nb::module_& m) {
            nb::arg("stream").none() = nb::none())
       .def("combine", &combine, nb::arg("x"), nb::arg("dispatched"), nb::arg("topk_weights").none(),
            nb::arg("bias"), nb::arg("stream").none() = nb::none())
-      .def("close", [](PyElastic& self) { self.object.close(); });
+      .def("close", [](PyElastic& self) { self.object.close(kName); });
 }
 
 }  // namespace switchyard::python

@@ -116,7 +116,7 @@ void bind_one_sided(nb::module_& m) {
                      return PyTensor{moe->recv_counts(), moe, Stream::default_of(self.device)};
                    })
       .def("combine", &combine, nb::arg("payload"), nb::arg("stream").none() = nb::none())
-      .def("close", [](PyOneSided& self) { self.object.close(); });
+      .def("close", [](PyOneSided& self) { self.object.close(kOneSided); });
   m.def("one_sided_workspace_size", &MoeAlltoAll::get_workspace_size_per_rank, nb::arg("ep_size"),
         nb::arg("max_num_tokens"), nb::arg("dispatch_bytes"), nb::arg("combine_bytes"),
         nb::arg("aux_bytes"));
@@ -160,7 +160,7 @@ void bind_two_sided(nb::module_& m) {
            nb::arg("stream").none() = nb::none())
       .def("alltoallv_combine", &alltoallv_combine, nb::arg("x"), nb::arg("prepared"),
            nb::arg("stream").none() = nb::none())
-      .def("close", [](PyTwoSided& self) { self.object.close(); });
+      .def("close", [](PyTwoSided& self) { self.object.close(kTwoSided); });
 }
 
 }  // namespace

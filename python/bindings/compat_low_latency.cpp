@@ -165,7 +165,7 @@ void bind_compat_low_latency(nb::module_& m) {
            nb::arg("out").none(), nb::arg("async_finish"), nb::arg("return_recv_hook"),
            nb::arg("stream").none() = nb::none())
       .def("combine_buffer", &combine_buffer, nb::arg("dispatched"))
-      .def("close", [](PyLowLatency& self) { self.object.close(); });
+      .def("close", [](PyLowLatency& self) { self.object.close(kName); });
   m.def("low_latency_rdma_size_hint", &LowLatencyBuffer::get_low_latency_rdma_size_hint,
         nb::arg("max_tokens"), nb::arg("hidden"), nb::arg("num_ranks"), nb::arg("num_experts"));
 }

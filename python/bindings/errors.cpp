@@ -11,21 +11,21 @@
 #include "switchyard/error.h"
 
 #include "core/interrupt.h"
+#include "tensors.h"
 
 namespace switchyard::python {
 namespace {
 
-// What this thread raised inside a callback or a wait. Owns a reference, except while it is null.
-thread_local PyObject* raised_inside = nullptr;
+// What this thread raised inside a callback or a wait.
+thread_local std::shared_ptr<const void> raised_inside;
 
 // Keeps the newest; the GIL is held.
-void keep_raised(PyObject* exception) {
-  PyObject* older = raised_inside;
-  raised_inside = exception;
-  Py_XDECREF(older);
-}
+void keep_raised(nb::object exception) { raised_inside = keep(std::move(exception)); }
 
-nb::object take_raised() { return nb::steal(std::exchange(raised_inside, nullptr)); }
+nb::object take_raised() {
+  const std::shared_ptr<const void> taken = std::move(raised_inside);
+  return nb::borrow(static_cast<PyObject*>(const_cast<void*>(taken.get())));
+}
 
 // Asked by waits. Only Python's main thread ever runs signal handlers.
 bool has_signal() {
@@ -33,7 +33,7 @@ bool has_signal() {
   const WithGil held;
   if (PyErr_CheckSignals() == 0) return false;
   nb::python_error raised;
-  keep_raised(nb::borrow(raised.value()).release().ptr());
+  keep_raised(nb::borrow(raised.value()));
   return true;
 }
 
@@ -58,9 +58,8 @@ void translate(const std::exception_ptr& thrown, void*) {
   } catch (const Error& error) {
     raise_error(error);
   } catch (const CallbackError& error) {
-    const nb::object inside = take_raised();
-    if (inside.is_valid()) return raise(inside);
-    PyErr_SetString(PyExc_RuntimeError, error.what());  // it crossed threads
+    take_raised();
+    raise(error.raised());
   }
 }
 
@@ -70,8 +69,8 @@ void throw_callback_error(nb::python_error& raised) {
   const nb::object exception = nb::borrow(raised.value());
   const std::string text = std::string(nb::str(exception.type().attr("__name__")).c_str()) + ": " +
                            nb::str(exception).c_str();
-  keep_raised(nb::object(exception).release().ptr());
-  throw CallbackError(text);
+  keep_raised(exception);
+  throw CallbackError(text, raised_inside);
 }
 
 void bind_errors(nb::module_& m) {

@@ -4,7 +4,9 @@
 // and, behind the library, Python exceptions again.
 #pragma once
 
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "gil.h"
@@ -13,11 +15,18 @@
 
 namespace switchyard::python {
 
-/// What a callback raised, on its way through the library. The Python exception is kept for the
-/// thread and is raised, or becomes the cause of the Error that the library makes of this.
+/// What a callback raised, on its way through the library. The Python exception is also kept for
+/// the thread, as the cause of the Error that the library may make of this.
 class CallbackError : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  CallbackError(const std::string& text, std::shared_ptr<const void> raised)
+      : std::runtime_error(text), raised_(std::move(raised)) {}
+
+  /// Also when it crossed threads.
+  nb::handle raised() const { return static_cast<PyObject*>(const_cast<void*>(raised_.get())); }
+
+ private:
+  std::shared_ptr<const void> raised_;
 };
 
 /// Keeps `raised` for this thread and throws a CallbackError. With the GIL.

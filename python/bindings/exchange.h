@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// exchange.h: what bindings over Exchange share: its counts, rows and origins as Python objects.
+// exchange.h: what bindings over Exchange share: it, and its counts, rows and origins as Python
+// objects.
 #pragma once
 
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include "switchyard/exchange.h"
 
+#include "owned.h"
 #include "tensors.h"
 
 #include <nanobind/nanobind.h>
@@ -47,6 +49,19 @@ struct PyDispatched {
   nb::object tensor(const TensorView& view) const { return tensor_or_none(view, owner, stream); }
 };
 
+struct PyExchange {
+  Owned<Exchange> exchange;
+  int num_ranks = 0;
+
+  Exclusive call() const { return {exchange.busy(), "Exchange"}; }
+  std::shared_ptr<Exchange> live() const { return exchange.live("Exchange"); }
+};
+
+/// What combine and its like take: a Handle, or the Dispatched that has one. Errors:
+/// kInvalidArgument.
+PyHandle& handle_of(nb::handle value);
+
+void bind_exchange_calls(nb::class_<PyExchange>& type);
 /// ExchangeConfig, ExchangeOptions, the keywords of dispatch.
 void bind_exchange_configs(nb::module_& m);
 /// ExpertRows, HostCounts, Handle, Dispatched.

@@ -109,7 +109,7 @@ nb::object apply(const PyExperts& self, const PyExpertRows& rows, nb::handle out
   const std::int64_t shape[] = {bytes};
   const PyTensor workspace = arrays.allocate(DType::kU8, shape, experts->device());
   const Stream stream = arrays.stream(experts->device());
-  const CallMemory memory(keep_all({nb::cast(rows), result}));
+  const CallMemory memory({experts.get()}, keep_all({nb::cast(rows), result}));
   without_gil([&] {
     experts->apply(rows.rows, output,
                    {workspace.view.as<std::byte>(), static_cast<std::size_t>(bytes)}, stream);
@@ -132,21 +132,25 @@ PyExpertRows rows_from(nb::handle rows, nb::handle num_rows, nb::handle first_ro
   return {made, keep_all(arrays.take_held()), filled};
 }
 
-thread_local std::shared_ptr<const void> call_memory;
-
 }  // namespace
 
-CallMemory::CallMemory(std::shared_ptr<const void> memory)
-    : outer_(std::exchange(call_memory, std::move(memory))) {}
+CallMemory::CallMemory(std::initializer_list<Experts*> experts,
+                       const std::shared_ptr<const void>& memory) {
+  for (Experts* one : experts) {
+    auto* python = dynamic_cast<PythonExperts*>(one);
+    if (python != nullptr) outer_.emplace_back(python, std::exchange(python->memory_, memory));
+  }
+}
 
-CallMemory::~CallMemory() { call_memory = std::move(outer_); }
+CallMemory::~CallMemory() {
+  for (auto& [python, outer] : outer_) python->memory_ = std::move(outer);
+}
 
 void PythonExperts::apply(const ExpertRows& input, const TensorView& output, std::span<std::byte>,
                           Stream stream) {
-  const std::shared_ptr<const void>& memory = call_memory;
   in_callback([&] {
     const nb::handle function(static_cast<PyObject*>(const_cast<void*>(function_.get())));
-    function(PyExpertRows{input, memory, stream}, PyTensor{output, memory, stream});
+    function(PyExpertRows{input, memory_, stream}, PyTensor{output, memory_, stream});
   });
 }
 
@@ -212,7 +216,7 @@ void bind_experts(nb::module_& m) {
            nb::sig("def apply(self, rows: ExpertRows, out: Array | None = None, stream: StreamLike "
                    "= None) -> Tensor"),
            "bf16 of the shape of the rows, at the places of the valid rows.")
-      .def("close", [](PyExperts& self) { self.part.close(); });
+      .def("close", [](PyExperts& self) { self.part.drop(); });
 }
 
 }  // namespace switchyard::python

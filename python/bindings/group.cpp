@@ -199,14 +199,14 @@ void bind_group(nb::module_& m) {
       .def("_has_seen_abort",
            [](const PyGroup& self) { return self.live()->control().has_seen_abort(); })
       .def(
-          "close", [](PyGroup& self) { self.group.close(); },
+          "close", [](PyGroup& self) { self.group.drop(); },
           "Leaves the group, once the objects made from it are closed too.")
       .def_prop_ro("is_closed", [](const PyGroup& self) { return self.group.is_closed(); })
       .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> Group"))
       .def(
-          "__exit__", [](PyGroup& self, const nb::args&) { self.group.close(); },
+          "__exit__", [](PyGroup& self, const nb::args&) { self.group.drop(); },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", &describe);
   m.def("local_groups", &local_groups, nb::arg("size"), nb::arg("timeout_ms"),

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "switchyard/micro_batches.h"
 #include "switchyard/modular_kernel.h"
 
 #include "gil.h"
@@ -28,7 +29,9 @@ namespace {
 
 struct PyKernel {
   Owned<ModularKernel> kernel;
-  nb::object held{};  ///< the gate of the shared expert
+  nb::object held{};          ///< the gate of the shared expert
+  Experts* routed = nullptr;  ///< of the kernel, as the next
+  Experts* shared = nullptr;
 
   Exclusive call() const { return {kernel.busy(), "ModularKernel"}; }
   std::shared_ptr<ModularKernel> live() const { return kernel.live("ModularKernel"); }
@@ -56,7 +59,7 @@ PyKernel make(PyPrepareFinalize& prepare, PyExperts& routed, nb::handle shared_v
   PyKernel made{Owned<ModularKernel>(without_gil([&] {
                   return std::make_unique<ModularKernel>(prepare_finalize, experts, shared_expert);
                 })),
-                nb::borrow(gate)};
+                nb::borrow(gate), experts.get(), shared_expert.experts.get()};
   prepare.part.hand_over();
   routed.part.hand_over();
   if (shared != nullptr) shared->part.hand_over();
@@ -72,22 +75,43 @@ std::shared_ptr<const void> memory_of(std::shared_ptr<const void> kernel, Arrays
   return std::make_shared<Memory>(Memory{std::move(kernel), keep_all(arrays.take_held())});
 }
 
-nb::object apply(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
-                 nb::handle topk_weights, nb::handle out, const nb::kwargs& keywords) {
+// A call of the layer: `run` gets its arguments, output and stream.
+template <typename Run>
+nb::object run_layer(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
+                     nb::handle topk_weights, nb::handle out, const nb::kwargs& keywords,
+                     const char* function, const Run& run) {
   const auto kernel = self.live();
   const Exclusive exclusive = self.call();
-  PrepareCall call(hidden, topk_ids, topk_weights, keywords, "apply");
+  PrepareCall call(hidden, topk_ids, topk_weights, keywords, function);
   nb::object result = nb::borrow(out);
   if (out.is_none() && call.arguments.hidden.num_dims() == 2) {
     const std::int64_t shape[] = {call.arguments.hidden.shape(0),
                                   kernel->prepare_finalize().hidden()};
     result = nb::cast(call.arrays.allocate(DType::kBF16, shape, kernel->device()));
   }
-  const TensorView output = call.arrays.out(result, "apply: out");
+  const TensorView output = call.arrays.out(result, (std::string(function) + ": out").c_str());
   const Stream stream = call.arrays.stream(kernel->device());
-  const CallMemory memory(memory_of(kernel, call.arrays));
-  without_gil([&] { kernel->apply(call.arguments, output, stream); });
+  const CallMemory memory({self.routed, self.shared}, memory_of(kernel, call.arrays));
+  without_gil([&] { run(*kernel, call.arguments, output, stream); });
   return result;
+}
+
+nb::object apply(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
+                 nb::handle topk_weights, nb::handle out, const nb::kwargs& keywords) {
+  return run_layer(
+      self, hidden, topk_ids, topk_weights, out, keywords, "apply",
+      [](ModularKernel& kernel, const PrepareArguments& arguments, const TensorView& output,
+         Stream stream) { kernel.apply(arguments, output, stream); });
+}
+
+nb::object overlapped(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
+                      nb::handle topk_weights, nb::handle out, int num_micro_batches,
+                      const nb::kwargs& keywords) {
+  return run_layer(self, hidden, topk_ids, topk_weights, out, keywords, "apply_overlapped",
+                   [&](ModularKernel& kernel, const PrepareArguments& arguments,
+                       const TensorView& output, Stream stream) {
+                     apply_overlapped(kernel, arguments, output, num_micro_batches, stream);
+                   });
 }
 
 nb::dict times_of(const PyKernel& self, int micro_batch) {
@@ -134,6 +158,20 @@ void bind_kernel(nb::module_& m) {
            "hidden        [T, H] bf16, f16 or f32\n"
            "topk_ids      [T, K] i32 or i64; -1: none\n"
            "topk_weights  [T, K] f32")
+      .def(
+          "apply_overlapped", &overlapped, nb::arg("hidden"), nb::arg("topk_ids"),
+          nb::arg("topk_weights"), nb::arg("out").none() = nb::none(),
+          nb::arg("num_micro_batches") = 0, nb::arg("options"),
+          nb::sig("def apply_overlapped(self, hidden: Array, topk_ids: Array, topk_weights: Array, "
+                  "out: Array | None = None, num_micro_batches: int = 0, *, "
+                  "apply_router_weight_on_input: bool = False, defer_input_quant: bool = False, "
+                  "weighs_in_place: bool = False, max_tokens: int = 0, host_counts: bool = False, "
+                  "stream: StreamLike = None) -> Tensor"),
+          "apply over contiguous ranges of the tokens: one range computes while another's rows "
+          "travel. The bits of apply,\nwhere rows are independent. Collective.\n\n"
+          "num_micro_batches  the same on every rank, up to that of the PrepareFinalize; 0: as "
+          "many\n"
+          "Python experts are called on threads of the library, one at a time.")
       .def_prop_ro("device", [](const PyKernel& self) { return self.live()->device(); })
       .def_prop_ro("is_capturable",
                    [](const PyKernel& self) { return self.live()->is_capturable(); })
@@ -145,12 +183,17 @@ void bind_kernel(nb::module_& m) {
       .def(
           "check", [](const PyKernel& self) { self.live()->check(); },
           "Raises what kernels found; see Exchange.check.")
-      .def("close", [](PyKernel& self) { self.kernel.close(); })
+      .def(
+          "close", [](PyKernel& self) { self.kernel.close("ModularKernel"); },
+          "Ends its exchange; see Exchange.close.")
       .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> ModularKernel"))
       .def(
-          "__exit__", [](PyKernel& self, const nb::args&) { self.kernel.close(); },
+          "__exit__",
+          [](PyKernel& self, const nb::args& exception) {
+            self.kernel.close("ModularKernel", ends_well(exception));
+          },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", [](const PyKernel& self) {
         if (self.kernel.is_closed()) return std::string("ModularKernel(closed)");

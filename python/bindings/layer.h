@@ -4,8 +4,10 @@
 // kernel takes the first two over; the objects that they were made as refuse calls then.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "switchyard/experts.h"
 #include "switchyard/prepare_finalize.h"
@@ -33,10 +35,11 @@ class Part {
   /// From now on it is the kernel's; tensors and calls that hold a share keep it.
   void hand_over() {
     is_taken_ = true;
-    owned_.close();
+    owned_.drop();
   }
   const Busy& busy() const { return owned_.busy(); }
-  void close() { owned_.close(); }
+  void close(const char* type, bool waits_for_peers = true) { owned_.close(type, waits_for_peers); }
+  void drop() { owned_.drop(); }
 
  private:
   Owned<T> owned_;
@@ -57,19 +60,7 @@ struct PyPrepareFinalize {
   std::shared_ptr<PrepareFinalize> live() const { return part.live("PrepareFinalize"); }
 };
 
-/// What the tensors that a Python function gets keep alive; of this thread, for its lifetime.
-class CallMemory {
- public:
-  explicit CallMemory(std::shared_ptr<const void> memory);
-  ~CallMemory();
-  CallMemory(const CallMemory&) = delete;
-  CallMemory& operator=(const CallMemory&) = delete;
-
- private:
-  std::shared_ptr<const void> outer_;
-};
-
-/// Experts that call a Python function. Who calls them sets CallMemory.
+/// Experts that call a Python function, on any thread. Who calls them makes a CallMemory.
 class PythonExperts final : public Experts {
  public:
   struct Facts {
@@ -96,8 +87,24 @@ class PythonExperts final : public Experts {
              Stream stream) override;
 
  private:
+  friend class CallMemory;
+
   std::shared_ptr<const void> function_;
   Facts facts_;
+  std::shared_ptr<const void> memory_;  ///< of the call that runs
+};
+
+/// What the tensors that Python functions get in a call keep alive.
+class CallMemory {
+ public:
+  /// Experts that are no Python functions have none.
+  CallMemory(std::initializer_list<Experts*> experts, const std::shared_ptr<const void>& memory);
+  ~CallMemory();
+  CallMemory(const CallMemory&) = delete;
+  CallMemory& operator=(const CallMemory&) = delete;
+
+ private:
+  std::vector<std::pair<PythonExperts*, std::shared_ptr<const void>>> outer_;
 };
 
 }  // namespace switchyard::python

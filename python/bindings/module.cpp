@@ -19,7 +19,9 @@ NB_MODULE(_native, m) {
   bind_gil(m);
   bind_errors(m);
   bind_tensors(m);
+  bind_settings(m);
   bind_quantize(m);
+  bind_quantize_batched(m);
   bind_group(m);
   bind_exchange(m);
   bind_permute(m);
@@ -29,6 +31,7 @@ NB_MODULE(_native, m) {
   bind_experts(m);
   bind_prepare(m);
   bind_kernel(m);
+  bind_quant_config(m);
   bind_layer_config(m);
   bind_compat(m);
   m.def("version", &switchyard::version);

@@ -37,9 +37,15 @@ class Exclusive {
   Busy busy_;
 };
 
+/// Whether __exit__ got no exception. A rank that leaves a `with` block with one does not wait for
+/// its peers, which may be waiting for it.
+inline bool ends_well(const nb::args& exception) {
+  return exception.size() == 0 || exception[0].is_none();
+}
+
 /// A shared T. Tensors that point into it, and calls that run, hold a share each: memory outlives
-/// close(). A T ends without the GIL, whoever drops the last share, because on GPUs it waits for
-/// its kernels and its peers.
+/// close(), whose collective part is over when it returns. A T that was not closed ends with its
+/// last share, without the GIL, because on GPUs it waits for its kernels and its peers then.
 template <typename T>
 class Owned {
  public:
@@ -52,7 +58,7 @@ class Owned {
 
   Owned(Owned&&) noexcept = default;
   Owned& operator=(Owned&&) noexcept = default;
-  ~Owned() { close(); }
+  ~Owned() { drop(); }
 
   /// A share of it. Errors: kInvalidArgument when it was closed or belongs to the parent of a fork.
   std::shared_ptr<T> live(const char* type) const {
@@ -64,11 +70,18 @@ class Owned {
 
   const Busy& busy() const { return busy_; }
   bool is_closed() const { return object_ == nullptr; }
-  void close() {
+  /// Ends the object, whoever holds shares, and drops this one; a second time does nothing. Errors:
+  /// kInvalidArgument while another thread is in a call.
+  void close(const char* type, bool waits_for_peers = true) {
     if (object_ == nullptr) return;
-    std::shared_ptr<T> object = std::move(object_);  // another thread may look meanwhile
-    object.reset();
+    const Exclusive call(busy_, type);
+    const std::shared_ptr<T> object = std::move(object_);  // another thread may look meanwhile
+    if (generation_ == fork_generation()) {
+      with_gil_released([&] { object->close(waits_for_peers); });
+    }
   }
+  /// Drops this share, as the end of this object does.
+  void drop() { const std::shared_ptr<T> object = std::move(object_); }
 
  private:
   int generation_ = 0;

@@ -25,142 +25,6 @@
 namespace switchyard::python {
 namespace {
 
-struct PyPrepared {
-  Prepared prepared;
-  std::shared_ptr<const void> owner;
-  Stream stream = Stream::host();
-  std::int64_t num_tokens = 0;
-
-  nb::object tensor(const TensorView& view) const { return tensor_or_none(view, owner, stream); }
-};
-
-// A split call: the second part, with everything that it reads.
-struct PyPending {
-  std::shared_ptr<PrepareFinalize> object;
-  Busy busy;
-  std::function<void()> hook;
-  std::function<Prepared()> prepared;
-  std::function<void()> finalized;
-  std::vector<nb::object> held;
-  nb::object output;
-  Stream stream = Stream::host();
-  std::int64_t num_tokens = 0;
-  bool is_received = false;
-
-  void run_hook() {
-    if (!hook) return;
-    const Exclusive exclusive(busy, "PrepareFinalize");
-    const auto run = std::exchange(hook, nullptr);
-    without_gil([&] { run(); });
-  }
-
-  nb::object wait() {
-    require(!is_received, Errc::kInvalidArgument,
-            "wait: the result was fetched, must be fetched once");
-    run_hook();
-    const Exclusive exclusive(busy, "PrepareFinalize");
-    is_received = true;
-    held.clear();
-    if (finalized) {
-      without_gil([&] { finalized(); });
-      return output;
-    }
-    Prepared result = without_gil([&] { return prepared(); });
-    return nb::cast(PyPrepared{std::move(result), object, stream, num_tokens});
-  }
-};
-
-nb::object prepare(const PyPrepareFinalize& self, nb::handle hidden, nb::handle topk_ids,
-                   nb::handle topk_weights, const nb::kwargs& keywords, bool is_async) {
-  const auto object = self.live();
-  const Exclusive exclusive = self.call();
-  PrepareCall call(hidden, topk_ids, topk_weights, keywords, "prepare");
-  const Stream stream = call.arrays.stream(object->device());
-  const std::int64_t num_tokens =
-      call.arguments.hidden.num_dims() > 0 ? call.arguments.hidden.shape(0) : 0;
-  if (!is_async) {
-    Prepared prepared = without_gil([&] { return object->prepare(call.arguments, stream); });
-    return nb::cast(PyPrepared{std::move(prepared), object, stream, num_tokens});
-  }
-  Pending<Prepared> pending =
-      without_gil([&] { return object->prepare_async(call.arguments, stream); });
-  PyPending made{object,
-                 self.part.busy(),
-                 std::move(pending.hook),
-                 std::move(pending.receiver),
-                 {},
-                 call.arrays.take_held(),
-                 nb::none(),
-                 stream,
-                 num_tokens};
-  return nb::cast(std::move(made));
-}
-
-struct FinalizeCall {
-  FinalizeCall(const PrepareFinalize& object, nb::handle expert_output, nb::handle out,
-               nb::handle num_tokens, const nb::kwargs& keywords)
-      : arrays(keywords.contains("stream") ? nb::object(keywords["stream"]) : nb::none()),
-        output(nb::borrow(out)) {
-    arguments.expert_output = arrays.in(expert_output, "finalize: expert_output");
-    for (const auto& [key, value] : keywords) set(nb::cast<std::string>(key), value);
-    if (output.is_none()) {
-      if (num_tokens.is_none())
-        fail(Errc::kInvalidArgument,
-             "finalize: neither out nor num_tokens is given, must be one of them");
-      const std::int64_t shape[] = {nb::cast<std::int64_t>(num_tokens), object.hidden()};
-      output = nb::cast(arrays.allocate(DType::kBF16, shape, object.device()));
-    }
-    arguments.output = arrays.out(output, "finalize: out");
-  }
-
-  void set(const std::string& key, nb::handle value) {
-    if (key == "weight_and_reduce") {
-      arguments.weight_and_reduce.kind =
-          enum_from<WeightAndReduceKind>(nb::cast<std::string>(value));
-    } else if (key == "micro_batch") {
-      arguments.micro_batch = nb::cast<int>(value);
-    } else if (key == "shared") {
-      arguments.shared = arrays.in(value, "finalize: shared");
-    } else if (key == "reduced") {
-      arguments.reduced = arrays.out(value, "finalize: reduced");
-    } else if (key == "topk_weights") {
-      arguments.topk_weights = arrays.in(value, "finalize: topk_weights");
-    } else if (key == "topk_ids") {
-      arguments.topk_ids = arrays.in(value, "finalize: topk_ids");
-    } else if (key != "stream") {
-      throw nb::type_error(("finalize() got an unexpected keyword argument '" + key + "'").c_str());
-    }
-  }
-
-  Arrays arrays;
-  nb::object output;
-  FinalizeArguments arguments;
-};
-
-nb::object finalize(const PyPrepareFinalize& self, nb::handle expert_output, nb::handle out,
-                    nb::handle num_tokens, const nb::kwargs& keywords, bool is_async) {
-  const auto object = self.live();
-  const Exclusive exclusive = self.call();
-  FinalizeCall call(*object, expert_output, out, num_tokens, keywords);
-  const Stream stream = call.arrays.stream(object->device());
-  if (!is_async) {
-    without_gil([&] { object->finalize(call.arguments, stream); });
-    return call.output;
-  }
-  Pending<void> pending =
-      without_gil([&] { return object->finalize_async(call.arguments, stream); });
-  PyPending made{object,
-                 self.part.busy(),
-                 std::move(pending.hook),
-                 {},
-                 std::move(pending.receiver),
-                 call.arrays.take_held(),
-                 call.output,
-                 stream,
-                 0};
-  return nb::cast(std::move(made));
-}
-
 PyPrepareFinalize make(const std::string& kind_name, nb::handle group, nb::handle given,
                        const nb::kwargs& keywords) {
   const auto kind = enum_from<PrepareKind>(kind_name);
@@ -217,174 +81,16 @@ void bind_config(nb::module_& m) {
       .done();
 }
 
-void bind_prepared(nb::module_& m) {
-  nb::class_<PyPrepared>(
-      m, "Prepared",
-      "What prepare hands to the experts; valid until finalize of the same micro-batch.")
-      .def_prop_ro(
-          "experts",
-          [](const PyPrepared& self) {
-            return PyExpertRows{self.prepared.experts, self.owner, self.stream};
-          },
-          "Activations and scales.")
-      .def_prop_ro(
-          "num_tokens", [](const PyPrepared& self) { return self.num_tokens; }, "T of the call.")
-      .def_prop_ro(
-          "total_rows",
-          [](const PyPrepared& self) { return self.tensor(self.prepared.total_rows); },
-          nb::sig("def total_rows(self) -> Tensor | None"), "[1] i32.")
-      .def_prop_ro(
-          "topk_ids", [](const PyPrepared& self) { return self.tensor(self.prepared.topk_ids); },
-          nb::sig("def topk_ids(self) -> Tensor | None"), "[M, K]; None: the caller's own hold.")
-      .def_prop_ro(
-          "topk_weights",
-          [](const PyPrepared& self) { return self.tensor(self.prepared.topk_weights); },
-          nb::sig("def topk_weights(self) -> Tensor | None"))
-      .def_prop_ro(
-          "expert_num_tokens",
-          [](const PyPrepared& self) {
-            const auto& metadata = self.prepared.metadata;
-            return metadata ? self.tensor(metadata->expert_num_tokens) : nb::none();
-          },
-          nb::sig("def expert_num_tokens(self) -> Tensor | None"),
-          "[L] i32, low_latency and elastic_prefill.")
-      .def_prop_ro(
-          "expert_num_tokens_cpu",
-          [](const PyPrepared& self) {
-            const auto& metadata = self.prepared.metadata;
-            return metadata
-                       ? tensor_or_none(metadata->expert_num_tokens_cpu, self.owner, Stream::host())
-                       : nb::none();
-          },
-          nb::sig("def expert_num_tokens_cpu(self) -> Tensor | None"), "[L] i32 in host memory.")
-      .def_prop_ro(
-          "host", [](const PyPrepared& self) { return counts_or_none(self.prepared.host); },
-          nb::sig("def host(self) -> HostCounts | None"))
-      .def("__repr__", [](const PyPrepared& self) {
-        return "Prepared(" + self.prepared.experts.rows.describe() + ")";
-      });
-  nb::class_<PyPending>(
-      m, "Pending",
-      "A split call: hook() receives, wait() returns the result and receives if nobody did.")
-      .def("hook", &PyPending::run_hook, "The receive part; does nothing the second time.")
-      .def("wait", &PyPending::wait, nb::sig("def wait(self) -> Prepared | Tensor"),
-           "The result, once.");
-}
-
-constexpr const char* kPrepareSig =
-    "(self, hidden: Array, topk_ids: Array, topk_weights: Array, *, apply_router_weight_on_input: "
-    "bool = False, "
-    "micro_batch: int = 0, defer_input_quant: bool = False, weighs_in_place: bool = False, "
-    "max_tokens: int = 0, "
-    "host_counts: bool = False, stream: StreamLike = None) -> ";
-constexpr const char* kFinalizeSig =
-    "(self, expert_output: Array, out: Array | None = None, num_tokens: int | None = None, *, "
-    "weight_and_reduce: "
-    "Literal['delegate', 'no_op', 'contiguous'] = 'delegate', micro_batch: int = 0, shared: Array "
-    "| None = None, "
-    "reduced: Array | None = None, topk_weights: Array | None = None, topk_ids: Array | None = "
-    "None, stream: StreamLike "
-    "= None) -> ";
-
-const char* sig(const char* name, const char* arguments, const char* result) {
-  return (new std::string("def " + std::string(name) + arguments + result))->c_str();
-}
-
-void bind_calls(nb::class_<PyPrepareFinalize>& type) {
-  type.def(
-          "prepare",
-          [](const PyPrepareFinalize& self, nb::handle hidden, nb::handle ids, nb::handle weights,
-             const nb::kwargs& keywords) {
-            return prepare(self, hidden, ids, weights, keywords, false);
-          },
-          nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("options"),
-          nb::sig(sig("prepare", kPrepareSig, "Prepared")),
-          "Quantizes and dispatches. Collective.\n\n"
-          "hidden        [T, H] bf16, f16 or f32\n"
-          "topk_ids      [T, K] i32 or i64; -1: none\n"
-          "topk_weights  [T, K] f32")
-      .def(
-          "prepare_async",
-          [](const PyPrepareFinalize& self, nb::handle hidden, nb::handle ids, nb::handle weights,
-             const nb::kwargs& keywords) {
-            return prepare(self, hidden, ids, weights, keywords, true);
-          },
-          nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("options"),
-          nb::sig(sig("prepare_async", kPrepareSig, "Pending")), "Sends; the result receives.")
-      .def(
-          "finalize",
-          [](const PyPrepareFinalize& self, nb::handle rows, nb::handle out, nb::handle num_tokens,
-             const nb::kwargs& keywords) {
-            return finalize(self, rows, out, num_tokens, keywords, false);
-          },
-          nb::arg("expert_output"), nb::arg("out").none() = nb::none(),
-          nb::arg("num_tokens").none() = nb::none(), nb::arg("options"),
-          nb::sig(sig("finalize", kFinalizeSig, "Tensor")),
-          "Returns expert results to the ranks whose tokens they are. Returns `out`, or new bf16 "
-          "[num_tokens, H].\n\n"
-          "expert_output  rows at the places of Prepared.experts; with a row per token [M, H], "
-          "weighted and summed\n"
-          "               (\"no_op\"), or [M, K, H]")
-      .def(
-          "finalize_async",
-          [](const PyPrepareFinalize& self, nb::handle rows, nb::handle out, nb::handle num_tokens,
-             const nb::kwargs& keywords) {
-            return finalize(self, rows, out, num_tokens, keywords, true);
-          },
-          nb::arg("expert_output"), nb::arg("out").none() = nb::none(),
-          nb::arg("num_tokens").none() = nb::none(), nb::arg("options"),
-          nb::sig(sig("finalize_async", kFinalizeSig, "Pending")));
-}
-
 }  // namespace
-
-PrepareCall::PrepareCall(nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights,
-                         const nb::kwargs& keywords, const char* function)
-    : arrays(keywords.contains("stream") ? nb::object(keywords["stream"]) : nb::none()) {
-  arguments.hidden = arrays.in(hidden, "prepare: hidden");
-  arguments.topk_ids = arrays.in(topk_ids, "prepare: topk_ids");
-  arguments.topk_weights = arrays.in(topk_weights, "prepare: topk_weights");
-  for (const auto& [key, value] : keywords) {
-    const std::string name = nb::cast<std::string>(key);
-    if (name != "stream" && !set_field(arguments, name, value)) {
-      throw nb::type_error(
-          (std::string(function) + "() got an unexpected keyword argument '" + name + "'").c_str());
-    }
-  }
-}
 
 void bind_prepare(nb::module_& m) {
   bind_config(m);
-  bind_prepared(m);
-  auto& keywords = fields_of<PrepareArguments>();
-  keywords.push_back(
-      {"apply_router_weight_on_input",
-       "bool",
-       [](auto& a, nb::handle v) { a.apply_router_weight_on_input = nb::cast<bool>(v); },
-       {}});
-  keywords.push_back(
-      {"micro_batch", "int", [](auto& a, nb::handle v) { a.micro_batch = nb::cast<int>(v); }, {}});
-  keywords.push_back({"defer_input_quant",
-                      "bool",
-                      [](auto& a, nb::handle v) { a.defer_input_quant = nb::cast<bool>(v); },
-                      {}});
-  keywords.push_back({"weighs_in_place",
-                      "bool",
-                      [](auto& a, nb::handle v) { a.weighs_in_place = nb::cast<bool>(v); },
-                      {}});
-  keywords.push_back({"max_tokens",
-                      "int",
-                      [](auto& a, nb::handle v) { a.max_tokens = nb::cast<std::int64_t>(v); },
-                      {}});
-  keywords.push_back({"host_counts",
-                      "bool",
-                      [](auto& a, nb::handle v) { a.host_counts = nb::cast<bool>(v); },
-                      {}});
+  bind_prepare_results(m);
   nb::class_<PyPrepareFinalize> type(
       m, "PrepareFinalize",
       "Quantize and dispatch before the experts, combine and reduce after them (vLLM's\n"
       "FusedMoEPrepareAndFinalizeModular). Made by make_prepare_finalize.");
-  bind_calls(type);
+  bind_prepare_calls(type);
   type.def_prop_ro("name",
                    [](const PyPrepareFinalize& self) { return std::string(self.live()->name()); })
       .def_prop_ro("kind",
@@ -456,12 +162,17 @@ void bind_prepare(nb::module_& m) {
           nb::arg("micro_batch"), nb::arg("reason"),
           "Gives a prepared micro-batch up whose results will never come.")
       .def("check", [](const PyPrepareFinalize& self) { self.live()->check(); })
-      .def("close", [](PyPrepareFinalize& self) { self.part.close(); })
+      .def(
+          "close", [](PyPrepareFinalize& self) { self.part.close("PrepareFinalize"); },
+          "Ends its exchange; see Exchange.close.")
       .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> PrepareFinalize"))
       .def(
-          "__exit__", [](PyPrepareFinalize& self, const nb::args&) { self.part.close(); },
+          "__exit__",
+          [](PyPrepareFinalize& self, const nb::args& exception) {
+            self.part.close("PrepareFinalize", ends_well(exception));
+          },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", [](const PyPrepareFinalize& self) {
         const auto object = self.live();

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// prepare.h: the arguments of prepare, which ModularKernel takes too.
+// prepare.h: the arguments of prepare, which ModularKernel takes too, and where the calls of
+// PrepareFinalize are bound.
 #pragma once
 
 #include "switchyard/prepare_finalize.h"
 
+#include "layer.h"
 #include "tensors.h"
 
 #include <nanobind/nanobind.h>
@@ -19,5 +21,9 @@ struct PrepareCall {
   Arrays arrays;
   PrepareArguments arguments;
 };
+
+/// Prepared, Pending.
+void bind_prepare_results(nb::module_& m);
+void bind_prepare_calls(nb::class_<PyPrepareFinalize>& type);
 
 }  // namespace switchyard::python

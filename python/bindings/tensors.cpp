@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/strided_view.h"
 #include "dlpack.h"
 #include "dtypes.h"
 #include "gil.h"
@@ -107,12 +108,6 @@ nb::object call_dlpack(nb::handle array, Device device, Stream stream) {
   return device.is_cuda() ? method(nb::arg("stream") = number) : method();
 }
 
-template <std::size_t... dim>
-TensorView strided(void* data, DType dtype, const std::int64_t* shape, const std::int64_t* strides,
-                   Device device, std::index_sequence<dim...>) {
-  return TensorView(data, dtype, {shape[dim]...}, {strides[dim]...}, device);
-}
-
 }  // namespace
 
 std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
@@ -120,17 +115,7 @@ std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shape,
                      std::span<const std::int64_t> strides, Device device) {
   if (strides.empty()) return TensorView(data, dtype, shape, device);
-  const auto of = [&](auto dims) {
-    return strided(data, dtype, shape.data(), strides.data(), device, dims);
-  };
-  switch (shape.size()) {
-    case 1: return of(std::make_index_sequence<1>());
-    case 2: return of(std::make_index_sequence<2>());
-    case 3: return of(std::make_index_sequence<3>());
-    case 4: return of(std::make_index_sequence<4>());
-    case 5: return of(std::make_index_sequence<5>());
-    default: return of(std::make_index_sequence<kMaxDims>());
-  }
+  return strided_view(data, dtype, shape, strides, device);
 }
 
 PyTensor PyTensor::of(Tensor tensor, Stream stream) {

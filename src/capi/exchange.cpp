@@ -111,6 +111,10 @@ sy_status sy_exchange_check(sy_exchange* exchange) {
   return call(__func__, [&] { use(exchange)->check(); });
 }
 
+sy_status sy_exchange_close(sy_exchange* exchange, bool waits_for_peers) {
+  return call(__func__, [&] { use(exchange)->close(waits_for_peers); });
+}
+
 sy_status sy_exchange_destroy(sy_exchange* exchange) { return destroy(__func__, exchange); }
 
 }  // extern "C"

@@ -62,7 +62,7 @@ void FunctionExperts::apply(const ExpertRows& input, const TensorView& output,
   rows.first_row = held[3].set(input.first_row);
   rows.num_rows = held[4].set(input.num_rows);
   rows.scheme = name_of_scheme(input.scheme);
-  rows.scale_layout = name_of_scale_layout(input.scale_layout);
+  rows.scale_layout = name_of(input.scale_layout);
   const sy_status status = functions_.apply(functions_.user, &rows, held[5].set(output),
                                             workspace.data(), workspace.size(), stream.get());
   if (status != SY_OK) throw_status("apply", status);

@@ -131,6 +131,10 @@ sy_status sy_kernel_check(sy_kernel* kernel) {
   return call(__func__, [&] { use(kernel)->check(); });
 }
 
+sy_status sy_kernel_close(sy_kernel* kernel, bool waits_for_peers) {
+  return call(__func__, [&] { use(kernel)->close(waits_for_peers); });
+}
+
 sy_status sy_kernel_destroy(sy_kernel* kernel) { return destroy(__func__, kernel); }
 
 }  // extern "C"

@@ -12,8 +12,6 @@ constexpr std::array kSchemes{
     "fp8_token", "fp8_tensor", "int8_token",       "int8_tensor", "int8_block",
     "nvfp4",     "mxfp4",      "mxfp6_e3m2",       "mxfp6_e2m3",  "mxfp8"};
 
-constexpr std::array kScaleLayouts{"row", "column", "column_aligned", "swizzled"};
-
 }  // namespace
 
 QuantScheme scheme_of(const char* name, const char* field) {
@@ -42,18 +40,8 @@ const char* name_of_scheme(const QuantScheme& scheme) {
 }
 
 ScaleLayout scale_layout_of(const char* name, const char* field) {
-  const auto from_name = [](std::string_view text) -> std::optional<ScaleLayout> {
-    for (std::size_t i = 0; i < kScaleLayouts.size(); ++i) {
-      if (text == kScaleLayouts[i]) return static_cast<ScaleLayout>(i);
-    }
-    return std::nullopt;
-  };
-  return named(name, field, ScaleLayout::kRowMajor, from_name,
-               "row, column, column_aligned or swizzled");
-}
-
-const char* name_of_scale_layout(ScaleLayout layout) {
-  return kScaleLayouts[static_cast<std::size_t>(layout)];
+  return named(name, field, ScaleLayout::kRowMajor, scale_layout_from_name,
+               "row_major, column_major, column_major_aligned or swizzled");
 }
 
 Layout layout_of(const char* name) {

@@ -9,6 +9,7 @@
 #include "switchyard/dtype.h"
 #include "switchyard/layout.h"
 #include "switchyard/quant.h"
+#include "switchyard/scale_layout.h"
 
 #include "capi/call.h"
 
@@ -31,7 +32,6 @@ QuantScheme wire_scheme_of(const char* name, const char* field, const char* dtyp
 /// NULL when it has no name; "none" whatever the dtype.
 const char* name_of_scheme(const QuantScheme& scheme);
 ScaleLayout scale_layout_of(const char* name, const char* field);
-const char* name_of_scale_layout(ScaleLayout layout);
 Layout layout_of(const char* name);
 std::optional<Reduce> reduce_of(const char* name);
 

@@ -166,7 +166,7 @@ sy_status sy_permute(const sy_tensor* x, const sy_tensor* scales, const sy_tenso
     const sy_permute_options given = read_sized(options, "options");
     const ScaleLayout layout = scale_layout_of(given.scale_layout, "scale_layout");
     check(layout != ScaleLayout::kSwizzled,
-          "scale_layout is \"swizzled\", must be row, column or column_aligned");
+          "scale_layout is \"swizzled\", must be row_major, column_major or column_major_aligned");
     const PermuteOptions how = options_of(given);
     PermutedObject batch = make_batch(rows, row_scales, ids, num_local_experts, how, layout,
                                       Memory(allocator, rows.device(), stream));

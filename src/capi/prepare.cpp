@@ -107,7 +107,7 @@ void write_prepared(PrepareObject::MicroBatch& batch, const Prepared& from, sy_p
   to.topk_ids = held[8].set(from.topk_ids);
   to.topk_weights = held[9].set(from.topk_weights);
   to.scheme = name_of_scheme(from.experts.scheme);
-  to.scale_layout = name_of_scale_layout(from.experts.scale_layout);
+  to.scale_layout = name_of(from.experts.scale_layout);
   write_sized(prepared, "prepared", to);
 }
 
@@ -137,7 +137,7 @@ sy_status sy_prepare_choose(const sy_moe_config* moe, sy_quant_config* quant,
     sy_prepare_choice to{};
     to.kind = name_of(of.kind);
     to.scheme = name_of_scheme(of.config.scheme);
-    to.scale_layout = name_of_scale_layout(of.config.scale_layout);
+    to.scale_layout = name_of(of.config.scale_layout);
     to.num_micro_batches = of.config.num_micro_batches;
     to.slices_experts = of.config.slices_experts;
     write_sized(choice, "choice", to);
@@ -261,6 +261,10 @@ sy_status sy_prepare_finalize_abandon(sy_prepare_finalize* prepare_finalize, int
 
 sy_status sy_prepare_finalize_check(sy_prepare_finalize* prepare_finalize) {
   return call(__func__, [&] { use(prepare_finalize)->object->check(); });
+}
+
+sy_status sy_prepare_finalize_close(sy_prepare_finalize* prepare_finalize, bool waits_for_peers) {
+  return call(__func__, [&] { use(prepare_finalize)->object->close(waits_for_peers); });
 }
 
 sy_status sy_prepare_finalize_destroy(sy_prepare_finalize* prepare_finalize) {

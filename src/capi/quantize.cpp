@@ -34,7 +34,8 @@ sy_array* new_scales(const QuantScheme& scheme, ScaleLayout layout, std::int64_t
   const DType dtype = scale_dtype(scheme);
   if (scheme.group == ScaleGroup::kTensor) return give<sy_array>(memory.make(dtype, {1}));
   check(layout != ScaleLayout::kSwizzled,
-        "scale_layout is \"swizzled\", must be row, column or column_aligned; convert with "
+        "scale_layout is \"swizzled\", must be row_major, column_major or column_major_aligned; "
+        "convert with "
         "sy_scales_relayout");
   const std::int64_t width = num_scales(scheme, hidden);
   Tensor flat = memory.make(dtype, {num_scale_elements(layout, num_rows, width)});

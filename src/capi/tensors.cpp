@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
+#include <span>
 
 #include "capi/call.h"
+#include "core/strided_view.h"
 
 namespace switchyard::capi {
 namespace {
@@ -34,25 +35,6 @@ constexpr std::array<DTypePair, 14> kDTypes{{{DType::kF32, SY_F32},
                                              {DType::kU16, SY_U16},
                                              {DType::kI32, SY_I32},
                                              {DType::kI64, SY_I64}}};
-
-// TensorView takes strides as a list whose length is known to the compiler.
-template <std::size_t... kDim>
-TensorView strided(const void* data, DType dtype, const std::int64_t* shape,
-                   const std::int64_t* strides, Device device, std::index_sequence<kDim...>) {
-  return {data, dtype, {shape[kDim]...}, {strides[kDim]...}, device};
-}
-
-TensorView strided(const void* data, DType dtype, int ndim, const std::int64_t* shape,
-                   const std::int64_t* strides, Device device) {
-  switch (ndim) {
-    case 1: return strided(data, dtype, shape, strides, device, std::make_index_sequence<1>{});
-    case 2: return strided(data, dtype, shape, strides, device, std::make_index_sequence<2>{});
-    case 3: return strided(data, dtype, shape, strides, device, std::make_index_sequence<3>{});
-    case 4: return strided(data, dtype, shape, strides, device, std::make_index_sequence<4>{});
-    case 5: return strided(data, dtype, shape, strides, device, std::make_index_sequence<5>{});
-    default: return strided(data, dtype, shape, strides, device, std::make_index_sequence<6>{});
-  }
-}
 
 // Strides that stay inside 63 bits, so that no offset overflows.
 void check_strides(const sy_tensor& tensor, const char* name) {
@@ -171,10 +153,10 @@ TensorView view_of(const sy_tensor* tensor, const char* name) {
   if (tensor->strides != nullptr) check_strides(*tensor, name);
   const std::byte* data = data_of(*tensor, dtype, name);
   const Elements elements = elements_of(*tensor, name);
-  if (tensor->strides == nullptr || ndim == 0) {
-    return {data, dtype, std::span(elements.shape.data(), static_cast<std::size_t>(ndim)), device};
-  }
-  return strided(data, dtype, ndim, elements.shape.data(), elements.strides.data(), device);
+  const auto num_dims = static_cast<std::size_t>(ndim);
+  const std::span<const std::int64_t> shape(elements.shape.data(), num_dims);
+  if (tensor->strides == nullptr) return {data, dtype, shape, device};
+  return strided_view(data, dtype, shape, {elements.strides.data(), num_dims}, device);
 }
 
 TensorView optional_view(const sy_tensor* tensor, const char* name) {

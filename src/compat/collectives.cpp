@@ -127,6 +127,9 @@ Collectives::Collectives(const Group& group, std::int64_t max_rows_per_rank,
 Collectives::Collectives(Collectives&&) noexcept = default;
 Collectives& Collectives::operator=(Collectives&&) noexcept = default;
 Collectives::~Collectives() = default;
+void Collectives::close(bool waits_for_peers) {
+  live(impl_, "Collectives").pool.close(waits_for_peers);
+}
 
 Tensor Collectives::all_gatherv(const TensorView& x, Stream stream,
                                 std::span<const std::int64_t> sizes) {

@@ -14,8 +14,14 @@ namespace switchyard {
 
 void ExchangePool::check_call(const char* function, Stream stream,
                               std::initializer_list<Argument> tensors) const {
+  require(!is_closed_, Errc::kInvalidArgument, "{}: the object was closed, must be open", function);
   require_stream(function, device(), stream);
   require_device(function, device(), tensors);
+}
+
+void ExchangePool::close(bool waits_for_peers) {
+  is_closed_ = true;
+  for (const auto& exchange : exchanges_) exchange->close(waits_for_peers);
 }
 
 std::shared_ptr<Exchange> ExchangePool::get(const ExchangeConfig& config) {

@@ -33,18 +33,22 @@ class ExchangePool {
   /// Memory of what calls hand out.
   const TensorPool& results() const { return results_; }
 
-  /// Errors: kInvalidArgument when the stream or a tensor is of another device.
+  /// Errors: kInvalidArgument when the stream or a tensor is of another device, and after close().
   void check_call(const char* function, Stream stream,
                   std::initializer_list<Argument> tensors) const;
 
   /// Collective when the configuration is new.
   std::shared_ptr<Exchange> get(const ExchangeConfig& config);
 
+  /// Closes every exchange, in the order in which they were made.
+  void close(bool waits_for_peers);
+
  private:
   Group group_;
   ExchangeOptions options_;
   TensorPool results_;
   std::vector<std::shared_ptr<Exchange>> exchanges_;
+  bool is_closed_ = false;
 };
 
 /// One dispatch, which is released when the last owner of this object is gone.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scheme_list.h: names of scale layouts, and the schemes that cases are made of.
+// scheme_list.h: the schemes that cases are made of.
 #pragma once
 
 #include <vector>
+
+#include "switchyard/scale_layout.h"
 
 #include "quant/scheme.h"
 
@@ -14,16 +16,6 @@ inline std::vector<QuantScheme> quantized_schemes() {
   std::vector<QuantScheme> schemes = named_schemes();
   schemes.erase(schemes.begin());
   return schemes;
-}
-
-inline const char* name_of(ScaleLayout layout) {
-  switch (layout) {
-    case ScaleLayout::kRowMajor: return "row";
-    case ScaleLayout::kColumnMajor: return "column";
-    case ScaleLayout::kColumnMajorAligned: return "column_aligned";
-    case ScaleLayout::kSwizzled: return "swizzled";
-  }
-  return "unknown";
 }
 
 }  // namespace switchyard::conformance

@@ -53,7 +53,7 @@ Sink& sink() {
 
 void set_log_callback(LogCallback callback) {
   const std::lock_guard lock(sink().mutex);
-  sink().callback = std::move(callback);
+  std::swap(sink().callback, callback);  // the former one ends outside the lock: it may log
 }
 
 void set_log_level(LogLevel level) { current_level() = level; }

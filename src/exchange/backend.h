@@ -31,6 +31,7 @@ struct CombineCall {
   const CombineOptions& options;
 };
 
+/// close() is called before destruction, by the destructor of the implementation at the latest.
 class ExchangeBackend {
  public:
   ExchangeBackend() = default;
@@ -60,6 +61,19 @@ class ExchangeBackend {
                                  Stream stream) const = 0;
   virtual WireBytes wire_bytes(const DispatchHandle& handle) const = 0;
   virtual void check() const = 0;
+
+  void close(bool waits_for_peers) {
+    if (is_closed_) return;
+    is_closed_ = true;
+    end(waits_for_peers);
+  }
+  bool is_closed() const { return is_closed_; }
+
+ private:
+  /// See Exchange::close; once.
+  virtual void end(bool waits_for_peers) = 0;
+
+  bool is_closed_ = false;
 };
 
 }  // namespace switchyard

@@ -25,6 +25,13 @@ ExchangeBackend& live(const std::unique_ptr<ExchangeBackend>& backend) {
   return live(backend, "Exchange");
 }
 
+ExchangeBackend& open(const std::unique_ptr<ExchangeBackend>& backend, const char* call) {
+  ExchangeBackend& found = live(backend);
+  require(!found.is_closed(), Errc::kInvalidArgument, "{}: the exchange was closed, must be open",
+          call);
+  return found;
+}
+
 DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
   require_stream(call.name(), backend.device(), call.stream);
   require_device(call.name(), backend.device(),
@@ -62,35 +69,41 @@ Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;
 
+void Exchange::close(bool waits_for_peers) { live(backend_).close(waits_for_peers); }
+bool Exchange::is_closed() const { return live(backend_).is_closed(); }
+
 const ExchangeConfig& Exchange::config() const { return live(backend_).config(); }
 Device Exchange::device() const { return live(backend_).device(); }
-std::int64_t Exchange::max_buffer_rows() const { return live(backend_).max_buffer_rows(); }
-ExchangeMemory Exchange::memory() const { return live(backend_).memory(); }
-const char* Exchange::heap() const { return live(backend_).heap(); }
-bool Exchange::is_shared_gpu() const { return live(backend_).is_shared_gpu(); }
+std::int64_t Exchange::max_buffer_rows() const {
+  return open(backend_, "max_buffer_rows").max_buffer_rows();
+}
+ExchangeMemory Exchange::memory() const { return open(backend_, "memory").memory(); }
+const char* Exchange::heap() const { return open(backend_, "heap").heap(); }
+bool Exchange::is_shared_gpu() const { return open(backend_, "is_shared_gpu").is_shared_gpu(); }
 
 DispatchHandle Exchange::dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                        const TensorView& topk_weights, Stream stream,
                                        const DispatchOptions& options) {
-  return live(backend_).dispatch_send(
-      checked(live(backend_), {tokens, topk_ids, topk_weights, stream, options}));
+  ExchangeBackend& backend = open(backend_, "dispatch_send");
+  return backend.dispatch_send(checked(backend, {tokens, topk_ids, topk_weights, stream, options}));
 }
 
 DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
                                              const TensorView& tokens,
                                              const TensorView& topk_weights, Stream stream,
                                              const DispatchOptions& options) {
-  return live(backend_).dispatch_send(
-      checked(live(backend_), {tokens, {}, topk_weights, stream, options, &earlier}));
+  ExchangeBackend& backend = open(backend_, "dispatch_again_send");
+  return backend.dispatch_send(
+      checked(backend, {tokens, {}, topk_weights, stream, options, &earlier}));
 }
 
 Dispatched Exchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
   require_stream("dispatch_receive", device(), stream);
-  return live(backend_).dispatch_receive(handle, stream);
+  return open(backend_, "dispatch_receive").dispatch_receive(handle, stream);
 }
 
 Dispatched Exchange::places(const DispatchHandle& handle) const {
-  const ExchangeBackend& backend = live(backend_);
+  const ExchangeBackend& backend = open(backend_, "places");
   require(backend.config().layout == Layout::kBatched, Errc::kNotSupported,
           "places: the layout depends on the routing, must be batched; receive first");
   return backend.places(handle);
@@ -99,63 +112,68 @@ Dispatched Exchange::places(const DispatchHandle& handle) const {
 Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_ids,
                               const TensorView& topk_weights, Stream stream,
                               const DispatchOptions& options) {
-  return live(backend_).dispatch(
-      checked(live(backend_), {tokens, topk_ids, topk_weights, stream, options}));
+  ExchangeBackend& backend = open(backend_, "dispatch");
+  return backend.dispatch(checked(backend, {tokens, topk_ids, topk_weights, stream, options}));
 }
 
 Dispatched Exchange::dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
                                     const TensorView& topk_weights, Stream stream,
                                     const DispatchOptions& options) {
-  return live(backend_).dispatch(
-      checked(live(backend_), {tokens, {}, topk_weights, stream, options, &earlier}));
+  ExchangeBackend& backend = open(backend_, "dispatch_again");
+  return backend.dispatch(checked(backend, {tokens, {}, topk_weights, stream, options, &earlier}));
 }
 
 DispatchHandle Exchange::reopen(const DispatchHandle& earlier, Stream stream) {
   require_stream("reopen", device(), stream);
-  return live(backend_).reopen(earlier, stream);
+  return open(backend_, "reopen").reopen(earlier, stream);
 }
 
 void Exchange::check_output(const DispatchHandle& handle, const TensorView& output,
                             const CombineOptions& options) const {
   const Stream any_stream = Stream::default_of(device());
-  live(backend_).check_output(checked(live(backend_), {handle, {}, output, any_stream, options}));
+  ExchangeBackend& backend = open(backend_, "check_output");
+  backend.check_output(checked(backend, {handle, {}, output, any_stream, options}));
 }
 
 void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows, Stream stream,
                             const CombineOptions& options) {
-  live(backend_).combine_send(checked(live(backend_), {handle, rows, {}, stream, options}));
+  ExchangeBackend& backend = open(backend_, "combine_send");
+  backend.combine_send(checked(backend, {handle, rows, {}, stream, options}));
 }
 
 void Exchange::combine_receive(const DispatchHandle& handle, const TensorView& output,
                                Stream stream, const CombineOptions& options) {
-  live(backend_).combine_receive(checked(live(backend_), {handle, {}, output, stream, options}));
+  ExchangeBackend& backend = open(backend_, "combine_receive");
+  backend.combine_receive(checked(backend, {handle, {}, output, stream, options}));
 }
 
 void Exchange::combine(const DispatchHandle& handle, const TensorView& rows,
                        const TensorView& output, Stream stream, const CombineOptions& options) {
-  live(backend_).combine(checked(live(backend_), {handle, rows, output, stream, options}));
+  ExchangeBackend& backend = open(backend_, "combine");
+  backend.combine(checked(backend, {handle, rows, output, stream, options}));
 }
 
-void Exchange::release(const DispatchHandle& handle) { live(backend_).release(handle); }
+void Exchange::release(const DispatchHandle& handle) { open(backend_, "release").release(handle); }
 
 std::vector<RowOrigin> Exchange::row_origins(const DispatchHandle& handle) const {
-  return live(backend_).row_origins(handle);
+  return open(backend_, "row_origins").row_origins(handle);
 }
 
 void Exchange::write_row_sources(const DispatchHandle& handle, const RowSources& sources,
                                  Stream stream) const {
   constexpr const char* kName = "write_row_sources";
-  require_stream(kName, live(backend_).device(), stream);
+  const ExchangeBackend& backend = open(backend_, kName);
+  require_stream(kName, backend.device(), stream);
   require_device(
-      kName, live(backend_).device(),
+      kName, backend.device(),
       {{"rank", sources.rank}, {"token", sources.token}, {"rows_per_rank", sources.rows_per_rank}});
-  live(backend_).write_row_sources(handle, sources, stream);
+  backend.write_row_sources(handle, sources, stream);
 }
 
 WireBytes Exchange::wire_bytes(const DispatchHandle& handle) const {
-  return live(backend_).wire_bytes(handle);
+  return open(backend_, "wire_bytes").wire_bytes(handle);
 }
 
-void Exchange::check() const { live(backend_).check(); }
+void Exchange::check() const { open(backend_, "check").check(); }
 
 }  // namespace switchyard

@@ -4,6 +4,8 @@
 
 #include "switchyard/scale_layout.h"
 
+#include <array>
+
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "core/require_device.h"
@@ -11,6 +13,9 @@
 
 namespace switchyard {
 namespace {
+
+// By ScaleLayout.
+constexpr std::array kNames{"row_major", "column_major", "column_major_aligned", "swizzled"};
 
 constexpr std::int64_t kTileRows = ScaleGeometry::kTileRows;
 constexpr std::int64_t kQuad = ScaleGeometry::kTileScales;
@@ -49,6 +54,18 @@ bool fits_in(std::int64_t size, std::int64_t padded, std::int64_t alignment) {
 }
 
 }  // namespace
+
+const char* name_of(ScaleLayout layout) noexcept {
+  const auto index = static_cast<std::size_t>(layout);
+  return index < kNames.size() ? kNames[index] : "unknown";
+}
+
+std::optional<ScaleLayout> scale_layout_from_name(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (name == kNames[i]) return static_cast<ScaleLayout>(i);
+  }
+  return std::nullopt;
+}
 
 std::int64_t num_scale_elements(ScaleLayout layout, std::int64_t num_rows,
                                 std::int64_t num_scales) {

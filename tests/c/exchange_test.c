@@ -96,7 +96,8 @@ static sy_status run_exchange(void* user, sy_group* group) {
   sy_dispatch* second = NULL;
   CHECK_OK(sy_dispatch_tokens(exchange, &tokens, NULL, &weights, &again, NULL, &second));
   CHECK_OK(sy_dispatch_rows(second, &received));
-  CHECK(((float*)received.rows->data)[kHidden] == 4.0f);
+  const float* own_rows = received.rows->data;
+  CHECK(own_rows[kHidden] == 4.0f);
   CHECK_OK(sy_dispatch_release(second));
   CHECK_OK(sy_dispatch_destroy(second));
   CHECK_OK(sy_dispatch_reopen(dispatch, NULL, &second));
@@ -107,6 +108,13 @@ static sy_status run_exchange(void* user, sy_group* group) {
   check_output(&token, 2.0f);
   CHECK_OK(sy_dispatch_destroy(second));
 
+  CHECK_OK(sy_exchange_close(exchange, true));
+  CHECK_OK(sy_exchange_close(exchange, false));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "check: the exchange was closed, must be open",
+                sy_exchange_check(exchange));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "the exchange was closed",
+                sy_dispatch_tokens(exchange, &tokens, &ids, &weights, NULL, NULL, &second));
+  CHECK(own_rows[kHidden] == 4.0f);
   CHECK_OK(sy_exchange_destroy(exchange));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "exchange of this dispatch was destroyed",
                 sy_dispatch_rows(dispatch, &received));

@@ -122,7 +122,7 @@ static sy_status run_factory(void* user, sy_group* group) {
   sy_prepare_choice choice = {.struct_size = sizeof(choice)};
   CHECK_OK(sy_prepare_choose(&moe, NULL, NULL, &choice));
   CHECK(strcmp(choice.kind, "low_latency") == 0 && strcmp(choice.scheme, "none") == 0);
-  CHECK(strcmp(choice.scale_layout, "row") == 0 && !choice.slices_experts);
+  CHECK(strcmp(choice.scale_layout, "row_major") == 0 && !choice.slices_experts);
 
   sy_prepare_finalize* prepare = NULL;
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "group is NULL",
@@ -138,6 +138,8 @@ static sy_status run_factory(void* user, sy_group* group) {
   run_parts(prepare, rank, true);
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "micro_batch is 2", sy_finalize_receive(prepare, 2));
   CHECK_OK(sy_prepare_finalize_check(prepare));
+  CHECK_OK(sy_prepare_finalize_close(prepare, true));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "the exchange was closed", sy_prepare_finalize_check(prepare));
   CHECK_OK(sy_prepare_finalize_destroy(prepare));
   return SY_OK;
 }
@@ -245,6 +247,9 @@ static sy_status run_kernel(void* user, sy_group* group) {
   check_layer(&batch, multiplier.rank);
   CHECK(multiplier.num_calls == 3);
   CHECK_OK(sy_kernel_check(kernel));
+  CHECK_OK(sy_kernel_close(kernel, true));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "it was closed, must be open",
+                sy_kernel_apply(kernel, &arguments, &output, NULL));
   CHECK_OK(sy_kernel_destroy(kernel));
   CHECK(multiplier.num_releases == 1);
   return SY_OK;

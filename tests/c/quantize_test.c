@@ -61,8 +61,8 @@ static void test_new(void) {
   const sy_allocator allocator = {sizeof(allocator), NULL, count_alloc, count_free};
   sy_array* q = NULL;
   sy_array* scales = NULL;
-  CHECK_OK(
-      sy_quantize_new(&tx, "fp8_block", "column_aligned", NULL, &allocator, NULL, &q, &scales));
+  CHECK_OK(sy_quantize_new(&tx, "fp8_block", "column_major_aligned", NULL, &allocator, NULL, &q,
+                           &scales));
   CHECK(num_live_arrays == 2);
   sy_tensor tq, ts;
   CHECK_OK(sy_array_tensor(q, &tq));

@@ -104,7 +104,7 @@ TEST(HostileTest, ClaimedMatricesWithoutElementsComeBackAtOnce) {
   const TempFolder folder;
   const std::string input = write_image(
       folder, "in",
-      R"({"__metadata__":{"switchyard.scheme":"fp8_block","switchyard.scale_layout":"row",)"
+      R"({"__metadata__":{"switchyard.scheme":"fp8_block","switchyard.scale_layout":"row_major",)"
       R"("switchyard.pack_ue8m0":"false","switchyard.quantized":"{\"w\":\"bf16\"}"},)"
       R"("w":{"dtype":"F8_E4M3","shape":[1099511627776,0],"data_offsets":[0,0]},)"
       R"("w.scale":{"dtype":"F32","shape":[1099511627776,0],"data_offsets":[0,0]}})",

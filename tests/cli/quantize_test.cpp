@@ -101,7 +101,7 @@ TEST_F(QuantizeFileTest, EverySchemeAndLayoutComesBack) {
   write("in", std::vector<NamedTensor>{{"w", x}});
   int num_done = 0;
   for (const char* name : kSchemes) {
-    for (const char* layout : {"row", "column", "column_aligned", "swizzled"}) {
+    for (const char* layout : {"row_major", "column_major", "column_major_aligned", "swizzled"}) {
       for (const bool packs : {false, true}) {
         QuantizeOptions there = options(name);
         there.scale_layout = layout;
@@ -239,7 +239,7 @@ TEST_F(QuantizeFileTest, RefusesWhatDoesNotFit) {
 TEST_F(QuantizeFileTest, HostileMetadataIsAMalformedFile) {
   const std::vector<std::uint8_t> x(6);
   const std::map<std::string, std::string> good{{"switchyard.scheme", "mxfp4"},
-                                                {"switchyard.scale_layout", "row"},
+                                                {"switchyard.scale_layout", "row_major"},
                                                 {"switchyard.pack_ue8m0", "false"},
                                                 {"switchyard.quantized", R"({"w":"bf16"})"}};
   const auto expect_malformed = [&](const char* key, const char* value, const char* words) {
@@ -282,7 +282,7 @@ TEST_F(QuantizeFileTest, OptionsThatDoNotGoTogetherAreNamed) {
   EXPECT_EQ(nowhere.exit_code, 2);
   EXPECT_THAT(nowhere.error, HasSubstr("--out is /no/such/file, but there is no folder /no/such"));
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--names", "*"},
-                                                {"--scale-layout", "row"},
+                                                {"--scale-layout", "row_major"},
                                                 {"--pack-ue8m0"},
                                                 {"--static-scale", "1"},
                                                 {"--global-scale", "1"}}) {

@@ -113,3 +113,50 @@ def test_one_thread_at_a_time():
 
     assert run_local(P, rank) == [(T, H), (T - 1, H)]
     assert len(refused) == 4 and all("another thread is in a call" in text for text in refused)
+
+
+def test_experts_of_another_layer_are_refused():
+    prepare = make_prepare_finalize("local", None, **SIZES)
+    with pytest.raises(switchyard.InvalidArgumentError, match=f"experts have the weights of 2 experts, must have those of {E}"):
+        ModularKernel(prepare, Experts(GATE[:2], UP[:2], DOWN[:2]))
+    with pytest.raises(switchyard.InvalidArgumentError, match="shared experts have the weights of 2 experts, must have those of 1"):
+        ModularKernel(prepare, Experts(GATE, UP, DOWN), Experts(GATE[:2], UP[:2], DOWN[:2]))
+    assert ModularKernel(prepare, Experts(GATE, UP, DOWN)).apply(*batch(0)).shape == (T, H)
+
+
+@pytest.mark.parametrize("num_micro_batches", [0, 1, 2])
+def test_micro_batches_give_the_bits_of_apply(num_micro_batches):
+    def rank(group):
+        hidden, ids, weights = batch(group.rank)
+        with ModularKernel(make_prepare_finalize("low_latency", group, **SIZES), exact_experts(group.rank)) as kernel:
+            plain = kernel.apply(hidden, ids, weights).numpy()
+            split = kernel.apply_overlapped(hidden, ids, weights, num_micro_batches=num_micro_batches)
+            out = np.zeros_like(plain)
+            assert kernel.apply_overlapped(hidden, ids, weights, out, num_micro_batches) is out
+            with pytest.raises(switchyard.InvalidArgumentError, match="num_micro_batches is 3, must be from 1 to 2"):
+                kernel.apply_overlapped(hidden, ids, weights, num_micro_batches=3)
+            return plain.tobytes() == split.numpy().tobytes() == out.tobytes()
+
+    assert all(run_local(P, rank))
+
+
+def test_functions_on_threads_of_the_library():
+    """What a function keeps is alive, and what it raises is raised from the call, whichever thread ran it."""
+    kept, threads = [], set()
+
+    def experts(rows, output):
+        kept.append(rows.rows.numpy())
+        threads.add(threading.get_ident())
+        output.numpy()[:] = rows.rows.numpy().astype(np.float32)
+        if len(kept) == 4:
+            raise LookupError("the fourth")
+
+    kernel = ModularKernel(make_prepare_finalize("local", None, num_micro_batches=2, **SIZES), Experts.from_function(experts))
+    hidden, ids, weights = batch(0)
+    kernel.apply_overlapped(hidden, ids, weights)
+    assert len(kept) == 2 and len(threads) == 2
+    with pytest.raises(LookupError, match="the fourth"):
+        kernel.apply_overlapped(hidden, ids, weights)
+    del kernel
+    gc.collect()
+    assert all(np.isfinite(rows.astype(np.float32)).all() for rows in kept)

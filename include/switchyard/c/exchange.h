@@ -32,8 +32,8 @@ typedef struct sy_exchange_config {
   const char* layout;          ///< "batched", "expanded" (NULL), "compact", "by_rank", "all_gather"
   const char* scheme;          ///< of rows on the wire; NULL: "none"
   const char* row_dtype;       ///< with "none": "bf16" (NULL), "f16" or "f32"
-  const char* scale_layout;    ///< of received scales: "row" (NULL), "column", "column_aligned",
-                               ///< "swizzled"
+  const char* scale_layout;    ///< of received scales: "row_major" (NULL), "column_major",
+                               ///< "column_major_aligned", "swizzled"
   const char* reduce;          ///< "per_rank" (NULL) or "per_expert"
   const char* combine_scheme;  ///< of returned rows; NULL: "none"
   const char* combine_dtype;   ///< with "none": "bf16" (NULL), "f16" or "f32"
@@ -87,7 +87,12 @@ SY_API sy_status sy_exchange_describe(sy_exchange* exchange, sy_exchange_info* i
 
 /// SY_OK, or what kernels that have ended found, or why the group was aborted. Does not wait.
 SY_API sy_status sy_exchange_check(sy_exchange* exchange);
-/// Its dispatches only answer sy_dispatch_destroy from then on.
+/// Ends the exchange; a second call does nothing. Collective on GPUs: returns when the kernels of
+/// every rank have ended. Every later call is SY_INVALID_ARGUMENT; received rows stay valid until
+/// sy_exchange_destroy, which then needs no other rank. Without waits_for_peers it is not
+/// collective: for a rank that fails while others wait for it. See Exchange::close.
+SY_API sy_status sy_exchange_close(sy_exchange* exchange, bool waits_for_peers);
+/// Closes it first, if nobody did. Its dispatches only answer sy_dispatch_destroy from then on.
 SY_API sy_status sy_exchange_destroy(sy_exchange* exchange);
 
 typedef struct sy_dispatch_options {

@@ -62,7 +62,7 @@ typedef struct sy_expert_rows {
   const sy_tensor* first_row;     ///< [L] i64
   const sy_tensor* num_rows;      ///< [L] i32
   const char* scheme;             ///< how rows are quantized; NULL: "none"
-  const char* scale_layout;       ///< NULL: "row"
+  const char* scale_layout;       ///< NULL: "row_major"
 } sy_expert_rows;
 
 /// The caller's own experts. They work on `device` and may call the library, but not with a handle
@@ -131,6 +131,8 @@ SY_API sy_status sy_kernel_apply_overlapped(sy_kernel* kernel,
                                             void* stream);
 /// See sy_exchange_check.
 SY_API sy_status sy_kernel_check(sy_kernel* kernel);
+/// See sy_exchange_close.
+SY_API sy_status sy_kernel_close(sy_kernel* kernel, bool waits_for_peers);
 SY_API sy_status sy_kernel_destroy(sy_kernel* kernel);
 
 #ifdef __cplusplus

@@ -31,7 +31,8 @@ typedef struct sy_permute_options {
   const sy_tensor* expert_map;         ///< i32 [E], or NULL: ids are local
   const sy_tensor* expert_num_tokens;  ///< i32 [L], or NULL; must equal the counts of the ids
   int64_t alignment;                   ///< 0: 128
-  const char* scale_layout;            ///< sy_permute: "row" (NULL), "column", "column_aligned"
+  const char*
+      scale_layout;  ///< sy_permute: "row_major" (NULL), "column_major", "column_major_aligned"
 } sy_permute_options;
 
 /// ScatterOutputs: the caller's memory. NULL where the text says so.

@@ -39,7 +39,7 @@ typedef struct sy_prepare_choice {
   const char* kind;           ///< "low_latency", "elastic_decode", "elastic_prefill", "all_gather",
                               ///< "all_to_all", "all_to_all_one_sided", "local"
   const char* scheme;         ///< how the experts get their rows; NULL: it has no name
-  const char* scale_layout;   ///< "row", "column", "column_aligned" or "swizzled"
+  const char* scale_layout;   ///< "row_major", "column_major", "column_major_aligned" or "swizzled"
   int32_t num_micro_batches;  ///< 0: those of the mirrored class
   bool slices_experts;
 } sy_prepare_choice;
@@ -141,6 +141,9 @@ SY_API sy_status sy_prepare_finalize_abandon(sy_prepare_finalize* prepare_finali
                                              int32_t micro_batch, const char* reason);
 /// See sy_exchange_check.
 SY_API sy_status sy_prepare_finalize_check(sy_prepare_finalize* prepare_finalize);
+/// See sy_exchange_close.
+SY_API sy_status sy_prepare_finalize_close(sy_prepare_finalize* prepare_finalize,
+                                           bool waits_for_peers);
 SY_API sy_status sy_prepare_finalize_destroy(sy_prepare_finalize* prepare_finalize);
 
 #ifdef __cplusplus

@@ -36,8 +36,8 @@ typedef struct sy_quantize_options {
 SY_API sy_status sy_quantize(const sy_tensor* x, const char* scheme,
                              const sy_quantize_options* options, const sy_tensor* q,
                              const sy_tensor* scales, void* stream);
-/// The same into memory of `allocator`. `scale_layout`: "row" (NULL), "column" or "column_aligned".
-/// `scales` becomes NULL for schemes without scales.
+/// The same into memory of `allocator`. `scale_layout`: "row_major" (NULL), "column_major" or
+/// "column_major_aligned". `scales` becomes NULL for schemes without scales.
 SY_API sy_status sy_quantize_new(const sy_tensor* x, const char* scheme, const char* scale_layout,
                                  const sy_quantize_options* options, const sy_allocator* allocator,
                                  void* stream, sy_array** q, sy_array** scales);

@@ -46,6 +46,9 @@ class SWITCHYARD_API Collectives {
   Collectives& operator=(Collectives&&) noexcept;
   ~Collectives();
 
+  /// See Exchange::close. Later calls are kInvalidArgument.
+  void close(bool waits_for_peers = true);
+
   /// [N, ...]: the rows of all ranks, in rank order.
   ///
   ///   x  [sizes[rank], ...]  any dtype, contiguous

@@ -182,6 +182,7 @@ Buffer::Buffer(const Group& group, const BufferOptions& options,
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&&) noexcept = default;
 Buffer::~Buffer() = default;
+void Buffer::close(bool waits_for_peers) { live(impl_, "Buffer").pool.close(waits_for_peers); }
 
 DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, std::int32_t num_experts,
                                            Stream stream) const {

@@ -303,6 +303,9 @@ ElasticBuffer::ElasticBuffer(const Group& group, const ElasticBufferOptions& opt
 ElasticBuffer::ElasticBuffer(ElasticBuffer&&) noexcept = default;
 ElasticBuffer& ElasticBuffer::operator=(ElasticBuffer&&) noexcept = default;
 ElasticBuffer::~ElasticBuffer() = default;
+void ElasticBuffer::close(bool waits_for_peers) {
+  live(impl_, "ElasticBuffer").pool.close(waits_for_peers);
+}
 
 std::size_t ElasticBuffer::get_buffer_size_hint(int num_ranks, std::int32_t num_experts,
                                                 const ElasticBufferOptions& options,

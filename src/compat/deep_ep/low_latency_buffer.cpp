@@ -324,6 +324,9 @@ LowLatencyBuffer::LowLatencyBuffer(const Group& group, const ExchangeOptions& ex
 LowLatencyBuffer::LowLatencyBuffer(LowLatencyBuffer&&) noexcept = default;
 LowLatencyBuffer& LowLatencyBuffer::operator=(LowLatencyBuffer&&) noexcept = default;
 LowLatencyBuffer::~LowLatencyBuffer() = default;
+void LowLatencyBuffer::close(bool waits_for_peers) {
+  live(impl_, "LowLatencyBuffer").pool.close(waits_for_peers);
+}
 
 std::size_t LowLatencyBuffer::get_low_latency_rdma_size_hint(std::int64_t max_tokens,
                                                              std::int64_t hidden,

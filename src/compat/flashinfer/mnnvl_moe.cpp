@@ -258,6 +258,11 @@ MnnvlMoe::MnnvlMoe(const Group& group, const MnnvlMoeOptions& options,
 MnnvlMoe::MnnvlMoe(MnnvlMoe&&) noexcept = default;
 MnnvlMoe& MnnvlMoe::operator=(MnnvlMoe&&) noexcept = default;
 MnnvlMoe::~MnnvlMoe() = default;
+void MnnvlMoe::close(bool waits_for_peers) {
+  MnnvlMoeImpl& own = live(impl_, "MnnvlMoe");
+  own.pool.close(waits_for_peers);
+  own.statics.close(waits_for_peers);
+}
 
 ExchangeMemory MnnvlMoe::workspace_size_per_rank(std::int64_t max_token_count_per_rank,
                                                  std::int32_t slot_count, std::int32_t top_k,

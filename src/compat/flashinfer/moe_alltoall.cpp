@@ -170,6 +170,9 @@ MoeAlltoAll::MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options,
 MoeAlltoAll::MoeAlltoAll(MoeAlltoAll&&) noexcept = default;
 MoeAlltoAll& MoeAlltoAll::operator=(MoeAlltoAll&&) noexcept = default;
 MoeAlltoAll::~MoeAlltoAll() = default;
+void MoeAlltoAll::close(bool waits_for_peers) {
+  live(impl_, "MoeAlltoAll").pool.close(waits_for_peers);
+}
 
 std::size_t MoeAlltoAll::get_workspace_size_per_rank(std::int64_t ep_size,
                                                      std::int64_t max_num_tokens,

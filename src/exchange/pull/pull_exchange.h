@@ -86,6 +86,9 @@ class PullExchange final : public ExchangeBackend {
   void check() const override;
 
  private:
+  /// Peers read the window through mappings of their own.
+  void end(bool /*waits_for_peers*/) override { window_.reset(); }
+
   /// The caller's tokens, until dispatch_receive.
   struct Input {
     TensorView tokens;

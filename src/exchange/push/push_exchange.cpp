@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/bytes.h"
+#include "cuda/base/beside_capture.h"
 #include "cuda/base/check.h"
 #include "cuda/base/launch.h"
 #include "cuda/exchange/row_sources.h"
@@ -54,18 +55,25 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
                                        std::int64_t{shape_.config.num_experts});
 }
 
+// A close that is due is collective. Then only memory of this rank is left; freeing it must not
+// break a capture of this thread, which may be any.
+PushExchange::~PushExchange() {
+  close(std::uncaught_exceptions() <= num_uncaught_);
+  const cuda::BesideCapture beside;
+  slots_.clear();
+  counts_ = {};
+  words_ = {};
+}
+
 // Peers may still write to this rank's window, or read from their windows what this rank wrote.
 // Among ranks of one process that share a GPU, a device synchronization or a free also waits for
 // the kernels of the others: so all ranks have launched everything before one of them synchronizes,
 // and all kernels have ended before one of them frees. A rank that unwinds an exception waits for
 // nobody, because its peers may be waiting for it.
-PushExchange::~PushExchange() {
-  const auto is_over = [&] {
-    return watcher_->look() || std::uncaught_exceptions() > num_uncaught_;
-  };
+void PushExchange::end(bool waits_for_peers) {
   const auto barrier = [&] {
     try {
-      if (is_over()) return false;
+      if (watcher_->look() || !waits_for_peers) return false;
       group_.barrier();
       return true;
     } catch (const Error&) {
@@ -80,15 +88,18 @@ PushExchange::~PushExchange() {
     for (const Slot& slot : slots_) {
       if (slot.window) slot.window->unmap_peers();
     }
-    if (!barrier()) {
-      for (const Slot& slot : slots_) {
-        if (slot.window) slot.window->leave_memory();
-      }
+    const bool may_free = barrier();
+    for (Slot& slot : slots_) {
+      if (slot.window && !may_free) slot.window->leave_memory();
+      slot.window.reset();
     }
-    watcher_.reset();
+    failed_ = {};
+    every_rank_ = {};
+    blank_ = {};
   } catch (const Error&) {
     // The GPU is lost.
   }
+  watcher_.reset();
   cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 

@@ -68,6 +68,7 @@ class PushExchange final : public ExchangeBackend {
   };
 
   // push_exchange.cpp
+  void end(bool waits_for_peers) override;
   void enter(Phase phase, const Slot& slot);
   Slot& open(const DispatchCall& call);
   Slot& dispatch_both(const DispatchCall& call);

@@ -50,6 +50,9 @@ class GpuExperts final : public Experts {
 
   std::string_view name() const override { return name_; }
   Device device() const override { return device_; }
+  std::optional<std::int32_t> num_local_experts() const override {
+    return static_cast<std::int32_t>(shape_.num_experts);
+  }
   bool is_batch_invariant() const override {
     return products_->has_fixed_order() && !rounds_together();
   }

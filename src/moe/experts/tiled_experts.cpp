@@ -25,6 +25,9 @@ class TiledExperts final : public Experts {
                const ExpertOptions& options);
 
   std::string_view name() const override { return name_; }
+  std::optional<std::int32_t> num_local_experts() const override {
+    return static_cast<std::int32_t>(shape_.num_experts);
+  }
   bool is_batch_invariant() const override { return has_fixed_order_ && !rounds_together(); }
   std::size_t workspace_bytes(const TensorView& rows) const override;
   void apply(const ExpertRows& input, const TensorView& output, std::span<std::byte> workspace,

@@ -40,6 +40,17 @@ inline void check_parts(const PrepareFinalize* prepare_finalize, const Experts* 
   };
   require_same("experts", experts);
   require_same("shared experts", shared.experts.get());
+  const auto require_count = [](const char* name, const Experts* part, std::int32_t wanted,
+                                const char* who) {
+    const std::int32_t found =
+        part == nullptr ? wanted : part->num_local_experts().value_or(wanted);
+    require(found == wanted, Errc::kInvalidArgument,
+            "modular_kernel: {} have the weights of {} experts, must have those of {}, {}", name,
+            found, wanted, who);
+  };
+  require_count("experts", experts, prepare_finalize->num_local_experts(),
+                "as prepare_finalize has on this rank");
+  require_count("shared experts", shared.experts.get(), 1, "which every token visits");
   require(shared.experts == nullptr || shared.order != SharedExpertsOrder::kNone,
           Errc::kInvalidArgument,
           "modular_kernel: a shared expert is given with order none, must be no_overlap or "

@@ -116,6 +116,8 @@ void ExchangePrepareFinalize::make_exchanges(bool is_plain) {
 
 const ExchangePrepareFinalize::MicroBatch& ExchangePrepareFinalize::batch_of(
     int micro_batch) const {
+  require(!exchanges_[0]->is_closed(), Errc::kInvalidArgument, "{}: it was closed, must be open",
+          name());
   require(micro_batch >= 0 && micro_batch < config_.num_micro_batches, Errc::kInvalidArgument,
           "{}: micro_batch is {}, must be from 0 to {}", name(), micro_batch,
           config_.num_micro_batches - 1);
@@ -266,6 +268,12 @@ ExchangeMemory ExchangePrepareFinalize::memory() const {
 void ExchangePrepareFinalize::check() const {
   for (const auto& exchange : exchanges_) {
     if (exchange != nullptr) exchange->check();
+  }
+}
+
+void ExchangePrepareFinalize::close(bool waits_for_peers) {
+  for (const auto& exchange : exchanges_) {
+    if (exchange != nullptr) exchange->close(waits_for_peers);
   }
 }
 

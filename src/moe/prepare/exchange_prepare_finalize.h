@@ -61,6 +61,7 @@ class ExchangePrepareFinalize final : public PrepareFinalize {
   std::vector<RowOrigin> row_origins(int micro_batch) const override;
   WireBytes wire_bytes(int micro_batch) const override;
   void check() const override;
+  void close(bool waits_for_peers) override;
 
  private:
   struct MicroBatch {

@@ -209,6 +209,50 @@ TEST(ModularKernelFaultsTest, AllPartsAreOfOneDevice) {
   kernel.check();
 }
 
+// Before anything is sent or taken; functions that say nothing fit any number.
+TEST(ModularKernelFaultsTest, ExpertsMustBeAsManyAsTheLayersOnThisRank) {
+  class Counted final : public Experts {
+   public:
+    explicit Counted(std::int32_t count) : count_(count) {}
+    std::string_view name() const override { return "counted"; }
+    std::optional<std::int32_t> num_local_experts() const override { return count_; }
+    bool is_batch_invariant() const override { return true; }
+    std::size_t workspace_bytes(const TensorView&) const override { return 0; }
+    void apply(const ExpertRows&, const TensorView&, std::span<std::byte>, Stream) override {}
+
+   private:
+    std::int32_t count_;
+  };
+  run_ranks(2, [](const Group& group) {
+    for (const PrepareKind kind : kAllClasses) {
+      const std::int32_t wanted = kind == PrepareKind::kLocal ? 2 : 1;
+      const auto make = [&](std::int32_t experts, std::int32_t shared) {
+        ModularKernel(make_prepare_finalize(kind, group, small_config()),
+                      std::make_shared<Counted>(experts), {std::make_shared<Counted>(shared), {}});
+      };
+      make(wanted, 1);
+      expect_invalid("experts have the weights of 3 experts, must have those of " +
+                         std::to_string(wanted) + ", as prepare_finalize has on this rank",
+                     [&] { make(3, 1); });
+      expect_invalid("shared experts have the weights of 2 experts, must have those of 1",
+                     [&] { make(wanted, 2); });
+    }
+  });
+  std::vector<float> weights(3 * 4 * 4, 0.0f);
+  ExpertWeights three;
+  three.gate = three.up = three.down = TensorView::of(weights.data(), {3, 4, 4});
+  for (const char* name : {"exact", "onednn"}) {
+    try {
+      std::shared_ptr<Experts> experts = make_experts(name, three);
+      EXPECT_EQ(experts->num_local_experts(), 3);
+      expect_invalid("experts have the weights of 3 experts",
+                     [&] { ModularKernel(make_local(small_config()), std::move(experts)); });
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Errc::kNotAvailable) << name;  // no oneDNN in this build
+    }
+  }
+}
+
 // Refused before anything is sent: the other rank, too, goes on.
 TEST(ModularKernelFaultsTest, AnOutputThatCombineRefusesIsRefusedAtOnce) {
   run_ranks(2, [](const Group& group) {

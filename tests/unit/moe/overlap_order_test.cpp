@@ -76,6 +76,7 @@ class RecordingPrepare final : public PrepareFinalize {
   WireBytes wire_bytes(int) const override { return {}; }
 
   void check() const override {}
+  void close(bool) override {}
 
   Pending<Prepared> prepare_async(const PrepareArguments& arguments, Stream, Stream) override {
     record(events_, "send", arguments.micro_batch);

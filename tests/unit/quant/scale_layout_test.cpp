@@ -57,6 +57,21 @@ std::vector<std::uint8_t> bytes_of(const Tensor& tensor) {
   return {data, data + tensor.view().num_elements()};
 }
 
+TEST(ScaleLayoutTest, EveryLayoutHasOneName) {
+  for (const auto& [layout, name] :
+       {std::pair{ScaleLayout::kRowMajor, "row_major"},
+        std::pair{ScaleLayout::kColumnMajor, "column_major"},
+        std::pair{ScaleLayout::kColumnMajorAligned, "column_major_aligned"},
+        std::pair{ScaleLayout::kSwizzled, "swizzled"}}) {
+    EXPECT_STREQ(name_of(layout), name);
+    EXPECT_EQ(scale_layout_from_name(name), layout);
+  }
+  for (const char* name : {"", "row", "column", "column_aligned", "Swizzled"}) {
+    EXPECT_EQ(scale_layout_from_name(name), std::nullopt) << name;
+  }
+  EXPECT_STREQ(name_of(static_cast<ScaleLayout>(4)), "unknown");
+}
+
 TEST(ScaleLayoutTest, TilesHaveTheKnownOffsets) {
   struct Known {
     std::int64_t row, scale, offset;

@@ -98,6 +98,10 @@ class SWITCHYARD_API Buffer {
   Buffer& operator=(Buffer&&) noexcept;
   ~Buffer();
 
+  /// See Exchange::close. Tensors that calls have returned stay valid; later calls are
+  /// kInvalidArgument.
+  void close(bool waits_for_peers = true);
+
   /// Not collective. topk_idx [T, K] i64 or i32; -1: none; on a GPU also what is no expert.
   DispatchLayout get_dispatch_layout(const TensorView& topk_idx, std::int32_t num_experts,
                                      Stream stream = Stream::host()) const;

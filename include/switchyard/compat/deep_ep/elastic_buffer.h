@@ -122,6 +122,10 @@ class SWITCHYARD_API ElasticBuffer {
   ElasticBuffer& operator=(ElasticBuffer&&) noexcept;
   ~ElasticBuffer();
 
+  /// See Exchange::close. Tensors that calls have returned stay valid; later calls are
+  /// kInvalidArgument.
+  void close(bool waits_for_peers = true);
+
   /// Bytes of windows that one rank shares for bf16 rows, rounded up to a multiple of 2 MiB. Pure.
   static std::size_t get_buffer_size_hint(int num_ranks, std::int32_t num_experts,
                                           const ElasticBufferOptions& options, std::int64_t hidden,

@@ -119,6 +119,10 @@ class SWITCHYARD_API LowLatencyBuffer {
   LowLatencyBuffer& operator=(LowLatencyBuffer&&) noexcept;
   ~LowLatencyBuffer();
 
+  /// See Exchange::close. Tensors that calls have returned stay valid; later calls are
+  /// kInvalidArgument.
+  void close(bool waits_for_peers = true);
+
   /// Bytes that the original registers, by its own formula. This library allocates what memory()
   /// states and needs no size from the caller. Pure.
   static std::size_t get_low_latency_rdma_size_hint(std::int64_t num_max_dispatch_tokens_per_rank,

@@ -70,6 +70,10 @@ class SWITCHYARD_API MnnvlMoe {
   MnnvlMoe& operator=(MnnvlMoe&&) noexcept;
   ~MnnvlMoe();
 
+  /// See Exchange::close. Tensors that calls have returned stay valid; later calls are
+  /// kInvalidArgument.
+  void close(bool waits_for_peers = true);
+
   /// Memory of one rank for a payload of `row_bytes` bytes per row. Pure.
   static ExchangeMemory workspace_size_per_rank(std::int64_t max_token_count_per_rank,
                                                 std::int32_t slot_count, std::int32_t top_k,

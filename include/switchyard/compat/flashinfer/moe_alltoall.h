@@ -64,6 +64,10 @@ class SWITCHYARD_API MoeAlltoAll {
   MoeAlltoAll& operator=(MoeAlltoAll&&) noexcept;
   ~MoeAlltoAll();
 
+  /// See Exchange::close. Tensors that calls have returned stay valid; later calls are
+  /// kInvalidArgument.
+  void close(bool waits_for_peers = true);
+
   /// Bytes of the original's workspace: control words and, for each direction, P * max_num_tokens
   /// rows, each part rounded up to 128. This library needs no workspace from the caller;
   /// exchange_memory() states what it allocates. Pure.

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings and messages."""
+import socket
+import threading
+import time
+
+import pytest
+
+import switchyard
+
+
+def test_settings_say_where_their_value_comes_from(run_program):
+    settings = switchyard.settings()
+    timeout = settings["SWITCHYARD_TIMEOUT_MS"]
+    assert timeout.name == "SWITCHYARD_TIMEOUT_MS" and timeout.default == "30000" and "milliseconds" in timeout.help
+    assert len(settings) >= 10 and all(one.origin in ("default", "environment", "program") for one in settings.values())
+    source = """
+        import os
+        os.environ["SWITCHYARD_TIMEOUT_MS"] = "777"
+        import switchyard
+        before = switchyard.settings()["SWITCHYARD_TIMEOUT_MS"]
+        switchyard.set_setting("SWITCHYARD_TIMEOUT_MS", "888")
+        after = switchyard.settings()["SWITCHYARD_TIMEOUT_MS"]
+        print(before.value, before.origin, after)
+        switchyard.set_setting("SWITCHYARD_TIMEOUT_MS", "soon")
+        try:
+            switchyard.Group(0, 1, "/tmp/unused")
+        except switchyard.InvalidArgumentError as error:
+            print("soon" in str(error))
+    """
+    code, out, error = run_program(source)
+    assert code == 0, error
+    assert out.splitlines() == ["777 environment Setting(SWITCHYARD_TIMEOUT_MS='888', origin='program')", "True"]
+    with pytest.raises(switchyard.InvalidArgumentError, match='there is no setting "TIMEOUT"'):
+        switchyard.set_setting("TIMEOUT", "1")
+
+
+def messages_of(run):
+    """What the library logs meanwhile, at level debug."""
+    seen = []
+    switchyard.set_log_callback(lambda *message: seen.append((*message, threading.get_ident())))
+    switchyard.set_log_level("debug")
+    try:
+        run()
+    finally:
+        switchyard.set_log_level("warn")
+        switchyard.set_log_callback(None)
+    return seen
+
+
+def refuse_a_stranger():
+    """A group whose store is asked by somebody without its secret: a warning."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def join(rank):
+        with switchyard.Group(rank, 2, f"127.0.0.1:{port}", secret="known", timeout_ms=20000) as group:
+            group.barrier()
+
+    first = threading.Thread(target=join, args=(0,))
+    first.start()
+    for _ in range(1000):
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n" * 20)
+                stranger.recv(1)  # the end
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)  # the store has not started
+        except ConnectionResetError:
+            break
+    join(1)
+    first.join()
+
+
+def test_messages_go_to_a_callback(capfd):
+    seen = messages_of(refuse_a_stranger)
+    assert seen and capfd.readouterr().err == ""
+    for level, rank, subsystem, text, _ in seen:
+        assert level in ("error", "warn", "info", "debug") and -1 <= rank < 2 and subsystem and text
+    assert any((level, subsystem) == ("warn", "store") and "refuses" in text for level, _, subsystem, text, _ in seen)
+    assert threading.get_ident() not in [thread for *_, thread in seen]
+    assert not messages_of(lambda: switchyard.set_log_level("off") or refuse_a_stranger())
+
+
+def test_a_callback_that_raises_harms_nobody(monkeypatch):
+    raised = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: raised.append(unraisable.exc_value))
+
+    def callback(*_):
+        raise KeyError("log")
+
+    switchyard.set_log_callback(callback)
+    switchyard.set_log_level("debug")
+    try:
+        refuse_a_stranger()
+    finally:
+        switchyard.set_log_level("warn")
+        switchyard.set_log_callback(None)
+    assert raised and all(isinstance(one, KeyError) for one in raised)
+
+
+def test_refusals():
+    with pytest.raises(switchyard.InvalidArgumentError, match="cannot be called"):
+        switchyard.set_log_callback(3)
+    with pytest.raises(switchyard.InvalidArgumentError, match='"loud", must be error'):
+        switchyard.set_log_level("loud")
+
+
+def test_an_interpreter_ends_with_a_callback(run_program):
+    source = """
+        import switchyard
+        switchyard.set_log_level("trace")
+        switchyard.set_log_callback(print)
+        switchyard.run_local(2, lambda group: group.barrier())
+    """
+    code, _, error = run_program(source)
+    assert code == 0, error
