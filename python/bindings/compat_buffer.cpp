@@ -64,6 +64,21 @@ PyBufferDispatched dispatch_again(const PyBuffer& self, nb::handle x,
           stream};
 }
 
+// (recv_src_idx, num_recv_tokens_per_rank, is_token_in_rank)
+nb::tuple handle_tensors(const PyBuffer& self, const PyBufferDispatched& dispatched,
+                         nb::handle stream_argument) {
+  const auto buffer = self.live(kName);
+  const Exclusive call = self.call(kName);
+  Arrays arrays(stream_argument);
+  arrays.prefer(dispatched.stream());
+  const Stream stream = arrays.stream(self.device);
+  deep_ep::HandleTensors made =
+      without_gil([&] { return buffer->handle_tensors(dispatched->handle, stream); });
+  return nb::make_tuple(PyTensor::of(std::move(made.recv_src_idx), stream),
+                        PyTensor::of(std::move(made.num_recv_tokens_per_rank), stream),
+                        PyTensor::of(std::move(made.is_token_in_rank), stream));
+}
+
 PyBufferCombined combine(const PyBuffer& self, nb::handle x, const PyBufferDispatched& dispatched,
                          nb::handle topk_weights, const std::vector<nb::object>& bias,
                          nb::handle stream) {
@@ -125,6 +140,8 @@ void bind_compat_buffer(nb::module_& m) {
            nb::arg("stream").none() = nb::none())
       .def("dispatch_again", &dispatch_again, nb::arg("x"), nb::arg("earlier"), nb::kw_only(),
            nb::arg("x_scales").none(), nb::arg("stream").none() = nb::none())
+      .def("handle_tensors", &handle_tensors, nb::arg("dispatched"),
+           nb::arg("stream").none() = nb::none())
       .def("combine", &combine, nb::arg("x"), nb::arg("dispatched"), nb::kw_only(),
            nb::arg("topk_weights").none(), nb::arg("bias"), nb::arg("stream").none() = nb::none())
       .def("close", [](PyBuffer& self) { self.object.close(kName); });

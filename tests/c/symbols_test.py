@@ -76,6 +76,18 @@ def source_of_sizes():
     return f'#include <stdio.h>\n#include "switchyard/c.h"\nint main(void) {{\n{lines}  return 0;\n}}\n'
 
 
+def is_wanted(line, names):
+    """Whether a line of nm -DC is an export that the library means to have; `names` are those of public headers."""
+    kind, symbol = re.match(r"[0-9a-f]* *(\w) (.*)", line).groups()
+    if kind == "A" or re.match(r"sy_\w+@@SWITCHYARD_", symbol):
+        return True
+    symbol = re.sub(r"^(\w+ )+for |^guard variable for ", "", symbol)
+    if kind in "WVu" and re.match(r"(\S+ )*?(std|__gnu_cxx)::", symbol):
+        return not re.match(r"(fmt|spdlog|hwy|nlohmann|dnnl)\w*::", symbol)
+    found = re.match(r"switchyard::(on_gpu::)?(~?\w+)", symbol)
+    return found is not None and (found[1] is not None or found[2] in names)  # on_gpu: for the library switchyard_compat
+
+
 class SymbolsTest(unittest.TestCase):
     def test_exports_are_the_committed_list_with_its_version(self):
         symbols = re.findall(r" T (sy_\w+?)(?:@@(\S+))?$", run("nm", "-D", "--defined-only", LIBRARY), re.MULTILINE)
@@ -91,6 +103,23 @@ class SymbolsTest(unittest.TestCase):
         cxx = [name for name in names if name.startswith("_ZN10switchyard")]
         self.assertGreater(len(cxx), 100)
         self.assertEqual([name for name in cxx if "@" in name], [])
+
+    def test_nothing_else_is_exported(self):
+        """Beside C functions: what public headers name in namespace switchyard, and templates of the standard library."""
+        names = set(re.findall(r"\w+", "".join(path.read_text(encoding="utf-8") for path in (ROOT / "include").rglob("*.h"))))
+        self.assertEqual([line for line in run("nm", "-DC", "--defined-only", LIBRARY).splitlines() if not is_wanted(line, names)], [])
+
+    def test_what_counts_as_unwanted(self):
+        names = {"Exchange", "name_of"}
+        for line in ("01 T sy_version@@SWITCHYARD_0.1", "0 A SWITCHYARD_0.1", "01 T switchyard::Exchange::check() const",
+                     "01 T switchyard::name_of[abi:cxx11](switchyard::QuantScheme const&)", "01 V typeinfo name for switchyard::Exchange",
+                     "01 W std::vector<int>::~vector()", "01 u std::piecewise_construct", "01 T switchyard::on_gpu::fill(int)",
+                     "01 W int std::_Rb_tree<switchyard::Span<int> >::find(int)"):
+            self.assertTrue(is_wanted(line, names), line)
+        for line in ("01 T main", "01 T sy_version", "01 B counter", "01 T switchyard::PullExchange::check() const", "01 T std::exit(int)",
+                     "01 W fmt::v9::format(std::string)", "01 T switchyard::capi::give(int)", "01 V typeinfo for spdlog::logger",
+                     "01 W spdlog::logger std::move(int)"):
+            self.assertFalse(is_wanted(line, names), line)
 
     def test_soname_and_version_node_follow_the_version(self):
         version = (ROOT / "include/switchyard/version.h").read_text(encoding="utf-8")

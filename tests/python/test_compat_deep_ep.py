@@ -41,6 +41,11 @@ def tokens_to(rank):
     return [(s, t) for s in range(P) for t in range(TOKENS[s]) if any(i // L == rank for i in BATCHES[s][1][t] if i >= 0)]
 
 
+def tokens_from(source, rank):
+    """The tokens of one of them."""
+    return [t for s, t in tokens_to(rank) if s == source]
+
+
 def weighted(rank):
     """What a combine gives when every expert returns its input."""
     x, ids, weights = BATCHES[rank]
@@ -135,15 +140,18 @@ def test_low_latency_fp8(round_scale, use_ue8m0):
 def test_low_latency_nvfp4_and_weights():
     def rank(buffer, group):
         x, ids, weights = BATCHES[group.rank]
-        (q, scales), count, handle, _, _ = buffer.low_latency_dispatch(
-            x, ids, MAX, E, use_fp8=False, use_nvfp4=True, x_global_scale=np.array([448 * 6 / 8], np.float32), topk_weights=weights)
+        (q, scales), count, row_weights, source_ranks, handle, event, hook = buffer.low_latency_dispatch(
+            x, ids, MAX, E, use_fp8=False, use_nvfp4=True, x_global_scale=np.array(448 * 6 / 8, np.float32), topk_weights=weights)
+        assert len(handle) == 5 and event.event is None and hook is None
+        with pytest.raises(NotSupportedError, match="use_ue8m0_for_sf is given"):
+            buffer.low_latency_dispatch(x, ids, MAX, E, use_fp8=False, use_nvfp4=True, use_ue8m0_for_sf=True)
         assert q.shape == (C, H // 2, L) and q.dtype == np.uint8
         assert scales.shape == (32, 4, -(-C // 128), 4, H // 64, L) and scales.dtype == ml_dtypes.float8_e4m3fn
         expected = arrivals(group.rank)
         for e in range(L):
             rows = [a for a in expected if a[0] == e]
-            assert handle.recv_src_rank[e, :count[e]].tolist() == [s for _, s, _, _ in rows]
-            assert handle.recv_topk_weights[e, :count[e]].tolist() == [w for *_, w in rows]
+            assert source_ranks[e, :count[e]].tolist() == [s for _, s, _, _ in rows]
+            assert row_weights[e, :count[e]].tolist() == [w for *_, w in rows]
             for i, (_, s, t, _) in enumerate(rows):
                 # Row i, group g: scales[i % 32, i // 32 % 4, i // 128, g % 4, g // 4, e].
                 group_scales = np.array([scales[i % 32, i // 32 % 4, i // 128, g % 4, g // 4, e] for g in range(H // 16)], np.float32)
@@ -244,6 +252,35 @@ def test_high_throughput(is_fp8, worst):
         plain, no_weights, _ = buffer.combine(back, handle)
         assert no_weights is None and plain.dtype == BF16
         np.testing.assert_array_equal(plain.astype(np.float32), times_ranks(group.rank))
+
+    on_ranks(rank)
+
+
+def test_the_handle_is_the_tuple_of_the_original():
+    def rank(buffer, group):
+        x, ids, _ = BATCHES[group.rank]
+        for worst in (0, P * MAX):
+            *_, handle, _ = buffer.dispatch(x, num_tokens_per_expert=np.zeros(E, np.int32), topk_idx=ids, num_worst_tokens=worst)
+            prefix, channels, recv_channels, source, is_in_rank, heads = handle
+            assert len(handle) == 6 and handle[3] is source and handle[-1] is heads and handle[4:] == (is_in_rank, heads)
+            sent = {(r, t) for r in range(P) for t in tokens_from(group.rank, r)}
+            assert is_in_rank.dtype == bool and {(r, t) for t, r in np.argwhere(is_in_rank).tolist()} == sent
+            arrived = [tokens_from(s, group.rank) for s in range(P)]
+            num = sum(map(len, arrived))
+            assert source.dtype == np.int32 and source[:num].tolist() == sum(arrived, []) and (source[num:] == -1).all()
+            assert len(source) == (worst or num)
+            assert prefix.dtype == np.int32 and prefix[:, group.rank].tolist() == np.cumsum([len(tokens) for tokens in arrived]).tolist()
+            assert (np.delete(prefix, group.rank, axis=1) == -1).all()
+            assert channels.tolist() == [[len(tokens_from(group.rank, r))] for r in range(P)] and recv_channels.tolist() == [[0]] * P
+            for r in range(P):
+                assert heads[:, r].tolist() == [tokens_from(group.rank, r).index(t) if (r, t) in sent else -1 for t in range(len(x))]
+            recv_x = np.zeros((len(source), x.shape[1]), BF16)
+            buffer.combine(recv_x, handle)
+            assert handle[0] is prefix  # kept
+            *_, other, _ = buffer.dispatch(x, num_tokens_per_expert=np.zeros(E, np.int32), topk_idx=ids, num_worst_tokens=worst)
+            buffer.combine(recv_x, other)
+            with pytest.raises(InvalidArgumentError, match="the handle was combined, must be asked between dispatch and combine"):
+                tuple(other)
 
     on_ranks(rank)
 

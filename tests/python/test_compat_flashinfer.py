@@ -149,3 +149,76 @@ def test_install():
               "print(MoeAlltoAll.__module__)\n")
     done = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("switchyard.compat")
+
+
+@pytest.mark.parametrize("in_workspace", [False, True])
+def test_functions(in_workspace):
+    """The same rows and sums as MoeAlltoAll, through a workspace and its metainfo."""
+    def rank(group):
+        x, ids, weights = BATCHES[group.rank]
+        flashinfer.use_group(group)
+        mapping = flashinfer.Mapping(world_size=P, rank=group.rank)
+        size = flashinfer.moe_a2a_get_workspace_size_per_rank(P, MAX, H * 2 + 8 * K, H * 2)
+        flashinfer.MnnvlMemory.initialize()
+        workspace = flashinfer.MnnvlMemory(mapping, size).as_torch_strided_tensor(np.uint8)
+        assert workspace.shape == (P, size)
+        where = {"ep_rank": group.rank, "ep_size": P}
+        metainfo = flashinfer.moe_a2a_initialize(workspace, **where, max_num_tokens=MAX)
+        with pytest.raises(InvalidArgumentError, match="must follow moe_a2a_dispatch"):
+            flashinfer.moe_a2a_combine(x, len(x), workspace, metainfo, MAX, group.rank, P, K, 0)
+        for _ in range(2):
+            (rows, row_ids, _), offset, stats = flashinfer.moe_a2a_dispatch(
+                ids, [x, ids, weights], workspace, metainfo, MAX, group.rank, P, K, E, enable_pdl=True)
+            assert stats is None and rows.shape == (P, MAX, H)
+            flashinfer.moe_a2a_sanitize_expert_ids(row_ids, workspace, metainfo, group.rank, -1)
+            for s in range(P):
+                tokens = tokens_from(s, group.rank)
+                np.testing.assert_array_equal(rows[s, :len(tokens)], BATCHES[s][0][tokens])
+                assert row_ids[s, :len(tokens)].tolist() == BATCHES[s][1][tokens].tolist() and (row_ids[s, len(tokens):] == -1).all()
+            payload = rows
+            if in_workspace:
+                slices = (workspace[group.rank, :], [P, MAX], offset, offset + P * MAX * H * 2, BF16)
+                payload = flashinfer.moe_a2a_wrap_payload_tensor_in_workspace(*slices)
+                assert payload.shape == (P, MAX, H) and payload.dtype == BF16
+                payload[:] = rows
+                assert flashinfer.moe_a2a_wrap_payload_tensor_in_workspace(*slices) is payload
+            output = np.zeros((len(x), H), BF16)
+            got = flashinfer.moe_a2a_combine(payload, len(x), workspace, metainfo, MAX, **where, top_k=K, combine_payload_offset=offset,
+                                             payload_in_workspace=in_workspace, output_dtype=np.dtype(BF16), output=output)
+            assert got is output
+            np.testing.assert_array_equal(output.astype(np.float32), times_ranks(group.rank))
+        flashinfer.moe_a2a_dispatch(ids, [x], workspace, metainfo, MAX, group.rank, P, K, E)
+        with pytest.raises(InvalidArgumentError, match=f"local_num_tokens is {len(x) + 1}, must be {len(x)}"):
+            flashinfer.moe_a2a_combine(rows, len(x) + 1, workspace, metainfo, MAX, group.rank, P, K, 0)
+        metainfo.close()
+        with pytest.raises(InvalidArgumentError, match="closed"):
+            flashinfer.moe_a2a_combine(rows, len(x), workspace, metainfo, MAX, group.rank, P, K, 0)
+        flashinfer.use_group(None)
+
+    run_local(P, rank)
+
+
+def test_what_functions_refuse():
+    def rank(group):
+        x, ids, _ = BATCHES[0]
+        workspace = flashinfer.MnnvlMemory(group, 1 << 20).as_torch_strided_tensor(None)
+        metainfo = flashinfer.moe_a2a_initialize(workspace, 0, 1, MAX)
+        dispatch = [ids, [x], workspace, metainfo, MAX, 0, 1, K, E]
+        wrap = flashinfer.moe_a2a_wrap_payload_tensor_in_workspace
+        for call, error, phrase in [
+                (lambda: flashinfer.moe_a2a_initialize(np.zeros((1, 9), np.uint8), 0, 1, MAX), InvalidArgumentError, "must be what MnnvlMemory"),
+                (lambda: flashinfer.moe_a2a_initialize(workspace, 1, 2, MAX), InvalidArgumentError, "must be 0 of 1"),
+                (lambda: flashinfer.moe_a2a_initialize(workspace, 0, 1, MAX, 4), NotSupportedError, "eplb_stats_num_experts is given"),
+                (lambda: flashinfer.moe_a2a_dispatch(*dispatch, eplb_local_stats=ids), NotSupportedError, "eplb_local_stats is given"),
+                (lambda: flashinfer.moe_a2a_dispatch(*dispatch, enable_rank_mask=True), NotSupportedError, "enable_rank_mask is given"),
+                (lambda: flashinfer.moe_a2a_dispatch(*dispatch, active_rank_mask=ids), NotSupportedError, "active_rank_mask is given"),
+                (lambda: flashinfer.moe_a2a_active_rank_mask([0, 2], 3), NotSupportedError, "cannot be masked"),
+                (lambda: workspace[1], InvalidArgumentError, "must be this one's, 0"),
+                (lambda: wrap(workspace, [1], 0, 4, np.float32), InvalidArgumentError, "must follow moe_a2a_dispatch"),
+                (lambda: wrap(workspace, [1], 8, 12, np.float32), NotSupportedError, "slice_start 8 is given"),
+                (lambda: wrap(workspace, [3], 0, 4, np.float32), InvalidArgumentError, "must be a multiple of 12")]:
+            with pytest.raises(error, match=phrase):
+                call()
+        assert flashinfer.moe_a2a_active_rank_mask(range(3), 3).tolist() == [7] and flashinfer.MOE_A2A_RANK_MASK_WORDS == 1
+
+    run_local(1, rank)

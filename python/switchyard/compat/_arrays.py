@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from switchyard import Device, Group, NotSupportedError, Tensor
+from switchyard import Device, Group, InvalidArgumentError, NotSupportedError, Tensor
 
 
 def is_torch(array: Any) -> bool:
@@ -48,6 +48,19 @@ def _from_dlpack(module: str):
     import importlib  # pylint: disable=import-outside-toplevel
 
     return importlib.import_module(module).from_dlpack
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Writes an array into another of its shape and kind."""
+    if tuple(target.shape) != tuple(source.shape):
+        raise InvalidArgumentError(f"output: its shape is {tuple(target.shape)}, must be {tuple(source.shape)}")
+    if is_torch(target):
+        target.copy_(source)
+    elif isinstance(target, Tensor):
+        copy_into(target.numpy() if not target.device.is_cuda else target.torch(),
+                  source.numpy() if not target.device.is_cuda else source.torch())
+    else:
+        target[...] = source
 
 
 def as_bool(array: Any) -> Any:

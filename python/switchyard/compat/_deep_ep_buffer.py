@@ -8,6 +8,7 @@ from typing import Any
 from switchyard import InvalidArgumentError, NotSupportedError
 from switchyard._native import HighThroughputBuffer, LowLatencyBuffer, low_latency_rdma_size_hint
 from switchyard.compat._arrays import as_bool, device_of, group_of, like, permuted, refuse
+from switchyard.compat._deep_ep_handle import HighThroughputHandle
 from switchyard.compat._deep_ep_values import Config, EventHandle, EventOverlap, event_of, wait_for
 from switchyard.compat._largest import Largest
 
@@ -21,14 +22,6 @@ class LowLatencyHandle(tuple):
 
     call: Any
     has_combine_buffer = False
-
-
-class HighThroughputHandle:
-    """What combine and later dispatches with the same routing need. The original's tuple of tensors has no
-    counterpart here, so it does not unpack."""
-
-    def __init__(self, buffer: HighThroughputBuffer, call: Any):
-        self.buffer, self.call = buffer, call
 
 
 class Buffer:
@@ -54,16 +47,18 @@ class Buffer:
         self.rank, self.group_size = self._group.rank, self._group.size
         self._low_latency: LowLatencyBuffer | None = None
         self._throughput: HighThroughputBuffer | None = None
+        self._outgrown: list[HighThroughputBuffer] = []  # handles may still need them
         self._max_tokens = 0
         self._bound = max_tokens_per_rank
         self._largest = Largest(self._group)
         self._is_destroyed = False
 
     def destroy(self) -> None:
-        """Frees the windows, once no handle and no received row is left. Every rank calls it, or none."""
-        for part in (self._low_latency, self._throughput, self._largest):
+        """Frees the windows; what was received stays. Every rank calls it, or none."""
+        for part in (self._low_latency, *self._outgrown, self._throughput, self._largest):
             if part is not None:
                 part.close()
+        self._outgrown.clear()
         self._low_latency = self._throughput = None
         self._is_destroyed = True
         if self._owns_group:
@@ -120,16 +115,21 @@ class Buffer:
     def low_latency_dispatch(self, x: Any, topk_idx: Any, num_max_dispatch_tokens_per_rank: int, num_experts: int,
                              cumulative_local_expert_recv_stats: Any = None, dispatch_wait_recv_cost_stats: Any = None,
                              use_fp8: bool = True, round_scale: bool = False, use_ue8m0: bool = False,
-                             async_finish: bool = False, return_recv_hook: bool = False, *, use_nvfp4: bool = False,
-                             x_global_scale: Any = None, topk_weights: Any = None) -> tuple:
+                             async_finish: bool = False, return_recv_hook: bool = False, *, topk_weights: Any = None,
+                             x_global_scale: Any = None, use_nvfp4: bool = False, use_ue8m0_for_sf: bool = False) -> tuple:
         """Sends each token to its experts; L local experts, C = ranks * num_max_dispatch_tokens_per_rank.
 
         Returns (recv_x, recv_count, handle, event, hook): recv_x is [L, C, H] bf16, or with use_fp8 the pair
         (e4m3 [L, C, H], scales f32 [L, C, H / 128], or i32 [L, C, H / 512] with use_ue8m0; column-major), or
         with use_nvfp4 the pair (u8 [C, H / 2, L], e4m3 [32, 4, C / 128, 4, H / 64, L]). recv_count is i32 [L].
-        With topk_weights the handle's `recv_topk_weights` and `recv_src_rank`, [L, C], are there too. `hook`
-        is None without return_recv_hook; until it has run, the contents of the tensors are undefined.
+        With topk_weights (recv_x, recv_count, recv_topk_weights f32 [L, C], recv_src_rank i32 [L, C], handle, event,
+        hook). `hook` is None without return_recv_hook; until it has run, the contents of the tensors are undefined.
+        The keywords, and the seven results, are those of DeepEP's branch hybrid-ep.
         """
+        if use_ue8m0_for_sf:
+            raise refuse("low_latency_dispatch", "use_ue8m0_for_sf", "scales of nvfp4 are e4m3; the format with e8m0 scales is mxfp4")
+        if x_global_scale is not None and len(x_global_scale.shape) == 0:
+            x_global_scale = x_global_scale.reshape(1)
         if self._low_latency is None:
             self._check_open()
             self._low_latency = LowLatencyBuffer(self._group, device_of(x))
@@ -144,8 +144,8 @@ class Buffer:
         handle = LowLatencyHandle((like(call.src_info, x), like(call.layout_range, x), num_max_dispatch_tokens_per_rank,
                                    x.shape[1], num_experts))
         handle.call = call
-        handle.recv_topk_weights, handle.recv_src_rank = like(call.recv_topk_weights, x), like(call.recv_src_rank, x)
-        return ((recv_x, scales) if scales is not None else recv_x, like(call.recv_count, x), handle,
+        extra = () if topk_weights is None else (like(call.recv_topk_weights, x), like(call.recv_src_rank, x))
+        return ((recv_x, scales) if scales is not None else recv_x, like(call.recv_count, x), *extra, handle,
                 event_of(call.event, async_finish), call.receive if return_recv_hook else None)
 
     def low_latency_combine(self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, use_logfmt: bool = False,
@@ -235,7 +235,8 @@ class Buffer:
         call = self._throughput.dispatch(rows, topk_idx, num_tokens_per_expert.shape[0], x_scales=scales, topk_weights=topk_weights,
                                          expert_alignment=expert_alignment, num_worst_tokens=num_worst_tokens)
         return (self._received(call, rows, scales), like(call.recv_topk_idx, topk_idx), like(call.recv_topk_weights, topk_idx),
-                call.counts, HighThroughputHandle(self._throughput, call), event_of(call.event, async_finish))
+                call.counts, HighThroughputHandle(self._throughput, call, self.rank, topk_idx),
+                event_of(call.event, async_finish))
 
     def combine(self, x: Any, handle: HighThroughputHandle, topk_weights: Any = None, bias: Any = None, config: Config | None = None,
                 previous_event: EventOverlap | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) -> tuple:
@@ -276,6 +277,7 @@ class Buffer:
             self._grow(device_of(rows), tokens)
 
     def _grow(self, device: Any, max_tokens: int) -> None:
-        # The old windows live as long as their handles.
         self._check_open()
+        if self._throughput is not None:
+            self._outgrown.append(self._throughput)
         self._throughput, self._max_tokens = HighThroughputBuffer(self._group, device, max_tokens, 2), max_tokens

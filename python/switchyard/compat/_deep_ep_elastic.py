@@ -50,13 +50,16 @@ class ElasticBuffer:
         self.allow_hybrid_mode, self.allow_multiple_reduction = allow_hybrid_mode, allow_multiple_reduction
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self._native: ElasticCalls | None = None
+        self._outgrown: list[ElasticCalls] = []  # handles may still need them
         self._max_tokens = 0
         self._is_destroyed = False
 
     def destroy(self) -> None:
-        """Frees the windows, once no handle and no received row is left. Every rank calls it, or none."""
-        if self._native is not None:
-            self._native.close()
+        """Frees the windows; what was received stays. Every rank calls it, or none."""
+        for native in (*self._outgrown, self._native):
+            if native is not None:
+                native.close()
+        self._outgrown.clear()
         self._native = None
         self._is_destroyed = True
         if self._owns_group:
@@ -111,6 +114,8 @@ class ElasticBuffer:
         if self._native is None or max_tokens > self._max_tokens:
             if self._is_destroyed:
                 raise InvalidArgumentError("ElasticBuffer: it was destroyed, must be open")
+            if self._native is not None:
+                self._outgrown.append(self._native)
             self._max_tokens = max(max_tokens, self.num_max_tokens_per_rank)
             self._native = ElasticCalls(self._group, device_of(rows), self._max_tokens, self.allow_multiple_reduction)
         call = self._native.dispatch(rows, topk_idx, num_experts, sf, topk_weights, {"num_max_tokens_per_rank": max_tokens, **options})

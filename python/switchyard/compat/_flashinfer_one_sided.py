@@ -6,9 +6,10 @@ from typing import Any
 
 from switchyard import InvalidArgumentError, Tensor
 from switchyard._native import OneSidedAllToAll, one_sided_workspace_size
-from switchyard.compat._arrays import device_of, like, refuse
+from switchyard.compat._arrays import copy_into, device_of, like, refuse
 from switchyard.compat._flashinfer_ranks import ranks_of
 
+_STATS = "statistics do not travel with a dispatch; switchyard.ExpertLoad counts them"
 _MASK = "without the rows of a masked rank a result would look complete; a rank that does not come ends the group"
 
 
@@ -20,8 +21,11 @@ class MoeAlltoAll:
     """
 
     def __init__(self, mapping: Any, max_num_tokens: int, top_k: int, num_experts: int, workspace_size_per_rank: int | None = None,
-                 hidden_size: int | None = None, mnnvl_config: Any = None, enable_rank_mask: bool = False):
+                 hidden_size: int | None = None, mnnvl_config: Any = None, eplb_stats_num_experts: int = 0,
+                 enable_rank_mask: bool = False):
         del workspace_size_per_rank, hidden_size, mnnvl_config
+        if eplb_stats_num_experts:
+            raise refuse("MoeAlltoAll", "eplb_stats_num_experts", _STATS)
         if enable_rank_mask:
             raise refuse("MoeAlltoAll", "enable_rank_mask", _MASK)
         self._group = ranks_of(mapping)
@@ -33,15 +37,16 @@ class MoeAlltoAll:
 
     @staticmethod
     def get_moe_workspace_size_per_rank(ep_size: int, top_k: int, max_num_tokens: int, hidden_size: int,
-                                        extra_payload_bytes_per_token: int = 0) -> int:
+                                        extra_payload_bytes_per_token: int = 0, eplb_stats_num_experts: int = 0) -> int:
         """Bytes that the original wants for bf16 rows, ids, weights and extra payloads, without its control
         words. No call here needs the number."""
+        del eplb_stats_num_experts
         return one_sided_workspace_size(ep_size, max_num_tokens, hidden_size * 2 + top_k * 8 + extra_payload_bytes_per_token,
                                         hidden_size * 2, 0)
 
     def dispatch(self, token_selected_experts: Any, input_payloads: list[Any], runtime_max_tokens_per_rank: int,
                  invalid_token_expert_id: int | None = None, expert_id_payload_index: int | None = None,
-                 active_rank_mask: Any = None) -> list[Any]:
+                 eplb_local_stats: Any = None, active_rank_mask: Any = None) -> list[Any]:
         """[P, runtime_max_tokens_per_rank, ...] for each payload: the n-th token from rank s is at (s, n).
 
         token_selected_experts  [T, K] i32; negative: none
@@ -51,8 +56,9 @@ class MoeAlltoAll:
 
         Valid until combine.
         """
-        if active_rank_mask is not None:
-            raise refuse("dispatch", "active_rank_mask", _MASK)
+        for name, value, why in (("eplb_local_stats", eplb_local_stats, _STATS), ("active_rank_mask", active_rank_mask, _MASK)):
+            if value is not None:
+                raise refuse("dispatch", name, why)
         if invalid_token_expert_id is not None and expert_id_payload_index is None:
             raise InvalidArgumentError("dispatch: invalid_token_expert_id is given without expert_id_payload_index, must come with it")
         if self._native is None:
@@ -69,14 +75,23 @@ class MoeAlltoAll:
             raise InvalidArgumentError("recv_counts: nothing was dispatched, must follow a dispatch")
         return self._native.recv_counts
 
-    def combine(self, payload: Any, runtime_max_tokens_per_rank: int, payload_in_workspace: bool = False, *, output_dtype: Any = None,
-                output_scales: Any = None, use_low_precision: bool = False, active_rank_mask: Any = None) -> Any:
+    @property
+    def num_tokens(self) -> int | None:
+        """T of the dispatch that waits for its combine. An addition."""
+        return self._tokens
+
+    def combine(self, payload: Any, runtime_max_tokens_per_rank: int, payload_in_workspace: bool = False, output_dtype: Any = None,
+                output_scales: Any = None, output_scalar_scale: float = 1.0, sf_layout: Any = None, output: Any = None, *,
+                use_low_precision: bool = False, active_rank_mask: Any = None) -> Any:
         """[T, H] of the payload's dtype: for each token the sum of one row from each rank that received it.
 
         payload [P, runtime_max_tokens_per_rank, H] bf16, f16 or f32, weighted by the caller. Rows are read
-        where they are, so payload_in_workspace changes nothing.
+        where they are, so payload_in_workspace changes nothing. The result is copied into `output`, if given.
+        output_scalar_scale and sf_layout belong to quantized results, which are not supported.
         """
-        del payload_in_workspace
+        del payload_in_workspace, output_scalar_scale, sf_layout
+        if _is_dtype(payload, output_dtype):
+            output_dtype = None
         for name, value, why in (("output_dtype", output_dtype, "results have the dtype of the rows; quantize them with switchyard.quantize"),
                                  ("output_scales", output_scales, "results are not quantized"),
                                  ("use_low_precision", use_low_precision or None, "rows return in their own dtype"),
@@ -88,8 +103,11 @@ class MoeAlltoAll:
         if runtime_max_tokens_per_rank != self._runtime_max:
             raise InvalidArgumentError(f"combine: runtime_max_tokens_per_rank is {runtime_max_tokens_per_rank}, "
                                        f"must be {self._runtime_max} as in the dispatch")
-        output = like(self._native.combine(payload), payload)
+        result = like(self._native.combine(payload), payload)
         self._tokens = None
+        if output is None:
+            return result
+        copy_into(output, result)
         return output
 
     def get_combine_payload_tensor_in_workspace(self, runtime_max_tokens_per_rank: int, hidden_size: int, dtype: Any) -> Any:
@@ -104,6 +122,13 @@ class MoeAlltoAll:
         return Tensor(shape, dtype, self.recv_counts.device)
 
     def close(self) -> None:
-        """Frees the windows. An addition."""
+        """Frees the windows; what was received stays. Every rank calls it, or none. An addition."""
         if self._native is not None:
             self._native.close()
+
+
+def _is_dtype(array: Any, dtype: Any) -> bool:
+    try:
+        return bool(array.dtype == dtype)
+    except TypeError:  # numpy knows no dtype of this name
+        return False

@@ -17,19 +17,23 @@ class Workspace:
     def __init__(self, group: Group):
         self.group = group
         self._native: TwoSidedAllToAll | None = None
+        self._outgrown: list[TwoSidedAllToAll] = []  # earlier calls may still need them
         self._max_tokens = 0
 
     def native(self, device: Any, max_tokens: int) -> TwoSidedAllToAll:
         """The windows for a call of this size; collective when they grow."""
         if self._native is None or max_tokens > self._max_tokens:
+            if self._native is not None:
+                self._outgrown.append(self._native)
             self._max_tokens = 1 << max(max_tokens - 1, 0).bit_length()
             self._native = TwoSidedAllToAll(self.group, device, self._max_tokens)
         return self._native
 
     def close(self) -> None:
-        """Frees the windows, once nothing that was received is left."""
-        if self._native is not None:
-            self._native.close()
+        """Frees the windows. Every rank calls it, or none."""
+        for native in (*self._outgrown, self._native):
+            if native is not None:
+                native.close()
 
 
 @dataclasses.dataclass

@@ -19,8 +19,9 @@ struct BufferState {
       : kept(std::move(exchange)), topk_idx(std::move(ids)), max_tokens(bound) {}
 
   KeptDispatch kept;
-  Tensor topk_idx;          ///< [T, K] i64
-  std::int64_t max_tokens;  ///< 0: the configured maximum
+  Tensor topk_idx;            ///< [T, K] i64
+  std::int64_t max_tokens;    ///< 0: the configured maximum
+  std::int64_t num_rows = 0;  ///< R
 };
 
 class BufferImpl {
@@ -116,6 +117,7 @@ BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_id
       own.pool.get(config), copy_ids("dispatch", results, topk_idx, stream), extra.max_tokens);
   KeptDispatch& kept = result.handle.state->kept;
   const Dispatched received = kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
+  result.handle.state->num_rows = received.experts.rows.shape(0);
   result.recv_x = received.experts.rows;
   result.recv_x_scales = retyped(received.experts.scales, options.x_scales.dtype());
   result.recv_topk_idx =
@@ -151,6 +153,26 @@ BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handl
   result.handle = handle;
   result.event = event_behind(stream);
   return result;
+}
+
+HandleTensors Buffer::handle_tensors(const BufferHandle& handle, Stream stream) const {
+  constexpr const char* kName = "handle_tensors";
+  BufferImpl& own = live(impl_, "Buffer");
+  own.pool.check_call(kName, stream, {});
+  const BufferState& state = state_of(kName, handle);
+  require(state.kept.is_open(), Errc::kInvalidArgument,
+          "{}: the handle was combined, must be asked between dispatch and combine", kName);
+  const TensorPool& results = own.pool.results();
+  const Exchange& exchange = state.kept.exchange();
+  HandleTensors tensors{results.make(DType::kI32, {state.num_rows}),
+                        results.make(DType::kI32, {own.pool.group().size()}),
+                        {}};
+  exchange.write_row_sources(
+      state.kept.handle(),
+      {.token = tensors.recv_src_idx, .rows_per_rank = tensors.num_recv_tokens_per_rank}, stream);
+  tensors.is_token_in_rank =
+      get_dispatch_layout(state.topk_idx, exchange.config().num_experts, stream).is_token_in_rank;
+  return tensors;
 }
 
 BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, Stream stream,

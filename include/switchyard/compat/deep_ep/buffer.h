@@ -70,6 +70,13 @@ struct BufferDispatched {
   EventOverlap event;
 };
 
+/// What the handle of the original says of a dispatch.
+struct HandleTensors {
+  Tensor recv_src_idx;              ///< [R] i32: the token on its source rank; -1 in unused rows
+  Tensor num_recv_tokens_per_rank;  ///< [P] i32
+  Tensor is_token_in_rank;          ///< [T, P] u8, 0 or 1
+};
+
 struct BufferCombined {
   Tensor combined_x;             ///< [T, H] bf16
   Tensor combined_topk_weights;  ///< [T, K] f32; absent if none were given
@@ -116,6 +123,10 @@ class SWITCHYARD_API Buffer {
   /// once more.
   BufferDispatched dispatch(const TensorView& x, const BufferHandle& handle,
                             Stream stream = Stream::host(), const TensorView& x_scales = {});
+
+  /// Not collective; for a handle that was not combined since its dispatch, otherwise
+  /// kInvalidArgument.
+  HandleTensors handle_tensors(const BufferHandle& handle, Stream stream = Stream::host()) const;
 
   /// combined_x[t] = bias_0[t] + bias_1[t] + one row from each rank that received the token: in
   /// f32, rounded once. Not weighted. May be repeated with one handle.

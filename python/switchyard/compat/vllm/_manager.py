@@ -59,7 +59,7 @@ class All2AllManager:
         return self._largest(number)
 
     def close(self) -> None:
-        """Frees the windows, once nothing that was received is left. Every rank calls it, or none."""
+        """Frees the windows; what was received stays. Every rank calls it, or none."""
         for one in self._objects.values():
             one.close()
         self._objects.clear()
