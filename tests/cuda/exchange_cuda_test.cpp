@@ -104,6 +104,33 @@ void add_chunks(Cases& cases) {
   }
 }
 
+// Three CTAs share the work of the rank with many tokens and take three chunks of a row at a time,
+// the last of which is not whole.
+void add_streamed_chunks(Cases& cases) {
+  constexpr Layout kSome[] = {Layout::kBatched, Layout::kExpanded, Layout::kCompact};
+  int nth = 0;
+  for (const char* name :
+       {"none", "fp8_block", "fp8_ue8m0", "fp8_token", "int8_block", "nvfp4", "mxfp8"}) {
+    Case c{std::string("few_ctas_") + name,
+           2,
+           config_of(kSome[nth++ % 3], *scheme_from_name(name), kPerRank, 1152),
+           {150, 40},
+           0.1};
+    c.config.max_tokens_per_rank = 150;
+    c.num_ctas = 3;
+    c.num_calls = 2;
+    if (c.config.scheme == schemes::kNvfp4) c.config.scale_layout = ScaleLayout::kSwizzled;
+    cases.add(c);
+  }
+  Case odd{
+      "few_ctas_odd", 2, config_of(Layout::kExpanded, schemes::kNone, kPerRank, 1100), {150, 149}};
+  odd.config.max_tokens_per_rank = 150;
+  odd.num_ctas = 3;
+  odd.goes_again = true;
+  odd.all_ones = true;
+  cases.add(odd);
+}
+
 void add_options(Cases& cases) {
   for (const Layout layout : kLayouts) {
     Case payloads{"payloads", 3, config_of(layout, schemes::kFp8Block, kPerRank), kTokens, 0.2};
@@ -248,6 +275,7 @@ std::vector<Case> cases() {
   add_sizes(cases);
   add_token_blocks(cases);
   add_chunks(cases);
+  add_streamed_chunks(cases);
   add_options(cases);
   add_results(cases);
   add_returns(cases);

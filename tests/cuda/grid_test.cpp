@@ -112,6 +112,11 @@ TEST(GridTest, FewCtasShareTheWork) {
     EXPECT_EQ(grid(48, 4096, receives).shares, 1);
     EXPECT_FALSE(grid(48, 1, receives).shares_work);
     EXPECT_FALSE(grid(264, 4096, receives).shares_work);
+    // As many chunks at a time as leave each of 16 warps three items.
+    EXPECT_EQ(grid(16, 128, receives).chunks_per_item, 2);
+    EXPECT_EQ(grid(16, 4096, receives).chunks_per_item, 14);
+    EXPECT_EQ(grid(128, 4096, receives).chunks_per_item, 7);
+    EXPECT_EQ(grid(264, 4096, receives).chunks_per_item, 1);
   }
 }
 
@@ -253,17 +258,20 @@ TEST(GridTest, SharesAndDivisorsAreThoseOfTheKernel) {
     SCOPED_TRACE(c.text());
     const cuda::DispatchGrid a = dispatch_grid(c, kSends, kReceives);
     const int chunks = layout_of(c).num_chunks;
-    const std::int64_t num_chunks = std::int64_t{std::max(1, c.tokens)} * chunks;
+    const int items = chunks / a.chunks_per_item;
+    const int received_items = a.shares_work ? items : chunks + 1;
+    const std::int64_t num_items = std::int64_t{std::max(1, c.tokens)} * items;
+    ASSERT_EQ(a.chunks_per_item * items, chunks);
     ASSERT_GE(a.shares, 1);
     ASSERT_LE(a.shares, c.ranks);
     // Shares exist only for warps that would otherwise be idle.
-    ASSERT_TRUE(a.shares == 1 || num_chunks * a.shares <= a.num_senders * a.num_warps);
+    ASSERT_TRUE(a.shares == 1 || num_items * a.shares <= a.num_senders * a.num_warps);
     ASSERT_EQ(a.by_topk.divisor, static_cast<std::uint32_t>(kTopk));
     ASSERT_EQ(a.by_ranks.divisor, static_cast<std::uint32_t>(c.ranks));
-    ASSERT_EQ(a.by_chunks.divisor, static_cast<std::uint32_t>(chunks));
-    ASSERT_EQ(a.by_shares.divisor, static_cast<std::uint32_t>(num_chunks));
-    ASSERT_EQ(a.by_items.divisor, static_cast<std::uint32_t>(chunks + 1));
-    ASSERT_EQ(a.by_slot.divisor, static_cast<std::uint32_t>((chunks + 1) * c.ranks));
+    ASSERT_EQ(a.by_chunks.divisor, static_cast<std::uint32_t>(items));
+    ASSERT_EQ(a.by_shares.divisor, static_cast<std::uint32_t>(num_items));
+    ASSERT_EQ(a.by_items.divisor, static_cast<std::uint32_t>(received_items));
+    ASSERT_EQ(a.by_slot.divisor, static_cast<std::uint32_t>(received_items * c.ranks));
   }
 }
 

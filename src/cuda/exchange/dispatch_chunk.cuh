@@ -33,13 +33,13 @@ struct Routes {
 struct ReceiveItem {
   std::int32_t source;
   std::int32_t number;  ///< of the source's rows for this rank
-  std::int32_t chunk;
+  std::int32_t chunk;   ///< the first
 
   __device__ __forceinline__ ReceiveItem(const DispatchArgs& a, int item) {
     number = a.grid.by_slot.quotient(item);
     const int rest = item - number * static_cast<int>(a.grid.by_slot.divisor);
     const int nth = a.grid.by_items.quotient(rest);
-    chunk = rest - nth * static_cast<int>(a.grid.by_items.divisor);
+    chunk = (rest - nth * static_cast<int>(a.grid.by_items.divisor)) * a.grid.chunks_per_item;
     const int turned = nth + a.rank;
     source = turned < a.ownership.num_ranks ? turned : turned - a.ownership.num_ranks;
   }
@@ -67,25 +67,21 @@ __device__ __forceinline__ Placed place_choice(const DispatchArgs& a, const Rece
   return {is_local ? local : -1, is_local ? block.rows_before[in.source] + in.number : -1};
 }
 
-/// A lane's part of a chunk: its elements and, in the first lanes, a unit of scales.
+/// A lane's elements of a chunk.
 template <int kWords>
-struct ChunkUnits : VecUnits<kWords> {
+struct ElementUnits : VecUnits<kWords> {
   using VecUnits<kWords>::kUnitWords;
   using VecUnits<kWords>::kUnits;
   using VecUnits<kWords>::kLaneBytes;
-  static constexpr unsigned kScales = 1u << kUnits;
 
   std::uint32_t words[kUnits][kUnitWords];
-  std::uint32_t scales[4];
 
   /// Requests the units of `wanted`.
-  __device__ __forceinline__ void request(const std::byte* elements, const std::byte* scale_unit,
-                                          unsigned wanted) {
+  __device__ __forceinline__ void request(const std::byte* elements, unsigned wanted) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       if ((wanted >> u & 1) != 0) load_relaxed_sys(elements + u * kLanes * kLaneBytes, words[u]);
     }
-    if ((wanted & kScales) != 0) load_relaxed_sys(scale_unit, scales);
   }
   /// Those of `wanted` that were not there.
   __device__ __forceinline__ unsigned missing(unsigned wanted) const {
@@ -93,12 +89,44 @@ struct ChunkUnits : VecUnits<kWords> {
     for (int u = 0; u < kUnits; ++u) {
       if (has_arrived(words[u])) wanted &= ~(1u << u);
     }
-    return has_arrived(scales) ? wanted & ~kScales : wanted;
+    return wanted;
+  }
+  /// Gives escaped words their values back, and empties the slot for the call after the next.
+  /// False: gave up.
+  template <typename What>
+  __device__ __forceinline__ bool empty(std::byte* window, std::byte* elements,
+                                        const PushLayout& layout, const Watch& watch,
+                                        const What& what) {
+    bool is_good = true;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      is_good &=
+          empty_unit(window, elements + u * kLanes * kLaneBytes, layout, watch, what, words[u]);
+    }
+    return is_good;
   }
   __device__ __forceinline__ void copy_to(std::uint32_t (&vector)[kWords],
                                           std::uint32_t flip) const {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) vector[i] = words[i / kUnitWords][i % kUnitWords] ^ flip;
+  }
+};
+
+/// A lane's part of a chunk: its elements and, in the first lanes, a unit of scales.
+template <int kWords>
+struct ChunkUnits : ElementUnits<kWords> {
+  static constexpr unsigned kScales = 1u << VecUnits<kWords>::kUnits;
+
+  std::uint32_t scales[4];
+
+  __device__ __forceinline__ void request(const std::byte* elements, const std::byte* scale_unit,
+                                          unsigned wanted) {
+    ElementUnits<kWords>::request(elements, wanted);
+    if ((wanted & kScales) != 0) load_relaxed_sys(scale_unit, scales);
+  }
+  __device__ __forceinline__ unsigned missing(unsigned wanted) const {
+    wanted = ElementUnits<kWords>::missing(wanted);
+    return has_arrived(scales) ? wanted & ~kScales : wanted;
   }
 };
 
@@ -145,17 +173,18 @@ __device__ __forceinline__ int find_targets(const DispatchArgs& a, const Receive
   return __popc(targets);
 }
 
-/// Polls until every lane has the units of `missing`, which were requested. False: gave up.
-template <int kWords, typename What>
-__device__ __forceinline__ bool wait_for_units(const DispatchArgs& a, const ChunkSlot<kWords>& slot,
-                                               const What& what, unsigned missing,
-                                               ChunkUnits<kWords>& units) {
+/// Polls until every lane has the units of `missing`, which were requested. `request(missing)` does
+/// so again. False: gave up.
+template <class Units, typename What, typename Request>
+__device__ __forceinline__ bool wait_for_units(const DispatchArgs& a, const What& what,
+                                               unsigned missing, const Units& units,
+                                               const Request& request) {
   Spin spin;
   for (;;) {
     missing = units.missing(missing);
     if (__all_sync(kAllLanes, missing == 0)) return true;
     if (__any_sync(kAllLanes, !spin.again(a.watch, what))) return false;
-    units.request(slot.elements, slot.scale_unit, missing);
+    request(missing);
   }
 }
 
@@ -165,14 +194,8 @@ template <int kWords, typename What>
 __device__ __forceinline__ bool empty_chunk(const DispatchArgs& a, const ChunkSlot<kWords>& slot,
                                             const What& what, int lane, ChunkUnits<kWords>& units,
                                             ChunkShared& shared) {
-  using Units = ChunkUnits<kWords>;
-  bool is_good = true;
-#pragma unroll
-  for (int u = 0; u < Units::kUnits; ++u) {
-    if (!slot.has_elements) break;
-    is_good &= empty_unit(slot.window, slot.elements + u * kLanes * Units::kLaneBytes, a.layout,
-                          a.watch, what, units.words[u]);
-  }
+  bool is_good =
+      !slot.has_elements || units.empty(slot.window, slot.elements, a.layout, a.watch, what);
   if (slot.has_unit) {
     is_good &= empty_unit(slot.window, slot.scale_unit, a.layout, a.watch, what, units.scales);
     reinterpret_cast<uint4*>(shared.scales)[lane] = {units.scales[0], units.scales[1],
@@ -198,13 +221,17 @@ __device__ __forceinline__ bool receive_chunk(const DispatchArgs& a, std::uint64
   const auto what = [&] {
     return WaitFor{WaitPlace::kRow, in.source, static_cast<std::int32_t>(routes.token), call};
   };
-  if (!wait_for_units(a, slot, what, wanted, units)) return false;
+  const auto again = [&](unsigned missing) {
+    units.request(slot.elements, slot.scale_unit, missing);
+  };
+  if (!wait_for_units(a, what, wanted, units, again)) return false;
   stamp(a, Stage::kChunkSeen);
   const bool is_good = empty_chunk(a, slot, what, lane, units, shared);
   std::uint32_t vector[kWords];
   units.copy_to(vector, kWords == 4 ? wire_flip(a.scheme.dtype) : 0);
   std::uint32_t copy[kWords];
-  scatter_chunk(a, in.chunk, lane, slot.has_elements, vector, copy, num_targets, shared);
+  scatter_chunk(a, in.chunk, lane, slot.has_elements, vector, copy, num_targets, shared.targets,
+                LaneScale(a, in.chunk, lane, shared.scales));
   __syncwarp();
   return is_good;
 }

@@ -13,8 +13,7 @@
 #include "cuda/base/check.h"
 #include "cuda/base/launch.h"
 #include "cuda/exchange/call.cuh"
-#include "cuda/exchange/dispatch_receive.cuh"
-#include "cuda/exchange/dispatch_send.cuh"
+#include "cuda/exchange/dispatch_stream.cuh"
 
 namespace switchyard::cuda {
 
@@ -53,14 +52,6 @@ __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t pref
   }
 }
 
-template <class Form>
-__device__ __forceinline__ void receive(const DispatchArgs& a, const CallOfCta& call, int receiver,
-                                        std::byte* memory) {
-  auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
-  receive_rows<Form::kWords>(a, call, receiver, shared,
-                             reinterpret_cast<std::int32_t*>(&shared + 1));
-}
-
 /// Every CTA has one role.
 template <class Form>
 __device__ __forceinline__ void play_role(const DispatchArgs& a, std::uint32_t prefetched,
@@ -70,12 +61,14 @@ __device__ __forceinline__ void play_role(const DispatchArgs& a, std::uint32_t p
   const int cta = static_cast<int>(blockIdx.x);
   if (cta >= num_sending) {
     call.request(a, prefetched);
-    receive<Form>(a, call, cta - num_sending, memory);
+    auto& shared = *reinterpret_cast<ReceiverShared*>(memory);
+    receive_rows(a, call, cta - num_sending, OneChunk<Form::kWords>{}, shared,
+                 reinterpret_cast<std::int32_t*>(&shared + 1));
   } else if (cta >= num_notify_ctas) {
-    const SendWalk<false> walk(a, 0, cta - num_notify_ctas);
-    prefetch_item(a, walk.item);
+    const int item = first_send_item(a, cta - num_notify_ctas);
+    prefetch_chunk(a, SendItem(a, item));
     call.request(a, prefetched);
-    send_rows<Form, false>(a, call, walk, *reinterpret_cast<SenderShared*>(memory));
+    send_rows<Form>(a, call, item, *reinterpret_cast<SenderShared*>(memory));
   } else {
     notify<false>(a, prefetched, call, cta, memory);
   }
@@ -88,10 +81,12 @@ __device__ __forceinline__ void share_work(const DispatchArgs& a, std::uint32_t 
   call.request(a, prefetched);
   __syncthreads();
   notify<true>(a, prefetched, call, next_task<true>(a, call.number, 0), memory);
-  send_rows<Form, true>(a, call, SendWalk<true>(a, call.number, 0),
-                        *reinterpret_cast<SenderShared*>(memory));
+  stream_sent_rows<Form>(a, call, *reinterpret_cast<SenderShared*>(memory));
   __syncthreads();
-  if (receives) receive<Form>(a, call, static_cast<int>(blockIdx.x), memory);
+  if (!receives) return;
+  auto& shared = *reinterpret_cast<StreamShared*>(memory);
+  receive_rows(a, call, static_cast<int>(blockIdx.x), ChunkStream<Form::kWords>{shared.scales},
+               shared.receiver, reinterpret_cast<std::int32_t*>(&shared + 1));
 }
 
 template <class Form, bool kSharesWork>
@@ -117,7 +112,8 @@ void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cud
   const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
   const std::size_t shared =
       std::max({sizeof(SenderShared), notify_shared_bytes(args),
-                sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t)});
+                (kSharesWork ? sizeof(StreamShared) : sizeof(ReceiverShared)) +
+                    (ranks + 1) * local * sizeof(std::int32_t)});
   const int ctas = args.grid.num_ctas(sends(phases), receives(phases));
   const auto kernel = dispatch_kernel<Form, kSharesWork>;
   if (phases == Phases::kNone) allow_shared_memory(kernel, shared, "dispatch");

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_receive.cuh: the receive part of dispatch. A warp receives chunk after chunk, and after
-// the last chunk of a row keeps what the combine and the caller want to know of it.
+// dispatch_receive.cuh: the receive part of dispatch. A warp receives item after item: a chunk of a
+// row, or what the combine and the caller want to know of the row. dispatch_stream.cuh has larger
+// items.
 #pragma once
 
 #include "cuda/exchange/call.cuh"
@@ -85,11 +86,25 @@ struct ReceiveWalk {
   }
 };
 
+/// Receives a chunk, or keeps what is to be known of its row. False: a lane gave up.
 template <int kWords>
-__device__ __forceinline__ void receive_chunks(const DispatchArgs& a, std::uint64_t call,
-                                               ReceiveWalk& walk, ReceiverShared& shared,
-                                               const ReceivePlaces& places) {
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+struct OneChunk {
+  __device__ __forceinline__ bool receive(const DispatchArgs& a, std::uint64_t call,
+                                          const ReceiveItem& in, int lane, const Routes& routes,
+                                          ReceiverShared& shared,
+                                          const ReceivePlaces& places) const {
+    if (in.chunk == a.layout.num_chunks) {
+      return keep_row(a, call, in, lane, routes, shared, places);
+    }
+    return receive_chunk<kWords>(a, call, in, lane, routes, shared,
+                                 shared.chunks[threadIdx.x / kLanes], places);
+  }
+};
+
+template <class Chunks>
+__device__ __forceinline__ void receive_items(const DispatchArgs& a, std::uint64_t call,
+                                              ReceiveWalk& walk, const Chunks& chunks,
+                                              ReceiverShared& shared, const ReceivePlaces& places) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   bool is_there = walk.find(a, call, shared, true);
 #pragma unroll 1
@@ -104,18 +119,16 @@ __device__ __forceinline__ void receive_chunks(const DispatchArgs& a, std::uint6
     stamp(a, Stage::kRouteSeen);
     const Routes now = walk.routes;
     is_there = walk.find(a, call, shared, false);
-    const bool is_chunk = in.chunk < a.layout.num_chunks;
-    const bool is_good = is_chunk ? receive_chunk<kWords>(a, call, in, lane, now, shared,
-                                                          shared.chunks[warp], places)
-                                  : keep_row(a, call, in, lane, now, shared, places);
+    const bool is_good = chunks.receive(a, call, in, lane, now, shared, places);
     if (!__all_sync(kAllLanes, is_good)) return;
   }
 }
 
-template <int kWords>
+/// `chunks` says how a warp receives an item; `memory` has the places (see ReceiverShared).
+template <class Chunks>
 __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOfCta& current,
-                                             int receiver, ReceiverShared& shared,
-                                             std::int32_t* memory) {
+                                             int receiver, const Chunks& chunks,
+                                             ReceiverShared& shared, std::int32_t* memory) {
   const int num_local = a.ownership.count(a.rank);
   const ReceivePlaces places{memory, memory + a.ownership.num_ranks * num_local, num_local};
   const bool reports = receiver == a.grid.num_receivers - 1;
@@ -134,7 +147,7 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   stamp(a, Stage::kAnnouncementSeen);
   find_first_rows(a, places);
   if (shared.failed != 0) return;
-  receive_chunks<kWords>(a, call, walk, shared, places);
+  receive_items(a, call, walk, chunks, shared, places);
   if (reports) report_totals(a, shared, places);
 }
 

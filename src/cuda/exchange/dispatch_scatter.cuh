@@ -40,24 +40,27 @@ __device__ __forceinline__ Target target_of(const DispatchArgs& a, std::int32_t 
   return {a.received.rows + row * a.received.row_bytes, scales};
 }
 
-/// A lane's scale of a chunk, of 4 bytes or of 1.
+/// A lane's scale, of 4 bytes or of 1.
 struct LaneScale {
   bool is_there;
   bool is_wide;
   std::uint32_t value;
   std::int64_t at;  ///< bytes from the first scale of a row
 
-  __device__ __forceinline__ LaneScale(const DispatchArgs& a, int chunk, int lane,
-                                       const ChunkShared& shared) {
-    const int per_chunk = a.layout.shape.chunk_scale_bytes / static_cast<int>(kUnitBytes);
-    const std::int32_t s = chunk * a.scales.per_chunk + lane;
-    is_there = per_chunk > 0 && lane < a.scales.per_chunk && s < a.scales.block.num_scales;
+  /// Scale s of a row, number `nth` of those at `scales`, unless it is none of theirs.
+  __device__ __forceinline__ LaneScale(const DispatchArgs& a, std::int32_t s, bool is_theirs,
+                                       int nth, const std::uint8_t* scales) {
+    is_there = is_theirs && a.layout.shape.chunk_scale_bytes > 0 && s < a.scales.block.num_scales;
     is_wide = a.scales.block.element_bytes == 4;
     value = !is_there ? 0
-            : is_wide ? reinterpret_cast<const std::uint32_t*>(shared.scales)[lane]
-                      : shared.scales[lane];
+            : is_wide ? reinterpret_cast<const std::uint32_t*>(scales)[nth]
+                      : scales[nth];
     at = a.scales.are_tiled ? tiled_scale_at(a.scales.block, 0, s) : s * a.scales.step;
   }
+  /// That of a chunk whose scales are at `scales`.
+  __device__ __forceinline__ LaneScale(const DispatchArgs& a, int chunk, int lane,
+                                       const std::uint8_t* scales)
+      : LaneScale(a, chunk * a.scales.per_chunk + lane, lane < a.scales.per_chunk, lane, scales) {}
   __device__ __forceinline__ void store_wide(std::byte* row_scales) const {
     if (is_there) *reinterpret_cast<std::uint32_t*>(row_scales + at) = value;
   }
@@ -71,23 +74,30 @@ struct LaneScale {
   }
 };
 
+/// In place of a LaneScale where scales are stored apart.
+struct NoScale {
+  static constexpr bool is_there = false;
+  static constexpr bool is_wide = false;
+  __device__ __forceinline__ void store_wide(std::byte*) const {}
+  __device__ __forceinline__ void store(std::byte*) const {}
+};
+
 /// Puts a chunk, of which a lane has a vector or none, at each of its rows. The common case has no
 /// branch for the end of a row. `copy` is memory for the rare one, so that the vector itself stays
 /// in registers; an array of this function would make nvcc 13 spill more of its callers.
-template <int kWords>
+template <int kWords, class Scale>
 __device__ __forceinline__ void scatter_chunk(const DispatchArgs& a, std::int32_t chunk, int lane,
                                               bool has_vector,
                                               const std::uint32_t (&vector)[kWords],
                                               std::uint32_t (&copy)[kWords], int num_targets,
-                                              const ChunkShared& shared) {
+                                              const Target* targets, const Scale& scale) {
   const std::int32_t first = chunk * kChunkElements + lane * kVecElements;
   const std::int32_t offset = first * kWords / 4;
   const bool is_whole = a.received.are_aligned && first + kVecElements <= a.layout.shape.hidden;
-  const LaneScale scale(a, chunk, lane, shared);
   if (__all_sync(kAllLanes, is_whole && (scale.is_wide || !scale.is_there))) {
 #pragma unroll 1
     for (int i = 0; i < num_targets; ++i) {
-      const Target target = shared.targets[i];
+      const Target target = targets[i];
       store_vec(target.row + offset, vector);
       scale.store_wide(target.scales);
     }
@@ -95,7 +105,7 @@ __device__ __forceinline__ void scatter_chunk(const DispatchArgs& a, std::int32_
   }
 #pragma unroll 1
   for (int i = 0; i < num_targets; ++i) {
-    const Target target = shared.targets[i];
+    const Target target = targets[i];
     if (is_whole) {
       store_vec(target.row + offset, vector);
     } else if (has_vector) {

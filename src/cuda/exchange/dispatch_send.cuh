@@ -15,64 +15,34 @@ struct SenderShared {
   alignas(16) std::uint8_t scales[kExchangeWarps][kMaxChunkScaleBytes];
 };
 
-/// One unit of a warp's work: a chunk, for a share of its token's ranks.
+/// What a warp sends at a time: one chunk, or a few, for a share of its token's ranks.
 struct SendItem {
   int token;
-  int chunk;
+  int chunk;  ///< the first
   int share;
 
   __device__ __forceinline__ SendItem(const DispatchArgs& a, int item) {
     share = a.grid.by_shares.quotient(item);
     const int in_share = item - share * static_cast<int>(a.grid.by_shares.divisor);
     token = a.grid.by_chunks.quotient(in_share);
-    chunk = in_share - token * a.layout.num_chunks;
+    chunk =
+        (in_share - token * static_cast<int>(a.grid.by_chunks.divisor)) * a.grid.chunks_per_item;
   }
 };
 
-/// Prefetches the elements of an item into L1.
-__device__ __forceinline__ void prefetch_item(const DispatchArgs& a, int index) {
+/// How many there are.
+__device__ __forceinline__ int num_send_items(const DispatchArgs& a) {
+  return a.tokens.count * static_cast<int>(a.grid.by_chunks.divisor) * a.grid.shares;
+}
+
+/// Prefetches the elements of a chunk into L1.
+__device__ __forceinline__ void prefetch_chunk(const DispatchArgs& a, const SendItem& item) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const SendItem item(a, index);
   const int element = item.chunk * kChunkElements + lane * kVecElements;
   if (item.token >= a.tokens.count || element >= a.layout.shape.hidden) return;
   const std::byte* row = a.tokens.data + item.token * a.tokens.stride;
   prefetch_l1(row + element * wire_bits(a.tokens.dtype) / 8);
 }
-
-/// The items of a warp: every so many, or, where CTAs share all work, some at a time of what is
-/// left.
-template <bool kSharesWork>
-struct SendWalk {
-  int item;
-
-  __device__ __forceinline__ SendWalk(const DispatchArgs& a, std::uint64_t, int sender)
-      : item(static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender) {}
-  __device__ __forceinline__ void advance(const DispatchArgs& a, std::uint64_t) {
-    item += a.grid.num_warps * a.grid.num_senders;
-  }
-};
-
-template <>
-struct SendWalk<true> {
-  static constexpr int kAtOnce = 4;
-  int item;
-  int end;  ///< of those that were taken
-
-  __device__ __forceinline__ SendWalk(const DispatchArgs& a, std::uint64_t call, int) {
-    take(a, call);
-  }
-  __device__ __forceinline__ void advance(const DispatchArgs& a, std::uint64_t call) {
-    if (++item == end) take(a, call);
-  }
-
- private:
-  __device__ __forceinline__ void take(const DispatchArgs& a, std::uint64_t call) {
-    int first = 0;
-    if (threadIdx.x % kLanes == 0) first = take_work(a.state, call, Work::kSend, kAtOnce);
-    item = __shfl_sync(kAllLanes, first, 0);
-    end = item + kAtOnce;
-  }
-};
 
 /// A lane's 16 elements in wire form.
 template <int kWords>
@@ -104,16 +74,26 @@ struct SentVec : VecUnits<kWords> {
 inline constexpr std::uint32_t kHasElements = 1;
 inline constexpr std::uint32_t kHasScales = 2;
 
-/// Sends a chunk: the elements and, by the first lanes, the scales. `id` is that of choice `lane`.
+/// The ranks that a token goes to.
+struct SendRanks {
+  int rank;          ///< of choice `lane`, below 0: none
+  unsigned leaders;  ///< one choice for each rank
+
+  /// `id` is that of choice `lane`.
+  __device__ __forceinline__ SendRanks(const DispatchArgs& a, int lane, std::int32_t id)
+      : rank(names_expert(a, id) ? a.ownership.owner(id) : -1) {
+    const unsigned same = __match_any_sync(kAllLanes, rank);
+    leaders = __ballot_sync(kAllLanes, rank >= 0 && same >> lane == 1);
+  }
+};
+
+/// Sends a chunk: the elements and, by the first lanes, the scales.
 template <class Form>
 __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t call,
-                                           const SendItem& item, int lane, std::int32_t id,
+                                           const SendItem& item, int lane, const SendRanks& ranks,
                                            const std::uint32_t (&words)[Form::kWords],
                                            const std::uint8_t* scales) {
   using Units = SentVec<Form::kWords>;
-  const int rank = names_expert(a, id) ? a.ownership.owner(id) : -1;
-  const unsigned same = __match_any_sync(kAllLanes, rank);
-  unsigned leaders = __ballot_sync(kAllLanes, rank >= 0 && same >> lane == 1);
   const int per_chunk = a.layout.shape.chunk_scale_bytes / static_cast<int>(kUnitBytes);
   const bool has_scales =
       lane < per_chunk && item.chunk * per_chunk + lane < a.scales.units_per_row;
@@ -137,8 +117,8 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
   const SentUnit<4> scale_unit(scale_words);
   int next = item.share;
 #pragma unroll 1
-  for (int nth = 0; leaders != 0; ++nth, leaders &= leaders - 1) {
-    const int to = __shfl_sync(kAllLanes, rank, __ffs(leaders) - 1);
+  for (unsigned nth = 0, leaders = ranks.leaders; leaders != 0; ++nth, leaders &= leaders - 1) {
+    const int to = __shfl_sync(kAllLanes, ranks.rank, __ffs(static_cast<int>(leaders)) - 1);
     if (nth != next) continue;
     next += a.grid.shares;
     std::byte* window = a.windows.base[to];
@@ -148,20 +128,25 @@ __device__ __forceinline__ void send_chunk(const DispatchArgs& a, std::uint64_t 
   __syncwarp();
 }
 
+/// The first item of a warp of a sender.
+__device__ __forceinline__ int first_send_item(const DispatchArgs& a, int sender) {
+  return static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
+}
+
 /// Sends the rows of all tokens, together with the other senders. The first chunk is made before
-/// the barrier after which the call number is known, unless it had to be known for the walk.
-template <class Form, bool kSharesWork>
+/// the barrier after which the call number is known.
+template <class Form>
 __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& current,
-                                          SendWalk<kSharesWork> walk, SenderShared& shared) {
+                                          int index, SenderShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int num_items = a.tokens.count * a.layout.num_chunks * a.grid.shares;
+  const int num_items = num_send_items(a);
   std::uint8_t* scales = shared.scales[warp];
   bool is_first = true;
 #pragma unroll 1
-  for (; walk.item < num_items || is_first; walk.advance(a, current.number)) {
-    const SendItem item(a, walk.item);
-    const bool is_there = walk.item < num_items;
+  for (; index < num_items || is_first; index += a.grid.num_warps * a.grid.num_senders) {
+    const SendItem item(a, index);
+    const bool is_there = index < num_items;
     std::uint32_t words[Form::kWords];
     GivenId id;
     if (is_there) {
@@ -172,8 +157,8 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
     stamp(a, Stage::kCallKnown);
     is_first = false;
     if (!is_there || current.has_failed != 0) return;
-    if constexpr (kSharesWork) prefetch_item(a, walk.item + 1);
-    send_chunk<Form>(a, current.number, item, lane, id.value(a.tokens.ids), words, scales);
+    send_chunk<Form>(a, current.number, item, lane, SendRanks(a, lane, id.value(a.tokens.ids)),
+                     words, scales);
     stamp(a, Stage::kFirstStore);
   }
 }

@@ -129,11 +129,15 @@ struct ScalePlacement {
   bool are_tiled = false;
 };
 
+/// Chunks that a warp takes at a time where CTAs share all work, at most.
+inline constexpr int kMaxChunksPerItem = 16;
+
 /// Which CTAs do what: first notify CTAs, then senders, then receivers. Or, where CTAs are few
 /// beside the work, every CTA does all three: it takes what is left of the first, then of the
 /// second, then receives its share.
 struct DispatchGrid {
   bool shares_work = false;
+  std::int32_t chunks_per_item = 1;  ///< that a warp takes at a time; 1 unless work is shared
   std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
   std::int32_t num_notify_ctas = 1;
   std::int32_t num_runs = 1;  ///< of tokens; each has its routes published by a CTA per rank
@@ -144,10 +148,11 @@ struct DispatchGrid {
   std::int32_t num_receivers = 0;
   FastDivisor by_topk;    ///< num_topk
   FastDivisor by_ranks;   ///< num_ranks
-  FastDivisor by_chunks;  ///< chunks of a row
-  FastDivisor by_shares;  ///< chunks of all tokens
-  FastDivisor by_items;   ///< of a received row: its chunks, then what is kept of it
-  FastDivisor by_slot;    ///< items of a row of every rank
+  FastDivisor by_chunks;  ///< items of a row that is sent
+  FastDivisor by_shares;  ///< items of all tokens
+  FastDivisor
+      by_items;  ///< of a received row; unless work is shared, the last is what is kept of it
+  FastDivisor by_slot;  ///< items of a row of every rank
 
   int num_ctas(bool sends, bool receives) const {
     if (shares_work) return num_receivers;

@@ -61,14 +61,22 @@ std::int64_t likely_items(const GridRequest& request, const PushShape& shape,
   return std::max(own, std::min(guess, room));
 }
 
-/// As many chunks of a row as leave each warp some items; 0: there are too few for all warps.
-int streamed_chunks(std::int64_t sums, int chunks, int ctas) {
+/// As many of a row's chunks, a multiple of `step`, as leave each warp some items; 0: there are too
+/// few for all warps. `all`: the chunks of all rows.
+int streamed_chunks(std::int64_t all, int chunks, int step, int ctas) {
   const std::int64_t warps = std::int64_t{kExchangeWarps} * ctas;
   int most = 0;
-  for (int count = kStreamChunks; count <= chunks; count += kStreamChunks) {
-    if (chunks % count == 0 && sums / count >= kMinItemsOfStreamingWarp * warps) most = count;
+  for (int count = step; count <= chunks; count += step) {
+    if (chunks % count == 0 && all / count >= kMinItemsOfStreamingWarp * warps) most = count;
   }
   return most;
+}
+
+/// The same for a dispatch, and no more than a warp can take.
+int taken_chunks(std::int64_t all, int chunks, int ctas) {
+  int count = std::max(1, streamed_chunks(all, chunks, 1, ctas));
+  while (count > kMaxChunksPerItem || chunks % count != 0) --count;
+  return count;
 }
 
 }  // namespace
@@ -110,16 +118,19 @@ DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
     grid.num_notify_ctas = 0;
     grid.num_senders = 0;
     grid.num_receivers = request.max_ctas;
+    grid.chunks_per_item = taken_chunks(num_chunks, chunks, request.max_ctas);
   }
   // Warps that would have nothing to do take a share of the destinations.
   const std::int64_t warps = std::int64_t{grid.num_senders} * grid.num_warps;
   grid.shares = clamp_int(warps / num_chunks, 1, std::min(kMaxShares, ranks));
+  const int items = chunks / grid.chunks_per_item;
+  const int received_items = grid.shares_work ? items : chunks + 1;
   grid.by_topk = FastDivisor(layout.shape.num_topk);
   grid.by_ranks = FastDivisor(ranks);
-  grid.by_chunks = FastDivisor(chunks);
-  grid.by_shares = FastDivisor(num_chunks);
-  grid.by_items = FastDivisor(chunks + 1);
-  grid.by_slot = FastDivisor(std::int64_t{chunks + 1} * ranks);
+  grid.by_chunks = FastDivisor(items);
+  grid.by_shares = FastDivisor(std::int64_t{tokens} * items);
+  grid.by_items = FastDivisor(received_items);
+  grid.by_slot = FastDivisor(std::int64_t{received_items} * ranks);
   return grid;
 }
 
@@ -141,7 +152,8 @@ CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
   const int max_senders = request.receives ? max_ctas_left - grid.num_receivers : max_ctas_left;
   grid.num_senders = min_ctas(returns, grid.num_warps, max_senders);
   const bool may_stream = request.may_stream && request.max_ctas <= kMaxSharingCtas;
-  const int streamed = may_stream ? streamed_chunks(sums, chunks, request.max_ctas) : 0;
+  const int streamed =
+      may_stream ? streamed_chunks(sums, chunks, kStreamChunks, request.max_ctas) : 0;
   if (streamed > 0) {
     grid.streams = true;
     grid.chunks_per_item = streamed;
