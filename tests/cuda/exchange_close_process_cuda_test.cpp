@@ -7,6 +7,7 @@
 #include "gpu.h"
 #include "run_in_child.h"
 #include "support/processes.h"
+#include "support/shared.h"
 
 namespace switchyard {
 namespace {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "support/processes.h"
+#include "support/shared.h"
 #include "unit/exchange/small_exchange.h"
 
 namespace switchyard {
@@ -25,7 +26,7 @@ int num_windows() {
 }
 
 TEST(ExchangeCloseProcessTest, WindowsEndAndRowsStay) {
-  Shared<std::atomic<int>> num_closed;
+  test::Shared<std::atomic<int>> num_closed;
   run_processes(2, [&](const Group& group) {
     const int before = num_windows();
     Exchange exchange(group, small_config());

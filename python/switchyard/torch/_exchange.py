@@ -127,7 +127,7 @@ class Exchange:
         self.exchange.check()
 
     def close(self) -> None:
-        """Gives the memory back. On GPUs collective."""
+        """Ends the exchange; see switchyard.Exchange.close."""
         self._open.clear()
         self.exchange.close()
 
@@ -135,7 +135,8 @@ class Exchange:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._open.clear()
+        self.exchange.__exit__(*exception)
 
     def __repr__(self) -> str:
         return f"switchyard.torch.{self.exchange!r}"
