@@ -284,6 +284,51 @@ def test_compile(backend, device, tmp_path):
     run_ranks(backend, device, tmp_path)
 
 
+class Layer(torch.nn.Module):
+    def __init__(self, exchange, group):
+        super().__init__()
+        self.exchange, self.w = exchange, torch.nn.Parameter(local_weights(group).detach())
+
+    def forward(self, x, ids, weights):
+        return layer(self.exchange, x, ids, weights, self.w)
+
+
+def test_compile_of_a_module_with_any_number_of_tokens(group):
+    with make_exchange(group, "batched") as exchange:
+        module = Layer(exchange, group)
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        for num_tokens in (T, 3, 2, 0, 1):
+            inputs = [value.detach()[:num_tokens] for value in leaves(0)]
+            inputs[0].requires_grad_()
+            grads = [torch.autograd.grad(function(*inputs).sum(), (inputs[0], module.w)) for function in (compiled, module)]
+            for a, b in zip(*grads):
+                torch.testing.assert_close(a, b)
+
+
+def test_compile_with_exact_rows(group):
+    with make_exchange(group, exact_rows=True) as exchange:
+        def function(x, ids, weights):
+            received = exchange.dispatch(x, ids, weights)
+            return exchange.combine(received, torch.tanh(received.rows))
+
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+            for seed in range(3):
+                x, ids, weights = leaves(0, seed=seed)
+                grads = [torch.autograd.grad(f(x, ids, weights).sum(), (x, weights)) for f in (compiled, function)]
+                for a, b in zip(*grads):
+                    torch.testing.assert_close(a, b)
+
+
+def test_names_tell_shapes(group):
+    """Compilers keep programs on disk by the names of exchanges."""
+    exchanges = [make_exchange(group, max_in_flight=n, exact_rows=exact) for n, exact in ((1, False), (1, False), (2, False), (1, True))]
+    digests = [exchange.name.split()[-1] for exchange in exchanges]
+    assert digests[0] == digests[1] and len(set(digests)) == 3 and len({exchange.name for exchange in exchanges}) == 4
+    for exchange in exchanges:
+        exchange.close()
+
+
 @needs_gpu
 @pytest.mark.parametrize("mode", ["graph", "training_graph", "reduce-overhead"])
 def test_cuda_graphs(mode, tmp_path):

@@ -12,6 +12,7 @@ Letters used for shapes:
 """
 from __future__ import annotations
 
+import hashlib
 import itertools
 import weakref
 from typing import Any, NamedTuple
@@ -76,7 +77,6 @@ class Exchange:
         self.is_exact = exact_rows and self.layout not in ("batched", "by_rank")
         self.is_token_major = self.layout not in ("batched", "expanded")
         self.is_quantized = self.config.scheme.is_quantized
-        self.name = f"exchange {next(_numbers)}"
         share, extra = divmod(self.config.num_experts, group.size)
         self._first_expert = group.rank * share + min(group.rank, extra)
         self._num_local_experts = share + (group.rank < extra)
@@ -86,6 +86,9 @@ class Exchange:
         self._open: dict[int, tuple[switchyard.Handle, torch.Tensor]] = {}
         self._outputs = self._learn_shapes()
         self.has_scales = len(self._outputs[2][0]) > 1 or self.config.scheme.group == "tensor"
+        # Compilers keep programs on disk by the arguments of operators: equal names must mean equal shapes.
+        facts = repr((switchyard.__version__, self.config, self.is_exact, self._outputs))
+        self.name = f"exchange {next(_numbers)} {hashlib.sha256(facts.encode()).hexdigest()[:16]}"
         _exchanges[self.name] = self
 
     def dispatch(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
@@ -188,7 +191,8 @@ class Exchange:
     def empty_outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What run_dispatch returns, without memory of its own: for fake tensors."""
         num_rows = torch.library.get_ctx().new_dynamic_size() if self.is_exact else None
-        return tuple(_empty_like(output, x, num_rows) for output in self._outputs)
+        have_rows = (True, True, self.has_scales and self.config.scheme.group != "tensor", self.is_token_major, False, False, False)
+        return tuple(_empty_like(output, x, num_rows if has_rows else None) for output, has_rows in zip(self._outputs, have_rows))
 
     def empty_rows(self, x: torch.Tensor, num_rows: int | torch.SymInt) -> torch.Tensor:
         """The rows of run_dispatch_again likewise."""
@@ -290,6 +294,6 @@ def _torch(tensor: switchyard.Tensor | None) -> Any:
 
 def _empty_like(output, x, num_rows) -> torch.Tensor:
     shape, strides, dtype = output
-    if num_rows is None or len(shape) == 0:
+    if num_rows is None:
         return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
     return x.new_empty((num_rows, *shape[1:]), dtype=dtype)
