@@ -31,7 +31,7 @@ struct CombineCall {
   const CombineOptions& options;
 };
 
-/// close() is called before destruction, by the destructor of the implementation at the latest.
+/// An implementation whose end is collective closes itself in its destructor, if nobody did.
 class ExchangeBackend {
  public:
   ExchangeBackend() = default;

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUs: the same bits as on CPUs, streams, torch's memory, CUDA graphs. Needs a GPU, the CUDA module and torch."""
+import gc
+import time
+
 import numpy as np
 import pytest
 
@@ -82,6 +85,40 @@ def test_exchange_gives_the_bits_of_cpus(layout, stream):
 
     for a, b in zip(run_local(2, rank, "cpu"), run_local(2, rank, "cuda:0")):
         np.testing.assert_array_equal(a, b)
+
+
+def test_close_ends_for_all_ranks_and_keeps_rows():
+    order = []
+
+    def rank(group):
+        device = f"cuda:{group.default_gpu()}"
+        tokens, ids, weights = batch(group.rank, device)
+        sizes = {"num_experts": E, "num_topk": K, "hidden": H, "max_tokens_per_rank": T, "device": device}
+        with Exchange(group, **sizes) as exchange:
+            received = exchange.dispatch(tokens, ids, weights)
+            exchange.combine(received, received.rows)
+            torch.cuda.synchronize()
+            before = to_numpy(received.rows)
+            if group.rank == 1:
+                time.sleep(0.3)
+            order.append(group.rank)
+        assert len(order) == 2  # the end of a block waits for the other rank
+        rows = received.rows.torch()
+        assert (to_numpy(rows) == before).all()
+        group.barrier()
+        if group.rank == 0:  # alone: what is left needs no other rank
+            del received, rows
+            gc.collect()
+        group.barrier()
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                with Exchange(group, **sizes) as exchange:
+                    exchange.dispatch(tokens, ids, weights)
+                    torch.cuda.synchronize()
+                    raise ZeroDivisionError
+        return True
+
+    assert run_local(2, rank) == [True, True]
 
 
 def test_graphs():

@@ -230,5 +230,39 @@ TEST(DeepEpBufferTest, ABufferThatWasMovedFromSaysSo) {
   });
 }
 
+TEST(DeepEpBufferTest, HandlesSayWhereRowsCameFrom) {
+  for (const ViewShape& shape : test::view_shapes()) {
+    run_ranks(shape.num_ranks, [&](const Group& group) {
+      Rank r(group, shape);
+      for (const std::int64_t worst : {std::int64_t{0}, shape.num_ranks * shape.max_tokens}) {
+        const BufferDispatched got = r.dispatch({.num_worst_tokens = worst});
+        const HandleTensors tensors = r.buffer.handle_tensors(got.handle);
+        const auto arrivals = test::arrivals_at(r.batches, r.rank);
+        ASSERT_EQ(tensors.recv_src_idx.view().shape(0), got.recv_x.shape(0));
+        std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.num_ranks), 0);
+        for (std::int64_t n = 0; n < got.recv_x.shape(0); ++n) {
+          const auto row = static_cast<std::size_t>(n);
+          const bool is_valid = row < arrivals.size();
+          EXPECT_EQ(tensors.recv_src_idx.as<std::int32_t>()[n],
+                    is_valid ? arrivals[row].second : -1);
+          if (is_valid) ++counts[static_cast<std::size_t>(arrivals[row].first)];
+        }
+        for (int rank = 0; rank < shape.num_ranks; ++rank) {
+          EXPECT_EQ(tensors.num_recv_tokens_per_rank.as<std::int32_t>()[rank],
+                    counts[static_cast<std::size_t>(rank)]);
+          for (std::int64_t t = 0; t < r.own.num_tokens(); ++t) {
+            const auto at = t * shape.num_ranks + rank;
+            EXPECT_EQ(tensors.is_token_in_rank.as<std::uint8_t>()[at],
+                      r.own.ranks_of(t).count(rank));
+          }
+        }
+        r.buffer.combine(got.recv_x, got.handle);
+        expect_invalid("the handle was combined, must be asked between dispatch and combine",
+                       [&] { r.buffer.handle_tensors(got.handle); });
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace switchyard::deep_ep
