@@ -6,6 +6,9 @@
 
 #include <initializer_list>
 #include <memory>
+#include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -5,6 +5,7 @@
 
 #include "switchyard/quantize_batched.h"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>

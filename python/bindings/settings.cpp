@@ -5,9 +5,10 @@
 #include "core/settings.h"
 
 #include <array>
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "switchyard/log.h"
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 #include <vector>
 

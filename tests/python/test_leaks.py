@@ -121,3 +121,42 @@ def test_compat_calls():
         expect_no_growth(pairs, CALLS // 20)
 
     run_local(1, rank)
+
+
+def test_batches_and_scales():
+    batch, counts = np.ones((2, 3, 256), np.float32), np.array([3, 1], np.int32)
+    expect_no_growth(lambda: switchyard.quantize_batched(batch, counts, "fp8_block"), CALLS // 10)
+    expect_no_growth(lambda: switchyard.silu_mul_quantize(batch, "fp8_block", counts=counts), CALLS // 10)
+    expect_no_growth(lambda: switchyard.relayout_scales(batch, "column_major_aligned"), CALLS // 10)
+    expect_no_growth(switchyard.settings, CALLS // 20)
+
+
+def test_the_tuple_of_a_handle():
+    def rank(group):
+        ids, per_expert = np.array([[0], [1]], np.int64), np.zeros(2, np.int32)
+        buffer = deep_ep.Buffer(group)
+
+        def unpack():
+            *_, handle, _ = buffer.dispatch(BF16, topk_idx=ids, num_tokens_per_expert=per_expert)
+            assert len(tuple(handle)) == 6
+            buffer.combine(BF16, handle)
+
+        expect_no_growth(unpack, CALLS // 20)
+
+    run_local(1, rank)
+
+
+def test_functions_that_raise_on_threads_of_the_library():
+    weights = np.ones((2, 1), np.float32)
+
+    def function(rows, output):
+        raise LookupError(f"{rows} {output}")
+
+    def fail():
+        prepare = switchyard.make_prepare_finalize("local", None, num_experts=2, num_topk=1, hidden=128, max_tokens_per_rank=2,
+                                                   num_micro_batches=2)
+        with switchyard.ModularKernel(prepare, switchyard.Experts.from_function(function)) as kernel:
+            with pytest.raises(LookupError):
+                kernel.apply_overlapped(BF16, np.array([[0], [1]]), weights)
+
+    expect_no_growth(fail, 500)
