@@ -112,10 +112,11 @@ TEST(GridTest, FewCtasShareTheWork) {
     EXPECT_EQ(grid(48, 4096, receives).shares, 1);
     EXPECT_FALSE(grid(48, 1, receives).shares_work);
     EXPECT_FALSE(grid(264, 4096, receives).shares_work);
-    // As many chunks at a time as leave each of 16 warps three items.
+    // As many chunks at a time as leave each of 16 warps two items.
     EXPECT_EQ(grid(16, 128, receives).chunks_per_item, 2);
-    EXPECT_EQ(grid(16, 4096, receives).chunks_per_item, 14);
-    EXPECT_EQ(grid(128, 4096, receives).chunks_per_item, 7);
+    EXPECT_EQ(grid(16, 512, receives).chunks_per_item, 14);
+    EXPECT_EQ(grid(32, 512, receives).chunks_per_item, 7);
+    EXPECT_EQ(grid(128, 4096, receives).chunks_per_item, 14);
     EXPECT_EQ(grid(264, 4096, receives).chunks_per_item, 1);
   }
 }

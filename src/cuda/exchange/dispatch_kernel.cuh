@@ -66,7 +66,8 @@ __device__ __forceinline__ void play_role(const DispatchArgs& a, std::uint32_t p
                  reinterpret_cast<std::int32_t*>(&shared + 1));
   } else if (cta >= num_notify_ctas) {
     const int item = first_send_item(a, cta - num_notify_ctas);
-    prefetch_chunk(a, SendItem(a, item));
+    const SendItem first(a, item);
+    prefetch_vec(a, VecSource(a, first.token, first.chunk, static_cast<int>(threadIdx.x) % kLanes));
     call.request(a, prefetched);
     send_rows<Form>(a, call, item, *reinterpret_cast<SenderShared*>(memory));
   } else {
@@ -81,11 +82,11 @@ __device__ __forceinline__ void share_work(const DispatchArgs& a, std::uint32_t 
   call.request(a, prefetched);
   __syncthreads();
   notify<true>(a, prefetched, call, next_task<true>(a, call.number, 0), memory);
-  stream_sent_rows<Form>(a, call, *reinterpret_cast<SenderShared*>(memory));
+  stream_sent_rows<Form>(a, call, *reinterpret_cast<ItemScales*>(memory));
   __syncthreads();
   if (!receives) return;
   auto& shared = *reinterpret_cast<StreamShared*>(memory);
-  receive_rows(a, call, static_cast<int>(blockIdx.x), ChunkStream<Form::kWords>{shared.scales},
+  receive_rows(a, call, static_cast<int>(blockIdx.x), ChunkStream<Form::kWords>{&shared.scales},
                shared.receiver, reinterpret_cast<std::int32_t*>(&shared + 1));
 }
 

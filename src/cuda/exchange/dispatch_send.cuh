@@ -35,13 +35,10 @@ __device__ __forceinline__ int num_send_items(const DispatchArgs& a) {
   return a.tokens.count * static_cast<int>(a.grid.by_chunks.divisor) * a.grid.shares;
 }
 
-/// Prefetches the elements of a chunk into L1.
-__device__ __forceinline__ void prefetch_chunk(const DispatchArgs& a, const SendItem& item) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int element = item.chunk * kChunkElements + lane * kVecElements;
-  if (item.token >= a.tokens.count || element >= a.layout.shape.hidden) return;
-  const std::byte* row = a.tokens.data + item.token * a.tokens.stride;
-  prefetch_l1(row + element * wire_bits(a.tokens.dtype) / 8);
+/// Prefetches a lane's elements into L1.
+__device__ __forceinline__ void prefetch_vec(const DispatchArgs& a, const VecSource& from) {
+  if (from.token >= a.tokens.count || from.first >= a.layout.shape.hidden) return;
+  prefetch_l1(from.row + from.first * wire_bits(a.tokens.dtype) / 8);
 }
 
 /// A lane's 16 elements in wire form.
@@ -151,7 +148,7 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
     GivenId id;
     if (is_there) {
       if (lane < a.num_topk) id.request(a.tokens.ids, std::int64_t{item.token} * a.num_topk + lane);
-      Form::make(a, item.token, item.chunk, lane, words, scales);
+      Form::make(a, VecSource(a, item.token, item.chunk, lane), lane, words, scales);
     }
     if (is_first) __syncthreads();
     stamp(a, Stage::kCallKnown);

@@ -31,6 +31,7 @@ constexpr int kGuessedPartOfMax = 16;
 // rows are received while others leave.
 constexpr int kMaxSharingCtas = 128;
 constexpr std::int64_t kMinChunksOfSharingWarp = 4;
+constexpr std::int64_t kMinItemsOfSharingWarp = 2;
 constexpr std::int64_t kMinItemsOfStreamingWarp = 3;
 
 int clamp_int(std::int64_t value, int low, int high) {
@@ -61,20 +62,20 @@ std::int64_t likely_items(const GridRequest& request, const PushShape& shape,
   return std::max(own, std::min(guess, room));
 }
 
-/// As many of a row's chunks, a multiple of `step`, as leave each warp some items; 0: there are too
-/// few for all warps. `all`: the chunks of all rows.
-int streamed_chunks(std::int64_t all, int chunks, int step, int ctas) {
+/// As many of a row's chunks, a multiple of `step`, as leave each warp `min_items`; 0: there are
+/// too few for all warps. `all`: the chunks of all rows.
+int streamed_chunks(std::int64_t all, int chunks, int step, std::int64_t min_items, int ctas) {
   const std::int64_t warps = std::int64_t{kExchangeWarps} * ctas;
   int most = 0;
   for (int count = step; count <= chunks; count += step) {
-    if (chunks % count == 0 && all / count >= kMinItemsOfStreamingWarp * warps) most = count;
+    if (chunks % count == 0 && all / count >= min_items * warps) most = count;
   }
   return most;
 }
 
 /// The same for a dispatch, and no more than a warp can take.
 int taken_chunks(std::int64_t all, int chunks, int ctas) {
-  int count = std::max(1, streamed_chunks(all, chunks, 1, ctas));
+  int count = std::max(1, streamed_chunks(all, chunks, 1, kMinItemsOfSharingWarp, ctas));
   while (count > kMaxChunksPerItem || chunks % count != 0) --count;
   return count;
 }
@@ -152,8 +153,9 @@ CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
   const int max_senders = request.receives ? max_ctas_left - grid.num_receivers : max_ctas_left;
   grid.num_senders = min_ctas(returns, grid.num_warps, max_senders);
   const bool may_stream = request.may_stream && request.max_ctas <= kMaxSharingCtas;
-  const int streamed =
-      may_stream ? streamed_chunks(sums, chunks, kStreamChunks, request.max_ctas) : 0;
+  const int streamed = may_stream ? streamed_chunks(sums, chunks, kStreamChunks,
+                                                    kMinItemsOfStreamingWarp, request.max_ctas)
+                                  : 0;
   if (streamed > 0) {
     grid.streams = true;
     grid.chunks_per_item = streamed;

@@ -122,14 +122,22 @@ struct VecUnits {
   static constexpr std::size_t kLaneBytes = kUnitWords * sizeof(std::uint32_t);  ///< per unit
 };
 
-/// Where a lane's elements lie.
+/// Where a lane's elements of a chunk lie.
 struct VecSource {
   const std::byte* row;
+  std::int32_t token;
+  std::int32_t chunk;
   std::int32_t first;  ///< element of the row
 
-  __device__ __forceinline__ VecSource(const DispatchArgs& a, int token, int chunk, int lane)
-      : row(a.tokens.data + token * a.tokens.stride),
-        first(chunk * kChunkElements + lane * kVecElements) {}
+  __device__ __forceinline__ VecSource(const DispatchArgs& a, int of_token, int of_chunk, int lane)
+      : row(a.tokens.data + of_token * a.tokens.stride),
+        token(of_token),
+        chunk(of_chunk),
+        first(of_chunk * kChunkElements + lane * kVecElements) {}
+  __device__ __forceinline__ void advance() {
+    ++chunk;
+    first += kChunkElements;
+  }
 };
 
 /// bf16, f16 or f32 on the wire; tokens of another dtype are converted.
@@ -137,9 +145,8 @@ template <DType kWire>
 struct PlainForm {
   static constexpr int kWords = wire_bits(kWire) / 2;
 
-  __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
+  __device__ static void make(const DispatchArgs& a, const VecSource& from, int,
                               std::uint32_t (&words)[kWords], std::uint8_t*) {
-    const VecSource from(a, token, chunk, lane);
     if (a.tokens.dtype == kWire) {
       load_vec<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.tokens.are_aligned,
                                  words);
@@ -162,15 +169,14 @@ template <int kBits>
 struct StoredForm {
   static constexpr int kWords = kBits / 2;
 
-  __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
+  __device__ static void make(const DispatchArgs& a, const VecSource& from, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
-    const VecSource from(a, token, chunk, lane);
     load_vec<kBits>(from.row, from.first, a.layout.shape.hidden, a.tokens.are_aligned, words);
     const int bytes = static_cast<int>(a.scales.block.element_bytes);
     if (a.tokens.scales != nullptr && lane < kMaxChunkScaleBytes / bytes) {
-      const std::int64_t s = std::int64_t{chunk} * a.scales.per_chunk + lane;
+      const std::int64_t s = std::int64_t{from.chunk} * a.scales.per_chunk + lane;
       const bool is_given = lane < a.scales.per_chunk && s < a.scales.block.num_scales;
-      const std::int64_t at = token * a.tokens.scale_stride[0] + s * a.tokens.scale_stride[1];
+      const std::int64_t at = from.token * a.tokens.scale_stride[0] + s * a.tokens.scale_stride[1];
       for (int b = 0; b < bytes; ++b) {
         scales[lane * bytes + b] =
             is_given ? static_cast<std::uint8_t>(a.tokens.scales[at * bytes + b]) : std::uint8_t{0};
@@ -190,9 +196,8 @@ struct QuantizedForm {
   static constexpr bool kHasScales = chunk_scale_bytes(kScheme) > 0;
   static constexpr int kLanesPerBlock = kIsBlock ? kScheme.block / kVecElements : kLanes;
 
-  __device__ static void make(const DispatchArgs& a, int token, int chunk, int lane,
+  __device__ static void make(const DispatchArgs& a, const VecSource& from, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
-    const VecSource from(a, token, chunk, lane);
     float x[16];
     load_floats(a, from.row, from.first, x);
     float amax = std::numeric_limits<float>::infinity();

@@ -76,12 +76,17 @@ void PushExchange::clear_rows(const Slot& slot, Stream stream) const {
     clear(to.row_ids, kNoIdByte, rows * topk * sizeof(std::int32_t));
     clear(to.row_weights, 0, rows * topk * sizeof(float));
   }
-  if (!config.zero_padding) return;
-  clear(to.row_weights, 0, rows * sizeof(float));
+  if (config.zero_padding) clear(to.row_weights, 0, rows * sizeof(float));
   if (slot.dispatch.routing_only) return;
+  // The tiles of a batch never change, so the rest of them keeps the zeros of allocation.
+  const bool has_tiles =
+      config.scale_layout == ScaleLayout::kSwizzled && config.layout != Layout::kBatched;
+  if (has_tiles || config.zero_padding) {
+    const cuda::ScalePlacement scales = scale_placement(slot.kernels, slot.dispatch);
+    clear(scales.data, 0, scales.block.num_bytes());
+  }
+  if (!config.zero_padding) return;
   clear(to.rows, 0, rows * shape_.exchange.payload_bytes);
-  const cuda::ScalePlacement scales = scale_placement(slot.kernels, slot.dispatch);
-  clear(scales.data, 0, scales.block.num_bytes());
   for (std::size_t i = 0; i < config.payload_bytes.size(); ++i) {
     clear(slot.kernels.received.payloads[i], 0,
           rows * static_cast<std::size_t>(config.payload_bytes[i]));
