@@ -75,6 +75,19 @@ def test_quantize_of_unknown_names():
         switchyard.torch.quantize(torch.ones(1, 128), "fp9")
     with pytest.raises(ValueError, match="diagonal"):
         switchyard.torch.quantize(torch.ones(1, 128), "fp8_block", scale_layout="diagonal")
+    for shape in ((128,), (2, 3, 128)):
+        with pytest.raises(switchyard.InvalidArgumentError, match=r"must be \[T, H\]"):
+            switchyard.torch.quantize(torch.ones(shape), "fp8_token")
+
+
+@pytest.mark.parametrize("scheme", ["fp8_token", "nvfp4", "mxfp6_e2m3"])
+def test_quantize_of_any_strides_is_a_constant(scheme):
+    x = torch.randn(256, 6).T.requires_grad_()
+    scale = torch.full((1,), 100.0) if scheme == "nvfp4" else None
+    q, scales = switchyard.torch.quantize(x, scheme, static_scale=scale)
+    assert torch.equal(q.view(torch.uint8), switchyard.torch.quantize(x.contiguous(), scheme, static_scale=scale)[0].view(torch.uint8))
+    y = switchyard.torch.dequantize(q, scales, scheme, tensor_scale=scale)
+    assert q.is_contiguous() and not q.requires_grad and not y.requires_grad
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -159,6 +172,15 @@ def test_rows_with_their_weights_and_bf16():
                 torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
 
     run_local(2, rank)
+
+
+def test_second_derivatives_are_refused(group):
+    with make_exchange(group, "batched") as exchange:
+        x, ids, weights = leaves(0)
+        y = layer(exchange, x, ids, weights, local_weights(group))
+        grad, = torch.autograd.grad(y.sum(), x, create_graph=True)
+        with pytest.raises(switchyard.NotSupportedError, match="second derivatives"):
+            grad.sum().backward()
 
 
 def test_without_weights():
@@ -318,6 +340,24 @@ def test_compile_with_exact_rows(group):
                 grads = [torch.autograd.grad(f(x, ids, weights).sum(), (x, weights)) for f in (compiled, function)]
                 for a, b in zip(*grads):
                     torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("scale_layout", ["row_major", "column_major", "column_major_aligned"])
+def test_compile_with_exact_scales(group, scale_layout):
+    if scale_layout == "column_major_aligned" and torch.__version__.startswith("2.4"):
+        pytest.skip("torch 2.4 compiles no strides that are a rounded unbacked size")
+    _, ids, weights = batch(0)
+    x = torch.randn(T, 256, dtype=torch.bfloat16)
+    with switchyard.torch.Exchange(group, num_experts=E, num_topk=K, hidden=256, max_tokens_per_rank=T, scheme="fp8_block",
+                                   scale_layout=scale_layout, exact_rows=True) as exchange:
+        def function(x):
+            scales = exchange.dispatch(x, ids, weights).scales
+            return scales.T.contiguous(), scales * 2
+
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+            for a, b in zip(compiled(x), function(x)):
+                assert torch.equal(a, b) and a.stride() == b.stride()
 
 
 def test_names_tell_shapes(group):

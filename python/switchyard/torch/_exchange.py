@@ -21,6 +21,7 @@ import torch
 
 import switchyard
 from switchyard.errors import InvalidArgumentError, NotSupportedError
+from switchyard.torch._quantize_ops import empty_scales
 
 _exchanges: weakref.WeakValueDictionary[str, Exchange] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -192,7 +193,11 @@ class Exchange:
         """What run_dispatch returns, without memory of its own: for fake tensors."""
         num_rows = torch.library.get_ctx().new_dynamic_size() if self.is_exact else None
         have_rows = (True, True, self.has_scales and self.config.scheme.group != "tensor", self.is_token_major, False, False, False)
-        return tuple(_empty_like(output, x, num_rows if has_rows else None) for output, has_rows in zip(self._outputs, have_rows))
+        outputs = [_empty_like(output, x, num_rows if has_rows else None) for output, has_rows in zip(self._outputs, have_rows)]
+        if num_rows is not None and have_rows[2]:
+            (_, num_scales), _, dtype = self._outputs[2]
+            outputs[2] = empty_scales(x, num_rows, num_scales, self.config.scale_layout, dtype)
+        return tuple(outputs)
 
     def empty_rows(self, x: torch.Tensor, num_rows: int | torch.SymInt) -> torch.Tensor:
         """The rows of run_dispatch_again likewise."""

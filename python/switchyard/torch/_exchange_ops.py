@@ -98,3 +98,11 @@ def _combine_gradient(ctx, grad):
 
 torch.library.register_autograd("switchyard::dispatch", _dispatch_gradient, setup_context=_keep_dispatch)
 torch.library.register_autograd("switchyard::combine", _combine_gradient, setup_context=_keep_combine)
+
+
+def _no_second_gradient(ctx, *_):
+    raise NotSupportedError("dispatch, combine: there are no second derivatives; detach the first gradient")
+
+
+for _name in ("dispatch_backward", "combine_backward"):
+    torch.library.register_autograd(f"switchyard::{_name}", _no_second_gradient)

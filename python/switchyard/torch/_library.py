@@ -25,3 +25,15 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Func
         return function
 
     return register
+
+
+def without_gradient(name: str) -> None:
+    """Results of this operator are constants to autograd."""
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:  # pylint: disable=unused-argument
+        ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
+
+    def gradient(ctx: Any, *_: Any) -> None:  # pylint: disable=unused-argument
+        raise AssertionError(f"{name}: a constant has no gradient")
+
+    torch.library.register_autograd(f"switchyard::{name}", gradient, setup_context=keep)

@@ -9,7 +9,7 @@ import torch
 
 import switchyard
 from switchyard.errors import InvalidArgumentError
-from switchyard.torch._library import operator
+from switchyard.torch._library import operator, without_gradient
 
 _DTYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e8m0": "float8_e8m0fnu", "i8": "int8", "i32": "int32", "f32": "float32",
            "f16": "float16", "bf16": "bfloat16"}
@@ -43,17 +43,19 @@ def dequantize(q: torch.Tensor, scales: torch.Tensor | None, scheme: str, *, dty
 
 
 def _quantize_fake(x, scheme, static_scale, scale_ub, scale_layout):
+    if x.dim() != 2:
+        raise InvalidArgumentError(f"quantize: x is {list(x.shape)}, must be [T, H]; reshape it, or call switchyard.quantize_batched")
     rule, (num_rows, hidden) = _scheme(scheme), x.shape
     if rule.dtype == "e2m1":
         q = x.new_empty((num_rows, hidden // 2), dtype=torch.uint8)
     else:
-        q = torch.empty_like(x) if _is_simulated(rule) else x.new_empty((num_rows, hidden), dtype=_dtype(rule.dtype))
+        q = x.new_empty((num_rows, hidden), dtype=x.dtype if _is_simulated(rule) else _dtype(rule.dtype))
     if not _has_scales(rule):
         return q, x.new_empty(0, dtype=torch.float32)
     dtype = _dtype(rule.scale_dtype)
     if rule.group == "tensor":
         return q, x.new_empty(1, dtype=dtype)
-    return q, _empty_scales(x, num_rows, rule.num_scales(hidden), scale_layout, dtype)
+    return q, empty_scales(x, num_rows, rule.num_scales(hidden), scale_layout, dtype)
 
 
 @operator("quantize(Tensor x, str scheme, Tensor? static_scale, float? scale_ub, str scale_layout) -> (Tensor q, Tensor scales)",
@@ -107,8 +109,13 @@ def _as_scales(scales: torch.Tensor, rule: switchyard.QuantScheme) -> torch.Tens
     return switchyard.Tensor.wrap(scales).view(rule.scale_dtype) if scales.dtype == torch.uint8 else scales
 
 
-def _empty_scales(x, num_rows, num_scales, layout, dtype) -> torch.Tensor:
+def empty_scales(x, num_rows, num_scales, layout, dtype) -> torch.Tensor:
+    """Scales of rows in a layout, on the device of x, without contents."""
     strides = {"row_major": (num_scales, 1), "column_major": (1, num_rows), "column_major_aligned": (1, (num_rows + 3) // 4 * 4)}
     if layout not in strides:
         raise InvalidArgumentError(f'quantize: scale_layout "{layout}", must be one of {", ".join(strides)}')
     return torch.empty_strided((num_rows, num_scales), strides[layout], dtype=dtype, device=x.device)
+
+
+for _name in ("quantize", "dequantize"):
+    without_gradient(_name)
