@@ -219,6 +219,9 @@ def test_what_functions_refuse():
                 (lambda: wrap(workspace, [3], 0, 4, np.float32), InvalidArgumentError, "must be a multiple of 12")]:
             with pytest.raises(error, match=phrase):
                 call()
+        received, offset, stats = flashinfer.moe_a2a_dispatch(*dispatch, enable_pdl=True, backend="cake", recv_view_cache={})
+        output = flashinfer.moe_a2a_combine(received[0], len(x), workspace, metainfo, MAX, 0, 1, K, offset, enable_pdl=True, backend="cake")
+        assert stats is None and np.array_equal(output, x)
         assert flashinfer.moe_a2a_active_rank_mask(range(3), 3).tolist() == [7] and flashinfer.MOE_A2A_RANK_MASK_WORDS == 1
 
     run_local(1, rank)

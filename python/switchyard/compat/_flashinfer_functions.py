@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions moe_a2a_* of flashinfer.comm, over MoeAlltoAll, and the workspace that they take."""
+"""The functions moe_a2a_* of flashinfer.comm, over MoeAlltoAll, and the workspace that they take.
+
+`enable_pdl`, `backend` and `recv_view_cache` choose or tune kernels of the original: they are accepted, without effect.
+"""
 from __future__ import annotations
 
 import math
@@ -87,15 +90,17 @@ class MnnvlMemory:
 
 
 def moe_a2a_get_workspace_size_per_rank(ep_size: int, max_num_tokens: int, total_dispatch_payload_size_per_token: int,
-                                        combine_payload_size_per_token: int, eplb_stats_num_experts: int = 0) -> int:
+                                        combine_payload_size_per_token: int, eplb_stats_num_experts: int = 0, *,
+                                        backend: str = "trtllm") -> int:
     """Bytes that the original wants for rows, without its control words. No call here needs the number."""
-    del eplb_stats_num_experts
+    del eplb_stats_num_experts, backend
     return one_sided_workspace_size(ep_size, max_num_tokens, total_dispatch_payload_size_per_token, combine_payload_size_per_token, 0)
 
 
 def moe_a2a_initialize(workspace: OneSidedWorkspace, ep_rank: int, ep_size: int, max_num_tokens: int,
-                       eplb_stats_num_experts: int = 0) -> MetaInfo:
+                       eplb_stats_num_experts: int = 0, *, backend: str = "trtllm") -> MetaInfo:
     """What the other functions take as `metainfo`. `workspace` is that of MnnvlMemory."""
+    del backend
     if eplb_stats_num_experts:
         raise refuse("moe_a2a_initialize", "eplb_stats_num_experts", "statistics do not travel with a dispatch; see switchyard.ExpertLoad")
     if not isinstance(workspace, OneSidedWorkspace):
@@ -108,9 +113,10 @@ def moe_a2a_initialize(workspace: OneSidedWorkspace, ep_rank: int, ep_size: int,
 def moe_a2a_dispatch(token_selected_experts: Any, input_payloads: list[Any], workspace: OneSidedWorkspace, metainfo: MetaInfo,
                      runtime_max_tokens_per_rank: int, ep_rank: int, ep_size: int, top_k: int, num_experts: int,
                      enable_pdl: bool | None = None, eplb_local_stats: Any = None, enable_rank_mask: bool = False,
-                     active_rank_mask: Any = None) -> tuple[list[Any], int, None]:
+                     active_rank_mask: Any = None, *, backend: str = "trtllm",
+                     recv_view_cache: dict | None = None) -> tuple[list[Any], int, None]:
     """(payloads [P, runtime_max_tokens_per_rank, ...], combine_payload_offset, None); see MoeAlltoAll.dispatch."""
-    del enable_pdl
+    del enable_pdl, backend, recv_view_cache
     _check_ranks("moe_a2a_dispatch", workspace, ep_rank, ep_size)
     if enable_rank_mask:
         raise refuse("moe_a2a_dispatch", "enable_rank_mask", "ranks cannot be masked")
@@ -125,9 +131,10 @@ def moe_a2a_combine(payload: Any, local_num_tokens: int, workspace: OneSidedWork
                     runtime_max_tokens_per_rank: int, ep_rank: int, ep_size: int, top_k: int, combine_payload_offset: int,
                     payload_in_workspace: bool = False, output_dtype: Any = None, output_scales: Any = None,
                     output_scalar_scale: float = 1.0, sf_layout: Any = None, output: Any = None, *, use_low_precision: bool = False,
-                    enable_pdl: bool | None = None, enable_rank_mask: bool = False, active_rank_mask: Any = None) -> Any:
+                    enable_pdl: bool | None = None, enable_rank_mask: bool = False, active_rank_mask: Any = None,
+                    backend: str = "trtllm") -> Any:
     """[local_num_tokens, H]; see MoeAlltoAll.combine. `output`: the result is copied there."""
-    del top_k, combine_payload_offset, enable_pdl
+    del top_k, combine_payload_offset, enable_pdl, backend
     _check_ranks("moe_a2a_combine", workspace, ep_rank, ep_size)
     if enable_rank_mask:
         raise refuse("moe_a2a_combine", "enable_rank_mask", "ranks cannot be masked")
@@ -139,9 +146,9 @@ def moe_a2a_combine(payload: Any, local_num_tokens: int, workspace: OneSidedWork
 
 
 def moe_a2a_sanitize_expert_ids(expert_ids: Any, workspace: OneSidedWorkspace, metainfo: MetaInfo, ep_rank: int, invalid_expert_id: int,
-                                enable_pdl: bool | None = None) -> None:
+                                enable_pdl: bool | None = None, *, backend: str = "trtllm") -> None:
     """Writes invalid_expert_id into the rows of expert_ids [P, runtime_max_tokens_per_rank, K] i32 that have no token."""
-    del enable_pdl
+    del enable_pdl, backend
     _check_ranks("moe_a2a_sanitize_expert_ids", workspace, ep_rank, workspace.group.size)
     counts = _dispatched("moe_a2a_sanitize_expert_ids", metainfo).recv_counts
     if is_torch(expert_ids):

@@ -22,8 +22,8 @@ class MoeAlltoAll:
 
     def __init__(self, mapping: Any, max_num_tokens: int, top_k: int, num_experts: int, workspace_size_per_rank: int | None = None,
                  hidden_size: int | None = None, mnnvl_config: Any = None, eplb_stats_num_experts: int = 0,
-                 enable_rank_mask: bool = False):
-        del workspace_size_per_rank, hidden_size, mnnvl_config
+                 enable_rank_mask: bool = False, *, backend: str = "trtllm"):
+        del workspace_size_per_rank, hidden_size, mnnvl_config, backend
         if eplb_stats_num_experts:
             raise refuse("MoeAlltoAll", "eplb_stats_num_experts", _STATS)
         if enable_rank_mask:
@@ -37,16 +37,17 @@ class MoeAlltoAll:
 
     @staticmethod
     def get_moe_workspace_size_per_rank(ep_size: int, top_k: int, max_num_tokens: int, hidden_size: int,
-                                        extra_payload_bytes_per_token: int = 0, eplb_stats_num_experts: int = 0) -> int:
+                                        extra_payload_bytes_per_token: int = 0, eplb_stats_num_experts: int = 0, *,
+                                        backend: str = "trtllm") -> int:
         """Bytes that the original wants for bf16 rows, ids, weights and extra payloads, without its control
         words. No call here needs the number."""
-        del eplb_stats_num_experts
+        del eplb_stats_num_experts, backend
         return one_sided_workspace_size(ep_size, max_num_tokens, hidden_size * 2 + top_k * 8 + extra_payload_bytes_per_token,
                                         hidden_size * 2, 0)
 
     def dispatch(self, token_selected_experts: Any, input_payloads: list[Any], runtime_max_tokens_per_rank: int,
                  invalid_token_expert_id: int | None = None, expert_id_payload_index: int | None = None,
-                 eplb_local_stats: Any = None, active_rank_mask: Any = None) -> list[Any]:
+                 eplb_local_stats: Any = None, active_rank_mask: Any = None, enable_pdl: bool | None = None) -> list[Any]:
         """[P, runtime_max_tokens_per_rank, ...] for each payload: the n-th token from rank s is at (s, n).
 
         token_selected_experts  [T, K] i32; negative: none
@@ -56,6 +57,7 @@ class MoeAlltoAll:
 
         Valid until combine.
         """
+        del enable_pdl
         for name, value, why in (("eplb_local_stats", eplb_local_stats, _STATS), ("active_rank_mask", active_rank_mask, _MASK)):
             if value is not None:
                 raise refuse("dispatch", name, why)
@@ -82,14 +84,14 @@ class MoeAlltoAll:
 
     def combine(self, payload: Any, runtime_max_tokens_per_rank: int, payload_in_workspace: bool = False, output_dtype: Any = None,
                 output_scales: Any = None, output_scalar_scale: float = 1.0, sf_layout: Any = None, output: Any = None, *,
-                use_low_precision: bool = False, active_rank_mask: Any = None) -> Any:
+                use_low_precision: bool = False, active_rank_mask: Any = None, enable_pdl: bool | None = None) -> Any:
         """[T, H] of the payload's dtype: for each token the sum of one row from each rank that received it.
 
         payload [P, runtime_max_tokens_per_rank, H] bf16, f16 or f32, weighted by the caller. Rows are read
         where they are, so payload_in_workspace changes nothing. The result is copied into `output`, if given.
         output_scalar_scale and sf_layout belong to quantized results, which are not supported.
         """
-        del payload_in_workspace, output_scalar_scale, sf_layout
+        del payload_in_workspace, output_scalar_scale, sf_layout, enable_pdl
         if _is_dtype(payload, output_dtype):
             output_dtype = None
         for name, value, why in (("output_dtype", output_dtype, "results have the dtype of the rows; quantize them with switchyard.quantize"),
