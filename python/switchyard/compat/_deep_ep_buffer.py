@@ -14,7 +14,7 @@ from switchyard.compat._largest import Largest
 
 _MASKS = ("ranks cannot be masked, because without their rows a result would look complete; "
           "a rank that does not come ends the group")
-_LEAST_TOKENS = 128
+_MIN_TOKENS = 128
 
 
 class LowLatencyHandle(tuple):
@@ -205,7 +205,7 @@ class Buffer:
         del allocate_on_comm_stream
         wait_for(previous_event)
         if self._throughput is None:
-            self._grow(device_of(topk_idx), max(self._bound, _LEAST_TOKENS))
+            self._grow(device_of(topk_idx), max(self._bound, _MIN_TOKENS))
         layout = self._throughput.get_layout(topk_idx, num_experts)
         return (like(layout.num_tokens_per_rank, topk_idx), None, like(layout.num_tokens_per_expert, topk_idx),
                 as_bool(like(layout.is_token_in_rank, topk_idx)), event_of(layout.event, async_finish))
@@ -273,7 +273,7 @@ class Buffer:
         else:
             needed = self._largest(rows.shape[0])
         if self._throughput is None or needed > self._max_tokens:
-            tokens = needed if self._bound else max(_LEAST_TOKENS, 1 << (needed - 1).bit_length())
+            tokens = needed if self._bound else max(_MIN_TOKENS, 1 << (needed - 1).bit_length())
             self._grow(device_of(rows), tokens)
 
     def _grow(self, device: Any, max_tokens: int) -> None:

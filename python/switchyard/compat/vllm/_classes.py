@@ -61,7 +61,7 @@ class DeepEPLLPrepareAndFinalize(AsyncPrepareAndFinalize):
         """max_tokens_per_rank."""
         return self.max_num_tokens
 
-    def _most_tokens(self, num_tokens: int) -> int:
+    def _largest_num_tokens(self, num_tokens: int) -> int:
         return 0  # C follows the upper bound
 
     def _need(self, a1: Any, topk_ids: Any, num_experts: int, activations: Activations, is_deferred: bool) -> Need:

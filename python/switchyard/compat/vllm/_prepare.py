@@ -14,7 +14,7 @@ from switchyard.compat.vllm import _interface as interface
 from switchyard.compat.vllm._manager import Activations, Need, manager_of
 from switchyard.compat.vllm._weights import TopKWeightAndReduceContiguous, by_choice, kind_of
 
-_LEAST_TOKENS = 128
+_MIN_TOKENS = 128
 
 
 @dataclasses.dataclass
@@ -114,7 +114,7 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
     def _begin(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any, apply_router_weight_on_input: bool,
                quant_config: Any, defer_input_quant: bool) -> tuple[Call, dict[str, Any]]:
         del topk_weights, expert_map  # the library maps experts to ranks by itself
-        largest = self._most_tokens(a1.shape[0])
+        largest = self._largest_num_tokens(a1.shape[0])
         facts = (num_experts, a1.shape[1], a1.dtype, getattr(a1, "device", None), topk_ids.shape[1], topk_ids.dtype, defer_input_quant,
                  self._windows)
         # Calls of a layer are alike: what depends on these facts is found once.
@@ -139,19 +139,19 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
             self._activations = (quant_config, Activations.of(quant_config))
         return self._activations[1]
 
-    def _most_tokens(self, num_tokens: int) -> int:
+    def _largest_num_tokens(self, num_tokens: int) -> int:
         """The largest number of tokens of a rank, 0 where only the upper bound is known; windows grow to it."""
         sizes = interface.local_sizes()
         largest = max(sizes) if sizes else 0
         if not self.max_num_tokens:
             largest = largest or self.manager.largest(num_tokens)
             if largest > self._windows:
-                self._windows = max(_LEAST_TOKENS, 1 << (largest - 1).bit_length())
+                self._windows = max(_MIN_TOKENS, 1 << (largest - 1).bit_length())
         return largest
 
     def _need(self, a1: Any, topk_ids: Any, num_experts: int, activations: Activations, is_deferred: bool) -> Need:
         """The exchange for a call."""
-        return Need(self.backend, num_experts, topk_ids.shape[1], a1.shape[1], self._windows or _LEAST_TOKENS,
+        return Need(self.backend, num_experts, topk_ids.shape[1], a1.shape[1], self._windows or _MIN_TOKENS,
                     interface.name_of_dtype(a1.dtype), str(device_of(a1)), Activations() if is_deferred else activations,
                     num_micro_batches=self.num_micro_batches)
 
