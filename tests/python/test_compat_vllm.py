@@ -377,3 +377,33 @@ def test_weight_and_reduce_classes():
         DELEGATE.apply(None, rows, weights, ids, False)
     batched = np.ones((2, 3, 2), np.float32)
     np.testing.assert_array_equal(vllm.TopKWeightAndReduceNaiveBatched(0).apply(None, batched, weights, ids, False), np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("kind", ["Buffer", "ElasticBuffer"])
+def test_windows_over_a_buffer_of_deep_ep_end_with_it(kind):
+    from switchyard.compat import deep_ep
+
+    def rank(group):
+        x, ids, weights = batch(group.rank)
+        buffer = deep_ep.Buffer(group) if kind == "Buffer" else deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=8, hidden=H)
+        objects = [vllm.DeepEPLLPrepareAndFinalize(buffer, 8, P) for _ in range(2)]
+        assert objects[0].manager is objects[1].manager
+        objects[0].prepare(x, weights, ids, E, None, False, PLAIN)
+        buffer.destroy()
+        with pytest.raises(switchyard.InvalidArgumentError, match="closed"):
+            objects[0].prepare(x, weights, ids, E, None, False, PLAIN)
+
+    run_local(P, rank)
+
+
+def test_a_manager_that_a_rank_leaves_by_an_exception():
+    def rank(group):
+        x, ids, weights = batch(group.rank)
+        with pytest.raises(KeyError, match="of the caller"), vllm.All2AllManager(group) as manager:
+            one = vllm.DeepEPLLPrepareAndFinalize(manager, 8, P)
+            one.prepare(x, weights, ids, E, None, False, PLAIN)
+            raise KeyError("of the caller")
+        with pytest.raises(switchyard.InvalidArgumentError, match="closed"):
+            one.prepare(x, weights, ids, E, None, False, PLAIN)
+
+    run_local(P, rank)

@@ -51,11 +51,12 @@ class Buffer:
         self._max_tokens = 0
         self._bound = max_tokens_per_rank
         self._largest = Largest(self._group)
+        self.vllm_manager: Any = None  # of classes of switchyard.compat.vllm over this buffer
         self._is_destroyed = False
 
     def destroy(self) -> None:
         """Frees the windows; what was received stays. Every rank calls it, or none."""
-        for part in (self._low_latency, *self._outgrown, self._throughput, self._largest):
+        for part in (self._low_latency, *self._outgrown, self._throughput, self._largest, self.vllm_manager):
             if part is not None:
                 part.close()
         self._outgrown.clear()

@@ -52,13 +52,14 @@ class ElasticBuffer:
         self._native: ElasticCalls | None = None
         self._outgrown: list[ElasticCalls] = []  # handles may still need them
         self._max_tokens = 0
+        self.vllm_manager: Any = None  # of classes of switchyard.compat.vllm over this buffer
         self._is_destroyed = False
 
     def destroy(self) -> None:
         """Frees the windows; what was received stays. Every rank calls it, or none."""
-        for native in (*self._outgrown, self._native):
-            if native is not None:
-                native.close()
+        for part in (*self._outgrown, self._native, self.vllm_manager):
+            if part is not None:
+                part.close()
         self._outgrown.clear()
         self._native = None
         self._is_destroyed = True

@@ -60,20 +60,21 @@ class All2AllManager:
 
     def close(self) -> None:
         """Frees the windows; what was received stays. Every rank calls it, or none."""
+        self.__exit__()
+
+    def __enter__(self) -> All2AllManager:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """As close(); a rank that leaves a `with` block by an exception waits for nobody."""
         for one in self._objects.values():
-            one.close()
+            one.__exit__(*exception)
         self._objects.clear()
         if self._largest is not None:
             self._largest.close()
             self._largest = None
         if self._owns_group and self.group is not None:
             self.group.close()
-
-    def __enter__(self) -> All2AllManager:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def manager_of(given: Any) -> All2AllManager:
@@ -85,7 +86,7 @@ def manager_of(given: Any) -> All2AllManager:
     group = getattr(given, "_group", given)  # a Buffer of switchyard.compat.deep_ep
     if group is given:
         return All2AllManager(group)
-    if not hasattr(given, "vllm_manager"):
+    if getattr(given, "vllm_manager", None) is None:
         given.vllm_manager = All2AllManager(group)
     return given.vllm_manager
 
