@@ -23,7 +23,7 @@ class StoreObject(Protocol):
     def get(self, key: str, timeout_ms: int) -> str | None: ...
 
 
-# A switchyard.Tensor, or an array of any library; ml_dtypes arrays and fp8 tensors of torch too.
+# A switchyard.Tensor, or an array of any library; ml_dtypes arrays and fp8 torch tensors too.
 Array = Any
 # "cpu", "cuda:0", a switchyard.Device or a torch.device.
 DeviceLike = Any

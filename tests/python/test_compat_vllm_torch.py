@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM-shaped classes with tensors of torch, on CPUs and, where there is one per rank or one for all, on GPUs."""
+"""vLLM-shaped classes with torch tensors, on CPUs and, where there is one per rank or one for all, on GPUs."""
 import pytest
 
 import switchyard

@@ -2,7 +2,7 @@
 """Modules with the names, arguments and results of others: ``deep_ep``, ``flashinfer`` and ``deep_gemm``.
 
 Import them from here, or call ``install()`` once and leave the imports of a program as they are. Arrays are
-tensors of torch, arrays of numpy (with ml_dtypes) or ``switchyard.Tensor``, on CPUs or GPUs; results are of
+torch tensors, arrays of numpy (with ml_dtypes) or ``switchyard.Tensor``, on CPUs or GPUs; results are of
 the kind that went in. docs/from_deep_ep.md and docs/from_flashinfer.md list what differs.
 """
 import importlib

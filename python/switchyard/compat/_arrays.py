@@ -11,7 +11,7 @@ from switchyard import Device, Group, InvalidArgumentError, NotSupportedError, T
 
 
 def is_torch(array: Any) -> bool:
-    """Whether it is a tensor of torch; torch is not imported for that."""
+    """Whether it is a torch tensor; torch is not imported for that."""
     return _is_torch(type(array))
 
 

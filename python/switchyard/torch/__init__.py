@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of torch over this library: torch.ops.switchyard.*, with fake functions and gradients.
+"""Torch operators over this library: torch.ops.switchyard.*, with fake functions and gradients.
 
     exchange = switchyard.torch.Exchange(group, num_experts=64, num_topk=4, hidden=1024, max_tokens_per_rank=256)
     received = exchange.dispatch(x, topk_ids, topk_weights)
     y = exchange.combine(received, experts(received.rows, received.num_rows))
 
-torch.compile takes them with fullgraph=True, and CUDA graphs of torch capture them: shapes do not depend on the
+torch.compile takes them with fullgraph=True, and torch's CUDA graphs capture them: shapes do not depend on the
 routing, and no operator waits for the GPU. docs/torch.md has a layer with its gradients.
 """
 from switchyard.torch import _exchange_ops

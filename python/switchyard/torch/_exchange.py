@@ -53,7 +53,7 @@ class Received(NamedTuple):
 
 
 class Exchange:
-    """An exchange whose dispatch and combine are operators of torch, with gradients.
+    """An exchange whose dispatch and combine are torch operators, with gradients.
 
     Keywords are those of switchyard.Exchange. Collective, like dispatch, combine, their gradients and close():
     every rank calls them in the same order; of compiled programs, every rank compiles the same.

@@ -9,7 +9,7 @@
     prepare_finalize.finalize(output, experts(rows), topk_weights, topk_ids, False, vllm.TopKWeightAndReduceDelegate())
 
 Where vLLM is installed the classes derive from its own, so that its engine takes them; they read its records as well as these. Arrays are
-tensors of torch, or arrays of numpy and ml_dtypes; results are of the kind that went in. docs/from_vllm.md lists what differs.
+torch tensors, or arrays of numpy and ml_dtypes; results are of the kind that went in. docs/from_vllm.md lists what differs.
 """
 from switchyard.compat.vllm._batched import BatchedPrepareAndFinalize
 from switchyard.compat.vllm._classes import (
