@@ -71,9 +71,11 @@ class Owned {
   const Busy& busy() const { return busy_; }
   bool is_closed() const { return object_ == nullptr; }
   /// Ends the object, whoever holds shares, and drops this one; a second time does nothing. Errors:
-  /// kInvalidArgument while another thread is in a call.
+  /// kInvalidArgument while another thread is in a call, unless this rank leaves with an error of
+  /// its own, which must not be hidden: then the call's share is the last.
   void close(const char* type, bool waits_for_peers = true) {
     if (object_ == nullptr) return;
+    if (!waits_for_peers && busy_->load()) return drop();
     const Exclusive call(busy_, type);
     const std::shared_ptr<T> object = std::move(object_);  // another thread may look meanwhile
     if (generation_ == fork_generation()) {

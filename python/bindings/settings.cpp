@@ -69,9 +69,10 @@ void send(const std::shared_ptr<const void>& callback, LogLevel level, int rank,
 
 void log_to(nb::handle callback) {
   if (callback.is_none()) return set_log_callback({});
-  require(PyCallable_Check(callback.ptr()) != 0, Errc::kInvalidArgument,
-          "set_log_callback: a {}, cannot be called, must take (level, rank, subsystem, text)",
-          text_of(callback.type().attr("__name__")));
+  require(
+      PyCallable_Check(callback.ptr()) != 0, Errc::kInvalidArgument,
+      "set_log_callback: the callback is a {}, must be callable as (level, rank, subsystem, text)",
+      text_of(callback.type().attr("__name__")));
   set_log_callback([kept = keep(nb::borrow(callback))](
                        LogLevel level, int rank, std::string_view subsystem,
                        std::string_view text) { send(kept, level, rank, subsystem, text); });

@@ -7,6 +7,8 @@
 #include "tensors.h"
 
 #include <array>
+#include <cstdio>
+#include <exception>
 #include <map>
 #include <string>
 #include <utility>
@@ -179,7 +181,7 @@ TensorView Arrays::from_torch(nb::handle array) {
   const Device device = device_of_torch(array);
   if (device.is_cuda()) {
     has_torch_ = true;
-    torch_.push_back(nb::borrow(array));
+    torch_.push_back({nb::borrow(array)});
   }
   const DType dtype = dtype_from(array.attr("dtype"));
   void* pointer = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("data_ptr")()));
@@ -229,7 +231,7 @@ Arrays::Found Arrays::find(nb::handle array, const char* name) {
     case Kind::kOwn: {
       const PyTensor& tensor = *nb::inst_ptr<PyTensor>(array);
       prefer(tensor.stream);
-      if (tensor.torch != nullptr) torch_.push_back(nb::borrow(tensor.torch));
+      if (tensor.torch != nullptr) torch_.push_back({nb::borrow(tensor.torch), tensor.stream});
       return {tensor.view};
     }
     case Kind::kNumpy: return from_numpy(array);
@@ -264,7 +266,7 @@ void Arrays::prefer(nb::handle array) {
   const Kind kind = kind_of(array);
   if (kind == Kind::kTorch && device_of_torch(array).is_cuda()) {
     has_torch_ = true;
-    torch_.push_back(nb::borrow(array));
+    torch_.push_back({nb::borrow(array)});
   }
   if (kind == Kind::kOwn) prefer(nb::inst_ptr<PyTensor>(array)->stream);
 }
@@ -290,19 +292,26 @@ Stream Arrays::stream(Device device) {
   return stream;
 }
 
-// Without `stream=` the call works in torch's current stream, which is where torch frees memory.
+// Without `stream=`, a call with torch tensors works in torch's current stream.
 Arrays::~Arrays() {
-  if (torch_.empty() || !names_stream() || !used_) return;
+  if (torch_.empty() || !used_) return;
   try {
-    if (*used_ == torch_stream(used_->device())) return;
-    for (const nb::object& tensor : torch_) record_stream(tensor, *used_);
+    std::optional<Stream> current;
+    for (const TorchMemory& memory : torch_) {
+      if (!memory.pool && !names_stream()) continue;
+      if (!memory.pool && !current) current = torch_stream(used_->device());
+      const Stream pool = memory.pool ? *memory.pool : *current;
+      if (pool != *used_) record_stream(memory.tensor, *used_);
+    }
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("switchyard: record_stream");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "switchyard: record_stream: %s\n", error.what());
   }
 }
 
 PyTensor Arrays::allocate(DType dtype, std::span<const std::int64_t> shape, Device device) {
-  if (device.is_cpu() || !has_torch_)
+  if (device.is_cpu() || torch_.empty())
     return PyTensor::of(Tensor(dtype, shape, device), stream(device));
   const std::size_t bytes = TensorView(nullptr, dtype, shape, device).num_bytes();
   const Stream filling = stream(device);

@@ -51,8 +51,8 @@ Device device_from(nb::handle value);
 ///
 /// Accepted are switchyard.Tensor, numpy arrays (ml_dtypes included), torch tensors, and whatever
 /// has __dlpack__. All arguments of a call live at least as long as this object. At its end torch
-/// learns which of its GPU tensors another stream than its current one works with (record_stream),
-/// so that its allocator gives their memory to others only behind that work.
+/// learns which of its GPU memory another stream works with than the one it came from
+/// (record_stream), so that its allocator gives it to others only behind that work.
 class Arrays {
  public:
   /// `stream`: the caller's argument, or None: torch's current stream if any argument is a torch
@@ -85,12 +85,18 @@ class Arrays {
   }
 
   /// The first torch tensor on a GPU, or null.
-  PyObject* torch_memory() const { return torch_.empty() ? nullptr : torch_.front().ptr(); }
+  PyObject* torch_memory() const { return torch_.empty() ? nullptr : torch_.front().tensor.ptr(); }
 
   /// What the views point into, for calls that go on after they return.
   std::vector<nb::object> take_held() { return std::move(held_); }
 
  private:
+  /// A torch tensor on a GPU, and the stream behind whose work torch reuses its memory, unless that
+  /// is torch's current one.
+  struct TorchMemory {
+    nb::object tensor;
+    std::optional<Stream> pool{};
+  };
   struct Found {
     TensorView view;
     bool is_read_only = false;
@@ -108,8 +114,8 @@ class Arrays {
   std::optional<Stream> filling_;   ///< of the first switchyard.Tensor on a GPU
   std::optional<Stream> imported_;  ///< that DLPack imports were ordered in
   std::optional<Stream> used_;      ///< that stream() returned
-  std::vector<nb::object> torch_;   ///< torch tensors on GPUs
-  bool has_torch_ = false;
+  std::vector<TorchMemory> torch_;
+  bool has_torch_ = false;  ///< a torch tensor on a GPU is an argument itself
 };
 
 void bind_tensors(nb::module_& m);

@@ -5,6 +5,9 @@
 
 #include "switchyard/exchange.h"
 
+#include <cstdint>
+#include <string_view>
+
 #include "core/fail.h"
 #include "core/live.h"
 #include "core/require_device.h"
@@ -32,8 +35,22 @@ ExchangeBackend& open(const std::unique_ptr<ExchangeBackend>& backend, const cha
   return found;
 }
 
+// The legacy default stream is one for all threads. Where ranks are threads and share a GPU, the
+// kernels of one would wait for a peer's that are behind them.
+void require_own_stream(const char* call, const ExchangeBackend& backend, Stream stream) {
+  constexpr std::uintptr_t kLegacy = 1;  // cudaStreamLegacy; 0 means the same
+  require_stream(call, backend.device(), stream);
+  const bool is_for_all = reinterpret_cast<std::uintptr_t>(stream.get()) <= kLegacy;
+  require(!(is_for_all && backend.is_shared_gpu() &&
+            backend.heap() == std::string_view("same_process")),
+          Errc::kInvalidArgument,
+          "{}: the stream is the legacy default stream of {}, which ranks of this process share; "
+          "give each rank a stream of its own",
+          call, name_of(backend.device()));
+}
+
 DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
-  require_stream(call.name(), backend.device(), call.stream);
+  require_own_stream(call.name(), backend, call.stream);
   require_device(call.name(), backend.device(),
                  {{"tokens", call.tokens},
                   {"topk_ids", call.topk_ids},
@@ -47,7 +64,7 @@ DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
 }
 
 CombineCall checked(const ExchangeBackend& backend, const CombineCall& call) {
-  require_stream("combine", backend.device(), call.stream);
+  require_own_stream("combine", backend, call.stream);
   require_device("combine", backend.device(),
                  {{"rows", call.rows},
                   {"row_weights", call.options.row_weights},
@@ -98,8 +115,9 @@ DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
 }
 
 Dispatched Exchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
-  require_stream("dispatch_receive", device(), stream);
-  return open(backend_, "dispatch_receive").dispatch_receive(handle, stream);
+  ExchangeBackend& backend = open(backend_, "dispatch_receive");
+  require_own_stream("dispatch_receive", backend, stream);
+  return backend.dispatch_receive(handle, stream);
 }
 
 Dispatched Exchange::places(const DispatchHandle& handle) const {

@@ -55,11 +55,11 @@ void check_layout(const ExchangeConfig& config) {
           config.expert_alignment, layout);
   require(is_expanded || !config.zero_padding, Errc::kInvalidArgument,
           "exchange: zero_padding is set for layout {}, only expanded has alignment gaps", layout);
-  require(config.reduce == Reduce::kPerRank || is_expert_major(config.layout),
-          Errc::kInvalidArgument,
-          "exchange: reduce is per_expert for layout {}, which has one row a token; use per_rank, "
-          "or layout batched or expanded",
-          layout);
+  require(
+      config.reduce == Reduce::kPerRank || is_expert_major(config.layout), Errc::kInvalidArgument,
+      "exchange: reduce is per_expert for layout {}, which has one row per token; use per_rank, "
+      "or layout batched or expanded",
+      layout);
   require(!config.slices_experts || config.layout == Layout::kAllGather, Errc::kInvalidArgument,
           "exchange: slices_experts is set for layout {}, must be all_gather: ranks with slices of "
           "every expert need every token",
@@ -84,7 +84,7 @@ void check_schemes(const ExchangeConfig& config) {
                           config.scheme.group != ScaleGroup::kTensor;
   require(config.scale_layout == ScaleLayout::kRowMajor || is_rowwise, Errc::kInvalidArgument,
           "exchange: scale_layout is {} for {}, which has no scales in its rows",
-          static_cast<int>(config.scale_layout), name_of(config.scheme));
+          name_of(config.scale_layout), name_of(config.scheme));
   require(config.scale_layout != ScaleLayout::kSwizzled || bits_of(scale_dtype(config.scheme)) == 8,
           Errc::kInvalidArgument,
           "exchange: scale_layout is swizzled for {}, must be one-byte scales",

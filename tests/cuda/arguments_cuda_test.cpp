@@ -292,6 +292,24 @@ TEST_F(ExchangeArgumentsTest, HandlesThatAreUsedWrongly) {
   });
 }
 
+// Two of the ranks share a GPU, and all are threads.
+TEST_F(ExchangeArgumentsTest, LegacyStreamOfRanksThatShareAGpu) {
+  run_ranks(num_gpus() + 1, [](const Group& group) {
+    const Device device = gpu_of(group.rank());
+    const cuda::DeviceGuard guard(device.index);
+    ExchangeRank rank(group, fault_config());
+    for (const Stream stream : {Stream::cuda(cudaStreamLegacy, device.index),
+                                Stream::cuda(cudaStream_t{}, device.index)}) {
+      if (!rank.exchange().is_shared_gpu()) continue;
+      expect_invalid("give each rank a stream of its own", [&] {
+        (void)rank.exchange().dispatch(rank.tokens(), rank.ids(), {}, stream);
+      });
+    }
+    rank.pair();
+    rank.finish();
+  });
+}
+
 TEST_F(ExchangeArgumentsTest, AsManyHandlesAsConfigured) {
   ExchangeConfig config = fault_config();
   config.max_in_flight = 2;

@@ -9,8 +9,8 @@ from switchyard.compat import vllm
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 P, E, K, H, T = 2, 4, 2, 512, 4
-HAS_GPU = switchyard.num_cuda_devices() > 0 and torch.cuda.is_available()
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason="no GPU, or torch or this build has no CUDA"))]
+HAS_GPUS = switchyard.num_cuda_devices() >= P and torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPUS, reason="fewer GPUs than ranks, or torch or this build has no CUDA"))]
 PLAIN = vllm.FUSED_MOE_UNQUANTIZED_CONFIG
 DELEGATE, NO_OP = vllm.TopKWeightAndReduceDelegate(), vllm.TopKWeightAndReduceNoOP()
 CLASSES = {

@@ -67,7 +67,13 @@ def test_cupy_arrays():
 @pytest.mark.parametrize("stream", ["none", "torch", "int"])
 @pytest.mark.parametrize("layout", ["batched", "expanded", "compact"])
 def test_exchange_gives_the_bits_of_cpus(layout, stream):
+    if stream == "none" and switchyard.num_cuda_devices() < 2:
+        pytest.skip("two ranks of one process on one GPU cannot both use torch's default stream")
+
     def rank(group, device):
+        if device != "cpu":
+            device = f"cuda:{group.default_gpu()}"
+            torch.cuda.set_device(device)
         tokens, ids, weights = batch(group.rank, device)
         with Exchange(group, num_experts=E, num_topk=K, hidden=H, max_tokens_per_rank=T, layout=layout, device=device) as exchange:
             options = {}
@@ -83,10 +89,11 @@ def test_exchange_gives_the_bits_of_cpus(layout, stream):
                 exchange.check()
             return output.float().cpu().numpy()
 
-    for a, b in zip(run_local(2, rank, "cpu"), run_local(2, rank, "cuda:0")):
+    for a, b in zip(run_local(2, rank, "cpu"), run_local(2, rank, "cuda")):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.skipif(switchyard.num_cuda_devices() < 2, reason="two ranks of one process need a GPU each for torch's default stream")
 def test_close_ends_for_all_ranks_and_keeps_rows():
     order = []
 
@@ -119,6 +126,17 @@ def test_close_ends_for_all_ranks_and_keeps_rows():
         return True
 
     assert run_local(2, rank) == [True, True]
+
+
+@pytest.mark.skipif(switchyard.num_cuda_devices() > 1, reason="every rank has a GPU of its own")
+def test_ranks_of_one_gpu_need_streams_of_their_own():
+    def rank(group):
+        tokens, ids, weights = batch(group.rank, "cuda")
+        with Exchange(group, num_experts=E, num_topk=K, hidden=H, max_tokens_per_rank=T, device="cuda:0") as exchange:
+            with pytest.raises(switchyard.InvalidArgumentError, match="give each rank a stream of its own"):
+                exchange.dispatch(tokens, ids, weights)
+
+    run_local(2, rank)
 
 
 def test_graphs():

@@ -78,6 +78,20 @@ def test_tensors_over_memory_of_torch_pass_it_on(run_program):
     """)
 
 
+def test_memory_of_one_stream_is_recorded_where_a_call_works_in_another(run_program):
+    check(run_program, """
+    first, second = Tensor(), Tensor()
+    x, q = switchyard.Tensor.wrap(first, 9), switchyard.Tensor.wrap(second, 7)
+    first.recorded.clear()
+    second.recorded.clear()
+    try:
+        switchyard.quantize(x, "int8_token", out=(q, q))  # in the stream that fills x
+    except switchyard.Error:
+        pass
+    assert first.recorded == [] and set(second.recorded) == {9}
+    """)
+
+
 def test_an_error_of_torch_does_not_end_the_call(run_program):
     check(run_program, """
     class Refusing(Tensor):

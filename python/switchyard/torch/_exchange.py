@@ -82,7 +82,7 @@ class Exchange:
         self._first_expert = group.rank * share + min(group.rank, extra)
         self._num_local_experts = share + (group.rank < extra)
         self._device = torch.device(str(self.exchange.device))
-        self._counts: dict[str, Any] = {"host_counts": True} if exact_rows and self.exchange.device.is_cuda else {}
+        self._counts: dict[str, Any] = {"host_counts": True} if self.is_exact and self.exchange.device.is_cuda else {}
         self._places = torch.arange(self.exchange.max_buffer_rows, device=self._device)
         self._open: dict[int, tuple[switchyard.Handle, torch.Tensor]] = {}
         self._outputs = self._learn_shapes()

@@ -60,7 +60,7 @@ void check_scale_layout(const PrepareFinalizeConfig& config) {
   require(
       has_rows && (config.scale_layout != ScaleLayout::kSwizzled || is_byte),
       Errc::kInvalidArgument, "prepare_finalize: scale_layout is {} for {}, must be row_major{}",
-      static_cast<int>(config.scale_layout), name_of(scheme),
+      name_of(config.scale_layout), name_of(scheme),
       has_rows ? " or column_major: swizzled scales are one byte" : ": its rows have no scales");
 }
 
