@@ -36,6 +36,7 @@ constexpr std::int64_t kHungMs = 20'000;  // beyond what is allowed: then the tr
 
 struct Options {
   int trials = 20;
+  double seconds = 0;  ///< 0: no limit
   double slack = 1.0;
   std::uint64_t seed = 1;
   std::int64_t timeout_ms = 2000;
@@ -69,7 +70,9 @@ class Trials {
 
   /// False: no GPU.
   bool run() {
+    const std::int64_t start_ns = now_ns();
     for (int i = 0; i < options_.trials; ++i) {
+      if (options_.seconds > 0 && seconds_of(now_ns() - start_ns) > options_.seconds) break;
       const Trial trial = random_trial(options_.seed * 1'000'003 + static_cast<std::uint64_t>(i),
                                        options_.device, options_.timeout_ms, folder_);
       const std::set<std::string> shared_before = names_in("/dev/shm");
@@ -221,6 +224,7 @@ int main(int argc, char** argv) {
   switchyard::test::Options options;
   CLI::App app{"Kills, stops and delays ranks at random moments", "kill_trials"};
   app.add_option("--trials", options.trials, "how many")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--seconds", options.seconds, "begin no further trial after this; 0: no limit");
   app.add_option("--seed", options.seed, "of everything that is random");
   app.add_option("--timeout", options.timeout_ms, "of the group, in ms");
   app.add_option("--slack", options.slack, "seconds that a survivor may need beyond the timeout");
