@@ -105,11 +105,11 @@ def test_two_sided():
 
 
 @pytest.mark.parametrize("call, phrase", [
-    (lambda moe, x, ids: moe.dispatch(ids, [x], MAX, active_rank_mask=ids), "active_rank_mask"),
+    (lambda moe, x, ids: moe.dispatch(ids, [x], MAX, active_rank_mask=ids), "active_rank_mask without some of the ranks"),
     (lambda moe, x, ids: moe.combine(x, MAX, output_dtype="e4m3"), "output_dtype"),
     (lambda moe, x, ids: moe.combine(x, MAX, output_scales=x), "output_scales"),
     (lambda moe, x, ids: moe.combine(x, MAX, use_low_precision=True), "use_low_precision"),
-    (lambda moe, x, ids: flashinfer.MoeAlltoAll(None, MAX, K, E, enable_rank_mask=True), "enable_rank_mask"),
+    (lambda moe, x, ids: moe.combine(x, MAX, active_rank_mask=np.array([(1 << P) - 2], np.uint64)), "active_rank_mask without some of the ranks"),
 ])
 def test_what_is_refused(call, phrase):
     def rank(group):
@@ -210,8 +210,8 @@ def test_what_functions_refuse():
                 (lambda: flashinfer.moe_a2a_initialize(workspace, 1, 2, MAX), InvalidArgumentError, "must be 0 of 1"),
                 (lambda: flashinfer.moe_a2a_initialize(workspace, 0, 1, MAX, 4), NotSupportedError, "eplb_stats_num_experts is given"),
                 (lambda: flashinfer.moe_a2a_dispatch(*dispatch, eplb_local_stats=ids), NotSupportedError, "eplb_local_stats is given"),
-                (lambda: flashinfer.moe_a2a_dispatch(*dispatch, enable_rank_mask=True), NotSupportedError, "enable_rank_mask is given"),
-                (lambda: flashinfer.moe_a2a_dispatch(*dispatch, active_rank_mask=ids), NotSupportedError, "active_rank_mask is given"),
+                (lambda: flashinfer.moe_a2a_dispatch(*dispatch, active_rank_mask=np.zeros(1, np.uint64)), NotSupportedError,
+                 "active_rank_mask without some of the ranks is given"),
                 (lambda: flashinfer.moe_a2a_active_rank_mask([0, 2], 3), NotSupportedError, "cannot be masked"),
                 (lambda: workspace[1], InvalidArgumentError, "must be this one's, 0"),
                 (lambda: wrap(workspace, [1], 0, 4, np.float32), InvalidArgumentError, "must follow moe_a2a_dispatch"),
@@ -219,8 +219,9 @@ def test_what_functions_refuse():
                 (lambda: wrap(workspace, [3], 0, 4, np.float32), InvalidArgumentError, "must be a multiple of 12")]:
             with pytest.raises(error, match=phrase):
                 call()
-        received, offset, stats = flashinfer.moe_a2a_dispatch(*dispatch, enable_pdl=True, backend="cake", recv_view_cache={})
-        output = flashinfer.moe_a2a_combine(received[0], len(x), workspace, metainfo, MAX, 0, 1, K, offset, enable_pdl=True, backend="cake")
+        masks = {"enable_rank_mask": True, "active_rank_mask": flashinfer.moe_a2a_active_rank_mask([0], 1)}
+        received, offset, stats = flashinfer.moe_a2a_dispatch(*dispatch, enable_pdl=True, backend="cake", recv_view_cache={}, **masks)
+        output = flashinfer.moe_a2a_combine(received[0], len(x), workspace, metainfo, MAX, 0, 1, K, offset, enable_pdl=True, backend="cake", **masks)
         assert stats is None and np.array_equal(output, x)
         assert flashinfer.moe_a2a_active_rank_mask(range(3), 3).tolist() == [7] and flashinfer.MOE_A2A_RANK_MASK_WORDS == 1
 

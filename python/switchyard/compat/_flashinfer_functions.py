@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy
@@ -116,10 +117,8 @@ def moe_a2a_dispatch(token_selected_experts: Any, input_payloads: list[Any], wor
                      active_rank_mask: Any = None, *, backend: str = "trtllm",
                      recv_view_cache: dict | None = None) -> tuple[list[Any], int, None]:
     """(payloads [P, runtime_max_tokens_per_rank, ...], combine_payload_offset, None); see MoeAlltoAll.dispatch."""
-    del enable_pdl, backend, recv_view_cache
+    del enable_pdl, enable_rank_mask, backend, recv_view_cache
     _check_ranks("moe_a2a_dispatch", workspace, ep_rank, ep_size)
-    if enable_rank_mask:
-        raise refuse("moe_a2a_dispatch", "enable_rank_mask", "ranks cannot be masked")
     moe = metainfo.calls(top_k, num_experts)
     received = moe.dispatch(token_selected_experts, input_payloads, runtime_max_tokens_per_rank, eplb_local_stats=eplb_local_stats,
                             active_rank_mask=active_rank_mask)
@@ -134,10 +133,8 @@ def moe_a2a_combine(payload: Any, local_num_tokens: int, workspace: OneSidedWork
                     enable_pdl: bool | None = None, enable_rank_mask: bool = False, active_rank_mask: Any = None,
                     backend: str = "trtllm") -> Any:
     """[local_num_tokens, H]; see MoeAlltoAll.combine. `output`: the result is copied there."""
-    del top_k, combine_payload_offset, enable_pdl, backend
+    del top_k, combine_payload_offset, enable_pdl, enable_rank_mask, backend
     _check_ranks("moe_a2a_combine", workspace, ep_rank, ep_size)
-    if enable_rank_mask:
-        raise refuse("moe_a2a_combine", "enable_rank_mask", "ranks cannot be masked")
     moe = _dispatched("moe_a2a_combine", metainfo)
     if moe.num_tokens is not None and local_num_tokens != moe.num_tokens:
         raise InvalidArgumentError(f"moe_a2a_combine: local_num_tokens is {local_num_tokens}, must be {moe.num_tokens}, as in the dispatch")
@@ -179,11 +176,14 @@ def moe_a2a_wrap_payload_tensor_in_workspace(workspace: OneSidedWorkspace, leadi
 
 
 def moe_a2a_active_rank_mask(active_ranks: Any, ep_size: int) -> Any:
-    """The mask in which all of ep_size ranks are active; fewer are not supported. numpy uint64 [1]."""
+    """The mask in which all of ep_size ranks are active; fewer are not supported. uint64 [1] on the CPU, of torch
+    where torch is imported, else of numpy."""
     ranks = {int(rank) for rank in active_ranks}
     if ranks != set(range(ep_size)):
         raise refuse("moe_a2a_active_rank_mask", f"active_ranks {sorted(ranks)} of {ep_size} ranks", "ranks cannot be masked")
-    return numpy.array([(1 << ep_size) - 1], numpy.uint64)
+    mask = numpy.array([(1 << ep_size) - 1], numpy.uint64)
+    torch = sys.modules.get("torch")
+    return mask if torch is None else torch.from_numpy(mask)
 
 
 def _check_ranks(function: str, workspace: OneSidedWorkspace, ep_rank: int, ep_size: int) -> None:

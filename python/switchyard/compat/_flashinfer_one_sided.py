@@ -17,17 +17,15 @@ class MoeAlltoAll:
     """Several payloads in one dispatch, then exactly one combine. Every rank makes the same calls.
 
     Memory is the library's, taken at the first call of each row size; `workspace_size_per_rank`,
-    `hidden_size` and `mnnvl_config` are accepted and ignored.
+    `hidden_size` and `mnnvl_config` are accepted and ignored. Masks are accepted while they have all ranks.
     """
 
     def __init__(self, mapping: Any, max_num_tokens: int, top_k: int, num_experts: int, workspace_size_per_rank: int | None = None,
                  hidden_size: int | None = None, mnnvl_config: Any = None, eplb_stats_num_experts: int = 0,
                  enable_rank_mask: bool = False, *, backend: str = "trtllm"):
-        del workspace_size_per_rank, hidden_size, mnnvl_config, backend
+        del workspace_size_per_rank, hidden_size, mnnvl_config, enable_rank_mask, backend
         if eplb_stats_num_experts:
             raise refuse("MoeAlltoAll", "eplb_stats_num_experts", _STATS)
-        if enable_rank_mask:
-            raise refuse("MoeAlltoAll", "enable_rank_mask", _MASK)
         self._group = ranks_of(mapping)
         self.ep_rank, self.ep_size = self._group.rank, self._group.size
         self.max_num_tokens, self.top_k, self.num_experts = max_num_tokens, top_k, num_experts
@@ -58,9 +56,9 @@ class MoeAlltoAll:
         Valid until combine.
         """
         del enable_pdl
-        for name, value, why in (("eplb_local_stats", eplb_local_stats, _STATS), ("active_rank_mask", active_rank_mask, _MASK)):
-            if value is not None:
-                raise refuse("dispatch", name, why)
+        if eplb_local_stats is not None:
+            raise refuse("dispatch", "eplb_local_stats", _STATS)
+        self._refuse_masked_ranks("dispatch", active_rank_mask)
         if invalid_token_expert_id is not None and expert_id_payload_index is None:
             raise InvalidArgumentError("dispatch: invalid_token_expert_id is given without expert_id_payload_index, must come with it")
         if self._native is None:
@@ -69,6 +67,10 @@ class MoeAlltoAll:
                                          expert_id_payload_index or 0)
         self._tokens, self._runtime_max = token_selected_experts.shape[0], runtime_max_tokens_per_rank
         return [like(rows, sent) for rows, sent in zip(received, input_payloads)]
+
+    def _refuse_masked_ranks(self, call: str, mask: Any) -> None:
+        if mask is not None and mask.reshape(-1).tolist() != [(1 << self.ep_size) - 1]:
+            raise refuse(call, "active_rank_mask without some of the ranks", _MASK)
 
     @property
     def recv_counts(self) -> Tensor:
@@ -96,10 +98,10 @@ class MoeAlltoAll:
             output_dtype = None
         for name, value, why in (("output_dtype", output_dtype, "results have the dtype of the rows; quantize them with switchyard.quantize"),
                                  ("output_scales", output_scales, "results are not quantized"),
-                                 ("use_low_precision", use_low_precision or None, "rows return in their own dtype"),
-                                 ("active_rank_mask", active_rank_mask, _MASK)):
+                                 ("use_low_precision", use_low_precision or None, "rows return in their own dtype")):
             if value is not None:
                 raise refuse("combine", name, why)
+        self._refuse_masked_ranks("combine", active_rank_mask)
         if self._tokens is None:
             raise InvalidArgumentError("combine: nothing was dispatched since the last combine, must follow a dispatch")
         if runtime_max_tokens_per_rank != self._runtime_max:
