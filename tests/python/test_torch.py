@@ -369,6 +369,12 @@ def test_names_tell_shapes(group):
         exchange.close()
 
 
+def test_options_that_follow_from_others_are_refused(group):
+    for name in ("worst_case_rows", "zero_padding"):
+        with pytest.raises(switchyard.InvalidArgumentError, match=f"{name} is given, must be left out"):
+            switchyard.torch.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=1, **{name: False})
+
+
 @needs_gpu
 @pytest.mark.parametrize("mode", ["graph", "training_graph", "reduce-overhead"])
 def test_cuda_graphs(mode, tmp_path):

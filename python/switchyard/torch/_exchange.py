@@ -64,6 +64,9 @@ class Exchange:
 
     def __init__(self, group: switchyard.Group, config: switchyard.ExchangeConfig | None = None, *, exact_rows: bool = False,
                  **options: Any):
+        for name in ("worst_case_rows", "zero_padding"):
+            if name in options:
+                raise InvalidArgumentError(f"switchyard.torch.Exchange: {name} is given, must be left out: it follows from exact_rows and the layout")
         options["worst_case_rows"] = not exact_rows
         self.layout = options.get("layout", config.layout if config is not None else "expanded")
         if self.layout == "expanded":
@@ -71,10 +74,16 @@ class Exchange:
         self.exchange = switchyard.Exchange(group, config, **options)
         self.config = self.exchange.config
         try:
-            _refuse(self.config)
-        except NotSupportedError:
+            self._set_up(group, exact_rows)
+        except NotSupportedError:  # on all ranks
             self.exchange.close()
             raise
+        except BaseException as error:
+            self.exchange.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _set_up(self, group: switchyard.Group, exact_rows: bool) -> None:
+        _refuse(self.config)
         self.is_exact = exact_rows and self.layout not in ("batched", "by_rank")
         self.is_token_major = self.layout not in ("batched", "expanded")
         self.is_quantized = self.config.scheme.is_quantized
