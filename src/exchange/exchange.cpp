@@ -41,12 +41,12 @@ void require_own_stream(const char* call, const ExchangeBackend& backend, Stream
   constexpr std::uintptr_t kLegacy = 1;  // cudaStreamLegacy; 0 means the same
   require_stream(call, backend.device(), stream);
   const bool is_for_all = reinterpret_cast<std::uintptr_t>(stream.get()) <= kLegacy;
-  require(!(is_for_all && backend.is_shared_gpu() &&
-            backend.heap() == std::string_view("same_process")),
-          Errc::kInvalidArgument,
-          "{}: the stream is the legacy default stream of {}, which ranks of this process share; "
-          "give each rank a stream of its own",
-          call, name_of(backend.device()));
+  if (!is_for_all || !backend.is_shared_gpu()) return;
+  if (backend.heap() != std::string_view("same_process")) return;
+  fail(Errc::kInvalidArgument,
+       "{}: the stream is the legacy default stream of {}, which ranks of this process share; give "
+       "each rank a stream of its own",
+       call, name_of(backend.device()));
 }
 
 DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
