@@ -15,4 +15,13 @@ WindowSource& Engine::windows(std::string_view user) const {
   return *windows_;
 }
 
+MessageSource& Engine::messages(std::string_view user) const {
+  require(
+      has_messages(), Errc::kNotSupported,
+      "{}: ranks of engine \"{}\" exchange no messages, must be of an engine with messages; use "
+      "local",
+      user, name_);
+  return *messages_;
+}
+
 }  // namespace switchyard

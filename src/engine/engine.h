@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// engine.h: what a group stands on: a Control, and windows where ranks address each other's memory.
+// engine.h: what a group stands on: a Control, windows where ranks address each other's memory, and
+// messages where they can send them.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "engine/control.h"
+#include "engine/messages.h"
 #include "engine/window.h"
 
 namespace switchyard {
@@ -28,13 +30,21 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Errors: kNotSupported when ranks of this engine do not address each other's memory.
   WindowSource& windows(std::string_view user = "group") const;
 
+  bool has_messages() const { return messages_ != nullptr; }
+  /// Errors: kNotSupported when ranks of this engine exchange no messages.
+  MessageSource& messages(std::string_view user = "group") const;
+
   /// As Group::split; null for a negative color.
   std::shared_ptr<Engine> split(int color, int key);
 
  protected:
   Engine(const char* name, std::unique_ptr<Control> control,
-         std::unique_ptr<WindowSource> windows = nullptr)
-      : name_(name), control_(std::move(control)), windows_(std::move(windows)) {}
+         std::unique_ptr<WindowSource> windows = nullptr,
+         std::unique_ptr<MessageSource> messages = nullptr)
+      : name_(name),
+        control_(std::move(control)),
+        windows_(std::move(windows)),
+        messages_(std::move(messages)) {}
 
  private:
   /// Collective over the ranks of `spec`: an engine of this kind for them. `name` is the same on
@@ -47,6 +57,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const char* name_;
   std::unique_ptr<Control> control_;
   std::unique_ptr<WindowSource> windows_;  // after what it uses
+  std::unique_ptr<MessageSource> messages_;
   std::uint64_t num_splits_ = 0;
 };
 

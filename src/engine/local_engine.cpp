@@ -7,6 +7,7 @@
 
 #include "core/aligned_buffer.h"
 #include "core/fail.h"
+#include "engine/local_messages.h"
 #include "engine/shared_control.h"
 #include "transport/env.h"
 #include "transport/hash_store.h"
@@ -26,6 +27,7 @@ struct LocalGroup {
   AlignedBuffer control_memory;
   ControlBlock control;
   const std::shared_ptr<HashStore> store = std::make_shared<HashStore>();
+  const std::shared_ptr<LocalMail> mail = std::make_shared<LocalMail>();
 
   struct PendingWindow {
     std::shared_ptr<Buffers> buffers;
@@ -128,23 +130,28 @@ std::unique_ptr<Window> LocalWindows::make_window(std::size_t bytes) {
 
 class LocalEngine final : public Engine {
  public:
-  static std::shared_ptr<Engine> make(const GroupSpec& spec, std::shared_ptr<LocalGroup> group) {
+  static std::shared_ptr<Engine> make(const char* name, const GroupSpec& spec,
+                                      std::shared_ptr<LocalGroup> group) {
     auto control = std::make_unique<LocalControl>(spec, group);
-    auto windows = std::make_unique<LocalWindows>(*control, group);
-    return std::shared_ptr<Engine>(
-        new LocalEngine(std::move(control), std::move(windows), std::move(group)));
+    const bool has_windows = name == std::string_view(kLocalEngine);
+    auto windows = has_windows ? std::make_unique<LocalWindows>(*control, group) : nullptr;
+    auto messages = std::make_unique<LocalMessages>(*control, group->mail);
+    return std::shared_ptr<Engine>(new LocalEngine(name, std::move(control), std::move(windows),
+                                                   std::move(messages), std::move(group)));
   }
 
  private:
-  LocalEngine(std::unique_ptr<Control> control, std::unique_ptr<WindowSource> windows,
+  LocalEngine(const char* name, std::unique_ptr<Control> control,
+              std::unique_ptr<WindowSource> windows, std::unique_ptr<MessageSource> messages,
               std::shared_ptr<LocalGroup> group)
-      : Engine("local", std::move(control), std::move(windows)), group_(std::move(group)) {}
+      : Engine(name, std::move(control), std::move(windows), std::move(messages)),
+        group_(std::move(group)) {}
 
   std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec, const std::string& name) override {
     std::shared_ptr<LocalGroup> group = group_->subgroup(name, spec.size);
     GroupSpec own = spec;
     own.store = group->store;
-    return make(own, std::move(group));
+    return make(this->name(), own, std::move(group));
   }
 
   std::shared_ptr<LocalGroup> group_;
@@ -152,13 +159,14 @@ class LocalEngine final : public Engine {
 
 }  // namespace
 
-std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms) {
+std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms,
+                                                        const char* name) {
   require(num_ranks >= 1 && num_ranks <= kMaxRanks, Errc::kInvalidArgument,
           "run_local_ranks: {} ranks, want from 1 to {}", num_ranks, kMaxRanks);
   const auto group = std::make_shared<LocalGroup>(num_ranks);
   std::vector<std::shared_ptr<Engine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    engines.push_back(LocalEngine::make({rank, num_ranks, timeout_ms, group->store}, group));
+    engines.push_back(LocalEngine::make(name, {rank, num_ranks, timeout_ms, group->store}, group));
   }
   return engines;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // local_engine.h: engine "local": ranks are threads of one process, windows are ordinary memory.
+// Engine "local-messages", for tests: the same ranks without windows, so that they must exchange
+// messages.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +13,12 @@
 
 namespace switchyard {
 
-/// One engine for each rank; hand each to its thread. Errors: kInvalidArgument, kOutOfMemory.
-std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms);
+inline constexpr const char* kLocalEngine = "local";
+inline constexpr const char* kLocalMessagesEngine = "local-messages";
+
+/// One engine for each rank; hand each to its thread. `name` is one of the two above. Errors:
+/// kInvalidArgument, kOutOfMemory.
+std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms,
+                                                        const char* name = kLocalEngine);
 
 }  // namespace switchyard

@@ -58,12 +58,15 @@ std::exception_ptr first_cause(const std::vector<Outcome>& outcomes) {
 
 void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& body,
                      const GroupOptions& options) {
-  require(options.engine.empty() || options.engine == "auto" || options.engine == "local",
+  const bool sends_messages = options.engine == kLocalMessagesEngine;
+  require(sends_messages || options.engine.empty() || options.engine == "auto" ||
+              options.engine == kLocalEngine,
           Errc::kInvalidArgument, "run_local_ranks: engine \"{}\", but threads need \"local\"",
           options.engine);
   require(body != nullptr, Errc::kInvalidArgument,
           "run_local_ranks: the body is empty, must be the work of one rank");
-  std::vector<std::shared_ptr<Engine>> engines = make_local_engines(num_ranks, timeout_of(options));
+  std::vector<std::shared_ptr<Engine>> engines = make_local_engines(
+      num_ranks, timeout_of(options), sends_messages ? kLocalMessagesEngine : kLocalEngine);
   std::vector<Outcome> outcomes(engines.size());
   std::atomic<int> num_errors = 0;
   {
