@@ -4,255 +4,154 @@
 
 #include <algorithm>
 
-#include "core/bytes.h"
-#include "core/memory.h"
-#include "exchange/check_returns.h"
+#include "cpu/streaming.h"
 
 namespace switchyard {
+namespace {
+
+// Bytes of rows between two updates of rows_ready: enough to be worth waking the readers.
+constexpr std::size_t kAnnounceBytes = std::size_t{1} << 20;
+
+}  // namespace
 
 PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
                            const ExchangeOptions& options)
-    : group_(group),
-      control_(group.control()),
-      windows_(group.engine().windows("exchange")),
-      config_(config),
-      shape_(make_exchange_shape(config, group.size(), group.rank())),
-      rank_(group.rank()),
-      num_ranks_(group.size()),
-      ledger_(shape_.window.shape.num_sets),
-      handles_(config.max_in_flight),
-      partial_sum_(config.hidden),
-      own_sum_(config.hidden) {
-  require(options.timeout_ms == 0, Errc::kNotSupported,
-          "exchange: timeout_ms is {}, must be 0 on CPUs, where waits have the group's deadline",
-          options.timeout_ms);
-  require_agreement(control_, "exchange", agreed_fields(config));
-  slots_.resize(handles_.size());
+    : CpuExchange(group, config, options), windows_(group.engine().windows("exchange")) {
   allocate_buffers();
   window_ = windows_.make_window(shape_.window.total_bytes);
 }
 
-// Linux would grant each rank its part alone, so the ranks of this host are counted together. Rows
-// that never come touch no memory of a receive buffer, so those need not be available.
-void PullExchange::require_host_memory() const {
-  std::size_t windows = 0;
-  std::size_t bytes = 0;
-  for (int peer = 0; peer < num_ranks_; ++peer) {
-    if (control_.host_of(peer) != control_.host_of(rank_)) continue;
-    const ExchangeMemory part = exchange_memory(config_, num_ranks_, peer);
-    windows = checked_add(windows, part.window_bytes);
-    bytes = checked_add(bytes, checked_add(part.window_bytes, part.receive_bytes));
-  }
-  const ExchangeMemory own = memory();
-  const std::string what =
-      fmt::format("memory of {} ranks (this one {} bytes of window and {} of buffers)",
-                  control_.host_size(), own.window_bytes, own.receive_bytes);
-  require_reservation(what, bytes);
-  require_memory(what, windows);
-}
-
-// Ranks may need different amounts: that one of them has too little memory must end all of them.
-void PullExchange::allocate_buffers() {
-  std::string error;
-  try {
-    require_host_memory();
-    share_ = AlignedBuffer(shape_.window.combine_row_stride);
-    sum_ = AlignedBuffer(static_cast<std::size_t>(config_.hidden) * sizeof(float));
-    for (Slot& slot : slots_) allocate(slot);
-  } catch (const Error& cause) {
-    error = cause.what();
-  }
-  const std::vector<std::string> errors = control_.all_gather_text(error);
-  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
-    require(errors[rank].empty(), Errc::kOutOfMemory, "exchange: rank {} of {}: {}", rank,
-            errors.size(), errors[rank]);
-  }
-}
-
-void PullExchange::allocate(Slot& slot) const {
-  const auto num_rows = static_cast<std::size_t>(shape_.max_buffer_rows);
-  const auto num_topk = static_cast<std::size_t>(config_.num_topk);
-  const bool is_major = is_expert_major(config_.layout);
-  slot.rows = AlignedBuffer(checked_mul(num_rows, shape_.payload_bytes));
-  slot.scales =
-      AlignedBuffer(scale_blocks(config_, shape_, rank_, shape_.max_buffer_rows).num_bytes());
-  if (!is_major) slot.topk_ids = AlignedBuffer(num_rows * num_topk * sizeof(std::int32_t));
-  if (config_.sends_weights) {
-    slot.weights = AlignedBuffer(num_rows * (is_major ? 1 : num_topk) * sizeof(float));
-  }
-  for (const std::int64_t bytes : config_.payload_bytes) {
-    slot.payloads.emplace_back(checked_mul(num_rows, static_cast<std::size_t>(bytes)));
-  }
-}
-
-ExchangeMemory PullExchange::memory() const { return exchange_memory(config_, num_ranks_, rank_); }
-
-void PullExchange::check() const { control_.check_alive({Phase::kIdle, ledger_.next(), -1}); }
-
-PullExchange::Slot& PullExchange::open_slot(const char* operation, std::int32_t wanted) {
-  check();
-  return slots_[handles_.open(operation, wanted)];
-}
-
-DispatchHandle PullExchange::handle_of(const Slot& slot) const {
-  DispatchHandle handle = handles_.handle_of(index_of(slot));
-  HandleTable::keep(handle, slot.routing);
-  return handle;
-}
-
-// One that no slot and no handle needs any more, with its memory, or a new one.
-std::shared_ptr<CachedRouting> PullExchange::new_routing() {
-  for (Slot& slot : slots_) {
-    if (handles_.stage(index_of(slot)) == Stage::kFree) slot.routing.reset();
-  }
-  for (const auto& routing : routings_) {
-    if (routing.use_count() > 1) continue;
-    routing->num_dropped = 0;
-    routing->is_received = false;
-    routing->topk_ids.clear();
-    return routing;
-  }
-  return routings_.emplace_back(std::make_shared<CachedRouting>());
-}
-
-const std::shared_ptr<CachedRouting>& PullExchange::received_routing(const DispatchHandle& earlier,
-                                                                     const char* operation) const {
-  const std::shared_ptr<CachedRouting>& routing = HandleTable::routing(earlier);
-  const bool is_own = std::find(routings_.begin(), routings_.end(), routing) != routings_.end();
-  require(is_own && routing->is_received, Errc::kInvalidArgument,
-          "{}: the handle {}; pass one whose dispatch was received", operation,
-          routing == nullptr ? "is empty"
-          : is_own           ? "was sent by dispatch and not received"
-                             : "is of another Exchange");
-  return routing;
-}
-
-DispatchHandle PullExchange::reopen(const DispatchHandle& earlier, Stream) {
-  const std::shared_ptr<CachedRouting> routing = received_routing(earlier, "reopen");
-  Slot& slot = open_slot("reopen");
-  slot.routing = routing;
-  slot.dispatch_call = 0;
-  slot.topk_weights.clear();
-  slot.placement_weights.clear();
-  handles_.advance(index_of(slot), Stage::kReceived);
-  return handle_of(slot);
-}
-
-const PullExchange::Slot& PullExchange::slot_of(const DispatchHandle& handle,
-                                                const char* operation) const {
-  return slots_[handles_.index_of(handle, operation)];
-}
-
-PullExchange::Slot& PullExchange::find(const DispatchHandle& handle, Stage wanted,
-                                       const char* operation) {
-  return slots_[handles_.find(handle, wanted, operation)];
-}
-
-std::uint64_t PullExchange::begin(const char* operation, Phase phase) {
-  control_.check_alive({phase, ledger_.next(), -1});
-  const std::uint64_t call = ledger_.begin(operation);
-  control_.enter(phase, call);
-  // A peer may still read this rank's rows of the set, or the rows that lie in a third rank's set:
-  // so every peer is waited for, not only those that this operation writes to. It is one load each.
+// A peer may still read this rank's rows of the set, or the rows that lie in a third rank's set:
+// so every peer is waited for, not only those that this operation writes to. It is one load each.
+void PullExchange::await_room(const Slot& /*slot*/, Phase phase, std::uint64_t call) {
   const std::uint64_t needed = ledger_.needed(call);
   for (int peer = 0; needed > 0 && peer < num_ranks_; ++peer) {
     const auto& consumed = in_window<ConsumedLine>(peer, shape_.window.consumed()).call;
-    // Pairs with the release in finish().
+    // Pairs with the release in announce_consumed().
     control_.wait({phase, call, peer},
                   [&] { return consumed.load(std::memory_order_acquire) >= needed; });
   }
-  return call;
 }
 
-void PullExchange::finish(std::uint64_t call) {
-  ledger_.finish(call);
+void PullExchange::announce_consumed(std::uint64_t consumed) {
   in_window<ConsumedLine>(rank_, shape_.window.consumed())
-      .call.store(ledger_.consumed(), std::memory_order_release);
+      .call.store(consumed, std::memory_order_release);
   windows_.notify_all();
-  control_.enter(Phase::kIdle, call);
 }
 
-void PullExchange::release(const DispatchHandle& handle) {
-  const std::size_t index = handles_.index_of(handle, "release");
-  const bool is_open = handles_.stage(index) != Stage::kReceived;
-  handles_.advance(index, Stage::kFree);
-  if (is_open) finish(slots_[index].call);
+// When the routing of an earlier dispatch holds, only the header and the weights precede the rows.
+void PullExchange::publish_routing(Slot& slot) {
+  std::byte* base = window_->base(rank_);
+  OperationHeader& header = header_of(slot, rank_);
+  const CachedRouting& routing = *slot.routing;
+  const bool has_weights = own_routing(slot).topk_weights != nullptr;
+  header.rows_ready.store(0, std::memory_order_relaxed);
+  header.routing_call = routing.call;
+  header.num_tokens = routing.num_tokens;
+  header.max_tokens = routing.max_tokens;
+  header.tensor_scale = slot.input.tensor_scale;
+  header.has_weights = has_weights ? 1 : 0;
+  header.routing_only = slot.input.options.routing_only ? 1 : 0;
+  // std::copy rather than memcpy: without tokens the source may be null.
+  if (slot.is_new_routing()) {
+    std::copy(routing.topk_ids.begin(), routing.topk_ids.end(),
+              reinterpret_cast<std::uint16_t*>(base + shape_.window.ids(slot.call)));
+  }
+  if (has_weights) {
+    std::copy(slot.topk_weights.begin(), slot.topk_weights.end(),
+              reinterpret_cast<float*>(base + shape_.window.weights(slot.call)));
+  }
+  // Pairs with the acquire in await_routing().
+  header.call.store(slot.call, std::memory_order_release);
+  windows_.notify_all();
 }
 
-void PullExchange::write_row_sources(const DispatchHandle& handle, const RowSources& sources,
-                                     Stream) const {
-  const Slot& slot = slot_of(handle, "write_row_sources");
-  const std::vector<RowOrigin> origins = row_origins(handle);
-  check_row_sources(sources, slot.receive().num_buffer_rows, num_ranks_);
-  const auto write = [&](const TensorView& list, std::int32_t RowOrigin::*value) {
-    if (!list.has_value()) return;
-    std::fill_n(list.as<std::int32_t>(), list.num_elements(), -1);
-    for (const RowOrigin& origin : origins) list.as<std::int32_t>()[origin.row] = origin.*value;
-  };
-  write(sources.rank, &RowOrigin::rank);
-  write(sources.token, &RowOrigin::token);
-  if (!sources.rows_per_rank.has_value()) return;
-  auto* count = sources.rows_per_rank.as<std::int32_t>();
-  for (const std::int64_t rows : slot.routing->rows_per_rank) {
-    *count++ = static_cast<std::int32_t>(rows);
+SourceRouting PullExchange::await_routing(Slot& slot, int source) {
+  const OperationHeader& header = header_of(slot, source);
+  // Pairs with the release in publish_routing().
+  wait_for(slot, source, [&] { return header.call.load(std::memory_order_acquire) == slot.call; });
+  const std::byte* base = window_->base(source);
+  SourceRouting other{{header.num_tokens},
+                      header.routing_call,
+                      header.max_tokens,
+                      header.tensor_scale,
+                      header.routing_only != 0};
+  if (slot.is_new_routing()) {
+    other.routing.topk_ids =
+        reinterpret_cast<const std::uint16_t*>(base + shape_.window.ids(slot.call));
+  }
+  if (header.has_weights != 0) {
+    other.routing.topk_weights =
+        reinterpret_cast<const float*>(base + shape_.window.weights(slot.call));
+  }
+  return other;
+}
+
+bool PullExchange::is_published(const Slot& slot, std::int64_t token) const {
+  const bool goes_to_all = config_.layout == Layout::kAllGather && num_ranks_ > 1;
+  const bool is_read_here = !is_in_place(slot);
+  if (goes_to_all || (is_read_here && config_.layout == Layout::kAllGather)) return true;
+  const auto ranks = slot.routing->send.ranks_of(token);
+  if (is_read_here) return !ranks.empty();
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const TokenRank& r) { return r.rank != rank_; });
+}
+
+void PullExchange::publish_rows(Slot& slot) {
+  OperationHeader& header = header_of(slot, rank_);
+  const std::size_t row_bytes = shape_.window.row_stride;
+  const std::int64_t num_tokens = slot.num_tokens();
+  const bool streaming =
+      wants_streaming(row_bytes * static_cast<std::size_t>(num_tokens), num_ranks_);
+  const auto rows_per_announcement =
+      static_cast<std::int64_t>(std::max<std::size_t>(1, kAnnounceBytes / row_bytes));
+  for (std::int64_t t = 0; t < num_tokens; ++t) {
+    std::byte* const row[] = {window_->base(rank_) + shape_.window.row(slot.call, t)};
+    if (is_published(slot, t)) write_row(slot, t, row, streaming);
+    if ((t + 1) % rows_per_announcement != 0 && t + 1 != num_tokens) continue;
+    if (streaming) streaming_store_fence();
+    // Pairs with the acquire in await_rows().
+    header.rows_ready.store(t + 1, std::memory_order_release);
+    windows_.notify_all();
   }
 }
 
-std::vector<RowOrigin> PullExchange::row_origins(const DispatchHandle& handle) const {
-  const Slot& slot = slot_of(handle, "row_origins");
-  require(handles_.stage(index_of(slot)) != Stage::kSent, Errc::kInvalidArgument,
-          "row_origins: the handle was sent by dispatch, must have been received");
-  const ReceivePlan& receive = slot.receive();
-  std::vector<RowOrigin> origins;
-  if (!is_expert_major(config_.layout)) {
-    for (const Arrival& a : receive.arrivals) {
-      const std::int32_t k = a.count == 0 ? -1 : placements_of(slot, a).back().k;
-      origins.push_back({a.row, -1, a.source, a.token, k, 1.0f});
-    }
-    return origins;
-  }
-  origins.resize(receive.placements.size());
-  // Rows of an expert are consecutive, so a row's place in the list follows from its number.
-  std::vector<std::int64_t> first(receive.num_rows.size(), 0);
-  for (std::size_t e = 1; e < first.size(); ++e) first[e] = first[e - 1] + receive.num_rows[e - 1];
-  for (const Arrival& arrival : receive.arrivals) {
-    for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
-      const Placement& p = receive.placements[static_cast<std::size_t>(i)];
-      const auto e = static_cast<std::size_t>(p.expert);
-      const std::int64_t place = first[e] + p.row - receive.first_row[e];
-      origins[static_cast<std::size_t>(place)] = {p.row,         p.expert, arrival.source,
-                                                  arrival.token, p.k,      slot.weight(i)};
-    }
-  }
-  return origins;
+SourceRows PullExchange::rows_of(Slot& slot, int source) {
+  return {window_->base(source) + shape_.window.row(slot.call, 0), shape_.window.row_stride, true};
 }
 
-WireBytes PullExchange::wire_bytes(const DispatchHandle& handle) const {
-  const Slot& slot = slot_of(handle, "wire_bytes");
-  std::int64_t row_bytes =
-      static_cast<std::int64_t>(shape_.payload_bytes + shape_.window.shape.scale_bytes);
-  for (const std::int64_t bytes : config_.payload_bytes) row_bytes += bytes;
-  const bool sends_ids = slot.routing->call == slot.dispatch_call;
-  const bool sends_weights = own_routing(slot).topk_weights != nullptr;
-  if (slot.input.options.routing_only) row_bytes = 0;
-  const std::int64_t routing_bytes =
-      slot.num_tokens() * config_.num_topk * ((sends_ids ? 2 : 0) + (sends_weights ? 4 : 0));
-  WireBytes bytes;
-  for (int peer = 0; peer < num_ranks_; ++peer) {
-    if (peer == rank_ || slot.dispatch_call == 0) continue;
-    const std::int64_t sent =
-        config_.layout == Layout::kAllGather
-            ? slot.num_tokens()
-            : slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)];
-    bytes.dispatch += sent * row_bytes + routing_bytes;
-  }
-  if (handles_.stage(index_of(slot)) == Stage::kSent) return bytes;
-  for (const Arrival& arrival : slot.receive().arrivals) {
-    if (arrival.source == rank_ || !returns_row(arrival)) continue;
-    const std::int64_t rows = config_.reduce == Reduce::kPerExpert ? arrival.count : 1;
-    bytes.combine += rows * static_cast<std::int64_t>(shape_.window.shape.combine_row_bytes);
-  }
-  return bytes;
+std::int64_t PullExchange::await_rows(Slot& slot, int source, std::int64_t position) {
+  const OperationHeader& header = header_of(slot, source);
+  std::int64_t num_ready = 0;
+  // Pairs with the release in publish_rows().
+  wait_for(slot, source, [&] {
+    num_ready = header.rows_ready.load(std::memory_order_acquire);
+    return position < num_ready;
+  });
+  return num_ready;
+}
+
+ReturnedRows PullExchange::returns_in(const Slot& slot, int owner) const {
+  std::byte* base = window_->base(owner);
+  return {base + shape_.window.partial(slot.call, 0, 0), shape_.window.combine_row_stride,
+          shape_.window.num_columns(),
+          reinterpret_cast<float*>(base + shape_.window.weights(slot.call))};
+}
+
+void PullExchange::send_returns(Slot& slot, int owner) {
+  auto& line = in_window<ArrivalLine>(owner, shape_.window.arrived(slot.call, rank_));
+  line.has_weights = slot.returns_weights ? 1 : 0;
+  // Pairs with the acquire in await_returns().
+  line.call.store(slot.call, std::memory_order_release);
+  windows_.notify(owner);
+}
+
+bool PullExchange::await_returns(Slot& slot, int peer) {
+  const auto& arrived = in_window<ArrivalLine>(rank_, shape_.window.arrived(slot.call, peer));
+  // Pairs with the release in send_returns().
+  control_.wait({Phase::kCombineReceive, slot.call, peer},
+                [&] { return arrived.call.load(std::memory_order_acquire) == slot.call; });
+  return arrived.has_weights != 0;
 }
 
 }  // namespace switchyard

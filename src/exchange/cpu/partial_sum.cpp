@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "exchange/pull/partial_sum.h"
+#include "exchange/cpu/partial_sum.h"
 
 #include <algorithm>
 

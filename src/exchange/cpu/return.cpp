@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The send phase of combine: what this rank returns for the tokens of others.
+//   per_expert  every expert row
+//   per_rank    one row: the sum of this rank's rows of a token, k ascending, rounded to the wire
+//               type
+
+#include "cpu/streaming.h"
+#include "exchange/check_returns.h"
+#include "exchange/cpu/cpu_exchange.h"
+#include "quant/rows.h"
+
+namespace switchyard {
+std::span<const Arrival> CpuExchange::arrivals_of(const Slot& slot, int source) const {
+  const ReceivePlan& receive = slot.receive();
+  const auto s = static_cast<std::size_t>(source);
+  const auto first = static_cast<std::size_t>(receive.first_arrival[s]);
+  const auto last = static_cast<std::size_t>(receive.first_arrival[s + 1]);
+  return std::span(receive.arrivals).subspan(first, last - first);
+}
+
+std::span<const Placement> CpuExchange::placements_of(const Slot& slot,
+                                                      const Arrival& arrival) const {
+  return std::span(slot.receive().placements)
+      .subspan(static_cast<std::size_t>(arrival.first), static_cast<std::size_t>(arrival.count));
+}
+
+const std::byte* CpuExchange::result_row(const Slot& slot, std::int64_t row) const {
+  return slot.results.as<std::byte>() + row * config_.hidden * bits_of(slot.results.dtype()) / 8;
+}
+
+// The column of this rank's partial sum of a token in the owner's window.
+std::int32_t CpuExchange::column_of(const Slot& slot, const Arrival& arrival) const {
+  const std::int32_t k = arrival.count == 0 ? -1 : placements_of(slot, arrival).back().k;
+  return shape_.window.column(rank_, k);
+}
+
+bool CpuExchange::is_in_wire_form(const Slot& slot) const {
+  return !config_.combine_scheme.is_quantized() &&
+         slot.results.dtype() == config_.combine_scheme.dtype;
+}
+
+// A result row in wire form: in place if it already has that form, else converted into share_.
+const std::byte* CpuExchange::to_wire(const Slot& slot, std::int64_t row) {
+  const std::byte* from = result_row(slot, row);
+  if (is_in_wire_form(slot)) return from;
+  quantize_row(config_.combine_scheme, from, slot.results.dtype(), config_.hidden, share_.data(),
+               share_.data() + shape_.combine_scales_in_row);
+  return share_.data();
+}
+
+// Sums this rank's rows of a token, k ascending, into share_, in wire form.
+const std::byte* CpuExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
+  own_sum_.clear();
+  for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
+    const Placement& p = slot.receive().placements[static_cast<std::size_t>(i)];
+    own_sum_.add(result_row(slot, p.row), slot.results.dtype(), slot.weight(i));
+  }
+  const QuantScheme& wire = config_.combine_scheme;
+  if (!wire.is_quantized()) {
+    own_sum_.sum(share_.data(), wire.dtype);
+    return share_.data();
+  }
+  own_sum_.sum(sum_.data(), DType::kF32);
+  quantize_row(wire, sum_.data(), DType::kF32, config_.hidden, share_.data(),
+               share_.data() + shape_.combine_scales_in_row);
+  return share_.data();
+}
+
+// This rank's partial sum of a token under per_rank, in wire form.
+const std::byte* CpuExchange::share_of(const Slot& slot, const Arrival& arrival) {
+  return is_expert_major(config_.layout) ? reduce_here(slot, arrival) : to_wire(slot, arrival.row);
+}
+
+void CpuExchange::combine_send(const CombineCall& call) {
+  Slot& slot = find(call.handle, Stage::kReceived, "combine");
+  const TensorView& rows = call.rows;
+  const TensorView& row_weights = call.options.row_weights;
+  check_results(config_, slot.receive().num_buffer_rows, rows);
+  check_row_weights(config_, slot.receive().num_buffer_rows, row_weights);
+  if (call.options.rows_are == RowsAre::kWeighted) slot.placement_weights.clear();
+  slot.call = begin(slot, "combine", Phase::kCombineSend);
+  handles_.advance(index_of(slot), Stage::kReturned);
+  slot.results = rows;
+  slot.returns_weights = row_weights.has_value();
+  // Rows of this rank's own tokens stay where they are: combine_receive reads them in place.
+  for (int i = 0; i < num_ranks_; ++i) {
+    const int owner = (rank_ + i) % num_ranks_;
+    if (owner != rank_) return_rows_to(slot, owner);
+    return_weights_to(slot, owner, row_weights);
+    send_returns(slot, owner);
+  }
+}
+
+void CpuExchange::return_rows_to(Slot& slot, int owner) {
+  const std::span<const Arrival> arrivals = arrivals_of(slot, owner);
+  if (arrivals.empty()) return;
+  const std::size_t row_bytes = shape_.window.shape.combine_row_bytes;
+  const bool streaming = wants_streaming(arrivals.size() * row_bytes, num_ranks_);
+  const ReturnedRows home = returns_to(slot, owner);
+  std::int64_t number = 0;
+  const auto send = [&](const std::byte* row, std::int64_t token, std::int32_t column) {
+    std::byte* const to[] = {home.row(number++, token, column)};
+    copy_row(row, to, row_bytes, streaming);
+  };
+  for (const Arrival& arrival : arrivals) {
+    if (config_.reduce == Reduce::kPerExpert) {
+      for (const Placement& p : placements_of(slot, arrival)) {
+        send(to_wire(slot, p.row), arrival.token, p.k);
+      }
+    } else if (returns_row(arrival)) {
+      // By way of share_, a row in cache, so that a window is written once and past the caches.
+      send(share_of(slot, arrival), arrival.token, column_of(slot, arrival));
+    }
+  }
+  if (streaming) streaming_store_fence();
+}
+
+// One f32 per choice that this rank serves.
+void CpuExchange::return_weights_to(Slot& slot, int owner, const TensorView& row_weights) {
+  if (!row_weights.has_value()) return;
+  const ReturnedRows home = returns_to(slot, owner);
+  const bool is_major = is_expert_major(config_.layout);
+  std::int64_t number = 0;
+  for (const Arrival& arrival : arrivals_of(slot, owner)) {
+    for (const Placement& p : placements_of(slot, arrival)) {
+      const std::int64_t from = is_major ? p.row : p.row * config_.num_topk + p.k;
+      home.weight(number++, std::int64_t{arrival.token} * config_.num_topk + p.k) =
+          row_weights.as<float>()[from];
+    }
+  }
+}
+
+}  // namespace switchyard
