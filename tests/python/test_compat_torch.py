@@ -21,7 +21,7 @@ def batch(rank, device):
 
 
 def place(device, group):
-    return torch.device("cpu") if device == "cpu" else torch.device("cuda", group.default_gpu())
+    return torch.device("cpu") if device == "cpu" else torch.device(str(group.default_gpu()))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -72,7 +72,7 @@ def test_exchange_gives_the_bits_of_cpus(layout, stream):
 
     def rank(group, device):
         if device != "cpu":
-            device = f"cuda:{group.default_gpu()}"
+            device = str(group.default_gpu())
             torch.cuda.set_device(device)
         tokens, ids, weights = batch(group.rank, device)
         with Exchange(group, num_experts=E, num_topk=K, hidden=H, max_tokens_per_rank=T, layout=layout, device=device) as exchange:
@@ -98,7 +98,7 @@ def test_close_ends_for_all_ranks_and_keeps_rows():
     order = []
 
     def rank(group):
-        device = f"cuda:{group.default_gpu()}"
+        device = str(group.default_gpu())
         tokens, ids, weights = batch(group.rank, device)
         sizes = {"num_experts": E, "num_topk": K, "hidden": H, "max_tokens_per_rank": T, "device": device}
         with Exchange(group, **sizes) as exchange:

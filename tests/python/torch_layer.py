@@ -173,7 +173,7 @@ def main():
     mode, rank, size, store, device = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
     group = switchyard.Group(rank, size, store, timeout_ms=300_000)  # compilers take their time
     if device == "cuda":
-        device = f"cuda:{group.default_gpu()}"
+        device = str(group.default_gpu())
         torch.cuda.set_device(device)
     for layout, options in VARIANTS if mode == "eager" else [("batched", {}), ("expanded", {})]:
         run(mode, group, device, layout, **options)

@@ -52,7 +52,11 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         del expert_map
         if apply_router_weight_on_input:
             _weigh_in_place(a1, topk_weights)
-        scheme, static_scale = self._scheme(quant_config, defer_input_quant)
+        scheme, static = self._scheme(quant_config, defer_input_quant)
+        static_scale = None
+        if static is not None:
+            static_scale = _zeros(a1, (1,), "f32")
+            static_scale[0] = static
         shape = (self.num_local_experts, self.max_num_tokens, a1.shape[1])
         q_dtype = interface.name_of_dtype(a1.dtype) if scheme is None else switchyard.QuantScheme(scheme).dtype
         rows = _zeros(a1, shape, q_dtype)
@@ -84,7 +88,7 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         impl.apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
 
     @staticmethod
-    def _scheme(quant_config: Any, is_deferred: bool) -> tuple[str | None, Any]:
+    def _scheme(quant_config: Any, is_deferred: bool) -> tuple[str | None, float | None]:
         activations = Activations() if is_deferred else Activations.of(quant_config)
         if activations.dtype is None:
             return None, None
@@ -95,7 +99,7 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         if given is not None and (len(given) != 1 or activations.block or activations.per_act_token):
             raise NotSupportedError(f"BatchedPrepareAndFinalize: a1_scale has {len(given)} elements, must be absent or one for the tensor")
         scheme = dataclasses.replace(activations, scales=()).config().activation_scheme.name
-        return scheme, None if given is None else numpy.array(given, numpy.float32)
+        return scheme, None if given is None else given[0]
 
 
 def _weigh_in_place(a1: Any, topk_weights: Any) -> None:
