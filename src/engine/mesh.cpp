@@ -18,7 +18,7 @@
 #include "core/fail.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "transport/store_server.h"
+#include "transport/secret.h"
 
 namespace switchyard {
 namespace {

@@ -18,7 +18,7 @@
 #include "heap/heap_support.h"
 #include "heap/nccl_heap.h"
 #include "heap/probe_window.h"
-#include "transport/store_server.h"
+#include "transport/secret.h"
 
 namespace switchyard {
 namespace {

@@ -27,6 +27,7 @@
 #include "transport/child_process.h"
 #include "transport/control_block.h"
 #include "transport/env.h"
+#include "transport/secret.h"
 #include "transport/shared_memory.h"
 #include "transport/store_server.h"
 

@@ -246,6 +246,10 @@ std::optional<Fd> accept_one(const Fd& listener, const Deadline& deadline) {
   }
 }
 
+bool is_transient(int error) noexcept {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
 bool wait_readable(const Fd& socket, const Deadline& deadline) {
   return wait_for(socket, POLLIN, deadline);
 }

@@ -76,6 +76,9 @@ std::optional<Fd> connect_for_packets(const std::string& name, const Deadline& d
 /// nullopt when nobody connected before the deadline.
 std::optional<Fd> accept_one(const Fd& listener, const Deadline& deadline);
 
+/// True for the errno of a call on a socket that may succeed later.
+bool is_transient(int error) noexcept;
+
 /// False when the deadline passed first.
 bool wait_readable(const Fd& socket, const Deadline& deadline);
 

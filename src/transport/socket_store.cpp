@@ -2,62 +2,24 @@
 
 #include "transport/socket_store.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-
 #include "core/fail.h"
-#include "core/interrupt.h"
-#include "transport/store_server.h"
 
 namespace switchyard {
-namespace {
 
 namespace protocol = store_protocol;
 
-constexpr int kRetryMs = 20;
-
-Fd connect_until(const Address& address, std::int64_t timeout_ms, bool was_served) {
-  const Deadline deadline = Deadline::after_ms(timeout_ms);
-  for (;;) {
-    if (std::optional<Fd> socket = connect_to(address, deadline)) return *std::move(socket);
-    require(!was_served, Errc::kPeerLost, "store: nobody serves {} any more", address.text());
-    require(!is_interrupted(), Errc::kAborted, "store: interrupted before anybody served at {}",
-            address.text());
-    require(!deadline.expired(), Errc::kTimeout, "store: nobody serves at {} within {:.1f} s",
-            address.text(), static_cast<double>(timeout_ms) * 1e-3);
-    poll(nullptr, 0, kRetryMs);
-  }
-}
-
-}  // namespace
-
 SocketStore::SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms,
                          bool was_served)
-    : address_(address), timeout_ms_(timeout_ms) {
-  require_secret(address, secret);
-  socket_ = connect_until(address, timeout_ms, was_served);
-  const std::optional<PeerIdentity> identity = peer_identity(socket_);
-  require(!identity || identity->uid == geteuid() || identity->uid == 0, Errc::kInvalidArgument,
-          "store: {} is served by user {}, but this is user {}", address.text(),
-          identity ? identity->uid : 0, geteuid());
-  const auto reply = ask({protocol::Operation::kHello, 0, 0, std::string(protocol::kMagic), secret},
-                         Deadline::after_ms(timeout_ms));
-  require(reply.has_value(), Errc::kTimeout, "store: {} does not answer", address.text());
-  require(reply->status == protocol::Status::kOk, Errc::kInvalidArgument,
-          "store: {} refused the secret; SWITCHYARD_SECRET must be the same on every rank",
-          address.text());
-}
+    : timeout_ms_(timeout_ms), connection_(address, secret, timeout_ms, was_served) {}
 
 void SocketStore::set_within(const std::string& key, const std::string& value, std::int64_t ms) {
   const std::lock_guard lock(mutex_);
-  const auto reply = ask({protocol::Operation::kSet, 0, 0, key, value}, Deadline::after_ms(ms));
-  require(reply.has_value(), Errc::kTimeout, "store: {} does not answer", address_.text());
+  const auto reply =
+      connection_.ask({protocol::Operation::kSet, 0, 0, key, value}, Deadline::after_ms(ms));
+  const std::string address = connection_.address().text();
+  require(reply.has_value(), Errc::kTimeout, "store: {} does not answer", address);
   require(reply->status == protocol::Status::kOk, Errc::kOutOfMemory,
-          "store: {} is full; key \"{}\" has {} bytes", address_.text(), key, value.size());
+          "store: {} is full; key \"{}\" has {} bytes", address, key, value.size());
 }
 
 std::optional<std::string> SocketStore::get(const std::string& key, const Deadline& deadline) {
@@ -65,44 +27,9 @@ std::optional<std::string> SocketStore::get(const std::string& key, const Deadli
   const auto wait_ms = static_cast<std::uint32_t>(deadline.remaining_ms());
   // Waits slightly longer than the server does, so that its answer is not narrowly missed.
   const Deadline answer = Deadline::after_ms(std::int64_t{wait_ms} + 50);
-  const auto reply = ask({protocol::Operation::kGet, 0, wait_ms, key, {}}, answer);
+  const auto reply = connection_.ask({protocol::Operation::kGet, 0, wait_ms, key, {}}, answer);
   if (!reply || reply->status != protocol::Status::kOk) return std::nullopt;
   return reply->value;
-}
-
-// Skips replies to earlier requests that timed out; their ids differ.
-std::optional<protocol::Reply> SocketStore::ask(protocol::Request request,
-                                                const Deadline& deadline) {
-  request.id = ++num_requests_;
-  const std::string frame = protocol::encode(request);
-  require(frame.size() - 4 <= protocol::kMaxFrameBytes, Errc::kInvalidArgument,
-          "store: key \"{}\" and its value have {} bytes, at most {}", request.key.substr(0, 64),
-          frame.size() - 4, protocol::kMaxFrameBytes);
-  send_all(socket_, std::as_bytes(std::span(frame)), deadline);
-  for (;;) {
-    while (const auto payload = received_.pop_frame()) {
-      auto reply = protocol::decode_reply(*payload);
-      require(reply.has_value(), Errc::kSystem, "store: {} does not speak the protocol",
-              address_.text());
-      if (reply->id == request.id) return reply;
-    }
-    require(!received_.is_oversized(protocol::kMaxFrameBytes), Errc::kSystem,
-            "store: {} does not speak the protocol", address_.text());
-    if (!receive(deadline)) return std::nullopt;
-  }
-}
-
-// False when the deadline passed first.
-bool SocketStore::receive(const Deadline& deadline) {
-  if (!wait_readable(socket_, deadline)) return false;
-  std::array<char, 16384> bytes;
-  const ssize_t size = recv(socket_.get(), bytes.data(), bytes.size(), 0);
-  if (size > 0) {
-    received_.append({bytes.data(), static_cast<std::size_t>(size)});
-    return true;
-  }
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  fail(Errc::kPeerLost, "store: {} closed the connection", address_.text());
 }
 
 }  // namespace switchyard

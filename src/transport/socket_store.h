@@ -7,17 +7,14 @@
 #include <mutex>
 #include <string>
 
-#include "transport/socket.h"
 #include "transport/store.h"
-#include "transport/store_protocol.h"
+#include "transport/store_connection.h"
 
 namespace switchyard {
 
 class SocketStore final : public Store {
  public:
-  /// Retries until a server listens at `address`, unless it is known to have listened there before:
-  /// then nobody there means that it is gone. `timeout_ms` bounds this and each `set`.
-  /// Errors: kTimeout, kInvalidArgument (the secret was refused), kPeerLost, kSystem.
+  /// As StoreConnection. `timeout_ms` bounds this and each `set`.
   SocketStore(const Address& address, const std::string& secret, std::int64_t timeout_ms,
               bool was_served = false);
 
@@ -28,16 +25,9 @@ class SocketStore final : public Store {
   std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;
 
  private:
-  std::optional<store_protocol::Reply> ask(store_protocol::Request request,
-                                           const Deadline& deadline);
-  bool receive(const Deadline& deadline);
-
   std::mutex mutex_;
-  Address address_;
   std::int64_t timeout_ms_;
-  Fd socket_;
-  store_protocol::FrameBuffer received_;
-  std::uint32_t num_requests_ = 0;
+  StoreConnection connection_;
 };
 
 }  // namespace switchyard

@@ -6,24 +6,29 @@
 //   request  u8 operation, u32 id, u32 milliseconds to wait, u32 key bytes, key, value
 //   reply    u8 status, u32 id, value
 //
-// A client's first request is a hello, with key kMagic and the shared secret as its value. Numbers
-// are in host byte order; a client with another byte order fails at the hello. Lengths are checked
-// before anything is stored, so a hostile client costs at most one frame of memory.
+// Numbers are little-endian on every machine. Lengths are checked before anything is stored, so a
+// hostile client costs at most one frame of memory. The secret that both ends share never travels:
+//
+//   hello    key kMagic, value: the client's challenge       its reply: the server's challenge
+//   proof    value: client_proof(secret, both challenges)    its reply: server_proof(the same)
+//
+// The client proves itself first, so that whoever connects learns nothing made from the secret.
+// What follows the handshake is neither encrypted nor signed.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace switchyard::store_protocol {
 
-inline constexpr std::string_view kMagic = "switchyard store 1";
+inline constexpr std::string_view kMagic = "switchyard store 2";
 inline constexpr std::uint32_t kMaxFrameBytes = 1u << 20;
 inline constexpr std::uint32_t kMaxHelloBytes = 4096;  ///< until the secret is accepted
 
-enum class Operation : std::uint8_t { kHello = 1, kSet, kGet };
+enum class Operation : std::uint8_t { kHello = 1, kSet, kGet, kProof };
+inline constexpr Operation kLastOperation = Operation::kProof;
 enum class Status : std::uint8_t { kOk, kNothing, kRefused, kFull };
 
 struct Request {
@@ -41,12 +46,14 @@ struct Reply {
 };
 
 inline void put_u32(std::string& bytes, std::uint32_t value) {
-  bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(value >> shift & 0xFF);
 }
 
 inline std::uint32_t get_u32(std::string_view bytes, std::size_t offset) {
   std::uint32_t value = 0;
-  std::memcpy(&value, bytes.data() + offset, sizeof(value));
+  for (std::size_t i = 0; i < 4; ++i) {
+    value |= std::uint32_t{static_cast<unsigned char>(bytes[offset + i])} << (8 * i);
+  }
   return value;
 }
 
@@ -70,7 +77,9 @@ inline std::string encode(const Reply& reply) {
 
 /// nullopt when the payload is not a request.
 inline std::optional<Request> decode_request(std::string_view payload) {
-  if (payload.size() < 13 || payload[0] < 1 || payload[0] > 3) return std::nullopt;
+  if (payload.size() < 13 || payload[0] < 1 || payload[0] > static_cast<char>(kLastOperation)) {
+    return std::nullopt;
+  }
   const std::uint32_t key_bytes = get_u32(payload, 9);
   if (key_bytes > payload.size() - 13) return std::nullopt;
   return Request{static_cast<Operation>(payload[0]), get_u32(payload, 1), get_u32(payload, 5),

@@ -4,12 +4,10 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <limits>
 #include <list>
@@ -20,17 +18,16 @@
 
 #include "core/fail.h"
 #include "core/log.h"
-#include "transport/store_protocol.h"
+#include "transport/secret.h"
+#include "transport/store_session.h"
 
 namespace switchyard {
 namespace {
 
 namespace protocol = store_protocol;
 
-constexpr std::int64_t kHelloNs = 10'000'000'000;     // limit for a client to say hello
 constexpr std::int64_t kAcceptPauseNs = 100'000'000;  // after accept ran out of descriptors
 constexpr std::size_t kMaxClients = 8192;
-constexpr std::size_t kMaxUnsentBytes = std::size_t{8} << 20;
 constexpr std::size_t kMaxStoredBytes = std::size_t{256} << 20;
 constexpr int kMaxWarnings = 8;  // of strangers; a port scan must not fill the log
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
@@ -43,18 +40,9 @@ struct Waiter {
 };
 
 struct Client {
-  Fd socket;
-  std::string peer;  // its address, or its process
-  protocol::FrameBuffer received;
-  std::string unsent;
-  std::vector<Waiter> waiters;
-  std::int64_t hello_end_ns = kForever;  // kForever once the secret was accepted
-  bool is_known = false;
-  bool is_closing = false;  // refused: closed once the reply is sent
-  bool is_gone = false;
+  StoreSession session;
+  std::vector<Waiter> waiters{};
 };
-
-bool is_transient(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
 
@@ -78,13 +66,9 @@ class StoreServer::Loop {
   void admit(Fd socket);
   void warn_of(const std::string& stranger, std::string_view what);
   void receive(Client& client);
-  void read_frames(Client& client);
   void serve(Client& client, const protocol::Request& request);
-  void serve_hello(Client& client, const protocol::Request& request);
   void serve_set(Client& client, const protocol::Request& request);
   void serve_get(Client& client, const protocol::Request& request);
-  void reply(Client& client, const protocol::Reply& answer);
-  void flush(Client& client);
   void end_waits();
 
   Fd listener_;
@@ -129,8 +113,8 @@ bool StoreServer::Loop::turn() {
   std::vector<pollfd> entries{{stop_.get(), POLLIN, 0},
                               {may_accept ? listener_.get() : -1, POLLIN, 0}};
   for (const Client& client : clients_) {
-    const auto events = static_cast<short>(POLLIN | (client.unsent.empty() ? 0 : POLLOUT));
-    entries.push_back({client.socket.get(), events, 0});
+    const auto events = static_cast<short>(POLLIN | (client.session.has_unsent() ? POLLOUT : 0));
+    entries.push_back({client.session.socket().get(), events, 0});
   }
   if (poll(entries.data(), entries.size(), poll_timeout_ms()) < 0 && errno != EINTR) {
     fail_errno("poll", "store");
@@ -139,11 +123,11 @@ bool StoreServer::Loop::turn() {
   std::size_t next = 2;
   for (Client& client : clients_) {
     const short events = entries[next++].revents;
-    if ((events & POLLOUT) != 0) flush(client);
+    if ((events & POLLOUT) != 0) client.session.flush();
     if ((events & ~POLLOUT) != 0) receive(client);
   }
   end_waits();
-  clients_.remove_if([](const Client& client) { return client.is_gone; });
+  clients_.remove_if([](const Client& client) { return client.session.is_gone(); });
   if (entries[1].revents != 0) accept_clients();
   return true;
 }
@@ -152,7 +136,7 @@ int StoreServer::Loop::poll_timeout_ms() const {
   const std::int64_t now = now_ns();
   std::int64_t end = accept_from_ns_ > now ? accept_from_ns_ : kForever;
   for (const Client& client : clients_) {
-    end = std::min(end, client.hello_end_ns);
+    end = std::min(end, client.session.hello_end_ns());
     for (const Waiter& waiter : client.waiters) end = std::min(end, waiter.end_ns);
   }
   if (end == kForever) return -1;
@@ -181,10 +165,7 @@ void StoreServer::Loop::admit(Fd socket) {
   if (identity && identity->uid != geteuid()) {
     return warn_of(peer, fmt::format("is of user {}", identity->uid));
   }
-  Client& client = clients_.emplace_back();
-  client.socket = std::move(socket);
-  client.peer = std::move(peer);
-  client.hello_end_ns = now_ns() + kHelloNs;
+  clients_.push_back({StoreSession(std::move(socket), std::move(peer))});
 }
 
 void StoreServer::Loop::warn_of(const std::string& stranger, std::string_view what) {
@@ -194,55 +175,20 @@ void StoreServer::Loop::warn_of(const std::string& stranger, std::string_view wh
       is_last ? "; says no more of others" : "");
 }
 
-// One read per turn, so that a client that sends without pause cannot monopolize the loop.
 void StoreServer::Loop::receive(Client& client) {
-  std::array<char, 65536> bytes;
-  const ssize_t size = recv(client.socket.get(), bytes.data(), bytes.size(), 0);
-  if (size > 0) {
-    client.received.append({bytes.data(), static_cast<std::size_t>(size)});
-    read_frames(client);
-  } else if (size == 0 || !is_transient(errno)) {
-    client.is_gone = true;
-  }
-}
-
-void StoreServer::Loop::read_frames(Client& client) {
-  while (!client.is_gone && !client.is_closing) {
-    const std::uint32_t limit =
-        client.is_known ? protocol::kMaxFrameBytes : protocol::kMaxHelloBytes;
-    const bool is_oversized = client.received.is_oversized(limit);
-    const auto payload = is_oversized ? std::nullopt : client.received.pop_frame();
-    if (!payload && !is_oversized) return;
-    const auto request = payload ? protocol::decode_request(*payload) : std::nullopt;
-    if (request) {
-      serve(client, *request);
-    } else {
-      warn_of(client.peer, "does not speak the protocol");
-      client.is_gone = true;
-    }
-  }
+  client.session.receive();
+  while (const auto request = client.session.next_request(secret_)) serve(client, *request);
+  const std::string_view refusal = client.session.take_refusal();
+  if (!refusal.empty()) warn_of(client.session.peer(), refusal);
 }
 
 void StoreServer::Loop::serve(Client& client, const protocol::Request& request) {
-  if (!client.is_known) return serve_hello(client, request);
   switch (request.operation) {
-    case protocol::Operation::kHello: client.is_gone = true; return;
+    case protocol::Operation::kHello:
+    case protocol::Operation::kProof: return client.session.end();
     case protocol::Operation::kSet: return serve_set(client, request);
     case protocol::Operation::kGet: return serve_get(client, request);
   }
-}
-
-void StoreServer::Loop::serve_hello(Client& client, const protocol::Request& request) {
-  const bool is_hello =
-      request.operation == protocol::Operation::kHello && request.key == protocol::kMagic;
-  if (is_hello && secrets_equal(request.value, secret_)) {
-    client.is_known = true;
-    client.hello_end_ns = kForever;
-    return reply(client, {protocol::Status::kOk, request.id, {}});
-  }
-  warn_of(client.peer, is_hello ? "has a wrong secret" : "begins with a wrong hello");
-  client.is_closing = true;
-  reply(client, {protocol::Status::kRefused, request.id, {}});
 }
 
 void StoreServer::Loop::serve_set(Client& client, const protocol::Request& request) {
@@ -250,15 +196,15 @@ void StoreServer::Loop::serve_set(Client& client, const protocol::Request& reque
   const std::size_t old_bytes = old == values_.end() ? 0 : old->first.size() + old->second.size();
   const std::size_t bytes = stored_bytes_ - old_bytes + request.key.size() + request.value.size();
   if (bytes > kMaxStoredBytes) {
-    return reply(client, {protocol::Status::kFull, request.id, {}});
+    return client.session.reply({protocol::Status::kFull, request.id, {}});
   }
   stored_bytes_ = bytes;
   const std::string& value = values_[request.key] = request.value;
-  reply(client, {protocol::Status::kOk, request.id, {}});
+  client.session.reply({protocol::Status::kOk, request.id, {}});
   for (Client& other : clients_) {
     const auto is_answered = [&](const Waiter& waiter) {
       if (waiter.key != request.key) return false;
-      reply(other, {protocol::Status::kOk, waiter.id, value});
+      other.session.reply({protocol::Status::kOk, waiter.id, value});
       return true;
     };
     std::erase_if(other.waiters, is_answered);
@@ -268,44 +214,23 @@ void StoreServer::Loop::serve_set(Client& client, const protocol::Request& reque
 void StoreServer::Loop::serve_get(Client& client, const protocol::Request& request) {
   const auto found = values_.find(request.key);
   if (found != values_.end()) {
-    return reply(client, {protocol::Status::kOk, request.id, found->second});
+    return client.session.reply({protocol::Status::kOk, request.id, found->second});
   }
   if (client.waiters.size() >= 1024) {  // our own clients have one
-    client.is_gone = true;
-    return;
+    return client.session.end();
   }
   client.waiters.push_back(
       {request.key, request.id, now_ns() + std::int64_t{request.wait_ms} * 1'000'000});
-}
-
-void StoreServer::Loop::reply(Client& client, const protocol::Reply& answer) {
-  if (client.is_gone) return;
-  client.unsent += protocol::encode(answer);
-  flush(client);
-  if (client.unsent.size() > kMaxUnsentBytes) client.is_gone = true;  // the client never reads
-}
-
-void StoreServer::Loop::flush(Client& client) {
-  while (!client.unsent.empty()) {
-    const ssize_t sent =
-        send(client.socket.get(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL);
-    if (sent < 0) {
-      if (!is_transient(errno)) client.is_gone = true;
-      return;
-    }
-    client.unsent.erase(0, static_cast<std::size_t>(sent));
-  }
-  if (client.is_closing) client.is_gone = true;
 }
 
 // Ends gets that timed out, and clients that never said hello.
 void StoreServer::Loop::end_waits() {
   const std::int64_t now = now_ns();
   for (Client& client : clients_) {
-    if (now >= client.hello_end_ns) client.is_gone = true;
+    if (now >= client.session.hello_end_ns()) client.session.end();
     std::erase_if(client.waiters, [&](const Waiter& waiter) {
       if (now < waiter.end_ns) return false;
-      reply(client, {protocol::Status::kNothing, waiter.id, {}});
+      client.session.reply({protocol::Status::kNothing, waiter.id, {}});
       return true;
     });
   }
@@ -327,35 +252,6 @@ std::unique_ptr<StoreServer> StoreServer::start(const Address& address, std::str
   auto loop = std::make_unique<Loop>(std::move(listener), std::move(stop), std::move(secret));
   loop->start();
   return std::unique_ptr<StoreServer>(new StoreServer(bound, std::move(loop)));
-}
-
-bool secrets_equal(const std::string& given, const std::string& wanted) noexcept {
-  // Visits every byte of `given`, so that the duration reveals only lengths.
-  unsigned difference = given.size() == wanted.size() ? 0 : 1;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    const char other = wanted.empty() ? '\0' : wanted[i % wanted.size()];
-    difference |= static_cast<unsigned>(static_cast<unsigned char>(given[i] ^ other));
-  }
-  return difference == 0;
-}
-
-std::string make_secret() {
-  std::array<unsigned char, 16> bytes{};
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    fail_errno("getrandom", "secret");
-  }
-  std::string text;
-  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
-}
-
-void require_secret(const Address& address, const std::string& secret) {
-  require(address.kind == Address::Kind::kUnix || !secret.empty(), Errc::kInvalidArgument,
-          "store: {} needs a secret; set SWITCHYARD_SECRET to the same text on every rank",
-          address.text());
-  constexpr std::size_t kMaxSecretBytes = 1024;
-  require(secret.size() <= kMaxSecretBytes, Errc::kInvalidArgument,
-          "store: the secret has {} characters, at most {}", secret.size(), kMaxSecretBytes);
 }
 
 }  // namespace switchyard

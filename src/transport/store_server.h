@@ -30,14 +30,4 @@ class StoreServer {
   std::unique_ptr<Loop> loop_;
 };
 
-/// Compares in a time that does not reveal how much of `given` is right.
-bool secrets_equal(const std::string& given, const std::string& wanted) noexcept;
-
-/// A random 128-bit secret, as 32 hexadecimal digits. Errors: kSystem.
-std::string make_secret();
-
-/// Errors: kInvalidArgument when `address` is TCP and there is no secret, or the secret is too
-/// long.
-void require_secret(const Address& address, const std::string& secret);
-
 }  // namespace switchyard

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "transport/file_store.h"
 #include "transport/socket_store.h"
 #include "transport/store_server.h"
+#include "transport/store_session.h"
 
 namespace switchyard::fuzz {
 namespace {
@@ -53,7 +55,7 @@ void decode(std::string_view bytes) {
 
 }  // namespace
 
-// The first byte says whether the client says hello first. Whatever it sends, others are served.
+// The first byte says whether the client is a known one. Whatever it sends, others are served.
 void store_server(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return;
   set_log_level(LogLevel::kOff);
@@ -62,24 +64,35 @@ void store_server(const std::uint8_t* data, std::size_t size) {
   const Address address = own_address();
   const auto server = StoreServer::start(address, "");
   check(server != nullptr);
-  const auto hostile = connect_to(address, Deadline::after_ms(kTimeoutMs));
-  check(hostile.has_value());
+  std::optional<Fd> stranger;
+  std::optional<StoreConnection> known;
   if (data[0] % 2 == 0) {
-    send_or_not(*hostile, protocol::encode(protocol::Request{protocol::Operation::kHello, 1, 0,
-                                                             std::string(protocol::kMagic), ""}));
+    known.emplace(address, "", kTimeoutMs);
+  } else {
+    stranger = connect_to(address, Deadline::after_ms(kTimeoutMs));
+    check(stranger.has_value());
   }
-  send_or_not(*hostile, bytes);
+  send_or_not(known ? known->socket() : *stranger, bytes);
   SocketStore store(address, "", kTimeoutMs);
   store.set("a key that nobody else has", "value");
   check(store.get("a key that nobody else has", Deadline::after_ms(kTimeoutMs)) == "value");
 }
 
+// The first byte says whether the server shakes hands before it sends the rest.
 void store_client(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return;
   const Address address = own_address();
   const Fd listener = listen_on(address);
   const std::jthread server([&] {
-    const auto socket = accept_one(listener, Deadline::after_ms(kTimeoutMs));
-    if (socket) send_or_not(*socket, text_of(data, size));
+    auto socket = accept_one(listener, Deadline::after_ms(kTimeoutMs));
+    if (!socket) return;
+    StoreSession session(*std::move(socket), "the client");
+    while (data[0] % 2 == 0 && !session.is_known() && !session.is_gone()) {
+      if (!wait_readable(session.socket(), Deadline::after_ms(kTimeoutMs))) return;
+      session.receive();
+      (void)session.next_request("");
+    }
+    send_or_not(session.socket(), text_of(data + 1, size - 1));
   });
   only_errors(
       {Errc::kSystem, Errc::kTimeout, Errc::kPeerLost, Errc::kInvalidArgument, Errc::kOutOfMemory},

@@ -26,6 +26,7 @@
 #include "transport/function_store.h"
 #include "transport/hash_store.h"
 #include "transport/prefix_store.h"
+#include "transport/secret.h"
 #include "transport/socket_store.h"
 #include "transport/store_protocol.h"
 #include "transport/store_server.h"
@@ -164,6 +165,10 @@ class SocketStoreTest : public ::testing::TestWithParam<const char*> {
   void TearDown() override { set_log_callback({}); }
 
   Fd raw_client(const World& world) { return *connect_to(world.server->address(), soon()); }
+  // One that the server knows.
+  StoreConnection known_client(const World& world) {
+    return StoreConnection(world.server->address(), "sesame", kTimeoutMs);
+  }
   void send_text(const Fd& socket, const std::string& text) {
     send_all(socket, std::as_bytes(std::span(text)), soon());
   }
@@ -243,13 +248,11 @@ TEST_P(SocketStoreTest, StrangersAreNamedButDoNotFillTheLog) {
 
 TEST_P(SocketStoreTest, OversizedFrameOfAKnownClientIsDroppedAndNeverSentByOurs) {
   const World world(GetParam());
-  const Fd raw = raw_client(world);
-  send_text(raw, encode(store_protocol::Request{store_protocol::Operation::kHello, 1, 0,
-                                                std::string(store_protocol::kMagic), "sesame"}));
+  const StoreConnection known = known_client(world);
   std::string header;
   store_protocol::put_u32(header, store_protocol::kMaxFrameBytes + 1);
-  send_text(raw, header);
-  EXPECT_TRUE(is_dropped(raw));
+  send_text(known.socket(), header);
+  EXPECT_TRUE(is_dropped(known.socket()));
   const auto client = world.client();
   expect_invalid("at most 1048576", [&] { client->set("big", std::string(2 << 20, 'x')); });
   client->set("fits", std::string(1'000'000, 'x'));
@@ -261,8 +264,9 @@ TEST_P(SocketStoreTest, SilentAndSlowClientsDelayNobody) {
   std::vector<Fd> silent;
   for (int i = 0; i < 20; ++i) silent.push_back(raw_client(world));
   const Fd slow = raw_client(world);
-  const std::string hello = encode(store_protocol::Request{
-      store_protocol::Operation::kHello, 1, 0, std::string(store_protocol::kMagic), "sesame"});
+  const std::string hello = encode(store_protocol::Request{store_protocol::Operation::kHello, 1, 0,
+                                                           std::string(store_protocol::kMagic),
+                                                           std::string(kChallengeBytes, 'c')});
   for (const char byte : hello) {  // byte by byte, while other clients are served
     send_text(slow, std::string(1, byte));
     if (byte == hello[10]) expect_serving(world);
@@ -273,9 +277,8 @@ TEST_P(SocketStoreTest, SilentAndSlowClientsDelayNobody) {
 TEST_P(SocketStoreTest, ClientThatNeverReadsIsDropped) {
   const World world(GetParam());
   world.client()->set("big", std::string(1'000'000, 'x'));
-  const Fd greedy = raw_client(world);
-  send_text(greedy, encode(store_protocol::Request{store_protocol::Operation::kHello, 1, 0,
-                                                   std::string(store_protocol::kMagic), "sesame"}));
+  const StoreConnection known = known_client(world);
+  const Fd& greedy = known.socket();
   try {
     for (std::uint32_t i = 0; i < 100; ++i) {
       send_text(greedy,
@@ -308,12 +311,74 @@ TEST_P(SocketStoreTest, ServerThatEndsIsAPeerLost) {
   EXPECT_EQ(error_of([&] { client->set("a", "b"); }).code(), Errc::kPeerLost);
 }
 
+// What a client says and hears, recorded by a server that speaks the protocol.
+TEST_P(SocketStoreTest, SecretNeverTravelsAndProofsCannotBeRepeated) {
+  const World world(GetParam());
+  const auto say = [&](const Fd& socket, const store_protocol::Request& request) {
+    send_text(socket, encode(request));
+    store_protocol::FrameBuffer frames;
+    std::array<char, 1024> bytes;
+    while (wait_readable(socket, soon())) {
+      const ssize_t size = recv(socket.get(), bytes.data(), bytes.size(), 0);
+      if (size <= 0) break;
+      frames.append({bytes.data(), static_cast<std::size_t>(size)});
+      if (const auto payload = frames.pop_frame()) return *store_protocol::decode_reply(*payload);
+    }
+    return store_protocol::Reply{store_protocol::Status::kNothing, 0, {}};
+  };
+  using Operation = store_protocol::Operation;
+  const std::string magic(store_protocol::kMagic);
+  const std::string challenge(kChallengeBytes, 'c');
+  const Fd first = raw_client(world);
+  const Challenges challenges{challenge,
+                              say(first, {Operation::kHello, 1, 0, magic, challenge}).value};
+  EXPECT_EQ(challenges.server.size(), kChallengeBytes);
+  const std::string proof = client_proof("sesame", challenges);
+  EXPECT_THAT(proof, ::testing::Not(HasSubstr("sesame")));
+  const auto answer = say(first, {Operation::kProof, 2, 0, {}, proof});
+  EXPECT_EQ(answer.status, store_protocol::Status::kOk);
+  EXPECT_EQ(answer.value, server_proof("sesame", challenges));
+  EXPECT_NE(answer.value, proof);
+  // The server's challenge differs each time: who recorded a proof has nothing.
+  const Fd second = raw_client(world);
+  EXPECT_NE(say(second, {Operation::kHello, 1, 0, magic, challenge}).value, challenges.server);
+  EXPECT_EQ(say(second, {Operation::kProof, 2, 0, {}, proof}).status,
+            store_protocol::Status::kRefused);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, SocketStoreTest, ::testing::Values("tcp", "unix"));
 
 TEST(StoreServerTest, TcpNeedsASecret) {
   const Address address = Address::parse("tcp://127.0.0.1:0");
   expect_invalid("SWITCHYARD_SECRET", [&] { StoreServer::start(address, ""); });
   EXPECT_EQ(error_of([&] { SocketStore(address, "", 100); }).code(), Errc::kInvalidArgument);
+}
+
+// It accepts any proof, as who does not know the secret must.
+TEST(StoreServerTest, ServerWithoutTheSecretIsRefused) {
+  const Address address = fresh_unix_address();
+  const Fd listener = listen_on(address);
+  const std::jthread server([&] {
+    const Fd socket = *accept_one(listener, soon());
+    for (std::uint32_t id = 1; id <= 2; ++id) {
+      (void)wait_readable(socket, soon());
+      std::array<char, 1024> bytes;
+      (void)recv(socket.get(), bytes.data(), bytes.size(), 0);
+      const std::string reply = encode(store_protocol::Reply{store_protocol::Status::kOk, id,
+                                                             std::string(kChallengeBytes, 's')});
+      send_all(socket, std::as_bytes(std::span(reply)), soon());
+    }
+  });
+  expect_invalid("does not prove that it has the secret",
+                 [&] { SocketStore(address, "sesame", kTimeoutMs); });
+}
+
+TEST(StoreServerTest, FramesAreTheSameOnEveryMachine) {
+  EXPECT_EQ(
+      encode(store_protocol::Request{store_protocol::Operation::kSet, 0x01020304, 5, "k", "v"}),
+      std::string("\x0F\0\0\0\x02\x04\x03\x02\x01\x05\0\0\0\x01\0\0\0kv", 19));
+  EXPECT_EQ(encode(store_protocol::Reply{store_protocol::Status::kFull, 258, "x"}),
+            std::string("\x06\0\0\0\x03\x02\x01\0\0x", 10));
 }
 
 TEST(StoreServerTest, UnixNeedsNone) {
@@ -345,6 +410,17 @@ TEST(StoreServerTest, NoServerIsATimeout) {
                [] { SocketStore(fresh_unix_address(), "", 20'000, true); });
   expect_error(Errc::kTimeout, "nobody serves at unix:@switchyard-store-test",
                [] { SocketStore(fresh_unix_address(), "", 100); });
+}
+
+TEST(SecretTest, ProofsDependOnAllTheyAreMadeFrom) {
+  const Challenges challenges{"client", "server"};
+  EXPECT_EQ(client_proof("secret", challenges), client_proof("secret", challenges));
+  EXPECT_NE(client_proof("secret", challenges), client_proof("secre", challenges));
+  EXPECT_NE(client_proof("secret", challenges), client_proof("secret", {"client", "other"}));
+  EXPECT_NE(client_proof("secret", challenges), client_proof("secret", {"other", "server"}));
+  EXPECT_NE(client_proof("secret", challenges), server_proof("secret", challenges));
+  EXPECT_NE(derive_secret("secret", "a"), derive_secret("secret", "b"));
+  EXPECT_EQ(derive_secret("secret", "a").size(), 64u);
 }
 
 TEST(SecretTest, EqualOnlyToItself) {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/store_connection.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "core/fail.h"
+#include "core/interrupt.h"
+#include "transport/secret.h"
+
+namespace switchyard {
+namespace {
+
+namespace protocol = store_protocol;
+
+constexpr int kRetryMs = 20;
+
+Fd connect_until(const Address& address, std::int64_t timeout_ms, bool was_served) {
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  for (;;) {
+    if (std::optional<Fd> socket = connect_to(address, deadline)) return *std::move(socket);
+    require(!was_served, Errc::kPeerLost, "store: nobody serves {} any more", address.text());
+    require(!is_interrupted(), Errc::kAborted, "store: interrupted before anybody served at {}",
+            address.text());
+    require(!deadline.expired(), Errc::kTimeout, "store: nobody serves at {} within {:.1f} s",
+            address.text(), static_cast<double>(timeout_ms) * 1e-3);
+    poll(nullptr, 0, kRetryMs);
+  }
+}
+
+}  // namespace
+
+StoreConnection::StoreConnection(const Address& address, const std::string& secret,
+                                 std::int64_t timeout_ms, bool was_served)
+    : address_(address) {
+  require_secret(address, secret);
+  socket_ = connect_until(address, timeout_ms, was_served);
+  const std::optional<PeerIdentity> identity = peer_identity(socket_);
+  require(!identity || identity->uid == geteuid() || identity->uid == 0, Errc::kInvalidArgument,
+          "store: {} is served by user {}, but this is user {}", address.text(),
+          identity ? identity->uid : 0, geteuid());
+  shake_hands(secret, timeout_ms);
+}
+
+void StoreConnection::shake_hands(const std::string& secret, std::int64_t timeout_ms) {
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  const auto say = [&](protocol::Operation operation, std::string key, std::string value) {
+    const auto reply = ask({operation, 0, 0, std::move(key), std::move(value)}, deadline);
+    require(reply.has_value(), Errc::kTimeout, "store: {} does not answer", address_.text());
+    require(reply->status == protocol::Status::kOk, Errc::kInvalidArgument,
+            "store: {} refused the secret; SWITCHYARD_SECRET must be the same on every rank",
+            address_.text());
+    return reply->value;
+  };
+  Challenges challenges{make_challenge(), {}};
+  challenges.server =
+      say(protocol::Operation::kHello, std::string(protocol::kMagic), challenges.client);
+  const std::string proof = say(protocol::Operation::kProof, {}, client_proof(secret, challenges));
+  require(secrets_equal(proof, server_proof(secret, challenges)), Errc::kInvalidArgument,
+          "store: {} does not prove that it has the secret; another program listens there",
+          address_.text());
+}
+
+// Skips replies to earlier requests that timed out; their ids differ.
+std::optional<protocol::Reply> StoreConnection::ask(protocol::Request request,
+                                                    const Deadline& deadline) {
+  request.id = ++num_requests_;
+  const std::string frame = protocol::encode(request);
+  require(frame.size() - 4 <= protocol::kMaxFrameBytes, Errc::kInvalidArgument,
+          "store: key \"{}\" and its value have {} bytes, at most {}", request.key.substr(0, 64),
+          frame.size() - 4, protocol::kMaxFrameBytes);
+  send_all(socket_, std::as_bytes(std::span(frame)), deadline);
+  for (;;) {
+    while (const auto payload = received_.pop_frame()) {
+      auto reply = protocol::decode_reply(*payload);
+      require(reply.has_value(), Errc::kSystem, "store: {} does not speak the protocol",
+              address_.text());
+      if (reply->id == request.id) return reply;
+    }
+    require(!received_.is_oversized(protocol::kMaxFrameBytes), Errc::kSystem,
+            "store: {} does not speak the protocol", address_.text());
+    if (!receive(deadline)) return std::nullopt;
+  }
+}
+
+// False when the deadline passed first.
+bool StoreConnection::receive(const Deadline& deadline) {
+  if (!wait_readable(socket_, deadline)) return false;
+  std::array<char, 16384> bytes;
+  const ssize_t size = recv(socket_.get(), bytes.data(), bytes.size(), 0);
+  if (size > 0) {
+    received_.append({bytes.data(), static_cast<std::size_t>(size)});
+    return true;
+  }
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  fail(Errc::kPeerLost, "store: {} closed the connection", address_.text());
+}
+
+}  // namespace switchyard

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// store_connection.h: a client's end of a connection to a StoreServer, after the handshake.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "transport/socket.h"
+#include "transport/store_protocol.h"
+
+namespace switchyard {
+
+class StoreConnection {
+ public:
+  /// Retries until a server listens at `address`, unless it is known to have listened there before:
+  /// then nobody there means that it is gone. Both ends prove that they have `secret`.
+  /// Errors: kTimeout, kInvalidArgument (the other end has another secret, or is of another user),
+  /// kPeerLost, kSystem.
+  StoreConnection(const Address& address, const std::string& secret, std::int64_t timeout_ms,
+                  bool was_served = false);
+
+  const Address& address() const { return address_; }
+  const Fd& socket() const { return socket_; }
+
+  /// Sends `request`, under a number of its own, and returns the reply to it. Nothing when the
+  /// deadline passed first: that reply is skipped when it comes. Errors: kPeerLost, kSystem,
+  /// kTimeout (the server does not read), kInvalidArgument (too large a request).
+  std::optional<store_protocol::Reply> ask(store_protocol::Request request,
+                                           const Deadline& deadline);
+
+ private:
+  void shake_hands(const std::string& secret, std::int64_t timeout_ms);
+  bool receive(const Deadline& deadline);
+
+  Address address_;
+  Fd socket_;
+  store_protocol::FrameBuffer received_;
+  std::uint32_t num_requests_ = 0;
+};
+
+}  // namespace switchyard
