@@ -118,6 +118,7 @@ BENCHMARK_CAPTURE(quantize_scheme, int8_block, schemes::kInt8Block)->Apply(shape
 BENCHMARK_CAPTURE(quantize_scheme, nvfp4, schemes::kNvfp4)->Apply(shapes);
 BENCHMARK_CAPTURE(quantize_scheme, mxfp4, schemes::kMxfp4)->Apply(shapes);
 BENCHMARK_CAPTURE(quantize_scheme, mxfp6_e3m2, schemes::kMxfp6E3M2)->Apply(shapes);
+BENCHMARK_CAPTURE(quantize_scheme, mxfp6_e2m3, schemes::kMxfp6E2M3)->Apply(shapes);
 BENCHMARK_CAPTURE(quantize_scheme, mxfp8, schemes::kMxfp8)->Apply(shapes);
 BENCHMARK_CAPTURE(dequantize_scheme, fp8_block, schemes::kFp8Block)->Apply(shapes);
 BENCHMARK_CAPTURE(dequantize_scheme, int8_block, schemes::kInt8Block)->Apply(shapes);

@@ -74,7 +74,7 @@ void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::in
   }
   auto* codes = reinterpret_cast<std::uint8_t*>(q);
   if (scheme.is_simulated()) {
-    scalar::quantize_row(scheme, x, dtype, hidden, codes, scales, tensor_scale);
+    simd::simulate_row(scheme, x, dtype, hidden, q);
   } else if (scheme.rule == ScaleRule::kMx || scheme.rule == ScaleRule::kTwoLevel) {
     simd::quantize_small_blocks(scheme, x, dtype, hidden, codes, scales, tensor_scale);
   } else {

@@ -19,6 +19,10 @@ void quantize_row(const QuantScheme& scheme, const void* x, DType dtype, std::in
 void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype,
                            std::int64_t hidden, std::uint8_t* q, void* scales, float tensor_scale);
 
+/// The bits of scalar::quantize_row, for simulated schemes: mxfp6. `y` may be `x`.
+void simulate_row(const QuantScheme& scheme, const void* x, DType dtype, std::int64_t hidden,
+                  void* y);
+
 /// The bits of scalar::dequantize_row, for schemes that are not simulated.
 void dequantize_row(const QuantScheme& scheme, const std::uint8_t* q, const void* scales,
                     std::int64_t hidden, float* y, float tensor_scale);

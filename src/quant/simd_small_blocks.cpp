@@ -3,15 +3,14 @@
 // simd_small_blocks.cpp: vectorized nvfp4, mxfp4 and mxfp8 rows: one-byte scales for blocks of 16
 // or 32 elements, which are shorter than some vectors.
 //
-// A chunk of a row is processed in three passes. First, the largest magnitudes of all its blocks,
-// as maxima of de-interleaved vectors, four to one each time. Then scales and factors, one lane per
-// block. Finally codes, each lane with the factor of its block. Chunks with NaN or infinity use the
-// scalar definition. The end of a row is padded with zeros, which change no maximum.
+// A chunk of a row is processed in three passes: the largest magnitudes of all its blocks
+// (block_maxima-inl.h); scales and factors, one lane per block; codes, each lane with the factor of
+// its block. Chunks with NaN or infinity use the scalar definition. The end of a row is padded with
+// zeros, which change no maximum.
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/simd_small_blocks.cpp"
@@ -19,6 +18,7 @@
 #include <hwy/highway.h>
 
 #include "core/bytes.h"
+#include "quant/block_maxima-inl.h"
 #include "quant/codes-inl.h"
 #include "quant/simd.h"
 
@@ -28,7 +28,6 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR
 
-constexpr std::int64_t kChunk = 1024;
 constexpr std::size_t kMaxBlocks = kChunk / 16;
 constexpr std::size_t kMaxLanes = 64;  // read past the last factor but never used
 
@@ -36,46 +35,6 @@ struct Blocks {
   alignas(64) std::array<std::uint8_t, kMaxBlocks + kMaxLanes> scales;
   alignas(64) std::array<float, kMaxBlocks + kMaxLanes> factors;
 };
-
-template <typename Bits>
-using Maxima = std::array<Bits, kChunk / 4>;
-
-// y[i] = the largest bit pattern without sign among x[4i] to x[4i + 3]; y may be x. num_outputs is
-// a multiple of 64 bytes.
-template <typename Element, typename Bits>
-HWY_INLINE void max_of_four(const Element* x, std::int64_t num_outputs, Bits* y) {
-  constexpr hn::CappedTag<Element, 64 / sizeof(Element)> d{};
-  constexpr hn::RebindToUnsigned<decltype(d)> du{};
-  constexpr hn::RebindToSigned<decltype(d)> di{};
-  const auto mask = hn::Set(du, static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1));
-  const auto magnitude = [&](auto v) { return hn::BitCast(di, hn::And(hn::BitCast(du, v), mask)); };
-  for (std::int64_t i = 0; i < num_outputs; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-    hn::Vec<decltype(d)> v0, v1, v2, v3;
-    hn::LoadInterleaved4(d, x + 4 * i, v0, v1, v2, v3);
-    const auto largest =
-        hn::Max(hn::Max(magnitude(v0), magnitude(v1)), hn::Max(magnitude(v2), magnitude(v3)));
-    hn::StoreU(hn::BitCast(du, largest), du, y + i);
-  }
-}
-
-// The same for two patterns without signs, in place.
-template <typename Bits>
-HWY_INLINE void max_of_two(std::int64_t num_outputs, Bits* x) {
-  constexpr hn::CappedTag<Bits, 64 / sizeof(Bits)> d{};
-  constexpr hn::RebindToSigned<decltype(d)> di{};
-  for (std::int64_t i = 0; i < num_outputs; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-    hn::Vec<decltype(d)> v0, v1;
-    hn::LoadInterleaved2(d, x + 2 * i, v0, v1);
-    const auto largest = hn::Max(hn::BitCast(di, v0), hn::BitCast(di, v1));
-    hn::StoreU(hn::BitCast(d, largest), d, x + i);
-  }
-}
-
-HWY_INLINE VecU32 load_bits(const std::uint16_t* bits) {
-  constexpr hn::Rebind<std::uint16_t, decltype(kU32)> d16{};
-  return hn::PromoteTo(kU32, hn::LoadU(d16, bits));
-}
-HWY_INLINE VecU32 load_bits(const std::uint32_t* bits) { return hn::LoadU(kU32, bits); }
 
 // The rules of scale_rules.h for many blocks: the scales' exponents or codes, and the factors.
 struct RuleResult {
@@ -125,8 +84,8 @@ struct Nvfp4Rule {
 };
 
 // Computes scales and factors of all blocks; false if an element is NaN or infinite.
-template <typename Source, typename Bits, typename Rule>
-HWY_INLINE bool make_scales(const Maxima<Bits>& maxima, std::int64_t num_blocks, const Rule& rule,
+template <typename Source, typename Rule>
+HWY_INLINE bool make_scales(const Maxima<Source>& maxima, std::int64_t num_blocks, const Rule& rule,
                             Blocks& blocks) {
   constexpr hn::Rebind<std::uint8_t, decltype(kU32)> d8{};
   VecI32 largest = hn::Zero(kI32);
@@ -141,18 +100,12 @@ HWY_INLINE bool make_scales(const Maxima<Bits>& maxima, std::int64_t num_blocks,
   return most < Source::kInfinity;
 }
 
-// Two elements share a lane, so a block of 16 has 8 lanes, fewer than a 512-bit vector.
 template <typename Source, typename Coder, std::int64_t kBlock>
 HWY_INLINE void encode_chunk(const typename Source::Element* x, const Blocks& blocks,
                              std::uint8_t* q) {
   const auto step = static_cast<std::int64_t>(2 * hn::Lanes(kU32));
-  const auto block_of_lane =
-      hn::IndicesFromVec(kF32, hn::ShiftRight<(kBlock == 16 ? 3 : 4)>(hn::Iota(kI32, 0)));
   for (std::int64_t i = 0; i < kChunk; i += step) {
-    const float* factors = blocks.factors.data() + i / kBlock;
-    const VecF32 lanes = step <= kBlock
-                             ? hn::Set(kF32, *factors)
-                             : hn::TableLookupLanes(hn::LoadU(kF32, factors), block_of_lane);
+    const VecF32 lanes = factors_of_lanes<kBlock>(blocks.factors.data() + i / kBlock);
     store_codes<Coder::kBits>(
         Coder::template codes<Source>(Source::load(x + i), MultiplyLanes{lanes}),
         q + i * Coder::kBits / 16);
@@ -163,11 +116,8 @@ HWY_INLINE void encode_chunk(const typename Source::Element* x, const Blocks& bl
 template <typename Source, typename Coder, std::int64_t kBlock, typename Rule>
 HWY_INLINE bool quantize_chunk(const typename Source::Element* x, const Rule& rule, std::uint8_t* q,
                                std::uint8_t* scales) {
-  using Bits = std::conditional_t<Source::kDType == DType::kF32, std::uint32_t, std::uint16_t>;
-  Maxima<Bits> maxima;
-  max_of_four(x, kChunk / 4, maxima.data());
-  max_of_four(maxima.data(), kChunk / 16, maxima.data());
-  if (kBlock == 32) max_of_two(kChunk / 32, maxima.data());
+  Maxima<Source> maxima;
+  block_maxima<Source, kBlock>(x, maxima);
   Blocks blocks;
   if (!make_scales<Source>(maxima, kChunk / kBlock, rule, blocks)) return false;
   encode_chunk<Source, Coder, kBlock>(x, blocks, q);
