@@ -64,7 +64,7 @@ std::vector<std::string> unknown_variables() {
   return names;
 }
 
-DoctorReport examine() {
+DoctorReport examine(const DoctorOptions& options) {
   DoctorReport report;
   report.machine = describe_machine();
   report.why_no_cuda = why_no_cuda();
@@ -77,6 +77,10 @@ DoctorReport examine() {
     }
   }
   report.onednn = onednn_version();
+  report.hwloc = hwloc_version();
+  report.nodes = numa_nodes();
+  report.num_ranks = options.num_ranks;
+  report.binding = setting("SWITCHYARD_BIND").text;
   for (const EngineInfo& engine : all_engines()) report.engines.emplace_back(engine.name);
   report.launcher = launcher();
   report.settings = settings();
@@ -90,6 +94,9 @@ DoctorReport examine() {
 CLI::App* add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::App* verb = app.add_subcommand(
       "doctor", "what this machine and this build offer, and how to get what is missing");
+  verb->add_option("--ranks", options.num_ranks, "ranks whose NUMA nodes are shown")
+      ->check(CLI::Range(1, kMaxRanks))
+      ->capture_default_str();
   add_json(verb, options.json);
   verb->footer("Nothing is changed. The exit code is 0, whatever is missing.");
   return verb;
@@ -97,7 +104,7 @@ CLI::App* add_doctor(CLI::App& app, DoctorOptions& options) {
 
 int doctor(const DoctorOptions& options) {
   check_json("doctor", options.json);
-  const DoctorReport report = examine();
+  const DoctorReport report = examine(options);
   publish(
       options.json, [&] { return to_text(report); }, [&] { return to_json(report); });
   return 0;

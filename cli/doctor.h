@@ -11,12 +11,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include "core/topology.h"
 #include "device/device_facts.h"
 #include "machine.h"
 
 namespace switchyard::cli {
 
 struct DoctorOptions {
+  int num_ranks = 2;
   std::string json;  ///< a file, or "-" for stdout; empty: text
 };
 
@@ -38,6 +40,10 @@ struct DoctorReport {
   std::string why_no_cuda;  ///< empty: `devices` is set
   std::optional<DeviceFacts> devices;
   std::string onednn;  ///< version; empty: not in this build
+  std::string hwloc;   ///< version; empty: not in this build
+  std::vector<NumaNode> nodes;
+  int num_ranks = 0;    ///< ranks whose binding is shown
+  std::string binding;  ///< SWITCHYARD_BIND
   std::vector<std::string> engines;
   std::string launcher;  ///< what started this process as a rank, or "none"
   std::vector<DoctorSetting> settings;

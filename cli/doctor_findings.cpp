@@ -95,6 +95,12 @@ void add_part_findings(const DoctorReport& report, Findings& findings) {
                         "experts \"onednn\": \"exact\" gives results too, much slower",
                         "apt install libdnnl-dev, configure and build again"});
   }
+  if (report.hwloc.empty()) {
+    findings.push_back({"hwloc is not in this build",
+                        "ranks that our launcher starts are not bound to NUMA nodes; on a machine "
+                        "with one node nothing",
+                        "apt install libhwloc-dev, configure and build again"});
+  }
   if (report.machine.mpirun.empty()) {
     findings.push_back(
         {"no mpirun in PATH",
@@ -122,17 +128,25 @@ std::string objection_to(const DoctorSetting& one, const DoctorReport& report) {
     return fmt::format("setting SWITCHYARD_HEAP is \"{}\", want {}", one.value,
                        fmt::join(kHeaps, ", "));
   }
+  if (one.name == "SWITCHYARD_BIND" && one.value != "numa" && one.value != "none") {
+    return fmt::format("setting SWITCHYARD_BIND is \"{}\", want numa or none", one.value);
+  }
   return {};
+}
+
+// What the library refuses while it has this value.
+const char* cost_of(const std::string& setting_name) {
+  if (setting_name == "SWITCHYARD_HEAP") return "every exchange between GPUs fails";
+  if (setting_name == "SWITCHYARD_BIND")
+    return "every command that starts processes as ranks fails";
+  return "every command and program that makes a group fails";
 }
 
 void add_setting_findings(const DoctorReport& report, Findings& findings) {
   for (const DoctorSetting& one : report.settings) {
     const std::string objection = objection_to(one, report);
     if (objection.empty()) continue;
-    const char* costs = one.name == "SWITCHYARD_HEAP"
-                            ? "every exchange between GPUs fails"
-                            : "every command and program that makes a group fails";
-    findings.push_back({objection, costs, "unset " + one.name});
+    findings.push_back({objection, cost_of(one.name), "unset " + one.name});
   }
   for (const std::string& name : report.unknown_variables) {
     findings.push_back({name + " is set, but there is no such setting", "it has no effect",

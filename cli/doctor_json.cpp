@@ -72,6 +72,22 @@ Json json_of(const DeviceFacts& devices) {
   return one;
 }
 
+Json binding_of(const DoctorReport& report) {
+  Json one;
+  one["setting"] = report.binding;
+  one["nodes"] = Json::array();
+  for (const NumaNode& node : report.nodes) {
+    one["nodes"].push_back({{"number", node.number}, {"cores", node.cores}});
+  }
+  one["ranks"] = Json::array();
+  if (report.binding != "numa" || report.nodes.empty()) return one;
+  for (int rank = 0; rank < report.num_ranks; ++rank) {
+    const std::size_t node = node_of_rank(rank, report.num_ranks, report.nodes.size());
+    one["ranks"].push_back(report.nodes[node].number);
+  }
+  return one;
+}
+
 }  // namespace
 
 std::string to_json(const DoctorReport& report) {
@@ -83,6 +99,8 @@ std::string to_json(const DoctorReport& report) {
   json["why_no_cuda"] = report.why_no_cuda;
   json["engines"] = report.engines;
   json["onednn"] = report.onednn.empty() ? Json() : Json(report.onednn);
+  json["hwloc"] = report.hwloc.empty() ? Json() : Json(report.hwloc);
+  json["binding"] = binding_of(report);
   json["launcher"] = report.launcher;
   json["settings"] = Json::array();
   for (const DoctorSetting& one : report.settings) {

@@ -9,6 +9,7 @@
 
 #include "switchyard/version.h"
 
+#include "core/text.h"
 #include "doctor.h"
 
 namespace switchyard::cli {
@@ -124,10 +125,31 @@ std::string gpu_section(const DoctorReport& report) {
                                  {"heap of threads", heap_text(devices.threads)}});
 }
 
+std::string node_text(const NumaNode& node) {
+  const std::vector<std::int32_t> cores(node.cores.begin(), node.cores.end());
+  return format_ranges(cores);
+}
+
+std::string binding_section(const DoctorReport& report) {
+  const auto unbound = [](const std::string& why) {
+    return section("ranks that our launcher starts", {{"not bound", why}});
+  };
+  if (report.binding == "none") return unbound("SWITCHYARD_BIND is none");
+  if (report.hwloc.empty()) return unbound("hwloc is not in this build");
+  if (report.nodes.empty()) return unbound("the system does not describe its NUMA nodes");
+  std::vector<Row> rows{{"rank", "NUMA node", "cores"}};
+  for (int rank = 0; rank < report.num_ranks; ++rank) {
+    const NumaNode& node = report.nodes[node_of_rank(rank, report.num_ranks, report.nodes.size())];
+    rows.push_back({std::to_string(rank), std::to_string(node.number), node_text(node)});
+  }
+  return section("ranks that our launcher starts", rows);
+}
+
 std::string part_section(const DoctorReport& report) {
   return section("parts",
                  {{"engines", fmt::format("{}", fmt::join(report.engines, ", "))},
                   {"oneDNN", report.onednn.empty() ? "not in this build" : report.onednn},
+                  {"hwloc", report.hwloc.empty() ? "not in this build" : report.hwloc},
                   {"mpirun", report.machine.mpirun.empty() ? "not found" : report.machine.mpirun},
                   {"started by", report.launcher == "none" ? "no launcher" : report.launcher}});
 }
@@ -173,8 +195,8 @@ std::string_view name_of(GpuLink link) {
 
 std::string to_text(const DoctorReport& report) {
   return fmt::format("switchyard {}\n\n", build_summary()) + machine_section(report.machine) +
-         gpu_section(report) + part_section(report) + setting_section(report) +
-         findings_text(report.findings);
+         binding_section(report) + gpu_section(report) + part_section(report) +
+         setting_section(report) + findings_text(report.findings);
 }
 
 }  // namespace switchyard::cli

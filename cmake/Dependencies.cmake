@@ -17,6 +17,16 @@ if(NOT SWITCHYARD_WITH_ONEDNN STREQUAL "OFF")
   endif()
 endif()
 
+set(SWITCHYARD_HAS_HWLOC OFF)
+if(NOT SWITCHYARD_WITH_HWLOC STREQUAL "OFF")
+  pkg_check_modules(HWLOC QUIET IMPORTED_TARGET hwloc>=2.0)  # core: NUMA nodes
+  if(HWLOC_FOUND)
+    set(SWITCHYARD_HAS_HWLOC ON)
+  elseif(SWITCHYARD_WITH_HWLOC STREQUAL "ON")
+    message(FATAL_ERROR "SWITCHYARD_WITH_HWLOC is ON, but pkg-config does not find hwloc 2.0 or newer")
+  endif()
+endif()
+
 if(SWITCHYARD_BUILD_CLI)
   find_package(CLI11 2.1 REQUIRED)
 endif()

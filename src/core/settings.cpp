@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 12> kSettings{{
+constexpr std::array<SettingInfo, 13> kSettings{{
     {"SWITCHYARD_ENGINE", "auto",
      "how ranks reach each other: auto, local (threads), shm (processes)"},
     {"SWITCHYARD_TIMEOUT_MS", "30000",
@@ -24,6 +24,8 @@ constexpr std::array<SettingInfo, 12> kSettings{{
     {"SWITCHYARD_SECRET", "", "shared by the ranks of a job; the store refuses whoever lacks it"},
     {"SWITCHYARD_CONTROL_FD", "",
      "descriptor of the memory shared with our launcher; set by our launcher"},
+    {"SWITCHYARD_BIND", "numa",
+     "cores of ranks that our launcher starts: numa (those of one NUMA node each) or none (all)"},
     {"SWITCHYARD_CUDA_MODULE", "",
      "path of libswitchyard_cuda.so; empty: beside the library, then where the system looks"},
     {"SWITCHYARD_CUBLAS", "",

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/topology.h"
 #include "transport/shared_memory.h"
 
 namespace switchyard {
@@ -43,6 +44,7 @@ std::unique_ptr<Window> ShmWindows::make_window(std::size_t bytes) {
       const Fd& memory = peer == control_.rank() ? own : memories[static_cast<std::size_t>(peer)];
       check_shared_memory(memory, bytes);
       regions.emplace_back(memory, bytes);
+      if (peer == control_.rank()) place_near_caller(regions.back().data(), bytes);
     }
   } catch (const Error& failure) {
     error = failure.what();

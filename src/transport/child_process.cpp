@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -28,11 +29,22 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   return pointers;
 }
 
+cpu_set_t set_of(const std::vector<int>& cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) {
+    if (core < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(core), &set);
+  }
+  return set;
+}
+
 // Between fork and exec only async-signal-safe calls are allowed: nothing here allocates.
 [[noreturn]] void become(const ChildSpec& spec, char* const* arguments, char* const* environment,
-                         int null_fd, int report_fd, pid_t parent) {
+                         const cpu_set_t& cores, int null_fd, int report_fd, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // the parent died before prctl
+  // A sandbox may refuse: then the rank runs where its parent may.
+  if (!spec.cores.empty()) sched_setaffinity(0, sizeof(cores), &cores);
   const bool is_set = (spec.has_input || dup2(null_fd, STDIN_FILENO) >= 0) &&
                       dup2(spec.output_fd, STDOUT_FILENO) >= 0 &&
                       dup2(spec.error_fd, STDERR_FILENO) >= 0 &&
@@ -79,6 +91,7 @@ ChildProcess start_process(const ChildSpec& spec) {
   require(!spec.command.empty(), Errc::kInvalidArgument, "launch: the command is empty");
   const std::vector<char*> arguments = pointers_to(spec.command);
   const std::vector<char*> environment = pointers_to(spec.environment);
+  const cpu_set_t cores = set_of(spec.cores);
   const Fd null = above_stdio(Fd(open("/dev/null", O_RDWR | O_CLOEXEC)));
   auto [report, report_end] = make_pipe();
   const pid_t parent = getpid();
@@ -87,7 +100,7 @@ ChildProcess start_process(const ChildSpec& spec) {
   child.pid = fork();
   if (child.pid < 0) fail_errno("fork", spec.command[0]);
   if (child.pid == 0) {
-    become(spec, arguments.data(), environment.data(), null.get(), report_end.get(), parent);
+    become(spec, arguments.data(), environment.data(), cores, null.get(), report_end.get(), parent);
   }
   fcntl(report.get(), F_SETFL, O_NONBLOCK);
   child.report = std::move(report);

@@ -21,6 +21,7 @@ struct ChildSpec {
   int error_fd = -1;                     ///< becomes stderr
   int kept_fd = -1;                      ///< stays open under its number
   sigset_t signal_mask{};
+  std::vector<int> cores{};  ///< logical processors to run on; empty: those of the caller
 };
 
 struct ChildProcess {

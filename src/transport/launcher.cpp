@@ -23,7 +23,9 @@
 #include "core/clock.h"
 #include "core/fail.h"
 #include "core/log.h"
+#include "core/settings.h"
 #include "core/text.h"
+#include "core/topology.h"
 #include "transport/child_process.h"
 #include "transport/control_block.h"
 #include "transport/env.h"
@@ -98,6 +100,14 @@ class StopSignals {
   Fd fd_;
 };
 
+std::vector<NumaNode> nodes_to_bind_to() {
+  const SettingValue value = setting("SWITCHYARD_BIND");
+  const std::string_view binding = value.text;
+  require(binding == "numa" || binding == "none", Errc::kInvalidArgument,
+          "setting SWITCHYARD_BIND is \"{}\", want numa or none", binding);
+  return binding == "numa" ? numa_nodes() : std::vector<NumaNode>{};
+}
+
 class Launcher {
  public:
   explicit Launcher(const LaunchOptions& options);
@@ -112,6 +122,7 @@ class Launcher {
 
   std::vector<std::string> environment_of(int rank) const;
   void start_rank(int rank);
+  std::vector<int> cores_of(int rank) const;
   bool turn();
   int poll_timeout_ms() const;
   void reap(int rank);
@@ -132,6 +143,7 @@ class Launcher {
   std::string secret_;
   std::unique_ptr<StoreServer> store_;
   std::vector<Rank> ranks_;
+  std::vector<NumaNode> nodes_;  // where ranks are bound; empty: nowhere
   LaunchResult result_;
   Step step_ = Step::kRunning;
   std::int64_t next_step_ns_ = 0;
@@ -150,6 +162,7 @@ Launcher::Launcher(const LaunchOptions& options) : options_(options) {
   store_ = StoreServer::start(Address::parse("unix:@switchyard-" + make_secret()), secret_);
   require(store_ != nullptr, Errc::kInternal, "launch: the address of the store is taken");
   ranks_.resize(static_cast<std::size_t>(options.num_ranks));
+  nodes_ = nodes_to_bind_to();
 }
 
 // Ranks are still running here only after an error.
@@ -183,6 +196,11 @@ std::vector<std::string> Launcher::environment_of(int rank) const {
   return entries;
 }
 
+std::vector<int> Launcher::cores_of(int rank) const {
+  if (nodes_.empty()) return {};
+  return nodes_[node_of_rank(rank, options_.num_ranks, nodes_.size())].cores;
+}
+
 void Launcher::start_rank(int rank) {
   Rank& target = ranks_[static_cast<std::size_t>(rank)];
   const std::string prefix = fmt::format("[rank {}] ", rank);
@@ -192,6 +210,7 @@ void Launcher::start_rank(int rank) {
   spec.has_input = rank == 0;
   spec.kept_fd = control_fd_.get();
   spec.signal_mask = signals_.mask_before();
+  spec.cores = cores_of(rank);
   auto [error, error_end] = make_pipe();
   target.streams.emplace_back(std::move(error), options_.error_fd, prefix);
   spec.error_fd = error_end.get();

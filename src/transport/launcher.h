@@ -4,7 +4,8 @@
 // when one fails. Each gets torchrun's variables plus SWITCHYARD_STORE, SWITCHYARD_SECRET and
 // SWITCHYARD_CONTROL_FD. When a rank dies, the launcher records it in the control block, so that
 // the others end with an error that names it; ranks that outlive a grace time are killed. Ranks
-// also die with the launcher, even when it is killed with SIGKILL.
+// also die with the launcher, even when it is killed with SIGKILL. Each rank runs on the cores of
+// one NUMA node, unless SWITCHYARD_BIND is none.
 #pragma once
 
 #include <unistd.h>

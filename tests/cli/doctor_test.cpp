@@ -33,6 +33,10 @@ cli::DoctorReport two_gpus() {
   report.machine.available_bytes = std::int64_t{64} << 30;
   report.machine.mpirun = "/usr/bin/mpirun";
   report.onednn = "2.6.0";
+  report.hwloc = "2.9.0";
+  report.nodes = {{0, {0, 1, 2, 3, 8}}, {1, {4, 5, 6, 7}}};
+  report.num_ranks = 3;
+  report.binding = "numa";
   report.engines = {"local", "shm"};
   report.launcher = "none";
   DeviceFacts devices;
@@ -134,9 +138,15 @@ TEST(DoctorTest, MachineThatLacksNothing) {
                               "  1          nvlink  self\n"));
   EXPECT_THAT(text, HasSubstr("driver             580.65.06, up to CUDA 13.0\n"));
   EXPECT_THAT(text, HasSubstr("NCCL               2.28.9\n"));
+  EXPECT_THAT(text, HasSubstr("  rank  NUMA node  cores\n"
+                              "  0     0          0-3, 8\n"
+                              "  1     0          0-3, 8\n"
+                              "  2     1          4-7\n"));
   EXPECT_THAT(text, HasSubstr("heap of processes  vmm: the driver gives descriptors"));
   const nlohmann::json json = nlohmann::json::parse(cli::to_json(report));
   EXPECT_EQ(json["cuda"]["gpus"].size(), 2u);
+  EXPECT_EQ(json["binding"]["nodes"][1]["cores"], nlohmann::json::array({4, 5, 6, 7}));
+  EXPECT_EQ(json["binding"]["ranks"], nlohmann::json::array({0, 0, 1}));
   EXPECT_EQ(json["cuda"]["links"][0][1], "nvlink");
   EXPECT_EQ(json["cuda"]["heap_of_processes"]["kind"], "vmm");
   EXPECT_TRUE(json["cuda"]["gpus"][0]["free_bytes"].is_null());
@@ -147,6 +157,7 @@ TEST(DoctorTest, EveryLackIsNamed) {
   report.devices->processes = {"", "GPU 0 of rank 0 cannot address the memory of GPU 1 of rank 1"};
   report.devices->nccl_obstacle = "libnccl.so.2 cannot be loaded";
   report.devices->driver_cuda = 12020;
+  report.hwloc.clear();
   report.machine.shared_memory_obstacle = "memfd_create: Operation not permitted";
   report.machine.num_usable_cores = 1;
   report.machine.max_open_files = 64;
@@ -154,13 +165,15 @@ TEST(DoctorTest, EveryLackIsNamed) {
   report.machine.mpirun.clear();
   report.onednn.clear();
   report.settings = {{"SWITCHYARD_ENGINE", "sm", "environment"},
-                     {"SWITCHYARD_HEAP", "vm", "environment"}};
+                     {"SWITCHYARD_HEAP", "vm", "environment"},
+                     {"SWITCHYARD_BIND", "core", "environment"}};
   const std::string text = whats(cli::find_missing(report));
   for (const char* phrase :
        {"GPUs of processes cannot share memory: GPU 0", "no NCCL windows: libnccl.so.2",
         "the driver is of CUDA 12.2, this build of CUDA 13.0", "memfd_create", "one core",
         "64 open files allowed", "1.0 MiB of memory are left", "no mpirun", "oneDNN is not",
-        "setting SWITCHYARD_ENGINE is \"sm\", want auto, local, shm",
+        "hwloc is not", "setting SWITCHYARD_ENGINE is \"sm\", want auto, local, shm",
+        "setting SWITCHYARD_BIND is \"core\", want numa or none",
         "setting SWITCHYARD_HEAP is \"vm\", want auto, same_process, vmm, ipc, nccl"}) {
     EXPECT_THAT(text, HasSubstr(phrase));
   }
@@ -176,6 +189,18 @@ TEST(DoctorTest, RemedyDependsOnWhyThereIsNoGpu) {
   EXPECT_THAT(remedy(), HasSubstr("install its driver"));
   report.machine.nvidia_driver = "470.82.01";
   EXPECT_THAT(remedy(), HasSubstr("the kernel has driver 470.82.01, but CUDA sees no GPU"));
+}
+
+TEST(DoctorTest, RanksThatAreNotBoundSayWhy) {
+  cli::DoctorReport report = two_gpus();
+  report.binding = "none";
+  EXPECT_THAT(cli::to_text(report), HasSubstr("not bound  SWITCHYARD_BIND is none\n"));
+  EXPECT_TRUE(nlohmann::json::parse(cli::to_json(report))["binding"]["ranks"].empty());
+  report.binding = "numa";
+  report.nodes.clear();
+  EXPECT_THAT(cli::to_text(report), HasSubstr("does not describe its NUMA nodes\n"));
+  report.hwloc.clear();
+  EXPECT_THAT(cli::to_text(report), HasSubstr("not bound  hwloc is not in this build\n"));
 }
 
 TEST(DoctorTest, UnknownOptionIsAUsageError) {

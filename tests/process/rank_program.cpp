@@ -3,6 +3,8 @@
 // rank_program.cpp: the program that the launcher tests start. The first argument names the task,
 // the second a rank that behaves differently.
 
+#include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -36,6 +38,31 @@ int show_variables() {
   for (const char* name : {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "COLOUR"}) {
     std::printf("%s=%s\n", name, variable(name).c_str());
   }
+  return 0;
+}
+
+int show_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return kErrorExitCode;
+  std::string text = "cores";
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) text += " " + std::to_string(core);
+  }
+  std::printf("%s\n", text.c_str());
+  return 0;
+}
+
+// The kernel's memory policy for this rank's window, or "refused" where a sandbox hides it.
+int show_window_policy() {
+  const Group group = Group::from_environment();
+  const auto window = group.engine().windows().make_window(4096);
+  int mode = 0;
+  const unsigned long at_address = 2;  // MPOL_F_ADDR
+  const bool is_known =
+      syscall(SYS_get_mempolicy, &mode, nullptr, 0ul, window->base(group.rank()), at_address) == 0;
+  std::printf("policy %s\n", is_known ? std::to_string(mode).c_str() : "refused");
+  group.barrier();
   return 0;
 }
 
@@ -101,6 +128,8 @@ int run(const std::string& task, int special) {
   const int rank = std::atoi(variable("RANK").c_str());
   if (task == "hello") return say_hello();
   if (task == "variables") return show_variables();
+  if (task == "cores") return show_cores();
+  if (task == "window_policy") return show_window_policy();
   if (task == "meet") return meet();
   if (task == "die") return wait_for_nothing(special, die);
   if (task == "die_in_pairs") return wait_in_pairs(special, die);
