@@ -61,18 +61,18 @@ PushLayout make_push_layout(const PushShape& shape) {
   const auto columns = static_cast<std::size_t>(layout.num_columns());
   const std::size_t returned = in_32_bits(checked_mul(tokens, columns));
   (void)in_32_bits(checked_mul(columns, std::size_t{layout.return_stride}) - layout.return_stride);
-  layout.returns_offset = checked_mul(rows, std::size_t{layout.row_stride});
-  layout.marks_offset =
-      checked_add(layout.returns_offset, checked_mul(returned, std::size_t{layout.return_stride}));
-  // Returned rows of floats contain no words that the wire reserves, so they need no marks.
-  const std::size_t marked =
-      shape.return_scale_bytes > 0 ? layout.marks_offset : layout.returns_offset;
-  layout.announcements_offset = lines(checked_add(layout.marks_offset, marked / 8));
+  layout.marks_offset = checked_mul(rows, std::size_t{layout.row_stride});
+  layout.announcements_offset = lines(checked_add(layout.marks_offset, layout.marks_offset / 8));
   layout.routes_offset = checked_add(layout.announcements_offset,
                                      checked_mul(ranks, std::size_t{layout.announcement_stride}));
   layout.set_bytes = lines(
       checked_add(layout.routes_offset, checked_mul(rows, std::size_t{layout.routes_stride})));
-  layout.total_bytes = checked_mul<std::size_t>(2, layout.set_bytes);
+  layout.returns_offset = checked_mul<std::size_t>(2, layout.set_bytes);
+  const std::size_t return_bytes = checked_mul(returned, std::size_t{layout.return_stride});
+  layout.return_marks_offset = checked_add(layout.returns_offset, return_bytes);
+  // Returned rows of floats contain no words that the wire reserves, so they need no marks.
+  const std::size_t return_marks = shape.return_scale_bytes > 0 ? return_bytes / 8 : 0;
+  layout.total_bytes = lines(checked_add(layout.return_marks_offset, return_marks));
   return layout;
 }
 

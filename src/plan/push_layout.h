@@ -8,12 +8,14 @@
 // Rows travel in chunks of 512 elements; a warp moves one chunk at a time. Returned rows go to slot
 // (token, column) of the token's owner.
 //
-// Two slot sets alternate from call to call; a call is a dispatch with its combine.
+// Two slot sets alternate from call to call; a call is a dispatch with its combine. Returned rows
+// have one set: a rank stores them after a dispatch that its peer announced behind its last combine.
 //   set:  P x T rows        elements, then scales
-//         T x columns       returned rows
-//         marks             one byte per 8 bytes of the rows above, see cuda/exchange/wire.cuh
+//         marks             one byte per 8 bytes of the rows, see cuda/exchange/wire.cuh
 //         P announcements   {rows for this rank, rows for each of its experts, the call's mode}
 //         P x T routes      {token, each choice, each weight}
+//   both: T x columns       returned rows
+//         marks             of returned rows that have scales
 #pragma once
 
 #include <cstddef>
@@ -64,11 +66,12 @@ struct PushLayout {
   std::uint32_t return_stride = 0;
   std::uint32_t routes_stride = 0;
   std::uint32_t announcement_stride = 0;
-  std::size_t returns_offset = 0;  ///< within a set, like the next three
-  std::size_t marks_offset = 0;
+  std::size_t marks_offset = 0;  ///< within a set, like the next two; the rows end here
   std::size_t announcements_offset = 0;
   std::size_t routes_offset = 0;
   std::size_t set_bytes = 0;
+  std::size_t returns_offset = 0;
+  std::size_t return_marks_offset = 0;
   std::size_t total_bytes = 0;
 
   SWITCHYARD_HOST_DEVICE std::size_t set(std::uint64_t call) const {
@@ -94,13 +97,13 @@ struct PushLayout {
   SWITCHYARD_HOST_DEVICE std::size_t routes(std::uint64_t call, int source, std::int64_t n) const {
     return set(call) + routes_offset + product(slot(source, n), routes_stride);
   }
-  SWITCHYARD_HOST_DEVICE std::size_t returned(std::uint64_t call, std::int64_t token,
-                                              int column) const {
-    return set(call) + returns_offset +
+  SWITCHYARD_HOST_DEVICE std::size_t returned(std::int64_t token, int column) const {
+    return returns_offset +
            product(static_cast<std::uint32_t>(token * num_columns() + column), return_stride);
   }
-  /// The mark of the 8 bytes at `offset`, which lies in the set of `call`.
+  /// The mark of the 8 bytes at `offset`, which lies in a row of `call` or in a returned row.
   SWITCHYARD_HOST_DEVICE std::size_t mark(std::uint64_t call, std::size_t offset) const {
+    if (offset >= returns_offset) return return_marks_offset + (offset - returns_offset) / 8;
     return set(call) + marks_offset + (offset - set(call)) / 8;
   }
 

@@ -74,7 +74,7 @@ class LostMark {
   void write_row(int column, std::uint32_t word) {
     const cuda::DeviceBuffer row =
         device_copy(std::vector<std::uint32_t>(layout_.return_stride / sizeof(word), word));
-    cuda::check_cuda(cudaMemcpy(window_.data() + layout_.returned(kCall, 1, column), row.data(),
+    cuda::check_cuda(cudaMemcpy(window_.data() + layout_.returned(1, column), row.data(),
                                 row.size_bytes(), cudaMemcpyDeviceToDevice),
                      "row");
   }

@@ -258,7 +258,7 @@ __device__ __forceinline__ void sum_tokens(const CombineArgs& a, std::uint32_t p
   next_call.request(a, prefetched);
   __syncthreads();
   const std::uint64_t call = next_call.number - 1;
-  const ReturnSlots slots(a.layout, call);
+  const ReturnSlots slots(a.layout);
   stamp(a, Stage::kCallKnown);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {

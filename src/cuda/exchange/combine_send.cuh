@@ -242,7 +242,7 @@ __device__ __forceinline__ void return_tokens(const CombineArgs& a, std::uint32_
   ArrivedToken from(a, now.owner * max_tokens + now.slot, lane);
   std::uint64_t call = 0;
   if (!begin_return(a, prefetched, next_call, num_arrivals, call)) return;
-  const ReturnSlots slots(a.layout, call);
+  const ReturnSlots slots(a.layout);
   const int num_items = num_return_items(a, num_arrivals, lane);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {

@@ -145,7 +145,7 @@ __device__ __forceinline__ void stream_share(const CombineArgs& a, std::uint64_t
   static_assert(kVecUnits<kRows> == 1);
   const int cta_warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const ReturnSlots slots(a.layout, call);
+  const ReturnSlots slots(a.layout);
   ArrivedItems items(a, num_arrivals, cta_warp * a.grid.num_senders + share,
                      a.grid.num_senders * a.grid.num_warps, num_items);
   RowCopies copies(a, items,

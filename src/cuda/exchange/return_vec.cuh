@@ -20,13 +20,13 @@ inline constexpr int kVecWords = kReturnVecElements* wire_bits(kDType) / 32;
 template <DType kDType>
 inline constexpr int kVecUnits = kVecWords<kDType> / 4;
 
-/// Offsets of a call's returned rows in a window. What does not change is computed once.
+/// Offsets of returned rows in a window. What does not change is computed once.
 struct ReturnSlots {
   std::size_t first;  ///< offset of token 0
   std::uint32_t num_columns;
 
-  __device__ __forceinline__ ReturnSlots(const PushLayout& layout, std::uint64_t call)
-      : first(layout.returned(call, 0, 0)),
+  __device__ __forceinline__ explicit ReturnSlots(const PushLayout& layout)
+      : first(layout.returned(0, 0)),
         num_columns(static_cast<std::uint32_t>(layout.num_columns())) {}
 
   /// Offset of a chunk in the token's first column.

@@ -50,16 +50,18 @@ Parts parts_of(const PushLayout& layout) {
         parts.emplace_back(routes, routes + static_cast<std::size_t>(num_records) * kRecordBytes);
       }
     }
-    for (std::int64_t token = 0; token < shape.max_tokens; ++token) {
-      for (int column = 0; column < layout.num_columns(); ++column) {
-        const std::size_t begin = layout.returned(call, token, column);
-        parts.emplace_back(begin, begin + layout.return_stride);
-      }
-    }
-    const std::size_t marked =
-        shape.return_scale_bytes > 0 ? layout.marks_offset : layout.returns_offset;
     parts.emplace_back(layout.mark(call, layout.set(call)),
-                       layout.mark(call, layout.set(call) + marked - 1) + 1);
+                       layout.mark(call, layout.set(call) + layout.marks_offset - 1) + 1);
+  }
+  for (std::int64_t token = 0; token < shape.max_tokens; ++token) {
+    for (int column = 0; column < layout.num_columns(); ++column) {
+      const std::size_t begin = layout.returned(token, column);
+      parts.emplace_back(begin, begin + layout.return_stride);
+    }
+  }
+  if (shape.return_scale_bytes > 0) {
+    parts.emplace_back(layout.mark(6, layout.returned(0, 0)),
+                       layout.mark(6, layout.return_marks_offset - 1) + 1);
   }
   return parts;
 }
@@ -81,7 +83,7 @@ TEST(PushLayoutTest, PartsAreApartAndAligned) {
         EXPECT_LE(parts.back().second, layout.total_bytes);
         for (const std::size_t offset :
              {layout.row(1, num_ranks - 1, 2), layout.scales(layout.row(0, 0, 1), 0),
-              layout.returned(1, 2, layout.num_columns() - 1)}) {
+              layout.returned(2, layout.num_columns() - 1)}) {
           EXPECT_EQ(offset % kUnitBytes, 0u);
         }
         EXPECT_EQ(layout.routes(1, num_ranks - 1, 2) % kRecordBytes, 0u);
@@ -109,7 +111,7 @@ TEST(PushLayoutTest, ReturnedRowsWithScalesOrWithout) {
   shape.return_element_bits = shape.return_scale_bytes = 0;
   const PushLayout layout = make_push_layout(shape);
   EXPECT_EQ(layout.return_stride, 0u);
-  EXPECT_EQ(layout.returns_offset, layout.marks_offset);
+  EXPECT_EQ(layout.returns_offset, layout.total_bytes);
 }
 
 TEST(PushLayoutTest, RoutesHaveBitsForEveryExpert) {
@@ -118,6 +120,16 @@ TEST(PushLayoutTest, RoutesHaveBitsForEveryExpert) {
     shape.max_local_experts = experts;
     EXPECT_EQ(make_push_layout(shape).place_bits, bits) << experts;
   }
+}
+
+// The numbers of docs/design.md.
+TEST(PushLayoutTest, MemoryOfEightRanks) {
+  PushShape shape = shape_of(8, 8, 7168, 4096);
+  shape.max_local_experts = 32;
+  shape.sends_weights = true;
+  EXPECT_NEAR(static_cast<double>(make_push_layout(shape).total_bytes), 1.03e9, 5e6);
+  shape.max_tokens = 128;
+  EXPECT_NEAR(static_cast<double>(make_push_layout(shape).total_bytes), 32e6, 2e5);
 }
 
 TEST(PushLayoutTest, SizesThatOverflowAreRefused) {

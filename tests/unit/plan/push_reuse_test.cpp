@@ -4,7 +4,8 @@
 // interleaving of a few ranks that dispatch and combine over a model of their windows. The tasks of
 // a kernel run in any order; a store to a peer arrives any time after it was issued, also after its
 // kernel has ended; reading a slot and emptying it are two steps. A kernel ends when its tasks are
-// done, and the next one of the rank follows. Which set a call uses is asked of PushLayout.
+// done, and the next one of the rank follows. Which set of rows a call uses is asked of PushLayout;
+// returned rows have one.
 
 #include <array>
 #include <cstdint>
@@ -117,7 +118,8 @@ class Explorer {
   }
 
   std::size_t word(Kind kind, int to, int from, int c) const {
-    const bool is_odd = rules_.has_two_sets && layout_.set(static_cast<std::uint64_t>(c)) != 0;
+    const bool is_odd = kind != kReturn && rules_.has_two_sets &&
+                        layout_.set(static_cast<std::uint64_t>(c)) != 0;
     return static_cast<std::size_t>(((kind * kRanks + to) * kRanks + from) * kSets) + is_odd;
   }
   static std::size_t path(Kind kind, int to, int from) {
