@@ -113,6 +113,7 @@ struct RowSources {
   TensorView rank{};           ///< [N] source rank of each row; -1 without a token
   TensorView token{};          ///< [N] token on that rank; -1 without one
   TensorView rows_per_rank{};  ///< [P] tokens placed here from each rank
+  TensorView k{};              ///< [N] as RowOrigin::k; -1 without a token
 };
 
 /// What the host knows of received rows. Valid as long as the rows. On GPUs expert_load and wait_ns

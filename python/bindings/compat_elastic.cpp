@@ -49,7 +49,8 @@ PyElasticDispatched dispatch(const PyElastic& self, nb::handle x, nb::handle top
 
 PyElasticDispatched dispatch_again(const PyElastic& self, nb::handle x,
                                    const PyElasticDispatched& earlier, nb::handle sf,
-                                   nb::handle topk_weights, nb::handle stream_argument) {
+                                   nb::handle topk_weights, bool do_zero_padding,
+                                   nb::handle stream_argument) {
   const auto buffer = self.live(kName);
   const Exclusive call = self.call(kName);
   Arrays arrays(stream_argument);
@@ -58,9 +59,25 @@ PyElasticDispatched dispatch_again(const PyElastic& self, nb::handle x,
   const TensorView weights = arrays.in(topk_weights, "dispatch: topk_weights");
   const Stream stream = arrays.stream(self.device);
   return {buffer, without_gil([&] {
-            return buffer->dispatch(tokens, earlier->handle, stream, scales, weights);
+            return buffer->dispatch(tokens, earlier->handle, stream, scales, weights,
+                                    do_zero_padding);
           }),
           stream};
+}
+
+// (rank, token, k) of each row
+nb::tuple row_sources(const PyElastic& self, const PyElasticDispatched& dispatched,
+                      nb::handle stream_argument) {
+  const auto buffer = self.live(kName);
+  const Exclusive call = self.call(kName);
+  Arrays arrays(stream_argument);
+  arrays.prefer(dispatched.stream());
+  const Stream stream = arrays.stream(self.device);
+  deep_ep::ElasticRowSources made =
+      without_gil([&] { return buffer->row_sources(dispatched->handle, stream); });
+  return nb::make_tuple(PyTensor::of(std::move(made.rank), stream),
+                        PyTensor::of(std::move(made.token), stream),
+                        PyTensor::of(std::move(made.k), stream));
 }
 
 PyElasticCombined combine(const PyElastic& self, nb::handle x,
@@ -133,7 +150,9 @@ void bind_compat_elastic(nb::module_& m) {
            nb::arg("sf").none(), nb::arg("topk_weights").none(), nb::arg("options"),
            nb::arg("stream").none() = nb::none())
       .def("dispatch_again", &dispatch_again, nb::arg("x"), nb::arg("earlier"),
-           nb::arg("sf").none(), nb::arg("topk_weights").none(),
+           nb::arg("sf").none(), nb::arg("topk_weights").none(), nb::arg("do_zero_padding"),
+           nb::arg("stream").none() = nb::none())
+      .def("row_sources", &row_sources, nb::arg("dispatched"),
            nb::arg("stream").none() = nb::none())
       .def("combine", &combine, nb::arg("x"), nb::arg("dispatched"), nb::arg("topk_weights").none(),
            nb::arg("bias"), nb::arg("stream").none() = nb::none())

@@ -83,6 +83,7 @@ void check_row_sources(const RowSources& sources, std::int64_t num_rows, int num
   };
   check("rank", sources.rank, num_rows);
   check("token", sources.token, num_rows);
+  check("k", sources.k, num_rows);
   check("rows_per_rank", sources.rows_per_rank, num_ranks);
 }
 

@@ -182,9 +182,11 @@ void Exchange::write_row_sources(const DispatchHandle& handle, const RowSources&
   constexpr const char* kName = "write_row_sources";
   const ExchangeBackend& backend = open(backend_, kName);
   require_stream(kName, backend.device(), stream);
-  require_device(
-      kName, backend.device(),
-      {{"rank", sources.rank}, {"token", sources.token}, {"rows_per_rank", sources.rows_per_rank}});
+  require_device(kName, backend.device(),
+                 {{"rank", sources.rank},
+                  {"token", sources.token},
+                  {"k", sources.k},
+                  {"rows_per_rank", sources.rows_per_rank}});
   backend.write_row_sources(handle, sources, stream);
 }
 

@@ -6,6 +6,7 @@ import pytest
 
 import switchyard
 from switchyard import InvalidArgumentError, NotSupportedError, run_local
+from switchyard.compat import _deep_ep_metadata as metadata
 from switchyard.compat import deep_ep
 
 P, E, K, H, MAX, A = 2, 4, 2, 64, 5, 4
@@ -123,6 +124,87 @@ def test_one_row_per_expert(syncs, sums_once):
         combined, returned, _ = buffer.combine(recv_x, handle, topk_weights=None if sums_once else recv_weights)
         np.testing.assert_array_equal(combined.astype(np.float32), copies(group.rank, False))
         assert returned is None if sums_once else (returned == np.where(ids >= 0, weights, 0)).all()
+
+    run_local(P, rank)
+
+
+def test_zero_padding_and_weights_of_a_cached_dispatch():
+    def rank(group):
+        x, ids, weights = BATCHES[group.rank]
+        buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=MAX)
+        recv_x, _, recv_weights, handle, _ = buffer.dispatch(x, ids, weights, num_experts=E, expert_alignment=A, do_expand=True)
+        first = recv_weights.copy()
+        again, _, no_weights, same, _ = buffer.dispatch(x * 2, handle=handle, do_expand=True, do_zero_padding=True)
+        assert same is handle and no_weights is None
+        np.testing.assert_array_equal(recv_weights, first)  # a cached dispatch leaves earlier weights alone
+        valid = np.zeros(len(again), bool)
+        for end, count in zip(handle.psum_num_recv_tokens_per_expert, handle.num_unaligned_recv_tokens_per_expert):
+            valid[end - count:end] = True
+        assert not valid.all() and (again[~valid] == 0).all()
+        other, _, other_weights, _, _ = buffer.dispatch(x, topk_weights=weights * 2, handle=handle, do_zero_padding=True)
+        np.testing.assert_array_equal(other_weights, np.where(valid, first * 2, 0))
+        combined, returned, _ = buffer.combine(other, handle, topk_weights=recv_weights)
+        np.testing.assert_array_equal(combined.astype(np.float32), copies(group.rank, False))
+        np.testing.assert_array_equal(returned, np.where(ids >= 0, weights, 0))
+        *_, compact, _ = buffer.dispatch(x, ids, num_experts=E)
+        with pytest.raises(InvalidArgumentError, match="do_zero_padding is set, must come with an expanded handle"):
+            buffer.dispatch(x, handle=compact, do_zero_padding=True)
+
+    run_local(P, rank)
+
+
+@pytest.mark.parametrize("syncs", [1, 0])
+@pytest.mark.parametrize("expands", [1, 0])
+def test_metadata_made_with_torch_is_that_of_the_library(syncs, expands):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def rank(group):
+        x, ids, _ = BATCHES[group.rank]
+        buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=MAX, allow_multiple_reduction=1)
+        *_, handle, _ = buffer.dispatch(x, ids, num_experts=E, expert_alignment=A, do_expand=expands, do_cpu_sync=syncs)
+        sources = [source.torch() for source in handle.native.row_sources(handle.call)]
+        lines = metadata.recv_src_metadata(*sources, handle.num_recv_tokens, MAX, P, K, bool(expands))
+        assert lines.dtype == torch.int32
+        np.testing.assert_array_equal(lines.numpy(), handle.recv_src_metadata)
+        # Another number of experts than a multiple of the ranks: the first holds one more.
+        for num_experts in (E, E + 1):
+            *_, handle, _ = buffer.dispatch(x, ids, num_experts=num_experts)
+            slots = metadata.dst_buffer_slot_idx(torch.from_numpy(ids), num_experts, group.rank, P, MAX)
+            assert slots.dtype == torch.int32
+            np.testing.assert_array_equal(slots.numpy(), handle.dst_buffer_slot_idx)
+        buffer.combine(np.zeros((handle.num_recv_tokens, H), BF16), handle)
+        with pytest.raises(InvalidArgumentError, match="the handle was combined"):
+            handle.native.row_sources(handle.call)
+
+    run_local(P, rank)
+
+
+def test_the_handle_may_keep_the_callers_ids():
+    def rank(group):
+        x, ids, _ = BATCHES[group.rank]
+        buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=MAX)
+        for copies_ids in (0, 1):
+            *_, handle, _ = buffer.dispatch(x, ids, num_experts=E, do_handle_copy=copies_ids)
+            assert (handle.topk_idx is ids) != copies_ids
+            np.testing.assert_array_equal(handle.topk_idx, ids)
+            buffer.combine(np.zeros((handle.num_recv_tokens, H), BF16), handle)
+
+    run_local(P, rank)
+
+
+def test_sizes():
+    def rank(group):
+        buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=MAX, deterministic=True, num_allocated_qps=3)
+        assert buffer.get_logical_domain_size() == buffer.get_physical_domain_size() == (1, P)
+        assert deep_ep.get_logical_domain_size(group) == deep_ep.get_physical_domain_size(group) == (1, P)
+        assert (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks, buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == (1, P, 1, P)
+        assert (buffer.scaleout_rank_idx, buffer.scaleup_rank_idx) == (0, group.rank)
+        assert buffer.deterministic and buffer.num_allocated_qps == 3
+        assert buffer.get_theoretical_num_sms(E, K) == buffer.get_theoretical_num_qps(0) == 0
+        assert isinstance(buffer.capture(), deep_ep.EventHandle)
+        small, large = (deep_ep.ElasticBuffer.get_buffer_size_hint(group, tokens, 7168, 8) for tokens in (128, 4096))
+        assert small % (2 << 20) == large % (2 << 20) == 0
+        assert small >= 128 * 7168 * 2 and large > 8 * small
 
     run_local(P, rank)
 

@@ -27,6 +27,7 @@ struct ElasticState {
   Tensor ones;      ///< [T, K] f32 1: weights of sums in which every row counts as it is
   bool is_synced = true;
   bool has_aligned_sf = false;
+  std::int64_t num_rows = 0;  ///< N
 };
 
 namespace {
@@ -141,7 +142,9 @@ ElasticDispatched result_of(const TensorPool& pool, const std::shared_ptr<EPHand
   result.handle = handle;
   result.recv_x = received.experts.rows;
   result.recv_sf = retyped(received.experts.scales, sf.dtype());
-  if (topk_weights.has_value()) result.recv_topk_weights = received.topk_weights;
+  if (topk_weights.has_value()) {
+    result.recv_topk_weights = copy_of(pool, received.topk_weights, stream);
+  }
   if (!handle->do_expand) {
     result.recv_topk_idx =
         copy_ids("dispatch", pool, received.topk_ids, stream, received.total_rows);
@@ -234,6 +237,7 @@ ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView&
   extra.max_tokens = options.num_max_tokens_per_rank;
   extra.host_counts = options.do_cpu_sync;
   const Dispatched received = state.kept.dispatch(x, topk_idx, options.topk_weights, stream, extra);
+  state.num_rows = received.experts.rows.shape(0);
   if (own.pool.is_on_gpu()) {
     fill_psums_on_gpu(*handle, received, own.pool, stream);
   } else {
@@ -241,20 +245,25 @@ ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView&
     fill_metadata(*handle, own.pool.group().size());
     fill_slots(*handle, own.pool.group());
   }
-  if (handle->do_expand) handle->num_expanded_tokens = received.experts.rows.shape(0);
+  if (handle->do_expand) handle->num_expanded_tokens = state.num_rows;
   return result_of(own.pool.results(), handle, received, options.sf, options.topk_weights, stream);
 }
 
 ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
                                           const std::shared_ptr<EPHandle>& handle, Stream stream,
-                                          const TensorView& sf, const TensorView& topk_weights) {
+                                          const TensorView& sf, const TensorView& topk_weights,
+                                          bool do_zero_padding) {
   ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
   own.pool.check_call("dispatch", stream, {{"x", x}});
   const EPHandle& earlier = checked("dispatch", handle);
   require(earlier.do_expand || !topk_weights.has_value(), Errc::kInvalidArgument,
           "dispatch: topk_weights is {} with a handle, must be absent unless it is expanded",
           topk_weights);
+  require(earlier.do_expand || !do_zero_padding, Errc::kInvalidArgument,
+          "dispatch: do_zero_padding is set, must come with an expanded handle: other rows have no "
+          "gaps");
   ExchangeConfig config = earlier.state->kept.exchange().config();
+  config.zero_padding = config.zero_padding || do_zero_padding;
   set_rows(config, x, sf, earlier.state->has_aligned_sf);
   DispatchOptions extra;
   extra.scales = retyped(sf, DType::kF32);
@@ -263,6 +272,22 @@ ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
   const Dispatched received = earlier.state->kept.dispatch_again(
       own.pool.get(config), x, earlier.topk_idx, topk_weights, stream, extra);
   return result_of(own.pool.results(), handle, received, sf, topk_weights, stream);
+}
+
+ElasticRowSources ElasticBuffer::row_sources(const std::shared_ptr<EPHandle>& handle,
+                                             Stream stream) const {
+  constexpr const char* kName = "row_sources";
+  ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
+  own.pool.check_call(kName, stream, {});
+  const ElasticState& state = *checked(kName, handle).state;
+  require(state.kept.is_open(), Errc::kInvalidArgument,
+          "{}: the handle was combined, must be asked between dispatch and combine", kName);
+  const TensorPool& results = own.pool.results();
+  const auto make = [&] { return results.make(DType::kI32, {state.num_rows}); };
+  ElasticRowSources sources{make(), make(), make()};
+  state.kept.exchange().write_row_sources(
+      state.kept.handle(), {.rank = sources.rank, .token = sources.token, .k = sources.k}, stream);
+  return sources;
 }
 
 ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_ptr<EPHandle>& handle,

@@ -13,7 +13,8 @@ constexpr int kThreads = 256;
 constexpr std::int64_t kMaxCtas = 1024;
 constexpr int kNoSourceByte = 0xFF;  // -1
 
-// A thread for each arrival: its rows differ only where layouts have a row for each choice.
+// A thread for each arrival: its rows differ only where layouts have a row for each choice. In
+// other layouts the last write to k is of the highest one.
 __global__ void __launch_bounds__(kThreads) row_sources_kernel(RowSourcesArgs a) {
   const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const std::int64_t num_places = std::int64_t{a.num_ranks} * a.max_tokens;
@@ -26,6 +27,7 @@ __global__ void __launch_bounds__(kThreads) row_sources_kernel(RowSourcesArgs a)
       if (row < 0 || row >= a.num_rows) continue;
       if (a.rank != nullptr) a.rank[row] = source;
       if (a.token != nullptr) a.token[row] = token;
+      if (a.k != nullptr) a.k[row] = k;
     }
   }
   if (a.rows_per_rank == nullptr) return;
@@ -37,12 +39,12 @@ __global__ void __launch_bounds__(kThreads) row_sources_kernel(RowSourcesArgs a)
 }  // namespace
 
 void launch_row_sources(const RowSourcesArgs& args, cudaStream_t stream) {
-  for (std::int32_t* list : {args.rank, args.token}) {
+  for (std::int32_t* list : {args.rank, args.token, args.k}) {
     if (list == nullptr || args.num_rows == 0) continue;
     const auto bytes = static_cast<std::size_t>(args.num_rows) * sizeof(std::int32_t);
     check_cuda(cudaMemsetAsync(list, kNoSourceByte, bytes, stream), "write_row_sources");
   }
-  const bool has_rows = args.rank != nullptr || args.token != nullptr;
+  const bool has_rows = args.rank != nullptr || args.token != nullptr || args.k != nullptr;
   const std::int64_t num_threads = std::max<std::int64_t>(
       args.num_ranks, has_rows ? std::int64_t{args.num_ranks} * args.max_tokens : 0);
   const auto ctas = static_cast<int>(

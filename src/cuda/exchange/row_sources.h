@@ -17,6 +17,7 @@ struct RowSourcesArgs {
   std::int64_t num_rows = 0;              ///< N
   std::int32_t* rank = nullptr;           ///< [N], or null
   std::int32_t* token = nullptr;          ///< [N], or null
+  std::int32_t* k = nullptr;              ///< [N], or null
   std::int32_t* rows_per_rank = nullptr;  ///< [P], or null
 };
 

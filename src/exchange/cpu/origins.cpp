@@ -21,6 +21,7 @@ void CpuExchange::write_row_sources(const DispatchHandle& handle, const RowSourc
   };
   write(sources.rank, &RowOrigin::rank);
   write(sources.token, &RowOrigin::token);
+  write(sources.k, &RowOrigin::k);
   if (!sources.rows_per_rank.has_value()) return;
   auto* count = sources.rows_per_rank.as<std::int32_t>();
   for (const std::int64_t rows : slot.routing->rows_per_rank) {

@@ -327,7 +327,7 @@ void PushExchange::write_row_sources(const DispatchHandle& handle, const RowSour
   cuda::launch_row_sources(
       {slot.kernels.memory.state, group_.size(), shape_.main_topk,
        static_cast<std::int32_t>(shape_.config.max_tokens_per_rank), slot.dispatch.num_rows,
-       list(sources.rank), list(sources.token), list(sources.rows_per_rank)},
+       list(sources.rank), list(sources.token), list(sources.k), list(sources.rows_per_rank)},
       stream.get());
 }
 

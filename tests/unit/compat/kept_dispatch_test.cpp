@@ -103,18 +103,22 @@ TEST(KeptDispatchTest, RowSourcesAreTheOriginsAsTensors) {
       const std::int64_t num_rows = rows.num_elements() / kShape.hidden;
       const Tensor rank(DType::kI32, {num_rows});
       const Tensor token(DType::kI32, {num_rows});
+      const Tensor k(DType::kI32, {num_rows});
       const Tensor counts(DType::kI32, {group.size()});
-      exchange.write_row_sources(got.handle, {rank, token, counts});
+      exchange.write_row_sources(got.handle, {rank, token, counts, k});
       std::vector<std::int32_t> want_rank(static_cast<std::size_t>(num_rows), -1);
       std::vector<std::int32_t> want_token = want_rank;
+      std::vector<std::int32_t> want_k = want_rank;
       for (const RowOrigin& origin : exchange.row_origins(got.handle)) {
         want_rank[static_cast<std::size_t>(origin.row)] = origin.rank;
         want_token[static_cast<std::size_t>(origin.row)] = origin.token;
+        want_k[static_cast<std::size_t>(origin.row)] = origin.k;
       }
       for (std::int64_t n = 0; n < num_rows; ++n) {
         const auto at = static_cast<std::size_t>(n);
         EXPECT_EQ(rank.as<std::int32_t>()[n], want_rank[at]);
         EXPECT_EQ(token.as<std::int32_t>()[n], want_token[at]);
+        EXPECT_EQ(k.as<std::int32_t>()[n], want_k[at]);
       }
       for (int r = 0; r < group.size(); ++r) {
         EXPECT_EQ(counts.as<std::int32_t>()[r],

@@ -61,7 +61,7 @@ struct EPHandle {
   Tensor num_unaligned_recv_tokens_per_expert;                ///< [L] i32
   /// [R, K + 2] i32, by (rank, token): rank * Tm + token; rank * K + the highest k served here;
   /// and, if expanded, the row of each k or -1. Without sync [P * Tm, K + 2], -1 in unused rows.
-  /// This and the next are for the original's own kernels: on GPUs they are absent.
+  /// On GPUs this and the next are absent: see row_sources().
   Tensor recv_src_metadata;
   /// [T, K] i32, set at the highest k of each rank, -1 elsewhere: own rank * Tm + the token's index
   /// among those that go to the rank of k.
@@ -91,14 +91,21 @@ struct ElasticDispatched {
   TensorView recv_sf;    ///< [N, S], strides (S, 1) or as requested; absent without sf
   Tensor recv_topk_idx;  ///< [N, K] i64: local ids, -1 for experts of other ranks; not if expanded
   /// f32 [N, K] as sent, [N] if expanded; absent if none were given. Unused rows: 0; on GPUs only
-  /// with do_zero_padding.
-  TensorView recv_topk_weights;
+  /// with do_zero_padding. A copy, which later calls with the handle leave alone.
+  Tensor recv_topk_weights;
   std::shared_ptr<EPHandle> handle;
   EventOverlap event;
 };
 
 /// Returned weights are 0 where the id is -1.
 using ElasticCombined = BufferCombined;
+
+/// Where the rows of recv_x come from, each [N] i32 and -1 in rows without a token.
+struct ElasticRowSources {
+  Tensor rank;
+  Tensor token;
+  Tensor k;  ///< which choice of the token; not expanded: the highest that is served here
+};
 
 /// Mirrors deep_ep.ElasticBuffer. Every distinct set of (H, K, E, format of x, do_expand,
 /// do_cpu_sync, do_zero_padding, layout of sf; if expanded also expert_alignment) has its own
@@ -137,10 +144,16 @@ class SWITCHYARD_API ElasticBuffer {
                              const ElasticDispatchOptions& options = {});
 
   /// The routing and options of `handle` again: rows arrive in the same places, and the same handle
-  /// is returned. `sf` and topk_weights have the shapes of the options.
+  /// is returned. `sf` and topk_weights have the shapes of the options. With do_zero_padding this
+  /// and later dispatches of the handle write 0 into unused rows, whatever its own options were.
   ElasticDispatched dispatch(const TensorView& x, const std::shared_ptr<EPHandle>& handle,
                              Stream stream = Stream::host(), const TensorView& sf = {},
-                             const TensorView& topk_weights = {});
+                             const TensorView& topk_weights = {}, bool do_zero_padding = false);
+
+  /// What the original's recv_src_metadata is made from, on either device. Not collective.
+  /// Errors: kInvalidArgument unless called between dispatch and combine.
+  ElasticRowSources row_sources(const std::shared_ptr<EPHandle>& handle,
+                                Stream stream = Stream::host()) const;
 
   /// combined_x[t] = the bias terms in the order given, then the rows by ascending (highest) k: in
   /// f32, rounded once at each level. Not weighted. May be repeated with one handle.
