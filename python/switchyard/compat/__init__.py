@@ -9,6 +9,7 @@ import importlib
 import sys
 
 _MODULES = {"deep_ep": "deep_ep", "flashinfer.comm": "flashinfer"}
+_PARTS = {"deep_ep": ("utils",), "flashinfer.comm": ()}  # modules that programs import by their own names
 
 
 def install(*names: str) -> None:
@@ -23,6 +24,8 @@ def install(*names: str) -> None:
         module = importlib.import_module(f"switchyard.compat.{_MODULES[name]}")
         if sys.modules.setdefault(name, module) is not module:
             raise ImportError(f"install: another {name} is imported already; call install() before the first import of it")
+        for part in _PARTS[name]:
+            sys.modules.setdefault(f"{name}.{part}", importlib.import_module(f"{module.__name__}.{part}"))
         package, _, part = name.rpartition(".")
         if package:
             parent = sys.modules.get(package) or _import_or_make(package)

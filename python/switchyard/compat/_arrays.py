@@ -74,6 +74,34 @@ def as_bool(array: Any) -> Any:
     return array.view(bool)
 
 
+def plain(array: Any) -> Any:
+    """An array that can be computed with: of numpy, or of torch."""
+    if isinstance(array, Tensor):
+        return array.torch() if array.device.is_cuda else array.numpy()
+    return array if is_torch(array) else numpy.asarray(array)
+
+
+def library_of(array: Any) -> Any:
+    """numpy, or torch for its tensors."""
+    if not is_torch(array):
+        return numpy
+    import torch  # pylint: disable=import-outside-toplevel
+
+    return torch
+
+
+def to_list(array: Any) -> list:
+    """The values on the host; on GPUs it waits for them."""
+    return plain(array).tolist()
+
+
+def rank_ids(is_in_rank: Any) -> Any:
+    """Truth values [T, P] as ids [T, P]: r where column r is set, -1 elsewhere."""
+    array = plain(is_in_rank)
+    library, place = library_of(array), {"device": array.device} if is_torch(array) else {}
+    return library.where(array != 0, library.arange(array.shape[1], **place), -1)
+
+
 def permuted(array: Any, dims: tuple[int, ...]) -> Any:
     """The dimensions of an array in another order, over the same memory."""
     if isinstance(array, Tensor):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+
 from switchyard import InvalidArgumentError, NotSupportedError
 from switchyard._native import HighThroughputBuffer, LowLatencyBuffer, low_latency_rdma_size_hint
-from switchyard.compat._arrays import as_bool, device_of, group_of, like, permuted, refuse
+from switchyard.compat._arrays import as_bool, device_of, group_of, like, permuted, rank_ids, refuse, to_list
 from switchyard.compat._deep_ep_handle import HighThroughputHandle
 from switchyard.compat._deep_ep_values import Config, EventHandle, EventOverlap, event_of, wait_for
-from switchyard.compat._largest import Largest
+from switchyard.compat._gather import Gather
 
 _MASKS = ("ranks cannot be masked, because without their rows a result would look complete; "
           "a rank that does not come ends the group")
@@ -50,13 +52,13 @@ class Buffer:
         self._outgrown: list[HighThroughputBuffer] = []  # handles may still need them
         self._max_tokens = 0
         self._bound = max_tokens_per_rank
-        self._largest = Largest(self._group)
+        self._gather = Gather(self._group)
         self.vllm_manager: Any = None  # of classes of switchyard.compat.vllm over this buffer
         self._is_destroyed = False
 
     def destroy(self) -> None:
         """Frees the windows; what was received stays. Every rank calls it, or none."""
-        for part in (self._low_latency, *self._outgrown, self._throughput, self._largest, self.vllm_manager):
+        for part in (self._low_latency, *self._outgrown, self._throughput, self._gather, self.vllm_manager):
             if part is not None:
                 part.close()
         self._outgrown.clear()
@@ -182,10 +184,10 @@ class Buffer:
         del num_max_dispatch_tokens_per_rank, hidden, num_experts
         self._group.barrier()
 
-    def low_latency_update_mask_buffer(self, rank: int, mask: bool = False) -> None:
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Does nothing while nobody is masked; masking a rank is not supported."""
         if mask:
-            raise NotSupportedError(f"low_latency_update_mask_buffer: rank {rank} is to be masked, but {_MASKS}")
+            raise NotSupportedError(f"low_latency_update_mask_buffer: rank {rank_to_mask} is to be masked, but {_MASKS}")
 
     def low_latency_query_mask_buffer(self, mask_status: Any) -> None:
         """Fills the mask, i32 [P], with 0: nobody is masked."""
@@ -220,9 +222,10 @@ class Buffer:
 
         x is bf16 [T, H], or (e4m3 [T, H], scales [T, S]). Returns (recv_x, recv_topk_idx, recv_topk_weights,
         num_recv_tokens_per_expert_list, handle, event); with a handle the middle four are None. Of the layout
-        tensors only num_tokens_per_expert counts: its length is the number of experts.
+        tensors only num_tokens_per_expert counts: its length is the number of experts. Without topk_idx a
+        token goes to the ranks of is_token_in_rank, and the list is the ranks' sum of num_tokens_per_expert.
         """
-        del num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, config, allocate_on_comm_stream
+        del num_tokens_per_rank, num_tokens_per_rdma_rank, config, allocate_on_comm_stream
         rows, scales = x if isinstance(x, tuple) else (x, None)
         wait_for(previous_event)
         if handle is not None:
@@ -230,14 +233,33 @@ class Buffer:
                 raise InvalidArgumentError("dispatch: topk_idx or topk_weights is given with a handle, which has the routing; pass neither")
             call = handle.buffer.dispatch_again(rows, handle.call, x_scales=scales)
             return self._received(call, rows, scales), None, None, None, None, event_of(call.event, async_finish)
-        if topk_idx is None or num_tokens_per_expert is None:
-            raise InvalidArgumentError("dispatch: topk_idx or num_tokens_per_expert is absent, must both be given without a handle")
+        if num_tokens_per_expert is None or (topk_idx is None and is_token_in_rank is None):
+            raise InvalidArgumentError("dispatch: num_tokens_per_expert is absent, or both topk_idx and is_token_in_rank, must be given "
+                                       "without a handle")
+        if topk_idx is None:
+            return self._dispatch_to_ranks(rows, scales, is_token_in_rank, num_tokens_per_expert, topk_weights, expert_alignment,
+                                           num_worst_tokens, async_finish)
         self._reserve(rows, num_worst_tokens)
         call = self._throughput.dispatch(rows, topk_idx, num_tokens_per_expert.shape[0], x_scales=scales, topk_weights=topk_weights,
                                          expert_alignment=expert_alignment, num_worst_tokens=num_worst_tokens)
         return (self._received(call, rows, scales), like(call.recv_topk_idx, topk_idx), like(call.recv_topk_weights, topk_idx),
                 call.counts, HighThroughputHandle(self._throughput, call, self.rank, topk_idx),
                 event_of(call.event, async_finish))
+
+    def _dispatch_to_ranks(self, rows: Any, scales: Any, is_token_in_rank: Any, num_tokens_per_expert: Any, topk_weights: Any,
+                           expert_alignment: int, num_worst_tokens: int, async_finish: bool) -> tuple:
+        """A dispatch without ids: each rank is one expert. What the experts get is known only from the callers' counts."""
+        if topk_weights is not None or num_worst_tokens:
+            raise InvalidArgumentError("dispatch: topk_weights or num_worst_tokens is given without topk_idx, must come with it")
+        gathered = self._gather((rows.shape[0], *to_list(num_tokens_per_expert)))
+        self._reserve(rows, 0, int(gathered[:, 0].max()))
+        ids = rank_ids(is_token_in_rank)
+        call = self._throughput.dispatch(rows, ids, self.group_size, x_scales=scales, topk_weights=None, expert_alignment=1,
+                                         num_worst_tokens=0)
+        counts = gathered[:, 1:].sum(axis=0)
+        mine = numpy.array_split(counts, self.group_size)[self.rank]  # as experts are split: the first ranks may have one more
+        return (self._received(call, rows, scales), None, None, (-(-mine // expert_alignment) * expert_alignment).tolist(),
+                HighThroughputHandle(self._throughput, call, self.rank, ids), event_of(call.event, async_finish))
 
     def combine(self, x: Any, handle: HighThroughputHandle, topk_weights: Any = None, bias: Any = None, config: Config | None = None,
                 previous_event: EventOverlap | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) -> tuple:
@@ -264,15 +286,15 @@ class Buffer:
     def _received(call: Any, rows: Any, scales: Any) -> Any:
         return like(call.recv_x, rows) if scales is None else (like(call.recv_x, rows), like(call.scales, scales))
 
-    def _reserve(self, rows: Any, num_worst_tokens: int) -> None:
-        """Windows for this call: what every rank computes is the same."""
+    def _reserve(self, rows: Any, num_worst_tokens: int, largest: int | None = None) -> None:
+        """Windows for this call: what every rank computes is the same. `largest`: of the ranks' T, if it is known."""
         self._check_open()
         if self._bound:
             needed = self._bound
         elif num_worst_tokens:
             needed = -(-num_worst_tokens // self.group_size)
         else:
-            needed = self._largest(rows.shape[0])
+            needed = self._gather.largest(rows.shape[0]) if largest is None else largest
         if self._throughput is None or needed > self._max_tokens:
             tokens = needed if self._bound else max(_MIN_TOKENS, 1 << (needed - 1).bit_length())
             self._grow(device_of(rows), tokens)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy
 
-from switchyard import Tensor
 from switchyard._native import HighThroughputBuffer
-from switchyard.compat._arrays import as_bool, is_torch, like
+from switchyard.compat._arrays import as_bool, is_torch, library_of, like, plain
 
 
 class HighThroughputHandle(Sequence):
@@ -41,31 +40,16 @@ class HighThroughputHandle(Sequence):
         return self._fields[index]
 
     def _make_fields(self) -> tuple[Any, ...]:
-        sample = _plain(self._sample)
+        sample = plain(self._sample)
         source, per_rank, is_in_rank = (like(tensor, sample) for tensor in self.buffer.handle_tensors(self.call))
         is_in_rank = as_bool(is_in_rank)
-        library = _library_of(sample)
+        library = library_of(sample)
         size, place = len(per_rank), {"device": sample.device} if is_torch(sample) else {}
         prefix = library.full((size, size), -1, dtype=library.int32, **place)
         prefix[:, self._rank] = library.cumsum(per_rank, 0)
         heads = library.where(is_in_rank, library.cumsum(is_in_rank, 0) - 1, -1)
         sent = is_in_rank.sum(0).reshape(size, 1)
         return (prefix, _to_i32(sent), library.zeros((size, 1), dtype=library.int32, **place), source, is_in_rank, _to_i32(heads))
-
-
-def _plain(array: Any) -> Any:
-    """An array that can be computed with: of numpy, or of torch."""
-    if isinstance(array, Tensor):
-        return array.torch() if array.device.is_cuda else array.numpy()
-    return array if is_torch(array) else numpy.asarray(array)
-
-
-def _library_of(array: Any) -> Any:
-    if not is_torch(array):
-        return numpy
-    import torch  # pylint: disable=import-outside-toplevel
-
-    return torch
 
 
 def _to_i32(array: Any) -> Any:

@@ -2,6 +2,7 @@
 """DeepEP's events and tuning configuration."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from switchyard import InvalidArgumentError
@@ -40,19 +41,41 @@ class EventOverlap:
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None):
         self.event = event
         self.extra_tensors = extra_tensors  # kept alive with the event
+        self.hook_after_wait: Callable[[], Any] | None = None
+        self._releases_at_exit = False
 
-    def current_stream_wait(self) -> None:
-        """What comes next in the current stream waits for the event."""
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """What comes next in the current stream waits for the event; then the registered hook runs, once.
+
+        release_handle: the event is dropped afterwards.
+        """
         if self.event is None:
             raise InvalidArgumentError("current_stream_wait: there is no event; ask the call for one with async_finish=True")
         self.event.current_stream_wait()
+        hook, self.hook_after_wait = self.hook_after_wait, None
+        if hook is not None:
+            hook()
+        if release_handle:
+            self.event = None
+
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], Any]) -> None:
+        """A function that the next current_stream_wait calls after the wait. At most one at a time."""
+        if self.hook_after_wait is not None:
+            raise InvalidArgumentError("register_hook_after_wait: there is a hook already, must be called once for each wait")
+        self.hook_after_wait = hook_after_wait
+
+    def __call__(self, release_handle: bool = False) -> EventOverlap:
+        """`with event(release_handle=True):` drops the event after the wait."""
+        self._releases_at_exit = release_handle
+        return self
 
     def __enter__(self) -> EventOverlap:
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self.event is not None:
-            self.event.current_stream_wait()
+            self.current_stream_wait(self._releases_at_exit)
+        self._releases_at_exit = False
 
 
 def event_of(native: CompatEvent, is_async: bool) -> EventOverlap:

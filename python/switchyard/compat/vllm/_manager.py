@@ -20,7 +20,7 @@ from switchyard import (
     make_prepare_finalize,
 )
 from switchyard.compat._arrays import group_of, is_torch
-from switchyard.compat._largest import Largest
+from switchyard.compat._gather import Gather
 from switchyard.compat.vllm._interface import HAS_VLLM, name_of_dtype
 
 _vllm_managers: dict[int, tuple[Any, All2AllManager]] = {}
@@ -41,7 +41,7 @@ class All2AllManager:
         self.rank = 0 if self.group is None else self.group.rank
         self.world_size = self.dp_world_size = 1 if self.group is None else self.group.size
         self._objects: dict[Need, PrepareFinalize] = {}
-        self._largest: Largest | None = None
+        self._gather: Gather | None = None
 
     def object_for(self, need: Need) -> PrepareFinalize:
         """The prepare/finalize object for a call. Collective the first time."""
@@ -54,9 +54,9 @@ class All2AllManager:
         """The largest number that any rank passes. Collective."""
         if self.group is None or self.world_size == 1:
             return number
-        if self._largest is None:
-            self._largest = Largest(self.group)
-        return self._largest(number)
+        if self._gather is None:
+            self._gather = Gather(self.group)
+        return self._gather.largest(number)
 
     def close(self) -> None:
         """Frees the windows; what was received stays. Every rank calls it, or none."""
@@ -70,9 +70,9 @@ class All2AllManager:
         for one in self._objects.values():
             one.__exit__(*exception)
         self._objects.clear()
-        if self._largest is not None:
-            self._largest.close()
-            self._largest = None
+        if self._gather is not None:
+            self._gather.close()
+            self._gather = None
         if self._owns_group and self.group is not None:
             self.group.close()
 

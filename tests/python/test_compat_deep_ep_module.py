@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs import from switchyard.compat.deep_ep besides its buffers: events, hints, names, install()."""
+import subprocess
+import sys
+
+import pytest
+from test_compat_deep_ep import E, H, MAX, P
+
+from switchyard import InvalidArgumentError
+from switchyard.compat import deep_ep
+
+
+def test_events_and_hints():
+    event = deep_ep.EventOverlap()
+    with pytest.raises(InvalidArgumentError, match="no event"):
+        event.current_stream_wait()
+    with event, deep_ep.Buffer.capture() as captured:
+        assert isinstance(captured.event, deep_ep.EventHandle)
+    captured.current_stream_wait()
+    # 2 * (E * max * (8 + 512) + E * max * 528 + 128), rounded up, by semantics of the original.
+    rows = E * MAX
+    assert deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX, H, P, E) == (2 * (rows * 520 + rows * 528 + 128) + 128) // 128 * 128
+    config = deep_ep.Config(num_sms=24)
+    assert config.get_nvl_buffer_size_hint(H * 2, 8) % 128 == 0 and config.get_rdma_buffer_size_hint(H * 2, 8) == 0
+
+
+def test_hooks_after_a_wait():
+    ran = []
+    event = deep_ep.EventOverlap(deep_ep.EventHandle())
+    event.register_hook_after_wait(lambda: ran.append(1))
+    with pytest.raises(InvalidArgumentError, match="there is a hook already"):
+        event.register_hook_after_wait(ran.clear)
+    with event:
+        assert not ran
+    event.current_stream_wait()
+    assert ran == [1] and event.event is not None
+    with event(release_handle=True):
+        pass
+    assert event.event is None
+
+
+def test_names_that_engines_import(run_program):
+    code, out, errors = run_program("""
+        import sys
+        import switchyard.compat
+        switchyard.compat.install()
+        import deep_ep.utils
+        from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, get_logical_domain_size, get_physical_domain_size
+        from deep_ep.utils import EventHandle, EventOverlap
+
+        assert EventOverlap is deep_ep.EventOverlap and EventHandle is deep_ep.EventHandle and deep_ep.utils.EventOverlap is EventOverlap
+        assert int(deep_ep.__version__.split(".")[0]) == 2
+        assert "torch" not in sys.modules
+        from deep_ep import topk_idx_t
+        module = "torch" if "torch" in sys.modules else "numpy"
+        assert topk_idx_t is sys.modules[module].int64
+        try:
+            deep_ep.nothing
+        except AttributeError as error:
+            print(error)
+    """)
+    assert code == 0 and "has no attribute 'nothing'" in out, errors
+
+
+def test_install():
+    source = ("import switchyard.compat\nswitchyard.compat.install()\nimport deep_ep\nfrom deep_ep import Buffer\n"
+              "assert Buffer.__module__.startswith('switchyard')\n"
+              "switchyard.compat.install()\n"
+              "import sys\nsys.modules['deep_ep'] = sys\n"
+              "try:\n    switchyard.compat.install()\nexcept ImportError as error:\n    print(error)\n"
+              "try:\n    switchyard.compat.install('nothing')\nexcept ValueError as error:\n    print(error)\n")
+    done = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True, timeout=60)
+    assert "another deep_ep" in done.stdout and "'nothing', must be one of" in done.stdout
