@@ -61,6 +61,42 @@ constexpr std::int32_t choose_replica(std::int64_t token, std::int32_t num_repli
 SWITCHYARD_API void map_logical_to_physical(const TensorView& topk_ids, const LogicalMaps& maps,
                                             const TensorView& out);
 
+/// What balance_experts places, and where.
+struct BalanceConfig {
+  std::int32_t num_physical = 0;  ///< logical and redundant experts; a multiple of num_ranks
+  std::int32_t num_ranks = 1;     ///< a multiple of num_hosts; consecutive ranks share a host
+  std::int32_t num_hosts = 1;
+  /// Expert groups of the router, of equally many experts each. If they divide evenly among the
+  /// hosts, all copies of an expert stay on the host of its group (hierarchical), which keeps the
+  /// tokens of a router with topk_group on few hosts; else they go anywhere (global).
+  std::int32_t num_groups = 1;
+};
+
+/// A placement for the next window: [num_physical] the logical expert of each physical one, in rank
+/// order, as for compute_logical_maps. A pure function: equal arguments give equal placements.
+///
+///   logical_load  rows per logical expert, for example ExpertLoad::logical_load
+///
+/// Redundant copies go one by one to the expert with the most rows per copy. Groups are packed onto
+/// hosts, and then copies onto ranks, heaviest first, each onto the lightest that has room. The
+/// first of equals wins. Two copies of an expert may share a rank.
+///
+/// Errors: kInvalidArgument (no load or a negative one; counts below 1 or above 65535 experts;
+/// fewer physical than logical experts; a count that does not divide evenly). Source: DeepSeek's
+/// EPLB (rebalance_experts), which vLLM's default policy follows.
+SWITCHYARD_API std::vector<std::int32_t> balance_experts(std::span<const std::int64_t> logical_load,
+                                                         const BalanceConfig& config);
+
+/// How evenly a placement spreads a load over ranks: the mean load of a rank divided by the
+/// largest, from 1 / num_ranks to 1; 1 without load. The rows of an expert are split evenly among
+/// its copies.
+///
+/// Errors: kInvalidArgument (num_ranks below 1 or not a divisor of the number of physical experts;
+/// a negative load; an id out of range; a logical expert with load but without a copy).
+SWITCHYARD_API double load_balance(std::span<const std::int64_t> logical_load,
+                                   std::span<const std::int32_t> physical_to_logical,
+                                   std::int32_t num_ranks);
+
 /// Rows per physical expert, summed over the most recent steps. Not thread-safe.
 /// Mirrors the expert load window of vLLM's EPLB.
 class SWITCHYARD_API ExpertLoad {

@@ -62,6 +62,29 @@ void bind_placement(nb::module_& m) {
         "[num_logical + num_redundant]: the logical expert of each physical one, before any "
         "balancing.");
   m.def(
+      "balance_experts",
+      [](nb::handle logical_load, std::int32_t num_physical, std::int32_t num_ranks,
+         std::int32_t num_hosts, std::int32_t num_groups) {
+        return balance_experts(integers_from<std::int64_t>(logical_load),
+                               {num_physical, num_ranks, num_hosts, num_groups});
+      },
+      nb::arg("logical_load"), nb::arg("num_physical"), nb::arg("num_ranks"), nb::kw_only(),
+      nb::arg("num_hosts") = 1, nb::arg("num_groups") = 1,
+      nb::sig("def balance_experts(logical_load: Sequence[int] | Array, num_physical: int, "
+              "num_ranks: int, *, num_hosts: int = 1, num_groups: int = 1) -> list[int]"),
+      "[num_physical]: the logical expert of each physical one, in rank order, by DeepSeek's EPLB. "
+      "Groups that divide evenly among hosts stay on one host each.");
+  m.def(
+      "load_balance",
+      [](nb::handle logical_load, nb::handle physical_to_logical, std::int32_t num_ranks) {
+        return load_balance(integers_from<std::int64_t>(logical_load),
+                            integers_from<std::int32_t>(physical_to_logical), num_ranks);
+      },
+      nb::arg("logical_load"), nb::arg("physical_to_logical"), nb::arg("num_ranks"),
+      nb::sig("def load_balance(logical_load: Sequence[int] | Array, physical_to_logical: "
+              "Sequence[int] | Array, num_ranks: int) -> float"),
+      "The mean load of a rank divided by the largest; 1 is even.");
+  m.def(
       "choose_replica",
       [](std::int64_t token, std::int32_t num_replicas) {
         require(num_replicas >= 1, Errc::kInvalidArgument,

@@ -115,6 +115,28 @@ sy_status sy_eplb_initial_map(int32_t num_logical, int32_t num_redundant,
   });
 }
 
+sy_status sy_balance_experts(const int64_t* logical_load, size_t num_logical,
+                             const sy_balance_config* config, int32_t* physical_to_logical) {
+  return call(__func__, [&] {
+    const sy_balance_config from = read_required(config, "config");
+    const auto one_if_zero = [](std::int32_t count) { return count == 0 ? 1 : count; };
+    copy_to_caller(balance_experts(span_of(logical_load, num_logical, "logical_load"),
+                                   {from.num_physical, one_if_zero(from.num_ranks),
+                                    one_if_zero(from.num_hosts), one_if_zero(from.num_groups)}),
+                   physical_to_logical, "physical_to_logical");
+  });
+}
+
+sy_status sy_load_balance(const int64_t* logical_load, size_t num_logical,
+                          const int32_t* physical_to_logical, int32_t num_physical,
+                          int32_t num_ranks, double* balance) {
+  return call(__func__, [&] {
+    out(balance, "balance") =
+        load_balance(span_of(logical_load, num_logical, "logical_load"),
+                     span_of(physical_to_logical, num_physical, "physical_to_logical"), num_ranks);
+  });
+}
+
 sy_status sy_logical_maps_create(const int32_t* physical_to_logical, int32_t num_physical,
                                  int32_t num_logical, sy_logical_maps** maps) {
   return call(__func__, [&] {

@@ -48,6 +48,26 @@ static void test_maps(void) {
   CHECK(strcmp(strategy, "linear") == 0 && reason[0] != '\0');
 }
 
+// The two layers of DeepSeek's example are in balance_experts_test.cpp; this is the first.
+static void test_balance(void) {
+  const int64_t load[12] = {90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86};
+  const int32_t want[16] = {5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1};
+  sy_balance_config config = {
+      .struct_size = sizeof(config), .num_physical = 16, .num_ranks = 8, .num_hosts = 2};
+  config.num_groups = 4;
+  int32_t map[16];
+  CHECK_OK(sy_balance_experts(load, 12, &config, map));
+  CHECK(memcmp(map, want, sizeof(map)) == 0);
+  double balance = 0;
+  CHECK_OK(sy_load_balance(load, 12, map, 16, 8, &balance));
+  CHECK(balance > 0.8 && balance < 1);
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_physical is 16, want a multiple of num_ranks (3)",
+                (config.num_ranks = 3, sy_balance_experts(load, 12, &config, map)));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "config is NULL", sy_balance_experts(load, 12, NULL, map));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "balance is NULL",
+                sy_load_balance(load, 12, want, 16, 8, NULL));
+}
+
 // Three logical experts and one copy of expert 0: physical 0, 1, 2, 3 are 0, 1, 2, 0.
 static void test_eplb(void) {
   int32_t physical[4];
@@ -108,6 +128,7 @@ static void test_token_counts(void) {
 
 void test_placement(void) {
   test_maps();
+  test_balance();
   test_eplb();
   test_token_counts();
 }

@@ -16,6 +16,17 @@ def test_maps():
     assert repr(maps) == "LogicalMaps(num_logical=4, max_replicas=2)" and (maps.num_logical, maps.max_replicas) == (4, 2)
 
 
+def test_balance():
+    load = [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86]
+    want = [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1]  # DeepSeek's example
+    for given in (load, np.array(load)):
+        assert switchyard.balance_experts(given, 16, 8, num_hosts=2, num_groups=4) == want
+    initial = switchyard.initial_physical_to_logical(12, 4)
+    assert switchyard.load_balance(load, initial, 8) < switchyard.load_balance(load, want, 8) < 1
+    with pytest.raises(switchyard.InvalidArgumentError, match="num_physical is 15, want a multiple of num_ranks"):
+        switchyard.balance_experts(load, 15, 8)
+
+
 def test_ids():
     maps = switchyard.compute_logical_maps([0, 1, 0, 0], 2)
     ids = np.zeros((50, 1), np.int32)

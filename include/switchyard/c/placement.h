@@ -46,6 +46,24 @@ SY_API sy_status sy_map_expert_ids(const sy_tensor* ids, const sy_tensor* table,
 SY_API sy_status sy_eplb_initial_map(int32_t num_logical, int32_t num_redundant,
                                      int32_t* physical_to_logical);
 
+/// BalanceConfig: what sy_balance_experts places, and where.
+typedef struct sy_balance_config {
+  size_t struct_size;
+  int32_t num_physical;  ///< logical and redundant experts; a multiple of num_ranks
+  int32_t num_ranks;     ///< 0: 1; a multiple of num_hosts; consecutive ranks share a host
+  int32_t num_hosts;     ///< 0: 1
+  int32_t num_groups;    ///< of the router; 0: 1; groups that divide among hosts stay whole
+} sy_balance_config;
+/// balance_experts: a placement for a load [num_logical] of rows per logical expert.
+/// physical_to_logical [num_physical] is written.
+SY_API sy_status sy_balance_experts(const int64_t* logical_load, size_t num_logical,
+                                    const sy_balance_config* config, int32_t* physical_to_logical);
+/// load_balance: mean load of a rank divided by the largest, under physical_to_logical
+/// [num_physical].
+SY_API sy_status sy_load_balance(const int64_t* logical_load, size_t num_logical,
+                                 const int32_t* physical_to_logical, int32_t num_physical,
+                                 int32_t num_ranks, double* balance);
+
 /// LogicalMaps: where the copies of each logical expert are.
 typedef struct sy_logical_maps sy_logical_maps;
 /// compute_logical_maps of physical_to_logical [G].
