@@ -62,8 +62,9 @@ class SWITCHYARD_API Exchange {
 
   /// Ends the exchange; a second call does nothing. Collective on GPUs: returns when the kernels of
   /// every rank have ended, or at once when the group was aborted; CUDA graphs of its calls must
-  /// not run any more. On CPUs it waits for nobody. Windows are freed. What calls have returned
-  /// stays valid until destruction, in which this rank then needs no other. Every later call is
+  /// not run any more. On CPUs that share memory it waits for nobody, on others until the peers
+  /// have what calls that have ended sent. Windows are freed. What calls have returned stays valid
+  /// until destruction, in which this rank then needs no other. Every later call is
   /// kInvalidArgument, except for config, device and is_closed.
   ///
   /// Without waits_for_peers it is not collective, and memory that peers may still have mapped
@@ -75,7 +76,7 @@ class SWITCHYARD_API Exchange {
   Device device() const;
   /// Upper bound on N for this rank.
   std::int64_t max_buffer_rows() const;
-  /// What this rank takes; on CPUs what exchange_memory() computes.
+  /// What this rank takes; on CPUs that share memory what exchange_memory() computes.
   ExchangeMemory memory() const;
   /// How windows are shared: "host", or on GPUs "same_process", "vmm", "ipc" or "nccl".
   const char* heap() const;
@@ -152,7 +153,8 @@ class SWITCHYARD_API Exchange {
                Stream stream = Stream::host(), const CombineOptions& options = {});
 
   /// Gives a handle up without a combine; on GPUs one whose dispatch was received. Not collective
-  /// in itself, but every rank must do the same.
+  /// in itself, but every rank must do the same. Between CPUs that share no memory it receives what
+  /// peers have sent to the handle.
   void release(const DispatchHandle& handle);
 
   /// Origin of every valid row, by (expert, rank, token, k); token-major: by (rank, token). On GPUs

@@ -72,7 +72,8 @@ struct ExchangeMemory {
   std::size_t receive_bytes = 0;
 };
 
-/// Pure: no communication, no allocation. Errors: kInvalidArgument, kNotSupported.
+/// Pure: no communication, no allocation. For ranks that share memory; others have no windows but
+/// more private memory, which Exchange::memory() reports. Errors: kInvalidArgument, kNotSupported.
 SWITCHYARD_API ExchangeMemory exchange_memory(const ExchangeConfig& config, int num_ranks,
                                               int rank);
 

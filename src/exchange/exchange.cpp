@@ -13,6 +13,7 @@
 #include "core/require_device.h"
 #include "device/cuda_module.h"
 #include "exchange/backend.h"
+#include "exchange/messages/messages_exchange.h"
 #include "exchange/pull/pull_exchange.h"
 
 namespace switchyard {
@@ -21,6 +22,11 @@ namespace {
 std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const ExchangeConfig& config,
                                               const ExchangeOptions& options) {
   if (options.device.is_cuda()) return cuda_module().make_exchange(group, config, options);
+  const Engine& engine = group.engine();
+  if (!engine.has_windows() && engine.has_messages()) {
+    return std::make_unique<MessagesExchange>(group, config, options);
+  }
+  (void)engine.windows("exchange");  // without them nothing else is worth an error
   return std::make_unique<PullExchange>(group, config, options);
 }
 

@@ -17,16 +17,30 @@ namespace {
 // checked there, but never used as an index unchecked.
 void count_load(std::span<const RankRouting> table, int num_topk, std::vector<std::int64_t>& load) {
   for (std::size_t source = 0; source < table.size(); ++source) {
-    const std::int64_t num_ids = table[source].num_tokens * num_topk;
+    const RankRouting& routing = table[source];
+    const std::int64_t num_ids = routing.num_entries() * num_topk;
     for (std::int64_t i = 0; i < num_ids; ++i) {
-      const std::uint16_t id = table[source].topk_ids[i];
+      const std::uint16_t id = routing.topk_ids[i];
       if (id == kNoExpert) continue;
       if (id >= load.size()) {
         fail(Errc::kInternal, "dispatch: rank {} names expert {} of {}", source, id, load.size());
       }
-      ++load[id];
+      if (!routing.is_list) ++load[id];
+    }
+    for (std::size_t e = 0; routing.is_list && e < load.size(); ++e) {
+      load[e] += routing.expert_counts[e];
     }
   }
+}
+
+// Every token of a list is here for an expert of this rank, and comes after the one before it.
+void check_listed(const RankRouting& routing, std::size_t source, std::int64_t entry, int count) {
+  const std::int32_t token = routing.tokens[entry];
+  const std::int32_t before = entry == 0 ? -1 : routing.tokens[entry - 1];
+  if (count > 0 && token > before && token < routing.num_tokens) return;
+  fail(Errc::kInternal,
+       "dispatch: rank {} lists token {} of {} after {}, with {} experts of this rank", source,
+       token, routing.num_tokens, before, count);
 }
 
 }  // namespace
@@ -53,6 +67,11 @@ void ReceivePlan::build(int rank, const ExpertOwnership& ownership, int num_topk
   }
 
   place_choices(first_expert, num_topk, shape.layout == Layout::kAllGather, table);
+  for (std::size_t e = 0; e < num_local_size; ++e) {
+    if (cursor_[e] == first_row[e] + num_rows[e]) continue;
+    fail(Errc::kInternal, "dispatch: {} rows for expert {} are announced, ids name {}", num_rows[e],
+         first_expert + static_cast<int>(e), cursor_[e] - first_row[e]);
+  }
   if (is_expert_major(shape.layout)) {
     num_buffer_rows = shape.layout == Layout::kBatched ? num_local * shape.capacity : next_start;
   } else {
@@ -67,8 +86,8 @@ void ReceivePlan::place_choices(int first_expert, int num_topk, bool takes_every
   next_row.assign(first_row.begin(), first_row.end());
   first_arrival.assign(table.size() + 1, 0);
   for (std::size_t s = 0; s < table.size(); ++s) {
-    for (std::int64_t t = 0; t < table[s].num_tokens; ++t) {
-      const std::uint16_t* ids = table[s].topk_ids + t * num_topk;
+    for (std::int64_t entry = 0; entry < table[s].num_entries(); ++entry) {
+      const std::uint16_t* ids = table[s].topk_ids + entry * num_topk;
       const auto first = static_cast<std::int32_t>(placements.size());
       for (int k = 0; k < num_topk; ++k) {
         const int local = int{ids[k]} - first_expert;
@@ -77,7 +96,9 @@ void ReceivePlan::place_choices(int first_expert, int num_topk, bool takes_every
         placements.push_back({next_row[static_cast<std::size_t>(local)]++, local, k});
       }
       const auto count = static_cast<std::int32_t>(placements.size()) - first;
+      if (table[s].is_list) check_listed(table[s], s, entry, count);
       if (count == 0 && !takes_every_token) continue;
+      const std::int64_t t = table[s].is_list ? table[s].tokens[entry] : entry;
       arrivals.push_back(
           {0, static_cast<std::int32_t>(s), static_cast<std::int32_t>(t), first, count});
     }

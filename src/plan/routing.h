@@ -19,11 +19,23 @@ namespace switchyard {
 /// Ids travel as 16 bits; this one means "no expert".
 inline constexpr std::uint16_t kNoExpert = 0xFFFF;
 
-/// One rank's part of the routing table: views of the memory where that rank published it.
+/// One rank's part of the routing table: views of the memory where that rank published it. It has
+/// an entry for each token, or only for those that want an expert of this rank; then the counts say
+/// what the others want.
 struct RankRouting {
   std::int64_t num_tokens = 0;
-  const std::uint16_t* topk_ids = nullptr;  ///< [T, K]
-  const float* topk_weights = nullptr;      ///< [T, K], or null when weights do not travel
+  const std::uint16_t* topk_ids = nullptr;  ///< [entries, K]
+  const float* topk_weights = nullptr;      ///< [entries, K], or null when weights do not travel
+  bool is_list = false;                     ///< entries are those of `tokens`
+  std::int64_t num_listed = 0;
+  const std::int32_t* tokens = nullptr;          ///< [num_listed], ascending
+  const std::uint32_t* expert_counts = nullptr;  ///< [E] choices of all its tokens
+
+  std::int64_t num_entries() const { return is_list ? num_listed : num_tokens; }
+  /// The entry of a token that arrives as number `number` of its source.
+  std::int64_t entry(std::size_t number, std::int64_t token) const {
+    return is_list ? static_cast<std::int64_t>(number) : token;
+  }
 };
 
 /// One choice of an arrived token that names a local expert.

@@ -5,7 +5,7 @@
 // From the routing of all ranks each rank derives counts, places and the way back. Rows that have
 // come are placed; results are summed per rank where the contract says so, and the owner of a
 // token sums what returns, in a fixed order. How routing and rows get from rank to rank is what a
-// transport supplies, a class derived from this one: by windows, pull/.
+// transport supplies, a class derived from this one: by windows in pull/, by messages in messages/.
 #pragma once
 
 #include <memory>
@@ -68,11 +68,9 @@ class CpuExchange : public ExchangeBackend {
   }
   /// Waits until whatever operation `call` of this slot writes may be written.
   virtual void await_room(const Slot& slot, Phase phase, std::uint64_t call) = 0;
-  /// Sends this rank's routing; the ranks of its tokens (slot.routing->send) are not known yet when
-  /// it is a new one.
-  virtual void publish_routing(Slot& slot) = 0;
-  /// Then its rows, unless routing_only.
-  virtual void publish_rows(Slot& slot) = 0;
+  /// Sends this rank's routing and, unless routing_only, its rows. Calls plan_sends() in between,
+  /// or before.
+  virtual void publish(Slot& slot) = 0;
   /// Waits for the routing of a peer. Its pointers stay valid until the call has been received.
   virtual SourceRouting await_routing(Slot& slot, int source) = 0;
   /// The peer of `remaining` whose rows should be placed next.
@@ -104,6 +102,8 @@ class CpuExchange : public ExchangeBackend {
   std::size_t index_of(const Slot& slot) const {
     return static_cast<std::size_t>(&slot - slots_.data());
   }
+  /// Finds the ranks of each token, unless the routing is an earlier one.
+  void plan_sends(Slot& slot) const;
   /// This rank's routing as peers see it: without weights where they do not travel.
   RankRouting own_routing(const Slot& slot) const;
   /// A rank reads its own rows in the caller's memory unless they change on the way.
@@ -126,8 +126,11 @@ class CpuExchange : public ExchangeBackend {
   int num_ranks_;
   CallLedger ledger_;
   HandleTable handles_;
-  std::vector<Slot> slots_;         ///< by slot of handles_
-  std::vector<RankRouting> table_;  ///< of the dispatch that is being received
+  std::vector<Slot> slots_;  ///< by slot of handles_
+
+  // Of the dispatch that is being received, by rank. The table lacks choices that were dropped.
+  std::vector<SourceRouting> sources_;
+  std::vector<RankRouting> table_;
 
  private:
   /// How the rows of one dispatch_receive are placed.
@@ -162,6 +165,10 @@ class CpuExchange : public ExchangeBackend {
   void plan(Slot& slot);
   void keep_received(CachedRouting& routing) const;
   void gather_weights(Slot& slot) const;
+  const RankRouting& routing_of(const Arrival& arrival) const {
+    return table_[static_cast<std::size_t>(arrival.source)];
+  }
+  std::int64_t first_choice(const ReceivePlan& receive, std::size_t arrival) const;
 
   // place.cpp
   void place_rows(Slot& slot, const Placing& placing);
@@ -206,7 +213,6 @@ class CpuExchange : public ExchangeBackend {
   std::vector<std::shared_ptr<CachedRouting>> routings_;  ///< reused once no handle needs them
 
   // Scratch of one call, kept so that calls allocate nothing once they have seen their sizes.
-  std::vector<SourceRouting> sources_;
   std::vector<std::vector<std::uint16_t>> kept_ids_;
   std::vector<int> remaining_;
   std::vector<std::byte*> places_;

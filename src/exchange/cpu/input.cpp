@@ -126,12 +126,13 @@ DispatchHandle CpuExchange::dispatch_send(const DispatchCall& call) {
   slot.dispatch_call = slot.call;
   handles_.advance(index_of(slot), Stage::kSent);
   if (!is_again) slot.routing->call = slot.call;
-  publish_routing(slot);
-  if (!is_again) {
-    slot.routing->send.build(shape_.ownership, config_.num_topk, config_.layout, own_routing(slot));
-  }
-  if (!slot.input.options.routing_only) publish_rows(slot);
+  publish(slot);
   return handle_of(slot);
+}
+
+void CpuExchange::plan_sends(Slot& slot) const {
+  if (!slot.is_new_routing()) return;
+  slot.routing->send.build(shape_.ownership, config_.num_topk, config_.layout, own_routing(slot));
 }
 
 RankRouting CpuExchange::own_routing(const Slot& slot) const {

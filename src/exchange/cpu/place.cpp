@@ -112,16 +112,17 @@ void CpuExchange::place_routing(Slot& slot) const {
   std::fill_n(ids, receive.num_buffer_rows * num_topk, -1);
   if (config_.sends_weights) std::fill_n(weights, receive.num_buffer_rows * num_topk, 0.0f);
   const std::int32_t* kept = slot.routing->arrival_ids.data();
-  for (const Arrival& arrival : receive.arrivals) {
+  for (std::size_t a = 0; a < receive.arrivals.size(); ++a) {
+    const Arrival& arrival = receive.arrivals[a];
     std::copy_n(kept, num_topk, ids + arrival.row * num_topk);
     kept += num_topk;
     if (!config_.sends_weights) continue;
-    const float* sent = table_[static_cast<std::size_t>(arrival.source)].topk_weights;
+    const float* sent = routing_of(arrival).topk_weights;
     float* to = weights + arrival.row * num_topk;
     if (sent == nullptr) {
       std::fill_n(to, num_topk, 1.0f);
     } else {
-      std::copy_n(sent + std::int64_t{arrival.token} * num_topk, num_topk, to);
+      std::copy_n(sent + first_choice(receive, a), num_topk, to);
     }
   }
 }

@@ -116,6 +116,13 @@ void CpuExchange::plan(Slot& slot) {
   keep_received(routing);
 }
 
+// The first of an arrival's choices in the routing of its source.
+std::int64_t CpuExchange::first_choice(const ReceivePlan& receive, std::size_t arrival) const {
+  const Arrival& a = receive.arrivals[arrival];
+  const auto first = receive.first_arrival[static_cast<std::size_t>(a.source)];
+  return routing_of(a).entry(arrival - static_cast<std::size_t>(first), a.token) * config_.num_topk;
+}
+
 // Keeps what `describe` reports, for this dispatch and for those that reuse its routing.
 void CpuExchange::keep_received(CachedRouting& routing) const {
   routing.rows_per_rank.clear();
@@ -127,10 +134,11 @@ void CpuExchange::keep_received(CachedRouting& routing) const {
   if (is_expert_major(config_.layout)) return;
   const int first = shape_.ownership.first(rank_);
   const int num_local = shape_.ownership.count(rank_);
-  for (const Arrival& arrival : routing.receive.arrivals) {
-    const RankRouting& source = table_[static_cast<std::size_t>(arrival.source)];
+  for (std::size_t a = 0; a < routing.receive.arrivals.size(); ++a) {
+    const std::int64_t choice = first_choice(routing.receive, a);
+    const RankRouting& source = routing_of(routing.receive.arrivals[a]);
     for (int k = 0; k < config_.num_topk; ++k) {
-      const std::uint16_t id = source.topk_ids[std::int64_t{arrival.token} * config_.num_topk + k];
+      const std::uint16_t id = source.topk_ids[choice + k];
       std::int32_t kept = id == kNoExpert ? -1 : id;
       if (config_.layout == Layout::kCompact) {
         kept = kept >= first && kept < first + num_local ? kept - first : -1;
@@ -147,13 +155,14 @@ void CpuExchange::gather_weights(Slot& slot) const {
                                [](const RankRouting& r) { return r.topk_weights != nullptr; });
   if (!any) return;
   slot.placement_weights.assign(slot.receive().placements.size(), 1.0f);
-  for (const Arrival& arrival : slot.receive().arrivals) {
-    const float* weights = table_[static_cast<std::size_t>(arrival.source)].topk_weights;
+  for (std::size_t a = 0; a < slot.receive().arrivals.size(); ++a) {
+    const Arrival& arrival = slot.receive().arrivals[a];
+    const float* weights = routing_of(arrival).topk_weights;
     if (weights == nullptr) continue;
+    const std::int64_t choice = first_choice(slot.receive(), a);
     for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      slot.placement_weights[at] =
-          weights[std::int64_t{arrival.token} * config_.num_topk + slot.receive().placements[at].k];
+      slot.placement_weights[at] = weights[choice + slot.receive().placements[at].k];
     }
   }
 }

@@ -39,8 +39,15 @@ void PullExchange::announce_consumed(std::uint64_t consumed) {
   windows_.notify_all();
 }
 
+// Peers plan while this rank does, and while its rows are still being quantized.
+void PullExchange::publish(Slot& slot) {
+  publish_routing(slot);
+  plan_sends(slot);
+  if (!slot.input.options.routing_only) publish_rows(slot);
+}
+
 // When the routing of an earlier dispatch holds, only the header and the weights precede the rows.
-void PullExchange::publish_routing(Slot& slot) {
+void PullExchange::publish_routing(const Slot& slot) {
   std::byte* base = window_->base(rank_);
   OperationHeader& header = header_of(slot, rank_);
   const CachedRouting& routing = *slot.routing;
@@ -97,7 +104,7 @@ bool PullExchange::is_published(const Slot& slot, std::int64_t token) const {
                      [&](const TokenRank& r) { return r.rank != rank_; });
 }
 
-void PullExchange::publish_rows(Slot& slot) {
+void PullExchange::publish_rows(const Slot& slot) {
   OperationHeader& header = header_of(slot, rank_);
   const std::size_t row_bytes = shape_.window.row_stride;
   const std::int64_t num_tokens = slot.num_tokens();

@@ -46,8 +46,7 @@ class PullExchange final : public CpuExchange {
   void end(bool /*waits_for_peers*/) override { window_.reset(); }
 
   void await_room(const Slot& slot, Phase phase, std::uint64_t call) override;
-  void publish_routing(Slot& slot) override;
-  void publish_rows(Slot& slot) override;
+  void publish(Slot& slot) override;
   SourceRouting await_routing(Slot& slot, int source) override;
   SourceRows rows_of(Slot& slot, int source) override;
   std::int64_t await_rows(Slot& slot, int source, std::int64_t position) override;
@@ -64,6 +63,8 @@ class PullExchange final : public CpuExchange {
   OperationHeader& header_of(const Slot& slot, int rank) const {
     return in_window<OperationHeader>(rank, shape_.window.header(slot.call));
   }
+  void publish_routing(const Slot& slot);
+  void publish_rows(const Slot& slot);
   bool is_published(const Slot& slot, std::int64_t token) const;
   ReturnedRows returns_in(const Slot& slot, int owner) const;
 

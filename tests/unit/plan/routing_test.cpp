@@ -10,6 +10,7 @@
 #include "core/bytes.h"
 #include "core/random.h"
 #include "plan/overflow.h"
+#include "support/errors.h"
 
 namespace switchyard {
 namespace {
@@ -62,6 +63,43 @@ class ReceivePlanTest : public ::testing::Test {
     return plan;
   }
 };
+
+// Of rank 0's tokens only token 0 names an expert of rank 0, of rank 1's none.
+TEST_F(ReceivePlanTest, ListsOfTokensGiveThePlanOfAllIds) {
+  const std::vector<std::int32_t> tokens{0};
+  const std::vector<std::uint32_t> counts0{1, 0, 2, 1};
+  const std::vector<std::uint32_t> counts1{0, 0, 1, 0};
+  std::vector<RankRouting> lists{{2, ids0.data(), nullptr, true, 1, tokens.data(), counts0.data()},
+                                 {1, nullptr, nullptr, true, 0, nullptr, counts1.data()}};
+  const ReceiveShape shape{Layout::kExpanded, 1, 0, 0};
+  const ReceivePlan all = build(shape, 0);
+  ReceivePlan plan;
+  plan.build(0, ownership, 2, shape, lists);
+  EXPECT_EQ(plan.expert_load, all.expert_load);
+  EXPECT_EQ(plan.num_rows, all.num_rows);
+  EXPECT_EQ(plan.first_arrival, all.first_arrival);
+  ASSERT_EQ(plan.arrivals.size(), 1u);
+  EXPECT_EQ(plan.arrivals[0].token, 0);
+  EXPECT_EQ(plan.placements[0].k, 1);
+  EXPECT_EQ(lists[0].entry(0, 0), 0);
+  EXPECT_EQ(table[0].entry(0, 1), 1);
+}
+
+TEST_F(ReceivePlanTest, ListsThatCannotBeTrueAreRefused) {
+  const ReceiveShape shape{Layout::kExpanded, 1, 0, 0};
+  const auto refused = [&](std::vector<std::int32_t> tokens, std::vector<std::uint32_t> counts,
+                           const std::string& phrase) {
+    const auto num_listed = static_cast<std::int64_t>(tokens.size());
+    const std::vector<RankRouting> lists{
+        {2, ids0.data(), nullptr, true, num_listed, tokens.data(), counts.data()},
+        {1, ids1.data(), nullptr}};
+    ReceivePlan plan;
+    test::expect_error(Errc::kInternal, phrase, [&] { plan.build(1, ownership, 2, shape, lists); });
+  };
+  refused({0, 2}, {1, 0, 2, 1}, "rank 0 lists token 2 of 2");
+  refused({1, 0}, {1, 0, 2, 1}, "rank 0 lists token 0 of 2 after 1");
+  refused({0, 1}, {1, 0, 1, 1}, "2 rows for expert 2 are announced, ids name 3");
+}
 
 // Expert 2 is chosen by (0, token 0) with 0.5, (0, token 1) with 0.125, (1, token 0) with 1.5.
 TEST_F(ReceivePlanTest, OverflowDropsTheLowestWeights) {

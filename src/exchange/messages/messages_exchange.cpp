@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/messages/messages_exchange.h"
+
+#include "core/bytes.h"
+
+namespace switchyard {
+
+MessagesExchange::MessagesExchange(const Group& group, const ExchangeConfig& config,
+                                   const ExchangeOptions& options)
+    : CpuExchange(group, config, options),
+      takes_all_(config.layout == Layout::kAllGather),
+      lists_tokens_(group.size() > kRanksWithAllIds && !takes_all_),
+      drops_(config.overflow == Overflow::kDrop && config.capacity > 0) {
+  // What is dropped follows from the ids and weights of all ranks.
+  lists_tokens_ = lists_tokens_ && !drops_;
+  layout_ = make_message_layout(shape_.window, config.num_experts, takes_all_, lists_tokens_);
+  staging_.resize(slots_.size());
+  allocate_buffers();
+  channel_ = group.engine().messages("exchange").make_channel();
+}
+
+void MessagesExchange::allocate_slot(std::size_t index) {
+  const auto num_ranks = static_cast<std::size_t>(num_ranks_);
+  staging_[index].memory = std::make_shared<AlignedBuffer>(layout_.total_bytes);
+  staging_[index].with.resize(num_ranks);
+  staging_[index].sent.resize(num_ranks);
+}
+
+ExchangeMemory MessagesExchange::memory_of(int rank) const {
+  const std::size_t receive_bytes = exchange_memory(config_, num_ranks_, rank).receive_bytes;
+  return {0, checked_add(receive_bytes, checked_mul(layout_.total_bytes, slots_.size()))};
+}
+
+// What calls that have ended sent must reach the peers. Handles that are still alive are alive on
+// every rank, so nobody waits for what was sent last for them.
+void MessagesExchange::end(bool waits_for_peers) {
+  try {
+    for (const Slot& slot : slots_) {
+      const Stage stage = handles_.stage(index_of(slot));
+      const bool is_open = stage == Stage::kSent || stage == Stage::kReturned;
+      if (!waits_for_peers || is_open || control_.is_aborted()) continue;
+      await_sent(staging_of(slot), Phase::kCombineSend, slot.call);
+    }
+  } catch (const Error&) {
+    // The group has ended, and with it every wait for what was sent.
+  }
+  channel_.reset();
+}
+
+// A tag says which operation a message is of: ranks may receive two handles in another order than
+// they were sent.
+int MessagesExchange::tag_of(std::uint64_t call, Kind kind) {
+  constexpr std::uint64_t kKinds = 4;
+  constexpr std::uint64_t kCalls = (MessageChannel::kMaxTag + 1) / kKinds;
+  return static_cast<int>(call % kCalls * kKinds) + static_cast<int>(kind);
+}
+
+void MessagesExchange::send(Staging& staging, int peer, int tag, std::size_t offset,
+                            std::size_t bytes) {
+  Sent& sent = staging.sent[static_cast<std::size_t>(peer)];
+  sent.messages.push_back(channel_->send(peer, tag, part(staging, offset, bytes)));
+}
+
+void MessagesExchange::await_sent(Staging& staging, Phase phase, std::uint64_t call) {
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    std::vector<MessageId>& messages = staging.sent[static_cast<std::size_t>(peer)].messages;
+    for (const MessageId message : messages) {
+      control_.wait({phase, call, peer}, [&] { return channel_->is_done(message); });
+    }
+    messages.clear();
+  }
+}
+
+// Also starts to receive what can be received without knowing more.
+void MessagesExchange::await_room(const Slot& slot, Phase phase, std::uint64_t call) {
+  Staging& staging = staging_of(slot);
+  await_sent(staging, phase, call);
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    Traffic& traffic = with(staging, peer);
+    traffic = {};
+    if (phase != Phase::kDispatchSend || peer == rank_) continue;
+    const std::size_t at =
+        layout_.headers_in + static_cast<std::size_t>(peer) * kMessageHeaderBytes;
+    traffic.header_in = channel_->receive(peer, tag_of(call, Kind::kHeader),
+                                          part(staging, at, kMessageHeaderBytes));
+  }
+  if (phase == Phase::kCombineSend) place_returns(slot, call, staging);
+}
+
+// What was sent to a handle must be received, or its senders would wait for ever.
+void MessagesExchange::drain(Slot& slot, Stage stage) {
+  Staging& staging = staging_of(slot);
+  const bool is_dispatch = stage == Stage::kSent;
+  const Phase phase = is_dispatch ? Phase::kDispatchReceive : Phase::kCombineReceive;
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    if (peer == rank_) continue;
+    Traffic& traffic = with(staging, peer);
+    control_.wait({phase, slot.call, peer}, [&] {
+      if (is_dispatch) look_for_headers(slot, staging);
+      return (traffic.has_header || !is_dispatch) && channel_->is_done(traffic.routing_in) &&
+             traffic.in.num_received(*channel_) == traffic.in.num_rows();
+    });
+    if (!is_dispatch && traffic.in.num_rows() > 0) (void)await_returns(slot, peer);
+  }
+}
+
+}  // namespace switchyard
