@@ -15,7 +15,7 @@ from switchyard import Device, InvalidArgumentError, Tensor
 from switchyard._native import one_sided_workspace_size
 from switchyard.compat._arrays import device_of, is_torch, like, refuse
 from switchyard.compat._flashinfer_one_sided import MoeAlltoAll
-from switchyard.compat._flashinfer_ranks import ranks_of
+from switchyard.compat._flashinfer_ranks import TorchDistBackend, ranks_of, use_group
 
 MOE_A2A_RANK_MASK_WORDS = 1
 _COMBINE_OFFSET = 0  # of the only slice of a workspace that callers see
@@ -80,9 +80,16 @@ class MnnvlMemory:
         """Does nothing."""
 
     @staticmethod
+    def supports_mnnvl() -> bool:
+        """True: memory is the library's, on any machine."""
+        return True
+
+    @staticmethod
     def set_comm_from_config(mapping: Any, config: Any = None) -> None:
-        """Does nothing: the ranks are those of use_group, or of torch's default process group."""
-        del mapping, config
+        """As use_group with the group of a TorchDistBackend; other backends have no effect."""
+        backend = getattr(config, "comm_backend", None)
+        if isinstance(backend, TorchDistBackend):
+            use_group(ranks_of(mapping, config))
 
     def as_torch_strided_tensor(self, dtype: Any) -> OneSidedWorkspace:
         """The workspace; it is no tensor."""

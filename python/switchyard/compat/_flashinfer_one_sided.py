@@ -16,19 +16,22 @@ _MASK = "without the rows of a masked rank a result would look complete; a rank 
 class MoeAlltoAll:
     """Several payloads in one dispatch, then exactly one combine. Every rank makes the same calls.
 
-    Memory is the library's, taken at the first call of each row size; `workspace_size_per_rank`,
-    `hidden_size` and `mnnvl_config` are accepted and ignored. Masks are accepted while they have all ranks.
+    Memory is the library's, taken at the first call of each row size; `workspace_size_per_rank`
+    and `hidden_size` have no effect, and of `mnnvl_config` only a TorchDistBackend. Masks are accepted while they have all ranks.
     """
 
     def __init__(self, mapping: Any, max_num_tokens: int, top_k: int, num_experts: int, workspace_size_per_rank: int | None = None,
                  hidden_size: int | None = None, mnnvl_config: Any = None, eplb_stats_num_experts: int = 0,
                  enable_rank_mask: bool = False, *, backend: str = "trtllm"):
-        del workspace_size_per_rank, hidden_size, mnnvl_config, enable_rank_mask, backend
+        del enable_rank_mask, backend
         if eplb_stats_num_experts:
             raise refuse("MoeAlltoAll", "eplb_stats_num_experts", _STATS)
-        self._group = ranks_of(mapping)
+        self._group = ranks_of(mapping, mnnvl_config)
         self.ep_rank, self.ep_size = self._group.rank, self._group.size
         self.max_num_tokens, self.top_k, self.num_experts = max_num_tokens, top_k, num_experts
+        if workspace_size_per_rank is None and hidden_size is not None:
+            workspace_size_per_rank = self.get_moe_workspace_size_per_rank(self.ep_size, top_k, max_num_tokens, hidden_size)
+        self.workspace_size_per_rank = workspace_size_per_rank
         self._native: OneSidedAllToAll | None = None
         self._tokens: int | None = None  # of the dispatch that waits for its combine
         self._runtime_max = 0

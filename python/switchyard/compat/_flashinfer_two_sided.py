@@ -58,8 +58,7 @@ class MnnvlMoe:
     @staticmethod
     def get_moe_workspaces(mapping: Any, config: Any = None) -> Workspace:
         """A workspace over the ranks of `mapping`; it takes memory when a call first needs it."""
-        del config
-        return Workspace(ranks_of(mapping))
+        return Workspace(ranks_of(mapping, config))
 
     get_moe_prepare_workspace = get_moe_workspaces
 

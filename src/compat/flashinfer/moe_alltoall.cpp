@@ -93,12 +93,11 @@ void check_dispatch(const MoeAlltoAllImpl& moe, const TensorView& ids,
   if (!options.invalid_token_expert_id.has_value()) return;
   const auto index = static_cast<std::size_t>(options.expert_id_payload_index);
   require(options.expert_id_payload_index >= 0 && index < payloads.size() &&
-              payloads[index].dtype() == DType::kI32 && payloads[index].num_dims() == 2 &&
-              payloads[index].shape(1) == moe.options.top_k,
+              payloads[index].dtype() == DType::kI32 && payloads[index].num_dims() == 2,
           Errc::kInvalidArgument,
-          "dispatch: expert_id_payload_index is {}, must be that of the ids among {} payloads, i32 "
-          "[T, {}]",
-          options.expert_id_payload_index, payloads.size(), moe.options.top_k);
+          "dispatch: expert_id_payload_index is {}, must be that of i32 [T, columns] among {} "
+          "payloads",
+          options.expert_id_payload_index, payloads.size());
 }
 
 }  // namespace

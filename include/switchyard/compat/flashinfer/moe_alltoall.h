@@ -42,7 +42,7 @@ struct MoeAlltoAllOptions {
 struct MoeDispatchOptions {
   /// Written into the ids of rows without a token; if absent, those ids are stale.
   std::optional<std::int32_t> invalid_token_expert_id{};
-  std::int32_t expert_id_payload_index = 0;  ///< the payload that holds the ids, [T, K] i32
+  std::int32_t expert_id_payload_index = 0;  ///< the payload that holds the ids, i32 [T, any]
   TensorView active_rank_mask{};             ///< given throws kNotSupported
 };
 

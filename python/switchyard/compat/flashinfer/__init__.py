@@ -8,8 +8,8 @@
                                    invalid_token_expert_id=-1, expert_id_payload_index=1)
     output = moe.combine(rows, runtime_max_tokens_per_rank)
 
-`mapping` says which rank this is; the ranks themselves are those of `use_group`, or else of torch's default
-process group. A group may also stand in the place of the mapping.
+`mapping` says which rank this is; the ranks themselves are those of `use_group`, else of torch's default process
+group, else of mpi4py's COMM_WORLD. A group may also stand in the place of the mapping.
 """
 from switchyard.compat._flashinfer_functions import (
     MOE_A2A_RANK_MASK_WORDS,
