@@ -58,10 +58,33 @@ def test_high_throughput(device):
         y = (recv_x * torch.where(recv_ids >= 0, recv_weights, 0).sum(1, keepdim=True)).to(torch.bfloat16)
         out, out_weights, _ = buffer.combine(y, handle, topk_weights=recv_weights)
         assert torch.equal(out, x) and torch.equal(out_weights, weights)
+        rows, no_ids, no_weights, same_counts, without_ids, _ = buffer.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=is_in_rank, num_tokens_per_expert=per_expert)
+        assert torch.equal(rows, recv_x) and same_counts == counts and no_ids is None and no_weights is None
+        assert torch.equal(without_ids[4], is_in_rank)
+        copies, _, _ = buffer.combine(rows.clone(), without_ids)
+        assert torch.equal(copies, (x * is_in_rank.sum(1, keepdim=True)).to(torch.bfloat16))
         gradient, *_ = buffer.dispatch(x, handle=handle)
         assert gradient.dtype == torch.bfloat16 and gradient.shape == recv_x.shape
 
     run_local(P, rank)
+
+
+def check_metadata(handle, recv_x, rank):
+    lines, slots = handle.recv_src_metadata, handle.dst_buffer_slot_idx
+    assert lines.device == slots.device == recv_x.device and lines.dtype == slots.dtype == torch.int32
+    names = []
+    for name, highest, *rows in lines.tolist():
+        source, token = divmod(name, T)
+        x, ids, _ = batch(source, "cpu")
+        local = [k for k in range(K) if ids[token, k] // (E // P) == rank]
+        assert highest == source * K + max(local)
+        assert [k for k in range(K) if rows[k] >= 0] == (local if handle.do_expand else [])
+        assert all(torch.equal(recv_x[row].cpu(), x[token]) for row in rows if row >= 0)
+        names.append(name)
+    assert names == sorted(set(names)) and len(names) == handle.num_recv_tokens
+    owners = handle.topk_idx // (E // P)
+    assert (slots >= 0).sum(1).tolist() == [len(set(row)) for row in owners.tolist()]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -74,6 +97,10 @@ def test_elastic(device, expands):
         recv_x, recv_ids, recv_weights, handle, _ = buffer.dispatch(
             x, ids, weights, cumulative_local_expert_recv_stats=stats, num_experts=E, do_expand=expands, do_zero_padding=expands)
         assert stats.tolist() == handle.num_recv_tokens_per_expert_list and torch.equal(handle.topk_idx, ids)
+        check_metadata(handle, recv_x, group.rank)
+        first_weights = recv_weights.clone()
+        recv_x, *_ = buffer.dispatch(x, handle=handle, do_zero_padding=expands)
+        assert torch.equal(recv_weights, first_weights)
         if not expands:
             recv_weights = torch.where(recv_ids >= 0, recv_weights, 0).sum(1)
         out, _, _ = buffer.combine((recv_x * recv_weights[:, None]).to(torch.bfloat16), handle)
