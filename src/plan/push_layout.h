@@ -9,7 +9,8 @@
 // (token, column) of the token's owner.
 //
 // Two slot sets alternate from call to call; a call is a dispatch with its combine. Returned rows
-// have one set: a rank stores them after a dispatch that its peer announced behind its last combine.
+// have one set: a rank stores them after a dispatch that its peer announced behind its last
+// combine.
 //   set:  P x T rows        elements, then scales
 //         marks             one byte per 8 bytes of the rows, see cuda/exchange/wire.cuh
 //         P announcements   {rows for this rank, rows for each of its experts, the call's mode}

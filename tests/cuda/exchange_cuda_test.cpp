@@ -129,6 +129,19 @@ void add_streamed_chunks(Cases& cases) {
   odd.goes_again = true;
   odd.all_ones = true;
   cases.add(odd);
+  // So many CTAs that some only receive.
+  for (const bool splits : {false, true}) {
+    Case many{"many_ctas_share",
+              2,
+              config_of(Layout::kExpanded, schemes::kFp8Block, kPerRank, 1152),
+              {2800, 2900},
+              0.1};
+    many.config.max_tokens_per_rank = 2900;
+    many.num_ctas = 130;
+    many.num_calls = 2;
+    many.splits_phases = splits;
+    cases.add(many);
+  }
 }
 
 void add_options(Cases& cases) {

@@ -100,8 +100,8 @@ TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
   }
 }
 
-// Few CTAs with much to send share the work; alike with and without the receive part.
-TEST(GridTest, FewCtasShareTheWork) {
+// CTAs with much to send share the work; alike with and without the receive part.
+TEST(GridTest, CtasShareMuchWork) {
   const auto grid = [](int ctas, int tokens, bool receives) {
     return dispatch_grid({ctas, 4, tokens, 7168, false, 4096, 0}, kSends, receives);
   };
@@ -111,13 +111,16 @@ TEST(GridTest, FewCtasShareTheWork) {
     EXPECT_EQ(grid(48, 4096, receives).num_ctas(kSends, receives), 48);
     EXPECT_EQ(grid(48, 4096, receives).shares, 1);
     EXPECT_FALSE(grid(48, 1, receives).shares_work);
-    EXPECT_FALSE(grid(264, 4096, receives).shares_work);
+    EXPECT_TRUE(grid(264, 4096, receives).shares_work);
+    EXPECT_EQ(grid(264, 4096, receives).num_ctas(kSends, receives), 264);
+    EXPECT_EQ(grid(264, 4096, receives).num_senders, receives ? 90 : 264);
+    EXPECT_FALSE(grid(264, 512, receives).shares_work);
     // As many chunks at a time as leave each of 16 warps two items.
     EXPECT_EQ(grid(16, 128, receives).chunks_per_item, 2);
     EXPECT_EQ(grid(16, 512, receives).chunks_per_item, 14);
     EXPECT_EQ(grid(32, 512, receives).chunks_per_item, 7);
     EXPECT_EQ(grid(128, 4096, receives).chunks_per_item, 14);
-    EXPECT_EQ(grid(264, 4096, receives).chunks_per_item, 1);
+    EXPECT_EQ(grid(264, 4096, receives).chunks_per_item, receives ? 14 : 2);
   }
 }
 

@@ -60,6 +60,7 @@ __device__ __forceinline__ void advance_call(const CallState& state, std::uint64
     state.counter[1] = 0;
     state.counter[2 + (~call & 1)] = 0;
     state.counter[4] = 0;
+    reinterpret_cast<std::uint32_t*>(state.counter + 5)[~call & 1] = 0;
   }
   add_share(state.counter, gridDim.x);
 }
@@ -72,6 +73,12 @@ __device__ __forceinline__ int take_work(const CallState& state, std::uint64_t c
   std::uint32_t* taken =
       reinterpret_cast<std::uint32_t*>(state.counter + 2 + (call & 1)) + static_cast<int>(what);
   return static_cast<int>(atomicAdd(taken, static_cast<std::uint32_t>(count)));
+}
+
+/// An item of what is received; lane 0 of a warp takes it.
+__device__ __forceinline__ int take_received(const CallState& state, std::uint64_t call) {
+  std::uint32_t* taken = reinterpret_cast<std::uint32_t*>(state.counter + 5) + (call & 1);
+  return static_cast<int>(atomicAdd(taken, 1u));
 }
 
 /// Of the combine that follows the last dispatch; each number once.

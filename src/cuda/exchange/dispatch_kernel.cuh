@@ -4,8 +4,8 @@
 // index: notify CTAs come first, then senders, then receivers. The hardware starts CTAs in order
 // and only receivers wait, so all rows of a rank are on their way before any of its CTAs waits for
 // a peer. Hence a grid that runs in waves, or beside a kernel that takes most of the GPU, cannot
-// deadlock. Nor can one whose CTAs share all work: none of them receives before everything has been
-// taken to be sent, by CTAs that do not wait.
+// deadlock. Nor can one whose CTAs share work: those that send come first, and none of them
+// receives before everything has been taken to be sent, by CTAs that do not wait.
 #pragma once
 
 #include <algorithm>
@@ -75,15 +75,18 @@ __device__ __forceinline__ void play_role(const DispatchArgs& a, std::uint32_t p
   }
 }
 
-/// Every CTA does what is left of everything.
+/// The first CTAs send what is left; every one receives what is left.
 template <class Form>
 __device__ __forceinline__ void share_work(const DispatchArgs& a, std::uint32_t prefetched,
-                                           CallOfCta& call, bool receives, std::byte* memory) {
+                                           CallOfCta& call, bool sends, bool receives,
+                                           std::byte* memory) {
   call.request(a, prefetched);
   __syncthreads();
-  notify<true>(a, prefetched, call, next_task<true>(a, call.number, 0), memory);
-  stream_sent_rows<Form>(a, call, *reinterpret_cast<ItemScales*>(memory));
-  __syncthreads();
+  if (sends && static_cast<int>(blockIdx.x) < a.grid.num_senders) {
+    notify<true>(a, prefetched, call, next_task<true>(a, call.number, 0), memory);
+    stream_sent_rows<Form>(a, call, *reinterpret_cast<ItemScales*>(memory));
+    __syncthreads();
+  }
   if (!receives) return;
   auto& shared = *reinterpret_cast<StreamShared*>(memory);
   receive_rows(a, call, static_cast<int>(blockIdx.x), ChunkStream<Form::kWords>{&shared.scales},
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   __shared__ CallOfCta call;
   const std::uint32_t prefetched = begin_kernel(a);
   if constexpr (kSharesWork) {
-    if (sends) share_work<Form>(a, prefetched, call, receives, memory);
+    share_work<Form>(a, prefetched, call, sends, receives, memory);
   } else {
     play_role<Form>(a, prefetched, call, sends, memory);
   }

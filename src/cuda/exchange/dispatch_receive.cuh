@@ -48,14 +48,49 @@ __device__ __forceinline__ bool keep_row(const DispatchArgs& a, std::uint64_t ca
   return true;
 }
 
-/// The items of a warp, by the numbers of rows, in the order in which every source sends them; few
-/// items go to as many CTAs. Routes of the next one are on their way while one is taken.
-struct ReceiveWalk {
+/// A fixed share of the items for each warp; few items go to as many CTAs.
+struct SharedOutItems {
   int item;
+
+  __device__ __forceinline__ SharedOutItems(const DispatchArgs& a, std::uint64_t, int receiver)
+      : item(static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver) {}
+  __device__ __forceinline__ void advance(const DispatchArgs& a, std::uint64_t) {
+    item += a.grid.num_receivers * a.grid.num_warps;
+  }
+};
+
+/// What is left of the items. The next one is asked for while the last one is taken.
+struct ItemsLeft {
+  int item;
+  int next;  ///< in lane 0
+
+  __device__ __forceinline__ ItemsLeft(const DispatchArgs& a, std::uint64_t call, int) : next(0) {
+    request(a, call);
+    advance(a, call);
+  }
+  __device__ __forceinline__ void advance(const DispatchArgs& a, std::uint64_t call) {
+    item = __shfl_sync(kAllLanes, next, 0);
+    request(a, call);
+  }
+
+ private:
+  __device__ __forceinline__ void request(const DispatchArgs& a, std::uint64_t call) {
+    if (threadIdx.x % kLanes == 0) next = take_received(a.state, call);
+  }
+};
+
+/// The items of a warp, by the numbers of rows, in the order in which every source sends them.
+/// Routes of the next one are on their way while one is taken.
+template <class Items>
+struct ReceiveWalk {
+  Items items;
   Routes routes;
 
-  __device__ __forceinline__ ReceiveWalk(const DispatchArgs& a, int receiver)
-      : item(static_cast<int>(threadIdx.x) / kLanes * a.grid.num_receivers + receiver) {}
+  __device__ __forceinline__ ReceiveWalk(const DispatchArgs& a, std::uint64_t call, int receiver)
+      : items(a, call, receiver) {}
+  __device__ __forceinline__ ReceiveItem now(const DispatchArgs& a) const {
+    return ReceiveItem(a, items.item);
+  }
   __device__ __forceinline__ void request(const DispatchArgs& a, std::uint64_t call,
                                           const ReceiveItem& in) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -64,7 +99,7 @@ struct ReceiveWalk {
   /// Requests the routes of the first item, which may not come, when announcements begin to come.
   __device__ __forceinline__ void request_first(const DispatchArgs& a, std::uint64_t call,
                                                 const ReceiverShared& block) {
-    const ReceiveItem in(a, item);
+    const ReceiveItem in = now(a);
     while (*const_cast<volatile const std::int32_t*>(&block.num_done) == 0) {
     }
     if (in.number < a.layout.shape.max_tokens) request(a, call, in);
@@ -73,11 +108,10 @@ struct ReceiveWalk {
   __device__ __forceinline__ bool find(const DispatchArgs& a, std::uint64_t call,
                                        const ReceiverShared& block, bool is_requested) {
     const int num_items = block.max_from * static_cast<int>(a.grid.by_slot.divisor);
-    const int step = a.grid.num_receivers * a.grid.num_warps;
-    if (!is_requested) item += step;
+    if (!is_requested) items.advance(a, call);
 #pragma unroll 1
-    for (; item < num_items; item += step, is_requested = false) {
-      const ReceiveItem in(a, item);
+    for (; items.item < num_items; items.advance(a, call), is_requested = false) {
+      const ReceiveItem in = now(a);
       if (in.number >= block.num_from[in.source]) continue;
       if (!is_requested) request(a, call, in);
       return true;
@@ -89,6 +123,8 @@ struct ReceiveWalk {
 /// Receives a chunk, or keeps what is to be known of its row. False: a lane gave up.
 template <int kWords>
 struct OneChunk {
+  using Items = SharedOutItems;
+
   __device__ __forceinline__ bool receive(const DispatchArgs& a, std::uint64_t call,
                                           const ReceiveItem& in, int lane, const Routes& routes,
                                           ReceiverShared& shared,
@@ -103,13 +139,14 @@ struct OneChunk {
 
 template <class Chunks>
 __device__ __forceinline__ void receive_items(const DispatchArgs& a, std::uint64_t call,
-                                              ReceiveWalk& walk, const Chunks& chunks,
-                                              ReceiverShared& shared, const ReceivePlaces& places) {
+                                              ReceiveWalk<typename Chunks::Items>& walk,
+                                              const Chunks& chunks, ReceiverShared& shared,
+                                              const ReceivePlaces& places) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   bool is_there = walk.find(a, call, shared, true);
 #pragma unroll 1
   while (is_there) {
-    const ReceiveItem in(a, walk.item);
+    const ReceiveItem in = walk.now(a);
     Spin spin;
     while (!walk.routes.is_there(call)) {
       const auto what = [&] { return WaitFor{WaitPlace::kRow, in.source, in.number, call}; };
@@ -124,7 +161,8 @@ __device__ __forceinline__ void receive_items(const DispatchArgs& a, std::uint64
   }
 }
 
-/// `chunks` says how a warp receives an item; `memory` has the places (see ReceiverShared).
+/// `chunks` says how a warp receives an item, and which ones; `memory` has the places (see
+/// ReceiverShared).
 template <class Chunks>
 __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOfCta& current,
                                              int receiver, const Chunks& chunks,
@@ -140,7 +178,7 @@ __device__ __forceinline__ void receive_rows(const DispatchArgs& a, const CallOf
   __syncthreads();
   const std::uint64_t call = current.number;
   stamp(a, Stage::kCallKnown);
-  ReceiveWalk walk(a, receiver);
+  ReceiveWalk<typename Chunks::Items> walk(a, call, receiver);
   receive_announcements(a, call, reports, shared, places);
   walk.request_first(a, call, shared);
   __syncthreads();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dispatch_stream.cuh: dispatch where few CTAs share much work. With one chunk at a time, a warp
+// dispatch_stream.cuh: dispatch where CTAs share much work. With one chunk at a time, a warp
 // spends most of its instructions on finding out what the chunk is and where it goes, and most of
 // its time on waiting for its words. Here a warp takes several chunks of a row: it finds their
 // ranks, or their rows, once, and the next chunk is on its way while it handles one.
@@ -213,6 +213,7 @@ struct StepUnits : VecUnits<kWords> {
 template <int kWords>
 struct ChunkStream {
   using Step = StepUnits<kWords>;
+  using Items = ItemsLeft;
 
   ItemScales* scales;
 

@@ -32,15 +32,15 @@ constexpr bool receives(Phases phases) {
 }
 
 inline constexpr std::uint64_t kCallUnit = 65536;        ///< more than a grid has CTAs
-inline constexpr std::size_t kCounterWords = 5;          ///< see CallState::counter
+inline constexpr std::size_t kCounterWords = 6;          ///< see CallState::counter
 inline constexpr std::uint32_t kRoutingOnly = 1u << 31;  ///< in DispatchArgs::mode
 
 /// What a call leaves in device memory for its combine. Arrays are as large as a call can be.
 struct CallState {
   /// [kCounterWords] The number of the next call, times kCallUnit, and what CTAs that have ended
-  /// have added; the same of the combines since the last dispatch; then, where CTAs share all work,
-  /// how many notify tasks and how many send items were taken, as [2, 2] u32 by parity of the call,
-  /// and how many shares of the combine.
+  /// have added; the same of the combines since the last dispatch; then, where CTAs share work, how
+  /// many notify tasks and how many send items were taken, as [2, 2] u32 by parity of the call, how
+  /// many shares of the combine, and how many items that are received, as [2] u32 by parity.
   std::uint64_t* counter = nullptr;
   // Of own tokens, written by the send part of dispatch: which returned rows a token's sum has, in
   // order.
@@ -132,9 +132,9 @@ struct ScalePlacement {
 /// Chunks that a warp takes at a time where CTAs share all work, at most.
 inline constexpr int kMaxChunksPerItem = 16;
 
-/// Which CTAs do what: first notify CTAs, then senders, then receivers. Or, where CTAs are few
-/// beside the work, every CTA does all three: it takes what is left of the first, then of the
-/// second, then receives its share.
+/// Which CTAs do what: first notify CTAs, then senders, then receivers. Or, where there is much
+/// work, CTAs share it: the first num_senders take what is left of the notify tasks, then of the
+/// items to send; every CTA takes what is left to be received, the others from the start.
 struct DispatchGrid {
   bool shares_work = false;
   std::int32_t chunks_per_item = 1;  ///< that a warp takes at a time; 1 unless work is shared
@@ -155,7 +155,7 @@ struct DispatchGrid {
   FastDivisor by_slot;  ///< items of a row of every rank
 
   int num_ctas(bool sends, bool receives) const {
-    if (shares_work) return num_receivers;
+    if (shares_work) return receives ? num_receivers : num_senders;
     return (sends ? num_notify_ctas + num_senders : 0) + (receives ? num_receivers : 0);
   }
 };

@@ -27,9 +27,11 @@ constexpr int kSparseCtas = 32;
 // but for no more than one small CTA per SM.
 constexpr int kGuessedPartOfMax = 16;
 
-// Few CTAs share all work if each of their warps has some chunks to send. Many divide it, so that
-// rows are received while others leave.
-constexpr int kMaxSharingCtas = 128;
+// CTAs share work if each of their warps has some chunks to send. Few of them all do everything. Of
+// many, some only receive in a dispatch, so that rows are received while others leave; a combine is
+// faster in fixed parts.
+constexpr int kMaxCtasThatDoAll = 128;
+constexpr int kSendersOfSharedWorkTimes64 = 22;
 constexpr std::int64_t kMinChunksOfSharingWarp = 4;
 constexpr std::int64_t kMinItemsOfSharingWarp = 2;
 constexpr std::int64_t kMinItemsOfStreamingWarp = 3;
@@ -91,10 +93,10 @@ DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
   const std::int64_t num_chunks = std::int64_t{tokens} * chunks;
   // As many runs of tokens as there are notify CTAs for (each run needs one per rank), but runs
   // need not be shorter than kTokensOfRun.
-  grid.shares_work = request.sends && request.max_ctas <= kMaxSharingCtas &&
-                     num_chunks >= kMinChunksOfSharingWarp * kExchangeWarps * request.max_ctas;
+  grid.shares_work = num_chunks >= kMinChunksOfSharingWarp * kExchangeWarps * request.max_ctas;
+  const bool all_do_all = grid.shares_work && request.max_ctas <= kMaxCtasThatDoAll;
   const int max_notify_ctas =
-      grid.shares_work ? request.max_ctas : std::max(1, request.max_ctas / kNotifyCtasOfDispatch);
+      all_do_all ? request.max_ctas : std::max(1, request.max_ctas / kNotifyCtasOfDispatch);
   const int runs = clamp_int(cdiv(tokens, kTokensOfRun), 1, max_notify_ctas / ranks - 1);
   grid.tokens_per_run = cdiv(tokens, runs);
   grid.num_runs = cdiv(tokens, grid.tokens_per_run);
@@ -117,12 +119,14 @@ DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
   if (grid.shares_work) {
     grid.num_warps = kExchangeWarps;
     grid.num_notify_ctas = 0;
-    grid.num_senders = 0;
+    grid.num_senders = all_do_all || !request.receives
+                           ? request.max_ctas
+                           : request.max_ctas * kSendersOfSharedWorkTimes64 / 64;
     grid.num_receivers = request.max_ctas;
-    grid.chunks_per_item = taken_chunks(num_chunks, chunks, request.max_ctas);
+    grid.chunks_per_item = taken_chunks(num_chunks, chunks, grid.num_senders);
   }
   // Warps that would have nothing to do take a share of the destinations.
-  const std::int64_t warps = std::int64_t{grid.num_senders} * grid.num_warps;
+  const std::int64_t warps = grid.shares_work ? 0 : std::int64_t{grid.num_senders} * grid.num_warps;
   grid.shares = clamp_int(warps / num_chunks, 1, std::min(kMaxShares, ranks));
   const int items = chunks / grid.chunks_per_item;
   const int received_items = grid.shares_work ? items : chunks + 1;
@@ -152,7 +156,7 @@ CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
   grid.num_receivers = balanced_ctas(sums, grid.num_warps, max_receivers);
   const int max_senders = request.receives ? max_ctas_left - grid.num_receivers : max_ctas_left;
   grid.num_senders = min_ctas(returns, grid.num_warps, max_senders);
-  const bool may_stream = request.may_stream && request.max_ctas <= kMaxSharingCtas;
+  const bool may_stream = request.may_stream && request.max_ctas <= kMaxCtasThatDoAll;
   const int streamed = may_stream ? streamed_chunks(sums, chunks, kStreamChunks,
                                                     kMinItemsOfStreamingWarp, request.max_ctas)
                                   : 0;

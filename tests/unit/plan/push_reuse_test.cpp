@@ -118,8 +118,8 @@ class Explorer {
   }
 
   std::size_t word(Kind kind, int to, int from, int c) const {
-    const bool is_odd = kind != kReturn && rules_.has_two_sets &&
-                        layout_.set(static_cast<std::uint64_t>(c)) != 0;
+    const bool is_odd =
+        kind != kReturn && rules_.has_two_sets && layout_.set(static_cast<std::uint64_t>(c)) != 0;
     return static_cast<std::size_t>(((kind * kRanks + to) * kRanks + from) * kSets) + is_odd;
   }
   static std::size_t path(Kind kind, int to, int from) {
