@@ -9,7 +9,8 @@ import importlib
 import sys
 
 _MODULES = {"deep_ep": "deep_ep", "flashinfer.comm": "flashinfer"}
-_PARTS = {"deep_ep": ("utils",), "flashinfer.comm": ("mapping", "mnnvl", "trtllm_alltoall", "trtllm_moe_alltoall")}  # modules that programs import by their own names
+# Modules that programs import by their own names.
+_PARTS = {"deep_ep": ("utils",), "flashinfer.comm": ("mapping", "mnnvl", "trtllm_alltoall", "trtllm_moe_alltoall")}
 
 
 def install(*names: str) -> None:
