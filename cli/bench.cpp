@@ -121,7 +121,7 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                              "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
       ->capture_default_str();
   verb->add_option("--reduce", options.reduce, "where weighted sums happen")
-      ->check(CLI::IsMember({"per_expert", "per_rank"}))
+      ->check(CLI::IsMember({"per_expert", "per_rank", "per_host"}))
       ->capture_default_str();
   verb->add_option("--layers", options.layers, "so many in a row make one iteration")
       ->check(CLI::Range(1, 10000))

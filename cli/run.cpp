@@ -130,7 +130,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                          "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}))
       ->capture_default_str();
   verb->add_option("--reduce", options.reduce, "where weighted sums happen; default: by the class")
-      ->check(CLI::IsMember({"per_expert", "per_rank"}));
+      ->check(CLI::IsMember({"per_expert", "per_rank", "per_host"}));
   verb->add_option("--global-scale", options.global_scale,
                    "of nvfp4: a number or auto, 2688 / largest magnitude of the input; default: "
                    "auto");

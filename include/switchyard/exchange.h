@@ -62,9 +62,8 @@ class SWITCHYARD_API Exchange {
 
   /// Ends the exchange; a second call does nothing. Collective on GPUs: returns when the kernels of
   /// every rank have ended, or at once when the group was aborted; CUDA graphs of its calls must
-  /// not run any more. On CPUs that share memory it waits for nobody, on others until the peers
-  /// have what calls that have ended sent. Windows are freed. What calls have returned stays valid
-  /// until destruction, in which this rank then needs no other. Every later call is
+  /// not run any more. On CPUs it waits for nobody. Windows are freed. What calls have returned
+  /// stays valid until destruction, in which this rank then needs no other. Every later call is
   /// kInvalidArgument, except for config, device and is_closed.
   ///
   /// Without waits_for_peers it is not collective, and memory that peers may still have mapped

@@ -35,6 +35,11 @@ enum class Reduce : std::uint8_t {
   /// Fast: each rank sums its rows of a token and rounds once to the wire type; the owner adds up
   /// the partial sums. The bits are the same for every backend and run at one placement.
   kPerRank,
+  /// Each rank sums as with kPerRank; the partial sums of a host's ranks are added from +0, ranks
+  /// ascending, and rounded once to the wire type; the owner adds up those of hosts, ascending. One
+  /// row per token crosses between two hosts. The bits are the same for every backend and run at
+  /// one placement and one map of hosts. On GPUs not yet.
+  kPerHost,
 };
 
 /// True when the rows of each expert are contiguous, one per (token, expert); false when each token

@@ -44,7 +44,7 @@ struct EnumNames<Overflow> {
 template <>
 struct EnumNames<Reduce> {
   static constexpr const char* kWhat = "reduce";
-  static constexpr const char* kNames[] = {"per_expert", "per_rank"};
+  static constexpr const char* kNames[] = {"per_expert", "per_rank", "per_host"};
 };
 template <>
 struct EnumNames<ScaleLayout> {

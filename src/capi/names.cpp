@@ -51,7 +51,8 @@ Layout layout_of(const char* name) {
 
 std::optional<Reduce> reduce_of(const char* name) {
   if (name == nullptr) return std::nullopt;
-  return named(name, "reduce", Reduce::kPerRank, reduce_from_name, "per_rank or per_expert");
+  return named(name, "reduce", Reduce::kPerRank, reduce_from_name,
+               "per_rank, per_expert or per_host");
 }
 
 }  // namespace switchyard::capi

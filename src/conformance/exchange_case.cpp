@@ -49,6 +49,7 @@ const std::vector<BatchShape>& shapes() {
   return kShapes;
 }
 
+constexpr std::array kReduces{Reduce::kPerRank, Reduce::kPerExpert, Reduce::kPerHost};
 constexpr std::array kFloats{DType::kBF16, DType::kF16, DType::kF32};
 constexpr std::array<std::int64_t, 3> kAlignments{1, 7, 16};
 constexpr std::array<std::int64_t, 3> kCapacities{0, 1, 3};
@@ -84,7 +85,7 @@ Levels num_levels(std::size_t num_rank_counts) {
           5,
           wire_schemes().size(),
           4,
-          2,
+          3,
           return_schemes().size(),
           2,
           2,
@@ -109,7 +110,7 @@ void make_possible(Levels& levels) {
     levels[kCapacity] = levels[kReturnsWeights] = 0;
   }
   const auto layout = static_cast<Layout>(levels[kLayoutOf]);
-  if (!is_expert_major(layout)) levels[kReduceOf] = 0;
+  if (!is_expert_major(layout) && levels[kReduceOf] == 1) levels[kReduceOf] = 0;
   if (layout != Layout::kExpanded) levels[kAlignment] = levels[kZeroPadding] = 0;
 
   const bool is_pair = wire_schemes()[levels[kScheme]].dtype == DType::kE2M1;
@@ -135,7 +136,7 @@ ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std
   test.num_tokens = kTokens[l[kNumTokens]];
   test.scheme = wire_schemes()[l[kScheme]];
   test.scale_layout = static_cast<ScaleLayout>(l[kScaleLayoutOf]);
-  test.reduce = l[kReduceOf] == 0 ? Reduce::kPerRank : Reduce::kPerExpert;
+  test.reduce = kReduces[l[kReduceOf]];
   test.combine_scheme = return_schemes()[l[kReturn]];
   test.sends_weights = l[kSendsWeights] == 0;
   test.lacks_weights = l[kLacksWeights] == 1;
@@ -159,12 +160,13 @@ ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std
 // The order of a sum shows only where three terms are kept in f32.
 void add_long_sums(const std::vector<int>& rank_counts, std::vector<ExchangeCase>& cases) {
   for (const int num_ranks : rank_counts) {
-    for (int layout = 0; layout < 5 && num_ranks > 2; ++layout) {
+    for (int number = 0; number < 10 && num_ranks > 2; ++number) {
+      const int layout = number % 5;
       ExchangeCase test;
       test.num_ranks = num_ranks;
       test.shape = {.num_experts = 13, .num_topk = 5, .hidden = 33};
       test.layout = static_cast<Layout>(layout);
-      test.reduce = Reduce::kPerRank;
+      test.reduce = number < 5 ? Reduce::kPerRank : Reduce::kPerHost;
       test.combine_scheme.dtype = test.results = test.output = DType::kF32;
       test.num_bias = 1;
       test.is_long = false;
@@ -260,7 +262,7 @@ std::vector<ExchangeCase> two_in_flight_cases(int num_ranks) {
   std::vector<ExchangeCase> cases;
   for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
                               Layout::kByRank, Layout::kAllGather}) {
-    for (const Reduce reduce : {Reduce::kPerExpert, Reduce::kPerRank}) {
+    for (const Reduce reduce : kReduces) {
       if (reduce == Reduce::kPerExpert && !is_expert_major(layout)) continue;
       ExchangeCase test;
       test.num_ranks = num_ranks;

@@ -61,7 +61,7 @@ std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts);
 /// Any of these values together, with sizes at random.
 ExchangeCase random_exchange_case(std::uint64_t seed, const std::vector<int>& rank_counts);
 
-/// Every layout with both contracts, for two handles at once.
+/// Every layout with every contract, for two handles at once.
 std::vector<ExchangeCase> two_in_flight_cases(int num_ranks);
 
 }  // namespace switchyard::conformance

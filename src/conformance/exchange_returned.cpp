@@ -122,6 +122,10 @@ Table<float> Round::expected_output() const {
     return reference::combine_per_expert(batch_, rank_, layouts, rows, test_->output, bias_);
   }
   for (int r = 0; r < num_ranks_; ++r) rows.push_back(partial_rows(r));
+  if (test_->reduce == Reduce::kPerHost) {
+    return reference::sum_hosts(batch_, rank_, rows, hosts_, test_->combine_scheme, bias_,
+                                test_->output);
+  }
   if (test_->shape.num_topk == 0) {
     return reference::reduce_scatter(batch_, rank_, rows, bias_, test_->output);
   }

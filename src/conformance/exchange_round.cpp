@@ -8,6 +8,8 @@
 #include <iterator>
 #include <limits>
 
+#include "engine/control.h"
+
 namespace switchyard::conformance {
 
 using reference::Batch;
@@ -34,6 +36,7 @@ Table<std::uint8_t> random_bytes(std::int64_t rows, std::int64_t cols, std::uint
 
 Round::Round(const Group& group, const ExchangeCase& test, int number)
     : test_(&test), rank_(group.rank()), num_ranks_(group.size()) {
+  for (int r = 0; r < num_ranks_; ++r) hosts_.push_back(group.control().host_of(r));
   const auto seed = test.seed * 1000 + static_cast<std::uint64_t>(number) * 10;
   const std::int64_t num_tokens =
       number == 3 ? 1 : std::max<std::int64_t>(0, test.num_tokens - number);

@@ -75,6 +75,7 @@ class Round {
   const ExchangeCase* test_;
   int rank_;
   int num_ranks_;
+  std::vector<int> hosts_;   ///< of the ranks
   reference::Batch wanted_;  ///< as the callers ask
   reference::Batch batch_;  ///< as it is served; tokens as they arrive where they are not quantized
   std::vector<reference::QuantizedRows> sent_;

@@ -98,6 +98,10 @@ struct Part {
 };
 
 constexpr std::array kParts{
+    Part{"sums per host",
+         [](ExchangeCase& test) {
+           if (test.reduce == Reduce::kPerHost) test.reduce = Reduce::kPerRank;
+         }},
     Part{"quantized results",
          [](ExchangeCase& test) {
            if (test.combine_scheme.is_quantized()) test.combine_scheme = schemes::kNone;

@@ -37,6 +37,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// As Group::split; null for a negative color.
   std::shared_ptr<Engine> split(int color, int key);
 
+  /// Collective: the ranks of this rank's host, in their order, with windows: this engine if it has
+  /// windows and one host, else a subgroup, as split makes it. Errors: as split; kNotSupported when
+  /// ranks that say that they share a host cannot share memory.
+  std::shared_ptr<Engine> make_host_group();
+
  protected:
   Engine(const char* name, std::unique_ptr<Control> control,
          std::unique_ptr<WindowSource> windows = nullptr,
@@ -52,6 +57,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// meet there, but who serves it need not be in the subgroup and may leave afterwards.
   virtual std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec, const std::string& name) = 0;
 
+  /// The same for ranks of one host; what they make has windows.
+  virtual std::shared_ptr<Engine> make_host_subgroup(const GroupSpec& spec,
+                                                     const std::string& name) {
+    return make_subgroup(spec, name);
+  }
+
+  using Maker = std::shared_ptr<Engine> (Engine::*)(const GroupSpec&, const std::string&);
+  std::shared_ptr<Engine> split(int color, int key, Maker make);
   GroupSpec spec_of(const std::vector<int>& members, const std::string& name);
 
   const char* name_;

@@ -2,6 +2,7 @@
 
 #include "engine/local_engine.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -65,9 +66,16 @@ class LocalControl final : public SharedControl {
       : SharedControl(std::move(spec)), group_(std::move(group)) {
     attach(group_->control);
   }
+  /// Windows of a part of the ranks ring the bells of that part: look often.
+  bool has_hosts() const { return host_size() < size(); }
   ~LocalControl() override { leave(); }
 
  private:
+  void rest(std::uint32_t seen, std::int64_t ns) override {
+    constexpr std::int64_t kLookNs = 100'000;
+    SharedControl::rest(seen, has_hosts() ? std::min(ns, kLookNs) : ns);
+  }
+
   std::shared_ptr<LocalGroup> group_;
 };
 
@@ -133,7 +141,7 @@ class LocalEngine final : public Engine {
   static std::shared_ptr<Engine> make(const char* name, const GroupSpec& spec,
                                       std::shared_ptr<LocalGroup> group) {
     auto control = std::make_unique<LocalControl>(spec, group);
-    const bool has_windows = name == std::string_view(kLocalEngine);
+    const bool has_windows = name == std::string_view(kLocalEngine) && !control->has_hosts();
     auto windows = has_windows ? std::make_unique<LocalWindows>(*control, group) : nullptr;
     auto messages = std::make_unique<LocalMessages>(*control, group->mail);
     return std::shared_ptr<Engine>(new LocalEngine(name, std::move(control), std::move(windows),
@@ -160,13 +168,15 @@ class LocalEngine final : public Engine {
 }  // namespace
 
 std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int64_t timeout_ms,
-                                                        const char* name) {
+                                                        const char* name,
+                                                        const std::vector<int>& hosts) {
   require(num_ranks >= 1 && num_ranks <= kMaxRanks, Errc::kInvalidArgument,
           "run_local_ranks: {} ranks, want from 1 to {}", num_ranks, kMaxRanks);
   const auto group = std::make_shared<LocalGroup>(num_ranks);
   std::vector<std::shared_ptr<Engine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    engines.push_back(LocalEngine::make(name, {rank, num_ranks, timeout_ms, group->store}, group));
+    engines.push_back(
+        LocalEngine::make(name, {rank, num_ranks, timeout_ms, group->store, hosts}, group));
   }
   return engines;
 }

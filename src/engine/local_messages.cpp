@@ -57,7 +57,7 @@ class LocalChannel final : public MessageChannel {
 
   LocalMail::Boxes::Box& box_of(int rank) { return boxes_->of[static_cast<std::size_t>(rank)]; }
   void require_peer(int peer, int tag) const;
-  bool take(const Expected& expected);
+  void take_letters();
 
   SharedControl& control_;
   std::shared_ptr<LocalMail::Boxes> boxes_;
@@ -92,34 +92,31 @@ MessageId LocalChannel::receive(int peer, int tag, const MessageBuffer& buffer) 
   return last_id_;
 }
 
-// Copies under the lock: a test engine need not be fast.
-bool LocalChannel::take(const Expected& expected) {
+// Copies under the lock: a test engine need not be fast. A letter that came between two looks would
+// be taken by the second message that waits for its tag.
+void LocalChannel::take_letters() {
   auto& box = box_of(control_.rank());
   const std::lock_guard lock(box.mutex);
-  const auto letter = std::find_if(box.letters.begin(), box.letters.end(), [&](const Letter& l) {
-    return l.source == expected.source && l.tag == expected.tag;
+  std::erase_if(expected_, [&](const Expected& expected) {
+    const auto letter = std::find_if(box.letters.begin(), box.letters.end(), [&](const Letter& l) {
+      return l.source == expected.source && l.tag == expected.tag;
+    });
+    if (letter == box.letters.end()) return false;
+    require(letter->buffer.size_bytes == expected.buffer.size_bytes, Errc::kInternal,
+            "message: rank {} sends {} bytes with tag {}, rank {} wants {}", expected.source,
+            letter->buffer.size_bytes, expected.tag, control_.rank(), expected.buffer.size_bytes);
+    std::memcpy(expected.buffer.data, letter->buffer.data, letter->buffer.size_bytes);
+    // Pairs with the acquire in is_done().
+    letter->is_taken->store(true, std::memory_order_release);
+    box.letters.erase(letter);
+    control_.notify(expected.source);
+    return true;
   });
-  if (letter == box.letters.end()) return false;
-  require(letter->buffer.size_bytes == expected.buffer.size_bytes, Errc::kInternal,
-          "message: rank {} sends {} bytes with tag {}, rank {} wants {}", expected.source,
-          letter->buffer.size_bytes, expected.tag, control_.rank(), expected.buffer.size_bytes);
-  std::memcpy(expected.buffer.data, letter->buffer.data, letter->buffer.size_bytes);
-  // Pairs with the acquire in is_done().
-  letter->is_taken->store(true, std::memory_order_release);
-  box.letters.erase(letter);
-  return true;
 }
 
 bool LocalChannel::is_done(MessageId message) {
-  for (auto e = expected_.begin(); e != expected_.end();) {
-    if (!take(*e)) {
-      ++e;
-      continue;
-    }
-    control_.notify(e->source);
-    e = expected_.erase(e);
-  }
-  // Pairs with the release in take().
+  if (!expected_.empty()) take_letters();
+  // Pairs with the release in take_letters().
   std::erase_if(sent_, [](const Sent& s) { return s.is_taken->load(std::memory_order_acquire); });
   const auto has = [&](const auto& list) {
     return std::any_of(list.begin(), list.end(), [&](const auto& m) { return m.id == message; });

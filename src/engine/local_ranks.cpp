@@ -56,17 +56,8 @@ std::exception_ptr first_cause(const std::vector<Outcome>& outcomes) {
 
 }  // namespace
 
-void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& body,
-                     const GroupOptions& options) {
-  const bool sends_messages = options.engine == kLocalMessagesEngine;
-  require(sends_messages || options.engine.empty() || options.engine == "auto" ||
-              options.engine == kLocalEngine,
-          Errc::kInvalidArgument, "run_local_ranks: engine \"{}\", but threads need \"local\"",
-          options.engine);
-  require(body != nullptr, Errc::kInvalidArgument,
-          "run_local_ranks: the body is empty, must be the work of one rank");
-  std::vector<std::shared_ptr<Engine>> engines = make_local_engines(
-      num_ranks, timeout_of(options), sends_messages ? kLocalMessagesEngine : kLocalEngine);
+void run_engines(std::vector<std::shared_ptr<Engine>> engines,
+                 const std::function<void(const Group&)>& body) {
   std::vector<Outcome> outcomes(engines.size());
   std::atomic<int> num_errors = 0;
   {
@@ -83,11 +74,25 @@ void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& bod
         if (const auto engine = rank.lock())
           engine->control().abort(Errc::kAborted, culprit, "no thread");
       }
-      fail(Errc::kSystem, "run_local_ranks: thread {} of {}: {}", threads.size(), num_ranks,
+      fail(Errc::kSystem, "run_local_ranks: thread {} of {}: {}", threads.size(), engines.size(),
            error.what());
     }
   }
   if (const std::exception_ptr error = first_cause(outcomes)) std::rethrow_exception(error);
+}
+
+void run_local_ranks(int num_ranks, const std::function<void(const Group&)>& body,
+                     const GroupOptions& options) {
+  const bool sends_messages = options.engine == kLocalMessagesEngine;
+  require(sends_messages || options.engine.empty() || options.engine == "auto" ||
+              options.engine == kLocalEngine,
+          Errc::kInvalidArgument, "run_local_ranks: engine \"{}\", but threads need \"local\"",
+          options.engine);
+  require(body != nullptr, Errc::kInvalidArgument,
+          "run_local_ranks: the body is empty, must be the work of one rank");
+  run_engines(make_local_engines(num_ranks, timeout_of(options),
+                                 sends_messages ? kLocalMessagesEngine : kLocalEngine),
+              body);
 }
 
 }  // namespace switchyard

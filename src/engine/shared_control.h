@@ -26,10 +26,10 @@ class SharedControl : public Control {
   void attach(ControlBlock block);
   void leave() noexcept;
   bool has_left(int peer) const noexcept override;
+  void rest(std::uint32_t seen, std::int64_t ns) override;
 
  private:
   std::uint32_t bell() noexcept override;
-  void rest(std::uint32_t seen, std::int64_t ns) override;
   void meet_all(std::uint64_t number) override;
   bool has_cause() const noexcept override;
   AbortCause abort_cause() const override;

@@ -85,6 +85,16 @@ void require_all_well(Control& control, const std::optional<Error>& failure) {
 }  // namespace
 
 std::shared_ptr<Engine> Engine::split(int color, int key) {
+  return split(color, key, &Engine::make_subgroup);
+}
+
+std::shared_ptr<Engine> Engine::make_host_group() {
+  const Control& all = control();
+  if (has_windows() && all.host_size() == all.size()) return shared_from_this();
+  return split(all.host_of(all.rank()), 0, &Engine::make_host_subgroup);
+}
+
+std::shared_ptr<Engine> Engine::split(int color, int key, Maker make) {
   Control& parent = control();
   const std::string name = fmt::format("split/{}/{}/", ++num_splits_, color);
   const std::vector<int> members =
@@ -92,7 +102,7 @@ std::shared_ptr<Engine> Engine::split(int color, int key) {
   std::shared_ptr<Engine> engine;
   std::optional<Error> failure;
   try {
-    if (color >= 0) engine = make_subgroup(spec_of(members, name), name);
+    if (color >= 0) engine = (this->*make)(spec_of(members, name), name);
   } catch (const Error& error) {
     if (error.code() == Errc::kPeerLost) name_dead_rank(parent);
     if (ends_the_group(error.code())) parent.abort(error.code(), -1, reason_of(error));

@@ -23,7 +23,8 @@ void check_new_weights(const ExchangeConfig& config, std::int64_t num_tokens,
                        const TensorView& topk_weights) {
   if (!topk_weights.has_value()) return;
   require(config.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
-          "combine: topk_weights is given, but reduce is per_rank; pass the weights to dispatch");
+          "combine: topk_weights is given, but reduce is {}; pass the weights to dispatch",
+          name_of(config.reduce));
   check_matrix(topk_weights,
                {"combine", "topk_weights", {DType::kF32}, num_tokens, config.num_topk});
 }

@@ -49,9 +49,11 @@ void check_topk_weights(const ExchangeConfig& config, std::int64_t num_tokens,
   if (!topk_weights.has_value()) return;
   check_matrix(topk_weights,
                {"dispatch", "topk_weights", {DType::kF32}, num_tokens, config.num_topk});
-  require(config.sends_weights || config.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
-          "dispatch: topk_weights is given, but sends_weights is false and reduce per_rank weighs "
-          "where the experts are; set sends_weights");
+  require(
+      config.sends_weights || config.reduce == Reduce::kPerExpert, Errc::kInvalidArgument,
+      "dispatch: topk_weights is given, but sends_weights is false and reduce {} weighs where the "
+      "experts are; set sends_weights",
+      name_of(config.reduce));
 }
 
 bool check_tensor_scale(const QuantScheme& scheme, const TensorView& tensor_scale) {

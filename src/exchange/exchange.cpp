@@ -6,24 +6,46 @@
 #include "switchyard/exchange.h"
 
 #include <cstdint>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "core/fail.h"
 #include "core/live.h"
 #include "core/require_device.h"
 #include "device/cuda_module.h"
 #include "exchange/backend.h"
+#include "exchange/hosts/hosts_exchange.h"
 #include "exchange/messages/messages_exchange.h"
 #include "exchange/pull/pull_exchange.h"
 
 namespace switchyard {
 namespace {
 
+// Collective. The ranks of this rank's host, where there are several hosts, some with several
+// ranks, and those of each host share windows; else null.
+std::shared_ptr<Engine> host_with_windows(Engine& engine) try {
+  const Control& control = engine.control();
+  std::set<int> hosts;
+  for (int rank = 0; rank < control.size(); ++rank) hosts.insert(control.host_of(rank));
+  const auto num_hosts = static_cast<int>(hosts.size());
+  if (num_hosts == 1 || num_hosts == control.size()) return nullptr;
+  std::shared_ptr<Engine> host = engine.make_host_group();
+  return host->has_windows() ? host : nullptr;
+} catch (const Error& error) {
+  if (error.code() != Errc::kNotSupported) throw;
+  return nullptr;
+}
+
 std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const ExchangeConfig& config,
                                               const ExchangeOptions& options) {
   if (options.device.is_cuda()) return cuda_module().make_exchange(group, config, options);
-  const Engine& engine = group.engine();
+  Engine& engine = group.engine();
   if (!engine.has_windows() && engine.has_messages()) {
+    std::shared_ptr<Engine> host = host_with_windows(engine);
+    if (host != nullptr) {
+      return std::make_unique<HostsExchange>(group, config, options, std::move(host));
+    }
     return std::make_unique<MessagesExchange>(group, config, options);
   }
   (void)engine.windows("exchange");  // without them nothing else is worth an error

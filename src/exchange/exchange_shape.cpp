@@ -42,8 +42,8 @@ void check_enums(const ExchangeConfig& config) {
   require_range("layout", static_cast<std::int64_t>(config.layout), 0, 4);
   require_range("scale_layout", static_cast<std::int64_t>(config.scale_layout), 0, 3);
   require_range("overflow", static_cast<std::int64_t>(config.overflow), 0, 1);
-  require(config.reduce == Reduce::kPerExpert || config.reduce == Reduce::kPerRank,
-          Errc::kInvalidArgument, "exchange: reduce is {}, must be per_expert or per_rank",
+  require(config.reduce <= Reduce::kPerHost, Errc::kInvalidArgument,
+          "exchange: reduce is {}, must be per_expert, per_rank or per_host",
           static_cast<int>(config.reduce));
 }
 
@@ -56,7 +56,7 @@ void check_layout(const ExchangeConfig& config) {
   require(is_expanded || !config.zero_padding, Errc::kInvalidArgument,
           "exchange: zero_padding is set for layout {}, only expanded has alignment gaps", layout);
   require(
-      config.reduce == Reduce::kPerRank || is_expert_major(config.layout), Errc::kInvalidArgument,
+      config.reduce != Reduce::kPerExpert || is_expert_major(config.layout), Errc::kInvalidArgument,
       "exchange: reduce is per_expert for layout {}, which has one row per token; use per_rank, "
       "or layout batched or expanded",
       layout);

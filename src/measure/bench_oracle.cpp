@@ -197,7 +197,8 @@ Tensor BenchOracle::results(std::int64_t num_buffer_rows) const {
 }
 
 // per_expert: one chain over all choices. per_rank: one partial sum per rank, rounded to bf16; they
-// are added in ascending order of each rank's highest choice.
+// are added in ascending order of each rank's highest choice. per_host: in ascending order of
+// ranks, and rounded to bf16 once more, because bench runs on one host.
 void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
                                   std::span<float> sum) const {
   std::fill(sum.begin(), sum.end(), 0.0f);
@@ -207,20 +208,26 @@ void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
     return;
   }
   const std::int32_t* ids = ids_of(rank_, token);
-  std::vector<float> partial(sum.size());
+  const auto owner_of = [&](std::int32_t id) {
+    return reference::owner_of(num_experts, shape_.num_ranks, id);
+  };
+  std::vector<int> owners;  // in the order in which their partial sums are added
   for (std::int32_t k = 0; k < shape_.workload.num_topk; ++k) {
     if (ids[k] < 0) continue;
-    const int owner = reference::owner_of(num_experts, shape_.num_ranks, ids[k]);
-    const bool is_highest = std::none_of(ids + k + 1, ids + shape_.workload.num_topk, [&](int id) {
-      return id >= 0 && reference::owner_of(num_experts, shape_.num_ranks, id) == owner;
-    });
-    if (!is_highest) continue;
+    std::erase(owners, owner_of(ids[k]));
+    owners.push_back(owner_of(ids[k]));
+  }
+  const bool is_per_host = shape_.reduce == Reduce::kPerHost;
+  if (is_per_host) std::sort(owners.begin(), owners.end());
+  std::vector<float> partial(sum.size());
+  for (const int owner : owners) {
     const std::int32_t first = reference::first_expert(num_experts, shape_.num_ranks, owner);
     const std::int32_t count = reference::num_local_experts(num_experts, shape_.num_ranks, owner);
     std::fill(partial.begin(), partial.end(), 0.0f);
     add_partial(rows, rank_, token, first, first + count, partial);
     for (std::size_t h = 0; h < sum.size(); ++h) sum[h] += round_bf16(partial[h]);
   }
+  for (std::size_t h = 0; is_per_host && h < sum.size(); ++h) sum[h] = round_bf16(sum[h]);
 }
 
 std::int64_t BenchOracle::count_wrong_output(const TensorView& output,

@@ -66,7 +66,8 @@ void check_shape(const BenchShape& shape) {
   require(!shape.scheme.is_simulated(), Errc::kNotSupported,
           "bench: scheme {} is a simulation, it saves no bytes; want another",
           name_of(shape.scheme));
-  require(shape.reduce == Reduce::kPerRank || is_expert_major(shape.layout), Errc::kInvalidArgument,
+  require(shape.reduce != Reduce::kPerExpert || is_expert_major(shape.layout),
+          Errc::kInvalidArgument,
           "bench: --reduce per_expert with --layout {}, must be batched or expanded; the others "
           "sum per_rank",
           name_of(shape.layout));

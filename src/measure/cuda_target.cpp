@@ -145,7 +145,7 @@ std::int64_t cuda_bytes_needed(const BenchShape& shape) {
   double num_rows = arriving;
   if (shape.layout == Layout::kBatched) num_rows *= num_local;
   if (shape.layout == Layout::kExpanded) num_rows *= std::min<double>(num_local, workload.num_topk);
-  const double columns = shape.reduce == Reduce::kPerRank
+  const double columns = shape.reduce != Reduce::kPerExpert
                              ? std::min(shape.num_ranks, workload.num_topk)
                              : workload.num_topk;
   const double windows = 2.3 * (arriving * (row + 256) + tokens * columns * back_row);

@@ -74,7 +74,7 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
         traffic.dispatch.written[there] += rows * row;
         if (to == from) continue;
         leaves = true;
-        const std::int64_t returned = shape.reduce == Reduce::kPerRank ? 1 : counts[there];
+        const std::int64_t returned = shape.reduce != Reduce::kPerExpert ? 1 : counts[there];
         traffic.dispatch.wire[index(from, num_ranks, to)] += wire_row;
         traffic.combine.wire[index(to, num_ranks, from)] += returned * back_row;
         traffic.combine.written[there] += returned * back_row;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::array<const char*, 5> kLayoutNames{"batched", "expanded", "compact", "by_rank",
                                                   "all_gather"};
-constexpr std::array<const char*, 2> kReduceNames{"per_expert", "per_rank"};
+constexpr std::array<const char*, 3> kReduceNames{"per_expert", "per_rank", "per_host"};
 
 template <typename Enum, std::size_t N>
 std::optional<Enum> find_name(const std::array<const char*, N>& names, std::string_view name) {

@@ -5,25 +5,9 @@
 #include <algorithm>
 
 #include "core/bytes.h"
+#include "plan/parts.h"
 
 namespace switchyard {
-namespace {
-
-// Hands out parts of a memory, one after the other.
-class Parts {
- public:
-  std::size_t add(std::size_t bytes) {
-    const std::size_t offset = total_;
-    total_ = checked_add(total_, checked_add(bytes, kLineBytes - 1) / kLineBytes * kLineBytes);
-    return offset;
-  }
-  std::size_t total() const { return total_; }
-
- private:
-  std::size_t total_ = 0;
-};
-
-}  // namespace
 
 MessageLayout make_message_layout(const WindowLayout& window, std::int32_t num_experts,
                                   bool takes_all, bool lists_tokens) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "core/fail.h"
@@ -48,6 +49,23 @@ std::vector<int> partial_ranks(const Batch& batch, const RankInput& input, std::
   std::vector<int> in_order;
   for (const auto& [key, rank] : ranks) in_order.push_back(rank);
   return in_order;
+}
+
+// The tokens of `owner` that `rank` serves, each with its row among the rank's partial sums.
+std::map<std::int64_t, std::int64_t> served_tokens(const Batch& batch, int owner, int rank) {
+  std::map<std::int64_t, std::int64_t> rows;
+  if (batch.num_topk() > 0) {
+    for (const Position& row : dispatch_compact(batch, rank).rows) {
+      if (row.source == owner) rows[row.token] = row.index;
+    }
+    return rows;
+  }
+  std::int64_t first = 0;
+  for (int r = 0; r < owner; ++r) first += batch.ranks[static_cast<std::size_t>(r)].num_tokens();
+  for (std::int64_t t = 0; t < batch.ranks[static_cast<std::size_t>(owner)].num_tokens(); ++t) {
+    rows[t] = first + t;
+  }
+  return rows;
 }
 
 }  // namespace
@@ -113,6 +131,37 @@ Table<float> sum_partials(const Batch& batch, int owner, std::span<const Table<f
       const auto r = static_cast<std::size_t>(rank);
       const std::int64_t row = index[r].at({owner, t, 0});
       for (std::int64_t h = 0; h < sum.cols; ++h) sum(t, h) += partials[r](row, h);
+    }
+  }
+  round_all(sum, output);
+  return sum;
+}
+
+Table<float> sum_hosts(const Batch& batch, int owner, std::span<const Table<float>> partials,
+                       std::span<const int> hosts, const QuantScheme& wire,
+                       std::span<const Table<float>> bias, DType output) {
+  Table<float> sum(batch.ranks[static_cast<std::size_t>(owner)].num_tokens(), batch.hidden());
+  for (std::int64_t t = 0; t < sum.rows; ++t) add_bias(bias, t, sum);
+  for (const int host : std::set<int>(hosts.begin(), hosts.end())) {
+    Table<float> of_host(sum.rows, sum.cols);
+    std::vector<bool> is_served(static_cast<std::size_t>(sum.rows), false);
+    for (int rank = 0; rank < batch.num_ranks(); ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      if (hosts[r] != host) continue;
+      for (const auto& [token, row] : served_tokens(batch, owner, rank)) {
+        is_served[static_cast<std::size_t>(token)] = true;
+        for (std::int64_t h = 0; h < sum.cols; ++h) of_host(token, h) += partials[r](row, h);
+      }
+    }
+    if (wire.is_quantized()) {
+      of_host = dequantize(wire, quantize(wire, of_host));
+    } else {
+      round_all(of_host, wire.dtype);
+    }
+    for (std::int64_t t = 0; t < sum.rows; ++t) {
+      for (std::int64_t h = 0; is_served[static_cast<std::size_t>(t)] && h < sum.cols; ++h) {
+        sum(t, h) += of_host(t, h);
+      }
     }
   }
   round_all(sum, output);

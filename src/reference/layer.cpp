@@ -26,16 +26,19 @@ Table<float> delivered(const Layer& layer, const Batch& batch, const ExpertMajor
 
 std::vector<Table<float>> combine(const Batch& batch, std::span<const ExpertMajor> placed,
                                   std::span<const Table<float>> rows, Reduce reduce) {
+  const std::vector<int> one_host(batch.ranks.size(), 0);
   std::vector<Table<float>> partials;
-  for (int rank = 0; reduce == Reduce::kPerRank && rank < batch.num_ranks(); ++rank) {
+  for (int rank = 0; reduce != Reduce::kPerExpert && rank < batch.num_ranks(); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
     partials.push_back(reduce_on_rank(batch, rank, placed[r], rows[r], true));
   }
   std::vector<Table<float>> outputs;
   for (int rank = 0; rank < batch.num_ranks(); ++rank) {
-    outputs.push_back(reduce == Reduce::kPerRank
-                          ? sum_partials(batch, rank, partials, {}, DType::kBF16)
-                          : combine_per_expert(batch, rank, placed, rows, DType::kBF16));
+    outputs.push_back(
+        reduce == Reduce::kPerRank ? sum_partials(batch, rank, partials, {}, DType::kBF16)
+        : reduce == Reduce::kPerHost
+            ? sum_hosts(batch, rank, partials, one_host, {DType::kBF16}, {}, DType::kBF16)
+            : combine_per_expert(batch, rank, placed, rows, DType::kBF16));
   }
   return outputs;
 }

@@ -232,6 +232,15 @@ Table<float> sum_partials(const Batch& batch, int owner, std::span<const Table<f
                           std::span<const Table<float>> bias, DType output,
                           PartialOrder order = PartialOrder::kHighestSlot);
 
+/// Contract per_host, after reduce_on_rank: for each host, ascending, the sum from +0 of the
+/// partial sums of its ranks, ascending, through `wire` once; the owner starts from +0, adds `bias`
+/// rows in the order given, then the sums of hosts, and rounds once.
+///   partials  as in sum_partials; without routing as in reduce_scatter
+///   hosts     [P] number of each rank's host
+Table<float> sum_hosts(const Batch& batch, int owner, std::span<const Table<float>> partials,
+                       std::span<const int> hosts, const QuantScheme& wire,
+                       std::span<const Table<float>> bias, DType output);
+
 /// Combine without routing: token t of `owner` is the sum, from +0, of `bias` rows and of its row
 /// on each rank, ascending by rank, rounded once.
 ///   rows  one entry per rank, [N, H] in the order of dispatch_all_gather
@@ -257,8 +266,8 @@ struct Layer {
 /// Rows of the shared expert, [T, H] bf16: the MLP's rows times the sigmoid, in f32, rounded again.
 Table<float> shared_rows(const Layer& layer, const Table<float>& hidden);
 
-/// The output of each rank, [T, H] bf16. Shared rows are added to the rounded routed rows in f32,
-/// and the sum is rounded once more.
+/// The output of each rank, [T, H] bf16; ranks are of one host. Shared rows are added to the
+/// rounded routed rows in f32, and the sum is rounded once more.
 std::vector<Table<float>> run_layer(const Layer& layer, std::span<const Table<float>> hidden,
                                     Reduce reduce);
 

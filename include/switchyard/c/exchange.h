@@ -34,7 +34,7 @@ typedef struct sy_exchange_config {
   const char* row_dtype;       ///< with "none": "bf16" (NULL), "f16" or "f32"
   const char* scale_layout;    ///< of received scales: "row_major" (NULL), "column_major",
                                ///< "column_major_aligned", "swizzled"
-  const char* reduce;          ///< "per_rank" (NULL) or "per_expert"
+  const char* reduce;          ///< "per_rank" (NULL), "per_expert" or "per_host"
   const char* combine_scheme;  ///< of returned rows; NULL: "none"
   const char* combine_dtype;   ///< with "none": "bf16" (NULL), "f16" or "f32"
   const char* overflow;        ///< "error" (NULL) or "drop"

@@ -19,6 +19,7 @@ CpuExchange::CpuExchange(const Group& group, const ExchangeConfig& config,
       num_ranks_(group.size()),
       ledger_(shape_.window.shape.num_sets),
       handles_(config.max_in_flight),
+      host_sum_(config.hidden),
       partial_sum_(config.hidden),
       own_sum_(config.hidden) {
   require(options.timeout_ms == 0, Errc::kNotSupported,
@@ -53,6 +54,7 @@ void CpuExchange::allocate_buffers() {
   try {
     require_host_memory();
     share_ = AlignedBuffer(shape_.window.combine_row_stride);
+    host_row_ = AlignedBuffer(shape_.window.combine_row_stride);
     sum_ = AlignedBuffer(static_cast<std::size_t>(config_.hidden) * sizeof(float));
     for (Slot& slot : slots_) {
       allocate(slot);

@@ -73,6 +73,8 @@ class CpuExchange : public ExchangeBackend {
   virtual void publish(Slot& slot) = 0;
   /// Waits for the routing of a peer. Its pointers stay valid until the call has been received.
   virtual SourceRouting await_routing(Slot& slot, int source) = 0;
+  /// A new routing has been planned; `sources_` and `table_` have it.
+  virtual void keep_plan(Slot& /*slot*/) {}
   /// The peer of `remaining` whose rows should be placed next.
   virtual std::size_t next_source(Slot& /*slot*/, std::span<const int> /*remaining*/) { return 0; }
   /// Rows of a source, of this rank too unless is_in_place.
@@ -88,6 +90,11 @@ class CpuExchange : public ExchangeBackend {
   virtual bool await_returns(Slot& slot, int peer) = 0;
   /// Where they are; of this rank itself only the weights.
   virtual ReturnedRows returns_of(Slot& slot, int peer) = 0;
+  /// kPerHost: the rank whose returned rows are the sums of a host; -1: each rank's rows return.
+  virtual int summed_by(int /*host*/) const { return -1; }
+  /// Before a receive phase ends: what peers still need of this rank for it must not depend on
+  /// calls that come later.
+  virtual void conclude(Slot& /*slot*/, Phase /*phase*/) {}
   /// Receives and forgets what peers have sent to a handle in this stage that is given up.
   virtual void drain(Slot& /*slot*/, Stage /*stage*/) {}
   /// `consumed`: this rank has read everything of this call and of all before it.
@@ -114,6 +121,8 @@ class CpuExchange : public ExchangeBackend {
   void write_row(const Slot& slot, std::int64_t token, std::span<std::byte* const> to,
                  bool streaming) const;
   std::span<const Arrival> arrivals_of(const Slot& slot, int source) const;
+  /// Rounds a sum of partial sums to a row in the form in which it returns.
+  void round_to_wire(PartialSum& sum, std::byte* row);
   bool returns_row(const Arrival& arrival) const {
     return arrival.count > 0 || shape_.window.shape.returns_everywhere;
   }
@@ -131,6 +140,8 @@ class CpuExchange : public ExchangeBackend {
   // Of the dispatch that is being received, by rank. The table lacks choices that were dropped.
   std::vector<SourceRouting> sources_;
   std::vector<RankRouting> table_;
+
+  PartialSum host_sum_;  ///< scratch: what the ranks of one host have for a token
 
  private:
   /// How the rows of one dispatch_receive are placed.
@@ -199,6 +210,7 @@ class CpuExchange : public ExchangeBackend {
   void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);
   void add_shared(const TensorView& shared, std::int64_t token, std::byte* row, DType dtype);
   void add_partials(const Slot& slot, std::int64_t token, const Arrival* own);
+  void add_hosts(const Slot& slot, std::int64_t token, const Arrival* own);
   void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
                    const TensorView& topk_weights);
   const std::byte* next_returned(int peer, std::int64_t token, std::int32_t column) {
@@ -221,8 +233,10 @@ class CpuExchange : public ExchangeBackend {
   std::vector<bool> has_weights_;         ///< [P] that returned weights
   PartialSum partial_sum_;
   PartialSum own_sum_;
-  AlignedBuffer share_;  ///< one returned row: this rank's share of a token
-  AlignedBuffer sum_;    ///< one row of output, up to f32
+  std::vector<TokenRank> by_host_;  ///< ranks of a token, by host and rank
+  AlignedBuffer host_row_;          ///< one returned row: what the ranks of a host have for a token
+  AlignedBuffer share_;             ///< one returned row: this rank's share of a token
+  AlignedBuffer sum_;               ///< one row of output, up to f32
 };
 
 template <typename Ready>

@@ -27,7 +27,10 @@ Dispatched CpuExchange::dispatch_receive(const DispatchHandle& handle, Stream) {
     for (int source = 0; source < num_ranks_; ++source) {
       if (source != rank_) require_alike(slot, source, sources_[static_cast<std::size_t>(source)]);
     }
-    if (slot.is_new_routing()) plan(slot);
+    if (slot.is_new_routing()) {
+      plan(slot);
+      keep_plan(slot);
+    }
   } catch (const Error&) {
     // Every rank sees the same difference: all give the call up, and the group goes on.
     handles_.advance(index_of(slot), Stage::kFree);
@@ -44,6 +47,7 @@ Dispatched CpuExchange::dispatch_receive(const DispatchHandle& handle, Stream) {
     place_rows(slot, placing);
   }
   place_routing(slot);
+  conclude(slot, Phase::kDispatchReceive);
   handles_.advance(index_of(slot), Stage::kReceived);
   finish(slot.call);
   return describe(slot, placing);

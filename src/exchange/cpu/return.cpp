@@ -2,7 +2,8 @@
 //
 // The send phase of combine: what this rank returns for the tokens of others.
 //   per_expert  every expert row
-//   per_rank    one row: the sum of this rank's rows of a token, k ascending, rounded to the wire
+//   per_rank, per_host
+//               one row: the sum of this rank's rows of a token, k ascending, rounded to the wire
 //               type
 
 #include "cpu/streaming.h"
@@ -56,18 +57,19 @@ const std::byte* CpuExchange::reduce_here(const Slot& slot, const Arrival& arriv
     const Placement& p = slot.receive().placements[static_cast<std::size_t>(i)];
     own_sum_.add(result_row(slot, p.row), slot.results.dtype(), slot.weight(i));
   }
-  const QuantScheme& wire = config_.combine_scheme;
-  if (!wire.is_quantized()) {
-    own_sum_.sum(share_.data(), wire.dtype);
-    return share_.data();
-  }
-  own_sum_.sum(sum_.data(), DType::kF32);
-  quantize_row(wire, sum_.data(), DType::kF32, config_.hidden, share_.data(),
-               share_.data() + shape_.combine_scales_in_row);
+  round_to_wire(own_sum_, share_.data());
   return share_.data();
 }
 
-// This rank's partial sum of a token under per_rank, in wire form.
+void CpuExchange::round_to_wire(PartialSum& sum, std::byte* row) {
+  const QuantScheme& wire = config_.combine_scheme;
+  if (!wire.is_quantized()) return sum.sum(row, wire.dtype);
+  sum.sum(sum_.data(), DType::kF32);
+  quantize_row(wire, sum_.data(), DType::kF32, config_.hidden, row,
+               row + shape_.combine_scales_in_row);
+}
+
+// This rank's partial sum of a token under per_rank or per_host, in wire form.
 const std::byte* CpuExchange::share_of(const Slot& slot, const Arrival& arrival) {
   return is_expert_major(config_.layout) ? reduce_here(slot, arrival) : to_wire(slot, arrival.row);
 }
@@ -103,14 +105,15 @@ void CpuExchange::return_rows_to(Slot& slot, int owner) {
     std::byte* const to[] = {home.row(number++, token, column)};
     copy_row(row, to, row_bytes, streaming);
   };
-  for (const Arrival& arrival : arrivals) {
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    const Arrival& arrival = arrivals[i];
+    const std::int64_t token = home.place_of(i, arrival);
     if (config_.reduce == Reduce::kPerExpert) {
-      for (const Placement& p : placements_of(slot, arrival)) {
-        send(to_wire(slot, p.row), arrival.token, p.k);
-      }
+      for (const Placement& p : placements_of(slot, arrival))
+        send(to_wire(slot, p.row), token, p.k);
     } else if (returns_row(arrival)) {
       // By way of share_, a row in cache, so that a window is written once and past the caches.
-      send(share_of(slot, arrival), arrival.token, column_of(slot, arrival));
+      send(share_of(slot, arrival), token, column_of(slot, arrival));
     }
   }
   if (streaming) streaming_store_fence();
@@ -122,11 +125,12 @@ void CpuExchange::return_weights_to(Slot& slot, int owner, const TensorView& row
   const ReturnedRows home = returns_to(slot, owner);
   const bool is_major = is_expert_major(config_.layout);
   std::int64_t number = 0;
-  for (const Arrival& arrival : arrivals_of(slot, owner)) {
-    for (const Placement& p : placements_of(slot, arrival)) {
+  const std::span<const Arrival> arrivals = arrivals_of(slot, owner);
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    const std::int64_t choice = home.place_of(i, arrivals[i]) * config_.num_topk;
+    for (const Placement& p : placements_of(slot, arrivals[i])) {
       const std::int64_t from = is_major ? p.row : p.row * config_.num_topk + p.k;
-      home.weight(number++, std::int64_t{arrival.token} * config_.num_topk + p.k) =
-          row_weights.as<float>()[from];
+      home.weight(number++, choice + p.k) = row_weights.as<float>()[from];
     }
   }
 }

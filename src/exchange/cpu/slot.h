@@ -16,6 +16,21 @@
 
 namespace switchyard {
 
+/// Tokens of a source on another host that this rank passes on.
+struct ForwardedRouting {
+  std::vector<std::int32_t> tokens;     ///< that crossed, by position
+  std::vector<std::uint16_t> topk_ids;  ///< [T, K] as they are served
+  SendPlan plan;
+};
+
+/// What only an exchange over several hosts keeps. The position of a token is its number among
+/// those that crossed to a host, before any was dropped.
+struct HostRouting {
+  std::vector<std::vector<std::int32_t>> crossing;  ///< by host: own tokens that it needs
+  std::vector<std::int32_t> positions;              ///< by arrival from other hosts
+  std::vector<ForwardedRouting> forwarded;          ///< by number of the source
+};
+
 /// What follows from the ids of all ranks. Shared by every handle that uses it.
 struct CachedRouting {
   std::uint64_t call = 0;  ///< of the dispatch that brought it
@@ -28,6 +43,7 @@ struct CachedRouting {
   ReceivePlan receive;
   std::vector<std::int32_t> arrival_ids;    ///< [arrivals, K] with a row a token
   std::vector<std::int64_t> rows_per_rank;  ///< [P] arrivals
+  HostRouting hosts;
 };
 
 /// The caller's tokens, until dispatch_receive.

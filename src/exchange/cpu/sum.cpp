@@ -3,8 +3,11 @@
 // The receive phase of combine: the owner sums what returns for its tokens, in a fixed order.
 //   per_expert  every expert row; one fma chain, k ascending
 //   per_rank    its bias, then the partial sums by ascending highest k of each rank
+//   per_host    its bias, then one sum for each host, of the partial sums of its ranks
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/check_matrix.h"
 #include "core/format.h"
@@ -60,6 +63,7 @@ void CpuExchange::combine_receive(const CombineCall& call) {
   const int lacking = wants_weights ? rank_without_weights(slot) : -1;
   if (wants_weights && lacking < 0) receive_weights(slot, options.returned_weights);
   sum_tokens(slot, call.output, options);
+  conclude(slot, Phase::kCombineReceive);
   handles_.advance(index_of(slot), Stage::kFree);
   finish(slot.call);
   require(lacking < 0, Errc::kInvalidArgument,
@@ -74,8 +78,9 @@ void CpuExchange::await_all_returns(Slot& slot) {
   has_weights_.assign(returned_.size(), false);
   for (int peer = 0; peer < num_ranks_; ++peer) {
     const auto p = static_cast<std::size_t>(peer);
-    if (slot.routing->send.num_tokens_to[p] == 0) continue;
-    has_weights_[p] = peer == rank_ ? slot.returns_weights : await_returns(slot, peer);
+    if (slot.routing->send.num_tokens_to[p] > 0) {
+      has_weights_[p] = peer == rank_ ? slot.returns_weights : await_returns(slot, peer);
+    }
     returned_[p] = returns_of(slot, peer);
   }
 }
@@ -120,6 +125,8 @@ void CpuExchange::sum_tokens(const Slot& slot, const TensorView& output,
     }
     if (config_.reduce == Reduce::kPerExpert) {
       add_choices(slot, t, arrival, options.topk_weights);
+    } else if (config_.reduce == Reduce::kPerHost) {
+      add_hosts(slot, t, arrival);
     } else {
       add_partials(slot, t, arrival);
     }
@@ -150,6 +157,35 @@ void CpuExchange::add_partials(const Slot& slot, std::int64_t token, const Arriv
     } else {
       add_wire(next_returned(r.rank, token, shape_.window.column(r.rank, r.highest_k)), 1.0f);
     }
+  }
+}
+
+// per_host: hosts ascending; each the sum of what its ranks have, ascending, rounded once.
+void CpuExchange::add_hosts(const Slot& slot, std::int64_t token, const Arrival* own) {
+  const std::span<const TokenRank> ranks = slot.routing->send.ranks_of(token);
+  by_host_.assign(ranks.begin(), ranks.end());
+  std::sort(by_host_.begin(), by_host_.end(), [&](const TokenRank& a, const TokenRank& b) {
+    return std::pair(control_.host_of(a.rank), a.rank) <
+           std::pair(control_.host_of(b.rank), b.rank);
+  });
+  const QuantScheme& wire = config_.combine_scheme;
+  for (std::size_t i = 0; i < by_host_.size(); ++i) {
+    const TokenRank& r = by_host_[i];
+    const int host = control_.host_of(r.rank);
+    const bool is_last = i + 1 == by_host_.size() || control_.host_of(by_host_[i + 1].rank) != host;
+    if (const int summer = summed_by(host); summer >= 0) {
+      if (is_last) add_wire(next_returned(summer, token, 0), 1.0f);
+      continue;
+    }
+    const std::byte* partial =
+        r.rank == rank_ ? share_of(slot, *own)
+                        : next_returned(r.rank, token, shape_.window.column(r.rank, r.highest_k));
+    host_sum_.add_stored(wire, partial, partial + shape_.combine_scales_in_row, 1.0f);
+    if (!is_last) continue;
+    round_to_wire(host_sum_, host_row_.data());
+    host_sum_.clear();
+    partial_sum_.add_copy(wire, host_row_.data(), host_row_.data() + shape_.combine_scales_in_row,
+                          1.0f);
   }
 }
 

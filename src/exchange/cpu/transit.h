@@ -45,7 +45,11 @@ struct ReturnedRows {
   std::size_t stride = 0;
   std::int32_t num_columns = 0;  ///< 0: packed
   float* weights = nullptr;
+  const std::int32_t* positions = nullptr;  ///< by number of the arrival: instead of the token
 
+  std::int64_t place_of(std::size_t number, const Arrival& arrival) const {
+    return positions == nullptr ? arrival.token : positions[number];
+  }
   bool is_packed() const { return num_columns == 0; }
   std::byte* row(std::int64_t number, std::int64_t token, std::int32_t column) const {
     const std::int64_t at = is_packed() ? number : token * num_columns + column;

@@ -32,57 +32,34 @@ ExchangeMemory MessagesExchange::memory_of(int rank) const {
   return {0, checked_add(receive_bytes, checked_mul(layout_.total_bytes, slots_.size()))};
 }
 
-// What calls that have ended sent must reach the peers. Handles that are still alive are alive on
-// every rank, so nobody waits for what was sent last for them.
-void MessagesExchange::end(bool waits_for_peers) {
-  try {
-    for (const Slot& slot : slots_) {
-      const Stage stage = handles_.stage(index_of(slot));
-      const bool is_open = stage == Stage::kSent || stage == Stage::kReturned;
-      if (!waits_for_peers || is_open || control_.is_aborted()) continue;
-      await_sent(staging_of(slot), Phase::kCombineSend, slot.call);
-    }
-  } catch (const Error&) {
-    // The group has ended, and with it every wait for what was sent.
-  }
-  channel_.reset();
-}
-
-// A tag says which operation a message is of: ranks may receive two handles in another order than
-// they were sent.
-int MessagesExchange::tag_of(std::uint64_t call, Kind kind) {
-  constexpr std::uint64_t kKinds = 4;
-  constexpr std::uint64_t kCalls = (MessageChannel::kMaxTag + 1) / kKinds;
-  return static_cast<int>(call % kCalls * kKinds) + static_cast<int>(kind);
-}
-
 void MessagesExchange::send(Staging& staging, int peer, int tag, std::size_t offset,
                             std::size_t bytes) {
   Sent& sent = staging.sent[static_cast<std::size_t>(peer)];
   sent.messages.push_back(channel_->send(peer, tag, part(staging, offset, bytes)));
 }
 
-void MessagesExchange::await_sent(Staging& staging, Phase phase, std::uint64_t call) {
+void MessagesExchange::conclude(Slot& slot, Phase phase) {
+  Staging& staging = staging_of(slot);
   for (int peer = 0; peer < num_ranks_; ++peer) {
     std::vector<MessageId>& messages = staging.sent[static_cast<std::size_t>(peer)].messages;
     for (const MessageId message : messages) {
-      control_.wait({phase, call, peer}, [&] { return channel_->is_done(message); });
+      control_.wait({phase, slot.call, peer}, [&] { return channel_->is_done(message); });
     }
     messages.clear();
   }
 }
 
-// Also starts to receive what can be received without knowing more.
+// The operation before it in this slot has ended, so its memory is free. Starts to receive what can
+// be received without knowing more.
 void MessagesExchange::await_room(const Slot& slot, Phase phase, std::uint64_t call) {
   Staging& staging = staging_of(slot);
-  await_sent(staging, phase, call);
   for (int peer = 0; peer < num_ranks_; ++peer) {
     Traffic& traffic = with(staging, peer);
     traffic = {};
     if (phase != Phase::kDispatchSend || peer == rank_) continue;
     const std::size_t at =
         layout_.headers_in + static_cast<std::size_t>(peer) * kMessageHeaderBytes;
-    traffic.header_in = channel_->receive(peer, tag_of(call, Kind::kHeader),
+    traffic.header_in = channel_->receive(peer, message_tag(call, MessageKind::kHeader),
                                           part(staging, at, kMessageHeaderBytes));
   }
   if (phase == Phase::kCombineSend) place_returns(slot, call, staging);
@@ -103,6 +80,7 @@ void MessagesExchange::drain(Slot& slot, Stage stage) {
     });
     if (!is_dispatch && traffic.in.num_rows() > 0) (void)await_returns(slot, peer);
   }
+  conclude(slot, phase);
 }
 
 }  // namespace switchyard

@@ -4,20 +4,20 @@
 //
 // Of a dispatch each rank sends every peer a header, then routing, then rows: each token once to
 // each rank that needs it, packed by destination. Of a combine it sends each owner its rows, in the
-// order in which it has the owner's tokens. Sizes follow from headers or from the plan. Nothing is
-// overwritten that a peer may still need: messages meet their receives, and an operation waits
-// until the messages of the one before it in its slot have been taken.
+// order in which it has the owner's tokens. Sizes follow from headers or from the plan. An
+// operation ends when what this rank sent for it has been taken, because messages may need their
+// sender to make progress, and a caller may wait for a peer elsewhere.
 //
 // Among up to kRanksWithAllIds ranks everybody gets all ids, beyond that only those of the tokens
 // that come to it, with counts of the others.
 #pragma once
 
-#include <exception>
 #include <memory>
 #include <vector>
 
 #include "engine/messages.h"
 #include "exchange/cpu/cpu_exchange.h"
+#include "exchange/messages/dispatch_header.h"
 #include "exchange/messages/row_blocks.h"
 #include "plan/message_layout.h"
 
@@ -29,29 +29,12 @@ class MessagesExchange final : public CpuExchange {
 
   MessagesExchange(const Group& group, const ExchangeConfig& config,
                    const ExchangeOptions& options);
-  ~MessagesExchange() override { close(std::uncaught_exceptions() <= num_uncaught_); }
 
  private:
-  enum class Kind { kHeader, kRouting, kRows, kReturn };
-
-  /// What a rank says to another with each dispatch.
-  struct Header {
-    std::uint64_t routing_call = 0;
-    std::int64_t num_tokens = 0;
-    std::int64_t max_tokens = 0;
-    std::int64_t num_rows = 0;     ///< that follow
-    std::int64_t num_entries = 0;  ///< of the routing that follows
-    float tensor_scale = 1.0f;
-    bool has_ids = false;
-    bool has_weights = false;
-    bool routing_only = false;
-  };
-  static_assert(sizeof(Header) <= kMessageHeaderBytes);
-
   /// Messages of one slot's last operation with one peer.
   struct Traffic {
     bool has_header = false;
-    Header header;
+    DispatchHeader header;
     MessageId header_in = 0;
     MessageId routing_in = 0;
     RowBlocks in;
@@ -79,7 +62,8 @@ class MessagesExchange final : public CpuExchange {
   };
 
   // Of CpuExchange.
-  void end(bool waits_for_peers) override;
+  /// What calls that have ended sent has been taken; the channel gives up the rest.
+  void end(bool /*waits_for_peers*/) override { channel_.reset(); }
   void allocate_slot(std::size_t index) override;
   ExchangeMemory memory_of(int rank) const override;
   void await_room(const Slot& slot, Phase phase, std::uint64_t call) override;
@@ -92,6 +76,7 @@ class MessagesExchange final : public CpuExchange {
   void send_returns(Slot& slot, int owner) override;
   bool await_returns(Slot& slot, int peer) override;
   ReturnedRows returns_of(Slot& slot, int peer) override;
+  void conclude(Slot& slot, Phase phase) override;
   void drain(Slot& slot, Stage stage) override;
   std::int64_t routing_bytes_to(const Slot& slot, int peer) const override;
 
@@ -99,16 +84,14 @@ class MessagesExchange final : public CpuExchange {
   static Traffic& with(Staging& staging, int peer) {
     return staging.with[static_cast<std::size_t>(peer)];
   }
-  static int tag_of(std::uint64_t call, Kind kind);
   static MessageBuffer part(const Staging& staging, std::size_t offset, std::size_t bytes) {
     return {staging.memory, staging.memory->data() + offset, bytes};
   }
   void send(Staging& staging, int peer, int tag, std::size_t offset, std::size_t bytes);
-  void await_sent(Staging& staging, Phase phase, std::uint64_t call);
 
   // send.cpp
   RoutingMessage routing_message(const Slot& slot, int peer) const;
-  Header header_for(const Slot& slot, int peer) const;
+  DispatchHeader header_for(const Slot& slot, int peer) const;
   void publish_routing(Slot& slot, Staging& staging);
   void write_list(const Slot& slot, int peer, const RoutingMessage& message, std::byte* to) const;
   void place_outgoing(Staging& staging) const;
@@ -117,7 +100,6 @@ class MessagesExchange final : public CpuExchange {
 
   // receive.cpp
   void look_for_headers(const Slot& slot, Staging& staging);
-  void check_header(int source, const Header& header) const;
   void find_positions(const Slot& slot, int source, Staging& staging) const;
   void place_returns(const Slot& slot, std::uint64_t call, Staging& staging);
 
@@ -132,8 +114,6 @@ class MessagesExchange final : public CpuExchange {
   std::vector<RowBlocks> outgoing_;
   std::vector<std::int64_t> num_packed_;
   std::vector<std::byte*> destinations_;
-
-  int num_uncaught_ = std::uncaught_exceptions();
 };
 
 }  // namespace switchyard

@@ -11,17 +11,6 @@
 
 namespace switchyard {
 
-void MessagesExchange::check_header(int source, const Header& header) const {
-  const std::int64_t most = config_.max_tokens_per_rank;
-  require(
-      header.num_tokens >= 0 && header.num_tokens <= most && header.num_rows >= 0 &&
-          header.num_rows <= header.num_tokens && header.num_entries >= 0 &&
-          header.num_entries <= header.num_tokens && (config_.sends_weights || !header.has_weights),
-      Errc::kInternal,
-      "dispatch: rank {} announces {} tokens, {} rows and {} entries, max_tokens_per_rank is {}",
-      source, header.num_tokens, header.num_rows, header.num_entries, most);
-}
-
 // Starts to receive the routing and the rows of every source whose header has come.
 void MessagesExchange::look_for_headers(const Slot& slot, Staging& staging) {
   for (int source = 0; source < num_ranks_; ++source) {
@@ -30,19 +19,18 @@ void MessagesExchange::look_for_headers(const Slot& slot, Staging& staging) {
     const auto s = static_cast<std::size_t>(source);
     std::byte* const base = staging.memory->data();
     std::memcpy(&traffic.header, base + layout_.headers_in + s * kMessageHeaderBytes,
-                sizeof(Header));
-    const Header& header = traffic.header;
-    check_header(source, header);
-    const RoutingMessage message{config_.num_experts, config_.num_topk, header.num_entries,
-                                 lists_tokens_,       header.has_ids,   header.has_weights};
+                sizeof(DispatchHeader));
+    const DispatchHeader& header = traffic.header;
+    check_header(config_, source, header);
+    const RoutingMessage message = header.routing(config_, lists_tokens_);
     traffic.routing_in = channel_->receive(
-        source, tag_of(slot.call, Kind::kRouting),
+        source, message_tag(slot.call, MessageKind::kRouting),
         part(staging, layout_.routing_in + s * layout_.routing_bytes, message.size_bytes()));
     const std::size_t stride = shape_.window.row_stride;
     traffic.rows_in =
         layout_.rows_in + s * static_cast<std::size_t>(config_.max_tokens_per_rank) * stride;
     traffic.in = RowBlocks(part(staging, traffic.rows_in, 0), 0, stride, header.num_rows);
-    traffic.in.receive(*channel_, source, tag_of(slot.call, Kind::kRows));
+    traffic.in.receive(*channel_, source, message_tag(slot.call, MessageKind::kRows));
     traffic.has_header = true;
   }
 }
@@ -54,9 +42,8 @@ SourceRouting MessagesExchange::await_routing(Slot& slot, int source) {
     look_for_headers(slot, staging);
     return traffic.has_header && channel_->is_done(traffic.routing_in);
   });
-  const Header& header = traffic.header;
-  const RoutingMessage message{config_.num_experts, config_.num_topk, header.num_entries,
-                               lists_tokens_,       header.has_ids,   header.has_weights};
+  const DispatchHeader& header = traffic.header;
+  const RoutingMessage message = header.routing(config_, lists_tokens_);
   const std::byte* from = staging.memory->data() + layout_.routing_in +
                           static_cast<std::size_t>(source) * layout_.routing_bytes;
   SourceRouting other{{header.num_tokens},
@@ -188,7 +175,7 @@ void MessagesExchange::place_returns(const Slot& slot, std::uint64_t call, Stagi
     if (peer == rank_) continue;
     traffic.in = RowBlocks(part(staging, traffic.rows_in, 0), kReturnHeaderBytes, stride,
                            traffic.num_rows_in);
-    traffic.in.receive(*channel_, peer, tag_of(call, Kind::kRows));
+    traffic.in.receive(*channel_, peer, message_tag(call, MessageKind::kRows));
   }
 }
 
@@ -201,7 +188,7 @@ bool MessagesExchange::await_returns(Slot& slot, int peer) {
   std::memcpy(&has_weights, staging.memory->data() + traffic.rows_in, sizeof(has_weights));
   if (has_weights == 0 || traffic.num_weights_in == 0) return has_weights != 0;
   const MessageId message =
-      channel_->receive(peer, tag_of(slot.call, Kind::kReturn),
+      channel_->receive(peer, message_tag(slot.call, MessageKind::kWeights),
                         part(staging, traffic.weights_in,
                              static_cast<std::size_t>(traffic.num_weights_in) * sizeof(float)));
   control_.wait(site, [&] { return channel_->is_done(message); });

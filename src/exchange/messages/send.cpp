@@ -42,7 +42,7 @@ std::int64_t MessagesExchange::routing_bytes_to(const Slot& slot, int peer) cons
   return static_cast<std::int64_t>(routing_message(slot, peer).size_bytes());
 }
 
-MessagesExchange::Header MessagesExchange::header_for(const Slot& slot, int peer) const {
+DispatchHeader MessagesExchange::header_for(const Slot& slot, int peer) const {
   const RoutingMessage message = routing_message(slot, peer);
   const CachedRouting& routing = *slot.routing;
   return {routing.call,
@@ -74,14 +74,15 @@ void MessagesExchange::publish_routing(Slot& slot, Staging& staging) {
   for (int i = 1; i < num_ranks_; ++i) {
     const int peer = (rank_ + i) % num_ranks_;
     const auto p = static_cast<std::size_t>(peer);
-    const Header header = header_for(slot, peer);
+    const DispatchHeader header = header_for(slot, peer);
     const std::size_t header_at = layout_.headers_out + p * kMessageHeaderBytes;
     std::memcpy(base + header_at, &header, sizeof(header));
-    send(staging, peer, tag_of(slot.call, Kind::kHeader), header_at, kMessageHeaderBytes);
+    send(staging, peer, message_tag(slot.call, MessageKind::kHeader), header_at,
+         kMessageHeaderBytes);
     const RoutingMessage message = routing_message(slot, peer);
     const std::size_t at = layout_.routing_out + (lists_tokens_ ? p * layout_.routing_bytes : 0);
     if (lists_tokens_) write_list(slot, peer, message, base + at);
-    send(staging, peer, tag_of(slot.call, Kind::kRouting), at, message.size_bytes());
+    send(staging, peer, message_tag(slot.call, MessageKind::kRouting), at, message.size_bytes());
   }
 }
 
@@ -129,7 +130,7 @@ void MessagesExchange::place_outgoing(Staging& staging) const {
 
 void MessagesExchange::publish_rows(Slot& slot, Staging& staging) {
   const std::size_t stride = shape_.window.row_stride;
-  const int tag = tag_of(slot.call, Kind::kRows);
+  const int tag = message_tag(slot.call, MessageKind::kRows);
   std::vector<RowBlocks>& blocks = outgoing_;
   blocks.clear();
   num_packed_.assign(staging.with.size(), 0);
@@ -160,7 +161,7 @@ void MessagesExchange::publish_rows(Slot& slot, Staging& staging) {
 
 void MessagesExchange::publish_rows_to_all(Slot& slot, Staging& staging) {
   const std::size_t stride = shape_.window.row_stride;
-  const int tag = tag_of(slot.call, Kind::kRows);
+  const int tag = message_tag(slot.call, MessageKind::kRows);
   outgoing_.assign(staging.with.size(),
                    RowBlocks(part(staging, layout_.rows_out, 0), 0, stride, slot.num_tokens()));
   for (std::int64_t t = 0; t < slot.num_tokens(); ++t) {
@@ -194,10 +195,10 @@ void MessagesExchange::send_returns(Slot& slot, int owner) {
   const auto p = static_cast<std::size_t>(owner);
   RowBlocks(part(staging, traffic.rows_out, 0), kReturnHeaderBytes,
             shape_.window.combine_row_stride, traffic.num_rows_out)
-      .send(*channel_, owner, tag_of(slot.call, Kind::kRows), traffic.num_rows_out,
+      .send(*channel_, owner, message_tag(slot.call, MessageKind::kRows), traffic.num_rows_out,
             staging.sent[p].messages);
   if (!slot.returns_weights) return;
-  send(staging, owner, tag_of(slot.call, Kind::kReturn), traffic.weights_out,
+  send(staging, owner, message_tag(slot.call, MessageKind::kWeights), traffic.weights_out,
        static_cast<std::size_t>(traffic.num_weights_out) * sizeof(float));
 }
 

@@ -3,6 +3,8 @@
 #include "exchange/pull/pull_exchange.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "cpu/streaming.h"
 
@@ -18,14 +20,32 @@ PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
                            const ExchangeOptions& options)
     : CpuExchange(group, config, options), windows_(group.engine().windows("exchange")) {
   allocate_buffers();
-  window_ = windows_.make_window(shape_.window.total_bytes);
+  std::vector<int> all(static_cast<std::size_t>(num_ranks_));
+  std::iota(all.begin(), all.end(), 0);
+  make_window(shape_.window.total_bytes, std::move(all));
+}
+
+PullExchange::PullExchange(const Group& group, const ExchangeConfig& config,
+                           const ExchangeOptions& options, std::shared_ptr<Engine> host)
+    : CpuExchange(group, config, options),
+      windows_(host->windows("exchange")),
+      host_(std::move(host)) {}
+
+void PullExchange::make_window(std::size_t bytes, std::vector<int> ranks) {
+  window_ = windows_.make_window(bytes);
+  ranks_ = std::move(ranks);
+  bases_.assign(static_cast<std::size_t>(num_ranks_), nullptr);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    bases_[static_cast<std::size_t>(ranks_[i])] = window_->base(static_cast<int>(i));
+  }
 }
 
 // A peer may still read this rank's rows of the set, or the rows that lie in a third rank's set:
 // so every peer is waited for, not only those that this operation writes to. It is one load each.
 void PullExchange::await_room(const Slot& /*slot*/, Phase phase, std::uint64_t call) {
   const std::uint64_t needed = ledger_.needed(call);
-  for (int peer = 0; needed > 0 && peer < num_ranks_; ++peer) {
+  if (needed == 0) return;
+  for (const int peer : ranks_) {
     const auto& consumed = in_window<ConsumedLine>(peer, shape_.window.consumed()).call;
     // Pairs with the release in announce_consumed().
     control_.wait({phase, call, peer},
@@ -48,7 +68,7 @@ void PullExchange::publish(Slot& slot) {
 
 // When the routing of an earlier dispatch holds, only the header and the weights precede the rows.
 void PullExchange::publish_routing(const Slot& slot) {
-  std::byte* base = window_->base(rank_);
+  std::byte* own = base(rank_);
   OperationHeader& header = header_of(slot, rank_);
   const CachedRouting& routing = *slot.routing;
   const bool has_weights = own_routing(slot).topk_weights != nullptr;
@@ -62,11 +82,11 @@ void PullExchange::publish_routing(const Slot& slot) {
   // std::copy rather than memcpy: without tokens the source may be null.
   if (slot.is_new_routing()) {
     std::copy(routing.topk_ids.begin(), routing.topk_ids.end(),
-              reinterpret_cast<std::uint16_t*>(base + shape_.window.ids(slot.call)));
+              reinterpret_cast<std::uint16_t*>(own + shape_.window.ids(slot.call)));
   }
   if (has_weights) {
     std::copy(slot.topk_weights.begin(), slot.topk_weights.end(),
-              reinterpret_cast<float*>(base + shape_.window.weights(slot.call)));
+              reinterpret_cast<float*>(own + shape_.window.weights(slot.call)));
   }
   // Pairs with the acquire in await_routing().
   header.call.store(slot.call, std::memory_order_release);
@@ -76,8 +96,13 @@ void PullExchange::publish_routing(const Slot& slot) {
 SourceRouting PullExchange::await_routing(Slot& slot, int source) {
   const OperationHeader& header = header_of(slot, source);
   // Pairs with the release in publish_routing().
-  wait_for(slot, source, [&] { return header.call.load(std::memory_order_acquire) == slot.call; });
-  const std::byte* base = window_->base(source);
+  const auto is_here = [&] { return header.call.load(std::memory_order_acquire) == slot.call; };
+  wait_for(slot, source, [&] {
+    if (is_here()) return true;
+    progress(slot);
+    return is_here();
+  });
+  const std::byte* from = base(source);
   SourceRouting other{{header.num_tokens},
                       header.routing_call,
                       header.max_tokens,
@@ -85,11 +110,11 @@ SourceRouting PullExchange::await_routing(Slot& slot, int source) {
                       header.routing_only != 0};
   if (slot.is_new_routing()) {
     other.routing.topk_ids =
-        reinterpret_cast<const std::uint16_t*>(base + shape_.window.ids(slot.call));
+        reinterpret_cast<const std::uint16_t*>(from + shape_.window.ids(slot.call));
   }
   if (header.has_weights != 0) {
     other.routing.topk_weights =
-        reinterpret_cast<const float*>(base + shape_.window.weights(slot.call));
+        reinterpret_cast<const float*>(from + shape_.window.weights(slot.call));
   }
   return other;
 }
@@ -101,7 +126,7 @@ bool PullExchange::is_published(const Slot& slot, std::int64_t token) const {
   const auto ranks = slot.routing->send.ranks_of(token);
   if (is_read_here) return !ranks.empty();
   return std::any_of(ranks.begin(), ranks.end(),
-                     [&](const TokenRank& r) { return r.rank != rank_; });
+                     [&](const TokenRank& r) { return r.rank != rank_ && shares_window(r.rank); });
 }
 
 void PullExchange::publish_rows(const Slot& slot) {
@@ -113,7 +138,7 @@ void PullExchange::publish_rows(const Slot& slot) {
   const auto rows_per_announcement =
       static_cast<std::int64_t>(std::max<std::size_t>(1, kAnnounceBytes / row_bytes));
   for (std::int64_t t = 0; t < num_tokens; ++t) {
-    std::byte* const row[] = {window_->base(rank_) + shape_.window.row(slot.call, t)};
+    std::byte* const row[] = {base(rank_) + shape_.window.row(slot.call, t)};
     if (is_published(slot, t)) write_row(slot, t, row, streaming);
     if ((t + 1) % rows_per_announcement != 0 && t + 1 != num_tokens) continue;
     if (streaming) streaming_store_fence();
@@ -124,25 +149,30 @@ void PullExchange::publish_rows(const Slot& slot) {
 }
 
 SourceRows PullExchange::rows_of(Slot& slot, int source) {
-  return {window_->base(source) + shape_.window.row(slot.call, 0), shape_.window.row_stride, true};
+  return {base(source) + shape_.window.row(slot.call, 0), shape_.window.row_stride, true};
 }
 
 std::int64_t PullExchange::await_rows(Slot& slot, int source, std::int64_t position) {
   const OperationHeader& header = header_of(slot, source);
   std::int64_t num_ready = 0;
   // Pairs with the release in publish_rows().
-  wait_for(slot, source, [&] {
+  const auto is_here = [&] {
     num_ready = header.rows_ready.load(std::memory_order_acquire);
     return position < num_ready;
+  };
+  wait_for(slot, source, [&] {
+    if (is_here()) return true;
+    progress(slot);
+    return is_here();
   });
   return num_ready;
 }
 
 ReturnedRows PullExchange::returns_in(const Slot& slot, int owner) const {
-  std::byte* base = window_->base(owner);
-  return {base + shape_.window.partial(slot.call, 0, 0), shape_.window.combine_row_stride,
+  std::byte* home = base(owner);
+  return {home + shape_.window.partial(slot.call, 0, 0), shape_.window.combine_row_stride,
           shape_.window.num_columns(),
-          reinterpret_cast<float*>(base + shape_.window.weights(slot.call))};
+          reinterpret_cast<float*>(home + shape_.window.weights(slot.call))};
 }
 
 void PullExchange::send_returns(Slot& slot, int owner) {
@@ -150,7 +180,8 @@ void PullExchange::send_returns(Slot& slot, int owner) {
   line.has_weights = slot.returns_weights ? 1 : 0;
   // Pairs with the acquire in await_returns().
   line.call.store(slot.call, std::memory_order_release);
-  windows_.notify(owner);
+  const auto number = std::find(ranks_.begin(), ranks_.end(), owner) - ranks_.begin();
+  windows_.notify(static_cast<int>(number));
 }
 
 bool PullExchange::await_returns(Slot& slot, int peer) {

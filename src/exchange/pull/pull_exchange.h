@@ -37,11 +37,18 @@ struct alignas(kLineBytes) ArrivalLine {
   std::int32_t has_weights;
 };
 
-class PullExchange final : public CpuExchange {
+/// Between all ranks of a group, or, as a base, between those of one host.
+class PullExchange : public CpuExchange {
  public:
   PullExchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options);
 
- private:
+ protected:
+  /// `host`: the ranks of this rank's host, with windows. make_window() comes next.
+  PullExchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options,
+               std::shared_ptr<Engine> host);
+  /// Collective, after allocate_buffers(). `ranks`: those of the window, by their number in it.
+  void make_window(std::size_t bytes, std::vector<int> ranks);
+
   /// Peers read the window through mappings of their own.
   void end(bool /*waits_for_peers*/) override { window_.reset(); }
 
@@ -56,10 +63,15 @@ class PullExchange final : public CpuExchange {
   ReturnedRows returns_of(Slot& slot, int /*peer*/) override { return returns_in(slot, rank_); }
   void announce_consumed(std::uint64_t consumed) override;
 
+  /// What this rank does for others while it waits for routing or rows.
+  virtual void progress(Slot& /*slot*/) {}
+
   template <typename T>
   T& in_window(int rank, std::size_t offset) const {
-    return *reinterpret_cast<T*>(window_->base(rank) + offset);
+    return *reinterpret_cast<T*>(base(rank) + offset);
   }
+  std::byte* base(int rank) const { return bases_[static_cast<std::size_t>(rank)]; }
+  bool shares_window(int rank) const { return base(rank) != nullptr; }
   OperationHeader& header_of(const Slot& slot, int rank) const {
     return in_window<OperationHeader>(rank, shape_.window.header(slot.call));
   }
@@ -69,7 +81,12 @@ class PullExchange final : public CpuExchange {
   ReturnedRows returns_in(const Slot& slot, int owner) const;
 
   WindowSource& windows_;
-  std::unique_ptr<Window> window_;
+  std::shared_ptr<Window> window_;
+
+ private:
+  std::shared_ptr<Engine> host_;   ///< keeps windows_
+  std::vector<int> ranks_;         ///< that share the window
+  std::vector<std::byte*> bases_;  ///< by rank; null: on another host
 };
 
 }  // namespace switchyard

@@ -112,7 +112,7 @@ void PushExchange::add_results(PushCombine& to, const Slot& slot, const CombineC
   to.results = {.data = rows.as<std::byte>(),
                 .stride = stride,
                 .dtype = dtype,
-                .applies_weights = are_unweighted && config.reduce == Reduce::kPerRank &&
+                .applies_weights = are_unweighted && config.reduce != Reduce::kPerExpert &&
                                    shape_.main.shape.sends_routes,
                 .are_aligned = stride % static_cast<std::int64_t>(kUnitBytes) == 0 &&
                                reinterpret_cast<std::uintptr_t>(rows.data()) % kUnitBytes == 0};

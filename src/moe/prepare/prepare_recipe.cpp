@@ -161,7 +161,7 @@ ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFina
   result.combine_scheme = config.combine_scheme;
   // With per_expert the owner knows the weights, and batched experts need none.
   result.sends_weights =
-      result.reduce == Reduce::kPerRank || recipe.kind == PrepareKind::kElasticPrefill;
+      result.reduce != Reduce::kPerExpert || recipe.kind == PrepareKind::kElasticPrefill;
   result.worst_case_rows = recipe.has_fixed_shapes && recipe.layout == Layout::kCompact;
   if (recipe.layout == Layout::kExpanded) result.expert_alignment = config.expert_alignment;
   result.max_in_flight = num_micro_batches_of(recipe, config);

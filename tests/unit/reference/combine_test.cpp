@@ -137,6 +137,24 @@ TEST(ReferenceCombineTest, PerRankRoundsToTheWireOnce) {
   EXPECT_EQ(OneToken(2, {0, 1}, {1, 1}, {1.0f, 0x1p-8f}).per_rank(true), 1.0f + 0x1p-8f);
 }
 
+// Rank r holds expert r; ranks 0 and 2 are on host 0, rank 1 on host 1.
+TEST(ReferenceCombineTest, PerHostAddsRanksThenHostsAscending) {
+  const std::vector<int> hosts{0, 1, 0};
+  const auto per_host = [&](const std::vector<float>& value, std::vector<std::int32_t> ids,
+                            DType wire) {
+    const OneToken token(3, std::move(ids), {1, 1, 1}, value);
+    const std::vector<Table<float>> parts = partials(token.batch, token.placed, true);
+    return sum_hosts(token.batch, 0, parts, hosts, {wire}, {}, DType::kF32)(0, 0);
+  };
+  // (2^24 - 2^24) + 1, whatever the order of choices; per_rank in their order loses the 1.
+  EXPECT_EQ(per_host({0x1p24f, 1.0f, -0x1p24f}, {0, 1, 2}, DType::kF32), 1.0f);
+  EXPECT_EQ(per_host({0x1p24f, 1.0f, -0x1p24f}, {2, 1, 0}, DType::kF32), 1.0f);
+  EXPECT_EQ(OneToken(3, {0, 1, 2}, {1, 1, 1}, {0x1p24f, 1.0f, -0x1p24f}).per_rank(true), 0.0f);
+  // 1 + 2^-8 is a bf16 tie: the host's sum rounds to 1 on the wire, and 2^-8 of host 1 stays.
+  EXPECT_EQ(per_host({1.0f, 0x1p-8f, 0x1p-8f}, {0, 1, 2}, DType::kBF16), 1.0f + 0x1p-8f);
+  EXPECT_EQ(per_host({1.0f, 0x1p-8f, 0x1p-8f}, {0, 1, 2}, DType::kF32), 1.0f + 0x1p-7f);
+}
+
 TEST(ReferenceCombineTest, PartialRowsFollowTheHighestSlot) {
   // Rank 0 holds choices 0 and 3, rank 1 choice 1, rank 2 choice 2: the order is rank 1, rank 2,
   // rank 0. 1 - 2^24 is exact, and adding 2^24 gives 1. In rank order 2^24 + 1 would tie to 2^24.
