@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -16,10 +17,22 @@ namespace {
 
 using namespace test;
 
-void run_message_ranks(int num_ranks, const std::function<void(const Group&)>& body,
-                       std::int64_t timeout_ms = kRanksTimeoutMs) {
-  run_local_ranks(num_ranks, body, {.engine = "local-messages", .timeout_ms = timeout_ms});
-}
+// Every rank for itself, or rank 0 on one host and the others, by two, on more.
+class MessagesFaultTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void run_message_ranks(int num_ranks, const std::function<void(const Group&)>& body,
+                                std::int64_t timeout_ms = kRanksTimeoutMs) {
+    if (GetParam() == std::string("messages")) {
+      run_local_ranks(num_ranks, body, {.engine = "local-messages", .timeout_ms = timeout_ms});
+      return;
+    }
+    std::vector<int> hosts;
+    for (int rank = 0; rank < num_ranks; ++rank) hosts.push_back((rank + 1) / 2);
+    run_ranks_on_hosts(hosts, body, timeout_ms);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Cpu, MessagesFaultTest, ::testing::Values("messages", "hosts"),
+                         [](const auto& param) { return std::string(param.param); });
 
 // Everybody stays until all have seen their error: a rank that leaves is another error.
 class Everybody {
@@ -35,7 +48,7 @@ class Everybody {
   std::atomic<int> num_here_ = 0;
 };
 
-TEST(MessagesFaultTest, RankThatDoesNotSendIsATimeoutThatNamesIt) {
+TEST_P(MessagesFaultTest, RankThatDoesNotSendIsATimeoutThatNamesIt) {
   Everybody everybody(3);
   run_message_ranks(
       3,
@@ -52,7 +65,7 @@ TEST(MessagesFaultTest, RankThatDoesNotSendIsATimeoutThatNamesIt) {
       300);
 }
 
-TEST(MessagesFaultTest, RankThatDoesNotReturnRowsIsATimeoutThatNamesIt) {
+TEST_P(MessagesFaultTest, RankThatDoesNotReturnRowsIsATimeoutThatNamesIt) {
   Everybody everybody(2);
   run_message_ranks(
       2,
@@ -70,7 +83,7 @@ TEST(MessagesFaultTest, RankThatDoesNotReturnRowsIsATimeoutThatNamesIt) {
       300);
 }
 
-TEST(MessagesFaultTest, RankThatFailedIsNamedAndNobodyWaitsForItsMessages) {
+TEST_P(MessagesFaultTest, RankThatFailedIsNamedAndNobodyWaitsForItsMessages) {
   const auto start = std::chrono::steady_clock::now();
   std::atomic<int> num_told = 0;
   const auto work = [&](const Group& group) {
@@ -93,7 +106,7 @@ TEST(MessagesFaultTest, RankThatFailedIsNamedAndNobodyWaitsForItsMessages) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
-TEST(MessagesFaultTest, RankThatLeftIsLost) {
+TEST_P(MessagesFaultTest, RankThatLeftIsLost) {
   Everybody everybody(2);
   run_message_ranks(3, [&](const Group& group) {
     Exchange exchange(group, small_config());
@@ -107,7 +120,7 @@ TEST(MessagesFaultTest, RankThatLeftIsLost) {
 }
 
 // A send is done only when its peer receives: any wait for a send in the wrong place would hang.
-TEST(MessagesFaultTest, PhasesOfManyHandlesInAnyOrderDoNotDeadlock) {
+TEST_P(MessagesFaultTest, PhasesOfManyHandlesInAnyOrderDoNotDeadlock) {
   run_message_ranks(3, [](const Group& group) {
     ExchangeConfig config = small_config();
     config.max_in_flight = 4;
@@ -133,7 +146,7 @@ TEST(MessagesFaultTest, PhasesOfManyHandlesInAnyOrderDoNotDeadlock) {
   });
 }
 
-TEST(MessagesFaultTest, LiveHandlesDoNotKeepAnExchangeFromClosing) {
+TEST_P(MessagesFaultTest, LiveHandlesDoNotKeepAnExchangeFromClosing) {
   const auto start = std::chrono::steady_clock::now();
   run_message_ranks(3, [](const Group& group) {
     Inputs in;
@@ -152,7 +165,7 @@ TEST(MessagesFaultTest, LiveHandlesDoNotKeepAnExchangeFromClosing) {
 }
 
 // What a rank sent in its last call arrives although it has closed and may have left.
-TEST(MessagesFaultTest, LastRowsArriveAfterTheirSenderHasClosed) {
+TEST_P(MessagesFaultTest, LastRowsArriveAfterTheirSenderHasClosed) {
   for (int round = 0; round < 20; ++round) {
     run_message_ranks(3, [&](const Group& group) {
       Exchange exchange(group, small_config());
@@ -162,13 +175,43 @@ TEST(MessagesFaultTest, LastRowsArriveAfterTheirSenderHasClosed) {
   }
 }
 
-TEST(MessagesFaultTest, MemoryIsPrivate) {
-  run_message_ranks(2, [](const Group& group) {
+// Rank 1 passes on what rank 0 of the other host sends to rank 2, and needs none of it itself: its
+// part must be done before it goes on, because it waits for rank 2 in a barrier next.
+TEST_P(MessagesFaultTest, BarriersBetweenPhasesDoNotDeadlock) {
+  run_message_ranks(3, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    config.num_experts = 3;
+    config.num_topk = 1;
+    Exchange exchange(group, config);
+    Inputs in;
+    in.id_values = {2, 2};
+    const TensorView ids = TensorView::of(in.id_values.data(), {2, 1});
+    for (int round = 0; round < 20; ++round) {
+      const DispatchHandle sent = exchange.dispatch_send(in.tokens(), ids);
+      if (group.rank() != 2) {
+        (void)exchange.dispatch_receive(sent);
+        group.barrier();
+      } else {
+        const Dispatched got = exchange.dispatch_receive(sent);
+        group.barrier();
+        EXPECT_EQ(got.host->num_rows, 6);
+      }
+      const Tensor rows(DType::kBF16, {group.rank() == 2 ? 6 : 0, kHidden});
+      const Tensor output(DType::kBF16, {2, kHidden});
+      exchange.combine(sent, rows, output);
+      group.barrier();
+    }
+  });
+}
+
+TEST(MessagesMemoryTest, IsPrivate) {
+  const auto work = [](const Group& group) {
     const Exchange exchange(group, small_config());
     const ExchangeMemory over_windows = exchange_memory(small_config(), 2, group.rank());
     EXPECT_EQ(exchange.memory().window_bytes, 0u);
     EXPECT_GT(exchange.memory().receive_bytes, over_windows.receive_bytes);
-  });
+  };
+  run_local_ranks(2, work, {.engine = "local-messages", .timeout_ms = kRanksTimeoutMs});
 }
 
 }  // namespace
