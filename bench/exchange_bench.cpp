@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Dispatch and combine of engines shm and local, compared with two yardsticks from the same run:
-// the time to copy all bytes that the exchange must write, with one thread per rank, and Open MPI
-// moving the same de-duplicated rows. One iteration is one call, timed on the slowest rank.
+// the time to copy half of the bytes that the exchange must read and write (a copy reads as much as
+// it writes), with one thread per rank, and Open MPI moving the same de-duplicated rows. One
+// iteration is one call, timed on the slowest rank.
 //   of_floor  floor / time, both medians     vs_mpi  MPI's time / time, both medians
 // Needs memory for the largest shape; shapes over 60 % of what is available are skipped, by name.
 

@@ -100,13 +100,14 @@ inline void fill_tokens(std::uint16_t* tokens, std::int64_t num_elements) {
   }
 }
 
-/// Bytes that one rank must write, whatever the method: rows for others to read, then placed rows.
-struct WrittenBytes {
+/// Bytes that one rank would copy in the time that its reads and writes take, whatever the method:
+/// half of both (measure/traffic.cpp says which).
+struct CopiedBytes {
   std::int64_t dispatch = 0;
   std::int64_t combine = 0;
 };
 
-inline WrittenBytes written_bytes(const ExchangeCase& test, int rank, std::int64_t wire_row_bytes) {
+inline CopiedBytes copied_bytes(const ExchangeCase& test, int rank, std::int64_t wire_row_bytes) {
   std::vector<std::vector<std::uint16_t>> ids(static_cast<std::size_t>(test.num_ranks));
   std::vector<RankRouting> table;
   for (int r = 0; r < test.num_ranks; ++r) {
@@ -119,20 +120,31 @@ inline WrittenBytes written_bytes(const ExchangeCase& test, int rank, std::int64
   send.build(ownership, test.num_topk, Layout::kExpanded, table[static_cast<std::size_t>(rank)]);
   ReceivePlan receive;
   receive.build(rank, ownership, test.num_topk, {}, table);
-  std::int64_t remote_tokens = 0;
+  const bool is_per_rank = test.reduce == Reduce::kPerRank;
+  std::int64_t published = 0;
+  std::int64_t arriving_home = 0;  // rows that return for this rank's tokens
   for (std::int64_t t = 0; t < test.num_tokens; ++t) {
-    const auto ranks = send.ranks_of(t);
-    remote_tokens +=
-        std::any_of(ranks.begin(), ranks.end(), [&](const TokenRank& r) { return r.rank != rank; });
+    std::int64_t num_remote = 0;
+    for (const TokenRank& r : send.ranks_of(t)) num_remote += r.rank != rank;
+    published += num_remote > 0;
+    if (is_per_rank) arriving_home += num_remote;
   }
+  for (const std::uint16_t id : ids[static_cast<std::size_t>(rank)]) {
+    if (!is_per_rank) arriving_home += ownership.owner(id) != rank;
+  }
+  std::int64_t arrived = 0;
   std::int64_t returned = 0;
   for (const Arrival& a : receive.arrivals) {
-    if (a.source != rank) returned += test.reduce == Reduce::kPerRank ? 1 : a.count;
+    if (a.source == rank) continue;
+    ++arrived;
+    returned += is_per_rank ? 1 : a.count;
   }
-  WrittenBytes bytes;
+  const auto placed = static_cast<std::int64_t>(receive.placements.size());
+  const std::int64_t wide_row = test.hidden * 2;
+  CopiedBytes bytes;
   bytes.dispatch =
-      (remote_tokens + static_cast<std::int64_t>(receive.placements.size())) * wire_row_bytes;
-  bytes.combine = (returned + test.num_tokens) * test.hidden * 2;
+      (test.num_tokens * wide_row + (arrived + published + placed) * wire_row_bytes) / 2;
+  bytes.combine = (placed + arriving_home + returned + test.num_tokens) * wide_row / 2;
   return bytes;
 }
 

@@ -74,7 +74,7 @@ void measure(const Group& group, const ExchangeCase& test) {
 
   const std::int64_t row_bytes =
       test.hidden * bits_of(config.scheme.dtype) / 8 + num_scales(config.scheme, test.hidden) * 4;
-  const WrittenBytes bytes = written_bytes(test, rank, row_bytes);
+  const CopiedBytes bytes = copied_bytes(test, rank, row_bytes);
   std::vector<double> dispatch_floor_us;
   std::vector<double> combine_floor_us;
   for (const bool is_dispatch : {true, false}) {

@@ -73,7 +73,7 @@ nlohmann::ordered_json json_of(const measure::WireRate& rate) {
 nlohmann::ordered_json json_of(const BudgetFloor& floor) {
   nlohmann::ordered_json json;
   json["sms"] = floor.num_sms;
-  json["bytes"] = floor.model.bytes == measure::FloorBytes::kWritten ? "written" : "wire";
+  json["bytes"] = floor.model.bytes == measure::FloorBytes::kCopied ? "copied" : "wire";
   json["start_us"] = floor.model.start_us;
   json["saved_us"] = floor.model.saved_us;
   json["rate"] = nlohmann::ordered_json::array();

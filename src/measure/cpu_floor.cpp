@@ -90,7 +90,7 @@ std::string size_text(std::size_t bytes) {
 
 FloorModel measure_cpu_floor(const Group& group) {
   FloorModel floor;
-  floor.bytes = FloorBytes::kWritten;
+  floor.bytes = FloorBytes::kCopied;
   floor.start_us = hop_us(group);
   floor.constants.push_back({"hop", floor.start_us, "us"});
   for (const std::size_t bytes : {std::size_t{16} << 10, std::size_t{256} << 10,

@@ -15,7 +15,7 @@ bool has_combine(const BenchShape& shape) { return shape.operation != Operation:
 
 double flow_us(const FloorModel& floor, const BenchShape& shape, const Flow& flow, int num_ranks) {
   const std::int64_t bytes =
-      floor.bytes == FloorBytes::kWritten ? busiest_writer(flow) : busiest_link(flow, num_ranks);
+      floor.bytes == FloorBytes::kCopied ? busiest_copy(flow) : busiest_link(flow, num_ranks);
   const double saved_us = shape.is_programmatic ? floor.saved_us : 0;
   return transfer_us(floor, static_cast<double>(bytes)) - saved_us;
 }

@@ -35,12 +35,12 @@ struct Constant {
 
 /// Which bytes determine a floor.
 enum class FloorBytes : std::uint8_t {
-  kWritten,  ///< ranks that share memory: what must be written
-  kWire,     ///< ranks with links: what the busiest rank sends or receives
+  kCopied,  ///< ranks that share memory: half of what must be read and written
+  kWire,    ///< ranks with links: what the busiest rank sends or receives
 };
 
 struct FloorModel {
-  FloorBytes bytes = FloorBytes::kWritten;
+  FloorBytes bytes = FloorBytes::kCopied;
   double start_us = 0;          ///< per dispatch or combine, however small
   double saved_us = 0;          ///< of start_us, by programmatic launch
   std::vector<RatePoint> rate;  ///< ascending by bytes; at least one point

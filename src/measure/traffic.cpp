@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Written bytes: a row that other ranks read is written once, where it is published; an arriving
-// row is written to each of its places; a returned row is written once on its way and summed into
-// the output. Reads are not counted.
+// Where ranks share memory. Dispatch: a token is read once; if other ranks need it, it is written
+// once, where they read it; each of them reads it once; an arriving row is written to each of its
+// places. Combine: each result row is read once; what returns is written once on its way and read
+// once by the token's rank, which writes the output.
 
 #include "measure/traffic.h"
 
@@ -57,6 +58,7 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
   traffic.num_ranks = num_ranks;
   for (Flow* flow : {&traffic.dispatch, &traffic.combine}) {
     flow->wire.assign(index(num_ranks, num_ranks, 0), 0);
+    flow->read.assign(static_cast<std::size_t>(num_ranks), 0);
     flow->written.assign(static_cast<std::size_t>(num_ranks), 0);
   }
   TokenRanks token(shape);
@@ -67,18 +69,24 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
          at += static_cast<std::size_t>(shape.workload.num_topk)) {
       const std::vector<std::int32_t>& counts = token.count(own.data() + at);
       bool leaves = false;
+      bool is_routed = false;
       for (int to = 0; to < num_ranks; ++to) {
         const auto there = static_cast<std::size_t>(to);
         if (counts[there] == 0) continue;
         const std::int64_t rows = is_expert_major(shape.layout) ? counts[there] : 1;
+        is_routed = true;
         traffic.dispatch.written[there] += rows * row;
+        traffic.combine.read[there] += rows * back_row;
         if (to == from) continue;
         leaves = true;
+        traffic.dispatch.read[there] += row;
         const std::int64_t returned = shape.reduce != Reduce::kPerExpert ? 1 : counts[there];
         traffic.dispatch.wire[index(from, num_ranks, to)] += wire_row;
         traffic.combine.wire[index(to, num_ranks, from)] += returned * back_row;
         traffic.combine.written[there] += returned * back_row;
+        traffic.combine.read[home] += returned * back_row;
       }
+      if (is_routed) traffic.dispatch.read[home] += 2 * hidden;
       if (leaves) traffic.dispatch.written[home] += row;
       traffic.combine.written[home] += back_row;
     }
@@ -114,8 +122,12 @@ std::int64_t busiest_link(const Flow& flow, int num_ranks) {
   return most;
 }
 
-std::int64_t busiest_writer(const Flow& flow) {
-  return flow.written.empty() ? 0 : *std::max_element(flow.written.begin(), flow.written.end());
+std::int64_t busiest_copy(const Flow& flow) {
+  std::int64_t most = 0;
+  for (std::size_t r = 0; r < flow.written.size(); ++r) {
+    most = std::max(most, (flow.read[r] + flow.written[r]) / 2);
+  }
+  return most;
 }
 
 }  // namespace switchyard::measure

@@ -15,7 +15,8 @@ namespace switchyard::measure {
 /// One direction.
 struct Flow {
   std::vector<std::int64_t> wire;     ///< [P, P] bytes from rank to rank; the diagonal is 0
-  std::vector<std::int64_t> written;  ///< [P] bytes that each rank must write, whatever the method
+  std::vector<std::int64_t> read;     ///< [P] bytes that each rank must read, whatever the method
+  std::vector<std::int64_t> written;  ///< [P] the same for writing
 };
 
 struct Traffic {
@@ -35,7 +36,8 @@ std::int64_t busiest_egress(const Flow& flow, int num_ranks);
 /// Returns the largest number of bytes that one rank sends or receives: the load of the busiest
 /// link in one direction.
 std::int64_t busiest_link(const Flow& flow, int num_ranks);
-/// Returns the largest number of bytes that one rank must write.
-std::int64_t busiest_writer(const Flow& flow);
+/// Returns the largest number of bytes that one rank would copy in the time that its reads and
+/// writes take: half of both, because a copy reads as much as it writes.
+std::int64_t busiest_copy(const Flow& flow);
 
 }  // namespace switchyard::measure

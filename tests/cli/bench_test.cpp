@@ -56,7 +56,7 @@ TEST(BenchTest, JsonHasMachineSettingsConstantsAndRows) {
   EXPECT_EQ(json["settings"]["op"], "pair");
   EXPECT_EQ(json["settings"]["runs"], 30);
   ASSERT_EQ(json["floors"].size(), 1u);
-  EXPECT_EQ(json["floors"][0]["bytes"], "written");
+  EXPECT_EQ(json["floors"][0]["bytes"], "copied");
   EXPECT_GT(json["floors"][0]["start_us"], 0);
   EXPECT_EQ(json["floors"][0]["constants"][0]["name"], "hop");
   EXPECT_EQ(json["floors"][0]["rate"].size(), 4u);

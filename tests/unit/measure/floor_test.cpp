@@ -35,8 +35,8 @@ TEST(FloorTest, OperationsAddUp) {
   BenchShape shape;
   Traffic traffic;
   traffic.num_ranks = 2;
-  traffic.dispatch = {{0, 300'000, 600'000, 0}, {900'000, 0}};
-  traffic.combine = {{0, 0, 300'000, 0}, {0, 1'200'000}};
+  traffic.dispatch = {{0, 300'000, 600'000, 0}, {900'000, 0}, {900'000, 0}};
+  traffic.combine = {{0, 0, 300'000, 0}, {0, 400'000}, {0, 2'000'000}};
   FloorModel floor = two_points();
   const auto us = [&](Operation operation) {
     shape.operation = operation;
@@ -60,7 +60,7 @@ TEST(FloorTest, ProgrammaticLaunchSavesItsShareOfEveryStart) {
   shape.operation = Operation::kPair;
   Traffic traffic;
   traffic.num_ranks = 2;
-  traffic.dispatch = {{0, 0, 0, 0}, {0, 0}};
+  traffic.dispatch = {{0, 0, 0, 0}, {0, 0}, {0, 0}};
   traffic.combine = traffic.dispatch;
   FloorModel floor = two_points();
   floor.saved_us = 0.25;

@@ -26,8 +26,13 @@ TEST(TrafficTest, CountsByHand) {
   const Traffic traffic = traffic_of(shape, ids);
   EXPECT_THAT(traffic.dispatch.wire, ElementsAre(0, 48, 48, 0));
   EXPECT_THAT(traffic.combine.wire, ElementsAre(0, 32, 32, 0));
+  // Each rank reads its tokens with an expert, two and one, and one that arrives.
+  EXPECT_THAT(traffic.dispatch.read, ElementsAre(3 * 32, 2 * 32));
   // Each rank publishes one row and fills 2 + 1 places.
   EXPECT_THAT(traffic.dispatch.written, ElementsAre(4 * 32, 4 * 32));
+  // Each rank reads the results in its places, 3, and one row that returns.
+  EXPECT_THAT(traffic.combine.read, ElementsAre(4 * 32, 4 * 32));
+  EXPECT_EQ(busiest_copy(traffic.dispatch), (3 + 4) * 32 / 2);
   // Each rank returns one row and writes two rows of output.
   EXPECT_THAT(traffic.combine.written, ElementsAre(3 * 32, 3 * 32));
   shape.reduce = Reduce::kPerExpert;
@@ -37,14 +42,14 @@ TEST(TrafficTest, CountsByHand) {
 }
 
 TEST(TrafficTest, BusiestAreTheLargestSums) {
-  const Flow flow{{0, 1, 2, 3, 0, 4, 50, 6, 0}, {7, 9, 8}};
+  const Flow flow{{0, 1, 2, 3, 0, 4, 50, 6, 0}, {1, 2, 6}, {7, 9, 8}};
   EXPECT_EQ(busiest_egress(flow, 3), 56);
   EXPECT_EQ(busiest_link(flow, 3), 56);
-  EXPECT_EQ(busiest_writer(flow), 9);
-  const Flow incast{{0, 0, 0, 5, 0, 0, 5, 0, 0}, {}};
+  EXPECT_EQ(busiest_copy(flow), 7);
+  const Flow incast{{0, 0, 0, 5, 0, 0, 5, 0, 0}, {}, {}};
   EXPECT_EQ(busiest_egress(incast, 3), 5);
   EXPECT_EQ(busiest_link(incast, 3), 10);
-  EXPECT_EQ(busiest_writer(incast), 0);
+  EXPECT_EQ(busiest_copy(incast), 0);
 }
 
 // Eight of 256 experts, eight ranks: 7 (1 - C(224, 8) / C(256, 8)) = 4.633 remote ranks per token.
