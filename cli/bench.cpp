@@ -15,6 +15,7 @@
 #include "device/cuda_module.h"
 #include "io/output_file.h"
 #include "memory_file.h"
+#include "plan/host_crossings.h"
 #include "start_ranks.h"
 #include "transport/env.h"
 
@@ -128,7 +129,12 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
       ->capture_default_str();
   verb->add_option("--routing", options.routing,
                    "uniform; zipf:A, expert i as 1/(i+1)^A; hot, all tokens to one expert; "
-                   "trace:FILE, topk_ids of a safetensors file")
+                   "limited:G:M, to M of G groups of experts; trace:FILE, topk_ids of a "
+                   "safetensors file")
+      ->capture_default_str();
+  verb->add_option("--hosts", options.hosts,
+                   "count the rows that would cross between so many hosts, with as many ranks each")
+      ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
 }
 
@@ -171,6 +177,8 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.routing = measure::RoutingPattern::parse(options.routing, shape.workload.num_experts,
                                                  shape.workload.num_topk);
   shape.num_ranks = num_ranks;
+  shape.num_hosts = options.hosts;
+  even_host_map(num_ranks, options.hosts);  // throws what cannot be
   shape.operation = *measure::operation_from_name(options.op);
   shape.layout = *layout_from_name(options.layout);
   shape.scheme = *scheme_from_name(options.scheme);

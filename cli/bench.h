@@ -33,6 +33,7 @@ struct BenchOptions {
   bool skew = false;
   bool stages = false;
   std::string routing = "uniform";
+  int hosts = 1;  ///< on which rows between hosts are counted
   std::int64_t runs = 51;
   std::uint64_t seed = 1;
   std::int64_t timeout_ms = 0;

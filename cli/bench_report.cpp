@@ -131,6 +131,8 @@ nlohmann::ordered_json json_of(const BenchRow& row) {
   if (!row.stages.empty()) json["stages"] = json_of(row.stages);
   json["wrong"] = row.num_wrong;
   json["method"] = row.method;
+  if (row.balance) json["balance"] = to_json(*row.balance);
+  if (row.shape.num_hosts > 1) json["host_crossings_per_token"] = row.host_crossings;
   json["baseline"] = nullptr;
   if (row.baseline) {
     json["baseline"] = {{"name", row.baseline->name},
@@ -152,6 +154,7 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
           {"cold_code", options.cold_code},
           {"skew", options.skew},
           {"routing", options.routing},
+          {"hosts", options.hosts},
           {"runs", options.runs},
           {"seed", options.seed},
           {"max_tokens", options.max_tokens}};
@@ -209,6 +212,7 @@ std::string header_text(const BenchReport& report) {
   if (report.has_budgets()) text += fmt::format("{:>4}", "SMs");
   text += fmt::format("{:>8}{:>12}{:>12}{:>11}{:>12}{:>10}{:>7}  {:<7}", "tokens", "p50 us",
                       "p99 us", "wire GB/s", "floor us", "of floor", "wrong", "method");
+  if (options.hosts > 1) text += fmt::format("{:>12}", "rows/token");
   if (options.cold_code || options.skew) text += fmt::format("{:>10}", "apart us");
   if (options.cold_code) text += fmt::format("{:>10}", "cold us");
   if (options.skew) text += fmt::format("{:>11}", "skewed us");
@@ -225,6 +229,7 @@ std::string row_text(const BenchReport& report, const BenchRow& row) {
                       time_text(row.p99_us), row.wire_gb_per_second(), time_text(row.floor_us),
                       100 * row.of_floor(), row.num_wrong, row.method);
   const BenchOptions& options = report.options;
+  if (options.hosts > 1) text += fmt::format("{:>12.2f}", row.host_crossings);
   if (options.cold_code || options.skew) text += fmt::format("{:>10}", time_text(row.apart_us));
   if (options.cold_code) text += fmt::format("{:>10}", time_text(row.cold_us));
   if (options.skew) text += fmt::format("{:>11}", time_text(row.skewed_us));
@@ -249,6 +254,15 @@ std::string stages_text(const BenchRow& row) {
   return text + "\n";
 }
 
+// Of the last row measured, whose load is the largest as a rule.
+std::string balance_text(const BenchReport& report) {
+  std::string text;
+  for (const BenchRow& row : report.rows) {
+    if (row.balance) text = "\n" + to_text(*row.balance);
+  }
+  return text;
+}
+
 std::string footer_text(const BenchReport& report) {
   std::string text;
   const bool compares = report.baseline && !report.rows.empty();
@@ -264,6 +278,7 @@ std::string footer_text(const BenchReport& report) {
   if (report.options.baseline == "nccl" && !has_any_baseline(report)) {
     text += "\nbaseline: nccl was left out; a warning says why\n";
   }
+  text += balance_text(report);
   if (report.is_empty()) {
     text += "\nWRONG: nothing was measured\n";
   } else if (!report.is_ok()) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "balance.h"
 #include "bench.h"
 #include "bench_baseline.h"
 #include "measure/bench_target.h"
@@ -31,6 +32,8 @@ struct BenchRow {
   double floor_us = 0;          ///< median over iterations
   std::int64_t num_wrong = 0;   ///< wrong elements, summed over ranks
   std::string method;
+  std::optional<Balance> balance;       ///< of the routing's load; between several ranks
+  double host_crossings = 0;            ///< rows from host to host per token; with --hosts
   std::optional<BaselineRow> baseline;  ///< the fastest row of the baseline
 
   double of_floor() const { return p50_us > 0 ? floor_us / p50_us : 0; }

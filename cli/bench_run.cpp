@@ -13,6 +13,7 @@
 #include "measure/cuda_target.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
+#include "plan/host_crossings.h"
 #include "progress.h"
 
 namespace switchyard::cli {
@@ -37,6 +38,32 @@ void add_traffic(BenchRow& row, const measure::FloorModel& floor) {
   }
   row.floor_us = measure::median(floors);
   row.wire_bytes = static_cast<std::int64_t>(measure::median(bytes));
+}
+
+// What the routing of these iterations asks of ranks and hosts.
+void add_load(BenchRow& row) {
+  const measure::BenchShape& shape = row.shape;
+  const std::int32_t num_topk = shape.workload.num_topk;
+  const ExpertOwnership ownership{shape.workload.num_experts, shape.num_ranks};
+  const HostMap hosts = even_host_map(shape.num_ranks, shape.num_hosts);
+  std::vector<std::int64_t> load(static_cast<std::size_t>(shape.workload.num_experts));
+  std::int64_t crossings = 0;
+  std::int64_t num_tokens = 0;
+  for (std::int64_t i = 0; i < std::min(kCountedIterations, shape.num_runs); ++i) {
+    for (int r = 0; r < shape.num_ranks; ++r) {
+      const std::vector<std::int32_t> ids =
+          shape.routing.ids(shape.seed, i, r, shape.num_ranks, shape.num_tokens);
+      for (const std::int32_t id : ids) {
+        if (id >= 0) ++load[static_cast<std::size_t>(id)];
+      }
+      crossings += count_host_crossings(TensorView::of(ids.data(), {shape.num_tokens, num_topk}),
+                                        ownership, hosts, r);
+      num_tokens += shape.num_tokens;
+    }
+  }
+  row.balance = balance_of(load, shape.num_ranks, shape.num_hosts, shape.routing.num_groups());
+  row.host_crossings =
+      num_tokens == 0 ? 0 : static_cast<double>(crossings) / static_cast<double>(num_tokens);
 }
 
 // Measures on `device`.
@@ -123,7 +150,10 @@ class BenchRun {
     row.num_wrong = measure::sum_of(group_, result.num_wrong);
     row.method = result.method;
     add_baseline(row, result.baseline_us);
-    if (is_first()) add_traffic(row, floor_of(shape));
+    if (is_first()) {
+      add_traffic(row, floor_of(shape));
+      if (shape.num_ranks > 1) add_load(row);
+    }
     return row;
   }
 

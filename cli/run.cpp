@@ -17,6 +17,7 @@
 #include "io/moe_layer.h"
 #include "io/output_file.h"
 #include "io/safetensors.h"
+#include "plan/host_crossings.h"
 #include "quantize_file.h"
 #include "run_config.h"
 #include "run_input.h"
@@ -86,6 +87,7 @@ void check_memory(const RunOptions& options, const ModelConfig& config,
 // Checks once, before any rank starts, what every rank would refuse.
 void check_before(const RunOptions& options, int num_ranks) {
   check_run_options(options);
+  even_host_map(num_ranks, options.hosts);  // throws what cannot be
   require(std::filesystem::is_directory(options.model), Errc::kInvalidArgument,
           "run: --model is {}, no such folder", options.model);
   const ModelConfig config = read_model_config(options.model);
@@ -110,6 +112,10 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "default: MODEL/activations.safetensors if there, else random");
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 1")
       ->check(CLI::Range(1, kMaxRanks));
+  verb->add_option("--hosts", options.hosts,
+                   "count the rows that would cross between so many hosts, with as many ranks each")
+      ->check(CLI::Range(1, kMaxRanks))
+      ->capture_default_str();
   verb->add_option("--engine", options.engine,
                    "how ranks reach each other: auto, local (threads), shm (processes); default: "
                    "SWITCHYARD_ENGINE or auto")

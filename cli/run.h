@@ -15,6 +15,7 @@ struct RunOptions {
   std::string model;
   int layer = -1;
   std::string input;
+  int hosts = 1;       ///< on which rows between hosts are counted
   int ranks = 0;       ///< 0: the launcher's count, else 1
   std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
   std::string device = "cpu";

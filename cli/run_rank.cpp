@@ -12,6 +12,7 @@
 #include "io/moe_layer.h"
 #include "measure/gather.h"
 #include "plan/expert_ownership.h"
+#include "plan/host_crossings.h"
 #include "progress.h"
 #include "run_layer.h"
 
@@ -141,6 +142,11 @@ RankResult LayerRun::run() {
     progress.update(i + 1);
   }
   result_.stage_ns = samples.medians();
+  if (options_.prepare != "local") {
+    result_.host_crossings =
+        count_host_crossings(arguments_.topk_ids, ownership_,
+                             even_host_map(group_.size(), options_.hosts), group_.rank());
+  }
   result_.config = config_;
   result_.layer = weights_.layer;
   result_.run_config = run_config_;

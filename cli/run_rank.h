@@ -32,6 +32,7 @@ struct RankResult {
   std::vector<std::int64_t> first_token;  ///< P + 1 numbers
   Tensor output;                          ///< [T, H] bf16, this rank's tokens
   RunConfig run_config;
+  std::int64_t host_crossings = 0;        ///< rows of its tokens that leave its host
   std::int64_t num_rows = 0;              ///< rows that its experts received
   std::vector<std::int64_t> expert_rows;  ///< [E] rows per expert; 0 for experts of other ranks
   std::array<std::int64_t, kNumStages> stage_ns{};  ///< median over the repeats

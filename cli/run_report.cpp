@@ -21,6 +21,7 @@ namespace {
 // What a rank leaves in its window for rank 0; its rows per expert and its output follow.
 struct RankRecord {
   std::int64_t num_rows;
+  std::int64_t host_crossings;
   std::int64_t dispatch_bytes;
   std::int64_t combine_bytes;
   std::int64_t window_bytes;
@@ -49,14 +50,10 @@ RecordLayout record_layout(const RankResult& result) {
 }
 
 void leave_record(std::byte* to, const RecordLayout& layout, const RankResult& result) {
-  RankRecord record{result.num_rows,
-                    result.dispatch_bytes,
-                    result.combine_bytes,
-                    result.window_bytes,
-                    result.workspace_bytes,
-                    result.stage_ns,
-                    {},
-                    result.is_shared_gpu};
+  RankRecord record{
+      result.num_rows,     result.host_crossings,  result.dispatch_bytes, result.combine_bytes,
+      result.window_bytes, result.workspace_bytes, result.stage_ns,       {},
+      result.is_shared_gpu};
   result.gpu.copy(record.gpu.data(), record.gpu.size() - 1);
   std::memcpy(to, &record, sizeof(record));
   std::memcpy(to + layout.experts, result.expert_rows.data(),
@@ -95,6 +92,7 @@ void read_record(RunReport& report, const std::byte* from, const RecordLayout& l
   std::memcpy(&record, from, sizeof(record));
   report.tokens_per_rank.push_back(num_tokens);
   report.rows_per_rank.push_back(record.num_rows);
+  report.host_crossings += record.host_crossings;
   report.window_bytes = std::max(report.window_bytes, record.window_bytes);
   report.workspace_bytes = std::max(report.workspace_bytes, record.workspace_bytes);
   for (std::size_t s = 0; s < kNumStages; ++s) stage_ns[s].push_back(record.stage_ns[s]);
@@ -179,6 +177,10 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
                   result.first_token[i + 1] - result.first_token[i], stage_ns);
     }
     for (std::size_t s = 0; s < kNumStages; ++s) report.stages[s].us = spread_of(stage_ns[s]);
+    if (group.size() > 1 && options.prepare != "local") {
+      report.balance = balance_of(report.rows_per_expert, group.size(), options.hosts,
+                                  result.config.router.num_groups);
+    }
     const RunReference reference = load_run_reference(options, result.config);
     report.num_bad_weights = reference.num_bad_weights;
     compare_with_reference(report, reference.output);
@@ -232,6 +234,9 @@ std::string to_json(const RunReport& report) {
          {"us", {{"min", stage.us.min}, {"median", stage.us.median}, {"max", stage.us.max}}},
          {"wire_bytes", bytes(stage.wire_bytes)}});
   }
+  json["balance"] = report.balance ? to_json(*report.balance) : nlohmann::ordered_json();
+  json["hosts"] = report.options.hosts;
+  json["host_crossings"] = report.host_crossings;
   json["rows_per_rank"] = report.rows_per_rank;
   json["rows_per_expert"] = report.rows_per_expert;
   return json.dump() + "\n";

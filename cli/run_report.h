@@ -11,6 +11,7 @@
 #include "switchyard/group.h"
 #include "switchyard/tensor.h"
 
+#include "balance.h"
 #include "run.h"
 #include "run_rank.h"
 
@@ -49,6 +50,8 @@ struct RunReport {
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int64_t> rows_per_rank;
   std::vector<std::int64_t> rows_per_expert;
+  std::optional<Balance> balance;    ///< of ranks; absent where every rank has all experts
+  std::int64_t host_crossings = 0;   ///< rows from host to host, summed over ranks
   std::int64_t window_bytes = 0;     ///< largest of any rank
   std::int64_t workspace_bytes = 0;  ///< largest of any rank
   std::optional<double> rel_l2;      ///< ||out - reference|| / ||reference||

@@ -125,6 +125,22 @@ std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
   return text + "\n\n";
 }
 
+std::string placement_text(const RunReport& report) {
+  std::string text;
+  if (report.balance) text += to_text(*report.balance);
+  if (report.options.hosts > 1 && report.num_tokens > 0) {
+    const RouterConfig& router = report.config.router;
+    text += fmt::format(
+        "hosts: {:.2f} rows per token cross between {} hosts{}\n",
+        static_cast<double>(report.host_crossings) / static_cast<double>(report.num_tokens),
+        report.options.hosts,
+        router.num_groups == 1 ? ""
+                               : fmt::format("; the router chooses {} of {} groups of experts",
+                                             router.topk_groups, router.num_groups));
+  }
+  return text.empty() ? text : text + "\n";
+}
+
 std::string notes(const RunReport& report) {
   if (report.num_bad_weights == 0) return {};
   return fmt::format("note: {} topk_weights of the input are NaN or infinite\n",
@@ -146,7 +162,8 @@ std::string accuracy(const RunReport& report) {
 std::string to_text(const RunReport& report) {
   const Glyphs shown = glyphs();
   return header(report) + stage_table(report) + rank_bars(report, shown) +
-         expert_histogram(report, shown) + notes(report) + accuracy(report);
+         expert_histogram(report, shown) + placement_text(report) + notes(report) +
+         accuracy(report);
 }
 
 }  // namespace switchyard::cli

@@ -29,6 +29,7 @@ struct BenchShape {
   Workload workload;
   RoutingPattern routing;
   int num_ranks = 1;
+  int num_hosts = 1;  ///< for the count of rows between hosts; consecutive ranks share one
   std::int64_t num_tokens = 1;  ///< T, per rank
   std::int64_t max_tokens = 0;  ///< per rank, for which the exchange has room; 0: num_tokens
   Operation operation = Operation::kPair;

@@ -10,6 +10,8 @@
 #include <charconv>
 #include <cmath>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "core/fail.h"
 #include "core/random.h"
@@ -38,6 +40,42 @@ double parse_exponent(const std::string& text, const std::string& number) {
           Errc::kInvalidArgument,
           "bench: --routing is \"{}\", want zipf:A with a number A from 0 to 10", text);
   return exponent;
+}
+
+// Reads G and M of "limited:G:M".
+std::pair<std::int32_t, std::int32_t> parse_groups(const std::string& text,
+                                                   std::int32_t num_experts,
+                                                   std::int32_t num_topk) {
+  const char* const end = text.data() + text.size();
+  std::int32_t num_groups = 0;
+  std::int32_t topk_groups = 0;
+  const auto first = std::from_chars(text.data() + std::string("limited:").size(), end, num_groups);
+  const bool has_two = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
+  const auto second = std::from_chars(has_two ? first.ptr + 1 : end, end, topk_groups);
+  require(has_two && second.ec == std::errc{} && second.ptr == end && num_groups >= 1 &&
+              num_experts % num_groups == 0 && topk_groups >= 1 && topk_groups <= num_groups &&
+              num_experts / num_groups * topk_groups >= num_topk,
+          Errc::kInvalidArgument,
+          "bench: --routing is \"{}\", want limited:G:M with a divisor G of {} experts and 1 to G "
+          "groups M, with {} experts or more",
+          text, num_experts, num_topk);
+  return {num_groups, topk_groups};
+}
+
+// Floyd's sampling draws exactly `count` numbers below `limit`; the shuffle then makes all places
+// equivalent. `counter` numbers the draws of the stream.
+void sample(std::uint64_t stream, std::uint64_t& counter, std::int32_t limit, std::int32_t count,
+            std::int32_t* out) {
+  const auto below = [&](std::int32_t bound) {
+    return static_cast<std::int32_t>(random_bits(stream, counter++) %
+                                     static_cast<std::uint64_t>(bound));
+  };
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t last = limit - count + i;
+    const std::int32_t drawn = below(last + 1);
+    out[i] = std::find(out, out + i, drawn) == out + i ? drawn : last;
+  }
+  for (std::int32_t i = count; i > 1; --i) std::swap(out[i - 1], out[below(i)]);
 }
 
 // Popularity follows a shuffled list; otherwise one rank would own all popular experts.
@@ -112,9 +150,13 @@ RoutingPattern RoutingPattern::parse(const std::string& text, std::int32_t num_e
   } else if (text.rfind("zipf:", 0) == 0) {
     pattern.kind_ = RoutingKind::kZipf;
     pattern.weights_ = zipf_weights(parse_exponent(text, text.substr(5)), num_experts);
+  } else if (text.rfind("limited:", 0) == 0) {
+    pattern.kind_ = RoutingKind::kLimited;
+    std::tie(pattern.num_groups_, pattern.topk_groups_) = parse_groups(text, num_experts, num_topk);
   } else {
     require(text.rfind("trace:", 0) == 0, Errc::kInvalidArgument,
-            "bench: --routing is \"{}\", must be uniform, zipf:A, hot or trace:FILE", text);
+            "bench: --routing is \"{}\", must be uniform, zipf:A, hot, limited:G:M or trace:FILE",
+            text);
     pattern.kind_ = RoutingKind::kTrace;
     pattern.trace_ = read_trace(text.substr(6), num_experts, num_topk);
   }
@@ -134,25 +176,28 @@ std::vector<std::int32_t> RoutingPattern::ids(std::uint64_t seed, std::int64_t i
     switch (kind_) {
       case RoutingKind::kUniform: draw_uniform(stream, choices); break;
       case RoutingKind::kZipf: draw_zipf(stream, choices); break;
+      case RoutingKind::kLimited: draw_limited(stream, choices); break;
       default: choices[0] = 0; break;
     }
   }
   return ids;
 }
 
-// Floyd's sampling draws exactly K numbers; the shuffle then makes all k equivalent.
 void RoutingPattern::draw_uniform(std::uint64_t stream, std::int32_t* ids) const {
   std::uint64_t counter = 0;
-  const auto below = [&](std::int32_t limit) {
-    return static_cast<std::int32_t>(random_bits(stream, counter++) %
-                                     static_cast<std::uint64_t>(limit));
-  };
+  sample(stream, counter, num_experts_, num_topk_, ids);
+}
+
+void RoutingPattern::draw_limited(std::uint64_t stream, std::int32_t* ids) const {
+  std::uint64_t counter = 0;
+  const std::int32_t group_size = num_experts_ / num_groups_;
+  std::vector<std::int32_t> groups(static_cast<std::size_t>(topk_groups_));
+  sample(stream, counter, num_groups_, topk_groups_, groups.data());
+  sample(stream, counter, group_size * topk_groups_, num_topk_, ids);
   for (std::int32_t k = 0; k < num_topk_; ++k) {
-    const std::int32_t last = num_experts_ - num_topk_ + k;
-    const std::int32_t drawn = below(last + 1);
-    ids[k] = std::find(ids, ids + k, drawn) == ids + k ? drawn : last;
+    ids[k] =
+        groups[static_cast<std::size_t>(ids[k] / group_size)] * group_size + ids[k] % group_size;
   }
-  for (std::int32_t k = num_topk_; k > 1; --k) std::swap(ids[k - 1], ids[below(k)]);
 }
 
 void RoutingPattern::draw_zipf(std::uint64_t stream, std::int32_t* ids) const {

@@ -69,6 +69,9 @@ TEST(BenchTest, JsonHasMachineSettingsConstantsAndRows) {
     EXPECT_GE(row["p99_us"], row["p50_us"]);
     EXPECT_LE(row["min_us"], row["p50_us"]);
     EXPECT_GT(row["wire_bytes"], 0);
+    EXPECT_GT(row["balance"]["placed"], 0);
+    EXPECT_GE(row["balance"]["with_redundant"], row["balance"]["placed"]);
+    EXPECT_FALSE(row.contains("host_crossings_per_token"));
     EXPECT_GT(row["floor_us"], 0);
     EXPECT_NEAR(row["of_floor"], row["floor_us"].get<double>() / row["p50_us"].get<double>(), 1e-9);
   }

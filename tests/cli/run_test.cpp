@@ -29,6 +29,12 @@ TEST(RunTest, ReportsWhatItDid) {
   EXPECT_LE(json["rel_l2"], 5e-3);
   EXPECT_GT(json["rel_l2"], 1e-5);
   EXPECT_EQ(json["rows_per_rank"].size(), 4u);
+  EXPECT_GT(json["balance"]["placed"], 0.25);
+  EXPECT_GE(json["balance"]["balanced"], json["balance"]["placed"]);
+  EXPECT_LE(json["balance"]["with_redundant"], 1);
+  EXPECT_EQ(json["balance"]["redundant"], 4);
+  EXPECT_EQ(json["hosts"], 1);
+  EXPECT_EQ(json["host_crossings"], 0);
   EXPECT_EQ(json["rows_per_expert"].size(), 32u);
   std::int64_t sum = 0;
   for (const auto& rows : json["rows_per_expert"]) sum += rows.get<std::int64_t>();
@@ -41,6 +47,15 @@ TEST(RunTest, ReportsWhatItDid) {
 
 // The promise: per_expert and exact experts give the same bits for every number of ranks, engine,
 // split and run.
+TEST(RunTest, RowsBetweenHostsAreCounted) {
+  const std::int64_t two = run_json({"--ranks", "4", "--hosts", "2"})["host_crossings"];
+  const std::int64_t four = run_json({"--ranks", "4", "--hosts", "4"})["host_crossings"];
+  EXPECT_GT(two, 0);
+  EXPECT_LE(two, 1024);  // there is one other host
+  EXPECT_GT(four, two);
+  EXPECT_LE(four, 3 * 1024);
+}
+
 TEST(RunTest, PerExpertGivesTheSameBitsForEveryRankCountAndEngine) {
   std::vector<Arguments> places;
   for (const char* engine : {"local", "shm"}) {

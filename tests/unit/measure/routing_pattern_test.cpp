@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 
 #include "io/safetensors.h"
+#include "plan/host_crossings.h"
 #include "support/errors.h"
 #include "support/temp_folder.h"
 
@@ -46,6 +47,30 @@ TEST(RoutingPatternTest, ChoicesOfATokenAreDistinctExperts) {
       expect_distinct(ids_of(text, experts, topk, 50), experts, topk);
     }
   }
+  expect_distinct(ids_of("limited:8:4", 256, 8, 50), 256, 8);
+  expect_distinct(ids_of("limited:4:2", 16, 8, 50), 16, 8);
+}
+
+// Eight choices among four groups of 32 leave out a group now and then, and all groups are alike.
+TEST(RoutingPatternTest, LimitedChoicesStayInFewGroups) {
+  const auto ids = ids_of("limited:8:4", 256, 8, 4000);
+  std::size_t most = 0;
+  for (std::size_t at = 0; at < ids.size(); at += 8) {
+    std::set<std::int32_t> groups;
+    for (std::size_t k = 0; k < 8; ++k) groups.insert(ids[at + k] / 32);
+    most = std::max(most, groups.size());
+  }
+  EXPECT_EQ(most, 4u);
+  std::vector<double> group_share(8, 0.0);
+  const std::vector<double> share = shares(ids, 256);
+  for (std::size_t e = 0; e < 256; ++e) group_share[e / 32] += share[e];
+  for (const double each : group_share) EXPECT_NEAR(each, 0.125, 0.01);
+  EXPECT_EQ(RoutingPattern::parse("limited:8:4", 256, 8).num_groups(), 8);
+  for (const char* text : {"limited:", "limited:8", "limited:7:2", "limited:8:0", "limited:8:9",
+                           "limited:256:7", "limited:8:4x"}) {
+    test::expect_invalid("want limited:G:M with a divisor G of 256 experts",
+                         [&] { (void)ids_of(text, 256, 8, 1); });
+  }
 }
 
 TEST(RoutingPatternTest, UniformChoicesAndSlotsAreAlike) {
@@ -54,6 +79,28 @@ TEST(RoutingPatternTest, UniformChoicesAndSlotsAreAlike) {
   std::vector<std::int32_t> first;
   for (std::size_t i = 0; i < ids.size(); i += 4) first.push_back(ids[i]);
   for (const double share : shares(first, 10)) EXPECT_NEAR(share, 0.1, 0.01);
+}
+
+double crossings_per_token(const std::string& text, int num_hosts) {
+  constexpr std::int64_t kTokens = 20'000;
+  const std::vector<std::int32_t> ids = ids_of(text, 256, 8, kTokens);
+  const std::int64_t rows =
+      count_host_crossings(TensorView::of(ids.data(), {kTokens, 8}), ExpertOwnership{256, 8},
+                           even_host_map(8, num_hosts), 0);
+  return static_cast<double>(rows) / kTokens;
+}
+
+// Other hosts times the chance that one has an expert of a token: 1 - C(256 - n, 8) / C(256, 8) for
+// n experts on a host; limited, the mean of 1 - C(128 - 32 g, 8) / C(128, 8) over the g of its
+// groups that are chosen.
+TEST(RoutingPatternTest, LimitedRoutingCutsRowsBetweenHosts) {
+  EXPECT_NEAR(crossings_per_token("uniform", 8), 4.633, 0.03);
+  EXPECT_NEAR(crossings_per_token("limited:8:4", 8), 3.175, 0.03);
+  EXPECT_NEAR(crossings_per_token("uniform", 4), 2.711, 0.02);
+  EXPECT_NEAR(crossings_per_token("limited:8:4", 4), 2.196, 0.02);
+  EXPECT_NEAR(crossings_per_token("uniform", 2), 0.997, 0.005);
+  EXPECT_NEAR(crossings_per_token("limited:8:4", 2), 0.963, 0.005);
+  EXPECT_EQ(crossings_per_token("uniform", 1), 0);
 }
 
 TEST(RoutingPatternTest, ZipfFollowsItsLaw) {
@@ -110,7 +157,7 @@ TEST(RoutingPatternTest, RefusalsSayWhatIsWanted) {
                      parse("trace:" + folder.file("t"), 9, 3));
   test::expect_invalid("number A from 0 to 10", parse("zipf:-1", 8, 2));
   test::expect_invalid("number A from 0 to 10", parse("zipf:nan", 8, 2));
-  test::expect_invalid("uniform, zipf:A, hot or trace", parse("cold", 8, 2));
+  test::expect_invalid("uniform, zipf:A, hot, limited:G:M or trace", parse("cold", 8, 2));
   test::expect_invalid("3 choices among 2 experts", parse("uniform", 2, 3));
 }
 
