@@ -37,17 +37,36 @@ TEST(ExchangeHostsTest, TwoHandlesMayBeAlive) {
   }
 }
 
-// Windows have a part for each source of another host.
-TEST(ExchangeHostsTest, RowsLieInTheWindowsOfForwarders) {
-  ExchangeCase test;
-  test.num_ranks = 4;
-  test.shape = {.num_experts = 8, .num_topk = 4, .hidden = 64};
-  run_ranks_on_hosts({0, 0, 1, 1}, [&](const Group& group) {
-    const ExchangeConfig config = test.config();
-    const Exchange exchange(group, config);
-    EXPECT_GT(exchange.memory().window_bytes,
-              exchange_memory(config, 4, group.rank()).window_bytes);
-  });
+// Rank 0's token names the four experts of the other host, two on each of its ranks.
+TEST(ExchangeHostsTest, BytesBetweenHostsAreThoseOfDistinctHosts) {
+  constexpr std::int64_t kRowBytes = 32 * 2;
+  for (const Reduce reduce : {Reduce::kPerHost, Reduce::kPerRank, Reduce::kPerExpert}) {
+    run_ranks_on_hosts({0, 0, 1, 1}, [&](const Group& group) {
+      const ExchangeConfig config{.num_experts = 8,
+                                  .num_topk = 4,
+                                  .hidden = 32,
+                                  .max_tokens_per_rank = 1,
+                                  .reduce = reduce,
+                                  .sends_weights = false};
+      Exchange exchange(group, config);
+      const ExchangeMemory pulled = exchange_memory(config, 4, group.rank());
+      EXPECT_GT(exchange.memory().window_bytes, pulled.window_bytes);
+      const std::int64_t num_tokens = group.rank() == 0 ? 1 : 0;
+      const Tensor tokens(DType::kBF16, {num_tokens, 32});
+      const Tensor ids(DType::kI32, {num_tokens, 4});
+      for (int k = 0; k < 4 * num_tokens; ++k) ids.as<std::int32_t>()[k] = 4 + k;
+      const WireBytes bytes = exchange.wire_bytes(exchange.dispatch(tokens, ids).handle);
+      const std::int64_t id_bytes = 4 * 2;
+      // Ids to rank 1 and to the forwarder, rank 2; the row once.
+      EXPECT_EQ(bytes.dispatch, group.rank() == 0 ? kRowBytes + 2 * id_bytes : 0);
+      const std::int64_t num_near = reduce == Reduce::kPerExpert ? 2 : 1;
+      const std::int64_t num_passed = reduce == Reduce::kPerExpert ? 4
+                                      : reduce == Reduce::kPerRank ? 2
+                                                                   : 1;
+      const std::int64_t rows = group.rank() == 3 ? num_near : group.rank() == 2 ? num_passed : 0;
+      EXPECT_EQ(bytes.combine, rows * kRowBytes);
+    });
+  }
 }
 
 TEST(ExchangeHostsTest, RandomCasesAgreeWithTheOracle) {

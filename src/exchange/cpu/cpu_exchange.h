@@ -101,6 +101,9 @@ class CpuExchange : public ExchangeBackend {
   virtual void announce_consumed(std::uint64_t /*consumed*/) {}
   /// Bytes of ids and weights that a dispatch sends to one peer.
   virtual std::int64_t routing_bytes_to(const Slot& slot, int peer) const;
+  /// Rows that a dispatch sends to one peer, and that a combine sends to all.
+  virtual std::int64_t rows_sent_to(const Slot& slot, int peer) const;
+  virtual std::int64_t num_rows_returned(const Slot& slot) const;
 
   // ---- For transports ---------------------------------------------------------------------------
 

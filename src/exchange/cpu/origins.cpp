@@ -73,19 +73,27 @@ WireBytes CpuExchange::wire_bytes(const DispatchHandle& handle) const {
   WireBytes bytes;
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (peer == rank_ || slot.dispatch_call == 0) continue;
-    const std::int64_t sent =
-        config_.layout == Layout::kAllGather
-            ? slot.num_tokens()
-            : slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)];
-    bytes.dispatch += sent * row_bytes + routing_bytes_to(slot, peer);
+    bytes.dispatch += rows_sent_to(slot, peer) * row_bytes + routing_bytes_to(slot, peer);
   }
   if (handles_.stage(index_of(slot)) == Stage::kSent) return bytes;
+  bytes.combine =
+      num_rows_returned(slot) * static_cast<std::int64_t>(shape_.window.shape.combine_row_bytes);
+  return bytes;
+}
+
+std::int64_t CpuExchange::rows_sent_to(const Slot& slot, int peer) const {
+  return config_.layout == Layout::kAllGather
+             ? slot.num_tokens()
+             : slot.routing->send.num_tokens_to[static_cast<std::size_t>(peer)];
+}
+
+std::int64_t CpuExchange::num_rows_returned(const Slot& slot) const {
+  std::int64_t num_rows = 0;
   for (const Arrival& arrival : slot.receive().arrivals) {
     if (arrival.source == rank_ || !returns_row(arrival)) continue;
-    const std::int64_t rows = config_.reduce == Reduce::kPerExpert ? arrival.count : 1;
-    bytes.combine += rows * static_cast<std::int64_t>(shape_.window.shape.combine_row_bytes);
+    num_rows += config_.reduce == Reduce::kPerExpert ? arrival.count : 1;
   }
-  return bytes;
+  return num_rows;
 }
 
 }  // namespace switchyard

@@ -75,6 +75,9 @@ class HostsExchange final : public PullExchange {
   void conclude(Slot& slot, Phase phase) override;
   void drain(Slot& slot, Stage stage) override;
   void progress(Slot& slot) override { pass_on(slot); }
+  std::int64_t routing_bytes_to(const Slot& slot, int peer) const override;
+  std::int64_t rows_sent_to(const Slot& slot, int peer) const override;
+  std::int64_t num_rows_returned(const Slot& slot) const override;
 
   State& state_of(const Slot& slot) { return states_[index_of(slot)]; }
   int own_host() const { return map_.host_of(rank_); }
@@ -113,6 +116,12 @@ class HostsExchange final : public PullExchange {
   void place_returns(const Slot& slot, std::uint64_t call, State& state);
   bool comes_here(const RankRouting& routing, std::int64_t token) const;
   std::int64_t num_served_by(const Slot& slot, int host) const;
+
+  // wire_bytes.cpp
+  bool is_sent_to(int peer) const {
+    return is_near(peer) || map_.forwarder(rank_, map_.host_of(peer)) == peer;
+  }
+  std::int64_t rows_passed_back(const Slot& slot, std::size_t number) const;
 
   HostMap map_;
   HostsLayout layout_;
