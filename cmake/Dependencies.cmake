@@ -27,6 +27,17 @@ if(NOT SWITCHYARD_WITH_HWLOC STREQUAL "OFF")
   endif()
 endif()
 
+# The MPI module, and the program that `bench --baseline mpi` starts. Sanitizers would report errors of MPI itself.
+set(SWITCHYARD_HAS_MPI OFF)
+if(NOT SWITCHYARD_WITH_MPI STREQUAL "OFF" AND NOT SWITCHYARD_SANITIZE)
+  find_package(MPI 3.0 COMPONENTS CXX QUIET)
+  if(MPI_CXX_FOUND)
+    set(SWITCHYARD_HAS_MPI ON)
+  elseif(SWITCHYARD_WITH_MPI STREQUAL "ON")
+    message(FATAL_ERROR "SWITCHYARD_WITH_MPI is ON, but MPI was not found")
+  endif()
+endif()
+
 if(SWITCHYARD_BUILD_CLI)
   find_package(CLI11 2.1 REQUIRED)
 endif()

@@ -8,6 +8,9 @@ install(TARGETS switchyard switchyard_compat EXPORT switchyard-targets FILE_SET 
 if(TARGET switchyard_cuda)
   install(TARGETS switchyard_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+if(TARGET switchyard_mpi)
+  install(TARGETS switchyard_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(EXPORT switchyard-targets NAMESPACE switchyard:: DESTINATION ${config_dir})
 export(EXPORT switchyard-targets NAMESPACE switchyard:: FILE ${PROJECT_BINARY_DIR}/switchyard-targets.cmake)
 configure_package_config_file(cmake/SwitchyardConfig.cmake.in ${PROJECT_BINARY_DIR}/SwitchyardConfig.cmake

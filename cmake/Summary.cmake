@@ -8,4 +8,4 @@ if(SWITCHYARD_WITH_CUDA)
   set(cuda_summary "${CUDAToolkit_VERSION} (${cuda_place}, architectures ${cuda_architectures}, NCCL windows ${SWITCHYARD_HAS_NCCL})")
 endif()
 message(STATUS "switchyard ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, "
-               "oneDNN ${SWITCHYARD_HAS_ONEDNN}, hwloc ${SWITCHYARD_HAS_HWLOC}, CUDA ${cuda_summary}, sanitizers '${SWITCHYARD_SANITIZE}'")
+               "oneDNN ${SWITCHYARD_HAS_ONEDNN}, hwloc ${SWITCHYARD_HAS_HWLOC}, CUDA ${cuda_summary}, MPI ${SWITCHYARD_HAS_MPI}, sanitizers '${SWITCHYARD_SANITIZE}'")

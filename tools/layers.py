@@ -21,7 +21,7 @@ LAYERS = [  # lowest first; a layer's number is its position in this list, from 
     {"device", "heap"},
     {"exchange"},
     {"moe"},
-    {"capi", "compat", "module"},
+    {"capi", "compat", "module", "mpi"},
     {"conformance", "measure"},
     {"cli"},
 ]

@@ -19,8 +19,9 @@ class Control;
 class Engine;
 
 struct GroupOptions {
-  /// "auto", "local" (threads of this process) or "shm" (processes of this host). Empty: the
-  /// setting SWITCHYARD_ENGINE.
+  /// "auto", "local" (threads of this process), "shm" (processes of one host) or "mpi" (processes
+  /// of any hosts). "auto" takes local for one rank, shm for ranks of one host, else mpi. Empty:
+  /// the setting SWITCHYARD_ENGINE.
   std::string engine{};
   /// Longest wait for a peer. 0: the setting SWITCHYARD_TIMEOUT_MS (30000).
   std::int64_t timeout_ms = 0;
@@ -74,7 +75,7 @@ class SWITCHYARD_API Group {
   /// Collective. Returns when every rank has arrived. Errors: kInvalidArgument (rank outside of
   /// size; sizes that differ or two processes with one number, which it names; no secret; an
   /// unknown engine), kTimeout (names the ranks that did not arrive), kPeerLost, kNotSupported
-  /// (ranks on several hosts), kSystem.
+  /// (engine "shm" for ranks on several hosts), kSystem.
   static Group from(int rank, int size, const std::string& store, const GroupOptions& options = {});
   /// The same over a store of the caller's. Errors: also kSystem with what the functions throw.
   static Group from(int rank, int size, const StoreFunctions& store,
@@ -97,7 +98,7 @@ class SWITCHYARD_API Group {
   /// This rank's place among the ranks that share its host, from 0, and how many those are.
   int host_rank() const;
   int host_size() const;
-  /// "local" or "shm".
+  /// "local", "shm" or "mpi".
   const char* engine_name() const;
   std::int64_t timeout_ms() const;
 

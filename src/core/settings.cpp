@@ -13,9 +13,10 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 13> kSettings{{
+constexpr std::array<SettingInfo, 15> kSettings{{
     {"SWITCHYARD_ENGINE", "auto",
-     "how ranks reach each other: auto, local (threads), shm (processes)"},
+     "how ranks reach each other: auto, local (threads), shm (processes of one host), mpi "
+     "(processes of several hosts)"},
     {"SWITCHYARD_TIMEOUT_MS", "30000",
      "longest wait for a peer, in milliseconds, from 1 to 86400000"},
     {"SWITCHYARD_LOG_LEVEL", "warn", "error, warn, info, debug, trace or off"},
@@ -26,6 +27,10 @@ constexpr std::array<SettingInfo, 13> kSettings{{
      "descriptor of the memory shared with our launcher; set by our launcher"},
     {"SWITCHYARD_BIND", "numa",
      "cores of ranks that our launcher starts: numa (those of one NUMA node each) or none (all)"},
+    {"SWITCHYARD_HOST_ID", "",
+     "ranks with the same text share a host; empty: those of one host name and one running kernel"},
+    {"SWITCHYARD_MPI_MODULE", "",
+     "path of libswitchyard_mpi.so; empty: beside the library, then where the system looks"},
     {"SWITCHYARD_CUDA_MODULE", "",
      "path of libswitchyard_cuda.so; empty: beside the library, then where the system looks"},
     {"SWITCHYARD_CUBLAS", "",

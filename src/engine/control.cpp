@@ -121,16 +121,28 @@ void Control::look_for_trouble(const WaitSite& site, WaitState& state) {
     if (is_aborted()) cause();  // the parent's end rings the bells of this group
   }
   const int dead = find_lost_peer();
-  const bool is_left = site.peer >= 0 && has_left(site.peer);
+  const int absent = absent_peer(site);
+  const bool is_left = absent >= 0;
   const bool is_over = state.deadline.expired();
   if (!state.is_last_look) {
     state.is_last_look = dead >= 0 || is_left || is_over;
     return;
   }
   if (dead >= 0) fail_lost(site, dead, kIsGone);
-  if (is_left) fail_lost(site, site.peer, kHasLeft);
+  if (is_left) fail_lost(site, absent, kHasLeft);
   if (is_over) fail_timeout(site);
   state.is_last_look = false;
+}
+
+// The rank that must act, if it has left; else -1.
+int Control::absent_peer(const WaitSite& site) {
+  int peer = site.peer;
+  for (int other = 0; peer < 0 && other < size(); ++other) {
+    if (other == rank() || !has_left(other)) continue;
+    peer = missing_peer(site);
+    if (peer < 0) return -1;
+  }
+  return peer >= 0 && has_left(peer) ? peer : -1;
 }
 
 void Control::fail_lost(const WaitSite& site, int peer, const char* reason) {
@@ -141,7 +153,7 @@ void Control::fail_lost(const WaitSite& site, int peer, const char* reason) {
 }
 
 void Control::fail_timeout(const WaitSite& site) {
-  int culprit = site.peer;
+  int culprit = site.peer >= 0 ? site.peer : missing_peer(site);
   for (int peer = 0; culprit < 0 && peer < size(); ++peer) {
     if (peer != rank()) culprit = peer;
   }

@@ -160,6 +160,8 @@ class Control {
   virtual int find_lost_peer() noexcept { return -1; }
   /// True when `peer` has left the group and so answers nobody any more.
   virtual bool has_left(int /*peer*/) const noexcept { return false; }
+  /// A rank that a wait for all ranks (`site.peer` is -1) still lacks, or -1.
+  virtual int missing_peer(const WaitSite& /*site*/) { return -1; }
   /// What `peer` said last of where it is: "is idle", "last reached barrier, call 3".
   virtual std::string place_of(int /*peer*/) const { return "has not said where it is"; }
   /// The rank that serves the store, or -1.
@@ -180,6 +182,7 @@ class Control {
   /// aborted; throws when it was, when a peer is lost, or when the deadline is over.
   void sleep(const WaitSite& site, std::uint32_t seen, WaitState& state);
   void look_for_trouble(const WaitSite& site, WaitState& state);
+  int absent_peer(const WaitSite& site);
   AbortCause cause_from_parent() const;
   AbortCause cause();
   [[noreturn]] void fail_aborted(const WaitSite& site);

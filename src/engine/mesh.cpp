@@ -17,6 +17,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "core/settings.h"
 #include "core/text.h"
 #include "transport/secret.h"
 
@@ -150,13 +151,23 @@ bool PeerLink::is_dead() const noexcept {
   return (entries[0].revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0 || entries[1].revents != 0;
 }
 
+std::string Introduction::host_id() const {
+  return host_setting.empty() ? host + "/" + boot_id : "=" + host_setting;
+}
+
 Introduction Introduction::of_this_process(int size, const std::string& socket) {
+  constexpr std::size_t kMaxHostBytes = 128;
   Introduction own;
   own.version = switchyard::version();
-  own.host_id = first_line("/proc/sys/kernel/random/boot_id");
+  own.boot_id = first_line("/proc/sys/kernel/random/boot_id");
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   own.host = host.data();
+  own.host_setting = setting("SWITCHYARD_HOST_ID").text;
+  const bool is_line = own.host_setting.find('\n') == own.host_setting.npos;
+  require(is_line && own.host_setting.size() <= kMaxHostBytes, Errc::kInvalidArgument,
+          "setting SWITCHYARD_HOST_ID has {} characters{}, want one line of at most {}",
+          own.host_setting.size(), is_line ? "" : " on several lines", kMaxHostBytes);
   own.socket = socket;
   own.nonce = make_secret();
   own.size = size;
@@ -164,13 +175,15 @@ Introduction Introduction::of_this_process(int size, const std::string& socket) 
 }
 
 std::string Introduction::text() const {
-  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}", version, host_id, host, socket, nonce, size);
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", version, boot_id, host, host_setting, socket,
+                     nonce, size);
 }
 
 Introduction Introduction::parse(const std::string& text) {
   std::istringstream lines(text);
   Introduction peer;
-  for (std::string* field : {&peer.version, &peer.host_id, &peer.host, &peer.socket, &peer.nonce}) {
+  for (std::string* field :
+       {&peer.version, &peer.boot_id, &peer.host, &peer.host_setting, &peer.socket, &peer.nonce}) {
     std::getline(lines, *field);
   }
   lines >> peer.size;
@@ -189,11 +202,30 @@ void require_one_job(const std::vector<Introduction>& ranks) {
     require(other.version == first.version, Errc::kInvalidArgument,
             "group: rank 0 has version {} of the library, but rank {} has {}", first.version, rank,
             other.version);
-    require(other.host_id == first.host_id, Errc::kNotSupported,
-            "group: rank 0 runs on host {}, but rank {} on host {}; engine \"shm\" serves ranks of "
-            "one host",
-            first.host, rank, other.host);
   }
+}
+
+void require_one_host(const std::vector<Introduction>& ranks) {
+  const Introduction& first = ranks[0];
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    const Introduction& other = ranks[rank];
+    require(other.boot_id == first.boot_id && other.host_setting == first.host_setting,
+            Errc::kNotSupported,
+            "group: rank 0 runs on host {}, but rank {} on host {}; engine \"shm\" serves ranks of "
+            "one host, engine \"mpi\" those of several",
+            first.host_name(), rank, other.host_name());
+  }
+}
+
+std::vector<int> hosts_of(const std::vector<Introduction>& ranks) {
+  std::vector<std::string> seen;
+  std::vector<int> hosts;
+  for (const Introduction& rank : ranks) {
+    const auto found = std::find(seen.begin(), seen.end(), rank.host_id());
+    hosts.push_back(static_cast<int>(found - seen.begin()));
+    if (found == seen.end()) seen.push_back(rank.host_id());
+  }
+  return hosts;
 }
 
 void fail_with_peer(int rank, int peer, const Error& error) {

@@ -23,22 +23,33 @@ struct PeerLink {
 
 /// What a rank tells the others before they connect; goes through the store.
 struct Introduction {
-  std::string version;  ///< of the library
-  std::string host_id;  ///< the same for processes of one running kernel
-  std::string host;
-  std::string socket;  ///< where the rank listens
-  std::string nonce;   ///< rank 0's counts for the group
+  std::string version;       ///< of the library
+  std::string boot_id;       ///< the same for processes of one running kernel
+  std::string host;          ///< the name that the machine, or the container, has
+  std::string host_setting;  ///< the setting SWITCHYARD_HOST_ID, or empty
+  std::string socket;        ///< where the rank listens, within its machine
+  std::string nonce;         ///< rank 0's counts for the group
   int size = 0;
 
+  /// Equal for ranks that share a host: by the setting, or else by name and running kernel.
+  std::string host_id() const;
+  /// Of the host, for messages.
+  const std::string& host_name() const { return host_setting.empty() ? host : host_setting; }
+
+  /// Errors: kInvalidArgument (the setting).
   static Introduction of_this_process(int size, const std::string& socket);
   std::string text() const;
   /// Errors: kSystem.
   static Introduction parse(const std::string& text);
 };
 
-/// Throws unless all are of one job and one host; names the first rank that differs.
-/// Errors: kInvalidArgument, kNotSupported.
+/// Throws unless all are of one job; names the first rank that differs. Errors: kInvalidArgument.
 void require_one_job(const std::vector<Introduction>& ranks);
+/// The same for one host whose ranks can share memory. Errors: kNotSupported.
+void require_one_host(const std::vector<Introduction>& ranks);
+
+/// The number of each rank's host; hosts are numbered as they come.
+std::vector<int> hosts_of(const std::vector<Introduction>& ranks);
 
 /// Throws `error`, which sending to `peer` or receiving from it gave during set-up, in words that
 /// name the peer when that is lost or does not answer.

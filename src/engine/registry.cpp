@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "engine/join.h"
 #include "engine/local_engine.h"
-#include "engine/shm_engine.h"
 
 namespace switchyard {
 namespace {
@@ -20,9 +20,19 @@ std::shared_ptr<Engine> join_local(const JoinRequest& request) {
   return make_local_engines(1, request.timeout_ms)[0];
 }
 
-constexpr std::array<EngineInfo, 2> kEngines{{
+template <const char* kName>
+std::shared_ptr<Engine> join(const JoinRequest& request) {
+  return join_processes(kName, request);
+}
+
+constexpr char kAuto[] = "auto";
+constexpr char kShm[] = "shm";
+constexpr char kMpi[] = "mpi";
+
+constexpr std::array<EngineInfo, 3> kEngines{{
     {"local", "ranks are threads of one process", &join_local},
-    {"shm", "ranks are processes of one host, over shared memory", &join_shm},
+    {kShm, "ranks are processes of one host, over shared memory", &join<kShm>},
+    {kMpi, "ranks are processes of any hosts; rows travel over MPI", &join<kMpi>},
 }};
 
 }  // namespace
@@ -30,10 +40,10 @@ constexpr std::array<EngineInfo, 2> kEngines{{
 std::span<const EngineInfo> all_engines() { return kEngines; }
 
 std::shared_ptr<Engine> join_engine(const std::string& name, const JoinRequest& request) {
-  const std::string chosen = name != "auto" ? name : request.ranks.size == 1 ? "local" : "shm";
+  if (name == kAuto && request.ranks.size > 1) return join<kAuto>(request);
   std::vector<const char*> names;
   for (const EngineInfo& engine : kEngines) {
-    if (chosen == engine.name) return engine.join(request);
+    if (name == engine.name || name == kAuto) return engine.join(request);
     names.push_back(engine.name);
   }
   fail(Errc::kInvalidArgument, "group: engine \"{}\" is not in this build; built with: {}", name,

@@ -33,7 +33,7 @@ struct EngineInfo {
 
 std::span<const EngineInfo> all_engines();
 
-/// Collective. `name` may be "auto": local for one rank, else shm.
+/// Collective. `name` may be "auto": local for one rank, shm for ranks of one host, else mpi.
 /// Errors: kInvalidArgument for an unknown name, and those of the engine.
 std::shared_ptr<Engine> join_engine(const std::string& name, const JoinRequest& request);
 

@@ -7,13 +7,14 @@
 
 #include <memory>
 
-#include "engine/registry.h"
+#include "engine/engine.h"
+#include "engine/meeting.h"
 
 namespace switchyard {
 
-/// Collective. Errors: kTimeout (names the ranks that did not come), kPeerLost, kNotSupported
-/// (ranks on several hosts), kInvalidArgument (ranks that disagree about the job), kOutOfMemory,
-/// kSystem.
-std::shared_ptr<Engine> join_shm(const JoinRequest& request);
+/// Collective: meets the peers, unless they have met. Errors: kTimeout (names the ranks that did
+/// not come), kPeerLost, kNotSupported (ranks on several hosts), kInvalidArgument (ranks that
+/// disagree about the job), kOutOfMemory, kSystem.
+std::shared_ptr<Engine> make_shm_engine(const GroupSpec& spec, std::unique_ptr<Meeting> meeting);
 
 }  // namespace switchyard

@@ -42,7 +42,7 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
   RankFacts facts;
   facts.wanted = wanted == "auto" ? setting("SWITCHYARD_HEAP").text : wanted;
   facts.bytes = bytes;
-  facts.host = Introduction::of_this_process(engine.control().size(), "").host_id;
+  facts.host = Introduction::of_this_process(engine.control().size(), "").host_id();
   facts.process = process_name();
   facts.device = device;
   facts.gpu = gpu_uuid(device);

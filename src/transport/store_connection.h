@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "transport/socket.h"
 #include "transport/store_protocol.h"
@@ -29,6 +30,9 @@ class StoreConnection {
   /// kTimeout (the server does not read), kInvalidArgument (too large a request).
   std::optional<store_protocol::Reply> ask(store_protocol::Request request,
                                            const Deadline& deadline);
+
+  /// What has come after the last reply; for who reads the socket from now on.
+  store_protocol::FrameBuffer take_received() { return std::exchange(received_, {}); }
 
  private:
   void shake_hands(const std::string& secret, std::int64_t timeout_ms);

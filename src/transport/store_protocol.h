@@ -27,9 +27,22 @@ inline constexpr std::string_view kMagic = "switchyard store 2";
 inline constexpr std::uint32_t kMaxFrameBytes = 1u << 20;
 inline constexpr std::uint32_t kMaxHelloBytes = 4096;  ///< until the secret is accepted
 
-enum class Operation : std::uint8_t { kHello = 1, kSet, kGet, kProof };
-inline constexpr Operation kLastOperation = Operation::kProof;
-enum class Status : std::uint8_t { kOk, kNothing, kRefused, kFull };
+/// From kJoin on: member_protocol.h.
+enum class Operation : std::uint8_t {
+  kHello = 1,
+  kSet,
+  kGet,
+  kProof,
+  kJoin,
+  kBeat,
+  kMeet,
+  kEnd,
+  kLeave,
+  kAsk,
+};
+inline constexpr Operation kLastOperation = Operation::kAsk;
+enum class Status : std::uint8_t { kOk, kNothing, kRefused, kFull, kEvent };
+inline constexpr Status kLastStatus = Status::kEvent;
 
 struct Request {
   Operation operation = Operation::kHello;
@@ -88,7 +101,9 @@ inline std::optional<Request> decode_request(std::string_view payload) {
 }
 
 inline std::optional<Reply> decode_reply(std::string_view payload) {
-  if (payload.size() < 5 || payload[0] < 0 || payload[0] > 3) return std::nullopt;
+  if (payload.size() < 5 || payload[0] < 0 || payload[0] > static_cast<char>(kLastStatus)) {
+    return std::nullopt;
+  }
   return Reply{static_cast<Status>(payload[0]), get_u32(payload, 1),
                std::string(payload.substr(5))};
 }

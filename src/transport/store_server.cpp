@@ -14,10 +14,12 @@
 #include <signal.h>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "transport/roster.h"
 #include "transport/secret.h"
 #include "transport/store_session.h"
 
@@ -25,7 +27,9 @@ namespace switchyard {
 namespace {
 
 namespace protocol = store_protocol;
+namespace members = member_protocol;
 
+constexpr int kGoodbyeMs = 500;
 constexpr std::int64_t kAcceptPauseNs = 100'000'000;  // after accept ran out of descriptors
 constexpr std::size_t kMaxClients = 8192;
 constexpr std::size_t kMaxStoredBytes = std::size_t{256} << 20;
@@ -42,6 +46,7 @@ struct Waiter {
 struct Client {
   StoreSession session;
   std::vector<Waiter> waiters{};
+  int rank = -1;  // of the group whose server this is, once it has joined
 };
 
 }  // namespace
@@ -69,7 +74,13 @@ class StoreServer::Loop {
   void serve(Client& client, const protocol::Request& request);
   void serve_set(Client& client, const protocol::Request& request);
   void serve_get(Client& client, const protocol::Request& request);
+  void serve_join(Client& client, const protocol::Request& request);
+  void serve_member(Client& client, const protocol::Request& request);
+  void send_event(int rank, const std::string& event);
+  void look_at_members();
+  void remove_gone();
   void end_waits();
+  void say_goodbye();
 
   Fd listener_;
   Fd stop_;
@@ -79,6 +90,8 @@ class StoreServer::Loop {
   std::size_t stored_bytes_ = 0;
   std::int64_t accept_from_ns_ = 0;
   int num_warnings_ = 0;
+  Roster roster_{[this](int rank, const std::string& event) { send_event(rank, event); }};
+  std::int64_t next_look_ns_ = 0;  // at the members
   std::thread thread_;
 };
 
@@ -101,6 +114,7 @@ void StoreServer::Loop::run() {
   try {
     while (turn()) {
     }
+    if (!roster_.is_empty()) say_goodbye();
   } catch (const std::exception& error) {
     log(LogLevel::kError, "store", "the server ends: {}", error.what());
     clients_.clear();
@@ -127,7 +141,8 @@ bool StoreServer::Loop::turn() {
     if ((events & ~POLLOUT) != 0) receive(client);
   }
   end_waits();
-  clients_.remove_if([](const Client& client) { return client.session.is_gone(); });
+  look_at_members();
+  remove_gone();
   if (entries[1].revents != 0) accept_clients();
   return true;
 }
@@ -135,6 +150,7 @@ bool StoreServer::Loop::turn() {
 int StoreServer::Loop::poll_timeout_ms() const {
   const std::int64_t now = now_ns();
   std::int64_t end = accept_from_ns_ > now ? accept_from_ns_ : kForever;
+  if (!roster_.is_empty()) end = std::min(end, next_look_ns_);
   for (const Client& client : clients_) {
     end = std::min(end, client.session.hello_end_ns());
     for (const Waiter& waiter : client.waiters) end = std::min(end, waiter.end_ns);
@@ -188,7 +204,11 @@ void StoreServer::Loop::serve(Client& client, const protocol::Request& request) 
     case protocol::Operation::kProof: return client.session.end();
     case protocol::Operation::kSet: return serve_set(client, request);
     case protocol::Operation::kGet: return serve_get(client, request);
+    case protocol::Operation::kJoin: return serve_join(client, request);
+    default: break;
   }
+  if (client.rank < 0) return client.session.end();
+  serve_member(client, request);
 }
 
 void StoreServer::Loop::serve_set(Client& client, const protocol::Request& request) {
@@ -221,6 +241,86 @@ void StoreServer::Loop::serve_get(Client& client, const protocol::Request& reque
   }
   client.waiters.push_back(
       {request.key, request.id, now_ns() + std::int64_t{request.wait_ms} * 1'000'000});
+}
+
+void StoreServer::Loop::serve_join(Client& client, const protocol::Request& request) {
+  const auto join = members::Join::parse(request.value);
+  if (!join || client.rank >= 0) return client.session.end();
+  client.rank = static_cast<int>(join->rank);
+  client.session.reply({protocol::Status::kOk, request.id, {}});
+  if (roster_.join(*join, now_ns())) return;
+  client.rank = -1;
+  client.session.reply({protocol::Status::kRefused, request.id, {}});
+}
+
+void StoreServer::Loop::serve_member(Client& client, const protocol::Request& request) {
+  switch (request.operation) {
+    case protocol::Operation::kBeat:
+      if (const auto place = members::Place::parse(request.value)) {
+        return roster_.beat(client.rank, *place, now_ns());
+      }
+      break;
+    case protocol::Operation::kMeet:
+      if (request.value.size() != 8) break;
+      return roster_.meet(client.rank, members::get_u64(request.value, 0));
+    case protocol::Operation::kEnd:
+      if (const auto end = members::End::parse(request.value)) return roster_.end(*end);
+      break;
+    case protocol::Operation::kLeave: return roster_.leave(client.rank);
+    case protocol::Operation::kAsk: {
+      if (request.value.size() != 12) break;
+      const auto answer =
+          roster_.answer(static_cast<members::Question>(members::get_u32(request.value, 0)),
+                         members::get_u64(request.value, 4));
+      return client.session.reply({answer ? protocol::Status::kOk : protocol::Status::kNothing,
+                                   request.id, answer.value_or("")});
+    }
+    default: break;
+  }
+  client.session.end();
+}
+
+void StoreServer::Loop::send_event(int rank, const std::string& event) {
+  for (Client& client : clients_) {
+    if (client.rank == rank) client.session.reply({protocol::Status::kEvent, 0, event});
+  }
+}
+
+void StoreServer::Loop::look_at_members() {
+  const std::int64_t now = now_ns();
+  if (roster_.is_empty() || now < next_look_ns_) return;
+  roster_.look(now);
+  next_look_ns_ = now + std::int64_t{members::kBeatMs} * 1'000'000;
+}
+
+// A loss may end further connections: those of clients that read nothing. The next turn has them.
+void StoreServer::Loop::remove_gone() {
+  for (Client& client : clients_) {
+    if (client.session.is_gone()) roster_.lose(std::exchange(client.rank, -1));
+  }
+  clients_.remove_if(
+      [](const Client& client) { return client.session.is_gone() && client.rank < 0; });
+}
+
+// What was sent to members should arrive: with data of theirs unread, closing would discard it.
+void StoreServer::Loop::say_goodbye() {
+  const Deadline deadline = Deadline::after_ms(kGoodbyeMs);
+  clients_.remove_if([](const Client& client) { return client.rank < 0; });
+  for (Client& client : clients_) {
+    client.session.flush();
+    shutdown(client.session.socket().get(), SHUT_WR);
+  }
+  while (!clients_.empty() && !deadline.expired()) {
+    std::vector<pollfd> entries;
+    for (const Client& client : clients_)
+      entries.push_back({client.session.socket().get(), POLLIN, 0});
+    if (poll(entries.data(), entries.size(), deadline.remaining_ms()) <= 0) return;
+    std::size_t next = 0;
+    for (Client& client : clients_) {
+      if (entries[next++].revents != 0) client.session.discard();
+    }
+    clients_.remove_if([](const Client& client) { return client.session.is_gone(); });
+  }
 }
 
 // Ends gets that timed out, and clients that never said hello.

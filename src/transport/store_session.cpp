@@ -31,6 +31,11 @@ void StoreSession::receive() {
   }
 }
 
+void StoreSession::discard() {
+  receive();
+  received_ = {};
+}
+
 std::optional<protocol::Request> StoreSession::next_request(const std::string& secret) {
   while (!is_gone_ && !is_closing_) {
     const std::uint32_t limit = is_known() ? protocol::kMaxFrameBytes : protocol::kMaxHelloBytes;

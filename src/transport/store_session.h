@@ -31,6 +31,8 @@ class StoreSession {
 
   /// One read, so that a client that sends without pause cannot monopolize the server.
   void receive();
+  /// The same, and forgets what it read.
+  void discard();
   /// The next request of a known client; answers those of the handshake itself. Nothing when none
   /// is complete, or when the client was refused: `take_refusal` says why then, once.
   std::optional<store_protocol::Request> next_request(const std::string& secret);

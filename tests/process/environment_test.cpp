@@ -218,9 +218,13 @@ TEST(IntroductionTest, SurvivesTheStore) {
 TEST(IntroductionTest, RanksOfOtherHostsVersionsAndSizesAreNamed) {
   require_one_job(introductions(3));
   auto ranks = introductions(3);
-  ranks[2].host_id = "other";
+  require_one_host(ranks);
+  ranks[2].boot_id = "other";
   ranks[2].host = "far";
-  expect_error(Errc::kNotSupported, "but rank 2 on host far", [&] { require_one_job(ranks); });
+  expect_error(Errc::kNotSupported, "but rank 2 on host far", [&] { require_one_host(ranks); });
+  ranks = introductions(3);
+  ranks[1].host_setting = "b";
+  expect_error(Errc::kNotSupported, "but rank 1 on host b", [&] { require_one_host(ranks); });
   ranks = introductions(3);
   ranks[1].version = "9.9.9";
   EXPECT_THAT(error_of([&] { require_one_job(ranks); }).what(), HasSubstr("rank 1 has 9.9.9"));
@@ -229,10 +233,23 @@ TEST(IntroductionTest, RanksOfOtherHostsVersionsAndSizesAreNamed) {
   EXPECT_THAT(error_of([&] { require_one_job(ranks); }).what(), HasSubstr("rank 1 says 4"));
 }
 
+// By name and running kernel, unless the setting says otherwise.
+TEST(IntroductionTest, HostsAreNumberedAsTheyCome) {
+  EXPECT_THAT(hosts_of(introductions(3)), ::testing::ElementsAre(0, 0, 0));
+  auto ranks = introductions(6);
+  ranks[1].boot_id = "other";
+  ranks[2].host = "container";
+  ranks[3].boot_id = "other";
+  ranks[4].host_setting = "rack-1";
+  ranks[5].host_setting = "rack-1";
+  ranks[5].boot_id = "third";
+  EXPECT_THAT(hosts_of(ranks), ::testing::ElementsAre(0, 1, 2, 1, 3, 3));
+}
+
 TEST(RegistryTest, ListsItsEngines) {
   std::vector<std::string> names;
   for (const EngineInfo& engine : all_engines()) names.emplace_back(engine.name);
-  EXPECT_THAT(names, ::testing::ElementsAre("local", "shm"));
+  EXPECT_THAT(names, ::testing::ElementsAre("local", "shm", "mpi"));
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 struct ShmRanks {
   static constexpr const char* kName = "shm";
-  static constexpr std::int64_t kTimeoutMs = ProcessOptions{}.timeout_ms;
+  static constexpr std::int64_t kTimeoutMs = kProcessTimeoutMs;
   static constexpr int kRounds = 1000;
   static void run(int num_ranks, const std::function<void(const Group&)>& body) {
     run_processes(num_ranks, body);

@@ -17,6 +17,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "core/settings.h"
 #include "engine/registry.h"
 #include "transport/socket.h"
 
@@ -55,9 +56,12 @@ void write_report(const Fd& report, const Error& error) {
 }
 
 int run_body(const JoinRequest& request, const std::function<void(const Group&)>& body,
-             const Fd& report) {
+             const ProcessOptions& options, const Fd& report) {
   try {
-    const Group group(join_engine("shm", request));
+    if (options.host_of) {
+      set_setting("SWITCHYARD_HOST_ID", "h" + std::to_string(options.host_of(request.ranks.rank)));
+    }
+    const Group group(join_engine(options.engine, request));
     set_log_rank(group.rank());
     body(group);
   } catch (const Error& error) {
@@ -71,12 +75,13 @@ int run_body(const JoinRequest& request, const std::function<void(const Group&)>
 }
 
 [[noreturn]] void be_rank(const JoinRequest& request, const std::function<void(const Group&)>& body,
-                          const Pipe& output, const Pipe& report, pid_t parent) {
+                          const ProcessOptions& options, const Pipe& output, const Pipe& report,
+                          pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kThrew);
   dup2(output.write_end.get(), STDOUT_FILENO);
   dup2(output.write_end.get(), STDERR_FILENO);
-  const int code = run_body(request, body, report.write_end);
+  const int code = run_body(request, body, options, report.write_end);
   std::fflush(nullptr);
   _exit(code);  // skips the exit handlers, which belong to the parent's test
 }
@@ -113,7 +118,7 @@ RankProcesses::RankProcesses(int num_ranks, const std::function<void(const Group
     request.ranks.rank = rank;
     Child& child = children_[static_cast<std::size_t>(rank)];
     child.pid = fork();
-    if (child.pid == 0) be_rank(request, body, output, report, parent);
+    if (child.pid == 0) be_rank(request, body, options, output, report, parent);
     child.output = std::move(output.read_end);
     child.report = std::move(report.read_end);
   }

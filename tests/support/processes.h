@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// processes.h: ranks as processes of a test: forked copies of it that join one group over engine
-// "shm". The test process must have no other threads when it forks.
+// processes.h: ranks as processes of a test: forked copies of it that join one group, over engine
+// "shm" unless told otherwise. The test process must have no other threads when it forks.
 #pragma once
 
 #include <sys/types.h>
@@ -34,10 +34,16 @@ inline Errc code(const RankOutcome& outcome) {
   return outcome.error ? outcome.error->code() : Errc::kInternal;
 }
 
+/// Timeout of a group of processes, unless told otherwise.
+inline constexpr std::int64_t kProcessTimeoutMs = 20'000;
+
 struct ProcessOptions {
-  std::int64_t timeout_ms = 20'000;   ///< timeout of the group
-  std::int64_t deadline_ms = 60'000;  ///< after this the test kills all ranks
-  int num_missing = 0;                ///< this many ranks, the last ones, never start
+  std::int64_t timeout_ms = kProcessTimeoutMs;  ///< timeout of the group
+  std::int64_t deadline_ms = 60'000;            ///< after this the test kills all ranks
+  int num_missing = 0;                          ///< this many ranks, the last ones, never start
+  std::string engine = "shm";
+  /// The rank's host, by the setting SWITCHYARD_HOST_ID; empty: all share one.
+  std::function<int(int rank)> host_of{};
 };
 
 /// Starts all ranks at once; the destructor kills those still running.

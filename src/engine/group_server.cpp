@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/group_server.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <sstream>
+
+#include "core/fail.h"
+#include "transport/secret.h"
+
+#include <net/if.h>
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kServerKey = "server";
+constexpr int kTryMs = 2000;  // at one address, before the next
+constexpr int kPauseMs = 20;
+
+// Empty for an address that other machines cannot use.
+std::string numeric_host(const ifaddrs& entry) {
+  if (entry.ifa_addr == nullptr || (entry.ifa_flags & IFF_UP) == 0 ||
+      (entry.ifa_flags & IFF_LOOPBACK) != 0) {
+    return "";
+  }
+  const int family = entry.ifa_addr->sa_family;
+  if (family != AF_INET && family != AF_INET6) return "";
+  if (family == AF_INET6) {
+    const auto* const own = reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr);
+    if (IN6_IS_ADDR_LINKLOCAL(&own->sin6_addr)) return "";
+  }
+  std::array<char, NI_MAXHOST> host{};
+  const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  if (getnameinfo(entry.ifa_addr, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) !=
+      0) {
+    return "";
+  }
+  return host.data();
+}
+
+bool is_one_machine(const std::vector<Introduction>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](const Introduction& rank) {
+    return rank.boot_id == ranks[0].boot_id && rank.host == ranks[0].host;
+  });
+}
+
+// On all interfaces: IPv6 sockets take IPv4 too, but some machines have no IPv6.
+std::shared_ptr<StoreServer> start_everywhere(const std::string& secret) {
+  try {
+    return StoreServer::start(Address{Address::Kind::kTcp, "::", 0}, secret);
+  } catch (const Error&) {
+    return StoreServer::start(Address{Address::Kind::kTcp, "0.0.0.0", 0}, secret);
+  }
+}
+
+}  // namespace
+
+std::string ServerAddress::text() const {
+  std::string lines = secret;
+  for (const Address& address : addresses) lines += "\n" + address.text();
+  return lines;
+}
+
+ServerAddress ServerAddress::parse(const std::string& text) {
+  std::istringstream lines(text);
+  ServerAddress server;
+  std::getline(lines, server.secret);
+  for (std::string line; std::getline(lines, line);) {
+    try {
+      server.addresses.push_back(Address::parse(line));
+    } catch (const Error&) {
+      fail(Errc::kSystem, "group: the store has a text that no rank wrote: \"{}\"",
+           line.substr(0, 64));
+    }
+  }
+  require(!server.addresses.empty(), Errc::kSystem, "group: the store names no server of rank 0");
+  return server;
+}
+
+std::vector<std::string> own_hosts() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
+  std::vector<std::string> hosts;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (std::string host = numeric_host(*entry); !host.empty()) hosts.push_back(std::move(host));
+  }
+  std::stable_partition(hosts.begin(), hosts.end(),
+                        [](const std::string& host) { return host.find(':') == host.npos; });
+  return hosts;
+}
+
+std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string& first_host,
+                                         ServerAddress& address) {
+  constexpr const char* kLoopback = "127.0.0.1";
+  std::shared_ptr<StoreServer> server =
+      is_for_one_host
+          ? StoreServer::start(Address{Address::Kind::kTcp, kLoopback, 0}, address.secret)
+          : start_everywhere(address.secret);
+  std::vector<std::string> hosts;
+  if (!is_for_one_host) {
+    hosts = own_hosts();
+    if (!first_host.empty()) hosts.insert(hosts.begin(), first_host);
+  }
+  if (hosts.empty()) hosts.emplace_back(kLoopback);
+  for (const std::string& host : hosts) {
+    address.addresses.push_back({Address::Kind::kTcp, host, server->address().port});
+  }
+  return server;
+}
+
+StoreConnection connect_to_group(const ServerAddress& address, const Deadline& deadline,
+                                 const std::function<void()>& check) {
+  std::string last = "none was tried";
+  do {
+    for (const Address& candidate : address.addresses) {
+      check();
+      try {
+        return StoreConnection(candidate, address.secret,
+                               std::min(kTryMs, std::max(deadline.remaining_ms(), 1)), true);
+      } catch (const Error& error) {
+        last = error.what();
+      }
+    }
+    poll(nullptr, 0, kPauseMs);
+  } while (!deadline.expired());
+  std::vector<std::string> texts;
+  for (const Address& candidate : address.addresses) texts.push_back(candidate.text());
+  fail(Errc::kTimeout,
+       "group: rank 0 serves the group at {}, which this host does not reach ({}); open the ports "
+       "between the hosts",
+       fmt::join(texts, " and "), last);
+}
+
+ServerAddress share_group_server(const Meeting& meeting, int rank,
+                                 std::shared_ptr<StoreServer>& server,
+                                 const std::function<void()>& check) {
+  const std::string& job_secret = meeting.place().secret;
+  const std::vector<Introduction>& ranks = meeting.ranks();
+  const std::string derived = job_secret.empty() ? "" : derive_secret(job_secret, ranks[0].nonce);
+  if (rank == 0) {
+    ServerAddress address{derived.empty() ? make_secret() : derived, {}};
+    server = serve_group(is_one_machine(ranks), meeting.place().first_host, address);
+    ServerAddress shown = address;
+    if (!derived.empty()) shown.secret.clear();
+    meeting.with_store([&] { meeting.store()->set(kServerKey, shown.text()); });
+    return address;
+  }
+  for (;;) {
+    check();
+    const auto text =
+        meeting.look_up(kServerKey, std::min(kSliceMs, meeting.deadline().remaining_ms()));
+    if (text) {
+      ServerAddress address = ServerAddress::parse(*text);
+      if (!derived.empty()) address.secret = derived;
+      return address;
+    }
+    require(
+        !meeting.deadline().expired(), Errc::kTimeout,
+        "group: no address of the group's server from rank 0 within the timeout (rank {} of {})",
+        rank, ranks.size());
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// group_server.h: the server of a group whose ranks share no memory: rank 0 runs it, and the ranks
+// learn through the store at which they met where it is.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/meeting.h"
+#include "transport/store_connection.h"
+
+namespace switchyard {
+
+/// Where a server of rank 0 may be reached, and the secret it asks for.
+struct ServerAddress {
+  std::string secret;
+  std::vector<Address> addresses;
+
+  std::string text() const;
+  /// Errors: kSystem.
+  static ServerAddress parse(const std::string& text);
+};
+
+/// Addresses at which other machines may reach this one, best first: those of its interfaces that
+/// are up, IPv4 first, without loopback.
+std::vector<std::string> own_hosts();
+
+/// Starts a server on a port that the system chooses, on every interface unless `is_for_one_host`.
+/// `first_host`, a name of this machine that all ranks know, may be empty. Errors: kSystem.
+std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string& first_host,
+                                         ServerAddress& address);
+
+/// Tries the addresses in turn until one of them proves that it has the secret; `check` is called
+/// in between and throws when the set-up should end. Errors: kTimeout.
+StoreConnection connect_to_group(const ServerAddress& address, const Deadline& deadline,
+                                 const std::function<void()>& check);
+
+/// Collective, after the ranks have met: rank 0 starts a server, all learn where it is.
+ServerAddress share_group_server(const Meeting& meeting, int rank,
+                                 std::shared_ptr<StoreServer>& server,
+                                 const std::function<void()>& check);
+
+}  // namespace switchyard

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/join.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "core/fail.h"
+#include "engine/meeting.h"
+#include "engine/mpi_engine.h"
+#include "engine/shm_engine.h"
+
+namespace switchyard {
+namespace {
+
+// Groups that this process has joined, by where they met. Collective calls come in one order, so
+// ranks agree on it.
+class JoinedGroups {
+ public:
+  static JoinedGroups& instance() {
+    static JoinedGroups groups;
+    return groups;
+  }
+  int count(const JoinRequest& request) {
+    const std::lock_guard lock(mutex_);
+    return counts_[place_of(request)];
+  }
+  void add(const JoinRequest& request) {
+    const std::lock_guard lock(mutex_);
+    if (has_name(request)) ++counts_[place_of(request)];
+  }
+
+ private:
+  // The caller's functions have none: each group needs new ones.
+  static bool has_name(const JoinRequest& request) {
+    return !request.meeting || !request.store.empty();
+  }
+  // Ranks may be threads of one process: each counts for itself.
+  static std::string place_of(const JoinRequest& request) {
+    return request.claims_ranks ? fmt::format("{} {}", request.ranks.rank, request.store) : "";
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, int> counts_;
+};
+
+// By which all ranks know the machine of rank 0, which serves the store there.
+std::string first_host_of(const JoinRequest& request) {
+  if (!request.store.starts_with("tcp://") || request.control_fd >= 0 || request.meeting) return "";
+  return Address::parse(request.store).host;
+}
+
+MeetingPlace place_of(const JoinRequest& request, int number, StoreAccess& access) {
+  MeetingPlace place;
+  place.server = std::move(access.server);
+  place.is_for_meeting_only = request.meeting != nullptr;
+  place.is_served_by_rank_0 = request.control_fd < 0 && !request.meeting;
+  place.claims_ranks = request.claims_ranks;
+  // The launcher's block serves one group; a later one of the same processes makes its own.
+  place.launcher_fd = number == 0 ? request.control_fd : -1;
+  place.has_launcher = place.launcher_fd >= 0;
+  place.secret = request.secret;
+  place.first_host = first_host_of(request);
+  return place;
+}
+
+// Lets the ranks meet, to see on how many hosts they are. Ranks of our launcher are on one.
+std::string engine_for(Meeting& meeting) {
+  if (meeting.place().has_launcher) return "shm";
+  try {
+    meeting.meet({[](int) {}, [](int, const std::string&) {}});
+  } catch (...) {
+    meeting.withdraw();
+    throw;
+  }
+  const std::vector<int> hosts = hosts_of(meeting.ranks());
+  const bool is_one = std::all_of(hosts.begin(), hosts.end(), [](int host) { return host == 0; });
+  return is_one ? "shm" : "mpi";
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> join_processes(const std::string& name, const JoinRequest& request) {
+  try {
+    const int number = JoinedGroups::instance().count(request);
+    StoreAccess access = open_store(request, number);
+    const GroupSpec spec{request.ranks.rank, request.ranks.size, request.timeout_ms,
+                         std::move(access.store)};
+    auto meeting = std::make_unique<Meeting>(spec, place_of(request, number, access));
+    const std::string chosen = name == "auto" ? engine_for(*meeting) : name;
+    std::shared_ptr<Engine> engine =
+        chosen == "shm" ? make_shm_engine(spec, std::move(meeting))
+                        : make_mpi_engine(spec, std::move(meeting), {name == "mpi", nullptr});
+    JoinedGroups::instance().add(request);
+    return engine;
+  } catch (...) {
+    close_store(request);
+    throw;
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/mpi_messages.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <set>
+#include <utility>
+
+#include "core/fail.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kTagsPerChannel = MessageChannel::kMaxTag + 1;
+constexpr std::int64_t kExitTimeouts = 10;  // a rank may end much later than this one
+
+class MpiChannel final : public MessageChannel {
+ public:
+  MpiChannel(std::shared_ptr<SharedLink> shared, std::vector<int> ranks, int rank, int number)
+      : shared_(std::move(shared)),
+        ranks_(std::move(ranks)),
+        rank_(rank),
+        first_tag_(number * kTagsPerChannel) {}
+  ~MpiChannel() override {
+    for (const MessageId message : pending_) shared_->link->give_up(message);
+  }
+
+  MessageId send(int peer, int tag, const MessageBuffer& buffer) override {
+    require_peer(peer, tag);
+    if (buffer.size_bytes == 0) return 0;
+    return remember(shared_->link->send(in_link(peer), first_tag_ + tag, buffer));
+  }
+  MessageId receive(int peer, int tag, const MessageBuffer& buffer) override {
+    require_peer(peer, tag);
+    if (buffer.size_bytes == 0) return 0;
+    return remember(shared_->link->receive(in_link(peer), first_tag_ + tag, buffer));
+  }
+  bool is_done(MessageId message) override;
+
+ private:
+  int in_link(int peer) const { return ranks_[static_cast<std::size_t>(peer)]; }
+  MessageId remember(MessageId message) {
+    pending_.insert(message);
+    return message;
+  }
+  void require_peer(int peer, int tag) const {
+    const int size = static_cast<int>(ranks_.size());
+    require(peer >= 0 && peer < size && peer != rank_ && tag >= 0 && tag <= kMaxTag,
+            Errc::kInternal,
+            "message: rank {} of {} and tag {} from rank {}, must be a peer and 0 to {}", peer,
+            size, tag, rank_, kMaxTag);
+  }
+
+  std::shared_ptr<SharedLink> shared_;
+  std::vector<int> ranks_;
+  int rank_;
+  int first_tag_;
+  std::set<MessageId> pending_;
+};
+
+bool MpiChannel::is_done(MessageId message) {
+  if (!pending_.contains(message)) return true;
+  const MpiLink::State state = shared_->link->look(message);
+  require(state != MpiLink::State::kWrongSize, Errc::kInternal,
+          "message: rank {} got one of another size than it wants", rank_);
+  if (state == MpiLink::State::kDone) pending_.erase(message);
+  return state == MpiLink::State::kDone;
+}
+
+// What an MPI library looks at when it initializes. Without any of them a process would be alone.
+bool is_started_by_mpi() {
+  constexpr std::array<const char*, 3> kNames{"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
+  return std::any_of(kNames.begin(), kNames.end(),
+                     [](const char* name) { return std::getenv(name) != nullptr; });
+}
+
+std::string why_not_in_this_process() {
+  if (std::string why = why_no_mpi(); !why.empty()) return why;
+  const MpiModule& module = mpi_module();
+  switch (module.init_state()) {
+    case MpiInit::kFinalized: return "MPI_Finalize was called before";
+    case MpiInit::kDone: return module.why_not_here();
+    case MpiInit::kRunning: return "";
+    case MpiInit::kNone: break;
+  }
+  if (is_started_by_mpi()) return "";
+  return "the process was not started by mpirun or by srun --mpi, and MPI is not initialized";
+}
+
+// The first rank's reason, on all; empty: all are well.
+std::string agree(RemoteControl& control, const std::string& why_not_here) {
+  const std::vector<std::string> reasons = control.all_gather_text(why_not_here);
+  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
+    if (!reasons[rank].empty()) return fmt::format("rank {}: {}", rank, reasons[rank]);
+  }
+  return "";
+}
+
+// MPI_Init waits for every process of the job, and cannot be ended.
+void initialize(RemoteControl& control) {
+  const MpiModule& module = mpi_module();
+  if (module.init_state() == MpiInit::kNone) module.start_init();
+  const Deadline deadline = Deadline::after_ms(control.timeout_ms());
+  while (module.init_state() != MpiInit::kDone) {
+    control.check_alive({Phase::kSetup, 0, -1});
+    if (deadline.expired()) {
+      const std::string reason =
+          fmt::format("MPI_Init has not ended within {:.1f} s; every process of the job calls it",
+                      static_cast<double>(control.timeout_ms()) * 1e-3);
+      control.abort(Errc::kTimeout, -1, reason);
+      fail(Errc::kTimeout, "group: {} (rank {} of {})", reason, control.rank(), control.size());
+    }
+    poll(nullptr, 0, 1);
+  }
+}
+
+std::string why_not_this_world(const RemoteControl& control) {
+  int rank = 0;
+  int size = 0;
+  mpi_module().world(rank, size);
+  if (size == control.size()) return "";
+  return fmt::format(
+      "MPI_COMM_WORLD has {} processes, the group {}; make the group from a communicator of its "
+      "ranks",
+      size, control.size());
+}
+
+// Each rank's number in the communicator.
+std::vector<int> ranks_in(RemoteControl& control, const MpiLink& link) {
+  std::vector<int> ranks;
+  for (const std::string& text : control.all_gather_text(std::to_string(link.rank()))) {
+    int rank = -1;
+    std::from_chars(text.data(), text.data() + text.size(), rank);
+    require(rank >= 0 && rank < link.size(), Errc::kInternal,
+            "group: a rank says that it is number \"{}\" of {} of a communicator", text,
+            link.size());
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+MpiMessages::MpiMessages(RemoteControl& control, std::shared_ptr<SharedLink> link,
+                         std::vector<int> ranks, std::string why_not)
+    : control_(control),
+      shared_(std::move(link)),
+      ranks_(std::move(ranks)),
+      why_not_(std::move(why_not)) {
+  if (shared_) control_.expect_messages();
+}
+
+MpiMessages::~MpiMessages() {
+  if (shared_ && control_.is_aborted()) mpi_module().forbid_finalize();
+}
+
+std::unique_ptr<MessageChannel> MpiMessages::make_channel() {
+  require(shared_ != nullptr, Errc::kNotAvailable,
+          "group: ranks of several hosts exchange rows over MPI, but {}", why_not_);
+  std::unique_lock lock(shared_->mutex);
+  int number = shared_->next_channel;
+  lock.unlock();
+  // No rank has used the largest number: the next of who has used the most.
+  for (const std::string& text : control_.all_gather_text(std::to_string(number))) {
+    int other = 0;
+    std::from_chars(text.data(), text.data() + text.size(), other);
+    number = std::max(number, other);
+  }
+  const int max_channels = shared_->link->max_tag() / kTagsPerChannel;
+  require(
+      number < max_channels, Errc::kNotSupported,
+      "group: it has made {} channels, as many as the tags of MPI suffice for; make a new group",
+      number);
+  lock.lock();
+  shared_->next_channel = std::max(shared_->next_channel, number + 1);
+  return std::make_unique<MpiChannel>(shared_, ranks_, control_.rank(), number);
+}
+
+std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
+                                                       const std::vector<int>& members) const {
+  std::vector<int> ranks;
+  if (shared_) {
+    for (const int member : members) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+  }
+  return std::make_unique<MpiMessages>(control, shared_, std::move(ranks), why_not_);
+}
+
+std::unique_ptr<MpiMessages> connect_over_mpi(RemoteControl& control, const int* fortran_handle) {
+  std::string why = agree(control, why_not_in_this_process());
+  if (why.empty()) {
+    initialize(control);
+    if (fortran_handle == nullptr) why = agree(control, why_not_this_world(control));
+  }
+  auto shared = std::make_shared<SharedLink>();
+  if (why.empty()) {
+    std::string own;
+    shared->link = mpi_module().duplicate(fortran_handle, own);
+    why = agree(control, own);
+  }
+  if (!why.empty()) return std::make_unique<MpiMessages>(control, nullptr, std::vector<int>(), why);
+  mpi_module().set_exit_timeout(kExitTimeouts * control.timeout_ms());
+  control.expect_messages();
+  control.wait({Phase::kSetup, 0, -1}, [&] { return shared->link->is_ready(); });
+  std::vector<int> ranks = ranks_in(control, *shared->link);
+  return std::make_unique<MpiMessages>(control, std::move(shared), std::move(ranks), "");
+}
+
+}  // namespace switchyard

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// remote_control.h: the control of ranks that share no memory: each keeps one connection to a
+// server at rank 0, which hears of every rank that dies, falls silent or leaves, counts barriers
+// and keeps the first cause of an end. No other rank is needed for that, and no MPI.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "engine/group_server.h"
+#include "transport/member_link.h"
+
+namespace switchyard {
+
+class RemoteControl final : public Control {
+ public:
+  /// Collective: meets the peers, unless they have met, and connects to rank 0. `spec.hosts` is
+  /// filled from what the ranks say. Errors: kTimeout (names the ranks that did not come),
+  /// kInvalidArgument, kPeerLost, kSystem.
+  static std::unique_ptr<RemoteControl> join(GroupSpec spec, Meeting& meeting);
+
+  bool abort(Errc code, int culprit, const std::string& reason) noexcept override;
+  void enter(Phase phase, std::uint64_t call) noexcept override;
+
+  /// From now on a wait looks at its condition often: messages ring no bell.
+  void expect_messages() { expects_messages_ = true; }
+  /// For the stores of subgroups; all ranks of the group have it.
+  const std::string& secret() const { return secret_; }
+
+ private:
+  struct Parts;
+
+  RemoteControl(GroupSpec spec, Parts parts);
+  std::uint32_t bell() noexcept override;
+  void meet_all(std::uint64_t number) override;
+  void rest(std::uint32_t seen, std::int64_t ns) override;
+  bool has_cause() const noexcept override { return link_->has_ended(); }
+  AbortCause abort_cause() const override;
+  bool has_left(int peer) const noexcept override;
+  int missing_peer(const WaitSite& site) override;
+  std::string place_of(int peer) const override;
+  int store_rank() const override { return 0; }
+
+  std::shared_ptr<StoreServer> server_;  // of rank 0
+  std::string secret_;
+  std::unique_ptr<MemberLink> link_;
+  std::atomic<bool> expects_messages_ = false;
+};
+
+}  // namespace switchyard

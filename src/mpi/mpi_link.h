@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// mpi_link.h: messages over a duplicate of a communicator, by MPI_Isend, MPI_Irecv and
+// MPI_Testsome alone: no call waits for another rank.
+#pragma once
+
+#include <mpi.h>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/mpi_module.h"
+
+namespace switchyard::mpi {
+
+class Link final : public MpiLink {
+ public:
+  /// Starts the duplication. Null, with the reason in `why`, when MPI refuses.
+  static std::shared_ptr<MpiLink> start(MPI_Comm original, std::string& why);
+  ~Link() override;
+
+  bool is_ready() override;
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  int max_tag() const override { return max_tag_; }
+  MessageId send(int peer, int tag, const MessageBuffer& buffer) override;
+  MessageId receive(int peer, int tag, const MessageBuffer& buffer) override;
+  State look(MessageId message) override;
+  void give_up(MessageId message) override;
+
+ private:
+  struct Message {
+    MessageBuffer buffer;
+    int num_parts = 0;  // not done
+    bool is_receive = false;
+    bool is_given_up = false;
+    bool has_wrong_size = false;
+  };
+  // Of a message: MPI counts bytes in an int.
+  struct Part {
+    MessageId message = 0;
+    int num_bytes = 0;
+  };
+
+  Link() = default;
+  MessageId start(int peer, int tag, const MessageBuffer& buffer, bool is_receive);
+  void make_progress();
+  void end_part(const Part& part, const MPI_Status& status, bool has_failed);
+
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  MPI_Request duplication_ = MPI_REQUEST_NULL;
+  bool is_ready_ = false;
+  int rank_ = 0;
+  int size_ = 0;
+  int max_tag_ = 0;
+  MessageId last_id_ = 0;
+  std::unordered_map<MessageId, Message> messages_;  // pending, or of the wrong size
+  std::vector<MPI_Request> requests_;                // of the parts, at equal places
+  std::vector<Part> parts_;
+};
+
+}  // namespace switchyard::mpi

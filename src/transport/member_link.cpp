@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "transport/member_link.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <signal.h>
+
+#include "core/fail.h"
+#include "transport/control_block.h"
+#include "transport/futex.h"
+
+namespace switchyard {
+namespace {
+
+using namespace member_protocol;
+using store_protocol::Operation;
+
+constexpr std::int64_t kBeatNs = std::int64_t{kBeatMs} * 1'000'000;
+constexpr std::chrono::milliseconds kAnswerTime{500};  // of the server, to a question or an end
+constexpr int kGoodbyeMs = 500;
+constexpr int kServer = 0;  // the rank that runs the server
+
+std::string number_text(std::uint64_t number) {
+  std::string bytes;
+  put_u64(bytes, number);
+  return bytes;
+}
+
+}  // namespace
+
+MemberLink::MemberLink(StoreConnection connection, int rank, int size, std::int64_t silence_ms)
+    : rank_(rank),
+      silence_ns_(silence_ms * 1'000'000),
+      connection_(std::move(connection)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      left_ns_(static_cast<std::size_t>(size)) {
+  if (!wake_.has_value()) fail_errno("eventfd", "group");
+  const Join join{static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(size),
+                  static_cast<std::uint32_t>(silence_ms)};
+  const auto reply =
+      connection_.ask({Operation::kJoin, 0, 0, {}, join.text()}, Deadline::after_ms(silence_ms));
+  require(reply.has_value(), Errc::kTimeout, "group: the server of the group does not answer");
+  require(reply->status == store_protocol::Status::kOk, Errc::kInvalidArgument,
+          "group: the server of the group refuses rank {} of {}; give each process its own number",
+          rank, size);
+  received_ = connection_.take_received();
+  heard_ns_ = now_ns();
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the program's threads
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+MemberLink::~MemberLink() {
+  is_leaving_ = true;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+  thread_.join();
+  unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, {}});
+  say_goodbye();
+}
+
+void MemberLink::enter(const Place& place) noexcept {
+  const std::lock_guard lock(mutex_);
+  place_ = place;
+}
+
+void MemberLink::meet(std::uint64_t number) noexcept {
+  send(Operation::kMeet, number_text(number));
+}
+
+bool MemberLink::end(std::uint32_t code, int culprit, const std::string& reason) noexcept {
+  if (has_ended()) return false;
+  const End own{code, culprit, rank_, reason};
+  send(Operation::kEnd, own.text());
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kAnswerTime, [&] { return has_ended() || is_over_; });
+  lock.unlock();
+  set_cause(own);  // unless there is one
+  const End counts = cause();
+  return counts.author == own.author && counts.code == code && counts.culprit == culprit;
+}
+
+End MemberLink::cause() const {
+  const std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+std::int64_t MemberLink::left_ns(int rank) const noexcept {
+  return left_ns_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
+}
+
+std::optional<std::string> MemberLink::ask(Question question, std::uint64_t argument) noexcept {
+  std::string value;
+  put_u32(value, static_cast<std::uint32_t>(question));
+  put_u64(value, argument);
+  std::unique_lock lock(mutex_);
+  const std::uint32_t id = ++num_questions_;
+  lock.unlock();
+  send(Operation::kAsk, value, id);
+  lock.lock();
+  const auto is_answered = [&] { return is_over_ || (answer_ && answer_->id == id); };
+  if (!changed_.wait_for(lock, kAnswerTime, is_answered) || !answer_ || answer_->id != id) {
+    return std::nullopt;
+  }
+  if (answer_->status != store_protocol::Status::kOk) return std::nullopt;
+  return answer_->value;
+}
+
+// Any thread. What does not fit into the socket now is sent by the link's own.
+void MemberLink::send(Operation operation, std::string value, std::uint32_t id) noexcept {
+  const std::lock_guard lock(mutex_);
+  unsent_ += encode(store_protocol::Request{operation, id, 0, {}, std::move(value)});
+  flush();
+  if (unsent_.empty()) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+}
+
+// With the lock held. A connection that has ended shows when it is read.
+void MemberLink::flush() noexcept {
+  while (!unsent_.empty() && !is_over_) {
+    const ssize_t sent =
+        ::send(connection_.socket().get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (!is_transient(errno)) unsent_.clear();
+      return;
+    }
+    unsent_.erase(0, static_cast<std::size_t>(sent));
+  }
+}
+
+void MemberLink::run() {
+  take_received();  // what came with the reply to the join
+  std::int64_t last_turn_ns = now_ns();
+  while (!is_over_) {
+    beat();
+    std::array<pollfd, 2> entries{
+        {{connection_.socket().get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}}};
+    if (has_unsent()) entries[0].events |= POLLOUT;
+    poll(entries.data(), entries.size(), kBeatMs / 2);
+    if (is_leaving_) return;
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t taken = read(wake_.get(), &count, sizeof(count));
+    if ((entries[0].revents & POLLOUT) != 0) {
+      const std::lock_guard lock(mutex_);
+      flush();
+    }
+    const bool is_open = (entries[0].revents & ~POLLOUT) == 0 || receive();
+    const std::int64_t now = now_ns();
+    // Time in which this process was stopped is nobody's silence.
+    if (now - last_turn_ns > Deadline::kStoppedNs) heard_ns_ += now - last_turn_ns;
+    last_turn_ns = now;
+    if (!is_open) {
+      lose_server("its connection ended");
+    } else if (now - heard_ns_ > silence_ns_) {
+      lose_server(fmt::format("no sign of life for {:.1f} s: stopped, or its host is cut off",
+                              static_cast<double>(silence_ns_) * 1e-9));
+    }
+  }
+}
+
+bool MemberLink::has_unsent() const {
+  const std::lock_guard lock(mutex_);
+  return !unsent_.empty();
+}
+
+void MemberLink::beat() {
+  const std::int64_t now = now_ns();
+  if (now < next_beat_ns_) return;
+  next_beat_ns_ = now + kBeatNs;
+  std::unique_lock lock(mutex_);
+  const std::string place = place_.text();
+  lock.unlock();
+  send(Operation::kBeat, place);
+}
+
+// False when the connection has ended.
+bool MemberLink::receive() {
+  std::array<char, 16384> bytes;
+  const ssize_t size = recv(connection_.socket().get(), bytes.data(), bytes.size(), 0);
+  if (size == 0 || (size < 0 && !is_transient(errno))) return false;
+  if (size < 0) return true;
+  heard_ns_ = now_ns();
+  received_.append({bytes.data(), static_cast<std::size_t>(size)});
+  take_received();
+  return !received_.is_oversized(store_protocol::kMaxFrameBytes);
+}
+
+void MemberLink::take_received() {
+  while (const auto payload = received_.pop_frame()) {
+    const auto reply = store_protocol::decode_reply(*payload);
+    if (!reply) return lose_server("it does not speak the protocol");
+    if (reply->status == store_protocol::Status::kEvent) {
+      take_event(reply->value);
+    } else {
+      const std::lock_guard lock(mutex_);
+      answer_ = *reply;
+      changed_.notify_all();
+    }
+  }
+}
+
+void MemberLink::take_event(std::string_view event) {
+  if (event.empty()) return;
+  const std::string_view content = event.substr(1);
+  switch (static_cast<Event>(event[0])) {
+    case Event::kAlive: return;
+    case Event::kMet:
+      if (content.size() != 8) return;
+      met_.store(get_u64(content, 0), std::memory_order_release);
+      return ring();
+    case Event::kLeft: {
+      if (content.size() != 4 || get_u32(content, 0) >= left_ns_.size()) return;
+      left_ns_[get_u32(content, 0)].store(now_ns(), std::memory_order_release);
+      return ring();
+    }
+    case Event::kEnded:
+      if (const auto end = End::parse(content)) set_cause(*end);
+      return;
+  }
+}
+
+void MemberLink::set_cause(const End& end) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_ended()) return;
+    cause_ = end;
+    has_ended_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+  ring();
+}
+
+// A server whose rank had left was to go, and says nothing of the others.
+void MemberLink::lose_server(const std::string& reason) {
+  is_over_ = true;
+  shutdown(connection_.socket().get(), SHUT_RDWR);
+  if (left_ns(kServer) == 0) set_cause({abort_code(Errc::kPeerLost), kServer, -1, reason});
+  changed_.notify_all();
+  ring();
+}
+
+void MemberLink::ring() noexcept {
+  bell_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(bell_);
+}
+
+// Until the server has read it all: closing with something unread might discard it.
+void MemberLink::say_goodbye() noexcept {
+  const Deadline deadline = Deadline::after_ms(kGoodbyeMs);
+  const Fd& socket = connection_.socket();
+  while (!is_over_ && !deadline.expired()) {
+    const bool is_sending = !unsent_.empty();
+    flush();
+    if (unsent_.empty() && is_sending) shutdown(socket.get(), SHUT_WR);
+    pollfd entry{socket.get(), static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT), 0};
+    poll(&entry, 1, deadline.remaining_ms());
+    std::array<char, 4096> bytes;
+    const ssize_t size = recv(socket.get(), bytes.data(), bytes.size(), 0);
+    if (size == 0 || (size < 0 && !is_transient(errno))) return;
+  }
+}
+
+}  // namespace switchyard

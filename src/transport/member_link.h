@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// member_link.h: a rank's connection to the server of its group, over which it shows that it is
+// alive and learns who left, who was lost and why the group ended. A thread of its own sends and
+// receives, so all this works while the rank computes.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/member_protocol.h"
+#include "transport/socket.h"
+#include "transport/store_connection.h"
+
+namespace switchyard {
+
+class MemberLink {
+ public:
+  /// Joins over `connection`, which it takes. `silence_ms`: without a sign of life from the other
+  /// end for so long, it is lost; equal on all ranks. Errors: kInvalidArgument (another process has
+  /// this number), kTimeout, kPeerLost.
+  MemberLink(StoreConnection connection, int rank, int size, std::int64_t silence_ms);
+  /// Leaves.
+  ~MemberLink();
+  MemberLink(const MemberLink&) = delete;
+  MemberLink& operator=(const MemberLink&) = delete;
+
+  const Address& server_address() const { return connection_.address(); }
+
+  /// Where this rank is; the server learns of it with the next sign of life.
+  void enter(const member_protocol::Place& place) noexcept;
+
+  /// Tells the server that this rank is at meeting `number`; has_met once all ranks are.
+  void meet(std::uint64_t number) noexcept;
+  bool has_met(std::uint64_t number) const noexcept {
+    return met_.load(std::memory_order_acquire) >= number;
+  }
+
+  /// Ends the group, unless it has ended. Returns when the server has said which cause counts, or
+  /// soon after if it does not. True when it is this one.
+  bool end(std::uint32_t code, int culprit, const std::string& reason) noexcept;
+  bool has_ended() const noexcept { return has_ended_.load(std::memory_order_acquire); }
+  /// Valid once has_ended().
+  member_protocol::End cause() const;
+
+  /// When the rank left, in now_ns(); 0: it has not.
+  std::int64_t left_ns(int rank) const noexcept;
+
+  /// The server's answer; nothing when it has none, or does not answer soon.
+  std::optional<std::string> ask(member_protocol::Question question,
+                                 std::uint64_t argument) noexcept;
+
+  /// Moves whenever something of the above has changed; a futex word.
+  std::atomic<std::uint32_t>& bell() noexcept { return bell_; }
+
+ private:
+  void run();
+  void beat();
+  void send(store_protocol::Operation operation, std::string value, std::uint32_t id = 0) noexcept;
+  void flush() noexcept;
+  bool has_unsent() const;
+  bool receive();
+  void take_received();
+  void take_event(std::string_view event);
+  void set_cause(const member_protocol::End& end) noexcept;
+  void lose_server(const std::string& reason);
+  void ring() noexcept;
+  void say_goodbye() noexcept;
+
+  const int rank_;
+  const std::int64_t silence_ns_;
+  StoreConnection connection_;
+  Fd wake_;  // eventfd: something is to be sent, or the thread is to end
+  std::atomic<std::uint32_t> bell_ = 0;
+  std::atomic<std::uint64_t> met_ = 0;
+  std::atomic<bool> has_ended_ = false;
+  std::atomic<bool> is_leaving_ = false;
+  std::atomic<bool> is_over_ = false;               // the connection
+  std::vector<std::atomic<std::int64_t>> left_ns_;  // by rank
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string unsent_;
+  member_protocol::Place place_;
+  member_protocol::End cause_;
+  std::uint32_t num_questions_ = 0;
+  std::optional<store_protocol::Reply> answer_;
+
+  store_protocol::FrameBuffer received_;  // of the thread
+  std::int64_t heard_ns_ = 0;
+  std::int64_t next_beat_ns_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace switchyard

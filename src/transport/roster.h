@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// roster.h: who belongs to a group whose ranks share no memory, as its server knows it: who has
+// joined, was heard of, has left or was lost, and why the group ended. It sends events and has no
+// sockets of its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/member_protocol.h"
+
+namespace switchyard {
+
+class Roster {
+ public:
+  /// `send` takes an event to one rank.
+  explicit Roster(std::function<void(int rank, const std::string& event)> send)
+      : send_(std::move(send)) {}
+
+  bool is_empty() const { return members_.empty(); }
+
+  /// False when the numbers contradict those of an earlier rank, or the rank has joined before.
+  bool join(const member_protocol::Join& join, std::int64_t now_ns);
+  void beat(int rank, const member_protocol::Place& place, std::int64_t now_ns);
+  /// The rank is at meeting `number`; once all ranks are, each learns of it.
+  void meet(int rank, std::uint64_t number);
+  /// Ends the group; the first cause is kept and sent to all.
+  void end(const member_protocol::End& end);
+  /// The rank waits for nobody any more: its end is no loss.
+  void leave(int rank);
+  /// The rank's connection ended: a loss, unless it had left.
+  void lose(int rank);
+  /// Sends signs of life, and ends the group when a rank is silent for too long. Call it each
+  /// kBeatMs: time in which nobody called does not count as silence.
+  void look(std::int64_t now_ns);
+  /// What `question` asks of `argument`, a rank or the number of a meeting; nothing if there is no
+  /// answer.
+  std::optional<std::string> answer(member_protocol::Question question,
+                                    std::uint64_t argument) const;
+
+ private:
+  struct Member {
+    bool is_here = false;  // joined, and neither left nor lost
+    bool has_left = false;
+    std::int64_t heard_ns = 0;
+    std::uint64_t met = 0;  // number of its last meeting
+    member_protocol::Place place;
+  };
+
+  Member* find(int rank);
+  void tell_all(member_protocol::Event event, std::string_view content);
+
+  std::function<void(int rank, const std::string& event)> send_;
+  std::vector<Member> members_;  // by rank
+  std::int64_t silence_ns_ = 0;
+  std::int64_t last_look_ns_ = 0;
+  std::uint64_t met_ = 0;  // by all
+  std::optional<member_protocol::End> end_;
+};
+
+}  // namespace switchyard
