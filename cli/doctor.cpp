@@ -12,6 +12,7 @@
 #include "common_options.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
+#include "engine/mpi_module.h"
 #include "engine/registry.h"
 #include "transport/env.h"
 
@@ -79,6 +80,8 @@ DoctorReport examine(const DoctorOptions& options) {
   report.onednn = onednn_version();
   report.hwloc = hwloc_version();
   report.nodes = numa_nodes();
+  report.why_no_mpi = why_no_mpi();
+  if (report.why_no_mpi.empty()) report.mpi = mpi_module().library();
   report.num_ranks = options.num_ranks;
   report.binding = setting("SWITCHYARD_BIND").text;
   for (const EngineInfo& engine : all_engines()) report.engines.emplace_back(engine.name);

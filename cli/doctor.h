@@ -42,8 +42,10 @@ struct DoctorReport {
   std::string onednn;  ///< version; empty: not in this build
   std::string hwloc;   ///< version; empty: not in this build
   std::vector<NumaNode> nodes;
-  int num_ranks = 0;    ///< ranks whose binding is shown
-  std::string binding;  ///< SWITCHYARD_BIND
+  std::string mpi;         ///< the MPI library; empty: `why_no_mpi` says why
+  std::string why_no_mpi;  ///< the reason of the error that ranks on several hosts get
+  int num_ranks = 0;       ///< ranks whose binding is shown
+  std::string binding;     ///< SWITCHYARD_BIND
   std::vector<std::string> engines;
   std::string launcher;  ///< what started this process as a rank, or "none"
   std::vector<DoctorSetting> settings;

@@ -101,6 +101,12 @@ void add_part_findings(const DoctorReport& report, Findings& findings) {
                         "with one node nothing",
                         "apt install libhwloc-dev, configure and build again"});
   }
+  if (report.mpi.empty()) {
+    findings.push_back({"no MPI: " + report.why_no_mpi,
+                        "ranks on processors of several hosts cannot exchange rows; those of one "
+                        "host can",
+                        "apt install libopenmpi-dev openmpi-bin, configure and build again"});
+  }
   if (report.machine.mpirun.empty()) {
     findings.push_back(
         {"no mpirun in PATH",

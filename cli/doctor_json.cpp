@@ -100,6 +100,8 @@ std::string to_json(const DoctorReport& report) {
   json["engines"] = report.engines;
   json["onednn"] = report.onednn.empty() ? Json() : Json(report.onednn);
   json["hwloc"] = report.hwloc.empty() ? Json() : Json(report.hwloc);
+  json["mpi"] = report.mpi.empty() ? Json() : Json(report.mpi);
+  json["why_no_mpi"] = report.why_no_mpi;
   json["binding"] = binding_of(report);
   json["launcher"] = report.launcher;
   json["settings"] = Json::array();

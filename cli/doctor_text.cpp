@@ -150,6 +150,7 @@ std::string part_section(const DoctorReport& report) {
                  {{"engines", fmt::format("{}", fmt::join(report.engines, ", "))},
                   {"oneDNN", report.onednn.empty() ? "not in this build" : report.onednn},
                   {"hwloc", report.hwloc.empty() ? "not in this build" : report.hwloc},
+                  {"MPI", report.mpi.empty() ? "not available" : report.mpi},
                   {"mpirun", report.machine.mpirun.empty() ? "not found" : report.machine.mpirun},
                   {"started by", report.launcher == "none" ? "no launcher" : report.launcher}});
 }

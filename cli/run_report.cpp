@@ -11,7 +11,7 @@
 #include "switchyard/version.h"
 
 #include "core/fail.h"
-#include "engine/engine.h"
+#include "gather_records.h"
 #include "io/safetensors.h"
 #include "quant/bf16.h"
 
@@ -150,9 +150,6 @@ bool RunReport::is_ok() const {
 
 RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result) {
   const RecordLayout layout = record_layout(result);
-  const std::unique_ptr<Window> window = group.engine().windows().make_window(layout.bytes);
-  leave_record(window->base(group.rank()), layout, result);
-  group.barrier();
   RunReport report;
   if (group.rank() == 0) {
     report.options = options;
@@ -170,12 +167,16 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     report.output = Tensor(DType::kBF16, {report.num_tokens, std::int64_t{result.config.hidden}});
     report.rows_per_expert.assign(result.expert_rows.size(), 0);
     for (const char* name : kStageNames) report.stages.push_back({name, {}, 0});
-    std::array<std::vector<std::int64_t>, kNumStages> stage_ns;
-    for (int r = 0; r < group.size(); ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      read_record(report, window->base(r), layout, result.first_token[i],
-                  result.first_token[i + 1] - result.first_token[i], stage_ns);
-    }
+  }
+  std::array<std::vector<std::int64_t>, kNumStages> stage_ns;
+  gather_records(
+      group, layout.bytes, [&](std::byte* record) { leave_record(record, layout, result); },
+      [&](int rank, const std::byte* record) {
+        const auto r = static_cast<std::size_t>(rank);
+        read_record(report, record, layout, result.first_token[r],
+                    result.first_token[r + 1] - result.first_token[r], stage_ns);
+      });
+  if (group.rank() == 0) {
     for (std::size_t s = 0; s < kNumStages; ++s) report.stages[s].us = spread_of(stage_ns[s]);
     if (group.size() > 1 && options.prepare != "local") {
       report.balance = balance_of(report.rows_per_expert, group.size(), options.hosts,
@@ -185,7 +186,6 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     report.num_bad_weights = reference.num_bad_weights;
     compare_with_reference(report, reference.output);
   }
-  group.barrier();  // the windows must live until rank 0 has read them
   return report;
 }
 

@@ -10,6 +10,7 @@
 #include "core/fail.h"
 #include "engine/meeting.h"
 #include "engine/mpi_engine.h"
+#include "engine/mpi_meeting.h"
 #include "engine/shm_engine.h"
 
 namespace switchyard {
@@ -66,6 +67,19 @@ MeetingPlace place_of(const JoinRequest& request, int number, StoreAccess& acces
   return place;
 }
 
+// Ranks on several hosts that have no address to meet at learn one over MPI; the server of rank 0
+// is needed until the group is complete.
+std::pair<JoinRequest, std::shared_ptr<StoreServer>> with_meeting_place(const JoinRequest& given,
+                                                                        const std::string& name) {
+  const bool has_place = given.meeting || !given.store.empty() || given.control_fd >= 0;
+  if (has_place || name == "shm" || !given.ranks.is_spread) return {given, nullptr};
+  MpiMeeting meeting = meet_over_mpi(given);
+  JoinRequest request = given;
+  request.meeting = std::move(meeting.store);
+  request.secret = std::move(meeting.secret);
+  return {request, std::move(meeting.server)};
+}
+
 // Lets the ranks meet, to see on how many hosts they are. Ranks of our launcher are on one.
 std::string engine_for(Meeting& meeting) {
   if (meeting.place().has_launcher) return "shm";
@@ -82,9 +96,10 @@ std::string engine_for(Meeting& meeting) {
 
 }  // namespace
 
-std::shared_ptr<Engine> join_processes(const std::string& name, const JoinRequest& request) {
+std::shared_ptr<Engine> join_processes(const std::string& name, const JoinRequest& given) {
   try {
-    const int number = JoinedGroups::instance().count(request);
+    const int number = JoinedGroups::instance().count(given);
+    const auto [request, server] = with_meeting_place(given, name);
     StoreAccess access = open_store(request, number);
     const GroupSpec spec{request.ranks.rank, request.ranks.size, request.timeout_ms,
                          std::move(access.store)};
@@ -93,10 +108,10 @@ std::shared_ptr<Engine> join_processes(const std::string& name, const JoinReques
     std::shared_ptr<Engine> engine =
         chosen == "shm" ? make_shm_engine(spec, std::move(meeting))
                         : make_mpi_engine(spec, std::move(meeting), {name == "mpi", nullptr});
-    JoinedGroups::instance().add(request);
+    JoinedGroups::instance().add(given);
     return engine;
   } catch (...) {
-    close_store(request);
+    close_store(given);
     throw;
   }
 }

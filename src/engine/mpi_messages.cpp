@@ -79,19 +79,6 @@ bool is_started_by_mpi() {
                      [](const char* name) { return std::getenv(name) != nullptr; });
 }
 
-std::string why_not_in_this_process() {
-  if (std::string why = why_no_mpi(); !why.empty()) return why;
-  const MpiModule& module = mpi_module();
-  switch (module.init_state()) {
-    case MpiInit::kFinalized: return "MPI_Finalize was called before";
-    case MpiInit::kDone: return module.why_not_here();
-    case MpiInit::kRunning: return "";
-    case MpiInit::kNone: break;
-  }
-  if (is_started_by_mpi()) return "";
-  return "the process was not started by mpirun or by srun --mpi, and MPI is not initialized";
-}
-
 // The first rank's reason, on all; empty: all are well.
 std::string agree(RemoteControl& control, const std::string& why_not_here) {
   const std::vector<std::string> reasons = control.all_gather_text(why_not_here);
@@ -146,6 +133,19 @@ std::vector<int> ranks_in(RemoteControl& control, const MpiLink& link) {
 
 }  // namespace
 
+std::string why_no_mpi_in_this_process() {
+  if (std::string why = why_no_mpi(); !why.empty()) return why;
+  const MpiModule& module = mpi_module();
+  switch (module.init_state()) {
+    case MpiInit::kFinalized: return "MPI_Finalize was called before";
+    case MpiInit::kDone: return module.why_not_here();
+    case MpiInit::kRunning: return "";
+    case MpiInit::kNone: break;
+  }
+  if (is_started_by_mpi()) return "";
+  return "the process was not started by mpirun or by srun --mpi, and MPI is not initialized";
+}
+
 MpiMessages::MpiMessages(RemoteControl& control, std::shared_ptr<SharedLink> link,
                          std::vector<int> ranks, std::string why_not)
     : control_(control),
@@ -191,7 +191,7 @@ std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
 }
 
 std::unique_ptr<MpiMessages> connect_over_mpi(RemoteControl& control, const int* fortran_handle) {
-  std::string why = agree(control, why_not_in_this_process());
+  std::string why = agree(control, why_no_mpi_in_this_process());
   if (why.empty()) {
     initialize(control);
     if (fortran_handle == nullptr) why = agree(control, why_not_this_world(control));

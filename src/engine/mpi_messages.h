@@ -44,6 +44,10 @@ class MpiMessages final : public MessageSource {
   std::string why_not_;
 };
 
+/// Why this process cannot use MPI: no module, not started by an MPI launcher, finalized. Empty if
+/// it can.
+std::string why_no_mpi_in_this_process();
+
 /// Collective: all ranks learn whether each of them has MPI, initialize it where the program has
 /// not, and duplicate MPI_COMM_WORLD, which must consist of the group's ranks, or the communicator
 /// with `fortran_handle`. Errors: kTimeout, kPeerLost, kAborted.

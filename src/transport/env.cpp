@@ -158,6 +158,8 @@ RankInfo discover_ranks(const Lookup& lookup) {
     if (info.local_size < 0) info.local_size = number_of(lookup, claim.source->local_size);
     if (info.job_id.empty()) info.job_id = job_id_of(*claim.source, lookup);
   }
+  info.is_spread = (info.local_size >= 0 && info.local_size < info.size) ||
+                   (info.local_size < 0 && number_of(lookup, "SLURM_STEP_NUM_NODES") > 1);
   const char* rank_name = claims[0].source->rank;
   require(info.size >= 0, Errc::kInvalidArgument,
           "group: {} is {}, but nothing says how many ranks there are; set RANK and WORLD_SIZE",

@@ -28,6 +28,7 @@ struct RankInfo {
   int local_size = -1;          ///< ranks on this host; -1: unknown
   std::string source = "none";  ///< whose variables were used, for messages
   bool is_ours = false;         ///< started by our launcher
+  bool is_spread = false;       ///< the launcher says that ranks are on several hosts
   std::string job_id;           ///< the same text on every rank of a job; empty: unknown
 };
 

@@ -34,6 +34,7 @@ cli::DoctorReport two_gpus() {
   report.machine.mpirun = "/usr/bin/mpirun";
   report.onednn = "2.6.0";
   report.hwloc = "2.9.0";
+  report.mpi = "Open MPI v4.1.4";
   report.nodes = {{0, {0, 1, 2, 3, 8}}, {1, {4, 5, 6, 7}}};
   report.num_ranks = 3;
   report.binding = "numa";
@@ -91,6 +92,7 @@ TEST(DoctorTest, JsonIsOneObjectAlone) {
   EXPECT_GT(json["machine"]["memory_bytes"], 1 << 20);
   EXPECT_EQ(json["cuda"].is_null(), json["why_no_cuda"] != "");
   EXPECT_EQ(json["engines"][0], "local");
+  EXPECT_EQ(json["mpi"].is_null(), json["why_no_mpi"] != "");
   for (const auto& one : json["missing"]) {
     EXPECT_FALSE(one["what"].get<std::string>().empty());
     EXPECT_FALSE(one["costs"].get<std::string>().empty());

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// mpi_rank.cpp: the program that the tests start under mpirun. Arguments: the task, ranks per host,
+// the rank that behaves differently, and what it does.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <signal.h>
+#include <string>
+#include <utility>
+
+#include "switchyard/error.h"
+#include "switchyard/group.h"
+
+#include "conformance/exchange_suite.h"
+#include "core/clock.h"
+#include "core/settings.h"
+#include "engine/engine.h"
+
+namespace switchyard {
+namespace {
+
+using conformance::ExchangeCase;
+
+constexpr int kErrorExitCode = 7;
+
+// Every layout with both contracts; sizes at random beside.
+std::vector<ExchangeCase> cases_of(int num_ranks) {
+  std::map<std::pair<Layout, Reduce>, int> tried;
+  std::vector<ExchangeCase> cases;
+  for (const ExchangeCase& test : conformance::exchange_cases({num_ranks})) {
+    if (++tried[{test.layout, test.reduce}] <= 3) cases.push_back(test);
+  }
+  return cases;
+}
+
+int exchange() {
+  const Group group = Group::from_environment();
+  int num_cases = 0;
+  std::map<Layout, int> layouts;
+  for (const ExchangeCase& test : cases_of(group.size())) {
+    if (!conformance::check_exchange(group, test).skipped.empty()) continue;
+    ++num_cases;
+    ++layouts[test.layout];
+  }
+  for (const ExchangeCase& test : conformance::two_in_flight_cases(group.size())) {
+    conformance::check_two_in_flight(group, test);
+  }
+  if (group.rank() == 0) {
+    std::printf("engine %s, %d ranks, %d of a host, %d layouts, %s\n", group.engine_name(),
+                group.size(), group.host_size(), static_cast<int>(layouts.size()),
+                num_cases >= 2 * static_cast<int>(layouts.size()) ? "many cases" : "few cases");
+  }
+  return 0;
+}
+
+// Each host exchanges for itself, then each set of ranks of equal place in their hosts.
+int split() {
+  const Group group = Group::from_environment();
+  for (const Group& part :
+       {group.split(group.rank() % 2, -group.rank()), group.split(group.host_rank()),
+        Group(group.engine().make_host_group())}) {
+    for (const ExchangeCase& test : cases_of(part.size())) conformance::check_exchange(part, test);
+  }
+  if (group.rank() == 0) std::printf("split is well\n");
+  return 0;
+}
+
+// A rank that is stopped would keep mpirun: a child of it ends it once the others are done.
+void end_as(const std::string& deed) {
+  const pid_t own = getpid();
+  if (deed == "stop" && fork() == 0) {
+    sleep(5);
+    kill(own, SIGKILL);
+    _exit(0);
+  }
+  raise(deed == "kill" ? SIGKILL : SIGSTOP);
+}
+
+int fault(int victim, const std::string& deed) {
+  const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  if (rank == victim && deed == "late") {
+    sleep(5);
+    _exit(0);
+  }
+  const Group group = Group::from_environment();
+  const std::vector<ExchangeCase> cases = cases_of(group.size());
+  std::int64_t start = now_ns();
+  try {
+    for (int round = 0;; ++round) {
+      if (round == 3 && group.rank() == victim) end_as(deed);
+      start = now_ns();
+      conformance::check_exchange(group, cases[static_cast<std::size_t>(round) % cases.size()]);
+    }
+  } catch (const Error& error) {
+    std::fprintf(stderr, "rank %d after %.1f s: %s: %s\n", rank,
+                 static_cast<double>(now_ns() - start) * 1e-9, name_of(error.code()), error.what());
+  }
+  return kErrorExitCode;
+}
+
+int run(int argc, char** argv) {
+  const std::string task = argc > 1 ? argv[1] : "";
+  const int ranks_per_host = argc > 2 ? std::atoi(argv[2]) : 1;
+  const int victim = argc > 3 ? std::atoi(argv[3]) : -1;
+  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (rank == nullptr) return kErrorExitCode;
+  set_setting("SWITCHYARD_HOST_ID", "host " + std::to_string(std::atoi(rank) / ranks_per_host));
+  // As under an mpirun over several machines: nobody knows an address where to meet.
+  if (task == "meet") setenv("OMPI_COMM_WORLD_LOCAL_SIZE", argv[2], 1);
+  if (task == "exchange" || task == "meet") return exchange();
+  if (task == "split") return split();
+  if (task == "fault") return fault(victim, argc > 4 ? argv[4] : "");
+  std::fprintf(stderr, "mpi_rank: no task \"%s\"\n", task.c_str());
+  return kErrorExitCode;
+}
+
+}  // namespace
+}  // namespace switchyard
+
+int main(int argc, char** argv) {
+  try {
+    return switchyard::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %s: %s\n", std::getenv("OMPI_COMM_WORLD_RANK"), error.what());
+    return switchyard::kErrorExitCode;
+  }
+}

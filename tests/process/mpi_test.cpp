@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Exchanges over engine "mpi" under mpirun: hosts are said by SWITCHYARD_HOST_ID, and MPI may use
+// TCP alone, so that nothing but sockets joins the ranks.
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "support/command.h"
+
+namespace switchyard {
+namespace {
+
+using namespace test;
+using ::testing::HasSubstr;
+
+constexpr double kTimeoutSeconds = 3;
+
+// mpirun, and the tests' program with `arguments`.
+CommandResult run_mpi(int num_ranks, const std::vector<std::string>& arguments,
+                      bool goes_on_after_faults = false) {
+  std::vector<std::string> command{"mpirun",
+                                   "--allow-run-as-root",
+                                   "--oversubscribe",
+                                   "--mca",
+                                   "btl",
+                                   "tcp,self",
+                                   "--mca",
+                                   "btl_tcp_if_include",
+                                   "lo",
+                                   "-x",
+                                   "SWITCHYARD_TIMEOUT_MS"};
+  if (goes_on_after_faults) command.emplace_back("--enable-recovery");
+  for (const std::string& text :
+       {std::string("-n"), std::to_string(num_ranks), std::string(SWITCHYARD_MPI_RANK)}) {
+    command.push_back(text);
+  }
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return run_command(command, 100);
+}
+
+class MpiTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (run_command({"mpirun", "--version"}).exit_code != 0) GTEST_SKIP() << "no mpirun here";
+    setenv("SWITCHYARD_TIMEOUT_MS", "20000", 1);
+  }
+};
+
+TEST_F(MpiTest, TwoHostsOfTwoEqualTheOracleInAllLayouts) {
+  const CommandResult result = run_mpi(4, {"exchange", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "engine mpi, 4 ranks, 2 of a host, 5 layouts, many cases\n");
+}
+
+// As between machines: no address is known but to MPI.
+TEST_F(MpiTest, RanksMeetOverMpi) {
+  const CommandResult result = run_mpi(3, {"meet", "1"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "engine mpi, 3 ranks, 1 of a host, 5 layouts, many cases\n");
+}
+
+TEST_F(MpiTest, ThreeHostsOfTwoEqualTheOracle) {
+  const CommandResult result = run_mpi(6, {"exchange", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "engine mpi, 6 ranks, 2 of a host, 5 layouts, many cases\n");
+}
+
+TEST_F(MpiTest, SubgroupsAndHostGroupsEqualTheOracle) {
+  const CommandResult result = run_mpi(4, {"split", "3"});  // hosts of three ranks and of one
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "split is well\n");
+}
+
+// ---- faults: mpirun lets the survivors go on ---------------------------------------------------
+
+class MpiFaultTest : public MpiTest {
+ protected:
+  void SetUp() override {
+    MpiTest::SetUp();
+    setenv("SWITCHYARD_TIMEOUT_MS",
+           std::to_string(static_cast<int>(kTimeoutSeconds * 1000)).c_str(), 1);
+  }
+  // Each survivor of 4 ranks reports an error with `code` and `words`, soon enough.
+  void expect_on_survivors(int victim, const std::string& deed, const std::string& code,
+                           const std::string& words) {
+    const CommandResult result = run_mpi(4, {"fault", "2", std::to_string(victim), deed}, true);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == victim) continue;
+      const std::string opening = "rank " + std::to_string(rank) + " after ";
+      const std::size_t at = result.error.find(opening);
+      ASSERT_NE(at, std::string::npos) << "rank " << rank << " says nothing:\n" << result.error;
+      const std::string line = result.error.substr(at, result.error.find('\n', at) - at);
+      EXPECT_THAT(line, HasSubstr(" s: " + code + ": "));
+      EXPECT_THAT(line, HasSubstr(words));
+      EXPECT_LE(std::stod(line.substr(opening.size())), kTimeoutSeconds + 2) << line;
+    }
+  }
+};
+
+TEST_F(MpiFaultTest, KilledRankIsOneErrorOnAllSurvivors) {
+  expect_on_survivors(2, "kill", "peer_lost", "rank 2 was lost (its connection ended) while rank ");
+}
+
+TEST_F(MpiFaultTest, KilledRank0IsOneErrorOnAllSurvivors) {
+  expect_on_survivors(0, "kill", "peer_lost", "rank 0 was lost (its connection ended) while rank ");
+}
+
+TEST_F(MpiFaultTest, StoppedRankIsOneErrorOnAllSurvivors) {
+  expect_on_survivors(1, "stop", "peer_lost", "rank 1 was lost (no sign of life for 1.5 s");
+}
+
+TEST_F(MpiFaultTest, HostThatNeverComesIsNamed) {
+  const CommandResult result = run_mpi(3, {"fault", "2", "2", "late"}, true);
+  for (const char* rank : {"rank 0: ", "rank 1: "}) {
+    EXPECT_THAT(result.error,
+                HasSubstr(std::string(rank) + "group: no sign of rank 2 within 3.0 s"));
+  }
+}
+
+}  // namespace
+}  // namespace switchyard
