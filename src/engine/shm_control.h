@@ -27,7 +27,7 @@ class ShmControl final : public SharedControl {
   ShmControl(GroupSpec spec, std::unique_ptr<Meeting> meeting);
   ~ShmControl() override;
 
-  /// Collective: meets the peers, connects to them, shares the block. Errors as join_shm.
+  /// Collective: meets the peers, connects to them, shares the block. Errors as make_shm_engine.
   void join();
 
   bool has_launcher() const { return place_.has_launcher; }
