@@ -45,9 +45,11 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
                    "what works: cpu, cuda (GPUs, and the exchange between them) or all")
       ->check(CLI::IsMember({"cpu", "cuda", "all"}))
       ->capture_default_str();
-  verb->add_option("--engine", options.engine,
-                   "which cases with ranks: local (threads), shm (processes) or all")
-      ->check(CLI::IsMember({"local", "shm", "all"}))
+  verb->add_option(
+          "--engine", options.engine,
+          "which cases with ranks: local (threads), shm (processes), local-messages (threads "
+          "without windows), local-hosts (threads of several hosts) or all")
+      ->check(CLI::IsMember({"local", "shm", "local-messages", "local-hosts", "all"}))
       ->capture_default_str();
   verb->add_option("--filter", options.filter,
                    "only cases whose name has this text; with *, that are this pattern");

@@ -22,6 +22,8 @@
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
+#include "engine/group_options.h"
+#include "engine/local_engine.h"
 #include "memory_file.h"
 #include "progress.h"
 #include "start_ranks.h"
@@ -59,6 +61,16 @@ void merge(CheckResult& result, const CheckResult& part) {
   result.agreement.is_shared_gpu = result.agreement.is_shared_gpu || part.agreement.is_shared_gpu;
 }
 
+std::vector<std::shared_ptr<Engine>> engines_of(const CheckCase& test, std::int64_t timeout_ms) {
+  std::vector<int> hosts;
+  for (int rank = 0; test.engine == "local-hosts" && rank < test.num_ranks; ++rank) {
+    hosts.push_back(rank / 2);
+  }
+  const bool has_windows = test.engine != kLocalMessagesEngine;
+  return make_local_engines(test.num_ranks, timeout_ms,
+                            has_windows ? kLocalEngine : kLocalMessagesEngine, hosts);
+}
+
 CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
   CheckResult result;
   result.is_done = true;
@@ -67,13 +79,12 @@ CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
   try {
     if (test.engine.empty()) return run_part(test, Group(), plan.seed);
     std::mutex mutex;
-    run_local_ranks(test.num_ranks,
-                    [&](const Group& group) {
-                      const CheckResult part = run_part(test, group, plan.seed);
-                      const std::lock_guard lock(mutex);
-                      merge(result, part);
-                    },
-                    {.engine = "local", .timeout_ms = plan.timeout_ms});
+    run_engines(engines_of(test, timeout_of({.timeout_ms = plan.timeout_ms})),
+                [&](const Group& group) {
+                  const CheckResult part = run_part(test, group, plan.seed);
+                  const std::lock_guard lock(mutex);
+                  merge(result, part);
+                });
   } catch (const std::exception& error) {
     result.failure = error.what();
   }

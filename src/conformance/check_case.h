@@ -23,7 +23,7 @@ struct CheckCase {
   std::string row;    ///< its place in the table
   std::string column;
   std::string device = "cpu";  ///< or "cuda"
-  std::string engine;          ///< "local" or "shm"; empty: no ranks
+  std::string engine;          ///< of kPlaces or kApartPlaces; empty: no ranks
   int num_ranks = 0;
   bool is_quick = true;  ///< part of check --quick
   std::string skipped;   ///< why this machine does not run it; empty: it does
@@ -58,6 +58,10 @@ struct Place {
 };
 inline constexpr std::array<Place, 4> kPlaces{
     {{"cpu", "local"}, {"cpu", "shm"}, {"cuda", "local"}, {"cuda", "shm"}}};
+
+/// Threads that exchange messages only, or, in hosts of two, with windows inside each host.
+inline constexpr std::array<Place, 2> kApartPlaces{
+    {{"cpu", "local-messages"}, {"cpu", "local-hosts"}}};
 
 // ---- the groups --------------------------------------------------------------------------------
 

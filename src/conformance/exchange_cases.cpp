@@ -72,10 +72,22 @@ void add_all(Cases& cases, const Place& place) {
   add_large(cases, place);
 }
 
+// Ranks that do not all share windows: the exchange has other backends for them.
+void add_apart(Cases& cases, const Place& place) {
+  for (const ExchangeCase& test : exchange_cases({3, 7})) {
+    add(cases, place, test, name_of_case(test), check_exchange, true);
+  }
+  for (const ExchangeCase& test : two_in_flight_cases(3)) {
+    add(cases, place, test, fmt::format("two_in_flight/{}", name_of(test.reduce)),
+        check_two_in_flight, true);
+  }
+}
+
 }  // namespace
 
 void add_exchange_cases(Cases& cases) {
   for (const Place& place : kPlaces) add_all(cases, place);
+  for (const Place& place : kApartPlaces) add_apart(cases, place);
 }
 
 }  // namespace switchyard::conformance
